@@ -1,0 +1,106 @@
+# What every folder's CMakeLists.txt uses: one target per folder, warnings as errors, tests and
+# fuzzers beside their module.
+
+find_package(Threads REQUIRED)
+
+add_library(gpushm_options INTERFACE)
+target_include_directories(gpushm_options INTERFACE ${CMAKE_SOURCE_DIR})
+target_compile_options(gpushm_options INTERFACE
+  -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Werror)
+target_link_libraries(gpushm_options INTERFACE Threads::Threads)
+if(GPUSHM_SANITIZER)
+  target_compile_options(gpushm_options INTERFACE -fsanitize=${GPUSHM_SANITIZER}
+    -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(gpushm_options INTERFACE -fsanitize=${GPUSHM_SANITIZER})
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
+  # GCC 12 and 13 report false positives inside std::expected and std::string at -O2.
+  target_compile_options(gpushm_options INTERFACE
+    -Wno-maybe-uninitialized -Wno-restrict -Wno-dangling-pointer)
+  if(GPUSHM_SANITIZER MATCHES "address")
+    target_compile_options(gpushm_options INTERFACE -Wno-stringop-overflow -Wno-array-bounds)
+  endif()
+endif()
+
+# CUDA's and NVML's headers: an installed CUDA Toolkit, or what `./run` fetched into the build
+# folder (GPUSHM_CUDA_ROOT). Only headers: the driver is loaded at run time.
+set(GPUSHM_CUDA_ROOT "" CACHE PATH "Folder whose include/ holds cuda.h and nvml.h")
+find_path(GPUSHM_CUDA_INCLUDE_DIR NAMES cuda.h
+  HINTS ${GPUSHM_CUDA_ROOT}/include ENV CUDA_HOME ENV CUDA_PATH
+  PATHS /usr/local/cuda/include ${CMAKE_SOURCE_DIR}/build/cuda/include)
+if(NOT GPUSHM_CUDA_INCLUDE_DIR)
+  message(FATAL_ERROR "cuda.h was not found. Run ./run setup, which fetches NVIDIA's headers into "
+    "build/cuda, or give -DGPUSHM_CUDA_ROOT=/usr/local/cuda.")
+endif()
+add_library(gpushm_cuda_headers INTERFACE)
+target_include_directories(gpushm_cuda_headers SYSTEM INTERFACE ${GPUSHM_CUDA_INCLUDE_DIR})
+
+if(GPUSHM_TESTS)
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()
+if(GPUSHM_BENCH)
+  find_package(benchmark REQUIRED)
+endif()
+
+# gpushm_library(NAME SOURCES a.cc ... DEPS target ...): the static library of one folder.
+function(gpushm_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC gpushm_options ${ARG_DEPS})
+endfunction()
+
+# gpushm_binary(NAME SOURCES ... DEPS ...)
+function(gpushm_binary name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+endfunction()
+
+# gpushm_test(NAME SOURCES ... DEPS ... [LABELS ...] [TIMEOUT seconds] [ENV K=V ...]): a GoogleTest
+# program, one ctest entry. Labels choose suites: unit (default), crash, namespace, conformance ...
+function(gpushm_test name)
+  if(NOT GPUSHM_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS;ENV" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS} GTest::gtest_main GTest::gmock)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    ENVIRONMENT "${ARG_ENV}")
+endfunction()
+
+# gpushm_fuzz(NAME SOURCES ... DEPS ... CORPUS dir): a libFuzzer program (preset fuzz). The kept
+# corpus is replayed by ctest; `./run fuzz` searches on from it.
+function(gpushm_fuzz name)
+  if(NOT GPUSHM_FUZZ)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "CORPUS" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS})
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
+  add_test(NAME ${name} COMMAND ${name} -runs=0 ${ARG_CORPUS})
+  set_tests_properties(${name} PROPERTIES LABELS fuzz TIMEOUT 120)
+endfunction()
+
+# gpushm_bench(NAME SOURCES ... DEPS ...): a Google Benchmark program.
+function(gpushm_bench name)
+  if(NOT GPUSHM_BENCH)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS} benchmark::benchmark)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+endfunction()

@@ -1,0 +1,35 @@
+// Every fixed limit of gpushm, in one place; docs/limits.md explains them. Reaching one is
+// Code::kExhausted with the limit's name, never a crash and never a silent drop.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace gpushm::limits {
+
+// Buffers a pod can have at one time: the slots of its registry.
+inline constexpr uint32_t kBuffers = 4096;
+// Clients connected to one broker, all containers together.
+inline constexpr uint32_t kClients = 256;
+// Leases of one broker.
+inline constexpr uint32_t kLeases = 65536;
+// A message of the protocol between library and broker, ancillary data not counted.
+inline constexpr size_t kMessageBytes = 4096;
+// Descriptors in one message.
+inline constexpr size_t kMessageDescriptors = 4;
+// Containers of a pod that a broker serves.
+inline constexpr uint32_t kContainers = 128;
+// Length of a buffer's name: a DNS label (RFC 1123), so that it fits an annotation's key.
+inline constexpr size_t kNameBytes = 63;
+// Bytes of one buffer. 2^46 is the virtual address space that a mapping must fit in.
+inline constexpr uint64_t kBufferBytes = uint64_t{1} << 46;
+// Generations of one buffer that may live at the same time (the old ones while attached).
+inline constexpr uint32_t kGenerations = 16;
+// Attempts of a registry reader before Code::kContended.
+inline constexpr int kReadAttempts = 8;
+// Requests of one connection that the broker holds back before it stops reading from it.
+inline constexpr int kQueuedRequests = 16;
+// A configuration file or annotation value.
+inline constexpr size_t kConfigBytes = 256 * 1024;
+
+}  // namespace gpushm::limits

@@ -1,0 +1,98 @@
+// The CUDA driver API, loaded at run time: nothing of gpushm links libcuda.
+//
+// Invariants
+//   (1) A CudaApi exists only when every function of the table was found; callers never check for
+//       null.
+//   (2) The library is never unloaded: driver threads and mappings may outlive any owner.
+//   (3) Nothing here makes a context. cuInit runs once, at the first Init().
+//
+// Threads: a CudaApi is immutable after Load; its functions are as thread-safe as the driver's.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+#include <string_view>
+
+#include "runtime/base/status.h"
+
+namespace gpushm {
+
+// The driver functions that gpushm uses, by the base name cuGetProcAddress takes. All are asked for
+// with the ABI of CUDA 12.0, which is the one cuda.h of 12.x and 13.x declares for them.
+#define GPUSHM_CUDA_FUNCTIONS(X)                                                                   \
+  X(cuInit)                                                                                        \
+  X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGet) X(                    \
+      cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceTotalMem)                  \
+      X(cuDeviceGetAttribute) X(cuDeviceGetPCIBusId) X(cuDeviceCanAccessPeer) X(                   \
+          cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxGetState)     \
+          X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent) X(           \
+              cuCtxPopCurrent) X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree)      \
+              X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemHostRegister) X(cuMemHostUnregister) X(    \
+                  cuMemHostGetDevicePointer) X(cuMemGetAddressRange) X(cuPointerGetAttribute)      \
+                  X(cuMemcpyHtoD) X(cuMemcpyDtoH) X(cuMemcpyDtoD) X(cuMemcpyHtoDAsync) X(          \
+                      cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD8) X(cuMemsetD32)         \
+                      X(cuMemsetD8Async) X(cuMemsetD32Async) X(cuMemCreate) X(cuMemRelease) X(     \
+                          cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap)       \
+                          X(cuMemSetAccess) X(cuMemGetAccess) X(cuMemExportToShareableHandle) X(   \
+                              cuMemImportFromShareableHandle) X(cuMemGetAllocationGranularity)     \
+                              X(cuMemGetAllocationPropertiesFromHandle) X(                         \
+                                  cuMemRetainAllocationHandle) X(cuMemGetHandleForAddressRange)    \
+                                  X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(   \
+                                      cuStreamQuery) X(cuStreamWaitEvent) X(cuStreamWaitValue32)   \
+                                      X(cuStreamWaitValue64) X(cuStreamWriteValue32)               \
+                                          X(cuStreamWriteValue64) X(cuLaunchHostFunc) X(           \
+                                              cuStreamBeginCapture) X(cuStreamEndCapture)          \
+                                              X(cuStreamIsCapturing) X(cuGraphInstantiate) X(      \
+                                                  cuGraphLaunch) X(cuGraphDestroy)                 \
+                                                  X(cuGraphExecDestroy) X(cuEventCreate) X(        \
+                                                      cuEventDestroy) X(cuEventRecord)             \
+                                                      X(cuEventQuery) X(cuEventSynchronize) X(     \
+                                                          cuIpcGetMemHandle) X(cuIpcOpenMemHandle) \
+                                                          X(cuIpcCloseMemHandle)                   \
+                                                              X(cuIpcGetEventHandle)               \
+                                                                  X(cuIpcOpenEventHandle)          \
+                                                                      X(cuModuleLoadData)          \
+                                                                          X(cuModuleUnload) X(     \
+                                                                              cuModuleGetFunction) \
+                                                                              X(cuLaunchKernel)
+
+class CudaApi {
+ public:
+  // The function table: api.cuMemCreate(...) is the driver's cuMemCreate.
+#define GPUSHM_DECLARE(name) decltype(&::name) name = nullptr;
+  GPUSHM_CUDA_FUNCTIONS(GPUSHM_DECLARE)
+#undef GPUSHM_DECLARE
+
+  // Loads libcuda.so.1 once per process and folder, and returns the same table ever after; it lives
+  // as long as the process. `folder`: where libcuda.so.1 lies; empty: where the loader looks.
+  // Fails with kUnsupported when the driver is missing, too old (before CUDA 12.0, driver 525) or
+  // lacks a function, and says which.
+  static Result<const CudaApi*> Load(const std::string& folder);
+
+  // cuInit. Cheap after the first time. kNotFound: no GPU is visible here; kDeviceLost and kDriver
+  // otherwise.
+  Result<void> Init() const;
+
+  // CUDA version of the driver: 13000 is 13.0.
+  int driver_version() const { return driver_version_; }
+  // True for libcuda-sim.so: times are not a GPU's, and kernels do not run.
+  bool simulated() const { return simulated_; }
+  const std::string& path() const { return path_; }
+
+  // Turns a driver's answer into a Result; `call` names the function and what it was for.
+  Result<void> Check(CUresult result, std::string_view call) const;
+
+ private:
+  CudaApi() = default;
+
+  int driver_version_ = 0;
+  bool simulated_ = false;
+  std::string path_;
+};
+
+// The one place that reads the environment for the driver's choice: GPUSHM_DRIVER, a folder that
+// holds libcuda.so.1 and libnvidia-ml.so.1. Unset or empty: the driver that the loader finds.
+std::string DriverFolderFromEnvironment();
+
+}  // namespace gpushm

@@ -1,0 +1,43 @@
+// NVML, loaded at run time like the driver: what the machine's GPUs are and how full they are.
+// Threads: immutable after Load.
+#pragma once
+
+#include <nvml.h>
+
+#include <string>
+#include <string_view>
+
+#include "runtime/base/status.h"
+
+namespace gpushm {
+
+#define GPUSHM_NVML_FUNCTIONS(X)                                                                  \
+  X(nvmlInit_v2)                                                                                  \
+  X(nvmlShutdown)                                                                                 \
+  X(nvmlErrorString) X(nvmlSystemGetDriverVersion) X(nvmlDeviceGetCount_v2)                       \
+      X(nvmlDeviceGetHandleByIndex_v2) X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetUUID)          \
+          X(nvmlDeviceGetName) X(nvmlDeviceGetIndex) X(nvmlDeviceGetMinorNumber)                  \
+              X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMigMode)       \
+                  X(nvmlDeviceGetMaxMigDeviceCount) X(nvmlDeviceGetMigDeviceHandleByIndex)        \
+                      X(nvmlDeviceGetComputeRunningProcesses_v3) X(nvmlDeviceGetUtilizationRates) \
+                          X(nvmlDeviceGetPowerUsage) X(nvmlDeviceGetTotalEnergyConsumption)       \
+                              X(nvmlDeviceGetSupportedEventTypes) X(nvmlDeviceRegisterEvents)     \
+                                  X(nvmlEventSetCreate) X(nvmlEventSetWait_v2) X(nvmlEventSetFree)
+
+class NvmlApi {
+ public:
+#define GPUSHM_DECLARE(name) decltype(&::name) name = nullptr;
+  GPUSHM_NVML_FUNCTIONS(GPUSHM_DECLARE)
+#undef GPUSHM_DECLARE
+
+  // Loads libnvidia-ml.so.1 and calls nvmlInit once per process and folder; the table lives as long
+  // as the process. `folder` as for CudaApi::Load. kUnsupported: missing or too old, and which.
+  static Result<const NvmlApi*> Load(const std::string& folder);
+
+  Result<void> Check(nvmlReturn_t result, std::string_view call) const;
+
+ private:
+  NvmlApi() = default;
+};
+
+}  // namespace gpushm
