@@ -1,0 +1,406 @@
+/* gpushm: named GPU memory that the containers of a node share, as POSIX shm does for host memory.
+ *
+ *   gpushm_client* client;
+ *   gpushm_attachment* weights;
+ *   if (gpushm_open(NULL, &client) || gpushm_attach(client, "weights", NULL, &weights))
+ *     return fprintf(stderr, "%s\n", gpushm_last_error()->text), 1;
+ *   CUdeviceptr p = gpushm_address(weights);        // use it on the GPU
+ *   gpushm_detach(weights, NULL);
+ *   gpushm_close(client);
+ *
+ * Rules
+ *   - Every function that can fail returns a gpushm_status; 0 is success. gpushm_last_error() then
+ *     holds the cause and the remedy for the calling thread.
+ *   - Options are structs whose first member is their size: set `struct_size = sizeof options`,
+ *     zero the rest (GPUSHM_INIT does both), fill in what you need. NULL means all defaults. A
+ *     program compiled against an older header keeps working with a newer library.
+ *   - Every call that can wait takes `timeout_ms`: 0 (the default) stands for
+ *     GPUSHM_DEFAULT_TIMEOUT_MS, GPUSHM_DONT_WAIT for "answer at once". There is no "forever".
+ *   - Thread-safe: any thread may call anything, also on the same client, except that an attachment
+ *     must not be used after its last detach and a client not after its close.
+ *   - The library never exits, aborts or throws, starts no threads, installs no signal handlers and
+ *     makes no CUDA context. It depends on libc and loads libcuda.so.1 at the first attach.
+ *   - After fork(), the child may use neither CUDA nor gpushm: calls return GPUSHM_FORKED.
+ *
+ * Names are DNS labels (RFC 1123): 1 to 63 of a-z, 0-9 and '-', neither first nor last a '-'.
+ */
+#ifndef GPUSHM_GPUSHM_H_
+#define GPUSHM_GPUSHM_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(GPUSHM_BUILDING_LIBRARY)
+#define GPUSHM_API __attribute__((visibility("default")))
+#else
+#define GPUSHM_API
+#endif
+
+#define GPUSHM_VERSION_MAJOR 0
+#define GPUSHM_VERSION_MINOR 1
+#define GPUSHM_VERSION_PATCH 0
+
+/* Bytes of a name with its terminating NUL. */
+#define GPUSHM_NAME_BYTES 64
+#define GPUSHM_UUID_BYTES 16
+
+/* Milliseconds that a call waits when its options do not say otherwise. */
+#define GPUSHM_DEFAULT_TIMEOUT_MS 10000
+/* For `timeout_ms`: fail with GPUSHM_TIMEOUT (or the reason) instead of waiting. */
+#define GPUSHM_DONT_WAIT (-1)
+
+/* Zeroes an options or info struct and sets its size:
+ *   gpushm_attach_options options; GPUSHM_INIT(&options); */
+#define GPUSHM_INIT(pointer)                                                           \
+  do {                                                                                 \
+    unsigned char* gpushm_bytes_ = (unsigned char*)(pointer);                          \
+    size_t gpushm_i_;                                                                  \
+    for (gpushm_i_ = 0; gpushm_i_ < sizeof *(pointer); ++gpushm_i_) gpushm_bytes_[gpushm_i_] = 0; \
+    (pointer)->struct_size = sizeof *(pointer);                                        \
+  } while (0)
+
+/* What a call came to. Numbers are fixed for ever; new ones may be appended. */
+typedef enum gpushm_status {
+  GPUSHM_OK = 0,
+  GPUSHM_INVALID_ARGUMENT = 1, /* The request makes no sense as given. */
+  GPUSHM_NOT_FOUND = 2,        /* No buffer, file or GPU of that name. */
+  GPUSHM_ALREADY_EXISTS = 3,   /* The name is taken. */
+  GPUSHM_DENIED = 4,           /* The pod's annotations do not allow it to this container. */
+  GPUSHM_EXHAUSTED = 5,        /* A limit (docs/limits.md), the pod's pool or the card is used up. */
+  GPUSHM_CONTENDED = 6,        /* Bounded retries ran out; try again. */
+  GPUSHM_TIMEOUT = 7,          /* The deadline passed. */
+  GPUSHM_INCOMPATIBLE = 8,     /* Library and broker have no protocol version in common. */
+  GPUSHM_CORRUPT = 9,          /* Shared or received bytes fail validation. */
+  GPUSHM_UNAVAILABLE = 10,     /* No broker answers. */
+  GPUSHM_ORPHANED = 11,        /* The broker that gave this attachment is gone: bytes are history. */
+  GPUSHM_STALE = 12,           /* Another generation is behind the name now. */
+  GPUSHM_PEER_DIED = 13,       /* The process at the other end is gone. */
+  GPUSHM_DEVICE_LOST = 14,     /* The GPU must be reset. */
+  GPUSHM_BUSY = 15,            /* Work is pending on it, or another writer holds it. */
+  GPUSHM_UNSUPPORTED = 16,     /* This driver, GPU, kernel or memory cannot do it. */
+  GPUSHM_DRIVER = 17,          /* A CUDA call failed; the text says which and how. */
+  GPUSHM_SYSTEM = 18,          /* A system call failed; the text says which and how. */
+  GPUSHM_FORKED = 19,          /* Called in a child of fork(). */
+  GPUSHM_LOADING = 20,         /* The buffer's content is not there yet. */
+  GPUSHM_INTERNAL = 21         /* A bug of gpushm: please report it. */
+} gpushm_status;
+
+/* Why the last failing call of this thread failed. */
+typedef struct gpushm_error {
+  gpushm_status status;
+  const char* text;   /* "NOT_FOUND: no buffer "weigths". Remedy: ..." one line, for humans. */
+  const char* what;   /* The cause alone. */
+  const char* remedy; /* What to do about it; "" if there is nothing to say. */
+} gpushm_error;
+
+/* Never NULL; status GPUSHM_OK before the first failure. Valid until the thread's next gpushm call. */
+GPUSHM_API const gpushm_error* gpushm_last_error(void);
+/* "NOT_FOUND" ...; never NULL. */
+GPUSHM_API const char* gpushm_status_name(gpushm_status status);
+/* Version of the library in use: major * 10000 + minor * 100 + patch. */
+GPUSHM_API int gpushm_version(void);
+
+typedef struct gpushm_client gpushm_client;
+typedef struct gpushm_attachment gpushm_attachment;
+
+typedef enum gpushm_access {
+  GPUSHM_READ = 1,      /* Mapped PROT_READ: a store by a kernel faults (in this process only). */
+  GPUSHM_READ_WRITE = 2 /* Granted only to writers, see docs/annotations.md. */
+} gpushm_access;
+
+typedef enum gpushm_transport {
+  GPUSHM_VMM = 1,  /* A file descriptor of cuMemCreate memory: works in every container. */
+  GPUSHM_CUIPC = 2 /* A 64-byte cuIpc handle: only between processes whose PID numbers differ. */
+} gpushm_transport;
+
+typedef enum gpushm_buffer_state {
+  GPUSHM_STATE_LOADING = 1,    /* Content is still being loaded or written; attach waits. */
+  GPUSHM_STATE_READY = 2,
+  GPUSHM_STATE_WRITER_DIED = 3, /* A writer died: content may be half-written; attach works. */
+  GPUSHM_STATE_FAILED = 4      /* Loading failed; attach says why. */
+} gpushm_buffer_state;
+
+/* ------------------------------------------------------------------ connecting */
+
+typedef struct gpushm_open_options {
+  size_t struct_size;
+  /* Folder with the broker's socket. NULL: $GPUSHM_DIR, else /run/gpushm. */
+  const char* folder;
+  /* hostIPC pods: UID of the pod whose buffers are meant; looked up in /dev/shm (`folder` replaces
+   * /dev/shm). NULL: the own pod's broker. */
+  const char* pod_uid;
+  /* Folder with libcuda.so.1. NULL: $GPUSHM_DRIVER, else where the loader finds it. */
+  const char* driver;
+  /* How long to wait for the broker to come up. */
+  int64_t timeout_ms;
+} gpushm_open_options;
+
+/* Connects to the broker. Needs no GPU: listing works anywhere.
+ * Errors: UNAVAILABLE (no socket, or nobody listens), DENIED (socket not accessible),
+ * INCOMPATIBLE, EXHAUSTED (256 clients), TIMEOUT. */
+GPUSHM_API gpushm_status gpushm_open(const gpushm_open_options* options, gpushm_client** client);
+
+/* Detaches what is still attached (work that uses it must have ended) and disconnects. NULL is
+ * allowed. */
+GPUSHM_API void gpushm_close(gpushm_client* client);
+
+/* ------------------------------------------------------------------ looking up */
+
+typedef struct gpushm_info {
+  size_t struct_size;
+  char name[GPUSHM_NAME_BYTES];
+  uint64_t generation;   /* Moves when other memory comes to stand behind the name. */
+  uint64_t size_bytes;   /* As asked for. */
+  uint64_t mapped_bytes; /* Rounded up to the GPU's granularity (2 MiB). */
+  uint64_t loaded_bytes; /* While LOADING: how far it is. */
+  int64_t created_unix_ns;
+  uint8_t gpu_uuid[GPUSHM_UUID_BYTES];
+  uint32_t transport; /* gpushm_transport */
+  uint32_t state;     /* gpushm_buffer_state */
+  char creator[GPUSHM_NAME_BYTES]; /* Container that made it; "" if declared by annotation. */
+} gpushm_info;
+
+/* Finds a buffer by name: no system call, tens of nanoseconds.
+ * Errors: NOT_FOUND, INVALID_ARGUMENT (no DNS label), CONTENDED, CORRUPT. */
+GPUSHM_API gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info* info);
+
+/* All buffers, ordered by name. Fills at most `capacity` entries (their struct_size is set by the
+ * call) and stores the number of buffers in *count: call again with more room if it is larger. */
+GPUSHM_API gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capacity,
+                                     size_t* count);
+
+typedef struct gpushm_wait_options {
+  size_t struct_size;
+  int64_t timeout_ms;
+} gpushm_wait_options;
+
+/* Waits until a buffer of that name exists, is not LOADING and has a generation of at least
+ * `min_generation` (0: any); then fills `info` (may be NULL). "New weights are there":
+ * gpushm_wait(client, "weights", seen.generation + 1, ...).
+ * Errors: TIMEOUT, UNAVAILABLE (the broker went away), and the buffer's own failure. */
+GPUSHM_API gpushm_status gpushm_wait(gpushm_client* client, const char* name,
+                                     uint64_t min_generation, const gpushm_wait_options* options,
+                                     gpushm_info* info);
+
+/* One process that uses a buffer. */
+typedef struct gpushm_holder {
+  size_t struct_size;
+  char buffer[GPUSHM_NAME_BYTES];
+  char container[GPUSHM_NAME_BYTES];
+  uint64_t generation;
+  uint64_t client_id; /* Number of the connection, unique in the broker's life. */
+  uint64_t lease_id;
+  uint32_t access;    /* gpushm_access */
+  int64_t since_unix_ns;
+} gpushm_holder;
+
+/* Who holds which buffer. `name` NULL: of all buffers. `capacity` and `count` as in gpushm_list. */
+GPUSHM_API gpushm_status gpushm_holders(gpushm_client* client, const char* name,
+                                        gpushm_holder* holders, size_t capacity, size_t* count);
+
+/* What the broker can tell about itself. */
+typedef struct gpushm_broker_info {
+  size_t struct_size;
+  char container[GPUSHM_NAME_BYTES]; /* Who the broker says that we are. */
+  uint8_t gpu_uuid[GPUSHM_UUID_BYTES];
+  uint64_t pool_bytes;     /* Granted to the pod's buffers. */
+  uint64_t used_bytes;     /* Of them, allocated now (rounded sizes, all generations). */
+  uint64_t broker_epoch;   /* Moves with every restart of the broker. */
+  uint32_t protocol;       /* Version in use. */
+  uint32_t clients;        /* Connected now. */
+  uint32_t leases;
+  uint32_t simulated;      /* 1: the simulated driver. */
+} gpushm_broker_info;
+GPUSHM_API gpushm_status gpushm_broker(gpushm_client* client, gpushm_broker_info* info);
+
+/* ------------------------------------------------------------------ attaching */
+
+typedef struct gpushm_attach_options {
+  size_t struct_size;
+  uint32_t access;     /* gpushm_access; 0: GPUSHM_READ. */
+  uint32_t reserved;   /* 0. */
+  uint64_t generation; /* 0: the current one; else exactly this one, or STALE. */
+  int64_t timeout_ms;  /* Also waits for a buffer that does not exist yet or is LOADING. */
+} gpushm_attach_options;
+
+/* Maps a buffer. While the process holds the same buffer with the same access, a further attach
+ * gives the same attachment, counted, in under a microsecond. Needs no CUDA context; a buffer of
+ * transport cuipc needs a current one.
+ * Errors: NOT_FOUND or LOADING (with GPUSHM_DONT_WAIT), TIMEOUT, DENIED, BUSY (one-writer buffer
+ * that has its writer), STALE, UNSUPPORTED (cuipc between equal PID numbers: offer with a copy),
+ * EXHAUSTED, DRIVER, DEVICE_LOST, UNAVAILABLE. */
+GPUSHM_API gpushm_status gpushm_attach(gpushm_client* client, const char* name,
+                                       const gpushm_attach_options* options,
+                                       gpushm_attachment** attachment);
+
+/* Device address (a CUdeviceptr); valid until the last detach. */
+GPUSHM_API uint64_t gpushm_address(const gpushm_attachment* attachment);
+/* Bytes, as the buffer was asked for. */
+GPUSHM_API uint64_t gpushm_size(const gpushm_attachment* attachment);
+
+/* GPUSHM_OK while this attachment is what stands behind its name; STALE once another generation
+ * does (or the name was deleted); ORPHANED once the broker that gave it is known to be gone without
+ * its bytes being taken over. One load; no system call. The mapping stays valid in every case. */
+GPUSHM_API gpushm_status gpushm_current(const gpushm_attachment* attachment);
+
+typedef struct gpushm_attachment_info {
+  size_t struct_size;
+  char name[GPUSHM_NAME_BYTES];
+  uint64_t address;
+  uint64_t size_bytes;
+  uint64_t mapped_bytes;
+  uint64_t generation;
+  uint64_t lease_id;
+  uint32_t access;    /* gpushm_access */
+  uint32_t transport; /* gpushm_transport */
+  uint32_t status;    /* What gpushm_current says, or DEVICE_LOST. */
+  uint32_t state;     /* gpushm_buffer_state of the name now; 0 if it is gone. */
+  int32_t device;     /* Ordinal of the GPU in this process. */
+  uint32_t count;     /* Attaches not yet detached. */
+} gpushm_attachment_info;
+GPUSHM_API gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
+                                                    gpushm_attachment_info* info);
+
+typedef struct gpushm_detach_options {
+  size_t struct_size;
+  /* Streams (CUstream) with work that may still use the buffer. The library cannot see others. */
+  void* const* streams;
+  size_t stream_count;
+  /* 0: pending work on them is GPUSHM_BUSY and nothing is detached. 1: detach once it has ended;
+   * the mapping is undone by a later call on the client, or by gpushm_close. */
+  uint32_t defer;
+  uint32_t reserved; /* 0. */
+} gpushm_detach_options;
+
+/* Undoes one attach; the last one unmaps. Never synchronises: options say which streams used the
+ * buffer. With NULL the caller vouches that all work has ended. NULL attachment is allowed. */
+GPUSHM_API gpushm_status gpushm_detach(gpushm_attachment* attachment,
+                                       const gpushm_detach_options* options);
+
+/* ------------------------------------------------------------------ making buffers */
+
+typedef enum gpushm_writers {
+  GPUSHM_WRITERS_CREATOR = 0, /* Only the creating container may attach for writing. */
+  GPUSHM_WRITERS_ALL = 1      /* Every container of the pod. */
+} gpushm_writers;
+
+typedef enum gpushm_on_writer_exit {
+  GPUSHM_MARK = 0, /* Keep the bytes, state WRITER_DIED. */
+  GPUSHM_KEEP = 1, /* Keep the bytes, say nothing. */
+  GPUSHM_DROP = 2  /* Delete the buffer. */
+} gpushm_on_writer_exit;
+
+typedef struct gpushm_create_options {
+  size_t struct_size;
+  uint32_t writers;        /* gpushm_writers */
+  uint32_t one_writer;     /* 1: at most one process may hold it for writing. */
+  uint32_t on_writer_exit; /* gpushm_on_writer_exit, when a writer ends without detaching. */
+  /* 1: others see the buffer (or its new generation) only after gpushm_publish; if this process
+   * ends before, it is dropped. 0: at once, zeroed. */
+  uint32_t unpublished;
+  int64_t timeout_ms;
+} gpushm_create_options;
+
+/* Makes a buffer of `size_bytes` in the pod's pool and attaches it for writing. `attachment` may be
+ * NULL: then it is only made (not with `unpublished`).
+ * Errors: ALREADY_EXISTS, EXHAUSTED (pool or card: what is free is in the text), INVALID_ARGUMENT. */
+GPUSHM_API gpushm_status gpushm_create(gpushm_client* client, const char* name,
+                                       uint64_t size_bytes, const gpushm_create_options* options,
+                                       gpushm_attachment** attachment);
+
+/* Puts new memory of `size_bytes` (0: the size it has) behind an existing name: a new generation.
+ * Attachments of the old one stay valid and report STALE; its memory is freed with the last of
+ * them. `writers`, `one_writer` and `on_writer_exit` of the options are ignored: the buffer keeps
+ * its own. Errors: NOT_FOUND, DENIED, EXHAUSTED. */
+GPUSHM_API gpushm_status gpushm_replace(gpushm_client* client, const char* name,
+                                        uint64_t size_bytes, const gpushm_create_options* options,
+                                        gpushm_attachment** attachment);
+
+/* Shows an `unpublished` buffer or generation to everybody. Work that writes it must have ended. */
+GPUSHM_API gpushm_status gpushm_publish(gpushm_attachment* attachment);
+
+typedef struct gpushm_offer_options {
+  size_t struct_size;
+  uint32_t writers;        /* As in gpushm_create_options. */
+  uint32_t one_writer;
+  uint32_t on_writer_exit;
+  /* 1: if the memory cannot be shared as it is, copy it into a new buffer of the pool (device to
+   * device, once). 0: say UNSUPPORTED with the reason instead. */
+  uint32_t allow_copy;
+  int64_t timeout_ms;
+} gpushm_offer_options;
+
+typedef struct gpushm_offer_result {
+  size_t struct_size;
+  uint32_t transport;    /* gpushm_transport */
+  uint32_t copied;       /* 1: what the peers see is a copy. */
+  uint64_t copied_bytes; /* 0 unless copied. */
+  int64_t copy_ns;       /* What the copy cost. */
+} gpushm_offer_result;
+
+/* Offers memory that the application already has under a name. `address` must be the start of an
+ * allocation of a GPU that the broker serves.
+ *   cuMemCreate memory that allows POSIX descriptors: transport vmm, lives on if this process ends.
+ *   cuMemAlloc/cudaMalloc memory: transport cuipc; peers need another PID number than this process,
+ *   the buffer goes when this process ends, and the memory must not be freed before gpushm_delete.
+ *   other memory: UNSUPPORTED, or a copy.
+ * `result` may be NULL. Needs a current context for cuipc and for a copy. */
+GPUSHM_API gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t address,
+                                      uint64_t size_bytes, const gpushm_offer_options* options,
+                                      gpushm_offer_result* result);
+
+/* Takes a name away. Attachments stay valid and report STALE; the memory is freed with the last of
+ * them. Errors: NOT_FOUND, DENIED (not a writer of it). */
+GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
+                                       const gpushm_wait_options* options);
+
+/* ------------------------------------------------------------------ files */
+
+/* Called between chunks with the bytes moved so far; a return of non-zero stops (GPUSHM_BUSY). */
+typedef int (*gpushm_progress)(void* user, uint64_t done_bytes, uint64_t total_bytes);
+
+typedef enum gpushm_transfer_way {
+  GPUSHM_WAY_AUTO = 0,   /* Here if this process sees the GPU, else by the broker. */
+  GPUSHM_WAY_HERE = 1,   /* In this process: takes (or makes) the primary context for the time. */
+  GPUSHM_WAY_BROKER = 2  /* In a short-lived child of the broker. */
+} gpushm_transfer_way;
+
+typedef struct gpushm_transfer_options {
+  size_t struct_size;
+  uint32_t way;         /* gpushm_transfer_way */
+  uint32_t reserved;    /* 0. */
+  uint64_t chunk_bytes; /* 0: 64 MiB. Two chunks of pinned host memory are used. */
+  gpushm_progress progress; /* May be NULL. */
+  void* user;
+  int64_t timeout_ms;   /* For the whole transfer; 0: ten minutes. */
+} gpushm_transfer_options;
+
+typedef struct gpushm_transfer_result {
+  size_t struct_size;
+  uint32_t way;     /* The way taken. */
+  uint32_t reserved;
+  uint64_t bytes;
+  int64_t elapsed_ns;
+} gpushm_transfer_result;
+
+/* Fills a buffer from a file: its whole content from offset 0; a file larger than the buffer is
+ * INVALID_ARGUMENT, a smaller one leaves the rest as it is. The buffer is LOADING meanwhile and
+ * READY afterwards. Needs write access. `result` may be NULL. */
+GPUSHM_API gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
+                                     const gpushm_transfer_options* options,
+                                     gpushm_transfer_result* result);
+
+/* Writes a buffer's bytes to a file, which is replaced as a whole when they are complete. */
+GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
+                                     const gpushm_transfer_options* options,
+                                     gpushm_transfer_result* result);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* GPUSHM_GPUSHM_H_ */

@@ -1,0 +1,202 @@
+#include "runtime/protocol/channel.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace gpushm::protocol {
+namespace {
+
+constexpr int kBacklog = 128;
+constexpr size_t kMaxFds = limits::kMessageDescriptors;
+constexpr int kRetryMs = 1;
+
+// A path longer than sun_path (108 bytes) is reached through /proc/self/fd/<folder>.
+struct Address {
+  sockaddr_un address{};
+  UniqueFd folder;
+};
+
+Result<Address> AddressFor(const std::string& path) {
+  Address result;
+  result.address.sun_family = AF_UNIX;
+  std::string shorter = path;
+  if (path.size() >= sizeof result.address.sun_path) {
+    const size_t slash = path.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
+    result.folder.Reset(open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!result.folder) return FailSystem(errno, Concat("open ", folder));
+    shorter = Concat("/proc/self/fd/", result.folder.get(), "/", path.substr(slash + 1));
+    if (shorter.size() >= sizeof result.address.sun_path) {
+      return Fail(Code::kInvalidArgument, Concat("the socket's name in ", path, " is too long"));
+    }
+  }
+  shorter.copy(result.address.sun_path, sizeof result.address.sun_path - 1);
+  return result;
+}
+
+// poll() for one event. kTimeout when the deadline passes first.
+Result<void> WaitFor(int socket, short events, const Deadline& deadline, std::string_view what) {
+  for (;;) {
+    pollfd poller{.fd = socket, .events = events, .revents = 0};
+    const int ready = poll(&poller, 1, deadline.RemainingMs());
+    if (ready > 0) return {};
+    if (ready < 0 && errno != EINTR) return FailSystem(errno, "poll");
+    if (deadline.Passed()) {
+      return Fail(Code::kTimeout, Concat(what, ": the deadline passed"),
+                  "allow more time, or look at the sidecar's log");
+    }
+  }
+}
+
+std::unexpected<Status> PeerGone() {
+  return Fail(Code::kUnavailable, "the peer closed the connection",
+              "the library reconnects when the broker is back");
+}
+
+}  // namespace
+
+Result<bool> TrySend(int socket, std::span<const std::byte> bytes,
+                     std::span<const int> descriptors) {
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
+  iovec vector{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  msghdr header{};
+  header.msg_iov = &vector;
+  header.msg_iovlen = 1;
+  if (!descriptors.empty()) {
+    if (descriptors.size() > kMaxFds) return Fail(Code::kInternal, "too many descriptors to send");
+    header.msg_control = control.data();
+    header.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
+    cmsghdr* const ancillary = CMSG_FIRSTHDR(&header);
+    ancillary->cmsg_level = SOL_SOCKET;
+    ancillary->cmsg_type = SCM_RIGHTS;
+    ancillary->cmsg_len = CMSG_LEN(descriptors.size_bytes());
+    std::memcpy(CMSG_DATA(ancillary), descriptors.data(), descriptors.size_bytes());
+  }
+  for (;;) {
+    const ssize_t sent = sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0) return true;
+    switch (errno) {
+      case EINTR:
+        continue;
+      case EAGAIN:
+      case ETOOMANYREFS:
+        return false;
+      case EPIPE:
+      case ECONNRESET:
+      case ENOTCONN:
+        return PeerGone();
+      default:
+        return FailSystem(errno, "sendmsg");
+    }
+  }
+}
+
+Result<void> Send(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors,
+                  const Deadline& deadline) {
+  for (;;) {
+    const Result<bool> sent = TrySend(socket, bytes, descriptors);
+    if (!sent) return std::unexpected(sent.error());
+    if (*sent) return {};
+    if (auto ready = WaitFor(socket, POLLOUT, deadline, "send"); !ready) return ready;
+    // Writable at once and refused again: ETOOMANYREFS, which no event announces the end of.
+    poll(nullptr, 0, kRetryMs);
+  }
+}
+
+Result<bool> TryReceive(int socket, Message* message) {
+  message->descriptors.clear();
+  message->size_bytes = 0;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
+  iovec vector{message->bytes.data(), message->bytes.size()};
+  msghdr header{};
+  header.msg_iov = &vector;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  ssize_t received = 0;
+  do {
+    received = recvmsg(socket, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  } while (received < 0 && errno == EINTR);
+  if (received < 0) {
+    if (errno == EAGAIN) return false;
+    if (errno == ECONNRESET || errno == ENOTCONN) return PeerGone();
+    return FailSystem(errno, "recvmsg");
+  }
+  for (cmsghdr* ancillary = CMSG_FIRSTHDR(&header); ancillary != nullptr;
+       ancillary = CMSG_NXTHDR(&header, ancillary)) {
+    if (ancillary->cmsg_level != SOL_SOCKET || ancillary->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (ancillary->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(ancillary) + i * sizeof(int), sizeof fd);
+      message->descriptors.emplace_back(fd);
+    }
+  }
+  // An empty datagram reads like end-of-file and is against the protocol anyway.
+  if (received == 0) return PeerGone();
+  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    message->descriptors.clear();
+    return Fail(Code::kCorrupt, "a peer broke the protocol: a message is too long");
+  }
+  message->size_bytes = static_cast<size_t>(received);
+  return true;
+}
+
+Result<void> Receive(int socket, Message* message, const Deadline& deadline) {
+  for (;;) {
+    const Result<bool> received = TryReceive(socket, message);
+    if (!received) return std::unexpected(received.error());
+    if (*received) return {};
+    if (auto ready = WaitFor(socket, POLLIN, deadline, "receive"); !ready) return ready;
+  }
+}
+
+Result<UniqueFd> Connect(const std::string& path) {
+  Result<Address> address = AddressFor(path);
+  if (!address) return std::unexpected(address.error());
+  UniqueFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket_fd) return FailSystem(errno, "socket");
+  if (connect(socket_fd.get(), reinterpret_cast<const sockaddr*>(&address->address),
+              sizeof address->address) != 0) {
+    const int error = errno;
+    const std::string what = Concat("connect to ", path, ": ", std::strerror(error));
+    switch (error) {
+      case ENOENT:
+      case ECONNREFUSED:
+      case EAGAIN:  // Its backlog is full.
+        return Fail(Code::kUnavailable, what,
+                    "is the sidecar running, and is its folder mounted here?");
+      case EACCES:
+      case EPERM:
+        return Fail(Code::kDenied, what, "the socket belongs to another container or group");
+      default:
+        return FailSystem(error, Concat("connect to ", path));
+    }
+  }
+  return socket_fd;
+}
+
+Result<UniqueFd> Listen(const std::string& path, unsigned mode) {
+  Result<Address> address = AddressFor(path);
+  if (!address) return std::unexpected(address.error());
+  UniqueFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket_fd) return FailSystem(errno, "socket");
+  if (unlink(path.c_str()) != 0 && errno != ENOENT)
+    return FailSystem(errno, Concat("unlink ", path));
+  if (bind(socket_fd.get(), reinterpret_cast<const sockaddr*>(&address->address),
+           sizeof address->address) != 0) {
+    return FailSystem(errno, Concat("bind ", path));
+  }
+  if (chmod(path.c_str(), mode) != 0) return FailSystem(errno, Concat("chmod ", path));
+  if (listen(socket_fd.get(), kBacklog) != 0) return FailSystem(errno, Concat("listen at ", path));
+  return socket_fd;
+}
+
+}  // namespace gpushm::protocol

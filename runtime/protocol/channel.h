@@ -1,0 +1,50 @@
+// SOCK_SEQPACKET with descriptors in ancillary data: one datagram at a time.
+//
+// Received descriptors are close-on-exec and owned from the moment they arrive: a message that is
+// refused later closes them by going out of scope. More than limits::kMessageDescriptors, a
+// truncated message or truncated ancillary data is kCorrupt.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/protocol/messages.h"
+
+namespace gpushm::protocol {
+
+struct Message {
+  Buffer bytes;  // Only the first size_bytes are set.
+  size_t size_bytes = 0;
+  std::vector<UniqueFd> descriptors;
+  std::span<const std::byte> span() const { return {bytes.data(), size_bytes}; }
+};
+
+// Sends one datagram, waiting until `deadline` for room. kUnavailable: the peer is gone; kTimeout.
+// ETOOMANYREFS (descriptors in flight are counted per user) is retried until the deadline.
+Result<void> Send(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors,
+                  const Deadline& deadline);
+
+// As Send without waiting: false when the socket's buffer is full or descriptors are refused for
+// now (ETOOMANYREFS).
+Result<bool> TrySend(int socket, std::span<const std::byte> bytes,
+                     std::span<const int> descriptors);
+
+// Receives one datagram, waiting until `deadline`. kUnavailable: end-of-file; kTimeout; kCorrupt.
+Result<void> Receive(int socket, Message* message, const Deadline& deadline);
+
+// As Receive without waiting: false when nothing is there.
+Result<bool> TryReceive(int socket, Message* message);
+
+// Connects to the socket at `path`. kUnavailable: it does not exist or nobody listens; kDenied.
+Result<UniqueFd> Connect(const std::string& path);
+
+// Makes, binds (mode 0666 whatever the umask unless `mode` says otherwise) and listens at `path`,
+// replacing a dead socket. Non-blocking.
+Result<UniqueFd> Listen(const std::string& path, unsigned mode);
+
+}  // namespace gpushm::protocol

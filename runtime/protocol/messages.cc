@@ -1,0 +1,245 @@
+#include "runtime/protocol/messages.h"
+
+#include <algorithm>
+
+namespace gpushm::protocol {
+namespace {
+
+std::unexpected<Status> Broken(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule));
+}
+
+bool IsTerminated(std::span<const char> text) {
+  return std::find(text.begin(), text.end(), '\0') != text.end();
+}
+
+// NUL-padded to the end: no bytes of somebody's stack travel behind the text.
+bool IsPadded(const NameField& field) {
+  const auto end = std::find(field.begin(), field.end(), '\0');
+  return end != field.end() && std::all_of(end, field.end(), [](char c) { return c == '\0'; });
+}
+
+bool IsName(const NameField& field) { return IsPadded(field) && IsDnsLabel(FromNameField(field)); }
+bool IsNameOrEmpty(const NameField& field) {
+  return IsPadded(field) && (field[0] == '\0' || IsDnsLabel(FromNameField(field)));
+}
+bool IsAccess(uint32_t value) { return value == 1 || value == 2; }
+bool IsTransport(uint32_t value) { return value == 1 || value == 2; }
+bool IsWriterExit(uint32_t value) { return value <= 2; }
+bool IsSize(uint64_t bytes) { return bytes > 0 && bytes <= limits::kBufferBytes; }
+
+// Lets a Validate list its rules, one a line.
+Result<void> Require(std::initializer_list<std::pair<bool, std::string_view>> rules) {
+  for (const auto& [holds, rule] : rules) {
+    if (!holds) return Broken(rule);
+  }
+  return {};
+}
+
+}  // namespace
+
+bool IsDnsLabel(std::string_view text) {
+  if (text.empty() || text.size() > limits::kNameBytes) return false;
+  if (text.front() == '-' || text.back() == '-') return false;
+  return std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+  });
+}
+
+Result<void> CheckName(std::string_view name, std::string_view field) {
+  if (IsDnsLabel(name)) return {};
+  return Fail(Code::kInvalidArgument,
+              Concat(field, " \"", name.substr(0, 80), "\" is not a DNS label"),
+              "use 1 to 63 of a-z, 0-9 and '-', neither first nor last a '-', as in \"weights\"");
+}
+
+NameField ToNameField(std::string_view name) {
+  NameField field{};
+  std::copy_n(name.begin(), std::min(name.size(), field.size() - 1), field.begin());
+  return field;
+}
+
+std::string_view FromNameField(const NameField& field) {
+  return {field.data(), strnlen(field.data(), field.size())};
+}
+
+size_t EncodeError(Kind kind, uint64_t request_id, const Status& status, Buffer* out) {
+  ErrorBody body{};
+  body.sys_errno = status.sys_errno();
+  status.what().copy(body.what.data(), body.what.size() - 1);
+  status.remedy().copy(body.remedy.data(), body.remedy.size() - 1);
+  return Encode(kind, true, request_id, static_cast<uint32_t>(status.code()), body, out);
+}
+
+Result<Header> ParseHeader(std::span<const std::byte> message) {
+  if (message.size() < sizeof(Header)) return Broken("a message is shorter than its header");
+  Header header;
+  std::memcpy(&header, message.data(), sizeof header);
+  if (header.magic != kMagic) return Broken("a message does not begin with GSHM");
+  if (header.version < kMinVersion || header.version > kMaxVersion) {
+    return Fail(Code::kIncompatible,
+                Concat("the peer speaks protocol version ", header.version, ", this side ",
+                       kMinVersion, " to ", kMaxVersion),
+                "use the library that the plugin of this node mounts");
+  }
+  if (header.size_bytes != message.size()) return Broken("a message's size is not what it says");
+  const uint16_t kind = header.kind & static_cast<uint16_t>(~kReplyBit);
+  if (kind == 0 || kind > kMaxKind) return Broken("a message is of unknown kind");
+  if (header.status > static_cast<uint32_t>(kMaxCode)) return Broken("an unknown status");
+  return header;
+}
+
+Result<Status> ParseError(std::span<const std::byte> message) {
+  const Result<Header> header = ParseHeader(message);
+  if (!header) return std::unexpected(header.error());
+  const Result<ErrorBody> body = Parse<ErrorBody>(message);
+  if (!body) return std::unexpected(body.error());
+  if (header->status == 0) return Broken("an error reply without a status");
+  return Status(static_cast<Code>(header->status), body->what.data(), body->remedy.data(),
+                body->sys_errno);
+}
+
+template <>
+Result<void> Validate(const HelloRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.min_version <= m.max_version, "hello: versions in the wrong order"},
+                  {IsTerminated(m.library), "hello: library is not terminated"}});
+}
+template <>
+Result<void> Validate(const HelloReply& m) {
+  return Require({{m.reserved0 == 0, "reserved bytes are not zero"},
+                  {m.simulated <= 1, "hello: simulated is not a truth value"},
+                  {IsName(m.container), "hello: container is not a DNS label"}});
+}
+template <>
+Result<void> Validate(const AttachRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {IsName(m.name), "attach: name is not a DNS label"},
+                  {IsAccess(m.access), "attach: unknown access"}});
+}
+template <>
+Result<void> Validate(const AttachReply& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {IsAccess(m.access), "attach: unknown access"},
+                  {IsTransport(m.transport), "attach: unknown transport"},
+                  {IsSize(m.size_bytes), "attach: size out of range"},
+                  {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
+                   "attach: mapped size out of range"},
+                  {m.cuipc_offset <= m.mapped_bytes, "attach: offset out of range"}});
+}
+template <>
+Result<void> Validate(const DetachRequest& m) {
+  return Require({{m.lease_id != 0, "detach: no lease"}});
+}
+template <>
+Result<void> Validate(const CreateRequest& m) {
+  return Require({{IsName(m.name), "create: name is not a DNS label"},
+                  {IsSize(m.size_bytes), "create: size out of range"},
+                  {(m.flags & ~kFlagsAll) == 0, "create: unknown flags"},
+                  {(m.flags & kFlagUnpublished) == 0 || (m.flags & kFlagAttach) != 0,
+                   "create: unpublished without attach"},
+                  {IsWriterExit(m.on_writer_exit), "create: unknown on_writer_exit"}});
+}
+template <>
+Result<void> Validate(const ReplaceRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {IsName(m.name), "replace: name is not a DNS label"},
+                  {m.size_bytes <= limits::kBufferBytes, "replace: size out of range"},
+                  {(m.flags & ~(kFlagAttach | kFlagUnpublished)) == 0, "replace: unknown flags"},
+                  {(m.flags & kFlagUnpublished) == 0 || (m.flags & kFlagAttach) != 0,
+                   "replace: unpublished without attach"}});
+}
+template <>
+Result<void> Validate(const PublishRequest& m) {
+  return Require({{m.lease_id != 0, "publish: no lease"}});
+}
+template <>
+Result<void> Validate(const OfferRequest& m) {
+  return Require({{IsName(m.name), "offer: name is not a DNS label"},
+                  {IsSize(m.size_bytes), "offer: size out of range"},
+                  {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
+                   "offer: mapped size out of range"},
+                  {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "offer: offset out of range"},
+                  {(m.flags & ~(kFlagWritersAll | kFlagOneWriter)) == 0, "offer: unknown flags"},
+                  {IsWriterExit(m.on_writer_exit), "offer: unknown on_writer_exit"},
+                  {IsTransport(m.transport), "offer: unknown transport"},
+                  {m.transport != static_cast<uint32_t>(Transport::kCuIpc) || m.pid > 0,
+                   "offer: cuipc without a PID"}});
+}
+template <>
+Result<void> Validate(const OfferReply& m) {
+  return Require({{m.generation != 0, "offer: no generation"}});
+}
+template <>
+Result<void> Validate(const DeleteRequest& m) {
+  return Require({{IsName(m.name), "delete: name is not a DNS label"}});
+}
+template <>
+Result<void> Validate(const HoldersRequest& m) {
+  return Require({{IsNameOrEmpty(m.name), "holders: name is not a DNS label"}});
+}
+template <>
+Result<void> Validate(const HoldersReply& m) {
+  if (m.reserved != 0) return Broken("reserved bytes are not zero");
+  if (m.count > kHoldersPerReply) return Broken("holders: more entries than fit");
+  for (uint32_t i = 0; i < m.count; ++i) {
+    const HolderEntry& e = m.entries[i];
+    if (!IsName(e.buffer) || !IsName(e.container)) return Broken("holders: a name is no DNS label");
+    if (!IsAccess(e.access) || e.reserved != 0) return Broken("holders: a bad entry");
+  }
+  return {};
+}
+template <>
+Result<void> Validate(const BrokerInfoRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"}});
+}
+template <>
+Result<void> Validate(const BrokerInfoReply& m) {
+  return Require({{IsName(m.container), "broker info: container is not a DNS label"},
+                  {m.simulated <= 1, "broker info: simulated is not a truth value"}});
+}
+template <>
+Result<void> Validate(const TransferRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {IsName(m.name), "transfer: name is not a DNS label"},
+                  {m.direction == 1 || m.direction == 2, "transfer: unknown direction"},
+                  {m.chunk_bytes <= (uint64_t{1} << 30), "transfer: chunk above 1 GiB"}});
+}
+template <>
+Result<void> Validate(const TransferReply& m) {
+  return Require({{m.transfer_id != 0, "transfer: no id"}});
+}
+template <>
+Result<void> Validate(const TransferStatusRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.transfer_id != 0, "transfer status: no id"},
+                  {m.cancel <= 1, "transfer status: cancel is not a truth value"}});
+}
+template <>
+Result<void> Validate(const TransferStatusReply& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.finished <= 1, "transfer status: finished is not a truth value"},
+                  {m.done_bytes <= m.total_bytes, "transfer status: more done than there is"}});
+}
+template <>
+Result<void> Validate(const ContentRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.lease_id != 0, "content: no lease"},
+                  {m.complete <= 1, "content: complete is not a truth value"}});
+}
+template <>
+Result<void> Validate(const AnnounceDescriptorRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"}});
+}
+template <>
+Result<void> Validate(const EmptyReply& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"}});
+}
+template <>
+Result<void> Validate(const ErrorBody& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {IsTerminated(m.what), "an error's text is not terminated"},
+                  {IsTerminated(m.remedy), "an error's remedy is not terminated"}});
+}
+
+}  // namespace gpushm::protocol

@@ -1,0 +1,353 @@
+// The protocol between library and broker: every message, its bytes and its rules.
+//
+// A message is one SOCK_SEQPACKET datagram of at most limits::kMessageBytes: a Header, then the
+// fixed-size body of its kind, little-endian, no padding. A request gets exactly one reply, of the
+// same kind with kReplyBit and the same request_id; a reply whose status is not 0 has an ErrorBody
+// instead. A connection has one request under way at a time; a client that gave up on a reply skips
+// it later by its request_id.
+//
+// Invariants
+//   (1) Every field is validated by Parse<>() before anybody sees it: exact size, known kind,
+//       zeroed reserved bytes, NUL-terminated text, names that are DNS labels, enums in range.
+//   (2) A peer that breaks a rule is disconnected, never asserted on.
+//   (3) Nothing a client sends is identity: the container is the socket that it reached.
+//   (4) Descriptors travel only with the kinds that say so. A client announces one first
+//       (kAnnounceDescriptor), so that the broker can keep descriptor passing switched off on its
+//       sockets otherwise (SO_PASSRIGHTS, Linux 6.16).
+//
+// Version 1. A later version appends fields to bodies and negotiates in Hello.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "runtime/base/limits.h"
+#include "runtime/base/status.h"
+
+namespace gpushm::protocol {
+
+inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
+inline constexpr uint16_t kMinVersion = 1;
+inline constexpr uint16_t kMaxVersion = 1;
+inline constexpr uint16_t kReplyBit = 0x8000;
+
+// The name of the socket in each container's folder, and of the folder where nothing says
+// otherwise.
+inline constexpr char kSocketName[] = "gpushm.sock";
+inline constexpr char kDefaultFolder[] = "/run/gpushm";
+
+enum class Kind : uint16_t {
+  kHello = 1,   // + pidfd where the broker cannot get one itself (Linux < 6.5).
+                // Reply + registry memfd.
+  kAttach = 2,  // Reply + descriptor (transport vmm).
+  kDetach = 3,
+  kCreate = 4,   // Reply + descriptor if kFlagAttach.
+  kReplace = 5,  // Reply + descriptor if kFlagAttach.
+  kPublish = 6,
+  kOffer = 7,  // + descriptor (transport vmm).
+  kDelete = 8,
+  kHolders = 9,
+  kBrokerInfo = 10,
+  kTransfer = 11,  // + descriptor of the file.
+  kTransferStatus = 12,
+  kContent = 13,             // A writer that loads by itself says how far it is.
+  kAnnounceDescriptor = 14,  // The next request carries a descriptor.
+};
+inline constexpr uint16_t kMaxKind = 14;
+
+struct Header {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t kind;
+  uint32_t size_bytes;  // Of the whole message.
+  uint32_t status;      // Replies: 0 or a Code. Requests: 0.
+  uint64_t request_id;
+};
+static_assert(sizeof(Header) == 24);
+
+using NameField = std::array<char, limits::kNameBytes + 1>;  // NUL-padded.
+
+// Flags of kCreate, kReplace and kOffer.
+inline constexpr uint32_t kFlagAttach = 1;       // The requester gets a write attachment.
+inline constexpr uint32_t kFlagUnpublished = 2;  // Others see it only after kPublish.
+inline constexpr uint32_t kFlagWritersAll = 4;   // Every container may write; else the creator's.
+inline constexpr uint32_t kFlagOneWriter = 8;
+inline constexpr uint32_t kFlagsAll = 15;
+
+enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
+enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
+enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2 };
+
+struct HelloRequest {
+  uint16_t min_version;
+  uint16_t max_version;
+  uint32_t reserved;
+  NameField library;  // Free text for logs, NUL-terminated.
+};
+static_assert(sizeof(HelloRequest) == 72);
+
+struct HelloReply {
+  uint16_t version;
+  uint16_t reserved0;
+  uint32_t simulated;  // 1: the broker runs on the simulated driver.
+  uint64_t client_id;
+  uint64_t epoch;  // Moves with every start of the broker.
+  std::array<uint8_t, 16> gpu_uuid;
+  NameField container;  // Who the client is, by the socket it reached.
+};
+static_assert(sizeof(HelloReply) == 104);
+
+struct AttachRequest {
+  NameField name;
+  uint32_t access;  // WireAccess
+  uint32_t reserved;
+  uint64_t generation;               // 0: the current one.
+  std::array<uint8_t, 16> gpu_uuid;  // Zero: the client does not see a GPU (refused).
+};
+static_assert(sizeof(AttachRequest) == 96);
+
+// Also the reply of kCreate and kReplace. Without kFlagAttach lease_id is 0 and no descriptor
+// comes.
+struct AttachReply {
+  uint64_t lease_id;
+  uint64_t generation;
+  uint64_t size_bytes;
+  uint64_t mapped_bytes;
+  uint32_t access;      // WireAccess
+  uint32_t transport;   // Transport; kVmm: the descriptor comes with this message.
+  int32_t offerer_pid;  // kCuIpc: getpid() of the process that offered it.
+  uint32_t reserved;
+  uint64_t cuipc_offset;
+  std::array<uint8_t, 64> cuipc_handle;
+};
+static_assert(sizeof(AttachReply) == 120);
+
+struct DetachRequest {
+  uint64_t lease_id;
+};
+static_assert(sizeof(DetachRequest) == 8);
+
+struct CreateRequest {
+  NameField name;
+  uint64_t size_bytes;
+  uint32_t flags;
+  uint32_t on_writer_exit;  // OnWriterExit
+};
+static_assert(sizeof(CreateRequest) == 80);
+
+struct ReplaceRequest {
+  NameField name;
+  uint64_t size_bytes;  // 0: as before.
+  uint32_t flags;       // kFlagAttach, kFlagUnpublished
+  uint32_t reserved;
+};
+static_assert(sizeof(ReplaceRequest) == 80);
+
+struct PublishRequest {
+  uint64_t lease_id;
+};
+static_assert(sizeof(PublishRequest) == 8);
+
+struct OfferRequest {
+  NameField name;
+  uint64_t size_bytes;
+  uint64_t mapped_bytes;    // Of the whole allocation.
+  uint32_t flags;           // kFlagWritersAll, kFlagOneWriter
+  uint32_t on_writer_exit;  // OnWriterExit
+  uint32_t transport;       // Transport
+  int32_t pid;              // kCuIpc: getpid() of the offerer, for the equal-PID check only.
+  uint64_t cuipc_offset;
+  std::array<uint8_t, 64> cuipc_handle;
+  std::array<uint8_t, 16> gpu_uuid;
+};
+static_assert(sizeof(OfferRequest) == 184);
+
+struct OfferReply {
+  uint64_t generation;
+};
+static_assert(sizeof(OfferReply) == 8);
+
+struct DeleteRequest {
+  NameField name;
+};
+static_assert(sizeof(DeleteRequest) == 64);
+
+struct HoldersRequest {
+  NameField name;           // Empty: of all buffers.
+  uint64_t after_lease_id;  // Page on from the last one seen; 0 to begin.
+};
+static_assert(sizeof(HoldersRequest) == 72);
+
+struct HolderEntry {
+  NameField buffer;
+  NameField container;
+  uint64_t generation;
+  uint64_t client_id;
+  uint64_t lease_id;
+  int64_t since_unix_ns;
+  uint32_t access;
+  uint32_t reserved;
+};
+static_assert(sizeof(HolderEntry) == 168);
+inline constexpr uint32_t kHoldersPerReply = 20;
+
+struct HoldersReply {
+  uint32_t count;  // Entries used; fewer than kHoldersPerReply: there are no more.
+  uint32_t reserved;
+  std::array<HolderEntry, kHoldersPerReply> entries;  // Ordered by lease_id.
+};
+static_assert(sizeof(Header) + sizeof(HoldersReply) <= limits::kMessageBytes);
+
+struct BrokerInfoRequest {
+  uint64_t reserved;
+};
+static_assert(sizeof(BrokerInfoRequest) == 8);
+
+struct BrokerInfoReply {
+  NameField container;
+  std::array<uint8_t, 16> gpu_uuid;
+  uint64_t pool_bytes;
+  uint64_t used_bytes;
+  uint64_t epoch;
+  uint32_t clients;
+  uint32_t leases;
+  uint32_t simulated;
+  uint32_t version;
+};
+static_assert(sizeof(BrokerInfoReply) == 120);
+
+enum class Direction : uint32_t { kLoad = 1, kSave = 2 };
+
+struct TransferRequest {
+  NameField name;
+  uint32_t direction;  // Direction
+  uint32_t reserved;
+  uint64_t chunk_bytes;  // 0: the broker's choice.
+};
+static_assert(sizeof(TransferRequest) == 80);
+
+struct TransferReply {
+  uint64_t transfer_id;
+  uint64_t total_bytes;
+};
+static_assert(sizeof(TransferReply) == 16);
+
+struct TransferStatusRequest {
+  uint64_t transfer_id;
+  uint32_t cancel;  // 1: stop it.
+  uint32_t reserved;
+};
+static_assert(sizeof(TransferStatusRequest) == 16);
+
+// A transfer that failed answers with an ErrorBody, once; then it is forgotten, as is a finished
+// one.
+struct TransferStatusReply {
+  uint64_t done_bytes;
+  uint64_t total_bytes;
+  uint32_t finished;  // 0 or 1.
+  uint32_t reserved;
+};
+static_assert(sizeof(TransferStatusReply) == 24);
+
+struct ContentRequest {
+  uint64_t lease_id;  // A write lease.
+  uint64_t loaded_bytes;
+  uint32_t complete;  // 0: LOADING, 1: READY.
+  uint32_t reserved;
+};
+static_assert(sizeof(ContentRequest) == 24);
+
+struct AnnounceDescriptorRequest {
+  uint64_t reserved;
+};
+static_assert(sizeof(AnnounceDescriptorRequest) == 8);
+
+// Reply of kDetach, kPublish, kDelete, kContent, kAnnounceDescriptor.
+struct EmptyReply {
+  uint64_t reserved;
+};
+static_assert(sizeof(EmptyReply) == 8);
+
+// Body of every reply whose status is a Code.
+struct ErrorBody {
+  int32_t sys_errno;
+  uint32_t reserved;
+  std::array<char, 1536> what;
+  std::array<char, 512> remedy;
+};
+static_assert(sizeof(ErrorBody) == 2056);
+
+// ---- names
+
+// RFC 1123: 1 to 63 of a-z, 0-9 and '-', neither first nor last a '-'.
+bool IsDnsLabel(std::string_view text);
+// Fails with kInvalidArgument, saying what is wrong with it. `field` names it in the text.
+Result<void> CheckName(std::string_view name, std::string_view field);
+NameField ToNameField(std::string_view name);  // `name` fits (checked before).
+std::string_view FromNameField(const NameField& field);
+
+// ---- encoding
+
+using Buffer = std::array<std::byte, limits::kMessageBytes>;
+
+template <typename Body>
+size_t Encode(Kind kind, bool reply, uint64_t request_id, uint32_t status, const Body& body,
+              Buffer* out) {
+  static_assert(std::is_trivially_copyable_v<Body>);
+  static_assert(sizeof(Header) + sizeof(Body) <= limits::kMessageBytes);
+  const Header header{
+      .magic = kMagic,
+      .version = kMaxVersion,
+      .kind = static_cast<uint16_t>(static_cast<uint16_t>(kind) | (reply ? kReplyBit : 0)),
+      .size_bytes = static_cast<uint32_t>(sizeof(Header) + sizeof(Body)),
+      .status = status,
+      .request_id = request_id};
+  std::memcpy(out->data(), &header, sizeof header);
+  std::memcpy(out->data() + sizeof header, &body, sizeof body);
+  return sizeof header + sizeof body;
+}
+
+template <typename Body>
+size_t EncodeRequest(Kind kind, uint64_t request_id, const Body& body, Buffer* out) {
+  return Encode(kind, false, request_id, 0, body, out);
+}
+template <typename Body>
+size_t EncodeReply(Kind kind, uint64_t request_id, const Body& body, Buffer* out) {
+  return Encode(kind, true, request_id, 0, body, out);
+}
+size_t EncodeError(Kind kind, uint64_t request_id, const Status& status, Buffer* out);
+
+// ---- decoding: all kCorrupt when a rule is broken
+
+// Checks magic, version, size and kind.
+Result<Header> ParseHeader(std::span<const std::byte> message);
+
+// The Status inside an error reply.
+Result<Status> ParseError(std::span<const std::byte> message);
+
+// The body of a request or reply whose header was parsed; checks every field.
+template <typename Body>
+Result<Body> Parse(std::span<const std::byte> message);
+
+// Field rules of each body; defined for every body type of this file.
+template <typename Body>
+Result<void> Validate(const Body& body);
+
+template <typename Body>
+Result<Body> Parse(std::span<const std::byte> message) {
+  if (message.size() != sizeof(Header) + sizeof(Body)) {
+    return Fail(Code::kCorrupt, Concat("a message of ", message.size(), " bytes, ",
+                                       sizeof(Header) + sizeof(Body), " expected"));
+  }
+  Body body;
+  std::memcpy(&body, message.data() + sizeof(Header), sizeof body);
+  if (auto valid = Validate(body); !valid) return std::unexpected(valid.error());
+  return body;
+}
+
+}  // namespace gpushm::protocol
