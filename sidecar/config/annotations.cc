@@ -1,0 +1,466 @@
+#include <algorithm>
+#include <charconv>
+
+#include "runtime/base/limits.h"
+#include "sidecar/config/config.h"
+#include "sidecar/config/keys.h"
+#include "sidecar/config/quantity.h"
+#include "sidecar/config/reader.h"
+
+namespace gpushm::config {
+namespace {
+
+constexpr std::array<std::string_view, 3> kAccessNames = {"many-writers", "one-writer",
+                                                          "read-only"};
+constexpr std::array<std::string_view, 3> kExitNames = {"mark", "keep", "drop"};
+constexpr size_t kFileBytes = 1024;
+
+std::string Join(std::span<const std::string_view> names) {
+  std::string out;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) out += i + 1 == names.size() ? " or " : ", ";
+    out += names[i];
+  }
+  return out;
+}
+
+std::string NotOneOf(std::string_view text, std::span<const std::string_view> names) {
+  return Concat(Quote(text), " is not one of ", Join(names), "; the nearest is ",
+                Nearest(text, names));
+}
+
+bool HasPartOf(std::string_view path, std::string_view part) {
+  while (!path.empty()) {
+    const size_t slash = path.find('/');
+    if (path.substr(0, slash) == part) return true;
+    if (slash == std::string_view::npos) return false;
+    path.remove_prefix(slash + 1);
+  }
+  return false;
+}
+
+// Reads the entry of one annotation; errors go to the list, the value to where it belongs.
+class EntryReader {
+ public:
+  EntryReader(const AnnotationEntry& entry, const ParseOptions& options, ErrorList& errors)
+      : entry_(entry), options_(options), errors_(errors) {}
+
+  void ReadInto(PodSpec& pod);
+
+ private:
+  void Report(ConfigError error, std::string_view field, std::string reason, std::string example);
+  void Fail(const YamlNode& at, std::string_view field, std::string reason,
+            std::string example = {});
+  void FailKey(std::string reason, std::string_view nearest);
+  std::string Container(std::string_view wanted = {}) const;
+
+  // The scalar's text, or an error.
+  const std::string* Text(const YamlNode& node, std::string_view field);
+  std::optional<uint64_t> Bytes(const YamlNode& node, std::string_view field, bool zero);
+  std::optional<bool> Bool(const YamlNode& node, std::string_view field);
+  template <typename Enum>
+  void Choice(const YamlNode& node, std::string_view field, std::span<const std::string_view> names,
+              Enum& out);
+
+  void Buffer(PodSpec& pod);
+  void Map(BufferSpec& buffer);
+  void Field(const YamlNode& key, const YamlNode& value, BufferSpec& buffer);
+  void Generations(const YamlNode& value, BufferSpec& buffer);
+  void Containers(const YamlNode& value, std::string_view field, std::vector<std::string>& out);
+  void File(const YamlNode& value, BufferSpec& buffer);
+  void CheckTogether(const BufferSpec& buffer);
+  const YamlNode* Value(std::string_view field) const;
+  void Private(PodSpec& pod);
+  void Cpu(PodSpec& pod);
+
+  const AnnotationEntry& entry_;
+  const ParseOptions& options_;
+  ErrorList& errors_;
+};
+
+void EntryReader::Report(ConfigError error, std::string_view field, std::string reason,
+                         std::string example) {
+  error.annotation = entry_.key;
+  error.field = field;
+  error.reason = std::move(reason);
+  error.example = std::move(example);
+  if (error.example.empty()) {
+    error.example = AnnotationExample(entry_.key, field.substr(0, field.find('[')), Container());
+  }
+  errors_.Add(std::move(error));
+}
+
+void EntryReader::Fail(const YamlNode& at, std::string_view field, std::string reason,
+                       std::string example) {
+  Report(entry_.origin.At(at.line, at.column), field, std::move(reason), std::move(example));
+}
+
+// The key itself is wrong: the example has another one.
+void EntryReader::FailKey(std::string reason, std::string_view nearest) {
+  Report(entry_.key_origin.At(entry_.key_line, entry_.key_column), "", std::move(reason),
+         AnnotationExample(nearest, "", Container()));
+}
+
+// A container of the pod for an example: the nearest to `wanted`, else the first.
+std::string EntryReader::Container(std::string_view wanted) const {
+  if (!options_.containers || options_.containers->empty()) return "trainer";
+  if (wanted.empty()) return options_.containers->front();
+  return std::string(Nearest(wanted, *options_.containers));
+}
+
+const std::string* EntryReader::Text(const YamlNode& node, std::string_view field) {
+  if (node.kind == YamlNode::Kind::kScalar) return &node.text;
+  Fail(node, field,
+       node.kind == YamlNode::Kind::kNull ? "has no value"
+                                          : Concat("is ", YamlKindName(node.kind), ", not text"));
+  return nullptr;
+}
+
+std::optional<uint64_t> EntryReader::Bytes(const YamlNode& node, std::string_view field,
+                                           bool zero) {
+  const std::string* text = Text(node, field);
+  if (text == nullptr) return std::nullopt;
+  const auto bytes = ParseBytes(*text);
+  if (!bytes) {
+    Fail(node, field, bytes.error());
+    return std::nullopt;
+  }
+  if (*bytes == 0 && !zero) {
+    Fail(node, field, "is zero");
+    return std::nullopt;
+  }
+  return *bytes;
+}
+
+std::optional<bool> EntryReader::Bool(const YamlNode& node, std::string_view field) {
+  const std::string* text = Text(node, field);
+  if (text == nullptr) return std::nullopt;
+  if (*text == "true") return true;
+  if (*text == "false") return false;
+  Fail(node, field, Concat(Quote(*text), " is neither true nor false"));
+  return std::nullopt;
+}
+
+template <typename Enum>
+void EntryReader::Choice(const YamlNode& node, std::string_view field,
+                         std::span<const std::string_view> names, Enum& out) {
+  const std::string* text = Text(node, field);
+  if (text == nullptr) return;
+  const auto at = std::ranges::find(names, std::string_view(*text));
+  if (at == names.end()) return Fail(node, field, NotOneOf(*text, names));
+  out = static_cast<Enum>(at - names.begin());
+}
+
+void EntryReader::ReadInto(PodSpec& pod) {
+  const std::string& key = entry_.key;
+  if (key == kStatusKey) return;
+  if (key.starts_with(kBuffersPrefix)) return Buffer(pod);
+  if (key.starts_with(kPrivatePrefix)) return Private(pod);
+  if (key == kPoolExtraKey) {
+    pod.pool_extra_bytes = Bytes(entry_.value, "", true).value_or(0);
+  } else if (key == kHostIpcKey) {
+    pod.host_ipc = Bool(entry_.value, "").value_or(false);
+  } else if (key == kInjectKey) {
+    pod.inject = Bool(entry_.value, "").value_or(true);
+  } else if (key == kSidecarMemoryKey) {
+    pod.sidecar.memory_bytes = Bytes(entry_.value, "", false);
+  } else if (key == kSidecarCpuKey) {
+    Cpu(pod);
+  } else {
+    std::string nearest = NearestAnnotation(key);
+    if (const size_t at = nearest.find("$container"); at != std::string::npos) {
+      nearest.replace(at, std::string_view("$container").size(), Container());
+    }
+    FailKey(Concat("unknown key; the nearest is ", nearest), nearest);
+  }
+}
+
+void EntryReader::Private(PodSpec& pod) {
+  const std::string container = entry_.key.substr(kPrivatePrefix.size());
+  const auto nearest = [&] { return Concat(kPrivatePrefix, Container(container)); };
+  if (!IsDnsLabel(container)) {
+    return FailKey(Concat(Quote(container),
+                          " is not a container's name (lower case letters, "
+                          "digits and '-', at most ",
+                          limits::kNameBytes, ")"),
+                   nearest());
+  }
+  if (options_.containers &&
+      std::ranges::find(*options_.containers, container) == options_.containers->end()) {
+    return FailKey(Concat("the pod has no container ", Quote(container), "; the nearest is ",
+                          Quote(Container(container))),
+                   nearest());
+  }
+  if (const auto bytes = Bytes(entry_.value, "", true)) pod.private_bytes[container] = *bytes;
+}
+
+void EntryReader::Cpu(PodSpec& pod) {
+  const std::string* text = Text(entry_.value, "");
+  if (text == nullptr) return;
+  const auto millis = ParseMilliCpus(*text);
+  if (!millis) return Fail(entry_.value, "", millis.error());
+  if (*millis == 0) return Fail(entry_.value, "", "is zero");
+  pod.sidecar.cpu_millis = *millis;
+}
+
+void EntryReader::Buffer(PodSpec& pod) {
+  BufferSpec buffer;
+  buffer.name = entry_.key.substr(kBuffersPrefix.size());
+  if (!IsDnsLabel(buffer.name)) {
+    return FailKey(Concat(Quote(buffer.name),
+                          " is not a buffer's name (lower case letters, digits "
+                          "and '-', not first or last, at most ",
+                          limits::kNameBytes, ")"),
+                   Concat(kBuffersPrefix, "weights"));
+  }
+  if (entry_.value.kind == YamlNode::Kind::kMap) {
+    Map(buffer);
+  } else if (entry_.value.kind == YamlNode::Kind::kSequence) {
+    Fail(entry_.value, "", "is a list; write a quantity or a map");
+  } else {
+    buffer.size_bytes = Bytes(entry_.value, "size", false).value_or(0);
+  }
+  pod.buffers.push_back(std::move(buffer));
+}
+
+const YamlNode* EntryReader::Value(std::string_view field) const {
+  for (const auto& [key, value] : entry_.value.entries) {
+    if (key.text == field) return &value;
+  }
+  return nullptr;
+}
+
+void EntryReader::Map(BufferSpec& buffer) {
+  for (const auto& [key, value] : entry_.value.entries) Field(key, value, buffer);
+  if (Value("size") == nullptr) Fail(entry_.value, "size", "is missing");
+  CheckTogether(buffer);
+}
+
+void EntryReader::Field(const YamlNode& key, const YamlNode& value, BufferSpec& buffer) {
+  const std::string& name = key.text;
+  if (name == "size") {
+    buffer.size_bytes = Bytes(value, name, false).value_or(0);
+  } else if (name == "generations") {
+    Generations(value, buffer);
+  } else if (name == "access") {
+    Choice(value, name, kAccessNames, buffer.access);
+  } else if (name == "writers") {
+    Containers(value, name, buffer.writers);
+  } else if (name == "containers") {
+    Containers(value, name, buffer.containers);
+  } else if (name == "on-writer-exit") {
+    Choice(value, name, kExitNames, buffer.on_writer_exit);
+  } else if (name == "file") {
+    File(value, buffer);
+  } else if (name == "loads") {
+    buffer.loads = Bool(value, name).value_or(false);
+  } else {
+    std::vector<std::string_view> known;
+    for (const KeyInfo& info : BufferKeys()) known.push_back(info.name);
+    const std::string_view nearest = Nearest(name, known);
+    Fail(key, name, Concat("unknown key; the nearest is ", nearest),
+         AnnotationExample(entry_.key, nearest, Container()));
+  }
+}
+
+void EntryReader::Generations(const YamlNode& value, BufferSpec& buffer) {
+  const std::string* text = Text(value, "generations");
+  if (text == nullptr) return;
+  uint32_t number = 0;
+  const char* end = text->data() + text->size();
+  const auto [rest, error] = std::from_chars(text->data(), end, number);
+  if (error != std::errc{} || rest != end || number < 1 || number > limits::kGenerations) {
+    return Fail(value, "generations",
+                Concat(Quote(*text), " is not a number from 1 to ", limits::kGenerations));
+  }
+  buffer.generations = number;
+}
+
+void EntryReader::Containers(const YamlNode& value, std::string_view field,
+                             std::vector<std::string>& out) {
+  if (value.kind != YamlNode::Kind::kSequence) {
+    if (value.kind == YamlNode::Kind::kNull) return Fail(value, field, "has no value");
+    return Fail(value, field, Concat("is ", YamlKindName(value.kind), ", not a list"));
+  }
+  if (value.items.empty()) {
+    return Fail(value, field, "is an empty list; leave it out for every container");
+  }
+  for (size_t i = 0; i < value.items.size(); ++i) {
+    const YamlNode& item = value.items[i];
+    const std::string path = Concat(field, "[", i, "]");
+    const std::string* name = Text(item, path);
+    if (name == nullptr) continue;
+    if (!IsDnsLabel(*name)) {
+      Fail(item, path, Concat(Quote(*name), " is not a container's name"));
+    } else if (std::ranges::find(out, *name) != out.end()) {
+      Fail(item, path, Concat(Quote(*name), " is there twice"));
+    } else if (options_.containers &&
+               std::ranges::find(*options_.containers, *name) == options_.containers->end()) {
+      Fail(item, path,
+           Concat("the pod has no container ", Quote(*name), "; the nearest is ",
+                  Quote(Container(*name))),
+           AnnotationExample(entry_.key, field, Container(*name)));
+    } else if (out.size() == limits::kContainers) {
+      return Fail(item, path, Concat("more than ", limits::kContainers, " containers"));
+    } else {
+      out.push_back(*name);
+    }
+  }
+  std::ranges::sort(out);
+}
+
+void EntryReader::File(const YamlNode& value, BufferSpec& buffer) {
+  const std::string* text = Text(value, "file");
+  if (text == nullptr) return;
+  const std::string shown = Quote(*text);
+  const size_t slash = text->find('/');
+  const bool absolute = slash == 0;
+  if (text->size() > kFileBytes) {
+    return Fail(value, "file", Concat("is longer than ", kFileBytes, " bytes"));
+  }
+  if (absolute && !options_.allow_absolute_file) {
+    return Fail(value, "file",
+                Concat(shown,
+                       " is absolute; write <volume>/<path> with a volume of "
+                       "the pod"));
+  }
+  if (!absolute && (slash == std::string::npos || !IsDnsLabel(text->substr(0, slash)))) {
+    return Fail(value, "file", Concat(shown, " does not begin with a volume's name and '/'"));
+  }
+  const std::string_view path = std::string_view(*text).substr(slash + 1);
+  if (path.empty() || path.ends_with('/')) {
+    return Fail(value, "file", Concat(shown, " names no file"));
+  }
+  if (HasPartOf(path, "..") || HasPartOf(path, ".") || HasPartOf(path, "")) {
+    return Fail(value, "file", Concat(shown, " has an empty part, '.' or '..' in its path"));
+  }
+  if (path.find('\n') != std::string_view::npos) {
+    return Fail(value, "file", Concat(shown, " has a line break"));
+  }
+  buffer.file = *text;
+}
+
+// What fits each field but not the others.
+void EntryReader::CheckTogether(const BufferSpec& buffer) {
+  const YamlNode* access = Value("access");
+  const YamlNode* writers = Value("writers");
+  const YamlNode* on_exit = Value("on-writer-exit");
+  if (buffer.access == Access::kReadOnly) {
+    const std::string example =
+        Concat(entry_.key, ": '{size: 8Gi, access: read-only, file: models/weights.bin}'");
+    if (Value("file") == nullptr && Value("loads") == nullptr) {
+      Fail(*access, "access", "read-only without file or loads would stay empty for ever", example);
+    } else if (Value("file") == nullptr && !buffer.loads && Value("loads")->text == "false") {
+      Fail(*access, "access",
+           "read-only without file and with loads: false would stay empty for "
+           "ever",
+           example);
+    }
+    if (writers != nullptr) {
+      Fail(*writers, "writers", "nobody writes a read-only buffer", example);
+    }
+    if (on_exit != nullptr) {
+      Fail(*on_exit, "on-writer-exit", "a read-only buffer has no writer", example);
+    }
+  }
+  if (writers == nullptr || buffer.containers.empty()) return;
+  for (size_t i = 0; i < writers->items.size(); ++i) {
+    const std::string& name = writers->items[i].text;
+    if (std::ranges::find(buffer.writers, name) == buffer.writers.end()) continue;  // Bad anyway.
+    if (std::ranges::find(buffer.containers, name) != buffer.containers.end()) continue;
+    Fail(writers->items[i], Concat("writers[", i, "]"),
+         Concat(Quote(name), " may not attach: it is not in containers"),
+         Concat(entry_.key, ": '{size: 8Gi, containers: [", name, "], writers: [", name, "]}'"));
+  }
+}
+
+// 1 GiB for each container that attaches to anything, unless the pod says otherwise.
+void AddDefaultPrivate(PodSpec& pod, const std::vector<std::string>& containers) {
+  for (const std::string& container : containers) {
+    const bool attaches = pod.pool_extra_bytes > 0 || pod.host_ipc ||
+                          std::ranges::any_of(pod.buffers, [&](const BufferSpec& buffer) {
+                            return buffer.MayAttach(container);
+                          });
+    if (attaches) pod.private_bytes.try_emplace(container, kDefaultPrivateBytes);
+  }
+}
+
+}  // namespace
+
+std::string_view AccessName(Access access) { return kAccessNames[static_cast<size_t>(access)]; }
+
+std::string_view OnWriterExitName(OnWriterExit action) {
+  return kExitNames[static_cast<size_t>(action)];
+}
+
+bool BufferSpec::MayAttach(std::string_view container) const {
+  return containers.empty() || std::ranges::binary_search(containers, container);
+}
+
+bool BufferSpec::MayWrite(std::string_view container) const {
+  return access != Access::kReadOnly && MayAttach(container) &&
+         (writers.empty() || std::ranges::binary_search(writers, container));
+}
+
+std::string_view BufferSpec::FileVolume() const {
+  return std::string_view(file).substr(0, file.empty() ? 0 : file.find('/'));
+}
+
+std::string_view BufferSpec::FilePath() const {
+  if (file.empty() || file[0] == '/') return file;
+  return std::string_view(file).substr(file.find('/') + 1);
+}
+
+const BufferSpec* PodSpec::Find(std::string_view name) const {
+  const auto at = std::ranges::lower_bound(buffers, name, {}, &BufferSpec::name);
+  return at != buffers.end() && at->name == name ? &*at : nullptr;
+}
+
+PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,
+                        ErrorList& errors) {
+  PodSpec pod;
+  for (const AnnotationEntry& entry : entries) {
+    EntryReader(entry, options, errors).ReadInto(pod);
+  }
+  std::ranges::sort(pod.buffers, {}, &BufferSpec::name);
+  if (pod.buffers.size() > limits::kBuffers) {
+    ConfigError error = entries.front().key_origin.At(0, 0);
+    error.annotation = Concat(kBuffersPrefix, pod.buffers.back().name);
+    error.reason = Concat(pod.buffers.size(), " buffers, at most ", limits::kBuffers);
+    error.example = AnnotationExample(error.annotation, "", "");
+    errors.Add(std::move(error));
+  }
+  if (options.containers) AddDefaultPrivate(pod, *options.containers);
+  return pod;
+}
+
+OrErrors<PodSpec> ParseAnnotationsOrErrors(const Annotations& annotations,
+                                           const ParseOptions& options) {
+  ErrorList errors;
+  std::vector<AnnotationEntry> entries;
+  for (const auto& [key, value] : annotations) {
+    if (!IsOurKey(key) || key == kStatusKey) continue;
+    AnnotationEntry entry{key, Origin::Value(key), 0, 0, Origin::Value(key), {}};
+    YamlTree tree = ParseYaml(value);
+    for (const YamlError& bad : tree.errors) {
+      ConfigError error = entry.origin.At(bad.line, bad.column);
+      error.reason = bad.reason;
+      error.example = AnnotationExample(key, "", "trainer");
+      errors.Add(std::move(error));
+    }
+    if (!tree.whole) continue;
+    entry.value = std::move(tree.root);
+    entries.push_back(std::move(entry));
+  }
+  PodSpec pod = ReadAnnotations(entries, options, errors);
+  if (!errors.empty()) return std::unexpected(errors.Take());
+  return pod;
+}
+
+Result<PodSpec> ParseAnnotations(const Annotations& annotations, const ParseOptions& options) {
+  OrErrors<PodSpec> pod = ParseAnnotationsOrErrors(annotations, options);
+  if (!pod) return std::unexpected(ToStatus(pod.error()));
+  return *std::move(pod);
+}
+
+}  // namespace gpushm::config

@@ -1,0 +1,167 @@
+#include "sidecar/config/keys.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <numeric>
+
+#include "runtime/base/limits.h"
+#include "runtime/base/status.h"
+
+namespace gpushm::config {
+namespace {
+
+constexpr std::array<KeyInfo, 7> kAnnotationKeys = {{
+    {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
+     "A buffer of that name (a DNS label of at most 63 characters), made when the pod starts.",
+     "8Gi"},
+    {kPrivatePrefix, "<container>", "quantity", "1Gi for each container that attaches",
+     "GPU memory set aside for the container's own contexts and allocations, so that the scheduler "
+     "does not sell it twice. Not enforced. 0 is allowed.",
+     "1Gi"},
+    {kPoolExtraKey, "", "quantity", "0", "Room for buffers that are created at run time.", "2Gi"},
+    {kHostIpcKey, "", "\"true\" or \"false\"", "\"false\"",
+     "Share with other such pods of the node through the host's /dev/shm. Only in a pod that "
+     "itself "
+     "says hostIPC: true.",
+     "\"true\""},
+    {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
+     "\"false\": the webhook leaves this pod alone.", "\"false\""},
+    {kSidecarCpuKey, "", "CPU quantity", "the chart's value", "CPU that the sidecar requests.",
+     "100m"},
+    {kSidecarMemoryKey, "", "quantity", "the chart's value",
+     "Host memory that the sidecar requests and is limited to.", "64Mi"},
+}};
+
+constexpr std::array<KeyInfo, 8> kBufferKeys = {{
+    {"size", "", "quantity", "required", "Bytes of one generation; the driver rounds up to 2Mi.",
+     "8Gi"},
+    {"generations", "", "number from 1 to 16", "1",
+     "How many generations may live at the same time: 2 lets a new one be written while the old "
+     "one "
+     "is in use. Each takes its full size.",
+     "2"},
+    {"access", "", "`many-writers`, `one-writer` or `read-only`", "many-writers",
+     "Who may map it writable: any number at a time, one at a time, or nobody (its content then "
+     "comes from `file` or `loads`).",
+     "one-writer"},
+    {"writers", "", "list of containers", "all that may attach",
+     "The containers that may map it writable.", "[$container]"},
+    {"containers", "", "list of containers", "all of the pod",
+     "The containers that may attach it at all.", "[$container]"},
+    {"on-writer-exit", "", "`mark`, `keep` or `drop`", "mark",
+     "When a process dies while it has the buffer mapped writable: keep it and mark it, keep it "
+     "and "
+     "say nothing, or withdraw the generation.",
+     "keep"},
+    {"file", "", "`<volume>/<path>`", "none",
+     "Loaded from this file of one of the pod's volumes; attaching waits for it.",
+     "models/weights.bin"},
+    {"loads", "", "`true` or `false`", "false",
+     "Somebody will load it through the broker (`gpushmctl load`); attaching waits for it.",
+     "true"},
+}};
+
+constexpr std::array<KeyInfo, 9> kBrokerKeys = {{
+    {"annotations", "", "map", "none", "The annotations as in a pod's metadata.",
+     "{buffers.gpushm.io/weights: 8Gi}"},
+    {"containers", "", "list of names", "any", "The containers that the broker serves.",
+     "[decoder, model]"},
+    {"pool", "", "quantity", "what the annotations add up to",
+     "Bytes that the broker may allocate.", "16Gi"},
+    {"gpu", "", "UUID or index", "the only one", "The GPU.", "0"},
+    {"folder", "", "absolute path", "/run/gpushm",
+     "Where the broker makes one subfolder per container, with the socket.", "/run/gpushm"},
+    {"pod-uid", "", "text", "none", "The pod's UID, for names under /dev/shm.",
+     "0b8c0f6e-5c0e-4d0a-9d3c-8f6f1f3a2b11"},
+    {"host-ipc", "", "`true` or `false`", "false",
+     "As gpushm.io/host-ipc; where both are there they must agree.", "true"},
+    {"log.level", "", "`debug`, `info`, `warning` or `error`", "info", "The least that is logged.",
+     "debug"},
+    {"log.format", "", "`text` or `json`", "text", "How log lines look.", "json"},
+}};
+
+// Longest text that is compared: longer ones are not typing mistakes of ours.
+constexpr size_t kComparedBytes = 128;
+
+std::string Lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+template <typename Texts>
+std::string_view NearestOf(std::string_view text, const Texts& names) {
+  std::string_view best;
+  size_t best_distance = ~size_t{0};
+  for (const auto& name : names) {
+    const size_t distance = EditDistance(text, name);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = name;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::span<const KeyInfo> AnnotationKeys() { return kAnnotationKeys; }
+std::span<const KeyInfo> BufferKeys() { return kBufferKeys; }
+std::span<const KeyInfo> BrokerKeys() { return kBrokerKeys; }
+
+bool IsOurKey(std::string_view key) {
+  // Kubernetes checks annotations' keys after lowering them, so these arrive as they were written.
+  const std::string domain = Lower(key.substr(0, key.find('/')));
+  return domain == "gpushm.io" || domain.ends_with(".gpushm.io");
+}
+
+std::string NearestAnnotation(std::string_view key) {
+  const size_t slash = key.find('/');
+  const std::string_view name = slash == std::string_view::npos ? "" : key.substr(slash + 1);
+  const bool valid_name = IsDnsLabel(name);
+  std::vector<std::string> candidates;
+  for (const KeyInfo& info : kAnnotationKeys) {
+    std::string candidate(info.name);
+    if (!info.variable.empty()) {
+      const std::string_view stand_in = info.name == kBuffersPrefix ? "weights" : "$container";
+      candidate += valid_name ? name : stand_in;
+    }
+    candidates.push_back(std::move(candidate));
+  }
+  return std::string(NearestOf(Lower(key.substr(0, kComparedBytes)), candidates));
+}
+
+std::string_view Nearest(std::string_view text, std::span<const std::string_view> names) {
+  return NearestOf(text, names);
+}
+
+std::string_view Nearest(std::string_view text, std::span<const std::string> names) {
+  return NearestOf(text, names);
+}
+
+size_t EditDistance(std::string_view a, std::string_view b) {
+  a = a.substr(0, kComparedBytes);
+  b = b.substr(0, kComparedBytes);
+  std::array<size_t, kComparedBytes + 1> row;
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0U : 1U)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+bool IsDnsLabel(std::string_view text) {
+  if (text.empty() || text.size() > limits::kNameBytes) return false;
+  if (text.front() == '-' || text.back() == '-') return false;
+  return std::ranges::all_of(
+      text, [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; });
+}
+
+}  // namespace gpushm::config

@@ -1,0 +1,57 @@
+#include "runtime/base/status.h"
+#include "sidecar/config/keys.h"
+
+namespace gpushm::config {
+namespace {
+
+void AppendTable(std::string& out, std::span<const KeyInfo> keys) {
+  out += "| key | value | default | meaning | example |\n|---|---|---|---|---|\n";
+  for (const KeyInfo& key : keys) {
+    std::string example(key.example);
+    if (const size_t at = example.find("$container"); at != std::string::npos) {
+      example.replace(at, std::string_view("$container").size(), "trainer");
+    }
+    const std::string_view unset = key.default_value.empty() ? "-" : key.default_value;
+    out += Concat("| `", key.name, key.variable, "` | ", key.type, " | ", unset, " | ", key.meaning,
+                  " | `", example, "` |\n");
+  }
+}
+
+}  // namespace
+
+std::string AnnotationsMarkdown() {
+  std::string out =
+      "<!-- Made from the table in sidecar/config/keys.cc; config_doc_test compares and, with\n"
+      "GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
+      "# Annotations\n\n"
+      "A pod asks for GPU buffers in its annotations:\n\n"
+      "```yaml\nmetadata:\n  annotations:\n"
+      "    buffers.gpushm.io/weights: 8Gi\n"
+      "    buffers.gpushm.io/frames: |\n"
+      "      size: 512Mi\n      generations: 2\n      access: one-writer\n"
+      "      writers: [decoder]\n"
+      "    private.gpushm.io/model: 2Gi\n```\n\n"
+      "Every other key under `gpushm.io` or `*.gpushm.io` is refused with the nearest known one "
+      "(`gpushm.io/status` is written by gpushm). Keys of other domains are not looked at.\n\n";
+  AppendTable(out, AnnotationKeys());
+  out += "\n## A buffer's map\n\nUnknown and repeated keys are refused.\n\n";
+  AppendTable(out, BufferKeys());
+  out +=
+      "\n## Quantities\n\n"
+      "As Kubernetes' resource quantities: `Ki Mi Gi Ti Pi Ei` are powers of 1024, `k M G T P E` "
+      "of "
+      "1000, `8e9` has an exponent, and fractions such as `1.5Gi` are fine where they come out in "
+      "whole bytes. Negative values, `m`, `u`, `n` and more than 64Ti are refused.\n\n"
+      "## What a pod takes of a GPU\n\n"
+      "The sum of size x generations over its buffers, `gpushm.io/pool-extra`, the private bytes "
+      "of "
+      "each container that attaches, and 1Gi where a buffer has `file` or `loads`; each rounded up "
+      "to 2Mi, the sum rounded up to units of `gpushm.io/memory` once.\n\n"
+      "## The broker's file\n\n"
+      "A broker that is run by hand reads a YAML file with these keys; `file` may be an absolute "
+      "path there, and the values of annotations need no quotes.\n\n";
+  AppendTable(out, BrokerKeys());
+  return out;
+}
+
+}  // namespace gpushm::config

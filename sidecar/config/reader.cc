@@ -1,0 +1,164 @@
+#include "sidecar/config/reader.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "sidecar/config/keys.h"
+
+namespace gpushm::config {
+namespace {
+
+// Line `number` (from 1) of `source`, without its end.
+std::string_view Line(std::string_view source, int number) {
+  for (int i = 1; i < number; ++i) {
+    const size_t end = source.find('\n');
+    if (end == std::string_view::npos) return {};
+    source.remove_prefix(end + 1);
+  }
+  return source.substr(0, source.find('\n'));
+}
+
+}  // namespace
+
+Origin Origin::Value(std::string_view annotation) {
+  Origin origin;
+  origin.annotation_ = annotation;
+  return origin;
+}
+
+Origin Origin::File(std::string_view file, std::string_view annotation) {
+  Origin origin;
+  origin.file_ = file;
+  origin.annotation_ = annotation;
+  return origin;
+}
+
+Origin Origin::Embedded(std::string_view file, std::string_view annotation, std::string_view source,
+                        const YamlNode& node) {
+  Origin origin = File(file, annotation);
+  origin.shape_ = Shape::kPoint;
+  origin.line_ = node.line;
+  origin.column_ = node.column;
+  const std::string_view line = Line(source, node.line);
+  const auto start = static_cast<size_t>(node.column - 1);
+  if (start >= line.size()) return origin;
+  const std::string_view here = line.substr(start);
+  if (here[0] == '|') {
+    // A block's lines stand in the file as they are, behind the indentation of the first one.
+    int at = node.line + 1;
+    std::string_view first = Line(source, at);
+    while (!first.empty() && first.find_first_not_of(' ') == std::string_view::npos) {
+      first = Line(source, ++at);
+    }
+    const size_t indent = first.find_first_not_of(' ');
+    if (indent == std::string_view::npos) return origin;
+    origin.shape_ = Shape::kBlock;
+    origin.line_ = node.line + 1;
+    origin.column_ = static_cast<int>(indent) + 1;
+    return origin;
+  }
+  const bool quoted = here[0] == '\'' || here[0] == '"';
+  if (here.substr(quoted ? 1 : 0).starts_with(node.text)) {
+    origin.shape_ = Shape::kLine;
+    origin.column_ += quoted ? 1 : 0;
+  }
+  return origin;
+}
+
+ConfigError Origin::At(int line, int column) const {
+  ConfigError error;
+  error.file = file_;
+  error.annotation = annotation_;
+  error.line = line;
+  error.column = column;
+  switch (shape_) {
+    case Shape::kSame:
+      break;
+    case Shape::kBlock:
+      error.line = line_ + line - 1;
+      error.column = column_ + column - 1;
+      break;
+    case Shape::kLine:
+      error.line = line_;
+      error.column = column_ + column - 1;
+      break;
+    case Shape::kPoint:
+      error.line = line_;
+      error.column = column_;
+      break;
+  }
+  return error;
+}
+
+void ErrorList::Add(ConfigError error) {
+  if (errors_.size() < kErrorsKept) {
+    errors_.push_back(std::move(error));
+  } else {
+    ++left_out_;
+  }
+}
+
+std::vector<ConfigError> ErrorList::Take() {
+  std::ranges::stable_sort(errors_, {}, [](const ConfigError& error) {
+    return error.file.empty() ? std::tuple(0, 0) : std::tuple(error.line, error.column);
+  });
+  if (left_out_ > 0) {
+    ConfigError more;
+    more.file = errors_.front().file;
+    more.reason = Concat("and ", left_out_, " more errors");
+    errors_.push_back(std::move(more));
+  }
+  return std::move(errors_);
+}
+
+std::string AnnotationExample(std::string_view key, std::string_view field,
+                              std::string_view container) {
+  const auto fill = [&](std::string text) {
+    static constexpr std::string_view kVariable = "$container";
+    const size_t at = text.find(kVariable);
+    if (at != std::string::npos) text.replace(at, kVariable.size(), container);
+    return text;
+  };
+  if (key.starts_with(kBuffersPrefix)) {
+    if (!field.empty() && field != "size") {
+      for (const KeyInfo& info : BufferKeys()) {
+        if (info.name == field) {
+          return fill(Concat(key, ": '{size: 8Gi, ", field, ": ", info.example, "}'"));
+        }
+      }
+    }
+    return Concat(key, ": 8Gi");
+  }
+  for (const KeyInfo& info : AnnotationKeys()) {
+    if (info.name == key || (!info.variable.empty() && key.starts_with(info.name))) {
+      return fill(Concat(key, ": ", info.example));
+    }
+  }
+  return {};
+}
+
+std::vector<AnnotationEntry> ReadAnnotationMap(const YamlNode& annotations, std::string_view file,
+                                               std::string_view source, ErrorList& errors) {
+  std::vector<AnnotationEntry> entries;
+  for (const auto& [key, value] : annotations.entries) {
+    if (!IsOurKey(key.text)) continue;
+    AnnotationEntry entry{key.text,   Origin::File(file, key.text), key.line,
+                          key.column, Origin::File(file, key.text), value};
+    if (value.kind == YamlNode::Kind::kScalar) {
+      entry.origin = Origin::Embedded(file, key.text, source, value);
+      YamlTree tree = ParseYaml(value.text);
+      for (const YamlError& bad : tree.errors) {
+        ConfigError error = entry.origin.At(bad.line, bad.column);
+        error.reason = bad.reason;
+        error.example = AnnotationExample(key.text, "", "trainer");
+        errors.Add(std::move(error));
+      }
+      if (!tree.whole) continue;
+      entry.value = std::move(tree.root);
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+}  // namespace gpushm::config

@@ -1,0 +1,73 @@
+// Inside of the parser: collecting errors with their places, and reading a pod's annotations once
+// they are keys with values.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "sidecar/config/config.h"
+#include "sidecar/config/yaml_tree.h"
+
+namespace gpushm::config {
+
+// Where the places of a tree lie in what the user wrote.
+class Origin {
+ public:
+  // The value of an annotation in a pod's metadata.
+  static Origin Value(std::string_view annotation);
+  // A file's own tree. `annotation`: the key under which the tree was found, or empty.
+  static Origin File(std::string_view file, std::string_view annotation = {});
+  // Text inside the scalar `node` of a file whose text is `source`.
+  static Origin Embedded(std::string_view file, std::string_view annotation,
+                         std::string_view source, const YamlNode& node);
+
+  // An error at (line, column) of the tree, with no field, reason or example yet.
+  ConfigError At(int line, int column) const;
+
+ private:
+  enum class Shape { kSame, kBlock, kLine, kPoint };
+  Shape shape_ = Shape::kSame;
+  std::string file_;
+  std::string annotation_;
+  int line_ = 1;
+  int column_ = 1;
+};
+
+// Keeps the first kErrorsKept errors and counts the others.
+class ErrorList {
+ public:
+  void Add(ConfigError error);
+  bool empty() const { return errors_.empty(); }
+  // In the order of their places in a file, as found otherwise.
+  std::vector<ConfigError> Take();
+
+ private:
+  std::vector<ConfigError> errors_;
+  size_t left_out_ = 0;
+};
+
+struct AnnotationEntry {
+  std::string key;
+  Origin key_origin;  // Where the key is.
+  int key_line = 0;
+  int key_column = 0;
+  Origin origin;  // Of the value.
+  YamlNode value;
+};
+
+// `key: value` for messages, with a container of the pod in it. `field`: of a buffer's map.
+std::string AnnotationExample(std::string_view key, std::string_view field,
+                              std::string_view container);
+
+// Reads what is ours of `entries`; `duplicate` keys were dealt with before.
+PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,
+                        ErrorList& errors);
+
+// Turns the map `annotations` of a file or environment variable into entries.
+std::vector<AnnotationEntry> ReadAnnotationMap(const YamlNode& annotations, std::string_view file,
+                                               std::string_view source, ErrorList& errors);
+
+}  // namespace gpushm::config

@@ -1,0 +1,57 @@
+#include "sidecar/config/sizing.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "sidecar/config/quantity.h"
+
+namespace gpushm::config {
+namespace {
+
+constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
+
+uint64_t Add(uint64_t a, uint64_t b) { return a > kMax - b ? kMax : a + b; }
+
+uint64_t Times(uint64_t a, uint64_t b) { return b != 0 && a > kMax / b ? kMax : a * b; }
+
+}  // namespace
+
+uint64_t RoundUp(uint64_t bytes, uint64_t granularity) {
+  const uint64_t rest = bytes % granularity;
+  return rest == 0 ? bytes : Add(bytes, granularity - rest);
+}
+
+uint64_t PoolBytes(const PodSpec& pod, uint64_t granularity) {
+  uint64_t sum = RoundUp(pod.pool_extra_bytes, granularity);
+  for (const BufferSpec& buffer : pod.buffers) {
+    sum = Add(sum, Times(RoundUp(buffer.size_bytes, granularity), buffer.generations));
+  }
+  return sum;
+}
+
+uint64_t NodeBytes(const PodSpec& pod, uint64_t granularity) {
+  uint64_t sum = PoolBytes(pod, granularity);
+  for (const auto& [container, bytes] : pod.private_bytes) {
+    sum = Add(sum, RoundUp(bytes, granularity));
+  }
+  const bool loads = std::ranges::any_of(pod.buffers, &BufferSpec::StartsLoading);
+  return loads ? Add(sum, kLoaderBytes) : sum;
+}
+
+uint64_t Units(uint64_t bytes, uint64_t unit_bytes) {
+  return bytes / unit_bytes + (bytes % unit_bytes != 0 ? 1 : 0);
+}
+
+Result<void> CheckFits(const PodSpec& pod, uint64_t card_bytes, std::string_view card,
+                       uint64_t granularity) {
+  const uint64_t asked = NodeBytes(pod, granularity);
+  if (asked <= card_bytes) return {};
+  const uint64_t pool = PoolBytes(pod, granularity);
+  return Fail(Code::kExhausted,
+              Concat("the pod asks for ", FormatBytes(asked), " of one GPU (", FormatBytes(pool),
+                     " for buffers and pool-extra, ", FormatBytes(asked - pool),
+                     " for its containers and loading), ", card, " has ", FormatBytes(card_bytes)),
+              "make buffers smaller or fewer, or lower private.gpushm.io/<container>");
+}
+
+}  // namespace gpushm::config
