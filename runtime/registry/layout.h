@@ -1,0 +1,106 @@
+// The bytes of a registry segment, as broker, library and plugin share them, in every combination
+// of their versions. Little-endian, 64-bit, fixed width; offsets and indices, never pointers.
+//
+//   0            SegmentHeader, header_size bytes (4 KiB in layout 1)
+//   header_size  slot 0, slot 1 ... slot_count-1, slot_stride bytes each (slot.h)
+//
+// Rules of change
+//   (1) Nothing here moves or changes its meaning while the incompatible flags stay 0. A new field
+//       of a record is appended before its checksum, and record_words grows; a new field of the
+//       header takes reserved bytes that were zero.
+//   (2) A reader goes by header_size, slot_stride and record_words of the header, takes the words
+//       it knows, reads those that an older writer lacks as zero, and ignores those it does not
+//       know. So it accepts every layout_version whose incompatible flags it knows.
+//   (3) Whatever an older reader would take wrongly (a new transport, a new state) sets a bit of
+//       incompat_flags.
+//   (4) A segment is never resized and never repaired: a new broker makes a new one.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace gpushm::registry {
+
+inline constexpr uint64_t kMagic = 0x3147455248535047;  // "GPSHREG1", read as little-endian
+inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kKnownIncompatFlags = 0;
+
+inline constexpr uint32_t kHeaderSize = 4096;
+inline constexpr uint32_t kRecordWords = 32;
+inline constexpr uint32_t kChangeLogEntries = 512;
+
+// What a reader accepts. The smallest record ends with loaded_bytes and its checksum.
+inline constexpr uint32_t kMinRecordWords = 18;
+inline constexpr uint32_t kMaxRecordWords = 64;
+inline constexpr uint32_t kMaxHeaderSize = 65536;
+inline constexpr uint32_t kMaxSlotStride = 4096;
+inline constexpr uint32_t kMaxSlots = 65536;
+
+// In SegmentHeader::state.
+inline constexpr uint32_t kStateReady = 1;
+inline constexpr uint32_t kStateRetired = 2;  // The broker left it in good order; connect anew.
+
+// In SegmentHeader::change_log: a change of the header, not of a slot.
+inline constexpr uint32_t kNoSlot = 0xffffffff;
+
+// Written once, before the segment is given to anybody.
+struct HeaderConstants {
+  uint64_t magic;
+  uint32_t layout_version;
+  uint32_t header_size;  // A multiple of 64.
+  uint32_t slot_stride;  // A multiple of 64.
+  uint32_t record_words;
+  uint32_t slot_count;
+  uint32_t incompat_flags;
+  uint32_t compat_flags;
+  uint32_t change_log_entries;         // A power of two, or 0: no log, readers scan all slots.
+  std::array<uint64_t, 2> segment_id;  // Random.
+  uint64_t created_unix_ns;
+  uint64_t generation_floor;  // Generations of this broker are above it.
+  uint64_t checksum;          // Of the words before it.
+};
+static_assert(sizeof(HeaderConstants) == 80 && offsetof(HeaderConstants, segment_id) == 40 &&
+              offsetof(HeaderConstants, checksum) == 72);
+
+// What changes is kept in cache lines of its own: state is read with every use of an attachment,
+// table_version moves with every commit.
+struct SegmentHeader {
+  HeaderConstants constants;
+  alignas(64) std::atomic<uint32_t> state;
+  std::atomic<uint32_t> device_lost;  // 0 or 1.
+  // Moves, by one, after each change of a slot or of the two words above. Written with release.
+  alignas(64) std::atomic<uint64_t> table_version;
+  // Moves after table_version; what waiters sleep on (FUTEX_WAIT, not private).
+  std::atomic<uint32_t> wake_word;
+  // Entry v % change_log_entries: the slot that the change to table_version v is about. A hint
+  // that spares readers the scan of all slots; valid while younger than change_log_entries.
+  alignas(2048) std::array<std::atomic<uint32_t>, kChangeLogEntries> change_log;
+};
+static_assert(sizeof(SegmentHeader) == kHeaderSize);
+static_assert(offsetof(SegmentHeader, state) == 128);
+static_assert(offsetof(SegmentHeader, device_lost) == 132);
+static_assert(offsetof(SegmentHeader, table_version) == 192);
+static_assert(offsetof(SegmentHeader, wake_word) == 200);
+static_assert(offsetof(SegmentHeader, change_log) == 2048);
+static_assert(std::has_single_bit(kChangeLogEntries));
+
+static_assert(std::endian::native == std::endian::little && sizeof(void*) == 8);
+static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == 8);
+static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
+
+// Where a slot's parts lie: the version alone in its cache line, then two copies of the record.
+inline constexpr uint32_t kSlotCopiesOffset = 64;
+constexpr uint32_t SlotStride(uint32_t record_words) {
+  return (kSlotCopiesOffset + 2 * 8 * record_words + 63) / 64 * 64;
+}
+static_assert(SlotStride(kRecordWords) == 576);
+static_assert(SlotStride(kMaxRecordWords) <= kMaxSlotStride);
+
+constexpr uint64_t SegmentBytes(const HeaderConstants& constants) {
+  return constants.header_size + uint64_t{constants.slot_stride} * constants.slot_count;
+}
+
+}  // namespace gpushm::registry

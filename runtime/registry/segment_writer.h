@@ -1,0 +1,108 @@
+// Every store into a registry segment, in its order. Writer only, one thread. Knows nothing of
+// descriptors, names and limits: that is RegistryWriter's.
+//
+// Order of a change (a kill between any two of these leaves a segment that every reader can use)
+//   1. the change log's entry for the coming table version: a hint nobody reads yet
+//   2. the slot's copy, then its version (slot.h): the change is visible to who looks at the slot
+//   3. table_version, release: the change is visible to who looks for a name
+//   4. wake_word, then FUTEX_WAKE of everybody who sleeps. Lost by a kill: waiters sleep in slices
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <span>
+
+#include "runtime/registry/checksum.h"
+#include "runtime/registry/layout.h"
+#include "runtime/registry/slot.h"
+
+namespace gpushm::registry {
+
+template <typename Hooks = NoHooks>
+class BasicSegmentWriter {
+ public:
+  BasicSegmentWriter() = default;
+
+  // Over zeroed memory of SegmentBytes(constants) bytes, page-aligned and the caller's. Writes the
+  // header; the state word last. The constants' checksum is filled in here.
+  BasicSegmentWriter(void* memory, HeaderConstants constants)
+      : base_(static_cast<std::byte*>(memory)), constants_(constants) {
+    constants_.checksum =
+        Checksum(std::span(reinterpret_cast<const uint64_t*>(&constants_),
+                           offsetof(HeaderConstants, checksum) / sizeof(uint64_t)));
+    header_ = reinterpret_cast<SegmentHeader*>(base_);
+    header_->constants = constants_;
+    header_->state.store(kStateReady, std::memory_order_release);
+  }
+
+  // `record` holds record_words words.
+  uint64_t Publish(uint32_t slot, const uint64_t* record) {
+    Announce(slot);
+    const uint64_t version =
+        PublishSlot<Hooks>(*Version(slot), Copies(slot), constants_.record_words, record);
+    Commit();
+    return version;
+  }
+
+  void Withdraw(uint32_t slot) {
+    Announce(slot);
+    WithdrawSlot<Hooks>(*Version(slot));
+    Commit();
+  }
+
+  void Retire() { StoreHeaderWord(header_->state, kStateRetired); }
+  void SetDeviceLost(bool lost) { StoreHeaderWord(header_->device_lost, lost ? 1 : 0); }
+
+  uint64_t table_version() const { return header_->table_version.load(std::memory_order_relaxed); }
+  const HeaderConstants& constants() const { return constants_; }
+
+ private:
+  std::byte* Slot(uint32_t slot) const {
+    return base_ + constants_.header_size + size_t{slot} * constants_.slot_stride;
+  }
+  Word* Version(uint32_t slot) const { return reinterpret_cast<Word*>(Slot(slot)); }
+  Word* Copies(uint32_t slot) const {
+    return reinterpret_cast<Word*>(Slot(slot) + kSlotCopiesOffset);
+  }
+
+  void StoreHeaderWord(std::atomic<uint32_t>& word, uint32_t value) {
+    Announce(kNoSlot);
+    Hooks::BeforeStore();
+    word.store(value, std::memory_order_release);
+    Commit();
+  }
+
+  void Announce(uint32_t slot) {
+    if (constants_.change_log_entries == 0) return;
+    // The entry that is overwritten belongs to a version `change_log_entries` ago. Pairs with the
+    // acquire fence of RegistryReader: who reads the new entry sees that table_version is past it.
+    std::atomic_thread_fence(std::memory_order_release);
+    Hooks::BeforeStore();
+    header_->change_log[(table_version() + 1) % constants_.change_log_entries].store(
+        slot, std::memory_order_relaxed);
+  }
+
+  void Commit() {
+    Hooks::BeforeStore();
+    header_->table_version.store(table_version() + 1, std::memory_order_release);
+    Hooks::BeforeStore();
+    header_->wake_word.fetch_add(1, std::memory_order_release);
+    Hooks::BeforeStore();
+    syscall(SYS_futex, &header_->wake_word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+
+  std::byte* base_ = nullptr;
+  SegmentHeader* header_ = nullptr;
+  HeaderConstants constants_{};
+};
+
+using SegmentWriter = BasicSegmentWriter<>;
+
+}  // namespace gpushm::registry

@@ -1,0 +1,109 @@
+// One entry of the registry: a record that one writer replaces and any number of read-only mappings
+// copy out. No lock, no system call, no store by the reader.
+//
+// Invariants
+//   (1) The version is the only word that publishes. 0: never used. Even: live. Odd: withdrawn.
+//   (2) A commit fills the copy that the version does not select, then stores the next even
+//       version. The selected copy is never written, so a writer killed between any two stores
+//       leaves the previous record whole. (A plain seqlock lacks this: a writer killed while its
+//       count is odd blocks every reader for good.)
+//   (3) The version only grows, so a reader that remembers it cannot suffer ABA.
+//
+// Hooks are for tests: they die, or switch to the other side, between any two accesses. In
+// production they are NoHooks and leave no instruction.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/base/limits.h"
+#include "runtime/registry/layout.h"
+
+namespace gpushm::registry {
+
+struct NoHooks {
+  static void BeforeLoad() {}
+  static void BeforeStore() {}
+};
+
+enum class SlotRead { kLive, kNotLive, kContended };
+
+using Word = std::atomic<uint64_t>;
+
+// Copies `words` words of the slot's record to `out` and its version to *version. Any thread, any
+// process; `out` holds rubbish unless kLive. kContended: replaced during each of
+// limits::kReadAttempts tries.
+template <typename Hooks = NoHooks>
+inline SlotRead ReadSlot(const Word& slot_version, const Word* copies, size_t words, uint64_t* out,
+                         uint64_t* version) {
+  for (int attempt = 0; attempt < limits::kReadAttempts; ++attempt) {
+    Hooks::BeforeLoad();
+    // Pairs with the release store of PublishSlot: the copy that it selects is complete.
+    const uint64_t selected = slot_version.load(std::memory_order_acquire);
+    *version = selected;
+    if (selected == 0 || selected % 2 == 1) return SlotRead::kNotLive;
+    const Word* copy = copies + selected / 2 % 2 * words;
+    for (size_t i = 0; i < words; ++i) {
+      Hooks::BeforeLoad();
+      out[i] = copy[i].load(std::memory_order_relaxed);
+    }
+    // Pairs with the release fence of PublishSlot: if any word above came from a later commit to
+    // the same copy, the next load sees that the version has moved.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    Hooks::BeforeLoad();
+    if (slot_version.load(std::memory_order_relaxed) == selected) return SlotRead::kLive;
+  }
+  return SlotRead::kContended;
+}
+
+// Writer only. The version that the commit stores.
+template <typename Hooks = NoHooks>
+inline uint64_t PublishSlot(Word& slot_version, Word* copies, size_t words, const uint64_t* in) {
+  const uint64_t next = (slot_version.load(std::memory_order_relaxed) | 1) + 1;
+  Word* copy = copies + next / 2 % 2 * words;
+  std::atomic_thread_fence(std::memory_order_release);
+  for (size_t i = 0; i < words; ++i) {
+    Hooks::BeforeStore();
+    copy[i].store(in[i], std::memory_order_relaxed);
+  }
+  Hooks::BeforeStore();
+  slot_version.store(next, std::memory_order_release);
+  return next;
+}
+
+// Writer only. A withdrawn slot stays withdrawn.
+template <typename Hooks = NoHooks>
+inline uint64_t WithdrawSlot(Word& slot_version) {
+  const uint64_t withdrawn = slot_version.load(std::memory_order_relaxed) | 1;
+  Hooks::BeforeStore();
+  slot_version.store(withdrawn, std::memory_order_release);
+  return withdrawn;
+}
+
+// The same with the record's size known to the compiler; 0 initialised is "never used".
+template <uint32_t kWords, typename Hooks = NoHooks>
+class alignas(64) BasicSlot {
+ public:
+  using Record = std::array<uint64_t, kWords>;
+
+  SlotRead Read(Record* record, uint64_t* version) const {
+    return ReadSlot<Hooks>(version_, copies_.data(), kWords, record->data(), version);
+  }
+  bool IsCurrent(uint64_t version) const {
+    return version_.load(std::memory_order_acquire) == version;
+  }
+  uint64_t Publish(const Record& record) {
+    return PublishSlot<Hooks>(version_, copies_.data(), kWords, record.data());
+  }
+  uint64_t Withdraw() { return WithdrawSlot<Hooks>(version_); }
+
+ private:
+  Word version_{0};
+  alignas(kSlotCopiesOffset) std::array<Word, size_t{2} * kWords> copies_{};
+};
+static_assert(sizeof(BasicSlot<kRecordWords>) == SlotStride(kRecordWords));
+static_assert(sizeof(BasicSlot<3>) == SlotStride(3));
+
+}  // namespace gpushm::registry

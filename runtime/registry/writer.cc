@@ -1,0 +1,70 @@
+#include "runtime/registry/writer.h"
+
+#include <utility>
+
+namespace gpushm::registry {
+namespace {
+
+std::unexpected<Status> NotLive(uint32_t slot) {
+  return Fail(Code::kNotFound, Concat("slot ", slot, " of the registry holds no buffer"));
+}
+
+}  // namespace
+
+Result<RegistryWriter> RegistryWriter::Create(uint32_t slot_count, uint64_t generation_floor) {
+  Result<HeaderConstants> constants = NewHeaderConstants(slot_count, generation_floor);
+  if (!constants) return std::unexpected(constants.error());
+  Result<WritableSegment> segment = MakeSealedSegment(SegmentBytes(*constants));
+  if (!segment) return std::unexpected(segment.error());
+  return RegistryWriter(std::move(*segment), *constants);
+}
+
+RegistryWriter::RegistryWriter(WritableSegment segment, const HeaderConstants& constants)
+    : segment_(std::move(segment)),
+      writer_(segment_.mapping.address(), constants),
+      names_(constants.slot_count) {
+  free_.reserve(constants.slot_count);
+  for (uint32_t slot = constants.slot_count; slot > 0; --slot) free_.push_back(slot - 1);
+}
+
+Result<uint32_t> RegistryWriter::Insert(const BufferRecord& record) {
+  const Result<RecordWords> words = EncodeRecord(record);
+  if (!words) return std::unexpected(words.error());
+  if (slots_.contains(std::string(record.name.view()))) {
+    return Fail(Code::kAlreadyExists, Concat("buffer \"", record.name.view(), "\" exists"));
+  }
+  if (free_.empty()) {
+    return Fail(Code::kExhausted,
+                Concat("all ", slot_count(), " slots of the registry are in use (limit kBuffers)"),
+                "destroy buffers that nobody uses");
+  }
+  const uint32_t slot = free_.back();
+  free_.pop_back();
+  names_[slot] = record.name;
+  slots_.emplace(record.name.view(), slot);
+  writer_.Publish(slot, words->data());
+  return slot;
+}
+
+Result<void> RegistryWriter::Update(uint32_t slot, const BufferRecord& record) {
+  if (!IsLive(slot)) return NotLive(slot);
+  if (names_[slot] != record.name) {
+    return Fail(Code::kInvalidArgument, Concat("slot ", slot, " holds \"", names_[slot].view(),
+                                               "\", not \"", record.name.view(), "\""));
+  }
+  const Result<RecordWords> words = EncodeRecord(record);
+  if (!words) return std::unexpected(words.error());
+  writer_.Publish(slot, words->data());
+  return {};
+}
+
+Result<void> RegistryWriter::Withdraw(uint32_t slot) {
+  if (!IsLive(slot)) return NotLive(slot);
+  writer_.Withdraw(slot);
+  slots_.erase(std::string(names_[slot].view()));
+  names_[slot] = Name();
+  free_.push_back(slot);
+  return {};
+}
+
+}  // namespace gpushm::registry
