@@ -13,6 +13,10 @@ if(GPUSHM_SANITIZER)
     -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(gpushm_options INTERFACE -fsanitize=${GPUSHM_SANITIZER})
 endif()
+if(GPUSHM_FUZZ)
+  # Coverage in what is fuzzed, not only in the fuzz target.
+  target_compile_options(gpushm_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
   # GCC 12 and 13 report false positives inside std::expected and std::string at -O2.
   target_compile_options(gpushm_options INTERFACE
