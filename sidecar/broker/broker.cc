@@ -1,0 +1,335 @@
+#include "sidecar/broker/broker.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <utility>
+
+#include "runtime/base/clock.h"
+#include "runtime/registry/host_list.h"
+#include "sidecar/broker/log.h"
+
+namespace gpushm::broker {
+namespace {
+
+// Generations of one start; the next start begins above them.
+constexpr uint64_t kGenerationBlock = uint64_t{1} << 32;
+// Between two looks at a file: that is not there yet.
+constexpr int64_t kFileRetryMs = 250;
+// Changes within this time become one writing of the list for pods with hostIPC.
+constexpr int64_t kHostListDelayMs = 20;
+// A container's name in a pod that the broker was told no containers of, and of hostIPC peers.
+constexpr char kOnlyContainer[] = "main";
+constexpr char kHostIpcContainer[] = "host-ipc";
+constexpr unsigned kSocketMode = 0666;      // Connecting is writing; the folder is the guard.
+constexpr unsigned kHostSocketMode = 0660;  // In /dev/shm the group is the guard.
+
+Result<void> MakeFolder(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) == 0) return {};
+  if (errno != EEXIST) {
+    return FailSystem(errno, Concat("mkdir ", path), "mount a writable volume there");
+  }
+  return {};
+}
+
+}  // namespace
+
+Broker::Broker(EventLoop* loop, BrokerOptions options)
+    : loop_(loop), options_(std::move(options)) {}
+
+Broker::~Broker() {
+  if (driver_calls_ > 0) driver_worker_.Abandon();  // It hangs in the driver: the process ends now.
+  server_.reset();
+  if (registry_) registry_->Retire();
+  if (!options_.config.pod_uid.empty() && options_.config.host_ipc) {
+    [[maybe_unused]] const auto removed =
+        registry::RemoveHostFiles(options_.host_dir, options_.config.pod_uid);
+  }
+}
+
+// ---- start
+
+Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions options) {
+  const int64_t started_ns = MonotonicNs();
+  std::unique_ptr<Broker> broker(new Broker(loop, std::move(options)));
+  const config::BrokerConfig& config = broker->options_.config;
+  if (auto r = broker->LockFolder(); !r) return std::unexpected(r.error());
+  if (auto r = broker->TakeGenerations(); !r) return std::unexpected(r.error());
+  Result<Gpu> gpu = Gpu::Open(broker->options_.driver_folder, config.gpu);
+  if (!gpu) return std::unexpected(gpu.error());
+  broker->gpu_ = std::move(*gpu);
+  const DeviceInfo& device = broker->gpu_->info();
+  if (config.pool_bytes > device.total_bytes) {
+    return Fail(Code::kExhausted,
+                Concat("the pool of ", config.pool_bytes, " bytes is more than ", device.name,
+                       " has: ", device.total_bytes),
+                "ask for less, or choose a larger GPU");
+  }
+  broker->ledger_.emplace(
+      LedgerLimits{.pool_bytes = config.pool_bytes, .granularity = device.granularity}, device.uuid,
+      broker->epoch_);
+  auto registry = registry::RegistryWriter::Create(limits::kBuffers, broker->epoch_ - 1);
+  if (!registry) return std::unexpected(registry.error());
+  broker->registry_ = std::move(*registry);
+  Broker* const self = broker.get();
+  broker->transfers_.emplace(
+      loop, &broker->closer_, broker->options_.loader_command, broker->options_.driver_folder,
+      device.device,
+      Transfers::Events{
+          .on_progress =
+              [self](const std::string& name, protocol::Direction direction, uint64_t done) {
+                if (direction != protocol::Direction::kLoad) return;
+                self->ledger_->TransferProgress(name, done);
+                self->Apply();
+              },
+          .on_end =
+              [self](const std::string& name, protocol::Direction direction,
+                     const Result<void>& result) {
+                const bool load = direction == protocol::Direction::kLoad;
+                if (load) self->ledger_->TransferEnded(name, result);
+                self->Apply();
+                if (result) {
+                  LogInfo(load ? "buffer-loaded" : "buffer-saved", {{"buffer", name}});
+                } else {
+                  LogError(load ? "load-failed" : "save-failed",
+                           {{"buffer", name}, {"reason", result.error().ToString()}});
+                }
+              }});
+  broker->server_.emplace(loop, &broker->closer_, static_cast<Handler*>(broker.get()));
+  if (auto r = broker->MakeDeclared(); !r) return std::unexpected(r.error());
+  if (auto r = broker->ListenAll(); !r) return std::unexpected(r.error());
+  broker->StartFileLoads();
+  LogInfo("ready", {{"gpu", device.uuid.ToString()},
+                    {"gpu_name", device.name},
+                    {"simulated", broker->gpu_->simulated() ? "yes" : "no"},
+                    {"buffers", broker->ledger_->buffer_count()},
+                    {"pool_bytes", config.pool_bytes},
+                    {"used_bytes", broker->ledger_->used_bytes()},
+                    {"folder", config.folder},
+                    {"took_ms", (MonotonicNs() - started_ns) / 1'000'000}});
+  return broker;
+}
+
+// An flock tells a second broker off, and goes with the process however it ends. The folder itself
+// is never replaced: containers have it mounted.
+Result<void> Broker::LockFolder() {
+  const std::string& folder = options_.config.folder;
+  if (auto made = MakeFolder(folder); !made) return made;
+  const std::string path = folder + "/.lock";
+  lock_.Reset(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!lock_) return FailSystem(errno, Concat("open ", path));
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return {};
+  if (errno != EWOULDBLOCK) return FailSystem(errno, Concat("flock ", path));
+  return Fail(Code::kAlreadyExists, Concat("another broker serves ", folder),
+              "stop it first, or give this one another --folder");
+}
+
+// Generations never repeat, also over restarts and with a clock that was set back: a block is taken
+// above the clock and above the last one, which is kept in the folder.
+Result<void> Broker::TakeGenerations() {
+  const std::string path = options_.config.folder + "/.generations";
+  const UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!file) return FailSystem(errno, Concat("open ", path));
+  char text[32] = {};
+  uint64_t last = 0;
+  if (const ssize_t length = pread(file.get(), text, sizeof text - 1, 0); length > 0) {
+    std::from_chars(text, text + length, last);
+  }
+  epoch_ = std::max(last, static_cast<uint64_t>(UnixNs())) + 1;
+  const std::string next = std::to_string(epoch_ + kGenerationBlock);
+  if (pwrite(file.get(), next.data(), next.size(), 0) != static_cast<ssize_t>(next.size())) {
+    return FailSystem(errno, Concat("write ", path));
+  }
+  return {};
+}
+
+// On the driver's thread like every allocation, so that a GPU that hangs is an error here and not a
+// broker that never answers.
+Result<void> Broker::MakeDeclared() {
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<Result<UniqueFd>> made;
+  };
+  const auto shared = std::make_shared<Shared>();
+  for (const config::BufferSpec& spec : options_.config.pod.buffers) {
+    const Result<Ledger::Ticket> ticket = ledger_->BeginDeclared(spec);
+    if (!ticket) return std::unexpected(ticket.error());
+    ++driver_calls_;
+    driver_worker_.Run([shared, gpu = *gpu_, bytes = ticket->mapped_bytes] {
+      Result<UniqueFd> descriptor = gpu.Allocate(bytes);
+      const std::lock_guard lock(shared->mutex);
+      shared->made.push_back(std::move(descriptor));
+      shared->changed.notify_all();
+    });
+    std::unique_lock lock(shared->mutex);
+    if (!shared->changed.wait_for(lock, std::chrono::milliseconds(options_.start_timeout_ms),
+                                  [&] { return !shared->made.empty(); })) {
+      return Fail(Code::kTimeout,
+                  Concat("the GPU did not make \"", spec.name, "\" within ",
+                         options_.start_timeout_ms, " ms"),
+                  "nvidia-smi and the node's kernel log tell whether it hangs");
+    }
+    --driver_calls_;
+    Result<UniqueFd> descriptor = std::move(shared->made.front());
+    shared->made.clear();
+    if (!descriptor) {
+      ledger_->Abort(*ticket);
+      return std::unexpected(descriptor.error().WithContext(Concat("buffer \"", spec.name, '"')));
+    }
+    Memory memory;
+    memory.descriptor = std::move(*descriptor);
+    const auto granted = ledger_->Commit(*ticket, std::move(memory), true, UnixNs());
+    GPUSHM_ASSERT(granted.has_value());
+  }
+  Apply();
+  return {};
+}
+
+Result<void> Broker::ListenAll() {
+  const config::BrokerConfig& config = options_.config;
+  if (!config.containers || config.containers->empty()) {
+    const std::string path = Concat(config.folder, '/', protocol::kSocketName);
+    if (auto r = server_->Listen(path, kSocketMode, kOnlyContainer); !r) return r;
+  } else {
+    for (const std::string& container : *config.containers) {
+      const std::string folder = Concat(config.folder, '/', container);
+      if (auto made = MakeFolder(folder); !made) return made;
+      // Only the sidecar's user may write there; every user may look and connect.
+      if (chmod(folder.c_str(), 0755) != 0) return FailSystem(errno, Concat("chmod ", folder));
+      const std::string path = Concat(folder, '/', protocol::kSocketName);
+      if (auto r = server_->Listen(path, kSocketMode, container); !r) return r;
+    }
+  }
+  if (!config.host_ipc) return {};
+  if (config.pod_uid.empty()) {
+    return Fail(Code::kInvalidArgument, "host-ipc needs the pod's uid", "give --pod-uid");
+  }
+  const std::string path = Concat(options_.host_dir, '/', registry::HostSocketFile(config.pod_uid));
+  WriteHostListSoon();
+  return server_->Listen(path, kHostSocketMode, kHostIpcContainer);
+}
+
+void Broker::StartFileLoads() {
+  for (const config::BufferSpec& spec : options_.config.pod.buffers) {
+    if (!spec.file.empty()) TryFileLoad(spec);
+  }
+}
+
+// A file that is not there yet is waited for (an init container may still write it); one that is
+// there and cannot be read is an error that says whose it is.
+void Broker::TryFileLoad(const config::BufferSpec& spec) {
+  const std::string path =
+      spec.FileVolume().empty()
+          ? spec.file
+          : Concat("/run/gpushm-files/", spec.FileVolume(), '/', spec.FilePath());
+  const auto retry = [this, spec] {
+    loop_->After(kFileRetryMs, [this, spec] { TryFileLoad(spec); });
+  };
+  UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file && errno == ENOENT) return retry();
+  Result<void> failed;
+  if (!file) {
+    const int error = errno;
+    struct stat info{};
+    const bool known = stat(path.c_str(), &info) == 0;
+    failed = FailSystem(error,
+                        known ? Concat("open ", path, " (uid ", info.st_uid, ", gid ", info.st_gid,
+                                       ", mode ", std::oct, info.st_mode & 07777u, std::dec,
+                                       ") as uid ", getuid(), ", gid ", getgid())
+                              : Concat("open ", path),
+                        "let the sidecar's user or group read it");
+  } else {
+    const auto started =
+        StartTransfer(Client{}, spec.name, protocol::Direction::kLoad, std::move(file), 0);
+    if (started) return;
+    if (started.error().code() == Code::kBusy) return retry();  // Files load one after the other.
+    failed = std::unexpected(started.error());
+  }
+  LogError("load-failed", {{"buffer", spec.name}, {"reason", failed.error().ToString()}});
+  if (ledger_->BeginTransfer(Client{}, spec.name, protocol::Direction::kLoad)) {
+    ledger_->TransferEnded(spec.name, failed);
+  }
+  Apply();
+}
+
+// ---- what follows from the ledger's changes
+
+void Broker::Apply() {
+  const std::vector<Change> changes = ledger_->TakeChanges();
+  for (const Change& change : changes) ShowChange(change);
+  for (Memory& memory : ledger_->TakeFreed()) closer_.Close(std::move(memory.descriptor));
+  if (!changes.empty() && options_.config.host_ipc) WriteHostListSoon();
+  if (draining_ && Drained()) loop_->Stop();
+}
+
+void Broker::ShowChange(const Change& change) {
+  const auto slot = slots_.find(change.name);
+  if (!change.record) {
+    if (slot == slots_.end()) return;
+    const auto withdrawn = registry_->Withdraw(slot->second);
+    GPUSHM_ASSERT(withdrawn.has_value());
+    slots_.erase(slot);
+    return;
+  }
+  if (slot != slots_.end()) {
+    const auto updated = registry_->Update(slot->second, *change.record);
+    GPUSHM_ASSERT(updated.has_value());
+    return;
+  }
+  const Result<uint32_t> inserted = registry_->Insert(*change.record);
+  GPUSHM_ASSERT(inserted.has_value());  // The ledger has the registry's limits.
+  slots_.emplace(change.name, *inserted);
+}
+
+void Broker::WriteHostListSoon() {
+  if (host_list_due_) return;
+  host_list_due_ = true;
+  loop_->After(kHostListDelayMs, [this] {
+    host_list_due_ = false;
+    registry::HostList list;
+    list.table_version = registry_->table_version();
+    list.written_unix_ns = static_cast<uint64_t>(UnixNs());
+    list.buffers = ledger_->Records();
+    const auto written = registry::WriteHostList(options_.host_dir, options_.config.pod_uid, list);
+    if (!written) LogError("host-list-failed", {{"reason", written.error().ToString()}});
+  });
+}
+
+void Broker::OnEnded(const Client& client) {
+  transfers_->EndClient(client.id);
+  const Ledger::Ended ended = ledger_->EndClient(client.id);
+  for (const std::string& name : ended.marked) {
+    LogWarning("writer-died", {{"buffer", name}, {"container", client.container}});
+  }
+  for (const std::string& name : ended.dropped) {
+    LogInfo("buffer-dropped", {{"buffer", name}, {"container", client.container}});
+  }
+  Apply();
+}
+
+// ---- end
+
+bool Broker::Drained() const {
+  return ledger_->lease_count() == 0 && driver_calls_ == 0 && transfers_->running() == 0;
+}
+
+void Broker::Drain() {
+  if (draining_) return;
+  draining_ = true;
+  LogInfo("draining", {{"leases", ledger_->lease_count()}, {"clients", server_->connected()}});
+  server_->StopListening();
+  loop_->After(options_.drain_timeout_ms, [this] {
+    LogWarning("drain-timeout", {{"leases", ledger_->lease_count()}});
+    loop_->Stop();
+  });
+  if (Drained()) loop_->Stop();
+}
+
+}  // namespace gpushm::broker

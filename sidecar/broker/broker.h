@@ -1,0 +1,115 @@
+// The broker: owns a pod's buffers and hands them to its containers. Wires the ledger (what may
+// be), the registry (what peers see), the server (who asks), the GPU and the transfers together.
+//
+// Order of a start: lock the folder, take a generation block, open the GPU, make the declared
+// buffers, show them in the registry, listen. Who can connect finds everything that was declared.
+//
+// Threads: the loop's, but for Stop(), which any thread and a signal's descriptor may cause.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/registry/writer.h"
+#include "sidecar/broker/event_loop.h"
+#include "sidecar/broker/gpu.h"
+#include "sidecar/broker/ledger.h"
+#include "sidecar/broker/server.h"
+#include "sidecar/broker/transfer.h"
+#include "sidecar/broker/worker.h"
+#include "sidecar/config/config.h"
+
+namespace gpushm::broker {
+
+struct BrokerOptions {
+  config::BrokerConfig config;
+  std::string driver_folder;                // As for CudaApi::Load.
+  std::string host_dir = "/dev/shm";        // For pods with hostIPC.
+  std::vector<std::string> loader_command;  // Program and arguments of the loader child.
+  int64_t start_timeout_ms = 60'000;        // For the GPU to make the declared buffers.
+  int64_t drain_timeout_ms = 20'000;        // For clients to leave after Drain.
+};
+
+class Broker : private Handler {
+ public:
+  // Fails with what an operator can act on: a folder that another broker serves, a GPU that is not
+  // there, buffers that do not fit.
+  static Result<std::unique_ptr<Broker>> Start(EventLoop* loop, BrokerOptions options);
+  ~Broker() override;
+
+  // Takes no new clients and stops the loop when the last lease has ended, or at the deadline.
+  void Drain();
+
+ private:
+  Broker(EventLoop* loop, BrokerOptions options);
+
+  // ---- start
+  Result<void> LockFolder();
+  Result<void> TakeGenerations();
+  Result<void> MakeDeclared();
+  Result<void> ListenAll();
+  void StartFileLoads();
+  void TryFileLoad(const config::BufferSpec& spec);
+
+  // ---- requests
+  Result<void> OnRequest(Request& request) override;
+  void OnEnded(const Client& client) override;
+  bool Holds(uint64_t client_id) const override { return ledger_->HasLeases(client_id); }
+
+  Result<void> OnHello(Request& request);
+  Result<void> OnAttach(Request& request);
+  Result<void> OnDetach(Request& request);
+  Result<void> OnCreate(Request& request);
+  Result<void> OnReplace(Request& request);
+  Result<void> OnPublish(Request& request);
+  Result<void> OnOffer(Request& request);
+  Result<void> OnDelete(Request& request);
+  Result<void> OnHolders(Request& request);
+  Result<void> OnBrokerInfo(Request& request);
+  Result<void> OnTransfer(Request& request);
+  Result<void> OnTransferStatus(Request& request);
+  Result<void> OnContent(Request& request);
+
+  // Allocates on the driver's thread, then commits and replies.
+  void Allocate(const Ledger::Ticket& ticket, protocol::Kind kind, uint64_t request_id);
+  void Allocated(const Ledger::Ticket& ticket, protocol::Kind kind, uint64_t request_id,
+                 Result<UniqueFd> descriptor);
+  void ReplyGrant(const Client& client, protocol::Kind kind, uint64_t request_id,
+                  const Grant& grant);
+  Result<uint64_t> StartTransfer(const Client& client, const std::string& name,
+                                 protocol::Direction direction, UniqueFd file,
+                                 uint64_t chunk_bytes);
+
+  // Carries the ledger's changes into the registry and frees what it let go.
+  void Apply();
+  void ShowChange(const Change& change);
+  void WriteHostListSoon();
+  bool Drained() const;
+
+  EventLoop* loop_;
+  BrokerOptions options_;
+  UniqueFd lock_;
+  uint64_t epoch_ = 0;  // First generation of this broker, too.
+  std::optional<Gpu> gpu_;
+  std::optional<Ledger> ledger_;
+  std::optional<registry::RegistryWriter> registry_;
+  std::map<std::string, uint32_t> slots_;  // Of the registry, by name.
+  Worker driver_worker_;
+  Worker closer_;
+  std::optional<Transfers> transfers_;
+  std::optional<Server> server_;
+  int driver_calls_ = 0;  // Under way.
+  bool host_list_due_ = false;
+  bool draining_ = false;
+};
+
+}  // namespace gpushm::broker

@@ -1,0 +1,74 @@
+// One thread that sleeps in epoll and calls back. Nothing called back may block.
+//
+// Threads: everything on the loop's thread, except Post and Stop, which any thread may call.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+
+namespace gpushm::broker {
+
+class EventLoop {
+ public:
+  using Callback = std::function<void(uint32_t events)>;
+  using Task = std::function<void()>;
+
+  static Result<std::unique_ptr<EventLoop>> Create();
+
+  // Watches `fd` (not owned) for `events` (EPOLLIN ...), level-triggered. A callback may unwatch
+  // itself or others: events that were already collected for those are dropped.
+  Result<void> Watch(int fd, uint32_t events, Callback callback);
+  void Change(int fd, uint32_t events);
+  void Unwatch(int fd);
+
+  // Runs `task` once after `wait_ms`. Returns a number for Cancel.
+  uint64_t After(int64_t wait_ms, Task task);
+  void Cancel(uint64_t timer);
+
+  // Runs `task` on the loop's thread, soon. Any thread.
+  void Post(Task task);
+
+  // Until Stop().
+  void Run();
+  void Stop();
+
+ private:
+  EventLoop(UniqueFd epoll, UniqueFd wake) : epoll_(std::move(epoll)), wake_(std::move(wake)) {}
+  int NextTimeoutMs() const;
+  void RunTimers();
+  void RunPosted();
+
+  UniqueFd epoll_;
+  UniqueFd wake_;  // eventfd
+  bool stopping_ = false;
+
+  struct Watched {
+    uint64_t id;  // A new watch of a reused descriptor number is not the old one.
+    std::shared_ptr<Callback> callback;
+  };
+  std::unordered_map<int, Watched> watched_;
+  uint64_t next_watch_ = 1;
+
+  struct Timer {
+    uint64_t id;
+    Task task;
+  };
+  std::multimap<int64_t, Timer> timers_;  // By MonotonicNs.
+  uint64_t next_timer_ = 1;
+
+  std::mutex mutex_;
+  std::vector<Task> posted_;  // Guarded by mutex_.
+};
+
+}  // namespace gpushm::broker

@@ -1,0 +1,614 @@
+#include "sidecar/broker/ledger.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpushm::broker {
+namespace {
+
+std::unexpected<Status> Denied(std::string what, std::string remedy) {
+  return Fail(Code::kDenied, std::move(what), std::move(remedy));
+}
+
+std::string Quoted(const std::string& name) { return Concat('"', name, '"'); }
+
+constexpr char kListRemedy[] = "gpushmctl ls shows the names";
+
+}  // namespace
+
+Policy Policy::FromSpec(const config::BufferSpec& spec) {
+  Policy policy;
+  policy.declared = true;
+  policy.containers.insert(spec.containers.begin(), spec.containers.end());
+  policy.writers.insert(spec.writers.begin(), spec.writers.end());
+  policy.writers_all = spec.writers.empty();
+  policy.read_only = spec.access == config::Access::kReadOnly;
+  policy.one_writer = spec.access == config::Access::kOneWriter;
+  switch (spec.on_writer_exit) {
+    case config::OnWriterExit::kMark:
+      policy.on_writer_exit = protocol::OnWriterExit::kMark;
+      break;
+    case config::OnWriterExit::kKeep:
+      policy.on_writer_exit = protocol::OnWriterExit::kKeep;
+      break;
+    case config::OnWriterExit::kDrop:
+      policy.on_writer_exit = protocol::OnWriterExit::kDrop;
+      break;
+  }
+  return policy;
+}
+
+bool Policy::MayAttach(const std::string& container) const {
+  return containers.empty() || containers.contains(container);
+}
+
+bool Policy::MayWrite(const std::string& container) const {
+  if (read_only || !MayAttach(container)) return false;
+  return writers_all || writers.contains(container) || (!declared && container == creator);
+}
+
+Ledger::Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t first_generation)
+    : limits_(ledger_limits), gpu_(gpu), next_generation_(first_generation) {}
+
+// ---- making
+
+Result<void> Ledger::Reserve(uint64_t mapped_bytes, const std::string& name) {
+  const uint64_t free_bytes = limits_.pool_bytes - used_bytes_;
+  if (mapped_bytes > free_bytes) {
+    const auto old = std::find_if(generations_.begin(), generations_.end(), [&](const auto& item) {
+      return item.second.buffer == name && item.second.memory.pooled;
+    });
+    return Fail(Code::kExhausted,
+                Concat(Quoted(name), " needs ", mapped_bytes, " bytes, the pool has ", free_bytes,
+                       " of ", limits_.pool_bytes, " left"),
+                old == generations_.end()
+                    ? "raise gpushm.io/pool-extra, or delete what is not needed"
+                    : "give the buffer another generation (generations: 2), or detach the old one");
+  }
+  used_bytes_ += mapped_bytes;
+  return {};
+}
+
+Result<Ledger::Ticket> Ledger::BeginCreate(const Client& client, const std::string& name,
+                                           uint64_t size_bytes, const Policy& policy,
+                                           uint32_t flags) {
+  if (buffers_.contains(name)) {
+    return Fail(Code::kAlreadyExists, Concat("there is a buffer ", Quoted(name), " already"),
+                "attach to it, replace it, or take another name");
+  }
+  if (buffers_.size() >= limits_.buffers) {
+    return Fail(Code::kExhausted, Concat("the pod has its ", limits_.buffers, " buffers"),
+                "delete one; docs/limits.md");
+  }
+  Ticket ticket{.name = name,
+                .size_bytes = size_bytes,
+                .mapped_bytes = RoundUp(size_bytes, limits_.granularity),
+                .replaces = false,
+                .attach = (flags & protocol::kFlagAttach) != 0,
+                .unpublished = (flags & protocol::kFlagUnpublished) != 0,
+                .starts_loading = false,
+                .client = client,
+                .policy = policy};
+  if (auto reserved = Reserve(ticket.mapped_bytes, name); !reserved) {
+    return std::unexpected(reserved.error());
+  }
+  Buffer& buffer = buffers_[name];
+  buffer.policy = policy;
+  buffer.allocating = true;
+  return ticket;
+}
+
+Result<Ledger::Ticket> Ledger::BeginDeclared(const config::BufferSpec& spec) {
+  Result<Ticket> ticket =
+      BeginCreate(Client{}, spec.name, spec.size_bytes, Policy::FromSpec(spec), 0);
+  if (ticket) ticket->starts_loading = spec.StartsLoading();
+  return ticket;
+}
+
+Result<Ledger::Ticket> Ledger::BeginReplace(const Client& client, const std::string& name,
+                                            uint64_t size_bytes, uint32_t flags) {
+  const Result<Buffer*> found = FindBuffer(name);
+  if (!found) return std::unexpected(found.error());
+  Buffer& buffer = **found;
+  if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
+  if (buffer.allocating || buffer.pending != 0 || buffer.current == 0) {
+    return Fail(Code::kBusy, Concat("another generation of ", Quoted(name), " is being made"),
+                "wait until it is published (gpushm_wait), then try again");
+  }
+  const auto live = std::count_if(generations_.begin(), generations_.end(),
+                                  [&](const auto& item) { return item.second.buffer == name; });
+  if (live >= limits::kGenerations) {
+    return Fail(Code::kExhausted,
+                Concat(live, " generations of ", Quoted(name), " are still attached"),
+                "detach old ones; docs/limits.md");
+  }
+  const uint64_t wanted =
+      size_bytes != 0 ? size_bytes : generations_.at(buffer.current).memory.size_bytes;
+  Ticket ticket{.name = name,
+                .size_bytes = wanted,
+                .mapped_bytes = RoundUp(wanted, limits_.granularity),
+                .replaces = true,
+                .attach = (flags & protocol::kFlagAttach) != 0,
+                .unpublished = (flags & protocol::kFlagUnpublished) != 0,
+                .starts_loading = false,
+                .client = client,
+                .policy = {}};
+  if (ticket.attach && buffer.policy.one_writer && HasWriter(name)) {
+    return Fail(Code::kBusy, Concat(Quoted(name), " has its one writer already"),
+                "detach the old generation first, or declare it access: many-writers");
+  }
+  if (auto reserved = Reserve(ticket.mapped_bytes, name); !reserved) {
+    return std::unexpected(reserved.error());
+  }
+  buffer.allocating = true;
+  return ticket;
+}
+
+Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_alive,
+                             int64_t now_unix_ns) {
+  Buffer& buffer = buffers_.at(ticket.name);
+  buffer.allocating = false;
+  const uint64_t number = next_generation_++;
+  memory.size_bytes = ticket.size_bytes;
+  memory.mapped_bytes = ticket.mapped_bytes;
+  Generation& generation = generations_[number];
+  generation.buffer = ticket.name;
+  generation.memory = std::move(memory);
+  generation.created_unix_ns = now_unix_ns;
+
+  if (ticket.unpublished && !client_alive) {  // Nobody saw it, nobody will.
+    if (!ticket.replaces) buffers_.erase(ticket.name);
+    ReleaseIfUnused(number);
+    return Fail(Code::kPeerDied, "the requester ended");
+  }
+  if (ticket.unpublished) {
+    buffer.pending = number;
+    generation.publisher_client = ticket.client.id;
+  } else {
+    if (ticket.starts_loading) buffer.state = BufferState::kLoading;
+    MakeCurrent(ticket.name, buffer, number);
+  }
+  Grant grant{.lease_id = 0,
+              .generation = number,
+              .access = Access::kReadWrite,
+              .memory = &generations_.at(number).memory};
+  if (ticket.attach && client_alive) {
+    grant.lease_id = AddLease(ticket.client, ticket.name, number, Access::kReadWrite, now_unix_ns);
+  }
+  return grant;
+}
+
+void Ledger::Abort(const Ticket& ticket) {
+  used_bytes_ -= ticket.mapped_bytes;
+  const auto buffer = buffers_.find(ticket.name);
+  GPUSHM_ASSERT(buffer != buffers_.end());
+  buffer->second.allocating = false;
+  if (!ticket.replaces) buffers_.erase(buffer);
+}
+
+Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, const Policy& policy,
+                               Memory* memory, int64_t now_unix_ns) {
+  if (buffers_.contains(name)) {
+    return Fail(Code::kAlreadyExists, Concat("there is a buffer ", Quoted(name), " already"),
+                "delete it first, or take another name");
+  }
+  if (buffers_.size() >= limits_.buffers) {
+    return Fail(Code::kExhausted, Concat("the pod has its ", limits_.buffers, " buffers"),
+                "delete one; docs/limits.md");
+  }
+  const uint64_t number = next_generation_++;
+  Buffer& buffer = buffers_[name];
+  buffer.policy = policy;
+  Generation& generation = generations_[number];
+  generation.buffer = name;
+  generation.memory = std::move(*memory);
+  generation.memory.pooled = false;
+  generation.created_unix_ns = now_unix_ns;
+  if (generation.memory.transport == protocol::Transport::kCuIpc) {
+    generation.offerer_client = client.id;
+  }
+  MakeCurrent(name, buffer, number);
+  return number;
+}
+
+Result<void> Ledger::Publish(const Client& client, uint64_t lease_id) {
+  const Result<Lease*> lease = FindLease(client, lease_id);
+  if (!lease) return std::unexpected(lease.error());
+  const std::string& name = (*lease)->buffer;
+  const auto buffer = buffers_.find(name);
+  if (buffer == buffers_.end() || buffer->second.pending != (*lease)->generation ||
+      generations_.at((*lease)->generation).publisher_client != client.id) {
+    return Fail(Code::kInvalidArgument,
+                Concat("this attachment of ", Quoted(name), " holds nothing unpublished"),
+                "create or replace with `unpublished`, and publish once");
+  }
+  const uint64_t number = std::exchange(buffer->second.pending, 0);
+  generations_.at(number).publisher_client = 0;
+  MakeCurrent(name, buffer->second, number);
+  return {};
+}
+
+Result<void> Ledger::Delete(const Client& client, const std::string& name) {
+  const Result<Buffer*> buffer = FindBuffer(name);
+  if (!buffer) return std::unexpected(buffer.error());
+  if ((*buffer)->policy.declared) {
+    return Denied(Concat(Quoted(name), " is declared by the pod and lives as long as it"),
+                  "take it out of the pod's annotations");
+  }
+  if (auto may = CheckWriter(**buffer, name, client); !may) return may;
+  if ((*buffer)->allocating || (*buffer)->transferring) {
+    return Fail(Code::kBusy, Concat(Quoted(name), " is being made or loaded"), "try again");
+  }
+  Remove(name);
+  return {};
+}
+
+// ---- using
+
+Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Access access,
+                             uint64_t generation, const GpuUuid& sees_gpu, int64_t now_unix_ns) {
+  const Result<Buffer*> found = FindBuffer(name);
+  if (!found) return std::unexpected(found.error());
+  Buffer& buffer = **found;
+  if (!buffer.policy.MayAttach(client.container)) {
+    return Denied(Concat("container ", Quoted(client.container), " may not attach ", Quoted(name)),
+                  Concat("add it to buffers.gpushm.io/", name, ": containers"));
+  }
+  const bool writes = access == Access::kReadWrite;
+  if (writes) {
+    if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
+  }
+  if (sees_gpu != gpu_) {
+    return Denied(
+        Concat("the client does not see ", gpu_.ToString(), ", where ", Quoted(name), " lies"),
+        "ask for gpushm.io/attach in this container, or check CUDA_VISIBLE_DEVICES");
+  }
+  if (buffer.current == 0 || (buffer.state == BufferState::kLoading && !writes)) {
+    return Fail(Code::kLoading, Concat("the content of ", Quoted(name), " is not there yet"),
+                "wait for it: gpushm_wait, or a timeout in the attach options");
+  }
+  if (buffer.state == BufferState::kFailed && !writes) {
+    return Fail(Code::kSystem, Concat("loading ", Quoted(name), " failed: ", buffer.failure),
+                "load it again: gpushmctl load");
+  }
+  if (generation != 0 && generation != buffer.current) {
+    return Fail(Code::kStale,
+                Concat("generation ", generation, " of ", Quoted(name), " is history, ",
+                       buffer.current, " is current"),
+                "attach the current one");
+  }
+  if (writes && buffer.policy.one_writer && HasWriter(name)) {
+    return Fail(Code::kBusy, Concat(Quoted(name), " has its one writer already"),
+                "wait until it detaches, or declare it access: many-writers");
+  }
+  if (leases_.size() >= limits_.leases) {
+    return Fail(Code::kExhausted, Concat("the pod has its ", limits_.leases, " leases"),
+                "detach what is not used; docs/limits.md");
+  }
+  Grant grant{.lease_id = AddLease(client, name, buffer.current, access, now_unix_ns),
+              .generation = buffer.current,
+              .access = access,
+              .memory = &generations_.at(buffer.current).memory};
+  return grant;
+}
+
+Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
+  const Result<Lease*> lease = FindLease(client, lease_id);
+  if (!lease) return std::unexpected(lease.error());
+  const std::string name = (*lease)->buffer;
+  const uint64_t generation = (*lease)->generation;
+  // Whoever detaches what it has not published, or not loaded to the end, gives it up.
+  const auto buffer = buffers_.find(name);
+  EndLease(leases_.find(lease_id));
+  if (buffer == buffers_.end()) return {};
+  if (buffer->second.pending == generation &&
+      generations_.at(generation).publisher_client == client.id) {
+    buffer->second.pending = 0;
+    if (buffer->second.current == 0) {
+      Remove(name);
+    }
+    ReleaseIfUnused(generation);
+  } else if (buffer->second.current == generation && buffer->second.loading_client == client.id) {
+    buffer->second.loading_client = 0;
+    buffer->second.state = BufferState::kFailed;
+    buffer->second.failure = "the process that loaded it detached before it was complete";
+    Show(name);
+  }
+  return {};
+}
+
+Ledger::Ended Ledger::EndClient(uint64_t client_id) {
+  Ended ended;
+  for (auto lease = leases_.begin(); lease != leases_.end();) {
+    const auto next = std::next(lease);
+    if (lease->second.client.id == client_id) {
+      const Lease copy = lease->second;
+      ++ended.leases;
+      EndLease(lease);
+      if (copy.access == Access::kReadWrite) {
+        WriterDied(copy.buffer, copy.generation, client_id, &ended);
+      }
+    }
+    lease = next;
+  }
+  std::vector<std::string> offered;
+  for (const auto& [number, generation] : generations_) {
+    if (generation.offerer_client != client_id) continue;
+    const auto buffer = buffers_.find(generation.buffer);
+    if (buffer != buffers_.end() && buffer->second.current == number) {
+      offered.push_back(generation.buffer);
+    }
+  }
+  for (const std::string& name : offered) {
+    Remove(name);
+    ended.dropped.push_back(name);
+  }
+  return ended;
+}
+
+void Ledger::WriterDied(const std::string& name, uint64_t generation, uint64_t client_id,
+                        Ended* ended) {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end()) return;
+  Buffer& buffer = found->second;
+  if (buffer.pending == generation) {
+    if (generations_.at(generation).publisher_client != client_id) return;
+    buffer.pending = 0;
+    if (buffer.current == 0) Remove(name);
+    ReleaseIfUnused(generation);
+    ended->dropped.push_back(name);
+    return;
+  }
+  if (buffer.current != generation) return;
+  const bool was_loading = buffer.loading_client == client_id;
+  if (was_loading) buffer.loading_client = 0;
+  switch (buffer.policy.on_writer_exit) {
+    case protocol::OnWriterExit::kDrop:
+      Remove(name);
+      ended->dropped.push_back(name);
+      return;
+    case protocol::OnWriterExit::kMark:
+      buffer.state = was_loading ? BufferState::kFailed : BufferState::kWriterDied;
+      break;
+    case protocol::OnWriterExit::kKeep:
+      if (!was_loading) return;
+      buffer.state = BufferState::kFailed;
+      break;
+  }
+  if (was_loading) buffer.failure = "the process that loaded it died before it was complete";
+  ended->marked.push_back(name);
+  Show(name);
+}
+
+// ---- content
+
+Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
+                                bool complete) {
+  const Result<Lease*> lease = FindLease(client, lease_id);
+  if (!lease) return std::unexpected(lease.error());
+  if ((*lease)->access != Access::kReadWrite) {
+    return Denied("only a writer can say what the content is", "attach for writing");
+  }
+  const auto found = buffers_.find((*lease)->buffer);
+  if (found == buffers_.end() || found->second.current != (*lease)->generation) {
+    return Fail(Code::kStale, Concat(Quoted((*lease)->buffer), " has another generation by now"));
+  }
+  Buffer& buffer = found->second;
+  const uint64_t size = generations_.at(buffer.current).memory.size_bytes;
+  if (loaded_bytes > size) {
+    return Fail(Code::kInvalidArgument, Concat(loaded_bytes, " bytes loaded of ", size));
+  }
+  if (buffer.transferring || (buffer.loading_client != 0 && buffer.loading_client != client.id)) {
+    return Fail(Code::kBusy, Concat(Quoted(found->first), " is being loaded by somebody else"),
+                "wait until it is ready");
+  }
+  buffer.state = complete ? BufferState::kReady : BufferState::kLoading;
+  buffer.loading_client = complete ? 0 : client.id;
+  buffer.loaded_bytes = loaded_bytes;
+  buffer.failure.clear();
+  Show(found->first);
+  return {};
+}
+
+Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::string& name,
+                                            protocol::Direction direction) {
+  const Result<Buffer*> found = FindBuffer(name);
+  if (!found) return std::unexpected(found.error());
+  Buffer& buffer = **found;
+  const bool by_broker = client.id == 0;
+  if (!by_broker && !buffer.policy.MayAttach(client.container)) {
+    return Denied(Concat("container ", Quoted(client.container), " may not attach ", Quoted(name)),
+                  Concat("add it to buffers.gpushm.io/", name, ": containers"));
+  }
+  if (buffer.current == 0 || buffer.transferring || buffer.loading_client != 0) {
+    return Fail(Code::kBusy, Concat(Quoted(name), " is being made or loaded"), "try again");
+  }
+  const Memory& memory = generations_.at(buffer.current).memory;
+  if (memory.transport != protocol::Transport::kVmm) {
+    return Fail(Code::kUnsupported, Concat(Quoted(name), " was offered with a cuIpc handle"),
+                "load or save it in a container that sees the GPU");
+  }
+  if (direction == protocol::Direction::kSave) return &memory;
+  // A read-only buffer is read-only for clients; its content comes by exactly this way.
+  if (!by_broker && !buffer.policy.read_only) {
+    if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
+  }
+  if (!by_broker && buffer.policy.read_only && buffer.state != BufferState::kLoading &&
+      buffer.state != BufferState::kFailed) {
+    return Denied(Concat(Quoted(name), " is read-only and has its content"),
+                  "declare it access: many-writers to load it again");
+  }
+  buffer.transferring = true;
+  buffer.state_before = std::exchange(buffer.state, BufferState::kLoading);
+  buffer.failure_before = std::exchange(buffer.failure, {});
+  buffer.loaded_bytes = 0;
+  Show(name);
+  return &memory;
+}
+
+void Ledger::TransferProgress(const std::string& name, uint64_t loaded_bytes) {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || !found->second.transferring) return;
+  found->second.loaded_bytes = loaded_bytes;
+  Show(name);
+}
+
+void Ledger::TransferEnded(const std::string& name, const Result<void>& result) {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || !found->second.transferring) return;
+  Buffer& buffer = found->second;
+  buffer.transferring = false;
+  buffer.state = result ? BufferState::kReady : BufferState::kFailed;
+  if (!result) buffer.failure = result.error().what();
+  Show(name);
+}
+
+void Ledger::TransferRefused(const std::string& name) {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || !found->second.transferring) return;
+  Buffer& buffer = found->second;
+  buffer.transferring = false;
+  buffer.state = buffer.state_before;
+  buffer.failure = std::move(buffer.failure_before);
+  Show(name);
+}
+
+// ---- looking
+
+std::vector<const Lease*> Ledger::Holders(const std::string& name, uint64_t after_lease_id,
+                                          size_t at_most) const {
+  std::vector<const Lease*> holders;
+  for (auto lease = leases_.upper_bound(after_lease_id);
+       lease != leases_.end() && holders.size() < at_most; ++lease) {
+    if (name.empty() || lease->second.buffer == name) holders.push_back(&lease->second);
+  }
+  return holders;
+}
+
+bool Ledger::HasLeases(uint64_t client_id) const {
+  return std::any_of(leases_.begin(), leases_.end(),
+                     [&](const auto& item) { return item.second.client.id == client_id; }) ||
+         std::any_of(generations_.begin(), generations_.end(),
+                     [&](const auto& item) { return item.second.offerer_client == client_id; });
+}
+
+std::vector<registry::BufferRecord> Ledger::Records() const {
+  std::vector<registry::BufferRecord> records;
+  for (const auto& [name, buffer] : buffers_) {
+    if (buffer.current != 0) records.push_back(RecordOf(name, buffer));
+  }
+  return records;
+}
+
+// ---- inside
+
+Result<Ledger::Buffer*> Ledger::FindBuffer(const std::string& name) {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || (found->second.current == 0 && found->second.allocating)) {
+    return Fail(Code::kNotFound, Concat("no buffer ", Quoted(name)), kListRemedy);
+  }
+  return &found->second;
+}
+
+Result<Lease*> Ledger::FindLease(const Client& client, uint64_t lease_id) {
+  const auto lease = leases_.find(lease_id);
+  if (lease == leases_.end() || lease->second.client.id != client.id) {
+    return Fail(Code::kNotFound, Concat("this client has no lease ", lease_id));
+  }
+  return &lease->second;
+}
+
+Result<void> Ledger::CheckWriter(const Buffer& buffer, const std::string& name,
+                                 const Client& client) const {
+  if (buffer.policy.MayWrite(client.container)) return {};
+  if (buffer.policy.read_only) {
+    return Denied(Concat(Quoted(name), " is declared access: read-only"),
+                  "its content comes from its file, or from gpushmctl load");
+  }
+  return Denied(Concat("container ", Quoted(client.container), " may not write ", Quoted(name)),
+                buffer.policy.declared
+                    ? Concat("add it to buffers.gpushm.io/", name, ": writers")
+                    : Concat("its creator, container ", Quoted(buffer.policy.creator),
+                             ", can create it with GPUSHM_WRITERS_ALL"));
+}
+
+bool Ledger::HasWriter(const std::string& name) const {
+  return std::any_of(leases_.begin(), leases_.end(), [&](const auto& item) {
+    return item.second.buffer == name && item.second.access == Access::kReadWrite;
+  });
+}
+
+uint64_t Ledger::AddLease(const Client& client, const std::string& name, uint64_t generation,
+                          Access access, int64_t now_unix_ns) {
+  const uint64_t id = next_lease_++;
+  leases_.emplace(id, Lease{id, client, name, generation, access, now_unix_ns});
+  ++generations_.at(generation).leases;
+  return id;
+}
+
+void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease) {
+  const uint64_t generation = lease->second.generation;
+  leases_.erase(lease);
+  --generations_.at(generation).leases;
+  ReleaseIfUnused(generation);
+}
+
+void Ledger::ReleaseIfUnused(uint64_t number) {
+  const auto generation = generations_.find(number);
+  if (generation == generations_.end() || generation->second.leases > 0) return;
+  const auto buffer = buffers_.find(generation->second.buffer);
+  if (buffer != buffers_.end() &&
+      (buffer->second.current == number || buffer->second.pending == number)) {
+    return;
+  }
+  if (generation->second.memory.pooled) used_bytes_ -= generation->second.memory.mapped_bytes;
+  freed_.push_back(std::move(generation->second.memory));
+  generations_.erase(generation);
+}
+
+void Ledger::MakeCurrent(const std::string& name, Buffer& buffer, uint64_t generation) {
+  const uint64_t old = std::exchange(buffer.current, generation);
+  if (old != 0) {  // What is known of the old content does not hold for the new.
+    buffer.state = BufferState::kReady;
+    buffer.failure.clear();
+  }
+  buffer.loading_client = 0;
+  buffer.loaded_bytes = 0;
+  Show(name);
+  if (old != 0) ReleaseIfUnused(old);
+}
+
+void Ledger::Remove(const std::string& name) {
+  const auto found = buffers_.find(name);
+  const uint64_t current = found->second.current;
+  const uint64_t pending = found->second.pending;
+  buffers_.erase(found);
+  if (current != 0) {
+    changes_.push_back(Change{name, std::nullopt});
+    ReleaseIfUnused(current);
+  }
+  if (pending != 0) ReleaseIfUnused(pending);
+}
+
+void Ledger::Show(const std::string& name) {
+  const Buffer& buffer = buffers_.at(name);
+  if (buffer.current != 0) changes_.push_back(Change{name, RecordOf(name, buffer)});
+}
+
+registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& buffer) const {
+  const Generation& generation = generations_.at(buffer.current);
+  registry::BufferRecord record;
+  record.name = registry::Name(name);
+  record.generation = buffer.current;
+  record.size_bytes = generation.memory.size_bytes;
+  record.mapped_bytes = generation.memory.mapped_bytes;
+  record.gpu = gpu_.bytes;
+  record.transport = static_cast<registry::Transport>(generation.memory.transport);
+  record.state = buffer.state;
+  record.created_unix_ns = static_cast<uint64_t>(generation.created_unix_ns);
+  record.loaded_bytes = buffer.loaded_bytes;
+  record.creator = registry::Name(buffer.policy.creator);
+  return record;
+}
+
+}  // namespace gpushm::broker

@@ -1,0 +1,226 @@
+// What the broker knows: buffers, their generations, who holds them, and what each may do. Pure
+// bookkeeping: no socket, no driver, no clock; the server asks, the ledger decides, the registry
+// shows what it decided.
+//
+// Invariants
+//   (1) used_bytes() is the sum of the rounded sizes of the generations that this broker allocated
+//       (offered memory is the offerer's), plus what is reserved for allocations under way; it
+//       never exceeds the pool.
+//   (2) A generation exists while it is current, pending (unpublished) or held by a lease; when
+//   none
+//       is left, it is handed to the caller to be freed, exactly once.
+//   (3) A generation's number is used once, over all brokers of a pod.
+//   (4) A lease belongs to one client and one generation. It ends by Detach or by EndClient, which
+//       the server calls when the kernel says that the process is gone.
+//   (5) Every change of what peers see appears in TakeChanges() once, in order.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/driver/device.h"
+#include "runtime/protocol/messages.h"
+#include "runtime/registry/record.h"
+#include "sidecar/config/config.h"
+
+namespace gpushm::broker {
+
+using registry::BufferState;
+
+// GPU memory behind a name: the descriptor that keeps it, or a cuIpc handle.
+struct Memory {
+  protocol::Transport transport = protocol::Transport::kVmm;
+  uint64_t size_bytes = 0;    // As asked.
+  uint64_t mapped_bytes = 0;  // Of the whole allocation.
+  UniqueFd descriptor;        // kVmm
+  std::array<uint8_t, 64> cuipc_handle{};
+  uint64_t cuipc_offset = 0;
+  int32_t offerer_pid = 0;
+  bool pooled = true;  // Allocated by the broker: counts against the pool.
+};
+
+// Who may do what with a buffer.
+struct Policy {
+  bool declared = false;             // By annotation: lives as long as the pod.
+  std::string creator;               // Container; empty if declared.
+  std::set<std::string> containers;  // May attach; empty: every container.
+  std::set<std::string> writers;     // May write; empty: see writers_all.
+  bool writers_all = false;          // Every container may write.
+  bool read_only = false;            // Nobody may write.
+  bool one_writer = false;
+  protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
+
+  static Policy FromSpec(const config::BufferSpec& spec);
+  bool MayAttach(const std::string& container) const;
+  bool MayWrite(const std::string& container) const;
+};
+
+struct Client {
+  uint64_t id = 0;
+  std::string container;
+};
+
+struct Lease {
+  uint64_t id = 0;
+  Client client;
+  std::string buffer;
+  uint64_t generation = 0;
+  Access access = Access::kRead;
+  int64_t since_unix_ns = 0;
+};
+
+// What an attach gives. `descriptor` stays the ledger's.
+struct Grant {
+  uint64_t lease_id = 0;
+  uint64_t generation = 0;
+  Access access = Access::kRead;
+  const Memory* memory = nullptr;
+};
+
+// A change that peers see: the record to show under `name`, or none any more.
+struct Change {
+  std::string name;
+  std::optional<registry::BufferRecord> record;
+};
+
+struct LedgerLimits {
+  uint64_t pool_bytes = 0;
+  uint64_t granularity = 2 << 20;
+  uint32_t buffers = limits::kBuffers;
+  uint32_t leases = limits::kLeases;
+};
+
+class Ledger {
+ public:
+  // `first_generation`: see invariant (3). `gpu`: where all memory of this broker lies.
+  Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t first_generation);
+
+  // ---- making. Begin* decides and reserves; the caller allocates and calls Commit or Abort with
+  // the ticket. `client` null: the broker itself (declared buffers).
+  struct Ticket {
+    std::string name;
+    uint64_t size_bytes = 0;
+    uint64_t mapped_bytes = 0;
+    bool replaces = false;
+    bool attach = false;
+    bool unpublished = false;
+    bool starts_loading = false;
+    Client client;  // id 0: the broker.
+    Policy policy;  // Unless it replaces.
+  };
+  Result<Ticket> BeginCreate(const Client& client, const std::string& name, uint64_t size_bytes,
+                             const Policy& policy, uint32_t flags);
+  Result<Ticket> BeginDeclared(const config::BufferSpec& spec);
+  Result<Ticket> BeginReplace(const Client& client, const std::string& name, uint64_t size_bytes,
+                              uint32_t flags);
+  // `client_alive` false: the requester ended meanwhile; what nobody could see is dropped.
+  Result<Grant> Commit(const Ticket& ticket, Memory memory, bool client_alive, int64_t now_unix_ns);
+  void Abort(const Ticket& ticket);
+
+  // Offered memory: no allocation, so one step. Takes *memory over only if it succeeds.
+  Result<uint64_t> Offer(const Client& client, const std::string& name, const Policy& policy,
+                         Memory* memory, int64_t now_unix_ns);
+
+  Result<void> Publish(const Client& client, uint64_t lease_id);
+  Result<void> Delete(const Client& client, const std::string& name);
+
+  // ---- using
+  Result<Grant> Attach(const Client& client, const std::string& name, Access access,
+                       uint64_t generation, const GpuUuid& sees_gpu, int64_t now_unix_ns);
+  Result<void> Detach(const Client& client, uint64_t lease_id);
+  // What ended with a client, for the log.
+  struct Ended {
+    size_t leases = 0;
+    std::vector<std::string> marked;   // Buffers whose writer died.
+    std::vector<std::string> dropped;  // Buffers or generations that went with it.
+  };
+  Ended EndClient(uint64_t client_id);
+
+  // ---- content
+  // A writer says how far its load is.
+  Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
+                          bool complete);
+  // May `client` load (or save) through the broker? Gives the memory to work on.
+  Result<const Memory*> BeginTransfer(const Client& client, const std::string& name,
+                                      protocol::Direction direction);
+  void TransferProgress(const std::string& name, uint64_t loaded_bytes);
+  void TransferEnded(const std::string& name, const Result<void>& result);
+  // The load that BeginTransfer allowed did not start: the content is what it was.
+  void TransferRefused(const std::string& name);
+
+  // ---- looking
+  std::vector<const Lease*> Holders(const std::string& name, uint64_t after_lease_id,
+                                    size_t at_most) const;
+  uint64_t used_bytes() const { return used_bytes_; }
+  uint64_t pool_bytes() const { return limits_.pool_bytes; }
+  size_t lease_count() const { return leases_.size(); }
+  size_t buffer_count() const { return buffers_.size(); }
+  bool HasLeases(uint64_t client_id) const;
+  std::vector<registry::BufferRecord> Records() const;
+
+  // ---- what follows from calls above, to be carried out by the caller
+  std::vector<Change> TakeChanges() { return std::exchange(changes_, {}); }
+  std::vector<Memory> TakeFreed() { return std::exchange(freed_, {}); }
+
+ private:
+  struct Generation {
+    std::string buffer;
+    Memory memory;
+    uint32_t leases = 0;
+    uint64_t publisher_client = 0;  // Unpublished: whose it is.
+    uint64_t offerer_client = 0;    // kCuIpc: goes with this client.
+    int64_t created_unix_ns = 0;
+  };
+  struct Buffer {
+    Policy policy;
+    uint64_t current = 0;  // 0: none published yet.
+    uint64_t pending = 0;  // Unpublished.
+    bool allocating = false;
+    BufferState state = BufferState::kReady;
+    std::string failure;
+    uint64_t loaded_bytes = 0;
+    uint64_t loading_client = 0;  // Who loads by itself (SetContent).
+    bool transferring = false;
+    BufferState state_before = BufferState::kReady;  // While transferring.
+    std::string failure_before;
+  };
+
+  Result<Buffer*> FindBuffer(const std::string& name);
+  Result<Lease*> FindLease(const Client& client, uint64_t lease_id);
+  Result<void> Reserve(uint64_t mapped_bytes, const std::string& name);
+  Result<void> CheckWriter(const Buffer& buffer, const std::string& name,
+                           const Client& client) const;
+  bool HasWriter(const std::string& name) const;
+  uint64_t AddLease(const Client& client, const std::string& name, uint64_t generation,
+                    Access access, int64_t now_unix_ns);
+  void EndLease(std::map<uint64_t, Lease>::iterator lease);
+  void ReleaseIfUnused(uint64_t generation);
+  void MakeCurrent(const std::string& name, Buffer& buffer, uint64_t generation);
+  void Remove(const std::string& name);
+  void Show(const std::string& name);
+  registry::BufferRecord RecordOf(const std::string& name, const Buffer& buffer) const;
+  void WriterDied(const std::string& name, uint64_t generation, uint64_t client_id, Ended* ended);
+
+  LedgerLimits limits_;
+  GpuUuid gpu_;
+  uint64_t next_generation_;
+  uint64_t next_lease_ = 1;
+  uint64_t used_bytes_ = 0;
+  std::map<std::string, Buffer> buffers_;
+  std::map<uint64_t, Generation> generations_;
+  std::map<uint64_t, Lease> leases_;
+  std::vector<Change> changes_;
+  std::vector<Memory> freed_;
+};
+
+}  // namespace gpushm::broker

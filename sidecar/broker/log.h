@@ -1,0 +1,50 @@
+// The broker's log: one line for each event that an operator cares about, as text or JSON. Events
+// have fixed names and key=value fields; nothing is printed at the rate of attaches.
+//
+// Threads: any.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "sidecar/config/config.h"
+
+namespace gpushm::broker {
+
+// A field's value; numbers print as numbers, text is quoted where it must be.
+class Field {
+ public:
+  Field(std::string_view key, std::string_view value) : key_(key), value_(value), quoted_(true) {}
+  Field(std::string_view key, const char* value) : Field(key, std::string_view(value)) {}
+  Field(std::string_view key, const std::string& value) : Field(key, std::string_view(value)) {}
+  template <typename Number>
+    requires std::is_arithmetic_v<Number>
+  Field(std::string_view key, Number value) : key_(key), value_(Concat(value)), quoted_(false) {}
+
+  const std::string& key() const { return key_; }
+  const std::string& value() const { return value_; }
+  bool quoted() const { return quoted_; }
+
+ private:
+  std::string key_;
+  std::string value_;
+  bool quoted_;
+};
+
+void ConfigureLog(const config::LogConfig& config);
+void Log(config::LogLevel level, std::string_view event, std::initializer_list<Field> fields);
+
+inline void LogInfo(std::string_view event, std::initializer_list<Field> fields) {
+  Log(config::LogLevel::kInfo, event, fields);
+}
+inline void LogWarning(std::string_view event, std::initializer_list<Field> fields) {
+  Log(config::LogLevel::kWarning, event, fields);
+}
+inline void LogError(std::string_view event, std::initializer_list<Field> fields) {
+  Log(config::LogLevel::kError, event, fields);
+}
+
+}  // namespace gpushm::broker

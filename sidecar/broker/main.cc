@@ -1,0 +1,73 @@
+// gpushm-broker: the process of the sidecar. `gpushm-broker loader ...` is its short-lived child.
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <string_view>
+
+#include "sidecar/broker/broker.h"
+#include "sidecar/broker/event_loop.h"
+#include "sidecar/broker/loader.h"
+#include "sidecar/broker/log.h"
+#include "sidecar/broker/options.h"
+
+namespace gpushm::broker {
+namespace {
+
+// One descriptor for each buffer, two for each client.
+void RaiseDescriptorLimit() {
+  rlimit descriptors{};
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return;
+  descriptors.rlim_cur = descriptors.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &descriptors);
+}
+
+int Refuse(const Status& status) {
+  LogError("start-failed", {{"reason", status.ToString()}});
+  return status.code() == Code::kInvalidArgument ? 2 : 1;
+}
+
+int Main(int argc, char** argv) {
+  ConfigureLog({});
+  int exit_code = 0;
+  Result<std::optional<BrokerOptions>> options = ParseOptions(argc, argv, &exit_code);
+  if (!options) return Refuse(options.error());
+  if (!*options) return exit_code;
+  ConfigureLog((*options)->config.log);
+  RaiseDescriptorLimit();
+
+  sigset_t ending;
+  sigemptyset(&ending);
+  sigaddset(&ending, SIGTERM);
+  sigaddset(&ending, SIGINT);
+  sigprocmask(SIG_BLOCK, &ending, nullptr);  // Before any thread starts.
+  const UniqueFd signals(signalfd(-1, &ending, SFD_CLOEXEC | SFD_NONBLOCK));
+  Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
+  if (!loop) return Refuse(loop.error());
+  Result<std::unique_ptr<Broker>> broker = Broker::Start(loop->get(), std::move(**options));
+  if (!broker) return Refuse(broker.error());
+  const auto watched = (*loop)->Watch(signals.get(), EPOLLIN, [&](uint32_t) {
+    signalfd_siginfo info{};
+    if (read(signals.get(), &info, sizeof info) > 0) (*broker)->Drain();
+  });
+  if (!watched) return Refuse(watched.error());
+  (*loop)->Run();
+  broker->reset();
+  LogInfo("stopped", {});
+  return 0;
+}
+
+}  // namespace
+}  // namespace gpushm::broker
+
+int main(int argc, char** argv) {
+  const bool loader = argc > 1 && std::string_view(argv[1]) == "loader";
+  const int code =
+      loader ? gpushm::broker::LoaderMain(argc - 1, argv + 1) : gpushm::broker::Main(argc, argv);
+  // A thread may hang in a sick driver: leave without its destructors.
+  std::fflush(nullptr);
+  _exit(code);
+}

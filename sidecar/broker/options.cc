@@ -1,0 +1,173 @@
+#include "sidecar/broker/options.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "runtime/base/limits.h"
+#include "runtime/base/version.h"
+#include "runtime/driver/cuda_api.h"
+#include "sidecar/config/quantity.h"
+#include "sidecar/config/sizing.h"
+
+namespace gpushm::broker {
+namespace {
+
+struct Flags {
+  std::string file;
+  std::string folder;
+  std::vector<std::string> containers;
+  std::string pool;
+  std::string gpu;
+  std::string pod_uid;
+  bool host_ipc = false;
+  std::string host_dir = "/dev/shm";
+  std::string log_level;
+  std::string log_format;
+  int64_t drain_timeout_ms = 20'000;
+};
+
+// The whole of a small file.
+Result<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) {
+    return Fail(Code::kNotFound, Concat("--config ", path, " cannot be read"),
+                "give a file that exists, e.g. --config /etc/gpushm/broker.yaml");
+  }
+  std::string text;
+  text.resize(limits::kConfigBytes + 1);
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(in.gcount()));
+  if (text.size() > limits::kConfigBytes) {
+    return Fail(Code::kExhausted,
+                Concat("--config ", path, " has more than ", limits::kConfigBytes, " bytes"));
+  }
+  return text;
+}
+
+Result<config::BrokerConfig> ReadBase(const Flags& flags) {
+  config::BrokerConfig base;
+  if (!flags.file.empty()) {
+    const Result<std::string> text = ReadFile(flags.file);
+    if (!text) return std::unexpected(text.error());
+    Result<config::BrokerConfig> parsed = config::ParseBrokerConfig(*text, flags.file);
+    if (!parsed) return parsed;
+    base = std::move(*parsed);
+  }
+  if (const char* buffers = std::getenv(std::string(config::kBuffersVariable).c_str())) {
+    config::ParseOptions parse;
+    parse.containers = base.containers;
+    if (!flags.containers.empty()) parse.containers = flags.containers;
+    Result<config::PodSpec> pod = config::ParseBuffersEnvironment(buffers, parse);
+    if (!pod) return std::unexpected(pod.error().WithContext(config::kBuffersVariable));
+    base.pod = std::move(*pod);
+    if (!base.pool_given) base.pool_bytes = config::PoolBytes(base.pod);
+  }
+  return base;
+}
+
+Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
+  if (!flags.folder.empty()) config->folder = flags.folder;
+  if (!flags.containers.empty()) config->containers = flags.containers;
+  if (!flags.pod_uid.empty()) config->pod_uid = flags.pod_uid;
+  config->host_ipc = config->host_ipc || flags.host_ipc || config->pod.host_ipc;
+  if (!flags.pool.empty()) {
+    const auto bytes = config::ParseBytes(flags.pool);
+    if (!bytes) {
+      return Fail(Code::kInvalidArgument, Concat("--pool \"", flags.pool, "\": ", bytes.error()),
+                  "write it as --pool 8Gi");
+    }
+    config->pool_bytes = *bytes;
+  }
+  if (!flags.gpu.empty()) {
+    config::GpuChoice choice;
+    if (flags.gpu.find_first_not_of("0123456789") == std::string::npos && flags.gpu.size() < 5) {
+      choice.index = static_cast<uint32_t>(std::stoul(flags.gpu));
+    } else if (flags.gpu.starts_with("GPU-") || flags.gpu.starts_with("MIG-")) {
+      choice.uuid = flags.gpu;
+    } else {
+      return Fail(Code::kInvalidArgument, Concat("--gpu \"", flags.gpu, "\" is neither"),
+                  "write an index or a UUID: --gpu 0, --gpu GPU-1b2c...");
+    }
+    config->gpu = choice;
+  }
+  if (!flags.log_format.empty()) {
+    config->log.format =
+        flags.log_format == "json" ? config::LogFormat::kJson : config::LogFormat::kText;
+  }
+  if (!flags.log_level.empty()) {
+    config->log.level = flags.log_level == "debug"     ? config::LogLevel::kDebug
+                        : flags.log_level == "warning" ? config::LogLevel::kWarning
+                        : flags.log_level == "error"   ? config::LogLevel::kError
+                                                       : config::LogLevel::kInfo;
+  }
+  return {};
+}
+
+// The loader is this program again, under another name.
+std::vector<std::string> LoaderCommand() {
+  std::array<char, 4096> path{};
+  const ssize_t length = readlink("/proc/self/exe", path.data(), path.size() - 1);
+  return {length > 0 ? std::string(path.data(), static_cast<size_t>(length)) : "gpushm-broker",
+          "loader"};
+}
+
+void Declare(CLI::App& app, Flags* flags) {
+  app.set_version_flag("--version", std::string(kVersion));
+  app.add_option("--config", flags->file, "YAML file in the annotations' syntax");
+  app.add_option("--folder", flags->folder,
+                 "Folder with a socket for each container (default /run/gpushm)");
+  app.add_option("--container", flags->containers,
+                 "A container to serve, in a subfolder of its name; may be repeated. None: one "
+                 "socket in the folder itself");
+  app.add_option("--pool", flags->pool, "Bytes that the buffers may take, e.g. 8Gi");
+  app.add_option("--gpu", flags->gpu, "The GPU: index or UUID. Needed only if several are visible");
+  app.add_option("--pod-uid", flags->pod_uid, "The pod's UID, for --host-ipc");
+  app.add_flag("--host-ipc", flags->host_ipc, "Also serve hostIPC pods of the node, in /dev/shm");
+  app.add_option("--host-dir", flags->host_dir, "What stands for /dev/shm");
+  app.add_option("--log-level", flags->log_level, "debug, info, warning or error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  app.add_option("--log-format", flags->log_format, "text or json")
+      ->check(CLI::IsMember({"text", "json"}));
+  app.add_option("--drain-timeout-ms", flags->drain_timeout_ms,
+                 "How long to wait for clients after SIGTERM")
+      ->check(CLI::Range(int64_t{0}, int64_t{3'600'000}));
+}
+
+}  // namespace
+
+Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* exit_code) {
+  CLI::App app(
+      "gpushm-broker owns the GPU buffers of a pod and hands them to its containers by name.\n"
+      "Environment: GPUSHM_BUFFERS (annotations as YAML), GPUSHM_DRIVER (folder of libcuda.so.1).");
+  Flags flags;
+  Declare(app, &flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& done) {
+    *exit_code = app.exit(done);
+    return std::optional<BrokerOptions>();
+  } catch (const CLI::ParseError& error) {
+    return Fail(Code::kInvalidArgument, error.what(), "gpushm-broker --help lists the flags");
+  }
+  Result<config::BrokerConfig> config = ReadBase(flags);
+  if (!config) return std::unexpected(config.error());
+  if (auto applied = ApplyFlags(flags, &*config); !applied) {
+    return std::unexpected(applied.error());
+  }
+  BrokerOptions options;
+  options.config = std::move(*config);
+  options.driver_folder = DriverFolderFromEnvironment();
+  options.host_dir = flags.host_dir;
+  options.loader_command = LoaderCommand();
+  options.drain_timeout_ms = flags.drain_timeout_ms;
+  return std::optional(std::move(options));
+}
+
+}  // namespace gpushm::broker

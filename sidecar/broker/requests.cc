@@ -1,0 +1,360 @@
+// What the broker does with each kind of request (Broker's members; see broker.h).
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/clock.h"
+#include "sidecar/broker/broker.h"
+#include "sidecar/broker/log.h"
+
+namespace gpushm::broker {
+namespace {
+
+using protocol::Kind;
+
+std::string NameOf(const protocol::NameField& field) {
+  return std::string(protocol::FromNameField(field));
+}
+
+Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) {
+  Policy policy;
+  policy.creator = client.container;
+  policy.writers_all = (flags & protocol::kFlagWritersAll) != 0;
+  policy.one_writer = (flags & protocol::kFlagOneWriter) != 0;
+  policy.on_writer_exit = static_cast<protocol::OnWriterExit>(on_writer_exit);
+  return policy;
+}
+
+}  // namespace
+
+Result<void> Broker::OnRequest(Request& request) {
+  switch (request.kind) {
+    case Kind::kHello:
+      return OnHello(request);
+    case Kind::kAttach:
+      return OnAttach(request);
+    case Kind::kDetach:
+      return OnDetach(request);
+    case Kind::kCreate:
+      return OnCreate(request);
+    case Kind::kReplace:
+      return OnReplace(request);
+    case Kind::kPublish:
+      return OnPublish(request);
+    case Kind::kOffer:
+      return OnOffer(request);
+    case Kind::kDelete:
+      return OnDelete(request);
+    case Kind::kHolders:
+      return OnHolders(request);
+    case Kind::kBrokerInfo:
+      return OnBrokerInfo(request);
+    case Kind::kTransfer:
+      return OnTransfer(request);
+    case Kind::kTransferStatus:
+      return OnTransferStatus(request);
+    case Kind::kContent:
+      return OnContent(request);
+    case Kind::kAnnounceDescriptor:
+      break;  // The server's own.
+  }
+  return Fail(Code::kCorrupt, "a request of unknown kind");
+}
+
+Result<void> Broker::OnHello(Request& request) {
+  protocol::HelloReply reply{};
+  reply.version = protocol::kMaxVersion;
+  reply.simulated = gpu_->simulated() ? 1 : 0;
+  reply.client_id = request.client.id;
+  reply.epoch = epoch_;
+  reply.gpu_uuid = gpu_->info().uuid.bytes;
+  reply.container = protocol::ToNameField(request.client.container);
+  server_->Reply(request.client.id, request.kind, request.request_id, reply, registry_->fd());
+  return {};
+}
+
+Result<void> Broker::OnAttach(Request& request) {
+  const auto body = protocol::Parse<protocol::AttachRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (draining_) {
+    return Fail(Code::kUnavailable, "the sidecar is ending", "the pod is being stopped");
+  }
+  const auto grant =
+      ledger_->Attach(request.client, NameOf(body->name), static_cast<Access>(body->access),
+                      body->generation, GpuUuid{body->gpu_uuid}, UnixNs());
+  if (!grant) {
+    if (grant.error().code() == Code::kDenied) {
+      LogWarning("attach-denied", {{"buffer", NameOf(body->name)},
+                                   {"container", request.client.container},
+                                   {"reason", grant.error().what()}});
+    }
+    return std::unexpected(grant.error());
+  }
+  ReplyGrant(request.client, request.kind, request.request_id, *grant);
+  return {};
+}
+
+void Broker::ReplyGrant(const Client& client, Kind kind, uint64_t request_id, const Grant& grant) {
+  protocol::AttachReply reply{};
+  reply.lease_id = grant.lease_id;
+  reply.generation = grant.generation;
+  reply.size_bytes = grant.memory->size_bytes;
+  reply.mapped_bytes = grant.memory->mapped_bytes;
+  reply.access = static_cast<uint32_t>(grant.access);
+  reply.transport = static_cast<uint32_t>(grant.memory->transport);
+  int descriptor = -1;
+  if (grant.memory->transport == protocol::Transport::kCuIpc) {
+    reply.offerer_pid = grant.memory->offerer_pid;
+    reply.cuipc_offset = grant.memory->cuipc_offset;
+    reply.cuipc_handle = grant.memory->cuipc_handle;
+  } else if (grant.lease_id != 0) {
+    descriptor = grant.memory->descriptor.get();
+  }
+  if (!server_->Reply(client.id, kind, request_id, reply, descriptor) && grant.lease_id != 0) {
+    // Refused (its last reply is unread): it does not know of this lease.
+    [[maybe_unused]] const auto undone = ledger_->Detach(client, grant.lease_id);
+    Apply();
+  }
+}
+
+Result<void> Broker::OnDetach(Request& request) {
+  const auto body = protocol::Parse<protocol::DetachRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (auto r = ledger_->Detach(request.client, body->lease_id); !r) return r;
+  server_->Reply(request.client.id, request.kind, request.request_id, protocol::EmptyReply{});
+  Apply();
+  return {};
+}
+
+Result<void> Broker::OnCreate(Request& request) {
+  const auto body = protocol::Parse<protocol::CreateRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (draining_) return Fail(Code::kUnavailable, "the sidecar is ending");
+  const auto ticket = ledger_->BeginCreate(
+      request.client, NameOf(body->name), body->size_bytes,
+      PolicyFor(request.client, body->flags, body->on_writer_exit), body->flags);
+  if (!ticket) return std::unexpected(ticket.error());
+  Allocate(*ticket, request.kind, request.request_id);
+  return {};
+}
+
+Result<void> Broker::OnReplace(Request& request) {
+  const auto body = protocol::Parse<protocol::ReplaceRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (draining_) return Fail(Code::kUnavailable, "the sidecar is ending");
+  const auto ticket =
+      ledger_->BeginReplace(request.client, NameOf(body->name), body->size_bytes, body->flags);
+  if (!ticket) return std::unexpected(ticket.error());
+  Allocate(*ticket, request.kind, request.request_id);
+  return {};
+}
+
+void Broker::Allocate(const Ledger::Ticket& ticket, Kind kind, uint64_t request_id) {
+  ++driver_calls_;
+  driver_worker_.Run([this, loop = loop_, gpu = *gpu_, ticket, kind, request_id] {
+    auto made = std::make_shared<Result<UniqueFd>>(gpu.Allocate(ticket.mapped_bytes));
+    loop->Post([this, ticket, kind, request_id, made] {
+      --driver_calls_;
+      Allocated(ticket, kind, request_id, std::move(*made));
+    });
+  });
+}
+
+void Broker::Allocated(const Ledger::Ticket& ticket, Kind kind, uint64_t request_id,
+                       Result<UniqueFd> descriptor) {
+  if (!descriptor) {
+    ledger_->Abort(ticket);
+    LogError("allocation-failed", {{"buffer", ticket.name},
+                                   {"bytes", ticket.mapped_bytes},
+                                   {"reason", descriptor.error().ToString()}});
+    server_->ReplyError(ticket.client.id, kind, request_id, descriptor.error());
+    Apply();
+    return;
+  }
+  Memory memory;
+  memory.descriptor = std::move(*descriptor);
+  const auto grant =
+      ledger_->Commit(ticket, std::move(memory), server_->IsConnected(ticket.client.id), UnixNs());
+  Apply();  // Peers see it before its maker does.
+  if (!grant) return;
+  LogInfo(ticket.replaces ? "buffer-replaced" : "buffer-created",
+          {{"buffer", ticket.name},
+           {"generation", grant->generation},
+           {"bytes", ticket.mapped_bytes},
+           {"container", ticket.client.container},
+           {"published", ticket.unpublished ? "no" : "yes"}});
+  ReplyGrant(ticket.client, kind, request_id, *grant);
+}
+
+Result<void> Broker::OnPublish(Request& request) {
+  const auto body = protocol::Parse<protocol::PublishRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (auto r = ledger_->Publish(request.client, body->lease_id); !r) return r;
+  Apply();
+  server_->Reply(request.client.id, request.kind, request.request_id, protocol::EmptyReply{});
+  return {};
+}
+
+Result<void> Broker::OnOffer(Request& request) {
+  const auto body = protocol::Parse<protocol::OfferRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  const auto transport = static_cast<protocol::Transport>(body->transport);
+  const bool vmm = transport == protocol::Transport::kVmm;
+  if (request.message->descriptors.size() != (vmm ? 1u : 0u)) {
+    return Fail(Code::kCorrupt, vmm ? "an offer of VMM memory without its descriptor"
+                                    : "an offer of a cuIpc handle with a descriptor");
+  }
+  if (body->gpu_uuid != gpu_->info().uuid.bytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat("the offered memory lies on ", GpuUuid{body->gpu_uuid}.ToString(),
+                       ", this broker serves ", gpu_->info().uuid.ToString()),
+                "offer memory of the pod's GPU, or copy it there");
+  }
+  Memory memory;
+  memory.transport = transport;
+  memory.size_bytes = body->size_bytes;
+  memory.mapped_bytes = body->mapped_bytes;
+  memory.cuipc_handle = body->cuipc_handle;
+  memory.cuipc_offset = body->cuipc_offset;
+  memory.offerer_pid = body->pid;
+  if (vmm) memory.descriptor = std::move(request.message->descriptors[0]);
+  const std::string name = NameOf(body->name);
+  auto generation = ledger_->Offer(request.client, name,
+                                   PolicyFor(request.client, body->flags, body->on_writer_exit),
+                                   &memory, UnixNs());
+  if (!generation) {
+    closer_.Close(std::move(memory.descriptor));  // A client made it.
+    return std::unexpected(generation.error());
+  }
+  Apply();
+  LogInfo("buffer-offered", {{"buffer", name},
+                             {"generation", *generation},
+                             {"bytes", body->size_bytes},
+                             {"transport", vmm ? "vmm" : "cuipc"},
+                             {"container", request.client.container}});
+  server_->Reply(request.client.id, request.kind, request.request_id,
+                 protocol::OfferReply{*generation});
+  return {};
+}
+
+Result<void> Broker::OnDelete(Request& request) {
+  const auto body = protocol::Parse<protocol::DeleteRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  const std::string name = NameOf(body->name);
+  if (auto r = ledger_->Delete(request.client, name); !r) return r;
+  Apply();
+  LogInfo("buffer-deleted", {{"buffer", name}, {"container", request.client.container}});
+  server_->Reply(request.client.id, request.kind, request.request_id, protocol::EmptyReply{});
+  return {};
+}
+
+Result<void> Broker::OnHolders(Request& request) {
+  const auto body = protocol::Parse<protocol::HoldersRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  const std::vector<const Lease*> holders =
+      ledger_->Holders(NameOf(body->name), body->after_lease_id, protocol::kHoldersPerReply);
+  protocol::HoldersReply reply{};
+  for (const Lease* lease : holders) {
+    protocol::HolderEntry& entry = reply.entries[reply.count++];
+    entry.buffer = protocol::ToNameField(lease->buffer);
+    entry.container = protocol::ToNameField(lease->client.container);
+    entry.generation = lease->generation;
+    entry.client_id = lease->client.id;
+    entry.lease_id = lease->id;
+    entry.since_unix_ns = lease->since_unix_ns;
+    entry.access = static_cast<uint32_t>(lease->access);
+  }
+  server_->Reply(request.client.id, request.kind, request.request_id, reply);
+  return {};
+}
+
+Result<void> Broker::OnBrokerInfo(Request& request) {
+  const auto body = protocol::Parse<protocol::BrokerInfoRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  protocol::BrokerInfoReply reply{};
+  reply.container = protocol::ToNameField(request.client.container);
+  reply.gpu_uuid = gpu_->info().uuid.bytes;
+  reply.pool_bytes = ledger_->pool_bytes();
+  reply.used_bytes = ledger_->used_bytes();
+  reply.epoch = epoch_;
+  reply.clients = server_->connected();
+  reply.leases = static_cast<uint32_t>(ledger_->lease_count());
+  reply.simulated = gpu_->simulated() ? 1 : 0;
+  reply.version = protocol::kMaxVersion;
+  server_->Reply(request.client.id, request.kind, request.request_id, reply);
+  return {};
+}
+
+Result<uint64_t> Broker::StartTransfer(const Client& client, const std::string& name,
+                                       protocol::Direction direction, UniqueFd file,
+                                       uint64_t chunk_bytes) {
+  const Result<const Memory*> memory = ledger_->BeginTransfer(client, name, direction);
+  if (!memory) return std::unexpected(memory.error());
+  const Result<uint64_t> started =
+      transfers_->Start(TransferJob{.client_id = client.id,
+                                    .buffer = name,
+                                    .direction = direction,
+                                    .memory = (*memory)->descriptor.get(),
+                                    .file = std::move(file),
+                                    .size_bytes = (*memory)->size_bytes,
+                                    .mapped_bytes = (*memory)->mapped_bytes,
+                                    .chunk_bytes = chunk_bytes});
+  if (!started && direction == protocol::Direction::kLoad) ledger_->TransferRefused(name);
+  Apply();
+  return started;
+}
+
+Result<void> Broker::OnTransfer(Request& request) {
+  const auto body = protocol::Parse<protocol::TransferRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (request.message->descriptors.size() != 1) {
+    return Fail(Code::kCorrupt, "a transfer without its file");
+  }
+  const std::string name = NameOf(body->name);
+  const auto direction = static_cast<protocol::Direction>(body->direction);
+  const Result<uint64_t> started =
+      StartTransfer(request.client, name, direction, std::move(request.message->descriptors[0]),
+                    body->chunk_bytes);
+  if (!started) return std::unexpected(started.error());
+  LogInfo("transfer-started",
+          {{"buffer", name},
+           {"direction", direction == protocol::Direction::kLoad ? "load" : "save"},
+           {"container", request.client.container}});
+  const auto state = transfers_->Look(*started);
+  server_->Reply(request.client.id, request.kind, request.request_id,
+                 protocol::TransferReply{*started, state.total_bytes});
+  return {};
+}
+
+Result<void> Broker::OnTransferStatus(Request& request) {
+  const auto body = protocol::Parse<protocol::TransferStatusRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (body->cancel == 1) {
+    if (auto r = transfers_->Cancel(request.client.id, body->transfer_id); !r) return r;
+  }
+  const auto state = transfers_->Take(request.client.id, body->transfer_id);
+  if (!state) return std::unexpected(state.error());
+  if (state->finished && !state->result) return state->result;
+  server_->Reply(request.client.id, request.kind, request.request_id,
+                 protocol::TransferStatusReply{.done_bytes = state->done_bytes,
+                                               .total_bytes = state->total_bytes,
+                                               .finished = state->finished ? 1u : 0u,
+                                               .reserved = 0});
+  return {};
+}
+
+Result<void> Broker::OnContent(Request& request) {
+  const auto body = protocol::Parse<protocol::ContentRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (auto r = ledger_->SetContent(request.client, body->lease_id, body->loaded_bytes,
+                                   body->complete == 1);
+      !r) {
+    return r;
+  }
+  Apply();
+  server_->Reply(request.client.id, request.kind, request.request_id, protocol::EmptyReply{});
+  return {};
+}
+
+}  // namespace gpushm::broker

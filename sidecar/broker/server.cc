@@ -1,0 +1,369 @@
+#include "sidecar/broker/server.h"
+
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "runtime/base/clock.h"
+#include "sidecar/broker/log.h"
+
+// Younger than the C library's headers of Debian 12; the numbers are the kernel's
+// (include/uapi/asm-generic/socket.h).
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
+namespace gpushm::broker {
+namespace {
+
+// Connections that every container can have whatever the others do.
+constexpr uint32_t kReservedPerContainer = 4;
+// After which a reply whose descriptor nobody takes (ETOOMANYREFS) is given up.
+constexpr int64_t kDelayMaxMs = 2000;
+constexpr int64_t kDelayStepMs = 5;
+// Pause of a listener when descriptors or memory run out.
+constexpr int64_t kAcceptPauseMs = 100;
+
+bool HasUnread(int socket) {
+  int unread = 0;
+  return ioctl(socket, SIOCOUTQ, &unread) == 0 && unread > 0;
+}
+
+// A pidfd is all that may be sent for one: anything else could claim to live for ever, or be
+// readable at once.
+bool IsPidfd(int fd) {
+  std::array<char, 64> target{};
+  const std::string link = Concat("/proc/self/fd/", fd);
+  const ssize_t length = readlink(link.c_str(), target.data(), target.size() - 1);
+  const std::string_view text(target.data(), length > 0 ? static_cast<size_t>(length) : 0);
+  return text == "anon_inode:[pidfd]" || text.starts_with("pidfd:[");
+}
+
+}  // namespace
+
+Server::~Server() {
+  for (auto& [id, connection] : connections_) {
+    if (connection.socket) loop_->Unwatch(connection.socket.get());
+    if (connection.pidfd) loop_->Unwatch(connection.pidfd.get());
+  }
+  StopListening();
+}
+
+Result<void> Server::Listen(const std::string& path, unsigned mode, const std::string& container) {
+  Result<UniqueFd> socket = protocol::Listen(path, mode);
+  if (!socket) return std::unexpected(socket.error());
+  listeners_.push_back(std::make_unique<Listener>(Listener{
+      .socket = std::move(*socket), .path = path, .container = container, .connected = 0}));
+  Listener* const listener = listeners_.back().get();
+  // Accepted sockets inherit it, so that no descriptor slips in before they are looked at.
+  const int off = 0;
+  setsockopt(listener->socket.get(), SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off);
+  return loop_->Watch(listener->socket.get(), EPOLLIN,
+                      [this, listener](uint32_t) { OnAcceptable(listener); });
+}
+
+void Server::StopListening() {
+  for (const auto& listener : listeners_) {
+    if (!listener->socket) continue;
+    loop_->Unwatch(listener->socket.get());
+    listener->socket.Reset();
+    unlink(listener->path.c_str());
+  }
+}
+
+// ---- connections
+
+void Server::OnAcceptable(Listener* listener) {
+  UniqueFd socket(accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket) {
+    if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
+    LogWarning("accept-paused", {{"container", listener->container}, {"errno", errno}});
+    loop_->Change(listener->socket.get(), 0);
+    loop_->After(kAcceptPauseMs, [this, listener] {
+      if (listener->socket) loop_->Change(listener->socket.get(), EPOLLIN);
+    });
+    return;
+  }
+  if (!HasRoom(*listener)) {
+    const Status full(Code::kExhausted,
+                      Concat("container \"", listener->container, "\" has ", listener->connected,
+                             " clients, the broker ", connected_, " of ", limits::kClients),
+                      "close clients that are not used; docs/limits.md");
+    protocol::Buffer bytes;
+    const size_t size = protocol::EncodeError(protocol::Kind::kHello, 0, full, &bytes);
+    [[maybe_unused]] const auto sent = protocol::TrySend(socket.get(), {bytes.data(), size}, {});
+    closer_->Close(std::move(socket));
+    return;
+  }
+  Admit(listener, std::move(socket));
+}
+
+bool Server::HasRoom(const Listener& listener) const {
+  const uint32_t reserved = std::min<uint32_t>(
+      kReservedPerContainer, limits::kClients / static_cast<uint32_t>(listeners_.size()));
+  if (listener.connected < reserved) return true;
+  uint32_t taken = 0;
+  for (const auto& other : listeners_) taken += std::max(other->connected, reserved);
+  return taken < limits::kClients;
+}
+
+void Server::Admit(Listener* listener, UniqueFd socket) {
+  const uint64_t id = next_client_++;
+  Connection connection;
+  connection.client = Client{id, listener->container};
+  connection.listener = listener;
+  connection.socket = std::move(socket);
+  int pidfd = -1;
+  socklen_t size = sizeof pidfd;
+  if (getsockopt(connection.socket.get(), SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) {
+    connection.pidfd.Reset(pidfd);
+  } else if (errno != ENOPROTOOPT) {  // The peer is gone already.
+    closer_->Close(std::move(connection.socket));
+    return;
+  }
+  const bool has_pidfd = connection.pidfd.valid();
+  if (!has_pidfd) connection.announced = true;  // Hello brings it.
+  SetPassDescriptors(connection, connection.announced);
+  const Result<void> watched =
+      loop_->Watch(connection.socket.get(), EPOLLIN, [this, id](uint32_t) { OnReadable(id); });
+  if (!watched) {
+    closer_->Close(std::move(connection.socket));
+    return;
+  }
+  ++listener->connected;
+  ++connected_;
+  Connection& stored = connections_.emplace(id, std::move(connection)).first->second;
+  if (has_pidfd) {
+    if (auto r = WatchProcess(stored); !r) Disconnect(stored, r.error().what());
+  }
+}
+
+Result<void> Server::WatchProcess(Connection& connection) {
+  return loop_->Watch(connection.pidfd.get(), EPOLLIN,
+                      [this, id = connection.client.id](uint32_t) { OnProcessEnded(id); });
+}
+
+void Server::SetPassDescriptors(const Connection& connection, bool on) const {
+  const int value = on ? 1 : 0;
+  // Fails before Linux 6.16; then what comes unasked is closed on the worker's thread.
+  setsockopt(connection.socket.get(), SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof value);
+}
+
+Server::Connection* Server::Find(uint64_t client_id) {
+  const auto found = connections_.find(client_id);
+  return found == connections_.end() ? nullptr : &found->second;
+}
+
+bool Server::IsConnected(uint64_t client_id) const {
+  const auto found = connections_.find(client_id);
+  return found != connections_.end() && found->second.socket.valid();
+}
+
+// ---- requests
+
+void Server::OnReadable(uint64_t client_id) {
+  Connection* const connection = Find(client_id);
+  if (connection == nullptr || !connection->socket) return;
+  protocol::Message message;
+  const Result<bool> received = protocol::TryReceive(connection->socket.get(), &message);
+  if (!received) {
+    Disconnect(*connection,
+               received.error().code() == Code::kUnavailable ? "" : received.error().what());
+  } else if (*received) {
+    OnRequest(*connection, message);
+  }
+  // What the handler did not take was made by a client.
+  for (UniqueFd& fd : message.descriptors) closer_->Close(std::move(fd));
+}
+
+void Server::OnRequest(Connection& connection, protocol::Message& message) {
+  const uint64_t id = connection.client.id;
+  if (message.descriptors.size() > (connection.announced ? 1u : 0u)) {
+    Disconnect(connection, "a descriptor that was not announced");
+    return;
+  }
+  if (connection.announced) {
+    connection.announced = false;
+    SetPassDescriptors(connection, false);
+  }
+  const Result<protocol::Header> header = protocol::ParseHeader(message.span());
+  if (!header) {
+    if (header.error().code() == Code::kIncompatible) {
+      ReplyError(id, protocol::Kind::kHello, 0, header.error());
+    }
+    if (Connection* const still = Find(id)) Disconnect(*still, header.error().what());
+    return;
+  }
+  const auto kind = static_cast<protocol::Kind>(header->kind);
+  if ((header->kind & protocol::kReplyBit) != 0 || header->status != 0 ||
+      (kind == protocol::Kind::kHello) == connection.said_hello) {
+    Disconnect(connection, "a request out of order");
+    return;
+  }
+  connection.busy = true;
+  loop_->Change(connection.socket.get(), 0);  // (2)
+  Result<void> handled;
+  if (kind == protocol::Kind::kHello) handled = AcceptHello(connection, *header, message);
+  Request request{connection.client, kind, header->request_id, &message};
+  if (handled && kind == protocol::Kind::kAnnounceDescriptor) {
+    const auto body = protocol::Parse<protocol::AnnounceDescriptorRequest>(message.span());
+    handled = body ? Result<void>() : std::unexpected(body.error());
+    if (body) {
+      connection.announced = true;
+      SetPassDescriptors(connection, true);
+      Reply(id, kind, header->request_id, protocol::EmptyReply{});
+    }
+  } else if (handled) {
+    handled = handler_->OnRequest(request);
+  }
+  if (handled) return;
+  if (handled.error().code() == Code::kCorrupt) {
+    if (Connection* const still = Find(id)) Disconnect(*still, handled.error().what());
+  } else {
+    ReplyError(id, kind, header->request_id, handled.error());
+  }
+}
+
+Result<void> Server::AcceptHello(Connection& connection, const protocol::Header&,
+                                 protocol::Message& message) {
+  const auto body = protocol::Parse<protocol::HelloRequest>(message.span());
+  if (!body) return std::unexpected(body.error());
+  if (body->min_version > protocol::kMaxVersion || body->max_version < protocol::kMinVersion) {
+    return Fail(Code::kIncompatible,
+                Concat("the library speaks protocol versions ", body->min_version, " to ",
+                       body->max_version, ", the broker ", protocol::kMinVersion, " to ",
+                       protocol::kMaxVersion),
+                "use the library that the plugin of this node mounts");
+  }
+  if (!connection.pidfd) {
+    if (message.descriptors.empty() || !IsPidfd(message.descriptors[0].get())) {
+      connection.announced = true;
+      return Fail(Code::kUnsupported, "this kernel does not tell who connects: send a pidfd",
+                  "Linux 6.5 and later need none; the library sends one by itself");
+    }
+    connection.pidfd = std::move(message.descriptors[0]);
+    if (auto watched = WatchProcess(connection); !watched) return watched;
+  }
+  connection.said_hello = true;
+  return {};
+}
+
+// ---- replies
+
+void Server::ReplyError(uint64_t client_id, protocol::Kind kind, uint64_t request_id,
+                        const Status& status) {
+  Outgoing out;
+  out.size_bytes = protocol::EncodeError(kind, request_id, status, &out.bytes);
+  out.kind = kind;
+  out.request_id = request_id;
+  Deliver(client_id, out);
+}
+
+bool Server::Deliver(uint64_t client_id, const Outgoing& out) {
+  Connection* const connection = Find(client_id);
+  if (connection == nullptr || !connection->socket) return true;
+  const int socket = connection->socket.get();
+  if (out.descriptor >= 0 && HasUnread(socket)) {  // (3)
+    ReplyError(client_id, out.kind, out.request_id,
+               Status(Code::kContended, "the last reply has not been read yet",
+                      "read it, then ask again"));
+    return false;
+  }
+  const std::span<const int> descriptors(&out.descriptor, out.descriptor >= 0 ? 1 : 0);
+  const Result<bool> sent =
+      protocol::TrySend(socket, {out.bytes.data(), out.size_bytes}, descriptors);
+  if (!sent) {
+    Disconnect(*connection, sent.error().code() == Code::kUnavailable ? "" : sent.error().what());
+    return true;
+  }
+  if (!*sent) {
+    pollfd writable{.fd = socket, .events = POLLOUT, .revents = 0};
+    if (out.descriptor < 0 || poll(&writable, 1, 0) == 0) {
+      Disconnect(*connection, "it does not read its replies");  // (4)
+      return true;
+    }
+    // ETOOMANYREFS: too many descriptors of this user are in flight, all over the node.
+    connection->delayed = std::make_unique<Outgoing>(out);
+    connection->delayed_descriptor.Reset(dup(out.descriptor));
+    connection->delayed->descriptor = connection->delayed_descriptor.get();
+    connection->delayed_until_ns = MonotonicNs() + kDelayMaxMs * 1'000'000;
+    loop_->After(kDelayStepMs, [this, client_id] { RetryDelayed(client_id); });
+    return true;
+  }
+  connection->busy = false;
+  loop_->Change(socket, EPOLLIN);
+  return true;
+}
+
+void Server::RetryDelayed(uint64_t client_id) {
+  Connection* const connection = Find(client_id);
+  if (connection == nullptr || !connection->socket || !connection->delayed) return;
+  const Outgoing& out = *connection->delayed;
+  const Result<bool> sent = protocol::TrySend(
+      connection->socket.get(), {out.bytes.data(), out.size_bytes}, {&out.descriptor, 1});
+  if (sent && !*sent && MonotonicNs() < connection->delayed_until_ns) {
+    loop_->After(kDelayStepMs, [this, client_id] { RetryDelayed(client_id); });
+    return;
+  }
+  const bool delivered = sent && *sent;
+  connection->delayed.reset();
+  closer_->Close(std::move(connection->delayed_descriptor));
+  if (!delivered) {
+    Disconnect(*connection, "too many descriptors of this user are in flight");
+    return;
+  }
+  connection->busy = false;
+  loop_->Change(connection->socket.get(), EPOLLIN);
+}
+
+// ---- ends
+
+// The socket goes; what its process holds stays until the process ends. An empty reason: it left.
+void Server::Disconnect(Connection& connection, std::string_view reason) {
+  const uint64_t id = connection.client.id;
+  if (!reason.empty()) {
+    LogWarning("client-disconnected",
+               {{"container", connection.client.container}, {"client", id}, {"reason", reason}});
+  }
+  if (connection.socket) {
+    loop_->Unwatch(connection.socket.get());
+    closer_->Close(std::move(connection.socket));
+    --connected_;
+  }
+  connection.delayed.reset();
+  closer_->Close(std::move(connection.delayed_descriptor));
+  if (!connection.pidfd || !handler_->Holds(id)) Forget(id);
+}
+
+void Server::OnProcessEnded(uint64_t client_id) {
+  Connection* const connection = Find(client_id);
+  if (connection == nullptr) return;
+  if (connection->socket) {
+    loop_->Unwatch(connection->socket.get());
+    closer_->Close(std::move(connection->socket));
+    --connected_;
+  }
+  Forget(client_id);
+}
+
+void Server::Forget(uint64_t client_id) {
+  const auto found = connections_.find(client_id);
+  const Client client = found->second.client;
+  --found->second.listener->connected;
+  if (found->second.pidfd) loop_->Unwatch(found->second.pidfd.get());
+  closer_->Close(std::move(found->second.pidfd));
+  connections_.erase(found);
+  handler_->OnEnded(client);
+}
+
+}  // namespace gpushm::broker

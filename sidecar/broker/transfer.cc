@@ -1,0 +1,252 @@
+#include "sidecar/broker/transfer.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <utility>
+
+namespace gpushm::broker {
+namespace {
+
+// Transfers at one time: each makes a context (523 MiB) and pins two chunks.
+constexpr size_t kRunning = 1;
+// Results kept for clients that have not asked for them yet.
+constexpr size_t kKept = 64;
+constexpr size_t kLineBytes = 4096;
+constexpr uint64_t kDefaultChunkBytes = uint64_t{64} << 20;
+
+// The bytes to move: all of the file when loading, all of the buffer when saving.
+Result<uint64_t> TotalBytes(const TransferJob& job) {
+  if (job.direction == protocol::Direction::kSave) return job.size_bytes;
+  struct stat file{};
+  if (fstat(job.file.get(), &file) != 0) return FailSystem(errno, "fstat");
+  if (!S_ISREG(file.st_mode)) {
+    return Fail(Code::kInvalidArgument, "only regular files can be loaded through the broker",
+                "write it to a file first");
+  }
+  const auto size = static_cast<uint64_t>(file.st_size);
+  if (size > job.size_bytes) {
+    return Fail(
+        Code::kInvalidArgument,
+        Concat("the file has ", size, " bytes, buffer \"", job.buffer, "\" ", job.size_bytes),
+        Concat("declare buffers.gpushm.io/", job.buffer, " at least as large"));
+  }
+  return size;
+}
+
+Result<void> CheckFileMode(const TransferJob& job) {
+  const int flags = fcntl(job.file.get(), F_GETFL);
+  if (flags < 0) return FailSystem(errno, "fcntl");
+  const int mode = flags & O_ACCMODE;
+  const bool fits =
+      mode == O_RDWR || mode == (job.direction == protocol::Direction::kLoad ? O_RDONLY : O_WRONLY);
+  if (fits) return {};
+  return Fail(Code::kInvalidArgument, "the file's descriptor has the wrong mode",
+              "open it for reading to load, for writing to save");
+}
+
+}  // namespace
+
+Transfers::Transfers(EventLoop* loop, Worker* closer, std::vector<std::string> command,
+                     std::string driver_folder, int device, Events events)
+    : loop_(loop),
+      closer_(closer),
+      command_(std::move(command)),
+      driver_folder_(std::move(driver_folder)),
+      device_(device),
+      events_(std::move(events)) {}
+
+Transfers::~Transfers() {
+  for (auto& [id, transfer] : transfers_) {
+    if (transfer.child <= 0) continue;
+    loop_->Unwatch(transfer.pipe.get());
+    loop_->Unwatch(transfer.child_pidfd.get());
+    kill(transfer.child, SIGKILL);
+    waitpid(transfer.child, nullptr, 0);
+  }
+}
+
+Result<uint64_t> Transfers::Start(TransferJob job) {
+  if (running_ >= kRunning || transfers_.size() >= kKept) {
+    return Fail(Code::kBusy, "another load or save of this pod is under way",
+                "wait until it has ended");
+  }
+  if (auto fits = CheckFileMode(job); !fits) return std::unexpected(fits.error());
+  const Result<uint64_t> total = TotalBytes(job);
+  if (!total) return std::unexpected(total.error());
+  if (job.chunk_bytes == 0) job.chunk_bytes = kDefaultChunkBytes;
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return FailSystem(errno, "pipe2");
+  UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);
+  const Result<pid_t> child = Spawn(job, writer.get());
+  if (!child) return std::unexpected(child.error());
+
+  const uint64_t id = next_id_++;
+  Transfer& transfer = transfers_[id];
+  transfer.state.client_id = job.client_id;
+  transfer.state.total_bytes = *total;
+  transfer.forget = job.client_id == 0;
+  transfer.buffer = job.buffer;
+  transfer.direction = job.direction;
+  transfer.child = *child;
+  // The child is ours and unreaped, so its number cannot be another process yet.
+  transfer.child_pidfd.Reset(static_cast<int>(syscall(SYS_pidfd_open, *child, 0)));
+  transfer.pipe = std::move(reader);
+  ++running_;
+  closer_->Close(std::move(job.file));
+  const auto reading =
+      loop_->Watch(transfer.pipe.get(), EPOLLIN, [this, id](uint32_t) { OnReadable(id); });
+  const auto ending =
+      loop_->Watch(transfer.child_pidfd.get(), EPOLLIN, [this, id](uint32_t) { OnChildEnded(id); });
+  if (!reading || !ending) {
+    kill(*child, SIGKILL);
+    OnChildEnded(id);
+    return Fail(Code::kSystem, "the loader cannot be watched");
+  }
+  return id;
+}
+
+Result<pid_t> Transfers::Spawn(const TransferJob& job, int pipe_end) const {
+  const std::vector<std::string> own = {
+      "--direction", job.direction == protocol::Direction::kLoad ? "load" : "save",
+      "--device",    std::to_string(device_),
+      "--size",      std::to_string(job.size_bytes),
+      "--mapped",    std::to_string(job.mapped_bytes),
+      "--chunk",     std::to_string(job.chunk_bytes),
+      "--driver",    driver_folder_};
+  std::vector<char*> arguments;
+  for (const std::string& part : command_) arguments.push_back(const_cast<char*>(part.c_str()));
+  for (const std::string& part : own) arguments.push_back(const_cast<char*>(part.c_str()));
+  arguments.push_back(nullptr);
+
+  // dup2 to its own number would leave close-on-exec set: numbers above the targets first.
+  const UniqueFd memory(fcntl(job.memory, F_DUPFD_CLOEXEC, 10));
+  const UniqueFd file(fcntl(job.file.get(), F_DUPFD_CLOEXEC, 10));
+  const UniqueFd pipe(fcntl(pipe_end, F_DUPFD_CLOEXEC, 10));
+  if (!memory || !file || !pipe) return FailSystem(errno, "F_DUPFD_CLOEXEC");
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, memory.get(), 3);
+  posix_spawn_file_actions_adddup2(&actions, file.get(), 4);
+  posix_spawn_file_actions_adddup2(&actions, pipe.get(), 5);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t child = -1;
+  const int error =
+      posix_spawn(&child, arguments[0], &actions, &attributes, arguments.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return FailSystem(error, Concat("start of the loader ", arguments[0]));
+  return child;
+}
+
+void Transfers::OnReadable(uint64_t id) {
+  Transfer& transfer = transfers_.at(id);
+  std::array<char, 4096> bytes{};
+  const ssize_t count = read(transfer.pipe.get(), bytes.data(), bytes.size());
+  if (count <= 0) {
+    if (count == 0 || errno != EAGAIN) loop_->Unwatch(transfer.pipe.get());
+    return;
+  }
+  for (const char c : std::string_view(bytes.data(), static_cast<size_t>(count))) {
+    if (c == '\n') {
+      OnLine(transfer, std::exchange(transfer.line, {}));
+    } else if (transfer.line.size() < kLineBytes) {
+      transfer.line += c;
+    }
+  }
+}
+
+void Transfers::OnLine(Transfer& transfer, const std::string& line) {
+  if (line == "ok") {
+    transfer.said_ok = true;
+  } else if (line.starts_with("error ")) {
+    transfer.failure = line.substr(6);
+  } else {
+    uint64_t done = 0;
+    std::from_chars(line.data(), line.data() + line.size(), done);
+    if (done > transfer.state.total_bytes) return;
+    transfer.state.done_bytes = done;
+    events_.on_progress(transfer.buffer, transfer.direction, done);
+  }
+}
+
+void Transfers::OnChildEnded(uint64_t id) {
+  Transfer& transfer = transfers_.at(id);
+  OnReadable(id);  // What it wrote last; at most one pipe's worth is left.
+  int status = 0;
+  waitpid(transfer.child, &status, 0);
+  loop_->Unwatch(transfer.pipe.get());
+  loop_->Unwatch(transfer.child_pidfd.get());
+  transfer.pipe.Reset();
+  transfer.child_pidfd.Reset();
+  transfer.child = -1;
+  --running_;
+  transfer.state.finished = true;
+  const bool exited = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (transfer.said_ok && exited) {
+    transfer.state.done_bytes = transfer.state.total_bytes;
+  } else if (!transfer.failure.empty()) {
+    transfer.state.result = Fail(Code::kDriver, transfer.failure);
+  } else {
+    transfer.state.result =
+        Fail(Code::kPeerDied,
+             WIFSIGNALED(status) ? Concat("the loader was ended by signal ", WTERMSIG(status))
+                                 : Concat("the loader ended with ", WEXITSTATUS(status)),
+             "the sidecar's log and memory limit tell why");
+  }
+  const TransferState state = transfer.state;
+  const std::string buffer = transfer.buffer;
+  const protocol::Direction direction = transfer.direction;
+  if (transfer.forget) transfers_.erase(id);
+  events_.on_end(buffer, direction, state.result);
+}
+
+Result<TransferState> Transfers::Take(uint64_t client_id, uint64_t transfer_id) {
+  const auto found = transfers_.find(transfer_id);
+  if (found == transfers_.end() || found->second.state.client_id != client_id) {
+    return Fail(Code::kNotFound, Concat("this client has no transfer ", transfer_id));
+  }
+  const TransferState state = found->second.state;
+  if (state.finished) transfers_.erase(found);
+  return state;
+}
+
+Result<void> Transfers::Cancel(uint64_t client_id, uint64_t transfer_id) {
+  const auto found = transfers_.find(transfer_id);
+  if (found == transfers_.end() || found->second.state.client_id != client_id) {
+    return Fail(Code::kNotFound, Concat("this client has no transfer ", transfer_id));
+  }
+  if (found->second.child > 0) kill(found->second.child, SIGKILL);
+  return {};
+}
+
+void Transfers::EndClient(uint64_t client_id) {
+  for (auto transfer = transfers_.begin(); transfer != transfers_.end();) {
+    const auto next = std::next(transfer);
+    if (transfer->second.state.client_id == client_id) {
+      transfer->second.forget = true;
+      if (transfer->second.child > 0) {
+        kill(transfer->second.child, SIGKILL);
+      } else {
+        transfers_.erase(transfer);
+      }
+    }
+    transfer = next;
+  }
+}
+
+}  // namespace gpushm::broker
