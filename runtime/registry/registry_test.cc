@@ -2,6 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/registry/name_map.h"
 #include "runtime/registry/reader.h"
 #include "runtime/registry/testing.h"
 #include "runtime/registry/writer.h"
@@ -71,6 +79,157 @@ TEST(Registry, RetiredAndDeviceLostAreSeenAndCountAsChanges) {
   writer->Retire();
   EXPECT_TRUE(reader->retired());
   EXPECT_TRUE(reader->WaitForChange(seen, Deadline::AfterMs(0)));
+}
+
+TEST(Registry, WhatIsNoRecordIsNotPublished) {
+  Result<RegistryWriter> writer = RegistryWriter::Create(2);
+  const auto refuse = [&](auto spoil) {
+    BufferRecord record = SomeRecord("weights", 1);
+    spoil(record);
+    EXPECT_EQ(writer->Insert(record).error().code(), Code::kInvalidArgument);
+  };
+  refuse([](auto& r) { r.name = Name("No"); });
+  refuse([](auto& r) { r.name = Name("-a"); });
+  refuse([](auto& r) { r.name = Name(); });
+  refuse([](auto& r) { r.generation = 0; });
+  refuse([](auto& r) { r.size_bytes = 0; });
+  refuse([](auto& r) { r.size_bytes = r.mapped_bytes + 1; });
+  refuse([](auto& r) { r.mapped_bytes = limits::kBufferBytes + 1; });
+  refuse([](auto& r) { r.loaded_bytes = r.mapped_bytes + 1; });
+  refuse([](auto& r) { r.transport = static_cast<Transport>(3); });
+  refuse([](auto& r) { r.state = static_cast<BufferState>(0); });
+  refuse([](auto& r) { r.creator = Name("a b"); });
+  EXPECT_EQ(writer->table_version(), 0u);
+
+  const Result<uint32_t> slot = writer->Insert(SomeRecord("a", 1));
+  EXPECT_EQ(writer->Update(*slot, SomeRecord("b", 2)).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(OpenReader(*writer)->Find("no name").error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(OpenReader(*writer)->Find(std::string(64, 'a')).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(RegistryWriter::Create(0).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(RegistryWriter::Create(kMaxSlots + 1).error().code(), Code::kInvalidArgument);
+}
+
+// Goal: readers agree with a std::map after every change, those that look often (and follow the
+//       change log), those that look seldom (and scan) and new ones.
+TEST(Registry, BehavesLikeAMap) {
+  constexpr uint32_t kSlots = 32;
+  std::mt19937 random(20261121);
+  Result<RegistryWriter> writer = RegistryWriter::Create(kSlots);
+  const auto often = OpenReader(*writer);
+  const auto seldom = OpenReader(*writer);
+  std::map<std::string, std::pair<uint32_t, uint64_t>> model;  // Name: slot, generation.
+
+  const auto check = [&](const RegistryReader& reader, const std::string& name) {
+    const auto expected = model.find(name);
+    const Result<Found> found = reader.Find(name);
+    ASSERT_EQ(found.has_value(), expected != model.end()) << name;
+    if (!found) return;
+    ASSERT_EQ(found->ref.slot, expected->second.first);
+    ASSERT_EQ(found->record, SomeRecord(name, expected->second.second));
+    ASSERT_TRUE(reader.IsCurrent(found->ref));
+  };
+  for (uint64_t step = 1; step <= 30'000 && !HasFatalFailure(); ++step) {
+    const std::string name = Concat("name-", random() % 48);
+    const auto at = model.find(name);
+    if (at == model.end()) {
+      const Result<uint32_t> slot = writer->Insert(SomeRecord(name, step));
+      ASSERT_EQ(slot.has_value(), model.size() < kSlots);
+      if (slot) model[name] = {*slot, step};
+    } else if (random() % 2 == 0) {
+      ASSERT_TRUE(writer->Update(at->second.first, SomeRecord(name, step)));
+      at->second.second = step;
+    } else {
+      ASSERT_TRUE(writer->Withdraw(at->second.first));
+      model.erase(at);
+    }
+    check(*often, name);
+    check(*often, Concat("name-", random() % 48));
+    if (random() % 1000 == 0) {
+      check(*seldom, name);
+      check(*OpenReader(*writer), name);
+      ASSERT_EQ(often->List()->size(), model.size());
+    }
+  }
+  EXPECT_EQ(writer->live_count(), model.size());
+}
+
+TEST(NameMap, FindsAllOfARunOfEqualHashesAfterAnyRemoval) {
+  NameMap map(8);
+  for (uint32_t removed = 0; removed < 8; ++removed) {
+    for (uint32_t slot = 0; slot < 8; ++slot) map.Set(slot, slot % 2 == 0 ? 17 : 18);
+    map.Set(removed, 0);
+    for (uint32_t slot = 0; slot < 8; ++slot) {
+      const auto is_slot = [&](uint32_t candidate) { return candidate == slot; };
+      EXPECT_EQ(map.Find(slot % 2 == 0 ? 17 : 18, map.capacity(), is_slot), slot != removed)
+          << removed << " " << slot;
+    }
+  }
+}
+
+// Goal:   no torn record, no lost name, no data race (preset tsan) with threads as readers.
+// Method: the writer replaces two buffers that are always there and moves a third; readers look
+//         them up until the writer is done.
+TEST(RegistryThreads, ReadersSeeWholeRecordsOfAWriterThatNeverStops) {
+  Result<RegistryWriter> writer = RegistryWriter::Create(64);
+  const Result<uint32_t> left = writer->Insert(SomeRecord("left", 1));
+  const Result<uint32_t> right = writer->Insert(SomeRecord("right", 1));
+  const auto reader = OpenReader(*writer);
+  std::atomic<bool> done = false;
+  const auto read = [&] {
+    uint64_t last = 0;
+    uint64_t reads = 0;
+    while (!done || reads == 0) {
+      for (const char* name : {"left", "right", "moving", "none"}) {
+        const Result<Found> found = reader->Find(name);
+        if (!found) {
+          const bool may_lack = *name == 'm' || *name == 'n';
+          ASSERT_TRUE(found.error().code() == Code::kContended ||
+                      (may_lack && found.error().code() == Code::kNotFound))
+              << found.error().ToString();
+          continue;
+        }
+        ASSERT_EQ(found->record, SomeRecord(name, found->record.generation)) << "torn";
+        if (*name == 'l') {
+          ASSERT_GE(found->record.generation, last) << "went back";
+          last = found->record.generation;
+        }
+        static_cast<void>(reader->IsCurrent(found->ref));
+      }
+      static_cast<void>(reader->List());
+      static_cast<void>(reader->WaitForChange(reader->table_version(), Deadline::AfterMs(1)));
+      ++reads;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) threads.emplace_back(read);
+  for (uint64_t generation = 2; generation < 20'000; ++generation) {
+    ASSERT_TRUE(writer->Update(*left, SomeRecord("left", generation)));
+    ASSERT_TRUE(writer->Update(*right, SomeRecord("right", generation)));
+    const Result<uint32_t> moving = writer->Insert(SomeRecord("moving", generation));
+    ASSERT_TRUE(moving);
+    ASSERT_TRUE(writer->Withdraw(*moving));
+  }
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(reader->Find("left")->record.generation, 19'999u);
+}
+
+TEST(RegistryThreads, AWaiterEndsByTheChangeByTheDeadlineOrByTheSlice) {
+  Result<RegistryWriter> writer = RegistryWriter::Create(2);
+  const auto reader = OpenReader(*writer);
+  const uint64_t seen = reader->table_version();
+  EXPECT_FALSE(reader->WaitForChange(seen, Deadline::AfterMs(1)));
+  const Deadline patience = Deadline::AfterMs(60'000);
+  EXPECT_FALSE(reader->WaitForChange(seen, patience));
+  EXPECT_GT(patience.RemainingMs(), 30'000) << "slept on past the slice";
+
+  std::thread waiter([&] {
+    while (!patience.Passed() && !reader->WaitForChange(seen, patience)) {
+    }
+  });
+  ASSERT_TRUE(writer->Insert(SomeRecord("a", 1)));
+  waiter.join();
+  EXPECT_FALSE(patience.Passed());
 }
 
 }  // namespace

@@ -3,11 +3,16 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <vector>
 
+#include "runtime/registry/checksum.h"
 #include "runtime/registry/reader.h"
 #include "runtime/registry/record.h"
 #include "runtime/registry/writer.h"
@@ -24,6 +29,16 @@ inline BufferRecord SomeRecord(std::string_view name, uint64_t generation) {
   record.created_unix_ns = generation;
   record.creator = Name("decoder");
   return record;
+}
+
+// A record's frame of another version: of `record_words` words, those that today's version does not
+// know filled with rubbish.
+inline std::vector<uint64_t> FrameOf(const BufferRecord& record, uint32_t record_words) {
+  std::vector<uint64_t> words(record_words, 0xabababababababab);
+  const size_t known = std::min<size_t>(record_words - 1, kKnownWords);
+  std::memcpy(words.data(), static_cast<const void*>(&record), known * 8);
+  words.back() = Checksum(std::span(words).first(record_words - 1));
+  return words;
 }
 
 // Ends the test program if the writer's own segment is refused.

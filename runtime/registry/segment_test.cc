@@ -1,0 +1,190 @@
+// The memfd and its header: who can change it, what is refused, and other versions' layouts.
+#include "runtime/registry/segment.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+
+#include "runtime/registry/reader.h"
+#include "runtime/registry/segment_writer.h"
+#include "runtime/registry/testing.h"
+
+namespace gpushm::registry {
+namespace {
+
+constexpr int kAllSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+
+UniqueFd Duplicate(int fd) { return UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
+
+// Goal: nobody who was given the segment, root included, writes, resizes or unseals it.
+TEST(SealedSegment, CannotBeWrittenOrResizedByAnybody) {
+  Result<RegistryWriter> writer = RegistryWriter::Create(4);
+  ASSERT_TRUE(writer->Insert(SomeRecord("a", 1)));
+  struct stat before{};
+  ASSERT_EQ(fstat(writer->fd(), &before), 0);
+  const auto size = static_cast<size_t>(before.st_size);
+
+  const UniqueFd reopened(open(Concat("/proc/self/fd/", writer->fd()).c_str(), O_RDWR | O_CLOEXEC));
+  for (const int fd : {writer->fd(), reopened.get()}) {
+    if (fd < 0) continue;  // Refused already: not root, or not the owner.
+    EXPECT_EQ(mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+    EXPECT_EQ(pwrite(fd, "x", 1, 0), -1);
+    EXPECT_EQ(errno, EPERM);
+    EXPECT_EQ(ftruncate(fd, 0), -1);
+    EXPECT_EQ(ftruncate(fd, before.st_size * 2), -1);
+    EXPECT_EQ(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, before.st_size), -1);
+    EXPECT_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+    void* view = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+    ASSERT_NE(view, MAP_FAILED);
+    const Mapping owner(view, size);
+    EXPECT_EQ(mprotect(view, size, PROT_READ | PROT_WRITE), -1);
+  }
+  ASSERT_TRUE(writer->Insert(SomeRecord("b", 2))) << "the writer's own mapping still writes";
+  EXPECT_TRUE(OpenReader(*writer)->Find("b"));
+}
+
+TEST(SealedSegment, EveryMissingSealIsRefused) {
+  for (const int missing : {F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE}) {
+    const HeaderConstants constants = *NewHeaderConstants(4, 0);
+    const auto bytes = static_cast<off_t>(SegmentBytes(constants));
+    UniqueFd fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    ASSERT_EQ(ftruncate(fd.get(), bytes), 0);
+    ASSERT_EQ(fallocate(fd.get(), 0, 0, bytes), 0);
+    ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, kAllSeals & ~missing), 0);
+    EXPECT_EQ(RegistryReader::Open(std::move(fd)).error().code(), Code::kCorrupt) << missing;
+  }
+}
+
+TEST(SealedSegment, WhatIsNoSegmentIsRefused) {
+  EXPECT_FALSE(RegistryReader::Open(UniqueFd()));
+  EXPECT_FALSE(RegistryReader::Open(UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC))));
+  EXPECT_FALSE(RegistryReader::Open(UniqueFd(open("/proc/self/exe", O_RDONLY | O_CLOEXEC))));
+
+  const Result<WritableSegment> zeros = MakeSealedSegment(65536);
+  EXPECT_EQ(RegistryReader::Open(Duplicate(zeros->fd.get())).error().code(), Code::kCorrupt);
+  const Result<WritableSegment> tiny = MakeSealedSegment(100);
+  EXPECT_EQ(RegistryReader::Open(Duplicate(tiny->fd.get())).error().code(), Code::kCorrupt);
+
+  UniqueFd sparse(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(sparse.get(), 65536), 0);
+  ASSERT_EQ(fcntl(sparse.get(), F_ADD_SEALS, kAllSeals), 0);
+  EXPECT_EQ(RegistryReader::Open(std::move(sparse)).error().code(), Code::kCorrupt);
+}
+
+TEST(SealedSegment, ASizeThatIsNotTheHeadersIsRefused) {
+  const HeaderConstants constants = *NewHeaderConstants(4, 0);
+  for (const int64_t difference : {-64, 64, 4096}) {
+    const Result<WritableSegment> segment =
+        MakeSealedSegment(SegmentBytes(constants) + static_cast<uint64_t>(difference));
+    const SegmentWriter writer(segment->mapping.address(), constants);
+    EXPECT_EQ(RegistryReader::Open(Duplicate(segment->fd.get())).error().code(), Code::kCorrupt)
+        << difference;
+  }
+}
+
+Code OpenWithHeader(const HeaderConstants& constants) {
+  const Result<WritableSegment> segment = MakeSealedSegment(256 * 1024);
+  const SegmentWriter writer(segment->mapping.address(), constants);
+  const auto reader = RegistryReader::Open(Duplicate(segment->fd.get()));
+  return reader ? Code::kInternal : reader.error().code();
+}
+
+TEST(SegmentHeader, ContradictionsAndUnknownFeaturesAreRefused) {
+  const HeaderConstants good = *NewHeaderConstants(4, 0);
+  const auto spoilt = [&](auto spoil) {
+    HeaderConstants header = good;
+    spoil(header);
+    return OpenWithHeader(header);
+  };
+  EXPECT_EQ(spoilt([](auto& h) { h.magic = 1; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.incompat_flags = 1u << 31; }), Code::kIncompatible);
+  EXPECT_EQ(spoilt([](auto& h) { h.header_size = 64; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.header_size = 4100; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.slot_stride = 64; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.slot_stride = 577; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.record_words = 17; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.record_words = 0xffffffff; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.slot_count = 0; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.slot_count = 0xffffffff; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.change_log_entries = 3; }), Code::kCorrupt);
+  EXPECT_EQ(spoilt([](auto& h) { h.change_log_entries = 1024; }), Code::kCorrupt);
+}
+
+struct Skew {
+  uint32_t layout_version;
+  uint32_t header_size;
+  uint32_t record_words;
+  uint32_t slot_stride;
+  uint32_t change_log_entries;
+};
+
+class VersionSkewTest : public testing::TestWithParam<Skew> {};
+
+// Goal:   this reader understands the segments of the version before and of the one to come.
+// Method: write with their geometry: records that end with loaded_bytes; and longer ones, behind a
+//         longer header, in slots with a gap, with flags that do not matter.
+TEST_P(VersionSkewTest, AReaderTakesWhatItKnows) {
+  const Skew& skew = GetParam();
+  HeaderConstants constants = *NewHeaderConstants(8, 0);
+  constants.layout_version = skew.layout_version;
+  constants.compat_flags = skew.layout_version - 1;
+  constants.header_size = skew.header_size;
+  constants.record_words = skew.record_words;
+  constants.slot_stride = skew.slot_stride;
+  constants.change_log_entries = skew.change_log_entries;
+  const Result<WritableSegment> segment = MakeSealedSegment(SegmentBytes(constants));
+  SegmentWriter writer(segment->mapping.address(), constants);
+  const auto reader = RegistryReader::Open(Duplicate(segment->fd.get()));
+  ASSERT_TRUE(reader) << reader.error().ToString();
+
+  for (uint32_t slot = 0; slot < 8; ++slot) {
+    BufferRecord record = SomeRecord(Concat("name-", slot), slot + 1);
+    record.loaded_bytes = 17;
+    writer.Publish(slot, FrameOf(record, skew.record_words).data());
+    const Result<Found> found = (*reader)->Find(record.name.view());
+    ASSERT_TRUE(found) << found.error().ToString();
+    if (skew.record_words - 1 < kKnownWords) record.creator = Name();
+    EXPECT_EQ(found->record, record);
+    writer.Publish(slot, FrameOf(record, skew.record_words).data());
+    EXPECT_FALSE((*reader)->IsCurrent(found->ref));
+  }
+  EXPECT_EQ((*reader)->List()->size(), 8u);
+  writer.Withdraw(3);
+  EXPECT_EQ((*reader)->Find("name-3").error().code(), Code::kNotFound);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, VersionSkewTest,
+    testing::Values(Skew{1, kHeaderSize, kMinRecordWords, SlotStride(kMinRecordWords), 0},
+                    Skew{1, kHeaderSize, kRecordWords, SlotStride(kRecordWords), 4},
+                    Skew{2, 8192, 40, 1024, kChangeLogEntries},
+                    Skew{2, 8192, kMaxRecordWords, SlotStride(kMaxRecordWords), 1024}));
+
+// Goal: one broken record spoils itself, and look-ups that it might be, not its neighbours.
+TEST(CorruptRecord, IsSaidAndDoesNotSpread) {
+  const HeaderConstants constants = *NewHeaderConstants(4, 0);
+  const Result<WritableSegment> segment = MakeSealedSegment(SegmentBytes(constants));
+  SegmentWriter writer(segment->mapping.address(), constants);
+  const auto reader = *RegistryReader::Open(Duplicate(segment->fd.get()));
+  writer.Publish(0, FrameOf(SomeRecord("good", 1), kRecordWords).data());
+  writer.Publish(1, FrameOf(SomeRecord("bad", 1), kRecordWords).data());
+  ASSERT_TRUE(reader->Find("bad"));
+  std::vector<uint64_t> bad = FrameOf(SomeRecord("bad", 2), kRecordWords);
+  bad[9] ^= 1;
+  writer.Publish(1, bad.data());
+  EXPECT_EQ(reader->Find("bad").error().code(), Code::kCorrupt);
+  EXPECT_EQ(reader->Find("none").error().code(), Code::kCorrupt) << "the broken one may be it";
+  EXPECT_TRUE(reader->Find("good"));
+  EXPECT_EQ(reader->List().error().code(), Code::kCorrupt);
+  writer.Withdraw(1);
+  EXPECT_EQ(reader->Find("none").error().code(), Code::kNotFound);
+  EXPECT_EQ(reader->List()->size(), 1u);
+}
+
+}  // namespace
+}  // namespace gpushm::registry
