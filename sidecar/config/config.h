@@ -45,17 +45,17 @@ std::string_view AccessName(Access access);
 std::string_view OnWriterExitName(OnWriterExit action);
 
 struct BufferSpec {
-  std::string name;         // A DNS label.
+  std::string name{};       // A DNS label.
   uint64_t size_bytes = 0;  // As asked, not rounded; > 0.
   uint32_t generations = 1;
   Access access = Access::kManyWriters;
   // Sorted, without duplicates. Empty: every container.
-  std::vector<std::string> containers;  // Who may attach at all.
-  std::vector<std::string> writers;     // Who may attach for writing; those of `containers`.
+  std::vector<std::string> containers{};  // Who may attach at all.
+  std::vector<std::string> writers{};     // Who may attach for writing; those of `containers`.
   OnWriterExit on_writer_exit = OnWriterExit::kMark;
   // Exactly as written: "<volume>/<path>", or an absolute path where ParseOptions allow it. Empty:
   // none.
-  std::string file;
+  std::string file{};
   bool loads = false;  // Somebody will load it through the broker.
 
   // Its state starts as loading.

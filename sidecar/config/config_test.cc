@@ -2,25 +2,211 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "runtime/base/limits.h"
+#include "sidecar/config/keys.h"
+#include "sidecar/config/sizing.h"
+
 namespace gpushm::config {
 namespace {
 
-TEST(ConfigTest, ReadsAPod) {
-  const auto pod = ParseAnnotations(
-      {{"buffers.gpushm.io/weights", "8Gi"},
-       {"buffers.gpushm.io/frames", "size: 512Mi\ngenerations: 2\nwriters: [decoder]\n"}},
-      {.containers = std::vector<std::string>{"decoder", "model"}});
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+const ParseOptions kPod{.containers = std::vector<std::string>{"decoder", "model", "sink"}};
+
+TEST(ConfigTest, ReadsAWholePod) {
+  const auto pod =
+      ParseAnnotations({{"buffers.gpushm.io/weights", "8Gi"},
+                        {"buffers.gpushm.io/frames",
+                         "size: 512Mi\ngenerations: 2\naccess: one-writer\nwriters: [decoder]\n"
+                         "containers: [model, decoder]\non-writer-exit: drop\n"},
+                        {"buffers.gpushm.io/model",
+                         R"({"size":"1Gi","access":"read-only","file":"models/a/b.bin"})"},
+                        {"private.gpushm.io/decoder", "2Gi"},
+                        {"gpushm.io/pool-extra", "1G"},
+                        {"gpushm.io/host-ipc", "true"},
+                        {"gpushm.io/inject", "false"},
+                        {"gpushm.io/status", "{not looked at"},
+                        {"sidecar.gpushm.io/cpu", "0.1"},
+                        {"sidecar.gpushm.io/memory", "64Mi"},
+                        {"example.com/buffers", "[not looked at"},
+                        {"notgpushm.io/x", "1"}},
+                       kPod);
   ASSERT_TRUE(pod) << pod.error().ToString();
-  EXPECT_EQ(pod->buffers.size(), 2U);
+  ASSERT_EQ(pod->buffers.size(), 3U);
+  const BufferSpec& frames = pod->buffers[0];
+  EXPECT_EQ(frames, (BufferSpec{.name = "frames",
+                                .size_bytes = 512 * kMiB,
+                                .generations = 2,
+                                .access = Access::kOneWriter,
+                                .containers = {"decoder", "model"},
+                                .writers = {"decoder"},
+                                .on_writer_exit = OnWriterExit::kDrop}));
+  EXPECT_EQ(pod->buffers[1].file, "models/a/b.bin");
+  EXPECT_EQ(pod->buffers[1].FileVolume(), "models");
+  EXPECT_EQ(pod->buffers[1].FilePath(), "a/b.bin");
+  EXPECT_TRUE(pod->buffers[1].StartsLoading());
+  EXPECT_EQ(pod->Find("weights"), &pod->buffers[2]);
+  EXPECT_EQ(pod->Find("nothing"), nullptr);
+  EXPECT_EQ(pod->pool_extra_bytes, 1'000'000'000U);
+  EXPECT_TRUE(pod->host_ipc);
+  EXPECT_FALSE(pod->inject);
+  EXPECT_EQ(pod->sidecar, (SidecarResources{100, 64 * kMiB}));
+  EXPECT_EQ(pod->private_bytes, (std::map<std::string, uint64_t>{
+                                    {"decoder", 2 * kGiB}, {"model", kGiB}, {"sink", kGiB}}));
 }
 
-TEST(ConfigTest, SaysWhereAndWhy) {
-  const auto config = ParseBrokerConfigOrErrors(
-      "annotations:\n  buffers.gpushm.io/weights:\n    size: 8GB\n", "annotations.yaml");
-  ASSERT_FALSE(config);
-  EXPECT_EQ(config.error()[0].ToString(),
-            "annotations.yaml:3:11: buffers.gpushm.io/weights: size: \"8GB\" is not a quantity "
-            "(write 8Gi or 8G); example: buffers.gpushm.io/weights: 8Gi");
+TEST(ConfigTest, WhoMayAttachAndWrite) {
+  const auto pod = ParseAnnotations(
+      {{"buffers.gpushm.io/all", "1Gi"},
+       {"buffers.gpushm.io/some", "{size: 1Gi, containers: [sink, model], writers: [model]}"},
+       {"buffers.gpushm.io/none", "{size: 1Gi, access: read-only, loads: true}"}},
+      kPod);
+  ASSERT_TRUE(pod) << pod.error().ToString();
+  EXPECT_TRUE(pod->Find("all")->MayAttach("late"));
+  EXPECT_TRUE(pod->Find("all")->MayWrite("late"));
+  EXPECT_TRUE(pod->Find("some")->MayAttach("sink"));
+  EXPECT_FALSE(pod->Find("some")->MayWrite("sink"));
+  EXPECT_TRUE(pod->Find("some")->MayWrite("model"));
+  EXPECT_FALSE(pod->Find("some")->MayAttach("decoder"));
+  EXPECT_TRUE(pod->Find("none")->MayAttach("sink"));
+  EXPECT_FALSE(pod->Find("none")->MayWrite("sink"));
+}
+
+TEST(ConfigTest, PrivateBytesOnlyForContainersThatAttach) {
+  const auto pod = ParseAnnotations({{"buffers.gpushm.io/a", "{size: 1Gi, containers: [decoder]}"},
+                                     {"buffers.gpushm.io/b", "{size: 1Gi, containers: [model]}"},
+                                     {"private.gpushm.io/model", "0"}},
+                                    kPod);
+  ASSERT_TRUE(pod) << pod.error().ToString();
+  EXPECT_EQ(pod->private_bytes, (std::map<std::string, uint64_t>{{"decoder", kGiB}, {"model", 0}}));
+  EXPECT_TRUE(ParseAnnotations({}, kPod)->private_bytes.empty());
+  EXPECT_FALSE(ParseAnnotations({}, kPod)->AsksForMemory());
+}
+
+// Goal: the webhook, which has the metadata, and the broker, which has the environment, agree.
+TEST(ConfigTest, EnvironmentAndMetadataAgree) {
+  const auto metadata = ParseAnnotations(
+      {{"buffers.gpushm.io/w", "{size: 1.5Gi, writers: [model]}"}, {"gpushm.io/inject", "true"}});
+  const auto nested = ParseBuffersEnvironment(
+      "buffers.gpushm.io/w: {size: 1.5Gi, writers: [model]}\ngpushm.io/inject: true\n");
+  const auto quoted = ParseBuffersEnvironment(
+      R"({"buffers.gpushm.io/w":"{size: 1.5Gi, writers: [model]}","gpushm.io/inject":"true"})");
+  ASSERT_TRUE(metadata && nested && quoted);
+  EXPECT_EQ(*metadata, *nested);
+  EXPECT_EQ(*metadata, *quoted);
+  EXPECT_EQ(*ParseBuffersEnvironment(""), PodSpec{});
+  EXPECT_EQ(*ParseBuffersEnvironment("# none\n"), PodSpec{});
+  EXPECT_FALSE(ParseBuffersEnvironment("8Gi"));
+}
+
+TEST(ConfigTest, ReadsTheBrokersFile) {
+  const auto config = ParseBrokerConfig(
+      "\xEF\xBB\xBF# by hand\r\n"
+      "annotations:\r\n"
+      "  buffers.gpushm.io/weights: {size: 3Mi, generations: 2, file: /models/w.bin}\r\n"
+      "containers: [decoder, model]\r\n"
+      "gpu: GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11\r\n"
+      "folder: /tmp/x\r\n"
+      "pod-uid: 0b8c0f6e\r\n"
+      "host-ipc: true\r\n"
+      "log: {level: warning, format: json}\r\n",
+      "broker.yaml");
+  ASSERT_TRUE(config) << config.error().ToString();
+  EXPECT_EQ(config->pool_bytes, 8 * kMiB);
+  EXPECT_FALSE(config->pool_given);
+  EXPECT_EQ(config->gpu->uuid, "GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11");
+  EXPECT_EQ(config->folder, "/tmp/x");
+  EXPECT_EQ(config->pod_uid, "0b8c0f6e");
+  EXPECT_TRUE(config->host_ipc);
+  EXPECT_EQ(config->log, (LogConfig{LogLevel::kWarning, LogFormat::kJson}));
+  EXPECT_EQ(config->pod.buffers[0].FileVolume(), "");
+  EXPECT_EQ(config->pod.buffers[0].FilePath(), "/models/w.bin");
+
+  const auto empty = ParseBrokerConfig("", "broker.yaml");
+  ASSERT_TRUE(empty);
+  EXPECT_EQ(*empty, BrokerConfig{});
+  EXPECT_EQ(empty->folder, kDefaultFolder);
+  EXPECT_EQ(ParseBrokerConfig("gpu: 3\npool: 4Gi", "x")->gpu->index, 3U);
+}
+
+TEST(ConfigTest, NamesAtTheirLimits) {
+  const std::string longest(limits::kNameBytes, 'a');
+  EXPECT_TRUE(ParseAnnotations({{"buffers.gpushm.io/" + longest, "1"}}));
+  EXPECT_TRUE(ParseAnnotations({{"buffers.gpushm.io/0-9", "64Ti"}}));
+  Annotations many;
+  for (uint32_t i = 0; i < limits::kBuffers; ++i) {
+    many[Concat("buffers.gpushm.io/b", i)] = "64Ti";
+  }
+  EXPECT_TRUE(ParseAnnotations(many));
+  many["buffers.gpushm.io/one-more"] = "1";
+  EXPECT_FALSE(ParseAnnotations(many));
+}
+
+TEST(SizingTest, SumsAsTheDesignSays) {
+  const auto pod = ParseAnnotations({{"buffers.gpushm.io/a", "{size: 3Mi, generations: 3}"},
+                                     {"buffers.gpushm.io/b", "{size: 1, loads: true}"},
+                                     {"gpushm.io/pool-extra", "5Mi"},
+                                     {"private.gpushm.io/sink", "1Mi"}},
+                                    kPod);
+  ASSERT_TRUE(pod) << pod.error().ToString();
+  EXPECT_EQ(PoolBytes(*pod), (3 * 4 + 2 + 6) * kMiB);
+  EXPECT_EQ(NodeBytes(*pod), PoolBytes(*pod) + 2 * kGiB + 2 * kMiB + kLoaderBytes);
+  EXPECT_EQ(Units(0, kGiB), 0U);
+  EXPECT_EQ(Units(1, kGiB), 1U);
+  EXPECT_EQ(Units(kGiB, kGiB), 1U);
+  EXPECT_EQ(Units(kGiB + 1, kGiB), 2U);
+  EXPECT_EQ(Units(UINT64_MAX, 1), UINT64_MAX);
+}
+
+TEST(SizingTest, SaturatesInsteadOfWrapping) {
+  PodSpec pod;
+  pod.buffers.resize(4, BufferSpec{.name = "a", .size_bytes = UINT64_MAX - 5, .generations = 16});
+  EXPECT_EQ(PoolBytes(pod), UINT64_MAX);
+  pod.private_bytes["x"] = UINT64_MAX;
+  EXPECT_EQ(NodeBytes(pod), UINT64_MAX);
+  EXPECT_FALSE(CheckFits(pod, UINT64_MAX - 1, "GPU 0"));
+  EXPECT_EQ(RoundUp(UINT64_MAX, 2 * kMiB), UINT64_MAX);
+}
+
+TEST(SizingTest, SaysWhatIsAskedAndWhatIsThere) {
+  const auto pod = ParseAnnotations({{"buffers.gpushm.io/a", "80Gi"}}, kPod);
+  EXPECT_TRUE(CheckFits(*pod, 83 * kGiB, "GPU 0"));
+  const auto fits = CheckFits(*pod, 79 * kGiB, "GPU 0");
+  ASSERT_FALSE(fits);
+  EXPECT_EQ(fits.error().code(), Code::kExhausted);
+  EXPECT_NE(fits.error().what().find("asks for 83Gi"), std::string::npos);
+  EXPECT_NE(fits.error().what().find("GPU 0 has 79Gi"), std::string::npos);
+}
+
+TEST(KeysTest, EditDistance) {
+  EXPECT_EQ(EditDistance("", ""), 0U);
+  EXPECT_EQ(EditDistance("size", ""), 4U);
+  EXPECT_EQ(EditDistance("szie", "size"), 2U);
+  EXPECT_EQ(EditDistance("kitten", "sitting"), 3U);
+}
+
+TEST(KeysTest, OurKeys) {
+  for (const char* key : {"gpushm.io/a", "x.gpushm.io/a", "a.b.GPUSHM.io/", "gpushm.io"}) {
+    EXPECT_TRUE(IsOurKey(key)) << key;
+  }
+  for (const char* key : {"", "/", "gpushm.io.evil.com/a", "xgpushm.io/a", "a/gpushm.io"}) {
+    EXPECT_FALSE(IsOurKey(key)) << key;
+  }
+}
+
+// Goal: docs/annotations.md says what the parser does. GPUSHM_REWRITE_DOCS=1 writes it anew.
+TEST(KeysTest, TheDocumentIsUpToDate) {
+  const std::string path = GPUSHM_SOURCE_DIR "/docs/annotations.md";
+  if (std::getenv("GPUSHM_REWRITE_DOCS") != nullptr) std::ofstream(path) << AnnotationsMarkdown();
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_EQ(text.str(), AnnotationsMarkdown())
+      << "run config_test with GPUSHM_REWRITE_DOCS=1 and commit " << path;
 }
 
 }  // namespace

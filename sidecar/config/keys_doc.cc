@@ -21,7 +21,7 @@ void AppendTable(std::string& out, std::span<const KeyInfo> keys) {
 
 std::string AnnotationsMarkdown() {
   std::string out =
-      "<!-- Made from the table in sidecar/config/keys.cc; config_doc_test compares and, with\n"
+      "<!-- Made from the table in sidecar/config/keys.cc; config_test compares and, with\n"
       "GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
       "# Annotations\n\n"
       "A pod asks for GPU buffers in its annotations:\n\n"

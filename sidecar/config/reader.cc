@@ -6,19 +6,16 @@
 #include "sidecar/config/keys.h"
 
 namespace gpushm::config {
-namespace {
 
-// Line `number` (from 1) of `source`, without its end.
-std::string_view Line(std::string_view source, int number) {
-  for (int i = 1; i < number; ++i) {
-    const size_t end = source.find('\n');
-    if (end == std::string_view::npos) return {};
-    source.remove_prefix(end + 1);
+Lines SplitLines(std::string_view text) {
+  Lines lines;
+  while (!text.empty()) {
+    const size_t end = text.find('\n');
+    lines.push_back(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
   }
-  return source.substr(0, source.find('\n'));
+  return lines;
 }
-
-}  // namespace
 
 Origin Origin::Value(std::string_view annotation) {
   Origin origin;
@@ -33,28 +30,27 @@ Origin Origin::File(std::string_view file, std::string_view annotation) {
   return origin;
 }
 
-Origin Origin::Embedded(std::string_view file, std::string_view annotation, std::string_view source,
+Origin Origin::Embedded(std::string_view file, std::string_view annotation, const Lines& lines,
                         const YamlNode& node) {
   Origin origin = File(file, annotation);
   origin.shape_ = Shape::kPoint;
   origin.line_ = node.line;
   origin.column_ = node.column;
-  const std::string_view line = Line(source, node.line);
+  const auto at = static_cast<size_t>(node.line - 1);
   const auto start = static_cast<size_t>(node.column - 1);
-  if (start >= line.size()) return origin;
-  const std::string_view here = line.substr(start);
+  if (at >= lines.size() || start >= lines[at].size()) return origin;
+  const std::string_view here = lines[at].substr(start);
   if (here[0] == '|') {
-    // A block's lines stand in the file as they are, behind the indentation of the first one.
-    int at = node.line + 1;
-    std::string_view first = Line(source, at);
-    while (!first.empty() && first.find_first_not_of(' ') == std::string_view::npos) {
-      first = Line(source, ++at);
+    // A block's lines stand in the file as they are, behind the indentation of the first one that
+    // is not blank.
+    for (size_t i = at + 1; i < lines.size(); ++i) {
+      const size_t indent = lines[i].find_first_not_of(" \r");
+      if (indent == std::string_view::npos) continue;
+      origin.shape_ = Shape::kBlock;
+      origin.line_ = node.line + 1;
+      origin.column_ = static_cast<int>(indent) + 1;
+      break;
     }
-    const size_t indent = first.find_first_not_of(' ');
-    if (indent == std::string_view::npos) return origin;
-    origin.shape_ = Shape::kBlock;
-    origin.line_ = node.line + 1;
-    origin.column_ = static_cast<int>(indent) + 1;
     return origin;
   }
   const bool quoted = here[0] == '\'' || here[0] == '"';
@@ -99,9 +95,12 @@ void ErrorList::Add(ConfigError error) {
 }
 
 std::vector<ConfigError> ErrorList::Take() {
-  std::ranges::stable_sort(errors_, {}, [](const ConfigError& error) {
-    return error.file.empty() ? std::tuple(0, 0) : std::tuple(error.line, error.column);
-  });
+  // Annotations of a pod's metadata come in the order of their keys already.
+  if (!errors_.empty() && !errors_.front().file.empty()) {
+    std::ranges::sort(errors_, {}, [](const ConfigError& error) {
+      return std::tie(error.line, error.column, error.reason);
+    });
+  }
   if (left_out_ > 0) {
     ConfigError more;
     more.file = errors_.front().file;
@@ -140,12 +139,13 @@ std::string AnnotationExample(std::string_view key, std::string_view field,
 std::vector<AnnotationEntry> ReadAnnotationMap(const YamlNode& annotations, std::string_view file,
                                                std::string_view source, ErrorList& errors) {
   std::vector<AnnotationEntry> entries;
+  const Lines lines = SplitLines(source);
   for (const auto& [key, value] : annotations.entries) {
     if (!IsOurKey(key.text)) continue;
     AnnotationEntry entry{key.text,   Origin::File(file, key.text), key.line,
                           key.column, Origin::File(file, key.text), value};
     if (value.kind == YamlNode::Kind::kScalar) {
-      entry.origin = Origin::Embedded(file, key.text, source, value);
+      entry.origin = Origin::Embedded(file, key.text, lines, value);
       YamlTree tree = ParseYaml(value.text);
       for (const YamlError& bad : tree.errors) {
         ConfigError error = entry.origin.At(bad.line, bad.column);

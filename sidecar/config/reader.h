@@ -5,13 +5,16 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "sidecar/config/config.h"
 #include "sidecar/config/yaml_tree.h"
 
 namespace gpushm::config {
+
+// The lines of a text, without their ends.
+using Lines = std::vector<std::string_view>;
+Lines SplitLines(std::string_view text);
 
 // Where the places of a tree lie in what the user wrote.
 class Origin {
@@ -20,9 +23,9 @@ class Origin {
   static Origin Value(std::string_view annotation);
   // A file's own tree. `annotation`: the key under which the tree was found, or empty.
   static Origin File(std::string_view file, std::string_view annotation = {});
-  // Text inside the scalar `node` of a file whose text is `source`.
-  static Origin Embedded(std::string_view file, std::string_view annotation,
-                         std::string_view source, const YamlNode& node);
+  // Text inside the scalar `node` of a file that has these lines.
+  static Origin Embedded(std::string_view file, std::string_view annotation, const Lines& lines,
+                         const YamlNode& node);
 
   // An error at (line, column) of the tree, with no field, reason or example yet.
   ConfigError At(int line, int column) const;

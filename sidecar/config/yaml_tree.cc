@@ -28,8 +28,11 @@ class TreeBuilder final : public YAML::EventHandler {
  public:
   YamlNode TakeRoot() { return std::move(root_); }
   std::vector<YamlError> TakeErrors() { return std::move(errors_); }
+  const YamlError& start() const { return start_; }
 
-  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    start_ = {Place(mark.line), Place(mark.column), "a second YAML document begins here"};
+  }
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -132,10 +135,11 @@ class TreeBuilder final : public YAML::EventHandler {
       errors_.push_back({key.line, key.column, Concat("key ", Quote(key.text), " is there twice")});
       return;
     }
-    level.node.entries.emplace_back(std::move(key), std::move(value));
+    level.node.entries.push_back({std::move(key), std::move(value)});
   }
 
   YamlNode root_;
+  YamlError start_;
   std::vector<Level> levels_;
   std::vector<YamlError> errors_;
 };
@@ -228,7 +232,7 @@ YamlTree ParseYaml(std::string_view text) {
     YAML::Parser parser(in);
     if (!parser.HandleNextDocument(builder)) return YamlTree{};
     TreeBuilder second;
-    if (parser.HandleNextDocument(second)) return Broken({1, 1, "more than one YAML document"});
+    if (parser.HandleNextDocument(second)) return Broken(second.start());
   } catch (const Stop& stop) {
     return Broken(stop.error);
   } catch (const YAML::Exception& error) {

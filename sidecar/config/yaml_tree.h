@@ -5,13 +5,14 @@
 
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace gpushm::config {
 
 // Levels of maps and lists inside each other; the deepest valid text has four.
 inline constexpr size_t kYamlDepth = 12;
+
+struct YamlEntry;
 
 struct YamlNode {
   enum class Kind { kNull, kScalar, kSequence, kMap };
@@ -21,7 +22,12 @@ struct YamlNode {
   int column = 1;
   std::string text;  // Of a scalar.
   std::vector<YamlNode> items;
-  std::vector<std::pair<YamlNode, YamlNode>> entries;  // Keys are scalars, each once.
+  std::vector<YamlEntry> entries;  // Of a map.
+};
+
+struct YamlEntry {
+  YamlNode key;  // A scalar, once in its map.
+  YamlNode value;
 };
 
 struct YamlError {

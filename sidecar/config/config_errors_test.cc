@@ -1,0 +1,389 @@
+// Goal: every kind of mistake is found at its place, explained, and answered with an example that
+// is right. Method: a table of malformed configurations; each says the line, the column, the field
+// and a part of the reason that must come out. Of every error of every case the example is parsed,
+// and put into the configuration in place of what was wrong.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "sidecar/config/config.h"
+#include "sidecar/config/keys.h"
+#include "sidecar/config/yaml_tree.h"
+
+namespace gpushm::config {
+namespace {
+
+const ParseOptions kPod{.containers = std::vector<std::string>{"decoder", "model", "sink"}};
+
+struct Case {
+  std::string key;  // An annotation of a pod; empty: `text` is a broker's file.
+  std::string text;
+  int line;
+  int column;
+  std::string field;
+  std::string reason;
+};
+
+std::string Long(size_t n, char c = 'a') { return std::string(n, c); }
+
+const std::string kB = "buffers.gpushm.io/weights";
+
+std::vector<Case> QuantityCases() {
+  std::vector<Case> cases;
+  const auto add = [&](std::string text, std::string reason) {
+    cases.push_back({kB, text, 1, 1, "size", reason});
+    cases.push_back({kB, "{size: " + text + "}", 1, 8, "size", reason});
+  };
+  add("8GB", "(write 8Gi or 8G)");
+  add("8 Gi", "(write 8Gi or 8G)");
+  add("1.5gb", "(write 1.5Gi or 1.5G)");
+  add("8gi", "(write 8Gi or 8G)");
+  add("8KI", "(write 8Ki or 8k)");
+  add("8K", "(write 8Ki or 8k)");
+  add("512MiB", "(write 512Mi or 512M)");
+  add("100B", "(write 100)");
+  add("Gi", "is not a quantity");
+  add("eight", "is not a quantity");
+  add("0x10", "is not a quantity");
+  add("1,5Gi", "is not a quantity");
+  add("1.5.2Gi", "is not a quantity");
+  add("--5", "is not a quantity");
+  add("1e", "is not a quantity");
+  add("1e3Gi", "is not a quantity");
+  add("1e3.5", "is not a quantity");
+  add("0", "is zero");
+  add("0Gi", "is zero");
+  add("-1Gi", "is negative");
+  add("-0", "is negative");
+  add("0.1", "whole bytes");
+  add("1.0001Ki", "whole bytes");
+  add("1e-1", "whole bytes");
+  add("400m", "fractions of a byte");
+  add("5u", "fractions of a byte");
+  add("65Ti", "at most 64Ti");
+  add("1Ei", "at most 64Ti");
+  add("1e99999999999", "at most 64Ti");
+  add("18446744073709551616", "at most 64Ti");
+  add("99999999999999999999999999999999999999", "at most 64Ti");
+  // The comma and the brace end a value inside of a flow map.
+  std::erase_if(cases, [](const Case& c) { return c.text == "{size: 1,5Gi}"; });
+  return cases;
+}
+
+std::vector<Case> MapCases() {
+  return {
+      {kB, "", 1, 1, "size", "no value"},
+      {kB, "# nothing", 1, 1, "size", "no value"},
+      {kB, "~", 1, 1, "size", "no value"},
+      {kB, "[8Gi]", 1, 1, "", "is a list"},
+      {kB, "{}", 1, 1, "size", "is missing"},
+      {kB, "{loads: true}", 1, 1, "size", "is missing"},
+      {kB, "{size: }", 1, 2, "size", "no value"},
+      {kB, "{size: [1Gi]}", 1, 8, "size", "is a list"},
+      {kB, "{size: {a: 1Gi}}", 1, 8, "size", "is a map"},
+      {kB, "{size: 1Gi, szie: 2Gi}", 1, 13, "szie", "nearest is size"},
+      {kB, "{size: 1Gi, writer: [model]}", 1, 13, "writer", "nearest is writers"},
+      {kB, "{size: 1Gi, on_writer_exit: keep}", 1, 13, "on_writer_exit",
+       "nearest is on-writer-exit"},
+      {kB, "{size: 1Gi, Access: one-writer}", 1, 13, "Access", "nearest is access"},
+      {kB, "{size: 1Gi, <<: {loads: true}}", 1, 13, "<<", "unknown key"},
+      {kB, "{size: 1Gi, size: 2Gi}", 1, 13, "", "there twice"},
+      {kB, "size: 1Gi\nloads: true\nsize: 2Gi\n", 3, 1, "", "there twice"},
+      {kB, "{size: 1Gi, generations: 0}", 1, 26, "generations", "from 1 to 16"},
+      {kB, "{size: 1Gi, generations: 17}", 1, 26, "generations", "from 1 to 16"},
+      {kB, "{size: 1Gi, generations: two}", 1, 26, "generations", "from 1 to 16"},
+      {kB, "{size: 1Gi, generations: 1.5}", 1, 26, "generations", "from 1 to 16"},
+      {kB, "{size: 1Gi, generations: -1}", 1, 26, "generations", "from 1 to 16"},
+      {kB, "{size: 1Gi, generations: 4294967297}", 1, 26, "generations", "from 1 to 16"},
+      {kB, "{size: 1Gi, generations: [2]}", 1, 26, "generations", "is a list"},
+      {kB, "size: 1Gi\ngenerations:\n", 2, 1, "generations", "no value"},
+      {kB, "size: 1Gi\naccess: one_writer\n", 2, 9, "access", "nearest is one-writer"},
+      {kB, "{size: 1Gi, access: rw}", 1, 21, "access", "many-writers, one-writer or read-only"},
+      {kB, "{size: 1Gi, access: [one-writer]}", 1, 21, "access", "is a list"},
+      {kB, "{size: 1Gi, access: read-only}", 1, 21, "access", "without file or loads"},
+      {kB, "{size: 1Gi, access: read-only, loads: false}", 1, 21, "access", "loads: false"},
+      {kB, "{size: 1Gi, access: read-only, loads: true, writers: [model]}", 1, 54, "writers",
+       "nobody"},
+      {kB, "{size: 1Gi, access: read-only, loads: true, on-writer-exit: keep}", 1, 61,
+       "on-writer-exit", "no writer"},
+      {kB, "{size: 1Gi, on-writer-exit: keeep}", 1, 29, "on-writer-exit", "nearest is keep"},
+      {kB, "{size: 1Gi, on-writer-exit: }", 1, 13, "on-writer-exit", "no value"},
+      {kB, "{size: 1Gi, writers: model}", 1, 22, "writers", "is text, not a list"},
+      {kB, "{size: 1Gi, writers: []}", 1, 22, "writers", "empty list"},
+      {kB, "{size: 1Gi, writers: }", 1, 13, "writers", "no value"},
+      {kB, "{size: 1Gi, writers: {model: 1}}", 1, 22, "writers", "is a map"},
+      {kB, "{size: 1Gi, writers: [modle]}", 1, 23, "writers[0]", "nearest is \"model\""},
+      {kB, "{size: 1Gi, writers: [model, model]}", 1, 30, "writers[1]", "there twice"},
+      {kB, "{size: 1Gi, writers: [model, [sink]]}", 1, 30, "writers[1]", "is a list"},
+      {kB, "{size: 1Gi, writers: [Model]}", 1, 23, "writers[0]", "not a container's name"},
+      {kB, "size: 1Gi\nwriters:\n- model\n-\n", 5, 1, "writers[1]", "no value"},
+      {kB, "size: 1Gi\ncontainers:\n- model\n- snik\n", 4, 3, "containers[1]",
+       "nearest is \"sink\""},
+      {kB, "{size: 1Gi, containers: []}", 1, 25, "containers", "empty list"},
+      {kB, "{size: 1Gi, containers: [model], writers: [model, sink]}", 1, 51, "writers[1]",
+       "not in containers"},
+      {kB, "{size: 1Gi, file: weights.bin}", 1, 19, "file", "volume's name"},
+      {kB, "{size: 1Gi, file: /models/weights.bin}", 1, 19, "file", "is absolute"},
+      {kB, "{size: 1Gi, file: models/}", 1, 19, "file", "names no file"},
+      {kB, "{size: 1Gi, file: models/a/}", 1, 19, "file", "names no file"},
+      {kB, "{size: 1Gi, file: models/../etc/shadow}", 1, 19, "file", "'..'"},
+      {kB, "{size: 1Gi, file: models/./a}", 1, 19, "file", "'.'"},
+      {kB, "{size: 1Gi, file: models//a}", 1, 19, "file", "empty part"},
+      {kB, "{size: 1Gi, file: Models/a}", 1, 19, "file", "volume's name"},
+      {kB, "{size: 1Gi, file: \"models/a\\nb\"}", 1, 19, "file", "line break"},
+      {kB, "{size: 1Gi, file: models/" + Long(1100) + "}", 1, 19, "file", "longer than 1024"},
+      {kB, "{size: 1Gi, file: }", 1, 13, "file", "no value"},
+      {kB, "{size: 1Gi, loads: yes}", 1, 20, "loads", "neither true nor false"},
+      {kB, "{size: 1Gi, loads: True}", 1, 20, "loads", "neither true nor false"},
+      {kB, "{size: 1Gi, loads: {}}", 1, 20, "loads", "is a map"},
+  };
+}
+
+std::vector<Case> YamlCases() {
+  return {
+      {kB, "{size: 1Gi", 1, 1, "", "not valid YAML"},
+      {kB, "size: 1Gi\n\tloads: true", 2, 1, "", "a tab in the indentation"},
+      {kB, std::string("8G\0i", 4), 1, 3, "", "a NUL byte"},
+      {kB, "8Gi\x04", 1, 4, "", "a control character"},
+      {kB, "8Gi\x7f", 1, 4, "", "a control character"},
+      {kB, "8\rGi", 1, 2, "", "carriage return"},
+      {kB, "size: 1Gi\nloads: \xff", 2, 8, "", "UTF-8"},
+      {kB, "\xc0\xaf", 1, 1, "", "UTF-8"},
+      {kB, "\xed\xa0\x80", 1, 1, "", "UTF-8"},
+      {kB, "8Gi \xe2\x82", 1, 5, "", "UTF-8"},
+      {kB, "&a 8Gi", 1, 1, "", "anchors"},
+      {kB, "&a {size: 8Gi}", 1, 1, "", "anchors"},
+      {kB, "{size: &a 8Gi}", 1, 8, "", "anchors"},
+      {kB, "{size: *a}", 1, 8, "", ""},
+      {kB, "!!str 8Gi", 1, 1, "", "tags"},
+      {kB, "{size: !!int 8}", 1, 8, "", "tags"},
+      {kB, "8Gi\n---\n9Gi\n", 2, 1, "", "second YAML document"},
+      {kB, "{? [size] : 1}", 1, 4, "", "must be text"},
+      {kB, "{: 1}", 1, 2, "", "must be text"},
+      // yaml-cpp sees a map in each list whose item could be a key.
+      {kB, Long(20, '['), 1, 7, "", "inside each other"},
+      {kB, Long(100000, '['), 1, 7, "", "inside each other"},
+      {kB, Long(300000), 1, 1, "", "at most 262144"},
+      {kB, "\"8Gi", 1, 5, "", "not valid YAML"},
+      {kB, "size: 1Gi\n loads: true\n", 2, 7, "", "not valid YAML"},
+      {kB, "@8Gi", 1, 1, "", "not valid YAML"},
+  };
+}
+
+std::vector<Case> KeyCases() {
+  return {
+      {"buffer.gpushm.io/weights", "8Gi", 0, 0, "", "nearest is buffers.gpushm.io/weights"},
+      {"Buffers.GPUSHM.io/weights", "8Gi", 0, 0, "", "nearest is buffers.gpushm.io/weights"},
+      {"bufers.gpushm.io/Weights", "8Gi", 0, 0, "", "nearest is buffers.gpushm.io/weights"},
+      {"privat.gpushm.io/model", "1Gi", 0, 0, "", "nearest is private.gpushm.io/model"},
+      {"gpushm.io/pool_extra", "1Gi", 0, 0, "", "nearest is gpushm.io/pool-extra"},
+      {"gpushm.io/hostipc", "true", 0, 0, "", "nearest is gpushm.io/host-ipc"},
+      {"gpushm.io/injected", "true", 0, 0, "", "nearest is gpushm.io/inject"},
+      {"gpushm.io/", "8Gi", 0, 0, "", "unknown key"},
+      {"gpushm.io", "8Gi", 0, 0, "", "unknown key"},
+      {"sidecar.gpushm.io/cpus", "1", 0, 0, "", "nearest is sidecar.gpushm.io/cpu"},
+      {"sidecar.gpushm.io/", "1", 0, 0, "", "unknown key"},
+      {"x.y.gpushm.io/a", "1", 0, 0, "", "unknown key"},
+      {"gpushm.io/" + Long(5000), "1", 0, 0, "", "unknown key"},
+      {"buffers.gpushm.io/", "8Gi", 0, 0, "", "not a buffer's name"},
+      {"buffers.gpushm.io/-a", "8Gi", 0, 0, "", "not a buffer's name"},
+      {"buffers.gpushm.io/a_b", "8Gi", 0, 0, "", "not a buffer's name"},
+      {"buffers.gpushm.io/a.b", "8Gi", 0, 0, "", "not a buffer's name"},
+      {"buffers.gpushm.io/a/b", "8Gi", 0, 0, "", "not a buffer's name"},
+      {"buffers.gpushm.io/" + Long(64), "8Gi", 0, 0, "", "not a buffer's name"},
+      {"private.gpushm.io/modle", "1Gi", 0, 0, "", "nearest is \"model\""},
+      {"private.gpushm.io/A", "1Gi", 0, 0, "", "not a container's name"},
+      {"private.gpushm.io/model", "1GB", 1, 1, "", "(write 1Gi or 1G)"},
+      {"private.gpushm.io/model", "{size: 1Gi}", 1, 1, "", "is a map"},
+      {"private.gpushm.io/model", "", 1, 1, "", "no value"},
+      {"gpushm.io/pool-extra", "-1", 1, 1, "", "is negative"},
+      {"gpushm.io/pool-extra", "[", 1, 1, "", "not valid YAML"},
+      {"gpushm.io/host-ipc", "yes", 1, 1, "", "neither true nor false"},
+      {"gpushm.io/host-ipc", "1", 1, 1, "", "neither true nor false"},
+      {"gpushm.io/inject", "False", 1, 1, "", "neither true nor false"},
+      {"gpushm.io/inject", "[false]", 1, 1, "", "is a list"},
+      {"sidecar.gpushm.io/cpu", "0", 1, 1, "", "is zero"},
+      {"sidecar.gpushm.io/cpu", "0.0001", 1, 1, "", "thousandth"},
+      {"sidecar.gpushm.io/cpu", "5000", 1, 1, "", "at most 1000"},
+      {"sidecar.gpushm.io/cpu", "half", 1, 1, "", "write for example 250m"},
+      {"sidecar.gpushm.io/memory", "0", 1, 1, "", "is zero"},
+      {"sidecar.gpushm.io/memory", "64MB", 1, 1, "", "(write 64Mi or 64M)"},
+  };
+}
+
+std::vector<Case> FileCases() {
+  const std::string a = "annotations:\n  ";
+  return {
+      {"", a + "buffers.gpushm.io/weights:\n    size: 8GB\n", 3, 11, "size", "(write 8Gi or 8G)"},
+      {"", a + "buffers.gpushm.io/weights: 8GB\n", 2, 30, "size", "(write 8Gi or 8G)"},
+      {"", a + "buffers.gpushm.io/weights: '8GB'\n", 2, 31, "size", "(write 8Gi or 8G)"},
+      {"", a + "buffers.gpushm.io/weights: \"{size: 8GB}\"\n", 2, 38, "size", "write 8Gi"},
+      {"", a + "buffers.gpushm.io/w: |\n    size: 1Gi\n    loads: x\n", 4, 12, "loads", "neither"},
+      {"", a + "buffers.gpushm.io/w: |-\n\n    size: x\n", 4, 11, "size", "is not a quantity"},
+      {"", a + "buffers.gpushm.io/w: >\n    {size: 1Gi,\n    loads: x}\n", 2, 24, "loads",
+       "neither"},
+      {"", a + "buffers.gpushm.io/w:\n", 2, 3, "size", "no value"},
+      {"", a + "buffers.gpushm.io/W: 1Gi\n", 2, 3, "", "not a buffer's name"},
+      {"", a + "buffer.gpushm.io/w: 1Gi\n", 2, 3, "", "nearest is buffers.gpushm.io/w"},
+      {"", a + "buffers.gpushm.io/w: 1Gi\n  buffers.gpushm.io/w: 2Gi\n", 3, 3, "", "there twice"},
+      {"", "annotations: [a]\n", 1, 14, "annotations", "is a list"},
+      {"", "annotations:\n", 1, 1, "annotations", "is nothing"},
+      {"", "anotations: {}\n", 1, 1, "anotations", "nearest is annotations"},
+      {"", "- 1\n", 1, 1, "", "is a list, not a map"},
+      {"", "8Gi\n", 1, 1, "", "is text, not a map"},
+      {"", "containers: decoder\n", 1, 13, "containers", "is text, not a list"},
+      {"", "containers: []\n", 1, 13, "containers", "empty list"},
+      {"", "containers: [a, a]\n", 1, 17, "containers[1]", "there twice"},
+      {"", "containers: [a, B]\n", 1, 17, "containers[1]", "not a container's name"},
+      {"", "containers: [[a]]\n", 1, 14, "containers[0]", "is a list"},
+      {"", "containers: [a]\n" + a + "private.gpushm.io/b: 1Gi\n", 3, 3, "", "no container \"b\""},
+      {"", "pool: lots\n", 1, 7, "pool", "is not a quantity"},
+      {"", "pool: 0\n", 1, 7, "pool", "is zero"},
+      {"", "pool: [1Gi]\n", 1, 7, "pool", "is a list"},
+      {"", "pool: 1Gi\n" + a + "buffers.gpushm.io/w: 2Gi\n", 1, 7, "pool", "less than the 2Gi"},
+      {"", "gpu: first\n", 1, 6, "gpu", "neither a GPU's UUID nor its index"},
+      {"", "gpu: 256\n", 1, 6, "gpu", "neither"},
+      {"", "gpu: -1\n", 1, 6, "gpu", "neither"},
+      {"", "gpu: GPU-123\n", 1, 6, "gpu", "not a GPU's UUID"},
+      {"", "gpu: {index: 0}\n", 1, 6, "gpu", "is a map"},
+      {"", "folder: run/gpushm\n", 1, 9, "folder", "not an absolute path"},
+      {"", "folder: /" + Long(200) + "\n", 1, 9, "folder", "longer than 107"},
+      {"", "folder:\n", 1, 1, "folder", "no value"},
+      {"", "pod-uid: ../../etc\n", 1, 10, "pod-uid", "not a pod's UID"},
+      {"", "pod-uid: ''\n", 1, 10, "pod-uid", "not a pod's UID"},
+      {"", "pod_uid: a\n", 1, 1, "pod_uid", "nearest is pod-uid"},
+      {"", "host-ipc: on\n", 1, 11, "host-ipc", "neither true nor false"},
+      {"", "host-ipc: false\n" + a + "gpushm.io/host-ipc: 'true'\n", 1, 11, "host-ipc",
+       "contradicts"},
+      {"", "log: debug\n", 1, 6, "log", "is text, not a map"},
+      {"", "log: {level: verbose}\n", 1, 14, "log.level", "is unknown"},
+      {"", "log: {level: [info]}\n", 1, 14, "log.level", "is a list"},
+      {"", "log:\n  format: xml\n", 2, 11, "log.format", "is unknown"},
+      {"", "log: {levle: info}\n", 1, 7, "log.levle", "nearest is level"},
+      {"", "pool: 1Gi\npool: 2Gi\n", 2, 1, "", "there twice"},
+      {"", "pool: 1Gi\n\tgpu: 0\n", 2, 1, "", "a tab"},
+      {"", "pool: [1Gi\n", 2, 1, "", "not valid YAML"},
+  };
+}
+
+std::vector<Case> AllCases() {
+  std::vector<Case> all;
+  for (const auto& cases : {QuantityCases(), MapCases(), YamlCases(), KeyCases(), FileCases()}) {
+    all.insert(all.end(), cases.begin(), cases.end());
+  }
+  return all;
+}
+
+std::vector<ConfigError> Errors(const Case& c) {
+  if (c.key.empty()) {
+    const auto config = ParseBrokerConfigOrErrors(c.text, "broker.yaml");
+    return config ? std::vector<ConfigError>{} : config.error();
+  }
+  const auto pod = ParseAnnotationsOrErrors({{c.key, c.text}}, kPod);
+  return pod ? std::vector<ConfigError>{} : pod.error();
+}
+
+// The example as an annotation of the case's pod.
+void ExpectAnnotationExampleParses(const ConfigError& error, const ParseOptions& options) {
+  const auto pod = ParseBuffersEnvironment(error.example, options);
+  EXPECT_TRUE(pod) << error.example << "\n" << pod.error().ToString();
+  // In a pod's metadata values are strings.
+  const YamlTree tree = ParseYaml(error.example);
+  ASSERT_EQ(tree.root.entries.size(), 1U) << error.example;
+  const YamlEntry& entry = tree.root.entries[0];
+  ASSERT_EQ(entry.value.kind, YamlNode::Kind::kScalar) << error.example;
+  const auto alone = ParseAnnotations({{entry.key.text, entry.value.text}}, options);
+  EXPECT_TRUE(alone) << alone.error().ToString();
+}
+
+TEST(ConfigErrorsTest, EachMistakeIsFoundAtItsPlace) {
+  const std::vector<Case> all = AllCases();
+  EXPECT_GE(all.size(), 100U);
+  for (const Case& c : all) {
+    SCOPED_TRACE(c.key.substr(0, 80) + ": " + c.text.substr(0, 200));
+    const std::vector<ConfigError> errors = Errors(c);
+    ASSERT_EQ(errors.size(), 1U) << (errors.size() > 1 ? ToStatus(errors).ToString() : "");
+    const ConfigError& error = errors[0];
+    EXPECT_EQ(error.line, c.line) << error.ToString();
+    EXPECT_EQ(error.column, c.column) << error.ToString();
+    EXPECT_EQ(error.field, c.field) << error.ToString();
+    EXPECT_NE(error.reason.find(c.reason), std::string::npos) << error.ToString();
+    EXPECT_EQ(error.file, c.key.empty() ? "broker.yaml" : "");
+    if (!c.key.empty()) {
+      EXPECT_EQ(error.annotation, c.key);
+    }
+    EXPECT_EQ(error.ToString().find('\n'), std::string::npos);
+    ASSERT_FALSE(error.example.empty());
+  }
+}
+
+TEST(ConfigErrorsTest, EachExampleIsRightInThePlaceOfTheMistake) {
+  for (const Case& c : AllCases()) {
+    SCOPED_TRACE(c.key.substr(0, 80) + ": " + c.text.substr(0, 200));
+    for (const ConfigError& error : Errors(c)) {
+      if (!error.annotation.empty()) {
+        ExpectAnnotationExampleParses(error, c.key.empty() ? ParseOptions{} : kPod);
+        continue;
+      }
+      const auto config = ParseBrokerConfig(error.example, "example");
+      EXPECT_TRUE(config) << error.example << "\n" << config.error().ToString();
+    }
+  }
+}
+
+TEST(ConfigErrorsTest, EveryExampleOfTheTableParses) {
+  for (const KeyInfo& key : AnnotationKeys()) {
+    std::string name(key.name);
+    if (name.ends_with('/')) name += "trainer";
+    EXPECT_TRUE(ParseBuffersEnvironment(name + ": " + std::string(key.example))) << name;
+  }
+  for (const KeyInfo& key : BrokerKeys()) {
+    const size_t dot = key.name.find('.');
+    const std::string name(key.name.substr(0, dot));
+    const std::string inner =
+        dot == std::string_view::npos
+            ? std::string(key.example)
+            : "{" + std::string(key.name.substr(dot + 1)) + ": " + std::string(key.example) + "}";
+    EXPECT_TRUE(ParseBrokerConfig(name + ": " + inner, "x")) << name;
+  }
+}
+
+// Goal: one round of mending is enough.
+TEST(ConfigErrorsTest, AllErrorsComeAtOnceInTheOrderOfTheFile) {
+  const auto config = ParseBrokerConfigOrErrors(
+      "poool: 1Gi\n"
+      "annotations:\n"
+      "  buffers.gpushm.io/b: {size: 8GB, access: rw, writers: [x, X]}\n"
+      "  gpushm.io/inject: never\n"
+      "gpu: first\n"
+      "gpu: second\n",
+      "broker.yaml");
+  ASSERT_FALSE(config);
+  std::vector<std::pair<int, int>> places;
+  for (const ConfigError& error : config.error()) places.emplace_back(error.line, error.column);
+  EXPECT_EQ(places, (std::vector<std::pair<int, int>>{
+                        {1, 1}, {3, 31}, {3, 44}, {3, 61}, {4, 21}, {5, 6}, {6, 1}}));
+  const Status status = ToStatus(config.error());
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(std::ranges::count(status.what(), '|'), 6);
+}
+
+TEST(ConfigErrorsTest, AMultitudeOfErrorsIsCut) {
+  std::string text = "{size: 1Gi, writers: [";
+  for (int i = 0; i < 20000; ++i) text += "X,";
+  const auto pod = ParseAnnotationsOrErrors({{kB, text + "]}"}}, kPod);
+  ASSERT_FALSE(pod);
+  ASSERT_EQ(pod.error().size(), kErrorsKept + 1);
+  EXPECT_EQ(pod.error().back().reason, "and 19936 more errors");
+}
+
+TEST(ConfigErrorsTest, MessagesAreOneLineOfCleanText) {
+  const auto pod = ParseAnnotations({{kB, "\"8\\nGi\\e[31m\\x9f\""}});
+  ASSERT_FALSE(pod);
+  const std::string text = pod.error().ToString();
+  EXPECT_TRUE(std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; })) << text;
+  EXPECT_NE(text.find("8\\nGi\\x1b[31m"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace gpushm::config

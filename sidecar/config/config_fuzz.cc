@@ -1,0 +1,69 @@
+// Goal: no text crashes the parser, makes it throw or yields a specification that breaks its own
+// promises. Method: each input is taken as the environment's map, as the broker's file, as the
+// value of one annotation and as a quantity; what parses is checked against the header's contract.
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "runtime/base/limits.h"
+#include "sidecar/config/config.h"
+#include "sidecar/config/keys.h"
+#include "sidecar/config/quantity.h"
+#include "sidecar/config/sizing.h"
+
+namespace gpushm::config {
+namespace {
+
+void Require(bool condition) {
+  if (!condition) std::abort();
+}
+
+void CheckPod(const PodSpec& pod) {
+  for (size_t i = 0; i < pod.buffers.size(); ++i) {
+    const BufferSpec& buffer = pod.buffers[i];
+    Require(i == 0 || pod.buffers[i - 1].name < buffer.name);
+    Require(IsDnsLabel(buffer.name) && pod.Find(buffer.name) == &buffer);
+    Require(buffer.size_bytes > 0 && buffer.size_bytes <= limits::kBufferBytes);
+    Require(buffer.generations >= 1 && buffer.generations <= limits::kGenerations);
+    for (const std::string& writer : buffer.writers) Require(buffer.MayAttach(writer));
+    if (buffer.access == Access::kReadOnly) Require(buffer.StartsLoading());
+    if (!buffer.file.empty()) Require(!buffer.FilePath().empty());
+  }
+  Require(PoolBytes(pod) <= NodeBytes(pod));
+}
+
+void CheckErrors(const std::vector<ConfigError>& errors) {
+  Require(!errors.empty() && errors.size() <= kErrorsKept + 1);
+  for (const ConfigError& error : errors) {
+    Require(!error.reason.empty() && error.line >= 0 && error.column >= 0);
+    Require(error.ToString().find('\n') == std::string::npos);
+  }
+}
+
+template <typename T>
+void Check(const OrErrors<T>& result) {
+  if (!result) return CheckErrors(result.error());
+  if constexpr (requires { result->pod; }) {
+    CheckPod(result->pod);
+    Require(result->pool_bytes >= PoolBytes(result->pod));
+  } else {
+    CheckPod(*result);
+  }
+}
+
+}  // namespace
+}  // namespace gpushm::config
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace gpushm::config;
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const ParseOptions strict{.containers = std::vector<std::string>{"decoder", "model"}};
+  Check(ParseBuffersEnvironmentOrErrors(text));
+  Check(ParseBuffersEnvironmentOrErrors(text, strict));
+  Check(ParseBrokerConfigOrErrors(text, "broker.yaml"));
+  Check(ParseAnnotationsOrErrors({{"buffers.gpushm.io/weights", std::string(text)}}, strict));
+  Check(ParseAnnotationsOrErrors({{std::string(text), "8Gi"}}, strict));
+  if (const auto bytes = ParseBytes(text)) Require(ParseBytes(FormatBytes(*bytes)) == *bytes);
+  (void)ParseMilliCpus(text);
+  return 0;
+}
