@@ -1,0 +1,103 @@
+#include "runtime/client/attachment.h"
+
+#include <utility>
+
+namespace gpushm::client {
+namespace {
+
+bool IsUsable(registry::BufferState state) {
+  return state == registry::BufferState::kReady || state == registry::BufferState::kWriterDied;
+}
+
+}  // namespace
+
+Attachment::Attachment(Facts facts, Memory memory, Lease lease, RegistryHandle::Reader reader)
+    : facts_(std::move(facts)),
+      memory_(std::move(memory)),
+      unpublished_(facts_.unpublished),
+      lease_(lease) {
+  See(reader, 0, kNever, false);
+}
+
+void Attachment::See(const RegistryHandle::Reader& reader, uint32_t slot, uint64_t version,
+                     bool ready) const {
+  const std::lock_guard lock(mutex_);
+  Sighting* latest = sightings_.empty() ? nullptr : sightings_.back().get();
+  if (latest == nullptr || latest->reader != reader || latest->slot != slot) {
+    sightings_.push_back(std::make_unique<Sighting>(reader, slot, kNever, kNever));
+    latest = sightings_.back().get();
+  }
+  // A thread that loads an older version with this Sighting takes the slow way once more.
+  latest->ready_version.store(ready ? version : kNever, std::memory_order_relaxed);
+  latest->version.store(orphaned() ? kNever : version, std::memory_order_relaxed);
+  // Pairs with the acquire load of Latest().
+  sighting_.store(latest, std::memory_order_release);
+}
+
+std::optional<Code> Attachment::Current() const {
+  const Sighting& seen = Latest();
+  const registry::Ref ref{seen.version.load(std::memory_order_relaxed), seen.slot};
+  if (ref.version != kNever && seen.reader->IsCurrent(ref)) return std::nullopt;
+  return CurrentSlow();
+}
+
+std::optional<Code> Attachment::CurrentSlow() const {
+  if (orphaned()) return Code::kOrphaned;
+  const RegistryHandle::Reader& reader = Latest().reader;
+  const auto found = reader->Find(facts_.name);
+  if (!found) {
+    if (found.error().code() != Code::kNotFound) return found.error().code();
+    if (unpublished()) return std::nullopt;
+    return Code::kStale;
+  }
+  if (found->record.generation > facts_.generation) return Code::kStale;
+  if (found->record.generation < facts_.generation) {
+    // An older generation shows while this one waits for its publish.
+    if (unpublished()) return std::nullopt;
+    return Code::kStale;
+  }
+  See(reader, found->ref.slot, found->ref.version, IsUsable(found->record.state));
+  return orphaned() ? std::optional(Code::kOrphaned) : std::nullopt;
+}
+
+bool Attachment::IsUnchangedAndReady() const {
+  const Sighting& seen = Latest();
+  const registry::Ref ref{seen.ready_version.load(std::memory_order_relaxed), seen.slot};
+  return ref.version != kNever && seen.reader->IsCurrent(ref) && !orphaned();
+}
+
+void Attachment::NoteSeen(const RegistryHandle::Reader& reader, const registry::Found& found) {
+  if (found.record.generation != facts_.generation || Latest().reader != reader) return;
+  See(reader, found.ref.slot, found.ref.version, IsUsable(found.record.state));
+}
+
+uint32_t Attachment::State() const {
+  const auto found = Latest().reader->Find(facts_.name);
+  if (!found || found->record.generation < facts_.generation) return 0;
+  return static_cast<uint32_t>(found->record.state);
+}
+
+Lease Attachment::lease() const {
+  const std::lock_guard lock(mutex_);
+  return lease_;
+}
+
+bool Attachment::device_lost() const { return Latest().reader->device_lost(); }
+
+void Attachment::Adopt(RegistryHandle::Reader reader, Lease lease) {
+  {
+    const std::lock_guard lock(mutex_);
+    lease_ = lease;
+  }
+  See(reader, 0, kNever, false);
+}
+
+void Attachment::Orphan() {
+  orphaned_.store(true, std::memory_order_release);
+  const std::lock_guard lock(mutex_);
+  lease_.id = 0;
+  sightings_.back()->ready_version.store(kNever, std::memory_order_relaxed);
+  sightings_.back()->version.store(kNever, std::memory_order_relaxed);
+}
+
+}  // namespace gpushm::client

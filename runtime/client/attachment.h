@@ -1,0 +1,112 @@
+// One use of one generation of a buffer by this process: the mapping, the lease, and whether it is
+// still what stands behind the name.
+//
+// Threads: the functions of this class from any thread. Fields are guarded as said at each.
+//
+// Invariants
+//   (1) The mapping lives as long as the object: nothing that the broker does ends it.
+//   (2) sighting_ is never null. A replaced Sighting stays until the end of the attachment, so that
+//       Current() needs no lock; one is added for each broker restart that the bytes survived.
+//   (3) Orphaned is for ever.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/client/ipc_mapping.h"
+#include "runtime/client/registry_handle.h"
+#include "runtime/client/stream_fence.h"
+#include "runtime/driver/device.h"
+#include "runtime/protocol/messages.h"
+
+namespace gpushm::client {
+
+class Client;
+
+// A lease of the broker, by the connection that it came over.
+struct Lease {
+  uint64_t serial = 0;
+  uint64_t id = 0;  // 0: none.
+};
+
+class Attachment {
+ public:
+  struct Facts {
+    Client* client;
+    std::string name;
+    Access access;
+    uint64_t generation;
+    uint64_t size_bytes;
+    uint64_t mapped_bytes;
+    protocol::Transport transport;
+    CUdevice device;
+    GpuUuid gpu;
+    CUdeviceptr address;
+    bool unpublished;
+  };
+  using Memory = std::variant<DeviceMapping, IpcMapping>;
+
+  Attachment(Facts facts, Memory memory, Lease lease, RegistryHandle::Reader reader);
+
+  const Facts& facts() const { return facts_; }
+
+  // No failure while this is what stands behind the name; else kStale or kOrphaned. One load when
+  // nothing changed since the last call.
+  std::optional<Code> Current() const;
+  // Whether the record was seen current and with content, and is unchanged since. One load.
+  bool IsUnchangedAndReady() const;
+  // Of the name now; 0: it is gone. Also 0 while unpublished.
+  uint32_t State() const;
+  bool device_lost() const;
+
+  // Remembers what a look-up in `reader` said of this generation.
+  void NoteSeen(const RegistryHandle::Reader& reader, const registry::Found& found);
+
+  // Another broker, or another connection, has taken the lease over.
+  void Adopt(RegistryHandle::Reader reader, Lease lease);
+  void Orphan();
+  bool orphaned() const { return orphaned_.load(std::memory_order_acquire); }
+  void Publish() { unpublished_.store(false, std::memory_order_release); }
+  bool unpublished() const { return unpublished_.load(std::memory_order_acquire); }
+
+  Lease lease() const;
+
+  // With the client's table lock.
+  uint32_t count = 1;
+  std::vector<StreamFence> fences;
+
+ private:
+  // Where the record was last seen. Versions move, the rest does not.
+  struct Sighting {
+    RegistryHandle::Reader reader;
+    uint32_t slot;
+    std::atomic<uint64_t> version;        // kNever: not seen.
+    std::atomic<uint64_t> ready_version;  // At which the state allowed use.
+  };
+  // Odd: no live record ever has it.
+  static constexpr uint64_t kNever = ~uint64_t{0};
+
+  const Sighting& Latest() const { return *sighting_.load(std::memory_order_acquire); }
+  void See(const RegistryHandle::Reader& reader, uint32_t slot, uint64_t version, bool ready) const;
+  std::optional<Code> CurrentSlow() const;
+
+  const Facts facts_;
+  const Memory memory_;
+  std::atomic<bool> unpublished_;
+  std::atomic<bool> orphaned_{false};
+  mutable std::atomic<Sighting*> sighting_;
+  mutable std::mutex mutex_;
+  Lease lease_;                                               // Under mutex_.
+  mutable std::vector<std::unique_ptr<Sighting>> sightings_;  // Under mutex_.
+};
+
+}  // namespace gpushm::client

@@ -1,0 +1,133 @@
+// The C ABI: attachments.
+#include "runtime/client/c_api_support.h"
+
+namespace gc = gpushm::client;
+using gpushm::Code;
+using gpushm::Concat;
+using gpushm::Fail;
+using gpushm::Result;
+
+namespace gpushm::client {
+namespace {
+
+Result<AttachOptions> ToOptions(const gpushm_attach_options& given) {
+  if (given.access > GPUSHM_READ_WRITE) {
+    return Fail(Code::kInvalidArgument, Concat("unknown access ", given.access),
+                "GPUSHM_READ or GPUSHM_READ_WRITE");
+  }
+  if (given.reserved != 0) return Fail(Code::kInvalidArgument, "attach_options.reserved is not 0");
+  return AttachOptions{.access = ToAccess(given.access), .generation = given.generation};
+}
+
+}  // namespace
+}  // namespace gpushm::client
+
+extern "C" {
+
+gpushm_status gpushm_attach(gpushm_client* client, const char* name,
+                            const gpushm_attach_options* options, gpushm_attachment** attachment) {
+  return gc::Enter([&]() -> Result<void> {
+    if (client == nullptr || name == nullptr || attachment == nullptr) {
+      return gc::CheckArgument(false, "client, name or attachment is NULL");
+    }
+    *attachment = nullptr;
+    const auto given = gc::ReadOptions(options, "attach_options");
+    if (!given) return std::unexpected(given.error());
+    const auto attaching = gc::ToOptions(*given);
+    if (!attaching) return std::unexpected(attaching.error());
+    const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
+    const auto attached = client->client->Attach(text, *attaching, *wait);
+    if (!attached) {
+      return std::unexpected(attached.error().WithContext(Concat("attach \"", text, "\"")));
+    }
+    *attachment = gc::ToHandle(*attached);
+    return {};
+  });
+}
+
+uint64_t gpushm_address(const gpushm_attachment* attachment) {
+  return attachment == nullptr ? 0 : gc::FromHandle(attachment)->facts().address;
+}
+
+uint64_t gpushm_size(const gpushm_attachment* attachment) {
+  return attachment == nullptr ? 0 : gc::FromHandle(attachment)->facts().size_bytes;
+}
+
+gpushm_status gpushm_current(const gpushm_attachment* attachment) {
+  if (gc::IsForkedChild()) return gc::RememberForked();
+  if (attachment == nullptr) {
+    return gc::RememberStatic(GPUSHM_INVALID_ARGUMENT, "attachment is NULL", "");
+  }
+  std::optional<Code> code;
+  const gpushm_status entered = gc::Enter([&]() -> Result<void> {
+    code = gc::FromHandle(attachment)->Current();
+    return {};
+  });
+  if (entered != GPUSHM_OK || !code) return entered;
+  switch (*code) {
+    case Code::kStale:
+      return gc::RememberStatic(GPUSHM_STALE, "another generation is behind the name now, or none",
+                                "attach again, then detach this one");
+    case Code::kOrphaned:
+      return gc::RememberStatic(GPUSHM_ORPHANED,
+                                "the broker that gave this attachment is gone, and its successor "
+                                "does not have these bytes",
+                                "attach again, then detach this one");
+    default:
+      return gc::RememberStatic(static_cast<gpushm_status>(*code), "the registry could not be read",
+                                "try again");
+  }
+}
+
+gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
+                                         gpushm_attachment_info* info) {
+  return gc::Enter([&]() -> Result<void> {
+    if (attachment == nullptr || info == nullptr) {
+      return gc::CheckArgument(false, "attachment or info is NULL");
+    }
+    if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
+    const gc::Attachment& a = *gc::FromHandle(attachment);
+    const gc::Attachment::Facts& facts = a.facts();
+    gpushm_attachment_info filled{};
+    gc::CopyText(filled.name, facts.name);
+    filled.address = facts.address;
+    filled.size_bytes = facts.size_bytes;
+    filled.mapped_bytes = facts.mapped_bytes;
+    filled.generation = facts.generation;
+    filled.lease_id = a.lease().id;
+    filled.access = static_cast<uint32_t>(facts.access);
+    filled.transport = static_cast<uint32_t>(facts.transport);
+    const std::optional<Code> code = a.Current();
+    filled.status = code              ? static_cast<uint32_t>(*code)
+                    : a.device_lost() ? static_cast<uint32_t>(GPUSHM_DEVICE_LOST)
+                                      : static_cast<uint32_t>(GPUSHM_OK);
+    filled.state = a.State();
+    filled.device = facts.device;
+    filled.count = facts.client->CountOf(a);
+    gc::WriteInfo(filled, info, info->struct_size);
+    return {};
+  });
+}
+
+gpushm_status gpushm_detach(gpushm_attachment* attachment, const gpushm_detach_options* options) {
+  if (attachment == nullptr) return GPUSHM_OK;
+  return gc::Enter([&]() -> Result<void> {
+    const auto given = gc::ReadOptions(options, "detach_options");
+    if (!given) return std::unexpected(given.error());
+    if (given->defer > 1 || given->reserved != 0 ||
+        (given->streams == nullptr && given->stream_count != 0)) {
+      return Fail(Code::kInvalidArgument,
+                  "detach_options: defer is 0 or 1, reserved 0, streams as many as stream_count");
+    }
+    std::vector<CUstream> streams;
+    for (size_t i = 0; i < given->stream_count; ++i) {
+      streams.push_back(static_cast<CUstream>(given->streams[i]));
+    }
+    gc::Attachment* const a = gc::FromHandle(attachment);
+    return a->facts().client->Detach(a, streams, given->defer != 0);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,187 @@
+// The C ABI: making buffers, offering memory, files.
+#include "runtime/client/c_api_support.h"
+
+namespace gc = gpushm::client;
+using gpushm::Code;
+using gpushm::Concat;
+using gpushm::Fail;
+using gpushm::Result;
+
+namespace gpushm::client {
+namespace {
+
+// A whole transfer, unless the caller says otherwise: ten minutes.
+constexpr int64_t kTransferMs = 10 * 60 * 1000;
+
+// gpushm_create_options and gpushm_offer_options share these fields.
+template <typename Options>
+Result<MakeOptions> ToMakeOptions(const Options& given) {
+  if (given.writers > GPUSHM_WRITERS_ALL || given.one_writer > 1 ||
+      given.on_writer_exit > GPUSHM_DROP) {
+    return Fail(Code::kInvalidArgument,
+                Concat("unknown option: writers ", given.writers, ", one_writer ", given.one_writer,
+                       ", on_writer_exit ", given.on_writer_exit),
+                "see gpushm_writers and gpushm_on_writer_exit");
+  }
+  return MakeOptions{.writers_all = given.writers == GPUSHM_WRITERS_ALL,
+                     .one_writer = given.one_writer != 0,
+                     .on_writer_exit = static_cast<protocol::OnWriterExit>(given.on_writer_exit),
+                     .unpublished = false};
+}
+
+Result<void> Make(bool replace, gpushm_client* client, const char* name, uint64_t size_bytes,
+                  const gpushm_create_options* options, gpushm_attachment** attachment) {
+  if (client == nullptr || name == nullptr) return CheckArgument(false, "client or name is NULL");
+  if (attachment != nullptr) *attachment = nullptr;
+  const auto given = ReadOptions(options, "create_options");
+  if (!given) return std::unexpected(given.error());
+  auto making = ToMakeOptions(*given);
+  if (!making) return std::unexpected(making.error());
+  if (given->unpublished > 1) return CheckArgument(false, "create_options.unpublished is 0 or 1");
+  making->unpublished = given->unpublished != 0;
+  const auto wait = Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+  if (!wait) return std::unexpected(wait.error());
+  const bool attach = attachment != nullptr;
+  const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
+  const auto made = replace ? client->client->Replace(text, size_bytes, *making, attach, *wait)
+                            : client->client->Create(text, size_bytes, *making, attach, *wait);
+  if (!made) {
+    return std::unexpected(
+        made.error().WithContext(Concat(replace ? "replace \"" : "create \"", text, "\"")));
+  }
+  if (attach) *attachment = ToHandle(*made);
+  return {};
+}
+
+Result<void> Transfer(bool save, gpushm_client* client, const char* name, const char* path,
+                      const gpushm_transfer_options* options, gpushm_transfer_result* result) {
+  if (client == nullptr || name == nullptr || path == nullptr) {
+    return CheckArgument(false, "client, name or path is NULL");
+  }
+  if (result != nullptr) {
+    if (auto valid = CheckStructSize(result->struct_size, "result"); !valid) return valid;
+  }
+  const auto given = ReadOptions(options, "transfer_options");
+  if (!given) return std::unexpected(given.error());
+  if (given->way > GPUSHM_WAY_BROKER || given->reserved != 0) {
+    return CheckArgument(false, "transfer_options: unknown way, or reserved is not 0");
+  }
+  const auto wait = Wait::From(given->timeout_ms, kTransferMs);
+  if (!wait) return std::unexpected(wait.error());
+  const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
+  if (auto valid = protocol::CheckName(text, "name"); !valid) return valid;
+  TransferOptions transfer{.way = static_cast<TransferWay>(given->way),
+                           .chunk_bytes = given->chunk_bytes,
+                           .progress = {}};
+  if (given->progress != nullptr) {
+    transfer.progress = [progress = given->progress, user = given->user](uint64_t done_bytes,
+                                                                         uint64_t total_bytes) {
+      return progress(user, done_bytes, total_bytes) == 0;
+    };
+  }
+  const auto moved = save ? client->client->Save(text, path, transfer, *wait)
+                          : client->client->Load(text, path, transfer, *wait);
+  if (!moved) {
+    return std::unexpected(
+        moved.error().WithContext(Concat(save ? "save \"" : "load \"", text, "\"")));
+  }
+  if (result != nullptr) {
+    gpushm_transfer_result filled{};
+    filled.way = static_cast<uint32_t>(moved->way);
+    filled.bytes = moved->bytes;
+    filled.elapsed_ns = moved->elapsed_ns;
+    WriteInfo(filled, result, result->struct_size);
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace gpushm::client
+
+extern "C" {
+
+gpushm_status gpushm_create(gpushm_client* client, const char* name, uint64_t size_bytes,
+                            const gpushm_create_options* options, gpushm_attachment** attachment) {
+  return gc::Enter([&] { return gc::Make(false, client, name, size_bytes, options, attachment); });
+}
+
+gpushm_status gpushm_replace(gpushm_client* client, const char* name, uint64_t size_bytes,
+                             const gpushm_create_options* options, gpushm_attachment** attachment) {
+  return gc::Enter([&] { return gc::Make(true, client, name, size_bytes, options, attachment); });
+}
+
+gpushm_status gpushm_publish(gpushm_attachment* attachment) {
+  return gc::Enter([&]() -> Result<void> {
+    if (attachment == nullptr) return gc::CheckArgument(false, "attachment is NULL");
+    gc::Attachment* const a = gc::FromHandle(attachment);
+    auto done = a->facts().client->Publish(a, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    if (done) return done;
+    return std::unexpected(done.error().WithContext(Concat("publish \"", a->facts().name, "\"")));
+  });
+}
+
+gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t address,
+                           uint64_t size_bytes, const gpushm_offer_options* options,
+                           gpushm_offer_result* result) {
+  return gc::Enter([&]() -> Result<void> {
+    if (client == nullptr || name == nullptr) {
+      return gc::CheckArgument(false, "client or name is NULL");
+    }
+    if (result != nullptr) {
+      if (auto valid = gc::CheckStructSize(result->struct_size, "result"); !valid) return valid;
+    }
+    const auto given = gc::ReadOptions(options, "offer_options");
+    if (!given) return std::unexpected(given.error());
+    const auto making = gc::ToMakeOptions(*given);
+    if (!making) return std::unexpected(making.error());
+    if (given->allow_copy > 1) {
+      return gc::CheckArgument(false, "offer_options.allow_copy is 0 or 1");
+    }
+    const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
+    const auto offered =
+        client->client->Offer(text, address, size_bytes, *making, given->allow_copy != 0, *wait);
+    if (!offered) {
+      return std::unexpected(offered.error().WithContext(Concat("offer \"", text, "\"")));
+    }
+    if (result != nullptr) {
+      gpushm_offer_result filled{};
+      filled.transport = static_cast<uint32_t>(offered->transport);
+      filled.copied = offered->copied ? 1 : 0;
+      filled.copied_bytes = offered->copied_bytes;
+      filled.copy_ns = offered->copy_ns;
+      gc::WriteInfo(filled, result, result->struct_size);
+    }
+    return {};
+  });
+}
+
+gpushm_status gpushm_delete(gpushm_client* client, const char* name,
+                            const gpushm_wait_options* options) {
+  return gc::Enter([&]() -> Result<void> {
+    if (client == nullptr || name == nullptr) {
+      return gc::CheckArgument(false, "client or name is NULL");
+    }
+    const auto given = gc::ReadOptions(options, "wait_options");
+    if (!given) return std::unexpected(given.error());
+    const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
+    auto done = client->client->Delete(text, *wait);
+    if (done) return done;
+    return std::unexpected(done.error().WithContext(Concat("delete \"", text, "\"")));
+  });
+}
+
+gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
+                          const gpushm_transfer_options* options, gpushm_transfer_result* result) {
+  return gc::Enter([&] { return gc::Transfer(false, client, name, path, options, result); });
+}
+
+gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
+                          const gpushm_transfer_options* options, gpushm_transfer_result* result) {
+  return gc::Enter([&] { return gc::Transfer(true, client, name, path, options, result); });
+}
+
+}  // extern "C"

@@ -1,0 +1,213 @@
+// The C ABI: connecting and looking up.
+#include <cstdlib>
+
+#include "runtime/client/c_api_support.h"
+#include "runtime/registry/host_list.h"
+
+namespace gpushm::client {
+namespace {
+
+// The one place of the library that reads the environment, beside GPUSHM_DRIVER.
+std::string FolderFromEnvironment() {
+  const char* folder = std::getenv("GPUSHM_DIR");
+  return folder == nullptr || folder[0] == '\0' ? protocol::kDefaultFolder : folder;
+}
+
+Result<std::string> SocketPath(const gpushm_open_options& options) {
+  if (options.pod_uid == nullptr) {
+    const std::string folder = options.folder == nullptr ? FolderFromEnvironment() : options.folder;
+    return Concat(folder, "/", protocol::kSocketName);
+  }
+  if (!registry::IsPodUid(options.pod_uid)) {
+    return Fail(Code::kInvalidArgument, Concat("\"", options.pod_uid, "\" is no pod UID"),
+                "give metadata.uid of the pod, as kubectl get pod -o yaml shows it");
+  }
+  const std::string folder = options.folder == nullptr ? registry::kHostListDir : options.folder;
+  // A pod that shares has a list; without one its UID is wrong, or it is no such pod.
+  if (const auto list = registry::ReadHostList(folder, options.pod_uid); !list) {
+    if (list.error().code() == Code::kDenied) return std::unexpected(list.error());
+  }
+  return Concat(folder, "/", registry::HostSocketFile(options.pod_uid));
+}
+
+gpushm_info ToInfo(const registry::BufferRecord& record) {
+  gpushm_info info{};
+  CopyText(info.name, record.name.view());
+  info.generation = record.generation;
+  info.size_bytes = record.size_bytes;
+  info.mapped_bytes = record.mapped_bytes;
+  info.loaded_bytes = record.loaded_bytes;
+  info.created_unix_ns = static_cast<int64_t>(record.created_unix_ns);
+  std::memcpy(info.gpu_uuid, record.gpu.data(), sizeof info.gpu_uuid);
+  info.transport = static_cast<uint32_t>(record.transport);
+  info.state = static_cast<uint32_t>(record.state);
+  CopyText(info.creator, record.creator.view());
+  return info;
+}
+
+gpushm_holder ToHolder(const protocol::HolderEntry& entry) {
+  gpushm_holder holder{};
+  CopyText(holder.buffer, protocol::FromNameField(entry.buffer));
+  CopyText(holder.container, protocol::FromNameField(entry.container));
+  holder.generation = entry.generation;
+  holder.client_id = entry.client_id;
+  holder.lease_id = entry.lease_id;
+  holder.access = entry.access;
+  holder.since_unix_ns = entry.since_unix_ns;
+  return holder;
+}
+
+Result<std::string_view> ReadName(const char* name) {
+  if (name == nullptr) return Fail(Code::kInvalidArgument, "name is NULL");
+  return std::string_view(name, strnlen(name, limits::kNameBytes + 2));
+}
+
+// The caller's array, whose first entry's struct_size is the distance between entries.
+template <typename Info, typename Entries, typename Convert>
+Result<void> WriteArray(const Entries& entries, Info* given, size_t capacity, size_t* count,
+                        size_t stride, Convert convert) {
+  size_t filled = 0;
+  for (const auto& entry : entries) {
+    if (filled == capacity) break;
+    WriteInfo(convert(entry), reinterpret_cast<char*>(given) + filled * stride, stride);
+    ++filled;
+  }
+  *count = entries.size();
+  return {};
+}
+
+template <typename Info>
+Result<size_t> Stride(const Info* given, size_t capacity, const size_t* count, const char* name) {
+  if (count == nullptr) return Fail(Code::kInvalidArgument, "count is NULL");
+  if (capacity == 0) return sizeof(Info);
+  if (given == nullptr) return Fail(Code::kInvalidArgument, Concat(name, " is NULL"));
+  if (auto valid = CheckStructSize(given->struct_size, name); !valid) {
+    return std::unexpected(valid.error());
+  }
+  return given->struct_size;
+}
+
+}  // namespace
+}  // namespace gpushm::client
+
+namespace gc = gpushm::client;
+using gpushm::Fail;
+using gpushm::Result;
+
+extern "C" {
+
+gpushm_status gpushm_open(const gpushm_open_options* options, gpushm_client** client) {
+  return gc::Enter([&]() -> Result<void> {
+    if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
+    *client = nullptr;
+    const auto given = gc::ReadOptions(options, "open_options");
+    if (!given) return std::unexpected(given.error());
+    const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    const Result<std::string> path = gc::SocketPath(*given);
+    if (!path) return std::unexpected(path.error());
+    gc::ClientOptions opening;
+    opening.socket_path = *path;
+    opening.driver_folder =
+        given->driver == nullptr ? gpushm::DriverFolderFromEnvironment() : given->driver;
+    auto opened = gc::Client::Open(opening, *wait);
+    if (!opened) return std::unexpected(opened.error());
+    *client = new gpushm_client{std::move(*opened)};
+    return {};
+  });
+}
+
+void gpushm_close(gpushm_client* client) {
+  if (client == nullptr) return;
+  // A fork's child leaves everything to its parent: unmapping there would be the driver's ruin.
+  (void)gc::Enter([&]() -> Result<void> {
+    delete client;
+    return {};
+  });
+}
+
+gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info* info) {
+  return gc::Enter([&]() -> Result<void> {
+    if (client == nullptr || info == nullptr) {
+      return gc::CheckArgument(false, client == nullptr ? "client is NULL" : "info is NULL");
+    }
+    if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
+    const auto text = gc::ReadName(name);
+    if (!text) return std::unexpected(text.error());
+    const auto record = client->client->Lookup(*text);
+    if (!record) return std::unexpected(record.error());
+    gc::WriteInfo(gc::ToInfo(*record), info, info->struct_size);
+    return {};
+  });
+}
+
+gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capacity,
+                          size_t* count) {
+  return gc::Enter([&]() -> Result<void> {
+    if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
+    const Result<size_t> stride = gc::Stride(infos, capacity, count, "infos[0]");
+    if (!stride) return std::unexpected(stride.error());
+    const auto records = client->client->List();
+    if (!records) return std::unexpected(records.error());
+    return gc::WriteArray(*records, infos, capacity, count, *stride, gc::ToInfo);
+  });
+}
+
+gpushm_status gpushm_wait(gpushm_client* client, const char* name, uint64_t min_generation,
+                          const gpushm_wait_options* options, gpushm_info* info) {
+  return gc::Enter([&]() -> Result<void> {
+    if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
+    if (info != nullptr) {
+      if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
+    }
+    const auto given = gc::ReadOptions(options, "wait_options");
+    if (!given) return std::unexpected(given.error());
+    const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    const auto text = gc::ReadName(name);
+    if (!text) return std::unexpected(text.error());
+    const auto record = client->client->WaitFor(*text, min_generation, *wait);
+    if (!record) return std::unexpected(record.error());
+    if (info != nullptr) gc::WriteInfo(gc::ToInfo(*record), info, info->struct_size);
+    return {};
+  });
+}
+
+gpushm_status gpushm_holders(gpushm_client* client, const char* name, gpushm_holder* holders,
+                             size_t capacity, size_t* count) {
+  return gc::Enter([&]() -> Result<void> {
+    if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
+    const Result<size_t> stride = gc::Stride(holders, capacity, count, "holders[0]");
+    if (!stride) return std::unexpected(stride.error());
+    const auto text = gc::ReadName(name == nullptr ? "" : name);
+    if (!text) return std::unexpected(text.error());
+    const auto entries = client->client->Holders(*text, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    if (!entries) return std::unexpected(entries.error());
+    return gc::WriteArray(*entries, holders, capacity, count, *stride, gc::ToHolder);
+  });
+}
+
+gpushm_status gpushm_broker(gpushm_client* client, gpushm_broker_info* info) {
+  return gc::Enter([&]() -> Result<void> {
+    if (client == nullptr || info == nullptr) {
+      return gc::CheckArgument(false, client == nullptr ? "client is NULL" : "info is NULL");
+    }
+    if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
+    const auto reply = client->client->Broker(gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    if (!reply) return std::unexpected(reply.error());
+    gpushm_broker_info filled{};
+    gc::CopyText(filled.container, gpushm::protocol::FromNameField(reply->container));
+    std::memcpy(filled.gpu_uuid, reply->gpu_uuid.data(), sizeof filled.gpu_uuid);
+    filled.pool_bytes = reply->pool_bytes;
+    filled.used_bytes = reply->used_bytes;
+    filled.broker_epoch = reply->epoch;
+    filled.protocol = reply->version;
+    filled.clients = reply->clients;
+    filled.leases = reply->leases;
+    filled.simulated = reply->simulated;
+    gc::WriteInfo(filled, info, info->struct_size);
+    return {};
+  });
+}
+
+}  // extern "C"

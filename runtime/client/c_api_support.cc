@@ -1,0 +1,95 @@
+#include "runtime/client/c_api_support.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+
+namespace gpushm::client {
+namespace {
+
+std::atomic<bool> forked_child{false};
+
+// Runs in the child between fork() and its return: one store, which is async-signal-safe.
+void OnForkInChild() { forked_child.store(true, std::memory_order_relaxed); }
+[[gnu::constructor]] void InstallForkGuard() { pthread_atfork(nullptr, nullptr, OnForkInChild); }
+
+struct LastError {
+  std::string text;
+  std::string what;
+  std::string remedy;
+  gpushm_error view{GPUSHM_OK, "", "", ""};
+};
+thread_local LastError last_error;
+
+static_assert(static_cast<int>(Code::kInvalidArgument) == GPUSHM_INVALID_ARGUMENT);
+static_assert(static_cast<int>(Code::kUnavailable) == GPUSHM_UNAVAILABLE);
+static_assert(static_cast<int>(Code::kInternal) == GPUSHM_INTERNAL);
+static_assert(kMaxCode == GPUSHM_INTERNAL);
+
+}  // namespace
+
+bool IsForkedChild() noexcept { return forked_child.load(std::memory_order_relaxed); }
+
+gpushm_status RememberStatic(gpushm_status code, const char* what, const char* remedy) noexcept {
+  last_error.view = gpushm_error{code, what, what, remedy};
+  return code;
+}
+
+gpushm_status Remember(const Status& status) noexcept {
+  const auto code = static_cast<gpushm_status>(status.code());
+  try {
+    last_error.text = status.ToString();
+    last_error.what = status.what();
+    last_error.remedy = status.remedy();
+    last_error.view = gpushm_error{code, last_error.text.c_str(), last_error.what.c_str(),
+                                   last_error.remedy.c_str()};
+    return code;
+  } catch (...) {
+    return RememberStatic(code, "host memory is used up: the text of this failure is lost", "");
+  }
+}
+
+Result<void> CheckStructSize(size_t struct_size, const char* name) {
+  if (struct_size >= sizeof(size_t) && struct_size <= kMaxStructBytes) return {};
+  return Fail(Code::kInvalidArgument, Concat(name, ".struct_size is ", struct_size),
+              "set it to sizeof the struct; GPUSHM_INIT does");
+}
+
+Result<void> CheckUnknownTail(const void* options, size_t known, size_t struct_size,
+                              const char* name) {
+  const auto* bytes = static_cast<const unsigned char*>(options);
+  for (size_t i = known; i < struct_size; ++i) {
+    if (bytes[i] != 0) {
+      return Fail(Code::kInvalidArgument,
+                  Concat(name, " sets a field that this library, version ", gpushm_version(),
+                         ", does not know"),
+                  "update libgpushm (the plugin of the node mounts it), or leave the field zero");
+    }
+  }
+  return {};
+}
+
+}  // namespace gpushm::client
+
+using gpushm::client::last_error;
+
+extern "C" {
+
+const gpushm_error* gpushm_last_error(void) {
+  if (gpushm::client::IsForkedChild()) (void)gpushm::client::RememberForked();
+  return &last_error.view;
+}
+
+const char* gpushm_status_name(gpushm_status status) {
+  if (status == GPUSHM_OK) return "OK";
+  const int code = static_cast<int>(status);
+  if (code < 0 || code > gpushm::kMaxCode) return "UNKNOWN";
+  return gpushm::CodeName(static_cast<gpushm::Code>(code)).data();
+}
+
+int gpushm_version(void) {
+  return GPUSHM_VERSION_MAJOR * 10000 + GPUSHM_VERSION_MINOR * 100 + GPUSHM_VERSION_PATCH;
+}
+
+}  // extern "C"

@@ -1,0 +1,186 @@
+#include "runtime/client/client.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpushm::client {
+namespace {
+
+// A last detach must not hang on a sick broker.
+constexpr int64_t kCloseMs = 1000;
+
+}  // namespace
+
+Client::Client(ClientOptions options)
+    : options_(std::move(options)), session_(options_.socket_path, this) {}
+
+Result<std::unique_ptr<Client>> Client::Open(const ClientOptions& options, const Wait& wait) {
+  std::unique_ptr<Client> client(new Client(options));
+  const Result<SessionLock> lock = client->session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (auto done = client->session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
+    return std::unexpected(done.error());
+  }
+  return client;
+}
+
+Client::~Client() {
+  const Deadline deadline = Deadline::AfterMs(kCloseMs);
+  const Result<SessionLock> lock = session_.Lock(deadline);
+  std::vector<Lease> leases;
+  {
+    const std::lock_guard table(table_mutex_);
+    leases = std::move(ended_);
+    for (const auto& [key, attachment] : all_) leases.push_back(attachment->lease());
+    for (const auto& attachment : deferred_) leases.push_back(attachment->lease());
+    current_.clear();
+    all_.clear();
+    deferred_.clear();
+  }
+  if (!lock) return;
+  // The process lives on, so the broker sees no end of it: it has to be told.
+  for (const Lease& lease : leases) EndLease(*lock, lease, deadline);
+}
+
+Result<const CudaApi*> Client::Driver() {
+  const std::lock_guard lock(driver_mutex_);
+  if (api_ == nullptr) {
+    const Result<const CudaApi*> loaded = CudaApi::Load(options_.driver_folder);
+    if (!loaded) return loaded;
+    api_ = *loaded;
+  }
+  return api_;
+}
+
+Result<DeviceInfo> Client::FindDevice(const GpuUuid& uuid) {
+  const Result<const CudaApi*> api = Driver();
+  if (!api) return std::unexpected(api.error());
+  const std::lock_guard lock(driver_mutex_);
+  if (devices_.empty()) {
+    Result<std::vector<DeviceInfo>> listed = ListDevices(**api);
+    if (!listed) return std::unexpected(listed.error());
+    devices_ = std::move(*listed);
+  }
+  const auto found = std::find_if(devices_.begin(), devices_.end(),
+                                  [&](const DeviceInfo& d) { return d.uuid == uuid; });
+  if (found != devices_.end()) return *found;
+  std::string visible;
+  for (const DeviceInfo& device : devices_) {
+    visible += visible.empty() ? "" : ", ";
+    visible += device.uuid.ToString();
+  }
+  return Fail(Code::kNotFound,
+              Concat("its GPU ", uuid.ToString(), " is not visible to this process, which sees ",
+                     visible.empty() ? "none" : visible),
+              "give this container gpushm.io/attach, so that it gets its sidecar's GPU, and do not "
+              "hide it by CUDA_VISIBLE_DEVICES");
+}
+
+void Client::EndLease(const SessionLock& lock, const Lease& lease, const Deadline& deadline) {
+  // Over another connection the number is somebody else's; a closed one has no leases.
+  if (lease.id == 0) return;
+  protocol::DetachRequest request{.lease_id = lease.id};
+  const auto reply = session_.AskHere<protocol::EmptyReply>(lock, protocol::Kind::kDetach, request,
+                                                            deadline, {.serial = lease.serial});
+  if (!reply && reply.error().code() == Code::kTimeout && deadline.RemainingNs() == 0) {
+    // It was sent, or will be: saying it twice does no harm.
+    EndLeaseSoon(lease);
+  }
+}
+
+void Client::EndLeaseSoon(const Lease& lease) {
+  if (lease.id == 0) return;
+  const std::lock_guard table(table_mutex_);
+  ended_.push_back(lease);
+  has_chores_.store(true, std::memory_order_relaxed);
+}
+
+void Client::DoChores() {
+  if (!has_chores_.load(std::memory_order_relaxed)) return;
+  std::vector<std::shared_ptr<Attachment>> unmapped;
+  const Deadline deadline = Deadline::AfterMs(kAnswerMs);
+  const Result<SessionLock> lock = session_.Lock(Deadline::AfterMs(0));
+  if (!lock) return;
+  std::vector<Lease> leases;
+  {
+    const std::lock_guard table(table_mutex_);
+    leases.swap(ended_);
+    const auto passed = std::partition(deferred_.begin(), deferred_.end(),
+                                       [](const auto& d) { return !AllPassed(&d->fences); });
+    for (auto d = passed; d != deferred_.end(); ++d) {
+      leases.push_back((*d)->lease());
+      unmapped.push_back(std::move(*d));
+    }
+    deferred_.erase(passed, deferred_.end());
+    has_chores_.store(!deferred_.empty(), std::memory_order_relaxed);
+  }
+  unmapped.clear();
+  for (const Lease& lease : leases) EndLease(*lock, lease, deadline);
+}
+
+bool Client::IsHeld(const Attachment* attachment) const {
+  const std::lock_guard table(table_mutex_);
+  return all_.contains(attachment) ||
+         std::any_of(deferred_.begin(), deferred_.end(),
+                     [&](const auto& d) { return d.get() == attachment; });
+}
+
+void Client::Reconnected(const SessionLock& lock, bool same_broker, const Deadline& deadline) {
+  std::vector<std::shared_ptr<Attachment>> attachments;
+  {
+    const std::lock_guard table(table_mutex_);
+    ended_.clear();  // They ended with their connection, or mean nothing now.
+    for (const auto& [key, attachment] : all_) attachments.push_back(attachment);
+    attachments.insert(attachments.end(), deferred_.begin(), deferred_.end());
+  }
+  for (const auto& attachment : attachments) {
+    if (attachment->orphaned()) continue;
+    if (!session_.connected(lock)) return;  // Done again on the next connection.
+    Renew(lock, attachment.get(), same_broker, deadline);
+  }
+  const std::lock_guard table(table_mutex_);
+  std::erase_if(current_, [](const auto& entry) { return entry.second->orphaned(); });
+}
+
+void Client::Renew(const SessionLock& lock, Attachment* attachment, bool same_broker,
+                   const Deadline& deadline) {
+  const Attachment::Facts& facts = attachment->facts();
+  const RegistryHandle::Reader reader = session_.registry().Share();
+  const auto found = reader->Find(facts.name);
+  const uint64_t serial = session_.peer(lock).serial;
+  if (attachment->unpublished() || !found || found->record.generation != facts.generation) {
+    // The same broker still knows what became of the bytes; another one never had them.
+    if (same_broker && !attachment->unpublished()) {
+      attachment->Adopt(reader, {serial, 0});
+    } else {
+      attachment->Orphan();
+    }
+    return;
+  }
+  protocol::AttachRequest request{};
+  request.name = protocol::ToNameField(facts.name);
+  request.access = static_cast<uint32_t>(facts.access);
+  request.generation = facts.generation;
+  request.gpu_uuid = facts.gpu.bytes;
+  std::vector<UniqueFd> unused;
+  const auto reply = session_.AskHere<protocol::AttachReply>(lock, protocol::Kind::kAttach, request,
+                                                             deadline, {.received = &unused});
+  if (!reply) {
+    if (!session_.connected(lock)) return;
+    if (reply.error().code() == Code::kTimeout) {
+      session_.Drop(lock);
+      return;
+    }
+    attachment->Orphan();
+    return;
+  }
+  if (reply->generation != facts.generation || reply->size_bytes != facts.size_bytes) {
+    session_.Drop(lock);
+    return;
+  }
+  const Lease lease{serial, reply->lease_id};
+  attachment->Adopt(reader, lease);
+  if (!IsHeld(attachment)) EndLeaseSoon(lease);
+}
+
+}  // namespace gpushm::client

@@ -1,0 +1,204 @@
+// What a gpushm_client is: the session, the driver, and the attachments of this process.
+//
+// Threads: all functions from any thread.
+//
+// Invariants
+//   (1) Locks are taken in this order: session, table; the driver's alone. The table's is held for
+//       a few instructions, never over a system call or a driver call that waits.
+//   (2) current_ holds the attachments that a further attach may give out: published, of the
+//       generation that was current when they were made. all_ owns every attachment with a count,
+//       deferred_ those whose last detach waits for work.
+//   (3) Every lease that the broker granted is an attachment's, in ended_ or was detached.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/client/attachment.h"
+#include "runtime/client/session.h"
+#include "runtime/client/wait.h"
+#include "runtime/driver/device.h"
+#include "runtime/registry/reader.h"
+
+namespace gpushm::client {
+
+struct ClientOptions {
+  std::string socket_path;
+  std::string driver_folder;
+};
+
+struct AttachOptions {
+  Access access = Access::kRead;
+  uint64_t generation = 0;
+  // Also a buffer that is loading or failed to: for whoever fills it.
+  bool any_state = false;
+};
+
+struct MakeOptions {
+  bool writers_all = false;
+  bool one_writer = false;
+  protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
+  bool unpublished = false;
+};
+
+struct OfferOutcome {
+  protocol::Transport transport = protocol::Transport::kVmm;
+  bool copied = false;
+  uint64_t copied_bytes = 0;
+  int64_t copy_ns = 0;
+};
+
+enum class TransferWay : uint32_t { kAuto = 0, kHere = 1, kBroker = 2 };
+
+struct TransferOptions {
+  TransferWay way = TransferWay::kAuto;
+  uint64_t chunk_bytes = 0;
+  // False stops. May be empty.
+  std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
+};
+
+struct TransferOutcome {
+  TransferWay way = TransferWay::kHere;
+  uint64_t bytes = 0;
+  int64_t elapsed_ns = 0;
+};
+
+class Client final : private SessionObserver {
+ public:
+  static Result<std::unique_ptr<Client>> Open(const ClientOptions& options, const Wait& wait);
+  // Unmaps what is attached, ends its leases as far as the broker answers, disconnects.
+  ~Client();
+
+  // ---- names (client_names.cc)
+  Result<registry::BufferRecord> Lookup(std::string_view name) const;
+  Result<std::vector<registry::BufferRecord>> List();
+  Result<registry::BufferRecord> WaitFor(std::string_view name, uint64_t min_generation,
+                                         const Wait& wait);
+  Result<std::vector<protocol::HolderEntry>> Holders(std::string_view name, const Wait& wait);
+  Result<protocol::BrokerInfoReply> Broker(const Wait& wait);
+
+  // ---- attachments (client_attach.cc)
+  Result<Attachment*> Attach(std::string_view name, const AttachOptions& options, const Wait& wait);
+  Result<void> Detach(Attachment* attachment, std::span<const CUstream> streams, bool defer);
+  uint32_t CountOf(const Attachment& attachment) const;
+
+  // ---- making buffers (client_make.cc, offer.cc)
+  // `attach` false: nullptr is returned. `size_bytes` 0 with Replace: as before.
+  Result<Attachment*> Create(std::string_view name, uint64_t size_bytes, const MakeOptions& options,
+                             bool attach, const Wait& wait);
+  Result<Attachment*> Replace(std::string_view name, uint64_t size_bytes,
+                              const MakeOptions& options, bool attach, const Wait& wait);
+  Result<void> Publish(Attachment* attachment, const Wait& wait);
+  Result<void> Delete(std::string_view name, const Wait& wait);
+  Result<OfferOutcome> Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
+                             const MakeOptions& options, bool allow_copy, const Wait& wait);
+
+  // ---- files (files.cc)
+  Result<TransferOutcome> Load(std::string_view name, const std::string& path,
+                               const TransferOptions& options, const Wait& wait);
+  Result<TransferOutcome> Save(std::string_view name, const std::string& path,
+                               const TransferOptions& options, const Wait& wait);
+
+ private:
+  struct Key {
+    std::string name;
+    Access access;
+  };
+  struct KeyView {
+    std::string_view name;
+    Access access;
+  };
+  struct KeyLess {
+    using is_transparent = void;
+    bool operator()(const auto& a, const auto& b) const {
+      const int order = std::string_view(a.name).compare(b.name);
+      return order != 0 ? order < 0 : a.access < b.access;
+    }
+  };
+  struct Seen {
+    registry::Found found;
+    RegistryHandle::Reader reader;
+  };
+  // Nothing: as wanted. Else why not yet; kFinal ends the waiting.
+  struct Verdict {
+    enum class Kind { kAccept, kNotYet, kFinal } kind = Kind::kAccept;
+    std::optional<Status> reason;
+  };
+  using Judge = std::function<Verdict(const registry::BufferRecord&)>;
+  // An attach or create reply and what came with it.
+  struct Grant {
+    protocol::AttachReply reply;
+    std::vector<UniqueFd> descriptors;
+  };
+
+  explicit Client(ClientOptions options);
+
+  Result<Seen> Await(std::string_view name, const Judge& judge, const Wait& wait);
+
+  Result<const CudaApi*> Driver();
+  // The GPU as this process sees it.
+  Result<DeviceInfo> FindDevice(const GpuUuid& uuid);
+  bool SeesDevice(const GpuUuid& uuid) { return FindDevice(uuid).has_value(); }
+
+  Attachment* Cached(std::string_view name, const AttachOptions& options);
+  Result<Attachment*> AttachNew(const SessionLock& lock, std::string_view name,
+                                const AttachOptions& options, const Seen& seen, const Wait& wait);
+  // Checks a grant, maps it and enters it; ends its lease if that fails.
+  Result<Attachment*> Enter(const SessionLock& lock, std::string_view name, Access access,
+                            const DeviceInfo& device, bool unpublished, Grant grant,
+                            const Seen* seen, const Wait& wait);
+  Result<Attachment::Memory> Map(const DeviceInfo& device, Access access, const Grant& grant,
+                                 CUdeviceptr* address);
+  Result<Attachment*> Make(protocol::Kind kind, std::string_view name, uint64_t size_bytes,
+                           const MakeOptions& options, bool attach, const Wait& wait);
+
+  void EndLease(const SessionLock& lock, const Lease& lease, const Deadline& deadline);
+  void EndLeaseSoon(const Lease& lease);
+  // Deferred detaches whose work has ended, and leases whose end could not be said before.
+  void DoChores();
+  void Reconnected(const SessionLock& lock, bool same_broker, const Deadline& deadline) override;
+  void Renew(const SessionLock& lock, Attachment* attachment, bool same_broker,
+             const Deadline& deadline);
+  bool IsHeld(const Attachment* attachment) const;
+
+  Result<OfferOutcome> OfferCopy(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
+                                 const MakeOptions& options, const Wait& wait);
+  Result<void> SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
+                         const Wait& wait);
+
+  Result<TransferOutcome> LoadHere(std::string_view name, int file, uint64_t file_bytes,
+                                   const TransferOptions& options, const Wait& wait);
+  Result<TransferOutcome> SaveHere(std::string_view name, int file, const TransferOptions& options,
+                                   const Wait& wait);
+  Result<TransferOutcome> TransferByBroker(std::string_view name, protocol::Direction direction,
+                                           int file, const TransferOptions& options,
+                                           const Wait& wait);
+  Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
+                             const Wait& wait);
+
+  const ClientOptions options_;
+  Session session_;
+
+  std::mutex driver_mutex_;
+  const CudaApi* api_ = nullptr;     // Under driver_mutex_.
+  std::vector<DeviceInfo> devices_;  // Under driver_mutex_.
+
+  mutable std::mutex table_mutex_;
+  // All under table_mutex_.
+  std::map<Key, Attachment*, KeyLess> current_;
+  std::unordered_map<const Attachment*, std::shared_ptr<Attachment>> all_;
+  std::vector<std::shared_ptr<Attachment>> deferred_;
+  std::vector<Lease> ended_;
+  std::atomic<bool> has_chores_{false};  // A hint: deferred_ or ended_ is not empty.
+};
+
+}  // namespace gpushm::client

@@ -1,0 +1,262 @@
+// Attaching and detaching.
+#include <unistd.h>
+
+#include <utility>
+
+#include "runtime/client/client.h"
+
+namespace gpushm::client {
+
+using protocol::Kind;
+using registry::BufferRecord;
+using registry::BufferState;
+
+namespace {
+
+// How long a last detach waits for other threads and the broker before it leaves the rest for
+// later.
+constexpr int64_t kDetachMs = 1000;
+
+std::unexpected<Status> BadGrant(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule),
+              "library and sidecar should come from one release; see the sidecar's log");
+}
+
+}  // namespace
+
+Attachment* Client::Cached(std::string_view name, const AttachOptions& options) {
+  const std::lock_guard table(table_mutex_);
+  const auto entry = current_.find(KeyView{name, options.access});
+  if (entry == current_.end()) return nullptr;
+  Attachment* const attachment = entry->second;
+  if (options.generation != 0 && options.generation != attachment->facts().generation) {
+    return nullptr;
+  }
+  if (!attachment->IsUnchangedAndReady()) {
+    if (!options.any_state || attachment->Current().has_value()) return nullptr;
+  }
+  ++attachment->count;
+  return attachment;
+}
+
+Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& options,
+                                   const Wait& wait) {
+  DoChores();
+  // Before the cache: a dead broker's attachment may be orphaned by this.
+  session_.NoticeLoss();
+  if (Attachment* const held = Cached(name, options)) return held;
+  if (auto valid = protocol::CheckName(name, "name"); !valid) {
+    return std::unexpected(valid.error());
+  }
+  const Judge judge = [&](const BufferRecord& record) -> Verdict {
+    if (options.generation != 0 && record.generation != options.generation) {
+      return {Verdict::Kind::kFinal,
+              Status(Code::kStale,
+                     Concat("its generation is ", record.generation, ", not ", options.generation),
+                     "look it up again")};
+    }
+    if (record.state == BufferState::kLoading && !options.any_state) {
+      return {Verdict::Kind::kNotYet,
+              Status(Code::kLoading,
+                     Concat(record.loaded_bytes, " of ", record.size_bytes, " bytes are loaded"),
+                     "wait with a timeout")};
+    }
+    return {};  // A buffer that failed to load: the broker says why.
+  };
+  for (int attempt = 1;; ++attempt) {
+    const Result<Seen> seen = Await(name, judge, wait);
+    if (!seen) return std::unexpected(seen.error());
+    const Result<SessionLock> lock = session_.Lock(wait.answer);
+    if (!lock) return std::unexpected(lock.error());
+    {
+      // Held already: by another thread's attach, or in a state that changed meanwhile.
+      const std::lock_guard table(table_mutex_);
+      const auto entry = current_.find(KeyView{name, options.access});
+      if (entry != current_.end() && !entry->second->orphaned() &&
+          entry->second->facts().generation == seen->found.record.generation) {
+        entry->second->NoteSeen(seen->reader, seen->found);
+        ++entry->second->count;
+        return entry->second;
+      }
+    }
+    Result<Attachment*> attached = AttachNew(*lock, name, options, *seen, wait);
+    if (attached) return attached;
+    const Code code = attached.error().code();
+    // The name may have moved between the look-up and the request, or the broker have restarted.
+    const bool moved =
+        (code == Code::kStale || code == Code::kNotFound) &&
+        (session_.registry().Share() != seen->reader || !seen->reader->IsCurrent(seen->found.ref));
+    if (!moved || options.generation != 0 || attempt == limits::kReadAttempts) return attached;
+  }
+}
+
+Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view name,
+                                      const AttachOptions& options, const Seen& seen,
+                                      const Wait& wait) {
+  const BufferRecord& record = seen.found.record;
+  if (seen.reader->device_lost()) {
+    return Fail(Code::kDeviceLost, "its GPU is lost", "the GPU must be reset or the node drained");
+  }
+  const Result<DeviceInfo> device = FindDevice(GpuUuid{record.gpu});
+  if (!device) return std::unexpected(device.error());
+  protocol::AttachRequest request{};
+  request.name = protocol::ToNameField(name);
+  request.access = static_cast<uint32_t>(options.access);
+  request.generation = record.generation;
+  request.gpu_uuid = record.gpu;
+  Grant grant{};
+  const auto reply = session_.Ask<protocol::AttachReply>(
+      lock, Kind::kAttach, request, wait.answer,
+      {.loss = Call::Loss::kRepeatable, .received = &grant.descriptors});
+  if (!reply) return std::unexpected(reply.error());
+  grant.reply = *reply;
+  const bool as_recorded = reply->generation == record.generation &&
+                           reply->size_bytes == record.size_bytes &&
+                           reply->mapped_bytes == record.mapped_bytes &&
+                           reply->transport == static_cast<uint32_t>(record.transport);
+  if (!as_recorded) {
+    session_.Drop(lock);
+    return BadGrant("a grant is not what the registry says");
+  }
+  return Enter(lock, name, options.access, *device, /*unpublished=*/false, std::move(grant), &seen,
+               wait);
+}
+
+Result<Attachment::Memory> Client::Map(const DeviceInfo& device, Access access, const Grant& grant,
+                                       CUdeviceptr* address) {
+  const Result<const CudaApi*> api = Driver();
+  if (!api) return std::unexpected(api.error());
+  if (grant.reply.transport == static_cast<uint32_t>(protocol::Transport::kVmm)) {
+    const Result<DeviceMemory> memory = DeviceMemory::Import(**api, grant.descriptors[0].get());
+    if (!memory) return std::unexpected(memory.error());
+    Result<DeviceMapping> mapping =
+        DeviceMapping::Map(**api, *memory, grant.reply.mapped_bytes, device.device, access);
+    if (!mapping) return std::unexpected(mapping.error());
+    *address = mapping->address();
+    return Attachment::Memory(std::move(*mapping));
+  }
+  if (grant.reply.offerer_pid == getpid()) {
+    return Fail(Code::kUnsupported,
+                Concat("CUDA refuses to open it: the process that offered it and this one both "
+                       "have PID ",
+                       getpid(), " in their containers"),
+                "offer it with allow_copy, allocate it with cuMemCreate, or let one of the two "
+                "containers start its program by a shell, so that it gets another PID");
+  }
+  Result<IpcMapping> mapping = IpcMapping::Open(**api, grant.reply.cuipc_handle);
+  if (!mapping) return std::unexpected(mapping.error());
+  *address = mapping->base() + grant.reply.cuipc_offset;
+  return Attachment::Memory(std::move(*mapping));
+}
+
+Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name, Access access,
+                                  const DeviceInfo& device, bool unpublished, Grant grant,
+                                  const Seen* seen, const Wait& wait) {
+  const protocol::AttachReply& reply = grant.reply;
+  const bool is_vmm = reply.transport == static_cast<uint32_t>(protocol::Transport::kVmm);
+  const char* broken = nullptr;
+  if (reply.lease_id == 0) broken = "a grant without a lease";
+  if (reply.generation == 0) broken = "a grant without a generation";
+  if (reply.access != static_cast<uint32_t>(access)) broken = "a grant of another access";
+  if (grant.descriptors.size() != (is_vmm ? 1u : 0u)) broken = "a grant with wrong descriptors";
+  if (!is_vmm && reply.cuipc_offset > reply.mapped_bytes - reply.size_bytes) {
+    broken = "a grant beyond its allocation";
+  }
+  if (broken != nullptr) {
+    session_.Drop(lock);
+    return BadGrant(broken);
+  }
+  const Lease lease{session_.peer(lock).serial, reply.lease_id};
+  CUdeviceptr address = 0;
+  Result<Attachment::Memory> memory = Map(device, access, grant, &address);
+  if (!memory) {
+    EndLease(lock, lease, wait.answer);
+    return std::unexpected(memory.error());
+  }
+  const auto attachment = std::make_shared<Attachment>(
+      Attachment::Facts{.client = this,
+                        .name = std::string(name),
+                        .access = access,
+                        .generation = reply.generation,
+                        .size_bytes = reply.size_bytes,
+                        .mapped_bytes = reply.mapped_bytes,
+                        .transport = static_cast<protocol::Transport>(reply.transport),
+                        .device = device.device,
+                        .gpu = device.uuid,
+                        .address = address,
+                        .unpublished = unpublished},
+      std::move(*memory), lease, session_.registry().Share());
+  if (seen != nullptr) {
+    attachment->NoteSeen(seen->reader, seen->found);
+  } else {
+    (void)attachment->Current();
+  }
+  const std::lock_guard table(table_mutex_);
+  all_.emplace(attachment.get(), attachment);
+  if (!unpublished) current_.insert_or_assign(Key{std::string(name), access}, attachment.get());
+  return attachment.get();
+}
+
+Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> streams, bool defer) {
+  std::vector<StreamFence> fences;
+  if (!streams.empty()) {
+    const Result<const CudaApi*> api = Driver();
+    if (!api) return std::unexpected(api.error());
+    for (const CUstream stream : streams) {
+      const Result<bool> pending = IsPending(**api, stream);
+      if (!pending) return std::unexpected(pending.error());
+      if (!*pending) continue;
+      if (!defer) {
+        return Fail(Code::kBusy, "work is pending on a stream that uses the buffer",
+                    "synchronise the stream, or detach with defer");
+      }
+      Result<StreamFence> fence = StreamFence::Record(**api, stream);
+      if (!fence) return std::unexpected(fence.error());
+      fences.push_back(std::move(*fence));
+    }
+  }
+  // The session's lock first: a new attach of this process must not overtake the end of the lease
+  // of a buffer with one writer.
+  const Deadline deadline = Deadline::AfterMs(kDetachMs);
+  std::shared_ptr<Attachment> last;
+  {
+    const std::lock_guard table(table_mutex_);
+    for (StreamFence& fence : fences) attachment->fences.push_back(std::move(fence));
+    if (attachment->count > 1) {
+      --attachment->count;
+      return {};
+    }
+  }
+  const Result<SessionLock> lock = session_.Lock(deadline);
+  {
+    const std::lock_guard table(table_mutex_);
+    if (--attachment->count > 0) return {};
+    const auto entry = current_.find(KeyView{attachment->facts().name, attachment->facts().access});
+    if (entry != current_.end() && entry->second == attachment) current_.erase(entry);
+    auto node = all_.extract(attachment);
+    if (node.empty()) return Fail(Code::kInvalidArgument, "this is no attachment");
+    last = std::move(node.mapped());
+    if (!AllPassed(&last->fences)) {
+      deferred_.push_back(std::move(last));
+      has_chores_.store(true, std::memory_order_relaxed);
+      return {};
+    }
+  }
+  if (lock) {
+    const Lease lease = last->lease();
+    last.reset();
+    EndLease(*lock, lease, deadline);
+  } else {
+    // Without the lock the lease may be renewed at this moment: Renew looks again afterwards.
+    EndLeaseSoon(last->lease());
+  }
+  DoChores();
+  return {};
+}
+
+uint32_t Client::CountOf(const Attachment& attachment) const {
+  const std::lock_guard table(table_mutex_);
+  return attachment.count;
+}
+
+}  // namespace gpushm::client

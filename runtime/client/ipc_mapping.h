@@ -1,0 +1,51 @@
+// Owner of one use of a cuIpc handle: transport cuipc.
+//
+// A handle names a whole allocation, and a process has one mapping of it: buffers that lie in the
+// same allocation share it. The uses are counted here, over all clients of the process.
+//
+// Invariants
+//   (1) Opening fails in a process whose PID number is the exporter's, and poisons the context:
+//       callers compare the numbers first and never try.
+//   (2) A mapping is closed in the context that it was opened in.
+//
+// Threads: Open and the destructor from any thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "runtime/driver/cuda_api.h"
+
+namespace gpushm::client {
+
+class IpcMapping {
+ public:
+  using Handle = std::array<uint8_t, 64>;
+
+  // Needs a current context on the calling thread: kUnsupported without one.
+  static Result<IpcMapping> Open(const CudaApi& api, const Handle& handle);
+
+  // Of the allocation; the buffer begins at an offset.
+  CUdeviceptr base() const { return base_; }
+
+  IpcMapping(IpcMapping&& other) noexcept
+      : api_(other.api_), context_(other.context_), base_(std::exchange(other.base_, 0)) {}
+  IpcMapping& operator=(IpcMapping&&) = delete;
+  IpcMapping(const IpcMapping&) = delete;
+  IpcMapping& operator=(const IpcMapping&) = delete;
+  ~IpcMapping();
+
+ private:
+  IpcMapping(const CudaApi& api, CUcontext context, CUdeviceptr base)
+      : api_(&api), context_(context), base_(base) {}
+
+  const CudaApi* api_;
+  CUcontext context_;
+  CUdeviceptr base_;
+};
+
+}  // namespace gpushm::client

@@ -1,0 +1,212 @@
+// Offering memory that the application already has.
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "runtime/client/client.h"
+
+namespace gpushm::client {
+
+using protocol::Kind;
+
+namespace {
+
+// What the driver says of an address.
+struct Allocation {
+  CUdeviceptr base = 0;
+  uint64_t size_bytes = 0;
+  CUdevice device = 0;
+  bool is_vmm = false;
+  bool allows_descriptor = false;  // Of VMM memory.
+  bool allows_cuipc = false;       // Of cuMemAlloc memory.
+};
+
+template <typename T>
+bool Ask(const CudaApi& api, CUpointer_attribute attribute, CUdeviceptr address, T* value) {
+  return api.cuPointerGetAttribute(value, attribute, address) == CUDA_SUCCESS;
+}
+
+Result<Allocation> Describe(const CudaApi& api, CUdeviceptr address) {
+  Allocation allocation;
+  size_t size_bytes = 0;
+  if (auto done = api.Check(api.cuMemGetAddressRange(&allocation.base, &size_bytes, address),
+                            "cuMemGetAddressRange");
+      !done) {
+    return Fail(Code::kInvalidArgument,
+                Concat("this is no device memory of this process: ", done.error().what()),
+                "give an address that cuMemMap, cuMemAlloc or cudaMalloc made usable, with the "
+                "context it was made in current");
+  }
+  allocation.size_bytes = size_bytes;
+  int ordinal = 0;
+  if (Ask(api, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address, &ordinal)) {
+    if (auto done = api.Check(api.cuDeviceGet(&allocation.device, ordinal), "cuDeviceGet"); !done) {
+      return std::unexpected(done.error());
+    }
+  }
+  if (const auto memory = DeviceMemory::Retain(api, address); memory) {
+    allocation.is_vmm = true;
+    CUmemAllocationProp properties{};
+    if (auto done =
+            api.Check(api.cuMemGetAllocationPropertiesFromHandle(&properties, memory->handle()),
+                      "cuMemGetAllocationPropertiesFromHandle");
+        !done) {
+      return std::unexpected(done.error());
+    }
+    allocation.allows_descriptor =
+        (properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0;
+    allocation.device = properties.location.id;
+    return allocation;
+  }
+  unsigned char managed = 0;
+  unsigned char capable = 0;
+  Ask(api, CU_POINTER_ATTRIBUTE_IS_MANAGED, address, &managed);
+  Ask(api, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address, &capable);
+  allocation.allows_cuipc = capable != 0 && managed == 0;
+  return allocation;
+}
+
+Result<GpuUuid> UuidOf(const CudaApi& api, CUdevice device) {
+  CUuuid raw{};
+  if (auto done = api.Check(api.cuDeviceGetUuid(&raw, device), "cuDeviceGetUuid"); !done) {
+    return std::unexpected(done.error());
+  }
+  GpuUuid uuid;
+  std::memcpy(uuid.bytes.data(), raw.bytes, uuid.bytes.size());
+  return uuid;
+}
+
+protocol::OfferRequest RequestFor(std::string_view name, uint64_t size_bytes,
+                                  const MakeOptions& options, const GpuUuid& gpu) {
+  protocol::OfferRequest request{};
+  request.name = protocol::ToNameField(name);
+  request.size_bytes = size_bytes;
+  request.flags = (options.writers_all ? protocol::kFlagWritersAll : 0) |
+                  (options.one_writer ? protocol::kFlagOneWriter : 0);
+  request.on_writer_exit = static_cast<uint32_t>(options.on_writer_exit);
+  request.gpu_uuid = gpu.bytes;
+  return request;
+}
+
+}  // namespace
+
+Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
+                                   const MakeOptions& options, bool allow_copy, const Wait& wait) {
+  if (auto valid = protocol::CheckName(name, "name"); !valid) {
+    return std::unexpected(valid.error());
+  }
+  DoChores();
+  const Result<const CudaApi*> loaded = Driver();
+  if (!loaded) return std::unexpected(loaded.error());
+  const CudaApi& api = **loaded;
+  if (auto ready = api.Init(); !ready) return std::unexpected(ready.error());
+  const Result<Allocation> allocation = Describe(api, address);
+  if (!allocation) return std::unexpected(allocation.error());
+  const uint64_t offset = address - allocation->base;
+  if (size_bytes == 0 || size_bytes > allocation->size_bytes - offset) {
+    return Fail(Code::kInvalidArgument,
+                Concat(size_bytes, " bytes at offset ", offset, " of an allocation of ",
+                       allocation->size_bytes, " bytes"),
+                "offer a range within one allocation");
+  }
+  const Result<GpuUuid> gpu = UuidOf(api, allocation->device);
+  if (!gpu) return std::unexpected(gpu.error());
+
+  Status reason(Code::kUnsupported, "this memory can be shared neither by descriptor nor by cuIpc",
+                "allocate it with cuMemCreate and CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, create "
+                "it with gpushm_create, or set allow_copy");
+  protocol::OfferRequest request = RequestFor(name, size_bytes, options, *gpu);
+  request.mapped_bytes = allocation->size_bytes;
+  if (allocation->is_vmm && offset != 0) {
+    reason = Status(Code::kUnsupported, "the address is not the start of its allocation",
+                    "offer the whole allocation, or set allow_copy");
+  } else if (allocation->is_vmm && allocation->allows_descriptor) {
+    const Result<DeviceMemory> memory = DeviceMemory::Retain(api, address);
+    if (!memory) return std::unexpected(memory.error());
+    const Result<UniqueFd> descriptor = memory->Export();
+    if (descriptor) {
+      request.transport = static_cast<uint32_t>(protocol::Transport::kVmm);
+      if (auto sent = SendOffer(request, *descriptor, wait); !sent) {
+        return std::unexpected(sent.error());
+      }
+      return OfferOutcome{.transport = protocol::Transport::kVmm};
+    }
+    reason = Status(Code::kUnsupported,
+                    Concat("the driver does not export it; memory that came from another process "
+                           "cannot be passed on: ",
+                           descriptor.error().what()),
+                    "offer it in the process that made it, or set allow_copy");
+  } else if (allocation->allows_cuipc) {
+    CUipcMemHandle handle{};
+    if (auto done = api.Check(api.cuIpcGetMemHandle(&handle, address), "cuIpcGetMemHandle"); done) {
+      request.transport = static_cast<uint32_t>(protocol::Transport::kCuIpc);
+      request.pid = getpid();
+      request.cuipc_offset = offset;
+      std::memcpy(request.cuipc_handle.data(), handle.reserved, sizeof handle.reserved);
+      if (auto sent = SendOffer(request, UniqueFd(), wait); !sent) {
+        return std::unexpected(sent.error());
+      }
+      return OfferOutcome{.transport = protocol::Transport::kCuIpc};
+    } else {
+      reason = Status(Code::kUnsupported, done.error().what(), "set allow_copy");
+    }
+  }
+  if (!allow_copy) return std::unexpected(reason);
+  return OfferCopy(name, address, size_bytes, options, wait);
+}
+
+Result<void> Client::SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
+                               const Wait& wait) {
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  const int raw = descriptor.get();
+  Call call;
+  if (descriptor) call.descriptors = {&raw, 1};
+  const auto reply =
+      session_.Ask<protocol::OfferReply>(*lock, Kind::kOffer, request, wait.answer, call);
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr address,
+                                       uint64_t size_bytes, const MakeOptions& options,
+                                       const Wait& wait) {
+  const CudaApi& api = **Driver();
+  CUcontext context = nullptr;
+  if (api.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr) {
+    return Fail(Code::kUnsupported, "a copy needs a current CUDA context",
+                "make the context current that the memory belongs to");
+  }
+  MakeOptions making = options;
+  making.unpublished = true;
+  const Result<Attachment*> made = Create(name, size_bytes, making, /*attach=*/true, wait);
+  if (!made) return std::unexpected(made.error());
+  const auto copy = [&]() -> Result<OfferOutcome> {
+    const Result<Stream> stream = Stream::Create(api);
+    if (!stream) return std::unexpected(stream.error());
+    const int64_t start_ns = MonotonicNs();
+    if (auto done = api.Check(
+            api.cuMemcpyDtoDAsync((*made)->facts().address, address, size_bytes, stream->get()),
+            "cuMemcpyDtoDAsync");
+        !done) {
+      return std::unexpected(done.error());
+    }
+    if (auto done = api.Check(api.cuStreamSynchronize(stream->get()), "cuStreamSynchronize");
+        !done) {
+      return std::unexpected(done.error());
+    }
+    const int64_t copy_ns = MonotonicNs() - start_ns;
+    if (auto done = Publish(*made, wait); !done) return std::unexpected(done.error());
+    return OfferOutcome{.transport = protocol::Transport::kVmm,
+                        .copied = true,
+                        .copied_bytes = size_bytes,
+                        .copy_ns = copy_ns};
+  };
+  Result<OfferOutcome> outcome = copy();
+  // Unpublished by then if something failed: its end drops it.
+  (void)Detach(*made, {}, /*defer=*/false);
+  return outcome;
+}
+
+}  // namespace gpushm::client

@@ -1,0 +1,255 @@
+#include "runtime/client/session.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+namespace gpushm::client {
+namespace {
+
+using protocol::Kind;
+
+constexpr char kLibraryName[] = "libgpushm 0.1.0";
+// Between attempts to reach a broker that is not there yet.
+constexpr int kFirstConnectStepMs = 2;
+constexpr int kLastConnectStepMs = 50;
+// A refused descriptor reply (one is unread already) is asked for again after draining.
+constexpr int kContendedAttempts = 8;
+
+std::unexpected<Status> Lost(std::string_view when) {
+  return Fail(Code::kUnavailable, Concat("the broker closed the connection ", when),
+              "call again: the library reconnects when a broker is there");
+}
+
+std::unexpected<Status> WrongReply(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule),
+              "library and sidecar should come from one release; see the sidecar's log");
+}
+
+// Failures after which the connection is no use. kTimeout is none: the reply is skipped later.
+bool EndsConnection(Code code) {
+  return code == Code::kUnavailable || code == Code::kCorrupt || code == Code::kSystem ||
+         code == Code::kIncompatible;
+}
+
+void Pause(int wait_ms) { poll(nullptr, 0, wait_ms); }
+
+}  // namespace
+
+Session::Session(std::string socket_path, SessionObserver* observer)
+    : socket_path_(std::move(socket_path)), observer_(observer) {}
+
+Result<SessionLock> Session::Lock(const Deadline& deadline) {
+  SessionLock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock() || lock.try_lock_for(std::chrono::nanoseconds(deadline.RemainingNs()))) {
+    return lock;
+  }
+  return Fail(Code::kTimeout, "other threads of this process keep the connection busy",
+              "allow more time, or look at the sidecar's log");
+}
+
+void Session::Drop(const SessionLock&) { socket_.Reset(); }
+
+bool Session::StillConnected(const SessionLock&) {
+  if (!socket_.valid()) return false;
+  pollfd poller{.fd = socket_.get(), .events = 0, .revents = 0};
+  if (poll(&poller, 1, 0) > 0 && (poller.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0) {
+    socket_.Reset();
+  }
+  return socket_.valid();
+}
+
+bool Session::NoticeLoss() {
+  const SessionLock lock(mutex_, std::try_to_lock);
+  // Held by another thread: that one is about to notice by itself.
+  if (!lock.owns_lock() || StillConnected(lock)) return true;
+  return EnsureConnected(lock, /*wait=*/false, Deadline::AfterMs(kAnswerMs)).has_value();
+}
+
+Result<void> Session::EnsureConnected(const SessionLock& lock, bool wait,
+                                      const Deadline& deadline) {
+  int step_ms = kFirstConnectStepMs;
+  while (!socket_.valid()) {
+    const Result<void> connected = Connect(lock, deadline);
+    if (!connected) {
+      if (connected.error().code() != Code::kUnavailable || !wait || deadline.Passed()) {
+        return connected;
+      }
+    } else if (socket_.valid()) {
+      return {};
+    } else if (!wait || deadline.Passed()) {
+      return Lost("at once");
+    }
+    Pause(std::min(step_ms, deadline.RemainingMs()));
+    step_ms = std::min(2 * step_ms, kLastConnectStepMs);
+  }
+  return {};
+}
+
+Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
+                                protocol::HelloReply* hello) {
+  Result<UniqueFd> connection = protocol::Connect(socket_path_);
+  if (!connection) return connection;
+  UniqueFd pidfd;
+  if (with_pidfd) {
+    pidfd.Reset(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+    if (!pidfd) {
+      const int error = errno;
+      return Fail(Code::kUnsupported, Concat("pidfd_open: ", std::strerror(error)),
+                  "the broker needs a pidfd of this process: Linux 5.3 or newer, and a seccomp "
+                  "profile that allows pidfd_open");
+    }
+  }
+  protocol::HelloRequest body{};
+  body.min_version = protocol::kMinVersion;
+  body.max_version = protocol::kMaxVersion;
+  body.library = protocol::ToNameField(kLibraryName);
+  const size_t size_bytes = protocol::EncodeRequest(Kind::kHello, 0, body, &request_);
+  const int descriptor = pidfd.get();
+  bool sent = false;
+  if (auto done = Exchange(connection->get(), Kind::kHello, {request_.data(), size_bytes},
+                           {&descriptor, with_pidfd ? size_t{1} : size_t{0}}, deadline, &sent);
+      !done) {
+    return std::unexpected(done.error());
+  }
+  const Result<protocol::HelloReply> reply = protocol::Parse<protocol::HelloReply>(reply_.span());
+  if (!reply) return std::unexpected(reply.error());
+  if (reply_.descriptors.size() != 1) return WrongReply("hello without a registry");
+  if (reply->version < protocol::kMinVersion || reply->version > protocol::kMaxVersion) {
+    return Fail(Code::kIncompatible,
+                Concat("the broker chose protocol version ", reply->version, ", this library has ",
+                       protocol::kMinVersion, " to ", protocol::kMaxVersion),
+                "use the library that the plugin of this node mounts");
+  }
+  *hello = *reply;
+  return connection;
+}
+
+Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline) {
+  // The greeting uses request_, which holds the request that waits for this connection.
+  const protocol::Buffer pending = request_;
+  protocol::HelloReply hello{};
+  Result<UniqueFd> connection = Greet(deadline, /*with_pidfd=*/false, &hello);
+  if (!connection && connection.error().code() == Code::kUnsupported) {
+    connection = Greet(deadline, /*with_pidfd=*/true, &hello);
+  }
+  request_ = pending;
+  if (!connection) return std::unexpected(connection.error());
+  auto reader = registry::RegistryReader::Open(std::move(reply_.descriptors.front()));
+  reply_.descriptors.clear();
+  if (!reader) return std::unexpected(reader.error().WithContext("the broker's registry"));
+
+  const bool first = peer_.serial == 0;
+  const bool same_broker = !first && peer_.epoch == hello.epoch;
+  peer_ = Peer{.serial = peer_.serial + 1,
+               .epoch = hello.epoch,
+               .client_id = hello.client_id,
+               .gpu_uuid = hello.gpu_uuid,
+               .container = std::string(protocol::FromNameField(hello.container)),
+               .simulated = hello.simulated != 0};
+  socket_ = std::move(*connection);
+  registry_.Replace(RegistryHandle::Reader(std::move(*reader)));
+  if (!first && observer_ != nullptr) {
+    observer_->Reconnected(lock, same_broker, deadline);
+    request_ = pending;
+  }
+  return {};
+}
+
+Result<void> Session::Exchange(int socket, Kind kind, std::span<std::byte> request,
+                               std::span<const int> descriptors, const Deadline& deadline,
+                               bool* sent) {
+  const uint64_t request_id = ++last_request_id_;
+  std::memcpy(request.data() + offsetof(protocol::Header, request_id), &request_id,
+              sizeof request_id);
+  if (auto done = protocol::Send(socket, request, descriptors, deadline); !done) return done;
+  *sent = true;
+  for (;;) {
+    if (auto done = protocol::Receive(socket, &reply_, deadline); !done) return done;
+    const Result<protocol::Header> header = protocol::ParseHeader(reply_.span());
+    if (!header) return std::unexpected(header.error());
+    if ((header->kind & protocol::kReplyBit) == 0) return WrongReply("a request from the broker");
+    if (header->request_id > request_id) return WrongReply("a reply to no request");
+    if (header->request_id < request_id) {  // To one that was given up.
+      if (deadline.Passed()) return Fail(Code::kTimeout, "receive: the deadline passed");
+      continue;
+    }
+    if (header->kind != (static_cast<uint16_t>(kind) | protocol::kReplyBit)) {
+      return WrongReply("a reply of another kind");
+    }
+    if (header->status == 0) return {};
+    reply_.descriptors.clear();
+    Result<Status> status = protocol::ParseError(reply_.span());
+    if (!status) return std::unexpected(status.error());
+    // What the broker says of itself is not said of this connection, see EndsConnection.
+    error_from_broker_ = true;
+    return std::unexpected(*std::move(status));
+  }
+}
+
+Result<void> Session::Announce(const Deadline& deadline, bool* sent) {
+  protocol::Buffer bytes;
+  const size_t size_bytes = protocol::EncodeRequest(Kind::kAnnounceDescriptor, 0,
+                                                    protocol::AnnounceDescriptorRequest{}, &bytes);
+  if (auto done = Exchange(socket_.get(), Kind::kAnnounceDescriptor, {bytes.data(), size_bytes}, {},
+                           deadline, sent);
+      !done) {
+    return done;
+  }
+  *sent = false;  // The request itself is not on its way yet.
+  const auto reply = protocol::Parse<protocol::EmptyReply>(reply_.span());
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t size_bytes,
+                                  const Deadline& deadline, const Call& call, bool reconnect) {
+  int contended = 0;
+  bool resent = false;
+  for (;;) {
+    if (call.serial != 0 && (!socket_.valid() || peer_.serial != call.serial)) {
+      return Lost("that this belongs to");
+    }
+    if (!socket_.valid()) {
+      if (!reconnect) return Lost("before");
+      if (auto done = EnsureConnected(lock, /*wait=*/true, deadline); !done) return done;
+    }
+    bool sent = false;
+    error_from_broker_ = false;
+    Result<void> done;
+    if (!call.descriptors.empty()) done = Announce(deadline, &sent);
+    if (done) {
+      done = Exchange(socket_.get(), kind, {request_.data(), size_bytes}, call.descriptors,
+                      deadline, &sent);
+    }
+    if (done) return done;
+    const Code code = done.error().code();
+    reply_.descriptors.clear();
+    if (error_from_broker_) {
+      if (code != Code::kContended || ++contended == kContendedAttempts || deadline.Passed()) {
+        return done;
+      }
+      Pause(std::min(contended, deadline.RemainingMs()));
+      continue;
+    }
+    if (EndsConnection(code)) socket_.Reset();
+    if (code != Code::kUnavailable) return done;
+    const bool may_resend = !sent || call.loss == Call::Loss::kRepeatable;
+    if (!may_resend) {
+      return Fail(Code::kUnavailable,
+                  "the broker closed the connection before it answered; whether the request was "
+                  "carried out is not known",
+                  "look the buffer up, then call again");
+    }
+    if (resent || !reconnect || call.serial != 0 || deadline.Passed()) return done;
+    resent = true;
+  }
+}
+
+}  // namespace gpushm::client

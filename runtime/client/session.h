@@ -1,0 +1,151 @@
+// The connection to the broker: one socket, one request at a time, reconnected when it breaks.
+//
+// Threads: any. A request needs the session's lock, which Lock() gives within a deadline; functions
+// that take a SessionLock are called by its holder.
+//
+// Invariants
+//   (1) Every connection has a number (`serial`, from 1). Lease and transfer numbers mean something
+//       on the connection that they came from alone: requests that carry one name the serial and
+//       are never sent on another connection.
+//   (2) Bytes that break the protocol close the connection. Replies to abandoned requests are
+//       skipped, and their descriptors closed.
+//   (3) A request that was sent is sent again on a new connection only if it may be carried out
+//       twice (Call::kRepeatable).
+//   (4) After the first connection the registry is never empty: while no broker answers it is the
+//       last one's.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/client/registry_handle.h"
+#include "runtime/client/wait.h"
+#include "runtime/protocol/channel.h"
+#include "runtime/protocol/messages.h"
+
+namespace gpushm::client {
+
+using SessionLock = std::unique_lock<std::timed_mutex>;
+
+// What the broker said when this connection was made.
+struct Peer {
+  uint64_t serial = 0;
+  uint64_t epoch = 0;
+  uint64_t client_id = 0;
+  std::array<uint8_t, 16> gpu_uuid{};
+  std::string container;
+  bool simulated = false;
+};
+
+class SessionObserver {
+ public:
+  // A second or later connection stands. May send requests with Session::CallHere, and may find it
+  // dead again.
+  virtual void Reconnected(const SessionLock& lock, bool same_broker, const Deadline& deadline) = 0;
+
+ protected:
+  ~SessionObserver() = default;
+};
+
+// How one request is treated.
+struct Call {
+  enum class Loss { kOnce, kRepeatable };
+  Loss loss = Loss::kOnce;
+  uint64_t serial = 0;                        // Not 0: only on this connection.
+  std::span<const int> descriptors = {};      // Sent along; announced first.
+  std::vector<UniqueFd>* received = nullptr;  // Null: none may come.
+};
+
+class Session {
+ public:
+  // `observer` may be null and must outlive the session.
+  Session(std::string socket_path, SessionObserver* observer);
+
+  // kTimeout when other threads hold it until then.
+  Result<SessionLock> Lock(const Deadline& deadline);
+
+  // Connects where no connection stands. With `wait` for a broker to come up, else one attempt.
+  Result<void> EnsureConnected(const SessionLock& lock, bool wait, const Deadline& deadline);
+
+  // One request, one reply; connects first where no connection stands.
+  template <typename Reply, typename Request>
+  Result<Reply> Ask(const SessionLock& lock, protocol::Kind kind, const Request& request,
+                    const Deadline& deadline, const Call& call = {}) {
+    return Finish<Reply>(Send(lock, kind, request, deadline, call, /*reconnect=*/true), call);
+  }
+
+  // As Ask, on the connection that stands.
+  template <typename Reply, typename Request>
+  Result<Reply> AskHere(const SessionLock& lock, protocol::Kind kind, const Request& request,
+                        const Deadline& deadline, const Call& call = {}) {
+    return Finish<Reply>(Send(lock, kind, request, deadline, call, /*reconnect=*/false), call);
+  }
+
+  // Closes the connection: the peer broke the protocol.
+  void Drop(const SessionLock& lock);
+
+  // Drops the connection if its other end is gone. One poll().
+  bool StillConnected(const SessionLock& lock);
+
+  // Without waiting for the lock: if the broker is gone, makes one attempt to reach its successor.
+  // What comes of it shows in the observer and the registry. False: no broker answers.
+  bool NoticeLoss();
+
+  bool connected(const SessionLock&) const { return socket_.valid(); }
+  const Peer& peer(const SessionLock&) const { return peer_; }
+  const RegistryHandle& registry() const { return registry_; }
+  const std::string& socket_path() const { return socket_path_; }
+
+ private:
+  template <typename Request>
+  Result<void> Send(const SessionLock& lock, protocol::Kind kind, const Request& request,
+                    const Deadline& deadline, const Call& call, bool reconnect) {
+    protocol::EncodeRequest(kind, 0, request, &request_);
+    return SendEncoded(lock, kind, sizeof(protocol::Header) + sizeof(Request), deadline, call,
+                       reconnect);
+  }
+  template <typename Reply>
+  Result<Reply> Finish(Result<void> sent, const Call& call) {
+    if (!sent) return std::unexpected(sent.error());
+    Result<Reply> reply = protocol::Parse<Reply>(reply_.span());
+    if (reply && call.received == nullptr && !reply_.descriptors.empty()) {
+      reply = Fail(Code::kCorrupt, "a peer broke the protocol: an unexpected descriptor");
+    }
+    if (!reply) {
+      socket_.Reset();
+      reply_.descriptors.clear();
+    } else if (call.received != nullptr) {
+      *call.received = std::move(reply_.descriptors);
+    }
+    return reply;
+  }
+
+  Result<void> SendEncoded(const SessionLock& lock, protocol::Kind kind, size_t size_bytes,
+                           const Deadline& deadline, const Call& call, bool reconnect);
+  Result<void> Exchange(int socket, protocol::Kind kind, std::span<std::byte> request,
+                        std::span<const int> descriptors, const Deadline& deadline, bool* sent);
+  Result<void> Announce(const Deadline& deadline, bool* sent);
+  Result<void> Connect(const SessionLock& lock, const Deadline& deadline);
+  Result<UniqueFd> Greet(const Deadline& deadline, bool with_pidfd, protocol::HelloReply* hello);
+
+  const std::string socket_path_;
+  SessionObserver* const observer_;
+  std::timed_mutex mutex_;
+  // All under mutex_, but for registry_.
+  UniqueFd socket_;
+  Peer peer_;
+  uint64_t last_request_id_ = 0;
+  bool error_from_broker_ = false;  // The last failure was a reply, not a break.
+  protocol::Buffer request_;
+  protocol::Message reply_;
+  RegistryHandle registry_;
+};
+
+}  // namespace gpushm::client

@@ -1,0 +1,10 @@
+// libgpushm.so is the objects of gpushm_client; CMake wants a source file for it, and the linker
+// something to say who we are: `strings libgpushm.so | grep gpushm-version`.
+#include "runtime/include/gpushm/gpushm.h"
+
+#define GPUSHM_TEXT_OF(x) #x
+#define GPUSHM_TEXT(x) GPUSHM_TEXT_OF(x)
+
+[[gnu::used]] static const char kVersionText[] =
+    "gpushm-version " GPUSHM_TEXT(GPUSHM_VERSION_MAJOR) "." GPUSHM_TEXT(
+        GPUSHM_VERSION_MINOR) "." GPUSHM_TEXT(GPUSHM_VERSION_PATCH);

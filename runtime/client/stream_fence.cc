@@ -1,0 +1,46 @@
+#include "runtime/client/stream_fence.h"
+
+namespace gpushm::client {
+
+Result<bool> IsPending(const CudaApi& api, CUstream stream) {
+  // cuStreamQuery would break a capture.
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (auto done = api.Check(api.cuStreamIsCapturing(stream, &capture), "cuStreamIsCapturing");
+      !done) {
+    return std::unexpected(done.error());
+  }
+  if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+    return Fail(Code::kInvalidArgument, "a stream is being captured into a graph",
+                "detach after the graph has run");
+  }
+  const CUresult result = api.cuStreamQuery(stream);
+  if (result == CUDA_ERROR_NOT_READY) return true;
+  if (auto done = api.Check(result, "cuStreamQuery"); !done) return std::unexpected(done.error());
+  return false;
+}
+
+Result<StreamFence> StreamFence::Record(const CudaApi& api, CUstream stream) {
+  CUevent event = nullptr;
+  if (auto done = api.Check(api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+      !done) {
+    return std::unexpected(done.error());
+  }
+  StreamFence fence(api, event);
+  if (auto done = api.Check(api.cuEventRecord(event, stream), "cuEventRecord"); !done) {
+    return std::unexpected(done.error());
+  }
+  return fence;
+}
+
+bool StreamFence::HasPassed() const { return api_->cuEventQuery(event_) != CUDA_ERROR_NOT_READY; }
+
+StreamFence::~StreamFence() {
+  if (event_ != nullptr) api_->cuEventDestroy(event_);
+}
+
+bool AllPassed(std::vector<StreamFence>* fences) {
+  std::erase_if(*fences, [](const StreamFence& fence) { return fence.HasPassed(); });
+  return fences->empty();
+}
+
+}  // namespace gpushm::client
