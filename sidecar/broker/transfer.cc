@@ -87,7 +87,7 @@ Result<uint64_t> Transfers::Start(TransferJob job) {
   if (pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return FailSystem(errno, "pipe2");
   UniqueFd reader(ends[0]);
   const UniqueFd writer(ends[1]);
-  const Result<pid_t> child = Spawn(job, writer.get());
+  const Result<pid_t> child = Spawn(job, *total, writer.get());
   if (!child) return std::unexpected(child.error());
 
   const uint64_t id = next_id_++;
@@ -115,11 +115,11 @@ Result<uint64_t> Transfers::Start(TransferJob job) {
   return id;
 }
 
-Result<pid_t> Transfers::Spawn(const TransferJob& job, int pipe_end) const {
+Result<pid_t> Transfers::Spawn(const TransferJob& job, uint64_t total_bytes, int pipe_end) const {
   const std::vector<std::string> own = {
       "--direction", job.direction == protocol::Direction::kLoad ? "load" : "save",
       "--device",    std::to_string(device_),
-      "--size",      std::to_string(job.size_bytes),
+      "--size",      std::to_string(total_bytes),
       "--mapped",    std::to_string(job.mapped_bytes),
       "--chunk",     std::to_string(job.chunk_bytes),
       "--driver",    driver_folder_};

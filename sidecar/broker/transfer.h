@@ -84,7 +84,7 @@ class Transfers {
     bool forget = false;  // Nobody will ask for the result.
   };
 
-  Result<pid_t> Spawn(const TransferJob& job, int pipe_end) const;
+  Result<pid_t> Spawn(const TransferJob& job, uint64_t total_bytes, int pipe_end) const;
   void OnReadable(uint64_t id);
   void OnLine(Transfer& transfer, const std::string& line);
   void OnChildEnded(uint64_t id);
