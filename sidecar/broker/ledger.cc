@@ -88,13 +88,15 @@ Result<Ledger::Ticket> Ledger::BeginCreate(const Client& client, const std::stri
                 .unpublished = (flags & protocol::kFlagUnpublished) != 0,
                 .starts_loading = false,
                 .client = client,
-                .policy = policy};
+                .policy = policy,
+                .buffer_id = 0};
+  if (auto room = HasRoomForLease(ticket.attach); !room) return std::unexpected(room.error());
   if (auto reserved = Reserve(ticket.mapped_bytes, name); !reserved) {
     return std::unexpected(reserved.error());
   }
-  Buffer& buffer = buffers_[name];
-  buffer.policy = policy;
+  Buffer& buffer = AddBuffer(name, policy);
   buffer.allocating = true;
+  ticket.buffer_id = buffer.id;
   return ticket;
 }
 
@@ -111,8 +113,9 @@ Result<Ledger::Ticket> Ledger::BeginReplace(const Client& client, const std::str
   if (!found) return std::unexpected(found.error());
   Buffer& buffer = **found;
   if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
-  if (buffer.allocating || buffer.pending != 0 || buffer.current == 0) {
-    return Fail(Code::kBusy, Concat("another generation of ", Quoted(name), " is being made"),
+  if (buffer.allocating || buffer.pending != 0 || buffer.current == 0 || buffer.transferring) {
+    return Fail(Code::kBusy,
+                Concat("another generation of ", Quoted(name), " is being made or loaded"),
                 "wait until it is published (gpushm_wait), then try again");
   }
   const auto live = std::count_if(generations_.begin(), generations_.end(),
@@ -132,41 +135,49 @@ Result<Ledger::Ticket> Ledger::BeginReplace(const Client& client, const std::str
                 .unpublished = (flags & protocol::kFlagUnpublished) != 0,
                 .starts_loading = false,
                 .client = client,
-                .policy = {}};
+                .policy = {},
+                .buffer_id = buffer.id};
   if (ticket.attach && buffer.policy.one_writer && HasWriter(name)) {
     return Fail(Code::kBusy, Concat(Quoted(name), " has its one writer already"),
                 "detach the old generation first, or declare it access: many-writers");
   }
+  if (auto room = HasRoomForLease(ticket.attach); !room) return std::unexpected(room.error());
   if (auto reserved = Reserve(ticket.mapped_bytes, name); !reserved) {
     return std::unexpected(reserved.error());
   }
   buffer.allocating = true;
+  buffer.writer_reserved = ticket.attach;
   return ticket;
 }
 
 Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_alive,
                              int64_t now_unix_ns) {
-  Buffer& buffer = buffers_.at(ticket.name);
-  buffer.allocating = false;
-  const uint64_t number = next_generation_++;
   memory.size_bytes = ticket.size_bytes;
   memory.mapped_bytes = ticket.mapped_bytes;
+  Buffer* const buffer = FindTicket(ticket);
+  // Nobody saw it, nobody will: its maker is gone, or the buffer went while this was allocated.
+  const bool unwanted = !client_alive && (ticket.unpublished || ticket.attach);
+  if (buffer == nullptr || unwanted) {
+    freed_.push_back(std::move(memory));
+    Abort(ticket);
+    if (unwanted) return Fail(Code::kPeerDied, "the requester ended");
+    return Fail(Code::kNotFound, Concat(Quoted(ticket.name), " was removed meanwhile"),
+                kListRemedy);
+  }
+  buffer->allocating = false;
+  buffer->writer_reserved = false;
+  const uint64_t number = next_generation_++;
   Generation& generation = generations_[number];
   generation.buffer = ticket.name;
   generation.memory = std::move(memory);
   generation.created_unix_ns = now_unix_ns;
 
-  if (ticket.unpublished && !client_alive) {  // Nobody saw it, nobody will.
-    if (!ticket.replaces) buffers_.erase(ticket.name);
-    ReleaseIfUnused(number);
-    return Fail(Code::kPeerDied, "the requester ended");
-  }
   if (ticket.unpublished) {
-    buffer.pending = number;
+    buffer->pending = number;
     generation.publisher_client = ticket.client.id;
   } else {
-    if (ticket.starts_loading) buffer.state = BufferState::kLoading;
-    MakeCurrent(ticket.name, buffer, number);
+    if (ticket.starts_loading) buffer->state = BufferState::kLoading;
+    MakeCurrent(ticket.name, *buffer, number);
   }
   Grant grant{.lease_id = 0,
               .generation = number,
@@ -180,10 +191,11 @@ Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_al
 
 void Ledger::Abort(const Ticket& ticket) {
   used_bytes_ -= ticket.mapped_bytes;
-  const auto buffer = buffers_.find(ticket.name);
-  GPUSHM_ASSERT(buffer != buffers_.end());
-  buffer->second.allocating = false;
-  if (!ticket.replaces) buffers_.erase(buffer);
+  Buffer* const buffer = FindTicket(ticket);
+  if (buffer == nullptr) return;
+  buffer->allocating = false;
+  buffer->writer_reserved = false;
+  if (!ticket.replaces) buffers_.erase(ticket.name);
 }
 
 Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, const Policy& policy,
@@ -197,8 +209,7 @@ Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, co
                 "delete one; docs/limits.md");
   }
   const uint64_t number = next_generation_++;
-  Buffer& buffer = buffers_[name];
-  buffer.policy = policy;
+  Buffer& buffer = AddBuffer(name, policy);
   Generation& generation = generations_[number];
   generation.buffer = name;
   generation.memory = std::move(*memory);
@@ -281,10 +292,7 @@ Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Acce
     return Fail(Code::kBusy, Concat(Quoted(name), " has its one writer already"),
                 "wait until it detaches, or declare it access: many-writers");
   }
-  if (leases_.size() >= limits_.leases) {
-    return Fail(Code::kExhausted, Concat("the pod has its ", limits_.leases, " leases"),
-                "detach what is not used; docs/limits.md");
-  }
+  if (auto room = HasRoomForLease(true); !room) return std::unexpected(room.error());
   Grant grant{.lease_id = AddLease(client, name, buffer.current, access, now_unix_ns),
               .generation = buffer.current,
               .access = access,
@@ -380,99 +388,6 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, uint64_t c
   Show(name);
 }
 
-// ---- content
-
-Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
-                                bool complete) {
-  const Result<Lease*> lease = FindLease(client, lease_id);
-  if (!lease) return std::unexpected(lease.error());
-  if ((*lease)->access != Access::kReadWrite) {
-    return Denied("only a writer can say what the content is", "attach for writing");
-  }
-  const auto found = buffers_.find((*lease)->buffer);
-  if (found == buffers_.end() || found->second.current != (*lease)->generation) {
-    return Fail(Code::kStale, Concat(Quoted((*lease)->buffer), " has another generation by now"));
-  }
-  Buffer& buffer = found->second;
-  const uint64_t size = generations_.at(buffer.current).memory.size_bytes;
-  if (loaded_bytes > size) {
-    return Fail(Code::kInvalidArgument, Concat(loaded_bytes, " bytes loaded of ", size));
-  }
-  if (buffer.transferring || (buffer.loading_client != 0 && buffer.loading_client != client.id)) {
-    return Fail(Code::kBusy, Concat(Quoted(found->first), " is being loaded by somebody else"),
-                "wait until it is ready");
-  }
-  buffer.state = complete ? BufferState::kReady : BufferState::kLoading;
-  buffer.loading_client = complete ? 0 : client.id;
-  buffer.loaded_bytes = loaded_bytes;
-  buffer.failure.clear();
-  Show(found->first);
-  return {};
-}
-
-Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::string& name,
-                                            protocol::Direction direction) {
-  const Result<Buffer*> found = FindBuffer(name);
-  if (!found) return std::unexpected(found.error());
-  Buffer& buffer = **found;
-  const bool by_broker = client.id == 0;
-  if (!by_broker && !buffer.policy.MayAttach(client.container)) {
-    return Denied(Concat("container ", Quoted(client.container), " may not attach ", Quoted(name)),
-                  Concat("add it to buffers.gpushm.io/", name, ": containers"));
-  }
-  if (buffer.current == 0 || buffer.transferring || buffer.loading_client != 0) {
-    return Fail(Code::kBusy, Concat(Quoted(name), " is being made or loaded"), "try again");
-  }
-  const Memory& memory = generations_.at(buffer.current).memory;
-  if (memory.transport != protocol::Transport::kVmm) {
-    return Fail(Code::kUnsupported, Concat(Quoted(name), " was offered with a cuIpc handle"),
-                "load or save it in a container that sees the GPU");
-  }
-  if (direction == protocol::Direction::kSave) return &memory;
-  // A read-only buffer is read-only for clients; its content comes by exactly this way.
-  if (!by_broker && !buffer.policy.read_only) {
-    if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
-  }
-  if (!by_broker && buffer.policy.read_only && buffer.state != BufferState::kLoading &&
-      buffer.state != BufferState::kFailed) {
-    return Denied(Concat(Quoted(name), " is read-only and has its content"),
-                  "declare it access: many-writers to load it again");
-  }
-  buffer.transferring = true;
-  buffer.state_before = std::exchange(buffer.state, BufferState::kLoading);
-  buffer.failure_before = std::exchange(buffer.failure, {});
-  buffer.loaded_bytes = 0;
-  Show(name);
-  return &memory;
-}
-
-void Ledger::TransferProgress(const std::string& name, uint64_t loaded_bytes) {
-  const auto found = buffers_.find(name);
-  if (found == buffers_.end() || !found->second.transferring) return;
-  found->second.loaded_bytes = loaded_bytes;
-  Show(name);
-}
-
-void Ledger::TransferEnded(const std::string& name, const Result<void>& result) {
-  const auto found = buffers_.find(name);
-  if (found == buffers_.end() || !found->second.transferring) return;
-  Buffer& buffer = found->second;
-  buffer.transferring = false;
-  buffer.state = result ? BufferState::kReady : BufferState::kFailed;
-  if (!result) buffer.failure = result.error().what();
-  Show(name);
-}
-
-void Ledger::TransferRefused(const std::string& name) {
-  const auto found = buffers_.find(name);
-  if (found == buffers_.end() || !found->second.transferring) return;
-  Buffer& buffer = found->second;
-  buffer.transferring = false;
-  buffer.state = buffer.state_before;
-  buffer.failure = std::move(buffer.failure_before);
-  Show(name);
-}
-
 // ---- looking
 
 std::vector<const Lease*> Ledger::Holders(const std::string& name, uint64_t after_lease_id,
@@ -510,6 +425,24 @@ Result<Ledger::Buffer*> Ledger::FindBuffer(const std::string& name) {
   return &found->second;
 }
 
+Ledger::Buffer& Ledger::AddBuffer(const std::string& name, const Policy& policy) {
+  Buffer& buffer = buffers_[name];
+  buffer.id = next_buffer_++;
+  buffer.policy = policy;
+  return buffer;
+}
+
+Ledger::Buffer* Ledger::FindTicket(const Ticket& ticket) {
+  const auto found = buffers_.find(ticket.name);
+  return found == buffers_.end() || found->second.id != ticket.buffer_id ? nullptr : &found->second;
+}
+
+Result<void> Ledger::HasRoomForLease(bool wanted) const {
+  if (!wanted || leases_.size() < limits_.leases) return {};
+  return Fail(Code::kExhausted, Concat("the pod has its ", limits_.leases, " leases"),
+              "detach what is not used; docs/limits.md");
+}
+
 Result<Lease*> Ledger::FindLease(const Client& client, uint64_t lease_id) {
   const auto lease = leases_.find(lease_id);
   if (lease == leases_.end() || lease->second.client.id != client.id) {
@@ -533,6 +466,8 @@ Result<void> Ledger::CheckWriter(const Buffer& buffer, const std::string& name,
 }
 
 bool Ledger::HasWriter(const std::string& name) const {
+  const auto buffer = buffers_.find(name);
+  if (buffer != buffers_.end() && buffer->second.writer_reserved) return true;
   return std::any_of(leases_.begin(), leases_.end(), [&](const auto& item) {
     return item.second.buffer == name && item.second.access == Access::kReadWrite;
   });
@@ -573,6 +508,7 @@ void Ledger::MakeCurrent(const std::string& name, Buffer& buffer, uint64_t gener
     buffer.failure.clear();
   }
   buffer.loading_client = 0;
+  buffer.transferring = false;  // What is being loaded goes into the old generation.
   buffer.loaded_bytes = 0;
   Show(name);
   if (old != 0) ReleaseIfUnused(old);

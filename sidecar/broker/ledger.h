@@ -115,15 +115,17 @@ class Ledger {
     bool attach = false;
     bool unpublished = false;
     bool starts_loading = false;
-    Client client;  // id 0: the broker.
-    Policy policy;  // Unless it replaces.
+    Client client;           // id 0: the broker.
+    Policy policy;           // Unless it replaces.
+    uint64_t buffer_id = 0;  // The name may stand for another buffer by the time of Commit.
   };
   Result<Ticket> BeginCreate(const Client& client, const std::string& name, uint64_t size_bytes,
                              const Policy& policy, uint32_t flags);
   Result<Ticket> BeginDeclared(const config::BufferSpec& spec);
   Result<Ticket> BeginReplace(const Client& client, const std::string& name, uint64_t size_bytes,
                               uint32_t flags);
-  // `client_alive` false: the requester ended meanwhile; what nobody could see is dropped.
+  // `client_alive` false: the requester ended meanwhile; what nobody could see, or what only it
+  // would have written, is dropped (kPeerDied). kNotFound: the buffer was removed meanwhile.
   Result<Grant> Commit(const Ticket& ticket, Memory memory, bool client_alive, int64_t now_unix_ns);
   void Abort(const Ticket& ticket);
 
@@ -182,10 +184,12 @@ class Ledger {
     int64_t created_unix_ns = 0;
   };
   struct Buffer {
+    uint64_t id = 0;  // Of this buffer alone; a name can come back.
     Policy policy;
     uint64_t current = 0;  // 0: none published yet.
     uint64_t pending = 0;  // Unpublished.
     bool allocating = false;
+    bool writer_reserved = false;  // By a replacement under way that attaches.
     BufferState state = BufferState::kReady;
     std::string failure;
     uint64_t loaded_bytes = 0;
@@ -195,6 +199,9 @@ class Ledger {
     std::string failure_before;
   };
 
+  Buffer& AddBuffer(const std::string& name, const Policy& policy);
+  Buffer* FindTicket(const Ticket& ticket);
+  Result<void> HasRoomForLease(bool wanted) const;
   Result<Buffer*> FindBuffer(const std::string& name);
   Result<Lease*> FindLease(const Client& client, uint64_t lease_id);
   Result<void> Reserve(uint64_t mapped_bytes, const std::string& name);
@@ -215,6 +222,7 @@ class Ledger {
   GpuUuid gpu_;
   uint64_t next_generation_;
   uint64_t next_lease_ = 1;
+  uint64_t next_buffer_ = 1;
   uint64_t used_bytes_ = 0;
   std::map<std::string, Buffer> buffers_;
   std::map<uint64_t, Generation> generations_;

@@ -177,7 +177,10 @@ void Broker::Allocated(const Ledger::Ticket& ticket, Kind kind, uint64_t request
   const auto grant =
       ledger_->Commit(ticket, std::move(memory), server_->IsConnected(ticket.client.id), UnixNs());
   Apply();  // Peers see it before its maker does.
-  if (!grant) return;
+  if (!grant) {
+    server_->ReplyError(ticket.client.id, kind, request_id, grant.error());
+    return;
+  }
   LogInfo(ticket.replaces ? "buffer-replaced" : "buffer-created",
           {{"buffer", ticket.name},
            {"generation", grant->generation},

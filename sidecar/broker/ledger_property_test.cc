@@ -1,0 +1,272 @@
+// Goal: whatever many clients do in whatever order, the invariants of ledger.h hold.
+// Method: random calls, allowed and forbidden; beside the ledger a model that is told only what the
+// ledger answered. After each call: used bytes are the sum of what lives, every piece of memory is
+// freed once and only when nobody holds it, the changes replayed give the records.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sidecar/broker/ledger.h"
+
+namespace gpushm::broker {
+namespace {
+
+constexpr uint64_t kPage = 2 << 20;
+constexpr uint64_t kPoolPages = 24;
+constexpr uint64_t kClients = 8;
+constexpr uint64_t kSteps = 20'000;
+const GpuUuid kGpu{{7}};
+
+class Player {
+ public:
+  explicit Player(uint64_t seed)
+      : random_(seed),
+        ledger_(
+            LedgerLimits{
+                .pool_bytes = kPoolPages * kPage, .granularity = kPage, .buffers = 6, .leases = 40},
+            kGpu, 1000) {
+    for (uint64_t i = 0; i < kClients; ++i) clients_.push_back(NewClient());
+  }
+
+  void Step() {
+    switch (Pick(12)) {
+      case 0:
+        return BeginCreate();
+      case 1:
+        return BeginReplace();
+      case 2:
+      case 3:
+        return FinishTicket();
+      case 4:
+      case 5:
+        return Attach();
+      case 6:
+        return Detach();
+      case 7:
+        if (const auto lease = PickLease()) {
+          [[maybe_unused]] const auto r = ledger_.Publish(lease->second.client, lease->first);
+        }
+        return;
+      case 8: {
+        [[maybe_unused]] const auto r = ledger_.Delete(PickClient(), PickName());
+        return;
+      }
+      case 9:
+        return Offer();
+      case 10:
+        return Content();
+      case 11:
+        return EndClient();
+    }
+  }
+
+  void Check() {
+    for (const Change& change : ledger_.TakeChanges()) {
+      if (change.record) {
+        shown_[change.name] = *change.record;
+      } else {
+        ASSERT_EQ(shown_.erase(change.name), 1u) << change.name << " vanished twice";
+      }
+    }
+    std::map<std::string, registry::BufferRecord> records;
+    std::set<uint64_t> current;
+    for (const auto& record : ledger_.Records()) {
+      records[std::string(record.name.view())] = record;
+      current.insert(record.generation);
+      ASSERT_EQ(registry::RecordProblem(record), nullptr);
+    }
+    ASSERT_EQ(shown_, records);
+
+    for (const Memory& memory : ledger_.TakeFreed()) {
+      ASSERT_EQ(alive_.erase(memory.cuipc_offset), 1u) << "freed twice, or never given";
+      freed_.insert(memory.cuipc_offset);
+    }
+    ASSERT_EQ(ledger_.lease_count(), leases_.size());
+    uint64_t used = 0;
+    for (const auto& [tag, mapped_bytes] : alive_) used += mapped_bytes;
+    for (const Ledger::Ticket& ticket : tickets_) used += ticket.mapped_bytes;
+    ASSERT_EQ(ledger_.used_bytes(), used);
+    ASSERT_LE(used, ledger_.pool_bytes());
+    for (const auto& [id, lease] : leases_) {
+      ASSERT_FALSE(freed_.contains(lease.tag)) << "memory was freed under lease " << id;
+    }
+  }
+
+  // Ends everything; what is left over was lost.
+  void Finish() {
+    while (!tickets_.empty()) FinishTicket();
+    for (Client& client : clients_) End(client);
+    for (const auto& record : std::vector(ledger_.Records())) {
+      const Client owner{9999, std::string(record.creator.view())};
+      ASSERT_TRUE(ledger_.Delete(owner, std::string(record.name.view())));
+    }
+    Check();
+    ASSERT_EQ(ledger_.lease_count(), 0u);
+    ASSERT_EQ(ledger_.buffer_count(), 0u);
+    ASSERT_EQ(ledger_.used_bytes(), 0u);
+    ASSERT_TRUE(alive_.empty());
+  }
+
+  uint64_t attached() const { return attached_; }
+
+ private:
+  struct HeldLease {
+    Client client;
+    uint64_t tag = 0;  // Of the memory.
+  };
+
+  uint64_t Pick(uint64_t below) { return random_() % below; }
+  Client NewClient() { return Client{next_client_++, Pick(2) == 0 ? "a" : "b"}; }
+  Client& PickClient() { return clients_[Pick(clients_.size())]; }
+  std::string PickName() { return Concat("n", Pick(8)); }
+  std::optional<std::pair<uint64_t, HeldLease>> PickLease() {
+    if (leases_.empty()) return std::nullopt;
+    auto lease = leases_.begin();
+    std::advance(lease, static_cast<std::ptrdiff_t>(Pick(leases_.size())));
+    return *lease;
+  }
+  // A piece of memory that can be told from all others; the tag sits where nothing else looks.
+  Memory NewMemory() {
+    Memory memory;
+    memory.cuipc_offset = next_tag_++;
+    return memory;
+  }
+  uint32_t PickFlags() {
+    const uint64_t choice = Pick(3);
+    return choice == 0   ? 0
+           : choice == 1 ? protocol::kFlagAttach
+                         : protocol::kFlagAttach | protocol::kFlagUnpublished;
+  }
+  Policy PickPolicy(const Client& client) {
+    Policy policy;
+    policy.creator = client.container;
+    policy.writers_all = Pick(2) == 0;
+    policy.one_writer = Pick(2) == 0;
+    policy.on_writer_exit = static_cast<protocol::OnWriterExit>(Pick(3));
+    return policy;
+  }
+
+  void BeginCreate() {
+    const Client& client = PickClient();
+    auto ticket = ledger_.BeginCreate(client, PickName(), 1 + Pick(3 * kPage), PickPolicy(client),
+                                      PickFlags());
+    if (ticket) tickets_.push_back(*ticket);
+  }
+  void BeginReplace() {
+    auto ticket = ledger_.BeginReplace(PickClient(), PickName(), Pick(2) * kPage, PickFlags());
+    if (ticket) tickets_.push_back(*ticket);
+  }
+  void FinishTicket() {
+    if (tickets_.empty()) return;
+    const size_t at = Pick(tickets_.size());
+    const Ledger::Ticket ticket = tickets_[at];
+    tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(at));
+    if (Pick(4) == 0) return ledger_.Abort(ticket);
+    bool alive = false;
+    for (const Client& client : clients_) alive = alive || client.id == ticket.client.id;
+    Memory memory = NewMemory();
+    const uint64_t tag = memory.cuipc_offset;
+    alive_[tag] = ticket.mapped_bytes;
+    const auto grant = ledger_.Commit(ticket, std::move(memory), alive, 1);
+    if (!grant) return;
+    ASSERT_TRUE(generations_.insert(grant->generation).second) << "a generation came twice";
+    ASSERT_GE(grant->generation, 1000u);
+    if (grant->lease_id != 0) Remember(ticket.client, *grant);
+  }
+  void Remember(const Client& client, const Grant& grant) {
+    ASSERT_TRUE(
+        leases_.emplace(grant.lease_id, HeldLease{client, grant.memory->cuipc_offset}).second);
+  }
+  void Attach() {
+    const Client& client = PickClient();
+    const auto grant = ledger_.Attach(
+        client, PickName(), Pick(2) == 0 ? Access::kRead : Access::kReadWrite, 0, kGpu, 1);
+    if (!grant) return;
+    ++attached_;
+    Remember(client, *grant);
+  }
+  void Detach() {
+    const auto lease = PickLease();
+    if (!lease) return;
+    const Client& client = PickClient();  // Mostly not the holder.
+    const bool own = client.id == lease->second.client.id;
+    const bool done = ledger_.Detach(client, lease->first).has_value();
+    ASSERT_EQ(done, own);
+    if (done) leases_.erase(lease->first);
+  }
+  void Offer() {
+    const Client& client = PickClient();
+    Memory memory = NewMemory();
+    memory.transport = Pick(2) == 0 ? protocol::Transport::kVmm : protocol::Transport::kCuIpc;
+    memory.size_bytes = memory.mapped_bytes = kPage;
+    const uint64_t tag = memory.cuipc_offset;
+    if (!ledger_.Offer(client, PickName(), PickPolicy(client), &memory, 1)) return;
+    alive_[tag] = 0;  // Not of the pool.
+  }
+  void Content() {
+    const std::string name = PickName();
+    if (Pick(2) == 0) {
+      if (const auto lease = PickLease()) {
+        [[maybe_unused]] const auto r =
+            ledger_.SetContent(lease->second.client, lease->first, Pick(kPage), Pick(2) == 0);
+      }
+      return;
+    }
+    if (!ledger_.BeginTransfer(PickClient(), name, protocol::Direction::kLoad)) return;
+    if (Pick(2) == 0) ledger_.TransferProgress(name, Pick(100));
+    if (Pick(3) == 0) return ledger_.TransferRefused(name);
+    ledger_.TransferEnded(name, Pick(2) == 0 ? Result<void>() : Fail(Code::kDriver, "failed"));
+  }
+  void EndClient() {
+    Client& client = PickClient();
+    End(client);
+    client = NewClient();
+  }
+  void End(const Client& client) {
+    size_t held = 0;
+    for (auto lease = leases_.begin(); lease != leases_.end();) {
+      const bool own = lease->second.client.id == client.id;
+      held += own ? 1 : 0;
+      lease = own ? leases_.erase(lease) : std::next(lease);
+    }
+    ASSERT_EQ(ledger_.EndClient(client.id).leases, held);
+    ASSERT_FALSE(ledger_.HasLeases(client.id) && leases_.empty());
+  }
+
+  std::mt19937_64 random_;
+  Ledger ledger_;
+  std::vector<Client> clients_;
+  std::vector<Ledger::Ticket> tickets_;
+  std::map<uint64_t, HeldLease> leases_;
+  std::map<std::string, registry::BufferRecord> shown_;
+  std::map<uint64_t, uint64_t> alive_;  // Memory by tag -> its bytes of the pool.
+  std::set<uint64_t> freed_;
+  std::set<uint64_t> generations_;
+  uint64_t next_client_ = 1;
+  uint64_t next_tag_ = 1;
+  uint64_t attached_ = 0;
+};
+
+class LedgerPropertyTest : public ::testing::TestWithParam<uint64_t> {};
+
+TEST_P(LedgerPropertyTest, InvariantsHoldAfterEveryStep) {
+  Player player(GetParam());
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    player.Step();
+    player.Check();
+    ASSERT_FALSE(HasFatalFailure()) << "seed " << GetParam() << ", step " << step;
+  }
+  player.Finish();
+  EXPECT_GT(player.attached(), kSteps / 50) << "the steps are too tame";
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, LedgerPropertyTest, ::testing::Range<uint64_t>(1, 11));
+
+}  // namespace
+}  // namespace gpushm::broker
