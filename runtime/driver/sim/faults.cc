@@ -1,0 +1,96 @@
+#include "runtime/driver/sim/faults.h"
+
+#include <sys/stat.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+
+namespace gpushm::sim {
+namespace {
+
+struct Cache {
+  std::mutex mutex;
+  std::string key;
+  std::shared_ptr<const Faults> faults = std::make_shared<const Faults>();
+};
+
+// What tells one version of a file from the next.
+std::string VersionOf(const std::string& path) {
+  struct stat status{};
+  if (stat(path.c_str(), &status) != 0) return path + ":absent";
+  std::ostringstream key;
+  key << path << ':' << status.st_ino << ':' << status.st_size << ':' << status.st_mtim.tv_sec
+      << '.' << status.st_mtim.tv_nsec;
+  return key.str();
+}
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (file) text << file.rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+bool Faults::IsLost(const std::string& uuid, uint32_t index) const {
+  return std::find(lost.begin(), lost.end(), uuid) != lost.end() ||
+         std::find(lost.begin(), lost.end(), std::to_string(index)) != lost.end();
+}
+
+bool ParseFaults(const std::string& text, Faults* faults, std::string* error) {
+  try {
+    *faults = {};
+    const YAML::Node root = YAML::Load(text);
+    if (!root || root.IsNull()) return true;
+    if (!root.IsMap()) throw std::runtime_error("expected a map");
+    for (const auto& entry : root) {
+      const auto key = entry.first.as<std::string>();
+      if (key == "results") {
+        faults->results = entry.second.as<std::map<std::string, int>>();
+      } else if (key == "hang") {
+        faults->hang_ms = entry.second.as<std::map<std::string, uint64_t>>();
+      } else if (key == "lost") {
+        faults->lost = entry.second.as<std::vector<std::string>>();
+      } else if (key == "xids") {
+        for (const auto& node : entry.second) {
+          faults->xids.push_back({node["gpu"].as<std::string>(), node["xid"].as<uint64_t>()});
+        }
+      } else {
+        throw std::runtime_error("unknown key \"" + key + "\"");
+      }
+    }
+    return true;
+  } catch (const std::exception& problem) {
+    *error = problem.what();
+    *faults = {};
+    return false;
+  }
+}
+
+std::shared_ptr<const Faults> CurrentFaults(const std::string& folder) {
+  static Cache* const cache = new Cache();  // Never destroyed: threads may outlive main.
+  const char* given = std::getenv("GPUSHM_SIM_FAULT");
+  const bool is_text = given != nullptr && *given != '\0' && *given != '/';
+  const std::string path = given != nullptr && *given == '/' ? given : folder + "/faults.yaml";
+  std::string key = is_text ? given : VersionOf(path);
+  const std::lock_guard lock(cache->mutex);
+  if (key == cache->key) return cache->faults;
+  auto faults = std::make_shared<Faults>();
+  std::string error;
+  if (!ParseFaults(is_text ? given : ReadAll(path), faults.get(), &error)) {
+    std::fprintf(stderr, "gpushm simulated driver: faults ignored: %s: %s\n",
+                 is_text ? "GPUSHM_SIM_FAULT" : path.c_str(), error.c_str());
+  }
+  cache->key = std::move(key);
+  cache->faults = std::move(faults);
+  return cache->faults;
+}
+
+}  // namespace gpushm::sim

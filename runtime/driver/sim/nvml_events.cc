@@ -1,0 +1,99 @@
+// NVML events: XIDs that faults.yaml names. A set sees those added after it registered a device.
+#include "runtime/driver/sim/nvml_state.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+using gpushm::sim::CallNvml;
+using gpushm::sim::CallNvmlDevice;
+using gpushm::sim::Card;
+using gpushm::sim::CurrentFaults;
+using gpushm::sim::Nvml;
+using gpushm::sim::Xid;
+
+namespace {
+
+struct EventSet {
+  std::vector<const Card*> cards;
+  size_t seen = 0;  // How many entries of the list were there or have been delivered.
+};
+
+bool Names(const Xid& xid, const Card& card) {
+  return xid.gpu == card.uuid_text || xid.gpu == std::to_string(card.gpu_index);
+}
+
+// The next event for the set. False: none yet.
+bool Next(EventSet& set, const std::vector<Xid>& xids, nvmlEventData_t* data) {
+  set.seen = std::min(set.seen, xids.size());  // The list was cut: what comes next is new.
+  while (set.seen < xids.size()) {
+    const Xid& xid = xids[set.seen++];
+    for (const Card* card : set.cards) {
+      if (!Names(xid, *card)) continue;
+      *data = {};
+      data->device = reinterpret_cast<nvmlDevice_t>(const_cast<Card*>(card));
+      data->eventType = nvmlEventTypeXidCriticalError;
+      data->eventData = xid.number;
+      data->gpuInstanceId = data->computeInstanceId = ~0U;
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+nvmlReturn_t DECLDIR nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device,
+                                                      unsigned long long* eventTypes) {
+  return CallNvmlDevice("nvmlDeviceGetSupportedEventTypes", device, [&](Nvml&, const Card&) {
+    if (eventTypes == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+    *eventTypes = nvmlEventTypeXidCriticalError;
+    return NVML_SUCCESS;
+  });
+}
+
+nvmlReturn_t DECLDIR nvmlEventSetCreate(nvmlEventSet_t* set) {
+  return CallNvml("nvmlEventSetCreate", [&](Nvml&) {
+    if (set == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+    *set = reinterpret_cast<nvmlEventSet_t>(new EventSet());
+    return NVML_SUCCESS;
+  });
+}
+
+nvmlReturn_t DECLDIR nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long eventTypes,
+                                              nvmlEventSet_t set) {
+  return CallNvmlDevice("nvmlDeviceRegisterEvents", device, [&](Nvml& nvml, const Card& card) {
+    if (set == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+    if ((eventTypes & ~nvmlEventTypeXidCriticalError) != 0) return NVML_ERROR_NOT_SUPPORTED;
+    auto& events = *reinterpret_cast<EventSet*>(set);
+    if (events.cards.empty()) events.seen = CurrentFaults(nvml.state->folder())->xids.size();
+    events.cards.push_back(&card);
+    return NVML_SUCCESS;
+  });
+}
+
+nvmlReturn_t DECLDIR nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t* data,
+                                         unsigned int timeoutms) {
+  constexpr auto kInterval = std::chrono::milliseconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeoutms);
+  for (;;) {
+    // Each look on its own: another thread may use NVML meanwhile.
+    const nvmlReturn_t result = CallNvml("nvmlEventSetWait_v2", [&](Nvml& nvml) {
+      if (set == nullptr || data == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+      const auto faults = CurrentFaults(nvml.state->folder());
+      const bool found = Next(*reinterpret_cast<EventSet*>(set), faults->xids, data);
+      return found ? NVML_SUCCESS : NVML_ERROR_TIMEOUT;
+    });
+    if (result != NVML_ERROR_TIMEOUT) return result;
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= deadline) return NVML_ERROR_TIMEOUT;
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(kInterval, deadline - now));
+  }
+}
+
+nvmlReturn_t DECLDIR nvmlEventSetFree(nvmlEventSet_t set) {
+  return CallNvml("nvmlEventSetFree", [&](Nvml&) {
+    delete reinterpret_cast<EventSet*>(set);
+    return NVML_SUCCESS;
+  });
+}

@@ -1,0 +1,57 @@
+// What nvmlInit makes, and the frame of every NVML function.
+// Threads: thread-safe; every function runs under the one mutex, but waiting for events.
+#pragma once
+
+#include "runtime/driver/sim/exported_api.h"
+// (first: see there)
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/driver/sim/config.h"
+#include "runtime/driver/sim/faults.h"
+#include "runtime/driver/sim/state.h"
+
+namespace gpushm::sim {
+
+class Nvml {
+ public:
+  static Nvml& Get();  // Never destroyed.
+  nvmlReturn_t Init();
+  nvmlReturn_t Enter(const char* function);
+  const Card* Find(nvmlDevice_t device) const;
+
+  std::mutex mutex;
+  int initialised = 0;
+  Machine machine;
+  std::vector<const Card*> cards;
+  std::unique_ptr<State> state;
+};
+
+template <typename Body>
+nvmlReturn_t CallNvml(const char* function, Body&& body) noexcept {
+  try {
+    Nvml& nvml = Nvml::Get();
+    const std::lock_guard lock(nvml.mutex);
+    const nvmlReturn_t entered = nvml.Enter(function);
+    return entered == NVML_SUCCESS ? body(nvml) : entered;
+  } catch (...) {
+    return NVML_ERROR_UNKNOWN;
+  }
+}
+
+template <typename Body>
+nvmlReturn_t CallNvmlDevice(const char* function, nvmlDevice_t device, Body&& body) noexcept {
+  return CallNvml(function, [&](Nvml& nvml) {
+    const Card* card = nvml.Find(device);
+    if (card == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+    if (CurrentFaults(nvml.state->folder())->IsLost(card->uuid_text, card->gpu_index)) {
+      return NVML_ERROR_GPU_IS_LOST;
+    }
+    return body(nvml, *card);
+  });
+}
+
+}  // namespace gpushm::sim
