@@ -30,11 +30,24 @@ inline constexpr std::array<uint64_t, kFactors> kFactor = [] {
 // Never 0 for zeros, so that an unwritten record fails. Chain blocks by `seed`.
 inline uint64_t Checksum(std::span<const uint64_t> words, uint64_t seed = 0) {
   uint64_t sum = seed + 0x9e3779b97f4a7c15;
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (i != 0 && i % internal::kFactors == 0) sum = internal::Mix(sum);
-    sum += words[i] * internal::kFactor[i % internal::kFactors];
+  for (;;) {
+    // Look-ups go through here: no branch per word, and unrolled where the size is known.
+    const size_t block = words.size() < internal::kFactors ? words.size() : internal::kFactors;
+    for (size_t i = 0; i < block; ++i) sum += words[i] * internal::kFactor[i];
+    sum = internal::Mix(sum);
+    words = words.subspan(block);
+    if (words.empty()) return sum;
   }
-  return internal::Mix(sum);
+}
+
+// The same for a size that the compiler knows.
+template <size_t kWords>
+inline uint64_t Checksum(std::span<const uint64_t, kWords> words) {
+  static_assert(kWords > 0 && kWords <= internal::kFactors);
+  std::array<uint64_t, 4> sums = {0x9e3779b97f4a7c15};
+#pragma GCC unroll 64
+  for (size_t i = 0; i < kWords; ++i) sums[i % 4] += words[i] * internal::kFactor[i];
+  return internal::Mix(sums[0] + sums[1] + sums[2] + sums[3]);
 }
 
 }  // namespace gpushm::registry

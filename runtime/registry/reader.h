@@ -43,7 +43,7 @@ class RegistryReader {
   // Takes the memfd of a broker: checks seals and size, maps, validates the header.
   static Result<std::unique_ptr<RegistryReader>> Open(UniqueFd fd);
 
-  // For tests and fuzzers: over memory that the caller keeps, 64-byte aligned.
+  // For tests and fuzzers: over memory that the caller keeps, aligned to a page.
   static Result<std::unique_ptr<RegistryReader>> OverMemory(const void* address, size_t bytes);
 
   RegistryReader(const RegistryReader&) = delete;

@@ -91,6 +91,8 @@ using RecordWords = std::array<uint64_t, kRecordWords>;
 
 // nullptr if the record is one that may stand in a segment; else what is wrong with it.
 const char* RecordProblem(const BufferRecord& record);
+// The same without a look at the name, for who knows it.
+const char* FieldsProblem(const BufferRecord& record);
 
 Result<RecordWords> EncodeRecord(const BufferRecord& record);
 
@@ -98,5 +100,7 @@ Result<RecordWords> EncodeRecord(const BufferRecord& record);
 Result<BufferRecord> DecodeRecord(std::span<const uint64_t> words);
 // The same without allocating: nullptr, or what is wrong.
 const char* DecodeRecord(std::span<const uint64_t> words, BufferRecord* record);
+// The same without a look at the name: the caller compares it with one that it knows.
+const char* DecodeFields(std::span<const uint64_t> words, BufferRecord* record);
 
 }  // namespace gpushm::registry

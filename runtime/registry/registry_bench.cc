@@ -7,10 +7,12 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -23,7 +25,7 @@ namespace gpushm::registry {
 namespace {
 
 constexpr uint32_t kLive = limits::kBuffers;
-constexpr int kBatch = 64;
+constexpr size_t kBatch = 64;
 constexpr size_t kMaxSamples = 1 << 20;
 
 double Percentile(std::vector<double>& samples, double part) {
@@ -53,9 +55,15 @@ class Fixture {
     reader_ = OpenReader(writer_);
     std::mt19937 random(1);
     for (int i = 0; i < 1 << 16; ++i) order_.push_back(random() % kLive);
+    PrepareNames();
   }
 
-  const std::string& NextName() { return names_[order_[at_++ % order_.size()]]; }
+  // Copies the next kBatch names to where they are in the cache, as a caller's own names are.
+  void PrepareNames() {
+    for (Name& name : ready_) name = Name(names_[order_[at_++ % order_.size()]]);
+    for (size_t i = 0; i < kBatch; ++i) views_[i] = ready_[i].view();
+  }
+  std::string_view NextName() { return views_[ready_at_++ % kBatch]; }
   RegistryWriter& writer() { return writer_; }
   const RegistryReader& reader() const { return *reader_; }
 
@@ -76,23 +84,27 @@ class Fixture {
   std::vector<uint32_t> slots_;
   std::vector<uint32_t> order_;
   size_t at_ = 0;
+  std::array<Name, kBatch> ready_;
+  std::array<std::string_view, kBatch> views_;
+  size_t ready_at_ = 0;
 };
 
 template <typename Call>
-void Sample(benchmark::State& state, const Call& call) {
+void Sample(benchmark::State& state, Fixture& fixture, const Call& call) {
   std::vector<double> batches;
   std::vector<double> singles;
   batches.reserve(kMaxSamples);
   singles.reserve(kMaxSamples);
   const double clock_ns = ClockCostNs();
   for (auto _ : state) {
+    fixture.PrepareNames();
     int64_t start = MonotonicNs();
-    for (int i = 0; i < kBatch; ++i) call();
+    for (size_t i = 0; i < kBatch; ++i) call();
     const int64_t end = MonotonicNs();
     if (batches.size() < kMaxSamples) {
       batches.push_back((static_cast<double>(end - start) - clock_ns) / kBatch);
     }
-    for (int i = 0; i < kBatch && singles.size() < kMaxSamples; ++i) {
+    for (size_t i = 0; i < kBatch && singles.size() < kMaxSamples; ++i) {
       start = MonotonicNs();
       call();
       singles.push_back(std::max(0.0, static_cast<double>(MonotonicNs() - start) - clock_ns));
@@ -107,7 +119,8 @@ void Sample(benchmark::State& state, const Call& call) {
 
 void FindHit(benchmark::State& state) {
   Fixture fixture;
-  Sample(state, [&] { benchmark::DoNotOptimize(fixture.reader().Find(fixture.NextName())); });
+  Sample(state, fixture,
+         [&] { benchmark::DoNotOptimize(fixture.reader().Find(fixture.NextName())); });
 }
 BENCHMARK(FindHit);
 
@@ -118,7 +131,7 @@ void FindHitBesideAWriter(benchmark::State& state) {
   std::thread writer([&] { commits = fixture.CommitUntil(stop); });
   uint64_t failed = 0;
   const int64_t start = MonotonicNs();
-  Sample(state, [&] { failed += fixture.reader().Find(fixture.NextName()) ? 0 : 1; });
+  Sample(state, fixture, [&] { failed += fixture.reader().Find(fixture.NextName()) ? 0 : 1; });
   const double seconds = static_cast<double>(MonotonicNs() - start) / 1e9;
   stop = true;
   writer.join();
@@ -129,14 +142,15 @@ BENCHMARK(FindHitBesideAWriter);
 
 void FindMiss(benchmark::State& state) {
   Fixture fixture;
-  Sample(state, [&] { benchmark::DoNotOptimize(fixture.reader().Find("no-such-buffer")); });
+  Sample(state, fixture,
+         [&] { benchmark::DoNotOptimize(fixture.reader().Find("no-such-buffer")); });
 }
 BENCHMARK(FindMiss);
 
 void IsCurrentHot(benchmark::State& state) {
   Fixture fixture;
   Ref ref = fixture.reader().Find(fixture.NextName())->ref;
-  Sample(state, [&] {
+  Sample(state, fixture, [&] {
     benchmark::DoNotOptimize(ref);
     benchmark::DoNotOptimize(fixture.reader().IsCurrent(ref));
   });
@@ -146,11 +160,12 @@ BENCHMARK(IsCurrentHot);
 void IsCurrentRandom(benchmark::State& state) {
   Fixture fixture;
   std::vector<Ref> refs;
-  for (int i = 0; i < 4096; ++i) {
+  for (size_t i = 0; i < 4096; ++i) {
+    if (i % kBatch == 0) fixture.PrepareNames();
     refs.push_back(fixture.reader().Find(fixture.NextName())->ref);
   }
   size_t at = 0;
-  Sample(state,
+  Sample(state, fixture,
          [&] { benchmark::DoNotOptimize(fixture.reader().IsCurrent(refs[at++ % refs.size()])); });
 }
 BENCHMARK(IsCurrentRandom);
@@ -159,7 +174,7 @@ void Commit(benchmark::State& state) {
   Fixture fixture;
   const uint32_t slot = fixture.reader().Find(fixture.NextName())->ref.slot;
   const BufferRecord record = fixture.reader().List()->at(slot);
-  Sample(state, [&] { static_cast<void>(fixture.writer().Update(slot, record)); });
+  Sample(state, fixture, [&] { static_cast<void>(fixture.writer().Update(slot, record)); });
 }
 BENCHMARK(Commit);
 
@@ -168,7 +183,7 @@ void FindMissAfterOneChange(benchmark::State& state) {
   Fixture fixture;
   const uint32_t slot = fixture.reader().Find(fixture.NextName())->ref.slot;
   const BufferRecord record = fixture.reader().List()->at(slot);
-  Sample(state, [&] {
+  Sample(state, fixture, [&] {
     static_cast<void>(fixture.writer().Update(slot, record));
     benchmark::DoNotOptimize(fixture.reader().Find("no-such-buffer"));
   });

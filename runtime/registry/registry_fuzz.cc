@@ -78,7 +78,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint8_t mend = data[0];
   size_t bytes = size - 1;
   // Of exactly that size, so that AddressSanitizer sees a step outside.
-  const Memory memory(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
+  void* allocated = nullptr;
+  if (posix_memalign(&allocated, kHeaderSize, bytes) != 0) return 0;
+  const Memory memory(static_cast<std::byte*>(allocated));
   std::memcpy(memory.get(), data + 1, bytes);
   if ((mend & kMendHeader) != 0 && bytes >= sizeof(HeaderConstants)) {
     MendHeader(memory.get(), &bytes, (mend & kMendSize) != 0);
