@@ -19,7 +19,7 @@ namespace {
 // used, so runs of this length do not happen by chance.
 constexpr size_t kLockFreeProbes = 64;
 
-uint64_t HashOf(const Name& name) {
+inline uint64_t HashOf(const Name& name) {
   const std::array<uint64_t, Name::kWords> words = name.words();
   const uint64_t hash = Checksum(std::span<const uint64_t, Name::kWords>(words));
   return hash == 0 ? 1 : hash;  // 0 means "none" to NameMap.
@@ -88,7 +88,7 @@ RegistryReader::Probe RegistryReader::ProbeFor(const Name& name, uint64_t hash, 
       result = Probe::kCorrupt;
       return false;
     }
-    if (found->record.name != name) return false;
+    if (found->record.name.words() != name.words()) return false;  // Eight words, inline.
     found->ref.slot = slot;
     result = Probe::kFound;
     return true;

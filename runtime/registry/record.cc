@@ -33,18 +33,8 @@ bool IsDnsLabel(std::string_view text) {
   return bytes_fit && IsAlphanumeric(text.front()) && IsAlphanumeric(text.back());
 }
 
-Name::Name(std::string_view text) {
-  std::memcpy(bytes_.data(), text.data(), std::min(text.size(), kBytes - 1));
-}
-
 std::string_view Name::view() const {
   return std::string_view(bytes_.data(), strnlen(bytes_.data(), kBytes));
-}
-
-std::array<uint64_t, Name::kWords> Name::words() const {
-  std::array<uint64_t, kWords> words;
-  std::memcpy(words.data(), bytes_.data(), kBytes);
-  return words;
 }
 
 bool Name::IsLabel() const {
@@ -107,7 +97,7 @@ const char* FieldsProblem(const BufferRecord& record) {
   if (record.state < BufferState::kLoading || record.state > BufferState::kFailed) {
     return "its state is unknown";
   }
-  if (!record.creator.IsLabel() && record.creator != Name()) {
+  if (!record.creator.empty() ? !record.creator.IsLabel() : record.creator != Name()) {
     return "its creator is neither empty nor a DNS label";
   }
   return nullptr;

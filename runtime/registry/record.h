@@ -6,9 +6,12 @@
 // and Code::kInvalidArgument when encoded.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -31,13 +34,17 @@ class Name {
 
   constexpr Name() = default;
   // Cuts at 63 bytes; longer text never equals a valid name, so look before you build one.
-  explicit Name(std::string_view text);
+  explicit Name(std::string_view text) {
+    std::memcpy(bytes_.data(), text.data(), std::min(text.size(), kBytes - 1));
+  }
 
   std::string_view view() const;
   bool empty() const { return bytes_[0] == '\0'; }
   // A DNS label, and nothing but NUL after it.
   bool IsLabel() const;
-  std::array<uint64_t, kWords> words() const;
+  std::array<uint64_t, kWords> words() const {
+    return std::bit_cast<std::array<uint64_t, kWords>>(bytes_);
+  }
   friend bool operator==(const Name&, const Name&) = default;
 
  private:
