@@ -295,11 +295,12 @@ class Demo {
     }
   }
 
-  size_t LeasesOf(const std::string& container) const {
+  Result<size_t> LeasesOf(const std::string& container) const {
     std::array<gpushm_holder, 64> holders{};
+    for (gpushm_holder& holder : holders) GPUSHM_INIT(&holder);
     size_t count = 0;
     if (gpushm_holders(client_, "weights", holders.data(), holders.size(), &count) != GPUSHM_OK) {
-      return 0;
+      return Failed();
     }
     size_t leases = 0;
     for (size_t i = 0; i < std::min(count, holders.size()); ++i) {
@@ -310,12 +311,18 @@ class Demo {
 
   Result<void> KillAndReturn() {
     Member& victim = members_.back();
-    std::cout << "\n  " << victim.name << " holds " << LeasesOf(victim.name)
+    const Result<size_t> held = LeasesOf(victim.name);
+    if (!held) return std::unexpected(held.error());
+    if (*held == 0) return Fail(Code::kInternal, Concat(victim.name, " holds no lease"));
+    std::cout << "\n  " << victim.name << " holds " << *held
               << " lease(s). Killing it with SIGKILL ...\n";
     const int64_t killed_ns = MonotonicNs();
     victim.process->Kill();
     const Deadline deadline = Deadline::AfterMs(kStepMs);
-    while (LeasesOf(victim.name) != 0) {
+    for (;;) {
+      const Result<size_t> left = LeasesOf(victim.name);
+      if (!left) return std::unexpected(left.error());
+      if (*left == 0) break;
       if (deadline.Passed()) return Fail(Code::kTimeout, "its leases did not end");
     }
     std::cout << "  its leases ended after "
