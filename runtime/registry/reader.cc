@@ -53,6 +53,7 @@ RegistryReader::RegistryReader(Mapping mapping, const void* address,
       slot_stride_(constants.slot_stride),
       record_words_(constants.record_words),
       map_(slot_count_),
+      valid_(slot_count_),
       seen_(slot_count_, 0),
       corrupt_(slot_count_, false) {
   const std::lock_guard lock(mutex_);
@@ -84,7 +85,14 @@ RegistryReader::Probe RegistryReader::ProbeFor(const Name& name, uint64_t hash, 
       case SlotRead::kLive:
         break;
     }
-    if (DecodeFields(std::span(words).first(record_words_), &found->record) != nullptr) {
+    const std::span<const uint64_t> record = std::span(words).first(record_words_);
+    // A version's record never changes: what was valid once is valid.
+    std::atomic<uint64_t>& valid = valid_[slot];
+    if (valid.load(std::memory_order_relaxed) == found->ref.version) {
+      CopyFields(record, &found->record);
+    } else if (DecodeFields(record, &found->record) == nullptr) {
+      valid.store(found->ref.version, std::memory_order_relaxed);
+    } else {
       result = Probe::kCorrupt;
       return false;
     }

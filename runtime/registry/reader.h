@@ -104,6 +104,8 @@ class RegistryReader {
   uint32_t record_words_;
 
   mutable NameMap map_;
+  // By slot: the version whose record passed validation, so that a look-up does it once for each.
+  mutable std::vector<std::atomic<uint64_t>> valid_;
   mutable std::mutex mutex_;
   // All under mutex_: what the map was made from.
   mutable std::vector<uint64_t> seen_;  // By slot: the version that the map stands for.

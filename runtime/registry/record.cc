@@ -126,12 +126,7 @@ const char* DecodeFields(std::span<const uint64_t> words, BufferRecord* record) 
   const uint64_t checksum =
       content.size() == kContent ? Checksum(content.first<kContent>()) : Checksum(content);
   if (checksum != words.back()) return "its checksum does not fit";
-  if (content.size() >= kKnownWords) {
-    std::memcpy(static_cast<void*>(record), content.data(), sizeof(*record));
-  } else {
-    *record = BufferRecord();
-    std::memcpy(static_cast<void*>(record), content.data(), content.size_bytes());
-  }
+  CopyFields(words, record);
   return FieldsProblem(*record);
 }
 
