@@ -182,6 +182,8 @@ class Client final : private SessionObserver {
   Result<TransferOutcome> TransferByBroker(std::string_view name, protocol::Direction direction,
                                            int file, const TransferOptions& options,
                                            const Wait& wait);
+  // After a load that failed: lets the broker know.
+  void GiveContentUp(Attachment* attachment);
   Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
                              const Wait& wait);
 

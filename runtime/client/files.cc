@@ -183,24 +183,46 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, int file, uint64
     if (auto done = ReportContent(**attachment, 0, false, wait); !done) {
       return std::unexpected(done.error());
     }
-    const auto progress = [&](uint64_t done_bytes, uint64_t total_bytes) -> Result<void> {
-      if (auto done = CallProgress(options, wait, done_bytes, total_bytes); !done) return done;
-      if (done_bytes == total_bytes) return {};
-      return ReportContent(**attachment, done_bytes, false, wait);
+    Result<void> going;
+    const auto progress = [&](uint64_t done_bytes) {
+      going = CallProgress(options, wait, done_bytes, file_bytes);
+      if (going && done_bytes > 0 && done_bytes < file_bytes) {
+        going = ReportContent(**attachment, done_bytes, false, wait);
+      }
+      return going.has_value();
     };
     Result<uint64_t> copied =
         CopyFileToDevice(api, file, facts.address, file_bytes, options.chunk_bytes, progress);
+    if (!going) return std::unexpected(going.error());
     if (!copied) return copied;
+    if (*copied != file_bytes) {
+      return Fail(Code::kCorrupt,
+                  Concat("the file ended after ", *copied, " of ", file_bytes, " bytes"),
+                  "something shortened the file while it was read");
+    }
     if (auto done = ReportContent(**attachment, *copied, true, wait); !done) {
       return std::unexpected(done.error());
     }
     return copied;
   };
   const Result<uint64_t> loaded = load();
-  // What becomes of a buffer whose loader failed is the broker's to say.
+  if (!loaded) GiveContentUp(*attachment);
   (void)Detach(*attachment, {}, /*defer=*/false);
   if (!loaded) return std::unexpected(loaded.error());
   return TransferOutcome{.way = TransferWay::kHere, .bytes = *loaded};
+}
+
+void Client::GiveContentUp(Attachment* attachment) {
+  // The end of the lease tells the broker that nobody completes the content. A detach does that,
+  // unless the process holds the buffer otherwise, too: then the lease is ended and taken again.
+  if (CountOf(*attachment) == 1) return;
+  const Deadline deadline = Deadline::AfterMs(kAnswerMs);
+  const Result<SessionLock> lock = session_.Lock(deadline);
+  if (!lock || !session_.connected(*lock) || attachment->orphaned()) return;
+  const Lease lease = attachment->lease();
+  if (lease.serial != session_.peer(*lock).serial) return;
+  EndLease(*lock, lease, deadline);
+  Renew(*lock, attachment, /*same_broker=*/true, deadline);
 }
 
 Result<TransferOutcome> Client::SaveHere(std::string_view name, int file,
@@ -212,10 +234,15 @@ Result<TransferOutcome> Client::SaveHere(std::string_view name, int file,
   const auto save = [&]() -> Result<uint64_t> {
     const Result<BorrowedContext> context = BorrowedContext::Push(api, facts.device);
     if (!context) return std::unexpected(context.error());
-    return CopyDeviceToFile(api, facts.address, file, facts.size_bytes, options.chunk_bytes,
-                            [&](uint64_t done_bytes, uint64_t total_bytes) {
-                              return CallProgress(options, wait, done_bytes, total_bytes);
-                            });
+    Result<void> going;
+    const auto progress = [&](uint64_t done_bytes) {
+      going = CallProgress(options, wait, done_bytes, facts.size_bytes);
+      return going.has_value();
+    };
+    Result<uint64_t> copied =
+        CopyDeviceToFile(api, facts.address, facts.size_bytes, file, options.chunk_bytes, progress);
+    if (!going) return std::unexpected(going.error());
+    return copied;
   };
   const Result<uint64_t> saved = save();
   (void)Detach(*attachment, {}, /*defer=*/false);

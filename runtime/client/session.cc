@@ -10,12 +10,13 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/base/version.h"
+
 namespace gpushm::client {
 namespace {
 
 using protocol::Kind;
 
-constexpr char kLibraryName[] = "libgpushm 0.1.0";
 // Between attempts to reach a broker that is not there yet.
 constexpr int kFirstConnectStepMs = 2;
 constexpr int kLastConnectStepMs = 50;
@@ -109,7 +110,7 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
   protocol::HelloRequest body{};
   body.min_version = protocol::kMinVersion;
   body.max_version = protocol::kMaxVersion;
-  body.library = protocol::ToNameField(kLibraryName);
+  body.library = protocol::ToNameField(Concat("libgpushm ", kVersion));
   const size_t size_bytes = protocol::EncodeRequest(Kind::kHello, 0, body, &request_);
   const int descriptor = pidfd.get();
   bool sent = false;
@@ -175,12 +176,14 @@ Result<void> Session::Exchange(int socket, Kind kind, std::span<std::byte> reque
     const Result<protocol::Header> header = protocol::ParseHeader(reply_.span());
     if (!header) return std::unexpected(header.error());
     if ((header->kind & protocol::kReplyBit) == 0) return WrongReply("a request from the broker");
+    // A broker that cannot read a request answers without its number, then closes.
+    const bool is_for_any = header->request_id == 0 && header->status != 0;
     if (header->request_id > request_id) return WrongReply("a reply to no request");
-    if (header->request_id < request_id) {  // To one that was given up.
+    if (header->request_id < request_id && !is_for_any) {  // To one that was given up.
       if (deadline.Passed()) return Fail(Code::kTimeout, "receive: the deadline passed");
       continue;
     }
-    if (header->kind != (static_cast<uint16_t>(kind) | protocol::kReplyBit)) {
+    if (header->kind != (static_cast<uint16_t>(kind) | protocol::kReplyBit) && !is_for_any) {
       return WrongReply("a reply of another kind");
     }
     if (header->status == 0) return {};

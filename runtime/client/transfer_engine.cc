@@ -66,21 +66,18 @@ Result<Lanes> CreateLanes(const CudaApi& api, uint64_t chunk_bytes) {
   return Lanes{std::move(*first), std::move(*second)};
 }
 
-Result<void> ReadAll(int file, std::byte* to, uint64_t size_bytes, uint64_t offset) {
+// Fewer bytes than asked for: the file's end.
+Result<uint64_t> ReadUpTo(int file, std::byte* to, uint64_t size_bytes, uint64_t offset) {
   uint64_t done = 0;
   while (done < size_bytes) {
     const ssize_t got =
         pread(file, to + done, size_bytes - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return FailSystem(errno, "read the file");
-    if (got == 0) {
-      return Fail(Code::kCorrupt,
-                  Concat("the file ends after ", offset + done, " bytes, more were announced"),
-                  "something shortens the file while it is read");
-    }
+    if (got == 0) break;
     done += static_cast<uint64_t>(got);
   }
-  return {};
+  return done;
 }
 
 Result<void> WriteAll(int file, const std::byte* from, uint64_t size_bytes, uint64_t offset) {
@@ -95,8 +92,9 @@ Result<void> WriteAll(int file, const std::byte* from, uint64_t size_bytes, uint
   return {};
 }
 
-Result<void> Report(const TransferProgress& progress, uint64_t done_bytes, uint64_t total_bytes) {
-  return progress ? progress(done_bytes, total_bytes) : Result<void>();
+Result<void> Report(const TransferProgress& progress, uint64_t done_bytes) {
+  if (!progress || progress(done_bytes)) return {};
+  return Fail(Code::kBusy, Concat("stopped after ", done_bytes, " bytes"));
 }
 
 }  // namespace
@@ -108,35 +106,36 @@ Result<uint64_t> CopyFileToDevice(const CudaApi& api, int file, CUdeviceptr to, 
   if (!lanes) return std::unexpected(lanes.error());
   Lane* lane = &lanes->first;
   Lane* other = &lanes->second;
-  for (uint64_t offset = 0; offset < size_bytes; offset += chunk, std::swap(lane, other)) {
-    const uint64_t part = std::min(chunk, size_bytes - offset);
+  uint64_t offset = 0;
+  bool at_end = false;
+  for (; offset < size_bytes && !at_end; std::swap(lane, other)) {
     if (auto done = lane->Wait(); !done) return std::unexpected(done.error());
-    // While this reads, the other lane's copy runs.
-    if (auto done = ReadAll(file, lane->data(), part, offset); !done) {
+    // The other lane's copy runs while this reads; what it carries is not counted as arrived.
+    if (auto done = Report(progress, offset - other->size_bytes); !done) {
       return std::unexpected(done.error());
     }
+    const uint64_t wanted = std::min(chunk, size_bytes - offset);
+    const Result<uint64_t> part = ReadUpTo(file, lane->data(), wanted, offset);
+    if (!part) return std::unexpected(part.error());
+    at_end = *part < wanted;
+    lane->size_bytes = *part;
+    if (*part == 0) break;
     if (auto done =
-            api.Check(api.cuMemcpyHtoDAsync(to + offset, lane->data(), part, lane->stream()),
+            api.Check(api.cuMemcpyHtoDAsync(to + offset, lane->data(), *part, lane->stream()),
                       "cuMemcpyHtoDAsync");
         !done) {
       return std::unexpected(done.error());
     }
-    // What the other lane carried has not been waited for: up to here all before it is there.
-    const uint64_t arrived = offset >= chunk ? offset - chunk : 0;
-    if (auto done = Report(progress, arrived, size_bytes); !done) {
-      return std::unexpected(done.error());
-    }
+    offset += *part;
   }
   if (auto done = lane->Wait(); !done) return std::unexpected(done.error());
   if (auto done = other->Wait(); !done) return std::unexpected(done.error());
-  if (auto done = Report(progress, size_bytes, size_bytes); !done) {
-    return std::unexpected(done.error());
-  }
-  return size_bytes;
+  if (auto done = Report(progress, offset); !done) return std::unexpected(done.error());
+  return offset;
 }
 
-Result<uint64_t> CopyDeviceToFile(const CudaApi& api, CUdeviceptr from, int file,
-                                  uint64_t size_bytes, uint64_t chunk_bytes,
+Result<uint64_t> CopyDeviceToFile(const CudaApi& api, CUdeviceptr from, uint64_t size_bytes,
+                                  int file, uint64_t chunk_bytes,
                                   const TransferProgress& progress) {
   const uint64_t chunk = ChunkFor(chunk_bytes, size_bytes);
   Result<Lanes> lanes = CreateLanes(api, chunk);
@@ -147,7 +146,7 @@ Result<uint64_t> CopyDeviceToFile(const CudaApi& api, CUdeviceptr from, int file
     if (auto done = lane.Wait(); !done) return done;
     if (auto done = WriteAll(file, lane.data(), lane.size_bytes, lane.offset); !done) return done;
     written += std::exchange(lane.size_bytes, 0);
-    return Report(progress, written, size_bytes);
+    return Report(progress, written);
   };
   Lane* lane = &lanes->first;
   Lane* other = &lanes->second;

@@ -22,17 +22,16 @@ inline constexpr uint64_t kTransferChunkBytes = uint64_t{64} << 20;
 inline constexpr uint64_t kMinTransferChunkBytes = uint64_t{64} << 10;
 inline constexpr uint64_t kMaxTransferChunkBytes = uint64_t{1} << 30;
 
-// Called between chunks, and at the end; a failure stops the transfer and becomes its result.
-using TransferProgress = std::function<Result<void>(uint64_t done_bytes, uint64_t total_bytes)>;
+// Called between chunks and at the end with the bytes that have arrived; false stops: kBusy.
+using TransferProgress = std::function<bool(uint64_t done_bytes)>;
 
-// Copies the first `size_bytes` of the file, from offset 0 whatever its position, to `to`. Returns
-// the bytes copied; kCorrupt if the file ends before.
+// Copies the first `size_bytes` of the file, or as many as it has, from offset 0 whatever its
+// position, to `to`. Returns the bytes copied.
 Result<uint64_t> CopyFileToDevice(const CudaApi& api, int file, CUdeviceptr to, uint64_t size_bytes,
                                   uint64_t chunk_bytes, const TransferProgress& progress);
 
 // Writes `size_bytes` from `from` to the file, from offset 0.
-Result<uint64_t> CopyDeviceToFile(const CudaApi& api, CUdeviceptr from, int file,
-                                  uint64_t size_bytes, uint64_t chunk_bytes,
-                                  const TransferProgress& progress);
+Result<uint64_t> CopyDeviceToFile(const CudaApi& api, CUdeviceptr from, uint64_t size_bytes,
+                                  int file, uint64_t chunk_bytes, const TransferProgress& progress);
 
 }  // namespace gpushm

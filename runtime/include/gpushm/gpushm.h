@@ -50,7 +50,8 @@ extern "C" {
 
 /* Milliseconds that a call waits when its options do not say otherwise. */
 #define GPUSHM_DEFAULT_TIMEOUT_MS 10000
-/* For `timeout_ms`: fail with GPUSHM_TIMEOUT (or the reason) instead of waiting. */
+/* For `timeout_ms`: fail with the reason (NOT_FOUND, LOADING, UNAVAILABLE ...) instead of waiting. A
+ * broker that is there gets one second to answer. */
 #define GPUSHM_DONT_WAIT (-1)
 
 /* Zeroes an options or info struct and sets its size:
@@ -108,7 +109,8 @@ typedef struct gpushm_client gpushm_client;
 typedef struct gpushm_attachment gpushm_attachment;
 
 typedef enum gpushm_access {
-  GPUSHM_READ = 1,      /* Mapped PROT_READ: a store by a kernel faults (in this process only). */
+  GPUSHM_READ = 1,      /* Mapped PROT_READ: a store by a kernel faults (in this process only).
+                           Transport cuipc cannot enforce it: see gpushm_info.transport. */
   GPUSHM_READ_WRITE = 2 /* Granted only to writers, see docs/annotations.md. */
 } gpushm_access;
 
@@ -164,12 +166,15 @@ typedef struct gpushm_info {
   char creator[GPUSHM_NAME_BYTES]; /* Container that made it; "" if declared by annotation. */
 } gpushm_info;
 
-/* Finds a buffer by name: no system call, tens of nanoseconds.
+/* Finds a buffer by name: no system call, tens of nanoseconds. While no broker answers, what the
+ * last one said stands; a call that talks to the broker (or gpushm_wait, gpushm_list,
+ * gpushm_attach) finds its successor.
  * Errors: NOT_FOUND, INVALID_ARGUMENT (no DNS label), CONTENDED, CORRUPT. */
 GPUSHM_API gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info* info);
 
-/* All buffers, ordered by name. Fills at most `capacity` entries (their struct_size is set by the
- * call) and stores the number of buffers in *count: call again with more room if it is larger. */
+/* All buffers, ordered by name. Fills at most `capacity` entries and stores the number of buffers in
+ * *count: call again with more room if it is larger. Set `infos[0].struct_size` (GPUSHM_INIT does):
+ * it is the distance between the entries; that of the others is set by the call. */
 GPUSHM_API gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capacity,
                                      size_t* count);
 
@@ -198,7 +203,8 @@ typedef struct gpushm_holder {
   int64_t since_unix_ns;
 } gpushm_holder;
 
-/* Who holds which buffer. `name` NULL: of all buffers. `capacity` and `count` as in gpushm_list. */
+/* Who holds which buffer. `name` NULL: of all buffers. `capacity`, `count` and the first entry's
+ * struct_size as in gpushm_list. */
 GPUSHM_API gpushm_status gpushm_holders(gpushm_client* client, const char* name,
                                         gpushm_holder* holders, size_t capacity, size_t* count);
 
@@ -242,8 +248,8 @@ GPUSHM_API uint64_t gpushm_address(const gpushm_attachment* attachment);
 /* Bytes, as the buffer was asked for. */
 GPUSHM_API uint64_t gpushm_size(const gpushm_attachment* attachment);
 
-/* GPUSHM_OK while this attachment is what stands behind its name; STALE once another generation
- * does (or the name was deleted); ORPHANED once the broker that gave it is known to be gone without
+/* GPUSHM_OK while this attachment is what stands behind its name, or waits for gpushm_publish; STALE
+ * once another generation does (or the name was deleted); ORPHANED once the broker that gave it is known to be gone without
  * its bytes being taken over. One load; no system call. The mapping stays valid in every case. */
 GPUSHM_API gpushm_status gpushm_current(const gpushm_attachment* attachment);
 

@@ -1,0 +1,114 @@
+// A broker for tests of the library: speaks messages.h from a thread, hands out a real registry and
+// memory of the simulated driver, and can be told to lie, fall silent or die at any reply.
+//
+// Threads: the functions below from the test's thread.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/base/unique_fd.h"
+#include "runtime/driver/device.h"
+#include "runtime/protocol/channel.h"
+#include "runtime/protocol/messages.h"
+#include "runtime/registry/writer.h"
+
+namespace gpushm::client {
+
+// What the fake is about to answer; a test may change it.
+struct FakeReply {
+  std::vector<std::byte> bytes;
+  std::vector<int> descriptors;  // The fake's own; sent, not given away.
+  bool silent = false;           // Send nothing.
+  bool hang_up = false;          // Close the connection instead.
+
+  template <typename Body>
+  Body* body() {
+    return reinterpret_cast<Body*>(bytes.data() + sizeof(protocol::Header));
+  }
+  protocol::Header* header() { return reinterpret_cast<protocol::Header*>(bytes.data()); }
+  void Set(const Status& status);  // Makes it an error.
+};
+
+struct FakeRequest {
+  protocol::Kind kind;
+  const protocol::Message* message;
+  size_t connection;  // Number, from 1.
+};
+
+struct FakeLease {
+  std::string name;
+  uint64_t generation;
+};
+
+class FakeBroker {
+ public:
+  // Called on the fake's thread before a reply is sent.
+  using Twist = std::function<void(const FakeRequest&, FakeReply*)>;
+
+  FakeBroker(const std::string& folder, uint64_t epoch, const GpuUuid& gpu);
+  // Dies: connections end, the socket's file stays, as with SIGKILL.
+  ~FakeBroker();
+
+  void SetTwist(Twist twist);
+  // With memory of the simulated driver, if `api` is not null.
+  void Add(const std::string& name, uint64_t generation, uint64_t size_bytes, const CudaApi* api,
+           registry::BufferState state = registry::BufferState::kReady);
+  void AddCuIpc(const std::string& name, uint64_t generation, int32_t offerer_pid);
+  void SetState(const std::string& name, registry::BufferState state);
+  void SetGeneration(const std::string& name, uint64_t generation);
+  void Remove(const std::string& name);
+
+  std::map<uint64_t, FakeLease> leases() const;
+  size_t requests(protocol::Kind kind) const;
+  size_t connections() const;
+  int registry_fd() const { return registry_->fd(); }
+
+ private:
+  struct Buffer {
+    registry::BufferRecord record;
+    uint32_t slot = 0;
+    UniqueFd descriptor;
+    int32_t offerer_pid = 0;
+  };
+  struct Connection {
+    UniqueFd socket;
+    size_t number = 0;
+    bool announced = false;
+    std::set<uint64_t> leases;
+  };
+
+  void Run();
+  bool Serve(Connection* connection);  // False: close it.
+  void Answer(const FakeRequest& request, Connection* connection, FakeReply* reply);
+  void AnswerAttach(const FakeRequest& request, Connection* connection, FakeReply* reply);
+  void AnswerMake(const FakeRequest& request, Connection* connection, FakeReply* reply);
+  void Insert(const std::string& name, Buffer buffer);
+
+  const uint64_t epoch_;
+  const GpuUuid gpu_;
+  UniqueFd listener_;
+  UniqueFd wake_;
+  std::atomic<bool> stop_{false};
+  mutable std::mutex mutex_;
+  // All under mutex_.
+  Twist twist_;
+  std::unique_ptr<registry::RegistryWriter> registry_;
+  std::map<std::string, Buffer> buffers_;
+  std::map<uint64_t, FakeLease> leases_;
+  std::map<protocol::Kind, size_t> requests_;
+  uint64_t next_lease_ = 1;
+  uint64_t next_generation_ = 1'000'000;
+  size_t connections_ = 0;
+  const CudaApi* api_ = nullptr;
+  std::thread thread_;
+};
+
+}  // namespace gpushm::client
