@@ -106,14 +106,14 @@ std::shared_ptr<SharedEvent> SharedEvent::Open(int32_t pid, uint32_t number) {
 
 }  // namespace gpushm::sim
 
+using gpushm::sim::AddEvent;
 using gpushm::sim::Call;
 using gpushm::sim::CallWithContext;
-using gpushm::sim::AddEvent;
-using gpushm::sim::FindEvent;
 using gpushm::sim::Context;
 using gpushm::sim::Driver;
 using gpushm::sim::Engine;
 using gpushm::sim::Event;
+using gpushm::sim::FindEvent;
 using gpushm::sim::SharedEvent;
 using gpushm::sim::Stream;
 

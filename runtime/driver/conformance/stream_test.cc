@@ -1,0 +1,305 @@
+// Stream memory operations: what wakes a wait, what it holds up, how it ends.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+
+#include "runtime/driver/conformance/harness.h"
+
+namespace gpushm::conformance {
+namespace {
+
+// How long a wait that must not end is watched.
+constexpr int kWatchMs = 300;
+constexpr int kWakeMs = 5000;
+
+// A page of host memory that the GPU sees, and that can be mapped a second time.
+struct HostPage {
+  UniqueFd fd{memfd_create("page", MFD_CLOEXEC)};
+  uint64_t* words = nullptr;
+  CUdeviceptr address = 0;
+
+  HostPage() {
+    Expect(ftruncate(fd.get(), 4096) == 0, "ftruncate");
+    words = static_cast<uint64_t*>(
+        mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
+    Must(Cuda().cuMemHostRegister(words, 4096, CU_MEMHOSTREGISTER_DEVICEMAP), "cuMemHostRegister");
+    Must(Cuda().cuMemHostGetDevicePointer(&address, words, 0), "cuMemHostGetDevicePointer");
+  }
+  // Release: what the waiting stream acquires.
+  void Store(uint64_t value) { __atomic_store_n(words, value, __ATOMIC_RELEASE); }
+};
+
+void Wait(const Stream& stream, CUdeviceptr address, uint64_t value) {
+  Must(Cuda().cuStreamWaitValue64(stream.get(), address, value, CU_STREAM_WAIT_VALUE_GEQ),
+       "cuStreamWaitValue64");
+}
+
+void ExpectPending(const Stream& stream, const std::string& what) {
+  Expect(QueryFor(stream.get(), kWatchMs) == CUDA_ERROR_NOT_READY, what);
+}
+
+void ExpectWoken(const Stream& stream, const std::string& what) {
+  Expect(QueryFor(stream.get(), kWakeMs) == CUDA_SUCCESS, what);
+}
+
+// Another process stores 1 into the first word of shared device memory in the given way.
+void WokenFromAnotherProcess(void (*store)(CUdeviceptr)) {
+  Child holder = Start([](Channel& channel) {
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    channel.Send("d", 1, fd.get());
+    channel.Await();
+  });
+  char byte = 0;
+  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  Child waiter = Start([&fd](Channel& channel) {
+    UseContext();
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes, Access::kRead);
+    const Stream stream = Take(Stream::Create(Cuda()));
+    Wait(stream, mapped.address(), 1);
+    ExpectPending(stream, "the wait ended by itself");
+    channel.Signal();
+    ExpectWoken(stream, "nothing woke the wait");
+  });
+  waiter.channel.Await();
+  Start([&](Channel&) {
+    UseContext();
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    store(mapped.address());
+    Must(Cuda().cuCtxSynchronize(), "cuCtxSynchronize");
+  }).Join();
+  waiter.Join();
+  holder.channel.Signal();
+  holder.Join();
+}
+
+// The waiter's mapping is PROT_READ in all of these.
+CONFORMANCE_CASE(WaitOnReadOnlyDeviceMemoryWokenByCopy, 30) {
+  WokenFromAnotherProcess([](CUdeviceptr address) { WriteWord(address, 1); });
+}
+
+CONFORMANCE_CASE(WaitOnReadOnlyDeviceMemoryWokenByWriteValue, 30) {
+  WokenFromAnotherProcess([](CUdeviceptr address) {
+    Must(Cuda().cuStreamWriteValue64(nullptr, address, 1, 0), "cuStreamWriteValue64");
+  });
+}
+
+CONFORMANCE_CASE(WaitOnHostPageWokenByStore, 20) {
+  Start([](Channel&) {
+    UseContext();
+    HostPage page;
+    const Stream stream = Take(Stream::Create(Cuda()));
+    Wait(stream, page.address, 9);
+    ExpectPending(stream, "the wait ended by itself");
+    page.Store(9);
+    ExpectWoken(stream, "a host store did not wake the wait");
+  }).Join();
+}
+
+CONFORMANCE_CASE(WaitOnReadOnlyRegisteredPage, 20) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    HostPage page;
+    int supported = 0;
+    Must(api.cuDeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED,
+                                  0),
+         "READ_ONLY_HOST_REGISTER_SUPPORTED");
+    if (supported == 0) SkipCase("READ_ONLY_HOST_REGISTER_SUPPORTED is 0");
+    void* const view = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, page.fd.get(), 0);
+    Must(api.cuMemHostRegister(view, 4096,
+                               CU_MEMHOSTREGISTER_READ_ONLY | CU_MEMHOSTREGISTER_DEVICEMAP),
+         "cuMemHostRegister READ_ONLY of a PROT_READ mapping");
+    CUdeviceptr address = 0;
+    Must(api.cuMemHostGetDevicePointer(&address, view, 0), "cuMemHostGetDevicePointer");
+    const Stream stream = Take(Stream::Create(api));
+    Wait(stream, address, 9);
+    page.Store(9);
+    ExpectWoken(stream, "a host store did not wake the wait");
+  }).Join();
+}
+
+CONFORMANCE_CASE(PoisonIsInt64MaxAndNotUint64Max, 20) {
+  Start([](Channel&) {
+    UseContext();
+    HostPage page;
+    const Stream stream = Take(Stream::Create(Cuda()));
+    Wait(stream, page.address, 1000);
+    page.Store(std::numeric_limits<uint64_t>::max());
+    ExpectPending(stream, "UINT64_MAX released a waiter for 1000: the comparison is not cyclic");
+    page.Store(static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+    ExpectWoken(stream, "INT64_MAX did not release a waiter for 1000");
+  }).Join();
+}
+
+CONFORMANCE_CASE(ProcessWithPendingWaitDiesByKill, 30) {
+  Child waiter = Start([](Channel& channel) {
+    UseContext();
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    const Stream stream = Take(Stream::Create(Cuda()));
+    Wait(stream, mapped.address(), 1);
+    ExpectPending(stream, "the wait ended by itself");
+    channel.Signal();
+    Cuda().cuStreamSynchronize(stream.get());
+  });
+  waiter.channel.Await();
+  const auto begin = std::chrono::steady_clock::now();
+  waiter.Kill();
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - begin);
+  Note("ms from SIGKILL to the end: " + std::to_string(took.count()));
+}
+
+CONFORMANCE_CASE(WorkBehindWaitRunsAfterIt, 20) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    HostPage page;
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    const Stream stream = Take(Stream::Create(api));
+    Wait(stream, page.address, 1);
+    Must(api.cuMemsetD32Async(mapped.address(), 5, 2, stream.get()), "cuMemsetD32Async");
+    Must(api.cuStreamWriteValue64(stream.get(), page.address + 8, 3, 0), "cuStreamWriteValue64");
+    ExpectPending(stream, "the stream did not wait");
+    Expect(__atomic_load_n(page.words + 1, __ATOMIC_ACQUIRE) == 0, "a write overtook the wait");
+    page.Store(1);
+    ExpectWoken(stream, "the stream does not go on");
+    Expect(page.words[1] == 3 && ReadWord(mapped.address()) == 0x500000005, "work was lost");
+  }).Join();
+}
+
+CONFORMANCE_CASE(GraphFreezesTheValuesOfMemops, 20) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    HostPage page;
+    const Stream stream = Take(Stream::Create(api));
+    Must(api.cuStreamBeginCapture(stream.get(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
+    Wait(stream, page.address, 1);
+    Must(api.cuStreamWriteValue64(stream.get(), page.address + 8, 77, 0), "cuStreamWriteValue64");
+    CUgraph graph = nullptr;
+    CUgraphExec exec = nullptr;
+    Must(api.cuStreamEndCapture(stream.get(), &graph), "cuStreamEndCapture");
+    Must(api.cuGraphInstantiate(&exec, graph, 0), "cuGraphInstantiate");
+    Expect(page.words[1] == 0, "capturing ran the work");
+    page.Store(1);
+    for (int launch = 0; launch < 2; ++launch) {
+      page.words[1] = 0;
+      Must(api.cuGraphLaunch(exec, stream.get()), "cuGraphLaunch");
+      ExpectWoken(stream, "the graph does not end");
+      Expect(page.words[1] == 77, "the graph wrote something else");
+    }
+    Must(api.cuGraphExecDestroy(exec), "cuGraphExecDestroy");
+    Must(api.cuGraphDestroy(graph), "cuGraphDestroy");
+  }).Join();
+}
+
+CONFORMANCE_CASE(FortyWaitsStarveTheNextStream, 30) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    HostPage page;
+    std::vector<Stream> streams;
+    for (int i = 0; i < 41; ++i) streams.push_back(Take(Stream::Create(api)));
+    for (int i = 0; i < 40; ++i) Wait(streams[static_cast<size_t>(i)], page.address, 50);
+    Must(api.cuStreamWriteValue64(streams[40].get(), page.address, 50, 0), "cuStreamWriteValue64");
+    const CUresult after = QueryFor(streams[40].get(), 2000);
+    Note("the 41st stream after 2 s: " + NameOf(after));
+    page.Store(60);
+    for (const Stream& stream : streams) ExpectWoken(stream, "a host store did not release it");
+    Expect(after == CUDA_ERROR_NOT_READY, "40 waiting streams did not hold up the 41st");
+  }).Join();
+}
+
+CONFORMANCE_CASE(OneConnectionLetsWaitHoldUpEverything, 30) {
+  Start(
+      [](Channel& channel) {
+        UseContext();
+        HostPage page;
+        const UniqueFd fd = CreateDescriptor(kChunkBytes);
+        const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+        const Stream waiting = Take(Stream::Create(Cuda()));
+        const Stream other = Take(Stream::Create(Cuda()));
+        Wait(waiting, page.address, 1);
+        Must(Cuda().cuMemsetD8Async(mapped.address(), 1, 64, other.get()), "cuMemsetD8Async");
+        const CUresult after = QueryFor(other.get(), 1000);
+        Note("another stream's memset after 1 s: " + NameOf(after));
+        page.Store(1);
+        ExpectWoken(waiting, "the wait does not end");
+        ExpectWoken(other, "the memset does not end");
+        Expect(after == CUDA_ERROR_NOT_READY, "the other stream was not held up");
+        (void)channel;
+      },
+      {.environment = {"CUDA_DEVICE_MAX_CONNECTIONS=1"}})
+      .Join();
+}
+
+CONFORMANCE_CASE(OneWaitLeavesSynchronousCopiesAlone, 20) {
+  Start([](Channel&) {
+    UseContext();
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    const Stream stream = Take(Stream::Create(Cuda()));
+    Wait(stream, mapped.address(), 5);
+    WriteWord(mapped.address(), 5);
+    ExpectWoken(stream, "a copy of the same process did not wake the wait");
+  }).Join();
+}
+
+CONFORMANCE_CASE(HostFunctionRunsInStreamOrder, 20) {
+  Start([](Channel&) {
+    UseContext();
+    HostPage page;
+    const Stream stream = Take(Stream::Create(Cuda()));
+    Wait(stream, page.address, 1);
+    Must(
+        Cuda().cuLaunchHostFunc(
+            stream.get(),
+            [](void* word) { __atomic_store_n(static_cast<uint64_t*>(word), 4, __ATOMIC_RELEASE); },
+            page.words + 2),
+        "cuLaunchHostFunc");
+    ExpectPending(stream, "the stream did not wait");
+    Expect(__atomic_load_n(page.words + 2, __ATOMIC_ACQUIRE) == 0, "the function ran early");
+    page.Store(1);
+    ExpectWoken(stream, "the stream does not go on");
+    Expect(__atomic_load_n(page.words + 2, __ATOMIC_ACQUIRE) == 4, "the function did not run");
+  }).Join();
+}
+
+CONFORMANCE_CASE(WaitOnUnregisteredHostMemoryIsRefused, 20) {
+  Start([](Channel&) {
+    UseContext();
+    const Stream stream = Take(Stream::Create(Cuda()));
+    alignas(8) static uint64_t word = 0;
+    const CUresult result = Cuda().cuStreamWaitValue64(
+        stream.get(), static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(&word)), 1,
+        CU_STREAM_WAIT_VALUE_GEQ);
+    Note("cuStreamWaitValue64 on plain host memory: " + NameOf(result));
+    Expect(result != CUDA_SUCCESS, "a wait on plain host memory was accepted");
+  }).Join();
+}
+
+CONFORMANCE_CASE(EventsOrderStreams, 20) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    HostPage page;
+    const Stream first = Take(Stream::Create(api));
+    const Stream second = Take(Stream::Create(api));
+    CUevent event = nullptr;
+    Must(api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+    Expect(api.cuEventQuery(event) == CUDA_SUCCESS, "an event never recorded is not ready");
+    Wait(first, page.address, 1);
+    Must(api.cuEventRecord(event, first.get()), "cuEventRecord");
+    Must(api.cuStreamWaitEvent(second.get(), event, 0), "cuStreamWaitEvent");
+    ExpectPending(second, "the second stream did not wait for the event");
+    Expect(api.cuEventQuery(event) == CUDA_ERROR_NOT_READY, "the event fired early");
+    page.Store(1);
+    Must(api.cuEventSynchronize(event), "cuEventSynchronize");
+    ExpectWoken(second, "the event does not release the second stream");
+    Must(api.cuEventDestroy(event), "cuEventDestroy");
+  }).Join();
+}
+
+}  // namespace
+}  // namespace gpushm::conformance
