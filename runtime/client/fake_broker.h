@@ -97,7 +97,7 @@ class FakeBroker {
   UniqueFd listener_;
   UniqueFd wake_;
   std::atomic<bool> stop_{false};
-  mutable std::mutex mutex_;
+  mutable std::recursive_mutex mutex_;  // A twist may call the functions above.
   // All under mutex_.
   Twist twist_;
   std::unique_ptr<registry::RegistryWriter> registry_;

@@ -1,0 +1,399 @@
+// Attachments, on the simulated driver and the fake broker of this folder.
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <thread>
+
+#include "runtime/client/client_testing.h"
+#include "runtime/client/transfer_engine.h"
+
+namespace gpushm::client {
+namespace {
+
+using protocol::Kind;
+using testing::HasSubstr;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+class ClientTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+    ASSERT_TRUE(api) << api.error().ToString();
+    api_ = *api;
+    const auto devices = ListDevices(*api_);
+    ASSERT_TRUE(devices) << devices.error().ToString();
+    gpu_ = devices->front().uuid;
+    api_->cuCtxSetCurrent(nullptr);
+    Start(1);
+  }
+  void Start(uint64_t epoch) {
+    broker_.reset();
+    broker_ = std::make_unique<FakeBroker>(folder_.path(), epoch, gpu_);
+  }
+  void Open() { client_.reset(OpenClient(folder_.path())); }
+
+  gpushm_attachment* Attach(const char* name, uint32_t access = GPUSHM_READ,
+                            int64_t timeout_ms = kPatienceMs) {
+    auto options = Sized<gpushm_attach_options>();
+    options.access = access;
+    options.timeout_ms = timeout_ms;
+    gpushm_attachment* attachment = nullptr;
+    status_ = gpushm_attach(client_.get(), name, &options, &attachment);
+    return attachment;
+  }
+  // A context for what needs one; the library itself makes none.
+  PrimaryContext MakeContext() {
+    auto context = PrimaryContext::Retain(*api_, 0);
+    EXPECT_TRUE(context && context->MakeCurrent());
+    return std::move(*context);
+  }
+
+  TemporaryFolder folder_;
+  const CudaApi* api_ = nullptr;
+  GpuUuid gpu_;
+  gpushm_status status_ = GPUSHM_OK;
+  std::unique_ptr<FakeBroker> broker_;
+  ClientOwner client_;
+};
+
+TEST_F(ClientTest, AttachesOncePerNameAndAccess) {
+  broker_->Add("weights", 5, 3 * kMiB, api_);
+  Open();
+  gpushm_attachment* const first = Attach("weights");
+  ASSERT_NE(first, nullptr) << gpushm_last_error()->text;
+  EXPECT_NE(gpushm_address(first), 0u);
+  EXPECT_EQ(gpushm_size(first), 3 * kMiB);
+  EXPECT_EQ(gpushm_current(first), GPUSHM_OK);
+  EXPECT_EQ(Attach("weights"), first);
+  gpushm_attachment* const writer = Attach("weights", GPUSHM_READ_WRITE);
+  ASSERT_NE(writer, nullptr);
+  EXPECT_NE(writer, first);
+  EXPECT_NE(gpushm_address(writer), gpushm_address(first));
+  EXPECT_EQ(broker_->leases().size(), 2u);
+
+  auto info = Sized<gpushm_attachment_info>();
+  ASSERT_EQ(gpushm_attachment_get_info(first, &info), GPUSHM_OK);
+  EXPECT_STREQ(info.name, "weights");
+  EXPECT_EQ(info.count, 2u);
+  EXPECT_EQ(info.generation, 5u);
+  EXPECT_EQ(info.mapped_bytes, 4 * kMiB);
+  EXPECT_EQ(info.state, GPUSHM_STATE_READY);
+  EXPECT_EQ(info.status, GPUSHM_OK);
+
+  CUcontext current = nullptr;
+  api_->cuCtxGetCurrent(&current);
+  EXPECT_EQ(current, nullptr) << "attaching makes no context";
+  EXPECT_EQ(gpushm_detach(first, nullptr), GPUSHM_OK);
+  EXPECT_EQ(broker_->leases().size(), 2u);
+  EXPECT_EQ(gpushm_detach(first, nullptr), GPUSHM_OK);
+  EXPECT_EQ(broker_->leases().size(), 1u);
+  client_.reset();
+  EXPECT_EQ(broker_->leases().size(), 0u) << "closing ends leases: the process lives on";
+}
+
+TEST_F(ClientTest, LeavesNoDescriptorsBehind) {
+  broker_->Add("weights", 5, kMiB, api_);
+  Open();
+  ASSERT_EQ(gpushm_detach(Attach("weights"), nullptr), GPUSHM_OK);
+  const size_t before = CountDescriptors();
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(gpushm_detach(Attach("weights"), nullptr), GPUSHM_OK);
+  EXPECT_EQ(CountDescriptors(), before);
+}
+
+TEST_F(ClientTest, WaitsUntilThereIsContent) {
+  Open();
+  EXPECT_EQ(Attach("weights", GPUSHM_READ, GPUSHM_DONT_WAIT), nullptr);
+  EXPECT_EQ(status_, GPUSHM_NOT_FOUND);
+  broker_->Add("weights", 5, kMiB, api_, registry::BufferState::kLoading);
+  EXPECT_EQ(Attach("weights", GPUSHM_READ, GPUSHM_DONT_WAIT), nullptr);
+  EXPECT_EQ(status_, GPUSHM_LOADING);
+  EXPECT_EQ(Attach("weights", GPUSHM_READ, 20), nullptr);
+  EXPECT_EQ(status_, GPUSHM_TIMEOUT);
+  std::thread loader([&] { broker_->SetState("weights", registry::BufferState::kReady); });
+  EXPECT_NE(Attach("weights"), nullptr) << gpushm_last_error()->text;
+  loader.join();
+}
+
+TEST_F(ClientTest, NewGenerationMakesOldAttachmentsStale) {
+  broker_->Add("weights", 5, kMiB, api_);
+  Open();
+  gpushm_attachment* const old = Attach("weights");
+  ASSERT_NE(old, nullptr);
+  broker_->SetState("weights", registry::BufferState::kWriterDied);
+  EXPECT_EQ(gpushm_current(old), GPUSHM_OK) << "another state is no other generation";
+  EXPECT_EQ(Attach("weights"), old);
+  broker_->Add("weights", 6, kMiB, api_);
+  EXPECT_EQ(gpushm_current(old), GPUSHM_STALE);
+  gpushm_attachment* const now = Attach("weights");
+  ASSERT_NE(now, nullptr);
+  EXPECT_NE(now, old);
+  EXPECT_EQ(gpushm_current(now), GPUSHM_OK);
+  auto options = Sized<gpushm_attach_options>();
+  options.generation = 5;
+  gpushm_attachment* exact = nullptr;
+  EXPECT_EQ(gpushm_attach(client_.get(), "weights", &options, &exact), GPUSHM_STALE);
+  broker_->Remove("weights");
+  EXPECT_EQ(gpushm_current(now), GPUSHM_STALE);
+}
+
+// A name that moves between look-up and request is looked up again.
+TEST_F(ClientTest, FollowsANameThatMoves) {
+  broker_->Add("weights", 5, kMiB, api_);
+  Open();
+  uint64_t generation = 5;
+  broker_->SetTwist([&](const FakeRequest& request, FakeReply* reply) {
+    if (request.kind != Kind::kAttach || generation == 8) return;
+    reply->Set(Status(Code::kStale, "moved"));
+    broker_->SetGeneration("weights", ++generation);
+  });
+  gpushm_attachment* const attachment = Attach("weights");
+  ASSERT_NE(attachment, nullptr) << gpushm_last_error()->text;
+  auto info = Sized<gpushm_attachment_info>();
+  ASSERT_EQ(gpushm_attachment_get_info(attachment, &info), GPUSHM_OK);
+  EXPECT_EQ(info.generation, 8u);
+}
+
+TEST_F(ClientTest, ReleasesWhatItCannotMap) {
+  broker_->Add("weights", 5, kMiB, nullptr);  // Its descriptor is no memory.
+  Open();
+  EXPECT_EQ(Attach("weights"), nullptr);
+  EXPECT_EQ(broker_->leases().size(), 0u);
+  EXPECT_EQ(broker_->connections(), 1u);
+}
+
+TEST_F(ClientTest, BelievesNoGrantThatDiffersFromTheRegistry) {
+  broker_->Add("weights", 5, kMiB, api_);
+  Open();
+  using Grant = protocol::AttachReply;
+  const std::vector<std::function<void(FakeReply*)>> lies = {
+      [](FakeReply* r) { r->body<Grant>()->size_bytes -= 1; },
+      [](FakeReply* r) { r->body<Grant>()->mapped_bytes *= 2; },
+      [](FakeReply* r) { r->body<Grant>()->generation += 1; },
+      [](FakeReply* r) { r->body<Grant>()->access = 2; },
+      [](FakeReply* r) { r->body<Grant>()->lease_id = 0; },
+      [](FakeReply* r) { r->body<Grant>()->transport = 2; },
+      [](FakeReply* r) { r->descriptors.clear(); },
+      [](FakeReply* r) { r->descriptors.push_back(r->descriptors.front()); },
+  };
+  for (const auto& lie : lies) {
+    broker_->SetTwist([&](const FakeRequest& request, FakeReply* reply) {
+      if (request.kind == Kind::kAttach) lie(reply);
+    });
+    EXPECT_EQ(Attach("weights"), nullptr);
+    EXPECT_EQ(status_, GPUSHM_CORRUPT) << gpushm_last_error()->text;
+  }
+  broker_->SetTwist(nullptr);
+  EXPECT_NE(Attach("weights"), nullptr) << gpushm_last_error()->text;
+}
+
+TEST_F(ClientTest, NamesTheGpuThatItDoesNotSee) {
+  broker_.reset();
+  broker_ = std::make_unique<FakeBroker>(folder_.path(), 1, SomeGpu());
+  broker_->Add("weights", 5, kMiB, nullptr);
+  Open();
+  EXPECT_EQ(Attach("weights"), nullptr);
+  EXPECT_EQ(status_, GPUSHM_NOT_FOUND);
+  EXPECT_THAT(gpushm_last_error()->what, HasSubstr(SomeGpu().ToString()));
+  EXPECT_THAT(gpushm_last_error()->what, HasSubstr(gpu_.ToString()));
+  EXPECT_EQ(broker_->requests(Kind::kAttach), 0u);
+}
+
+TEST_F(ClientTest, RefusesEqualPidsWithoutTrying) {
+  broker_->AddCuIpc("tensor", 5, getpid());
+  broker_->AddCuIpc("other", 6, getpid() + 1);
+  Open();
+  EXPECT_EQ(Attach("tensor"), nullptr);
+  EXPECT_EQ(status_, GPUSHM_UNSUPPORTED);
+  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("PID"));
+  EXPECT_EQ(broker_->leases().size(), 0u);
+  EXPECT_EQ(Attach("other"), nullptr);
+  EXPECT_EQ(status_, GPUSHM_UNSUPPORTED) << "no context is current";
+  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("context"));
+}
+
+TEST_F(ClientTest, OrphansWhatASuccessorDoesNotHave) {
+  broker_->Add("weights", 5, kMiB, api_);
+  broker_->Add("kept", 6, kMiB, api_);
+  Open();
+  gpushm_attachment* const weights = Attach("weights");
+  gpushm_attachment* const kept = Attach("kept");
+  ASSERT_TRUE(weights != nullptr && kept != nullptr);
+  broker_.reset();
+  EXPECT_EQ(gpushm_current(weights), GPUSHM_OK) << "nobody has noticed yet";
+  EXPECT_EQ(Attach("weights"), weights) << "a mapping needs no broker";
+  EXPECT_EQ(gpushm_detach(weights, nullptr), GPUSHM_OK);
+  Start(2);
+  broker_->Add("weights", 50, kMiB, api_);
+  broker_->Add("kept", 6, kMiB, api_);
+  gpushm_attachment* const now = Attach("weights");
+  ASSERT_NE(now, nullptr) << gpushm_last_error()->text;
+  EXPECT_NE(now, weights);
+  EXPECT_EQ(gpushm_current(weights), GPUSHM_ORPHANED);
+  EXPECT_EQ(gpushm_current(kept), GPUSHM_OK);
+  EXPECT_EQ(broker_->leases().size(), 2u) << "of `kept`, taken again silently, and of the new one";
+  EXPECT_EQ(Attach("kept"), kept);
+  EXPECT_EQ(gpushm_detach(weights, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_current(now), GPUSHM_OK);
+}
+
+TEST_F(ClientTest, MakesAndPublishes) {
+  broker_->Add("weights", 5, kMiB, api_);
+  Open();
+  gpushm_attachment* made = nullptr;
+  ASSERT_EQ(gpushm_create(client_.get(), "new", 3 * kMiB, nullptr, &made), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_size(made), 3 * kMiB);
+  EXPECT_EQ(gpushm_current(made), GPUSHM_OK);
+  EXPECT_EQ(Attach("new", GPUSHM_READ_WRITE), made);
+  ASSERT_EQ(gpushm_create(client_.get(), "other", kMiB, nullptr, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_create(client_.get(), "zero", 0, nullptr, nullptr), GPUSHM_INVALID_ARGUMENT);
+  auto options = Sized<gpushm_create_options>();
+  options.unpublished = 1;
+  EXPECT_EQ(gpushm_create(client_.get(), "x", kMiB, &options, nullptr), GPUSHM_INVALID_ARGUMENT);
+  ASSERT_EQ(gpushm_create(client_.get(), "x", kMiB, &options, &made), GPUSHM_OK);
+  EXPECT_EQ(gpushm_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_publish(made), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(Attach("x", GPUSHM_READ_WRITE), made);
+}
+
+TEST_F(ClientTest, DetachKnowsPendingWork) {
+  const PrimaryContext context = MakeContext();
+  broker_->Add("weights", 5, kMiB, api_);
+  Open();
+  gpushm_attachment* const attachment = Attach("weights");
+  ASSERT_NE(attachment, nullptr);
+  const auto stream = Stream::Create(*api_);
+  ASSERT_TRUE(stream);
+  // A wait on a word of host memory keeps the stream busy until it is written.
+  const auto word = PinnedBuffer::Allocate(*api_, 4096);
+  ASSERT_TRUE(word);
+  *reinterpret_cast<volatile uint32_t*>(word->data()) = 0;
+  CUdeviceptr device_word = 0;
+  ASSERT_EQ(api_->cuMemHostGetDevicePointer(&device_word, word->data(), 0), CUDA_SUCCESS);
+  ASSERT_EQ(api_->cuStreamWaitValue32(stream->get(), device_word, 1, CU_STREAM_WAIT_VALUE_GEQ),
+            CUDA_SUCCESS);
+  void* const streams[] = {stream->get()};
+  auto options = Sized<gpushm_detach_options>();
+  options.streams = streams;
+  options.stream_count = 1;
+  EXPECT_EQ(gpushm_detach(attachment, &options), GPUSHM_BUSY);
+  EXPECT_EQ(broker_->leases().size(), 1u);
+  options.defer = 1;
+  EXPECT_EQ(gpushm_detach(attachment, &options), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(broker_->leases().size(), 1u) << "work is pending";
+  *reinterpret_cast<volatile uint32_t*>(word->data()) = 1;
+  ASSERT_EQ(api_->cuStreamSynchronize(stream->get()), CUDA_SUCCESS);
+  size_t count = 0;
+  EXPECT_EQ(gpushm_list(client_.get(), nullptr, 0, &count), GPUSHM_OK);
+  EXPECT_EQ(broker_->leases().size(), 0u) << "a later call undoes it";
+}
+
+TEST_F(ClientTest, OffersAndSaysWhyNot) {
+  Open();
+  EXPECT_EQ(gpushm_offer(client_.get(), "mine", 0x1234, 4096, nullptr, nullptr),
+            GPUSHM_INVALID_ARGUMENT);
+  auto result = Sized<gpushm_offer_result>();
+  {
+    const PrimaryContext context = MakeContext();
+    const auto memory = DeviceMemory::Create(*api_, 0, 2 * kMiB);
+    ASSERT_TRUE(memory);
+    const auto mapping = DeviceMapping::Map(*api_, *memory, 2 * kMiB, 0, Access::kReadWrite);
+    ASSERT_TRUE(mapping);
+    ASSERT_EQ(gpushm_offer(client_.get(), "vmm", mapping->address(), kMiB, nullptr, &result),
+              GPUSHM_OK)
+        << gpushm_last_error()->text;
+    EXPECT_EQ(result.transport, GPUSHM_VMM);
+    EXPECT_EQ(broker_->requests(Kind::kAnnounceDescriptor), 1u);
+    EXPECT_EQ(
+        gpushm_offer(client_.get(), "inside", mapping->address() + kMiB, kMiB, nullptr, nullptr),
+        GPUSHM_UNSUPPORTED)
+        << "not the start";
+    CUdeviceptr plain = 0;
+    ASSERT_EQ(api_->cuMemAlloc(&plain, 4 * kMiB), CUDA_SUCCESS);
+    ASSERT_EQ(gpushm_offer(client_.get(), "plain", plain + 4096, kMiB, nullptr, &result), GPUSHM_OK)
+        << gpushm_last_error()->text;
+    EXPECT_EQ(result.transport, GPUSHM_CUIPC);
+    EXPECT_EQ(gpushm_offer(client_.get(), "large", plain, 5 * kMiB, nullptr, nullptr),
+              GPUSHM_INVALID_ARGUMENT);
+    api_->cuMemFree(plain);
+  }
+}
+
+// Goal: no data race, and counts come out even. Method: threads attach, look up and detach while
+// the generation moves; run under ThreadSanitizer.
+TEST_F(ClientTest, ManyThreads) {
+  broker_->Add("weights", 5, kMiB, api_);
+  broker_->Add("frames", 6, kMiB, api_);
+  Open();
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 150; ++i) {
+        auto info = Sized<gpushm_info>();
+        if (gpushm_lookup(client_.get(), "weights", &info) != GPUSHM_OK) ++failures;
+        gpushm_attachment* a = nullptr;
+        const char* const name = (i + t) % 2 == 0 ? "weights" : "frames";
+        if (gpushm_attach(client_.get(), name, nullptr, &a) != GPUSHM_OK) {
+          ++failures;
+          continue;
+        }
+        (void)gpushm_current(a);
+        auto details = Sized<gpushm_attachment_info>();
+        if (gpushm_attachment_get_info(a, &details) != GPUSHM_OK) ++failures;
+        if (gpushm_detach(a, nullptr) != GPUSHM_OK) ++failures;
+      }
+    });
+  }
+  for (uint64_t generation = 10; generation < 20; ++generation) {
+    broker_->Add("frames", generation, kMiB, api_);
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+  EXPECT_EQ(broker_->leases().size(), 0u);
+}
+
+TEST_F(ClientTest, LoadsAndSavesHere) {
+  broker_->Add("weights", 5, 3 * kMiB, api_);
+  Open();
+  const std::string path = folder_.path() + "/in.bin";
+  std::string content(2 * kMiB + 17, '\0');
+  for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7 / 3);
+  std::ofstream(path, std::ios::binary) << content;
+  auto options = Sized<gpushm_transfer_options>();
+  options.chunk_bytes = 64 << 10;
+  uint64_t seen_bytes = 0;
+  options.user = &seen_bytes;
+  options.progress = [](void* user, uint64_t done_bytes, uint64_t) {
+    *static_cast<uint64_t*>(user) = done_bytes;
+    return 0;
+  };
+  auto result = Sized<gpushm_transfer_result>();
+  ASSERT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, &result), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  EXPECT_EQ(result.way, GPUSHM_WAY_HERE);
+  EXPECT_EQ(result.bytes, content.size());
+  EXPECT_EQ(seen_bytes, content.size());
+  EXPECT_GT(broker_->requests(Kind::kContent), 2u);
+  const std::string out = folder_.path() + "/out.bin";
+  ASSERT_EQ(gpushm_save(client_.get(), "weights", out.c_str(), &options, &result), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  EXPECT_EQ(result.bytes, 3 * kMiB);
+  std::ifstream in(out, std::ios::binary);
+  const std::string saved((std::istreambuf_iterator<char>(in)), {});
+  ASSERT_EQ(saved.size(), 3 * kMiB);
+  EXPECT_EQ(saved.substr(0, content.size()), content);
+  EXPECT_EQ(saved.substr(content.size()), std::string(saved.size() - content.size(), '\0'));
+  CUcontext current = nullptr;
+  api_->cuCtxGetCurrent(&current);
+  EXPECT_EQ(current, nullptr) << "the thread's context is as before";
+  EXPECT_EQ(broker_->leases().size(), 0u);
+  std::ofstream(path, std::ios::binary | std::ios::app) << std::string(kMiB, 'x');
+  EXPECT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, nullptr),
+            GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpushm_load(client_.get(), "weights", "/nowhere", &options, nullptr), GPUSHM_NOT_FOUND);
+}
+
+}  // namespace
+}  // namespace gpushm::client
