@@ -15,6 +15,9 @@ namespace {
 
 constexpr int kBacklog = 128;
 constexpr size_t kMaxFds = limits::kMessageDescriptors;
+// What the kernel lets one message carry (SCM_MAX_FD). There is room for all of them: those without
+// room the kernel closes in the receiver's system call, and a socket with SO_LINGER blocks it.
+constexpr size_t kKernelMaxFds = 253;
 constexpr int kRetryMs = 1;
 
 // A path longer than sun_path (108 bytes) is reached through /proc/self/fd/<folder>.
@@ -105,6 +108,10 @@ Result<void> Send(int socket, std::span<const std::byte> bytes, std::span<const 
     if (!sent) return std::unexpected(sent.error());
     if (*sent) return {};
     if (auto ready = WaitFor(socket, POLLOUT, deadline, "send"); !ready) return ready;
+    if (deadline.Passed()) {
+      return Fail(Code::kTimeout, "send: too many descriptors of this user are in flight",
+                  "processes of the same user, all over the node, must read theirs");
+    }
     // Writable at once and refused again: ETOOMANYREFS, which no event announces the end of.
     poll(nullptr, 0, kRetryMs);
   }
@@ -113,7 +120,7 @@ Result<void> Send(int socket, std::span<const std::byte> bytes, std::span<const 
 Result<bool> TryReceive(int socket, Message* message) {
   message->descriptors.clear();
   message->size_bytes = 0;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kKernelMaxFds * sizeof(int))> control;
   iovec vector{message->bytes.data(), message->bytes.size()};
   msghdr header{};
   header.msg_iov = &vector;
@@ -121,9 +128,12 @@ Result<bool> TryReceive(int socket, Message* message) {
   header.msg_control = control.data();
   header.msg_controllen = control.size();
   ssize_t received = 0;
+  // ECONNRESET: the peer closed with a request of ours unread. It is told once, ahead of what the
+  // peer had sent before, such as why it refuses us.
+  int resets = 0;
   do {
     received = recvmsg(socket, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  } while (received < 0 && errno == EINTR);
+  } while (received < 0 && (errno == EINTR || (errno == ECONNRESET && resets++ == 0)));
   if (received < 0) {
     if (errno == EAGAIN) return false;
     if (errno == ECONNRESET || errno == ENOTCONN) return PeerGone();
@@ -142,8 +152,10 @@ Result<bool> TryReceive(int socket, Message* message) {
   // An empty datagram reads like end-of-file and is against the protocol anyway.
   if (received == 0) return PeerGone();
   if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    message->descriptors.clear();
     return Fail(Code::kCorrupt, "a peer broke the protocol: a message is too long");
+  }
+  if (message->descriptors.size() > kMaxFds) {
+    return Fail(Code::kCorrupt, "a peer broke the protocol: a message has too many descriptors");
   }
   message->size_bytes = static_cast<size_t>(received);
   return true;

@@ -1,8 +1,9 @@
 // SOCK_SEQPACKET with descriptors in ancillary data: one datagram at a time.
 //
-// Received descriptors are close-on-exec and owned from the moment they arrive: a message that is
-// refused later closes them by going out of scope. More than limits::kMessageDescriptors, a
-// truncated message or truncated ancillary data is kCorrupt.
+// Received descriptors are close-on-exec and owned from the moment they arrive, also those of a
+// message that is refused: the Message has them, and closes them by going out of scope unless its
+// owner closes them elsewhere (closing what a stranger made can block). More than
+// limits::kMessageDescriptors, a truncated message or truncated ancillary data is kCorrupt.
 #pragma once
 
 #include <array>

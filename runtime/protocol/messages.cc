@@ -119,13 +119,14 @@ Result<void> Validate(const AttachRequest& m) {
 }
 template <>
 Result<void> Validate(const AttachReply& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {IsAccess(m.access), "attach: unknown access"},
-                  {IsTransport(m.transport), "attach: unknown transport"},
-                  {IsSize(m.size_bytes), "attach: size out of range"},
-                  {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
-                   "attach: mapped size out of range"},
-                  {m.cuipc_offset <= m.mapped_bytes, "attach: offset out of range"}});
+  return Require(
+      {{m.reserved == 0, "reserved bytes are not zero"},
+       {IsAccess(m.access), "attach: unknown access"},
+       {IsTransport(m.transport), "attach: unknown transport"},
+       {IsSize(m.size_bytes), "attach: size out of range"},
+       {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
+        "attach: mapped size out of range"},
+       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "attach: offset out of range"}});
 }
 template <>
 Result<void> Validate(const DetachRequest& m) {

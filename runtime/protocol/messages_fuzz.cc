@@ -1,0 +1,42 @@
+// Any bytes: ParseHeader, ParseError and every Parse<> end with a value or a Status, touch nothing
+// outside the message, and what they accept encodes to the same bytes again.
+#include "runtime/protocol/messages.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "runtime/protocol/testing.h"
+
+namespace gpushm::protocol {
+namespace {
+
+void ParseAll(std::span<const std::byte> message) {
+  const auto header = ParseHeader(message);
+  [[maybe_unused]] const auto error = ParseError(message);
+  testing::ForEachMessage([&]<typename Body>(Kind kind, bool reply) {
+    const auto body = Parse<Body>(message);
+    if (!body || !header) return;
+    Buffer again;
+    const size_t size = Encode(kind, reply, header->request_id, header->status, *body, &again);
+    const size_t skip = sizeof(Header);  // Its kind may be another of the same size.
+    if (size != message.size() ||
+        !std::equal(message.begin() + skip, message.end(), again.begin() + skip)) {
+      std::abort();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace gpushm::protocol
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  // A copy of the exact size: reading behind it is seen.
+  const std::vector<std::byte> message(reinterpret_cast<const std::byte*>(data),
+                                       reinterpret_cast<const std::byte*>(data) + size);
+  gpushm::protocol::ParseAll(message);
+  return 0;
+}

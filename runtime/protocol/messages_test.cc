@@ -1,0 +1,245 @@
+#include "runtime/protocol/messages.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <set>
+#include <string>
+
+#include "runtime/protocol/testing.h"
+
+namespace gpushm::protocol {
+namespace {
+
+using testing::ForEachMessage;
+using ::testing::HasSubstr;
+using testing::Valid;
+
+std::span<const std::byte> Bytes(const Buffer& buffer, size_t size_bytes) {
+  return {buffer.data(), size_bytes};
+}
+
+TEST(Messages, EveryMessageComesBackAsItWas) {
+  std::set<Kind> kinds;
+  ForEachMessage([&]<typename Body>(Kind kind, bool reply) {
+    kinds.insert(kind);
+    const Body sent = Valid<Body>();
+    Buffer buffer;
+    const size_t size = Encode(kind, reply, 42, 0, sent, &buffer);
+    const auto header = ParseHeader(Bytes(buffer, size));
+    ASSERT_TRUE(header) << header.error().ToString();
+    EXPECT_EQ(header->request_id, 42u);
+    EXPECT_EQ(header->kind, static_cast<uint16_t>(kind) | (reply ? kReplyBit : 0));
+    const auto received = Parse<Body>(Bytes(buffer, size));
+    ASSERT_TRUE(received) << static_cast<int>(kind) << ": " << received.error().ToString();
+    EXPECT_EQ(std::memcmp(&*received, &sent, sizeof sent), 0);
+  });
+  EXPECT_EQ(kinds.size(), size_t{kMaxKind});
+}
+
+TEST(Messages, OfAnotherSizeIsCorrupt) {
+  ForEachMessage([&]<typename Body>(Kind kind, bool reply) {
+    Buffer buffer{};
+    const size_t size = Encode(kind, reply, 1, 0, Valid<Body>(), &buffer);
+    for (const size_t wrong : {sizeof(Header), size - 1, size + 1}) {
+      const auto parsed = Parse<Body>(Bytes(buffer, wrong));
+      ASSERT_FALSE(parsed);
+      EXPECT_EQ(parsed.error().code(), Code::kCorrupt);
+    }
+  });
+}
+
+TEST(Messages, HeadersAreChecked) {
+  const auto broken = [](const std::function<void(Header*)>& change) -> int {
+    Buffer buffer;
+    const size_t size = EncodeRequest(Kind::kDetach, 1, DetachRequest{1}, &buffer);
+    Header header;
+    std::memcpy(&header, buffer.data(), sizeof header);
+    change(&header);
+    std::memcpy(buffer.data(), &header, sizeof header);
+    const auto parsed = ParseHeader(Bytes(buffer, size));
+    return parsed ? 0 : static_cast<int>(parsed.error().code());
+  };
+  const int corrupt = static_cast<int>(Code::kCorrupt);
+  EXPECT_EQ(broken([](Header*) {}), 0);
+  EXPECT_EQ(broken([](Header* h) { h->magic ^= 1; }), corrupt);
+  EXPECT_EQ(broken([](Header* h) { h->version = 0; }), static_cast<int>(Code::kIncompatible));
+  EXPECT_EQ(broken([](Header* h) { h->version = 2; }), static_cast<int>(Code::kIncompatible));
+  EXPECT_EQ(broken([](Header* h) { ++h->size_bytes; }), corrupt);
+  EXPECT_EQ(broken([](Header* h) { h->kind = 0; }), corrupt);
+  EXPECT_EQ(broken([](Header* h) { h->kind = kReplyBit; }), corrupt);
+  EXPECT_EQ(broken([](Header* h) { h->kind = kMaxKind + 1; }), corrupt);
+  EXPECT_EQ(broken([](Header* h) { h->status = kMaxCode + 1; }), corrupt);
+  for (size_t size = 0; size < sizeof(Header); ++size) {
+    EXPECT_FALSE(ParseHeader(Bytes(Buffer{}, size)));
+  }
+}
+
+// One broken rule: a change to a valid body, and what Validate calls it.
+template <typename Body>
+void ExpectBroken(const char* rule, const std::function<void(Body*)>& change) {
+  Body body = Valid<Body>();
+  ASSERT_TRUE(Validate(body)) << rule;
+  change(&body);
+  const auto valid = Validate(body);
+  ASSERT_FALSE(valid) << rule;
+  EXPECT_EQ(valid.error().code(), Code::kCorrupt);
+  EXPECT_THAT(valid.error().what(), HasSubstr(rule));
+}
+
+// The rules that every name obeys.
+template <typename Body>
+void ExpectNameRules(const char* rule, NameField Body::* field) {
+  for (const char* bad : {"", "-a", "a-", "A", "a_b", "a.b", "a b", "\xc3\xa4", "../x"}) {
+    ExpectBroken<Body>(rule, [&](Body* body) { body->*field = ToNameField(bad); });
+  }
+  ExpectBroken<Body>(rule, [&](Body* body) { (body->*field).fill('a'); });     // Not terminated.
+  ExpectBroken<Body>(rule, [&](Body* body) { (body->*field).back() = 'x'; });  // Not padded.
+}
+
+TEST(Messages, HelloRules) {
+  using B = HelloRequest;
+  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectBroken<B>("wrong order", [](B* b) { b->min_version = 2; });
+  ExpectBroken<B>("not terminated", [](B* b) { b->library.fill('x'); });
+  using R = HelloReply;
+  ExpectBroken<R>("reserved", [](R* b) { b->reserved0 = 1; });
+  ExpectBroken<R>("truth value", [](R* b) { b->simulated = 2; });
+  ExpectNameRules<R>("hello: container", &R::container);
+}
+
+TEST(Messages, AttachAndDetachRules) {
+  using B = AttachRequest;
+  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectNameRules<B>("attach: name", &B::name);
+  ExpectBroken<B>("unknown access", [](B* b) { b->access = 0; });
+  ExpectBroken<B>("unknown access", [](B* b) { b->access = 3; });
+  using R = AttachReply;
+  ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
+  ExpectBroken<R>("unknown access", [](R* b) { b->access = 3; });
+  ExpectBroken<R>("unknown transport", [](R* b) { b->transport = 0; });
+  ExpectBroken<R>("attach: size", [](R* b) { b->size_bytes = 0; });
+  ExpectBroken<R>("attach: size", [](R* b) { b->size_bytes = limits::kBufferBytes + 1; });
+  ExpectBroken<R>("mapped size", [](R* b) { b->mapped_bytes = b->size_bytes - 1; });
+  ExpectBroken<R>("mapped size", [](R* b) { b->mapped_bytes = ~uint64_t{0}; });
+  ExpectBroken<R>("offset", [](R* b) { b->cuipc_offset = b->mapped_bytes + 1; });
+  ExpectBroken<DetachRequest>("no lease", [](DetachRequest* b) { b->lease_id = 0; });
+}
+
+// Regression: only `offset <= mapped` was asked, so that a reader would have used bytes behind the
+// allocation that it opened.
+TEST(Messages, AnAttachReplyStaysInsideItsAllocation) {
+  ExpectBroken<AttachReply>(
+      "offset", [](AttachReply* b) { b->cuipc_offset = b->mapped_bytes - b->size_bytes + 1; });
+}
+
+TEST(Messages, MakingRules) {
+  using B = CreateRequest;
+  ExpectNameRules<B>("create: name", &B::name);
+  ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = 0; });
+  ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = limits::kBufferBytes + 1; });
+  ExpectBroken<B>("unknown flags", [](B* b) { b->flags |= 16; });
+  ExpectBroken<B>("unpublished without attach", [](B* b) { b->flags = kFlagUnpublished; });
+  ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
+  using R = ReplaceRequest;
+  ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
+  ExpectNameRules<R>("replace: name", &R::name);
+  ExpectBroken<R>("replace: size", [](R* b) { b->size_bytes = limits::kBufferBytes + 1; });
+  ExpectBroken<R>("unknown flags", [](R* b) { b->flags = kFlagOneWriter; });
+  ExpectBroken<R>("unpublished without attach", [](R* b) { b->flags = kFlagUnpublished; });
+  ExpectBroken<PublishRequest>("no lease", [](PublishRequest* b) { b->lease_id = 0; });
+  ExpectNameRules<DeleteRequest>("delete: name", &DeleteRequest::name);
+}
+
+TEST(Messages, OfferRules) {
+  using B = OfferRequest;
+  ExpectNameRules<B>("offer: name", &B::name);
+  ExpectBroken<B>("offer: size", [](B* b) { b->size_bytes = 0; });
+  ExpectBroken<B>("mapped size", [](B* b) { b->mapped_bytes = b->size_bytes - 1; });
+  ExpectBroken<B>("offset", [](B* b) { b->cuipc_offset = b->mapped_bytes - b->size_bytes + 1; });
+  ExpectBroken<B>("unknown flags", [](B* b) { b->flags = kFlagAttach; });
+  ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
+  ExpectBroken<B>("unknown transport", [](B* b) { b->transport = 3; });
+  ExpectBroken<B>("without a PID", [](B* b) { b->pid = 0; });
+  ExpectBroken<B>("without a PID", [](B* b) { b->pid = -1; });
+  ExpectBroken<OfferReply>("no generation", [](OfferReply* b) { b->generation = 0; });
+}
+
+TEST(Messages, LookingRules) {
+  using B = HoldersRequest;
+  ExpectBroken<B>("holders: name", [](B* b) { b->name = ToNameField("-"); });
+  ExpectBroken<B>("holders: name", [](B* b) { b->name[5] = 'x'; });
+  using R = HoldersReply;
+  ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
+  ExpectBroken<R>("more entries", [](R* b) { b->count = kHoldersPerReply + 1; });
+  ExpectBroken<R>("no DNS label", [](R* b) { b->count = 2; });
+  ExpectBroken<R>("no DNS label", [](R* b) { b->entries[0].container[0] = '-'; });
+  ExpectBroken<R>("bad entry", [](R* b) { b->entries[0].access = 3; });
+  ExpectBroken<R>("bad entry", [](R* b) { b->entries[0].reserved = 1; });
+  using I = BrokerInfoRequest;
+  ExpectBroken<I>("reserved", [](I* b) { b->reserved = 1; });
+  ExpectBroken<BrokerInfoReply>("truth value", [](BrokerInfoReply* b) { b->simulated = 2; });
+  ExpectNameRules<BrokerInfoReply>("broker info: container", &BrokerInfoReply::container);
+}
+
+TEST(Messages, TransferAndContentRules) {
+  using B = TransferRequest;
+  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectNameRules<B>("transfer: name", &B::name);
+  ExpectBroken<B>("unknown direction", [](B* b) { b->direction = 3; });
+  ExpectBroken<B>("chunk", [](B* b) { b->chunk_bytes = (uint64_t{1} << 30) + 1; });
+  ExpectBroken<TransferReply>("no id", [](TransferReply* b) { b->transfer_id = 0; });
+  using S = TransferStatusRequest;
+  ExpectBroken<S>("reserved", [](S* b) { b->reserved = 1; });
+  ExpectBroken<S>("no id", [](S* b) { b->transfer_id = 0; });
+  ExpectBroken<S>("truth value", [](S* b) { b->cancel = 2; });
+  using R = TransferStatusReply;
+  ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
+  ExpectBroken<R>("truth value", [](R* b) { b->finished = 2; });
+  ExpectBroken<R>("more done", [](R* b) { b->done_bytes = 3; });
+  using C = ContentRequest;
+  ExpectBroken<C>("reserved", [](C* b) { b->reserved = 1; });
+  ExpectBroken<C>("no lease", [](C* b) { b->lease_id = 0; });
+  ExpectBroken<C>("truth value", [](C* b) { b->complete = 2; });
+  using A = AnnounceDescriptorRequest;
+  ExpectBroken<A>("reserved", [](A* b) { b->reserved = 1; });
+  ExpectBroken<EmptyReply>("reserved", [](EmptyReply* b) { b->reserved = 1; });
+  ExpectBroken<ErrorBody>("reserved", [](ErrorBody* b) { b->reserved = 1; });
+  ExpectBroken<ErrorBody>("text", [](ErrorBody* b) { b->what.fill('x'); });
+  ExpectBroken<ErrorBody>("remedy", [](ErrorBody* b) { b->remedy.fill('x'); });
+}
+
+TEST(Messages, ErrorsTravelWithTextRemedyAndErrno) {
+  Buffer buffer;
+  const Status sent(Code::kSystem, "open /x", "look at /x", 13);
+  size_t size = EncodeError(Kind::kCreate, 5, sent, &buffer);
+  const auto received = ParseError(Bytes(buffer, size));
+  ASSERT_TRUE(received);
+  EXPECT_EQ(received->ToString(), sent.ToString());
+  EXPECT_EQ(received->sys_errno(), 13);
+
+  const Status endless(Code::kInternal, std::string(10'000, 'w'), std::string(10'000, 'r'));
+  size = EncodeError(Kind::kCreate, 5, endless, &buffer);
+  const auto cut = ParseError(Bytes(buffer, size));
+  ASSERT_TRUE(cut) << "long text is cut, not refused";
+  EXPECT_EQ(cut->what().size(), ErrorBody{}.what.size() - 1);
+
+  size = Encode(Kind::kCreate, true, 5, 0, ErrorBody{}, &buffer);
+  EXPECT_FALSE(ParseError(Bytes(buffer, size))) << "without a status";
+}
+
+TEST(Messages, NamesAreDnsLabels) {
+  EXPECT_TRUE(IsDnsLabel("a"));
+  EXPECT_TRUE(IsDnsLabel(std::string(63, '0')));
+  EXPECT_FALSE(IsDnsLabel(std::string(64, '0')));
+  const auto bad = CheckName("Weights", "buffer");
+  ASSERT_FALSE(bad);
+  EXPECT_EQ(bad.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(bad.error().what(), HasSubstr("buffer \"Weights\""));
+  EXPECT_EQ(FromNameField(ToNameField(std::string(100, 'a'))).size(), 63u);
+}
+
+}  // namespace
+}  // namespace gpushm::protocol

@@ -1,0 +1,152 @@
+// For tests and fuzzers: a valid body of every kind, and a walk over all of them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "runtime/protocol/messages.h"
+
+namespace gpushm::protocol::testing {
+
+template <typename Body>
+Body Valid() {
+  return Body{};
+}
+template <>
+inline HelloRequest Valid() {
+  HelloRequest body{.min_version = 1, .max_version = 1, .reserved = 0, .library = {}};
+  body.library = ToNameField("library 0.1 (c++)");
+  return body;
+}
+template <>
+inline HelloReply Valid() {
+  return {.version = 1,
+          .reserved0 = 0,
+          .simulated = 1,
+          .client_id = 7,
+          .epoch = 8,
+          .gpu_uuid = {1},
+          .container = ToNameField("app")};
+}
+template <>
+inline AttachRequest Valid() {
+  return {
+      .name = ToNameField("weights"), .access = 2, .reserved = 0, .generation = 5, .gpu_uuid = {1}};
+}
+template <>
+inline AttachReply Valid() {
+  AttachReply body{};
+  body.lease_id = 3;
+  body.generation = 4;
+  body.size_bytes = 100;
+  body.mapped_bytes = 2 << 20;
+  body.access = 1;
+  body.transport = 1;
+  return body;
+}
+template <>
+inline DetachRequest Valid() {
+  return {.lease_id = 1};
+}
+template <>
+inline CreateRequest Valid() {
+  return {.name = ToNameField("frames"),
+          .size_bytes = 100,
+          .flags = kFlagAttach | kFlagUnpublished,
+          .on_writer_exit = 2};
+}
+template <>
+inline ReplaceRequest Valid() {
+  return {.name = ToNameField("frames"), .size_bytes = 0, .flags = kFlagAttach, .reserved = 0};
+}
+template <>
+inline PublishRequest Valid() {
+  return {.lease_id = 1};
+}
+template <>
+inline OfferRequest Valid() {
+  OfferRequest body{};
+  body.name = ToNameField("offered");
+  body.size_bytes = 100;
+  body.mapped_bytes = 2 << 20;
+  body.flags = kFlagWritersAll;
+  body.transport = 2;
+  body.pid = 1;
+  body.cuipc_offset = 100;
+  body.gpu_uuid = {1};
+  return body;
+}
+template <>
+inline OfferReply Valid() {
+  return {.generation = 9};
+}
+template <>
+inline DeleteRequest Valid() {
+  return {.name = ToNameField("frames")};
+}
+template <>
+inline HoldersReply Valid() {
+  HoldersReply body{};
+  body.count = 1;
+  body.entries[0].buffer = ToNameField("weights");
+  body.entries[0].container = ToNameField("app");
+  body.entries[0].access = 1;
+  return body;
+}
+template <>
+inline BrokerInfoReply Valid() {
+  BrokerInfoReply body{};
+  body.container = ToNameField("app");
+  body.version = 1;
+  return body;
+}
+template <>
+inline TransferRequest Valid() {
+  return {.name = ToNameField("weights"), .direction = 1, .reserved = 0, .chunk_bytes = 1 << 20};
+}
+template <>
+inline TransferReply Valid() {
+  return {.transfer_id = 1, .total_bytes = 2};
+}
+template <>
+inline TransferStatusRequest Valid() {
+  return {.transfer_id = 1, .cancel = 1, .reserved = 0};
+}
+template <>
+inline TransferStatusReply Valid() {
+  return {.done_bytes = 1, .total_bytes = 2, .finished = 1, .reserved = 0};
+}
+template <>
+inline ContentRequest Valid() {
+  return {.lease_id = 1, .loaded_bytes = 2, .complete = 1, .reserved = 0};
+}
+
+// visit.operator()<Body>(kind, reply) for each message that there is.
+template <typename Visitor>
+void ForEachMessage(Visitor visit) {
+  visit.template operator()<HelloRequest>(Kind::kHello, false);
+  visit.template operator()<HelloReply>(Kind::kHello, true);
+  visit.template operator()<AttachRequest>(Kind::kAttach, false);
+  visit.template operator()<AttachReply>(Kind::kAttach, true);
+  visit.template operator()<DetachRequest>(Kind::kDetach, false);
+  visit.template operator()<EmptyReply>(Kind::kDetach, true);
+  visit.template operator()<CreateRequest>(Kind::kCreate, false);
+  visit.template operator()<ReplaceRequest>(Kind::kReplace, false);
+  visit.template operator()<PublishRequest>(Kind::kPublish, false);
+  visit.template operator()<OfferRequest>(Kind::kOffer, false);
+  visit.template operator()<OfferReply>(Kind::kOffer, true);
+  visit.template operator()<DeleteRequest>(Kind::kDelete, false);
+  visit.template operator()<HoldersRequest>(Kind::kHolders, false);
+  visit.template operator()<HoldersReply>(Kind::kHolders, true);
+  visit.template operator()<BrokerInfoRequest>(Kind::kBrokerInfo, false);
+  visit.template operator()<BrokerInfoReply>(Kind::kBrokerInfo, true);
+  visit.template operator()<TransferRequest>(Kind::kTransfer, false);
+  visit.template operator()<TransferReply>(Kind::kTransfer, true);
+  visit.template operator()<TransferStatusRequest>(Kind::kTransferStatus, false);
+  visit.template operator()<TransferStatusReply>(Kind::kTransferStatus, true);
+  visit.template operator()<ContentRequest>(Kind::kContent, false);
+  visit.template operator()<AnnounceDescriptorRequest>(Kind::kAnnounceDescriptor, false);
+  visit.template operator()<ErrorBody>(Kind::kAttach, true);
+}
+
+}  // namespace gpushm::protocol::testing
