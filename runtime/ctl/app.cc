@@ -1,0 +1,150 @@
+#include "runtime/ctl/app.h"
+
+#include <unistd.h>
+
+#include <exception>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/version.h"
+#include "runtime/ctl/parse.h"
+#include "runtime/ctl/terminal.h"
+
+namespace gpushm::ctl {
+namespace {
+
+Result<ExitCode> Run(const Context& context) {
+  try {
+    return context.action();
+  } catch (const std::exception& error) {
+    return Fail(Code::kInternal, Concat("a bug: ", error.what()), "please report it");
+  }
+}
+
+int ExitOf(ExitCode code) { return static_cast<int>(code); }
+
+// The deepest command that was named, for "gpushmctl COMMAND --help".
+std::string NamedCommand(const CLI::App& app) {
+  for (const CLI::App* command : app.get_subcommands()) return command->get_name() + " ";
+  return "";
+}
+
+int ParseFailed(const CLI::App& app, const CLI::ParseError& error) {
+  Status status(Code::kInvalidArgument, error.what(),
+                Concat("gpushmctl ", NamedCommand(app), "--help says how"));
+  if (app.get_subcommands().empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    // CLI11 says only that a command is missing.
+    const std::vector<std::string> rest = app.remaining();
+    if (rest.empty()) {
+      PrintError(app.help());
+      return ExitOf(ExitCode::kUsage);
+    }
+    status = Status(Code::kInvalidArgument, Concat("there is no command \"", rest.front(), "\""),
+                    status.remedy());
+  }
+  PrintError(ErrorText(status));
+  return ExitOf(ExitCode::kUsage);
+}
+
+}  // namespace
+
+int64_t Globals::TimeoutMs() const {
+  if (!timeout_ms) return 0;
+  return *timeout_ms == 0 ? GPUSHM_DONT_WAIT : *timeout_ms;
+}
+
+Result<Connection> Context::Connect(bool patient) const {
+  const bool at_once = !patient && !globals.timeout_ms;
+  return Connection::Open({.folder = globals.folder,
+                           .pod_uid = globals.pod_uid,
+                           .timeout_ms = at_once ? GPUSHM_DONT_WAIT : globals.TimeoutMs()});
+}
+
+Style Context::StdoutStyle() const {
+  return {.color = WantsColor(STDOUT_FILENO, globals.no_color), .now_unix_ns = UnixNs()};
+}
+
+CLI::Option* AddBytesOption(CLI::App* app, const std::string& names, uint64_t* bytes,
+                            const std::string& help) {
+  return app
+      ->add_option_function<std::string>(
+          names, [bytes](const std::string& text) { *bytes = ParseBytes(text).value_or(0); }, help)
+      ->type_name("BYTES")
+      ->check([](const std::string& text) {
+        const auto parsed = ParseBytes(text);
+        return parsed ? std::string()
+                      : Concat(parsed.error().what(), ": ", parsed.error().remedy());
+      });
+}
+
+CLI::Option* AddDurationOption(CLI::App* app, const std::string& names,
+                               std::function<void(int64_t duration_ms)> set,
+                               const std::string& help) {
+  return app
+      ->add_option_function<std::string>(
+          names, [set](const std::string& text) { set(ParseDurationMs(text).value_or(0)); }, help)
+      ->type_name("TIME")
+      ->check([](const std::string& text) {
+        const auto parsed = ParseDurationMs(text);
+        return parsed ? std::string()
+                      : Concat(parsed.error().what(), ": ", parsed.error().remedy());
+      });
+}
+
+std::unique_ptr<CLI::App> MakeApp(Context* context) {
+  auto app = std::make_unique<CLI::App>(
+      "gpushmctl shows and handles the named GPU buffers of a pod.", "gpushmctl");
+  app->footer(
+      Concat(ExitCodeHelp(),
+             "\nEnvironment: GPUSHM_DIR (folder of the broker's socket), GPUSHM_DRIVER (folder of\n"
+             "libcuda.so.1), NO_COLOR. Bash completion: source <(gpushmctl completion bash)"));
+  app->set_version_flag("--version", Concat("gpushmctl ", kVersion));
+  app->require_subcommand(1);
+  Globals* const globals = &context->globals;
+  app->add_option("--folder", globals->folder,
+                  "Folder of the broker's socket (default $GPUSHM_DIR, else /run/gpushm)");
+  app->add_option("--pod-uid", globals->pod_uid,
+                  "A hostIPC pod of this node, instead of the own one");
+  AddDurationOption(
+      app.get(), "--timeout", [globals](int64_t timeout_ms) { globals->timeout_ms = timeout_ms; },
+      "How long to wait, also for a broker that is not there yet; 0: not at all. Without it "
+      "10s, and only wait waits for a broker");
+  app->add_option_function<std::string>(
+         "-o,--output", [globals](const std::string& format) { globals->json = format == "json"; },
+         "table or json (docs/gpushmctl.md has its members)")
+      ->check(CLI::IsMember({"table", "json"}));
+  app->add_flag("--no-color", globals->no_color, "No colours on a terminal");
+
+  AddLookCommands(app.get(), context);
+  AddTopCommand(app.get(), context);
+  AddTransferCommands(app.get(), context);
+  AddMakeCommands(app.get(), context);
+  AddWaitCommand(app.get(), context);
+  AddDoctorCommand(app.get(), context);
+  AddCompletionCommand(app.get(), context);
+  // Global options are fine behind the command, too.
+  for (CLI::App* command : app->get_subcommands([](const CLI::App*) { return true; })) {
+    command->fallthrough();
+    command->footer(
+        "--folder, --pod-uid, --timeout, -o and --no-color go with every command:\n"
+        "gpushmctl --help describes them, and the exit codes.");
+  }
+  return app;
+}
+
+int Main(int argc, char** argv) {
+  Context context;
+  const std::unique_ptr<CLI::App> app = MakeApp(&context);
+  try {
+    app->parse(argc, argv);
+  } catch (const CLI::Success& done) {
+    return app->exit(done);
+  } catch (const CLI::ParseError& error) {
+    return ParseFailed(*app, error);
+  }
+  const Result<ExitCode> outcome = Run(context);
+  if (outcome) return ExitOf(*outcome);
+  PrintError(ErrorText(outcome.error()));
+  return ExitOf(ExitCodeFor(outcome.error().code()));
+}
+
+}  // namespace gpushm::ctl

@@ -1,0 +1,56 @@
+// The commands of gpushmctl, one family a file. Each Add... declares its subcommands in the CLI11
+// app; parsing then sets Context::action, which app.cc runs.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "runtime/base/status.h"
+#include "runtime/ctl/connection.h"
+#include "runtime/ctl/exit_code.h"
+#include "runtime/ctl/views.h"
+
+namespace gpushm::ctl {
+
+// Options that every command takes, before or behind its name.
+struct Globals {
+  std::string folder;
+  std::string pod_uid;
+  std::optional<int64_t> timeout_ms;  // Given.
+  bool json = false;
+  bool no_color = false;
+
+  // For gpushm.h's timeout_ms: 0 typed is "do not wait".
+  int64_t TimeoutMs() const;
+};
+
+struct Context {
+  Globals globals;
+  std::function<Result<ExitCode>()> action;
+
+  // Without --timeout a missing broker is an error at once: people do not want to look at a silent
+  // terminal for ten seconds. `patient`: waits for it in any case.
+  Result<Connection> Connect(bool patient = false) const;
+  Style StdoutStyle() const;
+};
+
+void AddLookCommands(CLI::App* app, Context* context);       // ls, stat
+void AddWaitCommand(CLI::App* app, Context* context);        // wait
+void AddTopCommand(CLI::App* app, Context* context);         // top
+void AddMakeCommands(CLI::App* app, Context* context);       // create, rm
+void AddTransferCommands(CLI::App* app, Context* context);   // load, save
+void AddDoctorCommand(CLI::App* app, Context* context);      // doctor
+void AddCompletionCommand(CLI::App* app, Context* context);  // completion
+
+// Option values of this project's own kinds, refused with a reason while parsing.
+CLI::Option* AddBytesOption(CLI::App* app, const std::string& names, uint64_t* bytes,
+                            const std::string& help);
+CLI::Option* AddDurationOption(CLI::App* app, const std::string& names,
+                               std::function<void(int64_t duration_ms)> set,
+                               const std::string& help);
+
+}  // namespace gpushm::ctl

@@ -1,0 +1,148 @@
+#include "runtime/ctl/connection.h"
+
+#include <algorithm>
+
+namespace gpushm::ctl {
+namespace {
+
+// Both only grow while we look; somebody who makes buffers faster than we list them is cut off.
+constexpr int kGrowAttempts = 8;
+
+Status LastError(gpushm_status status) {
+  const gpushm_error* error = gpushm_last_error();
+  return Status(static_cast<Code>(status), error->what, error->remedy);
+}
+
+Result<void> Check(gpushm_status status) {
+  if (status == GPUSHM_OK) return {};
+  return std::unexpected(LastError(status));
+}
+
+template <typename Info, typename Fill>
+Result<std::vector<Info>> FillAll(Fill fill) {
+  std::vector<Info> entries(64);
+  for (int attempt = 0;; ++attempt) {
+    size_t count = 0;
+    GPUSHM_INIT(entries.data());
+    if (auto done = Check(fill(entries.data(), entries.size(), &count)); !done) {
+      return std::unexpected(done.error());
+    }
+    if (count <= entries.size() || attempt == kGrowAttempts) {
+      entries.resize(std::min(count, entries.size()));
+      return entries;
+    }
+    entries.resize(count + count / 4);
+  }
+}
+
+int CallProgress(void* user, uint64_t done_bytes, uint64_t total_bytes) {
+  const auto& settings = *static_cast<const TransferSettings*>(user);
+  return settings.progress(done_bytes, total_bytes) ? 0 : 1;
+}
+
+using TransferCall = gpushm_status (*)(gpushm_client*, const char*, const char*,
+                                       const gpushm_transfer_options*, gpushm_transfer_result*);
+
+Result<gpushm_transfer_result> Transfer(TransferCall call, gpushm_client* client,
+                                        const std::string& name, const std::string& path,
+                                        const TransferSettings& settings) {
+  gpushm_transfer_options options;
+  GPUSHM_INIT(&options);
+  options.way = settings.way;
+  options.chunk_bytes = settings.chunk_bytes;
+  options.timeout_ms = settings.timeout_ms;
+  if (settings.progress) {
+    options.progress = CallProgress;
+    options.user = const_cast<TransferSettings*>(&settings);  // Only read.
+  }
+  gpushm_transfer_result result;
+  GPUSHM_INIT(&result);
+  if (auto done = Check(call(client, name.c_str(), path.c_str(), &options, &result)); !done) {
+    return std::unexpected(done.error());
+  }
+  return result;
+}
+
+}  // namespace
+
+Result<Connection> Connection::Open(const ConnectOptions& options) {
+  gpushm_open_options opening;
+  GPUSHM_INIT(&opening);
+  if (!options.folder.empty()) opening.folder = options.folder.c_str();
+  if (!options.pod_uid.empty()) opening.pod_uid = options.pod_uid.c_str();
+  opening.timeout_ms = options.timeout_ms;
+  gpushm_client* client = nullptr;
+  if (auto done = Check(gpushm_open(&opening, &client)); !done) {
+    return std::unexpected(done.error());
+  }
+  return Connection(client);
+}
+
+Result<std::vector<gpushm_info>> Connection::List() {
+  return FillAll<gpushm_info>([&](gpushm_info* infos, size_t capacity, size_t* count) {
+    return gpushm_list(client_.get(), infos, capacity, count);
+  });
+}
+
+Result<gpushm_info> Connection::Lookup(const std::string& name) {
+  gpushm_info info;
+  GPUSHM_INIT(&info);
+  if (auto done = Check(gpushm_lookup(client_.get(), name.c_str(), &info)); !done) {
+    return std::unexpected(done.error());
+  }
+  return info;
+}
+
+Result<gpushm_info> Connection::WaitFor(const std::string& name, uint64_t min_generation,
+                                        int64_t timeout_ms) {
+  gpushm_wait_options options;
+  GPUSHM_INIT(&options);
+  options.timeout_ms = timeout_ms;
+  gpushm_info info;
+  GPUSHM_INIT(&info);
+  if (auto done = Check(gpushm_wait(client_.get(), name.c_str(), min_generation, &options, &info));
+      !done) {
+    return std::unexpected(done.error());
+  }
+  return info;
+}
+
+Result<std::vector<gpushm_holder>> Connection::Holders(const std::string& name) {
+  const char* const which = name.empty() ? nullptr : name.c_str();
+  return FillAll<gpushm_holder>([&](gpushm_holder* holders, size_t capacity, size_t* count) {
+    return gpushm_holders(client_.get(), which, holders, capacity, count);
+  });
+}
+
+Result<gpushm_broker_info> Connection::Broker() {
+  gpushm_broker_info info;
+  GPUSHM_INIT(&info);
+  if (auto done = Check(gpushm_broker(client_.get(), &info)); !done) {
+    return std::unexpected(done.error());
+  }
+  return info;
+}
+
+Result<void> Connection::Create(const std::string& name, uint64_t size_bytes,
+                                const gpushm_create_options& options) {
+  return Check(gpushm_create(client_.get(), name.c_str(), size_bytes, &options, nullptr));
+}
+
+Result<void> Connection::Delete(const std::string& name, int64_t timeout_ms) {
+  gpushm_wait_options options;
+  GPUSHM_INIT(&options);
+  options.timeout_ms = timeout_ms;
+  return Check(gpushm_delete(client_.get(), name.c_str(), &options));
+}
+
+Result<gpushm_transfer_result> Connection::Load(const std::string& name, const std::string& path,
+                                                const TransferSettings& settings) {
+  return Transfer(gpushm_load, client_.get(), name, path, settings);
+}
+
+Result<gpushm_transfer_result> Connection::Save(const std::string& name, const std::string& path,
+                                                const TransferSettings& settings) {
+  return Transfer(gpushm_save, client_.get(), name, path, settings);
+}
+
+}  // namespace gpushm::ctl

@@ -1,0 +1,59 @@
+// The C ABI as gpushmctl uses it: an owner for the client, Results for its statuses, vectors for
+// its arrays.
+//
+// Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/include/gpushm/gpushm.h"
+
+namespace gpushm::ctl {
+
+struct ConnectOptions {
+  std::string folder;      // Empty: the library's choice.
+  std::string pod_uid;     // Empty: the own pod.
+  int64_t timeout_ms = 0;  // As in gpushm.h.
+};
+
+struct TransferSettings {
+  uint32_t way = GPUSHM_WAY_AUTO;
+  uint64_t chunk_bytes = 0;
+  int64_t timeout_ms = 0;
+  // False stops the transfer. May be empty.
+  std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
+};
+
+class Connection {
+ public:
+  static Result<Connection> Open(const ConnectOptions& options);
+
+  Result<std::vector<gpushm_info>> List();
+  Result<gpushm_info> Lookup(const std::string& name);
+  Result<gpushm_info> WaitFor(const std::string& name, uint64_t min_generation, int64_t timeout_ms);
+  // Of one buffer, or of all ("").
+  Result<std::vector<gpushm_holder>> Holders(const std::string& name);
+  Result<gpushm_broker_info> Broker();
+  // The buffer is made and not attached: it outlives this process whatever its options.
+  Result<void> Create(const std::string& name, uint64_t size_bytes,
+                      const gpushm_create_options& options);
+  Result<void> Delete(const std::string& name, int64_t timeout_ms);
+  Result<gpushm_transfer_result> Load(const std::string& name, const std::string& path,
+                                      const TransferSettings& settings);
+  Result<gpushm_transfer_result> Save(const std::string& name, const std::string& path,
+                                      const TransferSettings& settings);
+
+ private:
+  struct Close {
+    void operator()(gpushm_client* client) const { gpushm_close(client); }
+  };
+  explicit Connection(gpushm_client* client) : client_(client) {}
+  std::unique_ptr<gpushm_client, Close> client_;
+};
+
+}  // namespace gpushm::ctl

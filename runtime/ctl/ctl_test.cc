@@ -1,0 +1,401 @@
+// The pure parts of gpushmctl: what is typed, what is printed, what it ends with.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <set>
+
+#include "runtime/ctl/app.h"
+#include "runtime/ctl/completion.h"
+#include "runtime/ctl/doctor.h"
+#include "runtime/ctl/exit_code.h"
+#include "runtime/ctl/format.h"
+#include "runtime/ctl/json.h"
+#include "runtime/ctl/parse.h"
+#include "runtime/ctl/probe.h"
+#include "runtime/ctl/terminal.h"
+#include "runtime/ctl/views.h"
+
+namespace gpushm::ctl {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+gpushm_info Info(const char* name, uint64_t size_bytes, uint32_t state = GPUSHM_STATE_READY) {
+  gpushm_info info;
+  GPUSHM_INIT(&info);
+  std::strncpy(info.name, name, sizeof info.name - 1);
+  info.generation = 1'763'700'000'000'000'001;
+  info.size_bytes = size_bytes;
+  info.mapped_bytes = size_bytes;
+  info.created_unix_ns = 1'763'724'513 * kSecond;
+  info.gpu_uuid[0] = 0x1b;
+  info.transport = GPUSHM_VMM;
+  info.state = state;
+  return info;
+}
+
+gpushm_holder Holder(const char* buffer, const char* container, uint32_t access,
+                     uint64_t generation) {
+  gpushm_holder holder;
+  GPUSHM_INIT(&holder);
+  std::strncpy(holder.buffer, buffer, sizeof holder.buffer - 1);
+  std::strncpy(holder.container, container, sizeof holder.container - 1);
+  holder.generation = generation;
+  holder.access = access;
+  holder.client_id = 7;
+  holder.lease_id = 9;
+  holder.since_unix_ns = 1'763'724'513 * kSecond;
+  return holder;
+}
+
+const Style kStyle{.color = false, .now_unix_ns = 1'763'724'600 * kSecond};
+
+TEST(ParseBytes, TakesKubernetesQuantities) {
+  EXPECT_EQ(ParseBytes("4096").value(), 4096u);
+  EXPECT_EQ(ParseBytes("8Gi").value(), uint64_t{8} << 30);
+  EXPECT_EQ(ParseBytes("1.5Gi").value(), uint64_t{3} << 29);
+  EXPECT_EQ(ParseBytes(".5Ki").value(), 512u);
+  EXPECT_EQ(ParseBytes("2.").value(), 2u);
+  EXPECT_EQ(ParseBytes("1.5G").value(), 1'500'000'000u);
+  EXPECT_EQ(ParseBytes("64Ti").value(), uint64_t{1} << 46);
+  EXPECT_EQ(ParseBytes("0.0000000000000000001E").has_value(), false);
+}
+
+TEST(ParseBytes, SaysWhatIsWrong) {
+  for (const char* bad : {"", "x", "8Q", "8gi", "8 Gi", "-1", "1.5.5", "0x10", "8GiB", "."}) {
+    const auto parsed = ParseBytes(bad);
+    ASSERT_FALSE(parsed) << bad;
+    EXPECT_THAT(parsed.error().what(), HasSubstr("is not a size")) << bad;
+    EXPECT_THAT(parsed.error().remedy(), HasSubstr("8Gi"));
+  }
+  EXPECT_THAT(ParseBytes("65Ti").error().what(), HasSubstr("64Ti"));
+  EXPECT_THAT(ParseBytes("99999999999999999999999Ei").error().what(), HasSubstr("64Ti"));
+  EXPECT_THAT(ParseBytes("0.3").error().what(), HasSubstr("whole number"));
+  EXPECT_THAT(ParseBytes("0").error().what(), HasSubstr("no bytes"));
+}
+
+TEST(ParseDuration, TakesUnitsAndSums) {
+  EXPECT_EQ(ParseDurationMs("10s").value(), 10'000);
+  EXPECT_EQ(ParseDurationMs("500ms").value(), 500);
+  EXPECT_EQ(ParseDurationMs("1m30s").value(), 90'000);
+  EXPECT_EQ(ParseDurationMs("1.5h").value(), 5'400'000);
+  EXPECT_EQ(ParseDurationMs("3").value(), 3'000);
+  EXPECT_EQ(ParseDurationMs("0").value(), 0);
+  EXPECT_EQ(ParseDurationMs("0.1ms").value(), 1) << "never rounded to no wait at all";
+  for (const char* bad : {"", "s", "-1s", "10 s", "1m30", "10x", "forever", "1s1"}) {
+    EXPECT_FALSE(ParseDurationMs(bad)) << bad;
+  }
+  EXPECT_FALSE(ParseDurationMs("366d"));
+}
+
+TEST(FormatBytes, IsExactWhereItCan) {
+  EXPECT_EQ(FormatBytes(0), "0");
+  EXPECT_EQ(FormatBytes(512), "512");
+  EXPECT_EQ(FormatBytes(uint64_t{8} << 30), "8Gi");
+  EXPECT_EQ(FormatBytes(uint64_t{3} << 29), "1536Mi");
+  EXPECT_EQ(FormatBytes(90'900'000), "86.7Mi");
+  EXPECT_EQ(FormatBytes(UINT64_MAX), "16.0Ei");
+}
+
+TEST(FormatAge, HasTwoUnits) {
+  EXPECT_EQ(FormatAge(-5), "0s");
+  EXPECT_EQ(FormatAge(850'000'000), "850ms");
+  EXPECT_EQ(FormatAge(59 * kSecond), "59s");
+  EXPECT_EQ(FormatAge(200 * kSecond), "3m20s");
+  EXPECT_EQ(FormatAge(3600 * kSecond), "1h");
+  EXPECT_EQ(FormatAge((3 * 86400 + 4 * 3600 + 7) * kSecond), "3d4h");
+}
+
+TEST(Format, TimesRatesUuids) {
+  EXPECT_EQ(FormatTime(0), "");
+  EXPECT_EQ(FormatTime(1'763'724'513'123'456'789), "2025-11-21T11:28:33.123456789Z");
+  EXPECT_EQ(FormatRate(uint64_t{1} << 30, kSecond), "1.00 GiB/s");
+  EXPECT_EQ(FormatRate(5, 0), "-");
+  std::array<uint8_t, 16> uuid{};
+  EXPECT_EQ(FormatUuid(uuid), "");
+  uuid = {0x1b, 0x2c, 0x3d, 0x4e, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  EXPECT_EQ(FormatUuid(uuid), "GPU-1b2c3d4e-0102-0304-0506-0708090a0b0c");
+  EXPECT_EQ(FormatShortUuid(uuid), "GPU-1b2c3d4e");
+}
+
+TEST(Format, NothingSteersTheTerminal) {
+  EXPECT_EQ(Printable("a\033[31mb\nc\x7f"), "a?[31mb?c?");
+  EXPECT_EQ(Printable("\xc2\x9b"
+                      "1m"),
+            "?1m")
+      << "C1 control";
+  EXPECT_EQ(Printable("gr\xc3\xb6\xc3\x9f"
+                      "e"),
+            "gr\xc3\xb6\xc3\x9f"
+            "e");
+  EXPECT_EQ(ValidUtf8("a\xff\xc3"), "a\xef\xbf\xbd\xef\xbf\xbd");
+  EXPECT_EQ(ValidUtf8("\xed\xa0\x80"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd") << "surrogate";
+}
+
+TEST(Table, AlignsAndPaints) {
+  Table table({{"NAME"}, {"SIZE", true}, {"STATE"}});
+  table.Add({{"a"}, {"8Gi"}, {"ready", Color::kGreen}});
+  table.Add({{"long-name"}, {"512Mi"}});
+  EXPECT_EQ(table.Render(false),
+            "NAME        SIZE  STATE\n"
+            "a            8Gi  ready\n"
+            "long-name  512Mi\n");
+  EXPECT_THAT(table.Render(true), HasSubstr("\033[32mready\033[0m\n"));
+}
+
+TEST(Progress, FitsItsWidth) {
+  const std::string line =
+      ProgressLine("weights", uint64_t{1} << 30, uint64_t{4} << 30, kSecond, 120);
+  EXPECT_EQ(line, "weights  [######------------------]   25%  1Gi of 4Gi  1.00 GiB/s  eta 3s");
+  for (int width = 1; width < 120; ++width) {
+    EXPECT_LE(ProgressLine("weights", 5, 10, kSecond, width).size(), static_cast<size_t>(width));
+  }
+  EXPECT_THAT(ProgressLine("w", 0, 0, 0, 80), HasSubstr("100%"));
+  EXPECT_THAT(ProgressLine("w", 20, 10, kSecond, 80), HasSubstr("100%"));
+}
+
+TEST(Json, Escapes) {
+  EXPECT_EQ(JsonQuote("a\"b\\c\n\t\x01\x7f"), "\"a\\\"b\\\\c\\n\\t\\u0001\\u007f\"");
+  EXPECT_EQ(JsonQuote("\xff"), "\"\xef\xbf\xbd\"");
+  JsonWriter json(0);
+  json.BeginObject().Key("a").BeginArray().Number(uint64_t{1}).Number(int64_t{-2});
+  json.Number(0.5).Bool(true).Null().Id(UINT64_MAX).EndArray();
+  json.Key("b").BeginObject().EndObject().EndObject();
+  EXPECT_EQ(json.Take(),
+            "{\"a\": [1, -2, 0.500, true, null, \"18446744073709551615\"], \"b\": {}}\n");
+  JsonWriter indented;
+  indented.BeginObject().Key("a").BeginArray().Text("x").EndArray().EndObject();
+  EXPECT_EQ(indented.Take(), "{\n  \"a\": [\n    \"x\"\n  ]\n}\n");
+}
+
+// Goal: every status has a code of its own class, and every code is documented.
+TEST(ExitCode, CoversEveryStatus) {
+  std::set<int> listed;
+  int before = -1;
+  for (const ExitCodeRow& row : ExitCodes()) {
+    EXPECT_GT(static_cast<int>(row.code), before);
+    before = static_cast<int>(row.code);
+    listed.insert(before);
+    EXPECT_THAT(ExitCodeHelp(), HasSubstr(row.meaning));
+  }
+  for (int code = 1; code <= kMaxCode; ++code) {
+    EXPECT_TRUE(listed.contains(static_cast<int>(ExitCodeFor(static_cast<Code>(code))))) << code;
+    EXPECT_NE(ExitCodeFor(static_cast<Code>(code)), ExitCode::kOk) << code;
+  }
+  EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kNotFound)), 3);
+  EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kDenied)), 4);
+  EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kExhausted)), 5);
+  EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kTimeout)), 6);
+  EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kUnavailable)), 7);
+  EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kDeviceLost)), 8);
+}
+
+TEST(Views, ListCountsHolders) {
+  const gpushm_info loading = [] {
+    gpushm_info info = Info("weights", 1000, GPUSHM_STATE_LOADING);
+    info.loaded_bytes = 350;
+    return info;
+  }();
+  const Snapshot snapshot{
+      {loading},
+      {Holder("weights", "a", GPUSHM_READ, loading.generation),
+       Holder("weights", "b", GPUSHM_READ_WRITE, loading.generation),
+       Holder("weights", "b", GPUSHM_READ, 3), Holder("other", "b", GPUSHM_READ, 3)}};
+  EXPECT_THAT(ListTable(snapshot, kStyle), HasSubstr("loading 35%"));
+  EXPECT_THAT(ListTable(snapshot, kStyle), HasSubstr("        3  1m27s\n"));
+  EXPECT_THAT(ListJson(snapshot), HasSubstr("\"generation\": \"1763700000000000001\""));
+  EXPECT_THAT(ListJson(snapshot), HasSubstr("\"old_generations\": 1"));
+  EXPECT_EQ(ListNames(snapshot), "weights\n");
+  EXPECT_EQ(ListJson({}), "{\n  \"buffers\": []\n}\n");
+}
+
+TEST(Views, StatShowsHoldersOfOldGenerations) {
+  const gpushm_info info = Info("weights", uint64_t{1} << 30, GPUSHM_STATE_WRITER_DIED);
+  const std::string text = StatText(info, {Holder("weights", "model", GPUSHM_READ, 3)}, kStyle);
+  EXPECT_THAT(text, HasSubstr("size:        1Gi (1073741824 bytes)\n"));
+  EXPECT_THAT(text, HasSubstr("state:       writer-died\n"));
+  EXPECT_THAT(text, HasSubstr("creator:     declared by annotation\n"));
+  EXPECT_THAT(text, HasSubstr("3 (old)"));
+}
+
+TEST(Views, TopSortsCutsAndRates) {
+  TopSample before{};
+  TopSample sample{};
+  GPUSHM_INIT(&sample.broker);
+  sample.broker.pool_bytes = 100;
+  sample.broker.used_bytes = 25;
+  sample.snapshot.buffers = {Info("a", 100), Info("b", 300, GPUSHM_STATE_LOADING), Info("c", 200)};
+  before = sample;
+  sample.snapshot.buffers[1].loaded_bytes = uint64_t{1} << 20;
+  const std::string text = TopText(sample, &before, kSecond, TopOrder::kSize, 2, kStyle);
+  EXPECT_THAT(text, HasSubstr("pool 25 of 100 (25%)"));
+  EXPECT_THAT(text, HasSubstr("1.00 MiB/s"));
+  EXPECT_LT(text.find("\nb "), text.find("\nc "));
+  EXPECT_THAT(text, HasSubstr("... and 1 more\n"));
+  const std::string json = TopJson(sample, kStyle.now_unix_ns);
+  EXPECT_EQ(json.find('\n'), json.size() - 1) << "one line";
+}
+
+TEST(Views, NamesUnknownNumbers) {
+  EXPECT_EQ(StateName(7), "unknown-7");
+  EXPECT_EQ(TransportName(9), "unknown-9");
+}
+
+SystemFacts GoodSystem() {
+  SystemFacts facts;
+  facts.kernel = "6.8.0";
+  facts.pid = 77;
+  facts.own_pid_namespace = false;
+  facts.open_files = 1024;
+  facts.locked_bytes = UINT64_MAX;
+  return facts;
+}
+
+const Check& Named(const std::vector<Check>& checks, const std::string& name) {
+  for (const Check& check : checks) {
+    if (check.name == name) return check;
+  }
+  static const Check none{Level::kFail, "none", "", ""};
+  ADD_FAILURE() << "no check " << name;
+  return none;
+}
+
+TEST(Doctor, SystemFaults) {
+  for (const Check& check : CheckSystem(GoodSystem(), 0)) {
+    EXPECT_EQ(check.level, Level::kOk) << check.name << ": " << check.detail;
+  }
+  SystemFacts facts = GoodSystem();
+  facts.pid = 1;
+  EXPECT_THAT(Named(CheckSystem(facts, 2), "cuipc").detail, HasSubstr("2 buffers"));
+  EXPECT_EQ(Named(CheckSystem(facts, 0), "cuipc").level, Level::kWarn);
+  facts = GoodSystem();
+  facts.own_pid_namespace = true;
+  EXPECT_EQ(Named(CheckSystem(facts, 0), "cuipc").level, Level::kWarn);
+  facts.peer_pidfd_error = ENOPROTOOPT;
+  EXPECT_EQ(Named(CheckSystem(facts, 0), "death watch").level, Level::kOk);
+  facts.pidfd_open_error = EPERM;
+  EXPECT_EQ(Named(CheckSystem(facts, 0), "death watch").level, Level::kFail);
+  facts.cuda_visible_devices = "";
+  EXPECT_EQ(Named(CheckSystem(facts, 0), "visibility").level, Level::kWarn);
+  facts.musl_loader = "ld-musl-x86_64.so.1";
+  EXPECT_EQ(Named(CheckSystem(facts, 0), "libc").level, Level::kWarn);
+  facts.glibc_loader = false;
+  EXPECT_EQ(Named(CheckSystem(facts, 0), "libc").level, Level::kFail);
+  facts.open_files = 20;
+  EXPECT_EQ(Named(CheckSystem(facts, 0), "open files").level, Level::kWarn);
+}
+
+TEST(Doctor, GpuFaults) {
+  gpushm_broker_info broker;
+  GPUSHM_INIT(&broker);
+  broker.gpu_uuid[0] = 0xaa;
+  const std::string wanted = FormatUuid(broker.gpu_uuid);
+  GpuFacts facts{.path = "libcuda.so.1", .version = 13000, .simulated = false, .devices = {}};
+  EXPECT_TRUE(AnyFailed(CheckGpus(facts, nullptr))) << "no device";
+  EXPECT_EQ(ChooseDevice(facts, &broker), "");
+  facts.devices = {{"GPU-other", "H100", 1}};
+  EXPECT_FALSE(AnyFailed(CheckGpus(facts, nullptr)));
+  EXPECT_EQ(Named(CheckGpus(facts, &broker), "broker's gpu").level, Level::kFail);
+  facts.devices.push_back({wanted, "H100", 1});
+  EXPECT_EQ(Named(CheckGpus(facts, &broker), "broker's gpu").level, Level::kOk);
+  EXPECT_EQ(ChooseDevice(facts, &broker), wanted);
+  broker.simulated = 1;
+  EXPECT_EQ(Named(CheckGpus(facts, &broker), "same driver").level, Level::kFail);
+  const Result<GpuFacts> none = Fail(Code::kUnsupported, "no libcuda", "get one");
+  EXPECT_THAT(CheckGpus(none, &broker).front().remedy, HasSubstr("get one; without it ls"));
+}
+
+TEST(Doctor, SocketFaults) {
+  SocketFacts facts{.folder = "f", .path = "f/s"};
+  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("no folder f"));
+  facts.folder_exists = true;
+  facts.error = ENOENT;
+  EXPECT_THAT(CheckSocket(facts).remedy, HasSubstr("broker is not up"));
+  facts.error = EACCES;
+  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("closed folder"));
+  facts.error = 0;
+  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("no socket"));
+  facts.is_socket = true;
+  facts.mode = 0140600;
+  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("mode 0600"));
+  facts.accessible = true;
+  EXPECT_EQ(CheckSocket(facts).level, Level::kOk);
+}
+
+TEST(Doctor, TextAndJson) {
+  const std::vector<Check> checks = {{Level::kOk, "a", "fine", ""},
+                                     {Level::kFail, "bb", "broken", "mend it"}};
+  EXPECT_EQ(
+      DoctorText(checks, false),
+      "ok    a   fine\nfail  bb  broken\n      remedy: mend it\n\n1 ok, 0 warnings, 1 failed\n");
+  EXPECT_THAT(DoctorJson(checks), HasSubstr("\"failed\": 1"));
+}
+
+// Goal: whatever a try does, its caller goes on. Method: a child that answers, fails, crashes and
+// hangs.
+TEST(Probe, StaysInItsChild) {
+  const auto good =
+      Probe([] { return ProbeOutput{std::string("a\0b", 3), UniqueFd(dup(STDIN_FILENO))}; }, 5000);
+  ASSERT_TRUE(good);
+  EXPECT_EQ(good->text, std::string("a\0b", 3));
+  EXPECT_TRUE(good->descriptor.valid());
+  const auto failed =
+      Probe([]() -> Result<ProbeOutput> { return Fail(Code::kExhausted, "what", "remedy"); }, 5000);
+  EXPECT_EQ(failed.error().code(), Code::kExhausted);
+  EXPECT_EQ(failed.error().what(), "what");
+  EXPECT_EQ(failed.error().remedy(), "remedy");
+  const auto crashed = Probe([]() -> Result<ProbeOutput> { _exit(3); }, 5000);
+  EXPECT_EQ(crashed.error().code(), Code::kDriver);
+  EXPECT_THAT(crashed.error().what(), HasSubstr("exit status 3"));
+  const auto hung = Probe(
+      []() -> Result<ProbeOutput> {
+        for (;;) pause();
+      },
+      50);
+  EXPECT_EQ(hung.error().code(), Code::kTimeout);
+  EXPECT_THAT(hung.error().what(), HasSubstr("50 ms"));
+}
+
+TEST(CommandLine, ErrorsAreTwoLines) {
+  EXPECT_EQ(ErrorText(Status(Code::kNotFound, "no\nbuffer", "look")),
+            "gpushmctl: no?buffer\nremedy: look\n");
+  EXPECT_EQ(ErrorText(Status(Code::kNotFound, "no buffer")), "gpushmctl: no buffer\n");
+}
+
+// Goal: what help says and what completion offers is what the parser knows.
+TEST(CommandLine, CompletionNamesEveryCommandAndOption) {
+  Context context;
+  const auto app = MakeApp(&context);
+  const std::string script = BashCompletion(*app);
+  for (const CLI::App* command : app->get_subcommands([](const CLI::App*) { return true; })) {
+    EXPECT_THAT(script, HasSubstr(command->get_name()));
+    EXPECT_FALSE(command->get_description().empty()) << command->get_name();
+    for (const CLI::Option* option : command->get_options()) {
+      EXPECT_FALSE(option->get_description().empty()) << option->get_name();
+      for (const std::string& name : option->get_lnames())
+        EXPECT_THAT(script, HasSubstr("--" + name));
+    }
+  }
+  EXPECT_THAT(script, HasSubstr("compgen -W 'auto here broker'"));
+}
+
+TEST(CommandLine, GlobalOptionsGoAnywhereAndCommandsAreNames) {
+  Context context;
+  auto app = MakeApp(&context);
+  app->parse("--timeout 3s stat ls -o json --folder=/x", false);
+  EXPECT_EQ(context.globals.timeout_ms, 3000);
+  EXPECT_TRUE(context.globals.json);
+  EXPECT_EQ(context.globals.folder, "/x");
+  EXPECT_EQ(context.globals.TimeoutMs(), 3000);
+  context.globals.timeout_ms = 0;
+  EXPECT_EQ(context.globals.TimeoutMs(), GPUSHM_DONT_WAIT);
+}
+
+}  // namespace
+}  // namespace gpushm::ctl

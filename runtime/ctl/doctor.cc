@@ -1,0 +1,254 @@
+#include "runtime/ctl/doctor.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "runtime/ctl/format.h"
+#include "runtime/ctl/json.h"
+
+namespace gpushm::ctl {
+namespace {
+
+// One descriptor an attach in flight, and the application needs its own.
+constexpr uint64_t kFewOpenFiles = 256;
+
+std::string Octal(uint32_t mode) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%04o", mode & 07777);
+  return text;
+}
+
+Check FromStatus(const std::string& name, const Status& status) {
+  return {Level::kFail, name, status.what(), status.remedy()};
+}
+
+std::string_view LevelName(Level level) {
+  return level == Level::kOk ? "ok" : level == Level::kWarn ? "warn" : "fail";
+}
+
+size_t CountOf(const std::vector<Check>& checks, Level level) {
+  return static_cast<size_t>(std::count_if(checks.begin(), checks.end(),
+                                           [&](const Check& c) { return c.level == level; }));
+}
+
+Check CheckDeathWatch(const SystemFacts& facts) {
+  const std::string kernel = Concat("Linux ", facts.kernel);
+  if (facts.peer_pidfd_error == 0) {
+    return {Level::kOk, "death watch", Concat(kernel, ": the broker gets a pidfd by itself"), ""};
+  }
+  if (facts.pidfd_open_error == 0) {
+    return {Level::kOk, "death watch",
+            Concat(kernel, ": no SO_PEERPIDFD (6.5), so clients send a pidfd; that works"), ""};
+  }
+  return {Level::kFail, "death watch",
+          Concat(kernel, ": neither SO_PEERPIDFD nor pidfd_open works (",
+                 std::strerror(facts.pidfd_open_error), ")"),
+          "the broker refuses clients without a pidfd: Linux 5.3 or newer, and a seccomp profile "
+          "that allows pidfd_open"};
+}
+
+// cuIpc handles fail between processes of equal PID number, whatever their namespaces; measured.
+Check CheckCuipc(const SystemFacts& facts, size_t cuipc_buffers) {
+  const std::string use =
+      cuipc_buffers == 0 ? "" : Concat("; ", cuipc_buffers, " buffers have transport cuipc");
+  if (facts.pid == 1 || facts.own_pid_namespace.value_or(false)) {
+    return {Level::kWarn, "cuipc",
+            Concat(facts.pid == 1 ? "this process is PID 1" : "a PID namespace of its own",
+                   ": entrypoints of two containers are both PID 1, and CUDA IPC fails between "
+                   "equal PID numbers",
+                   use),
+            "nothing to do for vmm buffers; offer cudaMalloc memory with allow_copy"};
+  }
+  if (!facts.own_pid_namespace) {
+    return {Level::kWarn, "cuipc",
+            Concat("PID ", facts.pid, "; /proc does not tell the namespace", use),
+            "mount /proc to learn more; vmm buffers work in any case"};
+  }
+  return {Level::kOk, "cuipc", Concat("PID ", facts.pid, " of the host's PID namespace", use), ""};
+}
+
+Check CheckVisible(const SystemFacts& facts) {
+  const std::string name = "visibility";
+  if (facts.cuda_visible_devices &&
+      (facts.cuda_visible_devices->empty() || facts.cuda_visible_devices->starts_with("-1"))) {
+    return {Level::kWarn, name,
+            Concat("CUDA_VISIBLE_DEVICES=\"", *facts.cuda_visible_devices, "\" hides every GPU"),
+            "unset it: gpushm gives a container only its own GPU"};
+  }
+  std::string text;
+  if (facts.cuda_visible_devices) {
+    text = Concat("CUDA_VISIBLE_DEVICES=", *facts.cuda_visible_devices);
+  }
+  if (facts.nvidia_visible_devices) {
+    text +=
+        Concat(text.empty() ? "" : ", ", "NVIDIA_VISIBLE_DEVICES=", *facts.nvidia_visible_devices);
+  }
+  return {Level::kOk, name, text.empty() ? "no variable hides GPUs" : text, ""};
+}
+
+Check CheckLibc(const SystemFacts& facts) {
+  if (facts.musl_loader.empty()) return {Level::kOk, "libc", "glibc", ""};
+  if (facts.glibc_loader) {
+    return {Level::kWarn, "libc", Concat("both musl (", facts.musl_loader, ") and glibc are here"),
+            "libgpushm.so works in programs that use glibc only"};
+  }
+  return {Level::kFail, "libc", Concat("this image uses musl: ", facts.musl_loader),
+          "neither libgpushm.so nor NVIDIA's driver runs there: use an image with glibc 2.28 or "
+          "newer"};
+}
+
+}  // namespace
+
+Check CheckSocket(const SocketFacts& facts) {
+  const std::string name = "socket";
+  if (!facts.folder_exists) {
+    return {Level::kFail, name, Concat("there is no folder ", facts.folder),
+            "in a pod: annotate it (buffers.gpushm.io/...) and look whether the webhook added the "
+            "sidecar; elsewhere give --folder or GPUSHM_DIR"};
+  }
+  if (facts.error == EACCES || (facts.error == 0 && facts.is_socket && !facts.accessible)) {
+    return {Level::kFail, name,
+            Concat(facts.path,
+                   facts.error == 0 ? Concat(" has mode ", Octal(facts.mode), ", owner ",
+                                             facts.owner_uid, ":", facts.owner_gid)
+                                    : std::string(" is behind a closed folder"),
+                   "; this process is ", facts.uid, ":", facts.gid),
+            "a pod's socket has mode 0666; for a hostIPC pod's run with its group"};
+  }
+  if (facts.error != 0) {
+    return {Level::kFail, name, Concat(facts.path, ": ", std::strerror(facts.error)),
+            "the broker is not up: look at the sidecar's log; gpushmctl wait --broker waits for "
+            "it"};
+  }
+  if (!facts.is_socket) {
+    return {Level::kFail, name, Concat(facts.path, " is no socket"), "remove it"};
+  }
+  return {Level::kOk, name, Concat(facts.path, ", mode ", Octal(facts.mode)), ""};
+}
+
+Check CheckBroker(const Result<gpushm_broker_info>& broker) {
+  if (!broker) return FromStatus("broker", broker.error());
+  const std::string container(broker->container, strnlen(broker->container, GPUSHM_NAME_BYTES));
+  return {Level::kOk, "broker",
+          Concat("answers, protocol ", broker->protocol, ", container ",
+                 container.empty() ? "-" : container, ", pool ", FormatBytes(broker->used_bytes),
+                 " of ", FormatBytes(broker->pool_bytes), " used, ", broker->clients, " clients"),
+          ""};
+}
+
+std::vector<Check> CheckSystem(const SystemFacts& facts, size_t cuipc_buffers) {
+  std::vector<Check> checks = {CheckDeathWatch(facts), CheckCuipc(facts, cuipc_buffers),
+                               CheckVisible(facts), CheckLibc(facts)};
+  if (facts.open_files < kFewOpenFiles) {
+    checks.push_back({Level::kWarn, "open files", Concat("at most ", facts.open_files),
+                      "raise it: ulimit -n 1024"});
+  } else {
+    checks.push_back({Level::kOk, "open files", Concat("at most ", facts.open_files), ""});
+  }
+  checks.push_back(
+      {Level::kOk, "locked memory",
+       facts.locked_bytes == UINT64_MAX
+           ? std::string("no limit")
+           : Concat("at most ", FormatBytes(facts.locked_bytes), "; attaching locks none"),
+       ""});
+  return checks;
+}
+
+std::string ChooseDevice(const GpuFacts& facts, const gpushm_broker_info* broker) {
+  if (facts.devices.empty()) return "";
+  if (broker == nullptr) return facts.devices.front().uuid;
+  const std::string wanted = FormatUuid(broker->gpu_uuid);
+  const bool visible = std::any_of(facts.devices.begin(), facts.devices.end(),
+                                   [&](const auto& device) { return device.uuid == wanted; });
+  return visible ? wanted : facts.devices.front().uuid;
+}
+
+std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_info* broker) {
+  if (!facts) {
+    Check check = FromStatus("driver", facts.error());
+    if (broker != nullptr) {
+      check.remedy += check.remedy.empty() ? "" : "; ";
+      check.remedy += "without it ls, create, and load and save by the broker still work";
+    }
+    return {check};
+  }
+  std::vector<Check> checks;
+  checks.push_back({Level::kOk, "driver",
+                    Concat(facts->path, ", CUDA ", facts->version / 1000, ".",
+                           facts->version % 1000 / 10, facts->simulated ? ", simulated" : ""),
+                    ""});
+  for (const GpuFacts::Device& device : facts->devices) {
+    checks.push_back({Level::kOk, "gpu",
+                      Concat(device.uuid, ", ", device.name, ", ", FormatBytes(device.total_bytes)),
+                      ""});
+  }
+  if (facts->devices.empty()) {
+    checks.push_back({Level::kFail, "gpu", "the driver sees none",
+                      "give the container gpushm.io/attach, and unset CUDA_VISIBLE_DEVICES"});
+  }
+  if (broker == nullptr) return checks;
+  if ((broker->simulated != 0) != facts->simulated) {
+    checks.push_back(
+        {Level::kFail, "same driver",
+         Concat("the broker uses a ", broker->simulated != 0 ? "simulated" : "real",
+                " driver, this process a ", facts->simulated ? "simulated" : "real", " one"),
+         "give both the same GPUSHM_DRIVER, or none"});
+    return checks;
+  }
+  const std::string wanted = FormatUuid(broker->gpu_uuid);
+  if (ChooseDevice(*facts, broker) == wanted) {
+    checks.push_back({Level::kOk, "broker's gpu", Concat(wanted, " is visible here"), ""});
+  } else {
+    checks.push_back({Level::kFail, "broker's gpu", Concat(wanted, " is not visible here"),
+                      "give this container gpushm.io/attach, so that it gets its sidecar's GPU, "
+                      "and do not hide it by CUDA_VISIBLE_DEVICES"});
+  }
+  return checks;
+}
+
+Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good) {
+  if (!result) return FromStatus(name, result.error());
+  return {Level::kOk, name, good, ""};
+}
+
+bool AnyFailed(const std::vector<Check>& checks) { return CountOf(checks, Level::kFail) > 0; }
+
+std::string DoctorText(const std::vector<Check>& checks, bool color) {
+  size_t width = 0;
+  for (const Check& check : checks) width = std::max(width, check.name.size());
+  std::string text;
+  for (const Check& check : checks) {
+    const Color shade = check.level == Level::kOk     ? Color::kGreen
+                        : check.level == Level::kWarn ? Color::kYellow
+                                                      : Color::kRed;
+    const std::string level(LevelName(check.level));
+    text += Paint(level, shade, color) + std::string(6 - level.size(), ' ') + check.name +
+            std::string(width - check.name.size() + 2, ' ') + Printable(check.detail) + '\n';
+    if (!check.remedy.empty()) text += "      remedy: " + Printable(check.remedy) + '\n';
+  }
+  return text + Concat("\n", CountOf(checks, Level::kOk), " ok, ", CountOf(checks, Level::kWarn),
+                       " warnings, ", CountOf(checks, Level::kFail), " failed\n");
+}
+
+std::string DoctorJson(const std::vector<Check>& checks) {
+  JsonWriter json;
+  json.BeginObject().Key("checks").BeginArray();
+  for (const Check& check : checks) {
+    json.BeginObject();
+    json.Key("level").Text(LevelName(check.level));
+    json.Key("name").Text(check.name);
+    json.Key("detail").Text(check.detail);
+    json.Key("remedy").Text(check.remedy);
+    json.EndObject();
+  }
+  json.EndArray();
+  json.Key("ok").Number(uint64_t{CountOf(checks, Level::kOk)});
+  json.Key("warnings").Number(uint64_t{CountOf(checks, Level::kWarn)});
+  json.Key("failed").Number(uint64_t{CountOf(checks, Level::kFail)});
+  json.EndObject();
+  return json.Take();
+}
+
+}  // namespace gpushm::ctl

@@ -1,0 +1,81 @@
+// What gpushmctl doctor finds, from plain facts. Pure: the facts are gathered by doctor_facts.h and
+// doctor_gpu.h.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/include/gpushm/gpushm.h"
+
+namespace gpushm::ctl {
+
+enum class Level { kOk, kWarn, kFail };
+
+struct Check {
+  Level level = Level::kOk;
+  std::string name;
+  std::string detail;
+  std::string remedy;
+};
+
+struct SocketFacts {
+  std::string folder;
+  std::string path;
+  bool folder_exists = false;
+  int error = 0;  // Of stat() on the socket; 0: it is there.
+  bool is_socket = false;
+  uint32_t mode = 0;
+  uint32_t owner_uid = 0;
+  uint32_t owner_gid = 0;
+  bool accessible = false;  // access(2): connecting needs write permission.
+  uint32_t uid = 0;         // This process.
+  uint32_t gid = 0;
+};
+Check CheckSocket(const SocketFacts& facts);
+
+// The broker's answer, or why there is none.
+Check CheckBroker(const Result<gpushm_broker_info>& broker);
+
+struct SystemFacts {
+  std::string kernel;        // uname -r
+  int peer_pidfd_error = 0;  // errno of SO_PEERPIDFD; 0: it works.
+  int pidfd_open_error = 0;  // errno of pidfd_open; 0: it works.
+  int32_t pid = 0;
+  std::optional<bool> own_pid_namespace;  // nullopt: /proc does not tell.
+  uint64_t open_files = 0;                // Soft RLIMIT_NOFILE.
+  uint64_t locked_bytes = 0;              // Soft RLIMIT_MEMLOCK; UINT64_MAX: none.
+  std::optional<std::string> cuda_visible_devices;
+  std::optional<std::string> nvidia_visible_devices;
+  std::string musl_loader;   // Its path; "": none.
+  bool glibc_loader = true;  // One that libgpushm.so can be loaded with.
+};
+// `cuipc_buffers`: how many of the pod's buffers have that transport.
+std::vector<Check> CheckSystem(const SystemFacts& facts, size_t cuipc_buffers);
+
+struct GpuFacts {
+  struct Device {
+    std::string uuid;
+    std::string name;
+    uint64_t total_bytes = 0;
+  };
+  std::string path;
+  int version = 0;  // 13000 is 13.0.
+  bool simulated = false;
+  std::vector<Device> devices;
+};
+// `broker` null: none answers.
+std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_info* broker);
+// What CheckGpus found to try memory on; "": nothing.
+std::string ChooseDevice(const GpuFacts& facts, const gpushm_broker_info* broker);
+
+// `name`: what was tried; `good`: what it means that it worked.
+Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good);
+
+bool AnyFailed(const std::vector<Check>& checks);
+std::string DoctorText(const std::vector<Check>& checks, bool color);
+std::string DoctorJson(const std::vector<Check>& checks);
+
+}  // namespace gpushm::ctl

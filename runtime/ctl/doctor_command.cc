@@ -1,0 +1,80 @@
+// gpushmctl doctor: what works here, and why not.
+#include <algorithm>
+
+#include "runtime/ctl/commands.h"
+#include "runtime/ctl/doctor_facts.h"
+#include "runtime/ctl/terminal.h"
+#include "runtime/driver/cuda_api.h"
+
+namespace gpushm::ctl {
+namespace {
+
+// For each try; --timeout sets another.
+constexpr int64_t kTryMs = 10'000;
+
+struct BrokerView {
+  Result<gpushm_broker_info> info;
+  size_t cuipc_buffers = 0;
+};
+
+// The connection is closed again before the first probe: a child that hangs must not hold it.
+BrokerView AskBroker(const Context& context) {
+  Result<Connection> connection = context.Connect();
+  if (!connection) return {std::unexpected(connection.error())};
+  BrokerView view{connection->Broker()};
+  if (const auto buffers = connection->List()) {
+    view.cuipc_buffers = static_cast<size_t>(
+        std::count_if(buffers->begin(), buffers->end(),
+                      [](const gpushm_info& info) { return info.transport == GPUSHM_CUIPC; }));
+  }
+  return view;
+}
+
+void TryMemory(const std::string& driver, const std::string& uuid, int64_t wait_ms,
+               std::vector<Check>* checks) {
+  const auto memory = ProbeCreate(driver, uuid, wait_ms);
+  checks->push_back(CheckTry("create", memory ? Result<void>() : std::unexpected(memory.error()),
+                             "2Mi of GPU memory, exported as a descriptor"));
+  if (!memory) return;
+  const auto writable = ProbeMap(driver, uuid, *memory, /*writable=*/true, wait_ms);
+  checks->push_back(CheckTry("attach", writable, "imported and mapped in another process"));
+  if (!writable) return;
+  checks->push_back(CheckTry("read-only", ProbeMap(driver, uuid, *memory, false, wait_ms),
+                             "the driver keeps readers from writing"));
+}
+
+Result<ExitCode> Run(const Context& context) {
+  const Globals& globals = context.globals;
+  const int64_t wait_ms = globals.timeout_ms ? std::max<int64_t>(*globals.timeout_ms, 1) : kTryMs;
+  const std::string driver = DriverFolderFromEnvironment();
+  std::vector<Check> checks;
+  checks.push_back(CheckSocket(GatherSocket(globals.folder, globals.pod_uid)));
+  const BrokerView broker = AskBroker(context);
+  checks.push_back(CheckBroker(broker.info));
+  const gpushm_broker_info* const info = broker.info ? &*broker.info : nullptr;
+
+  const Result<GpuFacts> gpus = ProbeGpus(driver, wait_ms);
+  std::ranges::move(CheckGpus(gpus, info), std::back_inserter(checks));
+  if (gpus) {
+    if (const std::string uuid = ChooseDevice(*gpus, info); !uuid.empty()) {
+      TryMemory(driver, uuid, wait_ms, &checks);
+    }
+  }
+  std::ranges::move(CheckSystem(GatherSystem(), broker.cuipc_buffers), std::back_inserter(checks));
+
+  const std::string text =
+      globals.json ? DoctorJson(checks) : DoctorText(checks, context.StdoutStyle().color);
+  if (auto done = Print(text); !done) return std::unexpected(done.error());
+  return AnyFailed(checks) ? ExitCode::kFailure : ExitCode::kOk;
+}
+
+}  // namespace
+
+void AddDoctorCommand(CLI::App* app, Context* context) {
+  app->add_subcommand("doctor",
+                      "Try what gpushm needs here, each GPU try in a process of its own, and say "
+                      "what to do about what fails")
+      ->callback([=] { context->action = [=] { return Run(*context); }; });
+}
+
+}  // namespace gpushm::ctl

@@ -1,0 +1,81 @@
+#include "runtime/ctl/exit_code.h"
+
+#include <array>
+#include <cstdio>
+
+namespace gpushm::ctl {
+namespace {
+
+constexpr std::array<ExitCodeRow, 14> kRows = {{
+    {ExitCode::kOk, "done (doctor: nothing failed)"},
+    {ExitCode::kFailure, "another failure: a system call, a bug (doctor: something failed)"},
+    {ExitCode::kUsage, "wrong arguments, or a request that makes no sense as given"},
+    {ExitCode::kNotFound, "no buffer, file or GPU of that name"},
+    {ExitCode::kDenied, "not allowed to this container, or the socket is not accessible"},
+    {ExitCode::kExhausted, "the pool, the card or a limit is used up"},
+    {ExitCode::kTimeout, "the deadline passed"},
+    {ExitCode::kNoBroker, "no broker answers"},
+    {ExitCode::kDevice, "the driver or the GPU failed, or cannot do it"},
+    {ExitCode::kBusy, "busy, loading or contended: try again"},
+    {ExitCode::kExists, "the name is taken"},
+    {ExitCode::kOutdated, "replaced meanwhile, or the broker or process behind it is gone"},
+    {ExitCode::kIncompatible, "library and broker do not understand each other"},
+    {ExitCode::kInterrupted, "interrupted by Ctrl-C"},
+}};
+
+}  // namespace
+
+std::span<const ExitCodeRow> ExitCodes() { return kRows; }
+
+ExitCode ExitCodeFor(Code code) {
+  switch (code) {
+    case Code::kInvalidArgument:
+      return ExitCode::kUsage;
+    case Code::kNotFound:
+      return ExitCode::kNotFound;
+    case Code::kDenied:
+      return ExitCode::kDenied;
+    case Code::kExhausted:
+      return ExitCode::kExhausted;
+    case Code::kTimeout:
+      return ExitCode::kTimeout;
+    case Code::kUnavailable:
+      return ExitCode::kNoBroker;
+    case Code::kDeviceLost:
+    case Code::kUnsupported:
+    case Code::kDriver:
+      return ExitCode::kDevice;
+    case Code::kContended:
+    case Code::kBusy:
+    case Code::kLoading:
+      return ExitCode::kBusy;
+    case Code::kAlreadyExists:
+      return ExitCode::kExists;
+    case Code::kOrphaned:
+    case Code::kStale:
+    case Code::kPeerDied:
+      return ExitCode::kOutdated;
+    case Code::kIncompatible:
+    case Code::kCorrupt:
+      return ExitCode::kIncompatible;
+    case Code::kSystem:
+    case Code::kForked:
+    case Code::kInternal:
+      return ExitCode::kFailure;
+  }
+  return ExitCode::kFailure;
+}
+
+std::string ExitCodeHelp() {
+  std::string text = "Exit codes:\n";
+  for (const ExitCodeRow& row : kRows) {
+    char number[16];
+    std::snprintf(number, sizeof number, "  %3d  ", static_cast<int>(row.code));
+    text += number;
+    text += row.meaning;
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace gpushm::ctl

@@ -1,0 +1,113 @@
+// gpushmctl ls, stat, wait: what is there.
+#include <charconv>
+
+#include "runtime/base/clock.h"
+#include "runtime/ctl/commands.h"
+#include "runtime/ctl/terminal.h"
+
+namespace gpushm::ctl {
+namespace {
+
+Result<ExitCode> PrintDone(std::string_view text) {
+  if (auto done = Print(text); !done) return std::unexpected(done.error());
+  return ExitCode::kOk;
+}
+
+Result<ExitCode> RunList(const Context& context, bool names_only) {
+  Result<Connection> connection = context.Connect();
+  if (!connection) return std::unexpected(connection.error());
+  Snapshot snapshot;
+  auto buffers = connection->List();
+  if (!buffers) return std::unexpected(buffers.error());
+  snapshot.buffers = std::move(*buffers);
+  if (names_only) return PrintDone(ListNames(snapshot));
+  auto holders = connection->Holders("");
+  if (!holders) return std::unexpected(holders.error());
+  snapshot.holders = std::move(*holders);
+  return PrintDone(context.globals.json ? ListJson(snapshot)
+                                        : ListTable(snapshot, context.StdoutStyle()));
+}
+
+Result<ExitCode> RunStat(const Context& context, const std::string& name) {
+  Result<Connection> connection = context.Connect();
+  if (!connection) return std::unexpected(connection.error());
+  if (name.empty()) {
+    const auto broker = connection->Broker();
+    if (!broker) return std::unexpected(broker.error());
+    return PrintDone(context.globals.json ? BrokerJson(*broker) : BrokerText(*broker));
+  }
+  const auto info = connection->Lookup(name);
+  if (!info) return std::unexpected(info.error());
+  const auto holders = connection->Holders(name);
+  if (!holders) return std::unexpected(holders.error());
+  return PrintDone(context.globals.json ? StatJson(*info, *holders)
+                                        : StatText(*info, *holders, context.StdoutStyle()));
+}
+
+Result<ExitCode> RunWait(const Context& context, const std::string& name, uint64_t generation,
+                         bool for_broker) {
+  if (for_broker == !name.empty()) {
+    return Fail(Code::kInvalidArgument, "wait takes either a buffer's NAME or --broker",
+                "gpushmctl wait weights, or gpushmctl wait --broker");
+  }
+  const int64_t wait_ms = context.globals.TimeoutMs();
+  const Deadline deadline = Deadline::AfterMs(wait_ms > 0 ? wait_ms : GPUSHM_DEFAULT_TIMEOUT_MS);
+  Result<Connection> connection = context.Connect(/*patient=*/true);
+  if (!connection) return std::unexpected(connection.error());
+  if (for_broker) {
+    const auto broker = connection->Broker();
+    if (!broker) return std::unexpected(broker.error());
+    return context.globals.json ? PrintDone(BrokerJson(*broker)) : Result<ExitCode>(ExitCode::kOk);
+  }
+  // What connecting took is gone of the time.
+  const int64_t left_ms = deadline.RemainingNs() / 1'000'000;
+  const auto info = connection->WaitFor(
+      name, generation, wait_ms == GPUSHM_DONT_WAIT || left_ms == 0 ? GPUSHM_DONT_WAIT : left_ms);
+  if (!info) return std::unexpected(info.error());
+  return PrintDone(context.globals.json ? InfoJson(*info) : InfoLine("found", *info));
+}
+
+}  // namespace
+
+void AddLookCommands(CLI::App* app, Context* context) {
+  CLI::App* list = app->add_subcommand("ls", "List the buffers, and how many processes hold each");
+  const auto names_only = std::make_shared<bool>(false);
+  list->add_flag("--names", *names_only, "Only names, one a line");
+  list->callback([=] { context->action = [=] { return RunList(*context, *names_only); }; });
+
+  CLI::App* stat = app->add_subcommand(
+      "stat", "Everything about a buffer and who holds it; without NAME about the broker");
+  const auto name = std::make_shared<std::string>();
+  stat->add_option("NAME", *name, "The buffer");
+  stat->callback([=] { context->action = [=] { return RunStat(*context, *name); }; });
+}
+
+void AddWaitCommand(CLI::App* app, Context* context) {
+  CLI::App* wait = app->add_subcommand(
+      "wait", "Wait until a buffer is there with its content, or until the broker answers");
+  struct Options {
+    std::string name;
+    uint64_t generation = 0;
+    bool broker = false;
+  };
+  const auto options = std::make_shared<Options>();
+  wait->add_option("NAME", options->name, "The buffer");
+  wait->add_option("--generation", options->generation,
+                   "At least this generation (ls shows the current one)")
+      ->check([](const std::string& text) {
+        uint64_t generation = 0;
+        const auto [end, error] =
+            std::from_chars(text.data(), text.data() + text.size(), generation);
+        return error == std::errc() && *end == '\0'
+                   ? std::string()
+                   : Concat("\"", text, "\" is no generation: gpushmctl ls shows them");
+      });
+  wait->add_flag("--broker", options->broker, "Wait for the broker alone: a ready check");
+  wait->callback([=] {
+    context->action = [=] {
+      return RunWait(*context, options->name, options->generation, options->broker);
+    };
+  });
+}
+
+}  // namespace gpushm::ctl

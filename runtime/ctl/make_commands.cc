@@ -1,0 +1,113 @@
+// gpushmctl create, rm.
+#include <optional>
+#include <vector>
+
+#include "runtime/ctl/commands.h"
+#include "runtime/ctl/format.h"
+#include "runtime/ctl/terminal.h"
+
+namespace gpushm::ctl {
+namespace {
+
+struct CreateArguments {
+  std::string name;
+  uint64_t size_bytes = 0;
+  std::string writers = "creator";
+  std::string on_writer_exit = "mark";
+  bool one_writer = false;
+};
+
+Result<ExitCode> RunCreate(const Context& context, const CreateArguments& arguments) {
+  Result<Connection> connection = context.Connect();
+  if (!connection) return std::unexpected(connection.error());
+  gpushm_create_options options;
+  GPUSHM_INIT(&options);
+  options.writers = arguments.writers == "all" ? GPUSHM_WRITERS_ALL : GPUSHM_WRITERS_CREATOR;
+  options.one_writer = arguments.one_writer ? 1 : 0;
+  options.on_writer_exit = arguments.on_writer_exit == "keep"   ? GPUSHM_KEEP
+                           : arguments.on_writer_exit == "drop" ? GPUSHM_DROP
+                                                                : GPUSHM_MARK;
+  options.timeout_ms = context.globals.TimeoutMs();
+  if (auto done = connection->Create(arguments.name, arguments.size_bytes, options); !done) {
+    return std::unexpected(done.error());
+  }
+  const auto info = connection->Lookup(arguments.name);
+  if (!info) return std::unexpected(info.error());
+  if (auto done = Print(context.globals.json ? InfoJson(*info) : InfoLine("created", *info));
+      !done) {
+    return std::unexpected(done.error());
+  }
+  return ExitCode::kOk;
+}
+
+Result<ExitCode> RunRemove(const Context& context, const std::vector<std::string>& names,
+                           bool ignore_missing) {
+  Result<Connection> connection = context.Connect();
+  if (!connection) return std::unexpected(connection.error());
+  // All are tried; the first failure is what the command ends with.
+  std::optional<Status> failure;
+  std::vector<std::string> removed;
+  for (const std::string& name : names) {
+    const auto done = connection->Delete(name, context.globals.TimeoutMs());
+    if (done) {
+      removed.push_back(name);
+    } else if (!(ignore_missing && done.error().code() == Code::kNotFound)) {
+      if (failure) PrintError(ErrorText(*failure));
+      failure = done.error();
+    }
+  }
+  std::string text;
+  if (context.globals.json) {
+    JsonWriter json;
+    json.BeginObject().Key("removed").BeginArray();
+    for (const std::string& name : removed) json.Text(name);
+    json.EndArray().EndObject();
+    text = json.Take();
+  } else {
+    for (const std::string& name : removed) text += Concat("removed ", Printable(name), "\n");
+  }
+  if (auto done = Print(text); !done) return std::unexpected(done.error());
+  if (failure) return std::unexpected(*failure);
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+void AddMakeCommands(CLI::App* app, Context* context) {
+  CLI::App* create = app->add_subcommand(
+      "create",
+      "Make a zeroed buffer in the pod's pool. It stays when gpushmctl ends: only rm, a "
+      "writer with --on-writer-exit drop, or the end of the pod take it away");
+  const auto arguments = std::make_shared<CreateArguments>();
+  create->add_option("NAME", arguments->name, "The buffer: a DNS label")->required();
+  AddBytesOption(create, "SIZE", &arguments->size_bytes, "Its size: 8Gi, 512Mi, 4096")->required();
+  create->add_option("--writers", arguments->writers, "Containers that may write: creator or all")
+      ->check(CLI::IsMember({"creator", "all"}))
+      ->capture_default_str();
+  create->add_flag("--one-writer", arguments->one_writer,
+                   "At most one process may hold it for writing");
+  create
+      ->add_option("--on-writer-exit", arguments->on_writer_exit,
+                   "When a writer dies: mark the buffer, keep it silently, or drop it")
+      ->check(CLI::IsMember({"mark", "keep", "drop"}))
+      ->capture_default_str();
+  create->callback([=] { context->action = [=] { return RunCreate(*context, *arguments); }; });
+
+  CLI::App* remove = app->add_subcommand(
+      "rm", "Take buffers' names away; the memory is freed when nobody holds it any more");
+  struct RemoveArguments {
+    std::vector<std::string> names;
+    bool ignore_missing = false;
+  };
+  const auto removing = std::make_shared<RemoveArguments>();
+  remove->add_option("NAME", removing->names, "The buffers")->required();
+  remove->add_flag("-f,--ignore-not-found", removing->ignore_missing,
+                   "A buffer that is not there is no failure");
+  remove->callback([=] {
+    context->action = [=] {
+      return RunRemove(*context, removing->names, removing->ignore_missing);
+    };
+  });
+}
+
+}  // namespace gpushm::ctl

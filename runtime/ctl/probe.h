@@ -1,0 +1,27 @@
+// Tries something in a child process with a deadline, so that a hang, a crash or a poisoned CUDA
+// context stays there.
+//
+// The caller must not have used the driver before: a child of fork() cannot use its parent's.
+// Threads: one, and no other thread may run while Probe() forks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+
+namespace gpushm::ctl {
+
+struct ProbeOutput {
+  std::string text;     // At most kProbeTextBytes.
+  UniqueFd descriptor;  // May be none.
+};
+inline constexpr size_t kProbeTextBytes = 32 * 1024;
+
+// What `body` returned in the child. kTimeout: it did not return in time (the child was killed, as
+// far as the kernel can: a driver call may hold it). kDriver: it ended without an answer.
+Result<ProbeOutput> Probe(const std::function<Result<ProbeOutput>()>& body, int64_t wait_ms);
+
+}  // namespace gpushm::ctl

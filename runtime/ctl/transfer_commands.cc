@@ -1,0 +1,166 @@
+// gpushmctl load, save: files to buffers and back.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "runtime/base/clock.h"
+#include "runtime/ctl/commands.h"
+#include "runtime/ctl/format.h"
+#include "runtime/ctl/terminal.h"
+
+namespace gpushm::ctl {
+namespace {
+
+constexpr int64_t kRedrawNs = 100'000'000;
+constexpr uint64_t kMinChunkBytes = uint64_t{1} << 20;
+constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
+
+struct Arguments {
+  std::string name;
+  std::string path;
+  std::string way = "auto";
+  uint64_t chunk_bytes = uint64_t{64} << 20;
+  int64_t stall_ms = 60'000;
+  bool no_progress = false;
+};
+
+// Ends the process when a transfer in this process stands still: a call into the driver of a sick
+// GPU never returns, so nothing but a signal gets out of it.
+class Watchdog {
+ public:
+  explicit Watchdog(int64_t stall_ms) : seconds_(static_cast<unsigned>((stall_ms + 999) / 1000)) {
+    struct sigaction action{};
+    action.sa_handler = OnAlarm;
+    sigaction(SIGALRM, &action, nullptr);
+    Feed();
+  }
+  ~Watchdog() { alarm(0); }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+  void Feed() const { alarm(seconds_); }
+
+ private:
+  static void OnAlarm(int) {
+    static constexpr std::string_view kText =
+        "\ngpushmctl: the transfer stands still: neither the GPU's driver nor the file answers\n"
+        "remedy: gpushmctl doctor tells which; --stall-timeout allows more time, --way broker "
+        "goes another way\n";
+    // A process that is about to end: what cannot be written is lost.
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText.data(), kText.size());
+    _exit(static_cast<int>(ExitCode::kTimeout));
+  }
+  const unsigned seconds_;
+};
+
+class ProgressBar {
+ public:
+  ProgressBar(std::string name, bool shown) : name_(std::move(name)), shown_(shown) {}
+  ~ProgressBar() {
+    if (drawn_) PrintError("\r\033[K");
+  }
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void Update(uint64_t done_bytes, uint64_t total_bytes) {
+    const int64_t now_ns = MonotonicNs();
+    const bool due = now_ns - last_ns_ >= kRedrawNs || done_bytes >= total_bytes;
+    if (!shown_ || !due) return;
+    last_ns_ = now_ns;
+    drawn_ = true;
+    const int columns = SizeOf(STDERR_FILENO).columns;
+    PrintError("\r" +
+               ProgressLine(name_, done_bytes, total_bytes, now_ns - start_ns_, columns - 1) +
+               "\033[K");
+  }
+
+ private:
+  const std::string name_;
+  const bool shown_;
+  const int64_t start_ns_ = MonotonicNs();
+  int64_t last_ns_ = 0;
+  bool drawn_ = false;
+};
+
+uint32_t WayOf(std::string_view way) {
+  return way == "here" ? GPUSHM_WAY_HERE : way == "broker" ? GPUSHM_WAY_BROKER : GPUSHM_WAY_AUTO;
+}
+
+Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool load) {
+  Result<Connection> connection = context.Connect();
+  if (!connection) return std::unexpected(connection.error());
+  CatchInterrupt();
+  const Watchdog watchdog(arguments.stall_ms);
+  TransferSettings settings;
+  settings.way = WayOf(arguments.way);
+  settings.chunk_bytes = arguments.chunk_bytes;
+  // Without --timeout the library's ten minutes.
+  settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : 0;
+  const auto transfer = [&] {
+    ProgressBar bar(arguments.name, !arguments.no_progress && IsTerminal(STDERR_FILENO));
+    settings.progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
+      watchdog.Feed();
+      bar.Update(done_bytes, total_bytes);
+      return !Interrupted();
+    };
+    return load ? connection->Load(arguments.name, arguments.path, settings)
+                : connection->Save(arguments.name, arguments.path, settings);
+  };
+  const auto result = transfer();
+  if (!result && Interrupted()) {
+    PrintError(Concat("gpushmctl: interrupted: ",
+                      load ? "the buffer is not complete\n" : "the file is as it was\n"));
+    return ExitCode::kInterrupted;
+  }
+  if (!result) return std::unexpected(result.error());
+  const std::string text = context.globals.json
+                               ? TransferJson(arguments.name, arguments.path, *result)
+                           : load ? TransferLine("loaded", arguments.path, arguments.name, *result)
+                                  : TransferLine("saved", arguments.name, arguments.path, *result);
+  if (auto done = Print(text); !done) return std::unexpected(done.error());
+  return ExitCode::kOk;
+}
+
+void AddOptions(CLI::App* command, Arguments* arguments) {
+  command
+      ->add_option("--way", arguments->way,
+                   "Who moves the bytes: here (this process, needs the GPU), broker (a child of "
+                   "the broker), or auto")
+      ->check(CLI::IsMember({"auto", "here", "broker"}))
+      ->capture_default_str();
+  AddBytesOption(command, "--chunk", &arguments->chunk_bytes,
+                 "Bytes of each of the two pinned chunks, 1Mi to 1Gi (default 64Mi)");
+  AddDurationOption(
+      command, "--stall-timeout",
+      [arguments](int64_t stall_ms) { arguments->stall_ms = std::max<int64_t>(stall_ms, 1); },
+      "Give up when nothing moves for so long (default 60s)");
+  command->add_flag("--no-progress", arguments->no_progress, "No progress bar on a terminal");
+}
+
+void AddCommand(CLI::App* app, Context* context, bool load) {
+  CLI::App* command =
+      load ? app->add_subcommand("load", "Fill a buffer from a file, through pinned memory")
+           : app->add_subcommand("save", "Write a buffer to a file, which is replaced as a whole");
+  const auto arguments = std::make_shared<Arguments>();
+  const auto file = [&] { command->add_option("FILE", arguments->path, "The file")->required(); };
+  if (load) file();
+  command->add_option("NAME", arguments->name, "The buffer")->required();
+  if (!load) file();
+  AddOptions(command, arguments.get());
+  command->callback([=] {
+    if (arguments->chunk_bytes < kMinChunkBytes || arguments->chunk_bytes > kMaxChunkBytes) {
+      throw CLI::ValidationError("--chunk", "must be between 1Mi and 1Gi; 64Mi to 128Mi is best");
+    }
+    context->action = [=] { return Run(*context, *arguments, load); };
+  });
+}
+
+}  // namespace
+
+void AddTransferCommands(CLI::App* app, Context* context) {
+  AddCommand(app, context, /*load=*/true);
+  AddCommand(app, context, /*load=*/false);
+}
+
+}  // namespace gpushm::ctl

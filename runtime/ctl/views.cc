@@ -1,0 +1,393 @@
+#include "runtime/ctl/views.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+#include "runtime/base/status.h"
+#include "runtime/ctl/format.h"
+
+namespace gpushm::ctl {
+namespace {
+
+std::string Unknown(uint32_t value) { return Concat("unknown-", value); }
+
+std::string_view NameOf(const char (&text)[GPUSHM_NAME_BYTES]) {
+  return {text, strnlen(text, sizeof text)};
+}
+
+Color StateColor(uint32_t state) {
+  switch (state) {
+    case GPUSHM_STATE_READY:
+      return Color::kGreen;
+    case GPUSHM_STATE_LOADING:
+      return Color::kYellow;
+    default:
+      return Color::kRed;
+  }
+}
+
+struct Count {
+  size_t readers = 0;
+  size_t writers = 0;
+  size_t old = 0;  // Of generations that are no more behind the name.
+  size_t all() const { return readers + writers + old; }
+};
+
+Count CountHolders(const gpushm_info& info, const std::vector<gpushm_holder>& holders) {
+  Count count;
+  for (const gpushm_holder& holder : holders) {
+    if (NameOf(holder.buffer) != NameOf(info.name)) continue;
+    if (holder.generation != info.generation) {
+      ++count.old;
+    } else if (holder.access == GPUSHM_READ_WRITE) {
+      ++count.writers;
+    } else {
+      ++count.readers;
+    }
+  }
+  return count;
+}
+
+std::string Percent(uint64_t part, uint64_t whole) {
+  if (whole == 0) return "-";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.0f%%",
+                100.0 * static_cast<double>(part) / static_cast<double>(whole));
+  return text;
+}
+
+// "loading 35%"
+std::string StateText(const gpushm_info& info) {
+  std::string text = StateName(info.state);
+  if (info.state == GPUSHM_STATE_LOADING) text += " " + Percent(info.loaded_bytes, info.size_bytes);
+  return text;
+}
+
+void WriteInfo(const gpushm_info& info, JsonWriter* json) {
+  json->Key("name").Text(NameOf(info.name));
+  json->Key("generation").Id(info.generation);
+  json->Key("size_bytes").Number(info.size_bytes);
+  json->Key("mapped_bytes").Number(info.mapped_bytes);
+  json->Key("loaded_bytes").Number(info.loaded_bytes);
+  json->Key("state").Text(StateName(info.state));
+  json->Key("transport").Text(TransportName(info.transport));
+  json->Key("gpu").Text(FormatUuid(info.gpu_uuid));
+  json->Key("creator").Text(NameOf(info.creator));
+  json->Key("created").Text(FormatTime(info.created_unix_ns));
+}
+
+void WriteCount(const Count& count, JsonWriter* json) {
+  json->Key("holders").BeginObject();
+  json->Key("readers").Number(uint64_t{count.readers});
+  json->Key("writers").Number(uint64_t{count.writers});
+  json->Key("old_generations").Number(uint64_t{count.old});
+  json->EndObject();
+}
+
+void WriteBuffers(const Snapshot& snapshot, JsonWriter* json) {
+  json->Key("buffers").BeginArray();
+  for (const gpushm_info& info : snapshot.buffers) {
+    json->BeginObject();
+    WriteInfo(info, json);
+    WriteCount(CountHolders(info, snapshot.holders), json);
+    json->EndObject();
+  }
+  json->EndArray();
+}
+
+void WriteBroker(const gpushm_broker_info& broker, JsonWriter* json) {
+  json->Key("container").Text(NameOf(broker.container));
+  json->Key("gpu").Text(FormatUuid(broker.gpu_uuid));
+  json->Key("pool_bytes").Number(broker.pool_bytes);
+  json->Key("used_bytes").Number(broker.used_bytes);
+  json->Key("clients").Number(uint64_t{broker.clients});
+  json->Key("leases").Number(uint64_t{broker.leases});
+  json->Key("epoch").Id(broker.broker_epoch);
+  json->Key("protocol").Number(uint64_t{broker.protocol});
+  json->Key("simulated").Bool(broker.simulated != 0);
+}
+
+// "name:        weights", values in one column.
+std::string Field(std::string_view key, std::string_view value) {
+  std::string line(key);
+  line += ':';
+  line.resize(std::max<size_t>(line.size() + 1, 13), ' ');
+  line += Printable(value);
+  return line + '\n';
+}
+
+std::string BytesField(uint64_t bytes) {
+  return Concat(FormatBytes(bytes), " (", bytes, " bytes)");
+}
+
+std::string ContainerText(std::string_view name) { return name.empty() ? "-" : Printable(name); }
+
+}  // namespace
+
+std::string StateName(uint32_t state) {
+  switch (state) {
+    case GPUSHM_STATE_LOADING:
+      return "loading";
+    case GPUSHM_STATE_READY:
+      return "ready";
+    case GPUSHM_STATE_WRITER_DIED:
+      return "writer-died";
+    case GPUSHM_STATE_FAILED:
+      return "failed";
+    default:
+      return Unknown(state);
+  }
+}
+
+std::string TransportName(uint32_t transport) {
+  return transport == GPUSHM_VMM ? "vmm" : transport == GPUSHM_CUIPC ? "cuipc" : Unknown(transport);
+}
+
+std::string AccessName(uint32_t access) {
+  return access == GPUSHM_READ ? "read" : access == GPUSHM_READ_WRITE ? "write" : Unknown(access);
+}
+
+std::string WayName(uint32_t way) {
+  return way == GPUSHM_WAY_HERE     ? "here"
+         : way == GPUSHM_WAY_BROKER ? "broker"
+         : way == GPUSHM_WAY_AUTO   ? "auto"
+                                    : Unknown(way);
+}
+
+std::string ListTable(const Snapshot& snapshot, const Style& style) {
+  Table table({{"NAME"},
+               {"GENERATION"},
+               {"SIZE", true},
+               {"STATE"},
+               {"TRANSPORT"},
+               {"GPU"},
+               {"HOLDERS", true},
+               {"AGE", true}});
+  for (const gpushm_info& info : snapshot.buffers) {
+    table.Add({{Printable(NameOf(info.name))},
+               {std::to_string(info.generation)},
+               {FormatBytes(info.size_bytes)},
+               {StateText(info), StateColor(info.state)},
+               {TransportName(info.transport)},
+               {FormatShortUuid(info.gpu_uuid)},
+               {std::to_string(CountHolders(info, snapshot.holders).all())},
+               {FormatAge(style.now_unix_ns - info.created_unix_ns)}});
+  }
+  return table.Render(style.color);
+}
+
+std::string ListNames(const Snapshot& snapshot) {
+  std::string text;
+  for (const gpushm_info& info : snapshot.buffers) text += Printable(NameOf(info.name)) + '\n';
+  return text;
+}
+
+std::string ListJson(const Snapshot& snapshot) {
+  JsonWriter json;
+  json.BeginObject();
+  WriteBuffers(snapshot, &json);
+  json.EndObject();
+  return json.Take();
+}
+
+std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
+                     const Style& style) {
+  std::string text = Field("name", NameOf(info.name));
+  text += Field("generation", std::to_string(info.generation));
+  text += Field("size", BytesField(info.size_bytes));
+  text += Field("mapped", BytesField(info.mapped_bytes));
+  text += "state:       " + Paint(StateText(info), StateColor(info.state), style.color) + '\n';
+  text += Field("transport", TransportName(info.transport));
+  text += Field("gpu", FormatUuid(info.gpu_uuid));
+  text += Field("creator",
+                NameOf(info.creator).empty() ? "declared by annotation" : NameOf(info.creator));
+  text += Field("created", Concat(FormatTime(info.created_unix_ns), " (",
+                                  FormatAge(style.now_unix_ns - info.created_unix_ns), " ago)"));
+  text += Field("holders", std::to_string(holders.size()));
+  if (holders.empty()) return text;
+  Table table({{"CONTAINER"},
+               {"ACCESS"},
+               {"GENERATION"},
+               {"CLIENT", true},
+               {"LEASE", true},
+               {"AGE", true}});
+  for (const gpushm_holder& holder : holders) {
+    const bool old = holder.generation != info.generation;
+    table.Add({{ContainerText(NameOf(holder.container))},
+               {AccessName(holder.access)},
+               {old ? Concat(holder.generation, " (old)") : std::to_string(holder.generation),
+                old ? Color::kYellow : Color::kNone},
+               {std::to_string(holder.client_id)},
+               {std::to_string(holder.lease_id)},
+               {FormatAge(style.now_unix_ns - holder.since_unix_ns)}});
+  }
+  return text + '\n' + table.Render(style.color);
+}
+
+std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders) {
+  JsonWriter json;
+  json.BeginObject();
+  WriteInfo(info, &json);
+  json.Key("holders").BeginArray();
+  for (const gpushm_holder& holder : holders) {
+    json.BeginObject();
+    json.Key("container").Text(NameOf(holder.container));
+    json.Key("access").Text(AccessName(holder.access));
+    json.Key("generation").Id(holder.generation);
+    json.Key("client_id").Id(holder.client_id);
+    json.Key("lease_id").Id(holder.lease_id);
+    json.Key("since").Text(FormatTime(holder.since_unix_ns));
+    json.EndObject();
+  }
+  json.EndArray().EndObject();
+  return json.Take();
+}
+
+std::string BrokerText(const gpushm_broker_info& broker) {
+  std::string text = Field("container", ContainerText(NameOf(broker.container)));
+  text += Field("gpu", FormatUuid(broker.gpu_uuid));
+  text += Field("driver", broker.simulated != 0 ? "simulated" : "real");
+  text += Field("pool", BytesField(broker.pool_bytes));
+  text += Field("used", Concat(BytesField(broker.used_bytes), ", ",
+                               Percent(broker.used_bytes, broker.pool_bytes), " of the pool"));
+  text += Field("clients", std::to_string(broker.clients));
+  text += Field("leases", std::to_string(broker.leases));
+  text += Field("epoch", std::to_string(broker.broker_epoch));
+  text += Field("protocol", std::to_string(broker.protocol));
+  return text;
+}
+
+std::string BrokerJson(const gpushm_broker_info& broker) {
+  JsonWriter json;
+  json.BeginObject();
+  WriteBroker(broker, &json);
+  json.EndObject();
+  return json.Take();
+}
+
+namespace {
+
+const gpushm_info* FindSame(const TopSample* sample, const gpushm_info& info) {
+  if (sample == nullptr) return nullptr;
+  for (const gpushm_info& other : sample->snapshot.buffers) {
+    if (NameOf(other.name) == NameOf(info.name) && other.generation == info.generation) {
+      return &other;
+    }
+  }
+  return nullptr;
+}
+
+std::string LoadRate(const gpushm_info& info, const TopSample* previous, int64_t elapsed_ns) {
+  const gpushm_info* before = FindSame(previous, info);
+  if (before == nullptr || info.loaded_bytes <= before->loaded_bytes) return "-";
+  return FormatRate(info.loaded_bytes - before->loaded_bytes, elapsed_ns);
+}
+
+std::string TopHead(const TopSample& sample, const Style& style) {
+  const gpushm_broker_info& broker = sample.broker;
+  return Concat("gpushm  ", FormatTime(style.now_unix_ns).substr(0, 19), "Z  container ",
+                ContainerText(NameOf(broker.container)), "  ", FormatShortUuid(broker.gpu_uuid),
+                broker.simulated != 0 ? " (simulated)" : "", "\npool ",
+                FormatBytes(broker.used_bytes), " of ", FormatBytes(broker.pool_bytes), " (",
+                Percent(broker.used_bytes, broker.pool_bytes), ")  buffers ",
+                sample.snapshot.buffers.size(), "  clients ", broker.clients, "  leases ",
+                broker.leases, "\n\n");
+}
+
+}  // namespace
+
+std::string TopText(const TopSample& sample, const TopSample* previous, int64_t elapsed_ns,
+                    TopOrder order, int rows, const Style& style) {
+  struct Row {
+    const gpushm_info* info;
+    Count count;
+  };
+  std::vector<Row> sorted;
+  for (const gpushm_info& info : sample.snapshot.buffers) {
+    sorted.push_back({&info, CountHolders(info, sample.snapshot.holders)});
+  }
+  std::stable_sort(sorted.begin(), sorted.end(), [&](const Row& a, const Row& b) {
+    if (order == TopOrder::kSize) return a.info->size_bytes > b.info->size_bytes;
+    if (order == TopOrder::kHolders) return a.count.all() > b.count.all();
+    return NameOf(a.info->name) < NameOf(b.info->name);
+  });
+  const size_t shown =
+      rows > 0 ? std::min(sorted.size(), static_cast<size_t>(rows)) : sorted.size();
+  Table table({{"NAME"},
+               {"STATE"},
+               {"SIZE", true},
+               {"READERS", true},
+               {"WRITERS", true},
+               {"OLD", true},
+               {"LOAD", true},
+               {"TRANSPORT"},
+               {"AGE", true}});
+  for (size_t i = 0; i < shown; ++i) {
+    const auto& [info, count] = sorted[i];
+    table.Add({{Printable(NameOf(info->name))},
+               {StateText(*info), StateColor(info->state)},
+               {FormatBytes(info->size_bytes)},
+               {std::to_string(count.readers)},
+               {std::to_string(count.writers)},
+               {std::to_string(count.old), count.old > 0 ? Color::kYellow : Color::kNone},
+               {LoadRate(*info, previous, elapsed_ns)},
+               {TransportName(info->transport)},
+               {FormatAge(style.now_unix_ns - info->created_unix_ns)}});
+  }
+  std::string text = TopHead(sample, style) + table.Render(style.color);
+  if (shown < sorted.size()) text += Concat("... and ", sorted.size() - shown, " more\n");
+  return text;
+}
+
+std::string TopJson(const TopSample& sample, int64_t now_unix_ns) {
+  JsonWriter json(0);
+  json.BeginObject();
+  json.Key("time").Text(FormatTime(now_unix_ns));
+  json.Key("broker").BeginObject();
+  WriteBroker(sample.broker, &json);
+  json.EndObject();
+  WriteBuffers(sample.snapshot, &json);
+  json.EndObject();
+  return json.Take();
+}
+
+std::string InfoLine(std::string_view verb, const gpushm_info& info) {
+  return Concat(verb, " ", Printable(NameOf(info.name)), ": ", FormatBytes(info.size_bytes), ", ",
+                StateText(info), ", generation ", info.generation, "\n");
+}
+
+std::string InfoJson(const gpushm_info& info) {
+  JsonWriter json;
+  json.BeginObject();
+  WriteInfo(info, &json);
+  json.EndObject();
+  return json.Take();
+}
+
+std::string TransferLine(std::string_view verb, std::string_view from, std::string_view to,
+                         const gpushm_transfer_result& result) {
+  return Concat(verb, " ", Printable(from), " to ", Printable(to), ": ", FormatBytes(result.bytes),
+                " in ", FormatAge(result.elapsed_ns), ", ",
+                FormatRate(result.bytes, result.elapsed_ns), ", ",
+                result.way == GPUSHM_WAY_BROKER ? "by the broker" : "in this process", "\n");
+}
+
+std::string TransferJson(std::string_view buffer, std::string_view file,
+                         const gpushm_transfer_result& result) {
+  const double seconds = static_cast<double>(result.elapsed_ns) / 1e9;
+  JsonWriter json;
+  json.BeginObject();
+  json.Key("buffer").Text(buffer);
+  json.Key("file").Text(file);
+  json.Key("way").Text(WayName(result.way));
+  json.Key("bytes").Number(result.bytes);
+  json.Key("elapsed_seconds").Number(seconds);
+  json.Key("bytes_per_second")
+      .Number(seconds > 0 ? static_cast<double>(result.bytes) / seconds : 0);
+  json.EndObject();
+  return json.Take();
+}
+
+}  // namespace gpushm::ctl
