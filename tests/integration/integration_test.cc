@@ -1,0 +1,171 @@
+// Library and broker together, in processes of their own, on the simulated driver.
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/integration/processes.h"
+
+namespace gpushm::integration {
+namespace {
+
+constexpr char kMiB[] = "1048576";
+
+class IntegrationTest : public testing::Test {
+ protected:
+  IntegrationTest() {
+    std::string name = (std::filesystem::temp_directory_path() / "gpushm-it-XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+    setenv("GPUSHM_SIM_DIR", (folder_ + "/sim").c_str(), 1);
+    std::filesystem::create_directory(folder_ + "/run");
+  }
+  ~IntegrationTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string run() const { return folder_ + "/run"; }
+
+  // Until `done` holds; a lease ends when the kernel says so, shortly after.
+  template <typename Condition>
+  static bool Eventually(Condition done) {
+    const Deadline deadline = Deadline::AfterMs(kPatienceMs);
+    while (!done()) {
+      if (deadline.Passed()) return false;
+      poll(nullptr, 0, 1);
+    }
+    return true;
+  }
+
+  std::string folder_;
+};
+
+TEST_F(IntegrationTest, ValuesAreSeenAcrossProcesses) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("write 4711").status, 0);
+  std::vector<Worker> readers;
+  for (int i = 0; i < 4; ++i) readers.emplace_back(run());
+  for (Worker& reader : readers) {
+    ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+    EXPECT_EQ(reader.Do("read").value, 4711);
+    EXPECT_EQ(reader.Do("current").status, GPUSHM_OK);
+  }
+  EXPECT_EQ(writer.Do("holders weights").value, 5);
+  ASSERT_EQ(writer.Do("write 4712").status, 0);
+  EXPECT_EQ(readers[0].Do("read").value, 4712);
+  EXPECT_NE(readers[1].Do("write 1").status, 0) << "read-only";
+  EXPECT_EQ(readers[0].Do("read").value, 4712);
+  readers[2].Kill();
+  EXPECT_TRUE(Eventually([&] { return writer.Do("holders weights").value == 4; }));
+  EXPECT_EQ(readers[3].Do("detach").status, GPUSHM_OK);
+  EXPECT_EQ(writer.Do("holders weights").value, 3);
+}
+
+TEST_F(IntegrationTest, GenerationsReplaceEachOther) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker reader(run());
+  const Answer first = writer.Do(std::string("create weights ") + kMiB);
+  ASSERT_EQ(first.status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("write 1").status, 0);
+  ASSERT_EQ(reader.Do("attach weights r 0").value, first.value);
+  const Answer second = writer.Do("replace-unpublished weights 0");
+  ASSERT_EQ(second.status, GPUSHM_OK);
+  EXPECT_GT(second.value, first.value);
+  EXPECT_EQ(reader.Do("current").status, GPUSHM_OK) << "nothing is published yet";
+  ASSERT_EQ(writer.Do("write 2").status, 0);
+  EXPECT_EQ(writer.Do("current").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("publish").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("current").status, GPUSHM_STALE);
+  EXPECT_EQ(reader.Do("read").value, 1) << "the old bytes stay";
+  EXPECT_EQ(reader.Do("wait weights " + std::to_string(second.value)).value, second.value);
+  ASSERT_EQ(reader.Do("attach weights r 0").value, second.value);
+  EXPECT_EQ(reader.Do("read").value, 2);
+  EXPECT_EQ(writer.Do("delete weights").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("current").status, GPUSHM_STALE);
+  EXPECT_EQ(reader.Do("attach weights r -1").status, GPUSHM_NOT_FOUND);
+}
+
+TEST_F(IntegrationTest, UnpublishedGoesWithItsMaker) {
+  Broker broker(run(), "64Mi");
+  Worker maker(run());
+  Worker other(run());
+  ASSERT_EQ(maker.Do(std::string("create-unpublished weights ") + kMiB).status, GPUSHM_OK);
+  EXPECT_NE(other.Do("attach weights r -1").status, GPUSHM_OK);
+  maker.Kill();
+  EXPECT_TRUE(Eventually(
+      [&] { return other.Do(std::string("create weights ") + kMiB).status == GPUSHM_OK; }));
+}
+
+TEST_F(IntegrationTest, AnotherBrokerMakesOrphans) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker reader(run());
+  const Answer first = writer.Do(std::string("create weights ") + kMiB);
+  ASSERT_EQ(first.status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("write 7").status, 0);
+  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  broker.Kill();
+  EXPECT_EQ(reader.Do("read").value, 7) << "a mapping needs no broker";
+  EXPECT_EQ(reader.Do("current").status, GPUSHM_OK);
+  broker.Start();
+  EXPECT_EQ(reader.Do("attach weights r -1").status, GPUSHM_NOT_FOUND);
+  EXPECT_EQ(writer.Do("holders weights").status, GPUSHM_OK);
+  EXPECT_EQ(writer.Do("current").status, GPUSHM_ORPHANED);
+  const Answer second = writer.Do(std::string("create weights ") + kMiB);
+  ASSERT_EQ(second.status, GPUSHM_OK);
+  EXPECT_GT(second.value, first.value) << "a generation never comes back";
+  EXPECT_EQ(reader.Do("attach weights r 0").value, second.value);
+}
+
+TEST_F(IntegrationTest, OfferedMemoryOutlivesItsOwner) {
+  Broker broker(run(), "64Mi");
+  Worker owner(run());
+  Worker reader(run());
+  ASSERT_EQ(owner.Do("offer mine 2097152 99").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("read").value, 99);
+  owner.Kill();
+  EXPECT_EQ(reader.Do("read").value, 99);
+}
+
+TEST_F(IntegrationTest, FilesBothWays) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  const std::string in = folder_ + "/in.bin";
+  const std::string content(1 << 20, 'g');
+  std::ofstream(in, std::ios::binary) << content;
+  for (const std::string way : {"here", "broker"}) {
+    ASSERT_EQ(writer.Do("write 0").status, 0);
+    const Answer loaded = writer.Do("load weights " + in + " " + way);
+    ASSERT_EQ(loaded.status, GPUSHM_OK) << way;
+    EXPECT_EQ(loaded.value, 1 << 20);
+    EXPECT_EQ(writer.Do("read").value, 0x67676767) << way;
+    const std::string out = folder_ + "/" + way + ".bin";
+    ASSERT_EQ(writer.Do("save weights " + out + " " + way).status, GPUSHM_OK) << way;
+    std::ifstream file(out, std::ios::binary);
+    EXPECT_EQ(std::string((std::istreambuf_iterator<char>(file)), {}), content) << way;
+  }
+}
+
+TEST_F(IntegrationTest, WaitsForAMakerThatComesLater) {
+  Broker broker(run(), "64Mi");
+  Worker reader(run());
+  Worker writer(run());
+  EXPECT_EQ(reader.Do("attach weights r 30").status, GPUSHM_TIMEOUT);
+  EXPECT_EQ(writer.Do("create weights 999999999999").status, GPUSHM_EXHAUSTED);
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+}
+
+}  // namespace
+}  // namespace gpushm::integration
+
+int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "worker") {
+    return gpushm::integration::WorkerMain(argv[2]);
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,98 @@
+#include "tests/integration/processes.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <utility>
+
+#include "runtime/protocol/channel.h"
+
+namespace gpushm::integration {
+namespace {
+
+constexpr int kWorkerChannel = 3;
+
+}  // namespace
+
+Process::Process(const std::vector<std::string>& command, int channel) {
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  pid_ = fork();
+  if (pid_ != 0) return;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (channel == kWorkerChannel) {
+    fcntl(channel, F_SETFD, 0);
+  } else if (channel >= 0) {
+    dup2(channel, kWorkerChannel);
+  }
+  execv(arguments[0], arguments.data());
+  _exit(127);
+}
+
+Process::Process(Process&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
+Process& Process::operator=(Process&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  return *this;
+}
+
+void Process::Kill() {
+  if (pid_ <= 0) return;
+  kill(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+  pid_ = -1;
+}
+
+Broker::Broker(const std::string& folder, const std::string& pool, const std::string& config)
+    : command_{GPUSHM_BROKER_PATH, "--folder", folder, "--pool", pool, "--log-level", "warning"},
+      socket_(folder + "/" + protocol::kSocketName) {
+  if (!config.empty()) {
+    const std::string path = folder + "/broker.yaml";
+    std::ofstream(path) << config;
+    command_.insert(command_.end(), {"--config", path});
+  }
+  Start();
+}
+
+void Broker::Start() {
+  process_ = Process(command_, -1);
+  const Deadline deadline = Deadline::AfterMs(kPatienceMs);
+  while (!protocol::Connect(socket_)) {
+    ASSERT_FALSE(deadline.Passed()) << "the broker does not listen at " << socket_;
+    poll(nullptr, 0, 1);
+  }
+}
+
+Worker::Worker(const std::string& folder) {
+  int ends[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+  channel_.Reset(ends[0]);
+  const UniqueFd theirs(ends[1]);
+  process_ = Process({"/proc/self/exe", "worker", folder}, theirs.get());
+}
+
+Answer Worker::Do(const std::string& command) {
+  Answer answer;
+  if (send(channel_.get(), command.data(), command.size(), MSG_NOSIGNAL) < 0) return answer;
+  pollfd poller{.fd = channel_.get(), .events = POLLIN, .revents = 0};
+  char text[128] = {};
+  if (poll(&poller, 1, 2 * kPatienceMs) <= 0 ||
+      recv(channel_.get(), text, sizeof text - 1, 0) <= 0) {
+    ADD_FAILURE() << "a worker does not answer to: " << command;
+    return answer;
+  }
+  char* rest = nullptr;
+  answer.status = static_cast<int>(std::strtol(text, &rest, 10));
+  answer.value = std::strtoll(rest, nullptr, 10);
+  return answer;
+}
+
+}  // namespace gpushm::integration

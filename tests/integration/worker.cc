@@ -1,0 +1,160 @@
+// What a worker does with its commands, see processes.h.
+#include <cuda.h>
+#include <sys/socket.h>
+
+#include <cstdio>
+#include <optional>
+#include <sstream>
+
+#include "runtime/driver/device.h"
+#include "tests/integration/processes.h"
+
+namespace gpushm::integration {
+namespace {
+
+constexpr int kChannel = 3;
+
+template <typename T>
+T Sized() {
+  T value;
+  GPUSHM_INIT(&value);
+  return value;
+}
+
+class Application {
+ public:
+  explicit Application(const std::string& folder) {
+    auto options = Sized<gpushm_open_options>();
+    options.folder = folder.c_str();
+    opened_ = gpushm_open(&options, &client_);
+    api_ = *CudaApi::Load(DriverFolderFromEnvironment());
+  }
+
+  Answer Do(const std::string& line) {
+    if (opened_ != GPUSHM_OK) return {opened_, 0};
+    std::istringstream in(line);
+    std::string verb;
+    std::string name;
+    in >> verb;
+    if (verb == "attach") return Attach(in);
+    if (verb == "write") return Write(in);
+    if (verb == "read") return Read();
+    if (verb == "publish") return {gpushm_publish(latest_), 0};
+    if (verb == "current") return {gpushm_current(latest_), 0};
+    if (verb == "detach") return {gpushm_detach(std::exchange(latest_, nullptr), nullptr), 0};
+    in >> name;
+    if (verb == "delete") return {gpushm_delete(client_, name.c_str(), nullptr), 0};
+    if (verb == "offer") return Offer(name, in);
+    if (verb == "wait") {
+      uint64_t generation = 0;
+      in >> generation;
+      auto info = Sized<gpushm_info>();
+      const int status = gpushm_wait(client_, name.c_str(), generation, nullptr, &info);
+      return {status, static_cast<int64_t>(info.generation)};
+    }
+    if (verb == "holders") {
+      size_t count = 0;
+      const int status = gpushm_holders(client_, name.c_str(), nullptr, 0, &count);
+      return {status, static_cast<int64_t>(count)};
+    }
+    if (verb == "load" || verb == "save") {
+      std::string path;
+      std::string way;
+      in >> path >> way;
+      auto options = Sized<gpushm_transfer_options>();
+      options.way = way == "broker" ? GPUSHM_WAY_BROKER : GPUSHM_WAY_HERE;
+      auto result = Sized<gpushm_transfer_result>();
+      const auto move = verb == "load" ? gpushm_load : gpushm_save;
+      const int status = move(client_, name.c_str(), path.c_str(), &options, &result);
+      return {status, static_cast<int64_t>(result.bytes)};
+    }
+    return Make(verb, name, in);
+  }
+
+ private:
+  Answer Attached(int status) {
+    if (status != GPUSHM_OK) {
+      std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
+      return {status, 0};
+    }
+    auto info = Sized<gpushm_attachment_info>();
+    gpushm_attachment_get_info(latest_, &info);
+    return {status, static_cast<int64_t>(info.generation)};
+  }
+
+  Answer Attach(std::istringstream& in) {
+    std::string name;
+    std::string access;
+    auto options = Sized<gpushm_attach_options>();
+    in >> name >> access >> options.timeout_ms;
+    options.access = access == "w" ? GPUSHM_READ_WRITE : GPUSHM_READ;
+    return Attached(gpushm_attach(client_, name.c_str(), &options, &latest_));
+  }
+
+  Answer Make(const std::string& verb, const std::string& name, std::istringstream& in) {
+    uint64_t size_bytes = 0;
+    in >> size_bytes;
+    auto options = Sized<gpushm_create_options>();
+    options.unpublished = verb.ends_with("-unpublished") ? 1 : 0;
+    const auto make = verb.starts_with("replace") ? gpushm_replace : gpushm_create;
+    return Attached(make(client_, name.c_str(), size_bytes, &options, &latest_));
+  }
+
+  void NeedContext() {
+    (void)api_->Init();
+    if (!context_) context_.emplace(*PrimaryContext::Retain(*api_, 0));
+    (void)context_->MakeCurrent();
+  }
+
+  Answer Write(std::istringstream& in) {
+    NeedContext();
+    uint32_t word = 0;
+    in >> word;
+    const CUresult set = api_->cuMemsetD32(gpushm_address(latest_), word, 1);
+    return {set == CUDA_SUCCESS && api_->cuCtxSynchronize() == CUDA_SUCCESS ? 0 : 1, 0};
+  }
+
+  Answer Read() {
+    NeedContext();
+    uint32_t word = 0;
+    const CUresult got = api_->cuMemcpyDtoH(&word, gpushm_address(latest_), sizeof word);
+    return {got == CUDA_SUCCESS ? 0 : 1, word};
+  }
+
+  Answer Offer(const std::string& name, std::istringstream& in) {
+    NeedContext();
+    uint64_t size_bytes = 0;
+    uint32_t word = 0;
+    in >> size_bytes >> word;
+    memory_.emplace(*DeviceMemory::Create(*api_, 0, size_bytes));
+    mapping_.emplace(*DeviceMapping::Map(*api_, *memory_, size_bytes, 0, Access::kReadWrite));
+    api_->cuMemsetD32(mapping_->address(), word, 1);
+    api_->cuCtxSynchronize();
+    return {gpushm_offer(client_, name.c_str(), mapping_->address(), size_bytes, nullptr, nullptr),
+            0};
+  }
+
+  int opened_ = GPUSHM_OK;
+  gpushm_client* client_ = nullptr;
+  const CudaApi* api_ = nullptr;
+  std::optional<PrimaryContext> context_;
+  std::optional<DeviceMemory> memory_;
+  std::optional<DeviceMapping> mapping_;
+  gpushm_attachment* latest_ = nullptr;
+};
+
+}  // namespace
+
+int WorkerMain(const std::string& folder) {
+  Application application(folder);
+  char line[512];
+  for (;;) {
+    const ssize_t length = recv(kChannel, line, sizeof line, 0);
+    if (length <= 0) return 0;
+    const Answer answer = application.Do(std::string(line, static_cast<size_t>(length)));
+    const std::string text = Concat(answer.status, " ", answer.value);
+    if (send(kChannel, text.data(), text.size(), MSG_NOSIGNAL) < 0) return 0;
+  }
+}
+
+}  // namespace gpushm::integration
