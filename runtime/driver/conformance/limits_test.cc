@@ -66,7 +66,8 @@ CONFORMANCE_CASE(ThousandImportsInOneProcess, 60) {
     }
     const auto took = std::chrono::duration_cast<std::chrono::microseconds>(
         std::chrono::steady_clock::now() - begin);
-    Note("us for create, export, import and map: " + std::to_string(took.count() / kCount));
+    Note("us for create, export, import and map: " +
+         std::to_string(static_cast<size_t>(took.count()) / kCount));
     WriteWord(kept.back().address(), 4);
     Expect(ReadWord(kept.back().address()) == 4 && ReadWord(kept.front().address()) == 0,
            "the mappings are mixed up");

@@ -80,23 +80,30 @@ Work CopyWork(uint64_t to, bool to_host, uint64_t from, bool from_host, uint64_t
   };
 }
 
+template <typename T>
+void FillBytes(std::byte* to, uint64_t size_bytes, T value) {
+  if (size_bytes > kAtomicBytes) {
+    const std::vector<T> block(kAtomicBytes / sizeof(T), value);
+    for (uint64_t at = 0; at < size_bytes; at += kAtomicBytes) {
+      std::memcpy(to + at, block.data(), std::min(kAtomicBytes, size_bytes - at));
+    }
+    return;
+  }
+  for (uint64_t at = 0; at < size_bytes; at += sizeof(T)) {
+    __atomic_store_n(reinterpret_cast<T*>(to + at), value, __ATOMIC_RELEASE);
+  }
+}
+
 Work FillWork(uint64_t to, uint32_t value, uint64_t count, uint64_t unit) {
   return [=](Engine& engine) {
     std::vector<Segment> target;
     const CUresult result = ResolveOnDevice(engine.device(), to, count * unit, true, &target);
     if (result != CUDA_SUCCESS) return result;
     for (const Segment& segment : target) {
-      if (unit == 1 && segment.size_bytes > kAtomicBytes) {
-        std::memset(segment.data, static_cast<int>(value), segment.size_bytes);
-      } else if (unit == 1) {
-        for (uint64_t i = 0; i < segment.size_bytes; ++i) {
-          __atomic_store_n(reinterpret_cast<uint8_t*>(segment.data + i),
-                           static_cast<uint8_t>(value), __ATOMIC_RELEASE);
-        }
+      if (unit == 1) {
+        FillBytes(segment.data, segment.size_bytes, static_cast<uint8_t>(value));
       } else {
-        for (uint64_t i = 0; i < segment.size_bytes; i += unit) {
-          __atomic_store_n(reinterpret_cast<uint32_t*>(segment.data + i), value, __ATOMIC_RELEASE);
-        }
+        FillBytes(segment.data, segment.size_bytes, value);
       }
     }
     return CUDA_SUCCESS;

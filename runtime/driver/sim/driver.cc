@@ -155,7 +155,7 @@ CUresult Driver::FindStream(CUstream handle, std::shared_ptr<Stream>* stream) {
   return (*stream)->engine->stopped() ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
 }
 
-// --- context.cc's share of the thread-local stack, kept here beside Current(). ---
+// The context functions that change the thread-local stack stand here, beside Current().
 
 namespace {
 

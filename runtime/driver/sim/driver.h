@@ -36,7 +36,7 @@ struct Context {
   std::shared_ptr<Backing> reserve;    // Its 523 MiB of the card.
   std::map<uint64_t, uint64_t> owned;  // cuMemAlloc'ed and cuIpc-opened: address -> reserved size.
   std::map<UuidBytes, IpcOpen> ipc;    // By allocation.
-  bool ipc_poisoned = false;
+  std::atomic<bool> ipc_poisoned = false;
 };
 
 struct Handle {

@@ -37,7 +37,7 @@ struct Stream {
   bool non_blocking = false;
   bool null_stream = false;
   std::shared_ptr<Operation> last;
-  bool capturing = false;
+  std::atomic<bool> capturing = false;
   std::vector<Work> captured;
 };
 

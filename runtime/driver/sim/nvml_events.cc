@@ -64,7 +64,8 @@ nvmlReturn_t DECLDIR nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long
                                               nvmlEventSet_t set) {
   return CallNvmlDevice("nvmlDeviceRegisterEvents", device, [&](Nvml& nvml, const Card& card) {
     if (set == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
-    if ((eventTypes & ~nvmlEventTypeXidCriticalError) != 0) return NVML_ERROR_NOT_SUPPORTED;
+    if ((eventTypes & ~static_cast<unsigned long long>(nvmlEventTypeXidCriticalError)) != 0)
+      return NVML_ERROR_NOT_SUPPORTED;
     auto& events = *reinterpret_cast<EventSet*>(set);
     if (events.cards.empty()) events.seen = CurrentFaults(nvml.state->folder())->xids.size();
     events.cards.push_back(&card);
