@@ -47,6 +47,13 @@ Broker::~Broker() {
   if (driver_calls_ > 0) driver_worker_.Abandon();  // It hangs in the driver: the process ends now.
   server_.reset();
   if (registry_) registry_->Retire();
+  // What clients made may block whoever closes it, at the end as well: the kernel does it faster.
+  closer_.Abandon();
+  if (ledger_) {
+    for (Memory& memory : ledger_->LetGo()) {
+      [[maybe_unused]] const int left_open = memory.descriptor.Release();
+    }
+  }
   if (!options_.config.pod_uid.empty() && options_.config.host_ipc) {
     [[maybe_unused]] const auto removed =
         registry::RemoveHostFiles(options_.host_dir, options_.config.pod_uid);
@@ -264,7 +271,10 @@ void Broker::TryFileLoad(const config::BufferSpec& spec) {
 void Broker::Apply() {
   const std::vector<Change> changes = ledger_->TakeChanges();
   for (const Change& change : changes) ShowChange(change);
-  for (Memory& memory : ledger_->TakeFreed()) closer_.Close(std::move(memory.descriptor));
+  for (Memory& memory : ledger_->TakeFreed()) {
+    // Ours frees GPU memory that others wait for: not behind what clients made.
+    (memory.pooled ? driver_worker_ : closer_).Close(std::move(memory.descriptor));
+  }
   if (!changes.empty() && options_.config.host_ipc) WriteHostListSoon();
   if (draining_ && Drained()) loop_->Stop();
 }

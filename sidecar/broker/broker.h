@@ -30,6 +30,9 @@
 
 namespace gpushm::broker {
 
+// Threads that clients can hold up by what they send before closing waits for them.
+inline constexpr size_t kCloserThreads = 8;
+
 struct BrokerOptions {
   config::BrokerConfig config;
   std::string driver_folder;                // As for CudaApi::Load.
@@ -104,7 +107,7 @@ class Broker : private Handler {
   std::optional<registry::RegistryWriter> registry_;
   std::map<std::string, uint32_t> slots_;  // Of the registry, by name.
   Worker driver_worker_;
-  Worker closer_;
+  Worker closer_{kCloserThreads};
   std::optional<Transfers> transfers_;
   std::optional<Server> server_;
   int driver_calls_ = 0;  // Under way.

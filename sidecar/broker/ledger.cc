@@ -415,6 +415,12 @@ std::vector<registry::BufferRecord> Ledger::Records() const {
   return records;
 }
 
+std::vector<Memory> Ledger::LetGo() {
+  std::vector<Memory> all = TakeFreed();
+  for (auto& [number, generation] : generations_) all.push_back(std::move(generation.memory));
+  return all;
+}
+
 // ---- inside
 
 Result<Ledger::Buffer*> Ledger::FindBuffer(const std::string& name) {

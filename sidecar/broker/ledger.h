@@ -173,6 +173,8 @@ class Ledger {
   // ---- what follows from calls above, to be carried out by the caller
   std::vector<Change> TakeChanges() { return std::exchange(changes_, {}); }
   std::vector<Memory> TakeFreed() { return std::exchange(freed_, {}); }
+  // All memory, whoever holds it; for the end. The ledger is of no use after this.
+  std::vector<Memory> LetGo();
 
  private:
   struct Generation {

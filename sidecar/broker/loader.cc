@@ -33,7 +33,7 @@ void Report(std::string line) {
     if (c == '\n') c = ' ';
   }
   line += '\n';
-  // A full pipe only loses progress lines; its reader is gone when the broker is.
+  // Waits while the pipe is full; its reader is gone when the broker is.
   [[maybe_unused]] const ssize_t written = write(kReport, line.data(), line.size());
 }
 

@@ -293,7 +293,10 @@ Result<uint64_t> Broker::StartTransfer(const Client& client, const std::string& 
                                        protocol::Direction direction, UniqueFd file,
                                        uint64_t chunk_bytes) {
   const Result<const Memory*> memory = ledger_->BeginTransfer(client, name, direction);
-  if (!memory) return std::unexpected(memory.error());
+  if (!memory) {
+    closer_.Close(std::move(file));  // A client made it.
+    return std::unexpected(memory.error());
+  }
   const Result<uint64_t> started =
       transfers_->Start(TransferJob{.client_id = client.id,
                                     .buffer = name,

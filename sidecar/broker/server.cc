@@ -31,6 +31,8 @@ constexpr uint32_t kReservedPerContainer = 4;
 // After which a reply whose descriptor nobody takes (ETOOMANYREFS) is given up.
 constexpr int64_t kDelayMaxMs = 2000;
 constexpr int64_t kDelayStepMs = 5;
+// Closings under way above which no more descriptors are taken from clients.
+constexpr size_t kCloserBacklog = 64;
 // Pause of a listener when descriptors or memory run out.
 constexpr int64_t kAcceptPauseMs = 100;
 
@@ -55,6 +57,7 @@ Server::~Server() {
   for (auto& [id, connection] : connections_) {
     if (connection.socket) loop_->Unwatch(connection.socket.get());
     if (connection.pidfd) loop_->Unwatch(connection.pidfd.get());
+    if (connection.passed_descriptors) closer_->Close(std::move(connection.socket));
   }
   StopListening();
 }
@@ -67,7 +70,8 @@ Result<void> Server::Listen(const std::string& path, unsigned mode, const std::s
   Listener* const listener = listeners_.back().get();
   // Accepted sockets inherit it, so that no descriptor slips in before they are looked at.
   const int off = 0;
-  setsockopt(listener->socket.get(), SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off);
+  refuses_descriptors_ =
+      setsockopt(listener->socket.get(), SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off) == 0;
   return loop_->Watch(listener->socket.get(), EPOLLIN,
                       [this, listener](uint32_t) { OnAcceptable(listener); });
 }
@@ -102,7 +106,7 @@ void Server::OnAcceptable(Listener* listener) {
     protocol::Buffer bytes;
     const size_t size = protocol::EncodeError(protocol::Kind::kHello, 0, full, &bytes);
     [[maybe_unused]] const auto sent = protocol::TrySend(socket.get(), {bytes.data(), size}, {});
-    closer_->Close(std::move(socket));
+    if (!refuses_descriptors_) closer_->Close(std::move(socket));
     return;
   }
   Admit(listener, std::move(socket));
@@ -153,10 +157,12 @@ Result<void> Server::WatchProcess(Connection& connection) {
                       [this, id = connection.client.id](uint32_t) { OnProcessEnded(id); });
 }
 
-void Server::SetPassDescriptors(const Connection& connection, bool on) const {
+void Server::SetPassDescriptors(Connection& connection, bool on) const {
   const int value = on ? 1 : 0;
   // Fails before Linux 6.16; then what comes unasked is closed on the worker's thread.
-  setsockopt(connection.socket.get(), SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof value);
+  const bool can =
+      setsockopt(connection.socket.get(), SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof value) == 0;
+  if (on || !can) connection.passed_descriptors = true;
 }
 
 Server::Connection* Server::Find(uint64_t client_id) {
@@ -174,6 +180,10 @@ bool Server::IsConnected(uint64_t client_id) const {
 void Server::OnReadable(uint64_t client_id) {
   Connection* const connection = Find(client_id);
   if (connection == nullptr || !connection->socket) return;
+  if (connection->busy) {  // Only its end is told then: nobody waits for the reply.
+    Disconnect(*connection, "");
+    return;
+  }
   protocol::Message message;
   const Result<bool> received = protocol::TryReceive(connection->socket.get(), &message);
   if (!received) {
@@ -183,7 +193,7 @@ void Server::OnReadable(uint64_t client_id) {
     OnRequest(*connection, message);
   }
   // What the handler did not take was made by a client.
-  for (UniqueFd& fd : message.descriptors) closer_->Close(std::move(fd));
+  closer_->Close(std::move(message.descriptors));
 }
 
 void Server::OnRequest(Connection& connection, protocol::Message& message) {
@@ -218,7 +228,10 @@ void Server::OnRequest(Connection& connection, protocol::Message& message) {
   if (handled && kind == protocol::Kind::kAnnounceDescriptor) {
     const auto body = protocol::Parse<protocol::AnnounceDescriptorRequest>(message.span());
     handled = body ? Result<void>() : std::unexpected(body.error());
-    if (body) {
+    if (body && closer_->backlog() >= kCloserBacklog) {
+      handled = Fail(Code::kBusy, "descriptors of clients are still being closed",
+                     "try again; does a container send sockets or files that block?");
+    } else if (body) {
       connection.announced = true;
       SetPassDescriptors(connection, true);
       Reply(id, kind, header->request_id, protocol::EmptyReply{});
@@ -335,24 +348,28 @@ void Server::Disconnect(Connection& connection, std::string_view reason) {
     LogWarning("client-disconnected",
                {{"container", connection.client.container}, {"client", id}, {"reason", reason}});
   }
-  if (connection.socket) {
-    loop_->Unwatch(connection.socket.get());
-    closer_->Close(std::move(connection.socket));
-    --connected_;
-  }
+  CloseSocket(connection);
   connection.delayed.reset();
   closer_->Close(std::move(connection.delayed_descriptor));
   if (!connection.pidfd || !handler_->Holds(id)) Forget(id);
 }
 
+// The client sees the end at once. Closing is the worker's where descriptors may lie unread in the
+// socket, and the loop's where that cannot be, so that what holds the worker up cannot pile up
+// sockets until there are no more descriptors.
+void Server::CloseSocket(Connection& connection) {
+  if (!connection.socket) return;
+  loop_->Unwatch(connection.socket.get());
+  shutdown(connection.socket.get(), SHUT_RDWR);
+  if (connection.passed_descriptors) closer_->Close(std::move(connection.socket));
+  connection.socket.Reset();
+  --connected_;
+}
+
 void Server::OnProcessEnded(uint64_t client_id) {
   Connection* const connection = Find(client_id);
   if (connection == nullptr) return;
-  if (connection->socket) {
-    loop_->Unwatch(connection->socket.get());
-    closer_->Close(std::move(connection->socket));
-    --connected_;
-  }
+  CloseSocket(*connection);
   Forget(client_id);
 }
 

@@ -101,8 +101,9 @@ class Server {
     UniqueFd socket;
     UniqueFd pidfd;  // Invalid until Hello where the kernel does not give it.
     bool said_hello = false;
-    bool busy = false;       // A request is under way.
-    bool announced = false;  // The next request may carry a descriptor.
+    bool busy = false;                // A request is under way.
+    bool announced = false;           // The next request may carry a descriptor.
+    bool passed_descriptors = false;  // Some may lie unread in its socket.
     // A reply that waits for ETOOMANYREFS to pass, with a descriptor of its own.
     std::unique_ptr<Outgoing> delayed;
     UniqueFd delayed_descriptor;
@@ -118,9 +119,10 @@ class Server {
                            protocol::Message& message);
   void OnProcessEnded(uint64_t client_id);
   Result<void> WatchProcess(Connection& connection);
-  void SetPassDescriptors(const Connection& connection, bool on) const;
+  void SetPassDescriptors(Connection& connection, bool on) const;
   bool Deliver(uint64_t client_id, const Outgoing& out);
   void RetryDelayed(uint64_t client_id);
+  void CloseSocket(Connection& connection);
   void Disconnect(Connection& connection, std::string_view reason);
   void Forget(uint64_t client_id);
   Connection* Find(uint64_t client_id);
@@ -131,7 +133,8 @@ class Server {
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::map<uint64_t, Connection> connections_;  // By client id.
   uint64_t next_client_ = 1;
-  uint32_t connected_ = 0;  // Those with a socket.
+  bool refuses_descriptors_ = false;  // New connections do (SO_PASSRIGHTS).
+  uint32_t connected_ = 0;            // Those with a socket.
 };
 
 }  // namespace gpushm::broker

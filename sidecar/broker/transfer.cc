@@ -26,13 +26,18 @@ constexpr uint64_t kDefaultChunkBytes = uint64_t{64} << 20;
 // The bytes to move: all of the file when loading, all of the buffer when saving.
 Result<uint64_t> TotalBytes(const TransferJob& job) {
   if (job.direction == protocol::Direction::kSave) return job.size_bytes;
-  struct stat file{};
-  if (fstat(job.file.get(), &file) != 0) return FailSystem(errno, "fstat");
-  if (!S_ISREG(file.st_mode)) {
+  // What the kernel knows already: a file system that is slow or a client's own (FUSE) is not
+  // asked.
+  struct statx file{};
+  if (statx(job.file.get(), "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE,
+            &file) != 0) {
+    return FailSystem(errno, "statx");
+  }
+  if (!S_ISREG(file.stx_mode)) {
     return Fail(Code::kInvalidArgument, "only regular files can be loaded through the broker",
                 "write it to a file first");
   }
-  const auto size = static_cast<uint64_t>(file.st_size);
+  const auto size = uint64_t{file.stx_size};
   if (size > job.size_bytes) {
     return Fail(
         Code::kInvalidArgument,
@@ -75,6 +80,12 @@ Transfers::~Transfers() {
 }
 
 Result<uint64_t> Transfers::Start(TransferJob job) {
+  const Result<uint64_t> started = TryStart(job);
+  closer_->Close(std::move(job.file));  // A client made it.
+  return started;
+}
+
+Result<uint64_t> Transfers::TryStart(TransferJob& job) {
   if (running_ >= kRunning || transfers_.size() >= kKept) {
     return Fail(Code::kBusy, "another load or save of this pod is under way",
                 "wait until it has ended");
@@ -84,9 +95,10 @@ Result<uint64_t> Transfers::Start(TransferJob job) {
   if (!total) return std::unexpected(total.error());
   if (job.chunk_bytes == 0) job.chunk_bytes = kDefaultChunkBytes;
   std::array<int, 2> ends{};
-  if (pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return FailSystem(errno, "pipe2");
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return FailSystem(errno, "pipe2");
   UniqueFd reader(ends[0]);
-  const UniqueFd writer(ends[1]);
+  const UniqueFd writer(ends[1]);  // Blocks: no line of the child's is lost, least of all its last.
+  if (fcntl(reader.get(), F_SETFL, O_NONBLOCK) != 0) return FailSystem(errno, "fcntl");
   const Result<pid_t> child = Spawn(job, *total, writer.get());
   if (!child) return std::unexpected(child.error());
 
@@ -102,7 +114,6 @@ Result<uint64_t> Transfers::Start(TransferJob job) {
   transfer.child_pidfd.Reset(static_cast<int>(syscall(SYS_pidfd_open, *child, 0)));
   transfer.pipe = std::move(reader);
   ++running_;
-  closer_->Close(std::move(job.file));
   const auto reading =
       loop_->Watch(transfer.pipe.get(), EPOLLIN, [this, id](uint32_t) { OnReadable(id); });
   const auto ending =
@@ -153,13 +164,13 @@ Result<pid_t> Transfers::Spawn(const TransferJob& job, uint64_t total_bytes, int
   return child;
 }
 
-void Transfers::OnReadable(uint64_t id) {
+bool Transfers::OnReadable(uint64_t id) {
   Transfer& transfer = transfers_.at(id);
   std::array<char, 4096> bytes{};
   const ssize_t count = read(transfer.pipe.get(), bytes.data(), bytes.size());
   if (count <= 0) {
     if (count == 0 || errno != EAGAIN) loop_->Unwatch(transfer.pipe.get());
-    return;
+    return false;
   }
   for (const char c : std::string_view(bytes.data(), static_cast<size_t>(count))) {
     if (c == '\n') {
@@ -168,6 +179,7 @@ void Transfers::OnReadable(uint64_t id) {
       transfer.line += c;
     }
   }
+  return true;
 }
 
 void Transfers::OnLine(Transfer& transfer, const std::string& line) {
@@ -186,7 +198,8 @@ void Transfers::OnLine(Transfer& transfer, const std::string& line) {
 
 void Transfers::OnChildEnded(uint64_t id) {
   Transfer& transfer = transfers_.at(id);
-  OnReadable(id);  // What it wrote last; at most one pipe's worth is left.
+  while (OnReadable(id)) {  // What it wrote last; at most one pipe's worth is left.
+  }
   int status = 0;
   waitpid(transfer.child, &status, 0);
   loop_->Unwatch(transfer.pipe.get());

@@ -85,7 +85,8 @@ class Transfers {
   };
 
   Result<pid_t> Spawn(const TransferJob& job, uint64_t total_bytes, int pipe_end) const;
-  void OnReadable(uint64_t id);
+  Result<uint64_t> TryStart(TransferJob& job);
+  bool OnReadable(uint64_t id);  // False: nothing is left to read for now.
   void OnLine(Transfer& transfer, const std::string& line);
   void OnChildEnded(uint64_t id);
 

@@ -1,9 +1,14 @@
 // A thread for what may block: calls of libcuda (a sick GPU hangs them), and closing descriptors
-// that came from clients (a socket with SO_LINGER holds its closer up for seconds).
+// that came from clients (a socket with SO_LINGER holds its closer up for as long as its maker
+// likes). A worker for closing helps itself with more threads when one is held up.
 //
-// Threads: Run from any thread; tasks run one after the other, in order, on the worker's own.
+// Threads: Run, Close and backlog from any thread. Tasks start in order; with one thread they also
+// run one after the other.
 #pragma once
 
+#include <sys/socket.h>
+
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -11,6 +16,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "runtime/base/unique_fd.h"
 
@@ -20,59 +26,106 @@ class Worker {
  public:
   using Task = std::function<void()>;
 
-  Worker() : shared_(std::make_shared<Shared>()), thread_([shared = shared_] { Loop(*shared); }) {}
+  explicit Worker(size_t max_threads = 1)
+      : shared_(std::make_shared<Shared>()), max_threads_(max_threads) {
+    Start();
+  }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
   // Waits for the tasks to end, but not for one that hangs: see Abandon.
   ~Worker() {
-    {
-      const std::lock_guard lock(shared_->mutex);
-      shared_->stopping = true;
-    }
+    std::unique_lock lock(shared_->mutex);
+    shared_->stopping = true;
     shared_->changed.notify_all();
-    if (thread_.joinable()) thread_.join();
+    if (!abandoned_) shared_->changed.wait(lock, [&] { return shared_->threads == 0; });
   }
 
   void Run(Task task) {
+    bool help = false;
     {
       const std::lock_guard lock(shared_->mutex);
       shared_->tasks.push_back(std::move(task));
+      help = shared_->idle == 0 && shared_->threads < max_threads_ &&
+             Clock::now() - shared_->last_start > kHeldUp;
     }
+    if (help) Start();
     shared_->changed.notify_all();
   }
 
   // Closes `fd` there. Any descriptor that a client may have made goes this way.
   void Close(UniqueFd fd) {
-    if (!fd) return;
-    Run([owned = std::make_shared<UniqueFd>(std::move(fd))] { owned->Reset(); });
+    std::vector<UniqueFd> one;
+    one.push_back(std::move(fd));
+    Close(std::move(one));
+  }
+  // The same for all that came with a message.
+  void Close(std::vector<UniqueFd> fds) {
+    std::erase_if(fds, [](const UniqueFd& fd) { return !fd; });
+    if (fds.empty()) return;
+    Run([owned = std::make_shared<std::vector<UniqueFd>>(std::move(fds))] {
+      for (UniqueFd& fd : *owned) {
+        // No effect on what is no socket. Its maker may set it again meanwhile: hence the threads.
+        const linger none{};
+        setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
+        fd.Reset();
+      }
+    });
   }
 
-  // Leaves a thread that hangs in the driver behind; only before the process exits.
-  void Abandon() { thread_.detach(); }
+  // Tasks that have not ended.
+  size_t backlog() const {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->tasks.size() + shared_->threads - shared_->idle;
+  }
+
+  // Leaves threads that hang behind; only before the process exits.
+  void Abandon() { abandoned_ = true; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  // Nothing started for so long while tasks wait: all threads are held up.
+  static constexpr std::chrono::milliseconds kHeldUp{50};
+
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Task> tasks;
+    size_t threads = 0;
+    size_t idle = 0;
+    Clock::time_point last_start = Clock::now();
     bool stopping = false;
   };
+
+  void Start() {
+    {
+      const std::lock_guard lock(shared_->mutex);
+      ++shared_->threads;
+    }
+    std::thread([shared = shared_] { Loop(*shared); }).detach();
+  }
 
   static void Loop(Shared& shared) {
     std::unique_lock lock(shared.mutex);
     for (;;) {
+      ++shared.idle;
       shared.changed.wait(lock, [&] { return shared.stopping || !shared.tasks.empty(); });
-      if (shared.tasks.empty()) return;
-      const Task task = std::move(shared.tasks.front());
+      --shared.idle;
+      if (shared.tasks.empty()) break;
+      Task task = std::move(shared.tasks.front());
       shared.tasks.pop_front();
+      shared.last_start = Clock::now();
       lock.unlock();
       task();
+      task = nullptr;
       lock.lock();
     }
+    --shared.threads;
+    shared.changed.notify_all();
   }
 
   std::shared_ptr<Shared> shared_;
-  std::thread thread_;
+  const size_t max_threads_;
+  bool abandoned_ = false;
 };
 
 }  // namespace gpushm::broker

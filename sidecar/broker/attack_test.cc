@@ -1,0 +1,527 @@
+// Goal: no client holds the broker up (server.h lists the defences).
+// Method: the real broker on the simulated driver; an attacker in one container, a bystander in the
+// other, who must be served meanwhile. Where it is cheap, a control shows that the attack would
+// hold up whoever lacks the defence.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <future>
+
+#include "runtime/base/clock.h"
+#include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/raw_client.h"
+
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
+namespace gpushm::broker::testing {
+namespace {
+
+using protocol::Kind;
+using ::testing::HasSubstr;
+
+constexpr int kLingerSeconds = 8;
+// Far below what an attack lasts, far above what a loaded machine needs for a round trip.
+constexpr int64_t kServedMs = kLingerSeconds * 1000 / 2;
+
+template <typename T>
+int CodeOf(const Result<T>& result) {
+  return result ? 0 : static_cast<int>(result.error().code());
+}
+constexpr int As(Code code) { return static_cast<int>(code); }
+
+// A TCP socket whose close blocks: SO_LINGER, data under way, a peer that never reads.
+struct Lingering {
+  UniqueFd socket;
+  UniqueFd peer;
+};
+Lingering MakeLingering() {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(listen(listener.get(), 1), 0);
+  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  Lingering made;
+  made.socket.Reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(made.socket.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  made.peer.Reset(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const std::vector<char> bytes(1 << 16);
+  while (send(made.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
+  }
+  const linger on{.l_onoff = 1, .l_linger = kLingerSeconds};
+  EXPECT_EQ(setsockopt(made.socket.get(), SOL_SOCKET, SO_LINGER, &on, sizeof on), 0);
+  return made;
+}
+
+class AttackTest : public ::testing::Test {
+ protected:
+  AttackTest() : broker_(folder_.path(), TwoContainers()), attacker_(broker_.Socket("app")) {
+    if (!broker_.ready()) return;
+    before_ = broker_.Descriptors() - 2;  // Less the attacker's socket and pidfd ...
+    EXPECT_TRUE(attacker_.Hello());       // ... which are there for sure now.
+    EXPECT_TRUE(Eventually([&] { return broker_.Descriptors() >= 2; }));
+    before_ = broker_.Descriptors() - 2;
+  }
+  void SetUp() override { ASSERT_TRUE(broker_.ready()); }
+  void TearDown() override { simulated::SetFaults(""); }
+
+  // Somebody else comes, attaches, and goes.
+  void ExpectOthersAreServed() const {
+    const int64_t begun_ns = MonotonicNs();
+    RawClient bystander(broker_.Socket("other"));
+    ASSERT_TRUE(bystander.Hello());
+    const auto attached = bystander.Attach("weights");
+    ASSERT_TRUE(attached) << attached.error().ToString();
+    EXPECT_EQ(bystander.descriptors().size(), 1u);
+    EXPECT_LT((MonotonicNs() - begun_ns) / 1'000'000, kServedMs);
+    ASSERT_TRUE(bystander.Detach(attached->lease_id));
+  }
+  // After the attackers left: nothing of theirs is open.
+  void ExpectNothingLeft() {
+    attacker_.Close();
+    EXPECT_TRUE(Eventually([&] { return broker_.Descriptors() <= before_; }))
+        << broker_.Descriptors() << " descriptors, " << before_ << " before";
+    EXPECT_EQ(broker_.WaitForEnd(0), -1000) << "it must run on";
+  }
+  RawClient Another(const std::string& container = "app") const {
+    RawClient client(broker_.Socket(container));
+    EXPECT_TRUE(client.Hello());
+    return client;
+  }
+
+  TempFolder folder_;
+  BrokerProcess broker_;
+  RawClient attacker_;
+  size_t before_ = 0;
+};
+
+TEST_F(AttackTest, LingeringSocketsBlockWhoClosesThem) {  // The control.
+  Lingering lingering = MakeLingering();
+  const int64_t begun_ns = MonotonicNs();
+  auto closed = std::async(std::launch::async, [&] { lingering.socket.Reset(); });
+  EXPECT_EQ(closed.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  lingering.peer.Reset();  // Lets it go.
+  closed.wait();
+  EXPECT_GT(MonotonicNs() - begun_ns, 200'000'000);
+}
+
+TEST_F(AttackTest, LingeringSocketsHoldNobodyUp) {
+  // Each way by which a descriptor comes in and is not kept.
+  using Way = std::function<void(RawClient&, int)>;
+  const std::vector<std::byte> giant(limits::kMessageBytes + 1);
+  const std::vector<std::byte> garbage(100);
+  const std::vector<std::pair<const char*, Way>> ways = {
+      {"an offer under a name that is taken",
+       [](RawClient& c, int fd) {
+         EXPECT_EQ(CodeOf(c.Offer("weights", fd)), As(Code::kAlreadyExists));
+       }},
+      {"a load into no buffer",
+       [](RawClient& c, int fd) {
+         EXPECT_EQ(CodeOf(c.Transfer("none", 1, fd)), As(Code::kNotFound));
+       }},
+      {"a load from no file",
+       [](RawClient& c, int fd) {
+         EXPECT_EQ(CodeOf(c.Transfer("weights", 1, fd)), As(Code::kInvalidArgument));
+       }},
+      {"beside a request that has none",
+       [](RawClient& c, int fd) {
+         ASSERT_TRUE(c.Announce());
+         EXPECT_TRUE(c.Call<protocol::BrokerInfoReply>(Kind::kBrokerInfo,
+                                                       protocol::BrokerInfoRequest{0}, {&fd, 1}));
+       }},
+      {"with garbage",
+       [&](RawClient& c, int fd) {
+         ASSERT_TRUE(c.Announce());
+         SendRaw(c.socket(), garbage, {&fd, 1});
+       }},
+      {"with an empty message",
+       [&](RawClient& c, int fd) {
+         ASSERT_TRUE(c.Announce());
+         SendRaw(c.socket(), {}, {&fd, 1});
+       }},
+      {"with a message that is too long",
+       [&](RawClient& c, int fd) {
+         ASSERT_TRUE(c.Announce());
+         SendRaw(c.socket(), giant, {&fd, 1});
+       }},
+      {"more than a message may have",
+       [&](RawClient& c, int fd) {
+         ASSERT_TRUE(c.Announce());
+         SendRaw(c.socket(), garbage, std::vector<int>(253, fd));
+       }},
+      {"offered, then deleted",
+       [](RawClient& c, int fd) {
+         EXPECT_TRUE(c.Offer("lingering", fd));
+         EXPECT_TRUE(c.Delete("lingering"));
+       }},
+      {"unread in a socket that is closed", [](RawClient& c, int fd) {
+         ASSERT_TRUE(c.Announce());
+         const std::vector<std::byte> bad(100);
+         for (int i = 0; i < 20; ++i) SendRaw(c.socket(), bad, {&fd, 1});
+       }}};
+  std::vector<UniqueFd> peers;
+  for (const auto& [name, way] : ways) {
+    SCOPED_TRACE(name);
+    Lingering lingering = MakeLingering();
+    RawClient client = Another();
+    way(client, lingering.socket.get());
+    lingering.socket.Reset();
+    client.Close();
+    peers.push_back(std::move(lingering.peer));  // Nobody reads it as long as the test lasts.
+    ExpectOthersAreServed();
+  }
+  ExpectNothingLeft();
+}
+
+TEST_F(AttackTest, ALingeringOfferDoesNotDelayTheEnd) {
+  Lingering lingering = MakeLingering();
+  ASSERT_TRUE(attacker_.Offer("kept", lingering.socket.get()));
+  lingering.socket.Reset();
+  broker_.Signal(SIGTERM);
+  EXPECT_EQ(broker_.WaitForEnd(kServedMs), 0);
+}
+
+TEST_F(AttackTest, UnannouncedDescriptorsAreRefusedAtTheSender) {
+  int on = 0;
+  if (setsockopt(attacker_.socket(), SOL_SOCKET, SO_PASSRIGHTS, &on, sizeof on) != 0) {
+    GTEST_SKIP() << "SO_PASSRIGHTS is of Linux 6.16";
+  }
+  protocol::Buffer buffer;
+  const size_t size =
+      protocol::EncodeRequest(Kind::kBrokerInfo, 1, protocol::BrokerInfoRequest{0}, &buffer);
+  const int fd = attacker_.socket();
+  EXPECT_EQ(SendRaw(attacker_.socket(), {buffer.data(), size}, {&fd, 1}), EPERM);
+  EXPECT_TRUE(attacker_.Info()) << "the connection goes on";
+  ASSERT_TRUE(attacker_.Announce());
+  EXPECT_EQ(SendRaw(attacker_.socket(), {buffer.data(), size}, {&fd, 1}), 0);
+  EXPECT_TRUE(attacker_.Await<protocol::BrokerInfoReply>());
+  EXPECT_EQ(SendRaw(attacker_.socket(), {buffer.data(), size}, {&fd, 1}), EPERM) << "one request";
+}
+
+TEST_F(AttackTest, AFloodOfDescriptorsEndsWithItsConnection) {
+  const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const std::vector<int> many(253, null.get());
+  const std::vector<std::byte> bytes(64);
+  for (int round = 0; round < 20; ++round) {
+    RawClient client = Another();
+    ASSERT_TRUE(Eventually([&] { return client.Announce().has_value(); })) << "BUSY at most";
+    for (int i = 0; i < 50; ++i) SendRaw(client.socket(), bytes, many);
+    EXPECT_TRUE(client.IsDisconnected());
+  }
+  ExpectOthersAreServed();
+  ExpectNothingLeft();
+}
+
+TEST_F(AttackTest, WhoNeverReadsIsDisconnected) {
+  const int small = 1;
+  setsockopt(attacker_.socket(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+  pollfd poller{.fd = attacker_.socket(), .events = POLLOUT, .revents = 0};
+  int posted = 0;
+  protocol::Buffer buffer;
+  const size_t size = protocol::EncodeRequest(
+      Kind::kHolders, 1, protocol::HoldersRequest{.name = {}, .after_lease_id = 0}, &buffer);
+  const Deadline deadline = Deadline::AfterMs(kSoonMs);
+  for (;;) {
+    const int error = SendRaw(attacker_.socket(), {buffer.data(), size}, {});
+    if (error == EPIPE || error == ECONNRESET) break;
+    posted += error == 0 ? 1 : 0;
+    ASSERT_FALSE(deadline.Passed()) << "still connected after " << posted << " requests";
+    if (error == EAGAIN) poll(&poller, 1, 1);
+  }
+  EXPECT_TRUE(broker_.WaitForLog("does not read its replies"));
+  ExpectOthersAreServed();
+  ExpectNothingLeft();
+}
+
+TEST_F(AttackTest, ASecondUnreadDescriptorIsRefusedAndLeavesNoLease) {
+  const protocol::AttachRequest request{
+      .name = protocol::ToNameField("weights"),
+      .access = 1,
+      .reserved = 0,
+      .generation = 0,
+      .gpu_uuid = attacker_.Hello() ? std::array<uint8_t, 16>{} : std::array<uint8_t, 16>{}};
+  // (That Hello was one too many: the connection is gone.)
+  EXPECT_TRUE(attacker_.IsDisconnected());
+  RawClient client(broker_.Socket("app"));
+  const auto hello = client.Hello();
+  ASSERT_TRUE(hello);
+  protocol::AttachRequest attach = request;
+  attach.gpu_uuid = hello->gpu_uuid;
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(client.Post(Kind::kAttach, attach));
+  // Nothing is read until all three were looked at.
+  RawClient watcher = Another("other");
+  EXPECT_TRUE(Eventually([&] { return watcher.Info()->leases == 1; }));
+  const auto first = client.Await<protocol::AttachReply>();
+  ASSERT_TRUE(first);
+  int contended = 0;
+  for (int i = 0; i < 2; ++i) {
+    contended += CodeOf(client.Await<protocol::AttachReply>()) == As(Code::kContended) ? 1 : 0;
+  }
+  EXPECT_GE(contended, 1);
+  ASSERT_TRUE(client.Detach(first->lease_id));
+}
+
+TEST_F(AttackTest, BrokenMessagesEndOnlyTheirConnection) {
+  const auto expect_end = [&](const char* what, const std::function<void(RawClient&)>& attack) {
+    SCOPED_TRACE(what);
+    RawClient client = Another();
+    RawClient neighbour = Another();
+    attack(client);
+    EXPECT_TRUE(client.IsDisconnected());
+    EXPECT_TRUE(neighbour.Info());
+  };
+  const auto raw = [](size_t size) {
+    return [size](RawClient& c) {
+      const std::vector<std::byte> bytes(size, std::byte{0x5a});
+      SendRaw(c.socket(), bytes, {});
+    };
+  };
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{23}, size_t{24}, size_t{4096},
+                            size_t{4097}, size_t{100'000}}) {
+    expect_end("bytes", raw(size));
+  }
+  expect_end("half a request", [](RawClient& c) {
+    protocol::Buffer buffer;
+    const size_t all =
+        protocol::EncodeRequest(Kind::kHolders, 1, protocol::HoldersRequest{}, &buffer);
+    SendRaw(c.socket(), {buffer.data(), all / 2}, {});
+  });
+  expect_end("a second hello", [](RawClient& c) { EXPECT_FALSE(c.Hello()); });
+  expect_end("a reply", [](RawClient& c) {
+    protocol::Buffer buffer;
+    const size_t all = protocol::EncodeReply(Kind::kDetach, 1, protocol::EmptyReply{0}, &buffer);
+    SendRaw(c.socket(), {buffer.data(), all}, {});
+  });
+  expect_end("a name that is none", [](RawClient& c) { EXPECT_FALSE(c.Attach("../../etc")); });
+  expect_end("an announced descriptor that is two", [](RawClient& c) {
+    ASSERT_TRUE(c.Announce());
+    const std::vector<int> two(2, c.socket());
+    SendRaw(c.socket(), std::vector<std::byte>(32), two);
+  });
+  expect_end("an offer without memory", [](RawClient& c) {
+    protocol::OfferRequest body{};
+    body.name = protocol::ToNameField("x");
+    body.size_bytes = body.mapped_bytes = 1;
+    body.transport = 1;
+    EXPECT_FALSE(c.Call<protocol::OfferReply>(Kind::kOffer, body));
+  });
+  expect_end("a request after the end of file", [](RawClient& c) {
+    ASSERT_TRUE(c.Post(Kind::kBrokerInfo, protocol::BrokerInfoRequest{0}));
+    shutdown(c.socket(), SHUT_WR);
+  });
+  RawClient early(broker_.Socket("app"));
+  EXPECT_FALSE(early.Info()) << "before its hello";
+  ExpectNothingLeft();
+}
+
+TEST_F(AttackTest, ASlowDriverHoldsUpOnlyWhoAsksIt) {
+  simulated::SetFaults("hang: {cuMemCreate: 4000}");
+  const int64_t begun_ns = MonotonicNs();
+  protocol::CreateRequest body{};
+  body.name = protocol::ToNameField("slow");
+  body.size_bytes = 1;
+  ASSERT_TRUE(attacker_.Post(Kind::kCreate, body));
+  body.name = protocol::ToNameField("given-up");
+  RawClient impatient = Another();
+  body.flags = protocol::kFlagAttach;
+  ASSERT_TRUE(impatient.Post(Kind::kCreate, body));
+  impatient.Close();
+  for (int i = 0; i < 20; ++i) ExpectOthersAreServed();
+  EXPECT_LT(MonotonicNs() - begun_ns, 4'000'000'000) << "all while it hung";
+  EXPECT_EQ(CodeOf(Another("other").Attach("slow")), As(Code::kNotFound));
+  EXPECT_TRUE(attacker_.Await<protocol::AttachReply>());
+  EXPECT_GE(MonotonicNs() - begun_ns, 4'000'000'000) << "the control: it did hang";
+  simulated::SetFaults("");
+  RawClient watcher = Another("other");
+  EXPECT_TRUE(Eventually([&] { return watcher.Info()->used_bytes == (4u << 20) + (2u << 20); }))
+      << "what was given up is freed";
+}
+
+TEST_F(AttackTest, AHangingDriverDoesNotKeepTheBrokerFromEnding) {
+  TempFolder folder;
+  BrokerSettings settings = TwoContainers();
+  settings.arguments.insert(settings.arguments.end(), {"--drain-timeout-ms", "300"});
+  BrokerProcess broker(folder.path(), settings);
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  simulated::SetFaults("hang: {cuMemCreate: 20000}");
+  protocol::CreateRequest body{};
+  body.name = protocol::ToNameField("slow");
+  body.size_bytes = 1;
+  ASSERT_TRUE(client.Post(Kind::kCreate, body));
+  EXPECT_TRUE(client.connected());
+  RawClient other(broker.Socket("other"));
+  ASSERT_TRUE(other.Hello());
+  broker.Signal(SIGTERM);
+  EXPECT_EQ(broker.WaitForEnd(10'000), 0);
+}
+
+TEST_F(AttackTest, OneContainerCannotTakeAllConnections) {
+  std::vector<RawClient> crowd;
+  std::string refusal;
+  while (crowd.size() <= limits::kClients) {
+    crowd.emplace_back(broker_.Socket("app"));
+    if (const auto hello = crowd.back().Hello(); !hello) {
+      refusal = hello.error().ToString();
+      break;
+    }
+  }
+  EXPECT_LT(crowd.size(), limits::kClients);
+  EXPECT_THAT(refusal, HasSubstr("EXHAUSTED"));
+  EXPECT_THAT(refusal, HasSubstr("container \"app\""));
+  ExpectOthersAreServed();
+  crowd.clear();
+  EXPECT_TRUE(Eventually([&] { return RawClient(broker_.Socket("app")).Hello().has_value(); }));
+  ExpectNothingLeft();
+}
+
+TEST_F(AttackTest, TenThousandComeAndGo) {
+  for (int i = 0; i < 10'000; ++i) {
+    RawClient passer(broker_.Socket("app"));
+    if (i % 10 == 0 && passer.connected()) {
+      [[maybe_unused]] const auto hello = passer.Hello();  // May be EXHAUSTED; goes at once.
+    }
+    if (i % 1000 == 0) ExpectOthersAreServed();
+  }
+  ExpectOthersAreServed();
+  ExpectNothingLeft();
+}
+
+TEST_F(AttackTest, AStoppedProcessKeepsItsLeasesAndStopsNobody) {
+  ClientProcess stopped([&] {
+    static RawClient client(broker_.Socket("app"));
+    return client.Hello() && client.Attach("weights") ? 0 : 1;
+  });
+  ASSERT_EQ(stopped.result(), 0);
+  stopped.Signal(SIGSTOP);
+  for (int i = 0; i < 50; ++i) ExpectOthersAreServed();
+  EXPECT_EQ(attacker_.Info()->leases, 1u) << "a stopped process is not a dead one";
+  stopped.Kill();
+  EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
+}
+
+TEST_F(AttackTest, TheProcessCountsNotItsSocket) {
+  // The socket lives on in a grandchild; the process that connected dies.
+  ClientProcess parent([&] {
+    static RawClient client(broker_.Socket("app"));
+    if (!client.Hello() || !client.Attach("weights")) return 1;
+    return fork() == 0 ? (pause(), 2) : 0;
+  });
+  ASSERT_EQ(parent.result(), 0);
+  EXPECT_EQ(attacker_.Info()->leases, 1u);
+  kill(parent.pid(), SIGKILL);
+  waitpid(parent.pid(), nullptr, 0);
+  EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
+
+  // The other way round: the socket is closed, the process lives and holds its memory.
+  ClientProcess closes([&] {
+    static RawClient client(broker_.Socket("app"));
+    if (!client.Hello() || !client.Attach("weights")) return 1;
+    client.Close();
+    return 0;
+  });
+  ASSERT_EQ(closes.result(), 0);
+  ExpectOthersAreServed();
+  EXPECT_EQ(attacker_.Info()->leases, 1u);
+  closes.Kill();
+  EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
+}
+
+TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);
+  const UniqueFd directory(open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd zero(open("/dev/zero", O_RDWR | O_CLOEXEC));
+  const UniqueFd shrinking(memfd_create("shrinking", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(shrinking.get(), 4 << 20), 0);
+  for (const int fd : {reader.get(), writer.get(), directory.get(), zero.get()}) {
+    EXPECT_EQ(CodeOf(attacker_.Transfer("weights", 1, fd)), As(Code::kInvalidArgument));
+    EXPECT_TRUE(attacker_.Offer("odd", fd)) << "memory is its users' to import, and refuse";
+    EXPECT_TRUE(attacker_.Delete("odd"));
+  }
+  // A file that shrinks while it is read: the load fails, whoever reads it lives on.
+  const auto transfer = attacker_.Transfer("weights", 1, shrinking.get());
+  ASSERT_TRUE(transfer) << transfer.error().ToString();
+  ASSERT_EQ(ftruncate(shrinking.get(), 0), 0);
+  const auto ended = attacker_.FinishTransfer(transfer->transfer_id);
+  const auto& log = broker_.log();
+  EXPECT_EQ(log.find("ended by signal"), std::string::npos) << log;
+  // It may have been faster than the truncation; then the buffer is loaded.
+  if (ended) {
+    ExpectOthersAreServed();
+  } else {
+    EXPECT_EQ(CodeOf(attacker_.Attach("weights")), As(Code::kSystem));
+  }
+  ExpectNothingLeft();
+}
+
+TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {
+  ClientProcess hoarder([&] {
+    static RawClient client(broker_.Socket("app"));
+    const auto hello = client.Hello();
+    for (uint32_t i = 0; hello && i < limits::kLeases; ++i) {
+      if (!client.Attach("weights")) return 1;
+    }
+    const auto refused = client.Attach("weights");
+    return CodeOf(refused) == As(Code::kExhausted) ? 0 : 2;
+  });
+  ASSERT_EQ(hoarder.result(), 0);
+  EXPECT_EQ(attacker_.Info()->leases, limits::kLeases);
+  EXPECT_EQ(CodeOf(Another("other").Attach("weights")), As(Code::kExhausted));
+  hoarder.Kill();
+  EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
+  ExpectOthersAreServed();
+}
+
+// Descriptors in flight are counted per user over the whole node: somebody else's flood makes the
+// kernel refuse the broker's replies (ETOOMANYREFS) until it is read.
+TEST(AttackOnAUser, RepliesWaitForDescriptorsInFlight) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root, to start a broker as another user";
+  constexpr uid_t kUser = 31'339;
+  TempFolder folder;
+  ASSERT_EQ(chown(folder.path().c_str(), kUser, kUser), 0);
+  BrokerSettings settings = TwoContainers();
+  settings.uid = kUser;
+  settings.descriptors = 100;
+  BrokerProcess broker(folder.path(), settings);
+  ASSERT_TRUE(broker.ready());
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  int parked[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, parked), 0);
+  const UniqueFd near(parked[0]);
+  UniqueFd far(parked[1]);
+  ClientProcess flood([&] {
+    if (setgid(kUser) != 0 || setuid(kUser) != 0) return 1;
+    const std::vector<int> fds(250, near.get());
+    return SendRaw(near.get(), std::vector<std::byte>(1), fds);
+  });
+  ASSERT_EQ(flood.result(), 0);
+  auto attached = std::async(std::launch::async, [&] { return client.Attach("weights"); });
+  EXPECT_EQ(attached.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout)
+      << "the control: the kernel refuses";
+  RawClient other(broker.Socket("other"));
+  EXPECT_FALSE(broker.log().find("in flight") != std::string::npos);
+  std::vector<std::byte> byte(1);
+  ASSERT_EQ(recv(far.get(), byte.data(), 1, 0), 1);  // Drops them.
+  ASSERT_EQ(attached.wait_for(std::chrono::milliseconds(kSoonMs)), std::future_status::ready);
+  EXPECT_TRUE(attached.get());
+}
+
+}  // namespace
+}  // namespace gpushm::broker::testing

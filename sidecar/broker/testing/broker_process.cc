@@ -1,0 +1,207 @@
+#include "sidecar/broker/testing/broker_process.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+#include "runtime/driver/nvml_api.h"
+
+namespace gpushm::broker::testing {
+namespace {
+
+constexpr int kLookEveryMs = 2;
+
+// The folder that holds tests/, bin/ and driver-sim/.
+std::string BuildFolder() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
+}
+
+std::string DriverFolder() { return BuildFolder() + "/driver-sim"; }
+
+const std::string& StateFolder() {
+  static const TempFolder* const folder = [] {
+    auto* const made = new TempFolder();  // Removed at exit, after all brokers.
+    std::filesystem::permissions(made->path(), std::filesystem::perms::all);
+    setenv("GPUSHM_SIM_DIR", made->path().c_str(), 1);
+    static std::string path = made->path();
+    std::atexit([] { std::filesystem::remove_all(path); });
+    return made;
+  }();
+  return folder->path();
+}
+
+}  // namespace
+
+TempFolder::TempFolder() {
+  std::string pattern = ::testing::TempDir() + "gpushm-broker-XXXXXX";
+  path_ = mkdtemp(pattern.data());
+  std::filesystem::permissions(path_, std::filesystem::perms(0755));
+}
+
+TempFolder::~TempFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+namespace simulated {
+
+void SetFaults(const std::string& yaml) {
+  const std::string path = StateFolder() + "/faults.yaml";
+  if (yaml.empty()) {
+    std::filesystem::remove(path);
+    return;
+  }
+  std::ofstream(path + ".new") << yaml << '\n';
+  std::filesystem::rename(path + ".new", path);
+}
+
+uint64_t UsedBytes() {
+  StateFolder();
+  const auto api = NvmlApi::Load(DriverFolder());
+  nvmlDevice_t device = nullptr;
+  nvmlMemory_t memory{};
+  if (!api || (*api)->nvmlDeviceGetHandleByIndex_v2(0, &device) != NVML_SUCCESS ||
+      (*api)->nvmlDeviceGetMemoryInfo(device, &memory) != NVML_SUCCESS) {
+    ADD_FAILURE() << "NVML does not answer";
+    return ~uint64_t{0};
+  }
+  return memory.used;
+}
+
+}  // namespace simulated
+
+BrokerSettings TwoContainers() {
+  return {.arguments = {"--container", "app", "--container", "other", "--pool", "256Mi"},
+          .buffers = "buffers.gpushm.io/weights: 4Mi",
+          .uid = 0,
+          .descriptors = 0};
+}
+
+BrokerProcess::BrokerProcess(const std::string& folder, const BrokerSettings& settings)
+    : folder_(folder) {
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) std::abort();
+  log_pipe_.Reset(ends[0]);
+  const UniqueFd writer(ends[1]);
+  const std::string binary = BuildFolder() + "/bin/gpushm-broker";
+  std::vector<std::string> words = {binary, "--folder", folder};
+  words.insert(words.end(), settings.arguments.begin(), settings.arguments.end());
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  std::vector<std::string> variables = {"GPUSHM_DRIVER=" + DriverFolder(),
+                                        "GPUSHM_SIM_DIR=" + StateFolder(),
+                                        "GPUSHM_BUFFERS=" + settings.buffers};
+  for (const char* kept : {"PATH", "ASAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
+    if (const char* value = std::getenv(kept)) variables.push_back(Concat(kept, '=', value));
+  }
+  std::vector<char*> environment;
+  for (std::string& variable : variables) environment.push_back(variable.data());
+  environment.push_back(nullptr);
+
+  pid_ = fork();
+  if (pid_ == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    dup2(writer.get(), STDERR_FILENO);
+    if (settings.descriptors != 0) {
+      const rlimit limit{settings.descriptors, settings.descriptors};
+      setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (settings.uid != 0 && (setgid(settings.uid) != 0 || setuid(settings.uid) != 0)) _exit(90);
+    execve(binary.c_str(), arguments.data(), environment.data());
+    _exit(91);
+  }
+  pidfd_.Reset(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  reader_ = std::thread([this] { ReadLog(); });
+  ready_ = WaitForLog(" ready ") || WaitForLog("\"ready\"", 0);
+}
+
+BrokerProcess::~BrokerProcess() {
+  if (!ended_) {
+    Signal(SIGCONT);
+    Signal(SIGKILL);
+    WaitForEnd();
+  }
+  reader_.join();
+  if (::testing::Test::HasFailure()) {
+    const std::string all = log();
+    std::fprintf(stderr, "---- the broker's log ends with\n%s----\n",
+                 all.substr(all.size() > 4000 ? all.size() - 4000 : 0).c_str());
+  }
+}
+
+std::string BrokerProcess::Socket(const std::string& container) const {
+  return folder_ + (container.empty() ? "" : "/" + container) + "/gpushm.sock";
+}
+
+void BrokerProcess::Signal(int signal) const { kill(pid_, signal); }
+
+int BrokerProcess::WaitForEnd(int64_t wait_ms) {
+  if (ended_) return result_;
+  pollfd poller{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+  if (poll(&poller, 1, static_cast<int>(wait_ms)) <= 0) return -1000;
+  int status = 0;
+  waitpid(pid_, &status, 0);
+  ended_ = true;
+  result_ = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  return result_;
+}
+
+void BrokerProcess::ReadLog() {
+  std::array<char, 4096> bytes{};
+  for (;;) {
+    const ssize_t count = read(log_pipe_.get(), bytes.data(), bytes.size());
+    const std::lock_guard lock(mutex_);
+    if (count <= 0) log_ended_ = true;
+    if (count > 0) log_.append(bytes.data(), static_cast<size_t>(count));
+    changed_.notify_all();
+    if (count <= 0) return;
+  }
+}
+
+std::string BrokerProcess::log() const {
+  const std::lock_guard lock(mutex_);
+  return log_;
+}
+
+bool BrokerProcess::WaitForLog(const std::string& text, int64_t wait_ms) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::milliseconds(wait_ms),
+                    [&] { return log_ended_ || log_.find(text) != std::string::npos; });
+  return log_.find(text) != std::string::npos;
+}
+
+size_t BrokerProcess::Descriptors() const {
+  std::error_code error;
+  size_t count = 0;
+  for (std::filesystem::directory_iterator entry(Concat("/proc/", pid_, "/fd"), error), end;
+       entry != end; entry.increment(error)) {
+    ++count;
+  }
+  return count;
+}
+
+bool Eventually(const std::function<bool()>& holds, int64_t wait_ms) {
+  const Deadline deadline = Deadline::AfterMs(wait_ms);
+  while (!holds()) {
+    if (deadline.Passed()) return false;
+    poll(nullptr, 0, kLookEveryMs);
+  }
+  return true;
+}
+
+}  // namespace gpushm::broker::testing

@@ -1,0 +1,110 @@
+// For tests: speaks the protocol by hand, rightly or wrongly. No library, no driver.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/protocol/channel.h"
+#include "runtime/protocol/messages.h"
+#include "sidecar/broker/testing/broker_process.h"
+
+namespace gpushm::broker::testing {
+
+class RawClient {
+ public:
+  // Connected, no Hello yet. Not connected if nobody listens.
+  explicit RawClient(const std::string& socket_path);
+
+  int socket() const { return socket_.get(); }
+  bool connected() const { return socket_.valid(); }
+  void Close() { socket_.Reset(); }
+
+  // A request and its reply; an error reply is its Status.
+  template <typename Reply, typename Body>
+  Result<Reply> Call(protocol::Kind kind, const Body& body, std::span<const int> fds = {}) {
+    // Whoever is refused at the door may find it closed, and the reason in front of it.
+    if (auto sent = Post(kind, body, fds);
+        !sent && (sent.error().code() != Code::kUnavailable || !connected())) {
+      return std::unexpected(sent.error());
+    }
+    return Await<Reply>();
+  }
+  // The request alone.
+  template <typename Body>
+  Result<void> Post(protocol::Kind kind, const Body& body, std::span<const int> fds = {}) {
+    protocol::Buffer buffer;
+    const size_t size = protocol::EncodeRequest(kind, ++request_, body, &buffer);
+    return protocol::Send(socket_.get(), {buffer.data(), size}, fds, Deadline::AfterMs(kSoonMs));
+  }
+  // The next reply, whatever it answers.
+  template <typename Reply>
+  Result<Reply> Await() {
+    if (auto r = protocol::Receive(socket_.get(), &message_, Deadline::AfterMs(kSoonMs)); !r) {
+      return std::unexpected(r.error());
+    }
+    const auto header = protocol::ParseHeader(message_.span());
+    if (!header) return std::unexpected(header.error());
+    if (header->status == 0) return protocol::Parse<Reply>(message_.span());
+    const auto error = protocol::ParseError(message_.span());
+    return std::unexpected(error ? *error : error.error());
+  }
+  // Descriptors that the last reply brought.
+  std::vector<UniqueFd>& descriptors() { return message_.descriptors; }
+
+  Result<protocol::HelloReply> Hello();
+  Result<protocol::AttachReply> Attach(const std::string& name, uint32_t access = 1);
+  Result<protocol::AttachReply> Create(const std::string& name, uint64_t size_bytes,
+                                       uint32_t flags = 0, uint32_t on_writer_exit = 0);
+  Result<protocol::EmptyReply> Detach(uint64_t lease_id);
+  Result<protocol::EmptyReply> Delete(const std::string& name);
+  Result<protocol::BrokerInfoReply> Info();
+  Result<protocol::EmptyReply> Announce();
+  // Announces, then offers `fd` as VMM memory.
+  Result<protocol::OfferReply> Offer(const std::string& name, int fd);
+  // Announces, then asks for a load (1) or save (2).
+  Result<protocol::TransferReply> Transfer(const std::string& name, uint32_t direction, int fd);
+  // Until it has ended; its Status.
+  Result<void> FinishTransfer(uint64_t transfer_id);
+
+  // Whether the broker closes the connection before the deadline; replies until then are read.
+  bool IsDisconnected(int64_t wait_ms = kSoonMs);
+
+ private:
+  UniqueFd socket_;
+  protocol::Message message_;
+  uint64_t request_ = 0;
+  std::array<uint8_t, 16> gpu_uuid_{};
+};
+
+// Sends bytes with any number of descriptors, as no well-behaved client does. The errno, or 0.
+int SendRaw(int socket, std::span<const std::byte> bytes, std::span<const int> fds);
+
+// A process that does `work` with a client of its own and then waits to be killed. Made by fork().
+class ClientProcess {
+ public:
+  // `work` returns 0 if it got where it wanted; the object waits for that.
+  explicit ClientProcess(const std::function<int()>& work);
+  ~ClientProcess();
+  ClientProcess(ClientProcess&& other) noexcept
+      : pid_(std::exchange(other.pid_, -1)), result_(other.result_) {}
+  ClientProcess& operator=(ClientProcess&&) = delete;
+
+  int result() const { return result_; }
+  pid_t pid() const { return pid_; }
+  void Signal(int signal) const;
+  void Kill();  // And reaps.
+
+ private:
+  pid_t pid_ = -1;
+  int result_ = -1;
+};
+
+}  // namespace gpushm::broker::testing
