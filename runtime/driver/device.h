@@ -83,7 +83,7 @@ class DeviceMemory {
 // A range of device addresses with memory mapped into it.
 class DeviceMapping {
  public:
-  // Maps the first `size_bytes` of `memory` (a multiple of the granularity) for use by `device`.
+  // Maps `memory` for use by `device`. `size_bytes` is all of it: the driver maps no parts.
   // The mapping keeps the memory alive by itself: `memory` may be destroyed afterwards.
   static Result<DeviceMapping> Map(const CudaApi& api, const DeviceMemory& memory,
                                    uint64_t size_bytes, CUdevice device, Access access);

@@ -130,13 +130,15 @@ CONFORMANCE_CASE(MappingWithoutAccessRefuses, 20) {
   }).Join();
 }
 
-CONFORMANCE_CASE(PartOfAnAllocationCanBeMapped, 20) {
+CONFORMANCE_CASE(PartOfAnAllocationCannotBeMapped, 20) {
   Start([](Channel&) {
-    UseContext();
-    const UniqueFd fd = CreateDescriptor(3 * kChunkBytes);
-    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
-    WriteWord(mapped.address() + kChunkBytes - 8, 9);
-    Expect(ReadWord(mapped.address() + kChunkBytes - 8) == 9, "the prefix does not work");
+    const CudaApi& api = UseContext();
+    const DeviceMemory memory = Take(DeviceMemory::Create(api, 0, 3 * kChunkBytes));
+    CUdeviceptr address = 0;
+    Must(api.cuMemAddressReserve(&address, kChunkBytes, 0, 0, 0), "cuMemAddressReserve");
+    ExpectAnswer(api.cuMemMap(address, kChunkBytes, 0, memory.handle(), 0),
+                 CUDA_ERROR_NOT_SUPPORTED, "cuMemMap of a third of the memory");
+    Must(api.cuMemAddressFree(address, kChunkBytes), "cuMemAddressFree");
   }).Join();
 }
 

@@ -75,13 +75,22 @@ void EnterNamespaces(const ChildOptions& options) {
   int flags = 0;
   if (options.own_ipc_namespace) flags |= CLONE_NEWIPC;
   if (options.own_pid_namespace) flags |= CLONE_NEWPID;
-  if (options.private_dev_shm) flags |= CLONE_NEWNS;
+  if (options.private_dev_shm || options.own_pid_namespace) flags |= CLONE_NEWNS;
   if (flags != 0 && unshare(flags) != 0) {
     SkipCase(std::string("namespaces need root or user namespaces: ") + std::strerror(errno));
   }
   if (options.private_dev_shm && (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
                                   mount("tmpfs", "/dev/shm", "tmpfs", 0, nullptr) != 0)) {
     SkipCase(std::string("a private /dev/shm cannot be mounted: ") + std::strerror(errno));
+  }
+}
+
+// The driver reads /proc/self: cuInit fails with OPERATING_SYSTEM where /proc is another PID
+// namespace's. A container runtime mounts one; so does this.
+void MountOwnProc() {
+  if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      mount("proc", "/proc", "proc", 0, nullptr) != 0) {
+    SkipCase(std::string("/proc of a PID namespace cannot be mounted: ") + std::strerror(errno));
   }
 }
 
@@ -101,6 +110,7 @@ void BecomeUser(int uid) {
     const size_t equals = variable.find('=');
     setenv(variable.substr(0, equals).c_str(), variable.substr(equals + 1).c_str(), 1);
   }
+  if (options.own_pid_namespace) MountOwnProc();
   BecomeUser(options.uid);
   {
     Channel channel(std::move(socket));

@@ -59,9 +59,10 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* ca
       });
 }
 
-CUresult CUDAAPI cuGraphInstantiate(CUgraphExec* phGraphExec, CUgraph hGraph, unsigned long long) {
+CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec* phGraphExec, CUgraph hGraph,
+                                             unsigned long long) {
   return CallWithContext(
-      "cuGraphInstantiate", [&](Driver& driver, Context&, const std::shared_ptr<Engine>&) {
+      "cuGraphInstantiateWithFlags", [&](Driver& driver, Context&, const std::shared_ptr<Engine>&) {
         const std::lock_guard lock(driver.mutex);
         const auto graph = driver.graphs.find(hGraph);
         if (phGraphExec == nullptr || graph == driver.graphs.end()) return CUDA_ERROR_INVALID_VALUE;

@@ -132,6 +132,8 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset,
         size > mapping.allocation->backing->record().size_bytes) {
       return CUDA_ERROR_INVALID_VALUE;
     }
+    // As on the H200: an allocation is mapped as a whole.
+    if (size != mapping.allocation->backing->record().size_bytes) return CUDA_ERROR_NOT_SUPPORTED;
     driver.Delay("map");
     return driver.space().Map(mapping) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
