@@ -186,7 +186,7 @@ CONFORMANCE_CASE(IpcEventOfDeadExporterOpensAndNeverFires, 30) {
     CUevent event = nullptr;
     ExpectAnswer(Cuda().cuIpcOpenEventHandle(&event, exported.handles.event), CUDA_SUCCESS,
                  "cuIpcOpenEventHandle of a dead exporter");
-    usleep(300'000);  // Not to hope for something: to see that nothing comes.
+    usleep(300'000);  // sleep: to see that nothing comes.
     Note("cuEventQuery of it: " + NameOf(Cuda().cuEventQuery(event)));
   }).Join();
 }

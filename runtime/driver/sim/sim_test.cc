@@ -100,7 +100,7 @@ TEST_F(SimTest, KillsAtRandomTimesLeaveNothing) {
   std::vector<pid_t> children;
   for (int i = 0; i < kProcesses; ++i) children.push_back(Fork(churn));
   for (int round = 0; round < kRounds; ++round) {
-    usleep(static_cast<useconds_t>(random() % 8000));  // The random time.
+    usleep(static_cast<useconds_t>(random() % 8000));  // sleep: the random time.
     pid_t& victim = children[random() % kProcesses];
     kill(victim, SIGKILL);
     int status = 0;

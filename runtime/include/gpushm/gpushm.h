@@ -50,18 +50,18 @@ extern "C" {
 
 /* Milliseconds that a call waits when its options do not say otherwise. */
 #define GPUSHM_DEFAULT_TIMEOUT_MS 10000
-/* For `timeout_ms`: fail with the reason (NOT_FOUND, LOADING, UNAVAILABLE ...) instead of waiting. A
- * broker that is there gets one second to answer. */
+/* For `timeout_ms`: fail with the reason (NOT_FOUND, LOADING, UNAVAILABLE ...) instead of waiting.
+ * A broker that is there gets one second to answer. */
 #define GPUSHM_DONT_WAIT (-1)
 
 /* Zeroes an options or info struct and sets its size:
  *   gpushm_attach_options options; GPUSHM_INIT(&options); */
-#define GPUSHM_INIT(pointer)                                                           \
-  do {                                                                                 \
-    unsigned char* gpushm_bytes_ = (unsigned char*)(pointer);                          \
-    size_t gpushm_i_;                                                                  \
+#define GPUSHM_INIT(pointer)                                                                      \
+  do {                                                                                            \
+    unsigned char* gpushm_bytes_ = (unsigned char*)(pointer);                                     \
+    size_t gpushm_i_;                                                                             \
     for (gpushm_i_ = 0; gpushm_i_ < sizeof *(pointer); ++gpushm_i_) gpushm_bytes_[gpushm_i_] = 0; \
-    (pointer)->struct_size = sizeof *(pointer);                                        \
+    (pointer)->struct_size = sizeof *(pointer);                                                   \
   } while (0)
 
 /* What a call came to. Numbers are fixed for ever; new ones may be appended. */
@@ -71,23 +71,23 @@ typedef enum gpushm_status {
   GPUSHM_NOT_FOUND = 2,        /* No buffer, file or GPU of that name. */
   GPUSHM_ALREADY_EXISTS = 3,   /* The name is taken. */
   GPUSHM_DENIED = 4,           /* The pod's annotations do not allow it to this container. */
-  GPUSHM_EXHAUSTED = 5,        /* A limit (docs/limits.md), the pod's pool or the card is used up. */
-  GPUSHM_CONTENDED = 6,        /* Bounded retries ran out; try again. */
-  GPUSHM_TIMEOUT = 7,          /* The deadline passed. */
-  GPUSHM_INCOMPATIBLE = 8,     /* Library and broker have no protocol version in common. */
-  GPUSHM_CORRUPT = 9,          /* Shared or received bytes fail validation. */
-  GPUSHM_UNAVAILABLE = 10,     /* No broker answers. */
-  GPUSHM_ORPHANED = 11,        /* The broker that gave this attachment is gone: bytes are history. */
-  GPUSHM_STALE = 12,           /* Another generation is behind the name now. */
-  GPUSHM_PEER_DIED = 13,       /* The process at the other end is gone. */
-  GPUSHM_DEVICE_LOST = 14,     /* The GPU must be reset. */
-  GPUSHM_BUSY = 15,            /* Work is pending on it, or another writer holds it. */
-  GPUSHM_UNSUPPORTED = 16,     /* This driver, GPU, kernel or memory cannot do it. */
-  GPUSHM_DRIVER = 17,          /* A CUDA call failed; the text says which and how. */
-  GPUSHM_SYSTEM = 18,          /* A system call failed; the text says which and how. */
-  GPUSHM_FORKED = 19,          /* Called in a child of fork(). */
-  GPUSHM_LOADING = 20,         /* The buffer's content is not there yet. */
-  GPUSHM_INTERNAL = 21         /* A bug of gpushm: please report it. */
+  GPUSHM_EXHAUSTED = 5,    /* A limit (docs/limits.md), the pod's pool or the card is used up. */
+  GPUSHM_CONTENDED = 6,    /* Bounded retries ran out; try again. */
+  GPUSHM_TIMEOUT = 7,      /* The deadline passed. */
+  GPUSHM_INCOMPATIBLE = 8, /* Library and broker have no protocol version in common. */
+  GPUSHM_CORRUPT = 9,      /* Shared or received bytes fail validation. */
+  GPUSHM_UNAVAILABLE = 10, /* No broker answers. */
+  GPUSHM_ORPHANED = 11,    /* The broker that gave this attachment is gone: bytes are history. */
+  GPUSHM_STALE = 12,       /* Another generation is behind the name now. */
+  GPUSHM_PEER_DIED = 13,   /* The process at the other end is gone. */
+  GPUSHM_DEVICE_LOST = 14, /* The GPU must be reset. */
+  GPUSHM_BUSY = 15,        /* Work is pending on it, or another writer holds it. */
+  GPUSHM_UNSUPPORTED = 16, /* This driver, GPU, kernel or memory cannot do it. */
+  GPUSHM_DRIVER = 17,      /* A CUDA call failed; the text says which and how. */
+  GPUSHM_SYSTEM = 18,      /* A system call failed; the text says which and how. */
+  GPUSHM_FORKED = 19,      /* Called in a child of fork(). */
+  GPUSHM_LOADING = 20,     /* The buffer's content is not there yet. */
+  GPUSHM_INTERNAL = 21     /* A bug of gpushm: please report it. */
 } gpushm_status;
 
 /* Why the last failing call of this thread failed. */
@@ -98,7 +98,8 @@ typedef struct gpushm_error {
   const char* remedy; /* What to do about it; "" if there is nothing to say. */
 } gpushm_error;
 
-/* Never NULL; status GPUSHM_OK before the first failure. Valid until the thread's next gpushm call. */
+/* Never NULL; status GPUSHM_OK before the first failure. Valid until the thread's next gpushm call.
+ */
 GPUSHM_API const gpushm_error* gpushm_last_error(void);
 /* "NOT_FOUND" ...; never NULL. */
 GPUSHM_API const char* gpushm_status_name(gpushm_status status);
@@ -120,10 +121,10 @@ typedef enum gpushm_transport {
 } gpushm_transport;
 
 typedef enum gpushm_buffer_state {
-  GPUSHM_STATE_LOADING = 1,    /* Content is still being loaded or written; attach waits. */
+  GPUSHM_STATE_LOADING = 1, /* Content is still being loaded or written; attach waits. */
   GPUSHM_STATE_READY = 2,
   GPUSHM_STATE_WRITER_DIED = 3, /* A writer died: content may be half-written; attach works. */
-  GPUSHM_STATE_FAILED = 4      /* Loading failed; attach says why. */
+  GPUSHM_STATE_FAILED = 4       /* Loading failed; attach says why. */
 } gpushm_buffer_state;
 
 /* ------------------------------------------------------------------ connecting */
@@ -161,8 +162,8 @@ typedef struct gpushm_info {
   uint64_t loaded_bytes; /* While LOADING: how far it is. */
   int64_t created_unix_ns;
   uint8_t gpu_uuid[GPUSHM_UUID_BYTES];
-  uint32_t transport; /* gpushm_transport */
-  uint32_t state;     /* gpushm_buffer_state */
+  uint32_t transport;              /* gpushm_transport */
+  uint32_t state;                  /* gpushm_buffer_state */
   char creator[GPUSHM_NAME_BYTES]; /* Container that made it; "" if declared by annotation. */
 } gpushm_info;
 
@@ -172,9 +173,9 @@ typedef struct gpushm_info {
  * Errors: NOT_FOUND, INVALID_ARGUMENT (no DNS label), CONTENDED, CORRUPT. */
 GPUSHM_API gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info* info);
 
-/* All buffers, ordered by name. Fills at most `capacity` entries and stores the number of buffers in
- * *count: call again with more room if it is larger. Set `infos[0].struct_size` (GPUSHM_INIT does):
- * it is the distance between the entries; that of the others is set by the call. */
+/* All buffers, ordered by name. Fills at most `capacity` entries and stores the number of buffers
+ * in *count: call again with more room if it is larger. Set `infos[0].struct_size` (GPUSHM_INIT
+ * does): it is the distance between the entries; that of the others is set by the call. */
 GPUSHM_API gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capacity,
                                      size_t* count);
 
@@ -199,7 +200,7 @@ typedef struct gpushm_holder {
   uint64_t generation;
   uint64_t client_id; /* Number of the connection, unique in the broker's life. */
   uint64_t lease_id;
-  uint32_t access;    /* gpushm_access */
+  uint32_t access; /* gpushm_access */
   int64_t since_unix_ns;
 } gpushm_holder;
 
@@ -213,14 +214,16 @@ typedef struct gpushm_broker_info {
   size_t struct_size;
   char container[GPUSHM_NAME_BYTES]; /* Who the broker says that we are. */
   uint8_t gpu_uuid[GPUSHM_UUID_BYTES];
-  uint64_t pool_bytes;     /* Granted to the pod's buffers. */
-  uint64_t used_bytes;     /* Of them, allocated now (rounded sizes, all generations). */
-  uint64_t broker_epoch;   /* Moves with every restart of the broker. */
-  uint32_t protocol;       /* Version in use. */
-  uint32_t clients;        /* Connected now. */
+  uint64_t pool_bytes;   /* Granted to the pod's buffers. */
+  uint64_t used_bytes;   /* Of them, allocated now (rounded sizes, all generations). */
+  uint64_t broker_epoch; /* Moves with every restart of the broker. */
+  uint32_t protocol;     /* Version in use. */
+  uint32_t clients;      /* Connected now. */
   uint32_t leases;
-  uint32_t simulated;      /* 1: the simulated driver. */
+  uint32_t simulated; /* 1: the simulated driver. */
 } gpushm_broker_info;
+/* Asks the broker about itself; waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
+ * Errors: UNAVAILABLE, TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_broker(gpushm_client* client, gpushm_broker_info* info);
 
 /* ------------------------------------------------------------------ attaching */
@@ -248,9 +251,10 @@ GPUSHM_API uint64_t gpushm_address(const gpushm_attachment* attachment);
 /* Bytes, as the buffer was asked for. */
 GPUSHM_API uint64_t gpushm_size(const gpushm_attachment* attachment);
 
-/* GPUSHM_OK while this attachment is what stands behind its name, or waits for gpushm_publish; STALE
- * once another generation does (or the name was deleted); ORPHANED once the broker that gave it is known to be gone without
- * its bytes being taken over. One load; no system call. The mapping stays valid in every case. */
+/* GPUSHM_OK while this attachment is what stands behind its name, or waits for gpushm_publish;
+ * STALE once another generation does (or the name was deleted); ORPHANED once the broker that gave
+ * it is known to be gone without its bytes being taken over. One load; no system call. The mapping
+ * stays valid in every case. */
 GPUSHM_API gpushm_status gpushm_current(const gpushm_attachment* attachment);
 
 typedef struct gpushm_attachment_info {
@@ -268,6 +272,8 @@ typedef struct gpushm_attachment_info {
   int32_t device;     /* Ordinal of the GPU in this process. */
   uint32_t count;     /* Attaches not yet detached. */
 } gpushm_attachment_info;
+/* All that is known of an attachment. No message, no system call.
+ * Errors: INVALID_ARGUMENT. */
 GPUSHM_API gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
                                                     gpushm_attachment_info* info);
 
@@ -313,9 +319,10 @@ typedef struct gpushm_create_options {
 
 /* Makes a buffer of `size_bytes` in the pod's pool and attaches it for writing. `attachment` may be
  * NULL: then it is only made (not with `unpublished`).
- * Errors: ALREADY_EXISTS, EXHAUSTED (pool or card: what is free is in the text), INVALID_ARGUMENT. */
-GPUSHM_API gpushm_status gpushm_create(gpushm_client* client, const char* name,
-                                       uint64_t size_bytes, const gpushm_create_options* options,
+ * Errors: ALREADY_EXISTS, EXHAUSTED (pool or card: what is free is in the text), INVALID_ARGUMENT.
+ */
+GPUSHM_API gpushm_status gpushm_create(gpushm_client* client, const char* name, uint64_t size_bytes,
+                                       const gpushm_create_options* options,
                                        gpushm_attachment** attachment);
 
 /* Puts new memory of `size_bytes` (0: the size it has) behind an existing name: a new generation.
@@ -331,7 +338,7 @@ GPUSHM_API gpushm_status gpushm_publish(gpushm_attachment* attachment);
 
 typedef struct gpushm_offer_options {
   size_t struct_size;
-  uint32_t writers;        /* As in gpushm_create_options. */
+  uint32_t writers; /* As in gpushm_create_options. */
   uint32_t one_writer;
   uint32_t on_writer_exit;
   /* 1: if the memory cannot be shared as it is, copy it into a new buffer of the pool (device to
@@ -370,24 +377,24 @@ GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 typedef int (*gpushm_progress)(void* user, uint64_t done_bytes, uint64_t total_bytes);
 
 typedef enum gpushm_transfer_way {
-  GPUSHM_WAY_AUTO = 0,   /* Here if this process sees the GPU, else by the broker. */
-  GPUSHM_WAY_HERE = 1,   /* In this process: takes (or makes) the primary context for the time. */
-  GPUSHM_WAY_BROKER = 2  /* In a short-lived child of the broker. */
+  GPUSHM_WAY_AUTO = 0,  /* Here if this process sees the GPU, else by the broker. */
+  GPUSHM_WAY_HERE = 1,  /* In this process: takes (or makes) the primary context for the time. */
+  GPUSHM_WAY_BROKER = 2 /* In a short-lived child of the broker. */
 } gpushm_transfer_way;
 
 typedef struct gpushm_transfer_options {
   size_t struct_size;
-  uint32_t way;         /* gpushm_transfer_way */
-  uint32_t reserved;    /* 0. */
-  uint64_t chunk_bytes; /* 0: 64 MiB. Two chunks of pinned host memory are used. */
+  uint32_t way;             /* gpushm_transfer_way */
+  uint32_t reserved;        /* 0. */
+  uint64_t chunk_bytes;     /* 0: 64 MiB. Two chunks of pinned host memory are used. */
   gpushm_progress progress; /* May be NULL. */
   void* user;
-  int64_t timeout_ms;   /* For the whole transfer; 0: ten minutes. */
+  int64_t timeout_ms; /* For the whole transfer; 0: ten minutes. */
 } gpushm_transfer_options;
 
 typedef struct gpushm_transfer_result {
   size_t struct_size;
-  uint32_t way;     /* The way taken. */
+  uint32_t way; /* The way taken. */
   uint32_t reserved;
   uint64_t bytes;
   int64_t elapsed_ns;
