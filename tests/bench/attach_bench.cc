@@ -1,0 +1,356 @@
+// A first attach against the floor: one descriptor over a socket, import, reserve, map, set access.
+//
+// Both map the same allocation, read-only, in the same process, in turns; which comes first
+// alternates too. What is undone is outside the timing. docs/benchmarks/README.md says what each
+// row is.
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/bench/harness.h"
+#include "tests/bench/raw.h"
+
+namespace gpushm::bench {
+namespace {
+
+constexpr std::array<uint64_t, 4> kSizes = {2 * kMiB, 64 * kMiB, kGiB, 16 * kGiB};
+constexpr double kBudgetRatio = 1.3;
+// A tenth of 1,161 us: Dynamo's memory service, 64 MiB, session open (H200, 2026-11).
+constexpr double kBudgetAgainstDynamoNs = 116'100;
+constexpr double kBudgetSecondNs = 1000;
+constexpr int kBatch = 64;
+constexpr char kIpcOwner[] = "ipc-owner";
+
+std::string BufferName(uint64_t size_bytes) {
+  return size_bytes >= kGiB ? Concat("b", size_bytes / kGiB, "g")
+                            : Concat("b", size_bytes / kMiB, "m");
+}
+
+// Sizes that this card has room for, twice over, beside contexts.
+bool Fits(uint64_t size_bytes) {
+  if (ThisMachine().simulated) return size_bytes <= kGiB;
+  return 3 * size_bytes < ThisMachine().device.total_bytes;
+}
+
+// One broker with a buffer of each size, one connection, made at the first use.
+struct Setup {
+  Broker broker;
+  Connection connection;
+};
+Result<Setup*> TheSetup() {
+  static std::optional<Setup> setup;
+  if (setup) return &*setup;
+  Broker::Options options;
+  for (const uint64_t size : kSizes) {
+    if (Fits(size)) options.buffers.emplace_back(BufferName(size), size);
+  }
+  Result<Broker> broker = Broker::Start(options);
+  if (!broker) return std::unexpected(broker.error());
+  Result<Connection> connection = Connection::To(*broker);
+  if (!connection) return std::unexpected(connection.error());
+  setup.emplace(std::move(*broker), std::move(*connection));
+  return &*setup;
+}
+
+struct Timed {
+  int64_t make_ns = 0;
+  int64_t undo_ns = 0;
+};
+
+Result<Timed> TimeOurs(gpushm_client* client, const std::string& name) {
+  gpushm_attachment* attachment = nullptr;
+  const int64_t start = MonotonicNs();
+  const gpushm_status attached = gpushm_attach(client, name.c_str(), nullptr, &attachment);
+  const int64_t made = MonotonicNs();
+  if (auto r = Check(attached, "gpushm_attach"); !r) return std::unexpected(r.error());
+  benchmark::DoNotOptimize(gpushm_address(attachment));
+  const int64_t undo = MonotonicNs();
+  const gpushm_status detached = gpushm_detach(attachment, nullptr);
+  const int64_t end = MonotonicNs();
+  if (auto r = Check(detached, "gpushm_detach"); !r) return std::unexpected(r.error());
+  return Timed{made - start, end - undo};
+}
+
+// The driver's calls by hand: as an application without gpushm would write them.
+Result<Timed> TimeRaw(RawServer& server, uint64_t size_bytes) {
+  const CudaApi& api = *ThisMachine().api;
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr address = 0;
+  CUmemAccessDesc rights{};
+  rights.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  rights.location.id = ThisMachine().device.device;
+  rights.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+  CUresult result = CUDA_SUCCESS;
+  const auto step = [&](CUresult next) {
+    if (result == CUDA_SUCCESS) result = next;
+  };
+  const int64_t start = MonotonicNs();
+  const Result<UniqueFd> descriptor = server.Fetch();
+  if (!descriptor) return std::unexpected(descriptor.error());
+  void* const shareable = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor->get()));
+  step(api.cuMemImportFromShareableHandle(&handle, shareable,
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  step(api.cuMemAddressReserve(&address, size_bytes, 0, 0, 0));
+  step(api.cuMemMap(address, size_bytes, 0, handle, 0));
+  step(api.cuMemSetAccess(address, size_bytes, &rights, 1));
+  const int64_t made = MonotonicNs();
+  if (auto r = api.Check(result, "the raw attach"); !r) return std::unexpected(r.error());
+  const int64_t undo = MonotonicNs();
+  step(api.cuMemUnmap(address, size_bytes));
+  step(api.cuMemAddressFree(address, size_bytes));
+  step(api.cuMemRelease(handle));
+  const int64_t end = MonotonicNs();
+  if (auto r = api.Check(result, "the raw detach"); !r) return std::unexpected(r.error());
+  return Timed{made - start, end - undo};
+}
+
+using Part = int64_t Timed::*;
+
+// Ours and raw in turns; `part` is what the row shows.
+Result<void> Compare(benchmark::State& state, uint64_t size_bytes, Part part, double budget_ratio) {
+  const Result<Setup*> setup = TheSetup();
+  if (!setup) return std::unexpected(setup.error());
+  const std::string name = BufferName(size_bytes);
+  const Result<BorrowedDescriptor> descriptor =
+      BorrowedDescriptor::Borrow((*setup)->broker.folder(), name);
+  if (!descriptor) return std::unexpected(descriptor.error());
+  Result<RawServer> server = RawServer::Start(descriptor->get());
+  if (!server) return std::unexpected(server.error());
+  Samples ours;
+  Samples raw;
+  bool ours_first = true;
+  for (auto _ : state) {
+    for (const bool now_ours : {ours_first, !ours_first}) {
+      const Result<Timed> timed =
+          now_ours ? TimeOurs((*setup)->connection.get(), name) : TimeRaw(*server, size_bytes);
+      if (!timed) return std::unexpected(timed.error());
+      (now_ours ? ours : raw).Add((*timed).*part);
+      if (now_ours) state.SetIterationTime(static_cast<double>((*timed).*part) / 1e9);
+    }
+    ours_first = !ours_first;
+  }
+  Show(state, Ours{ours}, Baseline{raw});
+  if (budget_ratio > 0) state.counters["budget_ratio"] = budget_ratio;
+  if (part == &Timed::make_ns && size_bytes == 64 * kMiB && !ThisMachine().simulated) {
+    state.counters["budget_p50_ns"] = kBudgetAgainstDynamoNs;
+  }
+  return {};
+}
+
+Result<void> AttachWithoutContext(benchmark::State& state, uint64_t size_bytes) {
+  if (HasContext()) return Fail(Code::kInternal, "this process has a context by now");
+  state.SetLabel("no context");
+  return Compare(state, size_bytes, &Timed::make_ns, 0);
+}
+
+Result<void> FirstAttach(benchmark::State& state, uint64_t size_bytes) {
+  if (auto r = NeedContext(); !r) return r;
+  return Compare(state, size_bytes, &Timed::make_ns, size_bytes == 64 * kMiB ? kBudgetRatio : 0);
+}
+
+Result<void> Detach(benchmark::State& state, uint64_t size_bytes) {
+  if (auto r = NeedContext(); !r) return r;
+  return Compare(state, size_bytes, &Timed::undo_ns, 0);
+}
+
+// While the process holds it already: means of batches, because the clock costs as much as a call.
+Result<void> SecondAttach(benchmark::State& state) {
+  const Result<Setup*> setup = TheSetup();
+  if (!setup) return std::unexpected(setup.error());
+  gpushm_client* const client = (*setup)->connection.get();
+  const std::string name = BufferName(64 * kMiB);
+  gpushm_attachment* attachment = nullptr;
+  if (auto r = Check(gpushm_attach(client, name.c_str(), nullptr, &attachment), "attach"); !r) {
+    return r;
+  }
+  Samples samples;
+  int failed = 0;
+  for (auto _ : state) {
+    gpushm_attachment* again = nullptr;
+    const int64_t start = MonotonicNs();
+    for (int i = 0; i < kBatch; ++i) {
+      failed += gpushm_attach(client, name.c_str(), nullptr, &again) == GPUSHM_OK ? 0 : 1;
+    }
+    const int64_t end = MonotonicNs();
+    for (int i = 0; i < kBatch; ++i) gpushm_detach(again, nullptr);
+    samples.Add(static_cast<double>(end - start) / kBatch);
+    state.SetIterationTime(static_cast<double>(end - start) / kBatch / 1e9);
+  }
+  gpushm_detach(attachment, nullptr);
+  if (failed > 0) return Fail(Code::kInternal, "a second attach failed");
+  Show(state, Ours{samples});
+  state.counters["budget_p50_ns"] = kBudgetSecondNs;
+  return {};
+}
+
+// Connecting and attaching, as a new session does; the context stands.
+Result<void> OpenAndAttach(benchmark::State& state) {
+  if (auto r = NeedContext(); !r) return r;
+  const Result<Setup*> setup = TheSetup();
+  if (!setup) return std::unexpected(setup.error());
+  const std::string name = BufferName(64 * kMiB);
+  Samples samples;
+  for (auto _ : state) {
+    const int64_t start = MonotonicNs();
+    Result<Connection> connection = Connection::Open((*setup)->broker.folder());
+    if (!connection) return std::unexpected(connection.error());
+    gpushm_attachment* attachment = nullptr;
+    const gpushm_status status =
+        gpushm_attach(connection->get(), name.c_str(), nullptr, &attachment);
+    const int64_t took = MonotonicNs() - start;
+    if (auto r = Check(status, "gpushm_attach"); !r) return r;
+    gpushm_detach(attachment, nullptr);
+    samples.Add(took);
+    state.SetIterationTime(static_cast<double>(took) / 1e9);
+  }
+  Show(state, Ours{samples});
+  return {};
+}
+
+// ---------------------------------------------------------------- CUDA's own way
+
+// Another process with cudaMalloc memory of a size, which gives its cuIpc handle as text.
+Result<void> OwnIpcMemory(Channel& parent, const std::vector<std::string>& arguments) {
+  if (auto r = FindDriver(); !r) return r;
+  if (auto r = NeedContext(); !r) return r;
+  const CudaApi& api = *ThisMachine().api;
+  CUdeviceptr address = 0;
+  if (auto r = api.Check(api.cuMemAlloc(&address, std::stoull(arguments.at(0))), "cuMemAlloc");
+      !r) {
+    return r;
+  }
+  CUipcMemHandle handle{};
+  if (auto r = api.Check(api.cuIpcGetMemHandle(&handle, address), "cuIpcGetMemHandle"); !r) {
+    return r;
+  }
+  if (auto r = parent.Say({handle.reserved, sizeof handle.reserved}); !r) return r;
+  static_cast<void>(parent.Hear(Deadline::AfterMs(10 * kStepMs)));  // Until the parent is done.
+  return {};
+}
+
+Result<void> CudaIpcOpen(benchmark::State& state, uint64_t size_bytes) {
+  if (auto r = NeedContext(); !r) return r;
+  Result<Child> owner = Child::Start(kIpcOwner, {std::to_string(size_bytes)});
+  if (!owner) return std::unexpected(owner.error());
+  const Result<Heard> heard = owner->channel().Hear(Deadline::AfterMs(kStepMs));
+  if (!heard) return std::unexpected(heard.error());
+  CUipcMemHandle handle{};
+  if (heard->text.size() != sizeof handle.reserved) return Fail(Code::kInternal, heard->text);
+  heard->text.copy(handle.reserved, sizeof handle.reserved);
+  const CudaApi& api = *ThisMachine().api;
+  Samples samples;
+  for (auto _ : state) {
+    CUdeviceptr address = 0;
+    const int64_t start = MonotonicNs();
+    const CUresult opened =
+        api.cuIpcOpenMemHandle(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    const int64_t took = MonotonicNs() - start;
+    if (auto r = api.Check(opened, "cuIpcOpenMemHandle"); !r) return r;
+    if (auto r = api.Check(api.cuIpcCloseMemHandle(address), "cuIpcCloseMemHandle"); !r) return r;
+    samples.Add(took);
+    state.SetIterationTime(static_cast<double>(took) / 1e9);
+  }
+  Show(state, Ours{samples});
+  state.SetLabel("what CUDA's own IPC costs, the handle being there");
+  return {};
+}
+
+// ---------------------------------------------------------------- moving the bytes instead
+
+// A device buffer to the host and from there to another one: what two processes do today.
+Result<Samples> TimeStaging(std::byte* host, uint64_t size_bytes, int64_t count) {
+  const CudaApi& api = *ThisMachine().api;
+  std::array<CUdeviceptr, 2> ends{};
+  for (CUdeviceptr& end : ends) {
+    if (auto r = api.Check(api.cuMemAlloc(&end, size_bytes), "cuMemAlloc"); !r) {
+      return std::unexpected(r.error());
+    }
+  }
+  Samples samples;
+  Result<void> done;
+  for (int64_t i = -1; done && i < count; ++i) {  // The first one warms up.
+    const int64_t start = MonotonicNs();
+    done = api.Check(api.cuMemcpyDtoH(host, ends[0], size_bytes), "cuMemcpyDtoH");
+    if (done) done = api.Check(api.cuMemcpyHtoD(ends[1], host, size_bytes), "cuMemcpyHtoD");
+    if (done) done = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize");
+    if (i >= 0) samples.Add(MonotonicNs() - start);
+  }
+  for (const CUdeviceptr end : ends) api.cuMemFree(end);
+  if (!done) return std::unexpected(done.error());
+  return samples;
+}
+
+Result<void> AttachInsteadOfStaging(benchmark::State& state, uint64_t size_bytes, bool pinned) {
+  if (auto r = NeedContext(); !r) return r;
+  const Result<Setup*> setup = TheSetup();
+  if (!setup) return std::unexpected(setup.error());
+  Samples ours;
+  for (auto _ : state) {
+    const Result<Timed> timed = TimeOurs((*setup)->connection.get(), BufferName(size_bytes));
+    if (!timed) return std::unexpected(timed.error());
+    ours.Add(timed->make_ns);
+    state.SetIterationTime(static_cast<double>(timed->make_ns) / 1e9);
+  }
+  const int64_t count = size_bytes >= kGiB ? 10 : 50;
+  std::optional<PinnedBuffer> locked;
+  std::unique_ptr<std::byte[]> pageable;
+  if (pinned) {
+    Result<PinnedBuffer> made = PinnedBuffer::Allocate(*ThisMachine().api, size_bytes);
+    if (!made) return std::unexpected(made.error());
+    locked.emplace(std::move(*made));
+  } else {
+    pageable = std::make_unique<std::byte[]>(size_bytes);
+  }
+  const Result<Samples> staging =
+      TimeStaging(pinned ? locked->data() : pageable.get(), size_bytes, count);
+  if (!staging) return std::unexpected(staging.error());
+  Show(state, Ours{ours}, Baseline{*staging});
+  state.SetLabel(Concat("staging: n=", count));
+  return {};
+}
+
+void RegisterRows() {
+  const auto count = [](uint64_t size_bytes) { return size_bytes > kGiB ? 200 : 2000; };
+  for (const uint64_t size : kSizes) {
+    if (!Fits(size)) continue;
+    Row(Concat("AttachWithoutContext/", SizeName(size)), count(size) / 2,
+        [size](benchmark::State& state) { return AttachWithoutContext(state, size); });
+  }
+  for (const uint64_t size : kSizes) {
+    if (!Fits(size)) {
+      Row(Concat("FirstAttach/", SizeName(size)), 1, [](benchmark::State&) -> Result<void> {
+        return Fail(Code::kExhausted, "left out: the card is too small, or simulated");
+      });
+      continue;
+    }
+    Row(Concat("FirstAttach/", SizeName(size)), count(size),
+        [size](benchmark::State& state) { return FirstAttach(state, size); });
+    Row(Concat("Detach/", SizeName(size)), count(size) / 2,
+        [size](benchmark::State& state) { return Detach(state, size); });
+    Row(Concat("CudaIpcOpen/", SizeName(size)), count(size) / 2,
+        [size](benchmark::State& state) { return CudaIpcOpen(state, size); });
+  }
+  Row("SecondAttach", 20'000, SecondAttach);
+  Row("OpenAndAttach/64MiB", 1000, OpenAndAttach);
+  for (const uint64_t size : {64 * kMiB, kGiB}) {
+    for (const bool pinned : {true, false}) {
+      Row(Concat("AttachInsteadOfStaging/", SizeName(size), pinned ? "/pinned" : "/pageable"), 100,
+          [size, pinned](benchmark::State& state) {
+            return AttachInsteadOfStaging(state, size, pinned);
+          });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gpushm::bench
+
+int main(int argc, char** argv) {
+  using namespace gpushm::bench;
+  return Main(argc, argv, {{RawServer::kRole, RawServer::Serve}, {kIpcOwner, OwnIpcMemory}},
+              RegisterRows);
+}

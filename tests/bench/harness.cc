@@ -1,0 +1,204 @@
+#include "tests/bench/harness.h"
+
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "runtime/driver/nvml_api.h"
+
+namespace gpushm::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+Machine machine;
+std::optional<PrimaryContext> primary_context;
+
+Result<void> LookAt(const std::string& driver_folder) {
+  const Result<const CudaApi*> api = CudaApi::Load(driver_folder);
+  if (!api) return std::unexpected(api.error());
+  Result<std::vector<DeviceInfo>> devices = ListDevices(**api);
+  if (!devices) return std::unexpected(devices.error());
+  if (devices->empty()) return Fail(Code::kNotFound, "no GPU");
+  machine.api = *api;
+  machine.device = devices->front();
+  machine.simulated = (*api)->simulated();
+  return {};
+}
+
+// GPUSHM_DRIVER where it is set; else a real GPU; else the simulated driver beside this program.
+Result<void> ChooseDriver() {
+  setenv("GPUSHM_SIM_DIR", (machine.work / "gpu").c_str(), 0);
+  const std::string given = DriverFolderFromEnvironment();
+  if (auto r = LookAt(given); r || !given.empty()) return r;
+  const std::string simulated = (OwnFolder().parent_path() / "driver-sim").string();
+  setenv("GPUSHM_DRIVER", simulated.c_str(), 1);
+  return LookAt(simulated);
+}
+
+std::string ProcessorName() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+std::string DriverVersion() {
+  const Result<const NvmlApi*> nvml = NvmlApi::Load(DriverFolderFromEnvironment());
+  std::array<char, 96> text{};
+  if (!nvml || (*nvml)->nvmlSystemGetDriverVersion(text.data(), text.size()) != NVML_SUCCESS) {
+    return "unknown";
+  }
+  return text.data();
+}
+
+void DescribeMachine() {
+  utsname kernel{};
+  uname(&kernel);
+  benchmark::AddCustomContext(
+      "machine", Concat(ProcessorName(), ", ", std::thread::hardware_concurrency(), " CPUs"));
+  benchmark::AddCustomContext("kernel", Concat(kernel.sysname, " ", kernel.release));
+  benchmark::AddCustomContext("gpu", machine.device.name);
+  benchmark::AddCustomContext("gpu_memory", Concat(machine.device.total_bytes / kMiB, " MiB"));
+  const int cuda = machine.api->driver_version();
+  benchmark::AddCustomContext("driver", DriverVersion());
+  benchmark::AddCustomContext("cuda", Concat(cuda / 1000, ".", cuda % 1000 / 10));
+  benchmark::AddCustomContext("simulated", machine.simulated ? "yes" : "no");
+  benchmark::AddCustomContext("gpushm", Concat(gpushm_version()));
+}
+
+int RunRole(int argc, char** argv, const std::map<std::string, Role>& roles) {
+  const auto role = roles.find(argv[2]);
+  if (role == roles.end() || argc < 4) return 2;
+  Channel parent{UniqueFd(std::atoi(argv[3]))};
+  const Result<void> done = role->second(parent, std::vector<std::string>(argv + 4, argv + argc));
+  if (done) return 0;
+  static_cast<void>(parent.Say(Concat("failed: ", done.error().ToString())));
+  return 1;
+}
+
+int RunRows(int argc, char** argv, const std::function<void()>& register_rows) {
+  std::string pattern = (fs::temp_directory_path() / "gpushm-bench-XXXXXX").string();
+  if (mkdtemp(pattern.data()) == nullptr) {
+    std::perror("mkdtemp");
+    return 1;
+  }
+  machine.work = pattern;
+  int code = 0;
+  if (auto chosen = ChooseDriver(); !chosen) {
+    std::fprintf(stderr, "%s\n", chosen.error().ToString().c_str());
+    code = 1;
+  } else {
+    DescribeMachine();
+    benchmark::Initialize(&argc, argv);
+    if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+      code = 2;
+    } else {
+      register_rows();
+      benchmark::RunSpecifiedBenchmarks();
+      benchmark::Shutdown();
+    }
+  }
+  primary_context.reset();
+  std::error_code ignored;
+  fs::remove_all(pattern, ignored);
+  return code;
+}
+
+}  // namespace
+
+const Machine& ThisMachine() { return machine; }
+
+Result<void> FindDriver() { return LookAt(DriverFolderFromEnvironment()); }
+
+bool HasContext() { return primary_context.has_value(); }
+
+Result<void> NeedContext() {
+  if (HasContext()) return {};
+  Result<PrimaryContext> made = PrimaryContext::Retain(*machine.api, machine.device.device);
+  if (!made) return std::unexpected(made.error());
+  primary_context.emplace(std::move(*made));
+  return primary_context->MakeCurrent();
+}
+
+double Samples::Percentile(double part) const {
+  if (ns_.empty()) return 0;
+  std::vector<double> sorted = ns_;
+  // Nearest rank.
+  const double rank = std::ceil(part * static_cast<double>(sorted.size())) - 1;
+  const auto at = static_cast<ptrdiff_t>(std::max(0.0, rank));
+  std::nth_element(sorted.begin(), sorted.begin() + at, sorted.end());
+  return sorted[static_cast<size_t>(at)];
+}
+
+void Show(benchmark::State& state, Ours ours) {
+  state.counters["p50_ns"] = ours.samples.Percentile(0.5);
+  state.counters["p99_ns"] = ours.samples.Percentile(0.99);
+  state.counters["n"] = static_cast<double>(ours.samples.size());
+}
+
+void Show(benchmark::State& state, Ours ours, Baseline baseline) {
+  Show(state, ours);
+  state.counters["baseline_p50_ns"] = baseline.samples.Percentile(0.5);
+  state.counters["baseline_p99_ns"] = baseline.samples.Percentile(0.99);
+}
+
+void Row(const std::string& name, int64_t iterations, Body body) {
+  benchmark::internal::Benchmark* row =
+      benchmark::RegisterBenchmark(name.c_str(), [body = std::move(body)](benchmark::State& state) {
+        if (auto r = body(state); !r) state.SkipWithError(r.error().ToString().c_str());
+      });
+  row->UseManualTime()->Unit(benchmark::kMicrosecond);
+  if (iterations > 0) row->Iterations(iterations);
+}
+
+std::string SizeName(uint64_t bytes) {
+  return bytes >= kGiB ? Concat(bytes / kGiB, "GiB") : Concat(bytes / kMiB, "MiB");
+}
+
+Result<void> Check(gpushm_status status, std::string_view what) {
+  if (status == GPUSHM_OK) return {};
+  const gpushm_error* error = gpushm_last_error();
+  return std::unexpected(
+      Status(static_cast<Code>(status), Concat(what, ": ", error->what), error->remedy));
+}
+
+Result<Connection> Connection::Open(const fs::path& folder, int64_t timeout_ms) {
+  gpushm_open_options options;
+  GPUSHM_INIT(&options);
+  options.folder = folder.c_str();
+  options.timeout_ms = timeout_ms;
+  gpushm_client* client = nullptr;
+  if (auto r = Check(gpushm_open(&options, &client), "gpushm_open"); !r) {
+    return std::unexpected(r.error());
+  }
+  return Connection(client);
+}
+
+Result<Connection> Connection::To(const Broker& broker) {
+  constexpr int64_t kTryMs = 2000;
+  const Deadline deadline = Deadline::AfterMs(kStepMs);
+  for (;;) {
+    Result<Connection> connection = Open(broker.folder(), kTryMs);
+    if (connection) return connection;
+    if (broker.Ended()) return Fail(Code::kUnavailable, broker.LogTail());
+    if (deadline.Passed()) return connection;
+  }
+}
+
+int Main(int argc, char** argv, const std::map<std::string, Role>& roles,
+         const std::function<void()>& register_rows) {
+  if (argc > 2 && std::string_view(argv[1]) == "--role") return RunRole(argc, argv, roles);
+  return RunRows(argc, argv, register_rows);
+}
+
+}  // namespace gpushm::bench

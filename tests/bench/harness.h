@@ -1,0 +1,112 @@
+// What the benchmarks share: the machine they run on, samples, rows, and a main() that also serves
+// as the main() of their child processes.
+//
+// A row is one Google Benchmark with manual time. Its counters are what report.py reads:
+//   p50_ns, p99_ns, n                    ours
+//   baseline_p50_ns, baseline_p99_ns     what it is measured against, in the same run
+//   budget_ratio, budget_p50_ns, budget_p99_ns, value_bytes, budget_bytes ...
+// Nothing here asserts on time: report.py says what is over its budget.
+//
+// Threads: a benchmark program has one.
+#pragma once
+
+#include <benchmark/benchmark.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/driver/device.h"
+#include "runtime/include/gpushm/gpushm.h"
+#include "tests/bench/process.h"
+
+namespace gpushm::bench {
+
+inline constexpr uint64_t kKiB = 1024;
+inline constexpr uint64_t kMiB = 1024 * kKiB;
+inline constexpr uint64_t kGiB = 1024 * kMiB;
+// For anything that a working product does at once.
+inline constexpr int64_t kStepMs = 60'000;
+
+// Where this program runs. Children find the same driver by the environment.
+struct Machine {
+  const CudaApi* api = nullptr;
+  DeviceInfo device;
+  bool simulated = false;
+  std::filesystem::path work;  // Temporary; removed at the end.
+};
+// Set before any benchmark runs. A role that needs it calls FindDriver first; its `work` is empty.
+const Machine& ThisMachine();
+// Loads the driver that the environment names, and cuInit.
+Result<void> FindDriver();
+
+// The primary context, made at the first call and kept to the end of the process; 523 MiB of the
+// card. Rows that measure a process without one are registered first and ask HasContext.
+Result<void> NeedContext();
+bool HasContext();
+
+class Samples {
+ public:
+  void Add(int64_t ns) { ns_.push_back(static_cast<double>(ns)); }
+  void Add(double ns) { ns_.push_back(ns); }
+  size_t size() const { return ns_.size(); }
+  // The sample at that part of the sorted ones; 0 without samples.
+  double Percentile(double part) const;
+
+ private:
+  std::vector<double> ns_;
+};
+
+struct Ours {
+  const Samples& samples;
+};
+struct Baseline {
+  const Samples& samples;
+};
+void Show(benchmark::State& state, Ours ours);
+void Show(benchmark::State& state, Ours ours, Baseline baseline);
+
+// Registers a row. `iterations` 0: as long as Google Benchmark thinks fit. A Status that the body
+// returns becomes the row's error.
+using Body = std::function<Result<void>(benchmark::State&)>;
+void Row(const std::string& name, int64_t iterations, Body body);
+
+// "2MiB", "16GiB".
+std::string SizeName(uint64_t bytes);
+
+// A gpushm_status as a Result, with the library's own words.
+Result<void> Check(gpushm_status status, std::string_view what);
+
+// A connection to the broker in `folder`, closed at the end.
+class Connection {
+ public:
+  static Result<Connection> Open(const std::filesystem::path& folder, int64_t timeout_ms = kStepMs);
+  // Waits for a broker that is starting; if it ends instead, the error is the end of its log.
+  static Result<Connection> To(const Broker& broker);
+  gpushm_client* get() const { return client_; }
+
+  Connection(Connection&& other) noexcept : client_(std::exchange(other.client_, nullptr)) {}
+  Connection& operator=(Connection&&) = delete;
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection() { gpushm_close(client_); }
+
+ private:
+  explicit Connection(gpushm_client* client) : client_(client) {}
+  gpushm_client* client_;
+};
+
+// What a child process of the program does: its channel to the parent, and its arguments.
+using Role =
+    std::function<Result<void>(Channel& parent, const std::vector<std::string>& arguments)>;
+
+// Runs a role if this process was started as a child, else registers and runs the benchmarks.
+int Main(int argc, char** argv, const std::map<std::string, Role>& roles,
+         const std::function<void()>& register_rows);
+
+}  // namespace gpushm::bench

@@ -1,0 +1,242 @@
+// From a change in one process until another knows of it, and many processes that attach at once.
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/bench/harness.h"
+
+namespace gpushm::bench {
+namespace {
+
+constexpr char kWaiter[] = "waiter";
+constexpr char kPeer[] = "peer";
+constexpr char kBuffer[] = "weights";
+
+// ---------------------------------------------------------------- waiting
+
+// Waits for one generation after another and says when it knew.
+Result<void> WaitForNext(Channel& parent, const std::vector<std::string>& arguments) {
+  const Result<Connection> connection = Connection::Open(arguments.at(0));
+  if (!connection) return std::unexpected(connection.error());
+  gpushm_info seen;
+  GPUSHM_INIT(&seen);
+  if (auto r = Check(gpushm_lookup(connection->get(), kBuffer, &seen), "gpushm_lookup"); !r) {
+    return r;
+  }
+  gpushm_wait_options wait;
+  GPUSHM_INIT(&wait);
+  wait.timeout_ms = kStepMs;
+  if (auto r = parent.Say("waiting"); !r) return r;
+  for (;;) {
+    const gpushm_status status =
+        gpushm_wait(connection->get(), kBuffer, seen.generation + 1, &wait, &seen);
+    const int64_t known = MonotonicNs();
+    if (auto r = Check(status, "gpushm_wait"); !r) return r;
+    if (auto r = parent.Say(std::to_string(known)); !r) return r;
+  }
+}
+
+Result<void> WaitForPublish(benchmark::State& state) {
+  const Result<Broker> broker = Broker::Start({.buffers = {}, .extra_bytes = 8 * 2 * kMiB});
+  if (!broker) return std::unexpected(broker.error());
+  const Result<Connection> connection = Connection::To(*broker);
+  if (!connection) return std::unexpected(connection.error());
+  if (auto r = Check(gpushm_create(connection->get(), kBuffer, 2 * kMiB, nullptr, nullptr),
+                     "gpushm_create");
+      !r) {
+    return r;
+  }
+  Result<Child> waiter = Child::Start(kWaiter, {broker->folder().string()});
+  if (!waiter) return std::unexpected(waiter.error());
+  if (auto r = waiter->Expect("waiting", Deadline::AfterMs(kStepMs)); !r) return r;
+  gpushm_create_options options;
+  GPUSHM_INIT(&options);
+  options.unpublished = 1;
+  Samples samples;
+  Samples publishing;
+  for (auto _ : state) {
+    gpushm_attachment* next = nullptr;
+    if (auto r = Check(gpushm_replace(connection->get(), kBuffer, 0, &options, &next), "replace");
+        !r) {
+      return r;
+    }
+    const int64_t start = MonotonicNs();
+    const gpushm_status status = gpushm_publish(next);
+    const int64_t published = MonotonicNs();
+    if (auto r = Check(status, "gpushm_publish"); !r) return r;
+    const Result<Heard> heard = waiter->channel().Hear(Deadline::AfterMs(kStepMs));
+    if (!heard) return std::unexpected(heard.error());
+    if (heard->text.starts_with("failed")) return Fail(Code::kInternal, heard->text);
+    gpushm_detach(next, nullptr);
+    const int64_t known = std::stoll(heard->text);
+    samples.Add(known - start);
+    publishing.Add(published - start);
+    state.SetIterationTime(static_cast<double>(known - start) / 1e9);
+  }
+  Show(state, Ours{samples}, Baseline{publishing});
+  state.SetLabel("baseline: gpushm_publish itself");
+  return {};
+}
+
+// ---------------------------------------------------------------- many at once
+
+constexpr int kMaxPeers = 64;
+
+// Shared with the peers. A round starts with one token for each peer in the eventfd of its parity;
+// a fast peer cannot take a slow one's, because the next round's tokens are in the other one.
+struct Round {
+  std::array<std::atomic<int64_t>, kMaxPeers> finished_ns;
+  std::atomic<uint32_t> failed;
+};
+static_assert(std::atomic<int64_t>::is_always_lock_free);
+
+Round* MapRound(int fd) {
+  void* const at = mmap(nullptr, sizeof(Round), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return at == MAP_FAILED ? nullptr : static_cast<Round*>(at);
+}
+
+// Passed to each peer one by one.
+struct Shared {
+  UniqueFd round;
+  std::array<UniqueFd, 2> tokens;
+  UniqueFd done;
+
+  std::array<int, 4> descriptors() const {
+    return {round.get(), tokens[0].get(), tokens[1].get(), done.get()};
+  }
+  static Result<Shared> Make() {
+    Shared shared;
+    shared.round.Reset(memfd_create("gpushm-bench", MFD_CLOEXEC));
+    if (!shared.round || ftruncate(shared.round.get(), sizeof(Round)) != 0) {
+      return FailSystem(errno, "memfd_create");
+    }
+    for (UniqueFd& token : shared.tokens) token.Reset(eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE));
+    shared.done.Reset(eventfd(0, EFD_CLOEXEC));
+    return shared;
+  }
+};
+
+Result<void> AttachInRounds(Channel& parent, const std::vector<std::string>& arguments) {
+  if (auto r = FindDriver(); !r) return r;  // cuInit is not a part of an attach.
+  std::array<UniqueFd, 4> shared;
+  for (UniqueFd& descriptor : shared) {
+    Result<Heard> heard = parent.Hear(Deadline::AfterMs(kStepMs));
+    if (!heard) return std::unexpected(heard.error());
+    descriptor = std::move(heard->descriptor);
+  }
+  Round* const round = MapRound(shared[0].get());
+  if (round == nullptr) return FailSystem(errno, "mmap");
+  const Result<Connection> connection = Connection::Open(arguments.at(0));
+  if (!connection) return std::unexpected(connection.error());
+  const size_t self = std::stoul(arguments.at(1));
+  if (auto r = parent.Say("ready"); !r) return r;
+  for (size_t i = 0;; ++i) {
+    uint64_t token = 0;
+    if (read(shared[1 + i % 2].get(), &token, sizeof token) != sizeof token) return {};
+    gpushm_attachment* attachment = nullptr;
+    if (gpushm_attach(connection->get(), kBuffer, nullptr, &attachment) != GPUSHM_OK) {
+      round->failed.fetch_add(1, std::memory_order_relaxed);
+    }
+    // Read by the parent after it counted this peer in `done`.
+    round->finished_ns[self].store(MonotonicNs(), std::memory_order_release);
+    gpushm_detach(attachment, nullptr);
+    const uint64_t one = 1;
+    if (write(shared[3].get(), &one, sizeof one) != sizeof one) return FailSystem(errno, "write");
+  }
+}
+
+Result<void> RunRound(const Shared& shared, size_t number, uint64_t peers) {
+  if (write(shared.tokens[number % 2].get(), &peers, sizeof peers) != sizeof peers) {
+    return FailSystem(errno, "write");
+  }
+  for (uint64_t done = 0; done < peers;) {
+    uint64_t more = 0;
+    if (read(shared.done.get(), &more, sizeof more) != sizeof more)
+      return FailSystem(errno, "read");
+    done += more;
+  }
+  return {};
+}
+
+Result<std::vector<Child>> StartPeers(const Broker& broker, const Shared& shared, int count) {
+  std::vector<Child> peers;
+  for (int i = 0; i < count; ++i) {
+    Result<Child> peer = Child::Start(kPeer, {broker.folder().string(), std::to_string(i)});
+    if (!peer) return std::unexpected(peer.error());
+    peers.push_back(std::move(*peer));
+  }
+  for (Child& peer : peers) {
+    for (const int descriptor : shared.descriptors()) {
+      if (auto r = peer.channel().Say("take", descriptor); !r) return std::unexpected(r.error());
+    }
+  }
+  for (Child& peer : peers) {
+    if (auto r = peer.Expect("ready", Deadline::AfterMs(kStepMs)); !r) {
+      return std::unexpected(r.error());
+    }
+  }
+  return peers;
+}
+
+Result<void> AttachAtOnce(benchmark::State& state, int count) {
+  const Result<Broker> broker = Broker::Start({.buffers = {{kBuffer, 64 * kMiB}}});
+  if (!broker) return std::unexpected(broker.error());
+  // The broker is up before the peers ask.
+  const Result<Connection> connection = Connection::To(*broker);
+  if (!connection) return std::unexpected(connection.error());
+  const Result<Shared> shared = Shared::Make();
+  if (!shared) return std::unexpected(shared.error());
+  Round* const round = MapRound(shared->round.get());
+  if (round == nullptr) return FailSystem(errno, "mmap");
+  Result<std::vector<Child>> peers = StartPeers(*broker, *shared, count);
+  if (!peers) return std::unexpected(peers.error());
+  Samples all;
+  double seconds = 0;
+  size_t number = 0;
+  if (auto r = RunRound(*shared, number++, static_cast<uint64_t>(count)); !r) return r;  // Warm.
+  for (auto _ : state) {
+    const int64_t start = MonotonicNs();
+    if (auto r = RunRound(*shared, number++, static_cast<uint64_t>(count)); !r) return r;
+    int64_t last = start;
+    for (int i = 0; i < count; ++i) {
+      last = std::max(last,
+                      round->finished_ns[static_cast<size_t>(i)].load(std::memory_order_acquire));
+    }
+    all.Add(last - start);
+    seconds += static_cast<double>(last - start) / 1e9;
+    state.SetIterationTime(static_cast<double>(last - start) / 1e9);
+  }
+  const uint32_t failed = round->failed.load(std::memory_order_relaxed);
+  munmap(round, sizeof(Round));
+  if (failed > 0) return Fail(Code::kInternal, Concat(failed, " attaches failed"));
+  Show(state, Ours{all});
+  state.counters["attaches_per_s"] =
+      static_cast<double>(all.size()) * static_cast<double>(count) / seconds;
+  state.SetLabel("until the last one has it");
+  return {};
+}
+
+void RegisterRows() {
+  Row("WaitForPublish", 500, WaitForPublish);
+  for (const int peers : {1, 4, 16, 64}) {
+    Row(Concat("AttachAtOnce/", peers), 50,
+        [peers](benchmark::State& state) { return AttachAtOnce(state, peers); });
+  }
+}
+
+}  // namespace
+}  // namespace gpushm::bench
+
+int main(int argc, char** argv) {
+  using namespace gpushm::bench;
+  return Main(argc, argv, {{kWaiter, WaitForNext}, {kPeer, AttachInRounds}}, RegisterRows);
+}
