@@ -38,14 +38,6 @@ Result<void> Require(std::initializer_list<std::pair<bool, std::string_view>> ru
 
 }  // namespace
 
-bool IsDnsLabel(std::string_view text) {
-  if (text.empty() || text.size() > limits::kNameBytes) return false;
-  if (text.front() == '-' || text.back() == '-') return false;
-  return std::all_of(text.begin(), text.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
-  });
-}
-
 Result<void> CheckName(std::string_view name, std::string_view field) {
   if (IsDnsLabel(name)) return {};
   return Fail(Code::kInvalidArgument,

@@ -27,6 +27,7 @@
 #include <type_traits>
 
 #include "runtime/base/limits.h"
+#include "runtime/base/name.h"
 #include "runtime/base/status.h"
 
 namespace gpushm::protocol {
@@ -284,8 +285,6 @@ static_assert(sizeof(ErrorBody) == 2056);
 
 // ---- names
 
-// RFC 1123: 1 to 63 of a-z, 0-9 and '-', neither first nor last a '-'.
-bool IsDnsLabel(std::string_view text);
 // Fails with kInvalidArgument, saying what is wrong with it. `field` names it in the text.
 Result<void> CheckName(std::string_view name, std::string_view field);
 NameField ToNameField(std::string_view name);  // `name` fits (checked before).

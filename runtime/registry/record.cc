@@ -1,59 +1,20 @@
 #include "runtime/registry/record.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "runtime/registry/checksum.h"
 
 namespace gpushm::registry {
-namespace {
-
-constexpr bool IsAlphanumeric(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
-
-// Eight bytes at a time, because this runs in every look-up.
-constexpr uint64_t kEach = 0x0101010101010101;
-constexpr uint64_t kHighBits = 0x80 * kEach;
-
-// The high bit of each byte that lies in [low, high]; bytes below 0x80 only.
-constexpr uint64_t InRange(uint64_t bytes, uint8_t low, uint8_t high) {
-  return (bytes + kEach * (0x80u - low)) & ~(bytes + kEach * (0x7fu - high)) & kHighBits;
-}
-constexpr uint64_t AreLabelBytes(uint64_t bytes) {
-  return InRange(bytes, 'a', 'z') | InRange(bytes, '0', '9') | InRange(bytes, '-', '-');
-}
-static_assert(AreLabelBytes(0x00'7b'60'3a'2f'7a'61'2d) == 0x00'00'00'00'00'80'80'80);
-
-}  // namespace
-
-bool IsDnsLabel(std::string_view text) {
-  if (text.empty() || text.size() > limits::kNameBytes) return false;
-  const bool bytes_fit =
-      std::ranges::all_of(text, [](char c) { return IsAlphanumeric(c) || c == '-'; });
-  return bytes_fit && IsAlphanumeric(text.front()) && IsAlphanumeric(text.back());
-}
 
 std::string_view Name::view() const {
   return std::string_view(bytes_.data(), strnlen(bytes_.data(), kBytes));
 }
 
 bool Name::IsLabel() const {
-  const std::array<uint64_t, kWords> all = words();
-  size_t length = 0;
-  bool ended = false;
-  for (const uint64_t word : all) {
-    if (ended) {
-      if (word != 0) return false;
-      continue;
-    }
-    if ((word & kHighBits) != 0) return false;
-    const uint64_t fit = AreLabelBytes(word);
-    const auto in_word = static_cast<size_t>(std::countr_one(fit | (kHighBits - kEach))) / 8;
-    length += in_word;
-    ended = in_word < 8;
-    if (ended && word >> (8 * in_word) != 0) return false;  // Only NUL after the label.
-  }
-  return ended && length != 0 && bytes_[0] != '-' && bytes_[length - 1] != '-';
+  const std::string_view text = view();
+  return IsDnsLabel(text) && std::all_of(bytes_.begin() + static_cast<ptrdiff_t>(text.size()),
+                                         bytes_.end(), [](char c) { return c == '\0'; });
 }
 
 std::string_view TransportName(Transport transport) {

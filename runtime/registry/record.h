@@ -17,13 +17,11 @@
 #include <type_traits>
 
 #include "runtime/base/limits.h"
+#include "runtime/base/name.h"
 #include "runtime/base/status.h"
 #include "runtime/registry/layout.h"
 
 namespace gpushm::registry {
-
-// RFC 1123: 1 to 63 of [a-z0-9-], alphanumeric at both ends.
-bool IsDnsLabel(std::string_view text);
 
 // A name in 64 bytes, padded with NUL: compares, hashes and copies as eight words.
 class Name {

@@ -157,11 +157,4 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-bool IsDnsLabel(std::string_view text) {
-  if (text.empty() || text.size() > limits::kNameBytes) return false;
-  if (text.front() == '-' || text.back() == '-') return false;
-  return std::ranges::all_of(
-      text, [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; });
-}
-
 }  // namespace gpushm::config

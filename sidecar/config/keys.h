@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/name.h"
+
 namespace gpushm::config {
 
 struct KeyInfo {
@@ -48,9 +50,6 @@ std::string_view Nearest(std::string_view text, std::span<const std::string> nam
 
 // Levenshtein's distance. Texts are cut at 128 bytes: farther is far enough.
 size_t EditDistance(std::string_view a, std::string_view b);
-
-// RFC 1123: lower case letters, digits and '-', which is not first or last; 1 to 63.
-bool IsDnsLabel(std::string_view text);
 
 // docs/annotations.md.
 std::string AnnotationsMarkdown();
