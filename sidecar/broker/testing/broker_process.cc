@@ -96,7 +96,7 @@ BrokerProcess::BrokerProcess(const std::string& folder, const BrokerSettings& se
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) std::abort();
   log_pipe_.Reset(ends[0]);
-  const UniqueFd writer(ends[1]);
+  UniqueFd writer(ends[1]);
   const std::string binary = BuildFolder() + "/bin/gpushm-broker";
   std::vector<std::string> words = {binary, "--folder", folder};
   words.insert(words.end(), settings.arguments.begin(), settings.arguments.end());
@@ -104,8 +104,8 @@ BrokerProcess::BrokerProcess(const std::string& folder, const BrokerSettings& se
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   std::vector<std::string> variables = {"GPUSHM_DRIVER=" + DriverFolder(),
-                                        "GPUSHM_SIM_DIR=" + StateFolder(),
-                                        "GPUSHM_BUFFERS=" + settings.buffers};
+                                        "GPUSHM_SIM_DIR=" + StateFolder()};
+  if (!settings.buffers.empty()) variables.push_back("GPUSHM_BUFFERS=" + settings.buffers);
   for (const char* kept : {"PATH", "ASAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
     if (const char* value = std::getenv(kept)) variables.push_back(Concat(kept, '=', value));
   }
@@ -125,6 +125,7 @@ BrokerProcess::BrokerProcess(const std::string& folder, const BrokerSettings& se
     execve(binary.c_str(), arguments.data(), environment.data());
     _exit(91);
   }
+  writer.Reset();
   pidfd_.Reset(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
   reader_ = std::thread([this] { ReadLog(); });
   ready_ = WaitForLog(" ready ") || WaitForLog("\"ready\"", 0);

@@ -95,7 +95,11 @@ class ClientProcess {
   ~ClientProcess();
   ClientProcess(ClientProcess&& other) noexcept
       : pid_(std::exchange(other.pid_, -1)), result_(other.result_) {}
-  ClientProcess& operator=(ClientProcess&&) = delete;
+  ClientProcess& operator=(ClientProcess&& other) noexcept {
+    std::swap(pid_, other.pid_);
+    std::swap(result_, other.result_);
+    return *this;
+  }
 
   int result() const { return result_; }
   pid_t pid() const { return pid_; }

@@ -1,0 +1,343 @@
+// Goal: what begins and ends with the broker and with its clients. Method: the real process on the
+// simulated driver; deaths are SIGKILLs.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "runtime/base/clock.h"
+#include "runtime/registry/host_list.h"
+#include "runtime/registry/reader.h"
+#include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/raw_client.h"
+
+namespace gpushm::broker::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+template <typename T>
+int CodeOf(const Result<T>& result) {
+  return result ? 0 : static_cast<int>(result.error().code());
+}
+constexpr int As(Code code) { return static_cast<int>(code); }
+
+BrokerSettings With(const std::string& buffers, std::vector<std::string> more = {}) {
+  BrokerSettings settings = TwoContainers();
+  settings.buffers = buffers;
+  settings.arguments.insert(settings.arguments.end(), more.begin(), more.end());
+  return settings;
+}
+
+// What the registry that comes with Hello says of a buffer.
+std::optional<registry::BufferState> StateOf(const BrokerProcess& broker, const std::string& name) {
+  RawClient client(broker.Socket("app"));
+  if (!client.Hello() || client.descriptors().size() != 1) return std::nullopt;
+  const auto reader = registry::RegistryReader::Open(std::move(client.descriptors()[0]));
+  if (!reader) return std::nullopt;
+  const auto found = (*reader)->Find(name);
+  if (!found) return std::nullopt;
+  return found->record.state;
+}
+
+TEST(BrokerLife, ASecondBrokerOnAFolderRefusesToStart) {
+  const TempFolder folder;
+  const BrokerProcess first(folder.path(), TwoContainers());
+  ASSERT_TRUE(first.ready());
+  BrokerProcess second(folder.path(), TwoContainers());
+  EXPECT_FALSE(second.ready());
+  EXPECT_EQ(second.WaitForEnd(), 1);
+  EXPECT_THAT(second.log(), HasSubstr("another broker serves " + folder.path()));
+  EXPECT_TRUE(RawClient(first.Socket("app")).Hello()) << "the first one's sockets are untouched";
+}
+
+TEST(BrokerLife, TermWaitsForLeases) {
+  const TempFolder folder;
+  BrokerProcess broker(folder.path(), TwoContainers());
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  const auto lease = client.Attach("weights");
+  ASSERT_TRUE(lease);
+  broker.Signal(SIGTERM);
+  ASSERT_TRUE(broker.WaitForLog("draining"));
+  EXPECT_FALSE(RawClient(broker.Socket("other")).connected()) << "nobody new";
+  EXPECT_EQ(CodeOf(client.Attach("weights")), As(Code::kUnavailable));
+  EXPECT_EQ(broker.WaitForEnd(50), -1000);
+  ASSERT_TRUE(client.Detach(lease->lease_id));
+  EXPECT_EQ(broker.WaitForEnd(), 0);
+}
+
+TEST(BrokerLife, TermWaitsNoLongerThanItsDeadline) {
+  const TempFolder folder;
+  BrokerProcess broker(folder.path(),
+                       With("buffers.gpushm.io/weights: 4Mi", {"--drain-timeout-ms", "200"}));
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  ASSERT_TRUE(client.Attach("weights"));
+  broker.Signal(SIGTERM);
+  EXPECT_EQ(broker.WaitForEnd(), 0);
+  EXPECT_THAT(broker.log(), HasSubstr("drain-timeout"));
+}
+
+TEST(BrokerLife, GenerationsGrowOverDeathsAndClocks) {
+  const TempFolder folder;
+  std::mt19937 random(7);
+  uint64_t last = 0;
+  for (int round = 0; round < 12; ++round) {
+    if (round == 6) {  // As if the clock had been set back a century.
+      last = uint64_t{5'000'000'000'000'000'000};
+      std::ofstream(folder.path() + "/.generations", std::ios::trunc) << last;
+    }
+    BrokerProcess broker(folder.path(), TwoContainers());
+    ASSERT_TRUE(broker.ready()) << broker.log();
+    RawClient client(broker.Socket("app"));
+    const auto hello = client.Hello();
+    ASSERT_TRUE(hello);
+    EXPECT_GT(hello->epoch, last);
+    const auto weights = client.Attach("weights");
+    ASSERT_TRUE(weights);
+    EXPECT_GT(weights->generation, last);
+    last = std::max(hello->epoch, weights->generation);
+    const uint64_t steps = random() % 20;
+    for (uint64_t i = 0; i < steps; ++i) {
+      if (const auto made = client.Create(Concat("made-", i), 1)) last = made->generation;
+    }
+    protocol::CreateRequest unread{};
+    unread.name = protocol::ToNameField("unread");
+    unread.size_bytes = 1;
+    if (random() % 2 == 0) {
+      ASSERT_TRUE(client.Post(protocol::Kind::kCreate, unread));
+    }
+    broker.Signal(SIGKILL);
+  }
+}
+
+// A kill while it starts, at whatever point: the next one starts.
+TEST(BrokerLife, KilledWhileItStarts) {
+  const TempFolder folder;
+  for (int delay_us = 0; delay_us < 12'000; delay_us += 400) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const BrokerProcess broker(folder.path(), TwoContainers());
+      _exit(0);
+    }
+    const timespec wait{0, delay_us * 1000L};  // The point of the kill, not a wait for anything.
+    nanosleep(&wait, nullptr);
+    kill(child, SIGKILL);  // Its broker goes with it (PR_SET_PDEATHSIG).
+    waitpid(child, nullptr, 0);
+  }
+  // The last of them may still be on its way out and hold the folder.
+  EXPECT_TRUE(Eventually([&] { return BrokerProcess(folder.path(), TwoContainers()).ready(); }));
+  EXPECT_TRUE(Eventually([] { return simulated::UsedBytes() == 0; }));
+}
+
+TEST(BrokerLife, ALeaseEndsSoonAfterItsProcess) {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  RawClient watcher(broker.Socket("other"));
+  ASSERT_TRUE(watcher.Hello());
+  int64_t slowest_us = 0;
+  for (int i = 0; i < 20; ++i) {
+    ClientProcess client([&] {
+      static RawClient raw(broker.Socket("app"));
+      return raw.Hello() && raw.Attach("weights") ? 0 : 1;
+    });
+    ASSERT_EQ(client.result(), 0);
+    ASSERT_EQ(watcher.Info()->leases, 1u);
+    client.Kill();  // Returns when it is reaped: its pidfd has fired.
+    const int64_t begun_ns = MonotonicNs();
+    ASSERT_TRUE(Eventually([&] { return watcher.Info()->leases == 0; }));
+    slowest_us = std::max(slowest_us, (MonotonicNs() - begun_ns) / 1000);
+  }
+  std::printf("slowest end of a lease: %ld us after the process was reaped\n", slowest_us);
+}
+
+TEST(BrokerLife, AThousandKilledClientsLeaveNothing) {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  RawClient watcher(broker.Socket("other"));
+  ASSERT_TRUE(watcher.Hello());
+  ASSERT_TRUE(watcher.Attach("weights"));
+  ASSERT_TRUE(Eventually([&] { return watcher.Info()->clients == 1; }));
+  const size_t descriptors = broker.Descriptors();
+  const uint64_t card_bytes = simulated::UsedBytes();
+  std::mt19937 random(11);
+  std::vector<ClientProcess> living;
+  for (int born = 1; born <= 1000; ++born) {
+    const uint64_t work = random() % 6;
+    living.emplace_back([&] {
+      static RawClient client(broker.Socket("app"));
+      if (work == 0) return 0;  // Killed before its hello.
+      if (!client.Hello()) return 1;
+      if (work == 1) return 0;
+      if (!client.Attach("weights", work == 2 ? 2 : 1)) return 2;
+      if (work <= 3) return 0;
+      // Made for itself alone, unpublished or dropped with it.
+      const uint32_t flags = protocol::kFlagAttach | (work == 4 ? protocol::kFlagUnpublished : 0);
+      const auto made = client.Create(Concat("of-", getpid()), 1, flags,
+                                      static_cast<uint32_t>(protocol::OnWriterExit::kDrop));
+      return made ? 0 : 3;
+    });
+    ASSERT_EQ(living.back().result(), 0) << born;
+    // Some die at once, none gets old.
+    while (!living.empty() && (random() % 2 == 0 || living.size() > 20)) {
+      std::swap(living[random() % living.size()], living.back());
+      living.pop_back();
+    }
+    if (born != 100 && born != 500 && born != 1000) continue;
+    living.clear();
+    EXPECT_TRUE(Eventually([&] {
+      const auto info = watcher.Info();
+      return info && info->clients == 1 && info->leases == 1 && info->used_bytes == 4 * kMiB &&
+             broker.Descriptors() == descriptors && simulated::UsedBytes() == card_bytes;
+    }));
+    std::printf("after %4d: %zu descriptors (%zu before), %u leases, %lu bytes on the card (%lu)\n",
+                born, broker.Descriptors(), descriptors, watcher.Info()->leases,
+                simulated::UsedBytes(), card_bytes);
+  }
+}
+
+TEST(BrokerLife, ADeadWriterIsSeenAsDeclared) {
+  const TempFolder folder;
+  const BrokerProcess broker(
+      folder.path(), With("buffers.gpushm.io/marked: 2Mi\n"
+                          "buffers.gpushm.io/kept: {size: 2Mi, on-writer-exit: keep}\n"
+                          "buffers.gpushm.io/dropped: {size: 2Mi, on-writer-exit: drop}\n"));
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  ClientProcess writer([&] {
+    static RawClient raw(broker.Socket("app"));
+    if (!raw.Hello()) return 1;
+    for (const char* name : {"marked", "kept", "dropped"}) {
+      if (!raw.Attach(name, 2)) return 2;
+    }
+    return 0;
+  });
+  ASSERT_EQ(writer.result(), 0);
+  writer.Kill();
+  EXPECT_TRUE(
+      Eventually([&] { return StateOf(broker, "marked") == registry::BufferState::kWriterDied; }));
+  EXPECT_EQ(StateOf(broker, "kept"), registry::BufferState::kReady);
+  EXPECT_EQ(StateOf(broker, "dropped"), std::nullopt);
+  EXPECT_TRUE(broker.WaitForLog("writer-died buffer=marked container=app"));
+  EXPECT_TRUE(broker.WaitForLog("buffer-dropped buffer=dropped"));
+}
+
+// ---- file:
+
+TEST(BrokerLife, LoadsItsFilesAsTheyAppear) {
+  const TempFolder folder;
+  const TempFolder files;
+  const std::string present = files.path() + "/present";
+  const std::string late = files.path() + "/late";
+  std::ofstream(present) << std::string(3 * kMiB, 'p');
+  BrokerSettings settings = TwoContainers();
+  std::ofstream(files.path() + "/broker.yaml")
+      << "containers: [app, other]\npool: 64Mi\nannotations:\n"
+      << "  buffers.gpushm.io/present: {size: 4Mi, file: " << present << "}\n"
+      << "  buffers.gpushm.io/late: {size: 4Mi, file: " << late << "}\n";
+  settings.arguments = {"--config", files.path() + "/broker.yaml"};
+  settings.buffers = "";
+  const BrokerProcess broker(folder.path(), settings);
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=present")) << broker.log();
+  EXPECT_EQ(StateOf(broker, "present"), registry::BufferState::kReady);
+  EXPECT_EQ(StateOf(broker, "late"), registry::BufferState::kLoading);
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  EXPECT_EQ(CodeOf(client.Attach("late")), As(Code::kLoading));
+  std::ofstream(late + ".part") << std::string(kMiB, 'l');
+  std::filesystem::rename(late + ".part", late);
+  EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=late"));
+  EXPECT_TRUE(client.Attach("late"));
+
+  // What was loaded comes out again, through the broker, byte for byte.
+  const UniqueFd copy(open((files.path() + "/copy").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  const auto save = client.Transfer("present", 2, copy.get());
+  ASSERT_TRUE(save) << save.error().ToString();
+  const auto saved = client.FinishTransfer(save->transfer_id);
+  ASSERT_TRUE(saved) << saved.error().ToString();
+  std::string bytes(4 * kMiB, '?');
+  ASSERT_EQ(pread(copy.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(bytes, std::string(3 * kMiB, 'p') + std::string(kMiB, '\0'));
+}
+
+TEST(BrokerLife, SaysWhyAFileCannotBeLoaded) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root, to start a broker that may not read";
+  constexpr uid_t kUser = 31'340;
+  const TempFolder folder;
+  const TempFolder files;
+  ASSERT_EQ(chown(folder.path().c_str(), kUser, kUser), 0);
+  std::ofstream(files.path() + "/secret") << "x";
+  ASSERT_EQ(chmod((files.path() + "/secret").c_str(), 0640), 0);
+  std::ofstream(files.path() + "/large") << std::string(5 * kMiB, 'x');
+  std::ofstream(files.path() + "/broker.yaml")
+      << "containers: [app, other]\npool: 64Mi\nannotations:\n"
+      << "  buffers.gpushm.io/secret: {size: 4Mi, file: " << files.path() << "/secret}\n"
+      << "  buffers.gpushm.io/large: {size: 4Mi, file: " << files.path() << "/large}\n";
+  BrokerSettings settings;
+  settings.arguments = {"--config", files.path() + "/broker.yaml"};
+  settings.uid = kUser;
+  const BrokerProcess broker(folder.path(), settings);
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  EXPECT_TRUE(broker.WaitForLog("load-failed buffer=secret"));
+  EXPECT_TRUE(broker.WaitForLog("load-failed buffer=large"));
+  EXPECT_THAT(broker.log(), HasSubstr("(uid 0, gid 0, mode 640) as uid 31340, gid 31340"));
+  EXPECT_THAT(broker.log(), HasSubstr("5242880 bytes"));
+  EXPECT_EQ(StateOf(broker, "secret"), registry::BufferState::kFailed);
+  EXPECT_EQ(StateOf(broker, "large"), registry::BufferState::kFailed);
+}
+
+// ---- hostIPC
+
+TEST(BrokerLife, ServesHostIpcPodsInTheHostsFolder) {
+  const TempFolder folder;
+  const TempFolder host;
+  const std::string uid = "0b6f9a5e-0000-4000-8000-000000000001";
+  const std::string list = host.path() + "/" + registry::HostListFile(uid);
+  const std::string socket = host.path() + "/" + registry::HostSocketFile(uid);
+  {
+    BrokerProcess broker(folder.path(),
+                         With("buffers.gpushm.io/weights: 4Mi",
+                              {"--host-ipc", "--pod-uid", uid, "--host-dir", host.path()}));
+    ASSERT_TRUE(broker.ready()) << broker.log();
+    EXPECT_TRUE(Eventually([&] { return registry::ReadHostList(host.path(), uid).has_value(); }));
+    EXPECT_EQ(registry::ReadHostList(host.path(), uid)->buffers.size(), 1u);
+    struct stat info{};
+    ASSERT_EQ(stat(list.c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07777u, 0640u);
+    ASSERT_EQ(stat(socket.c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07777u, 0660u);
+    RawClient client(socket);
+    const auto hello = client.Hello();
+    ASSERT_TRUE(hello);
+    EXPECT_EQ(protocol::FromNameField(hello->container), "host-ipc");
+    ASSERT_TRUE(client.Attach("weights"));
+    ASSERT_TRUE(client.Create("more", 1));
+    EXPECT_TRUE(
+        Eventually([&] { return registry::ReadHostList(host.path(), uid)->buffers.size() == 2; }));
+    broker.Signal(SIGKILL);
+  }
+  EXPECT_TRUE(std::filesystem::exists(socket)) << "the control: a killed broker leaves them";
+  BrokerProcess next(folder.path(),
+                     With("buffers.gpushm.io/weights: 4Mi",
+                          {"--host-ipc", "--pod-uid", uid, "--host-dir", host.path()}));
+  ASSERT_TRUE(next.ready()) << next.log();
+  EXPECT_TRUE(RawClient(socket).Hello());
+  next.Signal(SIGTERM);
+  EXPECT_EQ(next.WaitForEnd(), 0);
+  EXPECT_FALSE(std::filesystem::exists(socket));
+  EXPECT_FALSE(std::filesystem::exists(list));
+}
+
+}  // namespace
+}  // namespace gpushm::broker::testing
