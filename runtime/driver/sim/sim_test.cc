@@ -194,8 +194,8 @@ TEST_F(SimTest, MalformedCardsAreRefused) {
        {"gpus: 5", "gpu: []", "gpus: [{memory: 80Gb}]", "gpus: [{memory: -1}]",
         "gpus: [{memory: 0}]", "gpus: [{uuid: GPU-1}]", "gpus: [{nmae: x}]", "latency: {creat: 1}",
         "latency: fast", "gpus: [{memory: 1Gi, mig: [{profile: a, memory: 2Gi}]}]", "[",
-        "gpus: [{uuid: GPU-00000000-0000-0000-0000-000000000001},"
-        " {uuid: GPU-00000000-0000-0000-0000-000000000001}]"}) {
+        ("gpus: [{uuid: GPU-00000000-0000-0000-0000-000000000001},"
+         " {uuid: GPU-00000000-0000-0000-0000-000000000001}]")}) {
     Machine machine;
     std::string error;
     EXPECT_FALSE(ParseMachine(text, &machine, &error)) << text;
