@@ -233,7 +233,7 @@ Result<TransferState> Transfers::Take(uint64_t client_id, uint64_t transfer_id) 
   if (found == transfers_.end() || found->second.state.client_id != client_id) {
     return Fail(Code::kNotFound, Concat("this client has no transfer ", transfer_id));
   }
-  const TransferState state = found->second.state;
+  TransferState state = found->second.state;
   if (state.finished) transfers_.erase(found);
   return state;
 }
