@@ -13,11 +13,13 @@
 #include <vector>
 
 #include "tests/bench/harness.h"
+#include "tests/bench/raw.h"
 
 namespace gpushm::bench {
 namespace {
 
 constexpr char kWaiter[] = "waiter";
+constexpr char kListener[] = "listener";
 constexpr char kPeer[] = "peer";
 constexpr char kBuffer[] = "weights";
 
@@ -45,6 +47,24 @@ Result<void> WaitForNext(Channel& parent, const std::vector<std::string>& argume
   }
 }
 
+// Says when it heard something: what waking an idle process costs on this machine at all.
+Result<void> Listen(Channel& parent, const std::vector<std::string>&) {
+  for (;;) {
+    const Result<Heard> heard = parent.Hear(Deadline::AfterMs(kStepMs));
+    const int64_t known = MonotonicNs();
+    if (!heard) return {};
+    if (auto r = parent.Say(std::to_string(known)); !r) return r;
+  }
+}
+
+Result<int64_t> WakeListener(Child& listener) {
+  const int64_t start = MonotonicNs();
+  if (auto r = listener.channel().Say("wake"); !r) return std::unexpected(r.error());
+  const Result<Heard> heard = listener.channel().Hear(Deadline::AfterMs(kStepMs));
+  if (!heard) return std::unexpected(heard.error());
+  return std::stoll(heard->text) - start;
+}
+
 Result<void> WaitForPublish(benchmark::State& state) {
   const Result<Broker> broker = Broker::Start({.buffers = {}, .extra_bytes = 8 * 2 * kMiB});
   if (!broker) return std::unexpected(broker.error());
@@ -58,11 +78,14 @@ Result<void> WaitForPublish(benchmark::State& state) {
   Result<Child> waiter = Child::Start(kWaiter, {broker->folder().string()});
   if (!waiter) return std::unexpected(waiter.error());
   if (auto r = waiter->Expect("waiting", Deadline::AfterMs(kStepMs)); !r) return r;
+  Result<Child> listener = Child::Start(kListener, {});
+  if (!listener) return std::unexpected(listener.error());
   gpushm_create_options options;
   GPUSHM_INIT(&options);
   options.unpublished = 1;
   Samples samples;
   Samples publishing;
+  Samples waking;
   for (auto _ : state) {
     gpushm_attachment* next = nullptr;
     if (auto r = Check(gpushm_replace(connection->get(), kBuffer, 0, &options, &next), "replace");
@@ -80,16 +103,21 @@ Result<void> WaitForPublish(benchmark::State& state) {
     const int64_t known = std::stoll(heard->text);
     samples.Add(known - start);
     publishing.Add(published - start);
+    const Result<int64_t> woken = WakeListener(*listener);  // Idle as long as the waiter was.
+    if (!woken) return std::unexpected(woken.error());
+    waking.Add(*woken);
     state.SetIterationTime(static_cast<double>(known - start) / 1e9);
   }
-  Show(state, Ours{samples}, Baseline{publishing});
-  state.SetLabel("baseline: gpushm_publish itself");
+  Show(state, Ours{samples}, Baseline{waking});
+  state.counters["publish_p50_ns"] = publishing.Percentile(0.5);
+  state.SetLabel("baseline: waking an idle process by a socket");
   return {};
 }
 
 // ---------------------------------------------------------------- many at once
 
 constexpr int kMaxPeers = 64;
+constexpr uint64_t kBufferBytes = 64 * kMiB;
 
 // Shared with the peers. A round starts with one token for each peer in the eventfd of its parity;
 // a fast peer cannot take a slow one's, because the next round's tokens are in the other one.
@@ -104,14 +132,16 @@ Round* MapRound(int fd) {
   return at == MAP_FAILED ? nullptr : static_cast<Round*>(at);
 }
 
-// Passed to each peer one by one.
+// Passed to each peer one by one. `memory` is the buffer's own descriptor: every other round the
+// peers import and map that by hand, which is the driver's part.
 struct Shared {
   UniqueFd round;
   std::array<UniqueFd, 2> tokens;
   UniqueFd done;
+  int memory = -1;
 
-  std::array<int, 4> descriptors() const {
-    return {round.get(), tokens[0].get(), tokens[1].get(), done.get()};
+  std::array<int, 5> descriptors() const {
+    return {round.get(), tokens[0].get(), tokens[1].get(), done.get(), memory};
   }
   static Result<Shared> Make() {
     Shared shared;
@@ -125,9 +155,28 @@ struct Shared {
   }
 };
 
+// Whether it was mapped. What was made is undone after the time was taken.
+bool AttachOnce(gpushm_client* client, std::atomic<int64_t>* finished_ns) {
+  gpushm_attachment* attachment = nullptr;
+  const gpushm_status status = gpushm_attach(client, kBuffer, nullptr, &attachment);
+  finished_ns->store(MonotonicNs(), std::memory_order_release);
+  gpushm_detach(attachment, nullptr);
+  return status == GPUSHM_OK;
+}
+
+bool MapOnce(int memory, std::atomic<int64_t>* finished_ns) {
+  const Machine& machine = ThisMachine();
+  const Result<DeviceMemory> imported = DeviceMemory::Import(*machine.api, memory);
+  if (!imported) return false;
+  const Result<DeviceMapping> mapping = DeviceMapping::Map(*machine.api, *imported, kBufferBytes,
+                                                           machine.device.device, Access::kRead);
+  finished_ns->store(MonotonicNs(), std::memory_order_release);
+  return mapping.has_value();
+}
+
 Result<void> AttachInRounds(Channel& parent, const std::vector<std::string>& arguments) {
   if (auto r = FindDriver(); !r) return r;  // cuInit is not a part of an attach.
-  std::array<UniqueFd, 4> shared;
+  std::array<UniqueFd, 5> shared;
   for (UniqueFd& descriptor : shared) {
     Result<Heard> heard = parent.Hear(Deadline::AfterMs(kStepMs));
     if (!heard) return std::unexpected(heard.error());
@@ -142,20 +191,21 @@ Result<void> AttachInRounds(Channel& parent, const std::vector<std::string>& arg
   for (size_t i = 0;; ++i) {
     uint64_t token = 0;
     if (read(shared[1 + i % 2].get(), &token, sizeof token) != sizeof token) return {};
-    gpushm_attachment* attachment = nullptr;
-    if (gpushm_attach(connection->get(), kBuffer, nullptr, &attachment) != GPUSHM_OK) {
-      round->failed.fetch_add(1, std::memory_order_relaxed);
-    }
     // Read by the parent after it counted this peer in `done`.
-    round->finished_ns[self].store(MonotonicNs(), std::memory_order_release);
-    gpushm_detach(attachment, nullptr);
+    std::atomic<int64_t>* const finished_ns = &round->finished_ns[self];
+    const bool good = i % 2 == 0 ? AttachOnce(connection->get(), finished_ns)
+                                 : MapOnce(shared[4].get(), finished_ns);
+    if (!good) round->failed.fetch_add(1, std::memory_order_relaxed);
     const uint64_t one = 1;
     if (write(shared[3].get(), &one, sizeof one) != sizeof one) return FailSystem(errno, "write");
   }
 }
 
-Result<void> RunRound(const Shared& shared, size_t number, uint64_t peers) {
-  if (write(shared.tokens[number % 2].get(), &peers, sizeof peers) != sizeof peers) {
+// Nanoseconds from the start until the last peer has it.
+Result<int64_t> RunRound(const Shared& shared, const Round& round, size_t number, size_t peers) {
+  const uint64_t tokens = peers;
+  const int64_t start = MonotonicNs();
+  if (write(shared.tokens[number % 2].get(), &tokens, sizeof tokens) != sizeof tokens) {
     return FailSystem(errno, "write");
   }
   for (uint64_t done = 0; done < peers;) {
@@ -164,12 +214,16 @@ Result<void> RunRound(const Shared& shared, size_t number, uint64_t peers) {
       return FailSystem(errno, "read");
     done += more;
   }
-  return {};
+  int64_t last = start;
+  for (size_t i = 0; i < peers; ++i) {
+    last = std::max(last, round.finished_ns[i].load(std::memory_order_acquire));
+  }
+  return last - start;
 }
 
-Result<std::vector<Child>> StartPeers(const Broker& broker, const Shared& shared, int count) {
+Result<std::vector<Child>> StartPeers(const Broker& broker, const Shared& shared, size_t count) {
   std::vector<Child> peers;
-  for (int i = 0; i < count; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     Result<Child> peer = Child::Start(kPeer, {broker.folder().string(), std::to_string(i)});
     if (!peer) return std::unexpected(peer.error());
     peers.push_back(std::move(*peer));
@@ -187,47 +241,54 @@ Result<std::vector<Child>> StartPeers(const Broker& broker, const Shared& shared
   return peers;
 }
 
-Result<void> AttachAtOnce(benchmark::State& state, int count) {
-  const Result<Broker> broker = Broker::Start({.buffers = {{kBuffer, 64 * kMiB}}});
+Result<void> AttachAtOnce(benchmark::State& state, size_t count) {
+  const Result<Broker> broker =
+      Broker::Start({.buffers = {{kBuffer, kBufferBytes}}, .extra_bytes = 0});
   if (!broker) return std::unexpected(broker.error());
   // The broker is up before the peers ask.
   const Result<Connection> connection = Connection::To(*broker);
   if (!connection) return std::unexpected(connection.error());
-  const Result<Shared> shared = Shared::Make();
+  const Result<BorrowedDescriptor> memory = BorrowedDescriptor::Borrow(broker->folder(), kBuffer);
+  if (!memory) return std::unexpected(memory.error());
+  Result<Shared> shared = Shared::Make();
   if (!shared) return std::unexpected(shared.error());
+  shared->memory = memory->get();
   Round* const round = MapRound(shared->round.get());
   if (round == nullptr) return FailSystem(errno, "mmap");
   Result<std::vector<Child>> peers = StartPeers(*broker, *shared, count);
   if (!peers) return std::unexpected(peers.error());
-  Samples all;
+  Samples ours;
+  Samples raw;
   double seconds = 0;
   size_t number = 0;
-  if (auto r = RunRound(*shared, number++, static_cast<uint64_t>(count)); !r) return r;  // Warm.
+  // The first two warm up.
+  for (const int warming : {0, 1}) {
+    static_cast<void>(warming);
+    if (auto r = RunRound(*shared, *round, number++, count); !r) return std::unexpected(r.error());
+  }
   for (auto _ : state) {
-    const int64_t start = MonotonicNs();
-    if (auto r = RunRound(*shared, number++, static_cast<uint64_t>(count)); !r) return r;
-    int64_t last = start;
-    for (int i = 0; i < count; ++i) {
-      last = std::max(last,
-                      round->finished_ns[static_cast<size_t>(i)].load(std::memory_order_acquire));
-    }
-    all.Add(last - start);
-    seconds += static_cast<double>(last - start) / 1e9;
-    state.SetIterationTime(static_cast<double>(last - start) / 1e9);
+    const Result<int64_t> took = RunRound(*shared, *round, number++, count);
+    if (!took) return std::unexpected(took.error());
+    const Result<int64_t> by_hand = RunRound(*shared, *round, number++, count);
+    if (!by_hand) return std::unexpected(by_hand.error());
+    ours.Add(*took);
+    raw.Add(*by_hand);
+    seconds += static_cast<double>(*took) / 1e9;
+    state.SetIterationTime(static_cast<double>(*took) / 1e9);
   }
   const uint32_t failed = round->failed.load(std::memory_order_relaxed);
   munmap(round, sizeof(Round));
   if (failed > 0) return Fail(Code::kInternal, Concat(failed, " attaches failed"));
-  Show(state, Ours{all});
+  Show(state, Ours{ours}, Baseline{raw});
   state.counters["attaches_per_s"] =
-      static_cast<double>(all.size()) * static_cast<double>(count) / seconds;
-  state.SetLabel("until the last one has it");
+      static_cast<double>(ours.size()) * static_cast<double>(count) / seconds;
+  state.SetLabel("until the last one has it; baseline: import and map alone");
   return {};
 }
 
 void RegisterRows() {
   Row("WaitForPublish", 500, WaitForPublish);
-  for (const int peers : {1, 4, 16, 64}) {
+  for (const size_t peers : {1, 4, 16, 64}) {
     Row(Concat("AttachAtOnce/", peers), 50,
         [peers](benchmark::State& state) { return AttachAtOnce(state, peers); });
   }
@@ -238,5 +299,6 @@ void RegisterRows() {
 
 int main(int argc, char** argv) {
   using namespace gpushm::bench;
-  return Main(argc, argv, {{kWaiter, WaitForNext}, {kPeer, AttachInRounds}}, RegisterRows);
+  return Main(argc, argv, {{kWaiter, WaitForNext}, {kListener, Listen}, {kPeer, AttachInRounds}},
+              RegisterRows);
 }
