@@ -1,0 +1,484 @@
+// gpushmctl as people run it: the program, a broker, the simulated driver, and injected faults.
+// Each case has folders of its own; what is asserted on is output and exit code.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/driver/device.h"
+#include "runtime/include/gpushm/gpushm.h"
+
+namespace gpushm::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr int kNobody = 65534;
+constexpr int kRunMs = 30'000;
+
+struct Output {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+struct Setting {
+  std::vector<std::string> environment = {};  // "K=V"; "K": unset.
+  int uid = 0;
+  bool own_pid_namespace = false;  // It is PID 1 there.
+};
+
+std::string Slurp(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+void Enter(const Setting& setting) {
+  for (const std::string& entry : setting.environment) {
+    const size_t equals = entry.find('=');
+    if (equals == std::string::npos) {
+      unsetenv(entry.c_str());
+    } else {
+      setenv(entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
+    }
+  }
+  if (setting.uid != 0 && (setgid(static_cast<gid_t>(setting.uid)) != 0 ||
+                           setuid(static_cast<uid_t>(setting.uid)) != 0)) {
+    _exit(125);
+  }
+}
+
+[[noreturn]] void Exec(const std::vector<std::string>& words) {
+  std::vector<char*> argv;
+  for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  execv(argv[0], argv.data());
+  _exit(126);
+}
+
+class CtlTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* build = std::getenv("GPUSHM_TEST_BUILD");
+    ASSERT_NE(build, nullptr) << "run by ctest, which sets GPUSHM_TEST_BUILD";
+    build_ = build;
+    std::string name = (fs::temp_directory_path() / "gpushmctl-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    dir_ = name;
+    fs::permissions(dir_, fs::perms::all);
+    for (const char* folder : {"sim", "run", "run/app", "run/other"}) {
+      fs::create_directory(dir_ / folder);
+    }
+    fs::permissions(dir_ / "sim", fs::perms::all);
+    setenv("GPUSHM_DRIVER", (build_ + "/driver-sim").c_str(), 1);
+    setenv("GPUSHM_SIM_DIR", (dir_ / "sim").c_str(), 1);
+    setenv("GPUSHM_DIR", (dir_ / "run/app").c_str(), 1);
+    setenv("TERM", "xterm", 1);
+    for (const char* unset : {"GPUSHM_SIM_FAULT", "CUDA_VISIBLE_DEVICES", "NO_COLOR"}) {
+      unsetenv(unset);
+    }
+  }
+
+  void TearDown() override {
+    StopBroker();
+    std::error_code ignored;
+    fs::remove_all(dir_, ignored);
+  }
+
+  void StartBroker(const std::string& pool = "64Mi", const std::string& buffers = "") {
+    broker_ = fork();
+    if (broker_ == 0) {
+      if (!buffers.empty()) setenv("GPUSHM_BUFFERS", buffers.c_str(), 1);
+      RedirectTo(STDERR_FILENO, "broker.log");
+      RedirectTo(STDOUT_FILENO, "broker.out");
+      Exec({build_ + "/bin/gpushm-broker", "--folder", (dir_ / "run").string(), "--container",
+            "app", "--container", "other", "--pool", pool});
+    }
+    const Output ready = Ctl({"wait", "--broker"});
+    ASSERT_EQ(ready.code, 0) << ready.err << Slurp((dir_ / "broker.log").string());
+  }
+
+  void StopBroker() {
+    if (broker_ <= 0) return;
+    kill(broker_, SIGKILL);
+    waitpid(broker_, nullptr, 0);
+    broker_ = 0;
+  }
+
+  Output Ctl(std::vector<std::string> arguments, const Setting& setting = {}) {
+    arguments.insert(arguments.begin(), build_ + "/bin/gpushmctl");
+    return Run(arguments, setting);
+  }
+
+  Output Run(const std::vector<std::string>& words, const Setting& setting = {}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(kRunMs / 1000);
+      RedirectTo(STDOUT_FILENO, "out");
+      RedirectTo(STDERR_FILENO, "err");
+      if (setting.own_pid_namespace) {
+        if (unshare(CLONE_NEWPID) != 0) _exit(124);
+        const pid_t first = fork();
+        if (first == 0) {
+          Enter(setting);
+          Exec(words);
+        }
+        int status = 0;
+        waitpid(first, &status, 0);
+        _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 123);
+      }
+      Enter(setting);
+      Exec(words);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    return {code, Slurp((dir_ / "out").string()), Slurp((dir_ / "err").string())};
+  }
+
+  void RedirectTo(int fd, const char* name) {
+    const int file = open((dir_ / name).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    dup2(file, fd);
+    close(file);
+  }
+
+  std::string WriteFile(const std::string& name, size_t size_bytes) {
+    std::string bytes(size_bytes, '\0');
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 2654435761u >> 13);
+    std::ofstream(dir_ / name, std::ios::binary) << bytes;
+    return (dir_ / name).string();
+  }
+
+  bool IsJson(const std::string& text) {
+    std::ofstream(dir_ / "json") << text;
+    return Run({"/usr/bin/env", "python3", "-m", "json.tool", (dir_ / "json").string()}).code == 0;
+  }
+
+  std::string build_;
+  fs::path dir_;
+  pid_t broker_ = 0;
+};
+
+TEST_F(CtlTest, MakesListsShowsAndRemoves) {
+  StartBroker();
+  const Output made = Ctl({"create", "weights", "8Mi"});
+  EXPECT_EQ(made.code, 0) << made.err;
+  EXPECT_THAT(made.out, StartsWith("created weights: 8Mi, ready, generation "));
+  const Output json = Ctl({"create", "kv", "1.5Mi", "--writers", "all", "--one-writer",
+                           "--on-writer-exit", "keep", "-o", "json"});
+  EXPECT_EQ(json.code, 0);
+  EXPECT_TRUE(IsJson(json.out)) << json.out;
+  EXPECT_THAT(json.out,
+              AllOf(HasSubstr("\"size_bytes\": 1572864"), HasSubstr("\"mapped_bytes\": 2097152")));
+  const Output table = Ctl({"ls"});
+  EXPECT_THAT(table.out, StartsWith("NAME     GENERATION           "));
+  EXPECT_THAT(table.out,
+              AllOf(HasSubstr("\nkv  "), HasSubstr("\nweights  "), Not(HasSubstr("\033"))));
+  EXPECT_EQ(Ctl({"ls", "--names"}).out, "kv\nweights\n");
+  EXPECT_TRUE(IsJson(Ctl({"ls", "-o", "json"}).out));
+  const Output stat = Ctl({"stat", "weights"});
+  EXPECT_THAT(stat.out, AllOf(HasSubstr("size:        8Mi (8388608 bytes)\n"),
+                              HasSubstr("transport:   vmm\n"), HasSubstr("holders:     0\n")));
+  EXPECT_TRUE(IsJson(Ctl({"stat", "weights", "-o", "json"}).out));
+  EXPECT_THAT(Ctl({"stat"}).out, HasSubstr("pool:        64Mi"));
+  EXPECT_TRUE(IsJson(Ctl({"stat", "-o", "json"}).out));
+  EXPECT_EQ(Ctl({"rm", "weights", "kv"}).out, "removed weights\nremoved kv\n");
+  EXPECT_EQ(Ctl({"ls", "-o", "json"}).out, "{\n  \"buffers\": []\n}\n");
+}
+
+TEST_F(CtlTest, ErrorsHaveTheirCodesCauseAndRemedy) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const Output missing = Ctl({"stat", "weigths"});
+  EXPECT_EQ(missing.code, 3);
+  EXPECT_EQ(missing.out, "");
+  EXPECT_THAT(missing.err, AllOf(StartsWith("gpushmctl: "), HasSubstr("no buffer \"weigths\""),
+                                 HasSubstr("\nremedy: ")));
+  EXPECT_EQ(Ctl({"rm", "weigths"}).code, 3);
+  EXPECT_EQ(Ctl({"rm", "-f", "weigths"}).code, 0);
+  EXPECT_EQ(Ctl({"create", "weights", "8Mi"}).code, 10);
+  EXPECT_EQ(Ctl({"create", "Bad_Name", "8Mi"}).code, 2);
+  EXPECT_EQ(Ctl({"create", "x", "8Q"}).code, 2);
+  EXPECT_EQ(Ctl({"load", "/nowhere", "weights"}).code, 3);
+  EXPECT_EQ(Ctl({"load", WriteFile("large", 9 << 20), "weights"}).code, 2);
+  EXPECT_EQ(Ctl({"load", "x", "weights", "--chunk", "2Gi"}).code, 2);
+  const Output bogus = Ctl({"bogus"});
+  EXPECT_EQ(bogus.code, 2);
+  EXPECT_THAT(bogus.err, HasSubstr("there is no command \"bogus\""));
+  EXPECT_EQ(Ctl({}).code, 2);
+  EXPECT_EQ(Ctl({"--help"}).code, 0);
+  EXPECT_EQ(Ctl({"--version"}).out, "gpushmctl 0.1.0\n");
+  EXPECT_EQ(Ctl({"wait"}).code, 2);
+  EXPECT_EQ(Ctl({"wait", "weights", "--generation", "99999999999999999999"}).code, 2);
+  EXPECT_EQ(
+      Ctl({"wait", "weights", "--generation", "18446744073709551615", "--timeout", "50ms"}).code,
+      6);
+  EXPECT_EQ(Ctl({"wait", "nobody", "--timeout", "50ms"}).code, 6);
+}
+
+TEST_F(CtlTest, PoolAndCardFull) {
+  std::ofstream(dir_ / "sim/faults.yaml") << "";
+  StartBroker();
+  const Output pool = Ctl({"create", "big", "1Gi"});
+  EXPECT_EQ(pool.code, 5);
+  EXPECT_THAT(pool.err, AllOf(HasSubstr("the pool has"), HasSubstr("remedy: ")));
+  // CUDA_ERROR_OUT_OF_MEMORY: others filled the card.
+  std::ofstream(dir_ / "sim/faults.yaml") << "results: {cuMemCreate: 2}\n";
+  const Output card = Ctl({"create", "small", "2Mi"});
+  EXPECT_EQ(card.code, 5) << card.err;
+  const Output doctor = Ctl({"doctor"});
+  EXPECT_EQ(doctor.code, 1);
+  EXPECT_THAT(doctor.out, HasSubstr("fail  create "));
+}
+
+TEST_F(CtlTest, MovesFilesEitherWay) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string file = WriteFile("model", 8 << 20);
+  for (const std::string way : {"here", "broker"}) {
+    const Output loaded = Ctl({"load", file, "weights", "--way", way, "--chunk", "1Mi"});
+    EXPECT_EQ(loaded.code, 0) << loaded.err;
+    EXPECT_THAT(loaded.out, HasSubstr(way == "here" ? "in this process" : "by the broker"));
+    EXPECT_EQ(loaded.err, "") << "no progress bar without a terminal";
+    const std::string copy = (dir_ / ("copy-" + way)).string();
+    const Output saved = Ctl({"save", "weights", copy, "--way", way, "-o", "json"});
+    EXPECT_EQ(saved.code, 0) << saved.err;
+    EXPECT_TRUE(IsJson(saved.out));
+    EXPECT_THAT(saved.out, HasSubstr("\"way\": \"" + way + "\""));
+    EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
+  }
+  // A container without a GPU: auto goes by the broker.
+  const Output blind = Ctl({"load", file, "weights"}, {.environment = {"CUDA_VISIBLE_DEVICES="}});
+  EXPECT_EQ(blind.code, 0) << blind.err;
+  EXPECT_THAT(blind.out, HasSubstr("by the broker"));
+  EXPECT_NE(
+      Ctl({"load", file, "weights", "--way", "here"}, {.environment = {"CUDA_VISIBLE_DEVICES="}})
+          .code,
+      0);
+}
+
+TEST_F(CtlTest, TopPrintsOneBlockASample) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const Output top = Ctl({"top", "-n", "2", "-i", "50ms"});
+  EXPECT_EQ(top.code, 0);
+  EXPECT_THAT(top.out, AllOf(StartsWith("gpushm  "), HasSubstr("\n\ngpushm  "),
+                             HasSubstr("pool 8Mi of 64Mi (12%)"), Not(HasSubstr("\033"))));
+  const Output json = Ctl({"top", "-n", "1", "-o", "json"});
+  EXPECT_TRUE(IsJson(json.out));
+  StopBroker();
+  EXPECT_EQ(Ctl({"top", "-n", "1"}).code, 7);
+}
+
+TEST_F(CtlTest, NoBroker) {
+  const Output list = Ctl({"ls"});
+  EXPECT_EQ(list.code, 7);
+  EXPECT_THAT(list.err, HasSubstr("remedy: "));
+  EXPECT_NE(Ctl({"wait", "--broker", "--timeout", "100ms"}).code, 0);
+  EXPECT_EQ(Ctl({"ls", "--folder", "/nowhere"}).code, 7);
+  const Output doctor = Ctl({"doctor"});
+  EXPECT_EQ(doctor.code, 1);
+  EXPECT_THAT(doctor.out, AllOf(HasSubstr("fail  socket"), HasSubstr("fail  broker"),
+                                HasSubstr("ok    create")));
+}
+
+TEST_F(CtlTest, Denied) {
+  StartBroker("64Mi",
+              "buffers.gpushm.io/frames: {size: 2Mi, writers: [other], containers: [other]}\n"
+              "buffers.gpushm.io/table: {size: 2Mi, writers: [other]}\n");
+  const std::string file = WriteFile("frame", 4096);
+  const Output load = Ctl({"load", file, "table", "--timeout", "2s"});
+  EXPECT_EQ(load.code, 4) << load.err;
+  EXPECT_EQ(Ctl({"load", file, "table", "--way", "broker", "--timeout", "2s"}).code, 4);
+  EXPECT_EQ(Ctl({"save", "frames", (dir_ / "x").string(), "--timeout", "2s"}).code, 4);
+  EXPECT_EQ(Ctl({"rm", "table"}).code, 4);
+  EXPECT_FALSE(fs::exists(dir_ / "x"));
+}
+
+TEST_F(CtlTest, WrongUid) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  StartBroker();
+  fs::permissions(dir_ / "run/app/gpushm.sock", fs::perms::owner_read | fs::perms::owner_write);
+  const Output list = Ctl({"ls"}, {.uid = kNobody});
+  EXPECT_EQ(list.code, 4) << list.err;
+  const Output doctor = Ctl({"doctor"}, {.uid = kNobody});
+  EXPECT_EQ(doctor.code, 1);
+  EXPECT_THAT(doctor.out, AllOf(HasSubstr("has mode 0600, owner 0:0; this process is 65534:65534"),
+                                HasSubstr("fail  socket")));
+}
+
+TEST_F(CtlTest, DoctorIsContentWhereAllWorks) {
+  StartBroker();
+  const Output doctor = Ctl({"doctor"});
+  EXPECT_EQ(doctor.code, 0) << doctor.out;
+  EXPECT_THAT(doctor.out, AllOf(HasSubstr("ok    broker's gpu"), HasSubstr("ok    attach"),
+                                HasSubstr("ok    read-only"), HasSubstr(" 0 failed\n")));
+  EXPECT_TRUE(IsJson(Ctl({"doctor", "-o", "json"}).out));
+}
+
+TEST_F(CtlTest, DoctorWithoutDriverOrDevice) {
+  StartBroker();
+  const Output driver = Ctl({"doctor"}, {.environment = {"GPUSHM_DRIVER=/nowhere"}});
+  EXPECT_EQ(driver.code, 1);
+  EXPECT_THAT(driver.out,
+              AllOf(HasSubstr("fail  driver"), HasSubstr("load and save by the broker")));
+  const Output device = Ctl({"doctor"}, {.environment = {"CUDA_VISIBLE_DEVICES=-1"}});
+  EXPECT_EQ(device.code, 1);
+  EXPECT_THAT(device.out, AllOf(HasSubstr("fail  "), HasSubstr("warn  visibility")));
+}
+
+// Goal: a driver that hangs takes no command along. Method: the simulated driver blocks for a
+// minute; doctor and load must end by their own deadlines.
+TEST_F(CtlTest, SickGpuHangs) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "2Mi"}).code, 0);
+  const Setting sick{.environment = {"GPUSHM_SIM_FAULT={hang: {cuMemCreate: 60000}}"}};
+  const int64_t start_ns = MonotonicNs();
+  const Output doctor = Ctl({"doctor", "--timeout", "300ms"}, sick);
+  EXPECT_EQ(doctor.code, 1);
+  EXPECT_THAT(doctor.out, AllOf(HasSubstr("ok    driver"), HasSubstr("fail  create"),
+                                HasSubstr("no answer within 300 ms")));
+  const Setting dead{.environment = {"GPUSHM_SIM_FAULT={hang: {cuInit: 60000}}"}};
+  EXPECT_THAT(Ctl({"doctor", "--timeout", "300ms"}, dead).out, HasSubstr("fail  driver"));
+  const std::string file = WriteFile("model", 4096);
+  const Output load = Ctl({"load", file, "weights", "--stall-timeout", "1s"}, dead);
+  EXPECT_EQ(load.code, 6);
+  EXPECT_THAT(load.err, HasSubstr("stands still"));
+  EXPECT_EQ(Ctl({"ls"}, dead).code, 0) << "listing asks no driver";
+  EXPECT_LT(MonotonicNs() - start_ns, int64_t{20} * 1'000'000'000);
+}
+
+// Goal: two processes that are both PID 1 share vmm memory; doctor warns of cuipc.
+TEST_F(CtlTest, EqualPids) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root for a PID namespace";
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "2Mi"}, {.own_pid_namespace = true}).code, 0);
+  const std::string file = WriteFile("model", 2 << 20);
+  const Output load = Ctl({"load", file, "weights", "--way", "here"}, {.own_pid_namespace = true});
+  EXPECT_EQ(load.code, 0) << load.err;
+  const Output doctor = Ctl({"doctor"}, {.own_pid_namespace = true});
+  EXPECT_EQ(doctor.code, 0) << doctor.out;
+  EXPECT_THAT(doctor.out, HasSubstr("warn  cuipc          this process is PID 1"));
+}
+
+// Goal: cuipc between equal PIDs is refused before the driver is asked, with its own exit code.
+// Method: PID 1 of one namespace offers cudaMalloc memory, gpushmctl is PID 1 of another.
+TEST_F(CtlTest, EqualPidsOverCuipc) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root for a PID namespace";
+  StartBroker();
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t outer = fork();
+  if (outer == 0) {
+    alarm(kRunMs / 1000);
+    if (unshare(CLONE_NEWPID) != 0) _exit(1);
+    if (fork() == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // PID 1 ignores an alarm.
+      // A child of fork() may not use the library, a program of its own may: this one again.
+      dup2(ready[1], STDOUT_FILENO);
+      setenv("GPUSHM_TEST_OFFER", "1", 1);
+      Exec({"/proc/self/exe"});
+    }
+    waitpid(-1, nullptr, 0);
+    _exit(0);
+  }
+  close(ready[1]);
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  ASSERT_EQ(byte, 'R');
+  EXPECT_THAT(Ctl({"stat", "offered"}).out, HasSubstr("transport:   cuipc\n"));
+  const std::string copy = (dir_ / "copy").string();
+  const Output save = Ctl({"save", "offered", copy, "--way", "here", "--timeout", "5s"},
+                          {.own_pid_namespace = true});
+  EXPECT_EQ(save.code, 8) << save.err;
+  EXPECT_THAT(save.err, HasSubstr("PID"));
+  EXPECT_THAT(Ctl({"doctor"}).out, HasSubstr("1 buffers have transport cuipc"));
+  kill(outer, SIGKILL);
+  waitpid(outer, nullptr, 0);
+  EXPECT_EQ(read(ready[0], &byte, 1), 0) << "the offerer is gone";
+  close(ready[0]);
+}
+
+// Goal: real bash completes from the printed script. Method: source it, set the line, call it.
+TEST_F(CtlTest, BashCompletes) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "2Mi"}).code, 0);
+  ASSERT_EQ(Ctl({"create", "kv", "2Mi"}).code, 0);
+  std::ofstream(dir_ / "complete") << Ctl({"completion", "bash"}).out;
+  const auto complete = [&](const std::string& words) {
+    const Output done =
+        Run({"/usr/bin/env", "bash", "-c",
+             "source " + (dir_ / "complete").string() + "; cd " + (dir_ / "run").string() +
+                 "; COMP_WORDS=(" + words +
+                 "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _gpushmctl; echo \"${COMPREPLY[*]}\""});
+    EXPECT_EQ(done.err, "") << words;
+    return done.out;
+  };
+  const std::string ctl = build_ + "/bin/gpushmctl ";
+  EXPECT_EQ(complete(ctl + "st"), "stat\n");
+  EXPECT_EQ(complete(ctl + "l"), "ls load\n");
+  EXPECT_EQ(complete(ctl + "stat ''"), "kv weights\n");
+  EXPECT_EQ(complete(ctl + "stat w"), "weights\n");
+  EXPECT_EQ(complete(ctl + "--timeout 3s rm kv w"), "weights\n");
+  EXPECT_EQ(complete(ctl + "load a"), "app\n");
+  EXPECT_EQ(complete(ctl + "load app k"), "kv\n");
+  EXPECT_EQ(complete(ctl + "save kv a"), "app\n");
+  EXPECT_EQ(complete(ctl + "load --way b"), "broker\n");
+  EXPECT_EQ(complete(ctl + "load --way = b"), "broker\n");
+  EXPECT_EQ(complete(ctl + "load --way ="), "auto here broker\n");
+  EXPECT_EQ(complete(ctl + "-o j"), "json\n");
+  EXPECT_EQ(complete(ctl + "create x 1Mi --on-writer-exit d"), "drop\n");
+  EXPECT_THAT(complete(ctl + "load --st"), HasSubstr("--stall-timeout"));
+  EXPECT_THAT(complete(ctl + "ls --fo"), HasSubstr("--folder"));
+  EXPECT_EQ(complete(ctl + "--folder o"), "other\n");
+  EXPECT_EQ(complete(ctl + "completion ''"), "bash\n");
+  EXPECT_EQ(complete(ctl + "create w"), "\n") << "a new name";
+}
+
+// Offers 2 MiB of cudaMalloc memory and stays until it is killed.
+int OfferAndStay() {
+  const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+  if (!api || !(*api)->Init()) return 1;
+  const auto context = PrimaryContext::Retain(**api, 0);
+  if (!context || !context->MakeCurrent()) return 2;
+  CUdeviceptr address = 0;
+  if ((*api)->cuMemAlloc(&address, 2 << 20) != CUDA_SUCCESS) return 3;
+  gpushm_client* client = nullptr;
+  const bool offered =
+      gpushm_open(nullptr, &client) == GPUSHM_OK &&
+      gpushm_offer(client, "offered", address, 2 << 20, nullptr, nullptr) == GPUSHM_OK;
+  const char answer = offered ? 'R' : 'F';
+  if (!offered) std::fprintf(stderr, "%s\n", gpushm_last_error()->text);
+  if (write(STDOUT_FILENO, &answer, 1) != 1) return 4;
+  alarm(kRunMs / 1000);
+  for (;;) pause();
+}
+
+}  // namespace
+}  // namespace gpushm::ctl
+
+int main(int argc, char** argv) {
+  if (std::getenv("GPUSHM_TEST_OFFER") != nullptr) return gpushm::ctl::OfferAndStay();
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
