@@ -1,0 +1,376 @@
+// Goal: whatever bytes clients send, the broker lives, answers or disconnects, loses nothing of a
+// bystander's, and leaks no descriptor; every kind of message and every error that it can give is
+// reached.
+// Method: sessions of valid requests are recorded (every kind, also those that end in an error);
+// then requests of them are sent again with bytes changed, some with descriptors, to the real
+// process. A bystander with a lease and a buffer of its own looks after each thousand.
+//
+// 100,000 mutated messages with a fixed seed; GPUSHM_MUTATIONS=1000000 for the long run,
+// GPUSHM_MUTATION_SEED for another one. Prints what was reached.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/raw_client.h"
+
+namespace gpushm::broker::testing {
+namespace {
+
+using protocol::Kind;
+
+uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+struct Recorded {
+  std::vector<std::byte> bytes;
+  bool with_descriptor = false;
+};
+
+// One request of each kind as a client in good order would send it, and those that must fail.
+class Recorder {
+ public:
+  explicit Recorder(const std::array<uint8_t, 16>& gpu_uuid) : gpu_uuid_(gpu_uuid) {
+    using namespace protocol;
+    Add(Kind::kHello, HelloRequest{1, 1, 0, ToNameField("recorded")});
+    Add(Kind::kHello, HelloRequest{7, 9, 0, ToNameField("too-new")});
+    for (const char* name : {"weights", "listed", "ring", "file", "none", "made", "offered"}) {
+      for (const uint32_t access : {1u, 2u}) {
+        Add(Kind::kAttach, AttachRequest{ToNameField(name), access, 0, 0, gpu_uuid_});
+      }
+    }
+    Add(Kind::kAttach, AttachRequest{ToNameField("weights"), 1, 0, 5, gpu_uuid_});  // Stale.
+    Add(Kind::kAttach, AttachRequest{ToNameField("weights"), 1, 0, 0, {}});         // Sees no GPU.
+    for (uint64_t lease = 1; lease < 12; ++lease) {
+      Add(Kind::kDetach, DetachRequest{lease});
+      Add(Kind::kPublish, PublishRequest{lease});
+      Add(Kind::kContent, ContentRequest{lease, lease, lease % 2 == 0 ? 1u : 0u, 0});
+    }
+    for (const char* name : {"made", "more", "weights"}) {
+      for (const uint32_t flags : {0u, 1u, 3u, 5u, 9u}) {
+        Add(Kind::kCreate, CreateRequest{ToNameField(name), 1 << 20, flags, flags % 3});
+        Add(Kind::kReplace, ReplaceRequest{ToNameField(name), 0, flags & 3, 0});
+      }
+      Add(Kind::kDelete, DeleteRequest{ToNameField(name)});
+      Add(Kind::kHolders, HoldersRequest{ToNameField(name), 0});
+      Add(Kind::kTransfer, TransferRequest{ToNameField(name), 1, 0, 1 << 16}, true);
+      Add(Kind::kTransfer, TransferRequest{ToNameField(name), 2, 0, 1 << 16}, true);
+    }
+    Add(Kind::kCreate, CreateRequest{ToNameField("giant"), uint64_t{1} << 45, 0, 0});
+    Add(Kind::kHolders, HoldersRequest{});
+    Add(Kind::kDelete, DeleteRequest{ToNameField("offered")});
+    Add(Kind::kBrokerInfo, BrokerInfoRequest{0});
+    for (uint64_t id = 1; id < 4; ++id) {
+      Add(Kind::kTransferStatus, TransferStatusRequest{id, 0, 0});
+      Add(Kind::kTransferStatus, TransferStatusRequest{id, 1, 0});
+    }
+    OfferRequest offer{};
+    offer.name = ToNameField("offered");
+    offer.size_bytes = offer.mapped_bytes = 2 << 20;
+    offer.gpu_uuid = gpu_uuid_;
+    offer.transport = 1;
+    Add(Kind::kOffer, offer, true);
+    offer.transport = 2;
+    offer.pid = 1;
+    Add(Kind::kOffer, offer);
+    offer.name = ToNameField("made");
+    Add(Kind::kOffer, offer);
+    Add(Kind::kTransfer, TransferRequest{ToNameField("offered"), 2, 0, 0}, true);
+    Add(Kind::kAnnounceDescriptor, AnnounceDescriptorRequest{0});
+  }
+  const std::vector<Recorded>& requests() const { return requests_; }
+
+ private:
+  template <typename Body>
+  void Add(Kind kind, const Body& body, bool with_descriptor = false) {
+    protocol::Buffer buffer;
+    const size_t size = protocol::EncodeRequest(kind, 1, body, &buffer);
+    requests_.push_back(
+        {{buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(size)}, with_descriptor});
+  }
+
+  std::array<uint8_t, 16> gpu_uuid_;
+  std::vector<Recorded> requests_;
+};
+
+struct Coverage {
+  std::map<uint16_t, uint64_t> requests;  // Kind -> sent with a header in good order.
+  std::map<uint16_t, uint64_t> answered;  // Kind -> replies without an error.
+  std::map<uint32_t, uint64_t> errors;    // Code -> replies.
+  uint64_t disconnected = 0;
+
+  void Print() const {
+    for (const auto& [kind, count] : requests) {
+      const auto good = answered.find(kind);
+      std::printf("kind %2u: %8lu sent, %8lu answered\n", kind, count,
+                  good == answered.end() ? 0 : good->second);
+    }
+    for (const auto& [code, count] : errors) {
+      std::printf("%-18s %8lu replies\n", std::string(CodeName(static_cast<Code>(code))).c_str(),
+                  count);
+    }
+    std::printf("disconnected       %8lu times\n", disconnected);
+  }
+};
+
+class Mutator {
+ public:
+  Mutator(const BrokerProcess& broker, const Recorder& recorder, uint64_t seed)
+      : broker_(broker),
+        recorder_(recorder),
+        random_(seed),
+        file_(open("/dev/zero", O_RDWR)),
+        regular_(memfd_create("file", MFD_CLOEXEC)) {
+    if (ftruncate(regular_.get(), 1 << 16) != 0) std::abort();
+  }
+
+  // Valid requests, which keep the session going, until a mutated one was sent.
+  void SendMutated() {
+    while (!SendOne()) {
+    }
+  }
+
+  void Reconnect() {
+    leases_.clear();
+    transfer_ = 0;
+    client_.emplace(broker_.Socket("app"));
+    if (Pick(16) != 0 && !client_->Hello()) ++coverage_.disconnected;
+  }
+
+  const Coverage& coverage() const { return coverage_; }
+
+ private:
+  // True: a mutated one.
+  bool SendOne() {
+    if (!client_ || Pick(200) == 0) Reconnect();
+    const Recorded& recorded = PickRecorded();
+    std::vector<std::byte> bytes = recorded.bytes;
+    // A few lease numbers, so that some are the client's own.
+    if (!leases_.empty() && Pick(4) != 0 && bytes.size() >= 32 && IsOfLease(bytes)) {
+      const uint64_t lease = leases_[Pick(leases_.size())];
+      std::memcpy(bytes.data() + sizeof(protocol::Header), &lease, sizeof lease);
+    }
+    if (transfer_ != 0 && KindOf(bytes) == Kind::kTransferStatus && Pick(4) != 0) {
+      std::memcpy(bytes.data() + sizeof(protocol::Header), &transfer_, sizeof transfer_);
+    }
+    const bool mutated = Pick(2) == 0;
+    if (mutated) Mutate(&bytes);
+    const bool descriptor = recorded.with_descriptor ? Pick(8) != 0 : mutated && Pick(32) == 0;
+    if (descriptor && Pick(16) != 0 && !client_->Announce()) {
+      Lost();
+      return mutated;
+    }
+    const int fd = Pick(4) == 0 ? file_.get() : regular_.get();
+    const int error =
+        SendRaw(client_->socket(), bytes, descriptor ? std::span(&fd, 1) : std::span<const int>());
+    if (error != 0) {
+      if (error != EPERM) Lost();
+      return mutated;
+    }
+    const auto header = protocol::ParseHeader(bytes);
+    if (header) ++coverage_.requests[header->kind & 0x7fff];
+    Read();
+    return mutated;
+  }
+
+  uint64_t Pick(uint64_t below) { return random_() % below; }
+
+  // A transfer starts a process: few of them.
+  const Recorded& PickRecorded() {
+    for (;;) {
+      const Recorded& recorded = recorder_.requests()[Pick(recorder_.requests().size())];
+      if (!recorded.with_descriptor || Pick(10) == 0) return recorded;
+    }
+  }
+
+  static Kind KindOf(const std::vector<std::byte>& bytes) {
+    protocol::Header header{};
+    std::memcpy(&header, bytes.data(), sizeof header);
+    return static_cast<Kind>(header.kind);
+  }
+  static bool IsOfLease(const std::vector<std::byte>& bytes) {
+    const Kind kind = KindOf(bytes);
+    return kind == Kind::kDetach || kind == Kind::kPublish || kind == Kind::kContent;
+  }
+
+  void Mutate(std::vector<std::byte>* bytes) {
+    const uint64_t way = 4 + Pick(6);
+    if (way == 4) {
+      bytes->resize(Pick(limits::kMessageBytes + 64));
+    } else if (way == 5) {
+      (*bytes)[Pick(std::min<size_t>(bytes->size(), sizeof(protocol::Header)))] =
+          static_cast<std::byte>(Pick(256));
+    } else {
+      const uint64_t changes = 1 + Pick(way == 9 ? 16 : 2);
+      for (uint64_t i = 0; i < changes; ++i) {
+        std::byte& byte =
+            (*bytes)[sizeof(protocol::Header) + Pick(bytes->size() - sizeof(protocol::Header))];
+        byte = Pick(2) == 0 ? byte ^ static_cast<std::byte>(1u << Pick(8))
+                            : static_cast<std::byte>(Pick(256));
+      }
+    }
+  }
+
+  void Read() {
+    protocol::Message message;
+    const auto received =
+        protocol::Receive(client_->socket(), &message, Deadline::AfterMs(kSoonMs));
+    if (!received) {
+      EXPECT_NE(received.error().code(), Code::kTimeout) << "neither answered nor disconnected";
+      return Lost();
+    }
+    const auto header = protocol::ParseHeader(message.span());
+    ASSERT_TRUE(header) << "the broker speaks badly";
+    if (header->status != 0) {
+      ++coverage_.errors[header->status];
+      return;
+    }
+    const uint16_t kind = header->kind & 0x7fff;
+    ++coverage_.answered[kind];
+    if (kind == static_cast<uint16_t>(Kind::kTransfer)) {
+      const auto reply = protocol::Parse<protocol::TransferReply>(message.span());
+      ASSERT_TRUE(reply) << reply.error().ToString();
+      transfer_ = reply->transfer_id;
+    }
+    if (kind == static_cast<uint16_t>(Kind::kAttach) ||
+        kind == static_cast<uint16_t>(Kind::kCreate) ||
+        kind == static_cast<uint16_t>(Kind::kReplace)) {
+      const auto reply = protocol::Parse<protocol::AttachReply>(message.span());
+      ASSERT_TRUE(reply) << reply.error().ToString();
+      if (reply->lease_id != 0) leases_.push_back(reply->lease_id);
+      if (leases_.size() > 8) leases_.erase(leases_.begin());
+    }
+  }
+
+  void Lost() {
+    ++coverage_.disconnected;
+    client_.reset();
+  }
+
+  const BrokerProcess& broker_;
+  const Recorder& recorder_;
+  std::mt19937_64 random_;
+  UniqueFd file_;
+  UniqueFd regular_;
+  std::optional<RawClient> client_;
+  std::vector<uint64_t> leases_;  // The client's own, some of them ended.
+  uint64_t transfer_ = 0;         // Its last one.
+  Coverage coverage_;
+};
+
+TEST(BrokerMutation, NoBytesHurtAnybodyElse) {
+  const uint64_t messages = FromEnvironment("GPUSHM_MUTATIONS", 100'000);
+  const uint64_t seed = FromEnvironment("GPUSHM_MUTATION_SEED", 1);
+  const TempFolder folder;
+  BrokerSettings settings = TwoContainers();
+  settings.buffers =
+      "buffers.gpushm.io/weights: {size: 4Mi, writers: [other]}\n"
+      "buffers.gpushm.io/listed: {size: 2Mi, containers: [other]}\n"
+      "buffers.gpushm.io/ring: {size: 2Mi, access: one-writer}\n"
+      "buffers.gpushm.io/file: {size: 2Mi, loads: true}\n";
+  settings.arguments = {"--container", "app", "--container", "other", "--pool", "64Mi"};
+  BrokerProcess broker(folder.path(), settings);
+  ASSERT_TRUE(broker.ready()) << broker.log();
+
+  RawClient bystander(broker.Socket("other"));
+  const auto hello = bystander.Hello();
+  ASSERT_TRUE(hello);
+  const auto lease = bystander.Attach("listed", 2);
+  ASSERT_TRUE(lease);
+  const auto own = bystander.Create("bystander", 1, protocol::kFlagAttach);
+  ASSERT_TRUE(own);
+  ASSERT_TRUE(Eventually([&] { return bystander.Info()->clients == 1; }));
+  const size_t descriptors = broker.Descriptors();
+
+  const Recorder recorder(hello->gpu_uuid);
+  // In processes of their own by turns: what a process holds ends with it, and the pool is free
+  // again for the next.
+  constexpr uint64_t kTurn = 2'000;
+  const UniqueFd shared(memfd_create("coverage", MFD_CLOEXEC));
+  Coverage all;
+  const int64_t begun_ns = MonotonicNs();
+  for (uint64_t sent = 0; sent < messages; sent += kTurn) {
+    ClientProcess turn([&] {
+      Mutator mutator(broker, recorder, seed * 1'000'003 + sent);
+      for (uint64_t i = 0; i < kTurn; ++i) {
+        mutator.SendMutated();
+        if (::testing::Test::HasFailure()) return 1;
+      }
+      const Coverage& part = mutator.coverage();
+      std::vector<uint64_t> flat = {part.disconnected};
+      for (const auto* counts : {&part.requests, &part.answered}) {
+        flat.push_back(counts->size());
+        for (const auto& [key, count] : *counts) flat.insert(flat.end(), {key, count});
+      }
+      flat.push_back(part.errors.size());
+      for (const auto& [key, count] : part.errors) flat.insert(flat.end(), {key, count});
+      const size_t bytes = flat.size() * sizeof(uint64_t);
+      return pwrite(shared.get(), flat.data(), bytes, 0) == static_cast<ssize_t>(bytes) ? 0 : 2;
+    });
+    ASSERT_EQ(turn.result(), 0) << "seed " << seed << ", from message " << sent;
+    turn.Kill();
+    std::vector<uint64_t> flat(512);
+    ASSERT_GT(pread(shared.get(), flat.data(), flat.size() * sizeof(uint64_t), 0), 0);
+    size_t at = 0;
+    all.disconnected += flat[at++];
+    for (auto* counts : {&all.requests, &all.answered}) {
+      for (uint64_t left = flat[at++]; left > 0; --left, at += 2) {
+        (*counts)[static_cast<uint16_t>(flat[at])] += flat[at + 1];
+      }
+    }
+    for (uint64_t left = flat[at++]; left > 0; --left, at += 2) {
+      all.errors[static_cast<uint32_t>(flat[at])] += flat[at + 1];
+    }
+    // The bystander has what it had.
+    const auto info = bystander.Info();
+    ASSERT_TRUE(info) << "seed " << seed << ", message " << sent << "\n" << broker.log();
+    const auto again = bystander.Attach("bystander");
+    ASSERT_TRUE(again) << again.error().ToString();
+    ASSERT_EQ(again->generation, own->generation);
+    ASSERT_TRUE(bystander.Detach(again->lease_id));
+    // What was made for all to keep would fill the pool for good.
+    RawClient cleaner(broker.Socket("app"));
+    ASSERT_TRUE(cleaner.Hello());
+    for (const char* name : {"made", "more", "offered"}) {
+      Eventually([&] {
+        const auto deleted = cleaner.Delete(name);
+        return deleted || deleted.error().code() != Code::kBusy;
+      });
+    }
+  }
+  all.Print();
+  std::printf("%lu messages in %ld s\n", messages, (MonotonicNs() - begun_ns) / 1'000'000'000);
+  EXPECT_EQ(all.requests.size(), size_t{protocol::kMaxKind}) << "a kind was never sent";
+  EXPECT_EQ(all.answered.size(), size_t{protocol::kMaxKind}) << "a kind never succeeded";
+  // What a lone client that reads its replies can be told.
+  for (const Code code : {Code::kInvalidArgument, Code::kNotFound, Code::kAlreadyExists,
+                          Code::kDenied, Code::kExhausted, Code::kIncompatible, Code::kStale,
+                          Code::kBusy, Code::kUnsupported, Code::kSystem, Code::kLoading}) {
+    EXPECT_TRUE(all.errors.contains(static_cast<uint32_t>(code))) << CodeName(code);
+  }
+  EXPECT_TRUE(Eventually([&] { return bystander.Info()->leases == 2; }));
+  EXPECT_TRUE(bystander.Detach(lease->lease_id));
+  EXPECT_EQ(broker.WaitForEnd(0), -1000) << "it runs on";
+  std::printf("descriptors: %zu before, %zu after; log: %zu bytes\n", descriptors,
+              broker.Descriptors(), broker.log().size());
+  // Buffers that mutated names made are still there, with a descriptor each; no more than these.
+  EXPECT_TRUE(Eventually([&] {
+    const auto info = bystander.Info();
+    return info && info->clients == 1 && broker.Descriptors() <= descriptors + 64;
+  }));
+}
+
+}  // namespace
+}  // namespace gpushm::broker::testing
