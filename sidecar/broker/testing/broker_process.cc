@@ -138,6 +138,9 @@ BrokerProcess::~BrokerProcess() {
     WaitForEnd();
   }
   reader_.join();
+  for (const char* report : {"ThreadSanitizer", "AddressSanitizer", "runtime error:"}) {
+    EXPECT_EQ(log_.find(report), std::string::npos) << "a sanitizer speaks in the broker's log";
+  }
   if (::testing::Test::HasFailure()) {
     const std::string all = log();
     std::fprintf(stderr, "---- the broker's log ends with\n%s----\n",
