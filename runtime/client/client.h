@@ -175,6 +175,8 @@ class Client final : private SessionObserver {
   Result<void> SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
                          const Wait& wait);
 
+  Result<TransferOutcome> WithContext(const GpuUuid& gpu,
+                                      const std::function<Result<TransferOutcome>()>& transfer);
   Result<TransferOutcome> LoadHere(std::string_view name, int file, uint64_t file_bytes,
                                    const TransferOptions& options, const Wait& wait);
   Result<TransferOutcome> SaveHere(std::string_view name, int file, const TransferOptions& options,

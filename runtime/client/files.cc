@@ -139,11 +139,13 @@ Result<TransferOutcome> Client::Load(std::string_view name, const std::string& p
                 Concat(path, " has ", file_bytes, " bytes, the buffer ", record.size_bytes),
                 "load into a larger buffer");
   }
-  const bool here = options.way == TransferWay::kHere ||
-                    (options.way == TransferWay::kAuto && SeesDevice(GpuUuid{record.gpu}));
+  const GpuUuid gpu{record.gpu};
+  const bool here =
+      options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
   Result<TransferOutcome> outcome =
-      here ? LoadHere(name, file->get(), file_bytes, options, wait)
-           : TransferByBroker(name, Direction::kLoad, file->get(), options, wait);
+      here
+          ? WithContext(gpu, [&] { return LoadHere(name, file->get(), file_bytes, options, wait); })
+          : TransferByBroker(name, Direction::kLoad, file->get(), options, wait);
   if (outcome) outcome->elapsed_ns = MonotonicNs() - start_ns;
   return outcome;
 }
@@ -159,12 +161,24 @@ Result<TransferOutcome> Client::Save(std::string_view name, const std::string& p
   const bool here =
       options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
   Result<TransferOutcome> outcome =
-      here ? SaveHere(name, file->fd(), options, wait)
+      here ? WithContext(gpu, [&] { return SaveHere(name, file->fd(), options, wait); })
            : TransferByBroker(name, Direction::kSave, file->fd(), options, wait);
   if (!outcome) return outcome;
   if (auto done = file->Commit(); !done) return std::unexpected(done.error());
   outcome->elapsed_ns = MonotonicNs() - start_ns;
   return outcome;
+}
+
+// Around attach, copy and detach: a buffer of transport cuipc needs a context for all three.
+Result<TransferOutcome> Client::WithContext(
+    const GpuUuid& gpu, const std::function<Result<TransferOutcome>()>& transfer) {
+  const Result<const CudaApi*> api = Driver();
+  if (!api) return std::unexpected(api.error());
+  const Result<DeviceInfo> device = FindDevice(gpu);
+  if (!device) return std::unexpected(device.error());
+  const Result<BorrowedContext> context = BorrowedContext::Push(**api, device->device);
+  if (!context) return std::unexpected(context.error());
+  return transfer();
 }
 
 Result<TransferOutcome> Client::LoadHere(std::string_view name, int file, uint64_t file_bytes,
@@ -178,8 +192,6 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, int file, uint64
     if (file_bytes > facts.size_bytes) {
       return Fail(Code::kStale, "the buffer was replaced by a smaller one meanwhile");
     }
-    const Result<BorrowedContext> context = BorrowedContext::Push(api, facts.device);
-    if (!context) return std::unexpected(context.error());
     if (auto done = ReportContent(**attachment, 0, false, wait); !done) {
       return std::unexpected(done.error());
     }
@@ -232,8 +244,6 @@ Result<TransferOutcome> Client::SaveHere(std::string_view name, int file,
   const Attachment::Facts& facts = (*attachment)->facts();
   const CudaApi& api = **Driver();
   const auto save = [&]() -> Result<uint64_t> {
-    const Result<BorrowedContext> context = BorrowedContext::Push(api, facts.device);
-    if (!context) return std::unexpected(context.error());
     Result<void> going;
     const auto progress = [&](uint64_t done_bytes) {
       going = CallProgress(options, wait, done_bytes, facts.size_bytes);
