@@ -34,13 +34,6 @@ void Attachment::See(const RegistryHandle::Reader& reader, uint32_t slot, uint64
   sighting_.store(latest, std::memory_order_release);
 }
 
-std::optional<Code> Attachment::Current() const {
-  const Sighting& seen = Latest();
-  const registry::Ref ref{seen.version.load(std::memory_order_relaxed), seen.slot};
-  if (ref.version != kNever && seen.reader->IsCurrent(ref)) return std::nullopt;
-  return CurrentSlow();
-}
-
 std::optional<Code> Attachment::CurrentSlow() const {
   if (orphaned()) return Code::kOrphaned;
   const RegistryHandle::Reader& reader = Latest().reader;

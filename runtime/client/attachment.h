@@ -61,7 +61,13 @@ class Attachment {
 
   // No failure while this is what stands behind the name; else kStale or kOrphaned. One load when
   // nothing changed since the last call.
-  std::optional<Code> Current() const;
+  std::optional<Code> Current() const { return IsKnownCurrent() ? std::nullopt : CurrentSlow(); }
+  // Whether it is so by that one load; false says nothing.
+  bool IsKnownCurrent() const noexcept {
+    const Sighting& seen = Latest();
+    const registry::Ref ref{seen.version.load(std::memory_order_relaxed), seen.slot};
+    return ref.version != kNever && seen.reader->IsCurrent(ref);
+  }
   // Whether the record was seen current and with content, and is unchanged since. One load.
   bool IsUnchangedAndReady() const;
   // Of the name now; 0: it is gone. Also 0 while unpublished.

@@ -60,6 +60,7 @@ gpushm_status gpushm_current(const gpushm_attachment* attachment) {
   if (attachment == nullptr) {
     return gc::RememberStatic(GPUSHM_INVALID_ARGUMENT, "attachment is NULL", "");
   }
+  if (gc::FromHandle(attachment)->IsKnownCurrent()) return GPUSHM_OK;
   std::optional<Code> code;
   const gpushm_status entered = gc::Enter([&]() -> Result<void> {
     code = gc::FromHandle(attachment)->Current();
