@@ -308,9 +308,11 @@ std::string TopText(const TopSample& sample, const TopSample* previous, int64_t 
   for (const gpushm_info& info : sample.snapshot.buffers) {
     sorted.push_back({&info, CountHolders(info, sample.snapshot.holders)});
   }
-  std::stable_sort(sorted.begin(), sorted.end(), [&](const Row& a, const Row& b) {
-    if (order == TopOrder::kSize) return a.info->size_bytes > b.info->size_bytes;
-    if (order == TopOrder::kHolders) return a.count.all() > b.count.all();
+  std::sort(sorted.begin(), sorted.end(), [&](const Row& a, const Row& b) {
+    const auto [size_a, size_b] = std::pair(a.info->size_bytes, b.info->size_bytes);
+    if (order == TopOrder::kSize && size_a != size_b) return size_a > size_b;
+    const auto [all_a, all_b] = std::pair(a.count.all(), b.count.all());
+    if (order == TopOrder::kHolders && all_a != all_b) return all_a > all_b;
     return NameOf(a.info->name) < NameOf(b.info->name);
   });
   const size_t shown =
