@@ -185,12 +185,13 @@ void AddCompletionCommand(CLI::App* app, Context* context) {
       app->add_subcommand("completion", "Print the completion script of a shell");
   const auto shell = std::make_shared<std::string>();
   completion->add_option("SHELL", *shell, "bash")->required()->check(CLI::IsMember({"bash"}));
-  completion->callback([=] {
-    context->action = [=]() -> Result<ExitCode> {
-      if (auto done = Print(BashCompletion(*app)); !done) return std::unexpected(done.error());
-      return ExitCode::kOk;
-    };
-  });
+  completion->callback(
+      [app, context, shell] {  // `shell` lives as long as the option that fills it.
+        context->action = [app]() -> Result<ExitCode> {
+          if (auto done = Print(BashCompletion(*app)); !done) return std::unexpected(done.error());
+          return ExitCode::kOk;
+        };
+      });
 }
 
 }  // namespace gpushm::ctl

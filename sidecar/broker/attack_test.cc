@@ -415,10 +415,19 @@ TEST_F(AttackTest, AStoppedProcessKeepsItsLeasesAndStopsNobody) {
 
 TEST_F(AttackTest, TheProcessCountsNotItsSocket) {
   // The socket lives on in a grandchild; the process that connected dies.
+  // It ends with the test: when the last writer of this pipe is gone.
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
   ClientProcess parent([&] {
     static RawClient client(broker_.Socket("app"));
     if (!client.Hello() || !client.Attach("weights")) return 1;
-    return fork() == 0 ? (pause(), 2) : 0;
+    if (fork() != 0) return 0;
+    writer.Reset();
+    char byte = 0;
+    [[maybe_unused]] const ssize_t end = read(reader.get(), &byte, 1);
+    _exit(0);
   });
   ASSERT_EQ(parent.result(), 0);
   EXPECT_EQ(attacker_.Info()->leases, 1u);
