@@ -170,7 +170,13 @@ Result<void> Session::Exchange(int socket, Kind kind, std::span<std::byte> reque
   const uint64_t request_id = ++last_request_id_;
   std::memcpy(request.data() + offsetof(protocol::Header, request_id), &request_id,
               sizeof request_id);
-  if (auto done = protocol::Send(socket, request, descriptors, deadline); !done) return done;
+  if (auto done = protocol::Send(socket, request, descriptors, deadline); !done) {
+    // A broker that is full says so before it closes.
+    const Result<bool> said = protocol::TryReceive(socket, &reply_);
+    if (!said || !*said) return done;
+    const Result<Status> why = protocol::ParseError(reply_.span());
+    return std::unexpected(why ? *why : done.error());
+  }
   *sent = true;
   for (;;) {
     if (auto done = protocol::Receive(socket, &reply_, deadline); !done) return done;

@@ -369,6 +369,20 @@ TEST_F(AttackTest, AHangingDriverDoesNotKeepTheBrokerFromEnding) {
   EXPECT_EQ(broker.WaitForEnd(10'000), 0);
 }
 
+TEST_F(AttackTest, AHangingDriverDoesNotKeepTheBrokerFromSayingSo) {
+  for (const auto& [call, step] :
+       {std::pair("cuInit", "find its GPUs"), std::pair("cuMemCreate", "make \\\"weights")}) {
+    simulated::SetFaults(Concat("hang: {", call, ": 20000}"));
+    TempFolder folder;
+    BrokerSettings settings = TwoContainers();
+    settings.arguments.insert(settings.arguments.end(), {"--start-timeout-ms", "300"});
+    BrokerProcess broker(folder.path(), settings);
+    EXPECT_FALSE(broker.ready());
+    EXPECT_EQ(broker.WaitForEnd(10'000), 1);
+    EXPECT_THAT(broker.log(), HasSubstr(Concat("the driver did not ", step))) << call;
+  }
+}
+
 TEST_F(AttackTest, OneContainerCannotTakeAllConnections) {
   std::vector<RawClient> crowd;
   std::string refusal;

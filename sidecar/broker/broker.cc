@@ -20,6 +20,8 @@ namespace {
 
 // Generations of one start; the next start begins above them.
 constexpr uint64_t kGenerationBlock = uint64_t{1} << 32;
+// In nanoseconds since 1970: the year 2262.
+constexpr uint64_t kMaxGeneration = uint64_t{1} << 63;
 // Between two looks at a file: that is not there yet.
 constexpr int64_t kFileRetryMs = 250;
 // Changes within this time become one writing of the list for pods with hostIPC.
@@ -62,13 +64,44 @@ Broker::~Broker() {
 
 // ---- start
 
+// While starting, on the driver's thread like every call of libcuda, so that a GPU that hangs is an
+// error here and not a broker that never answers.
+template <typename Answer>
+Answer Broker::OnDriver(std::string_view what, std::function<Answer()> call) {
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Answer> answer;
+  };
+  const auto shared = std::make_shared<Shared>();
+  ++driver_calls_;
+  driver_worker_.Run([shared, call = std::move(call)] {
+    Answer answer = call();
+    const std::lock_guard lock(shared->mutex);
+    shared->answer.emplace(std::move(answer));
+    shared->changed.notify_all();
+  });
+  std::unique_lock lock(shared->mutex);
+  if (!shared->changed.wait_for(lock, std::chrono::milliseconds(options_.start_timeout_ms),
+                                [&] { return shared->answer.has_value(); })) {
+    return Fail(Code::kTimeout,
+                Concat("the driver did not ", what, " within ", options_.start_timeout_ms, " ms"),
+                "nvidia-smi and the node's kernel log tell whether the GPU hangs");
+  }
+  --driver_calls_;
+  return std::move(*shared->answer);
+}
+
 Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions options) {
   const int64_t started_ns = MonotonicNs();
   std::unique_ptr<Broker> broker(new Broker(loop, std::move(options)));
   const config::BrokerConfig& config = broker->options_.config;
   if (auto r = broker->LockFolder(); !r) return std::unexpected(r.error());
   if (auto r = broker->TakeGenerations(); !r) return std::unexpected(r.error());
-  Result<Gpu> gpu = Gpu::Open(broker->options_.driver_folder, config.gpu);
+  Result<Gpu> gpu = broker->OnDriver<Result<Gpu>>(
+      "find its GPUs", [folder = broker->options_.driver_folder, choice = config.gpu] {
+        return Gpu::Open(folder, choice);
+      });
   if (!gpu) return std::unexpected(gpu.error());
   broker->gpu_ = std::move(*gpu);
   const DeviceInfo& device = broker->gpu_->info();
@@ -146,7 +179,11 @@ Result<void> Broker::TakeGenerations() {
   char text[32] = {};
   uint64_t last = 0;
   if (const ssize_t length = pread(file.get(), text, sizeof text - 1, 0); length > 0) {
-    std::from_chars(text, text + length, last);
+    const auto [end, error] = std::from_chars(text, text + length, last);
+    if (error != std::errc() || end != text + length || last > kMaxGeneration) {
+      return Fail(Code::kCorrupt, Concat(path, " does not hold the last generation"),
+                  "if no container of the pod runs, remove it");
+    }
   }
   epoch_ = std::max(last, static_cast<uint64_t>(UnixNs())) + 1;
   const std::string next = std::to_string(epoch_ + kGenerationBlock);
@@ -156,36 +193,13 @@ Result<void> Broker::TakeGenerations() {
   return {};
 }
 
-// On the driver's thread like every allocation, so that a GPU that hangs is an error here and not a
-// broker that never answers.
 Result<void> Broker::MakeDeclared() {
-  struct Shared {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::vector<Result<UniqueFd>> made;
-  };
-  const auto shared = std::make_shared<Shared>();
   for (const config::BufferSpec& spec : options_.config.pod.buffers) {
     const Result<Ledger::Ticket> ticket = ledger_->BeginDeclared(spec);
     if (!ticket) return std::unexpected(ticket.error());
-    ++driver_calls_;
-    driver_worker_.Run([shared, gpu = *gpu_, bytes = ticket->mapped_bytes] {
-      Result<UniqueFd> descriptor = gpu.Allocate(bytes);
-      const std::lock_guard lock(shared->mutex);
-      shared->made.push_back(std::move(descriptor));
-      shared->changed.notify_all();
-    });
-    std::unique_lock lock(shared->mutex);
-    if (!shared->changed.wait_for(lock, std::chrono::milliseconds(options_.start_timeout_ms),
-                                  [&] { return !shared->made.empty(); })) {
-      return Fail(Code::kTimeout,
-                  Concat("the GPU did not make \"", spec.name, "\" within ",
-                         options_.start_timeout_ms, " ms"),
-                  "nvidia-smi and the node's kernel log tell whether it hangs");
-    }
-    --driver_calls_;
-    Result<UniqueFd> descriptor = std::move(shared->made.front());
-    shared->made.clear();
+    Result<UniqueFd> descriptor = OnDriver<Result<UniqueFd>>(
+        Concat("make \"", spec.name, '"'),
+        [gpu = *gpu_, bytes = ticket->mapped_bytes] { return gpu.Allocate(bytes); });
     if (!descriptor) {
       ledger_->Abort(*ticket);
       return std::unexpected(descriptor.error().WithContext(Concat("buffer \"", spec.name, '"')));

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/base/status.h"
@@ -58,6 +59,8 @@ class Broker : private Handler {
   // ---- start
   Result<void> LockFolder();
   Result<void> TakeGenerations();
+  template <typename Answer>
+  Answer OnDriver(std::string_view what, std::function<Answer()> call);
   Result<void> MakeDeclared();
   Result<void> ListenAll();
   void StartFileLoads();

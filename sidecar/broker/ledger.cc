@@ -80,6 +80,8 @@ Result<Ledger::Ticket> Ledger::BeginCreate(const Client& client, const std::stri
     return Fail(Code::kExhausted, Concat("the pod has its ", limits_.buffers, " buffers"),
                 "delete one; docs/limits.md");
   }
+  const Result<Policy> allowed = PolicyOfNew(client, name, policy);
+  if (!allowed) return std::unexpected(allowed.error());
   Ticket ticket{.name = name,
                 .size_bytes = size_bytes,
                 .mapped_bytes = RoundUp(size_bytes, limits_.granularity),
@@ -88,19 +90,31 @@ Result<Ledger::Ticket> Ledger::BeginCreate(const Client& client, const std::stri
                 .unpublished = (flags & protocol::kFlagUnpublished) != 0,
                 .starts_loading = false,
                 .client = client,
-                .policy = policy,
+                .policy = *allowed,
                 .buffer_id = 0};
   if (auto room = HasRoomForLease(ticket.attach); !room) return std::unexpected(room.error());
   if (auto reserved = Reserve(ticket.mapped_bytes, name); !reserved) {
     return std::unexpected(reserved.error());
   }
-  Buffer& buffer = AddBuffer(name, policy);
+  Buffer& buffer = AddBuffer(name, *allowed);
   buffer.allocating = true;
   ticket.buffer_id = buffer.id;
   return ticket;
 }
 
+// A declared buffer that was dropped (on-writer-exit: drop) leaves its name to its writers.
+Result<Policy> Ledger::PolicyOfNew(const Client& client, const std::string& name,
+                                   const Policy& asked) const {
+  const auto declared = declared_.find(name);
+  if (declared == declared_.end() || client.id == 0) return asked;
+  if (declared->second.MayWrite(client.container)) return declared->second;
+  return Denied(Concat(Quoted(name), " is declared by the pod, and container ",
+                       Quoted(client.container), " may not write it"),
+                Concat("add it to buffers.gpushm.io/", name, ": writers, or take another name"));
+}
+
 Result<Ledger::Ticket> Ledger::BeginDeclared(const config::BufferSpec& spec) {
+  declared_.insert_or_assign(spec.name, Policy::FromSpec(spec));
   Result<Ticket> ticket =
       BeginCreate(Client{}, spec.name, spec.size_bytes, Policy::FromSpec(spec), 0);
   if (ticket) ticket->starts_loading = spec.StartsLoading();
@@ -208,8 +222,10 @@ Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, co
     return Fail(Code::kExhausted, Concat("the pod has its ", limits_.buffers, " buffers"),
                 "delete one; docs/limits.md");
   }
+  const Result<Policy> allowed = PolicyOfNew(client, name, policy);
+  if (!allowed) return std::unexpected(allowed.error());
   const uint64_t number = next_generation_++;
-  Buffer& buffer = AddBuffer(name, policy);
+  Buffer& buffer = AddBuffer(name, *allowed);
   Generation& generation = generations_[number];
   generation.buffer = name;
   generation.memory = std::move(*memory);

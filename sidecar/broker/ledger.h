@@ -210,6 +210,8 @@ class Ledger {
   Result<void> CheckWriter(const Buffer& buffer, const std::string& name,
                            const Client& client) const;
   bool HasWriter(const std::string& name) const;
+  Result<Policy> PolicyOfNew(const Client& client, const std::string& name,
+                             const Policy& asked) const;
   uint64_t AddLease(const Client& client, const std::string& name, uint64_t generation,
                     Access access, int64_t now_unix_ns);
   void EndLease(std::map<uint64_t, Lease>::iterator lease);
@@ -227,6 +229,8 @@ class Ledger {
   uint64_t next_buffer_ = 1;
   uint64_t used_bytes_ = 0;
   std::map<std::string, Buffer> buffers_;
+  // Of declared buffers, also of those that were dropped: their names keep their rules.
+  std::map<std::string, Policy> declared_;
   std::map<uint64_t, Generation> generations_;
   std::map<uint64_t, Lease> leases_;
   std::vector<Change> changes_;

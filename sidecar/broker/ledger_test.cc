@@ -411,6 +411,23 @@ TEST_F(LedgerTest, ADeadWriterMarksKeepsOrDropsAsDeclared) {
   EXPECT_EQ(AttachCode(kOther, "mark"), kOk) << "its bytes can still be read";
 }
 
+// Regression: anybody could make a declared name anew once its writer's death had dropped it, and
+// so escape the access list.
+TEST_F(LedgerTest, ADroppedNameKeepsItsRules) {
+  config::BufferSpec spec = Spec("a");
+  spec.on_writer_exit = config::OnWriterExit::kDrop;
+  spec.writers = {kApp.container};
+  Declare(spec);
+  ASSERT_TRUE(Attach(kApp, "a", Access::kReadWrite));
+  ASSERT_THAT(ledger_.EndClient(kApp.id).dropped, ElementsAre("a"));
+  EXPECT_EQ(CodeOf(ledger_.BeginCreate(kOther, "a", kPage, Made(kOther), 0)), As(Code::kDenied));
+  Memory memory;
+  EXPECT_EQ(CodeOf(ledger_.Offer(kOther, "a", Made(kOther), &memory, kNow)), As(Code::kDenied));
+  Create(kApp, "a");
+  EXPECT_EQ(AttachCode(kOther, "a", Access::kReadWrite), As(Code::kDenied));
+  EXPECT_EQ(AttachCode(kOther, "a"), kOk);
+}
+
 TEST_F(LedgerTest, ADeadReaderOrAWriterThatDetachedChangesNothing) {
   Declare(Spec("a"));
   const auto lease = Attach(kApp, "a", Access::kReadWrite);

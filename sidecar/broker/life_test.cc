@@ -123,6 +123,17 @@ TEST(BrokerLife, GenerationsGrowOverDeathsAndClocks) {
   }
 }
 
+TEST(BrokerLife, AGenerationThatCannotBeReadIsRefused) {
+  for (const char* text : {"seven", "18446744073709551615", "12 34", "-1"}) {
+    const TempFolder folder;
+    std::ofstream(folder.path() + "/.generations") << text;
+    BrokerProcess broker(folder.path(), TwoContainers());
+    EXPECT_FALSE(broker.ready()) << text;
+    EXPECT_EQ(broker.WaitForEnd(), 1) << text;
+    EXPECT_THAT(broker.log(), HasSubstr("does not hold the last generation")) << text;
+  }
+}
+
 // A kill while it starts, at whatever point: the next one starts.
 TEST(BrokerLife, KilledWhileItStarts) {
   const TempFolder folder;

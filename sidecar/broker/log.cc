@@ -7,12 +7,57 @@
 #include <atomic>
 #include <cctype>
 #include <cstdio>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <utility>
+
+#include "runtime/base/clock.h"
 
 namespace gpushm::broker {
 namespace {
 
 std::atomic<bool> json{false};
+
+// Lines of one event within a window: enough to see what goes on, too few to fill a disk.
+constexpr int kLinesPerWindow = 20;
+constexpr int64_t kWindowMs = 10'000;
+
+// How many lines of an event have been written and left out in its window.
+class Limiter {
+ public:
+  // Whether this line may be written; `suppressed` is what was left out since the last one.
+  bool Admit(std::string_view event, uint64_t* suppressed) {
+    const std::lock_guard lock(mutex_);
+    Window& window = windows_[std::string(event)];  // Events are a few literals.
+    const int64_t now_ns = MonotonicNs();
+    if (now_ns - window.start_ns > kWindowMs * 1'000'000) {
+      window.start_ns = now_ns;
+      window.lines = 0;
+    }
+    if (window.lines >= kLinesPerWindow) {
+      ++window.suppressed;
+      return false;
+    }
+    ++window.lines;
+    *suppressed = std::exchange(window.suppressed, 0);
+    return true;
+  }
+
+ private:
+  struct Window {
+    int64_t start_ns = 0;
+    int lines = 0;
+    uint64_t suppressed = 0;
+  };
+  std::mutex mutex_;
+  std::map<std::string, Window> windows_;
+};
+
+Limiter& TheLimiter() {
+  static Limiter* const limiter = new Limiter();  // Never destroyed: threads may log to the end.
+  return *limiter;
+}
 
 spdlog::level::level_enum ToSpdlog(config::LogLevel level) {
   switch (level) {
@@ -68,8 +113,10 @@ void ConfigureLog(const config::LogConfig& config) {
 }
 
 void Log(config::LogLevel level, std::string_view event, std::initializer_list<Field> fields) {
+  uint64_t suppressed = 0;
+  if (!TheLimiter().Admit(event, &suppressed)) return;
   std::string line = json ? "\"event\":" + Quote(event) : std::string(event);
-  for (const Field& field : fields) {
+  const auto add = [&](const Field& field) {
     if (json) {
       line +=
           "," + Quote(field.key()) + ":" + (field.quoted() ? Quote(field.value()) : field.value());
@@ -77,7 +124,9 @@ void Log(config::LogLevel level, std::string_view event, std::initializer_list<F
       const bool plain = !field.quoted() || IsPlain(field.value());
       line += " " + field.key() + "=" + (plain ? field.value() : Quote(field.value()));
     }
-  }
+  };
+  for (const Field& field : fields) add(field);
+  if (suppressed > 0) add({"suppressed", suppressed});
   spdlog::default_logger_raw()->log(ToSpdlog(level),
                                     spdlog::string_view_t(line.data(), line.size()));
 }

@@ -1,6 +1,9 @@
 // The broker's log: one line for each event that an operator cares about, as text or JSON. Events
 // have fixed names and key=value fields; nothing is printed at the rate of attaches.
 //
+// What clients can cause is bounded: of each event, kLinesPerWindow lines in kWindowMs; the next
+// line after that says how many were left out (`suppressed`).
+//
 // Threads: any.
 #pragma once
 

@@ -30,6 +30,7 @@ struct Flags {
   std::string host_dir = "/dev/shm";
   std::string log_level;
   std::string log_format;
+  int64_t start_timeout_ms = 60'000;
   int64_t drain_timeout_ms = 20'000;
 };
 
@@ -60,7 +61,8 @@ Result<config::BrokerConfig> ReadBase(const Flags& flags) {
     if (!parsed) return parsed;
     base = std::move(*parsed);
   }
-  if (const char* buffers = std::getenv(std::string(config::kBuffersVariable).c_str())) {
+  const char* const buffers = std::getenv(std::string(config::kBuffersVariable).c_str());
+  if (buffers != nullptr && *buffers != '\0') {  // Empty is unset, as for GPUSHM_DRIVER.
     config::ParseOptions parse;
     parse.containers = base.containers;
     if (!flags.containers.empty()) parse.containers = flags.containers;
@@ -135,6 +137,9 @@ void Declare(CLI::App& app, Flags* flags) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   app.add_option("--log-format", flags->log_format, "text or json")
       ->check(CLI::IsMember({"text", "json"}));
+  app.add_option("--start-timeout-ms", flags->start_timeout_ms,
+                 "How long the driver may take for each step of the start")
+      ->check(CLI::Range(int64_t{1}, int64_t{3'600'000}));
   app.add_option("--drain-timeout-ms", flags->drain_timeout_ms,
                  "How long to wait for clients after SIGTERM")
       ->check(CLI::Range(int64_t{0}, int64_t{3'600'000}));
@@ -166,6 +171,7 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.driver_folder = DriverFolderFromEnvironment();
   options.host_dir = flags.host_dir;
   options.loader_command = LoaderCommand();
+  options.start_timeout_ms = flags.start_timeout_ms;
   options.drain_timeout_ms = flags.drain_timeout_ms;
   return std::optional(std::move(options));
 }
