@@ -1,5 +1,6 @@
 // Attachments, on the simulated driver and the fake broker of this folder.
 #include <gmock/gmock.h>
+#include <atomic>
 
 #include <fstream>
 #include <thread>
@@ -268,7 +269,8 @@ TEST_F(ClientTest, DetachKnowsPendingWork) {
   // A wait on a word of host memory keeps the stream busy until it is written.
   const auto word = PinnedBuffer::Allocate(*api_, 4096);
   ASSERT_TRUE(word);
-  *reinterpret_cast<volatile uint32_t*>(word->data()) = 0;
+  const std::atomic_ref<uint32_t> flag(*reinterpret_cast<uint32_t*>(word->data()));
+  flag.store(0);
   CUdeviceptr device_word = 0;
   ASSERT_EQ(api_->cuMemHostGetDevicePointer(&device_word, word->data(), 0), CUDA_SUCCESS);
   ASSERT_EQ(api_->cuStreamWaitValue32(stream->get(), device_word, 1, CU_STREAM_WAIT_VALUE_GEQ),
@@ -282,7 +284,7 @@ TEST_F(ClientTest, DetachKnowsPendingWork) {
   options.defer = 1;
   EXPECT_EQ(gpushm_detach(attachment, &options), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_EQ(broker_->leases().size(), 1u) << "work is pending";
-  *reinterpret_cast<volatile uint32_t*>(word->data()) = 1;
+  flag.store(1);
   ASSERT_EQ(api_->cuStreamSynchronize(stream->get()), CUDA_SUCCESS);
   size_t count = 0;
   EXPECT_EQ(gpushm_list(client_.get(), nullptr, 0, &count), GPUSHM_OK);
