@@ -1,7 +1,7 @@
 // Attachments, on the simulated driver and the fake broker of this folder.
 #include <gmock/gmock.h>
-#include <atomic>
 
+#include <atomic>
 #include <fstream>
 #include <thread>
 

@@ -24,39 +24,40 @@ namespace gpushm {
 #define GPUSHM_CUDA_FUNCTIONS(X)                                                                   \
   X(cuInit)                                                                                        \
   X(cuDriverGetVersion)                                                                            \
-  X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGet) X(cuDeviceGetCount) X(cuDeviceGetName) X(   \
-      cuDeviceGetUuid) X(cuDeviceTotalMem) X(cuDeviceGetAttribute) X(cuDeviceGetPCIBusId)          \
-      X(cuDeviceCanAccessPeer) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(         \
-          cuDevicePrimaryCtxGetState) X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice)      \
-          X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxSynchronize) X(cuMemGetInfo) X(            \
-              cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemHostRegister)     \
-              X(cuMemHostUnregister) X(cuMemHostGetDevicePointer) X(cuMemGetAddressRange) X(       \
-                  cuPointerGetAttribute) X(cuMemcpyHtoD) X(cuMemcpyDtoH) X(cuMemcpyDtoD)           \
-                  X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD8) X(  \
-                      cuMemsetD32) X(cuMemsetD8Async) X(cuMemsetD32Async) X(cuMemCreate)           \
-                      X(cuMemRelease) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(    \
-                          cuMemUnmap) X(cuMemSetAccess) X(cuMemGetAccess)                          \
-                          X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(     \
-                              cuMemGetAllocationGranularity)                                       \
-                              X(cuMemGetAllocationPropertiesFromHandle) X(                         \
-                                  cuMemRetainAllocationHandle) X(cuMemGetHandleForAddressRange)    \
-                                  X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(   \
-                                      cuStreamQuery) X(cuStreamWaitEvent) X(cuStreamWaitValue32)   \
-                                      X(cuStreamWaitValue64) X(cuStreamWriteValue32) X(            \
-                                          cuStreamWriteValue64) X(cuLaunchHostFunc)                \
-                                          X(cuStreamBeginCapture) X(cuStreamEndCapture) X(         \
-                                              cuStreamIsCapturing) X(cuGraphInstantiateWithFlags)  \
-                                              X(cuGraphLaunch) X(cuGraphDestroy)                   \
-                                                  X(cuGraphExecDestroy) X(cuEventCreate) X(        \
-                                                      cuEventDestroy) X(cuEventRecord)             \
-                                                      X(cuEventQuery) X(cuEventSynchronize) X(     \
-                                                          cuIpcGetMemHandle) X(cuIpcOpenMemHandle) \
-                                                          X(cuIpcCloseMemHandle)                   \
-                                                              X(cuIpcGetEventHandle)               \
-                                                                  X(cuIpcOpenEventHandle)          \
-                                                                      X(cuModuleLoadData)          \
-                                                                          X(cuModuleUnload) X(     \
-                                                                              cuModuleGetFunction) \
+  X(cuGetErrorName)                                                                                \
+  X(cuGetErrorString)                                                                              \
+  X(cuDeviceGet)                                                                                   \
+  X(cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceTotalMem) X(                 \
+      cuDeviceGetAttribute) X(cuDeviceGetPCIBusId) X(cuDeviceCanAccessPeer)                        \
+      X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxGetState) X(    \
+          cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent)                \
+          X(cuCtxPopCurrent) X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(     \
+              cuMemHostAlloc) X(cuMemFreeHost) X(cuMemHostRegister) X(cuMemHostUnregister)         \
+              X(cuMemHostGetDevicePointer) X(cuMemGetAddressRange) X(cuPointerGetAttribute) X(     \
+                  cuMemcpyHtoD) X(cuMemcpyDtoH) X(cuMemcpyDtoD) X(cuMemcpyHtoDAsync)               \
+                  X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD8) X(cuMemsetD32) X(        \
+                      cuMemsetD8Async) X(cuMemsetD32Async) X(cuMemCreate) X(cuMemRelease)          \
+                      X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(      \
+                          cuMemSetAccess) X(cuMemGetAccess) X(cuMemExportToShareableHandle)        \
+                          X(cuMemImportFromShareableHandle) X(cuMemGetAllocationGranularity) X(    \
+                              cuMemGetAllocationPropertiesFromHandle)                              \
+                              X(cuMemRetainAllocationHandle) X(cuMemGetHandleForAddressRange) X(   \
+                                  cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize)        \
+                                  X(cuStreamQuery) X(cuStreamWaitEvent) X(cuStreamWaitValue32) X(  \
+                                      cuStreamWaitValue64) X(cuStreamWriteValue32)                 \
+                                      X(cuStreamWriteValue64) X(cuLaunchHostFunc) X(               \
+                                          cuStreamBeginCapture) X(cuStreamEndCapture)              \
+                                          X(cuStreamIsCapturing) X(cuGraphInstantiateWithFlags) X( \
+                                              cuGraphLaunch) X(cuGraphDestroy)                     \
+                                              X(cuGraphExecDestroy) X(cuEventCreate) X(            \
+                                                  cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
+                                                  X(cuEventSynchronize) X(cuIpcGetMemHandle)       \
+                                                      X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) \
+                                                          X(cuIpcGetEventHandle)                   \
+                                                              X(cuIpcOpenEventHandle)              \
+                                                                  X(cuModuleLoadData)              \
+                                                                      X(cuModuleUnload)            \
+                                                                          X(cuModuleGetFunction)   \
                                                                               X(cuLaunchKernel)
 
 class CudaApi {

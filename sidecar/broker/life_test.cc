@@ -143,9 +143,9 @@ TEST(BrokerLife, KilledWhileItStarts) {
       const BrokerProcess broker(folder.path(), TwoContainers());
       _exit(0);
     }
-    const timespec wait{0, delay_us * 1000L};  // The point of the kill, not a wait for anything.
-    nanosleep(&wait, nullptr);
-    kill(child, SIGKILL);  // Its broker goes with it (PR_SET_PDEATHSIG).
+    const timespec wait{0, delay_us * 1000L};
+    nanosleep(&wait, nullptr);  // sleep: the point of the kill.
+    kill(child, SIGKILL);       // Its broker goes with it (PR_SET_PDEATHSIG).
     waitpid(child, nullptr, 0);
   }
   // The last of them may still be on its way out and hold the folder.

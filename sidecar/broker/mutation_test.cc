@@ -270,10 +270,85 @@ class Mutator {
   Coverage coverage_;
 };
 
-TEST(BrokerMutation, NoBytesHurtAnybodyElse) {
-  const uint64_t messages = FromEnvironment("GPUSHM_MUTATIONS", 100'000);
-  const uint64_t seed = FromEnvironment("GPUSHM_MUTATION_SEED", 1);
-  const TempFolder folder;
+// Counts as numbers, to get them out of a client's process.
+std::vector<uint64_t> Flatten(const Coverage& part) {
+  std::vector<uint64_t> flat = {part.disconnected};
+  for (const auto* counts : {&part.requests, &part.answered}) {
+    flat.push_back(counts->size());
+    for (const auto& [key, count] : *counts) flat.insert(flat.end(), {key, count});
+  }
+  flat.push_back(part.errors.size());
+  for (const auto& [key, count] : part.errors) flat.insert(flat.end(), {key, count});
+  return flat;
+}
+
+void Add(const std::vector<uint64_t>& flat, Coverage* all) {
+  size_t at = 0;
+  all->disconnected += flat[at++];
+  for (auto* counts : {&all->requests, &all->answered}) {
+    for (uint64_t left = flat[at++]; left > 0; --left, at += 2) {
+      (*counts)[static_cast<uint16_t>(flat[at])] += flat[at + 1];
+    }
+  }
+  for (uint64_t left = flat[at++]; left > 0; --left, at += 2) {
+    all->errors[static_cast<uint32_t>(flat[at])] += flat[at + 1];
+  }
+}
+
+// One process that sends `messages` mutated messages; what it holds ends with it, and the pool is
+// free again for the next.
+Result<Coverage> SendFromOneProcess(const BrokerProcess& broker, const Recorder& recorder,
+                                    uint64_t seed, uint64_t messages) {
+  const UniqueFd shared(memfd_create("coverage", MFD_CLOEXEC));
+  ClientProcess turn([&] {
+    Mutator mutator(broker, recorder, seed);
+    for (uint64_t i = 0; i < messages; ++i) {
+      mutator.SendMutated();
+      if (::testing::Test::HasFailure()) return 1;
+    }
+    const std::vector<uint64_t> flat = Flatten(mutator.coverage());
+    const size_t bytes = flat.size() * sizeof(uint64_t);
+    return pwrite(shared.get(), flat.data(), bytes, 0) == static_cast<ssize_t>(bytes) ? 0 : 2;
+  });
+  if (turn.result() != 0) {
+    return Fail(Code::kInternal, Concat("the client ended with ", turn.result()));
+  }
+  turn.Kill();
+  std::vector<uint64_t> flat(512);
+  if (pread(shared.get(), flat.data(), flat.size() * sizeof(uint64_t), 0) <= 0) {
+    return Fail(Code::kInternal, "the client counted nothing");
+  }
+  Coverage coverage;
+  Add(flat, &coverage);
+  return coverage;
+}
+
+void Merge(const Coverage& part, Coverage* all) { Add(Flatten(part), all); }
+
+// What was made for all to keep would fill the pool for good.
+void CleanUp(const BrokerProcess& broker) {
+  RawClient cleaner(broker.Socket("app"));
+  ASSERT_TRUE(cleaner.Hello());
+  for (const char* name : {"made", "more", "offered"}) {
+    Eventually([&] {
+      const auto deleted = cleaner.Delete(name);
+      return deleted || deleted.error().code() != Code::kBusy;
+    });
+  }
+}
+
+// What a lone client that reads its replies can be told.
+void ExpectCovered(const Coverage& all) {
+  EXPECT_EQ(all.requests.size(), size_t{protocol::kMaxKind}) << "a kind was never sent";
+  EXPECT_EQ(all.answered.size(), size_t{protocol::kMaxKind}) << "a kind never succeeded";
+  for (const Code code : {Code::kInvalidArgument, Code::kNotFound, Code::kAlreadyExists,
+                          Code::kDenied, Code::kExhausted, Code::kIncompatible, Code::kStale,
+                          Code::kBusy, Code::kUnsupported, Code::kSystem, Code::kLoading}) {
+    EXPECT_TRUE(all.errors.contains(static_cast<uint32_t>(code))) << CodeName(code);
+  }
+}
+
+BrokerSettings Pod() {
   BrokerSettings settings = TwoContainers();
   settings.buffers =
       "buffers.gpushm.io/weights: {size: 4Mi, writers: [other]}\n"
@@ -281,9 +356,15 @@ TEST(BrokerMutation, NoBytesHurtAnybodyElse) {
       "buffers.gpushm.io/ring: {size: 2Mi, access: one-writer}\n"
       "buffers.gpushm.io/file: {size: 2Mi, loads: true}\n";
   settings.arguments = {"--container", "app", "--container", "other", "--pool", "64Mi"};
-  BrokerProcess broker(folder.path(), settings);
-  ASSERT_TRUE(broker.ready()) << broker.log();
+  return settings;
+}
 
+TEST(BrokerMutation, NoBytesHurtAnybodyElse) {
+  const uint64_t messages = FromEnvironment("GPUSHM_MUTATIONS", 100'000);
+  const uint64_t seed = FromEnvironment("GPUSHM_MUTATION_SEED", 1);
+  const TempFolder folder;
+  BrokerProcess broker(folder.path(), Pod());
+  ASSERT_TRUE(broker.ready()) << broker.log();
   RawClient bystander(broker.Socket("other"));
   const auto hello = bystander.Hello();
   ASSERT_TRUE(hello);
@@ -295,71 +376,24 @@ TEST(BrokerMutation, NoBytesHurtAnybodyElse) {
   const size_t descriptors = broker.Descriptors();
 
   const Recorder recorder(hello->gpu_uuid);
-  // In processes of their own by turns: what a process holds ends with it, and the pool is free
-  // again for the next.
   constexpr uint64_t kTurn = 2'000;
-  const UniqueFd shared(memfd_create("coverage", MFD_CLOEXEC));
   Coverage all;
   const int64_t begun_ns = MonotonicNs();
   for (uint64_t sent = 0; sent < messages; sent += kTurn) {
-    ClientProcess turn([&] {
-      Mutator mutator(broker, recorder, seed * 1'000'003 + sent);
-      for (uint64_t i = 0; i < kTurn; ++i) {
-        mutator.SendMutated();
-        if (::testing::Test::HasFailure()) return 1;
-      }
-      const Coverage& part = mutator.coverage();
-      std::vector<uint64_t> flat = {part.disconnected};
-      for (const auto* counts : {&part.requests, &part.answered}) {
-        flat.push_back(counts->size());
-        for (const auto& [key, count] : *counts) flat.insert(flat.end(), {key, count});
-      }
-      flat.push_back(part.errors.size());
-      for (const auto& [key, count] : part.errors) flat.insert(flat.end(), {key, count});
-      const size_t bytes = flat.size() * sizeof(uint64_t);
-      return pwrite(shared.get(), flat.data(), bytes, 0) == static_cast<ssize_t>(bytes) ? 0 : 2;
-    });
-    ASSERT_EQ(turn.result(), 0) << "seed " << seed << ", from message " << sent;
-    turn.Kill();
-    std::vector<uint64_t> flat(512);
-    ASSERT_GT(pread(shared.get(), flat.data(), flat.size() * sizeof(uint64_t), 0), 0);
-    size_t at = 0;
-    all.disconnected += flat[at++];
-    for (auto* counts : {&all.requests, &all.answered}) {
-      for (uint64_t left = flat[at++]; left > 0; --left, at += 2) {
-        (*counts)[static_cast<uint16_t>(flat[at])] += flat[at + 1];
-      }
-    }
-    for (uint64_t left = flat[at++]; left > 0; --left, at += 2) {
-      all.errors[static_cast<uint32_t>(flat[at])] += flat[at + 1];
-    }
+    const auto part = SendFromOneProcess(broker, recorder, seed * 1'000'003 + sent, kTurn);
+    ASSERT_TRUE(part) << part.error().ToString() << ", seed " << seed << ", message " << sent;
+    Merge(*part, &all);
     // The bystander has what it had.
-    const auto info = bystander.Info();
-    ASSERT_TRUE(info) << "seed " << seed << ", message " << sent << "\n" << broker.log();
+    ASSERT_TRUE(bystander.Info()) << "seed " << seed << ", message " << sent << broker.log();
     const auto again = bystander.Attach("bystander");
     ASSERT_TRUE(again) << again.error().ToString();
     ASSERT_EQ(again->generation, own->generation);
     ASSERT_TRUE(bystander.Detach(again->lease_id));
-    // What was made for all to keep would fill the pool for good.
-    RawClient cleaner(broker.Socket("app"));
-    ASSERT_TRUE(cleaner.Hello());
-    for (const char* name : {"made", "more", "offered"}) {
-      Eventually([&] {
-        const auto deleted = cleaner.Delete(name);
-        return deleted || deleted.error().code() != Code::kBusy;
-      });
-    }
+    CleanUp(broker);
   }
   all.Print();
   std::printf("%lu messages in %ld s\n", messages, (MonotonicNs() - begun_ns) / 1'000'000'000);
-  EXPECT_EQ(all.requests.size(), size_t{protocol::kMaxKind}) << "a kind was never sent";
-  EXPECT_EQ(all.answered.size(), size_t{protocol::kMaxKind}) << "a kind never succeeded";
-  // What a lone client that reads its replies can be told.
-  for (const Code code : {Code::kInvalidArgument, Code::kNotFound, Code::kAlreadyExists,
-                          Code::kDenied, Code::kExhausted, Code::kIncompatible, Code::kStale,
-                          Code::kBusy, Code::kUnsupported, Code::kSystem, Code::kLoading}) {
-    EXPECT_TRUE(all.errors.contains(static_cast<uint32_t>(code))) << CodeName(code);
-  }
+  ExpectCovered(all);
   EXPECT_TRUE(Eventually([&] { return bystander.Info()->leases == 2; }));
   EXPECT_TRUE(bystander.Detach(lease->lease_id));
   EXPECT_EQ(broker.WaitForEnd(0), -1000) << "it runs on";
