@@ -21,44 +21,31 @@ namespace gpushm {
 // The driver functions that gpushm uses, by the base name cuGetProcAddress takes. All are asked for
 // with the ABI of CUDA 12.0, which is the one cuda.h of 12.x and 13.x declares for them; where
 // cuda.h gives one another name by a macro (cuGraphInstantiate), the driver's own name stands here.
-#define GPUSHM_CUDA_FUNCTIONS(X)                                                                   \
-  X(cuInit)                                                                                        \
-  X(cuDriverGetVersion)                                                                            \
-  X(cuGetErrorName)                                                                                \
-  X(cuGetErrorString)                                                                              \
-  X(cuDeviceGet)                                                                                   \
-  X(cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceTotalMem) X(                 \
-      cuDeviceGetAttribute) X(cuDeviceGetPCIBusId) X(cuDeviceCanAccessPeer)                        \
-      X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxGetState) X(    \
-          cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent)                \
-          X(cuCtxPopCurrent) X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(     \
-              cuMemHostAlloc) X(cuMemFreeHost) X(cuMemHostRegister) X(cuMemHostUnregister)         \
-              X(cuMemHostGetDevicePointer) X(cuMemGetAddressRange) X(cuPointerGetAttribute) X(     \
-                  cuMemcpyHtoD) X(cuMemcpyDtoH) X(cuMemcpyDtoD) X(cuMemcpyHtoDAsync)               \
-                  X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD8) X(cuMemsetD32) X(        \
-                      cuMemsetD8Async) X(cuMemsetD32Async) X(cuMemCreate) X(cuMemRelease)          \
-                      X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(      \
-                          cuMemSetAccess) X(cuMemGetAccess) X(cuMemExportToShareableHandle)        \
-                          X(cuMemImportFromShareableHandle) X(cuMemGetAllocationGranularity) X(    \
-                              cuMemGetAllocationPropertiesFromHandle)                              \
-                              X(cuMemRetainAllocationHandle) X(cuMemGetHandleForAddressRange) X(   \
-                                  cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize)        \
-                                  X(cuStreamQuery) X(cuStreamWaitEvent) X(cuStreamWaitValue32) X(  \
-                                      cuStreamWaitValue64) X(cuStreamWriteValue32)                 \
-                                      X(cuStreamWriteValue64) X(cuLaunchHostFunc) X(               \
-                                          cuStreamBeginCapture) X(cuStreamEndCapture)              \
-                                          X(cuStreamIsCapturing) X(cuGraphInstantiateWithFlags) X( \
-                                              cuGraphLaunch) X(cuGraphDestroy)                     \
-                                              X(cuGraphExecDestroy) X(cuEventCreate) X(            \
-                                                  cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
-                                                  X(cuEventSynchronize) X(cuIpcGetMemHandle)       \
-                                                      X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) \
-                                                          X(cuIpcGetEventHandle)                   \
-                                                              X(cuIpcOpenEventHandle)              \
-                                                                  X(cuModuleLoadData)              \
-                                                                      X(cuModuleUnload)            \
-                                                                          X(cuModuleGetFunction)   \
-                                                                              X(cuLaunchKernel)
+// clang-format off
+#define GPUSHM_CUDA_FUNCTIONS(X)                                                                  \
+  X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGet)            \
+  X(cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceTotalMem)                   \
+  X(cuDeviceGetAttribute) X(cuDeviceGetPCIBusId) X(cuDeviceCanAccessPeer)                         \
+  X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxGetState)          \
+  X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent) X(cuCtxPopCurrent)  \
+  X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc)                \
+  X(cuMemFreeHost) X(cuMemHostRegister) X(cuMemHostUnregister) X(cuMemHostGetDevicePointer)       \
+  X(cuMemGetAddressRange) X(cuPointerGetAttribute) X(cuMemcpyHtoD) X(cuMemcpyDtoH)                \
+  X(cuMemcpyDtoD) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD8)    \
+  X(cuMemsetD32) X(cuMemsetD8Async) X(cuMemsetD32Async) X(cuMemCreate) X(cuMemRelease)            \
+  X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)          \
+  X(cuMemGetAccess) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)             \
+  X(cuMemGetAllocationGranularity) X(cuMemGetAllocationPropertiesFromHandle)                      \
+  X(cuMemRetainAllocationHandle) X(cuMemGetHandleForAddressRange) X(cuStreamCreate)               \
+  X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamWaitEvent)                 \
+  X(cuStreamWaitValue32) X(cuStreamWaitValue64) X(cuStreamWriteValue32) X(cuStreamWriteValue64)   \
+  X(cuLaunchHostFunc) X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuStreamIsCapturing)        \
+  X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy)         \
+  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)       \
+  X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuIpcGetEventHandle)        \
+  X(cuIpcOpenEventHandle) X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction)            \
+  X(cuLaunchKernel)
+// clang-format on
 
 class CudaApi {
  public:

@@ -11,20 +11,18 @@
 
 namespace gpushm {
 
-#define GPUSHM_NVML_FUNCTIONS(X)                                                              \
-  X(nvmlInit_v2)                                                                              \
-  X(nvmlShutdown)                                                                             \
-  X(nvmlErrorString)                                                                          \
-  X(nvmlSystemGetDriverVersion)                                                               \
-  X(nvmlDeviceGetCount_v2)                                                                    \
-  X(nvmlDeviceGetHandleByIndex_v2) X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetUUID)          \
-      X(nvmlDeviceGetName) X(nvmlDeviceGetIndex) X(nvmlDeviceGetMinorNumber)                  \
-          X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMigMode)       \
-              X(nvmlDeviceGetMaxMigDeviceCount) X(nvmlDeviceGetMigDeviceHandleByIndex)        \
-                  X(nvmlDeviceGetComputeRunningProcesses_v3) X(nvmlDeviceGetUtilizationRates) \
-                      X(nvmlDeviceGetPowerUsage) X(nvmlDeviceGetTotalEnergyConsumption)       \
-                          X(nvmlDeviceGetSupportedEventTypes) X(nvmlDeviceRegisterEvents)     \
-                              X(nvmlEventSetCreate) X(nvmlEventSetWait_v2) X(nvmlEventSetFree)
+// clang-format off
+#define GPUSHM_NVML_FUNCTIONS(X)                                                                  \
+  X(nvmlInit_v2) X(nvmlShutdown) X(nvmlErrorString) X(nvmlSystemGetDriverVersion)                 \
+  X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) X(nvmlDeviceGetHandleByUUID)          \
+  X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetIndex) X(nvmlDeviceGetMinorNumber)     \
+  X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMigMode)                   \
+  X(nvmlDeviceGetMaxMigDeviceCount) X(nvmlDeviceGetMigDeviceHandleByIndex)                        \
+  X(nvmlDeviceGetComputeRunningProcesses_v3) X(nvmlDeviceGetUtilizationRates)                     \
+  X(nvmlDeviceGetPowerUsage) X(nvmlDeviceGetTotalEnergyConsumption)                               \
+  X(nvmlDeviceGetSupportedEventTypes) X(nvmlDeviceRegisterEvents) X(nvmlEventSetCreate)           \
+  X(nvmlEventSetWait_v2) X(nvmlEventSetFree)
+// clang-format on
 
 class NvmlApi {
  public:
