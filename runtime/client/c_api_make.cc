@@ -2,9 +2,7 @@
 #include "runtime/client/c_api_support.h"
 
 namespace gc = gpushm::client;
-using gpushm::Code;
 using gpushm::Concat;
-using gpushm::Fail;
 using gpushm::Result;
 
 namespace gpushm::client {

@@ -284,7 +284,8 @@ TEST_F(SessionTest, TransfersByTheBrokerWithAnAnnouncedDescriptor) {
   broker_->Add("weights", 5, kMiB, nullptr);
   Open();
   const std::string path = folder_.path() + "/weights.bin";
-  UniqueFd(open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  const UniqueFd file(open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  ASSERT_TRUE(file.valid());
   auto options = Sized<gpushm_transfer_options>();
   options.way = GPUSHM_WAY_BROKER;
   auto result = Sized<gpushm_transfer_result>();

@@ -61,7 +61,7 @@ class Player {
         return Offer();
       case 10:
         return Content();
-      case 11:
+      default:
         return EndClient();
     }
   }

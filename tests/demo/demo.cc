@@ -12,6 +12,7 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -393,7 +394,7 @@ int RunDemo(const Options& options) {
 }  // namespace
 }  // namespace gpushm::demo
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   using namespace gpushm::demo;
   CLI::App app("Isolated processes use one copy of a model's weights in GPU memory, by name.");
   Options options;
@@ -417,4 +418,7 @@ int main(int argc, char** argv) {
   }
   options.file = std::filesystem::absolute(options.file).string();
   return RunDemo(options);
+} catch (const std::exception& error) {
+  std::cerr << "gpushm-demo: " << error.what() << "\n";
+  return 1;
 }

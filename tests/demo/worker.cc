@@ -196,7 +196,7 @@ int RunWorker(const WorkerOptions& options) {
                     {"mnt", NamespaceInode("mnt")},
                     {"ipc", NamespaceInode("ipc")},
                     {"net", NamespaceInode("net")}};
-  std::cout << line.dump() << std::endl;
+  std::cout << line.dump() << "\n" << std::flush;
   std::string word;
   std::getline(std::cin, word);  // Holds its attachment until told otherwise.
   return report ? 0 : 1;

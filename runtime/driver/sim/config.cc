@@ -50,7 +50,7 @@ void CheckKeys(const YAML::Node& node, std::initializer_list<const char*> known)
 // "80Gi", "512Mi" or plain bytes.
 uint64_t ParseBytes(const YAML::Node& node) {
   if (!node || !node.IsScalar()) Reject(node, "expected a size such as 80Gi");
-  const std::string text = node.Scalar();
+  const std::string& text = node.Scalar();
   const size_t digits = text.find_first_not_of("0123456789");
   const std::string suffix = digits == std::string::npos ? "" : text.substr(digits);
   int shift = -1;
