@@ -32,7 +32,8 @@ Result<std::string> SocketPath(const gpushm_open_options& options) {
 
 gpushm_info ToInfo(const registry::BufferRecord& record) {
   gpushm_info info{};
-  CopyText(info.name, record.name.view());
+  static_assert(sizeof info.name == sizeof record.name);  // Both padded with NUL.
+  std::memcpy(info.name, &record.name, sizeof info.name);
   info.generation = record.generation;
   info.size_bytes = record.size_bytes;
   info.mapped_bytes = record.mapped_bytes;
@@ -41,7 +42,7 @@ gpushm_info ToInfo(const registry::BufferRecord& record) {
   std::memcpy(info.gpu_uuid, record.gpu.data(), sizeof info.gpu_uuid);
   info.transport = static_cast<uint32_t>(record.transport);
   info.state = static_cast<uint32_t>(record.state);
-  CopyText(info.creator, record.creator.view());
+  std::memcpy(info.creator, &record.creator, sizeof info.creator);
   return info;
 }
 
@@ -91,7 +92,6 @@ Result<size_t> Stride(const Info* given, size_t capacity, const size_t* count, c
 }  // namespace gpushm::client
 
 namespace gc = gpushm::client;
-using gpushm::Fail;
 using gpushm::Result;
 
 extern "C" {
@@ -134,9 +134,9 @@ gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info
     if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
     const auto text = gc::ReadName(name);
     if (!text) return std::unexpected(text.error());
-    const auto record = client->client->Lookup(*text);
-    if (!record) return std::unexpected(record.error());
-    gc::WriteInfo(gc::ToInfo(*record), info, info->struct_size);
+    const auto found = client->client->Lookup(*text);
+    if (!found) return std::unexpected(found.error());
+    gc::WriteInfo(gc::ToInfo(found->record), info, info->struct_size);
     return {};
   });
 }

@@ -79,7 +79,7 @@ class Client final : private SessionObserver {
   ~Client();
 
   // ---- names (client_names.cc)
-  Result<registry::BufferRecord> Lookup(std::string_view name) const;
+  Result<registry::Found> Lookup(std::string_view name) const;
   Result<std::vector<registry::BufferRecord>> List();
   Result<registry::BufferRecord> WaitFor(std::string_view name, uint64_t min_generation,
                                          const Wait& wait);

@@ -9,11 +9,9 @@ using protocol::Kind;
 using registry::BufferRecord;
 using registry::BufferState;
 
-Result<BufferRecord> Client::Lookup(std::string_view name) const {
-  return session_.registry().Read([&](const registry::RegistryReader& reader) {
-    Result<registry::Found> found = reader.Find(name);
-    return found ? Result<BufferRecord>(found->record) : std::unexpected(found.error());
-  });
+Result<registry::Found> Client::Lookup(std::string_view name) const {
+  return session_.registry().Read(
+      [&](const registry::RegistryReader& reader) { return reader.Find(name); });
 }
 
 Result<std::vector<BufferRecord>> Client::List() {

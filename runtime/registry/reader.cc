@@ -61,22 +61,41 @@ RegistryReader::RegistryReader(Mapping mapping, const void* address,
 }
 
 inline SlotRead RegistryReader::ReadWords(uint32_t slot, uint64_t* words, uint64_t* version) const {
-  const auto* copies = reinterpret_cast<const Word*>(Slot(slot) + kSlotCopiesOffset);
-  // The usual size as a constant, so that the compiler unrolls the copy.
+  return ReadSlot(Version(slot), Copies(slot), record_words_, record_words_, words, version);
+}
+
+// kLive, and *problem is null: found->record is the slot's, found->ref.version its version.
+inline SlotRead RegistryReader::ReadRecord(uint32_t slot, Found* found,
+                                           const char** problem) const {
+  std::atomic<uint64_t>& valid = valid_[slot];
+  *problem = nullptr;
   if (record_words_ == kRecordWords) {
+    // The usual size as a constant, so that the compiler unrolls the copy, straight to its place.
+    const Word* copies = Copies(slot);
     // Which copy it is depends on the version, itself a cache miss: fetch beside it, not after it.
+    __builtin_prefetch(&valid);
     for (size_t line = 0; line < 2 * kRecordWords; line += 8) __builtin_prefetch(&copies[line]);
-    return ReadSlot(Version(slot), copies, kRecordWords, words, version);
+    const SlotRead read = ReadSlot(Version(slot), copies, kRecordWords, kKnownWords, &found->record,
+                                   &found->ref.version);
+    // A version's record never changes: what was valid once is valid.
+    if (read != SlotRead::kLive || valid.load(std::memory_order_relaxed) == found->ref.version) {
+      return read;
+    }
   }
-  return ReadSlot(Version(slot), copies, record_words_, words, version);
+  std::array<uint64_t, kMaxRecordWords> words;
+  const SlotRead read = ReadWords(slot, words.data(), &found->ref.version);
+  if (read != SlotRead::kLive) return read;
+  *problem = DecodeFields(std::span(words).first(record_words_), &found->record);
+  if (*problem == nullptr) valid.store(found->ref.version, std::memory_order_relaxed);
+  return read;
 }
 
 RegistryReader::Probe RegistryReader::ProbeFor(const Name& name, uint64_t hash, size_t max_probes,
                                                Found* found) const {
   Probe result = Probe::kNone;
   map_.Find(hash, max_probes, [&](uint32_t slot) {
-    std::array<uint64_t, kMaxRecordWords> words;
-    switch (ReadWords(slot, words.data(), &found->ref.version)) {
+    const char* problem = nullptr;
+    switch (ReadRecord(slot, found, &problem)) {
       case SlotRead::kNotLive:
         return false;
       case SlotRead::kContended:
@@ -85,14 +104,7 @@ RegistryReader::Probe RegistryReader::ProbeFor(const Name& name, uint64_t hash, 
       case SlotRead::kLive:
         break;
     }
-    const std::span<const uint64_t> record = std::span(words).first(record_words_);
-    // A version's record never changes: what was valid once is valid.
-    std::atomic<uint64_t>& valid = valid_[slot];
-    if (valid.load(std::memory_order_relaxed) == found->ref.version) {
-      CopyFields(record, &found->record);
-    } else if (DecodeFields(record, &found->record) == nullptr) {
-      valid.store(found->ref.version, std::memory_order_relaxed);
-    } else {
+    if (problem != nullptr) {
       result = Probe::kCorrupt;
       return false;
     }

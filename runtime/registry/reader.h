@@ -86,7 +86,11 @@ class RegistryReader {
 
   const std::byte* Slot(uint32_t slot) const { return slots_ + size_t{slot} * slot_stride_; }
   const Word& Version(uint32_t slot) const { return *reinterpret_cast<const Word*>(Slot(slot)); }
+  const Word* Copies(uint32_t slot) const {
+    return reinterpret_cast<const Word*>(Slot(slot) + kSlotCopiesOffset);
+  }
   SlotRead ReadWords(uint32_t slot, uint64_t* words, uint64_t* version) const;
+  SlotRead ReadRecord(uint32_t slot, Found* found, const char** problem) const;
 
   enum class Probe { kFound, kNone, kContended, kCorrupt };
   Probe ProbeFor(const Name& name, uint64_t hash, size_t max_probes, Found* found) const;

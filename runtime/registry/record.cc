@@ -87,7 +87,9 @@ const char* DecodeFields(std::span<const uint64_t> words, BufferRecord* record) 
   const uint64_t checksum =
       content.size() == kContent ? Checksum(content.first<kContent>()) : Checksum(content);
   if (checksum != words.back()) return "its checksum does not fit";
-  CopyFields(words, record);
+  *record = BufferRecord();
+  std::memcpy(static_cast<void*>(record), content.data(),
+              std::min(content.size_bytes(), sizeof *record));
   return FieldsProblem(*record);
 }
 

@@ -107,14 +107,5 @@ Result<BufferRecord> DecodeRecord(std::span<const uint64_t> words);
 const char* DecodeRecord(std::span<const uint64_t> words, BufferRecord* record);
 // The same without a look at the name: the caller compares it with one that it knows.
 const char* DecodeFields(std::span<const uint64_t> words, BufferRecord* record);
-// The same without any validation, for words that have passed it; at least kMinRecordWords.
-inline void CopyFields(std::span<const uint64_t> words, BufferRecord* record) {
-  if (words.size() > kKnownWords) {
-    std::memcpy(static_cast<void*>(record), words.data(), sizeof(*record));
-    return;
-  }
-  *record = BufferRecord();
-  std::memcpy(static_cast<void*>(record), words.data(), (words.size() - 1) * sizeof(uint64_t));
-}
 
 }  // namespace gpushm::registry

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "runtime/base/limits.h"
 #include "runtime/registry/layout.h"
@@ -32,12 +33,12 @@ enum class SlotRead { kLive, kNotLive, kContended };
 
 using Word = std::atomic<uint64_t>;
 
-// Copies `words` words of the slot's record to `out` and its version to *version. Any thread, any
-// process; `out` holds rubbish unless kLive. kContended: replaced during each of
-// limits::kReadAttempts tries.
+// Copies the first `take` words of the slot's record, which has `words`, to `out` (8 * take bytes)
+// and its version to *version. Any thread, any process; `out` holds rubbish unless kLive.
+// kContended: replaced during each of limits::kReadAttempts tries.
 template <typename Hooks = NoHooks>
-inline SlotRead ReadSlot(const Word& slot_version, const Word* copies, size_t words, uint64_t* out,
-                         uint64_t* version) {
+inline SlotRead ReadSlot(const Word& slot_version, const Word* copies, size_t words, size_t take,
+                         void* out, uint64_t* version) {
   for (int attempt = 0; attempt < limits::kReadAttempts; ++attempt) {
     Hooks::BeforeLoad();
     // Pairs with the release store of PublishSlot: the copy that it selects is complete.
@@ -45,9 +46,10 @@ inline SlotRead ReadSlot(const Word& slot_version, const Word* copies, size_t wo
     *version = selected;
     if (selected == 0 || selected % 2 == 1) return SlotRead::kNotLive;
     const Word* copy = copies + selected / 2 % 2 * words;
-    for (size_t i = 0; i < words; ++i) {
+    for (size_t i = 0; i < take; ++i) {
       Hooks::BeforeLoad();
-      out[i] = copy[i].load(std::memory_order_relaxed);
+      const uint64_t word = copy[i].load(std::memory_order_relaxed);
+      std::memcpy(static_cast<std::byte*>(out) + i * sizeof word, &word, sizeof word);
     }
     // Pairs with the release fence of PublishSlot: if any word above came from a later commit to
     // the same copy, the next load sees that the version has moved.
@@ -89,7 +91,7 @@ class alignas(64) BasicSlot {
   using Record = std::array<uint64_t, kWords>;
 
   SlotRead Read(Record* record, uint64_t* version) const {
-    return ReadSlot<Hooks>(version_, copies_.data(), kWords, record->data(), version);
+    return ReadSlot<Hooks>(version_, copies_.data(), kWords, kWords, record->data(), version);
   }
   bool IsCurrent(uint64_t version) const {
     return version_.load(std::memory_order_acquire) == version;
