@@ -546,5 +546,21 @@ TEST(AttackOnAUser, RepliesWaitForDescriptorsInFlight) {
   EXPECT_TRUE(attached.get());
 }
 
+TEST_F(AttackTest, NobodyReadingTheLogHoldsNobodyUp) {
+  broker_.StallLog();
+  for (int i = 0; i < 3; ++i) {  // One line each, at least.
+    ASSERT_TRUE(attacker_.Create("mine", 1 << 21));
+    ASSERT_TRUE(attacker_.Delete("mine"));
+  }
+  ExpectOthersAreServed();
+  broker_.ReadLogAgain();
+  EXPECT_TRUE(Eventually([&] {  // Lines that were lost are counted.
+    EXPECT_TRUE(attacker_.Create("mine", 1 << 21));
+    EXPECT_TRUE(attacker_.Delete("mine"));
+    return broker_.WaitForLog("lost_lines=", 100);
+  }));
+  ExpectNothingLeft();
+}
+
 }  // namespace
 }  // namespace gpushm::broker::testing

@@ -1,7 +1,10 @@
 #include "sidecar/broker/log.h"
 
-#include <spdlog/sinks/stdout_sinks.h>
+#include <limits.h>
+#include <poll.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +21,30 @@ namespace gpushm::broker {
 namespace {
 
 std::atomic<bool> json{false};
+std::atomic<uint64_t> lost_lines{0};
+
+// Standard error, without ever waiting for whoever reads it: a line that finds no room is lost and
+// counted. A pipe that poll() calls writable takes PIPE_BUF bytes at once.
+class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    for (size_t at = 0; at < line.size();) {
+      pollfd ready{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+      const size_t size = std::min<size_t>(line.size() - at, PIPE_BUF);
+      const ssize_t wrote = poll(&ready, 1, 0) == 1 && (ready.revents & POLLOUT) != 0
+                                ? write(STDERR_FILENO, line.data() + at, size)
+                                : -1;
+      if (wrote <= 0) {
+        lost_lines.fetch_add(1, std::memory_order_relaxed);
+        return;
+      }
+      at += static_cast<size_t>(wrote);
+    }
+  }
+  void flush_() override {}
+};
 
 // Lines of one event within a window: enough to see what goes on, too few to fill a disk.
 constexpr int kLinesPerWindow = 20;
@@ -102,10 +129,8 @@ bool IsPlain(std::string_view text) {
 
 void ConfigureLog(const config::LogConfig& config) {
   json = config.format == config::LogFormat::kJson;
-  const auto logger =
-      std::make_shared<spdlog::logger>("gpushm", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  const auto logger = std::make_shared<spdlog::logger>("gpushm", std::make_shared<StderrSink>());
   logger->set_level(ToSpdlog(config.level));
-  logger->flush_on(spdlog::level::debug);
   logger->set_pattern(
       json ? R"({"time":"%Y-%m-%dT%H:%M:%S.%eZ","level":"%l",%v})" : "%Y-%m-%dT%H:%M:%S.%eZ %l %v",
       spdlog::pattern_time_type::utc);
@@ -127,6 +152,8 @@ void Log(config::LogLevel level, std::string_view event, std::initializer_list<F
   };
   for (const Field& field : fields) add(field);
   if (suppressed > 0) add({"suppressed", suppressed});
+  const uint64_t lost = lost_lines.exchange(0, std::memory_order_relaxed);
+  if (lost > 0) add({"lost_lines", lost});
   spdlog::default_logger_raw()->log(ToSpdlog(level),
                                     spdlog::string_view_t(line.data(), line.size()));
 }

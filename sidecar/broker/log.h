@@ -2,7 +2,9 @@
 // have fixed names and key=value fields; nothing is printed at the rate of attaches.
 //
 // What clients can cause is bounded: of each event, kLinesPerWindow lines in kWindowMs; the next
-// line after that says how many were left out (`suppressed`).
+// line after that says how many were left out (`suppressed`). Nothing waits for whoever reads
+// standard error: lines that find its pipe full are lost, and a later one counts them
+// (`lost_lines`).
 //
 // Threads: any.
 #pragma once

@@ -137,6 +137,7 @@ BrokerProcess::~BrokerProcess() {
     Signal(SIGKILL);
     WaitForEnd();
   }
+  ReadLogAgain();
   reader_.join();
   for (const char* report : {"ThreadSanitizer", "AddressSanitizer", "runtime error:"}) {
     EXPECT_EQ(log_.find(report), std::string::npos) << "a sanitizer speaks in the broker's log";
@@ -169,12 +170,33 @@ void BrokerProcess::ReadLog() {
   std::array<char, 4096> bytes{};
   for (;;) {
     const ssize_t count = read(log_pipe_.get(), bytes.data(), bytes.size());
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (count <= 0) log_ended_ = true;
     if (count > 0) log_.append(bytes.data(), static_cast<size_t>(count));
+    parked_ = stalled_;
     changed_.notify_all();
     if (count <= 0) return;
+    changed_.wait(lock, [this] { return !stalled_; });
   }
+}
+
+void BrokerProcess::StallLog() {
+  // A description of its own, so that the broker's stays a blocking one.
+  const std::string path = Concat("/proc/self/fd/", log_pipe_.get());
+  const UniqueFd writer(open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  std::unique_lock lock(mutex_);
+  stalled_ = true;
+  if (write(writer.get(), "\n", 1) != 1) std::abort();  // Wakes the reader, who then waits.
+  changed_.wait(lock, [this] { return parked_ || log_ended_; });
+  const std::array<char, 4096> filling{};
+  while (write(writer.get(), filling.data(), filling.size()) > 0) {
+  }
+}
+
+void BrokerProcess::ReadLogAgain() {
+  const std::lock_guard lock(mutex_);
+  stalled_ = false;
+  changed_.notify_all();
 }
 
 std::string BrokerProcess::log() const {

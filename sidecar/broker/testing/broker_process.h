@@ -72,6 +72,9 @@ class BrokerProcess {
   // All lines so far, and waiting for one that contains `text`.
   std::string log() const;
   bool WaitForLog(const std::string& text, int64_t wait_ms = kSoonMs) const;
+  // Its standard error is full, and nobody reads it; until the other call.
+  void StallLog();
+  void ReadLogAgain();
 
   // Open descriptors of the process.
   size_t Descriptors() const;
@@ -88,6 +91,8 @@ class BrokerProcess {
   mutable std::condition_variable changed_;
   std::string log_;         // Guarded by mutex_.
   bool log_ended_ = false;  // Guarded by mutex_.
+  bool stalled_ = false;    // Guarded by mutex_.
+  bool parked_ = false;     // Guarded by mutex_: the reader waits for the stall's end.
   bool ready_ = false;
   bool ended_ = false;
   int result_ = 0;
