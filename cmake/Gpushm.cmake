@@ -12,6 +12,8 @@ if(GPUSHM_SANITIZER)
   target_compile_options(gpushm_options INTERFACE -fsanitize=${GPUSHM_SANITIZER}
     -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(gpushm_options INTERFACE -fsanitize=${GPUSHM_SANITIZER})
+  # For tests that repeat themselves less often there.
+  target_compile_definitions(gpushm_options INTERFACE GPUSHM_SANITIZED)
 endif()
 if(GPUSHM_FUZZ)
   # Coverage in what is fuzzed, not only in the fuzz target.

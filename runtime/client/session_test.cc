@@ -409,7 +409,7 @@ TEST_F(SessionTest, SurvivesRandomReplies) {
         break;
     }
   });
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GPUSHM_SANITIZED
   constexpr int kRounds = 20'000;
 #else
   constexpr int kRounds = 100'000;

@@ -1,10 +1,13 @@
-// Library and broker together, in processes of their own, on the simulated driver.
+// Library and broker together, in processes of their own, on the simulated driver and on a GPU.
 #include <gtest/gtest.h>
 #include <poll.h>
 
 #include <filesystem>
 #include <fstream>
+#include <random>
 
+#include "runtime/driver/device.h"
+#include "runtime/driver/nvml_api.h"
 #include "tests/integration/processes.h"
 
 namespace gpushm::integration {
@@ -37,6 +40,31 @@ class IntegrationTest : public testing::Test {
 
   std::string folder_;
 };
+
+size_t DescriptorsOf(pid_t pid) {
+  const auto folder = std::filesystem::directory_iterator(Concat("/proc/", pid, "/fd"));
+  return static_cast<size_t>(std::distance(begin(folder), end(folder)));
+}
+
+// What NVML counts on all cards.
+uint64_t UsedBytes() {
+  const Result<const NvmlApi*> nvml = NvmlApi::Load(DriverFolderFromEnvironment());
+  if (!nvml) {
+    ADD_FAILURE() << nvml.error().ToString();
+    return 0;
+  }
+  unsigned count = 0;
+  uint64_t used = 0;
+  EXPECT_EQ((*nvml)->nvmlDeviceGetCount_v2(&count), NVML_SUCCESS);
+  for (unsigned i = 0; i < count; ++i) {
+    nvmlDevice_t device{};
+    nvmlMemory_t memory{};
+    EXPECT_EQ((*nvml)->nvmlDeviceGetHandleByIndex_v2(i, &device), NVML_SUCCESS);
+    EXPECT_EQ((*nvml)->nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
+    used += memory.used;
+  }
+  return used;
+}
 
 TEST_F(IntegrationTest, ValuesAreSeenAcrossProcesses) {
   Broker broker(run(), "64Mi");
@@ -157,6 +185,63 @@ TEST_F(IntegrationTest, WaitsForAMakerThatComesLater) {
   EXPECT_EQ(writer.Do("create weights 999999999999").status, GPUSHM_EXHAUSTED);
   ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
   EXPECT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+}
+
+// Goal: whoever is killed, whenever, leaves nothing behind. Method: a thousand processes that open,
+// attach and read on the GPU, several at a time, each killed at a random point of that; counted in
+// the broker's descriptors, in its leases, and by NVML.
+TEST_F(IntegrationTest, KilledClientsLeaveNothing) {
+#ifdef GPUSHM_SANITIZED
+  constexpr int kClients = 100;
+#else
+  constexpr int kClients = 1000;
+#endif
+  constexpr size_t kAtOnce = 8;
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("write 4711").status, 0);
+  const auto life = [&](Worker& worker) {
+    return worker.Begin("attach weights r 0") && worker.Begin("read");
+  };
+  // How long a life may last: twice what one takes to its end, alone.
+  const int64_t begun_ns = MonotonicNs();
+  {
+    Worker first(run());
+    ASSERT_EQ(first.Do("attach weights r 0").status, GPUSHM_OK);
+    ASSERT_EQ(first.Do("read").value, 4711);
+  }
+  const int64_t longest_ns = 2 * (MonotonicNs() - begun_ns);
+  ASSERT_TRUE(Eventually([&] { return writer.Do("holders weights").value == 1; }));
+  const size_t descriptors = DescriptorsOf(broker.pid());
+  const uint64_t used_bytes = UsedBytes();
+
+  struct Life {
+    Worker worker;
+    Deadline end;
+  };
+  std::mt19937 random(7);
+  std::vector<Life> living;
+  for (int born = 1; born <= kClients; ++born) {
+    Worker worker(run());
+    ASSERT_TRUE(life(worker)) << born;
+    const int64_t age_ns = std::uniform_int_distribution<int64_t>(0, longest_ns)(random);
+    living.push_back({std::move(worker), Deadline::AfterMs(age_ns / 1'000'000)});
+    while (living.size() >= kAtOnce) {
+      if (std::erase_if(living, [](const Life& l) { return l.end.Passed(); }) > 0) break;
+      poll(nullptr, 0, 1);
+    }
+    if (born != 100 && born != 500 && born != 1000) continue;
+    living.clear();
+    EXPECT_TRUE(Eventually([&] {
+      return writer.Do("holders weights").value == 1 &&
+             DescriptorsOf(broker.pid()) == descriptors && UsedBytes() == used_bytes;
+    }));
+    std::printf("after %4d: %zu descriptors (%zu before), %ld lease, %lu bytes on the card (%lu)\n",
+                born, DescriptorsOf(broker.pid()), descriptors, writer.Do("holders weights").value,
+                UsedBytes(), used_bytes);
+  }
+  EXPECT_EQ(writer.Do("read").value, 4711);
 }
 
 }  // namespace

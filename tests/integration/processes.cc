@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <utility>
 
@@ -19,6 +20,12 @@ namespace gpushm::integration {
 namespace {
 
 constexpr int kWorkerChannel = 3;
+
+// Beside this program, also where a pack was unpacked.
+std::string BrokerPath() {
+  const auto self = std::filesystem::read_symlink("/proc/self/exe");
+  return self.parent_path().parent_path() / "bin" / "gpushm-broker";
+}
 
 }  // namespace
 
@@ -52,7 +59,7 @@ void Process::Kill() {
 }
 
 Broker::Broker(const std::string& folder, const std::string& pool, const std::string& config)
-    : command_{GPUSHM_BROKER_PATH, "--folder", folder, "--pool", pool, "--log-level", "warning"},
+    : command_{BrokerPath(), "--folder", folder, "--pool", pool, "--log-level", "warning"},
       socket_(folder + "/" + protocol::kSocketName) {
   if (!config.empty()) {
     const std::string path = folder + "/broker.yaml";
@@ -79,9 +86,13 @@ Worker::Worker(const std::string& folder) {
   process_ = Process({"/proc/self/exe", "worker", folder}, theirs.get());
 }
 
+bool Worker::Begin(const std::string& command) {
+  return send(channel_.get(), command.data(), command.size(), MSG_NOSIGNAL) > 0;
+}
+
 Answer Worker::Do(const std::string& command) {
   Answer answer;
-  if (send(channel_.get(), command.data(), command.size(), MSG_NOSIGNAL) < 0) return answer;
+  if (!Begin(command)) return answer;
   pollfd poller{.fd = channel_.get(), .events = POLLIN, .revents = 0};
   char text[128] = {};
   if (poll(&poller, 1, 2 * kPatienceMs) <= 0 ||

@@ -1,5 +1,6 @@
-// The processes of an integration test: a real broker on the simulated driver, and workers that
-// use libgpushm as an application does. Each runs by itself, so each can be killed.
+// The processes of an integration test: a real broker and workers that use libgpushm as an
+// application does, on whatever driver GPUSHM_DRIVER says. Each runs by itself, so each can be
+// killed.
 //
 // A worker takes commands, one a line, and answers each with "STATUS VALUE", STATUS being the
 // gpushm_status by number:
@@ -51,6 +52,7 @@ class Broker {
   // Dies as by SIGKILL, and comes back.
   void Kill() { process_.Kill(); }
   void Start();
+  pid_t pid() const { return process_.pid(); }
 
  private:
   std::vector<std::string> command_;
@@ -67,6 +69,7 @@ class Worker {
  public:
   explicit Worker(const std::string& folder);
   Answer Do(const std::string& command);
+  bool Begin(const std::string& command);  // Its answer is not waited for.
   void Kill() { process_.Kill(); }
 
  private:
