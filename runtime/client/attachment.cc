@@ -24,7 +24,8 @@ void Attachment::See(const RegistryHandle::Reader& reader, uint32_t slot, uint64
   const std::lock_guard lock(mutex_);
   Sighting* latest = sightings_.empty() ? nullptr : sightings_.back().get();
   if (latest == nullptr || latest->reader != reader || latest->slot != slot) {
-    sightings_.push_back(std::make_unique<Sighting>(reader, slot, kNever, kNever));
+    sightings_.push_back(
+        std::make_unique<Sighting>(reader, &reader->VersionOf(slot), slot, kNever, kNever));
     latest = sightings_.back().get();
   }
   // A thread that loads an older version with this Sighting takes the slow way once more.
@@ -55,8 +56,7 @@ std::optional<Code> Attachment::CurrentSlow() const {
 
 bool Attachment::IsUnchangedAndReady() const {
   const Sighting& seen = Latest();
-  const registry::Ref ref{seen.ready_version.load(std::memory_order_relaxed), seen.slot};
-  return ref.version != kNever && seen.reader->IsCurrent(ref) && !orphaned();
+  return seen.Shows(seen.ready_version.load(std::memory_order_relaxed)) && !orphaned();
 }
 
 void Attachment::NoteSeen(const RegistryHandle::Reader& reader, const registry::Found& found) {

@@ -65,8 +65,7 @@ class Attachment {
   // Whether it is so by that one load; false says nothing.
   bool IsKnownCurrent() const noexcept {
     const Sighting& seen = Latest();
-    const registry::Ref ref{seen.version.load(std::memory_order_relaxed), seen.slot};
-    return ref.version != kNever && seen.reader->IsCurrent(ref);
+    return seen.Shows(seen.version.load(std::memory_order_relaxed));
   }
   // Whether the record was seen current and with content, and is unchanged since. One load.
   bool IsUnchangedAndReady() const;
@@ -93,7 +92,12 @@ class Attachment {
  private:
   // Where the record was last seen. Versions move, the rest does not.
   struct Sighting {
-    RegistryHandle::Reader reader;
+    bool Shows(uint64_t expected) const noexcept {
+      // Pairs with the release store of PublishSlot and WithdrawSlot.
+      return expected != kNever && word->load(std::memory_order_acquire) == expected;
+    }
+    RegistryHandle::Reader reader;  // Keeps `word` mapped.
+    const registry::Word* word;     // The slot's version in the segment.
     uint32_t slot;
     std::atomic<uint64_t> version;        // kNever: not seen.
     std::atomic<uint64_t> ready_version;  // At which the state allowed use.

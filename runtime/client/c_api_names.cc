@@ -136,7 +136,11 @@ gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info
     if (!text) return std::unexpected(text.error());
     const auto found = client->client->Lookup(*text);
     if (!found) return std::unexpected(found.error());
-    gc::WriteInfo(gc::ToInfo(found->record), info, info->struct_size);
+    if (info->struct_size == sizeof *info) {  // Made in place: no copy of the whole.
+      (new (info) gpushm_info(gc::ToInfo(found->record)))->struct_size = sizeof *info;
+    } else {
+      gc::WriteInfo(gc::ToInfo(found->record), info, info->struct_size);
+    }
     return {};
   });
 }

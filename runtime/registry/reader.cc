@@ -108,7 +108,7 @@ RegistryReader::Probe RegistryReader::ProbeFor(const Name& name, uint64_t hash, 
       result = Probe::kCorrupt;
       return false;
     }
-    if (found->record.name.words() != name.words()) return false;  // Eight words, inline.
+    if (found->record.name != name) return false;
     found->ref.slot = slot;
     result = Probe::kFound;
     return true;

@@ -60,6 +60,10 @@ class RegistryReader {
            Version(ref.slot).load(std::memory_order_acquire) == ref.version;
   }
 
+  // What IsCurrent loads, for who asks often: the version of a slot that a Ref named, or slot 0.
+  // Lies in the mapping: valid as long as this object.
+  const Word& VersionOf(uint32_t slot) const { return Version(slot); }
+
   // All live records, by slot. Each is whole; together they are no snapshot. kCorrupt or
   // kContended if one could not be read.
   Result<std::vector<BufferRecord>> List() const;

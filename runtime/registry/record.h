@@ -43,9 +43,22 @@ class Name {
   std::array<uint64_t, kWords> words() const {
     return std::bit_cast<std::array<uint64_t, kWords>>(bytes_);
   }
-  friend bool operator==(const Name&, const Name&) = default;
+  // Word by word, because look-ups compare words that were stored just before: a load that is
+  // wider than those stores would wait for them.
+  friend bool operator==(const Name& a, const Name& b) {
+    for (size_t i = 0; i < kWords; ++i) {
+      if (a.word(i) != b.word(i)) return false;
+    }
+    return true;
+  }
 
  private:
+  uint64_t word(size_t i) const {
+    uint64_t word = 0;
+    std::memcpy(&word, &bytes_[8 * i], sizeof word);
+    return word;
+  }
+
   alignas(8) std::array<char, kBytes> bytes_{};
 };
 

@@ -46,6 +46,7 @@ inline SlotRead ReadSlot(const Word& slot_version, const Word* copies, size_t wo
     *version = selected;
     if (selected == 0 || selected % 2 == 1) return SlotRead::kNotLive;
     const Word* copy = copies + selected / 2 % 2 * words;
+#pragma GCC unroll 32
     for (size_t i = 0; i < take; ++i) {
       Hooks::BeforeLoad();
       const uint64_t word = copy[i].load(std::memory_order_relaxed);
