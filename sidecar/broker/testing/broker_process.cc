@@ -169,16 +169,20 @@ int BrokerProcess::WaitForEnd(int64_t wait_ms) {
 
 void BrokerProcess::ReadLog() {
   std::array<char, 4096> bytes{};
-  for (;;) {
+  for (bool more = true; more;) {
     const ssize_t count = read(log_pipe_.get(), bytes.data(), bytes.size());
-    std::unique_lock lock(mutex_);
-    if (count <= 0) log_ended_ = true;
-    if (count > 0) log_.append(bytes.data(), static_cast<size_t>(count));
-    parked_ = stalled_;
-    changed_.notify_all();
-    if (count <= 0) return;
-    changed_.wait(lock, [this] { return !stalled_; });
+    more = count > 0;
+    Note({bytes.data(), more ? static_cast<size_t>(count) : 0});
   }
+}
+
+void BrokerProcess::Note(std::string_view text) {
+  std::unique_lock lock(mutex_);
+  log_.append(text);
+  log_ended_ = text.empty();
+  parked_ = stalled_;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return !stalled_ || log_ended_; });
 }
 
 void BrokerProcess::StallLog() {

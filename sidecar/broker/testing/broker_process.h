@@ -11,6 +11,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -81,6 +82,7 @@ class BrokerProcess {
 
  private:
   void ReadLog();
+  void Note(std::string_view text);  // Of the log; empty: its end.
 
   std::string folder_;
   pid_t pid_ = -1;
