@@ -54,7 +54,8 @@ def main(arguments):
         pair = real_cases.get(name), simulated_cases.get(name)
         results = {case["result"] for case in pair if case is not None}
         differing += results == {"pass", "fail"}
-        print(f"| {words(name)} | {cell(pair[0])} | {cell(pair[1])} |")
+        left, right = cell(pair[0]), cell(pair[1])
+        print(f"| {words(name)} | {left} | {'the same' if left == right else right} |")
     return 1 if differing else 0
 
 

@@ -92,7 +92,6 @@ CUcontext ContextFor(Driver& driver, const Mapping& mapping) {
 
 CUresult DescribeDevice(Driver& driver, void* data, CUpointer_attribute attribute,
                         CUdeviceptr address, const Mapping& mapping) {
-  const Record& record = mapping.allocation->backing->record();
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       return Store(data, ContextFor(driver, mapping));
@@ -115,7 +114,7 @@ CUresult DescribeDevice(Driver& driver, void* data, CUpointer_attribute attribut
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return Store(data, true);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return Store(data, static_cast<unsigned long long>(mapping.vmm ? record.handle_types : 0));
+      return Store(data, 0ULL);  // Also of memory that has descriptors: so says the H200.
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
       return Store(data, static_cast<unsigned>(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));
     default:

@@ -114,6 +114,18 @@ uint64_t AddressOf(const void* pointer) {
   return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(pointer));
 }
 
+// Copies and fills look at a mapping's rights when they are called; kernels would fault.
+CUresult CheckAccess(Driver& driver, const Engine& engine, uint64_t address, uint64_t size_bytes,
+                     bool write) {
+  const CUresult valid = CheckAddress(driver, address, size_bytes);
+  HostRange range;
+  if (valid != CUDA_SUCCESS || driver.space().FindHost(address, &range)) return valid;
+  std::vector<Segment> segments;
+  return ResolveOnDevice(engine.device(), address, size_bytes, write, &segments) == CUDA_SUCCESS
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
+}
+
 // Queues on a stream and, where the API is synchronous, waits.
 CUresult Run(Driver& driver, CUstream stream, bool wait, Work work) {
   Context* context = nullptr;
@@ -130,45 +142,48 @@ CUresult Run(Driver& driver, CUstream stream, bool wait, Work work) {
 // has arrived: so say CUDA's rules, and the second waits for the stream.
 CUresult CopyHost(const char* function, CUdeviceptr device, const void* host, size_t size,
                   bool to_device, CUstream stream, bool synchronous) {
-  return CallWithContext(function, [&](Driver& driver, Context&, const std::shared_ptr<Engine>&) {
-    if (size == 0) return CUDA_SUCCESS;
-    if (host == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const CUresult valid = CheckAddress(driver, device, size);
-    if (valid != CUDA_SUCCESS) return valid;
-    driver.Delay("copy");
-    std::shared_ptr<Stream> found;
-    const CUresult known = driver.FindStream(stream, &found);
-    if (known != CUDA_SUCCESS) return known;
-    const bool pageable = CheckAddress(driver, AddressOf(host), size) != CUDA_SUCCESS;
-    const bool wait = synchronous || (pageable && !found->capturing);
-    Work work = to_device ? CopyWork(device, false, AddressOf(host), true, size)
-                          : CopyWork(AddressOf(host), true, device, false, size);
-    return Run(driver, stream, wait, std::move(work));
-  });
+  return CallWithContext(
+      function, [&](Driver& driver, Context&, const std::shared_ptr<Engine>& engine) {
+        if (size == 0) return CUDA_SUCCESS;
+        if (host == nullptr) return CUDA_ERROR_INVALID_VALUE;
+        const CUresult valid = CheckAccess(driver, *engine, device, size, to_device);
+        if (valid != CUDA_SUCCESS) return valid;
+        driver.Delay("copy");
+        std::shared_ptr<Stream> found;
+        const CUresult known = driver.FindStream(stream, &found);
+        if (known != CUDA_SUCCESS) return known;
+        const bool pageable = CheckAddress(driver, AddressOf(host), size) != CUDA_SUCCESS;
+        const bool wait = synchronous || (pageable && !found->capturing);
+        Work work = to_device ? CopyWork(device, false, AddressOf(host), true, size)
+                              : CopyWork(AddressOf(host), true, device, false, size);
+        return Run(driver, stream, wait, std::move(work));
+      });
 }
 
 CUresult CopyDevice(const char* function, CUdeviceptr to, CUdeviceptr from, size_t size,
                     CUstream stream) {
-  return CallWithContext(function, [&](Driver& driver, Context&, const std::shared_ptr<Engine>&) {
-    if (size == 0) return CUDA_SUCCESS;
-    CUresult valid = CheckAddress(driver, to, size);
-    if (valid == CUDA_SUCCESS) valid = CheckAddress(driver, from, size);
-    if (valid != CUDA_SUCCESS) return valid;
-    driver.Delay("copy");
-    return Run(driver, stream, false, CopyWork(to, false, from, false, size));
-  });
+  return CallWithContext(
+      function, [&](Driver& driver, Context&, const std::shared_ptr<Engine>& engine) {
+        if (size == 0) return CUDA_SUCCESS;
+        CUresult valid = CheckAccess(driver, *engine, to, size, true);
+        if (valid == CUDA_SUCCESS) valid = CheckAccess(driver, *engine, from, size, false);
+        if (valid != CUDA_SUCCESS) return valid;
+        driver.Delay("copy");
+        return Run(driver, stream, false, CopyWork(to, false, from, false, size));
+      });
 }
 
 CUresult Fill(const char* function, CUdeviceptr to, uint32_t value, size_t count, uint64_t unit,
               CUstream stream) {
-  return CallWithContext(function, [&](Driver& driver, Context&, const std::shared_ptr<Engine>&) {
-    if (count == 0) return CUDA_SUCCESS;
-    if (to % unit != 0) return CUDA_ERROR_INVALID_VALUE;
-    const CUresult valid = CheckAddress(driver, to, count * unit);
-    if (valid != CUDA_SUCCESS) return valid;
-    driver.Delay("copy");
-    return Run(driver, stream, false, FillWork(to, value, count, unit));
-  });
+  return CallWithContext(
+      function, [&](Driver& driver, Context&, const std::shared_ptr<Engine>& engine) {
+        if (count == 0) return CUDA_SUCCESS;
+        if (to % unit != 0) return CUDA_ERROR_INVALID_VALUE;
+        const CUresult valid = CheckAccess(driver, *engine, to, count * unit, true);
+        if (valid != CUDA_SUCCESS) return valid;
+        driver.Delay("copy");
+        return Run(driver, stream, false, FillWork(to, value, count, unit));
+      });
 }
 
 }  // namespace

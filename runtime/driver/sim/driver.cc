@@ -36,7 +36,7 @@ CUresult ToResult(Outcome outcome) {
     case Outcome::kNotFound:
       return CUDA_ERROR_INVALID_HANDLE;
     case Outcome::kForeign:
-      return CUDA_ERROR_INVALID_VALUE;
+      return CUDA_ERROR_UNKNOWN;
     case Outcome::kSystem:
       break;
   }

@@ -247,7 +247,7 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned in
 CUresult CUDAAPI cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
   return CallWithContext(
       "cuIpcGetEventHandle", [&](Driver& driver, Context& context, const std::shared_ptr<Engine>&) {
-        if (context.ipc_poisoned) return CUDA_ERROR_ILLEGAL_ADDRESS;
+        if (context.ipc_poisoned) return CUDA_ERROR_INVALID_CONTEXT;
         const auto found = FindEvent(driver, event);
         if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
         if (pHandle == nullptr || found->shared == nullptr || found->shared->owned_path.empty()) {
@@ -263,7 +263,7 @@ CUresult CUDAAPI cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
 CUresult CUDAAPI cuIpcOpenEventHandle(CUevent* phEvent, CUipcEventHandle handle) {
   return CallWithContext("cuIpcOpenEventHandle",
                          [&](Driver& driver, Context& context, const std::shared_ptr<Engine>&) {
-                           if (context.ipc_poisoned) return CUDA_ERROR_ILLEGAL_ADDRESS;
+                           if (context.ipc_poisoned) return CUDA_ERROR_INVALID_CONTEXT;
                            IpcEvent content;
                            std::memcpy(&content, &handle, sizeof content);
                            if (phEvent == nullptr || content.magic != kIpcEventMagic)

@@ -63,7 +63,7 @@ using gpushm::sim::IpcMemory;
 CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
   return CallWithContext(
       "cuIpcGetMemHandle", [&](Driver& driver, Context& context, const std::shared_ptr<Engine>&) {
-        if (context.ipc_poisoned) return CUDA_ERROR_ILLEGAL_ADDRESS;
+        if (context.ipc_poisoned) return CUDA_ERROR_INVALID_CONTEXT;
         gpushm::sim::Mapping mapping;
         if (pHandle == nullptr || !driver.space().Find(dptr, &mapping) || mapping.vmm ||
             mapping.allocation->imported) {
@@ -82,7 +82,7 @@ CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
 CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr* pdptr, CUipcMemHandle handle, unsigned int Flags) {
   return CallWithContext(
       "cuIpcOpenMemHandle", [&](Driver& driver, Context& context, const std::shared_ptr<Engine>&) {
-        if (context.ipc_poisoned) return CUDA_ERROR_ILLEGAL_ADDRESS;
+        if (context.ipc_poisoned) return CUDA_ERROR_INVALID_CONTEXT;
         IpcMemory content;
         std::memcpy(&content, &handle, sizeof content);
         if (pdptr == nullptr || Flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS ||
