@@ -66,7 +66,9 @@ void DescribeMachine() {
   uname(&kernel);
   benchmark::AddCustomContext(
       "machine", Concat(ProcessorName(), ", ", std::thread::hardware_concurrency(), " CPUs"));
-  benchmark::AddCustomContext("kernel", Concat(kernel.sysname, " ", kernel.release));
+  const std::string release = kernel.release;  // Without the name that its builder gave it.
+  benchmark::AddCustomContext("kernel",
+                              Concat(kernel.sysname, " ", release.substr(0, release.find('-'))));
   benchmark::AddCustomContext("gpu", machine.device.name);
   benchmark::AddCustomContext("gpu_memory", Concat(machine.device.total_bytes / kMiB, " MiB"));
   const int cuda = machine.api->driver_version();

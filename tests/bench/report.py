@@ -1,4 +1,7 @@
-"""Prints a table of Google Benchmark results: report.py [--markdown] JSON ...
+"""Prints a table of Google Benchmark results: report.py [--markdown | --json] JSON ...
+
+--json merges the results into one file for docs/benchmarks: all rows, and of the context what a
+reader needs to judge them.
 
 A benchmark describes its row by counters; each may be missing:
   p50_ns, p99_ns, n                  ours, and how many samples
@@ -118,10 +121,12 @@ def print_markdown(head, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--markdown", action="store_true")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true")
+    form.add_argument("--json", action="store_true")
     parser.add_argument("results", nargs="+", type=pathlib.Path)
     arguments = parser.parse_args()
-    context, rows = {}, []
+    context, rows, benchmarks = {}, [], []
     for path in arguments.results:
         try:
             results = json.loads(path.read_text())
@@ -131,6 +136,11 @@ def main():
         if len(results.get("context", {})) >= len(context):  # The one that knows the GPU.
             context = results.get("context", {})
         rows += rows_of(results)
+        benchmarks += results.get("benchmarks", [])
+    if arguments.json:
+        facts = {key: context[key] for key in CONTEXT if key in context}
+        print(json.dumps({"context": facts, "benchmarks": benchmarks}, indent=1))
+        return
     facts = [f"{key}: {context[key]}" for key in CONTEXT if key in context]
     print(", ".join(facts) + "\n" if facts else "")
     (print_markdown if arguments.markdown else print_text)(HEAD, rows)
