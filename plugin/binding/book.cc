@@ -1,0 +1,241 @@
+#include "plugin/binding/book.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpushm::plugin {
+namespace {
+
+bool Overlap(const DeviceIds& a, const DeviceIds& b) {
+  return std::any_of(a.begin(), a.end(), [&b](const std::string& id) { return b.contains(id); });
+}
+
+std::string_view NameOf(Resource resource) {
+  return resource == Resource::kMemory ? "gpushm.io/memory" : "gpushm.io/attach";
+}
+
+}  // namespace
+
+void Book::SetGpus(std::vector<Gpu> gpus) { gpus_ = std::move(gpus); }
+
+void Book::Restore(Binding binding) { entries_.push_back({.binding = std::move(binding)}); }
+
+std::vector<std::string> Book::Supersede(const DeviceIds& ids) {
+  std::vector<std::string> names;
+  for (Entry& entry : entries_) {
+    if (entry.binding.resource != Resource::kMemory || !Overlap(entry.binding.ids, ids)) continue;
+    entry.superseded = true;
+    names.push_back(entry.binding.name());
+  }
+  return names;
+}
+
+Result<Binding> Book::Bind(Resource resource, const DeviceIds& ids, const Snapshot& now) {
+  if (ids.empty()) return Fail(Code::kInvalidArgument, "a container without device IDs");
+  const Result<Owner> owner = OwnerOf(resource, ids, now);
+  if (!owner) return std::unexpected(owner.error());
+  Result<Binding> binding =
+      resource == Resource::kMemory ? BindMemory(ids, *owner, now) : BindAttach(ids, *owner, now);
+  if (!binding) return binding;
+  if (auto healthy = CheckHealth(binding->gpu); !healthy) return std::unexpected(healthy.error());
+  if (Find(resource, ids, *owner) == nullptr) entries_.push_back({.binding = *binding});
+  return binding;
+}
+
+Result<Owner> Book::OwnerOf(Resource resource, const DeviceIds& ids, const Snapshot& now) const {
+  const std::vector<Owner> owners = now.OwnersOf(resource, ids);
+  if (owners.size() > 1) {
+    return Fail(Code::kContended,
+                Concat("the kubelet lists device ID ", *ids.begin(), " of ", NameOf(resource),
+                       " at ", owners[0].ToString(), ", and at ", owners[1].ToString()),
+                "it clears up when one of them ends; delete the younger pod if it does not");
+  }
+  if (owners.empty() || now.IdsOf(owners[0], resource) != ids) {
+    return Fail(Code::kNotFound,
+                Concat("the kubelet does not list a container with these ", ids.size(),
+                       " device IDs of ", NameOf(resource), ", ", *ids.begin(), " first"),
+                "the kubelet tries again by itself");
+  }
+  return owners[0];
+}
+
+const Book::Entry* Book::Find(Resource resource, const DeviceIds& ids, const Owner& owner) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return !entry.superseded && entry.binding.resource == resource && entry.binding.ids == ids &&
+           entry.binding.owner == owner;
+  });
+  return found == entries_.end() ? nullptr : &*found;
+}
+
+// The kubelet gave these IDs to `owner`, so whoever had one of them has ended for it; a broker that
+// is still connected has not ended for us.
+Result<void> Book::Release(const DeviceIds& ids, const Owner& owner) {
+  const auto had_one = [&ids](const Entry& entry) {
+    return entry.binding.resource == Resource::kMemory && Overlap(entry.binding.ids, ids);
+  };
+  for (const Entry& entry : entries_) {
+    if (had_one(entry) && entry.link_open) {
+      return Fail(Code::kBusy,
+                  Concat("device IDs of ", owner.ToString(), " were those of ",
+                         entry.binding.owner.ToString(), ", whose broker still runs"),
+                  "it starts when that process is gone");
+    }
+  }
+  std::erase_if(entries_, had_one);
+  return {};
+}
+
+Result<Binding> Book::BindMemory(const DeviceIds& ids, const Owner& owner, const Snapshot& now) {
+  if (const Entry* entry = Find(Resource::kMemory, ids, owner)) return entry->binding;
+  const std::vector<Owner> others = now.OwnersIn(owner.pod, Resource::kMemory);
+  if (others.size() > 1) {
+    return Fail(
+        Code::kInvalidArgument,
+        Concat("two containers of pod ", owner.pod.ToString(),
+               " ask for gpushm.io/memory: ", others[0].container, " and ", others[1].container),
+        "only the sidecar asks for gpushm.io/memory, the others for gpushm.io/attach: 1");
+  }
+  if (auto released = Release(ids, owner); !released) return std::unexpected(released.error());
+  const Result<std::string> gpu = Choose(static_cast<uint32_t>(ids.size()), owner);
+  if (!gpu) return std::unexpected(gpu.error());
+  return Binding{Resource::kMemory, ids, *gpu, owner};
+}
+
+Result<Binding> Book::BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now) {
+  const std::vector<Owner> sidecars = now.OwnersIn(owner.pod, Resource::kMemory);
+  if (sidecars.empty()) {
+    return Fail(Code::kInvalidArgument,
+                Concat("no container of pod ", owner.pod.ToString(), " has gpushm.io/memory"),
+                "gpushm.io/attach goes with a sidecar; annotate the pod with "
+                "buffers.gpushm.io/<name>: <size> and let the webhook add both");
+  }
+  const Entry* const sidecar =
+      Find(Resource::kMemory, now.IdsOf(sidecars[0], Resource::kMemory), sidecars[0]);
+  if (sidecar == nullptr) {
+    return Fail(Code::kUnavailable,
+                Concat("the sidecar of pod ", owner.pod.ToString(), " has no GPU yet"),
+                "it starts after its sidecar did");
+  }
+  // From the sidecar each time: a successor may have the name and the token of a former pod.
+  const Binding binding{Resource::kAttach, ids, sidecar->binding.gpu, owner};
+  std::erase_if(entries_, [&](const Entry& entry) {
+    return entry.binding.resource == Resource::kAttach && Overlap(entry.binding.ids, ids);
+  });
+  return binding;
+}
+
+Result<std::string> Book::Choose(uint32_t units, const Owner& owner) const {
+  const Gpu* chosen = nullptr;
+  uint32_t chosen_free = 0;
+  uint32_t largest = 0;
+  uint32_t largest_free = 0;
+  for (const Gpu& gpu : gpus_) {
+    if (!gpu.healthy) continue;
+    const uint32_t free = FreeUnits(gpu.uuid);
+    largest = std::max(largest, gpu.units);
+    largest_free = std::max(largest_free, free);
+    if (free < units) continue;
+    const bool better = chosen == nullptr || (fit_ == Fit::kBest && free < chosen_free) ||
+                        (fit_ == Fit::kSpread && free > chosen_free);
+    if (!better) continue;
+    chosen = &gpu;
+    chosen_free = free;
+  }
+  if (chosen != nullptr) return chosen->uuid;
+  const std::string need = Concat(owner.ToString(), " needs ", Amount(units), " on one GPU");
+  if (units > largest) {
+    return Fail(Code::kExhausted,
+                Concat(need, ", the largest healthy one here has ", Amount(largest)),
+                "ask for less, or for a node with a larger GPU");
+  }
+  return Fail(Code::kExhausted, Concat(need, ", the largest free block is ", Amount(largest_free)),
+              "it starts when there is room");
+}
+
+void Book::NoteLink(const std::string& name, bool open) {
+  for (Entry& entry : entries_) {
+    const Binding& binding = entry.binding;
+    if (binding.resource == Resource::kMemory && binding.name() == name) entry.link_open = open;
+  }
+}
+
+std::vector<Binding> Book::Observe(const Snapshot& now, int64_t now_ms) {
+  std::vector<Binding> released;
+  for (Entry& entry : entries_) {
+    const Binding& binding = entry.binding;
+    const bool listed =
+        !entry.superseded && Overlap(now.IdsOf(binding.owner, binding.resource), binding.ids);
+    if (listed) {
+      entry.missing_since_ms.reset();
+    } else if (!entry.missing_since_ms) {
+      entry.missing_since_ms = now_ms;
+    }
+  }
+  std::erase_if(entries_, [&](const Entry& entry) {
+    const bool gone = entry.missing_since_ms && now_ms - *entry.missing_since_ms >= kProofMs;
+    if (!gone || entry.link_open) return false;
+    released.push_back(entry.binding);
+    return true;
+  });
+  return released;
+}
+
+DeviceIds Book::Unhealthy(Resource resource, const DeviceIds& all) const {
+  size_t count = 0;
+  for (const Gpu& gpu : gpus_) {
+    if (!gpu.healthy) count += resource == Resource::kMemory ? gpu.units : gpu.tokens;
+  }
+  DeviceIds sick;
+  DeviceIds bound_elsewhere;
+  for (const Entry& entry : entries_) {
+    if (entry.binding.resource != resource) continue;
+    DeviceIds& to = CheckHealth(entry.binding.gpu) ? bound_elsewhere : sick;
+    to.insert(entry.binding.ids.begin(), entry.binding.ids.end());
+  }
+  for (const std::string& id : all) {
+    if (sick.size() >= count) break;
+    if (!bound_elsewhere.contains(id)) sick.insert(id);
+  }
+  return sick;
+}
+
+std::vector<Binding> Book::bindings() const {
+  std::vector<Binding> current;
+  for (const Entry& entry : entries_) {
+    if (!entry.superseded) current.push_back(entry.binding);
+  }
+  return current;
+}
+
+uint32_t Book::FreeUnits(const std::string& gpu) const {
+  const Gpu* const found = FindGpu(gpu);
+  if (found == nullptr) return 0;
+  size_t used = 0;
+  for (const Entry& entry : entries_) {
+    const Binding& binding = entry.binding;
+    if (binding.resource == Resource::kMemory && binding.gpu == gpu) used += binding.ids.size();
+  }
+  return used >= found->units ? 0 : found->units - static_cast<uint32_t>(used);
+}
+
+const Gpu* Book::FindGpu(const std::string& uuid) const {
+  const auto found = std::find_if(gpus_.begin(), gpus_.end(),
+                                  [&uuid](const Gpu& gpu) { return gpu.uuid == uuid; });
+  return found == gpus_.end() ? nullptr : &*found;
+}
+
+Result<void> Book::CheckHealth(const std::string& uuid) const {
+  const Gpu* const gpu = FindGpu(uuid);
+  if (gpu != nullptr && gpu->healthy) return {};
+  return Fail(Code::kDeviceLost,
+              Concat("GPU ", uuid, gpu == nullptr ? " is gone" : " is unhealthy"),
+              "it starts when the GPU is healthy again; delete the pod to have it placed anew");
+}
+
+std::string Book::Amount(uint32_t units) const {
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  const uint64_t bytes = units * unit_bytes_;
+  return bytes % (kMiB << 10) == 0 ? Concat(bytes >> 30, " GiB") : Concat(bytes / kMiB, " MiB");
+}
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,110 @@
+// The book of bindings: which GPU for whom (docs/plugin.md).
+//
+// Pure: no I/O, no clock, no thread. The caller brings what it saw and the time, and does what
+// comes back: writes or unlinks a CDI spec, drops descriptors.
+//
+// Words: an *allocation* is the set of device IDs that the kubelet gave to one container; its
+// *name* is the smallest of them. A *binding* ties an allocation to a GPU.
+//
+// Invariants
+//   (1) The units of a GPU's memory bindings, superseded ones included, are at most its units, as
+//       long as it has not lost any.
+//   (2) An ID is in at most one binding that is not superseded.
+//   (3) A memory binding leaves the book only when its owner's end is proven: its link is closed,
+//       and either the kubelet gave one of its IDs to another container, or two looks, kProofMs
+//       apart, lacked it.
+//   (4) All containers of a pod are bound to one GPU.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plugin/binding/snapshot.h"
+#include "runtime/base/status.h"
+
+namespace gpushm::plugin {
+
+struct Gpu {
+  std::string uuid;
+  uint32_t units = 0;   // What it can back.
+  uint32_t tokens = 0;  // Attach IDs that stand for it.
+  bool healthy = true;
+};
+
+// Which of the GPUs with room. kBest leaves the largest blocks whole; the others are what it is
+// compared with (binding_bench).
+enum class Fit { kBest, kFirst, kSpread };
+
+struct Binding {
+  Resource resource = Resource::kMemory;
+  DeviceIds ids;
+  std::string gpu;  // UUID.
+  Owner owner;
+  const std::string& name() const { return *ids.begin(); }
+  friend bool operator==(const Binding&, const Binding&) = default;
+};
+
+class Book {
+ public:
+  explicit Book(uint64_t unit_bytes, Fit fit = Fit::kBest) : unit_bytes_(unit_bytes), fit_(fit) {}
+
+  // As long as a kubelet's list may be young and miss pods.
+  static constexpr int64_t kProofMs = 30'000;
+
+  // What there is now, in a fixed order. GPUs that are no longer named keep their bindings, and
+  // nothing new is bound there.
+  void SetGpus(std::vector<Gpu> gpus);
+
+  // From what an earlier run of the plugin wrote down.
+  void Restore(Binding binding);
+
+  // A memory Allocate, the only sign of a new pod: names of bindings that these IDs were in. They
+  // are superseded; whoever keeps something under those names drops it.
+  std::vector<std::string> Supersede(const DeviceIds& ids);
+
+  // PreStartContainer. The same answer again for a container that starts again.
+  // kNotFound, kContended: ask again with a newer snapshot. kBusy: a former owner is not proven to
+  // be gone. kExhausted: no GPU has room. kUnavailable: the pod's sidecar has no GPU yet.
+  // kDeviceLost: its GPU is sick or gone. kInvalidArgument: the pod is wrong, and stays so.
+  Result<Binding> Bind(Resource resource, const DeviceIds& ids, const Snapshot& now);
+
+  // Whether the broker of the memory allocation of that name is connected.
+  void NoteLink(const std::string& name, bool open);
+
+  // A look at the kubelet's list that is known to be whole. What was proven to be gone.
+  std::vector<Binding> Observe(const Snapshot& now, int64_t now_ms);
+
+  // Of `all` IDs of the resource, as many as the sick GPUs stand for; those bound there first.
+  DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
+
+  std::vector<Binding> bindings() const;  // Without superseded ones.
+  uint32_t FreeUnits(const std::string& gpu) const;
+
+ private:
+  struct Entry {
+    Binding binding;
+    bool superseded = false;
+    bool link_open = false;
+    std::optional<int64_t> missing_since_ms = std::nullopt;
+  };
+
+  Result<Owner> OwnerOf(Resource resource, const DeviceIds& ids, const Snapshot& now) const;
+  Result<void> Release(const DeviceIds& ids, const Owner& owner);
+  Result<Binding> BindMemory(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
+  Result<Binding> BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
+  Result<std::string> Choose(uint32_t units, const Owner& owner) const;
+  const Entry* Find(Resource resource, const DeviceIds& ids, const Owner& owner) const;
+  const Gpu* FindGpu(const std::string& uuid) const;
+  Result<void> CheckHealth(const std::string& uuid) const;
+  std::string Amount(uint32_t units) const;
+
+  uint64_t unit_bytes_;
+  Fit fit_;
+  std::vector<Gpu> gpus_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace gpushm::plugin

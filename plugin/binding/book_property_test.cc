@@ -1,0 +1,214 @@
+// Goal: book.h's invariants (1), (2) and (4), and that nothing leaks, whatever happens in whatever
+// order. Method: random pods come, restart, end, are replaced under the same IDs; brokers linger;
+// GPUs fall sick; after each step the book is compared with a model of who uses what.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "plugin/binding/book.h"
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr int kGpus = 4;
+constexpr uint32_t kUnits = 20;
+
+class World {
+ public:
+  explicit World(uint32_t seed) : random_(seed) {
+    for (int i = 0; i < kGpus; ++i) {
+      gpus_.push_back({.uuid = Concat("GPU-", i), .units = kUnits, .tokens = 8});
+    }
+    book_.SetGpus(gpus_);
+    for (uint32_t i = 0; i < kGpus * kUnits; ++i) free_.insert(Concat("m", 1000 + i));
+    for (int i = 0; i < kGpus * 8; ++i) free_tokens_.insert(Concat("a", 1000 + i));
+  }
+
+  void Step() {
+    switch (Pick(10)) {
+      case 0:
+      case 1:
+      case 2:
+        return Come();
+      case 3:
+      case 4:
+        return Restart();
+      case 5:
+      case 6:
+        return End();
+      case 7:
+        return BrokerEnds();
+      case 8:
+        return Sicken();
+      default:
+        now_ms_ += static_cast<int64_t>(Pick(20'000));
+        book_.Observe(List(), now_ms_);
+    }
+  }
+
+  void Check() const {
+    std::map<std::string, uint32_t> used;
+    DeviceIds seen;
+    for (const Binding& binding : book_.bindings()) {
+      if (binding.resource == Resource::kMemory) {
+        used[binding.gpu] += static_cast<uint32_t>(binding.ids.size());
+      }
+      for (const std::string& id : binding.ids) {
+        ASSERT_TRUE(seen.insert(id).second) << id << " is bound twice";
+      }
+    }
+    for (const auto& [gpu, units] : used) ASSERT_LE(units, kUnits) << gpu;
+    // A broker that still runs has its room, whoever has its IDs by now.
+    std::map<std::string, uint32_t> lingering;
+    for (const auto& [name, broker] : brokers_) lingering[broker.gpu] += broker.units;
+    for (const auto& [gpu, units] : lingering) {
+      ASSERT_LE(units + book_.FreeUnits(gpu), kUnits) << gpu << " is sold twice";
+    }
+  }
+
+  // Everything ends: the book is empty.
+  void Finish() {
+    while (!pods_.empty()) End();
+    while (!brokers_.empty()) BrokerEnds();
+    book_.Observe(List(), now_ms_ += Book::kProofMs);
+    book_.Observe(List(), now_ms_ += Book::kProofMs);
+    EXPECT_TRUE(book_.bindings().empty());
+    for (const Gpu& gpu : gpus_) EXPECT_EQ(book_.FreeUnits(gpu.uuid), kUnits);
+  }
+
+  int bound() const { return bound_; }
+  int refused() const { return refused_; }
+
+ private:
+  struct State {
+    DeviceIds ids;
+    DeviceIds token;
+    std::string gpu;
+  };
+  struct Running {
+    std::string gpu;
+    uint32_t units;
+  };
+
+  uint32_t Pick(uint32_t below) { return static_cast<uint32_t>(random_() % below); }
+  DeviceIds Take(DeviceIds* from, size_t count) {
+    DeviceIds taken;
+    while (taken.size() < count) {
+      auto id = from->begin();
+      std::advance(id, Pick(static_cast<uint32_t>(from->size())));
+      taken.insert(from->extract(id));
+    }
+    return taken;
+  }
+  Snapshot List() const {
+    Snapshot now;
+    for (const auto& [pod, state] : pods_) {
+      now.Add({pod, "gpushm"}, Resource::kMemory, state.ids);
+      now.Add({pod, "app"}, Resource::kAttach, state.token);
+    }
+    return now;
+  }
+
+  // The kubelet admits a pod under one of a few names.
+  void Come() {
+    const Pod pod{"default", Concat("pod-", Pick(30))};
+    const size_t units = 1 + Pick(12);
+    if (pods_.contains(pod) || free_.size() < units || free_tokens_.empty()) return;
+    State state{.ids = Take(&free_, units), .token = Take(&free_tokens_, 1), .gpu = ""};
+    book_.Supersede(state.ids);
+    pods_[pod] = state;
+    Start(pod);
+  }
+
+  void Start(const Pod& pod) {
+    State& state = pods_[pod];
+    const auto sidecar = book_.Bind(Resource::kMemory, state.ids, List());
+    if (!sidecar) {
+      ++refused_;
+      return;
+    }
+    ++bound_;
+    ASSERT_TRUE(state.gpu.empty() || sidecar->gpu == state.gpu) << "it moved";
+    state.gpu = sidecar->gpu;
+    brokers_[sidecar->name()] = {sidecar->gpu, static_cast<uint32_t>(state.ids.size())};
+    book_.NoteLink(sidecar->name(), true);
+    const auto app = book_.Bind(Resource::kAttach, state.token, List());
+    ASSERT_TRUE(app) << app.error().ToString();
+    ASSERT_EQ(app->gpu, sidecar->gpu) << "containers of a pod on two GPUs";
+  }
+
+  void Restart() {
+    if (pods_.empty()) return;
+    auto pod = pods_.begin();
+    std::advance(pod, Pick(static_cast<uint32_t>(pods_.size())));
+    Start(pod->first);
+  }
+
+  // The kubelet takes its IDs back; now and then its broker lingers.
+  void End() {
+    if (pods_.empty()) return;
+    auto pod = pods_.begin();
+    std::advance(pod, Pick(static_cast<uint32_t>(pods_.size())));
+    const std::string name = *pod->second.ids.begin();
+    if (brokers_.contains(name) && Pick(4) != 0) {
+      brokers_.erase(name);
+      book_.NoteLink(name, false);
+    }
+    free_.merge(pod->second.ids);
+    free_tokens_.merge(pod->second.token);
+    pods_.erase(pod);
+  }
+
+  void BrokerEnds() {
+    if (brokers_.empty()) return;
+    auto broker = brokers_.begin();
+    std::advance(broker, Pick(static_cast<uint32_t>(brokers_.size())));
+    book_.NoteLink(broker->first, false);
+    brokers_.erase(broker);
+  }
+
+  void Sicken() {
+    Gpu& gpu = gpus_[Pick(kGpus)];
+    gpu.healthy = !gpu.healthy;
+    book_.SetGpus(gpus_);
+    DeviceIds all;
+    for (uint32_t i = 0; i < kGpus * kUnits; ++i) all.insert(Concat("m", 1000 + i));
+    size_t sick = 0;
+    for (const Gpu& each : gpus_) sick += each.healthy ? 0 : each.units;
+    ASSERT_EQ(book_.Unhealthy(Resource::kMemory, all).size(), sick);
+  }
+
+  std::mt19937 random_;
+  Book book_{uint64_t{1} << 30};
+  std::vector<Gpu> gpus_;
+  DeviceIds free_;
+  DeviceIds free_tokens_;
+  std::map<Pod, State> pods_;
+  std::map<std::string, Running> brokers_;  // By the name of their allocation.
+  int64_t now_ms_ = 0;
+  int bound_ = 0;
+  int refused_ = 0;
+};
+
+TEST(BookProperty, HoldsWhateverHappens) {
+  int bound = 0;
+  int refused = 0;
+  for (uint32_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE(Concat("seed ", seed));
+    World world(seed);
+    for (int step = 0; step < 400; ++step) {
+      world.Step();
+      if (testing::Test::HasFatalFailure()) return;
+      world.Check();
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    world.Finish();
+    bound += world.bound();
+    refused += world.refused();
+  }
+  EXPECT_GT(bound, 1000) << "the test must reach both answers";
+  EXPECT_GT(refused, 1000);
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

@@ -1,0 +1,198 @@
+#include "plugin/binding/book.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace gpushm::plugin {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+
+Owner OwnerNamed(const std::string& pod, const std::string& container) {
+  return {{"default", pod}, container};
+}
+
+DeviceIds Ids(char kind, int first, int count) {
+  DeviceIds ids;
+  for (int i = first; i < first + count; ++i) ids.insert(Concat(kind, 1000 + i));
+  return ids;
+}
+
+class BookTest : public ::testing::Test {
+ protected:
+  BookTest() {
+    book_.SetGpus(
+        {{.uuid = "GPU-a", .units = 10, .tokens = 4}, {.uuid = "GPU-b", .units = 6, .tokens = 4}});
+  }
+
+  // A sidecar that the kubelet has given `count` memory IDs from `first` on.
+  Result<Binding> Start(const std::string& pod, int first, int count) {
+    const DeviceIds ids = Ids('m', first, count);
+    book_.Supersede(ids);
+    now_.Add(OwnerNamed(pod, "gpushm"), Resource::kMemory, ids);
+    return book_.Bind(Resource::kMemory, ids, now_);
+  }
+  Result<Binding> Attach(const std::string& pod, const std::string& container, int id) {
+    now_.Add(OwnerNamed(pod, container), Resource::kAttach, Ids('a', id, 1));
+    return book_.Bind(Resource::kAttach, Ids('a', id, 1), now_);
+  }
+  // The kubelet's list from now on lacks everything.
+  void ForgetAll() { now_ = Snapshot(); }
+
+  Book book_{kGiB};
+  Snapshot now_;
+};
+
+TEST_F(BookTest, SidecarGetsTheFullestGpuThatFits) {
+  EXPECT_EQ(Start("one", 0, 5)->gpu, "GPU-b");
+  EXPECT_EQ(Start("two", 10, 1)->gpu, "GPU-b") << "1 left there, 10 on the other";
+  EXPECT_EQ(Start("three", 20, 1)->gpu, "GPU-a");
+  EXPECT_EQ(book_.FreeUnits("GPU-a"), 9u);
+  EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u);
+}
+
+TEST_F(BookTest, ContainersOfAPodFollowTheirSidecar) {
+  ASSERT_EQ(Start("pod", 0, 8)->gpu, "GPU-a");
+  EXPECT_EQ(Attach("pod", "app", 1)->gpu, "GPU-a");
+  EXPECT_EQ(Attach("pod", "other", 2)->gpu, "GPU-a");
+}
+
+TEST_F(BookTest, TheSameAnswerAgainForARestartedContainer) {
+  const Result<Binding> first = Start("pod", 0, 8);
+  EXPECT_EQ(book_.Bind(Resource::kMemory, Ids('m', 0, 8), now_).value(), first.value());
+  EXPECT_EQ(book_.FreeUnits("GPU-a"), 2u);
+}
+
+TEST_F(BookTest, NoRoomIsSaidAndPasses) {
+  ASSERT_TRUE(Start("one", 0, 6));
+  ASSERT_TRUE(Start("two", 10, 6));
+  const Result<Binding> third = Start("three", 20, 5);
+  ASSERT_FALSE(third);
+  EXPECT_EQ(third.error().code(), Code::kExhausted);
+  EXPECT_EQ(third.error().what(),
+            "default/three, container gpushm needs 5 GiB on one GPU, the largest free block is "
+            "4 GiB");
+  EXPECT_EQ(third.error().remedy(), "it starts when there is room");
+  now_ = Snapshot();
+  now_.Add(OwnerNamed("three", "gpushm"), Resource::kMemory, Ids('m', 20, 5));
+  EXPECT_THAT(book_.Observe(now_, 1000), IsEmpty());
+  EXPECT_THAT(book_.Observe(now_, 1000 + Book::kProofMs), SizeIs(2));
+  EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 20, 5), now_));
+}
+
+TEST_F(BookTest, MoreThanAnyGpuIsSaidAtOnce) {
+  const Result<Binding> bound = Start("pod", 0, 11);
+  ASSERT_FALSE(bound);
+  EXPECT_THAT(bound.error().what(), HasSubstr("the largest healthy one here has 10 GiB"));
+}
+
+TEST_F(BookTest, AnUnknownIdIsAskedForAgain) {
+  const Result<Binding> bound = book_.Bind(Resource::kMemory, Ids('m', 0, 1), now_);
+  EXPECT_EQ(bound.error().code(), Code::kNotFound);
+}
+
+// The kubelet can give an ID twice (k/k PR #137534).
+TEST_F(BookTest, AnIdAtTwoContainersIsRefused) {
+  ASSERT_TRUE(Start("one", 0, 2));
+  const Result<Binding> second = Start("two", 1, 2);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), Code::kContended);
+  EXPECT_THAT(second.error().what(), HasSubstr("default/one"));
+}
+
+TEST_F(BookTest, AttachWithoutSidecarIsThePodsMistake) {
+  const Result<Binding> bound = Attach("pod", "app", 1);
+  EXPECT_EQ(bound.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(bound.error().remedy(), HasSubstr("buffers.gpushm.io/<name>: <size>"));
+}
+
+TEST_F(BookTest, AttachBeforeItsSidecarWaits) {
+  now_.Add(OwnerNamed("pod", "gpushm"), Resource::kMemory, Ids('m', 0, 2));
+  EXPECT_EQ(Attach("pod", "app", 1).error().code(), Code::kUnavailable);
+}
+
+TEST_F(BookTest, TwoSidecarsAreThePodsMistake) {
+  now_.Add(OwnerNamed("pod", "second"), Resource::kMemory, Ids('m', 30, 1));
+  EXPECT_EQ(Start("pod", 0, 2).error().code(), Code::kInvalidArgument);
+}
+
+// A StatefulSet's successor: the same pod name, container and IDs.
+TEST_F(BookTest, ASuccessorInheritsNothing) {
+  ASSERT_EQ(Start("set-0", 0, 6)->gpu, "GPU-b");
+  EXPECT_THAT(book_.Supersede(Ids('m', 0, 6)), ElementsAre("m1000"));
+  EXPECT_THAT(book_.bindings(), IsEmpty());
+  EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u) << "until the end of the first is proven";
+  EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 0, 6), now_));
+  EXPECT_THAT(book_.bindings(), SizeIs(1));
+}
+
+// ... and its application container the same token, while the sidecar is bound elsewhere now.
+TEST_F(BookTest, ASuccessorsContainersFollowItsOwnSidecar) {
+  ASSERT_EQ(Start("set-0", 0, 6)->gpu, "GPU-b");
+  ASSERT_EQ(Attach("set-0", "app", 1)->gpu, "GPU-b");
+  ForgetAll();
+  ASSERT_EQ(Start("set-0", 10, 8)->gpu, "GPU-a");
+  EXPECT_EQ(Attach("set-0", "app", 1)->gpu, "GPU-a");
+}
+
+TEST_F(BookTest, AFormerBrokerThatRunsHoldsItsIds) {
+  ASSERT_TRUE(Start("old", 0, 2));
+  book_.NoteLink("m1000", true);
+  ForgetAll();
+  EXPECT_THAT(book_.Observe(now_, 0), IsEmpty());
+  EXPECT_THAT(book_.Observe(now_, 2 * Book::kProofMs), IsEmpty()) << "the link is open";
+  const Result<Binding> waits = Start("new", 1, 2);
+  ASSERT_FALSE(waits);
+  EXPECT_EQ(waits.error().code(), Code::kBusy);
+  book_.NoteLink("m1000", false);
+  EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 1, 2), now_));
+}
+
+TEST_F(BookTest, AShortGapInTheListReleasesNothing) {
+  ASSERT_TRUE(Start("pod", 0, 2));
+  EXPECT_THAT(book_.Observe(Snapshot(), 0), IsEmpty());
+  EXPECT_THAT(book_.Observe(now_, Book::kProofMs - 1), IsEmpty());
+  EXPECT_THAT(book_.Observe(Snapshot(), Book::kProofMs), IsEmpty()) << "the clock began anew";
+}
+
+TEST_F(BookTest, SickGpuTakesNobodyAndSaysSo) {
+  ASSERT_EQ(Start("pod", 0, 2)->gpu, "GPU-b");
+  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
+                 {.uuid = "GPU-b", .units = 6, .tokens = 4, .healthy = false}});
+  EXPECT_EQ(Start("new", 10, 1)->gpu, "GPU-a");
+  const Result<Binding> again = book_.Bind(Resource::kMemory, Ids('m', 0, 2), now_);
+  EXPECT_EQ(again.error().code(), Code::kDeviceLost);
+  EXPECT_EQ(Attach("pod", "app", 1).error().code(), Code::kDeviceLost);
+}
+
+TEST_F(BookTest, AsManyIdsAreSickAsTheGpuStandsFor) {
+  ASSERT_EQ(Start("there", 3, 2)->gpu, "GPU-b");
+  ASSERT_EQ(Start("elsewhere", 8, 5)->gpu, "GPU-a");
+  ASSERT_TRUE(Attach("there", "app", 2));
+  EXPECT_THAT(book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16)), IsEmpty());
+  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
+                 {.uuid = "GPU-b", .units = 6, .tokens = 4, .healthy = false}});
+  const DeviceIds sick = book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16));
+  EXPECT_THAT(sick, SizeIs(6));
+  EXPECT_TRUE(sick.contains("m1003") && sick.contains("m1004")) << "those bound there";
+  for (const std::string& id : Ids('m', 8, 5)) EXPECT_FALSE(sick.contains(id)) << id;
+  EXPECT_THAT(book_.Unhealthy(Resource::kAttach, Ids('a', 0, 8)),
+              ::testing::AllOf(SizeIs(4), ::testing::Contains("a1002")));
+}
+
+TEST_F(BookTest, RestoredBindingsCount) {
+  Book later(kGiB);
+  later.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4}});
+  ASSERT_TRUE(Start("pod", 0, 7));
+  for (const Binding& binding : book_.bindings()) later.Restore(binding);
+  EXPECT_EQ(later.FreeUnits("GPU-a"), 3u);
+  EXPECT_EQ(later.Bind(Resource::kMemory, Ids('m', 0, 7), now_)->gpu, "GPU-a");
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

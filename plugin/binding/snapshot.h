@@ -1,0 +1,50 @@
+// Who holds which device IDs, as the kubelet's podresources said at one moment. Pure.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gpushm::plugin {
+
+// Two extended resources: units of GPU memory, and permission to use the pod's GPU.
+enum class Resource { kMemory, kAttach };
+
+using DeviceIds = std::set<std::string>;
+
+struct Pod {
+  std::string name_space;
+  std::string name;
+  auto operator<=>(const Pod&) const = default;
+  std::string ToString() const { return name_space + "/" + name; }
+};
+
+struct Owner {
+  Pod pod;
+  std::string container;
+  auto operator<=>(const Owner&) const = default;
+  std::string ToString() const { return pod.ToString() + ", container " + container; }
+};
+
+class Snapshot {
+ public:
+  // podresources splits a container's IDs over several entries: they are joined here.
+  void Add(const Owner& owner, Resource resource, const DeviceIds& ids);
+
+  // Containers that hold any of the IDs. More than one: the kubelet lost a reservation.
+  std::vector<Owner> OwnersOf(Resource resource, const DeviceIds& ids) const;
+  // What a container holds; empty if nothing.
+  const DeviceIds& IdsOf(const Owner& owner, Resource resource) const;
+  // Containers of a pod that hold IDs of the resource, by name.
+  std::vector<Owner> OwnersIn(const Pod& pod, Resource resource) const;
+
+ private:
+  std::map<Owner, std::map<Resource, DeviceIds>> held_;
+  std::map<std::pair<Resource, std::string>, std::vector<Owner>> owners_;  // By ID.
+};
+
+}  // namespace gpushm::plugin
