@@ -117,7 +117,7 @@ Result<Binding> Book::BindAttach(const DeviceIds& ids, const Owner& owner, const
                 "it starts after its sidecar did");
   }
   // From the sidecar each time: a successor may have the name and the token of a former pod.
-  const Binding binding{Resource::kAttach, ids, sidecar->binding.gpu, owner};
+  Binding binding{Resource::kAttach, ids, sidecar->binding.gpu, owner};
   std::erase_if(entries_, [&](const Entry& entry) {
     return entry.binding.resource == Resource::kAttach && Overlap(entry.binding.ids, ids);
   });
