@@ -95,7 +95,7 @@ Result<Isolated> Isolated::Start(const std::vector<std::string>& arguments,
   UniqueFd ours(ends[0]);
   const UniqueFd theirs(ends[1]);
   const UniqueFd self(open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
-  std::vector<char*> words = {const_cast<char*>("gpushm-demo")};
+  std::vector<char*> words = {const_cast<char*>("isolated")};
   for (const std::string& word : arguments) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   std::fflush(nullptr);

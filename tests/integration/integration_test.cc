@@ -8,38 +8,13 @@
 
 #include "runtime/driver/device.h"
 #include "runtime/driver/nvml_api.h"
+#include "tests/integration/fixture.h"
 #include "tests/integration/processes.h"
 
 namespace gpushm::integration {
 namespace {
 
 constexpr char kMiB[] = "1048576";
-
-class IntegrationTest : public testing::Test {
- protected:
-  IntegrationTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "gpushm-it-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    setenv("GPUSHM_SIM_DIR", (folder_ + "/sim").c_str(), 1);
-    std::filesystem::create_directory(folder_ + "/run");
-  }
-  ~IntegrationTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string run() const { return folder_ + "/run"; }
-
-  // Until `done` holds; a lease ends when the kernel says so, shortly after.
-  template <typename Condition>
-  static bool Eventually(Condition done) {
-    const Deadline deadline = Deadline::AfterMs(kPatienceMs);
-    while (!done()) {
-      if (deadline.Passed()) return false;
-      poll(nullptr, 0, 1);
-    }
-    return true;
-  }
-
-  std::string folder_;
-};
 
 size_t DescriptorsOf(pid_t pid) {
   const auto folder = std::filesystem::directory_iterator(Concat("/proc/", pid, "/fd"));
@@ -150,7 +125,7 @@ TEST_F(IntegrationTest, OfferedMemoryOutlivesItsOwner) {
   Broker broker(run(), "64Mi");
   Worker owner(run());
   Worker reader(run());
-  ASSERT_EQ(owner.Do("offer mine 2097152 99").status, GPUSHM_OK);
+  ASSERT_EQ(owner.Do("offer mine 2097152 99 vmm").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);
   EXPECT_EQ(reader.Do("read").value, 99);
   owner.Kill();
@@ -249,8 +224,12 @@ TEST_F(IntegrationTest, KilledClientsLeaveNothing) {
 }  // namespace gpushm::integration
 
 int main(int argc, char** argv) {
-  if (argc == 3 && std::string(argv[1]) == "worker") {
-    return gpushm::integration::WorkerMain(argv[2]);
+  const std::vector<std::string> words(argv, argv + argc);
+  if (argc == 4 && words[1] == "worker") {
+    return gpushm::integration::WorkerMain(words[2], words[3]);
+  }
+  if (argc == 3 && words[1] == "isolated-worker") {
+    return gpushm::integration::IsolatedWorkerMain(words[2]);
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -11,7 +11,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <utility>
 
 #include "runtime/protocol/channel.h"
@@ -25,6 +24,14 @@ constexpr int kWorkerChannel = 3;
 std::string BrokerPath() {
   const auto self = std::filesystem::read_symlink("/proc/self/exe");
   return self.parent_path().parent_path() / "bin" / "gpushm-broker";
+}
+
+Answer ParseAnswer(const char* text) {
+  char* rest = nullptr;
+  Answer answer;
+  answer.status = static_cast<int>(std::strtol(text, &rest, 10));
+  answer.value = std::strtoll(rest, nullptr, 10);
+  return answer;
 }
 
 }  // namespace
@@ -58,14 +65,11 @@ void Process::Kill() {
   pid_ = -1;
 }
 
-Broker::Broker(const std::string& folder, const std::string& pool, const std::string& config)
+Broker::Broker(const std::string& folder, const std::string& pool,
+               const std::vector<std::string>& arguments)
     : command_{BrokerPath(), "--folder", folder, "--pool", pool, "--log-level", "warning"},
       socket_(folder + "/" + protocol::kSocketName) {
-  if (!config.empty()) {
-    const std::string path = folder + "/broker.yaml";
-    std::ofstream(path) << config;
-    command_.insert(command_.end(), {"--config", path});
-  }
+  command_.insert(command_.end(), arguments.begin(), arguments.end());
   Start();
 }
 
@@ -78,12 +82,12 @@ void Broker::Start() {
   }
 }
 
-Worker::Worker(const std::string& folder) {
+Worker::Worker(const std::string& folder, const std::string& pod_uid) {
   int ends[2];
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
   channel_.Reset(ends[0]);
   const UniqueFd theirs(ends[1]);
-  process_ = Process({"/proc/self/exe", "worker", folder}, theirs.get());
+  process_ = Process({"/proc/self/exe", "worker", folder, pod_uid}, theirs.get());
 }
 
 bool Worker::Begin(const std::string& command) {
@@ -100,10 +104,28 @@ Answer Worker::Do(const std::string& command) {
     ADD_FAILURE() << "a worker does not answer to: " << command;
     return answer;
   }
-  char* rest = nullptr;
-  answer.status = static_cast<int>(std::strtol(text, &rest, 10));
-  answer.value = std::strtoll(rest, nullptr, 10);
-  return answer;
+  return ParseAnswer(text);
+}
+
+IsolatedWorker::IsolatedWorker(const std::string& folder) {
+  const std::string view = folder + "-view";
+  std::filesystem::create_directory(view);
+  auto started = demo::Isolated::Start({"isolated-worker", view}, folder, view);
+  if (started) {
+    process_ = std::move(*started);
+  } else {
+    EXPECT_EQ(started.error().code(), Code::kDenied) << started.error().ToString();
+  }
+}
+
+Answer IsolatedWorker::Do(const std::string& command) {
+  const auto said = process_->Say(command);
+  const auto heard = process_->Hear(Deadline::AfterMs(2 * kPatienceMs));
+  if (!said || !heard) {
+    ADD_FAILURE() << "an isolated worker does not answer to: " << command;
+    return {};
+  }
+  return ParseAnswer(heard->c_str());
 }
 
 }  // namespace gpushm::integration

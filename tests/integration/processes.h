@@ -9,21 +9,27 @@
 //   replace NAME BYTES             replace-unpublished likewise)
 //   publish | current | detach    of the latest attachment
 //   wait NAME GENERATION          VALUE: generation
+//   context                       makes a CUDA context; write, read and offer do so too
 //   write WORD | read             VALUE: first 32-bit word of the latest attachment
 //   load NAME PATH | save NAME PATH | delete NAME
-//   offer NAME BYTES WORD         cuMemCreate memory, its first word set
+//   offer NAME BYTES WORD KIND    own memory, its first word set; KIND: vmm (cuMemCreate with a
+//                                 descriptor), malloc (cuMemAlloc), private (cuMemCreate without),
+//                                 copy (the same, and a copy is allowed); VALUE: transport, or 100
+//                                 if the peers see a copy
 //   holders NAME                  VALUE: how many
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/unique_fd.h"
 #include "runtime/include/gpushm/gpushm.h"
+#include "tests/demo/isolated.h"
 
 namespace gpushm::integration {
 
@@ -47,8 +53,9 @@ class Process {
 
 class Broker {
  public:
-  // Serves `folder`. `config` is YAML in the annotations' syntax; may be empty.
-  Broker(const std::string& folder, const std::string& pool, const std::string& config = "");
+  // Serves `folder`. `arguments` of gpushm-broker beyond folder and pool.
+  Broker(const std::string& folder, const std::string& pool,
+         const std::vector<std::string>& arguments = {});
   // Dies as by SIGKILL, and comes back.
   void Kill() { process_.Kill(); }
   void Start();
@@ -67,7 +74,8 @@ struct Answer {
 
 class Worker {
  public:
-  explicit Worker(const std::string& folder);
+  // Of a hostIPC pod: `folder` is what stands for /dev/shm, and `pod_uid` names the pod.
+  explicit Worker(const std::string& folder, const std::string& pod_uid = "");
   Answer Do(const std::string& command);
   bool Begin(const std::string& command);  // Its answer is not waited for.
   void Kill() { process_.Kill(); }
@@ -77,7 +85,21 @@ class Worker {
   Process process_;
 };
 
+// A worker that is PID 1 of namespaces of its own, as a container's entrypoint is.
+class IsolatedWorker {
+ public:
+  explicit IsolatedWorker(const std::string& folder);
+  // False, and the test skipped, where the system forbids namespaces.
+  bool started() const { return process_.has_value(); }
+  Answer Do(const std::string& command);
+
+ private:
+  std::optional<demo::Isolated> process_;
+};
+
 // What a process that was started as a worker runs.
-int WorkerMain(const std::string& folder);
+int WorkerMain(const std::string& folder, const std::string& pod_uid);
+// The same with lines on standard input and output.
+int IsolatedWorkerMain(const std::string& folder);
 
 }  // namespace gpushm::integration

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <cstdio>
+#include <iostream>
 #include <optional>
 #include <sstream>
 
@@ -23,9 +24,11 @@ T Sized() {
 
 class Application {
  public:
-  explicit Application(const std::string& folder) {
+  Application(const std::string& folder, const std::string& pod_uid) {
     auto options = Sized<gpushm_open_options>();
     options.folder = folder.c_str();
+    options.pod_uid = pod_uid.empty() ? nullptr : pod_uid.c_str();
+    if (!pod_uid.empty()) options.timeout_ms = 1000;  // Whoever it is, is there already.
     opened_ = gpushm_open(&options, &client_);
     api_ = *CudaApi::Load(DriverFolderFromEnvironment());
   }
@@ -39,6 +42,7 @@ class Application {
     if (verb == "attach") return Attach(in);
     if (verb == "write") return Write(in);
     if (verb == "read") return Read();
+    if (verb == "context") return NeedContext();
     if (verb == "publish") return {gpushm_publish(latest_), 0};
     if (verb == "current") return {gpushm_current(latest_), 0};
     if (verb == "detach") return {gpushm_detach(std::exchange(latest_, nullptr), nullptr), 0};
@@ -100,10 +104,10 @@ class Application {
     return Attached(make(client_, name.c_str(), size_bytes, &options, &latest_));
   }
 
-  void NeedContext() {
+  Answer NeedContext() {
     (void)api_->Init();
     if (!context_) context_.emplace(*PrimaryContext::Retain(*api_, 0));
-    (void)context_->MakeCurrent();
+    return {context_->MakeCurrent() ? 0 : 1, 0};
   }
 
   Answer Write(std::istringstream& in) {
@@ -125,13 +129,43 @@ class Application {
     NeedContext();
     uint64_t size_bytes = 0;
     uint32_t word = 0;
-    in >> size_bytes >> word;
-    memory_.emplace(*DeviceMemory::Create(*api_, 0, size_bytes));
-    mapping_.emplace(*DeviceMapping::Map(*api_, *memory_, size_bytes, 0, Access::kReadWrite));
-    api_->cuMemsetD32(mapping_->address(), word, 1);
+    std::string kind;
+    in >> size_bytes >> word >> kind;
+    const CUdeviceptr address = Allocate(kind, size_bytes);
+    api_->cuMemsetD32(address, word, 1);
     api_->cuCtxSynchronize();
-    return {gpushm_offer(client_, name.c_str(), mapping_->address(), size_bytes, nullptr, nullptr),
-            0};
+    auto options = Sized<gpushm_offer_options>();
+    options.allow_copy = kind == "copy" ? 1 : 0;
+    auto result = Sized<gpushm_offer_result>();
+    const int status = gpushm_offer(client_, name.c_str(), address, size_bytes, &options, &result);
+    if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
+    return {status, result.copied != 0 ? 100 : static_cast<int64_t>(result.transport)};
+  }
+
+  CUdeviceptr Allocate(const std::string& kind, uint64_t size_bytes) {
+    CUdeviceptr address = 0;
+    if (kind == "malloc") {
+      api_->cuMemAlloc_v2(&address, size_bytes);
+      return address;
+    }
+    if (kind == "vmm") {
+      memory_.emplace(*DeviceMemory::Create(*api_, 0, size_bytes));
+      mapping_.emplace(*DeviceMapping::Map(*api_, *memory_, size_bytes, 0, Access::kReadWrite));
+      return mapping_->address();
+    }
+    // Of a kind that nobody else can map.
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAccessDesc access{};
+    access.location = properties.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    api_->cuMemCreate(&handle, size_bytes, &properties, 0);
+    api_->cuMemAddressReserve(&address, size_bytes, 0, 0, 0);
+    api_->cuMemMap(address, size_bytes, 0, handle, 0);
+    api_->cuMemSetAccess(address, size_bytes, &access, 1);
+    return address;
   }
 
   int opened_ = GPUSHM_OK;
@@ -145,8 +179,8 @@ class Application {
 
 }  // namespace
 
-int WorkerMain(const std::string& folder) {
-  Application application(folder);
+int WorkerMain(const std::string& folder, const std::string& pod_uid) {
+  Application application(folder, pod_uid);
   char line[512];
   for (;;) {
     const ssize_t length = recv(kChannel, line, sizeof line, 0);
@@ -155,6 +189,15 @@ int WorkerMain(const std::string& folder) {
     const std::string text = Concat(answer.status, " ", answer.value);
     if (send(kChannel, text.data(), text.size(), MSG_NOSIGNAL) < 0) return 0;
   }
+}
+
+int IsolatedWorkerMain(const std::string& folder) {
+  Application application(folder, "");
+  for (std::string line; std::getline(std::cin, line);) {
+    const Answer answer = application.Do(line);
+    std::cout << answer.status << " " << answer.value << "\n" << std::flush;
+  }
+  return 0;
 }
 
 }  // namespace gpushm::integration

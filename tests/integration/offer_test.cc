@@ -1,0 +1,78 @@
+// Memory that an application had before it met gpushm, and pods that meet in /dev/shm.
+#include "tests/integration/fixture.h"
+
+namespace gpushm::integration {
+namespace {
+
+constexpr int kCopied = 100;
+
+using OfferTest = IntegrationTest;
+
+TEST_F(OfferTest, CudaMallocGoesByCuIpcBetweenPidNumbersThatDiffer) {
+  Broker broker(run(), "64Mi");
+  Worker owner(run());
+  Worker reader(run());
+  const Answer offered = owner.Do("offer mine 2097152 99 malloc");
+  ASSERT_EQ(offered.status, GPUSHM_OK);
+  EXPECT_EQ(offered.value, GPUSHM_CUIPC);
+  EXPECT_EQ(reader.Do("attach mine r 0").status, GPUSHM_UNSUPPORTED) << "no context yet";
+  ASSERT_EQ(reader.Do("context").status, 0);
+  ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("read").value, 99);
+  owner.Kill();
+  Worker late(run());
+  EXPECT_TRUE(Eventually([&] { return late.Do("attach mine r -1").status == GPUSHM_NOT_FOUND; }))
+      << "it goes with its owner";
+}
+
+// Goal: two entrypoints, both PID 1, are told so before the driver poisons the reader's context.
+TEST_F(OfferTest, CudaMallocIsRefusedBetweenEqualPidNumbersAndPoisonsNothing) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  ASSERT_EQ(writer.Do("create weights 2097152").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("write 7").status, 0);
+  IsolatedWorker owner(run());
+  IsolatedWorker reader(run());
+  if (!owner.started() || !reader.started()) GTEST_SKIP() << "this system forbids namespaces";
+  ASSERT_EQ(owner.Do("offer mine 2097152 99 malloc").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("read").value, 7) << "the reader has a context";
+  EXPECT_EQ(reader.Do("attach mine r 0").status, GPUSHM_UNSUPPORTED);
+  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  const Answer read = reader.Do("read");
+  EXPECT_EQ(read.status, 0) << "the context is poisoned";
+  EXPECT_EQ(read.value, 7);
+}
+
+TEST_F(OfferTest, WhatCannotBeSharedIsCopiedOnlyIfAllowed) {
+  Broker broker(run(), "64Mi");
+  Worker owner(run());
+  Worker reader(run());
+  EXPECT_EQ(owner.Do("offer mine 2097152 98 private").status, GPUSHM_UNSUPPORTED);
+  EXPECT_EQ(reader.Do("attach mine r -1").status, GPUSHM_NOT_FOUND);
+  const Answer copied = owner.Do("offer mine 2097152 99 copy");
+  ASSERT_EQ(copied.status, GPUSHM_OK);
+  EXPECT_EQ(copied.value, kCopied);
+  ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("read").value, 99);
+  owner.Kill();
+  EXPECT_EQ(reader.Do("read").value, 99);
+}
+
+TEST_F(OfferTest, HostIpcPodsFindABufferByThePodsUid) {
+  const std::string uid = "0b6f9a5e-0000-4000-8000-000000000001";
+  const std::string host = folder_ + "/shm";
+  std::filesystem::create_directory(host);
+  Broker broker(run(), "64Mi", {"--host-ipc", "--pod-uid", uid, "--host-dir", host});
+  Worker writer(run());
+  ASSERT_EQ(writer.Do("create weights 2097152").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("write 4711").status, 0);
+  Worker guest(host, uid);
+  ASSERT_EQ(guest.Do("attach weights r 0").status, GPUSHM_OK);
+  EXPECT_EQ(guest.Do("read").value, 4711);
+  Worker stranger(host, "0b6f9a5e-0000-4000-8000-000000000002");
+  EXPECT_EQ(stranger.Do("attach weights r 0").status, GPUSHM_UNAVAILABLE);
+}
+
+}  // namespace
+}  // namespace gpushm::integration
