@@ -1,0 +1,209 @@
+#include "plugin/inventory/inventory.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kGranularity = 2 * kMiB;
+
+// Reads a text of at most NVML's longest.
+template <typename Get>
+Result<std::string> Text(const NvmlApi& nvml, std::string_view call, Get get) {
+  std::array<char, NVML_DEVICE_NAME_V2_BUFFER_SIZE> text{};
+  if (auto got = nvml.Check(get(text.data(), static_cast<unsigned>(text.size())), call); !got) {
+    return std::unexpected(got.error());
+  }
+  text.back() = '\0';
+  return std::string(text.data());
+}
+
+// What a GPU and an instance of one have in common.
+Result<Device> Describe(const NvmlApi& nvml, nvmlDevice_t handle) {
+  Device device;
+  const auto uuid = Text(nvml, "nvmlDeviceGetUUID", [&](char* text, unsigned size) {
+    return nvml.nvmlDeviceGetUUID(handle, text, size);
+  });
+  if (!uuid) return std::unexpected(uuid.error());
+  const auto name = Text(nvml, "nvmlDeviceGetName", [&](char* text, unsigned size) {
+    return nvml.nvmlDeviceGetName(handle, text, size);
+  });
+  if (!name) return std::unexpected(name.error());
+  nvmlMemory_t memory{};
+  if (auto got = nvml.Check(nvml.nvmlDeviceGetMemoryInfo(handle, &memory),
+                            Concat("nvmlDeviceGetMemoryInfo of ", *uuid));
+      !got) {
+    return std::unexpected(got.error());
+  }
+  device.uuid = *uuid;
+  device.name = *name;
+  device.total_bytes = memory.total;
+  return device;
+}
+
+// The instances of a GPU; empty unless it is in MIG mode.
+Result<std::vector<Device>> Instances(const NvmlApi& nvml, nvmlDevice_t gpu, const Device& parent) {
+  std::vector<Device> instances;
+  unsigned count = 0;
+  if (nvml.nvmlDeviceGetMaxMigDeviceCount(gpu, &count) != NVML_SUCCESS) return instances;
+  for (unsigned i = 0; i < count; ++i) {
+    nvmlDevice_t handle{};
+    const nvmlReturn_t found = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, i, &handle);
+    if (found == NVML_ERROR_NOT_FOUND || found == NVML_ERROR_INVALID_ARGUMENT) continue;
+    if (auto got = nvml.Check(found, "nvmlDeviceGetMigDeviceHandleByIndex"); !got) {
+      return std::unexpected(got.error());
+    }
+    Result<Device> instance = Describe(nvml, handle);
+    if (!instance) return std::unexpected(instance.error());
+    instance->parent_uuid = parent.uuid;
+    instance->index = parent.index;
+    instance->minor = parent.minor;
+    instances.push_back(std::move(*instance));
+  }
+  return instances;
+}
+
+bool InMigMode(const NvmlApi& nvml, nvmlDevice_t gpu) {
+  unsigned current = NVML_DEVICE_MIG_DISABLE;
+  unsigned pending = NVML_DEVICE_MIG_DISABLE;
+  return nvml.nvmlDeviceGetMigMode(gpu, &current, &pending) == NVML_SUCCESS &&
+         current == NVML_DEVICE_MIG_ENABLE;
+}
+
+bool Is(const Device& device, const std::string& selected) {
+  return selected == device.uuid || selected == device.parent_uuid ||
+         selected == std::to_string(device.index);
+}
+
+Result<std::vector<Device>> Select(const std::vector<Device>& devices,
+                                   const std::vector<std::string>& select) {
+  if (devices.empty()) {
+    return Fail(Code::kNotFound, "NVML shows no GPU",
+                "is the driver loaded (nvidia-smi), and does this container see the device nodes?");
+  }
+  if (select.empty()) return devices;
+  for (const std::string& selected : select) {
+    const bool known = std::any_of(devices.begin(), devices.end(),
+                                   [&](const Device& device) { return Is(device, selected); });
+    if (!known) {
+      return Fail(Code::kNotFound, Concat("no GPU \"", selected, "\" here"),
+                  Concat("give UUIDs or indices as nvidia-smi -L shows them, such as ",
+                         devices.front().uuid, " or ", devices.front().index));
+    }
+  }
+  std::vector<Device> chosen;
+  std::copy_if(devices.begin(), devices.end(), std::back_inserter(chosen),
+               [&select](const Device& device) {
+                 return std::any_of(select.begin(), select.end(),
+                                    [&](const std::string& one) { return Is(device, one); });
+               });
+  return chosen;
+}
+
+uint64_t Units(const Device& device, uint64_t reserve_bytes, uint64_t unit_bytes) {
+  return device.total_bytes <= reserve_bytes ? 0
+                                             : (device.total_bytes - reserve_bytes) / unit_bytes;
+}
+
+uint64_t AllUnits(const std::vector<Device>& devices, uint64_t reserve_bytes, uint64_t unit_bytes) {
+  uint64_t units = 0;
+  for (const Device& device : devices) units += Units(device, reserve_bytes, unit_bytes);
+  return units;
+}
+
+DeviceIds Numbered(char kind, uint64_t count) {
+  DeviceIds ids;
+  for (uint64_t i = 0; i < count; ++i) {
+    std::array<char, 16> id{};
+    std::snprintf(id.data(), id.size(), "%c%04u", kind, static_cast<unsigned>(i));
+    ids.insert(ids.end(), id.data());
+  }
+  return ids;
+}
+
+Result<void> CheckRules(const Rules& rules) {
+  if (rules.unit_bytes == 0 || rules.unit_bytes % kGranularity != 0) {
+    return Fail(Code::kInvalidArgument,
+                Concat("unit: ", rules.unit_bytes, " bytes are no multiple of 2 MiB"),
+                "use for example unit: 1Gi or unit: 256Mi");
+  }
+  if (rules.tokens == 0) {
+    return Fail(Code::kInvalidArgument, "attach-tokens: 0 would let no container attach",
+                "use for example attach-tokens: 64");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml) {
+  unsigned count = 0;
+  if (auto got = nvml.Check(nvml.nvmlDeviceGetCount_v2(&count), "nvmlDeviceGetCount"); !got) {
+    return std::unexpected(got.error());
+  }
+  std::vector<Device> devices;
+  for (unsigned index = 0; index < count; ++index) {
+    nvmlDevice_t handle{};
+    if (auto got = nvml.Check(nvml.nvmlDeviceGetHandleByIndex_v2(index, &handle),
+                              Concat("nvmlDeviceGetHandleByIndex of ", index));
+        !got) {
+      return std::unexpected(got.error());
+    }
+    Result<Device> gpu = Describe(nvml, handle);
+    if (!gpu) return std::unexpected(gpu.error());
+    gpu->index = index;
+    if (auto got = nvml.Check(nvml.nvmlDeviceGetMinorNumber(handle, &gpu->minor),
+                              "nvmlDeviceGetMinorNumber");
+        !got) {
+      return std::unexpected(got.error());
+    }
+    if (!InMigMode(nvml, handle)) {
+      devices.push_back(std::move(*gpu));
+      continue;
+    }
+    Result<std::vector<Device>> instances = Instances(nvml, handle, *gpu);
+    if (!instances) return std::unexpected(instances.error());
+    std::move(instances->begin(), instances->end(), std::back_inserter(devices));
+  }
+  return devices;
+}
+
+Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules& rules) {
+  if (auto valid = CheckRules(rules); !valid) return std::unexpected(valid.error());
+  Result<std::vector<Device>> chosen = Select(devices, rules.select);
+  if (!chosen) return std::unexpected(chosen.error());
+
+  const uint64_t units = AllUnits(*chosen, rules.reserve_bytes, rules.unit_bytes);
+  if (units > kMaxIds) {
+    uint64_t fits = rules.unit_bytes;
+    while (AllUnits(*chosen, rules.reserve_bytes, fits) > kMaxIds) fits *= 2;
+    return Fail(Code::kExhausted,
+                Concat("unit: ", rules.unit_bytes / kMiB, "Mi makes ", units,
+                       " device IDs of gpushm.io/memory, more than ", kMaxIds),
+                Concat("use unit: ", fits / kMiB, "Mi"));
+  }
+  const uint64_t tokens = uint64_t{rules.tokens} * chosen->size();
+  if (tokens > kMaxIds) {
+    return Fail(
+        Code::kExhausted,
+        Concat("attach-tokens: ", rules.tokens, " for each of ", chosen->size(), " devices make ",
+               tokens, " device IDs of gpushm.io/attach, more than ", kMaxIds),
+        Concat("use attach-tokens: ", kMaxIds / chosen->size()));
+  }
+  Advertisement advertisement;
+  for (const Device& device : *chosen) {
+    advertisement.gpus.push_back(
+        {.uuid = device.uuid,
+         .units = static_cast<uint32_t>(Units(device, rules.reserve_bytes, rules.unit_bytes)),
+         .tokens = rules.tokens});
+  }
+  advertisement.devices = std::move(*chosen);
+  advertisement.memory_ids = Numbered('m', units);
+  advertisement.attach_ids = Numbered('a', tokens);
+  return advertisement;
+}
+
+}  // namespace gpushm::plugin

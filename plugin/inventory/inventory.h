@@ -1,0 +1,56 @@
+// What GPUs the node has, and what of them the plugin advertises to the kubelet.
+//
+// Threads: functions, from any thread; NVML is thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plugin/binding/book.h"
+#include "runtime/base/status.h"
+#include "runtime/driver/nvml_api.h"
+
+namespace gpushm::plugin {
+
+// One thing that a pod can be bound to: a GPU, or an instance of one that MIG has cut up.
+struct Device {
+  std::string uuid;         // "GPU-..." or "MIG-..."
+  std::string parent_uuid;  // Of a MIG instance: its GPU. Else empty.
+  std::string name;         // "NVIDIA H200", of an instance "NVIDIA H200 MIG 1g.18gb".
+  uint32_t index = 0;       // Of the physical GPU, as nvidia-smi counts.
+  uint32_t minor = 0;       // Of the physical GPU: /dev/nvidia<minor>.
+  uint64_t total_bytes = 0;
+};
+
+// GPUs by index; in place of one in MIG mode its instances, in NVML's order.
+// kDriver: NVML fails, and which call.
+Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml);
+
+struct Rules {
+  // UUIDs, or indices of physical GPUs (with all their instances). Empty: all there are.
+  std::vector<std::string> select;
+  // What one ID of gpushm.io/memory stands for; a multiple of 2 MiB, the granularity of GPUs.
+  uint64_t unit_bytes = uint64_t{1} << 30;
+  // Of each device, kept back: the driver itself takes 0.6 GiB of an H200.
+  uint64_t reserve_bytes = uint64_t{1} << 30;
+  // IDs of gpushm.io/attach for each device: how many containers can use it.
+  uint32_t tokens = 64;
+};
+
+// A list of 4,096 IDs is 90 KB to the kubelet, which takes 4 MiB, and 370 KB of a pod that holds
+// them all (research: volcano-vgpu-device-plugin #140).
+inline constexpr uint32_t kMaxIds = 4096;
+
+struct Advertisement {
+  std::vector<Device> devices;  // Selected ones.
+  std::vector<Gpu> gpus;        // The same for the book, in that order; all healthy.
+  DeviceIds memory_ids;         // "m0000", ...: no place, no topology; the same at each start.
+  DeviceIds attach_ids;         // "a0000", ...
+};
+
+// kInvalidArgument: a rule makes no sense. kNotFound: no GPU, or none of that name. kExhausted:
+// more than kMaxIds, with the unit that would fit.
+Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules& rules);
+
+}  // namespace gpushm::plugin

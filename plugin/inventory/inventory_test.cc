@@ -1,0 +1,144 @@
+#include "plugin/inventory/inventory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "plugin/inventory/report.h"
+#include "runtime/driver/cuda_api.h"
+
+namespace gpushm::plugin {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+
+std::vector<Device> Node(int gpus, uint64_t bytes) {
+  std::vector<Device> devices;
+  for (int i = 0; i < gpus; ++i) {
+    devices.push_back({.uuid = Concat("GPU-", i),
+                       .parent_uuid = "",
+                       .name = "Test GPU",
+                       .index = static_cast<uint32_t>(i),
+                       .minor = static_cast<uint32_t>(i),
+                       .total_bytes = bytes});
+  }
+  return devices;
+}
+
+TEST(Inventory, OneIdForEachUnitOfWhatIsNotReserved) {
+  const auto all = Advertise(Node(8, 143'771 * kMiB), Rules{});  // Eight H200.
+  ASSERT_TRUE(all) << all.error().ToString();
+  EXPECT_EQ(all->gpus[0].units, 139u);
+  EXPECT_THAT(all->memory_ids, SizeIs(8 * 139));
+  EXPECT_THAT(all->attach_ids, SizeIs(8 * 64));
+  EXPECT_EQ(*all->memory_ids.begin(), "m0000");
+  EXPECT_EQ(*all->memory_ids.rbegin(), "m1111");
+}
+
+TEST(Inventory, IdsAreTheSameAtEachStart) {
+  const auto first = Advertise(Node(4, 80 * kGiB), Rules{});
+  const auto second = Advertise(Node(4, 80 * kGiB), Rules{});
+  EXPECT_EQ(first->memory_ids, second->memory_ids);
+  EXPECT_EQ(first->attach_ids, second->attach_ids);
+}
+
+TEST(Inventory, TooManyIdsAreRefusedWithTheUnitThatFits) {
+  Rules rules;
+  rules.unit_bytes = 64 * kMiB;
+  const auto refused = Advertise(Node(8, 143'771 * kMiB), rules);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kExhausted);
+  EXPECT_EQ(refused.error().remedy(), "use unit: 512Mi");
+  rules.unit_bytes = 512 * kMiB;
+  EXPECT_TRUE(Advertise(Node(8, 143'771 * kMiB), rules));
+  Rules crowded;
+  crowded.tokens = 1000;
+  EXPECT_EQ(Advertise(Node(8, 80 * kGiB), crowded).error().remedy(), "use attach-tokens: 512");
+}
+
+TEST(Inventory, SelectsByUuidAndIndex) {
+  Rules rules;
+  rules.select = {"GPU-3", "0"};
+  const auto chosen = Advertise(Node(4, 80 * kGiB), rules);
+  ASSERT_TRUE(chosen);
+  EXPECT_EQ(chosen->gpus[0].uuid, "GPU-0");
+  EXPECT_EQ(chosen->gpus[1].uuid, "GPU-3");
+  rules.select = {"GPU-9"};
+  const auto unknown = Advertise(Node(4, 80 * kGiB), rules);
+  EXPECT_EQ(unknown.error().code(), Code::kNotFound);
+  EXPECT_THAT(unknown.error().remedy(), HasSubstr("such as GPU-0 or 0"));
+}
+
+TEST(Inventory, RulesThatMakeNoSenseAreExplained) {
+  Rules unit;
+  unit.unit_bytes = kMiB;
+  EXPECT_EQ(Advertise(Node(1, kGiB), unit).error().code(), Code::kInvalidArgument);
+  Rules tokens;
+  tokens.tokens = 0;
+  EXPECT_EQ(Advertise(Node(1, kGiB), tokens).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(Advertise({}, Rules{}).error().code(), Code::kNotFound);
+}
+
+TEST(Inventory, AGpuBelowReserveAndUnitHasNone) {
+  const auto small = Advertise(Node(1, kGiB), Rules{});
+  ASSERT_TRUE(small);
+  EXPECT_EQ(small->gpus[0].units, 0u);
+  EXPECT_TRUE(small->memory_ids.empty());
+}
+
+TEST(Inventory, PrintsWhatItWouldAdvertise) {
+  const Rules rules;
+  const auto all = Advertise(Node(2, 80 * kGiB), rules);
+  EXPECT_EQ(Table(*all, rules),
+            "INDEX  NAME      UUID       MEMORY  UNITS\n"
+            "    0  Test GPU  GPU-0     81920Mi     79\n"
+            "    1  Test GPU  GPU-1     81920Mi     79\n"
+            "\n"
+            "gpushm.io/memory: 158 (units of 1024Mi, 1024Mi of each device kept back)\n"
+            "gpushm.io/attach: 128 (64 for each device)\n");
+  const auto json = nlohmann::json::parse(Json(*all, rules));
+  EXPECT_EQ(json["devices"][1]["uuid"], "GPU-1");
+  EXPECT_EQ(json["devices"][1]["units"], 79);
+  EXPECT_EQ(json["resources"]["gpushm.io/memory"], 158);
+}
+
+// Goal: what NVML says arrives, MIG instances in place of their GPU. Method: a simulated node.
+TEST(Inventory, ReadsTheNode) {
+  const char* const state = std::getenv("GPUSHM_SIM_DIR");
+  ASSERT_NE(state, nullptr) << "ctest sets it";
+  std::filesystem::create_directories(state);
+  std::ofstream(std::string(state) + "/cards.yaml")
+      << "gpus:\n"
+         "- {name: Simulated H200, memory: 141Gi, uuid: GPU-aaaaaaaa-0000-0000-0000-000000000001}\n"
+         "- memory: 80Gi\n"
+         "  mig:\n"
+         "  - {profile: 1g.10gb, memory: 10Gi, uuid: MIG-aaaaaaaa-0000-0000-0000-000000000002}\n"
+         "  - {profile: 2g.20gb, memory: 20Gi, uuid: MIG-aaaaaaaa-0000-0000-0000-000000000003}\n";
+  const auto nvml = NvmlApi::Load(DriverFolderFromEnvironment());
+  ASSERT_TRUE(nvml) << nvml.error().ToString();
+  const auto devices = ReadDevices(**nvml);
+  ASSERT_TRUE(devices) << devices.error().ToString();
+  ASSERT_THAT(*devices, SizeIs(3));
+  EXPECT_EQ((*devices)[0].uuid, "GPU-aaaaaaaa-0000-0000-0000-000000000001");
+  EXPECT_EQ((*devices)[0].total_bytes, 141 * kGiB);
+  EXPECT_EQ((*devices)[0].parent_uuid, "");
+  EXPECT_EQ((*devices)[1].uuid, "MIG-aaaaaaaa-0000-0000-0000-000000000002");
+  EXPECT_THAT((*devices)[1].parent_uuid, StartsWith("GPU-"));
+  EXPECT_EQ((*devices)[2].total_bytes, 20 * kGiB);
+  EXPECT_EQ((*devices)[2].index, 1u);
+  Rules rules;
+  rules.select = {"1"};
+  EXPECT_THAT(Advertise(*devices, rules)->devices, SizeIs(2)) << "all instances of GPU 1";
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

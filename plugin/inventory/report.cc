@@ -1,0 +1,65 @@
+#include "plugin/inventory/report.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace gpushm::plugin {
+namespace {
+
+std::string MiB(uint64_t bytes) { return Concat(bytes >> 20, "Mi"); }
+
+}  // namespace
+
+std::string Table(const Advertisement& advertisement, const Rules& rules) {
+  size_t name_width = 4;
+  size_t uuid_width = 4;
+  for (const Device& device : advertisement.devices) {
+    name_width = std::max(name_width, device.name.size());
+    uuid_width = std::max(uuid_width, device.uuid.size());
+  }
+  std::ostringstream out;
+  const auto row = [&](std::string_view index, std::string_view name, std::string_view uuid,
+                       std::string_view memory, std::string_view units) {
+    out << std::right << std::setw(5) << index << "  " << std::left
+        << std::setw(static_cast<int>(name_width)) << name << "  "
+        << std::setw(static_cast<int>(uuid_width)) << uuid << "  " << std::right << std::setw(10)
+        << memory << "  " << std::setw(5) << units << "\n";
+  };
+  row("INDEX", "NAME", "UUID", "MEMORY", "UNITS");
+  for (size_t i = 0; i < advertisement.devices.size(); ++i) {
+    const Device& device = advertisement.devices[i];
+    row(std::to_string(device.index), device.name, device.uuid, MiB(device.total_bytes),
+        std::to_string(advertisement.gpus[i].units));
+  }
+  out << "\ngpushm.io/memory: " << advertisement.memory_ids.size() << " (units of "
+      << MiB(rules.unit_bytes) << ", " << MiB(rules.reserve_bytes)
+      << " of each device kept back)\ngpushm.io/attach: " << advertisement.attach_ids.size() << " ("
+      << rules.tokens << " for each device)\n";
+  return std::move(out).str();
+}
+
+std::string Json(const Advertisement& advertisement, const Rules& rules) {
+  nlohmann::ordered_json devices = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < advertisement.devices.size(); ++i) {
+    const Device& device = advertisement.devices[i];
+    devices.push_back({{"uuid", device.uuid},
+                       {"parent_uuid", device.parent_uuid},
+                       {"name", device.name},
+                       {"index", device.index},
+                       {"minor", device.minor},
+                       {"total_bytes", device.total_bytes},
+                       {"units", advertisement.gpus[i].units}});
+  }
+  const nlohmann::ordered_json all = {{"devices", devices},
+                                      {"unit_bytes", rules.unit_bytes},
+                                      {"reserve_bytes", rules.reserve_bytes},
+                                      {"attach_tokens", rules.tokens},
+                                      {"resources",
+                                       {{"gpushm.io/memory", advertisement.memory_ids.size()},
+                                        {"gpushm.io/attach", advertisement.attach_ids.size()}}}};
+  return all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace gpushm::plugin

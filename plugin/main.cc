@@ -1,0 +1,80 @@
+// gpushm-plugin: one process per node. So far: `gpushm-plugin inventory`.
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+
+#include "plugin/inventory/report.h"
+#include "runtime/base/version.h"
+#include "runtime/driver/cuda_api.h"
+#include "sidecar/config/quantity.h"
+
+namespace gpushm::plugin {
+namespace {
+
+// A size such as 1Gi; CLI11 shows the reason when it is none.
+void AddBytes(CLI::App* app, const std::string& name, uint64_t* bytes, const std::string& help) {
+  app->add_option_function<std::string>(
+         name, [bytes](const std::string& text) { *bytes = config::ParseBytes(text).value_or(0); },
+         help)
+      ->type_name("BYTES")
+      ->check([](const std::string& text) {
+        const auto parsed = config::ParseBytes(text);
+        return parsed ? std::string() : parsed.error();
+      });
+}
+
+int Refuse(const Status& status) {
+  std::cerr << "gpushm-plugin: " << status.ToString() << "\n";
+  return status.code() == Code::kInvalidArgument ? 2 : 1;
+}
+
+int PrintInventory(const Rules& rules, bool json) {
+  const Result<const NvmlApi*> nvml = NvmlApi::Load(DriverFolderFromEnvironment());
+  if (!nvml) return Refuse(nvml.error());
+  const Result<std::vector<Device>> devices = ReadDevices(**nvml);
+  if (!devices) return Refuse(devices.error());
+  const Result<Advertisement> advertisement = Advertise(*devices, rules);
+  if (!advertisement) return Refuse(advertisement.error());
+  std::cout << (json ? Json(*advertisement, rules) : Table(*advertisement, rules));
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app(
+      "gpushm-plugin hands out shareable GPU memory of a node.\n"
+      "Environment: GPUSHM_DRIVER (folder of libnvidia-ml.so.1).\n"
+      "Exit codes: 0, 1 it failed, 2 an option makes no sense.",
+      "gpushm-plugin");
+  app.set_version_flag("--version", std::string(kVersion));
+  app.require_subcommand(1);
+  Rules rules;
+  std::string format = "table";
+  CLI::App* const inventory =
+      app.add_subcommand("inventory", "Print the GPUs and what the kubelet would be told of them");
+  inventory->add_option("--gpu", rules.select,
+                        "A GPU to hand out, by UUID or index; may be repeated. None: all");
+  AddBytes(inventory, "--unit", &rules.unit_bytes,
+           "What one gpushm.io/memory stands for; a multiple of 2Mi (default 1Gi)");
+  AddBytes(inventory, "--reserve", &rules.reserve_bytes,
+           "Kept back of each GPU, for the driver itself (default 1Gi)");
+  inventory->add_option("--attach-tokens", rules.tokens,
+                        "gpushm.io/attach for each GPU: containers that can use it (default 64)");
+  inventory->add_option("-o,--output", format, "table or json")
+      ->check(CLI::IsMember({"table", "json"}));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return PrintInventory(rules, format == "json");
+}
+
+}  // namespace
+}  // namespace gpushm::plugin
+
+int main(int argc, char** argv) try {
+  return gpushm::plugin::Main(argc, argv);
+} catch (const std::exception& error) {
+  std::cerr << "gpushm-plugin: " << error.what() << "\n";
+  return 1;
+}
