@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "runtime/base/clock.h"
+#include "runtime/daemon/log.h"
 #include "runtime/registry/host_list.h"
-#include "sidecar/broker/log.h"
 
 namespace gpushm::broker {
 namespace {

@@ -20,13 +20,13 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
+#include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/worker.h"
 #include "runtime/registry/writer.h"
-#include "sidecar/broker/event_loop.h"
 #include "sidecar/broker/gpu.h"
 #include "sidecar/broker/ledger.h"
 #include "sidecar/broker/server.h"
 #include "sidecar/broker/transfer.h"
-#include "sidecar/broker/worker.h"
 #include "sidecar/config/config.h"
 
 namespace gpushm::broker {

@@ -8,10 +8,10 @@
 #include <memory>
 #include <string_view>
 
+#include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/log.h"
 #include "sidecar/broker/broker.h"
-#include "sidecar/broker/event_loop.h"
 #include "sidecar/broker/loader.h"
-#include "sidecar/broker/log.h"
 #include "sidecar/broker/options.h"
 
 namespace gpushm::broker {

@@ -100,14 +100,13 @@ Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
     config->gpu = choice;
   }
   if (!flags.log_format.empty()) {
-    config->log.format =
-        flags.log_format == "json" ? config::LogFormat::kJson : config::LogFormat::kText;
+    config->log.format = flags.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
   }
   if (!flags.log_level.empty()) {
-    config->log.level = flags.log_level == "debug"     ? config::LogLevel::kDebug
-                        : flags.log_level == "warning" ? config::LogLevel::kWarning
-                        : flags.log_level == "error"   ? config::LogLevel::kError
-                                                       : config::LogLevel::kInfo;
+    config->log.level = flags.log_level == "debug"     ? LogLevel::kDebug
+                        : flags.log_level == "warning" ? LogLevel::kWarning
+                        : flags.log_level == "error"   ? LogLevel::kError
+                                                       : LogLevel::kInfo;
   }
   return {};
 }

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "runtime/base/clock.h"
+#include "runtime/daemon/log.h"
 #include "sidecar/broker/broker.h"
-#include "sidecar/broker/log.h"
 
 namespace gpushm::broker {
 namespace {

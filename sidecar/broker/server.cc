@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "runtime/base/clock.h"
-#include "sidecar/broker/log.h"
+#include "runtime/daemon/log.h"
 
 // Younger than the C library's headers of Debian 12; the numbers are the kernel's
 // (include/uapi/asm-generic/socket.h).

@@ -23,11 +23,11 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
+#include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/worker.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/messages.h"
-#include "sidecar/broker/event_loop.h"
 #include "sidecar/broker/ledger.h"
-#include "sidecar/broker/worker.h"
 
 namespace gpushm::broker {
 

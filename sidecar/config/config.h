@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/daemon/log_config.h"
 #include "sidecar/config/config_error.h"
 
 namespace gpushm::config {
@@ -128,16 +129,6 @@ inline constexpr std::string_view kBuffersVariable = "GPUSHM_BUFFERS";
 Result<PodSpec> ParseBuffersEnvironment(std::string_view text, const ParseOptions& options = {});
 OrErrors<PodSpec> ParseBuffersEnvironmentOrErrors(std::string_view text,
                                                   const ParseOptions& options = {});
-
-enum class LogLevel { kDebug, kInfo, kWarning, kError };
-enum class LogFormat { kText, kJson };
-
-struct LogConfig {
-  LogLevel level = LogLevel::kInfo;
-  LogFormat format = LogFormat::kText;
-
-  friend bool operator==(const LogConfig&, const LogConfig&) = default;
-};
 
 // Which GPU: by UUID ("GPU-..." or "MIG-...") or by NVML's index.
 struct GpuChoice {

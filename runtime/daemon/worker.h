@@ -20,7 +20,7 @@
 
 #include "runtime/base/unique_fd.h"
 
-namespace gpushm::broker {
+namespace gpushm {
 
 class Worker {
  public:
@@ -128,4 +128,4 @@ class Worker {
   bool abandoned_ = false;
 };
 
-}  // namespace gpushm::broker
+}  // namespace gpushm

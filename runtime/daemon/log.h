@@ -1,5 +1,5 @@
-// The broker's log: one line for each event that an operator cares about, as text or JSON. Events
-// have fixed names and key=value fields; nothing is printed at the rate of attaches.
+// The log of broker and plugin: one line for each event that an operator cares about, as text or
+// JSON. Events have fixed names and key=value fields; nothing is printed at the rate of attaches.
 //
 // What clients can cause is bounded: of each event, kLinesPerWindow lines in kWindowMs; the next
 // line after that says how many were left out (`suppressed`). Nothing waits for whoever reads
@@ -15,9 +15,9 @@
 #include <utility>
 
 #include "runtime/base/status.h"
-#include "sidecar/config/config.h"
+#include "runtime/daemon/log_config.h"
 
-namespace gpushm::broker {
+namespace gpushm {
 
 // A field's value; numbers print as numbers, text is quoted where it must be.
 class Field {
@@ -39,17 +39,17 @@ class Field {
   bool quoted_;
 };
 
-void ConfigureLog(const config::LogConfig& config);
-void Log(config::LogLevel level, std::string_view event, std::initializer_list<Field> fields);
+void ConfigureLog(const LogConfig& config);
+void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fields);
 
 inline void LogInfo(std::string_view event, std::initializer_list<Field> fields) {
-  Log(config::LogLevel::kInfo, event, fields);
+  Log(LogLevel::kInfo, event, fields);
 }
 inline void LogWarning(std::string_view event, std::initializer_list<Field> fields) {
-  Log(config::LogLevel::kWarning, event, fields);
+  Log(LogLevel::kWarning, event, fields);
 }
 inline void LogError(std::string_view event, std::initializer_list<Field> fields) {
-  Log(config::LogLevel::kError, event, fields);
+  Log(LogLevel::kError, event, fields);
 }
 
-}  // namespace gpushm::broker
+}  // namespace gpushm

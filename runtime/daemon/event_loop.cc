@@ -1,4 +1,4 @@
-#include "sidecar/broker/event_loop.h"
+#include "runtime/daemon/event_loop.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <utility>
 
-namespace gpushm::broker {
+namespace gpushm {
 namespace {
 
 constexpr int kEventsPerWake = 64;
@@ -124,4 +124,4 @@ void EventLoop::Run() {
   }
 }
 
-}  // namespace gpushm::broker
+}  // namespace gpushm

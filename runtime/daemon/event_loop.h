@@ -17,7 +17,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
 
-namespace gpushm::broker {
+namespace gpushm {
 
 class EventLoop {
  public:
@@ -71,4 +71,4 @@ class EventLoop {
   std::vector<Task> posted_;  // Guarded by mutex_.
 };
 
-}  // namespace gpushm::broker
+}  // namespace gpushm

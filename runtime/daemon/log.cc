@@ -1,4 +1,4 @@
-#include "sidecar/broker/log.h"
+#include "runtime/daemon/log.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -17,7 +17,7 @@
 
 #include "runtime/base/clock.h"
 
-namespace gpushm::broker {
+namespace gpushm {
 namespace {
 
 std::atomic<bool> json{false};
@@ -86,15 +86,15 @@ Limiter& TheLimiter() {
   return *limiter;
 }
 
-spdlog::level::level_enum ToSpdlog(config::LogLevel level) {
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
-    case config::LogLevel::kDebug:
+    case LogLevel::kDebug:
       return spdlog::level::debug;
-    case config::LogLevel::kInfo:
+    case LogLevel::kInfo:
       return spdlog::level::info;
-    case config::LogLevel::kWarning:
+    case LogLevel::kWarning:
       return spdlog::level::warn;
-    case config::LogLevel::kError:
+    case LogLevel::kError:
       return spdlog::level::err;
   }
   return spdlog::level::info;
@@ -127,8 +127,8 @@ bool IsPlain(std::string_view text) {
 
 }  // namespace
 
-void ConfigureLog(const config::LogConfig& config) {
-  json = config.format == config::LogFormat::kJson;
+void ConfigureLog(const LogConfig& config) {
+  json = config.format == LogFormat::kJson;
   const auto logger = std::make_shared<spdlog::logger>("gpushm", std::make_shared<StderrSink>());
   logger->set_level(ToSpdlog(config.level));
   logger->set_pattern(
@@ -137,7 +137,7 @@ void ConfigureLog(const config::LogConfig& config) {
   spdlog::set_default_logger(logger);
 }
 
-void Log(config::LogLevel level, std::string_view event, std::initializer_list<Field> fields) {
+void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fields) {
   uint64_t suppressed = 0;
   if (!TheLimiter().Admit(event, &suppressed)) return;
   std::string line = json ? "\"event\":" + Quote(event) : std::string(event);
@@ -158,4 +158,4 @@ void Log(config::LogLevel level, std::string_view event, std::initializer_list<F
                                     spdlog::string_view_t(line.data(), line.size()));
 }
 
-}  // namespace gpushm::broker
+}  // namespace gpushm
