@@ -25,6 +25,11 @@ inline constexpr size_t kNameBytes = 63;
 inline constexpr uint64_t kBufferBytes = uint64_t{1} << 46;
 // Generations of one buffer that may live at the same time (the old ones while attached).
 inline constexpr uint32_t kGenerations = 16;
+// Generations that the plugin keeps for one broker: a descriptor each.
+inline constexpr uint32_t kLinkGenerations = 8192;
+// Processes whose leases the plugin keeps for one broker: clients, and those that lost their
+// connection and still hold something.
+inline constexpr uint32_t kLinkClients = 1024;
 // Attempts of a registry reader before Code::kContended.
 inline constexpr int kReadAttempts = 8;
 // Requests of one connection that the broker holds back before it stops reading from it.
