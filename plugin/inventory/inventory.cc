@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <set>
 
 namespace gpushm::plugin {
 namespace {
@@ -44,6 +45,11 @@ Result<Device> Describe(const NvmlApi& nvml, nvmlDevice_t handle) {
   return device;
 }
 
+uint32_t InstanceId(nvmlReturn_t (*get)(nvmlDevice_t, unsigned*), nvmlDevice_t instance) {
+  unsigned id = kNoInstance;
+  return get != nullptr && get(instance, &id) == NVML_SUCCESS ? id : kNoInstance;
+}
+
 // The instances of a GPU; empty unless it is in MIG mode.
 Result<std::vector<Device>> Instances(const NvmlApi& nvml, nvmlDevice_t gpu, const Device& parent) {
   std::vector<Device> instances;
@@ -61,6 +67,8 @@ Result<std::vector<Device>> Instances(const NvmlApi& nvml, nvmlDevice_t gpu, con
     instance->parent_uuid = parent.uuid;
     instance->index = parent.index;
     instance->minor = parent.minor;
+    instance->gpu_instance = InstanceId(nvml.nvmlDeviceGetGpuInstanceId, handle);
+    instance->compute_instance = InstanceId(nvml.nvmlDeviceGetComputeInstanceId, handle);
     instances.push_back(std::move(*instance));
   }
   return instances;
@@ -74,8 +82,21 @@ bool InMigMode(const NvmlApi& nvml, nvmlDevice_t gpu) {
 }
 
 bool Is(const Device& device, const std::string& selected) {
+  if (selected.empty()) return false;  // A GPU's parent and profile are.
   return selected == device.uuid || selected == device.parent_uuid ||
-         selected == std::to_string(device.index);
+         selected == std::to_string(device.index) || selected == device.profile();
+}
+
+// For a message: ", or a MIG profile: 1g.18gb, 3g.71gb".
+std::string Profiles(const std::vector<Device>& devices) {
+  std::set<std::string_view> profiles;
+  for (const Device& device : devices) profiles.insert(device.profile());
+  profiles.erase("");
+  std::string text;
+  for (const std::string_view profile : profiles) {
+    text += Concat(text.empty() ? ", or a MIG profile: " : ", ", profile);
+  }
+  return text;
 }
 
 Result<std::vector<Device>> Select(const std::vector<Device>& devices,
@@ -91,7 +112,7 @@ Result<std::vector<Device>> Select(const std::vector<Device>& devices,
     if (!known) {
       return Fail(Code::kNotFound, Concat("no GPU \"", selected, "\" here"),
                   Concat("give UUIDs or indices as nvidia-smi -L shows them, such as ",
-                         devices.front().uuid, " or ", devices.front().index));
+                         devices.front().uuid, " or ", devices.front().index, Profiles(devices)));
     }
   }
   std::vector<Device> chosen;
@@ -138,6 +159,14 @@ Result<void> CheckRules(const Rules& rules) {
 }
 
 }  // namespace
+
+std::string_view Device::profile() const {
+  static constexpr std::string_view kMark = " MIG ";
+  const size_t at = name.rfind(kMark);
+  return parent_uuid.empty() || at == std::string::npos
+             ? std::string_view()
+             : std::string_view(name).substr(at + kMark.size());
+}
 
 Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml) {
   unsigned count = 0;

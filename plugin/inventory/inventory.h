@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plugin/binding/book.h"
@@ -12,6 +13,8 @@
 #include "runtime/driver/nvml_api.h"
 
 namespace gpushm::plugin {
+
+inline constexpr uint32_t kNoInstance = ~uint32_t{0};  // As in nvmlEventData_t.
 
 // One thing that a pod can be bound to: a GPU, or an instance of one that MIG has cut up.
 struct Device {
@@ -21,6 +24,12 @@ struct Device {
   uint32_t index = 0;       // Of the physical GPU, as nvidia-smi counts.
   uint32_t minor = 0;       // Of the physical GPU: /dev/nvidia<minor>.
   uint64_t total_bytes = 0;
+  // NVML's IDs of a MIG instance; kNoInstance of a GPU, and where the driver does not tell.
+  uint32_t gpu_instance = kNoInstance;
+  uint32_t compute_instance = kNoInstance;
+
+  // "1g.18gb", "1c.2g.35gb", "1g.18gb+me"; empty unless it is a MIG instance.
+  std::string_view profile() const;
 };
 
 // GPUs by index; in place of one in MIG mode its instances, in NVML's order.
@@ -28,7 +37,8 @@ struct Device {
 Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml);
 
 struct Rules {
-  // UUIDs, or indices of physical GPUs (with all their instances). Empty: all there are.
+  // UUIDs, indices of physical GPUs (with all their instances), or MIG profiles such as "1g.18gb"
+  // (all instances of that profile). Empty: all there are.
   std::vector<std::string> select;
   // What one ID of gpushm.io/memory stands for; a multiple of 2 MiB, the granularity of GPUs.
   uint64_t unit_bytes = uint64_t{1} << 30;

@@ -78,6 +78,33 @@ TEST(Inventory, SelectsByUuidAndIndex) {
   EXPECT_THAT(unknown.error().remedy(), HasSubstr("such as GPU-0 or 0"));
 }
 
+TEST(Inventory, SelectsByMigProfile) {
+  std::vector<Device> devices = Node(2, 141 * kGiB);
+  uint32_t instance = 0;
+  for (const char* profile : {"1g.18gb", "1g.18gb+me", "3g.71gb", "1g.18gb"}) {
+    Device device = devices[1];
+    device.parent_uuid = "GPU-1";
+    device.uuid = Concat("MIG-", ++instance);
+    device.name = Concat("NVIDIA H200 MIG ", profile);
+    devices.push_back(device);
+  }
+  devices.erase(devices.begin() + 1);
+  Rules rules;
+  rules.select = {"1g.18gb"};
+  const auto chosen = Advertise(devices, rules);
+  ASSERT_TRUE(chosen) << chosen.error().ToString();
+  ASSERT_THAT(chosen->devices, SizeIs(2)) << "whole names only, and no GPU";
+  EXPECT_EQ(chosen->devices[0].uuid, "MIG-1");
+  EXPECT_EQ(chosen->devices[1].uuid, "MIG-4");
+  rules.select = {"3g.71gb", "0"};
+  EXPECT_THAT(Advertise(devices, rules)->devices, SizeIs(2));
+  rules.select = {"7g.141gb"};
+  EXPECT_THAT(Advertise(devices, rules).error().remedy(),
+              HasSubstr("or a MIG profile: 1g.18gb, 1g.18gb+me, 3g.71gb"));
+  rules.select = {""};
+  EXPECT_FALSE(Advertise(devices, rules)) << "a GPU's profile is empty";
+}
+
 TEST(Inventory, RulesThatMakeNoSenseAreExplained) {
   Rules unit;
   unit.unit_bytes = kMiB;
@@ -135,6 +162,11 @@ TEST(Inventory, ReadsTheNode) {
   EXPECT_THAT((*devices)[1].parent_uuid, StartsWith("GPU-"));
   EXPECT_EQ((*devices)[2].total_bytes, 20 * kGiB);
   EXPECT_EQ((*devices)[2].index, 1u);
+  EXPECT_EQ((*devices)[2].profile(), "2g.20gb");
+  EXPECT_EQ((*devices)[0].gpu_instance, kNoInstance);
+  EXPECT_EQ((*devices)[1].gpu_instance, 1u);
+  EXPECT_EQ((*devices)[2].gpu_instance, 2u);
+  EXPECT_EQ((*devices)[2].compute_instance, 0u);
   Rules rules;
   rules.select = {"1"};
   EXPECT_THAT(Advertise(*devices, rules)->devices, SizeIs(2)) << "all instances of GPU 1";

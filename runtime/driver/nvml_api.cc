@@ -31,6 +31,10 @@ Result<const NvmlApi*> NvmlApi::Load(const std::string& folder) {
 #define GPUSHM_RESOLVE(name) resolve(#name, api->name);
   GPUSHM_NVML_FUNCTIONS(GPUSHM_RESOLVE)
 #undef GPUSHM_RESOLVE
+#define GPUSHM_RESOLVE_OPTIONAL(name) \
+  api->name = reinterpret_cast<decltype(api->name)>(dlsym(library, #name));
+  GPUSHM_NVML_OPTIONAL_FUNCTIONS(GPUSHM_RESOLVE_OPTIONAL)
+#undef GPUSHM_RESOLVE_OPTIONAL
   if (missing != nullptr) {
     return Fail(Code::kUnsupported, Concat(path, " has no function ", missing),
                 "install an NVIDIA driver of branch 525 or newer");
@@ -38,6 +42,15 @@ Result<const NvmlApi*> NvmlApi::Load(const std::string& folder) {
   const Result<void> initialised = api->Check(api->nvmlInit_v2(), "nvmlInit");
   if (!initialised) return std::unexpected(initialised.error());
   return loaded->emplace(folder, std::move(api)).first->second.get();
+}
+
+Result<void> NvmlApi::Restart() const {
+  const std::lock_guard lock(restarting_);
+  // Load made the only initialisation of this process, so one shutdown ends it.
+  if (initialised_) nvmlShutdown();
+  const Result<void> initialised = Check(nvmlInit_v2(), "nvmlInit");
+  initialised_ = initialised.has_value();
+  return initialised;
 }
 
 Result<void> NvmlApi::Check(nvmlReturn_t result, std::string_view call) const {
@@ -49,6 +62,7 @@ Result<void> NvmlApi::Check(nvmlReturn_t result, std::string_view call) const {
     case NVML_ERROR_NOT_FOUND:
       return Fail(Code::kNotFound, what);
     case NVML_ERROR_GPU_IS_LOST:
+    case NVML_ERROR_RESET_REQUIRED:
       return Fail(Code::kDeviceLost, what, "the GPU must be reset or the node drained");
     case NVML_ERROR_TIMEOUT:
       return Fail(Code::kTimeout, what);

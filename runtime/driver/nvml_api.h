@@ -1,9 +1,10 @@
 // NVML, loaded at run time like the driver: what the machine's GPUs are and how full they are.
-// Threads: immutable after Load.
+// Threads: any; the table is immutable after Load.
 #pragma once
 
 #include <nvml.h>
 
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -22,12 +23,19 @@ namespace gpushm {
   X(nvmlDeviceGetPowerUsage) X(nvmlDeviceGetTotalEnergyConsumption)                               \
   X(nvmlDeviceGetSupportedEventTypes) X(nvmlDeviceRegisterEvents) X(nvmlEventSetCreate)           \
   X(nvmlEventSetWait_v2) X(nvmlEventSetFree)
+
+// What older drivers lack: null there, so callers ask before they call.
+#define GPUSHM_NVML_OPTIONAL_FUNCTIONS(X)                                                         \
+  X(nvmlDeviceGetGpuInstanceId) X(nvmlDeviceGetComputeInstanceId) X(nvmlDeviceGetRemappedRows)    \
+  X(nvmlDeviceGetRetiredPagesPendingStatus) X(nvmlDeviceGetTotalEccErrors)                        \
+  X(nvmlDeviceGetFieldValues)
 // clang-format on
 
 class NvmlApi {
  public:
 #define GPUSHM_DECLARE(name) decltype(&::name) name = nullptr;
   GPUSHM_NVML_FUNCTIONS(GPUSHM_DECLARE)
+  GPUSHM_NVML_OPTIONAL_FUNCTIONS(GPUSHM_DECLARE)
 #undef GPUSHM_DECLARE
 
   // Loads libnvidia-ml.so.1 and calls nvmlInit once per process and folder; the table lives as long
@@ -36,8 +44,17 @@ class NvmlApi {
 
   Result<void> Check(nvmlReturn_t result, std::string_view call) const;
 
+  // nvmlShutdown and nvmlInit, which NVML needs after a GPU was reset or the driver loaded anew: 3
+  // ms (H100, driver 580). Device handles and event sets of the whole process are invalid from then
+  // on and meanwhile calls of other threads answer UNINITIALIZED; so nobody keeps handles for
+  // longer than one look. Fails as Load does; NVML is then uninitialised until it succeeds.
+  Result<void> Restart() const;
+
  private:
   NvmlApi() = default;
+
+  mutable std::mutex restarting_;
+  mutable bool initialised_ = true;  // Guarded by restarting_.
 };
 
 }  // namespace gpushm

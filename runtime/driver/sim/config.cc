@@ -113,6 +113,7 @@ void ParseMig(const YAML::Node& list, const Card& gpu, size_t index, Machine* ma
     instance.memory_bytes = ParseBytes(node["memory"]);
     instance.gpu_index = gpu.gpu_index;
     instance.mig = true;
+    instance.gpu_instance = static_cast<uint32_t>(i + 1);
     instance.all_peers = false;
     SetUuid(&instance, node["uuid"], "MIG-", index, i + 1);
     sum += instance.memory_bytes;

@@ -28,6 +28,7 @@ struct Card {
   uint64_t reserve_bytes = 0;  // Taken by the driver itself.
   uint32_t gpu_index = 0;      // Of the physical GPU, in the order of cards.yaml.
   bool mig = false;            // This is a MIG instance.
+  uint32_t gpu_instance = 0;   // Of a MIG instance: from 1. Its compute instance is 0.
   bool mig_mode = false;       // This is a GPU cut into MIG instances: CUDA does not see it.
   std::vector<std::string> peers;
   bool all_peers = true;

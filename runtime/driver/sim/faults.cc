@@ -37,7 +37,43 @@ std::string ReadAll(const std::string& path) {
   return text.str();
 }
 
+Xid ParseXid(const YAML::Node& node) {
+  Xid xid;
+  xid.gpu = node["gpu"].as<std::string>();
+  xid.number = node["xid"].as<uint64_t>();
+  if (node["instance"]) xid.gpu_instance = node["instance"].as<uint32_t>();
+  if (node["compute"]) xid.compute_instance = node["compute"].as<uint32_t>();
+  return xid;
+}
+
+GpuHealth ParseHealth(const YAML::Node& node) {
+  GpuHealth health;
+  health.gpu = node["gpu"].as<std::string>();
+  for (const auto& entry : node) {
+    const auto key = entry.first.as<std::string>();
+    if (key == "ecc") {
+      health.ecc_uncorrected = entry.second.as<uint64_t>();
+    } else if (key == "remap_pending") {
+      health.remap_pending = entry.second.as<bool>();
+    } else if (key == "remap_failed") {
+      health.remap_failed = entry.second.as<bool>();
+    } else if (key == "recovery") {
+      health.recovery_action = entry.second.as<uint32_t>();
+    } else if (key != "gpu") {
+      throw std::runtime_error("unknown key \"" + key + "\" under health");
+    }
+  }
+  return health;
+}
+
 }  // namespace
+
+GpuHealth Faults::HealthOf(const std::string& uuid, uint32_t index) const {
+  for (const GpuHealth& one : health) {
+    if (one.gpu == uuid || one.gpu == std::to_string(index)) return one;
+  }
+  return {};
+}
 
 bool Faults::IsLost(const std::string& uuid, uint32_t index) const {
   return std::find(lost.begin(), lost.end(), uuid) != lost.end() ||
@@ -59,9 +95,13 @@ bool ParseFaults(const std::string& text, Faults* faults, std::string* error) {
       } else if (key == "lost") {
         faults->lost = entry.second.as<std::vector<std::string>>();
       } else if (key == "xids") {
-        for (const auto& node : entry.second) {
-          faults->xids.push_back({node["gpu"].as<std::string>(), node["xid"].as<uint64_t>()});
-        }
+        for (const auto& node : entry.second) faults->xids.push_back(ParseXid(node));
+      } else if (key == "health") {
+        for (const auto& node : entry.second) faults->health.push_back(ParseHealth(node));
+      } else if (key == "driver_gone") {
+        faults->driver_gone = entry.second.as<bool>();
+      } else if (key == "unsupported") {
+        faults->unsupported = entry.second.as<std::vector<std::string>>();
       } else {
         throw std::runtime_error("unknown key \"" + key + "\"");
       }

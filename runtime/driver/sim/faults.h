@@ -15,6 +15,18 @@ namespace gpushm::sim {
 struct Xid {
   std::string gpu;  // UUID, or the index as text.
   uint64_t number = 0;
+  // Of a GPU in MIG mode: the instance it is attributed to. ~0: none.
+  uint32_t gpu_instance = ~0U;
+  uint32_t compute_instance = ~0U;
+};
+
+// What NVML tells of a GPU's health.
+struct GpuHealth {
+  std::string gpu;  // UUID, or the index as text.
+  uint64_t ecc_uncorrected = 0;
+  bool remap_pending = false;
+  bool remap_failed = false;
+  uint32_t recovery_action = 0;  // nvmlDeviceGpuRecoveryAction_t.
 };
 
 struct Faults {
@@ -23,6 +35,11 @@ struct Faults {
   std::vector<Xid> xids;
   std::vector<std::string> lost;  // GPUs that fell off the bus.
 
+  std::vector<GpuHealth> health;
+  bool driver_gone = false;              // NVML finds no driver, and nothing from before is valid.
+  std::vector<std::string> unsupported;  // NVML functions that answer NOT_SUPPORTED.
+
+  GpuHealth HealthOf(const std::string& uuid, uint32_t index) const;
   bool IsLost(const std::string& uuid, uint32_t index) const;
 };
 

@@ -1,6 +1,7 @@
 // NVML over the same state folder. What has no meaning here answers NOT_SUPPORTED.
 #include "runtime/driver/sim/nvml_state.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -13,7 +14,10 @@ Nvml& Nvml::Get() {
 
 nvmlReturn_t Nvml::Init() {
   const std::lock_guard lock(mutex);
+  if (CurrentFaults(StateFolder())->driver_gone) return NVML_ERROR_DRIVER_NOT_LOADED;
   if (initialised++ > 0) return NVML_SUCCESS;
+  stale = false;
+  ++generation;
   std::string error;
   auto made = std::make_unique<State>(StateFolder());
   if (!LoadMachine(made->folder(), &machine, &error) || !made->Prepare(&error)) {
@@ -30,6 +34,12 @@ nvmlReturn_t Nvml::Init() {
 nvmlReturn_t Nvml::Enter(const char* function) {
   if (initialised == 0) return NVML_ERROR_UNINITIALIZED;
   const auto faults = CurrentFaults(state->folder());
+  stale = stale || faults->driver_gone;
+  if (stale) return NVML_ERROR_UNKNOWN;
+  if (std::find(faults->unsupported.begin(), faults->unsupported.end(), function) !=
+      faults->unsupported.end()) {
+    return NVML_ERROR_NOT_SUPPORTED;
+  }
   const auto result = faults->results.find(function);
   return result == faults->results.end() ? NVML_SUCCESS : static_cast<nvmlReturn_t>(result->second);
 }

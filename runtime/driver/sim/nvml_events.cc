@@ -9,18 +9,27 @@ using gpushm::sim::CallNvml;
 using gpushm::sim::CallNvmlDevice;
 using gpushm::sim::Card;
 using gpushm::sim::CurrentFaults;
+using gpushm::sim::Faults;
 using gpushm::sim::Nvml;
 using gpushm::sim::Xid;
 
 namespace {
 
 struct EventSet {
+  uint64_t generation = 0;
   std::vector<const Card*> cards;
   size_t seen = 0;  // How many entries of the list were there or have been delivered.
 };
 
 bool Names(const Xid& xid, const Card& card) {
   return xid.gpu == card.uuid_text || xid.gpu == std::to_string(card.gpu_index);
+}
+
+// NVML's wait fails as soon as one GPU of the set is off the bus.
+bool AnyLost(const EventSet& set, const Faults& faults) {
+  return std::any_of(set.cards.begin(), set.cards.end(), [&](const Card* card) {
+    return faults.IsLost(card->uuid_text, card->gpu_index);
+  });
 }
 
 // The next event for the set. False: none yet.
@@ -34,7 +43,8 @@ bool Next(EventSet& set, const std::vector<Xid>& xids, nvmlEventData_t* data) {
       data->device = reinterpret_cast<nvmlDevice_t>(const_cast<Card*>(card));
       data->eventType = nvmlEventTypeXidCriticalError;
       data->eventData = xid.number;
-      data->gpuInstanceId = data->computeInstanceId = ~0U;
+      data->gpuInstanceId = xid.gpu_instance;
+      data->computeInstanceId = xid.compute_instance;
       return true;
     }
   }
@@ -53,9 +63,11 @@ nvmlReturn_t DECLDIR nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device,
 }
 
 nvmlReturn_t DECLDIR nvmlEventSetCreate(nvmlEventSet_t* set) {
-  return CallNvml("nvmlEventSetCreate", [&](Nvml&) {
+  return CallNvml("nvmlEventSetCreate", [&](Nvml& nvml) {
     if (set == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
-    *set = reinterpret_cast<nvmlEventSet_t>(new EventSet());
+    auto* events = new EventSet();
+    events->generation = nvml.generation;
+    *set = reinterpret_cast<nvmlEventSet_t>(events);
     return NVML_SUCCESS;
   });
 }
@@ -67,6 +79,7 @@ nvmlReturn_t DECLDIR nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long
     if ((eventTypes & ~static_cast<unsigned long long>(nvmlEventTypeXidCriticalError)) != 0)
       return NVML_ERROR_NOT_SUPPORTED;
     auto& events = *reinterpret_cast<EventSet*>(set);
+    if (events.generation != nvml.generation || card.mig) return NVML_ERROR_INVALID_ARGUMENT;
     if (events.cards.empty()) events.seen = CurrentFaults(nvml.state->folder())->xids.size();
     events.cards.push_back(&card);
     return NVML_SUCCESS;
@@ -81,8 +94,11 @@ nvmlReturn_t DECLDIR nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t* da
     // Each look on its own: another thread may use NVML meanwhile.
     const nvmlReturn_t result = CallNvml("nvmlEventSetWait_v2", [&](Nvml& nvml) {
       if (set == nullptr || data == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+      auto& events = *reinterpret_cast<EventSet*>(set);
+      if (events.generation != nvml.generation) return NVML_ERROR_INVALID_ARGUMENT;
       const auto faults = CurrentFaults(nvml.state->folder());
-      const bool found = Next(*reinterpret_cast<EventSet*>(set), faults->xids, data);
+      const bool found = Next(events, faults->xids, data);
+      if (!found && AnyLost(events, *faults)) return NVML_ERROR_GPU_IS_LOST;
       return found ? NVML_SUCCESS : NVML_ERROR_TIMEOUT;
     });
     if (result != NVML_ERROR_TIMEOUT) return result;
@@ -93,8 +109,7 @@ nvmlReturn_t DECLDIR nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t* da
 }
 
 nvmlReturn_t DECLDIR nvmlEventSetFree(nvmlEventSet_t set) {
-  return CallNvml("nvmlEventSetFree", [&](Nvml&) {
-    delete reinterpret_cast<EventSet*>(set);
-    return NVML_SUCCESS;
-  });
+  // Also of a set whose driver is gone: whoever made it owns it.
+  delete reinterpret_cast<EventSet*>(set);
+  return NVML_SUCCESS;
 }

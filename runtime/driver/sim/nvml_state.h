@@ -25,6 +25,8 @@ class Nvml {
 
   std::mutex mutex;
   int initialised = 0;
+  bool stale = false;       // The driver went away: only a new nvmlInit helps.
+  uint64_t generation = 0;  // Of nvmlInit: what event sets of an earlier one hold is gone.
   Machine machine;
   std::vector<const Card*> cards;
   std::unique_ptr<State> state;

@@ -275,6 +275,49 @@ TEST_F(SimTest, XidsReachEventSetsAndLostGpusAnswerSo) {
   });
 }
 
+TEST_F(SimTest, NvmlTellsOfHealthAndOfADriverThatIsGone) {
+  Write("cards.yaml",
+        "gpus:\n- memory: 80Gi\n- memory: 80Gi\n  mig:\n"
+        "  - {profile: 1g.10gb, memory: 10Gi}\n  - {profile: 2g.20gb, memory: 20Gi}\n");
+  Write("faults.yaml", "health: [{gpu: 0, ecc: 3, remap_failed: true, recovery: 1}]");
+  Run([&] {
+    const NvmlApi& nvml = **NvmlApi::Load(DriverFolderFromEnvironment());
+    nvmlDevice_t device = nullptr;
+    ASSERT_EQ(nvml.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
+    unsigned corrected = 0, uncorrected = 0, pending = 9, failed = 9;
+    ASSERT_EQ(nvml.nvmlDeviceGetRemappedRows(device, &corrected, &uncorrected, &pending, &failed),
+              NVML_SUCCESS);
+    EXPECT_EQ(pending, 0U);
+    EXPECT_EQ(failed, 1U);
+    unsigned long long errors = 0;
+    ASSERT_EQ(nvml.nvmlDeviceGetTotalEccErrors(device, NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                                               NVML_VOLATILE_ECC, &errors),
+              NVML_SUCCESS);
+    EXPECT_EQ(errors, 3U);
+    nvmlFieldValue_t value{};
+    value.fieldId = 230;
+    ASSERT_EQ(nvml.nvmlDeviceGetFieldValues(device, 1, &value), NVML_SUCCESS);
+    EXPECT_EQ(value.value.uiVal, 1U);
+    nvmlDevice_t gpu = nullptr, instance = nullptr;
+    ASSERT_EQ(nvml.nvmlDeviceGetHandleByIndex_v2(1, &gpu), NVML_SUCCESS);
+    ASSERT_EQ(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 1, &instance), NVML_SUCCESS);
+    unsigned id = 0;
+    EXPECT_EQ(nvml.nvmlDeviceGetGpuInstanceId(instance, &id), NVML_SUCCESS);
+    EXPECT_EQ(id, 2U);
+    EXPECT_EQ(nvml.nvmlDeviceGetGpuInstanceId(gpu, &id), NVML_ERROR_INVALID_ARGUMENT);
+
+    Write("faults.yaml", "driver_gone: true");
+    nvmlMemory_t memory{};
+    EXPECT_EQ(nvml.nvmlDeviceGetMemoryInfo(device, &memory), NVML_ERROR_UNKNOWN);
+    EXPECT_FALSE(nvml.Restart());
+    EXPECT_EQ(nvml.nvmlDeviceGetMemoryInfo(device, &memory), NVML_ERROR_UNINITIALIZED);
+    std::filesystem::remove(folder_ + "/faults.yaml");
+    ASSERT_TRUE(nvml.Restart());
+    ASSERT_EQ(nvml.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
+    EXPECT_EQ(nvml.nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
+  });
+}
+
 // Goal: no data race and no leak of device addresses (run under TSan and ASan). Method: threads
 // that allocate, copy, wait and free at once.
 TEST_F(SimTest, ThreadsUseTheDriverAtOnce) {
