@@ -1,0 +1,127 @@
+#include "plugin/cdi/spec_store.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr std::string_view kPrefix = "gpushm.io-";
+// Nothing in a spec is secret, and loaders of other users (podman) would complain of less.
+constexpr mode_t kSpecMode = 0644;
+constexpr mode_t kFolderMode = 0755;
+
+struct Found {
+  std::string file_name;
+  int64_t written_ns = 0;
+  Binding binding;
+};
+
+int64_t WrittenNs(const std::string& path) {
+  struct stat info{};
+  if (lstat(path.c_str(), &info) != 0) return 0;
+  return info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec;
+}
+
+// Moves those that share an ID with a later one to `contents->damaged`, the others to its bindings.
+void KeepLatest(std::vector<Found> all, SpecStore::Contents* contents) {
+  std::sort(all.begin(), all.end(), [](const Found& a, const Found& b) {
+    return std::tie(b.written_ns, a.file_name) < std::tie(a.written_ns, b.file_name);
+  });
+  std::map<std::string, const Found*> holders;  // By ID; those of the two resources differ.
+  for (Found& found : all) {
+    const Found* other = nullptr;
+    for (const std::string& id : found.binding.ids) {
+      const auto held = holders.find(id);
+      if (held != holders.end()) other = held->second;
+    }
+    if (other != nullptr) {
+      contents->damaged.push_back(
+          {found.file_name,
+           Status(Code::kCorrupt,
+                  Concat(found.file_name, ": device IDs that the newer ", other->file_name, " has"),
+                  "remove the file; its binding was superseded")});
+      continue;
+    }
+    for (const std::string& id : found.binding.ids) holders[id] = &found;
+    contents->bindings.push_back(found.binding);
+  }
+  std::sort(contents->bindings.begin(), contents->bindings.end(),
+            [](const Binding& a, const Binding& b) {
+              return std::tie(a.resource, a.name()) < std::tie(b.resource, b.name());
+            });
+}
+
+Result<void> MakeFolder(Files& files, const std::string& folder) {
+  const auto made = files.MakeFolder(folder);
+  if (!made) return made.error().code() == Code::kAlreadyExists ? Result<void>{} : made;
+  const UniqueFd opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!opened) return FailSystem(errno, Concat("open ", folder));
+  return files.SetMode(opened.get(), kFolderMode);
+}
+
+}  // namespace
+
+Result<SpecStore> SpecStore::Open(std::string folder, Files& files) {
+  if (auto made = MakeFolder(files, folder); !made) return std::unexpected(made.error());
+  if (auto swept = SweepTemporaries(files, folder, kPrefix); !swept) {
+    return std::unexpected(swept.error());
+  }
+  return SpecStore(std::move(folder), &files);
+}
+
+Result<bool> SpecStore::Write(const Binding& binding, const Edits& edits) {
+  const Result<std::string> text = SpecText(binding, edits);
+  if (!text) return std::unexpected(text.error());
+  const std::string path = PathOf(SpecFileName(binding.resource, binding.name()));
+  const Result<std::string> old = ReadWhole(path, kMaxSpecBytes);
+  if (old && *old == *text) return false;
+  auto replaced = ReplaceFile(*files_, path, *text, kSpecMode, Durability::kProcess);
+  if (!replaced) return std::unexpected(replaced.error());
+  return true;
+}
+
+Result<void> SpecStore::Remove(Resource resource, const std::string& name) {
+  if (name.find('/') != std::string::npos) {
+    return Fail(Code::kInvalidArgument, Concat("no name of a binding: \"", name, "\""));
+  }
+  auto gone = files_->Unlink(PathOf(SpecFileName(resource, name)));
+  if (!gone && gone.error().code() == Code::kNotFound) return {};
+  return gone;
+}
+
+Result<SpecStore::Contents> SpecStore::ReadAll() const {
+  const auto names = ListFolder(folder_);
+  if (!names) return std::unexpected(names.error());
+  Contents contents;
+  std::vector<Found> all;
+  for (const std::string& name : *names) {
+    if (!IsSpecFileName(name)) continue;
+    const int64_t written_ns = WrittenNs(PathOf(name));
+    const Result<std::string> text = ReadWhole(PathOf(name), kMaxSpecBytes);
+    if (!text && text.error().code() == Code::kNotFound) continue;  // Removed meanwhile.
+    Result<Binding> binding = text ? ParseSpec(name, *text) : std::unexpected(text.error());
+    if (binding) {
+      all.push_back({name, written_ns, std::move(*binding)});
+    } else {
+      contents.damaged.push_back({name, binding.error()});
+    }
+  }
+  KeepLatest(std::move(all), &contents);
+  return contents;
+}
+
+Result<void> SpecStore::RemoveDamaged(const Damaged& damaged) {
+  if (!IsSpecFileName(damaged.file_name)) {
+    return Fail(Code::kInvalidArgument, Concat("not the plugin's: \"", damaged.file_name, "\""));
+  }
+  auto gone = files_->Unlink(PathOf(damaged.file_name));
+  if (!gone && gone.error().code() == Code::kNotFound) return {};
+  return gone;
+}
+
+}  // namespace gpushm::plugin

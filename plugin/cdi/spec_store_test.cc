@@ -1,0 +1,391 @@
+#include "plugin/cdi/spec_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "plugin/cdi/testing.h"
+
+namespace gpushm::plugin {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using testing::FailingFiles;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::ReadText;
+using testing::RunKilled;
+using ::testing::SizeIs;
+using testing::TempFolder;
+using testing::WriteText;
+
+constexpr char kGpu[] = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
+constexpr char kFile[] = "gpushm.io-memory-m0003.json";
+
+Binding Sidecar() {
+  return {.resource = Resource::kMemory,
+          .ids = {"m0003", "m0004", "m0017"},
+          .gpu = kGpu,
+          .owner = {.pod = {.name_space = "team-a", .name = "llm-7d9f.worker-0"},
+                    .container = "gpushm-sidecar"}};
+}
+
+Binding Application(const std::string& id = "a0003") {
+  return {.resource = Resource::kAttach,
+          .ids = {id},
+          .gpu = kGpu,
+          .owner = {.pod = {.name_space = "team-a", .name = "llm-0"}, .container = "server"}};
+}
+
+Edits SomeEdits() {
+  Edits edits;
+  edits.env = {{"NVIDIA_VISIBLE_DEVICES", "void"}};
+  edits.device_nodes = {
+      {.host_path = "/dev/nvidia0", .container_path = "/dev/nvidia0"},
+      {.host_path = "/run/nvidia/driver/dev/nvidiactl", .container_path = "/dev/nvidiactl"}};
+  edits.mounts = {
+      {.host_path = "/usr/lib64/libcuda.so.580.65.06", .container_path = "/usr/lib64/libcuda.so.1"},
+      {.host_path = "/var/tmp/sim", .container_path = "/var/tmp/sim", .read_only = false}};
+  return edits;
+}
+
+SpecStore Open(const std::string& folder, Files& files = SystemFiles()) {
+  Result<SpecStore> store = SpecStore::Open(folder, files);
+  EXPECT_TRUE(store) << store.error().ToString();
+  return *store;
+}
+
+SpecStore::Contents ReadAll(const SpecStore& store) {
+  Result<SpecStore::Contents> contents = store.ReadAll();
+  EXPECT_TRUE(contents) << contents.error().ToString();
+  return *contents;
+}
+
+std::vector<std::string> Names(const std::string& folder) { return *ListFolder(folder); }
+
+TEST(SpecStore, WhatIsWrittenIsRead) {
+  const TempFolder folder;
+  SpecStore store = Open(folder / "cdi");
+  EXPECT_TRUE(*store.Write(Sidecar(), SomeEdits()));
+  EXPECT_TRUE(*store.Write(Application(), SomeEdits()));
+  const auto contents = ReadAll(Open(folder / "cdi"));
+  EXPECT_THAT(contents.bindings, ElementsAre(Sidecar(), Application()));
+  EXPECT_THAT(contents.damaged, IsEmpty());
+  EXPECT_THAT(Names(folder / "cdi"), ElementsAre("gpushm.io-attach-a0003.json", kFile));
+}
+
+// Goal: what loaders of container-device-interface ask for. Method: SPEC.md's required fields, and
+// none that a strict loader does not know.
+TEST(SpecStore, TheFileIsACdiSpec) {
+  const TempFolder folder;
+  Open(folder.path()).Write(Sidecar(), SomeEdits()).value();
+  const auto json = nlohmann::json::parse(ReadText(folder / kFile));
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json.items()) keys.push_back(key);
+  EXPECT_THAT(keys, ElementsAre("annotations", "cdiVersion", "devices", "kind"));
+  EXPECT_EQ(json["cdiVersion"], "0.6.0");
+  EXPECT_EQ(json["kind"], "gpushm.io/memory");
+  ASSERT_THAT(json["devices"], SizeIs(1));
+  EXPECT_EQ(json["devices"][0]["name"], "m0003");
+  EXPECT_EQ(CdiName(Resource::kMemory, "m0003"), "gpushm.io/memory=m0003");
+  for (const auto& [key, value] : json["annotations"].items()) {
+    EXPECT_THAT(key, ::testing::MatchesRegex("gpushm\\.io/[a-z]([-a-z]*[a-z])?"));
+    EXPECT_TRUE(value.is_string());
+  }
+  const auto& edits = json["devices"][0]["containerEdits"];
+  EXPECT_EQ(edits["env"], (nlohmann::json{"NVIDIA_VISIBLE_DEVICES=void"}));
+  EXPECT_EQ(edits["deviceNodes"][0],
+            (nlohmann::json{{"path", "/dev/nvidia0"}, {"permissions", "rw"}}));
+  EXPECT_EQ(edits["deviceNodes"][1]["hostPath"], "/run/nvidia/driver/dev/nvidiactl");
+  EXPECT_EQ(edits["mounts"][0]["options"][0], "ro");
+  EXPECT_EQ(edits["mounts"][1]["options"][0], "rw");
+  struct stat info{};
+  ASSERT_EQ(stat((folder / kFile).c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777U, 0644U);
+}
+
+TEST(SpecStore, GroupsAndHooksOfNvidiasSpec) {
+  Edits edits;
+  edits.hooks = {{.name = "createContainer",
+                  .path = "/usr/bin/nvidia-cdi-hook",
+                  .args = {"nvidia-cdi-hook", "update-ldcache"},
+                  .env = {"A=b"}}};
+  edits.additional_gids = {44};
+  const auto json = nlohmann::json::parse(SpecText(Application(), edits).value());
+  EXPECT_EQ(json["cdiVersion"], "0.7.0") << "additionalGids came with it";
+  const auto& written = json["devices"][0]["containerEdits"];
+  EXPECT_EQ(written["hooks"][0]["hookName"], "createContainer");
+  EXPECT_EQ(written["additionalGids"], nlohmann::json{44});
+}
+
+// Goal: containers that start again do not make the runtime read all specs again.
+TEST(SpecStore, AnEqualSpecIsNotWrittenAgain) {
+  const TempFolder folder;
+  SpecStore store = Open(folder.path());
+  EXPECT_TRUE(*store.Write(Sidecar(), SomeEdits()));
+  struct stat before{};
+  ASSERT_EQ(stat((folder / kFile).c_str(), &before), 0);
+  EXPECT_FALSE(*store.Write(Sidecar(), SomeEdits()));
+  struct stat after{};
+  ASSERT_EQ(stat((folder / kFile).c_str(), &after), 0);
+  EXPECT_EQ(before.st_ino, after.st_ino);
+  Binding moved = Sidecar();
+  moved.gpu = "MIG-aaaaaaaa-0000-0000-0000-000000000009";
+  EXPECT_TRUE(*store.Write(moved, SomeEdits()));
+  EXPECT_THAT(ReadAll(store).bindings, ElementsAre(moved));
+}
+
+TEST(SpecStore, RemovesAndDoesNotMindThatThereIsNone) {
+  const TempFolder folder;
+  SpecStore store = Open(folder.path());
+  store.Write(Sidecar(), SomeEdits()).value();
+  EXPECT_TRUE(store.Remove(Resource::kMemory, "m0003"));
+  EXPECT_TRUE(store.Remove(Resource::kMemory, "m0003"));
+  EXPECT_EQ(store.Remove(Resource::kMemory, "../../etc/m0003").error().code(),
+            Code::kInvalidArgument);
+  EXPECT_THAT(Names(folder.path()), IsEmpty());
+}
+
+TEST(SpecStore, RefusesToWriteWhatIsNoSpec) {
+  const TempFolder folder;
+  SpecStore store = Open(folder.path());
+  const auto refused = [&](const Binding& binding, const Edits& edits) {
+    const auto written = store.Write(binding, edits);
+    return !written && written.error().code() == Code::kInvalidArgument;
+  };
+  Binding nobody = Sidecar();
+  nobody.owner.container = "Not A Name";
+  EXPECT_TRUE(refused(nobody, {}));
+  Binding foreign = Sidecar();
+  foreign.ids.insert("a0001");
+  EXPECT_TRUE(refused(foreign, {}));
+  Binding none = Sidecar();
+  none.ids.clear();
+  EXPECT_TRUE(refused(none, {}));
+  Binding beyond = Sidecar();
+  beyond.ids = {"m4096"};
+  EXPECT_TRUE(refused(beyond, {}));
+  Edits relative;
+  relative.mounts = {{.host_path = "lib", .container_path = "/lib"}};
+  EXPECT_TRUE(refused(Sidecar(), relative));
+  Edits nameless;
+  nameless.env = {{"", "x"}};
+  EXPECT_TRUE(refused(Sidecar(), nameless));
+  Edits latin1;
+  latin1.mounts = {{.host_path = "/caf\xe9", .container_path = "/lib"}};
+  EXPECT_TRUE(refused(Sidecar(), latin1));
+  EXPECT_THAT(Names(folder.path()), IsEmpty());
+}
+
+// Goal: nothing that lies in the folder does more harm than to be reported.
+TEST(SpecStore, DamagedFilesAreReportedAndRemovedWhenAsked) {
+  const TempFolder folder;
+  SpecStore store = Open(folder.path());
+  store.Write(Application(), SomeEdits()).value();
+  const std::string good = SpecText(Sidecar(), SomeEdits()).value();
+  const auto with = [&good](const std::string& from, const std::string& to) {
+    std::string text = good;
+    text.replace(text.find(from), from.size(), to);
+    return text;
+  };
+  const std::vector<std::pair<std::string, std::string>> bad = {
+      {"gpushm.io-memory-m0100.json", ""},
+      {"gpushm.io-memory-m0101.json", good.substr(0, good.size() / 2)},
+      {"gpushm.io-memory-m0102.json", "[]"},
+      {"gpushm.io-memory-m0103.json", good},  // Another name than its device's.
+      {"gpushm.io-memory-m0004.json", with("\"name\":\"m0003\"", "\"name\":\"m0004\"")},
+      {"gpushm.io-attach-m0003.json", good},
+      {"gpushm.io-memory-..json", good},
+      {"gpushm.io-memory-m0200.json", std::string(kMaxSpecBytes + 1, ' ')},
+      {kFile, with("m0003,m0004", "m0003,m0003")},
+  };
+  for (const auto& [name, text] : bad) WriteText(folder / name, text);
+  const auto contents = ReadAll(store);
+  EXPECT_THAT(contents.bindings, ElementsAre(Application()));
+  EXPECT_THAT(contents.damaged, SizeIs(bad.size()));
+  for (const auto& damaged : contents.damaged) {
+    EXPECT_EQ(damaged.reason.code(), Code::kCorrupt) << damaged.reason.ToString();
+    EXPECT_TRUE(store.RemoveDamaged(damaged));
+  }
+  EXPECT_THAT(Names(folder.path()), ElementsAre("gpushm.io-attach-a0003.json"));
+  EXPECT_EQ(store.RemoveDamaged({"nvidia.yaml", Status(Code::kCorrupt, "")}).error().code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(store.RemoveDamaged({"gpushm.io-memory-/../nvidia.json", Status(Code::kCorrupt, "")})
+                .error()
+                .code(),
+            Code::kInvalidArgument);
+}
+
+TEST(SpecStore, EveryValueIsChecked) {
+  const std::string good = SpecText(Sidecar(), {}).value();
+  ASSERT_TRUE(ParseSpec(kFile, good)) << ParseSpec(kFile, good).error().ToString();
+  const std::pair<std::string, std::string> changes[] = {
+      {"\"gpushm.io/gpu\":\"GPU-", "\"gpushm.io/gpu\":\"../"},
+      {"\"gpushm.io/gpu\":\"GPU-", "\"gpushm.io/gpux\":\"GPU-"},
+      {"team-a", "Team_A"},
+      {"llm-7d9f.worker-0", "llm-7d9f..worker-0"},
+      {"llm-7d9f.worker-0", ""},
+      {"gpushm-sidecar", "-"},
+      {"m0003,m0004,m0017", "m0003,m0017,m0004"},
+      {"m0003,m0004,m0017", ""},
+      {"m0003,m0004,m0017", "m0004,m0017"},
+      {"m0003,m0004,m0017", "m0003,m0004,m0017,"},
+      {"m0003,m0004,m0017", "m0003,m9999"},
+      {"m0003,m0004,m0017", "m0003,m004"},
+      {"\"gpushm.io/container\":\"gpushm-sidecar\"", "\"gpushm.io/container\":7"},
+      {"gpushm.io/memory", "gpushm.io/attach"},
+      {"\"cdiVersion\":\"0.6.0\"", "\"cdiVersion\":6"},
+      {"\"devices\":[", "\"devices\":[{\"name\":\"m0003\"},"},
+  };
+  for (const auto& [from, to] : changes) {
+    std::string text = good;
+    ASSERT_NE(text.find(from), std::string::npos) << from;
+    text.replace(text.find(from), from.size(), to);
+    const auto parsed = ParseSpec(kFile, text);
+    ASSERT_FALSE(parsed) << text;
+    EXPECT_EQ(parsed.error().code(), Code::kCorrupt) << text;
+  }
+  std::string newer = good;
+  newer.replace(newer.find("version\":\"1\""), 12, "version\":\"2\"");
+  EXPECT_EQ(ParseSpec(kFile, newer).error().code(), Code::kIncompatible);
+}
+
+// Goal: an ID is in one binding, that of the file written last. Method: files by another hand.
+TEST(SpecStore, OfTwoBindingsWithOneIdTheLaterCounts) {
+  const TempFolder folder;
+  SpecStore store = Open(folder.path());
+  Binding later = Sidecar();
+  later.ids = {"m0004", "m0005"};
+  store.Write(later, {}).value();
+  store.Write(Sidecar(), {}).value();
+  fs::last_write_time(folder / kFile, fs::last_write_time(folder / kFile) - std::chrono::hours(1));
+  const auto contents = ReadAll(store);
+  EXPECT_THAT(contents.bindings, ElementsAre(later));
+  ASSERT_THAT(contents.damaged, SizeIs(1));
+  EXPECT_EQ(contents.damaged[0].file_name, kFile);
+  EXPECT_THAT(contents.damaged[0].reason.what(), HasSubstr("gpushm.io-memory-m0004.json"));
+}
+
+TEST(SpecStore, NeitherLinksNorPipesNorFoldersAreRead) {
+  const TempFolder folder;
+  SpecStore store = Open(folder / "cdi");
+  WriteText(folder / "elsewhere", SpecText(Sidecar(), {}).value());
+  fs::create_symlink(folder / "elsewhere", folder / "cdi" + "/" + kFile);
+  ASSERT_EQ(mkfifo((folder / "cdi/gpushm.io-memory-m0100.json").c_str(), 0666), 0);
+  fs::create_directory(folder / "cdi/gpushm.io-memory-m0200.json");
+  const auto contents = ReadAll(store);
+  EXPECT_THAT(contents.bindings, IsEmpty());
+  EXPECT_THAT(contents.damaged, SizeIs(3));
+  store.Write(Sidecar(), {}).value();
+  EXPECT_FALSE(fs::is_symlink(folder / "cdi" + "/" + kFile));
+  EXPECT_EQ(ReadText(folder / "elsewhere"), SpecText(Sidecar(), {}).value());
+}
+
+TEST(SpecStore, FilesOfOthersStay) {
+  const TempFolder folder;
+  const std::vector<std::string> others = {".nvidia.json.1.tmp", "gpushm.io-memory-m0001.yaml",
+                                           "k8s.gpu.nvidia.com-claim.json", "nvidia.yaml",
+                                           "spec.123.tmp"};
+  for (const std::string& name : others) WriteText(folder / name, "theirs");
+  SpecStore store = Open(folder.path());
+  store.Write(Sidecar(), {}).value();
+  EXPECT_THAT(ReadAll(store).damaged, IsEmpty());
+  for (const std::string& name : others) EXPECT_EQ(ReadText(folder / name), "theirs") << name;
+}
+
+TEST(SpecStore, AFullDiskLeavesTheOldSpecAndNothingElse) {
+  const TempFolder folder;
+  Open(folder.path()).Write(Sidecar(), {}).value();
+  Binding next = Sidecar();
+  next.gpu = "GPU-2";
+  for (int step = 1;; ++step) {
+    testing::StoppingFiles files = FailingFiles(step + 1);  // The first makes the folder.
+    SpecStore store = Open(folder.path(), files);
+    if (store.Write(next, {})) {
+      EXPECT_GT(step, 4);
+      break;
+    }
+    EXPECT_THAT(ReadAll(store).bindings, ElementsAre(Sidecar())) << "step " << step;
+    EXPECT_THAT(Names(folder.path()), ElementsAre(kFile));
+  }
+}
+
+// Goal:   invariant (1). Method: the writer is killed before each of its system calls and in the
+//         middle of its bytes; then a new store opens the folder.
+TEST(SpecStore, AKilledWriterLeavesTheOldOrTheNewSpec) {
+  const TempFolder folder;
+  Binding next = Sidecar();
+  next.gpu = "GPU-2";
+  int old_seen = 0;
+  for (int step = 1;; ++step) {
+    Open(folder.path()).Write(Sidecar(), {}).value();
+    const bool killed = RunKilled(step, [&](Files& files) {
+      Result<SpecStore> store = SpecStore::Open(folder.path(), files);
+      (void)store->Write(next, {});
+    });
+    // What a runtime sees meanwhile: it takes *.json and *.yaml.
+    for (const auto& entry : fs::directory_iterator(folder.path())) {
+      if (entry.path().extension() == ".tmp") continue;
+      EXPECT_EQ(entry.path().filename(), kFile);
+      EXPECT_TRUE(ParseSpec(kFile, ReadText(entry.path()))) << "step " << step;
+    }
+    const SpecStore store = Open(folder.path());
+    const auto contents = ReadAll(store);
+    EXPECT_THAT(contents.damaged, IsEmpty());
+    ASSERT_THAT(contents.bindings, SizeIs(1));
+    EXPECT_THAT(Names(folder.path()), ElementsAre(kFile)) << "swept";
+    if (!killed) {
+      EXPECT_EQ(contents.bindings[0], next);
+      break;
+    }
+    EXPECT_TRUE(contents.bindings[0] == Sidecar()) << "step " << step;
+    ++old_seen;
+  }
+  EXPECT_EQ(old_seen, 6) << "folder, create, first half, second half, mode, rename";
+}
+
+TEST(SpecStore, AKilledRemoverLeavesTheSpecOrNone) {
+  const TempFolder folder;
+  Open(folder.path()).Write(Sidecar(), {}).value();
+  EXPECT_TRUE(RunKilled(2, [&](Files& files) {
+    (void)SpecStore::Open(folder.path(), files)->Remove(Resource::kMemory, "m0003");
+  }));
+  EXPECT_THAT(ReadAll(Open(folder.path())).bindings, SizeIs(1));
+  EXPECT_FALSE(RunKilled(3, [&](Files& files) {
+    (void)SpecStore::Open(folder.path(), files)->Remove(Resource::kMemory, "m0003");
+  }));
+  EXPECT_THAT(ReadAll(Open(folder.path())).bindings, IsEmpty());
+}
+
+TEST(SpecStore, TheFolderThatIsMissingIsMadeAndItsParentIsNot) {
+  const TempFolder folder;
+  EXPECT_TRUE(SpecStore::Open(folder / "cdi"));
+  struct stat info{};
+  ASSERT_EQ(stat((folder / "cdi").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777U, 0755U);
+  EXPECT_FALSE(SpecStore::Open(folder / "no/cdi"));
+}
+
+// Goal: a node that is full (8 GPUs, every ID a binding of its own) is read at once.
+TEST(SpecStore, AllSpecsOfALargeNode) {
+  const TempFolder folder;
+  SpecStore store = Open(folder.path());
+  for (int i = 0; i < 8 * (140 + 64); ++i) {
+    Binding binding = i < 8 * 140 ? Sidecar() : Application();
+    char id[16];
+    std::snprintf(id, sizeof id, "%c%04d", i < 8 * 140 ? 'm' : 'a', i < 8 * 140 ? i : i - 1120);
+    binding.ids = {id};
+    ASSERT_TRUE(store.Write(binding, SomeEdits()));
+  }
+  const auto contents = ReadAll(store);
+  EXPECT_THAT(contents.bindings, SizeIs(8 * (140 + 64)));
+  EXPECT_THAT(contents.damaged, IsEmpty());
+}
+
+}  // namespace
+}  // namespace gpushm::plugin
