@@ -67,17 +67,17 @@ const Book::Entry* Book::Find(Resource resource, const DeviceIds& ids, const Own
   return found == entries_.end() ? nullptr : &*found;
 }
 
-// The kubelet gave these IDs to `owner`, so whoever had one of them has ended for it; a broker that
+// The kubelet gave these IDs to `who`, so whoever had one of them has ended for it; a broker that
 // is still connected has not ended for us.
-Result<void> Book::Release(const DeviceIds& ids, const Owner& owner) {
+Result<void> Book::Release(const DeviceIds& ids, const std::string& who) {
   const auto had_one = [&ids](const Entry& entry) {
     return entry.binding.resource == Resource::kMemory && Overlap(entry.binding.ids, ids);
   };
   for (const Entry& entry : entries_) {
     if (had_one(entry) && entry.link_open) {
       return Fail(Code::kBusy,
-                  Concat("device IDs of ", owner.ToString(), " were those of ",
-                         entry.binding.owner.ToString(), ", whose broker still runs"),
+                  Concat("device IDs of ", who, " were those of ", entry.binding.owner.ToString(),
+                         ", whose broker still runs"),
                   "it starts when that process is gone");
     }
   }
@@ -95,8 +95,9 @@ Result<Binding> Book::BindMemory(const DeviceIds& ids, const Owner& owner, const
                " ask for gpushm.io/memory: ", others[0].container, " and ", others[1].container),
         "only the sidecar asks for gpushm.io/memory, the others for gpushm.io/attach: 1");
   }
-  if (auto released = Release(ids, owner); !released) return std::unexpected(released.error());
-  const Result<std::string> gpu = Choose(static_cast<uint32_t>(ids.size()), owner);
+  if (auto released = Release(ids, owner.ToString()); !released)
+    return std::unexpected(released.error());
+  const Result<std::string> gpu = Choose(static_cast<uint32_t>(ids.size()), owner.ToString());
   if (!gpu) return std::unexpected(gpu.error());
   return Binding{Resource::kMemory, ids, *gpu, owner};
 }
@@ -118,13 +119,62 @@ Result<Binding> Book::BindAttach(const DeviceIds& ids, const Owner& owner, const
   }
   // From the sidecar each time: a successor may have the name and the token of a former pod.
   Binding binding{Resource::kAttach, ids, sidecar->binding.gpu, owner};
-  std::erase_if(entries_, [&](const Entry& entry) {
-    return entry.binding.resource == Resource::kAttach && Overlap(entry.binding.ids, ids);
-  });
+  ForgetAttach(ids);
   return binding;
 }
 
-Result<std::string> Book::Choose(uint32_t units, const Owner& owner) const {
+void Book::ForgetAttach(const DeviceIds& ids) {
+  std::erase_if(entries_, [&ids](const Entry& entry) {
+    return entry.binding.resource == Resource::kAttach && Overlap(entry.binding.ids, ids);
+  });
+}
+
+Result<Binding> Book::BindEarly(Resource resource, const DeviceIds& ids) {
+  if (ids.empty()) return Fail(Code::kInvalidArgument, "a container without device IDs");
+  const std::string who = "a container";
+  if (resource == Resource::kAttach) {
+    if (early_gpu_.empty()) {
+      return Fail(Code::kUnavailable, "gpushm.io/attach was asked for before any gpushm.io/memory",
+                  "the sidecar, which asks for gpushm.io/memory, is the pod's first container");
+    }
+    if (auto healthy = CheckHealth(early_gpu_); !healthy) return std::unexpected(healthy.error());
+    ForgetAttach(ids);
+  } else {
+    if (auto released = Release(ids, who); !released) return std::unexpected(released.error());
+    Result<std::string> gpu = Choose(static_cast<uint32_t>(ids.size()), who);
+    if (!gpu) return std::unexpected(gpu.error());
+    early_gpu_ = std::move(*gpu);
+  }
+  entries_.push_back({.binding = {resource, ids, early_gpu_, Owner{}}});
+  return entries_.back().binding;
+}
+
+Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snapshot& now) {
+  const Result<Owner> owner = OwnerOf(resource, ids, now);
+  if (!owner) return std::unexpected(owner.error());
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return !entry.superseded && entry.binding.resource == resource && entry.binding.ids == ids;
+  });
+  if (found == entries_.end()) {
+    return Fail(Code::kUnavailable,
+                Concat("the plugin does not know which GPU ", owner->ToString(), " was given"),
+                "delete the pod to have it placed anew");
+  }
+  Binding& binding = found->binding;
+  binding.owner = *owner;
+  if (auto healthy = CheckHealth(binding.gpu); !healthy) return std::unexpected(healthy.error());
+  for (const Entry& other : entries_) {
+    if (other.superseded || !(other.binding.owner.pod == owner->pod)) continue;
+    if (other.binding.gpu == binding.gpu) continue;
+    return Fail(Code::kInvalidArgument,
+                Concat(owner->ToString(), " was given GPU ", binding.gpu, ", container ",
+                       other.binding.owner.container, " GPU ", other.binding.gpu),
+                "delete the pod to have it placed anew; strategy cdi has no such accidents");
+  }
+  return binding;
+}
+
+Result<std::string> Book::Choose(uint32_t units, const std::string& who) const {
   const Gpu* chosen = nullptr;
   uint32_t chosen_free = 0;
   uint32_t largest = 0;
@@ -142,7 +192,7 @@ Result<std::string> Book::Choose(uint32_t units, const Owner& owner) const {
     chosen_free = free;
   }
   if (chosen != nullptr) return chosen->uuid;
-  const std::string need = Concat(owner.ToString(), " needs ", Amount(units), " on one GPU");
+  const std::string need = Concat(who, " needs ", Amount(units), " on one GPU");
   if (units > largest) {
     return Fail(Code::kExhausted,
                 Concat(need, ", the largest healthy one here has ", Amount(largest)),
@@ -159,25 +209,34 @@ void Book::NoteLink(const std::string& name, bool open) {
   }
 }
 
-std::vector<Binding> Book::Observe(const Snapshot& now, int64_t now_ms) {
+std::vector<Binding> Book::Observe(const Snapshot& now, uint64_t kubelet_run, int64_t now_ms) {
   std::vector<Binding> released;
   for (Entry& entry : entries_) {
     const Binding& binding = entry.binding;
-    const bool listed =
-        !entry.superseded && Overlap(now.IdsOf(binding.owner, binding.resource), binding.ids);
+    const bool owned = !binding.owner.container.empty();  // Else: allocated early, not started.
+    const bool listed = !entry.superseded &&
+                        (owned ? Overlap(now.IdsOf(binding.owner, binding.resource), binding.ids)
+                               : !now.OwnersOf(binding.resource, binding.ids).empty());
     if (listed) {
       entry.missing_since_ms.reset();
+      entry.listed_by = kubelet_run;
     } else if (!entry.missing_since_ms) {
       entry.missing_since_ms = now_ms;
     }
   }
   std::erase_if(entries_, [&](const Entry& entry) {
-    const bool gone = entry.missing_since_ms && now_ms - *entry.missing_since_ms >= kProofMs;
+    const int64_t proof_ms = entry.listed_by == kubelet_run ? kSeenProofMs : kProofMs;
+    const bool gone = entry.missing_since_ms && now_ms - *entry.missing_since_ms >= proof_ms;
     if (!gone || entry.link_open) return false;
     released.push_back(entry.binding);
     return true;
   });
   return released;
+}
+
+bool Book::WaitsForProof() const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [](const Entry& entry) { return entry.missing_since_ms.has_value(); });
 }
 
 DeviceIds Book::Unhealthy(Resource resource, const DeviceIds& all) const {

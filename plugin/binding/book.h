@@ -11,8 +11,9 @@
 //       long as it has not lost any.
 //   (2) An ID is in at most one binding that is not superseded.
 //   (3) A memory binding leaves the book only when its owner's end is proven: its link is closed,
-//       and either the kubelet gave one of its IDs to another container, or two looks, kProofMs
-//       apart, lacked it.
+//       and either the kubelet gave one of its IDs to another container, or two looks lacked it:
+//       kSeenProofMs apart when this very run of the kubelet had listed it before, kProofMs apart
+//       when it had not (its list may still be young).
 //   (4) All containers of a pod are bound to one GPU.
 #pragma once
 
@@ -53,6 +54,9 @@ class Book {
 
   // As long as a kubelet's list may be young and miss pods.
   static constexpr int64_t kProofMs = 30'000;
+  // What one kubelet has listed and lists no more has ended; twice, so that one odd answer does not
+  // decide.
+  static constexpr int64_t kSeenProofMs = 2'000;
 
   // What there is now, in a fixed order. GPUs that are no longer named keep their bindings, and
   // nothing new is bound there.
@@ -71,11 +75,26 @@ class Book {
   // kDeviceLost: its GPU is sick or gone. kInvalidArgument: the pod is wrong, and stays so.
   Result<Binding> Bind(Resource resource, const DeviceIds& ids, const Snapshot& now);
 
+  // ---- strategy "devices": the GPU is chosen in Allocate, when nobody says whose the IDs are.
+
+  // A memory allocation gets a GPU with room, an attach allocation that of the memory allocation
+  // before it: the kubelet admits one pod at a time, its sidecar first (measured; research:
+  // k8s-facts). The owner is empty until Prove. Errors as of Bind; there they end the pod.
+  Result<Binding> BindEarly(Resource resource, const DeviceIds& ids);
+  // PreStartContainer of such an allocation: whose it is, and that its pod has one GPU.
+  // kInvalidArgument: it has two. kUnavailable: nothing is known of these IDs. Else as Bind.
+  Result<Binding> Prove(Resource resource, const DeviceIds& ids, const Snapshot& now);
+
+  // ----
+
   // Whether the broker of the memory allocation of that name is connected.
   void NoteLink(const std::string& name, bool open);
 
-  // A look at the kubelet's list that is known to be whole. What was proven to be gone.
-  std::vector<Binding> Observe(const Snapshot& now, int64_t now_ms);
+  // A look at the kubelet's list that is known to be whole. `kubelet_run` moves whenever the
+  // kubelet restarts. What was proven to be gone.
+  std::vector<Binding> Observe(const Snapshot& now, uint64_t kubelet_run, int64_t now_ms);
+  // Whether another look may prove something: a binding was missed and is still in the book.
+  bool WaitsForProof() const;
 
   // Of `all` IDs of the resource, as many as the sick GPUs stand for; those bound there first.
   DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
@@ -89,13 +108,15 @@ class Book {
     bool superseded = false;
     bool link_open = false;
     std::optional<int64_t> missing_since_ms = std::nullopt;
+    std::optional<uint64_t> listed_by = std::nullopt;  // The kubelet's run that did last.
   };
 
   Result<Owner> OwnerOf(Resource resource, const DeviceIds& ids, const Snapshot& now) const;
-  Result<void> Release(const DeviceIds& ids, const Owner& owner);
+  Result<void> Release(const DeviceIds& ids, const std::string& who);
   Result<Binding> BindMemory(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
   Result<Binding> BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
-  Result<std::string> Choose(uint32_t units, const Owner& owner) const;
+  Result<std::string> Choose(uint32_t units, const std::string& who) const;
+  void ForgetAttach(const DeviceIds& ids);
   const Entry* Find(Resource resource, const DeviceIds& ids, const Owner& owner) const;
   const Gpu* FindGpu(const std::string& uuid) const;
   Result<void> CheckHealth(const std::string& uuid) const;
@@ -105,6 +126,7 @@ class Book {
   Fit fit_;
   std::vector<Gpu> gpus_;
   std::vector<Entry> entries_;
+  std::string early_gpu_;  // Of the last memory allocation of BindEarly.
 };
 
 }  // namespace gpushm::plugin
