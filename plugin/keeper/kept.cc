@@ -1,0 +1,255 @@
+#include "plugin/keeper/kept.h"
+
+#include <utility>
+
+namespace gpushm::plugin {
+namespace {
+
+using protocol::FromNameField;
+using protocol::LinkKind;
+
+std::unexpected<Status> Broken(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("a broker broke the protocol: ", rule));
+}
+
+std::unexpected<Status> Full(std::string_view what, uint64_t limit) {
+  return Fail(Code::kExhausted, Concat("a broker states more than ", limit, " ", what),
+              "docs/limits.md; what was kept of it is dropped");
+}
+
+bool IsVmm(const protocol::LinkGeneration& generation) {
+  return generation.transport == static_cast<uint32_t>(protocol::Transport::kVmm);
+}
+
+// What is behind a number never changes.
+bool IsSameMemory(const protocol::LinkGeneration& a, const protocol::LinkGeneration& b) {
+  return a.name == b.name && a.size_bytes == b.size_bytes && a.mapped_bytes == b.mapped_bytes &&
+         a.transport == b.transport && a.pooled == b.pooled && a.cuipc_offset == b.cuipc_offset &&
+         a.cuipc_handle == b.cuipc_handle;
+}
+
+template <typename Body>
+void Encode(LinkKind kind, const Body& body, int descriptor, Kept::Statement* statement) {
+  statement->kind = kind;
+  statement->size_bytes = protocol::EncodeLink(kind, body, &statement->bytes);
+  statement->descriptor = descriptor;
+}
+
+}  // namespace
+
+void Kept::Refuse(UniqueFd fd) {
+  if (fd) refuse_.push_back(std::move(fd));
+}
+
+// ---- statements
+
+Result<void> Kept::Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
+  if (!pidfd) return Broken("a client without its pidfd");
+  const auto known = clients_.find(client.client_id);
+  if (known == clients_.end() && clients_.size() >= limits::kLinkClients) {
+    Refuse(std::move(pidfd));
+    return Full("clients", limits::kLinkClients);
+  }
+  Client& kept = known == clients_.end() ? clients_[client.client_id] : known->second;
+  kept.stated = client;
+  // The latest: a client that resumed its connection may have another process behind it.
+  Refuse(std::exchange(kept.pidfd, std::move(pidfd)));
+  kept.round = round_;
+  return {};
+}
+
+Result<void> Kept::Apply(const protocol::LinkBuffer& buffer) {
+  const std::string name(FromNameField(buffer.name));
+  const auto known = buffers_.find(name);
+  if (known == buffers_.end() && buffers_.size() >= limits::kBuffers) {
+    return Full("buffers", limits::kBuffers);
+  }
+  Buffer& kept = known == buffers_.end() ? buffers_[name] : known->second;
+  kept.stated = buffer;
+  kept.round = round_;
+  return {};
+}
+
+Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd memory) {
+  const auto buffer = buffers_.find(std::string(FromNameField(generation.name)));
+  const auto known = generations_.find(generation.generation);
+  Result<void> valid;
+  if (buffer == buffers_.end()) {
+    valid = Broken("a generation of an unknown buffer");
+  } else if (memory && !IsVmm(generation)) {
+    valid = Broken("a descriptor with a generation that has none");
+  } else if (known != generations_.end() && !IsSameMemory(known->second.stated, generation)) {
+    valid = Broken("other memory under the number of a generation");
+  } else if (known == generations_.end() && !memory && IsVmm(generation)) {
+    valid = Broken("a generation without its descriptor");
+  } else if (known == generations_.end() && generations_.size() >= limits::kLinkGenerations) {
+    valid = Full("generations", limits::kLinkGenerations);
+  }
+  if (!valid || known != generations_.end()) Refuse(std::move(memory));
+  if (!valid) return valid;
+  if (known != generations_.end()) {
+    known->second.stated = generation;
+    known->second.round = round_;
+    return {};
+  }
+  Generation& kept = generations_[generation.generation];
+  kept.stated = generation;
+  kept.memory = std::move(memory);
+  kept.round = round_;
+  buffer->second.generations.insert(generation.generation);
+  (generation.pooled != 0 ? pooled_bytes_ : offered_bytes_) += generation.mapped_bytes;
+  return {};
+}
+
+Result<void> Kept::Apply(const protocol::LinkLease& lease) {
+  const auto client = clients_.find(lease.client_id);
+  if (client == clients_.end()) return Broken("a lease of an unknown client");
+  const auto generation = generations_.find(lease.generation);
+  if (generation == generations_.end()) return Broken("a lease on an unknown generation");
+  const auto known = leases_.find(lease.lease_id);
+  if (known != leases_.end()) {
+    Forget(known);
+  } else if (leases_.size() >= limits::kLeases) {
+    return Full("leases", limits::kLeases);
+  }
+  leases_[lease.lease_id] = {.stated = lease, .round = round_};
+  client->second.leases.insert(lease.lease_id);
+  generation->second.leases.insert(lease.lease_id);
+  return {};
+}
+
+void Kept::Apply(const protocol::LinkDrop& drop) {
+  const auto forget = [this](auto* map, const auto& key) {
+    if (const auto found = map->find(key); found != map->end()) Forget(found);
+  };
+  switch (static_cast<protocol::LinkDropped>(drop.what)) {
+    case protocol::LinkDropped::kClient:
+      return forget(&clients_, drop.id);
+    case protocol::LinkDropped::kBuffer:
+      return forget(&buffers_, std::string(FromNameField(drop.name)));
+    case protocol::LinkDropped::kGeneration:
+      return forget(&generations_, drop.id);
+    case protocol::LinkDropped::kLease:
+      return forget(&leases_, drop.id);
+  }
+}
+
+// ---- what goes, and with what
+
+Kept::LeaseAt Kept::Forget(LeaseAt lease) {
+  const protocol::LinkLease& stated = lease->second.stated;
+  clients_.find(stated.client_id)->second.leases.erase(stated.lease_id);
+  generations_.find(stated.generation)->second.leases.erase(stated.lease_id);
+  return leases_.erase(lease);
+}
+
+Kept::ClientAt Kept::Forget(ClientAt client) {
+  const std::set<uint64_t> leases = client->second.leases;
+  for (const uint64_t lease : leases) Forget(leases_.find(lease));
+  Refuse(std::move(client->second.pidfd));
+  return clients_.erase(client);
+}
+
+Kept::GenerationAt Kept::Forget(GenerationAt generation) {
+  const std::set<uint64_t> leases = generation->second.leases;
+  for (const uint64_t lease : leases) Forget(leases_.find(lease));
+  const protocol::LinkGeneration& stated = generation->second.stated;
+  (stated.pooled != 0 ? pooled_bytes_ : offered_bytes_) -= stated.mapped_bytes;
+  buffers_.find(std::string(FromNameField(stated.name)))
+      ->second.generations.erase(stated.generation);
+  Refuse(std::move(generation->second.memory));
+  return generations_.erase(generation);
+}
+
+Kept::BufferAt Kept::Forget(BufferAt buffer) {
+  const std::set<uint64_t> generations = buffer->second.generations;
+  for (const uint64_t generation : generations) Forget(generations_.find(generation));
+  return buffers_.erase(buffer);
+}
+
+template <typename Map>
+void Kept::Sweep(Map* map) {
+  for (auto at = map->begin(); at != map->end();) {
+    at = at->second.round == round_ ? std::next(at) : Forget(at);
+  }
+}
+
+void Kept::EndAll() {
+  Sweep(&leases_);
+  Sweep(&generations_);
+  Sweep(&buffers_);
+  Sweep(&clients_);
+}
+
+void Kept::Clear() {
+  leases_.clear();
+  for (auto& [id, client] : clients_) Refuse(std::move(client.pidfd));
+  clients_.clear();
+  for (auto& [number, generation] : generations_) Refuse(std::move(generation.memory));
+  generations_.clear();
+  buffers_.clear();
+  pooled_bytes_ = 0;
+  offered_bytes_ = 0;
+}
+
+// ---- looking
+
+bool Kept::Next(Cursor* cursor, Statement* statement) const {
+  using Stage = Cursor::Stage;
+  // Moves to what comes after the cursor; false when this stage is done.
+  const auto advance = [cursor](const auto& map, Stage next, auto* found) {
+    *found = map.upper_bound(cursor->id);
+    if (*found != map.end()) {
+      cursor->id = (*found)->first;
+      return true;
+    }
+    *cursor = {.stage = next, .id = 0, .name = {}};
+    return false;
+  };
+  if (cursor->stage == Stage::kClients) {
+    decltype(clients_)::const_iterator client;
+    if (advance(clients_, Stage::kBuffers, &client)) {
+      Encode(LinkKind::kClient, client->second.stated, client->second.pidfd.get(), statement);
+      return true;
+    }
+  }
+  if (cursor->stage == Stage::kBuffers) {
+    const auto buffer = buffers_.upper_bound(cursor->name);
+    if (buffer != buffers_.end()) {
+      cursor->name = buffer->first;
+      protocol::LinkBuffer stated = buffer->second.stated;
+      if (!buffer->second.generations.contains(stated.current)) stated.current = 0;
+      if (!buffer->second.generations.contains(stated.pending)) stated.pending = 0;
+      Encode(LinkKind::kBuffer, stated, -1, statement);
+      return true;
+    }
+    *cursor = {.stage = Stage::kGenerations, .id = 0, .name = {}};
+  }
+  if (cursor->stage == Stage::kGenerations) {
+    decltype(generations_)::const_iterator generation;
+    if (advance(generations_, Stage::kLeases, &generation)) {
+      Encode(LinkKind::kGeneration, generation->second.stated, generation->second.memory.get(),
+             statement);
+      return true;
+    }
+  }
+  if (cursor->stage == Stage::kLeases) {
+    decltype(leases_)::const_iterator lease;
+    if (advance(leases_, Stage::kDone, &lease)) {
+      Encode(LinkKind::kLease, lease->second.stated, -1, statement);
+      return true;
+    }
+  }
+  return false;
+}
+
+KeptCounts Kept::counts() const {
+  return {.clients = static_cast<uint32_t>(clients_.size()),
+          .buffers = static_cast<uint32_t>(buffers_.size()),
+          .generations = static_cast<uint32_t>(generations_.size()),
+          .leases = static_cast<uint32_t>(leases_.size()),
+          .pooled_bytes = pooled_bytes_,
+          .offered_bytes = offered_bytes_};
+}
+
+}  // namespace gpushm::plugin

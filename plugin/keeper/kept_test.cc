@@ -1,0 +1,294 @@
+#include "plugin/keeper/kept.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include "plugin/keeper/testing/model.h"
+
+namespace gpushm::plugin {
+namespace {
+
+using protocol::LinkBuffer;
+using protocol::LinkClient;
+using protocol::LinkDrop;
+using protocol::LinkDropped;
+using protocol::LinkGeneration;
+using protocol::LinkKind;
+using protocol::LinkLease;
+using protocol::ToNameField;
+using testing::Body;
+using ::testing::HasSubstr;
+using testing::Line;
+using testing::Model;
+using ::testing::SizeIs;
+using testing::TagOf;
+
+UniqueFd Descriptor() { return UniqueFd(memfd_create("test", MFD_CLOEXEC)); }
+
+LinkClient ClientOf(uint64_t id) {
+  LinkClient client{};
+  client.client_id = id;
+  client.container = ToNameField("app");
+  return client;
+}
+LinkBuffer BufferOf(const std::string& name, uint64_t current = 0) {
+  LinkBuffer buffer{};
+  buffer.name = ToNameField(name);
+  buffer.state = 2;
+  buffer.current = current;
+  return buffer;
+}
+LinkGeneration GenerationOf(const std::string& name, uint64_t number) {
+  LinkGeneration generation{};
+  generation.name = ToNameField(name);
+  generation.generation = number;
+  generation.size_bytes = 100;
+  generation.mapped_bytes = 2 << 20;
+  generation.transport = 1;
+  generation.pooled = 1;
+  return generation;
+}
+LinkLease LeaseOf(uint64_t id, uint64_t client, uint64_t generation) {
+  return {.lease_id = id,
+          .client_id = client,
+          .generation = generation,
+          .since_unix_ns = 1,
+          .access = 1,
+          .reserved = 0};
+}
+LinkDrop DropOf(LinkDropped what, uint64_t id, const std::string& name = "") {
+  return {.what = static_cast<uint32_t>(what), .reserved = 0, .id = id, .name = ToNameField(name)};
+}
+
+template <typename T>
+std::string Said(const Result<T>& result) {
+  return result ? "" : result.error().what();
+}
+
+// Two clients, two buffers, three generations, three leases.
+Kept Pod() {
+  Kept kept;
+  EXPECT_TRUE(kept.Apply(ClientOf(1), Descriptor()));
+  EXPECT_TRUE(kept.Apply(ClientOf(2), Descriptor()));
+  EXPECT_TRUE(kept.Apply(BufferOf("a", 11)));
+  EXPECT_TRUE(kept.Apply(BufferOf("b", 12)));
+  EXPECT_TRUE(kept.Apply(GenerationOf("a", 10), Descriptor()));
+  EXPECT_TRUE(kept.Apply(GenerationOf("a", 11), Descriptor()));
+  EXPECT_TRUE(kept.Apply(GenerationOf("b", 12), Descriptor()));
+  EXPECT_TRUE(kept.Apply(LeaseOf(1, 1, 10)));
+  EXPECT_TRUE(kept.Apply(LeaseOf(2, 1, 12)));
+  EXPECT_TRUE(kept.Apply(LeaseOf(3, 2, 12)));
+  return kept;
+}
+
+std::vector<std::string> Dump(const Kept& kept) {
+  std::vector<std::string> lines;
+  Kept::Cursor cursor;
+  Kept::Statement statement;
+  while (kept.Next(&cursor, &statement)) {
+    lines.push_back(
+        Line({statement.bytes.data(), statement.size_bytes}, TagOf(statement.descriptor)));
+  }
+  return lines;
+}
+
+// What a statement of a dump says, applied.
+Result<void> ApplyStatement(const Kept::Statement& statement, Kept* kept) {
+  const std::span<const std::byte> bytes(statement.bytes.data(), statement.size_bytes);
+  UniqueFd descriptor(statement.descriptor < 0 ? -1
+                                               : fcntl(statement.descriptor, F_DUPFD_CLOEXEC, 0));
+  switch (statement.kind) {
+    case LinkKind::kClient:
+      return kept->Apply(*protocol::ParseLink<LinkClient>(bytes), std::move(descriptor));
+    case LinkKind::kBuffer:
+      return kept->Apply(*protocol::ParseLink<LinkBuffer>(bytes));
+    case LinkKind::kGeneration:
+      return kept->Apply(*protocol::ParseLink<LinkGeneration>(bytes), std::move(descriptor));
+    case LinkKind::kLease:
+      return kept->Apply(*protocol::ParseLink<LinkLease>(bytes));
+    default:
+      return Fail(Code::kInternal, "no statement of a dump");
+  }
+}
+
+TEST(Kept, CountsWhatItKeeps) {
+  const Kept kept = Pod();
+  EXPECT_EQ(kept.counts(), (KeptCounts{.clients = 2,
+                                       .buffers = 2,
+                                       .generations = 3,
+                                       .leases = 3,
+                                       .pooled_bytes = 6 << 20,
+                                       .offered_bytes = 0}));
+}
+
+TEST(Kept, WhatIsNamedMustBeThere) {
+  Kept kept = Pod();
+  EXPECT_THAT(Said(kept.Apply(LeaseOf(9, 7, 10))), HasSubstr("unknown client"));
+  EXPECT_THAT(Said(kept.Apply(LeaseOf(9, 1, 77))), HasSubstr("unknown generation"));
+  EXPECT_THAT(Said(kept.Apply(GenerationOf("c", 13), Descriptor())), HasSubstr("unknown buffer"));
+  EXPECT_THAT(Said(kept.Apply(GenerationOf("a", 13), UniqueFd())),
+              HasSubstr("without its descriptor"));
+  EXPECT_THAT(Said(kept.Apply(ClientOf(3), UniqueFd())), HasSubstr("without its pidfd"));
+  LinkGeneration offered = GenerationOf("a", 14);
+  offered.transport = 2;
+  EXPECT_THAT(Said(kept.Apply(offered, Descriptor())), HasSubstr("a descriptor with"));
+  EXPECT_EQ(kept.counts(), Pod().counts()) << "what is refused changes nothing";
+  EXPECT_THAT(kept.TakeRefuse(), SizeIs(2)) << "and its descriptors are for somebody to close";
+}
+
+TEST(Kept, WhatGoesTakesAlongWhatNeedsIt) {
+  Kept kept = Pod();
+  kept.Apply(DropOf(LinkDropped::kClient, 1));
+  EXPECT_EQ(kept.counts().leases, 1u);
+  EXPECT_THAT(kept.TakeRefuse(), SizeIs(1));
+  kept.Apply(DropOf(LinkDropped::kGeneration, 12));
+  EXPECT_EQ(kept.counts().leases, 0u);
+  EXPECT_EQ(kept.counts().pooled_bytes, 4u << 20);
+  kept.Apply(DropOf(LinkDropped::kBuffer, 0, "a"));
+  EXPECT_EQ(kept.counts().generations, 0u);
+  EXPECT_EQ(kept.counts().buffers, 1u);
+  EXPECT_EQ(kept.counts().pooled_bytes, 0u);
+  kept.Apply(DropOf(LinkDropped::kLease, 99));
+  EXPECT_THAT(kept.TakeRefuse(), SizeIs(3)) << "each once";
+}
+
+TEST(Kept, ARepeatedStatementReplacesTheFirst) {
+  Kept kept = Pod();
+  const uint64_t memory = TagOf(kept.generations().at(10).memory.get());
+  LinkGeneration again = GenerationOf("a", 10);
+  again.publisher_client = 2;
+  EXPECT_TRUE(kept.Apply(again, UniqueFd())) << "the descriptor need not come again";
+  EXPECT_TRUE(kept.Apply(again, Descriptor()));
+  EXPECT_EQ(TagOf(kept.generations().at(10).memory.get()), memory) << "the first one is kept";
+  EXPECT_EQ(kept.generations().at(10).stated.publisher_client, 2u);
+  UniqueFd pidfd = Descriptor();
+  const uint64_t tag = TagOf(pidfd.get());
+  EXPECT_TRUE(kept.Apply(ClientOf(1), std::move(pidfd)));
+  EXPECT_EQ(TagOf(kept.clients().at(1).pidfd.get()), tag) << "of a client the last";
+  EXPECT_THAT(kept.TakeRefuse(), SizeIs(2));
+  EXPECT_TRUE(kept.Apply(LeaseOf(3, 1, 11))) << "a lease may move";
+  kept.Apply(DropOf(LinkDropped::kClient, 2));
+  EXPECT_EQ(kept.counts().leases, 3u);
+  LinkGeneration other = GenerationOf("a", 10);
+  other.mapped_bytes = 4 << 20;
+  EXPECT_THAT(Said(kept.Apply(other, UniqueFd())), HasSubstr("other memory"));
+  EXPECT_THAT(Said(kept.Apply(GenerationOf("b", 10), UniqueFd())), HasSubstr("other memory"));
+}
+
+TEST(Kept, WhatIsNotStatedAgainUntilTheEndIsNoMore) {
+  Kept kept = Pod();
+  kept.BeginAll();
+  EXPECT_TRUE(kept.Apply(ClientOf(1), Descriptor()));
+  EXPECT_TRUE(kept.Apply(BufferOf("b", 12)));
+  EXPECT_TRUE(kept.Apply(GenerationOf("b", 12), Descriptor()));
+  EXPECT_TRUE(kept.Apply(LeaseOf(2, 1, 12)));
+  EXPECT_EQ(kept.counts(), Pod().counts()) << "a broker that dies here has lost nothing";
+  kept.EndAll();
+  EXPECT_EQ(kept.counts(), (KeptCounts{.clients = 1,
+                                       .buffers = 1,
+                                       .generations = 1,
+                                       .leases = 1,
+                                       .pooled_bytes = 2 << 20,
+                                       .offered_bytes = 0}));
+}
+
+TEST(Kept, ADumpNamesOnlyGenerationsThatItHas) {
+  Kept kept;
+  ASSERT_TRUE(kept.Apply(BufferOf("a", 5)));
+  Kept::Cursor cursor;
+  Kept::Statement statement;
+  ASSERT_TRUE(kept.Next(&cursor, &statement));
+  const auto buffer =
+      protocol::ParseLink<LinkBuffer>({statement.bytes.data(), statement.size_bytes});
+  ASSERT_TRUE(buffer);
+  EXPECT_EQ(buffer->current, 0u);
+}
+
+TEST(Kept, HasLimits) {
+  rlimit descriptors{};
+  getrlimit(RLIMIT_NOFILE, &descriptors);
+  descriptors.rlim_cur = descriptors.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &descriptors);
+  Kept kept;
+  ASSERT_TRUE(kept.Apply(BufferOf("a")));
+  for (uint32_t i = 1; i < limits::kBuffers; ++i) {
+    ASSERT_TRUE(kept.Apply(BufferOf(Concat("b", i))));
+  }
+  const auto is_full = [](const Result<void>& result, const char* what) {
+    return !result && result.error().code() == Code::kExhausted &&
+           result.error().what().find(what) != std::string::npos;
+  };
+  EXPECT_TRUE(is_full(kept.Apply(BufferOf("one-more")), "4096 buffers"));
+  EXPECT_TRUE(kept.Apply(BufferOf("a"))) << "one that is there may be stated again";
+  LinkGeneration offered = GenerationOf("a", 1);
+  offered.transport = 2;  // Without descriptors, of which the test has not so many.
+  for (; offered.generation <= limits::kLinkGenerations; ++offered.generation) {
+    ASSERT_TRUE(kept.Apply(offered, UniqueFd()));
+  }
+  EXPECT_TRUE(is_full(kept.Apply(offered, UniqueFd()), "8192 generations"));
+  for (uint64_t i = 1; i <= limits::kLinkClients; ++i) {
+    ASSERT_TRUE(kept.Apply(ClientOf(i), Descriptor())) << "too few descriptors?";
+  }
+  EXPECT_TRUE(is_full(kept.Apply(ClientOf(1 << 20), Descriptor()), "1024 clients"));
+  for (uint64_t i = 1; i <= limits::kLeases; ++i) ASSERT_TRUE(kept.Apply(LeaseOf(i, 1, 1)));
+  EXPECT_TRUE(is_full(kept.Apply(LeaseOf(1 << 20, 1, 1)), "65536 leases"));
+  kept.Apply(DropOf(LinkDropped::kLease, 7));
+  EXPECT_TRUE(kept.Apply(LeaseOf(1 << 20, 1, 1)));
+}
+
+// Goal: whatever is stated in whatever order, it keeps to the rules of link.h. Method: random
+// statements, also such as break them, against a model of a few lines; after each the dumps are
+// equal. Now and then the dump is applied elsewhere, in each of its prefixes, and must come back.
+TEST(Kept, DoesWhatTheModelDoes) {
+#ifdef GPUSHM_SANITIZED
+  constexpr int kRounds = 10;
+#else
+  constexpr int kRounds = 60;
+#endif
+  for (int round = 0; round < kRounds; ++round) {
+    testing::Random random(static_cast<uint64_t>(round));
+    Kept kept;
+    Model model;
+    int refused = 0;
+    for (int step = 0; step < 300; ++step) {
+      const Body body = testing::RandomBody(random);
+      UniqueFd fd;
+      if (testing::TakesDescriptor(body) && testing::Pick(random, 0, 7) > 0) fd = Descriptor();
+      const uint64_t tag = TagOf(fd.get());
+      const bool valid = model.Apply(body, tag);
+      Result<void> applied;
+      if (const auto* client = std::get_if<LinkClient>(&body)) {
+        applied = kept.Apply(*client, std::move(fd));
+      } else if (const auto* generation = std::get_if<LinkGeneration>(&body)) {
+        applied = kept.Apply(*generation, std::move(fd));
+      } else if (const auto* buffer = std::get_if<LinkBuffer>(&body)) {
+        applied = kept.Apply(*buffer);
+      } else if (const auto* lease = std::get_if<LinkLease>(&body)) {
+        applied = kept.Apply(*lease);
+      } else {
+        kept.Apply(std::get<LinkDrop>(body));
+      }
+      ASSERT_EQ(valid, applied.has_value()) << Said(applied) << " round " << round;
+      refused += valid ? 0 : 1;
+      ASSERT_EQ(Dump(kept), model.Dump()) << "round " << round << " step " << step;
+      for (const UniqueFd& gone : kept.TakeRefuse()) EXPECT_TRUE(gone.valid());
+      if (step % 50 != 49) continue;
+      Kept copy;
+      Kept::Cursor cursor;
+      Kept::Statement statement;
+      while (kept.Next(&cursor, &statement)) {
+        const auto taken = ApplyStatement(statement, &copy);
+        ASSERT_TRUE(taken) << Said(taken);
+      }
+      ASSERT_EQ(Dump(copy), Dump(kept));
+      ASSERT_EQ(copy.counts(), kept.counts());
+    }
+    EXPECT_GT(refused, 10);
+  }
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

@@ -1,0 +1,154 @@
+// LinkServer: what it sends, and what it shows.
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <span>
+
+#include "plugin/keeper/descriptor.h"
+#include "plugin/keeper/link_server.h"
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr int kSendsPerWake = 64;
+constexpr int64_t kRetryMs = 5;
+
+}  // namespace
+
+void LinkServer::Flush(uint64_t id) {
+  Connection* const connection = Find(id);
+  if (connection == nullptr || connection->ended || connection->retry_timer != 0) return;
+  connection->waits_for_room = false;
+  for (int i = 0; i < kSendsPerWake; ++i) {
+    Kept::Statement statement;
+    Kept::Cursor after;
+    if (!NextDue(*connection, &statement, &after)) {
+      UpdateInterest(*connection);
+      return;
+    }
+    const std::span<const int> descriptors(&statement.descriptor,
+                                           statement.descriptor >= 0 ? 1 : 0);
+    const Result<bool> sent = protocol::TrySend(
+        connection->socket.get(), {statement.bytes.data(), statement.size_bytes}, descriptors);
+    if (!sent) {
+      // What it said before it left is still to be read.
+      connection->ended = true;
+      connection->dump_due = false;
+      UpdateInterest(*connection);
+      return;
+    }
+    if (!*sent) {
+      WaitForRoom(*connection);
+      return;
+    }
+    Sent(*connection, statement, after);
+  }
+  connection->waits_for_room = true;  // Its turn comes again, after the others'.
+  UpdateInterest(*connection);
+}
+
+void LinkServer::WaitForRoom(Connection& connection) {
+  pollfd writable{.fd = connection.socket.get(), .events = POLLOUT, .revents = 0};
+  if (poll(&writable, 1, 0) == 0) {
+    connection.waits_for_room = true;
+  } else {
+    // ETOOMANYREFS: too many descriptors of this user are in flight, all over the node. No event
+    // tells the end of it.
+    connection.retry_timer = loop_->After(kRetryMs, [this, id = connection.id] {
+      if (Connection* const still = Find(id)) still->retry_timer = 0;
+      Flush(id);
+    });
+  }
+  UpdateInterest(connection);
+}
+
+void LinkServer::UpdateInterest(const Connection& connection) {
+  const uint32_t reads = connection.dump_due ? 0u : uint32_t{EPOLLIN};
+  const uint32_t writes = connection.waits_for_room && !connection.ended ? uint32_t{EPOLLOUT} : 0u;
+  loop_->Change(connection.socket.get(), reads | writes);
+}
+
+bool LinkServer::NextDue(const Connection& connection, Kept::Statement* statement,
+                         Kept::Cursor* after) const {
+  const auto encode = [statement](protocol::LinkKind kind, const auto& body) {
+    statement->kind = kind;
+    statement->size_bytes = protocol::EncodeLink(kind, body, &statement->bytes);
+    return true;
+  };
+  if (connection.welcome_due) return encode(protocol::LinkKind::kWelcome, Welcome(connection));
+  if (connection.dump_due) {
+    *after = connection.cursor;
+    if (kept_.Next(after, statement)) return true;
+    return encode(protocol::LinkKind::kEnd, protocol::LinkEnd{});
+  }
+  if (!connection.device_due) return false;
+  protocol::LinkDevice device{};
+  device.lost = health_.lost ? 1 : 0;
+  health_.reason.copy(device.reason.data(), device.reason.size() - 1);
+  return encode(protocol::LinkKind::kDevice, device);
+}
+
+void LinkServer::Sent(Connection& connection, const Kept::Statement& statement,
+                      const Kept::Cursor& after) {
+  switch (statement.kind) {
+    case protocol::LinkKind::kWelcome:
+      connection.welcome_due = false;
+      return;
+    case protocol::LinkKind::kEnd:
+      connection.dump_due = false;
+      return;
+    case protocol::LinkKind::kDevice:
+      connection.device_due = false;
+      return;
+    default:
+      connection.cursor = after;
+  }
+}
+
+protocol::LinkWelcome LinkServer::Welcome(const Connection& connection) const {
+  const KeptCounts counts = connection.wants_kept ? kept_.counts() : KeptCounts{};
+  return {.version = protocol::kLinkMaxVersion,
+          .reserved = 0,
+          .device_lost = health_.lost ? 1u : 0u,
+          .gpu_uuid = gpu_uuid_,
+          .pool_bytes = grant_.pool_bytes,
+          .allocation = protocol::ToNameField(name_),
+          .clients = counts.clients,
+          .buffers = counts.buffers,
+          .generations = counts.generations,
+          .leases = counts.leases};
+}
+
+LinkView LinkServer::Look() const {
+  LinkView view{.name = name_,
+                .gpu = grant_.gpu,
+                .pool_bytes = grant_.pool_bytes,
+                .open = broker_.has_value(),
+                .connected = broker_ && broker_->connection != 0,
+                .program = broker_ ? broker_->program : "",
+                .kept = kept_.counts(),
+                .closing = closing_->pending(),
+                .leases = {},
+                .registry = registry_};
+  std::map<uint64_t, bool> alive;
+  for (const auto& [id, client] : kept_.clients()) alive[id] = !HasEnded(client.pidfd);
+  view.leases.reserve(kept_.leases().size());
+  for (const auto& [id, lease] : kept_.leases()) {
+    const Kept::Client& client = kept_.clients().at(lease.stated.client_id);
+    const Kept::Generation& generation = kept_.generations().at(lease.stated.generation);
+    view.leases.push_back(
+        {.container = std::string(protocol::FromNameField(client.stated.container)),
+         .buffer = std::string(protocol::FromNameField(generation.stated.name)),
+         .generation = lease.stated.generation,
+         .lease_id = id,
+         .client_id = lease.stated.client_id,
+         .since_unix_ns = lease.stated.since_unix_ns,
+         .mapped_bytes = generation.stated.mapped_bytes,
+         .access = static_cast<protocol::WireAccess>(lease.stated.access),
+         .alive = alive[lease.stated.client_id]});
+  }
+  return view;
+}
+
+}  // namespace gpushm::plugin

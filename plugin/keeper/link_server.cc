@@ -1,0 +1,474 @@
+#include "plugin/keeper/link_server.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "plugin/keeper/descriptor.h"
+#include "runtime/daemon/log.h"
+
+namespace gpushm::plugin {
+namespace {
+
+// Reachable by the sidecar's user, whoever it is; the folder around it is what keeps others out.
+constexpr unsigned kSocketMode = 0666;
+// Accepted and not greeted yet, of one link.
+constexpr size_t kMaxGreeting = 8;
+// (3)
+constexpr int kReadsPerWake = 64;
+// What can lie in the socket of a process that has ended: its send buffer, wmem_max and more.
+constexpr int kReadsAtEnd = 65'536;
+// Descriptors of one link under way to be closed, above which it may not send more.
+constexpr size_t kMaxClosing = limits::kLinkGenerations + limits::kLinkClients;
+// Pause of a listener when descriptors or memory run out.
+constexpr int64_t kAcceptPauseMs = 100;
+
+std::unexpected<Status> Broken(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("a broker broke the protocol: ", rule));
+}
+
+int Digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+// The 16 bytes of "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or of an instance ("MIG-...").
+Result<std::array<uint8_t, 16>> UuidBytes(const std::string& uuid) {
+  std::array<uint8_t, 16> bytes{};
+  std::string digits;
+  const bool prefixed = uuid.starts_with("GPU-") || uuid.starts_with("MIG-");
+  std::copy_if(uuid.begin() + (prefixed ? 4 : 0), uuid.end(), std::back_inserter(digits),
+               [](char c) { return c != '-'; });
+  bool valid = prefixed && digits.size() == 2 * bytes.size();
+  for (size_t i = 0; valid && i < bytes.size(); ++i) {
+    const int high = Digit(digits[2 * i]);
+    const int low = Digit(digits[2 * i + 1]);
+    valid = high >= 0 && low >= 0;
+    bytes[i] = static_cast<uint8_t>(valid ? high * 16 + low : 0);
+  }
+  if (valid) return bytes;
+  return Fail(Code::kInvalidArgument, Concat("\"", uuid, "\" is no UUID of a GPU"),
+              "UUIDs look as nvidia-smi -L prints them");
+}
+
+std::string Text(const protocol::NameField& field) {
+  return {field.data(), strnlen(field.data(), field.size())};
+}
+
+// The registry of a broker of another version is no fault: there is nothing to read in it.
+Result<std::shared_ptr<const registry::RegistryReader>> OpenRegistry(UniqueFd fd) {
+  Result<std::unique_ptr<registry::RegistryReader>> reader =
+      registry::RegistryReader::Open(std::move(fd));
+  if (reader) return std::shared_ptr<const registry::RegistryReader>(std::move(*reader));
+  if (reader.error().code() == Code::kIncompatible) {
+    LogWarning("link-registry-unknown", {{"reason", reader.error().what()}});
+    return nullptr;
+  }
+  return Broken(reader.error().what());
+}
+
+}  // namespace
+
+LinkServer::LinkServer(EventLoop* loop, Worker* closer, const Settings& settings, std::string name,
+                       std::string path, std::function<void(bool)> on_open)
+    : loop_(loop),
+      settings_(settings),
+      name_(std::move(name)),
+      path_(std::move(path)),
+      on_open_(std::move(on_open)),
+      closing_(std::make_shared<Closing>(closer)) {}
+
+LinkServer::~LinkServer() {
+  StopListening();
+  while (!connections_.empty()) Disconnect(connections_.begin()->first);
+  if (broker_) {
+    if (broker_->pidfd) loop_->Unwatch(broker_->pidfd.get());
+    loop_->Cancel(broker_->gone_timer);
+  }
+  ForgetKept();
+}
+
+// ---- what the plugin asks for
+
+Result<void> LinkServer::Open(const LinkGrant& grant, const DeviceHealth& health) {
+  const Result<std::array<uint8_t, 16>> uuid = UuidBytes(grant.gpu);
+  if (!uuid) return std::unexpected(uuid.error());
+  if (grant.pool_bytes > limits::kBufferBytes) {
+    return Fail(Code::kInvalidArgument, Concat("a pool of ", grant.pool_bytes, " bytes"));
+  }
+  if (granted_ && grant != grant_) Revoke();
+  if (!granted_ && closing_->pending() > 0) {
+    return Fail(Code::kBusy,
+                Concat(closing_->pending(), " descriptors of the former holder of ", name_,
+                       " are still being closed"),
+                "the kubelet tries again; is the GPU healthy?");
+  }
+  if (auto listening = Listen(); !listening) return listening;
+  granted_ = true;
+  grant_ = grant;
+  gpu_uuid_ = *uuid;
+  health_ = health;
+  return {};
+}
+
+void LinkServer::Revoke() {
+  const bool had = granted_ && (broker_ || kept_.counts() != KeptCounts{});
+  granted_ = false;
+  StopListening();
+  if (broker_) broker_->revoked = true;
+  while (!connections_.empty()) Disconnect(connections_.begin()->first);
+  const KeptCounts counts = kept_.counts();
+  ForgetKept();
+  if (had) {
+    LogInfo("link-revoked",
+            {{"link", name_}, {"generations", counts.generations}, {"bytes", counts.pooled_bytes}});
+  }
+}
+
+void LinkServer::Close() {
+  Revoke();
+  unlink(path_.c_str());
+}
+
+void LinkServer::SetHealth(const DeviceHealth& health) {
+  health_ = health;
+  Connection* const connection = broker_ ? Find(broker_->connection) : nullptr;
+  if (connection == nullptr) return;
+  connection->device_due = true;
+  Flush(connection->id);
+}
+
+void LinkServer::ForgetKept() {
+  kept_.Clear();
+  kept_epoch_ = 0;
+  CloseRefuse();
+}
+
+// ---- connections
+
+Result<void> LinkServer::Listen() {
+  struct stat file{};
+  if (listener_ && lstat(path_.c_str(), &file) == 0 &&
+      std::pair(file.st_dev, file.st_ino) == listener_file_) {
+    return {};
+  }
+  StopListening();
+  Result<UniqueFd> socket = protocol::Listen(path_, kSocketMode);
+  if (!socket) return std::unexpected(socket.error().WithContext(Concat("link ", name_)));
+  if (lstat(path_.c_str(), &file) != 0) return FailSystem(errno, Concat("stat ", path_));
+  listener_ = std::move(*socket);
+  listener_file_ = {file.st_dev, file.st_ino};
+  return loop_->Watch(listener_.get(), EPOLLIN, [this](uint32_t) { OnAcceptable(); });
+}
+
+void LinkServer::StopListening() {
+  if (!listener_) return;
+  loop_->Cancel(std::exchange(accept_timer_, 0));
+  loop_->Unwatch(listener_.get());
+  // Who has connected and was not accepted may have sent descriptors already.
+  closing_->Close(std::move(listener_));
+}
+
+void LinkServer::OnAcceptable() {
+  UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket) {
+    Admit(std::move(socket));
+    return;
+  }
+  if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
+  LogWarning("accept-paused", {{"link", name_}, {"errno", errno}});
+  loop_->Change(listener_.get(), 0);
+  accept_timer_ = loop_->After(kAcceptPauseMs, [this] {
+    accept_timer_ = 0;
+    if (listener_) loop_->Change(listener_.get(), EPOLLIN);
+  });
+}
+
+void LinkServer::Admit(UniqueFd socket) {
+  const auto greeting = std::count_if(connections_.begin(), connections_.end(),
+                                      [](const auto& item) { return !item.second->greeted; });
+  const bool crowded = static_cast<size_t>(greeting) >= kMaxGreeting;
+  if (crowded || closing_->pending() > kMaxClosing) {
+    LogWarning("link-refused", {{"link", name_},
+                                {"reason", crowded ? "too many connections that say nothing"
+                                                   : "its descriptors are not closed yet"}});
+    shutdown(socket.get(), SHUT_RDWR);
+    closing_->Close(std::move(socket));
+    return;
+  }
+  const uint64_t id = next_connection_++;
+  auto connection = std::make_unique<Connection>();
+  connection->id = id;
+  connection->socket = std::move(socket);
+  if (settings_.peer_process) connection->pidfd = PeerProcess(connection->socket.get());
+  const Result<void> watched = loop_->Watch(connection->socket.get(), EPOLLIN,
+                                            [this, id](uint32_t events) { OnSocket(id, events); });
+  if (!watched) {
+    closing_->Close(std::move(connection->socket));
+    return;
+  }
+  connection->greeting_timer = loop_->After(settings_.greeting_ms, [this, id] {
+    Break(id, Status(Code::kTimeout, "it connected and said nothing"));
+  });
+  connections_.emplace(id, std::move(connection));
+}
+
+LinkServer::Connection* LinkServer::Find(uint64_t id) {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? nullptr : found->second.get();
+}
+
+void LinkServer::OnSocket(uint64_t id, uint32_t events) {
+  Connection* const connection = Find(id);
+  if (connection == nullptr) return;
+  if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
+    // The dump is for nobody; what was said before the end counts.
+    connection->ended = true;
+    connection->dump_due = false;
+  }
+  if ((events & EPOLLOUT) != 0) Flush(id);
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Read(id, kReadsPerWake);
+}
+
+void LinkServer::Read(uint64_t id, int messages) {
+  for (int i = 0; i < messages; ++i) {
+    Connection* const connection = Find(id);
+    if (connection == nullptr || connection->dump_due) return;
+    protocol::Message message;
+    const Result<bool> received = protocol::TryReceive(connection->socket.get(), &message);
+    Result<void> handled;
+    if (!received) {
+      handled = std::unexpected(received.error());
+    } else if (!*received) {
+      return;
+    } else {
+      handled = OnMessage(*connection, message);
+    }
+    closing_->Close(std::move(message.descriptors));
+    CloseRefuse();
+    if (handled) continue;
+    if (handled.error().code() == Code::kUnavailable) {
+      Disconnect(id);
+    } else {
+      Break(id, handled.error());
+    }
+    return;
+  }
+}
+
+// The socket goes; the broker's process may live on.
+void LinkServer::Disconnect(uint64_t id) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  Connection& connection = *found->second;
+  loop_->Cancel(connection.greeting_timer);
+  loop_->Cancel(connection.retry_timer);
+  loop_->Unwatch(connection.socket.get());
+  // The other side sees the end at once, whenever ours is closed: unread descriptors may lie in it.
+  shutdown(connection.socket.get(), SHUT_RDWR);
+  closing_->Close(std::move(connection.socket));
+  connections_.erase(found);
+  if (!broker_ || broker_->connection != id) return;
+  broker_->connection = 0;
+  if (!broker_->pidfd) {
+    broker_->gone_timer = loop_->After(settings_.gone_ms, [this] { OnProcessEnded(); });
+  }
+}
+
+void LinkServer::Break(uint64_t id, const Status& why) {
+  const bool is_broker = broker_ && broker_->connection == id;
+  LogWarning(
+      "link-broken",
+      {{"link", name_}, {"program", is_broker ? broker_->program : ""}, {"reason", why.what()}});
+  if (is_broker && why.code() == Code::kExhausted) ForgetKept();  // (5)
+  Disconnect(id);
+}
+
+// ---- the broker
+
+Result<void> LinkServer::OnMessage(Connection& connection, protocol::Message& message) {
+  const Result<protocol::LinkHeader> header = protocol::ParseLinkHeader(message.span());
+  if (!header) return std::unexpected(header.error());
+  const auto kind = static_cast<protocol::LinkKind>(header->kind);
+  if ((kind == protocol::LinkKind::kHello) == connection.greeted) {
+    return Broken("a link message out of order");
+  }
+  const bool may_have_descriptor = kind == protocol::LinkKind::kRegistry ||
+                                   kind == protocol::LinkKind::kClient ||
+                                   kind == protocol::LinkKind::kGeneration;
+  if (message.descriptors.size() > (may_have_descriptor ? 1u : 0u)) {
+    return Broken("a descriptor that does not belong there");
+  }
+  if (!message.descriptors.empty() && closing_->pending() > kMaxClosing) {
+    return Fail(Code::kBusy, "it sends descriptors faster than they can be closed");
+  }
+  if (kind == protocol::LinkKind::kHello) return OnHello(connection, message);
+  return OnStatement(connection, kind, message);
+}
+
+Result<void> LinkServer::OnHello(Connection& connection, protocol::Message& message) {
+  const Result<protocol::LinkHello> hello =
+      protocol::ParseLink<protocol::LinkHello>(message.span());
+  if (!hello) return std::unexpected(hello.error());
+  if (hello->min_version > protocol::kLinkMaxVersion ||
+      hello->max_version < protocol::kLinkMinVersion) {
+    return Fail(Code::kIncompatible,
+                Concat(Text(hello->program), " speaks link versions ", hello->min_version, " to ",
+                       hello->max_version, ", the plugin ", protocol::kLinkMinVersion, " to ",
+                       protocol::kLinkMaxVersion),
+                "use a sidecar image of the plugin's release");
+  }
+  if (broker_ && broker_->pidfd && HasEnded(broker_->pidfd)) OnProcessEnded();
+  if (broker_ && !IsBroker(connection, hello->epoch)) {
+    return Fail(Code::kAlreadyExists, Concat(Text(hello->program), " is refused: the process of ",
+                                             broker_->program, " has not ended"));
+  }
+  if (auto made = MakeBroker(connection, *hello); !made) return made;
+  // What it does not state again until its End is no more. Of another run of it nothing counts but
+  // what it asked for: numbers of clients and leases are each broker's own.
+  if (hello->want_kept == 0 && hello->epoch != kept_epoch_) ForgetKept();
+  kept_epoch_ = hello->epoch;
+  kept_.BeginAll();
+  connection.welcome_due = true;
+  connection.wants_kept = hello->want_kept != 0;
+  connection.dump_due = connection.wants_kept;
+  connection.device_due = health_.lost;
+  const KeptCounts counts = kept_.counts();
+  LogInfo("link-connected", {{"link", name_},
+                             {"program", broker_->program},
+                             {"gives_back", connection.wants_kept},
+                             {"generations", counts.generations},
+                             {"leases", counts.leases},
+                             {"bytes", counts.pooled_bytes}});
+  Flush(connection.id);
+  return {};
+}
+
+bool LinkServer::IsBroker(const Connection& connection, uint64_t epoch) const {
+  if (broker_->revoked) return false;
+  const Same same = broker_->pidfd && connection.pidfd
+                        ? IsSameProcess(broker_->pidfd, connection.pidfd)
+                        : Same::kUnknown;
+  return same == Same::kYes || (same == Same::kUnknown && epoch == broker_->epoch);
+}
+
+Result<void> LinkServer::MakeBroker(Connection& connection, const protocol::LinkHello& hello) {
+  const bool was_open = broker_.has_value();
+  if (was_open) {
+    Disconnect(broker_->connection);
+    if (broker_->pidfd) loop_->Unwatch(broker_->pidfd.get());
+    loop_->Cancel(broker_->gone_timer);
+  }
+  loop_->Cancel(std::exchange(connection.greeting_timer, 0));
+  connection.greeted = true;
+  broker_ = Broker{.pidfd = std::move(connection.pidfd),
+                   .epoch = hello.epoch,
+                   .program = Text(hello.program),
+                   .connection = connection.id,
+                   .revoked = false,
+                   .gone_timer = 0};
+  if (!was_open) on_open_(true);
+  if (!broker_->pidfd) return {};
+  Result<void> watched =
+      loop_->Watch(broker_->pidfd.get(), EPOLLIN, [this](uint32_t) { OnProcessEnded(); });
+  if (!watched) broker_->pidfd.Reset();  // Its end is told by the socket's then.
+  return watched;
+}
+
+void LinkServer::OnProcessEnded() {
+  const uint64_t id = broker_->connection;
+  if (Connection* const connection = Find(id)) {
+    connection->ended = true;
+    connection->dump_due = false;
+    Read(id, kReadsAtEnd);  // (4)
+    Disconnect(id);
+  }
+  if (broker_->pidfd) loop_->Unwatch(broker_->pidfd.get());
+  loop_->Cancel(broker_->gone_timer);
+  const KeptCounts counts = kept_.counts();
+  LogInfo("link-closed", {{"link", name_},
+                          {"program", broker_->program},
+                          {"generations", counts.generations},
+                          {"leases", counts.leases},
+                          {"bytes", counts.pooled_bytes}});
+  broker_.reset();
+  registry_.reset();
+  on_open_(false);
+}
+
+Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind kind,
+                                     protocol::Message& message) {
+  const int descriptor = message.descriptors.empty() ? -1 : message.descriptors[0].get();
+  // What is not taken stays the message's, and goes the way of all refused descriptors.
+  const auto take = [&] { return descriptor < 0 ? UniqueFd() : std::move(message.descriptors[0]); };
+  switch (kind) {
+    case protocol::LinkKind::kRegistry:
+      return OnRegistry(connection, message);
+    case protocol::LinkKind::kClient: {
+      const auto body = protocol::ParseLink<protocol::LinkClient>(message.span());
+      if (!body) return std::unexpected(body.error());
+      if (descriptor < 0 || !IsPidfd(descriptor)) return Broken("a client without a pidfd");
+      return kept_.Apply(*body, take());
+    }
+    case protocol::LinkKind::kBuffer: {
+      const auto body = protocol::ParseLink<protocol::LinkBuffer>(message.span());
+      return body ? kept_.Apply(*body) : std::unexpected(body.error());
+    }
+    case protocol::LinkKind::kGeneration: {
+      const auto body = protocol::ParseLink<protocol::LinkGeneration>(message.span());
+      if (!body) return std::unexpected(body.error());
+      if (descriptor >= 0) {
+        if (auto memory = CheckMemory(descriptor); !memory) return memory;
+      }
+      return kept_.Apply(*body, take());
+    }
+    case protocol::LinkKind::kLease: {
+      const auto body = protocol::ParseLink<protocol::LinkLease>(message.span());
+      return body ? kept_.Apply(*body) : std::unexpected(body.error());
+    }
+    case protocol::LinkKind::kDrop: {
+      const auto body = protocol::ParseLink<protocol::LinkDrop>(message.span());
+      if (!body) return std::unexpected(body.error());
+      kept_.Apply(*body);
+      return {};
+    }
+    case protocol::LinkKind::kEnd:
+      return OnEnd(connection, message);
+    default:
+      return Broken("a link message that only the plugin may send");
+  }
+}
+
+Result<void> LinkServer::OnRegistry(Connection& connection, protocol::Message& message) {
+  const auto body = protocol::ParseLink<protocol::LinkRegistry>(message.span());
+  if (!body) return std::unexpected(body.error());
+  if (message.descriptors.empty()) return Broken("a registry without its memfd");
+  if (connection.said_registry) return Broken("a second registry");
+  // Closing what is no memfd can block; the rest is RegistryReader's to check.
+  if (fcntl(message.descriptors[0].get(), F_GET_SEALS) < 0) return Broken("no memfd as registry");
+  auto registry = OpenRegistry(std::move(message.descriptors[0]));
+  if (!registry) return std::unexpected(registry.error());
+  connection.said_registry = true;
+  registry_ = std::move(*registry);
+  return {};
+}
+
+Result<void> LinkServer::OnEnd(Connection& connection, protocol::Message& message) {
+  const auto body = protocol::ParseLink<protocol::LinkEnd>(message.span());
+  if (!body) return std::unexpected(body.error());
+  if (connection.said_end) return Broken("a second end");
+  connection.said_end = true;
+  kept_.EndAll();
+  return {};
+}
+
+}  // namespace gpushm::plugin
