@@ -44,13 +44,13 @@ Result<const NvmlApi*> NvmlApi::Load(const std::string& folder) {
   return loaded->emplace(folder, std::move(api)).first->second.get();
 }
 
-Result<void> NvmlApi::Restart() const {
+nvmlReturn_t NvmlApi::Restart() const {
   const std::lock_guard lock(restarting_);
   // Load made the only initialisation of this process, so one shutdown ends it.
   if (initialised_) nvmlShutdown();
-  const Result<void> initialised = Check(nvmlInit_v2(), "nvmlInit");
-  initialised_ = initialised.has_value();
-  return initialised;
+  const nvmlReturn_t result = nvmlInit_v2();
+  initialised_ = result == NVML_SUCCESS;
+  return result;
 }
 
 Result<void> NvmlApi::Check(nvmlReturn_t result, std::string_view call) const {

@@ -47,8 +47,8 @@ class NvmlApi {
   // nvmlShutdown and nvmlInit, which NVML needs after a GPU was reset or the driver loaded anew: 3
   // ms (H100, driver 580). Device handles and event sets of the whole process are invalid from then
   // on and meanwhile calls of other threads answer UNINITIALIZED; so nobody keeps handles for
-  // longer than one look. Fails as Load does; NVML is then uninitialised until it succeeds.
-  Result<void> Restart() const;
+  // longer than one look. The answer is nvmlInit's; NVML is uninitialised until one succeeds.
+  nvmlReturn_t Restart() const;
 
  private:
   NvmlApi() = default;

@@ -309,10 +309,10 @@ TEST_F(SimTest, NvmlTellsOfHealthAndOfADriverThatIsGone) {
     Write("faults.yaml", "driver_gone: true");
     nvmlMemory_t memory{};
     EXPECT_EQ(nvml.nvmlDeviceGetMemoryInfo(device, &memory), NVML_ERROR_UNKNOWN);
-    EXPECT_FALSE(nvml.Restart());
+    EXPECT_EQ(nvml.Restart(), NVML_ERROR_DRIVER_NOT_LOADED);
     EXPECT_EQ(nvml.nvmlDeviceGetMemoryInfo(device, &memory), NVML_ERROR_UNINITIALIZED);
     std::filesystem::remove(folder_ + "/faults.yaml");
-    ASSERT_TRUE(nvml.Restart());
+    ASSERT_EQ(nvml.Restart(), NVML_SUCCESS);
     ASSERT_EQ(nvml.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
     EXPECT_EQ(nvml.nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
   });

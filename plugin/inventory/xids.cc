@@ -1,0 +1,166 @@
+#include "plugin/inventory/xids.h"
+
+#include "runtime/base/status.h"
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr XidEffect kNone = XidEffect::kNone;
+constexpr XidEffect kAsk = XidEffect::kAsk;
+constexpr XidEffect kReset = XidEffect::kReset;
+
+constexpr XidInfo kXids[] = {
+    {8, 8, kNone, "RESTART_APP", "a channel made no progress"},
+    {11, 11, kNone, "RESTART_APP", "invalid commands in an application's push buffer"},
+    {13, 13, kNone, "RESTART_APP", "exception in a kernel: out of bounds, illegal instruction"},
+    {14, 14, kNone, "IGNORE", "injected by a test"},
+    {25, 25, kNone, "RESTART_APP", "invalid commands in an application's push buffer"},
+    {31, 31, kNone, "RESTART_APP", "a kernel or copy touched an address that is not mapped"},
+    {32, 32, kNone, "RESTART_APP", "the DMA controller found an invalid push buffer"},
+    {37, 38, kNone, "IGNORE", "firmware refused a request, or its watchdog fired"},
+    {39, 41, kNone, "RESTART_APP", "copy engine exception"},
+    {43, 43, kNone, "IGNORE", "an application hit a software fault and was ended"},
+    {44, 44, kNone, "IGNORE", "fault during a context switch"},
+    {45, 45, kNone, "WORKFLOW_XID_45",
+     "an application's work was removed: killed, or follows another XID"},
+    {46, 46, kReset, "RESET_GPU", "the GPU stopped processing"},
+    {48, 48, kAsk, "WORKFLOW_XID_48", "uncorrectable (double bit) ECC error"},
+    {54, 54, kReset, "CHECK_MECHANICALS", "auxiliary power is not connected"},
+    {60, 60, kNone, "RESTART_APP", "security engine exception"},
+    {62, 62, kReset, "RESET_GPU", "the power management controller halted"},
+    {63, 63, kNone, "IGNORE", "a row was remapped, or will be at the next reset"},
+    {64, 64, kReset, "RESET_GPU", "a row could not be remapped"},
+    {66, 67, kNone, "IGNORE", "illegal access by the driver"},
+    {68, 68, kNone, "RESTART_APP", "video decoder exception"},
+    {69, 69, kNone, "RESTART_APP", "graphics engine class error"},
+    {70, 72, kNone, "RESTART_APP", "copy engine exception"},
+    {74, 74, kAsk, "WORKFLOW_NVLINK_ERR", "NVLink error, of this GPU or at the other end"},
+    {75, 77, kNone, "RESTART_APP", "copy engine exception"},
+    {78, 78, kNone, "UPDATE_SWFW", "a virtual GPU did not start"},
+    {79, 79, kReset, "RESTART_BM", "the GPU has fallen off the bus"},
+    {80, 80, kNone, "RESTART_APP", "corrupted push buffer data"},
+    {82, 82, kNone, "RESTART_APP", "JPEG engine exception"},
+    {83, 84, kNone, "RESTART_APP", "video decoder exception"},
+    {85, 85, kNone, "RESTART_APP", "copy engine exception"},
+    {86, 86, kNone, "RESTART_APP", "optical flow engine exception"},
+    {88, 89, kNone, "RESTART_APP", "video decoder exception"},
+    {92, 92, kNone, "IGNORE", "many correctable ECC errors"},
+    {93, 93, kNone, "IGNORE", "the wear limit of the InfoROM is reached"},
+    {94, 94, kNone, "RESTART_APP", "memory error, contained in one application"},
+    {95, 95, kReset, "RESET_GPU", "memory error that was not contained"},
+    {96, 98, kNone, "RESTART_APP", "video decoder exception"},
+    {99, 105, kNone, "RESTART_APP", "JPEG engine exception"},
+    {106, 107, kNone, "IGNORE", "test message"},
+    {108, 108, kNone, "IGNORE", "address translation failed at the other end of an NVLink"},
+    {109, 109, kReset, "RESET_GPU", "a context switch timed out"},
+    {110, 110, kReset, "RESET_GPU", "security fault"},
+    {119, 119, kReset, "RESET_GPU", "the GPU's system processor (GSP) does not answer"},
+    {120, 120, kReset, "RESET_GPU", "the GPU's system processor (GSP) failed"},
+    {121, 121, kNone, "IGNORE", "corrected errors of the link to the CPU"},
+    {126, 135, kNone, "RESTART_APP", "copy engine exception"},
+    {136, 136, kReset, "RESET_GPU", "an NVLink could not be trained"},
+    {137, 137, kNone, "IGNORE", "illegal access to a peer over NVLink"},
+    {139, 139, kNone, "RESTART_APP", "optical flow engine exception"},
+    {140, 140, kReset, "RESET_GPU", "uncorrectable ECC error that could not be handled"},
+    {141, 141, kNone, "IGNORE", "error of CUDA's fast path"},
+    {142, 142, kNone, "CONTACT_SUPPORT", "video encoder exception"},
+    {143, 143, kReset, "RESET_GPU", "the GPU could not be initialised"},
+    {144, 150, kAsk, "WORKFLOW_NVLINK5_ERR", "NVLink error; many are harmless"},
+    {151, 151, kReset, "RESTART_VM", "keys could not be rotated (confidential computing)"},
+    {152, 153, kNone, "IGNORE", "deep learning accelerator error"},
+    {154, 154, kAsk, "XID_154", "the driver's recovery action has changed"},
+    {155, 155, kReset, "RESET_GPU", "an NVLink was taken down by software"},
+    {156, 156, kReset, "RESET_GPU", "a faulty part of the GPU was retired; active after a reset"},
+    {157, 157, kNone, "IGNORE", "a faulty part of the GPU could not be retired; may recur"},
+    {158, 158, kReset, "RESET_GPU", "fatal timeout"},
+    {159, 159, kAsk, "CHECK_UVM", "error of the link to the CPU"},
+    {160, 161, kNone, "IGNORE", "a memory channel was retired, or could not be"},
+    {162, 165, kNone, "none given", "power smoothing changed"},
+    {166, 166, kAsk, "none given", "NVLink encryption error"},
+    {167, 167, kAsk, "none given", "fatal timeout on PCIe"},
+    {168, 168, kAsk, "none given", "memory is missing: errors in a protected region"},
+    {169, 169, kAsk, "none given", "the security controller halted"},
+    {170, 170, kAsk, "none given", "NVLink interrupt under confidential computing"},
+    {171, 172, kAsk, "none given", "details of an XID 48: DRAM or SRAM"},
+};
+
+constexpr XidInfo kUnlisted = {0, 0, XidEffect::kUnknown, "none given",
+                               "not in NVIDIA's catalog, or unused there"};
+
+std::string_view EffectName(XidEffect effect) {
+  switch (effect) {
+    case XidEffect::kNone:
+      return "none";
+    case XidEffect::kAsk:
+      return "as the driver says";
+    case XidEffect::kReset:
+      return "unhealthy";
+    case XidEffect::kUnknown:
+      return "unhealthy for a minute";
+  }
+  return "?";
+}
+
+}  // namespace
+
+std::span<const XidInfo> Xids() { return kXids; }
+
+const XidInfo& FindXid(uint64_t xid) {
+  for (const XidInfo& info : kXids) {
+    if (info.first <= xid && xid <= info.last) return info;
+  }
+  return kUnlisted;
+}
+
+std::string XidsMarkdown() {
+  std::string out =
+      "<!-- Made from the table in plugin/inventory/xids.cc; plugin_health_test compares and,\n"
+      "with GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
+      "# XIDs and a GPU's health\n\n"
+      "The driver reports errors as numbers, XIDs. The plugin hears of them through NVML within "
+      "milliseconds and decides by this table, which follows the immediate actions of [NVIDIA's "
+      "catalog](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) for Ampere "
+      "and newer. `health.ignore-xids` and `health.fatal-xids` of its "
+      "[configuration](plugin-config.md) go before the table.\n\n"
+      "| effect | what the plugin does |\n|---|---|\n"
+      "| none | Counts it. The GPU is well; the application is not. |\n"
+      "| as the driver says | Reads the driver's recovery action (drivers of R565 and newer) at "
+      "once and follows it. A driver that has none: unhealthy. |\n"
+      "| unhealthy | As many device IDs as the GPU stands for become unhealthy: nothing new is "
+      "bound there. Containers that run go on. |\n"
+      "| unhealthy for a minute | Nobody knows: suspect until it has been quiet and answered well. "
+      "|\n\n"
+      "## What else makes a GPU unhealthy\n\n"
+      "| sign | found by | healthy again |\n|---|---|---|\n"
+      "| lost, or NVML asks for a reset | looks every `health.recheck-ms`; events | it answers; "
+      "NVML is initialised anew meanwhile, as it needs after a reset |\n"
+      "| the driver's recovery action asks for a reset or reboot | looks, at once after each event "
+      "| the action is none |\n"
+      "| a row could not be remapped | looks | not before the failure flag is gone |\n"
+      "| uncorrectable ECC errors, on drivers without recovery action | looks | as after an XID |\n"
+      "| NVML itself fails | every call | it can be initialised again |\n"
+      "| two looks in a row fail for another reason | looks | it answers |\n\n"
+      "In every case `health.good-probes` looks in a row must be good as well.\n\n"
+      "## After an XID\n\n"
+      "A GPU is healthy again when a reset was seen (the recovery action went back to none, the "
+      "volatile ECC count fell, a lost GPU answers again), or when nothing happened for a time: "
+      "30 s where the driver has a recovery action and asks for nothing, `health.quiet-ms` (10 "
+      "minutes) where it has none, a minute after an XID that nobody knows. The time doubles with "
+      "each return of the same XID within a day, up to 16 times.\n\n"
+      "Of a GPU in MIG mode only the instance is concerned that NVML names; all of them where it "
+      "names none.\n\n"
+      "Resetting a GPU by hand (`nvidia-smi --gpu-reset`) needs that no process has it open, so "
+      "the node's plugin and brokers have to be stopped first.\n\n"
+      "## The table\n\n"
+      "| XID | effect | NVIDIA's action | meaning |\n|---|---|---|---|\n";
+  for (const XidInfo& info : kXids) {
+    out += Concat("| ", info.first);
+    if (info.last != info.first) out += Concat("-", info.last);
+    out += Concat(" | ", EffectName(info.effect), " | ", info.action, " | ", info.meaning, " |\n");
+  }
+  out += Concat("| any other | ", EffectName(kUnlisted.effect), " | ", kUnlisted.action, " | ",
+                kUnlisted.meaning, " |\n");
+  return out;
+}
+
+}  // namespace gpushm::plugin
