@@ -1,0 +1,320 @@
+#include "plugin/kubelet/plugin_server.h"
+
+#include <grpcpp/server_posix.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "plugin/kubelet/device_plugin.grpc.pb.h"
+#include "plugin/kubelet/grpc_support.h"
+
+namespace gpushm::plugin::kubelet {
+namespace {
+
+namespace api = ::v1beta1;
+
+// IDs that an error names; the rest is counted.
+constexpr size_t kNamedIds = 8;
+
+std::string Join(const std::vector<std::string>& ids) {
+  std::string text;
+  for (size_t i = 0; i < std::min(ids.size(), kNamedIds); ++i)
+    text += Concat(i == 0 ? "" : ", ", ids[i].empty() ? "\"\"" : ids[i]);
+  if (ids.size() > kNamedIds) text += Concat(" and ", ids.size() - kNamedIds, " more");
+  return text;
+}
+
+template <typename Repeated>
+DeviceIds ToIds(const Repeated& ids) {
+  return DeviceIds(ids.begin(), ids.end());
+}
+
+void Fill(const Grant& grant, api::ContainerAllocateResponse* out) {
+  for (const std::string& name : grant.cdi_names) out->add_cdi_devices()->set_name(name);
+  for (const auto& [key, value] : grant.edits.env) (*out->mutable_envs())[key] = value;
+  for (const Mount& mount : grant.edits.mounts) {
+    api::Mount* const to = out->add_mounts();
+    to->set_host_path(mount.host_path);
+    to->set_container_path(mount.container_path);
+    to->set_read_only(mount.read_only);
+  }
+  for (const DeviceNode& node : grant.edits.device_nodes) {
+    api::DeviceSpec* const to = out->add_devices();
+    to->set_host_path(node.host_path);
+    to->set_container_path(node.container_path);
+    to->set_permissions(node.permissions);
+  }
+}
+
+}  // namespace
+
+// Unary calls run on gRPC's threads. ListAndWatch is asynchronous, on a completion queue with one
+// thread: a stream costs no thread, and its end is an event.
+class PluginServer::Service final
+    : public api::DevicePlugin::WithAsyncMethod_ListAndWatch<api::DevicePlugin::Service> {
+ public:
+  Service(Config config, Handler* handler) : config_(std::move(config)), handler_(handler) {
+    RouteGrpcLog();
+    grpc::ServerBuilder builder;
+    builder.RegisterService(this);
+    queue_ = builder.AddCompletionQueue();
+    server_ = builder.BuildAndStart();
+    GPUSHM_ASSERT(server_ != nullptr);  // It opens nothing and binds nothing.
+    AwaitStream();
+    thread_ = std::thread([this] { Loop(); });
+  }
+
+  void Serve(UniqueFd connection) {
+    grpc::AddInsecureChannelFromFd(server_.get(), connection.Release());
+  }
+
+  void SetDevices(std::vector<Advertised> devices) {
+    std::sort(devices.begin(), devices.end(),
+              [](const Advertised& a, const Advertised& b) { return a.id < b.id; });
+    const std::lock_guard lock(mutex_);
+    list_.Clear();
+    known_.clear();
+    for (const Advertised& device : devices) {
+      api::Device* const to = list_.add_devices();
+      to->set_id(device.id);
+      to->set_health(device.healthy ? "Healthy" : "Unhealthy");
+      known_.insert(device.id);
+    }
+    ++version_;
+    for (auto& [id, stream] : streams_) Write(stream.get());
+  }
+
+  void EndStreams() {
+    const std::lock_guard lock(mutex_);
+    for (auto& [id, stream] : streams_) End(stream.get());
+  }
+
+  void CancelStreams() {
+    const std::lock_guard lock(mutex_);
+    for (auto& [id, stream] : streams_) {
+      if (stream->open) stream->context.TryCancel();
+    }
+  }
+
+  void Shutdown(const Deadline& deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) return;
+      stopping_ = true;
+      for (auto& [id, stream] : streams_) {
+        End(stream.get());
+        if (stream->open && stream->writing) stream->context.TryCancel();
+      }
+    }
+    server_->Shutdown(std::chrono::system_clock::now() +
+                      std::chrono::nanoseconds(deadline.RemainingNs()));
+    queue_->Shutdown();
+    thread_.join();
+  }
+
+  grpc::Status GetDevicePluginOptions(grpc::ServerContext*, const api::Empty*,
+                                      api::DevicePluginOptions* options) override {
+    options->set_pre_start_required(true);
+    options->set_get_preferred_allocation_available(config_.prefers);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Allocate(grpc::ServerContext*, const api::AllocateRequest* request,
+                        api::AllocateResponse* response) override {
+    return Timed(CallRecord::Kind::kAllocate, [&]() -> Result<void> {
+      for (const api::ContainerAllocateRequest& container : request->container_requests()) {
+        const Result<DeviceIds> ids = Known(container.devices_ids());
+        if (!ids) return std::unexpected(ids.error());
+        const Result<Grant> grant = handler_->Allocate(config_.resource, *ids);
+        if (!grant) return std::unexpected(grant.error());
+        Fill(*grant, response->add_container_responses());
+      }
+      return {};
+    });
+  }
+
+  grpc::Status PreStartContainer(grpc::ServerContext*, const api::PreStartContainerRequest* request,
+                                 api::PreStartContainerResponse*) override {
+    return Timed(CallRecord::Kind::kPreStart, [&]() -> Result<void> {
+      const Result<DeviceIds> ids = Known(request->devices_ids());
+      if (!ids) return std::unexpected(ids.error());
+      return handler_->PreStart(config_.resource, *ids);
+    });
+  }
+
+  grpc::Status GetPreferredAllocation(grpc::ServerContext*,
+                                      const api::PreferredAllocationRequest* request,
+                                      api::PreferredAllocationResponse* response) override {
+    if (!config_.prefers) return {grpc::StatusCode::UNIMPLEMENTED, "gpushm prefers no device ID"};
+    return Timed(CallRecord::Kind::kPrefer, [&]() -> Result<void> {
+      for (const auto& container : request->container_requests()) {
+        const DeviceIds chosen =
+            handler_->Prefer(config_.resource, ToIds(container.available_deviceids()),
+                             ToIds(container.must_include_deviceids()),
+                             static_cast<size_t>(std::max(container.allocation_size(), 0)));
+        auto* const to = response->add_container_responses();
+        for (const std::string& id : chosen) to->add_deviceids(id);
+      }
+      return {};
+    });
+  }
+
+ private:
+  // One ListAndWatch. Tags of its operations are its number and a Step, so that one which comes
+  // after its end finds nothing.
+  enum class Step : uintptr_t { kOpened, kDone, kWritten, kFinished };
+  struct Stream {
+    explicit Stream(uint64_t number) : id(number), writer(&context) {}
+    const uint64_t id;
+    grpc::ServerContext context;
+    api::Empty request;
+    grpc::ServerAsyncWriter<api::ListAndWatchResponse> writer;
+    bool open = false;
+    bool writing = false;
+    bool finishing = false;
+    bool done = false;    // Ended by either side.
+    bool ending = false;  // To be finished when what is being written is written.
+    uint64_t sent = 0;    // The version_ of the list.
+  };
+
+  static void* Tag(const Stream& stream, Step step) {
+    return reinterpret_cast<void*>((stream.id << 2) | static_cast<uintptr_t>(step));
+  }
+
+  template <typename Call>
+  grpc::Status Timed(CallRecord::Kind kind, Call call) {
+    const int64_t start_ns = MonotonicNs();
+    const Result<void> done = call();
+    if (config_.on_call)
+      config_.on_call({kind, config_.resource, MonotonicNs() - start_ns, done.has_value()});
+    return done ? grpc::Status::OK : ToGrpc(done.error());
+  }
+
+  template <typename Repeated>
+  Result<DeviceIds> Known(const Repeated& asked) {
+    if (asked.empty()) return Fail(Code::kInvalidArgument, "the kubelet asks for no device ID");
+    std::vector<std::string> unknown;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const std::string& id : asked) {
+        if (!known_.contains(id)) unknown.push_back(id);
+      }
+    }
+    if (unknown.empty()) return ToIds(asked);
+    std::sort(unknown.begin(), unknown.end());
+    return Fail(Code::kInvalidArgument,
+                Concat("device IDs ", Join(unknown), " are not advertised (any more)"),
+                "delete the pod; its successor gets IDs of what this node has now");
+  }
+
+  // All below with mutex_ held.
+  void AwaitStream() {
+    auto stream = std::make_unique<Stream>(++last_id_);
+    stream->context.AsyncNotifyWhenDone(Tag(*stream, Step::kDone));
+    RequestListAndWatch(&stream->context, &stream->request, &stream->writer, queue_.get(),
+                        queue_.get(), Tag(*stream, Step::kOpened));
+    streams_.emplace(stream->id, std::move(stream));
+  }
+
+  void Write(Stream* stream) {
+    if (!stream->open || stream->writing || stream->ending || stream->done) return;
+    if (stream->sent == version_) return;
+    stream->sent = version_;
+    stream->writing = true;
+    stream->writer.Write(list_, Tag(*stream, Step::kWritten));
+  }
+
+  void End(Stream* stream) {
+    if (!stream->open || stream->done || stream->finishing) return;
+    stream->ending = true;
+    if (stream->writing) return;
+    stream->finishing = true;
+    stream->writer.Finish(grpc::Status::OK, Tag(*stream, Step::kFinished));
+  }
+
+  size_t CountOpen() const {
+    return static_cast<size_t>(
+        std::count_if(streams_.begin(), streams_.end(),
+                      [](const auto& item) { return item.second->open && !item.second->done; }));
+  }
+
+  void Advance(uint64_t id, Step step, bool ok) {
+    const auto found = streams_.find(id);
+    if (found == streams_.end()) return;
+    Stream* const stream = found->second.get();
+    switch (step) {
+      case Step::kOpened:
+        if (!ok) {  // The server stops; nothing more comes of this one.
+          streams_.erase(found);
+          return;
+        }
+        stream->open = true;
+        if (!stopping_) AwaitStream();
+        Write(stream);
+        break;
+      case Step::kWritten:
+        stream->writing = false;
+        if (ok && stream->ending) End(stream);
+        if (ok) Write(stream);
+        break;
+      case Step::kFinished:
+        stream->finishing = false;
+        break;
+      case Step::kDone:
+        stream->done = true;
+        break;
+    }
+    if (stream->done && !stream->writing && !stream->finishing) streams_.erase(id);
+  }
+  // Until here.
+
+  void Loop() {
+    void* tag = nullptr;
+    bool ok = false;
+    size_t told = 0;
+    while (queue_->Next(&tag, &ok)) {
+      const auto bits = reinterpret_cast<uintptr_t>(tag);
+      size_t open = 0;
+      {
+        const std::lock_guard lock(mutex_);
+        Advance(bits >> 2, static_cast<Step>(bits & 3), ok);
+        open = CountOpen();
+        if (stopping_) continue;
+      }
+      if (std::exchange(told, open) != open) config_.on_streams(open);
+    }
+  }
+
+  const Config config_;
+  Handler* const handler_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<grpc::Server> server_;
+  std::thread thread_;
+
+  std::mutex mutex_;
+  bool stopping_ = false;
+  uint64_t version_ = 0;  // 0: SetDevices was not called yet.
+  api::ListAndWatchResponse list_;
+  DeviceIds known_;
+  uint64_t last_id_ = 0;
+  std::map<uint64_t, std::unique_ptr<Stream>> streams_;  // By id; one of them awaits its client.
+};
+
+PluginServer::PluginServer(Config config, Handler* handler)
+    : service_(std::make_unique<Service>(std::move(config), handler)) {}
+
+PluginServer::~PluginServer() { Shutdown(Deadline::AfterMs(0)); }
+
+void PluginServer::Serve(UniqueFd connection) { service_->Serve(std::move(connection)); }
+void PluginServer::SetDevices(std::vector<Advertised> devices) {
+  service_->SetDevices(std::move(devices));
+}
+void PluginServer::EndStreams() { service_->EndStreams(); }
+void PluginServer::CancelStreams() { service_->CancelStreams(); }
+void PluginServer::Shutdown(const Deadline& deadline) { service_->Shutdown(deadline); }
+
+}  // namespace gpushm::plugin::kubelet

@@ -1,0 +1,93 @@
+#include "plugin/kubelet/pod_resources.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "plugin/kubelet/grpc_support.h"
+#include "plugin/kubelet/pod_resources.grpc.pb.h"
+#include "plugin/kubelet/unix_socket.h"
+
+namespace gpushm::plugin::kubelet {
+namespace {
+
+constexpr char kAsked[] = "podresources List";
+
+PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNames& names) {
+  PodList list;
+  for (const v1::PodResources& listed : response.pod_resources()) {
+    const Pod pod{listed.namespace_(), listed.name()};
+    list.pods.insert(pod);
+    for (const v1::ContainerResources& container : listed.containers()) {
+      for (const v1::ContainerDevices& devices : container.devices()) {
+        const std::optional<Resource> resource = names.Parse(devices.resource_name());
+        if (!resource || devices.device_ids().empty()) continue;
+        list.snapshot.Add({pod, container.name()}, *resource,
+                          DeviceIds(devices.device_ids().begin(), devices.device_ids().end()));
+      }
+    }
+  }
+  return list;
+}
+
+// gRPC says RESOURCE_EXHAUSTED for two things; asking again helps with one.
+bool IsTooLarge(const grpc::Status& status) {
+  return status.error_message().find("larger than max") != std::string::npos;
+}
+
+}  // namespace
+
+struct PodResources::Connection {
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<v1::PodResourcesLister::Stub> stub;
+};
+
+PodResources::PodResources(Options options) : options_(std::move(options)) { RouteGrpcLog(); }
+PodResources::~PodResources() = default;
+
+std::shared_ptr<PodResources::Connection> PodResources::Connect() {
+  const std::lock_guard lock(mutex_);
+  if (!connection_) {
+    connection_ = std::make_shared<Connection>();
+    connection_->channel = NewChannel(options_.socket, options_.max_receive_bytes);
+    connection_->stub = v1::PodResourcesLister::NewStub(connection_->channel);
+  }
+  return connection_;
+}
+
+void PodResources::Forget(const std::shared_ptr<Connection>& connection) {
+  const std::lock_guard lock(mutex_);
+  if (connection_ == connection) connection_.reset();
+}
+
+Result<PodList> PodResources::List(const Deadline& deadline) {
+  for (bool fresh = false;;) {
+    const std::shared_ptr<Connection> connection = Connect();
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::nanoseconds(deadline.RemainingNs()));
+    v1::ListPodResourcesResponse response;
+    const grpc::Status status = connection->stub->List(&context, {}, &response);
+    if (status.ok()) return ToPodList(response, options_.names);
+    switch (status.error_code()) {
+      case grpc::StatusCode::RESOURCE_EXHAUSTED:
+        if (IsTooLarge(status) || deadline.RemainingNs() <= options_.retry_ms * 1'000'000)
+          return std::unexpected(FromGrpc(status, kAsked));
+        std::this_thread::sleep_for(std::chrono::milliseconds(options_.retry_ms));
+        break;
+      case grpc::StatusCode::UNAVAILABLE:
+        // The connection of a kubelet that is gone shows it at the next call: a new one is tried.
+        Forget(connection);
+        if (!std::exchange(fresh, true) && SomeoneAccepts(options_.socket)) break;
+        return Fail(Code::kUnavailable,
+                    Concat(kAsked, ": nobody answers at ", options_.socket, " (",
+                           status.error_message(), ")"),
+                    "is the kubelet running, and its folder pod-resources mounted?");
+      default:
+        return std::unexpected(FromGrpc(status, kAsked));
+    }
+  }
+}
+
+}  // namespace gpushm::plugin::kubelet

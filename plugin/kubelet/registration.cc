@@ -1,0 +1,401 @@
+#include "plugin/kubelet/registration.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "plugin/kubelet/device_plugin.grpc.pb.h"
+#include "plugin/kubelet/folder_watch.h"
+#include "plugin/kubelet/grpc_support.h"
+#include "plugin/kubelet/unix_socket.h"
+#include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/log.h"
+#include "runtime/daemon/worker.h"
+
+namespace gpushm::plugin::kubelet {
+namespace {
+
+namespace api = ::v1beta1;
+
+// What the kubelet answers with is empty; anything near this is not the kubelet.
+constexpr int kMaxAnswerBytes = 64 * 1024;
+
+struct Request {
+  std::string kubelet_path;
+  api::RegisterRequest message;
+  int64_t wait_ms;
+};
+
+Result<void> CallRegister(const Request& request, grpc::ClientContext* context) {
+  const auto stub = api::Registration::NewStub(NewChannel(request.kubelet_path, kMaxAnswerBytes));
+  context->set_deadline(std::chrono::system_clock::now() +
+                        std::chrono::milliseconds(request.wait_ms));
+  api::Empty answer;
+  const grpc::Status status = stub->Register(context, request.message, &answer);
+  if (!status.ok())
+    return std::unexpected(FromGrpc(status, Concat("register ", request.message.resource_name())));
+  return {};
+}
+
+}  // namespace
+
+// Everything below on the loop's thread, if it does not say otherwise.
+class Registration::Registrar {
+ public:
+  Registrar(Options options, Handler* handler, std::unique_ptr<EventLoop> loop)
+      : options_(std::move(options)),
+        kubelet_path_(Concat(options_.folder, "/", options_.kubelet_socket)),
+        watch_(options_.folder),
+        loop_(std::move(loop)) {
+    Add(&lines_[0], Resource::kMemory, options_.memory_socket, handler);
+    Add(&lines_[1], Resource::kAttach, options_.attach_socket, handler);
+    loop_->Post([this] { Begin(); });
+    thread_ = std::thread([this] { loop_->Run(); });
+  }
+  ~Registrar() { Stop(); }
+
+  // Any thread.
+  void SetDevices(Resource resource, std::vector<Advertised> devices) {
+    Line* const line = &lines_[resource == Resource::kMemory ? 0 : 1];
+    line->server->SetDevices(std::move(devices));
+    loop_->Post([this, line] {
+      if (std::exchange(line->advertised, true)) return;
+      Update(line, [](ResourceState* state) { state->advertised = true; });
+      Restart(line);
+    });
+  }
+
+  // Any thread.
+  State state() const {
+    const std::lock_guard lock(mutex_);
+    return state_;
+  }
+
+  // Any thread.
+  bool WaitFor(const std::function<bool(const State&)>& reached, const Deadline& deadline) const {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::nanoseconds(deadline.RemainingNs()),
+                             [&] { return reached(state_); });
+  }
+
+  // Any thread but the loop's, once.
+  void Stop() {
+    if (!thread_.joinable()) return;
+    const Deadline deadline = Deadline::AfterMs(options_.times.stop_ms);
+    loop_->Post([this] {
+      for (Line& line : lines_) {
+        if (line.call) line.call->TryCancel();
+        line.phase = Phase::kStopped;
+        CloseSocket(&line);
+      }
+    });
+    loop_->Stop();
+    thread_.join();
+    for (Line& line : lines_) {
+      line.worker.reset();  // Its Register was cancelled.
+      line.server->Shutdown(deadline);
+    }
+    LogInfo("plugin-unregistered", {{"folder", options_.folder}});
+  }
+
+ private:
+  enum class Phase {
+    kWaiting,      // For SetDevices, or for the kubelet's socket.
+    kEnding,       // Of the former stream.
+    kPausing,      // Grace or back-off.
+    kRegistering,  // Register is under way.
+    kOpening,      // It succeeded; the stream is to open.
+    kServing,
+    kStopped,
+  };
+
+  // One resource.
+  struct Line {
+    Resource resource = Resource::kMemory;
+    std::string name;
+    std::string file;  // The socket's name in the folder.
+    std::string path;
+    std::unique_ptr<PluginServer> server;
+    std::unique_ptr<Worker> worker;  // Register blocks.
+    std::optional<ListeningSocket> socket;
+    bool advertised = false;
+    Phase phase = Phase::kWaiting;
+    uint64_t attempt = 0;  // Answers to former attempts mean nothing.
+    std::shared_ptr<grpc::ClientContext> call;
+    std::optional<FileId> knows_us;  // The kubelet's socket at the last attempt.
+    size_t open = 0;                 // Streams.
+    uint64_t timer = 0;
+    int64_t backoff_ms = 0;
+    int64_t serving_since_ns = 0;
+  };
+
+  void Add(Line* line, Resource resource, const std::string& file, Handler* handler) {
+    line->resource = resource;
+    line->name = options_.names.Of(resource);
+    line->file = file;
+    line->path = Concat(options_.folder, "/", file);
+    line->backoff_ms = options_.times.backoff_first_ms;
+    line->worker = std::make_unique<Worker>();
+    PluginServer::Config config;
+    config.resource = resource;
+    config.prefers = options_.prefers;
+    config.on_call = options_.on_call;
+    config.on_streams = [this, line](size_t open) {
+      loop_->Post([this, line, open] { OnStreams(line, open); });
+    };
+    line->server = std::make_unique<PluginServer>(std::move(config), handler);
+  }
+
+  template <typename Change>
+  void Update(Line* line, Change change) {
+    {
+      const std::lock_guard lock(mutex_);
+      change(line->resource == Resource::kMemory ? &state_.memory : &state_.attach);
+    }
+    changed_.notify_all();
+  }
+
+  void Begin() {
+    const Result<void> watched =
+        watch_.fd() < 0 ? Fail(Code::kExhausted, "no inotify instance is free",
+                               "raise fs.inotify.max_user_instances; until then the folder is "
+                               "looked at every few milliseconds")
+                        : loop_->Watch(
+                              watch_.fd(), EPOLLIN,
+                              [this](uint32_t) {
+                                watch_.Drain();
+                                Look();
+                              });
+    blind_ = !watched.has_value();
+    if (blind_) LogWarning("folder-not-watched", {{"reason", watched.error().ToString()}});
+    LookAgainAndAgain();
+  }
+
+  void LookAgainAndAgain() {
+    Look();
+    loop_->After(blind_ ? options_.times.poll_blind_ms : options_.times.poll_ms,
+                 [this] { LookAgainAndAgain(); });
+  }
+
+  // Compares the folder with what was there.
+  void Look() {
+    watch_.Refresh({kubelet_path_, lines_[0].path, lines_[1].path});
+    const std::optional<FileId> kubelet = Identify(kubelet_path_);
+    const bool changed = kubelet != kubelet_;
+    if (changed && !kubelet) LogInfo("kubelet-gone", {{"socket", kubelet_path_}});
+    if (changed && kubelet) {
+      LogInfo(seen_kubelet_ ? "kubelet-restarted" : "kubelet-found", {{"socket", kubelet_path_}});
+      seen_kubelet_ = true;
+    }
+    kubelet_ = kubelet;
+    for (Line& line : lines_) {
+      const bool lost = line.socket && !line.socket->InPlace();
+      if (lost) {
+        LogInfo("socket-removed", {{"resource", line.name}, {"socket", line.path}});
+        CloseSocket(&line);
+      }
+      bool is_new = false;
+      if (changed && kubelet) {
+        line.backoff_ms = options_.times.backoff_first_ms;
+        // Unless an attempt found it before we looked.
+        is_new = line.knows_us != kubelet || line.phase == Phase::kPausing;
+      }
+      if (lost || is_new) Restart(&line);
+    }
+  }
+
+  // From the beginning: what was registered is history. Invariant 2.
+  void Restart(Line* line) {
+    if (!line->advertised || line->phase == Phase::kStopped) return;
+    Forget(line);
+    if (line->open == 0) return Settle(line);
+    line->phase = Phase::kEnding;
+    line->server->EndStreams();
+    SetTimer(line, options_.times.end_ms, [this, line] {
+      line->server->CancelStreams();
+      SetTimer(line, options_.times.end_ms, [this, line] {
+        Failed(line, Status(Code::kTimeout, "a former stream of ListAndWatch does not end"));
+      });
+    });
+  }
+
+  void Forget(Line* line) {
+    loop_->Cancel(line->timer);
+    ++line->attempt;
+    if (line->call) line->call->TryCancel();
+    line->call.reset();
+    line->phase = Phase::kWaiting;
+    Update(line, [](ResourceState* state) { state->registered = false; });
+  }
+
+  void SetTimer(Line* line, int64_t wait_ms, EventLoop::Task task) {
+    loop_->Cancel(line->timer);
+    line->timer = loop_->After(wait_ms, std::move(task));
+  }
+
+  void Settle(Line* line) {
+    if (!kubelet_ || line->knows_us != kubelet_) return Try(line);
+    line->phase = Phase::kPausing;
+    SetTimer(line, options_.times.grace_ms, [this, line] { Try(line); });
+  }
+
+  void Try(Line* line) {
+    if (line->open > 0) return Restart(line);  // Of an attempt that seemed to have failed.
+    const Result<void> listening = Listen(line);
+    if (!listening) return Failed(line, listening.error());
+    if (!kubelet_) {
+      line->phase = Phase::kWaiting;  // Look() sees it appear.
+      return;
+    }
+    line->phase = Phase::kRegistering;
+    line->knows_us = Identify(kubelet_path_);
+    line->call = std::make_shared<grpc::ClientContext>();
+    Request request;
+    request.kubelet_path = kubelet_path_;
+    request.wait_ms = options_.times.register_ms;
+    request.message.set_version("v1beta1");
+    request.message.set_endpoint(line->file);
+    request.message.set_resource_name(line->name);
+    request.message.mutable_options()->set_pre_start_required(true);
+    request.message.mutable_options()->set_get_preferred_allocation_available(options_.prefers);
+    line->worker->Run(
+        [this, line, request = std::move(request), call = line->call, attempt = ++line->attempt] {
+          loop_->Post([this, line, attempt, done = CallRegister(request, call.get())] {
+            if (attempt == line->attempt) OnRegistered(line, done);
+          });
+        });
+  }
+
+  Result<void> Listen(Line* line) {
+    if (line->socket && line->socket->InPlace()) return {};
+    CloseSocket(line);
+    if (SomeoneAccepts(line->path))
+      return Fail(Code::kAlreadyExists, Concat("another process serves ", line->path),
+                  "run one plugin per node");
+    Result<ListeningSocket> socket = ListeningSocket::Bind(line->path);
+    if (!socket) return std::unexpected(socket.error());
+    const Result<void> watched = loop_->Watch(socket->fd(), EPOLLIN, [line](uint32_t) {
+      for (UniqueFd connection = line->socket->Accept(); connection;
+           connection = line->socket->Accept())
+        line->server->Serve(std::move(connection));
+    });
+    if (!watched) return watched;
+    line->socket.emplace(std::move(*socket));
+    watch_.Refresh({line->path});
+    return {};
+  }
+
+  void CloseSocket(Line* line) {
+    if (!line->socket) return;
+    loop_->Unwatch(line->socket->fd());
+    line->socket.reset();
+  }
+
+  void OnRegistered(Line* line, const Result<void>& done) {
+    line->call.reset();
+    if (!done) return Failed(line, done.error());
+    Update(line, [](ResourceState* state) {
+      state->registered = true;
+      ++state->registrations;
+    });
+    LogInfo("plugin-registered", {{"resource", line->name}, {"socket", line->file}});
+    if (line->open > 0) return Serving(line);
+    line->phase = Phase::kOpening;
+    SetTimer(line, options_.times.open_ms, [this, line] {
+      Failed(line, Status(Code::kTimeout,
+                          "the kubelet registered the resource but does not listen "
+                          "to its devices"));
+    });
+  }
+
+  void Serving(Line* line) {
+    loop_->Cancel(line->timer);
+    line->phase = Phase::kServing;
+    line->serving_since_ns = MonotonicNs();
+    Update(line, [](ResourceState* state) { state->last_error.clear(); });
+  }
+
+  void OnStreams(Line* line, size_t open) {
+    const size_t before = std::exchange(line->open, open);
+    Update(line, [&](ResourceState* state) { state->stream_open = open > 0; });
+    if (line->phase == Phase::kOpening && open > 0) return Serving(line);
+    if (line->phase == Phase::kEnding && open == 0) {
+      loop_->Cancel(line->timer);
+      return Settle(line);
+    }
+    // Also if another one is left: the kubelet counts the resource as gone after the end of any.
+    if (line->phase == Phase::kServing && open < before) {
+      const int64_t lasted_ms = (MonotonicNs() - line->serving_since_ns) / 1'000'000;
+      if (lasted_ms >= options_.times.stable_ms) line->backoff_ms = options_.times.backoff_first_ms;
+      LogWarning("stream-lost", {{"resource", line->name}, {"lasted_ms", lasted_ms}});
+      Failed(line, Status(Code::kPeerDied, "the kubelet's stream of ListAndWatch ended"));
+    }
+  }
+
+  // Tries again after a while.
+  void Failed(Line* line, const Status& status) {
+    Forget(line);
+    Update(line, [&](ResourceState* state) {
+      ++state->failures;
+      state->last_error = status.ToString();
+    });
+    LogWarning(
+        "registration-failed",
+        {{"resource", line->name}, {"reason", status.ToString()}, {"retry_ms", line->backoff_ms}});
+    line->phase = Phase::kPausing;
+    SetTimer(line, line->backoff_ms, [this, line] { Restart(line); });
+    line->backoff_ms = std::min(2 * line->backoff_ms, options_.times.backoff_max_ms);
+  }
+
+  const Options options_;
+  const std::string kubelet_path_;
+  FolderWatch watch_;
+  const std::unique_ptr<EventLoop> loop_;
+  std::array<Line, 2> lines_;
+  std::optional<FileId> kubelet_;  // Its socket when last looked at.
+  bool seen_kubelet_ = false;
+  bool blind_ = false;
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  State state_;  // Guarded by mutex_.
+  std::thread thread_;
+};
+
+Result<std::unique_ptr<Registration>> Registration::Start(Options options, Handler* handler) {
+  RouteGrpcLog();
+  for (const std::string& file : {options.memory_socket, options.attach_socket}) {
+    const std::string path = Concat(options.folder, "/", file);
+    if (SomeoneAccepts(path))
+      return Fail(Code::kAlreadyExists, Concat("another process serves ", path),
+                  "run one plugin per node (DaemonSet: maxSurge 0)");
+    if (const Result<void> fits = ListeningSocket::CheckPath(path); !fits)
+      return std::unexpected(fits.error());
+  }
+  Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
+  if (!loop) return std::unexpected(loop.error());
+  return std::unique_ptr<Registration>(
+      new Registration(std::make_unique<Registrar>(std::move(options), handler, std::move(*loop))));
+}
+
+Registration::Registration(std::unique_ptr<Registrar> registrar)
+    : registrar_(std::move(registrar)) {}
+Registration::~Registration() = default;
+
+void Registration::SetDevices(Resource resource, std::vector<Advertised> devices) {
+  registrar_->SetDevices(resource, std::move(devices));
+}
+State Registration::state() const { return registrar_->state(); }
+bool Registration::WaitFor(const std::function<bool(const State&)>& reached,
+                           const Deadline& deadline) const {
+  return registrar_->WaitFor(reached, deadline);
+}
+void Registration::Stop() { registrar_->Stop(); }
+
+}  // namespace gpushm::plugin::kubelet

@@ -1,0 +1,425 @@
+// The kubelet of these tests is scripted: testing/scripted_kubelet.h.
+#include "plugin/kubelet/registration.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <thread>
+
+#include "plugin/kubelet/device_plugin.grpc.pb.h"
+#include "plugin/kubelet/grpc_support.h"
+#include "plugin/kubelet/testing/fixture.h"
+#include "plugin/kubelet/unix_socket.h"
+
+namespace gpushm::plugin::kubelet {
+namespace {
+
+namespace api = ::v1beta1;
+using namespace testing;  // NOLINT: the folder's test support
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using RegistrationTest = KubeletTest;
+
+// A client of the plugin's socket that is not the kubelet.
+class RawClient {
+ public:
+  explicit RawClient(const std::string& socket)
+      : channel_(NewChannel(socket, 4 << 20)), stub_(api::DevicePlugin::NewStub(channel_)) {}
+
+  grpc::Status Allocate(const std::vector<std::vector<std::string>>& containers,
+                        api::AllocateResponse* response) {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    api::AllocateRequest request;
+    for (const auto& ids : containers) {
+      auto* const container = request.add_container_requests();
+      for (const std::string& id : ids) container->add_devices_ids(id);
+    }
+    return stub_->Allocate(&context, request, response);
+  }
+  grpc::Status PreStart(const std::vector<std::string>& ids) {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    api::PreStartContainerRequest request;
+    for (const std::string& id : ids) request.add_devices_ids(id);
+    api::PreStartContainerResponse response;
+    return stub_->PreStartContainer(&context, request, &response);
+  }
+  grpc::Status Options(api::DevicePluginOptions* options) {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    return stub_->GetDevicePluginOptions(&context, {}, options);
+  }
+  std::unique_ptr<grpc::ClientReader<api::ListAndWatchResponse>> Watch(
+      grpc::ClientContext* context) {
+    SetDeadline(context);
+    return stub_->ListAndWatch(context, {});
+  }
+
+ private:
+  static void SetDeadline(grpc::ClientContext* context) {
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(kLongMs));
+  }
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<api::DevicePlugin::Stub> stub_;
+};
+
+TEST_F(RegistrationTest, RegistersBothResources) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  EXPECT_EQ(kubelet->registrations(kMemory), 1U);
+  EXPECT_EQ(kubelet->registrations(kAttach), 1U);
+  const State state = plugin->state();
+  EXPECT_EQ(state.memory.registrations, 1U);
+  EXPECT_EQ(state.memory.last_error, "");
+}
+
+TEST_F(RegistrationTest, RegistersNothingThatWasNotAdvertised) {
+  StartKubelet();
+  plugin = *Registration::Start(options, &handler);
+  plugin->SetDevices(Resource::kAttach, Devices("a", 4));
+  ASSERT_TRUE(kubelet->WaitAllocatable(kAttach, 4, Soon()));
+  EXPECT_EQ(kubelet->registrations(kMemory), 0U);
+  EXPECT_FALSE(plugin->state().memory.advertised);
+}
+
+TEST_F(RegistrationTest, SaysInOptionsWhatItWants) {
+  options.prefers = true;
+  StartPlugin();
+  const std::string socket = Concat(options.folder, "/", options.memory_socket);
+  StartKubelet();
+  ASSERT_TRUE(Usable());
+  api::DevicePluginOptions answer;
+  ASSERT_TRUE(RawClient(socket).Options(&answer).ok());
+  EXPECT_TRUE(answer.pre_start_required());
+  EXPECT_TRUE(answer.get_preferred_allocation_available());
+}
+
+TEST_F(RegistrationTest, WaitsForAFolderThatIsNotThereYet) {
+  StartPlugin();
+  EXPECT_TRUE(plugin->WaitFor(
+      [](const State& state) { return state.memory.failures > 0 && state.attach.failures > 0; },
+      Soon()));
+  StartKubelet();
+  EXPECT_TRUE(Usable());
+}
+
+TEST_F(RegistrationTest, FindsAFolderThatWasMadeAgain) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  const State before = plugin->state();
+  kubelet->Stop();
+  std::filesystem::remove_all(options.folder);
+  ASSERT_TRUE(kubelet->Start());
+  EXPECT_TRUE(UsableAgain(before));
+}
+
+// Goal: whoever deletes our socket gets it back, registered, with one stream. Method: both kinds of
+// kubelet, one of which lets the old stream's end disconnect the new registration.
+class SocketRemoved : public KubeletTest, public ::testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(Kubelets, SocketRemoved, ::testing::Bool());
+TEST_P(SocketRemoved, ListensAndRegistersAgain) {
+  kubelet_options.known_by_resource_alone = GetParam();
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  const State before = plugin->state();
+  std::filesystem::remove(folder / "device-plugins/gpushm-memory.sock");
+  std::filesystem::remove(folder / "device-plugins/gpushm-attach.sock");
+  ASSERT_TRUE(UsableAgain(before));
+  EXPECT_EQ(kubelet->registrations(kMemory), 2U);
+  EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(SharingPod("after"))).failed);
+}
+
+TEST_F(RegistrationTest, RegistersAgainWhenTheStreamEnds) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  kubelet->DropStream(kMemory);
+  EXPECT_TRUE(
+      plugin->WaitFor([](const State& state) { return state.memory.registrations == 2; }, Soon()));
+  EXPECT_TRUE(Usable());
+  EXPECT_EQ(plugin->state().attach.registrations, 1U);
+}
+
+TEST_F(RegistrationTest, RegistersAgainWhenNoStreamOpens) {
+  options.times.open_ms = 50;
+  StartKubelet();
+  kubelet->LoseStreams(3);
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  EXPECT_EQ(kubelet->registrations(kMemory) + kubelet->registrations(kAttach), 5U);
+}
+
+TEST_F(RegistrationTest, KeepsTryingWhileRefused) {
+  StartKubelet();
+  kubelet->RefuseRegistrations(9);
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  EXPECT_EQ(plugin->state().memory.failures + plugin->state().attach.failures, 9U);
+}
+
+TEST_F(RegistrationTest, RegistersAtOnceWithANewSocketOfTheSameKubelet) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  const State before = plugin->state();
+  ASSERT_TRUE(kubelet->ListenAgain());
+  EXPECT_TRUE(UsableAgain(before));
+}
+
+TEST_F(RegistrationTest, EndsABackOffWhenTheKubeletAppears) {
+  options.times.backoff_first_ms = options.times.backoff_max_ms = 10 * kLongMs;
+  std::filesystem::create_directories(options.folder);
+  // A socket that a dead kubelet left: refused, and then the long back-off.
+  Result<ListeningSocket> dead = ListeningSocket::Bind(folder / "device-plugins/kubelet.sock");
+  ASSERT_TRUE(dead);
+  dead->Abandon();
+  {
+    const ListeningSocket gone = std::move(*dead);
+  }
+  StartPlugin();
+  ASSERT_TRUE(plugin->WaitFor(
+      [](const State& state) { return state.memory.failures > 0 && state.attach.failures > 0; },
+      Soon()));
+  options.times.backoff_first_ms = 5;
+  StartKubelet();
+  EXPECT_TRUE(Usable());
+}
+
+TEST_F(RegistrationTest, RefusesToStartBesideATwin) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  const auto twin = Registration::Start(options, &handler);
+  ASSERT_FALSE(twin);
+  EXPECT_EQ(twin.error().code(), Code::kAlreadyExists);
+  EXPECT_TRUE(plugin->state().usable());
+}
+
+TEST_F(RegistrationTest, NeverPushesATwinAside) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  const std::string path = folder / "device-plugins/gpushm-memory.sock";
+  Result<ListeningSocket> twin = ListeningSocket::Bind(path);
+  ASSERT_TRUE(twin);
+  ASSERT_TRUE(plugin->WaitFor(
+      [](const State& state) {
+        return state.memory.last_error.find("another process") != std::string::npos;
+      },
+      Soon()));
+  EXPECT_TRUE(twin->InPlace());
+  plugin.reset();
+  EXPECT_TRUE(twin->InPlace());
+}
+
+TEST_F(RegistrationTest, ReplacesTheSocketOfADeadPlugin) {
+  StartKubelet();
+  {
+    Result<ListeningSocket> dead =
+        ListeningSocket::Bind(folder / "device-plugins/gpushm-memory.sock");
+    ASSERT_TRUE(dead);
+    dead->Abandon();
+  }
+  StartPlugin();
+  EXPECT_TRUE(Usable());
+}
+
+TEST_F(RegistrationTest, RefusesAPathThatNoSocketCanHave) {
+  options.folder = folder / std::string(100, 'x');
+  const auto started = Registration::Start(options, &handler);
+  ASSERT_FALSE(started);
+  EXPECT_EQ(started.error().code(), Code::kInvalidArgument);
+}
+
+TEST_F(RegistrationTest, LeavesNothingBehindWhenStopped) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  struct stat file{};
+  ASSERT_EQ(stat((folder / "device-plugins/gpushm-memory.sock").c_str(), &file), 0);
+  EXPECT_EQ(file.st_mode & 0777U, 0600U);
+  plugin->Stop();
+  EXPECT_FALSE(std::filesystem::exists(folder / "device-plugins/gpushm-memory.sock"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "device-plugins/gpushm-attach.sock"));
+  EXPECT_TRUE(kubelet->WaitAllocatable(kMemory, 0, Soon()));
+}
+
+// Goal: stopping does not wait for a kubelet that hangs in Register. Method: its socket listens and
+// nobody is behind it.
+TEST_F(RegistrationTest, StopsWhileTheKubeletHangs) {
+  options.times.register_ms = 10 * kLongMs;
+  std::filesystem::create_directories(options.folder);
+  Result<ListeningSocket> mute = ListeningSocket::Bind(folder / "device-plugins/kubelet.sock");
+  ASSERT_TRUE(mute);
+  StartPlugin();
+  const Deadline deadline = Soon();
+  UniqueFd connection;
+  while (!connection && !deadline.Passed()) {
+    connection = mute->Accept();
+    std::this_thread::yield();
+  }
+  ASSERT_TRUE(connection);
+  plugin->Stop();
+  EXPECT_FALSE(deadline.Passed());
+}
+
+TEST_F(RegistrationTest, TellsEveryChangeOfHealth) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  plugin->SetDevices(Resource::kMemory, Devices("m", 8, 3));
+  ASSERT_TRUE(kubelet->WaitAllocatable(kMemory, 5, Soon()));
+  EXPECT_EQ(kubelet->Capacity(kMemory), 8U);
+  plugin->SetDevices(Resource::kMemory, Devices("m", 8));
+  EXPECT_TRUE(kubelet->WaitAllocatable(kMemory, 8, Soon()));
+  EXPECT_EQ(plugin->state().memory.registrations, 1U);
+}
+
+// Goal: what a slow reader misses is what is old. Method: a client that reads nothing while far
+// more than HTTP/2's window is sent; then it reads to the end.
+TEST_F(RegistrationTest, NeverWaitsForASlowStream) {
+  StartKubelet();
+  StartPlugin(4096, 4);
+  ASSERT_TRUE(Usable(4096, 4));
+  RawClient slow(folder / "device-plugins/gpushm-memory.sock");
+  grpc::ClientContext context;
+  const auto reader = slow.Watch(&context);
+  api::ListAndWatchResponse list;
+  ASSERT_TRUE(reader->Read(&list));
+  EXPECT_EQ(list.devices_size(), 4096);
+  constexpr size_t kChanges = 200;
+  for (size_t i = 0; i <= kChanges; ++i)
+    plugin->SetDevices(Resource::kMemory, Devices("m", 4096, i));
+  ASSERT_TRUE(kubelet->WaitAllocatable(kMemory, 4096 - kChanges, Soon()));
+  size_t messages = 0;
+  size_t unhealthy = 0;
+  while (unhealthy != kChanges && reader->Read(&list)) {
+    ++messages;
+    unhealthy = static_cast<size_t>(
+        std::count_if(list.devices().begin(), list.devices().end(),
+                      [](const api::Device& device) { return device.health() == "Unhealthy"; }));
+  }
+  EXPECT_EQ(unhealthy, kChanges);
+  EXPECT_LT(messages, kChanges);
+  EXPECT_TRUE(std::is_sorted(list.devices().begin(), list.devices().end(),
+                             [](const auto& a, const auto& b) { return a.id() < b.id(); }));
+  context.TryCancel();
+}
+
+TEST_F(RegistrationTest, AllocatesForSeveralContainersAtOnce) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  RawClient client(folder / "device-plugins/gpushm-memory.sock");
+  api::AllocateResponse response;
+  ASSERT_TRUE(client.Allocate({{"m0003", "m0001"}, {"m0002"}}, &response).ok());
+  ASSERT_EQ(response.container_responses_size(), 2);
+  EXPECT_EQ(response.container_responses(0).cdi_devices(0).name(), "gpushm.io/memory=m0001");
+  EXPECT_EQ(response.container_responses(1).cdi_devices(0).name(), "gpushm.io/memory=m0002");
+}
+
+TEST_F(RegistrationTest, HandsOverDevicesWithoutCdi) {
+  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
+    Grant grant;
+    grant.edits.env["GPUSHM_LINK"] = "/run/gpushm-link";
+    grant.edits.mounts.push_back(
+        {.host_path = "/usr/lib/x", .container_path = "/usr/lib/y", .read_only = true});
+    grant.edits.device_nodes.push_back(
+        {.host_path = "/dev/nvidia3", .container_path = "/dev/nvidia3", .permissions = "rw"});
+    return grant;
+  };
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  const PodStatus status = kubelet->StatusOf(kubelet->AddPod(SharingPod("pod")));
+  ASSERT_FALSE(status.failed) << status.message;
+  const auto& answers = status.containers.at("app").answers;
+  ASSERT_EQ(answers.size(), 1U);
+  EXPECT_EQ(answers[0].edits, handler.on_allocate(Resource::kAttach, {})->edits);
+}
+
+TEST_F(RegistrationTest, NamesIdsThatItDoesNotHave) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  RawClient client(folder / "device-plugins/gpushm-memory.sock");
+  api::AllocateResponse response;
+  const grpc::Status unknown = client.Allocate({{"m0001", "m9999", ""}}, &response);
+  EXPECT_EQ(unknown.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(unknown.error_message(), HasSubstr("device IDs \"\", m9999 are not advertised"));
+  EXPECT_EQ(client.Allocate({{}}, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(client.PreStart({}).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(client.PreStart({"a0000"}).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(handler.calls().empty());
+}
+
+TEST_F(RegistrationTest, ShowsTheRemedyInThePodsEvents) {
+  std::atomic<bool> room{false};
+  handler.on_pre_start = [&](Resource resource, const DeviceIds&) -> Result<void> {
+    if (room || resource == Resource::kAttach) return {};
+    return Fail(Code::kExhausted, "needs 2 GiB on one GPU, the largest free block is 1 GiB",
+                "it starts when there is room");
+  };
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  const std::string uid = kubelet->AddPod(SharingPod("pod"));
+  EXPECT_FALSE(kubelet->StartPod(uid));
+  EXPECT_EQ(kubelet->StatusOf(uid).containers["gpushm"].message,
+            "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: rpc "
+            "error: code = ResourceExhausted desc = needs 2 GiB on one GPU, the largest free block "
+            "is 1 GiB: it starts when there is room");
+  room = true;
+  EXPECT_TRUE(kubelet->WaitRunning(uid, Soon()));
+}
+
+TEST_F(RegistrationTest, PrefersWhereAsked) {
+  options.prefers = true;
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  const PodStatus status = kubelet->StatusOf(kubelet->AddPod(SharingPod("pod", 2)));
+  EXPECT_THAT(status.containers.at("gpushm").ids.at(kMemory), ElementsAre("m0006", "m0007"));
+}
+
+TEST_F(RegistrationTest, TimesEveryCall) {
+  std::mutex mutex;
+  std::vector<CallRecord> records;
+  options.on_call = [&](const CallRecord& record) {
+    const std::lock_guard lock(mutex);
+    records.push_back(record);
+  };
+  handler.on_pre_start = [](Resource resource, const DeviceIds&) -> Result<void> {
+    if (resource == Resource::kAttach) return Fail(Code::kUnavailable, "not yet");
+    return {};
+  };
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  kubelet->StartPod(kubelet->AddPod(SharingPod("pod")));
+  const std::lock_guard lock(mutex);
+  ASSERT_EQ(records.size(), 4U);
+  for (const CallRecord& record : records) {
+    EXPECT_GT(record.ns, 0);
+    EXPECT_EQ(record.ok,
+              record.kind != CallRecord::Kind::kPreStart || record.resource != Resource::kAttach);
+  }
+}
+
+TEST(ToGrpc, CutsWhatNoHeaderCanCarry) {
+  const grpc::Status status = ToGrpc(Status(Code::kInternal, std::string(100'000, 'x'), "remedy"));
+  EXPECT_EQ(status.error_message().size(), kMaxErrorBytes);
+  EXPECT_EQ(ToGrpc(Status(Code::kDenied, "no")).error_message(), "no");
+}
+
+}  // namespace
+}  // namespace gpushm::plugin::kubelet

@@ -1,0 +1,27 @@
+// What the two resources are called in pod specs and by the kubelet.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "plugin/binding/snapshot.h"
+
+namespace gpushm::plugin::kubelet {
+
+struct ResourceNames {
+  std::string memory = "gpushm.io/memory";
+  std::string attach = "gpushm.io/attach";
+
+  const std::string& Of(Resource resource) const {
+    return resource == Resource::kMemory ? memory : attach;
+  }
+  // None: somebody else's resource.
+  std::optional<Resource> Parse(std::string_view name) const {
+    if (name == memory) return Resource::kMemory;
+    if (name == attach) return Resource::kAttach;
+    return std::nullopt;
+  }
+};
+
+}  // namespace gpushm::plugin::kubelet

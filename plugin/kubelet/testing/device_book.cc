@@ -1,0 +1,219 @@
+#include "plugin/kubelet/testing/device_book.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace gpushm::plugin::kubelet::testing {
+namespace {
+
+Ids Minus(const Ids& all, const Ids& without) {
+  Ids rest;
+  std::set_difference(all.begin(), all.end(), without.begin(), without.end(),
+                      std::inserter(rest, rest.end()));
+  return rest;
+}
+
+Ids Both(const Ids& a, const Ids& b) {
+  Ids common;
+  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(),
+                        std::inserter(common, common.end()));
+  return common;
+}
+
+}  // namespace
+
+void DeviceBook::SetDevices(const std::string& resource,
+                            const std::map<std::string, bool>& healthy_by_id) {
+  const std::lock_guard lock(mutex_);
+  Devices& devices = devices_[resource];
+  devices = {};
+  for (const auto& [id, healthy] : healthy_by_id)
+    (healthy ? devices.healthy : devices.unhealthy).insert(id);
+}
+
+void DeviceBook::MarkUnhealthy(const std::string& resource) {
+  const std::lock_guard lock(mutex_);
+  Devices& devices = devices_[resource];
+  devices.unhealthy.merge(devices.healthy);
+  devices.healthy.clear();
+}
+
+void DeviceBook::Drop(const std::string& resource) {
+  const std::lock_guard lock(mutex_);
+  devices_.erase(resource);
+}
+
+void DeviceBook::Restart() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [resource, devices] : devices_) devices = {};
+  leaked_.clear();
+  reusable_.clear();
+  RebuildLocked();
+}
+
+bool DeviceBook::IsKnown(const std::string& resource) const {
+  const std::lock_guard lock(mutex_);
+  return devices_.contains(resource) || allocated_.contains(resource);
+}
+
+size_t DeviceBook::Capacity(const std::string& resource) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = devices_.find(resource);
+  return found == devices_.end() ? 0
+                                 : found->second.healthy.size() + found->second.unhealthy.size();
+}
+
+size_t DeviceBook::Allocatable(const std::string& resource) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = devices_.find(resource);
+  return found == devices_.end() ? 0 : found->second.healthy.size();
+}
+
+Result<std::optional<std::vector<std::string>>> DeviceBook::Reserve(const Holder& holder,
+                                                                    const std::string& resource,
+                                                                    size_t count,
+                                                                    bool already_running,
+                                                                    const Prefer& prefer) {
+  std::unique_lock lock(mutex_);
+  const auto& held = held_[holder];
+  const auto had = held.find(resource);
+  const Ids before = had == held.end() ? Ids() : had->second.ids;
+  if (already_running) return std::nullopt;
+  const auto devices = devices_.find(resource);
+  if (devices == devices_.end())
+    return Fail(Code::kUnavailable, Concat("cannot allocate unregistered device ", resource));
+  if (devices->second.healthy.empty())
+    return Fail(Code::kUnavailable,
+                Concat("no healthy devices present; cannot allocate unhealthy devices ", resource));
+  if (!Minus(before, devices->second.healthy).empty())
+    return Fail(Code::kUnavailable,
+                Concat("previously allocated devices are no longer healthy; cannot allocate "
+                       "unhealthy devices ",
+                       resource));
+  if (before.size() == count) return std::nullopt;
+
+  Ids chosen;
+  const auto take = [&](const Ids& from) {
+    std::vector<std::string> order(from.begin(), from.end());
+    std::shuffle(order.begin(), order.end(), random_);
+    for (const std::string& id : order) {
+      if (chosen.size() == count) break;
+      if (chosen.insert(id).second) allocated_[resource].insert(id);
+    }
+    return chosen.size() == count;
+  };
+  const auto answer = [&] {
+    std::vector<std::string> ids(chosen.begin(), chosen.end());
+    std::shuffle(ids.begin(), ids.end(), random_);
+    return ids;
+  };
+  if (take(reusable_[holder.uid][resource])) return answer();
+  const Ids available = Minus(devices->second.healthy, allocated_[resource]);
+  const size_t needed = count - chosen.size();
+  if (available.size() < needed)
+    return Fail(Code::kExhausted,
+                Concat("requested number of devices unavailable for ", resource,
+                       ". Requested: ", needed, ", Available: ", available.size()));
+  Ids offered = available;
+  offered.insert(chosen.begin(), chosen.end());
+  lock.unlock();
+  const Result<Ids> preferred = prefer(offered, chosen);
+  lock.lock();
+  if (!preferred) return std::unexpected(preferred.error());
+  if (take(Both(*preferred, available)) || take(available)) return answer();
+  return Fail(Code::kInternal, "unexpectedly allocated less resources than required");
+}
+
+void DeviceBook::Insert(const Holder& holder, const std::string& resource,
+                        const std::vector<std::string>& ids, Answer answer) {
+  const std::lock_guard lock(mutex_);
+  held_[holder][resource] = {Ids(ids.begin(), ids.end()), std::move(answer)};
+}
+
+void DeviceBook::Rebuild() {
+  const std::lock_guard lock(mutex_);
+  RebuildLocked();
+}
+
+void DeviceBook::RebuildLocked() {
+  allocated_ = leaked_;
+  for (const auto& [holder, resources] : held_) {
+    for (const auto& [resource, held] : resources)
+      allocated_[resource].insert(held.ids.begin(), held.ids.end());
+  }
+}
+
+void DeviceBook::Update(const std::set<std::string>& active) {
+  const std::lock_guard lock(mutex_);
+  const auto is_gone = [&](const auto& item) { return !active.contains(item.first.uid); };
+  const auto has_ids = [&](const auto& item) { return !item.second.empty() && is_gone(item); };
+  if (std::none_of(held_.begin(), held_.end(), has_ids)) return;
+  std::erase_if(held_, is_gone);
+  RebuildLocked();  // And forgets what is reserved but not yet held.
+}
+
+void DeviceBook::Reuse(const Holder& holder, bool is_plain_init) {
+  const std::lock_guard lock(mutex_);
+  // Pods are admitted one after the other: what another one could use again is history.
+  std::erase_if(reusable_, [&](const auto& item) { return item.first != holder.uid; });
+  for (const auto& [resource, held] : held_[holder]) {
+    Ids& reusable = reusable_[holder.uid][resource];
+    if (is_plain_init) {
+      reusable.insert(held.ids.begin(), held.ids.end());
+    } else {
+      reusable = Minus(reusable, held.ids);
+    }
+  }
+}
+
+std::optional<Ids> DeviceBook::IdsOf(const Holder& holder, const std::string& resource) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = held_.find(holder);
+  if (found == held_.end()) return std::nullopt;
+  const auto held = found->second.find(resource);
+  if (held == found->second.end()) return std::nullopt;
+  return held->second.ids;
+}
+
+std::map<std::string, Ids> DeviceBook::AllOf(const Holder& holder) const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, Ids> all;
+  const auto found = held_.find(holder);
+  if (found == held_.end()) return all;
+  for (const auto& [resource, held] : found->second) all[resource] = held.ids;
+  return all;
+}
+
+std::vector<Answer> DeviceBook::AnswersOf(const Holder& holder) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Answer> all;
+  const auto found = held_.find(holder);
+  if (found == held_.end()) return all;
+  for (const auto& [resource, held] : found->second) all.push_back(held.answer);
+  return all;
+}
+
+bool DeviceBook::AreHealthy(const std::string& resource, const Ids& ids) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = devices_.find(resource);
+  return found != devices_.end() && Minus(ids, found->second.healthy).empty();
+}
+
+std::vector<std::string> DeviceBook::Shuffle(const Ids& ids) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> order(ids.begin(), ids.end());
+  std::shuffle(order.begin(), order.end(), random_);
+  return order;
+}
+
+void DeviceBook::Leak(const std::string& resource, size_t count) {
+  const std::lock_guard lock(mutex_);
+  for (const std::string& id : Minus(devices_[resource].healthy, allocated_[resource])) {
+    if (count-- == 0) break;
+    leaked_[resource].insert(id);
+  }
+  RebuildLocked();
+}
+
+}  // namespace gpushm::plugin::kubelet::testing

@@ -1,0 +1,108 @@
+// What a kubelet knows of devices and who has them: the bookkeeping of its device manager, as
+// kubelets 1.28 to 1.37 do it, with the faults that matter to a plugin. No I/O.
+//
+//   - IDs are handed out in random order (Go's maps), devices of plain init containers first.
+//   - An ID is reserved before Allocate is called; the reservation is forgotten when the book is
+//     rebuilt meanwhile (k/k PR #137534), so that one ID can be given twice.
+//   - IDs of pods that are gone come back only when somebody looks (Update).
+//
+// Threads: any. As in the kubelet, nothing is locked while the plugin is asked.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "plugin/cdi/edits.h"
+#include "runtime/base/status.h"
+
+namespace gpushm::plugin::kubelet::testing {
+
+using Ids = std::set<std::string>;
+
+// What a plugin answered to Allocate; kept for the life of the pod.
+struct Answer {
+  std::vector<std::string> cdi_names;
+  Edits edits;
+};
+
+// One container of one incarnation of a pod.
+struct Holder {
+  std::string uid;
+  std::string container;
+  auto operator<=>(const Holder&) const = default;
+};
+
+class DeviceBook {
+ public:
+  // Asks the plugin which of `available` it prefers.
+  using Prefer = std::function<Result<Ids>(const Ids& available, const Ids& must_include)>;
+
+  explicit DeviceBook(uint32_t seed) : random_(seed) {}
+
+  // A message of ListAndWatch.
+  void SetDevices(const std::string& resource, const std::map<std::string, bool>& healthy_by_id);
+  // Its plugin is gone.
+  void MarkUnhealthy(const std::string& resource);
+  // Gone for longer than the grace.
+  void Drop(const std::string& resource);
+  // A new process reads the checkpoint: who holds what stays, capacity is zero.
+  void Restart();
+
+  bool IsKnown(const std::string& resource) const;
+  size_t Capacity(const std::string& resource) const;
+  size_t Allocatable(const std::string& resource) const;
+
+  // Reserves `count` IDs for a container. Nothing: there is nothing to do, it has them or runs.
+  // The texts of failures are the kubelet's.
+  Result<std::optional<std::vector<std::string>>> Reserve(const Holder& holder,
+                                                          const std::string& resource, size_t count,
+                                                          bool already_running,
+                                                          const Prefer& prefer);
+  void Insert(const Holder& holder, const std::string& resource,
+              const std::vector<std::string>& ids, Answer answer);
+  // After an Allocate that failed.
+  void Rebuild();
+  // Forgets pods that are none of `active`.
+  void Update(const std::set<std::string>& active);
+
+  // After a container was admitted: what of it the pod's next ones may use again.
+  void Reuse(const Holder& holder, bool is_plain_init);
+
+  // What a container has of a resource; nothing if it was never given any.
+  std::optional<Ids> IdsOf(const Holder& holder, const std::string& resource) const;
+  std::map<std::string, Ids> AllOf(const Holder& holder) const;
+  std::vector<Answer> AnswersOf(const Holder& holder) const;
+  bool AreHealthy(const std::string& resource, const Ids& ids) const;
+
+  // IDs in an order as good as any.
+  std::vector<std::string> Shuffle(const Ids& ids);
+  // Loses track of `count` free IDs until the next start (k/k #130145).
+  void Leak(const std::string& resource, size_t count);
+
+ private:
+  struct Devices {
+    Ids healthy;
+    Ids unhealthy;
+  };
+  struct Held {
+    Ids ids;
+    Answer answer;
+  };
+  void RebuildLocked();
+
+  mutable std::mutex mutex_;
+  std::mt19937 random_;
+  std::map<std::string, Devices> devices_;                      // By resource.
+  std::map<std::string, Ids> allocated_;                        // By resource; with reservations.
+  std::map<std::string, Ids> leaked_;                           // By resource.
+  std::map<Holder, std::map<std::string, Held>> held_;          // By resource.
+  std::map<std::string, std::map<std::string, Ids>> reusable_;  // By uid, resource.
+};
+
+}  // namespace gpushm::plugin::kubelet::testing

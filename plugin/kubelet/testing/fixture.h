@@ -1,0 +1,182 @@
+// What tests of this folder share: a folder of their own, a Handler that writes down what it is
+// asked, times scaled down.
+//
+// Threads: Handler's functions from any.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plugin/kubelet/registration.h"
+#include "plugin/kubelet/testing/scripted_kubelet.h"
+
+namespace gpushm::plugin::kubelet::testing {
+
+inline constexpr char kMemory[] = "gpushm.io/memory";
+inline constexpr char kAttach[] = "gpushm.io/attach";
+// Long enough for a busy machine under a sanitizer; reached only by what fails.
+inline constexpr int64_t kLongMs = 30'000;
+inline Deadline Soon() { return Deadline::AfterMs(kLongMs); }
+
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string name = std::filesystem::temp_directory_path() / "gpushm-kubelet-XXXXXX";
+    path_ = mkdtemp(name.data()) == nullptr ? std::string() : name;
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+  ~TempFolder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+class RecordingHandler : public Handler {
+ public:
+  struct Call {
+    std::string kind;  // "allocate", "prestart", "prefer"
+    Resource resource;
+    DeviceIds ids;
+  };
+
+  Result<Grant> Allocate(Resource resource, const DeviceIds& ids) override {
+    Note("allocate", resource, ids);
+    if (on_allocate) return on_allocate(resource, ids);
+    Grant grant;
+    grant.cdi_names.push_back(
+        Concat("gpushm.io/", resource == Resource::kMemory ? "memory=" : "attach=", *ids.begin()));
+    return grant;
+  }
+  Result<void> PreStart(Resource resource, const DeviceIds& ids) override {
+    Note("prestart", resource, ids);
+    return on_pre_start ? on_pre_start(resource, ids) : Result<void>();
+  }
+  // The last ones: nobody chooses them by chance.
+  DeviceIds Prefer(Resource resource, const DeviceIds& available, const DeviceIds& must_include,
+                   size_t count) override {
+    Note("prefer", resource, available);
+    DeviceIds chosen = must_include;
+    for (auto id = available.rbegin(); id != available.rend() && chosen.size() < count; ++id)
+      chosen.insert(*id);
+    return chosen;
+  }
+
+  std::vector<Call> calls() const {
+    const std::lock_guard lock(mutex_);
+    return calls_;
+  }
+  size_t Count(const std::string& kind) const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<size_t>(std::count_if(calls_.begin(), calls_.end(),
+                                             [&](const Call& call) { return call.kind == kind; }));
+  }
+
+  // Set before anything is served.
+  std::function<Result<Grant>(Resource, const DeviceIds&)> on_allocate;
+  std::function<Result<void>(Resource, const DeviceIds&)> on_pre_start;
+
+ private:
+  void Note(const std::string& kind, Resource resource, const DeviceIds& ids) {
+    const std::lock_guard lock(mutex_);
+    calls_.push_back({kind, resource, ids});
+  }
+  mutable std::mutex mutex_;
+  std::vector<Call> calls_;
+};
+
+// "m0000", "m0001", ...
+inline std::vector<Advertised> Devices(const std::string& prefix, size_t count,
+                                       size_t unhealthy = 0) {
+  std::vector<Advertised> devices;
+  for (size_t i = 0; i < count; ++i) {
+    const std::string number = std::to_string(i);
+    devices.push_back(
+        {.id = prefix + std::string(4 - number.size(), '0') + number, .healthy = i >= unhealthy});
+  }
+  return devices;
+}
+
+// A scripted kubelet and the plugin's half in one process, not started.
+class KubeletTest : public ::testing::Test {
+ protected:
+  KubeletTest() {
+    kubelet_options.folder = folder / "device-plugins";
+    kubelet_options.pod_resources_socket = folder / "pod-resources.sock";
+    kubelet_options.dial_ms = 5000;
+    kubelet_options.retry_ms = 5;
+    options.folder = kubelet_options.folder;
+    options.times = {.poll_ms = 200,
+                     .poll_blind_ms = 10,
+                     .register_ms = 5000,
+                     .open_ms = 300,
+                     .end_ms = 1000,
+                     .grace_ms = 20,
+                     .backoff_first_ms = 5,
+                     .backoff_max_ms = 50,
+                     .stable_ms = 1000,
+                     .stop_ms = 1000};
+  }
+
+  void StartKubelet() {
+    kubelet = std::make_unique<ScriptedKubelet>(kubelet_options);
+    const Result<void> started = kubelet->Start();
+    ASSERT_TRUE(started) << started.error().ToString();
+  }
+  // With `units` and `tokens` devices, but does not wait for the kubelet.
+  void StartPlugin(size_t units = 8, size_t tokens = 4) {
+    Result<std::unique_ptr<Registration>> started = Registration::Start(options, &handler);
+    ASSERT_TRUE(started) << started.error().ToString();
+    plugin = std::move(*started);
+    plugin->SetDevices(Resource::kMemory, Devices("m", units));
+    plugin->SetDevices(Resource::kAttach, Devices("a", tokens));
+  }
+  // Both sides agree.
+  [[nodiscard]] ::testing::AssertionResult Usable(size_t units = 8, size_t tokens = 4) {
+    if (!plugin->WaitFor([](const State& state) { return state.usable(); }, Soon()))
+      return ::testing::AssertionFailure() << "memory: " << plugin->state().memory.last_error
+                                           << ", attach: " << plugin->state().attach.last_error;
+    if (!kubelet->WaitAllocatable(kMemory, units, Soon()) ||
+        !kubelet->WaitAllocatable(kAttach, tokens, Soon()))
+      return ::testing::AssertionFailure() << "allocatable " << kubelet->Allocatable(kMemory);
+    return ::testing::AssertionSuccess();
+  }
+  // Waits for registrations beyond these, and for both sides to agree again.
+  [[nodiscard]] ::testing::AssertionResult UsableAgain(const State& before) {
+    const bool again = plugin->WaitFor(
+        [&](const State& state) {
+          return state.memory.registrations > before.memory.registrations &&
+                 state.attach.registrations > before.attach.registrations;
+        },
+        Soon());
+    if (!again) return ::testing::AssertionFailure() << "not registered again";
+    return Usable();
+  }
+
+  TempFolder folder;
+  ScriptedKubelet::Options kubelet_options;
+  Registration::Options options;
+  RecordingHandler handler;
+  std::unique_ptr<ScriptedKubelet> kubelet;
+  std::unique_ptr<Registration> plugin;  // Ends first.
+};
+
+// A sidecar with memory, a container that attaches.
+inline PodSpec SharingPod(const std::string& name, size_t units = 2) {
+  return {.pod = {"default", name},
+          .containers = {{.name = "gpushm", .role = Role::kSidecar, .limits = {{kMemory, units}}},
+                         {.name = "app", .role = Role::kApp, .limits = {{kAttach, 1}}}}};
+}
+
+}  // namespace gpushm::plugin::kubelet::testing

@@ -1,0 +1,59 @@
+// A kubelet's side of one registration: its connection to the plugin's socket.
+//
+// Threads: any. Run blocks until the stream ends.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plugin/kubelet/testing/device_book.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+
+namespace gpushm::plugin::kubelet::testing {
+
+class PluginClient {
+ public:
+  struct PluginOptions {
+    bool pre_start = false;
+    bool prefers = false;
+  };
+
+  PluginClient(std::string resource, std::string socket);
+  ~PluginClient();
+
+  const std::string& resource() const { return resource_; }
+  const std::string& socket() const { return socket_; }
+  // Texts of failures are as Go prints an error of gRPC.
+  Result<void> Dial(int64_t wait_ms);
+  Result<PluginOptions> GetOptions();
+
+  // ListAndWatch, until either side ends it. Messages above 4 MiB end it too, as in the kubelet.
+  void Run(const std::function<void(const std::map<std::string, bool>& healthy_by_id)>& on_list);
+  // Ends Run and refuses further calls.
+  void Close();
+  // Has been closed, or marked so by the kubelet.
+  bool stopped() const;
+  std::optional<int64_t> stopped_at_ns() const;
+  void MarkStopped();
+
+  Result<Answer> Allocate(const std::vector<std::string>& ids);
+  Result<void> PreStart(const std::vector<std::string>& ids, int64_t wait_ms);
+  Result<Ids> Prefer(const Ids& available, const Ids& must_include, size_t count);
+
+ private:
+  struct Grpc;
+  const std::string resource_;
+  const std::string socket_;
+  const std::unique_ptr<Grpc> grpc_;
+  mutable std::mutex mutex_;
+  bool closed_ = false;
+  std::optional<int64_t> stopped_at_ns_;
+};
+
+}  // namespace gpushm::plugin::kubelet::testing

@@ -1,0 +1,85 @@
+// The plugins that a scripted kubelet knows: registrations, their streams, and what becomes of the
+// devices when one ends, in the order in which kubelets do these things.
+//
+// Threads: any.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "plugin/kubelet/testing/device_book.h"
+#include "plugin/kubelet/testing/plugin_client.h"
+#include "runtime/base/status.h"
+
+namespace gpushm::plugin::kubelet::testing {
+
+class PluginTable {
+ public:
+  struct Options {
+    bool known_by_resource_alone = false;
+    int64_t notice_ms = 0;
+    int64_t dial_ms = 10'000;
+    int64_t grace_ms = 300'000;
+  };
+  struct Endpoint {
+    std::shared_ptr<PluginClient> client;  // None: read back from the checkpoint, not registered.
+    PluginClient::PluginOptions options;
+  };
+
+  PluginTable(Options options, DeviceBook* book) : options_(options), book_(book) {}
+  ~PluginTable() { CloseAll(); }
+
+  // What Register does: dial, ask for options, start a stream.
+  Result<void> Connect(const std::string& resource, const std::string& socket);
+  std::optional<Endpoint> Find(const std::string& resource) const;
+  // Drops what has been stopped for longer than the grace.
+  void DropExpired();
+  // The process ends: all connections close, and nothing is noticed of that.
+  void CloseAll();
+  // A new process read the checkpoint.
+  void Restart();
+
+  void LoseStreams(int count);
+  void DropStream(const std::string& resource);
+
+  uint64_t registrations(const std::string& resource) const;
+  uint64_t streams(const std::string& resource) const;
+  uint64_t lists(const std::string& resource) const;
+  // Waits for a change of devices or registrations.
+  bool WaitFor(const std::function<bool()>& reached, const Deadline& deadline);
+
+ private:
+  struct Counts {
+    uint64_t registrations = 0;
+    uint64_t streams = 0;
+    uint64_t lists = 0;
+  };
+  void Run(const std::shared_ptr<PluginClient>& client);
+  std::shared_ptr<PluginClient> Find(const std::string& resource, const std::string& socket) const;
+  void Remove(const std::string& resource, const std::string& socket);
+  void Disconnect(const std::shared_ptr<PluginClient>& client);
+  void Changed();
+
+  const Options options_;
+  DeviceBook* const book_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t changes_ = 0;
+  bool closing_ = false;
+  int lost_streams_ = 0;
+  std::map<std::string, std::vector<std::shared_ptr<PluginClient>>> clients_;  // By resource.
+  std::map<std::string, Endpoint> endpoints_;                                  // By resource.
+  std::map<std::string, Counts> counts_;
+  std::list<std::thread> threads_;
+};
+
+}  // namespace gpushm::plugin::kubelet::testing
