@@ -37,9 +37,16 @@ Client::~Client() {
     all_.clear();
     deferred_.clear();
   }
-  if (!lock) return;
-  // The process lives on, so the broker sees no end of it: it has to be told.
-  for (const Lease& lease : leases) EndLease(*lock, lease, deadline);
+  std::erase_if(leases, [](const Lease& lease) { return lease.id == 0; });
+  // The process lives on, so the broker sees no end of it: it has to be told. One that was killed
+  // comes back with these leases.
+  for (int attempt = 0; lock && !leases.empty() && attempt < 2; ++attempt) {
+    (void)session_.StillConnected(*lock);
+    (void)session_.EnsureConnected(*lock, /*wait=*/true, deadline);
+    for (const Lease& lease : leases) EndLease(*lock, lease, deadline);
+    const std::lock_guard table(table_mutex_);
+    leases = std::exchange(ended_, {});
+  }
 }
 
 Result<const CudaApi*> Client::Driver() {
@@ -77,15 +84,17 @@ Result<DeviceInfo> Client::FindDevice(const GpuUuid& uuid) {
 }
 
 void Client::EndLease(const SessionLock& lock, const Lease& lease, const Deadline& deadline) {
-  // Over another connection the number is somebody else's; a closed one has no leases.
+  // With another serial the number is somebody else's.
   if (lease.id == 0) return;
   protocol::DetachRequest request{.lease_id = lease.id};
   const auto reply = session_.AskHere<protocol::EmptyReply>(lock, protocol::Kind::kDetach, request,
                                                             deadline, {.serial = lease.serial});
-  if (!reply && reply.error().code() == Code::kTimeout && deadline.RemainingNs() == 0) {
-    // It was sent, or will be: saying it twice does no harm.
-    EndLeaseSoon(lease);
-  }
+  if (reply) return;
+  const Code code = reply.error().code();
+  const bool unsaid = (code == Code::kTimeout && deadline.RemainingNs() == 0) ||
+                      (code == Code::kUnavailable && lease.serial == session_.peer(lock).serial);
+  // Perhaps it was heard: saying it twice does no harm. A connection that is resumed has the lease.
+  if (unsaid) EndLeaseSoon(lease);
 }
 
 void Client::EndLeaseSoon(const Lease& lease) {
@@ -125,21 +134,70 @@ bool Client::IsHeld(const Attachment* attachment) const {
                      [&](const auto& d) { return d.get() == attachment; });
 }
 
-void Client::Reconnected(const SessionLock& lock, bool same_broker, const Deadline& deadline) {
+// Resumed, the leases are what they were, unless the link between broker and plugin was down, or a
+// grant was on its way when the connection broke: number and sum tell.
+void Client::Reconnected(const SessionLock& lock, const Return& how, const Deadline& deadline) {
   std::vector<std::shared_ptr<Attachment>> attachments;
+  uint32_t leases = 0;
+  uint64_t lease_sum = 0;
   {
     const std::lock_guard table(table_mutex_);
-    ended_.clear();  // They ended with their connection, or mean nothing now.
+    if (!how.resumed) ended_.clear();  // They ended with their connection, or mean nothing now.
     for (const auto& [key, attachment] : all_) attachments.push_back(attachment);
     attachments.insert(attachments.end(), deferred_.begin(), deferred_.end());
+    for (const Lease& lease : ended_) {
+      ++leases;
+      lease_sum += lease.id;
+    }
   }
+  for (const auto& attachment : attachments) {
+    leases += attachment->lease().id != 0 ? 1 : 0;
+    lease_sum += attachment->lease().id;
+  }
+  const bool agreed = how.resumed && how.leases == leases && how.lease_sum == lease_sum;
+  std::set<uint64_t> granted;
+  if (how.resumed && !agreed) {
+    const Result<std::set<uint64_t>> asked = AskLeases(lock, deadline);
+    if (!asked) return session_.Drop(lock);  // Done again on the next connection.
+    granted = *asked;
+    std::set<uint64_t> unknown = granted;
+    for (const auto& attachment : attachments) unknown.erase(attachment->lease().id);
+    for (const uint64_t id : unknown) EndLease(lock, {session_.peer(lock).serial, id}, deadline);
+    const std::lock_guard table(table_mutex_);
+    std::erase_if(ended_, [&](const Lease& lease) { return !granted.contains(lease.id); });
+  }
+  const RegistryHandle::Reader reader = session_.registry().Share();
   for (const auto& attachment : attachments) {
     if (attachment->orphaned()) continue;
     if (!session_.connected(lock)) return;  // Done again on the next connection.
-    Renew(lock, attachment.get(), same_broker, deadline);
+    const Lease lease = attachment->lease();
+    if (agreed || granted.contains(lease.id)) {
+      attachment->Adopt(reader, lease);
+    } else {
+      Renew(lock, attachment.get(), how.same_broker, deadline);
+    }
   }
   const std::lock_guard table(table_mutex_);
   std::erase_if(current_, [](const auto& entry) { return entry.second->orphaned(); });
+}
+
+Result<std::set<uint64_t>> Client::AskLeases(const SessionLock& lock, const Deadline& deadline) {
+  std::set<uint64_t> leases;
+  protocol::HoldersRequest request{};
+  for (;;) {
+    const auto reply =
+        session_.AskHere<protocol::HoldersReply>(lock, protocol::Kind::kHolders, request, deadline);
+    if (!reply) return std::unexpected(reply.error());
+    for (uint32_t i = 0; i < reply->count; ++i) {
+      const protocol::HolderEntry& entry = reply->entries[i];
+      if (entry.lease_id <= request.after_lease_id) {
+        return Fail(Code::kCorrupt, "a peer broke the protocol: holders are out of order");
+      }
+      request.after_lease_id = entry.lease_id;
+      if (entry.client_id == session_.peer(lock).client_id) leases.insert(entry.lease_id);
+    }
+    if (reply->count < protocol::kHoldersPerReply) return leases;
+  }
 }
 
 void Client::Renew(const SessionLock& lock, Attachment* attachment, bool same_broker,

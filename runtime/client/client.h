@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -165,7 +166,9 @@ class Client final : private SessionObserver {
   void EndLeaseSoon(const Lease& lease);
   // Deferred detaches whose work has ended, and leases whose end could not be said before.
   void DoChores();
-  void Reconnected(const SessionLock& lock, bool same_broker, const Deadline& deadline) override;
+  void Reconnected(const SessionLock& lock, const Return& how, const Deadline& deadline) override;
+  // The leases of this process as the broker lists them.
+  Result<std::set<uint64_t>> AskLeases(const SessionLock& lock, const Deadline& deadline);
   void Renew(const SessionLock& lock, Attachment* attachment, bool same_broker,
              const Deadline& deadline);
   bool IsHeld(const Attachment* attachment) const;

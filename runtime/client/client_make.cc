@@ -98,22 +98,30 @@ Result<void> Client::Publish(Attachment* attachment, const Wait& wait) {
   DoChores();
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
-  // Notices a dead broker, whose end drops what was not published.
-  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
-    return done;
-  }
-  if (attachment->orphaned()) {
-    return Fail(Code::kOrphaned, "the broker that it was made with is gone",
-                "make the buffer again");
-  }
   if (!attachment->unpublished()) {
     return Fail(Code::kInvalidArgument, "it is published already");
   }
-  const Lease lease = attachment->lease();
-  const protocol::PublishRequest request{.lease_id = lease.id};
-  const auto reply = session_.Ask<protocol::EmptyReply>(*lock, Kind::kPublish, request, wait.answer,
-                                                        {.serial = lease.serial});
-  if (!reply) return std::unexpected(reply.error());
+  for (bool again = false;; again = true) {
+    // Notices a dead broker. Where its successor was not told what it held, that is lost.
+    if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
+      return done;
+    }
+    if (attachment->orphaned()) {
+      return Fail(Code::kOrphaned, "the broker that it was made with is gone",
+                  "make the buffer again");
+    }
+    // A broker that was killed before it answered may have done it: the registry tells.
+    const auto shown = Lookup(attachment->facts().name);
+    if (again && shown && shown->record.generation == attachment->facts().generation) break;
+    const Lease lease = attachment->lease();
+    const protocol::PublishRequest request{.lease_id = lease.id};
+    const auto reply = session_.Ask<protocol::EmptyReply>(*lock, Kind::kPublish, request,
+                                                          wait.answer, {.serial = lease.serial});
+    if (reply) break;
+    if (again || reply.error().code() != Code::kUnavailable || wait.answer.Passed()) {
+      return std::unexpected(reply.error());
+    }
+  }
   attachment->Publish();
   (void)attachment->Current();
   const std::lock_guard table(table_mutex_);

@@ -28,9 +28,9 @@ class ClientTest : public testing::Test {
     api_->cuCtxSetCurrent(nullptr);
     Start(1);
   }
-  void Start(uint64_t epoch) {
+  void Start(uint64_t epoch, const std::map<uint64_t, FakeLease>& inherited = {}) {
     broker_.reset();
-    broker_ = std::make_unique<FakeBroker>(folder_.path(), epoch, gpu_);
+    broker_ = std::make_unique<FakeBroker>(folder_.path(), epoch, gpu_, inherited);
   }
   void Open() { client_.reset(OpenClient(folder_.path())); }
 
@@ -236,6 +236,101 @@ TEST_F(ClientTest, OrphansWhatASuccessorDoesNotHave) {
   EXPECT_EQ(Attach("kept"), kept);
   EXPECT_EQ(gpushm_detach(weights, nullptr), GPUSHM_OK);
   EXPECT_EQ(gpushm_current(now), GPUSHM_OK);
+}
+
+// ---- resumed connections
+
+// Goal: with a broker that inherited what the last one had, nothing is asked for again: same
+// leases, same generation, the unpublished one too, and a detach that was meant for the dead one.
+TEST_F(ClientTest, ResumesWithTheLeasesItHad) {
+  broker_->Add("weights", 5, kMiB, api_);
+  broker_->Add("given-up", 6, kMiB, api_);
+  Open();
+  gpushm_attachment* const weights = Attach("weights");
+  gpushm_attachment* const given_up = Attach("given-up");
+  ASSERT_TRUE(weights != nullptr && given_up != nullptr);
+  const auto leases = broker_->leases();
+  ASSERT_EQ(leases.size(), 2u);
+  broker_.reset();
+  EXPECT_EQ(gpushm_detach(given_up, nullptr), GPUSHM_OK);
+  Start(2, leases);
+  broker_->Add("weights", 5, kMiB, api_);
+  broker_->Add("given-up", 6, kMiB, api_);
+  EXPECT_EQ(Attach("weights"), weights);
+  EXPECT_EQ(gpushm_current(weights), GPUSHM_OK);
+  EXPECT_EQ(broker_->requests(Kind::kAttach), 0u);
+  EXPECT_EQ(broker_->requests(Kind::kHolders), 0u);
+  auto info = Sized<gpushm_attachment_info>();
+  ASSERT_EQ(gpushm_attachment_get_info(weights, &info), GPUSHM_OK);
+  EXPECT_TRUE(leases.contains(info.lease_id));
+  size_t count = 0;
+  ASSERT_EQ(gpushm_holders(client_.get(), "", nullptr, 0, &count), GPUSHM_OK);
+  EXPECT_EQ(broker_->leases().size(), 1u) << "the detach came through in the end";
+}
+
+// Goal: broker and process find out which leases the other does not know. Method: one that the
+// broker lost, one whose grant the process never got.
+TEST_F(ClientTest, AgreesOnLeasesWithABrokerThatLostSome) {
+  broker_->Add("lost", 5, kMiB, api_);
+  broker_->Add("kept", 6, kMiB, api_);
+  Open();
+  gpushm_attachment* const lost = Attach("lost");
+  gpushm_attachment* const kept = Attach("kept");
+  ASSERT_TRUE(lost != nullptr && kept != nullptr);
+  auto leases = broker_->leases();
+  const auto [first, lease] = *leases.begin();
+  leases.erase(first);
+  leases[99] = {"kept", 6, lease.client_id};
+  Start(2, leases);
+  broker_->Add("lost", 5, kMiB, api_);
+  broker_->Add("kept", 6, kMiB, api_);
+  EXPECT_EQ(Attach("kept"), kept);
+  EXPECT_EQ(gpushm_current(lost), GPUSHM_OK);
+  EXPECT_EQ(broker_->requests(Kind::kAttach), 1u) << "only what was lost";
+  EXPECT_EQ(broker_->leases().size(), 2u);
+  EXPECT_FALSE(broker_->leases().contains(99)) << "nobody would ever have ended it";
+  EXPECT_EQ(gpushm_detach(lost, nullptr), GPUSHM_OK);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(gpushm_detach(kept, nullptr), GPUSHM_OK);
+  EXPECT_EQ(broker_->leases().size(), 0u);
+}
+
+// Goal: a publish whose answer was lost is not lost. Method: a broker that closes instead of
+// answering, before and after it did what was asked.
+TEST_F(ClientTest, PublishesOverALostConnection) {
+  for (const bool done : {false, true}) {
+    Start(done ? 3 : 2);
+    broker_->Add("other", 5, kMiB, api_);
+    Open();
+    auto options = Sized<gpushm_create_options>();
+    options.unpublished = 1;
+    gpushm_attachment* made = nullptr;
+    ASSERT_EQ(gpushm_create(client_.get(), "made", kMiB, &options, &made), GPUSHM_OK);
+    broker_->KeepClients();
+    int cut = 1;
+    broker_->SetTwist([&](const FakeRequest& request, FakeReply* reply) {
+      if (request.kind != Kind::kPublish || cut-- <= 0) return;
+      reply->hang_up = true;
+      if (!done) broker_->Remove("made");  // The fake shows it from the start.
+    });
+    EXPECT_EQ(gpushm_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
+    EXPECT_EQ(broker_->requests(Kind::kPublish), done ? 1u : 2u);
+    broker_->SetTwist(nullptr);
+    EXPECT_EQ(gpushm_detach(made, nullptr), GPUSHM_OK);
+    client_.reset();
+  }
+}
+
+// Goal: a process that closes while no broker answers does not leave leases behind for ever.
+TEST_F(ClientTest, ClosingWaitsForABrokerThatWasKilled) {
+  broker_->Add("weights", 5, kMiB, api_);
+  Open();
+  ASSERT_NE(Attach("weights"), nullptr);
+  const auto leases = broker_->leases();
+  broker_.reset();
+  std::thread closer([&] { client_.reset(); });
+  Start(2, leases);
+  closer.join();
+  EXPECT_EQ(broker_->leases().size(), 0u);
 }
 
 TEST_F(ClientTest, MakesAndPublishes) {

@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -48,8 +49,17 @@ void FakeReply::Set(const Status& status) {
   descriptors.clear();
 }
 
-FakeBroker::FakeBroker(const std::string& folder, uint64_t epoch, const GpuUuid& gpu)
-    : epoch_(epoch), gpu_(gpu), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+FakeBroker::FakeBroker(const std::string& folder, uint64_t epoch, const GpuUuid& gpu,
+                       const std::map<uint64_t, FakeLease>& inherited)
+    : epoch_(epoch),
+      gpu_(gpu),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      leases_(inherited),
+      keeps_clients_(!inherited.empty()) {
+  for (const auto& [id, lease] : inherited) {
+    next_lease_ = std::max(next_lease_, id + 1);
+    resumable_.insert(lease.client_id);
+  }
   registry_ =
       std::make_unique<registry::RegistryWriter>(Must(registry::RegistryWriter::Create(64)));
   listener_ = Must(protocol::Listen(folder + "/" + protocol::kSocketName, 0666));
@@ -132,6 +142,11 @@ void FakeBroker::Remove(const std::string& name) {
   buffers_.erase(name);
 }
 
+void FakeBroker::KeepClients() {
+  const std::lock_guard lock(mutex_);
+  keeps_clients_ = true;
+}
+
 std::map<uint64_t, FakeLease> FakeBroker::leases() const {
   const std::lock_guard lock(mutex_);
   return leases_;
@@ -157,14 +172,19 @@ void FakeBroker::Run() {
     for (size_t i = open.size(); i-- > 0;) {
       if (pollers[i + 2].revents == 0 || Serve(&open[i])) continue;
       const std::lock_guard lock(mutex_);
-      for (const uint64_t lease : open[i].leases) leases_.erase(lease);
+      if (keeps_clients_) {
+        resumable_.insert(open[i].client_id);
+      } else {
+        std::erase_if(leases_,
+                      [&](const auto& l) { return l.second.client_id == open[i].client_id; });
+      }
       open.erase(open.begin() + static_cast<ptrdiff_t>(i));
     }
     if ((pollers[1].revents & POLLIN) != 0) {
       UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket) continue;
       const std::lock_guard lock(mutex_);
-      open.push_back({std::move(socket), ++connections_, false, {}});
+      open.push_back({std::move(socket), ++connections_, false, 0});
     }
   }
 }
@@ -196,17 +216,8 @@ bool FakeBroker::Serve(Connection* connection) {
 
 void FakeBroker::Answer(const FakeRequest& request, Connection* connection, FakeReply* reply) {
   switch (request.kind) {
-    case Kind::kHello: {
-      protocol::HelloReply body{};
-      body.version = 1;
-      body.client_id = connection->number;
-      body.epoch = epoch_;
-      body.gpu_uuid = gpu_.bytes;
-      body.container = protocol::ToNameField("decoder");
-      Fill(request, body, reply);
-      reply->descriptors.push_back(registry_->fd());
-      return;
-    }
+    case Kind::kHello:
+      return AnswerHello(request, connection, reply);
     case Kind::kAttach:
       return AnswerAttach(request, connection, reply);
     case Kind::kCreate:
@@ -217,7 +228,6 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
       if (!body || leases_.erase(body->lease_id) == 0) {
         return Refuse(request, Code::kNotFound, "no such lease", reply);
       }
-      connection->leases.erase(body->lease_id);
       return Fill(request, protocol::EmptyReply{}, reply);
     }
     case Kind::kHolders: {
@@ -229,6 +239,7 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
         entry.buffer = protocol::ToNameField(l->second.name);
         entry.container = protocol::ToNameField("decoder");
         entry.generation = l->second.generation;
+        entry.client_id = l->second.client_id;
         entry.lease_id = l->first;
         entry.access = 1;
       }
@@ -252,6 +263,36 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
   }
 }
 
+void FakeBroker::AnswerHello(const FakeRequest& request, Connection* connection, FakeReply* reply) {
+  const auto asked = protocol::Parse<protocol::HelloRequest>(request.message->span());
+  protocol::HelloReply body{};
+  body.version = 1;
+  body.epoch = epoch_;
+  body.gpu_uuid = gpu_.bytes;
+  body.container = protocol::ToNameField("decoder");
+  // A number of its own for each client of each broker.
+  connection->client_id = 1000 * epoch_ + connection->number;
+  if (asked && resumable_.erase(asked->resume_client_id) > 0) {
+    body.resumed = 1;
+    connection->client_id = asked->resume_client_id;
+    for (const auto& [id, lease] : leases_) {
+      if (lease.client_id != connection->client_id) continue;
+      ++body.leases;
+      body.lease_sum += id;
+    }
+  }
+  body.client_id = connection->client_id;
+  body.token = {7};
+  Fill(request, body, reply);
+  reply->descriptors.push_back(registry_->fd());
+}
+
+uint64_t FakeBroker::Lease(const Connection& connection, const std::string& name,
+                           uint64_t generation) {
+  leases_[next_lease_] = {name, generation, connection.client_id};
+  return next_lease_++;
+}
+
 void FakeBroker::AnswerAttach(const FakeRequest& request, Connection* connection,
                               FakeReply* reply) {
   const auto body = protocol::Parse<protocol::AttachRequest>(request.message->span());
@@ -263,15 +304,13 @@ void FakeBroker::AnswerAttach(const FakeRequest& request, Connection* connection
     return Refuse(request, Code::kStale, "another generation", reply);
   }
   protocol::AttachReply grant{};
-  grant.lease_id = next_lease_++;
+  grant.lease_id = Lease(*connection, name, buffer.record.generation);
   grant.generation = buffer.record.generation;
   grant.size_bytes = buffer.record.size_bytes;
   grant.mapped_bytes = buffer.record.mapped_bytes;
   grant.access = body->access;
   grant.transport = static_cast<uint32_t>(buffer.record.transport);
   grant.offerer_pid = buffer.offerer_pid;
-  leases_[grant.lease_id] = {name, grant.generation};
-  connection->leases.insert(grant.lease_id);
   Fill(request, grant, reply);
   if (buffer.descriptor) reply->descriptors.push_back(buffer.descriptor.get());
 }
@@ -300,11 +339,7 @@ void FakeBroker::AnswerMake(const FakeRequest& request, Connection* connection, 
     buffer.descriptor.Reset(eventfd(0, EFD_CLOEXEC));
   }
   const bool attach = (body.flags & protocol::kFlagAttach) != 0;
-  if (attach) {
-    grant.lease_id = next_lease_++;
-    leases_[grant.lease_id] = {name, grant.generation};
-    connection->leases.insert(grant.lease_id);
-  }
+  if (attach) grant.lease_id = Lease(*connection, name, grant.generation);
   Insert(name, std::move(buffer));
   Fill(request, grant, reply);
   if (attach) reply->descriptors.push_back(buffers_.at(name).descriptor.get());

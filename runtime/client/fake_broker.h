@@ -46,6 +46,7 @@ struct FakeRequest {
 struct FakeLease {
   std::string name;
   uint64_t generation;
+  uint64_t client_id = 0;
 };
 
 class FakeBroker {
@@ -53,7 +54,9 @@ class FakeBroker {
   // Called on the fake's thread before a reply is sent.
   using Twist = std::function<void(const FakeRequest&, FakeReply*)>;
 
-  FakeBroker(const std::string& folder, uint64_t epoch, const GpuUuid& gpu);
+  // `inherited`: leases of a former broker, as the plugin would have told; their clients may resume.
+  FakeBroker(const std::string& folder, uint64_t epoch, const GpuUuid& gpu,
+             const std::map<uint64_t, FakeLease>& inherited = {});
   // Dies: connections end, the socket's file stays, as with SIGKILL.
   ~FakeBroker();
 
@@ -66,6 +69,8 @@ class FakeBroker {
   void SetGeneration(const std::string& name, uint64_t generation);
   void Remove(const std::string& name);
 
+  // Clients that lost their connection may resume it; what they hold stays until then.
+  void KeepClients();
   std::map<uint64_t, FakeLease> leases() const;
   size_t requests(protocol::Kind kind) const;
   size_t connections() const;
@@ -82,7 +87,7 @@ class FakeBroker {
     UniqueFd socket;
     size_t number = 0;
     bool announced = false;
-    std::set<uint64_t> leases;
+    uint64_t client_id = 0;
   };
 
   void Run();
@@ -91,6 +96,8 @@ class FakeBroker {
   void AnswerAttach(const FakeRequest& request, Connection* connection, FakeReply* reply);
   void AnswerMake(const FakeRequest& request, Connection* connection, FakeReply* reply);
   void Insert(const std::string& name, Buffer buffer);
+  uint64_t Lease(const Connection& connection, const std::string& name, uint64_t generation);
+  void AnswerHello(const FakeRequest& request, Connection* connection, FakeReply* reply);
 
   const uint64_t epoch_;
   const GpuUuid gpu_;
@@ -103,6 +110,8 @@ class FakeBroker {
   std::unique_ptr<registry::RegistryWriter> registry_;
   std::map<std::string, Buffer> buffers_;
   std::map<uint64_t, FakeLease> leases_;
+  bool keeps_clients_ = false;
+  std::set<uint64_t> resumable_;
   std::map<protocol::Kind, size_t> requests_;
   uint64_t next_lease_ = 1;
   uint64_t next_generation_ = 1'000'000;

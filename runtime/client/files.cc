@@ -270,8 +270,9 @@ Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded
                                          .loaded_bytes = loaded_bytes,
                                          .complete = complete ? 1u : 0u,
                                          .reserved = 0};
-  const auto reply = session_.Ask<protocol::EmptyReply>(*lock, Kind::kContent, request, wait.answer,
-                                                        {.serial = lease.serial});
+  const auto reply =
+      session_.Ask<protocol::EmptyReply>(*lock, Kind::kContent, request, wait.answer,
+                                         {.loss = Call::Loss::kRepeatable, .serial = lease.serial});
   if (!reply) return std::unexpected(reply.error());
   return {};
 }
@@ -300,8 +301,9 @@ Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Directio
     const Result<SessionLock> lock = session_.Lock(deadline);
     if (!lock) return std::unexpected(lock.error());
     question.cancel = cancel ? 1 : 0;
-    return session_.Ask<protocol::TransferStatusReply>(*lock, Kind::kTransferStatus, question,
-                                                       deadline, {.serial = serial});
+    return session_.Ask<protocol::TransferStatusReply>(
+        *lock, Kind::kTransferStatus, question, deadline,
+        {.loss = Call::Loss::kRepeatable, .serial = serial});
   };
   const auto stop = [&](const Status& why) -> Result<TransferOutcome> {
     // A cancel gets its own time: the deadline may have passed.

@@ -45,7 +45,7 @@ void Pause(int wait_ms) { poll(nullptr, 0, wait_ms); }
 }  // namespace
 
 Session::Session(std::string socket_path, SessionObserver* observer)
-    : socket_path_(std::move(socket_path)), observer_(observer) {}
+    : owner_(getpid()), socket_path_(std::move(socket_path)), observer_(observer) {}
 
 Result<SessionLock> Session::Lock(const Deadline& deadline) {
   SessionLock lock(mutex_, std::try_to_lock);
@@ -112,6 +112,11 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
   body.min_version = protocol::kMinVersion;
   body.max_version = protocol::kMaxVersion;
   body.library = protocol::ToNameField(Concat("libgpushm ", kVersion));
+  const bool resumes = peer_.serial != 0 && getpid() == owner_;
+  if (resumes) {
+    body.resume_client_id = peer_.client_id;
+    body.resume_token = peer_.token;
+  }
   const size_t size_bytes = protocol::EncodeRequest(Kind::kHello, 0, body, &request_);
   const int descriptor = pidfd.get();
   bool sent = false;
@@ -128,6 +133,9 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
                 Concat("the broker chose protocol version ", reply->version, ", this library has ",
                        protocol::kMinVersion, " to ", protocol::kMaxVersion),
                 "use the library that the plugin of this node mounts");
+  }
+  if (reply->resumed == 1 && (!resumes || reply->client_id != peer_.client_id)) {
+    return WrongReply("hello resumes what was not asked for");
   }
   *hello = *reply;
   return connection;
@@ -148,17 +156,21 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
   if (!reader) return std::unexpected(reader.error().WithContext("the broker's registry"));
 
   const bool first = peer_.serial == 0;
-  const bool same_broker = !first && peer_.epoch == hello.epoch;
-  peer_ = Peer{.serial = peer_.serial + 1,
+  const Return how{.same_broker = !first && peer_.epoch == hello.epoch,
+                   .resumed = hello.resumed == 1,
+                   .leases = hello.leases,
+                   .lease_sum = hello.lease_sum};
+  peer_ = Peer{.serial = peer_.serial + (how.resumed ? 0 : 1),
                .epoch = hello.epoch,
                .client_id = hello.client_id,
+               .token = hello.token,
                .gpu_uuid = hello.gpu_uuid,
                .container = std::string(protocol::FromNameField(hello.container)),
                .simulated = hello.simulated != 0};
   socket_ = std::move(*connection);
   registry_.Replace(RegistryHandle::Reader(std::move(*reader)));
   if (!first && observer_ != nullptr) {
-    observer_->Reconnected(lock, same_broker, deadline);
+    observer_->Reconnected(lock, how, deadline);
     request_ = pending;
   }
   return {};
@@ -223,13 +235,11 @@ Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t siz
   int contended = 0;
   bool resent = false;
   for (;;) {
-    if (call.serial != 0 && (!socket_.valid() || peer_.serial != call.serial)) {
-      return Lost("that this belongs to");
-    }
     if (!socket_.valid()) {
       if (!reconnect) return Lost("before");
       if (auto done = EnsureConnected(lock, /*wait=*/true, deadline); !done) return done;
     }
+    if (call.serial != 0 && peer_.serial != call.serial) return Lost("that this belongs to");
     bool sent = false;
     error_from_broker_ = false;
     Result<void> done;
@@ -257,7 +267,7 @@ Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t siz
                   "carried out is not known",
                   "look the buffer up, then call again");
     }
-    if (resent || !reconnect || call.serial != 0 || deadline.Passed()) return done;
+    if (resent || !reconnect || deadline.Passed()) return done;
     resent = true;
   }
 }

@@ -4,16 +4,19 @@
 // that take a SessionLock are called by its holder.
 //
 // Invariants
-//   (1) Every connection has a number (`serial`, from 1). Lease and transfer numbers mean something
-//       on the connection that they came from alone: requests that carry one name the serial and
-//       are never sent on another connection.
+//   (1) What the broker knows of this process has a number (`serial`, from 1). A connection that
+//       resumes the one before has its serial, any other a new one. Lease and transfer numbers mean
+//       something with the serial that they came with alone: requests that carry one name it.
 //   (2) Bytes that break the protocol close the connection. Replies to abandoned requests are
 //       skipped, and their descriptors closed.
 //   (3) A request that was sent is sent again on a new connection only if it may be carried out
 //       twice (Call::kRepeatable).
 //   (4) After the first connection the registry is never empty: while no broker answers it is the
 //       last one's.
+//   (5) Only the process that made the session resumes it: a child of fork() is somebody else.
 #pragma once
+
+#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
@@ -39,16 +42,26 @@ struct Peer {
   uint64_t serial = 0;
   uint64_t epoch = 0;
   uint64_t client_id = 0;
+  protocol::ResumeToken token{};
   std::array<uint8_t, 16> gpu_uuid{};
   std::string container;
   bool simulated = false;
+};
+
+// What a later connection is to the one before.
+struct Return {
+  bool same_broker = false;
+  bool resumed = false;    // Also by a successor of the broker, where it was told of the leases.
+  uint32_t leases = 0;     // If resumed: how many the broker has of this process,
+  uint64_t lease_sum = 0;  // and the sum of their numbers.
 };
 
 class SessionObserver {
  public:
   // A second or later connection stands. May send requests with Session::CallHere, and may find it
   // dead again.
-  virtual void Reconnected(const SessionLock& lock, bool same_broker, const Deadline& deadline) = 0;
+  virtual void Reconnected(const SessionLock& lock, const Return& how,
+                           const Deadline& deadline) = 0;
 
  protected:
   ~SessionObserver() = default;
@@ -58,7 +71,7 @@ class SessionObserver {
 struct Call {
   enum class Loss { kOnce, kRepeatable };
   Loss loss = Loss::kOnce;
-  uint64_t serial = 0;                        // Not 0: only on this connection.
+  uint64_t serial = 0;                        // Not 0: only with this one, see (1).
   std::span<const int> descriptors = {};      // Sent along; announced first.
   std::vector<UniqueFd>* received = nullptr;  // Null: none may come.
 };
@@ -135,6 +148,7 @@ class Session {
   Result<void> Connect(const SessionLock& lock, const Deadline& deadline);
   Result<UniqueFd> Greet(const Deadline& deadline, bool with_pidfd, protocol::HelloReply* hello);
 
+  const pid_t owner_;  // The process.
   const std::string socket_path_;
   SessionObserver* const observer_;
   std::timed_mutex mutex_;

@@ -63,13 +63,21 @@ template <>
 Result<void> Validate(const HelloRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
                   {m.min_version <= m.max_version, "hello: versions in the wrong order"},
-                  {IsTerminated(m.library), "hello: library is not terminated"}});
+                  {IsTerminated(m.library), "hello: library is not terminated"},
+                  {(m.resume_client_id == 0) == (m.resume_token == ResumeToken{}),
+                   "hello: one of resume_client_id and resume_token alone"}});
 }
 template <>
 Result<void> Validate(const HelloReply& m) {
-  return Require({{m.reserved0 == 0, "reserved bytes are not zero"},
-                  {m.simulated <= 1, "hello: simulated is not a truth value"},
-                  {IsName(m.container), "hello: container is not a DNS label"}});
+  return Require(
+      {{m.reserved0 == 0, "reserved bytes are not zero"},
+       {m.client_id != 0, "hello: no client id"},
+       {m.token != ResumeToken{}, "hello: no token"},
+       {m.resumed <= 1, "hello: resumed is not a truth value"},
+       {m.leases <= limits::kLeases, "hello: too many leases"},
+       {m.resumed == 1 || (m.leases == 0 && m.lease_sum == 0), "hello: a new client with leases"},
+       {m.simulated <= 1, "hello: simulated is not a truth value"},
+       {IsName(m.container), "hello: container is not a DNS label"}});
 }
 template <>
 Result<void> Validate(const AttachRequest& m) {

@@ -84,13 +84,19 @@ enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
 enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
 enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2 };
 
+// A secret between a broker, its plugin and one client: who has it may resume that client's
+// connection, in the same container (docs/security.md). Random, never all zero.
+using ResumeToken = std::array<uint8_t, 16>;
+
 struct HelloRequest {
   uint16_t min_version;
   uint16_t max_version;
   uint32_t reserved;
-  NameField library;  // Free text for logs, NUL-terminated.
+  NameField library;          // Free text for logs, NUL-terminated.
+  uint64_t resume_client_id;  // Who it was on the connection that it lost; 0: nobody.
+  ResumeToken resume_token;   // Zero where resume_client_id is 0.
 };
-static_assert(sizeof(HelloRequest) == 72);
+static_assert(sizeof(HelloRequest) == 96);
 
 struct HelloReply {
   uint16_t version;
@@ -100,8 +106,12 @@ struct HelloReply {
   uint64_t epoch;  // Moves with every start of the broker.
   std::array<uint8_t, 16> gpu_uuid;
   NameField container;  // Who the client is, by the socket it reached.
+  ResumeToken token;    // For the next connection, should this one be lost.
+  uint32_t resumed;     // 1: client_id is the one that was asked for, with its leases:
+  uint32_t leases;      // how many they are,
+  uint64_t lease_sum;   // and the sum of their numbers, modulo 2^64.
 };
-static_assert(sizeof(HelloReply) == 104);
+static_assert(sizeof(HelloReply) == 136);
 
 struct AttachRequest {
   NameField name;

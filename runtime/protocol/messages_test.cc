@@ -104,8 +104,15 @@ TEST(Messages, HelloRules) {
   ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
   ExpectBroken<B>("wrong order", [](B* b) { b->min_version = 2; });
   ExpectBroken<B>("not terminated", [](B* b) { b->library.fill('x'); });
+  ExpectBroken<B>("alone", [](B* b) { b->resume_client_id = 0; });
+  ExpectBroken<B>("alone", [](B* b) { b->resume_token = {}; });
   using R = HelloReply;
   ExpectBroken<R>("reserved", [](R* b) { b->reserved0 = 1; });
+  ExpectBroken<R>("no client id", [](R* b) { b->client_id = 0; });
+  ExpectBroken<R>("no token", [](R* b) { b->token = {}; });
+  ExpectBroken<R>("truth value", [](R* b) { b->resumed = 2; });
+  ExpectBroken<R>("too many leases", [](R* b) { b->leases = limits::kLeases + 1; });
+  ExpectBroken<R>("new client with leases", [](R* b) { b->resumed = 0; });
   ExpectBroken<R>("truth value", [](R* b) { b->simulated = 2; });
   ExpectNameRules<R>("hello: container", &R::container);
 }

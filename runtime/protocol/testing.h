@@ -14,8 +14,11 @@ Body Valid() {
 }
 template <>
 inline HelloRequest Valid() {
-  HelloRequest body{.min_version = 1, .max_version = 1, .reserved = 0, .library = {}};
+  HelloRequest body{};
+  body.min_version = body.max_version = 1;
   body.library = ToNameField("library 0.1 (c++)");
+  body.resume_client_id = 7;
+  body.resume_token = {1, 2, 3};
   return body;
 }
 template <>
@@ -26,7 +29,11 @@ inline HelloReply Valid() {
           .client_id = 7,
           .epoch = 8,
           .gpu_uuid = {1},
-          .container = ToNameField("app")};
+          .container = ToNameField("app"),
+          .token = {1, 2, 3},
+          .resumed = 1,
+          .leases = 2,
+          .lease_sum = 11};
 }
 template <>
 inline AttachRequest Valid() {

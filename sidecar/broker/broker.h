@@ -86,11 +86,9 @@ class Broker : private Handler {
   Result<void> OnContent(Request& request);
 
   // Allocates on the driver's thread, then commits and replies.
-  void Allocate(const Ledger::Ticket& ticket, protocol::Kind kind, uint64_t request_id);
-  void Allocated(const Ledger::Ticket& ticket, protocol::Kind kind, uint64_t request_id,
-                 Result<UniqueFd> descriptor);
-  void ReplyGrant(const Client& client, protocol::Kind kind, uint64_t request_id,
-                  const Grant& grant);
+  void Allocate(const Ledger::Ticket& ticket, const ReplyTo& to);
+  void Allocated(const Ledger::Ticket& ticket, const ReplyTo& to, Result<UniqueFd> descriptor);
+  void ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant);
   Result<uint64_t> StartTransfer(const Client& client, const std::string& name,
                                  protocol::Direction direction, UniqueFd file,
                                  uint64_t chunk_bytes);

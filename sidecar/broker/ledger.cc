@@ -423,6 +423,16 @@ bool Ledger::HasLeases(uint64_t client_id) const {
                      [&](const auto& item) { return item.second.offerer_client == client_id; });
 }
 
+Ledger::Held Ledger::HeldBy(uint64_t client_id) const {
+  Held held;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.client.id != client_id) continue;
+    ++held.leases;
+    held.lease_sum += id;
+  }
+  return held;
+}
+
 std::vector<registry::BufferRecord> Ledger::Records() const {
   std::vector<registry::BufferRecord> records;
   for (const auto& [name, buffer] : buffers_) {

@@ -168,6 +168,11 @@ class Ledger {
   size_t lease_count() const { return leases_.size(); }
   size_t buffer_count() const { return buffers_.size(); }
   bool HasLeases(uint64_t client_id) const;
+  struct Held {
+    uint32_t leases = 0;
+    uint64_t lease_sum = 0;  // Of their numbers, modulo 2^64.
+  };
+  Held HeldBy(uint64_t client_id) const;
   std::vector<registry::BufferRecord> Records() const;
 
   // ---- what follows from calls above, to be carried out by the caller

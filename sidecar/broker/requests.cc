@@ -29,7 +29,7 @@ Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) 
 }  // namespace
 
 Result<void> Broker::OnRequest(Request& request) {
-  switch (request.kind) {
+  switch (request.to.kind) {
     case Kind::kHello:
       return OnHello(request);
     case Kind::kAttach:
@@ -70,7 +70,12 @@ Result<void> Broker::OnHello(Request& request) {
   reply.epoch = epoch_;
   reply.gpu_uuid = gpu_->info().uuid.bytes;
   reply.container = protocol::ToNameField(request.client.container);
-  server_->Reply(request.client.id, request.kind, request.request_id, reply, registry_->fd());
+  reply.token = server_->Identify(request.client.id)->token;
+  reply.resumed = request.resumed ? 1 : 0;
+  const Ledger::Held held = ledger_->HeldBy(request.client.id);
+  reply.leases = held.leases;
+  reply.lease_sum = held.lease_sum;
+  server_->Reply(request.to, reply, registry_->fd());
   return {};
 }
 
@@ -91,11 +96,11 @@ Result<void> Broker::OnAttach(Request& request) {
     }
     return std::unexpected(grant.error());
   }
-  ReplyGrant(request.client, request.kind, request.request_id, *grant);
+  ReplyGrant(request.client, request.to, *grant);
   return {};
 }
 
-void Broker::ReplyGrant(const Client& client, Kind kind, uint64_t request_id, const Grant& grant) {
+void Broker::ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant) {
   protocol::AttachReply reply{};
   reply.lease_id = grant.lease_id;
   reply.generation = grant.generation;
@@ -111,7 +116,7 @@ void Broker::ReplyGrant(const Client& client, Kind kind, uint64_t request_id, co
   } else if (grant.lease_id != 0) {
     descriptor = grant.memory->descriptor.get();
   }
-  if (!server_->Reply(client.id, kind, request_id, reply, descriptor) && grant.lease_id != 0) {
+  if (!server_->Reply(to, reply, descriptor) && grant.lease_id != 0) {
     // Refused (its last reply is unread): it does not know of this lease.
     [[maybe_unused]] const auto undone = ledger_->Detach(client, grant.lease_id);
     Apply();
@@ -122,7 +127,7 @@ Result<void> Broker::OnDetach(Request& request) {
   const auto body = protocol::Parse<protocol::DetachRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   if (auto r = ledger_->Detach(request.client, body->lease_id); !r) return r;
-  server_->Reply(request.client.id, request.kind, request.request_id, protocol::EmptyReply{});
+  server_->Reply(request.to, protocol::EmptyReply{});
   Apply();
   return {};
 }
@@ -135,7 +140,7 @@ Result<void> Broker::OnCreate(Request& request) {
       request.client, NameOf(body->name), body->size_bytes,
       PolicyFor(request.client, body->flags, body->on_writer_exit), body->flags);
   if (!ticket) return std::unexpected(ticket.error());
-  Allocate(*ticket, request.kind, request.request_id);
+  Allocate(*ticket, request.to);
   return {};
 }
 
@@ -146,39 +151,38 @@ Result<void> Broker::OnReplace(Request& request) {
   const auto ticket =
       ledger_->BeginReplace(request.client, NameOf(body->name), body->size_bytes, body->flags);
   if (!ticket) return std::unexpected(ticket.error());
-  Allocate(*ticket, request.kind, request.request_id);
+  Allocate(*ticket, request.to);
   return {};
 }
 
-void Broker::Allocate(const Ledger::Ticket& ticket, Kind kind, uint64_t request_id) {
+void Broker::Allocate(const Ledger::Ticket& ticket, const ReplyTo& to) {
   ++driver_calls_;
-  driver_worker_.Run([this, loop = loop_, gpu = *gpu_, ticket, kind, request_id] {
+  driver_worker_.Run([this, loop = loop_, gpu = *gpu_, ticket, to] {
     auto made = std::make_shared<Result<UniqueFd>>(gpu.Allocate(ticket.mapped_bytes));
-    loop->Post([this, ticket, kind, request_id, made] {
+    loop->Post([this, ticket, to, made] {
       --driver_calls_;
-      Allocated(ticket, kind, request_id, std::move(*made));
+      Allocated(ticket, to, std::move(*made));
     });
   });
 }
 
-void Broker::Allocated(const Ledger::Ticket& ticket, Kind kind, uint64_t request_id,
+void Broker::Allocated(const Ledger::Ticket& ticket, const ReplyTo& to,
                        Result<UniqueFd> descriptor) {
   if (!descriptor) {
     ledger_->Abort(ticket);
     LogError("allocation-failed", {{"buffer", ticket.name},
                                    {"bytes", ticket.mapped_bytes},
                                    {"reason", descriptor.error().ToString()}});
-    server_->ReplyError(ticket.client.id, kind, request_id, descriptor.error());
+    server_->ReplyError(to, descriptor.error());
     Apply();
     return;
   }
   Memory memory;
   memory.descriptor = std::move(*descriptor);
-  const auto grant =
-      ledger_->Commit(ticket, std::move(memory), server_->IsConnected(ticket.client.id), UnixNs());
+  const auto grant = ledger_->Commit(ticket, std::move(memory), server_->IsConnected(to), UnixNs());
   Apply();  // Peers see it before its maker does.
   if (!grant) {
-    server_->ReplyError(ticket.client.id, kind, request_id, grant.error());
+    server_->ReplyError(to, grant.error());
     return;
   }
   LogInfo(ticket.replaces ? "buffer-replaced" : "buffer-created",
@@ -187,7 +191,7 @@ void Broker::Allocated(const Ledger::Ticket& ticket, Kind kind, uint64_t request
            {"bytes", ticket.mapped_bytes},
            {"container", ticket.client.container},
            {"published", ticket.unpublished ? "no" : "yes"}});
-  ReplyGrant(ticket.client, kind, request_id, *grant);
+  ReplyGrant(ticket.client, to, *grant);
 }
 
 Result<void> Broker::OnPublish(Request& request) {
@@ -195,7 +199,7 @@ Result<void> Broker::OnPublish(Request& request) {
   if (!body) return std::unexpected(body.error());
   if (auto r = ledger_->Publish(request.client, body->lease_id); !r) return r;
   Apply();
-  server_->Reply(request.client.id, request.kind, request.request_id, protocol::EmptyReply{});
+  server_->Reply(request.to, protocol::EmptyReply{});
   return {};
 }
 
@@ -236,8 +240,7 @@ Result<void> Broker::OnOffer(Request& request) {
                              {"bytes", body->size_bytes},
                              {"transport", vmm ? "vmm" : "cuipc"},
                              {"container", request.client.container}});
-  server_->Reply(request.client.id, request.kind, request.request_id,
-                 protocol::OfferReply{*generation});
+  server_->Reply(request.to, protocol::OfferReply{*generation});
   return {};
 }
 
@@ -248,7 +251,7 @@ Result<void> Broker::OnDelete(Request& request) {
   if (auto r = ledger_->Delete(request.client, name); !r) return r;
   Apply();
   LogInfo("buffer-deleted", {{"buffer", name}, {"container", request.client.container}});
-  server_->Reply(request.client.id, request.kind, request.request_id, protocol::EmptyReply{});
+  server_->Reply(request.to, protocol::EmptyReply{});
   return {};
 }
 
@@ -268,7 +271,7 @@ Result<void> Broker::OnHolders(Request& request) {
     entry.since_unix_ns = lease->since_unix_ns;
     entry.access = static_cast<uint32_t>(lease->access);
   }
-  server_->Reply(request.client.id, request.kind, request.request_id, reply);
+  server_->Reply(request.to, reply);
   return {};
 }
 
@@ -285,7 +288,7 @@ Result<void> Broker::OnBrokerInfo(Request& request) {
   reply.leases = static_cast<uint32_t>(ledger_->lease_count());
   reply.simulated = gpu_->simulated() ? 1 : 0;
   reply.version = protocol::kMaxVersion;
-  server_->Reply(request.client.id, request.kind, request.request_id, reply);
+  server_->Reply(request.to, reply);
   return {};
 }
 
@@ -328,8 +331,7 @@ Result<void> Broker::OnTransfer(Request& request) {
            {"direction", direction == protocol::Direction::kLoad ? "load" : "save"},
            {"container", request.client.container}});
   const auto state = transfers_->Look(*started);
-  server_->Reply(request.client.id, request.kind, request.request_id,
-                 protocol::TransferReply{*started, state.total_bytes});
+  server_->Reply(request.to, protocol::TransferReply{*started, state.total_bytes});
   return {};
 }
 
@@ -342,11 +344,10 @@ Result<void> Broker::OnTransferStatus(Request& request) {
   const auto state = transfers_->Take(request.client.id, body->transfer_id);
   if (!state) return std::unexpected(state.error());
   if (state->finished && !state->result) return state->result;
-  server_->Reply(request.client.id, request.kind, request.request_id,
-                 protocol::TransferStatusReply{.done_bytes = state->done_bytes,
-                                               .total_bytes = state->total_bytes,
-                                               .finished = state->finished ? 1u : 0u,
-                                               .reserved = 0});
+  server_->Reply(request.to, protocol::TransferStatusReply{.done_bytes = state->done_bytes,
+                                                           .total_bytes = state->total_bytes,
+                                                           .finished = state->finished ? 1u : 0u,
+                                                           .reserved = 0});
   return {};
 }
 
@@ -359,7 +360,7 @@ Result<void> Broker::OnContent(Request& request) {
     return r;
   }
   Apply();
-  server_->Reply(request.client.id, request.kind, request.request_id, protocol::EmptyReply{});
+  server_->Reply(request.to, protocol::EmptyReply{});
   return {};
 }
 

@@ -3,7 +3,9 @@
 #include <linux/sockios.h>
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,6 +53,35 @@ bool IsPidfd(int fd) {
   return text == "anon_inode:[pidfd]" || text.starts_with("pidfd:[");
 }
 
+// Since Linux 6.9 a process has one inode, whatever pidfd tells of it. Before, all have the same,
+// and the token alone decides.
+bool IsSameProcess(const UniqueFd& a, const UniqueFd& b) {
+  struct stat first{};
+  struct stat second{};
+  return fstat(a.get(), &first) == 0 && fstat(b.get(), &second) == 0 &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+bool HasEnded(const UniqueFd& pidfd) {
+  pollfd poller{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+  return poll(&poller, 1, 0) > 0;
+}
+
+protocol::ResumeToken NewToken() {
+  protocol::ResumeToken token{};
+  while (token == protocol::ResumeToken{}) {
+    GPUSHM_ASSERT(getrandom(token.data(), token.size(), 0) == ssize_t{token.size()});
+  }
+  return token;
+}
+
+// In a time that does not tell how much of it was right.
+bool IsSameToken(const protocol::ResumeToken& a, const protocol::ResumeToken& b) {
+  volatile unsigned differ = 0;
+  for (size_t i = 0; i < a.size(); ++i) differ = differ | static_cast<unsigned>(a[i] ^ b[i]);
+  return differ == 0;
+}
+
 }  // namespace
 
 Server::~Server() {
@@ -65,9 +96,11 @@ Server::~Server() {
 Result<void> Server::Listen(const std::string& path, unsigned mode, const std::string& container) {
   Result<UniqueFd> socket = protocol::Listen(path, mode);
   if (!socket) return std::unexpected(socket.error());
-  listeners_.push_back(std::make_unique<Listener>(Listener{
-      .socket = std::move(*socket), .path = path, .container = container, .connected = 0}));
+  listeners_.push_back(std::make_unique<Listener>());
   Listener* const listener = listeners_.back().get();
+  listener->socket = std::move(*socket);
+  listener->path = path;
+  listener->container = container;
   // Accepted sockets inherit it, so that no descriptor slips in before they are looked at.
   const int off = 0;
   refuses_descriptors_ =
@@ -85,6 +118,36 @@ void Server::StopListening() {
   }
 }
 
+Result<void> Server::Restore(const Client& client, const protocol::ResumeToken& token,
+                             UniqueFd pidfd) {
+  const auto listener = std::find_if(listeners_.begin(), listeners_.end(), [&](const auto& l) {
+    return l->container == client.container;
+  });
+  if (listener == listeners_.end()) {
+    return Fail(Code::kNotFound, Concat("nobody serves container \"", client.container, '"'));
+  }
+  if (!pidfd || !IsPidfd(pidfd.get())) return Fail(Code::kCorrupt, "a client without its pidfd");
+  if (connections_.contains(client.id)) return Fail(Code::kCorrupt, "a client that is there twice");
+  next_client_ = std::max(next_client_, client.id + 1);
+  Connection& connection = connections_[client.id];
+  connection.client = client;
+  connection.listener = listener->get();
+  connection.pidfd = std::move(pidfd);
+  connection.token = token;
+  connection.said_hello = true;
+  ++connection.listener->connected;
+  ++connection.listener->absent;
+  return WatchProcess(connection);
+}
+
+void Server::EndDead() {
+  std::vector<uint64_t> dead;
+  for (const auto& [id, connection] : connections_) {
+    if (connection.pidfd && HasEnded(connection.pidfd)) dead.push_back(id);
+  }
+  for (const uint64_t id : dead) OnProcessEnded(id);
+}
+
 // ---- connections
 
 void Server::OnAcceptable(Listener* listener) {
@@ -98,7 +161,8 @@ void Server::OnAcceptable(Listener* listener) {
     });
     return;
   }
-  if (!HasRoom(*listener)) {
+  const bool guest = !HasRoom(*listener);
+  if (guest && listener->guests >= listener->absent) {
     const Status full(Code::kExhausted,
                       Concat("container \"", listener->container, "\" has ", listener->connected,
                              " clients, the broker ", connected_, " of ", limits::kClients),
@@ -109,7 +173,7 @@ void Server::OnAcceptable(Listener* listener) {
     if (!refuses_descriptors_) closer_->Close(std::move(socket));
     return;
   }
-  Admit(listener, std::move(socket));
+  Admit(listener, std::move(socket), guest);
 }
 
 bool Server::HasRoom(const Listener& listener) const {
@@ -121,11 +185,13 @@ bool Server::HasRoom(const Listener& listener) const {
   return taken < limits::kClients;
 }
 
-void Server::Admit(Listener* listener, UniqueFd socket) {
+void Server::Admit(Listener* listener, UniqueFd socket, bool guest) {
   const uint64_t id = next_client_++;
   Connection connection;
   connection.client = Client{id, listener->container};
   connection.listener = listener;
+  connection.number = next_connection_++;
+  connection.guest = guest;
   connection.socket = std::move(socket);
   int pidfd = -1;
   socklen_t size = sizeof pidfd;
@@ -144,7 +210,7 @@ void Server::Admit(Listener* listener, UniqueFd socket) {
     closer_->Close(std::move(connection.socket));
     return;
   }
-  ++listener->connected;
+  ++(guest ? listener->guests : listener->connected);
   ++connected_;
   Connection& stored = connections_.emplace(id, std::move(connection)).first->second;
   if (has_pidfd) {
@@ -170,9 +236,24 @@ Server::Connection* Server::Find(uint64_t client_id) {
   return found == connections_.end() ? nullptr : &found->second;
 }
 
-bool Server::IsConnected(uint64_t client_id) const {
+Server::Connection* Server::Find(const ReplyTo& to) {
+  Connection* const connection = Find(to.client_id);
+  const bool same =
+      connection != nullptr && connection->socket.valid() && connection->number == to.connection;
+  return same ? connection : nullptr;
+}
+
+bool Server::IsConnected(const ReplyTo& to) const {
+  const auto found = connections_.find(to.client_id);
+  return found != connections_.end() && found->second.socket.valid() &&
+         found->second.number == to.connection;
+}
+
+std::optional<Server::Identity> Server::Identify(uint64_t client_id) const {
   const auto found = connections_.find(client_id);
-  return found != connections_.end() && found->second.socket.valid();
+  if (found == connections_.end() || !found->second.pidfd) return std::nullopt;
+  const Connection& connection = found->second;
+  return Identity{connection.client, connection.token, connection.pidfd.get()};
 }
 
 // ---- requests
@@ -209,7 +290,7 @@ void Server::OnRequest(Connection& connection, protocol::Message& message) {
   const Result<protocol::Header> header = protocol::ParseHeader(message.span());
   if (!header) {
     if (header.error().code() == Code::kIncompatible) {
-      ReplyError(id, protocol::Kind::kHello, 0, header.error());
+      ReplyError({id, connection.number, protocol::Kind::kHello, 0}, header.error());
     }
     if (Connection* const still = Find(id)) Disconnect(*still, header.error().what());
     return;
@@ -222,33 +303,59 @@ void Server::OnRequest(Connection& connection, protocol::Message& message) {
   }
   connection.busy = true;
   loop_->Change(connection.socket.get(), 0);  // (2)
+  Handle(id, *header, message);
+}
+
+void Server::Handle(uint64_t client_id, const protocol::Header& header,
+                    protocol::Message& message) {
+  Connection* connection = Find(client_id);
+  const bool guest = connection->guest;
+  Request request{.client = connection->client,
+                  .to = {client_id, connection->number, static_cast<protocol::Kind>(header.kind),
+                         header.request_id},
+                  .message = &message,
+                  .resumed = false};
   Result<void> handled;
-  if (kind == protocol::Kind::kHello) handled = AcceptHello(connection, *header, message);
-  Request request{connection.client, kind, header->request_id, &message};
-  if (handled && kind == protocol::Kind::kAnnounceDescriptor) {
-    const auto body = protocol::Parse<protocol::AnnounceDescriptorRequest>(message.span());
-    handled = body ? Result<void>() : std::unexpected(body.error());
-    if (body && closer_->backlog() >= kCloserBacklog) {
-      handled = Fail(Code::kBusy, "descriptors of clients are still being closed",
-                     "try again; does a container send sockets or files that block?");
-    } else if (body) {
-      connection.announced = true;
-      SetPassDescriptors(connection, true);
-      Reply(id, kind, header->request_id, protocol::EmptyReply{});
+  if (request.to.kind == protocol::Kind::kHello) {
+    const Result<uint64_t> accepted = AcceptHello(*connection, message);
+    if (accepted) {
+      connection = Find(*accepted);
+      request.resumed = *accepted != client_id;
+      request.client = connection->client;
+      request.to.client_id = *accepted;
+    } else {
+      handled = std::unexpected(accepted.error());
     }
+  }
+  if (handled && request.to.kind == protocol::Kind::kAnnounceDescriptor) {
+    handled = Announce(*connection, request.to, message);
   } else if (handled) {
     handled = handler_->OnRequest(request);
   }
   if (handled) return;
-  if (handled.error().code() == Code::kCorrupt) {
-    if (Connection* const still = Find(id)) Disconnect(*still, handled.error().what());
-  } else {
-    ReplyError(id, kind, header->request_id, handled.error());
+  const bool corrupt = handled.error().code() == Code::kCorrupt;
+  if (!corrupt) ReplyError(request.to, handled.error());
+  if (!corrupt && !guest) return;
+  if (Connection* const still = Find(request.to)) {
+    Disconnect(*still, corrupt ? handled.error().what() : "");
   }
 }
 
-Result<void> Server::AcceptHello(Connection& connection, const protocol::Header&,
-                                 protocol::Message& message) {
+Result<void> Server::Announce(Connection& connection, const ReplyTo& to,
+                              const protocol::Message& message) {
+  const auto body = protocol::Parse<protocol::AnnounceDescriptorRequest>(message.span());
+  if (!body) return std::unexpected(body.error());
+  if (closer_->backlog() >= kCloserBacklog) {
+    return Fail(Code::kBusy, "descriptors of clients are still being closed",
+                "try again; does a container send sockets or files that block?");
+  }
+  connection.announced = true;
+  SetPassDescriptors(connection, true);
+  Reply(to, protocol::EmptyReply{});
+  return {};
+}
+
+Result<uint64_t> Server::AcceptHello(Connection& connection, protocol::Message& message) {
   const auto body = protocol::Parse<protocol::HelloRequest>(message.span());
   if (!body) return std::unexpected(body.error());
   if (body->min_version > protocol::kMaxVersion || body->max_version < protocol::kMinVersion) {
@@ -265,31 +372,71 @@ Result<void> Server::AcceptHello(Connection& connection, const protocol::Header&
                   "Linux 6.5 and later need none; the library sends one by itself");
     }
     connection.pidfd = std::move(message.descriptors[0]);
-    if (auto watched = WatchProcess(connection); !watched) return watched;
+    if (auto watched = WatchProcess(connection); !watched) {
+      return std::unexpected(watched.error());
+    }
+  }
+  if (Connection* const old = FindResumable(connection, *body)) {
+    const uint64_t id = old->client.id;
+    TakeOver(*old, connection);
+    return id;
+  }
+  if (connection.guest) {
+    return Fail(Code::kExhausted,
+                Concat("container \"", connection.client.container, "\" has its clients already"),
+                "close clients that are not used; docs/limits.md");
   }
   connection.said_hello = true;
-  return {};
+  connection.token = NewToken();
+  return connection.client.id;
+}
+
+Server::Connection* Server::FindResumable(const Connection& fresh,
+                                          const protocol::HelloRequest& hello) {
+  if (hello.resume_client_id == 0) return nullptr;
+  Connection* const old = Find(hello.resume_client_id);
+  const bool may = old != nullptr && old != &fresh && old->said_hello &&
+                   old->listener == fresh.listener && IsSameToken(old->token, hello.resume_token) &&
+                   IsSameProcess(old->pidfd, fresh.pidfd);
+  return may ? old : nullptr;
+}
+
+void Server::TakeOver(Connection& old, Connection& fresh) {
+  CloseSocket(old);
+  old.delayed.reset();
+  closer_->Close(std::move(old.delayed_descriptor));
+  loop_->Unwatch(fresh.socket.get());
+  loop_->Unwatch(fresh.pidfd.get());
+  closer_->Close(std::move(fresh.pidfd));
+  old.socket = std::move(fresh.socket);
+  old.number = fresh.number;
+  old.passed_descriptors = fresh.passed_descriptors;
+  old.announced = false;
+  old.busy = true;
+  --old.listener->absent;
+  --(fresh.guest ? fresh.listener->guests : fresh.listener->connected);
+  connections_.erase(fresh.client.id);
+  const Result<void> watched =
+      loop_->Watch(old.socket.get(), 0, [this, id = old.client.id](uint32_t) { OnReadable(id); });
+  GPUSHM_ASSERT(watched.has_value());  // It was watched a moment ago.
 }
 
 // ---- replies
 
-void Server::ReplyError(uint64_t client_id, protocol::Kind kind, uint64_t request_id,
-                        const Status& status) {
+void Server::ReplyError(const ReplyTo& to, const Status& status) {
   Outgoing out;
-  out.size_bytes = protocol::EncodeError(kind, request_id, status, &out.bytes);
-  out.kind = kind;
-  out.request_id = request_id;
-  Deliver(client_id, out);
+  out.size_bytes = protocol::EncodeError(to.kind, to.request_id, status, &out.bytes);
+  out.to = to;
+  Deliver(out);
 }
 
-bool Server::Deliver(uint64_t client_id, const Outgoing& out) {
-  Connection* const connection = Find(client_id);
-  if (connection == nullptr || !connection->socket) return true;
+bool Server::Deliver(const Outgoing& out) {
+  Connection* const connection = Find(out.to);
+  if (connection == nullptr) return true;
   const int socket = connection->socket.get();
   if (out.descriptor >= 0 && HasUnread(socket)) {  // (3)
-    ReplyError(client_id, out.kind, out.request_id,
-               Status(Code::kContended, "the last reply has not been read yet",
-                      "read it, then ask again"));
+    ReplyError(out.to, Status(Code::kContended, "the last reply has not been read yet",
+                              "read it, then ask again"));
     return false;
   }
   const std::span<const int> descriptors(&out.descriptor, out.descriptor >= 0 ? 1 : 0);
@@ -310,7 +457,7 @@ bool Server::Deliver(uint64_t client_id, const Outgoing& out) {
     connection->delayed_descriptor.Reset(dup(out.descriptor));
     connection->delayed->descriptor = connection->delayed_descriptor.get();
     connection->delayed_until_ns = MonotonicNs() + kDelayMaxMs * 1'000'000;
-    loop_->After(kDelayStepMs, [this, client_id] { RetryDelayed(client_id); });
+    loop_->After(kDelayStepMs, [this, to = out.to] { RetryDelayed(to); });
     return true;
   }
   connection->busy = false;
@@ -318,14 +465,14 @@ bool Server::Deliver(uint64_t client_id, const Outgoing& out) {
   return true;
 }
 
-void Server::RetryDelayed(uint64_t client_id) {
-  Connection* const connection = Find(client_id);
-  if (connection == nullptr || !connection->socket || !connection->delayed) return;
+void Server::RetryDelayed(const ReplyTo& to) {
+  Connection* const connection = Find(to);
+  if (connection == nullptr || !connection->delayed) return;
   const Outgoing& out = *connection->delayed;
   const Result<bool> sent = protocol::TrySend(
       connection->socket.get(), {out.bytes.data(), out.size_bytes}, {&out.descriptor, 1});
   if (sent && !*sent && MonotonicNs() < connection->delayed_until_ns) {
-    loop_->After(kDelayStepMs, [this, client_id] { RetryDelayed(client_id); });
+    loop_->After(kDelayStepMs, [this, to] { RetryDelayed(to); });
     return;
   }
   const bool delivered = sent && *sent;
@@ -364,6 +511,7 @@ void Server::CloseSocket(Connection& connection) {
   if (connection.passed_descriptors) closer_->Close(std::move(connection.socket));
   connection.socket.Reset();
   --connected_;
+  if (!connection.guest) ++connection.listener->absent;
 }
 
 void Server::OnProcessEnded(uint64_t client_id) {
@@ -376,7 +524,13 @@ void Server::OnProcessEnded(uint64_t client_id) {
 void Server::Forget(uint64_t client_id) {
   const auto found = connections_.find(client_id);
   const Client client = found->second.client;
-  --found->second.listener->connected;
+  Listener& listener = *found->second.listener;
+  if (found->second.guest) {
+    --listener.guests;
+  } else {
+    --listener.connected;
+    --listener.absent;  // CloseSocket came before.
+  }
   if (found->second.pidfd) loop_->Unwatch(found->second.pidfd.get());
   closer_->Close(std::move(found->second.pidfd));
   connections_.erase(found);

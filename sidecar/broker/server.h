@@ -10,6 +10,11 @@
 //   (5) Connections are counted: limits::kClients in all, of which every container keeps a share.
 //   (6) Descriptor passing is off (SO_PASSRIGHTS, Linux 6.16) but for one announced request.
 //
+// A client is a process, and has a record. Its connection may break and come again: whoever shows
+// the record's token, in the same container and in the same process (as far as the kernel tells),
+// takes the record over with a new connection. A record without a connection counts on, and a
+// container whose share is used up by such records may still connect to take one over.
+//
 // Threads: the loop's.
 #pragma once
 
@@ -17,6 +22,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,11 +37,19 @@
 
 namespace gpushm::broker {
 
+// What a reply answers. It goes to no other connection: the client that resumed has given it up.
+struct ReplyTo {
+  uint64_t client_id = 0;
+  uint64_t connection = 0;
+  protocol::Kind kind{};
+  uint64_t request_id = 0;
+};
+
 struct Request {
   Client client;
-  protocol::Kind kind;
-  uint64_t request_id = 0;
+  ReplyTo to;
   protocol::Message* message = nullptr;  // Descriptors may be taken out of it.
+  bool resumed = false;                  // Hello: the client is one that was there before.
 };
 
 class Handler {
@@ -63,43 +77,57 @@ class Server {
   // Accepts no more; those that are connected stay.
   void StopListening();
 
+  // A client of a former broker, which may come and resume. kNotFound: nobody serves its container.
+  Result<void> Restore(const Client& client, const protocol::ResumeToken& token, UniqueFd pidfd);
+  // Those whose process is gone by now end, before the loop looks.
+  void EndDead();
+
   // False: refused, see (3); the client got an error instead. A client that is gone is no error.
   template <typename Body>
-  bool Reply(uint64_t client_id, protocol::Kind kind, uint64_t request_id, const Body& body,
-             int descriptor = -1) {
+  bool Reply(const ReplyTo& to, const Body& body, int descriptor = -1) {
     Outgoing out;
-    out.size_bytes = protocol::EncodeReply(kind, request_id, body, &out.bytes);
+    out.size_bytes = protocol::EncodeReply(to.kind, to.request_id, body, &out.bytes);
     out.descriptor = descriptor;
-    out.kind = kind;
-    out.request_id = request_id;
-    return Deliver(client_id, out);
+    out.to = to;
+    return Deliver(out);
   }
-  void ReplyError(uint64_t client_id, protocol::Kind kind, uint64_t request_id,
-                  const Status& status);
+  void ReplyError(const ReplyTo& to, const Status& status);
 
-  // True while the client's process lives and is connected.
-  bool IsConnected(uint64_t client_id) const;
+  // True while the process that asked lives and is connected as it was.
+  bool IsConnected(const ReplyTo& to) const;
   uint32_t connected() const { return connected_; }
+
+  // What a successor needs to know a client again. Null: there is none.
+  struct Identity {
+    Client client;
+    protocol::ResumeToken token;
+    int pidfd = -1;  // Stays the server's.
+  };
+  std::optional<Identity> Identify(uint64_t client_id) const;
 
  private:
   struct Outgoing {
     protocol::Buffer bytes;
     size_t size_bytes = 0;
     int descriptor = -1;  // Not owned; lives at least until delivered (see Deliver).
-    protocol::Kind kind{};
-    uint64_t request_id = 0;
+    ReplyTo to;
   };
   struct Listener {
     UniqueFd socket;
     std::string path;
     std::string container;
-    uint32_t connected = 0;
+    uint32_t connected = 0;  // Records, but for guests.
+    uint32_t absent = 0;     // Of those: without a connection.
+    uint32_t guests = 0;     // Let in beyond the share to resume; at most as many as are absent.
   };
   struct Connection {
     Client client;
     Listener* listener = nullptr;
-    UniqueFd socket;
-    UniqueFd pidfd;  // Invalid until Hello where the kernel does not give it.
+    UniqueFd socket;      // Invalid: absent.
+    uint64_t number = 0;  // Of this connection: resumed, the client has another.
+    UniqueFd pidfd;       // Invalid until Hello where the kernel does not give it.
+    protocol::ResumeToken token{};
+    bool guest = false;
     bool said_hello = false;
     bool busy = false;                // A request is under way.
     bool announced = false;           // The next request may carry a descriptor.
@@ -112,20 +140,27 @@ class Server {
 
   void OnAcceptable(Listener* listener);
   bool HasRoom(const Listener& listener) const;
-  void Admit(Listener* listener, UniqueFd socket);
+  void Admit(Listener* listener, UniqueFd socket, bool guest);
   void OnReadable(uint64_t client_id);
   void OnRequest(Connection& connection, protocol::Message& message);
-  Result<void> AcceptHello(Connection& connection, const protocol::Header& header,
-                           protocol::Message& message);
+  void Handle(uint64_t client_id, const protocol::Header& header, protocol::Message& message);
+  // The client's number: another one if it resumed.
+  Result<uint64_t> AcceptHello(Connection& connection, protocol::Message& message);
+  Connection* FindResumable(const Connection& fresh, const protocol::HelloRequest& hello);
+  void TakeOver(Connection& old, Connection& fresh);
+  Result<void> Announce(Connection& connection, const ReplyTo& to,
+                        const protocol::Message& message);
   void OnProcessEnded(uint64_t client_id);
   Result<void> WatchProcess(Connection& connection);
   void SetPassDescriptors(Connection& connection, bool on) const;
-  bool Deliver(uint64_t client_id, const Outgoing& out);
-  void RetryDelayed(uint64_t client_id);
+  bool Deliver(const Outgoing& out);
+  void RetryDelayed(const ReplyTo& to);
   void CloseSocket(Connection& connection);
   void Disconnect(Connection& connection, std::string_view reason);
   void Forget(uint64_t client_id);
   Connection* Find(uint64_t client_id);
+  // Null also where the client has another connection by now.
+  Connection* Find(const ReplyTo& to);
 
   EventLoop* loop_;
   Worker* closer_;
@@ -133,6 +168,7 @@ class Server {
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::map<uint64_t, Connection> connections_;  // By client id.
   uint64_t next_client_ = 1;
+  uint64_t next_connection_ = 1;
   bool refuses_descriptors_ = false;  // New connections do (SO_PASSRIGHTS).
   uint32_t connected_ = 0;            // Those with a socket.
 };

@@ -21,9 +21,13 @@ RawClient::RawClient(const std::string& socket_path) {
   if (auto connected = protocol::Connect(socket_path)) socket_ = std::move(*connected);
 }
 
-Result<protocol::HelloReply> RawClient::Hello() {
-  protocol::HelloRequest body{.min_version = 1, .max_version = 1, .reserved = 0, .library = {}};
+Result<protocol::HelloReply> RawClient::Hello(uint64_t resume_client_id,
+                                              const protocol::ResumeToken& token) {
+  protocol::HelloRequest body{};
+  body.min_version = body.max_version = 1;
   body.library = protocol::ToNameField("raw");
+  body.resume_client_id = resume_client_id;
+  body.resume_token = token;
   const auto reply = Call<protocol::HelloReply>(Kind::kHello, body);
   if (reply) gpu_uuid_ = reply->gpu_uuid;
   return reply;
