@@ -1,0 +1,209 @@
+#include "plugin/allocator.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "runtime/daemon/log.h"
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr auto kSettleStep = std::chrono::milliseconds(100);
+
+std::string_view NameOf(Resource resource) {
+  return resource == Resource::kMemory ? "gpushm.io/memory" : "gpushm.io/attach";
+}
+
+// What a newer list, or another process's end, mends within a moment.
+bool Passes(Code code) {
+  return code == Code::kNotFound || code == Code::kContended || code == Code::kBusy;
+}
+
+}  // namespace
+
+Allocator::Allocator(AllocatorOptions options, Effects* effects)
+    : options_(std::move(options)), effects_(effects), book_(options_.unit_bytes) {}
+
+void Allocator::Restore(const std::vector<Binding>& bindings) {
+  const std::lock_guard lock(mutex_);
+  for (const Binding& binding : bindings) {
+    book_.Restore(binding);
+    // Again: what the spec names may lie elsewhere now, and the link's socket is gone.
+    if (auto published = effects_->Publish(binding); !published) {
+      LogWarning("not-restored", {{"name", binding.name()},
+                                  {"pod", binding.owner.pod.ToString()},
+                                  {"reason", published.error().ToString()}});
+    }
+  }
+}
+
+void Allocator::SetGpus(std::vector<Gpu> gpus) {
+  const std::lock_guard lock(mutex_);
+  for (Gpu& gpu : gpus) {
+    const auto known = std::find_if(gpus_.begin(), gpus_.end(),
+                                    [&gpu](const Gpu& other) { return other.uuid == gpu.uuid; });
+    if (known != gpus_.end()) gpu.healthy = known->healthy;
+  }
+  gpus_ = std::move(gpus);
+  book_.SetGpus(gpus_);
+}
+
+void Allocator::SetHealth(const std::string& gpu, bool healthy) {
+  const std::lock_guard lock(mutex_);
+  for (Gpu& known : gpus_) {
+    if (known.uuid == gpu) known.healthy = healthy;
+  }
+  book_.SetGpus(gpus_);
+}
+
+void Allocator::NoteLink(const std::string& name, bool open) {
+  {
+    const std::lock_guard lock(links_mutex_);
+    links_.emplace_back(name, open);
+  }
+  changed_.notify_all();
+}
+
+void Allocator::ApplyLinks() {
+  const std::lock_guard lock(links_mutex_);
+  for (const auto& [name, open] : links_) book_.NoteLink(name, open);
+  links_.clear();
+}
+
+Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& ids) {
+  // Counts from before the first look at anything to after the last.
+  struct Open {
+    explicit Open(Allocator* of) : allocator(of) {
+      const std::lock_guard lock(allocator->quiet_mutex_);
+      ++allocator->open_allocates_;
+    }
+    ~Open() {
+      const std::lock_guard lock(allocator->quiet_mutex_);
+      --allocator->open_allocates_;
+      allocator->quiet_.notify_all();
+    }
+    Allocator* allocator;
+  };
+  const Open open(this);
+  if (ids.empty()) return Fail(Code::kInvalidArgument, "Allocate without device IDs");
+  const std::string& name = *ids.begin();
+  const std::lock_guard lock(mutex_);
+  ApplyLinks();
+  if (resource == Resource::kMemory) {
+    for (const std::string& former : book_.Supersede(ids)) {
+      if (former != name) effects_->Retract(resource, former);
+    }
+  }
+  effects_->Retract(resource, name);
+  if (options_.early) {
+    const Result<Binding> binding = book_.BindEarly(resource, ids);
+    if (!binding) return std::unexpected(binding.error());
+    if (auto published = effects_->Publish(*binding); !published) {
+      return std::unexpected(published.error());
+    }
+    Result<Edits> edits = effects_->EditsOf(*binding);
+    if (!edits) return std::unexpected(edits.error());
+    return kubelet::Grant{.cdi_names = {}, .edits = std::move(*edits)};
+  }
+  return kubelet::Grant{.cdi_names = {effects_->CdiName(resource, name)}, .edits = {}};
+}
+
+Result<kubelet::PodList> Allocator::ListWhenQuiet(const Deadline& deadline) {
+  {
+    std::unique_lock lock(quiet_mutex_);
+    if (!quiet_.wait_for(lock, std::chrono::nanoseconds(deadline.RemainingNs()),
+                         [this] { return open_allocates_ == 0; })) {
+      return Fail(Code::kTimeout, "an Allocate is open since seconds");
+    }
+  }
+  return effects_->ListPods(deadline);
+}
+
+Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
+  const Deadline settled = Deadline::AfterMs(options_.settle_timeout_ms);
+  for (;;) {
+    const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));
+    if (!pods) return std::unexpected(pods.error());
+    std::unique_lock lock(mutex_);
+    ApplyLinks();
+    const Result<Binding> binding = options_.early ? book_.Prove(resource, ids, pods->snapshot)
+                                                   : book_.Bind(resource, ids, pods->snapshot);
+    if (binding) {
+      auto published = effects_->Publish(*binding);
+      if (!published) return published;
+      LogInfo("bound", {{"resource", NameOf(resource)},
+                        {"name", binding->name()},
+                        {"ids", ids.size()},
+                        {"gpu", binding->gpu},
+                        {"pod", binding->owner.pod.ToString()},
+                        {"container", binding->owner.container}});
+      return {};
+    }
+    if (!Passes(binding.error().code()) || settled.Passed()) {
+      LogWarning("not-bound", {{"resource", NameOf(resource)},
+                               {"name", ids.empty() ? "" : *ids.begin()},
+                               {"reason", binding.error().ToString()}});
+      return std::unexpected(binding.error());
+    }
+    changed_.wait_for(lock, kSettleStep);
+  }
+}
+
+// The book needs no preference: any IDs will do.
+DeviceIds Allocator::Prefer(Resource, const DeviceIds& available, const DeviceIds& must_include,
+                            size_t count) {
+  DeviceIds chosen = must_include;
+  for (const std::string& id : available) {
+    if (chosen.size() >= count) break;
+    chosen.insert(id);
+  }
+  return chosen;
+}
+
+Result<std::vector<Binding>> Allocator::Reconcile(uint64_t kubelet_run, int64_t now_ms) {
+  const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));
+  if (!pods) return std::unexpected(pods.error());
+  const bool whole =
+      options_.own_pod ? pods->pods.contains(*options_.own_pod) : !pods->pods.empty();
+  const std::lock_guard lock(mutex_);
+  ApplyLinks();
+  if (!whole) return std::vector<Binding>();
+  std::vector<Binding> released = book_.Observe(pods->snapshot, kubelet_run, now_ms);
+  const std::vector<Binding> current = book_.bindings();
+  for (const Binding& binding : released) {
+    // A successor may have the name already.
+    const bool taken = std::any_of(current.begin(), current.end(), [&](const Binding& other) {
+      return other.resource == binding.resource && other.name() == binding.name();
+    });
+    if (!taken) effects_->Retract(binding.resource, binding.name());
+    LogInfo("released", {{"resource", NameOf(binding.resource)},
+                         {"name", binding.name()},
+                         {"gpu", binding.gpu},
+                         {"pod", binding.owner.pod.ToString()},
+                         {"container", binding.owner.container}});
+  }
+  if (!released.empty()) changed_.notify_all();
+  return released;
+}
+
+bool Allocator::WaitsForProof() const {
+  const std::lock_guard lock(mutex_);
+  return book_.WaitsForProof();
+}
+
+DeviceIds Allocator::Unhealthy(Resource resource, const DeviceIds& all) const {
+  const std::lock_guard lock(mutex_);
+  return book_.Unhealthy(resource, all);
+}
+
+std::vector<Binding> Allocator::bindings() const {
+  const std::lock_guard lock(mutex_);
+  return book_.bindings();
+}
+
+uint32_t Allocator::FreeUnits(const std::string& gpu) const {
+  const std::lock_guard lock(mutex_);
+  return book_.FreeUnits(gpu);
+}
+
+}  // namespace gpushm::plugin

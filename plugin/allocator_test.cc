@@ -1,0 +1,222 @@
+#include "plugin/allocator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <map>
+#include <thread>
+
+namespace gpushm::plugin {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+
+DeviceIds Ids(char kind, int first, int count) {
+  DeviceIds ids;
+  for (int i = first; i < first + count; ++i) ids.insert(Concat(kind, 1000 + i));
+  return ids;
+}
+
+// What would be on the node: the kubelet's list, and the specs that exist.
+class FakeNode : public Effects {
+ public:
+  Result<kubelet::PodList> ListPods(const Deadline&) override {
+    ++lists;
+    if (on_list) on_list();
+    if (list_error) return std::unexpected(*list_error);
+    return pods;
+  }
+  std::string CdiName(Resource resource, const std::string& name) const override {
+    return Concat(resource == Resource::kMemory ? "memory=" : "attach=", name);
+  }
+  Result<Edits> EditsOf(const Binding& binding) const override {
+    Edits edits;
+    edits.env["GPU"] = binding.gpu;
+    return edits;
+  }
+  Result<void> Publish(const Binding& binding) override {
+    if (publish_error) return std::unexpected(*publish_error);
+    specs[CdiName(binding.resource, binding.name())] = binding.gpu;
+    return {};
+  }
+  void Retract(Resource resource, const std::string& name) override {
+    specs.erase(CdiName(resource, name));
+  }
+
+  void Run(const std::string& pod, const std::string& container, Resource resource,
+           const DeviceIds& ids) {
+    const Owner owner{{"default", pod}, container};
+    pods.snapshot.Add(owner, resource, ids);
+    pods.pods.insert(owner.pod);
+  }
+
+  kubelet::PodList pods;
+  std::map<std::string, std::string> specs;  // CDI name -> GPU.
+  std::optional<Status> list_error;
+  std::optional<Status> publish_error;
+  std::function<void()> on_list;
+  std::atomic<int> lists{0};
+};
+
+class AllocatorTest : public ::testing::Test {
+ protected:
+  AllocatorTest() { Reset({}); }
+  void Reset(AllocatorOptions options) {
+    options.unit_bytes = kGiB;
+    options.settle_timeout_ms = 50;
+    allocator_ = std::make_unique<Allocator>(options, &node_);
+    allocator_->SetGpus(
+        {{.uuid = "GPU-a", .units = 10, .tokens = 4}, {.uuid = "GPU-b", .units = 6, .tokens = 4}});
+  }
+  // As the kubelet does: Allocate, then the list shows it, then PreStart.
+  Result<void> Start(const std::string& pod, const std::string& container, Resource resource,
+                     const DeviceIds& ids) {
+    const auto grant = allocator_->Allocate(resource, ids);
+    if (!grant) return std::unexpected(grant.error());
+    node_.Run(pod, container, resource, ids);
+    return allocator_->PreStart(resource, ids);
+  }
+  FakeNode node_;
+  std::unique_ptr<Allocator> allocator_;
+};
+
+TEST_F(AllocatorTest, ContainersOfAPodGetOneGpuThroughTheirSpecs) {
+  const auto grant = allocator_->Allocate(Resource::kMemory, Ids('m', 0, 4));
+  EXPECT_THAT(grant->cdi_names, ElementsAre("memory=m1000"));
+  EXPECT_THAT(node_.specs, IsEmpty()) << "nothing stands behind the name until it is bound";
+  ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
+  ASSERT_TRUE(Start("pod", "one", Resource::kAttach, Ids('a', 0, 1)));
+  ASSERT_TRUE(Start("pod", "two", Resource::kAttach, Ids('a', 1, 1)));
+  EXPECT_THAT(node_.specs, ElementsAre(testing::Pair("attach=a1000", "GPU-b"),
+                                       testing::Pair("attach=a1001", "GPU-b"),
+                                       testing::Pair("memory=m1000", "GPU-b")));
+}
+
+TEST_F(AllocatorTest, AllocateTakesAwayWhatStoodBehindItsIds) {
+  ASSERT_TRUE(Start("old", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
+  ASSERT_TRUE(Start("old", "app", Resource::kAttach, Ids('a', 0, 1)));
+  ASSERT_TRUE(allocator_->Allocate(Resource::kMemory, Ids('m', 2, 1)));
+  ASSERT_TRUE(allocator_->Allocate(Resource::kAttach, Ids('a', 0, 1)));
+  EXPECT_THAT(node_.specs, IsEmpty())
+      << "a container started without PreStart must fail, not get the former pod's GPU";
+}
+
+TEST_F(AllocatorTest, NoRoomWaitsWithAReasonAndStartsLater) {
+  ASSERT_TRUE(Start("big", "gpushm", Resource::kMemory, Ids('m', 0, 9)));
+  const auto full = Start("late", "gpushm", Resource::kMemory, Ids('m', 9, 7));
+  ASSERT_FALSE(full);
+  EXPECT_EQ(full.error().code(), Code::kExhausted);
+  EXPECT_THAT(full.error().ToString(), HasSubstr("needs 7 GiB on one GPU, the largest free block "
+                                                 "is 6 GiB. Remedy: it starts when there is room"));
+  // The big pod ends: two looks, half a minute apart, lack it.
+  node_.pods = {};
+  node_.Run("late", "gpushm", Resource::kMemory, Ids('m', 9, 7));
+  EXPECT_THAT(*allocator_->Reconcile(1, 0), IsEmpty());
+  EXPECT_THAT(*allocator_->Reconcile(1, Book::kProofMs), SizeIs(1));
+  EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 9, 7)));
+}
+
+TEST_F(AllocatorTest, AFormerHolderThatStillRunsIsWaitedFor) {
+  ASSERT_TRUE(Start("old", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
+  allocator_->NoteLink("m1000", true);
+  node_.pods = {};
+  const auto busy = Start("new", "gpushm", Resource::kMemory, Ids('m', 0, 4));
+  ASSERT_FALSE(busy);
+  EXPECT_EQ(busy.error().code(), Code::kBusy);
+  node_.on_list = [this] { allocator_->NoteLink("m1000", false); };  // It ends meanwhile.
+  EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 0, 4)));
+}
+
+TEST_F(AllocatorTest, AYoungListProvesNothing) {
+  AllocatorOptions options;
+  options.own_pod = Pod{"gpushm-system", "plugin-x"};
+  Reset(options);
+  ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
+  node_.pods = {};  // As just after the kubelet's start.
+  for (int64_t now_ms = 0; now_ms <= 3 * Book::kProofMs; now_ms += Book::kProofMs) {
+    EXPECT_THAT(*allocator_->Reconcile(1, now_ms), IsEmpty());
+  }
+  node_.pods.pods.insert({"gpushm-system", "plugin-x"});
+  EXPECT_THAT(*allocator_->Reconcile(1, 4 * Book::kProofMs), IsEmpty());
+  EXPECT_THAT(*allocator_->Reconcile(1, 5 * Book::kProofMs), SizeIs(1));
+  EXPECT_THAT(node_.specs, IsEmpty());
+}
+
+TEST_F(AllocatorTest, WhatAnEarlierRunBoundIsTakenOver) {
+  const Binding bound{Resource::kMemory, Ids('m', 0, 4), "GPU-a", {{"default", "pod"}, "gpushm"}};
+  allocator_->Restore({bound});
+  node_.Run("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4));
+  ASSERT_TRUE(Start("pod", "app", Resource::kAttach, Ids('a', 0, 1)));
+  EXPECT_EQ(node_.specs.at("attach=a1000"), "GPU-a") << "not where it would fit best";
+  EXPECT_EQ(allocator_->FreeUnits("GPU-a"), 6u);
+}
+
+TEST_F(AllocatorTest, AFailedPublishIsRepeatedOnTheSameGpu) {
+  node_.publish_error = Status(Code::kSystem, "no space left on device");
+  EXPECT_FALSE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 6)));
+  node_.publish_error.reset();
+  EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 0, 6)));
+  EXPECT_THAT(allocator_->bindings(), SizeIs(1));
+}
+
+TEST_F(AllocatorTest, TellsWhenTheKubeletDoesNotAnswer) {
+  node_.list_error = Status(Code::kUnavailable, "no podresources socket");
+  const auto failed = Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 1));
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().code(), Code::kUnavailable);
+}
+
+TEST_F(AllocatorTest, StrategyDevicesAnswersWithTheDevicesAndProvesThemLater) {
+  AllocatorOptions options;
+  options.early = true;
+  Reset(options);
+  const auto sidecar = allocator_->Allocate(Resource::kMemory, Ids('m', 0, 8));
+  const auto app = allocator_->Allocate(Resource::kAttach, Ids('a', 0, 1));
+  EXPECT_EQ(sidecar->edits.env.at("GPU"), "GPU-a");
+  EXPECT_EQ(app->edits.env.at("GPU"), "GPU-a");
+  EXPECT_THAT(app->cdi_names, IsEmpty());
+  EXPECT_FALSE(allocator_->Allocate(Resource::kMemory, Ids('m', 8, 9))) << "no room ends the pod";
+  node_.Run("pod", "gpushm", Resource::kMemory, Ids('m', 0, 8));
+  node_.Run("pod", "app", Resource::kAttach, Ids('a', 0, 1));
+  EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 0, 8)));
+  EXPECT_TRUE(allocator_->PreStart(Resource::kAttach, Ids('a', 0, 1)));
+}
+
+// Goal: invariant (2). Method: an Allocate is held open inside its effects; a listing that was
+// asked for meanwhile begins only after it.
+TEST_F(AllocatorTest, NoListingBeginsWhileAnAllocateIsOpen) {
+  class Slow : public FakeNode {
+   public:
+    void Retract(Resource, const std::string&) override {
+      entered.set_value();
+      EXPECT_EQ(go_on.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
+      EXPECT_EQ(lists, 0);
+    }
+    std::promise<void> entered;
+    std::promise<void> go_on;
+  } node;
+  Allocator allocator({}, &node);
+  std::thread allocate([&] { EXPECT_TRUE(allocator.Allocate(Resource::kAttach, Ids('a', 0, 1))); });
+  node.entered.get_future().wait();
+  std::promise<void> asking;
+  std::thread list([&] {
+    asking.set_value();
+    EXPECT_TRUE(allocator.Reconcile(1, 0));
+  });
+  asking.get_future().wait();
+  node.go_on.set_value();
+  allocate.join();
+  list.join();
+  EXPECT_EQ(node.lists, 1);
+}
+
+}  // namespace
+}  // namespace gpushm::plugin
