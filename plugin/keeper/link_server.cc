@@ -174,6 +174,7 @@ void LinkServer::StopListening() {
   if (!listener_) return;
   loop_->Cancel(std::exchange(accept_timer_, 0));
   loop_->Unwatch(listener_.get());
+  shutdown(listener_.get(), SHUT_RDWR);  // Nobody connects from here on, whenever it is closed.
   // Who has connected and was not accepted may have sent descriptors already.
   closing_->Close(std::move(listener_));
 }

@@ -1,0 +1,400 @@
+// Goal: what the keeper promises to brokers and to the plugin. Method: real sockets; a broker is
+// this process, or a child where its process must end.
+#include "plugin/keeper/keeper.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "plugin/keeper/testing/keeper_fixture.h"
+
+namespace gpushm::plugin::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+int CodeOf(const Result<void>& result) {
+  return result ? 0 : static_cast<int>(result.error().code());
+}
+constexpr int As(Code code) { return static_cast<int>(code); }
+
+// A broker in a process of its own that greets, runs `then` and waits to be killed.
+class OtherProcess {
+ public:
+  OtherProcess(const std::string& socket, bool want_kept, uint64_t epoch,
+               const std::function<void(FakeBroker*)>& then = {})
+      : process_([&] {
+          FakeBroker broker(socket);
+          if (broker.Greet(want_kept, epoch) && then) then(&broker);
+          WaitToBeKilled();
+        }) {}
+  void Kill() { process_.Kill(); }
+
+ private:
+  Process process_;
+};
+
+TEST_F(KeeperTest, WelcomesABrokerAndKnowsItByItsProcess) {
+  Open("m0000", kGpu, 5 * kGiB);
+  struct stat file{};
+  ASSERT_EQ(stat(folder_.Socket("m0000").c_str(), &file), 0);
+  EXPECT_EQ(file.st_mode & 0777, 0666u);
+  FakeBroker broker(folder_.Socket("m0000"));
+  const auto welcome = broker.Greet(true);
+  ASSERT_TRUE(welcome) << welcome.error().ToString();
+  EXPECT_EQ(welcome->pool_bytes, 5 * kGiB);
+  EXPECT_EQ(protocol::FromNameField(welcome->allocation), "m0000");
+  EXPECT_EQ(welcome->gpu_uuid[0], 0xaa);
+  EXPECT_EQ(welcome->gpu_uuid[15], 1);
+  EXPECT_EQ(welcome->device_lost, 0u);
+  EXPECT_THAT(*broker.TakeKept(), IsEmpty());
+  ASSERT_TRUE(events_.Wait("m0000", true));
+  broker.Hangup();
+  EXPECT_TRUE(Eventually([&] { return !Look("m0000").connected; }));
+  EXPECT_TRUE(Look("m0000").open) << "its process lives";
+  EXPECT_EQ(events_.Count("m0000", false), 0);
+}
+
+TEST_F(KeeperTest, OpenMayBeRepeated) {
+  Open("m0000");
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false));
+  ASSERT_TRUE(SayOneOfEach(&broker));
+  ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
+  Open("m0000");
+  EXPECT_EQ(Look("m0000").kept, kOneOfEach);
+  std::filesystem::remove(folder_.Socket("m0000"));
+  Open("m0000");
+  FakeBroker again(folder_.Socket("m0000"));
+  EXPECT_TRUE(again.Greet(true)) << "a socket that somebody took away is there again";
+  EXPECT_THAT(*again.TakeKept(), SizeIs(4));
+}
+
+TEST_F(KeeperTest, OpenSaysWhatIsWrong) {
+  folder_.Add("m0000");
+  const auto code = [&](const std::string& name, const LinkGrant& grant) {
+    return CodeOf(keeper_->Open(name, grant));
+  };
+  EXPECT_EQ(code("../m0000", {kGpu, 1}), As(Code::kInvalidArgument));
+  EXPECT_EQ(code("m0000", {"GPU-0", 1}), As(Code::kInvalidArgument));
+  EXPECT_EQ(code("m0000", {"GPU-aaaaaaaa-0000-0000-0000-00000000000x", 1}),
+            As(Code::kInvalidArgument));
+  EXPECT_EQ(code("m0000", {kGpu, ~uint64_t{0}}), As(Code::kInvalidArgument));
+  EXPECT_EQ(code("m0001", {kGpu, 1}), As(Code::kSystem)) << "no folder";
+  EXPECT_EQ(code("m0000", {kOtherGpu, 1}), 0);
+  EXPECT_THAT(keeper_->Look(), SizeIs(1));
+  Keeper::Options nowhere;
+  nowhere.links_folder = folder_.path() + "/nowhere";
+  EXPECT_FALSE(Keeper::Start(std::move(nowhere)));
+}
+
+TEST_F(KeeperTest, ShowsLeasesAndWhoseProcessIsGone) {
+  Open("m0000");
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false));
+  Process client([] { WaitToBeKilled(); });
+  const UniqueFd pidfd = PidfdOf(client.pid());
+  ASSERT_TRUE(broker.Registry());
+  ASSERT_TRUE(SayOneOfEach(&broker));
+  ASSERT_TRUE(broker.Say(ClientOf(2, "other"), pidfd.get()));
+  ASSERT_TRUE(broker.Say(LeaseOf(2, 2, 7)));
+  ASSERT_TRUE(Eventually([&] { return Look("m0000").leases.size() == 2; }));
+  client.Kill();
+  const LinkView view = Look("m0000");
+  EXPECT_EQ(view.gpu, kGpu);
+  EXPECT_EQ(view.program, "fake broker");
+  EXPECT_EQ(view.kept.pooled_bytes, 2 * kMiB);
+  EXPECT_EQ(view.leases[0].container, "app");
+  EXPECT_EQ(view.leases[0].buffer, "weights");
+  EXPECT_EQ(view.leases[0].since_unix_ns, 5);
+  EXPECT_EQ(view.leases[0].mapped_bytes, 2 * kMiB);
+  EXPECT_TRUE(view.leases[0].alive);
+  EXPECT_FALSE(view.leases[1].alive);
+  ASSERT_NE(view.registry, nullptr);
+  EXPECT_EQ(view.registry->slot_count(), 16u);
+  broker.Hangup();
+  FakeBroker next(folder_.Socket("m0000"));
+  const auto welcome = next.Greet(true);
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->clients, 2u) << "a dead client is given back, to be poisoned";
+  EXPECT_EQ(welcome->leases, 2u);
+}
+
+TEST_F(KeeperTest, ARestartedKeeperIsToldAgain) {
+  Open("m0000");
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(true));
+  ASSERT_TRUE(SayOneOfEach(&broker));
+  ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
+  StartKeeper();
+  EXPECT_TRUE(broker.WaitForEnd());
+  Open("m0000");
+  FakeBroker again(folder_.Socket("m0000"));
+  const auto welcome = again.Greet(false);
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->generations, 0u);
+  ASSERT_TRUE(SayOneOfEach(&again));
+  ASSERT_TRUE(again.End());
+  EXPECT_TRUE(WaitForKept("m0000", kOneOfEach));
+}
+
+// What the same broker leaves out when it states all again is no more; of another run of it
+// nothing counts at once.
+TEST_F(KeeperTest, ABrokerWithStateReplacesWhatWasKept) {
+  Open("m0000");
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false, 5));
+  ASSERT_TRUE(SayOneOfEach(&broker));
+  ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
+  broker.Hangup();
+  FakeBroker same(folder_.Socket("m0000"));
+  ASSERT_TRUE(same.Greet(false, 5));
+  EXPECT_EQ(Look("m0000").kept, kOneOfEach) << "it may be killed before it has said all";
+  ASSERT_TRUE(same.Say(BufferOf("weights")));
+  ASSERT_TRUE(same.End());
+  KeptCounts one_buffer;
+  one_buffer.buffers = 1;
+  EXPECT_TRUE(WaitForKept("m0000", one_buffer));
+  FakeBroker other(folder_.Socket("m0000"));
+  ASSERT_TRUE(other.Greet(false, 6));
+  EXPECT_TRUE(WaitForKept("m0000", {}));
+}
+
+TEST_F(KeeperTest, AfterDropNobodyInherits) {
+  Open("m0000");
+  {
+    OtherProcess former(folder_.Socket("m0000"), false, 1, [&](FakeBroker* broker) {
+      [[maybe_unused]] const auto said = SayOneOfEach(broker);
+      broker->WaitForEnd();
+      // It does not give up: it connects again as soon as it can.
+      FakeBroker again(folder_.Socket("m0000"));
+      [[maybe_unused]] const auto greeted = again.Greet(false, 1);
+    });
+    ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
+    keeper_->Drop({"m0000", "never-opened"});
+    EXPECT_EQ(Look("m0000").kept, KeptCounts{});
+    EXPECT_TRUE(Look("m0000").open) << "until its process is gone";
+    EXPECT_FALSE(protocol::Connect(folder_.Socket("m0000"))) << "not before the next Open";
+    Open("m0000", kOtherGpu, 2 * kGiB);
+    // The former one is refused, however often it comes; so is the successor while it lives.
+    EXPECT_FALSE(FakeBroker(folder_.Socket("m0000")).Greet(true, 2));
+    EXPECT_EQ(events_.Count("m0000", false), 0);
+    former.Kill();
+    ASSERT_TRUE(events_.Wait("m0000", false));
+  }
+  FakeBroker successor(folder_.Socket("m0000"));
+  const auto welcome = successor.Greet(true, 2);
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->pool_bytes, 2 * kGiB);
+  EXPECT_THAT(*successor.TakeKept(), IsEmpty());
+}
+
+TEST_F(KeeperTest, AnotherGrantUnderTheSameNameIsAnotherAllocation) {
+  Open("m0000");
+  OtherProcess former(folder_.Socket("m0000"), false, 1,
+                      [](FakeBroker* broker) { (void)SayOneOfEach(broker); });
+  ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
+  Open("m0000", kGpu, 2 * kGiB);
+  EXPECT_EQ(Look("m0000").kept, KeptCounts{});
+  former.Kill();
+  ASSERT_TRUE(events_.Wait("m0000", false));
+  FakeBroker successor(folder_.Socket("m0000"));
+  EXPECT_EQ(successor.Greet(true, 2)->generations, 0u);
+}
+
+TEST_F(KeeperTest, CloseTakesTheSocketAway) {
+  Open("m0000");
+  OtherProcess broker(folder_.Socket("m0000"), true, 1);
+  ASSERT_TRUE(events_.Wait("m0000", true));
+  keeper_->Close("m0000");
+  EXPECT_FALSE(std::filesystem::exists(folder_.Socket("m0000")));
+  EXPECT_TRUE(Look("m0000").open);
+  broker.Kill();
+  ASSERT_TRUE(events_.Wait("m0000", false));
+  EXPECT_TRUE(Eventually([&] { return keeper_->Look().empty(); }));
+  std::ofstream(folder_.Socket("m0000")) << "left by a former plugin";
+  keeper_->Close("m0000");
+  EXPECT_FALSE(std::filesystem::exists(folder_.Socket("m0000")));
+}
+
+TEST_F(KeeperTest, OneBrokerAtATime) {
+  Open("m0000");
+  OtherProcess first(folder_.Socket("m0000"), true, 1);
+  ASSERT_TRUE(events_.Wait("m0000", true));
+  FakeBroker second(folder_.Socket("m0000"));
+  EXPECT_FALSE(second.Greet(true, 2)) << "the first one's process lives";
+  EXPECT_TRUE(Look("m0000").connected) << "and is not disturbed";
+  first.Kill();
+  FakeBroker third(folder_.Socket("m0000"));
+  EXPECT_TRUE(third.Greet(true, 2)) << "at once, whoever notices the end first";
+  EXPECT_TRUE(events_.Wait("m0000", true, 2));
+  EXPECT_EQ(events_.Count("m0000", false), 1);
+  FakeBroker again(folder_.Socket("m0000"));
+  EXPECT_TRUE(again.Greet(true, 2)) << "the same process";
+  EXPECT_TRUE(third.WaitForEnd());
+  EXPECT_EQ(events_.Count("m0000", false), 1);
+}
+
+TEST_F(KeeperTest, TellsTheHealthOfTheGpu) {
+  Open("m0000", kGpu);
+  Open("m0001", kOtherGpu);
+  FakeBroker broker(folder_.Socket("m0000"));
+  FakeBroker elsewhere(folder_.Socket("m0001"));
+  ASSERT_TRUE(broker.Greet(false));
+  ASSERT_TRUE(elsewhere.Greet(false));
+  keeper_->SetDevice(kGpu, true, std::string(1000, 'x'));
+  auto device = broker.Expect<protocol::LinkDevice>(protocol::LinkKind::kDevice);
+  ASSERT_TRUE(device) << device.error().ToString();
+  EXPECT_EQ(device->lost, 1u);
+  EXPECT_EQ(device->reason[254], 'x');
+  EXPECT_EQ(elsewhere.Next(0).error().code(), Code::kTimeout);
+  FakeBroker later(folder_.Socket("m0000"));
+  EXPECT_EQ(later.Greet(true)->device_lost, 1u);
+  EXPECT_TRUE(later.TakeKept());
+  EXPECT_TRUE(later.Expect<protocol::LinkDevice>(protocol::LinkKind::kDevice)) << "and why";
+  keeper_->SetDevice(kGpu, false, "");
+  device = later.Expect<protocol::LinkDevice>(protocol::LinkKind::kDevice);
+  ASSERT_TRUE(device);
+  EXPECT_EQ(device->lost, 0u);
+}
+
+// Goal: a broker that is stopped, or does not read, holds nobody up. Method: it asks for 20,000
+// leases and reads nothing while another one is served, and the plugin asks.
+TEST_F(KeeperTest, AStalledBrokerHoldsNobodyUp) {
+  Open("m0000");
+  Open("m0001");
+  std::vector<std::string> stated;
+  {
+    FakeBroker broker(folder_.Socket("m0000"));
+    ASSERT_TRUE(broker.Greet(false));
+    ASSERT_TRUE(SayOneOfEach(&broker));
+    for (uint64_t id = 2; id <= 20'000; ++id) ASSERT_TRUE(broker.Say(LeaseOf(id, 1, 7)));
+    ASSERT_TRUE(Eventually([&] { return Look("m0000").kept.leases == 20'000; }));
+  }
+  FakeBroker stalled(folder_.Socket("m0000"));
+  ASSERT_TRUE(stalled.Greet(true));
+  FakeBroker other(folder_.Socket("m0001"));
+  ASSERT_TRUE(other.Greet(false));
+  ASSERT_TRUE(SayOneOfEach(&other));
+  EXPECT_TRUE(WaitForKept("m0001", kOneOfEach));
+  keeper_->SetDevice(kGpu, true, "XID 79");
+  EXPECT_TRUE(other.Expect<protocol::LinkDevice>(protocol::LinkKind::kDevice));
+  const auto kept = stalled.TakeKept();
+  ASSERT_TRUE(kept);
+  EXPECT_THAT(*kept, SizeIs(20'003)) << "once it reads, it gets all";
+  EXPECT_TRUE(stalled.Expect<protocol::LinkDevice>(protocol::LinkKind::kDevice));
+  ASSERT_TRUE(stalled.End());
+  EXPECT_TRUE(WaitForKept("m0000", {})) << "and is heard again";
+}
+
+TEST_F(KeeperTest, WhoSaysNothingIsDisconnected) {
+  StartKeeper({.greeting_ms = 100});
+  Open("m0000");
+  FakeBroker silent(folder_.Socket("m0000"));
+  EXPECT_TRUE(silent.WaitForEnd());
+  EXPECT_EQ(events_.Count("m0000", true), 0);
+  StartKeeper({.greeting_ms = 600'000});
+  Open("m0000");
+  std::vector<FakeBroker> crowd;
+  for (int i = 0; i < 8; ++i) crowd.emplace_back(folder_.Socket("m0000"));
+  FakeBroker ninth(folder_.Socket("m0000"));
+  EXPECT_TRUE(ninth.WaitForEnd()) << "no more than eight";
+  EXPECT_TRUE(crowd[3].Greet(true));
+}
+
+TEST_F(KeeperTest, MoreThanTheLimitIsNotKept) {
+  Open("m0000");
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false));
+  ASSERT_TRUE(SayOneOfEach(&broker));
+  for (uint32_t i = 0; i < limits::kBuffers; ++i) {
+    if (!broker.Say(BufferOf(Concat("b", i)))) break;
+  }
+  EXPECT_TRUE(broker.WaitForEnd());
+  EXPECT_EQ(Look("m0000").kept, KeptCounts{});
+  FakeBroker again(folder_.Socket("m0000"));
+  EXPECT_TRUE(again.Greet(true));
+}
+
+// A broker of before Linux 6.5: nobody tells which process it is.
+TEST_F(KeeperTest, WithoutPeerProcessesTheSocketsEndAndSomeTimeAreTheEnd) {
+  StartKeeper({.greeting_ms = 5000, .gone_ms = 300, .peer_process = false});
+  Open("m0000");
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false, 1));
+  ASSERT_TRUE(SayOneOfEach(&broker));
+  ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
+  EXPECT_FALSE(FakeBroker(folder_.Socket("m0000")).Greet(true, 2)) << "another one";
+  FakeBroker again(folder_.Socket("m0000"));
+  EXPECT_TRUE(again.Greet(true, 1)) << "the same, by its epoch";
+  const int64_t ended_ns = MonotonicNs();
+  again.Hangup();
+  ASSERT_TRUE(events_.Wait("m0000", false));
+  EXPECT_GE(MonotonicNs() - ended_ns, 299'000'000);
+  FakeBroker next(folder_.Socket("m0000"));
+  EXPECT_EQ(next.Greet(true, 2)->leases, 1u);
+}
+
+// Goal: nothing is left of a link. Method: a thousand times open, state, end, close; the process
+// has as many descriptors as before.
+TEST_F(KeeperTest, AThousandLinksLeaveNothing) {
+#ifdef GPUSHM_SANITIZED
+  constexpr int kLinks = 200;
+#else
+  constexpr int kLinks = 1000;
+#endif
+  size_t before = 0;
+  for (int i = 0; i < kLinks; ++i) {
+    const std::string name = Concat("m", i % 7);
+    if (i < 7) folder_.Add(name);
+    if (i == 7) before = OpenDescriptors();
+    ASSERT_TRUE(keeper_->Open(name, {.gpu = kGpu, .pool_bytes = kGiB}));
+    OtherProcess other(folder_.Socket(name), i % 2 == 0, 1, [&](FakeBroker* broker) {
+      (void)broker->Registry();
+      (void)SayOneOfEach(broker);
+    });
+    ASSERT_TRUE(WaitForKept(name, kOneOfEach));
+    if (i % 3 == 0) keeper_->Drop({name});
+    if (i % 3 == 1) other.Kill();
+    keeper_->Close(name);
+    other.Kill();
+    ASSERT_TRUE(Eventually([&] { return keeper_->Look().empty(); }));
+  }
+  EXPECT_EQ(OpenDescriptors(), before);
+  for (int i = 0; i < 7; ++i) {
+    const std::string name = Concat("m", i);
+    EXPECT_TRUE(events_.Wait(name, false, events_.Count(name, true)));
+  }
+}
+
+// Goal: a name is not given on while its memory may still be held. Method: a worker that is held
+// up; what is to be closed waits behind.
+TEST(LinkServer, OpensAgainOnlyWhenAllIsClosed) {
+  const LinksFolder folder;
+  folder.Add("m0000");
+  auto loop = EventLoop::Create();
+  ASSERT_TRUE(loop);
+  Worker worker;
+  std::promise<void> sick;
+  worker.Run([&] { sick.get_future().wait(); });
+  {
+    LinkServer link(loop->get(), &worker, {}, "m0000", folder.Socket("m0000"), [](bool) {});
+    ASSERT_TRUE(link.Open({kGpu, kGiB}, {}));
+    link.Revoke();
+    EXPECT_FALSE(link.finished());
+    const auto refused = link.Open({kGpu, kGiB}, {});
+    EXPECT_EQ(CodeOf(refused), As(Code::kBusy));
+    EXPECT_THAT(refused.error().what(), HasSubstr("still being closed"));
+    sick.set_value();
+    ASSERT_TRUE(link.closing()->Wait(Deadline::AfterMs(kSoonMs)));
+    EXPECT_TRUE(link.finished());
+    EXPECT_TRUE(link.Open({kGpu, kGiB}, {}));
+  }
+}
+
+}  // namespace
+}  // namespace gpushm::plugin::testing

@@ -1,0 +1,130 @@
+// For tests: a broker as the keeper sees one. In the test's own process, or, with Fork, in one of
+// its own that can be killed.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "plugin/keeper/testing/model.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/protocol/channel.h"
+#include "runtime/protocol/link.h"
+
+namespace gpushm::plugin::testing {
+
+// Generous: what takes so long hangs.
+inline constexpr int64_t kSoonMs = 20'000;
+
+// Asks again until it holds; false after kSoonMs.
+bool Eventually(const std::function<bool()>& holds);
+
+// A folder of mode 0700 that goes with the object.
+class LinksFolder {
+ public:
+  LinksFolder();
+  ~LinksFolder();
+  LinksFolder(const LinksFolder&) = delete;
+  LinksFolder& operator=(const LinksFolder&) = delete;
+  const std::string& path() const { return path_; }
+  // Makes the folder of an allocation, as the plugin does.
+  void Add(const std::string& name) const;
+  std::string Socket(const std::string& name) const;
+
+ private:
+  std::string path_;
+};
+
+class FakeBroker {
+ public:
+  // Connects, with patience where nobody listens yet.
+  explicit FakeBroker(const std::string& socket_path);
+  explicit FakeBroker(UniqueFd socket) : socket_(std::move(socket)) {}
+
+  bool connected() const { return socket_.valid(); }
+  int socket() const { return socket_.get(); }
+  void Hangup() { socket_.Reset(); }
+
+  template <typename T>
+  Result<void> Say(protocol::LinkKind kind, const T& body, int descriptor = -1) {
+    protocol::Buffer bytes;
+    const size_t size = protocol::EncodeLink(kind, body, &bytes);
+    return protocol::Send(socket_.get(), {bytes.data(), size},
+                          {&descriptor, descriptor >= 0 ? 1u : 0u}, Deadline::AfterMs(kSoonMs));
+  }
+  Result<void> Say(const Body& body, int descriptor = -1);
+
+  // Greets, and takes the Welcome.
+  Result<protocol::LinkWelcome> Greet(bool want_kept, uint64_t epoch = 1);
+  // Says Hello alone.
+  Result<void> Hello(bool want_kept, uint64_t epoch = 1);
+  // What is kept, to its End, as Model::Dump() would say it. Descriptors are closed.
+  Result<std::vector<std::string>> TakeKept();
+  // Makes and states a registry.
+  Result<void> Registry(uint64_t epoch = 1);
+  Result<void> End() { return Say(protocol::LinkKind::kEnd, protocol::LinkEnd{}); }
+
+  Result<protocol::Message> Next(int64_t wait_ms = kSoonMs);
+  template <typename T>
+  Result<T> Expect(protocol::LinkKind kind) {
+    Result<protocol::Message> message = Next();
+    if (!message) return std::unexpected(message.error());
+    const auto header = protocol::ParseLinkHeader(message->span());
+    if (!header) return std::unexpected(header.error());
+    if (header->kind != static_cast<uint16_t>(kind)) {
+      return Fail(Code::kInternal, Concat("message ", header->kind));
+    }
+    return protocol::ParseLink<T>(message->span());
+  }
+  // Whether the keeper closed the connection.
+  bool WaitForEnd();
+
+ private:
+  UniqueFd socket_;
+};
+
+// A process that runs `body` and ends with SIGKILL after it, unless it was killed before.
+class Process {
+ public:
+  explicit Process(const std::function<void()>& body);
+  ~Process() { Kill(); }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  pid_t pid() const { return pid_; }
+  // Kills and reaps it.
+  void Kill();
+  // Reaps it once it has ended by itself.
+  bool WaitForEnd();
+
+ private:
+  bool Reap(bool wait);
+  pid_t pid_ = -1;
+};
+
+// Ends a child that has nothing more to do, when it is killed.
+[[noreturn]] void WaitToBeKilled();
+
+// What on_link said, to wait for.
+class LinkEvents {
+ public:
+  void Note(const std::string& name, bool open);
+  // Until it was told `count` times that the link is (not) open.
+  bool Wait(const std::string& name, bool open, int count = 1);
+  int Count(const std::string& name, bool open);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::pair<std::string, bool>, int> counts_;
+};
+
+}  // namespace gpushm::plugin::testing
