@@ -1,0 +1,176 @@
+"""What the suite's cases share: a namespace each, pods as restricted namespaces want them, waiting."""
+
+import copy
+import json
+import re
+import subprocess
+import unittest
+
+from processes import Failure
+from settings import image
+
+POD_TIMEOUT_S = 60  # A pod takes two seconds; two busy cores take their time.
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def container(name, *command, **more):
+    """Of a pod; without a command it waits for its end."""
+    words = list(command) or ["sh", "-c", "trap exit TERM; sleep infinity & wait"]
+    return {"name": name, "image": image("app"), "imagePullPolicy": "Never", "command": words,
+            "securityContext": {"allowPrivilegeEscalation": False,
+                                "capabilities": {"drop": ["ALL"]}}, **more}
+
+
+def shell(name, script, **more):
+    return container(name, "sh", "-ec", script, **more)
+
+
+def pod(name, *containers, **spec):
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+        "terminationGracePeriodSeconds": 2, "dnsPolicy": "Default",
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": list(containers), **spec}}
+
+
+def replica_set(name, replicas, template):
+    template = copy.deepcopy(template)
+    del template["apiVersion"], template["kind"]
+    template["metadata"] = {**template["metadata"], "labels": {"app": name}}
+    del template["metadata"]["name"]
+    return {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": {
+        "replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}}
+
+
+def statuses(pod_object):
+    """name: status of each of its containers, init containers included."""
+    status = pod_object.get("status", {})
+    return {s["name"]: s for key in ("initContainerStatuses", "containerStatuses")
+            for s in status.get(key, [])}
+
+
+def is_ready(pod_object):
+    return any(c["type"] == "Ready" and c["status"] == "True"
+               for c in pod_object.get("status", {}).get("conditions", []))
+
+
+def describe(pod_object):
+    """A line for messages."""
+    status = pod_object.get("status", {})
+    parts = [pod_object["metadata"]["name"], status.get("phase", "no phase"),
+             status.get("reason", ""), status.get("message", "")]
+    parts += [f"{name}: {json.dumps(s.get('state'))}" for name, s in statuses(pod_object).items()]
+    return " ".join(part for part in parts if part)
+
+
+def describe_all(objects):
+    return "; ".join(describe(thing) for thing in objects.values()) or "no pods"
+
+
+class ClusterCase(unittest.TestCase):
+    """Its test functions have `cluster`, `api` and a namespace of their own, with Pod Security
+    restricted."""
+
+    cluster = None  # Set by suite.py.
+    maxDiff = None
+
+    def setUp(self):
+        self.api = self.cluster.api
+        name = self._testMethodName.removeprefix("test_").replace("_", "-")[:50].rstrip("-")
+        self.namespace = self.make_namespace(name, RESTRICTED)
+
+    def make_namespace(self, name, labels):
+        """Gone again after the test, with all in it."""
+        self.api.delete("Namespace", name)
+        self.api.wait("Namespace", None, lambda all_of: name not in all_of, POD_TIMEOUT_S,
+                      lambda _: f"namespace {name} does not go")
+        self.api.create({"apiVersion": "v1", "kind": "Namespace",
+                         "metadata": {"name": name, "labels": labels}})
+        self.addCleanup(self._remove_namespace, name)
+        self.api.wait("ServiceAccount", name, bool, POD_TIMEOUT_S,
+                      lambda _: f"no ServiceAccount in {name}")
+        return name
+
+    def _remove_namespace(self, name):
+        """Waits for the pods: what they held must not be missing in the next test."""
+        for thing in ("ReplicaSet", "Deployment", "StatefulSet", "Job"):
+            for owner in self.api.list(thing, name):
+                self.api.delete(thing, owner["metadata"]["name"], name)
+        self.delete_pods(*[p["metadata"]["name"] for p in self.api.list("Pod", name)],
+                         namespace=name, grace_seconds=0)
+        self.api.delete("Namespace", name)
+
+    # ------------------------------------------------------------ pods
+
+    def create(self, *things):
+        for thing in things:
+            self.api.create(thing, self.namespace)
+
+    def wait_pods(self, condition, what, seconds=POD_TIMEOUT_S):
+        """`condition` of {name: pod} of the namespace; returns what it gives."""
+        return self.api.wait("Pod", self.namespace, condition, seconds,
+                             lambda pods: f"{what}: {describe_all(pods)}\n{self.events_text()}")
+
+    def wait_pod(self, name, condition, what, seconds=POD_TIMEOUT_S):
+        """Returns the pod for which `condition` is true."""
+        return self.wait_pods(lambda pods: pods[name] if name in pods and condition(pods[name])
+                              else None, f"{name} {what}", seconds)
+
+    def wait_ready(self, *names, seconds=POD_TIMEOUT_S):
+        return self.wait_pods(
+            lambda pods: all(n in pods and is_ready(pods[n]) for n in names) and pods,
+            f"{', '.join(names)} not ready", seconds)
+
+    def wait_phase(self, name, phase, seconds=POD_TIMEOUT_S):
+        return self.wait_pod(name, lambda p: p["status"].get("phase") == phase, f"not {phase}",
+                             seconds)
+
+    def run_pod(self, thing):
+        """Makes it and waits until it is ready."""
+        self.create(thing)
+        name = thing["metadata"]["name"]
+        return self.wait_ready(name)[name]
+
+    def delete_pods(self, *names, namespace=None, grace_seconds=None):
+        """Returns when they are gone."""
+        namespace = namespace or self.namespace
+        for name in names:
+            self.api.delete("Pod", name, namespace, grace_seconds)
+        self.api.wait("Pod", namespace, lambda pods: not set(names) & set(pods), POD_TIMEOUT_S,
+                      lambda pods: f"pods do not go: {describe_all(pods)}")
+
+    def get_pod(self, name):
+        return self.api.get("Pod", name, self.namespace)
+
+    def container_ids(self, name):
+        return {n: (s["containerID"], s["restartCount"])
+                for n, s in statuses(self.get_pod(name)).items()}
+
+    # ------------------------------------------------------------ looking into them
+
+    def execute(self, pod_name, container_name, *words, timeout=60):
+        """Output of a program in a container. It must succeed."""
+        try:
+            return self.cluster.kubectl("exec", "-n", self.namespace, pod_name, "-c",
+                                        container_name, "--", *words, timeout=timeout)
+        except subprocess.CalledProcessError as error:
+            raise Failure(f"in {pod_name}/{container_name}: {' '.join(words)}: exit status "
+                          f"{error.returncode}: {error.stdout}{error.stderr}") from error
+
+    def log(self, pod_name, container_name):
+        return self.api.log(self.namespace, pod_name, container_name)
+
+    def events_text(self, namespace=None):
+        return "\n".join(
+            f"  {e['involvedObject']['name']}: {e['reason']}: {e['message']}"
+            for e in self.api.list("Event", namespace or self.namespace))
+
+    def wait_event(self, name, pattern, seconds=POD_TIMEOUT_S):
+        """The message of an event of object `name` that matches."""
+        def matching(events):
+            return next((e["message"] for e in events.values()
+                         if e["involvedObject"]["name"] == name
+                         and re.search(pattern, e["message"])), None)
+
+        return self.api.wait("Event", self.namespace, matching, seconds,
+                             lambda _: f"no event of {name} says {pattern!r}:\n{self.events_text()}")

@@ -1,0 +1,422 @@
+"""A real one-node Kubernetes on this computer, in namespaces of its own: nothing of it can leave
+them, and killing one process ends it all.
+
+up, down            start it; end it
+shell, exec WORD .. in its network, with KUBECONFIG and its programs in the PATH
+kubectl WORD ...    the cluster's own
+node WORD ...       on the node: its mounts, processes, /run (crictl's place; `node ctr ...`)
+load FILE.tar       images, into the running cluster
+status              what of it runs
+stop, start, restart NAME ...
+                    etcd, apiserver, controller-manager, scheduler, containerd or kubelet
+reboot              the node: as by pulling its plug
+
+Everything lies in the folder --state, logs in logs/.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+from api import Api
+from processes import Failure, Process, reap, spawn, wait_until
+import settings
+
+HERE = pathlib.Path(__file__).resolve().parent
+CONTROL_PLANE = ["etcd", "apiserver", "controller-manager", "scheduler"]
+NODE = ["containerd", "kubelet"]
+MACHINE_NAMESPACES = ["net", "pid"]
+NODE_NAMESPACES = ["net", "pid", "mount", "ipc", "uts"]
+KUBELET_FOLDER = pathlib.Path("/var/lib/kubelet")
+SUITE_TIMEOUT_S = 60  # For a step of the start: ten times what it takes on two busy cores.
+
+
+class Cluster:
+    """The cluster of one state folder, whether it runs or not. Its methods are for one thread."""
+
+    def __init__(self, state, programs=None):
+        self.state = pathlib.Path(state).resolve()
+        self.source = HERE
+        self.logs = self.state / "logs"
+        self.driver = self.state / "driver"  # libcuda.so.1, libnvidia-ml.so.1
+        self.cards = self.state / "cards"    # The simulated driver's state folder.
+        self._record = self.state / "cluster.json"
+        known = json.loads(self._record.read_text()) if self._record.exists() else {}
+        self.programs = pathlib.Path(programs or known.get("programs", "/nonexistent"))
+        self._processes = {name: Process(**value) for name, value in
+                           known.get("processes", {}).items()}
+        self.api = Api()
+        self._in_network = False
+
+    # ------------------------------------------------------------ records
+
+    def _remember(self, name, process):
+        self._processes[name] = process
+        self._write()
+
+    def _write(self):
+        part = self._record.with_suffix(".part")
+        part.write_text(json.dumps({
+            "programs": str(self.programs),
+            "processes": {n: dataclasses.asdict(p) for n, p in self._processes.items()}}))
+        part.rename(self._record)
+
+    def running(self, name="machine"):
+        process = self._processes.get(name)
+        return bool(process and process.alive())
+
+    def process(self, name):
+        if not self.running(name):
+            raise Failure(f"{name} does not run in {self.state}")
+        return self._processes[name]
+
+    def log(self, name):
+        return self.logs / f"{name}.log"
+
+    def see_log(self, name):
+        """The place of a log and its end, for messages."""
+        try:
+            lines = self.log(name).read_text(errors="replace").splitlines()[-5:]
+        except FileNotFoundError:
+            lines = []
+        return "\n  ".join([f"see {self.log(name)}", *lines])
+
+    def save_logs(self, folder):
+        """For after `down`. Pods' own logs are links to files on the node."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.logs, folder, symlinks=True, ignore_dangling_symlinks=True)
+
+    # ------------------------------------------------------------ life
+
+    def up(self, images, driver):
+        """`images`: an archive of images.py. `driver`: a folder with the simulated driver. If it fails, everything is ended, and the logs stay."""
+        if self.running():
+            raise Failure("a cluster runs already: ./run cluster down takes it down")
+        self._check_host()
+        if self.state.exists():
+            self.down()  # What a crash left.
+        try:
+            self._up(images, driver)
+        except BaseException:
+            self.end()
+            raise
+
+    def _up(self, images, driver):
+        for folder in ("etc/cni", "logs/pods", "kubelet", "certificates", "containerd", "records"):
+            (self.state / folder).mkdir(parents=True)
+        self._write_settings()
+        self._install_driver(driver)
+        self._start_namespace("machine", None, [])
+        self.start("etcd")
+        self._spawn("apiserver")  # It takes seconds; meanwhile the node gets ready.
+        self._start_node()
+        self.start("containerd")
+        self.load(images)
+        for name in ("apiserver", "controller-manager", "scheduler", "kubelet"):
+            self.start(name)
+        self._wait_for_node()
+
+    def down(self):
+        """Ends and removes all of it, whatever state it is in."""
+        self.end()
+        if self.state.exists():
+            self._check_unmounted()
+            shutil.rmtree(self.state)
+
+    def end(self):
+        """Ends all of it; its folder stays."""
+        for name in ("machine", "node"):  # Whose deaths are those of all in them.
+            if name in self._processes:
+                self._processes[name].end(0)
+            record = self.state / "records" / name
+            if record.exists():  # An `up` was killed before it could remember.
+                process = Process.of(int(record.read_text()))
+                if process and self._is_ours(process):
+                    process.end(0)
+        for name, process in self._processes.items():
+            wait_until(f"{name} outlives its namespace", 20, lambda p=process: not p.alive())
+        reap()
+        remove_cgroups()
+        with contextlib.suppress(OSError):
+            KUBELET_FOLDER.rmdir()  # Ours if it is empty: the node's lay over it.
+        self._processes = {}
+
+    def reboot(self):
+        """Kills everything on the node at once; what lay in its memory (/run) is lost."""
+        self.process("node").end(0)
+        for name in NODE:
+            wait_until(f"{name} outlives the node", 20, lambda n=name: not self.running(n))
+        remove_cgroups()
+        self._start_node()
+        for name in NODE:
+            self.start(name)
+
+    def _check_host(self):
+        if os.geteuid() != 0:
+            raise Failure("a cluster needs root")
+        for program in ("runc", "nsenter", "unshare", "ip", "iptables"):
+            if not shutil.which(program):
+                raise Failure(f"{program} is missing: ./run cluster up installs it")
+        if not pathlib.Path("/usr/lib/cni/bridge").exists():
+            raise Failure("/usr/lib/cni/bridge is missing: containernetworking-plugins")
+
+    def _is_ours(self, process):
+        words = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+        return str(HERE / "init.py").encode() in words
+
+    def _check_unmounted(self):
+        """The node's mounts were its own; one that is left would be emptied with the folder."""
+        for line in pathlib.Path("/proc/mounts").read_text().splitlines():
+            if line.split()[1].startswith(f"{self.state}/"):
+                raise Failure(f"{line.split()[1]} is still mounted: unmount it, then again")
+
+    def _write_settings(self):
+        etc = self.state / "etc"
+        (etc / "kubeconfig").write_text(settings.kubeconfig())
+        (etc / "tokens.csv").write_text(f"{settings.ADMIN_TOKEN},admin,1,system:masters\n")
+        (etc / "cni/10-pods.conflist").write_text(settings.network(self.state))
+        (etc / "containerd.toml").write_text(settings.containerd(self.state, cdi=True))
+        (etc / "kubelet.yaml").write_text(settings.kubelet(self.state))
+        subprocess.run(["openssl", "genrsa", "-out", etc / "sa.key", "2048"], check=True,
+                       capture_output=True)
+
+    def _install_driver(self, driver):
+        """The node's GPUs are four, simulated."""
+        for folder in (self.driver, self.cards):
+            folder.mkdir(parents=True)
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            shutil.copy2(pathlib.Path(driver, name), self.driver / name)
+        # As the driver itself is: whoever sees it may use it.
+        self.cards.chmod(0o777)
+        (self.cards / "cards.yaml").write_text(settings.cards())
+
+    def _start_namespace(self, role, inside, arguments):
+        record = self.state / "records" / role
+        record.unlink(missing_ok=True)
+        flags = {"machine": ["--net", "--pid"],
+                 "node": ["--mount", "--pid", "--ipc", "--uts", "--propagation", "private"]}[role]
+        process = spawn(["unshare", *flags, "--fork", sys.executable, str(HERE / "init.py"), role,
+                         str(record), *arguments], self.log(role), inside, MACHINE_NAMESPACES
+                        if inside else [])
+
+        def ready():
+            if not process.alive():
+                raise Failure(f"{role} did not start: {self.see_log(role)}")
+            return record.exists()
+
+        wait_until(lambda: f"{role} is not set up: {self.see_log(role)}", 20, ready)
+        self._remember(role, Process.of(int(record.read_text())))
+
+    def _start_node(self):
+        KUBELET_FOLDER.mkdir(parents=True, exist_ok=True)
+        make_cgroups()
+        self._start_namespace("node", self.process("machine"), [str(self.state / "kubelet")])
+
+    # ------------------------------------------------------------ its programs
+
+    def _words(self, name):
+        if name in CONTROL_PLANE:
+            return getattr(settings, name.replace("-", "_"))(self.state)
+        if name == "containerd":
+            return ["containerd", "--config", f"{self.state}/etc/containerd.toml"]
+        return ["kubelet", "--config", f"{self.state}/etc/kubelet.yaml",
+                "--kubeconfig", f"{self.state}/etc/kubeconfig", "--node-ip", settings.NODE_ADDRESS,
+                "--hostname-override", settings.NODE_NAME]
+
+    def environment(self):
+        return {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}",
+                "KUBECONFIG": str(self.state / "etc/kubeconfig")}
+
+    def _spawn(self, name):
+        on_node = name in NODE
+        self._remember(name, spawn(
+            self._words(name), self.log(name), self.process("node" if on_node else "machine"),
+            NODE_NAMESPACES if on_node else MACHINE_NAMESPACES, self.environment()))
+
+    def start(self, *names):
+        """Starts what does not run, and waits until it serves."""
+        for name in names:
+            if not self.running(name):
+                self._spawn(name)
+            self._wait_for(name)
+
+    def stop(self, *names, seconds=20):
+        """Returns whether all ended by themselves."""
+        return all([self._processes[name].end(seconds) for name in names if self.running(name)])
+
+    def kill(self, *names):
+        for name in names:
+            self.process(name).end(0)
+
+    def restart(self, *names):
+        self.stop(*names)
+        self.start(*names)
+
+    def _wait_for(self, name):
+        serves = {"apiserver": self.api.ready, "containerd": self._containerd_serves,
+                  "kubelet": self._kubelet_serves}.get(name, lambda: True)
+        if name in ("apiserver", "kubelet"):
+            self.enter_network()
+
+        def ready():
+            if not self.running(name):
+                raise Failure(f"{name} ended: {self.see_log(name)}")
+            return serves()
+
+        wait_until(lambda: f"{name} does not serve: {self.see_log(name)}", SUITE_TIMEOUT_S, ready)
+
+    def _containerd_serves(self):
+        """Whether its socket takes connections: it does once all of its plugins are loaded."""
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(self.on_node("/run/containerd/containerd.sock")))
+                return True
+            except OSError:
+                return False
+
+    def _kubelet_serves(self):
+        with socket.socket() as client:
+            client.settimeout(1)
+            try:
+                client.connect((settings.NODE_ADDRESS, 10250))
+                return True
+            except OSError:
+                return False
+
+    def _wait_for_node(self):
+        def ready(nodes):
+            node = nodes.get(settings.NODE_NAME, {"spec": {}})
+            conditions = {c["type"]: c["status"] for c in node.get("status", {}).get(
+                "conditions", [])}
+            return conditions.get("Ready") == "True" and not node["spec"].get("taints")
+
+        self.api.wait("Node", None, ready, SUITE_TIMEOUT_S,
+                      lambda _: f"the node is not ready: {self.see_log('kubelet')}")
+        self.api.wait("ServiceAccount", "default", bool, SUITE_TIMEOUT_S, lambda _: (
+            f"no default ServiceAccount: {self.see_log('controller-manager')}"))
+
+    # ------------------------------------------------------------ reaching into it
+
+    def on_node(self, path):
+        """A path of the node, as this computer sees it."""
+        return pathlib.Path(f"/proc/{self.process('node').pid}/root{path}")
+
+    def enter_network(self):
+        """Moves the calling thread, and what it starts from now on, into the cluster's network."""
+        if self._in_network:
+            return
+        clone_newnet = 0x40000000
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/proc/{self.process('machine').pid}/ns/net") as namespace:
+            if libc.setns(namespace.fileno(), clone_newnet) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        self._in_network = True
+
+    def node_command(self, *words):
+        return ["nsenter", "-t", str(self.process("node").pid),
+                *(f"--{n}" for n in NODE_NAMESPACES), "--", *words]
+
+    def on_node_run(self, *words, **options):
+        return subprocess.run(self.node_command(*words), env=self.environment(), check=True,
+                              capture_output=True, text=True, **options).stdout
+
+    def load(self, image):
+        try:
+            self.on_node_run("ctr", "--namespace", "k8s.io", "images", "import", "--local",
+                             str(pathlib.Path(image).resolve()))
+        except subprocess.CalledProcessError as error:
+            raise Failure(f"{image} is not imported: {error.stderr}") from error
+
+    def kubectl(self, *words, **options):
+        self.enter_network()
+        return subprocess.run(["kubectl", *words], env=self.environment(), text=True, check=True,
+                              capture_output=True, **options).stdout
+
+    def set_cdi(self, enabled):
+        """Whether containerd knows CDI; restarts it."""
+        text = settings.containerd(self.state, enabled)
+        (self.state / "etc/containerd.toml").write_text(text)
+        self.restart("containerd")
+
+
+def cgroup_folders():
+    """Our folder in each hierarchy, of cgroup v1 and v2."""
+    for line in pathlib.Path("/proc/mounts").read_text().splitlines():
+        fields = line.split()
+        if fields[2] in ("cgroup", "cgroup2"):
+            yield pathlib.Path(fields[1], settings.CGROUP)
+
+
+def make_cgroups():
+    for folder in cgroup_folders():
+        folder.mkdir(exist_ok=True)
+
+
+def remove_cgroups():
+    """Their processes are dead; the kernel may take a moment to notice."""
+    def gone(top):
+        for path, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+        return not top.exists()
+
+    for folder in cgroup_folders():
+        wait_until(f"cgroup {folder} has processes still", 20, lambda f=folder: gone(f))
+
+
+def add_options(parser):
+    parser.add_argument("--state", required=True, help="folder of all that the cluster writes")
+    for name, what in (("programs", "folder of kubelet, containerd, ..."),
+                       ("images", "archive that images.py made"),
+                       ("driver", "folder of the simulated driver")):
+        parser.add_argument(f"--{name}", help=f"{what}; to start one", type=pathlib.Path)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("verb", choices=["up", "down", "shell", "exec", "kubectl", "node", "load",
+                                         "stop", "start", "restart", "reboot", "status"])
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    verb, words = arguments.verb, arguments.words
+    cluster = Cluster(arguments.state, arguments.programs)
+    if verb in ("shell", "exec", "kubectl"):
+        cluster.enter_network()
+        words = {"shell": [os.environ.get("SHELL", "bash")], "exec": words,
+                 "kubectl": ["kubectl", *words]}[verb]
+        environment = cluster.environment()
+        os.execvpe(words[0], words, environment)
+    if verb == "node":
+        os.execvpe("nsenter", cluster.node_command(*(words or ["bash"])), cluster.environment())
+    if verb == "status":
+        for name in ["machine", *CONTROL_PLANE, "node", *NODE]:
+            print(f"{name:20} {'runs' if cluster.running(name) else 'does not run'}")
+        return
+    start = time.monotonic()
+    if verb == "up":
+        words = [arguments.images, arguments.driver]
+    getattr(cluster, verb)(*words)
+    print(f"cluster: {verb}: {time.monotonic() - start:.1f} s", file=sys.stderr)
+    if verb == "up":
+        print("use it by:   ./run cluster kubectl get pods -A   or   ./run cluster shell\n"
+              "its node:    ./run cluster node ps ax\n"
+              f"its logs:    {cluster.logs}\n"
+              "end it by:   ./run cluster down", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as failure:
+        sys.exit(f"cluster: {failure}")

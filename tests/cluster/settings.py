@@ -1,0 +1,125 @@
+"""The configuration of the cluster's programs."""
+
+import json
+
+API_SERVER = "10.99.0.1:6443"
+NODE_NAME = "node0"
+NODE_ADDRESS = "10.99.0.1"
+ADMIN_TOKEN = "admin"  # The network that it opens is nobody's but the cluster's.
+IMAGE_TAG = "test"
+CGROUP = "gpushm-cluster"
+
+
+def image(name):
+    return f"docker.io/gpushm/{name}:{IMAGE_TAG}"
+
+
+def kubeconfig():
+    return json.dumps({
+        "apiVersion": "v1", "kind": "Config", "current-context": "cluster",
+        "clusters": [{"name": "cluster", "cluster": {
+            "server": f"https://{API_SERVER}", "insecure-skip-tls-verify": True}}],
+        "users": [{"name": "admin", "user": {"token": ADMIN_TOKEN}}],
+        "contexts": [{"name": "cluster", "context": {"cluster": "cluster", "user": "admin"}}],
+    }, indent=1)
+
+
+def etcd(state):
+    client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+    return ["etcd", "--data-dir", f"{state}/etcd", "--unsafe-no-fsync", "--log-level", "warn",
+            "--listen-client-urls", client, "--advertise-client-urls", client,
+            "--listen-peer-urls", peer]
+
+
+def apiserver(state):
+    etc = f"{state}/etc"
+    return ["kube-apiserver", "--etcd-servers", "http://127.0.0.1:2379",
+            "--advertise-address", NODE_ADDRESS, "--bind-address", NODE_ADDRESS,
+            "--secure-port", API_SERVER.partition(":")[2], "--cert-dir", f"{state}/certificates",
+            "--service-cluster-ip-range", "10.98.0.0/16",
+            "--service-account-issuer", "https://kubernetes.default.svc",
+            "--service-account-key-file", f"{etc}/sa.key",
+            "--service-account-signing-key-file", f"{etc}/sa.key",
+            "--token-auth-file", f"{etc}/tokens.csv", "--authorization-mode", "Node,RBAC",
+            "--allow-privileged",
+            # The kubelet is reached for logs and exec without a resolver.
+            "--kubelet-preferred-address-types", "InternalIP",
+            # Webhooks reach a Service's endpoints directly: there is no kube-proxy.
+            "--enable-aggregator-routing"]
+
+
+def controller_manager(state):
+    return ["kube-controller-manager", "--kubeconfig", f"{state}/etc/kubeconfig",
+            "--service-account-private-key-file", f"{state}/etc/sa.key",
+            "--root-ca-file", f"{state}/certificates/apiserver.crt", "--leader-elect=false"]
+
+
+def scheduler(state):
+    return ["kube-scheduler", "--kubeconfig", f"{state}/etc/kubeconfig", "--leader-elect=false"]
+
+
+def network(state):
+    return json.dumps({"cniVersion": "1.0.0", "name": "pods", "plugins": [{
+        "type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": {
+            "type": "host-local", "dataDir": f"{state}/addresses",
+            "ranges": [[{"subnet": "10.97.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]})
+
+
+def containerd(state, cdi):
+    """Without CAP_SYS_RESOURCE, runc cannot lower the pause container's OOM score and dies with
+    "can't get final child's PID from pipe": hence restrict_oom_score_adj."""
+    return f"""\
+version = 3
+root = "{state}/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{image("pause")}"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+  enable_cdi = {"true" if cdi else "false"}
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = ["/usr/lib/cni"]
+  conf_dir = "{state}/etc/cni"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+"""
+
+
+def kubelet(state):
+    return json.dumps({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "address": NODE_ADDRESS, "healthzBindAddress": NODE_ADDRESS,
+        "podLogsDir": f"{state}/logs/pods", "resolvConf": "",
+        # Nobody but the cluster reaches it.
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{CGROUP}", "failCgroupV1": False,
+        "enforceNodeAllocatable": [], "failSwapOn": False,
+        # A developer's disk may be nearly full: neither evict pods nor delete images for it.
+        "evictionHard": {"memory.available": "10Mi", "nodefs.available": "1%",
+                         "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        # Allocatable resources reach the scheduler within a second instead of ten, and what
+        # crashes is tried again every two seconds instead of up to every 300.
+        "nodeStatusUpdateFrequency": "1s",
+        "featureGates": {"KubeletCrashLoopBackOffMax": True},
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
+    }, indent=1)
+
+
+GPUS = 4
+GPU_GIB = 16
+
+
+def cards():
+    """Of the simulated driver: the node's GPUs."""
+    lines = "".join(f"- name: Simulated GPU\n  memory: {GPU_GIB}Gi\n"
+                    f"  uuid: {gpu_uuid(index)}\n" for index in range(GPUS))
+    return f"gpus:\n{lines}"
+
+
+def gpu_uuid(index):
+    return f"GPU-c1057e50-0000-0000-0000-{index:012d}"
