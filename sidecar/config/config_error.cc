@@ -56,14 +56,14 @@ std::string ConfigError::ToString() const {
   return out;
 }
 
-Status ToStatus(std::span<const ConfigError> errors) {
+Status ToStatus(std::span<const ConfigError> errors, std::string_view document) {
   std::string text;
   for (const ConfigError& error : errors) {
     if (!text.empty()) text += " | ";
     text += error.ToString();
   }
   return Status(Code::kInvalidArgument, std::move(text),
-                "mend the configuration; docs/annotations.md has every key");
+                Concat("mend the configuration; ", document, " has every key"));
 }
 
 }  // namespace gpushm::config

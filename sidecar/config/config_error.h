@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "runtime/base/status.h"
 
@@ -31,8 +32,10 @@ struct ConfigError {
   friend bool operator==(const ConfigError&, const ConfigError&) = default;
 };
 
-// All of them as one Status (kInvalidArgument), joined by " | ". `errors` is not empty.
-Status ToStatus(std::span<const ConfigError> errors);
+// All of them as one Status (kInvalidArgument), joined by " | ". `errors` is not empty; `document`
+// has every key.
+Status ToStatus(std::span<const ConfigError> errors,
+                std::string_view document = "docs/annotations.md");
 
 // `text` in quotes for a message: control characters and broken UTF-8 escaped, long ones cut.
 std::string Quote(std::string_view text);

@@ -1,0 +1,181 @@
+#include "sidecar/config/keyed_file.h"
+
+#include <array>
+#include <charconv>
+
+#include "sidecar/config/quantity.h"
+
+namespace gpushm::config {
+namespace {
+
+constexpr std::array<std::string_view, 4> kLevels = {"debug", "info", "warning", "error"};
+constexpr std::array<std::string_view, 2> kFormats = {"text", "json"};
+constexpr uint32_t kGpuIndices = 256;
+
+}  // namespace
+
+const YamlNode* Find(const YamlNode& map, std::string_view name) {
+  for (const auto& [key, value] : map.entries) {
+    if (key.text == name) return &value;
+  }
+  return nullptr;
+}
+
+const YamlNode* KeyedFile::Root() {
+  tree_ = ParseYaml(text_);
+  for (const YamlError& bad : tree_.errors) {
+    YamlNode at;
+    at.line = bad.line;
+    at.column = bad.column;
+    Fail(at, "", bad.reason);
+  }
+  if (!tree_.whole || tree_.root.kind == YamlNode::Kind::kNull) return nullptr;
+  if (tree_.root.kind == YamlNode::Kind::kMap) return &tree_.root;
+  Fail(tree_.root, "", Concat("the file is ", YamlKindName(tree_.root.kind), ", not a map"));
+  return nullptr;
+}
+
+// `containers: [decoder, model]`, `log: {level: debug}`.
+std::string KeyedFile::Example(std::string_view field) const {
+  field = field.substr(0, field.find('['));
+  for (const KeyInfo& info : keys_) {
+    const size_t dot = info.name.find('.');
+    if (info.name != field && info.name.substr(0, dot) != field) continue;
+    if (dot == std::string_view::npos) return Concat(info.name, ": ", info.example);
+    return Concat(info.name.substr(0, dot), ": {", info.name.substr(dot + 1), ": ", info.example,
+                  "}");
+  }
+  return Concat(keys_[0].name, ": ", keys_[0].example);
+}
+
+void KeyedFile::Fail(const YamlNode& at, std::string_view field, std::string reason,
+                     std::string example) {
+  ConfigError error = Origin::File(file_).At(at.line, at.column);
+  error.field = field;
+  error.reason = std::move(reason);
+  error.example = example.empty() ? Example(field) : std::move(example);
+  errors_.Add(std::move(error));
+}
+
+void KeyedFile::Unknown(const YamlNode& key, std::string_view path) {
+  std::vector<std::string> known;
+  for (const KeyInfo& info : keys_) {
+    if (!info.name.starts_with(path)) continue;
+    const std::string_view inner = info.name.substr(path.size());
+    std::string name(inner.substr(0, inner.find('.')));
+    if (known.empty() || known.back() != name) known.push_back(std::move(name));
+  }
+  const std::string nearest(Nearest(key.text, known));
+  Fail(key, Concat(path, key.text), Concat("unknown key; the nearest is ", nearest),
+       Example(Concat(path, nearest)));
+}
+
+const std::string* KeyedFile::Text(const YamlNode& node, std::string_view field) {
+  if (node.kind == YamlNode::Kind::kScalar) return &node.text;
+  Fail(node, field,
+       node.kind == YamlNode::Kind::kNull ? "has no value"
+                                          : Concat("is ", YamlKindName(node.kind), ", not text"));
+  return nullptr;
+}
+
+std::optional<bool> KeyedFile::Bool(const YamlNode& node, std::string_view field) {
+  const std::string* text = Text(node, field);
+  if (text == nullptr) return std::nullopt;
+  if (*text == "true" || *text == "false") return *text == "true";
+  Fail(node, field, Concat(Quote(*text), " is neither true nor false"));
+  return std::nullopt;
+}
+
+std::optional<uint64_t> KeyedFile::Bytes(const YamlNode& node, std::string_view field) {
+  const std::string* text = Text(node, field);
+  if (text == nullptr) return std::nullopt;
+  const auto bytes = ParseBytes(*text);
+  if (bytes) return *bytes;
+  Fail(node, field, bytes.error());
+  return std::nullopt;
+}
+
+std::optional<uint32_t> KeyedFile::Number(const YamlNode& node, std::string_view field,
+                                          uint32_t least, uint32_t most) {
+  const std::string* text = Text(node, field);
+  if (text == nullptr) return std::nullopt;
+  uint32_t number = 0;
+  const char* const end = text->data() + text->size();
+  const auto [rest, error] = std::from_chars(text->data(), end, number);
+  if (error == std::errc{} && rest == end && number >= least && number <= most) return number;
+  Fail(node, field, Concat(Quote(*text), " is not a number from ", least, " to ", most));
+  return std::nullopt;
+}
+
+std::optional<GpuChoice> KeyedFile::Gpu(const YamlNode& node, std::string_view field) {
+  const std::string* text = Text(node, field);
+  if (text == nullptr) return std::nullopt;
+  GpuChoice gpu;
+  if (text->starts_with("GPU-") || text->starts_with("MIG-")) {
+    const std::string_view id = std::string_view(*text).substr(4);
+    const bool clean = std::ranges::all_of(id, [](char c) {
+      return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F') || c == '-';
+    });
+    if (!clean || id.size() != 36) {
+      Fail(node, field, Concat(Quote(*text), " is not a GPU's UUID"));
+      return std::nullopt;
+    }
+    gpu.uuid = *text;
+    return gpu;
+  }
+  const char* const end = text->data() + text->size();
+  const auto [rest, error] = std::from_chars(text->data(), end, gpu.index);
+  if (error != std::errc{} || rest != end || gpu.index >= kGpuIndices) {
+    Fail(node, field,
+         Concat(Quote(*text), " is neither a GPU's UUID nor its index (nvidia-smi -L)"));
+    return std::nullopt;
+  }
+  return gpu;
+}
+
+std::optional<std::string> KeyedFile::Path(const YamlNode& node, std::string_view field,
+                                           size_t most_bytes) {
+  const std::string* text = Text(node, field);
+  if (text == nullptr) return std::nullopt;
+  const std::string inside = *text + "/";
+  if (!text->starts_with('/')) {
+    Fail(node, field, Concat(Quote(*text), " is not an absolute path"));
+  } else if (text->find('\n') != std::string::npos) {
+    Fail(node, field, Concat(Quote(*text), " has a line break"));
+  } else if (inside.find("/../") != std::string::npos) {
+    Fail(node, field, Concat(Quote(*text), " has \"..\" in it"));
+  } else if (text->size() > most_bytes) {
+    Fail(node, field,
+         Concat("is longer than ", most_bytes, " bytes, the most that a socket's path can have"));
+  } else {
+    return *text;
+  }
+  return std::nullopt;
+}
+
+const std::vector<YamlNode>* KeyedFile::List(const YamlNode& node, std::string_view field,
+                                             std::string_view what) {
+  if (node.kind == YamlNode::Kind::kSequence && !node.items.empty()) return &node.items;
+  Fail(node, field,
+       node.kind == YamlNode::Kind::kSequence
+           ? Concat("is an empty list; leave it out for ", what)
+           : Concat("is ", YamlKindName(node.kind), ", not a list"));
+  return nullptr;
+}
+
+void KeyedFile::Log(const YamlNode& node, LogConfig& out) {
+  if (node.kind != YamlNode::Kind::kMap) {
+    return Fail(node, "log", Concat("is ", YamlKindName(node.kind), ", not a map"));
+  }
+  for (const auto& [key, inner] : node.entries) {
+    if (key.text == "level") {
+      Choice(inner, "log.level", kLevels, out.level);
+    } else if (key.text == "format") {
+      Choice(inner, "log.format", kFormats, out.format);
+    } else {
+      Unknown(key, "log.");
+    }
+  }
+}
+
+}  // namespace gpushm::config
