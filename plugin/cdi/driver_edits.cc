@@ -1,0 +1,145 @@
+// EditsFor: what depends on the GPU and on the container.
+#include <charconv>
+#include <sstream>
+
+#include "plugin/cdi/container_paths.h"
+#include "plugin/cdi/driver_files.h"
+#include "plugin/cdi/files.h"
+#include "plugin/cdi/host_files.h"
+#include "plugin/cdi/host_path.h"
+#include "runtime/protocol/link.h"
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr size_t kMaxTextBytes = size_t{64} << 10;
+
+// The file of the host's /proc, or of this process's where the host's is not mounted with its root.
+std::string ReadProc(const std::string& host_root, const std::string& path) {
+  for (const std::string& root : {host_root, std::string()}) {
+    if (auto text = ReadWhole(Concat(root, "/proc/driver/", path), kMaxTextBytes)) return *text;
+  }
+  return {};
+}
+
+std::optional<uint32_t> Number(std::string_view text) {
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end == text.data()) return {};
+  return number;
+}
+
+// The minor number of the device that stands for a MIG instance, such as "gpu0/gi1/ci0": from the
+// instance's own file, else from the list of all (NVIDIA's MIG user guide, "Device nodes and
+// capabilities").
+std::optional<uint32_t> CapabilityMinor(const std::string& host_root, uint32_t gpu,
+                                        const std::string& instance) {
+  constexpr std::string_view kKey = "DeviceFileMinor:";
+  const std::string own =
+      ReadProc(host_root, Concat("nvidia/capabilities/gpu", gpu, "/mig/", instance, "/access"));
+  if (const size_t key = own.find(kKey); key != std::string::npos) {
+    const size_t digits = own.find_first_not_of(' ', key + kKey.size());
+    if (digits != std::string::npos) return Number(std::string_view(own).substr(digits));
+  }
+  std::istringstream lines(ReadProc(host_root, "nvidia-caps/mig-minors"));
+  const std::string wanted = Concat("gpu", gpu, "/", instance, "/access ");
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(wanted)) return Number(std::string_view(line).substr(wanted.size()));
+  }
+  return {};
+}
+
+Result<void> AddNode(const DriverFiles& driver, const std::string& name, const std::string& remedy,
+                     Edits* edits) {
+  if (!Exists(Concat(driver.dev_folder_seen, "/", name))) {
+    return Fail(Code::kNotFound, Concat("no ", driver.dev_folder, "/", name), remedy);
+  }
+  edits->device_nodes.push_back(
+      {.host_path = Concat(driver.dev_folder, "/", name), .container_path = Concat("/dev/", name)});
+  return {};
+}
+
+// The GPU's node; of a MIG instance also its two capabilities, without which CUDA does not see it,
+// and which keep the GPU's other instances from being seen.
+Result<void> AddGpuNodes(const DriverFiles& driver, const Device& device, Edits* edits) {
+  if (auto added = AddNode(driver, Concat("nvidia", device.minor),
+                           Concat("make it: nvidia-modprobe -c ", device.minor), edits);
+      !added) {
+    return added;
+  }
+  if (device.parent_uuid.empty()) return {};
+  if (device.gpu_instance == kNoInstance || device.compute_instance == kNoInstance) {
+    return Fail(Code::kNotFound, Concat("NVML does not number the instance ", device.uuid),
+                "install a newer driver, or let nvidia-ctk cdi generate write a spec");
+  }
+  const std::string gpu_instance = Concat("gi", device.gpu_instance);
+  for (const std::string& instance :
+       {gpu_instance, Concat(gpu_instance, "/ci", device.compute_instance)}) {
+    const auto minor = CapabilityMinor(driver.host_root, device.minor, instance);
+    if (!minor) {
+      return Fail(Code::kNotFound,
+                  Concat("no capability of ", device.uuid, " (gpu", device.minor, "/", instance,
+                         ") in /proc/driver/nvidia"),
+                  "the plugin needs the host's /proc/driver; was the instance just destroyed?");
+    }
+    if (auto added =
+            AddNode(driver, Concat("nvidia-caps/nvidia-cap", *minor),
+                    Concat("make it: nvidia-modprobe -f /proc/driver/nvidia/capabilities/gpu",
+                           device.minor, "/mig/", instance, "/access"),
+                    edits);
+        !added) {
+      return added;
+    }
+  }
+  return {};
+}
+
+// NVIDIA's names for a device; MIG instances by UUID only, since their place is not known here.
+const Edits* FindInSpec(const DriverFiles& driver, const Device& device) {
+  std::vector<std::string> names = {device.uuid};
+  if (device.parent_uuid.empty()) {
+    names.push_back(std::to_string(device.index));
+    names.push_back(Concat("gpu", device.index));
+  }
+  for (const std::string& name : names) {
+    if (const auto found = driver.devices.find(name); found != driver.devices.end()) {
+      return &found->second;
+    }
+  }
+  return nullptr;
+}
+
+void AddOwnFiles(ContainerRole role, const OwnFiles& own, Edits* edits) {
+  if (!own.library.empty()) MountLibrary(own.library, kLibraryName, edits);
+  if (!own.ctl.empty()) {
+    edits->mounts.push_back(
+        {.host_path = own.ctl, .container_path = Concat("/usr/bin/", kCtlName)});
+  }
+  if (role == ContainerRole::kSidecar && !own.link_folder.empty()) {
+    edits->mounts.push_back(
+        {.host_path = own.link_folder, .container_path = protocol::kDefaultLinkFolder});
+  }
+}
+
+}  // namespace
+
+Result<Edits> EditsFor(const DriverFiles& driver, const Device& device, ContainerRole role,
+                       const OwnFiles& own) {
+  Edits edits = driver.common;
+  const Edits* const known =
+      driver.kind == DriverKind::kNvidiaSpec ? FindInSpec(driver, device) : nullptr;
+  if (known != nullptr) {
+    Merge(&edits, *known);
+  } else if (driver.kind == DriverKind::kSimulated) {
+    edits.env["GPUSHM_SIM_DEVICES"] = device.uuid;
+  } else if (auto added = AddGpuNodes(driver, device, &edits); !added) {
+    return std::unexpected(added.error());
+  }
+  // Where NVIDIA's runtime is the node's default one, it adds no GPU of its own. Images ask for all
+  // (nvidia/cuda); CDI's variables replace the image's and the pod's.
+  edits.env["NVIDIA_VISIBLE_DEVICES"] = "void";
+  AddOwnFiles(role, own, &edits);
+  return edits;
+}
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,179 @@
+#include "plugin/cdi/host_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/un.h>
+#include <sys/xattr.h>
+
+#include <cerrno>
+#include <filesystem>
+
+#include "plugin/cdi/host_path.h"
+#include "runtime/base/name.h"
+#include "runtime/protocol/link.h"
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr mode_t kOpenFolder = 0755;
+constexpr mode_t kClosedFolder = 0700;
+constexpr mode_t kLibraryMode = 0644;
+constexpr mode_t kProgramMode = 0755;
+// Several times what library and gpushmctl are with symbols.
+constexpr size_t kMaxFileBytes = size_t{256} << 20;
+
+Result<void> CheckName(std::string_view name) {
+  if (IsDnsLabel(name)) return {};
+  return Fail(Code::kInvalidArgument, Concat("no name of a link folder: \"", name, "\""));
+}
+
+// Containers may read it where SELinux is on; the state folder's own label would forbid that.
+// Without SELinux there is nothing to do, and where it fails the container's error says so.
+void LabelForContainers(const std::string& path) {
+  constexpr std::string_view kLabel = "system_u:object_r:container_file_t:s0";
+  if (!Exists("/sys/fs/selinux/enforce")) return;
+  (void)lsetxattr(path.c_str(), "security.selinux", kLabel.data(), kLabel.size(), 0);
+}
+
+bool HasMode(const std::string& path, mode_t mode) {
+  struct stat info{};
+  return lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
+         (info.st_mode & 07777U) == mode;
+}
+
+Result<void> CheckProgramsRun(const std::string& folder, const std::string& on_host) {
+  struct statvfs info{};
+  if (statvfs(folder.c_str(), &info) != 0) return FailSystem(errno, Concat("statvfs ", folder));
+  if ((info.f_flag & ST_NOEXEC) == 0) return {};
+  return Fail(Code::kUnsupported,
+              Concat(on_host, " is mounted noexec: containers could not load gpushm's library"),
+              "choose a state folder on another file system, such as /var/lib/gpushm");
+}
+
+}  // namespace
+
+Result<HostFiles> HostFiles::Open(std::string on_host, std::string seen, Files& files) {
+  const std::string longest = Concat(seen, "/links/m0000/", protocol::kLinkSocketName);
+  if (longest.size() >= sizeof(sockaddr_un::sun_path)) {
+    return Fail(Code::kInvalidArgument,
+                Concat("state folder ", seen, ": too long for a socket's path (",
+                       sizeof(sockaddr_un::sun_path) - 1, " bytes)"),
+                "choose a shorter one");
+  }
+  HostFiles host(std::move(on_host), std::move(seen), &files);
+  for (const auto& [folder, mode] : {std::pair{"", kOpenFolder},
+                                     {"/lib", kOpenFolder},
+                                     {"/bin", kOpenFolder},
+                                     {"/links", kClosedFolder}}) {
+    if (auto made = host.MakeFolder(host.seen_ + folder, mode); !made) {
+      return std::unexpected(made.error());
+    }
+  }
+  for (const char* const folder : {"/lib", "/bin", "/driver-sim"}) {
+    if (!Exists(host.seen_ + folder)) continue;
+    if (auto swept = SweepTemporaries(files, host.seen_ + folder, ""); !swept) {
+      return std::unexpected(swept.error());
+    }
+  }
+  return host;
+}
+
+Result<bool> HostFiles::Install(const std::string& library, const std::string& ctl) {
+  const auto new_library = InstallFile(library, Concat("/lib/", kLibraryName), kLibraryMode);
+  if (!new_library) return new_library;
+  const auto new_ctl = InstallFile(ctl, Concat("/bin/", kCtlName), kProgramMode);
+  if (!new_ctl) return new_ctl;
+  return *new_library || *new_ctl;
+}
+
+Result<bool> HostFiles::InstallSimulatedDriver(const std::string& folder) {
+  if (auto made = MakeFolder(seen_ + "/driver-sim", kOpenFolder); !made) {
+    return std::unexpected(made.error());
+  }
+  bool any = false;
+  for (const char* const name : {"libcuda.so.1", "libnvidia-ml.so.1"}) {
+    const auto installed =
+        InstallFile(Concat(folder, "/", name), Concat("/driver-sim/", name), kLibraryMode);
+    if (!installed) return installed;
+    any = any || *installed;
+  }
+  return any;
+}
+
+Result<bool> HostFiles::InstallFile(const std::string& source, const std::string& place,
+                                    mode_t mode) {
+  const std::string path = seen_ + place;
+  if (auto run = CheckProgramsRun(seen_, on_host_); !run) return std::unexpected(run.error());
+  std::error_code error;
+  const std::filesystem::path real = std::filesystem::canonical(source, error);  // Links in images.
+  const Result<std::string> content = ReadWhole(error ? source : real.string(), kMaxFileBytes);
+  if (!content) return std::unexpected(content.error().WithContext("the plugin's image"));
+  const Result<std::string> old = ReadWhole(path, kMaxFileBytes);
+  const bool same = old && *old == *content && HasMode(path, mode);
+  if (!same) {
+    if (auto done = ReplaceFile(*files_, path, *content, mode, Durability::kPower); !done) {
+      return std::unexpected(done.error());
+    }
+    const Result<std::string> written = ReadWhole(path, kMaxFileBytes);
+    if (!written || *written != *content) {
+      return Fail(Code::kCorrupt, Concat(path, " does not read as it was written"),
+                  "look at the host's disk");
+    }
+  }
+  LabelForContainers(path);
+  return !same;
+}
+
+Result<void> HostFiles::MakeFolder(const std::string& path, mode_t mode) {
+  for (int attempt = 0;; ++attempt) {
+    const auto made = files_->MakeFolder(path);
+    if (!made && made.error().code() != Code::kAlreadyExists) return made;
+    const UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (folder) {
+      struct stat info{};
+      if (fstat(folder.get(), &info) == 0 && (info.st_mode & 07777U) == mode) return {};
+      return files_->SetMode(folder.get(), mode);
+    }
+    if (attempt > 0 || (errno != ENOTDIR && errno != ELOOP)) {
+      return FailSystem(errno, Concat("open ", path));
+    }
+    if (auto gone = files_->Unlink(path); !gone) return gone;  // A file or a link.
+  }
+}
+
+std::string HostFiles::LinkFolder(std::string_view name) const {
+  return Concat(on_host_, "/links/", name);
+}
+
+Result<std::string> HostFiles::MakeLinkFolder(std::string_view name) {
+  if (auto valid = CheckName(name); !valid) return std::unexpected(valid.error());
+  const std::string path = Concat(seen_, "/links/", name);
+  if (auto made = MakeFolder(path, kOpenFolder); !made) return std::unexpected(made.error());
+  LabelForContainers(path);
+  return path;
+}
+
+Result<void> HostFiles::RemoveLinkFolder(std::string_view name) {
+  if (auto valid = CheckName(name); !valid) return valid;
+  const std::string path = Concat(seen_, "/links/", name);
+  const auto inside = ListFolder(path);
+  if (!inside && inside.error().code() == Code::kNotFound) return {};
+  if (!inside) return std::unexpected(inside.error());
+  for (const std::string& entry : *inside) {
+    const auto gone = files_->Unlink(Concat(path, "/", entry));
+    if (!gone && gone.error().code() != Code::kNotFound) return gone;
+  }
+  auto removed = files_->RemoveFolder(path);
+  if (!removed && removed.error().code() == Code::kNotFound) return {};
+  return removed;
+}
+
+Result<std::vector<std::string>> HostFiles::LinkFolders() const {
+  auto names = ListFolder(seen_ + "/links");
+  if (!names) return names;
+  std::erase_if(*names, [](const std::string& name) { return !IsDnsLabel(name); });
+  return names;
+}
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,16 @@
+// Looking at the host's file system from a container that sees it below a folder.
+// Threads: any; the host's files may change at any time.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace gpushm::plugin {
+
+// The path below `root` (empty: /) that `path` leads to when links are followed as if `root` were
+// the root folder; without links and dots. Nothing: it leads to no file, or in circles.
+std::optional<std::string> ResolveIn(const std::string& root, const std::string& path);
+
+bool Exists(const std::string& path);
+
+}  // namespace gpushm::plugin
