@@ -97,7 +97,7 @@ Result<void> Keeper::OpenHere(const std::string& name, const LinkGrant& grant,
   LinkServer& link = Link(name);
   *closing = link.closing();
   const auto sick = sick_.find(grant.gpu);
-  Result<void> opened = link.Open(grant, sick == sick_.end() ? DeviceHealth{} : sick->second);
+  Result<void> opened = link.Open(grant, sick == sick_.end() ? GpuHealth{} : sick->second);
   Tidy();
   return opened;
 }
@@ -121,7 +121,7 @@ void Keeper::Close(const std::string& name) {
 
 void Keeper::SetDevice(const std::string& gpu, bool lost, const std::string& reason) {
   OnLoop([&] {
-    const DeviceHealth health{.lost = lost, .reason = reason};
+    const GpuHealth health{.lost = lost, .reason = reason};
     if (lost) {
       sick_[gpu] = health;
     } else {

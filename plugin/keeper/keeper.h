@@ -97,7 +97,7 @@ class Keeper {
   std::unique_ptr<EventLoop> loop_;
   // The loop's.
   std::map<std::string, std::unique_ptr<LinkServer>> links_;
-  std::map<std::string, DeviceHealth> sick_;  // By GPU; healthy ones are not in it.
+  std::map<std::string, GpuHealth> sick_;  // By GPU; healthy ones are not in it.
   std::thread thread_;
 };
 

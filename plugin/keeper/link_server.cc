@@ -99,7 +99,7 @@ LinkServer::~LinkServer() {
 
 // ---- what the plugin asks for
 
-Result<void> LinkServer::Open(const LinkGrant& grant, const DeviceHealth& health) {
+Result<void> LinkServer::Open(const LinkGrant& grant, const GpuHealth& health) {
   const Result<std::array<uint8_t, 16>> uuid = UuidBytes(grant.gpu);
   if (!uuid) return std::unexpected(uuid.error());
   if (grant.pool_bytes > limits::kBufferBytes) {
@@ -139,7 +139,7 @@ void LinkServer::Close() {
   unlink(path_.c_str());
 }
 
-void LinkServer::SetHealth(const DeviceHealth& health) {
+void LinkServer::SetHealth(const GpuHealth& health) {
   health_ = health;
   Connection* const connection = broker_ ? Find(broker_->connection) : nullptr;
   if (connection == nullptr) return;

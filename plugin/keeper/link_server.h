@@ -53,7 +53,7 @@ struct LinkGrant {
   friend bool operator==(const LinkGrant&, const LinkGrant&) = default;
 };
 
-struct DeviceHealth {
+struct GpuHealth {
   bool lost = false;
   std::string reason;
 };
@@ -75,12 +75,12 @@ class LinkServer {
 
   // Listens, also where somebody took the socket's file away. Another grant than before revokes
   // first. kBusy: descriptors of the former holder are still being closed.
-  Result<void> Open(const LinkGrant& grant, const DeviceHealth& health);
+  Result<void> Open(const LinkGrant& grant, const GpuHealth& health);
   // The allocation has another holder: what is kept goes, and the broker is disconnected.
   void Revoke();
   // Revokes, and the socket's file goes too.
   void Close();
-  void SetHealth(const DeviceHealth& health);
+  void SetHealth(const GpuHealth& health);
 
   const LinkGrant& grant() const { return grant_; }
   bool granted() const { return granted_; }
@@ -163,7 +163,7 @@ class LinkServer {
   bool granted_ = false;
   LinkGrant grant_;
   std::array<uint8_t, 16> gpu_uuid_{};
-  DeviceHealth health_;
+  GpuHealth health_;
 
   UniqueFd listener_;
   std::pair<dev_t, ino_t> listener_file_{};  // Of the socket's file.

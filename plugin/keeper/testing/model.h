@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <random>
 #include <string>
 #include <variant>
@@ -78,12 +77,8 @@ class Model {
     return lines;
   }
 
-  bool Has(uint64_t generation) const { return generations_.contains(generation); }
-  // As stated; to say it again.
-  std::optional<protocol::LinkGeneration> Generation(uint64_t number) const {
-    const auto found = generations_.find(number);
-    if (found == generations_.end()) return std::nullopt;
-    return found->second.first;
+  const std::map<uint64_t, std::pair<protocol::LinkGeneration, uint64_t>>& generations() const {
+    return generations_;
   }
 
  private:
@@ -190,10 +185,10 @@ inline protocol::LinkBuffer RandomBuffer(Random& random) {
 
 // Small numbers, so that statements are often about the same things. Those of a generation's
 // memory follow from the number, as they do for good.
-inline protocol::LinkGeneration RandomGeneration(Random& random) {
+inline protocol::LinkGeneration RandomGeneration(Random& random, uint64_t number) {
   protocol::LinkGeneration generation{};
   generation.name = RandomName(random);
-  generation.generation = Pick(random, 1, 12);
+  generation.generation = number;
   generation.size_bytes = 1000 * generation.generation;
   generation.mapped_bytes = uint64_t{2} << 20;
   const bool cuipc = generation.generation % 4 == 0;
@@ -240,7 +235,7 @@ inline Body RandomBody(Random& random) {
     case 4:
     case 5:
     case 6:
-      return RandomGeneration(random);
+      return RandomGeneration(random, Pick(random, 1, 12));
     case 7:
     case 8:
     case 9:

@@ -1,0 +1,237 @@
+// Goal: whatever a broker sends, the keeper lives on, what others have is untouched, and what was
+// kept of the offender stays unless link.h says otherwise. Method: one broken rule at a time, then
+// random changes to good messages, beside a link that must keep working.
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <array>
+
+#include "plugin/keeper/testing/keeper_fixture.h"
+#include "runtime/registry/layout.h"
+
+namespace gpushm::plugin::testing {
+namespace {
+
+using protocol::LinkKind;
+
+// A message of a kind, its bytes as they come.
+template <typename T>
+std::vector<std::byte> Encoded(LinkKind kind, const T& body) {
+  protocol::Buffer bytes;
+  const size_t size = protocol::EncodeLink(kind, body, &bytes);
+  return {bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)};
+}
+
+UniqueFd UnsealedRegistry() {
+  UniqueFd fd = Memfd();
+  EXPECT_EQ(ftruncate(fd.get(), 1 << 20), 0);
+  return fd;
+}
+// Sealed and of a size, but not a registry.
+UniqueFd EmptyRegistry() {
+  auto segment = registry::MakeSealedSegment(1 << 20);
+  return segment ? std::move(segment->fd) : UniqueFd();
+}
+UniqueFd Pipe() {
+  std::array<int, 2> ends{};
+  EXPECT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
+  close(ends[1]);
+  return UniqueFd(ends[0]);
+}
+UniqueFd OpenPath(const char* path, int flags) { return UniqueFd(open(path, flags | O_CLOEXEC)); }
+
+class KeeperAttackTest : public KeeperTest {
+ protected:
+  void SetUp() override {
+    KeeperTest::SetUp();
+    Open("m0000");
+    Open("m0001");
+    bystander_ = std::make_unique<FakeBroker>(folder_.Socket("m0001"));
+    ASSERT_TRUE(bystander_->Greet(false));
+    ASSERT_TRUE(SayOneOfEach(bystander_.get()));
+    ASSERT_TRUE(WaitForKept("m0001", kOneOfEach));
+  }
+
+  // The bystander is connected, and told of things.
+  void ExpectUnharmed() {
+    EXPECT_EQ(Look("m0001").kept, kOneOfEach);
+    EXPECT_TRUE(Look("m0001").connected);
+    keeper_->SetDevice(kGpu, false, "");
+    EXPECT_TRUE(bystander_->Expect<protocol::LinkDevice>(LinkKind::kDevice));
+  }
+
+  // A broker that has stated one of each, then sends this; it must be disconnected and keep what
+  // it had.
+  void ExpectBreach(const char* what, const std::vector<std::byte>& message,
+                    std::vector<UniqueFd> descriptors = {}) {
+    SCOPED_TRACE(what);
+    FakeBroker broker(folder_.Socket("m0000"));
+    ASSERT_TRUE(broker.Greet(false));
+    ASSERT_TRUE(broker.Registry());
+    ASSERT_TRUE(SayOneOfEach(&broker));
+    ASSERT_TRUE(broker.End());
+    std::vector<int> fds;
+    for (const UniqueFd& fd : descriptors) {
+      EXPECT_TRUE(fd.valid());
+      fds.push_back(fd.get());
+    }
+    ASSERT_TRUE(protocol::Send(broker.socket(), message, fds, Deadline::AfterMs(kSoonMs)));
+    EXPECT_TRUE(broker.WaitForEnd());
+    EXPECT_EQ(Look("m0000").kept, kOneOfEach);
+    EXPECT_TRUE(Look("m0000").open) << "its process lives";
+  }
+  template <typename... Fds>
+  static std::vector<UniqueFd> Of(Fds... fds) {
+    std::vector<UniqueFd> all;
+    (all.push_back(std::move(fds)), ...);
+    return all;
+  }
+
+  std::unique_ptr<FakeBroker> bystander_;
+};
+
+TEST_F(KeeperAttackTest, MessagesThatBreakTheProtocol) {
+  const protocol::LinkLease lease = LeaseOf(2, 1, 7);
+  std::vector<std::byte> message = Encoded(LinkKind::kLease, lease);
+  message[0] ^= std::byte{1};
+  ExpectBreach("magic", message);
+  message = Encoded(LinkKind::kLease, lease);
+  message[4] = std::byte{9};
+  ExpectBreach("version", message);
+  message = Encoded(LinkKind::kLease, lease);
+  message.pop_back();
+  ExpectBreach("cut off", message);
+  ExpectBreach("one byte", {std::byte{0}});
+  ExpectBreach("too long", std::vector<std::byte>(protocol::Buffer{}.size() + 1));
+  ExpectBreach("unknown kind", Encoded(static_cast<LinkKind>(11), lease));
+  ExpectBreach("another kind's body", Encoded(LinkKind::kClient, lease));
+  ExpectBreach("access", Encoded(LinkKind::kLease, protocol::LinkLease{.lease_id = 2,
+                                                                       .client_id = 1,
+                                                                       .generation = 7,
+                                                                       .since_unix_ns = 0,
+                                                                       .access = 7,
+                                                                       .reserved = 0}));
+  ExpectBreach("a second hello", Encoded(LinkKind::kHello, protocol::LinkHello{1, 1, 0, 1, {}}));
+  ExpectBreach("a second end", Encoded(LinkKind::kEnd, protocol::LinkEnd{}));
+  ExpectBreach("what only the plugin says",
+               Encoded(LinkKind::kDevice, protocol::LinkDevice{1, 0, {}}));
+  protocol::LinkWelcome welcome{};
+  welcome.allocation = protocol::ToNameField("m0001");
+  ExpectBreach("the plugin's greeting", Encoded(LinkKind::kWelcome, welcome));
+  ExpectBreach("a lease of nobody", Encoded(LinkKind::kLease, LeaseOf(2, 9, 7)));
+  ExpectBreach("a lease on nothing", Encoded(LinkKind::kLease, LeaseOf(2, 1, 9)));
+  ExpectUnharmed();
+}
+
+TEST_F(KeeperAttackTest, DescriptorsThatAreNotWhatTheyShouldBe) {
+  const std::vector<std::byte> client = Encoded(LinkKind::kClient, ClientOf(2));
+  ExpectBreach("no pidfd", client);
+  ExpectBreach("a file as pidfd", client, Of(Memfd()));
+  ExpectBreach("an event as pidfd", client, Of(UniqueFd(eventfd(0, EFD_CLOEXEC))));
+  ExpectBreach("two pidfds", client, Of(PidfdOf(getpid()), PidfdOf(getpid())));
+  ExpectBreach("more than a message may have", client, Of(Memfd(), Memfd(), Memfd(), Memfd()));
+  const std::vector<std::byte> memory = Encoded(LinkKind::kGeneration, GenerationOf("weights", 8));
+  ExpectBreach("no memory", memory);
+  ExpectBreach("a socket as memory", memory,
+               Of(UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0))));
+  ExpectBreach("a pipe as memory", memory, Of(Pipe()));
+  ExpectBreach("a folder as memory", memory, Of(OpenPath("/", O_RDONLY | O_DIRECTORY)));
+  ExpectBreach("a pidfd as memory", memory, Of(PidfdOf(getpid())));
+  ExpectBreach("what holds nothing", memory, Of(OpenPath("/dev/null", O_PATH)));
+  ExpectBreach("a lease with a descriptor", Encoded(LinkKind::kLease, LeaseOf(2, 1, 7)),
+               Of(Memfd()));
+  ExpectBreach("a second registry", Encoded(LinkKind::kRegistry, protocol::LinkRegistry{1}),
+               Of(Memfd()));
+  ExpectUnharmed();
+}
+
+TEST_F(KeeperAttackTest, RegistriesThatCouldKillTheirReader) {
+  for (const auto& make : {UnsealedRegistry, EmptyRegistry, Pipe, Memfd}) {
+    FakeBroker broker(folder_.Socket("m0000"));
+    ASSERT_TRUE(broker.Greet(false));
+    const UniqueFd fd = make();
+    ASSERT_TRUE(broker.Say(LinkKind::kRegistry, protocol::LinkRegistry{1}, fd.get()));
+    EXPECT_TRUE(broker.WaitForEnd());
+    EXPECT_EQ(Look("m0000").registry, nullptr);
+  }
+  ExpectUnharmed();
+}
+
+TEST_F(KeeperAttackTest, GreetingsThatAreNone) {
+  const auto refused = [&](const std::vector<std::byte>& message) {
+    FakeBroker broker(folder_.Socket("m0000"));
+    return protocol::Send(broker.socket(), message, {}, Deadline::AfterMs(kSoonMs)) &&
+           broker.WaitForEnd();
+  };
+  EXPECT_TRUE(refused(Encoded(LinkKind::kEnd, protocol::LinkEnd{})));
+  EXPECT_TRUE(refused(Encoded(LinkKind::kHello, protocol::LinkHello{2, 9, 0, 1, {}})))
+      << "of a later version";
+  EXPECT_TRUE(refused(Encoded(LinkKind::kHello, protocol::LinkHello{1, 1, 7, 1, {}})));
+  EXPECT_EQ(events_.Count("m0000", true), 0);
+  ExpectUnharmed();
+}
+
+// A broker that states and takes back as fast as it can, for as long as it takes for others to be
+// served a hundred times.
+TEST_F(KeeperAttackTest, AFloodStarvesNobody) {
+  Process flood([&] {
+    FakeBroker broker(folder_.Socket("m0000"));
+    if (!broker.Greet(false) || !SayOneOfEach(&broker)) return;
+    const UniqueFd memory = Memfd();
+    for (uint64_t id = 2;; ++id) {
+      if (!broker.Say(GenerationOf("weights", id), memory.get())) return;
+      if (!broker.Say(protocol::LinkDrop{.what = 3, .reserved = 0, .id = id, .name = {}})) return;
+    }
+  });
+  ASSERT_TRUE(events_.Wait("m0000", true));
+  for (int i = 0; i < 100; ++i) ExpectUnharmed();
+  flood.Kill();
+  EXPECT_TRUE(events_.Wait("m0000", false));
+  EXPECT_TRUE(Eventually([&] { return Look("m0000").closing == 0; }));
+}
+
+TEST_F(KeeperAttackTest, MutatedMessages) {
+#ifdef GPUSHM_SANITIZED
+  constexpr int kRounds = 300;
+#else
+  constexpr int kRounds = 3000;
+#endif
+  Random random(1);
+  const size_t before = OpenDescriptors();
+  int refused = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    FakeBroker broker(folder_.Socket("m0000"));
+    ASSERT_TRUE(broker.Greet(Pick(random, 0, 1) == 0, Pick(random, 1, 3)));
+    for (int i = 0; i < 8; ++i) {
+      const Body body = RandomBody(random);
+      protocol::Buffer bytes{};
+      size_t size = std::visit(
+          [&](const auto& stated) { return protocol::EncodeLink(KindOf(body), stated, &bytes); },
+          body);
+      if (Pick(random, 0, 1) == 0) {
+        for (uint64_t flips = Pick(random, 1, 3); flips > 0; --flips) {
+          bytes[Pick(random, 0, size - 1)] ^= static_cast<std::byte>(1 << Pick(random, 0, 7));
+        }
+      }
+      if (Pick(random, 0, 20) == 0) size = Pick(random, 1, bytes.size());
+      const std::array<UniqueFd, 2> fds = {PidfdOf(getpid()), Memfd()};
+      const int fd = fds[Pick(random, 0, 1)].get();
+      const uint64_t count = Pick(random, 0, 3) == 0 ? 0 : 1;
+      if (!protocol::Send(broker.socket(), {bytes.data(), size}, {&fd, count},
+                          Deadline::AfterMs(kSoonMs))) {
+        ++refused;
+        break;
+      }
+    }
+  }
+  EXPECT_GT(refused, kRounds / 100);
+  ExpectUnharmed();
+  keeper_->Drop({"m0000"});
+  EXPECT_TRUE(Eventually([&] { return Look("m0000").closing == 0; }));
+  EXPECT_LE(OpenDescriptors(), before + 2)
+      << "that of its broker's process, and of the dead socket";
+}
+
+}  // namespace
+}  // namespace gpushm::plugin::testing
