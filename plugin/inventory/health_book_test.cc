@@ -81,7 +81,8 @@ class HealthBookTest : public testing::Test {
 };
 
 TEST_F(HealthBookTest, AnApplicationsOwnFaultIsCountedAndIgnored) {
-  for (const uint64_t xid : {13, 31, 43, 45, 68, 94, 63}) EXPECT_THAT(Xid(xid), IsEmpty()) << xid;
+  for (const uint64_t xid : {13u, 31u, 43u, 45u, 68u, 94u, 63u})
+    EXPECT_THAT(Xid(xid), IsEmpty()) << xid;
   Xid(13);
   EXPECT_TRUE(Healthy());
   ASSERT_THAT(book_.xids(), SizeIs(7));

@@ -46,6 +46,8 @@ struct Rules {
   uint64_t reserve_bytes = uint64_t{1} << 30;
   // IDs of gpushm.io/attach for each device: how many containers can use it.
   uint32_t tokens = 64;
+
+  friend bool operator==(const Rules&, const Rules&) = default;
 };
 
 // A list of 4,096 IDs is 90 KB to the kubelet, which takes 4 MiB, and 370 KB of a pod that holds

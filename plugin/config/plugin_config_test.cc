@@ -1,0 +1,136 @@
+#include "plugin/config/plugin_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace gpushm::plugin {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// `log.level: debug` as YAML.
+std::string Line(std::string_view key, std::string_view value) {
+  const size_t dot = key.find('.');
+  if (dot == std::string_view::npos) return Concat(key, ": ", value, "\n");
+  return Concat(key.substr(0, dot), ": {", key.substr(dot + 1), ": ", value, "}\n");
+}
+
+TEST(PluginConfig, AnEmptyFileIsTheDefaults) {
+  for (const char* text : {"", "# nothing\n", "{}\n", "gpus: all\ndriver-root: auto\n"}) {
+    const auto config = ParsePluginConfig(text, "plugin.yaml");
+    ASSERT_TRUE(config) << config.error().ToString();
+    EXPECT_EQ(*config, PluginConfig{}) << text;
+  }
+}
+
+TEST(PluginConfig, TheTablesDefaultsAreTheDefaults) {
+  for (const config::KeyInfo& key : PluginKeys()) {
+    const auto config = ParsePluginConfig(Line(key.name, key.default_value), "plugin.yaml");
+    ASSERT_TRUE(config) << key.name << ": " << config.error().ToString();
+    EXPECT_EQ(*config, PluginConfig{}) << key.name;
+  }
+}
+
+TEST(PluginConfig, TheTablesExamplesParse) {
+  for (const config::KeyInfo& key : PluginKeys()) {
+    std::string text = Line(key.name, key.example);
+    if (key.name == "allocations") text += "kubelet: none\n";
+    const auto config = ParsePluginConfig(text, "plugin.yaml");
+    EXPECT_TRUE(config) << text << config.error().ToString();
+  }
+}
+
+TEST(PluginConfig, EveryKeyIsRead) {
+  const auto config = ParsePluginConfig(
+      "gpus: [GPU-aaaaaaaa-0000-0000-0000-000000000001, 3, 1g.18gb, 1c.2g.35gb, 1g.18gb+me,\n"
+      "       MIG-aaaaaaaa-0000-0000-0000-000000000002]\n"
+      "unit: 512Mi\nreserve: 0\nattach-tokens: 8\nstrategy: devices\ndriver-root: /\n"
+      "host-root: /host\ncoexist: true\nkubelet: none\nkubelet-folder: /a\n"
+      "pod-resources-socket: /b/c.sock\ncdi-folder: /etc/cdi\nstate-folder: /d\n"
+      "allocations:\n- {name: demo, memory: 8Gi, gpu: 1}\n- {name: more, memory: 1Gi}\n"
+      "health:\n  ignore-xids: [74]\n  fatal-xids: [63, 13]\n  recheck-ms: 100\n"
+      "  good-probes: 1\n  quiet-ms: 1000\n"
+      "log: {level: error, format: json}\n",
+      "plugin.yaml");
+  ASSERT_TRUE(config) << config.error().ToString();
+  EXPECT_THAT(config->rules.select,
+              ElementsAre("GPU-aaaaaaaa-0000-0000-0000-000000000001", "3", "1g.18gb", "1c.2g.35gb",
+                          "1g.18gb+me", "MIG-aaaaaaaa-0000-0000-0000-000000000002"));
+  EXPECT_EQ(config->rules.unit_bytes, uint64_t{512} << 20);
+  EXPECT_EQ(config->rules.reserve_bytes, 0u);
+  EXPECT_EQ(config->rules.tokens, 8u);
+  EXPECT_EQ(config->strategy, Strategy::kDevices);
+  EXPECT_EQ(config->driver_root, "/");
+  EXPECT_EQ(config->host_root, "/host");
+  EXPECT_TRUE(config->coexist);
+  EXPECT_EQ(config->kubelet, KubeletMode::kNone);
+  EXPECT_EQ(config->kubelet_folder, "/a");
+  EXPECT_EQ(config->pod_resources_socket, "/b/c.sock");
+  EXPECT_EQ(config->cdi_folder, "/etc/cdi");
+  EXPECT_EQ(config->state_folder, "/d");
+  ASSERT_EQ(config->allocations.size(), 2u);
+  EXPECT_EQ(config->allocations[0].name, "demo");
+  EXPECT_EQ(config->allocations[0].memory_bytes, uint64_t{8} << 30);
+  EXPECT_EQ(config->allocations[0].gpu->index, 1u);
+  EXPECT_FALSE(config->allocations[1].gpu);
+  EXPECT_EQ(config->health, (HealthRules{{74}, {63, 13}, 100, 1, 1000}));
+  EXPECT_EQ(config->log, (LogConfig{LogLevel::kError, LogFormat::kJson}));
+}
+
+TEST(PluginConfig, WhatNeedsARestartStays) {
+  const PluginConfig now;
+  PluginConfig next;
+  next.rules = {.select = {"1"}, .unit_bytes = 2 << 20, .reserve_bytes = 5, .tokens = 3};
+  next.health.good_probes = 9;
+  next.log.level = LogLevel::kDebug;
+  next.kubelet = KubeletMode::kNone;
+  next.allocations = {{.name = "demo", .memory_bytes = 1, .gpu = std::nullopt}};
+  next.cdi_folder = "/etc/cdi";
+  const TakenOver taken = TakeOver(now, next);
+  EXPECT_THAT(taken.restart, ElementsAre("unit", "kubelet", "cdi-folder"));
+  PluginConfig expected = now;
+  expected.rules = next.rules;
+  expected.rules.unit_bytes = now.rules.unit_bytes;
+  expected.health = next.health;
+  expected.log = next.log;
+  EXPECT_EQ(taken.config, expected) << "allocations have no meaning where there is a kubelet";
+  EXPECT_THAT(TakeOver(next, next).restart, IsEmpty());
+  EXPECT_EQ(TakeOver(next, next).config, next);
+}
+
+TEST(PluginConfig, ReadsAFile) {
+  const std::string path = testing::TempDir() + "gpushm-plugin-config-test.yaml";
+  std::ofstream(path) << "log: {level: debug}\n";
+  EXPECT_EQ(ReadPluginConfig(path)->log.level, LogLevel::kDebug);
+  std::ofstream(path) << "log: {level: loud}\n";
+  const auto wrong = ReadPluginConfig(path);
+  ASSERT_FALSE(wrong);
+  EXPECT_EQ(wrong.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(wrong.error().what(), HasSubstr(path + ":1:14: log.level: \"loud\" is unknown"));
+  EXPECT_THAT(wrong.error().remedy(), HasSubstr("docs/plugin-config.md"));
+  std::ofstream(path) << std::string(400'000, '#');
+  EXPECT_THAT(ReadPluginConfig(path).error().what(), HasSubstr("at most 262144"));
+  std::filesystem::remove(path);
+  EXPECT_EQ(ReadPluginConfig(path).error().code(), Code::kNotFound);
+  EXPECT_EQ(ReadPluginConfig(testing::TempDir()).error().code(), Code::kSystem);
+}
+
+// Goal: docs/plugin-config.md says what the parser does. GPUSHM_REWRITE_DOCS=1 writes it anew.
+TEST(PluginConfig, TheDocumentIsUpToDate) {
+  const std::string path = GPUSHM_SOURCE_DIR "/docs/plugin-config.md";
+  if (std::getenv("GPUSHM_REWRITE_DOCS") != nullptr) std::ofstream(path) << PluginConfigMarkdown();
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_EQ(text.str(), PluginConfigMarkdown())
+      << "run plugin_config_test with GPUSHM_REWRITE_DOCS=1 and commit " << path;
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

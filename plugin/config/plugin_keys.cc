@@ -1,0 +1,150 @@
+// The table of keys, what follows from it, and the document made from it.
+#include <algorithm>
+
+#include "plugin/config/plugin_config.h"
+
+namespace gpushm::plugin {
+namespace {
+
+using config::KeyInfo;
+
+constexpr KeyInfo kKeys[] = {
+    {"gpus", "", "`all`, or a list of UUIDs, indices and MIG profiles", "all",
+     "The GPUs and MIG instances to hand out. An index stands for all instances of its GPU, a "
+     "profile such as `1g.18gb` for all instances of that size.",
+     "[0, 1g.18gb]"},
+    {"unit", "", "quantity", "1Gi",
+     "What one `gpushm.io/memory` stands for; a multiple of 2Mi. A node has at most 4,096 of them.",
+     "1Gi"},
+    {"reserve", "", "quantity", "1Gi",
+     "Kept back of each GPU: what the driver itself takes, and room for what is not shared.",
+     "2Gi"},
+    {"attach-tokens", "", "number from 1 to 4096", "64",
+     "`gpushm.io/attach` for each GPU: how many containers can use it at a time.", "64"},
+    {"strategy", "", "`cdi` or `devices`", "cdi",
+     "How GPUs come into containers. `devices` is for runtimes without CDI; what it cannot do is "
+     "in "
+     "[plugin.md](plugin.md).",
+     "cdi"},
+    {"driver-root", "", "`auto` or absolute path", "auto",
+     "Where the driver's libraries are on the node: `/`, `/run/nvidia/driver`, "
+     "`/home/kubernetes/bin/nvidia` ...",
+     "/run/nvidia/driver"},
+    {"host-root", "", "absolute path, or empty", "''",
+     "Where the node's root is visible to the plugin; empty where it runs outside of a container.",
+     "/host"},
+    {"coexist", "", "`true` or `false`", "false",
+     "Containers may ask for `nvidia.com/gpu` as well; otherwise such a pod is refused.", "true"},
+    {"kubelet", "", "`auto` or `none`", "auto",
+     "`none`: a machine without Kubernetes, served by `allocations`.", "none"},
+    {"kubelet-folder", "", "absolute path", "/var/lib/kubelet/device-plugins",
+     "The kubelet's folder of device plugins.", "/var/lib/kubelet/device-plugins"},
+    {"pod-resources-socket", "", "absolute path", "/var/lib/kubelet/pod-resources/kubelet.sock",
+     "The kubelet's socket that tells whose device IDs are whose.",
+     "/var/lib/kubelet/pod-resources/kubelet.sock"},
+    {"cdi-folder", "", "absolute path", "/var/run/cdi",
+     "Where the container runtime reads CDI specs that do not outlive a reboot.", "/var/run/cdi"},
+    {"state-folder", "", "absolute path", "/run/gpushm",
+     "Folders and sockets that go into containers; emptied by a reboot.", "/run/gpushm"},
+    {"allocations", "", "list of maps", "[]",
+     "With `kubelet: none`: the pools of this machine, each with a `name` (a DNS label), `memory` "
+     "and, unless any will do, a `gpu` (UUID or index).",
+     "[{name: demo, memory: 8Gi}]"},
+    {"health.ignore-xids", "", "list of numbers from 1 to 65535", "[]",
+     "XIDs that leave a GPU healthy, whatever [xids.md](xids.md) says.", "[74]"},
+    {"health.fatal-xids", "", "list of numbers from 1 to 65535", "[]",
+     "XIDs that make a GPU unhealthy, whatever xids.md says.", "[63]"},
+    {"health.recheck-ms", "", "number from 100 to 60000", "1000",
+     "Between two looks at a GPU. Events are heard at once.", "5000"},
+    {"health.good-probes", "", "number from 1 to 100", "3",
+     "Good looks in a row before an unhealthy GPU is healthy again.", "3"},
+    {"health.quiet-ms", "", "number from 1000 to 86400000", "600000",
+     "How long nothing may happen after an XID, where the driver has no opinion of its own.",
+     "600000"},
+    {"log.level", "", "`debug`, `info`, `warning` or `error`", "info", "The least that is logged.",
+     "debug"},
+    {"log.format", "", "`text` or `json`", "text", "How log lines look.", "json"},
+};
+
+// One that needs a restart, and where it is kept.
+struct Fixed {
+  std::string_view key;
+  bool (*same)(const PluginConfig&, const PluginConfig&);
+  void (*copy)(const PluginConfig& from, PluginConfig& to);
+};
+
+template <auto Member>
+constexpr Fixed At(std::string_view key) {
+  return {key, [](const PluginConfig& a, const PluginConfig& b) { return Member(a) == Member(b); },
+          [](const PluginConfig& from, PluginConfig& to) { Member(to) = Member(from); }};
+}
+
+// unit: what is bound counts in units, also in the specs on disk. The others are read once.
+constexpr Fixed kFixed[] = {
+    At<[](auto& c) -> auto& { return c.rules.unit_bytes; }>("unit"),
+    At<[](auto& c) -> auto& { return c.strategy; }>("strategy"),
+    At<[](auto& c) -> auto& { return c.driver_root; }>("driver-root"),
+    At<[](auto& c) -> auto& { return c.host_root; }>("host-root"),
+    At<[](auto& c) -> auto& { return c.coexist; }>("coexist"),
+    At<[](auto& c) -> auto& { return c.kubelet; }>("kubelet"),
+    At<[](auto& c) -> auto& { return c.kubelet_folder; }>("kubelet-folder"),
+    At<[](auto& c) -> auto& { return c.pod_resources_socket; }>("pod-resources-socket"),
+    At<[](auto& c) -> auto& { return c.cdi_folder; }>("cdi-folder"),
+    At<[](auto& c) -> auto& { return c.state_folder; }>("state-folder"),
+};
+
+bool NeedsRestart(std::string_view key) {
+  return std::ranges::find(kFixed, key, &Fixed::key) != std::end(kFixed);
+}
+
+}  // namespace
+
+std::span<const KeyInfo> PluginKeys() { return kKeys; }
+
+TakenOver TakeOver(const PluginConfig& now, const PluginConfig& next) {
+  TakenOver taken{next, {}};
+  for (const Fixed& fixed : kFixed) {
+    if (fixed.same(now, next)) continue;
+    taken.restart.push_back(fixed.key);
+    fixed.copy(now, taken.config);
+  }
+  // Without a kubelet there and with one here they would be refused.
+  if (taken.config.kubelet == KubeletMode::kAuto) taken.config.allocations.clear();
+  return taken;
+}
+
+std::string PluginConfigMarkdown() {
+  std::string out =
+      "<!-- Made from the table in plugin/config/plugin_keys.cc; plugin_config_test compares and,\n"
+      "with GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
+      "# The plugin's configuration\n\n"
+      "`gpushm-plugin --config plugin.yaml` reads one YAML file. Every key has a default; an empty "
+      "file is right on most nodes. Unknown and repeated keys are refused with the nearest known "
+      "one, and every mistake of a file is reported at once, with its line, its column and an "
+      "example.\n\n"
+      "```yaml\ngpus: [0, 1]\nreserve: 2Gi\nhealth:\n  recheck-ms: 5000\nlog: {format: json}\n```"
+      "\n\n"
+      "| key | value | default | change | meaning | example |\n|---|---|---|---|---|---|\n";
+  for (const KeyInfo& key : kKeys) {
+    out += Concat("| `", key.name, "` | ", key.type, " | ", key.default_value, " | ",
+                  NeedsRestart(key.name) ? "restart" : "at once", " | ", key.meaning, " | `",
+                  key.example, "` |\n");
+  }
+  out +=
+      "\nKeys with a dot are inside of a map: `log: {level: debug}`. Quantities are Kubernetes' "
+      "(`1Gi`, `512Mi`, `8G`), see [annotations.md](annotations.md).\n\n"
+      "## Changing it\n\n"
+      "The plugin watches the file, also as a ConfigMap's volume (but for a `subPath` mount, which "
+      "Kubernetes never updates), and reads it again on SIGHUP. A file with mistakes changes "
+      "nothing: they are logged, and the configuration from before stays. Of keys that need a "
+      "restart the old values stay, and the log names them.\n\n"
+      "- Fewer `gpus` or `attach-tokens`, or more `reserve`: IDs vanish from the kubelet's list. "
+      "Containers that run keep what they have; nothing new is bound there.\n"
+      "- `unit` needs more than a restart: what is bound counts in the old unit. Drain the node of "
+      "pods with `gpushm.io/memory` first.\n"
+      "- `strategy` likewise: containers that were admitted with the other one do not start again."
+      "\n";
+  return out;
+}
+
+}  // namespace gpushm::plugin
