@@ -36,7 +36,6 @@ CONTROL_PLANE = ["etcd", "apiserver", "controller-manager", "scheduler"]
 NODE = ["containerd", "kubelet"]
 MACHINE_NAMESPACES = ["net", "pid"]
 NODE_NAMESPACES = ["net", "pid", "mount", "ipc", "uts"]
-KUBELET_FOLDER = pathlib.Path("/var/lib/kubelet")
 SUITE_TIMEOUT_S = 60  # For a step of the start: ten times what it takes on two busy cores.
 
 
@@ -111,11 +110,11 @@ class Cluster:
             raise
 
     def _up(self, images, driver):
-        for folder in ("etc/cni", "logs/pods", "kubelet", "certificates", "containerd", "records"):
+        for folder in ("etc/cni", "logs/pods", "var-lib/kubelet", "certificates", "records"):
             (self.state / folder).mkdir(parents=True)
         self._write_settings()
         self._install_driver(driver)
-        self._start_namespace("machine", None, [])
+        self._start_namespace("machine")
         self.start("etcd")
         self._spawn("apiserver")  # It takes seconds; meanwhile the node gets ready.
         self._start_node()
@@ -146,8 +145,6 @@ class Cluster:
             wait_until(f"{name} outlives its namespace", 20, lambda p=process: not p.alive())
         reap()
         remove_cgroups()
-        with contextlib.suppress(OSError):
-            KUBELET_FOLDER.rmdir()  # Ours if it is empty: the node's lay over it.
         self._processes = {}
 
     def reboot(self):
@@ -183,7 +180,7 @@ class Cluster:
         etc = self.state / "etc"
         (etc / "kubeconfig").write_text(settings.kubeconfig())
         (etc / "tokens.csv").write_text(f"{settings.ADMIN_TOKEN},admin,1,system:masters\n")
-        (etc / "cni/10-pods.conflist").write_text(settings.network(self.state))
+        (etc / "cni/10-pods.conflist").write_text(settings.network())
         (etc / "containerd.toml").write_text(settings.containerd(self.state, cdi=True))
         (etc / "kubelet.yaml").write_text(settings.kubelet(self.state))
         subprocess.run(["openssl", "genrsa", "-out", etc / "sa.key", "2048"], check=True,
@@ -199,14 +196,14 @@ class Cluster:
         self.cards.chmod(0o777)
         (self.cards / "cards.yaml").write_text(settings.cards())
 
-    def _start_namespace(self, role, inside, arguments):
+    def _start_namespace(self, role, inside=None):
         record = self.state / "records" / role
         record.unlink(missing_ok=True)
         flags = {"machine": ["--net", "--pid"],
                  "node": ["--mount", "--pid", "--ipc", "--uts", "--propagation", "private"]}[role]
         process = spawn(["unshare", *flags, "--fork", sys.executable, str(HERE / "init.py"), role,
-                         str(record), *arguments], self.log(role), inside, MACHINE_NAMESPACES
-                        if inside else [])
+                         str(self.state)], self.log(role), inside,
+                        MACHINE_NAMESPACES if inside else [])
 
         def ready():
             if not process.alive():
@@ -217,9 +214,8 @@ class Cluster:
         self._remember(role, Process.of(int(record.read_text())))
 
     def _start_node(self):
-        KUBELET_FOLDER.mkdir(parents=True, exist_ok=True)
         make_cgroups()
-        self._start_namespace("node", self.process("machine"), [str(self.state / "kubelet")])
+        self._start_namespace("node", self.process("machine"))
 
     # ------------------------------------------------------------ its programs
 
@@ -309,6 +305,30 @@ class Cluster:
     def on_node(self, path):
         """A path of the node, as this computer sees it."""
         return pathlib.Path(f"/proc/{self.process('node').pid}/root{path}")
+
+    def process_on_node(self, pid):
+        """The process that has this PID there."""
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                status = (folder / "status").read_text()
+            except OSError:
+                continue
+            numbers = next((line.split()[1:] for line in status.splitlines()
+                            if line.startswith("NSpid:")), [])
+            # This computer's number, the machine's, the node's, that in its container.
+            if len(numbers) >= 3 and numbers[2] == str(pid) and self._is_on_node(folder):
+                return Process.of(int(numbers[0]))
+        raise Failure(f"no process {pid} on the node")
+
+    def _is_on_node(self, folder):
+        """Whether an ancestor of the process is the node's PID 1."""
+        pid = int(folder.name)
+        while pid > 1:
+            if pid == self.process("node").pid:
+                return True
+            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            pid = int(fields[1])
+        return False
 
     def enter_network(self):
         """Moves the calling thread, and what it starts from now on, into the cluster's network."""

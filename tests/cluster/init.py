@@ -1,12 +1,12 @@
 """PID 1 of a PID namespace: sets up what is special in it, then only reaps. Its death is the death
 of every process in the namespace, which is what makes `down` certain.
 
-machine RECORD          has the cluster's network; the control plane runs in it
-node RECORD KUBELET     inside the machine: a computer of its own, with its /run, /dev/shm, /proc,
-                        /var/lib/kubelet (KUBELET) and boot ID, so that nothing of it can remain
-                        on this computer, and so that killing it is a power failure
+machine STATE   has the cluster's network; the control plane runs in it
+node STATE      inside the machine: a computer of its own, with its /run, /dev/shm, /proc, /var/lib
+                (STATE/var-lib) and boot ID, so that nothing of it can remain on this computer, and
+                so that killing it is a power failure
 
-RECORD: file that gets this process's PID, once all is set up.
+STATE/records/ROLE: file that gets this process's PID, once all is set up.
 """
 
 import os
@@ -38,19 +38,34 @@ def set_up_machine():
     run("ip", "route", "add", "default", "dev", NODE_NAME)
 
 
-def set_up_node(kubelet_folder):
+def set_up_node(state):
     run("hostname", NODE_NAME)
     # Below here mounts spread to containers, as on a computer that systemd started.
     run("mount", "--make-rshared", "/")
     run("mount", "-t", "proc", "proc", "/proc")
-    run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+    run("mount", "-t", "tmpfs", "-o", "mode=755,nosuid,nodev,noexec", "tmpfs", "/run")
     run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
-    run("mount", "--bind", kubelet_folder, "/var/lib/kubelet")
     os.mkdir("/run/lock")
+    set_up_var_lib(state)
     # The kubelet knows a reboot by a boot ID that it has not seen.
     boot_id = pathlib.Path("/run/boot_id")
     boot_id.write_text(f"{uuid.uuid4()}\n")
     run("mount", "--bind", boot_id, "/proc/sys/kernel/random/boot_id")
+
+
+def set_up_var_lib(state):
+    """The kubelet's, containerd's and the plugin's folders lie there. What this computer has there
+    is hidden, but for the folder in which somebody has this checkout or his home."""
+    of_host = "/run/var-lib-of-host"
+    os.mkdir(of_host)
+    run("mount", "--bind", "/var/lib", of_host)
+    run("mount", "--bind", f"{state}/var-lib", "/var/lib")
+    for path in (state, __file__, os.path.expanduser("~")):
+        name = pathlib.PurePath(path).parts[3:4] if path.startswith("/var/lib/") else ()
+        for folder in name:
+            os.makedirs(f"/var/lib/{folder}", exist_ok=True)
+            if not os.path.ismount(f"/var/lib/{folder}"):
+                run("mount", "--bind", f"{of_host}/{folder}", f"/var/lib/{folder}")
 
 
 def reap():
@@ -65,10 +80,14 @@ def reap():
 
 
 def main():
-    role, record, *rest = sys.argv[1:]
+    role, state = sys.argv[1:]
     pid = own_pid()
-    {"machine": set_up_machine, "node": set_up_node}[role](*rest)
-    part = pathlib.Path(record + ".part")
+    if role == "machine":
+        set_up_machine()
+    else:
+        set_up_node(state)
+    record = pathlib.Path(state, "records", role)
+    part = record.with_suffix(".part")
     part.write_text(str(pid))
     part.rename(record)
     reap()

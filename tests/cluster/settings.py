@@ -1,12 +1,17 @@
 """The configuration of the cluster's programs."""
 
 import json
+import pathlib
+import re
 
 API_SERVER = "10.99.0.1:6443"
 NODE_NAME = "node0"
 NODE_ADDRESS = "10.99.0.1"
 ADMIN_TOKEN = "admin"  # The network that it opens is nobody's but the cluster's.
-IMAGE_TAG = "test"
+# Images carry the project's version, as deploy/ names them.
+IMAGE_TAG = re.search(r"^project\(gpushm VERSION ([\d.]+)",
+                      (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text(),
+                      re.MULTILINE)[1]
 CGROUP = "gpushm-cluster"
 
 
@@ -58,10 +63,10 @@ def scheduler(state):
     return ["kube-scheduler", "--kubeconfig", f"{state}/etc/kubeconfig", "--leader-elect=false"]
 
 
-def network(state):
+def network():
     return json.dumps({"cniVersion": "1.0.0", "name": "pods", "plugins": [{
         "type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": {
-            "type": "host-local", "dataDir": f"{state}/addresses",
+            "type": "host-local", "dataDir": "/var/lib/cni/pods",
             "ranges": [[{"subnet": "10.97.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]})
 
 
@@ -70,7 +75,7 @@ def containerd(state, cdi):
     "can't get final child's PID from pipe": hence restrict_oom_score_adj."""
     return f"""\
 version = 3
-root = "{state}/containerd"
+root = "/var/lib/containerd"
 state = "/run/containerd"
 [grpc]
   address = "/run/containerd/containerd.sock"

@@ -1,0 +1,38 @@
+"""Pods that share GPU memory, written by hand as the webhook would write them."""
+
+from case import container, pod
+from plugin import ATTACH, MEMORY
+from settings import image
+
+_SOCKETS = {"name": "gpushm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}}
+
+
+def user(name, *command, **more):
+    """A container that attaches buffers."""
+    return container(name, *command, resources={"limits": {ATTACH: "1"}}, volumeMounts=[
+        {"name": "gpushm", "mountPath": "/run/gpushm", "subPath": name, "readOnly": True}], **more)
+
+
+def sidecar(units, buffers, names):
+    """Owns `buffers` ({name: size}); the containers `names` reach it, once it is ready."""
+    folders = [word for name in names for word in ("--container", name)]
+    ready = ["gpushmctl", "--folder", f"/run/gpushm/{names[0]}", "wait", "--broker",
+             "--timeout", "30s"]
+    return {
+        "name": "gpushm", "image": image("sidecar"), "imagePullPolicy": "Never",
+        "restartPolicy": "Always", "args": folders,
+        "env": [{"name": "GPUSHM_BUFFERS", "value": "\n".join(
+            f"buffers.gpushm.io/{name}: {size}" for name, size in buffers.items())}],
+        "resources": {"limits": {MEMORY: str(units)}},
+        "volumeMounts": [{"name": "gpushm", "mountPath": "/run/gpushm"}],
+        # The next container starts when the hook ends.
+        "lifecycle": {"postStart": {"exec": {"command": ready}}},
+        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+                            "capabilities": {"drop": ["ALL"]}}}
+
+
+def gpu_pod(name, units=1, buffers=None, users=("a",), **spec):
+    """A sidecar with so many units, and containers that use its buffers."""
+    return pod(name, *(u if isinstance(u, dict) else user(u) for u in users), volumes=[_SOCKETS],
+               initContainers=[sidecar(units, buffers or {"data": "4Mi"}, [
+                   u["name"] if isinstance(u, dict) else u for u in users])], **spec)

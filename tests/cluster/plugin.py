@@ -1,0 +1,144 @@
+"""The device plugin in the cluster: deploy/plugin.yaml as it is, but for where its driver is."""
+
+import json
+import pathlib
+
+from processes import Failure, wait_until
+import settings
+
+NAMESPACE = "gpushm-system"
+NAME = "gpushm-plugin"
+MEMORY, ATTACH = "gpushm.io/memory", "gpushm.io/attach"
+TOKENS = 64 * settings.GPUS
+UNITS_OF_GPU = settings.GPU_GIB - 1  # A unit is 1 GiB, and as much is kept back.
+UNITS = UNITS_OF_GPU * settings.GPUS
+TIMEOUT_S = 60
+MANIFEST = pathlib.Path(__file__).parents[2] / "deploy/plugin.yaml"
+
+
+class Plugin:
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+        self._api = cluster.api
+        self._config = ""  # Of the manifest, and the simulated driver's place.
+
+    def deploy(self, config="", image=None):
+        """`config`: more lines for its file. Returns when the node has its resources."""
+        text = self._cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f",
+                                     str(MANIFEST))
+        things = [thing for document in _documents(text) for thing in document]
+        for thing in things:
+            if thing["kind"] == "ConfigMap":
+                self._config = (thing["data"]["plugin.yaml"]
+                                + f"driver-root: {self._cluster.driver}\n")
+                thing["data"]["plugin.yaml"] = self._config + config
+            if thing["kind"] == "DaemonSet":
+                self._simulate(thing["spec"]["template"]["spec"])
+                if image:
+                    thing["spec"]["template"]["spec"]["containers"][0]["image"] = image
+        self._cluster.kubectl("apply", "-f", "-", input=json.dumps(
+            {"apiVersion": "v1", "kind": "List", "items": things}))
+        self.wait_serving()
+
+    def _simulate(self, spec):
+        """The simulated driver's cards are files; real ones would be device nodes."""
+        cards = str(self._cluster.cards)
+        spec["volumes"].append({"name": "cards", "hostPath": {"path": cards}})
+        plugin = spec["containers"][0]
+        plugin["volumeMounts"].append({"name": "cards", "mountPath": cards})
+        plugin["env"].append({"name": "GPUSHM_SIM_DIR", "value": cards})
+
+    def configure(self, config):
+        """Other lines for its file; the kubelet brings them to the plugin within a minute or two,
+        so this restarts it."""
+        self._api.patch("ConfigMap", NAME, {"data": {"plugin.yaml": (
+            self._config + config)}}, NAMESPACE)
+        self.replace()
+
+    def pod(self):
+        pods = self._api.list("Pod", NAMESPACE)
+        running = [p for p in pods if p["status"].get("phase") == "Running"
+                   and "deletionTimestamp" not in p["metadata"]]
+        if len(running) != 1:
+            raise Failure(f"{len(running)} plugins run, of {len(pods)}")
+        return running[0]
+
+    def log(self):
+        return self._api.log(NAMESPACE, self.pod()["metadata"]["name"], "plugin")
+
+    def process(self):
+        """Its process, as this computer counts."""
+        container = self.pod()["status"]["containerStatuses"][0]["containerID"].split("//")[1]
+        tasks = self._cluster.on_node_run("ctr", "--namespace", "k8s.io", "tasks", "ls")
+        pid_on_node = next(line.split()[1] for line in tasks.splitlines()
+                           if line.startswith(container))
+        return self._cluster.process_on_node(int(pid_on_node))
+
+    def kill(self):
+        """As by a crash; the kubelet starts it again."""
+        process = self.process()
+        process.end(0)
+        return process
+
+    def replace(self):
+        """Another pod of the DaemonSet, as by an upgrade."""
+        name = self.pod()["metadata"]["name"]
+        self._api.delete("Pod", name, NAMESPACE)
+        self._api.wait("Pod", NAMESPACE, lambda pods: name not in pods, TIMEOUT_S,
+                       lambda _: f"{name} does not end")
+        self.wait_serving()
+
+    def wait_serving(self, units=UNITS, tokens=TOKENS):
+        """Until it runs and the node has so many units and tokens."""
+        def serves(nodes):
+            have = nodes[settings.NODE_NAME]["status"]["allocatable"]
+            return have.get(MEMORY) == str(units) and have.get(ATTACH) == str(tokens)
+
+        self._api.wait("Node", None, serves, TIMEOUT_S, self._why_not)
+        self._api.wait(
+            "Pod", NAMESPACE, lambda pods: any(
+                c["type"] == "Ready" and c["status"] == "True"
+                for p in pods.values() for c in p["status"].get("conditions", [])),
+            TIMEOUT_S, lambda pods: f"the plugin is not ready: {self._state(pods.values())}")
+
+    def _why_not(self, nodes):
+        have = {name: count for name, count in
+                nodes[settings.NODE_NAME]["status"]["allocatable"].items() if "gpushm" in name}
+        return f"the node has {have}: {self._state(self._api.list('Pod', NAMESPACE))}"
+
+    def _state(self, pods):
+        lines = []
+        for pod in pods:
+            name = pod["metadata"]["name"]
+            lines += [f"{name}: {pod['status']}", self._api.log(NAMESPACE, name, "plugin")[-3000:]]
+        lines += [f"{e['reason']}: {e['message']}" for e in self._api.list("Event", NAMESPACE)]
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------ what it leaves on the node
+
+    def specs(self):
+        folder = self._cluster.on_node("/var/run/cdi")
+        return sorted(path.name for path in folder.glob("*")) if folder.exists() else []
+
+    def links(self):
+        folder = self._cluster.on_node("/var/lib/gpushm/links")
+        return sorted(path.name for path in folder.glob("*")) if folder.exists() else []
+
+    def wait_released(self):
+        """Until nothing of any pod is left: a room comes back within half a minute when nobody
+        takes its IDs (docs/plugin.md)."""
+        wait_until(lambda: f"not released: specs {self.specs()}, links {self.links()}", 90,
+                   lambda: not self.specs() and not self.links(), 0.2)
+
+    def descriptors(self):
+        return len(list(pathlib.Path(f"/proc/{self.process().pid}/fd").iterdir()))
+
+
+def _documents(text):
+    """kubectl prints one JSON object after the other, or one List."""
+    decoder, at = json.JSONDecoder(), 0
+    while text[at:].strip():
+        at += len(text[at:]) - len(text[at:].lstrip())
+        value, at = decoder.raw_decode(text, at)
+        yield value["items"] if value["kind"] == "List" else [value]
