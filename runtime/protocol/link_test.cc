@@ -1,0 +1,222 @@
+#include "runtime/protocol/link.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <set>
+#include <string>
+
+#include "runtime/protocol/link_testing.h"
+#include "runtime/registry/record.h"
+
+namespace gpushm::protocol {
+namespace {
+
+using testing::ForEachLinkMessage;
+using ::testing::HasSubstr;
+using testing::ValidLink;
+
+std::span<const std::byte> Bytes(const Buffer& buffer, size_t size_bytes) {
+  return {buffer.data(), size_bytes};
+}
+
+TEST(Link, EveryMessageComesBackAsItWas) {
+  std::set<LinkKind> kinds;
+  ForEachLinkMessage([&]<typename Body>(LinkKind kind) {
+    kinds.insert(kind);
+    const Body sent = ValidLink<Body>();
+    Buffer buffer;
+    const size_t size = EncodeLink(kind, sent, &buffer);
+    const auto header = ParseLinkHeader(Bytes(buffer, size));
+    ASSERT_TRUE(header) << header.error().ToString();
+    EXPECT_EQ(header->kind, static_cast<uint16_t>(kind));
+    EXPECT_EQ(header->version, kLinkMaxVersion);
+    const auto received = ParseLink<Body>(Bytes(buffer, size));
+    ASSERT_TRUE(received) << static_cast<int>(kind) << ": " << received.error().ToString();
+    EXPECT_EQ(std::memcmp(&*received, &sent, sizeof sent), 0);
+  });
+  EXPECT_EQ(kinds.size(), size_t{kMaxLinkKind});
+}
+
+TEST(Link, OfAnotherSizeIsCorrupt) {
+  ForEachLinkMessage([&]<typename Body>(LinkKind kind) {
+    Buffer buffer{};
+    const size_t size = EncodeLink(kind, ValidLink<Body>(), &buffer);
+    for (const size_t wrong : {sizeof(LinkHeader), size - 1, size + 1}) {
+      const auto parsed = ParseLink<Body>(Bytes(buffer, wrong));
+      ASSERT_FALSE(parsed);
+      EXPECT_EQ(parsed.error().code(), Code::kCorrupt);
+    }
+  });
+}
+
+TEST(Link, HeadersAreChecked) {
+  const auto broken = [](const std::function<void(LinkHeader*)>& change) -> int {
+    Buffer buffer;
+    const size_t size = EncodeLink(LinkKind::kEnd, LinkEnd{}, &buffer);
+    LinkHeader header;
+    std::memcpy(&header, buffer.data(), sizeof header);
+    change(&header);
+    std::memcpy(buffer.data(), &header, sizeof header);
+    const auto parsed = ParseLinkHeader(Bytes(buffer, size));
+    return parsed ? 0 : static_cast<int>(parsed.error().code());
+  };
+  const int corrupt = static_cast<int>(Code::kCorrupt);
+  EXPECT_EQ(broken([](LinkHeader*) {}), 0);
+  EXPECT_EQ(broken([](LinkHeader* h) { h->magic ^= 1; }), corrupt);
+  EXPECT_EQ(broken([](LinkHeader* h) { h->version = 0; }), static_cast<int>(Code::kIncompatible));
+  EXPECT_EQ(broken([](LinkHeader* h) { h->version = 2; }), static_cast<int>(Code::kIncompatible));
+  EXPECT_EQ(broken([](LinkHeader* h) { ++h->size_bytes; }), corrupt);
+  EXPECT_EQ(broken([](LinkHeader* h) { h->kind = 0; }), corrupt);
+  EXPECT_EQ(broken([](LinkHeader* h) { h->kind = kMaxLinkKind + 1; }), corrupt);
+  EXPECT_EQ(broken([](LinkHeader* h) { h->reserved = 1; }), corrupt);
+  for (size_t size = 0; size < sizeof(LinkHeader); ++size) {
+    EXPECT_FALSE(ParseLinkHeader(Bytes(Buffer{}, size)));
+  }
+}
+
+// One broken rule: a change to a valid body, and what ValidateLink calls it.
+template <typename Body>
+void ExpectBroken(const char* rule, const std::function<void(Body*)>& change) {
+  Body body = ValidLink<Body>();
+  ASSERT_TRUE(ValidateLink(body)) << rule;
+  change(&body);
+  const auto valid = ValidateLink(body);
+  ASSERT_FALSE(valid) << rule;
+  EXPECT_EQ(valid.error().code(), Code::kCorrupt);
+  EXPECT_THAT(valid.error().what(), HasSubstr(rule));
+}
+template <typename Body>
+void ExpectFine(const std::function<void(Body*)>& change) {
+  Body body = ValidLink<Body>();
+  change(&body);
+  const auto valid = ValidateLink(body);
+  EXPECT_TRUE(valid) << valid.error().ToString();
+}
+
+// The rules that every name obeys.
+template <typename Body>
+void ExpectNameRules(const char* rule, NameField Body::* field) {
+  for (const char* bad : {"-a", "a-", "A", "a_b", "a.b", "a b", "\xc3\xa4", "../x"}) {
+    ExpectBroken<Body>(rule, [&](Body* body) { body->*field = ToNameField(bad); });
+  }
+  ExpectBroken<Body>(rule, [&](Body* body) { (body->*field).fill('a'); });     // Not terminated.
+  ExpectBroken<Body>(rule, [&](Body* body) { (body->*field).back() = 'x'; });  // Not padded.
+}
+
+TEST(Link, GreetingRules) {
+  using B = LinkHello;
+  ExpectBroken<B>("wrong order", [](B* b) { b->min_version = 2; });
+  ExpectBroken<B>("truth value", [](B* b) { b->want_kept = 2; });
+  ExpectBroken<B>("not terminated", [](B* b) { b->program.fill('x'); });
+  ExpectFine<B>([](B* b) { b->max_version = 9; });
+  using W = LinkWelcome;
+  ExpectBroken<W>("reserved", [](W* b) { b->reserved = 1; });
+  ExpectBroken<W>("truth value", [](W* b) { b->device_lost = 2; });
+  ExpectNameRules<W>("allocation", &W::allocation);
+  ExpectBroken<W>("allocation", [](W* b) { b->allocation = {}; });
+  ExpectBroken<W>("pool", [](W* b) { b->pool_bytes = limits::kBufferBytes + 1; });
+  ExpectBroken<W>("many clients", [](W* b) { b->clients = limits::kLinkClients + 1; });
+  ExpectBroken<W>("many buffers", [](W* b) { b->buffers = limits::kBuffers + 1; });
+  ExpectBroken<W>("many generations", [](W* b) { b->generations = limits::kLinkGenerations + 1; });
+  ExpectBroken<W>("many leases", [](W* b) { b->leases = limits::kLeases + 1; });
+  ExpectBroken<LinkEnd>("reserved", [](LinkEnd* b) { b->reserved = 1; });
+}
+
+TEST(Link, ClientAndLeaseRules) {
+  using C = LinkClient;
+  ExpectBroken<C>("no id", [](C* b) { b->client_id = 0; });
+  ExpectNameRules<C>("container", &C::container);
+  ExpectBroken<C>("container", [](C* b) { b->container = {}; });
+  using L = LinkLease;
+  ExpectBroken<L>("reserved", [](L* b) { b->reserved = 1; });
+  ExpectBroken<L>("no id", [](L* b) { b->lease_id = 0; });
+  ExpectBroken<L>("no client", [](L* b) { b->client_id = 0; });
+  ExpectBroken<L>("no generation", [](L* b) { b->generation = 0; });
+  ExpectBroken<L>("access", [](L* b) { b->access = 0; });
+  ExpectBroken<L>("access", [](L* b) { b->access = 3; });
+}
+
+TEST(Link, BufferRules) {
+  using B = LinkBuffer;
+  ExpectNameRules<B>("name", &B::name);
+  ExpectBroken<B>("name", [](B* b) { b->name = {}; });
+  ExpectNameRules<B>("creator", &B::creator);
+  ExpectFine<B>([](B* b) { b->creator = {}; });
+  ExpectBroken<B>("declared", [](B* b) { b->declared = 2; });
+  ExpectBroken<B>("unknown flags", [](B* b) { b->flags = kFlagAttach; });
+  ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
+  ExpectBroken<B>("state", [](B* b) { b->state = 0; });
+  ExpectBroken<B>("state", [](B* b) { b->state = 5; });
+  ExpectBroken<B>("current is pending", [](B* b) { b->pending = b->current; });
+  ExpectFine<B>([](B* b) { b->current = b->pending = 0; });
+  ExpectBroken<B>("loaded", [](B* b) { b->loaded_bytes = limits::kBufferBytes + 1; });
+  // The states are those of the registry; both must grow together.
+  ExpectFine<B>([](B* b) { b->state = static_cast<uint32_t>(registry::BufferState::kFailed); });
+}
+
+TEST(Link, GenerationRules) {
+  using B = LinkGeneration;
+  const auto vmm = [](B* b) {
+    b->transport = 1;
+    b->offerer_client = 0;
+  };
+  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectNameRules<B>("name", &B::name);
+  ExpectBroken<B>("name", [](B* b) { b->name = {}; });
+  ExpectBroken<B>("no number", [](B* b) { b->generation = 0; });
+  ExpectBroken<B>("size", [](B* b) { b->size_bytes = 0; });
+  ExpectBroken<B>("size", [](B* b) { b->size_bytes = limits::kBufferBytes + 1; });
+  ExpectBroken<B>("mapped size", [](B* b) { b->mapped_bytes = b->size_bytes - 1; });
+  ExpectBroken<B>("mapped size", [](B* b) { b->mapped_bytes = limits::kBufferBytes + 1; });
+  ExpectBroken<B>("transport", [](B* b) { b->transport = 3; });
+  ExpectBroken<B>("pooled", [](B* b) { b->pooled = 2; });
+  ExpectBroken<B>("without its offerer", [](B* b) { b->offerer_pid = 0; });
+  ExpectBroken<B>("without its offerer", [](B* b) { b->offerer_client = 0; });
+  ExpectBroken<B>("without its offerer", [](B* b) { b->pooled = 1; });
+  ExpectBroken<B>("an offerer without", [](B* b) { b->transport = 1; });
+  ExpectBroken<B>("offset", [](B* b) { b->cuipc_offset = b->mapped_bytes - b->size_bytes + 1; });
+  ExpectBroken<B>("offset", [](B* b) { b->cuipc_offset = ~uint64_t{0}; });
+  ExpectFine<B>(vmm);
+  ExpectFine<B>([&](B* b) {
+    vmm(b);
+    b->pooled = 1;
+    b->publisher_client = 1;
+  });
+}
+
+TEST(Link, DropRules) {
+  using B = LinkDrop;
+  const auto buffer = [](B* b) {
+    b->what = 2;
+    b->id = 0;
+    b->name = ToNameField("weights");
+  };
+  ExpectFine<B>(buffer);
+  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectBroken<B>("unknown kind", [](B* b) { b->what = 0; });
+  ExpectBroken<B>("unknown kind", [](B* b) { b->what = 5; });
+  ExpectBroken<B>("id", [](B* b) { b->id = 0; });
+  ExpectBroken<B>("name", [](B* b) { b->name = ToNameField("weights"); });
+  ExpectBroken<B>("name", [](B* b) { b->name.back() = 'x'; });
+  ExpectBroken<B>("id", [&](B* b) {
+    buffer(b);
+    b->id = 1;
+  });
+  ExpectBroken<B>("name", [&](B* b) {
+    buffer(b);
+    b->name = {};
+  });
+}
+
+TEST(Link, DeviceRules) {
+  using B = LinkDevice;
+  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectBroken<B>("truth value", [](B* b) { b->lost = 2; });
+  ExpectBroken<B>("terminated", [](B* b) { b->reason.fill('x'); });
+}
+
+}  // namespace
+}  // namespace gpushm::protocol

@@ -1,0 +1,100 @@
+// For tests and fuzzers of link.h: a valid body of every kind, and a walk over all of them.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/protocol/link.h"
+
+namespace gpushm::protocol::testing {
+
+template <typename Body>
+Body ValidLink() {
+  return Body{};
+}
+template <>
+inline LinkHello ValidLink() {
+  return {.min_version = 1,
+          .max_version = 1,
+          .want_kept = 1,
+          .epoch = 5,
+          .program = ToNameField("gpushm-broker 0.1.0")};
+}
+template <>
+inline LinkWelcome ValidLink() {
+  return {.version = 1,
+          .reserved = 0,
+          .device_lost = 1,
+          .gpu_uuid = {1},
+          .pool_bytes = 1 << 30,
+          .allocation = ToNameField("m0000"),
+          .clients = 1,
+          .buffers = 2,
+          .generations = 3,
+          .leases = 4};
+}
+template <>
+inline LinkClient ValidLink() {
+  return {.client_id = 1, .token = {2}, .container = ToNameField("app")};
+}
+template <>
+inline LinkBuffer ValidLink() {
+  return {.name = ToNameField("weights"),
+          .creator = ToNameField("app"),
+          .declared = 0,
+          .flags = kFlagWritersAll | kFlagOneWriter,
+          .on_writer_exit = 2,
+          .state = 2,
+          .current = 7,
+          .pending = 8,
+          .loaded_bytes = 100};
+}
+template <>
+inline LinkGeneration ValidLink() {
+  return {.name = ToNameField("weights"),
+          .generation = 7,
+          .size_bytes = 100,
+          .mapped_bytes = 2 << 20,
+          .transport = 2,
+          .pooled = 0,
+          .offerer_pid = 1,
+          .reserved = 0,
+          .publisher_client = 0,
+          .offerer_client = 1,
+          .created_unix_ns = 1,
+          .cuipc_offset = 100,
+          .cuipc_handle = {3}};
+}
+template <>
+inline LinkLease ValidLink() {
+  return {.lease_id = 1,
+          .client_id = 1,
+          .generation = 7,
+          .since_unix_ns = 1,
+          .access = 2,
+          .reserved = 0};
+}
+template <>
+inline LinkDrop ValidLink() {
+  return {.what = 4, .reserved = 0, .id = 1, .name = {}};
+}
+template <>
+inline LinkDevice ValidLink() {
+  return {.lost = 1, .reserved = 0, .reason = {'X', 'I', 'D'}};
+}
+
+// visit.operator()<Body>(kind) for each message that there is.
+template <typename Visitor>
+void ForEachLinkMessage(Visitor visit) {
+  visit.template operator()<LinkHello>(LinkKind::kHello);
+  visit.template operator()<LinkWelcome>(LinkKind::kWelcome);
+  visit.template operator()<LinkRegistry>(LinkKind::kRegistry);
+  visit.template operator()<LinkClient>(LinkKind::kClient);
+  visit.template operator()<LinkBuffer>(LinkKind::kBuffer);
+  visit.template operator()<LinkGeneration>(LinkKind::kGeneration);
+  visit.template operator()<LinkLease>(LinkKind::kLease);
+  visit.template operator()<LinkDrop>(LinkKind::kDrop);
+  visit.template operator()<LinkEnd>(LinkKind::kEnd);
+  visit.template operator()<LinkDevice>(LinkKind::kDevice);
+}
+
+}  // namespace gpushm::protocol::testing
