@@ -3,8 +3,10 @@
 #include "plugin/keeper/keeper.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <fstream>
 
@@ -369,6 +371,58 @@ TEST_F(KeeperTest, AThousandLinksLeaveNothing) {
     const std::string name = Concat("m", i);
     EXPECT_TRUE(events_.Wait(name, false, events_.Count(name, true)));
   }
+}
+
+// What the next test runs as a user without privilege.
+TEST_F(KeeperTest, DISABLED_DumpsMoreDescriptorsThanMayBeInFlight) {
+  constexpr rlim_t kInFlight = 60;  // RLIMIT_NOFILE is the limit, counted per user.
+  constexpr uint64_t kGenerations = 150;
+  std::vector<UniqueFd> low;
+  while (low.empty() || low.back().get() < static_cast<int>(kInFlight)) low.push_back(Memfd());
+  Open("m0000");
+  {
+    FakeBroker broker(folder_.Socket("m0000"));
+    ASSERT_TRUE(broker.Greet(false));
+    ASSERT_TRUE(broker.Say(BufferOf("weights")));
+    for (uint64_t id = 1; id <= kGenerations; ++id) {
+      ASSERT_TRUE(broker.Say(GenerationOf("weights", id), Memfd().get()));
+    }
+    ASSERT_TRUE(Eventually([&] { return Look("m0000").kept.generations == kGenerations; }));
+  }
+  rlimit descriptors{};
+  getrlimit(RLIMIT_NOFILE, &descriptors);
+  descriptors.rlim_cur = kInFlight;
+  setrlimit(RLIMIT_NOFILE, &descriptors);
+  low.resize(20);  // Room below the limit again.
+  FakeBroker next(folder_.Socket("m0000"));
+  ASSERT_TRUE(next.Greet(true));
+  keeper_->SetDevice(kGpu, true, "XID 79");
+  EXPECT_EQ(Look("m0000").kept.generations, kGenerations) << "it does not wait for the broker";
+  const auto kept = next.TakeKept();
+  ASSERT_TRUE(kept) << kept.error().ToString();
+  EXPECT_THAT(*kept, SizeIs(kGenerations + 1));
+  EXPECT_TRUE(next.Expect<protocol::LinkDevice>(protocol::LinkKind::kDevice));
+}
+
+// Goal: ETOOMANYREFS only delays a dump. Method: root knows no such limit, so this program runs
+// the case again as somebody else.
+TEST(Keeper, DumpsMoreDescriptorsThanMayBeInFlight) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root, to become a user who has nothing in flight";
+  const pid_t child = fork();
+  if (child == 0) {
+    constexpr uid_t kNobodyElse = 54'321;
+    if (setresgid(kNobodyElse, kNobodyElse, kNobodyElse) != 0 ||
+        setresuid(kNobodyElse, kNobodyElse, kNobodyElse) != 0) {
+      _exit(3);
+    }
+    execl("/proc/self/exe", "keeper_test", "--gtest_also_run_disabled_tests",
+          "--gtest_filter=*DISABLED_Dumps*", nullptr);
+    _exit(2);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(WIFEXITED(status));
 }
 
 // Goal: a name is not given on while its memory may still be held. Method: a worker that is held

@@ -10,21 +10,28 @@
 //
 //   broker: Hello(want_kept)     plugin: Hello(pool, GPU)
 //   want_kept = 1 (it has nothing):  plugin: Client*, Buffer*, Generation*, Lease*, End
-//   want_kept = 0 (it has state):    plugin forgets what it kept under this name
+//   want_kept = 0 (it has state):    plugin forgets what it kept under this name: of another epoch
+//                                    at once, of the same epoch with the broker's End
 //   then, in both cases:  broker: Registry, Client*, Buffer*, Generation*, Lease*, End, changes ...
 //                         plugin: Device, whenever the GPU's health changes
+//
+// With the broker's End, which comes once, all that it has not stated since its Hello is no more.
+// Killed before it, it leaves both: what it stated, and what was kept before.
 //
 // Order. A statement that names another (a lease its client and generation, a generation its
 // buffer) comes after it; a Drop of a client or generation drops the leases on it, a Drop of a
 // buffer its generations. So each prefix of a stream is a state that holds together: what a broker
-// managed to send before it was killed is true.
+// managed to send before it was killed is true. Three names may be of what is not there (yet, or
+// any more): a buffer's current and pending generation, for which the plugin says 0 then, and a
+// generation's publisher and offerer, who are dead then. Dropping what is not there is no breach.
 //
 // Invariants
 //   (1) Every field is validated by ParseLink<>() before anybody sees it, as in messages.h.
 //   (2) The broker states a change before it answers the client that asked for it. What a client
 //       knows, the keeper knows, unless the link was down.
 //   (3) Descriptors: Registry (the memfd), Client (its pidfd), Generation with transport vmm. One
-//       each; any other message with one is a breach.
+//       each; any other message with one is a breach. A generation that was stated before may come
+//       without; what is behind its number (sizes, transport, handle) never changes.
 //   (4) Neither side waits for the other after the greeting: what does not fit into the socket is
 //       queued up to a bound, beyond it the link is closed and made anew.
 //   (5) A link has at most the limits of limits.h; a broker that states more is told so in the log
