@@ -1,10 +1,18 @@
-// gpushm-plugin: one process per node. So far: `gpushm-plugin inventory`.
+// gpushm-plugin: one process per node. `serve` is the plugin, `inventory` says what it would do.
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 
+#include "plugin/daemon.h"
 #include "plugin/inventory/report.h"
 #include "runtime/base/version.h"
+#include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/log.h"
 #include "runtime/driver/cuda_api.h"
 #include "sidecar/config/quantity.h"
 
@@ -39,6 +47,44 @@ int PrintInventory(const Rules& rules, bool json) {
   return 0;
 }
 
+std::string Environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? std::string() : value;
+}
+
+int Serve(DaemonOptions options) {
+  options.driver_folder = DriverFolderFromEnvironment();
+  if (const std::string sim = Environment("GPUSHM_SIM_DIR"); !sim.empty()) {
+    options.simulated_state = sim;
+  }
+  ConfigureLog(options.config.log);
+  const Pod pod{Environment("POD_NAMESPACE"), Environment("POD_NAME")};
+  if (!pod.name.empty()) options.own_pod = pod;
+  sigset_t handled;
+  sigemptyset(&handled);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&handled, signal);
+  sigprocmask(SIG_BLOCK, &handled, nullptr);  // Before any thread starts.
+  const UniqueFd signals(signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
+  const Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
+  if (!loop) return Refuse(loop.error());
+  Result<std::unique_ptr<Daemon>> daemon = Daemon::Start(loop->get(), std::move(options));
+  if (!daemon) return Refuse(daemon.error());
+  const auto watched = (*loop)->Watch(signals.get(), EPOLLIN, [&](uint32_t) {
+    signalfd_siginfo info{};
+    if (read(signals.get(), &info, sizeof info) <= 0) return;
+    if (info.ssi_signo == SIGHUP) {
+      (*daemon)->Reload();
+    } else {
+      (*loop)->Stop();
+    }
+  });
+  if (!watched) return Refuse(watched.error());
+  (*loop)->Run();
+  daemon->reset();
+  LogInfo("stopped", {});
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app(
       "gpushm-plugin hands out shareable GPU memory of a node.\n"
@@ -61,10 +107,23 @@ int Main(int argc, char** argv) {
                         "gpushm.io/attach for each GPU: containers that can use it (default 64)");
   inventory->add_option("-o,--output", format, "table or json")
       ->check(CLI::IsMember({"table", "json"}));
+  CLI::App* const serve = app.add_subcommand("serve", "Serve the node's kubelet and its brokers");
+  DaemonOptions options;
+  serve->add_option("--config", options.config_path, "YAML file");
+  serve->add_option("--payload", options.payload_folder,
+                    "Folder with libgpushm.so.0 and gpushmctl");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (serve->parsed()) {
+    if (!options.config_path.empty()) {
+      Result<PluginConfig> config = ReadPluginConfig(options.config_path);
+      if (!config) return Refuse(config.error());
+      options.config = std::move(*config);
+    }
+    return Serve(std::move(options));
   }
   return PrintInventory(rules, format == "json");
 }

@@ -1,0 +1,303 @@
+#include "plugin/daemon.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "runtime/base/clock.h"
+#include "runtime/daemon/log.h"
+
+namespace gpushm::plugin {
+namespace {
+
+// Between looks at the kubelet's list when nothing is expected, and while something is.
+constexpr int64_t kReconcileMs = 10'000;
+constexpr int64_t kProofLookMs = 2'100;  // Above Book::kSeenProofMs.
+// After a broker's end its pod is about to go from the list.
+constexpr int64_t kLinkEndedMs = 200;
+
+std::vector<kubelet::Advertised> Listed(const DeviceIds& ids, const DeviceIds& unhealthy) {
+  std::vector<kubelet::Advertised> devices;
+  devices.reserve(ids.size());
+  for (const std::string& id : ids) devices.push_back({id, !unhealthy.contains(id)});
+  return devices;
+}
+
+}  // namespace
+
+Daemon::Daemon(EventLoop* loop, DaemonOptions options)
+    : loop_(loop), options_(std::move(options)) {}
+
+Daemon::~Daemon() {
+  if (registration_) registration_->Stop();
+  loop_->Cancel(reconcile_timer_);
+}
+
+Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions options) {
+  const int64_t started_ns = MonotonicNs();
+  std::unique_ptr<Daemon> daemon(new Daemon(loop, std::move(options)));
+  for (const auto step : {&Daemon::LockState, &Daemon::ReadNode, &Daemon::OpenFiles,
+                          &Daemon::TakeOver, &Daemon::StartHealth, &Daemon::Serve}) {
+    if (auto done = (daemon.get()->*step)(); !done) return std::unexpected(done.error());
+  }
+  LogInfo("ready", {{"gpus", daemon->advertisement_.gpus.size()},
+                    {"memory_ids", daemon->advertisement_.memory_ids.size()},
+                    {"attach_ids", daemon->advertisement_.attach_ids.size()},
+                    {"driver", daemon->driver_->version},
+                    {"driver_root", daemon->driver_->root},
+                    {"bindings", daemon->allocator_->bindings().size()},
+                    {"took_ms", (MonotonicNs() - started_ns) / 1'000'000}});
+  return daemon;
+}
+
+// An flock goes with the process however it ends.
+Result<void> Daemon::LockState() {
+  const std::string& folder = options_.config.state_folder;
+  if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
+    return FailSystem(errno, Concat("mkdir ", folder), "give a state-folder on /run");
+  }
+  const std::string path = folder + "/.plugin";
+  lock_.Reset(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!lock_) return FailSystem(errno, Concat("open ", path));
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return {};
+  if (errno != EWOULDBLOCK) return FailSystem(errno, Concat("flock ", path));
+  return Fail(Code::kAlreadyExists, Concat("another plugin serves ", folder),
+              "one plugin a node: is the DaemonSet's maxSurge 0?");
+}
+
+Result<void> Daemon::ReadNode() {
+  const PluginConfig& config = options_.config;
+  Result<DriverFiles> driver =
+      FindDriver({.root = config.driver_root.empty() ? "auto" : config.driver_root,
+                  .host_root = config.host_root,
+                  .simulated_state = options_.simulated_state});
+  if (!driver) return std::unexpected(driver.error());
+  for (const std::string& passed : driver->passed_over) {
+    LogInfo("driver-passed-over", {{"reason", passed}});
+  }
+  driver_ = std::move(*driver);
+  const Result<const NvmlApi*> nvml = NvmlApi::Load(
+      options_.driver_folder.empty() ? driver_->library_folder : options_.driver_folder);
+  if (!nvml) return std::unexpected(nvml.error());
+  nvml_ = *nvml;
+  const Result<std::vector<Device>> devices = ReadDevices(*nvml_);
+  if (!devices) return std::unexpected(devices.error());
+  Result<Advertisement> advertisement = Advertise(*devices, config.rules);
+  if (!advertisement) return std::unexpected(advertisement.error());
+  advertisement_ = std::move(*advertisement);
+  return {};
+}
+
+Result<void> Daemon::OpenFiles() {
+  const PluginConfig& config = options_.config;
+  Result<HostFiles> files =
+      HostFiles::Open(config.state_folder, config.host_root + config.state_folder);
+  if (!files) return std::unexpected(files.error());
+  files_ = std::move(*files);
+  OwnFiles own;
+  if (options_.payload_folder.empty()) {
+    LogWarning("no-payload", {{"reason", "containers must bring libgpushm and gpushmctl"}});
+  } else {
+    const Result<bool> installed =
+        files_->Install(Concat(options_.payload_folder, "/", kLibraryName),
+                        Concat(options_.payload_folder, "/", kCtlName));
+    if (!installed) return std::unexpected(installed.error());
+    own = OwnFiles{.library = files_->library(), .ctl = files_->ctl(), .link_folder = {}};
+  }
+  Result<SpecStore> specs = SpecStore::Open(config.cdi_folder);
+  if (!specs) return std::unexpected(specs.error());
+  specs_ = std::move(*specs);
+
+  const auto on_link = [this](const std::string& name, bool open) {
+    allocator_->NoteLink(name, open);
+    if (!open) loop_->Post([this] { ReconcileSoon(kLinkEndedMs); });
+  };
+  Result<std::unique_ptr<Keeper>> keeper =
+      Keeper::Start({.links_folder = Concat(config.host_root, config.state_folder, "/links"),
+                     .on_link = on_link,
+                     .settings = {}});
+  if (!keeper) return std::unexpected(keeper.error());
+  keeper_ = std::move(*keeper);
+  if (config.kubelet == KubeletMode::kAuto) {
+    kubelet::PodResources::Options pods;
+    pods.socket = config.pod_resources_socket;
+    pods_.emplace(std::move(pods));
+  }
+  node_.emplace(Node::Parts{.pods = pods_ ? &*pods_ : nullptr,
+                            .specs = &*specs_,
+                            .files = &*files_,
+                            .keeper = keeper_.get()},
+                *driver_, std::move(own), config.rules.unit_bytes);
+  node_->SetDevices(advertisement_.devices);
+  allocator_.emplace(AllocatorOptions{.unit_bytes = config.rules.unit_bytes,
+                                      .early = config.strategy == Strategy::kDevices,
+                                      .own_pod = options_.own_pod},
+                     &*node_);
+  allocator_->SetGpus(advertisement_.gpus);
+  return {};
+}
+
+// What an earlier run of the plugin left, however it ended.
+Result<void> Daemon::TakeOver() {
+  const Result<SpecStore::Contents> contents = specs_->ReadAll();
+  if (!contents) return std::unexpected(contents.error());
+  for (const SpecStore::Damaged& damaged : contents->damaged) {
+    LogWarning("spec-damaged",
+               {{"file", damaged.file_name}, {"reason", damaged.reason.ToString()}});
+    if (auto removed = specs_->RemoveDamaged(damaged); !removed) return removed;
+  }
+  allocator_->Restore(contents->bindings);
+  std::set<std::string> names;
+  for (const Binding& binding : contents->bindings) {
+    if (binding.resource == Resource::kMemory) names.insert(binding.name());
+  }
+  const Result<std::vector<std::string>> folders = files_->LinkFolders();
+  if (!folders) return std::unexpected(folders.error());
+  for (const std::string& folder : *folders) {
+    if (names.contains(folder)) continue;
+    if (auto removed = files_->RemoveLinkFolder(folder); !removed) return removed;
+  }
+  return {};
+}
+
+Result<void> Daemon::StartHealth() {
+  health_.emplace(*nvml_, advertisement_.devices, options_.config.health,
+                  [this](const HealthChange& change) { OnHealth(change); });
+  return {};
+}
+
+// One machine without Kubernetes: allocations are those that the configuration names.
+Result<void> Daemon::OpenDeclared() {
+  std::map<std::string, uint64_t> free;  // Bytes, by UUID.
+  for (const Gpu& gpu : advertisement_.gpus) {
+    free[gpu.uuid] = gpu.units * options_.config.rules.unit_bytes;
+  }
+  for (const NodeAllocation& allocation : options_.config.allocations) {
+    const Device* chosen = nullptr;
+    uint64_t largest = 0;
+    for (const Device& device : advertisement_.devices) {
+      const bool wanted = !allocation.gpu || device.uuid == allocation.gpu->uuid ||
+                          (allocation.gpu->uuid.empty() && device.index == allocation.gpu->index);
+      if (!wanted) continue;
+      largest = std::max(largest, free[device.uuid]);
+      if (free[device.uuid] < allocation.memory_bytes) continue;
+      if (chosen == nullptr || free[device.uuid] < free[chosen->uuid]) chosen = &device;
+    }
+    if (chosen == nullptr) {
+      return Fail(Code::kExhausted,
+                  Concat("allocation \"", allocation.name, "\" needs ", allocation.memory_bytes,
+                         " bytes on one GPU, the largest free block is ", largest),
+                  "make it smaller, or name another GPU");
+    }
+    free[chosen->uuid] -= allocation.memory_bytes;
+    const Result<std::string> folder = files_->MakeLinkFolder(allocation.name);
+    if (!folder) return std::unexpected(folder.error());
+    if (auto opened = keeper_->Open(allocation.name, {chosen->uuid, allocation.memory_bytes});
+        !opened) {
+      return opened;
+    }
+    LogInfo("allocated", {{"name", allocation.name},
+                          {"gpu", chosen->uuid},
+                          {"bytes", allocation.memory_bytes},
+                          {"folder", *folder}});
+  }
+  return {};
+}
+
+// On the monitor's thread.
+void Daemon::OnHealth(const HealthChange& change) {
+  if (change.healthy) {
+    LogInfo("gpu-healthy", {{"gpu", change.uuid}});
+  } else {
+    LogError("gpu-unhealthy", {{"gpu", change.uuid}, {"reason", change.reason}});
+  }
+  allocator_->SetHealth(change.uuid, change.healthy);
+  keeper_->SetDevice(change.uuid, !change.healthy, change.reason);
+  TellDevices();
+}
+
+void Daemon::TellDevices() {
+  const std::lock_guard lock(tell_mutex_);
+  if (!registration_) return;
+  for (const Resource resource : {Resource::kMemory, Resource::kAttach}) {
+    const DeviceIds& ids =
+        resource == Resource::kMemory ? advertisement_.memory_ids : advertisement_.attach_ids;
+    registration_->SetDevices(resource, Listed(ids, allocator_->Unhealthy(resource, ids)));
+  }
+}
+
+Result<void> Daemon::Serve() {
+  const PluginConfig& config = options_.config;
+  if (config.kubelet == KubeletMode::kNone) return OpenDeclared();
+  kubelet::Registration::Options options;
+  options.folder = config.kubelet_folder;
+  Result<std::unique_ptr<kubelet::Registration>> registration =
+      kubelet::Registration::Start(std::move(options), &*allocator_);
+  if (!registration) return std::unexpected(registration.error());
+  {
+    const std::lock_guard lock(tell_mutex_);
+    registration_ = std::move(*registration);
+  }
+  TellDevices();
+  ReconcileSoon(0);
+  return {};
+}
+
+void Daemon::ReconcileSoon(int64_t wait_ms) {
+  if (!registration_) return;
+  loop_->Cancel(reconcile_timer_);
+  reconcile_timer_ = loop_->After(wait_ms, [this] {
+    if (reconciling_) return;  // It asks again when it is done.
+    reconciling_ = true;
+    const uint64_t run = registration_->state().memory.registrations;
+    reconciler_.Run([this, run] {
+      const auto released = allocator_->Reconcile(run, MonotonicNs() / 1'000'000);
+      if (!released) LogWarning("not-listed", {{"reason", released.error().ToString()}});
+      loop_->Post([this] {
+        reconciling_ = false;
+        ReconcileSoon(allocator_->WaitsForProof() ? kProofLookMs : kReconcileMs);
+      });
+    });
+  });
+}
+
+// A file that makes no sense changes nothing.
+void Daemon::Reload() {
+  if (options_.config_path.empty()) return;
+  const auto refuse = [this](const Status& status) {
+    LogError("reload-refused", {{"file", options_.config_path}, {"reason", status.ToString()}});
+  };
+  const Result<PluginConfig> next = ReadPluginConfig(options_.config_path);
+  if (!next) return refuse(next.error());
+  const TakenOver taken = plugin::TakeOver(options_.config, *next);
+  const Result<std::vector<Device>> devices = ReadDevices(*nvml_);
+  if (!devices) return refuse(devices.error());
+  Result<Advertisement> advertisement = Advertise(*devices, taken.config.rules);
+  if (!advertisement) return refuse(advertisement.error());
+  for (const std::string_view key : taken.restart) {
+    LogWarning("needs-restart", {{"file", options_.config_path}, {"key", key}});
+  }
+  options_.config = taken.config;
+  ConfigureLog(options_.config.log);
+  {
+    const std::lock_guard lock(tell_mutex_);
+    advertisement_ = std::move(*advertisement);
+  }
+  node_->SetDevices(advertisement_.devices);
+  allocator_->SetGpus(advertisement_.gpus);
+  health_->SetRules(options_.config.health);
+  health_->SetDevices(advertisement_.devices);
+  TellDevices();
+  LogInfo("reloaded", {{"file", options_.config_path},
+                       {"gpus", advertisement_.gpus.size()},
+                       {"memory_ids", advertisement_.memory_ids.size()},
+                       {"attach_ids", advertisement_.attach_ids.size()}});
+}
+
+}  // namespace gpushm::plugin

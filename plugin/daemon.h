@@ -1,0 +1,91 @@
+// The plugin as a process: reads the node, takes over what an earlier run left, serves the kubelet
+// and the brokers, and keeps looking.
+//
+// Order of a start: lock the state folder (one plugin a node), NVML, what to advertise, the
+// driver's files, our own files for containers, the specs of an earlier run, their links, and only
+// then the kubelet: a plugin that cannot do its work never registers.
+//
+// Threads: Start and everything here on the loop's thread; the parts have their own (their
+// headers).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plugin/allocator.h"
+#include "plugin/cdi/host_files.h"
+#include "plugin/cdi/spec_store.h"
+#include "plugin/config/plugin_config.h"
+#include "plugin/inventory/health.h"
+#include "plugin/inventory/inventory.h"
+#include "plugin/keeper/keeper.h"
+#include "plugin/kubelet/pod_resources.h"
+#include "plugin/kubelet/registration.h"
+#include "plugin/node.h"
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/worker.h"
+
+namespace gpushm::plugin {
+
+struct DaemonOptions {
+  PluginConfig config;
+  std::string config_path;     // Empty: no file, nothing to watch.
+  std::string driver_folder;   // As for NvmlApi::Load.
+  std::optional<Pod> own_pod;  // The pod that this process runs in.
+  // Holds libgpushm.so.0 and gpushmctl, which containers get. Empty: they get neither.
+  std::string payload_folder;
+  std::string simulated_state;  // As in DriverOptions.
+};
+
+class Daemon {
+ public:
+  // kAlreadyExists: another plugin serves here. Else what an operator can act on.
+  static Result<std::unique_ptr<Daemon>> Start(EventLoop* loop, DaemonOptions options);
+  ~Daemon();
+
+  // SIGHUP: reads the configuration file again.
+  void Reload();
+
+ private:
+  Daemon(EventLoop* loop, DaemonOptions options);
+  // The steps of a start, in this order.
+  Result<void> LockState();
+  Result<void> ReadNode();
+  Result<void> OpenFiles();
+  Result<void> TakeOver();
+  Result<void> StartHealth();
+  Result<void> Serve();
+
+  Result<void> OpenDeclared();
+  void Apply(const PluginConfig& config);
+  void TellDevices();
+  void OnHealth(const HealthChange& change);
+  void ReconcileSoon(int64_t wait_ms);
+
+  EventLoop* loop_;
+  DaemonOptions options_;
+  UniqueFd lock_;
+  const NvmlApi* nvml_ = nullptr;
+  Advertisement advertisement_;
+  std::optional<DriverFiles> driver_;
+  std::optional<SpecStore> specs_;
+  std::optional<HostFiles> files_;
+  std::unique_ptr<Keeper> keeper_;
+  std::optional<kubelet::PodResources> pods_;
+  std::optional<Node> node_;
+  std::optional<Allocator> allocator_;
+  std::unique_ptr<kubelet::Registration> registration_;
+  std::optional<HealthMonitor> health_;
+  uint64_t reconcile_timer_ = 0;
+  bool reconciling_ = false;
+  std::mutex tell_mutex_;  // Guards advertisement_ and registration_ where other threads tell.
+  Worker reconciler_;      // Listing pods can take seconds.
+};
+
+}  // namespace gpushm::plugin

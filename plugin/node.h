@@ -1,0 +1,52 @@
+// What the allocator's decisions do on this node: specs, links, files. The only place that knows
+// all of cdi and keeper.
+//
+// Threads: SetDevices and SetDriver before or beside any call; the Effects as the Allocator calls
+// them, one at a time.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "plugin/allocator.h"
+#include "plugin/cdi/driver_files.h"
+#include "plugin/cdi/host_files.h"
+#include "plugin/cdi/spec_store.h"
+#include "plugin/inventory/inventory.h"
+#include "plugin/keeper/keeper.h"
+#include "plugin/kubelet/pod_resources.h"
+
+namespace gpushm::plugin {
+
+class Node final : public Effects {
+ public:
+  // All outlive it. `pods` null: without a kubelet.
+  struct Parts {
+    kubelet::PodResources* pods = nullptr;
+    SpecStore* specs = nullptr;
+    HostFiles* files = nullptr;
+    Keeper* keeper = nullptr;
+  };
+  // `own`: library and tools on the host, without a link folder.
+  Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes);
+
+  void SetDevices(const std::vector<Device>& devices);
+
+  Result<kubelet::PodList> ListPods(const Deadline& deadline) override;
+  std::string CdiName(Resource resource, const std::string& name) const override;
+  Result<Edits> EditsOf(const Binding& binding) const override;
+  Result<void> Publish(const Binding& binding) override;
+  void Retract(Resource resource, const std::string& name) override;
+
+ private:
+  const Parts parts_;
+  const DriverFiles driver_;
+  const OwnFiles own_;
+  const uint64_t unit_bytes_;
+  mutable std::mutex mutex_;
+  std::map<std::string, Device> devices_;  // By UUID.
+};
+
+}  // namespace gpushm::plugin
