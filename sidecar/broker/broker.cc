@@ -20,8 +20,6 @@ namespace {
 
 // Generations of one start; the next start begins above them.
 constexpr uint64_t kGenerationBlock = uint64_t{1} << 32;
-// In nanoseconds since 1970: the year 2262.
-constexpr uint64_t kMaxGeneration = uint64_t{1} << 63;
 // Between two looks at a file: that is not there yet.
 constexpr int64_t kFileRetryMs = 250;
 // Changes within this time become one writing of the list for pods with hostIPC.
@@ -180,7 +178,7 @@ Result<void> Broker::TakeGenerations() {
   uint64_t last = 0;
   if (const ssize_t length = pread(file.get(), text, sizeof text - 1, 0); length > 0) {
     const auto [end, error] = std::from_chars(text, text + length, last);
-    if (error != std::errc() || end != text + length || last > kMaxGeneration) {
+    if (error != std::errc() || end != text + length || last > kMaxNumber) {
       return Fail(Code::kCorrupt, Concat(path, " does not hold the last generation"),
                   "if no container of the pod runs, remove it");
     }

@@ -16,37 +16,6 @@ constexpr char kListRemedy[] = "gpushmctl ls shows the names";
 
 }  // namespace
 
-Policy Policy::FromSpec(const config::BufferSpec& spec) {
-  Policy policy;
-  policy.declared = true;
-  policy.containers.insert(spec.containers.begin(), spec.containers.end());
-  policy.writers.insert(spec.writers.begin(), spec.writers.end());
-  policy.writers_all = spec.writers.empty();
-  policy.read_only = spec.access == config::Access::kReadOnly;
-  policy.one_writer = spec.access == config::Access::kOneWriter;
-  switch (spec.on_writer_exit) {
-    case config::OnWriterExit::kMark:
-      policy.on_writer_exit = protocol::OnWriterExit::kMark;
-      break;
-    case config::OnWriterExit::kKeep:
-      policy.on_writer_exit = protocol::OnWriterExit::kKeep;
-      break;
-    case config::OnWriterExit::kDrop:
-      policy.on_writer_exit = protocol::OnWriterExit::kDrop;
-      break;
-  }
-  return policy;
-}
-
-bool Policy::MayAttach(const std::string& container) const {
-  return containers.empty() || containers.contains(container);
-}
-
-bool Policy::MayWrite(const std::string& container) const {
-  if (read_only || !MayAttach(container)) return false;
-  return writers_all || writers.contains(container) || (!declared && container == creator);
-}
-
 Ledger::Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t first_generation)
     : limits_(ledger_limits), gpu_(gpu), next_generation_(first_generation) {}
 
@@ -189,10 +158,16 @@ Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_al
   if (ticket.unpublished) {
     buffer->pending = number;
     generation.publisher_client = ticket.client.id;
+  }
+  // A successor that knows of one alone goes on with what was before.
+  if (ticket.replaces) NoteGeneration(number);
+  if (ticket.unpublished) {
+    NoteBuffer(ticket.name);
   } else {
     if (ticket.starts_loading) buffer->state = BufferState::kLoading;
     MakeCurrent(ticket.name, *buffer, number);
   }
+  if (!ticket.replaces) NoteGeneration(number);
   Grant grant{.lease_id = 0,
               .generation = number,
               .access = Access::kReadWrite,
@@ -235,6 +210,7 @@ Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, co
     generation.offerer_client = client.id;
   }
   MakeCurrent(name, buffer, number);
+  NoteGeneration(number);
   return number;
 }
 
@@ -252,6 +228,7 @@ Result<void> Ledger::Publish(const Client& client, uint64_t lease_id) {
   const uint64_t number = std::exchange(buffer->second.pending, 0);
   generations_.at(number).publisher_client = 0;
   MakeCurrent(name, buffer->second, number);
+  NoteGeneration(number);
   return {};
 }
 
@@ -321,19 +298,16 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
   if (!lease) return std::unexpected(lease.error());
   const std::string name = (*lease)->buffer;
   const uint64_t generation = (*lease)->generation;
+  const bool writes = (*lease)->access == Access::kReadWrite;
   // Whoever detaches what it has not published, or not loaded to the end, gives it up.
   const auto buffer = buffers_.find(name);
   EndLease(leases_.find(lease_id));
   if (buffer == buffers_.end()) return {};
   if (buffer->second.pending == generation &&
       generations_.at(generation).publisher_client == client.id) {
-    buffer->second.pending = 0;
-    if (buffer->second.current == 0) {
-      Remove(name);
-    }
-    ReleaseIfUnused(generation);
-  } else if (buffer->second.current == generation && buffer->second.loading_client == client.id) {
-    buffer->second.loading_client = 0;
+    DropPending(name, buffer->second);
+  } else if (buffer->second.current == generation && writes &&
+             GivesContentUp(&buffer->second, client.id)) {
     buffer->second.state = BufferState::kFailed;
     buffer->second.failure = "the process that loaded it detached before it was complete";
     Show(name);
@@ -348,10 +322,11 @@ Ledger::Ended Ledger::EndClient(uint64_t client_id) {
     if (lease->second.client.id == client_id) {
       const Lease copy = lease->second;
       ++ended.leases;
-      EndLease(lease);
+      // Before the lease: a successor that still knows of the lease finds out again.
       if (copy.access == Access::kReadWrite) {
         WriterDied(copy.buffer, copy.generation, client_id, &ended);
       }
+      EndLease(lease);
     }
     lease = next;
   }
@@ -377,21 +352,23 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, uint64_t c
   Buffer& buffer = found->second;
   if (buffer.pending == generation) {
     if (generations_.at(generation).publisher_client != client_id) return;
-    buffer.pending = 0;
-    if (buffer.current == 0) Remove(name);
-    ReleaseIfUnused(generation);
+    DropPending(name, buffer);
     ended->dropped.push_back(name);
     return;
   }
   if (buffer.current != generation) return;
-  const bool was_loading = buffer.loading_client == client_id;
-  if (was_loading) buffer.loading_client = 0;
+  const bool was_loading = GivesContentUp(&buffer, client_id);
   switch (buffer.policy.on_writer_exit) {
     case protocol::OnWriterExit::kDrop:
       Remove(name);
       ended->dropped.push_back(name);
       return;
     case protocol::OnWriterExit::kMark:
+      // Content that is not there does not become usable by a death.
+      if (!was_loading &&
+          (buffer.state == BufferState::kLoading || buffer.state == BufferState::kFailed)) {
+        return;
+      }
       buffer.state = was_loading ? BufferState::kFailed : BufferState::kWriterDied;
       break;
     case protocol::OnWriterExit::kKeep:
@@ -404,50 +381,26 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, uint64_t c
   Show(name);
 }
 
-// ---- looking
-
-std::vector<const Lease*> Ledger::Holders(const std::string& name, uint64_t after_lease_id,
-                                          size_t at_most) const {
-  std::vector<const Lease*> holders;
-  for (auto lease = leases_.upper_bound(after_lease_id);
-       lease != leases_.end() && holders.size() < at_most; ++lease) {
-    if (name.empty() || lease->second.buffer == name) holders.push_back(&lease->second);
-  }
-  return holders;
-}
-
-bool Ledger::HasLeases(uint64_t client_id) const {
-  return std::any_of(leases_.begin(), leases_.end(),
-                     [&](const auto& item) { return item.second.client.id == client_id; }) ||
-         std::any_of(generations_.begin(), generations_.end(),
-                     [&](const auto& item) { return item.second.offerer_client == client_id; });
-}
-
-Ledger::Held Ledger::HeldBy(uint64_t client_id) const {
-  Held held;
-  for (const auto& [id, lease] : leases_) {
-    if (lease.client.id != client_id) continue;
-    ++held.leases;
-    held.lease_sum += id;
-  }
-  return held;
-}
-
-std::vector<registry::BufferRecord> Ledger::Records() const {
-  std::vector<registry::BufferRecord> records;
-  for (const auto& [name, buffer] : buffers_) {
-    if (buffer.current != 0) records.push_back(RecordOf(name, buffer));
-  }
-  return records;
-}
-
-std::vector<Memory> Ledger::LetGo() {
-  std::vector<Memory> all = TakeFreed();
-  for (auto& [number, generation] : generations_) all.push_back(std::move(generation.memory));
-  return all;
-}
-
 // ---- inside
+
+bool Ledger::GivesContentUp(Buffer* buffer, uint64_t client_id) {
+  if (!buffer->one_writer_loads && buffer->loading_client != client_id) return false;
+  buffer->loading_client = 0;
+  buffer->one_writer_loads = false;
+  return true;
+}
+
+// What is unpublished goes with the lease of its publisher.
+void Ledger::DropPending(const std::string& name, Buffer& buffer) {
+  const uint64_t generation = std::exchange(buffer.pending, 0);
+  generations_.at(generation).publisher_client = 0;
+  if (buffer.current == 0) {
+    Remove(name);
+  } else {
+    NoteBuffer(name);
+  }
+  ReleaseIfUnused(generation);
+}
 
 Result<Ledger::Buffer*> Ledger::FindBuffer(const std::string& name) {
   const auto found = buffers_.find(name);
@@ -508,13 +461,16 @@ bool Ledger::HasWriter(const std::string& name) const {
 uint64_t Ledger::AddLease(const Client& client, const std::string& name, uint64_t generation,
                           Access access, int64_t now_unix_ns) {
   const uint64_t id = next_lease_++;
-  leases_.emplace(id, Lease{id, client, name, generation, access, now_unix_ns});
+  const auto [lease, added] =
+      leases_.emplace(id, Lease{id, client, name, generation, access, now_unix_ns});
   ++generations_.at(generation).leases;
+  NoteLease(lease->second);
   return id;
 }
 
 void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease) {
   const uint64_t generation = lease->second.generation;
+  NoteDrop(protocol::LinkDropped::kLease, lease->first);
   leases_.erase(lease);
   --generations_.at(generation).leases;
   ReleaseIfUnused(generation);
@@ -530,7 +486,9 @@ void Ledger::ReleaseIfUnused(uint64_t number) {
   }
   if (generation->second.memory.pooled) used_bytes_ -= generation->second.memory.mapped_bytes;
   freed_.push_back(std::move(generation->second.memory));
+  const std::string name = std::move(generation->second.buffer);
   generations_.erase(generation);
+  NoteReleased(number, name);
 }
 
 void Ledger::MakeCurrent(const std::string& name, Buffer& buffer, uint64_t generation) {
@@ -540,6 +498,7 @@ void Ledger::MakeCurrent(const std::string& name, Buffer& buffer, uint64_t gener
     buffer.failure.clear();
   }
   buffer.loading_client = 0;
+  buffer.one_writer_loads = false;
   buffer.transferring = false;  // What is being loaded goes into the old generation.
   buffer.loaded_bytes = 0;
   Show(name);
@@ -550,17 +509,24 @@ void Ledger::Remove(const std::string& name) {
   const auto found = buffers_.find(name);
   const uint64_t current = found->second.current;
   const uint64_t pending = found->second.pending;
+  const std::string name_kept = name;  // It may be the key that goes.
   buffers_.erase(found);
+  NoteBuffer(name_kept);
   if (current != 0) {
-    changes_.push_back(Change{name, std::nullopt});
+    changes_.push_back(Change{name_kept, std::nullopt});
     ReleaseIfUnused(current);
   }
-  if (pending != 0) ReleaseIfUnused(pending);
+  if (pending != 0) {
+    generations_.at(pending).publisher_client = 0;  // Nobody can publish it any more.
+    ReleaseIfUnused(pending);
+  }
 }
 
 void Ledger::Show(const std::string& name) {
   const Buffer& buffer = buffers_.at(name);
-  if (buffer.current != 0) changes_.push_back(Change{name, RecordOf(name, buffer)});
+  if (buffer.current == 0) return;
+  changes_.push_back(Change{name, RecordOf(name, buffer)});
+  NoteBuffer(name);
 }
 
 registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& buffer) const {

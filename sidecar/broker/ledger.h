@@ -7,12 +7,14 @@
 //       (offered memory is the offerer's), plus what is reserved for allocations under way; it
 //       never exceeds the pool.
 //   (2) A generation exists while it is current, pending (unpublished) or held by a lease; when
-//   none
-//       is left, it is handed to the caller to be freed, exactly once.
+//       none is left, it is handed to the caller to be freed, exactly once.
 //   (3) A generation's number is used once, over all brokers of a pod.
 //   (4) A lease belongs to one client and one generation. It ends by Detach or by EndClient, which
 //       the server calls when the kernel says that the process is gone.
 //   (5) Every change of what peers see appears in TakeChanges() once, in order.
+//   (6) Every change of what a successor must know appears in TakeStatements() once, in an order
+//       that link.h allows. Each prefix is a state that Restore() understands: what was under way
+//       is done or undone in it, and a buffer that has content before and after has it.
 //
 // Threads: one at a time.
 #pragma once
@@ -31,11 +33,15 @@
 #include "runtime/driver/device.h"
 #include "runtime/protocol/messages.h"
 #include "runtime/registry/record.h"
+#include "sidecar/broker/statement.h"
 #include "sidecar/config/config.h"
 
 namespace gpushm::broker {
 
 using registry::BufferState;
+
+// Numbers of generations, leases and clients stay below it.
+inline constexpr uint64_t kMaxNumber = uint64_t{1} << 63;
 
 // GPU memory behind a name: the descriptor that keeps it, or a cuIpc handle.
 struct Memory {
@@ -181,6 +187,39 @@ class Ledger {
   // All memory, whoever holds it; for the end. The ledger is of no use after this.
   std::vector<Memory> LetGo();
 
+  // ---- what a successor must know (ledger_journal.cc). Clients are the server's; descriptors are
+  // valid until the next call, and while TakeFreed() has not been asked for.
+  void KeepJournal() { journaling_ = true; }
+  std::vector<Statement> TakeStatements() { return std::exchange(statements_, {}); }
+  // All there is: buffers, generations, leases.
+  std::vector<Statement> Everything() const;
+
+  // ---- being that successor (ledger_restore.cc)
+  struct Kept {
+    struct Generation {
+      protocol::LinkGeneration stated;
+      UniqueFd memory;  // kVmm
+    };
+    std::map<uint64_t, std::string> clients;  // Their containers.
+    std::vector<protocol::LinkBuffer> buffers;
+    std::vector<Generation> generations;
+    std::vector<protocol::LinkLease> leases;
+  };
+  struct Restored {
+    size_t buffers = 0;
+    size_t generations = 0;
+    size_t leases = 0;
+    std::set<std::string> settled;     // Declared buffers that are not to be made anew.
+    std::vector<std::string> dropped;  // What did not hold together, in words.
+  };
+  // Of a ledger that has nothing yet. Rules of declared buffers are those of `declared`. What does
+  // not hold together with the rest is dropped; memory that nothing refers to is in TakeFreed().
+  // Numbers given later are above all that were kept. A load that was under way is FAILED, but for
+  // buffers that load from a file: these are LOADING, for the caller to start again.
+  Restored Restore(Kept kept, const std::vector<config::BufferSpec>& declared);
+  // Nothing: no such buffer, or none published.
+  std::optional<BufferState> StateOf(const std::string& name) const;
+
  private:
   struct Generation {
     std::string buffer;
@@ -200,7 +239,8 @@ class Ledger {
     BufferState state = BufferState::kReady;
     std::string failure;
     uint64_t loaded_bytes = 0;
-    uint64_t loading_client = 0;  // Who loads by itself (SetContent).
+    uint64_t loading_client = 0;    // Who loads by itself (SetContent).
+    bool one_writer_loads = false;  // One of them does; a former broker knew which.
     bool transferring = false;
     BufferState state_before = BufferState::kReady;  // While transferring.
     std::string failure_before;
@@ -226,6 +266,31 @@ class Ledger {
   void Show(const std::string& name);
   registry::BufferRecord RecordOf(const std::string& name, const Buffer& buffer) const;
   void WriterDied(const std::string& name, uint64_t generation, uint64_t client_id, Ended* ended);
+  // Whether what it loads by itself is incomplete now for good.
+  static bool GivesContentUp(Buffer* buffer, uint64_t client_id);
+  void DropPending(const std::string& name, Buffer& buffer);
+
+  // Statements, see (6).
+  bool IsStated(const std::string& name) const;
+  bool HasGenerations(const std::string& name) const;
+  void NoteBuffer(const std::string& name);
+  void NoteGeneration(uint64_t generation);
+  void NoteLease(const Lease& lease);
+  void NoteDrop(protocol::LinkDropped what, uint64_t id, const std::string& name = {});
+  void NoteReleased(uint64_t generation, const std::string& name);
+  protocol::LinkBuffer Describe(const std::string& name) const;
+  static protocol::LinkGeneration Describe(uint64_t number, const Generation& generation);
+  static protocol::LinkLease Describe(const Lease& lease);
+
+  const char* GenerationProblem(const Kept::Generation& generation,
+                                const std::set<std::string>& names) const;
+  void RestoreGenerations(Kept* kept, Restored* restored);
+  void RestoreLeases(const Kept& kept, Restored* restored);
+  void RestoreBuffer(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
+                     Restored* restored);
+  void RestoreContent(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
+                      const std::string& name, Buffer* buffer);
+  bool IsPublishable(uint64_t generation, const std::string& name) const;
 
   LedgerLimits limits_;
   GpuUuid gpu_;
@@ -240,6 +305,8 @@ class Ledger {
   std::map<uint64_t, Lease> leases_;
   std::vector<Change> changes_;
   std::vector<Memory> freed_;
+  bool journaling_ = false;
+  std::vector<Statement> statements_;
 };
 
 }  // namespace gpushm::broker

@@ -37,6 +37,7 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
   }
   buffer.state = complete ? BufferState::kReady : BufferState::kLoading;
   buffer.loading_client = complete ? 0 : client.id;
+  buffer.one_writer_loads = false;
   buffer.loaded_bytes = loaded_bytes;
   buffer.failure.clear();
   Show(found->first);
@@ -72,6 +73,7 @@ Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::str
                   "declare it access: many-writers to load it again");
   }
   buffer.transferring = true;
+  buffer.one_writer_loads = false;
   buffer.state_before = std::exchange(buffer.state, BufferState::kLoading);
   buffer.failure_before = std::exchange(buffer.failure, {});
   buffer.loaded_bytes = 0;

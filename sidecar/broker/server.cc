@@ -127,7 +127,10 @@ Result<void> Server::Restore(const Client& client, const protocol::ResumeToken& 
     return Fail(Code::kNotFound, Concat("nobody serves container \"", client.container, '"'));
   }
   if (!pidfd || !IsPidfd(pidfd.get())) return Fail(Code::kCorrupt, "a client without its pidfd");
-  if (connections_.contains(client.id)) return Fail(Code::kCorrupt, "a client that is there twice");
+  if (connections_.contains(client.id) || client.id >= kMaxNumber) {
+    return Fail(Code::kCorrupt,
+                "a client that is there twice, or of no number that a broker gives");
+  }
   next_client_ = std::max(next_client_, client.id + 1);
   Connection& connection = connections_[client.id];
   connection.client = client;

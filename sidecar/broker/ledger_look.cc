@@ -1,0 +1,82 @@
+// What the ledger answers without changing (Ledger's members; see ledger.h).
+#include <algorithm>
+
+#include "sidecar/broker/ledger.h"
+
+namespace gpushm::broker {
+
+Policy Policy::FromSpec(const config::BufferSpec& spec) {
+  Policy policy;
+  policy.declared = true;
+  policy.containers.insert(spec.containers.begin(), spec.containers.end());
+  policy.writers.insert(spec.writers.begin(), spec.writers.end());
+  policy.writers_all = spec.writers.empty();
+  policy.read_only = spec.access == config::Access::kReadOnly;
+  policy.one_writer = spec.access == config::Access::kOneWriter;
+  switch (spec.on_writer_exit) {
+    case config::OnWriterExit::kMark:
+      policy.on_writer_exit = protocol::OnWriterExit::kMark;
+      break;
+    case config::OnWriterExit::kKeep:
+      policy.on_writer_exit = protocol::OnWriterExit::kKeep;
+      break;
+    case config::OnWriterExit::kDrop:
+      policy.on_writer_exit = protocol::OnWriterExit::kDrop;
+      break;
+  }
+  return policy;
+}
+
+bool Policy::MayAttach(const std::string& container) const {
+  return containers.empty() || containers.contains(container);
+}
+
+bool Policy::MayWrite(const std::string& container) const {
+  if (read_only || !MayAttach(container)) return false;
+  return writers_all || writers.contains(container) || (!declared && container == creator);
+}
+
+// ---- looking
+
+std::vector<const Lease*> Ledger::Holders(const std::string& name, uint64_t after_lease_id,
+                                          size_t at_most) const {
+  std::vector<const Lease*> holders;
+  for (auto lease = leases_.upper_bound(after_lease_id);
+       lease != leases_.end() && holders.size() < at_most; ++lease) {
+    if (name.empty() || lease->second.buffer == name) holders.push_back(&lease->second);
+  }
+  return holders;
+}
+
+bool Ledger::HasLeases(uint64_t client_id) const {
+  return std::any_of(leases_.begin(), leases_.end(),
+                     [&](const auto& item) { return item.second.client.id == client_id; }) ||
+         std::any_of(generations_.begin(), generations_.end(),
+                     [&](const auto& item) { return item.second.offerer_client == client_id; });
+}
+
+Ledger::Held Ledger::HeldBy(uint64_t client_id) const {
+  Held held;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.client.id != client_id) continue;
+    ++held.leases;
+    held.lease_sum += id;
+  }
+  return held;
+}
+
+std::vector<registry::BufferRecord> Ledger::Records() const {
+  std::vector<registry::BufferRecord> records;
+  for (const auto& [name, buffer] : buffers_) {
+    if (buffer.current != 0) records.push_back(RecordOf(name, buffer));
+  }
+  return records;
+}
+
+std::vector<Memory> Ledger::LetGo() {
+  std::vector<Memory> all = TakeFreed();
+  for (auto& [number, generation] : generations_) all.push_back(std::move(generation.memory));
+  return all;
+}
+
+}  // namespace gpushm::broker

@@ -1,0 +1,228 @@
+// Being the successor of a broker that was killed (Ledger's members; see ledger.h). What comes in
+// was validated field by field (link.h); here is what must hold between the fields.
+#include <algorithm>
+#include <utility>
+
+#include "sidecar/broker/ledger.h"
+
+namespace gpushm::broker {
+namespace {
+
+std::string NameOf(const protocol::NameField& field) {
+  return std::string(protocol::FromNameField(field));
+}
+
+Policy PolicyOf(const protocol::LinkBuffer& stated, const config::BufferSpec* spec) {
+  if (spec != nullptr) return Policy::FromSpec(*spec);
+  Policy policy;
+  policy.creator = NameOf(stated.creator);
+  policy.writers_all = (stated.flags & protocol::kFlagWritersAll) != 0;
+  policy.one_writer = (stated.flags & protocol::kFlagOneWriter) != 0;
+  policy.on_writer_exit = static_cast<protocol::OnWriterExit>(stated.on_writer_exit);
+  return policy;
+}
+
+constexpr char kLoadWasCut[] =
+    "its load was under way when the broker was restarted, or had failed before";
+
+}  // namespace
+
+Ledger::Restored Ledger::Restore(Kept kept, const std::vector<config::BufferSpec>& declared) {
+  Restored restored;
+  RestoreGenerations(&kept, &restored);
+  RestoreLeases(kept, &restored);
+  std::map<std::string, const protocol::LinkBuffer*> buffers;  // The last word on each.
+  for (const protocol::LinkBuffer& stated : kept.buffers) {
+    buffers.insert_or_assign(NameOf(stated.name), &stated);
+  }
+  for (const auto& [name, stated] : buffers) {
+    const auto spec = std::find_if(declared.begin(), declared.end(),
+                                   [&](const auto& s) { return s.name == name; });
+    RestoreBuffer(*stated, spec == declared.end() ? nullptr : &*spec, &restored);
+  }
+  // An offer by cuIpc goes with its owner, of which nobody told: that one is gone.
+  std::vector<std::string> ownerless;
+  for (const auto& [number, generation] : generations_) {
+    const bool owned =
+        generation.offerer_client == 0 || kept.clients.contains(generation.offerer_client);
+    const auto buffer = buffers_.find(generation.buffer);
+    if (!owned && buffer != buffers_.end() && buffer->second.current == number) {
+      ownerless.push_back(generation.buffer);
+    }
+  }
+  for (const std::string& name : ownerless) {
+    Remove(name);
+    restored.dropped.push_back(Concat("buffer ", name, ": whoever offered it is gone"));
+  }
+  std::vector<uint64_t> unused;
+  for (auto& [number, generation] : generations_) {
+    const auto buffer = buffers_.find(generation.buffer);
+    const bool pending = buffer != buffers_.end() && buffer->second.pending == number;
+    if (!pending) generation.publisher_client = 0;
+    const bool current = buffer != buffers_.end() && buffer->second.current == number;
+    if (generation.leases == 0 && !pending && !current) unused.push_back(number);
+  }
+  for (const uint64_t number : unused) {
+    restored.dropped.push_back(Concat("generation ", number, " of ", generations_.at(number).buffer,
+                                      ": nothing refers to it"));
+    ReleaseIfUnused(number);
+  }
+  restored.buffers = buffers_.size();
+  restored.generations = generations_.size();
+  restored.leases = leases_.size();
+  return restored;
+}
+
+const char* Ledger::GenerationProblem(const Kept::Generation& generation,
+                                      const std::set<std::string>& names) const {
+  const protocol::LinkGeneration& stated = generation.stated;
+  const bool vmm = stated.transport == static_cast<uint32_t>(protocol::Transport::kVmm);
+  if (stated.generation >= kMaxNumber) return "is no number that a broker gives";
+  if (generations_.contains(stated.generation)) return "is there twice";
+  if (!names.contains(NameOf(stated.name))) return "its buffer is not there";
+  if (vmm && !generation.memory) return "its memory did not come";
+  if (stated.pooled == 0) return nullptr;
+  if (stated.mapped_bytes != RoundUp(stated.size_bytes, limits_.granularity)) {
+    return "its size is none that this broker makes";
+  }
+  if (stated.mapped_bytes > limits_.pool_bytes - used_bytes_) return "the pool has no room for it";
+  return nullptr;
+}
+
+void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
+  std::set<std::string> names;
+  for (const protocol::LinkBuffer& stated : kept->buffers) names.insert(NameOf(stated.name));
+  for (Kept::Generation& given : kept->generations) {
+    const protocol::LinkGeneration& stated = given.stated;
+    if (stated.generation < kMaxNumber) {
+      next_generation_ = std::max(next_generation_, stated.generation + 1);
+    }
+    if (const char* problem = GenerationProblem(given, names); problem != nullptr) {
+      restored->dropped.push_back(
+          Concat("generation ", stated.generation, " of ", NameOf(stated.name), ": ", problem));
+      Memory refused;
+      refused.descriptor = std::move(given.memory);
+      if (refused.descriptor) freed_.push_back(std::move(refused));
+      continue;
+    }
+    Generation& generation = generations_[stated.generation];
+    generation.buffer = NameOf(stated.name);
+    generation.publisher_client = stated.publisher_client;
+    generation.offerer_client = stated.offerer_client;
+    generation.created_unix_ns = stated.created_unix_ns;
+    generation.memory.transport = static_cast<protocol::Transport>(stated.transport);
+    generation.memory.size_bytes = stated.size_bytes;
+    generation.memory.mapped_bytes = stated.mapped_bytes;
+    generation.memory.descriptor = std::move(given.memory);
+    generation.memory.cuipc_handle = stated.cuipc_handle;
+    generation.memory.cuipc_offset = stated.cuipc_offset;
+    generation.memory.offerer_pid = stated.offerer_pid;
+    generation.memory.pooled = stated.pooled == 1;
+    if (stated.pooled == 1) used_bytes_ += stated.mapped_bytes;
+  }
+}
+
+void Ledger::RestoreLeases(const Kept& kept, Restored* restored) {
+  for (const protocol::LinkLease& stated : kept.leases) {
+    if (stated.lease_id < kMaxNumber) next_lease_ = std::max(next_lease_, stated.lease_id + 1);
+    const auto client = kept.clients.find(stated.client_id);
+    const auto generation = generations_.find(stated.generation);
+    const char* const problem = stated.lease_id >= kMaxNumber  ? "is no number that a broker gives"
+                                : client == kept.clients.end() ? "its client is not there"
+                                : generation == generations_.end()  ? "its generation is not there"
+                                : leases_.contains(stated.lease_id) ? "is there twice"
+                                : leases_.size() >= limits_.leases  ? "there are too many"
+                                                                    : nullptr;
+    if (problem != nullptr) {
+      restored->dropped.push_back(Concat("lease ", stated.lease_id, ": ", problem));
+      continue;
+    }
+    leases_.emplace(
+        stated.lease_id,
+        Lease{stated.lease_id, Client{stated.client_id, client->second}, generation->second.buffer,
+              stated.generation, static_cast<Access>(stated.access), stated.since_unix_ns});
+    ++generation->second.leases;
+  }
+}
+
+// Unpublished: nobody else can publish it, so it stays only while its publisher holds it.
+bool Ledger::IsPublishable(uint64_t generation, const std::string& name) const {
+  const auto found = generations_.find(generation);
+  if (found == generations_.end() || found->second.buffer != name) return false;
+  const uint64_t publisher = found->second.publisher_client;
+  return std::any_of(leases_.begin(), leases_.end(), [&](const auto& item) {
+    return item.second.generation == generation && item.second.client.id == publisher &&
+           item.second.access == Access::kReadWrite;
+  });
+}
+
+void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
+                           Restored* restored) {
+  const std::string name = NameOf(stated.name);
+  const bool was_gone = (stated.current | stated.pending) == 0;
+  if (was_gone) {
+    const bool dropped = stated.state == static_cast<uint32_t>(BufferState::kWriterDied);
+    if (spec == nullptr || !dropped) return;  // Generations are held, or it was never finished.
+    declared_.insert_or_assign(name, Policy::FromSpec(*spec));
+    restored->settled.insert(name);
+    return;
+  }
+  const auto current = generations_.find(stated.current);
+  const bool has_current = current != generations_.end() && current->second.buffer == name;
+  const bool has_pending = IsPublishable(stated.pending, name);
+  const bool declared = spec != nullptr;
+  const char* const problem = !has_current && !has_pending        ? "its memory is not there"
+                              : !declared && stated.declared == 1 ? "it is not declared any more"
+                              : !declared && NameOf(stated.creator).empty() ? "nobody made it"
+                              : buffers_.size() >= limits_.buffers          ? "there are too many"
+                                                                            : nullptr;
+  if (problem != nullptr) {
+    restored->dropped.push_back(Concat("buffer ", name, ": ", problem));
+    return;
+  }
+  Buffer& buffer = AddBuffer(name, PolicyOf(stated, spec));
+  buffer.current = has_current ? stated.current : 0;
+  buffer.pending = has_pending ? stated.pending : 0;
+  if (declared) {
+    declared_.insert_or_assign(name, Policy::FromSpec(*spec));
+    restored->settled.insert(name);
+  }
+  if (has_current) RestoreContent(stated, spec, name, &buffer);
+  Show(name);
+}
+
+void Ledger::RestoreContent(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
+                            const std::string& name, Buffer* buffer) {
+  buffer->state = static_cast<BufferState>(stated.state);
+  buffer->loaded_bytes =
+      std::min(stated.loaded_bytes, generations_.at(buffer->current).memory.size_bytes);
+  std::set<uint64_t> writers;
+  for (const auto& [id, lease] : leases_) {
+    const bool writes = lease.buffer == name && lease.generation == buffer->current &&
+                        lease.access == Access::kReadWrite;
+    if (writes) writers.insert(lease.client.id);
+  }
+  if (buffer->state == BufferState::kLoading) {
+    const bool awaited = spec != nullptr && spec->StartsLoading();
+    if (writers.empty() && !awaited) {
+      buffer->state = BufferState::kFailed;
+    } else if (writers.size() == 1 && (!awaited || buffer->loaded_bytes > 0)) {
+      buffer->loading_client = *writers.begin();  // It loads by itself, and goes on.
+    } else if (!writers.empty() && (!awaited || buffer->loaded_bytes > 0)) {
+      buffer->one_writer_loads = true;
+    }
+  }
+  if (buffer->state == BufferState::kFailed && spec != nullptr && !spec->file.empty()) {
+    buffer->state = BufferState::kLoading;
+    buffer->loaded_bytes = 0;
+  }
+  if (buffer->state == BufferState::kFailed) buffer->failure = kLoadWasCut;
+}
+
+std::optional<BufferState> Ledger::StateOf(const std::string& name) const {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || found->second.current == 0) return std::nullopt;
+  return found->second.state;
+}
+
+}  // namespace gpushm::broker

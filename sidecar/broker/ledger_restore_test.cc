@@ -1,0 +1,278 @@
+// What a successor makes of what was kept: rules one test each. Random histories, and statements
+// cut off anywhere, are in ledger_property_test.cc.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sidecar/broker/ledger.h"
+#include "sidecar/broker/testing/keeper_model.h"
+
+namespace gpushm::broker {
+namespace {
+
+using protocol::kFlagAttach;
+using protocol::kFlagUnpublished;
+using protocol::OnWriterExit;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kPage = 2 << 20;
+constexpr int64_t kNow = 77;
+const GpuUuid kGpu{{1, 2, 3}};
+const Client kApp{1, "app"};
+const Client kOther{2, "other"};
+const LedgerLimits kLimits{.pool_bytes = 8 * kPage, .granularity = kPage};
+
+class LedgerRestoreTest : public ::testing::Test {
+ protected:
+  LedgerRestoreTest() {
+    keeper_.AddClient(kApp.id, kApp.container);
+    keeper_.AddClient(kOther.id, kOther.container);
+    ledger_.emplace(kLimits, kGpu, 1000);
+    ledger_->KeepJournal();
+  }
+  config::BufferSpec& Spec(const std::string& name) {
+    specs_.push_back({});
+    specs_.back().name = name;
+    specs_.back().size_bytes = kPage;
+    return specs_.back();
+  }
+  void MakeDeclared() {
+    for (const auto& spec : specs_) {
+      const auto ticket = ledger_->BeginDeclared(spec);
+      ASSERT_TRUE(ticket);
+      ASSERT_TRUE(ledger_->Commit(*ticket, Memory(), true, kNow));
+    }
+  }
+  Grant Create(const Client& client, const std::string& name, uint32_t flags = kFlagAttach) {
+    Policy policy;
+    policy.creator = client.container;
+    const auto ticket = ledger_->BeginCreate(client, name, kPage, policy, flags);
+    EXPECT_TRUE(ticket);
+    return *ledger_->Commit(*ticket, Memory(), true, kNow);
+  }
+  Grant Attach(const Client& client, const std::string& name, Access access = Access::kRead) {
+    const auto grant = ledger_->Attach(client, name, access, 0, kGpu, kNow);
+    EXPECT_TRUE(grant) << grant.error().ToString();
+    return grant ? *grant : Grant{};
+  }
+  // The broker is killed; another one is told what it had said.
+  Ledger::Restored Restart() {
+    for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+    return RestartWith(keeper_.Dump());
+  }
+  Ledger::Restored RestartWith(Ledger::Kept kept) {
+    ledger_.emplace(kLimits, kGpu, 2000);
+    auto restored = ledger_->Restore(std::move(kept), specs_);
+    ledger_->KeepJournal();
+    return restored;
+  }
+  static UniqueFd Null() { return UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC)); }
+
+  std::vector<config::BufferSpec> specs_;
+  testing::KeeperModel keeper_;
+  std::optional<Ledger> ledger_;
+};
+
+TEST_F(LedgerRestoreTest, EverybodyGoesOnWithWhatTheyHad) {
+  Spec("weights").writers = {"app"};
+  MakeDeclared();
+  const uint64_t generation = Attach(kApp, "weights", Access::kReadWrite).generation;
+  const Grant read = Attach(kOther, "weights");
+  const Grant made = Create(kApp, "made", kFlagAttach | kFlagUnpublished);
+  const uint64_t used = ledger_->used_bytes();
+  const auto restored = Restart();
+  EXPECT_THAT(restored.dropped, IsEmpty());
+  EXPECT_THAT(restored.settled, ElementsAre("weights"));
+  EXPECT_EQ(restored.leases, 3u);
+  EXPECT_EQ(ledger_->used_bytes(), used);
+  EXPECT_EQ(Attach(kOther, "weights").generation, generation);
+  EXPECT_TRUE(ledger_->Detach(kOther, read.lease_id));
+  EXPECT_FALSE(ledger_->Attach(kOther, "weights", Access::kReadWrite, 0, kGpu, kNow))
+      << "rules of declared buffers are read again";
+  EXPECT_TRUE(ledger_->Publish(kApp, made.lease_id));
+  EXPECT_EQ(Attach(kOther, "made").generation, made.generation);
+}
+
+TEST_F(LedgerRestoreTest, NumbersGoOnAboveAllThatWereKept) {
+  const Grant made = Create(kApp, "made");
+  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  auto kept = keeper_.Dump();
+  kept.generations[0].stated.generation = kept.buffers[0].current = 5000;
+  kept.leases[0].generation = 5000;
+  kept.leases[0].lease_id = 70;
+  RestartWith(std::move(kept));
+  const Grant next = Create(kApp, "next");
+  EXPECT_GT(next.generation, 5000u);
+  EXPECT_GT(next.lease_id, 70u);
+  EXPECT_NE(made.generation, next.generation);
+}
+
+TEST_F(LedgerRestoreTest, WhoDiedMeanwhileIsMarkedAsDeclared) {
+  Spec("marked");
+  Spec("kept").on_writer_exit = config::OnWriterExit::kKeep;
+  Spec("dropped").on_writer_exit = config::OnWriterExit::kDrop;
+  MakeDeclared();
+  for (const char* name : {"marked", "kept", "dropped"}) Attach(kApp, name, Access::kReadWrite);
+  Create(kApp, "unpublished", kFlagAttach | kFlagUnpublished);
+  Restart();
+  const auto ended = ledger_->EndClient(kApp.id);
+  EXPECT_EQ(ended.leases, 4u);
+  EXPECT_THAT(ended.marked, ElementsAre("marked"));
+  EXPECT_EQ(ended.dropped.size(), 2u);
+  EXPECT_EQ(ledger_->StateOf("marked"), BufferState::kWriterDied);
+  EXPECT_EQ(ledger_->StateOf("kept"), BufferState::kReady);
+  EXPECT_EQ(ledger_->StateOf("dropped"), std::nullopt);
+  // And it stays dropped, for the next broker too: its name is its writers' to take.
+  EXPECT_THAT(Restart().settled, Contains("dropped"));
+  EXPECT_EQ(ledger_->StateOf("dropped"), std::nullopt);
+  Create(kOther, "dropped");
+}
+
+TEST_F(LedgerRestoreTest, AHeldGenerationOfADeletedBufferStaysCounted) {
+  Create(kApp, "made", 0);
+  const Grant held = Attach(kOther, "made");
+  ASSERT_TRUE(ledger_->Delete(kApp, "made"));
+  const auto restored = Restart();
+  EXPECT_THAT(restored.dropped, IsEmpty());
+  EXPECT_EQ(restored.buffers, 0u);
+  EXPECT_EQ(ledger_->used_bytes(), kPage);
+  EXPECT_TRUE(ledger_->Detach(kOther, held.lease_id));
+  EXPECT_EQ(ledger_->used_bytes(), 0u);
+}
+
+// ---- loads
+
+TEST_F(LedgerRestoreTest, ALoadUnderWayHasFailedAndSaysSo) {
+  Spec("weights").loads = true;
+  MakeDeclared();
+  ASSERT_TRUE(ledger_->BeginTransfer(Client{}, "weights", protocol::Direction::kLoad));
+  ledger_->TransferProgress("weights", 100);
+  Restart();
+  EXPECT_EQ(ledger_->StateOf("weights"), BufferState::kFailed);
+  const auto attached = ledger_->Attach(kApp, "weights", Access::kRead, 0, kGpu, kNow);
+  ASSERT_FALSE(attached);
+  EXPECT_THAT(attached.error().what(), HasSubstr("under way when the broker was restarted"));
+  EXPECT_TRUE(ledger_->BeginTransfer(kApp, "weights", protocol::Direction::kLoad));
+}
+
+TEST_F(LedgerRestoreTest, ALoadFromAFileIsAwaitedAgainUnlessItWasDone) {
+  Spec("done").file = "/models/done";
+  Spec("cut").file = "/models/cut";
+  Spec("awaited").loads = true;
+  MakeDeclared();
+  for (const char* name : {"done", "cut"}) {
+    ASSERT_TRUE(ledger_->BeginTransfer(Client{}, name, protocol::Direction::kLoad));
+  }
+  ledger_->TransferEnded("done", {});
+  Restart();
+  EXPECT_EQ(ledger_->StateOf("done"), BufferState::kReady);
+  EXPECT_EQ(ledger_->StateOf("cut"), BufferState::kLoading);
+  EXPECT_EQ(ledger_->StateOf("awaited"), BufferState::kLoading) << "nobody had begun";
+}
+
+TEST_F(LedgerRestoreTest, WhoLoadsByItselfGoesOn) {
+  const Grant made = Create(kApp, "made");
+  ASSERT_TRUE(ledger_->SetContent(kApp, made.lease_id, 100, false));
+  Restart();
+  EXPECT_EQ(ledger_->StateOf("made"), BufferState::kLoading);
+  EXPECT_TRUE(ledger_->SetContent(kApp, made.lease_id, 200, false));
+  Restart();
+  EXPECT_TRUE(ledger_->SetContent(kApp, made.lease_id, kPage, true));
+  EXPECT_EQ(ledger_->StateOf("made"), BufferState::kReady);
+  ASSERT_TRUE(ledger_->SetContent(kApp, made.lease_id, 100, false));
+  Restart();
+  ledger_->EndClient(kApp.id);
+  EXPECT_EQ(ledger_->StateOf("made"), BufferState::kFailed);
+}
+
+// Regression: the death of a writer made content usable that had failed to load, or was loading.
+TEST_F(LedgerRestoreTest, ADeathMakesNothingReady) {
+  Spec("weights").loads = true;
+  MakeDeclared();
+  Attach(kApp, "weights", Access::kReadWrite);
+  ledger_->EndClient(kApp.id);
+  EXPECT_EQ(ledger_->StateOf("weights"), BufferState::kLoading);
+}
+
+// ---- what does not hold together
+
+TEST_F(LedgerRestoreTest, WhatDoesNotHoldTogetherIsDroppedAndNamed) {
+  Create(kApp, "a");
+  Create(kApp, "b");
+  Create(kApp, "c", kFlagAttach | kFlagUnpublished);
+  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  struct Case {
+    const char* said;
+    std::function<void(Ledger::Kept*)> change;
+  };
+  const std::vector<Case> cases = {
+      {"a: its memory is not there", [](auto* k) { k->buffers[0].current = 99; }},
+      {"a: its memory is not there", [](auto* k) { k->buffers[0].current = 1001; }},
+      {"of a: nothing refers to it",
+       [](auto* k) {
+         k->buffers[0].current = 99;
+         k->leases.erase(k->leases.begin());
+       }},
+      {"of a: its memory did not come", [](auto* k) { k->generations[0].memory.Reset(); }},
+      {"of a: its size", [](auto* k) { k->generations[0].stated.mapped_bytes = 3 * kPage; }},
+      {"of b: its buffer is not there", [](auto* k) { k->buffers.erase(k->buffers.begin() + 1); }},
+      {"of b: is there twice", [](auto* k) { k->generations[1].stated.generation = 1000; }},
+      {"of b: is no number", [](auto* k) { k->generations[1].stated.generation = ~uint64_t{0}; }},
+      {"of b: the pool has no room",
+       [](auto* k) {
+         k->generations[1].stated.size_bytes = k->generations[1].stated.mapped_bytes = 8 * kPage;
+       }},
+      {"of c: nothing refers to it", [](auto* k) { k->leases.pop_back(); }},
+      {"buffer c: its memory is not there",
+       [](auto* k) { k->generations[2].stated.publisher_client = 0; }},
+      {"lease 1: its client is not there", [](auto* k) { k->leases[0].client_id = 9; }},
+      {"lease 1: its client is not there", [](auto* k) { k->clients.erase(1); }},
+      {"lease 2: its generation", [](auto* k) { k->leases[1].generation = 9; }},
+      {"lease 1: is there twice", [](auto* k) { k->leases[1].lease_id = 1; }},
+      {"lease 18446744073709551615: is no number",
+       [](auto* k) { k->leases[1].lease_id = ~uint64_t{0}; }},
+      {"buffer b: it is not declared any more", [](auto* k) { k->buffers[1].declared = 1; }},
+      {"buffer b: nobody made it", [](auto* k) { k->buffers[1].creator = {}; }},
+      {"buffer b: whoever offered it is gone",
+       [](auto* k) {
+         k->generations[1].stated.transport = 2;
+         k->generations[1].stated.offerer_client = 9;
+       }},
+  };
+  for (const Case& c : cases) {
+    auto kept = keeper_.Dump();
+    c.change(&kept);
+    const auto restored = RestartWith(std::move(kept));
+    EXPECT_THAT(restored.dropped, Contains(HasSubstr(c.said))) << c.said;
+    // It works on, within its invariants.
+    EXPECT_LE(ledger_->used_bytes(), ledger_->pool_bytes());
+    Create(kOther, "next");
+    ledger_->EndClient(kApp.id);
+    ledger_->EndClient(kOther.id);
+    uint64_t used = 0;
+    for (const auto& record : ledger_->Records()) used += record.mapped_bytes;
+    EXPECT_LE(ledger_->used_bytes(), used) << "memory that nobody holds is counted: " << c.said;
+  }
+}
+
+TEST_F(LedgerRestoreTest, ABufferThatWasNeverFinishedIsMadeAnew) {
+  Spec("weights");
+  MakeDeclared();
+  const auto statements = ledger_->TakeStatements();
+  keeper_.Apply(statements.at(0));  // The name alone.
+  const auto restored = RestartWith(keeper_.Dump());
+  EXPECT_THAT(restored.settled, IsEmpty());
+  EXPECT_EQ(ledger_->buffer_count(), 0u);
+  MakeDeclared();
+  EXPECT_EQ(ledger_->StateOf("weights"), BufferState::kReady);
+}
+
+}  // namespace
+}  // namespace gpushm::broker

@@ -1,0 +1,148 @@
+// For tests: what a plugin keeps of a broker's statements, by the rules of link.h and nothing else.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sidecar/broker/ledger.h"
+
+namespace gpushm::broker::testing {
+
+class KeeperModel {
+ public:
+  // A statement that names what was not stated, or one that ParseLink would refuse, is a failure.
+  void Apply(const Statement& statement) {
+    std::visit([this](const auto& body) { Take(body); }, statement.body);
+  }
+  void AddClient(uint64_t id, const std::string& container) { clients_[id] = container; }
+  void DropClient(uint64_t id) {
+    clients_.erase(id);
+    std::erase_if(leases_, [&](const auto& l) { return l.second.client_id == id; });
+  }
+
+  // What a new broker is told. Memory is a descriptor of /dev/null.
+  Ledger::Kept Dump() const {
+    static const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    Ledger::Kept kept;
+    kept.clients = clients_;
+    for (const auto& [name, buffer] : buffers_) {
+      kept.buffers.push_back(buffer);
+      // As the plugin does, see plugin/keeper: what is not there is 0.
+      if (!generations_.contains(buffer.current)) kept.buffers.back().current = 0;
+      if (!generations_.contains(buffer.pending)) kept.buffers.back().pending = 0;
+    }
+    for (const auto& [number, generation] : generations_) {
+      const bool vmm = generation.transport == static_cast<uint32_t>(protocol::Transport::kVmm);
+      kept.generations.push_back({generation, UniqueFd(vmm ? dup(null) : -1)});
+    }
+    for (const auto& [id, lease] : leases_) kept.leases.push_back(lease);
+    return kept;
+  }
+
+ private:
+  void Take(const protocol::LinkClient&) { ADD_FAILURE() << "the ledger knows no pidfds"; }
+  void Take(const protocol::LinkBuffer& b) {
+    EXPECT_TRUE(protocol::ValidateLink(b));
+    buffers_[Name(b.name)] = b;
+  }
+  void Take(const protocol::LinkGeneration& g) {
+    const auto valid = protocol::ValidateLink(g);
+    EXPECT_TRUE(valid) << valid.error().ToString();
+    EXPECT_TRUE(buffers_.contains(Name(g.name))) << "a generation before its buffer";
+    generations_[g.generation] = g;
+  }
+  void Take(const protocol::LinkLease& l) {
+    EXPECT_TRUE(protocol::ValidateLink(l));
+    EXPECT_TRUE(clients_.contains(l.client_id)) << "a lease before its client";
+    EXPECT_TRUE(generations_.contains(l.generation)) << "a lease before its generation";
+    leases_[l.lease_id] = l;
+  }
+  void Take(const protocol::LinkDrop& d) {
+    EXPECT_TRUE(protocol::ValidateLink(d));
+    switch (static_cast<protocol::LinkDropped>(d.what)) {
+      case protocol::LinkDropped::kClient:
+        return DropClient(d.id);
+      case protocol::LinkDropped::kBuffer: {
+        const std::string name = Name(d.name);
+        buffers_.erase(name);
+        for (auto g = generations_.begin(); g != generations_.end();) {
+          g = Name(g->second.name) == name ? DropGeneration(g) : std::next(g);
+        }
+        return;
+      }
+      case protocol::LinkDropped::kGeneration:
+        if (const auto g = generations_.find(d.id); g != generations_.end()) DropGeneration(g);
+        return;
+      case protocol::LinkDropped::kLease:
+        leases_.erase(d.id);
+        return;
+    }
+  }
+  using GenerationAt = std::map<uint64_t, protocol::LinkGeneration>::iterator;
+  GenerationAt DropGeneration(GenerationAt g) {
+    std::erase_if(leases_, [&](const auto& l) { return l.second.generation == g->first; });
+    return generations_.erase(g);
+  }
+  static std::string Name(const protocol::NameField& field) {
+    return std::string(protocol::FromNameField(field));
+  }
+
+  std::map<uint64_t, std::string> clients_;
+  std::map<std::string, protocol::LinkBuffer> buffers_;
+  std::map<uint64_t, protocol::LinkGeneration> generations_;
+  std::map<uint64_t, protocol::LinkLease> leases_;
+};
+
+// All that a ledger states, a line each. States apart: see LinesDiffer.
+struct Line {
+  std::string text;
+  uint32_t state = 0;  // Of a buffer.
+};
+inline std::vector<Line> LinesOf(const Ledger& ledger) {
+  std::vector<Line> lines;
+  for (const Statement& statement : ledger.Everything()) {
+    if (const auto* b = std::get_if<protocol::LinkBuffer>(&statement.body)) {
+      lines.push_back(
+          {Concat("buffer ", b->name.data(), " of ", b->creator.data(), " declared ", b->declared,
+                  " flags ", b->flags, " exit ", b->on_writer_exit, " current ", b->current,
+                  " pending ", b->pending, " loaded ", b->loaded_bytes),
+           b->state});
+    } else if (const auto* g = std::get_if<protocol::LinkGeneration>(&statement.body)) {
+      uint64_t tag = 0;
+      std::memcpy(&tag, g->cuipc_handle.data(), sizeof tag);
+      lines.push_back(
+          {Concat("generation ", g->generation, " of ", g->name.data(), " bytes ", g->size_bytes,
+                  '/', g->mapped_bytes, " transport ", g->transport, " pooled ", g->pooled,
+                  " publisher ", g->publisher_client, " offerer ", g->offerer_client, " pid ",
+                  g->offerer_pid, " at ", g->created_unix_ns, " tag ", tag)});
+    } else if (const auto* l = std::get_if<protocol::LinkLease>(&statement.body)) {
+      lines.push_back({Concat("lease ", l->lease_id, " of ", l->client_id, " on ", l->generation,
+                              " access ", l->access, " since ", l->since_unix_ns)});
+    }
+  }
+  return lines;
+}
+
+// Empty: equal. `careful`: a buffer of `a` may be FAILED where that of `b` is something else.
+inline std::string LinesDiffer(const Ledger& a, const Ledger& b, bool careful = false) {
+  const std::vector<Line> left = LinesOf(a);
+  const std::vector<Line> right = LinesOf(b);
+  const auto failed = static_cast<uint32_t>(BufferState::kFailed);
+  for (size_t i = 0; i < std::max(left.size(), right.size()); ++i) {
+    const Line x = i < left.size() ? left[i] : Line{"nothing"};
+    const Line y = i < right.size() ? right[i] : Line{"nothing"};
+    const bool same_state = x.state == y.state || (careful && x.state == failed);
+    if (x.text != y.text || !same_state) {
+      return Concat('"', x.text, "\" state ", x.state, ", not \"", y.text, "\" state ", y.state);
+    }
+  }
+  return "";
+}
+
+}  // namespace gpushm::broker::testing
