@@ -1,4 +1,4 @@
-// EditsFor: what depends on the GPU and on the container.
+// What containers get of a driver that was found.
 #include <charconv>
 #include <sstream>
 
@@ -109,36 +109,46 @@ const Edits* FindInSpec(const DriverFiles& driver, const Device& device) {
   return nullptr;
 }
 
-void AddOwnFiles(ContainerRole role, const OwnFiles& own, Edits* edits) {
-  if (!own.library.empty()) MountLibrary(own.library, kLibraryName, edits);
-  if (!own.ctl.empty()) {
-    edits->mounts.push_back(
-        {.host_path = own.ctl, .container_path = Concat("/usr/bin/", kCtlName)});
-  }
-  if (role == ContainerRole::kSidecar && !own.link_folder.empty()) {
-    edits->mounts.push_back(
-        {.host_path = own.link_folder, .container_path = protocol::kDefaultLinkFolder});
-  }
-}
-
 }  // namespace
 
-Result<Edits> EditsFor(const DriverFiles& driver, const Device& device, ContainerRole role,
-                       const OwnFiles& own) {
+Edits SharedEdits(const DriverFiles& driver, const OwnFiles& own) {
   Edits edits = driver.common;
+  // Where NVIDIA's runtime is the node's default one, it adds no GPU of its own. Images ask for all
+  // (nvidia/cuda); CDI's variables replace the image's and the pod's.
+  edits.env["NVIDIA_VISIBLE_DEVICES"] = "void";
+  if (!own.library.empty()) MountLibrary(own.library, kLibraryName, &edits);
+  if (!own.ctl.empty()) {
+    edits.mounts.push_back({.host_path = own.ctl, .container_path = Concat("/usr/bin/", kCtlName)});
+  }
+  return edits;
+}
+
+Result<Edits> BindingEdits(const DriverFiles& driver, const Device& device, ContainerRole role,
+                           const OwnFiles& own) {
+  Edits edits;
   const Edits* const known =
       driver.kind == DriverKind::kNvidiaSpec ? FindInSpec(driver, device) : nullptr;
   if (known != nullptr) {
-    Merge(&edits, *known);
+    edits = *known;
+    edits.env.erase("NVIDIA_VISIBLE_DEVICES");  // The shared one stands.
   } else if (driver.kind == DriverKind::kSimulated) {
     edits.env["GPUSHM_SIM_DEVICES"] = device.uuid;
   } else if (auto added = AddGpuNodes(driver, device, &edits); !added) {
     return std::unexpected(added.error());
   }
-  // Where NVIDIA's runtime is the node's default one, it adds no GPU of its own. Images ask for all
-  // (nvidia/cuda); CDI's variables replace the image's and the pod's.
-  edits.env["NVIDIA_VISIBLE_DEVICES"] = "void";
-  AddOwnFiles(role, own, &edits);
+  if (role == ContainerRole::kSidecar && !own.link_folder.empty()) {
+    edits.mounts.push_back(
+        {.host_path = own.link_folder, .container_path = protocol::kDefaultLinkFolder});
+  }
+  return edits;
+}
+
+Result<Edits> EditsFor(const DriverFiles& driver, const Device& device, ContainerRole role,
+                       const OwnFiles& own) {
+  Edits edits = SharedEdits(driver, own);
+  const Result<Edits> more = BindingEdits(driver, device, role, own);
+  if (!more) return more;
+  Merge(&edits, *more);
   return edits;
 }
 

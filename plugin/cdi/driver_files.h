@@ -83,8 +83,16 @@ struct OwnFiles {
   std::string link_folder;  // The sidecar's.
 };
 
-// What a container of that role gets for that GPU. kNotFound: the GPU has no device node, or its
-// instance no capability; what to do.
+// What every container gets, the same for all: libraries, programs, control nodes. It makes up nine
+// tenths of what a container gets, so with CDI it is a spec of its own (SpecStore::WriteShared).
+Edits SharedEdits(const DriverFiles& driver, const OwnFiles& own);
+
+// What a container of that role gets beside it, for that GPU. kNotFound: the GPU has no device
+// node, or its instance no capability; what to do.
+Result<Edits> BindingEdits(const DriverFiles& driver, const Device& device, ContainerRole role,
+                           const OwnFiles& own);
+
+// Both together: for runtimes without CDI.
 Result<Edits> EditsFor(const DriverFiles& driver, const Device& device, ContainerRole role,
                        const OwnFiles& own);
 

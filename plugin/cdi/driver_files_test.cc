@@ -189,11 +189,29 @@ TEST_F(DriverFilesTest, OwnFilesByRole) {
   const Edits sidecar = For(driver, Gpu(), ContainerRole::kSidecar, own);
   EXPECT_EQ(Mounted(sidecar, "/run/gpushm-link"), own.link_folder);
   EXPECT_EQ(sidecar.mounts.size(), application.mounts.size() + 1);
+  EXPECT_EQ(Node(sidecar, "/dev/nvidia0"), "/dev/nvidia0");
   const Binding binding = {.resource = Resource::kMemory,
                            .ids = {"m0003"},
                            .gpu = Gpu().uuid,
                            .owner = {.pod = {.name_space = "a", .name = "b"}, .container = "c"}};
   EXPECT_TRUE(SpecText(binding, sidecar)) << "what is made here can be written";
+}
+
+// Goal: the two specs of a container say together what one would, and what differs is small.
+TEST_F(DriverFilesTest, SharedAndOwnPart) {
+  PutLibraries("/usr/lib64");
+  PutNodes();
+  const DriverFiles driver = Found();
+  const OwnFiles own = {.library = "/state/lib/libgpushm.so.0",
+                        .ctl = "/state/bin/gpushmctl",
+                        .link_folder = "/state/links/m0003"};
+  const Edits part = *BindingEdits(driver, Gpu(), ContainerRole::kSidecar, own);
+  EXPECT_THAT(part.env, IsEmpty());
+  EXPECT_THAT(part.device_nodes, ElementsAre(Field(&DeviceNode::host_path, "/dev/nvidia0")));
+  EXPECT_THAT(part.mounts, ElementsAre(Field(&Mount::container_path, "/run/gpushm-link")));
+  Edits both = SharedEdits(driver, own);
+  Merge(&both, part);
+  EXPECT_EQ(both, For(driver, Gpu(), ContainerRole::kSidecar, own));
 }
 
 TEST_F(DriverFilesTest, TheRootOfADriverContainer) {

@@ -74,10 +74,19 @@ Result<SpecStore> SpecStore::Open(std::string folder, Files& files) {
   return SpecStore(std::move(folder), &files);
 }
 
+Result<bool> SpecStore::WriteShared(const Edits& edits) {
+  return WriteText(kSharedFileName, SharedSpecText(edits));
+}
+
 Result<bool> SpecStore::Write(const Binding& binding, const Edits& edits) {
   const Result<std::string> text = SpecText(binding, edits);
+  if (!text) return std::unexpected(text.error());  // Without IDs there is no name either.
+  return WriteText(SpecFileName(binding.resource, binding.name()), text);
+}
+
+Result<bool> SpecStore::WriteText(const std::string& file_name, const Result<std::string>& text) {
   if (!text) return std::unexpected(text.error());
-  const std::string path = PathOf(SpecFileName(binding.resource, binding.name()));
+  const std::string path = PathOf(file_name);
   const Result<std::string> old = ReadWhole(path, kMaxSpecBytes);
   if (old && *old == *text) return false;
   auto replaced = ReplaceFile(*files_, path, *text, kSpecMode, Durability::kProcess);

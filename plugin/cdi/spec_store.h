@@ -50,6 +50,10 @@ class SpecStore {
   // `files` outlives the store.
   static Result<SpecStore> Open(std::string folder, Files& files = SystemFiles());
 
+  // What all containers get alike. To be written before the plugin registers, and cheap enough to
+  // be repeated with each Write: containers need both specs. Returns as Write does.
+  Result<bool> WriteShared(const Edits& edits);
+
   // True: written; false: that very spec is there. kInvalidArgument: see SpecText.
   Result<bool> Write(const Binding& binding, const Edits& edits);
 
@@ -68,6 +72,7 @@ class SpecStore {
  private:
   SpecStore(std::string folder, Files* files) : folder_(std::move(folder)), files_(files) {}
   std::string PathOf(const std::string& file_name) const { return folder_ + "/" + file_name; }
+  Result<bool> WriteText(const std::string& file_name, const Result<std::string>& text);
 
   std::string folder_;
   Files* files_;

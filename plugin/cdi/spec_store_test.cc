@@ -123,6 +123,23 @@ TEST(SpecStore, GroupsAndHooksOfNvidiasSpec) {
   EXPECT_EQ(written["additionalGids"], nlohmann::json{44});
 }
 
+TEST(SpecStore, WhatAllContainersGetIsASpecOfItsOwn) {
+  const TempFolder folder;
+  SpecStore store = Open(folder.path());
+  EXPECT_TRUE(*store.WriteShared(SomeEdits()));
+  EXPECT_FALSE(*store.WriteShared(SomeEdits()));
+  EXPECT_THAT(Names(folder.path()), ElementsAre(kSharedFileName));
+  const auto json = nlohmann::json::parse(ReadText(folder / kSharedFileName));
+  EXPECT_EQ(
+      Concat(json["kind"].get<std::string>(), "=", json["devices"][0]["name"].get<std::string>()),
+      kSharedCdiName);
+  EXPECT_FALSE(json.contains("annotations"));
+  EXPECT_THAT(json["devices"][0]["containerEdits"]["mounts"], SizeIs(2));
+  const auto contents = ReadAll(store);
+  EXPECT_THAT(contents.bindings, IsEmpty());
+  EXPECT_THAT(contents.damaged, IsEmpty()) << "no binding, and no damaged one";
+}
+
 // Goal: containers that start again do not make the runtime read all specs again.
 TEST(SpecStore, AnEqualSpecIsNotWrittenAgain) {
   const TempFolder folder;

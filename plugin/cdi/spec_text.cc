@@ -141,6 +141,28 @@ Json ToJson(const Edits& edits) {
   return json;
 }
 
+std::unexpected<Status> Refused(std::string_view reason) {
+  return Fail(Code::kInvalidArgument, Concat("CDI spec: ", reason));
+}
+
+Result<std::string> Encode(const std::string& kind, const Json& annotations,
+                           const std::string& device, const Edits& edits) {
+  if (const std::string wrong = WrongWith(edits); !wrong.empty()) return Refused(wrong);
+  Json json;
+  json["cdiVersion"] = edits.additional_gids.empty() ? "0.6.0" : "0.7.0";
+  json["kind"] = kind;
+  if (!annotations.empty()) json["annotations"] = annotations;
+  json["devices"] = Json::array({{{"name", device}, {"containerEdits", ToJson(edits)}}});
+  try {
+    std::string text = json.dump();
+    text += '\n';
+    if (text.size() <= kMaxSpecBytes) return text;
+    return Refused(Concat(text.size(), " bytes, more than ", kMaxSpecBytes));
+  } catch (const Json::exception&) {
+    return Refused("a path or value is no UTF-8");
+  }
+}
+
 std::string JoinIds(const DeviceIds& ids) {
   std::string text;
   for (const std::string& id : ids) {
@@ -215,28 +237,21 @@ bool IsSpecFileName(std::string_view file_name) {
 }
 
 Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
-  for (const std::string& wrong : {WrongWith(binding), WrongWith(edits)}) {
-    if (!wrong.empty()) return Fail(Code::kInvalidArgument, Concat("CDI spec: ", wrong));
-  }
-  Json json;
-  json["cdiVersion"] = edits.additional_gids.empty() ? "0.6.0" : "0.7.0";
-  json["kind"] = CdiKind(binding.resource);
-  json["annotations"] = {{kVersionKey, std::to_string(kBindingVersion)},
-                         {kIdsKey, JoinIds(binding.ids)},
-                         {kGpuKey, binding.gpu},
-                         {kNamespaceKey, binding.owner.pod.name_space},
-                         {kPodKey, binding.owner.pod.name},
-                         {kContainerKey, binding.owner.container}};
-  json["devices"] = Json::array({{{"name", binding.name()}, {"containerEdits", ToJson(edits)}}});
-  try {
-    std::string text = json.dump();
-    text += '\n';
-    if (text.size() <= kMaxSpecBytes) return text;
-    return Fail(Code::kInvalidArgument,
-                Concat("CDI spec of ", text.size(), " bytes, more than ", kMaxSpecBytes));
-  } catch (const Json::exception&) {  // A path that is no UTF-8.
-    return Fail(Code::kInvalidArgument, "CDI spec: a path or value is no UTF-8");
-  }
+  if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
+  const Json annotations = {{kVersionKey, std::to_string(kBindingVersion)},
+                            {kIdsKey, JoinIds(binding.ids)},
+                            {kGpuKey, binding.gpu},
+                            {kNamespaceKey, binding.owner.pod.name_space},
+                            {kPodKey, binding.owner.pod.name},
+                            {kContainerKey, binding.owner.container}};
+  return Encode(CdiKind(binding.resource), annotations, binding.name(), edits);
+}
+
+Result<std::string> SharedSpecText(const Edits& edits) {
+  const std::string_view name = kSharedCdiName;
+  const size_t equals = name.find('=');
+  return Encode(std::string(name.substr(0, equals)), Json(), std::string(name.substr(equals + 1)),
+                edits);
 }
 
 Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {

@@ -28,8 +28,15 @@ inline constexpr size_t kMaxSpecBytes = size_t{256} << 10;
 
 // "gpushm.io/memory".
 std::string CdiKind(Resource resource);
-// "gpushm.io/memory=m0000": what Allocate answers with.
+// "gpushm.io/memory=m0000": what Allocate answers with, beside kSharedCdiName.
 std::string CdiName(Resource resource, const std::string& name);
+
+// What all containers get alike (SharedEdits), once and not in every binding's spec: runtimes read
+// every spec again whenever one changes. With container-device-interface 1.1 and one core that
+// costs 70 ms for 120 specs of 4.3 KB, and 12 ms for 120 of 0.6 KB and this one; of 1,632, a full
+// node's, 930 ms and 190 ms.
+inline constexpr char kSharedCdiName[] = "gpushm.io/driver=files";
+inline constexpr char kSharedFileName[] = "gpushm.io-driver-files.json";
 // "gpushm.io-memory-m0000.json".
 std::string SpecFileName(Resource resource, const std::string& name);
 // Whether a file of the runtime's folder is the plugin's, by its name; the name may make no sense.
@@ -37,6 +44,7 @@ bool IsSpecFileName(std::string_view file_name);
 
 // kInvalidArgument: the binding or the edits would make no valid spec.
 Result<std::string> SpecText(const Binding& binding, const Edits& edits);
+Result<std::string> SharedSpecText(const Edits& edits);
 
 // Reads what another process may have written. kCorrupt: which rule is broken. kIncompatible: it
 // was written by a plugin of another kBindingVersion. The edits are not read: they are derived.
