@@ -96,8 +96,8 @@ Result<void> Daemon::ReadNode() {
 
 Result<void> Daemon::OpenFiles() {
   const PluginConfig& config = options_.config;
-  Result<HostFiles> files =
-      HostFiles::Open(config.state_folder, config.host_root + config.state_folder);
+  // Mounted at the host's own path: what goes into containers is named as the host names it.
+  Result<HostFiles> files = HostFiles::Open(config.state_folder, config.state_folder);
   if (!files) return std::unexpected(files.error());
   files_ = std::move(*files);
   OwnFiles own;
@@ -119,7 +119,7 @@ Result<void> Daemon::OpenFiles() {
     if (!open) loop_->Post([this] { ReconcileSoon(kLinkEndedMs); });
   };
   Result<std::unique_ptr<Keeper>> keeper =
-      Keeper::Start({.links_folder = Concat(config.host_root, config.state_folder, "/links"),
+      Keeper::Start({.links_folder = config.state_folder + "/links",
                      .on_link = on_link,
                      .settings = {}});
   if (!keeper) return std::unexpected(keeper.error());

@@ -53,7 +53,7 @@ struct PluginConfig {
   std::string kubelet_folder{"/var/lib/kubelet/device-plugins"};
   std::string pod_resources_socket{"/var/lib/kubelet/pod-resources/kubelet.sock"};
   std::string cdi_folder{"/var/run/cdi"};
-  std::string state_folder{"/run/gpushm"};
+  std::string state_folder{"/var/lib/gpushm"};
   std::vector<NodeAllocation> allocations;
   HealthRules health;
   LogConfig log;
