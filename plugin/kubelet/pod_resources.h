@@ -29,7 +29,7 @@ class PodResources {
  public:
   struct Options {
     std::string socket = "/var/lib/kubelet/pod-resources/kubelet.sock";
-    ResourceNames names;
+    ResourceNames names = {};
     // The kubelet's own clients use it: 64 pods with 4,096 IDs are 100 KB, a large node has more.
     int max_receive_bytes = 16 << 20;
     // Between attempts, when the kubelet says that it was asked too often (100 a second).

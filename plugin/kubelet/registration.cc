@@ -133,6 +133,7 @@ class Registration::Registrar {
     uint64_t timer = 0;
     int64_t backoff_ms = 0;
     int64_t serving_since_ns = 0;
+    std::string listen_error;  // Why a serving one has no socket.
   };
 
   void Add(Line* line, Resource resource, const std::string& file, Handler* handler) {
@@ -194,27 +195,39 @@ class Registration::Registrar {
       seen_kubelet_ = true;
     }
     kubelet_ = kubelet;
-    for (Line& line : lines_) {
-      const bool lost = line.socket && !line.socket->InPlace();
-      if (lost) {
-        LogInfo("socket-removed", {{"resource", line.name}, {"socket", line.path}});
-        CloseSocket(&line);
-      }
-      bool is_new = false;
-      if (changed && kubelet) {
-        line.backoff_ms = options_.times.backoff_first_ms;
-        // Unless an attempt found it before we looked.
-        is_new = line.knows_us != kubelet || line.phase == Phase::kPausing;
-      }
-      if (lost || is_new) Restart(&line);
+    for (Line& line : lines_) LookAfter(&line, changed && kubelet);
+  }
+
+  void LookAfter(Line* line, bool new_kubelet) {
+    if (line->socket && !line->socket->InPlace()) {
+      LogInfo("socket-removed", {{"resource", line->name}, {"socket", line->path}});
+      CloseSocket(line);
     }
+    if (new_kubelet) {
+      line->backoff_ms = options_.times.backoff_first_ms;
+      // An attempt may have found it before we looked.
+      if (line->knows_us != kubelet_ || line->phase == Phase::kPausing) return Restart(line);
+    }
+    if (line->socket) return;
+    // A kubelet that reads our list needs no socket until it registers us again (invariant 3).
+    if (line->phase == Phase::kServing) return ListenOnly(line);
+    // Whoever waits or pauses listens before the next attempt; an attempt under way is in vain.
+    if (line->phase == Phase::kRegistering || line->phase == Phase::kOpening) Restart(line);
+  }
+
+  void ListenOnly(Line* line) {
+    const Result<void> listening = Listen(line);
+    const std::string error = listening ? std::string() : listening.error().ToString();
+    if (std::exchange(line->listen_error, error) == error) return;
+    if (!listening) LogWarning("listen-failed", {{"resource", line->name}, {"reason", error}});
+    Update(line, [&](ResourceState* state) { state->last_error = error; });
   }
 
   // From the beginning: what was registered is history. Invariant 2.
   void Restart(Line* line) {
     if (!line->advertised || line->phase == Phase::kStopped) return;
     Forget(line);
-    if (line->open == 0) return Settle(line);
+    if (line->open == 0) return Settle(line, /*ended_it=*/false);
     line->phase = Phase::kEnding;
     line->server->EndStreams();
     SetTimer(line, options_.times.end_ms, [this, line] {
@@ -239,8 +252,8 @@ class Registration::Registrar {
     line->timer = loop_->After(wait_ms, std::move(task));
   }
 
-  void Settle(Line* line) {
-    if (!kubelet_ || line->knows_us != kubelet_) return Try(line);
+  void Settle(Line* line, bool ended_it) {
+    if (!ended_it && (!kubelet_ || line->knows_us != kubelet_)) return Try(line);
     line->phase = Phase::kPausing;
     SetTimer(line, options_.times.grace_ms, [this, line] { Try(line); });
   }
@@ -318,6 +331,7 @@ class Registration::Registrar {
     loop_->Cancel(line->timer);
     line->phase = Phase::kServing;
     line->serving_since_ns = MonotonicNs();
+    line->listen_error.clear();
     Update(line, [](ResourceState* state) { state->last_error.clear(); });
   }
 
@@ -327,7 +341,7 @@ class Registration::Registrar {
     if (line->phase == Phase::kOpening && open > 0) return Serving(line);
     if (line->phase == Phase::kEnding && open == 0) {
       loop_->Cancel(line->timer);
-      return Settle(line);
+      return Settle(line, /*ended_it=*/true);
     }
     // Also if another one is left: the kubelet counts the resource as gone after the end of any.
     if (line->phase == Phase::kServing && open < before) {

@@ -5,8 +5,9 @@
 // So the folder is watched (inotify, and stat from time to time since events can be lost), and each
 // resource is registered again when
 //   - kubelet.sock is another file than at its last registration,
-//   - its own socket no longer is at its name,
 //   - its stream of ListAndWatch ended, or did not open within open_ms of a registration.
+// When only its own socket was removed, it listens again at once; the kubelet goes on reading the
+// list, and a registration for nothing would show it a moment without devices.
 //
 // Invariants:
 //   1. A resource listens and serves before it registers: the kubelet calls back inside Register.
@@ -14,7 +15,8 @@
 //      that knew us given grace_ms to notice. Kubelets before 1.36 let the end of the old stream
 //      disconnect the new registration (k/k #121994, #127803); later ones mark the resource
 //      stopped.
-//   3. Nothing is registered before its first SetDevices.
+//   3. While a stream is open and the kubelet's socket is the same, nothing is registered. Nothing
+//      is registered before its first SetDevices.
 //   4. Every wait has a deadline; attempts back off from backoff_first_ms to backoff_max_ms, and a
 //      new kubelet.sock ends that at once.
 //   5. Another process that accepts on one of our names is never pushed aside.
@@ -80,7 +82,7 @@ class Registration {
     std::string kubelet_socket = "kubelet.sock";
     std::string memory_socket = "gpushm-memory.sock";
     std::string attach_socket = "gpushm-attach.sock";
-    ResourceNames names;
+    ResourceNames names = {};
     bool prefers = false;  // The Handler's Prefer is offered to the kubelet.
     OnCall on_call;        // For histograms; any thread. May be empty.
     Times times;

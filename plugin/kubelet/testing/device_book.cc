@@ -194,10 +194,10 @@ std::vector<Answer> DeviceBook::AnswersOf(const Holder& holder) const {
   return all;
 }
 
-bool DeviceBook::AreHealthy(const std::string& resource, const Ids& ids) const {
+bool DeviceBook::IsAnyUnhealthy(const std::string& resource, const Ids& ids) const {
   const std::lock_guard lock(mutex_);
   const auto found = devices_.find(resource);
-  return found != devices_.end() && Minus(ids, found->second.healthy).empty();
+  return found != devices_.end() && !Both(ids, found->second.unhealthy).empty();
 }
 
 std::vector<std::string> DeviceBook::Shuffle(const Ids& ids) {

@@ -78,7 +78,8 @@ class DeviceBook {
   std::optional<Ids> IdsOf(const Holder& holder, const std::string& resource) const;
   std::map<std::string, Ids> AllOf(const Holder& holder) const;
   std::vector<Answer> AnswersOf(const Holder& holder) const;
-  bool AreHealthy(const std::string& resource, const Ids& ids) const;
+  // Whether its plugin says of one that it is unhealthy, or died.
+  bool IsAnyUnhealthy(const std::string& resource, const Ids& ids) const;
 
   // IDs in an order as good as any.
   std::vector<std::string> Shuffle(const Ids& ids);

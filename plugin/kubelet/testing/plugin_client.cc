@@ -71,24 +71,34 @@ struct PluginClient::Grpc {
 };
 
 PluginClient::PluginClient(std::string resource, std::string socket)
-    : resource_(std::move(resource)), socket_(std::move(socket)), grpc_(std::make_unique<Grpc>()) {
+    : resource_(std::move(resource)), socket_(std::move(socket)), grpc_(std::make_shared<Grpc>()) {
   grpc_->channel = NewChannel(socket_, kMaxReceiveBytes);
   grpc_->stub = api::DevicePlugin::NewStub(grpc_->channel);
 }
 PluginClient::~PluginClient() = default;
 
+Result<std::shared_ptr<PluginClient::Grpc>> PluginClient::Connection() const {
+  const std::lock_guard lock(mutex_);
+  if (!grpc_ || stopped_at_ns_) return Fail(Code::kUnavailable, "endpoint has been stopped");
+  return grpc_;
+}
+
 Result<void> PluginClient::Dial(int64_t wait_ms) {
-  if (grpc_->channel->WaitForConnected(std::chrono::system_clock::now() +
-                                       std::chrono::milliseconds(wait_ms)))
+  const auto link = Connection();
+  if (!link) return std::unexpected(link.error());
+  if ((*link)->channel->WaitForConnected(std::chrono::system_clock::now() +
+                                         std::chrono::milliseconds(wait_ms)))
     return {};
   return Fail(Code::kTimeout, Concat("failed to dial device plugin: ", socket_));
 }
 
 Result<PluginClient::PluginOptions> PluginClient::GetOptions() {
+  const auto link = Connection();
+  if (!link) return std::unexpected(link.error());
   grpc::ClientContext context;
   SetDeadline(&context, kForeverMs);
   api::DevicePluginOptions options;
-  const grpc::Status status = grpc_->stub->GetDevicePluginOptions(&context, {}, &options);
+  const grpc::Status status = (*link)->stub->GetDevicePluginOptions(&context, {}, &options);
   if (!status.ok()) return FailAsGo(status);
   return PluginOptions{.pre_start = options.pre_start_required(),
                        .prefers = options.get_preferred_allocation_available()};
@@ -96,7 +106,9 @@ Result<PluginClient::PluginOptions> PluginClient::GetOptions() {
 
 void PluginClient::Run(
     const std::function<void(const std::map<std::string, bool>& healthy_by_id)>& on_list) {
-  const auto reader = grpc_->stub->ListAndWatch(&grpc_->stream, {});
+  const auto link = Connection();
+  if (!link) return;
+  const auto reader = (*link)->stub->ListAndWatch(&(*link)->stream, {});
   api::ListAndWatchResponse response;
   while (reader->Read(&response)) {
     std::map<std::string, bool> healthy_by_id;
@@ -104,21 +116,22 @@ void PluginClient::Run(
       healthy_by_id[device.id()] = device.health() == "Healthy";
     {
       const std::lock_guard lock(mutex_);
-      if (closed_) break;
+      if (!grpc_) break;
     }
     on_list(healthy_by_id);
   }
-  grpc_->stream.TryCancel();
+  (*link)->stream.TryCancel();
   [[maybe_unused]] const grpc::Status status = reader->Finish();
 }
 
 void PluginClient::Close() {
+  std::shared_ptr<Grpc> grpc;
   {
     const std::lock_guard lock(mutex_);
-    closed_ = true;
+    grpc.swap(grpc_);
     if (!stopped_at_ns_) stopped_at_ns_ = MonotonicNs();
   }
-  grpc_->stream.TryCancel();
+  if (grpc) grpc->stream.TryCancel();
 }
 
 bool PluginClient::stopped() const { return stopped_at_ns().has_value(); }
@@ -134,14 +147,15 @@ void PluginClient::MarkStopped() {
 }
 
 Result<Answer> PluginClient::Allocate(const std::vector<std::string>& ids) {
-  if (stopped()) return Fail(Code::kUnavailable, "endpoint has been stopped");
+  const auto link = Connection();
+  if (!link) return std::unexpected(link.error());
   grpc::ClientContext context;
   SetDeadline(&context, kForeverMs);
   api::AllocateRequest request;
   auto* const container = request.add_container_requests();  // Always one.
   for (const std::string& id : ids) container->add_devices_ids(id);
   api::AllocateResponse response;
-  const grpc::Status status = grpc_->stub->Allocate(&context, request, &response);
+  const grpc::Status status = (*link)->stub->Allocate(&context, request, &response);
   if (!status.ok()) return FailAsGo(status);
   if (response.container_responses().empty())
     return Fail(Code::kCorrupt, "no containers return in allocation response");
@@ -149,19 +163,21 @@ Result<Answer> PluginClient::Allocate(const std::vector<std::string>& ids) {
 }
 
 Result<void> PluginClient::PreStart(const std::vector<std::string>& ids, int64_t wait_ms) {
-  if (stopped()) return Fail(Code::kUnavailable, "endpoint has been stopped");
+  const auto link = Connection();
+  if (!link) return std::unexpected(link.error());
   grpc::ClientContext context;
   SetDeadline(&context, wait_ms);
   api::PreStartContainerRequest request;
   for (const std::string& id : ids) request.add_devices_ids(id);
   api::PreStartContainerResponse response;
-  const grpc::Status status = grpc_->stub->PreStartContainer(&context, request, &response);
+  const grpc::Status status = (*link)->stub->PreStartContainer(&context, request, &response);
   if (!status.ok()) return FailAsGo(status);
   return {};
 }
 
 Result<Ids> PluginClient::Prefer(const Ids& available, const Ids& must_include, size_t count) {
-  if (stopped()) return Fail(Code::kUnavailable, "endpoint has been stopped");
+  const auto link = Connection();
+  if (!link) return std::unexpected(link.error());
   grpc::ClientContext context;
   SetDeadline(&context, kForeverMs);
   api::PreferredAllocationRequest request;
@@ -170,7 +186,7 @@ Result<Ids> PluginClient::Prefer(const Ids& available, const Ids& must_include, 
   for (const std::string& id : must_include) container->add_must_include_deviceids(id);
   container->set_allocation_size(static_cast<int32_t>(count));
   api::PreferredAllocationResponse response;
-  const grpc::Status status = grpc_->stub->GetPreferredAllocation(&context, request, &response);
+  const grpc::Status status = (*link)->stub->GetPreferredAllocation(&context, request, &response);
   if (!status.ok()) return FailAsGo(status);
   if (response.container_responses().empty()) return Ids();
   const auto& chosen = response.container_responses(0).deviceids();

@@ -35,7 +35,7 @@ class PluginClient {
 
   // ListAndWatch, until either side ends it. Messages above 4 MiB end it too, as in the kubelet.
   void Run(const std::function<void(const std::map<std::string, bool>& healthy_by_id)>& on_list);
-  // Ends Run and refuses further calls.
+  // Closes the connection: ends Run and refuses further calls.
   void Close();
   // Has been closed, or marked so by the kubelet.
   bool stopped() const;
@@ -48,11 +48,13 @@ class PluginClient {
 
  private:
   struct Grpc;
+  // kUnavailable once stopped.
+  Result<std::shared_ptr<Grpc>> Connection() const;
+
   const std::string resource_;
   const std::string socket_;
-  const std::unique_ptr<Grpc> grpc_;
   mutable std::mutex mutex_;
-  bool closed_ = false;
+  std::shared_ptr<Grpc> grpc_;  // None: closed.
   std::optional<int64_t> stopped_at_ns_;
 };
 

@@ -33,6 +33,7 @@ Result<void> PluginTable::Connect(const std::string& resource, const std::string
     --lost_streams_;
     return {};
   }
+  running_.push_back(client);
   threads_.emplace_back([this, client] { Run(client); });
   return {};
 }
@@ -122,12 +123,12 @@ void PluginTable::CloseAll() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
-    for (const auto& [resource, clients] : clients_) {
-      for (const auto& client : clients) client->Close();
-    }
+    // Also those that a newer registration took the place of: their streams can still be open.
+    for (const auto& client : running_) client->Close();
     for (const auto& [resource, endpoint] : endpoints_) {
       if (endpoint.client) endpoint.client->Close();
     }
+    running_.clear();
     threads.swap(threads_);
   }
   changed_.notify_all();

@@ -79,6 +79,7 @@ class PluginTable {
   std::map<std::string, std::vector<std::shared_ptr<PluginClient>>> clients_;  // By resource.
   std::map<std::string, Endpoint> endpoints_;                                  // By resource.
   std::map<std::string, Counts> counts_;
+  std::vector<std::shared_ptr<PluginClient>> running_;  // Whose streams were started.
   std::list<std::thread> threads_;
 };
 

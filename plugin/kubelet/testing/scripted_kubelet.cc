@@ -197,7 +197,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
       if (container.name != name) continue;
       SetState(uid, name, ContainerStatus::State::kWaiting, "");
       for (const auto& [resource, ids] : book_.AllOf({uid, name})) {
-        if (book_.AreHealthy(resource, ids)) continue;
+        if (!book_.IsAnyUnhealthy(resource, ids)) continue;
         const std::string text = Concat(
             "previously allocated devices are no longer healthy; cannot allocate unhealthy "
             "devices ",

@@ -1,0 +1,192 @@
+// Against the scripted kubelet of testing/, and against a server that answers what it is told.
+#include "plugin/kubelet/pod_resources.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "plugin/kubelet/pod_resources.grpc.pb.h"
+#include "plugin/kubelet/testing/fixture.h"
+
+namespace gpushm::plugin::kubelet {
+namespace {
+
+using namespace testing;  // NOLINT: the folder's test support
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+// Answers every List alike.
+class FixedLister final : public ::v1::PodResourcesLister::Service {
+ public:
+  explicit FixedLister(const std::string& socket) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(Concat("unix:", socket), grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~FixedLister() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status List(grpc::ServerContext*, const ::v1::ListPodResourcesRequest*,
+                    ::v1::ListPodResourcesResponse* response) override {
+    *response = answer;
+    return grpc::Status::OK;
+  }
+
+  ::v1::ListPodResourcesResponse answer;  // Set before the first List.
+
+ private:
+  std::unique_ptr<grpc::Server> server_;
+};
+
+void Add(::v1::ContainerResources* container, const std::string& resource,
+         const std::vector<std::string>& ids) {
+  ::v1::ContainerDevices* const devices = container->add_devices();
+  devices->set_resource_name(resource);
+  for (const std::string& id : ids) devices->add_device_ids(id);
+}
+
+class PodResourcesTest : public KubeletTest {
+ protected:
+  PodResourcesTest() : pods({.socket = folder / "pod-resources.sock"}) {}
+  PodResources pods;
+};
+
+TEST_F(PodResourcesTest, JoinsWhatIsSplitAndLeavesOutWhatIsNotOurs) {
+  FixedLister lister(folder / "pod-resources.sock");
+  ::v1::PodResources* const pod = lister.answer.add_pod_resources();
+  pod->set_name("train");
+  pod->set_namespace_("ml");
+  ::v1::ContainerResources* const container = pod->add_containers();
+  container->set_name("gpushm");
+  Add(container, kMemory, {"m0001"});
+  Add(container, "nvidia.com/gpu", {"GPU-1"});
+  Add(container, kMemory, {"m0007", "m0003"});
+  Add(container, kAttach, {});
+  lister.answer.add_pod_resources()->set_name("plain");
+
+  const Result<PodList> list = pods.List(Soon());
+  ASSERT_TRUE(list) << list.error().ToString();
+  EXPECT_THAT(list->pods, ElementsAre(Pod{"", "plain"}, Pod{"ml", "train"}));
+  const Owner owner{{"ml", "train"}, "gpushm"};
+  EXPECT_THAT(list->snapshot.IdsOf(owner, Resource::kMemory),
+              ElementsAre("m0001", "m0003", "m0007"));
+  EXPECT_THAT(list->snapshot.IdsOf(owner, Resource::kAttach), IsEmpty());
+  EXPECT_THAT(list->snapshot.OwnersIn(owner.pod, Resource::kAttach), IsEmpty());
+}
+
+TEST_F(PodResourcesTest, KnowsOtherNames) {
+  FixedLister lister(folder / "pod-resources.sock");
+  ::v1::ContainerResources* const container = lister.answer.add_pod_resources()->add_containers();
+  Add(container, "example.com/bytes", {"m0001"});
+  PodResources renamed({.socket = folder / "pod-resources.sock",
+                        .names = {.memory = "example.com/bytes", .attach = "example.com/use"}});
+  const Result<PodList> list = renamed.List(Soon());
+  ASSERT_TRUE(list);
+  EXPECT_THAT(list->snapshot.OwnersOf(Resource::kMemory, {"m0001"}), SizeIs(1));
+}
+
+TEST_F(PodResourcesTest, TakesMoreThanFourMegabytesAndSaysWhenItIsTooMuch) {
+  FixedLister lister(folder / "pod-resources.sock");
+  ::v1::ContainerResources* const container = lister.answer.add_pod_resources()->add_containers();
+  for (int i = 0; i < 8; ++i) Add(container, kMemory, {std::string(1 << 20, 'm')});
+  EXPECT_TRUE(pods.List(Soon()));
+  PodResources small(
+      {.socket = folder / "pod-resources.sock", .names = {}, .max_receive_bytes = 4 << 20});
+  const Deadline deadline = Soon();
+  const Result<PodList> list = small.List(deadline);
+  ASSERT_FALSE(list);
+  EXPECT_EQ(list.error().code(), Code::kExhausted);
+  EXPECT_FALSE(deadline.Passed());
+}
+
+TEST_F(PodResourcesTest, SaysWhatIsMissingWhenNobodyAnswers) {
+  const Deadline deadline = Soon();
+  const Result<PodList> list = pods.List(deadline);
+  ASSERT_FALSE(list);
+  EXPECT_EQ(list.error().code(), Code::kUnavailable);
+  EXPECT_THAT(list.error().ToString(), HasSubstr("pod-resources"));
+  EXPECT_FALSE(deadline.Passed());
+}
+
+TEST_F(PodResourcesTest, ShowsThePodThatIsBeingAdmitted) {
+  std::atomic<size_t> seen{0};
+  handler.on_allocate = [&](Resource resource, const DeviceIds&) -> Result<Grant> {
+    if (resource == Resource::kAttach) {
+      const Result<PodList> list = pods.List(Soon());
+      if (list)
+        seen = list->snapshot.IdsOf({{"default", "pod"}, "gpushm"}, Resource::kMemory).size();
+    }
+    return Grant{};
+  };
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  kubelet->AddPod(SharingPod("pod", 3));
+  EXPECT_EQ(seen, 3U);
+}
+
+TEST_F(PodResourcesTest, LeavesOutInitContainersAndPodsThatFailed) {
+  StartKubelet();
+  StartPlugin();
+  ASSERT_TRUE(Usable());
+  PodSpec pod = SharingPod("pod");
+  pod.containers.insert(pod.containers.begin() + 1,
+                        {.name = "load", .role = Role::kInit, .limits = {{kAttach, 1}}});
+  kubelet->AddPod(pod);
+  kubelet->AddPod(SharingPod("too-large", 100));
+  const Result<PodList> list = pods.List(Soon());
+  ASSERT_TRUE(list);
+  EXPECT_THAT(list->pods, ElementsAre(pod.pod));
+  EXPECT_THAT(list->snapshot.IdsOf({pod.pod, "load"}, Resource::kAttach), IsEmpty());
+  EXPECT_THAT(list->snapshot.IdsOf({pod.pod, "app"}, Resource::kAttach), SizeIs(1));
+}
+
+TEST_F(PodResourcesTest, FindsTheKubeletAgainAfterEachRestart) {
+  StartKubelet();
+  for (int i = 0; i < 20; ++i) {
+    const Result<PodList> list = pods.List(Soon());
+    ASSERT_TRUE(list) << "restart " << i << ": " << list.error().ToString();
+    kubelet->Stop(i % 2 == 0 ? ScriptedKubelet::Death::kKilled : ScriptedKubelet::Death::kStopped);
+    EXPECT_EQ(pods.List(Soon()).error().code(), Code::kUnavailable);
+    ASSERT_TRUE(kubelet->Start());
+  }
+}
+
+TEST_F(PodResourcesTest, AsksAgainWhenAskedTooOften) {
+  kubelet_options.list_qps = 200;
+  kubelet_options.list_burst = 1;
+  StartKubelet();
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(pods.List(Soon()));
+}
+
+TEST_F(PodResourcesTest, GivesUpAskingAtTheDeadline) {
+  kubelet_options.list_qps = 0;
+  kubelet_options.list_burst = 1;
+  StartKubelet();
+  ASSERT_TRUE(pods.List(Soon()));
+  const Result<PodList> list = pods.List(Deadline::AfterMs(100));
+  ASSERT_FALSE(list);
+  EXPECT_THAT(list.error().code(), ::testing::AnyOf(Code::kExhausted, Code::kTimeout));
+}
+
+TEST_F(PodResourcesTest, CanBeAskedFromManyThreads) {
+  kubelet_options.list_qps = 1e6;
+  kubelet_options.list_burst = 1e6;
+  StartKubelet();
+  std::atomic<int> answers{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) answers += pods.List(Soon()).has_value() ? 1 : 0;
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(answers, 200);
+}
+
+}  // namespace
+}  // namespace gpushm::plugin::kubelet
