@@ -239,8 +239,9 @@ class Cluster:
             NODE_NAMESPACES if on_node else MACHINE_NAMESPACES, self.environment()))
 
     def start(self, *names):
-        """Starts what does not run, and waits until it serves."""
-        for name in names:
+        """Starts what does not run, and waits until it serves; each after what it needs (without
+        containerd the kubelet gives up)."""
+        for name in sorted(names, key=[*CONTROL_PLANE, *NODE].index):
             if not self.running(name):
                 self._spawn(name)
             self._wait_for(name)
@@ -305,6 +306,15 @@ class Cluster:
     def on_node(self, path):
         """A path of the node, as this computer sees it."""
         return pathlib.Path(f"/proc/{self.process('node').pid}/root{path}")
+
+    def process_of_container(self, container_id):
+        """PID 1 of a container; its ID as in a pod's status."""
+        tasks = self.on_node_run("ctr", "--namespace", "k8s.io", "tasks", "ls")
+        name = container_id.rpartition("/")[2]
+        for line in tasks.splitlines():
+            if line.startswith(name):
+                return self.process_on_node(int(line.split()[1]))
+        raise Failure(f"container {container_id} does not run")
 
     def process_on_node(self, pid):
         """The process that has this PID there."""

@@ -69,11 +69,8 @@ class Plugin:
 
     def process(self):
         """Its process, as this computer counts."""
-        container = self.pod()["status"]["containerStatuses"][0]["containerID"].split("//")[1]
-        tasks = self._cluster.on_node_run("ctr", "--namespace", "k8s.io", "tasks", "ls")
-        pid_on_node = next(line.split()[1] for line in tasks.splitlines()
-                           if line.startswith(container))
-        return self._cluster.process_on_node(int(pid_on_node))
+        status = self.pod()["status"]["containerStatuses"][0]
+        return self._cluster.process_of_container(status["containerID"])
 
     def kill(self):
         """As by a crash; the kubelet starts it again."""

@@ -51,7 +51,7 @@ class NodeTest(ClusterCase):
                                         ["apiserver", "controller-manager", "scheduler"]]):
             with self.subTest(restarted=names):
                 self.cluster.kill(*names)
-                self.cluster.start(*reversed(names))
+                self.cluster.start(*names)
                 self.run_pod(pod(f"new{number}", container("main")))
                 self.assertEqual(self.container_ids("old"), before)
 
