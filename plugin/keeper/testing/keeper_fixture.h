@@ -3,11 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -15,70 +11,9 @@
 
 #include "plugin/keeper/keeper.h"
 #include "plugin/keeper/testing/fake_broker.h"
+#include "plugin/keeper/testing/statements.h"
 
 namespace gpushm::plugin::testing {
-
-inline constexpr char kGpu[] = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
-inline constexpr char kOtherGpu[] = "MIG-aaaaaaaa-0000-0000-0000-000000000002";
-inline constexpr uint64_t kMiB = uint64_t{1} << 20;
-inline constexpr uint64_t kGiB = uint64_t{1} << 30;
-
-inline UniqueFd Memfd() { return UniqueFd(memfd_create("memory", MFD_CLOEXEC)); }
-inline UniqueFd PidfdOf(pid_t pid) {
-  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-}
-
-inline protocol::LinkClient ClientOf(uint64_t id, const char* container = "app") {
-  protocol::LinkClient client{};
-  client.client_id = id;
-  client.container = protocol::ToNameField(container);
-  return client;
-}
-inline protocol::LinkBuffer BufferOf(const std::string& name, uint64_t current = 0) {
-  protocol::LinkBuffer buffer{};
-  buffer.name = protocol::ToNameField(name);
-  buffer.state = 2;
-  buffer.current = current;
-  return buffer;
-}
-inline protocol::LinkGeneration GenerationOf(const std::string& name, uint64_t number,
-                                             uint64_t mapped_bytes = 2 * kMiB) {
-  protocol::LinkGeneration generation{};
-  generation.name = protocol::ToNameField(name);
-  generation.generation = number;
-  generation.size_bytes = mapped_bytes;
-  generation.mapped_bytes = mapped_bytes;
-  generation.transport = 1;
-  generation.pooled = 1;
-  return generation;
-}
-inline protocol::LinkLease LeaseOf(uint64_t id, uint64_t client, uint64_t generation) {
-  return {.lease_id = id,
-          .client_id = client,
-          .generation = generation,
-          .since_unix_ns = 5,
-          .access = 1,
-          .reserved = 0};
-}
-
-// One client (this process), one buffer, one generation, one lease.
-inline Result<void> SayOneOfEach(FakeBroker* broker) {
-  const UniqueFd self = PidfdOf(getpid());
-  const UniqueFd memory = Memfd();
-  for (const auto& [body, fd] : {std::pair<Body, int>(ClientOf(1), self.get()),
-                                 {BufferOf("weights", 7), -1},
-                                 {GenerationOf("weights", 7), memory.get()},
-                                 {LeaseOf(1, 1, 7), -1}}) {
-    if (auto said = broker->Say(body, fd); !said) return said;
-  }
-  return {};
-}
-inline constexpr KeptCounts kOneOfEach{.clients = 1,
-                                       .buffers = 1,
-                                       .generations = 1,
-                                       .leases = 1,
-                                       .pooled_bytes = 2 * kMiB,
-                                       .offered_bytes = 0};
 
 inline size_t OpenDescriptors() {
   size_t count = 0;

@@ -1,0 +1,155 @@
+// What the plugin and a restarted broker wait for.
+//   KeeperLook      a look at 64 links with 500 buffers and 2,000 leases: what a scrape asks
+//   (budget
+//                   of the whole scrape: 20 ms)
+//   KeeperGiveBack  from connect to End of a broker that gets 1,000 generations with descriptors
+//   and
+//                   65,536 leases, as many as a link can have
+//   KeeperStatement from a lease that is stated to the look that shows it
+#include <benchmark/benchmark.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "plugin/keeper/keeper.h"
+#include "plugin/keeper/testing/statements.h"
+#include "runtime/daemon/log.h"
+
+namespace gpushm::plugin::testing {
+namespace {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+
+class Samples {
+ public:
+  void Add(TimePoint begun) {
+    const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begun;
+    took_ns_.push_back(static_cast<double>(took.count()));
+  }
+  void Show(benchmark::State* state) {
+    std::sort(took_ns_.begin(), took_ns_.end());
+    if (took_ns_.empty()) return;
+    state->counters["p50_ns"] = took_ns_[took_ns_.size() / 2];
+    state->counters["p99_ns"] = took_ns_[took_ns_.size() * 99 / 100];
+    state->counters["n"] = static_cast<double>(took_ns_.size());
+  }
+
+ private:
+  std::vector<double> took_ns_;
+};
+
+class Node {
+ public:
+  Node() {
+    ConfigureLog({.level = LogLevel::kError, .format = LogFormat::kText});
+    rlimit descriptors{};
+    getrlimit(RLIMIT_NOFILE, &descriptors);
+    descriptors.rlim_cur = descriptors.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &descriptors);
+    Keeper::Options options;
+    options.links_folder = folder_.path();
+    auto keeper = Keeper::Start(std::move(options));
+    if (keeper) keeper_ = std::move(*keeper);
+  }
+
+  // A broker with state, in this process.
+  FakeBroker AddBroker(const std::string& name) {
+    folder_.Add(name);
+    (void)keeper_->Open(name, {.gpu = kGpu, .pool_bytes = kGiB});
+    FakeBroker broker(folder_.Socket(name));
+    (void)broker.Greet(false);
+    (void)broker.Registry();
+    (void)broker.Say(ClientOf(1), PidfdOf(getpid()).get());
+    return broker;
+  }
+  // Buffers and generations 1 to `count`, and leases spread over them.
+  void Fill(FakeBroker* broker, uint64_t count, uint64_t leases) {
+    for (uint64_t i = 1; i <= count; ++i) {
+      (void)broker->Say(BufferOf(Concat("b", i), i));
+      (void)broker->Say(GenerationOf(Concat("b", i), i), Memfd().get());
+    }
+    for (uint64_t i = 1; i <= leases; ++i) (void)broker->Say(LeaseOf(i, 1, 1 + i % count));
+    (void)broker->End();
+  }
+  bool WaitForLeases(size_t leases) {
+    return Eventually([&] {
+      size_t seen = 0;
+      for (const LinkView& view : keeper_->Look()) seen += view.leases.size();
+      return seen == leases;
+    });
+  }
+  Keeper& keeper() { return *keeper_; }
+  std::string Socket(const std::string& name) const { return folder_.Socket(name); }
+
+ private:
+  LinksFolder folder_;
+  std::unique_ptr<Keeper> keeper_;
+};
+
+void KeeperLook(benchmark::State& state) {
+  constexpr uint64_t kLinks = 64;
+  Node node;
+  std::vector<FakeBroker> brokers;
+  for (uint64_t i = 0; i < kLinks; ++i) {
+    brokers.push_back(node.AddBroker(Concat("m", i)));
+    node.Fill(&brokers.back(), 8, 2000 / kLinks);
+  }
+  if (!node.WaitForLeases(2000 / kLinks * kLinks)) state.SkipWithError("not all was kept");
+  Samples samples;
+  for (auto _ : state) {
+    const TimePoint begun = std::chrono::steady_clock::now();
+    benchmark::DoNotOptimize(node.keeper().Look());
+    samples.Add(begun);
+  }
+  samples.Show(&state);
+  state.counters["budget_p99_ns"] = 20e6;
+}
+BENCHMARK(KeeperLook);
+
+void KeeperGiveBack(benchmark::State& state) {
+  Node node;
+  {
+    FakeBroker broker = node.AddBroker("m0");
+    node.Fill(&broker, 1000, limits::kLeases);
+    if (!node.WaitForLeases(limits::kLeases)) state.SkipWithError("not all was kept");
+  }
+  Samples samples;
+  for (auto _ : state) {
+    const TimePoint begun = std::chrono::steady_clock::now();
+    FakeBroker broker(node.Socket("m0"));
+    if (!broker.Greet(true)) state.SkipWithError("not welcome");
+    const auto kept = broker.TakeKept();
+    samples.Add(begun);
+    if (!kept || kept->size() != 2001 + limits::kLeases) state.SkipWithError("not all came back");
+  }
+  samples.Show(&state);
+}
+BENCHMARK(KeeperGiveBack)->Unit(benchmark::kMillisecond);
+
+void KeeperStatement(benchmark::State& state) {
+  Node node;
+  FakeBroker broker = node.AddBroker("m0");
+  node.Fill(&broker, 1, 1);
+  Samples samples;
+  uint64_t lease = 1;
+  for (auto _ : state) {
+    const TimePoint begun = std::chrono::steady_clock::now();
+    (void)broker.Say(LeaseOf(++lease, 1, 1));
+    while (node.keeper().Look()[0].kept.leases < 2) {
+    }
+    samples.Add(begun);
+    (void)broker.Say(protocol::LinkDrop{.what = 4, .reserved = 0, .id = lease, .name = {}});
+    while (node.keeper().Look()[0].kept.leases > 1) {
+    }
+  }
+  samples.Show(&state);
+}
+BENCHMARK(KeeperStatement);
+
+}  // namespace
+}  // namespace gpushm::plugin::testing
+
+BENCHMARK_MAIN();
