@@ -420,6 +420,9 @@ TEST_F(DriverFilesTest, ASpecAsJson) {
   Put("/sys/module/nvidia/version", "590.10\n");
   EXPECT_THAT(Find("/opt/spec.json").error().what(), HasSubstr("590.10"));
   Put("/opt/spec.json",
+      R"({"kind":"nvidia.com/gpu","containerEdits":{"deviceNodes":[{"path":""}]},"devices":[]})");
+  EXPECT_EQ(Find("/opt/spec.json").error().code(), Code::kCorrupt);
+  Put("/opt/spec.json",
       R"({"kind":"nvidia.com/gpu","containerEdits":{"mounts":[{"hostPath":"tmpfs",
       "containerPath":"/x","type":"tmpfs"}]},"devices":[]})");
   EXPECT_EQ(Find("/opt/spec.json").error().code(), Code::kUnsupported);

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -166,6 +168,29 @@ TEST_F(HostFilesTest, AFullDiskLeavesTheOldFile) {
     EXPECT_THAT(*ListFolder(folder_ / "state/lib"), ElementsAre("libgpushm.so.0"));
   }
   EXPECT_EQ(ReadText(folder_ / "state/lib/libgpushm.so.0"), "library two");
+}
+
+// Goal: a state folder from which no library loads is refused at the start, not by each container.
+// Method: a file system mounted noexec, in a mount namespace of a child; needs root.
+TEST_F(HostFilesTest, AFolderWithoutExecutionIsRefused) {
+  constexpr int kRefused = 10;
+  constexpr int kNoNamespace = 11;
+  const pid_t child = fork();
+  if (child == 0) {
+    if (unshare(CLONE_NEWNS) != 0 ||
+        mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount("tmpfs", folder_.path().c_str(), "tmpfs", MS_NOEXEC, nullptr) != 0) {
+      _exit(kNoNamespace);
+    }
+    Image("library 1", "program 1");
+    const auto installed = Install(Open());
+    _exit(!installed && installed.error().code() == Code::kUnsupported ? kRefused : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNoNamespace) GTEST_SKIP() << "needs root and namespaces";
+  EXPECT_EQ(WEXITSTATUS(status), kRefused);
 }
 
 TEST_F(HostFilesTest, LinkFolders) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "plugin/cdi/spec_text.h"
 #include "sidecar/config/yaml_tree.h"
 
 namespace gpushm::plugin {
@@ -144,6 +145,8 @@ Result<Edits> ReadEdits(const Json& owner) {
   }
   ReadGroups(json, &edits);
   if (auto read = ReadMounts(json, &edits); !read) return std::unexpected(read.error());
+  // What could not be written down later would fail every container.
+  if (auto valid = CheckEdits(edits); !valid) return Fail(Code::kCorrupt, valid.error().what());
   return edits;
 }
 

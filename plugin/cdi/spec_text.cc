@@ -84,7 +84,6 @@ bool IsVariable(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-// The rules of container-device-interface's pkg/cdi/container-edits.go, and paths absolute.
 std::string WrongWith(const Edits& edits) {
   static constexpr std::string_view kHooks[] = {
       "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"};
@@ -234,6 +233,11 @@ bool IsSpecFileName(std::string_view file_name) {
   }
   return file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kMemory), "-")) ||
          file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kAttach), "-"));
+}
+
+Result<void> CheckEdits(const Edits& edits) {
+  if (const std::string wrong = WrongWith(edits); !wrong.empty()) return Refused(wrong);
+  return {};
 }
 
 Result<std::string> SpecText(const Binding& binding, const Edits& edits) {

@@ -42,6 +42,10 @@ std::string SpecFileName(Resource resource, const std::string& name);
 // Whether a file of the runtime's folder is the plugin's, by its name; the name may make no sense.
 bool IsSpecFileName(std::string_view file_name);
 
+// The rules of container-device-interface's pkg/cdi/container-edits.go, and paths absolute.
+// kInvalidArgument: which one is broken.
+Result<void> CheckEdits(const Edits& edits);
+
 // kInvalidArgument: the binding or the edits would make no valid spec.
 Result<std::string> SpecText(const Binding& binding, const Edits& edits);
 Result<std::string> SharedSpecText(const Edits& edits);
