@@ -81,6 +81,19 @@ bool RemapFailed(const NvmlApi& nvml, nvmlDevice_t gpu) {
          failed != 0;
 }
 
+// Whether NVML as a whole answers.
+nvmlReturn_t CountGpus(const NvmlApi& nvml) {
+  const auto use = nvml.Use();
+  unsigned count = 0;
+  return nvml.nvmlDeviceGetCount_v2(&count);
+}
+
+nvmlReturn_t WaitForOne(const NvmlApi& nvml, nvmlEventSet_t set, unsigned timeout_ms,
+                        nvmlEventData_t* event) {
+  const auto use = nvml.Use();
+  return nvml.nvmlEventSetWait_v2(set, event, timeout_ms);
+}
+
 const std::string& GpuOf(const Device& device) {
   return device.parent_uuid.empty() ? device.uuid : device.parent_uuid;
 }
@@ -157,6 +170,7 @@ void HealthMonitor::Run() {
 void HealthMonitor::Register() {
   FreeSet();
   next_register_ms_ = NowMs() + kRegisterMs;
+  const auto use = nvml_.Use();
   nvmlEventSet_t set{};
   if (nvml_.nvmlEventSetCreate(&set) != NVML_SUCCESS) return;
   std::vector<std::string> gpus;
@@ -185,12 +199,14 @@ void HealthMonitor::Register() {
 }
 
 void HealthMonitor::FreeSet() {
+  const auto use = nvml_.Use();
   if (set_) nvml_.nvmlEventSetFree(*set_);
   set_.reset();
   registered_.clear();
 }
 
 Probe HealthMonitor::LookAtGpu(const std::string& uuid) const {
+  const auto use = nvml_.Use();
   nvmlDevice_t gpu{};
   Probe probe = Ask(nvml_, uuid, &gpu);
   if (probe.answer != Probe::Answer::kGood) return probe;
@@ -202,14 +218,14 @@ Probe HealthMonitor::LookAtGpu(const std::string& uuid) const {
 
 Probe HealthMonitor::LookAt(const Device& device, const Probe* gpu) const {
   if (device.parent_uuid.empty() || gpu->answer != Probe::Answer::kGood) return *gpu;
+  const auto use = nvml_.Use();
   nvmlDevice_t instance{};
   const Probe own = Ask(nvml_, device.uuid, &instance);
   return own.answer == Probe::Answer::kGood ? *gpu : own;
 }
 
 void HealthMonitor::LookAtAll() {
-  unsigned count = 0;
-  if (const nvmlReturn_t result = nvml_.nvmlDeviceGetCount_v2(&count); result != NVML_SUCCESS) {
+  if (const nvmlReturn_t result = CountGpus(nvml_); result != NVML_SUCCESS) {
     return Reopen(Concat("nvmlDeviceGetCount: ", nvml_.nvmlErrorString(result)));
   }
   nvml_gone_ = false;
@@ -242,7 +258,7 @@ void HealthMonitor::LookAtAll() {
     // A GPU that came back has to be heard again.
     if (registered_.size() < gpus.size() && now_ms >= next_register_ms_) Register();
   } else if (next_restart_ms_ == 0) {
-    next_restart_ms_ = now_ms + restart_wait_ms_;
+    next_restart_ms_ = NowMs() + restart_wait_ms_;
   } else if (now_ms >= next_restart_ms_) {
     Reopen("");
   }
@@ -273,6 +289,7 @@ void HealthMonitor::Reopen(const std::string& why) {
     if (!why.empty()) next_look_ms_ = now_ms + kDoubtMs;
     return;
   }
+  if (restarted == NVML_ERROR_IN_USE && why.empty()) return Register();
   nvml_gone_ = true;
   next_look_ms_ = next_restart_ms_;
   std::vector<HealthChange> changes;
@@ -296,7 +313,7 @@ void HealthMonitor::WaitForEvents(int64_t wait_ms) {
   for (int i = 0; i < kEventsPerWake; ++i) {
     nvmlEventData_t event{};
     const auto timeout_ms = static_cast<unsigned>(any ? 0 : wait_ms);
-    const nvmlReturn_t result = nvml_.nvmlEventSetWait_v2(*set_, &event, timeout_ms);
+    const nvmlReturn_t result = WaitForOne(nvml_, *set_, timeout_ms, &event);
     if (result == NVML_SUCCESS) {
       any = true;
       TakeEvent(event);

@@ -211,10 +211,16 @@ TEST(HealthBook, DevicesThatStayKeepTheirHealth) {
 
 const std::vector<uint64_t> kSomeXids = {13, 31, 45, 48, 63, 79, 94, 95, 119, 154, 999};
 
+#ifdef GPUSHM_SANITIZED
+constexpr uint64_t kSeeds = 40;
+#else
+constexpr uint64_t kSeeds = 300;
+#endif
+
 // Goal: invariants 1 to 4 of the header. Method: random signs on three GPUs, one of them in MIG
 // mode, against a model that knows only when the last sign for each device was; GPU-2 gets none.
 TEST(HealthBook, RandomSigns) {
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const auto pick = [&](uint64_t n) { return random() % n; };

@@ -169,6 +169,7 @@ std::string_view Device::profile() const {
 }
 
 Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml) {
+  const auto use = nvml.Use();
   unsigned count = 0;
   if (auto got = nvml.Check(nvml.nvmlDeviceGetCount_v2(&count), "nvmlDeviceGetCount"); !got) {
     return std::unexpected(got.error());

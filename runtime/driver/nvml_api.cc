@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -45,7 +46,8 @@ Result<const NvmlApi*> NvmlApi::Load(const std::string& folder) {
 }
 
 nvmlReturn_t NvmlApi::Restart() const {
-  const std::lock_guard lock(restarting_);
+  const std::unique_lock lock(in_use_, std::chrono::milliseconds(kRestartWaitMs));
+  if (!lock) return NVML_ERROR_IN_USE;
   // Load made the only initialisation of this process, so one shutdown ends it.
   if (initialised_) nvmlShutdown();
   const nvmlReturn_t result = nvmlInit_v2();

@@ -4,7 +4,7 @@
 
 #include <nvml.h>
 
-#include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
 
@@ -44,17 +44,25 @@ class NvmlApi {
 
   Result<void> Check(nvmlReturn_t result, std::string_view call) const;
 
+  // To be held around calls in a process that restarts NVML: nvmlShutdown hangs for as long as
+  // another thread is inside of NVML (H100, driver 580). Not recursive.
+  [[nodiscard]] std::shared_lock<std::shared_timed_mutex> Use() const {
+    return std::shared_lock(in_use_);
+  }
+
   // nvmlShutdown and nvmlInit, which NVML needs after a GPU was reset or the driver loaded anew: 3
   // ms (H100, driver 580). Device handles and event sets of the whole process are invalid from then
-  // on and meanwhile calls of other threads answer UNINITIALIZED; so nobody keeps handles for
-  // longer than one look. The answer is nvmlInit's; NVML is uninitialised until one succeeds.
+  // on, so nobody keeps handles for longer than one Use(). The answer is nvmlInit's, and NVML is
+  // uninitialised until one succeeds; NVML_ERROR_IN_USE: nothing was done, somebody is inside for
+  // longer than kRestartWaitMs (a sick GPU?).
+  static constexpr int kRestartWaitMs = 1000;
   nvmlReturn_t Restart() const;
 
  private:
   NvmlApi() = default;
 
-  mutable std::mutex restarting_;
-  mutable bool initialised_ = true;  // Guarded by restarting_.
+  mutable std::shared_timed_mutex in_use_;
+  mutable bool initialised_ = true;  // Guarded by in_use_, held alone.
 };
 
 }  // namespace gpushm

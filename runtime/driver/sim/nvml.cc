@@ -2,8 +2,10 @@
 #include "runtime/driver/sim/nvml_state.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 
 namespace gpushm::sim {
 
@@ -103,6 +105,8 @@ nvmlReturn_t DECLDIR nvmlInit_v2(void) {
 
 nvmlReturn_t DECLDIR nvmlShutdown(void) {
   Nvml& nvml = Nvml::Get();
+  // As the real one does, which hangs for as long as somebody waits for events.
+  while (nvml.waiting > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const std::lock_guard lock(nvml.mutex);
   if (nvml.initialised == 0) return NVML_ERROR_UNINITIALIZED;
   --nvml.initialised;

@@ -24,6 +24,7 @@ class Nvml {
   const Card* Find(nvmlDevice_t device) const;
 
   std::mutex mutex;
+  std::atomic<int> waiting = 0;  // Threads in nvmlEventSetWait.
   int initialised = 0;
   bool stale = false;       // The driver went away: only a new nvmlInit helps.
   uint64_t generation = 0;  // Of nvmlInit: what event sets of an earlier one hold is gone.
