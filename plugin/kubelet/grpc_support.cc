@@ -1,7 +1,9 @@
 #include "plugin/kubelet/grpc_support.h"
 
 #include <grpc/support/log.h>
+#if __has_include(<grpcpp/version_info.h>)
 #include <grpcpp/version_info.h>
+#endif
 
 #include <algorithm>
 #include <cctype>
@@ -102,7 +104,8 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& path, int max_recei
 }
 
 void RouteGrpcLog() {
-#if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR < 66
+// Later ones log by Abseil. The oldest have no numbers.
+#if !defined(GRPC_CPP_VERSION_MINOR) || GRPC_CPP_VERSION_MINOR < 66
   gpr_set_log_function([](gpr_log_func_args* line) {
     const LogLevel level = line->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
                            : line->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
