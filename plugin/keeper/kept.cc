@@ -85,9 +85,12 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   } else if (known == generations_.end() && generations_.size() >= limits::kLinkGenerations) {
     valid = Full("generations", limits::kLinkGenerations);
   }
-  if (!valid || known != generations_.end()) Refuse(std::move(memory));
-  if (!valid) return valid;
+  if (!valid) {
+    Refuse(std::move(memory));
+    return valid;
+  }
   if (known != generations_.end()) {
+    Refuse(std::move(memory));
     known->second.stated = generation;
     known->second.round = round_;
     return {};
