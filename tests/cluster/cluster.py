@@ -304,7 +304,8 @@ class Cluster:
     # ------------------------------------------------------------ reaching into it
 
     def on_node(self, path):
-        """A path of the node, as this computer sees it."""
+        """A path of the node, as this computer sees it. No part of it may be a link to an absolute
+        path, as /var/run is: that would lead to this computer's."""
         return pathlib.Path(f"/proc/{self.process('node').pid}/root{path}")
 
     def process_of_container(self, container_id):

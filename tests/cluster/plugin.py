@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 from processes import Failure, wait_until
 import settings
@@ -73,18 +74,45 @@ class Plugin:
         return self._cluster.process_of_container(status["containerID"])
 
     def kill(self):
-        """As by a crash; the kubelet starts it again."""
-        process = self.process()
-        process.end(0)
-        return process
+        """As by a crash; returns when the one that the kubelet started after it is registered."""
+        mark = self.mark()
+        self.process().end(0)
+        self.wait_registered(mark)
 
     def replace(self):
         """Another pod of the DaemonSet, as by an upgrade."""
+        mark = self.mark()
         name = self.pod()["metadata"]["name"]
         self._api.delete("Pod", name, NAMESPACE)
         self._api.wait("Pod", NAMESPACE, lambda pods: name not in pods, TIMEOUT_S,
                        lambda _: f"{name} does not end")
+        self.wait_registered(mark)
         self.wait_serving()
+
+    def mark(self):
+        """For wait_registered: the kubelet, and how often it was registered with."""
+        return self._cluster.process("kubelet"), self._registrations()
+
+    def wait_registered(self, mark):
+        """Until the kubelet has both resources again since `mark`. Allocatable does not tell: it
+        lags behind by a second, and may never show a short absence."""
+        kubelet, counts = mark
+
+        def again():
+            now = self._registrations()
+            before = counts if self._cluster.process("kubelet") == kubelet else {}
+            return all(now.get(name, 0) > before.get(name, 0) for name in (MEMORY, ATTACH))
+
+        wait_until(lambda: f"not registered again: {self._registrations()}, before {counts}: "
+                   + self._state(self._api.list("Pod", NAMESPACE)), TIMEOUT_S, again, 0.1)
+
+    def _registrations(self):
+        """As the kubelet counts since its start: {resource: number}."""
+        path = f"/api/v1/nodes/{settings.NODE_NAME}/proxy/metrics"
+        metrics = self._api.raw("GET", path)[1]
+        return {name: int(float(number)) for name, number in re.findall(
+            r'^kubelet_device_plugin_registration_total\{resource_name="([^"]+)"\} (\S+)$', metrics,
+            re.MULTILINE)}
 
     def wait_serving(self, units=UNITS, tokens=TOKENS):
         """Until it runs and the node has so many units and tokens."""
@@ -115,7 +143,7 @@ class Plugin:
     # ------------------------------------------------------------ what it leaves on the node
 
     def specs(self):
-        folder = self._cluster.on_node("/var/run/cdi")
+        folder = self._cluster.on_node("/run/cdi")
         return sorted(path.name for path in folder.glob("*")) if folder.exists() else []
 
     def links(self):
