@@ -1,4 +1,4 @@
-"""What the suite's cases share: a namespace each, pods as restricted namespaces want them, waiting."""
+"""What the suite's cases share: a namespace each, pods as restricted ones want them, waiting."""
 
 import copy
 import json
@@ -172,5 +172,6 @@ class ClusterCase(unittest.TestCase):
                          if e["involvedObject"]["name"] == name
                          and re.search(pattern, e["message"])), None)
 
-        return self.api.wait("Event", self.namespace, matching, seconds,
-                             lambda _: f"no event of {name} says {pattern!r}:\n{self.events_text()}")
+        return self.api.wait(
+            "Event", self.namespace, matching, seconds,
+            lambda _: f"no event of {name} says {pattern!r}:\n{self.events_text()}")

@@ -97,7 +97,8 @@ class Cluster:
     # ------------------------------------------------------------ life
 
     def up(self, images, driver):
-        """`images`: an archive of images.py. `driver`: a folder with the simulated driver. If it fails, everything is ended, and the logs stay."""
+        """`images`: an archive of images.py. `driver`: a folder with the simulated driver. If it
+        fails, everything is ended, and the logs stay."""
         if self.running():
             raise Failure("a cluster runs already: ./run cluster down takes it down")
         self._check_host()

@@ -1,4 +1,4 @@
-"""Processes in namespaces, known by PID and start time: a PID alone may be somebody else's by now."""
+"""Processes in namespaces, known by PID and start time: a PID may be somebody else's by now."""
 
 import dataclasses
 import os

@@ -10,6 +10,9 @@ MOUNTED = {"volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
 
 class NodeTest(ClusterCase):
 
+    def boot_id(self):
+        return self.api.get("Node", NODE_NAME)["status"]["nodeInfo"]["bootID"]
+
     def test_programs_are_what_go_mod_pins(self):
         info = self.api.get("Node", NODE_NAME)["status"]["nodeInfo"]
         pins = (self.cluster.source / "kubernetes/go.mod").read_text()
@@ -59,9 +62,9 @@ class NodeTest(ClusterCase):
         """Goal: `reboot` is one. Method: a pod's process, the node's /run and its boot ID."""
         self.run_pod(pod("main", container("main")))
         self.cluster.on_node("/run/mark").write_text("")
-        boot_id = self.api.get("Node", NODE_NAME)["status"]["nodeInfo"]["bootID"]
+        boot_id = self.boot_id()
         self.cluster.reboot()
         self.assertFalse(self.cluster.on_node("/run/mark").exists())
         self.wait_pod("main", lambda p: statuses(p)["main"]["restartCount"] == 1, "not restarted")
         self.wait_ready("main")
-        self.assertNotEqual(boot_id, self.api.get("Node", NODE_NAME)["status"]["nodeInfo"]["bootID"])
+        self.assertNotEqual(self.boot_id(), boot_id)
