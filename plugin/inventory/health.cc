@@ -157,7 +157,7 @@ void HealthMonitor::Run() {
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) return;
-      anew = std::exchange(devices_changed_, false);
+      anew = std::exchange(devices_changed_, false) || nvml_.restarts() != registered_at_;
     }
     if (anew) Register();
     if (anew || NowMs() >= next_look_ms_) LookAtAll();
@@ -171,6 +171,7 @@ void HealthMonitor::Register() {
   FreeSet();
   next_register_ms_ = NowMs() + kRegisterMs;
   const auto use = nvml_.Use();
+  registered_at_ = nvml_.restarts();
   nvmlEventSet_t set{};
   if (nvml_.nvmlEventSetCreate(&set) != NVML_SUCCESS) return;
   std::vector<std::string> gpus;
@@ -200,7 +201,8 @@ void HealthMonitor::Register() {
 
 void HealthMonitor::FreeSet() {
   const auto use = nvml_.Use();
-  if (set_) nvml_.nvmlEventSetFree(*set_);
+  // A set from before a restart went with what was shut down.
+  if (set_ && nvml_.restarts() == registered_at_) nvml_.nvmlEventSetFree(*set_);
   set_.reset();
   registered_.clear();
 }

@@ -79,6 +79,7 @@ class HealthMonitor {
   // Of the thread (and the constructor before it).
   std::optional<nvmlEventSet_t> set_;
   std::map<nvmlDevice_t, std::string> registered_;  // Handles in `set_`, and their UUIDs.
+  uint64_t registered_at_ = 0;                      // NvmlApi::restarts() then.
   int64_t next_look_ms_ = 0;
   int64_t next_restart_ms_ = 0;  // 0: none planned.
   int64_t next_register_ms_ = 0;

@@ -152,6 +152,15 @@ TEST_F(HealthTest, NvmlGoesAndComesBack) {
   EXPECT_EQ(NextOfXids("", 2, 120).uuid, uuids_[2]) << "events come again";
 }
 
+TEST_F(HealthTest, SomebodyElseRestartsNvml) {
+  Start();
+  nvmlReturn_t restarted = NVML_ERROR_IN_USE;
+  const Deadline deadline = Deadline::AfterMs(kLongMs);
+  while (restarted == NVML_ERROR_IN_USE && !deadline.Passed()) restarted = Nvml().Restart();
+  ASSERT_EQ(restarted, NVML_SUCCESS);
+  EXPECT_EQ(NextOfXids("", 1, 120).uuid, uuids_[1]);
+}
+
 TEST_F(HealthTest, WhereWaitingForEventsFailsLooksGoOn) {
   Start();
   const std::string failing = "results: {nvmlEventSetWait_v2: 999}\n";

@@ -50,6 +50,7 @@ nvmlReturn_t NvmlApi::Restart() const {
   if (!lock) return NVML_ERROR_IN_USE;
   // Load made the only initialisation of this process, so one shutdown ends it.
   if (initialised_) nvmlShutdown();
+  ++restarts_;
   const nvmlReturn_t result = nvmlInit_v2();
   initialised_ = result == NVML_SUCCESS;
   return result;

@@ -4,6 +4,8 @@
 
 #include <nvml.h>
 
+#include <atomic>
+#include <cstdint>
 #include <shared_mutex>
 #include <string>
 #include <string_view>
@@ -57,11 +59,14 @@ class NvmlApi {
   // longer than kRestartWaitMs (a sick GPU?).
   static constexpr int kRestartWaitMs = 1000;
   nvmlReturn_t Restart() const;
+  // How often that was. Waiting on an event set from before times out without a word (H100).
+  uint64_t restarts() const { return restarts_; }
 
  private:
   NvmlApi() = default;
 
   mutable std::shared_timed_mutex in_use_;
+  mutable std::atomic<uint64_t> restarts_ = 0;
   mutable bool initialised_ = true;  // Guarded by in_use_, held alone.
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 using gpushm::sim::CallNvml;
@@ -20,6 +21,21 @@ struct EventSet {
   std::vector<const Card*> cards;
   size_t seen = 0;  // How many entries of the list were there or have been delivered.
 };
+
+// Those of this nvmlInit; under Nvml's mutex. Never destroyed.
+std::vector<std::unique_ptr<EventSet>>& Sets(const Nvml& nvml) {
+  static auto* const sets = new std::vector<std::unique_ptr<EventSet>>();
+  std::erase_if(*sets, [&](const auto& set) { return set->generation != nvml.generation; });
+  return *sets;
+}
+
+// Null: none of this nvmlInit.
+EventSet* FindSet(const Nvml& nvml, nvmlEventSet_t handle) {
+  for (const auto& set : Sets(nvml)) {
+    if (reinterpret_cast<nvmlEventSet_t>(set.get()) == handle) return set.get();
+  }
+  return nullptr;
+}
 
 bool Names(const Xid& xid, const Card& card) {
   return xid.gpu == card.uuid_text || xid.gpu == std::to_string(card.gpu_index);
@@ -70,9 +86,9 @@ nvmlReturn_t DECLDIR nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device,
 nvmlReturn_t DECLDIR nvmlEventSetCreate(nvmlEventSet_t* set) {
   return CallNvml("nvmlEventSetCreate", [&](Nvml& nvml) {
     if (set == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
-    auto* events = new EventSet();
+    auto& events = Sets(nvml).emplace_back(std::make_unique<EventSet>());
     events->generation = nvml.generation;
-    *set = reinterpret_cast<nvmlEventSet_t>(events);
+    *set = reinterpret_cast<nvmlEventSet_t>(events.get());
     return NVML_SUCCESS;
   });
 }
@@ -83,8 +99,9 @@ nvmlReturn_t DECLDIR nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long
     if (set == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
     if ((eventTypes & ~static_cast<unsigned long long>(nvmlEventTypeXidCriticalError)) != 0)
       return NVML_ERROR_NOT_SUPPORTED;
-    auto& events = *reinterpret_cast<EventSet*>(set);
-    if (events.generation != nvml.generation || card.mig) return NVML_ERROR_INVALID_ARGUMENT;
+    EventSet* const found = FindSet(nvml, set);
+    if (found == nullptr || card.mig) return NVML_ERROR_INVALID_ARGUMENT;
+    EventSet& events = *found;
     if (events.cards.empty()) events.seen = CurrentFaults(nvml.state->folder())->xids.size();
     events.cards.push_back(&card);
     return NVML_SUCCESS;
@@ -100,11 +117,11 @@ nvmlReturn_t DECLDIR nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t* da
     // Each look on its own: another thread may use NVML meanwhile.
     const nvmlReturn_t result = CallNvml("nvmlEventSetWait_v2", [&](Nvml& nvml) {
       if (set == nullptr || data == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
-      auto& events = *reinterpret_cast<EventSet*>(set);
-      if (events.generation != nvml.generation) return NVML_ERROR_INVALID_ARGUMENT;
+      EventSet* const events = FindSet(nvml, set);
+      if (events == nullptr) return NVML_ERROR_TIMEOUT;  // As the real one after a new nvmlInit.
       const auto faults = CurrentFaults(nvml.state->folder());
-      const bool found = Next(events, faults->xids, data);
-      if (!found && AnyLost(events, *faults)) return NVML_ERROR_GPU_IS_LOST;
+      const bool found = Next(*events, faults->xids, data);
+      if (!found && AnyLost(*events, *faults)) return NVML_ERROR_GPU_IS_LOST;
       return found ? NVML_SUCCESS : NVML_ERROR_TIMEOUT;
     });
     if (result != NVML_ERROR_TIMEOUT) return result;
@@ -115,7 +132,10 @@ nvmlReturn_t DECLDIR nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t* da
 }
 
 nvmlReturn_t DECLDIR nvmlEventSetFree(nvmlEventSet_t set) {
-  // Also of a set whose driver is gone: whoever made it owns it.
-  delete reinterpret_cast<EventSet*>(set);
+  Nvml& nvml = Nvml::Get();
+  const std::lock_guard lock(nvml.mutex);
+  EventSet* const found = FindSet(nvml, set);
+  if (found == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+  std::erase_if(Sets(nvml), [&](const auto& one) { return one.get() == found; });
   return NVML_SUCCESS;
 }
