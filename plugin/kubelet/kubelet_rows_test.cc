@@ -263,6 +263,40 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedIfItWasTooEarly) {
   EXPECT_TRUE(Usable());
 }
 
+// Later kubelets say nothing when they confuse two registrations: the stream stays open, the
+// resource is stopped. podresources shows it, and Renew mends it.
+TEST_F(ReRegisterWhileOldStreamIsOpen, IsSeenInPodResourcesAndRenewed) {
+  kubelet_options.notice_ms = 60;
+  options.times.grace_ms = 1;
+  options.times.backoff_max_ms = 1000;
+  StartBoth();
+  ASSERT_TRUE(kubelet->ListenAgain());
+  ASSERT_TRUE(kubelet->WaitAllocatable(kMemory, 0, Soon()));
+  ASSERT_TRUE(kubelet->WaitAllocatable(kAttach, 0, Soon()));
+  EXPECT_TRUE(plugin->WaitFor([](const State& state) { return state.usable(); }, Soon()));
+  PodResources pods({.socket = kubelet_options.pod_resources_socket});
+  const auto is_well = [&] {
+    const auto allocatable = pods.Allocatable(Soon());
+    return allocatable && allocatable->contains(Resource::kMemory) &&
+           allocatable->at(Resource::kMemory).size() == 8;
+  };
+  EXPECT_FALSE(is_well());
+  // The grace of 1 ms doubles until it is longer than the kubelet takes.
+  const Deadline deadline = Soon();
+  for (bool well = false; !well && !deadline.Passed();) {
+    const uint64_t before = kubelet->streams(kMemory);
+    plugin->Renew(Resource::kMemory);
+    ASSERT_TRUE(plugin->WaitFor(
+        [&](const State& state) {
+          return state.memory.usable() && kubelet->streams(kMemory) > before;
+        },
+        Soon()));
+    // Until the end of the former stream has been noticed.
+    well = !kubelet->WaitAllocatable(kMemory, 0, Deadline::AfterMs(200)) && is_well();
+  }
+  EXPECT_TRUE(is_well());
+}
+
 // Row: a device becomes unhealthy. Allocatable shrinks, capacity does not; its container stays but
 // cannot be restarted until it is healthy again. The kubelet is scripted.
 using DeviceUnhealthy = RowTest;

@@ -12,8 +12,6 @@
 namespace gpushm::plugin::kubelet {
 namespace {
 
-constexpr char kAsked[] = "podresources List";
-
 PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNames& names) {
   PodList list;
   for (const v1::PodResources& listed : response.pod_resources()) {
@@ -61,19 +59,19 @@ void PodResources::Forget(const std::shared_ptr<Connection>& connection) {
   if (connection_ == connection) connection_.reset();
 }
 
-Result<PodList> PodResources::List(const Deadline& deadline) {
+template <typename Call>
+Result<void> PodResources::Ask(const char* asked, const Deadline& deadline, Call call) {
   for (bool fresh = false;;) {
     const std::shared_ptr<Connection> connection = Connect();
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() +
                          std::chrono::nanoseconds(deadline.RemainingNs()));
-    v1::ListPodResourcesResponse response;
-    const grpc::Status status = connection->stub->List(&context, {}, &response);
-    if (status.ok()) return ToPodList(response, options_.names);
+    const grpc::Status status = call(connection->stub.get(), &context);
+    if (status.ok()) return {};
     switch (status.error_code()) {
       case grpc::StatusCode::RESOURCE_EXHAUSTED:
         if (IsTooLarge(status) || deadline.RemainingNs() <= options_.retry_ms * 1'000'000)
-          return std::unexpected(FromGrpc(status, kAsked));
+          return std::unexpected(FromGrpc(status, asked));
         std::this_thread::sleep_for(std::chrono::milliseconds(options_.retry_ms));
         break;
       case grpc::StatusCode::UNAVAILABLE:
@@ -81,13 +79,38 @@ Result<PodList> PodResources::List(const Deadline& deadline) {
         Forget(connection);
         if (!std::exchange(fresh, true) && SomeoneAccepts(options_.socket)) break;
         return Fail(Code::kUnavailable,
-                    Concat(kAsked, ": nobody answers at ", options_.socket, " (",
+                    Concat(asked, ": nobody answers at ", options_.socket, " (",
                            status.error_message(), ")"),
                     "is the kubelet running, and its folder pod-resources mounted?");
       default:
-        return std::unexpected(FromGrpc(status, kAsked));
+        return std::unexpected(FromGrpc(status, asked));
     }
   }
+}
+
+Result<PodList> PodResources::List(const Deadline& deadline) {
+  v1::ListPodResourcesResponse response;
+  const Result<void> answered = Ask(
+      "podresources List", deadline,
+      [&](auto* stub, grpc::ClientContext* context) { return stub->List(context, {}, &response); });
+  if (!answered) return std::unexpected(answered.error());
+  return ToPodList(response, options_.names);
+}
+
+Result<std::map<Resource, DeviceIds>> PodResources::Allocatable(const Deadline& deadline) {
+  v1::AllocatableResourcesResponse response;
+  const Result<void> answered = Ask("podresources GetAllocatableResources", deadline,
+                                    [&](auto* stub, grpc::ClientContext* context) {
+                                      return stub->GetAllocatableResources(context, {}, &response);
+                                    });
+  if (!answered) return std::unexpected(answered.error());
+  std::map<Resource, DeviceIds> allocatable;
+  for (const v1::ContainerDevices& devices : response.devices()) {
+    const std::optional<Resource> resource = options_.names.Parse(devices.resource_name());
+    if (resource)
+      allocatable[*resource].insert(devices.device_ids().begin(), devices.device_ids().end());
+  }
+  return allocatable;
 }
 
 }  // namespace gpushm::plugin::kubelet

@@ -8,6 +8,7 @@
 // Threads: any; calls run beside each other.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -46,10 +47,18 @@ class PodResources {
   // too large, or the kubelet was asked too often until `deadline`.
   Result<PodList> List(const Deadline& deadline);
 
+  // Our IDs that the kubelet would give to pods, taken ones too. It is what only the kubelet knows:
+  // one that has confused two registrations reads our list and has no devices; see
+  // Registration::Renew. Errors as List.
+  Result<std::map<Resource, DeviceIds>> Allocatable(const Deadline& deadline);
+
  private:
   struct Connection;
   std::shared_ptr<Connection> Connect();
   void Forget(const std::shared_ptr<Connection>& connection);
+  // Asks until it is answered; `call` is one attempt.
+  template <typename Call>
+  Result<void> Ask(const char* asked, const Deadline& deadline, Call call);
 
   const Options options_;
   std::mutex mutex_;

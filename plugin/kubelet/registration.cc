@@ -72,6 +72,16 @@ class Registration::Registrar {
   }
 
   // Any thread.
+  void Renew(Resource resource) {
+    Line* const line = &lines_[resource == Resource::kMemory ? 0 : 1];
+    loop_->Post([this, line] {
+      LogWarning("registration-renewed", {{"resource", line->name}});
+      line->grace_ms = std::min(2 * line->grace_ms, options_.times.backoff_max_ms);
+      Restart(line);
+    });
+  }
+
+  // Any thread.
   State state() const {
     const std::lock_guard lock(mutex_);
     return state_;
@@ -132,6 +142,7 @@ class Registration::Registrar {
     size_t open = 0;                 // Streams.
     uint64_t timer = 0;
     int64_t backoff_ms = 0;
+    int64_t grace_ms = 0;
     int64_t serving_since_ns = 0;
     std::string listen_error;  // Why a serving one has no socket.
   };
@@ -142,6 +153,7 @@ class Registration::Registrar {
     line->file = file;
     line->path = Concat(options_.folder, "/", file);
     line->backoff_ms = options_.times.backoff_first_ms;
+    line->grace_ms = options_.times.grace_ms;
     line->worker = std::make_unique<Worker>();
     PluginServer::Config config;
     config.resource = resource;
@@ -163,16 +175,18 @@ class Registration::Registrar {
   }
 
   void Begin() {
-    const Result<void> watched =
-        watch_.fd() < 0 ? Fail(Code::kExhausted, "no inotify instance is free",
-                               "raise fs.inotify.max_user_instances; until then the folder is "
-                               "looked at every few milliseconds")
-                        : loop_->Watch(
-                              watch_.fd(), EPOLLIN,
-                              [this](uint32_t) {
-                                watch_.Drain();
-                                Look();
-                              });
+    Result<void> watched;
+    if (!options_.inotify) {
+      watched = Fail(Code::kUnsupported, "switched off");
+    } else if (watch_.fd() < 0) {
+      watched = Fail(Code::kExhausted, "no inotify instance is free",
+                     "raise fs.inotify.max_user_instances");
+    } else {
+      watched = loop_->Watch(watch_.fd(), EPOLLIN, [this](uint32_t) {
+        watch_.Drain();
+        Look();
+      });
+    }
     blind_ = !watched.has_value();
     if (blind_) LogWarning("folder-not-watched", {{"reason", watched.error().ToString()}});
     LookAgainAndAgain();
@@ -255,7 +269,7 @@ class Registration::Registrar {
   void Settle(Line* line, bool ended_it) {
     if (!ended_it && (!kubelet_ || line->knows_us != kubelet_)) return Try(line);
     line->phase = Phase::kPausing;
-    SetTimer(line, options_.times.grace_ms, [this, line] { Try(line); });
+    SetTimer(line, line->grace_ms, [this, line] { Try(line); });
   }
 
   void Try(Line* line) {
@@ -410,6 +424,7 @@ bool Registration::WaitFor(const std::function<bool(const State&)>& reached,
                            const Deadline& deadline) const {
   return registrar_->WaitFor(reached, deadline);
 }
+void Registration::Renew(Resource resource) { registrar_->Renew(resource); }
 void Registration::Stop() { registrar_->Stop(); }
 
 }  // namespace gpushm::plugin::kubelet

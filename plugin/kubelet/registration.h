@@ -84,6 +84,7 @@ class Registration {
     std::string attach_socket = "gpushm-attach.sock";
     ResourceNames names = {};
     bool prefers = false;  // The Handler's Prefer is offered to the kubelet.
+    bool inotify = true;   // False where it does not work: looks every poll_blind_ms instead.
     OnCall on_call;        // For histograms; any thread. May be empty.
     Times times;
   };
@@ -97,6 +98,11 @@ class Registration {
 
   // All devices of a resource, with their health: replaces the list that the kubelet has.
   void SetDevices(Resource resource, std::vector<Advertised> devices);
+
+  // Ends the stream and registers again, with twice the grace of the last time: for whoever sees
+  // that the kubelet does not believe in a registration that looks well from here (usable(), but
+  // PodResources::Allocatable lacks the resource).
+  void Renew(Resource resource);
 
   State state() const;
   // Waits until `reached` holds of the state; false if it does not before the deadline.

@@ -181,6 +181,18 @@ TEST_F(RegistrationTest, RegistersAtOnceWithANewSocketOfTheSameKubelet) {
   EXPECT_TRUE(UsableAgain(before));
 }
 
+TEST_F(RegistrationTest, SeesEverythingWithoutInotify) {
+  options.inotify = false;
+  StartPlugin();
+  StartKubelet();
+  ASSERT_TRUE(Usable());
+  for (int i = 0; i < 5; ++i) {
+    const State before = plugin->state();
+    ASSERT_TRUE(kubelet->Restart(ScriptedKubelet::Death::kKilled));
+    ASSERT_TRUE(UsableAgain(before));
+  }
+}
+
 TEST_F(RegistrationTest, EndsABackOffWhenTheKubeletAppears) {
   options.times.backoff_first_ms = options.times.backoff_max_ms = 10 * kLongMs;
   std::filesystem::create_directories(options.folder);

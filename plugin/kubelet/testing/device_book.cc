@@ -70,6 +70,13 @@ size_t DeviceBook::Allocatable(const std::string& resource) const {
   return found == devices_.end() ? 0 : found->second.healthy.size();
 }
 
+std::map<std::string, Ids> DeviceBook::Healthy() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, Ids> healthy;
+  for (const auto& [resource, devices] : devices_) healthy[resource] = devices.healthy;
+  return healthy;
+}
+
 Result<std::optional<std::vector<std::string>>> DeviceBook::Reserve(const Holder& holder,
                                                                     const std::string& resource,
                                                                     size_t count,

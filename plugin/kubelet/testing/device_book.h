@@ -57,6 +57,7 @@ class DeviceBook {
   bool IsKnown(const std::string& resource) const;
   size_t Capacity(const std::string& resource) const;
   size_t Allocatable(const std::string& resource) const;
+  std::map<std::string, Ids> Healthy() const;  // By resource.
 
   // Reserves `count` IDs for a container. Nothing: there is nothing to do, it has them or runs.
   // The texts of failures are the kubelet's.

@@ -281,6 +281,19 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     return grpc::Status::OK;
   }
 
+  grpc::Status GetAllocatableResources(grpc::ServerContext*,
+                                       const ::v1::AllocatableResourcesRequest*,
+                                       ::v1::AllocatableResourcesResponse* response) override {
+    for (const auto& [resource, ids] : book_.Healthy()) {
+      for (const std::string& id : book_.Shuffle(ids)) {
+        ::v1::ContainerDevices* const devices = response->add_devices();
+        devices->set_resource_name(resource);
+        devices->add_device_ids(id);
+      }
+    }
+    return grpc::Status::OK;
+  }
+
   uint64_t list_calls() const {
     const std::lock_guard lock(mutex_);
     return list_calls_;
