@@ -148,7 +148,7 @@ std::string HostFiles::LinkFolder(std::string_view name) const {
 
 Result<std::string> HostFiles::MakeLinkFolder(std::string_view name) {
   if (auto valid = CheckName(name); !valid) return std::unexpected(valid.error());
-  const std::string path = Concat(seen_, "/links/", name);
+  std::string path = Concat(seen_, "/links/", name);
   if (auto made = MakeFolder(path, kOpenFolder); !made) return std::unexpected(made.error());
   LabelForContainers(path);
   return path;
