@@ -177,8 +177,14 @@ void Client::Reconnected(const SessionLock& lock, const Return& how, const Deadl
       Renew(lock, attachment.get(), how.same_broker, deadline);
     }
   }
-  const std::lock_guard table(table_mutex_);
-  std::erase_if(current_, [](const auto& entry) { return entry.second->orphaned(); });
+  std::vector<Lease> unsaid;
+  {
+    const std::lock_guard table(table_mutex_);
+    std::erase_if(current_, [](const auto& entry) { return entry.second->orphaned(); });
+    unsaid.swap(ended_);
+  }
+  // At once: a buffer with one writer would be BUSY for this process itself.
+  for (const Lease& lease : unsaid) EndLease(lock, lease, deadline);
 }
 
 Result<std::set<uint64_t>> Client::AskLeases(const SessionLock& lock, const Deadline& deadline) {

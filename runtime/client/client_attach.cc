@@ -32,6 +32,7 @@ Attachment* Client::Cached(std::string_view name, const AttachOptions& options) 
   if (options.generation != 0 && options.generation != attachment->facts().generation) {
     return nullptr;
   }
+  if (attachment->device_lost()) return nullptr;
   if (!attachment->IsUnchangedAndReady()) {
     if (!options.any_state || attachment->Current().has_value()) return nullptr;
   }

@@ -36,6 +36,11 @@ Result<Client::Seen> Client::Await(std::string_view name, const Judge& judge, co
   for (;;) {
     const RegistryHandle::Reader reader = session_.registry().Share();
     const uint64_t version = reader->table_version();
+    // Its loss moves the table version, too: who waits below is woken.
+    if (reader->device_lost()) {
+      return Fail(Code::kDeviceLost, Concat("the GPU of ", quoted(), " is lost"),
+                  "the GPU must be reset or the node drained");
+    }
     Result<registry::Found> found = reader->Find(name);
     std::optional<Status> not_yet;
     if (found) {

@@ -45,6 +45,7 @@ Broker::Broker(EventLoop* loop, BrokerOptions options)
 
 Broker::~Broker() {
   if (driver_calls_ > 0) driver_worker_.Abandon();  // It hangs in the driver: the process ends now.
+  link_.reset();
   server_.reset();
   if (registry_) registry_->Retire();
   // What clients made may block whoever closes it, at the end as well: the kernel does it faster.
@@ -96,52 +97,26 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   const config::BrokerConfig& config = broker->options_.config;
   if (auto r = broker->LockFolder(); !r) return std::unexpected(r.error());
   if (auto r = broker->TakeGenerations(); !r) return std::unexpected(r.error());
-  Result<Gpu> gpu = broker->OnDriver<Result<Gpu>>(
-      "find its GPUs", [folder = broker->options_.driver_folder, choice = config.gpu] {
-        return Gpu::Open(folder, choice);
-      });
-  if (!gpu) return std::unexpected(gpu.error());
-  broker->gpu_ = std::move(*gpu);
+  Link::Greeting greeting;
+  if (auto r = broker->MeetPlugin(&greeting); !r) return std::unexpected(r.error());
+  if (auto r = broker->OpenGpu(); !r) return std::unexpected(r.error());
   const DeviceInfo& device = broker->gpu_->info();
-  if (config.pool_bytes > device.total_bytes) {
-    return Fail(Code::kExhausted,
-                Concat("the pool of ", config.pool_bytes, " bytes is more than ", device.name,
-                       " has: ", device.total_bytes),
-                "ask for less, or choose a larger GPU");
-  }
   broker->ledger_.emplace(
       LedgerLimits{.pool_bytes = config.pool_bytes, .granularity = device.granularity}, device.uuid,
       broker->epoch_);
   auto registry = registry::RegistryWriter::Create(limits::kBuffers, broker->epoch_ - 1);
   if (!registry) return std::unexpected(registry.error());
   broker->registry_ = std::move(*registry);
-  Broker* const self = broker.get();
-  broker->transfers_.emplace(
-      loop, &broker->closer_, broker->options_.loader_command, broker->options_.driver_folder,
-      device.device,
-      Transfers::Events{
-          .on_progress =
-              [self](const std::string& name, protocol::Direction direction, uint64_t done) {
-                if (direction != protocol::Direction::kLoad) return;
-                self->ledger_->TransferProgress(name, done);
-                self->Apply();
-              },
-          .on_end =
-              [self](const std::string& name, protocol::Direction direction,
-                     const Result<void>& result) {
-                const bool load = direction == protocol::Direction::kLoad;
-                if (load) self->ledger_->TransferEnded(name, result);
-                self->Apply();
-                if (result) {
-                  LogInfo(load ? "buffer-loaded" : "buffer-saved", {{"buffer", name}});
-                } else {
-                  LogError(load ? "load-failed" : "save-failed",
-                           {{"buffer", name}, {"reason", result.error().ToString()}});
-                }
-              }});
+  broker->MakeTransfers();
   broker->server_.emplace(loop, &broker->closer_, static_cast<Handler*>(broker.get()));
-  if (auto r = broker->MakeDeclared(); !r) return std::unexpected(r.error());
+  std::set<std::string> settled;
+  broker->Restore(std::move(greeting.kept), &settled);
+  if (auto r = broker->MakeDeclared(settled); !r) return std::unexpected(r.error());
   if (auto r = broker->ListenAll(); !r) return std::unexpected(r.error());
+  broker->RestoreClients(std::move(greeting.clients));
+  if (auto r = broker->RunLink(greeting.welcome.device_lost == 1); !r) {
+    return std::unexpected(r.error());
+  }
   broker->StartFileLoads();
   LogInfo("ready", {{"gpu", device.uuid.ToString()},
                     {"gpu_name", device.name},
@@ -152,6 +127,45 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
                     {"folder", config.folder},
                     {"took_ms", (MonotonicNs() - started_ns) / 1'000'000}});
   return broker;
+}
+
+Result<void> Broker::OpenGpu() {
+  const config::BrokerConfig& config = options_.config;
+  Result<Gpu> gpu = OnDriver<Result<Gpu>>(
+      "find its GPUs",
+      [folder = options_.driver_folder, choice = config.gpu] { return Gpu::Open(folder, choice); });
+  if (!gpu) return std::unexpected(gpu.error());
+  gpu_ = std::move(*gpu);
+  if (config.pool_bytes <= gpu_->info().total_bytes) return {};
+  return Fail(Code::kExhausted,
+              Concat("the pool of ", config.pool_bytes, " bytes is more than ", gpu_->info().name,
+                     " has: ", gpu_->info().total_bytes),
+              "ask for less, or choose a larger GPU");
+}
+
+void Broker::MakeTransfers() {
+  transfers_.emplace(
+      loop_, &closer_, options_.loader_command, options_.driver_folder, gpu_->info().device,
+      Transfers::Events{
+          .on_progress =
+              [this](const std::string& name, protocol::Direction direction, uint64_t done) {
+                if (direction != protocol::Direction::kLoad) return;
+                ledger_->TransferProgress(name, done);
+                Apply();
+              },
+          .on_end =
+              [this](const std::string& name, protocol::Direction direction,
+                     const Result<void>& result) {
+                const bool load = direction == protocol::Direction::kLoad;
+                if (load) ledger_->TransferEnded(name, result);
+                Apply();
+                if (result) {
+                  LogInfo(load ? "buffer-loaded" : "buffer-saved", {{"buffer", name}});
+                } else {
+                  LogError(load ? "load-failed" : "save-failed",
+                           {{"buffer", name}, {"reason", result.error().ToString()}});
+                }
+              }});
 }
 
 // An flock tells a second broker off, and goes with the process however it ends. The folder itself
@@ -191,8 +205,9 @@ Result<void> Broker::TakeGenerations() {
   return {};
 }
 
-Result<void> Broker::MakeDeclared() {
+Result<void> Broker::MakeDeclared(const std::set<std::string>& settled) {
   for (const config::BufferSpec& spec : options_.config.pod.buffers) {
+    if (settled.contains(spec.name)) continue;
     const Result<Ledger::Ticket> ticket = ledger_->BeginDeclared(spec);
     if (!ticket) return std::unexpected(ticket.error());
     Result<UniqueFd> descriptor = OnDriver<Result<UniqueFd>>(
@@ -244,6 +259,8 @@ void Broker::StartFileLoads() {
 // A file that is not there yet is waited for (an init container may still write it); one that is
 // there and cannot be read is an error that says whose it is.
 void Broker::TryFileLoad(const config::BufferSpec& spec) {
+  // Loaded by a former broker, or by a client meanwhile.
+  if (ledger_->StateOf(spec.name) != BufferState::kLoading) return;
   const std::string path =
       spec.FileVolume().empty()
           ? spec.file
@@ -281,6 +298,7 @@ void Broker::TryFileLoad(const config::BufferSpec& spec) {
 // ---- what follows from the ledger's changes
 
 void Broker::Apply() {
+  StateChanges();
   const std::vector<Change> changes = ledger_->TakeChanges();
   for (const Change& change : changes) ShowChange(change);
   for (Memory& memory : ledger_->TakeFreed()) {
@@ -334,6 +352,11 @@ void Broker::OnEnded(const Client& client) {
     LogInfo("buffer-dropped", {{"buffer", name}, {"container", client.container}});
   }
   Apply();
+  if (announced_.erase(client.id) == 0) return;
+  protocol::LinkDrop drop{};
+  drop.what = static_cast<uint32_t>(protocol::LinkDropped::kClient);
+  drop.id = client.id;
+  link_->State({drop});
 }
 
 // ---- end

@@ -1,8 +1,12 @@
 // The broker: owns a pod's buffers and hands them to its containers. Wires the ledger (what may
 // be), the registry (what peers see), the server (who asks), the GPU and the transfers together.
 //
-// Order of a start: lock the folder, take a generation block, open the GPU, make the declared
-// buffers, show them in the registry, listen. Who can connect finds everything that was declared.
+// Order of a start: lock the folder, take a generation block, ask the plugin which GPU it is and
+// what a former broker had, open the GPU, restore that, make the declared buffers that are missing,
+// show them in the registry, listen, know the former broker's clients again. Who can connect finds
+// everything that was declared.
+//
+// What a client is told was stated to the plugin before (link.h, invariant 2).
 //
 // Threads: the loop's, but for Stop(), which any thread and a signal's descriptor may cause.
 #pragma once
@@ -14,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +30,7 @@
 #include "runtime/registry/writer.h"
 #include "sidecar/broker/gpu.h"
 #include "sidecar/broker/ledger.h"
+#include "sidecar/broker/link.h"
 #include "sidecar/broker/server.h"
 #include "sidecar/broker/transfer.h"
 #include "sidecar/config/config.h"
@@ -38,6 +44,8 @@ struct BrokerOptions {
   config::BrokerConfig config;
   std::string driver_folder;                // As for CudaApi::Load.
   std::string host_dir = "/dev/shm";        // For pods with hostIPC.
+  std::string link_folder;                  // Of the plugin's socket; empty: there is no plugin.
+  uint64_t link_die_after = 0;              // For tests, see Link::Settings.
   std::vector<std::string> loader_command;  // Program and arguments of the loader child.
   int64_t start_timeout_ms = 60'000;        // For the GPU to make the declared buffers.
   int64_t drain_timeout_ms = 20'000;        // For clients to leave after Drain.
@@ -61,7 +69,13 @@ class Broker : private Handler {
   Result<void> TakeGenerations();
   template <typename Answer>
   Answer OnDriver(std::string_view what, std::function<Answer()> call);
-  Result<void> MakeDeclared();
+  Result<void> MeetPlugin(Link::Greeting* greeting);
+  Result<void> OpenGpu();
+  void MakeTransfers();
+  void Restore(Ledger::Kept kept, std::set<std::string>* settled);
+  void RestoreClients(std::vector<Link::Greeting::Client> clients);
+  Result<void> RunLink(bool device_lost);
+  Result<void> MakeDeclared(const std::set<std::string>& settled);
   Result<void> ListenAll();
   void StartFileLoads();
   void TryFileLoad(const config::BufferSpec& spec);
@@ -93,8 +107,13 @@ class Broker : private Handler {
                                  protocol::Direction direction, UniqueFd file,
                                  uint64_t chunk_bytes);
 
-  // Carries the ledger's changes into the registry and frees what it let go.
+  // Carries the ledger's changes to the plugin and into the registry, and frees what it let go.
   void Apply();
+  // The first of these alone.
+  void StateChanges();
+  bool Announce(uint64_t client_id);  // False: it is gone.
+  std::vector<Statement> Everything();
+  void OnDevice(bool lost, std::string_view reason);
   void ShowChange(const Change& change);
   void WriteHostListSoon();
   bool Drained() const;
@@ -111,6 +130,9 @@ class Broker : private Handler {
   Worker closer_{kCloserThreads};
   std::optional<Transfers> transfers_;
   std::optional<Server> server_;
+  std::optional<Link> link_;
+  std::set<uint64_t> announced_;  // Clients that the plugin knows.
+  bool device_lost_ = false;
   int driver_calls_ = 0;  // Under way.
   bool host_list_due_ = false;
   bool draining_ = false;

@@ -13,6 +13,7 @@
 #include "runtime/base/limits.h"
 #include "runtime/base/version.h"
 #include "runtime/driver/cuda_api.h"
+#include "runtime/protocol/link.h"
 #include "sidecar/config/quantity.h"
 #include "sidecar/config/sizing.h"
 
@@ -26,6 +27,8 @@ struct Flags {
   std::string pool;
   std::string gpu;
   std::string pod_uid;
+  std::string link;
+  uint64_t link_die_after = 0;
   bool host_ipc = false;
   std::string host_dir = "/dev/shm";
   std::string log_level;
@@ -86,7 +89,9 @@ Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
                   "write it as --pool 8Gi");
     }
     config->pool_bytes = *bytes;
+    config->pool_given = true;
   }
+  if (!flags.link.empty()) config->link = flags.link;
   if (!flags.gpu.empty()) {
     config::GpuChoice choice;
     if (flags.gpu.find_first_not_of("0123456789") == std::string::npos && flags.gpu.size() < 5) {
@@ -111,6 +116,13 @@ Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
   return {};
 }
 
+// Where the plugin's link is mounted there is a plugin. "none": none, whatever is there.
+std::string LinkFolder(const std::string& configured) {
+  if (configured == "none") return "";
+  if (!configured.empty()) return configured;
+  return access(protocol::kDefaultLinkFolder, F_OK) == 0 ? protocol::kDefaultLinkFolder : "";
+}
+
 // The loader is this program again, under another name.
 std::vector<std::string> LoaderCommand() {
   std::array<char, 4096> path{};
@@ -129,6 +141,10 @@ void Declare(CLI::App& app, Flags* flags) {
                  "socket in the folder itself");
   app.add_option("--pool", flags->pool, "Bytes that the buffers may take, e.g. 8Gi");
   app.add_option("--gpu", flags->gpu, "The GPU: index or UUID. Needed only if several are visible");
+  app.add_option(
+      "--link", flags->link,
+      "Folder of the plugin's socket (default /run/gpushm-link, if it is there), or none");
+  app.add_option("--test-link-die-after", flags->link_die_after)->group("");  // Not in --help.
   app.add_option("--pod-uid", flags->pod_uid, "The pod's UID, for --host-ipc");
   app.add_flag("--host-ipc", flags->host_ipc, "Also serve hostIPC pods of the node, in /dev/shm");
   app.add_option("--host-dir", flags->host_dir, "What stands for /dev/shm");
@@ -169,6 +185,8 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.config = std::move(*config);
   options.driver_folder = DriverFolderFromEnvironment();
   options.host_dir = flags.host_dir;
+  options.link_folder = LinkFolder(options.config.link);
+  options.link_die_after = flags.link_die_after;
   options.loader_command = LoaderCommand();
   options.start_timeout_ms = flags.start_timeout_ms;
   options.drain_timeout_ms = flags.drain_timeout_ms;

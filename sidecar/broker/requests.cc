@@ -17,6 +17,11 @@ std::string NameOf(const protocol::NameField& field) {
   return std::string(protocol::FromNameField(field));
 }
 
+bool NeedsTheGpu(Kind kind) {
+  return kind == Kind::kAttach || kind == Kind::kCreate || kind == Kind::kReplace ||
+         kind == Kind::kOffer || kind == Kind::kTransfer;
+}
+
 Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) {
   Policy policy;
   policy.creator = client.container;
@@ -29,6 +34,10 @@ Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) 
 }  // namespace
 
 Result<void> Broker::OnRequest(Request& request) {
+  if (device_lost_ && NeedsTheGpu(request.to.kind)) {
+    return Fail(Code::kDeviceLost, Concat(gpu_->info().uuid.ToString(), " is lost"),
+                "the GPU must be reset or the node drained; it is probed meanwhile");
+  }
   switch (request.to.kind) {
     case Kind::kHello:
       return OnHello(request);
@@ -101,6 +110,7 @@ Result<void> Broker::OnAttach(Request& request) {
 }
 
 void Broker::ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant) {
+  StateChanges();
   protocol::AttachReply reply{};
   reply.lease_id = grant.lease_id;
   reply.generation = grant.generation;
@@ -127,8 +137,8 @@ Result<void> Broker::OnDetach(Request& request) {
   const auto body = protocol::Parse<protocol::DetachRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   if (auto r = ledger_->Detach(request.client, body->lease_id); !r) return r;
-  server_->Reply(request.to, protocol::EmptyReply{});
   Apply();
+  server_->Reply(request.to, protocol::EmptyReply{});
   return {};
 }
 

@@ -42,6 +42,10 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
     config_.gpu = file_.Gpu(value, "gpu");
   } else if (name == "folder") {
     config_.folder = file_.Path(value, "folder", kSocketPathBytes).value_or(config_.folder);
+  } else if (name == "link") {
+    config_.link = value.text == "none"
+                       ? value.text
+                       : file_.Path(value, "link", kSocketPathBytes).value_or(config_.link);
   } else if (name == "host-ipc") {
     host_ipc_ = file_.Bool(value, "host-ipc");
   } else {

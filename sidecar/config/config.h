@@ -148,6 +148,7 @@ struct BrokerConfig {
   bool pool_given = false;       // pool: was there
   std::optional<GpuChoice> gpu;  // gpu:; absent: the only one
   std::string folder{kDefaultFolder};
+  std::string link;       // link:; empty: the usual place, if it is there; "none"
   std::string pod_uid;    // pod-uid:; may be empty
   bool host_ipc = false;  // host-ipc:, or the annotation gpushm.io/host-ipc
   LogConfig log;

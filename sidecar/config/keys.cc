@@ -62,7 +62,7 @@ constexpr std::array<KeyInfo, 8> kBufferKeys = {{
      "true"},
 }};
 
-constexpr std::array<KeyInfo, 9> kBrokerKeys = {{
+constexpr std::array<KeyInfo, 10> kBrokerKeys = {{
     {"annotations", "", "map", "none", "The annotations as in a pod's metadata.",
      "{buffers.gpushm.io/weights: 8Gi}"},
     {"containers", "", "list of names", "any", "The containers that the broker serves.",
@@ -72,6 +72,9 @@ constexpr std::array<KeyInfo, 9> kBrokerKeys = {{
     {"gpu", "", "UUID or index", "the only one", "The GPU.", "0"},
     {"folder", "", "absolute path", "/run/gpushm",
      "Where the broker makes one subfolder per container, with the socket.", "/run/gpushm"},
+    {"link", "", "absolute path or `none`", "/run/gpushm-link, if it is there",
+     "Where the plugin's socket is, which names the GPU and keeps what a restarted broker needs.",
+     "/run/gpushm-link"},
     {"pod-uid", "", "text", "none", "The pod's UID, for names under /dev/shm.",
      "0b8c0f6e-5c0e-4d0a-9d3c-8f6f1f3a2b11"},
     {"host-ipc", "", "`true` or `false`", "false",

@@ -228,6 +228,9 @@ int main(int argc, char** argv) {
   if (argc == 4 && words[1] == "worker") {
     return gpushm::integration::WorkerMain(words[2], words[3]);
   }
+  if (argc == 4 && words[1] == "plugin") {
+    return gpushm::integration::PluginMain(words[2], words[3]);
+  }
   if (argc == 3 && words[1] == "isolated-worker") {
     return gpushm::integration::IsolatedWorkerMain(words[2]);
   }

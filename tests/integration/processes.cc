@@ -65,6 +65,11 @@ void Process::Kill() {
   pid_ = -1;
 }
 
+void Process::Wait() {
+  if (pid_ > 0) waitpid(pid_, nullptr, 0);
+  pid_ = -1;
+}
+
 Broker::Broker(const std::string& folder, const std::string& pool,
                const std::vector<std::string>& arguments)
     : command_{BrokerPath(), "--folder", folder, "--pool", pool, "--log-level", "warning"},
@@ -82,6 +87,44 @@ void Broker::Start() {
   }
 }
 
+void Broker::StartToDie(const std::vector<std::string>& arguments) {
+  EndKubelet();
+  std::vector<std::string> command = command_;
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  process_ = Process(command, -1);
+  doomed_ = process_.pid();
+  stage_ = Stage::kDoomed;
+  kubelet_ = std::thread([this] {
+    process_.Wait();
+    stage_ = Stage::kEnded;
+    stage_.notify_all();
+    Start();
+    stage_ = Stage::kBack;
+    stage_.notify_all();
+    stage_.wait(Stage::kBack);
+  });
+  const Deadline deadline = Deadline::AfterMs(kPatienceMs);
+  while (!protocol::Connect(socket_)) {
+    ASSERT_FALSE(deadline.Passed());
+    poll(nullptr, 0, 1);
+  }
+}
+
+void Broker::WaitForSuccessor() {
+  if (stage_ == Stage::kDoomed) kill(doomed_, SIGKILL);
+  for (Stage seen = stage_; seen < Stage::kBack; seen = stage_) stage_.wait(seen);
+}
+
+void Broker::EndKubelet() {
+  if (!kubelet_.joinable()) return;
+  WaitForSuccessor();
+  stage_ = Stage::kDone;
+  stage_.notify_all();
+  kubelet_.join();
+}
+
+Broker::~Broker() { EndKubelet(); }
+
 Worker::Worker(const std::string& folder, const std::string& pod_uid) {
   int ends[2];
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
@@ -95,8 +138,12 @@ bool Worker::Begin(const std::string& command) {
 }
 
 Answer Worker::Do(const std::string& command) {
+  if (!Begin(command)) return {};
+  return Await(command);
+}
+
+Answer Worker::Await(const std::string& command) {
   Answer answer;
-  if (!Begin(command)) return answer;
   pollfd poller{.fd = channel_.get(), .events = POLLIN, .revents = 0};
   char text[128] = {};
   if (poll(&poller, 1, 2 * kPatienceMs) <= 0 ||

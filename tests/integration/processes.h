@@ -17,13 +17,16 @@
 //                                 copy (the same, and a copy is allowed); VALUE: transport, or 100
 //                                 if the peers see a copy
 //   holders NAME                  VALUE: how many
+//   cut                           shuts the connection to the broker down, under the library's feet
 #pragma once
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/base/clock.h"
@@ -45,6 +48,7 @@ class Process {
   Process& operator=(Process&& other) noexcept;
   ~Process() { Kill(); }
   void Kill();  // SIGKILL, and waits.
+  void Wait();  // Until it ends by itself.
   pid_t pid() const { return pid_; }
 
  private:
@@ -59,12 +63,26 @@ class Broker {
   // Dies as by SIGKILL, and comes back.
   void Kill() { process_.Kill(); }
   void Start();
+  // Ends in the middle of its work, see `arguments`, and comes back as Start() has it, as if by a
+  // kubelet. Returns when it listens for the first time, or again.
+  void StartToDie(const std::vector<std::string>& arguments);
+  // Kills it, should it live yet. Returns when it has come back.
+  void WaitForSuccessor();
+  ~Broker();
+  Broker(const Broker&) = delete;
+  Broker& operator=(const Broker&) = delete;
   pid_t pid() const { return process_.pid(); }
 
  private:
   std::vector<std::string> command_;
   std::string socket_;
   Process process_;
+  // What it starts dies with this thread (PR_SET_PDEATHSIG), so the thread stays.
+  std::thread kubelet_;
+  enum class Stage { kDoomed, kEnded, kBack, kDone };
+  std::atomic<Stage> stage_{Stage::kDone};
+  pid_t doomed_ = -1;
+  void EndKubelet();
 };
 
 struct Answer {
@@ -77,7 +95,8 @@ class Worker {
   // Of a hostIPC pod: `folder` is what stands for /dev/shm, and `pod_uid` names the pod.
   explicit Worker(const std::string& folder, const std::string& pod_uid = "");
   Answer Do(const std::string& command);
-  bool Begin(const std::string& command);  // Its answer is not waited for.
+  bool Begin(const std::string& command);    // Its answer is not waited for.
+  Answer Await(const std::string& command);  // The answer to what was begun.
   void Kill() { process_.Kill(); }
 
  private:
@@ -92,11 +111,15 @@ class IsolatedWorker {
   // False, and the test skipped, where the system forbids namespaces.
   bool started() const { return process_.has_value(); }
   Answer Do(const std::string& command);
+  void Kill() { process_->Kill(); }
 
  private:
   std::optional<demo::Isolated> process_;
 };
 
+// What a process runs that stands for the node's plugin, with one allocation on `gpu`. How many
+// leases it keeps is in links/leases.
+int PluginMain(const std::string& links, const std::string& gpu);
 // What a process that was started as a worker runs.
 int WorkerMain(const std::string& folder, const std::string& pod_uid);
 // The same with lines on standard input and output.

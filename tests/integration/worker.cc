@@ -1,11 +1,13 @@
 // What a worker does with its commands, see processes.h.
 #include <cuda.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include <cstdio>
 #include <iostream>
 #include <optional>
 #include <sstream>
+#include <string_view>
 
 #include "runtime/driver/device.h"
 #include "tests/integration/processes.h"
@@ -46,6 +48,7 @@ class Application {
     if (verb == "publish") return {gpushm_publish(latest_), 0};
     if (verb == "current") return {gpushm_current(latest_), 0};
     if (verb == "detach") return {gpushm_detach(std::exchange(latest_, nullptr), nullptr), 0};
+    if (verb == "cut") return Cut();
     in >> name;
     if (verb == "delete") return {gpushm_delete(client_, name.c_str(), nullptr), 0};
     if (verb == "offer") return Offer(name, in);
@@ -93,6 +96,19 @@ class Application {
     in >> name >> access >> options.timeout_ms;
     options.access = access == "w" ? GPUSHM_READ_WRITE : GPUSHM_READ;
     return Attached(gpushm_attach(client_, name.c_str(), &options, &latest_));
+  }
+
+  // The library's socket, found among the descriptors of the process.
+  static Answer Cut() {
+    for (int fd = kChannel + 1; fd < 1024; ++fd) {
+      sockaddr_un peer{};
+      socklen_t size = sizeof peer;
+      if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
+      if (std::string_view(peer.sun_path).ends_with("gpushm.sock")) {
+        return {shutdown(fd, SHUT_RDWR), 0};
+      }
+    }
+    return {-1, 0};
   }
 
   Answer Make(const std::string& verb, const std::string& name, std::istringstream& in) {

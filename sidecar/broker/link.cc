@@ -1,0 +1,360 @@
+#include "sidecar/broker/link.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/version.h"
+#include "runtime/daemon/log.h"
+
+namespace gpushm::broker {
+namespace {
+
+using protocol::LinkKind;
+
+// Between two attempts at start: a pod waits.
+constexpr int kStartRetryMs = 20;
+// After which a statement is sent again whose descriptor the kernel refused (ETOOMANYREFS).
+constexpr int64_t kRoomRetryMs = 5;
+constexpr int kReadsPerWake = 16;
+
+template <typename Body>
+constexpr LinkKind kKindOf = LinkKind::kEnd;
+template <>
+constexpr LinkKind kKindOf<protocol::LinkRegistry> = LinkKind::kRegistry;
+template <>
+constexpr LinkKind kKindOf<protocol::LinkClient> = LinkKind::kClient;
+template <>
+constexpr LinkKind kKindOf<protocol::LinkBuffer> = LinkKind::kBuffer;
+template <>
+constexpr LinkKind kKindOf<protocol::LinkGeneration> = LinkKind::kGeneration;
+template <>
+constexpr LinkKind kKindOf<protocol::LinkLease> = LinkKind::kLease;
+template <>
+constexpr LinkKind kKindOf<protocol::LinkDrop> = LinkKind::kDrop;
+
+std::unexpected<Status> Broken(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("the plugin broke the protocol: ", rule),
+              "plugin and sidecar should come from one release");
+}
+
+// What must not lie about its number is counted while it comes.
+bool IsTooMuch(const Link::Greeting& greeting) {
+  return greeting.clients.size() > greeting.welcome.clients ||
+         greeting.kept.buffers.size() > greeting.welcome.buffers ||
+         greeting.kept.generations.size() > greeting.welcome.generations ||
+         greeting.kept.leases.size() > greeting.welcome.leases;
+}
+
+}  // namespace
+
+Link::Link(EventLoop* loop, Worker* closer, Settings settings)
+    : loop_(loop),
+      closer_(closer),
+      settings_(std::move(settings)),
+      path_(Concat(settings_.folder, '/', protocol::kLinkSocketName)),
+      retry_ms_(settings_.first_retry_ms) {}
+
+Link::~Link() {
+  if (socket_) loop_->Unwatch(socket_.get());
+  loop_->Cancel(timer_);
+  loop_->Cancel(room_timer_);
+  ClearQueue();
+}
+
+// ---- start
+
+Result<Link::Greeting> Link::Greet(int64_t wait_ms) {
+  const Deadline deadline = Deadline::AfterMs(wait_ms);
+  for (bool first = true;; first = false) {
+    Result<Greeting> greeting = TryGreet(deadline);
+    if (greeting) {
+      welcome_ = greeting->welcome;
+      return greeting;
+    }
+    const Code code = greeting.error().code();
+    if (code != Code::kUnavailable && code != Code::kTimeout) return greeting;
+    if (deadline.Passed()) {
+      return Fail(
+          Code::kTimeout,
+          Concat("the plugin did not answer at ", path_, " within ", wait_ms,
+                 " ms, and nothing is made without a GPU that it names: ", greeting.error().what()),
+          "is gpushm's plugin running on this node? Without a plugin: --link none");
+    }
+    if (first) LogInfo("link-waiting", {{"path", path_}, {"reason", greeting.error().what()}});
+    poll(nullptr, 0, std::min(kStartRetryMs, deadline.RemainingMs()));
+  }
+}
+
+Result<void> Link::SendHello(int socket, bool want_kept, const Deadline& deadline) {
+  protocol::LinkHello hello{};
+  hello.min_version = protocol::kLinkMinVersion;
+  hello.max_version = protocol::kLinkMaxVersion;
+  hello.want_kept = want_kept ? 1 : 0;
+  hello.epoch = settings_.epoch;
+  hello.program = protocol::ToNameField(Concat("gpushm-broker ", kVersion));
+  protocol::Buffer bytes;
+  const size_t size = protocol::EncodeLink(LinkKind::kHello, hello, &bytes);
+  return protocol::Send(socket, {bytes.data(), size}, {}, deadline);
+}
+
+Result<Link::Greeting> Link::TryGreet(const Deadline& deadline) {
+  Result<UniqueFd> socket = protocol::Connect(path_);
+  if (!socket) return std::unexpected(socket.error());
+  if (auto sent = SendHello(socket->get(), /*want_kept=*/true, deadline); !sent) {
+    return std::unexpected(sent.error());
+  }
+  Greeting greeting;
+  protocol::Message message;
+  if (auto r = protocol::Receive(socket->get(), &message, deadline); !r) {
+    return std::unexpected(r.error());
+  }
+  const auto header = protocol::ParseLinkHeader(message.span());
+  if (!header) return std::unexpected(header.error());
+  if (header->kind != static_cast<uint16_t>(LinkKind::kWelcome)) return Broken("no welcome");
+  const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
+  if (!welcome) return std::unexpected(welcome.error());
+  greeting.welcome = *welcome;
+  for (;;) {
+    if (auto r = protocol::Receive(socket->get(), &message, deadline); !r) {
+      return std::unexpected(r.error());
+    }
+    const Result<bool> more = TakeKept(message, &greeting);
+    if (!more) return std::unexpected(more.error());
+    if (!*more) break;
+  }
+  socket_ = std::move(*socket);
+  return greeting;
+}
+
+// False: that was all.
+Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
+  const auto header = protocol::ParseLinkHeader(message.span());
+  if (!header) return std::unexpected(header.error());
+  UniqueFd descriptor;
+  if (message.descriptors.size() > 1) return Broken("several descriptors");
+  if (!message.descriptors.empty()) descriptor = std::move(message.descriptors[0]);
+  const auto take = [&]<typename T>(T* body) -> Result<bool> {
+    const auto parsed = protocol::ParseLink<T>(message.span());
+    if (!parsed) return std::unexpected(parsed.error());
+    *body = *parsed;
+    return true;
+  };
+  Result<bool> taken = true;
+  switch (static_cast<LinkKind>(header->kind)) {
+    case LinkKind::kClient: {
+      Greeting::Client& client = greeting->clients.emplace_back();
+      taken = take(&client.stated);
+      client.pidfd = std::move(descriptor);
+      greeting->kept.clients[client.stated.client_id] =
+          std::string(protocol::FromNameField(client.stated.container));
+      break;
+    }
+    case LinkKind::kBuffer:
+      taken = take(&greeting->kept.buffers.emplace_back());
+      break;
+    case LinkKind::kGeneration: {
+      Ledger::Kept::Generation& generation = greeting->kept.generations.emplace_back();
+      taken = take(&generation.stated);
+      generation.memory = std::move(descriptor);
+      break;
+    }
+    case LinkKind::kLease:
+      taken = take(&greeting->kept.leases.emplace_back());
+      break;
+    case LinkKind::kDevice: {
+      protocol::LinkDevice device{};
+      taken = take(&device);
+      greeting->welcome.device_lost = device.lost;
+      break;
+    }
+    case LinkKind::kEnd:
+      return false;
+    default:
+      return Broken("a message out of order");
+  }
+  if (taken && IsTooMuch(*greeting)) return Broken("more than the welcome said");
+  return taken;
+}
+
+Result<void> Link::Run(int registry, Events events) {
+  registry_ = registry;
+  events_ = std::move(events);
+  phase_ = Phase::kUp;
+  if (auto watched = Watch(); !watched) return watched;
+  LogInfo("link-connected", {{"allocation", protocol::FromNameField(welcome_.allocation)}});
+  StateEverything();
+  return {};
+}
+
+// ---- the connection
+
+Result<void> Link::Watch() {
+  return loop_->Watch(socket_.get(), EPOLLIN, [this](uint32_t events) { OnSocket(events); });
+}
+
+void Link::Reconnect() {
+  timer_ = 0;
+  Result<UniqueFd> socket = protocol::Connect(path_);
+  Result<void> done;
+  if (!socket) {
+    done = std::unexpected(socket.error());
+  } else {
+    socket_ = std::move(*socket);
+    done = SendHello(socket_.get(), /*want_kept=*/false, Deadline::AfterMs(0));
+    if (done) done = Watch();
+  }
+  phase_ = Phase::kGreeting;
+  if (!done) return Lose("");
+  timer_ = loop_->After(settings_.greeting_ms, [this] {
+    timer_ = 0;
+    Lose("it does not answer");
+  });
+}
+
+// An empty reason: an attempt that failed, of which nobody need hear again.
+void Link::Lose(std::string_view reason) {
+  if (!reason.empty()) LogWarning("link-lost", {{"reason", reason}});
+  if (socket_) {
+    loop_->Unwatch(socket_.get());
+    shutdown(socket_.get(), SHUT_RDWR);
+    socket_.Reset();
+  }
+  loop_->Cancel(timer_);
+  loop_->Cancel(std::exchange(room_timer_, 0));
+  ClearQueue();
+  phase_ = Phase::kDown;
+  timer_ = loop_->After(retry_ms_, [this] { Reconnect(); });
+  retry_ms_ = std::min(2 * retry_ms_, settings_.last_retry_ms);
+}
+
+void Link::OnSocket(uint32_t events) {
+  if ((events & EPOLLOUT) != 0) Pump();
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+  for (int i = 0; i < kReadsPerWake && socket_; ++i) {
+    const Result<bool> taken = OnMessage();
+    if (!taken) {
+      return Lose(taken.error().code() == Code::kUnavailable ? "the plugin closed it"
+                                                             : taken.error().what());
+    }
+    if (!*taken) return;
+  }
+}
+
+Result<bool> Link::OnMessage() {
+  protocol::Message message;
+  const Result<bool> received = protocol::TryReceive(socket_.get(), &message);
+  if (!received || !*received) return received;
+  const auto header = protocol::ParseLinkHeader(message.span());
+  if (!header) return std::unexpected(header.error());
+  if (!message.descriptors.empty()) return Broken("a descriptor that does not belong there");
+  const auto kind = static_cast<LinkKind>(header->kind);
+  if (phase_ == Phase::kGreeting && kind == LinkKind::kWelcome) {
+    if (auto welcomed = OnWelcome(message); !welcomed) return std::unexpected(welcomed.error());
+    return true;
+  }
+  if (phase_ != Phase::kUp || kind != LinkKind::kDevice) return Broken("a message out of order");
+  const auto device = protocol::ParseLink<protocol::LinkDevice>(message.span());
+  if (!device) return std::unexpected(device.error());
+  events_.on_device(device->lost == 1, device->reason.data());
+  return true;
+}
+
+Result<void> Link::OnWelcome(const protocol::Message& message) {
+  const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
+  if (!welcome) return std::unexpected(welcome.error());
+  if (welcome->gpu_uuid != welcome_.gpu_uuid || welcome->allocation != welcome_.allocation) {
+    return Fail(Code::kIncompatible, "the plugin names another GPU or allocation than before");
+  }
+  loop_->Cancel(std::exchange(timer_, 0));
+  phase_ = Phase::kUp;
+  retry_ms_ = settings_.first_retry_ms;
+  LogInfo("link-connected", {{"allocation", protocol::FromNameField(welcome->allocation)}});
+  events_.on_device(welcome->device_lost == 1, "");
+  StateEverything();
+  return {};
+}
+
+// ---- statements
+
+void Link::StateEverything() {
+  const std::vector<Statement> everything = events_.everything();
+  queue_limit_ = everything.size() + kQueuedChanges;
+  Enqueue(protocol::LinkRegistry{settings_.epoch}, registry_);
+  for (const Statement& statement : everything) {
+    if (phase_ != Phase::kUp) return;  // No descriptors left: later.
+    std::visit([&](const auto& body) { Enqueue(body, statement.descriptor); }, statement.body);
+  }
+  if (phase_ != Phase::kUp) return;
+  Enqueue(protocol::LinkEnd{}, -1);
+  Pump();
+}
+
+void Link::State(const Statement& statement) {
+  if (phase_ != Phase::kUp) return;
+  const Body body = std::visit([](const auto& b) -> Body { return b; }, statement.body);
+  if (queue_.empty()) {
+    const Result<bool> sent = TrySend(body, statement.descriptor);
+    if (!sent) return Lose(sent.error().what());
+    if (*sent) return;
+  }
+  if (queue_.size() >= queue_limit_) return Lose("the plugin does not read");
+  Enqueue(body, statement.descriptor);
+  if (phase_ == Phase::kUp && queue_.size() == 1) WaitForRoom();
+}
+
+void Link::Enqueue(Body body, int descriptor) {
+  UniqueFd own;
+  if (descriptor >= 0) {
+    own.Reset(dup(descriptor));
+    if (!own) return Lose("no descriptors are left");
+  }
+  queue_.push_back({std::move(body), std::move(own)});
+}
+
+Result<bool> Link::TrySend(const Body& body, int descriptor) {
+  protocol::Buffer bytes;
+  const size_t size = std::visit(
+      [&]<typename T>(const T& b) { return protocol::EncodeLink(kKindOf<T>, b, &bytes); }, body);
+  const Result<bool> sent = protocol::TrySend(socket_.get(), {bytes.data(), size},
+                                              {&descriptor, descriptor >= 0 ? size_t{1} : 0});
+  if (sent && *sent && ++sent_ == settings_.die_after) kill(getpid(), SIGKILL);
+  return sent;
+}
+
+void Link::Pump() {
+  while (!queue_.empty()) {
+    const Result<bool> sent = TrySend(queue_.front().body, queue_.front().descriptor.get());
+    if (!sent) return Lose(sent.error().what());
+    if (!*sent) return WaitForRoom();
+    closer_->Close(std::move(queue_.front().descriptor));
+    queue_.pop_front();
+  }
+  loop_->Change(socket_.get(), EPOLLIN);
+}
+
+void Link::WaitForRoom() {
+  pollfd poller{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
+  if (poll(&poller, 1, 0) == 0) {
+    loop_->Change(socket_.get(), EPOLLIN | EPOLLOUT);
+    return;
+  }
+  // There is room: descriptors in flight are too many, which no event announces the end of.
+  loop_->Change(socket_.get(), EPOLLIN);
+  if (room_timer_ != 0) return;
+  room_timer_ = loop_->After(kRoomRetryMs, [this] {
+    room_timer_ = 0;
+    if (phase_ == Phase::kUp) Pump();
+  });
+}
+
+void Link::ClearQueue() {
+  for (Queued& queued : queue_) closer_->Close(std::move(queued.descriptor));
+  queue_.clear();
+}
+
+}  // namespace gpushm::broker

@@ -1,0 +1,119 @@
+// The broker's side of the link to the node's plugin (runtime/protocol/link.h): at start, what a
+// former broker of this allocation had; from then on, every change, so that a successor has it.
+//
+// Greet() blocks, before the loop runs: without the plugin nothing is made, because only it knows
+// the GPU. After Run() nothing blocks, and nobody waits for the plugin: statements that do not fit
+// into its socket are queued up to kQueuedChanges beyond what there is; then, and when it breaks,
+// the link is made anew, with back-off, and everything is stated again.
+//
+// Threads: the loop's.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/worker.h"
+#include "runtime/protocol/channel.h"
+#include "runtime/protocol/link.h"
+#include "sidecar/broker/ledger.h"
+#include "sidecar/broker/statement.h"
+
+namespace gpushm::broker {
+
+class Link {
+ public:
+  struct Settings {
+    std::string folder;
+    uint64_t epoch = 0;
+    int64_t first_retry_ms = 100;
+    int64_t last_retry_ms = 5'000;
+    int64_t greeting_ms = 5'000;
+    // For tests: not 0, the process kills itself when it has sent so many messages after Run().
+    uint64_t die_after = 0;
+  };
+  struct Greeting {
+    struct Client {
+      protocol::LinkClient stated;
+      UniqueFd pidfd;
+    };
+    protocol::LinkWelcome welcome{};
+    std::vector<Client> clients;
+    Ledger::Kept kept;
+  };
+  struct Events {
+    // All that there is, in order, clients first. Called when a link stands.
+    std::function<std::vector<Statement>()> everything;
+    std::function<void(bool lost, std::string_view reason)> on_device;
+  };
+
+  static constexpr size_t kQueuedChanges = 4096;
+
+  // `closer` closes copies of GPU memory's descriptors.
+  Link(EventLoop* loop, Worker* closer, Settings settings);
+  ~Link();
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  // Waits until the plugin has told all that is kept. kTimeout; kIncompatible; kCorrupt.
+  Result<Greeting> Greet(int64_t wait_ms);
+
+  // From here on the link is the loop's. `registry` stays the caller's.
+  Result<void> Run(int registry, Events events);
+
+  // Before the client is answered. Nothing while the link is down: it will be stated with all.
+  void State(const Statement& statement);
+
+ private:
+  enum class Phase { kDown, kGreeting, kUp };
+  using Body = std::variant<protocol::LinkRegistry, protocol::LinkClient, protocol::LinkBuffer,
+                            protocol::LinkGeneration, protocol::LinkLease, protocol::LinkDrop,
+                            protocol::LinkEnd>;
+  struct Queued {
+    Body body;
+    UniqueFd descriptor;
+  };
+
+  Result<Greeting> TryGreet(const Deadline& deadline);
+  Result<bool> TakeKept(protocol::Message& message, Greeting* greeting);
+  Result<void> SendHello(int socket, bool want_kept, const Deadline& deadline);
+
+  Result<void> Watch();
+  void Reconnect();
+  void OnSocket(uint32_t events);
+  Result<bool> OnMessage();  // False: none is there.
+  Result<void> OnWelcome(const protocol::Message& message);
+  void StateEverything();
+  Result<bool> TrySend(const Body& body, int descriptor);
+  void Enqueue(Body body, int descriptor);
+  void Pump();
+  void WaitForRoom();
+  void Lose(std::string_view reason);
+  void ClearQueue();
+
+  EventLoop* loop_;
+  Worker* closer_;
+  const Settings settings_;
+  const std::string path_;
+  Events events_;
+  int registry_ = -1;
+  Phase phase_ = Phase::kDown;
+  UniqueFd socket_;
+  protocol::LinkWelcome welcome_{};  // The first one: the binding does not move.
+  std::deque<Queued> queue_;
+  size_t queue_limit_ = 0;
+  int64_t retry_ms_ = 0;
+  uint64_t timer_ = 0;       // To reconnect, or of a greeting.
+  uint64_t room_timer_ = 0;  // To send again.
+  uint64_t sent_ = 0;
+};
+
+}  // namespace gpushm::broker

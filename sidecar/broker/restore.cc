@@ -1,0 +1,158 @@
+// The broker and the plugin: being a successor, and having one (Broker's members; see broker.h).
+#include <utility>
+
+#include "runtime/daemon/log.h"
+#include "sidecar/broker/broker.h"
+#include "sidecar/config/sizing.h"
+
+namespace gpushm::broker {
+namespace {
+
+// The client that a statement names, which must have been stated before; 0: none.
+uint64_t NamedClient(const Statement& statement) {
+  if (const auto* lease = std::get_if<protocol::LinkLease>(&statement.body)) {
+    return lease->client_id;
+  }
+  return 0;
+}
+
+// Those that it names and that may be dead.
+std::vector<uint64_t> MentionedClients(const Statement& statement) {
+  if (const auto* g = std::get_if<protocol::LinkGeneration>(&statement.body)) {
+    return {g->publisher_client, g->offerer_client};
+  }
+  return {NamedClient(statement)};
+}
+
+}  // namespace
+
+// ---- being a successor
+
+Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
+  config::BrokerConfig& config = options_.config;
+  if (options_.link_folder.empty()) return {};
+  link_.emplace(
+      loop_, &closer_,
+      Link::Settings{
+          .folder = options_.link_folder, .epoch = epoch_, .die_after = options_.link_die_after});
+  Result<Link::Greeting> answered = link_->Greet(options_.start_timeout_ms);
+  if (!answered) return std::unexpected(answered.error());
+  *greeting = std::move(*answered);
+  const protocol::LinkWelcome& welcome = greeting->welcome;
+  const std::string uuid = GpuUuid{welcome.gpu_uuid}.ToString();
+  if (config.gpu && !config.gpu->uuid.empty() && config.gpu->uuid.substr(4) != uuid.substr(4)) {
+    return Fail(
+        Code::kInvalidArgument,
+        Concat("gpu: ", config.gpu->uuid, " is not the one that this pod was given, ", uuid),
+        "leave it out");
+  }
+  config.gpu = config::GpuChoice{.uuid = uuid, .index = 0};
+  const uint64_t wanted = config.pool_given ? config.pool_bytes : config::PoolBytes(config.pod);
+  if (wanted > welcome.pool_bytes) {
+    return Fail(Code::kExhausted,
+                Concat("the buffers and the pool need ", wanted, " bytes, the pod was given ",
+                       welcome.pool_bytes),
+                "ask for more gpushm.io/memory, or for less");
+  }
+  if (!config.pool_given) config.pool_bytes = welcome.pool_bytes;
+  return {};
+}
+
+void Broker::Restore(Ledger::Kept kept, std::set<std::string>* settled) {
+  if (!link_) return;
+  Ledger::Restored restored = ledger_->Restore(std::move(kept), options_.config.pod.buffers);
+  for (const std::string& what : restored.dropped) LogWarning("not-restored", {{"what", what}});
+  if (restored.generations > 0) {
+    LogInfo("restored", {{"buffers", restored.buffers},
+                         {"generations", restored.generations},
+                         {"leases", restored.leases}});
+  }
+  *settled = std::move(restored.settled);
+}
+
+void Broker::RestoreClients(std::vector<Link::Greeting::Client> clients) {
+  for (Link::Greeting::Client& kept : clients) {
+    const Client client{kept.stated.client_id,
+                        std::string(protocol::FromNameField(kept.stated.container))};
+    const auto known = server_->Restore(client, kept.stated.token, std::move(kept.pidfd));
+    if (known) continue;
+    LogWarning("not-restored",
+               {{"what", Concat("client ", client.id, ": ", known.error().what())}});
+    OnEnded(client);
+  }
+  server_->EndDead();
+}
+
+// ---- having one
+
+Result<void> Broker::RunLink(bool device_lost) {
+  if (!link_) return {};
+  ledger_->KeepJournal();
+  OnDevice(device_lost, "");
+  return link_->Run(
+      registry_->fd(),
+      Link::Events{
+          .everything = [this] { return Everything(); },
+          .on_device = [this](bool lost, std::string_view reason) { OnDevice(lost, reason); }});
+}
+
+bool Broker::Announce(uint64_t client_id) {
+  if (announced_.contains(client_id)) return true;
+  const std::optional<Server::Identity> identity = server_->Identify(client_id);
+  if (!identity) return false;
+  protocol::LinkClient stated{};
+  stated.client_id = client_id;
+  stated.token = identity->token;
+  stated.container = protocol::ToNameField(identity->client.container);
+  announced_.insert(client_id);
+  link_->State({stated, identity->pidfd});
+  return true;
+}
+
+void Broker::StateChanges() {
+  for (const Statement& statement : ledger_->TakeStatements()) {
+    bool sayable = true;
+    for (const uint64_t id : MentionedClients(statement)) {
+      if (id != 0 && !Announce(id)) sayable = NamedClient(statement) == 0;
+    }
+    if (sayable) link_->State(statement);
+  }
+}
+
+std::vector<Statement> Broker::Everything() {
+  std::vector<Statement> all = ledger_->Everything();
+  std::set<uint64_t> mentioned;
+  for (const Statement& statement : all) {
+    for (const uint64_t id : MentionedClients(statement)) mentioned.insert(id);
+  }
+  announced_.clear();
+  std::vector<Statement> everything;
+  for (const uint64_t id : mentioned) {
+    const std::optional<Server::Identity> identity = server_->Identify(id);
+    if (!identity) continue;
+    protocol::LinkClient stated{};
+    stated.client_id = id;
+    stated.token = identity->token;
+    stated.container = protocol::ToNameField(identity->client.container);
+    everything.push_back({stated, identity->pidfd});
+    announced_.insert(id);
+  }
+  for (Statement& statement : all) {
+    const uint64_t named = NamedClient(statement);
+    if (named == 0 || announced_.contains(named)) everything.push_back(std::move(statement));
+  }
+  return everything;
+}
+
+void Broker::OnDevice(bool lost, std::string_view reason) {
+  if (lost == device_lost_) return;
+  device_lost_ = lost;
+  registry_->SetDeviceLost(lost);
+  if (lost) {
+    LogError("gpu-lost", {{"gpu", gpu_->info().uuid.ToString()}, {"reason", reason}});
+  } else {
+    LogInfo("gpu-back", {{"gpu", gpu_->info().uuid.ToString()}});
+  }
+}
+
+}  // namespace gpushm::broker

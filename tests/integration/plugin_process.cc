@@ -1,0 +1,36 @@
+// The node's plugin as brokers see it: the real keeper in a process of its own.
+#include <poll.h>
+#include <sys/stat.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "plugin/keeper/keeper.h"
+#include "tests/integration/processes.h"
+
+namespace gpushm::integration {
+
+int PluginMain(const std::string& links, const std::string& gpu) {
+  plugin::Keeper::Options options;
+  options.links_folder = links;
+  options.on_link = [](const std::string&, bool) {};
+  const auto keeper = plugin::Keeper::Start(std::move(options));
+  mkdir((links + "/m0000").c_str(), 0755);
+  const Result<void> opened =
+      keeper ? (*keeper)->Open("m0000", {.gpu = gpu, .pool_bytes = uint64_t{128} << 20})
+             : std::unexpected(keeper.error());
+  if (!opened) {
+    std::fprintf(stderr, "plugin: %s\n", opened.error().ToString().c_str());
+    return 1;
+  }
+  for (;;) {
+    size_t leases = 0;
+    for (const plugin::LinkView& view : (*keeper)->Look()) leases += view.kept.leases;
+    std::ofstream(links + "/leases.new") << leases;
+    std::filesystem::rename(links + "/leases.new", links + "/leases");
+    poll(nullptr, 0, 2);
+  }
+}
+
+}  // namespace gpushm::integration

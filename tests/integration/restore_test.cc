@@ -1,0 +1,336 @@
+// Goal: a broker that was killed finds buffers, generations, leases and clients again, and nobody
+// notices. Method: broker, the plugin's keeper and clients as processes, killed and stopped.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <tuple>
+
+#include "plugin/keeper/keeper.h"
+#include "runtime/driver/device.h"
+#include "runtime/include/gpushm/gpushm.h"
+#include "tests/integration/fixture.h"
+
+namespace gpushm::integration {
+namespace {
+
+using ::testing::UnorderedElementsAreArray;
+
+constexpr char kMiB[] = "1048576";
+constexpr char kAllocation[] = "m0000";
+
+class RestoreTest : public IntegrationTest {
+ protected:
+  void SetUp() override {
+    mkdir(links().c_str(), 0700);
+    mkdir((links() + "/" + kAllocation).c_str(), 0755);
+    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+    ASSERT_TRUE(api && (*api)->Init());
+    const auto devices = ListDevices(**api);
+    ASSERT_TRUE(devices);
+    gpu_ = devices->front().uuid.ToString();
+  }
+  std::string links() const { return folder_ + "/links"; }
+  std::vector<std::string> Linked() const { return {"--link", links() + "/" + kAllocation}; }
+
+  void StartKeeper() {
+    keeper_.reset();
+    plugin::Keeper::Options options;
+    options.links_folder = links();
+    options.on_link = [](const std::string&, bool) {};
+    auto keeper = plugin::Keeper::Start(std::move(options));
+    ASSERT_TRUE(keeper) << keeper.error().ToString();
+    keeper_ = std::move(*keeper);
+    Open();
+  }
+  void Open() {
+    ASSERT_TRUE(Eventually([&] {
+      return keeper_->Open(kAllocation, {.gpu = gpu_, .pool_bytes = uint64_t{128} << 20})
+          .has_value();
+    }));
+  }
+  plugin::KeptCounts Kept() {
+    for (const plugin::LinkView& view : keeper_->Look()) {
+      if (view.name == kAllocation) return view.kept;
+    }
+    return {};
+  }
+
+  // As `gpushmctl holders` lists them: buffer, container, generation, client, lease, access.
+  using Holder = std::tuple<std::string, std::string, uint64_t, uint64_t, uint64_t, uint32_t>;
+  std::vector<Holder> Holders() const {
+    std::vector<Holder> holders;
+    gpushm_open_options options;
+    GPUSHM_INIT(&options);
+    const std::string folder = run();
+    options.folder = folder.c_str();
+    gpushm_client* client = nullptr;
+    EXPECT_EQ(gpushm_open(&options, &client), GPUSHM_OK);
+    std::vector<gpushm_holder> found(64);
+    GPUSHM_INIT(&found[0]);
+    size_t count = 0;
+    EXPECT_EQ(gpushm_holders(client, nullptr, found.data(), found.size(), &count), GPUSHM_OK);
+    for (size_t i = 0; i < count; ++i) {
+      holders.emplace_back(found[i].buffer, found[i].container, found[i].generation,
+                           found[i].client_id, found[i].lease_id, found[i].access);
+    }
+    gpushm_close(client);
+    return holders;
+  }
+  uint32_t StateOf(const char* name) const {
+    gpushm_open_options options;
+    GPUSHM_INIT(&options);
+    const std::string folder = run();
+    options.folder = folder.c_str();
+    gpushm_client* client = nullptr;
+    EXPECT_EQ(gpushm_open(&options, &client), GPUSHM_OK);
+    gpushm_info info;
+    GPUSHM_INIT(&info);
+    const gpushm_status status = gpushm_lookup(client, name, &info);
+    gpushm_close(client);
+    return status == GPUSHM_OK ? info.state : 0;
+  }
+
+  std::string gpu_;
+  std::unique_ptr<plugin::Keeper> keeper_;
+};
+
+TEST_F(RestoreTest, NobodyNoticesThatTheBrokerWasKilled) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  IsolatedWorker writer(run());
+  IsolatedWorker reader(run());
+  IsolatedWorker maker(run());
+  if (!writer.started() || !reader.started() || !maker.started()) {
+    GTEST_SKIP() << "this system forbids namespaces";
+  }
+  Worker owner(run());
+  Worker waiter(run());
+  const Answer weights = writer.Do(std::string("create weights ") + kMiB);
+  ASSERT_EQ(weights.status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("write 4711").status, 0);
+  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  const Answer next = maker.Do(std::string("create-unpublished next ") + kMiB);
+  ASSERT_EQ(next.status, GPUSHM_OK);
+  ASSERT_EQ(maker.Do("write 12").status, 0);
+  ASSERT_EQ(owner.Do("offer mine 2097152 99 malloc").status, GPUSHM_OK);
+  ASSERT_TRUE(waiter.Begin("attach later r 15000"));
+  const std::vector<Holder> before = Holders();
+  ASSERT_EQ(before.size(), 3u);
+
+  for (int round = 0; round < 3; ++round) {
+    broker.Kill();
+    EXPECT_EQ(reader.Do("read").value, 4711 + round) << "a mapping needs no broker";
+    broker.Start();
+    EXPECT_THAT(Holders(), UnorderedElementsAreArray(before));
+    EXPECT_EQ(writer.Do("current").status, GPUSHM_OK);
+    EXPECT_EQ(writer.Do("write " + std::to_string(4712 + round)).status, 0);
+    EXPECT_EQ(reader.Do("read").value, 4712 + round);
+    const Answer again = reader.Do("attach weights r 0");
+    EXPECT_EQ(again.status, GPUSHM_OK);
+    EXPECT_EQ(again.value, weights.value);
+    EXPECT_EQ(reader.Do("current").status, GPUSHM_OK);
+    EXPECT_EQ(maker.Do("current").status, GPUSHM_OK);
+  }
+  EXPECT_EQ(maker.Do("publish").status, GPUSHM_OK);
+  Worker late(run());
+  const Answer published = late.Do("attach next r 0");
+  EXPECT_EQ(published.status, GPUSHM_OK);
+  EXPECT_EQ(published.value, next.value);
+  EXPECT_EQ(late.Do("read").value, 12);
+  EXPECT_EQ(late.Do("attach mine r 0").status, GPUSHM_OK);
+  EXPECT_EQ(late.Do("read").value, 99);
+  EXPECT_EQ(writer.Do(std::string("create later ") + kMiB).status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Await("attach later").status, GPUSHM_OK);
+}
+
+TEST_F(RestoreTest, WhoDiedWhileNoBrokerRanIsTreatedAsDeclared) {
+  StartKeeper();
+  setenv("GPUSHM_BUFFERS",
+         "buffers.gpushm.io/marked: 2Mi\n"
+         "buffers.gpushm.io/kept: {size: 2Mi, on-writer-exit: keep}\n"
+         "buffers.gpushm.io/dropped: {size: 2Mi, on-writer-exit: drop}\n",
+         1);
+  Broker broker(run(), "64Mi", Linked());
+  std::vector<Worker> writers;
+  for (const char* name : {"marked", "kept", "dropped"}) {
+    writers.emplace_back(run());
+    ASSERT_EQ(writers.back().Do(std::string("attach ") + name + " w 0").status, GPUSHM_OK);
+  }
+  Worker maker(run());
+  ASSERT_EQ(maker.Do(std::string("create-unpublished next ") + kMiB).status, GPUSHM_OK);
+  Worker owner(run());
+  ASSERT_EQ(owner.Do("offer mine 2097152 99 malloc").status, GPUSHM_OK);
+  broker.Kill();
+  for (Worker& writer : writers) writer.Kill();
+  maker.Kill();
+  owner.Kill();
+  broker.Start();
+  EXPECT_EQ(StateOf("marked"), GPUSHM_STATE_WRITER_DIED);
+  EXPECT_EQ(StateOf("kept"), GPUSHM_STATE_READY);
+  EXPECT_EQ(StateOf("dropped"), 0u);
+  EXPECT_EQ(StateOf("mine"), 0u);
+  EXPECT_TRUE(Holders().empty());
+  EXPECT_TRUE(Eventually([&] { return Kept().clients == 0 && Kept().leases == 0; }));
+  Worker other(run());
+  EXPECT_EQ(other.Do(std::string("create next ") + kMiB).status, GPUSHM_OK);
+  EXPECT_EQ(other.Do(std::string("create dropped ") + kMiB).status, GPUSHM_OK)
+      << "it is not made anew either";
+  unsetenv("GPUSHM_BUFFERS");
+}
+
+// Goal: whatever statement is the broker's last, its successor goes on with a state that holds
+// together. Method: the same work again and again, the broker killed after one more statement each
+// time, and started again as by a kubelet.
+TEST_F(RestoreTest, KilledAfterEachStatement) {
+  StartKeeper();
+  constexpr int kStatements = 40;  // More than the work below makes.
+  Broker broker(run(), "64Mi", Linked());
+  Worker steady(run());
+  const Answer weights = steady.Do(std::string("create weights ") + kMiB);
+  ASSERT_EQ(weights.status, GPUSHM_OK);
+  ASSERT_EQ(steady.Do("write 7").status, 0);
+  int completed = 0;
+  for (int n = 1; n <= kStatements; ++n) {
+    SCOPED_TRACE(n);
+    broker.Kill();
+    broker.StartToDie({"--test-link-die-after", std::to_string(n)});
+    const auto done = [&](const Answer& answer) {
+      // Not known to be carried out, or undone with the broker: said plainly, and never a crash.
+      EXPECT_TRUE(answer.status == GPUSHM_OK || answer.status == GPUSHM_UNAVAILABLE)
+          << answer.status;
+      return answer.status == GPUSHM_OK;
+    };
+    {
+      Worker worker(run());
+      EXPECT_TRUE(done(worker.Do("attach weights r 0")));
+      EXPECT_EQ(worker.Do("read").value, 7);
+      const std::string name = Concat("made-", n);
+      const bool made = done(worker.Do(Concat("create-unpublished ", name, ' ', kMiB)));
+      if (made) {
+        EXPECT_EQ(worker.Do("write 1").status, 0);
+        const bool published = done(worker.Do("publish"));
+        EXPECT_TRUE(published) << "a publish finds out what became of it";
+        EXPECT_EQ(worker.Do("current").status, GPUSHM_OK);
+      }
+      if (made && done(worker.Do(Concat("replace-unpublished ", name, ' ', kMiB)))) {
+        EXPECT_TRUE(done(worker.Do("publish")));
+        EXPECT_EQ(worker.Do("detach").status, GPUSHM_OK);
+        completed += done(worker.Do(Concat("delete ", name))) ? 1 : 0;
+      }
+      EXPECT_EQ(steady.Do("current").status, GPUSHM_OK);
+      EXPECT_EQ(steady.Do("read").value, 7);
+      EXPECT_EQ(steady.Do("attach weights w 0").value, weights.value);
+    }
+    // The worker is gone: what is left is what `steady` holds, and names that nobody deleted.
+    EXPECT_TRUE(Eventually([&] { return Holders().size() == 1; })) << Holders().size();
+    broker.WaitForSuccessor();
+    EXPECT_EQ(Holders().size(), 1u);
+    steady.Do(Concat("delete made-", n));
+  }
+  EXPECT_GT(completed, 0);
+}
+
+TEST_F(RestoreTest, APluginThatRestartsIsToldAgain) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  Worker writer(run());
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("write 7").status, 0);
+  ASSERT_TRUE(Eventually([&] { return Kept().leases == 1; }));
+  keeper_.reset();
+  ASSERT_EQ(writer.Do(std::string("create unseen ") + kMiB).status, GPUSHM_OK)
+      << "nobody waits for a plugin";
+  StartKeeper();
+  EXPECT_TRUE(Eventually([&] { return Kept().leases == 2 && Kept().generations == 2; }));
+  broker.Kill();
+  broker.Start();
+  EXPECT_EQ(writer.Do("current").status, GPUSHM_OK);
+  EXPECT_EQ(Holders().size(), 2u);
+}
+
+TEST_F(RestoreTest, APluginThatIsStoppedHoldsNobodyUp) {
+  const std::vector<std::string> command = {"/proc/self/exe", "plugin", links(), gpu_};
+  Process plugin(command, -1);
+  Broker broker(run(), "64Mi", Linked());
+  Worker writer(run());
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(kill(plugin.pid(), SIGSTOP), 0);
+  for (int i = 0; i < 2000; ++i) {  // More than lies in a socket.
+    ASSERT_EQ(writer.Do("attach weights r 0").status, GPUSHM_OK);
+    ASSERT_EQ(writer.Do("detach").status, GPUSHM_OK);
+  }
+  ASSERT_EQ(writer.Do(std::string("create more ") + kMiB).status, GPUSHM_OK);
+  const std::vector<Holder> before = Holders();
+  ASSERT_EQ(kill(plugin.pid(), SIGCONT), 0);
+  EXPECT_TRUE(Eventually([&] {
+    size_t leases = 0;
+    std::ifstream(links() + "/leases") >> leases;
+    return leases == before.size();
+  })) << "what was queued arrives";
+  broker.Kill();
+  broker.Start();
+  EXPECT_EQ(writer.Do("current").status, GPUSHM_OK);
+  EXPECT_THAT(Holders(), UnorderedElementsAreArray(before));
+  plugin.Kill();
+  plugin = Process(command, -1);
+  ASSERT_EQ(writer.Do(std::string("create third ") + kMiB).status, GPUSHM_OK);
+}
+
+TEST_F(RestoreTest, AnotherHolderOfTheAllocationInheritsNothing) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  Worker writer(run());
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_TRUE(Eventually([&] { return Kept().leases == 1; }));
+  broker.Kill();
+  keeper_->Drop({kAllocation});
+  Open();
+  broker.Start();
+  EXPECT_TRUE(Holders().empty());
+  EXPECT_EQ(StateOf("weights"), 0u);
+  EXPECT_EQ(writer.Do("holders weights").value, 0);
+  EXPECT_EQ(writer.Do("current").status, GPUSHM_ORPHANED);
+}
+
+TEST_F(RestoreTest, ALostGpuIsToldToWhoAsksAndToWhoWaits) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  Worker writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_TRUE(waiter.Begin("attach later r 15000"));
+  keeper_->SetDevice(gpu_, true, "XID 79: the GPU has fallen off the bus");
+  EXPECT_EQ(waiter.Await("attach later").status, GPUSHM_DEVICE_LOST);
+  EXPECT_EQ(writer.Do("attach weights r 0").status, GPUSHM_DEVICE_LOST);
+  EXPECT_EQ(writer.Do(std::string("create more ") + kMiB).status, GPUSHM_DEVICE_LOST);
+  broker.Kill();
+  broker.Start();
+  EXPECT_EQ(waiter.Do("attach weights r 0").status, GPUSHM_DEVICE_LOST);
+  keeper_->SetDevice(gpu_, false, "");
+  EXPECT_TRUE(Eventually([&] { return waiter.Do("attach weights r 0").status == GPUSHM_OK; }));
+  EXPECT_EQ(writer.Do(std::string("create more ") + kMiB).status, GPUSHM_OK);
+}
+
+// Regression, through the library: see broker_resume_test.
+TEST_F(RestoreTest, AConnectionThatBreaksCostsNothing) {
+  setenv("GPUSHM_BUFFERS", "buffers.gpushm.io/ring: {size: 2Mi, access: one-writer}", 1);
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  const Answer ring = writer.Do("attach ring w 0");
+  ASSERT_EQ(ring.status, GPUSHM_OK);
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_EQ(writer.Do("cut").status, 0);
+    ASSERT_EQ(writer.Do("detach").status, GPUSHM_OK);
+    const Answer again = writer.Do("attach ring w 0");
+    EXPECT_EQ(again.status, GPUSHM_OK) << "BUSY by itself";
+    EXPECT_EQ(again.value, ring.value);
+  }
+  EXPECT_EQ(Holders().size(), 1u);
+  unsetenv("GPUSHM_BUFFERS");
+}
+
+}  // namespace
+}  // namespace gpushm::integration
