@@ -134,6 +134,19 @@ TEST(BrokerLife, AGenerationThatCannotBeReadIsRefused) {
   }
 }
 
+TEST(BrokerLife, WithoutThePluginNothingIsMade) {
+  const TempFolder folder;
+  const TempFolder link;
+  BrokerProcess broker(folder.path(), With("buffers.gpushm.io/weights: 4Mi",
+                                           {"--link", link.path(), "--start-timeout-ms", "300"}));
+  EXPECT_FALSE(broker.ready());
+  EXPECT_EQ(broker.WaitForEnd(), 1);
+  EXPECT_THAT(broker.log(), HasSubstr("link-waiting"));
+  EXPECT_THAT(broker.log(), HasSubstr("the plugin did not answer at " + link.path()));
+  EXPECT_THAT(broker.log(), HasSubstr("--link none"));
+  EXPECT_EQ(simulated::UsedBytes(), 0u);
+}
+
 // A kill while it starts, at whatever point: the next one starts.
 TEST(BrokerLife, KilledWhileItStarts) {
   const TempFolder folder;

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <utility>
@@ -85,6 +86,17 @@ void Broker::Start() {
     ASSERT_FALSE(deadline.Passed()) << "the broker does not listen at " << socket_;
     poll(nullptr, 0, 1);
   }
+}
+
+std::string LogOfBroker(const std::string& folder, const std::vector<std::string>& arguments) {
+  std::string command = Concat(BrokerPath(), " --folder ", folder);
+  for (const std::string& argument : arguments) command += Concat(" '", argument, "'");
+  FILE* const output = popen((command + " 2>&1").c_str(), "r");
+  std::string log;
+  char text[512];
+  while (fgets(text, sizeof text, output) != nullptr) log += text;
+  pclose(output);
+  return log;
 }
 
 void Broker::StartToDie(const std::vector<std::string>& arguments) {

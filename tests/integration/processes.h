@@ -85,6 +85,9 @@ class Broker {
   void EndKubelet();
 };
 
+// Runs gpushm-broker until it ends by itself; what it logged.
+std::string LogOfBroker(const std::string& folder, const std::vector<std::string>& arguments);
+
 struct Answer {
   int status = -1;
   int64_t value = 0;

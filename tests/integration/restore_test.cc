@@ -16,6 +16,7 @@
 namespace gpushm::integration {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAreArray;
 
 constexpr char kMiB[] = "1048576";
@@ -312,6 +313,19 @@ TEST_F(RestoreTest, ALostGpuIsToldToWhoAsksAndToWhoWaits) {
   keeper_->SetDevice(gpu_, false, "");
   EXPECT_TRUE(Eventually([&] { return waiter.Do("attach weights r 0").status == GPUSHM_OK; }));
   EXPECT_EQ(writer.Do(std::string("create more ") + kMiB).status, GPUSHM_OK);
+}
+
+TEST_F(RestoreTest, ABrokerTakesWhatThePluginSaysAndNoMore) {
+  StartKeeper();
+  std::vector<std::string> arguments = Linked();
+  arguments.insert(arguments.end(), {"--pool", "129Mi"});
+  EXPECT_THAT(LogOfBroker(run(), arguments), HasSubstr("the pod was given 134217728"));
+  arguments = Linked();
+  arguments.insert(arguments.end(), {"--gpu", "GPU-00000000-1111-2222-3333-444444444444"});
+  EXPECT_THAT(LogOfBroker(run(), arguments), HasSubstr("not the one that this pod was given"));
+  Broker broker(run(), "128Mi", Linked());
+  Worker worker(run());
+  EXPECT_EQ(worker.Do("create all 134217728").status, GPUSHM_OK);
 }
 
 // Regression, through the library: see broker_resume_test.
