@@ -25,10 +25,10 @@ int PluginMain(const std::string& links, const std::string& gpu) {
     return 1;
   }
   for (;;) {
-    size_t leases = 0;
-    for (const plugin::LinkView& view : (*keeper)->Look()) leases += view.kept.leases;
-    std::ofstream(links + "/leases.new") << leases;
-    std::filesystem::rename(links + "/leases.new", links + "/leases");
+    for (const plugin::LinkView& view : (*keeper)->Look()) {
+      std::ofstream(links + "/kept.new") << view.kept.generations << ' ' << view.kept.leases;
+      std::filesystem::rename(links + "/kept.new", links + "/kept");
+    }
     poll(nullptr, 0, 2);
   }
 }

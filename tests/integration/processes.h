@@ -121,7 +121,7 @@ class IsolatedWorker {
 };
 
 // What a process runs that stands for the node's plugin, with one allocation on `gpu`. How many
-// leases it keeps is in links/leases.
+// generations and leases it keeps is in links/kept.
 int PluginMain(const std::string& links, const std::string& gpu);
 // What a process that was started as a worker runs.
 int WorkerMain(const std::string& folder, const std::string& pod_uid);

@@ -267,9 +267,10 @@ TEST_F(RestoreTest, APluginThatIsStoppedHoldsNobodyUp) {
   const std::vector<Holder> before = Holders();
   ASSERT_EQ(kill(plugin.pid(), SIGCONT), 0);
   EXPECT_TRUE(Eventually([&] {
+    size_t generations = 0;
     size_t leases = 0;
-    std::ifstream(links() + "/leases") >> leases;
-    return leases == before.size();
+    std::ifstream(links() + "/kept") >> generations >> leases;
+    return generations == 2 && leases == before.size();
   })) << "what was queued arrives";
   broker.Kill();
   broker.Start();
