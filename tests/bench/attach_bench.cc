@@ -4,6 +4,7 @@
 // alternates too. What is undone is outside the timing. docs/benchmarks/README.md says what each
 // row is.
 #include <array>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plugin/keeper/keeper.h"
 #include "tests/bench/harness.h"
 #include "tests/bench/raw.h"
 
@@ -24,6 +26,7 @@ constexpr double kBudgetAgainstDynamoNs = 116'100;
 constexpr double kBudgetSecondNs = 1000;
 constexpr int kBatch = 64;
 constexpr char kIpcOwner[] = "ipc-owner";
+constexpr char kPlugin[] = "plugin";
 
 std::string BufferName(uint64_t size_bytes) {
   return size_bytes >= kGiB ? Concat("b", size_bytes / kGiB, "g")
@@ -106,6 +109,61 @@ Result<Timed> TimeRaw(RawServer& server, uint64_t size_bytes) {
   const int64_t end = MonotonicNs();
   if (auto r = api.Check(result, "the raw detach"); !r) return std::unexpected(r.error());
   return Timed{made - start, end - undo};
+}
+
+// ---------------------------------------------------------------- what the plugin's link costs
+
+// The keeper of the node's plugin, with one allocation on the GPU that is given by its UUID.
+Result<void> KeepBrokers(Channel& parent, const std::vector<std::string>& arguments) {
+  plugin::Keeper::Options options;
+  options.links_folder = arguments.at(0);
+  options.on_link = [](const std::string&, bool) {};
+  const auto keeper = plugin::Keeper::Start(std::move(options));
+  if (!keeper) return std::unexpected(keeper.error());
+  if (auto r = (*keeper)->Open("m0000", {.gpu = arguments.at(1), .pool_bytes = 1024 * kGiB}); !r) {
+    return r;
+  }
+  if (auto r = parent.Say("ready"); !r) return r;
+  static_cast<void>(parent.Hear(Deadline::AfterMs(10 * kStepMs)));  // Until the parent is done.
+  return {};
+}
+
+// The same attach at a broker that states it to a plugin, and at one that has none, in turns.
+Result<void> FirstAttachLinked(benchmark::State& state) {
+  if (auto r = NeedContext(); !r) return r;
+  const Result<Setup*> alone = TheSetup();
+  if (!alone) return std::unexpected(alone.error());
+  const std::filesystem::path links = ThisMachine().work / "links";
+  std::filesystem::create_directories(links / "m0000");
+  std::filesystem::permissions(links, std::filesystem::perms::owner_all);
+  Result<Child> plugin =
+      Child::Start(kPlugin, {links.string(), ThisMachine().device.uuid.ToString()});
+  if (!plugin) return std::unexpected(plugin.error());
+  if (auto r = plugin->Expect("ready", Deadline::AfterMs(kStepMs)); !r) return r;
+  Broker::Options options;
+  const std::string name = BufferName(64 * kMiB);
+  options.buffers.emplace_back(name, 64 * kMiB);
+  options.link = (links / "m0000").string();
+  const Result<Broker> broker = Broker::Start(options);
+  if (!broker) return std::unexpected(broker.error());
+  const Result<Connection> linked = Connection::To(*broker);
+  if (!linked) return std::unexpected(linked.error());
+  Samples with;
+  Samples without;
+  bool with_first = true;
+  for (auto _ : state) {
+    for (const bool now_with : {with_first, !with_first}) {
+      const Result<Timed> timed =
+          TimeOurs(now_with ? linked->get() : (*alone)->connection.get(), name);
+      if (!timed) return std::unexpected(timed.error());
+      (now_with ? with : without).Add(timed->make_ns);
+      if (now_with) state.SetIterationTime(static_cast<double>(timed->make_ns) / 1e9);
+    }
+    with_first = !with_first;
+  }
+  Show(state, Ours{with}, Baseline{without});
+  state.SetLabel("baseline: the same without a plugin");
+  return {};
 }
 
 using Part = int64_t Timed::*;
@@ -350,6 +408,7 @@ void RegisterRows() {
     Row(Concat("CudaIpcOpen/", SizeName(size)), count(size) / 2,
         [size](benchmark::State& state) { return CudaIpcOpen(state, size); });
   }
+  Row("FirstAttach/64MiB/linked", 2000, FirstAttachLinked);
   Row("SecondAttach", 20'000, SecondAttach);
   Row("OpenAndAttach/64MiB", 1000, OpenAndAttach);
   for (const uint64_t size : {64 * kMiB, kGiB}) {
@@ -367,6 +426,8 @@ void RegisterRows() {
 
 int main(int argc, char** argv) {
   using namespace gpushm::bench;
-  return Main(argc, argv, {{RawServer::kRole, RawServer::Serve}, {kIpcOwner, OwnIpcMemory}},
-              RegisterRows);
+  return Main(
+      argc, argv,
+      {{RawServer::kRole, RawServer::Serve}, {kIpcOwner, OwnIpcMemory}, {kPlugin, KeepBrokers}},
+      RegisterRows);
 }

@@ -90,7 +90,8 @@ class Broker {
   struct Options {
     // Name and size of each declared buffer; sizes are whole MiB.
     std::vector<std::pair<std::string, uint64_t>> buffers;
-    uint64_t extra_bytes = 0;  // Of the pool, for what is made at run time.
+    uint64_t extra_bytes = 0;   // Of the pool, for what is made at run time.
+    std::string link = "none";  // Folder of a plugin's socket.
   };
   // Does not wait: Connection::To does.
   static Result<Broker> Start(const Options& options);
