@@ -1,0 +1,133 @@
+// Goal: a plugin that breaks the protocol, names another GPU or says more than it announced costs
+// the broker its link at most. Method: the real broker, and a plugin played by hand.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <functional>
+#include <thread>
+
+#include "runtime/protocol/link.h"
+#include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/raw_client.h"
+
+namespace gpushm::broker::testing {
+namespace {
+
+using protocol::LinkKind;
+using ::testing::HasSubstr;
+
+// Serves one connection after the other; what it says after the greeting is the test's.
+class Plugin {
+ public:
+  using Talk = std::function<void(int socket, int connection)>;
+  Plugin(const std::string& folder, Talk talk)
+      : listener_(*protocol::Listen(folder + "/" + protocol::kLinkSocketName, 0666)),
+        thread_([this, talk = std::move(talk)] { Run(talk); }) {}
+  ~Plugin() {
+    shutdown(listener_.get(), SHUT_RDWR);
+    thread_.join();
+  }
+
+  template <typename Body>
+  static void Say(int socket, LinkKind kind, const Body& body) {
+    protocol::Buffer bytes;
+    const size_t size = protocol::EncodeLink(kind, body, &bytes);
+    [[maybe_unused]] const auto sent =
+        protocol::Send(socket, {bytes.data(), size}, {}, Deadline::AfterMs(kSoonMs));
+  }
+  static protocol::LinkWelcome Welcome(const std::array<uint8_t, 16>& gpu) {
+    protocol::LinkWelcome welcome{};
+    welcome.version = 1;
+    welcome.gpu_uuid = gpu;
+    welcome.pool_bytes = uint64_t{256} << 20;
+    welcome.allocation = protocol::ToNameField("m0000");
+    return welcome;
+  }
+
+ private:
+  void Run(const Talk& talk) {
+    for (int connection = 1;; ++connection) {
+      pollfd poller{.fd = listener_.get(), .events = POLLIN, .revents = 0};
+      poll(&poller, 1, -1);
+      const UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!socket) return;
+      protocol::Message hello;
+      if (!protocol::Receive(socket.get(), &hello, Deadline::AfterMs(kSoonMs))) continue;
+      talk(socket.get(), connection);
+    }
+  }
+  UniqueFd listener_;
+  std::thread thread_;
+};
+
+std::array<uint8_t, 16> SomeGpu() {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  return RawClient(broker.Socket("app")).Hello()->gpu_uuid;
+}
+
+BrokerSettings LinkedTo(const std::string& folder) {
+  BrokerSettings settings = TwoContainers();
+  settings.arguments.insert(settings.arguments.end(),
+                            {"--link", folder, "--start-timeout-ms", "2000"});
+  return settings;
+}
+
+TEST(Link, AtStartAPluginThatTalksNonsenseIsAnError) {
+  const auto gpu = SomeGpu();
+  const TempFolder link;
+  int talks = 0;
+  const Plugin plugin(link.path(), [&](int socket, int) {
+    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
+    if (talks++ == 0) {
+      protocol::LinkLease more{1, 1, 1, 0, 1, 0};
+      Plugin::Say(socket, LinkKind::kLease, more);
+    } else {
+      Plugin::Say(socket, LinkKind::kHello, protocol::LinkHello{1, 1, 0, 0, {}});
+    }
+  });
+  for (const char* said : {"more than the welcome said", "a message out of order"}) {
+    const TempFolder folder;
+    BrokerProcess broker(folder.path(), LinkedTo(link.path()));
+    EXPECT_EQ(broker.WaitForEnd(), 1);
+    EXPECT_THAT(broker.log(), HasSubstr(said));
+  }
+}
+
+TEST(Link, LaterItCostsTheLinkAlone) {
+  const auto gpu = SomeGpu();
+  const TempFolder link;
+  const TempFolder folder;
+  const Plugin plugin(link.path(), [&](int socket, int connection) {
+    auto welcome = Plugin::Welcome(gpu);
+    if (connection == 2) welcome.gpu_uuid[0] ^= 1;
+    Plugin::Say(socket, LinkKind::kWelcome, welcome);
+    if (connection == 1) Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+    if (connection == 3) Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});  // Not due.
+    if (connection == 4) {
+      protocol::LinkDevice device{};
+      device.lost = 1;
+      device.reason[0] = 'X';
+      Plugin::Say(socket, LinkKind::kDevice, device);
+    }
+    protocol::Message message;  // Until the broker hangs up, or ends.
+    while (connection >= 3 && protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
+    }
+  });
+  const BrokerProcess broker(folder.path(), LinkedTo(link.path()));
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  EXPECT_TRUE(broker.WaitForLog("another GPU or allocation"));
+  EXPECT_TRUE(broker.WaitForLog("out of order"));
+  EXPECT_TRUE(broker.WaitForLog("gpu-lost"));
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  const auto attached = client.Attach("weights");
+  ASSERT_FALSE(attached);
+  EXPECT_EQ(attached.error().code(), Code::kDeviceLost);
+  EXPECT_TRUE(client.Info());
+}
+
+}  // namespace
+}  // namespace gpushm::broker::testing
