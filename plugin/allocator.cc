@@ -105,7 +105,7 @@ Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& i
     if (!edits) return std::unexpected(edits.error());
     return kubelet::Grant{.cdi_names = {}, .edits = std::move(*edits)};
   }
-  return kubelet::Grant{.cdi_names = {effects_->CdiName(resource, name)}, .edits = {}};
+  return kubelet::Grant{.cdi_names = effects_->CdiNames(resource, name), .edits = {}};
 }
 
 Result<kubelet::PodList> Allocator::ListWhenQuiet(const Deadline& deadline) {
@@ -160,15 +160,14 @@ DeviceIds Allocator::Prefer(Resource, const DeviceIds& available, const DeviceId
   return chosen;
 }
 
-Result<std::vector<Binding>> Allocator::Reconcile(uint64_t kubelet_run, int64_t now_ms) {
+Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
   const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));
   if (!pods) return std::unexpected(pods.error());
-  const bool whole =
-      options_.own_pod ? pods->pods.contains(*options_.own_pod) : !pods->pods.empty();
+  const bool whole = !options_.own_pod || pods->pods.contains(*options_.own_pod);
   const std::lock_guard lock(mutex_);
   ApplyLinks();
   if (!whole) return std::vector<Binding>();
-  std::vector<Binding> released = book_.Observe(pods->snapshot, kubelet_run, now_ms);
+  std::vector<Binding> released = book_.Observe(pods->snapshot, now_ms);
   const std::vector<Binding> current = book_.bindings();
   for (const Binding& binding : released) {
     // A successor may have the name already.

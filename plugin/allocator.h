@@ -39,8 +39,8 @@ class Effects {
  public:
   virtual ~Effects() = default;
   virtual Result<kubelet::PodList> ListPods(const Deadline& deadline) = 0;
-  // The name under which the runtime will find what Publish wrote.
-  virtual std::string CdiName(Resource resource, const std::string& name) const = 0;
+  // The names under which the runtime will find what Publish wrote.
+  virtual std::vector<std::string> CdiNames(Resource resource, const std::string& name) const = 0;
   // The same for runtimes without CDI: what Publish made, as the kubelet's own list.
   virtual Result<Edits> EditsOf(const Binding& binding) const = 0;
   // Everything that the container needs to start on that GPU. Repeatable.
@@ -78,8 +78,8 @@ class Allocator final : public kubelet::Handler {
                    size_t count) override;
 
   // A look at the kubelet's list; to be called every few seconds, and soon again while
-  // WaitsForProof(). `kubelet_run` as in Book::Observe. What was released.
-  Result<std::vector<Binding>> Reconcile(uint64_t kubelet_run, int64_t now_ms);
+  // WaitsForProof(). What was released.
+  Result<std::vector<Binding>> Reconcile(int64_t now_ms);
 
   bool WaitsForProof() const;
   // Of `all` IDs, those to be told unhealthy.

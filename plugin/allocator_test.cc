@@ -34,7 +34,10 @@ class FakeNode : public Effects {
     if (list_error) return std::unexpected(*list_error);
     return pods;
   }
-  std::string CdiName(Resource resource, const std::string& name) const override {
+  std::vector<std::string> CdiNames(Resource resource, const std::string& name) const override {
+    return {CdiName(resource, name)};
+  }
+  static std::string CdiName(Resource resource, const std::string& name) {
     return Concat(resource == Resource::kMemory ? "memory=" : "attach=", name);
   }
   Result<Edits> EditsOf(const Binding& binding) const override {
@@ -119,8 +122,8 @@ TEST_F(AllocatorTest, NoRoomWaitsWithAReasonAndStartsLater) {
   // The big pod ends: two looks, half a minute apart, lack it.
   node_.pods = {};
   node_.Run("late", "gpushm", Resource::kMemory, Ids('m', 9, 7));
-  EXPECT_THAT(*allocator_->Reconcile(1, 0), IsEmpty());
-  EXPECT_THAT(*allocator_->Reconcile(1, Book::kProofMs), SizeIs(1));
+  EXPECT_THAT(*allocator_->Reconcile(0), IsEmpty());
+  EXPECT_THAT(*allocator_->Reconcile(Book::kProofMs), SizeIs(1));
   EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 9, 7)));
 }
 
@@ -142,11 +145,11 @@ TEST_F(AllocatorTest, AYoungListProvesNothing) {
   ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
   node_.pods = {};  // As just after the kubelet's start.
   for (int64_t now_ms = 0; now_ms <= 3 * Book::kProofMs; now_ms += Book::kProofMs) {
-    EXPECT_THAT(*allocator_->Reconcile(1, now_ms), IsEmpty());
+    EXPECT_THAT(*allocator_->Reconcile(now_ms), IsEmpty());
   }
   node_.pods.pods.insert({"gpushm-system", "plugin-x"});
-  EXPECT_THAT(*allocator_->Reconcile(1, 4 * Book::kProofMs), IsEmpty());
-  EXPECT_THAT(*allocator_->Reconcile(1, 5 * Book::kProofMs), SizeIs(1));
+  EXPECT_THAT(*allocator_->Reconcile(4 * Book::kProofMs), IsEmpty());
+  EXPECT_THAT(*allocator_->Reconcile(5 * Book::kProofMs), SizeIs(1));
   EXPECT_THAT(node_.specs, IsEmpty());
 }
 
@@ -209,7 +212,7 @@ TEST_F(AllocatorTest, NoListingBeginsWhileAnAllocateIsOpen) {
   std::promise<void> asking;
   std::thread list([&] {
     asking.set_value();
-    EXPECT_TRUE(allocator.Reconcile(1, 0));
+    EXPECT_TRUE(allocator.Reconcile(0));
   });
   asking.get_future().wait();
   node.go_on.set_value();

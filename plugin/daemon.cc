@@ -21,6 +21,7 @@ constexpr int64_t kReconcileMs = 10'000;
 constexpr int64_t kProofLookMs = 2'100;  // Above Book::kSeenProofMs.
 // After a broker's end its pod is about to go from the list.
 constexpr int64_t kLinkEndedMs = 200;
+constexpr int64_t kListTimeoutMs = 5000;
 
 std::vector<kubelet::Advertised> Listed(const DeviceIds& ids, const DeviceIds& unhealthy) {
   std::vector<kubelet::Advertised> devices;
@@ -42,8 +43,9 @@ Daemon::~Daemon() {
 Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions options) {
   const int64_t started_ns = MonotonicNs();
   std::unique_ptr<Daemon> daemon(new Daemon(loop, std::move(options)));
-  for (const auto step : {&Daemon::LockState, &Daemon::ReadNode, &Daemon::OpenFiles,
-                          &Daemon::TakeOver, &Daemon::StartHealth, &Daemon::Serve}) {
+  for (const auto step :
+       {&Daemon::LockState, &Daemon::ReadNode, &Daemon::OpenFiles, &Daemon::TakeOver,
+        &Daemon::StartHealth, &Daemon::Serve, &Daemon::WatchConfig}) {
     if (auto done = (daemon.get()->*step)(); !done) return std::unexpected(done.error());
   }
   LogInfo("ready", {{"gpus", daemon->advertisement_.gpus.size()},
@@ -118,10 +120,8 @@ Result<void> Daemon::OpenFiles() {
     allocator_->NoteLink(name, open);
     if (!open) loop_->Post([this] { ReconcileSoon(kLinkEndedMs); });
   };
-  Result<std::unique_ptr<Keeper>> keeper =
-      Keeper::Start({.links_folder = config.state_folder + "/links",
-                     .on_link = on_link,
-                     .settings = {}});
+  Result<std::unique_ptr<Keeper>> keeper = Keeper::Start(
+      {.links_folder = config.state_folder + "/links", .on_link = on_link, .settings = {}});
   if (!keeper) return std::unexpected(keeper.error());
   keeper_ = std::move(*keeper);
   if (config.kubelet == KubeletMode::kAuto) {
@@ -130,11 +130,16 @@ Result<void> Daemon::OpenFiles() {
     pods_.emplace(std::move(pods));
   }
   node_.emplace(Node::Parts{.pods = pods_ ? &*pods_ : nullptr,
+                            .pod_resources_socket = config.pod_resources_socket,
                             .specs = &*specs_,
                             .files = &*files_,
                             .keeper = keeper_.get()},
-                *driver_, std::move(own), config.rules.unit_bytes);
+                *driver_, own, config.rules.unit_bytes);
   node_->SetDevices(advertisement_.devices);
+  if (config.strategy == Strategy::kCdi) {
+    const Result<bool> shared = specs_->WriteShared(SharedEdits(*driver_, own));
+    if (!shared) return std::unexpected(shared.error());
+  }
   allocator_.emplace(AllocatorOptions{.unit_bytes = config.rules.unit_bytes,
                                       .early = config.strategy == Strategy::kDevices,
                                       .own_pod = options_.own_pod},
@@ -249,16 +254,45 @@ Result<void> Daemon::Serve() {
   return {};
 }
 
+// A kubelet can mix up two registrations: it reads our list, and has no device (Registration::
+// Renew). Twice in a row, since a new list takes its time. On the reconciler's thread.
+void Daemon::CheckBelieved() {
+  const auto known = pods_->Allocatable(Deadline::AfterMs(kListTimeoutMs));
+  if (!known) return;
+  for (const Resource resource : {Resource::kMemory, Resource::kAttach}) {
+    const auto found = known->find(resource);
+    const bool believed = (found != known->end() && !found->second.empty()) ||
+                          !registration_->state().Of(resource).usable();
+    int& doubts = doubts_[resource];
+    doubts = believed ? 0 : doubts + 1;
+    if (doubts < 2) continue;
+    doubts = 0;
+    LogWarning("not-believed",
+               {{"resource", resource == Resource::kMemory ? "memory" : "attach"},
+                {"reason", "the kubelet listens and has no device: registering again"}});
+    registration_->Renew(resource);
+  }
+}
+
+Result<void> Daemon::WatchConfig() {
+  if (options_.config_path.empty()) return {};
+  watcher_.emplace(
+      *loop_, options_.config_path, options_.config,
+      [this](const TakenOver& taken) { TakeConfig(taken); },
+      [this](const Status& status) { RefuseConfig(status); });
+  return {};
+}
+
 void Daemon::ReconcileSoon(int64_t wait_ms) {
   if (!registration_) return;
   loop_->Cancel(reconcile_timer_);
   reconcile_timer_ = loop_->After(wait_ms, [this] {
     if (reconciling_) return;  // It asks again when it is done.
     reconciling_ = true;
-    const uint64_t run = registration_->state().memory.registrations;
-    reconciler_.Run([this, run] {
-      const auto released = allocator_->Reconcile(run, MonotonicNs() / 1'000'000);
+    reconciler_.Run([this] {
+      const auto released = allocator_->Reconcile(MonotonicNs() / 1'000'000);
       if (!released) LogWarning("not-listed", {{"reason", released.error().ToString()}});
+      if (released) CheckBelieved();
       loop_->Post([this] {
         reconciling_ = false;
         ReconcileSoon(allocator_->WaitsForProof() ? kProofLookMs : kReconcileMs);
@@ -267,37 +301,40 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
   });
 }
 
-// A file that makes no sense changes nothing.
+// ---- the configuration file
+
 void Daemon::Reload() {
-  if (options_.config_path.empty()) return;
-  const auto refuse = [this](const Status& status) {
-    LogError("reload-refused", {{"file", options_.config_path}, {"reason", status.ToString()}});
-  };
-  const Result<PluginConfig> next = ReadPluginConfig(options_.config_path);
-  if (!next) return refuse(next.error());
-  const TakenOver taken = plugin::TakeOver(options_.config, *next);
-  const Result<std::vector<Device>> devices = ReadDevices(*nvml_);
-  if (!devices) return refuse(devices.error());
-  Result<Advertisement> advertisement = Advertise(*devices, taken.config.rules);
-  if (!advertisement) return refuse(advertisement.error());
+  if (watcher_) watcher_->Reload();
+}
+
+void Daemon::TakeConfig(const TakenOver& taken) {
   for (const std::string_view key : taken.restart) {
     LogWarning("needs-restart", {{"file", options_.config_path}, {"key", key}});
   }
+  const Result<std::vector<Device>> devices = ReadDevices(*nvml_);
+  if (!devices) return RefuseConfig(devices.error());
+  Result<Advertisement> advertisement = Advertise(*devices, taken.config.rules);
+  if (!advertisement) return RefuseConfig(advertisement.error());
   options_.config = taken.config;
   ConfigureLog(options_.config.log);
+  node_->SetDevices(advertisement->devices);
+  allocator_->SetGpus(advertisement->gpus);
+  health_->SetRules(options_.config.health);
+  health_->SetDevices(advertisement->devices);
+  LogInfo("reloaded", {{"file", options_.config_path},
+                       {"gpus", advertisement->gpus.size()},
+                       {"memory_ids", advertisement->memory_ids.size()},
+                       {"attach_ids", advertisement->attach_ids.size()}});
   {
     const std::lock_guard lock(tell_mutex_);
     advertisement_ = std::move(*advertisement);
   }
-  node_->SetDevices(advertisement_.devices);
-  allocator_->SetGpus(advertisement_.gpus);
-  health_->SetRules(options_.config.health);
-  health_->SetDevices(advertisement_.devices);
   TellDevices();
-  LogInfo("reloaded", {{"file", options_.config_path},
-                       {"gpus", advertisement_.gpus.size()},
-                       {"memory_ids", advertisement_.memory_ids.size()},
-                       {"attach_ids", advertisement_.attach_ids.size()}});
+}
+
+// What was there before stays.
+void Daemon::RefuseConfig(const Status& why) {
+  LogError("reload-refused", {{"file", options_.config_path}, {"reason", why.ToString()}});
 }
 
 }  // namespace gpushm::plugin

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "plugin/allocator.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/cdi/spec_store.h"
+#include "plugin/config/config_watch.h"
 #include "plugin/config/plugin_config.h"
 #include "plugin/inventory/health.h"
 #include "plugin/inventory/inventory.h"
@@ -61,12 +63,15 @@ class Daemon {
   Result<void> TakeOver();
   Result<void> StartHealth();
   Result<void> Serve();
+  Result<void> WatchConfig();
 
   Result<void> OpenDeclared();
-  void Apply(const PluginConfig& config);
+  void TakeConfig(const TakenOver& taken);
+  void RefuseConfig(const Status& why);
   void TellDevices();
   void OnHealth(const HealthChange& change);
   void ReconcileSoon(int64_t wait_ms);
+  void CheckBelieved();
 
   EventLoop* loop_;
   DaemonOptions options_;
@@ -76,16 +81,19 @@ class Daemon {
   std::optional<DriverFiles> driver_;
   std::optional<SpecStore> specs_;
   std::optional<HostFiles> files_;
-  std::unique_ptr<Keeper> keeper_;
   std::optional<kubelet::PodResources> pods_;
-  std::optional<Node> node_;
+  // Ended in the opposite order: who calls before who is called.
   std::optional<Allocator> allocator_;
+  std::optional<Node> node_;
+  std::unique_ptr<Keeper> keeper_;
+  std::mutex tell_mutex_;  // Guards advertisement_ and registration_ where other threads tell.
   std::unique_ptr<kubelet::Registration> registration_;
   std::optional<HealthMonitor> health_;
+  std::optional<ConfigWatcher> watcher_;
   uint64_t reconcile_timer_ = 0;
   bool reconciling_ = false;
-  std::mutex tell_mutex_;  // Guards advertisement_ and registration_ where other threads tell.
-  Worker reconciler_;      // Listing pods can take seconds.
+  std::map<Resource, int> doubts_;  // The reconciler's.
+  Worker reconciler_;               // Listing pods can take seconds.
 };
 
 }  // namespace gpushm::plugin

@@ -1,5 +1,6 @@
 // gpushm-plugin: one process per node. `serve` is the plugin, `inventory` says what it would do.
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -52,7 +53,16 @@ std::string Environment(const char* name) {
   return value == nullptr ? std::string() : value;
 }
 
+// A link keeps a descriptor for each generation and client of its broker.
+void RaiseDescriptorLimit() {
+  rlimit descriptors{};
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return;
+  descriptors.rlim_cur = descriptors.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &descriptors);
+}
+
 int Serve(DaemonOptions options) {
+  RaiseDescriptorLimit();
   options.driver_folder = DriverFolderFromEnvironment();
   if (const std::string sim = Environment("GPUSHM_SIM_DIR"); !sim.empty()) {
     options.simulated_state = sim;

@@ -1,8 +1,22 @@
 #include "plugin/node.h"
 
+#include <sys/stat.h>
+
 #include "runtime/daemon/log.h"
 
 namespace gpushm::plugin {
+namespace {
+
+// The kubelet makes its socket anew at each start.
+uint64_t KubeletRun(const std::string& socket) {
+  struct stat info{};
+  if (stat(socket.c_str(), &info) != 0) return 0;
+  return static_cast<uint64_t>(info.st_ino) * 1'000'000'007u ^
+         static_cast<uint64_t>(info.st_ctim.tv_sec) << 30 ^
+         static_cast<uint64_t>(info.st_ctim.tv_nsec);
+}
+
+}  // namespace
 
 Node::Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes)
     : parts_(parts), driver_(std::move(driver)), own_(std::move(own)), unit_bytes_(unit_bytes) {}
@@ -14,33 +28,43 @@ void Node::SetDevices(const std::vector<Device>& devices) {
 
 Result<kubelet::PodList> Node::ListPods(const Deadline& deadline) {
   if (parts_.pods == nullptr) return Fail(Code::kUnavailable, "this plugin serves no kubelet");
-  return parts_.pods->List(deadline);
+  const uint64_t run = KubeletRun(parts_.pod_resources_socket);
+  Result<kubelet::PodList> pods = parts_.pods->List(deadline);
+  // A restart meanwhile: nobody knows which of the two answered.
+  if (pods && KubeletRun(parts_.pod_resources_socket) == run) pods->snapshot.kubelet_run = run;
+  return pods;
 }
 
-std::string Node::CdiName(Resource resource, const std::string& name) const {
-  return plugin::CdiName(resource, name);
+std::vector<std::string> Node::CdiNames(Resource resource, const std::string& name) const {
+  return {std::string(kSharedCdiName), CdiName(resource, name)};
+}
+
+Result<Node::Subject> Node::SubjectOf(const Binding& binding) const {
+  const bool sidecar = binding.resource == Resource::kMemory;
+  Subject subject{.device = {},
+                  .role = sidecar ? ContainerRole::kSidecar : ContainerRole::kApplication,
+                  .own = own_};
+  if (sidecar) subject.own.link_folder = parts_.files->LinkFolder(binding.name());
+  const std::lock_guard lock(mutex_);
+  const auto found = devices_.find(binding.gpu);
+  if (found == devices_.end()) {
+    return Fail(Code::kDeviceLost, Concat("GPU ", binding.gpu, " is not on this node any more"),
+                "delete the pod to have it placed anew");
+  }
+  subject.device = found->second;
+  return subject;
 }
 
 Result<Edits> Node::EditsOf(const Binding& binding) const {
-  Device device;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = devices_.find(binding.gpu);
-    if (found == devices_.end()) {
-      return Fail(Code::kDeviceLost, Concat("GPU ", binding.gpu, " is not on this node any more"),
-                  "delete the pod to have it placed anew");
-    }
-    device = found->second;
-  }
-  const bool sidecar = binding.resource == Resource::kMemory;
-  OwnFiles own = own_;
-  if (sidecar) own.link_folder = parts_.files->LinkFolder(binding.name());
-  return EditsFor(driver_, device, sidecar ? ContainerRole::kSidecar : ContainerRole::kApplication,
-                  own);
+  const Result<Subject> subject = SubjectOf(binding);
+  if (!subject) return std::unexpected(subject.error());
+  return EditsFor(driver_, subject->device, subject->role, subject->own);
 }
 
 Result<void> Node::Publish(const Binding& binding) {
-  const Result<Edits> edits = EditsOf(binding);
+  const Result<Subject> subject = SubjectOf(binding);
+  if (!subject) return std::unexpected(subject.error());
+  const Result<Edits> edits = BindingEdits(driver_, subject->device, subject->role, subject->own);
   if (!edits) return std::unexpected(edits.error());
   if (binding.resource == Resource::kMemory) {
     const Result<std::string> folder = parts_.files->MakeLinkFolder(binding.name());
@@ -48,6 +72,9 @@ Result<void> Node::Publish(const Binding& binding) {
     const LinkGrant grant{.gpu = binding.gpu, .pool_bytes = binding.ids.size() * unit_bytes_};
     if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
   }
+  // Again, should somebody have emptied the folder.
+  const Result<bool> shared = parts_.specs->WriteShared(SharedEdits(driver_, own_));
+  if (!shared) return std::unexpected(shared.error());
   const Result<bool> written = parts_.specs->Write(binding, *edits);
   if (!written) return std::unexpected(written.error());
   return {};

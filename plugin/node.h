@@ -25,6 +25,7 @@ class Node final : public Effects {
   // All outlive it. `pods` null: without a kubelet.
   struct Parts {
     kubelet::PodResources* pods = nullptr;
+    std::string pod_resources_socket;  // Tells a kubelet's restart.
     SpecStore* specs = nullptr;
     HostFiles* files = nullptr;
     Keeper* keeper = nullptr;
@@ -35,12 +36,19 @@ class Node final : public Effects {
   void SetDevices(const std::vector<Device>& devices);
 
   Result<kubelet::PodList> ListPods(const Deadline& deadline) override;
-  std::string CdiName(Resource resource, const std::string& name) const override;
+  std::vector<std::string> CdiNames(Resource resource, const std::string& name) const override;
   Result<Edits> EditsOf(const Binding& binding) const override;
   Result<void> Publish(const Binding& binding) override;
   void Retract(Resource resource, const std::string& name) override;
 
  private:
+  struct Subject {
+    Device device;
+    ContainerRole role{};
+    OwnFiles own;
+  };
+  Result<Subject> SubjectOf(const Binding& binding) const;
+
   const Parts parts_;
   const DriverFiles driver_;
   const OwnFiles own_;

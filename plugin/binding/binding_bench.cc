@@ -71,8 +71,8 @@ class Node {
     for (const auto& [other, ids] : running_) {
       now.Add({{"default", Concat("pod-", other)}, "gpushm"}, Resource::kMemory, ids);
     }
-    book_.Observe(now, 1, now_ms_ += Book::kProofMs);
-    book_.Observe(now, 1, now_ms_ += Book::kProofMs);
+    book_.Observe(now, now_ms_ += Book::kProofMs);
+    book_.Observe(now, now_ms_ += Book::kProofMs);
   }
 
   uint32_t LargestFree() const {

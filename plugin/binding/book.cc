@@ -38,7 +38,9 @@ Result<Binding> Book::Bind(Resource resource, const DeviceIds& ids, const Snapsh
       resource == Resource::kMemory ? BindMemory(ids, *owner, now) : BindAttach(ids, *owner, now);
   if (!binding) return binding;
   if (auto healthy = CheckHealth(binding->gpu); !healthy) return std::unexpected(healthy.error());
-  if (Find(resource, ids, *owner) == nullptr) entries_.push_back({.binding = *binding});
+  if (Find(resource, ids, *owner) == nullptr) {
+    entries_.push_back({.binding = *binding, .listed_by = now.kubelet_run});
+  }
   return binding;
 }
 
@@ -209,7 +211,7 @@ void Book::NoteLink(const std::string& name, bool open) {
   }
 }
 
-std::vector<Binding> Book::Observe(const Snapshot& now, uint64_t kubelet_run, int64_t now_ms) {
+std::vector<Binding> Book::Observe(const Snapshot& now, int64_t now_ms) {
   std::vector<Binding> released;
   for (Entry& entry : entries_) {
     const Binding& binding = entry.binding;
@@ -219,13 +221,14 @@ std::vector<Binding> Book::Observe(const Snapshot& now, uint64_t kubelet_run, in
                                : !now.OwnersOf(binding.resource, binding.ids).empty());
     if (listed) {
       entry.missing_since_ms.reset();
-      entry.listed_by = kubelet_run;
+      entry.listed_by = now.kubelet_run;
     } else if (!entry.missing_since_ms) {
       entry.missing_since_ms = now_ms;
     }
   }
   std::erase_if(entries_, [&](const Entry& entry) {
-    const int64_t proof_ms = entry.listed_by == kubelet_run ? kSeenProofMs : kProofMs;
+    const bool seen = entry.listed_by != 0 && entry.listed_by == now.kubelet_run;
+    const int64_t proof_ms = seen ? kSeenProofMs : kProofMs;
     const bool gone = entry.missing_since_ms && now_ms - *entry.missing_since_ms >= proof_ms;
     if (!gone || entry.link_open) return false;
     released.push_back(entry.binding);

@@ -90,9 +90,8 @@ class Book {
   // Whether the broker of the memory allocation of that name is connected.
   void NoteLink(const std::string& name, bool open);
 
-  // A look at the kubelet's list that is known to be whole. `kubelet_run` moves whenever the
-  // kubelet restarts. What was proven to be gone.
-  std::vector<Binding> Observe(const Snapshot& now, uint64_t kubelet_run, int64_t now_ms);
+  // A look at the kubelet's list that is known to be whole. What was proven to be gone.
+  std::vector<Binding> Observe(const Snapshot& now, int64_t now_ms);
   // Whether another look may prove something: a binding was missed and is still in the book.
   bool WaitsForProof() const;
 
@@ -108,7 +107,7 @@ class Book {
     bool superseded = false;
     bool link_open = false;
     std::optional<int64_t> missing_since_ms = std::nullopt;
-    std::optional<uint64_t> listed_by = std::nullopt;  // The kubelet's run that did last.
+    uint64_t listed_by = 0;  // The kubelet's run that did last; 0: none that is known.
   };
 
   Result<Owner> OwnerOf(Resource resource, const DeviceIds& ids, const Snapshot& now) const;

@@ -80,8 +80,8 @@ TEST_F(BookTest, NoRoomIsSaidAndPasses) {
   EXPECT_EQ(third.error().remedy(), "it starts when there is room");
   now_ = Snapshot();
   now_.Add(OwnerNamed("three", "gpushm"), Resource::kMemory, Ids('m', 20, 5));
-  EXPECT_THAT(book_.Observe(now_, 1, 1000), IsEmpty());
-  EXPECT_THAT(book_.Observe(now_, 1, 1000 + Book::kProofMs), SizeIs(2));
+  EXPECT_THAT(book_.Observe(now_, 1000), IsEmpty());
+  EXPECT_THAT(book_.Observe(now_, 1000 + Book::kProofMs), SizeIs(2));
   EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 20, 5), now_));
 }
 
@@ -144,8 +144,8 @@ TEST_F(BookTest, AFormerBrokerThatRunsHoldsItsIds) {
   ASSERT_TRUE(Start("old", 0, 2));
   book_.NoteLink("m1000", true);
   ForgetAll();
-  EXPECT_THAT(book_.Observe(now_, 1, 0), IsEmpty());
-  EXPECT_THAT(book_.Observe(now_, 1, 2 * Book::kProofMs), IsEmpty()) << "the link is open";
+  EXPECT_THAT(book_.Observe(now_, 0), IsEmpty());
+  EXPECT_THAT(book_.Observe(now_, 2 * Book::kProofMs), IsEmpty()) << "the link is open";
   const Result<Binding> waits = Start("new", 1, 2);
   ASSERT_FALSE(waits);
   EXPECT_EQ(waits.error().code(), Code::kBusy);
@@ -156,21 +156,24 @@ TEST_F(BookTest, AFormerBrokerThatRunsHoldsItsIds) {
 // A kubelet that listed it once and no more has ended it; one that has just started may not know it
 // yet.
 TEST_F(BookTest, TheKubeletThatListedAPodIsBelievedSooner) {
+  now_.kubelet_run = 7;
   ASSERT_TRUE(Start("pod", 0, 2));
-  EXPECT_THAT(book_.Observe(now_, 1, 0), IsEmpty());
-  EXPECT_THAT(book_.Observe(Snapshot(), 1, 1000), IsEmpty()) << "one look is no proof";
+  Snapshot empty;
+  empty.kubelet_run = 7;
+  EXPECT_THAT(book_.Observe(empty, 1000), IsEmpty()) << "one look is no proof";
   EXPECT_TRUE(book_.WaitsForProof());
-  EXPECT_THAT(book_.Observe(Snapshot(), 2, 1000 + Book::kSeenProofMs), IsEmpty()) << "a new one";
-  EXPECT_THAT(book_.Observe(Snapshot(), 1, 1000 + Book::kSeenProofMs), SizeIs(1));
+  empty.kubelet_run = 8;
+  EXPECT_THAT(book_.Observe(empty, 1000 + Book::kSeenProofMs), IsEmpty()) << "a new kubelet";
+  empty.kubelet_run = 7;
+  EXPECT_THAT(book_.Observe(empty, 1000 + Book::kSeenProofMs), SizeIs(1));
   EXPECT_FALSE(book_.WaitsForProof());
 }
 
 TEST_F(BookTest, AShortGapInTheListReleasesNothing) {
   ASSERT_TRUE(Start("pod", 0, 2));
-  EXPECT_THAT(book_.Observe(Snapshot(), 1, 0), IsEmpty());
-  EXPECT_THAT(book_.Observe(now_, 1, Book::kSeenProofMs - 1), IsEmpty());
-  EXPECT_THAT(book_.Observe(Snapshot(), 1, Book::kSeenProofMs), IsEmpty())
-      << "the clock began anew";
+  EXPECT_THAT(book_.Observe(Snapshot(), 0), IsEmpty());
+  EXPECT_THAT(book_.Observe(now_, Book::kProofMs - 1), IsEmpty());
+  EXPECT_THAT(book_.Observe(Snapshot(), Book::kProofMs), IsEmpty()) << "the clock began anew";
 }
 
 TEST_F(BookTest, SickGpuTakesNobodyAndSaysSo) {
@@ -244,9 +247,9 @@ TEST_F(BookTest, EarlyBindingsOfAPodOnTwoGpusAreRefused) {
 TEST_F(BookTest, EarlyBindingThatNeverStartsIsReleased) {
   ASSERT_TRUE(book_.BindEarly(Resource::kMemory, Ids('m', 0, 8)));
   now_.Add(OwnerNamed("one", "gpushm"), Resource::kMemory, Ids('m', 0, 8));
-  EXPECT_THAT(book_.Observe(now_, 1, 0), IsEmpty());
-  EXPECT_THAT(book_.Observe(Snapshot(), 1, 1), IsEmpty());
-  EXPECT_THAT(book_.Observe(Snapshot(), 1, 1 + Book::kSeenProofMs), SizeIs(1));
+  EXPECT_THAT(book_.Observe(now_, 0), IsEmpty());
+  EXPECT_THAT(book_.Observe(Snapshot(), 1), IsEmpty());
+  EXPECT_THAT(book_.Observe(Snapshot(), 1 + Book::kProofMs), SizeIs(1));
   EXPECT_EQ(book_.Prove(Resource::kMemory, Ids('m', 0, 8), now_).error().code(),
             Code::kUnavailable);
 }

@@ -3,6 +3,7 @@
 
 #include <compare>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <string>
@@ -32,6 +33,9 @@ struct Owner {
 
 class Snapshot {
  public:
+  // Which run of the kubelet said so: another number after each of its restarts. 0: not known.
+  uint64_t kubelet_run = 0;
+
   // podresources splits a container's IDs over several entries: they are joined here.
   void Add(const Owner& owner, Resource resource, const DeviceIds& ids);
 

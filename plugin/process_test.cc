@@ -1,0 +1,179 @@
+// The real gpushm-plugin against the scripted kubelet: what the parts do together.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <memory>
+
+#include "plugin/cdi/spec_text.h"
+#include "plugin/kubelet/testing/scripted_kubelet.h"
+#include "plugin/testing/plugin_process.h"
+
+namespace gpushm::plugin {
+namespace {
+
+using kubelet::testing::ContainerSpec;
+using kubelet::testing::PodSpec;
+using kubelet::testing::Role;
+using kubelet::testing::ScriptedKubelet;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::kGpuA;
+using testing::kGpuB;
+using testing::PluginProcess;
+using ::testing::SizeIs;
+using testing::TestNode;
+
+constexpr char kMemory[] = "gpushm.io/memory";
+constexpr char kAttach[] = "gpushm.io/attach";
+constexpr int64_t kLongMs = 30'000;
+constexpr size_t kUnits = 30;  // Two GPUs of 16 GiB, 1 GiB kept back of each.
+Deadline Soon() { return Deadline::AfterMs(kLongMs); }
+
+PodSpec SharingPod(const std::string& name, size_t units) {
+  return {.pod = {"default", name},
+          .containers = {{"gpushm", Role::kSidecar, {{kMemory, units}}},
+                         {"one", Role::kApp, {{kAttach, 1}}},
+                         {"two", Role::kApp, {{kAttach, 1}}}}};
+}
+
+class ProcessTest : public ::testing::Test {
+ protected:
+  ProcessTest() {
+    ScriptedKubelet::Options options;
+    options.folder = node_ / "plugins";
+    options.pod_resources_socket = node_ / "pods/kubelet.sock";
+    options.retry_ms = 50;
+    options.list_qps = 1000;
+    options.list_burst = 1000;
+    kubelet_ = std::make_unique<ScriptedKubelet>(options);
+    if (!kubelet_->Start()) ADD_FAILURE() << "no kubelet";
+  }
+  void StartPlugin(const std::string& more = "") {
+    plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(more));
+  }
+  bool WaitUsable(size_t units = kUnits) {
+    return kubelet_->WaitAllocatable(kMemory, units, Soon()) &&
+           kubelet_->WaitAllocatable(kAttach, 128, Soon());
+  }
+  // Of each container of a pod, by the spec behind the name that Allocate answered.
+  std::vector<std::string> GpusOf(const std::string& uid) {
+    std::vector<std::string> gpus;
+    for (const auto& [name, container] : kubelet_->StatusOf(uid).containers) {
+      for (const auto& answer : container.answers) {
+        for (const std::string& cdi : answer.cdi_names) {
+          if (cdi != kSharedCdiName) gpus.push_back(node_.GpuOf(cdi));
+        }
+      }
+    }
+    return gpus;
+  }
+  bool WaitReleased() {
+    return testing::WaitUntil(kLongMs,
+                              [this] { return node_.Specs().empty() && node_.Links().empty(); });
+  }
+  std::string Log() const { return plugin_->Log(); }
+
+  TestNode node_;
+  std::unique_ptr<ScriptedKubelet> kubelet_;
+  std::unique_ptr<PluginProcess> plugin_;
+};
+
+TEST_F(ProcessTest, APodsContainersGetOneGpu) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string first = kubelet_->AddPod(SharingPod("first", 8));
+  const std::string second = kubelet_->AddPod(SharingPod("second", 10));
+  ASSERT_TRUE(kubelet_->WaitRunning(first, Soon())) << Log();
+  ASSERT_TRUE(kubelet_->WaitRunning(second, Soon())) << Log();
+  EXPECT_THAT(GpusOf(first), ::testing::Each(kGpuA));
+  EXPECT_THAT(GpusOf(second), ::testing::Each(kGpuB));
+  EXPECT_THAT(GpusOf(first), SizeIs(3));
+  EXPECT_THAT(node_.Links(), SizeIs(2));
+  kubelet_->DeletePod(first);
+  kubelet_->DeletePod(second);
+  EXPECT_TRUE(WaitReleased()) << Log();
+}
+
+TEST_F(ProcessTest, WhatDoesNotFitWaitsAndStartsWhenThereIsRoom) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string a = kubelet_->AddPod(SharingPod("a", 9));
+  const std::string b = kubelet_->AddPod(SharingPod("b", 9));
+  ASSERT_TRUE(kubelet_->WaitRunning(a, Soon()) && kubelet_->WaitRunning(b, Soon())) << Log();
+  const std::string late = kubelet_->AddPod(SharingPod("late", 10));
+  EXPECT_FALSE(kubelet_->StartPod(late));
+  const auto waiting = kubelet_->StatusOf(late);
+  EXPECT_FALSE(waiting.failed);
+  EXPECT_THAT(waiting.containers.at("gpushm").message,
+              HasSubstr("needs 10 GiB on one GPU, the largest free block is 6 GiB"));
+  kubelet_->DeletePod(a);
+  EXPECT_TRUE(kubelet_->WaitRunning(late, Soon())) << Log();
+}
+
+TEST_F(ProcessTest, AKilledPluginLeavesPodsAloneAndFindsThemAgain) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string pod = kubelet_->AddPod(SharingPod("pod", 8));
+  ASSERT_TRUE(kubelet_->WaitRunning(pod, Soon())) << Log();
+  const std::vector<std::string> before = GpusOf(pod);
+  plugin_->Signal(SIGKILL);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
+  EXPECT_EQ(GpusOf(pod), before) << "the specs stay";
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  ASSERT_TRUE(kubelet_->RestartContainer(pod, "one"));
+  ASSERT_TRUE(kubelet_->WaitRunning(pod, Soon())) << Log();
+  EXPECT_EQ(GpusOf(pod), before);
+  // Its room is still taken: 15 - 8 = 7 are left there, 15 on the other.
+  const std::string large = kubelet_->AddPod(SharingPod("large", 15));
+  EXPECT_TRUE(kubelet_->WaitRunning(large, Soon())) << Log();
+  EXPECT_THAT(GpusOf(large), ::testing::Each(::testing::Ne(before[0])));
+}
+
+TEST_F(ProcessTest, ASecondPluginRefusesToStart) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  PluginProcess twin(node_, node_.WriteConfig());
+  ASSERT_TRUE(twin.WaitEnd(kLongMs));
+  EXPECT_EQ(WEXITSTATUS(twin.status()), 1);
+  EXPECT_THAT(Log(), HasSubstr("another plugin serves"));
+  // Another state folder is not enough of a difference.
+  std::ofstream(node_ / "other.yaml") << "driver-root: /nowhere\n";
+  PluginProcess apart(node_, node_ / "other.yaml");
+  ASSERT_TRUE(apart.WaitEnd(kLongMs));
+  EXPECT_EQ(WEXITSTATUS(apart.status()), 1);
+  EXPECT_TRUE(plugin_->Running());
+}
+
+TEST_F(ProcessTest, ASickGpuLosesItsUnitsAndGetsThemBack) {
+  StartPlugin("health: {quiet-ms: 1000}\n");
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const auto faults = [this](const std::string& text) {
+    std::ofstream(node_ / "sim/faults.new") << text;
+    std::rename((node_ / "sim/faults.new").c_str(), (node_ / "sim/faults.yaml").c_str());
+  };
+  faults(Concat("lost: [", kGpuA, "]\n"));
+  ASSERT_TRUE(kubelet_->WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
+  ASSERT_TRUE(kubelet_->WaitAllocatable(kAttach, 64, Soon())) << Log();
+  const std::string pod = kubelet_->AddPod(SharingPod("pod", 2));
+  ASSERT_TRUE(kubelet_->WaitRunning(pod, Soon())) << Log();
+  EXPECT_THAT(GpusOf(pod), ::testing::Each(kGpuB));
+  faults("lost: []\n");
+  EXPECT_TRUE(WaitUsable()) << Log();
+}
+
+TEST_F(ProcessTest, ReloadTakesAGoodFileAndKeepsTheOldOneForABadOne) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  node_.WriteConfig("gpus: [0\n");
+  plugin_->Signal(SIGHUP);
+  node_.WriteConfig(Concat("gpus: [", kGpuB, "]\n"));
+  plugin_->Signal(SIGHUP);
+  EXPECT_TRUE(kubelet_->WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

@@ -1,0 +1,70 @@
+// The real gpushm-plugin as a process, in a folder of the test's, on the simulated driver.
+// bin/gpushm-plugin and driver-sim/ are those of the test's own build folder.
+//
+// Threads: one.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace gpushm::plugin::testing {
+
+// A node: the folders that a plugin works in, two GPUs of 16 GiB.
+class TestNode {
+ public:
+  TestNode();
+  ~TestNode();
+  TestNode(const TestNode&) = delete;
+  TestNode& operator=(const TestNode&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  // What the plugin is told, and `more` lines.
+  std::string WriteConfig(const std::string& more = "") const;
+  std::vector<std::string> Specs() const;
+  std::vector<std::string> Links() const;
+  // Of what the runtime would do with this CDI name: the GPU it gives. Empty: no such spec.
+  std::string GpuOf(const std::string& cdi_name) const;
+
+ private:
+  std::string path_;
+};
+
+// Looks every few milliseconds until it is so; false if it never is.
+bool WaitUntil(int64_t timeout_ms, const std::function<bool()>& is_so);
+
+inline constexpr char kGpuA[] = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
+inline constexpr char kGpuB[] = "GPU-aaaaaaaa-0000-0000-0000-000000000002";
+
+class PluginProcess {
+ public:
+  // `environment` is added to the test's own.
+  PluginProcess(const TestNode& node, const std::string& config_path,
+                const std::map<std::string, std::string>& environment = {});
+  ~PluginProcess();
+  PluginProcess(const PluginProcess&) = delete;
+  PluginProcess& operator=(const PluginProcess&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void Signal(int signal) const;
+  bool Running();
+  // False: it still runs at the deadline.
+  bool WaitEnd(int64_t timeout_ms);
+  // Of an ended one: as waitpid says.
+  int status() const { return status_; }
+  std::string Log() const;
+  int Descriptors() const;
+  uint64_t RssBytes() const;
+
+ private:
+  pid_t pid_ = -1;
+  int status_ = 0;
+  std::string log_path_;
+};
+
+}  // namespace gpushm::plugin::testing
