@@ -79,7 +79,12 @@ Result<void> Daemon::ReadNode() {
       FindDriver({.root = config.driver_root.empty() ? "auto" : config.driver_root,
                   .host_root = config.host_root,
                   .simulated_state = options_.simulated_state});
-  if (!driver) return std::unexpected(driver.error());
+  if (!driver) {
+    // Without a kubelet nothing goes into containers: NVML, wherever it is found, is enough.
+    if (config.kubelet != KubeletMode::kNone) return std::unexpected(driver.error());
+    LogWarning("no-driver-files", {{"reason", driver.error().ToString()}});
+    driver.emplace();
+  }
   for (const std::string& passed : driver->passed_over) {
     LogInfo("driver-passed-over", {{"reason", passed}});
   }
@@ -136,7 +141,7 @@ Result<void> Daemon::OpenFiles() {
                             .keeper = keeper_.get()},
                 *driver_, own, config.rules.unit_bytes);
   node_->SetDevices(advertisement_.devices);
-  if (config.strategy == Strategy::kCdi) {
+  if (config.strategy == Strategy::kCdi && config.kubelet != KubeletMode::kNone) {
     const Result<bool> shared = specs_->WriteShared(SharedEdits(*driver_, own));
     if (!shared) return std::unexpected(shared.error());
   }
@@ -162,6 +167,8 @@ Result<void> Daemon::TakeOver() {
   for (const Binding& binding : contents->bindings) {
     if (binding.resource == Resource::kMemory) names.insert(binding.name());
   }
+  // Those of declared allocations may be mounted.
+  for (const NodeAllocation& declared : options_.config.allocations) names.insert(declared.name);
   const Result<std::vector<std::string>> folders = files_->LinkFolders();
   if (!folders) return std::unexpected(folders.error());
   for (const std::string& folder : *folders) {

@@ -2,9 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 
 #include "plugin/cdi/spec_text.h"
@@ -30,6 +34,14 @@ constexpr char kMemory[] = "gpushm.io/memory";
 constexpr char kAttach[] = "gpushm.io/attach";
 constexpr int64_t kLongMs = 30'000;
 constexpr size_t kUnits = 30;  // Two GPUs of 16 GiB, 1 GiB kept back of each.
+std::string SimulatedDriver() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "driver-sim";
+}
+int Count(const std::string& text, const std::string& word) {
+  int count = 0;
+  for (size_t at = 0; (at = text.find(word, at)) != std::string::npos; at += word.size()) ++count;
+  return count;
+}
 Deadline Soon() { return Deadline::AfterMs(kLongMs); }
 
 PodSpec SharingPod(const std::string& name, size_t units) {
@@ -146,6 +158,33 @@ TEST_F(ProcessTest, ASecondPluginRefusesToStart) {
   ASSERT_TRUE(apart.WaitEnd(kLongMs));
   EXPECT_EQ(WEXITSTATUS(apart.status()), 1);
   EXPECT_TRUE(plugin_->Running());
+}
+
+// Goal: a machine without Kubernetes needs NVML and nothing else of the driver, and a restarted
+// plugin leaves the folder that a broker may have mounted.
+TEST_F(ProcessTest, WithoutAKubeletDeclaredLinksNeedNoDriverFiles) {
+  const std::string config = node_ / "none.yaml";
+  std::ofstream(config) << "kubelet: none\ndriver-root: /nowhere\n"
+                        << "state-folder: " << node_ / "state" << "\n"
+                        << "cdi-folder: " << node_ / "cdi" << "\n"
+                        << "allocations: [{name: demo, memory: 4Mi, gpu: " << kGpuB << "}]\n";
+  const std::string folder = node_ / "state/links/demo";
+  ino_t before = 0;
+  for (int run = 0; run < 2; ++run) {
+    plugin_ = std::make_unique<PluginProcess>(
+        node_, config, std::map<std::string, std::string>{{"GPUSHM_DRIVER", SimulatedDriver()}});
+    ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), " ready ") == run + 1; }))
+        << Log();
+    EXPECT_EQ(access((folder + "/plugin.sock").c_str(), F_OK), 0) << Log();
+    struct stat info{};
+    ASSERT_EQ(stat(folder.c_str(), &info), 0);
+    EXPECT_TRUE(run == 0 || info.st_ino == before) << "it was replaced";
+    before = info.st_ino;
+    plugin_->Signal(SIGKILL);
+    ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
+  }
+  EXPECT_THAT(Log(), HasSubstr("no-driver-files"));
+  EXPECT_FALSE(std::filesystem::exists(node_ / "cdi/gpushm.io-driver-files.json"));
 }
 
 TEST_F(ProcessTest, ASickGpuLosesItsUnitsAndGetsThemBack) {
