@@ -2,14 +2,13 @@
 //
 // Starts the real broker with a small YAML file, then one process that loads the model and others
 // that attach it, each in namespaces of its own as in containers of a pod; compares every tensor
-// with the file; kills one and shows what stays. Exit code 0 only if everything was as it says.
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
+// with the file; kills one, then the broker, and shows what stays. Exit code 0 only if everything
+// was as it says.
+#include <poll.h>
+#include <stdlib.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <exception>
@@ -19,6 +18,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,8 +27,10 @@
 #include "runtime/driver/device.h"
 #include "runtime/driver/nvml_api.h"
 #include "runtime/include/gpushm/gpushm.h"
+#include "tests/demo/daemon_process.h"
 #include "tests/demo/isolated.h"
 #include "tests/demo/model.h"
+#include "tests/demo/node_plugin.h"
 #include "tests/demo/report.h"
 #include "tests/demo/worker.h"
 
@@ -41,13 +43,18 @@ using nlohmann::json;
 constexpr int kStepMs = 60'000;
 constexpr char kLoader[] = "loader";
 constexpr char kOperator[] = "operator";
+constexpr char kWeights[] = "weights";
 
 struct Options {
   std::string file;
   int servers = 2;
   bool simulated = false;
+  bool plugin = true;
   bool keep = false;
 };
+
+// Number, client's number, container, generation.
+using Lease = std::tuple<uint64_t, uint64_t, std::string, uint64_t>;
 
 struct Driver {
   std::string folder;  // Empty: the system's.
@@ -60,8 +67,6 @@ struct Member {
   std::optional<Isolated> process;
   json report;
 };
-
-fs::path OwnFolder() { return fs::read_symlink("/proc/self/exe").parent_path(); }
 
 Result<DeviceInfo> FirstDevice(const std::string& folder) {
   const Result<const CudaApi*> api = CudaApi::Load(folder);
@@ -84,7 +89,7 @@ Result<Driver> ChooseDriver(const Options& options, const fs::path& work) {
       return driver;
     }
   }
-  driver.folder = (OwnFolder().parent_path() / "driver-sim").string();
+  driver.folder = fs::path(OwnFolder()).parent_path() / "driver-sim";
   driver.simulated = true;
   setenv("GPUSHM_SIM_DIR", (work / "gpu").c_str(), 0);
   setenv("GPUSHM_DRIVER", driver.folder.c_str(), 1);
@@ -107,35 +112,6 @@ uint64_t UsedOnCard(const Driver& driver) {
   return memory.used;
 }
 
-// The broker as a child process, its log in a file.
-class BrokerProcess {
- public:
-  BrokerProcess(const fs::path& config, const fs::path& log) {
-    pid_ = fork();
-    if (pid_ != 0) return;
-    const int out = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    dup2(out, STDERR_FILENO);
-    dup2(out, STDOUT_FILENO);
-    const std::string program = (OwnFolder() / "gpushm-broker").string();
-    execl(program.c_str(), "gpushm-broker", "--config", config.c_str(), nullptr);
-    _exit(127);
-  }
-  BrokerProcess(const BrokerProcess&) = delete;
-  BrokerProcess& operator=(const BrokerProcess&) = delete;
-  ~BrokerProcess() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGTERM);
-    const Deadline deadline = Deadline::AfterMs(5000);
-    while (waitpid(pid_, nullptr, WNOHANG) == 0) {
-      if (deadline.Passed()) kill(pid_, SIGKILL);
-      usleep(1000);
-    }
-  }
-
- private:
-  pid_t pid_;
-};
-
 class Demo {
  public:
   Demo(Options options, fs::path work) : options_(std::move(options)), work_(std::move(work)) {}
@@ -153,11 +129,16 @@ class Demo {
     driver_ = *driver;
     Introduce(*model);
     used_before_ = UsedOnCard(driver_);
-    if (auto r = StartBroker(); !r) return r;
+    StartPlugin();
+    if (auto r = OpenBroker(); !r) return r;
     if (auto r = StartMembers(); !r) return r;
     if (auto r = ShowMembers(); !r) return r;
     ShowCosts();
-    return KillAndReturn();
+    if (auto r = KillAndReturn(); !r) return r;
+    if (auto r = plugin_ ? KillBroker() : Result<void>(); !r) return r;
+    if (auto r = EndMembers(); !r) return r;
+    std::cout << "\n  All as it should be.\n";
+    return {};
   }
 
  private:
@@ -172,20 +153,53 @@ class Demo {
     }
   }
 
-  Result<void> StartBroker() {
+  // Without it a broker's memory ends with the broker and its clients; all the rest is the same.
+  void StartPlugin() {
+    if (!options_.plugin) return Skip("--no-plugin");
+    NodePlugin::Settings settings;
+    settings.folder = work_ / "plugin";
+    settings.gpu = driver_.device.uuid.ToString();
+    settings.driver = driver_.simulated ? driver_.folder : "auto";
+    settings.memory_bytes = RoundUp(model_bytes_, driver_.device.granularity);
+    settings.timeout_ms = kStepMs;
+    Result<NodePlugin> started = NodePlugin::Start(settings);
+    if (!started) return Skip(started.error().ToString());
+    plugin_ = std::move(*started);
+    std::cout << "\n  $ gpushm-plugin serve --config plugin.yaml   # once on each node\n";
+    PrintFile(work_ / "plugin" / "plugin.yaml");
+  }
+
+  void Skip(const std::string& why) const {
+    std::cout << "\n  SKIPPED: no plugin runs, so the broker is not killed in this demo. " << why
+              << "\n";
+  }
+
+  static void PrintFile(const fs::path& path) {
+    std::ifstream in(path);
+    for (std::string line; std::getline(in, line);) std::cout << "      " << line << "\n";
+  }
+
+  void StartBroker() {
+    std::vector<std::string> arguments = {"--config", work_ / "broker.yaml"};
+    if (plugin_) arguments.insert(arguments.end(), {"--link", plugin_->link_folder()});
+    if (!plugin_) arguments.insert(arguments.end(), {"--link", "none"});
+    broker_.emplace("gpushm-broker", arguments, work_ / "broker.log");
+  }
+
+  Result<void> OpenBroker() {
     const fs::path config = work_ / "broker.yaml";
     std::ofstream out(config);
     out << "annotations:\n  buffers.gpushm.io/weights: {size: \"" << model_bytes_
         << "\", writers: [" << kLoader << "], loads: true}\ncontainers: [" << kOperator << ", "
         << kLoader;
-    for (int i = 1; i <= options_.servers; ++i) out << ", server-" << i;
+    for (int i = 1; i <= options_.servers + 1; ++i) out << ", server-" << i;
     out << "]\nfolder: " << (work_ / "run").string() << "\ngpu: " << driver_.device.device << "\n";
     out.close();
-    std::cout
-        << "\n  $ gpushm-broker --config broker.yaml      # as annotations of a pod would say\n";
-    std::ifstream in(config);
-    for (std::string line; std::getline(in, line);) std::cout << "      " << line << "\n";
-    broker_.emplace(config, work_ / "broker.log");
+    std::cout << "\n  $ gpushm-broker --config broker.yaml"
+              << (plugin_ ? Concat(" --link ", plugin_->link_folder()) : "")
+              << "      # as annotations of a pod would say\n";
+    PrintFile(config);
+    StartBroker();
 
     gpushm_open_options open;
     GPUSHM_INIT(&open);
@@ -296,18 +310,27 @@ class Demo {
     }
   }
 
-  Result<size_t> LeasesOf(const std::string& container) const {
+  Result<std::vector<Lease>> Leases() const {
     std::array<gpushm_holder, 64> holders{};
     for (gpushm_holder& holder : holders) GPUSHM_INIT(&holder);
     size_t count = 0;
-    if (gpushm_holders(client_, "weights", holders.data(), holders.size(), &count) != GPUSHM_OK) {
+    if (gpushm_holders(client_, kWeights, holders.data(), holders.size(), &count) != GPUSHM_OK) {
       return Failed();
     }
-    size_t leases = 0;
+    std::vector<Lease> leases;
     for (size_t i = 0; i < std::min(count, holders.size()); ++i) {
-      if (container == holders[i].container) ++leases;
+      leases.emplace_back(holders[i].lease_id, holders[i].client_id, holders[i].container,
+                          holders[i].generation);
     }
+    std::sort(leases.begin(), leases.end());
     return leases;
+  }
+
+  Result<size_t> LeasesOf(const std::string& container) const {
+    const Result<std::vector<Lease>> leases = Leases();
+    if (!leases) return std::unexpected(leases.error());
+    return static_cast<size_t>(std::ranges::count(
+        *leases, container, [](const Lease& lease) { return std::get<2>(lease); }));
   }
 
   Result<void> KillAndReturn() {
@@ -337,13 +360,101 @@ class Demo {
     std::cout << "  " << victim.name << " is back, attached in "
               << Microseconds(victim.report["attach_first_us"].get<double>())
               << " and sees the same bytes: " << Hex(model_hash_) << "\n";
+    return {};
+  }
+
+  // What every member sees at this moment must be the file's bytes.
+  Result<void> LookAtAll(const char* when) {
+    for (Member& member : members_) {
+      if (auto r = member.process->Say(kLookWord); !r) return r;
+    }
+    for (Member& member : members_) {
+      if (auto r = HearMember(&member); !r) return r;
+      if (member.report["hash"].get<uint64_t>() != model_hash_) {
+        return Fail(Code::kCorrupt, Concat(member.name, " sees other bytes ", when));
+      }
+    }
+    return {};
+  }
+
+  // Starts a successor; how long it took until it answered.
+  Result<int64_t> ReturnBroker(uint64_t former_epoch) {
+    const int64_t started_ns = MonotonicNs();
+    StartBroker();
+    const Deadline deadline = Deadline::AfterMs(kStepMs);
+    for (;;) {
+      gpushm_broker_info info;
+      GPUSHM_INIT(&info);
+      const gpushm_status status = gpushm_broker(client_, &info);
+      if (status == GPUSHM_OK && info.broker_epoch != former_epoch) break;
+      if (!broker_->Running()) return Fail(Code::kPeerDied, "the new broker ended");
+      if (deadline.Passed()) return Fail(Code::kTimeout, "the new broker does not answer");
+      poll(nullptr, 0, 1);
+    }
+    return MonotonicNs() - started_ns;
+  }
+
+  // The members keep what they have mapped in any case. What the plugin adds is that the next
+  // broker has it as well: it tells the bytes' name, generation and leases, and hands them on.
+  Result<void> KillBroker() {
+    gpushm_broker_info former;
+    GPUSHM_INIT(&former);
+    if (gpushm_broker(client_, &former) != GPUSHM_OK) return Failed();
+    const Result<std::vector<Lease>> before = Leases();
+    if (!before) return std::unexpected(before.error());
+    if (before->empty()) return Fail(Code::kInternal, "nobody holds a lease");
+    const uint64_t generation = std::get<3>(before->front());
+    std::cout << "\n  The broker, PID " << broker_->pid() << ", knows of " << before->size()
+              << " lease(s). Killing it with SIGKILL ...\n";
+    broker_->Kill();
+    if (auto r = LookAtAll("without a broker"); !r) return r;
+    const Result<int64_t> took_ns = ReturnBroker(former.broker_epoch);
+    if (!took_ns) return std::unexpected(took_ns.error());
+    const Result<std::vector<Lease>> after = Leases();
+    if (!after) return std::unexpected(after.error());
+    if (*after != *before) {
+      return Fail(Code::kCorrupt, Concat("of ", before->size(), " leases ", after->size(),
+                                         " are there, or others"));
+    }
+    std::cout << "  its successor, PID " << broker_->pid() << ", answers after "
+              << Microseconds(static_cast<double>(*took_ns) / 1000)
+              << "; nobody loaded anything again. Starting one more that attaches ...\n";
+    if (auto r = LookAtAll("with the new broker"); !r) return r;
+    members_.push_back(Member{Concat("server-", options_.servers + 1), std::nullopt, {}});
+    if (auto r = StartMember(&members_.back(), false); !r) return r;
+    if (auto r = HearMember(&members_.back()); !r) return r;
+    return ShowReturned(generation, after->size(), *took_ns);
+  }
+
+  Result<void> ShowReturned(uint64_t generation, size_t leases, int64_t took_ns) const {
+    std::vector<std::vector<std::string>> rows = {
+        {"container", "attached", "hash", "generation", "current"}};
+    bool good = true;
+    for (const Member& member : members_) {
+      const json& r = member.report;
+      const bool current = r["current"].get<bool>();
+      const auto hash = r["hash"].get<uint64_t>();
+      const auto held = r["generation"].get<uint64_t>();
+      good = good && current && hash == model_hash_ && held == generation;
+      const bool is_new = &member == &members_.back();
+      rows.push_back({member.name, is_new ? "now" : "before the kill", Hex(hash),
+                      std::to_string(held), current ? "yes" : "no"});
+    }
+    rows.push_back({"(before)", "", Hex(model_hash_), std::to_string(generation), ""});
+    std::cout << "\n" << Table(rows);
+    if (!good) return Fail(Code::kCorrupt, "the new broker gives other bytes than the old one");
+    std::cout << "\n  broker killed and restarted: same bytes, same generation, " << leases
+              << " leases back, " << Microseconds(static_cast<double>(took_ns) / 1000) << "\n";
+    return {};
+  }
+
+  Result<void> EndMembers() {
     for (Member& member : members_) {
       if (auto r = member.process->Say("end"); !r) return r;
       const Result<int> code = member.process->Wait(Deadline::AfterMs(kStepMs));
       if (!code) return std::unexpected(code.error());
       if (*code != 0) return Fail(Code::kInternal, Concat(member.name, " ended with ", *code));
     }
-    std::cout << "\n  All as it should be.\n";
     return {};
   }
 
@@ -358,7 +469,8 @@ class Demo {
   uint64_t model_hash_ = 0;
   uint64_t model_bytes_ = 0;
   uint64_t used_before_ = 0;
-  std::optional<BrokerProcess> broker_;
+  std::optional<NodePlugin> plugin_;  // Ends after the broker.
+  std::optional<DaemonProcess> broker_;
   gpushm_client* client_ = nullptr;
   std::vector<Member> members_;
 };
@@ -379,8 +491,11 @@ int RunDemo(const Options& options) {
   std::cout.flush();
   if (!result) {
     std::cerr << "\ngpushm-demo: " << result.error().ToString() << "\n";
-    std::ifstream log(work / "broker.log");
-    for (std::string line; std::getline(log, line);) std::cerr << "  broker: " << line << "\n";
+    for (const char* const daemon : {"broker", "plugin"}) {
+      std::ifstream log(work / Concat(daemon, ".log"));
+      for (std::string line; std::getline(log, line);)
+        std::cerr << "  " << daemon << ": " << line << "\n";
+    }
   }
   if (options.keep) {
     std::cout << "  kept: " << work.string() << "\n";
@@ -402,7 +517,9 @@ int main(int argc, char** argv) try {
   app.add_option("--servers", options.servers, "Processes that attach what one loaded")
       ->check(CLI::Range(1, 16));
   app.add_flag("--simulated", options.simulated, "Use the simulated driver though there is a GPU");
-  app.add_flag("--keep", options.keep, "Keep the broker's folder and log");
+  app.add_flag("!--no-plugin", options.plugin,
+               "Without the node's plugin, and not killing the broker");
+  app.add_flag("--keep", options.keep, "Keep the broker's and the plugin's folders and logs");
   WorkerOptions worker;
   CLI::App* const work =
       app.add_subcommand("worker", "A process of the demo; started by it")->group("");

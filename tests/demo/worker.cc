@@ -42,9 +42,12 @@ double MicrosecondsSince(int64_t start_ns) {
   return static_cast<double>(MonotonicNs() - start_ns) / 1000.0;
 }
 
-struct Opened {
+// What the process holds until it ends.
+struct Held {
+  const CudaApi* api = nullptr;
   gpushm_client* client = nullptr;
-  ~Opened() { gpushm_close(client); }
+  gpushm_attachment* attachment = nullptr;
+  ~Held() { gpushm_close(client); }
 };
 
 // What it takes without gpushm: the same bytes from the GPU to pinned host memory and up again into
@@ -64,6 +67,31 @@ Result<double> StagedCopyUs(const CudaApi& api, uint64_t source, uint64_t size_b
   api.cuMemFree(copy);
   if (!moved) return std::unexpected(moved.error());
   return took_us;
+}
+
+// Which generation it holds, and whether that still stands behind the name.
+Result<json> Standing(const Held& held) {
+  gpushm_attachment_info info;
+  GPUSHM_INIT(&info);
+  if (gpushm_attachment_get_info(held.attachment, &info) != GPUSHM_OK) {
+    return std::unexpected(LastError());
+  }
+  return json{{"generation", info.generation},
+              {"current", gpushm_current(held.attachment) == GPUSHM_OK}};
+}
+
+// The same, with the bytes that the GPU has at this moment.
+Result<json> LookAgain(const Held& held) {
+  std::vector<std::byte> seen(gpushm_size(held.attachment));
+  if (auto r = held.api->Check(
+          held.api->cuMemcpyDtoH(seen.data(), gpushm_address(held.attachment), seen.size()),
+          "read back");
+      !r) {
+    return std::unexpected(r.error());
+  }
+  Result<json> report = Standing(held);
+  if (report) (*report)["hash"] = Hash(seen);
+  return report;
 }
 
 // Compares every tensor with the file.
@@ -88,24 +116,22 @@ Result<json> CheckTensors(const CudaApi& api, uint64_t address, const Model& mod
               {"hash", Hash(seen)}};
 }
 
-Result<json> Use(const WorkerOptions& options, const CudaApi& api, gpushm_client* client,
-                 const Model& model) {
+Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
   gpushm_attach_options attach;
   GPUSHM_INIT(&attach);
   attach.timeout_ms = options.timeout_ms;
   gpushm_wait_options wait;
   GPUSHM_INIT(&wait);
   wait.timeout_ms = options.timeout_ms;
-  if (gpushm_wait(client, kBuffer, 0, &wait, nullptr) != GPUSHM_OK) {
+  if (gpushm_wait(held->client, kBuffer, 0, &wait, nullptr) != GPUSHM_OK) {
     return std::unexpected(LastError());
   }
   // The first of a process pays the driver's own first use, so more are measured.
   std::vector<double> attach_us;
-  gpushm_attachment* attachment = nullptr;
   for (int round = 0; round < kAttachRounds; ++round) {
-    if (attachment != nullptr) gpushm_detach(attachment, nullptr);
+    if (held->attachment != nullptr) gpushm_detach(held->attachment, nullptr);
     const int64_t start_ns = MonotonicNs();
-    if (gpushm_attach(client, kBuffer, &attach, &attachment) != GPUSHM_OK) {
+    if (gpushm_attach(held->client, kBuffer, &attach, &held->attachment) != GPUSHM_OK) {
       return std::unexpected(LastError());
     }
     attach_us.push_back(MicrosecondsSince(start_ns));
@@ -114,52 +140,49 @@ Result<json> Use(const WorkerOptions& options, const CudaApi& api, gpushm_client
   std::sort(attach_us.begin() + 1, attach_us.end());
   const int64_t start_ns = MonotonicNs();
   gpushm_attachment* again = nullptr;
-  if (gpushm_attach(client, kBuffer, &attach, &again) != GPUSHM_OK) {
+  if (gpushm_attach(held->client, kBuffer, &attach, &again) != GPUSHM_OK) {
     return std::unexpected(LastError());
   }
   const double cached_us = MicrosecondsSince(start_ns);
   gpushm_detach(again, nullptr);
 
-  const uint64_t address = gpushm_address(attachment);
-  Result<json> report = CheckTensors(api, address, model);
+  const uint64_t address = gpushm_address(held->attachment);
+  Result<json> report = CheckTensors(*held->api, address, model);
   if (!report) return report;
-  const Result<double> staged_us = StagedCopyUs(api, address, model.bytes().size());
+  const Result<double> staged_us = StagedCopyUs(*held->api, address, model.bytes().size());
   if (!staged_us) return std::unexpected(staged_us.error());
   (*report)["attach_first_us"] = first_us;
   (*report)["attach_us"] = attach_us[attach_us.size() / 2];
   (*report)["attach_again_us"] = cached_us;
   (*report)["staged_us"] = *staged_us;
-  (*report)["mapped_bytes"] = gpushm_size(attachment);
-  return report;  // Stays attached until the process ends.
+  return report;
 }
 
-Result<json> Load(const WorkerOptions& options, const CudaApi& api, gpushm_client* client,
-                  const Model& model) {
+Result<json> Load(const WorkerOptions& options, const Model& model, Held* held) {
   gpushm_transfer_options transfer;
   GPUSHM_INIT(&transfer);
   transfer.way = GPUSHM_WAY_HERE;
   transfer.timeout_ms = options.timeout_ms;
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);
-  if (gpushm_load(client, kBuffer, options.file.c_str(), &transfer, &result) != GPUSHM_OK) {
+  if (gpushm_load(held->client, kBuffer, options.file.c_str(), &transfer, &result) != GPUSHM_OK) {
     return std::unexpected(LastError());
   }
-  gpushm_attachment* attachment = nullptr;
-  if (gpushm_attach(client, kBuffer, nullptr, &attachment) != GPUSHM_OK) {
+  if (gpushm_attach(held->client, kBuffer, nullptr, &held->attachment) != GPUSHM_OK) {
     return std::unexpected(LastError());
   }
-  Result<json> report = CheckTensors(api, gpushm_address(attachment), model);
+  Result<json> report = CheckTensors(*held->api, gpushm_address(held->attachment), model);
   if (!report) return report;
   (*report)["load_us"] = static_cast<double>(result.elapsed_ns) / 1000.0;
-  (*report)["mapped_bytes"] = gpushm_size(attachment);
   return report;
 }
 
-Result<json> Work(const WorkerOptions& options, Opened* opened) {
+Result<json> Work(const WorkerOptions& options, Held* held) {
   const Result<Model> model = Model::Open(options.file);
   if (!model) return std::unexpected(model.error());
   const Result<const CudaApi*> api = CudaApi::Load(options.driver);
   if (!api) return std::unexpected(api.error());
+  held->api = *api;
   const Result<std::vector<DeviceInfo>> devices = ListDevices(**api);
   if (!devices) return std::unexpected(devices.error());
 
@@ -168,18 +191,23 @@ Result<json> Work(const WorkerOptions& options, Opened* opened) {
   open.folder = options.folder.c_str();
   open.driver = options.driver.empty() ? nullptr : options.driver.c_str();
   open.timeout_ms = options.timeout_ms;
-  if (gpushm_open(&open, &opened->client) != GPUSHM_OK) return std::unexpected(LastError());
+  if (gpushm_open(&open, &held->client) != GPUSHM_OK) return std::unexpected(LastError());
   gpushm_broker_info broker;
   GPUSHM_INIT(&broker);
-  if (gpushm_broker(opened->client, &broker) != GPUSHM_OK) return std::unexpected(LastError());
+  if (gpushm_broker(held->client, &broker) != GPUSHM_OK) return std::unexpected(LastError());
   for (const DeviceInfo& device : *devices) {
     if (std::memcmp(device.uuid.bytes.data(), broker.gpu_uuid, GPUSHM_UUID_BYTES) != 0) continue;
     // An application has a context; gpushm itself needs none.
     static const Result<PrimaryContext> context = PrimaryContext::Retain(**api, device.device);
     if (!context) return std::unexpected(context.error());
     if (auto current = context->MakeCurrent(); !current) return std::unexpected(current.error());
-    return options.loads ? Load(options, **api, opened->client, *model)
-                         : Use(options, **api, opened->client, *model);
+    Result<json> report = options.loads ? Load(options, *model, held) : Use(options, *model, held);
+    if (!report) return report;
+    const Result<json> standing = Standing(*held);
+    if (!standing) return standing;
+    report->update(*standing);
+    (*report)["mapped_bytes"] = gpushm_size(held->attachment);
+    return report;
   }
   return Fail(Code::kNotFound, "the broker's GPU is not visible here");
 }
@@ -187,8 +215,8 @@ Result<json> Work(const WorkerOptions& options, Opened* opened) {
 }  // namespace
 
 int RunWorker(const WorkerOptions& options) {
-  Opened opened;
-  Result<json> report = Work(options, &opened);
+  Held held;
+  Result<json> report = Work(options, &held);
   json line = report ? *report : json{{"error", report.error().ToString()}};
   line["pid"] = getpid();
   line["uid"] = getuid();
@@ -197,8 +225,12 @@ int RunWorker(const WorkerOptions& options) {
                     {"ipc", NamespaceInode("ipc")},
                     {"net", NamespaceInode("net")}};
   std::cout << line.dump() << "\n" << std::flush;
-  std::string word;
-  std::getline(std::cin, word);  // Holds its attachment until told otherwise.
+  // Holds its attachment until told otherwise.
+  for (std::string word; report && std::getline(std::cin, word) && word == kLookWord;) {
+    const Result<json> now = LookAgain(held);
+    line = now ? *now : json{{"error", now.error().ToString()}};
+    std::cout << line.dump() << "\n" << std::flush;
+  }
   return report ? 0 : 1;
 }
 

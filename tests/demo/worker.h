@@ -1,10 +1,13 @@
 // The program of the demo's containers: one loads the model, the others use it. Says what it saw as
-// one line of JSON and then waits for "end" on its standard input.
+// one line of JSON and keeps its attachment. Each "look" on its standard input it answers with what
+// it sees now; anything else ends it.
 #pragma once
 
 #include <string>
 
 namespace gpushm::demo {
+
+inline constexpr char kLookWord[] = "look";
 
 struct WorkerOptions {
   bool loads = false;  // Else it attaches what another loaded.

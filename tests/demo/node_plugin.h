@@ -1,0 +1,35 @@
+// The node's plugin as a process of the demo: one machine without Kubernetes, one allocation.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "runtime/base/status.h"
+#include "tests/demo/daemon_process.h"
+
+namespace gpushm::demo {
+
+class NodePlugin {
+ public:
+  struct Settings {
+    std::string folder;         // Its own; made here.
+    std::string gpu;            // UUID.
+    std::string driver;         // "auto", or the simulated driver's folder.
+    uint64_t memory_bytes = 0;  // Of the allocation.
+    int64_t timeout_ms = 0;     // For its start.
+  };
+  // Returns when brokers can connect. kNotFound: no gpushm-plugin beside this program. Else why it
+  // does not serve.
+  static Result<NodePlugin> Start(const Settings& settings);
+
+  // Of the allocation, for gpushm-broker --link.
+  const std::string& link_folder() const { return link_folder_; }
+
+ private:
+  NodePlugin() = default;
+  std::unique_ptr<DaemonProcess> process_;
+  std::string link_folder_;
+};
+
+}  // namespace gpushm::demo
