@@ -159,7 +159,7 @@ class Demo {
     NodePlugin::Settings settings;
     settings.folder = work_ / "plugin";
     settings.gpu = driver_.device.uuid.ToString();
-    settings.driver = driver_.simulated ? driver_.folder : "auto";
+    settings.driver = driver_.simulated && !driver_.folder.empty() ? driver_.folder : "auto";
     settings.memory_bytes = RoundUp(model_bytes_, driver_.device.granularity);
     settings.timeout_ms = kStepMs;
     Result<NodePlugin> started = NodePlugin::Start(settings);

@@ -49,6 +49,8 @@ class DemoTest : public ::testing::Test {
     for (const char* const program : {"gpushm-demo", "gpushm-broker"}) {
       fs::copy(Programs() / program, programs);
     }
+    fs::create_directory_symlink(Programs().parent_path() / "driver-sim",
+                                 programs.parent_path() / "driver-sim");
     return programs;
   }
   // Both of its outputs to said_; its exit status.
