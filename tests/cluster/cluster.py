@@ -15,7 +15,6 @@ Everything lies in the folder --state, logs in logs/.
 """
 
 import argparse
-import contextlib
 import ctypes
 import dataclasses
 import json
@@ -28,6 +27,7 @@ import sys
 import time
 
 from api import Api
+from cgroups import make_cgroups, remove_cgroups
 from processes import Failure, Process, reap, spawn, wait_until
 import settings
 
@@ -145,7 +145,7 @@ class Cluster:
         for name, process in self._processes.items():
             wait_until(f"{name} outlives its namespace", 20, lambda p=process: not p.alive())
         reap()
-        remove_cgroups()
+        remove_cgroups(settings.CGROUP)
         self._processes = {}
 
     def reboot(self):
@@ -153,7 +153,7 @@ class Cluster:
         self.process("node").end(0)
         for name in NODE:
             wait_until(f"{name} outlives the node", 20, lambda n=name: not self.running(n))
-        remove_cgroups()
+        remove_cgroups(settings.CGROUP)
         self._start_node()
         for name in NODE:
             self.start(name)
@@ -215,7 +215,7 @@ class Cluster:
         self._remember(role, Process.of(int(record.read_text())))
 
     def _start_node(self):
-        make_cgroups()
+        make_cgroups(settings.CGROUP)
         self._start_namespace("node", self.process("machine"))
 
     # ------------------------------------------------------------ its programs
@@ -378,31 +378,6 @@ class Cluster:
         text = settings.containerd(self.state, enabled)
         (self.state / "etc/containerd.toml").write_text(text)
         self.restart("containerd")
-
-
-def cgroup_folders():
-    """Our folder in each hierarchy, of cgroup v1 and v2."""
-    for line in pathlib.Path("/proc/mounts").read_text().splitlines():
-        fields = line.split()
-        if fields[2] in ("cgroup", "cgroup2"):
-            yield pathlib.Path(fields[1], settings.CGROUP)
-
-
-def make_cgroups():
-    for folder in cgroup_folders():
-        folder.mkdir(exist_ok=True)
-
-
-def remove_cgroups():
-    """Their processes are dead; the kernel may take a moment to notice."""
-    def gone(top):
-        for path, _, _ in os.walk(top, topdown=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-        return not top.exists()
-
-    for folder in cgroup_folders():
-        wait_until(f"cgroup {folder} has processes still", 20, lambda f=folder: gone(f))
 
 
 def add_options(parser):

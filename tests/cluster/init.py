@@ -12,6 +12,7 @@ STATE/records/ROLE: file that gets this process's PID, once all is set up.
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -39,7 +40,7 @@ def set_up_machine():
 
 
 def set_up_node(state):
-    run("hostname", NODE_NAME)
+    socket.sethostname(NODE_NAME)
     # Below here mounts spread to containers, as on a computer that systemd started.
     run("mount", "--make-rshared", "/")
     run("mount", "-t", "proc", "proc", "/proc")

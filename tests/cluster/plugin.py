@@ -28,7 +28,7 @@ class Plugin:
         """`config`: more lines for its file. Returns when the node has its resources."""
         text = self._cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f",
                                      str(MANIFEST))
-        things = [thing for document in _documents(text) for thing in document]
+        things = [thing for document in documents(text) for thing in document]
         for thing in things:
             if thing["kind"] == "ConfigMap":
                 self._config = (thing["data"]["plugin.yaml"]
@@ -160,7 +160,7 @@ class Plugin:
         return len(list(pathlib.Path(f"/proc/{self.process().pid}/fd").iterdir()))
 
 
-def _documents(text):
+def documents(text):
     """kubectl prints one JSON object after the other, or one List."""
     decoder, at = json.JSONDecoder(), 0
     while text[at:].strip():
