@@ -1,0 +1,177 @@
+"""A kubelet without a cluster, on a machine with a GPU and no network: the plugin runs as a
+container, pods share GPU memory. Needs root, and of the machine only Python, mount, unshare and
+ldconfig. Everything runs in namespaces of its own and is gone when this ends.
+
+usage: main.py --files FOLDER --state FOLDER --results FOLDER [--driver ..] [--gpus ..]
+FILES is what `assemble` made. Results: gpu-node.txt, gpu-node.json, logs.
+"""
+
+import argparse
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(1, str(HERE.parent / "cluster"))
+
+# pylint: disable=wrong-import-position
+from cgroups import remove_cgroups
+from gpus import Gpus, real_driver
+from node import CGROUP, Node
+from processes import Failure
+from report import Report
+import settings
+from story import Story
+
+TIMEOUT_S = 240  # Of all of it; a minute and a half is usual.
+HIDDEN = ("/run/", "/dev/", "/proc/", "/sys/")  # What the node has of its own.
+SIMULATED_GPU_GIB = 16
+# What the kubelet sets, in no namespace: the whole computer's.
+KERNEL_SETTINGS = ["vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic",
+                   "kernel/panic_on_oops", "kernel/keys/root_maxkeys",
+                   "kernel/keys/root_maxbytes"]
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("files", "state", "results"):
+        parser.add_argument(f"--{name}", required=True, type=lambda p: pathlib.Path(p).resolve())
+    parser.add_argument("--driver", choices=["auto", "nvidia", "simulated"], default="auto")
+    parser.add_argument("--gpus", type=int, default=2, help="of the simulated driver")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.driver == "auto":
+        arguments.driver = "nvidia" if real_driver() else "simulated"
+    return arguments
+
+
+# ---------------------------------------------------------------- outside
+
+
+def outside(arguments):
+    """Starts `inside` in namespaces of its own, and cleans up after it however it ends."""
+    if os.geteuid() != 0:
+        raise Failure("needs root")
+    if str(arguments.state).startswith(HIDDEN):
+        raise Failure(f"{arguments.state} cannot be seen from the node: unpack it elsewhere")
+    for program in ("unshare", "mount", "ldconfig"):
+        if not shutil.which(program):
+            raise Failure(f"{program} is missing")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    remove(arguments.state)
+    arguments.state.mkdir(parents=True)
+    kernel = kernel_settings()
+    # Its PID 1 dies with unshare, and with that everything in the namespace.
+    process = subprocess.Popen(
+        ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--propagation", "private",
+         "--fork", "--kill-child", sys.executable, *sys.argv, "--inside"],
+        stdin=subprocess.DEVNULL)
+    status = 1
+    try:
+        status = process.wait(TIMEOUT_S + 30)
+    except subprocess.TimeoutExpired:
+        print(f"gpu-node: not done in {TIMEOUT_S + 30} s", file=sys.stderr)
+    finally:
+        process.kill()
+        process.wait()
+        save(arguments)
+        restore(kernel)
+        remove_cgroups(CGROUP)
+        remove(arguments.state)
+    return status
+
+
+def kernel_settings():
+    paths = [pathlib.Path("/proc/sys", name) for name in KERNEL_SETTINGS]
+    return {path: path.read_text() for path in paths if path.exists()}
+
+
+def restore(settings_before):
+    for path, text in settings_before.items():
+        if path.read_text() != text:
+            path.write_text(text)
+
+
+def save(arguments):
+    """The report and the logs, few files in one folder."""
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    for path in [*arguments.state.glob("report/*"), *arguments.state.glob("logs/*.log")]:
+        shutil.copyfile(path, arguments.results / path.name)
+
+
+def remove(state):
+    """Its mounts were the namespace's own; one that is left would be emptied with the folder."""
+    for line in pathlib.Path("/proc/mounts").read_text().splitlines():
+        if line.split()[1].startswith(f"{state}/"):
+            raise Failure(f"{line.split()[1]} is still mounted: unmount it, then again")
+    if state.exists():
+        shutil.rmtree(state)
+
+
+# ---------------------------------------------------------------- inside
+
+
+def inside(arguments):
+    """As PID 1 of the namespace: lets a child do it, and buries orphans until that ends."""
+    child = os.fork()
+    if child == 0:
+        os._exit(tell(arguments))
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
+
+
+def out_of_time(*_):
+    raise Failure(f"not done in {TIMEOUT_S} s")
+
+
+def tell(arguments):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.alarm(TIMEOUT_S)
+    start = time.monotonic()
+    report = Report(arguments.state / "report")
+    node = Node(arguments.files, arguments.state)
+    simulated = simulate(arguments) if arguments.driver == "simulated" else None
+    try:
+        node.start()
+        gpus = Gpus(simulated and simulated[0])
+        report.describe_machine(node, gpus, simulated)
+        report.say(f"node ready after {time.monotonic() - start:.1f} s")
+        story = Story(node, gpus, report, simulated)
+        for step in story.steps():
+            report.step(step)
+        (node.logs / "plugin.log").write_text(story.plugin_log())
+    except Failure as failure:
+        report.say(f"gpu-node: {failure}")
+    return 0 if report.write(time.monotonic() - start) else 1
+
+
+def simulate(arguments):
+    """(folder of the simulated driver, folder of its cards), where the node sees both."""
+    cards = arguments.state / "cards"
+    cards.mkdir()
+    cards.chmod(0o777)  # As the driver itself is: whoever sees it may use it.
+    (cards / "cards.yaml").write_text("gpus:\n" + "".join(
+        f"- name: Simulated GPU\n  memory: {SIMULATED_GPU_GIB}Gi\n"
+        f"  uuid: {settings.gpu_uuid(index)}\n" for index in range(arguments.gpus)))
+    os.environ["GPUSHM_SIM_DIR"] = str(cards)
+    return arguments.files / "driver-sim", cards
+
+
+def main():
+    arguments = parse()
+    sys.exit(inside(arguments) if arguments.inside else outside(arguments))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as problem:
+        sys.exit(f"gpu-node: {problem}")
