@@ -22,7 +22,9 @@ bool Passes(Code code) {
 }  // namespace
 
 Allocator::Allocator(AllocatorOptions options, Effects* effects)
-    : options_(std::move(options)), effects_(effects), book_(options_.unit_bytes) {}
+    : options_(std::move(options)), effects_(effects), book_(options_.unit_bytes) {
+  book_.SetCoexist(options_.coexist);
+}
 
 void Allocator::Restore(const std::vector<Binding>& bindings) {
   const std::lock_guard lock(mutex_);
@@ -130,7 +132,13 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
                                                    : book_.Bind(resource, ids, pods->snapshot);
     if (binding) {
       auto published = effects_->Publish(*binding);
-      if (!published) return published;
+      if (!published) {
+        LogError("not-published", {{"resource", NameOf(resource)},
+                                   {"name", binding->name()},
+                                   {"pod", binding->owner.pod.ToString()},
+                                   {"reason", published.error().ToString()}});
+        return published;
+      }
       LogInfo("bound", {{"resource", NameOf(resource)},
                         {"name", binding->name()},
                         {"ids", ids.size()},

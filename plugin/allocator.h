@@ -51,7 +51,8 @@ class Effects {
 
 struct AllocatorOptions {
   uint64_t unit_bytes = uint64_t{1} << 30;
-  bool early = false;  // Strategy "devices".
+  bool early = false;    // Strategy "devices".
+  bool coexist = false;  // See Book::SetCoexist.
   // The pod that this plugin runs in; a list without it is too young to prove anything. Empty: not
   // in a pod.
   std::optional<Pod> own_pod = std::nullopt;

@@ -21,7 +21,11 @@ constexpr int64_t kReconcileMs = 10'000;
 constexpr int64_t kProofLookMs = 2'100;  // Above Book::kSeenProofMs.
 // After a broker's end its pod is about to go from the list.
 constexpr int64_t kLinkEndedMs = 200;
+// So long at most until the kubelet lists a pod no more whose broker has ended.
+constexpr int64_t kPodEndsMs = 40'000;
 constexpr int64_t kListTimeoutMs = 5000;
+
+int64_t NowMs() { return MonotonicNs() / 1'000'000; }
 
 std::vector<kubelet::Advertised> Listed(const DeviceIds& ids, const DeviceIds& unhealthy) {
   std::vector<kubelet::Advertised> devices;
@@ -62,7 +66,8 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
 Result<void> Daemon::LockState() {
   const std::string& folder = options_.config.state_folder;
   if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
-    return FailSystem(errno, Concat("mkdir ", folder), "give a state-folder on /run");
+    return FailSystem(errno, Concat("mkdir ", folder),
+                      "its parent must be there and writable: state-folder: /var/lib/gpushm");
   }
   const std::string path = folder + "/.plugin";
   lock_.Reset(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
@@ -108,8 +113,11 @@ Result<void> Daemon::OpenFiles() {
   if (!files) return std::unexpected(files.error());
   files_ = std::move(*files);
   OwnFiles own;
+  const bool kubelet = config.kubelet == KubeletMode::kAuto;
+  const bool cdi = kubelet && config.strategy == Strategy::kCdi;
   if (options_.payload_folder.empty()) {
-    LogWarning("no-payload", {{"reason", "containers must bring libgpushm and gpushmctl"}});
+    if (kubelet)
+      LogWarning("no-payload", {{"reason", "containers must bring libgpushm and gpushmctl"}});
   } else {
     const Result<bool> installed =
         files_->Install(Concat(options_.payload_folder, "/", kLibraryName),
@@ -117,19 +125,25 @@ Result<void> Daemon::OpenFiles() {
     if (!installed) return std::unexpected(installed.error());
     own = OwnFiles{.library = files_->library(), .ctl = files_->ctl(), .link_folder = {}};
   }
-  Result<SpecStore> specs = SpecStore::Open(config.cdi_folder);
+  // Where no runtime reads them they are only the plugin's memory of its bindings.
+  Result<SpecStore> specs =
+      SpecStore::Open(cdi ? config.cdi_folder : config.state_folder + "/bindings");
   if (!specs) return std::unexpected(specs.error());
   specs_ = std::move(*specs);
 
   const auto on_link = [this](const std::string& name, bool open) {
     allocator_->NoteLink(name, open);
-    if (!open) loop_->Post([this] { ReconcileSoon(kLinkEndedMs); });
+    if (open) return;
+    loop_->Post([this] {
+      look_often_until_ms_ = NowMs() + kPodEndsMs;
+      ReconcileSoon(kLinkEndedMs);
+    });
   };
   Result<std::unique_ptr<Keeper>> keeper = Keeper::Start(
       {.links_folder = config.state_folder + "/links", .on_link = on_link, .settings = {}});
   if (!keeper) return std::unexpected(keeper.error());
   keeper_ = std::move(*keeper);
-  if (config.kubelet == KubeletMode::kAuto) {
+  if (kubelet) {
     kubelet::PodResources::Options pods;
     pods.socket = config.pod_resources_socket;
     pods_.emplace(std::move(pods));
@@ -137,16 +151,18 @@ Result<void> Daemon::OpenFiles() {
   node_.emplace(Node::Parts{.pods = pods_ ? &*pods_ : nullptr,
                             .pod_resources_socket = config.pod_resources_socket,
                             .specs = &*specs_,
+                            .cdi = cdi,
                             .files = &*files_,
                             .keeper = keeper_.get()},
                 *driver_, own, config.rules.unit_bytes);
   node_->SetDevices(advertisement_.devices);
-  if (config.strategy == Strategy::kCdi && config.kubelet != KubeletMode::kNone) {
+  if (cdi) {
     const Result<bool> shared = specs_->WriteShared(SharedEdits(*driver_, own));
     if (!shared) return std::unexpected(shared.error());
   }
   allocator_.emplace(AllocatorOptions{.unit_bytes = config.rules.unit_bytes,
                                       .early = config.strategy == Strategy::kDevices,
+                                      .coexist = config.coexist,
                                       .own_pod = options_.own_pod},
                      &*node_);
   allocator_->SetGpus(advertisement_.gpus);
@@ -261,6 +277,13 @@ Result<void> Daemon::Serve() {
   return {};
 }
 
+bool Daemon::HasHealthy(Resource resource) {
+  const std::lock_guard lock(tell_mutex_);
+  const DeviceIds& ids =
+      resource == Resource::kMemory ? advertisement_.memory_ids : advertisement_.attach_ids;
+  return allocator_->Unhealthy(resource, ids).size() < ids.size();
+}
+
 // A kubelet can mix up two registrations: it reads our list, and has no device (Registration::
 // Renew). Twice in a row, since a new list takes its time. On the reconciler's thread.
 void Daemon::CheckBelieved() {
@@ -269,13 +292,13 @@ void Daemon::CheckBelieved() {
   for (const Resource resource : {Resource::kMemory, Resource::kAttach}) {
     const auto found = known->find(resource);
     const bool believed = (found != known->end() && !found->second.empty()) ||
-                          !registration_->state().Of(resource).usable();
+                          !HasHealthy(resource) || !registration_->state().Of(resource).usable();
     int& doubts = doubts_[resource];
     doubts = believed ? 0 : doubts + 1;
     if (doubts < 2) continue;
     doubts = 0;
     LogWarning("not-believed",
-               {{"resource", resource == Resource::kMemory ? "memory" : "attach"},
+               {{"resource", CdiKind(resource)},
                 {"reason", "the kubelet listens and has no device: registering again"}});
     registration_->Renew(resource);
   }
@@ -297,12 +320,13 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
     if (reconciling_) return;  // It asks again when it is done.
     reconciling_ = true;
     reconciler_.Run([this] {
-      const auto released = allocator_->Reconcile(MonotonicNs() / 1'000'000);
+      const auto released = allocator_->Reconcile(NowMs());
       if (!released) LogWarning("not-listed", {{"reason", released.error().ToString()}});
       if (released) CheckBelieved();
       loop_->Post([this] {
         reconciling_ = false;
-        ReconcileSoon(allocator_->WaitsForProof() ? kProofLookMs : kReconcileMs);
+        const bool often = allocator_->WaitsForProof() || NowMs() < look_often_until_ms_;
+        ReconcileSoon(often ? kProofLookMs : kReconcileMs);
       });
     });
   });
@@ -310,11 +334,15 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
 
 // ---- the configuration file
 
+// Also where the file is what it was: GPUs may have been cut up anew.
 void Daemon::Reload() {
-  if (watcher_) watcher_->Reload();
+  if (!watcher_) return TakeConfig({options_.config, {}});
+  watcher_->Reload();
+  TakeConfig({watcher_->current(), {}});
 }
 
-void Daemon::TakeConfig(const TakenOver& taken) {
+void Daemon::TakeConfig(TakenOver taken) {
+  if (options_.flags) options_.flags(&taken.config);
   for (const std::string_view key : taken.restart) {
     LogWarning("needs-restart", {{"file", options_.config_path}, {"key", key}});
   }

@@ -37,7 +37,9 @@ namespace gpushm::plugin {
 
 struct DaemonOptions {
   PluginConfig config;
-  std::string config_path;     // Empty: no file, nothing to watch.
+  std::string config_path;  // Empty: no file, nothing to watch.
+  // What the command line says goes before the file, whenever it is read. May be empty.
+  std::function<void(PluginConfig*)> flags;
   std::string driver_folder;   // As for NvmlApi::Load.
   std::optional<Pod> own_pod;  // The pod that this process runs in.
   // Holds libgpushm.so.0 and gpushmctl, which containers get. Empty: they get neither.
@@ -66,11 +68,12 @@ class Daemon {
   Result<void> WatchConfig();
 
   Result<void> OpenDeclared();
-  void TakeConfig(const TakenOver& taken);
+  void TakeConfig(TakenOver taken);
   void RefuseConfig(const Status& why);
   void TellDevices();
   void OnHealth(const HealthChange& change);
   void ReconcileSoon(int64_t wait_ms);
+  bool HasHealthy(Resource resource);
   void CheckBelieved();
 
   EventLoop* loop_;
@@ -92,6 +95,7 @@ class Daemon {
   std::optional<ConfigWatcher> watcher_;
   uint64_t reconcile_timer_ = 0;
   bool reconciling_ = false;
+  int64_t look_often_until_ms_ = 0;
   std::map<Resource, int> doubts_;  // The reconciler's.
   Worker reconciler_;               // Listing pods can take seconds.
 };

@@ -11,26 +11,14 @@
 
 #include "plugin/daemon.h"
 #include "plugin/inventory/report.h"
+#include "plugin/options.h"
 #include "runtime/base/version.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/log.h"
 #include "runtime/driver/cuda_api.h"
-#include "sidecar/config/quantity.h"
 
 namespace gpushm::plugin {
 namespace {
-
-// A size such as 1Gi; CLI11 shows the reason when it is none.
-void AddBytes(CLI::App* app, const std::string& name, uint64_t* bytes, const std::string& help) {
-  app->add_option_function<std::string>(
-         name, [bytes](const std::string& text) { *bytes = config::ParseBytes(text).value_or(0); },
-         help)
-      ->type_name("BYTES")
-      ->check([](const std::string& text) {
-        const auto parsed = config::ParseBytes(text);
-        return parsed ? std::string() : parsed.error();
-      });
-}
 
 int Refuse(const Status& status) {
   std::cerr << "gpushm-plugin: " << status.ToString() << "\n";
@@ -103,39 +91,30 @@ int Main(int argc, char** argv) {
       "gpushm-plugin");
   app.set_version_flag("--version", std::string(kVersion));
   app.require_subcommand(1);
-  Rules rules;
   std::string format = "table";
   CLI::App* const inventory =
       app.add_subcommand("inventory", "Print the GPUs and what the kubelet would be told of them");
-  inventory->add_option("--gpu", rules.select,
-                        "A GPU to hand out, by UUID or index; may be repeated. None: all");
-  AddBytes(inventory, "--unit", &rules.unit_bytes,
-           "What one gpushm.io/memory stands for; a multiple of 2Mi (default 1Gi)");
-  AddBytes(inventory, "--reserve", &rules.reserve_bytes,
-           "Kept back of each GPU, for the driver itself (default 1Gi)");
-  inventory->add_option("--attach-tokens", rules.tokens,
-                        "gpushm.io/attach for each GPU: containers that can use it (default 64)");
+  const ConfigFlags inventory_flags(inventory, ConfigFlags::Which::kInventory);
   inventory->add_option("-o,--output", format, "table or json")
       ->check(CLI::IsMember({"table", "json"}));
   CLI::App* const serve = app.add_subcommand("serve", "Serve the node's kubelet and its brokers");
+  const ConfigFlags serve_flags(serve, ConfigFlags::Which::kAll);
   DaemonOptions options;
-  serve->add_option("--config", options.config_path, "YAML file");
   serve->add_option("--payload", options.payload_folder,
-                    "Folder with libgpushm.so.0 and gpushmctl");
+                    "Folder with the libgpushm.so.0 and gpushmctl that containers get");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  if (serve->parsed()) {
-    if (!options.config_path.empty()) {
-      Result<PluginConfig> config = ReadPluginConfig(options.config_path);
-      if (!config) return Refuse(config.error());
-      options.config = std::move(*config);
-    }
-    return Serve(std::move(options));
-  }
-  return PrintInventory(rules, format == "json");
+  const ConfigFlags& flags = serve->parsed() ? serve_flags : inventory_flags;
+  Result<PluginConfig> config = flags.Read();
+  if (!config) return Refuse(config.error());
+  if (!serve->parsed()) return PrintInventory(config->rules, format == "json");
+  options.config = std::move(*config);
+  options.config_path = flags.file();
+  options.flags = flags.Overrides();
+  return Serve(std::move(options));
 }
 
 }  // namespace

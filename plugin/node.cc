@@ -72,9 +72,10 @@ Result<void> Node::Publish(const Binding& binding) {
     const LinkGrant grant{.gpu = binding.gpu, .pool_bytes = binding.ids.size() * unit_bytes_};
     if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
   }
-  // Again, should somebody have emptied the folder.
-  const Result<bool> shared = parts_.specs->WriteShared(SharedEdits(driver_, own_));
-  if (!shared) return std::unexpected(shared.error());
+  if (parts_.cdi) {  // Again, should somebody have emptied the folder.
+    const Result<bool> shared = parts_.specs->WriteShared(SharedEdits(driver_, own_));
+    if (!shared) return std::unexpected(shared.error());
+  }
   const Result<bool> written = parts_.specs->Write(binding, *edits);
   if (!written) return std::unexpected(written.error());
   return {};

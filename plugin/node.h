@@ -27,6 +27,7 @@ class Node final : public Effects {
     kubelet::PodResources* pods = nullptr;
     std::string pod_resources_socket;  // Tells a kubelet's restart.
     SpecStore* specs = nullptr;
+    bool cdi = true;  // The runtime reads the specs.
     HostFiles* files = nullptr;
     Keeper* keeper = nullptr;
   };

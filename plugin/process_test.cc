@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "plugin/cdi/spec_text.h"
+#include "plugin/kubelet/registration.h"
 #include "plugin/kubelet/testing/scripted_kubelet.h"
 #include "plugin/testing/plugin_process.h"
 
@@ -50,6 +51,26 @@ PodSpec SharingPod(const std::string& name, size_t units) {
                          {"one", Role::kApp, {{kAttach, 1}}},
                          {"two", Role::kApp, {{kAttach, 1}}}}};
 }
+
+// Hands out one GPU under another name, as NVIDIA's plugin does.
+class OtherPlugin : public kubelet::Handler {
+ public:
+  OtherPlugin(const std::string& folder, const std::string& resource) {
+    kubelet::Registration::Options options;
+    options.folder = folder;
+    options.memory_socket = "other.sock";
+    options.attach_socket = "unused.sock";
+    options.names = {.memory = resource, .attach = "unused.example.com/unused"};
+    registration_ = std::move(*kubelet::Registration::Start(std::move(options), this));
+    registration_->SetDevices(Resource::kMemory, {{"GPU-0", true}});
+  }
+  Result<kubelet::Grant> Allocate(Resource, const DeviceIds&) override { return kubelet::Grant{}; }
+  Result<void> PreStart(Resource, const DeviceIds&) override { return {}; }
+  DeviceIds Prefer(Resource, const DeviceIds&, const DeviceIds&, size_t) override { return {}; }
+
+ private:
+  std::unique_ptr<kubelet::Registration> registration_;
+};
 
 class ProcessTest : public ::testing::Test {
  protected:
@@ -212,6 +233,40 @@ TEST_F(ProcessTest, ReloadTakesAGoodFileAndKeepsTheOldOneForABadOne) {
   node_.WriteConfig(Concat("gpus: [", kGpuB, "]\n"));
   plugin_->Signal(SIGHUP);
   EXPECT_TRUE(kubelet_->WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
+}
+
+TEST_F(ProcessTest, StrategyDevicesGivesTheDevicesItselfAndSurvivesARestart) {
+  StartPlugin("strategy: devices\n");
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string pod = kubelet_->AddPod(SharingPod("pod", 8));
+  const auto gpu_of = [&](const std::string& container) {
+    const auto answers = kubelet_->StatusOf(pod).containers.at(container).answers;
+    return answers.empty() ? std::string("none") : answers[0].edits.env.at("GPUSHM_SIM_DEVICES");
+  };
+  ASSERT_FALSE(kubelet_->StatusOf(pod).failed) << kubelet_->StatusOf(pod).message;
+  EXPECT_EQ(gpu_of("gpushm"), kGpuA);
+  EXPECT_EQ(gpu_of("one"), kGpuA);
+  EXPECT_EQ(gpu_of("two"), kGpuA);
+  // Between Allocate and the start.
+  plugin_->Signal(SIGKILL);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
+  StartPlugin("strategy: devices\n");
+  ASSERT_TRUE(WaitUsable()) << Log();
+  EXPECT_TRUE(kubelet_->WaitRunning(pod, Soon())) << Log();
+  EXPECT_THAT(node_.Specs(), IsEmpty()) << "nothing where a runtime reads";
+}
+
+TEST_F(ProcessTest, AContainerThatAlsoAsksNvidiasPluginIsTold) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  OtherPlugin nvidia(node_ / "plugins", "nvidia.com/gpu");
+  ASSERT_TRUE(kubelet_->WaitAllocatable("nvidia.com/gpu", 1, Soon()));
+  PodSpec spec = SharingPod("greedy", 2);
+  spec.containers[1].limits["nvidia.com/gpu"] = 1;
+  const std::string pod = kubelet_->AddPod(spec);
+  EXPECT_FALSE(kubelet_->StartPod(pod));
+  EXPECT_THAT(kubelet_->StatusOf(pod).containers.at("one").message,
+              HasSubstr("asks for nvidia.com/gpu beside gpushm.io/attach"));
 }
 
 }  // namespace

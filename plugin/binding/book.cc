@@ -58,6 +58,11 @@ Result<Owner> Book::OwnerOf(Resource resource, const DeviceIds& ids, const Snaps
                        " device IDs of ", NameOf(resource), ", ", *ids.begin(), " first"),
                 "the kubelet tries again by itself");
   }
+  if (const std::string other = now.OtherGpuOf(owners[0]); !other.empty() && !coexist_) {
+    return Fail(Code::kInvalidArgument,
+                Concat(owners[0].ToString(), " asks for ", other, " beside ", NameOf(resource)),
+                "ask for one of them; `coexist: true` in the plugin's configuration allows both");
+  }
   return owners[0];
 }
 

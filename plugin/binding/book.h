@@ -62,6 +62,10 @@ class Book {
   // nothing new is bound there.
   void SetGpus(std::vector<Gpu> gpus);
 
+  // Whether a container may also hold GPUs of NVIDIA's plugin. By default it may not: it would see
+  // two GPUs or more, and its pod's buffers lie on one.
+  void SetCoexist(bool coexist) { coexist_ = coexist; }
+
   // From what an earlier run of the plugin wrote down.
   void Restore(Binding binding);
 
@@ -123,6 +127,7 @@ class Book {
 
   uint64_t unit_bytes_;
   Fit fit_;
+  bool coexist_ = false;
   std::vector<Gpu> gpus_;
   std::vector<Entry> entries_;
   std::string early_gpu_;  // Of the last memory allocation of BindEarly.

@@ -210,6 +210,19 @@ TEST_F(BookTest, RestoredBindingsCount) {
   EXPECT_EQ(later.Bind(Resource::kMemory, Ids('m', 0, 7), now_)->gpu, "GPU-a");
 }
 
+// It would see two GPUs, and its pod's buffers lie on one of them.
+TEST_F(BookTest, AContainerWithAnotherPluginsGpuIsRefusedUnlessToldToCoexist) {
+  now_.AddOtherGpu(OwnerNamed("pod", "app"), "nvidia.com/gpu");
+  ASSERT_TRUE(Start("pod", 0, 2));
+  const auto refused = Attach("pod", "app", 1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.error().what(),
+              HasSubstr("container app asks for nvidia.com/gpu beside gpushm.io/attach"));
+  book_.SetCoexist(true);
+  EXPECT_TRUE(Attach("pod", "app", 1));
+}
+
 // ---- strategy "devices"
 
 TEST_F(BookTest, EarlyAttachFollowsTheMemoryBeforeIt) {

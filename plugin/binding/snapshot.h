@@ -39,6 +39,16 @@ class Snapshot {
   // podresources splits a container's IDs over several entries: they are joined here.
   void Add(const Owner& owner, Resource resource, const DeviceIds& ids);
 
+  // A container that also holds a GPU that another plugin hands out, as "nvidia.com/gpu".
+  void AddOtherGpu(const Owner& owner, const std::string& resource) {
+    other_gpus_[owner] = resource;
+  }
+  // The resource's name; empty: it holds none.
+  std::string OtherGpuOf(const Owner& owner) const {
+    const auto found = other_gpus_.find(owner);
+    return found == other_gpus_.end() ? std::string() : found->second;
+  }
+
   // Containers that hold any of the IDs. More than one: the kubelet lost a reservation.
   std::vector<Owner> OwnersOf(Resource resource, const DeviceIds& ids) const;
   // What a container holds; empty if nothing.
@@ -48,6 +58,7 @@ class Snapshot {
 
  private:
   std::map<Owner, std::map<Resource, DeviceIds>> held_;
+  std::map<Owner, std::string> other_gpus_;
   std::map<std::pair<Resource, std::string>, std::vector<Owner>> owners_;  // By ID.
 };
 

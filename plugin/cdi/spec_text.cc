@@ -69,6 +69,7 @@ std::string WrongWith(const Binding& binding) {
     if (!IsDeviceId(binding.resource, id)) return Concat("no device ID: \"", id, "\"");
   }
   if (!IsUuid(binding.gpu)) return Concat("no UUID of a GPU: \"", binding.gpu, "\"");
+  if (binding.owner == Owner{}) return {};  // Allocated early: it has not started yet.
   if (!IsDnsLabel(binding.owner.pod.name_space)) return "no name of a namespace";
   if (!IsPodName(binding.owner.pod.name)) return "no name of a pod";
   if (!IsDnsLabel(binding.owner.container)) return "no name of a container";

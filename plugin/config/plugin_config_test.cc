@@ -94,13 +94,13 @@ TEST(PluginConfig, WhatNeedsARestartStays) {
   next.allocations = {{.name = "demo", .memory_bytes = 1, .gpu = std::nullopt}};
   next.cdi_folder = "/etc/cdi";
   const TakenOver taken = TakeOver(now, next);
-  EXPECT_THAT(taken.restart, ElementsAre("unit", "kubelet", "cdi-folder"));
+  EXPECT_THAT(taken.restart, ElementsAre("unit", "kubelet", "cdi-folder", "allocations"));
   PluginConfig expected = now;
   expected.rules = next.rules;
   expected.rules.unit_bytes = now.rules.unit_bytes;
   expected.health = next.health;
   expected.log = next.log;
-  EXPECT_EQ(taken.config, expected) << "allocations have no meaning where there is a kubelet";
+  EXPECT_EQ(taken.config, expected);
   EXPECT_THAT(TakeOver(next, next).restart, IsEmpty());
   EXPECT_EQ(TakeOver(next, next).config, next);
 }

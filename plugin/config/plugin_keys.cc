@@ -92,6 +92,7 @@ constexpr Fixed kFixed[] = {
     At<[](auto& c) -> auto& { return c.pod_resources_socket; }>("pod-resources-socket"),
     At<[](auto& c) -> auto& { return c.cdi_folder; }>("cdi-folder"),
     At<[](auto& c) -> auto& { return c.state_folder; }>("state-folder"),
+    At<[](auto& c) -> auto& { return c.allocations; }>("allocations"),
 };
 
 bool NeedsRestart(std::string_view key) {
@@ -109,8 +110,6 @@ TakenOver TakeOver(const PluginConfig& now, const PluginConfig& next) {
     taken.restart.push_back(fixed.key);
     fixed.copy(now, taken.config);
   }
-  // Without a kubelet there and with one here they would be refused.
-  if (taken.config.kubelet == KubeletMode::kAuto) taken.config.allocations.clear();
   return taken;
 }
 
@@ -119,7 +118,8 @@ std::string PluginConfigMarkdown() {
       "<!-- Made from the table in plugin/config/plugin_keys.cc; plugin_config_test compares and,\n"
       "with GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
       "# The plugin's configuration\n\n"
-      "`gpushm-plugin --config plugin.yaml` reads one YAML file. Every key has a default; an empty "
+      "`gpushm-plugin serve --config plugin.yaml` reads one YAML file. Every key has a default; an "
+      "empty "
       "file is right on most nodes. Unknown and repeated keys are refused with the nearest known "
       "one, and every mistake of a file is reported at once, with its line, its column and an "
       "example.\n\n"

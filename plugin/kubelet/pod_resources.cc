@@ -19,8 +19,13 @@ PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNa
     list.pods.insert(pod);
     for (const v1::ContainerResources& container : listed.containers()) {
       for (const v1::ContainerDevices& devices : container.devices()) {
+        if (devices.device_ids().empty()) continue;
         const std::optional<Resource> resource = names.Parse(devices.resource_name());
-        if (!resource || devices.device_ids().empty()) continue;
+        // GPUs, their MIG instances ("nvidia.com/mig-1g.10gb"), shares of either.
+        if (devices.resource_name().starts_with("nvidia.com/")) {
+          list.snapshot.AddOtherGpu({pod, container.name()}, devices.resource_name());
+        }
+        if (!resource) continue;
         list.snapshot.Add({pod, container.name()}, *resource,
                           DeviceIds(devices.device_ids().begin(), devices.device_ids().end()));
       }

@@ -20,7 +20,7 @@ def sidecar(units, buffers, names):
              "--timeout", "30s"]
     return {
         "name": "gpushm", "image": image("sidecar"), "imagePullPolicy": "Never",
-        "restartPolicy": "Always", "args": folders,
+        "restartPolicy": "Always", "args": [*folders, "--link", "/run/gpushm-link"],
         "env": [{"name": "GPUSHM_BUFFERS", "value": "\n".join(
             f"buffers.gpushm.io/{name}: {size}" for name, size in buffers.items())}],
         "resources": {"limits": {MEMORY: str(units)}},

@@ -143,8 +143,10 @@ class Plugin:
     # ------------------------------------------------------------ what it leaves on the node
 
     def specs(self):
+        """Of bindings; what all containers share stays."""
         folder = self._cluster.on_node("/run/cdi")
-        return sorted(path.name for path in folder.glob("*")) if folder.exists() else []
+        return sorted(path.name for path in folder.glob("*")
+                      if path.name != "gpushm.io-driver-files.json") if folder.exists() else []
 
     def links(self):
         folder = self._cluster.on_node("/var/lib/gpushm/links")

@@ -94,7 +94,6 @@ class LostPodsTest(PluginCase):
 
 class BrokerTest(PluginCase):
 
-    @unittest.skip("the broker does not yet give the plugin what it has to keep")
     def test_killed_broker_finds_its_buffers_again(self):
         """Method: killed from outside; what was written before is read after it."""
         self.run_pod(gpu_pod("pair", users=["a", "b"]))

@@ -1,0 +1,84 @@
+#include "plugin/options.h"
+
+#include <memory>
+#include <utility>
+
+namespace gpushm::plugin {
+
+ConfigFlags::ConfigFlags(CLI::App* app, Which which) {
+  app->add_option("--config", file_, "YAML file (docs/plugin-config.md); flags go before it");
+  Add(app, "gpus", true, "A GPU to hand out, by UUID, index or MIG profile; may be repeated",
+      [](const auto& from, auto* to) { to->rules.select = from.rules.select; });
+  Add(app, "unit", false, "What one gpushm.io/memory stands for; a multiple of 2Mi (1Gi)",
+      [](const auto& from, auto* to) { to->rules.unit_bytes = from.rules.unit_bytes; });
+  Add(app, "reserve", false, "Kept back of each GPU, for the driver itself (1Gi)",
+      [](const auto& from, auto* to) { to->rules.reserve_bytes = from.rules.reserve_bytes; });
+  Add(app, "attach-tokens", false, "gpushm.io/attach for each GPU: containers that can use it (64)",
+      [](const auto& from, auto* to) { to->rules.tokens = from.rules.tokens; });
+  if (which == Which::kInventory) return;
+  Add(app, "kubelet", false, "auto, or none: one machine without Kubernetes",
+      [](const auto& from, auto* to) { to->kubelet = from.kubelet; });
+  Add(app, "strategy", false, "cdi, or devices for runtimes without CDI",
+      [](const auto& from, auto* to) { to->strategy = from.strategy; });
+  Add(app, "driver-root", false, "The driver's root, its folder, or NVIDIA's CDI spec (auto)",
+      [](const auto& from, auto* to) { to->driver_root = from.driver_root; });
+  Add(app, "host-root", false, "Where the host's root is mounted here",
+      [](const auto& from, auto* to) { to->host_root = from.host_root; });
+  Add(app, "state-folder", false, "What goes into containers, and links (/var/lib/gpushm)",
+      [](const auto& from, auto* to) { to->state_folder = from.state_folder; });
+  Add(app, "cdi-folder", false, "The runtime's folder of CDI specs (/var/run/cdi)",
+      [](const auto& from, auto* to) { to->cdi_folder = from.cdi_folder; });
+}
+
+void ConfigFlags::Add(CLI::App* app, const std::string& key, bool list, const std::string& help,
+                      std::function<void(const PluginConfig&, PluginConfig*)> copy) {
+  flags_.push_back(std::make_unique<Flag>(Flag{key, {}, list, std::move(copy)}));
+  // "--gpu" names one of "gpus".
+  auto* const option =
+      app->add_option(key == "gpus" ? "--gpu" : "--" + key, flags_.back()->values, help);
+  if (list) {
+    option->expected(1)->take_all();
+  } else {
+    option->expected(1)->take_last();
+  }
+}
+
+// The flags as a file of their own, so that they are checked as one.
+Result<PluginConfig> ConfigFlags::Parse() const {
+  std::string text;
+  for (const auto& flag : flags_) {
+    if (flag->values.empty()) continue;
+    text += flag->key + ":";
+    for (const std::string& value : flag->values) {
+      text += flag->list ? "\n- " + value : " " + value;
+    }
+    text += "\n";
+  }
+  return ParsePluginConfig(text, "the command line");
+}
+
+Result<PluginConfig> ConfigFlags::Read() const {
+  PluginConfig config;
+  if (!file_.empty()) {
+    Result<PluginConfig> read = ReadPluginConfig(file_);
+    if (!read) return read;
+    config = std::move(*read);
+  }
+  if (auto given = Parse(); !given) return given;
+  Overrides()(&config);
+  return config;
+}
+
+std::function<void(PluginConfig*)> ConfigFlags::Overrides() const {
+  const Result<PluginConfig> given = Parse();
+  if (!given) return [](PluginConfig*) {};
+  std::vector<std::function<void(const PluginConfig&, PluginConfig*)>> copies;
+  for (const auto& flag : flags_) {
+    if (!flag->values.empty()) copies.push_back(flag->copy);
+  }
+  return [from = *given, copies](PluginConfig* to) {
+    for (const auto& copy : copies) copy(from, to);
+  };
+}
+
+}  // namespace gpushm::plugin

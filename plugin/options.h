@@ -1,0 +1,44 @@
+// gpushm-plugin's command line: the keys of its configuration file as flags, which go before the
+// file whenever it is read.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plugin/config/plugin_config.h"
+
+namespace gpushm::plugin {
+
+class ConfigFlags {
+ public:
+  // Declares the flags; `which` of them: what only says what there is, or all.
+  enum class Which { kInventory, kAll };
+  ConfigFlags(CLI::App* app, Which which);
+  ConfigFlags(const ConfigFlags&) = delete;  // The app has pointers into it.
+  ConfigFlags& operator=(const ConfigFlags&) = delete;
+
+  const std::string& file() const { return file_; }
+  // After parsing: the file, if one was named, with the flags over it. Errors of a flag are those
+  // of its key in a file.
+  Result<PluginConfig> Read() const;
+  // What Read did to the file, for when it is read again.
+  std::function<void(PluginConfig*)> Overrides() const;
+
+ private:
+  struct Flag {
+    std::string key;  // Of the file.
+    std::vector<std::string> values;
+    bool list = false;
+    std::function<void(const PluginConfig& from, PluginConfig* to)> copy;
+  };
+  void Add(CLI::App* app, const std::string& key, bool list, const std::string& help,
+           std::function<void(const PluginConfig&, PluginConfig*)> copy);
+  Result<PluginConfig> Parse() const;
+
+  std::string file_;
+  std::vector<std::unique_ptr<Flag>> flags_;
+};
+
+}  // namespace gpushm::plugin
