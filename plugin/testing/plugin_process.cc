@@ -51,7 +51,7 @@ bool WaitUntil(int64_t timeout_ms, const std::function<bool()>& is_so) {
   return true;
 }
 
-TestNode::TestNode() {
+TestNode::TestNode(Gpus gpus) : gpus_(gpus) {
   std::string pattern = fs::temp_directory_path() / "gpushm-node-XXXXXX";
   path_ = mkdtemp(pattern.data());
   for (const char* const folder : {"sim", "cdi", "plugins", "pods", "payload"}) {
@@ -73,7 +73,8 @@ TestNode::~TestNode() {
 
 std::string TestNode::WriteConfig(const std::string& more) const {
   std::string path = path_ + "/plugin.yaml";
-  std::ofstream(path + ".new") << "driver-root: " << BuildFolder() << "/driver-sim\n"
+  const std::string driver = gpus_ == Gpus::kReal ? "auto" : BuildFolder() + "/driver-sim";
+  std::ofstream(path + ".new") << "driver-root: " << driver << "\n"
                                << "state-folder: " << path_ << "/state\n"
                                << "cdi-folder: " << path_ << "/cdi\n"
                                << "kubelet-folder: " << path_ << "/plugins\n"
@@ -115,12 +116,13 @@ PluginProcess::PluginProcess(const TestNode& node, const std::string& config_pat
   const std::string program = BuildFolder() + "/bin/gpushm-plugin";
   const std::string payload = node / "payload";
   const std::string sim = node / "sim";
+  const bool simulated = node.gpus() == TestNode::Gpus::kSimulated;
   pid_ = fork();
   if (pid_ != 0) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const int log = open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
   dup2(log, STDERR_FILENO);
-  setenv("GPUSHM_SIM_DIR", sim.c_str(), 1);
+  if (simulated) setenv("GPUSHM_SIM_DIR", sim.c_str(), 1);
   unsetenv("GPUSHM_DRIVER");
   for (const auto& [key, value] : environment) setenv(key.c_str(), value.c_str(), 1);
   execl(program.c_str(), program.c_str(), "serve", "--config", config_path.c_str(), "--payload",

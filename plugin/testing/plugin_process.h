@@ -14,10 +14,11 @@
 
 namespace gpushm::plugin::testing {
 
-// A node: the folders that a plugin works in, two GPUs of 16 GiB.
+// A node: the folders that a plugin works in, and two simulated GPUs of 16 GiB, or this machine's.
 class TestNode {
  public:
-  TestNode();
+  enum class Gpus { kSimulated, kReal };
+  explicit TestNode(Gpus gpus = Gpus::kSimulated);
   ~TestNode();
   TestNode(const TestNode&) = delete;
   TestNode& operator=(const TestNode&) = delete;
@@ -31,7 +32,10 @@ class TestNode {
   // Of what the runtime would do with this CDI name: the GPU it gives. Empty: no such spec.
   std::string GpuOf(const std::string& cdi_name) const;
 
+  Gpus gpus() const { return gpus_; }
+
  private:
+  const Gpus gpus_;
   std::string path_;
 };
 
