@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(1, str(HERE.parent / "cluster"))
@@ -22,6 +23,7 @@ sys.path.insert(1, str(HERE.parent / "cluster"))
 from cgroups import remove_cgroups
 from gpus import Gpus, real_driver
 from node import CGROUP, Node
+from plugin_pod import NAME
 from processes import Failure
 from report import Report
 import settings
@@ -146,10 +148,15 @@ def tell(arguments):
         report.say(f"node ready after {time.monotonic() - start:.1f} s")
         story = Story(node, gpus, report, simulated)
         for step in story.steps():
-            report.step(step)
-        (node.logs / "plugin.log").write_text(story.plugin_log())
-    except Failure as failure:
-        report.say(f"gpu-node: {failure}")
+            ok = report.step(step)
+            if not ok:
+                report.say(f"errors of the kubelet:\n{node.kubelet_errors()}")
+                node.save_pod_logs(report.folder / "pods-at-failure.log")
+            if not ok and step in story.needed() or time.monotonic() - start > TIMEOUT_S:
+                break
+        node.save_pod_logs(report.folder / "plugin.log", NAME)
+    except Exception as error:  # As with a step's: the report must say it.
+        report.say(f"gpu-node: {error}" if isinstance(error, Failure) else traceback.format_exc())
     return 0 if report.write(time.monotonic() - start) else 1
 
 

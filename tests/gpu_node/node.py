@@ -133,6 +133,11 @@ class Node:
         lines = (self.logs / f"{name}.log").read_text(errors="replace").splitlines()
         return "\n  ".join(lines[-15:])
 
+    def kubelet_errors(self):
+        """The last of them: what keeps a pod from being made stands nowhere else."""
+        lines = (self.logs / "kubelet.log").read_text(errors="replace").splitlines()
+        return "\n".join(line[:1500] for line in lines if line.startswith("E"))[-3000:]
+
     def run(self, *words, timeout=COMMAND_TIMEOUT_S):
         """Output of a program that must succeed."""
         try:
@@ -222,6 +227,14 @@ class Node:
         self.wait_pods(lambda pods: statuses(pods[pod])[container]["restartCount"] > before
                        and is_ready(pods[pod]), f"{pod}/{container} does not come back")
         return time.monotonic() - start
+
+    def pod_logs(self, name=""):
+        """Of the containers, also former ones, of pods that have `name` in theirs."""
+        return "".join(f"{path.relative_to(self.logs)}\n{path.read_text(errors='replace')}"
+                       for path in sorted(self.logs.glob(f"pods/*{name}*/*/*.log")))
+
+    def save_pod_logs(self, path, name=""):
+        path.write_text(f"{self.describe()}\n{self.pod_logs(name)}")
 
     # ------------------------------------------------------------ device plugins
 

@@ -33,6 +33,7 @@ class Report:
             "driver": f"{'simulated' if simulated else 'NVIDIA'} {gpus.driver_version()}",
             "gpus": [f"{gpu['name']} {gpu['uuid']}, {gpu['total_bytes'] >> 20} MiB"
                      for gpu in gpus.list()],
+            "devices": sorted(path.name for path in pathlib.Path("/dev").glob("nvidia*")),
             "kubelet": node.run("kubelet", "--version").split()[-1],
             "containerd": node.run("containerd", "--version").split()[2],
             "runc": node.run("runc", "--version").split()[2],

@@ -47,6 +47,10 @@ class Story:
                 self.pod_without_sidecar_waits, self.too_big_pod_says_why,
                 self.deleted_pods_leave_nothing]
 
+    def needed(self):
+        """Steps without which the others make no sense."""
+        return self.steps()[:2]
+
     # ------------------------------------------------------------ steps
 
     def plugin_registers_as_a_container(self):
@@ -56,7 +60,7 @@ class Story:
         thing = plugin_pod(manifest, node.state / "plugin-config", self._simulated)
         start = time.monotonic()
         node.create(thing)
-        wait_until(lambda: f"not registered: {node.describe()}\n{self.plugin_log()}", 60,
+        wait_until(lambda: f"not registered: {node.describe()}\n{node.pod_logs(NAME)[-3000:]}", 60,
                    lambda: {MEMORY, ATTACH} <= {n for n, c in node.advertised().items() if c}, 0.1)
         fact("seconds from the static pod to devices at the kubelet", time.monotonic() - start)
         node.wait_ready(NAME)
@@ -203,8 +207,3 @@ class Story:
         specs = [p.name for p in pathlib.Path("/run/cdi").glob("*")
                  if "gpushm.io/binding-version" in p.read_text()]
         return specs + [p.name for p in pathlib.Path("/var/lib/gpushm/links").glob("*")]
-
-    def plugin_log(self):
-        """Of all its containers."""
-        return "".join(p.read_text(errors="replace") for p in sorted(
-            self._node.logs.glob(f"pods/*{NAME}*/{CONTAINER}/*.log")))
