@@ -313,7 +313,7 @@ TEST_F(KeeperTest, MoreThanTheLimitIsNotKept) {
   FakeBroker broker(folder_.Socket("m0000"));
   ASSERT_TRUE(broker.Greet(false));
   ASSERT_TRUE(SayOneOfEach(&broker));
-  for (uint32_t i = 0; i < limits::kBuffers; ++i) {
+  for (uint32_t i = 0; i < limits::kLinkBuffers; ++i) {
     if (!broker.Say(BufferOf(Concat("b", i)))) break;
   }
   EXPECT_TRUE(broker.WaitForEnd());

@@ -61,8 +61,8 @@ Result<void> Kept::Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
 Result<void> Kept::Apply(const protocol::LinkBuffer& buffer) {
   const std::string name(FromNameField(buffer.name));
   const auto known = buffers_.find(name);
-  if (known == buffers_.end() && buffers_.size() >= limits::kBuffers) {
-    return Full("buffers", limits::kBuffers);
+  if (known == buffers_.end() && buffers_.size() >= limits::kLinkBuffers) {
+    return Full("buffers", limits::kLinkBuffers);
   }
   Buffer& kept = known == buffers_.end() ? buffers_[name] : known->second;
   kept.stated = buffer;

@@ -214,14 +214,14 @@ TEST(Kept, HasLimits) {
   setrlimit(RLIMIT_NOFILE, &descriptors);
   Kept kept;
   ASSERT_TRUE(kept.Apply(BufferOf("a")));
-  for (uint32_t i = 1; i < limits::kBuffers; ++i) {
+  for (uint32_t i = 1; i < limits::kLinkBuffers; ++i) {
     ASSERT_TRUE(kept.Apply(BufferOf(Concat("b", i))));
   }
   const auto is_full = [](const Result<void>& result, const char* what) {
     return !result && result.error().code() == Code::kExhausted &&
            result.error().what().find(what) != std::string::npos;
   };
-  EXPECT_TRUE(is_full(kept.Apply(BufferOf("one-more")), "4096 buffers"));
+  EXPECT_TRUE(is_full(kept.Apply(BufferOf("one-more")), Concat(limits::kLinkBuffers, " buffers").c_str()));
   EXPECT_TRUE(kept.Apply(BufferOf("a"))) << "one that is there may be stated again";
   LinkGeneration offered = GenerationOf("a", 1);
   offered.transport = 2;  // Without descriptors, of which the test has not so many.

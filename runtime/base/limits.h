@@ -25,8 +25,11 @@ inline constexpr size_t kNameBytes = 63;
 inline constexpr uint64_t kBufferBytes = uint64_t{1} << 46;
 // Generations of one buffer that may live at the same time (the old ones while attached).
 inline constexpr uint32_t kGenerations = 16;
-// Generations that the plugin keeps for one broker: a descriptor each.
+// Generations of one broker, of all its buffers together: a descriptor each, in the plugin as well.
 inline constexpr uint32_t kLinkGenerations = 8192;
+// Names that the plugin keeps for one broker: a buffer's, and those of deleted ones that are still
+// attached.
+inline constexpr uint32_t kLinkBuffers = kBuffers + kLinkGenerations;
 // Processes whose leases the plugin keeps for one broker: clients, and those that lost their
 // connection and still hold something.
 inline constexpr uint32_t kLinkClients = 1024;

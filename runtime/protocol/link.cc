@@ -42,7 +42,7 @@ Result<void> ValidateLink(const LinkWelcome& m) {
                   {IsName(m.allocation), "link welcome: allocation is not a DNS label"},
                   {m.pool_bytes <= limits::kBufferBytes, "link welcome: pool out of range"},
                   {m.clients <= limits::kLinkClients, "link welcome: too many clients"},
-                  {m.buffers <= limits::kBuffers, "link welcome: too many buffers"},
+                  {m.buffers <= limits::kLinkBuffers, "link welcome: too many buffers"},
                   {m.generations <= limits::kLinkGenerations, "link welcome: too many generations"},
                   {m.leases <= limits::kLeases, "link welcome: too many leases"}});
 }

@@ -119,7 +119,7 @@ TEST(Link, GreetingRules) {
   ExpectBroken<W>("allocation", [](W* b) { b->allocation = {}; });
   ExpectBroken<W>("pool", [](W* b) { b->pool_bytes = limits::kBufferBytes + 1; });
   ExpectBroken<W>("many clients", [](W* b) { b->clients = limits::kLinkClients + 1; });
-  ExpectBroken<W>("many buffers", [](W* b) { b->buffers = limits::kBuffers + 1; });
+  ExpectBroken<W>("many buffers", [](W* b) { b->buffers = limits::kLinkBuffers + 1; });
   ExpectBroken<W>("many generations", [](W* b) { b->generations = limits::kLinkGenerations + 1; });
   ExpectBroken<W>("many leases", [](W* b) { b->leases = limits::kLeases + 1; });
   ExpectBroken<LinkEnd>("reserved", [](LinkEnd* b) { b->reserved = 1; });

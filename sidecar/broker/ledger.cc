@@ -21,6 +21,25 @@ Ledger::Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t f
 
 // ---- making
 
+Result<void> Ledger::HasRoomForBuffer() const {
+  if (buffers_.size() >= limits_.buffers) {
+    return Fail(Code::kExhausted, Concat("the pod has its ", limits_.buffers, " buffers"),
+                "delete one; docs/limits.md");
+  }
+  return HasRoomForGeneration();
+}
+
+// More could not be kept by the plugin. One of each buffer may be under way.
+Result<void> Ledger::HasRoomForGeneration() const {
+  if (generations_.size() + limits_.buffers < limits::kLinkGenerations) return {};
+  const auto under_way = std::count_if(buffers_.begin(), buffers_.end(),
+                                       [](const auto& item) { return item.second.allocating; });
+  if (generations_.size() + static_cast<size_t>(under_way) < limits::kLinkGenerations) return {};
+  return Fail(Code::kExhausted,
+              Concat("the pod has ", generations_.size(), " generations of buffers"),
+              "detach old ones; docs/limits.md");
+}
+
 Result<void> Ledger::Reserve(uint64_t mapped_bytes, const std::string& name) {
   const uint64_t free_bytes = limits_.pool_bytes - used_bytes_;
   if (mapped_bytes > free_bytes) {
@@ -45,10 +64,7 @@ Result<Ledger::Ticket> Ledger::BeginCreate(const Client& client, const std::stri
     return Fail(Code::kAlreadyExists, Concat("there is a buffer ", Quoted(name), " already"),
                 "attach to it, replace it, or take another name");
   }
-  if (buffers_.size() >= limits_.buffers) {
-    return Fail(Code::kExhausted, Concat("the pod has its ", limits_.buffers, " buffers"),
-                "delete one; docs/limits.md");
-  }
+  if (auto room = HasRoomForBuffer(); !room) return std::unexpected(room.error());
   const Result<Policy> allowed = PolicyOfNew(client, name, policy);
   if (!allowed) return std::unexpected(allowed.error());
   Ticket ticket{.name = name,
@@ -103,6 +119,7 @@ Result<Ledger::Ticket> Ledger::BeginReplace(const Client& client, const std::str
   }
   const auto live = std::count_if(generations_.begin(), generations_.end(),
                                   [&](const auto& item) { return item.second.buffer == name; });
+  if (auto room = HasRoomForGeneration(); !room) return std::unexpected(room.error());
   if (live >= limits::kGenerations) {
     return Fail(Code::kExhausted,
                 Concat(live, " generations of ", Quoted(name), " are still attached"),
@@ -193,10 +210,7 @@ Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, co
     return Fail(Code::kAlreadyExists, Concat("there is a buffer ", Quoted(name), " already"),
                 "delete it first, or take another name");
   }
-  if (buffers_.size() >= limits_.buffers) {
-    return Fail(Code::kExhausted, Concat("the pod has its ", limits_.buffers, " buffers"),
-                "delete one; docs/limits.md");
-  }
+  if (auto room = HasRoomForBuffer(); !room) return std::unexpected(room.error());
   const Result<Policy> allowed = PolicyOfNew(client, name, policy);
   if (!allowed) return std::unexpected(allowed.error());
   const uint64_t number = next_generation_++;

@@ -248,6 +248,8 @@ class Ledger {
 
   Buffer& AddBuffer(const std::string& name, const Policy& policy);
   Buffer* FindTicket(const Ticket& ticket);
+  Result<void> HasRoomForBuffer() const;
+  Result<void> HasRoomForGeneration() const;
   Result<void> HasRoomForLease(bool wanted) const;
   Result<Buffer*> FindBuffer(const std::string& name);
   Result<Lease*> FindLease(const Client& client, uint64_t lease_id);

@@ -361,6 +361,22 @@ TEST_F(LedgerTest, OldGenerationsAreBounded) {
   EXPECT_EQ(CodeOf(roomy.BeginReplace(kApp, "a", 0, 0)), As(Code::kExhausted));
 }
 
+// More could not be kept by the plugin.
+TEST_F(LedgerTest, GenerationsOfAllBuffersAreBounded) {
+  Ledger roomy(LedgerLimits{.pool_bytes = 2 * limits::kLinkGenerations * kPage}, kGpu, 1);
+  for (uint32_t i = 0; i < limits::kLinkGenerations; ++i) {
+    const std::string name = Concat("b", i / limits::kGenerations);
+    const auto made = i % limits::kGenerations == 0
+                          ? roomy.BeginCreate(kApp, name, 1, Made(kApp), kFlagAttach)
+                          : roomy.BeginReplace(kApp, name, 0, kFlagAttach);
+    ASSERT_TRUE(made) << i << ": " << made.error().ToString();
+    ASSERT_TRUE(roomy.Commit(*made, Memory(), true, kNow));
+  }
+  const auto refused = roomy.BeginCreate(kApp, "one-more", 1, Made(kApp), 0);
+  ASSERT_EQ(CodeOf(refused), As(Code::kExhausted));
+  EXPECT_THAT(refused.error().what(), HasSubstr("8192 generations"));
+}
+
 // ---- offers
 
 TEST_F(LedgerTest, OfferedMemoryIsNotOfThePool) {

@@ -61,6 +61,16 @@ class SharingTest(PluginCase):
         self.assertEqual({self.gpu_of(name, "a") for name in names},
                          {gpu_uuid(index) for index in range(GPUS)})
 
+    def test_successor_of_the_same_name_inherits_nothing(self):
+        """Goal: a StatefulSet's next pod, with the same name and maybe the same IDs, finds zeros.
+        Method: several times, so that some successors do get IDs of their predecessor."""
+        for _ in range(4):
+            self.run_pod(gpu_pod("set-0", units=UNITS_OF_GPU, buffers={"data": "4Mi"}))
+            self.assertEqual(self.read("set-0", "data", 6).strip("\0"), "")
+            self.fill("set-0", "data", "secret")
+            self.assertEqual(self.read("set-0", "data", 6), "secret")
+            self.delete_pods("set-0", grace_seconds=0)
+
     def test_fifty_pods_in_a_row_leave_nothing(self):
         """Method: ten rounds of five; specs, links and the plugin's descriptors."""
         self.run_pod(gpu_pod("warm"))
