@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "plugin/cdi/spec_text.h"
-#include "plugin/kubelet/registration.h"
+#include "plugin/kubelet/testing/other_plugin.h"
 #include "plugin/kubelet/testing/scripted_kubelet.h"
 #include "plugin/testing/plugin_process.h"
 
@@ -20,6 +20,7 @@ namespace gpushm::plugin {
 namespace {
 
 using kubelet::testing::ContainerSpec;
+using kubelet::testing::OtherPlugin;
 using kubelet::testing::PodSpec;
 using kubelet::testing::Role;
 using kubelet::testing::ScriptedKubelet;
@@ -51,26 +52,6 @@ PodSpec SharingPod(const std::string& name, size_t units) {
                          {"one", Role::kApp, {{kAttach, 1}}},
                          {"two", Role::kApp, {{kAttach, 1}}}}};
 }
-
-// Hands out one GPU under another name, as NVIDIA's plugin does.
-class OtherPlugin : public kubelet::Handler {
- public:
-  OtherPlugin(const std::string& folder, const std::string& resource) {
-    kubelet::Registration::Options options;
-    options.folder = folder;
-    options.memory_socket = "other.sock";
-    options.attach_socket = "unused.sock";
-    options.names = {.memory = resource, .attach = "unused.example.com/unused"};
-    registration_ = std::move(*kubelet::Registration::Start(std::move(options), this));
-    registration_->SetDevices(Resource::kMemory, {{"GPU-0", true}});
-  }
-  Result<kubelet::Grant> Allocate(Resource, const DeviceIds&) override { return kubelet::Grant{}; }
-  Result<void> PreStart(Resource, const DeviceIds&) override { return {}; }
-  DeviceIds Prefer(Resource, const DeviceIds&, const DeviceIds&, size_t) override { return {}; }
-
- private:
-  std::unique_ptr<kubelet::Registration> registration_;
-};
 
 class ProcessTest : public ::testing::Test {
  protected:

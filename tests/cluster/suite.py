@@ -145,6 +145,7 @@ def main():
     arguments.results.unlink(missing_ok=True)
     with running_cluster(arguments) as cluster:
         ClusterCase.cluster = cluster
+        ClusterCase.programs = pathlib.Path(arguments.driver).resolve().parent / "tests"
         result = Result(cluster)
         try:
             load(arguments.patterns).run(result)

@@ -1,6 +1,7 @@
 """The device plugin under a real kubelet: what is advertised, what pods get, and how they wait."""
 
 import json
+import subprocess
 
 from case import ClusterCase, container, describe_all, is_ready, pod, replica_set, statuses
 from gpu_pods import gpu_pod, user
@@ -139,6 +140,23 @@ class UnusualPodsTest(PluginCase):
         self.create(pod("alone", user("a"), volumes=[{"name": "gpushm", "emptyDir": {}}]))
         self.wait_event("alone", "gpushm|gpushm.io")
         self.assertEqual(self.get_pod("alone")["status"]["phase"], "Pending")
+
+    def test_container_that_also_asks_nvidias_plugin_does_not_start(self):
+        """Goal: nobody gets two GPUs by accident, and the event says why. Method: another plugin
+        hands out nvidia.com/gpu, as NVIDIA's does."""
+        resource = "nvidia.com/gpu"
+        other = subprocess.Popen(
+            self.cluster.node_command(str(self.programs / "gpushm-other-plugin"), resource),
+            env=self.cluster.environment(), stderr=subprocess.DEVNULL)
+        self.addCleanup(other.wait, 20)
+        self.addCleanup(other.terminate)
+        self.api.wait("Node", None, lambda nodes: nodes[NODE_NAME]["status"]["allocatable"].get(
+            resource) == "1", 60, lambda _: f"no {resource}")
+        greedy = user("a")
+        greedy["resources"]["limits"][resource] = "1"
+        self.create(gpu_pod("greedy", users=[greedy, "b"]))
+        self.wait_event("greedy", "asks for nvidia.com/gpu beside gpushm.io/attach")
+        self.assertFalse(is_ready(self.get_pod("greedy")))
 
     def test_container_without_resources_sees_no_gpu(self):
         self.run_pod(gpu_pod("mixed", users=["a", {**container("bystander"), "volumeMounts": [

@@ -3,7 +3,7 @@
 import unittest
 
 from case import describe, is_ready, replica_set, statuses
-from gpu_pods import gpu_pod
+from gpu_pods import gpu_pod, user
 from plugin import TOKENS, UNITS, UNITS_OF_GPU
 from settings import GPUS, gpu_uuid
 from test_plugin import NO_ROOM, PluginCase
@@ -77,6 +77,25 @@ class LostPodsTest(PluginCase):
         self.assert_lost("waiting")
         self.wait_ready("running", *tenants)
         self.assertEqual(self.container_ids("running"), before)
+
+    def test_pod_whose_init_container_has_a_token_is_lost_with_kubelet_and_plugin(self):
+        """Goal: what is documented: a completed init container is admitted again at a kubelet's
+        restart, and takes the pod down if no plugin is there then (k/k #138446). So the injector
+        gives plain init containers no token. Method: the same pod without one stays."""
+        loader = user("loader", "true")
+        risky = gpu_pod("risky", users=["a", loader])
+        risky["spec"]["containers"] = risky["spec"]["containers"][:1]
+        risky["spec"]["initContainers"].append(loader)
+        self.run_pod(risky)
+        self.run_pod(gpu_pod("plain"))
+        before = self.container_ids("plain")
+        mark, process = self.plugin.mark(), self.plugin.process()
+        self.cluster.kill("kubelet")
+        process.end(0)
+        self.cluster.start("kubelet")
+        self.plugin.wait_registered(mark)
+        self.assert_lost("risky")
+        self.assertEqual(self.container_ids("plain"), before)
 
     def test_controllers_pods_come_back_after_a_reboot_and_bare_ones_are_lost(self):
         """Goal: all memory and /run lost; the pods that somebody wants are there again."""
