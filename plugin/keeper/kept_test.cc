@@ -221,7 +221,8 @@ TEST(Kept, HasLimits) {
     return !result && result.error().code() == Code::kExhausted &&
            result.error().what().find(what) != std::string::npos;
   };
-  EXPECT_TRUE(is_full(kept.Apply(BufferOf("one-more")), Concat(limits::kLinkBuffers, " buffers").c_str()));
+  EXPECT_TRUE(
+      is_full(kept.Apply(BufferOf("one-more")), Concat(limits::kLinkBuffers, " buffers").c_str()));
   EXPECT_TRUE(kept.Apply(BufferOf("a"))) << "one that is there may be stated again";
   LinkGeneration offered = GenerationOf("a", 1);
   offered.transport = 2;  // Without descriptors, of which the test has not so many.

@@ -54,7 +54,8 @@ class FakeBroker {
   // Called on the fake's thread before a reply is sent.
   using Twist = std::function<void(const FakeRequest&, FakeReply*)>;
 
-  // `inherited`: leases of a former broker, as the plugin would have told; their clients may resume.
+  // `inherited`: leases of a former broker, as the plugin would have told; their clients may
+  // resume.
   FakeBroker(const std::string& folder, uint64_t epoch, const GpuUuid& gpu,
              const std::map<uint64_t, FakeLease>& inherited = {});
   // Dies: connections end, the socket's file stays, as with SIGKILL.
