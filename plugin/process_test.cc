@@ -19,7 +19,6 @@
 namespace gpushm::plugin {
 namespace {
 
-using kubelet::testing::ContainerSpec;
 using kubelet::testing::OtherPlugin;
 using kubelet::testing::PodSpec;
 using kubelet::testing::Role;

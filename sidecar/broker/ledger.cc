@@ -523,11 +523,10 @@ void Ledger::Remove(const std::string& name) {
   const auto found = buffers_.find(name);
   const uint64_t current = found->second.current;
   const uint64_t pending = found->second.pending;
-  const std::string name_kept = name;  // It may be the key that goes.
-  buffers_.erase(found);
-  NoteBuffer(name_kept);
+  const auto gone = buffers_.extract(found);  // Kept to the end: `name` may be its key.
+  NoteBuffer(name);
   if (current != 0) {
-    changes_.push_back(Change{name_kept, std::nullopt});
+    changes_.push_back(Change{name, std::nullopt});
     ReleaseIfUnused(current);
   }
   if (pending != 0) {

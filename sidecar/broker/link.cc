@@ -313,7 +313,7 @@ void Link::Enqueue(Body body, int descriptor) {
     own.Reset(dup(descriptor));
     if (!own) return Lose("no descriptors are left");
   }
-  queue_.push_back({std::move(body), std::move(own)});
+  queue_.push_back({body, std::move(own)});
 }
 
 Result<bool> Link::TrySend(const Body& body, int descriptor) {

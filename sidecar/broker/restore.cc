@@ -120,7 +120,7 @@ void Broker::StateChanges() {
 }
 
 std::vector<Statement> Broker::Everything() {
-  std::vector<Statement> all = ledger_->Everything();
+  const std::vector<Statement> all = ledger_->Everything();
   std::set<uint64_t> mentioned;
   for (const Statement& statement : all) {
     for (const uint64_t id : MentionedClients(statement)) mentioned.insert(id);
@@ -137,9 +137,9 @@ std::vector<Statement> Broker::Everything() {
     everything.push_back({stated, identity->pidfd});
     announced_.insert(id);
   }
-  for (Statement& statement : all) {
+  for (const Statement& statement : all) {
     const uint64_t named = NamedClient(statement);
-    if (named == 0 || announced_.contains(named)) everything.push_back(std::move(statement));
+    if (named == 0 || announced_.contains(named)) everything.push_back(statement);
   }
   return everything;
 }
