@@ -163,7 +163,7 @@ TEST_P(Mishaps, NeverLeaveItUnusable) {
         case 5:
           kubelet->LoseStreams(1);
           break;
-        case 6:
+        default:
           kubelet->RefuseRegistrations(1);
           break;
       }

@@ -35,10 +35,11 @@ Ledger::Restored Ledger::Restore(Kept kept, const std::vector<config::BufferSpec
   for (const protocol::LinkBuffer& stated : kept.buffers) {
     buffers.insert_or_assign(NameOf(stated.name), &stated);
   }
-  for (const auto& [name, stated] : buffers) {
+  for (const auto& entry : buffers) {
+    const std::string& name = entry.first;
     const auto spec = std::find_if(declared.begin(), declared.end(),
-                                   [&](const auto& s) { return s.name == name; });
-    RestoreBuffer(*stated, spec == declared.end() ? nullptr : &*spec, &restored);
+                                   [&name](const auto& s) { return s.name == name; });
+    RestoreBuffer(*entry.second, spec == declared.end() ? nullptr : &*spec, &restored);
   }
   // An offer by cuIpc goes with its owner, of which nobody told: that one is gone.
   std::vector<std::string> ownerless;

@@ -16,7 +16,6 @@ namespace {
 
 using protocol::kFlagAttach;
 using protocol::kFlagUnpublished;
-using protocol::OnWriterExit;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
