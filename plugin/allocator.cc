@@ -10,10 +10,6 @@ namespace {
 
 constexpr auto kSettleStep = std::chrono::milliseconds(100);
 
-std::string_view NameOf(Resource resource) {
-  return resource == Resource::kMemory ? "gpushm.io/memory" : "gpushm.io/attach";
-}
-
 // What a newer list, or another process's end, mends within a moment.
 bool Passes(Code code) {
   return code == Code::kNotFound || code == Code::kContended || code == Code::kBusy;
@@ -133,13 +129,13 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
     if (binding) {
       auto published = effects_->Publish(*binding);
       if (!published) {
-        LogError("not-published", {{"resource", NameOf(resource)},
+        LogError("not-published", {{"resource", ResourceName(resource)},
                                    {"name", binding->name()},
                                    {"pod", binding->owner.pod.ToString()},
                                    {"reason", published.error().ToString()}});
         return published;
       }
-      LogInfo("bound", {{"resource", NameOf(resource)},
+      LogInfo("bound", {{"resource", ResourceName(resource)},
                         {"name", binding->name()},
                         {"ids", ids.size()},
                         {"gpu", binding->gpu},
@@ -148,7 +144,7 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
       return {};
     }
     if (!Passes(binding.error().code()) || settled.Passed()) {
-      LogWarning("not-bound", {{"resource", NameOf(resource)},
+      LogWarning("not-bound", {{"resource", ResourceName(resource)},
                                {"name", ids.empty() ? "" : *ids.begin()},
                                {"reason", binding.error().ToString()}});
       return std::unexpected(binding.error());
@@ -183,7 +179,7 @@ Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
       return other.resource == binding.resource && other.name() == binding.name();
     });
     if (!taken) effects_->Retract(binding.resource, binding.name());
-    LogInfo("released", {{"resource", NameOf(binding.resource)},
+    LogInfo("released", {{"resource", ResourceName(binding.resource)},
                          {"name", binding.name()},
                          {"gpu", binding.gpu},
                          {"pod", binding.owner.pod.ToString()},

@@ -1,7 +1,5 @@
 #include "plugin/daemon.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/daemon/log.h"
+#include "runtime/daemon/process.h"
 
 namespace gpushm::plugin {
 namespace {
@@ -62,20 +61,18 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   return daemon;
 }
 
-// An flock goes with the process however it ends.
 Result<void> Daemon::LockState() {
   const std::string& folder = options_.config.state_folder;
   if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
     return FailSystem(errno, Concat("mkdir ", folder),
                       "its parent must be there and writable: state-folder: /var/lib/gpushm");
   }
-  const std::string path = folder + "/.plugin";
-  lock_.Reset(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!lock_) return FailSystem(errno, Concat("open ", path));
-  if (flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return {};
-  if (errno != EWOULDBLOCK) return FailSystem(errno, Concat("flock ", path));
-  return Fail(Code::kAlreadyExists, Concat("another plugin serves ", folder),
-              "one plugin a node: is the DaemonSet's maxSurge 0?");
+  Result<UniqueFd> locked = LockFile(
+      folder + "/.plugin", Status(Code::kAlreadyExists, Concat("another plugin serves ", folder),
+                                  "one plugin a node: is the DaemonSet's maxSurge 0?"));
+  if (!locked) return std::unexpected(locked.error());
+  lock_ = std::move(*locked);
+  return {};
 }
 
 Result<void> Daemon::ReadNode() {
@@ -98,12 +95,16 @@ Result<void> Daemon::ReadNode() {
       options_.driver_folder.empty() ? driver_->library_folder : options_.driver_folder);
   if (!nvml) return std::unexpected(nvml.error());
   nvml_ = *nvml;
-  const Result<std::vector<Device>> devices = ReadDevices(*nvml_);
-  if (!devices) return std::unexpected(devices.error());
-  Result<Advertisement> advertisement = Advertise(*devices, config.rules);
+  Result<Advertisement> advertisement = ReadGpus(config.rules);
   if (!advertisement) return std::unexpected(advertisement.error());
   advertisement_ = std::move(*advertisement);
   return {};
+}
+
+Result<Advertisement> Daemon::ReadGpus(const Rules& rules) const {
+  const Result<std::vector<Device>> devices = ReadDevices(*nvml_);
+  if (!devices) return std::unexpected(devices.error());
+  return Advertise(*devices, rules);
 }
 
 Result<void> Daemon::OpenFiles() {
@@ -157,6 +158,7 @@ Result<void> Daemon::OpenFiles() {
                 *driver_, own, config.rules.unit_bytes);
   node_->SetDevices(advertisement_.devices);
   if (cdi) {
+    // Not only with the first binding: a plugin that cannot write it is not to register.
     const Result<bool> shared = specs_->WriteShared(SharedEdits(*driver_, own));
     if (!shared) return std::unexpected(shared.error());
   }
@@ -254,8 +256,7 @@ void Daemon::TellDevices() {
   const std::lock_guard lock(tell_mutex_);
   if (!registration_) return;
   for (const Resource resource : {Resource::kMemory, Resource::kAttach}) {
-    const DeviceIds& ids =
-        resource == Resource::kMemory ? advertisement_.memory_ids : advertisement_.attach_ids;
+    const DeviceIds& ids = advertisement_.IdsOf(resource);
     registration_->SetDevices(resource, Listed(ids, allocator_->Unhealthy(resource, ids)));
   }
 }
@@ -279,8 +280,7 @@ Result<void> Daemon::Serve() {
 
 bool Daemon::HasHealthy(Resource resource) {
   const std::lock_guard lock(tell_mutex_);
-  const DeviceIds& ids =
-      resource == Resource::kMemory ? advertisement_.memory_ids : advertisement_.attach_ids;
+  const DeviceIds& ids = advertisement_.IdsOf(resource);
   return allocator_->Unhealthy(resource, ids).size() < ids.size();
 }
 
@@ -298,7 +298,7 @@ void Daemon::CheckBelieved() {
     if (doubts < 2) continue;
     doubts = 0;
     LogWarning("not-believed",
-               {{"resource", CdiKind(resource)},
+               {{"resource", ResourceName(resource)},
                 {"reason", "the kubelet listens and has no device: registering again"}});
     registration_->Renew(resource);
   }
@@ -336,9 +336,8 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
 
 // Also where the file is what it was: GPUs may have been cut up anew.
 void Daemon::Reload() {
-  if (!watcher_) return TakeConfig({options_.config, {}});
-  watcher_->Reload();
-  TakeConfig({watcher_->current(), {}});
+  if (watcher_) watcher_->Reload();
+  if (auto told = OfferGpus(options_.config); !told) RefuseConfig(told.error());
 }
 
 void Daemon::TakeConfig(TakenOver taken) {
@@ -346,25 +345,29 @@ void Daemon::TakeConfig(TakenOver taken) {
   for (const std::string_view key : taken.restart) {
     LogWarning("needs-restart", {{"file", options_.config_path}, {"key", key}});
   }
-  const Result<std::vector<Device>> devices = ReadDevices(*nvml_);
-  if (!devices) return RefuseConfig(devices.error());
-  Result<Advertisement> advertisement = Advertise(*devices, taken.config.rules);
-  if (!advertisement) return RefuseConfig(advertisement.error());
+  if (auto told = OfferGpus(taken.config); !told) return RefuseConfig(told.error());
   options_.config = taken.config;
   ConfigureLog(options_.config.log);
+  LogInfo("reloaded", {{"file", options_.config_path},
+                       {"gpus", advertisement_.gpus.size()},
+                       {"memory_ids", advertisement_.memory_ids.size()},
+                       {"attach_ids", advertisement_.attach_ids.size()}});
+}
+
+// What there is now, by the rules of `config`.
+Result<void> Daemon::OfferGpus(const PluginConfig& config) {
+  Result<Advertisement> advertisement = ReadGpus(config.rules);
+  if (!advertisement) return std::unexpected(advertisement.error());
   node_->SetDevices(advertisement->devices);
   allocator_->SetGpus(advertisement->gpus);
-  health_->SetRules(options_.config.health);
+  health_->SetRules(config.health);
   health_->SetDevices(advertisement->devices);
-  LogInfo("reloaded", {{"file", options_.config_path},
-                       {"gpus", advertisement->gpus.size()},
-                       {"memory_ids", advertisement->memory_ids.size()},
-                       {"attach_ids", advertisement->attach_ids.size()}});
   {
     const std::lock_guard lock(tell_mutex_);
     advertisement_ = std::move(*advertisement);
   }
   TellDevices();
+  return {};
 }
 
 // What was there before stays.

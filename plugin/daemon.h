@@ -68,6 +68,8 @@ class Daemon {
   Result<void> WatchConfig();
 
   Result<void> OpenDeclared();
+  Result<Advertisement> ReadGpus(const Rules& rules) const;
+  Result<void> OfferGpus(const PluginConfig& config);
   void TakeConfig(TakenOver taken);
   void RefuseConfig(const Status& why);
   void TellDevices();

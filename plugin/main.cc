@@ -1,6 +1,5 @@
 // gpushm-plugin: one process per node. `serve` is the plugin, `inventory` says what it would do.
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "runtime/base/version.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/log.h"
+#include "runtime/daemon/process.h"
 #include "runtime/driver/cuda_api.h"
 
 namespace gpushm::plugin {
@@ -41,14 +41,6 @@ std::string Environment(const char* name) {
   return value == nullptr ? std::string() : value;
 }
 
-// A link keeps a descriptor for each generation and client of its broker.
-void RaiseDescriptorLimit() {
-  rlimit descriptors{};
-  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return;
-  descriptors.rlim_cur = descriptors.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &descriptors);
-}
-
 int Serve(DaemonOptions options) {
   RaiseDescriptorLimit();
   options.driver_folder = DriverFolderFromEnvironment();
@@ -58,11 +50,7 @@ int Serve(DaemonOptions options) {
   ConfigureLog(options.config.log);
   const Pod pod{Environment("POD_NAMESPACE"), Environment("POD_NAME")};
   if (!pod.name.empty()) options.own_pod = pod;
-  sigset_t handled;
-  sigemptyset(&handled);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&handled, signal);
-  sigprocmask(SIG_BLOCK, &handled, nullptr);  // Before any thread starts.
-  const UniqueFd signals(signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
+  const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT, SIGHUP});
   const Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return Refuse(loop.error());
   Result<std::unique_ptr<Daemon>> daemon = Daemon::Start(loop->get(), std::move(options));

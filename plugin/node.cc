@@ -19,7 +19,11 @@ uint64_t KubeletRun(const std::string& socket) {
 }  // namespace
 
 Node::Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes)
-    : parts_(parts), driver_(std::move(driver)), own_(std::move(own)), unit_bytes_(unit_bytes) {}
+    : parts_(parts),
+      driver_(std::move(driver)),
+      own_(std::move(own)),
+      shared_(SharedEdits(driver_, own_)),
+      unit_bytes_(unit_bytes) {}
 
 void Node::SetDevices(const std::vector<Device>& devices) {
   const std::lock_guard lock(mutex_);
@@ -73,7 +77,7 @@ Result<void> Node::Publish(const Binding& binding) {
     if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
   }
   if (parts_.cdi) {  // Again, should somebody have emptied the folder.
-    const Result<bool> shared = parts_.specs->WriteShared(SharedEdits(driver_, own_));
+    const Result<bool> shared = parts_.specs->WriteShared(shared_);
     if (!shared) return std::unexpected(shared.error());
   }
   const Result<bool> written = parts_.specs->Write(binding, *edits);

@@ -53,6 +53,7 @@ class Node final : public Effects {
   const Parts parts_;
   const DriverFiles driver_;
   const OwnFiles own_;
+  const Edits shared_;  // What all containers get.
   const uint64_t unit_bytes_;
   mutable std::mutex mutex_;
   std::map<std::string, Device> devices_;  // By UUID.

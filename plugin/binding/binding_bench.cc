@@ -10,11 +10,11 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <numeric>
 #include <queue>
 #include <random>
 
 #include "plugin/binding/book.h"
+#include "tests/bench/samples.h"
 
 namespace gpushm::plugin {
 namespace {
@@ -57,7 +57,7 @@ class Node {
     const auto begun = std::chrono::steady_clock::now();
     const auto bound = book_.Bind(Resource::kMemory, ids, now);
     const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begun;
-    took_ns_.push_back(static_cast<double>(took.count()));
+    samples_.Add(static_cast<double>(took.count()));
     if (!bound) return false;
     free_.erase(free_.begin(), free_.begin() + plan.units);
     running_[plan.arrival] = ids;
@@ -85,13 +85,13 @@ class Node {
     for (int i = 0; i < kGpus; ++i) free += book_.FreeUnits(Concat("GPU-", i));
     return free;
   }
-  std::vector<double>& took_ns() { return took_ns_; }
+  const bench::Samples& samples() const { return samples_; }
 
  private:
   Book book_;
   std::deque<std::string> free_;
   std::map<int, DeviceIds> running_;
-  std::vector<double> took_ns_;
+  bench::Samples samples_;
   int64_t now_ms_ = 0;
 };
 
@@ -129,12 +129,8 @@ void Place(benchmark::State& state, Fit fit) {
       if (node.FreeUnits() >= plan.units) ++stranded;
       waiting.push_back(plan);
     }
-    std::vector<double>& took = node.took_ns();
-    std::sort(took.begin(), took.end());
-    state.SetIterationTime(std::accumulate(took.begin(), took.end(), 0.0) / 1e9);
-    state.counters["p50_ns"] = took[took.size() / 2];
-    state.counters["p99_ns"] = took[took.size() * 99 / 100];
-    state.counters["n"] = static_cast<double>(took.size());
+    state.SetIterationTime(node.samples().Sum() / 1e9);
+    bench::Show(state, bench::Ours{node.samples()});
     state.counters["waited_count"] = waited;
     state.counters["stranded_count"] = stranded;
     state.counters["wait_mean_count"] = static_cast<double>(wait) / kPods;

@@ -10,10 +10,6 @@ bool Overlap(const DeviceIds& a, const DeviceIds& b) {
   return std::any_of(a.begin(), a.end(), [&b](const std::string& id) { return b.contains(id); });
 }
 
-std::string_view NameOf(Resource resource) {
-  return resource == Resource::kMemory ? "gpushm.io/memory" : "gpushm.io/attach";
-}
-
 }  // namespace
 
 void Book::SetGpus(std::vector<Gpu> gpus) { gpus_ = std::move(gpus); }
@@ -48,20 +44,21 @@ Result<Owner> Book::OwnerOf(Resource resource, const DeviceIds& ids, const Snaps
   const std::vector<Owner> owners = now.OwnersOf(resource, ids);
   if (owners.size() > 1) {
     return Fail(Code::kContended,
-                Concat("the kubelet lists device ID ", *ids.begin(), " of ", NameOf(resource),
+                Concat("the kubelet lists device ID ", *ids.begin(), " of ", ResourceName(resource),
                        " at ", owners[0].ToString(), ", and at ", owners[1].ToString()),
                 "it clears up when one of them ends; delete the younger pod if it does not");
   }
   if (owners.empty() || now.IdsOf(owners[0], resource) != ids) {
     return Fail(Code::kNotFound,
                 Concat("the kubelet does not list a container with these ", ids.size(),
-                       " device IDs of ", NameOf(resource), ", ", *ids.begin(), " first"),
+                       " device IDs of ", ResourceName(resource), ", ", *ids.begin(), " first"),
                 "the kubelet tries again by itself");
   }
   if (const std::string other = now.OtherGpuOf(owners[0]); !other.empty() && !coexist_) {
-    return Fail(Code::kInvalidArgument,
-                Concat(owners[0].ToString(), " asks for ", other, " beside ", NameOf(resource)),
-                "ask for one of them; `coexist: true` in the plugin's configuration allows both");
+    return Fail(
+        Code::kInvalidArgument,
+        Concat(owners[0].ToString(), " asks for ", other, " beside ", ResourceName(resource)),
+        "ask for one of them; `coexist: true` in the plugin's configuration allows both");
   }
   return owners[0];
 }

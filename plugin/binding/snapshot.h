@@ -15,6 +15,11 @@ namespace gpushm::plugin {
 // Two extended resources: units of GPU memory, and permission to use the pod's GPU.
 enum class Resource { kMemory, kAttach };
 
+// As pod specs and the kubelet call it.
+inline std::string ResourceName(Resource resource) {
+  return resource == Resource::kMemory ? "gpushm.io/memory" : "gpushm.io/attach";
+}
+
 using DeviceIds = std::set<std::string>;
 
 struct Pod {

@@ -59,6 +59,10 @@ struct Advertisement {
   std::vector<Gpu> gpus;        // The same for the book, in that order; all healthy.
   DeviceIds memory_ids;         // "m0000", ...: no place, no topology; the same at each start.
   DeviceIds attach_ids;         // "a0000", ...
+
+  const DeviceIds& IdsOf(Resource resource) const {
+    return resource == Resource::kMemory ? memory_ids : attach_ids;
+  }
 };
 
 // kInvalidArgument: a rule makes no sense. kNotFound: no GPU, or none of that name. kExhausted:

@@ -52,13 +52,14 @@ std::string Json(const Advertisement& advertisement, const Rules& rules) {
                        {"total_bytes", device.total_bytes},
                        {"units", advertisement.gpus[i].units}});
   }
-  const nlohmann::ordered_json all = {{"devices", devices},
-                                      {"unit_bytes", rules.unit_bytes},
-                                      {"reserve_bytes", rules.reserve_bytes},
-                                      {"attach_tokens", rules.tokens},
-                                      {"resources",
-                                       {{"gpushm.io/memory", advertisement.memory_ids.size()},
-                                        {"gpushm.io/attach", advertisement.attach_ids.size()}}}};
+  const nlohmann::ordered_json all = {
+      {"devices", devices},
+      {"unit_bytes", rules.unit_bytes},
+      {"reserve_bytes", rules.reserve_bytes},
+      {"attach_tokens", rules.tokens},
+      {"resources",
+       {{ResourceName(Resource::kMemory), advertisement.memory_ids.size()},
+        {ResourceName(Resource::kAttach), advertisement.attach_ids.size()}}}};
   return all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

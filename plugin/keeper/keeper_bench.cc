@@ -7,48 +7,29 @@
 //                   65,536 leases, as many as a link can have
 //   KeeperStatement from a lease that is stated to the look that shows it
 #include <benchmark/benchmark.h>
-#include <sys/resource.h>
 
-#include <algorithm>
-#include <chrono>
 #include <memory>
 #include <vector>
 
 #include "plugin/keeper/keeper.h"
 #include "plugin/keeper/testing/statements.h"
+#include "runtime/base/clock.h"
 #include "runtime/daemon/log.h"
+#include "runtime/daemon/process.h"
+#include "tests/bench/samples.h"
 
 namespace gpushm::plugin::testing {
 namespace {
 
-using TimePoint = std::chrono::steady_clock::time_point;
-
-class Samples {
- public:
-  void Add(TimePoint begun) {
-    const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begun;
-    took_ns_.push_back(static_cast<double>(took.count()));
-  }
-  void Show(benchmark::State* state) {
-    std::sort(took_ns_.begin(), took_ns_.end());
-    if (took_ns_.empty()) return;
-    state->counters["p50_ns"] = took_ns_[took_ns_.size() / 2];
-    state->counters["p99_ns"] = took_ns_[took_ns_.size() * 99 / 100];
-    state->counters["n"] = static_cast<double>(took_ns_.size());
-  }
-
- private:
-  std::vector<double> took_ns_;
-};
+using bench::Ours;
+using bench::Samples;
+using bench::Show;
 
 class Node {
  public:
   Node() {
     ConfigureLog({.level = LogLevel::kError, .format = LogFormat::kText});
-    rlimit descriptors{};
-    getrlimit(RLIMIT_NOFILE, &descriptors);
-    descriptors.rlim_cur = descriptors.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &descriptors);
+    RaiseDescriptorLimit();
     Keeper::Options options;
     options.links_folder = folder_.path();
     auto keeper = Keeper::Start(std::move(options));
@@ -100,11 +81,11 @@ void KeeperLook(benchmark::State& state) {
   if (!node.WaitForLeases(2000 / kLinks * kLinks)) state.SkipWithError("not all was kept");
   Samples samples;
   for (auto _ : state) {
-    const TimePoint begun = std::chrono::steady_clock::now();
+    const int64_t begun_ns = MonotonicNs();
     benchmark::DoNotOptimize(node.keeper().Look());
-    samples.Add(begun);
+    samples.Add(MonotonicNs() - begun_ns);
   }
-  samples.Show(&state);
+  Show(state, Ours{samples});
   state.counters["budget_p99_ns"] = 20e6;
 }
 BENCHMARK(KeeperLook);
@@ -118,14 +99,14 @@ void KeeperGiveBack(benchmark::State& state) {
   }
   Samples samples;
   for (auto _ : state) {
-    const TimePoint begun = std::chrono::steady_clock::now();
+    const int64_t begun_ns = MonotonicNs();
     FakeBroker broker(node.Socket("m0"));
     if (!broker.Greet(true)) state.SkipWithError("not welcome");
     const auto kept = broker.TakeKept();
-    samples.Add(begun);
+    samples.Add(MonotonicNs() - begun_ns);
     if (!kept || kept->size() != 2001 + limits::kLeases) state.SkipWithError("not all came back");
   }
-  samples.Show(&state);
+  Show(state, Ours{samples});
 }
 BENCHMARK(KeeperGiveBack)->Unit(benchmark::kMillisecond);
 
@@ -136,16 +117,16 @@ void KeeperStatement(benchmark::State& state) {
   Samples samples;
   uint64_t lease = 1;
   for (auto _ : state) {
-    const TimePoint begun = std::chrono::steady_clock::now();
+    const int64_t begun_ns = MonotonicNs();
     (void)broker.Say(LeaseOf(++lease, 1, 1));
     while (node.keeper().Look()[0].kept.leases < 2) {
     }
-    samples.Add(begun);
+    samples.Add(MonotonicNs() - begun_ns);
     (void)broker.Say(protocol::LinkDrop{.what = 4, .reserved = 0, .id = lease, .name = {}});
     while (node.keeper().Look()[0].kept.leases > 1) {
     }
   }
-  samples.Show(&state);
+  Show(state, Ours{samples});
 }
 BENCHMARK(KeeperStatement);
 

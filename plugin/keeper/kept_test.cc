@@ -4,9 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #include "plugin/keeper/testing/model.h"
+#include "runtime/daemon/process.h"
 
 namespace gpushm::plugin {
 namespace {
@@ -208,10 +208,7 @@ TEST(Kept, ADumpNamesOnlyGenerationsThatItHas) {
 }
 
 TEST(Kept, HasLimits) {
-  rlimit descriptors{};
-  getrlimit(RLIMIT_NOFILE, &descriptors);
-  descriptors.rlim_cur = descriptors.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &descriptors);
+  RaiseDescriptorLimit();
   Kept kept;
   ASSERT_TRUE(kept.Apply(BufferOf("a")));
   for (uint32_t i = 1; i < limits::kLinkBuffers; ++i) {

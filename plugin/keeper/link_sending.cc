@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <span>
 
-#include "plugin/keeper/descriptor.h"
 #include "plugin/keeper/link_server.h"
+#include "runtime/daemon/descriptor.h"
 
 namespace gpushm::plugin {
 namespace {

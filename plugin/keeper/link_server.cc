@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-#include "plugin/keeper/descriptor.h"
+#include "runtime/daemon/descriptor.h"
 #include "runtime/daemon/log.h"
 
 namespace gpushm::plugin {

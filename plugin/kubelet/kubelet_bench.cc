@@ -3,15 +3,16 @@
 // are usable. The kubelet is scripted.
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "plugin/kubelet/testing/fixture.h"
 #include "plugin/kubelet/testing/plugin_client.h"
+#include "tests/bench/samples.h"
 
 namespace gpushm::plugin::kubelet::testing {
 namespace {
+
+using bench::Measure;
 
 constexpr int kCalls = 2000;
 constexpr int kRestarts = 100;
@@ -29,29 +30,13 @@ class Node : public KubeletTest {
   using KubeletTest::plugin;
 };
 
-template <typename Step>
-void Measure(benchmark::State& state, int times, Step step) {
-  for (auto _ : state) {
-    std::vector<double> took_ns;
-    for (int i = 0; i < times; ++i) {
-      const int64_t start_ns = MonotonicNs();
-      step(i);
-      took_ns.push_back(static_cast<double>(MonotonicNs() - start_ns));
-    }
-    state.SetIterationTime(std::accumulate(took_ns.begin(), took_ns.end(), 0.0) / 1e9);
-    std::sort(took_ns.begin(), took_ns.end());
-    state.counters["p50_ns"] = took_ns[took_ns.size() / 2];
-    state.counters["p99_ns"] = took_ns[took_ns.size() * 99 / 100];
-    state.counters["n"] = times;
-  }
-}
-
 void Allocate(benchmark::State& state) {
   const Node node;
   PluginClient client(kMemory, node.socket());
   std::vector<std::string> ids;
   for (const Advertised& device : Devices("m", 8)) ids.push_back(device.id);
-  Measure(state, kCalls, [&](int) { benchmark::DoNotOptimize(client.Allocate(ids)); });
+  for (auto _ : state)
+    Measure(state, kCalls, [&](int) { benchmark::DoNotOptimize(client.Allocate(ids)); });
 }
 
 void PreStart(benchmark::State& state) {
@@ -59,26 +44,29 @@ void PreStart(benchmark::State& state) {
   PluginClient client(kMemory, node.socket());
   std::vector<std::string> ids;
   for (const Advertised& device : Devices("m", 8)) ids.push_back(device.id);
-  Measure(state, kCalls, [&](int) { benchmark::DoNotOptimize(client.PreStart(ids, kLongMs)); });
+  for (auto _ : state)
+    Measure(state, kCalls, [&](int) { benchmark::DoNotOptimize(client.PreStart(ids, kLongMs)); });
 }
 
 void ChangeOfHealth(benchmark::State& state) {
   const Node node;
-  Measure(state, kRestarts, [&](int i) {
-    const auto unhealthy = static_cast<size_t>(i + 1);
-    node.plugin->SetDevices(Resource::kMemory, Devices("m", 4096, unhealthy));
-    if (!node.kubelet->WaitAllocatable(kMemory, 4096 - unhealthy, Soon())) std::abort();
-  });
+  for (auto _ : state)
+    Measure(state, kRestarts, [&](int i) {
+      const auto unhealthy = static_cast<size_t>(i + 1);
+      node.plugin->SetDevices(Resource::kMemory, Devices("m", 4096, unhealthy));
+      if (!node.kubelet->WaitAllocatable(kMemory, 4096 - unhealthy, Soon())) std::abort();
+    });
 }
 
 void KubeletRestart(benchmark::State& state) {
   const Node node;
-  Measure(state, kRestarts, [&](int) {
-    if (!node.kubelet->Restart(ScriptedKubelet::Death::kKilled) ||
-        !node.kubelet->WaitAllocatable(kMemory, 4096, Soon()) ||
-        !node.kubelet->WaitAllocatable(kAttach, 512, Soon()))
-      std::abort();
-  });
+  for (auto _ : state)
+    Measure(state, kRestarts, [&](int) {
+      if (!node.kubelet->Restart(ScriptedKubelet::Death::kKilled) ||
+          !node.kubelet->WaitAllocatable(kMemory, 4096, Soon()) ||
+          !node.kubelet->WaitAllocatable(kAttach, 512, Soon()))
+        std::abort();
+    });
 }
 
 BENCHMARK(Allocate)->UseManualTime()->Iterations(1);

@@ -10,8 +10,8 @@
 namespace gpushm::plugin::kubelet {
 
 struct ResourceNames {
-  std::string memory = "gpushm.io/memory";
-  std::string attach = "gpushm.io/attach";
+  std::string memory = ResourceName(Resource::kMemory);
+  std::string attach = ResourceName(Resource::kAttach);
 
   const std::string& Of(Resource resource) const {
     return resource == Resource::kMemory ? memory : attach;

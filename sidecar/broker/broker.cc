@@ -1,7 +1,6 @@
 #include "sidecar/broker/broker.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/daemon/log.h"
+#include "runtime/daemon/process.h"
 #include "runtime/registry/host_list.h"
 
 namespace gpushm::broker {
@@ -173,13 +173,12 @@ void Broker::MakeTransfers() {
 Result<void> Broker::LockFolder() {
   const std::string& folder = options_.config.folder;
   if (auto made = MakeFolder(folder); !made) return made;
-  const std::string path = folder + "/.lock";
-  lock_.Reset(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!lock_) return FailSystem(errno, Concat("open ", path));
-  if (flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return {};
-  if (errno != EWOULDBLOCK) return FailSystem(errno, Concat("flock ", path));
-  return Fail(Code::kAlreadyExists, Concat("another broker serves ", folder),
-              "stop it first, or give this one another --folder");
+  Result<UniqueFd> locked = LockFile(
+      folder + "/.lock", Status(Code::kAlreadyExists, Concat("another broker serves ", folder),
+                                "stop it first, or give this one another --folder"));
+  if (!locked) return std::unexpected(locked.error());
+  lock_ = std::move(*locked);
+  return {};
 }
 
 // Generations never repeat, also over restarts and with a clock that was set back: a block is taken

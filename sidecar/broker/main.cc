@@ -1,6 +1,5 @@
 // gpushm-broker: the process of the sidecar. `gpushm-broker loader ...` is its short-lived child.
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -10,20 +9,13 @@
 
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/log.h"
+#include "runtime/daemon/process.h"
 #include "sidecar/broker/broker.h"
 #include "sidecar/broker/loader.h"
 #include "sidecar/broker/options.h"
 
 namespace gpushm::broker {
 namespace {
-
-// One descriptor for each buffer, two for each client.
-void RaiseDescriptorLimit() {
-  rlimit descriptors{};
-  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return;
-  descriptors.rlim_cur = descriptors.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &descriptors);
-}
 
 int Refuse(const Status& status) {
   LogError("start-failed", {{"reason", status.ToString()}});
@@ -39,12 +31,7 @@ int Main(int argc, char** argv) {
   ConfigureLog((*options)->config.log);
   RaiseDescriptorLimit();
 
-  sigset_t ending;
-  sigemptyset(&ending);
-  sigaddset(&ending, SIGTERM);
-  sigaddset(&ending, SIGINT);
-  sigprocmask(SIG_BLOCK, &ending, nullptr);  // Before any thread starts.
-  const UniqueFd signals(signalfd(-1, &ending, SFD_CLOEXEC | SFD_NONBLOCK));
+  const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT});
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return Refuse(loop.error());
   Result<std::unique_ptr<Broker>> broker = Broker::Start(loop->get(), std::move(**options));

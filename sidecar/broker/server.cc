@@ -5,7 +5,6 @@
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "runtime/base/clock.h"
+#include "runtime/daemon/descriptor.h"
 #include "runtime/daemon/log.h"
 
 // Younger than the C library's headers of Debian 12; the numbers are the kernel's
@@ -41,30 +41,6 @@ constexpr int64_t kAcceptPauseMs = 100;
 bool HasUnread(int socket) {
   int unread = 0;
   return ioctl(socket, SIOCOUTQ, &unread) == 0 && unread > 0;
-}
-
-// A pidfd is all that may be sent for one: anything else could claim to live for ever, or be
-// readable at once.
-bool IsPidfd(int fd) {
-  std::array<char, 64> target{};
-  const std::string link = Concat("/proc/self/fd/", fd);
-  const ssize_t length = readlink(link.c_str(), target.data(), target.size() - 1);
-  const std::string_view text(target.data(), length > 0 ? static_cast<size_t>(length) : 0);
-  return text == "anon_inode:[pidfd]" || text.starts_with("pidfd:[");
-}
-
-// Since Linux 6.9 a process has one inode, whatever pidfd tells of it. Before, all have the same,
-// and the token alone decides.
-bool IsSameProcess(const UniqueFd& a, const UniqueFd& b) {
-  struct stat first{};
-  struct stat second{};
-  return fstat(a.get(), &first) == 0 && fstat(b.get(), &second) == 0 &&
-         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
-}
-
-bool HasEnded(const UniqueFd& pidfd) {
-  pollfd poller{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-  return poll(&poller, 1, 0) > 0;
 }
 
 protocol::ResumeToken NewToken() {
@@ -400,7 +376,7 @@ Server::Connection* Server::FindResumable(const Connection& fresh,
   Connection* const old = Find(hello.resume_client_id);
   const bool may = old != nullptr && old != &fresh && old->said_hello &&
                    old->listener == fresh.listener && IsSameToken(old->token, hello.resume_token) &&
-                   IsSameProcess(old->pidfd, fresh.pidfd);
+                   IsSameProcess(old->pidfd, fresh.pidfd) != Same::kNo;  // Else the token decides.
   return may ? old : nullptr;
 }
 

@@ -3,8 +3,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -130,28 +128,6 @@ Result<void> NeedContext() {
   if (!made) return std::unexpected(made.error());
   primary_context.emplace(std::move(*made));
   return primary_context->MakeCurrent();
-}
-
-double Samples::Percentile(double part) const {
-  if (ns_.empty()) return 0;
-  std::vector<double> sorted = ns_;
-  // Nearest rank.
-  const double rank = std::ceil(part * static_cast<double>(sorted.size())) - 1;
-  const auto at = static_cast<ptrdiff_t>(std::max(0.0, rank));
-  std::nth_element(sorted.begin(), sorted.begin() + at, sorted.end());
-  return sorted[static_cast<size_t>(at)];
-}
-
-void Show(benchmark::State& state, Ours ours) {
-  state.counters["p50_ns"] = ours.samples.Percentile(0.5);
-  state.counters["p99_ns"] = ours.samples.Percentile(0.99);
-  state.counters["n"] = static_cast<double>(ours.samples.size());
-}
-
-void Show(benchmark::State& state, Ours ours, Baseline baseline) {
-  Show(state, ours);
-  state.counters["baseline_p50_ns"] = baseline.samples.Percentile(0.5);
-  state.counters["baseline_p99_ns"] = baseline.samples.Percentile(0.99);
 }
 
 void Row(const std::string& name, int64_t iterations, Body body) {

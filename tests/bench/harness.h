@@ -24,6 +24,7 @@
 #include "runtime/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "tests/bench/process.h"
+#include "tests/bench/samples.h"
 
 namespace gpushm::bench {
 
@@ -49,27 +50,6 @@ Result<void> FindDriver();
 // card. Rows that measure a process without one are registered first and ask HasContext.
 Result<void> NeedContext();
 bool HasContext();
-
-class Samples {
- public:
-  void Add(int64_t ns) { ns_.push_back(static_cast<double>(ns)); }
-  void Add(double ns) { ns_.push_back(ns); }
-  size_t size() const { return ns_.size(); }
-  // The sample at that part of the sorted ones; 0 without samples.
-  double Percentile(double part) const;
-
- private:
-  std::vector<double> ns_;
-};
-
-struct Ours {
-  const Samples& samples;
-};
-struct Baseline {
-  const Samples& samples;
-};
-void Show(benchmark::State& state, Ours ours);
-void Show(benchmark::State& state, Ours ours, Baseline baseline);
 
 // Registers a row. `iterations` 0: as long as Google Benchmark thinks fit. A Status that the body
 // returns becomes the row's error.

@@ -4,7 +4,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
 
-namespace gpushm::plugin {
+namespace gpushm {
 
 // Whether it is a pidfd. Anything else could claim to live for ever, or to have ended.
 bool IsPidfd(int fd);
@@ -26,4 +26,4 @@ enum class Same { kNo, kYes, kUnknown };
 // PID namespace of the asker.
 Same IsSameProcess(const UniqueFd& a, const UniqueFd& b);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm

@@ -1,4 +1,4 @@
-#include "plugin/keeper/descriptor.h"
+#include "runtime/daemon/descriptor.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -21,7 +21,7 @@
 #define SO_PEERPIDFD 77
 #endif
 
-namespace gpushm::plugin {
+namespace gpushm {
 namespace {
 
 // Of linux/magic.h. Where pidfds are files of a file system of their own (Linux 6.9), the inode's
@@ -96,4 +96,4 @@ Same IsSameProcess(const UniqueFd& a, const UniqueFd& b) {
   return pid == other ? Same::kYes : Same::kNo;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm

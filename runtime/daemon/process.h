@@ -1,0 +1,23 @@
+// What broker and plugin do as processes before they do anything else.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+
+namespace gpushm {
+
+// To as many descriptors as the hard limit allows: each buffer and each client has one or two.
+void RaiseDescriptorLimit();
+
+// Blocks these signals and gives a descriptor that tells of them (signalfd, not blocking). Before
+// any thread starts: threads inherit the mask.
+UniqueFd SignalDescriptor(std::initializer_list<int> signals);
+
+// Makes the file at `path` and locks it for this process, however it ends (flock). `taken`: the
+// error when another process has it. kSystem.
+Result<UniqueFd> LockFile(const std::string& path, const Status& taken);
+
+}  // namespace gpushm
