@@ -3,28 +3,21 @@
 #include <benchmark/benchmark.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <functional>
 #include <memory>
-#include <numeric>
-#include <vector>
 
 #include "plugin/kubelet/testing/plugin_client.h"
-#include "plugin/kubelet/testing/scripted_kubelet.h"
-#include "plugin/testing/plugin_process.h"
+#include "plugin/testing/sharing.h"
+#include "tests/bench/samples.h"
 
 namespace gpushm::plugin::testing {
 namespace {
 
+using bench::Measure;
 using kubelet::testing::PluginClient;
-using kubelet::testing::PodSpec;
-using kubelet::testing::Role;
 using kubelet::testing::ScriptedKubelet;
 
-constexpr char kMemory[] = "gpushm.io/memory";
-constexpr char kAttach[] = "gpushm.io/attach";
-constexpr int64_t kLongMs = 60'000;
+constexpr int64_t kRetryMs = 10'000;  // A retry is none of the figures.
 constexpr int kCalls = 2000;
 constexpr int kRestarts = 20;
 constexpr int kPods = 5000;  // Each two allocations and two bindings.
@@ -38,56 +31,32 @@ TestNode::Gpus Gpus() {
 
 class Bench {
  public:
-  Bench() : node(Gpus()) {
-    ScriptedKubelet::Options options;
-    options.folder = node / "plugins";
-    options.pod_resources_socket = node / "pods/kubelet.sock";
-    options.list_qps = 1e6;
-    options.list_burst = 1e6;
-    kubelet = std::make_unique<ScriptedKubelet>(options);
-    Require(kubelet->Start().has_value());
+  Bench() {
+    Require(kubelet.Start().has_value());
     plugin = std::make_unique<PluginProcess>(node, node.WriteConfig());
     Require(Usable());
   }
   static void Require(bool holds) {
     if (!holds) std::abort();
   }
-  bool Usable() const {
+  bool Usable() {
     return WaitUntil(kLongMs, [this] {
-      return kubelet->Allocatable(kMemory) > 0 && kubelet->Allocatable(kAttach) > 0;
+      return kubelet.Allocatable(kMemory) > 0 && kubelet.Allocatable(kAttach) > 0;
     });
   }
 
-  TestNode node;
-  std::unique_ptr<ScriptedKubelet> kubelet;
+  TestNode node{Gpus()};
+  ScriptedKubelet kubelet{KubeletOf(node, kRetryMs)};
   std::unique_ptr<PluginProcess> plugin;
 };
 
-void Measure(benchmark::State& state, int times, const std::function<void(int)>& step) {
-  std::vector<double> took_ns;
-  for (int i = 0; i < times; ++i) {
-    const int64_t start_ns = MonotonicNs();
-    step(i);
-    took_ns.push_back(static_cast<double>(MonotonicNs() - start_ns));
-  }
-  state.SetIterationTime(std::accumulate(took_ns.begin(), took_ns.end(), 0.0) / 1e9);
-  std::sort(took_ns.begin(), took_ns.end());
-  state.counters["p50_ns"] = took_ns[took_ns.size() / 2];
-  state.counters["p99_ns"] = took_ns[took_ns.size() * 99 / 100];
-  state.counters["n"] = times;
-}
-
-PodSpec PodWith(const std::string& name) {
-  return {.pod = {"default", name},
-          .containers = {{"gpushm", Role::kSidecar, {{kMemory, 1}}},
-                         {"app", Role::kApp, {{kAttach, 1}}}}};
-}
+kubelet::testing::PodSpec SmallPod(const std::string& name) { return SharingPod(name, 1, {"app"}); }
 
 void PluginUsableAfterKubelet(benchmark::State& state) {
   Bench bench;
   for (auto _ : state) {
     Measure(state, kRestarts, [&](int) {
-      Bench::Require(bench.kubelet->Restart(ScriptedKubelet::Death::kKilled).has_value());
+      Bench::Require(bench.kubelet.Restart(ScriptedKubelet::Death::kKilled).has_value());
       Bench::Require(bench.Usable());
     });
   }
@@ -106,13 +75,13 @@ void PluginAllocate(benchmark::State& state) {
 // Both containers of a pod: listing, binding, link, specs.
 void PluginPreStartTwice(benchmark::State& state) {
   Bench bench;
-  const std::string pod = bench.kubelet->AddPod(PodWith("pod"));
-  Bench::Require(bench.kubelet->StartPod(pod));
+  const std::string pod = bench.kubelet.AddPod(SmallPod("pod"));
+  Bench::Require(bench.kubelet.StartPod(pod));
   for (auto _ : state) {
     Measure(state, kCalls, [&](int) {
-      Bench::Require(bench.kubelet->RestartContainer(pod, "gpushm").has_value());
-      Bench::Require(bench.kubelet->RestartContainer(pod, "app").has_value());
-      Bench::Require(bench.kubelet->StartPod(pod));
+      Bench::Require(bench.kubelet.RestartContainer(pod, "gpushm").has_value());
+      Bench::Require(bench.kubelet.RestartContainer(pod, "app").has_value());
+      Bench::Require(bench.kubelet.StartPod(pod));
     });
   }
   state.counters["budget_p99_ns"] = 40e6;
@@ -122,9 +91,9 @@ void PluginPreStartTwice(benchmark::State& state) {
 void PluginTenThousandAllocations(benchmark::State& state) {
   Bench bench;
   const auto come_and_go = [&](int i) {
-    const std::string pod = bench.kubelet->AddPod(PodWith(Concat("pod-", i)));
-    Bench::Require(WaitUntil(kLongMs, [&] { return bench.kubelet->StartPod(pod); }));
-    bench.kubelet->DeletePod(pod);
+    const std::string pod = bench.kubelet.AddPod(SmallPod(Concat("pod-", i)));
+    Bench::Require(WaitUntil(kLongMs, [&] { return bench.kubelet.StartPod(pod); }));
+    bench.kubelet.DeletePod(pod);
   };
   const auto settled = [&] { return bench.node.Specs().empty() && bench.node.Links().empty(); };
   for (int i = 0; i < 100; ++i) come_and_go(-i - 1);
@@ -142,7 +111,7 @@ void PluginTenThousandAllocations(benchmark::State& state) {
 void PluginMemory(benchmark::State& state) {
   Bench bench;
   for (auto _ : state) {
-    Bench::Require(bench.kubelet->StartPod(bench.kubelet->AddPod(PodWith("pod"))));
+    Bench::Require(bench.kubelet.StartPod(bench.kubelet.AddPod(SmallPod("pod"))));
     state.SetIterationTime(1e-9);
   }
   state.counters["value_bytes"] = static_cast<double>(bench.plugin->RssBytes());

@@ -11,30 +11,30 @@
 #include <map>
 #include <memory>
 
-#include "plugin/cdi/spec_text.h"
 #include "plugin/kubelet/testing/other_plugin.h"
-#include "plugin/kubelet/testing/scripted_kubelet.h"
-#include "plugin/testing/plugin_process.h"
+#include "plugin/testing/sharing.h"
 
 namespace gpushm::plugin {
 namespace {
 
 using kubelet::testing::OtherPlugin;
 using kubelet::testing::PodSpec;
-using kubelet::testing::Role;
 using kubelet::testing::ScriptedKubelet;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::kAttach;
 using testing::kGpuA;
 using testing::kGpuB;
+using testing::kLongMs;
+using testing::kMemory;
+using testing::kTokens;
+using testing::kUnits;
 using testing::PluginProcess;
+using testing::SharingPod;
 using ::testing::SizeIs;
+using testing::Soon;
 using testing::TestNode;
 
-constexpr char kMemory[] = "gpushm.io/memory";
-constexpr char kAttach[] = "gpushm.io/attach";
-constexpr int64_t kLongMs = 30'000;
-constexpr size_t kUnits = 30;  // Two GPUs of 16 GiB, 1 GiB kept back of each.
 std::string SimulatedDriver() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "driver-sim";
 }
@@ -43,45 +43,21 @@ int Count(const std::string& text, const std::string& word) {
   for (size_t at = 0; (at = text.find(word, at)) != std::string::npos; at += word.size()) ++count;
   return count;
 }
-Deadline Soon() { return Deadline::AfterMs(kLongMs); }
-
-PodSpec SharingPod(const std::string& name, size_t units) {
-  return {.pod = {"default", name},
-          .containers = {{"gpushm", Role::kSidecar, {{kMemory, units}}},
-                         {"one", Role::kApp, {{kAttach, 1}}},
-                         {"two", Role::kApp, {{kAttach, 1}}}}};
-}
 
 class ProcessTest : public ::testing::Test {
  protected:
   ProcessTest() {
-    ScriptedKubelet::Options options;
-    options.folder = node_ / "plugins";
-    options.pod_resources_socket = node_ / "pods/kubelet.sock";
-    options.retry_ms = 50;
-    options.list_qps = 1000;
-    options.list_burst = 1000;
-    kubelet_ = std::make_unique<ScriptedKubelet>(options);
-    if (!kubelet_->Start()) ADD_FAILURE() << "no kubelet";
+    if (!kubelet_.Start()) ADD_FAILURE() << "no kubelet";
   }
   void StartPlugin(const std::string& more = "") {
     plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(more));
   }
   bool WaitUsable(size_t units = kUnits) {
-    return kubelet_->WaitAllocatable(kMemory, units, Soon()) &&
-           kubelet_->WaitAllocatable(kAttach, 128, Soon());
+    return kubelet_.WaitAllocatable(kMemory, units, Soon()) &&
+           kubelet_.WaitAllocatable(kAttach, kTokens, Soon());
   }
-  // Of each container of a pod, by the spec behind the name that Allocate answered.
-  std::vector<std::string> GpusOf(const std::string& uid) {
-    std::vector<std::string> gpus;
-    for (const auto& [name, container] : kubelet_->StatusOf(uid).containers) {
-      for (const auto& answer : container.answers) {
-        for (const std::string& cdi : answer.cdi_names) {
-          if (cdi != kSharedCdiName) gpus.push_back(node_.GpuOf(cdi));
-        }
-      }
-    }
-    return gpus;
+  std::vector<std::string> GpusOf(const std::string& uid) const {
+    return testing::GpusOf(node_, kubelet_, uid);
   }
   bool WaitReleased() {
     return testing::WaitUntil(kLongMs,
@@ -90,59 +66,59 @@ class ProcessTest : public ::testing::Test {
   std::string Log() const { return plugin_->Log(); }
 
   TestNode node_;
-  std::unique_ptr<ScriptedKubelet> kubelet_;
+  ScriptedKubelet kubelet_{testing::KubeletOf(node_, 50)};
   std::unique_ptr<PluginProcess> plugin_;
 };
 
 TEST_F(ProcessTest, APodsContainersGetOneGpu) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
-  const std::string first = kubelet_->AddPod(SharingPod("first", 8));
-  const std::string second = kubelet_->AddPod(SharingPod("second", 10));
-  ASSERT_TRUE(kubelet_->WaitRunning(first, Soon())) << Log();
-  ASSERT_TRUE(kubelet_->WaitRunning(second, Soon())) << Log();
+  const std::string first = kubelet_.AddPod(SharingPod("first", 8));
+  const std::string second = kubelet_.AddPod(SharingPod("second", 10));
+  ASSERT_TRUE(kubelet_.WaitRunning(first, Soon())) << Log();
+  ASSERT_TRUE(kubelet_.WaitRunning(second, Soon())) << Log();
   EXPECT_THAT(GpusOf(first), ::testing::Each(kGpuA));
   EXPECT_THAT(GpusOf(second), ::testing::Each(kGpuB));
   EXPECT_THAT(GpusOf(first), SizeIs(3));
   EXPECT_THAT(node_.Links(), SizeIs(2));
-  kubelet_->DeletePod(first);
-  kubelet_->DeletePod(second);
+  kubelet_.DeletePod(first);
+  kubelet_.DeletePod(second);
   EXPECT_TRUE(WaitReleased()) << Log();
 }
 
 TEST_F(ProcessTest, WhatDoesNotFitWaitsAndStartsWhenThereIsRoom) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
-  const std::string a = kubelet_->AddPod(SharingPod("a", 9));
-  const std::string b = kubelet_->AddPod(SharingPod("b", 9));
-  ASSERT_TRUE(kubelet_->WaitRunning(a, Soon()) && kubelet_->WaitRunning(b, Soon())) << Log();
-  const std::string late = kubelet_->AddPod(SharingPod("late", 10));
-  EXPECT_FALSE(kubelet_->StartPod(late));
-  const auto waiting = kubelet_->StatusOf(late);
+  const std::string a = kubelet_.AddPod(SharingPod("a", 9));
+  const std::string b = kubelet_.AddPod(SharingPod("b", 9));
+  ASSERT_TRUE(kubelet_.WaitRunning(a, Soon()) && kubelet_.WaitRunning(b, Soon())) << Log();
+  const std::string late = kubelet_.AddPod(SharingPod("late", 10));
+  EXPECT_FALSE(kubelet_.StartPod(late));
+  const auto waiting = kubelet_.StatusOf(late);
   EXPECT_FALSE(waiting.failed);
   EXPECT_THAT(waiting.containers.at("gpushm").message,
               HasSubstr("needs 10 GiB on one GPU, the largest free block is 6 GiB"));
-  kubelet_->DeletePod(a);
-  EXPECT_TRUE(kubelet_->WaitRunning(late, Soon())) << Log();
+  kubelet_.DeletePod(a);
+  EXPECT_TRUE(kubelet_.WaitRunning(late, Soon())) << Log();
 }
 
 TEST_F(ProcessTest, AKilledPluginLeavesPodsAloneAndFindsThemAgain) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
-  const std::string pod = kubelet_->AddPod(SharingPod("pod", 8));
-  ASSERT_TRUE(kubelet_->WaitRunning(pod, Soon())) << Log();
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 8));
+  ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   const std::vector<std::string> before = GpusOf(pod);
   plugin_->Signal(SIGKILL);
   ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
   EXPECT_EQ(GpusOf(pod), before) << "the specs stay";
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
-  ASSERT_TRUE(kubelet_->RestartContainer(pod, "one"));
-  ASSERT_TRUE(kubelet_->WaitRunning(pod, Soon())) << Log();
+  ASSERT_TRUE(kubelet_.RestartContainer(pod, "one"));
+  ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   EXPECT_EQ(GpusOf(pod), before);
   // Its room is still taken: 15 - 8 = 7 are left there, 15 on the other.
-  const std::string large = kubelet_->AddPod(SharingPod("large", 15));
-  EXPECT_TRUE(kubelet_->WaitRunning(large, Soon())) << Log();
+  const std::string large = kubelet_.AddPod(SharingPod("large", 15));
+  EXPECT_TRUE(kubelet_.WaitRunning(large, Soon())) << Log();
   EXPECT_THAT(GpusOf(large), ::testing::Each(::testing::Ne(before[0])));
 }
 
@@ -196,10 +172,10 @@ TEST_F(ProcessTest, ASickGpuLosesItsUnitsAndGetsThemBack) {
     std::rename((node_ / "sim/faults.new").c_str(), (node_ / "sim/faults.yaml").c_str());
   };
   faults(Concat("lost: [", kGpuA, "]\n"));
-  ASSERT_TRUE(kubelet_->WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
-  ASSERT_TRUE(kubelet_->WaitAllocatable(kAttach, 64, Soon())) << Log();
-  const std::string pod = kubelet_->AddPod(SharingPod("pod", 2));
-  ASSERT_TRUE(kubelet_->WaitRunning(pod, Soon())) << Log();
+  ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
+  ASSERT_TRUE(kubelet_.WaitAllocatable(kAttach, kTokens / 2, Soon())) << Log();
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 2));
+  ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   EXPECT_THAT(GpusOf(pod), ::testing::Each(kGpuB));
   faults("lost: []\n");
   EXPECT_TRUE(WaitUsable()) << Log();
@@ -212,18 +188,18 @@ TEST_F(ProcessTest, ReloadTakesAGoodFileAndKeepsTheOldOneForABadOne) {
   plugin_->Signal(SIGHUP);
   node_.WriteConfig(Concat("gpus: [", kGpuB, "]\n"));
   plugin_->Signal(SIGHUP);
-  EXPECT_TRUE(kubelet_->WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
+  EXPECT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
 }
 
 TEST_F(ProcessTest, StrategyDevicesGivesTheDevicesItselfAndSurvivesARestart) {
   StartPlugin("strategy: devices\n");
   ASSERT_TRUE(WaitUsable()) << Log();
-  const std::string pod = kubelet_->AddPod(SharingPod("pod", 8));
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 8));
   const auto gpu_of = [&](const std::string& container) {
-    const auto answers = kubelet_->StatusOf(pod).containers.at(container).answers;
+    const auto answers = kubelet_.StatusOf(pod).containers.at(container).answers;
     return answers.empty() ? std::string("none") : answers[0].edits.env.at("GPUSHM_SIM_DEVICES");
   };
-  ASSERT_FALSE(kubelet_->StatusOf(pod).failed) << kubelet_->StatusOf(pod).message;
+  ASSERT_FALSE(kubelet_.StatusOf(pod).failed) << kubelet_.StatusOf(pod).message;
   EXPECT_EQ(gpu_of("gpushm"), kGpuA);
   EXPECT_EQ(gpu_of("one"), kGpuA);
   EXPECT_EQ(gpu_of("two"), kGpuA);
@@ -232,7 +208,7 @@ TEST_F(ProcessTest, StrategyDevicesGivesTheDevicesItselfAndSurvivesARestart) {
   ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
   StartPlugin("strategy: devices\n");
   ASSERT_TRUE(WaitUsable()) << Log();
-  EXPECT_TRUE(kubelet_->WaitRunning(pod, Soon())) << Log();
+  EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   EXPECT_THAT(node_.Specs(), IsEmpty()) << "nothing where a runtime reads";
 }
 
@@ -240,12 +216,12 @@ TEST_F(ProcessTest, AContainerThatAlsoAsksNvidiasPluginIsTold) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
   OtherPlugin nvidia(node_ / "plugins", "nvidia.com/gpu");
-  ASSERT_TRUE(kubelet_->WaitAllocatable("nvidia.com/gpu", 1, Soon()));
+  ASSERT_TRUE(kubelet_.WaitAllocatable("nvidia.com/gpu", 1, Soon()));
   PodSpec spec = SharingPod("greedy", 2);
   spec.containers[1].limits["nvidia.com/gpu"] = 1;
-  const std::string pod = kubelet_->AddPod(spec);
-  EXPECT_FALSE(kubelet_->StartPod(pod));
-  EXPECT_THAT(kubelet_->StatusOf(pod).containers.at("one").message,
+  const std::string pod = kubelet_.AddPod(spec);
+  EXPECT_FALSE(kubelet_.StartPod(pod));
+  EXPECT_THAT(kubelet_.StatusOf(pod).containers.at("one").message,
               HasSubstr("asks for nvidia.com/gpu beside gpushm.io/attach"));
 }
 

@@ -13,7 +13,6 @@ namespace gpushm::plugin {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::FailingFiles;
 using ::testing::HasSubstr;

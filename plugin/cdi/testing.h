@@ -13,24 +13,11 @@
 #include <string>
 
 #include "plugin/cdi/files.h"
+#include "runtime/base/testing.h"
 
 namespace gpushm::plugin::testing {
 
-class TempFolder {
- public:
-  TempFolder() {
-    std::string pattern = std::filesystem::temp_directory_path() / "gpushm-cdi-XXXXXX";
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
+using gpushm::testing::TempFolder;
 
 inline std::string ReadText(const std::string& path) {
   std::ifstream file(path);

@@ -52,48 +52,42 @@ bool WaitUntil(int64_t timeout_ms, const std::function<bool()>& is_so) {
 }
 
 TestNode::TestNode(Gpus gpus) : gpus_(gpus) {
-  std::string pattern = fs::temp_directory_path() / "gpushm-node-XXXXXX";
-  path_ = mkdtemp(pattern.data());
   for (const char* const folder : {"sim", "cdi", "plugins", "pods", "payload"}) {
-    fs::create_directory(path_ + "/" + folder);
+    fs::create_directory(folder_ / folder);
   }
-  fs::permissions(path_ + "/sim", fs::perms::all);
-  std::ofstream(path_ + "/sim/cards.yaml")
+  fs::permissions(folder_ / "sim", fs::perms::all);
+  std::ofstream(folder_ / "sim/cards.yaml")
       << "gpus:\n- {name: A, memory: 16Gi, uuid: " << kGpuA
       << "}\n- {name: B, memory: 16Gi, uuid: " << kGpuB << "}\n";
   // Any content will do: nothing runs it here.
-  std::ofstream(path_ + "/payload/libgpushm.so.0") << "library";
-  std::ofstream(path_ + "/payload/gpushmctl") << "#!/bin/sh\n";
-}
-
-TestNode::~TestNode() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
+  std::ofstream(folder_ / "payload/libgpushm.so.0") << "library";
+  std::ofstream(folder_ / "payload/gpushmctl") << "#!/bin/sh\n";
 }
 
 std::string TestNode::WriteConfig(const std::string& more) const {
-  std::string path = path_ + "/plugin.yaml";
+  std::string path = folder_ / "plugin.yaml";
   const std::string driver = gpus_ == Gpus::kReal ? "auto" : BuildFolder() + "/driver-sim";
   std::ofstream(path + ".new") << "driver-root: " << driver << "\n"
-                               << "state-folder: " << path_ << "/state\n"
-                               << "cdi-folder: " << path_ << "/cdi\n"
-                               << "kubelet-folder: " << path_ << "/plugins\n"
-                               << "pod-resources-socket: " << path_ << "/pods/kubelet.sock\n"
+                               << "state-folder: " << folder_.path() << "/state\n"
+                               << "cdi-folder: " << folder_.path() << "/cdi\n"
+                               << "kubelet-folder: " << folder_.path() << "/plugins\n"
+                               << "pod-resources-socket: " << folder_.path()
+                               << "/pods/kubelet.sock\n"
                                << more;
   fs::rename(path + ".new", path);
   return path;
 }
 
 std::vector<std::string> TestNode::Specs() const {
-  std::vector<std::string> names = NamesIn(path_ + "/cdi");
+  std::vector<std::string> names = NamesIn(folder_ / "cdi");
   std::erase(names, "gpushm.io-driver-files.json");  // Of no binding.
   return names;
 }
-std::vector<std::string> TestNode::Links() const { return NamesIn(path_ + "/state/links"); }
+std::vector<std::string> TestNode::Links() const { return NamesIn(folder_ / "state/links"); }
 
 std::string TestNode::GpuOf(const std::string& cdi_name) const {
   for (const std::string& file : Specs()) {
-    const auto spec = nlohmann::json::parse(ReadAll(path_ + "/cdi/" + file), nullptr, false);
+    const auto spec = nlohmann::json::parse(ReadAll(folder_ / ("cdi/" + file)), nullptr, false);
     if (spec.is_discarded()) continue;
     for (const auto& device : spec["devices"]) {
       if (Concat(spec["kind"].get<std::string>(), "=", device["name"].get<std::string>()) !=

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/testing.h"
+
 namespace gpushm::plugin::testing {
 
 // A node: the folders that a plugin works in, and two simulated GPUs of 16 GiB, or this machine's.
@@ -19,12 +21,8 @@ class TestNode {
  public:
   enum class Gpus { kSimulated, kReal };
   explicit TestNode(Gpus gpus = Gpus::kSimulated);
-  ~TestNode();
-  TestNode(const TestNode&) = delete;
-  TestNode& operator=(const TestNode&) = delete;
 
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  std::string operator/(const std::string& name) const { return folder_ / name; }
   // What the plugin is told, and `more` lines.
   std::string WriteConfig(const std::string& more = "") const;
   std::vector<std::string> Specs() const;
@@ -36,7 +34,7 @@ class TestNode {
 
  private:
   const Gpus gpus_;
-  std::string path_;
+  gpushm::testing::TempFolder folder_;
 };
 
 // Looks every few milliseconds until it is so; false if it never is.

@@ -15,6 +15,8 @@
 #include <filesystem>
 #include <thread>
 
+#include "runtime/base/testing.h"
+
 namespace gpushm::protocol {
 namespace {
 
@@ -49,18 +51,7 @@ int OpenDescriptors() {
   return count;
 }
 
-class TempFolder {
- public:
-  TempFolder() {
-    std::string pattern = ::testing::TempDir() + "channel-XXXXXX";
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using gpushm::testing::TempFolder;
 
 TEST(Channel, CarriesBytesAndDescriptors) {
   const Pair pair = MakePair();

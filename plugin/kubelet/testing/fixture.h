@@ -5,7 +5,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
 
@@ -18,6 +17,7 @@
 
 #include "plugin/kubelet/registration.h"
 #include "plugin/kubelet/testing/scripted_kubelet.h"
+#include "runtime/base/testing.h"
 
 namespace gpushm::plugin::kubelet::testing {
 
@@ -27,23 +27,7 @@ inline constexpr char kAttach[] = "gpushm.io/attach";
 inline constexpr int64_t kLongMs = 30'000;
 inline Deadline Soon() { return Deadline::AfterMs(kLongMs); }
 
-class TempFolder {
- public:
-  TempFolder() {
-    std::string name = std::filesystem::temp_directory_path() / "gpushm-kubelet-XXXXXX";
-    path_ = mkdtemp(name.data()) == nullptr ? std::string() : name;
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  ~TempFolder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
+using gpushm::testing::TempFolder;
 
 class RecordingHandler : public Handler {
  public:

@@ -46,17 +46,6 @@ const std::string& StateFolder() {
 
 }  // namespace
 
-TempFolder::TempFolder() {
-  std::string pattern = ::testing::TempDir() + "gpushm-broker-XXXXXX";
-  path_ = mkdtemp(pattern.data());
-  std::filesystem::permissions(path_, std::filesystem::perms(0755));
-}
-
-TempFolder::~TempFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
 namespace simulated {
 
 void SetFaults(const std::string& yaml) {

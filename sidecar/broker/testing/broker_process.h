@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/base/testing.h"
 #include "runtime/base/unique_fd.h"
 
 namespace gpushm::broker::testing {
@@ -22,18 +23,7 @@ namespace gpushm::broker::testing {
 // Generous: what takes so long hangs.
 inline constexpr int64_t kSoonMs = 20'000;
 
-// A folder that goes with the object.
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using gpushm::testing::TempFolder;
 
 // The simulated cards of this test program: all brokers of the program share them.
 namespace simulated {
