@@ -52,7 +52,7 @@ void ChangeOfHealth(benchmark::State& state) {
   const Node node;
   for (auto _ : state)
     Measure(state, kRestarts, [&](int i) {
-      const auto unhealthy = static_cast<size_t>(i + 1);
+      const auto unhealthy = static_cast<size_t>(i) + 1;
       node.plugin->SetDevices(Resource::kMemory, Devices("m", 4096, unhealthy));
       if (!node.kubelet->WaitAllocatable(kMemory, 4096 - unhealthy, Soon())) std::abort();
     });
