@@ -54,6 +54,7 @@ class EntryReader {
             std::string example = {});
   void FailKey(std::string reason, std::string_view nearest);
   std::string Container(std::string_view wanted = {}) const;
+  std::string WhyNot(const std::string& container) const;
 
   // The scalar's text, or an error.
   const std::string* Text(const YamlNode& node, std::string_view field);
@@ -106,7 +107,23 @@ void EntryReader::FailKey(std::string reason, std::string_view nearest) {
 std::string EntryReader::Container(std::string_view wanted) const {
   if (!options_.containers || options_.containers->empty()) return "trainer";
   if (wanted.empty()) return options_.containers->front();
-  return std::string(Nearest(wanted, *options_.containers));
+  std::vector<std::string> all = *options_.containers;
+  all.insert(all.end(), options_.more_containers.begin(), options_.more_containers.end());
+  return std::string(Nearest(wanted, all));
+}
+
+// Empty: it may be named.
+std::string EntryReader::WhyNot(const std::string& container) const {
+  if (!options_.containers || std::ranges::count(*options_.containers, container) > 0 ||
+      std::ranges::count(options_.more_containers, container) > 0) {
+    return {};
+  }
+  if (const auto at = options_.unfit_containers.find(container);
+      at != options_.unfit_containers.end()) {
+    return Concat(Quote(container), " ", at->second);
+  }
+  return Concat("the pod has no container ", Quote(container), "; the nearest is ",
+                Quote(Container(container)));
 }
 
 const std::string* EntryReader::Text(const YamlNode& node, std::string_view field) {
@@ -186,12 +203,7 @@ void EntryReader::Private(PodSpec& pod) {
                           limits::kNameBytes, ")"),
                    nearest());
   }
-  if (options_.containers &&
-      std::ranges::find(*options_.containers, container) == options_.containers->end()) {
-    return FailKey(Concat("the pod has no container ", Quote(container), "; the nearest is ",
-                          Quote(Container(container))),
-                   nearest());
-  }
+  if (const std::string why = WhyNot(container); !why.empty()) return FailKey(why, nearest());
   if (const auto bytes = Bytes(entry_.value, "", true)) pod.private_bytes[container] = *bytes;
 }
 
@@ -295,12 +307,8 @@ void EntryReader::Containers(const YamlNode& value, std::string_view field,
       Fail(item, path, Concat(Quote(*name), " is not a container's name"));
     } else if (std::ranges::find(out, *name) != out.end()) {
       Fail(item, path, Concat(Quote(*name), " is there twice"));
-    } else if (options_.containers &&
-               std::ranges::find(*options_.containers, *name) == options_.containers->end()) {
-      Fail(item, path,
-           Concat("the pod has no container ", Quote(*name), "; the nearest is ",
-                  Quote(Container(*name))),
-           AnnotationExample(entry_.key, field, Container(*name)));
+    } else if (const std::string why = WhyNot(*name); !why.empty()) {
+      Fail(item, path, why, AnnotationExample(entry_.key, field, Container(*name)));
     } else if (out.size() == limits::kContainers) {
       return Fail(item, path, Concat("more than ", limits::kContainers, " containers"));
     } else {
@@ -383,6 +391,13 @@ void AddDefaultPrivate(PodSpec& pod, const std::vector<std::string>& containers)
                             return buffer.MayAttach(container);
                           });
     if (attaches) pod.private_bytes.try_emplace(container, kDefaultPrivateBytes);
+  }
+  for (const BufferSpec& buffer : pod.buffers) {
+    for (const auto* const named : {&buffer.containers, &buffer.writers}) {
+      for (const std::string& container : *named) {
+        pod.private_bytes.try_emplace(container, kDefaultPrivateBytes);
+      }
+    }
   }
 }
 

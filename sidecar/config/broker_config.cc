@@ -107,7 +107,8 @@ void FileReader::ReadPod(const YamlNode& root) {
                       Concat("is ", YamlKindName(annotations->kind), ", not a map"));
   }
   const auto entries = ReadAnnotationMap(*annotations, file_.file(), file_.text(), file_.errors());
-  config_.pod = ReadAnnotations(entries, {config_.containers, true}, file_.errors());
+  config_.pod = ReadAnnotations(
+      entries, {.containers = config_.containers, .allow_absolute_file = true}, file_.errors());
 }
 
 // What fits each key but not the others.

@@ -105,7 +105,11 @@ using Annotations = std::map<std::string, std::string>;
 struct ParseOptions {
   // The pod's application containers. Given: every name in a list must be one of them, and
   // private_bytes gets its defaults. Not given: any valid container name will do.
-  std::optional<std::vector<std::string>> containers;
+  std::optional<std::vector<std::string>> containers{};
+  // Others of the pod that may be named, but are not meant where nobody is.
+  std::vector<std::string> more_containers{};
+  // Containers of the pod that can never attach, and why: naming one is an error with that reason.
+  std::map<std::string, std::string> unfit_containers{};
   // `file:` may be an absolute path (a broker run by hand; in a pod it names a volume).
   bool allow_absolute_file = false;
 };

@@ -1,0 +1,218 @@
+#include "sidecar/injector/admit.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sidecar/config/keys.h"
+#include "sidecar/injector/plan.h"
+#include "sidecar/injector/pod.h"
+#include "sidecar/injector/sidecar.h"
+
+namespace gpushm::injector {
+namespace {
+
+constexpr char kDocument[] = "docs/annotations.md";
+
+Verdict Admit(std::string outcome) {
+  Verdict verdict;
+  verdict.outcome = std::move(outcome);
+  return verdict;
+}
+
+Verdict Deny(std::string outcome, std::string message) {
+  Verdict verdict = Admit(std::move(outcome));
+  verdict.allowed = false;
+  verdict.message = std::move(message);
+  return verdict;
+}
+
+Verdict Deny(const std::vector<config::ConfigError>& errors) {
+  const bool annotations = std::ranges::any_of(
+      errors, [](const config::ConfigError& error) { return !error.annotation.empty(); });
+  const Status status = config::ToStatus(errors, kDocument);
+  return Deny(annotations ? "annotations" : "pod", Concat(status.what(), ". ", status.remedy()));
+}
+
+// Above what distributions and images give to users; descriptors in flight are counted per uid over
+// the whole node. In a user namespace there are 65,536, which are the pod's own.
+int64_t UidFor(const PodView& pod, uint64_t random) {
+  const Json* const host_users = Find(pod.json(), Pointer("/spec/hostUsers"));
+  const bool own_users = host_users != nullptr && *host_users == false;
+  const uint64_t first = own_users ? 10'000 : 1'000'000'000;
+  const uint64_t count = own_users ? 50'000 : 1'000'000'000;
+  return static_cast<int64_t>(first + random % count);
+}
+
+bool HasMount(const Json& container, const std::string& path) {
+  const Json* const mounts = Find(container, Pointer("/volumeMounts"));
+  return mounts != nullptr && mounts->is_array() &&
+         std::ranges::any_of(*mounts, [&](const Json& mount) {
+           return mount.is_object() && mount.value("mountPath", "") == path;
+         });
+}
+
+void Mount(const Container& container, const Json& mount, Patch* patch) {
+  if (HasMount(*container.json, mount["mountPath"])) return;
+  patch->Append(container.at / "volumeMounts", mount);
+}
+
+// Whether `container` says that it mounts exactly this.
+bool IsMounted(const Json& container, const Json& wanted) {
+  const Json* const mounts = Find(container, Pointer("/volumeMounts"));
+  if (mounts == nullptr || !mounts->is_array()) return false;
+  return std::ranges::any_of(*mounts, [&](const Json& mount) {
+    return mount.is_object() && std::ranges::all_of(wanted.items(), [&](const auto& item) {
+             return mount.contains(item.key()) && mount[item.key()] == item.value();
+           });
+  });
+}
+
+void PutPullSecrets(const Settings& settings, Patch* patch) {
+  const Pointer list("/spec/imagePullSecrets");
+  for (const std::string& name : settings.pull_secrets) {
+    const Json entry = {{"name", name}};
+    const Json* const there = Find(patch->document(), list);
+    if (there != nullptr && std::ranges::count(*there, entry) > 0) continue;
+    patch->Append(list, entry);
+  }
+}
+
+// What another webhook may have taken away from the sidecar, or all of it where it was made for
+// other annotations.
+void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
+                const std::function<uint64_t()>& random, Patch* patch) {
+  const Container* const there = pod.Find(kSidecarName);
+  if (there != nullptr && !plan.redo) {
+    patch->Set(there->at / "restartPolicy", "Always");
+    for (const char* const list : {"limits", "requests"}) {
+      if (IsNumber(there->Resource(list, kMemoryResource), plan.units)) continue;
+      patch->Set(there->at / "resources" / list / kMemoryResource, std::to_string(plan.units));
+    }
+    return;
+  }
+  std::optional<int64_t> uid;
+  if (settings.assign_uid) uid = UidFor(pod, random());
+  Json container = SidecarContainer(pod, plan, settings, uid);
+  if (there != nullptr) return patch->Set(there->at, std::move(container));
+  patch->Prepend(Pointer("/spec/initContainers"), std::move(container));
+}
+
+// Before the sidecar, whose coming moves the init containers' places.
+void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
+  for (const std::string& name : plan.done.containers) {
+    const Container* const container = pod.Find(name);
+    if (container == nullptr) continue;  // Somebody removed it.
+    if (!IsNumber(container->Resource("limits", kAttachResource), 1)) {
+      patch->Set(container->at / "resources" / "limits" / kAttachResource, "1");
+    }
+    Mount(*container, SocketMount(name), patch);
+  }
+  for (const std::string& name : plan.done.init_containers) {
+    const Container* const container = pod.Find(name);
+    if (container == nullptr) continue;
+    Mount(*container, SocketMount(name), patch);
+    Mount(*container, ToolMount(), patch);
+  }
+}
+
+// Why a pod that Mutate saw cannot run as it is now; empty: it can.
+std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
+  const Container* const sidecar = pod.Find(kSidecarName);
+  if (sidecar == nullptr || pod.Volume(kVolumeName) == nullptr) {
+    return "it has no sidecar: is gpushm's MutatingWebhookConfiguration there, and does no other "
+           "webhook remove what it adds?";
+  }
+  if (sidecar->kind != Kind::kNativeSidecar) {
+    return "the sidecar lost its restartPolicy: another webhook is built with a Kubernetes older "
+           "than 1.28 and drops fields that it does not know; update it";
+  }
+  if (plan.redo) return "its sidecar was made for other annotations: another webhook changed them";
+  if (!IsNumber(sidecar->Resource("limits", kMemoryResource), plan.units)) {
+    return Concat("its sidecar must ask for ", plan.units, " ", kMemoryResource,
+                  ", which another webhook changed");
+  }
+  for (const std::string& name : plan.done.containers) {
+    const Container* const container = pod.Find(name);
+    if (container == nullptr) continue;
+    if (!IsNumber(container->Resource("limits", kAttachResource), 1)) {
+      return Concat("container ", name, " must ask for 1 ", kAttachResource);
+    }
+    if (!IsMounted(*container->json, SocketMount(name))) {
+      return Concat("container ", name,
+                    " does not mount the volume gpushm at /run/gpushm: that "
+                    "place is taken, or another webhook removed it");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Admission::Admission(Settings settings, std::function<uint64_t()> random)
+    : settings_(std::move(settings)), random_(std::move(random)) {}
+
+Verdict Admission::Mutate(const Json& pod) const {
+  const Result<PodView> view = PodView::Of(pod);
+  if (!view) return Deny("pod", view.error().what());
+  if (!view->Concerns()) return Admit("not-ours");
+  const auto plan = MakePlan(*view, settings_);
+  if (!plan) return Deny(plan.error());
+  if (!*plan) {
+    const auto inject = view->annotations().find(std::string(config::kInjectKey));
+    if (inject != view->annotations().end()) return Admit("opted-out");
+    Verdict verdict = Admit("nothing-asked");
+    verdict.warnings.push_back("gpushm: nothing in the annotations asks for GPU memory");
+    return verdict;
+  }
+  Patch patch(pod);
+  PutMounts(*view, **plan, &patch);
+  if (view->Volume(kVolumeName) == nullptr) patch.Append(Pointer("/spec/volumes"), SocketVolume());
+  PutPullSecrets(settings_, &patch);
+  PutSidecar(*view, **plan, settings_, random_, &patch);
+  patch.Set(Pointer("/metadata/annotations") / std::string(config::kStatusKey), (*plan)->Status());
+  Verdict verdict = Admit(patch.operations().empty() ? "unchanged" : "injected");
+  verdict.patch = patch.operations();
+  return verdict;
+}
+
+Verdict Admission::Validate(const Json& pod) const {
+  const Result<PodView> view = PodView::Of(pod);
+  if (!view) return Deny("pod", view.error().what());
+  if (!view->Concerns()) return Admit("not-ours");
+  const auto plan = MakePlan(*view, settings_);
+  if (!plan) return Deny(plan.error());
+  if (!*plan) return Admit("nothing-asked");
+  const std::string why = ChangedByOthers(*view, **plan);
+  if (!why.empty()) return Deny("changed-by-others", Concat("gpushm: the pod cannot run: ", why));
+  return Admit("unchanged");
+}
+
+Verdict Admission::ValidateEphemeral(const Json& pod) const {
+  const Result<PodView> view = PodView::Of(pod);
+  if (!view) return Deny("pod", view.error().what());
+  const auto plan = MakePlan(*view, settings_);
+  if (!plan || !*plan) return Admit("not-ours");
+  const bool lists =
+      std::ranges::any_of((*plan)->spec.buffers, [](const config::BufferSpec& buffer) {
+        return !buffer.containers.empty() || !buffer.writers.empty();
+      });
+  const Json* const list = Find(pod, Pointer("/spec/ephemeralContainers"));
+  if (!lists || list == nullptr || !list->is_array()) return Admit("unchanged");
+  for (const Json& container : *list) {
+    const Json* const target = Find(container, Pointer("/targetContainerName"));
+    const bool targets = target != nullptr && *target != "";
+    const Json* const mounts = Find(container, Pointer("/volumeMounts"));
+    const bool mounts_it =
+        mounts != nullptr && mounts->is_array() && std::ranges::any_of(*mounts, [](const Json& at) {
+          return at.is_object() && at.value("name", "") == kVolumeName;
+        });
+    if (!targets && !mounts_it) continue;
+    return Deny("ephemeral-container",
+                "gpushm: the pod's buffers have lists of containers or writers, and an ephemeral "
+                "container that targets a container or mounts the volume gpushm would get around "
+                "them; leave out --target");
+  }
+  return Admit("unchanged");
+}
+
+}  // namespace gpushm::injector

@@ -1,0 +1,367 @@
+#include "sidecar/injector/admit.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+
+#include "runtime/base/status.h"
+#include "sidecar/injector/testing.h"
+
+namespace gpushm::injector {
+namespace {
+
+using ::testing::AllOf;
+using testing::ContainerOf;
+using ::testing::HasSubstr;
+using testing::Injected;
+using testing::PodWith;
+using testing::TestAdmission;
+using testing::TestSettings;
+
+const Json kWeights = {{"buffers.gpushm.io/weights", "8Gi"}};
+
+std::vector<std::string> Paths(const Verdict& verdict) {
+  std::vector<std::string> paths;
+  for (const Json& operation : verdict.patch) paths.push_back(operation["path"]);
+  return paths;
+}
+
+Json MountOf(const Json& container, const std::string& path) {
+  for (const Json& mount : container.value("volumeMounts", Json::array())) {
+    if (mount["mountPath"] == path) return mount;
+  }
+  return nullptr;
+}
+
+TEST(Mutate, GivesAPodItsSidecarAndEachContainerTheGpuAndItsSocket) {
+  const Json pod = Injected(TestAdmission(), PodWith({"model", "decoder"}, kWeights));
+  for (const std::string name : {"model", "decoder"}) {
+    const Json container = ContainerOf(pod, name);
+    EXPECT_EQ(container["resources"]["limits"], (Json{{"gpushm.io/attach", "1"}}));
+    EXPECT_EQ(MountOf(container, "/run/gpushm"), (Json{{"name", "gpushm"},
+                                                       {"mountPath", "/run/gpushm"},
+                                                       {"subPath", name},
+                                                       {"readOnly", true}}));
+  }
+  ASSERT_EQ(pod["spec"]["initContainers"].size(), 1u);
+  const Json sidecar = pod["spec"]["initContainers"][0];
+  EXPECT_EQ(sidecar["name"], "gpushm");
+  EXPECT_EQ(sidecar["restartPolicy"], "Always");
+  // 8 GiB, and 1 GiB of each container's own.
+  EXPECT_EQ(sidecar["resources"]["limits"]["gpushm.io/memory"], "10");
+  EXPECT_EQ(sidecar["resources"]["requests"]["gpushm.io/memory"], "10");
+  EXPECT_EQ(sidecar["args"], Json::parse(R"(["--container", "model", "--container", "decoder",
+                                             "--link", "/run/gpushm-link"])"));
+  EXPECT_EQ(sidecar["env"][0]["value"], "buffers.gpushm.io/weights: \"8Gi\"\n");
+  EXPECT_EQ(sidecar["lifecycle"]["postStart"]["exec"]["command"][2], "/run/gpushm/model");
+  EXPECT_EQ(pod["spec"]["volumes"],
+            Json::parse(R"([{"name": "gpushm", "emptyDir": {"medium": "Memory",
+                                                             "sizeLimit": "8Mi"}}])"));
+  const Json status =
+      Json::parse(pod["metadata"]["annotations"]["gpushm.io/status"].get<std::string>());
+  EXPECT_EQ(status["containers"], (Json{"model", "decoder"}));
+  EXPECT_EQ(status["memory"], "10Gi");
+}
+
+TEST(Mutate, TouchesNothingElse) {
+  EXPECT_THAT(
+      Paths(TestAdmission().Mutate(PodWith({"model"}, kWeights))),
+      ::testing::ElementsAre("/spec/containers/0/resources/limits",
+                             "/spec/containers/0/volumeMounts", "/spec/volumes",
+                             "/spec/initContainers", "/metadata/annotations/gpushm.io~1status"));
+}
+
+TEST(Mutate, ASecondCallHasNothingToDo) {
+  const Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  const Verdict again = TestAdmission().Mutate(pod);
+  EXPECT_TRUE(again.patch.empty()) << again.patch;
+  EXPECT_EQ(again.outcome, "unchanged");
+  EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
+}
+
+TEST(Mutate, AContainerThatComesLaterGetsNoGpu) {
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  pod["spec"]["containers"].push_back({{"name", "proxy"}});
+  pod["spec"]["initContainers"].insert(pod["spec"]["initContainers"].begin(),
+                                       Json{{"name", "proxy-init"}});
+  EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
+  EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
+}
+
+// Goal: what other webhooks take away comes back by itself where it can, and is told where nobody
+// asks us again.
+TEST(Mutate, WhatOthersTookAwayComesBack) {
+  const Json whole = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  const std::vector<std::function<void(Json&)>> thefts = {
+      [](Json& pod) { pod["spec"]["initContainers"][0].erase("restartPolicy"); },
+      [](Json& pod) {
+        pod["spec"]["initContainers"][0]["resources"]["limits"].erase("gpushm.io/memory");
+      },
+      [](Json& pod) { pod["spec"]["containers"][0]["resources"].erase("limits"); },
+      [](Json& pod) { pod["spec"]["containers"][0].erase("volumeMounts"); },
+      [](Json& pod) { pod["spec"].erase("volumes"); },
+      [](Json& pod) { pod["spec"].erase("initContainers"); },
+  };
+  for (size_t i = 0; i < thefts.size(); ++i) {
+    SCOPED_TRACE(i);
+    Json pod = whole;
+    thefts[i](pod);
+    const Verdict verdict = TestAdmission().Validate(pod);
+    EXPECT_FALSE(verdict.allowed);
+    EXPECT_EQ(verdict.outcome, "changed-by-others");
+    pod = Injected(TestAdmission(), pod);
+    EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
+    EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
+  }
+}
+
+TEST(Mutate, ACopiedPodWithOtherAnnotationsIsMadeAnew) {
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  pod["metadata"]["annotations"]["buffers.gpushm.io/weights"] = "2Gi";
+  EXPECT_FALSE(TestAdmission().Validate(pod).allowed);
+  pod = Injected(TestAdmission(), pod);
+  EXPECT_EQ(pod["spec"]["initContainers"].size(), 1u);
+  EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["limits"]["gpushm.io/memory"], "3");
+  EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
+}
+
+TEST(Mutate, UnitsThatTheApiServerWritesShorterAreTheSame) {
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, {{"buffers.gpushm.io/w", "1999Gi"}}));
+  for (const char* const list : {"limits", "requests"}) {
+    Json& units = pod["spec"]["initContainers"][0]["resources"][list]["gpushm.io/memory"];
+    ASSERT_EQ(units, "2000");
+    units = "2k";
+  }
+  EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
+  EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
+}
+
+TEST(Mutate, OnlyContainersThatAreNamedAttach) {
+  const Json pod = Injected(
+      TestAdmission(),
+      PodWith({"model", "logger"}, {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [model]}"}}));
+  EXPECT_FALSE(ContainerOf(pod, "model")["resources"]["limits"].is_null());
+  EXPECT_EQ(ContainerOf(pod, "logger"),
+            (Json{{"name", "logger"}, {"image", "app"}, {"resources", Json::object()}}));
+  EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["limits"]["gpushm.io/memory"], "2");
+}
+
+TEST(Mutate, ASidecarOfThePodsOwnAttachesWhereItIsNamed) {
+  Json pod = PodWith({"model"}, kWeights);
+  pod["spec"]["initContainers"] = {{{"name", "decoder"}, {"restartPolicy", "Always"}}};
+  EXPECT_FALSE(ContainerOf(Injected(TestAdmission(), pod), "decoder").contains("resources"));
+  pod["metadata"]["annotations"]["private.gpushm.io/decoder"] = "1Gi";
+  const Json named = Injected(TestAdmission(), pod);
+  EXPECT_EQ(ContainerOf(named, "decoder")["resources"]["limits"]["gpushm.io/attach"], "1");
+  EXPECT_EQ(named["spec"]["initContainers"][0]["name"], "gpushm") << "it starts first";
+  EXPECT_EQ(TestAdmission().Mutate(named).outcome, "unchanged");
+}
+
+TEST(Mutate, AnInitContainerLoadsThroughTheBroker) {
+  Json pod = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, loads: true}"}});
+  pod["spec"]["initContainers"] = {{{"name", "fetch"}}};
+  const Json injected = Injected(TestAdmission(), pod);
+  const Json fetch = ContainerOf(injected, "fetch");
+  EXPECT_EQ(MountOf(fetch, "/run/gpushm")["subPath"], "fetch");
+  EXPECT_EQ(MountOf(fetch, "/usr/bin/gpushmctl")["subPath"], ".tools/gpushmctl");
+  EXPECT_FALSE(fetch.contains("resources")) << "a token would be admitted again";
+  const Json sidecar = ContainerOf(injected, "gpushm");
+  EXPECT_THAT(sidecar["args"].dump(), AllOf(HasSubstr("\"fetch\""), HasSubstr("--tools")));
+  EXPECT_EQ(sidecar["resources"]["limits"]["memory"], "576Mi");
+  EXPECT_EQ(TestAdmission().Mutate(injected).outcome, "unchanged");
+}
+
+TEST(Mutate, AFilesVolumeIsMountedIntoTheSidecarAlone) {
+  Json pod = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, file: models/w.bin}"}});
+  pod["spec"]["volumes"] = {{{"name", "models"}, {"emptyDir", Json::object()}}};
+  const Json injected = Injected(TestAdmission(), pod);
+  EXPECT_EQ(
+      MountOf(ContainerOf(injected, "gpushm"), "/run/gpushm-files/models"),
+      (Json{{"name", "models"}, {"mountPath", "/run/gpushm-files/models"}, {"readOnly", true}}));
+  EXPECT_EQ(injected["spec"]["volumes"].size(), 2u);
+}
+
+TEST(Mutate, TheSidecarIsRestrictedAndHasItsOwnUser) {
+  const Json context = ContainerOf(Injected(TestAdmission(), PodWith({"model"}, kWeights)),
+                                   "gpushm")["securityContext"];
+  EXPECT_EQ(context["allowPrivilegeEscalation"], false);
+  EXPECT_EQ(context["capabilities"], (Json{{"drop", {"ALL"}}}));
+  EXPECT_EQ(context["seccompProfile"]["type"], "RuntimeDefault");
+  EXPECT_EQ(context["readOnlyRootFilesystem"], true);
+  EXPECT_GE(context["runAsUser"].get<int64_t>(), 1'000'000'000);
+  EXPECT_LT(context["runAsUser"].get<int64_t>(), int64_t{1} << 31);
+
+  Settings platform = TestSettings();
+  platform.assign_uid = false;
+  const Json theirs = ContainerOf(Injected(TestAdmission(platform), PodWith({"model"}, kWeights)),
+                                  "gpushm")["securityContext"];
+  EXPECT_FALSE(theirs.contains("runAsUser"));
+}
+
+TEST(Mutate, InAUserNamespaceTheUserIsOneThatThereIs) {
+  Json pod = PodWith({"model"}, kWeights);
+  pod["spec"]["hostUsers"] = false;
+  const Json context = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["securityContext"];
+  EXPECT_LT(context["runAsUser"].get<int64_t>(), 65'536);
+}
+
+TEST(Mutate, AGuaranteedPodStaysSo) {
+  Json pod = PodWith({"model"}, kWeights);
+  pod["spec"]["containers"][0]["resources"] = {{"limits", {{"cpu", "2"}, {"memory", "4Gi"}}}};
+  Json resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
+  EXPECT_EQ(resources["requests"], resources["limits"]);
+  EXPECT_EQ(resources["limits"]["cpu"], "500m");
+  pod["spec"]["containers"][0]["resources"]["requests"] = {{"cpu", "1"}};
+  resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
+  EXPECT_EQ(resources["requests"]["cpu"], "50m");
+}
+
+TEST(Mutate, ThePodsWordOnTheSidecarsResourcesCounts) {
+  Json annotations = kWeights;
+  annotations["sidecar.gpushm.io/cpu"] = "2";
+  annotations["sidecar.gpushm.io/memory"] = "1Gi";
+  const Json resources = ContainerOf(Injected(TestAdmission(), PodWith({"model"}, annotations)),
+                                     "gpushm")["resources"];
+  EXPECT_EQ(resources["requests"]["cpu"], "2000m");
+  EXPECT_EQ(resources["limits"]["cpu"], "2000m");
+  EXPECT_EQ(resources["limits"]["memory"], "1Gi");
+}
+
+TEST(Mutate, HostIpcPodsGetTheGroupThatTheyShare) {
+  Json annotations = kWeights;
+  annotations["gpushm.io/host-ipc"] = "true";
+  Json pod = PodWith({"model"}, annotations);
+  pod["spec"]["hostIPC"] = true;
+  const Json sidecar = ContainerOf(Injected(TestAdmission(), pod), "gpushm");
+  EXPECT_EQ(sidecar["securityContext"]["runAsGroup"], 65532);
+  EXPECT_THAT(sidecar["args"].dump(), HasSubstr("--pod-uid=$(GPUSHM_POD_UID)"));
+}
+
+TEST(Mutate, PullSecretsAreAddedOnce) {
+  Settings settings = TestSettings();
+  settings.pull_secrets = {"mine", "ours"};
+  Json pod = PodWith({"model"}, kWeights);
+  pod["spec"]["imagePullSecrets"] = {{{"name", "mine"}}};
+  EXPECT_EQ(Injected(TestAdmission(settings), pod)["spec"]["imagePullSecrets"],
+            Json::parse(R"([{"name": "mine"}, {"name": "ours"}])"));
+}
+
+TEST(Mutate, PodsThatOptOutOrAskForNothingAreLeftAlone) {
+  Json annotations = kWeights;
+  annotations["gpushm.io/inject"] = "false";
+  const Verdict out = TestAdmission().Mutate(PodWith({"model"}, annotations));
+  EXPECT_TRUE(out.allowed && out.patch.empty());
+  EXPECT_EQ(out.outcome, "opted-out");
+  const Verdict nothing =
+      TestAdmission().Mutate(PodWith({"model"}, {{"sidecar.gpushm.io/cpu", "1"}}));
+  EXPECT_TRUE(nothing.allowed && nothing.patch.empty());
+  EXPECT_EQ(nothing.warnings.size(), 1u);
+  EXPECT_EQ(TestAdmission().Mutate(PodWith({"model"}, {{"a.example/b", "c"}})).outcome, "not-ours");
+}
+
+TEST(Mutate, AHundredContainers) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 100; ++i) names.push_back(Concat("c", i));
+  const Json pod = Injected(TestAdmission(), PodWith(names, kWeights));
+  EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["limits"]["gpushm.io/memory"], "108");
+  EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
+}
+
+struct Denial {
+  const char* what;
+  Json annotations;
+  std::function<void(Json&)> change;
+  std::vector<std::string> words;
+};
+
+// Goal: whoever reads the message knows which field, why, and what would be right.
+TEST(Mutate, DenialsNameFieldReasonAndExample) {
+  const auto keep = [](Json&) {};
+  const std::vector<Denial> denials = {
+      {"typo in a key",
+       {{"buffer.gpushm.io/weights", "8Gi"}},
+       keep,
+       {"buffer.gpushm.io/weights", "unknown key", "buffers.gpushm.io/weights"}},
+      {"bad size", {{"buffers.gpushm.io/w", "8GB"}}, keep, {"buffers.gpushm.io/w", "8Gi"}},
+      {"no such container",
+       {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [modle]}"}},
+       keep,
+       {"writers[0]", "no container \"modle\"", "\"model\""}},
+      {"plain init container",
+       {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [fetch]}"}},
+       [](Json& pod) { pod["spec"]["initContainers"] = {{{"name", "fetch"}}}; },
+       {"\"fetch\"", "ends before the pod runs", "loads: true"}},
+      {"another GPU",
+       kWeights,
+       [](Json& pod) {
+         pod["spec"]["containers"][0]["resources"] = {{"limits", {{"nvidia.com/gpu", 1}}}};
+       },
+       {"spec.containers[0] (model)", "nvidia.com/gpu", "coexist"}},
+      {"shared processes",
+       {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [model]}"}},
+       [](Json& pod) { pod["spec"]["shareProcessNamespace"] = true; },
+       {"spec.shareProcessNamespace", "writers"}},
+      {"hostIPC",
+       {{"buffers.gpushm.io/w", "1Gi"}, {"gpushm.io/host-ipc", "true"}},
+       keep,
+       {"gpushm.io/host-ipc", "hostIPC: true"}},
+      {"no such volume",
+       {{"buffers.gpushm.io/w", "{size: 1Gi, file: modles/w.bin}"}},
+       [](Json& pod) { pod["spec"]["volumes"] = {{{"name", "models"}}}; },
+       {"buffers.gpushm.io/w", "file", "no volume \"modles\"", "models/w.bin"}},
+      {"our name",
+       kWeights,
+       [](Json& pod) { pod["spec"]["containers"][0]["name"] = "gpushm"; },
+       {"spec.containers[0] (gpushm)", "sidecar"}},
+      {"our volume",
+       kWeights,
+       [](Json& pod) { pod["spec"]["volumes"] = {{{"name", "gpushm"}}}; },
+       {"spec.volumes", "gpushm"}},
+      {"our place",
+       kWeights,
+       [](Json& pod) {
+         pod["spec"]["containers"][0]["volumeMounts"] = {
+             {{"name", "mine"}, {"mountPath", "/run/gpushm"}}};
+       },
+       {"spec.containers[0] (model).volumeMounts", "/run/gpushm"}},
+      {"Windows",
+       kWeights,
+       [](Json& pod) { pod["spec"]["os"] = {{"name", "windows"}}; },
+       {"spec.os.name", "linux"}},
+  };
+  for (const Denial& denial : denials) {
+    SCOPED_TRACE(denial.what);
+    Json pod = PodWith({"model"}, denial.annotations);
+    denial.change(pod);
+    const Verdict verdict = TestAdmission().Mutate(pod);
+    EXPECT_FALSE(verdict.allowed);
+    EXPECT_TRUE(verdict.patch.empty());
+    for (const std::string& word : denial.words) EXPECT_THAT(verdict.message, HasSubstr(word));
+    EXPECT_EQ(TestAdmission().Validate(pod).allowed, false);
+  }
+}
+
+TEST(Mutate, CoexistAllowsAnotherGpu) {
+  Settings settings = TestSettings();
+  settings.coexist = true;
+  Json pod = PodWith({"model"}, kWeights);
+  pod["spec"]["containers"][0]["resources"] = {{"limits", {{"nvidia.com/gpu", "1"}}}};
+  EXPECT_TRUE(TestAdmission(settings).Mutate(pod).allowed);
+}
+
+// Goal: lists of containers hold against `kubectl debug`.
+TEST(Ephemeral, ContainersThatWouldGetAroundListsAreDenied) {
+  const Json listed = {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [model]}"}};
+  for (const auto& [annotations, container, allowed] : std::vector<std::tuple<Json, Json, bool>>{
+           {listed, {{"name", "debug"}}, true},
+           {listed, {{"name", "debug"}, {"targetContainerName", "model"}}, false},
+           {listed, {{"name", "debug"}, {"volumeMounts", {{{"name", "gpushm"}}}}}, false},
+           {kWeights, {{"name", "debug"}, {"targetContainerName", "model"}}, true}}) {
+    Json pod = Injected(TestAdmission(), PodWith({"model"}, annotations));
+    pod["spec"]["ephemeralContainers"] = Json::array({container});
+    EXPECT_EQ(TestAdmission().ValidateEphemeral(pod).allowed, allowed) << container;
+  }
+}
+
+}  // namespace
+}  // namespace gpushm::injector

@@ -1,0 +1,122 @@
+// gpushm-injector: the admission webhook.
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <exception>
+#include <iostream>
+#include <memory>
+
+#include "runtime/base/version.h"
+#include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/log.h"
+#include "runtime/daemon/process.h"
+#include "sidecar/injector/options.h"
+
+namespace gpushm::injector {
+namespace {
+
+// The kubelet brings a changed Secret within a minute or so.
+constexpr int64_t kCertificateLookMs = 5000;
+
+int Refuse(const Status& status) {
+  LogError("start-failed", {{"reason", status.ToString()}});
+  return status.code() == Code::kInvalidArgument ? 2 : 1;
+}
+
+uint64_t Random() {
+  uint64_t number = 0;
+  // Of 8 bytes it never gives less once the kernel has started.
+  if (getrandom(&number, sizeof number, 0) != sizeof number) std::abort();
+  return number;
+}
+
+class Injector {
+ public:
+  Injector(EventLoop* loop, const Options& options)
+      : loop_(loop),
+        options_(options),
+        certificates_(options.certificates),
+        admission_(options.settings, Random),
+        server_(options.server, &admission_, &certificates_, &metrics_) {}
+
+  Result<void> Start() {
+    const Result<bool> loaded = certificates_.Load();
+    if (!loaded) return std::unexpected(loaded.error());
+    metrics_.SetCertificateExpiry(certificates_.expires_s());
+    if (auto started = server_.Start(); !started) return started;
+    LookAtCertificates();
+    LogInfo("ready", {{"version", kVersion},
+                      {"port", server_.port()},
+                      {"http_port", server_.http_port()},
+                      {"certificate_expires", certificates_.expires_s()}});
+    return {};
+  }
+
+  // Ends the loop after a while; the API server notices first that we are not ready.
+  void Drain() {
+    if (std::exchange(draining_, true)) return loop_->Stop();  // Asked twice: at once.
+    LogInfo("draining", {{"drain_ms", options_.drain_ms}});
+    server_.Drain();
+    loop_->After(options_.drain_ms, [this] { loop_->Stop(); });
+  }
+
+  void Stop() { server_.Stop(); }
+
+ private:
+  void LookAtCertificates() {
+    const Result<bool> loaded = certificates_.Load();
+    if (!loaded) {
+      metrics_.CertificateRefused();
+      LogWarning("certificate-refused", {{"reason", loaded.error().ToString()}});
+    } else if (*loaded) {
+      metrics_.SetCertificateExpiry(certificates_.expires_s());
+      LogInfo("certificate-loaded", {{"expires", certificates_.expires_s()}});
+    }
+    loop_->After(kCertificateLookMs, [this] { LookAtCertificates(); });
+  }
+
+  EventLoop* const loop_;
+  const Options options_;
+  Certificates certificates_;
+  Metrics metrics_;
+  const Admission admission_;
+  Server server_;
+  bool draining_ = false;
+};
+
+int Main(int argc, char** argv) {
+  ConfigureLog({});
+  int exit_code = 0;
+  const Result<std::optional<Options>> options = ParseOptions(argc, argv, &exit_code);
+  if (!options) return Refuse(options.error());
+  if (!*options) return exit_code;
+  ConfigureLog((*options)->log);
+  RaiseDescriptorLimit();
+  const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT});
+  const Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
+  if (!loop) return Refuse(loop.error());
+  Injector injector(loop->get(), **options);
+  if (auto started = injector.Start(); !started) return Refuse(started.error());
+  const auto watched = (*loop)->Watch(signals.get(), EPOLLIN, [&](uint32_t) {
+    signalfd_siginfo info{};
+    if (read(signals.get(), &info, sizeof info) > 0) injector.Drain();
+  });
+  if (!watched) return Refuse(watched.error());
+  (*loop)->Run();
+  injector.Stop();
+  LogInfo("stopped", {});
+  return 0;
+}
+
+}  // namespace
+}  // namespace gpushm::injector
+
+int main(int argc, char** argv) try {
+  return gpushm::injector::Main(argc, argv);
+} catch (const std::exception& error) {
+  std::cerr << "gpushm-injector: " << error.what() << "\n";
+  return 1;
+}

@@ -1,0 +1,39 @@
+// What the webhook tells Prometheus. Names, units and labels: docs/injector.md.
+//
+// Threads: any.
+#pragma once
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <cstdint>
+#include <string>
+
+#include "sidecar/injector/review.h"
+
+namespace gpushm::injector {
+
+class Metrics {
+ public:
+  Metrics();
+
+  void Answered(Endpoint endpoint, const Answer& answer, double seconds);
+  // A call that got no answer, because it was none that the API server makes.
+  void Failed(Endpoint endpoint);
+  void SetCertificateExpiry(int64_t seconds);
+  void CertificateRefused();
+
+  // In Prometheus' text format, version 0.0.4.
+  std::string Text() const;
+
+ private:
+  prometheus::Registry registry_;
+  prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Histogram>& seconds_;
+  prometheus::Gauge& expiry_;
+  prometheus::Counter& refused_;
+};
+
+}  // namespace gpushm::injector

@@ -1,0 +1,112 @@
+#include "sidecar/injector/options.h"
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/version.h"
+#include "sidecar/config/quantity.h"
+#include "sidecar/config/sizing.h"
+
+namespace gpushm::injector {
+namespace {
+
+using Parse = std::expected<uint64_t, std::string> (*)(std::string_view);
+
+// A flag whose value is a quantity as in Kubernetes.
+void AddQuantity(CLI::App& app, const std::string& name, Parse parse, uint64_t* value,
+                 const std::string& help) {
+  app.add_option_function<std::string>(
+      name,
+      [=](const std::string& text) {
+        const auto parsed = parse(text);
+        if (!parsed) throw CLI::ValidationError(name, parsed.error());
+        if (*parsed == 0) throw CLI::ValidationError(name, "is zero");
+        *value = *parsed;
+      },
+      help);
+}
+
+void Declare(CLI::App& app, Options* options) {
+  Settings& settings = options->settings;
+  app.set_version_flag("--version", std::string(kVersion));
+  app.add_option("--port", options->server.port, "HTTPS, for the API server (8443)")
+      ->check(CLI::Range(0, 65535));
+  app.add_option("--http-port", options->server.http_port, "healthz, readyz and metrics (8080)")
+      ->check(CLI::Range(0, 65535));
+  app.add_option("--address", options->server.address, "Address to listen on (all)");
+  app.add_option("--certificates", options->certificates,
+                 "Folder with tls.crt and tls.key, read again when they change (/etc/gpushm/tls)");
+  app.add_option("--sidecar-image", settings.sidecar_image, "Image of the sidecar")->required();
+  app.add_option("--sidecar-pull-policy", settings.pull_policy, "Of that image (IfNotPresent)")
+      ->check(CLI::IsMember({"Always", "IfNotPresent", "Never"}));
+  app.add_option("--sidecar-pull-secret", settings.pull_secrets,
+                 "Added to the imagePullSecrets of pods; may be repeated");
+  AddQuantity(app, "--sidecar-cpu", config::ParseMilliCpus, &settings.cpu_millis,
+              "CPU that a sidecar requests (50m)");
+  AddQuantity(app, "--sidecar-cpu-limit", config::ParseMilliCpus, &settings.cpu_limit_millis,
+              "CPU that it is limited to, and requests in pods of QoS class Guaranteed (500m)");
+  AddQuantity(app, "--sidecar-memory", config::ParseBytes, &settings.memory_bytes,
+              "Host memory that it requests and is limited to (64Mi)");
+  AddQuantity(app, "--loader-cpu-limit", config::ParseMilliCpus, &settings.loader_cpu_limit_millis,
+              "CPU limit instead, where buffers are loaded (2)");
+  AddQuantity(app, "--loader-memory", config::ParseBytes, &settings.loader_memory_bytes,
+              "Host memory in addition, where buffers are loaded (512Mi)");
+  AddQuantity(app, "--unit", config::ParseBytes, &settings.unit_bytes,
+              "GPU memory that one gpushm.io/memory stands for, as the plugin's (1Gi)");
+  app.add_flag("--coexist", settings.coexist,
+               "Allow nvidia.com/gpu beside gpushm.io/attach, as the plugin's");
+  app.add_option_function<std::string>(
+         "--uid", [&settings](const std::string& who) { settings.assign_uid = who == "random"; },
+         "Of sidecars: random, or platform where it gives them one (random)")
+      ->check(CLI::IsMember({"random", "platform"}));
+  app.add_option("--host-ipc-group", settings.host_ipc_group,
+                 "Group of sidecars that serve hostIPC pods (65532)")
+      ->check(CLI::Range(int64_t{1}, int64_t{2'147'483'647}));
+  app.add_option("--drain-ms", options->drain_ms,
+                 "How long calls are answered after SIGTERM (5000)")
+      ->check(CLI::Range(int64_t{0}, int64_t{600'000}));
+  app.add_option_function<std::string>(
+         "--log-level",
+         [options](const std::string& level) {
+           options->log.level = level == "debug"     ? LogLevel::kDebug
+                                : level == "warning" ? LogLevel::kWarning
+                                : level == "error"   ? LogLevel::kError
+                                                     : LogLevel::kInfo;
+         },
+         "debug, info, warning or error (info)")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  app.add_option_function<std::string>(
+         "--log-format",
+         [options](const std::string& format) {
+           options->log.format = format == "json" ? LogFormat::kJson : LogFormat::kText;
+         },
+         "text or json (text)")
+      ->check(CLI::IsMember({"text", "json"}));
+}
+
+}  // namespace
+
+Result<std::optional<Options>> ParseOptions(int argc, char** argv, int* exit_code) {
+  CLI::App app(
+      "gpushm-injector is the admission webhook that gives annotated pods their sidecar.\n"
+      "Exit codes: 0, 1 it failed, 2 an option makes no sense.",
+      "gpushm-injector");
+  Options options;
+  Declare(app, &options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& done) {
+    *exit_code = app.exit(done);
+    return std::optional<Options>();
+  } catch (const CLI::ParseError& error) {
+    return Fail(Code::kInvalidArgument, error.what(), "gpushm-injector --help lists the flags");
+  }
+  if (options.settings.unit_bytes % config::kGranularityBytes != 0) {
+    return Fail(Code::kInvalidArgument, "--unit is not a multiple of 2Mi", "--unit 1Gi");
+  }
+  return std::optional(std::move(options));
+}
+
+}  // namespace gpushm::injector

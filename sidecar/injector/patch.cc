@@ -1,0 +1,43 @@
+#include "sidecar/injector/patch.h"
+
+#include <utility>
+
+namespace gpushm::injector {
+
+const Json* Find(const Json& document, const Pointer& at) {
+  if (!document.contains(at)) return nullptr;
+  const Json& found = document[at];
+  return found.is_null() ? nullptr : &found;
+}
+
+void Patch::Record(const char* operation, const Pointer& at, const Json& value) {
+  operations_.push_back({{"op", operation}, {"path", at.to_string()}, {"value", value}});
+}
+
+void Patch::Set(const Pointer& at, Json value) {
+  const Json* const there = Find(document_, at);
+  if (there != nullptr && *there == value) return;
+  const Pointer parent = at.parent_pointer();
+  if (there == nullptr && !parent.empty() && Find(document_, parent) == nullptr) {
+    Json object = Json::object();
+    object[at.back()] = std::move(value);
+    return Set(parent, std::move(object));
+  }
+  Record(there != nullptr ? "replace" : "add", at, value);
+  document_[at] = std::move(value);
+}
+
+void Patch::Append(const Pointer& list, Json value) {
+  if (Find(document_, list) == nullptr) return Set(list, Json::array({std::move(value)}));
+  Record("add", list / "-", value);
+  document_[list].push_back(std::move(value));
+}
+
+void Patch::Prepend(const Pointer& list, Json value) {
+  if (Find(document_, list) == nullptr) return Set(list, Json::array({std::move(value)}));
+  Record("add", list / 0, value);
+  Json& items = document_[list];
+  items.insert(items.begin(), std::move(value));
+}
+
+}  // namespace gpushm::injector

@@ -1,0 +1,266 @@
+#include "sidecar/injector/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "runtime/base/limits.h"
+#include "runtime/base/version.h"
+#include "sidecar/config/keys.h"
+#include "sidecar/config/quantity.h"
+#include "sidecar/config/sizing.h"
+#include "sidecar/injector/sidecar.h"
+
+namespace gpushm::injector {
+namespace {
+
+using config::ConfigError;
+using Errors = std::vector<ConfigError>;
+
+constexpr char kEndsTooEarly[] =
+    "is an init container that ends before the pod runs, and cannot attach: the kubelet would "
+    "admit "
+    "it again after a restart. Say loads: true and let it run `gpushmctl load`";
+// A container's environment variable holds at most 128 KiB (execve(2), MAX_ARG_STRLEN).
+constexpr size_t kVariableBytes = 120 * 1024;
+
+// FNV-1a: tells texts apart that nobody chose in order to collide.
+std::string DigestOf(const config::Annotations& annotations) {
+  uint64_t hash = 14695981039346656037U;
+  const auto add = [&hash](std::string_view text) {
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+    hash = (hash ^ 0xFFU) * 1099511628211U;
+  };
+  for (const auto& [key, value] : annotations) {
+    if (!config::IsOurKey(key) || key == config::kStatusKey) continue;
+    add(key);
+    add(value);
+  }
+  std::string text(16, '0');
+  for (char& c : text) {
+    c = "0123456789abcdef"[hash >> 60];
+    hash <<= 4;
+  }
+  return text;
+}
+
+ConfigError PodError(std::string field, std::string reason, std::string example) {
+  ConfigError error;
+  error.field = std::move(field);
+  error.reason = std::move(reason);
+  error.example = std::move(example);
+  return error;
+}
+
+std::string FieldOf(const Container& container) {
+  return Concat(container.kind == Kind::kApplication ? "spec.containers" : "spec.initContainers",
+                "[", container.at.back(), "] (", container.name, ")");
+}
+
+// Names and places that the sidecar needs.
+void CheckFree(const PodView& pod, const std::optional<Done>& done, Errors* errors) {
+  const Container* const taken = pod.Find(kSidecarName);
+  if (taken != nullptr && !done) {
+    errors->push_back(
+        PodError(FieldOf(*taken), "the name is the sidecar's that gpushm adds", "name: my-gpushm"));
+  }
+  const Json* const volume = pod.Volume(kVolumeName);
+  if (volume != nullptr && *volume != SocketVolume()) {
+    errors->push_back(PodError("spec.volumes", "the name gpushm is that of the volume with sockets",
+                               "name: my-gpushm"));
+  }
+}
+
+// Where the sockets go.
+void CheckMounts(const PodView& pod, const Plan& plan, Errors* errors) {
+  for (const std::string& name : plan.done.containers) {
+    const Container* const container = pod.Find(name);
+    if (container == nullptr) continue;
+    const Json* const mounts = Find(*container->json, Pointer("/volumeMounts"));
+    if (mounts == nullptr || !mounts->is_array()) continue;
+    for (const Json& mount : *mounts) {
+      if (!mount.is_object() || mount.value("mountPath", "") != kSocketFolder ||
+          mount.value("name", "") == kVolumeName) {
+        continue;
+      }
+      errors->push_back(PodError(Concat(FieldOf(*container), ".volumeMounts"),
+                                 Concat(kSocketFolder, " is where gpushm's socket goes"),
+                                 "mountPath: /run/my-gpushm"));
+    }
+  }
+}
+
+void CheckVolumes(const PodView& pod, Plan* plan, Errors* errors) {
+  const std::vector<std::string> volumes = pod.Volumes();
+  for (const config::BufferSpec& buffer : plan->spec.buffers) {
+    const std::string volume(buffer.FileVolume());
+    if (volume.empty()) continue;
+    if (std::ranges::count(volumes, volume) > 0) {
+      plan->volumes.push_back(volume);
+      continue;
+    }
+    ConfigError error;
+    error.annotation = Concat(config::kBuffersPrefix, buffer.name);
+    error.field = "file";
+    const std::string_view nearest = config::Nearest(volume, std::span(volumes));
+    error.reason = Concat(
+        "the pod has no volume ", config::Quote(volume),
+        nearest.empty() ? std::string() : Concat("; the nearest is ", config::Quote(nearest)));
+    error.example = Concat("file: ", nearest.empty() ? "models" : nearest, "/", buffer.FilePath());
+    errors->push_back(std::move(error));
+  }
+  std::ranges::sort(plan->volumes);
+  const auto rest = std::ranges::unique(plan->volumes);
+  plan->volumes.erase(rest.begin(), rest.end());
+}
+
+// What fits the annotations but not the rest of the pod.
+void CheckPod(const PodView& pod, const Plan& plan, const Settings& settings, Errors* errors) {
+  const bool lists = std::ranges::any_of(plan.spec.buffers, [](const config::BufferSpec& buffer) {
+    return !buffer.containers.empty() || !buffer.writers.empty();
+  });
+  if (lists && pod.Flag("shareProcessNamespace")) {
+    errors->push_back(PodError("spec.shareProcessNamespace",
+                               "containers that see each other's processes can take each other's "
+                               "sockets, so `containers` and `writers` would promise nothing",
+                               "shareProcessNamespace: false, or no such lists"));
+  }
+  if (plan.spec.host_ipc && !pod.Flag("hostIPC")) {
+    errors->push_back(PodError(std::string(config::kHostIpcKey),
+                               "the pod itself does not say hostIPC: true", "hostIPC: true"));
+  }
+  if (const Json* const os = Find(pod.json(), Pointer("/spec/os/name"))) {
+    if (*os != "linux") errors->push_back(PodError("spec.os.name", "gpushm is for Linux", "linux"));
+  }
+  if (settings.coexist) return;
+  for (const std::string& name : plan.done.containers) {
+    const Container* const container = pod.Find(name);
+    if (container == nullptr) continue;
+    for (const char* const list : {"limits", "requests"}) {
+      const Json* const resources = Find(*container->json, Pointer("/resources") / list);
+      if (resources == nullptr || !resources->is_object()) continue;
+      for (const auto& [key, value] : resources->items()) {
+        if (!key.starts_with("nvidia.com/")) continue;
+        errors->push_back(
+            PodError(Concat(FieldOf(*container), ".resources.", list, ".", key),
+                     "the container gets the GPU of its pod's buffers and may not ask for another "
+                     "one beside "
+                     "it",
+                     "remove it; with the chart's value coexist: true both are allowed"));
+        return;
+      }
+    }
+  }
+}
+
+void CheckLimits(const PodView& pod, const Plan& plan, Errors* errors) {
+  if (plan.done.containers.empty()) {
+    errors->push_back(PodError("spec.containers", "no container would attach", "name: model"));
+  }
+  const size_t served = plan.done.containers.size() + plan.done.init_containers.size();
+  if (served > limits::kContainers) {
+    errors->push_back(
+        PodError("spec.containers",
+                 Concat(served, " containers would be served, at most ", limits::kContainers),
+                 "name those that attach: containers: [decoder, model]"));
+  }
+  size_t bytes = 0;
+  for (const auto& [key, value] : pod.annotations()) {
+    if (config::IsOurKey(key) && key != config::kStatusKey) bytes += key.size() + value.size() + 8;
+  }
+  if (bytes > kVariableBytes) {
+    errors->push_back(
+        PodError("metadata.annotations",
+                 Concat("those of gpushm have ", bytes, " bytes, at most ", kVariableBytes),
+                 "create buffers at run time, from gpushm.io/pool-extra"));
+  }
+}
+
+config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& done) {
+  config::ParseOptions options;
+  options.containers = pod.Names(Kind::kApplication);
+  options.more_containers = pod.Names(Kind::kNativeSidecar);
+  for (const std::string& name : pod.Names(Kind::kInit)) {
+    options.unfit_containers.emplace(name, kEndsTooEarly);
+  }
+  options.unfit_containers.emplace(kSidecarName, "is gpushm's own");
+  if (!done) return options;
+  // Who came later may be named by nobody, and is not meant where nobody is named.
+  std::erase_if(*options.containers, [&](const std::string& name) {
+    if (std::ranges::count(done->containers, name) > 0) return false;
+    options.more_containers.push_back(name);
+    return true;
+  });
+  return options;
+}
+
+}  // namespace
+
+std::optional<Done> Done::Of(const PodView& pod) {
+  const auto found = pod.annotations().find(std::string(config::kStatusKey));
+  if (found == pod.annotations().end() || pod.Find(kSidecarName) == nullptr) return std::nullopt;
+  const Json status = Json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  if (!status.is_object()) return std::nullopt;
+  Done done;
+  const auto digest = status.find("annotations");
+  if (digest == status.end() || !digest->is_string()) return std::nullopt;
+  done.annotations = digest->get<std::string>();
+  for (const auto& [key, names] : {std::pair{"containers", &done.containers},
+                                   std::pair{"initContainers", &done.init_containers}}) {
+    const auto list = status.find(key);
+    if (list == status.end() || !list->is_array()) return std::nullopt;
+    for (const Json& name : *list) {
+      if (!name.is_string()) return std::nullopt;
+      names->push_back(name.get<std::string>());
+    }
+  }
+  return done;
+}
+
+std::string Plan::Status() const {
+  return Json{{"version", kVersion},
+              {"annotations", done.annotations},
+              {"containers", done.containers},
+              {"initContainers", done.init_containers},
+              {"memory", config::FormatBytes(memory_bytes)},
+              {"units", units}}
+      .dump();
+}
+
+config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings) {
+  const std::optional<Done> earlier = Done::Of(pod);
+  const std::string digest = DigestOf(pod.annotations());
+  const bool same = earlier && earlier->annotations == digest;
+  config::OrErrors<config::PodSpec> spec = config::ParseAnnotationsOrErrors(
+      pod.annotations(), OptionsFor(pod, same ? earlier : std::nullopt));
+  if (!spec) return std::unexpected(std::move(spec.error()));
+  if (!spec->inject || !spec->AsksForMemory()) return std::nullopt;
+
+  Plan plan;
+  plan.redo = !same;
+  plan.done.annotations = digest;
+  for (const Container& container : pod.containers()) {
+    if (spec->private_bytes.contains(container.name)) {
+      plan.done.containers.push_back(container.name);
+    }
+  }
+  const bool any_loads = std::ranges::any_of(spec->buffers, &config::BufferSpec::loads);
+  if (any_loads) {
+    plan.done.init_containers = same ? earlier->init_containers : pod.Names(Kind::kInit);
+  }
+  plan.loads = std::ranges::any_of(spec->buffers, &config::BufferSpec::StartsLoading);
+  plan.memory_bytes = config::NodeBytes(*spec);
+  plan.units = config::Units(plan.memory_bytes, settings.unit_bytes);
+  plan.spec = std::move(*spec);
+
+  Errors errors;
+  CheckFree(pod, earlier, &errors);
+  CheckMounts(pod, plan, &errors);
+  CheckVolumes(pod, &plan, &errors);
+  CheckPod(pod, plan, settings, &errors);
+  CheckLimits(pod, plan, &errors);
+  if (!errors.empty()) return std::unexpected(std::move(errors));
+  return plan;
+}
+
+}  // namespace gpushm::injector

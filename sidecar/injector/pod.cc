@@ -1,0 +1,120 @@
+#include "sidecar/injector/pod.h"
+
+#include <algorithm>
+
+#include "sidecar/config/keys.h"
+#include "sidecar/config/quantity.h"
+
+namespace gpushm::injector {
+namespace {
+
+constexpr char kSpec[] = "/spec";
+
+const std::string* Text(const Json& object, const char* key) {
+  const auto found = object.is_object() ? object.find(key) : object.end();
+  return found == object.end() ? nullptr : found->get_ptr<const std::string*>();
+}
+
+Kind KindOf(const Json& container, bool init) {
+  if (!init) return Kind::kApplication;
+  const std::string* const policy = Text(container, "restartPolicy");
+  return policy != nullptr && *policy == "Always" ? Kind::kNativeSidecar : Kind::kInit;
+}
+
+}  // namespace
+
+const Json* Container::Resource(const char* list, const std::string& resource) const {
+  return injector::Find(*json, Pointer("/resources") / list / resource);
+}
+
+bool IsNumber(const Json* quantity, uint64_t number) {
+  if (quantity == nullptr) return false;
+  if (!quantity->is_string()) return *quantity == number;
+  return config::ParseBytes(quantity->get_ref<const std::string&>()) == number;
+}
+
+Result<PodView> PodView::Of(const Json& pod) {
+  PodView view;
+  view.json_ = &pod;
+  const Json* const spec = injector::Find(pod, Pointer(kSpec));
+  if (spec == nullptr || !spec->is_object()) {
+    return Fail(Code::kInvalidArgument, "the object has no spec: it is not a Pod");
+  }
+  if (const Json* const annotations = injector::Find(pod, Pointer("/metadata/annotations"))) {
+    if (!annotations->is_object()) {
+      return Fail(Code::kInvalidArgument, "metadata.annotations is not a map");
+    }
+    for (const auto& [key, value] : annotations->items()) {
+      if (!value.is_string()) {
+        return Fail(Code::kInvalidArgument, Concat("metadata.annotations: ", key, " is not text"));
+      }
+      view.annotations_.emplace(key, value.get<std::string>());
+    }
+  }
+  for (const char* const list : {"initContainers", "containers"}) {
+    if (auto read = view.ReadContainers(list); !read) return std::unexpected(read.error());
+  }
+  return view;
+}
+
+Result<void> PodView::ReadContainers(const char* list) {
+  const Pointer at = Pointer(kSpec) / list;
+  const Json* const items = injector::Find(*json_, at);
+  if (items == nullptr) return {};
+  if (!items->is_array()) return Fail(Code::kInvalidArgument, Concat("spec.", list, " is no list"));
+  const bool init = std::string_view(list) == "initContainers";
+  for (size_t i = 0; i < items->size(); ++i) {
+    const Json& item = (*items)[i];
+    const std::string* const name = Text(item, "name");
+    if (name == nullptr) {
+      return Fail(Code::kInvalidArgument, Concat("spec.", list, "[", i, "] has no name"));
+    }
+    containers_.push_back({*name, KindOf(item, init), at / i, &item});
+  }
+  return {};
+}
+
+bool PodView::Concerns() const {
+  return std::ranges::any_of(annotations_,
+                             [](const auto& item) { return config::IsOurKey(item.first); });
+}
+
+const Container* PodView::Find(std::string_view name) const {
+  const auto found = std::ranges::find(containers_, name, &Container::name);
+  return found == containers_.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> PodView::Names(Kind kind) const {
+  std::vector<std::string> names;
+  for (const Container& container : containers_) {
+    if (container.kind == kind && container.name != kSidecarName) names.push_back(container.name);
+  }
+  return names;
+}
+
+std::vector<std::string> PodView::Volumes() const {
+  std::vector<std::string> names;
+  const Json* const volumes = injector::Find(*json_, Pointer("/spec/volumes"));
+  if (volumes == nullptr || !volumes->is_array()) return names;
+  for (const Json& volume : *volumes) {
+    if (const std::string* const name = Text(volume, "name")) names.push_back(*name);
+  }
+  return names;
+}
+
+const Json* PodView::Volume(std::string_view name) const {
+  const Json* const volumes = injector::Find(*json_, Pointer("/spec/volumes"));
+  if (volumes == nullptr || !volumes->is_array()) return nullptr;
+  const auto found = std::ranges::find_if(*volumes, [&](const Json& volume) {
+    const std::string* const text = Text(volume, "name");
+    return text != nullptr && *text == name;
+  });
+  return found == volumes->end() ? nullptr : &*found;
+}
+
+bool PodView::Flag(const char* name) const {
+  const Json* const flag = injector::Find(*json_, Pointer(kSpec) / name);
+  return flag != nullptr && flag->is_boolean() && flag->get<bool>();
+}
+
+}  // namespace gpushm::injector

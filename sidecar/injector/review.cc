@@ -1,0 +1,79 @@
+#include "sidecar/injector/review.h"
+
+#include <utility>
+
+#include "runtime/base/status.h"
+
+namespace gpushm::injector {
+namespace {
+
+constexpr char kVersion[] = "admission.k8s.io/v1";
+
+std::string Base64(std::string_view bytes) {
+  static constexpr char kDigits[] =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  text.reserve((bytes.size() + 2) / 3 * 4);
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t group = 0;
+    for (size_t j = 0; j < 3; ++j) {
+      group = group << 8 | (i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0U);
+    }
+    for (size_t j = 0; j < 4; ++j) {
+      text += i + j <= bytes.size() ? kDigits[group >> (18 - 6 * j) & 63] : '=';
+    }
+  }
+  return text;
+}
+
+std::string AnswerTo(const std::string& uid, const Verdict& verdict) {
+  Json response = {{"uid", uid}, {"allowed", verdict.allowed}};
+  if (!verdict.allowed) {
+    response["status"] = {{"code", 422}, {"reason", "Invalid"}, {"message", verdict.message}};
+  }
+  if (!verdict.patch.empty()) {
+    response["patchType"] = "JSONPatch";
+    response["patch"] = Base64(verdict.patch.dump());
+  }
+  if (!verdict.warnings.empty()) response["warnings"] = verdict.warnings;
+  return Json{{"apiVersion", kVersion}, {"kind", "AdmissionReview"}, {"response", response}}.dump(
+      -1, ' ', false, Json::error_handler_t::replace);
+}
+
+Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& review) {
+  const auto bad = [](const std::string& what) {
+    return Fail(Code::kInvalidArgument, what, "send an AdmissionReview of admission.k8s.io/v1");
+  };
+  if (!review.is_object()) return bad("the body is not a JSON object");
+  if (review.value("apiVersion", "") != kVersion || review.value("kind", "") != "AdmissionReview") {
+    return bad("the body is not an AdmissionReview v1");
+  }
+  const Json* const request = Find(review, Pointer("/request"));
+  if (request == nullptr || !request->is_object()) return bad("it has no request");
+  const std::string uid = request->value("uid", "");
+  if (uid.empty()) return bad("its request has no uid");
+  const Json* const object = Find(*request, Pointer("/object"));
+  if (object == nullptr || !object->is_object()) return bad("its request has no object");
+  if (object->value("kind", "") != "Pod") return bad("its object is not a Pod");
+
+  Verdict verdict;
+  if (endpoint == Endpoint::kMutate) {
+    verdict = admission.Mutate(*object);
+  } else if (request->value("subResource", "") == "ephemeralcontainers") {
+    verdict = admission.ValidateEphemeral(*object);
+  } else {
+    verdict = admission.Validate(*object);
+  }
+  return Answer{AnswerTo(uid, verdict), verdict.outcome, verdict.allowed};
+}
+
+}  // namespace
+
+Result<Answer> Review(const Admission& admission, Endpoint endpoint, std::string_view body) try {
+  return Judge(admission, endpoint, Json::parse(body));
+} catch (const Json::exception& error) {
+  // No JSON, or of other types than the API server sends.
+  return Fail(Code::kInvalidArgument, Concat("the body cannot be read: ", error.what()));
+}
+
+}  // namespace gpushm::injector

@@ -1,0 +1,150 @@
+#include "sidecar/injector/server.h"
+
+#include <sys/socket.h>
+
+#include <ctime>
+#include <utility>
+
+#include "runtime/base/clock.h"
+#include "runtime/daemon/log.h"
+
+namespace gpushm::injector {
+namespace {
+
+// Calls that come in one burst: httplib itself asks the kernel for 5.
+constexpr int kBacklog = 1024;
+constexpr size_t kHttpThreads = 4;
+// Longer than the API server's own (90 s), so that it is who closes.
+constexpr time_t kIdleS = 120;
+constexpr char kText[] = "text/plain; charset=utf-8";
+
+bool SetUpTls(SSL_CTX* context, Certificates* certificates) {
+  SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
+  certificates->ServeOn(context);
+  return true;
+}
+
+}  // namespace
+
+struct Server::Listener {
+  std::unique_ptr<httplib::Server> server;
+  int socket = -1;  // The server's own.
+  std::thread thread;
+
+  Listener(std::unique_ptr<httplib::Server> made, size_t threads) : server(std::move(made)) {
+    server->new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
+    server->set_read_timeout(kReadTimeoutS);
+    server->set_write_timeout(kReadTimeoutS);
+    server->set_keep_alive_timeout(kIdleS);
+    server->set_keep_alive_max_count(1'000'000);
+    server->set_payload_max_length(kMaxBodyBytes);
+    server->set_tcp_nodelay(true);
+    server->set_socket_options([this](int made_socket) {
+      const int yes = 1;
+      setsockopt(made_socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+      socket = made_socket;
+    });
+  }
+  ~Listener() {
+    server->stop();
+    if (thread.joinable()) thread.join();
+  }
+
+  // The port; -1: nobody may have it.
+  int Bind(const std::string& address, int port) {
+    if (port == 0) return server->bind_to_any_port(address);
+    return server->bind_to_port(address, port) ? port : -1;
+  }
+
+  Result<int> Start(const std::string& address, int port) {
+    int bound = Bind(address.empty() ? "::" : address, port);
+    // A machine may have no IPv6 at all.
+    if (bound < 0 && address.empty()) bound = Bind("0.0.0.0", port);
+    if (bound < 0) {
+      return Fail(
+          Code::kSystem,
+          Concat("cannot listen on port ", port, " of ", address.empty() ? "any address" : address),
+          "choose a port that is free");
+    }
+    listen(socket, kBacklog);
+    thread = std::thread([this] { server->listen_after_bind(); });
+    return bound;
+  }
+};
+
+Server::Server(Options options, const Admission* admission, Certificates* certificates,
+               Metrics* metrics)
+    : options_(std::move(options)),
+      admission_(admission),
+      certificates_(certificates),
+      metrics_(metrics) {}
+
+Server::~Server() { Stop(); }
+
+Result<void> Server::Start() {
+  auto tls = std::make_unique<httplib::SSLServer>(
+      [this](SSL_CTX& context) { return SetUpTls(&context, certificates_); });
+  for (const auto& [path, endpoint] :
+       {std::pair{"/mutate", Endpoint::kMutate}, std::pair{"/validate", Endpoint::kValidate}}) {
+    tls->Post(path, [this, endpoint = endpoint](const httplib::Request& request,
+                                                httplib::Response& response) {
+      Handle(endpoint, request, response);
+    });
+  }
+  https_ = std::make_unique<Listener>(std::move(tls), kConnections);
+  auto plain = std::make_unique<httplib::Server>();
+  AddProbes(plain.get());
+  http_ = std::make_unique<Listener>(std::move(plain), kHttpThreads);
+
+  const Result<int> port = https_->Start(options_.address, options_.port);
+  if (!port) return std::unexpected(port.error());
+  port_ = *port;
+  const Result<int> http_port = http_->Start(options_.address, options_.http_port);
+  if (!http_port) return std::unexpected(http_port.error());
+  http_port_ = *http_port;
+  return {};
+}
+
+void Server::Drain() { draining_ = true; }
+
+void Server::Stop() {
+  https_.reset();
+  http_.reset();
+}
+
+void Server::Handle(Endpoint endpoint, const httplib::Request& request,
+                    httplib::Response& response) {
+  const int64_t start_ns = MonotonicNs();
+  if (draining_) response.set_header("Connection", "close");
+  const Result<Answer> answer = Review(*admission_, endpoint, request.body);
+  if (!answer) {
+    metrics_->Failed(endpoint);
+    LogWarning("bad-request", {{"from", request.remote_addr},
+                               {"path", request.path},
+                               {"reason", answer.error().ToString()}});
+    response.status = 400;
+    response.set_content(answer.error().ToString() + "\n", kText);
+    return;
+  }
+  response.set_content(answer->body, "application/json");
+  metrics_->Answered(endpoint, *answer, static_cast<double>(MonotonicNs() - start_ns) * 1e-9);
+  if (!answer->allowed) LogInfo("denied", {{"path", request.path}, {"outcome", answer->outcome}});
+}
+
+void Server::AddProbes(httplib::Server* server) {
+  server->Get("/healthz", [](const httplib::Request&, httplib::Response& response) {
+    response.set_content("ok\n", kText);
+  });
+  server->Get("/readyz", [this](const httplib::Request&, httplib::Response& response) {
+    std::string why;
+    if (draining_) why = "draining";
+    if (certificates_->expires_s() < std::time(nullptr)) why = "the certificate has expired";
+    response.status = why.empty() ? 200 : 503;
+    response.set_content((why.empty() ? "ok" : why) + "\n", kText);
+  });
+  server->Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
+    response.set_content(metrics_->Text(), "text/plain; version=0.0.4; charset=utf-8");
+  });
+}
+
+}  // namespace gpushm::injector

@@ -1,0 +1,75 @@
+// The webhook's two listeners: HTTPS for the API server, plain HTTP for probes and Prometheus.
+//
+//   HTTPS  POST /mutate, /validate      AdmissionReview v1
+//   HTTP   GET  /healthz                200 while the process serves
+//               /readyz                 200 when calls are welcome; 503 before and while draining
+//               /metrics                Prometheus' text format
+//
+// Bounded: kMaxBodyBytes a request, kReadTimeoutS for each wait for a caller's bytes, kConnections
+// at the same time; more wait in the kernel.
+//
+// Threads: Start, Drain and Stop from one thread.
+#pragma once
+
+#include <httplib.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "runtime/base/status.h"
+#include "sidecar/injector/admit.h"
+#include "sidecar/injector/certificates.h"
+#include "sidecar/injector/metrics.h"
+#include "sidecar/injector/review.h"
+
+namespace gpushm::injector {
+
+// The API server takes objects of 3 MiB at most (its --max-request-bytes); a review holds two.
+inline constexpr size_t kMaxBodyBytes = 8 << 20;
+inline constexpr int kReadTimeoutS = 5;
+// An API server keeps 25 idle connections to a webhook (client-go), and there are up to a few.
+inline constexpr size_t kConnections = 128;
+
+class Server {
+ public:
+  struct Options {
+    std::string address;  // Empty: all, of IPv6 and IPv4.
+    int port = 8443;      // 0: any free one.
+    int http_port = 8080;
+  };
+  // All outlive the server.
+  Server(Options options, const Admission* admission, Certificates* certificates, Metrics* metrics);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Listens. kSystem, naming the port.
+  Result<void> Start();
+  int port() const { return port_; }
+  int http_port() const { return http_port_; }
+
+  // Not ready from now on, and connections end with their answers; calls are answered all the same.
+  void Drain();
+  // What is under way is finished.
+  void Stop();
+
+ private:
+  struct Listener;
+  void Handle(Endpoint endpoint, const httplib::Request& request, httplib::Response& response);
+  void AddProbes(httplib::Server* server);
+
+  const Options options_;
+  const Admission* const admission_;
+  Certificates* const certificates_;
+  Metrics* const metrics_;
+  std::atomic<bool> draining_ = false;
+  int port_ = 0;
+  int http_port_ = 0;
+  std::unique_ptr<Listener> https_;
+  std::unique_ptr<Listener> http_;
+};
+
+}  // namespace gpushm::injector

@@ -1,0 +1,31 @@
+// What the cluster's operator decides for all pods: the chart's values, given as flags.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gpushm::injector {
+
+struct Settings {
+  std::string sidecar_image;
+  std::string pull_policy = "IfNotPresent";
+  // Added to the pods' own, since the sidecar's image may be behind another registry than theirs.
+  std::vector<std::string> pull_secrets;
+
+  // Of the sidecar. A pod that would be Guaranteed without it stays so: request = limit there.
+  uint64_t cpu_millis = 50;
+  uint64_t cpu_limit_millis = 500;
+  uint64_t memory_bytes = uint64_t{64} << 20;
+  // Where something is loaded: a process with a context of its own does it.
+  uint64_t loader_cpu_limit_millis = 2000;
+  uint64_t loader_memory_bytes = uint64_t{512} << 20;  // In addition.
+
+  uint64_t unit_bytes = uint64_t{1} << 30;  // As the plugin's.
+  bool coexist = false;                     // As the plugin's.
+  // False where the platform gives every container its uid (OpenShift).
+  bool assign_uid = true;
+  int64_t host_ipc_group = 65532;
+};
+
+}  // namespace gpushm::injector

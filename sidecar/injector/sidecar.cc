@@ -1,0 +1,151 @@
+#include "sidecar/injector/sidecar.h"
+
+#include <algorithm>
+
+#include "sidecar/config/keys.h"
+#include "sidecar/config/quantity.h"
+
+namespace gpushm::injector {
+namespace {
+
+constexpr char kFiles[] = "/run/gpushm-files";
+constexpr char kLink[] = "/run/gpushm-link";
+constexpr char kTools[] = ".tools";  // No container's name begins so.
+constexpr char kReadyTimeout[] = "60s";
+
+std::string Cpus(uint64_t millis) { return Concat(millis, "m"); }
+
+// The annotations as the broker reads them: YAML, each value as JSON's string, which is one of
+// YAML's.
+std::string BuffersVariable(const PodView& pod) {
+  std::string text;
+  for (const auto& [key, value] : pod.annotations()) {
+    if (!config::IsOurKey(key) || key == config::kStatusKey) continue;
+    text += Concat(key, ": ", Json(value).dump(), "\n");
+  }
+  return text;
+}
+
+Json FieldVariable(const char* name, const char* path) {
+  return {{"name", name}, {"valueFrom", {{"fieldRef", {{"fieldPath", path}}}}}};
+}
+
+// Whether the pod is of QoS class Guaranteed without us: limits of CPU and memory everywhere, and
+// no request that differs.
+bool IsGuaranteed(const PodView& pod) {
+  const auto fixed = [](const Container& container, const char* resource) {
+    const Json* const limit = container.Resource("limits", resource);
+    const Json* const request = container.Resource("requests", resource);
+    return limit != nullptr && (request == nullptr || *request == *limit);
+  };
+  return std::ranges::all_of(pod.containers(), [&](const Container& container) {
+    return container.name == kSidecarName ||
+           (fixed(container, "cpu") && fixed(container, "memory"));
+  });
+}
+
+Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
+  const config::SidecarResources& asked = plan.spec.sidecar;
+  uint64_t limit = plan.loads ? settings.loader_cpu_limit_millis : settings.cpu_limit_millis;
+  uint64_t request = asked.cpu_millis.value_or(settings.cpu_millis);
+  limit = std::max(limit, request);
+  if (IsGuaranteed(pod)) {
+    if (asked.cpu_millis) limit = request;
+    request = limit;
+  }
+  const std::string memory = config::FormatBytes(asked.memory_bytes.value_or(
+      settings.memory_bytes + (plan.loads ? settings.loader_memory_bytes : 0)));
+  const std::string units = std::to_string(plan.units);
+  return {{"requests", {{"cpu", Cpus(request)}, {"memory", memory}, {kMemoryResource, units}}},
+          {"limits", {{"cpu", Cpus(limit)}, {"memory", memory}, {kMemoryResource, units}}}};
+}
+
+Json SecurityContext(const PodView& pod, const Plan& plan, const Settings& settings,
+                     std::optional<int64_t> uid) {
+  Json context = {{"allowPrivilegeEscalation", false},
+                  {"capabilities", {{"drop", Json::array({"ALL"})}}},
+                  {"privileged", false},
+                  {"readOnlyRootFilesystem", true},
+                  {"runAsNonRoot", true},
+                  {"seccompProfile", {{"type", "RuntimeDefault"}}}};
+  if (uid) {
+    context["runAsUser"] = *uid;
+    // A group of the pod's own lets the sidecar read what the pod's volumes hold.
+    if (Find(pod.json(), Pointer("/spec/securityContext/runAsGroup")) == nullptr) {
+      context["runAsGroup"] = *uid;
+    }
+  }
+  if (plan.spec.host_ipc) context["runAsGroup"] = settings.host_ipc_group;
+  return context;
+}
+
+Json Arguments(const Plan& plan) {
+  Json words = Json::array();
+  for (const auto* const list : {&plan.done.containers, &plan.done.init_containers}) {
+    for (const std::string& name : *list) {
+      words.push_back("--container");
+      words.push_back(name);
+    }
+  }
+  words.push_back("--link");
+  words.push_back(kLink);
+  if (!plan.done.init_containers.empty()) {
+    words.push_back("--tools");
+    words.push_back(Concat(kSocketFolder, "/", kTools));
+  }
+  if (plan.spec.host_ipc) words.push_back("--pod-uid=$(GPUSHM_POD_UID)");
+  return words;
+}
+
+}  // namespace
+
+Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
+                      std::optional<int64_t> uid) {
+  Json mounts = Json::array({{{"name", kVolumeName}, {"mountPath", kSocketFolder}}});
+  for (const std::string& volume : plan.volumes) {
+    mounts.push_back(
+        {{"name", volume}, {"mountPath", Concat(kFiles, "/", volume)}, {"readOnly", true}});
+  }
+  const std::string socket = Concat(kSocketFolder, "/", plan.done.containers.front());
+  return {
+      {"name", kSidecarName},
+      {"image", settings.sidecar_image},
+      {"imagePullPolicy", settings.pull_policy},
+      {"restartPolicy", "Always"},
+      {"args", Arguments(plan)},
+      {"env", Json::array({{{"name", config::kBuffersVariable}, {"value", BuffersVariable(pod)}},
+                           FieldVariable("GPUSHM_POD_NAMESPACE", "metadata.namespace"),
+                           FieldVariable("GPUSHM_POD_NAME", "metadata.name"),
+                           FieldVariable("GPUSHM_POD_UID", "metadata.uid")})},
+      {"resources", Resources(pod, plan, settings)},
+      {"volumeMounts", mounts},
+      // The next container starts when the hook ends; a startupProbe would cost a second more.
+      {"lifecycle",
+       {{"postStart",
+         {{"exec",
+           {{"command", Json::array({"/usr/bin/gpushmctl", "--folder", socket, "wait", "--broker",
+                                     "--timeout", kReadyTimeout})}}}}}}},
+      // The broker's last words say why it could not start.
+      {"terminationMessagePolicy", "FallbackToLogsOnError"},
+      {"securityContext", SecurityContext(pod, plan, settings, uid)}};
+}
+
+Json SocketVolume() {
+  return {{"name", kVolumeName}, {"emptyDir", {{"medium", "Memory"}, {"sizeLimit", "8Mi"}}}};
+}
+
+Json SocketMount(const std::string& container) {
+  return {{"name", kVolumeName},
+          {"mountPath", kSocketFolder},
+          {"subPath", container},
+          {"readOnly", true}};
+}
+
+Json ToolMount() {
+  return {{"name", kVolumeName},
+          {"mountPath", "/usr/bin/gpushmctl"},
+          {"subPath", Concat(kTools, "/gpushmctl")},
+          {"readOnly", true}};
+}
+
+}  // namespace gpushm::injector
