@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "runtime/base/clock.h"
@@ -97,6 +98,7 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   const config::BrokerConfig& config = broker->options_.config;
   if (auto r = broker->LockFolder(); !r) return std::unexpected(r.error());
   if (auto r = broker->TakeGenerations(); !r) return std::unexpected(r.error());
+  if (auto r = broker->PutTools(); !r) return std::unexpected(r.error());
   Link::Greeting greeting;
   if (auto r = broker->MeetPlugin(&greeting); !r) return std::unexpected(r.error());
   if (auto r = broker->OpenGpu(); !r) return std::unexpected(r.error());
@@ -178,6 +180,27 @@ Result<void> Broker::LockFolder() {
                                 "stop it first, or give this one another --folder"));
   if (!locked) return std::unexpected(locked.error());
   lock_ = std::move(*locked);
+  return {};
+}
+
+// For containers that the plugin gives nothing: gpushmctl, from beside this program. Replaced by
+// rename, since a container may run the one that is there.
+Result<void> Broker::PutTools() const {
+  const std::string& folder = options_.tools_folder;
+  if (folder.empty()) return {};
+  if (auto made = MakeFolder(folder); !made) return made;
+  namespace fs = std::filesystem;
+  const fs::path from = fs::path(options_.loader_command.front()).replace_filename("gpushmctl");
+  const std::string part = folder + "/gpushmctl.part";
+  std::error_code error;
+  fs::copy_file(from, part, fs::copy_options::overwrite_existing, error);
+  if (!error) fs::permissions(part, fs::perms(0755), error);
+  if (!error) fs::permissions(folder, fs::perms(0755), error);
+  if (!error) fs::rename(part, folder + "/gpushmctl", error);
+  if (error) {
+    return FailSystem(error.value(), Concat("copy ", from.string(), " to ", folder),
+                      "is the volume of /run/gpushm full?");
+  }
   return {};
 }
 

@@ -47,6 +47,7 @@ struct BrokerOptions {
   std::string link_folder;                  // Of the plugin's socket; empty: there is no plugin.
   uint64_t link_die_after = 0;              // For tests, see Link::Settings.
   std::vector<std::string> loader_command;  // Program and arguments of the loader child.
+  std::string tools_folder;                 // Where gpushmctl is put; empty: nowhere.
   int64_t start_timeout_ms = 60'000;        // For the GPU to make the declared buffers.
   int64_t drain_timeout_ms = 20'000;        // For clients to leave after Drain.
 };
@@ -67,6 +68,7 @@ class Broker : private Handler {
   // ---- start
   Result<void> LockFolder();
   Result<void> TakeGenerations();
+  Result<void> PutTools() const;
   template <typename Answer>
   Answer OnDriver(std::string_view what, std::function<Answer()> call);
   Result<void> MeetPlugin(Link::Greeting* greeting);

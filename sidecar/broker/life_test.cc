@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -48,6 +49,20 @@ std::optional<registry::BufferState> StateOf(const BrokerProcess& broker, const 
   const auto found = (*reader)->Find(name);
   if (!found) return std::nullopt;
   return found->record.state;
+}
+
+// For init containers, which have no GPU and nothing from the plugin.
+TEST(BrokerLife, PutsAToolThatEveryUserMayRun) {
+  const TempFolder folder;
+  const std::string tools = folder / ".tools";
+  for (int run = 0; run < 2; ++run) {
+    const BrokerProcess broker(folder.path(), With("", {"--tools", tools}));
+    ASSERT_TRUE(broker.ready()) << broker.log();
+    struct stat info{};
+    ASSERT_EQ(stat((tools + "/gpushmctl").c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07777u, 0755u);
+    EXPECT_EQ(std::system((tools + "/gpushmctl --version >/dev/null").c_str()), 0);
+  }
 }
 
 TEST(BrokerLife, ASecondBrokerOnAFolderRefusesToStart) {

@@ -28,6 +28,7 @@ struct Flags {
   std::string gpu;
   std::string pod_uid;
   std::string link;
+  std::string tools;
   uint64_t link_die_after = 0;
   bool host_ipc = false;
   std::string host_dir = "/dev/shm";
@@ -144,6 +145,8 @@ void Declare(CLI::App& app, Flags* flags) {
   app.add_option(
       "--link", flags->link,
       "Folder of the plugin's socket (default /run/gpushm-link, if it is there), or none");
+  app.add_option("--tools", flags->tools,
+                 "Folder into which gpushmctl is put, for containers that have none");
   app.add_option("--test-link-die-after", flags->link_die_after)->group("");  // Not in --help.
   app.add_option("--pod-uid", flags->pod_uid, "The pod's UID, for --host-ipc");
   app.add_flag("--host-ipc", flags->host_ipc, "Also serve hostIPC pods of the node, in /dev/shm");
@@ -188,6 +191,7 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.link_folder = LinkFolder(options.config.link);
   options.link_die_after = flags.link_die_after;
   options.loader_command = LoaderCommand();
+  options.tools_folder = flags.tools;
   options.start_timeout_ms = flags.start_timeout_ms;
   options.drain_timeout_ms = flags.drain_timeout_ms;
   return std::optional(std::move(options));

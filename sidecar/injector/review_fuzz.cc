@@ -1,0 +1,21 @@
+// Any bytes to both endpoints: no crash, and what is answered is JSON.
+#include <cstdint>
+#include <string_view>
+
+#include "runtime/base/status.h"
+#include "sidecar/injector/review.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace gpushm::injector;  // NOLINT: all of it is of there
+  static const Admission admission = [] {
+    Settings settings;
+    settings.sidecar_image = "sidecar";
+    return Admission(settings, [] { return uint64_t{1}; });
+  }();
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  for (const Endpoint endpoint : {Endpoint::kMutate, Endpoint::kValidate}) {
+    const auto answer = Review(admission, endpoint, body);
+    if (answer) GPUSHM_ASSERT(Json::accept(answer->body));
+  }
+  return 0;
+}
