@@ -8,7 +8,7 @@
 
 #include "runtime/base/status.h"
 #include "sidecar/injector/review.h"
-#include "sidecar/injector/testing.h"
+#include "sidecar/injector/testing/pods.h"
 
 namespace gpushm::injector {
 namespace {

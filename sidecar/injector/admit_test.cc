@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "runtime/base/status.h"
-#include "sidecar/injector/testing.h"
+#include "sidecar/injector/testing/pods.h"
 
 namespace gpushm::injector {
 namespace {

@@ -15,7 +15,7 @@ namespace {
 constexpr int kBacklog = 1024;
 constexpr size_t kHttpThreads = 4;
 // Longer than the API server's own (90 s), so that it is who closes.
-constexpr time_t kIdleS = 120;
+constexpr time_t kIdleS = 100;
 constexpr char kText[] = "text/plain; charset=utf-8";
 
 bool SetUpTls(SSL_CTX* context, Certificates* certificates) {

@@ -1,0 +1,165 @@
+// The real gpushm-injector over TLS: what an API server, a kubelet and Prometheus see of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "sidecar/injector/server.h"
+#include "sidecar/injector/testing/pods.h"
+#include "sidecar/injector/testing/process.h"
+
+namespace gpushm::injector {
+namespace {
+
+using gpushm::testing::TempFolder;
+using ::testing::HasSubstr;
+using testing::InjectorProcess;
+using testing::PodWith;
+using testing::ReviewOf;
+using testing::WaitUntil;
+using testing::WriteCertificate;
+
+constexpr int64_t kYearS = 365 * 24 * 3600;
+constexpr char kJson[] = "application/json";
+
+std::string Body() {
+  return ReviewOf(PodWith({"model"}, {{"buffers.gpushm.io/weights", "8Gi"}})).dump();
+}
+
+class ServerTest : public ::testing::Test {
+ protected:
+  ServerTest() { WriteCertificate(tls_.path(), "first", kYearS); }
+
+  TempFolder tls_;
+};
+
+TEST_F(ServerTest, AnswersReviewsAndTellsOfThem) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  const auto client = injector.Https();
+  for (const char* const path : {"/mutate", "/validate"}) {
+    const auto answer = client->Post(std::string(path) + "?timeout=5s", Body(), kJson);
+    ASSERT_TRUE(answer);
+    ASSERT_EQ(answer->status, 200);
+    EXPECT_EQ(answer->get_header_value("Content-Type"), kJson);
+    const Json response = Json::parse(answer->body)["response"];
+    EXPECT_EQ(response["uid"], "11111111-2222-3333-4444-555555555555");
+    EXPECT_EQ(response["allowed"], std::string(path) == "/mutate");
+  }
+  EXPECT_EQ(injector.Get("/healthz").first, 200);
+  EXPECT_EQ(injector.Get("/readyz").first, 200);
+  const auto [status, metrics] = injector.Get("/metrics");
+  EXPECT_EQ(status, 200);
+  EXPECT_THAT(metrics,
+              HasSubstr("gpushm_webhook_requests_total{allowed=\"true\",endpoint=\"mutate\","
+                        "outcome=\"injected\"} 1"));
+  EXPECT_THAT(metrics, HasSubstr("gpushm_webhook_request_duration_seconds_count{"
+                                 "endpoint=\"mutate\"} 1"));
+}
+
+TEST_F(ServerTest, RefusesWhatIsNoReview) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  const auto client = injector.Https();
+  EXPECT_EQ(client->Post("/mutate", "{", kJson)->status, 400);
+  EXPECT_EQ(client->Post("/mutate", "{}", kJson)->status, 400);
+  EXPECT_EQ(client->Post("/other", Body(), kJson)->status, 404);
+  EXPECT_EQ(client->Get("/mutate")->status, 404);
+  const auto large = injector.Https()->Post("/mutate", std::string(kMaxBodyBytes + 1, ' '), kJson);
+  EXPECT_TRUE(!large || large->status == 413);
+  EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
+}
+
+// Goal: a Secret that is renewed is served without a restart, and a call under way is not cut off.
+TEST_F(ServerTest, TakesARenewedCertificateAndKeepsItForABadOne) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  EXPECT_EQ(injector.ServedName(), "first");
+  const auto client = injector.Https();
+  ASSERT_EQ(client->Post("/mutate", Body(), kJson)->status, 200);
+  WriteCertificate(tls_.path(), "second", 2 * kYearS);
+  EXPECT_TRUE(WaitUntil([&] { return injector.ServedName() == "second"; })) << injector.Log();
+  EXPECT_EQ(client->Post("/mutate", Body(), kJson)->status, 200) << "on the old connection";
+
+  std::ofstream(tls_ / "tls.key") << "not a key";
+  EXPECT_TRUE(
+      WaitUntil([&] { return injector.Log().find("certificate-refused") != std::string::npos; }));
+  EXPECT_THAT(injector.Log(), HasSubstr("tls.key holds no private key"));
+  EXPECT_EQ(injector.ServedName(), "second");
+  EXPECT_THAT(injector.Get("/metrics").second,
+              ::testing::ContainsRegex("gpushm_webhook_certificate_errors_total [1-9]"));
+}
+
+TEST_F(ServerTest, AnExpiredCertificateIsNotReady) {
+  WriteCertificate(tls_.path(), "old", -60);
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  const auto [status, why] = injector.Get("/readyz");
+  EXPECT_EQ(status, 503);
+  EXPECT_THAT(why, HasSubstr("expired"));
+}
+
+TEST_F(ServerTest, WithoutACertificateItSaysWhatIsMissing) {
+  std::filesystem::remove(tls_ / "tls.crt");
+  InjectorProcess injector(tls_.path());
+  EXPECT_FALSE(injector.ready());
+  EXPECT_EQ(WEXITSTATUS(injector.WaitEnd()), 1);
+  EXPECT_THAT(injector.Log(), HasSubstr("tls.crt"));
+}
+
+// Goal: a rolling update loses no call. Method: not ready first, then answers for a while, then
+// ends.
+TEST_F(ServerTest, DrainsBeforeItEnds) {
+  InjectorProcess injector(tls_.path(), {"--drain-ms", "1500"});
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  injector.Signal(SIGTERM);
+  ASSERT_TRUE(WaitUntil([&] { return injector.Get("/readyz").first == 503; }));
+  EXPECT_EQ(injector.Get("/healthz").first, 200);
+  const auto answer = injector.Https()->Post("/mutate", Body(), kJson);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->get_header_value("Connection"), "close");
+  EXPECT_EQ(injector.WaitEnd(), 0);
+}
+
+// Goal: callers that say nothing, or half of something, do not keep others waiting.
+TEST_F(ServerTest, SilentCallersAreLeftAlone) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  std::vector<int> silent;
+  for (size_t i = 0; i < kConnections / 2; ++i) {
+    const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(injector.port()));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(connect(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    silent.push_back(socket_fd);
+  }
+  EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
+  for (const int socket_fd : silent) close(socket_fd);
+}
+
+// Goal: a burst, as when a Deployment is scaled, loses nothing.
+TEST_F(ServerTest, AnswersABurstOfConnections) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  std::atomic<int> answered = 0;
+  std::vector<std::thread> callers;
+  for (size_t i = 0; i < 200; ++i) {
+    callers.emplace_back([&] {
+      const auto answer = injector.Https()->Post("/mutate", Body(), kJson);
+      if (answer && answer->status == 200) ++answered;
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(answered, 200);
+}
+
+}  // namespace
+}  // namespace gpushm::injector

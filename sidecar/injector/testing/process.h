@@ -1,0 +1,59 @@
+// The real gpushm-injector as a process, with certificates made for it.
+//
+// Threads: one.
+#pragma once
+
+#include <httplib.h>
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/testing.h"
+
+namespace gpushm::injector::testing {
+
+inline constexpr int64_t kLongMs = 30'000;
+
+// Writes tls.crt and tls.key into `folder`, self-signed for "localhost", and valid for so long.
+void WriteCertificate(const std::string& folder, const std::string& common_name, int64_t valid_s);
+
+// Looks every few milliseconds until it is so; false if it never is.
+bool WaitUntil(const std::function<bool()>& is_so, int64_t timeout_ms = kLongMs);
+
+class InjectorProcess {
+ public:
+  // On free ports, with the certificate of `tls`.
+  explicit InjectorProcess(const std::string& tls, const std::vector<std::string>& more = {});
+  ~InjectorProcess();
+  InjectorProcess(const InjectorProcess&) = delete;
+  InjectorProcess& operator=(const InjectorProcess&) = delete;
+
+  // It said that it is ready.
+  bool ready() const { return port_ != 0; }
+  void Signal(int signal) const;
+  // As waitpid says; -1: it still runs at the deadline.
+  int WaitEnd(int64_t timeout_ms = kLongMs);
+  std::string Log() const;
+  uint64_t RssBytes() const;
+
+  std::unique_ptr<httplib::SSLClient> Https() const;
+  // Body of a GET on the plain port, and its status.
+  std::pair<int, std::string> Get(const std::string& path) const;
+  // Subject's common name of the certificate that a new connection is shown; empty: none.
+  std::string ServedName() const;
+  int port() const { return port_; }
+
+ private:
+  gpushm::testing::TempFolder folder_;
+  std::string log_path_;
+  pid_t pid_ = -1;
+  int port_ = 0;
+  int http_port_ = 0;
+};
+
+}  // namespace gpushm::injector::testing
