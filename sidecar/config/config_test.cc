@@ -199,14 +199,16 @@ TEST(KeysTest, OurKeys) {
   }
 }
 
-// Goal: docs/annotations.md says what the parser does. GPUSHM_REWRITE_DOCS=1 writes it anew.
-TEST(KeysTest, TheDocumentIsUpToDate) {
-  const std::string path = GPUSHM_SOURCE_DIR "/docs/annotations.md";
-  if (std::getenv("GPUSHM_REWRITE_DOCS") != nullptr) std::ofstream(path) << AnnotationsMarkdown();
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  EXPECT_EQ(text.str(), AnnotationsMarkdown())
-      << "run config_test with GPUSHM_REWRITE_DOCS=1 and commit " << path;
+// Goal: what is published says what the parser does. GPUSHM_REWRITE_DOCS=1 writes it anew.
+TEST(KeysTest, TheDocumentsAreUpToDate) {
+  for (const auto& [name, now] : {std::pair{"annotations.md", AnnotationsMarkdown()},
+                                  std::pair{"annotations.schema.json", AnnotationsSchema()}}) {
+    const std::string path = Concat(GPUSHM_SOURCE_DIR "/docs/", name);
+    if (std::getenv("GPUSHM_REWRITE_DOCS") != nullptr) std::ofstream(path) << now;
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    EXPECT_EQ(text.str(), now) << "run config_test with GPUSHM_REWRITE_DOCS=1 and commit " << path;
+  }
 }
 
 }  // namespace

@@ -14,52 +14,59 @@ namespace {
 constexpr std::array<KeyInfo, 7> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer of that name (a DNS label of at most 63 characters), made when the pod starts.",
-     "8Gi"},
+     "8Gi",
+     R"("type": "string", "anyOf": [{"$ref": "#/$defs/quantity"},
+      {"pattern": ":", "contentMediaType": "application/yaml",
+      "contentSchema": {"$ref": "#/$defs/buffer"}}])"},
     {kPrivatePrefix, "<container>", "quantity", "1Gi for each container that attaches",
      "GPU memory set aside for the container's own contexts and allocations, so that the scheduler "
      "does not sell it twice. Not enforced. 0 is allowed.",
-     "1Gi"},
-    {kPoolExtraKey, "", "quantity", "0", "Room for buffers that are created at run time.", "2Gi"},
+     "1Gi", R"("$ref": "#/$defs/quantity")"},
+    {kPoolExtraKey, "", "quantity", "0", "Room for buffers that are created at run time.", "2Gi",
+     R"("$ref": "#/$defs/quantity")"},
     {kHostIpcKey, "", "\"true\" or \"false\"", "\"false\"",
      "Share with other such pods of the node through the host's /dev/shm. Only in a pod that "
      "itself "
      "says hostIPC: true.",
-     "\"true\""},
+     "\"true\"", R"("enum": ["true", "false"])"},
     {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
-     "\"false\": the webhook leaves this pod alone.", "\"false\""},
+     "\"false\": the webhook leaves this pod alone.", "\"false\"", R"("enum": ["true", "false"])"},
     {kSidecarCpuKey, "", "CPU quantity", "the chart's value", "CPU that the sidecar requests.",
-     "100m"},
+     "100m", R"("type": "string", "pattern": "^\\+?[0-9.]+m?$")"},
     {kSidecarMemoryKey, "", "quantity", "the chart's value",
-     "Host memory that the sidecar requests and is limited to.", "64Mi"},
+     "Host memory that the sidecar requests and is limited to.", "64Mi",
+     R"("$ref": "#/$defs/quantity")"},
 }};
 
 constexpr std::array<KeyInfo, 8> kBufferKeys = {{
     {"size", "", "quantity", "required", "Bytes of one generation; the driver rounds up to 2Mi.",
-     "8Gi"},
+     "8Gi", R"("$ref": "#/$defs/quantity")"},
     {"generations", "", "number from 1 to 16", "1",
      "How many generations may live at the same time: 2 lets a new one be written while the old "
      "one "
      "is in use. Each takes its full size.",
-     "2"},
+     "2", R"("type": "integer", "minimum": 1, "maximum": 16)"},
     {"access", "", "`many-writers`, `one-writer` or `read-only`", "many-writers",
      "Who may map it writable: any number at a time, one at a time, or nobody (its content then "
      "comes from `file` or `loads`).",
-     "one-writer"},
+     "one-writer", R"("enum": ["many-writers", "one-writer", "read-only"])"},
     {"writers", "", "list of containers", "all that may attach",
-     "The containers that may map it writable.", "[$container]"},
+     "The containers that may map it writable.", "[$container]", R"("$ref": "#/$defs/containers")"},
     {"containers", "", "list of containers", "all of the pod",
-     "The containers that may attach it at all.", "[$container]"},
+     "The containers that may attach it at all.", "[$container]",
+     R"("$ref": "#/$defs/containers")"},
     {"on-writer-exit", "", "`mark`, `keep` or `drop`", "mark",
      "When a process dies while it has the buffer mapped writable: keep it and mark it, keep it "
      "and "
      "say nothing, or withdraw the generation.",
-     "keep"},
+     "keep", R"("enum": ["mark", "keep", "drop"])"},
     {"file", "", "`<volume>/<path>`", "none",
      "Loaded from this file of one of the pod's volumes; attaching waits for it.",
-     "models/weights.bin"},
+     "models/weights.bin",
+     R"("type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/.*[^/]$")"},
     {"loads", "", "`true` or `false`", "false",
-     "Somebody will load it through the broker (`gpushmctl load`); attaching waits for it.",
-     "true"},
+     "Somebody will load it through the broker (`gpushmctl load`); attaching waits for it.", "true",
+     R"("type": "boolean")"},
 }};
 
 constexpr std::array<KeyInfo, 10> kBrokerKeys = {{

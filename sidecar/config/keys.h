@@ -19,6 +19,8 @@ struct KeyInfo {
   std::string_view meaning;
   // A correct value, as YAML. "$container" stands for a container of the pod.
   std::string_view example;
+  // JSON Schema of the value, without its braces; empty: none is published.
+  std::string_view schema = "";
 };
 
 // Keys of a pod's annotations; a name that ends in '/' is a family.
@@ -53,5 +55,7 @@ size_t EditDistance(std::string_view a, std::string_view b);
 
 // docs/annotations.md.
 std::string AnnotationsMarkdown();
+// docs/annotations.schema.json, of a pod's metadata.annotations.
+std::string AnnotationsSchema();
 
 }  // namespace gpushm::config

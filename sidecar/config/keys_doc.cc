@@ -17,7 +17,86 @@ void AppendTable(std::string& out, std::span<const KeyInfo> keys) {
   }
 }
 
+constexpr std::string_view kLabel = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?";
+
+std::string JsonText(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + '"';
+}
+
+// An annotation's key as a regular expression of JSON Schema; JSON doubles the backslashes.
+std::string KeyPattern(const KeyInfo& key) {
+  std::string pattern = "^";
+  for (const char c : key.name) pattern += c == '.' ? std::string("[.]") : std::string(1, c);
+  return pattern + std::string(key.variable.empty() ? std::string_view() : kLabel) + "$";
+}
+
+void AppendProperty(std::string& out, std::string_view name, const KeyInfo& key, bool last) {
+  out += Concat("      ", JsonText(name), ": {\"description\": ", JsonText(key.meaning), ", ",
+                key.schema, last ? "}\n" : "},\n");
+}
+
 }  // namespace
+
+std::string AnnotationsSchema() {
+  std::string known;
+  std::string patterns;
+  for (const KeyInfo& key : AnnotationKeys()) {
+    const bool last = &key == &AnnotationKeys().back();
+    AppendProperty(patterns, KeyPattern(key), key, last);
+    known += Concat("      {\"pattern\": ", JsonText(KeyPattern(key)), "},\n");
+  }
+  std::string buffer;
+  for (const KeyInfo& key : BufferKeys()) {
+    AppendProperty(buffer, key.name, key, &key == &BufferKeys().back());
+  }
+  return Concat(
+      R"({
+  "$comment": "Made from the table in sidecar/config/keys.cc, as annotations.md is.",
+  "$schema": "https://json-schema.org/draft/2020-12/schema",
+  "title": "metadata.annotations of a Pod that uses gpushm",
+  "type": "object",
+  "propertyNames": {
+    "anyOf": [
+      {"not": {"pattern": "^([^/]*[.])?gpushm[.]io/"}},
+)",
+      known, R"(      {"const": )", JsonText(kStatusKey), R"(}
+    ]
+  },
+  "patternProperties": {
+)",
+      patterns, R"(  },
+  "$defs": {
+    "quantity": {
+      "description": "Bytes, as Kubernetes writes them: 8Gi, 512M, 8e9.",
+      "type": ["string", "integer"],
+      "pattern": "^[+]?[0-9]*[.]?[0-9]*(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][+-]?[0-9]+)?$",
+      "minimum": 0
+    },
+    "containers": {
+      "description": "Names of containers of the pod.",
+      "type": "array",
+      "minItems": 1,
+      "uniqueItems": true,
+      "items": {"type": "string", "pattern": "^)",
+      kLabel, R"($"}
+    },
+    "buffer": {
+      "type": "object",
+      "required": ["size"],
+      "additionalProperties": false,
+      "properties": {
+)",
+      buffer, R"(      }
+    }
+  }
+}
+)");
+}
 
 std::string AnnotationsMarkdown() {
   std::string out =
@@ -32,7 +111,10 @@ std::string AnnotationsMarkdown() {
       "      writers: [decoder]\n"
       "    private.gpushm.io/model: 2Gi\n```\n\n"
       "Every other key under `gpushm.io` or `*.gpushm.io` is refused with the nearest known one "
-      "(`gpushm.io/status` is written by gpushm). Keys of other domains are not looked at.\n\n";
+      "(`gpushm.io/status` is written by gpushm). Keys of other domains are not looked at. "
+      "[annotations.schema.json](annotations.schema.json) is the same as a JSON Schema, for "
+      "editors "
+      "and policies.\n\n";
   AppendTable(out, AnnotationKeys());
   out += "\n## A buffer's map\n\nUnknown and repeated keys are refused.\n\n";
   AppendTable(out, BufferKeys());
