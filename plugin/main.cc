@@ -1,13 +1,16 @@
-// gpushm-plugin: one process per node. `serve` is the plugin, `inventory` says what it would do.
+// gpushm-plugin: one process per node. `serve` is the plugin, `inventory` says what it would do,
+// `simulate` gives the node simulated GPUs.
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
 
+#include "plugin/cdi/host_files.h"
 #include "plugin/daemon.h"
 #include "plugin/inventory/report.h"
 #include "plugin/options.h"
@@ -71,6 +74,35 @@ int Serve(DaemonOptions options) {
   return 0;
 }
 
+struct Simulated {
+  std::string driver = "/usr/lib/gpushm/driver-sim";
+  std::string state_folder = kStateFolder;
+  unsigned gpus = 1;
+  uint64_t memory_bytes = uint64_t{16} << 30;
+
+  void AddTo(CLI::App* app) {
+    app->add_option("--driver", driver, "Folder of the simulated driver")->capture_default_str();
+    app->add_option("--state-folder", state_folder, "As `serve` is told")->capture_default_str();
+    app->add_option("--gpus", gpus, "How many; 1 to 64")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    app->add_option("--memory", memory_bytes, "Of each, such as 16Gi (16Gi)")
+        ->transform(CLI::AsSizeValue(false));
+  }
+};
+
+int Simulate(const Simulated& wanted) {
+  Result<HostFiles> host = HostFiles::Open(wanted.state_folder, wanted.state_folder);
+  if (!host) return Refuse(host.error());
+  const auto driver = host->InstallSimulatedDriver(wanted.driver);
+  if (!driver) return Refuse(driver.error());
+  const auto cards = host->InstallSimulatedCards(wanted.gpus, wanted.memory_bytes);
+  if (!cards) return Refuse(cards.error());
+  std::cout << "driver-root: " << host->simulated_driver() << "\n"
+            << "GPUSHM_SIM_DIR=" << host->simulated_cards() << "\n";
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app(
       "gpushm-plugin hands out shareable GPU memory of a node.\n"
@@ -90,11 +122,16 @@ int Main(int argc, char** argv) {
   DaemonOptions options;
   serve->add_option("--payload", options.payload_folder,
                     "Folder with the libgpushm.so.0 and gpushmctl that containers get");
+  CLI::App* const simulate = app.add_subcommand(
+      "simulate", "Put the simulated driver and its GPUs into the state folder, and say where");
+  Simulated simulated;
+  simulated.AddTo(simulate);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  if (simulate->parsed()) return Simulate(simulated);
   const ConfigFlags& flags = serve->parsed() ? serve_flags : inventory_flags;
   Result<PluginConfig> config = flags.Read();
   if (!config) return Refuse(config.error());

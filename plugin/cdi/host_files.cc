@@ -18,6 +18,7 @@ namespace {
 
 constexpr mode_t kOpenFolder = 0755;
 constexpr mode_t kClosedFolder = 0700;
+constexpr mode_t kSharedFolder = 0777;
 constexpr mode_t kLibraryMode = 0644;
 constexpr mode_t kProgramMode = 0755;
 // Several times what library and gpushmctl are with symbols.
@@ -70,7 +71,7 @@ Result<HostFiles> HostFiles::Open(std::string on_host, std::string seen, Files& 
       return std::unexpected(made.error());
     }
   }
-  for (const char* const folder : {"/lib", "/bin", "/driver-sim"}) {
+  for (const char* const folder : {"/lib", "/bin", "/driver-sim", "/cards"}) {
     if (!Exists(host.seen_ + folder)) continue;
     if (auto swept = SweepTemporaries(files, host.seen_ + folder, ""); !swept) {
       return std::unexpected(swept.error());
@@ -99,6 +100,23 @@ Result<bool> HostFiles::InstallSimulatedDriver(const std::string& folder) {
     any = any || *installed;
   }
   return any;
+}
+
+Result<bool> HostFiles::InstallSimulatedCards(unsigned count, uint64_t bytes) {
+  const std::string folder = seen_ + "/cards";
+  if (auto made = MakeFolder(folder, kSharedFolder); !made) return std::unexpected(made.error());
+  LabelForContainers(folder);
+  std::string text = "gpus:\n";
+  for (unsigned i = 0; i < count; ++i) {
+    text += Concat("- {name: Simulated GPU, memory: ", bytes, "}\n");
+  }
+  const std::string path = folder + "/cards.yaml";
+  const Result<std::string> old = ReadWhole(path, kMaxFileBytes);
+  if (old && *old == text && HasMode(path, kLibraryMode)) return false;
+  auto done = ReplaceFile(*files_, path, text, kLibraryMode, Durability::kPower);
+  if (!done) return std::unexpected(done.error());
+  LabelForContainers(path);
+  return true;
 }
 
 Result<bool> HostFiles::InstallFile(const std::string& source, const std::string& place,

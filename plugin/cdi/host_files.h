@@ -4,6 +4,7 @@
 //   <state>/bin/gpushmctl          0755
 //   <state>/links/                 0700   nobody but root passes
 //   <state>/links/m0000/           0755   one sidecar's link, mounted into it alone
+//   <state>/driver-sim/, cards/    0755, 0777   of the simulated driver, where that is asked for
 //
 // Invariants
 //   (1) An installed file is the old one or the new one at every instant, also when the plugin is
@@ -21,6 +22,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,11 +51,15 @@ class HostFiles {
 
   // The same for the simulated driver: the folder that holds its two libraries.
   Result<bool> InstallSimulatedDriver(const std::string& folder);
+  // The state folder of the simulated driver, in which the processes of all users make files, with
+  // so many cards, unless it has these already. What runs keeps the cards that it started with.
+  Result<bool> InstallSimulatedCards(unsigned count, uint64_t bytes);
 
   // On the host.
   std::string library() const { return on_host_ + "/lib/" + kLibraryName; }
   std::string ctl() const { return on_host_ + "/bin/" + kCtlName; }
   std::string simulated_driver() const { return on_host_ + "/driver-sim"; }
+  std::string simulated_cards() const { return on_host_ + "/cards"; }
   std::string LinkFolder(std::string_view name) const;
 
   // Makes it, or repairs its mode; what is there and no folder is replaced. Returns its path as

@@ -127,6 +127,18 @@ TEST_F(HostFilesTest, InstallsTheSimulatedDriver) {
   EXPECT_EQ(host.simulated_driver(), "/var/lib/gpushm/driver-sim");
 }
 
+TEST_F(HostFilesTest, MakesTheCardsOfTheSimulatedDriver) {
+  HostFiles host = Open();
+  EXPECT_TRUE(*host.InstallSimulatedCards(2, 16));
+  EXPECT_FALSE(*host.InstallSimulatedCards(2, 16));
+  EXPECT_EQ(ReadText(folder_ / "state/cards/cards.yaml"),
+            "gpus:\n- {name: Simulated GPU, memory: 16}\n- {name: Simulated GPU, memory: 16}\n");
+  EXPECT_TRUE(*host.InstallSimulatedCards(1, 16));
+  EXPECT_EQ(ModeOf(folder_ / "state/cards"), 0777U);  // Containers have users of their own.
+  EXPECT_EQ(ModeOf(folder_ / "state/cards/cards.yaml"), 0644U);
+  EXPECT_EQ(host.simulated_cards(), "/var/lib/gpushm/cards");
+}
+
 // Goal: an upgrade that is killed anywhere leaves files that work, and the next start ends it.
 TEST_F(HostFilesTest, AKilledUpgradeLeavesOldOrNewFiles) {
   for (int step = 1;; ++step) {
