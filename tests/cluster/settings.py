@@ -110,6 +110,8 @@ def kubelet(state):
         # Allocatable resources reach the scheduler within a second instead of ten, and what
         # crashes is tried again every two seconds instead of up to every 300.
         "nodeStatusUpdateFrequency": "1s",
+        # Changed Secrets and ConfigMaps reach their pods in so long.
+        "syncFrequency": "10s",
         "featureGates": {"KubeletCrashLoopBackOffMax": True},
         "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
     }, indent=1)

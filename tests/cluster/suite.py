@@ -23,7 +23,7 @@ from cluster import Cluster, add_options
 from processes import Failure
 
 # In the order in which they make sense: what fails first explains what fails later.
-MODULES = ["test_node", "test_plugin", "test_restarts"]
+MODULES = ["test_node", "test_plugin", "test_restarts", "test_chart"]
 CASE_TIMEOUT_S = 240
 
 

@@ -1,0 +1,88 @@
+"""gpushm as users install it: the packaged chart, by Helm, with simulated GPUs."""
+
+import pathlib
+import subprocess
+import tempfile
+
+from processes import Failure
+import settings
+
+NAMESPACE = "gpushm-system"
+RELEASE = "gpushm"
+ROOT = pathlib.Path(__file__).parents[2]
+SOURCE = ROOT / "helm/gpushm"
+GPUS, GPU_GIB = 4, 16
+UNITS_OF_GPU = GPU_GIB - 1  # A unit is 1 GiB, and as much is kept back.
+
+
+class Chart:
+    """The release of a cluster. For one thread."""
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+        self._api = cluster.api
+        self._folder = tempfile.TemporaryDirectory()
+        self.package = self.pack(SOURCE)
+
+    def pack(self, source):
+        """The path of the package that is made of a chart's folder."""
+        folder = tempfile.mkdtemp(dir=self._folder.name)
+        self.helm("package", str(source), "--destination", folder)
+        return next(pathlib.Path(folder).glob("*.tgz"))
+
+    def of_commit(self, commit):
+        """A package of the chart as it was at a commit."""
+        folder = tempfile.mkdtemp(dir=self._folder.name)
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit, "helm/gpushm"],
+                                 check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+        return self.pack(pathlib.Path(folder) / "helm/gpushm")
+
+    def helm(self, *words, timeout=180):
+        """Its output; Failure has what it says."""
+        self._cluster.enter_network()
+        done = subprocess.run(["helm", *words], env=self._cluster.environment(), text=True,
+                              capture_output=True, timeout=timeout, check=False)
+        if done.returncode:
+            raise Failure(f"helm {' '.join(words)}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    def values(self, **more):
+        """Of this cluster: images are there, and pull nothing."""
+        values = {"driver.simulatedGpus": GPUS, "driver.simulatedMemory": f"{GPU_GIB}Gi", **more}
+        values |= {f"{part}.image.pullPolicy": "Never"
+                   for part in ("plugin", "sidecar", "injector", "test")}
+        # Images carry the version of the tree, whichever chart is installed.
+        values |= {f"{part}.image.tag": settings.IMAGE_TAG
+                   for part in ("plugin", "sidecar", "injector", "test")}
+        return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+    def install(self, package=None, **values):
+        """Or upgrades; returns when everything is ready."""
+        if NAMESPACE not in {n["metadata"]["name"] for n in self._api.list("Namespace")}:
+            self._api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+                "name": NAMESPACE,
+                "labels": {"pod-security.kubernetes.io/enforce": "privileged"}}})
+        package = package or self.package
+        simulated = subprocess.run(
+            ["tar", "-xzOf", str(package), "gpushm/values-simulated.yaml"], check=True,
+            capture_output=True).stdout
+        with tempfile.NamedTemporaryFile(suffix=".yaml") as profile:
+            profile.write(simulated)
+            profile.flush()
+            self.helm("upgrade", "--install", RELEASE, str(package), "--namespace", NAMESPACE,
+                      "--values", profile.name, *self.values(**values), "--wait",
+                      "--timeout", "120s")
+        self.wait_allocatable(GPUS * UNITS_OF_GPU)
+
+    def uninstall(self):
+        self.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "60s")
+
+    def wait_allocatable(self, units):
+        """Until the node offers so many units."""
+        def offers(nodes):
+            have = nodes[settings.NODE_NAME]["status"]["allocatable"]
+            return have.get("gpushm.io/memory", "0") == str(units)
+
+        self._api.wait("Node", None, offers, 60, lambda nodes: (
+            f"allocatable {nodes[settings.NODE_NAME]['status']['allocatable']}, not {units}"))

@@ -1,0 +1,295 @@
+"""The chart, the injector and what users write: annotated pods of all kinds in a namespace with
+Pod Security "restricted", and what happens to them when parts of gpushm are gone or replaced."""
+
+import json
+import re
+import subprocess
+import threading
+
+from api import Refused
+from case import ClusterCase, container, is_ready, pod, shell, statuses
+from chart import GPUS, NAMESPACE, UNITS_OF_GPU, Chart
+from plugin import NAMESPACE as PLUGIN_NAMESPACE
+from processes import wait_until
+
+WEIGHTS = {"buffers.gpushm.io/weights": "4Mi"}
+# Of one unit: no container's own memory is set aside.
+SMALL = {**WEIGHTS, "private.gpushm.io/a": "0"}
+
+
+def annotated(thing, annotations):
+    thing["metadata"]["annotations"] = dict(annotations)
+    return thing
+
+
+def workload(kind, name, template, **spec):
+    """A Deployment, Job ... of pods like `template`."""
+    template = {"metadata": {"labels": {"app": name},
+                             "annotations": template["metadata"].get("annotations", {})},
+                "spec": template["spec"]}
+    version = "batch/v1" if kind == "Job" else "apps/v1"
+    selector = {} if kind == "Job" else {"selector": {"matchLabels": {"app": name}}}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name},
+            "spec": {**selector, "template": template, **spec}}
+
+
+class ChartCase(ClusterCase):
+    """With the chart of this tree installed."""
+
+    chart = None
+
+    @classmethod
+    def setUpClass(cls):
+        if ChartCase.chart is None:
+            # The manifest of the plugin alone, if cases before this one deployed it.
+            cls.cluster.api.delete("Namespace", PLUGIN_NAMESPACE)
+            cls.cluster.api.wait("Namespace", None, lambda all_of: PLUGIN_NAMESPACE not in all_of,
+                                 60, lambda _: "the plugin's namespace does not go")
+            ChartCase.chart = Chart(cls.cluster)
+            ChartCase.chart.install()
+
+    def deny(self, thing):
+        """The API server's message."""
+        try:
+            self.api.create(thing, self.namespace)
+        except Refused as refused:
+            return str(refused)
+        self.fail(f"admitted: {thing}")
+        return None
+
+    def scale_injector(self, replicas):
+        self.api.patch("Deployment", "gpushm-injector", {"spec": {"replicas": replicas}}, NAMESPACE)
+        self.api.wait("Deployment", NAMESPACE, lambda all_of: all_of["gpushm-injector"].get(
+            "status", {}).get("readyReplicas", 0) == replicas, 60,
+            lambda all_of: f"the injector has no {replicas} replicas: "
+                           f"{all_of['gpushm-injector']['status']}")
+        if replicas == 0:
+            self.api.wait("Pod", NAMESPACE, lambda pods: not any(
+                "injector" in name for name in pods), 60, lambda pods: f"still there: {list(pods)}")
+
+    def injectors(self):
+        return {p["metadata"]["name"] for p in self.api.list("Pod", NAMESPACE)
+                if "injector" in p["metadata"]["name"]}
+
+    def units_in_use(self):
+        """Of pods that are not over."""
+        return sum(int(c["resources"].get("limits", {}).get("gpushm.io/memory", "0"))
+                   for p in self.api.list("Pod", self.namespace)
+                   for c in p["spec"].get("initContainers", []))
+
+
+class InstallTest(ChartCase):
+
+    def test_helm_test_shares_a_buffer(self):
+        self.chart.helm("test", "gpushm", "--namespace", NAMESPACE, "--timeout", "90s")
+
+    def test_own_accounts_may_do_nothing(self):
+        """Goal: no RBAC where none is needed. Method: no role is bound to the chart's accounts."""
+        bound = [b["metadata"]["name"] for path in ("clusterrolebindings", "rolebindings")
+                 for b in self.api.call("GET", f"/apis/rbac.authorization.k8s.io/v1/{path}")["items"]
+                 if any(s.get("namespace") == NAMESPACE for s in b.get("subjects") or [])]
+        self.assertEqual(bound, [])
+
+
+class AnnotatedPodTest(ChartCase):
+
+    def test_three_lines_share_a_buffer_without_privilege(self):
+        """In a restricted namespace: one container writes, the other reads."""
+        made = self.run_pod(annotated(pod("pair", container("a"), container("b")), WEIGHTS))
+        self.execute("pair", "a", "sh", "-c",
+                     "printf %s hello > /tmp/in && gpushmctl load /tmp/in weights")
+        text = self.execute("pair", "b", "sh", "-c",
+                            "gpushmctl save weights /tmp/out >/dev/null && head -c 5 /tmp/out")
+        self.assertEqual(text, "hello")
+        sidecar = made["spec"]["initContainers"][0]
+        self.assertEqual(sidecar["name"], "gpushm")
+        self.assertGreater(sidecar["securityContext"]["runAsUser"], 999_999_999)
+        status = json.loads(made["metadata"]["annotations"]["gpushm.io/status"])
+        self.assertEqual(status["units"], 3)  # 4 MiB, and 1 GiB of each container's own.
+
+    def test_denied_with_field_reason_and_example(self):
+        for annotations, words in (
+                ({"buffer.gpushm.io/weights": "8Gi"},
+                 ["buffer.gpushm.io/weights", "unknown key", "buffers.gpushm.io/weights"]),
+                ({"buffers.gpushm.io/weights": "8GB"}, ["8GB", "write 8Gi or 8G"]),
+                ({"buffers.gpushm.io/w": "{size: 1Gi, writers: [aa]}"},
+                 ["writers[0]", 'no container "aa"', 'nearest is "a"'])):
+            message = self.deny(annotated(pod("typo", container("a")), annotations))
+            for word in words:
+                self.assertIn(word, message)
+
+    def test_debug_containers_cannot_get_around_lists(self):
+        self.run_pod(annotated(pod("listed", container("a")), {
+            "buffers.gpushm.io/w": "{size: 4Mi, writers: [a]}"}))
+        with self.assertRaises(subprocess.CalledProcessError) as failed:
+            self.cluster.kubectl("debug", "listed", "-n", self.namespace, "--image",
+                                 container("x")["image"], "--target", "a", "--", "true", timeout=30)
+        self.assertIn("ephemeral container", failed.exception.stderr)
+
+    def test_init_container_loads_through_the_broker(self):
+        thing = pod("loaded", shell("a", "gpushmctl save weights /tmp/out && head -c 5 /tmp/out; "
+                                         "trap exit TERM; sleep infinity & wait"),
+                    initContainers=[shell("fetch", "printf fetch > /tmp/in; "
+                                          "gpushmctl load /tmp/in weights")])
+        self.run_pod(annotated(thing, {"buffers.gpushm.io/weights": "{size: 4Mi, loads: true}"}))
+        self.assertIn("fetch", self.log("loaded", "a"))
+
+    def test_file_of_a_volume_is_loaded_and_waited_for(self):
+        """Method: an init container, which runs after the sidecar started, writes it."""
+        mount = {"volumeMounts": [{"name": "models", "mountPath": "/models"}]}
+        thing = pod("file", shell("a", "gpushmctl wait weights --timeout 30s && "
+                                       "gpushmctl save weights /tmp/out && head -c 5 /tmp/out; "
+                                       "trap exit TERM; sleep infinity & wait"),
+                    initContainers=[shell("fetch", "printf model > /models/w.bin", **mount)],
+                    volumes=[{"name": "models", "emptyDir": {}}])
+        self.run_pod(annotated(thing, {
+            "buffers.gpushm.io/weights": "{size: 4Mi, file: models/w.bin}"}))
+        self.assertIn("model", self.log("file", "a"))
+
+    def test_a_job_completes_although_the_sidecar_runs(self):
+        thing = pod("x", shell("a", "gpushmctl stat"))
+        thing["spec"]["restartPolicy"] = "Never"
+        self.create(workload("Job", "once", annotated(thing, SMALL)))
+        self.api.wait("Job", self.namespace, lambda jobs: jobs["once"].get("status", {}).get(
+            "succeeded") == 1, 60, lambda jobs: f"{jobs['once']['status']}\n{self.events_text()}")
+
+    def test_a_stateful_set(self):
+        self.create(workload("StatefulSet", "set", annotated(pod("x", container("a")), SMALL),
+                             replicas=2, serviceName="set", podManagementPolicy="Parallel"))
+        self.wait_ready("set-0", "set-1")
+
+
+class WebhookTest(ChartCase):
+
+    def test_without_the_injector_other_pods_start(self):
+        self.scale_injector(0)
+        try:
+            message = self.deny(annotated(pod("asks", container("a")), WEIGHTS))
+            self.assertIn("mutate.gpushm.io", message)
+            self.run_pod(pod("plain", container("a")))
+        finally:
+            self.scale_injector(2)
+
+    def test_pods_are_made_while_the_injector_is_rolled(self):
+        """Goal: an upgrade of the injector loses no pod. Method: 50 that no scheduler takes."""
+        refused = []
+        done = threading.Event()
+
+        def roll():
+            try:
+                self.cluster.kubectl("rollout", "restart", "deployment/gpushm-injector", "-n",
+                                     NAMESPACE)
+                self.cluster.kubectl("rollout", "status", "deployment/gpushm-injector", "-n",
+                                     NAMESPACE, "--timeout", "90s", timeout=100)
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=roll)
+        thread.start()
+        number = 0
+        try:
+            while not done.is_set() or number < 50:
+                thing = annotated(pod(f"gated-{number}", container("a"),
+                                      schedulingGates=[{"name": "example.com/never"}]), SMALL)
+                try:
+                    self.create(thing)
+                except Refused as error:
+                    refused.append(str(error))
+                number += 1
+                done.wait(0.1)
+        finally:
+            thread.join()
+        self.assertEqual(refused, [], f"of {number}")
+        pods = self.api.list("Pod", self.namespace)
+        self.assertEqual(len(pods), number)
+        self.assertTrue(all(p["spec"]["initContainers"][0]["name"] == "gpushm" for p in pods))
+
+    def test_a_renewed_certificate_is_served_without_a_restart(self):
+        """Method: the Secret goes, and an upgrade makes another; both replicas stay. Pods are
+        admitted before the kubelet has brought them the new one, and after it."""
+        injectors = self.injectors()
+        self.api.delete("Secret", "gpushm-injector-tls", NAMESPACE)
+        self.chart.install()
+        self.run_pod(annotated(pod("before", container("a")), SMALL))
+        wait_until("the new certificate is not served", 120, lambda: all(
+            "certificate-loaded" in self.api.log(NAMESPACE, name, "injector")
+            for name in injectors), 1)
+        self.run_pod(annotated(pod("after", container("a")), SMALL))
+        self.assertEqual(self.injectors(), injectors)
+
+
+class LifeTest(ChartCase):
+
+    def test_a_deployment_scaled_up_and_down_leaks_nothing(self):
+        template = annotated(pod("x", container("a")), SMALL)
+        self.create(workload("Deployment", "many", template, replicas=1))
+        for replicas in (20, 1):
+            self.api.patch("Deployment", "many", {"spec": {"replicas": replicas}}, self.namespace)
+            self.wait_pods(lambda pods, n=replicas: len(pods) == n and all(
+                map(is_ready, pods.values())), f"not {replicas} pods", 120)
+            self.assertEqual(self.units_in_use(), replicas)
+        # Room for three pods that each take a whole GPU: only one is in use.
+        whole = {**SMALL, "gpushm.io/pool-extra": f"{UNITS_OF_GPU - 1}Gi"}
+        names = [f"whole{number}" for number in range(GPUS - 1)]
+        self.create(*(annotated(pod(name, container("a")), whole) for name in names))
+        self.wait_ready(*names)
+
+    def test_a_rolling_update_on_a_full_gpu(self):
+        """With maxSurge 0, as NOTES say: the old pod's room is the new one's."""
+        whole = {**SMALL, "gpushm.io/pool-extra": f"{UNITS_OF_GPU - 1}Gi"}
+        self.create(workload("Deployment", "full", annotated(pod("x", container("a")), whole),
+                             replicas=GPUS, strategy={"type": "RollingUpdate", "rollingUpdate": {
+                                 "maxSurge": 0, "maxUnavailable": 1}}))
+        self.wait_pods(lambda pods: len(pods) == GPUS and all(map(is_ready, pods.values())),
+                       "not full")
+        self.cluster.kubectl("set", "env", "deployment/full", "X=1", "-n", self.namespace)
+        self.cluster.kubectl("rollout", "status", "deployment/full", "-n", self.namespace,
+                             "--timeout", "120s", timeout=130)
+
+    def test_a_drained_node_lets_go_of_everything(self):
+        self.create(workload("Deployment", "evicted", annotated(pod("x", container("a")), SMALL),
+                             replicas=2))
+        self.wait_pods(lambda pods: len(pods) == 2 and all(map(is_ready, pods.values())), "not 2")
+        node = self.api.list("Node")[0]["metadata"]["name"]
+        try:
+            self.cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data",
+                                 "--pod-selector", "app=evicted", "--timeout", "60s", timeout=70)
+        finally:
+            self.cluster.kubectl("uncordon", node)
+        self.wait_pods(lambda pods: len(pods) == 2 and all(map(is_ready, pods.values())),
+                       "not started again")
+
+
+class UpgradeTest(ChartCase):
+
+    def test_upgrade_and_rollback_leave_pods_alone(self):
+        self.run_pod(annotated(pod("stays", container("a")), SMALL))
+        before = self.container_ids("stays")
+        self.chart.install(**{"plugin.config.log.level": "debug", "injector.logLevel": "debug"})
+        self.run_pod(annotated(pod("during", container("a")), SMALL))
+        self.chart.helm("rollback", "gpushm", "--namespace", NAMESPACE, "--wait", "--timeout",
+                        "120s")
+        self.chart.wait_allocatable(GPUS * UNITS_OF_GPU)
+        self.run_pod(annotated(pod("later", container("a")), SMALL))
+        self.assertEqual(self.container_ids("stays"), before)
+        self.assertIn("weights", self.execute("stays", "a", "gpushmctl", "stat"))
+
+    def test_uninstall_leaves_nothing_also_while_pods_use_it(self):
+        """Pods that run go on; what they hold on the node goes with them."""
+        self.run_pod(annotated(pod("uses", container("a")), SMALL))
+        self.chart.uninstall()
+        try:
+            for path in ("admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+                         "admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+                         "rbac.authorization.k8s.io/v1/clusterroles",
+                         "scheduling.k8s.io/v1/priorityclasses"):
+                left = [thing["metadata"]["name"] for thing in
+                        self.api.call("GET", f"/apis/{path}")["items"]
+                        if "gpushm" in thing["metadata"]["name"]]
+                self.assertEqual(left, [], path)
+            self.assertEqual(self.api.list("Secret", NAMESPACE), [])
+            self.assertIn("weights", self.execute("uses", "a", "gpushmctl", "stat"))
+            self.run_pod(annotated(pod("ignored", container("a")), WEIGHTS))
+        finally:
+            self.chart.install()
+        self.assertTrue(is_ready(self.get_pod("uses")), statuses(self.get_pod("uses")))
