@@ -17,6 +17,13 @@ TIMEOUT_S = 60
 MANIFEST = pathlib.Path(__file__).parents[2] / "deploy/plugin.yaml"
 
 
+def with_lines(config, more):
+    """`config` with the keys that `more` has, a line each, as they are there."""
+    keys = {line.partition(":")[0] for line in more.splitlines()}
+    return "".join(line for line in config.splitlines(keepends=True)
+                   if line.partition(":")[0] not in keys) + more
+
+
 class Plugin:
 
     def __init__(self, cluster):
@@ -31,13 +38,15 @@ class Plugin:
         things = [thing for document in documents(text) for thing in document]
         for thing in things:
             if thing["kind"] == "ConfigMap":
-                self._config = (thing["data"]["plugin.yaml"]
-                                + f"driver-root: {self._cluster.driver}\n")
-                thing["data"]["plugin.yaml"] = self._config + config
+                self._config = with_lines(thing["data"]["plugin.yaml"],
+                                          f"driver-root: {self._cluster.driver}\n")
+                thing["data"]["plugin.yaml"] = with_lines(self._config, config)
             if thing["kind"] == "DaemonSet":
                 self._simulate(thing["spec"]["template"]["spec"])
                 if image:
                     thing["spec"]["template"]["spec"]["containers"][0]["image"] = image
+        self._cluster.kubectl("label", "--overwrite", "node", settings.NODE_NAME,
+                              "gpushm.io/gpu=true")
         self._cluster.kubectl("apply", "-f", "-", input=json.dumps(
             {"apiVersion": "v1", "kind": "List", "items": things}))
         self.wait_serving()
@@ -53,8 +62,8 @@ class Plugin:
     def configure(self, config):
         """Other lines for its file; the kubelet brings them to the plugin within a minute or two,
         so this restarts it."""
-        self._api.patch("ConfigMap", NAME, {"data": {"plugin.yaml": (
-            self._config + config)}}, NAMESPACE)
+        self._api.patch("ConfigMap", NAME, {"data": {
+            "plugin.yaml": with_lines(self._config, config)}}, NAMESPACE)
         self.replace()
 
     def pod(self):

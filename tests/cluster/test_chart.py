@@ -8,7 +8,7 @@ import threading
 
 from api import Refused
 from case import ClusterCase, container, is_ready, pod, shell, statuses
-from chart import GPUS, NAMESPACE, UNITS_OF_GPU, Chart
+from chart import GPUS, NAMESPACE, ROOT, UNITS_OF_GPU, Chart
 from plugin import NAMESPACE as PLUGIN_NAMESPACE
 from processes import wait_until
 
@@ -293,3 +293,44 @@ class UpgradeTest(ChartCase):
         finally:
             self.chart.install()
         self.assertTrue(is_ready(self.get_pod("uses")), statuses(self.get_pod("uses")))
+
+
+class ExamplesTest(ChartCase):
+    """deploy/examples as they are, but for pulling images: each runs, in a restricted namespace,
+    and prints what its first lines say."""
+
+    PRINTS = {
+        "weights-shared": [("app=weights-shared", "server-a", 'begins "weights of release 7"'),
+                           ("app=weights-shared", "server-b", 'begins "weights of release 7"')],
+        "weights-from-volume": [("app=weights-from-volume", "server",
+                                 'begins "model on a volume"')],
+        "decoder-to-model": [("", "model", 'begins "frame 1"(.|\n)*begins "frame [23]"')],
+        "trainer-to-rollout": [("", "rollout", 'begins "step [12]"(.|\n)*begins "step [23]"')],
+        "job": [("", "reader", 'begins "42"')],
+    }
+
+    def test_each_runs_and_prints_what_it_says(self):
+        files = {path.stem: path for path in (ROOT / "deploy/examples").glob("*.yaml")}
+        self.assertEqual(set(files), set(self.PRINTS))
+        for name, prints in self.PRINTS.items():
+            with self.subTest(name):
+                self.cluster.kubectl("apply", "-n", self.namespace, "-f", str(files[name]))
+                for selector, container_name, text in prints:
+                    self.wait_printed(selector, container_name, text)
+                self.cluster.kubectl("delete", "-n", self.namespace, "-f", str(files[name]),
+                                     "--wait", "--timeout", "60s", timeout=70)
+
+    def wait_printed(self, selector, container_name, text):
+        def printed():
+            for thing in self.api.list("Pod", self.namespace):
+                labels = thing["metadata"].get("labels", {})
+                if selector and f"app={labels.get('app')}" != selector:
+                    continue
+                if container_name in {c["name"] for c in thing["spec"]["containers"]} and re.search(
+                        text, self.api.log(self.namespace, thing["metadata"]["name"],
+                                           container_name)):
+                    return True
+            return False
+
+        wait_until(lambda: f"{container_name} does not print {text}:\n{self.events_text()}", 60,
+                   printed, 0.5)

@@ -16,13 +16,15 @@ def plugin_pod(manifest, config_folder, simulated=None):
     things = {thing["kind"]: thing for some in documents(manifest.read_text()) for thing in some}
     template = things["DaemonSet"]["spec"]["template"]
     spec = template["spec"]
+    for key in ("serviceAccountName", "affinity"):  # Of an API server and a scheduler.
+        spec.pop(key, None)
     config = things["ConfigMap"]["data"]["plugin.yaml"]
     for volume in spec["volumes"]:
         if volume.pop("configMap", None):
             volume["hostPath"] = {"path": str(config_folder), "type": "Directory"}
     if simulated:
         driver, cards = simulated
-        config += f"driver-root: {driver}\n"
+        config = config.replace("driver-root: auto", f"driver-root: {driver}")
         _add_cards(spec, str(cards))
     config_folder.mkdir(exist_ok=True)
     pathlib.Path(config_folder, "plugin.yaml").write_text(config)
