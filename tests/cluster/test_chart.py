@@ -57,6 +57,11 @@ class ChartCase(ClusterCase):
         self.fail(f"admitted: {thing}")
         return None
 
+    def wait_log(self, pod_name, container_name, text):
+        wait_until(lambda: f"{pod_name}/{container_name} does not say {text!r}: "
+                   + self.log(pod_name, container_name), 30,
+                   lambda: text in self.log(pod_name, container_name), 0.2)
+
     def scale_injector(self, replicas):
         self.api.patch("Deployment", "gpushm-injector", {"spec": {"replicas": replicas}}, NAMESPACE)
         self.api.wait("Deployment", NAMESPACE, lambda all_of: all_of["gpushm-injector"].get(
@@ -68,8 +73,10 @@ class ChartCase(ClusterCase):
                 "injector" in name for name in pods), 60, lambda pods: f"still there: {list(pods)}")
 
     def injectors(self):
+        """Names of its pods, without those that are ending."""
         return {p["metadata"]["name"] for p in self.api.list("Pod", NAMESPACE)
-                if "injector" in p["metadata"]["name"]}
+                if "injector" in p["metadata"]["name"]
+                and "deletionTimestamp" not in p["metadata"]}
 
     def units_in_use(self):
         """Of pods that are not over."""
@@ -123,28 +130,29 @@ class AnnotatedPodTest(ChartCase):
             "buffers.gpushm.io/w": "{size: 4Mi, writers: [a]}"}))
         with self.assertRaises(subprocess.CalledProcessError) as failed:
             self.cluster.kubectl("debug", "listed", "-n", self.namespace, "--image",
-                                 container("x")["image"], "--target", "a", "--", "true", timeout=30)
+                                 container("x")["image"], "--target", "a", "--profile",
+                                 "restricted", "--", "true", timeout=30)
         self.assertIn("ephemeral container", failed.exception.stderr)
 
     def test_init_container_loads_through_the_broker(self):
-        thing = pod("loaded", shell("a", "gpushmctl save weights /tmp/out && head -c 5 /tmp/out; "
+        thing = pod("loaded", shell("a", "gpushmctl save weights /tmp/out && head -c 5 /tmp/out; echo; "
                                          "trap exit TERM; sleep infinity & wait"),
                     initContainers=[shell("fetch", "printf fetch > /tmp/in; "
                                           "gpushmctl load /tmp/in weights")])
         self.run_pod(annotated(thing, {"buffers.gpushm.io/weights": "{size: 4Mi, loads: true}"}))
-        self.assertIn("fetch", self.log("loaded", "a"))
+        self.wait_log("loaded", "a", "fetch")
 
     def test_file_of_a_volume_is_loaded_and_waited_for(self):
         """Method: an init container, which runs after the sidecar started, writes it."""
         mount = {"volumeMounts": [{"name": "models", "mountPath": "/models"}]}
         thing = pod("file", shell("a", "gpushmctl wait weights --timeout 30s && "
-                                       "gpushmctl save weights /tmp/out && head -c 5 /tmp/out; "
+                                       "gpushmctl save weights /tmp/out && head -c 5 /tmp/out; echo; "
                                        "trap exit TERM; sleep infinity & wait"),
                     initContainers=[shell("fetch", "printf model > /models/w.bin", **mount)],
                     volumes=[{"name": "models", "emptyDir": {}}])
         self.run_pod(annotated(thing, {
             "buffers.gpushm.io/weights": "{size: 4Mi, file: models/w.bin}"}))
-        self.assertIn("model", self.log("file", "a"))
+        self.wait_log("file", "a", "model")
 
     def test_a_job_completes_although_the_sidecar_runs(self):
         thing = pod("x", shell("a", "gpushmctl stat"))
@@ -272,7 +280,7 @@ class UpgradeTest(ChartCase):
         self.chart.wait_allocatable(GPUS * UNITS_OF_GPU)
         self.run_pod(annotated(pod("later", container("a")), SMALL))
         self.assertEqual(self.container_ids("stays"), before)
-        self.assertIn("weights", self.execute("stays", "a", "gpushmctl", "stat"))
+        self.assertIn("weights", self.execute("stays", "a", "gpushmctl", "ls", "--names"))
 
     def test_uninstall_leaves_nothing_also_while_pods_use_it(self):
         """Pods that run go on; what they hold on the node goes with them."""
@@ -288,7 +296,7 @@ class UpgradeTest(ChartCase):
                         if "gpushm" in thing["metadata"]["name"]]
                 self.assertEqual(left, [], path)
             self.assertEqual(self.api.list("Secret", NAMESPACE), [])
-            self.assertIn("weights", self.execute("uses", "a", "gpushmctl", "stat"))
+            self.assertIn("weights", self.execute("uses", "a", "gpushmctl", "ls", "--names"))
             self.run_pod(annotated(pod("ignored", container("a")), WEIGHTS))
         finally:
             self.chart.install()
