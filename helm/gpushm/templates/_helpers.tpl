@@ -75,6 +75,12 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{/* CPUs such as 0.5 or 500m -> thousandths. */}}
+{{- define "gpushm.millis" -}}
+{{- $text := toString . -}}
+{{- ternary (trimSuffix "m" $text | int64) (mulf 1000 (float64 $text) | int64) (hasSuffix "m" $text) -}}
+{{- end }}
+
 {{/* Of the plugin's configuration what it reads at its start only. */}}
 {{- define "gpushm.pluginRestart" -}}
 host-root: /host
