@@ -97,7 +97,7 @@ class Cluster:
     # ------------------------------------------------------------ life
 
     def up(self, images, driver):
-        """`images`: an archive of images.py. `driver`: a folder with the simulated driver. If it
+        """`images`: a folder with their archives. `driver`: a folder with the simulated driver. If it
         fails, everything is ended, and the logs stay."""
         if self.running():
             raise Failure("a cluster runs already: ./run cluster down takes it down")
@@ -361,12 +361,15 @@ class Cluster:
         return subprocess.run(self.node_command(*words), env=self.environment(), check=True,
                               capture_output=True, text=True, **options).stdout
 
-    def load(self, image):
-        try:
-            self.on_node_run("ctr", "--namespace", "k8s.io", "images", "import", "--local",
-                             str(pathlib.Path(image).resolve()))
-        except subprocess.CalledProcessError as error:
-            raise Failure(f"{image} is not imported: {error.stderr}") from error
+    def load(self, images):
+        """An archive, or all in a folder."""
+        images = pathlib.Path(images).resolve()
+        for archive in sorted(images.glob("*.tar")) if images.is_dir() else [images]:
+            try:
+                self.on_node_run("ctr", "--namespace", "k8s.io", "images", "import", "--local",
+                                 str(archive))
+            except subprocess.CalledProcessError as error:
+                raise Failure(f"{archive} is not imported: {error.stderr}") from error
 
     def kubectl(self, *words, **options):
         self.enter_network()
@@ -383,7 +386,7 @@ class Cluster:
 def add_options(parser):
     parser.add_argument("--state", required=True, help="folder of all that the cluster writes")
     for name, what in (("programs", "folder of kubelet, containerd, ..."),
-                       ("images", "archive that images.py made"),
+                       ("images", "folder with archives of images"),
                        ("driver", "folder of the simulated driver")):
         parser.add_argument(f"--{name}", help=f"{what}; to start one", type=pathlib.Path)
 

@@ -57,8 +57,9 @@ class Node:
         self._containerd = spawn(["containerd", "--config", str(etc / "containerd.toml")],
                                  self.logs / "containerd.log")
         self._wait_for("containerd", self._containerd, self._containerd_serves)
-        self.run("ctr", "--namespace", "k8s.io", "images", "import", "--local", "--snapshotter",
-                 self._snapshotter, str(self.files / "images.tar"))
+        for archive in sorted(self.files.glob("images/*.tar")):
+            self.run("ctr", "--namespace", "k8s.io", "images", "import", "--local", "--snapshotter",
+                     self._snapshotter, str(archive))
         self._kubelet = spawn(["kubelet", "--config", str(etc / "kubelet.yaml"), "--node-ip",
                                settings.NODE_ADDRESS, "--hostname-override", settings.NODE_NAME,
                                "--v", "2"], self.logs / "kubelet.log")

@@ -1,0 +1,30 @@
+# The first stage of all images: compiles everything once and lays out what each image holds.
+# docker/build builds it, and the other Dockerfiles copy from it. Not for running.
+
+# What the demo's image stands on; only its list of packages is used here.
+ARG BASE=docker.io/library/debian:bookworm-slim
+# A Debian or Ubuntu with apt sources. Its C and C++ libraries go into the images.
+ARG COMPILE_BASE=docker.io/library/debian:bookworm-slim
+
+FROM ${BASE} AS base
+
+FROM ${COMPILE_BASE} AS compile
+WORKDIR /src
+# By itself, so that an edit elsewhere does not install everything again.
+COPY run ./
+RUN apt-get update -qq && \
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends ccache && \
+    ./run setup --portable && rm -rf /var/lib/apt/lists/* /root/.cache
+COPY --from=base /var/lib/dpkg/status /base/status
+COPY . .
+ARG VERSION=0
+RUN --mount=type=cache,id=gpushm-ccache,target=/src/build/ccache \
+    --mount=type=cache,id=gpushm-zig,target=/src/build/zig-cache \
+    docker/stage /out "${VERSION}"
+
+FROM scratch AS sbom
+COPY --from=compile /out/sbom /
+
+# Small, for the others copy from it.
+FROM scratch AS files
+COPY --from=compile /out /

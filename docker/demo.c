@@ -1,0 +1,140 @@
+/* An application that uses a GPU buffer by name: attaches it, prints what it sees, and prints it
+ * again whenever that changes, until SIGTERM. Errors end it.
+ *
+ * usage: gpushm-demo-app [--once] [--write TEXT] NAME
+ *   --once        ends after the first print
+ *   --write TEXT  writes TEXT to the buffer's beginning first
+ */
+#include <cuda.h>
+#include <dlfcn.h>
+#include <gpushm/gpushm.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { kAttachMs = 60000, kLookEveryMs = 200, kHeadBytes = 64, kChunkBytes = 1 << 20 };
+
+static volatile sig_atomic_t ended;
+
+static void End(int signal_number) {
+  (void)signal_number;
+  ended = 1;
+}
+
+static void Fail(const char* what) {
+  fprintf(stderr, "gpushm-demo-app: %s\n", what);
+  exit(1);
+}
+
+static void Check(gpushm_status status) {
+  if (status != GPUSHM_OK) Fail(gpushm_last_error()->text);
+}
+
+/* The driver's functions by the names that cuda.h gives them: found at run time, as the driver
+ * comes into the container with the GPU. */
+#define TEXT_OF(name) #name
+#define CALL(name, ...)                                                                   \
+  do {                                                                                    \
+    __typeof__(&name) function = (__typeof__(&name))dlsym(driver, TEXT_OF(name));         \
+    if (function == NULL || function(__VA_ARGS__) != CUDA_SUCCESS) Fail(#name " failed"); \
+  } while (0)
+
+static void* driver;
+
+/* The copies below need a context; attaching needs none. */
+static void MakeContext(void) {
+  CUdevice device;
+  CUcontext context;
+  driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (driver == NULL) Fail(dlerror());
+  CALL(cuInit, 0);
+  CALL(cuDeviceGet, &device, 0);
+  CALL(cuDevicePrimaryCtxRetain, &context, device);
+  CALL(cuCtxSetCurrent, context);
+}
+
+/* FNV-1a of all bytes. */
+static uint64_t Checksum(CUdeviceptr from, uint64_t size_bytes) {
+  static unsigned char chunk[kChunkBytes];
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (uint64_t done = 0; done < size_bytes;) {
+    const size_t bytes = size_bytes - done < kChunkBytes ? size_bytes - done : kChunkBytes;
+    CALL(cuMemcpyDtoH, chunk, from + done, bytes);
+    for (size_t i = 0; i < bytes; ++i) hash = (hash ^ chunk[i]) * 0x100000001b3u;
+    done += bytes;
+  }
+  return hash;
+}
+
+static void Print(const char* name, gpushm_attachment* attachment, const char* head) {
+  gpushm_attachment_info info;
+  GPUSHM_INIT(&info);
+  Check(gpushm_attachment_get_info(attachment, &info));
+  printf("%s: generation %" PRIu64 ", %" PRIu64 " bytes, checksum %016" PRIx64 ", begins \"", name,
+         info.generation, info.size_bytes, Checksum(info.address, info.size_bytes));
+  for (; *head >= ' ' && *head <= '~'; ++head) putchar(*head);
+  puts("\"");
+  fflush(stdout);
+}
+
+static gpushm_attachment* Attach(gpushm_client* client, const char* name, const char* text) {
+  gpushm_attachment* attachment = NULL;
+  gpushm_attach_options options;
+  GPUSHM_INIT(&options);
+  options.access = text != NULL ? GPUSHM_READ_WRITE : GPUSHM_READ;
+  options.timeout_ms = kAttachMs;
+  Check(gpushm_attach(client, name, &options, &attachment));
+  if (text != NULL) {
+    if (strlen(text) >= gpushm_size(attachment)) Fail("the text is longer than the buffer");
+    CALL(cuMemcpyHtoD, gpushm_address(attachment), text, strlen(text) + 1);
+  }
+  return attachment;
+}
+
+int main(int count, char** words) {
+  const char* text = NULL;
+  const char* name = NULL;
+  int once = 0;
+  for (int i = 1; i < count; ++i) {
+    if (strcmp(words[i], "--once") == 0) {
+      once = 1;
+    } else if (strcmp(words[i], "--write") == 0 && i + 1 < count) {
+      text = words[++i];
+    } else {
+      name = words[i];
+    }
+  }
+  if (name == NULL || name[0] == '-') Fail("usage: gpushm-demo-app [--once] [--write TEXT] NAME");
+  /* PID 1 of a container has no default actions. */
+  signal(SIGTERM, End);
+  signal(SIGINT, End);
+  MakeContext();
+
+  gpushm_client* client = NULL;
+  gpushm_open_options options;
+  GPUSHM_INIT(&options);
+  options.timeout_ms = kAttachMs;
+  Check(gpushm_open(&options, &client));
+  gpushm_attachment* attachment = Attach(client, name, text);
+  char seen[kHeadBytes + 1] = "";
+  for (int printed = 0; !ended && !(once && printed); poll(NULL, 0, printed ? kLookEveryMs : 0)) {
+    char head[kHeadBytes + 1] = "";
+    if (gpushm_current(attachment) != GPUSHM_OK) { /* Another generation stands behind the name. */
+      Check(gpushm_detach(attachment, NULL));
+      attachment = Attach(client, name, NULL);
+      printed = 0;
+    }
+    const uint64_t size_bytes = gpushm_size(attachment);
+    CALL(cuMemcpyDtoH, head, gpushm_address(attachment),
+         size_bytes < kHeadBytes ? size_bytes : kHeadBytes);
+    if (printed && memcmp(head, seen, sizeof head) == 0) continue;
+    memcpy(seen, head, sizeof head);
+    Print(name, attachment, head);
+    printed = 1;
+  }
+  gpushm_close(client);
+  return 0;
+}

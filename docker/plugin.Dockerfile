@@ -1,0 +1,19 @@
+# The device plugin, one on each node: gpushm-plugin, and what it puts into containers.
+ARG FILES=localhost/gpushm/files
+FROM ${FILES} AS files
+
+FROM scratch
+COPY --from=files /plugin /
+# The GPUs' device nodes and the kubelet's folders are root's.
+USER 0:0
+ENV PATH=/usr/bin
+ENTRYPOINT ["/usr/bin/gpushm-plugin"]
+ARG VERSION=0
+ARG REVISION=unknown
+ARG SOURCE=
+LABEL org.opencontainers.image.title="gpushm-plugin" \
+      org.opencontainers.image.description="Device plugin that hands out shareable GPU memory" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.licenses="Apache-2.0"
