@@ -1,9 +1,10 @@
 /* An application that uses a GPU buffer by name: attaches it, prints what it sees, and prints it
  * again whenever that changes, until SIGTERM. Errors end it.
  *
- * usage: gpushm-demo-app [--once] [--write TEXT] NAME
- *   --once        ends after the first print
- *   --write TEXT  writes TEXT to the buffer's beginning first
+ * usage: gpushm-demo-app [--once] [--write TEXT | --replace TEXT] NAME
+ *   --once          ends after the first print
+ *   --write TEXT    writes TEXT to the buffer's beginning first
+ *   --replace TEXT  puts new memory behind the name, a new generation that begins with TEXT
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -80,6 +81,11 @@ static void Print(const char* name, gpushm_attachment* attachment, const char* h
   fflush(stdout);
 }
 
+static void Write(gpushm_attachment* attachment, const char* text) {
+  if (strlen(text) >= gpushm_size(attachment)) Fail("the text is longer than the buffer");
+  CALL(cuMemcpyHtoD, gpushm_address(attachment), text, strlen(text) + 1);
+}
+
 static gpushm_attachment* Attach(gpushm_client* client, const char* name, const char* text) {
   gpushm_attachment* attachment = NULL;
   gpushm_attach_options options;
@@ -87,10 +93,20 @@ static gpushm_attachment* Attach(gpushm_client* client, const char* name, const 
   options.access = text != NULL ? GPUSHM_READ_WRITE : GPUSHM_READ;
   options.timeout_ms = kAttachMs;
   Check(gpushm_attach(client, name, &options, &attachment));
-  if (text != NULL) {
-    if (strlen(text) >= gpushm_size(attachment)) Fail("the text is longer than the buffer");
-    CALL(cuMemcpyHtoD, gpushm_address(attachment), text, strlen(text) + 1);
-  }
+  if (text != NULL) Write(attachment, text);
+  return attachment;
+}
+
+/* Nobody sees the new generation before it is written. */
+static gpushm_attachment* Replace(gpushm_client* client, const char* name, const char* text) {
+  gpushm_attachment* attachment = NULL;
+  gpushm_create_options options;
+  GPUSHM_INIT(&options);
+  options.unpublished = 1;
+  options.timeout_ms = kAttachMs;
+  Check(gpushm_replace(client, name, 0, &options, &attachment));
+  Write(attachment, text);
+  Check(gpushm_publish(attachment));
   return attachment;
 }
 
@@ -98,16 +114,22 @@ int main(int count, char** words) {
   const char* text = NULL;
   const char* name = NULL;
   int once = 0;
+  int replace = 0;
   for (int i = 1; i < count; ++i) {
     if (strcmp(words[i], "--once") == 0) {
       once = 1;
     } else if (strcmp(words[i], "--write") == 0 && i + 1 < count) {
       text = words[++i];
+    } else if (strcmp(words[i], "--replace") == 0 && i + 1 < count) {
+      replace = 1;
+      text = words[++i];
     } else {
       name = words[i];
     }
   }
-  if (name == NULL || name[0] == '-') Fail("usage: gpushm-demo-app [--once] [--write TEXT] NAME");
+  if (name == NULL || name[0] == '-') {
+    Fail("usage: gpushm-demo-app [--once] [--write TEXT | --replace TEXT] NAME");
+  }
   /* PID 1 of a container has no default actions. */
   signal(SIGTERM, End);
   signal(SIGINT, End);
@@ -118,7 +140,8 @@ int main(int count, char** words) {
   GPUSHM_INIT(&options);
   options.timeout_ms = kAttachMs;
   Check(gpushm_open(&options, &client));
-  gpushm_attachment* attachment = Attach(client, name, text);
+  gpushm_attachment* attachment =
+      replace ? Replace(client, name, text) : Attach(client, name, text);
   char seen[kHeadBytes + 1] = "";
   for (int printed = 0; !ended && !(once && printed); poll(NULL, 0, printed ? kLookEveryMs : 0)) {
     char head[kHeadBytes + 1] = "";

@@ -2,6 +2,7 @@
 them, and killing one process ends it all.
 
 up, down            start it; end it
+ensure              start it, or bring new images into the one that runs
 shell, exec WORD .. in its network, with KUBECONFIG and its programs in the PATH
 kubectl WORD ...    the cluster's own
 node WORD ...       on the node: its mounts, processes, /run (crictl's place; `node ctr ...`)
@@ -109,6 +110,13 @@ class Cluster:
         except BaseException:
             self.end()
             raise
+
+    def ensure(self, images, driver):
+        """As `up`, or brings new images into the one that runs."""
+        if self.running():
+            self.load(images)
+        else:
+            self.up(images, driver)
 
     def _up(self, images, driver):
         for folder in ("etc/cni", "logs/pods", "var-lib/kubelet", "certificates", "records"):
@@ -395,8 +403,8 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.add_argument("verb", choices=["up", "down", "shell", "exec", "kubectl", "node", "load",
-                                         "stop", "start", "restart", "reboot", "status"])
+    parser.add_argument("verb", choices=["up", "ensure", "down", "shell", "exec", "kubectl", "node",
+                                         "load", "stop", "start", "restart", "reboot", "status"])
     parser.add_argument("words", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     verb, words = arguments.verb, arguments.words
@@ -414,7 +422,7 @@ def main():
             print(f"{name:20} {'runs' if cluster.running(name) else 'does not run'}")
         return
     start = time.monotonic()
-    if verb == "up":
+    if verb in ("up", "ensure"):
         words = [arguments.images, arguments.driver]
     getattr(cluster, verb)(*words)
     print(f"cluster: {verb}: {time.monotonic() - start:.1f} s", file=sys.stderr)
