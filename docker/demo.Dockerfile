@@ -1,11 +1,9 @@
 # An application that attaches a buffer by name. As with any application, library and driver come
 # from the device plugin; a distribution below it, for the shell.
-ARG FILES=localhost/gpushm/files
 ARG BASE=docker.io/library/debian:bookworm-slim
-FROM ${FILES} AS files
-
 FROM ${BASE}
-COPY --from=files /demo /
+# Of compile.Dockerfile.
+COPY --from=localhost/gpushm/files /demo /
 USER 65532:65532
 ENTRYPOINT ["/usr/bin/gpushm-demo-app"]
 ARG VERSION=0

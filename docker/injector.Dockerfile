@@ -1,9 +1,7 @@
 # The webhook that puts the sidecar into pods.
-ARG FILES=localhost/gpushm/files
-FROM ${FILES} AS files
-
 FROM scratch
-COPY --from=files /injector /
+# Of compile.Dockerfile.
+COPY --from=localhost/gpushm/files /injector /
 USER 65532:65532
 ENV PATH=/usr/bin
 ENTRYPOINT ["/usr/bin/gpushm-injector"]

@@ -1,9 +1,7 @@
 # The device plugin, one on each node: gpushm-plugin, and what it puts into containers.
-ARG FILES=localhost/gpushm/files
-FROM ${FILES} AS files
-
 FROM scratch
-COPY --from=files /plugin /
+# Of compile.Dockerfile.
+COPY --from=localhost/gpushm/files /plugin /
 # The GPUs' device nodes and the kubelet's folders are root's.
 USER 0:0
 ENV PATH=/usr/bin

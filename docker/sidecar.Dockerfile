@@ -1,9 +1,7 @@
 # The sidecar of each pod that shares GPU memory: gpushm-broker, and gpushmctl for its hooks.
-ARG FILES=localhost/gpushm/files
-FROM ${FILES} AS files
-
 FROM scratch
-COPY --from=files /sidecar /
+# Of compile.Dockerfile.
+COPY --from=localhost/gpushm/files /sidecar /
 USER 65532:65532
 ENV PATH=/usr/bin
 ENTRYPOINT ["/usr/bin/gpushm-broker"]
