@@ -322,6 +322,8 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
     reconciler_.Run([this] {
       const auto released = allocator_->Reconcile(NowMs());
       if (!released) LogWarning("not-listed", {{"reason", released.error().ToString()}});
+      // IDs that were bound to a GPU that is gone are offered again.
+      if (released && !released->empty()) TellDevices();
       if (released) CheckBelieved();
       loop_->Post([this] {
         reconciling_ = false;

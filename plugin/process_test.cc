@@ -181,6 +181,27 @@ TEST_F(ProcessTest, ASickGpuLosesItsUnitsAndGetsThemBack) {
   EXPECT_TRUE(WaitUsable()) << Log();
 }
 
+// Goal: a GPU that was exchanged while the plugin was away costs units only as long as a pod of
+// before holds them.
+TEST_F(ProcessTest, UnitsThatWereBoundToAGpuThatIsGoneComeBackWithTheirPodsEnd) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 8));
+  ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+  ASSERT_THAT(GpusOf(pod), ::testing::Each(kGpuA));
+  plugin_->Signal(SIGKILL);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
+  std::ofstream(node_ / "sim/cards.yaml")
+      << "gpus:\n- {name: B, memory: 16Gi, uuid: " << kGpuB
+      << "}\n- {name: C, memory: 16Gi, uuid: GPU-aaaaaaaa-0000-0000-0000-000000000003}\n";
+  StartPlugin();
+  ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits - 8, Soon())) << Log();
+  kubelet_.DeletePod(pod);
+  EXPECT_TRUE(testing::WaitUntil(2 * kLongMs, [this] {
+    return kubelet_.Allocatable(kMemory) == kUnits && kubelet_.Allocatable(kAttach) == kTokens;
+  })) << Log();
+}
+
 TEST_F(ProcessTest, ReloadTakesAGoodFileAndKeepsTheOldOneForABadOne) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();

@@ -75,15 +75,18 @@ class PluginServer::Service final
   void SetDevices(std::vector<Advertised> devices) {
     std::sort(devices.begin(), devices.end(),
               [](const Advertised& a, const Advertised& b) { return a.id < b.id; });
-    const std::lock_guard lock(mutex_);
-    list_.Clear();
-    known_.clear();
+    api::ListAndWatchResponse list;
+    DeviceIds known;
     for (const Advertised& device : devices) {
-      api::Device* const to = list_.add_devices();
+      api::Device* const to = list.add_devices();
       to->set_id(device.id);
       to->set_health(device.healthy ? "Healthy" : "Unhealthy");
-      known_.insert(device.id);
+      known.insert(device.id);
     }
+    const std::lock_guard lock(mutex_);
+    if (version_ > 0 && list.SerializeAsString() == list_.SerializeAsString()) return;
+    list_.Swap(&list);
+    known_.swap(known);
     ++version_;
     for (auto& [id, stream] : streams_) Write(stream.get());
   }

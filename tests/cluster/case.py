@@ -6,7 +6,7 @@ import re
 import subprocess
 import unittest
 
-from processes import Failure
+from processes import Failure, wait_until
 from settings import image
 
 POD_TIMEOUT_S = 60  # A pod takes two seconds; two busy cores take their time.
@@ -93,11 +93,15 @@ class ClusterCase(unittest.TestCase):
 
     def _remove_namespace(self, name):
         """Waits for the pods: what they held must not be missing in the next test."""
-        for thing in ("ReplicaSet", "Deployment", "StatefulSet", "Job"):
-            for owner in self.api.list(thing, name):
-                self.api.delete(thing, owner["metadata"]["name"], name)
-        self.delete_pods(*[p["metadata"]["name"] for p in self.api.list("Pod", name)],
-                         namespace=name, grace_seconds=0)
+        def empty():
+            """Owners first, and again: one that is going may still make pods."""
+            for kind in ("Deployment", "StatefulSet", "Job", "ReplicaSet", "Pod"):
+                for thing in self.api.list(kind, name):
+                    self.api.delete(kind, thing["metadata"]["name"], name,
+                                    0 if kind == "Pod" else None)
+            return not self.api.list("Pod", name) and not self.api.list("ReplicaSet", name)
+
+        wait_until(f"pods of {name} do not go", POD_TIMEOUT_S, empty, 0.2)
         self.api.delete("Namespace", name)
 
     # ------------------------------------------------------------ pods

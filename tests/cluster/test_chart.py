@@ -167,6 +167,65 @@ class AnnotatedPodTest(ChartCase):
         self.wait_ready("set-0", "set-1")
 
 
+    def test_an_unreadable_file_is_named_with_owner_and_mode(self):
+        """Method: the file is its writer's alone; the sidecar has a uid of its own."""
+        mount = {"volumeMounts": [{"name": "models", "mountPath": "/models"}]}
+        thing = pod("closed", container("a"), volumes=[{"name": "models", "emptyDir": {}}],
+                    initContainers=[shell("fetch", "umask 077; printf x > /models/w.bin", **mount)])
+        self.create(annotated(thing, {
+            "buffers.gpushm.io/weights": "{size: 4Mi, file: models/w.bin}"}))
+        self.wait_log("closed", "gpushm", "uid 65532, gid 65532, mode 600")
+
+    def test_a_quota_and_a_limit_range_are_met(self):
+        """Goal: the sidecar has what such namespaces ask of every container."""
+        for spec in ({"kind": "LimitRange", "spec": {"limits": [{
+                "type": "Container", "max": {"cpu": "1", "memory": "1Gi"},
+                "min": {"cpu": "10m", "memory": "16Mi"}}]}},
+                     {"kind": "ResourceQuota", "spec": {"hard": {
+                         "limits.cpu": "2", "limits.memory": "2Gi", "requests.cpu": "1",
+                         "requests.gpushm.io/memory": "1"}}}):
+            self.cluster.kubectl("create", "-n", self.namespace, "-f", "-", input=json.dumps(
+                {"apiVersion": "v1", "metadata": {"name": "bounds"}, **spec}))
+        limits = {"limits": {"cpu": "500m", "memory": "256Mi"}}
+        self.run_pod(annotated(pod("bounded", container("a", resources=limits)), SMALL))
+        message = self.deny(annotated(pod("second", container("a", resources=limits)), SMALL))
+        self.assertIn("exceeded quota", message)
+
+    def test_a_hundred_containers_are_served(self):
+        """Without running them: no scheduler takes the pod."""
+        thing = pod("many", *(container(f"c{i}") for i in range(100)),
+                    schedulingGates=[{"name": "example.com/never"}])
+        self.create(annotated(thing, WEIGHTS))
+        made = self.get_pod("many")
+        self.assertTrue(all(c["resources"]["limits"]["gpushm.io/attach"] == "1"
+                            for c in made["spec"]["containers"]))
+        self.assertEqual(made["spec"]["initContainers"][0]["resources"]["limits"]
+                         ["gpushm.io/memory"], "101")
+
+    def test_host_ipc_pods_share_across_pods(self):
+        """In a namespace that allows it. Method: one pod fills a buffer, another one finds it by
+        the first one's uid and reads it."""
+        open_namespace = self.make_namespace("host-ipc-pods", {})
+        annotations = {**SMALL, "gpushm.io/host-ipc": "true"}
+        for name in ("owner", "guest"):
+            self.api.create(annotated(pod(name, container("a"), hostIPC=True), annotations),
+                            open_namespace)
+        self.api.wait("Pod", open_namespace, lambda pods: len(pods) == 2 and all(
+            map(is_ready, pods.values())), 60, lambda pods: self.events_text(open_namespace))
+
+        def run(name, script):
+            return self.cluster.kubectl("exec", "-n", open_namespace, name, "-c", "a", "--", "sh",
+                                        "-ec", script)
+
+        run("owner", "printf hello > /tmp/in; gpushmctl load /tmp/in weights")
+        uid = self.api.get("Pod", "owner", open_namespace)["metadata"]["uid"]
+        text = run("guest", f"gpushmctl --pod-uid {uid} save weights /tmp/out >/dev/null; "
+                            "head -c 5 /tmp/out")
+        self.assertEqual(text, "hello")
+        self.assertIn("hostIPC: true", self.deny(annotated(pod("isolated", container("a")),
+                                                           annotations)))
+
+
 class WebhookTest(ChartCase):
 
     def test_without_the_injector_other_pods_start(self):
@@ -269,6 +328,24 @@ class LifeTest(ChartCase):
 
 
 class UpgradeTest(ChartCase):
+
+    def test_upgrade_from_an_earlier_chart_leaves_pods_alone(self):
+        """Method: the chart as it was first committed is installed; then this one."""
+        commits = subprocess.run(
+            ["git", "-C", str(ROOT), "log", "--format=%H", "--diff-filter=A", "--",
+             "helm/gpushm/Chart.yaml"], check=True, capture_output=True, text=True).stdout.split()
+        if not commits:
+            self.skipTest("the history does not have the chart's first commit: a shallow clone")
+        self.chart.uninstall()
+        try:
+            self.chart.install(self.chart.of_commit(commits[-1]))
+            self.run_pod(annotated(pod("stays", container("a")), SMALL))
+            before = self.container_ids("stays")
+        finally:
+            self.chart.install()
+        self.run_pod(annotated(pod("after", container("a")), SMALL))
+        self.assertEqual(self.container_ids("stays"), before)
+        self.assertIn("weights", self.execute("stays", "a", "gpushmctl", "ls", "--names"))
 
     def test_upgrade_and_rollback_leave_pods_alone(self):
         self.run_pod(annotated(pod("stays", container("a")), SMALL))
