@@ -34,7 +34,7 @@ TEST(ConfigTest, ReadsAWholePod) {
                         {"sidecar.gpushm.io/cpu", "0.1"},
                         {"sidecar.gpushm.io/memory", "64Mi"},
                         {"example.com/buffers", "[not looked at"},
-                        {"notgpushm.io/x", "1"}},
+                        {"gpushm.io.example/x", "1"}},
                        kPod);
   ASSERT_TRUE(pod) << pod.error().ToString();
   ASSERT_EQ(pod->buffers.size(), 3U);
@@ -194,7 +194,7 @@ TEST(KeysTest, OurKeys) {
   for (const char* key : {"gpushm.io/a", "x.gpushm.io/a", "a.b.GPUSHM.io/", "gpushm.io"}) {
     EXPECT_TRUE(IsOurKey(key)) << key;
   }
-  for (const char* key : {"", "/", "gpushm.io.evil.com/a", "xgpushm.io/a", "a/gpushm.io"}) {
+  for (const char* key : {"", "/", "gpushm.io.evil.com/a", "gpushm.iox/a", "a/gpushm.io"}) {
     EXPECT_FALSE(IsOurKey(key)) << key;
   }
 }

@@ -123,7 +123,7 @@ std::span<const KeyInfo> BrokerKeys() { return kBrokerKeys; }
 bool IsOurKey(std::string_view key) {
   // Kubernetes checks annotations' keys after lowering them, so these arrive as they were written.
   const std::string domain = Lower(key.substr(0, key.find('/')));
-  return domain == "gpushm.io" || domain.ends_with(".gpushm.io");
+  return domain.ends_with("gpushm.io");
 }
 
 std::string NearestAnnotation(std::string_view key) {

@@ -39,7 +39,8 @@ inline constexpr std::string_view kSidecarCpuKey = "sidecar.gpushm.io/cpu";
 inline constexpr std::string_view kSidecarMemoryKey = "sidecar.gpushm.io/memory";
 inline constexpr std::string_view kStatusKey = "gpushm.io/status";
 
-// Whether an annotation's key is under gpushm.io or *.gpushm.io, in any case of letters.
+// Whether an annotation's key is under a domain that ends in gpushm.io, in any case of letters:
+// also buffers-gpushm.io, which is a slip and nobody's domain.
 bool IsOurKey(std::string_view key);
 
 // The known annotation nearest to `key` by edit distance; a family keeps the name after the slash

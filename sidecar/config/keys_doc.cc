@@ -62,7 +62,7 @@ std::string AnnotationsSchema() {
   "type": "object",
   "propertyNames": {
     "anyOf": [
-      {"not": {"pattern": "^([^/]*[.])?gpushm[.]io/"}},
+      {"not": {"pattern": "^[^/]*gpushm[.]io/"}},
 )",
       known, R"(      {"const": )", JsonText(kStatusKey), R"(}
     ]
@@ -110,7 +110,8 @@ std::string AnnotationsMarkdown() {
       "      size: 512Mi\n      generations: 2\n      access: one-writer\n"
       "      writers: [decoder]\n"
       "    private.gpushm.io/model: 2Gi\n```\n\n"
-      "Every other key under `gpushm.io` or `*.gpushm.io` is refused with the nearest known one "
+      "Every other key under a domain that ends in `gpushm.io` is refused with the nearest known "
+      "one "
       "(`gpushm.io/status` is written by gpushm). Keys of other domains are not looked at. "
       "[annotations.schema.json](annotations.schema.json) is the same as a JSON Schema, for "
       "editors "

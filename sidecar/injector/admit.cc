@@ -43,37 +43,36 @@ int64_t UidFor(const PodView& pod, uint64_t random) {
   return static_cast<int64_t>(first + random % count);
 }
 
-bool HasMount(const Json& container, const std::string& path) {
-  const Json* const mounts = Find(container, Pointer("/volumeMounts"));
-  return mounts != nullptr && mounts->is_array() &&
-         std::ranges::any_of(*mounts, [&](const Json& mount) {
-           return mount.is_object() && mount.value("mountPath", "") == path;
-         });
-}
-
 void Mount(const Container& container, const Json& mount, Patch* patch) {
-  if (HasMount(*container.json, mount["mountPath"])) return;
+  for (const Container::Mount& there : container.Mounts()) {
+    if (there.path == mount["mountPath"]) return;  // Ours, or denied before.
+  }
   patch->Append(container.at / "volumeMounts", mount);
 }
 
-// Whether `container` says that it mounts exactly this.
-bool IsMounted(const Json& container, const Json& wanted) {
-  const Json* const mounts = Find(container, Pointer("/volumeMounts"));
-  if (mounts == nullptr || !mounts->is_array()) return false;
-  return std::ranges::any_of(*mounts, [&](const Json& mount) {
-    return mount.is_object() && std::ranges::all_of(wanted.items(), [&](const auto& item) {
-             return mount.contains(item.key()) && mount[item.key()] == item.value();
-           });
-  });
-}
-
-void PutPullSecrets(const Settings& settings, Patch* patch) {
-  const Pointer list("/spec/imagePullSecrets");
-  for (const std::string& name : settings.pull_secrets) {
-    const Json entry = {{"name", name}};
+// Each of `entries` is in the list afterwards.
+void PutEntries(const Pointer& list, const std::vector<Json>& entries, Patch* patch) {
+  for (const Json& entry : entries) {
     const Json* const there = Find(patch->document(), list);
     if (there != nullptr && std::ranges::count(*there, entry) > 0) continue;
     patch->Append(list, entry);
+  }
+}
+
+void PutIntoPod(const PodView& pod, const Plan& plan, const Settings& settings, Patch* patch) {
+  if (pod.Volume(kVolumeName) == nullptr) patch->Append(Pointer("/spec/volumes"), SocketVolume());
+  std::vector<Json> secrets;
+  for (const std::string& name : settings.pull_secrets) secrets.push_back({{"name", name}});
+  PutEntries(Pointer("/spec/imagePullSecrets"), secrets, patch);
+  std::vector<Json> tolerations;
+  for (const std::string& key : settings.tolerations) {
+    tolerations.push_back({{"key", key}, {"operator", "Exists"}, {"effect", "NoSchedule"}});
+  }
+  PutEntries(Pointer("/spec/tolerations"), tolerations, patch);
+  // So that every container of such a pod may open what the sidecars of others put there.
+  if (plan.spec.host_ipc) {
+    PutEntries(Pointer("/spec/securityContext/supplementalGroups"), {settings.host_ipc_group},
+               patch);
   }
 }
 
@@ -131,19 +130,50 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
     return Concat("its sidecar must ask for ", plan.units, " ", kMemoryResource,
                   ", which another webhook changed");
   }
+  if (!sidecar->Mounts({{"name", kVolumeName}, {"mountPath", kSocketFolder}})) {
+    return "its sidecar must mount the volume gpushm, which another webhook removed";
+  }
   for (const std::string& name : plan.done.containers) {
     const Container* const container = pod.Find(name);
     if (container == nullptr) continue;
     if (!IsNumber(container->Resource("limits", kAttachResource), 1)) {
       return Concat("container ", name, " must ask for 1 ", kAttachResource);
     }
-    if (!IsMounted(*container->json, SocketMount(name))) {
-      return Concat("container ", name,
-                    " does not mount the volume gpushm at /run/gpushm: that "
-                    "place is taken, or another webhook removed it");
+  }
+  for (const auto* const names : {&plan.done.containers, &plan.done.init_containers}) {
+    for (const std::string& name : *names) {
+      const Container* const container = pod.Find(name);
+      if (container == nullptr) continue;
+      if (!container->Mounts(SocketMount(name))) {
+        return Concat(
+            "container ", name,
+            " must mount the volume gpushm at /run/gpushm, which another webhook removed");
+      }
+      if (container < sidecar) {
+        return Concat("init container ", name,
+                      " was put before the sidecar, and would wait for it");
+      }
     }
   }
   return {};
+}
+
+// What the sidecar of a running pod was told; its annotations may have changed since.
+Result<config::PodSpec> ToldToSidecar(const Container& sidecar) {
+  const Json* const variables = Find(*sidecar.json, Pointer("/env"));
+  if (variables != nullptr && variables->is_array()) {
+    for (const Json& variable : *variables) {
+      if (!variable.is_object() || variable.value("name", "") != config::kBuffersVariable) continue;
+      const auto told = variable.value("value", std::string());
+      std::string text;
+      for (size_t i = 0; i < told.size(); ++i) {
+        text += told[i];
+        if (told.substr(i, 2) == "$$") ++i;  // As the kubelet reads it.
+      }
+      return config::ParseBuffersEnvironment(text);
+    }
+  }
+  return Fail(Code::kInvalidArgument, "the sidecar has no buffers");
 }
 
 }  // namespace
@@ -166,8 +196,7 @@ Verdict Admission::Mutate(const Json& pod) const {
   }
   Patch patch(pod);
   PutMounts(*view, **plan, &patch);
-  if (view->Volume(kVolumeName) == nullptr) patch.Append(Pointer("/spec/volumes"), SocketVolume());
-  PutPullSecrets(settings_, &patch);
+  PutIntoPod(*view, **plan, settings_, &patch);
   PutSidecar(*view, **plan, settings_, random_, &patch);
   patch.Set(Pointer("/metadata/annotations") / std::string(config::kStatusKey), (*plan)->Status());
   Verdict verdict = Admit(patch.operations().empty() ? "unchanged" : "injected");
@@ -190,10 +219,11 @@ Verdict Admission::Validate(const Json& pod) const {
 Verdict Admission::ValidateEphemeral(const Json& pod) const {
   const Result<PodView> view = PodView::Of(pod);
   if (!view) return Deny("pod", view.error().what());
-  const auto plan = MakePlan(*view, settings_);
-  if (!plan || !*plan) return Admit("not-ours");
+  const Container* const sidecar = view->Find(kSidecarName);
+  if (sidecar == nullptr) return Admit("not-ours");
+  const Result<config::PodSpec> spec = ToldToSidecar(*sidecar);
   const bool lists =
-      std::ranges::any_of((*plan)->spec.buffers, [](const config::BufferSpec& buffer) {
+      !spec || std::ranges::any_of(spec->buffers, [](const config::BufferSpec& buffer) {
         return !buffer.containers.empty() || !buffer.writers.empty();
       });
   const Json* const list = Find(pod, Pointer("/spec/ephemeralContainers"));

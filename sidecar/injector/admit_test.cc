@@ -234,6 +234,8 @@ TEST(Mutate, HostIpcPodsGetTheGroupThatTheyShare) {
   pod["spec"]["hostIPC"] = true;
   const Json sidecar = ContainerOf(Injected(TestAdmission(), pod), "gpushm");
   EXPECT_EQ(sidecar["securityContext"]["runAsGroup"], 65532);
+  EXPECT_EQ(Injected(TestAdmission(), pod)["spec"]["securityContext"]["supplementalGroups"],
+            (Json{65532}));
   EXPECT_THAT(sidecar["args"].dump(), HasSubstr("--pod-uid=$(GPUSHM_POD_UID)"));
 }
 
@@ -301,6 +303,21 @@ TEST(Mutate, DenialsNameFieldReasonAndExample) {
        {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [model]}"}},
        [](Json& pod) { pod["spec"]["shareProcessNamespace"] = true; },
        {"spec.shareProcessNamespace", "writers"}},
+      {"the host's processes",
+       {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [model]}"}},
+       [](Json& pod) { pod["spec"]["hostPID"] = true; },
+       {"spec.hostPID"}},
+      {"a slip in the domain",
+       {{"buffers-gpushm.io/w", "1Gi"}},
+       keep,
+       {"buffers-gpushm.io/w", "unknown key"}},
+      {"attach by hand on a plain init container",
+       kWeights,
+       [](Json& pod) {
+         pod["spec"]["initContainers"] = {
+             {{"name", "early"}, {"resources", {{"limits", {{"gpushm.io/attach", "1"}}}}}}};
+       },
+       {"spec.initContainers[0] (early)", "gpushm.io/attach"}},
       {"hostIPC",
        {{"buffers.gpushm.io/w", "1Gi"}, {"gpushm.io/host-ipc", "true"}},
        keep,
@@ -337,8 +354,73 @@ TEST(Mutate, DenialsNameFieldReasonAndExample) {
     EXPECT_FALSE(verdict.allowed);
     EXPECT_TRUE(verdict.patch.empty());
     for (const std::string& word : denial.words) EXPECT_THAT(verdict.message, HasSubstr(word));
-    EXPECT_EQ(TestAdmission().Validate(pod).allowed, false);
   }
+}
+
+// Goal: what others put into a pod after its patch is seen as well. Method: each change on a pod
+// that is right without it.
+TEST(Validate, DeniesWhatOthersMadeOfAPod) {
+  const std::vector<std::pair<const char*, std::function<void(Json&)>>> changes = {
+      {"nvidia.com/gpu",
+       [](Json& pod) {
+         pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1";
+       }},
+      {"gpushm.io/memory",
+       [](Json& pod) {
+         pod["spec"]["containers"][0]["resources"]["limits"]["gpushm.io/memory"] = "1";
+       }},
+      {"gpushm.io/attach",
+       [](Json& pod) {
+         pod["spec"]["containers"].push_back(
+             {{"name", "late"}, {"resources", {{"limits", {{"gpushm.io/attach", "1"}}}}}});
+       }},
+      {"volumeMounts",
+       [](Json& pod) {
+         pod["spec"]["containers"].push_back(
+             {{"name", "spy"}, {"volumeMounts", {{{"name", "gpushm"}, {"mountPath", "/all"}}}}});
+       }},
+      {"volumeMounts",
+       [](Json& pod) {
+         pod["spec"]["containers"][0]["volumeMounts"].push_back(
+             {{"name", "v"}, {"mountPath", "/run//gpushm/"}});
+       }},
+      {"sidecar must mount",
+       [](Json& pod) { pod["spec"]["initContainers"][0].erase("volumeMounts"); }},
+      {"before the sidecar",
+       [](Json& pod) {
+         auto& list = pod["spec"]["initContainers"];
+         std::swap(list[0], list[1]);
+       }},
+      {"container fetch must mount",
+       [](Json& pod) { pod["spec"]["initContainers"][1].erase("volumeMounts"); }},
+  };
+  Json before = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, loads: true}"}});
+  before["spec"]["initContainers"] = {{{"name", "fetch"}}};
+  const Json whole = Injected(TestAdmission(), before);
+  ASSERT_TRUE(TestAdmission().Validate(whole).allowed);
+  for (const auto& [word, change] : changes) {
+    Json pod = whole;
+    change(pod);
+    const Verdict verdict = TestAdmission().Validate(pod);
+    EXPECT_FALSE(verdict.allowed) << word;
+    EXPECT_THAT(verdict.message, HasSubstr(word));
+  }
+}
+
+TEST(Mutate, WhatTheKubeletWouldExpandReachesTheBrokerAsItIs) {
+  Json pod = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, file: m/a$$b-$(X)}"}});
+  pod["spec"]["volumes"] = {{{"name", "m"}}};
+  EXPECT_EQ(ContainerOf(Injected(TestAdmission(), pod), "gpushm")["env"][0]["value"],
+            "buffers.gpushm.io/w: \"{size: 1Gi, file: m/a$$$$b-$$(X)}\"\n");
+}
+
+TEST(Mutate, TaintsOfGpuNodesAreTolerated) {
+  Settings settings = TestSettings();
+  settings.tolerations = {"nvidia.com/gpu"};
+  const Json pod = Injected(TestAdmission(settings), PodWith({"model"}, kWeights));
+  EXPECT_EQ(pod["spec"]["tolerations"], Json::parse(R"([{"key": "nvidia.com/gpu",
+      "operator": "Exists", "effect": "NoSchedule"}])"));
+  EXPECT_EQ(TestAdmission(settings).Mutate(pod).outcome, "unchanged");
 }
 
 TEST(Mutate, CoexistAllowsAnotherGpu) {
@@ -359,6 +441,9 @@ TEST(Ephemeral, ContainersThatWouldGetAroundListsAreDenied) {
            {kWeights, {{"name", "debug"}, {"targetContainerName", "model"}}, true}}) {
     Json pod = Injected(TestAdmission(), PodWith({"model"}, annotations));
     pod["spec"]["ephemeralContainers"] = Json::array({container});
+    EXPECT_EQ(TestAdmission().ValidateEphemeral(pod).allowed, allowed) << container;
+    // Whatever its annotations say by now.
+    pod["metadata"].erase("annotations");
     EXPECT_EQ(TestAdmission().ValidateEphemeral(pod).allowed, allowed) << container;
   }
 }

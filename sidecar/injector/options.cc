@@ -34,6 +34,7 @@ void Declare(CLI::App& app, Options* options) {
   app.add_option("--port", options->server.port, "HTTPS, for the API server (8443)")
       ->check(CLI::Range(0, 65535));
   app.add_option("--http-port", options->server.http_port, "healthz, readyz and metrics (8080)")
+      ->take_last()
       ->check(CLI::Range(0, 65535));
   app.add_option("--address", options->server.address, "Address to listen on (all)");
   app.add_option("--certificates", options->certificates,
@@ -43,6 +44,8 @@ void Declare(CLI::App& app, Options* options) {
       ->check(CLI::IsMember({"Always", "IfNotPresent", "Never"}));
   app.add_option("--sidecar-pull-secret", settings.pull_secrets,
                  "Added to the imagePullSecrets of pods; may be repeated");
+  app.add_option("--toleration", settings.tolerations,
+                 "Key of a taint that pods with a sidecar tolerate; may be repeated");
   AddQuantity(app, "--sidecar-cpu", config::ParseMilliCpus, &settings.cpu_millis,
               "CPU that a sidecar requests (50m)");
   AddQuantity(app, "--sidecar-cpu-limit", config::ParseMilliCpus, &settings.cpu_limit_millis,

@@ -71,21 +71,50 @@ void CheckFree(const PodView& pod, const std::optional<Done>& done, Errors* erro
   }
 }
 
-// Where the sockets go.
+// Where the sockets go, and nowhere else: who mounted the whole volume would reach every socket.
 void CheckMounts(const PodView& pod, const Plan& plan, Errors* errors) {
-  for (const std::string& name : plan.done.containers) {
-    const Container* const container = pod.Find(name);
-    if (container == nullptr) continue;
-    const Json* const mounts = Find(*container->json, Pointer("/volumeMounts"));
-    if (mounts == nullptr || !mounts->is_array()) continue;
-    for (const Json& mount : *mounts) {
-      if (!mount.is_object() || mount.value("mountPath", "") != kSocketFolder ||
-          mount.value("name", "") == kVolumeName) {
-        continue;
+  for (const Container& container : pod.containers()) {
+    if (container.name == kSidecarName) continue;
+    const bool served = std::ranges::count(plan.done.containers, container.name) > 0 ||
+                        std::ranges::count(plan.done.init_containers, container.name) > 0;
+    for (const Container::Mount& mount : container.Mounts()) {
+      const std::string field = Concat(FieldOf(container), ".volumeMounts");
+      if (mount.volume == kVolumeName) {
+        if (mount.Is(SocketMount(container.name)) || mount.Is(ToolMount())) continue;
+        errors->push_back(PodError(field, "the volume gpushm is mounted by gpushm alone",
+                                   "leave this mount out"));
+      } else if (served && mount.path == kSocketFolder) {
+        errors->push_back(PodError(field, Concat(kSocketFolder, " is where gpushm's socket goes"),
+                                   "mountPath: /run/my-gpushm"));
       }
-      errors->push_back(PodError(Concat(FieldOf(*container), ".volumeMounts"),
-                                 Concat(kSocketFolder, " is where gpushm's socket goes"),
-                                 "mountPath: /run/my-gpushm"));
+    }
+  }
+}
+
+// Resources that gpushm asks for; a container that asks by itself would get a GPU past the plan.
+void CheckResources(const PodView& pod, const Plan& plan, const Settings& settings,
+                    Errors* errors) {
+  for (const Container& container : pod.containers()) {
+    if (container.name == kSidecarName) continue;
+    const bool attaches = std::ranges::count(plan.done.containers, container.name) > 0;
+    for (const char* const list : {"limits", "requests"}) {
+      const Json* const resources = Find(*container.json, Pointer("/resources") / list);
+      if (resources == nullptr || !resources->is_object()) continue;
+      for (const auto& [key, value] : resources->items()) {
+        const std::string field = Concat(FieldOf(container), ".resources.", list, ".", key);
+        if (key == kMemoryResource || (key == kAttachResource && !attaches)) {
+          errors->push_back(PodError(field,
+                                     "gpushm asks for it, for containers that the annotations mean",
+                                     Concat("remove it; ", config::kPrivatePrefix, container.name,
+                                            ": 1Gi makes a container attach")));
+        } else if (attaches && !settings.coexist && key.starts_with("nvidia.com/")) {
+          errors->push_back(PodError(
+              field,
+              "the container gets the GPU of its pod's buffers and may not ask for another one "
+              "beside it",
+              "remove it; with the chart's value coexist: true both are allowed"));
+        }
+      }
     }
   }
 }
@@ -115,15 +144,16 @@ void CheckVolumes(const PodView& pod, Plan* plan, Errors* errors) {
 }
 
 // What fits the annotations but not the rest of the pod.
-void CheckPod(const PodView& pod, const Plan& plan, const Settings& settings, Errors* errors) {
+void CheckPod(const PodView& pod, const Plan& plan, Errors* errors) {
   const bool lists = std::ranges::any_of(plan.spec.buffers, [](const config::BufferSpec& buffer) {
     return !buffer.containers.empty() || !buffer.writers.empty();
   });
-  if (lists && pod.Flag("shareProcessNamespace")) {
-    errors->push_back(PodError("spec.shareProcessNamespace",
+  for (const char* const flag : {"shareProcessNamespace", "hostPID"}) {
+    if (!lists || !pod.Flag(flag)) continue;
+    errors->push_back(PodError(Concat("spec.", flag),
                                "containers that see each other's processes can take each other's "
                                "sockets, so `containers` and `writers` would promise nothing",
-                               "shareProcessNamespace: false, or no such lists"));
+                               Concat(flag, ": false, or no such lists")));
   }
   if (plan.spec.host_ipc && !pod.Flag("hostIPC")) {
     errors->push_back(PodError(std::string(config::kHostIpcKey),
@@ -131,25 +161,6 @@ void CheckPod(const PodView& pod, const Plan& plan, const Settings& settings, Er
   }
   if (const Json* const os = Find(pod.json(), Pointer("/spec/os/name"))) {
     if (*os != "linux") errors->push_back(PodError("spec.os.name", "gpushm is for Linux", "linux"));
-  }
-  if (settings.coexist) return;
-  for (const std::string& name : plan.done.containers) {
-    const Container* const container = pod.Find(name);
-    if (container == nullptr) continue;
-    for (const char* const list : {"limits", "requests"}) {
-      const Json* const resources = Find(*container->json, Pointer("/resources") / list);
-      if (resources == nullptr || !resources->is_object()) continue;
-      for (const auto& [key, value] : resources->items()) {
-        if (!key.starts_with("nvidia.com/")) continue;
-        errors->push_back(
-            PodError(Concat(FieldOf(*container), ".resources.", list, ".", key),
-                     "the container gets the GPU of its pod's buffers and may not ask for another "
-                     "one beside "
-                     "it",
-                     "remove it; with the chart's value coexist: true both are allowed"));
-        return;
-      }
-    }
   }
 }
 
@@ -164,14 +175,11 @@ void CheckLimits(const PodView& pod, const Plan& plan, Errors* errors) {
                  Concat(served, " containers would be served, at most ", limits::kContainers),
                  "name those that attach: containers: [decoder, model]"));
   }
-  size_t bytes = 0;
-  for (const auto& [key, value] : pod.annotations()) {
-    if (config::IsOurKey(key) && key != config::kStatusKey) bytes += key.size() + value.size() + 8;
-  }
+  const size_t bytes = BuffersVariable(pod).size();
   if (bytes > kVariableBytes) {
     errors->push_back(
         PodError("metadata.annotations",
-                 Concat("those of gpushm have ", bytes, " bytes, at most ", kVariableBytes),
+                 Concat("those of gpushm take ", bytes, " bytes, at most ", kVariableBytes),
                  "create buffers at run time, from gpushm.io/pool-extra"));
   }
 }
@@ -257,7 +265,8 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   CheckFree(pod, earlier, &errors);
   CheckMounts(pod, plan, &errors);
   CheckVolumes(pod, &plan, &errors);
-  CheckPod(pod, plan, settings, &errors);
+  CheckPod(pod, plan, &errors);
+  CheckResources(pod, plan, settings, &errors);
   CheckLimits(pod, plan, &errors);
   if (!errors.empty()) return std::unexpected(std::move(errors));
   return plan;

@@ -1,6 +1,8 @@
 #include "sidecar/injector/pod.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <utility>
 
 #include "sidecar/config/keys.h"
 #include "sidecar/config/quantity.h"
@@ -22,6 +24,32 @@ Kind KindOf(const Json& container, bool init) {
 }
 
 }  // namespace
+
+std::vector<Container::Mount> Container::Mounts() const {
+  std::vector<Mount> mounts;
+  const Json* const list = injector::Find(*json, Pointer("/volumeMounts"));
+  if (list == nullptr || !list->is_array()) return mounts;
+  for (const Json& mount : *list) {
+    const std::string* const volume = Text(mount, "name");
+    const std::string* const path = Text(mount, "mountPath");
+    if (volume == nullptr || path == nullptr) continue;
+    std::string normal = std::filesystem::path(*path).lexically_normal();
+    while (normal.size() > 1 && normal.ends_with('/')) normal.pop_back();
+    mounts.push_back({*volume, std::move(normal), &mount});
+  }
+  return mounts;
+}
+
+bool Container::Mount::Is(const Json& wanted) const {
+  return !json->contains("subPathExpr") &&
+         std::ranges::all_of(wanted.items(), [&](const auto& item) {
+           return json->contains(item.key()) && (*json)[item.key()] == item.value();
+         });
+}
+
+bool Container::Mounts(const Json& wanted) const {
+  return std::ranges::any_of(Mounts(), [&](const Mount& mount) { return mount.Is(wanted); });
+}
 
 const Json* Container::Resource(const char* list, const std::string& resource) const {
   return injector::Find(*json, Pointer("/resources") / list / resource);

@@ -33,6 +33,17 @@ struct Container {
   Pointer at;
   const Json* json = nullptr;
 
+  // Places that it mounts, as {name, path, the mount}; paths without trailing or double slashes.
+  struct Mount {
+    std::string volume;
+    std::string path;
+    const Json* json = nullptr;
+
+    // Whether it has all that `wanted` says.
+    bool Is(const Json& wanted) const;
+  };
+  std::vector<Mount> Mounts() const;
+  bool Mounts(const Json& wanted) const;
   // The quantity of this resource in limits, else in requests; nullptr: it asks for none.
   const Json* Resource(const char* list, const std::string& name) const;
 };

@@ -40,6 +40,36 @@ std::string AnswerTo(const std::string& uid, const Verdict& verdict) {
       -1, ' ', false, Json::error_handler_t::replace);
 }
 
+// Nesting and number of values decide how much memory and stack a document takes, so both are
+// counted before one is made. An API server's own limit for depth is higher, no Pod comes near it.
+constexpr int kMaxDepth = 200;
+constexpr size_t kMaxValues = 400'000;
+
+Result<void> CheckSize(std::string_view body) {
+  int depth = 0;
+  size_t values = 0;
+  bool in_text = false;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const char c = body[i];
+    if (in_text) {
+      if (c == '\\') ++i;
+      if (c == '"') in_text = false;
+      continue;
+    }
+    if (c == '"') in_text = true;
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+    if (c == ',' || c == '{' || c == '[') ++values;
+    if (depth > kMaxDepth) {
+      return Fail(Code::kExhausted, Concat("the body is nested deeper than ", kMaxDepth));
+    }
+    if (values > kMaxValues) {
+      return Fail(Code::kExhausted, Concat("the body holds more than ", kMaxValues, " values"));
+    }
+  }
+  return {};
+}
+
 Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& review) {
   const auto bad = [](const std::string& what) {
     return Fail(Code::kInvalidArgument, what, "send an AdmissionReview of admission.k8s.io/v1");
@@ -70,6 +100,7 @@ Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& 
 }  // namespace
 
 Result<Answer> Review(const Admission& admission, Endpoint endpoint, std::string_view body) try {
+  if (auto small = CheckSize(body); !small) return std::unexpected(small.error());
   return Judge(admission, endpoint, Json::parse(body));
 } catch (const Json::exception& error) {
   // No JSON, or of other types than the API server sends.

@@ -1,5 +1,6 @@
 #include "sidecar/injector/server.h"
 
+#include <malloc.h>
 #include <sys/socket.h>
 
 #include <ctime>
@@ -14,8 +15,6 @@ namespace {
 // Calls that come in one burst: httplib itself asks the kernel for 5.
 constexpr int kBacklog = 1024;
 constexpr size_t kHttpThreads = 4;
-// Longer than the API server's own (90 s), so that it is who closes.
-constexpr time_t kIdleS = 100;
 constexpr char kText[] = "text/plain; charset=utf-8";
 
 bool SetUpTls(SSL_CTX* context, Certificates* certificates) {
@@ -35,7 +34,7 @@ struct Server::Listener {
     server->new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
     server->set_read_timeout(kReadTimeoutS);
     server->set_write_timeout(kReadTimeoutS);
-    server->set_keep_alive_timeout(kIdleS);
+    server->set_keep_alive_timeout(kReadTimeoutS);
     server->set_keep_alive_max_count(1'000'000);
     server->set_payload_max_length(kMaxBodyBytes);
     server->set_tcp_nodelay(true);
@@ -56,7 +55,7 @@ struct Server::Listener {
     return server->bind_to_port(address, port) ? port : -1;
   }
 
-  Result<int> Start(const std::string& address, int port) {
+  Result<int> Listen(const std::string& address, int port) {
     int bound = Bind(address.empty() ? "::" : address, port);
     // A machine may have no IPv6 at all.
     if (bound < 0 && address.empty()) bound = Bind("0.0.0.0", port);
@@ -67,8 +66,13 @@ struct Server::Listener {
           "choose a port that is free");
     }
     listen(socket, kBacklog);
-    thread = std::thread([this] { server->listen_after_bind(); });
     return bound;
+  }
+
+  // stop() before the thread has begun to serve would be lost.
+  void Serve() {
+    thread = std::thread([this] { server->listen_after_bind(); });
+    while (!server->is_running()) std::this_thread::yield();
   }
 };
 
@@ -96,12 +100,14 @@ Result<void> Server::Start() {
   AddProbes(plain.get());
   http_ = std::make_unique<Listener>(std::move(plain), kHttpThreads);
 
-  const Result<int> port = https_->Start(options_.address, options_.port);
+  const Result<int> port = https_->Listen(options_.address, options_.port);
   if (!port) return std::unexpected(port.error());
   port_ = *port;
-  const Result<int> http_port = http_->Start(options_.address, options_.http_port);
+  const Result<int> http_port = http_->Listen(options_.address, options_.http_port);
   if (!http_port) return std::unexpected(http_port.error());
   http_port_ = *http_port;
+  https_->Serve();
+  http_->Serve();
   return {};
 }
 
@@ -116,7 +122,11 @@ void Server::Handle(Endpoint endpoint, const httplib::Request& request,
                     httplib::Response& response) {
   const int64_t start_ns = MonotonicNs();
   if (draining_) response.set_header("Connection", "close");
+  const bool large = request.body.size() > kLargeBodyBytes;
+  std::unique_lock one_at_a_time(large_, std::defer_lock);
+  if (large) one_at_a_time.lock();
   const Result<Answer> answer = Review(*admission_, endpoint, request.body);
+  if (large) malloc_trim(0);
   if (!answer) {
     metrics_->Failed(endpoint);
     LogWarning("bad-request", {{"from", request.remote_addr},

@@ -5,8 +5,8 @@
 //               /readyz                 200 when calls are welcome; 503 before and while draining
 //               /metrics                Prometheus' text format
 //
-// Bounded: kMaxBodyBytes a request, kReadTimeoutS for each wait for a caller's bytes, kConnections
-// at the same time; more wait in the kernel.
+// Bounded: kMaxBodyBytes a request, kReadTimeoutS for each wait for a caller's bytes, also between
+// two requests; kConnections at the same time, more wait in the kernel.
 //
 // Threads: Start, Drain and Stop from one thread.
 #pragma once
@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -27,8 +28,11 @@
 
 namespace gpushm::injector {
 
-// The API server takes objects of 3 MiB at most (its --max-request-bytes); a review holds two.
-inline constexpr size_t kMaxBodyBytes = 8 << 20;
+// The API server takes requests of 3 MiB at most, and stores objects of 1.5 MiB; a review of an
+// update holds two of these.
+inline constexpr size_t kMaxBodyBytes = 4 << 20;
+// Larger bodies are looked at one after the other: a document takes tens of times its bytes.
+inline constexpr size_t kLargeBodyBytes = 256 << 10;
 inline constexpr int kReadTimeoutS = 5;
 // An API server keeps 25 idle connections to a webhook (client-go), and there are up to a few.
 inline constexpr size_t kConnections = 128;
@@ -66,6 +70,7 @@ class Server {
   Certificates* const certificates_;
   Metrics* const metrics_;
   std::atomic<bool> draining_ = false;
+  std::mutex large_;  // Held by who looks at a large body.
   int port_ = 0;
   int http_port_ = 0;
   std::unique_ptr<Listener> https_;

@@ -73,7 +73,23 @@ TEST_F(ServerTest, RefusesWhatIsNoReview) {
   EXPECT_EQ(client->Get("/mutate")->status, 404);
   const auto large = injector.Https()->Post("/mutate", std::string(kMaxBodyBytes + 1, ' '), kJson);
   EXPECT_TRUE(!large || large->status == 413);
+  const auto deep =
+      client->Post("/mutate", std::string(100'000, '[') + std::string(100'000, ']'), kJson);
+  EXPECT_EQ(deep->status, 400);
+  std::string wide = "[{}";
+  for (int i = 0; i < 1'000'000; ++i) wide += ",{}";
+  EXPECT_EQ(client->Post("/mutate", wide + "]", kJson)->status, 400);
   EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
+  EXPECT_LT(injector.RssBytes(), uint64_t{64} << 20);
+}
+
+TEST_F(ServerTest, APortThatIsTakenIsAnError) {
+  const InjectorProcess first(tls_.path());
+  ASSERT_TRUE(first.ready()) << first.Log();
+  InjectorProcess second(tls_.path(), {"--http-port", std::to_string(first.http_port())});
+  EXPECT_FALSE(second.ready());
+  EXPECT_EQ(WEXITSTATUS(second.WaitEnd()), 1);
+  EXPECT_THAT(second.Log(), HasSubstr("cannot listen on port"));
 }
 
 // Goal: a Secret that is renewed is served without a restart, and a call under way is not cut off.
@@ -118,6 +134,9 @@ TEST_F(ServerTest, WithoutACertificateItSaysWhatIsMissing) {
 TEST_F(ServerTest, DrainsBeforeItEnds) {
   InjectorProcess injector(tls_.path(), {"--drain-ms", "1500"});
   ASSERT_TRUE(injector.ready()) << injector.Log();
+  // An API server keeps its connections.
+  const auto idle = injector.Https();
+  ASSERT_EQ(idle->Post("/mutate", Body(), kJson)->status, 200);
   injector.Signal(SIGTERM);
   ASSERT_TRUE(WaitUntil([&] { return injector.Get("/readyz").first == 503; }));
   EXPECT_EQ(injector.Get("/healthz").first, 200);
@@ -127,12 +146,13 @@ TEST_F(ServerTest, DrainsBeforeItEnds) {
   EXPECT_EQ(injector.WaitEnd(), 0);
 }
 
-// Goal: callers that say nothing, or half of something, do not keep others waiting.
+// Goal: callers that say nothing do not keep others waiting for longer than kReadTimeoutS, as many
+// as they are.
 TEST_F(ServerTest, SilentCallersAreLeftAlone) {
   const InjectorProcess injector(tls_.path());
   ASSERT_TRUE(injector.ready()) << injector.Log();
   std::vector<int> silent;
-  for (size_t i = 0; i < kConnections / 2; ++i) {
+  for (size_t i = 0; i < kConnections; ++i) {
     const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;

@@ -13,6 +13,10 @@ struct Settings {
   // Added to the pods' own, since the sidecar's image may be behind another registry than theirs.
   std::vector<std::string> pull_secrets;
 
+  // Taints of GPU nodes that pods with a sidecar tolerate, by key: platforms that taint such nodes
+  // add tolerations for their own resources only.
+  std::vector<std::string> tolerations;
+
   // Of the sidecar. A pod that would be Guaranteed without it stays so: request = limit there.
   uint64_t cpu_millis = 50;
   uint64_t cpu_limit_millis = 500;

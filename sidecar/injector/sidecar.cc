@@ -15,17 +15,6 @@ constexpr char kReadyTimeout[] = "60s";
 
 std::string Cpus(uint64_t millis) { return Concat(millis, "m"); }
 
-// The annotations as the broker reads them: YAML, each value as JSON's string, which is one of
-// YAML's.
-std::string BuffersVariable(const PodView& pod) {
-  std::string text;
-  for (const auto& [key, value] : pod.annotations()) {
-    if (!config::IsOurKey(key) || key == config::kStatusKey) continue;
-    text += Concat(key, ": ", Json(value).dump(), "\n");
-  }
-  return text;
-}
-
 Json FieldVariable(const char* name, const char* path) {
   return {{"name", name}, {"valueFrom", {{"fieldRef", {{"fieldPath", path}}}}}};
 }
@@ -98,6 +87,20 @@ Json Arguments(const Plan& plan) {
 }
 
 }  // namespace
+
+// YAML, each value as JSON's string, which is one of YAML's. The kubelet expands $(NAME) and turns
+// $$ into $.
+std::string BuffersVariable(const PodView& pod) {
+  std::string text;
+  for (const auto& [key, value] : pod.annotations()) {
+    if (!config::IsOurKey(key) || key == config::kStatusKey) continue;
+    for (const char c : Concat(key, ": ", Json(value).dump(), "\n")) {
+      text += c;
+      if (c == '$') text += c;
+    }
+  }
+  return text;
+}
 
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
                       std::optional<int64_t> uid) {

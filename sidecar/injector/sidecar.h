@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "sidecar/injector/plan.h"
 
@@ -10,6 +11,9 @@ namespace gpushm::injector {
 
 inline constexpr char kMemoryResource[] = "gpushm.io/memory";
 inline constexpr char kAttachResource[] = "gpushm.io/attach";
+
+// The annotations as the broker reads them from its environment.
+std::string BuffersVariable(const PodView& pod);
 
 // Passes Pod Security "restricted". `uid`: none where the platform assigns it.
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,

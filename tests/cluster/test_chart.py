@@ -78,11 +78,11 @@ class ChartCase(ClusterCase):
                 if "injector" in p["metadata"]["name"]
                 and "deletionTimestamp" not in p["metadata"]}
 
-    def units_in_use(self):
-        """Of pods that are not over."""
-        return sum(int(c["resources"].get("limits", {}).get("gpushm.io/memory", "0"))
-                   for p in self.api.list("Pod", self.namespace)
-                   for c in p["spec"].get("initContainers", []))
+    def wait_bound(self, pods):
+        """Until the plugin has so many pods' memory bound, and no more."""
+        folder = self.cluster.on_node("/run/cdi")
+        wait_until(lambda: f"not {pods} bound: {sorted(p.name for p in folder.iterdir())}", 60,
+                   lambda: len(list(folder.glob("gpushm.io-memory-*"))) == pods, 0.2)
 
 
 class InstallTest(ChartCase):
@@ -174,7 +174,7 @@ class AnnotatedPodTest(ChartCase):
                     initContainers=[shell("fetch", "umask 077; printf x > /models/w.bin", **mount)])
         self.create(annotated(thing, {
             "buffers.gpushm.io/weights": "{size: 4Mi, file: models/w.bin}"}))
-        self.wait_log("closed", "gpushm", "uid 65532, gid 65532, mode 600")
+        self.wait_log("closed", "gpushm", "(uid 65532, gid 0, mode 600)")
 
     def test_a_quota_and_a_limit_range_are_met(self):
         """Goal: the sidecar has what such namespaces ask of every container."""
@@ -294,7 +294,7 @@ class LifeTest(ChartCase):
             self.api.patch("Deployment", "many", {"spec": {"replicas": replicas}}, self.namespace)
             self.wait_pods(lambda pods, n=replicas: len(pods) == n and all(
                 map(is_ready, pods.values())), f"not {replicas} pods", 120)
-            self.assertEqual(self.units_in_use(), replicas)
+            self.wait_bound(replicas)
         # Room for three pods that each take a whole GPU: only one is in use.
         whole = {**SMALL, "gpushm.io/pool-extra": f"{UNITS_OF_GPU - 1}Gi"}
         names = [f"whole{number}" for number in range(GPUS - 1)]
@@ -325,6 +325,7 @@ class LifeTest(ChartCase):
             self.cluster.kubectl("uncordon", node)
         self.wait_pods(lambda pods: len(pods) == 2 and all(map(is_ready, pods.values())),
                        "not started again")
+        self.wait_bound(2)
 
 
 class UpgradeTest(ChartCase):

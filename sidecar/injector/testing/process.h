@@ -47,6 +47,7 @@ class InjectorProcess {
   // Subject's common name of the certificate that a new connection is shown; empty: none.
   std::string ServedName() const;
   int port() const { return port_; }
+  int http_port() const { return http_port_; }
 
  private:
   gpushm::testing::TempFolder folder_;
