@@ -2,7 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
+#include <utility>
 
 #include "runtime/base/status.h"
 #include "sidecar/injector/testing/pods.h"
@@ -276,10 +279,10 @@ struct Denial {
   std::vector<std::string> words;
 };
 
-// Goal: whoever reads the message knows which field, why, and what would be right.
-TEST(Mutate, DenialsNameFieldReasonAndExample) {
+// By their annotations alone.
+std::vector<Denial> AnnotationDenials() {
   const auto keep = [](Json&) {};
-  const std::vector<Denial> denials = {
+  return {
       {"typo in a key",
        {{"buffer.gpushm.io/weights", "8Gi"}},
        keep,
@@ -293,6 +296,13 @@ TEST(Mutate, DenialsNameFieldReasonAndExample) {
        {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [fetch]}"}},
        [](Json& pod) { pod["spec"]["initContainers"] = {{{"name", "fetch"}}}; },
        {"\"fetch\"", "ends before the pod runs", "loads: true"}},
+  };
+}
+
+// By what else the pod says.
+std::vector<Denial> PodDenials() {
+  const auto keep = [](Json&) {};
+  return {
       {"another GPU",
        kWeights,
        [](Json& pod) {
@@ -346,6 +356,12 @@ TEST(Mutate, DenialsNameFieldReasonAndExample) {
        [](Json& pod) { pod["spec"]["os"] = {{"name", "windows"}}; },
        {"spec.os.name", "linux"}},
   };
+}
+
+// Goal: whoever reads the message knows which field, why, and what would be right.
+TEST(Mutate, DenialsNameFieldReasonAndExample) {
+  std::vector<Denial> denials = AnnotationDenials();
+  std::ranges::move(PodDenials(), std::back_inserter(denials));
   for (const Denial& denial : denials) {
     SCOPED_TRACE(denial.what);
     Json pod = PodWith({"model"}, denial.annotations);

@@ -83,7 +83,11 @@ func look(name string, document []byte) {
 		var webhooks admission.ValidatingWebhookConfiguration // What is looked at is in both.
 		check(yaml.Unmarshal(document, &webhooks))
 		for _, webhook := range webhooks.Webhooks {
-			conditions(name, webhook.MatchConditions)
+			if webhook.Name == "ephemeral.gpushm.io" {
+				sidecars(name, webhook.MatchConditions)
+			} else {
+				annotations(name, webhook.MatchConditions)
+			}
 		}
 	}
 }
@@ -98,26 +102,44 @@ func restricted(name string, about *meta.ObjectMeta, spec *core.PodSpec, should 
 	}
 }
 
-func conditions(name string, conditions []admission.MatchCondition) {
+// Whether the API server would ask about this object.
+func asks(conditions []admission.MatchCondition, object map[string]any) bool {
 	environment, err := cel.NewEnv(cel.Variable("object", cel.DynType))
 	check(err)
+	called := len(conditions) > 0
+	for _, condition := range conditions {
+		compiled, issues := environment.Compile(condition.Expression)
+		check(issues.Err())
+		program, err := environment.Program(compiled)
+		check(err)
+		value, _, err := program.Eval(map[string]any{"object": object})
+		check(err)
+		called = called && value.Value() == true
+	}
+	return called
+}
+
+func annotations(name string, conditions []admission.MatchCondition) {
 	for _, pod := range pods {
-		called := len(conditions) > 0
 		metadata := map[string]any{"name": "pod"}
 		if pod.annotations != nil {
 			metadata["annotations"] = pod.annotations
 		}
-		for _, condition := range conditions {
-			compiled, issues := environment.Compile(condition.Expression)
-			check(issues.Err())
-			program, err := environment.Program(compiled)
-			check(err)
-			value, _, err := program.Eval(map[string]any{"object": map[string]any{"metadata": metadata}})
-			check(err)
-			called = called && value.Value() == true
-		}
-		if called != pod.called {
+		if called := asks(conditions, map[string]any{"metadata": metadata}); called != pod.called {
 			wrong("%s: called is %v for %v", name, called, pod.annotations)
+		}
+	}
+}
+
+// Of running pods, whose annotations may have gone.
+func sidecars(name string, conditions []admission.MatchCondition) {
+	for container, expected := range map[string]bool{"": false, "other": false, "gpushm": true} {
+		spec := map[string]any{}
+		if container != "" {
+			spec["initContainers"] = []any{map[string]any{"name": container}}
+		}
+		if called := asks(conditions, map[string]any{"spec": spec}); called != expected {
+			wrong("%s: called is %v with a container %q", name, called, container)
 		}
 	}
 }
