@@ -45,7 +45,7 @@ int64_t UidFor(const PodView& pod, uint64_t random) {
 
 void Mount(const Container& container, const Json& mount, Patch* patch) {
   for (const Container::Mount& there : container.Mounts()) {
-    if (there.path == mount["mountPath"]) return;  // Ours, or denied before.
+    if (there.path == mount["mountPath"].get<std::string>()) return;  // Ours, or denied before.
   }
   patch->Append(container.at / "volumeMounts", mount);
 }
@@ -230,7 +230,7 @@ Verdict Admission::ValidateEphemeral(const Json& pod) const {
   if (!lists || list == nullptr || !list->is_array()) return Admit("unchanged");
   for (const Json& container : *list) {
     const Json* const target = Find(container, Pointer("/targetContainerName"));
-    const bool targets = target != nullptr && *target != "";
+    const bool targets = target != nullptr && *target != Json("");
     const Json* const mounts = Find(container, Pointer("/volumeMounts"));
     const bool mounts_it =
         mounts != nullptr && mounts->is_array() && std::ranges::any_of(*mounts, [](const Json& at) {

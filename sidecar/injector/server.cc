@@ -90,8 +90,7 @@ Result<void> Server::Start() {
       [this](SSL_CTX& context) { return SetUpTls(&context, certificates_); });
   for (const auto& [path, endpoint] :
        {std::pair{"/mutate", Endpoint::kMutate}, std::pair{"/validate", Endpoint::kValidate}}) {
-    tls->Post(path, [this, endpoint = endpoint](const httplib::Request& request,
-                                                httplib::Response& response) {
+    tls->Post(path, [this, endpoint](const httplib::Request& request, httplib::Response& response) {
       Handle(endpoint, request, response);
     });
   }

@@ -178,7 +178,7 @@ TEST_F(ServerTest, AnswersABurstOfConnections) {
     });
   }
   for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(answered, 200);
+  EXPECT_EQ(answered, 200) << injector.Log();
 }
 
 }  // namespace
