@@ -96,6 +96,13 @@ class Api:
         return self.call("PATCH", _path(kind, namespace, name), change,
                          "application/merge-patch+json")
 
+    def ensure_namespace(self, name, labels):
+        """Makes it unless it is there; returns when pods can be made in it."""
+        if name not in {n["metadata"]["name"] for n in self.list("Namespace")}:
+            self.create({"apiVersion": "v1", "kind": "Namespace",
+                         "metadata": {"name": name, "labels": labels}})
+        self.wait("ServiceAccount", name, bool, 60, lambda _: f"no ServiceAccount in {name}")
+
     def delete(self, kind, name, namespace=None, grace_seconds=None):
         options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         try:

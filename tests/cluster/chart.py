@@ -4,15 +4,13 @@ import pathlib
 import subprocess
 import tempfile
 
+from plugin import NAMESPACE, UNITS
 from processes import Failure
 import settings
 
-NAMESPACE = "gpushm-system"
 RELEASE = "gpushm"
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "helm/gpushm"
-GPUS, GPU_GIB = 4, 16
-UNITS_OF_GPU = GPU_GIB - 1  # A unit is 1 GiB, and as much is kept back.
 
 
 class Chart:
@@ -49,7 +47,8 @@ class Chart:
 
     def values(self, **more):
         """Of this cluster: images are there, and pull nothing."""
-        values = {"driver.simulatedGpus": GPUS, "driver.simulatedMemory": f"{GPU_GIB}Gi", **more}
+        values = {"driver.simulatedGpus": settings.GPUS,
+                  "driver.simulatedMemory": f"{settings.GPU_GIB}Gi", **more}
         values |= {f"{part}.image.pullPolicy": "Never"
                    for part in ("plugin", "sidecar", "injector", "test")}
         # Images carry the version of the tree, whichever chart is installed.
@@ -59,10 +58,7 @@ class Chart:
 
     def install(self, package=None, **values):
         """Or upgrades; returns when everything is ready."""
-        if NAMESPACE not in {n["metadata"]["name"] for n in self._api.list("Namespace")}:
-            self._api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {
-                "name": NAMESPACE,
-                "labels": {"pod-security.kubernetes.io/enforce": "privileged"}}})
+        self._api.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "privileged"})
         package = package or self.package
         simulated = subprocess.run(
             ["tar", "-xzOf", str(package), "gpushm/values-simulated.yaml"], check=True,
@@ -73,12 +69,12 @@ class Chart:
             self.helm("upgrade", "--install", RELEASE, str(package), "--namespace", NAMESPACE,
                       "--values", profile.name, *self.values(**values), "--wait",
                       "--timeout", "120s")
-        self.wait_allocatable(GPUS * UNITS_OF_GPU)
+        self.wait_allocatable()
 
     def uninstall(self):
         self.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "60s")
 
-    def wait_allocatable(self, units):
+    def wait_allocatable(self, units=UNITS):
         """Until the node offers so many units."""
         def offers(nodes):
             have = nodes[settings.NODE_NAME]["status"]["allocatable"]

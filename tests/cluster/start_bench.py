@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 
-from case import container, is_ready, pod
+from case import RESTRICTED, container, is_ready, pod
 from chart import Chart
 from cluster import Cluster
 from processes import Failure
@@ -44,10 +44,7 @@ def main():
     arguments = parser.parse_args()
     cluster = Cluster(arguments.state)
     Chart(cluster).install()
-    if WHERE not in {n["metadata"]["name"] for n in cluster.api.list("Namespace")}:
-        cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {
-            "name": WHERE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
-        cluster.api.wait("ServiceAccount", WHERE, bool, 60, lambda _: "no ServiceAccount")
+    cluster.api.ensure_namespace(WHERE, RESTRICTED)
     plain, annotated = [], []
     for number in range(arguments.pods + 1):
         times = (start_s(cluster.api, f"plain-{number}", {}),

@@ -8,9 +8,10 @@ import threading
 
 from api import Refused
 from case import ClusterCase, container, is_ready, pod, shell, statuses
-from chart import GPUS, NAMESPACE, ROOT, UNITS_OF_GPU, Chart
-from plugin import NAMESPACE as PLUGIN_NAMESPACE
+from chart import ROOT, Chart
+from plugin import NAMESPACE, UNITS_OF_GPU
 from processes import wait_until
+from settings import GPUS
 
 WEIGHTS = {"buffers.gpushm.io/weights": "4Mi"}
 # Of one unit: no container's own memory is set aside.
@@ -42,8 +43,8 @@ class ChartCase(ClusterCase):
     def setUpClass(cls):
         if ChartCase.chart is None:
             # The manifest of the plugin alone, if cases before this one deployed it.
-            cls.cluster.api.delete("Namespace", PLUGIN_NAMESPACE)
-            cls.cluster.api.wait("Namespace", None, lambda all_of: PLUGIN_NAMESPACE not in all_of,
+            cls.cluster.api.delete("Namespace", NAMESPACE)
+            cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of,
                                  60, lambda _: "the plugin's namespace does not go")
             ChartCase.chart = Chart(cls.cluster)
             ChartCase.chart.install()
@@ -355,7 +356,7 @@ class UpgradeTest(ChartCase):
         self.run_pod(annotated(pod("during", container("a")), SMALL))
         self.chart.helm("rollback", "gpushm", "--namespace", NAMESPACE, "--wait", "--timeout",
                         "120s")
-        self.chart.wait_allocatable(GPUS * UNITS_OF_GPU)
+        self.chart.wait_allocatable()
         self.run_pod(annotated(pod("later", container("a")), SMALL))
         self.assertEqual(self.container_ids("stays"), before)
         self.assertIn("weights", self.execute("stays", "a", "gpushmctl", "ls", "--names"))

@@ -9,6 +9,7 @@ import pathlib
 import sys
 import time
 
+from case import RESTRICTED
 from chart import NAMESPACE, ROOT, Chart
 from cluster import Cluster
 from processes import Failure, wait_until
@@ -40,9 +41,7 @@ def main():
     chart = Chart(cluster)
     chart.install()
     step(f"the chart is installed in {NAMESPACE}", start)
-    if WHERE not in {n["metadata"]["name"] for n in cluster.api.list("Namespace")}:
-        cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {
-            "name": WHERE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
+    cluster.api.ensure_namespace(WHERE, RESTRICTED)
     cluster.kubectl("apply", "-n", WHERE, "-f", str(EXAMPLE))
     cluster.kubectl("rollout", "status", "-n", WHERE, "deployment/weights-shared", "--timeout",
                     "90s", timeout=100)
