@@ -432,6 +432,12 @@ const BufferSpec* PodSpec::Find(std::string_view name) const {
   return at != buffers.end() && at->name == name ? &*at : nullptr;
 }
 
+bool PodSpec::HasAccessLists() const {
+  return std::ranges::any_of(buffers, [](const BufferSpec& buffer) {
+    return !buffer.containers.empty() || !buffer.writers.empty();
+  });
+}
+
 PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,
                         ErrorList& errors) {
   PodSpec pod;

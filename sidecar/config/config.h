@@ -92,6 +92,8 @@ struct PodSpec {
   SidecarResources sidecar;
 
   const BufferSpec* Find(std::string_view name) const;
+  // Whether some buffer is not for every container: a list of containers or of writers.
+  bool HasAccessLists() const;
   // Whether anything here needs a sidecar.
   bool AsksForMemory() const {
     return !buffers.empty() || pool_extra_bytes > 0 || !private_bytes.empty() || host_ipc;

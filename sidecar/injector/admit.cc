@@ -53,8 +53,7 @@ void Mount(const Container& container, const Json& mount, Patch* patch) {
 // Each of `entries` is in the list afterwards.
 void PutEntries(const Pointer& list, const std::vector<Json>& entries, Patch* patch) {
   for (const Json& entry : entries) {
-    const Json* const there = Find(patch->document(), list);
-    if (there != nullptr && std::ranges::count(*there, entry) > 0) continue;
+    if (std::ranges::count(Items(patch->document(), list), entry) > 0) continue;
     patch->Append(list, entry);
   }
 }
@@ -158,24 +157,6 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   return {};
 }
 
-// What the sidecar of a running pod was told; its annotations may have changed since.
-Result<config::PodSpec> ToldToSidecar(const Container& sidecar) {
-  const Json* const variables = Find(*sidecar.json, Pointer("/env"));
-  if (variables != nullptr && variables->is_array()) {
-    for (const Json& variable : *variables) {
-      if (!variable.is_object() || variable.value("name", "") != config::kBuffersVariable) continue;
-      const auto told = variable.value("value", std::string());
-      std::string text;
-      for (size_t i = 0; i < told.size(); ++i) {
-        text += told[i];
-        if (told.substr(i, 2) == "$$") ++i;  // As the kubelet reads it.
-      }
-      return config::ParseBuffersEnvironment(text);
-    }
-  }
-  return Fail(Code::kInvalidArgument, "the sidecar has no buffers");
-}
-
 }  // namespace
 
 Admission::Admission(Settings settings, std::function<uint64_t()> random)
@@ -221,21 +202,15 @@ Verdict Admission::ValidateEphemeral(const Json& pod) const {
   if (!view) return Deny("pod", view.error().what());
   const Container* const sidecar = view->Find(kSidecarName);
   if (sidecar == nullptr) return Admit("not-ours");
-  const Result<config::PodSpec> spec = ToldToSidecar(*sidecar);
-  const bool lists =
-      !spec || std::ranges::any_of(spec->buffers, [](const config::BufferSpec& buffer) {
-        return !buffer.containers.empty() || !buffer.writers.empty();
-      });
-  const Json* const list = Find(pod, Pointer("/spec/ephemeralContainers"));
-  if (!lists || list == nullptr || !list->is_array()) return Admit("unchanged");
-  for (const Json& container : *list) {
+  // Annotations of a running pod may have changed; what its sidecar was told has not.
+  const Result<config::PodSpec> told = ReadBuffersVariable(*sidecar);
+  if (told && !told->HasAccessLists()) return Admit("unchanged");
+  for (const Json& container : Items(pod, Pointer("/spec/ephemeralContainers"))) {
     const Json* const target = Find(container, Pointer("/targetContainerName"));
     const bool targets = target != nullptr && *target != Json("");
-    const Json* const mounts = Find(container, Pointer("/volumeMounts"));
-    const bool mounts_it =
-        mounts != nullptr && mounts->is_array() && std::ranges::any_of(*mounts, [](const Json& at) {
-          return at.is_object() && at.value("name", "") == kVolumeName;
-        });
+    const bool mounts_it = std::ranges::any_of(
+        Items(container, Pointer("/volumeMounts")),
+        [](const Json& at) { return at.is_object() && at.value("name", "") == kVolumeName; });
     if (!targets && !mounts_it) continue;
     return Deny("ephemeral-container",
                 "gpushm: the pod's buffers have lists of containers or writers, and an ephemeral "

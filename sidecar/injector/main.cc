@@ -47,7 +47,7 @@ class Injector {
     if (!loaded) return std::unexpected(loaded.error());
     metrics_.SetCertificateExpiry(certificates_.expires_s());
     if (auto started = server_.Start(); !started) return started;
-    LookAtCertificates();
+    LookAgain();
     LogInfo("ready", {{"version", kVersion},
                       {"port", server_.port()},
                       {"http_port", server_.http_port()},
@@ -75,6 +75,9 @@ class Injector {
       metrics_.SetCertificateExpiry(certificates_.expires_s());
       LogInfo("certificate-loaded", {{"expires", certificates_.expires_s()}});
     }
+    LookAgain();
+  }
+  void LookAgain() {
     loop_->After(kCertificateLookMs, [this] { LookAtCertificates(); });
   }
 

@@ -10,6 +10,12 @@ const Json* Find(const Json& document, const Pointer& at) {
   return found.is_null() ? nullptr : &found;
 }
 
+const Json& Items(const Json& document, const Pointer& at) {
+  static const Json none = Json::array();
+  const Json* const found = Find(document, at);
+  return found != nullptr && found->is_array() ? *found : none;
+}
+
 void Patch::Record(const char* operation, const Pointer& at, const Json& value) {
   operations_.push_back({{"op", operation}, {"path", at.to_string()}, {"value", value}});
 }

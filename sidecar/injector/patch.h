@@ -16,6 +16,9 @@ using Pointer = Json::json_pointer;
 // The value there; null counts as absent, as the API server reads it.
 const Json* Find(const Json& document, const Pointer& at);
 
+// The list there; empty where it is absent or no list.
+const Json& Items(const Json& document, const Pointer& at);
+
 class Patch {
  public:
   explicit Patch(Json document) : document_(std::move(document)) {}

@@ -145,11 +145,8 @@ void CheckVolumes(const PodView& pod, Plan* plan, Errors* errors) {
 
 // What fits the annotations but not the rest of the pod.
 void CheckPod(const PodView& pod, const Plan& plan, Errors* errors) {
-  const bool lists = std::ranges::any_of(plan.spec.buffers, [](const config::BufferSpec& buffer) {
-    return !buffer.containers.empty() || !buffer.writers.empty();
-  });
   for (const char* const flag : {"shareProcessNamespace", "hostPID"}) {
-    if (!lists || !pod.Flag(flag)) continue;
+    if (!plan.spec.HasAccessLists() || !pod.Flag(flag)) continue;
     errors->push_back(PodError(Concat("spec.", flag),
                                "containers that see each other's processes can take each other's "
                                "sockets, so `containers` and `writers` would promise nothing",

@@ -27,9 +27,7 @@ Kind KindOf(const Json& container, bool init) {
 
 std::vector<Container::Mount> Container::Mounts() const {
   std::vector<Mount> mounts;
-  const Json* const list = injector::Find(*json, Pointer("/volumeMounts"));
-  if (list == nullptr || !list->is_array()) return mounts;
-  for (const Json& mount : *list) {
+  for (const Json& mount : Items(*json, Pointer("/volumeMounts"))) {
     const std::string* const volume = Text(mount, "name");
     const std::string* const path = Text(mount, "mountPath");
     if (volume == nullptr || path == nullptr) continue;
@@ -122,22 +120,19 @@ std::vector<std::string> PodView::Names(Kind kind) const {
 
 std::vector<std::string> PodView::Volumes() const {
   std::vector<std::string> names;
-  const Json* const volumes = injector::Find(*json_, Pointer("/spec/volumes"));
-  if (volumes == nullptr || !volumes->is_array()) return names;
-  for (const Json& volume : *volumes) {
+  for (const Json& volume : Items(*json_, Pointer("/spec/volumes"))) {
     if (const std::string* const name = Text(volume, "name")) names.push_back(*name);
   }
   return names;
 }
 
 const Json* PodView::Volume(std::string_view name) const {
-  const Json* const volumes = injector::Find(*json_, Pointer("/spec/volumes"));
-  if (volumes == nullptr || !volumes->is_array()) return nullptr;
-  const auto found = std::ranges::find_if(*volumes, [&](const Json& volume) {
-    const std::string* const text = Text(volume, "name");
-    return text != nullptr && *text == name;
-  });
-  return found == volumes->end() ? nullptr : &*found;
+  for (const Json& volume : Items(*json_, Pointer("/spec/volumes"))) {
+    if (const std::string* const text = Text(volume, "name"); text != nullptr && *text == name) {
+      return &volume;
+    }
+  }
+  return nullptr;
 }
 
 bool PodView::Flag(const char* name) const {

@@ -102,6 +102,20 @@ std::string BuffersVariable(const PodView& pod) {
   return text;
 }
 
+Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar) {
+  for (const Json& variable : Items(*sidecar.json, Pointer("/env"))) {
+    if (!variable.is_object() || variable.value("name", "") != config::kBuffersVariable) continue;
+    const auto told = variable.value("value", std::string());
+    std::string text;
+    for (size_t i = 0; i < told.size(); ++i) {
+      text += told[i];
+      if (told.substr(i, 2) == "$$") ++i;
+    }
+    return config::ParseBuffersEnvironment(text);
+  }
+  return Fail(Code::kInvalidArgument, "the sidecar has no buffers");
+}
+
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
                       std::optional<int64_t> uid) {
   Json mounts = Json::array({{{"name", kVolumeName}, {"mountPath", kSocketFolder}}});
