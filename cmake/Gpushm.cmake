@@ -15,8 +15,8 @@ if(GPUSHM_SANITIZER)
   # For tests that repeat themselves less often there.
   target_compile_definitions(gpushm_options INTERFACE GPUSHM_SANITIZED)
 endif()
-if(GPUSHM_FUZZ)
-  # Coverage in what is fuzzed, not only in the fuzz target.
+if(GPUSHM_FUZZ AND NOT GPUSHM_TESTS)
+  # To search: coverage in what is fuzzed, not only in the fuzz target.
   target_compile_options(gpushm_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
@@ -85,8 +85,8 @@ function(gpushm_test name)
     ENVIRONMENT "${ARG_ENV}")
 endfunction()
 
-# gpushm_fuzz(NAME SOURCES ... DEPS ... CORPUS dir): a libFuzzer program (preset fuzz). The kept
-# corpus is replayed by ctest; `./run fuzz` searches on from it.
+# gpushm_fuzz(NAME SOURCES ... DEPS ... CORPUS dir): a libFuzzer program. ctest replays the kept
+# corpus (presets asan and fuzz); `./run fuzz` searches on from it.
 function(gpushm_fuzz name)
   if(NOT GPUSHM_FUZZ)
     return()

@@ -1,6 +1,6 @@
 # Toolchain of `./run portable`: zig's clang, by the wrappers that `run` writes into the build
 # folder. It brings its own glibc headers and C++ library, so nothing of /usr may be searched but
-# what was linked into <build>/include: CLI11, whose package would name /usr/include.
+# what was linked into <build>/include: headers whose packages would name /usr/include.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR x86_64)
 set(CMAKE_C_COMPILER ${CMAKE_BINARY_DIR}/bin/cc)
@@ -12,6 +12,14 @@ file(WRITE ${CLI11_DIR}/CLI11Config.cmake "
 if(NOT TARGET CLI11::CLI11)
   add_library(CLI11::CLI11 INTERFACE IMPORTED)
   target_include_directories(CLI11::CLI11 SYSTEM INTERFACE ${CMAKE_BINARY_DIR}/include)
+endif()
+")
+set(nlohmann_json_DIR ${CMAKE_BINARY_DIR}/nlohmann_json)
+file(WRITE ${nlohmann_json_DIR}/nlohmann_jsonConfig.cmake "
+if(NOT TARGET nlohmann_json::nlohmann_json)
+  add_library(nlohmann_json::nlohmann_json INTERFACE IMPORTED)
+  target_include_directories(nlohmann_json::nlohmann_json SYSTEM INTERFACE
+    ${CMAKE_BINARY_DIR}/include)
 endif()
 ")
 add_link_options(-s)

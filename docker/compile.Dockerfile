@@ -11,10 +11,10 @@ FROM ${BASE} AS base
 FROM ${COMPILE_BASE} AS compile
 WORKDIR /src
 # By itself, so that an edit elsewhere does not install everything again.
-COPY run ./
+COPY cmake/setup.sh cmake/
 RUN apt-get update -qq && \
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends ccache && \
-    ./run setup --portable && rm -rf /var/lib/apt/lists/* /root/.cache
+    bash cmake/setup.sh --portable && rm -rf /var/lib/apt/lists/* /root/.cache
 COPY --from=base /var/lib/dpkg/status /base/status
 COPY . .
 ARG VERSION=0

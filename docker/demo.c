@@ -1,61 +1,15 @@
 /* An application that uses a GPU buffer by name: attaches it, prints what it sees, and prints it
  * again whenever that changes, until SIGTERM. Errors end it.
  *
- * usage: gpushm-demo-app [--once] [--write TEXT | --replace TEXT] NAME
- *   --once          ends after the first print
- *   --write TEXT    writes TEXT to the buffer's beginning first
- *   --replace TEXT  puts new memory behind the name, a new generation that begins with TEXT
+ * usage: gpushm-demo-app [--once] [--write TEXT] NAME
+ *   --once         ends after the first print
+ *   --write TEXT   writes TEXT to the buffer's beginning first
  */
-#include <cuda.h>
-#include <dlfcn.h>
-#include <gpushm/gpushm.h>
 #include <inttypes.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-enum { kAttachMs = 60000, kLookEveryMs = 200, kHeadBytes = 64, kChunkBytes = 1 << 20 };
+#include "app.h"
 
-static volatile sig_atomic_t ended;
-
-static void End(int signal_number) {
-  (void)signal_number;
-  ended = 1;
-}
-
-static void Fail(const char* what) {
-  fprintf(stderr, "gpushm-demo-app: %s\n", what);
-  exit(1);
-}
-
-static void Check(gpushm_status status) {
-  if (status != GPUSHM_OK) Fail(gpushm_last_error()->text);
-}
-
-/* The driver's functions by the names that cuda.h gives them: found at run time, as the driver
- * comes into the container with the GPU. */
-#define TEXT_OF(name) #name
-#define CALL(name, ...)                                                                   \
-  do {                                                                                    \
-    __typeof__(&name) function = (__typeof__(&name))dlsym(driver, TEXT_OF(name));         \
-    if (function == NULL || function(__VA_ARGS__) != CUDA_SUCCESS) Fail(#name " failed"); \
-  } while (0)
-
-static void* driver;
-
-/* The copies below need a context; attaching needs none. */
-static void MakeContext(void) {
-  CUdevice device;
-  CUcontext context;
-  driver = dlopen("libcuda.so.1", RTLD_NOW);
-  if (driver == NULL) Fail(dlerror());
-  CALL(cuInit, 0);
-  CALL(cuDeviceGet, &device, 0);
-  CALL(cuDevicePrimaryCtxRetain, &context, device);
-  CALL(cuCtxSetCurrent, context);
-}
+enum { kLookEveryMs = 200, kHeadBytes = 64, kChunkBytes = 1 << 20 };
 
 /* FNV-1a of all bytes. */
 static uint64_t Checksum(CUdeviceptr from, uint64_t size_bytes) {
@@ -91,22 +45,9 @@ static gpushm_attachment* Attach(gpushm_client* client, const char* name, const 
   gpushm_attach_options options;
   GPUSHM_INIT(&options);
   options.access = text != NULL ? GPUSHM_READ_WRITE : GPUSHM_READ;
-  options.timeout_ms = kAttachMs;
+  options.timeout_ms = kOpenMs;
   Check(gpushm_attach(client, name, &options, &attachment));
   if (text != NULL) Write(attachment, text);
-  return attachment;
-}
-
-/* Nobody sees the new generation before it is written. */
-static gpushm_attachment* Replace(gpushm_client* client, const char* name, const char* text) {
-  gpushm_attachment* attachment = NULL;
-  gpushm_create_options options;
-  GPUSHM_INIT(&options);
-  options.unpublished = 1;
-  options.timeout_ms = kAttachMs;
-  Check(gpushm_replace(client, name, 0, &options, &attachment));
-  Write(attachment, text);
-  Check(gpushm_publish(attachment));
   return attachment;
 }
 
@@ -114,34 +55,21 @@ int main(int count, char** words) {
   const char* text = NULL;
   const char* name = NULL;
   int once = 0;
-  int replace = 0;
   for (int i = 1; i < count; ++i) {
     if (strcmp(words[i], "--once") == 0) {
       once = 1;
     } else if (strcmp(words[i], "--write") == 0 && i + 1 < count) {
       text = words[++i];
-    } else if (strcmp(words[i], "--replace") == 0 && i + 1 < count) {
-      replace = 1;
-      text = words[++i];
     } else {
       name = words[i];
     }
   }
-  if (name == NULL || name[0] == '-') {
-    Fail("usage: gpushm-demo-app [--once] [--write TEXT | --replace TEXT] NAME");
-  }
-  /* PID 1 of a container has no default actions. */
-  signal(SIGTERM, End);
-  signal(SIGINT, End);
+  if (name == NULL || name[0] == '-') Fail("usage: gpushm-demo-app [--once] [--write TEXT] NAME");
+  EndOnSignals();
   MakeContext();
 
-  gpushm_client* client = NULL;
-  gpushm_open_options options;
-  GPUSHM_INIT(&options);
-  options.timeout_ms = kAttachMs;
-  Check(gpushm_open(&options, &client));
-  gpushm_attachment* attachment =
-      replace ? Replace(client, name, text) : Attach(client, name, text);
+  gpushm_client* client = OpenClient();
+  gpushm_attachment* attachment = Attach(client, name, text);
   char seen[kHeadBytes + 1] = "";
   for (int printed = 0; !ended && !(once && printed); poll(NULL, 0, printed ? kLookEveryMs : 0)) {
     char head[kHeadBytes + 1] = "";

@@ -28,9 +28,10 @@ void Allocator::Restore(const std::vector<Binding>& bindings) {
     book_.Restore(binding);
     // Again: what the spec names may lie elsewhere now, and the link's socket is gone.
     if (auto published = effects_->Publish(binding); !published) {
-      LogWarning("not-restored", {{"name", binding.name()},
-                                  {"pod", binding.owner.pod.ToString()},
-                                  {"reason", published.error().ToString()}});
+      LogError("not-published", {{"resource", ResourceName(binding.resource)},
+                                 {"allocation", binding.name()},
+                                 {"pod", binding.owner.pod.ToString()},
+                                 {"reason", published.error().ToString()}});
     }
   }
 }
@@ -130,13 +131,13 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
       auto published = effects_->Publish(*binding);
       if (!published) {
         LogError("not-published", {{"resource", ResourceName(resource)},
-                                   {"name", binding->name()},
+                                   {"allocation", binding->name()},
                                    {"pod", binding->owner.pod.ToString()},
                                    {"reason", published.error().ToString()}});
         return published;
       }
       LogInfo("bound", {{"resource", ResourceName(resource)},
-                        {"name", binding->name()},
+                        {"allocation", binding->name()},
                         {"ids", ids.size()},
                         {"gpu", binding->gpu},
                         {"pod", binding->owner.pod.ToString()},
@@ -145,7 +146,7 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
     }
     if (!Passes(binding.error().code()) || settled.Passed()) {
       LogWarning("not-bound", {{"resource", ResourceName(resource)},
-                               {"name", ids.empty() ? "" : *ids.begin()},
+                               {"allocation", ids.empty() ? "" : *ids.begin()},
                                {"reason", binding.error().ToString()}});
       return std::unexpected(binding.error());
     }
@@ -180,7 +181,7 @@ Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
     });
     if (!taken) effects_->Retract(binding.resource, binding.name());
     LogInfo("released", {{"resource", ResourceName(binding.resource)},
-                         {"name", binding.name()},
+                         {"allocation", binding.name()},
                          {"gpu", binding.gpu},
                          {"pod", binding.owner.pod.ToString()},
                          {"container", binding.owner.container}});
@@ -202,6 +203,12 @@ DeviceIds Allocator::Unhealthy(Resource resource, const DeviceIds& all) const {
 std::vector<Binding> Allocator::bindings() const {
   const std::lock_guard lock(mutex_);
   return book_.bindings();
+}
+
+std::optional<BookView> Allocator::TryLook() const {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return std::nullopt;
+  return BookView{.bindings = book_.bindings(), .unlisted = book_.Unlisted()};
 }
 
 uint32_t Allocator::FreeUnits(const std::string& gpu) const {

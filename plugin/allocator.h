@@ -86,6 +86,8 @@ class Allocator final : public kubelet::Handler {
   // Of `all` IDs, those to be told unhealthy.
   DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
   std::vector<Binding> bindings() const;
+  // For who must not wait: nothing while a decision is under way.
+  std::optional<BookView> TryLook() const;
   uint32_t FreeUnits(const std::string& gpu) const;
 
  private:

@@ -77,6 +77,9 @@ TEST(PluginCrash, KilledBeforeEachChangeOfTheFileSystem) {
       LiveOn(node, kubelet, plugin);
       ended = plugin.Running();  // It outlived everything: no such step.
     }
+    // Until the kubelet has seen its end: what it offers after that is the next one's.
+    ASSERT_TRUE(kubelet.WaitAllocatable(kMemory, 0, Soon()));
+    ASSERT_TRUE(kubelet.WaitAllocatable(kAttach, 0, Soon()));
     PluginProcess plugin(node, config);
     ASSERT_TRUE(kubelet.WaitAllocatable(kMemory, kUnits, Soon())) << plugin.Log();
     ASSERT_TRUE(kubelet.WaitAllocatable(kAttach, kTokens, Soon())) << plugin.Log();

@@ -40,6 +40,13 @@ Daemon::Daemon(EventLoop* loop, DaemonOptions options)
 
 Daemon::~Daemon() {
   if (registration_) registration_->Stop();
+  std::unique_ptr<Monitoring> monitoring;
+  {
+    // Health and the reconciler may still tell devices; they find none to tell.
+    const std::lock_guard lock(tell_mutex_);
+    monitoring = std::move(monitoring_);
+  }
+  monitoring.reset();
   loop_->Cancel(reconcile_timer_);
 }
 
@@ -48,7 +55,7 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   std::unique_ptr<Daemon> daemon(new Daemon(loop, std::move(options)));
   for (const auto step :
        {&Daemon::LockState, &Daemon::ReadNode, &Daemon::OpenFiles, &Daemon::TakeOver,
-        &Daemon::StartHealth, &Daemon::Serve, &Daemon::WatchConfig}) {
+        &Daemon::StartHealth, &Daemon::StartMonitoring, &Daemon::Serve, &Daemon::WatchConfig}) {
     if (auto done = (daemon.get()->*step)(); !done) return std::unexpected(done.error());
   }
   LogInfo("ready", {{"gpus", daemon->advertisement_.gpus.size()},
@@ -140,8 +147,11 @@ Result<void> Daemon::OpenFiles() {
       ReconcileSoon(kLinkEndedMs);
     });
   };
-  Result<std::unique_ptr<Keeper>> keeper = Keeper::Start(
-      {.links_folder = config.state_folder + "/links", .on_link = on_link, .settings = {}});
+  Result<std::unique_ptr<Keeper>> keeper =
+      Keeper::Start({.links_folder = config.state_folder + "/links",
+                     .on_link = on_link,
+                     .on_ready = [this](double seconds) { counters_.BrokerReady(seconds); },
+                     .settings = {}});
   if (!keeper) return std::unexpected(keeper.error());
   keeper_ = std::move(*keeper);
   if (kubelet) {
@@ -202,6 +212,31 @@ Result<void> Daemon::StartHealth() {
   return {};
 }
 
+Result<void> Daemon::StartMonitoring() {
+  Monitoring::Parts parts{.nvml = nvml_,
+                          .allocator = &*allocator_,
+                          .keeper = keeper_.get(),
+                          .health = &*health_,
+                          .counters = &counters_,
+                          .registration = {},
+                          .unit_bytes = options_.config.rules.unit_bytes,
+                          .node_name = options_.node_name};
+  if (options_.config.kubelet != KubeletMode::kNone) {
+    parts.registration = [this] {
+      const kubelet::Registration* const registration = shown_registration_;
+      return registration != nullptr ? registration->state() : kubelet::State();
+    };
+  }
+  auto monitoring = Monitoring::Start(options_.config.monitoring, parts, advertisement_);
+  if (!monitoring) return std::unexpected(monitoring.error());
+  {
+    const std::lock_guard lock(tell_mutex_);
+    monitoring_ = std::move(*monitoring);
+  }
+  TellDevices();
+  return {};
+}
+
 // One machine without Kubernetes: allocations are those that the configuration names.
 Result<void> Daemon::OpenDeclared() {
   std::map<std::string, uint64_t> free;  // Bytes, by UUID.
@@ -232,7 +267,7 @@ Result<void> Daemon::OpenDeclared() {
         !opened) {
       return opened;
     }
-    LogInfo("allocated", {{"name", allocation.name},
+    LogInfo("allocated", {{"allocation", allocation.name},
                           {"gpu", chosen->uuid},
                           {"bytes", allocation.memory_bytes},
                           {"folder", *folder}});
@@ -254,11 +289,14 @@ void Daemon::OnHealth(const HealthChange& change) {
 
 void Daemon::TellDevices() {
   const std::lock_guard lock(tell_mutex_);
-  if (!registration_) return;
-  for (const Resource resource : {Resource::kMemory, Resource::kAttach}) {
+  std::map<Resource, uint64_t> told;
+  for (const Resource resource : kResources) {
     const DeviceIds& ids = advertisement_.IdsOf(resource);
-    registration_->SetDevices(resource, Listed(ids, allocator_->Unhealthy(resource, ids)));
+    const DeviceIds unhealthy = allocator_->Unhealthy(resource, ids);
+    told[resource] = unhealthy.size();
+    if (registration_) registration_->SetDevices(resource, Listed(ids, unhealthy));
   }
+  if (monitoring_) monitoring_->SetOffer(advertisement_, told);
 }
 
 Result<void> Daemon::Serve() {
@@ -266,12 +304,14 @@ Result<void> Daemon::Serve() {
   if (config.kubelet == KubeletMode::kNone) return OpenDeclared();
   kubelet::Registration::Options options;
   options.folder = config.kubelet_folder;
+  options.on_call = [this](const kubelet::CallRecord& record) { counters_.Note(record); };
   Result<std::unique_ptr<kubelet::Registration>> registration =
       kubelet::Registration::Start(std::move(options), &*allocator_);
   if (!registration) return std::unexpected(registration.error());
   {
     const std::lock_guard lock(tell_mutex_);
     registration_ = std::move(*registration);
+    shown_registration_ = registration_.get();
   }
   TellDevices();
   ReconcileSoon(0);
@@ -289,7 +329,7 @@ bool Daemon::HasHealthy(Resource resource) {
 void Daemon::CheckBelieved() {
   const auto known = pods_->Allocatable(Deadline::AfterMs(kListTimeoutMs));
   if (!known) return;
-  for (const Resource resource : {Resource::kMemory, Resource::kAttach}) {
+  for (const Resource resource : kResources) {
     const auto found = known->find(resource);
     const bool believed = (found != known->end() && !found->second.empty()) ||
                           !HasHealthy(resource) || !registration_->state().Of(resource).usable();
@@ -321,7 +361,10 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
     reconciling_ = true;
     reconciler_.Run([this] {
       const auto released = allocator_->Reconcile(NowMs());
-      if (!released) LogWarning("not-listed", {{"reason", released.error().ToString()}});
+      if (!released) {
+        counters_.PodListFailed();
+        LogWarning("not-listed", {{"reason", released.error().ToString()}});
+      }
       // IDs that were bound to a GPU that is gone are offered again.
       if (released && !released->empty()) TellDevices();
       if (released) CheckBelieved();
@@ -349,6 +392,7 @@ void Daemon::TakeConfig(TakenOver taken) {
   }
   if (auto told = OfferGpus(taken.config); !told) return RefuseConfig(told.error());
   options_.config = taken.config;
+  monitoring_->SetSampleMs(options_.config.monitoring.sample_ms);
   ConfigureLog(options_.config.log);
   LogInfo("reloaded", {{"file", options_.config_path},
                        {"gpus", advertisement_.gpus.size()},
@@ -374,6 +418,7 @@ Result<void> Daemon::OfferGpus(const PluginConfig& config) {
 
 // What was there before stays.
 void Daemon::RefuseConfig(const Status& why) {
+  counters_.ReloadRefused();
   LogError("reload-refused", {{"file", options_.config_path}, {"reason", why.ToString()}});
 }
 

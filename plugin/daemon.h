@@ -9,6 +9,7 @@
 // headers).
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -27,6 +28,8 @@
 #include "plugin/keeper/keeper.h"
 #include "plugin/kubelet/pod_resources.h"
 #include "plugin/kubelet/registration.h"
+#include "plugin/metrics/counters.h"
+#include "plugin/monitoring.h"
 #include "plugin/node.h"
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
@@ -45,6 +48,7 @@ struct DaemonOptions {
   // Holds libgpushm.so.0 and gpushmctl, which containers get. Empty: they get neither.
   std::string payload_folder;
   std::string simulated_state;  // As in DriverOptions.
+  std::string node_name;        // For people; may be empty.
 };
 
 class Daemon {
@@ -64,6 +68,7 @@ class Daemon {
   Result<void> OpenFiles();
   Result<void> TakeOver();
   Result<void> StartHealth();
+  Result<void> StartMonitoring();
   Result<void> Serve();
   Result<void> WatchConfig();
 
@@ -80,6 +85,7 @@ class Daemon {
 
   EventLoop* loop_;
   DaemonOptions options_;
+  Counters counters_;  // First: all that follows counts here until it ends.
   UniqueFd lock_;
   const NvmlApi* nvml_ = nullptr;
   Advertisement advertisement_;
@@ -91,9 +97,13 @@ class Daemon {
   std::optional<Allocator> allocator_;
   std::optional<Node> node_;
   std::unique_ptr<Keeper> keeper_;
-  std::mutex tell_mutex_;  // Guards advertisement_ and registration_ where other threads tell.
+  // Guards advertisement_, registration_ and monitoring_ where other threads tell.
+  std::mutex tell_mutex_;
   std::unique_ptr<kubelet::Registration> registration_;
+  // The same, for who must not wait for the mutex.
+  std::atomic<const kubelet::Registration*> shown_registration_ = nullptr;
   std::optional<HealthMonitor> health_;
+  std::unique_ptr<Monitoring> monitoring_;  // Ended first, by the destructor.
   std::optional<ConfigWatcher> watcher_;
   uint64_t reconcile_timer_ = 0;
   bool reconciling_ = false;

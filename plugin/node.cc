@@ -89,12 +89,13 @@ Result<void> Node::Publish(const Binding& binding) {
 void Node::Retract(Resource resource, const std::string& name) {
   const auto removed = parts_.specs->Remove(resource, name);
   if (!removed) {
-    LogError("not-removed", {{"name", name}, {"reason", removed.error().ToString()}});
+    LogError("not-removed", {{"allocation", name}, {"reason", removed.error().ToString()}});
   }
   if (resource != Resource::kMemory) return;
   parts_.keeper->Close(name);
   const auto folder = parts_.files->RemoveLinkFolder(name);
-  if (!folder) LogError("not-removed", {{"name", name}, {"reason", folder.error().ToString()}});
+  if (!folder)
+    LogError("not-removed", {{"allocation", name}, {"reason", folder.error().ToString()}});
 }
 
 }  // namespace gpushm::plugin

@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 
+import events_check
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = {".h", ".hpp", ".cc", ".c", ".cu", ".py", ".sh", ".cmake", ""}
 MAX_FILE_LINES = 600
@@ -124,6 +126,7 @@ def check_file(name):
 def main():
     names = tree_files()
     breaches = [breach for name in names for breach in check_file(name)]
+    breaches += events_check.check()
     print("\n".join(breaches + [f"repo_check: {len(names)} files, {len(breaches)} breaches"]))
     return 1 if breaches else 0
 

@@ -224,12 +224,14 @@ std::vector<Binding> Book::Observe(const Snapshot& now, int64_t now_ms) {
     if (listed) {
       entry.missing_since_ms.reset();
       entry.listed_by = now.kubelet_run;
-    } else if (!entry.missing_since_ms) {
-      entry.missing_since_ms = now_ms;
+      entry.unlisted = false;
+      continue;
     }
+    if (!entry.missing_since_ms) entry.missing_since_ms = now_ms;
+    entry.unlisted |= SeenBy(entry, now);
   }
   std::erase_if(entries_, [&](const Entry& entry) {
-    const bool seen = entry.listed_by != 0 && entry.listed_by == now.kubelet_run;
+    const bool seen = SeenBy(entry, now);
     const int64_t proof_ms = seen ? kSeenProofMs : kProofMs;
     const bool gone = entry.missing_since_ms && now_ms - *entry.missing_since_ms >= proof_ms;
     if (!gone || entry.link_open) return false;
@@ -237,6 +239,20 @@ std::vector<Binding> Book::Observe(const Snapshot& now, int64_t now_ms) {
     return true;
   });
   return released;
+}
+
+std::set<std::string> Book::Unlisted() const {
+  std::set<std::string> names;
+  for (const Entry& entry : entries_) {
+    const bool memory = entry.binding.resource == Resource::kMemory;
+    if (memory && !entry.superseded && entry.unlisted) names.insert(entry.binding.name());
+  }
+  return names;
+}
+
+// Whether this very run of the kubelet listed it before.
+bool Book::SeenBy(const Entry& entry, const Snapshot& now) {
+  return entry.listed_by != 0 && entry.listed_by == now.kubelet_run;
 }
 
 bool Book::WaitsForProof() const {

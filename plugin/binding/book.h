@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,12 @@ struct Binding {
   Owner owner;
   const std::string& name() const { return *ids.begin(); }
   friend bool operator==(const Binding&, const Binding&) = default;
+};
+
+// What a book says to who shows it.
+struct BookView {
+  std::vector<Binding> bindings;
+  std::set<std::string> unlisted;  // As Book::Unlisted.
 };
 
 class Book {
@@ -103,6 +110,9 @@ class Book {
   DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
 
   std::vector<Binding> bindings() const;  // Without superseded ones.
+  // Names of those memory bindings that the last look of the kubelet's run that had listed them
+  // lacked. For who shows them; one look proves nothing.
+  std::set<std::string> Unlisted() const;
   uint32_t FreeUnits(const std::string& gpu) const;
 
  private:
@@ -112,6 +122,7 @@ class Book {
     bool link_open = false;
     std::optional<int64_t> missing_since_ms = std::nullopt;
     uint64_t listed_by = 0;  // The kubelet's run that did last; 0: none that is known.
+    bool unlisted = false;   // It looked again since, and did not.
   };
 
   Result<Owner> OwnerOf(Resource resource, const DeviceIds& ids, const Snapshot& now) const;
@@ -120,6 +131,7 @@ class Book {
   Result<Binding> BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
   Result<std::string> Choose(uint32_t units, const std::string& who) const;
   void ForgetAttach(const DeviceIds& ids);
+  static bool SeenBy(const Entry& entry, const Snapshot& now);
   const Entry* Find(Resource resource, const DeviceIds& ids, const Owner& owner) const;
   const Gpu* FindGpu(const std::string& uuid) const;
   Result<void> CheckHealth(const std::string& uuid) const;

@@ -169,6 +169,29 @@ TEST_F(BookTest, TheKubeletThatListedAPodIsBelievedSooner) {
   EXPECT_FALSE(book_.WaitsForProof());
 }
 
+// Only the run that had listed it can tell that a pod is listed no more.
+TEST_F(BookTest, TheKubeletThatListedAPodTellsThatItIsUnlisted) {
+  Snapshot empty;
+  now_.kubelet_run = empty.kubelet_run = 7;
+  ASSERT_TRUE(Start("pod", 0, 2));
+  EXPECT_THAT(book_.Unlisted(), IsEmpty());
+  book_.Observe(empty, 0);
+  EXPECT_THAT(book_.Unlisted(), ElementsAre("m1000"));
+  empty.kubelet_run = 8;
+  book_.Observe(empty, 1);
+  EXPECT_THAT(book_.Unlisted(), ElementsAre("m1000")) << "a new kubelet knows nothing of it";
+  book_.Observe(now_, 2);
+  EXPECT_THAT(book_.Unlisted(), IsEmpty());
+  book_.Observe(empty, 3);
+  EXPECT_THAT(book_.Unlisted(), IsEmpty()) << "its list may be young";
+  now_.kubelet_run = 8;
+  book_.Observe(now_, 4);
+  book_.Observe(empty, 5);
+  EXPECT_THAT(book_.Unlisted(), ElementsAre("m1000"));
+  book_.Supersede(Ids('m', 0, 1));
+  EXPECT_THAT(book_.Unlisted(), IsEmpty()) << "the name is another pod's";
+}
+
 TEST_F(BookTest, AShortGapInTheListReleasesNothing) {
   ASSERT_TRUE(Start("pod", 0, 2));
   EXPECT_THAT(book_.Observe(Snapshot(), 0), IsEmpty());
@@ -183,6 +206,9 @@ TEST_F(BookTest, SickGpuTakesNobodyAndSaysSo) {
   EXPECT_EQ(Start("new", 10, 1)->gpu, "GPU-a");
   const Result<Binding> again = book_.Bind(Resource::kMemory, Ids('m', 0, 2), now_);
   EXPECT_EQ(again.error().code(), Code::kDeviceLost);
+  EXPECT_THAT(again.error().ToString(),
+              HasSubstr("GPU GPU-b is unhealthy. Remedy: it starts when the GPU is healthy again; "
+                        "delete the pod to have it placed anew"));
   EXPECT_EQ(Attach("pod", "app", 1).error().code(), Code::kDeviceLost);
 }
 

@@ -1,6 +1,7 @@
 // Who holds which device IDs, as the kubelet's podresources said at one moment. Pure.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@ namespace gpushm::plugin {
 
 // Two extended resources: units of GPU memory, and permission to use the pod's GPU.
 enum class Resource { kMemory, kAttach };
+inline constexpr std::array kResources = {Resource::kMemory, Resource::kAttach};
 
 // As pod specs and the kubelet call it.
 inline std::string ResourceName(Resource resource) {

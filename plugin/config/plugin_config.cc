@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 
+#include "plugin/config/listen_address.h"
 #include "runtime/base/limits.h"
 #include "runtime/base/name.h"
 #include "runtime/base/unique_fd.h"
@@ -73,6 +74,11 @@ class FileReader {
   void Allocations(const YamlNode& value);
   void Allocation(const YamlNode& item, const std::string& path);
   void Health(const YamlNode& value);
+  void Metrics(const YamlNode& value);
+  void Status(const YamlNode& value);
+  void Address(const YamlNode& value, std::string_view field, std::string& out);
+  // The keys of a map; nullptr and an error if it is none.
+  const std::vector<config::YamlEntry>* Map(const YamlNode& value, std::string_view field);
   void XidList(const YamlNode& value, std::string_view field, std::vector<uint32_t>& out);
   void CheckTogether(const YamlNode& root);
 
@@ -88,6 +94,8 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
   if (name == "host-root") return HostRoot(value);
   if (name == "allocations") return Allocations(value);
   if (name == "health") return Health(value);
+  if (name == "metrics") return Metrics(value);
+  if (name == "status") return Status(value);
   if (name == "log") return file_.Log(value, config_.log);
   if (name == "strategy") return file_.Choice(value, name, kStrategies, config_.strategy);
   if (name == "kubelet") return file_.Choice(value, name, kKubelets, config_.kubelet);
@@ -234,13 +242,59 @@ void FileReader::XidList(const YamlNode& value, std::string_view field,
   }
 }
 
-void FileReader::Health(const YamlNode& value) {
-  if (value.kind != YamlNode::Kind::kMap) {
-    return file_.Fail(value, "health",
-                      Concat("is ", config::YamlKindName(value.kind), ", not a map"));
+const std::vector<config::YamlEntry>* FileReader::Map(const YamlNode& value,
+                                                      std::string_view field) {
+  if (value.kind == YamlNode::Kind::kMap) return &value.entries;
+  file_.Fail(value, field, Concat("is ", config::YamlKindName(value.kind), ", not a map"));
+  return nullptr;
+}
+
+void FileReader::Address(const YamlNode& value, std::string_view field, std::string& out) {
+  if (value.kind == YamlNode::Kind::kScalar && value.text.empty()) return out.clear();
+  const std::string* const text = file_.Text(value, field);
+  if (text == nullptr) return;
+  if (!ParseListenAddress(*text)) {
+    return file_.Fail(value, field, Concat(Quote(*text), " is not a host and a port"));
   }
+  out = *text;
+}
+
+void FileReader::Metrics(const YamlNode& value) {
+  const std::vector<config::YamlEntry>* const entries = Map(value, "metrics");
+  if (entries == nullptr) return;
+  MonitoringConfig& monitoring = config_.monitoring;
+  for (const auto& [key, inner] : *entries) {
+    const std::string field = Concat("metrics.", key.text);
+    if (key.text == "address") {
+      Address(inner, field, monitoring.metrics_address);
+    } else if (key.text == "sample-ms") {
+      monitoring.sample_ms =
+          file_.Number(inner, field, 100, 300'000).value_or(monitoring.sample_ms);
+    } else if (key.text == "host-pids") {
+      monitoring.host_pids = file_.Bool(inner, field).value_or(false);
+    } else {
+      file_.Unknown(key, "metrics.");
+    }
+  }
+}
+
+void FileReader::Status(const YamlNode& value) {
+  const std::vector<config::YamlEntry>* const entries = Map(value, "status");
+  if (entries == nullptr) return;
+  for (const auto& [key, inner] : *entries) {
+    if (key.text == "address") {
+      Address(inner, "status.address", config_.monitoring.status_address);
+    } else {
+      file_.Unknown(key, "status.");
+    }
+  }
+}
+
+void FileReader::Health(const YamlNode& value) {
+  const std::vector<config::YamlEntry>* const entries = Map(value, "health");
+  if (entries == nullptr) return;
   HealthRules& rules = config_.health;
-  for (const auto& [key, inner] : value.entries) {
+  for (const auto& [key, inner] : *entries) {
     const std::string field = Concat("health.", key.text);
     if (key.text == "ignore-xids") {
       XidList(inner, field, rules.ignore_xids);

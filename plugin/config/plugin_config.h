@@ -43,6 +43,17 @@ struct NodeAllocation {
   friend bool operator==(const NodeAllocation&, const NodeAllocation&) = default;
 };
 
+// What the plugin tells of itself and of the node, and where. Addresses as HttpServer takes them;
+// empty: not at all.
+struct MonitoringConfig {
+  std::string metrics_address{":9400"};
+  std::string status_address{"127.0.0.1:9401"};
+  uint32_t sample_ms = 5000;  // Between two questions to NVML.
+  bool host_pids = false;     // The plugin sees the PIDs that NVML gives.
+
+  friend bool operator==(const MonitoringConfig&, const MonitoringConfig&) = default;
+};
+
 struct PluginConfig {
   Rules rules;  // gpus, unit, reserve, attach-tokens
   Strategy strategy = Strategy::kCdi;
@@ -56,6 +67,7 @@ struct PluginConfig {
   std::string state_folder{"/var/lib/gpushm"};
   std::vector<NodeAllocation> allocations;
   HealthRules health;
+  MonitoringConfig monitoring;
   LogConfig log;
 
   friend bool operator==(const PluginConfig&, const PluginConfig&) = default;

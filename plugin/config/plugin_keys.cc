@@ -62,6 +62,22 @@ constexpr KeyInfo kKeys[] = {
     {"health.quiet-ms", "", "number from 1000 to 86400000", "600000",
      "How long nothing may happen after an XID, where the driver has no opinion of its own.",
      "600000"},
+    {"metrics.address", "", "`host:port`, or empty", ":9400",
+     "Where Prometheus finds `/metrics`, and probes `/healthz` and `/readyz`; without a host: all "
+     "addresses. Empty: nowhere.",
+     "127.0.0.1:9400"},
+    {"metrics.sample-ms", "", "number from 100 to 300000", "5000",
+     "Between two questions to NVML for what metrics tell of a GPU. A scrape never asks NVML.",
+     "15000"},
+    {"metrics.host-pids", "", "`true` or `false`", "false",
+     "The plugin runs in the host's PID namespace (`hostPID: true`), so it can tell the private "
+     "GPU "
+     "memory of containers.",
+     "true"},
+    {"status.address", "", "`host:port`, or empty", "127.0.0.1:9401",
+     "Where the status page is. It shows all pods of the node to whoever reaches it: on loopback "
+     "`kubectl port-forward` does. Empty: nowhere.",
+     "127.0.0.1:9401"},
     {"log.level", "", "`debug`, `info`, `warning` or `error`", "info", "The least that is logged.",
      "debug"},
     {"log.format", "", "`text` or `json`", "text", "How log lines look.", "json"},
@@ -93,6 +109,9 @@ constexpr Fixed kFixed[] = {
     At<[](auto& c) -> auto& { return c.cdi_folder; }>("cdi-folder"),
     At<[](auto& c) -> auto& { return c.state_folder; }>("state-folder"),
     At<[](auto& c) -> auto& { return c.allocations; }>("allocations"),
+    At<[](auto& c) -> auto& { return c.monitoring.metrics_address; }>("metrics.address"),
+    At<[](auto& c) -> auto& { return c.monitoring.host_pids; }>("metrics.host-pids"),
+    At<[](auto& c) -> auto& { return c.monitoring.status_address; }>("status.address"),
 };
 
 bool NeedsRestart(std::string_view key) {

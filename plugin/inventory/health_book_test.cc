@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "plugin/inventory/xids.h"
+#include "runtime/base/testing.h"
 
 namespace gpushm::plugin {
 namespace {
@@ -51,7 +52,7 @@ Probe Bad(Probe::Answer answer) {
   return probe;
 }
 
-class HealthBookTest : public testing::Test {
+class HealthBookTest : public ::testing::Test {
  protected:
   HealthBookTest() { book_.SetDevices({Gpu("GPU-0"), Gpu("GPU-1")}); }
 
@@ -220,7 +221,7 @@ constexpr uint64_t kSeeds = 300;
 // Goal: invariants 1 to 4 of the header. Method: random signs on three GPUs, one of them in MIG
 // mode, against a model that knows only when the last sign for each device was; GPU-2 gets none.
 TEST(HealthBook, RandomSigns) {
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+  for (uint64_t seed = gpushm::testing::TestSeed(0), end = seed + kSeeds; seed < end; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const auto pick = [&](uint64_t n) { return random() % n; };
@@ -276,14 +277,14 @@ TEST(HealthBook, RandomSigns) {
           for (const Device& device : devices)
             look(device.uuid, Good(none, device.uuid != "GPU-2" && pick(20) == 0 ? 1 : 0));
       }
-      if (testing::Test::HasFatalFailure()) return;
+      if (::testing::Test::HasFatalFailure()) return;
     }
     for (int i = 0; i < 16'000; ++i) {
       now_ms += 1000;
       for (const Device& device : devices) {
         look(device.uuid, Good(speaks ? std::optional<uint32_t>(0) : std::nullopt, 0));
       }
-      if (testing::Test::HasFatalFailure()) return;
+      if (::testing::Test::HasFatalFailure()) return;
       if (book.AllHealthy() && i > 20) break;
     }
     EXPECT_TRUE(book.AllHealthy()) << "invariant 3";

@@ -63,19 +63,25 @@ LinkServer& Keeper::Link(const std::string& name) {
     const std::string path =
         Concat(options_.links_folder, "/", name, "/", protocol::kLinkSocketName);
     // Told from the loop itself, so that whoever is told may call the keeper.
+    const auto on_open = [this, name](bool open) {
+      loop_->Post([this, name, open] {
+        if (options_.on_link) options_.on_link(name, open);
+        if (!open) Tidy();
+      });
+    };
     link = std::make_unique<LinkServer>(loop_.get(), &closer_, options_.settings, name, path,
-                                        [this, name](bool open) {
-                                          loop_->Post([this, name, open] {
-                                            if (options_.on_link) options_.on_link(name, open);
-                                            if (!open) Tidy();
-                                          });
-                                        });
+                                        on_open, options_.on_ready);
   }
   return *link;
 }
 
 void Keeper::Tidy() {
-  std::erase_if(links_, [](const auto& item) { return item.second->finished(); });
+  std::erase_if(links_, [this](const auto& item) {
+    if (!item.second->finished()) return false;
+    protocol::CounterValues none{};  // It counts no more, but has what it counted.
+    item.second->Count(&none, &ended_counters_);
+    return true;
+  });
 }
 
 Result<void> Keeper::Open(const std::string& name, const LinkGrant& grant) {
@@ -140,6 +146,32 @@ std::vector<LinkView> Keeper::Look() {
     views.reserve(links_.size());
     for (const auto& [name, link] : links_) views.push_back(link->Look());
     return views;
+  });
+}
+
+protocol::CounterValues Keeper::Count() {
+  return OnLoop([&] {
+    protocol::CounterValues sum{};
+    for (const auto& [name, link] : links_) link->Count(&sum, &ended_counters_);
+    protocol::AddCounters(ended_counters_, &sum);
+    return sum;
+  });
+}
+
+std::map<std::string, uint64_t> Keeper::BufferBytes() {
+  return OnLoop([&] {
+    Tidy();
+    std::map<std::string, uint64_t> bytes;
+    for (const auto& [name, link] : links_) bytes[link->grant().gpu] += link->kept_bytes();
+    return bytes;
+  });
+}
+
+std::vector<ClientProcess> Keeper::Processes() {
+  return OnLoop([&] {
+    std::vector<ClientProcess> processes;
+    for (const auto& [name, link] : links_) link->AddProcesses(&processes);
+    return processes;
   });
 }
 

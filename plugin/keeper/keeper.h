@@ -36,6 +36,9 @@ class Keeper {
     // The broker of that allocation is there, or its process is gone. On the keeper's thread, in
     // order; must not block, may call the keeper. May come shortly after a Close that overtook it.
     std::function<void(const std::string& name, bool open)> on_link;
+    // A broker's start took so long, from its process' start until it served: once for each, by the
+    // next Count, or else when it goes. On the keeper's thread; must not block or call the keeper.
+    std::function<void(double seconds)> on_ready;
     LinkServer::Settings settings{};
     // How long Open waits for the former holder's descriptors to be closed.
     int64_t close_wait_ms = 1000;
@@ -68,6 +71,17 @@ class Keeper {
   // theirs is left.
   std::vector<LinkView> Look();
 
+  // What all clients counted since the plugin started, those of ended pods included. Nothing is
+  // lost where nobody asks: what goes is read a last time.
+  protocol::CounterValues Count();
+
+  // Physical bytes of the buffers that are kept, by their GPU's UUID. Cheap, unlike Look: it is
+  // asked for several times each time that the GPUs are sampled.
+  std::map<std::string, uint64_t> BufferBytes();
+
+  // The clients of all brokers that are seen in this process' PID namespace. 8 us each.
+  std::vector<ClientProcess> Processes();
+
  private:
   Keeper(Options options, std::unique_ptr<EventLoop> loop);
 
@@ -97,7 +111,8 @@ class Keeper {
   std::unique_ptr<EventLoop> loop_;
   // The loop's.
   std::map<std::string, std::unique_ptr<LinkServer>> links_;
-  std::map<std::string, GpuHealth> sick_;  // By GPU; healthy ones are not in it.
+  protocol::CounterValues ended_counters_{};  // Of pods that are gone.
+  std::map<std::string, GpuHealth> sick_;     // By GPU; healthy ones are not in it.
   std::thread thread_;
 };
 

@@ -7,6 +7,7 @@
 
 #include <array>
 
+#include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
 #include "runtime/registry/layout.h"
 
@@ -69,6 +70,7 @@ class KeeperAttackTest : public KeeperTest {
     FakeBroker broker(folder_.Socket("m0000"));
     ASSERT_TRUE(broker.Greet(false));
     ASSERT_TRUE(broker.Registry());
+    ASSERT_TRUE(broker.Counters());
     ASSERT_TRUE(SayOneOfEach(&broker));
     ASSERT_TRUE(broker.End());
     std::vector<int> fds;
@@ -104,14 +106,14 @@ TEST_F(KeeperAttackTest, MessagesThatBreakTheProtocol) {
   ExpectBreach("cut off", message);
   ExpectBreach("one byte", {std::byte{0}});
   ExpectBreach("too long", std::vector<std::byte>(protocol::Buffer{}.size() + 1));
-  ExpectBreach("unknown kind", Encoded(static_cast<LinkKind>(11), lease));
+  ExpectBreach("unknown kind", Encoded(static_cast<LinkKind>(protocol::kMaxLinkKind + 1), lease));
   ExpectBreach("another kind's body", Encoded(LinkKind::kClient, lease));
   ExpectBreach("access", Encoded(LinkKind::kLease, protocol::LinkLease{.lease_id = 2,
                                                                        .client_id = 1,
                                                                        .generation = 7,
                                                                        .since_unix_ns = 0,
                                                                        .access = 7,
-                                                                       .reserved = 0}));
+                                                                       .peer_way = 0}));
   ExpectBreach("a second hello", Encoded(LinkKind::kHello, protocol::LinkHello{1, 1, 0, 1, {}}));
   ExpectBreach("a second end", Encoded(LinkKind::kEnd, protocol::LinkEnd{}));
   ExpectBreach("what only the plugin says",
@@ -143,6 +145,44 @@ TEST_F(KeeperAttackTest, DescriptorsThatAreNotWhatTheyShouldBe) {
                Of(Memfd()));
   ExpectBreach("a second registry", Encoded(LinkKind::kRegistry, protocol::LinkRegistry{1}),
                Of(Memfd()));
+  const std::vector<std::byte> counters =
+      Encoded(LinkKind::kCounters, protocol::LinkCounters{1, 0});
+  ExpectBreach("counters a second time", counters, Of(CounterSegment({"app"}).TakeFd()));
+  ExpectUnharmed();
+}
+
+TEST_F(KeeperAttackTest, CountersThatCouldKillTheirReader) {
+  const auto shared = [] { return registry::MakeSealed("x", 4096, registry::Writers::kAll); };
+  std::vector<UniqueFd> bad;
+  for (const auto& make : {UnsealedRegistry, EmptyRegistry, Pipe, Memfd}) bad.push_back(make());
+  bad.push_back(std::move(shared()->fd));
+  bad.push_back(PidfdOf(getpid()));
+  bad.push_back(UniqueFd());  // None at all.
+  CounterSegment lies({"app", "app"});
+  bad.push_back(lies.TakeFd());
+  for (const UniqueFd& fd : bad) {
+    FakeBroker broker(folder_.Socket("m0000"));
+    ASSERT_TRUE(broker.Greet(false));
+    ASSERT_TRUE(broker.Say(LinkKind::kCounters, protocol::LinkCounters{1, 0}, fd.get()));
+    EXPECT_TRUE(broker.WaitForEnd());
+    EXPECT_TRUE(Look("m0000").counters.empty());
+  }
+  ExpectUnharmed();
+}
+
+// A broker that chose version 1 knows no counters; one that has later ones is no breach.
+TEST_F(KeeperAttackTest, CountersOfAnotherVersion) {
+  const CounterSegment segment({"app"});
+  FakeBroker old(folder_.Socket("m0000"));
+  ASSERT_EQ(old.Greet(false, 1, 1)->version, 1u);
+  ASSERT_TRUE(old.Say(LinkKind::kCounters, protocol::LinkCounters{1, 0}, segment.fd().get()));
+  EXPECT_TRUE(old.WaitForEnd());
+  FakeBroker later(folder_.Socket("m0000"));
+  ASSERT_EQ(later.Greet(false, 1, 7)->version, protocol::kLinkMaxVersion);
+  ASSERT_TRUE(later.Say(LinkKind::kCounters, protocol::LinkCounters{7, 0}, segment.fd().get()));
+  ASSERT_TRUE(SayOneOfEach(&later));
+  EXPECT_TRUE(WaitForKept("m0000", kOneOfEach));
+  EXPECT_TRUE(Look("m0000").counters.empty());
   ExpectUnharmed();
 }
 
@@ -165,7 +205,8 @@ TEST_F(KeeperAttackTest, GreetingsThatAreNone) {
            broker.WaitForEnd();
   };
   EXPECT_TRUE(refused(Encoded(LinkKind::kEnd, protocol::LinkEnd{})));
-  EXPECT_TRUE(refused(Encoded(LinkKind::kHello, protocol::LinkHello{2, 9, 0, 1, {}})))
+  EXPECT_TRUE(refused(
+      Encoded(LinkKind::kHello, protocol::LinkHello{protocol::kLinkMaxVersion + 1, 9, 0, 1, {}})))
       << "of a later version";
   EXPECT_TRUE(refused(Encoded(LinkKind::kHello, protocol::LinkHello{1, 1, 7, 1, {}})));
   EXPECT_EQ(events_.Count("m0000", true), 0);
@@ -215,8 +256,18 @@ TEST_F(KeeperAttackTest, MutatedMessages) {
         }
       }
       if (Pick(random, 0, 20) == 0) size = Pick(random, 1, bytes.size());
-      const std::array<UniqueFd, 2> fds = {PidfdOf(getpid()), Memfd()};
-      const int fd = fds[Pick(random, 0, 1)].get();
+      std::array<UniqueFd, 3> fds = {PidfdOf(getpid()), Memfd()};
+      uint64_t which = Pick(random, 0, 1);
+      if (Pick(random, 0, 9) == 0) {
+        CounterSegment segment({"app", "other"});
+        auto* const segment_bytes = reinterpret_cast<std::byte*>(&segment.header());
+        if (Pick(random, 0, 1) == 0) {
+          segment_bytes[Pick(random, 0, 80)] ^= static_cast<std::byte>(1 << Pick(random, 0, 7));
+        }
+        fds[which = 2] = segment.TakeFd();
+        size = protocol::EncodeLink(LinkKind::kCounters, protocol::LinkCounters{1, 0}, &bytes);
+      }
+      const int fd = fds[which].get();
       const uint64_t count = Pick(random, 0, 3) == 0 ? 0 : 1;
       if (!protocol::Send(broker.socket(), {bytes.data(), size}, {&fd, count},
                           Deadline::AfterMs(kSoonMs))) {

@@ -9,14 +9,20 @@
 #include <sys/wait.h>
 
 #include <fstream>
+#include <functional>
+#include <memory>
+#include <vector>
 
+#include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
 
 namespace gpushm::plugin::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::SizeIs;
 
 int CodeOf(const Result<void>& result) {
@@ -142,6 +148,89 @@ TEST_F(KeeperTest, ARestartedKeeperIsToldAgain) {
   ASSERT_TRUE(SayOneOfEach(&again));
   ASSERT_TRUE(again.End());
   EXPECT_TRUE(WaitForKept("m0000", kOneOfEach));
+}
+
+// A broker whose containers could connect after so long, and whose client counted so much.
+std::function<void(FakeBroker*)> Counting(uint64_t counted, uint64_t ready_ns) {
+  return [=](FakeBroker* broker) {
+    CounterSegment segment({"app"});
+    segment.header().ready_ns = ready_ns;
+    (void)broker->Say(protocol::LinkKind::kCounters, protocol::LinkCounters{1, 0},
+                      segment.fd().get());
+    segment.word(0, protocol::Counter::kOffers) = counted;
+    (void)broker->End();
+    WaitToBeKilled();
+  };
+}
+
+// Goal: totals of an allocation live as long as it does, over brokers, their links and their ends,
+// and no longer. Method: two brokers in processes of their own, and a drop.
+TEST_F(KeeperTest, CountersOutliveBrokersAndNotTheAllocation) {
+  Open("m0000");
+  const auto offers = [&] {
+    const LinkView view = Look("m0000");
+    return view.counters.empty() ? 0 : view.counters[0].values[5];
+  };
+  OtherProcess first(folder_.Socket("m0000"), true, 1, Counting(7, 2'000'000'000));
+  ASSERT_TRUE(Eventually([&] { return offers() == 7; }));
+  EXPECT_EQ(Look("m0000").broker_ready_seconds, 2.0);
+  first.Kill();
+  ASSERT_TRUE(events_.Wait("m0000", false));
+  EXPECT_EQ(offers(), 7u);
+  EXPECT_EQ(Look("m0000").broker_ready_seconds, std::nullopt);
+  OtherProcess second(folder_.Socket("m0000"), true, 2, Counting(5, 0));
+  ASSERT_TRUE(Eventually([&] { return offers() == 12; }));
+  EXPECT_EQ(Look("m0000").broker_ready_seconds, std::nullopt);
+  keeper_->Drop({"m0000"});
+  EXPECT_TRUE(Look("m0000").counters.empty());
+  second.Kill();
+  ASSERT_TRUE(events_.Wait("m0000", false, 2));
+  Open("m0000");
+  EXPECT_TRUE(Look("m0000").counters.empty());
+}
+
+// Goal: nothing that a broker counted is lost where nobody asks, and no start is told twice.
+// Method: brokers that end before a count, by a kill and by a drop, and one that is counted.
+TEST_F(KeeperTest, AStartIsToldOnceAlsoWhereNobodyCounts) {
+  Open("m0000");
+  const auto ready = [&](double seconds) {
+    return Eventually([&] { return Look("m0000").broker_ready_seconds == seconds; });
+  };
+  {
+    const OtherProcess killed(folder_.Socket("m0000"), true, 1, Counting(7, 2'000'000'000));
+    ASSERT_TRUE(ready(2));
+  }
+  ASSERT_TRUE(events_.Wait("m0000", false));
+  {
+    const OtherProcess dropped(folder_.Socket("m0000"), true, 2, Counting(5, 3'000'000'000));
+    ASSERT_TRUE(ready(3));
+    keeper_->Drop({"m0000"});
+  }
+  ASSERT_TRUE(events_.Wait("m0000", false, 2));
+  Open("m0000");
+  const OtherProcess counted(folder_.Socket("m0000"), true, 3, Counting(1, 4'000'000'000));
+  ASSERT_TRUE(ready(4));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(keeper_->Count()[protocol::WordOf(protocol::Counter::kOffers)], 13u);
+    EXPECT_THAT(ready_seconds_, ElementsAre(2, 3, 4));
+  }
+}
+
+TEST_F(KeeperTest, BytesOfBuffersAreCountedByGpu) {
+  Open("m0000");
+  Open("m0001", kOtherGpu);
+  Open("m0002", kOtherGpu);
+  std::vector<std::unique_ptr<FakeBroker>> brokers;
+  for (const char* const name : {"m0000", "m0001", "m0002"}) {
+    brokers.push_back(std::make_unique<FakeBroker>(folder_.Socket(name)));
+    ASSERT_TRUE(brokers.back()->Greet(false));
+    ASSERT_TRUE(SayOneOfEach(brokers.back().get()));
+    ASSERT_TRUE(WaitForKept(name, kOneOfEach));
+  }
+  const uint64_t bytes = kOneOfEach.pooled_bytes + kOneOfEach.offered_bytes;
+  EXPECT_THAT(keeper_->BufferBytes(), ElementsAre(Pair(kGpu, bytes), Pair(kOtherGpu, 2 * bytes)));
+  keeper_->Drop({"m0001"});
+  EXPECT_THAT(keeper_->BufferBytes(), ElementsAre(Pair(kGpu, bytes), Pair(kOtherGpu, bytes)));
 }
 
 // What the same broker leaves out when it states all again is no more; of another run of it
@@ -436,7 +525,7 @@ TEST(LinkServer, OpensAgainOnlyWhenAllIsClosed) {
   std::promise<void> sick;
   worker.Run([&] { sick.get_future().wait(); });
   {
-    LinkServer link(loop->get(), &worker, {}, "m0000", folder.Socket("m0000"), [](bool) {});
+    LinkServer link(loop->get(), &worker, {}, "m0000", folder.Socket("m0000"), [](bool) {}, {});
     ASSERT_TRUE(link.Open({kGpu, kGiB}, {}));
     link.Revoke();
     EXPECT_FALSE(link.finished());

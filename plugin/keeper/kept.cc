@@ -17,8 +17,8 @@ std::unexpected<Status> Full(std::string_view what, uint64_t limit) {
               "docs/limits.md; what was kept of it is dropped");
 }
 
-bool IsVmm(const protocol::LinkGeneration& generation) {
-  return generation.transport == static_cast<uint32_t>(protocol::Transport::kVmm);
+bool HasDescriptor(const protocol::LinkGeneration& generation) {
+  return generation.transport != static_cast<uint32_t>(protocol::Transport::kCuIpc);
 }
 
 // What is behind a number never changes.
@@ -76,11 +76,11 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   Result<void> valid;
   if (buffer == buffers_.end()) {
     valid = Broken("a generation of an unknown buffer");
-  } else if (memory && !IsVmm(generation)) {
+  } else if (memory && !HasDescriptor(generation)) {
     valid = Broken("a descriptor with a generation that has none");
   } else if (known != generations_.end() && !IsSameMemory(known->second.stated, generation)) {
     valid = Broken("other memory under the number of a generation");
-  } else if (known == generations_.end() && !memory && IsVmm(generation)) {
+  } else if (known == generations_.end() && !memory && HasDescriptor(generation)) {
     valid = Broken("a generation without its descriptor");
   } else if (known == generations_.end() && generations_.size() >= limits::kLinkGenerations) {
     valid = Full("generations", limits::kLinkGenerations);
@@ -100,7 +100,9 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   kept.memory = std::move(memory);
   kept.round = round_;
   buffer->second.generations.insert(generation.generation);
-  (generation.pooled != 0 ? pooled_bytes_ : offered_bytes_) += generation.mapped_bytes;
+  if (!IsPage(generation)) {
+    (generation.pooled != 0 ? pooled_bytes_ : offered_bytes_) += generation.mapped_bytes;
+  }
   return {};
 }
 
@@ -157,7 +159,9 @@ Kept::GenerationAt Kept::Forget(GenerationAt generation) {
   const std::set<uint64_t> leases = generation->second.leases;
   for (const uint64_t lease : leases) Forget(leases_.find(lease));
   const protocol::LinkGeneration& stated = generation->second.stated;
-  (stated.pooled != 0 ? pooled_bytes_ : offered_bytes_) -= stated.mapped_bytes;
+  if (!IsPage(stated)) {
+    (stated.pooled != 0 ? pooled_bytes_ : offered_bytes_) -= stated.mapped_bytes;
+  }
   buffers_.find(std::string(FromNameField(stated.name)))
       ->second.generations.erase(stated.generation);
   Refuse(std::move(generation->second.memory));
@@ -197,7 +201,7 @@ void Kept::Clear() {
 
 // ---- looking
 
-bool Kept::Next(Cursor* cursor, Statement* statement) const {
+bool Kept::Next(Cursor* cursor, bool with_pages, Statement* statement) const {
   using Stage = Cursor::Stage;
   // Moves to what comes after the cursor; false when this stage is done.
   const auto advance = [cursor](const auto& map, Stage next, auto* found) {
@@ -230,7 +234,8 @@ bool Kept::Next(Cursor* cursor, Statement* statement) const {
   }
   if (cursor->stage == Stage::kGenerations) {
     decltype(generations_)::const_iterator generation;
-    if (advance(generations_, Stage::kLeases, &generation)) {
+    while (advance(generations_, Stage::kLeases, &generation)) {
+      if (!with_pages && IsPage(generation->second.stated)) continue;
       Encode(LinkKind::kGeneration, generation->second.stated, generation->second.memory.get(),
              statement);
       return true;
@@ -238,8 +243,11 @@ bool Kept::Next(Cursor* cursor, Statement* statement) const {
   }
   if (cursor->stage == Stage::kLeases) {
     decltype(leases_)::const_iterator lease;
-    if (advance(leases_, Stage::kDone, &lease)) {
-      Encode(LinkKind::kLease, lease->second.stated, -1, statement);
+    while (advance(leases_, Stage::kDone, &lease)) {
+      if (!with_pages && IsPage(generations_.at(lease->second.stated.generation).stated)) continue;
+      protocol::LinkLease stated = lease->second.stated;
+      if (!with_pages) stated.peer_way = 0;  // Of a version that knows no ways either.
+      Encode(LinkKind::kLease, stated, -1, statement);
       return true;
     }
   }

@@ -9,7 +9,7 @@
 //       taken or refused; a refused one changes nothing.
 //   (2) No more clients, buffers, generations and leases than limits.h says.
 //   (3) A client has its pidfd, also when the process is dead: the next broker must learn of it. A
-//       generation of transport vmm has its descriptor, the first that was given.
+//       generation of transport vmm or host has its descriptor, the first that was given.
 //   (4) Nothing is closed here but by the destructor: what is not kept any more is in TakeRefuse()
 //       once, for somebody who may be held up. Closing what a broker sent can block.
 //
@@ -32,6 +32,11 @@
 #include "runtime/protocol/link.h"
 
 namespace gpushm::plugin {
+
+// The page of a signal, barrier or ring: host memory.
+inline bool IsPage(const protocol::LinkGeneration& generation) {
+  return generation.transport == static_cast<uint32_t>(protocol::Transport::kHost);
+}
 
 struct KeptCounts {
   uint32_t clients = 0;
@@ -85,7 +90,8 @@ class Kept {
   void Clear();
 
   // The dump: statements in an order in which they can be applied, one at a time. Begins with a
-  // cursor as made; false at the end. What changes meanwhile is seen or not.
+  // cursor as made; false at the end. What changes meanwhile is seen or not. `with_pages` false:
+  // its reader does not know them, protocol::kLinkPagesVersion.
   struct Cursor {
     enum class Stage { kClients, kBuffers, kGenerations, kLeases, kDone };
     Stage stage = Stage::kClients;
@@ -98,7 +104,7 @@ class Kept {
     size_t size_bytes = 0;
     int descriptor = -1;  // Stays this object's.
   };
-  bool Next(Cursor* cursor, Statement* statement) const;
+  bool Next(Cursor* cursor, bool with_pages, Statement* statement) const;
 
   KeptCounts counts() const;
   const std::map<uint64_t, Client>& clients() const { return clients_; }

@@ -57,7 +57,7 @@ LinkLease LeaseOf(uint64_t id, uint64_t client, uint64_t generation) {
           .generation = generation,
           .since_unix_ns = 1,
           .access = 1,
-          .reserved = 0};
+          .peer_way = 2};
 }
 LinkDrop DropOf(LinkDropped what, uint64_t id, const std::string& name = "") {
   return {.what = static_cast<uint32_t>(what), .reserved = 0, .id = id, .name = ToNameField(name)};
@@ -84,15 +84,42 @@ Kept Pod() {
   return kept;
 }
 
-std::vector<std::string> Dump(const Kept& kept) {
+std::vector<std::string> Dump(const Kept& kept, bool with_pages = true) {
   std::vector<std::string> lines;
   Kept::Cursor cursor;
   Kept::Statement statement;
-  while (kept.Next(&cursor, &statement)) {
+  while (kept.Next(&cursor, with_pages, &statement)) {
     lines.push_back(
         Line({statement.bytes.data(), statement.size_bytes}, TagOf(statement.descriptor)));
   }
   return lines;
+}
+
+// A page is host memory: it has a descriptor, and is no byte of the GPU. A broker of an older
+// version is not told of it, nor of leases on it.
+TEST(Kept, PagesAreKeptBesideBuffers) {
+  Kept kept = Pod();
+  const uint64_t offered_before = kept.counts().offered_bytes;
+  const uint64_t pooled_before = kept.counts().pooled_bytes;
+  const std::vector<std::string> before = Dump(kept);
+  LinkGeneration page = GenerationOf("ready", 20);
+  page.transport = static_cast<uint32_t>(protocol::Transport::kHost);
+  page.pooled = 0;
+  page.size_bytes = page.mapped_bytes = 4096;
+  ASSERT_TRUE(kept.Apply(BufferOf("ready", 20)));
+  EXPECT_FALSE(kept.Apply(page, UniqueFd())) << "without its memfd";
+  ASSERT_TRUE(kept.Apply(page, Descriptor()));
+  ASSERT_TRUE(kept.Apply(LeaseOf(9, 1, 20)));
+  EXPECT_EQ(kept.counts().offered_bytes, offered_before);
+  EXPECT_EQ(kept.counts().pooled_bytes, pooled_before);
+  EXPECT_EQ(Dump(kept).size(), before.size() + 3);
+  EXPECT_EQ(Dump(kept, /*with_pages=*/false).size(), before.size() + 1) << "the name alone";
+  protocol::LinkDrop drop{};
+  drop.what = static_cast<uint32_t>(protocol::LinkDropped::kBuffer);
+  drop.name = protocol::ToNameField("ready");
+  kept.Apply(drop);
+  EXPECT_EQ(Dump(kept), before);
+  EXPECT_EQ(kept.counts().offered_bytes, offered_before);
 }
 
 // What a statement of a dump says, applied.
@@ -200,7 +227,7 @@ TEST(Kept, ADumpNamesOnlyGenerationsThatItHas) {
   ASSERT_TRUE(kept.Apply(BufferOf("a", 5)));
   Kept::Cursor cursor;
   Kept::Statement statement;
-  ASSERT_TRUE(kept.Next(&cursor, &statement));
+  ASSERT_TRUE(kept.Next(&cursor, /*with_pages=*/true, &statement));
   const auto buffer =
       protocol::ParseLink<LinkBuffer>({statement.bytes.data(), statement.size_bytes});
   ASSERT_TRUE(buffer);
@@ -277,7 +304,7 @@ TEST(Kept, DoesWhatTheModelDoes) {
       Kept copy;
       Kept::Cursor cursor;
       Kept::Statement statement;
-      while (kept.Next(&cursor, &statement)) {
+      while (kept.Next(&cursor, /*with_pages=*/true, &statement)) {
         const auto taken = ApplyStatement(statement, &copy);
         ASSERT_TRUE(taken) << Said(taken);
       }

@@ -3,7 +3,9 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <map>
 #include <span>
+#include <utility>
 
 #include "plugin/keeper/link_server.h"
 #include "runtime/daemon/descriptor.h"
@@ -79,7 +81,8 @@ bool LinkServer::NextDue(const Connection& connection, Kept::Statement* statemen
   if (connection.welcome_due) return encode(protocol::LinkKind::kWelcome, Welcome(connection));
   if (connection.dump_due) {
     *after = connection.cursor;
-    if (kept_.Next(after, statement)) return true;
+    const bool with_pages = connection.version >= protocol::kLinkPagesVersion;
+    if (kept_.Next(after, with_pages, statement)) return true;
     return encode(protocol::LinkKind::kEnd, protocol::LinkEnd{});
   }
   if (!connection.device_due) return false;
@@ -108,7 +111,7 @@ void LinkServer::Sent(Connection& connection, const Kept::Statement& statement,
 
 protocol::LinkWelcome LinkServer::Welcome(const Connection& connection) const {
   const KeptCounts counts = connection.wants_kept ? kept_.counts() : KeptCounts{};
-  return {.version = protocol::kLinkMaxVersion,
+  return {.version = connection.version,
           .reserved = 0,
           .device_lost = health_.lost ? 1u : 0u,
           .gpu_uuid = gpu_uuid_,
@@ -120,23 +123,70 @@ protocol::LinkWelcome LinkServer::Welcome(const Connection& connection) const {
           .leases = counts.leases};
 }
 
-LinkView LinkServer::Look() const {
+void LinkServer::LookAtBuffers(LinkView* view) const {
+  view->buffers.reserve(kept_.buffers().size());
+  for (const auto& [name, buffer] : kept_.buffers()) {
+    const auto is_page = [this](uint64_t number) {
+      return IsPage(kept_.generations().at(number).stated);
+    };
+    if (std::any_of(buffer.generations.begin(), buffer.generations.end(), is_page)) {
+      const auto current = kept_.generations().find(buffer.stated.current);
+      if (current == kept_.generations().end() || view->syncs.size() == kMostSyncs) continue;
+      if (const auto sync = LookAtPage(current->second.memory)) view->syncs.push_back(*sync);
+      continue;
+    }
+    view->buffers.push_back({.name = name,
+                             .creator = std::string(protocol::FromNameField(buffer.stated.creator)),
+                             .state = static_cast<registry::BufferState>(buffer.stated.state),
+                             .current = buffer.stated.current,
+                             .loaded_bytes = buffer.stated.loaded_bytes,
+                             .generations = {}});
+    for (const uint64_t number : buffer.generations) {
+      const protocol::LinkGeneration& stated = kept_.generations().at(number).stated;
+      view->buffers.back().generations.push_back(
+          {.generation = number,
+           .size_bytes = stated.size_bytes,
+           .mapped_bytes = stated.mapped_bytes,
+           .transport = static_cast<protocol::Transport>(stated.transport),
+           .pooled = stated.pooled != 0,
+           .published = stated.publisher_client == 0,
+           .created_unix_ns = stated.created_unix_ns});
+    }
+  }
+}
+
+LinkView LinkServer::Look() {
   LinkView view{.name = name_,
                 .gpu = grant_.gpu,
                 .pool_bytes = grant_.pool_bytes,
+                .granted = granted_,
                 .open = broker_.has_value(),
                 .connected = broker_ && broker_->connection != 0,
                 .program = broker_ ? broker_->program : "",
                 .kept = kept_.counts(),
                 .closing = closing_->pending(),
+                .clients = {},
+                .buffers = {},
                 .leases = {},
+                .syncs = {},
+                .counters = counters_.Read(),
+                .broker_ready_seconds = broker_ ? counters_.ready_seconds() : std::nullopt,
                 .registry = registry_};
   std::map<uint64_t, bool> alive;
-  for (const auto& [id, client] : kept_.clients()) alive[id] = !HasEnded(client.pidfd);
+  view.clients.reserve(kept_.clients().size());
+  for (const auto& [id, client] : kept_.clients()) {
+    alive[id] = !HasEnded(client.pidfd);
+    view.clients.push_back(
+        {.container = std::string(protocol::FromNameField(client.stated.container)),
+         .client_id = id,
+         .alive = alive[id]});
+  }
+  LookAtBuffers(&view);
   view.leases.reserve(kept_.leases().size());
   for (const auto& [id, lease] : kept_.leases()) {
     const Kept::Client& client = kept_.clients().at(lease.stated.client_id);
     const Kept::Generation& generation = kept_.generations().at(lease.stated.generation);
+    if (IsPage(generation.stated)) continue;
     view.leases.push_back(
         {.container = std::string(protocol::FromNameField(client.stated.container)),
          .buffer = std::string(protocol::FromNameField(generation.stated.name)),
@@ -149,6 +199,43 @@ LinkView LinkServer::Look() const {
          .alive = alive[lease.stated.client_id]});
   }
   return view;
+}
+
+void LinkServer::TellReady() {
+  const std::optional<double> seconds = counters_.ready_seconds();
+  if (!seconds || std::exchange(ready_told_, true)) return;
+  if (on_ready_) on_ready_(*seconds);
+}
+
+uint64_t LinkServer::kept_bytes() const {
+  const KeptCounts counts = kept_.counts();
+  return counts.pooled_bytes + counts.offered_bytes;
+}
+
+void LinkServer::Count(protocol::CounterValues* sum, protocol::CounterValues* ended) {
+  TellReady();
+  protocol::AddCounters(counters_.Sum(), sum);
+  protocol::AddCounters(std::exchange(ended_counters_, {}), ended);
+}
+
+void LinkServer::AddProcesses(std::vector<ClientProcess>* out) const {
+  std::map<std::string, uint64_t> offered;  // By container.
+  for (const auto& [number, generation] : kept_.generations()) {
+    if (generation.stated.pooled != 0 || IsPage(generation.stated)) continue;
+    const std::string name(protocol::FromNameField(generation.stated.name));
+    const protocol::LinkBuffer& buffer = kept_.buffers().at(name).stated;
+    offered[std::string(protocol::FromNameField(buffer.creator))] += generation.stated.mapped_bytes;
+  }
+  for (const auto& [id, client] : kept_.clients()) {
+    const int pid = PidOf(client.pidfd.get());
+    if (pid <= 0) continue;
+    std::string container(protocol::FromNameField(client.stated.container));
+    const uint64_t offered_bytes = std::exchange(offered[container], 0);
+    out->push_back({.pid = static_cast<uint32_t>(pid),
+                    .allocation = name_,
+                    .container = std::move(container),
+                    .offered_bytes = offered_bytes});
+  }
 }
 
 }  // namespace gpushm::plugin

@@ -79,12 +79,14 @@ Result<std::shared_ptr<const registry::RegistryReader>> OpenRegistry(UniqueFd fd
 }  // namespace
 
 LinkServer::LinkServer(EventLoop* loop, Worker* closer, const Settings& settings, std::string name,
-                       std::string path, std::function<void(bool)> on_open)
+                       std::string path, std::function<void(bool)> on_open,
+                       std::function<void(double seconds)> on_ready)
     : loop_(loop),
       settings_(settings),
       name_(std::move(name)),
       path_(std::move(path)),
       on_open_(std::move(on_open)),
+      on_ready_(std::move(on_ready)),
       closing_(std::make_shared<Closing>(closer)) {}
 
 LinkServer::~LinkServer() {
@@ -128,9 +130,12 @@ void LinkServer::Revoke() {
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
   const KeptCounts counts = kept_.counts();
   ForgetKept();
+  TellReady();
+  protocol::AddCounters(counters_.Clear(), &ended_counters_);
   if (had) {
-    LogInfo("link-revoked",
-            {{"link", name_}, {"generations", counts.generations}, {"bytes", counts.pooled_bytes}});
+    LogInfo("link-revoked", {{"allocation", name_},
+                             {"generations", counts.generations},
+                             {"bytes", counts.pooled_bytes}});
   }
 }
 
@@ -186,7 +191,7 @@ void LinkServer::OnAcceptable() {
     return;
   }
   if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
-  LogWarning("accept-paused", {{"link", name_}, {"errno", errno}});
+  LogWarning("accept-paused", {{"allocation", name_}, {"errno", errno}});
   loop_->Change(listener_.get(), 0);
   accept_timer_ = loop_->After(kAcceptPauseMs, [this] {
     accept_timer_ = 0;
@@ -199,7 +204,7 @@ void LinkServer::Admit(UniqueFd socket) {
                                       [](const auto& item) { return !item.second->greeted; });
   const bool crowded = static_cast<size_t>(greeting) >= kMaxGreeting;
   if (crowded || closing_->pending() > kMaxClosing) {
-    LogWarning("link-refused", {{"link", name_},
+    LogWarning("link-refused", {{"allocation", name_},
                                 {"reason", crowded ? "too many connections that say nothing"
                                                    : "its descriptors are not closed yet"}});
     shutdown(socket.get(), SHUT_RDWR);
@@ -287,9 +292,9 @@ void LinkServer::Disconnect(uint64_t id) {
 
 void LinkServer::Break(uint64_t id, const Status& why) {
   const bool is_broker = broker_ && broker_->connection == id;
-  LogWarning(
-      "link-broken",
-      {{"link", name_}, {"program", is_broker ? broker_->program : ""}, {"reason", why.what()}});
+  LogWarning("link-broken", {{"allocation", name_},
+                             {"program", is_broker ? broker_->program : ""},
+                             {"reason", why.what()}});
   if (is_broker && why.code() == Code::kExhausted) ForgetKept();  // (5)
   Disconnect(id);
 }
@@ -303,9 +308,10 @@ Result<void> LinkServer::OnMessage(Connection& connection, protocol::Message& me
   if ((kind == protocol::LinkKind::kHello) == connection.greeted) {
     return Broken("a link message out of order");
   }
-  const bool may_have_descriptor = kind == protocol::LinkKind::kRegistry ||
-                                   kind == protocol::LinkKind::kClient ||
-                                   kind == protocol::LinkKind::kGeneration;
+  if (header->version > connection.version) return Broken("of a later version than was chosen");
+  const bool may_have_descriptor =
+      kind == protocol::LinkKind::kRegistry || kind == protocol::LinkKind::kCounters ||
+      kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kGeneration;
   if (message.descriptors.size() > (may_have_descriptor ? 1u : 0u)) {
     return Broken("a descriptor that does not belong there");
   }
@@ -339,12 +345,13 @@ Result<void> LinkServer::OnHello(Connection& connection, protocol::Message& mess
   if (hello->want_kept == 0 && hello->epoch != kept_epoch_) ForgetKept();
   kept_epoch_ = hello->epoch;
   kept_.BeginAll();
+  connection.version = std::min(hello->max_version, protocol::kLinkMaxVersion);
   connection.welcome_due = true;
   connection.wants_kept = hello->want_kept != 0;
   connection.dump_due = connection.wants_kept;
   connection.device_due = health_.lost;
   const KeptCounts counts = kept_.counts();
-  LogInfo("link-connected", {{"link", name_},
+  LogInfo("link-connected", {{"allocation", name_},
                              {"program", broker_->program},
                              {"gives_back", connection.wants_kept},
                              {"generations", counts.generations},
@@ -396,13 +403,16 @@ void LinkServer::OnProcessEnded() {
   if (broker_->pidfd) loop_->Unwatch(broker_->pidfd.get());
   loop_->Cancel(broker_->gone_timer);
   const KeptCounts counts = kept_.counts();
-  LogInfo("link-closed", {{"link", name_},
+  LogInfo("link-closed", {{"allocation", name_},
                           {"program", broker_->program},
                           {"generations", counts.generations},
                           {"leases", counts.leases},
                           {"bytes", counts.pooled_bytes}});
   broker_.reset();
   registry_.reset();
+  TellReady();
+  ready_told_ = false;
+  counters_.EndSegment();
   on_open_(false);
 }
 
@@ -414,6 +424,8 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
   switch (kind) {
     case protocol::LinkKind::kRegistry:
       return OnRegistry(connection, message);
+    case protocol::LinkKind::kCounters:
+      return OnCounters(connection, message);
     case protocol::LinkKind::kClient: {
       const auto body = protocol::ParseLink<protocol::LinkClient>(message.span());
       if (!body) return std::unexpected(body.error());
@@ -461,6 +473,17 @@ Result<void> LinkServer::OnRegistry(Connection& connection, protocol::Message& m
   connection.said_registry = true;
   registry_ = std::move(*registry);
   return {};
+}
+
+Result<void> LinkServer::OnCounters(Connection& connection, protocol::Message& message) {
+  const auto body = protocol::ParseLink<protocol::LinkCounters>(message.span());
+  if (!body) return std::unexpected(body.error());
+  if (message.descriptors.empty()) return Broken("counters without their memfd");
+  if (connection.said_counters) return Broken("counters a second time");
+  connection.said_counters = true;
+  // Those of a later version are nothing that this one can show.
+  if (body->version != protocol::kCountersVersion) return {};
+  return counters_.Take(message.descriptors[0]);
 }
 
 Result<void> LinkServer::OnEnd(Connection& connection, protocol::Message& message) {

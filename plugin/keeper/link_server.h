@@ -35,6 +35,7 @@
 
 #include "plugin/keeper/closing.h"
 #include "plugin/keeper/kept.h"
+#include "plugin/keeper/kept_counters.h"
 #include "plugin/keeper/link_view.h"
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
@@ -66,9 +67,11 @@ class LinkServer {
     bool peer_process = true;    // False: as on a kernel before 6.5.
   };
 
-  // `on_open` is called with true and false in turn, on the loop's thread; it must not call back.
+  // `on_open` is called with true and false in turn, `on_ready` as Keeper::Options says; on the
+  // loop's thread. They must not call back.
   LinkServer(EventLoop* loop, Worker* closer, const Settings& settings, std::string name,
-             std::string path, std::function<void(bool)> on_open);
+             std::string path, std::function<void(bool)> on_open,
+             std::function<void(double seconds)> on_ready);
   ~LinkServer();
   LinkServer(const LinkServer&) = delete;
   LinkServer& operator=(const LinkServer&) = delete;
@@ -88,7 +91,13 @@ class LinkServer {
   bool finished() const { return !granted_ && !broker_ && closing_->pending() == 0; }
   // Of what was kept; to wait for.
   const std::shared_ptr<Closing>& closing() const { return closing_; }
-  LinkView Look() const;
+  LinkView Look();
+  // Physical bytes of what is kept.
+  uint64_t kept_bytes() const;
+  // What the node's sums must not lose: added to `sum` and, of holders that ended since the last
+  // call, to `ended`. Tells a broker that is ready.
+  void Count(protocol::CounterValues* sum, protocol::CounterValues* ended);
+  void AddProcesses(std::vector<ClientProcess>* out) const;
 
  private:
   struct Connection {
@@ -96,8 +105,10 @@ class LinkServer {
     UniqueFd socket;
     UniqueFd pidfd;  // Until Hello is accepted: then the broker's.
     bool greeted = false;
-    bool ended = false;  // Nothing can be sent any more.
+    bool ended = false;                            // Nothing can be sent any more.
+    uint16_t version = protocol::kLinkMinVersion;  // Chosen in Welcome.
     bool said_registry = false;
+    bool said_counters = false;
     bool said_end = false;
     uint64_t greeting_timer = 0;
     uint64_t retry_timer = 0;  // ETOOMANYREFS
@@ -137,11 +148,14 @@ class LinkServer {
   Result<void> OnStatement(Connection& connection, protocol::LinkKind kind,
                            protocol::Message& message);
   Result<void> OnRegistry(Connection& connection, protocol::Message& message);
+  Result<void> OnCounters(Connection& connection, protocol::Message& message);
   Result<void> OnEnd(Connection& connection, protocol::Message& message);
   bool IsBroker(const Connection& connection, uint64_t epoch) const;
   Result<void> MakeBroker(Connection& connection, const protocol::LinkHello& hello);
   void OnProcessEnded();
   void ForgetKept();
+  // Once for each broker, before its counters go.
+  void TellReady();
   void CloseRefuse() { closing_->Close(kept_.TakeRefuse()); }
 
   // ---- sending
@@ -153,11 +167,14 @@ class LinkServer {
   void UpdateInterest(const Connection& connection);
   protocol::LinkWelcome Welcome(const Connection& connection) const;
 
+  void LookAtBuffers(LinkView* view) const;
+
   EventLoop* loop_;
   const Settings settings_;
   const std::string name_;
   const std::string path_;
   const std::function<void(bool)> on_open_;
+  const std::function<void(double)> on_ready_;
   std::shared_ptr<Closing> closing_;
 
   bool granted_ = false;
@@ -174,7 +191,10 @@ class LinkServer {
   std::optional<Broker> broker_;
   std::shared_ptr<const registry::RegistryReader> registry_;
   Kept kept_;
-  uint64_t kept_epoch_ = 0;  // Of the broker that stated last.
+  KeptCounters counters_;
+  protocol::CounterValues ended_counters_{};  // Of former holders; until Count.
+  bool ready_told_ = false;                   // Of the broker that is there.
+  uint64_t kept_epoch_ = 0;                   // Of the broker that stated last.
 };
 
 }  // namespace gpushm::plugin

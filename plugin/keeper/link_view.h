@@ -4,12 +4,16 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "plugin/keeper/kept.h"
+#include "plugin/keeper/kept_counters.h"
+#include "plugin/keeper/sync_look.h"
 #include "runtime/protocol/messages.h"
 #include "runtime/registry/reader.h"
+#include "runtime/registry/record.h"
 
 namespace gpushm::plugin {
 
@@ -25,16 +29,59 @@ struct LeaseView {
   bool alive = true;  // Its process. False: the broker will end it, or the next one.
 };
 
+struct ClientView {
+  std::string container;
+  uint64_t client_id = 0;
+  bool alive = true;
+};
+
+struct GenerationView {
+  uint64_t generation = 0;
+  uint64_t size_bytes = 0;    // As asked for.
+  uint64_t mapped_bytes = 0;  // Physical.
+  protocol::Transport transport{};
+  bool pooled = true;     // False: an application offered it.
+  bool published = true;  // False: only its writer sees it yet.
+  int64_t created_unix_ns = 0;
+};
+
+struct BufferView {
+  std::string name;
+  std::string creator;  // Container; empty where it is declared.
+  registry::BufferState state{};
+  uint64_t current = 0;  // Generation; 0: none is published yet.
+  uint64_t loaded_bytes = 0;
+  std::vector<GenerationView> generations;  // By number.
+};
+
+// A connected process that this process can see.
+struct ClientProcess {
+  uint32_t pid = 0;
+  std::string allocation;
+  std::string container;
+  // Of the container, in its first process: its own allocations that are buffers as well.
+  uint64_t offered_bytes = 0;
+};
+
 struct LinkView {
   std::string name;  // Of the allocation.
   std::string gpu;   // UUID
   uint64_t pool_bytes = 0;
+  bool granted = false;    // False: its pod has ended; what is left of it is on its way out.
   bool open = false;       // The broker's process lives.
   bool connected = false;  // And its socket stands.
   std::string program;     // As it calls itself; empty: there is none.
   KeptCounts kept;
-  uint64_t closing = 0;           // Descriptors that are kept no more and not closed yet.
-  std::vector<LeaseView> leases;  // By lease_id.
+  uint64_t closing = 0;             // Descriptors that are kept no more and not closed yet.
+  std::vector<ClientView> clients;  // By client_id.
+  std::vector<BufferView> buffers;  // By name.
+  std::vector<LeaseView> leases;    // By lease_id.
+  std::vector<SyncView> syncs;      // Signals, barriers and rings that are published; no order.
+  // What the pod's processes counted, by container, over all brokers since the plugin knows the
+  // allocation. Empty: no broker of link version 2 was there.
+  std::vector<ContainerCounters> counters;
+  // From its start until containers could connect; absent: it is not there, or does not tell.
+  std::optional<double> broker_ready_seconds;
   // Of the broker whose process lives; null if there is none or its layout is unknown. Any thread.
   std::shared_ptr<const registry::RegistryReader> registry;
 };

@@ -192,8 +192,10 @@ class PluginServer::Service final
   grpc::Status Timed(CallRecord::Kind kind, Call call) {
     const int64_t start_ns = MonotonicNs();
     const Result<void> done = call();
-    if (config_.on_call)
-      config_.on_call({kind, config_.resource, MonotonicNs() - start_ns, done.has_value()});
+    if (config_.on_call) {
+      config_.on_call({kind, config_.resource, MonotonicNs() - start_ns,
+                       done ? std::nullopt : std::optional(done.error().code())});
+    }
     return done ? grpc::Status::OK : ToGrpc(done.error());
   }
 

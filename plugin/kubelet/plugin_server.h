@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,7 @@ struct CallRecord {
   Kind kind;
   Resource resource;
   int64_t ns;
-  bool ok;
+  std::optional<Code> error;  // None: it was granted.
 };
 using OnCall = std::function<void(const CallRecord&)>;
 

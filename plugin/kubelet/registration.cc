@@ -331,7 +331,7 @@ class Registration::Registrar {
       state->registered = true;
       ++state->registrations;
     });
-    LogInfo("plugin-registered", {{"resource", line->name}, {"socket", line->file}});
+    LogInfo("plugin-registered", {{"resource", line->name}, {"socket", line->path}});
     if (line->open > 0) return Serving(line);
     line->phase = Phase::kOpening;
     SetTimer(line, options_.times.open_ms, [this, line] {

@@ -429,7 +429,7 @@ TEST_F(RegistrationTest, TimesEveryCall) {
   ASSERT_EQ(records.size(), 4U);
   for (const CallRecord& record : records) {
     EXPECT_GT(record.ns, 0);
-    EXPECT_EQ(record.ok,
+    EXPECT_EQ(!record.error,
               record.kind != CallRecord::Kind::kPreStart || record.resource != Resource::kAttach);
   }
 }

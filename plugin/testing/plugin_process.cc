@@ -73,6 +73,10 @@ std::string TestNode::WriteConfig(const std::string& more) const {
                                << "kubelet-folder: " << folder_.path() << "/plugins\n"
                                << "pod-resources-socket: " << folder_.path()
                                << "/pods/kubelet.sock\n"
+                               // Several tests run at a time.
+                               << (more.find("metrics:") == std::string::npos
+                                       ? "metrics: {address: ''}\nstatus: {address: ''}\n"
+                                       : "")
                                << more;
   fs::rename(path + ".new", path);
   return path;

@@ -33,6 +33,13 @@ inline constexpr uint32_t kLinkBuffers = kBuffers + kLinkGenerations;
 // Processes whose leases the plugin keeps for one broker: clients, and those that lost their
 // connection and still hold something.
 inline constexpr uint32_t kLinkClients = 1024;
+// Cells of one page: participants of a barrier or ring, its writer included.
+inline constexpr uint32_t kCells = 128;
+// Frames of one ring or queue: slots of its buffer.
+inline constexpr uint32_t kFrames = 1024;
+// Bytes of one page, and of all pages of a pod: host memory of its sidecar.
+inline constexpr uint64_t kPageBytes = 1 << 20;
+inline constexpr uint64_t kAllPagesBytes = 8 << 20;
 // Attempts of a registry reader before Code::kContended.
 inline constexpr int kReadAttempts = 8;
 // Requests of one connection that the broker holds back before it stops reading from it.

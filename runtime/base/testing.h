@@ -3,10 +3,19 @@
 
 #include <stdlib.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
 namespace gpushm::testing {
+
+// The first seed of a test with random inputs: its usual one, so that a failure comes again, unless
+// GPUSHM_TEST_SEED says another, as `./run test soak` does.
+inline uint32_t TestSeed(uint32_t usual) {
+  const char* const text = std::getenv("GPUSHM_TEST_SEED");
+  return text != nullptr ? static_cast<uint32_t>(std::strtoul(text, nullptr, 10)) : usual;
+}
 
 // A folder that goes with the object, whatever is in it. Every user may look into it.
 class TempFolder {

@@ -23,6 +23,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/client/ipc_mapping.h"
+#include "runtime/client/page_mapping.h"
 #include "runtime/client/registry_handle.h"
 #include "runtime/client/stream_fence.h"
 #include "runtime/driver/device.h"
@@ -52,12 +53,19 @@ class Attachment {
     GpuUuid gpu;
     CUdeviceptr address;
     bool unpublished;
+    uint64_t peer_devices;
+    protocol::PeerWay peer_way;
   };
-  using Memory = std::variant<DeviceMapping, IpcMapping>;
+  using Memory = std::variant<DeviceMapping, IpcMapping, std::unique_ptr<PageMapping>>;
 
   Attachment(Facts facts, Memory memory, Lease lease, RegistryHandle::Reader reader);
 
   const Facts& facts() const { return facts_; }
+  // Null: a buffer.
+  PageMapping* page() const {
+    const auto* const page = std::get_if<std::unique_ptr<PageMapping>>(&memory_);
+    return page == nullptr ? nullptr : page->get();
+  }
 
   // No failure while this is what stands behind the name; else kStale or kOrphaned. One load when
   // nothing changed since the last call.

@@ -1,4 +1,6 @@
 // The C ABI: attachments.
+#include <bit>
+
 #include "runtime/client/c_api_support.h"
 
 namespace gc = gpushm::client;
@@ -15,8 +17,17 @@ Result<AttachOptions> ToOptions(const gpushm_attach_options& given) {
     return Fail(Code::kInvalidArgument, Concat("unknown access ", given.access),
                 "GPUSHM_READ or GPUSHM_READ_WRITE");
   }
-  if (given.reserved != 0) return Fail(Code::kInvalidArgument, "attach_options.reserved is not 0");
-  return AttachOptions{.access = ToAccess(given.access), .generation = given.generation};
+  if ((given.reserved | given.reserved1) != 0) {
+    return Fail(Code::kInvalidArgument, "attach_options.reserved is not 0");
+  }
+  if (given.stage > 1 || (given.stage == 1 && (given.access == GPUSHM_READ_WRITE ||
+                                               std::popcount(given.peer_devices) != 1))) {
+    return Fail(Code::kInvalidArgument, "attach_options.stage is for one GPU that reads",
+                "stage = 1, access = GPUSHM_READ, peer_devices = 1 << ordinal");
+  }
+  return AttachOptions{.access = ToAccess(given.access),
+                       .generation = given.generation,
+                       .peers = {.devices = given.peer_devices, .stage = given.stage == 1}};
 }
 
 }  // namespace
@@ -26,7 +37,7 @@ extern "C" {
 
 gpushm_status gpushm_attach(gpushm_client* client, const char* name,
                             const gpushm_attach_options* options, gpushm_attachment** attachment) {
-  return gc::Enter([&]() -> Result<void> {
+  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
     if (client == nullptr || name == nullptr || attachment == nullptr) {
       return gc::CheckArgument(false, "client, name or attachment is NULL");
     }
@@ -106,6 +117,8 @@ gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
                                       : static_cast<uint32_t>(GPUSHM_OK);
     filled.state = a.State();
     filled.device = facts.device;
+    filled.peer_devices = facts.peer_devices;
+    filled.peer_way = static_cast<uint32_t>(facts.peer_way);
     filled.count = facts.client->CountOf(a);
     gc::WriteInfo(filled, info, info->struct_size);
     return {};
@@ -114,7 +127,7 @@ gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
 
 gpushm_status gpushm_detach(gpushm_attachment* attachment, const gpushm_detach_options* options) {
   if (attachment == nullptr) return GPUSHM_OK;
-  return gc::Enter([&]() -> Result<void> {
+  return gc::Enter(gc::ClientOf(attachment), [&]() -> Result<void> {
     const auto given = gc::ReadOptions(options, "detach_options");
     if (!given) return std::unexpected(given.error());
     if (given->defer > 1 || given->reserved != 0 ||

@@ -1,5 +1,6 @@
 // The C ABI: making buffers, offering memory, files.
 #include "runtime/client/c_api_support.h"
+#include "runtime/client/transfer_engine.h"
 
 namespace gc = gpushm::client;
 using gpushm::Concat;
@@ -53,8 +54,9 @@ Result<void> Make(bool replace, gpushm_client* client, const char* name, uint64_
 
 Result<void> Transfer(bool save, gpushm_client* client, const char* name, const char* path,
                       const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  if (client == nullptr || name == nullptr || path == nullptr) {
-    return CheckArgument(false, "client, name or path is NULL");
+  if (client == nullptr || name == nullptr) return CheckArgument(false, "client or name is NULL");
+  if (path == nullptr && options == nullptr) {
+    return CheckArgument(false, "path is NULL, and no options name a descriptor");
   }
   if (result != nullptr) {
     if (auto valid = CheckStructSize(result->struct_size, "result"); !valid) return valid;
@@ -64,12 +66,22 @@ Result<void> Transfer(bool save, gpushm_client* client, const char* name, const 
   if (given->way > GPUSHM_WAY_BROKER || given->reserved != 0) {
     return CheckArgument(false, "transfer_options: unknown way, or reserved is not 0");
   }
+  if (given->file_way > GPUSHM_FILE_AUTO_GDS || given->file_way == GPUSHM_FILE_STREAM) {
+    return CheckArgument(false, "transfer_options.file_way: unknown, or STREAM");
+  }
+  if (given->chunks == 1 || given->chunks > kMaxTransferChunks ||
+      given->threads > kMaxTransferThreads) {
+    return CheckArgument(false, "transfer_options: 2 to 16 chunks, at most 64 threads");
+  }
   const auto wait = Wait::From(given->timeout_ms, kTransferMs);
   if (!wait) return std::unexpected(wait.error());
   const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
   if (auto valid = protocol::CheckName(text, "name"); !valid) return valid;
   TransferOptions transfer{.way = static_cast<TransferWay>(given->way),
                            .chunk_bytes = given->chunk_bytes,
+                           .file_way = static_cast<FileWay>(given->file_way),
+                           .chunks = given->chunks,
+                           .threads = given->threads,
                            .progress = {}};
   if (given->progress != nullptr) {
     transfer.progress = [progress = given->progress, user = given->user](uint64_t done_bytes,
@@ -77,8 +89,10 @@ Result<void> Transfer(bool save, gpushm_client* client, const char* name, const 
       return progress(user, done_bytes, total_bytes) == 0;
     };
   }
-  const auto moved = save ? client->client->Save(text, path, transfer, *wait)
-                          : client->client->Load(text, path, transfer, *wait);
+  TransferFile file{.path = {}, .descriptor = given->descriptor};
+  if (path != nullptr) file.path = path;
+  const auto moved = save ? client->client->Save(text, file, transfer, *wait)
+                          : client->client->Load(text, file, transfer, *wait);
   if (!moved) {
     return std::unexpected(
         moved.error().WithContext(Concat(save ? "save \"" : "load \"", text, "\"")));
@@ -88,6 +102,10 @@ Result<void> Transfer(bool save, gpushm_client* client, const char* name, const 
     filled.way = static_cast<uint32_t>(moved->way);
     filled.bytes = moved->bytes;
     filled.elapsed_ns = moved->elapsed_ns;
+    filled.file_way = static_cast<uint32_t>(moved->file.way);
+    filled.file_reason = static_cast<uint32_t>(moved->file.reason);
+    filled.moving_ns = moved->moving_ns;
+    filled.link_bytes_per_second = moved->link_bytes_per_second;
     WriteInfo(filled, result, result->struct_size);
   }
   return {};
@@ -100,16 +118,18 @@ extern "C" {
 
 gpushm_status gpushm_create(gpushm_client* client, const char* name, uint64_t size_bytes,
                             const gpushm_create_options* options, gpushm_attachment** attachment) {
-  return gc::Enter([&] { return gc::Make(false, client, name, size_bytes, options, attachment); });
+  return gc::Enter(gc::ClientOf(client),
+                   [&] { return gc::Make(false, client, name, size_bytes, options, attachment); });
 }
 
 gpushm_status gpushm_replace(gpushm_client* client, const char* name, uint64_t size_bytes,
                              const gpushm_create_options* options, gpushm_attachment** attachment) {
-  return gc::Enter([&] { return gc::Make(true, client, name, size_bytes, options, attachment); });
+  return gc::Enter(gc::ClientOf(client),
+                   [&] { return gc::Make(true, client, name, size_bytes, options, attachment); });
 }
 
 gpushm_status gpushm_publish(gpushm_attachment* attachment) {
-  return gc::Enter([&]() -> Result<void> {
+  return gc::Enter(gc::ClientOf(attachment), [&]() -> Result<void> {
     if (attachment == nullptr) return gc::CheckArgument(false, "attachment is NULL");
     gc::Attachment* const a = gc::FromHandle(attachment);
     auto done = a->facts().client->Publish(a, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
@@ -121,7 +141,7 @@ gpushm_status gpushm_publish(gpushm_attachment* attachment) {
 gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t address,
                            uint64_t size_bytes, const gpushm_offer_options* options,
                            gpushm_offer_result* result) {
-  return gc::Enter([&]() -> Result<void> {
+  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
     if (client == nullptr || name == nullptr) {
       return gc::CheckArgument(false, "client or name is NULL");
     }
@@ -157,7 +177,7 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
 
 gpushm_status gpushm_delete(gpushm_client* client, const char* name,
                             const gpushm_wait_options* options) {
-  return gc::Enter([&]() -> Result<void> {
+  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
     if (client == nullptr || name == nullptr) {
       return gc::CheckArgument(false, "client or name is NULL");
     }
@@ -174,12 +194,14 @@ gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 
 gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  return gc::Enter([&] { return gc::Transfer(false, client, name, path, options, result); });
+  return gc::Enter(gc::ClientOf(client),
+                   [&] { return gc::Transfer(false, client, name, path, options, result); });
 }
 
 gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  return gc::Enter([&] { return gc::Transfer(true, client, name, path, options, result); });
+  return gc::Enter(gc::ClientOf(client),
+                   [&] { return gc::Transfer(true, client, name, path, options, result); });
 }
 
 }  // extern "C"

@@ -40,7 +40,9 @@ gpushm_info ToInfo(const registry::BufferRecord& record) {
   info.loaded_bytes = record.loaded_bytes;
   info.created_unix_ns = static_cast<int64_t>(record.created_unix_ns);
   std::memcpy(info.gpu_uuid, record.gpu.data(), sizeof info.gpu_uuid);
-  info.transport = static_cast<uint32_t>(record.transport);
+  const bool is_page = (record.flags & registry::kRecordPage) != 0;
+  info.transport = static_cast<uint32_t>(
+      is_page ? protocol::Transport::kHost : static_cast<protocol::Transport>(record.transport));
   info.state = static_cast<uint32_t>(record.state);
   std::memcpy(info.creator, &record.creator, sizeof info.creator);
   return info;
@@ -55,6 +57,7 @@ gpushm_holder ToHolder(const protocol::HolderEntry& entry) {
   holder.lease_id = entry.lease_id;
   holder.access = entry.access;
   holder.since_unix_ns = entry.since_unix_ns;
+  holder.peer_way = entry.peer_way;
   return holder;
 }
 
@@ -147,7 +150,7 @@ gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info
 
 gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capacity,
                           size_t* count) {
-  return gc::Enter([&]() -> Result<void> {
+  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
     if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
     const Result<size_t> stride = gc::Stride(infos, capacity, count, "infos[0]");
     if (!stride) return std::unexpected(stride.error());
@@ -159,7 +162,7 @@ gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capa
 
 gpushm_status gpushm_wait(gpushm_client* client, const char* name, uint64_t min_generation,
                           const gpushm_wait_options* options, gpushm_info* info) {
-  return gc::Enter([&]() -> Result<void> {
+  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
     if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
     if (info != nullptr) {
       if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
@@ -179,7 +182,7 @@ gpushm_status gpushm_wait(gpushm_client* client, const char* name, uint64_t min_
 
 gpushm_status gpushm_holders(gpushm_client* client, const char* name, gpushm_holder* holders,
                              size_t capacity, size_t* count) {
-  return gc::Enter([&]() -> Result<void> {
+  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
     if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
     const Result<size_t> stride = gc::Stride(holders, capacity, count, "holders[0]");
     if (!stride) return std::unexpected(stride.error());
@@ -192,7 +195,7 @@ gpushm_status gpushm_holders(gpushm_client* client, const char* name, gpushm_hol
 }
 
 gpushm_status gpushm_broker(gpushm_client* client, gpushm_broker_info* info) {
-  return gc::Enter([&]() -> Result<void> {
+  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
     if (client == nullptr || info == nullptr) {
       return gc::CheckArgument(false, client == nullptr ? "client is NULL" : "info is NULL");
     }

@@ -37,13 +37,23 @@ inline gpushm_status RememberForked() noexcept {
                         "open a client in a fresh process: use spawn or exec instead of fork");
 }
 
-// Runs one call: `body` returns Result<void>.
+inline Client* ClientOf(gpushm_client* client) {
+  return client == nullptr ? nullptr : client->client.get();
+}
+inline Client* ClientOf(gpushm_attachment* attachment) {
+  return attachment == nullptr ? nullptr
+                               : reinterpret_cast<Attachment*>(attachment)->facts().client;
+}
+
+// Runs one call: `body` returns Result<void>. `client` counts its failure; may be null.
 template <typename Body>
-gpushm_status Enter(Body body) noexcept {
+gpushm_status Enter(Client* client, Body body) noexcept {
   if (IsForkedChild()) return RememberForked();
   try {
     const Result<void> done = body();
-    return done ? GPUSHM_OK : Remember(done.error());
+    if (done) return GPUSHM_OK;
+    if (client != nullptr) client->counters().AddError(done.error().code());
+    return Remember(done.error());
   } catch (const std::bad_alloc&) {
     return RememberStatic(GPUSHM_EXHAUSTED, "host memory is used up", "free some");
   } catch (const std::exception& error) {
@@ -51,6 +61,11 @@ gpushm_status Enter(Body body) noexcept {
   } catch (...) {
     return RememberStatic(GPUSHM_INTERNAL, "an exception inside gpushm", "please report it");
   }
+}
+// Of a call that is a question: its failure is an answer.
+template <typename Body>
+gpushm_status Enter(Body body) noexcept {
+  return Enter(nullptr, std::move(body));
 }
 
 inline Result<void> CheckArgument(bool holds, const char* what) {
@@ -92,6 +107,52 @@ void WriteInfo(Info info, void* given, size_t struct_size) {
   if (struct_size > sizeof info) {
     std::memset(static_cast<char*>(given) + sizeof info, 0, struct_size - sizeof info);
   }
+}
+
+// A signal, barrier or ring's call: what fails says `what` it is, "signal", and its name.
+template <typename Object, typename Body>
+gpushm_status EnterWith(Object* object, const char* what, Body body) noexcept {
+  return Enter(object == nullptr ? nullptr : object->client(), [&]() -> Result<void> {
+    if (object == nullptr) return Fail(Code::kInvalidArgument, Concat(what, " is NULL"));
+    const Result<void> done = body(*object);
+    if (done) return {};
+    return std::unexpected(done.error().WithContext(Concat(what, " \"", object->name(), '"')));
+  });
+}
+
+// Opens a signal, barrier or ring: `open` gets the client, the name, the options and how long to
+// wait, and returns a pointer to what `Handle` holds.
+template <typename Handle, typename Options, typename Open>
+gpushm_status OpenNamed(gpushm_client* client, const char* name, const Options* options,
+                        const char* what, Handle** handle, Open open) {
+  return Enter(ClientOf(client), [&]() -> Result<void> {
+    if (client == nullptr || name == nullptr || handle == nullptr) {
+      return Fail(Code::kInvalidArgument, Concat("client, name or ", what, " is NULL"));
+    }
+    *handle = nullptr;
+    const auto given = ReadOptions(options, Concat(what, "_options").c_str());
+    if (!given) return std::unexpected(given.error());
+    const auto wait = Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
+    auto opened = open(client->client.get(), text, *given, *wait);
+    if (!opened) {
+      return std::unexpected(opened.error().WithContext(Concat("open ", what, " \"", text, '"')));
+    }
+    *handle = new Handle{std::move(*opened)};
+    return {};
+  });
+}
+
+// Calls `fill` for a struct that the caller gets, whatever its size.
+template <typename Info, typename Fill>
+Result<void> FillInfo(Info* info, const char* name, Fill fill) {
+  if (info == nullptr) return Fail(Code::kInvalidArgument, Concat(name, " is NULL"));
+  if (auto valid = CheckStructSize(info->struct_size, name); !valid) return valid;
+  Info filled{};
+  if (Result<void> done = fill(&filled); !done) return done;
+  WriteInfo(filled, info, info->struct_size);
+  return {};
 }
 
 inline Access ToAccess(uint32_t access) {

@@ -12,7 +12,7 @@ constexpr int64_t kCloseMs = 1000;
 }  // namespace
 
 Client::Client(ClientOptions options)
-    : options_(std::move(options)), session_(options_.socket_path, this) {}
+    : options_(std::move(options)), session_(options_.socket_path, this, &counters_) {}
 
 Result<std::unique_ptr<Client>> Client::Open(const ClientOptions& options, const Wait& wait) {
   std::unique_ptr<Client> client(new Client(options));
@@ -59,20 +59,26 @@ Result<const CudaApi*> Client::Driver() {
   return api_;
 }
 
-Result<DeviceInfo> Client::FindDevice(const GpuUuid& uuid) {
+Result<std::vector<DeviceInfo>> Client::Devices() {
   const Result<const CudaApi*> api = Driver();
   if (!api) return std::unexpected(api.error());
   const std::lock_guard lock(driver_mutex_);
   if (devices_.empty()) {
     Result<std::vector<DeviceInfo>> listed = ListDevices(**api);
-    if (!listed) return std::unexpected(listed.error());
+    if (!listed) return listed;
     devices_ = std::move(*listed);
   }
-  const auto found = std::find_if(devices_.begin(), devices_.end(),
+  return devices_;
+}
+
+Result<DeviceInfo> Client::FindDevice(const GpuUuid& uuid) {
+  const Result<std::vector<DeviceInfo>> devices = Devices();
+  if (!devices) return std::unexpected(devices.error());
+  const auto found = std::find_if(devices->begin(), devices->end(),
                                   [&](const DeviceInfo& d) { return d.uuid == uuid; });
-  if (found != devices_.end()) return *found;
+  if (found != devices->end()) return *found;
   std::string visible;
-  for (const DeviceInfo& device : devices_) {
+  for (const DeviceInfo& device : *devices) {
     visible += visible.empty() ? "" : ", ";
     visible += device.uuid.ToString();
   }
@@ -219,6 +225,11 @@ void Client::Renew(const SessionLock& lock, Attachment* attachment, bool same_br
     } else {
       attachment->Orphan();
     }
+    return;
+  }
+  // Its cells go with the former lease.
+  if (facts.transport == protocol::Transport::kHost && facts.access == Access::kReadWrite) {
+    attachment->Orphan();
     return;
   }
   protocol::AttachRequest request{};

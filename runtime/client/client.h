@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -25,6 +26,9 @@
 
 #include "runtime/base/status.h"
 #include "runtime/client/attachment.h"
+#include "runtime/client/counters.h"
+#include "runtime/client/file_way.h"
+#include "runtime/client/peers.h"
 #include "runtime/client/session.h"
 #include "runtime/client/wait.h"
 #include "runtime/driver/device.h"
@@ -42,6 +46,18 @@ struct AttachOptions {
   uint64_t generation = 0;
   // Also a buffer that is loading or failed to: for whoever fills it.
   bool any_state = false;
+  // The page of a signal, barrier or ring, not a buffer.
+  bool page = false;
+  // Also waits until its generation is at least this.
+  uint64_t min_generation = 0;
+  PeerOptions peers{};
+};
+
+// Of a page that is new or follows another generation.
+struct PageOptions {
+  bool writers_all = false;
+  bool one_writer = false;
+  uint64_t after_generation = 0;  // As protocol::MakePageRequest.
 };
 
 struct MakeOptions {
@@ -60,9 +76,18 @@ struct OfferOutcome {
 
 enum class TransferWay : uint32_t { kAuto = 0, kHere = 1, kBroker = 2 };
 
+// Where bytes come from or go to: a path, or else a descriptor, which stays the caller's.
+struct TransferFile {
+  std::optional<std::string> path;
+  int descriptor = -1;
+};
+
 struct TransferOptions {
   TransferWay way = TransferWay::kAuto;
   uint64_t chunk_bytes = 0;
+  FileWay file_way = FileWay::kAuto;
+  uint32_t chunks = 0;
+  uint32_t threads = 0;
   // False stops. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
@@ -71,11 +96,18 @@ struct TransferOutcome {
   TransferWay way = TransferWay::kHere;
   uint64_t bytes = 0;
   int64_t elapsed_ns = 0;
+  FilePlan file;
+  int64_t moving_ns = 0;
+  uint64_t link_bytes_per_second = 0;
 };
+
+// A file that is open for a transfer (files.cc).
+struct OpenFile;
 
 class Client final : private SessionObserver {
  public:
   static Result<std::unique_ptr<Client>> Open(const ClientOptions& options, const Wait& wait);
+  Counters& counters() { return counters_; }
   // Unmaps what is attached, ends its leases as far as the broker answers, disconnects.
   ~Client();
 
@@ -103,10 +135,19 @@ class Client final : private SessionObserver {
   Result<OfferOutcome> Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
                              const MakeOptions& options, bool allow_copy, const Wait& wait);
 
+  // ---- pages of signals, barriers and rings (client_pages.cc)
+  // Zeroed and unpublished. kAlreadyExists, kStale, kBusy: another process was first.
+  Result<Attachment*> MakePage(std::string_view name, uint64_t size_bytes,
+                               const PageOptions& options, const Wait& wait);
+  // Whether it is one of this client's attachments.
+  bool HoldsLease(uint64_t lease_id) const;
+  // For the streams of this process.
+  Result<const CudaApi*> Driver();
+
   // ---- files (files.cc)
-  Result<TransferOutcome> Load(std::string_view name, const std::string& path,
+  Result<TransferOutcome> Load(std::string_view name, const TransferFile& from,
                                const TransferOptions& options, const Wait& wait);
-  Result<TransferOutcome> Save(std::string_view name, const std::string& path,
+  Result<TransferOutcome> Save(std::string_view name, const TransferFile& to,
                                const TransferOptions& options, const Wait& wait);
 
  private:
@@ -144,24 +185,36 @@ class Client final : private SessionObserver {
   explicit Client(ClientOptions options);
 
   Result<Seen> Await(std::string_view name, const Judge& judge, const Wait& wait);
+  // `sleeps_since_ns`: when it first had to wait; 0: not at all.
+  Result<Seen> LookUntil(std::string_view name, const Judge& judge, const Wait& wait,
+                         int64_t* sleeps_since_ns);
 
-  Result<const CudaApi*> Driver();
   // The GPU as this process sees it.
   Result<DeviceInfo> FindDevice(const GpuUuid& uuid);
   bool SeesDevice(const GpuUuid& uuid) { return FindDevice(uuid).has_value(); }
 
+  // The GPUs that this process sees, by their ordinals.
+  Result<std::vector<DeviceInfo>> Devices();
+
   Attachment* Cached(std::string_view name, const AttachOptions& options);
   Result<Attachment*> AttachNew(const SessionLock& lock, std::string_view name,
                                 const AttachOptions& options, const Seen& seen, const Wait& wait);
+  Result<PeerPlan> Plan(const registry::BufferRecord& record, const DeviceInfo& device,
+                        const PeerOptions& options);
   // Checks a grant, maps it and enters it; ends its lease if that fails.
   Result<Attachment*> Enter(const SessionLock& lock, std::string_view name, Access access,
                             const DeviceInfo& device, bool unpublished, Grant grant,
-                            const Seen* seen, const Wait& wait);
+                            const Seen* seen, const Wait& wait, const PeerPlan& peers = {});
   Result<Attachment::Memory> Map(const DeviceInfo& device, Access access, const Grant& grant,
+                                 const PeerPlan& peers, const Deadline& deadline,
                                  CUdeviceptr* address);
+  Result<Attachment::Memory> MapDevice(const DeviceInfo& device, Access access, const Grant& grant,
+                                       const PeerPlan& peers, const Deadline& deadline,
+                                       CUdeviceptr* address);
   Result<Attachment*> Make(protocol::Kind kind, std::string_view name, uint64_t size_bytes,
                            const MakeOptions& options, bool attach, const Wait& wait);
 
+  void CountPeers(protocol::PeerWay way);
   void EndLease(const SessionLock& lock, const Lease& lease, const Deadline& deadline);
   void EndLeaseSoon(const Lease& lease);
   // Deferred detaches whose work has ended, and leases whose end could not be said before.
@@ -180,24 +233,34 @@ class Client final : private SessionObserver {
 
   Result<TransferOutcome> WithContext(const GpuUuid& gpu,
                                       const std::function<Result<TransferOutcome>()>& transfer);
-  Result<TransferOutcome> LoadHere(std::string_view name, int file, uint64_t file_bytes,
+  Result<TransferOutcome> LoadHere(std::string_view name, const OpenFile& file,
                                    const TransferOptions& options, const Wait& wait);
-  Result<TransferOutcome> SaveHere(std::string_view name, int file, const TransferOptions& options,
-                                   const Wait& wait);
+  Result<TransferOutcome> SaveHere(std::string_view name, const OpenFile& file,
+                                   const TransferOptions& options, const Wait& wait);
   Result<TransferOutcome> TransferByBroker(std::string_view name, protocol::Direction direction,
-                                           int file, const TransferOptions& options,
+                                           const OpenFile& file, const TransferOptions& options,
                                            const Wait& wait);
+  // What was measured before on that GPU in that direction, or 0; and for the next time.
+  uint64_t LinkOf(const GpuUuid& gpu, protocol::Direction direction);
+  void KeepLink(const GpuUuid& gpu, protocol::Direction direction, uint64_t bytes_per_second);
   // After a load that failed: lets the broker know.
   void GiveContentUp(Attachment* attachment);
   Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
                              const Wait& wait);
 
   const ClientOptions options_;
+  Counters counters_;
   Session session_;
 
   std::mutex driver_mutex_;
   const CudaApi* api_ = nullptr;     // Under driver_mutex_.
   std::vector<DeviceInfo> devices_;  // Under driver_mutex_.
+  struct Link {
+    GpuUuid gpu;
+    protocol::Direction direction;
+    uint64_t bytes_per_second;
+  };
+  std::vector<Link> links_;  // Under driver_mutex_.
 
   mutable std::mutex table_mutex_;
   // All under table_mutex_.

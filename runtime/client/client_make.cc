@@ -30,12 +30,16 @@ Result<Attachment*> Client::Create(std::string_view name, uint64_t size_bytes,
   if (size_bytes == 0) {
     return Fail(Code::kInvalidArgument, "a buffer of 0 bytes", "ask for at least 1 byte");
   }
-  return Make(Kind::kCreate, name, size_bytes, options, attach, wait);
+  Result<Attachment*> made = Make(Kind::kCreate, name, size_bytes, options, attach, wait);
+  if (made) counters_.Add(protocol::Counter::kCreates);
+  return made;
 }
 
 Result<Attachment*> Client::Replace(std::string_view name, uint64_t size_bytes,
                                     const MakeOptions& options, bool attach, const Wait& wait) {
-  return Make(Kind::kReplace, name, size_bytes, options, attach, wait);
+  Result<Attachment*> made = Make(Kind::kReplace, name, size_bytes, options, attach, wait);
+  if (made) counters_.Add(protocol::Counter::kReplaces);
+  return made;
 }
 
 Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size_bytes,

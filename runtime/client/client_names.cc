@@ -32,6 +32,19 @@ Result<std::vector<BufferRecord>> Client::List() {
 }
 
 Result<Client::Seen> Client::Await(std::string_view name, const Judge& judge, const Wait& wait) {
+  int64_t sleeps_since_ns = 0;
+  Result<Seen> seen = LookUntil(name, judge, wait, &sleeps_since_ns);
+  if (sleeps_since_ns == 0) return seen;
+  counters_.Add(protocol::Counter::kWaits);
+  counters_.Add(protocol::Counter::kWaitNs, static_cast<uint64_t>(MonotonicNs() - sleeps_since_ns));
+  if (!seen && seen.error().code() == Code::kTimeout) {
+    counters_.Add(protocol::Counter::kWaitsTimedOut);
+  }
+  return seen;
+}
+
+Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge, const Wait& wait,
+                                       int64_t* sleeps_since_ns) {
   const auto quoted = [&] { return Concat("buffer \"", name, "\""); };
   for (;;) {
     const RegistryHandle::Reader reader = session_.registry().Share();
@@ -66,6 +79,7 @@ Result<Client::Seen> Client::Await(std::string_view name, const Judge& judge, co
       return Fail(Code::kTimeout, Concat("waited in vain for ", quoted(), ": ", not_yet->what()),
                   not_yet->remedy());
     }
+    if (*sleeps_since_ns == 0) *sleeps_since_ns = MonotonicNs();
     reader->WaitForChange(version, wait.condition);
   }
 }

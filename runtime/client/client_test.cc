@@ -1,12 +1,12 @@
 // Attachments, on the simulated driver and the fake broker of this folder.
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <atomic>
-#include <fstream>
+#include <functional>
 #include <thread>
 
 #include "runtime/client/client_testing.h"
-#include "runtime/client/transfer_engine.h"
 
 namespace gpushm::client {
 namespace {
@@ -15,48 +15,6 @@ using protocol::Kind;
 using testing::HasSubstr;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-
-class ClientTest : public testing::Test {
- protected:
-  void SetUp() override {
-    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
-    ASSERT_TRUE(api) << api.error().ToString();
-    api_ = *api;
-    const auto devices = ListDevices(*api_);
-    ASSERT_TRUE(devices) << devices.error().ToString();
-    gpu_ = devices->front().uuid;
-    api_->cuCtxSetCurrent(nullptr);
-    Start(1);
-  }
-  void Start(uint64_t epoch, const std::map<uint64_t, FakeLease>& inherited = {}) {
-    broker_.reset();
-    broker_ = std::make_unique<FakeBroker>(folder_.path(), epoch, gpu_, inherited);
-  }
-  void Open() { client_.reset(OpenClient(folder_.path())); }
-
-  gpushm_attachment* Attach(const char* name, uint32_t access = GPUSHM_READ,
-                            int64_t timeout_ms = kPatienceMs) {
-    auto options = Sized<gpushm_attach_options>();
-    options.access = access;
-    options.timeout_ms = timeout_ms;
-    gpushm_attachment* attachment = nullptr;
-    status_ = gpushm_attach(client_.get(), name, &options, &attachment);
-    return attachment;
-  }
-  // A context for what needs one; the library itself makes none.
-  PrimaryContext MakeContext() {
-    auto context = PrimaryContext::Retain(*api_, 0);
-    EXPECT_TRUE(context && context->MakeCurrent());
-    return std::move(*context);
-  }
-
-  TemporaryFolder folder_;
-  const CudaApi* api_ = nullptr;
-  GpuUuid gpu_;
-  gpushm_status status_ = GPUSHM_OK;
-  std::unique_ptr<FakeBroker> broker_;
-  ClientOwner client_;
-};
 
 TEST_F(ClientTest, AttachesOncePerNameAndAccess) {
   broker_->Add("weights", 5, 3 * kMiB, api_);
@@ -449,47 +407,6 @@ TEST_F(ClientTest, ManyThreads) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(failures, 0);
   EXPECT_EQ(broker_->leases().size(), 0u);
-}
-
-TEST_F(ClientTest, LoadsAndSavesHere) {
-  broker_->Add("weights", 5, 3 * kMiB, api_);
-  Open();
-  const std::string path = folder_.path() + "/in.bin";
-  std::string content(2 * kMiB + 17, '\0');
-  for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7 / 3);
-  std::ofstream(path, std::ios::binary) << content;
-  auto options = Sized<gpushm_transfer_options>();
-  options.chunk_bytes = 64 << 10;
-  uint64_t seen_bytes = 0;
-  options.user = &seen_bytes;
-  options.progress = [](void* user, uint64_t done_bytes, uint64_t) {
-    *static_cast<uint64_t*>(user) = done_bytes;
-    return 0;
-  };
-  auto result = Sized<gpushm_transfer_result>();
-  ASSERT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, &result), GPUSHM_OK)
-      << gpushm_last_error()->text;
-  EXPECT_EQ(result.way, GPUSHM_WAY_HERE);
-  EXPECT_EQ(result.bytes, content.size());
-  EXPECT_EQ(seen_bytes, content.size());
-  EXPECT_GT(broker_->requests(Kind::kContent), 2u);
-  const std::string out = folder_.path() + "/out.bin";
-  ASSERT_EQ(gpushm_save(client_.get(), "weights", out.c_str(), &options, &result), GPUSHM_OK)
-      << gpushm_last_error()->text;
-  EXPECT_EQ(result.bytes, 3 * kMiB);
-  std::ifstream in(out, std::ios::binary);
-  const std::string saved((std::istreambuf_iterator<char>(in)), {});
-  ASSERT_EQ(saved.size(), 3 * kMiB);
-  EXPECT_EQ(saved.substr(0, content.size()), content);
-  EXPECT_EQ(saved.substr(content.size()), std::string(saved.size() - content.size(), '\0'));
-  CUcontext current = nullptr;
-  api_->cuCtxGetCurrent(&current);
-  EXPECT_EQ(current, nullptr) << "the thread's context is as before";
-  EXPECT_EQ(broker_->leases().size(), 0u);
-  std::ofstream(path, std::ios::binary | std::ios::app) << std::string(kMiB, 'x');
-  EXPECT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, nullptr),
-            GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(gpushm_load(client_.get(), "weights", "/nowhere", &options, nullptr), GPUSHM_NOT_FOUND);
 }
 
 }  // namespace

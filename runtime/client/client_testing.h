@@ -69,4 +69,66 @@ struct ClientCloser {
 };
 using ClientOwner = std::unique_ptr<gpushm_client, ClientCloser>;
 
+// A client and its broker, for what needs no GPU.
+class ConnectionTest : public testing::Test {
+ protected:
+  void Start(uint64_t epoch = 1) {
+    broker_.reset();
+    broker_ = std::make_unique<FakeBroker>(folder_.path(), epoch, SomeGpu());
+  }
+  void Open() { client_.reset(OpenClient(folder_.path())); }
+
+  gpushm_status BrokerInfo() {
+    auto info = Sized<gpushm_broker_info>();
+    return gpushm_broker(client_.get(), &info);
+  }
+
+  TemporaryFolder folder_;
+  std::unique_ptr<FakeBroker> broker_;
+  ClientOwner client_;
+};
+
+// A client, its broker, and the GPU.
+class ClientTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+    ASSERT_TRUE(api) << api.error().ToString();
+    api_ = *api;
+    const auto devices = ListDevices(*api_);
+    ASSERT_TRUE(devices) << devices.error().ToString();
+    gpu_ = devices->front().uuid;
+    api_->cuCtxSetCurrent(nullptr);
+    Start(1);
+  }
+  void Start(uint64_t epoch, const std::map<uint64_t, FakeLease>& inherited = {}) {
+    broker_.reset();
+    broker_ = std::make_unique<FakeBroker>(folder_.path(), epoch, gpu_, inherited);
+  }
+  void Open() { client_.reset(OpenClient(folder_.path())); }
+
+  gpushm_attachment* Attach(const char* name, uint32_t access = GPUSHM_READ,
+                            int64_t timeout_ms = kPatienceMs) {
+    auto options = Sized<gpushm_attach_options>();
+    options.access = access;
+    options.timeout_ms = timeout_ms;
+    gpushm_attachment* attachment = nullptr;
+    status_ = gpushm_attach(client_.get(), name, &options, &attachment);
+    return attachment;
+  }
+  // A context for what needs one; the library itself makes none.
+  PrimaryContext MakeContext() {
+    auto context = PrimaryContext::Retain(*api_, 0);
+    EXPECT_TRUE(context && context->MakeCurrent());
+    return std::move(*context);
+  }
+
+  TemporaryFolder folder_;
+  const CudaApi* api_ = nullptr;
+  GpuUuid gpu_;
+  gpushm_status status_ = GPUSHM_OK;
+  std::unique_ptr<FakeBroker> broker_;
+  ClientOwner client_;
+};
+
 }  // namespace gpushm::client

@@ -142,6 +142,23 @@ void FakeBroker::Remove(const std::string& name) {
   buffers_.erase(name);
 }
 
+void FakeBroker::Speak(uint16_t version) {
+  const std::lock_guard lock(mutex_);
+  version_ = version;
+}
+
+protocol::CounterValues FakeBroker::counted() const {
+  const std::lock_guard lock(mutex_);
+  protocol::CounterValues sum{};
+  for (const auto& [client, page] : pages_) {
+    protocol::CounterValues values{};
+    protocol::ReadCounters(static_cast<protocol::CounterPage*>(page.mapping.address())->words,
+                           &values);
+    protocol::AddCounters(values, &sum);
+  }
+  return sum;
+}
+
 void FakeBroker::KeepClients() {
   const std::lock_guard lock(mutex_);
   keeps_clients_ = true;
@@ -199,6 +216,7 @@ bool FakeBroker::Serve(Connection* connection) {
   const FakeRequest request{static_cast<Kind>(header->kind), &message, connection->number};
   FakeReply reply;
   const std::lock_guard lock(mutex_);
+  if (header->version > version_) return false;
   ++requests_[request.kind];
   // A descriptor needs its announcement (messages.h, rule 4).
   if (!message.descriptors.empty() && !connection->announced && request.kind != Kind::kHello) {
@@ -252,6 +270,8 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
       body.version = 1;
       return Fill(request, body, reply);
     }
+    case Kind::kCounters:
+      return AnswerCounters(request, connection, reply);
     case Kind::kOffer:
       return Fill(request, protocol::OfferReply{++next_generation_}, reply);
     case Kind::kTransfer:
@@ -263,10 +283,21 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
   }
 }
 
+void FakeBroker::AnswerCounters(const FakeRequest& request, Connection* connection,
+                                FakeReply* reply) {
+  const uint64_t client = connection->client_id;
+  constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
+  if (!pages_.contains(client)) {
+    pages_.emplace(client, Must(registry::MakeSealed("counters", kBytes, registry::Writers::kAll)));
+  }
+  Fill(request, protocol::CountersReply{protocol::kCountersVersion, kBytes}, reply);
+  reply->descriptors.push_back(pages_.at(client).fd.get());
+}
+
 void FakeBroker::AnswerHello(const FakeRequest& request, Connection* connection, FakeReply* reply) {
   const auto asked = protocol::Parse<protocol::HelloRequest>(request.message->span());
   protocol::HelloReply body{};
-  body.version = 1;
+  body.version = asked ? std::min(asked->max_version, version_) : 1;
   body.epoch = epoch_;
   body.gpu_uuid = gpu_.bytes;
   body.container = protocol::ToNameField("decoder");

@@ -17,6 +17,7 @@
 #include "runtime/base/unique_fd.h"
 #include "runtime/driver/device.h"
 #include "runtime/protocol/channel.h"
+#include "runtime/protocol/counters.h"
 #include "runtime/protocol/messages.h"
 #include "runtime/registry/writer.h"
 
@@ -70,6 +71,10 @@ class FakeBroker {
   void SetGeneration(const std::string& name, uint64_t generation);
   void Remove(const std::string& name);
 
+  // Protocol versions up to this one; 1 unless said, as a broker that counts nothing.
+  void Speak(uint16_t version);
+  // What its pages hold, added up.
+  protocol::CounterValues counted() const;
   // Clients that lost their connection may resume it; what they hold stays until then.
   void KeepClients();
   std::map<uint64_t, FakeLease> leases() const;
@@ -98,6 +103,7 @@ class FakeBroker {
   void AnswerMake(const FakeRequest& request, Connection* connection, FakeReply* reply);
   void Insert(const std::string& name, Buffer buffer);
   uint64_t Lease(const Connection& connection, const std::string& name, uint64_t generation);
+  void AnswerCounters(const FakeRequest& request, Connection* connection, FakeReply* reply);
   void AnswerHello(const FakeRequest& request, Connection* connection, FakeReply* reply);
 
   const uint64_t epoch_;
@@ -111,6 +117,8 @@ class FakeBroker {
   std::unique_ptr<registry::RegistryWriter> registry_;
   std::map<std::string, Buffer> buffers_;
   std::map<uint64_t, FakeLease> leases_;
+  uint16_t version_ = 1;
+  std::map<uint64_t, registry::WritableSegment> pages_;  // By client.
   bool keeps_clients_ = false;
   std::set<uint64_t> resumable_;
   std::map<protocol::Kind, size_t> requests_;

@@ -1,15 +1,13 @@
 // Buffers from and to files: in this process, or in a child of the broker.
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <utility>
 
+#include "runtime/client/borrowed_context.h"
 #include "runtime/client/client.h"
+#include "runtime/client/gds_file.h"
+#include "runtime/client/open_file.h"
 #include "runtime/client/transfer_engine.h"
 
 namespace gpushm::client {
@@ -22,151 +20,135 @@ namespace {
 // Between questions how far the broker's child is.
 constexpr int kFirstStatusStepMs = 1;
 constexpr int kLastStatusStepMs = 50;
-// Tries to find a free name for the temporary file.
-constexpr int kTemporaryAttempts = 16;
 
-Result<UniqueFd> OpenForReading(const std::string& path, uint64_t* size_bytes) {
-  UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) {
-    const int error = errno;
-    if (error == ENOENT) return Fail(Code::kNotFound, Concat("there is no file ", path));
-    return FailSystem(error, Concat("open ", path));
-  }
-  struct stat info{};
-  if (fstat(file.get(), &info) != 0) return FailSystem(errno, Concat("stat ", path));
-  if (!S_ISREG(info.st_mode)) {
-    return Fail(Code::kInvalidArgument, Concat(path, " is no regular file"));
-  }
-  *size_bytes = static_cast<uint64_t>(info.st_size);
-  return file;
-}
-
-// A file beside its final name, which it takes with Commit and is removed without.
-class TemporaryFile {
- public:
-  static Result<TemporaryFile> Create(const std::string& path) {
-    for (int attempt = 0;; ++attempt) {
-      std::string temporary = Concat(path, ".gpushm-", getpid(), "-", MonotonicNs());
-      UniqueFd file(open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-      if (file) return TemporaryFile(std::move(file), std::move(temporary), path);
-      if (errno != EEXIST || attempt == kTemporaryAttempts) {
-        return FailSystem(errno, Concat("create ", temporary));
-      }
-    }
-  }
-
-  int fd() const { return file_.get(); }
-
-  Result<void> Commit() {
-    if (fsync(file_.get()) != 0) return FailSystem(errno, Concat("fsync ", temporary_));
-    if (rename(temporary_.c_str(), path_.c_str()) != 0) {
-      return FailSystem(errno, Concat("rename ", temporary_, " to ", path_));
-    }
-    temporary_.clear();
-    return {};
-  }
-
-  TemporaryFile(TemporaryFile&& other) noexcept
-      : file_(std::move(other.file_)),
-        temporary_(std::exchange(other.temporary_, {})),
-        path_(std::move(other.path_)) {}
-  TemporaryFile& operator=(TemporaryFile&&) = delete;
-  ~TemporaryFile() {
-    if (!temporary_.empty()) unlink(temporary_.c_str());
-  }
-
- private:
-  TemporaryFile(UniqueFd file, std::string temporary, std::string path)
-      : file_(std::move(file)), temporary_(std::move(temporary)), path_(std::move(path)) {}
-  UniqueFd file_;
-  std::string temporary_;
-  std::string path_;
-};
-
-// The device's primary context, current on this thread for the time; the thread's own comes back.
-class BorrowedContext {
- public:
-  static Result<BorrowedContext> Push(const CudaApi& api, CUdevice device) {
-    Result<PrimaryContext> context = PrimaryContext::Retain(api, device);
-    if (!context) return std::unexpected(context.error());
-    if (auto done = api.Check(api.cuCtxPushCurrent(context->context()), "cuCtxPushCurrent");
-        !done) {
-      return std::unexpected(done.error());
-    }
-    return BorrowedContext(api, std::move(*context));
-  }
-  BorrowedContext(BorrowedContext&& other) noexcept
-      : api_(std::exchange(other.api_, nullptr)), context_(std::move(other.context_)) {}
-  BorrowedContext& operator=(BorrowedContext&&) = delete;
-  ~BorrowedContext() {
-    CUcontext popped = nullptr;
-    if (api_ != nullptr) api_->cuCtxPopCurrent(&popped);
-  }
-
- private:
-  BorrowedContext(const CudaApi& api, PrimaryContext context)
-      : api_(&api), context_(std::move(context)) {}
-  const CudaApi* api_;
-  PrimaryContext context_;
-};
-
+// `total_bytes` 0: nobody knows it.
 Result<void> CallProgress(const TransferOptions& options, const Wait& wait, uint64_t done_bytes,
                           uint64_t total_bytes) {
   if (options.progress && !options.progress(done_bytes, total_bytes)) {
     return Fail(Code::kBusy, Concat("stopped by the caller after ", done_bytes, " bytes"));
   }
-  if (done_bytes < total_bytes && wait.answer.Passed()) {
-    return Fail(Code::kTimeout,
-                Concat("the deadline passed after ", done_bytes, " of ", total_bytes, " bytes"),
-                "allow more time");
+  if ((total_bytes == 0 || done_bytes < total_bytes) && wait.answer.Passed()) {
+    return Fail(
+        Code::kTimeout,
+        total_bytes == 0
+            ? Concat("the deadline passed after ", done_bytes, " bytes of the stream")
+            : Concat("the deadline passed after ", done_bytes, " of ", total_bytes, " bytes"),
+        "allow more time");
   }
   return {};
 }
 
+TransferJob JobFor(const OpenFile& file, const TransferOptions& options) {
+  TransferJob job;
+  job.file = file.fd;
+  job.way = file.plan.way;
+  job.chunk_bytes = options.chunk_bytes;
+  job.chunks = options.chunks;
+  job.threads = options.threads;
+  return job;
+}
+
+// Of what the descriptor does not say itself. The broker's child is a program of ours, which may
+// use GPUDirect Storage where the way was left open.
+FileWay WayForBroker(const FilePlan& plan, FileWay asked) {
+  if (plan.way == FileWay::kGds) return FileWay::kGds;
+  return plan.way == FileWay::kDirect && IsOpen(asked) ? FileWay::kAutoGds : FileWay::kAuto;
+}
+
+// Brokers of older versions know no GPUDirect Storage.
+Result<void> FitToBroker(uint16_t version, protocol::TransferRequest& request) {
+  if (version >= protocol::kTransferReportVersion) return {};
+  if (request.file_way == static_cast<uint32_t>(FileWay::kGds)) {
+    return Fail(Code::kUnsupported, "this broker is too old for GPUDirect Storage",
+                "update gpushm's images");
+  }
+  request.file_way = 0;
+  return {};
+}
+
+// `planned`: where the broker does not say.
+TransferOutcome OutcomeOf(const protocol::TransferReportReply& report, FileWay planned) {
+  return {.way = TransferWay::kBroker,
+          .bytes = report.status.done_bytes,
+          .elapsed_ns = 0,
+          .file = {.way = report.file_way == 0 ? planned : static_cast<FileWay>(report.file_way)},
+          .moving_ns = static_cast<int64_t>(report.moving_ns),
+          .link_bytes_per_second = report.link_bytes_per_second};
+}
+
+TransferOutcome OutcomeOf(const TransferReport& report, FileWay way) {
+  return {.way = TransferWay::kHere,
+          .bytes = report.bytes,
+          .elapsed_ns = 0,
+          .file = {.way = way},
+          .moving_ns = report.moving_ns,
+          .link_bytes_per_second = report.link_bytes_per_second};
+}
+
 }  // namespace
 
-Result<TransferOutcome> Client::Load(std::string_view name, const std::string& path,
+Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& from,
                                      const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
-  uint64_t file_bytes = 0;
-  const Result<UniqueFd> file = OpenForReading(path, &file_bytes);
+  const Result<OpenFile> file = OpenToLoad(from, options.file_way);
   if (!file) return std::unexpected(file.error());
   const Result<Seen> seen = Await(name, [](const auto&) { return Verdict{}; }, wait);
   if (!seen) return std::unexpected(seen.error());
   const registry::BufferRecord& record = seen->found.record;
-  if (file_bytes > record.size_bytes) {
-    return Fail(Code::kInvalidArgument,
-                Concat(path, " has ", file_bytes, " bytes, the buffer ", record.size_bytes),
-                "load into a larger buffer");
+  if (file->size_bytes > record.size_bytes) {
+    return Fail(
+        Code::kInvalidArgument,
+        Concat(file->name, " has ", file->size_bytes, " bytes, the buffer ", record.size_bytes),
+        "load into a larger buffer");
   }
   const GpuUuid gpu{record.gpu};
   const bool here =
       options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
   Result<TransferOutcome> outcome =
-      here
-          ? WithContext(gpu, [&] { return LoadHere(name, file->get(), file_bytes, options, wait); })
-          : TransferByBroker(name, Direction::kLoad, file->get(), options, wait);
-  if (outcome) outcome->elapsed_ns = MonotonicNs() - start_ns;
+      here ? WithContext(gpu, [&] { return LoadHere(name, *file, options, wait); })
+           : TransferByBroker(name, Direction::kLoad, *file, options, wait);
+  if (!outcome) return outcome;
+  outcome->elapsed_ns = MonotonicNs() - start_ns;
+  outcome->file.reason = file->plan.reason;
+  counters_.Add(protocol::Counter::kLoads);
+  counters_.Add(protocol::Counter::kLoadedBytes, outcome->bytes);
   return outcome;
 }
 
-Result<TransferOutcome> Client::Save(std::string_view name, const std::string& path,
+Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& to,
                                      const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
   const Result<Seen> seen = Await(name, [](const auto&) { return Verdict{}; }, wait);
   if (!seen) return std::unexpected(seen.error());
-  Result<TemporaryFile> file = TemporaryFile::Create(path);
-  if (!file) return std::unexpected(file.error());
+  Result<SaveTarget> target = SaveTarget::Open(to, seen->found.record.size_bytes, options.file_way);
+  if (!target) return std::unexpected(target.error());
   const GpuUuid gpu{seen->found.record.gpu};
   const bool here =
       options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
   Result<TransferOutcome> outcome =
-      here ? WithContext(gpu, [&] { return SaveHere(name, file->fd(), options, wait); })
-           : TransferByBroker(name, Direction::kSave, file->fd(), options, wait);
+      here ? WithContext(gpu, [&] { return SaveHere(name, target->file(), options, wait); })
+           : TransferByBroker(name, Direction::kSave, target->file(), options, wait);
   if (!outcome) return outcome;
-  if (auto done = file->Commit(); !done) return std::unexpected(done.error());
+  if (auto done = target->Commit(); !done) return std::unexpected(done.error());
   outcome->elapsed_ns = MonotonicNs() - start_ns;
+  outcome->file.reason = target->file().plan.reason;
+  counters_.Add(protocol::Counter::kSaves);
+  counters_.Add(protocol::Counter::kSavedBytes, outcome->bytes);
   return outcome;
+}
+
+uint64_t Client::LinkOf(const GpuUuid& gpu, Direction direction) {
+  const std::lock_guard lock(driver_mutex_);
+  for (const Link& link : links_) {
+    if (link.gpu == gpu && link.direction == direction) return link.bytes_per_second;
+  }
+  return 0;
+}
+
+void Client::KeepLink(const GpuUuid& gpu, Direction direction, uint64_t bytes_per_second) {
+  if (bytes_per_second == 0 || LinkOf(gpu, direction) != 0) return;
+  const std::lock_guard lock(driver_mutex_);
+  links_.push_back({gpu, direction, bytes_per_second});
 }
 
 // Around attach, copy and detach: a buffer of transport cuipc needs a context for all three.
@@ -181,47 +163,57 @@ Result<TransferOutcome> Client::WithContext(
   return transfer();
 }
 
-Result<TransferOutcome> Client::LoadHere(std::string_view name, int file, uint64_t file_bytes,
+Result<TransferOutcome> Client::LoadHere(std::string_view name, const OpenFile& file,
                                          const TransferOptions& options, const Wait& wait) {
   const AttachOptions attaching{.access = Access::kReadWrite, .any_state = true};
   const Result<Attachment*> attachment = Attach(name, attaching, wait);
   if (!attachment) return std::unexpected(attachment.error());
   const Attachment::Facts& facts = (*attachment)->facts();
   const CudaApi& api = **Driver();  // Attach loaded it.
-  const auto load = [&]() -> Result<uint64_t> {
-    if (file_bytes > facts.size_bytes) {
+  TransferJob job = JobFor(file, options);
+  bool touched = false;
+  const auto load = [&]() -> Result<TransferReport> {
+    if (file.size_bytes > facts.size_bytes) {
       return Fail(Code::kStale, "the buffer was replaced by a smaller one meanwhile");
     }
+    job.address = facts.address;
+    job.size_bytes = file.is_stream() ? facts.size_bytes : file.size_bytes;
+    job.link_bytes_per_second = LinkOf(facts.gpu, Direction::kLoad);
+    if (auto done = OpenGds(job, file.plan.try_gds); !done) return std::unexpected(done.error());
+    touched = true;
     if (auto done = ReportContent(**attachment, 0, false, wait); !done) {
       return std::unexpected(done.error());
     }
     Result<void> going;
-    const auto progress = [&](uint64_t done_bytes) {
-      going = CallProgress(options, wait, done_bytes, file_bytes);
-      if (going && done_bytes > 0 && done_bytes < file_bytes) {
+    uint64_t said_bytes = 0;
+    job.progress = [&](uint64_t done_bytes) {
+      going = CallProgress(options, wait, done_bytes, file.size_bytes);
+      if (going && done_bytes > said_bytes && done_bytes < job.size_bytes) {
         going = ReportContent(**attachment, done_bytes, false, wait);
+        said_bytes = done_bytes;
       }
       return going.has_value();
     };
-    Result<uint64_t> copied =
-        CopyFileToDevice(api, file, facts.address, file_bytes, options.chunk_bytes, progress);
+    const Result<TransferReport> copied = CopyFileToDevice(api, job);
     if (!going) return std::unexpected(going.error());
     if (!copied) return copied;
-    if (*copied != file_bytes) {
+    if (!file.is_stream() && copied->bytes != file.size_bytes) {
       return Fail(Code::kCorrupt,
-                  Concat("the file ended after ", *copied, " of ", file_bytes, " bytes"),
+                  Concat("the file ended after ", copied->bytes, " of ", file.size_bytes, " bytes"),
                   "something shortened the file while it was read");
     }
-    if (auto done = ReportContent(**attachment, *copied, true, wait); !done) {
+    if (auto done = ReportContent(**attachment, copied->bytes, true, wait); !done) {
       return std::unexpected(done.error());
     }
+    KeepLink(facts.gpu, Direction::kLoad, copied->link_bytes_per_second);
     return copied;
   };
-  const Result<uint64_t> loaded = load();
-  if (!loaded) GiveContentUp(*attachment);
+  const Result<TransferReport> loaded = load();
+  job.gds.reset();
+  if (!loaded && touched) GiveContentUp(*attachment);
   (void)Detach(*attachment, {}, /*defer=*/false);
   if (!loaded) return std::unexpected(loaded.error());
-  return TransferOutcome{.way = TransferWay::kHere, .bytes = *loaded};
+  return OutcomeOf(*loaded, job.way);
 }
 
 void Client::GiveContentUp(Attachment* attachment) {
@@ -237,27 +229,31 @@ void Client::GiveContentUp(Attachment* attachment) {
   Renew(*lock, attachment, /*same_broker=*/true, deadline);
 }
 
-Result<TransferOutcome> Client::SaveHere(std::string_view name, int file,
+Result<TransferOutcome> Client::SaveHere(std::string_view name, const OpenFile& file,
                                          const TransferOptions& options, const Wait& wait) {
   const Result<Attachment*> attachment = Attach(name, AttachOptions{}, wait);
   if (!attachment) return std::unexpected(attachment.error());
   const Attachment::Facts& facts = (*attachment)->facts();
-  const CudaApi& api = **Driver();
-  const auto save = [&]() -> Result<uint64_t> {
-    Result<void> going;
-    const auto progress = [&](uint64_t done_bytes) {
-      going = CallProgress(options, wait, done_bytes, facts.size_bytes);
-      return going.has_value();
-    };
-    Result<uint64_t> copied =
-        CopyDeviceToFile(api, facts.address, facts.size_bytes, file, options.chunk_bytes, progress);
-    if (!going) return std::unexpected(going.error());
-    return copied;
+  Result<void> going;
+  TransferJob job = JobFor(file, options);
+  job.address = facts.address;
+  job.size_bytes = facts.size_bytes;
+  job.link_bytes_per_second = LinkOf(facts.gpu, Direction::kSave);
+  job.progress = [&](uint64_t done_bytes) {
+    going = CallProgress(options, wait, done_bytes, job.size_bytes);
+    return going.has_value();
   };
-  const Result<uint64_t> saved = save();
+  const auto save = [&]() -> Result<TransferReport> {
+    if (auto done = OpenGds(job, file.plan.try_gds); !done) return std::unexpected(done.error());
+    return CopyDeviceToFile(**Driver(), job);
+  };
+  const Result<TransferReport> saved = save();
+  job.gds.reset();
+  if (saved) KeepLink(facts.gpu, Direction::kSave, saved->link_bytes_per_second);
   (void)Detach(*attachment, {}, /*defer=*/false);
+  if (!going) return std::unexpected(going.error());
   if (!saved) return std::unexpected(saved.error());
-  return TransferOutcome{.way = TransferWay::kHere, .bytes = *saved};
+  return OutcomeOf(*saved, job.way);
 }
 
 Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded_bytes,
@@ -278,32 +274,46 @@ Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded
 }
 
 Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Direction direction,
-                                                 int file, const TransferOptions& options,
-                                                 const Wait& wait) {
+                                                 const OpenFile& file,
+                                                 const TransferOptions& options, const Wait& wait) {
+  if (!file.for_broker) {
+    return Fail(Code::kUnsupported, Concat(file.name, " is neither a whole file nor a pipe"),
+                "name a file, use a pipe, or do it where the GPU is seen");
+  }
   protocol::TransferRequest request{};
   request.name = protocol::ToNameField(name);
   request.direction = static_cast<uint32_t>(direction);
   request.chunk_bytes = std::min(options.chunk_bytes, kMaxTransferChunkBytes);
+  request.file_way = static_cast<uint32_t>(WayForBroker(file.plan, options.file_way));
   uint64_t serial = 0;
+  uint16_t version = 0;
   protocol::TransferStatusRequest question{};
   {
     const Result<SessionLock> lock = session_.Lock(wait.answer);
     if (!lock) return std::unexpected(lock.error());
+    version = session_.peer(*lock).version;
+    if (auto known = FitToBroker(version, request); !known) return std::unexpected(known.error());
     const auto started = session_.Ask<protocol::TransferReply>(
-        *lock, Kind::kTransfer, request, wait.answer, {.descriptors = {&file, 1}});
+        *lock, Kind::kTransfer, request, wait.answer, {.descriptors = {&file.fd, 1}});
     if (!started) return std::unexpected(started.error());
     question.transfer_id = started->transfer_id;
     serial = session_.peer(*lock).serial;
   }
   // Never with the lock held: the caller's progress function may call gpushm.
   const auto ask = [&](bool cancel,
-                       const Deadline& deadline) -> Result<protocol::TransferStatusReply> {
+                       const Deadline& deadline) -> Result<protocol::TransferReportReply> {
     const Result<SessionLock> lock = session_.Lock(deadline);
     if (!lock) return std::unexpected(lock.error());
     question.cancel = cancel ? 1 : 0;
-    return session_.Ask<protocol::TransferStatusReply>(
-        *lock, Kind::kTransferStatus, question, deadline,
-        {.loss = Call::Loss::kRepeatable, .serial = serial});
+    const Call call{.loss = Call::Loss::kRepeatable, .serial = serial};
+    if (version >= protocol::kTransferReportVersion) {
+      return session_.Ask<protocol::TransferReportReply>(*lock, Kind::kTransferStatus, question,
+                                                         deadline, call);
+    }
+    const auto status = session_.Ask<protocol::TransferStatusReply>(*lock, Kind::kTransferStatus,
+                                                                    question, deadline, call);
+    if (!status) return std::unexpected(status.error());
+    return protocol::TransferReportReply{*status, 0, 0, 0, 0};
   };
   const auto stop = [&](const Status& why) -> Result<TransferOutcome> {
     // A cancel gets its own time: the deadline may have passed.
@@ -311,13 +321,12 @@ Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Directio
     return std::unexpected(why);
   };
   for (int step_ms = kFirstStatusStepMs;; step_ms = std::min(2 * step_ms, kLastStatusStepMs)) {
-    const auto status = ask(/*cancel=*/false, wait.answer);
-    if (!status && status.error().code() == Code::kTimeout) return stop(status.error());
-    if (!status) return std::unexpected(status.error());
-    const auto go_on = CallProgress(options, wait, status->done_bytes, status->total_bytes);
-    if (status->finished != 0) {
-      return TransferOutcome{.way = TransferWay::kBroker, .bytes = status->done_bytes};
-    }
+    const auto report = ask(/*cancel=*/false, wait.answer);
+    if (!report && report.error().code() == Code::kTimeout) return stop(report.error());
+    if (!report) return std::unexpected(report.error());
+    const auto go_on = CallProgress(options, wait, report->status.done_bytes,
+                                    file.is_stream() ? 0 : report->status.total_bytes);
+    if (report->status.finished != 0) return OutcomeOf(*report, file.plan.way);
     if (!go_on) return stop(go_on.error());
     if (wait.answer.Passed()) {
       return stop(Status(Code::kTimeout, "the deadline passed before the transfer had ended",

@@ -1,7 +1,10 @@
-// gpushm.hpp compiles as a user's code does, and its owners move.
+// gpushm.hpp and sync.hpp compile as a user's code does, and their owners move. What sync.hpp does
+// is in tests/integration/sync_hpp_test.cc.
 #include "gpushm/gpushm.hpp"
 
 #include <gtest/gtest.h>
+
+#include "gpushm/sync.hpp"
 
 #include <type_traits>
 
@@ -11,6 +14,13 @@ using namespace std::chrono_literals;
 
 static_assert(!std::is_copy_constructible_v<gpushm::Attachment>);
 static_assert(std::is_nothrow_move_constructible_v<gpushm::Client>);
+template <typename T>
+constexpr bool kMovesOnly =
+    !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T> &&
+    std::is_nothrow_move_constructible_v<T> && std::is_nothrow_move_assignable_v<T>;
+static_assert(kMovesOnly<gpushm::Signal> && kMovesOnly<gpushm::Barrier> &&
+              kMovesOnly<gpushm::Ring>);
+static_assert(kMovesOnly<gpushm::WriteGuard> && kMovesOnly<gpushm::ReadGuard>);
 static_assert(gpushm::Timeout(1500us).ms() == 2);
 static_assert(gpushm::Timeout().ms() == 0);
 static_assert(gpushm::Timeout::DontWait().ms() == GPUSHM_DONT_WAIT);
@@ -28,6 +38,23 @@ TEST(Hpp, EmptyAttachmentIsHarmless) {
   EXPECT_FALSE(b);
   EXPECT_EQ(b.address(), 0u);
   EXPECT_TRUE(b.Detach());
+}
+
+TEST(Hpp, EmptyOwnersAreHarmless) {
+  gpushm::Signal a;
+  gpushm::Signal b = std::move(a);
+  a = std::move(b);
+  EXPECT_FALSE(a);
+  EXPECT_TRUE(a.Close());
+  const auto waited = a.Wait(1, 0s);
+  ASSERT_FALSE(waited);
+  EXPECT_EQ(waited.error().status(), GPUSHM_INVALID_ARGUMENT);
+  gpushm::Barrier barrier;
+  EXPECT_FALSE(barrier.Wait(0s));
+  EXPECT_FALSE(barrier.GetInfo());
+  gpushm::Ring ring;
+  EXPECT_FALSE(ring.BeginWrite(0s));
+  EXPECT_FALSE(ring.BeginRead(GPUSHM_NO_STREAM, 0s));
 }
 
 }  // namespace

@@ -166,6 +166,7 @@ Result<void> Client::SendOffer(protocol::OfferRequest request, const UniqueFd& d
   const auto reply =
       session_.Ask<protocol::OfferReply>(*lock, Kind::kOffer, request, wait.answer, call);
   if (!reply) return std::unexpected(reply.error());
+  counters_.Add(protocol::Counter::kOffers);
   return {};
 }
 
@@ -180,7 +181,8 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
   }
   MakeOptions making = options;
   making.unpublished = true;
-  const Result<Attachment*> made = Create(name, size_bytes, making, /*attach=*/true, wait);
+  const Result<Attachment*> made =
+      Make(Kind::kCreate, name, size_bytes, making, /*attach=*/true, wait);
   if (!made) return std::unexpected(made.error());
   const auto copy = [&]() -> Result<OfferOutcome> {
     const Result<Stream> stream = Stream::Create(api);
@@ -206,6 +208,7 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
   Result<OfferOutcome> outcome = copy();
   // Unpublished by then if something failed: its end drops it.
   (void)Detach(*made, {}, /*defer=*/false);
+  if (outcome) counters_.Add(protocol::Counter::kOffers);
   return outcome;
 }
 

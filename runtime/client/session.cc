@@ -34,7 +34,8 @@ std::unexpected<Status> WrongReply(std::string_view rule) {
               "library and sidecar should come from one release; see the sidecar's log");
 }
 
-// Failures after which the connection is no use. kTimeout is none: the reply is skipped later.
+// Failures after which the connection is no use. kTimeout is none, but for requests that are
+// granted something: the reply is skipped later.
 bool EndsConnection(Code code) {
   return code == Code::kUnavailable || code == Code::kCorrupt || code == Code::kSystem ||
          code == Code::kIncompatible;
@@ -44,8 +45,11 @@ void Pause(int wait_ms) { poll(nullptr, 0, wait_ms); }
 
 }  // namespace
 
-Session::Session(std::string socket_path, SessionObserver* observer)
-    : owner_(getpid()), socket_path_(std::move(socket_path)), observer_(observer) {}
+Session::Session(std::string socket_path, SessionObserver* observer, Counters* counters)
+    : owner_(getpid()),
+      socket_path_(std::move(socket_path)),
+      observer_(observer),
+      counters_(counters) {}
 
 Result<SessionLock> Session::Lock(const Deadline& deadline) {
   SessionLock lock(mutex_, std::try_to_lock);
@@ -142,6 +146,7 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
 }
 
 Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline) {
+  if (counters_ != nullptr) counters_->UseOwn();
   // The greeting uses request_, which holds the request that waits for this connection.
   const protocol::Buffer pending = request_;
   protocol::HelloReply hello{};
@@ -154,6 +159,9 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
   auto reader = registry::RegistryReader::Open(std::move(reply_.descriptors.front()));
   reply_.descriptors.clear();
   if (!reader) return std::unexpected(reader.error().WithContext("the broker's registry"));
+  if (counters_ != nullptr && hello.version >= protocol::VersionOf(Kind::kCounters)) {
+    if (auto asked = AskForPage(connection->get(), deadline); !asked) return asked;
+  }
 
   const bool first = peer_.serial == 0;
   const Return how{.same_broker = !first && peer_.epoch == hello.epoch,
@@ -166,6 +174,7 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
                .token = hello.token,
                .gpu_uuid = hello.gpu_uuid,
                .container = std::string(protocol::FromNameField(hello.container)),
+               .version = hello.version,
                .simulated = hello.simulated != 0};
   socket_ = std::move(*connection);
   registry_.Replace(RegistryHandle::Reader(std::move(*reader)));
@@ -173,6 +182,32 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
     observer_->Reconnected(lock, how, deadline);
     request_ = pending;
   }
+  return {};
+}
+
+// A client that gets no page goes on without; one whose broker talks nonsense does not.
+Result<void> Session::AskForPage(int socket, const Deadline& deadline) {
+  protocol::Buffer bytes;
+  const size_t size_bytes =
+      protocol::EncodeRequest(Kind::kCounters, 0, protocol::CountersRequest{}, &bytes);
+  bool sent = false;
+  error_from_broker_ = false;
+  Result<void> done =
+      Exchange(socket, Kind::kCounters, {bytes.data(), size_bytes}, {}, deadline, &sent);
+  const std::vector<UniqueFd> descriptors = std::exchange(reply_.descriptors, {});
+  if (!done) {
+    const bool usable = error_from_broker_ || !EndsConnection(done.error().code());
+    return usable ? Result<void>() : done;
+  }
+  const auto reply = protocol::Parse<protocol::CountersReply>(reply_.span());
+  if (!reply) return std::unexpected(reply.error());
+  if (descriptors.size() != 1) return WrongReply("counters without a page");
+  if (reply->version != protocol::kCountersVersion) return {};
+  constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
+  Result<registry::Mapping> page =
+      registry::MapSealed(descriptors[0], "counters", kBytes, kBytes, registry::Writers::kAll);
+  if (!page && page.error().code() == Code::kCorrupt) return std::unexpected(page.error());
+  if (page) counters_->Use(std::move(*page));
   return {};
 }
 
@@ -258,7 +293,9 @@ Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t siz
       Pause(std::min(contended, deadline.RemainingMs()));
       continue;
     }
-    if (EndsConnection(code)) socket_.Reset();
+    // A lease that may yet be granted would be nobody's: the next connection tells of it.
+    const bool leaves_lease = code == Code::kTimeout && sent && call.received != nullptr;
+    if (EndsConnection(code) || leaves_lease) socket_.Reset();
     if (code != Code::kUnavailable) return done;
     const bool may_resend = !sent || call.loss == Call::Loss::kRepeatable;
     if (!may_resend) {

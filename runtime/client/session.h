@@ -7,13 +7,15 @@
 //   (1) What the broker knows of this process has a number (`serial`, from 1). A connection that
 //       resumes the one before has its serial, any other a new one. Lease and transfer numbers mean
 //       something with the serial that they came with alone: requests that carry one name it.
-//   (2) Bytes that break the protocol close the connection. Replies to abandoned requests are
-//       skipped, and their descriptors closed.
+//   (2) Bytes that break the protocol close the connection; so does giving up a request that may
+//       be granted a lease. Replies to other abandoned requests are skipped.
 //   (3) A request that was sent is sent again on a new connection only if it may be carried out
 //       twice (Call::kRepeatable).
 //   (4) After the first connection the registry is never empty: while no broker answers it is the
 //       last one's.
-//   (5) Only the process that made the session resumes it: a child of fork() is somebody else.
+//   (5) A connection of protocol version 2 has a page to count into, unless the broker refused one;
+//       while no connection stands, Counters counts for itself.
+//   (6) Only the process that made the session resumes it: a child of fork() is somebody else.
 #pragma once
 
 #include <sys/types.h>
@@ -28,6 +30,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
+#include "runtime/client/counters.h"
 #include "runtime/client/registry_handle.h"
 #include "runtime/client/wait.h"
 #include "runtime/protocol/channel.h"
@@ -45,6 +48,7 @@ struct Peer {
   protocol::ResumeToken token{};
   std::array<uint8_t, 16> gpu_uuid{};
   std::string container;
+  uint16_t version = protocol::kMinVersion;  // Agreed on.
   bool simulated = false;
 };
 
@@ -78,8 +82,8 @@ struct Call {
 
 class Session {
  public:
-  // `observer` may be null and must outlive the session.
-  Session(std::string socket_path, SessionObserver* observer);
+  // Either may be null, and must outlive the session.
+  Session(std::string socket_path, SessionObserver* observer, Counters* counters = nullptr);
 
   // kTimeout when other threads hold it until then.
   Result<SessionLock> Lock(const Deadline& deadline);
@@ -146,11 +150,13 @@ class Session {
                         std::span<const int> descriptors, const Deadline& deadline, bool* sent);
   Result<void> Announce(const Deadline& deadline, bool* sent);
   Result<void> Connect(const SessionLock& lock, const Deadline& deadline);
+  Result<void> AskForPage(int socket, const Deadline& deadline);
   Result<UniqueFd> Greet(const Deadline& deadline, bool with_pidfd, protocol::HelloReply* hello);
 
   const pid_t owner_;  // The process.
   const std::string socket_path_;
   SessionObserver* const observer_;
+  Counters* const counters_;
   std::timed_mutex mutex_;
   // All under mutex_, but for registry_.
   UniqueFd socket_;

@@ -18,23 +18,7 @@ using testing::HasSubstr;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-class SessionTest : public testing::Test {
- protected:
-  void Start(uint64_t epoch = 1) {
-    broker_.reset();
-    broker_ = std::make_unique<FakeBroker>(folder_.path(), epoch, SomeGpu());
-  }
-  void Open() { client_.reset(OpenClient(folder_.path())); }
-
-  gpushm_status BrokerInfo() {
-    auto info = Sized<gpushm_broker_info>();
-    return gpushm_broker(client_.get(), &info);
-  }
-
-  TemporaryFolder folder_;
-  std::unique_ptr<FakeBroker> broker_;
-  ClientOwner client_;
-};
+class SessionTest : public ConnectionTest {};
 
 TEST_F(SessionTest, LooksUpAndLists) {
   Start();

@@ -1,15 +1,23 @@
 #include "runtime/client/transfer_engine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <utility>
+#include <vector>
 
+#include "runtime/base/clock.h"
+#include "runtime/client/file_io.h"
+#include "runtime/client/gds_transfer.h"
 #include "runtime/driver/device.h"
 
 namespace gpushm {
 namespace {
+
+// Copies of the first chunk that tell what the link does; the best one counts.
+constexpr int kMeasuredCopies = 4;
+// Chunks that a transfer has at least where the caller leaves their size open, unless they would be
+// smaller than this.
+constexpr uint64_t kLeastTurns = 6;
+constexpr uint64_t kLeastDividedBytes = uint64_t{4} << 20;
 
 // A chunk on its way: host memory, and the stream that fills or drains it.
 class Lane {
@@ -32,8 +40,17 @@ class Lane {
   Result<void> Wait() const {
     return api_->Check(api_->cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
   }
+  Result<void> ToDevice(CUdeviceptr to) const {
+    return api_->Check(
+        api_->cuMemcpyHtoDAsync(to + offset, memory_.data(), size_bytes, stream_.get()),
+        "cuMemcpyHtoDAsync");
+  }
+  Result<void> FromDevice(CUdeviceptr from) const {
+    return api_->Check(
+        api_->cuMemcpyDtoHAsync(memory_.data(), from + offset, size_bytes, stream_.get()),
+        "cuMemcpyDtoHAsync");
+  }
   std::byte* data() const { return memory_.data(); }
-  CUstream stream() const { return stream_.get(); }
 
   // Where in the buffer the chunk belongs that is under way; 0 bytes: none.
   uint64_t offset = 0;
@@ -47,125 +64,184 @@ class Lane {
   Stream stream_;
 };
 
-struct Lanes {
-  Lane first;
-  Lane second;
+uint64_t ChunkFor(const TransferJob& job) {
+  // What is small is divided all the same: nothing overlaps within a chunk.
+  const uint64_t divided =
+      std::clamp(job.size_bytes / kLeastTurns, kLeastDividedBytes, kTransferChunkBytes);
+  const uint64_t wanted = job.chunk_bytes == 0 ? divided : job.chunk_bytes;
+  const uint64_t bounded = std::clamp(wanted, kMinTransferChunkBytes, kMaxTransferChunkBytes);
+  const uint64_t needed = std::min(bounded, std::max<uint64_t>(job.size_bytes, 1));
+  return RoundUp(needed, kDirectAlignBytes);  // O_DIRECT moves whole blocks.
+}
+
+Result<std::vector<Lane>> CreateLanes(const CudaApi& api, const TransferJob& job, uint64_t chunk) {
+  const uint32_t wanted = std::clamp(job.chunks == 0 ? kTransferChunks : job.chunks,
+                                     kMinTransferChunks, kMaxTransferChunks);
+  // No more than there are chunks: pinning costs time by the byte.
+  const uint64_t useful = std::max<uint64_t>((job.size_bytes + chunk - 1) / chunk, 1);
+  std::vector<Lane> lanes;
+  lanes.reserve(wanted);
+  for (uint64_t i = 0; i < std::min<uint64_t>(wanted, useful); ++i) {
+    Result<Lane> lane = Lane::Create(api, chunk);
+    if (!lane) return std::unexpected(lane.error());
+    lanes.push_back(std::move(*lane));
+  }
+  return lanes;
+}
+
+// Of what `copy` starts on the lane, nothing else being under way. The bytes go where they belong
+// anyway, so nothing is harmed by copying them again.
+template <typename Copy>
+Result<uint64_t> MeasureLink(const Lane& lane, Copy copy) {
+  int64_t best_ns = INT64_MAX;
+  for (int i = 0; i < kMeasuredCopies; ++i) {
+    const int64_t start_ns = MonotonicNs();
+    if (auto done = copy(); !done) return std::unexpected(done.error());
+    if (auto done = lane.Wait(); !done) return std::unexpected(done.error());
+    best_ns = std::min(best_ns, std::max<int64_t>(MonotonicNs() - start_ns, 1));
+  }
+  return static_cast<uint64_t>(static_cast<double>(lane.size_bytes) * 1e9 /
+                               static_cast<double>(best_ns));
+}
+
+// One transfer under way: its lanes in a ring, and what it will report.
+class Transfer {
+ public:
+  Transfer(const CudaApi& api, const TransferJob& job)
+      : api_(api), job_(job), chunk_(ChunkFor(job)) {
+    report_.link_bytes_per_second = job.link_bytes_per_second;
+  }
+
+  Result<TransferReport> Load();
+  Result<TransferReport> Save();
+
+ private:
+  Result<void> Start();
+  Result<void> Tick() const { return CallProgress(job_.progress, report_.bytes); }
+  // Waits for the lane's copy; what it carried has arrived.
+  Result<void> Arrive(Lane& lane);
+  template <typename Copy>
+  Result<void> Measure(const Lane& lane, Copy copy);
+  Result<void> Drain(Lane& lane, FileWriter& writer);
+
+  const CudaApi& api_;
+  const TransferJob& job_;
+  const uint64_t chunk_;
+  std::vector<Lane> lanes_;
+  TransferReport report_;
+  int64_t start_ns_ = 0;
+  int64_t measuring_ns_ = 0;
 };
 
-uint64_t ChunkFor(uint64_t asked_bytes, uint64_t size_bytes) {
-  const uint64_t wanted = asked_bytes == 0 ? kTransferChunkBytes : asked_bytes;
-  const uint64_t bounded = std::clamp(wanted, kMinTransferChunkBytes, kMaxTransferChunkBytes);
-  return std::min(bounded, std::max<uint64_t>(size_bytes, 1));
-}
-
-Result<Lanes> CreateLanes(const CudaApi& api, uint64_t chunk_bytes) {
-  Result<Lane> first = Lane::Create(api, chunk_bytes);
-  if (!first) return std::unexpected(first.error());
-  Result<Lane> second = Lane::Create(api, chunk_bytes);
-  if (!second) return std::unexpected(second.error());
-  return Lanes{std::move(*first), std::move(*second)};
-}
-
-// Fewer bytes than asked for: the file's end.
-Result<uint64_t> ReadUpTo(int file, std::byte* to, uint64_t size_bytes, uint64_t offset) {
-  uint64_t done = 0;
-  while (done < size_bytes) {
-    const ssize_t got =
-        pread(file, to + done, size_bytes - done, static_cast<off_t>(offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return FailSystem(errno, "read the file");
-    if (got == 0) break;
-    done += static_cast<uint64_t>(got);
-  }
-  return done;
-}
-
-Result<void> WriteAll(int file, const std::byte* from, uint64_t size_bytes, uint64_t offset) {
-  uint64_t done = 0;
-  while (done < size_bytes) {
-    const ssize_t put =
-        pwrite(file, from + done, size_bytes - done, static_cast<off_t>(offset + done));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return FailSystem(errno, "write the file");
-    done += static_cast<uint64_t>(put);
-  }
+Result<void> Transfer::Start() {
+  Result<std::vector<Lane>> lanes = CreateLanes(api_, job_, chunk_);
+  if (!lanes) return std::unexpected(lanes.error());
+  lanes_ = std::move(*lanes);
+  start_ns_ = MonotonicNs();
   return {};
 }
 
-Result<void> Report(const TransferProgress& progress, uint64_t done_bytes) {
-  if (!progress || progress(done_bytes)) return {};
-  return Fail(Code::kBusy, Concat("stopped after ", done_bytes, " bytes"));
+Result<void> Transfer::Arrive(Lane& lane) {
+  if (lane.size_bytes == 0) return {};
+  if (auto done = lane.Wait(); !done) return done;
+  report_.bytes += std::exchange(lane.size_bytes, 0);
+  return {};
+}
+
+template <typename Copy>
+Result<void> Transfer::Measure(const Lane& lane, Copy copy) {
+  if (report_.link_bytes_per_second != 0 || lane.size_bytes < kMeasuredBytes) return {};
+  const int64_t start_ns = MonotonicNs();
+  const Result<uint64_t> measured = MeasureLink(lane, copy);
+  if (!measured) return std::unexpected(measured.error());
+  report_.link_bytes_per_second = *measured;
+  measuring_ns_ += MonotonicNs() - start_ns;
+  return {};
+}
+
+Result<TransferReport> Transfer::Load() {
+  if (auto done = Start(); !done) return std::unexpected(done.error());
+  const StreamTick tick = [this] { return Tick(); };
+  FileReader reader(job_.file, job_.way, job_.threads, tick);
+  uint64_t offset = 0;
+  size_t turn = 0;
+  for (bool at_end = false; offset < job_.size_bytes && !at_end; ++turn) {
+    Lane& lane = lanes_[turn % lanes_.size()];
+    // The other lanes' copies run while this one is filled.
+    if (auto done = Arrive(lane); !done) return std::unexpected(done.error());
+    if (auto done = Tick(); !done) return std::unexpected(done.error());
+    const uint64_t wanted = std::min(chunk_, job_.size_bytes - offset);
+    const Result<uint64_t> part = reader.Read(lane.data(), wanted, offset);
+    if (!part) return std::unexpected(part.error());
+    at_end = *part < wanted;
+    if (*part == 0) break;
+    lane.offset = offset;
+    lane.size_bytes = *part;
+    const auto copy = [&] { return lane.ToDevice(job_.address); };
+    if (auto done = Measure(lane, copy); !done) return std::unexpected(done.error());
+    if (auto done = copy(); !done) return std::unexpected(done.error());
+    offset += *part;
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i, ++turn) {
+    if (auto done = Arrive(lanes_[turn % lanes_.size()]); !done) {
+      return std::unexpected(done.error());
+    }
+  }
+  report_.moving_ns = MonotonicNs() - start_ns_ - measuring_ns_;
+  if (job_.way == FileWay::kStream && offset == job_.size_bytes) {
+    const Result<bool> at_end = reader.AtEnd();
+    if (!at_end) return std::unexpected(at_end.error());
+    if (!*at_end) {
+      return Fail(Code::kInvalidArgument,
+                  Concat("the stream has more than the ", job_.size_bytes, " bytes of the buffer"),
+                  "load into a larger buffer");
+    }
+  }
+  if (auto done = Tick(); !done) return std::unexpected(done.error());
+  return report_;
+}
+
+Result<void> Transfer::Drain(Lane& lane, FileWriter& writer) {
+  if (lane.size_bytes == 0) return {};
+  if (auto done = lane.Wait(); !done) return done;
+  if (auto done = writer.Write(lane.data(), lane.size_bytes, lane.offset); !done) return done;
+  report_.bytes += std::exchange(lane.size_bytes, 0);
+  return Tick();
+}
+
+Result<TransferReport> Transfer::Save() {
+  if (auto done = Start(); !done) return std::unexpected(done.error());
+  const StreamTick tick = [this] { return Tick(); };
+  FileWriter writer(job_.file, job_.way, tick);
+  size_t turn = 0;
+  for (uint64_t offset = 0; offset < job_.size_bytes; offset += chunk_, ++turn) {
+    Lane& lane = lanes_[turn % lanes_.size()];
+    // While the GPU fills the other lanes, this one's bytes go to the file.
+    if (auto done = Drain(lane, writer); !done) return std::unexpected(done.error());
+    lane.offset = offset;
+    lane.size_bytes = std::min(chunk_, job_.size_bytes - offset);
+    const auto copy = [&] { return lane.FromDevice(job_.address); };
+    if (auto done = Measure(lane, copy); !done) return std::unexpected(done.error());
+    if (auto done = copy(); !done) return std::unexpected(done.error());
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i, ++turn) {
+    if (auto done = Drain(lanes_[turn % lanes_.size()], writer); !done) {
+      return std::unexpected(done.error());
+    }
+  }
+  if (auto done = writer.Finish(report_.bytes); !done) return std::unexpected(done.error());
+  report_.moving_ns = MonotonicNs() - start_ns_ - measuring_ns_;
+  return report_;
 }
 
 }  // namespace
 
-Result<uint64_t> CopyFileToDevice(const CudaApi& api, int file, CUdeviceptr to, uint64_t size_bytes,
-                                  uint64_t chunk_bytes, const TransferProgress& progress) {
-  const uint64_t chunk = ChunkFor(chunk_bytes, size_bytes);
-  Result<Lanes> lanes = CreateLanes(api, chunk);
-  if (!lanes) return std::unexpected(lanes.error());
-  Lane* lane = &lanes->first;
-  Lane* other = &lanes->second;
-  uint64_t offset = 0;
-  bool at_end = false;
-  for (; offset < size_bytes && !at_end; std::swap(lane, other)) {
-    if (auto done = lane->Wait(); !done) return std::unexpected(done.error());
-    // The other lane's copy runs while this reads; what it carries is not counted as arrived.
-    if (auto done = Report(progress, offset - other->size_bytes); !done) {
-      return std::unexpected(done.error());
-    }
-    const uint64_t wanted = std::min(chunk, size_bytes - offset);
-    const Result<uint64_t> part = ReadUpTo(file, lane->data(), wanted, offset);
-    if (!part) return std::unexpected(part.error());
-    at_end = *part < wanted;
-    lane->size_bytes = *part;
-    if (*part == 0) break;
-    if (auto done =
-            api.Check(api.cuMemcpyHtoDAsync(to + offset, lane->data(), *part, lane->stream()),
-                      "cuMemcpyHtoDAsync");
-        !done) {
-      return std::unexpected(done.error());
-    }
-    offset += *part;
-  }
-  if (auto done = lane->Wait(); !done) return std::unexpected(done.error());
-  if (auto done = other->Wait(); !done) return std::unexpected(done.error());
-  if (auto done = Report(progress, offset); !done) return std::unexpected(done.error());
-  return offset;
+Result<TransferReport> CopyFileToDevice(const CudaApi& api, const TransferJob& job) {
+  return job.way == FileWay::kGds ? LoadByGds(api, job) : Transfer(api, job).Load();
 }
 
-Result<uint64_t> CopyDeviceToFile(const CudaApi& api, CUdeviceptr from, uint64_t size_bytes,
-                                  int file, uint64_t chunk_bytes,
-                                  const TransferProgress& progress) {
-  const uint64_t chunk = ChunkFor(chunk_bytes, size_bytes);
-  Result<Lanes> lanes = CreateLanes(api, chunk);
-  if (!lanes) return std::unexpected(lanes.error());
-  uint64_t written = 0;
-  const auto drain = [&](Lane& lane) -> Result<void> {
-    if (lane.size_bytes == 0) return {};
-    if (auto done = lane.Wait(); !done) return done;
-    if (auto done = WriteAll(file, lane.data(), lane.size_bytes, lane.offset); !done) return done;
-    written += std::exchange(lane.size_bytes, 0);
-    return Report(progress, written);
-  };
-  Lane* lane = &lanes->first;
-  Lane* other = &lanes->second;
-  for (uint64_t offset = 0; offset < size_bytes; offset += chunk, std::swap(lane, other)) {
-    const uint64_t part = std::min(chunk, size_bytes - offset);
-    if (auto done =
-            api.Check(api.cuMemcpyDtoHAsync(lane->data(), from + offset, part, lane->stream()),
-                      "cuMemcpyDtoHAsync");
-        !done) {
-      return std::unexpected(done.error());
-    }
-    lane->offset = offset;
-    lane->size_bytes = part;
-    // While the GPU fills this lane, the other one's bytes go to the file.
-    if (auto done = drain(*other); !done) return std::unexpected(done.error());
-  }
-  if (auto done = drain(*other); !done) return std::unexpected(done.error());
-  if (auto done = drain(*lane); !done) return std::unexpected(done.error());
-  return written;
+Result<TransferReport> CopyDeviceToFile(const CudaApi& api, const TransferJob& job) {
+  return job.way == FileWay::kGds ? SaveByGds(api, job) : Transfer(api, job).Save();
 }
 
 }  // namespace gpushm

@@ -1,5 +1,7 @@
 #include "runtime/ctl/connection.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 namespace gpushm::ctl {
@@ -43,13 +45,17 @@ int CallProgress(void* user, uint64_t done_bytes, uint64_t total_bytes) {
 using TransferCall = gpushm_status (*)(gpushm_client*, const char*, const char*,
                                        const gpushm_transfer_options*, gpushm_transfer_result*);
 
-Result<gpushm_transfer_result> Transfer(TransferCall call, gpushm_client* client,
+Result<gpushm_transfer_result> Transfer(TransferCall call, int standard, gpushm_client* client,
                                         const std::string& name, const std::string& path,
                                         const TransferSettings& settings) {
   gpushm_transfer_options options;
   GPUSHM_INIT(&options);
   options.way = settings.way;
   options.chunk_bytes = settings.chunk_bytes;
+  options.file_way = settings.file_way;
+  options.chunks = settings.chunks;
+  options.threads = settings.threads;
+  options.descriptor = standard;
   options.timeout_ms = settings.timeout_ms;
   if (settings.progress) {
     options.progress = CallProgress;
@@ -57,7 +63,8 @@ Result<gpushm_transfer_result> Transfer(TransferCall call, gpushm_client* client
   }
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);
-  if (auto done = Check(call(client, name.c_str(), path.c_str(), &options, &result)); !done) {
+  const char* const file = path == "-" ? nullptr : path.c_str();
+  if (auto done = Check(call(client, name.c_str(), file, &options, &result)); !done) {
     return std::unexpected(done.error());
   }
   return result;
@@ -91,6 +98,17 @@ Result<gpushm_info> Connection::Lookup(const std::string& name) {
     return std::unexpected(done.error());
   }
   return info;
+}
+
+std::vector<gpushm_sync_info> Connection::Look(const std::vector<gpushm_info>& infos) {
+  std::vector<gpushm_sync_info> looks;
+  for (const gpushm_info& info : infos) {
+    if (info.transport != GPUSHM_HOST) continue;
+    gpushm_sync_info look;
+    GPUSHM_INIT(&look);
+    if (gpushm_sync_look(client_.get(), info.name, &look) == GPUSHM_OK) looks.push_back(look);
+  }
+  return looks;
 }
 
 Result<gpushm_info> Connection::WaitFor(const std::string& name, uint64_t min_generation,
@@ -137,12 +155,12 @@ Result<void> Connection::Delete(const std::string& name, int64_t timeout_ms) {
 
 Result<gpushm_transfer_result> Connection::Load(const std::string& name, const std::string& path,
                                                 const TransferSettings& settings) {
-  return Transfer(gpushm_load, client_.get(), name, path, settings);
+  return Transfer(gpushm_load, STDIN_FILENO, client_.get(), name, path, settings);
 }
 
 Result<gpushm_transfer_result> Connection::Save(const std::string& name, const std::string& path,
                                                 const TransferSettings& settings) {
-  return Transfer(gpushm_save, client_.get(), name, path, settings);
+  return Transfer(gpushm_save, STDOUT_FILENO, client_.get(), name, path, settings);
 }
 
 }  // namespace gpushm::ctl

@@ -12,6 +12,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/include/gpushm/gpushm.h"
+#include "runtime/include/gpushm/sync.h"
 
 namespace gpushm::ctl {
 
@@ -23,7 +24,10 @@ struct ConnectOptions {
 
 struct TransferSettings {
   uint32_t way = GPUSHM_WAY_AUTO;
+  uint32_t file_way = GPUSHM_FILE_AUTO;
   uint64_t chunk_bytes = 0;
+  uint32_t chunks = 0;
+  uint32_t threads = 0;
   int64_t timeout_ms = 0;
   // False stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
@@ -35,6 +39,9 @@ class Connection {
 
   Result<std::vector<gpushm_info>> List();
   Result<gpushm_info> Lookup(const std::string& name);
+  // Where the signals, barriers and rings among `infos` are; without those that are gone by now, or
+  // not for this container.
+  std::vector<gpushm_sync_info> Look(const std::vector<gpushm_info>& infos);
   Result<gpushm_info> WaitFor(const std::string& name, uint64_t min_generation, int64_t timeout_ms);
   // Of one buffer, or of all ("").
   Result<std::vector<gpushm_holder>> Holders(const std::string& name);
@@ -43,6 +50,7 @@ class Connection {
   Result<void> Create(const std::string& name, uint64_t size_bytes,
                       const gpushm_create_options& options);
   Result<void> Delete(const std::string& name, int64_t timeout_ms);
+  // `path` "-": standard input or output.
   Result<gpushm_transfer_result> Load(const std::string& name, const std::string& path,
                                       const TransferSettings& settings);
   Result<gpushm_transfer_result> Save(const std::string& name, const std::string& path,

@@ -1,183 +1,15 @@
-// gpushmctl as people run it: the program, a broker, the simulated driver, and injected faults.
-// Each case has folders of its own; what is asserted on is output and exit code.
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <string>
-#include <vector>
-
-#include "runtime/base/clock.h"
-#include "runtime/base/unique_fd.h"
-#include "runtime/driver/device.h"
-#include "runtime/include/gpushm/gpushm.h"
+// gpushmctl as people run it (integration_testing.h).
+#include "runtime/ctl/integration_testing.h"
+#include "runtime/include/gpushm/sync.h"
 
 namespace gpushm::ctl {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-constexpr int kNobody = 65534;
-constexpr int kRunMs = 30'000;
-
-struct Output {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
-struct Setting {
-  std::vector<std::string> environment = {};  // "K=V"; "K": unset.
-  int uid = 0;
-  bool own_pid_namespace = false;  // It is PID 1 there.
-};
-
-std::string Slurp(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
-void Enter(const Setting& setting) {
-  for (const std::string& entry : setting.environment) {
-    const size_t equals = entry.find('=');
-    if (equals == std::string::npos) {
-      unsetenv(entry.c_str());
-    } else {
-      setenv(entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
-    }
-  }
-  if (setting.uid != 0 && (setgid(static_cast<gid_t>(setting.uid)) != 0 ||
-                           setuid(static_cast<uid_t>(setting.uid)) != 0)) {
-    _exit(125);
-  }
-}
-
-[[noreturn]] void Exec(const std::vector<std::string>& words) {
-  std::vector<char*> argv;
-  for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  execv(argv[0], argv.data());
-  _exit(126);
-}
-
-class CtlTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const char* build = std::getenv("GPUSHM_TEST_BUILD");
-    ASSERT_NE(build, nullptr) << "run by ctest, which sets GPUSHM_TEST_BUILD";
-    build_ = build;
-    std::string name = (fs::temp_directory_path() / "gpushmctl-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    dir_ = name;
-    fs::permissions(dir_, fs::perms::all);
-    for (const char* folder : {"sim", "run", "run/app", "run/other"}) {
-      fs::create_directory(dir_ / folder);
-    }
-    fs::permissions(dir_ / "sim", fs::perms::all);
-    setenv("GPUSHM_DRIVER", (build_ + "/driver-sim").c_str(), 1);
-    setenv("GPUSHM_SIM_DIR", (dir_ / "sim").c_str(), 1);
-    setenv("GPUSHM_DIR", (dir_ / "run/app").c_str(), 1);
-    setenv("TERM", "xterm", 1);
-    for (const char* unset : {"GPUSHM_SIM_FAULT", "CUDA_VISIBLE_DEVICES", "NO_COLOR"}) {
-      unsetenv(unset);
-    }
-  }
-
-  void TearDown() override {
-    StopBroker();
-    std::error_code ignored;
-    fs::remove_all(dir_, ignored);
-  }
-
-  void StartBroker(const std::string& pool = "64Mi", const std::string& buffers = "") {
-    broker_ = fork();
-    if (broker_ == 0) {
-      if (!buffers.empty()) setenv("GPUSHM_BUFFERS", buffers.c_str(), 1);
-      RedirectTo(STDERR_FILENO, "broker.log");
-      RedirectTo(STDOUT_FILENO, "broker.out");
-      Exec({build_ + "/bin/gpushm-broker", "--folder", (dir_ / "run").string(), "--container",
-            "app", "--container", "other", "--pool", pool});
-    }
-    const Output ready = Ctl({"wait", "--broker"});
-    ASSERT_EQ(ready.code, 0) << ready.err << Slurp((dir_ / "broker.log").string());
-  }
-
-  void StopBroker() {
-    if (broker_ <= 0) return;
-    kill(broker_, SIGKILL);
-    waitpid(broker_, nullptr, 0);
-    broker_ = 0;
-  }
-
-  Output Ctl(std::vector<std::string> arguments, const Setting& setting = {}) {
-    arguments.insert(arguments.begin(), build_ + "/bin/gpushmctl");
-    return Run(arguments, setting);
-  }
-
-  Output Run(const std::vector<std::string>& words, const Setting& setting = {}) {
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(kRunMs / 1000);
-      RedirectTo(STDOUT_FILENO, "out");
-      RedirectTo(STDERR_FILENO, "err");
-      if (setting.own_pid_namespace) {
-        if (unshare(CLONE_NEWPID) != 0) _exit(124);
-        const pid_t first = fork();
-        if (first == 0) {
-          Enter(setting);
-          Exec(words);
-        }
-        int status = 0;
-        waitpid(first, &status, 0);
-        _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 123);
-      }
-      Enter(setting);
-      Exec(words);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-    return {code, Slurp((dir_ / "out").string()), Slurp((dir_ / "err").string())};
-  }
-
-  void RedirectTo(int fd, const char* name) {
-    const int file = open((dir_ / name).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    dup2(file, fd);
-    close(file);
-  }
-
-  std::string WriteFile(const std::string& name, size_t size_bytes) {
-    std::string bytes(size_bytes, '\0');
-    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 2654435761u >> 13);
-    std::ofstream(dir_ / name, std::ios::binary) << bytes;
-    return (dir_ / name).string();
-  }
-
-  bool IsJson(const std::string& text) {
-    std::ofstream(dir_ / "json") << text;
-    return Run({"/usr/bin/env", "python3", "-m", "json.tool", (dir_ / "json").string()}).code == 0;
-  }
-
-  std::string build_;
-  fs::path dir_;
-  pid_t broker_ = 0;
-};
 
 TEST_F(CtlTest, MakesListsShowsAndRemoves) {
   StartBroker();
@@ -204,6 +36,36 @@ TEST_F(CtlTest, MakesListsShowsAndRemoves) {
   EXPECT_TRUE(IsJson(Ctl({"stat", "-o", "json"}).out));
   EXPECT_EQ(Ctl({"rm", "weights", "kv"}).out, "removed weights\nremoved kv\n");
   EXPECT_EQ(Ctl({"ls", "-o", "json"}).out, "{\n  \"buffers\": []\n}\n");
+}
+
+// Two that the pod declares, one of them not for this container, and a barrier of this process.
+TEST_F(CtlTest, ShowsSignalsAndBarriers) {
+  StartBroker("64Mi",
+              "{signals.gpushm.io/frame: '', signals.gpushm.io/inner: '{containers: [other]}'}");
+  gpushm_client* client = nullptr;
+  ASSERT_EQ(gpushm_open(nullptr, &client), GPUSHM_OK);
+  gpushm_barrier_options in_step;
+  GPUSHM_INIT(&in_step);
+  in_step.participants = 3;
+  gpushm_barrier* barrier = nullptr;
+  ASSERT_EQ(gpushm_barrier_open(client, "step", &in_step, &barrier), GPUSHM_OK);
+  EXPECT_THAT(Ctl({"stat", "frame"}).out, HasSubstr("kind:        signal\nat:          0\n"
+                                                    "written:     unused\n"));
+  gpushm_signal_options writes;
+  GPUSHM_INIT(&writes);
+  writes.role = GPUSHM_WRITER;
+  gpushm_signal* frame = nullptr;
+  ASSERT_EQ(gpushm_signal_open(client, "frame", &writes, &frame), GPUSHM_OK);
+  ASSERT_EQ(gpushm_signal_set(frame, 42), GPUSHM_OK);
+  const Output table = Ctl({"ls"});
+  EXPECT_THAT(table.out, AllOf(MatchesRegex(".*\nframe +signal +42 +live +app +1/1 +1 .*"),
+                               MatchesRegex(".*\ninner +- +- +- +- +- +0 .*"),
+                               MatchesRegex(".*\nstep +barrier +0 +live +- +1/3 +1 .*")));
+  EXPECT_EQ(gpushm_signal_close(frame), GPUSHM_OK);
+  EXPECT_THAT(Ctl({"stat", "frame", "-o", "json"}).out,
+              AllOf(HasSubstr("\"value\": 42"), HasSubstr("\"state\": \"left\"")));
+  EXPECT_EQ(gpushm_barrier_close(barrier), GPUSHM_OK);
+  gpushm_close(client);
 }
 
 TEST_F(CtlTest, ErrorsHaveTheirCodesCauseAndRemedy) {
@@ -251,32 +113,6 @@ TEST_F(CtlTest, PoolAndCardFull) {
   EXPECT_THAT(doctor.out, HasSubstr("fail  create "));
 }
 
-TEST_F(CtlTest, MovesFilesEitherWay) {
-  StartBroker();
-  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
-  const std::string file = WriteFile("model", 8 << 20);
-  for (const std::string way : {"here", "broker"}) {
-    const Output loaded = Ctl({"load", file, "weights", "--way", way, "--chunk", "1Mi"});
-    EXPECT_EQ(loaded.code, 0) << loaded.err;
-    EXPECT_THAT(loaded.out, HasSubstr(way == "here" ? "in this process" : "by the broker"));
-    EXPECT_EQ(loaded.err, "") << "no progress bar without a terminal";
-    const std::string copy = (dir_ / ("copy-" + way)).string();
-    const Output saved = Ctl({"save", "weights", copy, "--way", way, "-o", "json"});
-    EXPECT_EQ(saved.code, 0) << saved.err;
-    EXPECT_TRUE(IsJson(saved.out));
-    EXPECT_THAT(saved.out, HasSubstr("\"way\": \"" + way + "\""));
-    EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
-  }
-  // A container without a GPU: auto goes by the broker.
-  const Output blind = Ctl({"load", file, "weights"}, {.environment = {"CUDA_VISIBLE_DEVICES="}});
-  EXPECT_EQ(blind.code, 0) << blind.err;
-  EXPECT_THAT(blind.out, HasSubstr("by the broker"));
-  EXPECT_NE(
-      Ctl({"load", file, "weights", "--way", "here"}, {.environment = {"CUDA_VISIBLE_DEVICES="}})
-          .code,
-      0);
-}
-
 TEST_F(CtlTest, TopPrintsOneBlockASample) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
@@ -288,6 +124,13 @@ TEST_F(CtlTest, TopPrintsOneBlockASample) {
   EXPECT_TRUE(IsJson(json.out));
   StopBroker();
   EXPECT_EQ(Ctl({"top", "-n", "1"}).code, 7);
+}
+
+TEST_F(CtlTest, TopOfTheNodeSaysThatNoPluginAnswers) {
+  const Output top = Ctl({"top", "--node", "127.0.0.1:1", "-n", "1"});
+  EXPECT_EQ(top.code, 7);
+  EXPECT_THAT(top.err, HasSubstr("nothing answers at 127.0.0.1:1\nremedy: "));
+  EXPECT_EQ(Ctl({"top", "--node", "-n"}).code, 2) << "-n is not its address";
 }
 
 TEST_F(CtlTest, NoBroker) {

@@ -156,8 +156,32 @@ TEST(Progress, FitsItsWidth) {
   for (int width = 1; width < 120; ++width) {
     EXPECT_LE(ProgressLine("weights", 5, 10, kSecond, width).size(), static_cast<size_t>(width));
   }
-  EXPECT_THAT(ProgressLine("w", 0, 0, 0, 80), HasSubstr("100%"));
+  EXPECT_EQ(ProgressLine("w", 3 << 20, 0, kSecond, 80), "w  3Mi  3.00 MiB/s") << "of a stream";
   EXPECT_THAT(ProgressLine("w", 20, 10, kSecond, 80), HasSubstr("100%"));
+}
+
+TEST(Transfers, TellTheWayAndThePartOfTheLink) {
+  gpushm_transfer_result result;
+  GPUSHM_INIT(&result);
+  result.way = GPUSHM_WAY_HERE;
+  result.bytes = uint64_t{8} << 30;
+  result.elapsed_ns = kSecond / 2;
+  EXPECT_EQ(TransferLine("loaded", "f", "w", result),
+            "loaded f to w: 8Gi in 500ms, 16.0 GiB/s, in this process, auto\n")
+      << "by an older broker nothing more is known";
+  result.file_way = GPUSHM_FILE_DIRECT;
+  result.file_reason = GPUSHM_REASON_NOT_IN_CACHE;
+  result.moving_ns = kSecond / 4;
+  result.link_bytes_per_second = uint64_t{40} << 30;
+  EXPECT_EQ(TransferLine("loaded", "f", "w", result),
+            "loaded f to w: 8Gi in 500ms, 32.0 GiB/s, 0.80 of the PCIe link's 40.0 GiB/s, in this "
+            "process, direct (not in the page cache)\n");
+  const std::string json = TransferJson("w", "f", result);
+  for (const char* part :
+       {"\"file_way\": \"direct\"", "\"file_way_reason\": \"not in the page cache\"",
+        "\"moving_seconds\": 0.25", "\"link_fraction\": 0.8"}) {
+    EXPECT_THAT(json, HasSubstr(part));
+  }
 }
 
 TEST(Json, Escapes) {
@@ -217,11 +241,43 @@ TEST(Views, ListCountsHolders) {
 
 TEST(Views, StatShowsHoldersOfOldGenerations) {
   const gpushm_info info = Info("weights", uint64_t{1} << 30, GPUSHM_STATE_WRITER_DIED);
-  const std::string text = StatText(info, {Holder("weights", "model", GPUSHM_READ, 3)}, kStyle);
+  const std::string text =
+      StatText(info, {Holder("weights", "model", GPUSHM_READ, 3)}, nullptr, kStyle);
   EXPECT_THAT(text, HasSubstr("size:        1Gi (1073741824 bytes)\n"));
   EXPECT_THAT(text, HasSubstr("state:       writer-died\n"));
   EXPECT_THAT(text, HasSubstr("creator:     declared by annotation\n"));
   EXPECT_THAT(text, HasSubstr("3 (old)"));
+}
+
+TEST(Views, SignalsAreAPartOfTheirOwn) {
+  gpushm_info page = Info("frame", 4096);
+  page.transport = GPUSHM_HOST;
+  gpushm_info hidden = Info("hidden", 4096);
+  hidden.transport = GPUSHM_HOST;
+  gpushm_sync_info look{};
+  GPUSHM_INIT(&look);
+  std::strcpy(look.name, "frame");
+  look.kind = GPUSHM_SYNC_SIGNAL;
+  look.value = 42;
+  look.state = GPUSHM_SIGNAL_LIVE;
+  look.writer_lease = 7;
+  look.joined = look.places = 1;
+  gpushm_holder writer = Holder("frame", "decoder", GPUSHM_READ_WRITE, page.generation);
+  writer.lease_id = 7;
+  const Snapshot snapshot{{page, hidden, Info("weights", 100)}, {writer}, {look}};
+  EXPECT_EQ(ListTable(snapshot, kStyle).find("NAME"), 0U);
+  EXPECT_THAT(ListTable(snapshot, kStyle),
+              HasSubstr("\n\n"
+                        "NAME    KIND    AT  STATE  WRITER   JOINED  HOLDERS    AGE\n"
+                        "frame   signal  42  live   decoder     1/1        1  1m27s\n"
+                        "hidden  -        -  -      -             -        0  1m27s\n"));
+  EXPECT_THAT(ListJson(snapshot), HasSubstr("\"kind\": \"signal\""));
+  EXPECT_THAT(ListJson(snapshot), HasSubstr("\"writer\": \"decoder\""));
+  EXPECT_THAT(StatText(page, {writer}, &look, kStyle),
+              HasSubstr("kind:        signal\nat:          42\nwritten:     live, by decoder\n"));
+  // A successor is not who wrote the old generation.
+  look.state = GPUSHM_SIGNAL_DIED;
+  EXPECT_THAT(StatText(page, {}, &look, kStyle), HasSubstr("written:     died\n"));
 }
 
 TEST(Views, TopSortsCutsAndRates) {
@@ -309,6 +365,15 @@ TEST(Doctor, GpuFaults) {
   EXPECT_EQ(Named(CheckGpus(facts, &broker), "same driver").level, Level::kFail);
   const Result<GpuFacts> none = Fail(Code::kUnsupported, "no libcuda", "get one");
   EXPECT_THAT(CheckGpus(none, &broker).front().remedy, HasSubstr("get one; without it ls"));
+}
+
+TEST(Doctor, MpsIsToldWithWhatItCosts) {
+  EXPECT_EQ(CheckMps(false, std::nullopt).level, Level::kOk);
+  EXPECT_THAT(CheckMps(false, std::nullopt).detail, HasSubstr("2.3 ms"));
+  EXPECT_EQ(CheckMps(true, "/tmp/mps").level, Level::kWarn);
+  EXPECT_THAT(CheckMps(true, std::nullopt).detail, HasSubstr("a fault of one process"));
+  EXPECT_EQ(CheckMps(false, "/tmp/mps").level, Level::kWarn);
+  EXPECT_THAT(CheckMps(false, "/tmp/mps").detail, HasSubstr("/tmp/mps: nobody answers"));
 }
 
 TEST(Doctor, SocketFaults) {

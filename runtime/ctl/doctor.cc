@@ -208,6 +208,22 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
   return checks;
 }
 
+Check CheckMps(bool mps, const std::optional<std::string>& pipe_folder) {
+  if (mps) {
+    return {Level::kWarn, "mps",
+            "on: beside a busy process a signal takes 10 us, not the 2.3 ms of taking turns; but a "
+            "fault of one process ends the work of all",
+            "keep it for processes whose code you trust; docs/synchronisation.md"};
+  }
+  if (pipe_folder && !pipe_folder->empty()) {
+    return {Level::kWarn, "mps",
+            Concat("off, though CUDA_MPS_PIPE_DIRECTORY=", *pipe_folder, ": nobody answers there"),
+            "start nvidia-cuda-mps-control -d with that folder, and mount it here"};
+  }
+  return {Level::kOk, "mps",
+          "off: processes take turns on the GPU, 2.3 ms for a signal beside a busy one", ""};
+}
+
 Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good) {
   if (!result) return FromStatus(name, result.error());
   return {Level::kOk, name, good, ""};

@@ -49,6 +49,7 @@ struct SystemFacts {
   uint64_t locked_bytes = 0;              // Soft RLIMIT_MEMLOCK; UINT64_MAX: none.
   std::optional<std::string> cuda_visible_devices;
   std::optional<std::string> nvidia_visible_devices;
+  std::optional<std::string> mps_pipe_folder;
   std::string musl_loader;   // Its path; "": none.
   bool glibc_loader = true;  // One that libgpushm.so can be loaded with.
 };
@@ -60,6 +61,7 @@ struct GpuFacts {
     std::string uuid;
     std::string name;
     uint64_t total_bytes = 0;
+    std::optional<bool> mps{};  // nullopt: this driver does not tell.
   };
   std::string path;
   int version = 0;  // 13000 is 13.0.
@@ -70,6 +72,9 @@ struct GpuFacts {
 std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_info* broker);
 // What CheckGpus found to try memory on; "": nothing.
 std::string ChooseDevice(const GpuFacts& facts, const gpushm_broker_info* broker);
+
+// Whether processes share the GPU by MPS. `pipe_folder`: CUDA_MPS_PIPE_DIRECTORY, where it is set.
+Check CheckMps(bool mps, const std::optional<std::string>& pipe_folder);
 
 // `name`: what was tried; `good`: what it means that it worked.
 Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good);

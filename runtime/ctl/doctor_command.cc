@@ -53,14 +53,17 @@ Result<ExitCode> Run(const Context& context) {
   checks.push_back(CheckBroker(broker.info));
   const gpushm_broker_info* const info = broker.info ? &*broker.info : nullptr;
 
+  const SystemFacts system = GatherSystem();
   const Result<GpuFacts> gpus = ProbeGpus(driver, wait_ms);
   std::ranges::move(CheckGpus(gpus, info), std::back_inserter(checks));
   if (gpus) {
     if (const std::string uuid = ChooseDevice(*gpus, info); !uuid.empty()) {
       TryMemory(driver, uuid, wait_ms, &checks);
+      const auto chosen = std::ranges::find(gpus->devices, uuid, &GpuFacts::Device::uuid);
+      if (chosen->mps) checks.push_back(CheckMps(*chosen->mps, system.mps_pipe_folder));
     }
   }
-  std::ranges::move(CheckSystem(GatherSystem(), broker.cuipc_buffers), std::back_inserter(checks));
+  std::ranges::move(CheckSystem(system, broker.cuipc_buffers), std::back_inserter(checks));
 
   const std::string text =
       globals.json ? DoctorJson(checks) : DoctorText(checks, context.StdoutStyle().color);

@@ -219,9 +219,13 @@ std::string Table::Render(bool color) const {
 std::string ProgressLine(std::string_view name, uint64_t done_bytes, uint64_t total_bytes,
                          int64_t elapsed_ns, int width) {
   constexpr size_t kBar = 24;
+  if (total_bytes == 0) {  // A stream: nobody knows how much will come.
+    const std::string text = std::string(name) + "  " + FormatBytes(done_bytes) + "  " +
+                             FormatRate(done_bytes, elapsed_ns);
+    return text.substr(0, static_cast<size_t>(std::max(width, 1)));
+  }
   const uint64_t done = std::min(done_bytes, total_bytes);
-  const double part =
-      total_bytes == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total_bytes);
+  const double part = static_cast<double>(done) / static_cast<double>(total_bytes);
   const auto filled = static_cast<size_t>(part * kBar);
   char percent[16];
   std::snprintf(percent, sizeof percent, "%3d%%", static_cast<int>(part * 100));

@@ -24,6 +24,7 @@ Result<ExitCode> RunList(const Context& context, bool names_only) {
   auto holders = connection->Holders("");
   if (!holders) return std::unexpected(holders.error());
   snapshot.holders = std::move(*holders);
+  snapshot.looks = connection->Look(snapshot.buffers);
   return PrintDone(context.globals.json ? ListJson(snapshot)
                                         : ListTable(snapshot, context.StdoutStyle()));
 }
@@ -40,8 +41,10 @@ Result<ExitCode> RunStat(const Context& context, const std::string& name) {
   if (!info) return std::unexpected(info.error());
   const auto holders = connection->Holders(name);
   if (!holders) return std::unexpected(holders.error());
-  return PrintDone(context.globals.json ? StatJson(*info, *holders)
-                                        : StatText(*info, *holders, context.StdoutStyle()));
+  const std::vector<gpushm_sync_info> looks = connection->Look({*info});
+  const gpushm_sync_info* const look = looks.empty() ? nullptr : looks.data();
+  return PrintDone(context.globals.json ? StatJson(*info, *holders, look)
+                                        : StatText(*info, *holders, look, context.StdoutStyle()));
 }
 
 Result<ExitCode> RunWait(const Context& context, const std::string& name, uint64_t generation,
@@ -70,15 +73,17 @@ Result<ExitCode> RunWait(const Context& context, const std::string& name, uint64
 }  // namespace
 
 void AddLookCommands(CLI::App* app, Context* context) {
-  CLI::App* list = app->add_subcommand("ls", "List the buffers, and how many processes hold each");
+  CLI::App* list = app->add_subcommand(
+      "ls", "List buffers, signals, barriers and rings, and how many processes hold each");
   const auto names_only = std::make_shared<bool>(false);
   list->add_flag("--names", *names_only, "Only names, one a line");
   list->callback([=] { context->action = [=] { return RunList(*context, *names_only); }; });
 
   CLI::App* stat = app->add_subcommand(
-      "stat", "Everything about a buffer and who holds it; without NAME about the broker");
+      "stat",
+      "Everything about a buffer or signal and who holds it; without NAME about the broker");
   const auto name = std::make_shared<std::string>();
-  stat->add_option("NAME", *name, "The buffer");
+  stat->add_option("NAME", *name, "The buffer, signal, barrier or ring");
   stat->callback([=] { context->action = [=] { return RunStat(*context, *name); }; });
 }
 

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include "runtime/base/clock.h"
 #include "runtime/ctl/format.h"
@@ -36,6 +37,15 @@ bool WantsColor(int fd, bool no_color) {
   const char* term = std::getenv("TERM");
   const bool dumb = term == nullptr || std::string_view(term) == "dumb";
   return !no_color && !(variable != nullptr && *variable != '\0') && !dumb && IsTerminal(fd);
+}
+
+bool WantsUnicode() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    return strcasestr(value, "utf-8") != nullptr || strcasestr(value, "utf8") != nullptr;
+  }
+  return false;
 }
 
 TerminalSize SizeOf(int fd) {

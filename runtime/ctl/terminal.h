@@ -11,6 +11,8 @@ namespace gpushm::ctl {
 // Colours: on a terminal that knows them, unless NO_COLOR (no-color.org) or --no-color says no.
 bool WantsColor(int fd, bool no_color);
 bool IsTerminal(int fd);
+// Of the locale's variables, the first that is set (locale(7)) names UTF-8.
+bool WantsUnicode();
 
 struct TerminalSize {
   int columns = 80;

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "runtime/base/clock.h"
+#include "runtime/client/crew.h"
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/format.h"
 #include "runtime/ctl/terminal.h"
@@ -21,7 +22,10 @@ struct Arguments {
   std::string name;
   std::string path;
   std::string way = "auto";
-  uint64_t chunk_bytes = uint64_t{64} << 20;
+  std::string file_way = "auto";
+  uint64_t chunk_bytes = 0;
+  uint32_t chunks = 0;
+  uint32_t threads = UsefulHelpers();
   int64_t stall_ms = 60'000;
   bool no_progress = false;
 };
@@ -65,7 +69,8 @@ class ProgressBar {
 
   void Update(uint64_t done_bytes, uint64_t total_bytes) {
     const int64_t now_ns = MonotonicNs();
-    const bool due = now_ns - last_ns_ >= kRedrawNs || done_bytes >= total_bytes;
+    const bool ended = total_bytes != 0 && done_bytes >= total_bytes;
+    const bool due = now_ns - last_ns_ >= kRedrawNs || ended;
     if (!shown_ || !due) return;
     last_ns_ = now_ns;
     drawn_ = true;
@@ -87,6 +92,14 @@ uint32_t WayOf(std::string_view way) {
   return way == "here" ? GPUSHM_WAY_HERE : way == "broker" ? GPUSHM_WAY_BROKER : GPUSHM_WAY_AUTO;
 }
 
+// A program of ours: cuFile may start threads in it.
+uint32_t FileWayOf(std::string_view way) {
+  return way == "page-cache" ? GPUSHM_FILE_CACHED
+         : way == "direct"   ? GPUSHM_FILE_DIRECT
+         : way == "gds"      ? GPUSHM_FILE_GDS
+                             : GPUSHM_FILE_AUTO_GDS;
+}
+
 Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool load) {
   Result<Connection> connection = context.Connect();
   if (!connection) return std::unexpected(connection.error());
@@ -94,13 +107,19 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
   const Watchdog watchdog(arguments.stall_ms);
   TransferSettings settings;
   settings.way = WayOf(arguments.way);
+  settings.file_way = FileWayOf(arguments.file_way);
   settings.chunk_bytes = arguments.chunk_bytes;
+  settings.chunks = arguments.chunks;
+  settings.threads = arguments.threads;
   // Without --timeout the library's ten minutes.
   settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : 0;
   const auto transfer = [&] {
     ProgressBar bar(arguments.name, !arguments.no_progress && IsTerminal(STDERR_FILENO));
-    settings.progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
-      watchdog.Feed();
+    uint64_t last_bytes = 0;
+    settings.progress = [&, last_bytes](uint64_t done_bytes, uint64_t total_bytes) mutable {
+      // Called, too, while a stream stands still.
+      if (done_bytes != last_bytes) watchdog.Feed();
+      last_bytes = done_bytes;
       bar.Update(done_bytes, total_bytes);
       return !Interrupted();
     };
@@ -118,7 +137,11 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
                                ? TransferJson(arguments.name, arguments.path, *result)
                            : load ? TransferLine("loaded", arguments.path, arguments.name, *result)
                                   : TransferLine("saved", arguments.name, arguments.path, *result);
-  if (auto done = Print(text); !done) return std::unexpected(done.error());
+  if (!load && arguments.path == "-") {
+    PrintError(text);  // Standard output has the bytes.
+  } else if (auto done = Print(text); !done) {
+    return std::unexpected(done.error());
+  }
   return ExitCode::kOk;
 }
 
@@ -129,8 +152,21 @@ void AddOptions(CLI::App* command, Arguments* arguments) {
                    "the broker), or auto")
       ->check(CLI::IsMember({"auto", "here", "broker"}))
       ->capture_default_str();
+  command
+      ->add_option("--file-way", arguments->file_way,
+                   "How the file is read or written: page-cache, direct (O_DIRECT), gds (GPUDirect "
+                   "Storage), or auto")
+      ->check(CLI::IsMember({"auto", "page-cache", "direct", "gds"}))
+      ->capture_default_str();
   AddBytesOption(command, "--chunk", &arguments->chunk_bytes,
-                 "Bytes of each of the two pinned chunks, 1Mi to 1Gi (default 64Mi)");
+                 "Bytes of each pinned chunk, 1Mi to 1Gi (default 64Mi, less for small files)");
+  command->add_option("--chunks", arguments->chunks, "Pinned chunks, 2 to 16 (default 3)")
+      ->check(CLI::Range(2U, 16U));
+  command
+      ->add_option("--threads", arguments->threads,
+                   "Threads that read the file beside the main one; the broker chooses its own "
+                   "(default: as many as there are cores, at most 7)")
+      ->check(CLI::Range(0U, 64U));
   AddDurationOption(
       command, "--stall-timeout",
       [arguments](int64_t stall_ms) { arguments->stall_ms = std::max<int64_t>(stall_ms, 1); },
@@ -140,8 +176,10 @@ void AddOptions(CLI::App* command, Arguments* arguments) {
 
 void AddCommand(CLI::App* app, Context* context, bool load) {
   CLI::App* command =
-      load ? app->add_subcommand("load", "Fill a buffer from a file, through pinned memory")
-           : app->add_subcommand("save", "Write a buffer to a file, which is replaced as a whole");
+      load ? app->add_subcommand("load", "Fill a buffer from a file (-: standard input)")
+           : app->add_subcommand("save",
+                                 "Write a buffer to a file, which is replaced as a whole "
+                                 "(-: to standard output)");
   const auto arguments = std::make_shared<Arguments>();
   const auto file = [&] { command->add_option("FILE", arguments->path, "The file")->required(); };
   if (load) file();
@@ -149,8 +187,13 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
   if (!load) file();
   AddOptions(command, arguments.get());
   command->callback([=] {
-    if (arguments->chunk_bytes < kMinChunkBytes || arguments->chunk_bytes > kMaxChunkBytes) {
+    const uint64_t chunk_bytes = arguments->chunk_bytes;
+    if (chunk_bytes != 0 && (chunk_bytes < kMinChunkBytes || chunk_bytes > kMaxChunkBytes)) {
       throw CLI::ValidationError("--chunk", "must be between 1Mi and 1Gi; 64Mi to 128Mi is best");
+    }
+    if (arguments->name == "-") {
+      throw CLI::ValidationError("NAME", load ? "comes last: gpushmctl load - NAME"
+                                              : "comes first: gpushmctl save NAME -");
     }
     context->action = [=] { return Run(*context, *arguments, load); };
   });

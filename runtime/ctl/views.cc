@@ -50,6 +50,23 @@ Count CountHolders(const gpushm_info& info, const std::vector<gpushm_holder>& ho
   return count;
 }
 
+const gpushm_sync_info* LookOf(const gpushm_info& info, const Snapshot& snapshot) {
+  for (const gpushm_sync_info& look : snapshot.looks) {
+    if (NameOf(look.name) == NameOf(info.name)) return &look;
+  }
+  return nullptr;
+}
+
+// The container that writes a signal or ring; "" where nobody does, or who did is gone.
+std::string_view WriterOf(const gpushm_sync_info& look, const std::vector<gpushm_holder>& holders) {
+  for (const gpushm_holder& holder : holders) {
+    if (look.writer_lease != 0 && holder.lease_id == look.writer_lease) {
+      return NameOf(holder.container);
+    }
+  }
+  return "";
+}
+
 std::string Percent(uint64_t part, uint64_t whole) {
   if (whole == 0) return "-";
   char text[32];
@@ -86,12 +103,26 @@ void WriteCount(const Count& count, JsonWriter* json) {
   json->EndObject();
 }
 
+void WriteLook(const gpushm_sync_info* look, const std::vector<gpushm_holder>& holders,
+               JsonWriter* json) {
+  if (look == nullptr) return;
+  json->Key("sync").BeginObject();
+  json->Key("kind").Text(KindName(look->kind));
+  json->Key("value").Number(look->value);
+  json->Key("state").Text(SyncStateName(look->state));
+  json->Key("writer").Text(WriterOf(*look, holders));
+  json->Key("joined").Number(uint64_t{look->joined});
+  json->Key("places").Number(uint64_t{look->places});
+  json->EndObject();
+}
+
 void WriteBuffers(const Snapshot& snapshot, JsonWriter* json) {
   json->Key("buffers").BeginArray();
   for (const gpushm_info& info : snapshot.buffers) {
     json->BeginObject();
     WriteInfo(info, json);
     WriteCount(CountHolders(info, snapshot.holders), json);
+    WriteLook(LookOf(info, snapshot), snapshot.holders, json);
     json->EndObject();
   }
   json->EndArray();
@@ -141,8 +172,42 @@ std::string StateName(uint32_t state) {
   }
 }
 
+std::string KindName(uint32_t kind) {
+  return kind == GPUSHM_SYNC_SIGNAL    ? "signal"
+         : kind == GPUSHM_SYNC_BARRIER ? "barrier"
+         : kind == GPUSHM_SYNC_RING    ? "ring"
+         : kind == GPUSHM_SYNC_QUEUE   ? "queue"
+                                       : Unknown(kind);
+}
+
+std::string SyncStateName(uint32_t state) {
+  return state == GPUSHM_SIGNAL_UNUSED ? "unused"
+         : state == GPUSHM_SIGNAL_LIVE ? "live"
+         : state == GPUSHM_SIGNAL_DIED ? "died"
+         : state == GPUSHM_SIGNAL_LEFT ? "left"
+                                       : Unknown(state);
+}
+
 std::string TransportName(uint32_t transport) {
-  return transport == GPUSHM_VMM ? "vmm" : transport == GPUSHM_CUIPC ? "cuipc" : Unknown(transport);
+  return transport == GPUSHM_VMM     ? "vmm"
+         : transport == GPUSHM_CUIPC ? "cuipc"
+         : transport == GPUSHM_HOST  ? "host"
+                                     : Unknown(transport);
+}
+
+std::string PeerWayName(uint32_t way) {
+  switch (way) {
+    case GPUSHM_PEER_NONE:
+      return "-";
+    case GPUSHM_PEER_NVLINK:
+      return "nvlink";
+    case GPUSHM_PEER_PCIE:
+      return "pcie";
+    case GPUSHM_PEER_STAGED:
+      return "staged";
+    default:
+      return Unknown(way);
+  }
 }
 
 std::string AccessName(uint32_t access) {
@@ -156,6 +221,88 @@ std::string WayName(uint32_t way) {
                                     : Unknown(way);
 }
 
+std::string FileWayName(uint32_t way) {
+  switch (way) {
+    case GPUSHM_FILE_AUTO:
+    case GPUSHM_FILE_AUTO_GDS:
+      return "auto";
+    case GPUSHM_FILE_CACHED:
+      return "page-cache";
+    case GPUSHM_FILE_DIRECT:
+      return "direct";
+    case GPUSHM_FILE_STREAM:
+      return "stream";
+    case GPUSHM_FILE_GDS:
+      return "gds";
+    default:
+      return Unknown(way);
+  }
+}
+
+std::string FileReasonName(uint32_t reason) {
+  switch (reason) {
+    case GPUSHM_REASON_UNKNOWN:
+      return "";
+    case GPUSHM_REASON_ASKED:
+      return "asked for";
+    case GPUSHM_REASON_SMALL:
+      return "small";
+    case GPUSHM_REASON_IN_CACHE:
+      return "in the page cache";
+    case GPUSHM_REASON_NOT_IN_CACHE:
+      return "not in the page cache";
+    case GPUSHM_REASON_LARGE:
+      return "large";
+    case GPUSHM_REASON_REFUSED:
+      return "O_DIRECT was refused";
+    case GPUSHM_REASON_IN_ORDER:
+      return "read or written in order";
+    default:
+      return Unknown(reason);
+  }
+}
+
+namespace {
+
+Color SyncColor(uint32_t state) {
+  return state == GPUSHM_SIGNAL_LIVE     ? Color::kGreen
+         : state == GPUSHM_SIGNAL_UNUSED ? Color::kYellow
+                                         : Color::kRed;
+}
+
+// Below the buffers; empty where there are none.
+std::string SyncTable(const Snapshot& snapshot, const Style& style) {
+  Table table({{"NAME"},
+               {"KIND"},
+               {"AT", true},
+               {"STATE"},
+               {"WRITER"},
+               {"JOINED", true},
+               {"HOLDERS", true},
+               {"AGE", true}});
+  bool any = false;
+  for (const gpushm_info& info : snapshot.buffers) {
+    if (info.transport != GPUSHM_HOST) continue;
+    any = true;
+    const gpushm_sync_info* const look = LookOf(info, snapshot);
+    std::vector<Cell> row = {{Printable(NameOf(info.name))}, {"-"}, {"-"}, {"-"}, {"-"}, {"-"}};
+    if (look != nullptr) {
+      row = {row[0],
+             {KindName(look->kind)},
+             {std::to_string(look->value)},
+             {SyncStateName(look->state), SyncColor(look->state)},
+             {ContainerText(WriterOf(*look, snapshot.holders))},
+             {Concat(look->joined, "/", look->places)}};
+    }
+    row.push_back({std::to_string(CountHolders(info, snapshot.holders).all())});
+    row.push_back({FormatAge(style.now_unix_ns - info.created_unix_ns)});
+    table.Add(std::move(row));
+  }
+  return any ? "\n" + table.Render(style.color) : "";
+}
+
+}  // namespace
+
 std::string ListTable(const Snapshot& snapshot, const Style& style) {
   Table table({{"NAME"},
                {"GENERATION"},
@@ -166,6 +313,7 @@ std::string ListTable(const Snapshot& snapshot, const Style& style) {
                {"HOLDERS", true},
                {"AGE", true}});
   for (const gpushm_info& info : snapshot.buffers) {
+    if (info.transport == GPUSHM_HOST) continue;
     table.Add({{Printable(NameOf(info.name))},
                {std::to_string(info.generation)},
                {FormatBytes(info.size_bytes)},
@@ -175,7 +323,7 @@ std::string ListTable(const Snapshot& snapshot, const Style& style) {
                {std::to_string(CountHolders(info, snapshot.holders).all())},
                {FormatAge(style.now_unix_ns - info.created_unix_ns)}});
   }
-  return table.Render(style.color);
+  return table.Render(style.color) + SyncTable(snapshot, style);
 }
 
 std::string ListNames(const Snapshot& snapshot) {
@@ -193,8 +341,16 @@ std::string ListJson(const Snapshot& snapshot) {
 }
 
 std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
-                     const Style& style) {
+                     const gpushm_sync_info* look, const Style& style) {
   std::string text = Field("name", NameOf(info.name));
+  if (look != nullptr) {
+    text += Field("kind", KindName(look->kind));
+    text += Field("at", std::to_string(look->value));
+    const std::string_view writer = WriterOf(*look, holders);
+    text +=
+        Field("written", Concat(SyncStateName(look->state), writer.empty() ? "" : ", by ", writer));
+    text += Field("joined", Concat(look->joined, " of ", look->places));
+  }
   text += Field("generation", std::to_string(info.generation));
   text += Field("size", BytesField(info.size_bytes));
   text += Field("mapped", BytesField(info.mapped_bytes));
@@ -209,6 +365,7 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
   if (holders.empty()) return text;
   Table table({{"CONTAINER"},
                {"ACCESS"},
+               {"PEER"},
                {"GENERATION"},
                {"CLIENT", true},
                {"LEASE", true},
@@ -217,6 +374,7 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
     const bool old = holder.generation != info.generation;
     table.Add({{ContainerText(NameOf(holder.container))},
                {AccessName(holder.access)},
+               {PeerWayName(holder.peer_way)},
                {old ? Concat(holder.generation, " (old)") : std::to_string(holder.generation),
                 old ? Color::kYellow : Color::kNone},
                {std::to_string(holder.client_id)},
@@ -226,15 +384,18 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
   return text + '\n' + table.Render(style.color);
 }
 
-std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders) {
+std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
+                     const gpushm_sync_info* look) {
   JsonWriter json;
   json.BeginObject();
   WriteInfo(info, &json);
+  WriteLook(look, holders, &json);
   json.Key("holders").BeginArray();
   for (const gpushm_holder& holder : holders) {
     json.BeginObject();
     json.Key("container").Text(NameOf(holder.container));
     json.Key("access").Text(AccessName(holder.access));
+    json.Key("peer_way").Text(PeerWayName(holder.peer_way));
     json.Key("generation").Id(holder.generation);
     json.Key("client_id").Id(holder.client_id);
     json.Key("lease_id").Id(holder.lease_id);
@@ -306,6 +467,7 @@ std::string TopText(const TopSample& sample, const TopSample* previous, int64_t 
   };
   std::vector<Row> sorted;
   for (const gpushm_info& info : sample.snapshot.buffers) {
+    if (info.transport == GPUSHM_HOST) continue;  // No bytes of the GPU: ls has them.
     sorted.push_back({&info, CountHolders(info, sample.snapshot.holders)});
   }
   std::sort(sorted.begin(), sorted.end(), [&](const Row& a, const Row& b) {
@@ -368,12 +530,40 @@ std::string InfoJson(const gpushm_info& info) {
   return json.Take();
 }
 
+namespace {
+
+// While bytes moved; of an older broker only the whole is known.
+int64_t MovingNs(const gpushm_transfer_result& result) {
+  return result.moving_ns > 0 ? result.moving_ns : result.elapsed_ns;
+}
+
+// How much of what the link can do; 0: not known.
+double LinkPart(const gpushm_transfer_result& result) {
+  const int64_t moving_ns = MovingNs(result);
+  if (result.link_bytes_per_second == 0 || moving_ns <= 0) return 0;
+  return static_cast<double>(result.bytes) * 1e9 / static_cast<double>(moving_ns) /
+         static_cast<double>(result.link_bytes_per_second);
+}
+
+std::string LinkText(const gpushm_transfer_result& result) {
+  const double part = LinkPart(result);
+  if (part == 0) return "";
+  char text[16];
+  std::snprintf(text, sizeof text, "%.2f", part);
+  return Concat(", ", text, " of the PCIe link's ",
+                FormatRate(result.link_bytes_per_second, 1'000'000'000));
+}
+
+}  // namespace
+
 std::string TransferLine(std::string_view verb, std::string_view from, std::string_view to,
                          const gpushm_transfer_result& result) {
-  return Concat(verb, " ", Printable(from), " to ", Printable(to), ": ", FormatBytes(result.bytes),
-                " in ", FormatAge(result.elapsed_ns), ", ",
-                FormatRate(result.bytes, result.elapsed_ns), ", ",
-                result.way == GPUSHM_WAY_BROKER ? "by the broker" : "in this process", "\n");
+  const std::string reason = FileReasonName(result.file_reason);
+  return Concat(
+      verb, " ", Printable(from), " to ", Printable(to), ": ", FormatBytes(result.bytes), " in ",
+      FormatAge(result.elapsed_ns), ", ", FormatRate(result.bytes, MovingNs(result)),
+      LinkText(result), ", ", result.way == GPUSHM_WAY_BROKER ? "by the broker" : "in this process",
+      ", ", FileWayName(result.file_way), reason.empty() ? "" : Concat(" (", reason, ")"), "\n");
 }
 
 std::string TransferJson(std::string_view buffer, std::string_view file,
@@ -384,10 +574,15 @@ std::string TransferJson(std::string_view buffer, std::string_view file,
   json.Key("buffer").Text(buffer);
   json.Key("file").Text(file);
   json.Key("way").Text(WayName(result.way));
+  json.Key("file_way").Text(FileWayName(result.file_way));
+  json.Key("file_way_reason").Text(FileReasonName(result.file_reason));
   json.Key("bytes").Number(result.bytes);
   json.Key("elapsed_seconds").Number(seconds);
   json.Key("bytes_per_second")
       .Number(seconds > 0 ? static_cast<double>(result.bytes) / seconds : 0);
+  json.Key("moving_seconds").Number(static_cast<double>(result.moving_ns) / 1e9);
+  json.Key("link_bytes_per_second").Number(result.link_bytes_per_second);
+  json.Key("link_fraction").Number(LinkPart(result));
   json.EndObject();
   return json.Take();
 }

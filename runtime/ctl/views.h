@@ -10,6 +10,7 @@
 
 #include "runtime/ctl/json.h"
 #include "runtime/include/gpushm/gpushm.h"
+#include "runtime/include/gpushm/sync.h"
 
 namespace gpushm::ctl {
 
@@ -23,19 +24,27 @@ std::string StateName(uint32_t state);
 std::string TransportName(uint32_t transport);
 std::string AccessName(uint32_t access);
 std::string WayName(uint32_t way);
+std::string FileWayName(uint32_t way);
+std::string FileReasonName(uint32_t reason);
+
+std::string KindName(uint32_t kind);        // Of gpushm_sync_kind.
+std::string SyncStateName(uint32_t state);  // Of gpushm_signal_state.
 
 struct Snapshot {
-  std::vector<gpushm_info> buffers;
+  std::vector<gpushm_info> buffers;  // And signals, barriers, rings: those are GPUSHM_HOST.
   std::vector<gpushm_holder> holders;
+  std::vector<gpushm_sync_info> looks{};  // Of those, where known.
 };
 
 std::string ListTable(const Snapshot& snapshot, const Style& style);
 std::string ListNames(const Snapshot& snapshot);
 std::string ListJson(const Snapshot& snapshot);
 
+// `look` may be null: it is a buffer, or not known.
 std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
-                     const Style& style);
-std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders);
+                     const gpushm_sync_info* look, const Style& style);
+std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
+                     const gpushm_sync_info* look);
 
 std::string BrokerText(const gpushm_broker_info& broker);
 std::string BrokerJson(const gpushm_broker_info& broker);

@@ -35,9 +35,11 @@ std::string LinkOf(int fd) {
   return {target.data(), length > 0 ? static_cast<size_t>(length) : 0};
 }
 
-// "Pid:" of /proc/self/fdinfo: 0 if the process is not in our PID namespace, -1 if it has ended.
-int PidOf(int fd) {
-  const UniqueFd file(open(Concat("/proc/self/fdinfo/", fd).c_str(), O_RDONLY | O_CLOEXEC));
+}  // namespace
+
+// "Pid:" of /proc/self/fdinfo.
+int PidOf(int pidfd) {
+  const UniqueFd file(open(Concat("/proc/self/fdinfo/", pidfd).c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 512> text{};
   const ssize_t length = file ? read(file.get(), text.data(), text.size()) : -1;
   const std::string_view all(text.data(), length > 0 ? static_cast<size_t>(length) : 0);
@@ -48,8 +50,6 @@ int PidOf(int fd) {
   std::from_chars(all.data() + at + kKey.size(), all.data() + all.size(), pid);
   return pid;
 }
-
-}  // namespace
 
 bool IsPidfd(int fd) {
   const std::string link = LinkOf(fd);

@@ -21,6 +21,9 @@ UniqueFd PeerProcess(int socket);
 // Whether the process has ended.
 bool HasEnded(const UniqueFd& pidfd);
 
+// The PID of a pidfd's process: 0 if it is not in our PID namespace, -1 if it has ended.
+int PidOf(int pidfd);
+
 enum class Same { kNo, kYes, kUnknown };
 // Whether two pidfds stand for one process. Linux 6.9 and later know; before that only in the
 // PID namespace of the asker.

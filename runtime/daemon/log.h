@@ -25,6 +25,8 @@ class Field {
   Field(std::string_view key, std::string_view value) : key_(key), value_(value), quoted_(true) {}
   Field(std::string_view key, const char* value) : Field(key, std::string_view(value)) {}
   Field(std::string_view key, const std::string& value) : Field(key, std::string_view(value)) {}
+  Field(std::string_view key, bool value)
+      : key_(key), value_(value ? "true" : "false"), quoted_(false) {}
   template <typename Number>
     requires std::is_arithmetic_v<Number>
   Field(std::string_view key, Number value) : key_(key), value_(Concat(value)), quoted_(false) {}

@@ -1,20 +1,39 @@
 #include "runtime/daemon/process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 
 #include <cerrno>
+#include <fstream>
+
+#include "runtime/base/clock.h"
 
 namespace gpushm {
+namespace {
+
+constexpr int64_t kLockMs = 500;
+
+}  // namespace
 
 void RaiseDescriptorLimit() {
   rlimit descriptors{};
   if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return;
   descriptors.rlim_cur = descriptors.rlim_max;
   setrlimit(RLIMIT_NOFILE, &descriptors);
+}
+
+uint64_t MemoryLimitBytes() {
+  // Of version 2 and of version 1.
+  for (const char* const path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    uint64_t bytes = 0;
+    if (std::ifstream(path) >> bytes) return bytes;  // "max" is no number.
+  }
+  return UINT64_MAX;
 }
 
 UniqueFd SignalDescriptor(std::initializer_list<int> signals) {
@@ -28,9 +47,15 @@ UniqueFd SignalDescriptor(std::initializer_list<int> signals) {
 Result<UniqueFd> LockFile(const std::string& path, const Status& taken) {
   UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!file) return FailSystem(errno, Concat("open ", path));
-  if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) return file;
-  if (errno == EWOULDBLOCK) return std::unexpected(taken);
-  return FailSystem(errno, Concat("flock ", path));
+  // A process that is killed while it starts another one leaves its descriptors to that, until that
+  // has begun its own program.
+  const Deadline deadline = Deadline::AfterMs(kLockMs);
+  while (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return FailSystem(errno, Concat("flock ", path));
+    if (deadline.Passed()) return std::unexpected(taken);
+    poll(nullptr, 0, 5);
+  }
+  return file;
 }
 
 }  // namespace gpushm

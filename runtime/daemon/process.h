@@ -1,6 +1,7 @@
 // What broker and plugin do as processes before they do anything else.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 
@@ -12,12 +13,15 @@ namespace gpushm {
 // To as many descriptors as the hard limit allows: each buffer and each client has one or two.
 void RaiseDescriptorLimit();
 
+// Bytes of host memory that this container may take, as its cgroup says; UINT64_MAX: no limit.
+uint64_t MemoryLimitBytes();
+
 // Blocks these signals and gives a descriptor that tells of them (signalfd, not blocking). Before
 // any thread starts: threads inherit the mask.
 UniqueFd SignalDescriptor(std::initializer_list<int> signals);
 
 // Makes the file at `path` and locks it for this process, however it ends (flock). `taken`: the
-// error when another process has it. kSystem.
+// error when another process has it, and keeps it for half a second. kSystem.
 Result<UniqueFd> LockFile(const std::string& path, const Status& taken);
 
 }  // namespace gpushm

@@ -18,6 +18,16 @@ constexpr char kOldDriverRemedy[] = "install an NVIDIA driver of branch 525 or n
 // Present only in the simulated driver.
 constexpr char kSimulatedMarker[] = "gpushm_sim_version";
 
+// Stands for a function that the simulated driver of an earlier release does not have yet.
+template <typename... Arguments>
+CUresult CUDAAPI NotSupported(Arguments...) {
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+template <typename... Arguments>
+void UseNotSupported(CUresult(CUDAAPI*& function)(Arguments...)) {
+  function = &NotSupported<Arguments...>;
+}
+
 }  // namespace
 
 std::string DriverFolderFromEnvironment() {
@@ -48,14 +58,20 @@ Result<const CudaApi*> CudaApi::Load(const std::string& folder) {
   }
 
   std::unique_ptr<CudaApi> api(new CudaApi());
+  api->simulated_ = dlsym(library, kSimulatedMarker) != nullptr;
   const char* missing = nullptr;
   const auto resolve = [&](const char* name, auto& function) {
     void* address = nullptr;
     CUdriverProcAddressQueryResult found{};
     const CUresult result =
         get_address(name, &address, kMinDriverVersion, CU_GET_PROC_ADDRESS_DEFAULT, &found);
-    if ((result != CUDA_SUCCESS || address == nullptr) && missing == nullptr) missing = name;
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
+    if (result == CUDA_SUCCESS && address != nullptr) return;
+    if (api->simulated_) {
+      UseNotSupported(function);
+    } else if (missing == nullptr) {
+      missing = name;
+    }
   };
 #define GPUSHM_RESOLVE(name) resolve(#name, api->name);
   GPUSHM_CUDA_FUNCTIONS(GPUSHM_RESOLVE)
@@ -64,7 +80,6 @@ Result<const CudaApi*> CudaApi::Load(const std::string& folder) {
     return Fail(Code::kUnsupported, Concat(path, " has no function ", missing), kOldDriverRemedy);
   }
   api->cuDriverGetVersion(&api->driver_version_);
-  api->simulated_ = dlsym(library, kSimulatedMarker) != nullptr;
   Dl_info info{};
   const bool located = dladdr(reinterpret_cast<void*>(get_address), &info) != 0;
   api->path_ = located && info.dli_fname != nullptr ? info.dli_fname : path;

@@ -2,7 +2,7 @@
 //
 // Invariants
 //   (1) A CudaApi exists only when every function of the table was found; callers never check for
-//       null.
+//       null. What the simulated driver of an earlier release lacks answers NOT_SUPPORTED.
 //   (2) The library is never unloaded: driver threads and mappings may outlive any owner.
 //   (3) Nothing here makes a context. cuInit runs once, at the first Init().
 //
@@ -26,6 +26,7 @@ namespace gpushm {
   X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGet)            \
   X(cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceTotalMem)                   \
   X(cuDeviceGetAttribute) X(cuDeviceGetPCIBusId) X(cuDeviceCanAccessPeer)                         \
+  X(cuDeviceGetP2PAttribute)                                                                      \
   X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxGetState)          \
   X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent) X(cuCtxPopCurrent)  \
   X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc)                \
@@ -39,12 +40,12 @@ namespace gpushm {
   X(cuMemRetainAllocationHandle) X(cuMemGetHandleForAddressRange) X(cuStreamCreate)               \
   X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamWaitEvent)                 \
   X(cuStreamWaitValue32) X(cuStreamWaitValue64) X(cuStreamWriteValue32) X(cuStreamWriteValue64)   \
-  X(cuLaunchHostFunc) X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuStreamIsCapturing)        \
-  X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy)         \
-  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)       \
-  X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuIpcGetEventHandle)        \
-  X(cuIpcOpenEventHandle) X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction)            \
-  X(cuLaunchKernel)
+  X(cuStreamBatchMemOp) X(cuLaunchHostFunc) X(cuStreamBeginCapture) X(cuStreamEndCapture)         \
+  X(cuStreamIsCapturing) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphDestroy)        \
+  X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery)       \
+  X(cuEventSynchronize) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)         \
+  X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuModuleLoadData) X(cuModuleUnload)            \
+  X(cuModuleGetFunction) X(cuLaunchKernel)
 // clang-format on
 
 class CudaApi {

@@ -6,12 +6,20 @@
 namespace gpushm {
 namespace {
 
-CUmemAllocationProp PropertiesFor(CUdevice device) {
+CUmemAllocationProp PropertiesFor(const CudaApi& api, CUdevice device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  // Network cards and GPUDirect Storage register no other memory. Asking where it is not supported
+  // makes cuMemCreate fail.
+  int supported = 0;
+  if (api.cuDeviceGetAttribute(&supported,
+                               CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                               device) == CUDA_SUCCESS) {
+    properties.allocFlags.gpuDirectRDMACapable = supported != 0 ? 1 : 0;
+  }
   return properties;
 }
 
@@ -55,7 +63,7 @@ Result<std::vector<DeviceInfo>> ListDevices(const CudaApi& api) {
         !r) {
       return std::unexpected(r.error());
     }
-    const CUmemAllocationProp properties = PropertiesFor(info.device);
+    const CUmemAllocationProp properties = PropertiesFor(api, info.device);
     if (auto r = api.Check(api.cuMemGetAllocationGranularity(&granularity, &properties,
                                                              CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                            "cuMemGetAllocationGranularity");
@@ -73,7 +81,7 @@ Result<std::vector<DeviceInfo>> ListDevices(const CudaApi& api) {
 
 Result<DeviceMemory> DeviceMemory::Create(const CudaApi& api, CUdevice device,
                                           uint64_t size_bytes) {
-  const CUmemAllocationProp properties = PropertiesFor(device);
+  const CUmemAllocationProp properties = PropertiesFor(api, device);
   CUmemGenericAllocationHandle handle = 0;
   if (auto r = api.Check(api.cuMemCreate(&handle, size_bytes, &properties, 0),
                          Concat("cuMemCreate of ", size_bytes, " bytes"));
@@ -132,7 +140,8 @@ void DeviceMemory::Reset() {
 }
 
 Result<DeviceMapping> DeviceMapping::Map(const CudaApi& api, const DeviceMemory& memory,
-                                         uint64_t size_bytes, CUdevice device, Access access) {
+                                         uint64_t size_bytes, CUdevice device, Access access,
+                                         std::span<const CUdevice> peers) {
   CUdeviceptr address = 0;
   if (auto r =
           api.Check(api.cuMemAddressReserve(&address, size_bytes, 0, 0, 0), "cuMemAddressReserve");
@@ -145,12 +154,15 @@ Result<DeviceMapping> DeviceMapping::Map(const CudaApi& api, const DeviceMemory&
     return std::unexpected(r.error());
   }
   DeviceMapping mapping(api, address, size_bytes);
-  CUmemAccessDesc rights{};
-  rights.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  rights.location.id = device;
-  rights.flags = access == Access::kReadWrite ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                                              : CU_MEM_ACCESS_FLAGS_PROT_READ;
-  if (auto r = api.Check(api.cuMemSetAccess(address, size_bytes, &rights, 1), "cuMemSetAccess");
+  std::vector<CUmemAccessDesc> rights(1 + peers.size());
+  for (size_t i = 0; i < rights.size(); ++i) {
+    rights[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    rights[i].location.id = i == 0 ? device : peers[i - 1];
+    rights[i].flags = access == Access::kReadWrite ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                   : CU_MEM_ACCESS_FLAGS_PROT_READ;
+  }
+  if (auto r = api.Check(api.cuMemSetAccess(address, size_bytes, rights.data(), rights.size()),
+                         "cuMemSetAccess");
       !r) {
     return std::unexpected(r.error());
   }

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,10 +84,12 @@ class DeviceMemory {
 // A range of device addresses with memory mapped into it.
 class DeviceMapping {
  public:
-  // Maps `memory` for use by `device`. `size_bytes` is all of it: the driver maps no parts.
-  // The mapping keeps the memory alive by itself: `memory` may be destroyed afterwards.
+  // Maps `memory` for use by `device`, and by `peers` over NVLink or PCIe. `size_bytes` is all of
+  // it: the driver maps no parts. The mapping keeps the memory alive by itself: `memory` may be
+  // destroyed afterwards.
   static Result<DeviceMapping> Map(const CudaApi& api, const DeviceMemory& memory,
-                                   uint64_t size_bytes, CUdevice device, Access access);
+                                   uint64_t size_bytes, CUdevice device, Access access,
+                                   std::span<const CUdevice> peers = {});
 
   CUdeviceptr address() const { return address_; }
   uint64_t size_bytes() const { return size_bytes_; }

@@ -30,14 +30,20 @@ namespace gpushm {
 #define GPUSHM_NVML_OPTIONAL_FUNCTIONS(X)                                                         \
   X(nvmlDeviceGetGpuInstanceId) X(nvmlDeviceGetComputeInstanceId) X(nvmlDeviceGetRemappedRows)    \
   X(nvmlDeviceGetRetiredPagesPendingStatus) X(nvmlDeviceGetTotalEccErrors)                        \
-  X(nvmlDeviceGetFieldValues)
+  X(nvmlDeviceGetFieldValues) X(nvmlDeviceGetTemperature) X(nvmlDeviceGetEnforcedPowerLimit)      \
+  X(nvmlDeviceGetClockInfo) X(nvmlDeviceGetPcieThroughput)                                        \
+  X(nvmlDeviceGetCurrentClocksEventReasons)
 // clang-format on
 
 class NvmlApi {
  public:
 #define GPUSHM_DECLARE(name) decltype(&::name) name = nullptr;
   GPUSHM_NVML_FUNCTIONS(GPUSHM_DECLARE)
+  // nvmlDeviceGetTemperature: its successor is not in drivers of before 2025.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   GPUSHM_NVML_OPTIONAL_FUNCTIONS(GPUSHM_DECLARE)
+#pragma GCC diagnostic pop
 #undef GPUSHM_DECLARE
 
   // Loads libnvidia-ml.so.1 and calls nvmlInit once per process and folder; the table lives as long

@@ -38,6 +38,7 @@ Result<void> ValidateLink(const LinkHello& m) {
 template <>
 Result<void> ValidateLink(const LinkWelcome& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.version != 0, "link welcome: no version"},
                   {m.device_lost <= 1, "link welcome: device_lost is not a truth value"},
                   {IsName(m.allocation), "link welcome: allocation is not a DNS label"},
                   {m.pool_bytes <= limits::kBufferBytes, "link welcome: pool out of range"},
@@ -70,6 +71,7 @@ Result<void> ValidateLink(const LinkBuffer& m) {
 template <>
 Result<void> ValidateLink(const LinkGeneration& m) {
   const bool cuipc = m.transport == static_cast<uint32_t>(Transport::kCuIpc);
+  const bool host = m.transport == static_cast<uint32_t>(Transport::kHost);
   return Require(
       {{m.reserved == 0, "reserved bytes are not zero"},
        {IsName(m.name), "link generation: name is not a DNS label"},
@@ -82,11 +84,13 @@ Result<void> ValidateLink(const LinkGeneration& m) {
        {!cuipc || (m.offerer_pid > 0 && m.pooled == 0 && m.offerer_client != 0),
         "link generation: cuipc without its offerer"},
        {cuipc || m.offerer_client == 0, "link generation: an offerer without cuipc"},
+       {!host || (m.pooled == 0 && m.mapped_bytes <= limits::kPageBytes),
+        "link generation: a page that is none"},
        {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "link generation: offset out of range"}});
 }
 template <>
 Result<void> ValidateLink(const LinkLease& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+  return Require({{IsPeerWay(m.peer_way), "link lease: unknown way"},
                   {m.lease_id != 0, "link lease: no id"},
                   {m.client_id != 0, "link lease: no client"},
                   {m.generation != 0, "link lease: no generation"},
@@ -110,6 +114,11 @@ Result<void> ValidateLink(const LinkDevice& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
                   {m.lost <= 1, "link device: lost is not a truth value"},
                   {IsTerminated(m.reason), "link device: reason is not terminated"}});
+}
+template <>
+Result<void> ValidateLink(const LinkCounters& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.version != 0, "link counters: no version"}});
 }
 
 }  // namespace gpushm::protocol

@@ -12,7 +12,8 @@
 //   want_kept = 1 (it has nothing):  plugin: Client*, Buffer*, Generation*, Lease*, End
 //   want_kept = 0 (it has state):    plugin forgets what it kept under this name: of another epoch
 //                                    at once, of the same epoch with the broker's End
-//   then, in both cases:  broker: Registry, Client*, Buffer*, Generation*, Lease*, End, changes ...
+//   then, in both cases:  broker: Registry, Counters, Client*, Buffer*, Generation*, Lease*, End,
+//   changes ...
 //                         plugin: Device, whenever the GPU's health changes
 //
 // With the broker's End, which comes once, all that it has not stated since its Hello is no more.
@@ -29,7 +30,8 @@
 //   (1) Every field is validated by ParseLink<>() before anybody sees it, as in messages.h.
 //   (2) The broker states a change before it answers the client that asked for it. What a client
 //       knows, the keeper knows, unless the link was down.
-//   (3) Descriptors: Registry (the memfd), Client (its pidfd), Generation with transport vmm. One
+//   (3) Descriptors: Registry and Counters (a memfd), Client (its pidfd), Generation with transport
+//   vmm. One
 //       each; any other message with one is a breach. A generation that was stated before may come
 //       without; what is behind its number (sizes, transport, handle) never changes.
 //   (4) Neither side waits for the other after the greeting: what does not fit into the socket is
@@ -37,7 +39,11 @@
 //   (5) A link has at most the limits of limits.h; a broker that states more is told so in the log
 //       and disconnected; what was kept of it goes.
 //
-// Version 1. A later version appends fields and negotiates in Hello.
+// Versions. The plugin chooses in Welcome the highest one that both sides speak. A message carries
+// the version that brought its kind, so that a peer of an older one can read what it knows.
+//   1  all up to Device
+//   2  Counters, after Registry: the segment of counters.h, which the plugin reads when it is asked
+//   3  Generation with Transport::kHost, and leases on it; an older plugin is not told of them
 #pragma once
 
 #include <array>
@@ -51,7 +57,9 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kLinkMagic = 0x4b4c5347;  // "GSLK"
 inline constexpr uint16_t kLinkMinVersion = 1;
-inline constexpr uint16_t kLinkMaxVersion = 1;
+inline constexpr uint16_t kLinkMaxVersion = 3;
+// That brought Transport::kHost.
+inline constexpr uint16_t kLinkPagesVersion = 3;
 
 // The socket's name in its folder, and where the sidecar has that folder mounted.
 inline constexpr char kLinkSocketName[] = "plugin.sock";
@@ -63,13 +71,17 @@ enum class LinkKind : uint16_t {
   kRegistry = 3,  // + memfd
   kClient = 4,    // + pidfd
   kBuffer = 5,
-  kGeneration = 6,  // + descriptor (transport vmm)
+  kGeneration = 6,  // + descriptor (transports vmm and host)
   kLease = 7,
   kDrop = 8,
   kEnd = 9,  // Of all statements about what there is.
   kDevice = 10,
+  kCounters = 11,  // + memfd
 };
-inline constexpr uint16_t kMaxLinkKind = 10;
+inline constexpr uint16_t kMaxLinkKind = 11;
+
+// That brought it.
+constexpr uint16_t VersionOf(LinkKind kind) { return kind == LinkKind::kCounters ? 2 : 1; }
 
 struct LinkHeader {
   uint32_t magic;
@@ -137,7 +149,7 @@ struct LinkGeneration {
   uint64_t generation;
   uint64_t size_bytes;
   uint64_t mapped_bytes;
-  uint32_t transport;  // Transport; kVmm: the descriptor comes with this message.
+  uint32_t transport;  // Transport; but for kCuIpc the descriptor comes with this message.
   uint32_t pooled;     // 1: the broker allocated it. 0: it was offered.
   int32_t offerer_pid;
   uint32_t reserved;
@@ -154,8 +166,8 @@ struct LinkLease {
   uint64_t client_id;
   uint64_t generation;
   int64_t since_unix_ns;
-  uint32_t access;  // WireAccess
-  uint32_t reserved;
+  uint32_t access;    // WireAccess
+  uint32_t peer_way;  // PeerWay; 0 before version 3.
 };
 static_assert(sizeof(LinkLease) == 40);
 
@@ -181,6 +193,12 @@ struct LinkDevice {
 };
 static_assert(sizeof(LinkDevice) == 264);
 
+struct LinkCounters {
+  uint32_t version;  // kCountersVersion
+  uint32_t reserved;
+};
+static_assert(sizeof(LinkCounters) == 8);
+
 // ---- encoding
 
 template <typename Body>
@@ -188,7 +206,7 @@ size_t EncodeLink(LinkKind kind, const Body& body, Buffer* out) {
   static_assert(std::is_trivially_copyable_v<Body>);
   static_assert(sizeof(LinkHeader) + sizeof(Body) <= limits::kMessageBytes);
   const LinkHeader header{.magic = kLinkMagic,
-                          .version = kLinkMaxVersion,
+                          .version = VersionOf(kind),
                           .kind = static_cast<uint16_t>(kind),
                           .size_bytes = static_cast<uint32_t>(sizeof(LinkHeader) + sizeof(Body)),
                           .reserved = 0};

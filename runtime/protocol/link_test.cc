@@ -32,7 +32,7 @@ TEST(Link, EveryMessageComesBackAsItWas) {
     const auto header = ParseLinkHeader(Bytes(buffer, size));
     ASSERT_TRUE(header) << header.error().ToString();
     EXPECT_EQ(header->kind, static_cast<uint16_t>(kind));
-    EXPECT_EQ(header->version, kLinkMaxVersion);
+    EXPECT_EQ(header->version, kind == LinkKind::kCounters ? 2 : 1);
     const auto received = ParseLink<Body>(Bytes(buffer, size));
     ASSERT_TRUE(received) << static_cast<int>(kind) << ": " << received.error().ToString();
     EXPECT_EQ(std::memcmp(&*received, &sent, sizeof sent), 0);
@@ -67,7 +67,8 @@ TEST(Link, HeadersAreChecked) {
   EXPECT_EQ(broken([](LinkHeader*) {}), 0);
   EXPECT_EQ(broken([](LinkHeader* h) { h->magic ^= 1; }), corrupt);
   EXPECT_EQ(broken([](LinkHeader* h) { h->version = 0; }), static_cast<int>(Code::kIncompatible));
-  EXPECT_EQ(broken([](LinkHeader* h) { h->version = 2; }), static_cast<int>(Code::kIncompatible));
+  EXPECT_EQ(broken([](LinkHeader* h) { h->version = kLinkMaxVersion + 1; }),
+            static_cast<int>(Code::kIncompatible));
   EXPECT_EQ(broken([](LinkHeader* h) { ++h->size_bytes; }), corrupt);
   EXPECT_EQ(broken([](LinkHeader* h) { h->kind = 0; }), corrupt);
   EXPECT_EQ(broken([](LinkHeader* h) { h->kind = kMaxLinkKind + 1; }), corrupt);
@@ -108,11 +109,12 @@ void ExpectNameRules(const char* rule, NameField Body::* field) {
 
 TEST(Link, GreetingRules) {
   using B = LinkHello;
-  ExpectBroken<B>("wrong order", [](B* b) { b->min_version = 2; });
+  ExpectBroken<B>("wrong order", [](B* b) { b->min_version = 3; });
   ExpectBroken<B>("truth value", [](B* b) { b->want_kept = 2; });
   ExpectBroken<B>("not terminated", [](B* b) { b->program.fill('x'); });
   ExpectFine<B>([](B* b) { b->max_version = 9; });
   using W = LinkWelcome;
+  ExpectBroken<W>("no version", [](W* b) { b->version = 0; });
   ExpectBroken<W>("reserved", [](W* b) { b->reserved = 1; });
   ExpectBroken<W>("truth value", [](W* b) { b->device_lost = 2; });
   ExpectNameRules<W>("allocation", &W::allocation);
@@ -131,7 +133,7 @@ TEST(Link, ClientAndLeaseRules) {
   ExpectNameRules<C>("container", &C::container);
   ExpectBroken<C>("container", [](C* b) { b->container = {}; });
   using L = LinkLease;
-  ExpectBroken<L>("reserved", [](L* b) { b->reserved = 1; });
+  ExpectBroken<L>("unknown way", [](L* b) { b->peer_way = 4; });
   ExpectBroken<L>("no id", [](L* b) { b->lease_id = 0; });
   ExpectBroken<L>("no client", [](L* b) { b->client_id = 0; });
   ExpectBroken<L>("no generation", [](L* b) { b->generation = 0; });
@@ -171,7 +173,26 @@ TEST(Link, GenerationRules) {
   ExpectBroken<B>("size", [](B* b) { b->size_bytes = limits::kBufferBytes + 1; });
   ExpectBroken<B>("mapped size", [](B* b) { b->mapped_bytes = b->size_bytes - 1; });
   ExpectBroken<B>("mapped size", [](B* b) { b->mapped_bytes = limits::kBufferBytes + 1; });
-  ExpectBroken<B>("transport", [](B* b) { b->transport = 3; });
+  ExpectBroken<B>("transport", [](B* b) { b->transport = 4; });
+  ExpectFine<B>([](B* b) {
+    b->transport = 3;
+    b->pooled = 0;
+    b->offerer_client = 0;
+    b->size_bytes = b->mapped_bytes = 4096;
+    b->cuipc_offset = 0;
+  });
+  ExpectBroken<B>("a page that is none", [](B* b) {
+    b->transport = 3;
+    b->offerer_client = 0;
+    b->pooled = 1;
+  });
+  ExpectBroken<B>("a page that is none", [](B* b) {
+    b->transport = 3;
+    b->pooled = 0;
+    b->offerer_client = 0;
+    b->size_bytes = b->mapped_bytes = (1 << 20) + 4096;
+    b->cuipc_offset = 0;
+  });
   ExpectBroken<B>("pooled", [](B* b) { b->pooled = 2; });
   ExpectBroken<B>("without its offerer", [](B* b) { b->offerer_pid = 0; });
   ExpectBroken<B>("without its offerer", [](B* b) { b->offerer_client = 0; });

@@ -14,7 +14,7 @@ Body ValidLink() {
 template <>
 inline LinkHello ValidLink() {
   return {.min_version = 1,
-          .max_version = 1,
+          .max_version = 2,
           .want_kept = 1,
           .epoch = 5,
           .program = ToNameField("gpushm-broker 0.1.0")};
@@ -71,7 +71,7 @@ inline LinkLease ValidLink() {
           .generation = 7,
           .since_unix_ns = 1,
           .access = 2,
-          .reserved = 0};
+          .peer_way = 1};
 }
 template <>
 inline LinkDrop ValidLink() {
@@ -80,6 +80,10 @@ inline LinkDrop ValidLink() {
 template <>
 inline LinkDevice ValidLink() {
   return {.lost = 1, .reserved = 0, .reason = {'X', 'I', 'D'}};
+}
+template <>
+inline LinkCounters ValidLink() {
+  return {.version = 1, .reserved = 0};
 }
 
 // visit.operator()<Body>(kind) for each message that there is.
@@ -95,6 +99,7 @@ void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkDrop>(LinkKind::kDrop);
   visit.template operator()<LinkEnd>(LinkKind::kEnd);
   visit.template operator()<LinkDevice>(LinkKind::kDevice);
+  visit.template operator()<LinkCounters>(LinkKind::kCounters);
 }
 
 }  // namespace gpushm::protocol::testing

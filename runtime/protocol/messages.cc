@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/protocol/counters.h"
 #include "runtime/protocol/rules.h"
 
 namespace gpushm::protocol {
@@ -81,9 +82,9 @@ Result<void> Validate(const HelloReply& m) {
 }
 template <>
 Result<void> Validate(const AttachRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {IsName(m.name), "attach: name is not a DNS label"},
-                  {IsAccess(m.access), "attach: unknown access"}});
+  return Require({{IsName(m.name), "attach: name is not a DNS label"},
+                  {IsAccess(m.access), "attach: unknown access"},
+                  {IsPeerWay(m.peer_way), "attach: unknown way"}});
 }
 template <>
 Result<void> Validate(const AttachReply& m) {
@@ -119,21 +120,31 @@ Result<void> Validate(const ReplaceRequest& m) {
                    "replace: unpublished without attach"}});
 }
 template <>
+Result<void> Validate(const MakePageRequest& m) {
+  return Require(
+      {{m.reserved == 0, "reserved bytes are not zero"},
+       {IsName(m.name), "make page: name is not a DNS label"},
+       {IsPageSize(m.size_bytes), "make page: size out of range"},
+       {(m.flags & ~(kFlagWritersAll | kFlagOneWriter)) == 0, "make page: unknown flags"}});
+}
+template <>
 Result<void> Validate(const PublishRequest& m) {
   return Require({{m.lease_id != 0, "publish: no lease"}});
 }
 template <>
 Result<void> Validate(const OfferRequest& m) {
-  return Require({{IsName(m.name), "offer: name is not a DNS label"},
-                  {IsSize(m.size_bytes), "offer: size out of range"},
-                  {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
-                   "offer: mapped size out of range"},
-                  {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "offer: offset out of range"},
-                  {(m.flags & ~(kFlagWritersAll | kFlagOneWriter)) == 0, "offer: unknown flags"},
-                  {IsWriterExit(m.on_writer_exit), "offer: unknown on_writer_exit"},
-                  {IsTransport(m.transport), "offer: unknown transport"},
-                  {m.transport != static_cast<uint32_t>(Transport::kCuIpc) || m.pid > 0,
-                   "offer: cuipc without a PID"}});
+  return Require(
+      {{IsName(m.name), "offer: name is not a DNS label"},
+       {IsSize(m.size_bytes), "offer: size out of range"},
+       {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
+        "offer: mapped size out of range"},
+       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "offer: offset out of range"},
+       {(m.flags & ~(kFlagWritersAll | kFlagOneWriter)) == 0, "offer: unknown flags"},
+       {IsWriterExit(m.on_writer_exit), "offer: unknown on_writer_exit"},
+       {IsTransport(m.transport) && m.transport != static_cast<uint32_t>(Transport::kHost),
+        "offer: unknown transport"},
+       {m.transport != static_cast<uint32_t>(Transport::kCuIpc) || m.pid > 0,
+        "offer: cuipc without a PID"}});
 }
 template <>
 Result<void> Validate(const OfferReply& m) {
@@ -154,7 +165,7 @@ Result<void> Validate(const HoldersReply& m) {
   for (uint32_t i = 0; i < m.count; ++i) {
     const HolderEntry& e = m.entries[i];
     if (!IsName(e.buffer) || !IsName(e.container)) return Broken("holders: a name is no DNS label");
-    if (!IsAccess(e.access) || e.reserved != 0) return Broken("holders: a bad entry");
+    if (!IsAccess(e.access) || !IsPeerWay(e.peer_way)) return Broken("holders: a bad entry");
   }
   return {};
 }
@@ -169,7 +180,8 @@ Result<void> Validate(const BrokerInfoReply& m) {
 }
 template <>
 Result<void> Validate(const TransferRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+  return Require({{m.file_way == 0 || m.file_way == 4 || m.file_way == 5,
+                   "transfer: a way of the file that is not asked for"},
                   {IsName(m.name), "transfer: name is not a DNS label"},
                   {m.direction == 1 || m.direction == 2, "transfer: unknown direction"},
                   {m.chunk_bytes <= (uint64_t{1} << 30), "transfer: chunk above 1 GiB"}});
@@ -191,6 +203,13 @@ Result<void> Validate(const TransferStatusReply& m) {
                   {m.done_bytes <= m.total_bytes, "transfer status: more done than there is"}});
 }
 template <>
+Result<void> Validate(const TransferReportReply& m) {
+  if (auto valid = Validate(m.status); !valid) return valid;
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.moving_ns <= INT64_MAX, "transfer report: moving_ns out of range"},
+                  {m.file_way <= 4, "transfer report: unknown way of the file"}});
+}
+template <>
 Result<void> Validate(const ContentRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
                   {m.lease_id != 0, "content: no lease"},
@@ -199,6 +218,15 @@ Result<void> Validate(const ContentRequest& m) {
 template <>
 Result<void> Validate(const AnnounceDescriptorRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"}});
+}
+template <>
+Result<void> Validate(const CountersRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"}});
+}
+template <>
+Result<void> Validate(const CountersReply& m) {
+  return Require({{m.version != 0, "counters: no version"},
+                  {m.size_bytes == sizeof(CounterPage), "counters: not a page"}});
 }
 template <>
 Result<void> Validate(const EmptyReply& m) {

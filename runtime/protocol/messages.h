@@ -15,7 +15,11 @@
 //       (kAnnounceDescriptor), so that the broker can keep descriptor passing switched off on its
 //       sockets otherwise (SO_PASSRIGHTS, Linux 6.16).
 //
-// Version 1. A later version appends fields to bodies and negotiates in Hello.
+// Versions. A connection has the highest one that both sides speak, agreed on in Hello. A message
+// carries the version that brought its kind, so that a peer of an older one can read what it knows.
+//   1  all up to kAnnounceDescriptor
+//   2  kCounters
+//   3  kMakePage, Transport::kHost in replies, TransferReportReply, file_way of TransferRequest
 #pragma once
 
 #include <array>
@@ -34,7 +38,7 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
 inline constexpr uint16_t kMinVersion = 1;
-inline constexpr uint16_t kMaxVersion = 1;
+inline constexpr uint16_t kMaxVersion = 3;
 inline constexpr uint16_t kReplyBit = 0x8000;
 
 // The name of the socket in each container's folder, and of the folder where nothing says
@@ -45,7 +49,7 @@ inline constexpr char kDefaultFolder[] = "/run/gpushm";
 enum class Kind : uint16_t {
   kHello = 1,   // + pidfd where the broker cannot get one itself (Linux < 6.5).
                 // Reply + registry memfd.
-  kAttach = 2,  // Reply + descriptor (transport vmm).
+  kAttach = 2,  // Reply + descriptor (transports vmm and host).
   kDetach = 3,
   kCreate = 4,   // Reply + descriptor if kFlagAttach.
   kReplace = 5,  // Reply + descriptor if kFlagAttach.
@@ -58,8 +62,16 @@ enum class Kind : uint16_t {
   kTransferStatus = 12,
   kContent = 13,             // A writer that loads by itself says how far it is.
   kAnnounceDescriptor = 14,  // The next request carries a descriptor.
+  kCounters = 15,            // Reply + memfd of a CounterPage (counters.h), the client's own.
+  kMakePage = 16,            // Reply + memfd, zeroed, unpublished.
 };
-inline constexpr uint16_t kMaxKind = 14;
+inline constexpr uint16_t kMaxKind = 16;
+
+// That brought it.
+constexpr uint16_t VersionOf(Kind kind) {
+  return kind == Kind::kMakePage ? 3 : kind == Kind::kCounters ? 2 : 1;
+}
+inline constexpr uint16_t kPeerWaysVersion = 3;
 
 struct Header {
   uint32_t magic;
@@ -82,7 +94,12 @@ inline constexpr uint32_t kFlagsAll = 15;
 
 enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
 enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
-enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2 };
+// kHost: not GPU memory but a page of a signal, barrier or ring (runtime/signal/page.h), a memfd;
+// read-only where read access was asked for.
+enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2, kHost = 3 };
+// Over what a client's GPUs get to a buffer: all of them are the buffer's own; mapped by a GPU
+// beside it; or a copy in that GPU's memory. From version 3 on; 0 in the messages of older ones.
+enum class PeerWay : uint32_t { kNone = 0, kNvLink = 1, kPcie = 2, kStaged = 3 };
 
 // A secret between a broker, its plugin and one client: who has it may resume that client's
 // connection, in the same container (docs/security.md). Random, never all zero.
@@ -115,10 +132,10 @@ static_assert(sizeof(HelloReply) == 136);
 
 struct AttachRequest {
   NameField name;
-  uint32_t access;  // WireAccess
-  uint32_t reserved;
+  uint32_t access;                   // WireAccess
+  uint32_t peer_way;                 // PeerWay
   uint64_t generation;               // 0: the current one.
-  std::array<uint8_t, 16> gpu_uuid;  // Zero: the client does not see a GPU (refused).
+  std::array<uint8_t, 16> gpu_uuid;  // Zero: the client does not see a GPU (refused but for kHost).
 };
 static_assert(sizeof(AttachRequest) == 96);
 
@@ -130,7 +147,7 @@ struct AttachReply {
   uint64_t size_bytes;
   uint64_t mapped_bytes;
   uint32_t access;      // WireAccess
-  uint32_t transport;   // Transport; kVmm: the descriptor comes with this message.
+  uint32_t transport;   // Transport; but for kCuIpc the descriptor comes with this message.
   int32_t offerer_pid;  // kCuIpc: getpid() of the process that offered it.
   uint32_t reserved;
   uint64_t cuipc_offset;
@@ -158,6 +175,17 @@ struct ReplaceRequest {
   uint32_t reserved;
 };
 static_assert(sizeof(ReplaceRequest) == 80);
+
+// Makes the page of a signal, barrier or ring, always unpublished and attached for writing. The
+// answer is an AttachReply.
+struct MakePageRequest {
+  NameField name;
+  uint64_t size_bytes;
+  uint32_t flags;  // kFlagWritersAll, kFlagOneWriter
+  uint32_t reserved;
+  uint64_t after_generation;  // 0: the name is new. Else it follows this one, if that is current.
+};
+static_assert(sizeof(MakePageRequest) == 88);
 
 struct PublishRequest {
   uint64_t lease_id;
@@ -201,8 +229,8 @@ struct HolderEntry {
   uint64_t client_id;
   uint64_t lease_id;
   int64_t since_unix_ns;
-  uint32_t access;
-  uint32_t reserved;
+  uint32_t access;    // WireAccess
+  uint32_t peer_way;  // PeerWay
 };
 static_assert(sizeof(HolderEntry) == 168);
 inline constexpr uint32_t kHoldersPerReply = 20;
@@ -237,7 +265,9 @@ enum class Direction : uint32_t { kLoad = 1, kSave = 2 };
 struct TransferRequest {
   NameField name;
   uint32_t direction;  // Direction
-  uint32_t reserved;
+  // GPUDirect Storage (a FileWay): kGds, kAutoGds to try it, or 0. Needs O_DIRECT on the
+  // descriptor, and version 3.
+  uint32_t file_way;
   uint64_t chunk_bytes;  // 0: the broker's choice.
 };
 static_assert(sizeof(TransferRequest) == 80);
@@ -265,6 +295,18 @@ struct TransferStatusReply {
 };
 static_assert(sizeof(TransferStatusReply) == 24);
 
+// The answer of kTransferStatus on connections of this version and later.
+inline constexpr uint16_t kTransferReportVersion = 3;
+struct TransferReportReply {
+  TransferStatusReply status;
+  // Once it has finished, as gpushm_transfer_result.
+  uint64_t moving_ns;
+  uint64_t link_bytes_per_second;
+  uint32_t file_way;
+  uint32_t reserved;
+};
+static_assert(sizeof(TransferReportReply) == 48);
+
 struct ContentRequest {
   uint64_t lease_id;  // A write lease.
   uint64_t loaded_bytes;
@@ -277,6 +319,18 @@ struct AnnounceDescriptorRequest {
   uint64_t reserved;
 };
 static_assert(sizeof(AnnounceDescriptorRequest) == 8);
+
+struct CountersRequest {
+  uint64_t reserved;
+};
+static_assert(sizeof(CountersRequest) == 8);
+
+// The same page again where the client had one: a process has one page at a broker.
+struct CountersReply {
+  uint32_t version;  // kCountersVersion
+  uint32_t size_bytes;
+};
+static_assert(sizeof(CountersReply) == 8);
 
 // Reply of kDetach, kPublish, kDelete, kContent, kAnnounceDescriptor.
 struct EmptyReply {
@@ -311,7 +365,7 @@ size_t Encode(Kind kind, bool reply, uint64_t request_id, uint32_t status, const
   static_assert(sizeof(Header) + sizeof(Body) <= limits::kMessageBytes);
   const Header header{
       .magic = kMagic,
-      .version = kMaxVersion,
+      .version = VersionOf(kind),
       .kind = static_cast<uint16_t>(static_cast<uint16_t>(kind) | (reply ? kReplyBit : 0)),
       .size_bytes = static_cast<uint32_t>(sizeof(Header) + sizeof(Body)),
       .status = status,

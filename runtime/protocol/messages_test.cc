@@ -31,6 +31,7 @@ TEST(Messages, EveryMessageComesBackAsItWas) {
     const auto header = ParseHeader(Bytes(buffer, size));
     ASSERT_TRUE(header) << header.error().ToString();
     EXPECT_EQ(header->request_id, 42u);
+    EXPECT_EQ(header->version, VersionOf(kind));
     EXPECT_EQ(header->kind, static_cast<uint16_t>(kind) | (reply ? kReplyBit : 0));
     const auto received = Parse<Body>(Bytes(buffer, size));
     ASSERT_TRUE(received) << static_cast<int>(kind) << ": " << received.error().ToString();
@@ -66,7 +67,8 @@ TEST(Messages, HeadersAreChecked) {
   EXPECT_EQ(broken([](Header*) {}), 0);
   EXPECT_EQ(broken([](Header* h) { h->magic ^= 1; }), corrupt);
   EXPECT_EQ(broken([](Header* h) { h->version = 0; }), static_cast<int>(Code::kIncompatible));
-  EXPECT_EQ(broken([](Header* h) { h->version = 2; }), static_cast<int>(Code::kIncompatible));
+  EXPECT_EQ(broken([](Header* h) { h->version = kMaxVersion + 1; }),
+            static_cast<int>(Code::kIncompatible));
   EXPECT_EQ(broken([](Header* h) { ++h->size_bytes; }), corrupt);
   EXPECT_EQ(broken([](Header* h) { h->kind = 0; }), corrupt);
   EXPECT_EQ(broken([](Header* h) { h->kind = kReplyBit; }), corrupt);
@@ -102,7 +104,7 @@ void ExpectNameRules(const char* rule, NameField Body::* field) {
 TEST(Messages, HelloRules) {
   using B = HelloRequest;
   ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
-  ExpectBroken<B>("wrong order", [](B* b) { b->min_version = 2; });
+  ExpectBroken<B>("wrong order", [](B* b) { b->min_version = 3; });
   ExpectBroken<B>("not terminated", [](B* b) { b->library.fill('x'); });
   ExpectBroken<B>("alone", [](B* b) { b->resume_client_id = 0; });
   ExpectBroken<B>("alone", [](B* b) { b->resume_token = {}; });
@@ -119,7 +121,7 @@ TEST(Messages, HelloRules) {
 
 TEST(Messages, AttachAndDetachRules) {
   using B = AttachRequest;
-  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectBroken<B>("unknown way", [](B* b) { b->peer_way = 4; });
   ExpectNameRules<B>("attach: name", &B::name);
   ExpectBroken<B>("unknown access", [](B* b) { b->access = 0; });
   ExpectBroken<B>("unknown access", [](B* b) { b->access = 3; });
@@ -184,7 +186,7 @@ TEST(Messages, LookingRules) {
   ExpectBroken<R>("no DNS label", [](R* b) { b->count = 2; });
   ExpectBroken<R>("no DNS label", [](R* b) { b->entries[0].container[0] = '-'; });
   ExpectBroken<R>("bad entry", [](R* b) { b->entries[0].access = 3; });
-  ExpectBroken<R>("bad entry", [](R* b) { b->entries[0].reserved = 1; });
+  ExpectBroken<R>("bad entry", [](R* b) { b->entries[0].peer_way = 4; });
   using I = BrokerInfoRequest;
   ExpectBroken<I>("reserved", [](I* b) { b->reserved = 1; });
   ExpectBroken<BrokerInfoReply>("truth value", [](BrokerInfoReply* b) { b->simulated = 2; });
@@ -193,7 +195,8 @@ TEST(Messages, LookingRules) {
 
 TEST(Messages, TransferAndContentRules) {
   using B = TransferRequest;
-  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectBroken<B>("not asked for", [](B* b) { b->file_way = 2; });
+  ExpectBroken<B>("not asked for", [](B* b) { b->file_way = 6; });
   ExpectNameRules<B>("transfer: name", &B::name);
   ExpectBroken<B>("unknown direction", [](B* b) { b->direction = 3; });
   ExpectBroken<B>("chunk", [](B* b) { b->chunk_bytes = (uint64_t{1} << 30) + 1; });
@@ -202,6 +205,12 @@ TEST(Messages, TransferAndContentRules) {
   ExpectBroken<S>("reserved", [](S* b) { b->reserved = 1; });
   ExpectBroken<S>("no id", [](S* b) { b->transfer_id = 0; });
   ExpectBroken<S>("truth value", [](S* b) { b->cancel = 2; });
+  ExpectBroken<TransferReportReply>("moving_ns",
+                                    [](TransferReportReply* b) { b->moving_ns = UINT64_MAX; });
+  ExpectBroken<TransferReportReply>("finished",
+                                    [](TransferReportReply* b) { b->status.finished = 2; });
+  ExpectBroken<TransferReportReply>("unknown way", [](TransferReportReply* b) { b->file_way = 5; });
+  ExpectBroken<TransferReportReply>("reserved", [](TransferReportReply* b) { b->reserved = 1; });
   using R = TransferStatusReply;
   ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
   ExpectBroken<R>("truth value", [](R* b) { b->finished = 2; });

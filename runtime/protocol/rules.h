@@ -32,7 +32,9 @@ inline bool IsNameOrEmpty(const NameField& field) {
   return IsPadded(field) && (field[0] == '\0' || IsDnsLabel(FromNameField(field)));
 }
 inline bool IsAccess(uint32_t value) { return value == 1 || value == 2; }
-inline bool IsTransport(uint32_t value) { return value == 1 || value == 2; }
+inline bool IsTransport(uint32_t value) { return value >= 1 && value <= 3; }
+inline bool IsPeerWay(uint32_t value) { return value <= 3; }
+inline bool IsPageSize(uint64_t bytes) { return bytes > 0 && bytes <= limits::kPageBytes; }
 inline bool IsWriterExit(uint32_t value) { return value <= 2; }
 inline bool IsSize(uint64_t bytes) { return bytes > 0 && bytes <= limits::kBufferBytes; }
 

@@ -15,7 +15,8 @@ Body Valid() {
 template <>
 inline HelloRequest Valid() {
   HelloRequest body{};
-  body.min_version = body.max_version = 1;
+  body.min_version = 1;
+  body.max_version = 2;
   body.library = ToNameField("library 0.1 (c++)");
   body.resume_client_id = 7;
   body.resume_token = {1, 2, 3};
@@ -38,7 +39,7 @@ inline HelloReply Valid() {
 template <>
 inline AttachRequest Valid() {
   return {
-      .name = ToNameField("weights"), .access = 2, .reserved = 0, .generation = 5, .gpu_uuid = {1}};
+      .name = ToNameField("weights"), .access = 2, .peer_way = 1, .generation = 5, .gpu_uuid = {1}};
 }
 template <>
 inline AttachReply Valid() {
@@ -109,7 +110,7 @@ inline BrokerInfoReply Valid() {
 }
 template <>
 inline TransferRequest Valid() {
-  return {.name = ToNameField("weights"), .direction = 1, .reserved = 0, .chunk_bytes = 1 << 20};
+  return {.name = ToNameField("weights"), .direction = 1, .file_way = 4, .chunk_bytes = 1 << 20};
 }
 template <>
 inline TransferReply Valid() {
@@ -124,8 +125,28 @@ inline TransferStatusReply Valid() {
   return {.done_bytes = 1, .total_bytes = 2, .finished = 1, .reserved = 0};
 }
 template <>
+inline TransferReportReply Valid() {
+  return {.status = Valid<TransferStatusReply>(),
+          .moving_ns = 3,
+          .link_bytes_per_second = 4,
+          .file_way = 4,
+          .reserved = 0};
+}
+template <>
+inline MakePageRequest Valid() {
+  return {.name = ToNameField("ready"),
+          .size_bytes = 4096,
+          .flags = kFlagOneWriter,
+          .reserved = 0,
+          .after_generation = 3};
+}
+template <>
 inline ContentRequest Valid() {
   return {.lease_id = 1, .loaded_bytes = 2, .complete = 1, .reserved = 0};
+}
+template <>
+inline CountersReply Valid() {
+  return {.version = 1, .size_bytes = 4096};
 }
 
 // visit.operator()<Body>(kind, reply) for each message that there is.
@@ -151,8 +172,12 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<TransferReply>(Kind::kTransfer, true);
   visit.template operator()<TransferStatusRequest>(Kind::kTransferStatus, false);
   visit.template operator()<TransferStatusReply>(Kind::kTransferStatus, true);
+  visit.template operator()<TransferReportReply>(Kind::kTransferStatus, true);
   visit.template operator()<ContentRequest>(Kind::kContent, false);
   visit.template operator()<AnnounceDescriptorRequest>(Kind::kAnnounceDescriptor, false);
+  visit.template operator()<CountersRequest>(Kind::kCounters, false);
+  visit.template operator()<CountersReply>(Kind::kCounters, true);
+  visit.template operator()<MakePageRequest>(Kind::kMakePage, false);
   visit.template operator()<ErrorBody>(Kind::kAttach, true);
 }
 

@@ -67,6 +67,10 @@ enum class BufferState : uint32_t { kLoading = 1, kReady = 2, kWriterDied = 3, k
 std::string_view TransportName(Transport transport);  // "vmm", "cuipc"
 std::string_view BufferStateName(BufferState state);  // "loading", "ready", ...
 
+// Flag: no GPU memory, but the page of a signal, barrier or ring (runtime/signal/page.h). Its
+// transport is kVmm all the same, so that older readers can list it.
+inline constexpr uint32_t kRecordPage = 1;
+
 using GpuUuid = std::array<uint8_t, 16>;
 
 struct BufferRecord {
@@ -77,7 +81,7 @@ struct BufferRecord {
   GpuUuid gpu{};
   Transport transport = Transport::kVmm;
   BufferState state = BufferState::kReady;
-  uint32_t flags = 0;  // None defined in layout 1; readers ignore those they do not know.
+  uint32_t flags = 0;  // Of below; readers ignore those they do not know.
   uint32_t reserved = 0;
   uint64_t created_unix_ns = 0;
   uint64_t loaded_bytes = 0;  // While loading: so many of size_bytes have their content.

@@ -250,7 +250,7 @@ TEST_F(AttackTest, ASecondUnreadDescriptorIsRefusedAndLeavesNoLease) {
   const protocol::AttachRequest request{
       .name = protocol::ToNameField("weights"),
       .access = 1,
-      .reserved = 0,
+      .peer_way = 0,
       .generation = 0,
       .gpu_uuid = attacker_.Hello() ? std::array<uint8_t, 16>{} : std::array<uint8_t, 16>{}};
   // (That Hello was one too many: the connection is gone.)
@@ -472,7 +472,7 @@ TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
   const UniqueFd zero(open("/dev/zero", O_RDWR | O_CLOEXEC));
   const UniqueFd shrinking(memfd_create("shrinking", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(shrinking.get(), 4 << 20), 0);
-  for (const int fd : {reader.get(), writer.get(), directory.get(), zero.get()}) {
+  for (const int fd : {writer.get(), directory.get(), zero.get()}) {
     EXPECT_EQ(CodeOf(attacker_.Transfer("weights", 1, fd)), As(Code::kInvalidArgument));
     EXPECT_TRUE(attacker_.Offer("odd", fd)) << "memory is its users' to import, and refuse";
     EXPECT_TRUE(attacker_.Delete("odd"));
@@ -491,6 +491,18 @@ TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
     EXPECT_EQ(CodeOf(attacker_.Attach("weights")), As(Code::kSystem));
   }
   ExpectNothingLeft();
+}
+
+TEST_F(AttackTest, ASilentPipeHoldsNobodyUp) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);
+  const auto silent = attacker_.Transfer("weights", 1, reader.get());
+  ASSERT_TRUE(silent) << silent.error().ToString();
+  EXPECT_TRUE(attacker_.Info()) << "requests are answered meanwhile";
+  ASSERT_TRUE(attacker_.CancelTransfer(silent->transfer_id));
+  EXPECT_FALSE(attacker_.FinishTransfer(silent->transfer_id));
 }
 
 TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {

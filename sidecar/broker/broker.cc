@@ -25,6 +25,8 @@ constexpr uint64_t kGenerationBlock = uint64_t{1} << 32;
 constexpr int64_t kFileRetryMs = 250;
 // Changes within this time become one writing of the list for pods with hostIPC.
 constexpr int64_t kHostListDelayMs = 20;
+// Between two looks at what clients counted. Prometheus looks every 15 to 30 s.
+constexpr int64_t kCountersPeriodMs = 1000;
 // A container's name in a pod that the broker was told no containers of, and of hostIPC peers.
 constexpr char kOnlyContainer[] = "main";
 constexpr char kHostIpcContainer[] = "host-ipc";
@@ -46,6 +48,7 @@ Broker::Broker(EventLoop* loop, BrokerOptions options)
 
 Broker::~Broker() {
   if (driver_calls_ > 0) driver_worker_.Abandon();  // It hangs in the driver: the process ends now.
+  if (counters_) counters_->Publish();
   link_.reset();
   server_.reset();
   if (registry_) registry_->Retire();
@@ -110,24 +113,28 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   if (!registry) return std::unexpected(registry.error());
   broker->registry_ = std::move(*registry);
   broker->MakeTransfers();
+  broker->MakeReleases();
   broker->server_.emplace(loop, &broker->closer_, static_cast<Handler*>(broker.get()));
   std::set<std::string> settled;
   broker->Restore(std::move(greeting.kept), &settled);
   if (auto r = broker->MakeDeclared(settled); !r) return std::unexpected(r.error());
   if (auto r = broker->ListenAll(); !r) return std::unexpected(r.error());
+  if (auto r = broker->MakeCounters(); !r) return std::unexpected(r.error());
   broker->RestoreClients(std::move(greeting.clients));
   if (auto r = broker->RunLink(greeting.welcome.device_lost == 1); !r) {
     return std::unexpected(r.error());
   }
   broker->StartFileLoads();
+  const int64_t took_ns = MonotonicNs() - started_ns;
+  broker->counters_->SetReady(took_ns);
   LogInfo("ready", {{"gpu", device.uuid.ToString()},
                     {"gpu_name", device.name},
-                    {"simulated", broker->gpu_->simulated() ? "yes" : "no"},
+                    {"simulated", broker->gpu_->simulated()},
                     {"buffers", broker->ledger_->buffer_count()},
                     {"pool_bytes", config.pool_bytes},
                     {"used_bytes", broker->ledger_->used_bytes()},
                     {"folder", config.folder},
-                    {"took_ms", (MonotonicNs() - started_ns) / 1'000'000}});
+                    {"took_ms", took_ns / 1'000'000}});
   return broker;
 }
 
@@ -157,17 +164,33 @@ void Broker::MakeTransfers() {
               },
           .on_end =
               [this](const std::string& name, protocol::Direction direction,
-                     const Result<void>& result) {
+                     const TransferState& state) {
                 const bool load = direction == protocol::Direction::kLoad;
-                if (load) ledger_->TransferEnded(name, result);
+                if (load) ledger_->TransferEnded(name, state.result);
                 Apply();
-                if (result) {
-                  LogInfo(load ? "buffer-loaded" : "buffer-saved", {{"buffer", name}});
+                if (state.result) {
+                  LogInfo(load ? "buffer-loaded" : "buffer-saved",
+                          {{"buffer", name},
+                           {"bytes", state.done_bytes},
+                           {"file_way", std::string(gpushm::NameOf(state.file_way))},
+                           {"moving_ms", state.moving_ns / 1'000'000},
+                           {"link_bytes_per_s", state.link_bytes_per_second}});
                 } else {
                   LogError(load ? "load-failed" : "save-failed",
-                           {{"buffer", name}, {"reason", result.error().ToString()}});
+                           {{"buffer", name}, {"reason", state.result.error().ToString()}});
                 }
               }});
+}
+
+void Broker::MakeReleases() {
+  releases_.emplace(loop_,
+                    Releases::Settings{.command = {options_.loader_command.front(), "releaser"},
+                                       .driver_folder = options_.driver_folder,
+                                       .device = gpu_->info().device,
+                                       .first_die = options_.first_releasers_die},
+                    [this](const Releases::Word& word) {
+                      return ledger_->FindWord(word.signal, word.generation);
+                    });
 }
 
 // An flock tells a second broker off, and goes with the process however it ends. The folder itself
@@ -244,6 +267,7 @@ Result<void> Broker::MakeDeclared(const std::set<std::string>& settled) {
     const auto granted = ledger_->Commit(*ticket, std::move(memory), true, UnixNs());
     GPUSHM_ASSERT(granted.has_value());
   }
+  if (auto made = MakeDeclaredSignals(settled); !made) return made;
   Apply();
   return {};
 }
@@ -272,6 +296,13 @@ Result<void> Broker::ListenAll() {
   return server_->Listen(path, kHostSocketMode, kHostIpcContainer);
 }
 
+Result<void> Broker::MakeCounters() {
+  Result<CounterBook> counters = CounterBook::Create(server_->containers());
+  if (!counters) return std::unexpected(counters.error());
+  counters_.emplace(std::move(*counters));
+  return {};
+}
+
 void Broker::StartFileLoads() {
   for (const config::BufferSpec& spec : options_.config.pod.buffers) {
     if (!spec.file.empty()) TryFileLoad(spec);
@@ -280,7 +311,7 @@ void Broker::StartFileLoads() {
 
 // A file that is not there yet is waited for (an init container may still write it); one that is
 // there and cannot be read is an error that says whose it is.
-void Broker::TryFileLoad(const config::BufferSpec& spec) {
+void Broker::TryFileLoad(const config::BufferSpec& spec, bool first) {
   // Loaded by a former broker, or by a client meanwhile.
   if (ledger_->StateOf(spec.name) != BufferState::kLoading) return;
   const std::string path =
@@ -288,10 +319,13 @@ void Broker::TryFileLoad(const config::BufferSpec& spec) {
           ? spec.file
           : Concat("/run/gpushm-files/", spec.FileVolume(), '/', spec.FilePath());
   const auto retry = [this, spec] {
-    loop_->After(kFileRetryMs, [this, spec] { TryFileLoad(spec); });
+    loop_->After(kFileRetryMs, [this, spec] { TryFileLoad(spec, false); });
   };
   UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file && errno == ENOENT) return retry();
+  if (!file && errno == ENOENT) {
+    if (first) LogInfo("file-waiting", {{"buffer", spec.name}, {"file", path}});
+    return retry();
+  }
   Result<void> failed;
   if (!file) {
     const int error = errno;
@@ -304,8 +338,8 @@ void Broker::TryFileLoad(const config::BufferSpec& spec) {
                               : Concat("open ", path),
                         "let the sidecar's user or group read it");
   } else {
-    const auto started =
-        StartTransfer(Client{}, spec.name, protocol::Direction::kLoad, std::move(file), 0);
+    const auto started = StartTransfer(Client{}, spec.name, protocol::Direction::kLoad,
+                                       std::move(file), 0, FileWay::kAutoGds);
     if (started) return;
     if (started.error().code() == Code::kBusy) return retry();  // Files load one after the other.
     failed = std::unexpected(started.error());
@@ -364,6 +398,16 @@ void Broker::WriteHostListSoon() {
   });
 }
 
+void Broker::PublishCountersSoon() {
+  if (counters_due_) return;
+  counters_due_ = true;
+  loop_->After(kCountersPeriodMs, [this] {
+    counters_due_ = false;
+    counters_->Publish();
+    if (counters_->has_pages()) PublishCountersSoon();
+  });
+}
+
 void Broker::OnEnded(const Client& client) {
   transfers_->EndClient(client.id);
   const Ledger::Ended ended = ledger_->EndClient(client.id);
@@ -374,6 +418,7 @@ void Broker::OnEnded(const Client& client) {
     LogInfo("buffer-dropped", {{"buffer", name}, {"container", client.container}});
   }
   Apply();
+  counters_->End(client.id);
   if (announced_.erase(client.id) == 0) return;
   protocol::LinkDrop drop{};
   drop.what = static_cast<uint32_t>(protocol::LinkDropped::kClient);

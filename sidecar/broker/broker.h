@@ -2,9 +2,9 @@
 // be), the registry (what peers see), the server (who asks), the GPU and the transfers together.
 //
 // Order of a start: lock the folder, take a generation block, ask the plugin which GPU it is and
-// what a former broker had, open the GPU, restore that, make the declared buffers that are missing,
-// show them in the registry, listen, know the former broker's clients again. Who can connect finds
-// everything that was declared.
+// what a former broker had, open the GPU, restore that, make what is declared and missing, buffers
+// and signals, show it in the registry, listen, know the former broker's clients again. Who can
+// connect finds everything that was declared.
 //
 // What a client is told was stated to the plugin before (link.h, invariant 2).
 //
@@ -28,9 +28,12 @@
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/worker.h"
 #include "runtime/registry/writer.h"
+#include "runtime/signal/page.h"
+#include "sidecar/broker/counters.h"
 #include "sidecar/broker/gpu.h"
 #include "sidecar/broker/ledger.h"
 #include "sidecar/broker/link.h"
+#include "sidecar/broker/releases.h"
 #include "sidecar/broker/server.h"
 #include "sidecar/broker/transfer.h"
 #include "sidecar/config/config.h"
@@ -42,14 +45,16 @@ inline constexpr size_t kCloserThreads = 8;
 
 struct BrokerOptions {
   config::BrokerConfig config;
-  std::string driver_folder;                // As for CudaApi::Load.
-  std::string host_dir = "/dev/shm";        // For pods with hostIPC.
-  std::string link_folder;                  // Of the plugin's socket; empty: there is no plugin.
-  uint64_t link_die_after = 0;              // For tests, see Link::Settings.
-  std::vector<std::string> loader_command;  // Program and arguments of the loader child.
-  std::string tools_folder;                 // Where gpushmctl is put; empty: nowhere.
-  int64_t start_timeout_ms = 60'000;        // For the GPU to make the declared buffers.
-  int64_t drain_timeout_ms = 20'000;        // For clients to leave after Drain.
+  std::string driver_folder;                 // As for CudaApi::Load.
+  std::string host_dir = "/dev/shm";         // For pods with hostIPC.
+  std::string link_folder;                   // Of the plugin's socket; empty: there is no plugin.
+  uint64_t link_die_after = 0;               // For tests, see Link::Settings.
+  std::vector<std::string> loader_command;   // Program and arguments of the loader child.
+  uint64_t memory_limit_bytes = UINT64_MAX;  // Of host memory.
+  uint32_t first_releasers_die = 0;          // For tests, see Releases::Settings.
+  std::string tools_folder;                  // Where gpushmctl is put; empty: nowhere.
+  int64_t start_timeout_ms = 60'000;         // For the GPU to make the declared buffers.
+  int64_t drain_timeout_ms = 20'000;         // For clients to leave after Drain.
 };
 
 class Broker : private Handler {
@@ -74,13 +79,16 @@ class Broker : private Handler {
   Result<void> MeetPlugin(Link::Greeting* greeting);
   Result<void> OpenGpu();
   void MakeTransfers();
+  void MakeReleases();
   void Restore(Ledger::Kept kept, std::set<std::string>* settled);
   void RestoreClients(std::vector<Link::Greeting::Client> clients);
   Result<void> RunLink(bool device_lost);
   Result<void> MakeDeclared(const std::set<std::string>& settled);
+  Result<void> MakeDeclaredSignals(const std::set<std::string>& settled);
   Result<void> ListenAll();
+  Result<void> MakeCounters();
   void StartFileLoads();
-  void TryFileLoad(const config::BufferSpec& spec);
+  void TryFileLoad(const config::BufferSpec& spec, bool first = true);
 
   // ---- requests
   Result<void> OnRequest(Request& request) override;
@@ -100,24 +108,34 @@ class Broker : private Handler {
   Result<void> OnTransfer(Request& request);
   Result<void> OnTransferStatus(Request& request);
   Result<void> OnContent(Request& request);
+  Result<void> OnCounters(Request& request);
+  Result<void> OnMakePage(Request& request);
 
   // Allocates on the driver's thread, then commits and replies.
   void Allocate(const Ledger::Ticket& ticket, const ReplyTo& to);
   void Allocated(const Ledger::Ticket& ticket, const ReplyTo& to, Result<UniqueFd> descriptor);
   void ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant);
   Result<uint64_t> StartTransfer(const Client& client, const std::string& name,
-                                 protocol::Direction direction, UniqueFd file,
-                                 uint64_t chunk_bytes);
+                                 protocol::Direction direction, UniqueFd file, uint64_t chunk_bytes,
+                                 FileWay file_way);
 
   // Carries the ledger's changes to the plugin and into the registry, and frees what it let go.
   void Apply();
   // The first of these alone.
   void StateChanges();
+  // Cells of participants that are gone: whoever waits for them is released.
+  void EndParticipants();
+  void EndForgottenParticipants();
+  // Whether waits for the page that is to be published can be ended.
+  Result<void> CheckReleasable(const Client& client, uint64_t lease_id) const;
+  // If it is a signal in device memory that has ended.
+  void ReleaseStreams(const std::string& name, const signal::Page& page);
   bool Announce(uint64_t client_id);  // False: it is gone.
   std::vector<Statement> Everything();
   void OnDevice(bool lost, std::string_view reason);
   void ShowChange(const Change& change);
   void WriteHostListSoon();
+  void PublishCountersSoon();
   bool Drained() const;
 
   EventLoop* loop_;
@@ -131,12 +149,15 @@ class Broker : private Handler {
   Worker driver_worker_;
   Worker closer_{kCloserThreads};
   std::optional<Transfers> transfers_;
+  std::optional<Releases> releases_;
   std::optional<Server> server_;
+  std::optional<CounterBook> counters_;
   std::optional<Link> link_;
   std::set<uint64_t> announced_;  // Clients that the plugin knows.
   bool device_lost_ = false;
   int driver_calls_ = 0;  // Under way.
   bool host_list_due_ = false;
+  bool counters_due_ = false;
   bool draining_ = false;
 };
 

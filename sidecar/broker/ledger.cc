@@ -40,7 +40,14 @@ Result<void> Ledger::HasRoomForGeneration() const {
               "detach old ones; docs/limits.md");
 }
 
-Result<void> Ledger::Reserve(uint64_t mapped_bytes, const std::string& name) {
+uint64_t Ledger::MappedBytes(uint64_t size_bytes, bool page) const {
+  return RoundUp(size_bytes, page ? uint64_t{4096} : limits_.granularity);
+}
+
+Result<void> Ledger::Reserve(const Ticket& ticket) {
+  if (ticket.page) return HasRoomForPage(ticket.mapped_bytes);
+  const uint64_t mapped_bytes = ticket.mapped_bytes;
+  const std::string& name = ticket.name;
   const uint64_t free_bytes = limits_.pool_bytes - used_bytes_;
   if (mapped_bytes > free_bytes) {
     const auto old = std::find_if(generations_.begin(), generations_.end(), [&](const auto& item) {
@@ -60,6 +67,12 @@ Result<void> Ledger::Reserve(uint64_t mapped_bytes, const std::string& name) {
 Result<Ledger::Ticket> Ledger::BeginCreate(const Client& client, const std::string& name,
                                            uint64_t size_bytes, const Policy& policy,
                                            uint32_t flags) {
+  return BeginNew(client, name, size_bytes, policy, flags, /*page=*/false);
+}
+
+Result<Ledger::Ticket> Ledger::BeginNew(const Client& client, const std::string& name,
+                                        uint64_t size_bytes, const Policy& policy, uint32_t flags,
+                                        bool page) {
   if (buffers_.contains(name)) {
     return Fail(Code::kAlreadyExists, Concat("there is a buffer ", Quoted(name), " already"),
                 "attach to it, replace it, or take another name");
@@ -69,16 +82,17 @@ Result<Ledger::Ticket> Ledger::BeginCreate(const Client& client, const std::stri
   if (!allowed) return std::unexpected(allowed.error());
   Ticket ticket{.name = name,
                 .size_bytes = size_bytes,
-                .mapped_bytes = RoundUp(size_bytes, limits_.granularity),
+                .mapped_bytes = MappedBytes(size_bytes, page),
                 .replaces = false,
                 .attach = (flags & protocol::kFlagAttach) != 0,
                 .unpublished = (flags & protocol::kFlagUnpublished) != 0,
                 .starts_loading = false,
+                .page = page,
                 .client = client,
                 .policy = *allowed,
                 .buffer_id = 0};
   if (auto room = HasRoomForLease(ticket.attach); !room) return std::unexpected(room.error());
-  if (auto reserved = Reserve(ticket.mapped_bytes, name); !reserved) {
+  if (auto reserved = Reserve(ticket); !reserved) {
     return std::unexpected(reserved.error());
   }
   Buffer& buffer = AddBuffer(name, *allowed);
@@ -93,9 +107,10 @@ Result<Policy> Ledger::PolicyOfNew(const Client& client, const std::string& name
   const auto declared = declared_.find(name);
   if (declared == declared_.end() || client.id == 0) return asked;
   if (declared->second.MayWrite(client.container)) return declared->second;
-  return Denied(Concat(Quoted(name), " is declared by the pod, and container ",
-                       Quoted(client.container), " may not write it"),
-                Concat("add it to buffers.gpushm.io/", name, ": writers, or take another name"));
+  return Denied(
+      Concat(Quoted(name), " is declared by the pod, and container ", Quoted(client.container),
+             " may not write it"),
+      Concat("add it to ", declared->second.Annotation(name), ": writers, or take another name"));
 }
 
 Result<Ledger::Ticket> Ledger::BeginDeclared(const config::BufferSpec& spec) {
@@ -108,6 +123,11 @@ Result<Ledger::Ticket> Ledger::BeginDeclared(const config::BufferSpec& spec) {
 
 Result<Ledger::Ticket> Ledger::BeginReplace(const Client& client, const std::string& name,
                                             uint64_t size_bytes, uint32_t flags) {
+  return BeginNext(client, name, size_bytes, flags, /*page=*/false);
+}
+
+Result<Ledger::Ticket> Ledger::BeginNext(const Client& client, const std::string& name,
+                                         uint64_t size_bytes, uint32_t flags, bool page) {
   const Result<Buffer*> found = FindBuffer(name);
   if (!found) return std::unexpected(found.error());
   Buffer& buffer = **found;
@@ -116,6 +136,11 @@ Result<Ledger::Ticket> Ledger::BeginReplace(const Client& client, const std::str
     return Fail(Code::kBusy,
                 Concat("another generation of ", Quoted(name), " is being made or loaded"),
                 "wait until it is published (gpushm_wait), then try again");
+  }
+  if (IsPage(name) != page) {
+    return Fail(Code::kInvalidArgument,
+                Concat(Quoted(name), page ? " is a buffer" : " is a signal, barrier or ring"),
+                "take another name");
   }
   const auto live = std::count_if(generations_.begin(), generations_.end(),
                                   [&](const auto& item) { return item.second.buffer == name; });
@@ -129,11 +154,12 @@ Result<Ledger::Ticket> Ledger::BeginReplace(const Client& client, const std::str
       size_bytes != 0 ? size_bytes : generations_.at(buffer.current).memory.size_bytes;
   Ticket ticket{.name = name,
                 .size_bytes = wanted,
-                .mapped_bytes = RoundUp(wanted, limits_.granularity),
+                .mapped_bytes = MappedBytes(wanted, page),
                 .replaces = true,
                 .attach = (flags & protocol::kFlagAttach) != 0,
                 .unpublished = (flags & protocol::kFlagUnpublished) != 0,
                 .starts_loading = false,
+                .page = page,
                 .client = client,
                 .policy = {},
                 .buffer_id = buffer.id};
@@ -142,7 +168,7 @@ Result<Ledger::Ticket> Ledger::BeginReplace(const Client& client, const std::str
                 "detach the old generation first, or declare it access: many-writers");
   }
   if (auto room = HasRoomForLease(ticket.attach); !room) return std::unexpected(room.error());
-  if (auto reserved = Reserve(ticket.mapped_bytes, name); !reserved) {
+  if (auto reserved = Reserve(ticket); !reserved) {
     return std::unexpected(reserved.error());
   }
   buffer.allocating = true;
@@ -190,13 +216,14 @@ Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_al
               .access = Access::kReadWrite,
               .memory = &generations_.at(number).memory};
   if (ticket.attach && client_alive) {
-    grant.lease_id = AddLease(ticket.client, ticket.name, number, Access::kReadWrite, now_unix_ns);
+    grant.lease_id = AddLease(ticket.client, ticket.name, number, Access::kReadWrite, now_unix_ns,
+                              protocol::PeerWay::kNone);
   }
   return grant;
 }
 
 void Ledger::Abort(const Ticket& ticket) {
-  used_bytes_ -= ticket.mapped_bytes;
+  if (!ticket.page) used_bytes_ -= ticket.mapped_bytes;
   Buffer* const buffer = FindTicket(ticket);
   if (buffer == nullptr) return;
   buffer->allocating = false;
@@ -264,19 +291,20 @@ Result<void> Ledger::Delete(const Client& client, const std::string& name) {
 // ---- using
 
 Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Access access,
-                             uint64_t generation, const GpuUuid& sees_gpu, int64_t now_unix_ns) {
+                             uint64_t generation, const GpuUuid& sees_gpu, int64_t now_unix_ns,
+                             protocol::PeerWay way) {
   const Result<Buffer*> found = FindBuffer(name);
   if (!found) return std::unexpected(found.error());
   Buffer& buffer = **found;
   if (!buffer.policy.MayAttach(client.container)) {
     return Denied(Concat("container ", Quoted(client.container), " may not attach ", Quoted(name)),
-                  Concat("add it to buffers.gpushm.io/", name, ": containers"));
+                  Concat("add it to ", buffer.policy.Annotation(name), ": containers"));
   }
   const bool writes = access == Access::kReadWrite;
   if (writes) {
     if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
   }
-  if (sees_gpu != gpu_) {
+  if (sees_gpu != gpu_ && !IsPage(name)) {
     return Denied(
         Concat("the client does not see ", gpu_.ToString(), ", where ", Quoted(name), " lies"),
         "ask for gpushm.io/attach in this container, or check CUDA_VISIBLE_DEVICES");
@@ -297,10 +325,11 @@ Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Acce
   }
   if (writes && buffer.policy.one_writer && HasWriter(name)) {
     return Fail(Code::kBusy, Concat(Quoted(name), " has its one writer already"),
-                "wait until it detaches, or declare it access: many-writers");
+                IsPage(name) ? "wait until that process ends or closes it"
+                             : "wait until it detaches, or declare it access: many-writers");
   }
   if (auto room = HasRoomForLease(true); !room) return std::unexpected(room.error());
-  Grant grant{.lease_id = AddLease(client, name, buffer.current, access, now_unix_ns),
+  Grant grant{.lease_id = AddLease(client, name, buffer.current, access, now_unix_ns, way),
               .generation = buffer.current,
               .access = access,
               .memory = &generations_.at(buffer.current).memory};
@@ -315,7 +344,7 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
   const bool writes = (*lease)->access == Access::kReadWrite;
   // Whoever detaches what it has not published, or not loaded to the end, gives it up.
   const auto buffer = buffers_.find(name);
-  EndLease(leases_.find(lease_id));
+  EndLease(leases_.find(lease_id), /*died=*/false);
   if (buffer == buffers_.end()) return {};
   if (buffer->second.pending == generation &&
       generations_.at(generation).publisher_client == client.id) {
@@ -340,7 +369,7 @@ Ledger::Ended Ledger::EndClient(uint64_t client_id) {
       if (copy.access == Access::kReadWrite) {
         WriterDied(copy.buffer, copy.generation, client_id, &ended);
       }
-      EndLease(lease);
+      EndLease(lease, /*died=*/true);
     }
     lease = next;
   }
@@ -459,7 +488,7 @@ Result<void> Ledger::CheckWriter(const Buffer& buffer, const std::string& name,
   }
   return Denied(Concat("container ", Quoted(client.container), " may not write ", Quoted(name)),
                 buffer.policy.declared
-                    ? Concat("add it to buffers.gpushm.io/", name, ": writers")
+                    ? Concat("add it to ", buffer.policy.Annotation(name), ": writers")
                     : Concat("its creator, container ", Quoted(buffer.policy.creator),
                              ", can create it with GPUSHM_WRITERS_ALL"));
 }
@@ -473,17 +502,21 @@ bool Ledger::HasWriter(const std::string& name) const {
 }
 
 uint64_t Ledger::AddLease(const Client& client, const std::string& name, uint64_t generation,
-                          Access access, int64_t now_unix_ns) {
+                          Access access, int64_t now_unix_ns, protocol::PeerWay way) {
   const uint64_t id = next_lease_++;
   const auto [lease, added] =
-      leases_.emplace(id, Lease{id, client, name, generation, access, now_unix_ns});
+      leases_.emplace(id, Lease{id, client, name, generation, access, now_unix_ns, way});
   ++generations_.at(generation).leases;
   NoteLease(lease->second);
   return id;
 }
 
-void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease) {
+void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
   const uint64_t generation = lease->second.generation;
+  const Memory& memory = generations_.at(generation).memory;
+  if (memory.is_page() && lease->second.access == Access::kReadWrite) {
+    parted_.push_back({lease->first, lease->second.buffer, died, memory.descriptor.get()});
+  }
   NoteDrop(protocol::LinkDropped::kLease, lease->first);
   leases_.erase(lease);
   --generations_.at(generation).leases;
@@ -551,6 +584,10 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   record.mapped_bytes = generation.memory.mapped_bytes;
   record.gpu = gpu_.bytes;
   record.transport = static_cast<registry::Transport>(generation.memory.transport);
+  if (generation.memory.is_page()) {
+    record.transport = registry::Transport::kVmm;
+    record.flags = registry::kRecordPage;
+  }
   record.state = buffer.state;
   record.created_unix_ns = static_cast<uint64_t>(generation.created_unix_ns);
   record.loaded_bytes = buffer.loaded_bytes;

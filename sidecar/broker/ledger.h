@@ -43,12 +43,14 @@ using registry::BufferState;
 // Numbers of generations, leases and clients stay below it.
 inline constexpr uint64_t kMaxNumber = uint64_t{1} << 63;
 
-// GPU memory behind a name: the descriptor that keeps it, or a cuIpc handle.
+// What is behind a name: GPU memory, by the descriptor that keeps it or a cuIpc handle, or the page
+// of a signal, barrier or ring, by its memfd.
 struct Memory {
+  bool is_page() const { return transport == protocol::Transport::kHost; }
   protocol::Transport transport = protocol::Transport::kVmm;
   uint64_t size_bytes = 0;    // As asked.
   uint64_t mapped_bytes = 0;  // Of the whole allocation.
-  UniqueFd descriptor;        // kVmm
+  UniqueFd descriptor;        // kVmm, kHost
   std::array<uint8_t, 64> cuipc_handle{};
   uint64_t cuipc_offset = 0;
   int32_t offerer_pid = 0;
@@ -58,6 +60,7 @@ struct Memory {
 // Who may do what with a buffer.
 struct Policy {
   bool declared = false;             // By annotation: lives as long as the pod.
+  bool signal = false;               // Declared, as a signal.
   std::string creator;               // Container; empty if declared.
   std::set<std::string> containers;  // May attach; empty: every container.
   std::set<std::string> writers;     // May write; empty: see writers_all.
@@ -67,6 +70,9 @@ struct Policy {
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
 
   static Policy FromSpec(const config::BufferSpec& spec);
+  static Policy FromSpec(const config::SignalSpec& spec);
+  // The annotation that says so, of what is declared.
+  std::string Annotation(const std::string& name) const;
   bool MayAttach(const std::string& container) const;
   bool MayWrite(const std::string& container) const;
 };
@@ -83,6 +89,7 @@ struct Lease {
   uint64_t generation = 0;
   Access access = Access::kRead;
   int64_t since_unix_ns = 0;
+  protocol::PeerWay peer_way = protocol::PeerWay::kNone;
 };
 
 // What an attach gives. `descriptor` stays the ledger's.
@@ -121,6 +128,7 @@ class Ledger {
     bool attach = false;
     bool unpublished = false;
     bool starts_loading = false;
+    bool page = false;       // See BeginPage.
     Client client;           // id 0: the broker.
     Policy policy;           // Unless it replaces.
     uint64_t buffer_id = 0;  // The name may stand for another buffer by the time of Commit.
@@ -128,8 +136,14 @@ class Ledger {
   Result<Ticket> BeginCreate(const Client& client, const std::string& name, uint64_t size_bytes,
                              const Policy& policy, uint32_t flags);
   Result<Ticket> BeginDeclared(const config::BufferSpec& spec);
+  // A page that nobody has attached, shown by Commit.
+  Result<Ticket> BeginDeclared(const config::SignalSpec& spec, uint64_t page_bytes);
   Result<Ticket> BeginReplace(const Client& client, const std::string& name, uint64_t size_bytes,
                               uint32_t flags);
+  // The page of a signal, barrier or ring: attached and unpublished. Not of the pool: host memory.
+  // `after_generation` as in protocol::MakePageRequest.
+  Result<Ticket> BeginPage(const Client& client, const std::string& name, uint64_t size_bytes,
+                           const Policy& policy, uint64_t after_generation);
   // `client_alive` false: the requester ended meanwhile; what nobody could see, or what only it
   // would have written, is dropped (kPeerDied). kNotFound: the buffer was removed meanwhile.
   Result<Grant> Commit(const Ticket& ticket, Memory memory, bool client_alive, int64_t now_unix_ns);
@@ -144,7 +158,8 @@ class Ledger {
 
   // ---- using
   Result<Grant> Attach(const Client& client, const std::string& name, Access access,
-                       uint64_t generation, const GpuUuid& sees_gpu, int64_t now_unix_ns);
+                       uint64_t generation, const GpuUuid& sees_gpu, int64_t now_unix_ns,
+                       protocol::PeerWay way = protocol::PeerWay::kNone);
   Result<void> Detach(const Client& client, uint64_t lease_id);
   // What ended with a client, for the log.
   struct Ended {
@@ -153,6 +168,30 @@ class Ledger {
     std::vector<std::string> dropped;  // Buffers or generations that went with it.
   };
   Ended EndClient(uint64_t client_id);
+  bool IsPage(const std::string& name) const;
+  // Write leases on pages that ended since the last call: their cells end with them. Before
+  // TakeStatements(): a successor must not miss one.
+  struct EndedParticipant {
+    uint64_t lease_id = 0;
+    std::string name;
+    bool died = false;
+    int page = -1;  // Descriptor; stays the ledger's. Valid as that of a statement.
+  };
+  std::vector<EndedParticipant> TakeEndedParticipants() { return std::exchange(parted_, {}); }
+  // All pages, and the leases on each; for the successor of a broker that was killed before it
+  // ended a cell.
+  struct PageLeases {
+    std::string name;
+    int page = -1;
+    std::set<uint64_t> leases;
+  };
+  std::vector<PageLeases> Pages() const;
+  // What a lease is on, if that is a page.
+  const Memory* FindPage(const Client& client, uint64_t lease_id) const;
+  // The word in device memory of the signal of that name, if it is one and somebody holds it. What
+  // a page says of it is its writer's: memory of another name is not touched for it, nor what the
+  // pod declares.
+  const Memory* FindWord(const std::string& signal, uint64_t generation) const;
 
   // ---- content
   // A writer says how far its load is.
@@ -209,14 +248,14 @@ class Ledger {
     size_t buffers = 0;
     size_t generations = 0;
     size_t leases = 0;
-    std::set<std::string> settled;     // Declared buffers that are not to be made anew.
+    std::set<std::string> settled;     // What is declared and not to be made anew.
     std::vector<std::string> dropped;  // What did not hold together, in words.
   };
-  // Of a ledger that has nothing yet. Rules of declared buffers are those of `declared`. What does
+  // Of a ledger that has nothing yet. Rules of what is declared are those of `declared`. What does
   // not hold together with the rest is dropped; memory that nothing refers to is in TakeFreed().
   // Numbers given later are above all that were kept. A load that was under way is FAILED, but for
   // buffers that load from a file: these are LOADING, for the caller to start again.
-  Restored Restore(Kept kept, const std::vector<config::BufferSpec>& declared);
+  Restored Restore(Kept kept, const config::PodSpec& declared);
   // Nothing: no such buffer, or none published.
   std::optional<BufferState> StateOf(const std::string& name) const;
 
@@ -253,15 +292,21 @@ class Ledger {
   Result<void> HasRoomForLease(bool wanted) const;
   Result<Buffer*> FindBuffer(const std::string& name);
   Result<Lease*> FindLease(const Client& client, uint64_t lease_id);
-  Result<void> Reserve(uint64_t mapped_bytes, const std::string& name);
+  Result<void> Reserve(const Ticket& ticket);
+  Result<void> HasRoomForPage(uint64_t mapped_bytes) const;
+  uint64_t MappedBytes(uint64_t size_bytes, bool page) const;
+  Result<Ticket> BeginNew(const Client& client, const std::string& name, uint64_t size_bytes,
+                          const Policy& policy, uint32_t flags, bool page);
+  Result<Ticket> BeginNext(const Client& client, const std::string& name, uint64_t size_bytes,
+                           uint32_t flags, bool page);
   Result<void> CheckWriter(const Buffer& buffer, const std::string& name,
                            const Client& client) const;
   bool HasWriter(const std::string& name) const;
   Result<Policy> PolicyOfNew(const Client& client, const std::string& name,
                              const Policy& asked) const;
   uint64_t AddLease(const Client& client, const std::string& name, uint64_t generation,
-                    Access access, int64_t now_unix_ns);
-  void EndLease(std::map<uint64_t, Lease>::iterator lease);
+                    Access access, int64_t now_unix_ns, protocol::PeerWay way);
+  void EndLease(std::map<uint64_t, Lease>::iterator lease, bool died);
   void ReleaseIfUnused(uint64_t generation);
   void MakeCurrent(const std::string& name, Buffer& buffer, uint64_t generation);
   void Remove(const std::string& name);
@@ -288,7 +333,7 @@ class Ledger {
                                 const std::set<std::string>& names) const;
   void RestoreGenerations(Kept* kept, Restored* restored);
   void RestoreLeases(const Kept& kept, Restored* restored);
-  void RestoreBuffer(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
+  void RestoreBuffer(const protocol::LinkBuffer& stated, const config::PodSpec& declared,
                      Restored* restored);
   void RestoreContent(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
                       const std::string& name, Buffer* buffer);
@@ -301,12 +346,13 @@ class Ledger {
   uint64_t next_buffer_ = 1;
   uint64_t used_bytes_ = 0;
   std::map<std::string, Buffer> buffers_;
-  // Of declared buffers, also of those that were dropped: their names keep their rules.
+  // Of what is declared, also of buffers that were dropped: their names keep their rules.
   std::map<std::string, Policy> declared_;
   std::map<uint64_t, Generation> generations_;
   std::map<uint64_t, Lease> leases_;
   std::vector<Change> changes_;
   std::vector<Memory> freed_;
+  std::vector<EndedParticipant> parted_;
   bool journaling_ = false;
   std::vector<Statement> statements_;
 };

@@ -58,6 +58,10 @@ Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::str
     return Fail(Code::kBusy, Concat(Quoted(name), " is being made or loaded"), "try again");
   }
   const Memory& memory = generations_.at(buffer.current).memory;
+  if (memory.is_page()) {
+    return Fail(Code::kInvalidArgument, Concat(Quoted(name), " is a signal, barrier or ring"),
+                "buffers are loaded and saved");
+  }
   if (memory.transport != protocol::Transport::kVmm) {
     return Fail(Code::kUnsupported, Concat(Quoted(name), " was offered with a cuIpc handle"),
                 "load or save it in a container that sees the GPU");

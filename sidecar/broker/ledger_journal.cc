@@ -36,11 +36,13 @@ void Ledger::NoteBuffer(const std::string& name) {
 void Ledger::NoteGeneration(uint64_t generation) {
   if (!journaling_) return;
   const Generation& known = generations_.at(generation);
-  statements_.push_back({Describe(generation, known), known.memory.descriptor.get()});
+  statements_.push_back(
+      {Describe(generation, known), known.memory.descriptor.get(), known.memory.is_page()});
 }
 
 void Ledger::NoteLease(const Lease& lease) {
-  if (journaling_) statements_.push_back({Describe(lease)});
+  if (!journaling_) return;
+  statements_.push_back({Describe(lease), -1, generations_.at(lease.generation).memory.is_page()});
 }
 
 void Ledger::NoteDrop(LinkDropped what, uint64_t id, const std::string& name) {
@@ -112,7 +114,7 @@ protocol::LinkLease Ledger::Describe(const Lease& lease) {
           .generation = lease.generation,
           .since_unix_ns = lease.since_unix_ns,
           .access = static_cast<uint32_t>(lease.access),
-          .reserved = 0};
+          .peer_way = static_cast<uint32_t>(lease.peer_way)};
 }
 
 std::vector<Statement> Ledger::Everything() const {
@@ -126,9 +128,12 @@ std::vector<Statement> Ledger::Everything() const {
   all.reserve(names.size() + generations_.size() + leases_.size());
   for (const std::string& name : names) all.push_back({Describe(name)});
   for (const auto& [number, generation] : generations_) {
-    all.push_back({Describe(number, generation), generation.memory.descriptor.get()});
+    all.push_back({Describe(number, generation), generation.memory.descriptor.get(),
+                   generation.memory.is_page()});
   }
-  for (const auto& [id, lease] : leases_) all.push_back({Describe(lease)});
+  for (const auto& [id, lease] : leases_) {
+    all.push_back({Describe(lease), -1, generations_.at(lease.generation).memory.is_page()});
+  }
   return all;
 }
 

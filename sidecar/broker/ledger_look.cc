@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "sidecar/broker/ledger.h"
+#include "sidecar/config/keys.h"
 
 namespace gpushm::broker {
 
@@ -25,6 +26,22 @@ Policy Policy::FromSpec(const config::BufferSpec& spec) {
       break;
   }
   return policy;
+}
+
+Policy Policy::FromSpec(const config::SignalSpec& spec) {
+  Policy policy;
+  policy.declared = true;
+  policy.signal = true;
+  policy.containers.insert(spec.containers.begin(), spec.containers.end());
+  policy.writers.insert(spec.writers.begin(), spec.writers.end());
+  policy.writers_all = spec.writers.empty();
+  policy.one_writer = true;
+  policy.on_writer_exit = protocol::OnWriterExit::kKeep;  // Its cell says who is gone.
+  return policy;
+}
+
+std::string Policy::Annotation(const std::string& name) const {
+  return Concat(signal ? config::kSignalsPrefix : config::kBuffersPrefix, name);
 }
 
 bool Policy::MayAttach(const std::string& container) const {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/testing.h"
 #include "sidecar/broker/ledger.h"
 #include "sidecar/broker/testing/keeper_model.h"
 
@@ -336,7 +337,8 @@ TEST_P(LedgerPropertyTest, InvariantsHoldAfterEveryStep) {
   EXPECT_GT(player.attached(), kSteps / 50) << "the steps are too tame";
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, LedgerPropertyTest, ::testing::Range<uint64_t>(1, 11));
+const uint64_t kFirst = gpushm::testing::TestSeed(1);
+INSTANTIATE_TEST_SUITE_P(Seeds, LedgerPropertyTest, ::testing::Range(kFirst, kFirst + 10));
 
 }  // namespace
 }  // namespace gpushm::broker

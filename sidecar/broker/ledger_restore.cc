@@ -12,8 +12,15 @@ std::string NameOf(const protocol::NameField& field) {
   return std::string(protocol::FromNameField(field));
 }
 
-Policy PolicyOf(const protocol::LinkBuffer& stated, const config::BufferSpec* spec) {
-  if (spec != nullptr) return Policy::FromSpec(*spec);
+// Nothing: the pod does not declare it.
+std::optional<Policy> DeclaredPolicy(const config::PodSpec& declared, const std::string& name) {
+  if (const config::BufferSpec* spec = declared.Find(name)) return Policy::FromSpec(*spec);
+  const auto signal = std::ranges::find(declared.signals, name, &config::SignalSpec::name);
+  if (signal != declared.signals.end()) return Policy::FromSpec(*signal);
+  return std::nullopt;
+}
+
+Policy StatedPolicy(const protocol::LinkBuffer& stated) {
   Policy policy;
   policy.creator = NameOf(stated.creator);
   policy.writers_all = (stated.flags & protocol::kFlagWritersAll) != 0;
@@ -27,7 +34,7 @@ constexpr char kLoadWasCut[] =
 
 }  // namespace
 
-Ledger::Restored Ledger::Restore(Kept kept, const std::vector<config::BufferSpec>& declared) {
+Ledger::Restored Ledger::Restore(Kept kept, const config::PodSpec& declared) {
   Restored restored;
   RestoreGenerations(&kept, &restored);
   RestoreLeases(kept, &restored);
@@ -35,12 +42,7 @@ Ledger::Restored Ledger::Restore(Kept kept, const std::vector<config::BufferSpec
   for (const protocol::LinkBuffer& stated : kept.buffers) {
     buffers.insert_or_assign(NameOf(stated.name), &stated);
   }
-  for (const auto& entry : buffers) {
-    const std::string& name = entry.first;
-    const auto spec = std::find_if(declared.begin(), declared.end(),
-                                   [&name](const auto& s) { return s.name == name; });
-    RestoreBuffer(*entry.second, spec == declared.end() ? nullptr : &*spec, &restored);
-  }
+  for (const auto& [name, stated] : buffers) RestoreBuffer(*stated, declared, &restored);
   // An offer by cuIpc goes with its owner, of which nobody told: that one is gone.
   std::vector<std::string> ownerless;
   for (const auto& [number, generation] : generations_) {
@@ -77,11 +79,11 @@ Ledger::Restored Ledger::Restore(Kept kept, const std::vector<config::BufferSpec
 const char* Ledger::GenerationProblem(const Kept::Generation& generation,
                                       const std::set<std::string>& names) const {
   const protocol::LinkGeneration& stated = generation.stated;
-  const bool vmm = stated.transport == static_cast<uint32_t>(protocol::Transport::kVmm);
+  const bool by_descriptor = stated.transport != static_cast<uint32_t>(protocol::Transport::kCuIpc);
   if (stated.generation >= kMaxNumber) return "is no number that a broker gives";
   if (generations_.contains(stated.generation)) return "is there twice";
   if (!names.contains(NameOf(stated.name))) return "its buffer is not there";
-  if (vmm && !generation.memory) return "its memory did not come";
+  if (by_descriptor && !generation.memory) return "its memory did not come";
   if (stated.pooled == 0) return nullptr;
   if (stated.mapped_bytes != RoundUp(stated.size_bytes, limits_.granularity)) {
     return "its size is none that this broker makes";
@@ -141,7 +143,8 @@ void Ledger::RestoreLeases(const Kept& kept, Restored* restored) {
     leases_.emplace(
         stated.lease_id,
         Lease{stated.lease_id, Client{stated.client_id, client->second}, generation->second.buffer,
-              stated.generation, static_cast<Access>(stated.access), stated.since_unix_ns});
+              stated.generation, static_cast<Access>(stated.access), stated.since_unix_ns,
+              static_cast<protocol::PeerWay>(stated.peer_way)});
     ++generation->second.leases;
   }
 }
@@ -157,23 +160,26 @@ bool Ledger::IsPublishable(uint64_t generation, const std::string& name) const {
   });
 }
 
-void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
+void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::PodSpec& pod,
                            Restored* restored) {
   const std::string name = NameOf(stated.name);
+  const std::optional<Policy> declared = DeclaredPolicy(pod, name);
   const bool was_gone = (stated.current | stated.pending) == 0;
   if (was_gone) {
     const bool dropped = stated.state == static_cast<uint32_t>(BufferState::kWriterDied);
-    if (spec == nullptr || !dropped) return;  // Generations are held, or it was never finished.
-    declared_.insert_or_assign(name, Policy::FromSpec(*spec));
+    if (!declared || !dropped) return;  // Generations are held, or it was never finished.
+    declared_.insert_or_assign(name, *declared);
     restored->settled.insert(name);
     return;
   }
   const auto current = generations_.find(stated.current);
   const bool has_current = current != generations_.end() && current->second.buffer == name;
   const bool has_pending = IsPublishable(stated.pending, name);
-  const bool declared = spec != nullptr;
+  const bool is_page = has_current && current->second.memory.is_page();
   const char* const problem = !has_current && !has_pending        ? "its memory is not there"
                               : !declared && stated.declared == 1 ? "it is not declared any more"
+                              : declared && has_current && declared->signal != is_page
+                                  ? "it is declared as something else now"
                               : !declared && NameOf(stated.creator).empty() ? "nobody made it"
                               : buffers_.size() >= limits_.buffers          ? "there are too many"
                                                                             : nullptr;
@@ -181,14 +187,14 @@ void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::Buf
     restored->dropped.push_back(Concat("buffer ", name, ": ", problem));
     return;
   }
-  Buffer& buffer = AddBuffer(name, PolicyOf(stated, spec));
+  Buffer& buffer = AddBuffer(name, declared ? *declared : StatedPolicy(stated));
   buffer.current = has_current ? stated.current : 0;
   buffer.pending = has_pending ? stated.pending : 0;
   if (declared) {
-    declared_.insert_or_assign(name, Policy::FromSpec(*spec));
+    declared_.insert_or_assign(name, *declared);
     restored->settled.insert(name);
   }
-  if (has_current) RestoreContent(stated, spec, name, &buffer);
+  if (has_current) RestoreContent(stated, pod.Find(name), name, &buffer);
   Show(name);
 }
 

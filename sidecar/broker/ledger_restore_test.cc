@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,17 +38,29 @@ class LedgerRestoreTest : public ::testing::Test {
     ledger_->KeepJournal();
   }
   config::BufferSpec& Spec(const std::string& name) {
-    specs_.push_back({});
-    specs_.back().name = name;
-    specs_.back().size_bytes = kPage;
-    return specs_.back();
+    auto& specs = pod_.buffers;  // Ordered.
+    const auto at =
+        specs.insert(std::ranges::lower_bound(specs, name, {}, &config::BufferSpec::name),
+                     config::BufferSpec{.name = name, .size_bytes = kPage});
+    return *at;
   }
   void MakeDeclared() {
-    for (const auto& spec : specs_) {
+    for (const auto& spec : pod_.buffers) {
       const auto ticket = ledger_->BeginDeclared(spec);
       ASSERT_TRUE(ticket);
       ASSERT_TRUE(ledger_->Commit(*ticket, Memory(), true, kNow));
     }
+    for (const auto& spec : pod_.signals) {
+      const auto ticket = ledger_->BeginDeclared(spec, 4096);
+      ASSERT_TRUE(ticket);
+      ASSERT_TRUE(ledger_->Commit(*ticket, HostPage(), true, kNow));
+    }
+  }
+  static Memory HostPage() {
+    Memory memory;
+    memory.transport = protocol::Transport::kHost;
+    memory.pooled = false;
+    return memory;
   }
   Grant Create(const Client& client, const std::string& name, uint32_t flags = kFlagAttach) {
     Policy policy;
@@ -68,13 +81,13 @@ class LedgerRestoreTest : public ::testing::Test {
   }
   Ledger::Restored RestartWith(Ledger::Kept kept) {
     ledger_.emplace(kLimits, kGpu, 2000);
-    auto restored = ledger_->Restore(std::move(kept), specs_);
+    auto restored = ledger_->Restore(std::move(kept), pod_);
     ledger_->KeepJournal();
     return restored;
   }
   static UniqueFd Null() { return UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC)); }
 
-  std::vector<config::BufferSpec> specs_;
+  config::PodSpec pod_;
   testing::KeeperModel keeper_;
   std::optional<Ledger> ledger_;
 };
@@ -97,6 +110,40 @@ TEST_F(LedgerRestoreTest, EverybodyGoesOnWithWhatTheyHad) {
       << "rules of declared buffers are read again";
   EXPECT_TRUE(ledger_->Publish(kApp, made.lease_id));
   EXPECT_EQ(Attach(kOther, "made").generation, made.generation);
+}
+
+TEST_F(LedgerRestoreTest, ADeclaredSignalKeepsItsPageAndItsRules) {
+  pod_.signals.push_back({.name = "ready", .containers = {"app", "other"}, .writers = {"app"}});
+  MakeDeclared();
+  const uint64_t generation = Attach(kApp, "ready", Access::kReadWrite).generation;
+  const auto restored = Restart();
+  EXPECT_THAT(restored.dropped, IsEmpty());
+  EXPECT_THAT(restored.settled, ElementsAre("ready"));
+  EXPECT_EQ(Attach(kOther, "ready").generation, generation);
+  EXPECT_FALSE(ledger_->Attach(kOther, "ready", Access::kReadWrite, 0, kGpu, kNow));
+  EXPECT_FALSE(ledger_->Attach({3, "third"}, "ready", Access::kRead, 0, kGpu, kNow));
+  Policy wider;
+  wider.writers_all = true;
+  EXPECT_FALSE(ledger_->BeginPage(kOther, "ready", 4096, wider, generation))
+      << "what follows it has its rules, too";
+  ledger_->EndClient(kApp.id);
+  EXPECT_TRUE(ledger_->BeginPage(kApp, "ready", 4096, Policy{}, generation));
+}
+
+// A broker by hand may be told something else than its predecessor.
+TEST_F(LedgerRestoreTest, ANameThatIsDeclaredAsSomethingElseIsMadeAnew) {
+  Spec("now-signal");
+  pod_.signals.push_back({.name = "now-buffer"});
+  MakeDeclared();
+  pod_.buffers = {{.name = "now-buffer", .size_bytes = kPage}};
+  pod_.signals = {{.name = "now-signal"}};
+  const auto restored = Restart();
+  EXPECT_THAT(restored.dropped, Contains(HasSubstr("declared as something else")));
+  EXPECT_THAT(restored.settled, IsEmpty());
+  EXPECT_EQ(ledger_->used_bytes(), 0U);
+  MakeDeclared();
+  EXPECT_TRUE(ledger_->IsPage("now-signal"));
+  EXPECT_FALSE(ledger_->IsPage("now-buffer"));
 }
 
 TEST_F(LedgerRestoreTest, NumbersGoOnAboveAllThatWereKept) {

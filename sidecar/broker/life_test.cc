@@ -9,12 +9,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "runtime/base/clock.h"
+#include "runtime/protocol/link.h"
 #include "runtime/registry/host_list.h"
 #include "runtime/registry/reader.h"
 #include "sidecar/broker/testing/broker_process.h"
@@ -38,6 +40,12 @@ BrokerSettings With(const std::string& buffers, std::vector<std::string> more = 
   settings.buffers = buffers;
   settings.arguments.insert(settings.arguments.end(), more.begin(), more.end());
   return settings;
+}
+
+// What the pod's status shows of an ended sidecar: of its log, the kubelet takes the last 2 KiB.
+std::string LastWords(const BrokerProcess& broker) {
+  const std::string log = broker.log();
+  return log.substr(log.size() - std::min<size_t>(log.size(), 2048));
 }
 
 // What the registry that comes with Hello says of a buffer.
@@ -72,7 +80,7 @@ TEST(BrokerLife, ASecondBrokerOnAFolderRefusesToStart) {
   BrokerProcess second(folder.path(), TwoContainers());
   EXPECT_FALSE(second.ready());
   EXPECT_EQ(second.WaitForEnd(), 1);
-  EXPECT_THAT(second.log(), HasSubstr("another broker serves " + folder.path()));
+  EXPECT_THAT(LastWords(second), HasSubstr("another broker serves " + folder.path()));
   EXPECT_TRUE(RawClient(first.Socket("app")).Hello()) << "the first one's sockets are untouched";
 }
 
@@ -157,9 +165,22 @@ TEST(BrokerLife, WithoutThePluginNothingIsMade) {
   EXPECT_FALSE(broker.ready());
   EXPECT_EQ(broker.WaitForEnd(), 1);
   EXPECT_THAT(broker.log(), HasSubstr("link-waiting"));
-  EXPECT_THAT(broker.log(), HasSubstr("the plugin did not answer at " + link.path()));
-  EXPECT_THAT(broker.log(), HasSubstr("--link none"));
+  EXPECT_THAT(LastWords(broker), HasSubstr("start-failed"));
+  EXPECT_THAT(LastWords(broker), HasSubstr("the plugin did not answer at " + link.path()));
+  EXPECT_THAT(LastWords(broker), HasSubstr("--link none"));
   EXPECT_EQ(simulated::UsedBytes(), 0u);
+}
+
+// Goal: a runtime that drops CDI devices silently is named at once, not taken for a missing plugin.
+TEST(BrokerLife, WithoutTheMountOfItsLinkItNamesTheRuntime) {
+  if (access(protocol::kDefaultLinkFolder, F_OK) == 0) GTEST_SKIP() << "this is a sidecar";
+  const TempFolder folder;
+  BrokerProcess broker(folder.path(), With("buffers.gpushm.io/weights: 4Mi",
+                                           {"--link", protocol::kDefaultLinkFolder}));
+  EXPECT_EQ(broker.WaitForEnd(), 1);
+  EXPECT_THAT(LastWords(broker), HasSubstr("start-failed reason=\"NOT_FOUND: no /run/gpushm-link "
+                                           "here: the container runtime left out"));
+  EXPECT_THAT(LastWords(broker), HasSubstr("switch CDI on"));
 }
 
 // A kill while it starts, at whatever point: the next one starts.
@@ -295,6 +316,7 @@ TEST(BrokerLife, LoadsItsFilesAsTheyAppear) {
   RawClient client(broker.Socket("app"));
   ASSERT_TRUE(client.Hello());
   EXPECT_EQ(CodeOf(client.Attach("late")), As(Code::kLoading));
+  EXPECT_TRUE(broker.WaitForLog("file-waiting buffer=late file=" + late));
   std::ofstream(late + ".part") << std::string(kMiB, 'l');
   std::filesystem::rename(late + ".part", late);
   EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=late"));

@@ -10,6 +10,7 @@
 
 #include "runtime/base/version.h"
 #include "runtime/daemon/log.h"
+#include "runtime/protocol/counters.h"
 
 namespace gpushm::broker {
 namespace {
@@ -26,6 +27,8 @@ template <typename Body>
 constexpr LinkKind kKindOf = LinkKind::kEnd;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkRegistry> = LinkKind::kRegistry;
+template <>
+constexpr LinkKind kKindOf<protocol::LinkCounters> = LinkKind::kCounters;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkClient> = LinkKind::kClient;
 template <>
@@ -85,7 +88,7 @@ Result<Link::Greeting> Link::Greet(int64_t wait_ms) {
                  " ms, and nothing is made without a GPU that it names: ", greeting.error().what()),
           "is gpushm's plugin running on this node? Without a plugin: --link none");
     }
-    if (first) LogInfo("link-waiting", {{"path", path_}, {"reason", greeting.error().what()}});
+    if (first) LogInfo("link-waiting", {{"socket", path_}, {"reason", greeting.error().what()}});
     poll(nullptr, 0, std::min(kStartRetryMs, deadline.RemainingMs()));
   }
 }
@@ -118,6 +121,7 @@ Result<Link::Greeting> Link::TryGreet(const Deadline& deadline) {
   if (header->kind != static_cast<uint16_t>(LinkKind::kWelcome)) return Broken("no welcome");
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
+  if (auto agreed = Agree(*welcome); !agreed) return std::unexpected(agreed.error());
   greeting.welcome = *welcome;
   for (;;) {
     if (auto r = protocol::Receive(socket->get(), &message, deadline); !r) {
@@ -129,6 +133,15 @@ Result<Link::Greeting> Link::TryGreet(const Deadline& deadline) {
   }
   socket_ = std::move(*socket);
   return greeting;
+}
+
+Result<void> Link::Agree(const protocol::LinkWelcome& welcome) {
+  version_ = welcome.version;
+  if (version_ <= protocol::kLinkMaxVersion) return {};
+  return Fail(Code::kIncompatible,
+              Concat("the plugin chose link version ", version_, ", this broker has ",
+                     protocol::kLinkMinVersion, " to ", protocol::kLinkMaxVersion),
+              "plugin and sidecar should come from one release");
 }
 
 // False: that was all.
@@ -181,8 +194,9 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
   return taken;
 }
 
-Result<void> Link::Run(int registry, Events events) {
+Result<void> Link::Run(int registry, int counters, Events events) {
   registry_ = registry;
+  counters_ = counters;
   events_ = std::move(events);
   phase_ = Phase::kUp;
   if (auto watched = Watch(); !watched) return watched;
@@ -267,6 +281,7 @@ Result<bool> Link::OnMessage() {
 Result<void> Link::OnWelcome(const protocol::Message& message) {
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
+  if (auto agreed = Agree(*welcome); !agreed) return agreed;
   if (welcome->gpu_uuid != welcome_.gpu_uuid || welcome->allocation != welcome_.allocation) {
     return Fail(Code::kIncompatible, "the plugin names another GPU or allocation than before");
   }
@@ -285,8 +300,13 @@ void Link::StateEverything() {
   const std::vector<Statement> everything = events_.everything();
   queue_limit_ = everything.size() + kQueuedChanges;
   Enqueue(protocol::LinkRegistry{settings_.epoch}, registry_);
+  if (version_ >= VersionOf(LinkKind::kCounters)) {
+    Enqueue(protocol::LinkCounters{.version = protocol::kCountersVersion, .reserved = 0},
+            counters_);
+  }
   for (const Statement& statement : everything) {
     if (phase_ != Phase::kUp) return;  // No descriptors left: later.
+    if (!IsKnown(statement)) continue;
     std::visit([&](const auto& body) { Enqueue(body, statement.descriptor); }, statement.body);
   }
   if (phase_ != Phase::kUp) return;
@@ -295,7 +315,7 @@ void Link::StateEverything() {
 }
 
 void Link::State(const Statement& statement) {
-  if (phase_ != Phase::kUp) return;
+  if (phase_ != Phase::kUp || !IsKnown(statement)) return;
   const Body body = std::visit([](const auto& b) -> Body { return b; }, statement.body);
   if (queue_.empty()) {
     const Result<bool> sent = TrySend(body, statement.descriptor);
@@ -319,7 +339,13 @@ void Link::Enqueue(Body body, int descriptor) {
 Result<bool> Link::TrySend(const Body& body, int descriptor) {
   protocol::Buffer bytes;
   const size_t size = std::visit(
-      [&]<typename T>(const T& b) { return protocol::EncodeLink(kKindOf<T>, b, &bytes); }, body);
+      [&]<typename T>(T b) {
+        if constexpr (std::is_same_v<T, protocol::LinkLease>) {
+          if (version_ < protocol::kLinkPagesVersion) b.peer_way = 0;  // It knows no ways either.
+        }
+        return protocol::EncodeLink(kKindOf<T>, b, &bytes);
+      },
+      body);
   const Result<bool> sent = protocol::TrySend(socket_.get(), {bytes.data(), size},
                                               {&descriptor, descriptor >= 0 ? size_t{1} : 0});
   if (sent && *sent && ++sent_ == settings_.die_after) kill(getpid(), SIGKILL);

@@ -66,22 +66,26 @@ class Link {
   // Waits until the plugin has told all that is kept. kTimeout; kIncompatible; kCorrupt.
   Result<Greeting> Greet(int64_t wait_ms);
 
-  // From here on the link is the loop's. `registry` stays the caller's.
-  Result<void> Run(int registry, Events events);
+  // From here on the link is the loop's. `registry` and `counters` stay the caller's.
+  Result<void> Run(int registry, int counters, Events events);
 
   // Before the client is answered. Nothing while the link is down: it will be stated with all.
   void State(const Statement& statement);
 
  private:
   enum class Phase { kDown, kGreeting, kUp };
-  using Body = std::variant<protocol::LinkRegistry, protocol::LinkClient, protocol::LinkBuffer,
-                            protocol::LinkGeneration, protocol::LinkLease, protocol::LinkDrop,
-                            protocol::LinkEnd>;
+  using Body = std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkClient,
+                            protocol::LinkBuffer, protocol::LinkGeneration, protocol::LinkLease,
+                            protocol::LinkDrop, protocol::LinkEnd>;
   struct Queued {
     Body body;
     UniqueFd descriptor;
   };
 
+  // Whether the plugin's version knows what it is about.
+  bool IsKnown(const Statement& statement) const {
+    return !statement.page || version_ >= protocol::kLinkPagesVersion;
+  }
   Result<Greeting> TryGreet(const Deadline& deadline);
   Result<bool> TakeKept(protocol::Message& message, Greeting* greeting);
   Result<void> SendHello(int socket, bool want_kept, const Deadline& deadline);
@@ -90,6 +94,8 @@ class Link {
   void Reconnect();
   void OnSocket(uint32_t events);
   Result<bool> OnMessage();  // False: none is there.
+  // The version that the plugin chose.
+  Result<void> Agree(const protocol::LinkWelcome& welcome);
   Result<void> OnWelcome(const protocol::Message& message);
   void StateEverything();
   Result<bool> TrySend(const Body& body, int descriptor);
@@ -105,6 +111,8 @@ class Link {
   const std::string path_;
   Events events_;
   int registry_ = -1;
+  int counters_ = -1;
+  uint16_t version_ = protocol::kLinkMinVersion;  // Of the connection.
   Phase phase_ = Phase::kDown;
   UniqueFd socket_;
   protocol::LinkWelcome welcome_{};  // The first one: the binding does not move.

@@ -96,6 +96,25 @@ TEST(Link, AtStartAPluginThatTalksNonsenseIsAnError) {
   }
 }
 
+TEST(Link, BuffersThatDoNotFitWhatThePodWasGivenAreItsLastWords) {
+  const auto gpu = SomeGpu();
+  const TempFolder link;
+  const TempFolder folder;
+  const Plugin plugin(link.path(), [&](int socket, int) {
+    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
+    Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+  });
+  BrokerSettings settings;
+  settings.arguments = {"--link", link.path(), "--container", "app"};
+  settings.buffers = "buffers.gpushm.io/weights: 1Gi";
+  BrokerProcess broker(folder.path(), settings);
+  EXPECT_EQ(broker.WaitForEnd(), 1);
+  EXPECT_THAT(broker.log(),
+              HasSubstr("start-failed reason=\"EXHAUSTED: the buffers and the pool need 1073741824 "
+                        "bytes, the pod was given 268435456. Remedy: ask for more "
+                        "gpushm.io/memory, or for less\"\n"));
+}
+
 TEST(Link, LaterItCostsTheLinkAlone) {
   const auto gpu = SomeGpu();
   const TempFolder link;
@@ -120,7 +139,7 @@ TEST(Link, LaterItCostsTheLinkAlone) {
   ASSERT_TRUE(broker.ready()) << broker.log();
   EXPECT_TRUE(broker.WaitForLog("another GPU or allocation"));
   EXPECT_TRUE(broker.WaitForLog("out of order"));
-  EXPECT_TRUE(broker.WaitForLog("gpu-lost"));
+  EXPECT_TRUE(broker.WaitForLog("gpu-unhealthy"));
   RawClient client(broker.Socket("app"));
   ASSERT_TRUE(client.Hello());
   const auto attached = client.Attach("weights");

@@ -1,4 +1,5 @@
-// gpushm-broker: the process of the sidecar. `gpushm-broker loader ...` is its short-lived child.
+// gpushm-broker: the process of the sidecar. `gpushm-broker loader ...` and `... releaser ...` are
+// its short-lived children.
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include "sidecar/broker/broker.h"
 #include "sidecar/broker/loader.h"
 #include "sidecar/broker/options.h"
+#include "sidecar/broker/releaser.h"
 
 namespace gpushm::broker {
 namespace {
@@ -51,9 +53,10 @@ int Main(int argc, char** argv) {
 }  // namespace gpushm::broker
 
 int main(int argc, char** argv) {
-  const bool loader = argc > 1 && std::string_view(argv[1]) == "loader";
-  const int code =
-      loader ? gpushm::broker::LoaderMain(argc - 1, argv + 1) : gpushm::broker::Main(argc, argv);
+  const std::string_view child = argc > 1 ? argv[1] : "";
+  const int code = child == "loader"     ? gpushm::broker::LoaderMain(argc - 1, argv + 1)
+                   : child == "releaser" ? gpushm::broker::ReleaserMain(argc - 1, argv + 1)
+                                         : gpushm::broker::Main(argc, argv);
   // A thread may hang in a sick driver: leave without its destructors.
   std::fflush(nullptr);
   _exit(code);

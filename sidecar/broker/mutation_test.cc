@@ -6,7 +6,7 @@
 // process. A bystander with a lease and a buffer of its own looks after each thousand.
 //
 // 100,000 mutated messages with a fixed seed; GPUSHM_MUTATIONS=1000000 for the long run,
-// GPUSHM_MUTATION_SEED for another one. Prints what was reached.
+// GPUSHM_TEST_SEED for another one. Prints what was reached.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -45,6 +45,7 @@ class Recorder {
   explicit Recorder(const std::array<uint8_t, 16>& gpu_uuid) : gpu_uuid_(gpu_uuid) {
     using namespace protocol;
     Add(Kind::kHello, HelloRequest{1, 1, 0, ToNameField("recorded"), 0, {}});
+    Add(Kind::kHello, HelloRequest{1, 2, 0, ToNameField("newer"), 0, {}});
     Add(Kind::kHello, HelloRequest{7, 9, 0, ToNameField("too-new"), 0, {}});
     Add(Kind::kHello, HelloRequest{1, 1, 0, ToNameField("resuming"), 2, {7}});
     for (const char* name : {"weights", "listed", "ring", "file", "none", "made", "offered"}) {
@@ -90,6 +91,11 @@ class Recorder {
     Add(Kind::kOffer, offer);
     Add(Kind::kTransfer, TransferRequest{ToNameField("offered"), 2, 0, 0}, true);
     Add(Kind::kAnnounceDescriptor, AnnounceDescriptorRequest{0});
+    Add(Kind::kCounters, CountersRequest{0});
+    for (const char* name : {"made", "ready", "weights"}) {
+      Add(Kind::kMakePage, MakePageRequest{ToNameField(name), 4096, 8, 0, 0});
+      Add(Kind::kDelete, DeleteRequest{ToNameField(name)});
+    }
   }
   const std::vector<Recorded>& requests() const { return requests_; }
 
@@ -247,7 +253,8 @@ class Mutator {
     }
     if (kind == static_cast<uint16_t>(Kind::kAttach) ||
         kind == static_cast<uint16_t>(Kind::kCreate) ||
-        kind == static_cast<uint16_t>(Kind::kReplace)) {
+        kind == static_cast<uint16_t>(Kind::kReplace) ||
+        kind == static_cast<uint16_t>(Kind::kMakePage)) {
       const auto reply = protocol::Parse<protocol::AttachReply>(message.span());
       ASSERT_TRUE(reply) << reply.error().ToString();
       if (reply->lease_id != 0) leases_.push_back(reply->lease_id);
@@ -362,7 +369,7 @@ BrokerSettings Pod() {
 
 TEST(BrokerMutation, NoBytesHurtAnybodyElse) {
   const uint64_t messages = FromEnvironment("GPUSHM_MUTATIONS", 100'000);
-  const uint64_t seed = FromEnvironment("GPUSHM_MUTATION_SEED", 1);
+  const uint64_t seed = gpushm::testing::TestSeed(1);
   const TempFolder folder;
   BrokerProcess broker(folder.path(), Pod());
   ASSERT_TRUE(broker.ready()) << broker.log();

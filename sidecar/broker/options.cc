@@ -12,6 +12,7 @@
 
 #include "runtime/base/limits.h"
 #include "runtime/base/version.h"
+#include "runtime/daemon/process.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/protocol/link.h"
 #include "sidecar/config/quantity.h"
@@ -30,6 +31,8 @@ struct Flags {
   std::string link;
   std::string tools;
   uint64_t link_die_after = 0;
+  uint32_t first_releasers_die = 0;
+  uint64_t memory_limit_bytes = MemoryLimitBytes();
   bool host_ipc = false;
   std::string host_dir = "/dev/shm";
   std::string log_level;
@@ -147,7 +150,10 @@ void Declare(CLI::App& app, Flags* flags) {
       "Folder of the plugin's socket (default /run/gpushm-link, if it is there), or none");
   app.add_option("--tools", flags->tools,
                  "Folder into which gpushmctl is put, for containers that have none");
-  app.add_option("--test-link-die-after", flags->link_die_after)->group("");  // Not in --help.
+  // Not in --help:
+  app.add_option("--test-link-die-after", flags->link_die_after)->group("");
+  app.add_option("--test-first-releasers-die", flags->first_releasers_die)->group("");
+  app.add_option("--test-memory-limit", flags->memory_limit_bytes)->group("");
   app.add_option("--pod-uid", flags->pod_uid, "The pod's UID, for --host-ipc");
   app.add_flag("--host-ipc", flags->host_ipc, "Also serve hostIPC pods of the node, in /dev/shm");
   app.add_option("--host-dir", flags->host_dir, "What stands for /dev/shm");
@@ -190,6 +196,8 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.host_dir = flags.host_dir;
   options.link_folder = LinkFolder(options.config.link);
   options.link_die_after = flags.link_die_after;
+  options.first_releasers_die = flags.first_releasers_die;
+  options.memory_limit_bytes = flags.memory_limit_bytes;
   options.loader_command = LoaderCommand();
   options.tools_folder = flags.tools;
   options.start_timeout_ms = flags.start_timeout_ms;

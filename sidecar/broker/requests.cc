@@ -1,7 +1,9 @@
 // What the broker does with each kind of request (Broker's members; see broker.h).
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "runtime/base/clock.h"
@@ -19,7 +21,7 @@ std::string NameOf(const protocol::NameField& field) {
 
 bool NeedsTheGpu(Kind kind) {
   return kind == Kind::kAttach || kind == Kind::kCreate || kind == Kind::kReplace ||
-         kind == Kind::kOffer || kind == Kind::kTransfer;
+         kind == Kind::kOffer || kind == Kind::kTransfer || kind == Kind::kMakePage;
 }
 
 Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) {
@@ -65,6 +67,10 @@ Result<void> Broker::OnRequest(Request& request) {
       return OnTransferStatus(request);
     case Kind::kContent:
       return OnContent(request);
+    case Kind::kCounters:
+      return OnCounters(request);
+    case Kind::kMakePage:
+      return OnMakePage(request);
     case Kind::kAnnounceDescriptor:
       break;  // The server's own.
   }
@@ -73,7 +79,7 @@ Result<void> Broker::OnRequest(Request& request) {
 
 Result<void> Broker::OnHello(Request& request) {
   protocol::HelloReply reply{};
-  reply.version = protocol::kMaxVersion;
+  reply.version = request.version;
   reply.simulated = gpu_->simulated() ? 1 : 0;
   reply.client_id = request.client.id;
   reply.epoch = epoch_;
@@ -94,9 +100,16 @@ Result<void> Broker::OnAttach(Request& request) {
   if (draining_) {
     return Fail(Code::kUnavailable, "the sidecar is ending", "the pod is being stopped");
   }
-  const auto grant =
-      ledger_->Attach(request.client, NameOf(body->name), static_cast<Access>(body->access),
-                      body->generation, GpuUuid{body->gpu_uuid}, UnixNs());
+  if (request.version < VersionOf(Kind::kMakePage) && ledger_->IsPage(NameOf(body->name))) {
+    return Fail(Code::kUnsupported,
+                Concat('"', NameOf(body->name),
+                       "\" is a signal, barrier or ring, which this library "
+                       "does not know"),
+                "use the library that the plugin of this node mounts");
+  }
+  const auto grant = ledger_->Attach(
+      request.client, NameOf(body->name), static_cast<Access>(body->access), body->generation,
+      GpuUuid{body->gpu_uuid}, UnixNs(), static_cast<protocol::PeerWay>(body->peer_way));
   if (!grant) {
     if (grant.error().code() == Code::kDenied) {
       LogWarning("attach-denied", {{"buffer", NameOf(body->name)},
@@ -119,7 +132,20 @@ void Broker::ReplyGrant(const Client& client, const ReplyTo& to, const Grant& gr
   reply.access = static_cast<uint32_t>(grant.access);
   reply.transport = static_cast<uint32_t>(grant.memory->transport);
   int descriptor = -1;
-  if (grant.memory->transport == protocol::Transport::kCuIpc) {
+  UniqueFd read_only;
+  if (grant.memory->is_page() && grant.access == Access::kRead) {
+    // The page's own descriptor writes. A second one of the same file does not.
+    const std::string path = Concat("/proc/self/fd/", grant.memory->descriptor.get());
+    read_only.Reset(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!read_only) {
+      const Status failed = Status(Code::kSystem, Concat("open ", path, " for reading"),
+                                   "is /proc mounted in the sidecar?", errno);
+      [[maybe_unused]] const auto undone = ledger_->Detach(client, grant.lease_id);
+      Apply();
+      return server_->ReplyError(to, failed);
+    }
+    descriptor = read_only.get();
+  } else if (grant.memory->transport == protocol::Transport::kCuIpc) {
     reply.offerer_pid = grant.memory->offerer_pid;
     reply.cuipc_offset = grant.memory->cuipc_offset;
     reply.cuipc_handle = grant.memory->cuipc_handle;
@@ -200,13 +226,14 @@ void Broker::Allocated(const Ledger::Ticket& ticket, const ReplyTo& to,
            {"generation", grant->generation},
            {"bytes", ticket.mapped_bytes},
            {"container", ticket.client.container},
-           {"published", ticket.unpublished ? "no" : "yes"}});
+           {"published", !ticket.unpublished}});
   ReplyGrant(ticket.client, to, *grant);
 }
 
 Result<void> Broker::OnPublish(Request& request) {
   const auto body = protocol::Parse<protocol::PublishRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
+  if (auto r = CheckReleasable(request.client, body->lease_id); !r) return r;
   if (auto r = ledger_->Publish(request.client, body->lease_id); !r) return r;
   Apply();
   server_->Reply(request.to, protocol::EmptyReply{});
@@ -280,6 +307,9 @@ Result<void> Broker::OnHolders(Request& request) {
     entry.lease_id = lease->id;
     entry.since_unix_ns = lease->since_unix_ns;
     entry.access = static_cast<uint32_t>(lease->access);
+    if (request.version >= protocol::kPeerWaysVersion) {
+      entry.peer_way = static_cast<uint32_t>(lease->peer_way);
+    }
   }
   server_->Reply(request.to, reply);
   return {};
@@ -297,14 +327,14 @@ Result<void> Broker::OnBrokerInfo(Request& request) {
   reply.clients = server_->connected();
   reply.leases = static_cast<uint32_t>(ledger_->lease_count());
   reply.simulated = gpu_->simulated() ? 1 : 0;
-  reply.version = protocol::kMaxVersion;
+  reply.version = request.version;
   server_->Reply(request.to, reply);
   return {};
 }
 
 Result<uint64_t> Broker::StartTransfer(const Client& client, const std::string& name,
                                        protocol::Direction direction, UniqueFd file,
-                                       uint64_t chunk_bytes) {
+                                       uint64_t chunk_bytes, FileWay file_way) {
   const Result<const Memory*> memory = ledger_->BeginTransfer(client, name, direction);
   if (!memory) {
     closer_.Close(std::move(file));  // A client made it.
@@ -318,7 +348,8 @@ Result<uint64_t> Broker::StartTransfer(const Client& client, const std::string& 
                                     .file = std::move(file),
                                     .size_bytes = (*memory)->size_bytes,
                                     .mapped_bytes = (*memory)->mapped_bytes,
-                                    .chunk_bytes = chunk_bytes});
+                                    .chunk_bytes = chunk_bytes,
+                                    .file_way = file_way});
   if (!started && direction == protocol::Direction::kLoad) ledger_->TransferRefused(name);
   Apply();
   return started;
@@ -334,7 +365,7 @@ Result<void> Broker::OnTransfer(Request& request) {
   const auto direction = static_cast<protocol::Direction>(body->direction);
   const Result<uint64_t> started =
       StartTransfer(request.client, name, direction, std::move(request.message->descriptors[0]),
-                    body->chunk_bytes);
+                    body->chunk_bytes, static_cast<FileWay>(body->file_way));
   if (!started) return std::unexpected(started.error());
   LogInfo("transfer-started",
           {{"buffer", name},
@@ -354,10 +385,20 @@ Result<void> Broker::OnTransferStatus(Request& request) {
   const auto state = transfers_->Take(request.client.id, body->transfer_id);
   if (!state) return std::unexpected(state.error());
   if (state->finished && !state->result) return state->result;
-  server_->Reply(request.to, protocol::TransferStatusReply{.done_bytes = state->done_bytes,
-                                                           .total_bytes = state->total_bytes,
-                                                           .finished = state->finished ? 1u : 0u,
-                                                           .reserved = 0});
+  const protocol::TransferStatusReply status{.done_bytes = state->done_bytes,
+                                             .total_bytes = state->total_bytes,
+                                             .finished = state->finished ? 1u : 0u,
+                                             .reserved = 0};
+  if (request.version < protocol::kTransferReportVersion) {
+    server_->Reply(request.to, status);
+  } else {
+    server_->Reply(request.to, protocol::TransferReportReply{
+                                   .status = status,
+                                   .moving_ns = state->moving_ns,
+                                   .link_bytes_per_second = state->link_bytes_per_second,
+                                   .file_way = static_cast<uint32_t>(state->file_way),
+                                   .reserved = 0});
+  }
   return {};
 }
 
@@ -371,6 +412,19 @@ Result<void> Broker::OnContent(Request& request) {
   }
   Apply();
   server_->Reply(request.to, protocol::EmptyReply{});
+  return {};
+}
+
+Result<void> Broker::OnCounters(Request& request) {
+  const auto body = protocol::Parse<protocol::CountersRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  const Result<int> page = counters_->PageOf(request.client);
+  if (!page) return std::unexpected(page.error());
+  PublishCountersSoon();
+  server_->Reply(request.to,
+                 protocol::CountersReply{.version = protocol::kCountersVersion,
+                                         .size_bytes = sizeof(protocol::CounterPage)},
+                 *page);
   return {};
 }
 

@@ -1,4 +1,6 @@
 // The broker and the plugin: being a successor, and having one (Broker's members; see broker.h).
+#include <unistd.h>
+
 #include <utility>
 
 #include "runtime/daemon/log.h"
@@ -30,11 +32,20 @@ std::vector<uint64_t> MentionedClients(const Statement& statement) {
 
 Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
   config::BrokerConfig& config = options_.config;
-  if (options_.link_folder.empty()) return {};
+  const std::string& folder = options_.link_folder;
+  if (folder.empty()) return {};
+  // Mounted there before this process began, or never.
+  if (folder == protocol::kDefaultLinkFolder && access(folder.c_str(), F_OK) != 0) {
+    return Fail(
+        Code::kNotFound,
+        Concat("no ", folder,
+               " here: the container runtime left out what gpushm's plugin "
+               "gave this container"),
+        "switch CDI on in the runtime, or update it; the sidecar asks for gpushm.io/memory");
+  }
   link_.emplace(
       loop_, &closer_,
-      Link::Settings{
-          .folder = options_.link_folder, .epoch = epoch_, .die_after = options_.link_die_after});
+      Link::Settings{.folder = folder, .epoch = epoch_, .die_after = options_.link_die_after});
   Result<Link::Greeting> answered = link_->Greet(options_.start_timeout_ms);
   if (!answered) return std::unexpected(answered.error());
   *greeting = std::move(*answered);
@@ -60,14 +71,15 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
 
 void Broker::Restore(Ledger::Kept kept, std::set<std::string>* settled) {
   if (!link_) return;
-  Ledger::Restored restored = ledger_->Restore(std::move(kept), options_.config.pod.buffers);
-  for (const std::string& what : restored.dropped) LogWarning("not-restored", {{"what", what}});
+  Ledger::Restored restored = ledger_->Restore(std::move(kept), options_.config.pod);
+  for (const std::string& what : restored.dropped) LogWarning("not-restored", {{"reason", what}});
   if (restored.generations > 0) {
     LogInfo("restored", {{"buffers", restored.buffers},
                          {"generations", restored.generations},
                          {"leases", restored.leases}});
   }
   *settled = std::move(restored.settled);
+  EndForgottenParticipants();
 }
 
 void Broker::RestoreClients(std::vector<Link::Greeting::Client> clients) {
@@ -77,7 +89,7 @@ void Broker::RestoreClients(std::vector<Link::Greeting::Client> clients) {
     const auto known = server_->Restore(client, kept.stated.token, std::move(kept.pidfd));
     if (known) continue;
     LogWarning("not-restored",
-               {{"what", Concat("client ", client.id, ": ", known.error().what())}});
+               {{"reason", Concat("client ", client.id, ": ", known.error().what())}});
     OnEnded(client);
   }
   server_->EndDead();
@@ -90,7 +102,7 @@ Result<void> Broker::RunLink(bool device_lost) {
   ledger_->KeepJournal();
   OnDevice(device_lost, "");
   return link_->Run(
-      registry_->fd(),
+      registry_->fd(), counters_->fd(),
       Link::Events{
           .everything = [this] { return Everything(); },
           .on_device = [this](bool lost, std::string_view reason) { OnDevice(lost, reason); }});
@@ -110,6 +122,7 @@ bool Broker::Announce(uint64_t client_id) {
 }
 
 void Broker::StateChanges() {
+  EndParticipants();
   for (const Statement& statement : ledger_->TakeStatements()) {
     bool sayable = true;
     for (const uint64_t id : MentionedClients(statement)) {
@@ -149,9 +162,9 @@ void Broker::OnDevice(bool lost, std::string_view reason) {
   device_lost_ = lost;
   registry_->SetDeviceLost(lost);
   if (lost) {
-    LogError("gpu-lost", {{"gpu", gpu_->info().uuid.ToString()}, {"reason", reason}});
+    LogError("gpu-unhealthy", {{"gpu", gpu_->info().uuid.ToString()}, {"reason", reason}});
   } else {
-    LogInfo("gpu-back", {{"gpu", gpu_->info().uuid.ToString()}});
+    LogInfo("gpu-healthy", {{"gpu", gpu_->info().uuid.ToString()}});
   }
 }
 

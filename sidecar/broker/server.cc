@@ -85,6 +85,12 @@ Result<void> Server::Listen(const std::string& path, unsigned mode, const std::s
                       [this, listener](uint32_t) { OnAcceptable(listener); });
 }
 
+std::vector<std::string> Server::containers() const {
+  std::vector<std::string> containers;
+  for (const auto& listener : listeners_) containers.push_back(listener->container);
+  return containers;
+}
+
 void Server::StopListening() {
   for (const auto& listener : listeners_) {
     if (!listener->socket) continue;
@@ -280,6 +286,10 @@ void Server::OnRequest(Connection& connection, protocol::Message& message) {
     Disconnect(connection, "a request out of order");
     return;
   }
+  if (header->version > connection.version) {
+    Disconnect(connection, "a request of a later version than agreed on");
+    return;
+  }
   connection.busy = true;
   loop_->Change(connection.socket.get(), 0);  // (2)
   Handle(id, *header, message);
@@ -293,7 +303,8 @@ void Server::Handle(uint64_t client_id, const protocol::Header& header,
                   .to = {client_id, connection->number, static_cast<protocol::Kind>(header.kind),
                          header.request_id},
                   .message = &message,
-                  .resumed = false};
+                  .resumed = false,
+                  .version = connection->version};
   Result<void> handled;
   if (request.to.kind == protocol::Kind::kHello) {
     const Result<uint64_t> accepted = AcceptHello(*connection, message);
@@ -302,6 +313,7 @@ void Server::Handle(uint64_t client_id, const protocol::Header& header,
       request.resumed = *accepted != client_id;
       request.client = connection->client;
       request.to.client_id = *accepted;
+      request.version = connection->version;
     } else {
       handled = std::unexpected(accepted.error());
     }
@@ -344,6 +356,7 @@ Result<uint64_t> Server::AcceptHello(Connection& connection, protocol::Message& 
                        protocol::kMaxVersion),
                 "use the library that the plugin of this node mounts");
   }
+  connection.version = std::min(body->max_version, protocol::kMaxVersion);
   if (!connection.pidfd) {
     if (message.descriptors.empty() || !IsPidfd(message.descriptors[0].get())) {
       connection.announced = true;
@@ -389,6 +402,7 @@ void Server::TakeOver(Connection& old, Connection& fresh) {
   closer_->Close(std::move(fresh.pidfd));
   old.socket = std::move(fresh.socket);
   old.number = fresh.number;
+  old.version = fresh.version;
   old.passed_descriptors = fresh.passed_descriptors;
   old.announced = false;
   old.busy = true;

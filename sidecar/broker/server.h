@@ -48,8 +48,9 @@ struct ReplyTo {
 struct Request {
   Client client;
   ReplyTo to;
-  protocol::Message* message = nullptr;  // Descriptors may be taken out of it.
-  bool resumed = false;                  // Hello: the client is one that was there before.
+  protocol::Message* message = nullptr;      // Descriptors may be taken out of it.
+  bool resumed = false;                      // Hello: the client is one that was there before.
+  uint16_t version = protocol::kMinVersion;  // Of the connection.
 };
 
 class Handler {
@@ -96,6 +97,7 @@ class Server {
   // True while the process that asked lives and is connected as it was.
   bool IsConnected(const ReplyTo& to) const;
   uint32_t connected() const { return connected_; }
+  std::vector<std::string> containers() const;  // That are listened for.
 
   // What a successor needs to know a client again. Null: there is none.
   struct Identity {
@@ -129,9 +131,10 @@ class Server {
     protocol::ResumeToken token{};
     bool guest = false;
     bool said_hello = false;
-    bool busy = false;                // A request is under way.
-    bool announced = false;           // The next request may carry a descriptor.
-    bool passed_descriptors = false;  // Some may lie unread in its socket.
+    uint16_t version = protocol::kMinVersion;  // Agreed on in Hello.
+    bool busy = false;                         // A request is under way.
+    bool announced = false;                    // The next request may carry a descriptor.
+    bool passed_descriptors = false;           // Some may lie unread in its socket.
     // A reply that waits for ETOOMANYREFS to pass, with a descriptor of its own.
     std::unique_ptr<Outgoing> delayed;
     UniqueFd delayed_descriptor;

@@ -13,6 +13,7 @@ struct Statement {
                protocol::LinkLease, protocol::LinkDrop>
       body;
   int descriptor = -1;  // Not owned: the server's pidfd, or the ledger's memory (see there).
+  bool page = false;    // Of one: plugins know them from protocol::kLinkPagesVersion on.
 };
 
 }  // namespace gpushm::broker

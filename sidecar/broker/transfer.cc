@@ -2,16 +2,18 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <utility>
+
+#include "sidecar/broker/child.h"
 
 namespace gpushm::broker {
 namespace {
@@ -23,7 +25,8 @@ constexpr size_t kKept = 64;
 constexpr size_t kLineBytes = 4096;
 constexpr uint64_t kDefaultChunkBytes = uint64_t{64} << 20;
 
-// The bytes to move: all of the file when loading, all of the buffer when saving.
+// The bytes to move: all of the file when loading, all of the buffer when saving; of a pipe, that
+// nobody knows the size of, at most the buffer.
 Result<uint64_t> TotalBytes(const TransferJob& job) {
   if (job.direction == protocol::Direction::kSave) return job.size_bytes;
   // What the kernel knows already: a file system that is slow or a client's own (FUSE) is not
@@ -33,8 +36,9 @@ Result<uint64_t> TotalBytes(const TransferJob& job) {
             &file) != 0) {
     return FailSystem(errno, "statx");
   }
+  if (S_ISFIFO(file.stx_mode)) return job.size_bytes;
   if (!S_ISREG(file.stx_mode)) {
-    return Fail(Code::kInvalidArgument, "only regular files can be loaded through the broker",
+    return Fail(Code::kInvalidArgument, "only files and pipes can be loaded through the broker",
                 "write it to a file first");
   }
   const auto size = uint64_t{file.stx_size};
@@ -45,6 +49,21 @@ Result<uint64_t> TotalBytes(const TransferJob& job) {
         Concat("declare buffers.gpushm.io/", job.buffer, " at least as large"));
   }
   return size;
+}
+
+// The numbers that a line begins with; 0 for those that it lacks.
+template <size_t kCount>
+std::array<uint64_t, kCount> Numbers(std::string_view line) {
+  std::array<uint64_t, kCount> numbers{};
+  const char* at = line.data();
+  const char* const end = line.data() + line.size();
+  for (uint64_t& number : numbers) {
+    const auto parsed = std::from_chars(at, end, number);
+    if (parsed.ec != std::errc()) break;
+    at = std::find(parsed.ptr, end, ' ');
+    if (at != end) ++at;
+  }
+  return numbers;
 }
 
 Result<void> CheckFileMode(const TransferJob& job) {
@@ -127,41 +146,15 @@ Result<uint64_t> Transfers::TryStart(TransferJob& job) {
 }
 
 Result<pid_t> Transfers::Spawn(const TransferJob& job, uint64_t total_bytes, int pipe_end) const {
-  const std::vector<std::string> own = {
-      "--direction", job.direction == protocol::Direction::kLoad ? "load" : "save",
-      "--device",    std::to_string(device_),
-      "--size",      std::to_string(total_bytes),
-      "--mapped",    std::to_string(job.mapped_bytes),
-      "--chunk",     std::to_string(job.chunk_bytes),
-      "--driver",    driver_folder_};
-  std::vector<char*> arguments;
-  for (const std::string& part : command_) arguments.push_back(const_cast<char*>(part.c_str()));
-  for (const std::string& part : own) arguments.push_back(const_cast<char*>(part.c_str()));
-  arguments.push_back(nullptr);
-
-  // dup2 to its own number would leave close-on-exec set: numbers above the targets first.
-  const UniqueFd memory(fcntl(job.memory, F_DUPFD_CLOEXEC, 10));
-  const UniqueFd file(fcntl(job.file.get(), F_DUPFD_CLOEXEC, 10));
-  const UniqueFd pipe(fcntl(pipe_end, F_DUPFD_CLOEXEC, 10));
-  if (!memory || !file || !pipe) return FailSystem(errno, "F_DUPFD_CLOEXEC");
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, memory.get(), 3);
-  posix_spawn_file_actions_adddup2(&actions, file.get(), 4);
-  posix_spawn_file_actions_adddup2(&actions, pipe.get(), 5);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  pid_t child = -1;
-  const int error =
-      posix_spawn(&child, arguments[0], &actions, &attributes, arguments.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return FailSystem(error, Concat("start of the loader ", arguments[0]));
-  return child;
+  const std::array descriptors = {job.memory, job.file.get(), pipe_end};
+  return StartChild(
+      command_,
+      {"--direction", job.direction == protocol::Direction::kLoad ? "load" : "save", "--device",
+       std::to_string(device_), "--size", std::to_string(total_bytes), "--mapped",
+       std::to_string(job.mapped_bytes), "--chunk", std::to_string(job.chunk_bytes), "--plan",
+       job.client_id == 0 ? "own" : "given", "--file-way",
+       std::to_string(static_cast<uint32_t>(job.file_way)), "--driver", driver_folder_},
+      descriptors);
 }
 
 bool Transfers::OnReadable(uint64_t id) {
@@ -183,13 +176,23 @@ bool Transfers::OnReadable(uint64_t id) {
 }
 
 void Transfers::OnLine(Transfer& transfer, const std::string& line) {
-  if (line == "ok") {
-    transfer.said_ok = true;
+  if (line.starts_with("ok ")) {
+    const std::array<uint64_t, 4> said = Numbers<4>(line.substr(3));
+    transfer.said_ok = said[0] <= transfer.state.total_bytes && said[2] <= INT64_MAX &&
+                       said[1] <= static_cast<uint64_t>(FileWay::kGds);
+    transfer.state.done_bytes = said[0];
+    transfer.state.file_way = static_cast<FileWay>(said[1]);
+    transfer.state.moving_ns = said[2];
+    transfer.state.link_bytes_per_second = said[3];
   } else if (line.starts_with("error ")) {
-    transfer.failure = line.substr(6);
+    const uint64_t code = Numbers<1>(line.substr(6))[0];
+    // No breach of the protocol, which CORRUPT would make of it: the client is not to blame.
+    const bool known = code > 0 && code <= kMaxCode && static_cast<Code>(code) != Code::kCorrupt;
+    const size_t text = line.find(' ', 6);
+    transfer.failure = Fail(known ? static_cast<Code>(code) : Code::kDriver,
+                            text == std::string::npos ? "no reason given" : line.substr(text + 1));
   } else {
-    uint64_t done = 0;
-    std::from_chars(line.data(), line.data() + line.size(), done);
+    const uint64_t done = Numbers<1>(line)[0];
     if (done > transfer.state.total_bytes) return;
     transfer.state.done_bytes = done;
     events_.on_progress(transfer.buffer, transfer.direction, done);
@@ -211,9 +214,9 @@ void Transfers::OnChildEnded(uint64_t id) {
   transfer.state.finished = true;
   const bool exited = WIFEXITED(status) && WEXITSTATUS(status) == 0;
   if (transfer.said_ok && exited) {
-    transfer.state.done_bytes = transfer.state.total_bytes;
-  } else if (!transfer.failure.empty()) {
-    transfer.state.result = Fail(Code::kDriver, transfer.failure);
+    transfer.state.total_bytes = transfer.state.done_bytes;
+  } else if (!transfer.failure) {
+    transfer.state.result = transfer.failure;
   } else {
     transfer.state.result =
         Fail(Code::kPeerDied,
@@ -225,7 +228,7 @@ void Transfers::OnChildEnded(uint64_t id) {
   const std::string buffer = transfer.buffer;
   const protocol::Direction direction = transfer.direction;
   if (transfer.forget) transfers_.erase(id);
-  events_.on_end(buffer, direction, state.result);
+  events_.on_end(buffer, direction, state);
 }
 
 Result<TransferState> Transfers::Take(uint64_t client_id, uint64_t transfer_id) {

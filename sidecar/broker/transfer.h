@@ -3,8 +3,9 @@
 // threads and faults go with it.
 //
 // The child's contract (loader.h): descriptors 3 (memory), 4 (file) and 5 (a pipe to us); one line
-// "<done> <total>" after each chunk, at the end "ok" or "error <code> <text>". Whatever it writes
-// is parsed as a stranger's bytes; its end without "ok" is a failure.
+// "<done>" after each chunk, at the end "ok <bytes> <FileWay> <moving_ns> <link_bytes_per_second>"
+// or "error <code> <text>". Whatever it writes is parsed as a stranger's bytes; its end without
+// "ok" is a failure.
 //
 // Threads: the loop's.
 #pragma once
@@ -20,6 +21,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
+#include "runtime/client/file_way.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/worker.h"
 #include "runtime/protocol/messages.h"
@@ -35,12 +37,17 @@ struct TransferJob {
   uint64_t size_bytes = 0;
   uint64_t mapped_bytes = 0;
   uint64_t chunk_bytes = 0;
+  FileWay file_way = FileWay::kAuto;  // As protocol::TransferRequest.
 };
 
 struct TransferState {
   uint64_t client_id = 0;
   uint64_t done_bytes = 0;
-  uint64_t total_bytes = 0;
+  uint64_t total_bytes = 0;  // Of a stream the room for it, until it has ended.
+  // Once finished well.
+  FileWay file_way = FileWay::kAuto;
+  uint64_t moving_ns = 0;
+  uint64_t link_bytes_per_second = 0;
   bool finished = false;
   Result<void> result;  // Once finished.
 };
@@ -50,7 +57,7 @@ class Transfers {
   struct Events {
     std::function<void(const std::string& buffer, protocol::Direction, uint64_t done_bytes)>
         on_progress;
-    std::function<void(const std::string& buffer, protocol::Direction, const Result<void>& result)>
+    std::function<void(const std::string& buffer, protocol::Direction, const TransferState& state)>
         on_end;
   };
 
@@ -80,7 +87,7 @@ class Transfers {
     UniqueFd pipe;
     std::string line;  // Read so far.
     bool said_ok = false;
-    std::string failure;
+    Result<void> failure;
     bool forget = false;  // Nobody will ask for the result.
   };
 

@@ -53,6 +53,9 @@ class EntryReader {
   void Fail(const YamlNode& at, std::string_view field, std::string reason,
             std::string example = {});
   void FailKey(std::string reason, std::string_view nearest);
+  // What follows the prefix of the key; false: it is no name, and that is said.
+  bool Name(std::string_view prefix, std::string_view what, std::string_view example,
+            std::string& name);
   std::string Container(std::string_view wanted = {}) const;
   std::string WhyNot(const std::string& container) const;
 
@@ -65,12 +68,16 @@ class EntryReader {
               Enum& out);
 
   void Buffer(PodSpec& pod);
+  void Signal(PodSpec& pod);
   void Map(BufferSpec& buffer);
   void Field(const YamlNode& key, const YamlNode& value, BufferSpec& buffer);
   void Generations(const YamlNode& value, BufferSpec& buffer);
   void Containers(const YamlNode& value, std::string_view field, std::vector<std::string>& out);
   void File(const YamlNode& value, BufferSpec& buffer);
+  void UnknownField(const YamlNode& key, std::span<const KeyInfo> known);
   void CheckTogether(const BufferSpec& buffer);
+  void CheckWriters(const std::vector<std::string>& containers,
+                    const std::vector<std::string>& writers);
   const YamlNode* Value(std::string_view field) const;
   void Private(PodSpec& pod);
   void Cpu(PodSpec& pod);
@@ -173,6 +180,7 @@ void EntryReader::ReadInto(PodSpec& pod) {
   const std::string& key = entry_.key;
   if (key == kStatusKey) return;
   if (key.starts_with(kBuffersPrefix)) return Buffer(pod);
+  if (key.starts_with(kSignalsPrefix)) return Signal(pod);
   if (key.starts_with(kPrivatePrefix)) return Private(pod);
   if (key == kPoolExtraKey) {
     pod.pool_extra_bytes = Bytes(entry_.value, "", true).value_or(0);
@@ -216,16 +224,20 @@ void EntryReader::Cpu(PodSpec& pod) {
   pod.sidecar.cpu_millis = *millis;
 }
 
+bool EntryReader::Name(std::string_view prefix, std::string_view what, std::string_view example,
+                       std::string& name) {
+  name = entry_.key.substr(prefix.size());
+  if (IsDnsLabel(name)) return true;
+  FailKey(Concat(Quote(name), " is not a ", what,
+                 "'s name (lower case letters, digits and '-', not first or last, at most ",
+                 limits::kNameBytes, ")"),
+          Concat(prefix, example));
+  return false;
+}
+
 void EntryReader::Buffer(PodSpec& pod) {
   BufferSpec buffer;
-  buffer.name = entry_.key.substr(kBuffersPrefix.size());
-  if (!IsDnsLabel(buffer.name)) {
-    return FailKey(Concat(Quote(buffer.name),
-                          " is not a buffer's name (lower case letters, digits "
-                          "and '-', not first or last, at most ",
-                          limits::kNameBytes, ")"),
-                   Concat(kBuffersPrefix, "weights"));
-  }
+  if (!Name(kBuffersPrefix, "buffer", "weights", buffer.name)) return;
   if (entry_.value.kind == YamlNode::Kind::kMap) {
     Map(buffer);
   } else if (entry_.value.kind == YamlNode::Kind::kSequence) {
@@ -268,12 +280,40 @@ void EntryReader::Field(const YamlNode& key, const YamlNode& value, BufferSpec& 
   } else if (name == "loads") {
     buffer.loads = Bool(value, name).value_or(false);
   } else {
-    std::vector<std::string_view> known;
-    for (const KeyInfo& info : BufferKeys()) known.push_back(info.name);
-    const std::string_view nearest = Nearest(name, known);
-    Fail(key, name, Concat("unknown key; the nearest is ", nearest),
-         AnnotationExample(entry_.key, nearest, Container()));
+    UnknownField(key, BufferKeys());
   }
+}
+
+void EntryReader::UnknownField(const YamlNode& key, std::span<const KeyInfo> known) {
+  std::vector<std::string_view> names;
+  for (const KeyInfo& info : known) names.push_back(info.name);
+  const std::string_view nearest = Nearest(key.text, names);
+  Fail(key, key.text, Concat("unknown key; the nearest is ", nearest),
+       AnnotationExample(entry_.key, nearest, Container()));
+}
+
+void EntryReader::Signal(PodSpec& pod) {
+  SignalSpec signal;
+  if (!Name(kSignalsPrefix, "signal", "ready", signal.name)) return;
+  const YamlNode::Kind kind = entry_.value.kind;
+  if (kind == YamlNode::Kind::kMap) {
+    for (const auto& [key, value] : entry_.value.entries) {
+      if (key.text == "writers") {
+        Containers(value, key.text, signal.writers);
+      } else if (key.text == "containers") {
+        Containers(value, key.text, signal.containers);
+      } else {
+        UnknownField(key, SignalKeys());
+      }
+    }
+    CheckWriters(signal.containers, signal.writers);
+  } else if (kind != YamlNode::Kind::kNull) {
+    Fail(entry_.value, "",
+         Concat("is ", YamlKindName(kind),
+                "; write nothing, \"\", or a map of writers and "
+                "containers"));
+  }
+  pod.signals.push_back(std::move(signal));
 }
 
 void EntryReader::Generations(const YamlNode& value, BufferSpec& buffer) {
@@ -372,33 +412,74 @@ void EntryReader::CheckTogether(const BufferSpec& buffer) {
       Fail(*on_exit, "on-writer-exit", "a read-only buffer has no writer", example);
     }
   }
-  if (writers == nullptr || buffer.containers.empty()) return;
-  for (size_t i = 0; i < writers->items.size(); ++i) {
-    const std::string& name = writers->items[i].text;
-    if (std::ranges::find(buffer.writers, name) == buffer.writers.end()) continue;  // Bad anyway.
-    if (std::ranges::find(buffer.containers, name) != buffer.containers.end()) continue;
-    Fail(writers->items[i], Concat("writers[", i, "]"),
+  CheckWriters(buffer.containers, buffer.writers);
+}
+
+void EntryReader::CheckWriters(const std::vector<std::string>& containers,
+                               const std::vector<std::string>& writers) {
+  const YamlNode* const written = Value("writers");
+  if (written == nullptr || containers.empty()) return;
+  for (size_t i = 0; i < written->items.size(); ++i) {
+    const std::string& name = written->items[i].text;
+    if (std::ranges::find(writers, name) == writers.end()) continue;  // Bad anyway.
+    if (std::ranges::find(containers, name) != containers.end()) continue;
+    const bool buffer = entry_.key.starts_with(kBuffersPrefix);
+    Fail(written->items[i], Concat("writers[", i, "]"),
          Concat(Quote(name), " may not attach: it is not in containers"),
-         Concat(entry_.key, ": '{size: 8Gi, containers: [", name, "], writers: [", name, "]}'"));
+         Concat(entry_.key, ": '{", buffer ? "size: 8Gi, " : "", "containers: [", name,
+                "], writers: [", name, "]}'"));
   }
 }
 
 // 1 GiB for each container that attaches to anything, unless the pod says otherwise.
 void AddDefaultPrivate(PodSpec& pod, const std::vector<std::string>& containers) {
   for (const std::string& container : containers) {
+    const auto meant = [&](const auto& spec) { return spec.MayAttach(container); };
     const bool attaches = pod.pool_extra_bytes > 0 || pod.host_ipc ||
-                          std::ranges::any_of(pod.buffers, [&](const BufferSpec& buffer) {
-                            return buffer.MayAttach(container);
-                          });
+                          std::ranges::any_of(pod.buffers, meant) ||
+                          std::ranges::any_of(pod.signals, meant);
     if (attaches) pod.private_bytes.try_emplace(container, kDefaultPrivateBytes);
   }
-  for (const BufferSpec& buffer : pod.buffers) {
-    for (const auto* const named : {&buffer.containers, &buffer.writers}) {
+  const auto add_named = [&](const auto& spec) {
+    for (const auto* const named : {&spec.containers, &spec.writers}) {
       for (const std::string& container : *named) {
         pod.private_bytes.try_emplace(container, kDefaultPrivateBytes);
       }
     }
+  };
+  std::ranges::for_each(pod.buffers, add_named);
+  std::ranges::for_each(pod.signals, add_named);
+}
+
+// Buffers and signals are one name space, in which each has a place in the registry.
+void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, ErrorList& errors) {
+  const auto fail = [&](const AnnotationEntry& at, std::string reason, std::string example) {
+    ConfigError error = at.key_origin.At(at.key_line, at.key_column);
+    error.annotation = at.key;
+    error.reason = std::move(reason);
+    error.example = std::move(example);
+    errors.Add(std::move(error));
+  };
+  const AnnotationEntry* last = nullptr;
+  for (const AnnotationEntry& entry : entries) {
+    const bool signal = entry.key.starts_with(kSignalsPrefix);
+    if (signal || entry.key.starts_with(kBuffersPrefix)) last = &entry;
+    if (!signal) continue;
+    const std::string name = entry.key.substr(kSignalsPrefix.size());
+    if (pod.Find(name) == nullptr) continue;
+    constexpr std::string_view kEnd = "-ready";
+    fail(entry, Concat("a buffer has this name: ", kBuffersPrefix, name),
+         AnnotationExample(
+             Concat(kSignalsPrefix, name.substr(0, limits::kNameBytes - kEnd.size()), kEnd), "",
+             ""));
   }
+  const auto too_many = [&](size_t there, std::string_view what, size_t most) {
+    if (there <= most) return;
+    fail(*last, Concat(there, what, most), AnnotationExample(last->key, "", ""));
+  };
+  too_many(pod.signals.size(), " signals, at most ", kMostSignals);
+  too_many(pod.buffers.size() + pod.signals.size(), " buffers and signals, at most ",
+           limits::kBuffers);
 }
 
 }  // namespace
@@ -418,6 +499,10 @@ bool BufferSpec::MayWrite(std::string_view container) const {
          (writers.empty() || std::ranges::binary_search(writers, container));
 }
 
+bool SignalSpec::MayAttach(std::string_view container) const {
+  return containers.empty() || std::ranges::binary_search(containers, container);
+}
+
 std::string_view BufferSpec::FileVolume() const {
   return std::string_view(file).substr(0, file.empty() ? 0 : file.find('/'));
 }
@@ -433,9 +518,10 @@ const BufferSpec* PodSpec::Find(std::string_view name) const {
 }
 
 bool PodSpec::HasAccessLists() const {
-  return std::ranges::any_of(buffers, [](const BufferSpec& buffer) {
-    return !buffer.containers.empty() || !buffer.writers.empty();
-  });
+  const auto listed = [](const auto& spec) {
+    return !spec.containers.empty() || !spec.writers.empty();
+  };
+  return std::ranges::any_of(buffers, listed) || std::ranges::any_of(signals, listed);
 }
 
 PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,
@@ -445,13 +531,8 @@ PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOpt
     EntryReader(entry, options, errors).ReadInto(pod);
   }
   std::ranges::sort(pod.buffers, {}, &BufferSpec::name);
-  if (pod.buffers.size() > limits::kBuffers) {
-    ConfigError error = entries.front().key_origin.At(0, 0);
-    error.annotation = Concat(kBuffersPrefix, pod.buffers.back().name);
-    error.reason = Concat(pod.buffers.size(), " buffers, at most ", limits::kBuffers);
-    error.example = AnnotationExample(error.annotation, "", "");
-    errors.Add(std::move(error));
-  }
+  std::ranges::sort(pod.signals, {}, &SignalSpec::name);
+  CheckNames(entries, pod, errors);
   if (options.containers) AddDefaultPrivate(pod, *options.containers);
   return pod;
 }

@@ -22,6 +22,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/limits.h"
 #include "runtime/base/status.h"
 #include "runtime/daemon/log_config.h"
 #include "sidecar/config/config_error.h"
@@ -72,6 +73,22 @@ struct BufferSpec {
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
 
+// A signal: one process at a time writes it.
+struct SignalSpec {
+  std::string name{};  // A DNS label, and no buffer's.
+  // As those of a buffer.
+  std::vector<std::string> containers{};  // Who may open it at all.
+  std::vector<std::string> writers{};     // Who may write it; those of `containers`.
+
+  bool MayAttach(std::string_view container) const;
+
+  friend bool operator==(const SignalSpec&, const SignalSpec&) = default;
+};
+
+// Half of what pages may take, at a page of 4 KiB each: every signal can have a successor while the
+// old one is held.
+inline constexpr size_t kMostSignals = limits::kAllPagesBytes / 2 / 4096;
+
 struct SidecarResources {
   std::optional<uint64_t> cpu_millis;
   std::optional<uint64_t> memory_bytes;
@@ -82,6 +99,7 @@ struct SidecarResources {
 // What the annotations of one pod say.
 struct PodSpec {
   std::vector<BufferSpec> buffers;  // Ordered by name.
+  std::vector<SignalSpec> signals;  // The same.
   // Bytes set aside for a container's own contexts and allocations. Where the pod's containers are
   // known, each one that attaches has an entry (1 GiB unless the pod says otherwise); otherwise
   // only those that the pod names.
@@ -92,11 +110,12 @@ struct PodSpec {
   SidecarResources sidecar;
 
   const BufferSpec* Find(std::string_view name) const;
-  // Whether some buffer is not for every container: a list of containers or of writers.
+  // Whether something is not for every container: a list of containers or of writers.
   bool HasAccessLists() const;
   // Whether anything here needs a sidecar.
-  bool AsksForMemory() const {
-    return !buffers.empty() || pool_extra_bytes > 0 || !private_bytes.empty() || host_ipc;
+  bool AsksForSidecar() const {
+    return !buffers.empty() || !signals.empty() || pool_extra_bytes > 0 || !private_bytes.empty() ||
+           host_ipc;
   }
 
   friend bool operator==(const PodSpec&, const PodSpec&) = default;
@@ -124,7 +143,7 @@ template <typename T>
 using OrErrors = std::expected<T, std::vector<ConfigError>>;
 
 // The annotations of a pod's metadata. Each value is text; those of buffers are a quantity or a
-// YAML map.
+// YAML map, those of signals nothing or a YAML map.
 Result<PodSpec> ParseAnnotations(const Annotations& annotations, const ParseOptions& options = {});
 OrErrors<PodSpec> ParseAnnotationsOrErrors(const Annotations& annotations,
                                            const ParseOptions& options = {});

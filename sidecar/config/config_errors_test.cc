@@ -211,6 +211,25 @@ std::vector<Case> KeyCases() {
   };
 }
 
+std::vector<Case> SignalCases() {
+  const std::string key = "signals.gpushm.io/ready";
+  return {
+      {key, "8Gi", 1, 1, "", "is text; write nothing"},
+      {key, "[model]", 1, 1, "", "is a list; write nothing"},
+      {key, "{writer: [model]}", 1, 2, "writer", "nearest is writers"},
+      {key, "{size: 8Gi}", 1, 2, "size", "unknown key"},
+      {key, "{writers: model}", 1, 11, "writers", "is text, not a list"},
+      {key, "{writers: []}", 1, 11, "writers", "empty list"},
+      {key, "{containers: [modle]}", 1, 15, "containers[0]", "nearest is \"model\""},
+      {key, "{writers: [sink], containers: [model]}", 1, 12, "writers[0]", "not in containers"},
+      {"signals.gpushm.io/", "", 0, 0, "", "not a signal's name"},
+      {"signals.gpushm.io/Ready", "", 0, 0, "", "not a signal's name"},
+      {"signal.gpushm.io/ready", "", 0, 0, "", "nearest is signals.gpushm.io/ready"},
+      {"", "annotations: {buffers.gpushm.io/w: 1Gi, signals.gpushm.io/w: ''}\n", 1, 41, "",
+       "a buffer has this name"},
+  };
+}
+
 std::vector<Case> FileCases() {
   const std::string a = "annotations:\n  ";
   return {
@@ -268,7 +287,8 @@ std::vector<Case> FileCases() {
 
 std::vector<Case> AllCases() {
   std::vector<Case> all;
-  for (const auto& cases : {QuantityCases(), MapCases(), YamlCases(), KeyCases(), FileCases()}) {
+  for (const auto& cases :
+       {QuantityCases(), MapCases(), SignalCases(), YamlCases(), KeyCases(), FileCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;

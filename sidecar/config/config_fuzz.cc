@@ -29,6 +29,13 @@ void CheckPod(const PodSpec& pod) {
     if (buffer.access == Access::kReadOnly) Require(buffer.StartsLoading());
     if (!buffer.file.empty()) Require(!buffer.FilePath().empty());
   }
+  Require(pod.signals.size() <= kMostSignals);
+  for (size_t i = 0; i < pod.signals.size(); ++i) {
+    const SignalSpec& signal = pod.signals[i];
+    Require(i == 0 || pod.signals[i - 1].name < signal.name);
+    Require(IsDnsLabel(signal.name) && pod.Find(signal.name) == nullptr);
+    for (const std::string& writer : signal.writers) Require(signal.MayAttach(writer));
+  }
   Require(PoolBytes(pod) <= NodeBytes(pod));
 }
 
@@ -62,6 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Check(ParseBuffersEnvironmentOrErrors(text, strict));
   Check(ParseBrokerConfigOrErrors(text, "broker.yaml"));
   Check(ParseAnnotationsOrErrors({{"buffers.gpushm.io/weights", std::string(text)}}, strict));
+  Check(ParseAnnotationsOrErrors({{"signals.gpushm.io/ready", std::string(text)}}, strict));
   Check(ParseAnnotationsOrErrors({{std::string(text), "8Gi"}}, strict));
   if (const auto bytes = ParseBytes(text)) Require(ParseBytes(FormatBytes(*bytes)) == *bytes);
   (void)ParseMilliCpus(text);

@@ -77,6 +77,35 @@ TEST(ConfigTest, WhoMayAttachAndWrite) {
   EXPECT_FALSE(pod->Find("none")->MayWrite("sink"));
 }
 
+TEST(ConfigTest, ReadsSignals) {
+  const auto pod = ParseAnnotations(
+      {{"buffers.gpushm.io/frames", "1Gi"},
+       {"signals.gpushm.io/stop", ""},
+       {"signals.gpushm.io/none", "# as if empty"},
+       {"signals.gpushm.io/all", "{}"},
+       {"signals.gpushm.io/frame", "{writers: [decoder], containers: [model, decoder]}"}},
+      kPod);
+  ASSERT_TRUE(pod) << pod.error().ToString();
+  EXPECT_EQ(pod->signals,
+            (std::vector<SignalSpec>{
+                {.name = "all"},
+                {.name = "frame", .containers = {"decoder", "model"}, .writers = {"decoder"}},
+                {.name = "none"},
+                {.name = "stop"}}));
+  EXPECT_TRUE(pod->HasAccessLists());
+  EXPECT_EQ(PoolBytes(*pod), kGiB) << "they take no GPU memory";
+}
+
+// A container that only waits runs kernels behind what it waits for: it gets the GPU.
+TEST(ConfigTest, WhoMayOpenASignalAttaches) {
+  const auto pod =
+      ParseAnnotations({{"signals.gpushm.io/frame", "{containers: [decoder, model]}"}}, kPod);
+  ASSERT_TRUE(pod) << pod.error().ToString();
+  EXPECT_TRUE(pod->AsksForSidecar());
+  EXPECT_EQ(pod->private_bytes,
+            (std::map<std::string, uint64_t>{{"decoder", kGiB}, {"model", kGiB}}));
+}
+
 TEST(ConfigTest, PrivateBytesOnlyForContainersThatAttach) {
   const auto pod = ParseAnnotations({{"buffers.gpushm.io/a", "{size: 1Gi, containers: [decoder]}"},
                                      {"buffers.gpushm.io/b", "{size: 1Gi, containers: [model]}"},
@@ -85,17 +114,22 @@ TEST(ConfigTest, PrivateBytesOnlyForContainersThatAttach) {
   ASSERT_TRUE(pod) << pod.error().ToString();
   EXPECT_EQ(pod->private_bytes, (std::map<std::string, uint64_t>{{"decoder", kGiB}, {"model", 0}}));
   EXPECT_TRUE(ParseAnnotations({}, kPod)->private_bytes.empty());
-  EXPECT_FALSE(ParseAnnotations({}, kPod)->AsksForMemory());
+  EXPECT_FALSE(ParseAnnotations({}, kPod)->AsksForSidecar());
 }
 
 // Goal: the webhook, which has the metadata, and the broker, which has the environment, agree.
 TEST(ConfigTest, EnvironmentAndMetadataAgree) {
-  const auto metadata = ParseAnnotations(
-      {{"buffers.gpushm.io/w", "{size: 1.5Gi, writers: [model]}"}, {"gpushm.io/inject", "true"}});
+  const auto metadata =
+      ParseAnnotations({{"buffers.gpushm.io/w", "{size: 1.5Gi, writers: [model]}"},
+                        {"gpushm.io/inject", "true"},
+                        {"signals.gpushm.io/a", ""},
+                        {"signals.gpushm.io/b", "writers: [model]\n"}});
   const auto nested = ParseBuffersEnvironment(
-      "buffers.gpushm.io/w: {size: 1.5Gi, writers: [model]}\ngpushm.io/inject: true\n");
+      "buffers.gpushm.io/w: {size: 1.5Gi, writers: [model]}\ngpushm.io/inject: true\n"
+      "signals.gpushm.io/a:\nsignals.gpushm.io/b: {writers: [model]}\n");
   const auto quoted = ParseBuffersEnvironment(
-      R"({"buffers.gpushm.io/w":"{size: 1.5Gi, writers: [model]}","gpushm.io/inject":"true"})");
+      R"({"buffers.gpushm.io/w":"{size: 1.5Gi, writers: [model]}","gpushm.io/inject":"true",
+          "signals.gpushm.io/a":"","signals.gpushm.io/b":"{\"writers\": [\"model\"]}"})");
   ASSERT_TRUE(metadata && nested && quoted);
   EXPECT_EQ(*metadata, *nested);
   EXPECT_EQ(*metadata, *quoted);
@@ -143,8 +177,16 @@ TEST(ConfigTest, NamesAtTheirLimits) {
     many[Concat("buffers.gpushm.io/b", i)] = "64Ti";
   }
   EXPECT_TRUE(ParseAnnotations(many));
-  many["buffers.gpushm.io/one-more"] = "1";
+  many["signals.gpushm.io/one-more"] = "";
   EXPECT_FALSE(ParseAnnotations(many));
+  Annotations signals;
+  for (size_t i = 0; i < kMostSignals; ++i) signals[Concat("signals.gpushm.io/s", i)] = "";
+  EXPECT_TRUE(ParseAnnotations(signals));
+  signals["signals.gpushm.io/one-more"] = "";
+  const auto refused = ParseAnnotations(signals);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().what().find("1025 signals, at most 1024"), std::string::npos)
+      << refused.error().ToString();
 }
 
 TEST(SizingTest, SumsAsTheDesignSays) {

@@ -11,13 +11,20 @@
 namespace gpushm::config {
 namespace {
 
-constexpr std::array<KeyInfo, 7> kAnnotationKeys = {{
+constexpr std::array<KeyInfo, 8> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer of that name (a DNS label of at most 63 characters), made when the pod starts.",
      "8Gi",
      R"("type": "string", "anyOf": [{"$ref": "#/$defs/quantity"},
       {"pattern": ":", "contentMediaType": "application/yaml",
       "contentSchema": {"$ref": "#/$defs/buffer"}}])"},
+    {kSignalsPrefix, "<name>", "nothing, or a map (below)", "",
+     "A signal of that name, which no buffer has, made when the pod starts. It takes no GPU "
+     "memory.",
+     "\"\"",
+     R"("type": "string", "anyOf": [{"pattern": "^\\s*$"},
+      {"pattern": "[:{]", "contentMediaType": "application/yaml",
+      "contentSchema": {"$ref": "#/$defs/signal"}}])"},
     {kPrivatePrefix, "<container>", "quantity", "1Gi for each container that attaches",
      "GPU memory set aside for the container's own contexts and allocations, so that the scheduler "
      "does not sell it twice. Not enforced. 0 is allowed.",
@@ -34,8 +41,9 @@ constexpr std::array<KeyInfo, 7> kAnnotationKeys = {{
     {kSidecarCpuKey, "", "CPU quantity", "the chart's value", "CPU that the sidecar requests.",
      "100m", R"("type": "string", "pattern": "^\\+?[0-9.]+m?$")"},
     {kSidecarMemoryKey, "", "quantity", "the chart's value",
-     "Host memory that the sidecar requests and is limited to.", "64Mi",
-     R"("$ref": "#/$defs/quantity")"},
+     "Host memory that the sidecar requests and is limited to. Signals in device memory need "
+     "576Mi.",
+     "64Mi", R"("$ref": "#/$defs/quantity")"},
 }};
 
 constexpr std::array<KeyInfo, 8> kBufferKeys = {{
@@ -67,6 +75,14 @@ constexpr std::array<KeyInfo, 8> kBufferKeys = {{
     {"loads", "", "`true` or `false`", "false",
      "Somebody will load it through the broker (`gpushmctl load`); attaching waits for it.", "true",
      R"("type": "boolean")"},
+}};
+
+constexpr std::array<KeyInfo, 2> kSignalKeys = {{
+    {"writers", "", "list of containers", "all that may open it",
+     "The containers that may write it, one process at a time.", "[$container]",
+     R"("$ref": "#/$defs/containers")"},
+    {"containers", "", "list of containers", "all of the pod",
+     "The containers that may open it at all.", "[$container]", R"("$ref": "#/$defs/containers")"},
 }};
 
 constexpr std::array<KeyInfo, 10> kBrokerKeys = {{
@@ -118,6 +134,7 @@ std::string_view NearestOf(std::string_view text, const Texts& names) {
 
 std::span<const KeyInfo> AnnotationKeys() { return kAnnotationKeys; }
 std::span<const KeyInfo> BufferKeys() { return kBufferKeys; }
+std::span<const KeyInfo> SignalKeys() { return kSignalKeys; }
 std::span<const KeyInfo> BrokerKeys() { return kBrokerKeys; }
 
 bool IsOurKey(std::string_view key) {
@@ -134,7 +151,9 @@ std::string NearestAnnotation(std::string_view key) {
   for (const KeyInfo& info : kAnnotationKeys) {
     std::string candidate(info.name);
     if (!info.variable.empty()) {
-      const std::string_view stand_in = info.name == kBuffersPrefix ? "weights" : "$container";
+      const std::string_view stand_in = info.name == kBuffersPrefix   ? "weights"
+                                        : info.name == kSignalsPrefix ? "ready"
+                                                                      : "$container";
       candidate += valid_name ? name : stand_in;
     }
     candidates.push_back(std::move(candidate));

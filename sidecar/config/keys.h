@@ -27,10 +27,13 @@ struct KeyInfo {
 std::span<const KeyInfo> AnnotationKeys();
 // Keys in the map of a buffer.
 std::span<const KeyInfo> BufferKeys();
+// Keys in the map of a signal.
+std::span<const KeyInfo> SignalKeys();
 // Keys of the broker's file; those of `log` as "log.level".
 std::span<const KeyInfo> BrokerKeys();
 
 inline constexpr std::string_view kBuffersPrefix = "buffers.gpushm.io/";
+inline constexpr std::string_view kSignalsPrefix = "signals.gpushm.io/";
 inline constexpr std::string_view kPrivatePrefix = "private.gpushm.io/";
 inline constexpr std::string_view kPoolExtraKey = "gpushm.io/pool-extra";
 inline constexpr std::string_view kHostIpcKey = "gpushm.io/host-ipc";

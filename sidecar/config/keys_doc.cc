@@ -54,6 +54,10 @@ std::string AnnotationsSchema() {
   for (const KeyInfo& key : BufferKeys()) {
     AppendProperty(buffer, key.name, key, &key == &BufferKeys().back());
   }
+  std::string signal;
+  for (const KeyInfo& key : SignalKeys()) {
+    AppendProperty(signal, key.name, key, &key == &SignalKeys().back());
+  }
   return Concat(
       R"({
   "$comment": "Made from the table in sidecar/config/keys.cc, as annotations.md is.",
@@ -92,6 +96,13 @@ std::string AnnotationsSchema() {
       "properties": {
 )",
       buffer, R"(      }
+    },
+    "signal": {
+      "type": "object",
+      "additionalProperties": false,
+      "properties": {
+)",
+      signal, R"(      }
     }
   }
 }
@@ -109,6 +120,7 @@ std::string AnnotationsMarkdown() {
       "    buffers.gpushm.io/frames: |\n"
       "      size: 512Mi\n      generations: 2\n      access: one-writer\n"
       "      writers: [decoder]\n"
+      "    signals.gpushm.io/frame: '{writers: [decoder]}'\n"
       "    private.gpushm.io/model: 2Gi\n```\n\n"
       "Every other key under a domain that ends in `gpushm.io` is refused with the nearest known "
       "one "
@@ -120,6 +132,13 @@ std::string AnnotationsMarkdown() {
   out += "\n## A buffer's map\n\nUnknown and repeated keys are refused.\n\n";
   AppendTable(out, BufferKeys());
   out +=
+      "\n## A signal's map\n\n"
+      "`signals.gpushm.io/ready: \"\"` declares one that all containers may write and wait for; "
+      "who "
+      "does that, and how, is in [synchronisation.md](synchronisation.md). Names are shared with "
+      "buffers.\n\n";
+  AppendTable(out, SignalKeys());
+  out +=
       "\n## Quantities\n\n"
       "As Kubernetes' resource quantities: `Ki Mi Gi Ti Pi Ei` are powers of 1024, `k M G T P E` "
       "of "
@@ -129,7 +148,9 @@ std::string AnnotationsMarkdown() {
       "The sum of size x generations over its buffers, `gpushm.io/pool-extra`, the private bytes "
       "of "
       "each container that attaches, and 1Gi where a buffer has `file` or `loads`; each rounded up "
-      "to 2Mi, the sum rounded up to units of `gpushm.io/memory` once.\n\n"
+      "to 2Mi, the sum rounded up to units of `gpushm.io/memory` once; one unit at least, also of "
+      "a "
+      "pod that shares nothing but signals.\n\n"
       "## The broker's file\n\n"
       "A broker that is run by hand reads a YAML file with these keys; `file` may be an absolute "
       "path there, and the values of annotations need no quotes.\n\n";

@@ -118,15 +118,14 @@ std::string AnnotationExample(std::string_view key, std::string_view field,
     if (at != std::string::npos) text.replace(at, kVariable.size(), container);
     return text;
   };
-  if (key.starts_with(kBuffersPrefix)) {
-    if (!field.empty() && field != "size") {
-      for (const KeyInfo& info : BufferKeys()) {
-        if (info.name == field) {
-          return fill(Concat(key, ": '{size: 8Gi, ", field, ": ", info.example, "}'"));
-        }
-      }
+  const bool buffer = key.starts_with(kBuffersPrefix);
+  if (buffer || key.starts_with(kSignalsPrefix)) {
+    for (const KeyInfo& info : buffer ? BufferKeys() : SignalKeys()) {
+      if (info.name != field || field == "size") continue;
+      return fill(
+          Concat(key, ": '{", buffer ? "size: 8Gi, " : "", field, ": ", info.example, "}'"));
     }
-    return Concat(key, ": 8Gi");
+    return Concat(key, buffer ? ": 8Gi" : ": \"\"");
   }
   for (const KeyInfo& info : AnnotationKeys()) {
     if (info.name == key || (!info.variable.empty() && key.starts_with(info.name))) {

@@ -61,7 +61,8 @@ struct AnnotationEntry {
   YamlNode value;
 };
 
-// `key: value` for messages, with a container of the pod in it. `field`: of a buffer's map.
+// `key: value` for messages, with a container of the pod in it. `field`: of a buffer's or signal's
+// map.
 std::string AnnotationExample(std::string_view key, std::string_view field,
                               std::string_view container);
 

@@ -76,7 +76,7 @@ void PutIntoPod(const PodView& pod, const Plan& plan, const Settings& settings, 
 }
 
 // What another webhook may have taken away from the sidecar, or all of it where it was made for
-// other annotations.
+// other annotations or before an upgrade.
 void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
                 const std::function<uint64_t()>& random, Patch* patch) {
   const Container* const there = pod.Find(kSidecarName);
@@ -124,7 +124,7 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
     return "the sidecar lost its restartPolicy: another webhook is built with a Kubernetes older "
            "than 1.28 and drops fields that it does not know; update it";
   }
-  if (plan.redo) return "its sidecar was made for other annotations: another webhook changed them";
+  if (plan.stale) return "its sidecar was made for other annotations: another webhook changed them";
   if (!IsNumber(sidecar->Resource("limits", kMemoryResource), plan.units)) {
     return Concat("its sidecar must ask for ", plan.units, " ", kMemoryResource,
                   ", which another webhook changed");

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "runtime/base/status.h"
+#include "runtime/base/testing.h"
 #include "sidecar/injector/review.h"
 #include "sidecar/injector/testing/pods.h"
 
@@ -80,6 +81,7 @@ class Generator {
       annotations[Concat("buffers.gpushm.io/b", i)] =
           Chance(3) ? "{size: 3Mi, loads: true}" : Concat(1 + Below(4000), "Mi");
     }
+    if (Chance(3)) annotations["signals.gpushm.io/s"] = Chance(2) ? "" : "{writers: [c0]}";
     if (Chance(3)) annotations["gpushm.io/pool-extra"] = "1Gi";
     if (Chance(3)) annotations["private.gpushm.io/c0"] = "0";
     Json pod = PodWith({}, annotations);
@@ -163,7 +165,7 @@ bool Keeps(const Json& before, const Json& after, bool shifted = false) {
 }
 
 TEST(AdmitProperty, APatchKeepsAllThatWasThereAndIsDoneOnce) {
-  Generator generate(20261121);
+  Generator generate(gpushm::testing::TestSeed(20261121));
   for (int i = 0; i < kPods; ++i) {
     const Json pod = generate.Pod();
     const Admission admission = TestAdmission();
@@ -187,7 +189,7 @@ TEST(AdmitProperty, APatchKeepsAllThatWasThereAndIsDoneOnce) {
 }
 
 TEST(AdmitProperty, MutatedReviewsAreAnsweredOrRefused) {
-  Generator generate(7);
+  Generator generate(gpushm::testing::TestSeed(7));
   const Admission admission = TestAdmission();
   int answered = 0;
   int refused = 0;

@@ -50,6 +50,7 @@ TEST(Mutate, GivesAPodItsSidecarAndEachContainerTheGpuAndItsSocket) {
   const Json sidecar = pod["spec"]["initContainers"][0];
   EXPECT_EQ(sidecar["name"], "gpushm");
   EXPECT_EQ(sidecar["restartPolicy"], "Always");
+  EXPECT_EQ(sidecar["terminationMessagePolicy"], "FallbackToLogsOnError");
   // 8 GiB, and 1 GiB of each container's own.
   EXPECT_EQ(sidecar["resources"]["limits"]["gpushm.io/memory"], "10");
   EXPECT_EQ(sidecar["resources"]["requests"]["gpushm.io/memory"], "10");
@@ -128,6 +129,29 @@ TEST(Mutate, ACopiedPodWithOtherAnnotationsIsMadeAnew) {
   EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
 }
 
+// Goal: a pod that is written down from a running one, and made again after an upgrade, does not
+// keep the former sidecar. While replicas of both versions answer, none refuses what the other did.
+TEST(Mutate, ACopyOfAPodFromBeforeAnUpgradeGetsTheNewSidecar) {
+  Settings settings = TestSettings();
+  settings.sidecar_image = "docker.io/gpushm/sidecar:former";
+  Json pod = Injected(TestAdmission(settings), PodWith({"model"}, kWeights));
+  pod["spec"]["containers"].push_back({{"name", "proxy"}});
+  EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
+  pod = Injected(TestAdmission(), pod);
+  EXPECT_EQ(pod["spec"]["initContainers"].size(), 1u);
+  EXPECT_EQ(ContainerOf(pod, "gpushm")["image"], "docker.io/gpushm/sidecar:test");
+  EXPECT_FALSE(ContainerOf(pod, "proxy").contains("resources")) << "it came later";
+  EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
+  EXPECT_TRUE(TestAdmission(settings).Validate(pod).allowed);
+}
+
+// Goal: a registry of the site's own in the sidecar's image, from another webhook, is left alone.
+TEST(Mutate, AnImageThatAnotherWebhookChangedStays) {
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  pod["spec"]["initContainers"][0]["image"] = "mirror.example/gpushm/sidecar:test";
+  EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
+}
+
 TEST(Mutate, UnitsThatTheApiServerWritesShorterAreTheSame) {
   Json pod = Injected(TestAdmission(), PodWith({"model"}, {{"buffers.gpushm.io/w", "1999Gi"}}));
   for (const char* const list : {"limits", "requests"}) {
@@ -147,6 +171,30 @@ TEST(Mutate, OnlyContainersThatAreNamedAttach) {
   EXPECT_EQ(ContainerOf(pod, "logger"),
             (Json{{"name", "logger"}, {"image", "app"}, {"resources", Json::object()}}));
   EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["limits"]["gpushm.io/memory"], "2");
+}
+
+// Goal: a pod that shares nothing but signals gets a sidecar, and one unit at least: nobody binds a
+// GPU to a container that asks for none.
+TEST(Mutate, ASignalAloneIsEnough) {
+  const Json signal = {{"signals.gpushm.io/ready", "{writers: [model]}"},
+                       {"private.gpushm.io/model", "0"}};
+  const Json pod = Injected(TestAdmission(), PodWith({"model"}, signal));
+  EXPECT_EQ(ContainerOf(pod, "model")["resources"]["limits"]["gpushm.io/attach"], "1");
+  const Json sidecar = ContainerOf(pod, "gpushm");
+  EXPECT_EQ(sidecar["resources"]["limits"]["gpushm.io/memory"], "1");
+  EXPECT_THAT(sidecar["env"][0]["value"].get<std::string>(),
+              HasSubstr("signals.gpushm.io/ready: \"{writers: [model]}\"\n"));
+  EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
+}
+
+TEST(Mutate, ASignalAddsNothingToWhatABufferNeeds) {
+  Json both = kWeights;
+  const Json without = TestAdmission().Mutate(PodWith({"model"}, both)).patch;
+  both["signals.gpushm.io/ready"] = "";
+  const Verdict with = TestAdmission().Mutate(PodWith({"model"}, both));
+  EXPECT_THAT(Paths(with), ::testing::SizeIs(without.size()));
+  EXPECT_EQ(ContainerOf(PodWith({"model"}, both).patch(with.patch), "gpushm")["resources"],
+            ContainerOf(PodWith({"model"}, kWeights).patch(without), "gpushm")["resources"]);
 }
 
 TEST(Mutate, ASidecarOfThePodsOwnAttachesWhereItIsNamed) {
@@ -230,6 +278,21 @@ TEST(Mutate, ThePodsWordOnTheSidecarsResourcesCounts) {
   EXPECT_EQ(resources["limits"]["memory"], "1Gi");
 }
 
+// Goal: a pod whose own requests leave no room for one more container's is admitted.
+TEST(Mutate, WhatThePodHasAsAWholeIsTheSidecarsToo) {
+  Json pod = PodWith({"model"}, kWeights);
+  pod["spec"]["resources"] = {{"limits", {{"cpu", "1"}}}, {"requests", {{"cpu", "1"}}}};
+  Json resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
+  EXPECT_EQ(resources["requests"], (Json{{"gpushm.io/memory", "9"}, {"memory", "64Mi"}}));
+  EXPECT_EQ(resources["limits"], resources["requests"]);
+  pod["spec"]["resources"] = {{"requests", {{"memory", "1Gi"}}}};
+  resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
+  EXPECT_EQ(resources["requests"], (Json{{"gpushm.io/memory", "9"}, {"cpu", "50m"}}));
+  pod["metadata"]["annotations"]["sidecar.gpushm.io/memory"] = "128Mi";
+  resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
+  EXPECT_EQ(resources["requests"]["memory"], "128Mi");
+}
+
 TEST(Mutate, HostIpcPodsGetTheGroupThatTheyShare) {
   Json annotations = kWeights;
   annotations["gpushm.io/host-ipc"] = "true";
@@ -292,6 +355,22 @@ std::vector<Denial> AnnotationDenials() {
        {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [modle]}"}},
        keep,
        {"writers[0]", "no container \"modle\"", "\"model\""}},
+      {"typo in a signal's key",
+       {{"signal.gpushm.io/ready", ""}},
+       keep,
+       {"signal.gpushm.io/ready", "unknown key", "signals.gpushm.io/ready: \"\""}},
+      {"typo in a signal's map",
+       {{"signals.gpushm.io/ready", "{writer: [model]}"}},
+       keep,
+       {"signals.gpushm.io/ready", "writer", "nearest is writers", "'{writers: [model]}'"}},
+      {"a signal with a size",
+       {{"signals.gpushm.io/ready", "8Gi"}},
+       keep,
+       {"signals.gpushm.io/ready", "write nothing", "signals.gpushm.io/ready: \"\""}},
+      {"a buffer's name again",
+       {{"buffers.gpushm.io/w", "1Gi"}, {"signals.gpushm.io/w", ""}},
+       keep,
+       {"signals.gpushm.io/w", "buffers.gpushm.io/w", "signals.gpushm.io/w-ready"}},
       {"plain init container",
        {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [fetch]}"}},
        [](Json& pod) { pod["spec"]["initContainers"] = {{{"name", "fetch"}}}; },
@@ -311,6 +390,10 @@ std::vector<Denial> PodDenials() {
        {"spec.containers[0] (model)", "nvidia.com/gpu", "coexist"}},
       {"shared processes",
        {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [model]}"}},
+       [](Json& pod) { pod["spec"]["shareProcessNamespace"] = true; },
+       {"spec.shareProcessNamespace", "writers"}},
+      {"shared processes and a signal's list",
+       {{"signals.gpushm.io/ready", "{writers: [model]}"}},
        [](Json& pod) { pod["spec"]["shareProcessNamespace"] = true; },
        {"spec.shareProcessNamespace", "writers"}},
       {"the host's processes",

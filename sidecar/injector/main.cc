@@ -51,7 +51,7 @@ class Injector {
     LogInfo("ready", {{"version", kVersion},
                       {"port", server_.port()},
                       {"http_port", server_.http_port()},
-                      {"certificate_expires", certificates_.expires_s()}});
+                      {"certificate_expires_unix_s", certificates_.expires_s()}});
     return {};
   }
 
@@ -73,7 +73,7 @@ class Injector {
       LogWarning("certificate-refused", {{"reason", loaded.error().ToString()}});
     } else if (*loaded) {
       metrics_.SetCertificateExpiry(certificates_.expires_s());
-      LogInfo("certificate-loaded", {{"expires", certificates_.expires_s()}});
+      LogInfo("certificate-loaded", {{"certificate_expires_unix_s", certificates_.expires_s()}});
     }
     LookAgain();
   }

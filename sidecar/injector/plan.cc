@@ -207,9 +207,13 @@ std::optional<Done> Done::Of(const PodView& pod) {
   const Json status = Json::parse(found->second, nullptr, /*allow_exceptions=*/false);
   if (!status.is_object()) return std::nullopt;
   Done done;
-  const auto digest = status.find("annotations");
-  if (digest == status.end() || !digest->is_string()) return std::nullopt;
-  done.annotations = digest->get<std::string>();
+  for (const auto& [key, text] :
+       {std::pair{"version", &done.version}, std::pair{"image", &done.image},
+        std::pair{"annotations", &done.annotations}}) {
+    const auto at = status.find(key);
+    if (at != status.end() && at->is_string()) *text = at->get<std::string>();
+  }
+  if (done.annotations.empty()) return std::nullopt;
   for (const auto& [key, names] : {std::pair{"containers", &done.containers},
                                    std::pair{"initContainers", &done.init_containers}}) {
     const auto list = status.find(key);
@@ -223,7 +227,8 @@ std::optional<Done> Done::Of(const PodView& pod) {
 }
 
 std::string Plan::Status() const {
-  return Json{{"version", kVersion},
+  return Json{{"version", done.version},
+              {"image", done.image},
               {"annotations", done.annotations},
               {"containers", done.containers},
               {"initContainers", done.init_containers},
@@ -239,11 +244,15 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   config::OrErrors<config::PodSpec> spec = config::ParseAnnotationsOrErrors(
       pod.annotations(), OptionsFor(pod, same ? earlier : std::nullopt));
   if (!spec) return std::unexpected(std::move(spec.error()));
-  if (!spec->inject || !spec->AsksForMemory()) return std::nullopt;
+  if (!spec->inject || !spec->AsksForSidecar()) return std::nullopt;
 
   Plan plan;
-  plan.redo = !same;
+  plan.done.version = kVersion;
+  plan.done.image = settings.sidecar_image;
   plan.done.annotations = digest;
+  plan.stale = !same;
+  plan.redo =
+      plan.stale || earlier->version != plan.done.version || earlier->image != plan.done.image;
   for (const Container& container : pod.containers()) {
     if (spec->private_bytes.contains(container.name)) {
       plan.done.containers.push_back(container.name);
@@ -255,7 +264,8 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   }
   plan.loads = std::ranges::any_of(spec->buffers, &config::BufferSpec::StartsLoading);
   plan.memory_bytes = config::NodeBytes(*spec);
-  plan.units = config::Units(plan.memory_bytes, settings.unit_bytes);
+  // No sidecar without a GPU, also where only signals are shared.
+  plan.units = std::max<uint64_t>(1, config::Units(plan.memory_bytes, settings.unit_bytes));
   plan.spec = std::move(*spec);
 
   Errors errors;

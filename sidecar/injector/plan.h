@@ -18,6 +18,8 @@ namespace gpushm::injector {
 // What an earlier call did, as it wrote it into gpushm.io/status. Containers that other webhooks
 // add later are not in it and get no GPU.
 struct Done {
+  std::string version;                       // Of the injector.
+  std::string image;                         // That it gave the sidecar.
   std::string annotations;                   // Digest of those that it read.
   std::vector<std::string> containers;       // That attach.
   std::vector<std::string> init_containers;  // That load through the broker.
@@ -33,7 +35,8 @@ struct Plan {
   uint64_t memory_bytes = 0;         // Of a GPU, all together.
   uint64_t units = 0;
   bool loads = false;
-  bool redo = true;  // What an earlier call did, if any, was for other annotations.
+  bool stale = true;  // What an earlier call did, if any, was for other annotations.
+  bool redo = true;   // Or by an injector before an upgrade: a copy of a pod that ran then.
 
   // The value of gpushm.io/status.
   std::string Status() const;

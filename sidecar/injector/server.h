@@ -5,8 +5,8 @@
 //               /readyz                 200 when calls are welcome; 503 before and while draining
 //               /metrics                Prometheus' text format
 //
-// Bounded: kMaxBodyBytes a request, kReadTimeoutS for each wait for a caller's bytes, also between
-// two requests; kConnections at the same time, more wait in the kernel.
+// Bounded: kMaxBodyBytes a request; kSilentS until a caller's first byte, kReadTimeoutS for each
+// further wait, also between two requests; kConnections at the same time, more wait in the kernel.
 //
 // Threads: Start, Drain and Stop from one thread.
 #pragma once
@@ -34,6 +34,7 @@ inline constexpr size_t kMaxBodyBytes = 4 << 20;
 // Larger bodies are looked at one after the other: a document takes tens of times its bytes.
 inline constexpr size_t kLargeBodyBytes = 256 << 10;
 inline constexpr int kReadTimeoutS = 5;
+inline constexpr int kSilentS = 30;  // In the kernel.
 // An API server keeps 25 idle connections to a webhook (client-go), and there are up to a few.
 inline constexpr size_t kConnections = 128;
 

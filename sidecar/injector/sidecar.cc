@@ -33,6 +33,15 @@ bool IsGuaranteed(const PodView& pod) {
   });
 }
 
+// Whether the pod as a whole says how much it has (spec.resources, since Kubernetes 1.34): then all
+// its containers live within that, and their requests together may not be more; with cgroup v1 no
+// limit of theirs either.
+bool PodHas(const PodView& pod, const char* resource) {
+  const Pointer at("/spec/resources");
+  return Find(pod.json(), at / "requests" / resource) != nullptr ||
+         Find(pod.json(), at / "limits" / resource) != nullptr;
+}
+
 Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   const config::SidecarResources& asked = plan.spec.sidecar;
   uint64_t limit = plan.loads ? settings.loader_cpu_limit_millis : settings.cpu_limit_millis;
@@ -45,8 +54,16 @@ Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   const std::string memory = config::FormatBytes(asked.memory_bytes.value_or(
       settings.memory_bytes + (plan.loads ? settings.loader_memory_bytes : 0)));
   const std::string units = std::to_string(plan.units);
-  return {{"requests", {{"cpu", Cpus(request)}, {"memory", memory}, {kMemoryResource, units}}},
-          {"limits", {{"cpu", Cpus(limit)}, {"memory", memory}, {kMemoryResource, units}}}};
+  Json resources = {{"requests", {{kMemoryResource, units}}},
+                    {"limits", {{kMemoryResource, units}}}};
+  if (asked.cpu_millis || !PodHas(pod, "cpu")) {
+    resources["requests"]["cpu"] = Cpus(request);
+    resources["limits"]["cpu"] = Cpus(limit);
+  }
+  if (asked.memory_bytes || !PodHas(pod, "memory")) {
+    resources["requests"]["memory"] = resources["limits"]["memory"] = memory;
+  }
+  return resources;
 }
 
 Json SecurityContext(const PodView& pod, const Plan& plan, const Settings& settings,

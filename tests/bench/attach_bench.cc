@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plugin/keeper/keeper.h"
+#include "runtime/client/counters.h"
 #include "tests/bench/harness.h"
 #include "tests/bench/raw.h"
 
@@ -24,6 +25,7 @@ constexpr double kBudgetRatio = 1.3;
 // A tenth of 1,161 us: Dynamo's memory service, 64 MiB, session open (H200, 2026-11).
 constexpr double kBudgetAgainstDynamoNs = 116'100;
 constexpr double kBudgetSecondNs = 1000;
+constexpr double kBudgetCountNs = 100;
 constexpr int kBatch = 64;
 constexpr char kIpcOwner[] = "ipc-owner";
 constexpr char kPlugin[] = "plugin";
@@ -260,6 +262,28 @@ Result<void> SecondAttach(benchmark::State& state) {
   return {};
 }
 
+// What counting adds to that, alone: into a page of shared memory, as a broker gives it.
+Result<void> CountOne(benchmark::State& state) {
+  constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
+  const auto page = registry::MakeSealed("counters", kBytes, registry::Writers::kAll);
+  if (!page) return std::unexpected(page.error());
+  auto mapped = registry::MapSealed(page->fd, "counters", kBytes, kBytes, registry::Writers::kAll);
+  if (!mapped) return std::unexpected(mapped.error());
+  client::Counters counters;
+  counters.Use(std::move(*mapped));
+  Samples samples;
+  for (auto _ : state) {
+    const int64_t start = MonotonicNs();
+    for (int i = 0; i < kBatch; ++i) counters.Add(protocol::Counter::kCachedAttaches);
+    const int64_t end = MonotonicNs();
+    samples.Add(static_cast<double>(end - start) / kBatch);
+    state.SetIterationTime(static_cast<double>(end - start) / kBatch / 1e9);
+  }
+  Show(state, Ours{samples});
+  state.counters["budget_p50_ns"] = kBudgetCountNs;
+  return {};
+}
+
 // Connecting and attaching, as a new session does; the context stands.
 Result<void> OpenAndAttach(benchmark::State& state) {
   if (auto r = NeedContext(); !r) return r;
@@ -410,6 +434,7 @@ void RegisterRows() {
   }
   Row("FirstAttach/64MiB/linked", 2000, FirstAttachLinked);
   Row("SecondAttach", 20'000, SecondAttach);
+  Row("SecondAttach/counting alone", 20'000, CountOne);
   Row("OpenAndAttach/64MiB", 1000, OpenAndAttach);
   for (const uint64_t size : {64 * kMiB, kGiB}) {
     for (const bool pinned : {true, false}) {

@@ -59,23 +59,6 @@ std::string DriverVersion() {
   return text.data();
 }
 
-void DescribeMachine() {
-  utsname kernel{};
-  uname(&kernel);
-  benchmark::AddCustomContext(
-      "machine", Concat(ProcessorName(), ", ", std::thread::hardware_concurrency(), " CPUs"));
-  const std::string release = kernel.release;  // Without the name that its builder gave it.
-  benchmark::AddCustomContext("kernel",
-                              Concat(kernel.sysname, " ", release.substr(0, release.find('-'))));
-  benchmark::AddCustomContext("gpu", machine.device.name);
-  benchmark::AddCustomContext("gpu_memory", Concat(machine.device.total_bytes / kMiB, " MiB"));
-  const int cuda = machine.api->driver_version();
-  benchmark::AddCustomContext("driver", DriverVersion());
-  benchmark::AddCustomContext("cuda", Concat(cuda / 1000, ".", cuda % 1000 / 10));
-  benchmark::AddCustomContext("simulated", machine.simulated ? "yes" : "no");
-  benchmark::AddCustomContext("gpushm", Concat(gpushm_version()));
-}
-
 int RunRole(int argc, char** argv, const std::map<std::string, Role>& roles) {
   const auto role = roles.find(argv[2]);
   if (role == roles.end() || argc < 4) return 2;
@@ -86,37 +69,36 @@ int RunRole(int argc, char** argv, const std::map<std::string, Role>& roles) {
   return 1;
 }
 
-int RunRows(int argc, char** argv, const std::function<void()>& register_rows) {
-  std::string pattern = (fs::temp_directory_path() / "gpushm-bench-XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) {
-    std::perror("mkdtemp");
-    return 1;
-  }
-  machine.work = pattern;
-  int code = 0;
-  if (auto chosen = ChooseDriver(); !chosen) {
-    std::fprintf(stderr, "%s\n", chosen.error().ToString().c_str());
-    code = 1;
-  } else {
-    DescribeMachine();
-    benchmark::Initialize(&argc, argv);
-    if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
-      code = 2;
-    } else {
-      register_rows();
-      benchmark::RunSpecifiedBenchmarks();
-      benchmark::Shutdown();
-    }
-  }
-  primary_context.reset();
-  std::error_code ignored;
-  fs::remove_all(pattern, ignored);
-  return code;
+int RunBenchmarks(int argc, char** argv, const std::function<void()>& register_rows) {
+  for (const auto& [name, value] : MachineFacts()) benchmark::AddCustomContext(name, value);
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  register_rows();
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
 }
 
 }  // namespace
 
 const Machine& ThisMachine() { return machine; }
+
+std::vector<std::pair<std::string, std::string>> MachineFacts() {
+  utsname kernel{};
+  uname(&kernel);
+  const std::string release = kernel.release;  // Without the name that its builder gave it.
+  const int cuda = machine.api->driver_version();
+  return {
+      {"machine", Concat(ProcessorName(), ", ", std::thread::hardware_concurrency(), " CPUs")},
+      {"kernel", Concat(kernel.sysname, " ", release.substr(0, release.find('-')))},
+      {"gpu", machine.device.name},
+      {"gpu_memory", Concat(machine.device.total_bytes / kMiB, " MiB")},
+      {"driver", DriverVersion()},
+      {"cuda", Concat(cuda / 1000, ".", cuda % 1000 / 10)},
+      {"simulated", machine.simulated ? "yes" : "no"},
+      {"gpushm", Concat(gpushm_version())},
+  };
+}
 
 Result<void> FindDriver() { return LookAt(DriverFolderFromEnvironment()); }
 
@@ -173,10 +155,30 @@ Result<Connection> Connection::To(const Broker& broker) {
   }
 }
 
+int RunOnMachine(int argc, char** argv, const std::map<std::string, Role>& roles,
+                 const std::function<int()>& body) {
+  if (argc > 2 && std::string_view(argv[1]) == "--role") return RunRole(argc, argv, roles);
+  std::string pattern = (fs::temp_directory_path() / "gpushm-bench-XXXXXX").string();
+  if (mkdtemp(pattern.data()) == nullptr) {
+    std::perror("mkdtemp");
+    return 1;
+  }
+  machine.work = pattern;
+  int code = 1;
+  if (auto chosen = ChooseDriver(); !chosen) {
+    std::fprintf(stderr, "%s\n", chosen.error().ToString().c_str());
+  } else {
+    code = body();
+  }
+  primary_context.reset();
+  std::error_code ignored;
+  fs::remove_all(pattern, ignored);
+  return code;
+}
+
 int Main(int argc, char** argv, const std::map<std::string, Role>& roles,
          const std::function<void()>& register_rows) {
-  if (argc > 2 && std::string_view(argv[1]) == "--role") return RunRole(argc, argv, roles);
-  return RunRows(argc, argv, register_rows);
+  return RunOnMachine(argc, argv, roles, [&] { return RunBenchmarks(argc, argv, register_rows); });
 }
 
 }  // namespace gpushm::bench

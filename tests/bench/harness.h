@@ -18,6 +18,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/status.h"
@@ -43,6 +44,8 @@ struct Machine {
 };
 // Set before any benchmark runs. A role that needs it calls FindDriver first; its `work` is empty.
 const Machine& ThisMachine();
+// What a reader of the figures must know of it: names and values for the JSON's context.
+std::vector<std::pair<std::string, std::string>> MachineFacts();
 // Loads the driver that the environment names, and cuInit.
 Result<void> FindDriver();
 
@@ -85,7 +88,11 @@ class Connection {
 using Role =
     std::function<Result<void>(Channel& parent, const std::vector<std::string>& arguments)>;
 
-// Runs a role if this process was started as a child, else registers and runs the benchmarks.
+// Runs a role if this process was started as a child, else `body` on ThisMachine().
+int RunOnMachine(int argc, char** argv, const std::map<std::string, Role>& roles,
+                 const std::function<int()>& body);
+
+// The same with a body that registers and runs the benchmarks.
 int Main(int argc, char** argv, const std::map<std::string, Role>& roles,
          const std::function<void()>& register_rows);
 

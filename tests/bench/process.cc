@@ -157,7 +157,7 @@ Result<Broker> Broker::Start(const Options& options) {
   Result<Process> process = Process::Start(
       program,
       {"--config", (folder / "broker.yaml").string(), "--pool", std::to_string(pool_bytes),
-       "--link", options.link, "--drain-timeout-ms", "0", "--log-level", "warning"},
+       "--link", options.link, "--gpu", "0", "--drain-timeout-ms", "0", "--log-level", "warning"},
       -1, folder / "log");
   if (!process) return std::unexpected(process.error());
   return Broker(std::move(*process), folder);

@@ -10,7 +10,8 @@ import sys
 
 # From values of other names, or of no use in a cluster.
 CHART_SETS = {"unit", "coexist", "driver-root", "host-root", "state-folder", "kubelet",
-              "kubelet-folder", "pod-resources-socket", "cdi-folder", "allocations"}
+              "kubelet-folder", "pod-resources-socket", "cdi-folder", "allocations", "metrics.address",
+              "metrics.sample-ms", "metrics.host-pids"}
 # What Kubernetes itself defines, and checks.
 OPEN = {"global", "nodeAffinity", "podAffinity", "podAntiAffinity"}
 

@@ -71,7 +71,8 @@ class ClusterCase(unittest.TestCase):
     """Its test functions have `cluster`, `api` and a namespace of their own, with Pod Security
     restricted."""
 
-    cluster = None  # Set by suite.py.
+    cluster = None  # These are set by suite.py.
+    former = None
     maxDiff = None
 
     def setUp(self):

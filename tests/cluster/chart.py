@@ -48,12 +48,12 @@ class Chart:
     def values(self, **more):
         """Of this cluster: images are there, and pull nothing."""
         values = {"driver.simulatedGpus": settings.GPUS,
-                  "driver.simulatedMemory": f"{settings.GPU_GIB}Gi", **more}
+                  "driver.simulatedMemory": f"{settings.GPU_GIB}Gi"}
         values |= {f"{part}.image.pullPolicy": "Never"
                    for part in ("plugin", "sidecar", "injector", "test")}
         # Images carry the version of the tree, whichever chart is installed.
         values |= {f"{part}.image.tag": settings.IMAGE_TAG
-                   for part in ("plugin", "sidecar", "injector", "test")}
+                   for part in ("plugin", "sidecar", "injector", "test")} | more
         return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
     def install(self, package=None, **values):

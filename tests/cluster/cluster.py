@@ -274,14 +274,18 @@ class Cluster:
             self.enter_network()
 
         def ready():
-            if not self.running(name):
+            if self.running(name):
+                return serves()
+            if name != "kubelet":
                 raise Failure(f"{name} ended: {self.see_log(name)}")
-            return serves()
+            # It ends where containerd's CRI is not up yet, and its unit starts it again.
+            self._spawn(name)
+            return False
 
         wait_until(lambda: f"{name} does not serve: {self.see_log(name)}", SUITE_TIMEOUT_S, ready)
 
     def _containerd_serves(self):
-        """Whether its socket takes connections: it does once all of its plugins are loaded."""
+        """Whether its socket takes connections; its CRI may still be a moment away."""
         with socket.socket(socket.AF_UNIX) as client:
             try:
                 client.connect(str(self.on_node("/run/containerd/containerd.sock")))

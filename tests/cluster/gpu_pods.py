@@ -25,6 +25,7 @@ def sidecar(units, buffers, names):
             f"buffers.gpushm.io/{name}: {size}" for name, size in buffers.items())}],
         "resources": {"limits": {MEMORY: str(units)}},
         "volumeMounts": [{"name": "gpushm", "mountPath": "/run/gpushm"}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         # The next container starts when the hook ends.
         "lifecycle": {"postStart": {"exec": {"command": ready}}},
         "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,

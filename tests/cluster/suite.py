@@ -1,7 +1,9 @@
 """Runs the cases of test_*.py in the cluster: one that runs already, which stays (its images are
-brought up to date), else its own. Prints a line for each and writes JUnit's XML.
+brought up to date, and the example of `./run cluster` goes), else its own. Prints a line for each
+and writes JUnit's XML.
 
-usage: suite.py --state .. --programs .. --images .. --driver .. [--results FILE] [PATTERN ...]
+usage: suite.py --state .. --programs .. --images .. --driver .. [--results FILE] [--former FOLDER]
+                [PATTERN ...]
 PATTERN: only cases whose name has one of these in it
 """
 
@@ -12,6 +14,7 @@ import importlib
 import io
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -19,11 +22,16 @@ import unittest
 import xml.etree.ElementTree as ElementTree
 
 from case import ClusterCase
+from chart import RELEASE
 from cluster import Cluster, add_options
+from plugin import NAMESPACE
 from processes import Failure
+import start_bench
+import try_it
 
 # In the order in which they make sense: what fails first explains what fails later.
-MODULES = ["test_node", "test_plugin", "test_restarts", "test_chart"]
+MODULES = ["test_node", "test_plugin", "test_restarts", "test_chart", "test_readme",
+           "test_pods", "test_monitoring"]
 CASE_TIMEOUT_S = 240
 
 
@@ -107,12 +115,24 @@ def load(patterns):
                               if not patterns or any(p in case.id() for p in patterns))
 
 
+def make_room(cluster):
+    """Takes away what `./run cluster`, its benchmark and earlier runs left: cases count units, and
+    deploy a plugin themselves."""
+    subprocess.run(["helm", "uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found",
+                    "--wait", "--timeout", "60s"], env=cluster.environment(), check=True)
+    for name in (try_it.WHERE, start_bench.WHERE, NAMESPACE):
+        cluster.api.delete("Namespace", name)
+        cluster.api.wait("Namespace", None, lambda all_of, n=name: n not in all_of, 90,
+                         lambda _, n=name: f"namespace {n} does not go")
+
+
 @contextlib.contextmanager
 def running_cluster(arguments):
     cluster = Cluster(arguments.state, arguments.programs)
     if cluster.running():
         cluster.enter_network()
         cluster.load(arguments.images)
+        make_room(cluster)
         yield cluster
         return
     start = time.monotonic()
@@ -137,6 +157,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--results", type=pathlib.Path, default="cluster.xml")
+    parser.add_argument("--former", help="folder with archives of an earlier commit's images")
     parser.add_argument("patterns", nargs="*")
     arguments = parser.parse_args()
     signal.signal(signal.SIGALRM, out_of_time)
@@ -145,6 +166,7 @@ def main():
     arguments.results.unlink(missing_ok=True)
     with running_cluster(arguments) as cluster:
         ClusterCase.cluster = cluster
+        ClusterCase.former = arguments.former or None  # Empty: there are none.
         ClusterCase.programs = pathlib.Path(arguments.driver).resolve().parent / "tests"
         result = Result(cluster)
         try:

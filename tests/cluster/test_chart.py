@@ -7,83 +7,12 @@ import subprocess
 import threading
 
 from api import Refused
-from case import ClusterCase, container, is_ready, pod, shell, statuses
-from chart import ROOT, Chart
+from case import container, is_ready, pod, shell, statuses
+from chart import ROOT
+from chart_case import SMALL, WEIGHTS, ChartCase, annotated, workload
 from plugin import NAMESPACE, UNITS_OF_GPU
 from processes import wait_until
 from settings import GPUS
-
-WEIGHTS = {"buffers.gpushm.io/weights": "4Mi"}
-# Of one unit: no container's own memory is set aside.
-SMALL = {**WEIGHTS, "private.gpushm.io/a": "0"}
-
-
-def annotated(thing, annotations):
-    thing["metadata"]["annotations"] = dict(annotations)
-    return thing
-
-
-def workload(kind, name, template, **spec):
-    """A Deployment, Job ... of pods like `template`."""
-    template = {"metadata": {"labels": {"app": name},
-                             "annotations": template["metadata"].get("annotations", {})},
-                "spec": template["spec"]}
-    version = "batch/v1" if kind == "Job" else "apps/v1"
-    selector = {} if kind == "Job" else {"selector": {"matchLabels": {"app": name}}}
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name},
-            "spec": {**selector, "template": template, **spec}}
-
-
-class ChartCase(ClusterCase):
-    """With the chart of this tree installed."""
-
-    chart = None
-
-    @classmethod
-    def setUpClass(cls):
-        if ChartCase.chart is None:
-            # The manifest of the plugin alone, if cases before this one deployed it.
-            cls.cluster.api.delete("Namespace", NAMESPACE)
-            cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of,
-                                 60, lambda _: "the plugin's namespace does not go")
-            ChartCase.chart = Chart(cls.cluster)
-            ChartCase.chart.install()
-
-    def deny(self, thing):
-        """The API server's message."""
-        try:
-            self.api.create(thing, self.namespace)
-        except Refused as refused:
-            return str(refused)
-        self.fail(f"admitted: {thing}")
-        return None
-
-    def wait_log(self, pod_name, container_name, text):
-        wait_until(lambda: f"{pod_name}/{container_name} does not say {text!r}: "
-                   + self.log(pod_name, container_name), 30,
-                   lambda: text in self.log(pod_name, container_name), 0.2)
-
-    def scale_injector(self, replicas):
-        self.api.patch("Deployment", "gpushm-injector", {"spec": {"replicas": replicas}}, NAMESPACE)
-        self.api.wait("Deployment", NAMESPACE, lambda all_of: all_of["gpushm-injector"].get(
-            "status", {}).get("readyReplicas", 0) == replicas, 60,
-            lambda all_of: f"the injector has no {replicas} replicas: "
-                           f"{all_of['gpushm-injector']['status']}")
-        if replicas == 0:
-            self.api.wait("Pod", NAMESPACE, lambda pods: not any(
-                "injector" in name for name in pods), 60, lambda pods: f"still there: {list(pods)}")
-
-    def injectors(self):
-        """Names of its pods, without those that are ending."""
-        return {p["metadata"]["name"] for p in self.api.list("Pod", NAMESPACE)
-                if "injector" in p["metadata"]["name"]
-                and "deletionTimestamp" not in p["metadata"]}
-
-    def wait_bound(self, pods):
-        """Until the plugin has so many pods' memory bound, and no more."""
-        folder = self.cluster.on_node("/run/cdi")
-        wait_until(lambda: f"not {pods} bound: {sorted(p.name for p in folder.iterdir())}", 60,
-                   lambda: len(list(folder.glob("gpushm.io-memory-*"))) == pods, 0.2)
 
 
 class InstallTest(ChartCase):
@@ -104,11 +33,7 @@ class AnnotatedPodTest(ChartCase):
     def test_three_lines_share_a_buffer_without_privilege(self):
         """In a restricted namespace: one container writes, the other reads."""
         made = self.run_pod(annotated(pod("pair", container("a"), container("b")), WEIGHTS))
-        self.execute("pair", "a", "sh", "-c",
-                     "printf %s hello > /tmp/in && gpushmctl load /tmp/in weights")
-        text = self.execute("pair", "b", "sh", "-c",
-                            "gpushmctl save weights /tmp/out >/dev/null && head -c 5 /tmp/out")
-        self.assertEqual(text, "hello")
+        self.share("pair")
         sidecar = made["spec"]["initContainers"][0]
         self.assertEqual(sidecar["name"], "gpushm")
         self.assertGreater(sidecar["securityContext"]["runAsUser"], 999_999_999)
@@ -159,14 +84,12 @@ class AnnotatedPodTest(ChartCase):
         thing = pod("x", shell("a", "gpushmctl stat"))
         thing["spec"]["restartPolicy"] = "Never"
         self.create(workload("Job", "once", annotated(thing, SMALL)))
-        self.api.wait("Job", self.namespace, lambda jobs: jobs["once"].get("status", {}).get(
-            "succeeded") == 1, 60, lambda jobs: f"{jobs['once']['status']}\n{self.events_text()}")
+        self.wait_job("once")
 
     def test_a_stateful_set(self):
         self.create(workload("StatefulSet", "set", annotated(pod("x", container("a")), SMALL),
                              replicas=2, serviceName="set", podManagementPolicy="Parallel"))
         self.wait_ready("set-0", "set-1")
-
 
     def test_an_unreadable_file_is_named_with_owner_and_mode(self):
         """Method: the file is its writer's alone; the sidecar has a uid of its own."""
@@ -392,7 +315,12 @@ class ExamplesTest(ChartCase):
         "weights-from-volume": [("app=weights-from-volume", "server",
                                  'begins "model on a volume"')],
         "decoder-to-model": [("", "model", 'begins "frame 1"(.|\n)*begins "frame [23]"')],
-        "trainer-to-rollout": [("", "rollout", 'begins "step [12]"(.|\n)*begins "step [23]"')],
+        "trainer-to-rollout": [("", rollout, r"step [1-9]\d*, .* [2-9] taken, 0 skipped, 0 wrong")
+                               for rollout in ("rollout-a", "rollout-b")],
+        "pipeline": [("", "post-processor", r"results: \d+ frames, \d+ lost, 0 wrong")],
+        "video": [("", "post-processor", r"results: \d+ frames, \d+ lost, 0 wrong")],
+        "request-queue": [("", "gateway", r"requests: [1-9]\d* asked, [1-9]\d* answered, .* "
+                                           r"0 wrong, 0 lost")],
         "job": [("", "reader", 'begins "42"')],
     }
 

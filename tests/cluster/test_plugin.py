@@ -141,6 +141,17 @@ class UnusualPodsTest(PluginCase):
         self.wait_event("alone", "gpushm|gpushm.io")
         self.assertEqual(self.get_pod("alone")["status"]["phase"], "Pending")
 
+    def test_what_ends_a_sidecar_is_in_its_pods_status(self):
+        """Method: its buffer is larger than what it asks for."""
+        self.create(gpu_pod("short", units=1, buffers={"data": "2Gi"}))
+
+        def says_why(pod_object):
+            sidecar = statuses(pod_object).get("gpushm", {})
+            ends = [sidecar.get(key, {}).get("terminated", {}) for key in ("state", "lastState")]
+            return any("the pod was given 1073741824" in end.get("message", "") for end in ends)
+
+        self.wait_pod("short", says_why, "its sidecar's status does not say why it ended")
+
     def test_container_that_also_asks_nvidias_plugin_does_not_start(self):
         """Goal: nobody gets two GPUs by accident, and the event says why. Method: another plugin
         hands out nvidia.com/gpu, as NVIDIA's does."""

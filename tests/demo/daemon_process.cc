@@ -25,10 +25,11 @@ constexpr int kLookEveryMs = 2;
 }  // namespace
 
 std::string OwnFolder() { return fs::read_symlink("/proc/self/exe").parent_path(); }
+std::string ProgramFolder() { return fs::path(OwnFolder()).parent_path() / "bin"; }
 
 DaemonProcess::DaemonProcess(const std::string& program, std::vector<std::string> arguments,
                              const std::string& log) {
-  const std::string path = Concat(OwnFolder(), "/", program);
+  const std::string path = Concat(ProgramFolder(), "/", program);
   arguments.insert(arguments.begin(), path);
   std::vector<char*> words;
   for (std::string& argument : arguments) words.push_back(argument.data());

@@ -10,10 +10,12 @@ namespace gpushm::demo {
 
 // Where this program and its daemons are.
 std::string OwnFolder();
+// Where the daemons are: bin/ beside the folder of this program, which may be bin/ itself.
+std::string ProgramFolder();
 
 class DaemonProcess {
  public:
-  // Runs OwnFolder()/`program`; what it says is appended to `log`. It ends with this process.
+  // Runs ProgramFolder()/`program`; what it says is appended to `log`. It ends with this process.
   DaemonProcess(const std::string& program, std::vector<std::string> arguments,
                 const std::string& log);
   // SIGTERM; SIGKILL after five seconds.

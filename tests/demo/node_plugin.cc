@@ -32,19 +32,21 @@ std::string LastLine(const std::string& log) {
 }  // namespace
 
 Result<NodePlugin> NodePlugin::Start(const Settings& settings) {
-  if (access(Concat(OwnFolder(), "/", kProgram).c_str(), X_OK) != 0) {
-    return Fail(Code::kNotFound, Concat("no ", kProgram, " in ", OwnFolder()));
+  if (access(Concat(ProgramFolder(), "/", kProgram).c_str(), X_OK) != 0) {
+    return Fail(Code::kNotFound, Concat("no ", kProgram, " in ", ProgramFolder()));
   }
   const fs::path folder = settings.folder;
   for (const char* const part : {"state", "cdi"}) fs::create_directories(folder / part);
   const std::string config = folder / "plugin.yaml";
-  std::ofstream(config) << "kubelet: none\nallocations: [{name: " << kAllocation
+  std::ofstream(config) << "kubelet: none\n"
+                        << settings.monitoring << "allocations: [{name: " << kAllocation
                         << ", memory: " << settings.memory_bytes << "}]\ngpus: [" << settings.gpu
                         << "]\ndriver-root: " << settings.driver
                         << "\nstate-folder: " << (folder / "state").string()
                         << "\ncdi-folder: " << (folder / "cdi").string() << "\n";
-  const std::string log = folder.string() + ".log";
   NodePlugin plugin;
+  plugin.log_ = folder.string() + ".log";
+  const std::string& log = plugin.log_;
   plugin.link_folder_ = folder / "state/links" / kAllocation;
   plugin.process_ = std::make_unique<DaemonProcess>(
       kProgram, std::vector<std::string>{"serve", "--config", config}, log);

@@ -3,11 +3,17 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "plugin/keeper/keeper.h"
+#include "runtime/driver/device.h"
 #include "tests/integration/processes.h"
 
 namespace gpushm::integration {
@@ -36,6 +42,44 @@ class IntegrationTest : public testing::Test {
   }
 
   std::string folder_;
+};
+
+inline constexpr char kAllocation[] = "m0000";
+
+// With the keeper of the node's plugin, which a test starts, and one allocation.
+class LinkedTest : public IntegrationTest {
+ protected:
+  void SetUp() override {
+    mkdir(links().c_str(), 0700);
+    mkdir((links() + "/" + kAllocation).c_str(), 0755);
+    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+    ASSERT_TRUE(api && (*api)->Init());
+    const auto devices = ListDevices(**api);
+    ASSERT_TRUE(devices);
+    gpu_ = devices->front().uuid.ToString();
+  }
+  std::string links() const { return folder_ + "/links"; }
+  std::vector<std::string> Linked() const { return {"--link", links() + "/" + kAllocation}; }
+
+  // Anew, if there was one.
+  void StartKeeper() {
+    keeper_.reset();
+    plugin::Keeper::Options options;
+    options.links_folder = links();
+    auto keeper = plugin::Keeper::Start(std::move(options));
+    ASSERT_TRUE(keeper) << keeper.error().ToString();
+    keeper_ = std::move(*keeper);
+    Open();
+  }
+  void Open() {
+    ASSERT_TRUE(Eventually([&] {
+      return keeper_->Open(kAllocation, {.gpu = gpu_, .pool_bytes = uint64_t{128} << 20})
+          .has_value();
+    }));
+  }
+
+  std::string gpu_;
+  std::unique_ptr<plugin::Keeper> keeper_;
 };
 
 }  // namespace gpushm::integration

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -73,9 +74,12 @@ void Process::Wait() {
 
 Broker::Broker(const std::string& folder, const std::string& pool,
                const std::vector<std::string>& arguments)
-    : command_{BrokerPath(), "--folder", folder, "--pool", pool, "--log-level", "warning"},
-      socket_(folder + "/" + protocol::kSocketName) {
+    : command_{BrokerPath(), "--folder", folder, "--pool", pool, "--log-level", "warning"} {
   command_.insert(command_.end(), arguments.begin(), arguments.end());
+  // With containers each of them has a socket, else there is one.
+  const auto flag = std::ranges::find(command_, "--container");
+  socket_ = Concat(folder, "/", flag == command_.end() ? std::string() : Concat(flag[1], "/"),
+                   protocol::kSocketName);
   Start();
 }
 

@@ -17,6 +17,7 @@
 //                                 copy (the same, and a copy is allowed); VALUE: transport, or 100
 //                                 if the peers see a copy
 //   holders NAME                  VALUE: how many
+//   signal ..., barrier ..., ring ...   see signal_commands.h, barrier_commands.h, ring_commands.h
 //   cut                           shuts the connection to the broker down, under the library's feet
 #pragma once
 

@@ -3,13 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/stat.h>
 
 #include <fstream>
 #include <tuple>
 
-#include "plugin/keeper/keeper.h"
-#include "runtime/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "tests/integration/fixture.h"
 
@@ -20,38 +17,9 @@ using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAreArray;
 
 constexpr char kMiB[] = "1048576";
-constexpr char kAllocation[] = "m0000";
 
-class RestoreTest : public IntegrationTest {
+class RestoreTest : public LinkedTest {
  protected:
-  void SetUp() override {
-    mkdir(links().c_str(), 0700);
-    mkdir((links() + "/" + kAllocation).c_str(), 0755);
-    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
-    ASSERT_TRUE(api && (*api)->Init());
-    const auto devices = ListDevices(**api);
-    ASSERT_TRUE(devices);
-    gpu_ = devices->front().uuid.ToString();
-  }
-  std::string links() const { return folder_ + "/links"; }
-  std::vector<std::string> Linked() const { return {"--link", links() + "/" + kAllocation}; }
-
-  void StartKeeper() {
-    keeper_.reset();
-    plugin::Keeper::Options options;
-    options.links_folder = links();
-    options.on_link = [](const std::string&, bool) {};
-    auto keeper = plugin::Keeper::Start(std::move(options));
-    ASSERT_TRUE(keeper) << keeper.error().ToString();
-    keeper_ = std::move(*keeper);
-    Open();
-  }
-  void Open() {
-    ASSERT_TRUE(Eventually([&] {
-      return keeper_->Open(kAllocation, {.gpu = gpu_, .pool_bytes = uint64_t{128} << 20})
-          .has_value();
-    }));
-  }
   plugin::KeptCounts Kept() {
     for (const plugin::LinkView& view : keeper_->Look()) {
       if (view.name == kAllocation) return view.kept;
@@ -93,9 +61,6 @@ class RestoreTest : public IntegrationTest {
     gpushm_close(client);
     return status == GPUSHM_OK ? info.state : 0;
   }
-
-  std::string gpu_;
-  std::unique_ptr<plugin::Keeper> keeper_;
 };
 
 TEST_F(RestoreTest, NobodyNoticesThatTheBrokerWasKilled) {

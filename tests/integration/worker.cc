@@ -10,7 +10,11 @@
 #include <string_view>
 
 #include "runtime/driver/device.h"
+#include "tests/integration/barrier_commands.h"
+#include "tests/integration/kernel_commands.h"
 #include "tests/integration/processes.h"
+#include "tests/integration/ring_commands.h"
+#include "tests/integration/signal_commands.h"
 
 namespace gpushm::integration {
 namespace {
@@ -33,6 +37,10 @@ class Application {
     if (!pod_uid.empty()) options.timeout_ms = 1000;  // Whoever it is, is there already.
     opened_ = gpushm_open(&options, &client_);
     api_ = *CudaApi::Load(DriverFolderFromEnvironment());
+    signals_.emplace(client_, *api_);
+    barriers_.emplace(client_, *signals_);
+    rings_.emplace(client_, *api_);
+    kernels_.emplace(*signals_, *api_);
   }
 
   Answer Do(const std::string& line) {
@@ -44,11 +52,29 @@ class Application {
     if (verb == "attach") return Attach(in);
     if (verb == "write") return Write(in);
     if (verb == "read") return Read();
+    if (verb == "read-on") return ReadOn(in);
+    if (verb == "peer-way") return PeerWay();
     if (verb == "context") return NeedContext();
     if (verb == "publish") return {gpushm_publish(latest_), 0};
     if (verb == "current") return {gpushm_current(latest_), 0};
     if (verb == "detach") return {gpushm_detach(std::exchange(latest_, nullptr), nullptr), 0};
     if (verb == "cut") return Cut();
+    if (verb == "barrier") {
+      NeedContext();
+      return barriers_->Do(in);
+    }
+    if (verb == "ring") {
+      NeedContext();
+      return rings_->Do(in);
+    }
+    if (verb == "kernel") {
+      NeedContext();
+      return kernels_->Do(in);
+    }
+    if (verb == "signal") {
+      NeedContext();
+      return signals_->Do(in, latest_);
+    }
     in >> name;
     if (verb == "delete") return {gpushm_delete(client_, name.c_str(), nullptr), 0};
     if (verb == "offer") return Offer(name, in);
@@ -58,6 +84,13 @@ class Application {
       auto info = Sized<gpushm_info>();
       const int status = gpushm_wait(client_, name.c_str(), generation, nullptr, &info);
       return {status, static_cast<int64_t>(info.generation)};
+    }
+    if (verb == "holder-way") {
+      auto last = std::vector<gpushm_holder>(16, Sized<gpushm_holder>());
+      size_t count = 0;
+      const int status = gpushm_holders(client_, name.c_str(), last.data(), last.size(), &count);
+      if (status != GPUSHM_OK || count == 0) return {status, -1};
+      return {status, last[count - 1].peer_way};
     }
     if (verb == "holders") {
       size_t count = 0;
@@ -93,7 +126,7 @@ class Application {
     std::string name;
     std::string access;
     auto options = Sized<gpushm_attach_options>();
-    in >> name >> access >> options.timeout_ms;
+    in >> name >> access >> options.timeout_ms >> options.peer_devices >> options.stage;
     options.access = access == "w" ? GPUSHM_READ_WRITE : GPUSHM_READ;
     return Attached(gpushm_attach(client_, name.c_str(), &options, &latest_));
   }
@@ -139,6 +172,24 @@ class Application {
     uint32_t word = 0;
     const CUresult got = api_->cuMemcpyDtoH(&word, gpushm_address(latest_), sizeof word);
     return {got == CUDA_SUCCESS ? 0 : 1, word};
+  }
+
+  // On another GPU than the first.
+  Answer ReadOn(std::istringstream& in) {
+    int device = 0;
+    in >> device;
+    const auto context = PrimaryContext::Retain(*api_, device);
+    if (!context || !context->MakeCurrent()) return {1, 0};
+    uint32_t word = 0;
+    const CUresult got = api_->cuMemcpyDtoH(&word, gpushm_address(latest_), sizeof word);
+    api_->cuCtxSetCurrent(nullptr);
+    return {got == CUDA_SUCCESS ? 0 : 1, word};
+  }
+
+  Answer PeerWay() {
+    auto info = Sized<gpushm_attachment_info>();
+    const int status = gpushm_attachment_get_info(latest_, &info);
+    return {status, info.peer_way};
   }
 
   Answer Offer(const std::string& name, std::istringstream& in) {
@@ -191,6 +242,10 @@ class Application {
   std::optional<DeviceMemory> memory_;
   std::optional<DeviceMapping> mapping_;
   gpushm_attachment* latest_ = nullptr;
+  std::optional<SignalCommands> signals_;
+  std::optional<BarrierCommands> barriers_;
+  std::optional<RingCommands> rings_;
+  std::optional<KernelCommands> kernels_;
 };
 
 }  // namespace

@@ -89,7 +89,7 @@ state-folder: {{ .Values.stateFolder }}
 driver-root: {{ ternary $simulated .Values.driver.root .Values.driver.simulated }}
 unit: {{ .Values.unit }}
 coexist: {{ .Values.coexist }}
-{{- with pick .Values.plugin.config "strategy" }}
+{{- with pick .Values.plugin.config "status" "strategy" }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "plugin/keeper/testing/counter_segment.h"
 #include "runtime/registry/writer.h"
 
 namespace gpushm::plugin::testing {
@@ -53,17 +54,18 @@ Result<void> FakeBroker::Say(const Body& body, int descriptor) {
                     body);
 }
 
-Result<void> FakeBroker::Hello(bool want_kept, uint64_t epoch) {
+Result<void> FakeBroker::Hello(bool want_kept, uint64_t epoch, uint16_t max_version) {
   return Say(protocol::LinkKind::kHello,
              protocol::LinkHello{.min_version = 1,
-                                 .max_version = 1,
+                                 .max_version = max_version,
                                  .want_kept = want_kept ? 1u : 0u,
                                  .epoch = epoch,
                                  .program = protocol::ToNameField("fake broker")});
 }
 
-Result<protocol::LinkWelcome> FakeBroker::Greet(bool want_kept, uint64_t epoch) {
-  if (auto said = Hello(want_kept, epoch); !said) return std::unexpected(said.error());
+Result<protocol::LinkWelcome> FakeBroker::Greet(bool want_kept, uint64_t epoch,
+                                                uint16_t max_version) {
+  if (auto said = Hello(want_kept, epoch, max_version); !said) return std::unexpected(said.error());
   return Expect<protocol::LinkWelcome>(protocol::LinkKind::kWelcome);
 }
 
@@ -84,6 +86,12 @@ Result<void> FakeBroker::Registry(uint64_t epoch) {
   auto writer = registry::RegistryWriter::Create(16);
   if (!writer) return std::unexpected(writer.error());
   return Say(protocol::LinkKind::kRegistry, protocol::LinkRegistry{epoch}, writer->fd());
+}
+
+Result<void> FakeBroker::Counters(const std::vector<std::string>& containers) {
+  const CounterSegment segment(containers);
+  return Say(protocol::LinkKind::kCounters, protocol::LinkCounters{protocol::kCountersVersion, 0},
+             segment.fd().get());
 }
 
 Result<protocol::Message> FakeBroker::Next(int64_t wait_ms) {

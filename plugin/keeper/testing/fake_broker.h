@@ -64,13 +64,17 @@ class FakeBroker {
   Result<void> Say(const Body& body, int descriptor = -1);
 
   // Greets, and takes the Welcome.
-  Result<protocol::LinkWelcome> Greet(bool want_kept, uint64_t epoch = 1);
+  Result<protocol::LinkWelcome> Greet(bool want_kept, uint64_t epoch = 1,
+                                      uint16_t max_version = protocol::kLinkMaxVersion);
   // Says Hello alone.
-  Result<void> Hello(bool want_kept, uint64_t epoch = 1);
+  Result<void> Hello(bool want_kept, uint64_t epoch = 1,
+                     uint16_t max_version = protocol::kLinkMaxVersion);
   // What is kept, to its End, as Model::Dump() would say it. Descriptors are closed.
   Result<std::vector<std::string>> TakeKept();
   // Makes and states a registry.
   Result<void> Registry(uint64_t epoch = 1);
+  // Makes and states counters, all 0.
+  Result<void> Counters(const std::vector<std::string>& containers = {"app"});
   Result<void> End() { return Say(protocol::LinkKind::kEnd, protocol::LinkEnd{}); }
 
   Result<protocol::Message> Next(int64_t wait_ms = kSoonMs);

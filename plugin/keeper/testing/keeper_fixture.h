@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plugin/keeper/keeper.h"
 #include "plugin/keeper/testing/fake_broker.h"
@@ -33,6 +34,7 @@ class KeeperTest : public ::testing::Test {
     options.links_folder = folder_.path();
     options.settings = settings;
     options.on_link = [this](const std::string& name, bool open) { events_.Note(name, open); };
+    options.on_ready = [this](double seconds) { ready_seconds_.push_back(seconds); };
     auto keeper = Keeper::Start(std::move(options));
     ASSERT_TRUE(keeper) << keeper.error().ToString();
     keeper_ = std::move(*keeper);
@@ -57,6 +59,7 @@ class KeeperTest : public ::testing::Test {
 
   LinksFolder folder_;
   LinkEvents events_;
+  std::vector<double> ready_seconds_;  // The keeper's, until it has answered.
   std::unique_ptr<Keeper> keeper_;
 };
 

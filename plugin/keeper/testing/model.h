@@ -209,7 +209,7 @@ inline protocol::LinkLease RandomLease(Random& random) {
           .generation = Pick(random, 1, 12),
           .since_unix_ns = static_cast<int64_t>(Pick(random, 0, 1'000'000)),
           .access = static_cast<uint32_t>(Pick(random, 1, 2)),
-          .reserved = 0};
+          .peer_way = static_cast<uint32_t>(Pick(random, 0, 3))};
 }
 
 inline protocol::LinkDrop RandomDrop(Random& random) {

@@ -56,7 +56,7 @@ inline protocol::LinkLease LeaseOf(uint64_t id, uint64_t client, uint64_t genera
           .generation = generation,
           .since_unix_ns = 5,
           .access = 1,
-          .reserved = 0};
+          .peer_way = 0};
 }
 
 // One client (this process), one buffer, one generation, one lease.

@@ -37,6 +37,47 @@ CONFORMANCE_CASE(MemoryMustAskForDescriptorsWhenCreated, 20) {
   }).Join();
 }
 
+// Goal: memory that other hardware may register is shared as any other is.
+CONFORMANCE_CASE(MemoryForOtherHardwareIsSharedAsAny, 20) {
+  Child maker = Start([](Channel& channel) {
+    int supported = 0;
+    Must(Cuda().cuDeviceGetAttribute(
+             &supported, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0),
+         "cuDeviceGetAttribute");
+    Note("memory of cuMemCreate for GPUDirect: " + std::to_string(supported));
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.allocFlags.gpuDirectRDMACapable = supported != 0 ? 1 : 0;
+    CUmemGenericAllocationHandle handle = 0;
+    ExpectAnswer(Cuda().cuMemCreate(&handle, kChunkBytes, &properties, 0), CUDA_SUCCESS,
+                 "cuMemCreate for GPUDirect");
+    int fd = -1;
+    ExpectAnswer(Cuda().cuMemExportToShareableHandle(&fd, handle,
+                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                 CUDA_SUCCESS, "its export");
+    const UniqueFd owned(fd);
+    UseContext();
+    const Mapped mapped = MapDescriptor(fd, kChunkBytes);
+    WriteWord(mapped.address(), 7);
+    channel.Send("d", 1, fd);
+    channel.Await();
+    Expect(ReadWord(mapped.address()) == 8, "a peer's write is not seen");
+  });
+  char byte = 0;
+  const UniqueFd fd = maker.channel.Receive(&byte, 1);
+  Child user = Start([&](Channel&) {
+    UseContext();
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    Expect(ReadWord(mapped.address()) == 7, "the maker's write is not seen");
+    WriteWord(mapped.address(), 8);
+  });
+  user.Join();
+  maker.channel.Signal();
+  maker.Join();
+}
+
 CONFORMANCE_CASE(ForeignDescriptorIsRefused, 20) {
   Start([](Channel&) {
     const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));

@@ -1,7 +1,10 @@
 // Sizes, counts, and several GPUs.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <chrono>
+#include <optional>
 
 #include "runtime/driver/conformance/harness.h"
 
@@ -126,6 +129,69 @@ CONFORMANCE_CASE(HolderWithoutContextIsNotAmongTheProcesses, 20) {
   holder.channel.Signal();
   holder.channel.Await();
   Note("processes with a context: " + std::to_string(processes() - before));
+  holder.channel.Signal();
+  holder.Join();
+}
+
+// What NVML says that process `pid` uses; nothing if it does not list it.
+static std::optional<uint64_t> UsedByProcess(unsigned pid) {
+  const NvmlApi& nvml = *Take(NvmlApi::Load(DriverFolderFromEnvironment()));
+  nvmlDevice_t device = nullptr;
+  unsigned count = 64;
+  std::vector<nvmlProcessInfo_t> infos(count);
+  if (nvml.nvmlDeviceGetHandleByUUID(Driver().uuid, &device) != NVML_SUCCESS ||
+      nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &count, infos.data()) != NVML_SUCCESS) {
+    SkipCase("NVML lists no processes here");
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    if (infos[i].pid == pid) return infos[i].usedGpuMemory;
+  }
+  return std::nullopt;
+}
+
+// Whose an imported allocation is, in NVML's list of processes.
+CONFORMANCE_CASE(NvmlCountsImportedMemory, 30) {
+  Child holder = Start([](Channel& channel) {
+    const UniqueFd fd = CreateDescriptor(256 * kMiB);
+    channel.Send("x", 1, fd.get());
+    channel.Await();
+  });
+  char byte = 0;
+  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  Child importer = Start([](Channel& channel) {
+    const CudaApi& api = UseContext();
+    char sent = 0;
+    const UniqueFd memory = channel.Receive(&sent, 1);
+    const auto pid = static_cast<unsigned>(getpid());
+    channel.Send(&pid, sizeof pid);
+    channel.Await();
+    const Mapped mapped = MapDescriptor(memory.get(), 256 * kMiB);
+    channel.Signal();
+    channel.Await();
+    CUdeviceptr own = 0;
+    Must(api.cuMemAlloc(&own, 128 * kMiB), "cuMemAlloc");
+    channel.Signal();
+    channel.Await();
+  });
+  importer.channel.Send("x", 1, fd.get());
+  unsigned pid = 0;
+  importer.channel.Receive(&pid, sizeof pid);
+  const auto context = UsedByProcess(pid);
+  if (!context) SkipCase("NVML's PIDs are not those of this PID namespace");
+  importer.channel.Signal();
+  importer.channel.Await();
+  const auto mapped = UsedByProcess(pid);
+  importer.channel.Signal();
+  importer.channel.Await();
+  const auto with_own = UsedByProcess(pid);
+  Expect(mapped && with_own, "the process is listed no more");
+  Note("MiB more after mapping 256 of another process: " +
+       std::to_string((*mapped - *context) / kMiB) +
+       ", after 128 of its own: " + std::to_string((*with_own - *mapped) / kMiB));
+  Expect(Near(*mapped - *context, 0, 4 * kMiB), "imported memory counts for the importer");
+  Expect(Near(*with_own - *mapped, 128 * kMiB, 4 * kMiB), "its own memory does not count");
+  importer.channel.Signal();
+  importer.Join();
   holder.channel.Signal();
   holder.Join();
 }

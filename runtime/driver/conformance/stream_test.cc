@@ -3,9 +3,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "runtime/driver/conformance/harness.h"
 
@@ -18,11 +23,12 @@ constexpr int kWakeMs = 5000;
 
 // A page of host memory that the GPU sees, and that can be mapped a second time.
 struct HostPage {
-  UniqueFd fd{memfd_create("page", MFD_CLOEXEC)};
+  UniqueFd fd;
   uint64_t* words = nullptr;
   CUdeviceptr address = 0;
 
-  HostPage() {
+  static UniqueFd NewFile() { return UniqueFd(memfd_create("page", MFD_CLOEXEC)); }
+  explicit HostPage(UniqueFd file = NewFile()) : fd(std::move(file)) {
     Expect(ftruncate(fd.get(), 4096) == 0, "ftruncate");
     words = static_cast<uint64_t*>(
         mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
@@ -196,6 +202,84 @@ CONFORMANCE_CASE(GraphFreezesTheValuesOfMemops, 20) {
   }).Join();
 }
 
+void Batch(const Stream& stream, std::initializer_list<CUstreamBatchMemOpParams> operations) {
+  std::vector<CUstreamBatchMemOpParams> all(operations);
+  Must(Cuda().cuStreamBatchMemOp(stream.get(), static_cast<unsigned>(all.size()), all.data(), 0),
+       "cuStreamBatchMemOp");
+}
+
+CUstreamBatchMemOpParams WriteOf(CUdeviceptr address, uint64_t value) {
+  CUstreamBatchMemOpParams one{};
+  one.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+  one.writeValue.address = address;
+  one.writeValue.value64 = value;
+  return one;
+}
+
+CUstreamBatchMemOpParams WaitOf(CUdeviceptr address, uint64_t value) {
+  CUstreamBatchMemOpParams one{};
+  one.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+  one.waitValue.address = address;
+  one.waitValue.value64 = value;
+  one.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+  return one;
+}
+
+CONFORMANCE_CASE(BatchedWriteFollowsItsWait, 20) {
+  Start([](Channel&) {
+    UseContext();
+    HostPage page;
+    const Stream stream = Take(Stream::Create(Cuda()));
+    Batch(stream, {WaitOf(page.address, 1), WriteOf(page.address + 8, 3)});
+    ExpectPending(stream, "the stream did not wait");
+    Expect(__atomic_load_n(page.words + 1, __ATOMIC_ACQUIRE) == 0, "a write overtook the wait");
+    page.Store(1);
+    ExpectWoken(stream, "the stream does not go on");
+    Expect(page.words[1] == 3, "the write was lost");
+  }).Join();
+}
+
+// Each batch writes a device word first, then a host word. When the host sees the second, the first
+// is done: whoever records a signal in device memory may unmap that then.
+CONFORMANCE_CASE(BatchedWritesAreSeenInTheirOrder, 60) {
+  constexpr uint64_t kRounds = 500;
+  const UniqueFd file = HostPage::NewFile();
+  Child writer = Start([&file](Channel& channel) {
+    UseContext();
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    channel.Send("d", 1, fd.get());
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    const HostPage page(UniqueFd(dup(file.get())));
+    const Stream stream = Take(Stream::Create(Cuda()));
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      channel.Await();
+      Batch(stream, {WriteOf(mapped.address(), round), WriteOf(page.address, round)});
+    }
+    ExpectWoken(stream, "the writer's stream does not end");
+  });
+  char byte = 0;
+  const UniqueFd fd = writer.channel.Receive(&byte, 1);
+  Child waiter = Start([&](Channel& channel) {
+    UseContext();
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes, Access::kRead);
+    const HostPage page(UniqueFd(dup(file.get())));
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      channel.Signal();
+      const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kWakeMs);
+      while (__atomic_load_n(page.words, __ATOMIC_ACQUIRE) < round) {
+        Expect(std::chrono::steady_clock::now() < end, "the batch did not come");
+      }
+      Expect(ReadWord(mapped.address()) >= round, "the second write was seen before the first");
+    }
+  });
+  for (uint64_t round = 1; round <= kRounds; ++round) {
+    waiter.channel.Await();
+    writer.channel.Signal();
+  }
+  writer.Join();
+  waiter.Join();
+}
+
 CONFORMANCE_CASE(FortyWaitsStarveTheNextStream, 30) {
   Start([](Channel&) {
     const CudaApi& api = UseContext();
@@ -210,6 +294,51 @@ CONFORMANCE_CASE(FortyWaitsStarveTheNextStream, 30) {
     for (const Stream& stream : streams) ExpectWoken(stream, "a host store did not release it");
     Expect(after == CUDA_ERROR_NOT_READY, "40 waiting streams did not hold up the 41st");
   }).Join();
+}
+
+// How many streams a process can make while `waiting` of them wait; 64: as many as it likes. Then
+// the waits end, and what was held up goes on.
+size_t StreamsBesideWaits(size_t waiting) {
+  const CudaApi& api = UseContext();
+  HostPage page;
+  std::vector<Stream> waits;
+  for (size_t i = 0; i < waiting; ++i) {
+    waits.push_back(Take(Stream::Create(api)));
+    Wait(waits.back(), page.address, 1);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // sleep: the GPU gets to the waits
+  std::atomic<size_t> made = waiting;
+  CUcontext context = nullptr;
+  Must(api.cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+  std::vector<Stream> others;
+  std::thread maker([&] {
+    Must(api.cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    while (made.load() < 64) {
+      others.push_back(Take(Stream::Create(api)));
+      ++made;
+    }
+  });
+  size_t stuck = made.load();
+  for (int still = 0; stuck < 64 && still < kWatchMs;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // sleep: watches a thread
+    still = made.load() == stuck ? still + 1 : 0;
+    stuck = made.load();
+  }
+  page.Store(1);
+  maker.join();
+  for (const Stream& stream : waits) ExpectWoken(stream, "a host store did not release it");
+  return stuck;
+}
+
+CONFORMANCE_CASE(StreamsMadeBesideWaits, 30) {
+  for (const size_t waiting : {size_t{1}, size_t{7}}) {
+    Start([waiting](Channel&) {
+      const size_t made = StreamsBesideWaits(waiting);
+      Note(std::to_string(made) + " of 64 streams could be made while " + std::to_string(waiting) +
+           " waited");
+      Expect(made == 34, "another number of streams beside one that waits");
+    }).Join();
+  }
 }
 
 CONFORMANCE_CASE(OneConnectionLetsWaitHoldUpEverything, 30) {

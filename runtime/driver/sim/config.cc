@@ -123,7 +123,7 @@ void ParseMig(const YAML::Node& list, const Card& gpu, size_t index, Machine* ma
 }
 
 void ParseGpu(const YAML::Node& node, size_t index, Machine* machine) {
-  CheckKeys(node, {"name", "memory", "uuid", "reserve", "mig", "peers"});
+  CheckKeys(node, {"name", "memory", "uuid", "reserve", "mig", "peers", "link"});
   Card gpu;
   gpu.name = node["name"] ? node["name"].as<std::string>() : "Simulated GPU";
   gpu.memory_bytes = node["memory"] ? ParseBytes(node["memory"]) : kDefaultMemoryBytes;
@@ -136,6 +136,10 @@ void ParseGpu(const YAML::Node& node, size_t index, Machine* machine) {
   if (const YAML::Node peers = node["peers"]) {
     gpu.all_peers = false;
     gpu.peers = peers.as<std::vector<std::string>>();
+  }
+  if (const YAML::Node link = node["link"]) {
+    gpu.nvlink = link.as<std::string>() == "nvlink";
+    if (!gpu.nvlink && link.as<std::string>() != "pcie") Reject(link, "link is nvlink or pcie");
   }
   gpu.mig_mode = static_cast<bool>(node["mig"]);
   machine->cards.push_back(gpu);

@@ -32,6 +32,7 @@ struct Card {
   bool mig_mode = false;       // This is a GPU cut into MIG instances: CUDA does not see it.
   std::vector<std::string> peers;
   bool all_peers = true;
+  bool nvlink = true;  // What it reaches its peers over, unless the peer has PCIe alone.
 
   bool CanReach(const Card& other) const;
 };

@@ -82,6 +82,27 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int* canAccessPeer, CUdevice dev, CUdevic
   });
 }
 
+CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attrib,
+                                         CUdevice srcDevice, CUdevice dstDevice) {
+  return Call("cuDeviceGetP2PAttribute", [&](Driver& driver) {
+    const Card* card = driver.card(srcDevice);
+    const Card* peer = driver.card(dstDevice);
+    if (card == nullptr || peer == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    if (value == nullptr || srcDevice == dstDevice) return CUDA_ERROR_INVALID_VALUE;
+    const bool reaches = card->CanReach(*peer);
+    switch (attrib) {
+      case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
+        *value = reaches ? 1 : 0;
+        return CUDA_SUCCESS;
+      case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
+        *value = reaches && card->nvlink && peer->nvlink ? 1 : 0;
+        return CUDA_SUCCESS;
+      default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+  });
+}
+
 CUresult CUDAAPI cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
   return Call("cuDeviceGetAttribute", [&](Driver& driver) {
     const Card* card = driver.card(dev);
@@ -97,6 +118,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevi
       case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+      case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
       case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR:
       case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:

@@ -26,6 +26,17 @@ std::shared_ptr<Stream> Engine::AddStream(bool non_blocking) {
   return stream;
 }
 
+bool Engine::AwaitRoomForStream() const {
+  constexpr size_t kStreamsBesideWaits = 34;
+  return Poll([this] {
+    if (memory_waits_ == 0) return true;
+    const std::lock_guard lock(mutex_);
+    return static_cast<size_t>(std::count_if(streams_.begin(), streams_.end(), [](const auto& s) {
+             return !s.expired();
+           })) < kStreamsBesideWaits;
+  });
+}
+
 bool Engine::Ready(const Operation& operation) {
   return std::all_of(operation.after.begin(), operation.after.end(), [](const auto& before) {
     return before->done.load(std::memory_order_acquire);

@@ -66,6 +66,21 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Gives up everything queued: the context goes.
   void Stop();
 
+  // While it lives, a stream waits for a value in memory.
+  class MemoryWait {
+   public:
+    explicit MemoryWait(Engine& engine) : engine_(engine) { ++engine_.memory_waits_; }
+    MemoryWait(const MemoryWait&) = delete;
+    MemoryWait& operator=(const MemoryWait&) = delete;
+    ~MemoryWait() { --engine_.memory_waits_; }
+
+   private:
+    Engine& engine_;
+  };
+  // An H200 makes 34 streams beside one that waits for memory; one more comes when none waits.
+  // False: the engine stops.
+  bool AwaitRoomForStream() const;
+
   // Calls `ready` until it says true or the engine stops: spins shortly, then sleeps up to 50 us.
   bool Poll(const std::function<bool()>& ready) const;
 
@@ -85,6 +100,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::weak_ptr<Stream>> streams_;
   std::shared_ptr<Stream> null_stream_;
   size_t next_connection_ = 1;
+  std::atomic<int> memory_waits_ = 0;
   std::atomic<CUresult> error_ = CUDA_SUCCESS;
   std::atomic<bool> stopped_ = false;
 };

@@ -7,9 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace gpushm::sim {
 namespace {
@@ -66,13 +68,67 @@ GpuHealth ParseHealth(const YAML::Node& node) {
   return health;
 }
 
-}  // namespace
+constexpr double kUint32Max = 0xFFFFFFFFU;
+constexpr double kExactMax = 1ULL << 53;  // What a double holds to the last digit.
+// Each with its largest value.
+constexpr std::pair<std::string_view, double> kSensors[] = {
+    {"utilization", 1},
+    {"memory-activity", 1},
+    {"temperature", kUint32Max},
+    {"memory-temperature", kUint32Max},
+    {"power-watts", kUint32Max / 1000},
+    {"power-limit-watts", kUint32Max / 1000},
+    {"energy-joules", kExactMax / 1000},
+    {"sm-clock-mhz", kUint32Max},
+    {"memory-clock-mhz", kUint32Max},
+    {"pcie-transmit", kUint32Max},
+    {"pcie-receive", kUint32Max},
+    {"nvlink-transmit", kExactMax},
+    {"nvlink-receive", kExactMax},
+    {"clock-reasons", kExactMax},
+    {"ecc-corrected", kExactMax},
+};
 
-GpuHealth Faults::HealthOf(const std::string& uuid, uint32_t index) const {
-  for (const GpuHealth& one : health) {
+GpuSensors ParseSensors(const YAML::Node& node) {
+  GpuSensors sensors{.gpu = node["gpu"].as<std::string>(), .values = {}};
+  for (const auto& entry : node) {
+    const auto key = entry.first.as<std::string>();
+    if (key == "gpu") continue;
+    const auto* const known =
+        std::ranges::find(kSensors, key, &std::pair<std::string_view, double>::first);
+    if (known == std::end(kSensors)) {
+      throw std::runtime_error("unknown key \"" + key + "\" under sensors");
+    }
+    const auto value = entry.second.as<double>();
+    if (!(value >= 0 && value <= known->second)) {
+      throw std::runtime_error(key + " is out of range");
+    }
+    sensors.values[key] = value;
+  }
+  return sensors;
+}
+
+template <typename Named>
+Named Find(const std::vector<Named>& all, const std::string& uuid, uint32_t index) {
+  for (const Named& one : all) {
     if (one.gpu == uuid || one.gpu == std::to_string(index)) return one;
   }
   return {};
+}
+
+}  // namespace
+
+std::optional<double> GpuSensors::Value(std::string_view name) const {
+  const auto found = values.find(name);
+  return found == values.end() ? std::nullopt : std::optional(found->second);
+}
+
+GpuHealth Faults::HealthOf(const std::string& uuid, uint32_t index) const {
+  return Find(health, uuid, index);
+}
+
+GpuSensors Faults::SensorsOf(const std::string& uuid, uint32_t index) const {
+  return Find(sensors, uuid, index);
 }
 
 bool Faults::IsLost(const std::string& uuid, uint32_t index) const {
@@ -98,6 +154,8 @@ bool ParseFaults(const std::string& text, Faults* faults, std::string* error) {
         for (const auto& node : entry.second) faults->xids.push_back(ParseXid(node));
       } else if (key == "health") {
         for (const auto& node : entry.second) faults->health.push_back(ParseHealth(node));
+      } else if (key == "sensors") {
+        for (const auto& node : entry.second) faults->sensors.push_back(ParseSensors(node));
       } else if (key == "driver_gone") {
         faults->driver_gone = entry.second.as<bool>();
       } else if (key == "unsupported") {

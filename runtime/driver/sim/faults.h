@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gpushm::sim {
@@ -29,6 +31,15 @@ struct GpuHealth {
   uint32_t recovery_action = 0;  // nvmlDeviceGpuRecoveryAction_t.
 };
 
+// What a GPU's sensors tell, by README.md's names and in its units. A key that is not here is not
+// supported.
+struct GpuSensors {
+  std::string gpu;  // UUID, or the index as text.
+  std::map<std::string, double, std::less<>> values;
+
+  std::optional<double> Value(std::string_view name) const;
+};
+
 struct Faults {
   std::map<std::string, int> results;       // Function -> the CUresult or nvmlReturn_t it gives.
   std::map<std::string, uint64_t> hang_ms;  // Function -> how long it blocks first; "*": every one.
@@ -36,10 +47,12 @@ struct Faults {
   std::vector<std::string> lost;  // GPUs that fell off the bus.
 
   std::vector<GpuHealth> health;
+  std::vector<GpuSensors> sensors;
   bool driver_gone = false;              // NVML finds no driver, and nothing from before is valid.
   std::vector<std::string> unsupported;  // NVML functions that answer NOT_SUPPORTED.
 
   GpuHealth HealthOf(const std::string& uuid, uint32_t index) const;
+  GpuSensors SensorsOf(const std::string& uuid, uint32_t index) const;
   bool IsLost(const std::string& uuid, uint32_t index) const;
 };
 

@@ -46,6 +46,26 @@ nvmlReturn_t Nvml::Enter(const char* function) {
   return result == faults->results.end() ? NVML_SUCCESS : static_cast<nvmlReturn_t>(result->second);
 }
 
+void Nvml::Hang(const char* function) {
+  constexpr auto kInterval = std::chrono::milliseconds(5);
+  std::string folder;
+  {
+    const std::lock_guard lock(mutex);
+    if (initialised == 0) return;
+    folder = state->folder();
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const auto hangs = [&] {
+    const auto faults = CurrentFaults(folder);
+    const auto found = faults->hang_ms.find(function);
+    return found != faults->hang_ms.end() &&
+           std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(found->second);
+  };
+  if (!hangs()) return;
+  const Inside hanging;
+  while (hangs()) std::this_thread::sleep_for(kInterval);
+}
+
 const Card* Nvml::Find(nvmlDevice_t device) const {
   for (const Card* card : cards) {
     if (reinterpret_cast<const void*>(card) == reinterpret_cast<const void*>(device)) return card;
@@ -105,8 +125,8 @@ nvmlReturn_t DECLDIR nvmlInit_v2(void) {
 
 nvmlReturn_t DECLDIR nvmlShutdown(void) {
   Nvml& nvml = Nvml::Get();
-  // As the real one does, which hangs for as long as somebody waits for events.
-  while (nvml.waiting > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // As the real one does, which hangs for as long as somebody is inside.
+  while (nvml.inside > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const std::lock_guard lock(nvml.mutex);
   if (nvml.initialised == 0) return NVML_ERROR_UNINITIALIZED;
   --nvml.initialised;
@@ -285,24 +305,4 @@ nvmlReturn_t DECLDIR nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device
                           *infoCount = count;
                           return count <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
                         });
-}
-
-nvmlReturn_t DECLDIR nvmlDeviceGetUtilizationRates(nvmlDevice_t device,
-                                                   nvmlUtilization_t* utilization) {
-  return CallNvmlDevice("nvmlDeviceGetUtilizationRates", device, [&](Nvml&, const Card& card) {
-    if (utilization == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
-    if (card.mig) return NVML_ERROR_NOT_SUPPORTED;
-    *utilization = {};
-    return NVML_SUCCESS;
-  });
-}
-
-nvmlReturn_t DECLDIR nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int*) {
-  return CallNvmlDevice("nvmlDeviceGetPowerUsage", device,
-                        [](Nvml&, const Card&) { return NVML_ERROR_NOT_SUPPORTED; });
-}
-
-nvmlReturn_t DECLDIR nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long*) {
-  return CallNvmlDevice("nvmlDeviceGetTotalEnergyConsumption", device,
-                        [](Nvml&, const Card&) { return NVML_ERROR_NOT_SUPPORTED; });
 }

@@ -41,11 +41,6 @@ bool Names(const Xid& xid, const Card& card) {
   return xid.gpu == card.uuid_text || xid.gpu == std::to_string(card.gpu_index);
 }
 
-struct Waiting {
-  Waiting() { ++Nvml::Get().waiting; }
-  ~Waiting() { --Nvml::Get().waiting; }
-};
-
 // NVML's wait fails as soon as one GPU of the set is off the bus.
 bool AnyLost(const EventSet& set, const Faults& faults) {
   return std::any_of(set.cards.begin(), set.cards.end(), [&](const Card* card) {
@@ -111,7 +106,7 @@ nvmlReturn_t DECLDIR nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long
 nvmlReturn_t DECLDIR nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t* data,
                                          unsigned int timeoutms) {
   constexpr auto kInterval = std::chrono::milliseconds(10);
-  const Waiting waiting;
+  const Nvml::Inside waiting;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeoutms);
   for (;;) {
     // Each look on its own: another thread may use NVML meanwhile.

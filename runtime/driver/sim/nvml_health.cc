@@ -53,34 +53,3 @@ nvmlReturn_t DECLDIR nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device,
   return CallNvmlDevice("nvmlDeviceGetRetiredPagesPendingStatus", device,
                         [](Nvml&, const Card&) { return NVML_ERROR_NOT_SUPPORTED; });
 }
-
-nvmlReturn_t DECLDIR nvmlDeviceGetTotalEccErrors(nvmlDevice_t device,
-                                                 nvmlMemoryErrorType_t errorType,
-                                                 nvmlEccCounterType_t,
-                                                 unsigned long long* eccCounts) {
-  return CallNvmlDevice("nvmlDeviceGetTotalEccErrors", device, [&](Nvml& nvml, const Card& card) {
-    if (eccCounts == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
-    const bool uncorrected = errorType == NVML_MEMORY_ERROR_TYPE_UNCORRECTED;
-    *eccCounts = uncorrected ? HealthOf(nvml, card).ecc_uncorrected : 0;
-    return NVML_SUCCESS;
-  });
-}
-
-nvmlReturn_t DECLDIR nvmlDeviceGetFieldValues(nvmlDevice_t device, int valuesCount,
-                                              nvmlFieldValue_t* values) {
-  // NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which headers of CUDA 12.6 and older lack.
-  constexpr unsigned kRecoveryAction = 230;
-  return CallNvmlDevice("nvmlDeviceGetFieldValues", device, [&](Nvml& nvml, const Card& card) {
-    if (values == nullptr || valuesCount < 0) return NVML_ERROR_INVALID_ARGUMENT;
-    for (int i = 0; i < valuesCount; ++i) {
-      if (values[i].fieldId != kRecoveryAction) {
-        values[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
-        continue;
-      }
-      values[i].nvmlReturn = NVML_SUCCESS;
-      values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
-      values[i].value.uiVal = HealthOf(nvml, card).recovery_action;
-    }
-    return NVML_SUCCESS;
-  });
-}

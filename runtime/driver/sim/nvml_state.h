@@ -21,10 +21,17 @@ class Nvml {
   static Nvml& Get();  // Never destroyed.
   nvmlReturn_t Init();
   nvmlReturn_t Enter(const char* function);
+  // Blocks for as long as faults.yaml says that the function does. Not under the mutex: a sick GPU
+  // hangs who asks it and nobody else.
+  void Hang(const char* function);
   const Card* Find(nvmlDevice_t device) const;
 
   std::mutex mutex;
-  std::atomic<int> waiting = 0;  // Threads in nvmlEventSetWait.
+  std::atomic<int> inside = 0;  // Threads that wait or hang.
+  struct Inside {
+    Inside() { ++Get().inside; }
+    ~Inside() { --Get().inside; }
+  };
   int initialised = 0;
   bool stale = false;       // The driver went away: only a new nvmlInit helps.
   uint64_t generation = 0;  // Of nvmlInit: what event sets of an earlier one hold is gone.
@@ -37,6 +44,7 @@ template <typename Body>
 nvmlReturn_t CallNvml(const char* function, Body&& body) noexcept {
   try {
     Nvml& nvml = Nvml::Get();
+    nvml.Hang(function);
     const std::lock_guard lock(nvml.mutex);
     const nvmlReturn_t entered = nvml.Enter(function);
     return entered == NVML_SUCCESS ? body(nvml) : entered;

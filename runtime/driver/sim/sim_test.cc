@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -248,6 +249,9 @@ TEST_F(SimTest, FaultsAreInjectedWhileTheProcessRuns) {
   std::string error;
   EXPECT_FALSE(ParseFaults("result: {}", &faults, &error));
   EXPECT_FALSE(ParseFaults("xids: [{gpu: a}]", &faults, &error));
+  EXPECT_FALSE(ParseFaults("sensors: [{gpu: 0, temprature: 50}]", &faults, &error));
+  EXPECT_FALSE(ParseFaults("sensors: [{gpu: 0, utilization: 87}]", &faults, &error));
+  EXPECT_FALSE(ParseFaults("sensors: [{temperature: 50}]", &faults, &error));
 }
 
 TEST_F(SimTest, XidsReachEventSetsAndLostGpusAnswerSo) {
@@ -315,6 +319,62 @@ TEST_F(SimTest, NvmlTellsOfHealthAndOfADriverThatIsGone) {
     ASSERT_EQ(nvml.Restart(), NVML_SUCCESS);
     ASSERT_EQ(nvml.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
     EXPECT_EQ(nvml.nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
+  });
+}
+
+TEST_F(SimTest, NvmlTellsTheSensorsThatAreGivenAndNoOthers) {
+  Write("cards.yaml",
+        "gpus:\n- memory: 80Gi\n- memory: 80Gi\n  mig:\n"
+        "  - {profile: 1g.10gb, memory: 10Gi}\n");
+  Run([&] {
+    const NvmlApi& nvml = **NvmlApi::Load(DriverFolderFromEnvironment());
+    nvmlDevice_t device = nullptr, gpu = nullptr, instance = nullptr;
+    ASSERT_EQ(nvml.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
+    ASSERT_EQ(nvml.nvmlDeviceGetHandleByIndex_v2(1, &gpu), NVML_SUCCESS);
+    ASSERT_EQ(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0, &instance), NVML_SUCCESS);
+    unsigned power = 0;
+    EXPECT_EQ(nvml.nvmlDeviceGetPowerUsage(device, &power), NVML_ERROR_NOT_SUPPORTED);
+    nvmlUtilization_t rates{.gpu = 9, .memory = 9};
+    EXPECT_EQ(nvml.nvmlDeviceGetUtilizationRates(device, &rates), NVML_SUCCESS);
+    EXPECT_EQ(rates.gpu, 0U);
+    Write("faults.yaml",
+          "sensors:\n- {gpu: 0, utilization: 0.29, power-watts: 412.5, nvlink-receive: 5e12}\n"
+          "- {gpu: 1, power-watts: 100}\n");
+    EXPECT_EQ(nvml.nvmlDeviceGetUtilizationRates(device, &rates), NVML_SUCCESS);
+    EXPECT_EQ(rates.gpu, 29U);
+    EXPECT_EQ(nvml.nvmlDeviceGetPowerUsage(device, &power), NVML_SUCCESS);
+    EXPECT_EQ(power, 412'500U);
+    EXPECT_EQ(nvml.nvmlDeviceGetPowerUsage(gpu, &power), NVML_SUCCESS);
+    EXPECT_EQ(nvml.nvmlDeviceGetPowerUsage(instance, &power), NVML_ERROR_NOT_SUPPORTED);
+    nvmlFieldValue_t fields[2] = {};
+    fields[0].fieldId = NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX;
+    fields[0].scopeId = ~0U;
+    fields[1].fieldId = NVML_FI_DEV_MEMORY_TEMP;
+    ASSERT_EQ(nvml.nvmlDeviceGetFieldValues(device, 2, fields), NVML_SUCCESS);
+    EXPECT_EQ(fields[0].nvmlReturn, NVML_SUCCESS);
+    EXPECT_EQ(fields[0].value.ullVal, 5'000'000'000'000U);
+    EXPECT_EQ(fields[1].nvmlReturn, NVML_ERROR_NOT_SUPPORTED);
+  });
+}
+
+// Goal: a hang holds up who asks, and nobody else, until faults.yaml says otherwise.
+TEST_F(SimTest, AnNvmlCallHangsUntilTheFaultGoes) {
+  Write("faults.yaml", "hang: {nvmlDeviceGetPowerUsage: 600000}");
+  Run([&] {
+    const NvmlApi& nvml = **NvmlApi::Load(DriverFolderFromEnvironment());
+    nvmlDevice_t device = nullptr;
+    ASSERT_EQ(nvml.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
+    std::atomic<bool> answered = false;
+    std::thread asks([&] {
+      unsigned power = 0;
+      nvml.nvmlDeviceGetPowerUsage(device, &power);
+      answered = true;
+    });
+    nvmlMemory_t memory{};
+    EXPECT_EQ(nvml.nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
+    EXPECT_FALSE(answered);
+    Write("faults.yaml", "{}");
+    asks.join();
   });
 }
 

@@ -30,6 +30,7 @@ Work WaitWork(uint64_t address, T value, unsigned flags) {
     std::vector<Segment> word;
     const CUresult result = ResolveOnDevice(engine.device(), address, sizeof(T), false, &word);
     if (result != CUDA_SUCCESS) return result;
+    const Engine::MemoryWait waiting(engine);
     engine.Poll([&] {
       // Acquire: pairs with the writer's release, in whatever process it is.
       return Satisfied<T>(__atomic_load_n(WordOf<T>(word.front()), __ATOMIC_ACQUIRE), value, flags);
@@ -63,6 +64,24 @@ CUresult MemoryOperation(const char* function, CUstream stream, CUdeviceptr addr
 bool WaitFlagsValid(unsigned flags) { return (flags & ~3U) == 0; }
 bool WriteFlagsValid(unsigned flags) {
   return (flags & ~static_cast<unsigned>(CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)) == 0;
+}
+
+// One of a batch, as the function that does it alone.
+CUresult BatchedOperation(CUstream stream, const CUstreamBatchMemOpParams& one) {
+  const auto& wait = one.waitValue;
+  const auto& write = one.writeValue;
+  switch (one.operation) {
+    case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+      return cuStreamWaitValue32(stream, wait.address, wait.value, wait.flags);
+    case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+      return cuStreamWaitValue64(stream, wait.address, wait.value64, wait.flags);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+      return cuStreamWriteValue32(stream, write.address, write.value, write.flags);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+      return cuStreamWriteValue64(stream, write.address, write.value64, write.flags);
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
 }
 
 }  // namespace
@@ -99,6 +118,7 @@ CUresult CUDAAPI cuStreamCreate(CUstream* phStream, unsigned int Flags) {
         if (phStream == nullptr || (Flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) != 0) {
           return CUDA_ERROR_INVALID_VALUE;
         }
+        if (!engine->AwaitRoomForStream()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         auto stream = engine->AddStream((Flags & CU_STREAM_NON_BLOCKING) != 0);
         const std::lock_guard lock(driver.mutex);
         *phStream = driver.NewHandle<CUstream>();
@@ -161,6 +181,20 @@ CUresult CUDAAPI cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint6
   return MemoryOperation("cuStreamWriteValue64", stream, addr, sizeof value,
                          gpushm::sim::WriteFlagsValid(flags),
                          gpushm::sim::WriteWork<uint64_t>(addr, value));
+}
+
+// A driver takes all or none; here those before a wrong one stay.
+CUresult CUDAAPI cuStreamBatchMemOp(CUstream stream, unsigned int count,
+                                    CUstreamBatchMemOpParams* paramArray, unsigned int flags) {
+  constexpr unsigned kMost = 256;
+  if (paramArray == nullptr || count == 0 || count > kMost || flags != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    const CUresult result = gpushm::sim::BatchedOperation(stream, paramArray[i]);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {

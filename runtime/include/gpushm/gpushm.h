@@ -18,8 +18,9 @@
  *     GPUSHM_DEFAULT_TIMEOUT_MS, GPUSHM_DONT_WAIT for "answer at once". There is no "forever".
  *   - Thread-safe: any thread may call anything, also on the same client, except that an attachment
  *     must not be used after its last detach and a client not after its close.
- *   - The library never exits, aborts or throws, starts no threads, installs no signal handlers and
- *     makes no CUDA context. It depends on libc and loads libcuda.so.1 at the first attach.
+ *   - The library never exits, aborts or throws, starts no threads (but those that
+ *     gpushm_transfer_options.threads asks for), installs no signal handlers and makes no CUDA
+ *     context. It depends on libc and loads libcuda.so.1 at the first attach.
  *   - After fork(), the child may use neither CUDA nor gpushm: calls return GPUSHM_FORKED.
  *
  * Names are DNS labels (RFC 1123): 1 to 63 of a-z, 0-9 and '-', neither first nor last a '-'.
@@ -116,8 +117,9 @@ typedef enum gpushm_access {
 } gpushm_access;
 
 typedef enum gpushm_transport {
-  GPUSHM_VMM = 1,  /* A file descriptor of cuMemCreate memory: works in every container. */
-  GPUSHM_CUIPC = 2 /* A 64-byte cuIpc handle: only between processes whose PID numbers differ. */
+  GPUSHM_VMM = 1,   /* A file descriptor of cuMemCreate memory: works in every container. */
+  GPUSHM_CUIPC = 2, /* A 64-byte cuIpc handle: only between processes whose PID numbers differ. */
+  GPUSHM_HOST = 3   /* No buffer: the page of a signal, barrier or ring (sync.h), host memory. */
 } gpushm_transport;
 
 typedef enum gpushm_buffer_state {
@@ -202,6 +204,7 @@ typedef struct gpushm_holder {
   uint64_t lease_id;
   uint32_t access; /* gpushm_access */
   int64_t since_unix_ns;
+  uint32_t peer_way; /* gpushm_peer_way */
 } gpushm_holder;
 
 /* Who holds which buffer. `name` NULL: of all buffers. `capacity`, `count` and the first entry's
@@ -228,20 +231,35 @@ GPUSHM_API gpushm_status gpushm_broker(gpushm_client* client, gpushm_broker_info
 
 /* ------------------------------------------------------------------ attaching */
 
+/* How the GPUs of an attachment get to the buffer's bytes; the slowest of them. docs/peers.md */
+typedef enum gpushm_peer_way {
+  GPUSHM_PEER_NONE = 0,   /* Only the buffer's own GPU uses it. */
+  GPUSHM_PEER_NVLINK = 1, /* A GPU beside it reads and writes them in place, over NVLink. */
+  GPUSHM_PEER_PCIE = 2,   /* The same over PCIe. */
+  GPUSHM_PEER_STAGED = 3  /* A copy in that GPU's memory, made at the attach over the host. */
+} gpushm_peer_way;
+
 typedef struct gpushm_attach_options {
   size_t struct_size;
   uint32_t access;     /* gpushm_access; 0: GPUSHM_READ. */
   uint32_t reserved;   /* 0. */
   uint64_t generation; /* 0: the current one; else exactly this one, or STALE. */
   int64_t timeout_ms;  /* Also waits for a buffer that does not exist yet or is LOADING. */
+  /* Bit i: the GPU with ordinal i of this process uses the buffer as well. 0: its own GPU alone. */
+  uint64_t peer_devices;
+  /* 1: where the one GPU of peer_devices cannot get to the bytes, give it a copy of them (access
+   * GPUSHM_READ), which costs their size of that GPU's memory and shows later writes never. 0: that
+   * is UNSUPPORTED. */
+  uint32_t stage;
+  uint32_t reserved1; /* 0. */
 } gpushm_attach_options;
 
 /* Maps a buffer. While the process holds the same buffer with the same access, a further attach
- * gives the same attachment, counted, in under a microsecond. Needs no CUDA context; a buffer of
- * transport cuipc needs a current one.
+ * gives the same attachment, counted, in under a microsecond; one for more GPUs is another one.
+ * Needs no CUDA context; a buffer of transport cuipc needs a current one.
  * Errors: NOT_FOUND or LOADING (with GPUSHM_DONT_WAIT), TIMEOUT, DENIED, BUSY (one-writer buffer
- * that has its writer), STALE, UNSUPPORTED (cuipc between equal PID numbers: offer with a copy),
- * EXHAUSTED, DRIVER, DEVICE_LOST, UNAVAILABLE. */
+ * that has its writer), STALE, UNSUPPORTED (cuipc between equal PID numbers: offer with a copy; a
+ * GPU of peer_devices that cannot get to it), EXHAUSTED, DRIVER, DEVICE_LOST, UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_attach(gpushm_client* client, const char* name,
                                        const gpushm_attach_options* options,
                                        gpushm_attachment** attachment);
@@ -265,12 +283,14 @@ typedef struct gpushm_attachment_info {
   uint64_t mapped_bytes;
   uint64_t generation;
   uint64_t lease_id;
-  uint32_t access;    /* gpushm_access */
-  uint32_t transport; /* gpushm_transport */
-  uint32_t status;    /* What gpushm_current says, or DEVICE_LOST. */
-  uint32_t state;     /* gpushm_buffer_state of the name now; 0 if it is gone. */
-  int32_t device;     /* Ordinal of the GPU in this process. */
-  uint32_t count;     /* Attaches not yet detached. */
+  uint32_t access;       /* gpushm_access */
+  uint32_t transport;    /* gpushm_transport */
+  uint32_t status;       /* What gpushm_current says, or DEVICE_LOST. */
+  uint32_t state;        /* gpushm_buffer_state of the name now; 0 if it is gone. */
+  int32_t device;        /* Ordinal in this process of the GPU that has these bytes. */
+  uint32_t count;        /* Attaches not yet detached. */
+  uint64_t peer_devices; /* Others that use them: bit i is ordinal i. */
+  uint32_t peer_way;     /* gpushm_peer_way */
 } gpushm_attachment_info;
 /* All that is known of an attachment. No message, no system call.
  * Errors: INVALID_ARGUMENT. */
@@ -373,7 +393,8 @@ GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 
 /* ------------------------------------------------------------------ files */
 
-/* Called between chunks with the bytes moved so far; a return of non-zero stops (GPUSHM_BUSY). */
+/* Called between chunks, and every 50 ms while a stream stands still, with the bytes moved so far;
+ * a return of non-zero stops (GPUSHM_BUSY). `total_bytes` is 0 while it is unknown: a stream. */
 typedef int (*gpushm_progress)(void* user, uint64_t done_bytes, uint64_t total_bytes);
 
 typedef enum gpushm_transfer_way {
@@ -382,14 +403,46 @@ typedef enum gpushm_transfer_way {
   GPUSHM_WAY_BROKER = 2 /* In a short-lived child of the broker. */
 } gpushm_transfer_way;
 
+/* How the file's bytes are read or written: docs/transfers.md tells which is fast where. */
+typedef enum gpushm_file_way {
+  GPUSHM_FILE_AUTO = 0,   /* Options: what suits the file. */
+  GPUSHM_FILE_CACHED = 1, /* Through the page cache. */
+  GPUSHM_FILE_DIRECT = 2, /* O_DIRECT, past the page cache; UNSUPPORTED where that cannot be. */
+  GPUSHM_FILE_STREAM = 3, /* Result: in order to its end, as a pipe. */
+  /* GPUDirect Storage: from the disk to the GPU, with no copy in host memory. UNSUPPORTED where
+   * that cannot be. cuFile starts threads of its own in the process that does it. */
+  GPUSHM_FILE_GDS = 4,
+  GPUSHM_FILE_AUTO_GDS = 5 /* Options: as AUTO, and GDS instead of DIRECT where it can be had. */
+} gpushm_file_way;
+
+/* Why it was that way. */
+typedef enum gpushm_file_reason {
+  GPUSHM_REASON_UNKNOWN = 0,      /* A broker of an older version. */
+  GPUSHM_REASON_ASKED = 1,        /* The options said so. */
+  GPUSHM_REASON_SMALL = 2,        /* Below 256 MiB. */
+  GPUSHM_REASON_IN_CACHE = 3,     /* At least half of it was in the page cache. */
+  GPUSHM_REASON_NOT_IN_CACHE = 4, /* Less than half of it was. */
+  GPUSHM_REASON_LARGE = 5,        /* Saved: 256 MiB or more. */
+  GPUSHM_REASON_REFUSED = 6,      /* O_DIRECT would have been better; the file system refused it. */
+  GPUSHM_REASON_IN_ORDER = 7      /* No file, or one that is open behind its start. */
+} gpushm_file_reason;
+
 typedef struct gpushm_transfer_options {
   size_t struct_size;
   uint32_t way;             /* gpushm_transfer_way */
   uint32_t reserved;        /* 0. */
-  uint64_t chunk_bytes;     /* 0: 64 MiB. Two chunks of pinned host memory are used. */
+  uint64_t chunk_bytes;     /* Of pinned host memory. 0: 64 MiB, less for what is small. */
   gpushm_progress progress; /* May be NULL. */
   void* user;
   int64_t timeout_ms; /* For the whole transfer; 0: ten minutes. */
+  uint32_t file_way;  /* gpushm_file_way, but STREAM. */
+  uint32_t chunks;    /* 2 to 16; 0: 3. Each has a stream of its own. */
+  /* Threads that read a file beside the calling one, at most 64, while the call lasts; they take no
+   * signals. One core reads the page cache at about 10 GB/s. 0: none. */
+  uint32_t threads;
+  /* With `path` NULL: where the bytes come from or go to. A pipe, or a file from where it stands;
+   * it stays open. */
+  int32_t descriptor;
 } gpushm_transfer_options;
 
 typedef struct gpushm_transfer_result {
@@ -397,17 +450,28 @@ typedef struct gpushm_transfer_result {
   uint32_t way; /* The way taken. */
   uint32_t reserved;
   uint64_t bytes;
-  int64_t elapsed_ns;
+  int64_t elapsed_ns;   /* Of the whole call. */
+  uint32_t file_way;    /* gpushm_file_way: CACHED, DIRECT, STREAM or GDS. */
+  uint32_t file_reason; /* gpushm_file_reason */
+  /* Of it, from the first byte to the last: without connecting, making a context, pinning memory,
+   * measuring the link and fsync. 0: a broker of an older version. */
+  int64_t moving_ns;
+  /* What pinned memory and this GPU do in this direction with nothing else to do: measured with the
+   * first chunk of at least 16 MiB, once in a client's life, in a few ms. 0: not measured. */
+  uint64_t link_bytes_per_second;
 } gpushm_transfer_result;
 
 /* Fills a buffer from a file: its whole content from offset 0; a file larger than the buffer is
- * INVALID_ARGUMENT, a smaller one leaves the rest as it is. The buffer is LOADING meanwhile and
- * READY afterwards. Needs write access. `result` may be NULL. */
+ * INVALID_ARGUMENT, a smaller one leaves the rest as it is. A stream is read to its end; one that
+ * is longer is INVALID_ARGUMENT too, when the buffer is full. The buffer is LOADING meanwhile,
+ * READY afterwards, FAILED if it ends otherwise. Needs write access. `path` NULL:
+ * options->descriptor. `result` may be NULL. */
 GPUSHM_API gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result);
 
-/* Writes a buffer's bytes to a file, which is replaced as a whole when they are complete. */
+/* Writes a buffer's bytes to a file, which is replaced as a whole when they are complete. `path`
+ * NULL: to options->descriptor, in order. */
 GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result);

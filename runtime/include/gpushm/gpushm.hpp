@@ -107,6 +107,8 @@ struct AttachOptions {
   gpushm_access access = GPUSHM_READ;
   uint64_t generation = 0;  ///< 0: the current one; else exactly this one, or GPUSHM_STALE.
   Timeout timeout{};
+  uint64_t peer_devices = 0;  ///< Bit i: the GPU with ordinal i of this process uses it as well.
+  bool stage = false;         ///< A copy for a GPU that cannot get to it, see gpushm.h.
 };
 
 struct CreateOptions {
@@ -128,6 +130,9 @@ struct OfferOptions {
 struct TransferOptions {
   gpushm_transfer_way way = GPUSHM_WAY_AUTO;
   uint64_t chunk_bytes = 0;
+  gpushm_file_way file_way = GPUSHM_FILE_AUTO;
+  uint32_t chunks = 0;
+  uint32_t threads = 0;  ///< That read beside the calling one.
   /// Called between chunks with (done, total); false stops. Must not throw.
   std::function<bool(uint64_t, uint64_t)> progress{};
   Timeout timeout{};
@@ -289,6 +294,8 @@ class Client {
     raw.access = options.access;
     raw.generation = options.generation;
     raw.timeout_ms = options.timeout.ms();
+    raw.peer_devices = options.peer_devices;
+    raw.stage = options.stage ? 1 : 0;
     gpushm_attachment* handle = nullptr;
     if (gpushm_attach(handle_, name.c_str(), &raw, &handle) != GPUSHM_OK) {
       return std::unexpected(Error::Last());
@@ -387,6 +394,9 @@ class Client {
     auto raw = internal::Sized<gpushm_transfer_options>();
     raw.way = options.way;
     raw.chunk_bytes = options.chunk_bytes;
+    raw.file_way = options.file_way;
+    raw.chunks = options.chunks;
+    raw.threads = options.threads;
     raw.timeout_ms = options.timeout.ms();
     if (options.progress) {
       raw.user = const_cast<TransferOptions*>(&options);

@@ -11,8 +11,8 @@ MAGIC, VERSION = 0x4B4C5347, 1
 VMM, CUIPC = 1, 2
 
 
-def message(kind, body):
-    return struct.pack("<IHHII", MAGIC, VERSION, kind, 16 + len(body), 0) + body
+def message(kind, body, version=VERSION):
+    return struct.pack("<IHHII", MAGIC, version, kind, 16 + len(body), 0) + body
 
 
 def generation(transport, pooled, pid, offerer):
@@ -36,6 +36,7 @@ def main():
         "drop_buffer": message(8, struct.pack("<IIQ64s", 2, 0, 0, b"weights")),
         "end": message(9, struct.pack("<Q", 0)),
         "device": message(10, struct.pack("<II256s", 1, 0, b"XID 79")),
+        "counters": message(11, struct.pack("<II", 1, 0), version=2),
         "short": message(9, b"")[:12],
     }
     for name, content in seeds.items():

@@ -38,8 +38,9 @@ class KeeperModel {
       if (!generations_.contains(buffer.pending)) kept.buffers.back().pending = 0;
     }
     for (const auto& [number, generation] : generations_) {
-      const bool vmm = generation.transport == static_cast<uint32_t>(protocol::Transport::kVmm);
-      kept.generations.push_back({generation, UniqueFd(vmm ? dup(null) : -1)});
+      const bool handle =
+          generation.transport == static_cast<uint32_t>(protocol::Transport::kCuIpc);
+      kept.generations.push_back({generation, UniqueFd(handle ? -1 : dup(null))});
     }
     for (const auto& [id, lease] : leases_) kept.leases.push_back(lease);
     return kept;

@@ -24,7 +24,8 @@ RawClient::RawClient(const std::string& socket_path) {
 Result<protocol::HelloReply> RawClient::Hello(uint64_t resume_client_id,
                                               const protocol::ResumeToken& token) {
   protocol::HelloRequest body{};
-  body.min_version = body.max_version = 1;
+  body.min_version = protocol::kMinVersion;
+  body.max_version = protocol::kMaxVersion;
   body.library = protocol::ToNameField("raw");
   body.resume_client_id = resume_client_id;
   body.resume_token = token;
@@ -37,7 +38,7 @@ Result<protocol::AttachReply> RawClient::Attach(const std::string& name, uint32_
   return Call<protocol::AttachReply>(Kind::kAttach,
                                      protocol::AttachRequest{.name = protocol::ToNameField(name),
                                                              .access = access,
-                                                             .reserved = 0,
+                                                             .peer_way = 0,
                                                              .generation = 0,
                                                              .gpu_uuid = gpu_uuid_});
 }
@@ -89,7 +90,7 @@ Result<protocol::TransferReply> RawClient::Transfer(const std::string& name, uin
       Kind::kTransfer,
       protocol::TransferRequest{.name = protocol::ToNameField(name),
                                 .direction = direction,
-                                .reserved = 0,
+                                .file_way = 0,
                                 .chunk_bytes = 64 << 10},
       {&fd, 1});
 }
@@ -97,13 +98,20 @@ Result<protocol::TransferReply> RawClient::Transfer(const std::string& name, uin
 Result<void> RawClient::FinishTransfer(uint64_t transfer_id) {
   const Deadline deadline = Deadline::AfterMs(kSoonMs);
   for (;;) {
-    const auto state = Call<protocol::TransferStatusReply>(
+    const auto state = Call<protocol::TransferReportReply>(
         Kind::kTransferStatus, protocol::TransferStatusRequest{transfer_id, 0, 0});
     if (!state) return std::unexpected(state.error());
-    if (state->finished == 1) return {};
+    if (state->status.finished == 1) return {};
     if (deadline.Passed()) return Fail(Code::kTimeout, "the transfer does not end");
     poll(nullptr, 0, 2);
   }
+}
+
+Result<void> RawClient::CancelTransfer(uint64_t transfer_id) {
+  const auto state = Call<protocol::TransferReportReply>(
+      Kind::kTransferStatus, protocol::TransferStatusRequest{transfer_id, 1, 0});
+  if (!state) return std::unexpected(state.error());
+  return {};
 }
 
 bool RawClient::IsDisconnected(int64_t wait_ms) {

@@ -75,6 +75,7 @@ class RawClient {
   Result<protocol::TransferReply> Transfer(const std::string& name, uint32_t direction, int fd);
   // Until it has ended; its Status.
   Result<void> FinishTransfer(uint64_t transfer_id);
+  Result<void> CancelTransfer(uint64_t transfer_id);
 
   // Whether the broker closes the connection before the deadline; replies until then are read.
   bool IsDisconnected(int64_t wait_ms = kSoonMs);

@@ -1,6 +1,6 @@
 // schemas writes what kubeconform checks manifests against, without a network: JSON schemas made
-// from Kubernetes' own OpenAPI and cert-manager's own resource definitions, as they lie in the
-// modules. Unknown fields are errors, as the API server's strict decoding has it.
+// from Kubernetes' own OpenAPI and the resource definitions of cert-manager and of Prometheus'
+// operator, as they lie in the modules. Unknown fields are errors, as the API server's strict decoding has it.
 //
 // usage: go mod download -json MODULE@VERSION ... | schemas PINS OUT
 // PINS: lines of MODULE VERSION SUM, the modules that may be read.
@@ -15,6 +15,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -25,6 +26,9 @@ type object = map[string]any
 type module struct{ Path, Version, Zip, Sum, Error string }
 
 const definitions = "#/definitions/"
+
+// Where cert-manager and Prometheus' operator have them.
+var crds = regexp.MustCompile(`^(deploy/crds|example/prometheus-operator-crd)/.*\.yaml$`)
 
 // Values that are not what their type says.
 var scalars = map[string]object{
@@ -63,7 +67,7 @@ func write(m module, out string) {
 		switch {
 		case name == "api/openapi-spec/swagger.json":
 			fromOpenAPI(read(file), filepath.Join(out, m.Version))
-		case strings.HasPrefix(name, "deploy/crds/") && strings.HasSuffix(name, ".yaml"):
+		case crds.MatchString(name):
 			fromCRD(read(file), out)
 		}
 	}

@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# What builds need, and how it is installed: packages with apt, the rest from PyPI into build/.
+# `run` sources it. By itself, `setup.sh [--nvcc | --portable | --ci]` only installs: the compile
+# image does, so that an edit of `run` does not install everything again.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build=$root/build
+
+# Pinned: what a build fetches from PyPI, by name, into build/.
+cuda_packages=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-nvml-dev==13.5.37)
+nvcc_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85)
+zig_package=ziglang==0.17.1
+
+build_packages=(cmake ninja-build pkg-config g++ python3 python3-venv libgtest-dev libgmock-dev
+  libbenchmark-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
+  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+  libcpp-httplib-dev libssl-dev prometheus-cpp-dev libcivetweb-dev)
+
+say() { printf '== %s\n' "$*" >&2; }
+skip() { printf '== SKIPPED: %s\n' "$*" >&2; }
+die() { printf 'run: %s\n' "$*" >&2; exit 1; }
+absent() { ! command -v "$1" >/dev/null; }
+
+# need PACKAGE ...: installs what is missing; fails if that cannot be done.
+need() {
+  local package missing=()
+  if absent apt-get; then
+    say "not Debian or Ubuntu: make sure that you have what these packages hold: $*"
+    return
+  fi
+  for package in "$@"; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed ||
+      missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  local sudo=()
+  [ "$(id -u)" = 0 ] || sudo=(sudo)
+  [ ${#sudo[@]} = 0 ] || ! absent sudo || die "as root: apt-get install ${missing[*]}"
+  say "installing ${missing[*]}"
+  "${sudo[@]}" apt-get update -qq || true
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+}
+
+# have_clang PACKAGE ...: as `need`, but false, with a word, where the distribution has no clang 19.
+have_clang() {
+  if need "$@"; then return 0; fi
+  skip "clang 19 is not to be had here (apt-get install $*)"
+  return 1
+}
+
+venv() {  # venv PACKAGE ...: the Python environment in build/, with these packages
+  [ -x "$build/venv/bin/python" ] || python3 -m venv "$build/venv"
+  "$build/venv/bin/pip" install --quiet --disable-pip-version-check "$@"
+}
+
+cuda_is_new_enough() {
+  [ -f "$1/include/nvml.h" ] && [ -f "$1/include/cuda.h" ] &&
+    awk '/^#define CUDA_VERSION/ { exit !($3 >= 12000) }' "$1/include/cuda.h"
+}
+
+# Prints the folder of a CUDA Toolkit: an installed one, else NVIDIA's headers in build/cuda.
+cuda_root() {
+  local folder
+  for folder in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda "$build/cuda"; do
+    [ -n "$folder" ] || continue
+    if cuda_is_new_enough "$folder"; then
+      echo "$folder"
+      return
+    fi
+  done
+  say "no CUDA Toolkit >= 12: taking NVIDIA's headers from PyPI"
+  venv "${cuda_packages[@]}"
+  folder=$("$build/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  ln -sfn "$folder/nvidia/cu13" "$build/cuda"
+  cuda_is_new_enough "$build/cuda" || die "no usable headers in $build/cuda/include"
+  echo "$build/cuda"
+}
+
+# Installs, and sets `cuda`, CC and CXX for what follows.
+prepare() {
+  mkdir -p "$build"
+  need "${build_packages[@]}" || die "packages are missing"
+  if [ -z "${CXX:-}" ] && [ "$(g++ -dumpversion | cut -d. -f1)" -lt 12 ]; then
+    need g++-12 || die "GCC 12 or newer is needed"
+    export CC=gcc-12 CXX=g++-12
+  fi
+  if [ -z "${CMAKE_CXX_COMPILER_LAUNCHER:-}" ] && ! absent ccache; then
+    export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_DIR=${CCACHE_DIR:-$build/ccache}
+  fi
+  cuda=$(cuda_root)
+}
+
+setup() {
+  prepare
+  case ${1:-} in
+    --nvcc) [ -x "$cuda/bin/nvcc" ] || venv "${cuda_packages[@]}" "${nvcc_packages[@]}" ;;
+    --portable) venv "$zig_package" ;;
+    --ci) need ccache ffmpeg ;;
+  esac
+}
+
+[ "${BASH_SOURCE[0]}" != "$0" ] || setup "$@"

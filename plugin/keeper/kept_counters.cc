@@ -1,0 +1,124 @@
+#include "plugin/keeper/kept_counters.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <set>
+
+#include "runtime/base/name.h"
+
+namespace gpushm::plugin {
+namespace {
+
+using protocol::CounterRecord;
+using protocol::CounterSegmentHeader;
+
+std::unexpected<Status> Broken(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("a broker broke the protocol: counters ", rule));
+}
+
+const CounterRecord* Records(const registry::Mapping& segment) {
+  const auto* const bytes = static_cast<const std::byte*>(segment.address());
+  return reinterpret_cast<const CounterRecord*>(bytes + sizeof(CounterSegmentHeader));
+}
+
+// The containers of a segment, in order. Copied: what is checked is what is used.
+Result<std::vector<std::string>> ReadNames(const registry::Mapping& segment) {
+  protocol::CounterSegmentConstants header{};
+  std::memcpy(&header, segment.address(), sizeof header);
+  if (header.magic != protocol::kCountersMagic) return Broken("without their magic");
+  if (header.version != protocol::kCountersVersion) {
+    return Broken(Concat("of version ", header.version));
+  }
+  if (header.containers > protocol::kMaxCounterRecords ||
+      protocol::CounterSegmentBytes(header.containers) != segment.bytes()) {
+    return Broken(Concat("of ", header.containers, " containers in ", segment.bytes(), " bytes"));
+  }
+  std::vector<std::string> names;
+  std::set<std::string> known;
+  for (uint32_t i = 0; i < header.containers; ++i) {
+    protocol::NameField name;
+    std::memcpy(name.data(), Records(segment)[i].container.data(), name.size());
+    names.emplace_back(protocol::FromNameField(name));
+    if (!IsDnsLabel(names.back())) return Broken("of a container that is no DNS label");
+    if (!known.insert(names.back()).second) return Broken("of one container twice");
+  }
+  return names;
+}
+
+}  // namespace
+
+Result<void> KeptCounters::Take(const UniqueFd& fd) {
+  Result<registry::Mapping> segment = registry::MapSealed(
+      fd, "counters", protocol::CounterSegmentBytes(0),
+      protocol::CounterSegmentBytes(protocol::kMaxCounterRecords), registry::Writers::kMaker);
+  if (!segment) return Broken(segment.error().what());
+  struct stat file{};
+  if (fstat(fd.get(), &file) != 0) return FailSystem(errno, "stat a broker's counters");
+  const Inode inode(file.st_dev, file.st_ino);
+  if (segment_.address() != nullptr && inode == inode_) return {};
+  const Result<std::vector<std::string>> names = ReadNames(*segment);
+  if (!names) return std::unexpected(names.error());
+  size_t added = 0;
+  for (const std::string& name : *names) added += rows_.contains(name) ? 0 : 1;
+  if (rows_.size() + added > protocol::kMaxCounterRecords) {
+    return Fail(Code::kExhausted, Concat("it counts for ", rows_.size() + added, " containers"));
+  }
+  EndSegment();
+  segment_ = std::move(*segment);
+  inode_ = inode;
+  for (size_t i = 0; i < names->size(); ++i) {
+    records_.emplace_back(&Records(segment_)[i].words, &rows_[(*names)[i]]);
+  }
+  return {};
+}
+
+void KeptCounters::EndSegment() {
+  Look();
+  for (auto& [name, row] : rows_) protocol::AddCounters(std::exchange(row.seen, {}), &row.ended);
+  records_.clear();
+  segment_ = {};
+}
+
+protocol::CounterValues KeptCounters::Clear() {
+  const protocol::CounterValues sum = Sum();
+  records_.clear();
+  rows_.clear();
+  segment_ = {};
+  return sum;
+}
+
+protocol::CounterValues KeptCounters::Sum() {
+  Look();
+  protocol::CounterValues sum{};
+  for (const auto& [name, row] : rows_) {
+    protocol::AddCounters(row.ended, &sum);
+    protocol::AddCounters(row.seen, &sum);
+  }
+  return sum;
+}
+
+void KeptCounters::Look() {
+  for (const auto& [words, row] : records_) protocol::ReadCounters(*words, &row->seen);
+}
+
+std::vector<ContainerCounters> KeptCounters::Read() {
+  Look();
+  std::vector<ContainerCounters> all;
+  all.reserve(rows_.size());
+  for (const auto& [name, row] : rows_) {
+    protocol::AddCounters(row.seen, &all.emplace_back(name, row.ended).values);
+  }
+  return all;
+}
+
+std::optional<double> KeptCounters::ready_seconds() const {
+  if (segment_.address() == nullptr) return std::nullopt;
+  const uint64_t ready_ns = static_cast<const CounterSegmentHeader*>(segment_.address())
+                                ->ready_ns.load(std::memory_order_relaxed);
+  if (ready_ns == 0) return std::nullopt;
+  return static_cast<double>(ready_ns) / 1e9;
+}
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,26 @@
+#include "plugin/keeper/sync_look.h"
+
+#include <algorithm>
+
+#include "runtime/base/limits.h"
+#include "runtime/registry/sealed_memory.h"
+
+namespace gpushm::plugin {
+
+std::optional<SyncView> LookAtPage(const UniqueFd& page) {
+  const auto mapping = registry::MapSealed(page, "page", signal::kPageBytes, limits::kPageBytes,
+                                           registry::Writers::kAll, /*read_only=*/true);
+  if (!mapping) return std::nullopt;
+  const auto look = signal::Page::Look(mapping->address(), mapping->bytes());
+  if (!look) return std::nullopt;
+  SyncView view{.kind = look->kind(), .state = SyncState::kUnused};
+  const uint32_t cells = view.kind == signal::Kind::kBarrier ? look->cells() : 1;
+  for (uint32_t i = 0; i < cells; ++i) {
+    const signal::Reading reading = signal::Read(look->cell(i));
+    if (reading.state == signal::CellState::kFree) continue;
+    view.state = std::max(view.state, reading.ended() ? SyncState::kEnded : SyncState::kLive);
+  }
+  return view;
+}
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,62 @@
+// Goal: a look at a page tells what it is and whether its writer lives, and trusts none of its
+// bytes. Method: pages as brokers and processes make them, and others.
+#include "plugin/keeper/sync_look.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "runtime/registry/sealed_memory.h"
+
+namespace gpushm::plugin {
+namespace {
+
+registry::WritableSegment Sealed() {
+  auto made = registry::MakeSealed("page", signal::kPageBytes, registry::Writers::kAll);
+  EXPECT_TRUE(made) << made.error().ToString();
+  return std::move(*made);
+}
+
+signal::Page PageOf(const registry::WritableSegment& made, signal::Kind kind, uint32_t cells) {
+  return signal::Page::Make(made.mapping.address(), made.mapping.bytes(), kind, cells, 0, {});
+}
+
+TEST(SyncLook, TellsWhetherTheWriterLives) {
+  const registry::WritableSegment made = Sealed();
+  EXPECT_FALSE(LookAtPage(made.fd)) << "nobody has written its header";
+  const signal::Page page = PageOf(made, signal::Kind::kSignal, 1);
+  EXPECT_EQ(LookAtPage(made.fd)->kind, signal::Kind::kSignal);
+  EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kUnused);
+  ASSERT_TRUE(signal::Claim(page.cell(0), 7, /*again=*/false));
+  EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kLive);
+  ASSERT_TRUE(signal::EndCell(page.cell(0), 7, signal::CellState::kDied));
+  EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kEnded);
+}
+
+TEST(SyncLook, OneWhoEndsBreaksABarrierButNoRing) {
+  for (const auto& [kind, state] : {std::pair(signal::Kind::kBarrier, SyncState::kEnded),
+                                    std::pair(signal::Kind::kRing, SyncState::kLive)}) {
+    const registry::WritableSegment made = Sealed();
+    const signal::Page page = PageOf(made, kind, 3);
+    ASSERT_TRUE(signal::Claim(page.cell(0), 7, /*again=*/false));
+    ASSERT_TRUE(signal::Claim(page.cell(1), 8, /*again=*/false));
+    ASSERT_TRUE(signal::EndCell(page.cell(1), 8, signal::CellState::kLeft));
+    EXPECT_EQ(LookAtPage(made.fd)->state, state) << signal::KindName(kind);
+  }
+}
+
+TEST(SyncLook, RubbishIsNoPage) {
+  EXPECT_FALSE(LookAtPage(UniqueFd()));
+  const registry::WritableSegment made = Sealed();
+  std::memset(made.mapping.address(), 0xff, made.mapping.bytes());
+  EXPECT_FALSE(LookAtPage(made.fd));
+  // One that its maker could shrink under the reader.
+  const UniqueFd unsealed(memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(unsealed.get(), signal::kPageBytes), 0);
+  EXPECT_FALSE(LookAtPage(unsealed));
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

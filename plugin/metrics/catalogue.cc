@@ -1,0 +1,266 @@
+#include "plugin/metrics/catalogue.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "runtime/base/status.h"
+
+namespace gpushm::plugin {
+namespace {
+
+using enum Metric;
+using enum MetricType;
+
+constexpr std::string_view kNone = "";
+constexpr std::string_view kGpu = "gpu_uuid";
+constexpr std::string_view kPod = "namespace pod gpu_uuid";
+constexpr std::string_view kBuffer = "namespace pod buffer gpu_uuid";
+constexpr std::string_view kContainer = "namespace pod container gpu_uuid";
+constexpr std::string_view kResource = "resource";
+
+constexpr MetricInfo kMetrics[] = {
+    {kGpuInfo, "gpushm_gpu_info", kInfo, "gpu_uuid gpu model pci_bus_id driver_version mig_profile",
+     "1 for each GPU or MIG instance that the plugin advertises; join it on gpu_uuid. gpu is the "
+     "index that nvidia-smi shows, mig_profile is empty for a whole GPU."},
+    {kGpuHealthy, "gpushm_gpu_healthy", kGauge, kGpu,
+     "1 if new containers can be bound to the GPU, 0 after an XID or a failed look "
+     "(docs/xids.md)."},
+    {kGpuMemoryTotal, "gpushm_gpu_memory_total_bytes", kGauge, kGpu,
+     "Memory of the GPU, as NVML says."},
+    {kGpuMemoryUsed, "gpushm_gpu_memory_used_bytes", kGauge, kGpu,
+     "Memory of the GPU that anybody uses, the driver included, as NVML says."},
+    {kGpuMemoryAllocatable, "gpushm_gpu_memory_allocatable_bytes", kGauge, kGpu,
+     "What the plugin advertises of the GPU: its memory less the reserve, in whole units."},
+    {kGpuMemoryBound, "gpushm_gpu_memory_bound_bytes", kGauge, kGpu,
+     "What of it is bound to pods, whether they use it or not."},
+    {kGpuMemoryBuffers, "gpushm_gpu_memory_buffers_bytes", kGauge, kGpu,
+     "Physical bytes of all buffers on the GPU, each counted once, however many attach it; offered "
+     "ones included."},
+    {kGpuMemoryOther, "gpushm_gpu_memory_other_bytes", kGauge, kGpu,
+     "NVML's used bytes less all buffers, both at the same moment: contexts, private memory of "
+     "applications, the driver, memory of others, and copies of descriptors that somebody kept."},
+    {kGpuUtilization, "gpushm_gpu_utilization_ratio", kGauge, kGpu,
+     "Part of NVML's last sample period in which a kernel ran."},
+    {kGpuMemoryActivity, "gpushm_gpu_memory_activity_ratio", kGauge, kGpu,
+     "Part of NVML's last sample period in which device memory was read or written."},
+    {kGpuTemperature, "gpushm_gpu_temperature_celsius", kGauge, kGpu, "Temperature of the chip."},
+    {kGpuMemoryTemperature, "gpushm_gpu_memory_temperature_celsius", kGauge, kGpu,
+     "Temperature of the device memory."},
+    {kGpuPower, "gpushm_gpu_power_watts", kGauge, kGpu, "Power that the GPU draws."},
+    {kGpuPowerLimit, "gpushm_gpu_power_limit_watts", kGauge, kGpu,
+     "Power above which the driver slows the GPU down."},
+    {kGpuEnergy, "gpushm_gpu_energy_joules_total", kCounter, kGpu,
+     "Energy since the driver was loaded."},
+    {kGpuSmClock, "gpushm_gpu_sm_clock_hertz", kGauge, kGpu, "Clock of the multiprocessors."},
+    {kGpuMemoryClock, "gpushm_gpu_memory_clock_hertz", kGauge, kGpu, "Clock of the device memory."},
+    {kGpuPcieTransmit, "gpushm_gpu_pcie_transmit_bytes_per_second", kGauge, kGpu,
+     "From the GPU over PCIe, over NVML's 20 ms."},
+    {kGpuPcieReceive, "gpushm_gpu_pcie_receive_bytes_per_second", kGauge, kGpu,
+     "To the GPU over PCIe, over NVML's 20 ms."},
+    {kGpuNvlinkTransmit, "gpushm_gpu_nvlink_transmit_bytes_total", kCounter, kGpu,
+     "From the GPU over all its NVLinks, payload."},
+    {kGpuNvlinkReceive, "gpushm_gpu_nvlink_receive_bytes_total", kCounter, kGpu,
+     "To the GPU over all its NVLinks, payload."},
+    {kGpuClocksReduced, "gpushm_gpu_clocks_reduced", kGauge, "gpu_uuid reason",
+     "1 while that reason holds the clocks down; reason is power_cap, hw_slowdown, hw_thermal, "
+     "hw_power_brake, sw_thermal or sync_boost (NVML's clocks event reasons)."},
+    {kGpuEccCorrected, "gpushm_gpu_ecc_corrected_errors_total", kCounter, kGpu,
+     "Memory errors that ECC corrected since the driver was loaded."},
+    {kGpuEccUncorrected, "gpushm_gpu_ecc_uncorrected_errors_total", kCounter, kGpu,
+     "Memory errors that ECC could not correct since the driver was loaded."},
+    {kGpuXidErrors, "gpushm_gpu_xid_errors_total", kCounter, "gpu_uuid xid",
+     "XIDs that NVML reported since the plugin started (docs/xids.md)."},
+    {kGpuXidLast, "gpushm_gpu_xid_last_timestamp_seconds", kGauge, "gpu_uuid xid",
+     "When that XID came last; increase() misses the first event of a series, this does not."},
+    {kGpuSampled, "gpushm_gpu_sampled_timestamp_seconds", kGauge, kGpu,
+     "When NVML answered last. NVML is asked every metrics.sample-ms and never by a scrape, which "
+     "a "
+     "sick GPU would hold up."},
+
+    {kPoolSize, "gpushm_pool_size_bytes", kGauge, kPod,
+     "GPU memory that the pod was granted: its gpushm.io/memory."},
+    {kPoolAllocated, "gpushm_pool_allocated_bytes", kGauge, kPod,
+     "What of the pool its broker has allocated."},
+    {kBrokerConnected, "gpushm_broker_connected", kGauge, kPod,
+     "1 while the pod's broker is connected to the plugin."},
+    {kSyncObjects, "gpushm_sync_objects", kGauge, "namespace pod gpu_uuid kind state",
+     "Signals, barriers, rings and queues of the pod; kind says which. state is that of the "
+     "writer: "
+     "unused (nobody has written it), live or ended (a successor makes the next generation); a "
+     "barrier is ended once a participant is. All states of a kind that the pod has are there."},
+    {kBufferInfo, "gpushm_buffer_info", kInfo,
+     "namespace pod buffer gpu_uuid transport creator state",
+     "1 for each buffer. transport is vmm or cuipc, creator the container that made it at run time "
+     "(empty: declared in an annotation), state is "
+     "unpublished, loading, ready, writer-died or failed."},
+    {kBufferReady, "gpushm_buffer_ready", kGauge, kBuffer,
+     "1 if the buffer's current generation is published and whole."},
+    {kBufferSize, "gpushm_buffer_size_bytes", kGauge, kBuffer,
+     "Size of the current generation, as asked for."},
+    {kBufferAllocated, "gpushm_buffer_allocated_bytes", kGauge, kBuffer,
+     "Physical bytes of all generations of the buffer, rounded to the GPU's granularity."},
+    {kBufferLoaded, "gpushm_buffer_loaded_bytes", kGauge, kBuffer,
+     "How much of its file is in the buffer; only where it is loaded from one."},
+    {kBufferGenerations, "gpushm_buffer_generations", kGauge, kBuffer,
+     "Generations that exist: 1, and one more for each that is not published yet or that somebody "
+     "still holds."},
+    {kBufferCreated, "gpushm_buffer_created_timestamp_seconds", kGauge, kBuffer,
+     "When the current generation was made; moves with each replace."},
+    {kBufferAttachments, "gpushm_buffer_attachments", kGauge,
+     "namespace pod buffer gpu_uuid access", "Attachments of all generations; access is ro or rw."},
+    {kAttachmentMapped, "gpushm_attachment_mapped_bytes", kGauge,
+     "namespace pod container buffer gpu_uuid access",
+     "Bytes of the buffer that the container's processes map, each attachment counted."},
+
+    {kContainerMapped, "gpushm_container_memory_mapped_bytes", kGauge, kContainer,
+     "Bytes of all buffers that the container's processes map, each attachment counted: what RSS "
+     "is for host memory."},
+    {kContainerProportional, "gpushm_container_memory_proportional_bytes", kGauge, kContainer,
+     "The container's share of the buffers: each buffer's physical bytes divided by its "
+     "attachments, as PSS is for host memory. Bytes that nobody has attached belong to the "
+     "sidecar, offered ones to who offered them. The sum over a GPU is "
+     "gpushm_gpu_memory_buffers_bytes."},
+    {kContainerPrivate, "gpushm_container_memory_private_bytes", kGauge, kContainer,
+     "GPU memory of the container's processes that no buffer is, its contexts included, as USS is "
+     "for host memory. Only where NVML shows these processes to the plugin (metrics.host-pids)."},
+    {kContainerClients, "gpushm_container_clients", kGauge, kContainer,
+     "Processes of the container that are connected through the library."},
+    {kContainerAttaches, "gpushm_container_attaches_total", kCounter, kContainer,
+     "First attaches of a buffer in a process: one message to the broker, one mapping."},
+    {kContainerCachedAttaches, "gpushm_container_cached_attaches_total", kCounter, kContainer,
+     "Attaches that the library answered from a mapping that the process held already."},
+    {kContainerDetaches, "gpushm_container_detaches_total", kCounter, kContainer,
+     "Detaches that ended a mapping."},
+    {kContainerErrors, "gpushm_container_errors_total", kCounter,
+     "namespace pod container gpu_uuid code",
+     "Library calls that failed, by gpushm's status code."},
+    {kContainerWaits, "gpushm_container_waits_total", kCounter, kContainer,
+     "Waits for a buffer that ended well."},
+    {kContainerWaitSeconds, "gpushm_container_wait_seconds_total", kCounter, kContainer,
+     "Time spent in waits, however they ended."},
+    {kContainerWaitTimeouts, "gpushm_container_wait_timeouts_total", kCounter, kContainer,
+     "Waits that ended at their deadline."},
+    {kContainerLoaded, "gpushm_container_loaded_bytes_total", kCounter, kContainer,
+     "Bytes that the container loaded from files into buffers."},
+    {kContainerSaved, "gpushm_container_saved_bytes_total", kCounter, kContainer,
+     "Bytes that the container saved from buffers to files."},
+
+    {kAttaches, "gpushm_attaches_total", kCounter, kNone,
+     "First attaches of all containers since the plugin started, ended pods included."},
+    {kCachedAttaches, "gpushm_cached_attaches_total", kCounter, kNone,
+     "Cached attaches of all containers since the plugin started, ended pods included."},
+    {kPeerAttaches, "gpushm_peer_attaches_total", kCounter, "way",
+     "First attaches for another GPU than the buffer's own, ended pods included; way is nvlink, "
+     "pcie, or staged: a copy over the host."},
+    {kErrors, "gpushm_errors_total", kCounter, "code",
+     "Failed library calls of all containers since the plugin started, ended pods included."},
+    {kLoaded, "gpushm_loaded_bytes_total", kCounter, kNone,
+     "Bytes loaded from files into buffers since the plugin started, ended pods included."},
+    {kSaved, "gpushm_saved_bytes_total", kCounter, kNone,
+     "Bytes saved from buffers to files since the plugin started, ended pods included."},
+    {kAttachDuration, "gpushm_attach_duration_seconds", kHistogram, kNone,
+     "First attaches of all containers, from the call to the mapped pointer."},
+    {kSavedBySharing, "gpushm_gpu_memory_saved_by_sharing_bytes", kGauge, kGpu,
+     "What the buffers would take more if each attachment had a copy of its own."},
+    {kKept, "gpushm_kept_bytes", kGauge, kGpu,
+     "Buffers whose broker is gone and whose descriptors the plugin keeps for its successor. "
+     "Those of a pod that has ended count here alone, until its end is proven."},
+
+    {kPluginRegistered, "gpushm_plugin_registered", kGauge, kResource,
+     "1 while the kubelet knows the plugin and reads its list of device IDs."},
+    {kPluginRegistrations, "gpushm_plugin_registrations_total", kCounter, kResource,
+     "Registrations that the kubelet took."},
+    {kPluginDevices, "gpushm_plugin_devices", kGauge, kResource,
+     "Device IDs that are advertised: units of memory, or permissions to attach."},
+    {kPluginUnhealthyDevices, "gpushm_plugin_unhealthy_devices", kGauge, kResource,
+     "Those of them that are told unhealthy."},
+    {kPluginBoundDevices, "gpushm_plugin_bound_devices", kGauge, kResource,
+     "Those of them that are bound to containers."},
+    {kPluginAllocations, "gpushm_plugin_allocations_total", kCounter, kResource,
+     "Allocate calls of the kubelet, one a container."},
+    {kPluginAllocationErrors, "gpushm_plugin_allocation_errors_total", kCounter, "resource code",
+     "Those of them that failed, by gpushm's status code."},
+    {kPluginAllocationDuration, "gpushm_plugin_allocation_duration_seconds", kHistogram, kResource,
+     "Allocate calls, from the request to the answer."},
+    {kPluginPreStarts, "gpushm_plugin_prestarts_total", kCounter, kResource,
+     "PreStartContainer calls of the kubelet: one for each start of a container."},
+    {kPluginPreStartErrors, "gpushm_plugin_prestart_errors_total", kCounter, "resource code",
+     "Those of them that failed; EXHAUSTED is a pod that waits for room."},
+    {kPluginPreStartDuration, "gpushm_plugin_prestart_duration_seconds", kHistogram, kResource,
+     "PreStartContainer calls, from the request to the answer."},
+    {kBrokerReadyDuration, "gpushm_broker_ready_duration_seconds", kHistogram, kNone,
+     "Starts of brokers, from their process' start until they served."},
+    {kPodListErrors, "gpushm_plugin_pod_list_errors_total", kCounter, kNone,
+     "Looks at the kubelet's list of pods that failed."},
+    {kConfigReloadFailures, "gpushm_plugin_config_reload_failures_total", kCounter, kNone,
+     "Changes of the configuration file that were refused."},
+    {kCollectorSuccess, "gpushm_scrape_collector_success", kGauge, "collector",
+     "1 if that source of this scrape answered: nvml, bindings (whose device IDs are whose) or "
+     "links (what brokers state)."},
+    {kCollectorDuration, "gpushm_scrape_collector_duration_seconds", kGauge, "collector",
+     "How long it took."},
+    {kBuildInfo, "gpushm_build_info", kInfo, "version compiler",
+     "1; what the plugin was built from and with."},
+
+    {kProcessCpu, "process_cpu_seconds_total", kCounter, kNone, "CPU time of the plugin."},
+    {kProcessResident, "process_resident_memory_bytes", kGauge, kNone,
+     "Resident memory of the plugin."},
+    {kProcessVirtual, "process_virtual_memory_bytes", kGauge, kNone,
+     "Virtual memory of the plugin."},
+    {kProcessStart, "process_start_time_seconds", kGauge, kNone,
+     "When the plugin started, since 1970."},
+    {kProcessFds, "process_open_fds", kGauge, kNone, "Descriptors that the plugin has open."},
+    {kProcessMaxFds, "process_max_fds", kGauge, kNone, "Descriptors that it may open."},
+};
+
+consteval bool InOrder() {
+  if (std::size(kMetrics) != static_cast<size_t>(Metric::kCount)) return false;
+  for (size_t i = 0; i < std::size(kMetrics); ++i) {
+    if (kMetrics[i].metric != static_cast<Metric>(i)) return false;
+  }
+  return true;
+}
+static_assert(InOrder());
+
+}  // namespace
+
+std::string_view TypeName(MetricType type) {
+  switch (type) {
+    case kGauge:
+      return "gauge";
+    case kCounter:
+      return "counter";
+    case kHistogram:
+      return "histogram";
+    case kInfo:
+      return "info";
+  }
+  return "";
+}
+
+std::span<const MetricInfo> Metrics() { return kMetrics; }
+
+std::string MetricsMarkdown() {
+  std::string out =
+      "<!-- Made from the table in plugin/metrics/catalogue.cc; catalogue_test compares and, with\n"
+      "GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
+      "# Metrics\n\n"
+      "`gpushm-plugin` serves these at `:9400/metrics`, in Prometheus' text format 0.0.4 or in "
+      "OpenMetrics 1.0, as the scraper's Accept header asks. A value that the driver does not give "
+      "is absent, never 0. The injector's are in [injector.md](injector.md); how they are made, "
+      "and "
+      "why so, in [observability.md](observability.md).\n\n"
+      "Names and labels do not change within a major version.\n\n"
+      "| metric | type | labels | meaning |\n|---|---|---|---|\n";
+  for (const MetricInfo& info : kMetrics) {
+    std::string labels(info.labels);
+    for (size_t at = 0; (at = labels.find(' ', at)) != std::string::npos; at += 2) {
+      labels.replace(at, 1, ", ");
+    }
+    out += Concat("| `", info.name, "` | ", TypeName(info.type), " | ", labels, " | ", info.help,
+                  " |\n");
+  }
+  return out;
+}
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,134 @@
+// Every metric that the plugin exports: the one place for its name, type, labels and meaning.
+// docs/metrics.md is made from it; the exposition takes nothing that is not in it.
+//
+// Rules (prometheus.io/docs/practices/naming, and docs/observability.md): base units, ratios from 0
+// to 1, a counter ends in _total, a type word or an abbreviated unit is in no name. Labels name
+// what was declared (pods, containers, buffers), never PIDs, handles or lease numbers, so that the
+// number of series is bounded by what a pod's author wrote.
+//
+// Threads: constants.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace gpushm::plugin {
+
+// kInfo: a gauge of 1 whose labels are the message; OpenMetrics has a type for it.
+enum class MetricType : uint8_t { kGauge, kCounter, kHistogram, kInfo };
+std::string_view TypeName(MetricType type);
+
+// In the order of the exposition and of the documentation.
+enum class Metric : uint8_t {
+  // The GPU.
+  kGpuInfo,
+  kGpuHealthy,
+  kGpuMemoryTotal,
+  kGpuMemoryUsed,
+  kGpuMemoryAllocatable,
+  kGpuMemoryBound,
+  kGpuMemoryBuffers,
+  kGpuMemoryOther,
+  kGpuUtilization,
+  kGpuMemoryActivity,
+  kGpuTemperature,
+  kGpuMemoryTemperature,
+  kGpuPower,
+  kGpuPowerLimit,
+  kGpuEnergy,
+  kGpuSmClock,
+  kGpuMemoryClock,
+  kGpuPcieTransmit,
+  kGpuPcieReceive,
+  kGpuNvlinkTransmit,
+  kGpuNvlinkReceive,
+  kGpuClocksReduced,
+  kGpuEccCorrected,
+  kGpuEccUncorrected,
+  kGpuXidErrors,
+  kGpuXidLast,
+  kGpuSampled,
+  // A pod's pool and buffers.
+  kPoolSize,
+  kPoolAllocated,
+  kBrokerConnected,
+  kSyncObjects,
+  kBufferInfo,
+  kBufferReady,
+  kBufferSize,
+  kBufferAllocated,
+  kBufferLoaded,
+  kBufferGenerations,
+  kBufferCreated,
+  kBufferAttachments,
+  kAttachmentMapped,
+  // Containers.
+  kContainerMapped,
+  kContainerProportional,
+  kContainerPrivate,
+  kContainerClients,
+  kContainerAttaches,
+  kContainerCachedAttaches,
+  kContainerDetaches,
+  kContainerErrors,
+  kContainerWaits,
+  kContainerWaitSeconds,
+  kContainerWaitTimeouts,
+  kContainerLoaded,
+  kContainerSaved,
+  // The node's sums, which stay when a pod goes.
+  kAttaches,
+  kCachedAttaches,
+  kPeerAttaches,
+  kErrors,
+  kLoaded,
+  kSaved,
+  kAttachDuration,
+  kSavedBySharing,
+  kKept,
+  // The plugin.
+  kPluginRegistered,
+  kPluginRegistrations,
+  kPluginDevices,
+  kPluginUnhealthyDevices,
+  kPluginBoundDevices,
+  kPluginAllocations,
+  kPluginAllocationErrors,
+  kPluginAllocationDuration,
+  kPluginPreStarts,
+  kPluginPreStartErrors,
+  kPluginPreStartDuration,
+  kBrokerReadyDuration,
+  kPodListErrors,
+  kConfigReloadFailures,
+  kCollectorSuccess,
+  kCollectorDuration,
+  kBuildInfo,
+  // The process, by the names that every client library uses.
+  kProcessCpu,
+  kProcessResident,
+  kProcessVirtual,
+  kProcessStart,
+  kProcessFds,
+  kProcessMaxFds,
+  kCount,
+};
+
+struct MetricInfo {
+  Metric metric{};
+  std::string_view name;  // Of a counter with its _total.
+  MetricType type{};
+  std::string_view labels;  // Separated by a space, in the order of the exposition.
+  std::string_view help;    // One sentence, with where the value comes from.
+};
+
+// By Metric.
+std::span<const MetricInfo> Metrics();
+inline const MetricInfo& InfoOf(Metric metric) { return Metrics()[static_cast<size_t>(metric)]; }
+
+// docs/metrics.md.
+std::string MetricsMarkdown();
+
+}  // namespace gpushm::plugin

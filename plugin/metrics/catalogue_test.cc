@@ -1,0 +1,69 @@
+// Goal: the catalogue keeps the rules of Prometheus' names, and docs/metrics.md is made from it.
+#include "plugin/metrics/catalogue.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+
+namespace gpushm::plugin {
+namespace {
+
+TEST(Catalogue, NamesFollowTheRules) {
+  // Abbreviated units (promlint), which a name may not end in.
+  const std::set<std::string_view> abbreviated = {"s",  "ms", "us", "ns", "b", "kb", "mb",
+                                                  "gb", "m",  "h",  "d",  "c", "hz"};
+  std::set<std::string_view> names;
+  for (const MetricInfo& info : Metrics()) {
+    SCOPED_TRACE(info.name);
+    EXPECT_TRUE(names.insert(info.name).second);
+    EXPECT_TRUE(info.name.starts_with("gpushm_") || info.name.starts_with("process_"));
+    EXPECT_EQ(info.name.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"), std::string_view::npos);
+    EXPECT_EQ(info.name.ends_with("_total"), info.type == MetricType::kCounter);
+    EXPECT_EQ(info.name.ends_with("_info"), info.type == MetricType::kInfo);
+    EXPECT_FALSE(info.name.ends_with("_count") || info.name.ends_with("_sum") ||
+                 info.name.ends_with("_bucket") || info.name.ends_with("_created"));
+    EXPECT_FALSE(abbreviated.contains(info.name.substr(info.name.rfind('_') + 1)));
+    for (const std::string_view type : {"gauge", "counter", "histogram"}) {
+      EXPECT_EQ(info.name.find(type), std::string_view::npos);
+    }
+  }
+}
+
+TEST(Catalogue, LabelsDoNotClashWithTheScraperS) {
+  // What Prometheus and its operator add themselves.
+  const std::set<std::string_view> taken = {"job",      "instance", "cluster", "service",
+                                            "endpoint", "node",     "type",    "zone"};
+  for (const MetricInfo& info : Metrics()) {
+    SCOPED_TRACE(info.name);
+    std::set<std::string_view> seen;
+    for (std::string_view rest = info.labels; !rest.empty();) {
+      const std::string_view label = rest.substr(0, rest.find(' '));
+      EXPECT_FALSE(taken.contains(label)) << label;
+      EXPECT_TRUE(seen.insert(label).second) << label;
+      rest.remove_prefix(std::min(rest.size(), label.size() + 1));
+    }
+  }
+}
+
+TEST(Catalogue, HelpNeedsNoEscaping) {
+  for (const MetricInfo& info : Metrics()) {
+    SCOPED_TRACE(info.name);
+    EXPECT_EQ(info.help.find_first_of("\\\n\""), std::string_view::npos);
+    EXPECT_TRUE(info.help.ends_with("."));
+  }
+}
+
+TEST(Catalogue, DocumentIsUpToDate) {
+  const std::string path = GPUSHM_SOURCE_DIR "/docs/metrics.md";
+  if (std::getenv("GPUSHM_REWRITE_DOCS") != nullptr) std::ofstream(path) << MetricsMarkdown();
+  std::ifstream file(path);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), MetricsMarkdown())
+      << "GPUSHM_REWRITE_DOCS=1 rewrites it";
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

@@ -1,0 +1,130 @@
+#include "plugin/metrics/collector.h"
+
+#include <utility>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/version.h"
+
+namespace gpushm::plugin {
+namespace {
+
+#ifdef __clang__
+constexpr std::string_view kCompiler = "clang " __clang_version__;
+#else
+constexpr std::string_view kCompiler = "gcc " __VERSION__;
+#endif
+
+}  // namespace
+
+NodeFacts Collector::Gather(const Offer& offer, std::vector<Collected>* collected) {
+  const auto timed = [&](std::string_view name, auto read) {
+    const int64_t start_ns = MonotonicNs();
+    const bool success = read();
+    collected->push_back({name, success, static_cast<double>(MonotonicNs() - start_ns) * 1e-9});
+  };
+  NodeFacts facts;
+  facts.devices = offer.devices;
+  facts.gpus = offer.gpus;
+  facts.unit_bytes = sources_.unit_bytes;
+  timed("nvml", [&] {
+    if (sources_.health != nullptr) facts.health = sources_.health->Look();
+    if (sources_.sampler != nullptr) facts.samples = sources_.sampler->Look();
+    // A GPU that is sick is told by its own metric.
+    size_t healthy = 0;
+    for (const DeviceHealth& health : facts.health) healthy += health.healthy ? 1 : 0;
+    return facts.samples.size() >= healthy;
+  });
+  timed("bindings", [&] {
+    if (auto book = sources_.book()) book_ = std::move(book);
+    if (!book_) return false;
+    facts.bindings = book_->bindings;
+    facts.unlisted = book_->unlisted;
+    return true;
+  });
+  timed("links", [&] {
+    facts.links = sources_.keeper->Look();
+    return true;
+  });
+  return facts;
+}
+
+std::map<Resource, uint64_t> Collector::Bound() const {
+  std::map<Resource, uint64_t> bound;
+  for (const Resource resource : kResources) bound[resource] = 0;
+  if (!book_) return bound;
+  for (const Binding& binding : book_->bindings) bound[binding.resource] += binding.ids.size();
+  return bound;
+}
+
+void Collector::WritePlugin(const Offer& offer, Exposition* out) {
+  if (sources_.registration) {
+    const kubelet::State state = sources_.registration();
+    for (const Resource resource : kResources) {
+      out->Add(Metric::kPluginRegistered, {ResourceName(resource)},
+               uint64_t{state.Of(resource).usable()});
+    }
+    for (const Resource resource : kResources) {
+      out->Add(Metric::kPluginRegistrations, {ResourceName(resource)},
+               state.Of(resource).registrations);
+    }
+  }
+  for (const auto& [resource, ids] : offer.ids) {
+    out->Add(Metric::kPluginDevices, {ResourceName(resource)}, ids.devices);
+  }
+  for (const auto& [resource, ids] : offer.ids) {
+    out->Add(Metric::kPluginUnhealthyDevices, {ResourceName(resource)}, ids.unhealthy);
+  }
+  for (const auto& [resource, count] : Bound()) {
+    out->Add(Metric::kPluginBoundDevices, {ResourceName(resource)}, count);
+  }
+  sources_.counters->Write(out);
+}
+
+std::string Collector::Metrics(Format format) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Collected> collected;
+  const Offer offer = sources_.offer();
+  const NodeFacts facts = Gather(offer, &collected);
+  const NodeView node = BuildNodeView(facts);
+  Exposition out(format, last_bytes_ + last_bytes_ / 8);
+  WriteGpus(node, sources_.sampler != nullptr ? sources_.sampler->driver_version() : "",
+            sources_.health != nullptr ? sources_.health->xids() : std::vector<XidCount>(), &out);
+  WritePools(node, &out);
+  // Before the counters: it tells them of brokers that are ready.
+  WriteNode(node, sources_.keeper->Count(), &out);
+  WritePlugin(offer, &out);
+  for (const Collected& one : collected) {
+    out.Add(Metric::kCollectorSuccess, {one.name}, uint64_t{one.success});
+  }
+  for (const Collected& one : collected) {
+    out.Add(Metric::kCollectorDuration, {one.name}, one.seconds);
+  }
+  out.Add(Metric::kBuildInfo, {kVersion, kCompiler}, uint64_t{1});
+  WriteProcess(&out);
+  std::string page = out.Finish();
+  last_bytes_ = page.size();
+  return page;
+}
+
+std::string Collector::StatusJson() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Collected> collected;
+  const Offer offer = sources_.offer();
+  const NodeFacts gathered = Gather(offer, &collected);
+  const NodeView node = BuildNodeView(gathered);
+  StatusFacts facts{
+      .node_name = sources_.node_name, .started_unix_ns = started_unix_ns_, .resources = {}};
+  if (!sources_.registration) return gpushm::plugin::StatusJson(node, facts);
+  const std::map<Resource, uint64_t> bound = Bound();
+  const kubelet::State state = sources_.registration();
+  for (const auto& [resource, ids] : offer.ids) {
+    facts.resources.push_back({.name = ResourceName(resource),
+                               .registered = state.Of(resource).usable(),
+                               .devices = ids.devices,
+                               .unhealthy = ids.unhealthy,
+                               .bound = bound.at(resource)});
+  }
+  return gpushm::plugin::StatusJson(node, facts);
+}
+
+}  // namespace gpushm::plugin

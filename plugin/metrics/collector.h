@@ -1,0 +1,103 @@
+// Puts together what the plugin knows at one moment, and tells it: to Prometheus, and as JSON to
+// the status page and gpushmctl.
+//
+// A scrape reads what others hold ready: it asks neither the driver nor the kubelet, and it does
+// not wait for a decision that is under way.
+//
+// The class is thread-safe; one call at a time does the work.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plugin/inventory/health.h"
+#include "plugin/keeper/keeper.h"
+#include "plugin/kubelet/registration.h"
+#include "plugin/metrics/counters.h"
+#include "plugin/metrics/exposition.h"
+#include "plugin/metrics/gpu_sampler.h"
+#include "plugin/metrics/node_view.h"
+#include "runtime/base/clock.h"
+
+namespace gpushm::plugin {
+
+// What the kubelet is told.
+struct Offer {
+  struct Ids {
+    uint64_t devices = 0;
+    uint64_t unhealthy = 0;
+  };
+  std::vector<Device> devices;
+  std::vector<Gpu> gpus;  // In the same order.
+  std::map<Resource, Ids> ids;
+};
+
+class Collector {
+ public:
+  // All outlive it, and may be called from any thread. Null, or an empty function: there is none.
+  struct Sources {
+    std::function<Offer()> offer;
+    uint64_t unit_bytes = 0;
+    // Nothing while a decision is under way.
+    std::function<std::optional<BookView>()> book;
+    Keeper* keeper = nullptr;
+    const HealthMonitor* health = nullptr;
+    const GpuSampler* sampler = nullptr;
+    std::function<kubelet::State()> registration;
+    const Counters* counters = nullptr;
+    std::string node_name;
+  };
+  explicit Collector(Sources sources) : sources_(std::move(sources)) {}
+
+  // The page of /metrics.
+  std::string Metrics(Format format);
+  // One JSON object: docs/status.md.
+  std::string StatusJson();
+
+ private:
+  struct Collected {  // A source, and whether and how fast it answered.
+    std::string_view name;
+    bool success = true;
+    double seconds = 0;
+  };
+  NodeFacts Gather(const Offer& offer, std::vector<Collected>* collected);
+  std::map<Resource, uint64_t> Bound() const;
+  void WritePlugin(const Offer& offer, Exposition* out);
+
+  const Sources sources_;
+  const int64_t started_unix_ns_ = UnixNs();
+  std::mutex mutex_;              // Guards what follows.
+  std::optional<BookView> book_;  // As last seen.
+  size_t last_bytes_ = 0;
+};
+
+// ---- the parts, pure
+
+void WriteGpus(const NodeView& node, const std::string& driver_version,
+               const std::vector<XidCount>& xids, Exposition* out);
+void WritePools(const NodeView& node, Exposition* out);
+void WriteNode(const NodeView& node, const protocol::CounterValues& counted, Exposition* out);
+// process_*: false if /proc does not tell.
+bool WriteProcess(Exposition* out);
+
+struct StatusFacts {
+  struct ResourceFacts {
+    std::string name;
+    bool registered = false;
+    uint64_t devices = 0;
+    uint64_t unhealthy = 0;
+    uint64_t bound = 0;
+  };
+  std::string node_name;
+  int64_t started_unix_ns = 0;
+  std::vector<ResourceFacts> resources;
+};
+// docs/status.md.
+std::string StatusJson(const NodeView& node, const StatusFacts& facts);
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,71 @@
+#include "plugin/metrics/counters.h"
+
+#include <array>
+#include <string>
+
+namespace gpushm::plugin {
+namespace {
+
+using Kind = kubelet::CallRecord::Kind;
+
+// Allocate takes 0.1 ms, PreStartContainer 2 (docs/benchmarks); the kubelet gives the latter 30 s.
+const prometheus::Histogram::BucketBoundaries kCallSeconds = {
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10};
+// A broker is ready after 10 to 50 ms, with a cold driver after 300.
+const prometheus::Histogram::BucketBoundaries kReadySeconds = {0.01, 0.025, 0.05, 0.1, 0.25,
+                                                               0.5,  1,     2.5,  10};
+constexpr std::array kKinds = {Kind::kAllocate, Kind::kPreStart};
+// Shown from the start, because increase() misses the first event of a series: room, and a former
+// owner's end, are what pods wait for.
+constexpr std::array kExpected = {Code::kExhausted, Code::kBusy, Code::kUnavailable,
+                                  Code::kDeviceLost};
+
+}  // namespace
+
+Counters::Calls::Calls() : seconds(kCallSeconds) {
+  for (const Code code : kExpected) errors[code] = 0;
+}
+
+Counters::Counters() : broker_ready_(kReadySeconds) {
+  for (const Kind kind : kKinds) {
+    for (const Resource resource : kResources) calls_[{kind, resource}];
+  }
+}
+
+void Counters::Note(const kubelet::CallRecord& record) {
+  const std::lock_guard lock(mutex_);
+  const auto calls = calls_.find({record.kind, record.resource});
+  if (calls == calls_.end()) return;  // kPrefer: a hint.
+  calls->second.seconds.Observe(static_cast<double>(record.ns) * 1e-9);
+  if (record.error) ++calls->second.errors[*record.error];
+}
+
+void Counters::WriteCalls(Kind kind, Metric total, Metric errors, Metric seconds,
+                          Exposition* out) const {
+  std::array<prometheus::ClientMetric::Histogram, kResources.size()> histograms;
+  for (size_t i = 0; i < kResources.size(); ++i) {
+    histograms[i] = calls_.at({kind, kResources[i]}).seconds.Collect().histogram;
+    out->Add(total, {ResourceName(kResources[i])}, histograms[i].sample_count);
+  }
+  for (const Resource resource : kResources) {
+    for (const auto& [code, count] : calls_.at({kind, resource}).errors) {
+      out->Add(errors, {ResourceName(resource), CodeName(code)}, count);
+    }
+  }
+  for (size_t i = 0; i < kResources.size(); ++i) {
+    out->Add(seconds, {ResourceName(kResources[i])}, histograms[i]);
+  }
+}
+
+void Counters::Write(Exposition* out) const {
+  const std::lock_guard lock(mutex_);
+  WriteCalls(Kind::kAllocate, Metric::kPluginAllocations, Metric::kPluginAllocationErrors,
+             Metric::kPluginAllocationDuration, out);
+  WriteCalls(Kind::kPreStart, Metric::kPluginPreStarts, Metric::kPluginPreStartErrors,
+             Metric::kPluginPreStartDuration, out);
+  out->Add(Metric::kBrokerReadyDuration, {}, broker_ready_.Collect().histogram);
+  out->Add(Metric::kPodListErrors, {}, pod_list_errors_.load());
+  out->Add(Metric::kConfigReloadFailures, {}, reload_failures_.load());
+}
+
+}  // namespace gpushm::plugin

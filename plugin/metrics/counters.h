@@ -1,0 +1,48 @@
+// What happens in the plugin, counted as it happens. Bucket counts are prometheus-cpp's.
+//
+// The class is thread-safe.
+#pragma once
+
+#include <prometheus/histogram.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "plugin/kubelet/plugin_server.h"
+#include "plugin/metrics/exposition.h"
+
+namespace gpushm::plugin {
+
+class Counters {
+ public:
+  Counters();
+
+  void Note(const kubelet::CallRecord& record);
+  void BrokerReady(double seconds) { broker_ready_.Observe(seconds); }
+  void PodListFailed() { ++pod_list_errors_; }
+  void ReloadRefused() { ++reload_failures_; }
+
+  // kPluginAllocations to kConfigReloadFailures.
+  void Write(Exposition* out) const;
+
+ private:
+  struct Calls {
+    Calls();
+    prometheus::Histogram seconds;
+    std::map<Code, uint64_t> errors;
+  };
+  using Key = std::pair<kubelet::CallRecord::Kind, Resource>;
+  void WriteCalls(kubelet::CallRecord::Kind kind, Metric total, Metric errors, Metric seconds,
+                  Exposition* out) const;
+
+  mutable std::mutex mutex_;
+  std::map<Key, Calls> calls_;  // Both kinds of both resources from the start.
+  prometheus::Histogram broker_ready_;
+  std::atomic<uint64_t> pod_list_errors_ = 0;
+  std::atomic<uint64_t> reload_failures_ = 0;
+};
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,238 @@
+#include "plugin/metrics/gpu_sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "runtime/base/clock.h"
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr int kTries = 3;  // Invariant 2.
+constexpr double kMega = 1e6;
+constexpr double kMilli = 1e-3;
+// nvml.h: KB/s of nvmlDeviceGetPcieThroughput are 1,000 bytes, KiB of NVLink's fields 1,024.
+constexpr double kKilo = 1e3;
+constexpr double kKibi = 1024;
+constexpr unsigned kAllNvlinks = ~0U;
+
+// The value that one of NVML's getters gives, times `factor`; nothing if it gives none, or the
+// driver has no such getter.
+template <typename Value, typename Function, typename... Args>
+std::optional<Value> Ask(Function function, nvmlDevice_t handle, double factor, Args... args) {
+  if (function == nullptr) return std::nullopt;
+  unsigned value = 0;
+  if (function(handle, args..., &value) != NVML_SUCCESS) return std::nullopt;
+  return static_cast<Value>(value) * factor;
+}
+
+std::optional<double> NumberOf(const nvmlFieldValue_t& field) {
+  if (field.nvmlReturn != NVML_SUCCESS) return std::nullopt;
+  switch (field.valueType) {
+    case NVML_VALUE_TYPE_DOUBLE:
+      return field.value.dVal;
+    case NVML_VALUE_TYPE_UNSIGNED_INT:
+      return field.value.uiVal;
+    case NVML_VALUE_TYPE_UNSIGNED_LONG:
+      return static_cast<double>(field.value.ulVal);
+    case NVML_VALUE_TYPE_UNSIGNED_LONG_LONG:
+      return static_cast<double>(field.value.ullVal);
+    case NVML_VALUE_TYPE_SIGNED_LONG_LONG:
+      return static_cast<double>(field.value.sllVal);
+    default:
+      return std::nullopt;
+  }
+}
+
+void ReadFields(const NvmlApi& nvml, nvmlDevice_t handle, GpuSample* sample) {
+  if (nvml.nvmlDeviceGetFieldValues == nullptr) return;
+  std::array<nvmlFieldValue_t, 3> fields{};
+  fields[0].fieldId = NVML_FI_DEV_MEMORY_TEMP;
+  fields[1].fieldId = NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX;
+  fields[2].fieldId = NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX;
+  fields[1].scopeId = fields[2].scopeId = kAllNvlinks;
+  if (nvml.nvmlDeviceGetFieldValues(handle, static_cast<int>(fields.size()), fields.data()) !=
+      NVML_SUCCESS) {
+    return;
+  }
+  sample->memory_temperature_celsius = NumberOf(fields[0]);
+  const auto bytes = [](const std::optional<double>& kib) {
+    return kib ? std::optional(*kib * kKibi) : std::nullopt;
+  };
+  sample->nvlink_transmit_bytes = bytes(NumberOf(fields[1]));
+  sample->nvlink_receive_bytes = bytes(NumberOf(fields[2]));
+}
+
+void ReadSensors(const NvmlApi& nvml, nvmlDevice_t handle, GpuSample* sample) {
+  nvmlUtilization_t rates{};
+  if (nvml.nvmlDeviceGetUtilizationRates(handle, &rates) == NVML_SUCCESS) {
+    sample->utilization = rates.gpu / 100.0;
+    sample->memory_activity = rates.memory / 100.0;
+  }
+  sample->temperature_celsius =
+      Ask<double>(nvml.nvmlDeviceGetTemperature, handle, 1, NVML_TEMPERATURE_GPU);
+  sample->power_watts = Ask<double>(nvml.nvmlDeviceGetPowerUsage, handle, kMilli);
+  sample->power_limit_watts = Ask<double>(nvml.nvmlDeviceGetEnforcedPowerLimit, handle, kMilli);
+  sample->sm_clock_hertz = Ask<double>(nvml.nvmlDeviceGetClockInfo, handle, kMega, NVML_CLOCK_SM);
+  sample->memory_clock_hertz =
+      Ask<double>(nvml.nvmlDeviceGetClockInfo, handle, kMega, NVML_CLOCK_MEM);
+  sample->pcie_transmit_bytes_per_second =
+      Ask<double>(nvml.nvmlDeviceGetPcieThroughput, handle, kKilo, NVML_PCIE_UTIL_TX_BYTES);
+  sample->pcie_receive_bytes_per_second =
+      Ask<double>(nvml.nvmlDeviceGetPcieThroughput, handle, kKilo, NVML_PCIE_UTIL_RX_BYTES);
+  unsigned long long number = 0;
+  if (nvml.nvmlDeviceGetTotalEnergyConsumption(handle, &number) == NVML_SUCCESS) {
+    sample->energy_joules = static_cast<double>(number) * kMilli;
+  }
+  if (nvml.nvmlDeviceGetCurrentClocksEventReasons != nullptr &&
+      nvml.nvmlDeviceGetCurrentClocksEventReasons(handle, &number) == NVML_SUCCESS) {
+    sample->clock_reasons = number;
+  }
+  const auto ecc = [&](nvmlMemoryErrorType_t kind) -> std::optional<uint64_t> {
+    if (nvml.nvmlDeviceGetTotalEccErrors == nullptr ||
+        nvml.nvmlDeviceGetTotalEccErrors(handle, kind, NVML_VOLATILE_ECC, &number) !=
+            NVML_SUCCESS) {
+      return std::nullopt;
+    }
+    return number;
+  };
+  sample->ecc_corrected = ecc(NVML_MEMORY_ERROR_TYPE_CORRECTED);
+  sample->ecc_uncorrected = ecc(NVML_MEMORY_ERROR_TYPE_UNCORRECTED);
+  ReadFields(nvml, handle, sample);
+}
+
+uint64_t BytesOf(const std::map<std::string, uint64_t>& buffers, const std::string& uuid) {
+  const auto found = buffers.find(uuid);
+  return found == buffers.end() ? 0 : found->second;
+}
+
+}  // namespace
+
+GpuSampler::GpuSampler(const NvmlApi& nvml, std::vector<Device> devices, int64_t period_ms,
+                       Sources sources)
+    : nvml_(nvml),
+      sources_(std::move(sources)),
+      period_ms_(period_ms),
+      devices_(std::move(devices)) {
+  std::array<char, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE> version{};
+  if (nvml.nvmlSystemGetDriverVersion(version.data(), version.size()) == NVML_SUCCESS) {
+    driver_version_ = version.data();
+  }
+  thread_ = std::thread([this] { Run(); });
+}
+
+GpuSampler::~GpuSampler() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void GpuSampler::SetDevices(std::vector<Device> devices) {
+  const std::lock_guard lock(mutex_);
+  devices_ = std::move(devices);
+}
+
+void GpuSampler::SetPeriod(int64_t period_ms) {
+  const std::lock_guard lock(mutex_);
+  period_ms_ = period_ms;
+  changed_.notify_all();
+}
+
+void GpuSampler::Run() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    lock.unlock();
+    SampleAll();
+    lock.lock();
+    // Also woken by a new period; one round too many does no harm.
+    if (!stopping_) changed_.wait_for(lock, std::chrono::milliseconds(period_ms_));
+  }
+}
+
+void GpuSampler::SampleAll() {
+  std::vector<Device> devices;
+  {
+    const std::lock_guard lock(mutex_);
+    devices = devices_;
+  }
+  std::map<std::string, GpuSample> samples;
+  for (const Device& device : devices) {
+    const auto use = nvml_.Use();
+    nvmlDevice_t handle{};
+    if (nvml_.nvmlDeviceGetHandleByUUID(device.uuid.c_str(), &handle) != NVML_SUCCESS) continue;
+    if (auto sample = Sample(device, handle)) samples[device.uuid] = *std::move(sample);
+  }
+  const std::lock_guard lock(mutex_);
+  samples_ = std::move(samples);
+}
+
+std::optional<GpuSample> GpuSampler::Sample(const Device& device, nvmlDevice_t handle) const {
+  GpuSample sample;
+  sample.unix_ns = UnixNs();
+  // NVML has handle and PCI address by heart; this asks the GPU itself.
+  if (!ReadMemory(device, handle, &sample)) return std::nullopt;
+  nvmlPciInfo_t pci{};
+  if (nvml_.nvmlDeviceGetPciInfo_v3(handle, &pci) == NVML_SUCCESS) sample.pci_bus_id = pci.busId;
+  ReadSensors(nvml_, handle, &sample);
+  if (sources_.clients) ReadProcesses(handle, &sample);
+  return sample;
+}
+
+bool GpuSampler::ReadMemory(const Device& device, nvmlDevice_t handle, GpuSample* sample) const {
+  for (int i = 0; i < kTries; ++i) {
+    const uint64_t before = BytesOf(sources_.buffers(), device.uuid);
+    nvmlMemory_t memory{};
+    const nvmlReturn_t result = nvml_.nvmlDeviceGetMemoryInfo(handle, &memory);
+    // A GPU without memory of its own is there.
+    if (result != NVML_SUCCESS) return result == NVML_ERROR_NOT_SUPPORTED;
+    sample->total_bytes = memory.total;
+    sample->used_bytes = memory.used;
+    if (BytesOf(sources_.buffers(), device.uuid) != before) continue;
+    // A broker says what it made after it made it, and what it freed before that is free.
+    if (memory.used >= before) sample->other_bytes = memory.used - before;
+    break;
+  }
+  return true;
+}
+
+void GpuSampler::ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const {
+  std::vector<nvmlProcessInfo_t> processes(256);
+  for (int i = 0; i < kTries; ++i) {
+    auto count = static_cast<unsigned>(processes.size());
+    const nvmlReturn_t result =
+        nvml_.nvmlDeviceGetComputeRunningProcesses_v3(handle, &count, processes.data());
+    if (result == NVML_ERROR_INSUFFICIENT_SIZE) {
+      processes.resize(count * 2);
+      continue;
+    }
+    if (result != NVML_SUCCESS) return;
+    processes.resize(count);
+    break;
+  }
+  for (const ClientProcess& client : sources_.clients()) {
+    const auto found = std::ranges::find(processes, client.pid, &nvmlProcessInfo_t::pid);
+    // All bits set: the driver does not know (vGPU, WDDM).
+    if (found == processes.end() || found->usedGpuMemory == ~uint64_t{0}) continue;
+    // NVML counts what a process allocated itself, and not what it imported (docs/conformance.md).
+    const uint64_t used = found->usedGpuMemory;
+    sample->private_bytes[{client.allocation, client.container}] +=
+        used > client.offered_bytes ? used - client.offered_bytes : 0;
+  }
+}
+
+std::map<std::string, GpuSample> GpuSampler::Look() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, GpuSample> fresh;
+  const int64_t oldest_ns = UnixNs() - kStaleRounds * period_ms_ * 1'000'000 - 1'000'000'000;
+  for (const auto& [uuid, sample] : samples_) {
+    if (sample.unix_ns >= oldest_ns) fresh.emplace(uuid, sample);
+  }
+  return fresh;
+}
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,75 @@
+// Asks NVML how the GPUs are, over and over, so that nobody else has to wait for it: a call on a
+// sick GPU can hang in the driver, and some take 20 ms on a well one (PCIe throughput).
+//
+// Invariants
+//   (1) A look never waits for NVML. A GPU that was not asked for kStaleRounds periods and a second
+//       has no sample, nor has one that does not answer.
+//   (2) Used bytes and our buffers' bytes are of one moment: the ledger is read before and after,
+//       and what changed in between is asked again. Where it goes on changing there is no
+//       other_bytes.
+//
+// Threads: one of its own; Look and SetDevices from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "plugin/inventory/inventory.h"
+#include "plugin/keeper/link_view.h"
+#include "plugin/metrics/gpu_sample.h"
+#include "runtime/driver/nvml_api.h"
+
+namespace gpushm::plugin {
+
+class GpuSampler {
+ public:
+  struct Sources {
+    // Physical bytes of the buffers on each GPU, by UUID.
+    std::function<std::map<std::string, uint64_t>()> buffers;
+    // Clients whose PIDs the plugin sees. Empty function: it sees none.
+    std::function<std::vector<ClientProcess>()> clients;
+  };
+  static constexpr int kStaleRounds = 3;
+
+  GpuSampler(const NvmlApi& nvml, std::vector<Device> devices, int64_t period_ms, Sources sources);
+  GpuSampler(const GpuSampler&) = delete;
+  GpuSampler& operator=(const GpuSampler&) = delete;
+  ~GpuSampler();
+
+  void SetDevices(std::vector<Device> devices);
+  void SetPeriod(int64_t period_ms);
+  const std::string& driver_version() const { return driver_version_; }
+
+  // By UUID.
+  std::map<std::string, GpuSample> Look() const;
+
+ private:
+  void Run();
+  void SampleAll();
+  // Nothing: the GPU does not answer.
+  std::optional<GpuSample> Sample(const Device& device, nvmlDevice_t handle) const;
+  bool ReadMemory(const Device& device, nvmlDevice_t handle, GpuSample* sample) const;
+  void ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const;
+
+  const NvmlApi& nvml_;
+  const Sources sources_;
+  std::string driver_version_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;  // Guarded by mutex_, as all below.
+  int64_t period_ms_;
+  std::vector<Device> devices_;
+  std::map<std::string, GpuSample> samples_;
+  std::thread thread_;
+};
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,70 @@
+// What the plugin tells of itself and of the node: it samples the GPUs and serves metrics,
+// probes and the status page.
+//
+// Threads: its own (GpuSampler, HttpServer); the callbacks in Parts from any of them.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "plugin/allocator.h"
+#include "plugin/config/plugin_config.h"
+#include "plugin/inventory/health.h"
+#include "plugin/inventory/inventory.h"
+#include "plugin/keeper/keeper.h"
+#include "plugin/kubelet/registration.h"
+#include "plugin/metrics/collector.h"
+#include "plugin/metrics/counters.h"
+#include "plugin/metrics/gpu_sampler.h"
+#include "plugin/metrics/http_server.h"
+
+namespace gpushm::plugin {
+
+class Monitoring {
+ public:
+  // All outlive it.
+  struct Parts {
+    const NvmlApi* nvml = nullptr;
+    const Allocator* allocator = nullptr;
+    Keeper* keeper = nullptr;
+    const HealthMonitor* health = nullptr;
+    const Counters* counters = nullptr;
+    // As of kubelet::Registration; empty: there is no kubelet.
+    std::function<kubelet::State()> registration;
+    uint64_t unit_bytes = 0;
+    std::string node_name;
+  };
+  // kInvalidArgument, kSystem: as HttpServer.
+  static Result<std::unique_ptr<Monitoring>> Start(const MonitoringConfig& config,
+                                                   const Parts& parts,
+                                                   const Advertisement& advertisement);
+  Monitoring(const Monitoring&) = delete;
+  Monitoring& operator=(const Monitoring&) = delete;
+  ~Monitoring();
+
+  // Any thread.
+  void SetOffer(const Advertisement& advertisement, const std::map<Resource, uint64_t>& unhealthy);
+  void SetSampleMs(uint32_t sample_ms) { sampler_.SetPeriod(sample_ms); }
+
+ private:
+  Monitoring(const MonitoringConfig& config, const Parts& parts,
+             const Advertisement& advertisement);
+  Result<void> Serve(const MonitoringConfig& config);
+  Result<std::unique_ptr<HttpServer>> ServeMetrics(const std::string& address);
+  Result<std::unique_ptr<HttpServer>> ServeStatus(const std::string& address);
+  HttpAnswer Ready() const;
+  Offer LastOffer() const;
+
+  const Parts parts_;
+  GpuSampler sampler_;
+  mutable std::mutex mutex_;
+  Offer offer_;  // Guarded by mutex_.
+  Collector collector_;
+  std::unique_ptr<HttpServer> metrics_;
+  std::unique_ptr<HttpServer> status_;
+};
+
+}  // namespace gpushm::plugin

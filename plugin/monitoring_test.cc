@@ -1,0 +1,435 @@
+// Goal: the real gpushm-plugin tells what is so, no less and no more, and goes on telling while the
+// kubelet is away and GPUs are sick. Method: the scripted kubelet, brokers in processes of their
+// own, the simulated NVML.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <list>
+#include <memory>
+#include <set>
+
+#include "plugin/keeper/testing/counter_segment.h"
+#include "plugin/keeper/testing/statements.h"
+#include "plugin/metrics/catalogue.h"
+#include "plugin/testing/scrape.h"
+#include "plugin/testing/sharing.h"
+#include "runtime/driver/device.h"
+#include "runtime/registry/record.h"
+#include "runtime/registry/sealed_memory.h"
+#include "runtime/signal/page.h"
+
+namespace gpushm::plugin {
+namespace {
+
+using kubelet::testing::ScriptedKubelet;
+using protocol::Counter;
+using testing::BufferOf;
+using testing::ClientOf;
+using ::testing::ContainerEq;
+using testing::CounterSegment;
+using ::testing::EndsWith;
+using testing::FakeBroker;
+using testing::GenerationOf;
+using ::testing::HasSubstr;
+using testing::kAttach;
+using testing::kGpuA;
+using testing::kGpuB;
+using testing::kLongMs;
+using testing::kMemory;
+using testing::kUnits;
+using testing::LeaseOf;
+using testing::Memfd;
+using ::testing::Not;
+using testing::PidfdOf;
+using testing::PluginProcess;
+using testing::Process;
+using testing::Scrape;
+using testing::SharingPod;
+using testing::Soon;
+using ::testing::StartsWith;
+using testing::TestNode;
+using testing::WaitUntil;
+
+constexpr char kMonitoring[] =
+    "metrics: {address: '127.0.0.1:0', sample-ms: 100, host-pids: true}\nstatus: {address: ''}\n";
+constexpr char kSensors[] =
+    "sensors:\n"
+    "- {gpu: 0, utilization: 0.87, memory-activity: 0.41, temperature: 61, memory-temperature: 70,"
+    " power-watts: 412.5, power-limit-watts: 700, energy-joules: 1000, sm-clock-mhz: 1980,"
+    " memory-clock-mhz: 3201, pcie-transmit: 1, pcie-receive: 2, nvlink-transmit: 3,"
+    " nvlink-receive: 4, clock-reasons: 4, ecc-corrected: 7}\n";
+constexpr uint64_t kAttachesOfABroker = 3;
+
+void Must(bool holds) {
+  if (!holds) _exit(1);
+}
+
+// In a process of its own: one client, which is that process, with one buffer attached. Or also
+// what is rare: every counter, and a buffer that is being loaded.
+enum class Says { kLittle, kEverything };
+// One that nobody has written.
+void SaySignal(FakeBroker* broker) {
+  const auto page = registry::MakeSealed("page", signal::kPageBytes, registry::Writers::kAll);
+  Must(page.has_value());
+  signal::Page::Make(page->mapping.address(), page->mapping.bytes(), signal::Kind::kSignal, 1, 0,
+                     {});
+  protocol::LinkGeneration generation = GenerationOf("ready", 9, signal::kPageBytes);
+  generation.transport = static_cast<uint32_t>(protocol::Transport::kHost);
+  generation.pooled = 0;
+  Must(broker->Say(BufferOf("ready", 9)) && broker->Say(generation, page->fd.get()));
+}
+
+void BeBroker(const std::string& socket, Says says) {
+  FakeBroker broker(socket);
+  Must(broker.Greet(false) && broker.Registry());
+  CounterSegment counters({"one"});
+  counters.word(0, Counter::kFirstAttaches) = kAttachesOfABroker;
+  if (says == Says::kEverything) {
+    counters.header().ready_ns = 20'000'000;
+    for (auto& word : counters.record(0).words) word = 1;
+  }
+  Must(broker
+           .Say(protocol::LinkKind::kCounters,
+                protocol::LinkCounters{protocol::kCountersVersion, 0}, counters.fd().get())
+           .has_value());
+  Must(broker.Say(ClientOf(1, "one"), PidfdOf(getpid()).get()).has_value());
+  Must(broker.Say(BufferOf("weights", 7)) &&
+       broker.Say(GenerationOf("weights", 7), Memfd().get()) && broker.Say(LeaseOf(1, 1, 7)));
+  if (says == Says::kEverything) {
+    protocol::LinkBuffer loading = BufferOf("frames", 8);
+    loading.state = static_cast<uint32_t>(registry::BufferState::kLoading);
+    loading.loaded_bytes = 4096;
+    Must(broker.Say(loading) && broker.Say(GenerationOf("frames", 8), Memfd().get()));
+    SaySignal(&broker);
+  }
+  Must(broker.End().has_value());
+  testing::WaitToBeKilled();
+}
+
+// In a process of its own as well: NVML shows it.
+PrimaryContext MakeContext(const std::string& sim) {
+  setenv("GPUSHM_SIM_DIR", sim.c_str(), 1);
+  const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+  Must(api && (*api)->Init());
+  auto context = PrimaryContext::Retain(**api, 0);
+  Must(context.has_value());
+  return *std::move(context);
+}
+
+class MonitoringTest : public ::testing::Test {
+ protected:
+  void Faults(const std::string& text) const {
+    std::ofstream(node_ / "sim/faults.new") << text;
+    std::filesystem::rename(node_ / "sim/faults.new", node_ / "sim/faults.yaml");
+  }
+  void StartPlugin(const std::string& more = "") {
+    plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(kMonitoring + more));
+    ASSERT_TRUE(WaitUntil(kLongMs, [this] {
+      port_ = testing::PortIn(node_ / "plugin.log", "metrics-served");
+      return port_ != 0;
+    })) << Log();
+  }
+  // The kubelet, the plugin, and both know each other.
+  void StartAll() {
+    ASSERT_TRUE(kubelet_.Start());
+    StartPlugin();
+    ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits, Soon())) << Log();
+    ASSERT_TRUE(kubelet_.WaitAllocatable(kAttach, testing::kTokens, Soon())) << Log();
+  }
+  std::string Page() const { return Scrape::Get(port_, "/metrics"); }
+  Scrape Look() const { return Scrape(Page()); }
+  bool WaitFor(const std::string& name, const testing::Labels& labels, double value) const {
+    return WaitUntil(kLongMs, [&] { return Look().Sum(name, labels) == value; });
+  }
+  // Where the broker of a running pod connects.
+  std::string LinkOf(const std::string& uid) const {
+    const auto ids = kubelet_.StatusOf(uid).containers.at("gpushm").ids.at(kMemory);
+    return node_ / Concat("state/links/", *ids.begin(), "/", protocol::kLinkSocketName);
+  }
+  std::string Log() const { return plugin_->Log(); }
+
+  TestNode node_;
+  ScriptedKubelet kubelet_{testing::KubeletOf(node_)};
+  std::unique_ptr<PluginProcess> plugin_;
+  int port_ = 0;
+};
+
+// ---- what is told
+
+std::set<std::string> NamesInTheCatalogue() {
+  std::set<std::string> names;
+  for (const MetricInfo& info : Metrics()) {
+    if (info.type != MetricType::kHistogram) {
+      names.emplace(info.name);
+      continue;
+    }
+    for (const char* const suffix : {"_bucket", "_count", "_sum"}) {
+      names.insert(Concat(info.name, suffix));
+    }
+  }
+  return names;
+}
+
+TEST_F(MonitoringTest, APageHasEveryMetricOfTheCatalogueAndNothingElse) {
+  Faults(kSensors);
+  StartAll();
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 4, {"one"}));
+  ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+  const Process broker([this, link = LinkOf(pod)] {
+    const PrimaryContext context = MakeContext(node_ / "sim");
+    BeBroker(link, Says::kEverything);
+  });
+  Faults(Concat(kSensors, "xids: [{gpu: 0, xid: 13}]\n"));
+  const std::set<std::string> expected = NamesInTheCatalogue();
+  WaitUntil(kLongMs, [&] { return Look().Names() == expected; });
+  EXPECT_THAT(Look().Names(), ContainerEq(expected)) << Log();
+  const testing::HttpReply open =
+      testing::HttpGet(port_, "/metrics", "application/openmetrics-text; version=1.0.0");
+  EXPECT_THAT(Scrape(open.body).Names(), ContainerEq(expected));
+  EXPECT_THAT(open.content_type, StartsWith("application/openmetrics-text; version=1.0.0"));
+  EXPECT_THAT(open.body, EndsWith("\n# EOF\n"));
+  const testing::HttpReply text = testing::HttpGet(port_, "/metrics");
+  EXPECT_THAT(text.content_type, StartsWith("text/plain; version=0.0.4"));
+  EXPECT_THAT(text.body, Not(HasSubstr("# EOF")));
+}
+
+TEST_F(MonitoringTest, XidsAndSickGpusAreTold) {
+  StartAll();
+  const auto now = [] { return static_cast<double>(UnixNs()) * 1e-9; };
+  const double before = now();
+  const testing::Labels xid{{"gpu_uuid", kGpuA}, {"xid", "79"}};
+  EXPECT_EQ(Look().Sum("gpushm_gpu_healthy", {{"gpu_uuid", kGpuA}}), 1.0);
+  Faults("xids: [{gpu: 0, xid: 79}]\n");
+  ASSERT_TRUE(WaitFor("gpushm_gpu_xid_errors_total", xid, 1)) << Log();
+  const Scrape page = Look();
+  const double last = page.Sum("gpushm_gpu_xid_last_timestamp_seconds", xid).value_or(0);
+  EXPECT_GT(last, before - 1);
+  EXPECT_LT(last, now() + 1);
+  EXPECT_EQ(page.Count("gpushm_gpu_xid_errors_total"), 1U);
+  EXPECT_TRUE(WaitFor("gpushm_gpu_healthy", {{"gpu_uuid", kGpuA}}, 0));
+  EXPECT_TRUE(WaitFor("gpushm_plugin_unhealthy_devices", {{"resource", kMemory}}, kUnits / 2.0));
+  EXPECT_EQ(Look().Sum("gpushm_gpu_healthy", {{"gpu_uuid", kGpuB}}), 1.0);
+  EXPECT_EQ(Look().Sum("gpushm_scrape_collector_success"), 3.0) << "the collectors are well";
+}
+
+TEST_F(MonitoringTest, ALostGpuHasNoSensorsAndIsNoFailureOfTheCollector) {
+  Faults(kSensors);
+  StartAll();
+  const testing::Labels lost{{"gpu_uuid", kGpuA}};
+  ASSERT_TRUE(WaitFor("gpushm_gpu_temperature_celsius", lost, 61));
+  Faults(Concat(kSensors, "lost: [", kGpuA, "]\n"));
+  EXPECT_TRUE(WaitUntil(kLongMs, [&] {
+    const Scrape page = Look();
+    return page.Sum("gpushm_gpu_healthy", lost) == 0.0 &&
+           !page.Sum("gpushm_gpu_sampled_timestamp_seconds", lost) &&
+           !page.Sum("gpushm_gpu_temperature_celsius", lost) &&
+           page.Sum("gpushm_scrape_collector_success", {{"collector", "nvml"}}) == 1.0;
+  })) << Page();
+  EXPECT_EQ(Look().Count("gpushm_gpu_info"), 2U) << "it is still this node's";
+}
+
+TEST_F(MonitoringTest, WhatIsSickFromTheStartIsToldWithoutAKubelet) {
+  Faults("health: [{gpu: 0, remap_failed: true}]\n");
+  StartPlugin("kubelet: none\n");
+  const Scrape page = Look();
+  EXPECT_EQ(page.Sum("gpushm_gpu_healthy", {{"gpu_uuid", kGpuA}}), 0.0) << Log();
+  EXPECT_TRUE(WaitFor("gpushm_plugin_unhealthy_devices", {{"resource", kMemory}}, kUnits / 2.0));
+}
+
+// Goal: nobody waits for a sick GPU. Method: NVML hangs for longer than the test may take; once
+// samples are stale it certainly does.
+TEST_F(MonitoringTest, AScrapeDoesNotWaitForNvml) {
+  StartAll();
+  ASSERT_TRUE(
+      WaitUntil(kLongMs, [this] { return Look().Count("gpushm_gpu_memory_used_bytes") == 2; }));
+  Faults("hang: {nvmlDeviceGetMemoryInfo: 600000}\n");
+  EXPECT_TRUE(WaitUntil(kLongMs, [this] {
+    const std::string page = Page();
+    EXPECT_FALSE(page.empty());
+    return Scrape(page).Count("gpushm_gpu_sampled_timestamp_seconds") == 0;
+  }));
+  EXPECT_EQ(Look().Count("gpushm_gpu_memory_used_bytes"), 0U);
+  EXPECT_EQ(Look().Sum("gpushm_scrape_collector_success", {{"collector", "nvml"}}), 0.0);
+  EXPECT_EQ(testing::HttpGet(port_, "/healthz").status, 200) << "a restart would not help";
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 2));
+  EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+  Faults("{}");
+  EXPECT_TRUE(
+      WaitUntil(kLongMs, [this] { return Look().Count("gpushm_gpu_memory_used_bytes") == 2; }));
+}
+
+// ---- what goes wrong
+
+TEST_F(MonitoringTest, ReadyIsWhatTheKubeletKnows) {
+  StartPlugin();
+  const auto ready = [this](int status, const std::string& body) {
+    testing::HttpReply reply;
+    EXPECT_TRUE(WaitUntil(kLongMs, [&] {
+      reply = testing::HttpGet(port_, "/readyz");
+      return reply.status == status;
+    })) << reply.status;
+    EXPECT_THAT(reply.body, HasSubstr(body));
+  };
+  ready(503, "gpushm.io/memory is not registered with the kubelet: ");
+  EXPECT_EQ(Look().Sum("gpushm_plugin_registered"), 0.0);
+  ASSERT_TRUE(kubelet_.Start());
+  ready(200, "ok\n");
+  EXPECT_EQ(Look().Sum("gpushm_plugin_registered"), 2.0);
+  EXPECT_EQ(Look().Sum("gpushm_plugin_registrations_total", {{"resource", kMemory}}), 1.0);
+  kubelet_.Stop(ScriptedKubelet::Death::kKilled);
+  ready(503, "gpushm.io/memory is not registered with the kubelet: ");
+  EXPECT_EQ(testing::HttpGet(port_, "/healthz").status, 200);
+}
+
+TEST_F(MonitoringTest, ARefusedConfigurationIsCounted) {
+  StartAll();
+  EXPECT_EQ(Look().Sum("gpushm_plugin_config_reload_failures_total"), 0.0);
+  node_.WriteConfig(Concat(kMonitoring, "gpus: [0\n"));
+  EXPECT_TRUE(WaitFor("gpushm_plugin_config_reload_failures_total", {}, 1)) << Log();
+}
+
+TEST_F(MonitoringTest, APodListThatFailsIsCounted) {
+  ScriptedKubelet::Options mute = testing::KubeletOf(node_);
+  mute.pod_resources_socket = "";
+  ScriptedKubelet kubelet(mute);
+  ASSERT_TRUE(kubelet.Start());
+  StartPlugin();
+  EXPECT_TRUE(WaitUntil(kLongMs, [this] {
+    return Look().Sum("gpushm_plugin_pod_list_errors_total").value_or(0) >= 1;
+  })) << Log();
+}
+
+TEST_F(MonitoringTest, APodWithoutRoomIsCounted) {
+  StartAll();
+  const testing::Labels exhausted{{"resource", kMemory}, {"code", "EXHAUSTED"}};
+  EXPECT_EQ(Look().Sum("gpushm_plugin_prestart_errors_total", exhausted), 0.0);
+  for (const char* const name : {"a", "b"}) {
+    ASSERT_TRUE(kubelet_.WaitRunning(kubelet_.AddPod(SharingPod(name, 9)), Soon())) << Log();
+  }
+  const std::string late = kubelet_.AddPod(SharingPod("late", 10));
+  EXPECT_FALSE(kubelet_.StartPod(late));
+  EXPECT_EQ(Look().Sum("gpushm_plugin_prestart_errors_total", exhausted), 1.0) << Page();
+  EXPECT_EQ(Look().Sum("gpushm_plugin_bound_devices", {{"resource", kMemory}}), 18.0);
+}
+
+// ---- what stays of pods that went
+
+// Goal: series go with the pod, and not with its broker. Method: a broker that is away for two
+// looks at the kubelet's list and comes back, then the pod's end, whose proof is a log line.
+TEST_F(MonitoringTest, APodsSeriesGoBeforeItsEndIsProven) {
+  StartAll();
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 4, {"one"}));
+  ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+  const testing::Labels labels{{"pod", "pod"}};
+  const auto broker = [&] {
+    return std::make_unique<Process>([link = LinkOf(pod)] { BeBroker(link, Says::kLittle); });
+  };
+  auto alive = broker();
+  ASSERT_TRUE(WaitFor("gpushm_broker_connected", labels, 1));
+  alive->Kill();
+  ASSERT_TRUE(WaitFor("gpushm_broker_connected", labels, 0));
+  const uint64_t calls = kubelet_.pod_resources_calls();
+  EXPECT_TRUE(WaitUntil(kLongMs, [&] {
+    EXPECT_EQ(Look().Count("gpushm_pool_size_bytes", labels), 1U);
+    return kubelet_.pod_resources_calls() >= calls + 2;
+  }));
+  alive = broker();
+  ASSERT_TRUE(WaitFor("gpushm_broker_connected", labels, 1)) << Log();
+  alive->Kill();
+  kubelet_.DeletePod(pod);
+  const auto proven = [&] { return Log().find(" released ") != std::string::npos; };
+  EXPECT_TRUE(WaitUntil(kLongMs, [&] { return Look().Count("gpushm_pool_size_bytes") == 0; }));
+  EXPECT_FALSE(proven());
+  EXPECT_EQ(Look().Count("gpushm_attachment_mapped_bytes"), 0U);
+  EXPECT_TRUE(WaitUntil(kLongMs, proven)) << Log();
+}
+
+class ChurnTest : public MonitoringTest {
+ protected:
+  // Of them all IDs of memory but five are in use, so each batch takes over from the one before.
+  static constexpr int kBatch = 25;
+
+  // Every third has a broker; it is killed before its pod's end or after it.
+  void RunBatch(int batch) {
+    std::vector<std::string> pods;
+    for (int i = 0; i < kBatch; ++i) {
+      pods.push_back(kubelet_.AddPod(SharingPod(Concat("churn-", batch * kBatch + i), 1, {"one"})));
+    }
+    std::list<Process> brokers;
+    for (int i = 0; i < kBatch; ++i) {
+      const std::string& pod = pods[static_cast<size_t>(i)];
+      ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+      if (i % 3 != 0) continue;
+      brokers.emplace_back([link = LinkOf(pod)] { BeBroker(link, Says::kLittle); });
+      attaches_ += kAttachesOfABroker;
+    }
+    ASSERT_TRUE(WaitUntil(kLongMs, [&] {
+      const Scrape page = Look();
+      CheckSum(page);
+      return page.Count("gpushm_attachment_mapped_bytes") == brokers.size() &&
+             page.Sum("gpushm_attaches_total") == static_cast<double>(attaches_);
+    })) << Log();
+    for (auto broker = brokers.begin(); broker != brokers.end(); std::advance(broker, 1)) {
+      if (std::distance(brokers.begin(), broker) % 2 == 0) broker->Kill();
+    }
+    for (const std::string& pod : pods) kubelet_.DeletePod(pod);
+    brokers.clear();
+    CheckSum(Look());
+  }
+  // It never goes back.
+  void CheckSum(const Scrape& page) {
+    const double now = page.Sum("gpushm_attaches_total").value_or(-1);
+    EXPECT_GE(now, last_sum_);
+    last_sum_ = now;
+  }
+  bool WaitGone(size_t samples) {
+    return WaitUntil(2 * kLongMs, [&] {
+      const std::string page = Page();
+      CheckSum(Scrape(page));
+      return page.find("churn-") == std::string::npos && SamplesOf(Scrape(page)) == samples &&
+             node_.Specs().empty();
+    });
+  }
+  // Less those of failures by cause, which are new with the first of a cause and then stay.
+  static size_t SamplesOf(const Scrape& page) {
+    return page.size() - page.Count("gpushm_plugin_prestart_errors_total");
+  }
+
+  uint64_t attaches_ = 0;
+  double last_sum_ = 0;
+};
+
+TEST_F(ChurnTest, PodsThatComeAndGoLeaveNothing) {
+#ifdef GPUSHM_SANITIZED
+  constexpr int kBatches = 8;
+  constexpr uint64_t kMoreBytes = 1 << 30;  // A sanitizer keeps what is freed.
+#else
+  constexpr int kBatches = 40;
+  constexpr uint64_t kMoreBytes = 2 << 20;
+#endif
+  constexpr int kWarm = 4;
+  StartAll();
+  ASSERT_TRUE(
+      WaitUntil(kLongMs, [this] { return Look().Count("gpushm_gpu_memory_used_bytes") == 2; }));
+  const size_t samples = SamplesOf(Look());
+  for (int batch = 0; batch < kWarm; ++batch) RunBatch(batch);
+  ASSERT_TRUE(WaitGone(samples)) << Page();
+  const uint64_t rss_bytes = plugin_->RssBytes();
+  const int descriptors = plugin_->Descriptors();
+  for (int batch = kWarm; batch < kBatches; ++batch) RunBatch(batch);
+  ASSERT_TRUE(WaitGone(samples)) << Page();
+  RecordProperty("rss_before_bytes", static_cast<int>(rss_bytes));
+  RecordProperty("rss_after_bytes", static_cast<int>(plugin_->RssBytes()));
+  EXPECT_TRUE(WaitUntil(kLongMs, [&] { return plugin_->Descriptors() <= descriptors; }))
+      << plugin_->Descriptors() << " descriptors, " << descriptors << " before";
+  EXPECT_LE(plugin_->RssBytes(), rss_bytes + kMoreBytes);
+  EXPECT_EQ(Look().Sum("gpushm_attaches_total"), static_cast<double>(attaches_));
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

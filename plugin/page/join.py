@@ -1,0 +1,50 @@
+"""Joins the status page's sources into one HTML text, and makes its Content-Security-Policy.
+
+join.py OUT.cc: writes them as page.h's functions. The page's tests use join() alone.
+"""
+
+import base64
+import hashlib
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+DELIMITER = "gpushm-page"
+
+
+def source(name):
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def hash_of(text):
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def join():
+    """Returns the page and its policy: nothing but these two inline texts, and fetches from self."""
+    style, script = source("page.css"), source("page.js")
+    if "</style" in style or "</script" in script:
+        sys.exit("join.py: the browser would end the inline text there: write it in two parts")
+    page = source("page.html").replace("@page.css@", style).replace("@page.js@", script)
+    policy = "; ".join(["default-src 'none'", f"script-src {hash_of(script)}",
+                        f"style-src {hash_of(style)}", "connect-src 'self'", "base-uri 'none'",
+                        "form-action 'none'", "frame-ancestors 'none'"])
+    return page, policy
+
+
+def literal(text):
+    return f'R"{DELIMITER}({text}){DELIMITER}"'
+
+
+def main():
+    page, policy = join()
+    pathlib.Path(sys.argv[1]).write_text(
+        '#include "plugin/page/page.h"\n\nnamespace gpushm::plugin {\n\n'
+        f"std::string_view StatusPage() {{\n  return {literal(page)};\n}}\n\n"
+        f"std::string_view StatusPageCsp() {{\n  return {literal(policy)};\n}}\n\n"
+        "}  // namespace gpushm::plugin\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

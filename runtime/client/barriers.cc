@@ -1,0 +1,212 @@
+#include "runtime/client/barriers.h"
+
+#include <utility>
+#include <vector>
+
+#include "runtime/client/stream_waits.h"
+
+namespace gpushm::client {
+
+using signal::CellState;
+using signal::Point;
+
+// ---- opening
+
+Result<std::unique_ptr<Barrier>> Barrier::Open(Client* client, std::string_view name,
+                                               uint32_t participants, const Wait& wait) {
+  if (participants < 1 || participants > limits::kCells) {
+    return Fail(Code::kInvalidArgument, Concat("a barrier for ", participants, " participants"),
+                Concat("give 1 to ", limits::kCells));
+  }
+  return UntilOpen(wait, Concat("to join \"", name, '"'),
+                   "make the barrier for more, or wait longer",
+                   [&] { return JoinOrFollow(client, name, participants, wait); });
+}
+
+Result<std::unique_ptr<Barrier>> Barrier::JoinOrFollow(Client* client, std::string_view name,
+                                                       uint32_t participants, const Wait& wait) {
+  auto page = OpenPage::Attach(client, name, {.access = Access::kReadWrite, .page = true},
+                               {signal::Kind::kBarrier}, Wait::None());
+  if (!page) {
+    if (page.error().code() == Code::kNotFound) return Make(client, name, participants, 0, wait);
+    return std::unexpected(page.error());
+  }
+  if (signal::Barrier::IsBroken(page->page())) {
+    return Make(client, name, participants, page->generation(), wait);
+  }
+  const uint32_t cells = page->page().cells();
+  if (cells != participants) {
+    return Fail(Code::kInvalidArgument,
+                Concat('"', name, "\" is for ", cells, " participants, not for ", participants),
+                "all give the same number, or take another name");
+  }
+  auto joined = signal::Barrier::Join(page->page(), page->lease());
+  if (joined) {
+    return std::unique_ptr<Barrier>(new Barrier(std::move(*page), std::move(*joined)));
+  }
+  // One that is about to be told dead may be among them.
+  if (joined.error().code() == Code::kExhausted) {
+    return Fail(Code::kBusy, joined.error().what(), joined.error().remedy());
+  }
+  return std::unexpected(joined.error());
+}
+
+Result<std::unique_ptr<Barrier>> Barrier::Make(Client* client, std::string_view name,
+                                               uint32_t participants, uint64_t after_generation,
+                                               const Wait& wait) {
+  auto page = OpenPage::Make(
+      client, name, {.kind = signal::Kind::kBarrier, .cells = participants},
+      {.writers_all = true, .one_writer = false, .after_generation = after_generation}, wait);
+  if (!page) return std::unexpected(page.error());
+  auto joined = signal::Barrier::Join(page->page(), page->lease());
+  if (!joined) return std::unexpected(joined.error());
+  if (auto shown = page->Publish(wait); !shown) return std::unexpected(shown.error());
+  return std::unique_ptr<Barrier>(new Barrier(std::move(*page), std::move(*joined)));
+}
+
+Result<void> Barrier::Close() {
+  if (auto none = page_.CheckNoStreamWaits(); !none) return none;
+  {
+    const std::lock_guard lock(mutex_);
+    if (StreamIsToArrive()) {
+      return Fail(Code::kBusy, "a stream of this process is still to arrive",
+                  "synchronise the stream, then close it");
+    }
+    Leave();
+  }
+  return page_.Detach();
+}
+
+// ---- passing points
+
+bool Barrier::StreamIsToArrive() const {
+  const signal::Reading reading = signal::Read(own());
+  return !reading.ended() && reading.value < participant_.arrived();
+}
+
+// Not before a stream has arrived: its store would come after the end of the counter.
+void Barrier::Leave() {
+  if (!StreamIsToArrive()) signal::EndCell(own(), page_.lease(), CellState::kLeft);
+}
+
+Result<void> Barrier::MayArrive() {
+  if (const auto next = participant_.Passed(participant_.arrived() + 1); !next) {
+    Leave();
+    return std::unexpected(next.error());
+  }
+  return page_.CheckKnown();
+}
+
+Result<void> Barrier::WaitOnHost(const Deadline& deadline) {
+  uint64_t point = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (waited_for_ == 0) {
+      if (auto may = MayArrive(); !may) return may;
+      if (StreamIsToArrive()) {
+        return Fail(Code::kBusy, "a stream of this process is still to arrive",
+                    "synchronise the stream first, or let it arrive here, too");
+      }
+      const auto arrived = participant_.Arrive();
+      if (!arrived) return std::unexpected(arrived.error());
+      waited_for_ = *arrived;
+    }
+    point = waited_for_;
+  }
+  auto passed = participant_.Wait(point, deadline);
+  const std::lock_guard lock(mutex_);
+  if (passed && waited_for_ == point) waited_for_ = 0;
+  if (!passed && passed.error().code() == Code::kPeerDied) Leave();
+  return passed;
+}
+
+Result<void> Barrier::MayWaitOnStream(CUstream stream) {
+  if (auto may = MayArrive(); !may) return may;
+  if (waited_for_ != 0) {
+    return Fail(Code::kBusy, Concat("the host still waits for point ", waited_for_),
+                "pass it first: gpushm_barrier_wait");
+  }
+  if (stream != last_stream_ && StreamIsToArrive()) {
+    return Fail(Code::kBusy, "another stream of this process is still to arrive",
+                "use one stream, or synchronise the other one first");
+  }
+  for (uint32_t i = 0; i < page_.page().cells(); ++i) {
+    if (i == participant_.cell()) continue;
+    const signal::Cell& other = page_.cell(i);
+    // Nobody would end the wait for one that never comes.
+    if (signal::Read(other).state == CellState::kFree) {
+      return Fail(Code::kBusy, Concat("the participant of cell ", i, " has not joined yet"),
+                  "pass a first point on the host: gpushm_barrier_wait");
+    }
+    if (page_.IsOwn(other)) {
+      return Fail(Code::kInvalidArgument, "another participant is in this process",
+                  "let one take part for the process, and its streams wait for events");
+    }
+  }
+  return {};
+}
+
+Result<void> Barrier::WaitOnStream(CUstream stream) {
+  if (auto usable = page_.CheckStream(stream); !usable) return usable;
+  // Held over the calls: the stream gets arrivals in the order of the points.
+  const std::lock_guard lock(mutex_);
+  if (auto may = MayWaitOnStream(stream); !may) return may;
+  StreamWaits& waits = StreamWaits::Instance();
+  std::vector<Point> added;
+  const auto forget = [&] {
+    for (; !added.empty(); added.pop_back()) waits.Remove(stream, *added.back().word);
+  };
+  for (const Point& point : participant_.WaitOnStream(participant_.arrived() + 1)) {
+    if (point.word->load(std::memory_order_acquire) >= point.value) continue;
+    if (auto room = waits.Add(stream, *point.word, point.value); !room) {
+      forget();
+      return room;
+    }
+    added.push_back(point);
+  }
+  auto done = PutOn(stream, added);
+  if (!done) forget();
+  return done;
+}
+
+Result<void> Barrier::PutOn(CUstream stream, const std::vector<Point>& others) {
+  const auto arrival = participant_.ArriveOnStream();
+  if (!arrival) return std::unexpected(arrival.error());
+  last_stream_ = stream;
+  auto done = page_.Store(stream, *arrival);
+  // It never arrives, and the others must know.
+  if (!done) signal::EndCell(own(), page_.lease(), CellState::kLeft);
+  for (size_t i = 0; done && i < others.size(); ++i) {
+    done = page_.AwaitCounted(stream, others[i]);
+  }
+  return done;
+}
+
+Result<void> Barrier::Check() {
+  const std::lock_guard lock(mutex_);
+  const uint64_t point = participant_.arrived();
+  const Result<bool> passed = participant_.Passed(point);
+  if (!passed) {
+    Leave();
+    return std::unexpected(passed.error());
+  }
+  if (*passed) return {};
+  return Fail(Code::kBusy,
+              Concat("not yet at point ", point, ": cells", participant_.Missing(point)),
+              "synchronise the stream, then check again");
+}
+
+Barrier::Facts Barrier::facts() const {
+  const std::lock_guard lock(mutex_);
+  Facts facts{.generation = page_.generation(),
+              .point = participant_.arrived(),
+              .participants = page_.page().cells(),
+              .joined = 0,
+              .cell = participant_.cell()};
+  for (uint32_t i = 0; i < page_.page().cells(); ++i) {
+    if (signal::Read(page_.cell(i)).state != CellState::kFree) ++facts.joined;
+  }
+  return facts;
+}
+
+}  // namespace gpushm::client

@@ -1,0 +1,81 @@
+// A barrier as this process takes part in it. What the page says and why it is safe is in
+// runtime/signal/barrier.h.
+//
+// Threads: any thread may call any function; Close is the last call.
+//
+// Invariants
+//   (1) The participant's counter only grows: it arrives by one stream at a time, and on the host
+//       when no stream is still to arrive.
+//   (2) Who learns that the barrier is broken leaves it, so that streams of others that wait for
+//       this participant end as well.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/client/client.h"
+#include "runtime/client/open_page.h"
+#include "runtime/client/wait.h"
+#include "runtime/signal/barrier.h"
+
+namespace gpushm::client {
+
+class Barrier {
+ public:
+  // Joins the barrier of that name; makes it if it is not there, or if a participant has ended.
+  static Result<std::unique_ptr<Barrier>> Open(Client* client, std::string_view name,
+                                               uint32_t participants, const Wait& wait);
+  // kBusy: streams of this process still use it. After a success the object may go.
+  Result<void> Close();
+
+  // Arrives and waits for the others. After kTimeout a further call waits for the same point.
+  Result<void> WaitOnHost(const Deadline& deadline);
+  // The stream arrives where its work is done, and waits for the others.
+  Result<void> WaitOnStream(CUstream stream);
+  // Whether the last point was passed. kBusy: not yet. kPeerDied: it never will be.
+  Result<void> Check();
+
+  struct Facts {
+    uint64_t generation;
+    uint64_t point;  // The last one that this participant was told to arrive at.
+    uint32_t participants;
+    uint32_t joined;
+    uint32_t cell;
+  };
+  Facts facts() const;
+  Client* client() const { return page_.client(); }
+  const std::string& name() const { return page_.name(); }
+
+ private:
+  Barrier(OpenPage page, signal::Barrier participant)
+      : page_(std::move(page)), participant_(std::move(participant)) {}
+  static Result<std::unique_ptr<Barrier>> Make(Client* client, std::string_view name,
+                                               uint32_t participants, uint64_t after_generation,
+                                               const Wait& wait);
+  static Result<std::unique_ptr<Barrier>> JoinOrFollow(Client* client, std::string_view name,
+                                                       uint32_t participants, const Wait& wait);
+
+  // All with mutex_.
+  signal::Cell& own() const { return page_.cell(participant_.cell()); }
+  bool StreamIsToArrive() const;
+  Result<void> MayArrive();
+  Result<void> MayWaitOnStream(CUstream stream);
+  Result<void> PutOn(CUstream stream, const std::vector<signal::Point>& others);
+  void Leave();
+
+  OpenPage page_;
+  mutable std::mutex mutex_;
+  signal::Barrier participant_;     // Under mutex_, but for Wait.
+  uint64_t waited_for_ = 0;         // Under mutex_: point of the host that was not passed yet.
+  CUstream last_stream_ = nullptr;  // Under mutex_.
+};
+
+}  // namespace gpushm::client

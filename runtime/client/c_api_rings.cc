@@ -1,0 +1,195 @@
+// The C ABI: rings and queues.
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/client/c_api_support.h"
+#include "runtime/client/rings.h"
+#include "runtime/include/gpushm/sync.h"
+
+namespace gc = gpushm::client;
+using gpushm::Code;
+using gpushm::Concat;
+using gpushm::Fail;
+using gpushm::Result;
+
+// The C handle of a participant.
+struct gpushm_ring {
+  std::unique_ptr<gpushm::client::Ring> ring;
+};
+
+namespace {
+
+constexpr uint32_t kDefaultFrames = 8;
+constexpr uint32_t kDefaultReaders = 15;
+
+static_assert(GPUSHM_METADATA_BYTES == gpushm::signal::kMetadataBytes);
+
+template <typename Body>
+gpushm_status With(const gpushm_ring* handle, Body body) {
+  return gc::EnterWith(handle == nullptr ? nullptr : handle->ring.get(), "ring", body);
+}
+
+Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
+  if (given.role > GPUSHM_RING_WRITER || given.policy > GPUSHM_QUEUE || given.from_oldest > 1) {
+    return Fail(Code::kInvalidArgument,
+                Concat("unknown option: role ", given.role, ", policy ", given.policy,
+                       ", from_oldest ", given.from_oldest),
+                "see gpushm_ring_role and gpushm_ring_policy");
+  }
+  const bool makes = (given.frames | given.readers | given.policy | given.need_readers) != 0 ||
+                     given.frame_bytes != 0;
+  if (given.role == GPUSHM_RING_READER && makes) {
+    return Fail(Code::kInvalidArgument, "a reader says how the ring is made",
+                "leave policy, frames, readers, frame_bytes and need_readers to the writer");
+  }
+  gc::Ring::Options options;
+  options.role = static_cast<gc::Ring::Role>(given.role);
+  options.kind =
+      given.policy == GPUSHM_QUEUE ? gpushm::signal::Kind::kQueue : gpushm::signal::Kind::kRing;
+  options.settings = {.frames = given.frames == 0 ? kDefaultFrames : given.frames,
+                      .frame_bytes = given.frame_bytes,
+                      .readers = given.readers == 0 ? kDefaultReaders : given.readers,
+                      .policy = given.policy == GPUSHM_BACK_PRESSURE
+                                    ? gpushm::signal::Policy::kBackPressure
+                                    : gpushm::signal::Policy::kOverwriteOldest,
+                      .generation = 0};
+  options.need_readers = given.need_readers;
+  options.from_oldest = given.from_oldest != 0;
+  return options;
+}
+
+// `begin`, which is told how long to wait, returns the frame that the caller gets.
+template <typename Begin>
+Result<void> BeginInto(gpushm_frame* out, int64_t timeout_ms, Begin begin) {
+  return gc::FillInfo(out, "frame", [&](gpushm_frame* filled) -> Result<void> {
+    const auto wait = gc::Wait::From(timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    const Result<gc::Ring::Frame> frame = begin(wait->condition);
+    if (!frame) return std::unexpected(frame.error());
+    filled->address = frame->address;
+    filled->capacity_bytes = frame->capacity_bytes;
+    filled->bytes = frame->facts.bytes;
+    filled->number = frame->facts.seq;
+    filled->time_ns = frame->facts.time_ns;
+    filled->lost = frame->facts.lost;
+    filled->delivery = frame->facts.delivery;
+    filled->ready = static_cast<uint32_t>(frame->ready);
+    std::memcpy(filled->metadata, frame->facts.metadata.data(), sizeof filled->metadata);
+    filled->slot = frame->facts.slot;
+    filled->hold = frame->facts.hold;
+    return {};
+  });
+}
+
+// As BeginInto gave it; the library checks what the caller may have changed.
+Result<gc::Ring::Frame> FrameOf(const gpushm_frame* given) {
+  if (given == nullptr) return Fail(Code::kInvalidArgument, "frame is NULL");
+  if (given->struct_size < sizeof *given) {
+    return Fail(Code::kInvalidArgument, "frame.struct_size is not what begin was given",
+                "use GPUSHM_INIT, and the same struct for begin and end");
+  }
+  gc::Ring::Frame frame;
+  frame.facts.slot = given->slot;
+  frame.facts.seq = given->number;
+  frame.facts.hold = given->hold;
+  frame.facts.delivery = given->delivery;
+  return frame;
+}
+
+gpushm_status BeginRead(gpushm_ring* ring, void* stream, gpushm_frame* frame, bool newest,
+                        int64_t timeout_ms) {
+  return With(ring, [&](gc::Ring& r) {
+    return BeginInto(frame, timeout_ms, [&](const gpushm::Deadline& deadline) {
+      return r.BeginRead(static_cast<CUstream>(stream), newest, deadline);
+    });
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+gpushm_status gpushm_ring_open(gpushm_client* client, const char* name,
+                               const gpushm_ring_options* options, gpushm_ring** ring) {
+  const auto open = [](gc::Client* of, std::string_view text, const gpushm_ring_options& given,
+                       const gc::Wait& wait) -> Result<std::unique_ptr<gc::Ring>> {
+    const auto opening = ToOptions(given);
+    if (!opening) return std::unexpected(opening.error());
+    return gc::Ring::Open(of, text, *opening, wait);
+  };
+  return gc::OpenNamed(client, name, options, "ring", ring, open);
+}
+
+gpushm_status gpushm_ring_close(gpushm_ring* ring) {
+  if (ring == nullptr) return GPUSHM_OK;
+  const gpushm_status status = With(ring, [](gc::Ring& r) { return r.Close(); });
+  if (status == GPUSHM_OK) delete ring;
+  return status;
+}
+
+gpushm_status gpushm_ring_begin_write(gpushm_ring* ring, gpushm_frame* frame, int64_t timeout_ms) {
+  return With(ring, [&](gc::Ring& r) {
+    return BeginInto(frame, timeout_ms,
+                     [&](const gpushm::Deadline& deadline) { return r.BeginWrite(deadline); });
+  });
+}
+
+gpushm_status gpushm_ring_end_write(gpushm_ring* ring, const gpushm_frame* frame, void* stream) {
+  return With(ring, [&](gc::Ring& r) -> Result<void> {
+    const auto given = FrameOf(frame);
+    if (!given) return std::unexpected(given.error());
+    gpushm::signal::Metadata metadata;
+    std::memcpy(metadata.data(), frame->metadata, sizeof metadata);
+    return r.EndWrite(*given, static_cast<CUstream>(stream), frame->bytes, metadata);
+  });
+}
+
+gpushm_status gpushm_ring_abandon_write(gpushm_ring* ring) {
+  return With(ring, [](gc::Ring& r) { return r.AbandonWrite(); });
+}
+
+gpushm_status gpushm_ring_begin_read(gpushm_ring* ring, void* stream, gpushm_frame* frame,
+                                     int64_t timeout_ms) {
+  return BeginRead(ring, stream, frame, /*newest=*/false, timeout_ms);
+}
+
+gpushm_status gpushm_ring_begin_read_newest(gpushm_ring* ring, void* stream, gpushm_frame* frame,
+                                            int64_t timeout_ms) {
+  return BeginRead(ring, stream, frame, /*newest=*/true, timeout_ms);
+}
+
+gpushm_status gpushm_ring_end_read(gpushm_ring* ring, void* stream, const gpushm_frame* frame,
+                                   int64_t timeout_ms) {
+  return With(ring, [&](gc::Ring& r) -> Result<void> {
+    const auto given = FrameOf(frame);
+    if (!given) return std::unexpected(given.error());
+    const auto wait = gc::Wait::From(timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    return r.EndRead(*given, static_cast<CUstream>(stream), wait->condition);
+  });
+}
+
+gpushm_status gpushm_ring_get_info(const gpushm_ring* ring, gpushm_ring_info* info) {
+  return With(ring, [&](const gc::Ring& r) {
+    return gc::FillInfo(info, "info", [&](gpushm_ring_info* filled) -> Result<void> {
+      const gc::Ring::Facts facts = r.facts();
+      gc::CopyText(filled->name, r.name());
+      filled->generation = facts.generation;
+      filled->role = static_cast<uint32_t>(facts.role);
+      filled->policy = facts.kind == gpushm::signal::Kind::kQueue
+                           ? uint32_t{GPUSHM_QUEUE}
+                           : static_cast<uint32_t>(facts.settings.policy);
+      filled->frames = facts.settings.frames;
+      filled->readers = facts.settings.readers;
+      filled->frame_bytes = facts.settings.frame_bytes;
+      filled->newest = facts.newest;
+      filled->dropped = facts.dropped;
+      filled->taken = facts.taken;
+      filled->lost = facts.lost;
+      filled->writer_state = static_cast<uint32_t>(facts.writer);
+      return {};
+    });
+  });
+}
+
+}  // extern "C"

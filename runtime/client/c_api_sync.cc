@@ -1,0 +1,70 @@
+// The C ABI: looking at signals, barriers and rings.
+#include <algorithm>
+
+#include "runtime/client/c_api_support.h"
+#include "runtime/client/open_page.h"
+#include "runtime/include/gpushm/sync.h"
+
+namespace gc = gpushm::client;
+using gpushm::Concat;
+using gpushm::Result;
+using gpushm::signal::CellState;
+using gpushm::signal::Kind;
+using gpushm::signal::Reading;
+
+namespace {
+
+void LookAtWriter(const gpushm::signal::Cell& cell, gpushm_sync_info* info) {
+  const Reading reading = gpushm::signal::Read(cell);
+  info->value = reading.value;
+  info->state = static_cast<uint32_t>(reading.state);
+  info->writer_lease = cell.owner.load(std::memory_order_relaxed);
+}
+
+// One that has ended breaks it. Where all live it is where the last one is.
+void LookAtBarrier(const gpushm::signal::Page& page, gpushm_sync_info* info) {
+  info->value = UINT64_MAX;
+  for (uint32_t i = 0; i < page.cells(); ++i) {
+    const Reading reading = gpushm::signal::Read(page.cell(i));
+    info->value = std::min(info->value, reading.value);
+    if (reading.state == CellState::kLive) {
+      info->state = std::max<uint32_t>(info->state, GPUSHM_SIGNAL_LIVE);
+    } else if (reading.ended()) {
+      info->state = static_cast<uint32_t>(reading.state);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+gpushm_status gpushm_sync_look(gpushm_client* client, const char* name, gpushm_sync_info* info) {
+  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
+    if (client == nullptr || name == nullptr) {
+      return gc::CheckArgument(false, client == nullptr ? "client is NULL" : "name is NULL");
+    }
+    return gc::FillInfo(info, "info", [&](gpushm_sync_info* filled) -> Result<void> {
+      const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
+      const auto open = gc::OpenPage::Attach(
+          client->client.get(), text, {.page = true},
+          {Kind::kSignal, Kind::kBarrier, Kind::kRing, Kind::kQueue}, gc::Wait::None());
+      if (!open) return std::unexpected(open.error().WithContext(Concat("look at \"", text, '"')));
+      gc::CopyText(filled->name, open->name());
+      filled->generation = open->generation();
+      filled->kind = static_cast<uint32_t>(open->page().kind());
+      filled->places = open->page().cells();
+      for (uint32_t i = 0; i < filled->places; ++i) {
+        filled->joined += gpushm::signal::Read(open->cell(i)).state == CellState::kLive ? 1 : 0;
+      }
+      if (open->page().kind() == Kind::kBarrier) {
+        LookAtBarrier(open->page(), filled);
+      } else {
+        LookAtWriter(open->cell(0), filled);
+      }
+      return {};
+    });
+  });
+}
+
+}  // extern "C"

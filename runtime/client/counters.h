@@ -1,0 +1,54 @@
+// What a client counts for the node's metrics (runtime/protocol/counters.h): into the page that its
+// broker gave it, or, while there is none, into one of its own, which the next page gets.
+//
+// Threads: all functions from any thread. Add makes no system call and takes no lock; two atomic
+// increments beside the one that counts keep the page mapped meanwhile: 7 ns together.
+//
+// Invariants
+//   (1) `page_` is never null: nobody asks whether there is a page.
+//   (2) A page that was replaced is unmapped only after readers_ was seen at 0: who comes later
+//       sees the new pointer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "runtime/protocol/counters.h"
+#include "runtime/registry/sealed_memory.h"
+
+namespace gpushm::client {
+
+class Counters {
+ public:
+  using Counter = protocol::Counter;
+
+  void Add(Counter counter, uint64_t by = 1) noexcept { AddAt(protocol::WordOf(counter), by); }
+  void AddError(Code code) noexcept { AddAt(protocol::WordOf(code), 1); }
+  void AddFirstAttach(int64_t took_ns) noexcept;
+
+  // From here on into `page`, a mapped protocol::CounterPage.
+  void Use(registry::Mapping page);
+  // The broker of the page is gone, or perhaps gone.
+  void UseOwn();
+
+ private:
+  void AddAt(size_t word, uint64_t by) noexcept {
+    readers_.fetch_add(1, std::memory_order_seq_cst);
+    (*page_.load(std::memory_order_seq_cst))[word].fetch_add(by, std::memory_order_relaxed);
+    // Pairs with the load in Reclaim: what was counted happened before the page is unmapped.
+    readers_.fetch_sub(1, std::memory_order_release);
+  }
+  void Retire();   // Under mutex_.
+  void Reclaim();  // Under mutex_.
+
+  std::atomic<uint64_t> readers_{0};
+  std::atomic<protocol::CounterWords*> page_{&own_};
+  protocol::CounterWords own_{};
+  std::mutex mutex_;
+  registry::Mapping mapping_;               // Under mutex_. Of page_, unless that is own_.
+  std::vector<registry::Mapping> retired_;  // Under mutex_.
+};
+
+}  // namespace gpushm::client

@@ -1,0 +1,139 @@
+#include "runtime/client/device_word.h"
+
+#include <algorithm>
+#include <string>
+
+#include "runtime/client/stream_waits.h"
+#include "runtime/registry/sealed_memory.h"
+
+namespace gpushm::client {
+namespace {
+
+constexpr uint64_t kWordBytes = sizeof(signal::Word);
+
+std::string NameOf(std::string_view signal) { return Concat(signal, signal::kWordSuffix); }
+
+// A former writer could not delete it: it closed while there was no broker.
+bool IsLeftOver(const Client& client, const std::string& name) {
+  const auto found = client.Lookup(name);
+  return found && found->record.size_bytes == kWordBytes;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceWord>> DeviceWord::Make(Client* client, std::string_view signal,
+                                                     bool writers_all, const Wait& wait) {
+  const std::string name = NameOf(signal);
+  const MakeOptions options{.writers_all = writers_all,
+                            .on_writer_exit = protocol::OnWriterExit::kDrop};
+  auto made = client->Create(name, kWordBytes, options, /*attach=*/true, wait);
+  if (!made && made.error().code() == Code::kAlreadyExists) {
+    if (!IsLeftOver(*client, name)) {
+      return Fail(Code::kInvalidArgument,
+                  Concat("its device memory is the buffer \"", name,
+                         "\", and there is another one of that name"),
+                  "take another name for the signal");
+    }
+    if (auto gone = client->Delete(name, wait); !gone) return std::unexpected(gone.error());
+    made = client->Create(name, kWordBytes, options, /*attach=*/true, wait);
+  }
+  if (!made) {
+    return std::unexpected(made.error().WithContext(Concat("device memory, buffer \"", name, '"')));
+  }
+  return Of(Held(client, *made));
+}
+
+Result<std::unique_ptr<DeviceWord>> DeviceWord::Attach(Client* client, std::string_view signal,
+                                                       uint64_t generation) {
+  const auto attached = client->Attach(NameOf(signal), {.generation = generation}, Wait::None());
+  if (!attached) return std::unexpected(attached.error());
+  return Of(Held(client, *attached));
+}
+
+Result<std::unique_ptr<DeviceWord>> DeviceWord::Of(Held buffer) {
+  auto memory = registry::MakeSealed("page", signal::kPageBytes, registry::Writers::kAll);
+  if (!memory) return std::unexpected(memory.error());
+  auto passed = PageMapping::Map(memory->fd, signal::kPageBytes, /*writable=*/true);
+  if (!passed) return std::unexpected(passed.error());
+  return std::unique_ptr<DeviceWord>(new DeviceWord(std::move(buffer), std::move(*passed)));
+}
+
+Result<void> DeviceWord::Delete() {
+  return buffer_.client()->Delete(buffer_->facts().name, Wait::None());
+}
+
+bool DeviceWord::HasWaits() const {
+  return StreamWaits::Instance().HasPending(passed_->address(), passed_->bytes());
+}
+
+bool DeviceWord::HasPassed(uint64_t value) {
+  const std::lock_guard lock(mutex_);
+  DropPassed();
+  return passed_value_ >= value;
+}
+
+// With mutex_.
+void DeviceWord::DropPassed() {
+  for (size_t i = 0; i < kStreams; ++i) {
+    Waiting& waiting = waiting_[i];
+    const uint64_t passed_number = passed(i).load(std::memory_order_acquire);
+    while (!waiting.values.empty() && waiting.last - waiting.values.size() < passed_number) {
+      passed_value_ = std::max(passed_value_, waiting.values.front());
+      waiting.values.pop_front();
+    }
+  }
+}
+
+// With mutex_.
+Result<size_t> DeviceWord::PlaceOf(CUstream stream) {
+  DropPassed();
+  size_t free = kStreams;
+  for (size_t i = 0; i < kStreams; ++i) {
+    if (waiting_[i].last > 0 && waiting_[i].stream == stream) return i;
+    if (waiting_[i].values.empty()) free = i;
+  }
+  if (free < kStreams) return free;
+  return Fail(Code::kExhausted, Concat(kStreams, " streams wait for it"), "wait on the host");
+}
+
+Result<void> DeviceWord::Await(CUstream stream, uint64_t value) {
+  const Result<const CudaApi*> api = buffer_.client()->Driver();
+  if (!api) return std::unexpected(api.error());
+  const std::lock_guard lock(mutex_);
+  const Result<size_t> place = PlaceOf(stream);
+  if (!place) return std::unexpected(place.error());
+  const signal::Word& word = passed(*place);
+  Waiting& waiting = waiting_[*place];
+  const uint64_t number = waiting.last + 1;
+  const Result<CUdeviceptr> at = passed_->OnGpu(**api, word);
+  if (!at) return std::unexpected(at.error());
+  StreamWaits& waits = StreamWaits::Instance();
+  if (auto room = waits.Add(stream, word, number); !room) return room;
+  std::array<CUstreamBatchMemOpParams, 2> both{};
+  both[0].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+  both[0].waitValue.address = address();
+  both[0].waitValue.value64 = value;
+  both[0].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+  both[1] = StoreOf(*at, number);
+  auto done = (*api)->Check((*api)->cuStreamBatchMemOp(stream, both.size(), both.data(), 0),
+                            "cuStreamBatchMemOp of a wait");
+  if (!done) {
+    waits.Remove(stream, word);
+    return done;
+  }
+  waiting.stream = stream;
+  waiting.last = number;
+  waiting.values.push_back(value);
+  return {};
+}
+
+CUstreamBatchMemOpParams StoreOf(CUdeviceptr at, uint64_t value) {
+  CUstreamBatchMemOpParams store{};
+  store.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+  store.writeValue.address = at;
+  store.writeValue.value64 = value;
+  store.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+  return store;
+}
+
+}  // namespace gpushm::client

@@ -1,0 +1,208 @@
+#include "runtime/client/file_io.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "runtime/client/transfer_engine.h"
+
+namespace gpushm {
+namespace {
+
+// What one thread reads at a time: large enough for a disk's queue, small enough to share a chunk.
+constexpr uint64_t kPartBytes = uint64_t{4} << 20;
+// The most that /proc/sys/fs/pipe-max-size allows without privilege.
+constexpr int kPipeBytes = 1 << 20;
+constexpr int64_t kTickNs = int64_t{kStreamStepMs} * 1'000'000;
+
+struct Part {
+  uint64_t bytes = 0;
+  int error = 0;
+};
+
+// O_DIRECT reads whole blocks, and ends at the file's end all the same.
+Part ReadPart(int file, bool direct, std::byte* to, uint64_t size_bytes, uint64_t offset) {
+  Part part;
+  while (part.bytes < size_bytes) {
+    uint64_t left = size_bytes - part.bytes;
+    if (direct) left = (left + kDirectAlignBytes - 1) / kDirectAlignBytes * kDirectAlignBytes;
+    const ssize_t got = pread(file, to + part.bytes, left, static_cast<off_t>(offset + part.bytes));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) part.error = errno;
+    if (got <= 0) break;
+    part.bytes += static_cast<uint64_t>(got);
+    // Less than whole blocks is the end of the file; the next read would not be aligned.
+    if (direct && part.bytes % kDirectAlignBytes != 0) break;
+  }
+  part.bytes = std::min(part.bytes, size_bytes);
+  return part;
+}
+
+// Waits until the stream has bytes or room, and lets the caller look up now and then.
+class StreamWait {
+ public:
+  StreamWait(int file, short events, const StreamTick& tick)
+      : file_(file), events_(events), tick_(tick) {}
+
+  Result<void> Wait() {
+    for (;;) {
+      if (MonotonicNs() - last_ns_ >= kTickNs) {
+        if (auto done = tick_(); !done) return done;
+        last_ns_ = MonotonicNs();
+      }
+      pollfd waiting{file_, events_, 0};
+      const int ready = poll(&waiting, 1, kStreamStepMs);
+      if (ready < 0 && errno != EINTR) return FailSystem(errno, "poll");
+      if (ready > 0) return {};
+    }
+  }
+
+ private:
+  const int file_;
+  const short events_;
+  const StreamTick& tick_;
+  int64_t last_ns_ = MonotonicNs();
+};
+
+// A pipe whose reader is gone raises SIGPIPE, which would end the application: it is taken away
+// from this thread before anybody sees it.
+class NoSigpipe {
+ public:
+  NoSigpipe() {
+    sigset_t pending;
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~NoSigpipe() {
+    const timespec now{};
+    if (!was_pending_) sigtimedwait(&pipe_, nullptr, &now);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoSigpipe(const NoSigpipe&) = delete;
+  NoSigpipe& operator=(const NoSigpipe&) = delete;
+
+ private:
+  sigset_t pipe_{};
+  sigset_t before_{};
+  bool was_pending_ = false;
+};
+
+}  // namespace
+
+FileReader::FileReader(int file, FileWay way, uint32_t threads, const StreamTick& tick)
+    : file_(file), way_(way), tick_(tick), crew_(way == FileWay::kStream ? 0 : threads) {
+  // Fewer turns with whoever writes. What is no pipe, or may have no more, stays as it is.
+  if (way == FileWay::kStream) fcntl(file, F_SETPIPE_SZ, kPipeBytes);
+}
+
+Result<uint64_t> FileReader::Read(std::byte* to, uint64_t size_bytes, uint64_t offset) {
+  return way_ == FileWay::kStream ? ReadStream(to, size_bytes) : ReadFile(to, size_bytes, offset);
+}
+
+Result<uint64_t> FileReader::ReadFile(std::byte* to, uint64_t size_bytes, uint64_t offset) {
+  std::vector<Part> parts((size_bytes + kPartBytes - 1) / kPartBytes);
+  crew_.Run(parts.size(), [&](size_t i) {
+    const uint64_t at = i * kPartBytes;
+    parts[i] = ReadPart(file_, way_ == FileWay::kDirect, to + at,
+                        std::min(kPartBytes, size_bytes - at), offset + at);
+  });
+  uint64_t done = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].error != 0) return FailSystem(parts[i].error, "read the file");
+    done += parts[i].bytes;
+    // What was read behind a hole in the middle does not count: the file was shortened meanwhile.
+    if (done < std::min((i + 1) * kPartBytes, size_bytes)) break;
+  }
+  return done;
+}
+
+Result<uint64_t> FileReader::ReadStream(std::byte* to, uint64_t size_bytes) {
+  StreamWait waiting(file_, POLLIN, tick_);
+  uint64_t done = 0;
+  while (done < size_bytes) {
+    if (auto ready = waiting.Wait(); !ready) return std::unexpected(ready.error());
+    const ssize_t got = read(file_, to + done, size_bytes - done);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got < 0) return FailSystem(errno, "read the stream");
+    if (got == 0) break;
+    done += static_cast<uint64_t>(got);
+  }
+  return done;
+}
+
+Result<bool> FileReader::AtEnd() {
+  std::byte one{};
+  const Result<uint64_t> got = ReadStream(&one, 1);
+  if (!got) return std::unexpected(got.error());
+  return *got == 0;
+}
+
+FileWriter::FileWriter(int file, FileWay way, const StreamTick& tick)
+    : file_(file), way_(way), tick_(tick) {
+  if (way == FileWay::kStream) fcntl(file, F_SETPIPE_SZ, kPipeBytes);
+}
+
+Result<void> FileWriter::Write(std::byte* from, uint64_t size_bytes, uint64_t offset) {
+  if (way_ == FileWay::kStream) return WriteStream(from, size_bytes);
+  uint64_t whole = size_bytes;
+  if (way_ == FileWay::kDirect) {
+    whole = (size_bytes + kDirectAlignBytes - 1) / kDirectAlignBytes * kDirectAlignBytes;
+    std::memset(from + size_bytes, 0, whole - size_bytes);
+  }
+  uint64_t done = 0;
+  while (done < whole) {
+    const ssize_t put = pwrite(file_, from + done, whole - done, static_cast<off_t>(offset + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return FailSystem(errno, "write the file");
+    done += static_cast<uint64_t>(put);
+  }
+  return {};
+}
+
+Result<void> FileWriter::WriteStream(const std::byte* from, uint64_t size_bytes) {
+  const NoSigpipe quiet;
+  StreamWait waiting(file_, POLLOUT, tick_);
+  bool can_try = true;  // Whether the kernel writes what fits without waiting for the rest.
+  uint64_t done = 0;
+  while (done < size_bytes) {
+    if (auto ready = waiting.Wait(); !ready) return ready;
+    // A pipe that is ready takes so much without blocking; a larger write might never return.
+    const uint64_t left = size_bytes - done;
+    const iovec part{const_cast<std::byte*>(from + done),
+                     can_try ? left : std::min<uint64_t>(left, PIPE_BUF)};
+    const ssize_t put = can_try ? pwritev2(file_, &part, 1, -1, RWF_NOWAIT)
+                                : write(file_, part.iov_base, part.iov_len);
+    if (put < 0 && can_try &&
+        (errno == EOPNOTSUPP || errno == EINVAL || errno == ENOSYS || errno == ESPIPE)) {
+      can_try = false;
+      continue;
+    }
+    if (put < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (put < 0) return FailSystem(errno, "write the stream");
+    done += static_cast<uint64_t>(put);
+  }
+  return {};
+}
+
+Result<void> FileWriter::Finish(uint64_t size_bytes) const {
+  if (way_ == FileWay::kDirect && ftruncate(file_, static_cast<off_t>(size_bytes)) != 0) {
+    return FailSystem(errno, "ftruncate");
+  }
+  return {};
+}
+
+}  // namespace gpushm

@@ -1,0 +1,124 @@
+#include "runtime/client/file_way.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+
+namespace gpushm {
+namespace {
+
+// Looks into the page cache, evenly over the file.
+constexpr uint64_t kSamples = 64;
+
+// Whether reading it now would find at least half of it in memory.
+bool IsInMemory(int file, uint64_t size_bytes) {
+  struct statfs system{};
+  if (fstatfs(file, &system) == 0 &&
+      (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC ||
+       system.f_type == HUGETLBFS_MAGIC)) {
+    return true;
+  }
+  uint64_t found = 0;
+  for (uint64_t i = 0; i < kSamples; ++i) {
+    std::byte byte{};
+    const iovec into{&byte, 1};
+    // Unlike mincore(), tells the truth about files of others, too.
+    if (preadv2(file, &into, 1, static_cast<off_t>(size_bytes / kSamples * i), RWF_NOWAIT) == 1) {
+      ++found;
+    }
+  }
+  return 2 * found >= kSamples;
+}
+
+bool SetDirect(int file, bool on) {
+  const int flags = fcntl(file, F_GETFL);
+  return flags >= 0 && fcntl(file, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
+
+// Leaves the descriptor with O_DIRECT if the file system really does it: some take the flag and
+// refuse each transfer. `move` tries one block at offset 0.
+template <typename Move>
+bool TryDirect(int file, Move move) {
+#ifdef STATX_DIOALIGN
+  struct statx info{};
+  if (statx(file, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+      (info.stx_mask & STATX_DIOALIGN) != 0 &&
+      (info.stx_dio_offset_align == 0 || kDirectAlignBytes % info.stx_dio_offset_align != 0 ||
+       info.stx_dio_mem_align > kDirectAlignBytes)) {
+    return false;
+  }
+#endif
+  if (!SetDirect(file, true)) return false;
+  alignas(kDirectAlignBytes) std::array<std::byte, kDirectAlignBytes> block{};
+  if (move(block.data())) return true;
+  SetDirect(file, false);
+  return false;
+}
+
+template <typename Move>
+Result<FilePlan> Plan(int file, FileWay asked, FilePlan otherwise, Move move) {
+  if (asked == FileWay::kCached) return FilePlan{FileWay::kCached, FileReason::kAsked};
+  const bool open = IsOpen(asked);
+  if (open && otherwise.way == FileWay::kCached) return otherwise;
+  if (TryDirect(file, move)) {
+    if (!open) return FilePlan{asked, FileReason::kAsked};
+    return FilePlan{FileWay::kDirect, otherwise.reason, asked == FileWay::kAutoGds};
+  }
+  if (open) return FilePlan{FileWay::kCached, FileReason::kRefused};
+  return Fail(Code::kUnsupported, "the file system does not do O_DIRECT",
+              "let the way be chosen, or ask for the page cache");
+}
+
+}  // namespace
+
+Result<FilePlan> PlanRead(int file, uint64_t size_bytes, FileWay asked) {
+  FilePlan plan{FileWay::kDirect, FileReason::kNotInCache};
+  if (size_bytes < kDirectMinBytes) {
+    plan = {FileWay::kCached, FileReason::kSmall};
+  } else if (IsOpen(asked) && IsInMemory(file, size_bytes)) {
+    plan = {FileWay::kCached, FileReason::kInCache};
+  }
+  return Plan(file, asked, plan,
+              [&](void* block) { return pread(file, block, kDirectAlignBytes, 0) >= 0; });
+}
+
+Result<FilePlan> PlanWrite(int file, uint64_t size_bytes, FileWay asked) {
+  const FilePlan plan = size_bytes < kDirectMinBytes
+                            ? FilePlan{FileWay::kCached, FileReason::kSmall}
+                            : FilePlan{FileWay::kDirect, FileReason::kLarge};
+  return Plan(file, asked, plan, [&](void* block) {
+    return pwrite(file, block, kDirectAlignBytes, 0) == static_cast<ssize_t>(kDirectAlignBytes);
+  });
+}
+
+FileWay WayOf(int file) {
+  struct stat info{};
+  if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) return FileWay::kStream;
+  const int flags = fcntl(file, F_GETFL);
+  return flags >= 0 && (flags & O_DIRECT) != 0 ? FileWay::kDirect : FileWay::kCached;
+}
+
+std::string_view NameOf(FileWay way) {
+  switch (way) {
+    case FileWay::kAuto:
+    case FileWay::kAutoGds:
+      return "auto";
+    case FileWay::kCached:
+      return "page-cache";
+    case FileWay::kDirect:
+      return "direct";
+    case FileWay::kStream:
+      return "stream";
+    case FileWay::kGds:
+      return "gds";
+  }
+  return "unknown";
+}
+
+}  // namespace gpushm

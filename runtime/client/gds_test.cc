@@ -1,0 +1,269 @@
+// Goal: GPUDirect Storage moves the same bytes as every other way, is refused with its reason where
+// it cannot be had, and leaves nothing open. Method: a libcufile of ours (fake_cufile.cc) that
+// fails as told, on the simulated driver with real files; how the application is told: client_test,
+// and through the broker: ctl_integration_test.
+#include "runtime/client/gds_file.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/base/testing.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/client/file_way.h"
+#include "runtime/client/transfer_testing.h"
+#include "runtime/driver/device.h"
+
+namespace gpushm {
+namespace {
+
+using testing::Content;
+using ::testing::HasSubstr;
+using testing::Slurp;
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kRoomBytes = 8 * kMiB;
+constexpr uint64_t kChunkBytes = 256 << 10;
+
+void* OfFake(const char* name) {
+  const std::string path = std::string(GPUSHM_FAKE_CUFILE_FOLDER) + "/libcufile.so.0";
+  return dlsym(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), name);
+}
+
+// What cuFile has open or registered.
+long OpenThings() { return reinterpret_cast<long (*)()>(OfFake("cuFileUseCount"))(); }
+
+class GdsTest : public testing::DeviceRoomTest {
+ protected:
+  GdsTest() : DeviceRoomTest(kRoomBytes) {}
+
+  void SetUp() override {
+    Tell("");
+    DeviceRoomTest::SetUp();
+    if (HasFatalFailure()) return;
+    const UniqueFd probe = Write("probe", Content(4096));
+    if (!PlanRead(probe.get(), 4096, FileWay::kGds)) GTEST_SKIP() << "no O_DIRECT here";
+  }
+  void TearDown() override {
+    if (IsSkipped()) return;
+    EXPECT_EQ(OpenThings(), 0) << "something stays open or registered";
+  }
+
+  static void Tell(const char* words) { setenv("GPUSHM_FAKE_CUFILE", words, 1); }
+  UniqueFd Write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(folder_ / name, std::ios::binary) << bytes;
+    return UniqueFd(open((folder_ / name).c_str(), O_RDONLY | O_CLOEXEC));
+  }
+  UniqueFd Make(const std::string& name) const {
+    return UniqueFd(open((folder_ / name).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  }
+  // For a file that was planned so.
+  TransferJob Job(int file, uint64_t size_bytes) const {
+    return {.file = file,
+            .way = FileWay::kGds,
+            .address = mapping_->address(),
+            .size_bytes = size_bytes,
+            .chunk_bytes = kChunkBytes};
+  }
+  Result<TransferReport> Load(TransferJob job) {
+    if (auto planned = PlanRead(job.file, job.size_bytes, FileWay::kGds); !planned) {
+      return std::unexpected(planned.error());
+    }
+    if (auto opened = OpenGds(job, false); !opened) return std::unexpected(opened.error());
+    return CopyFileToDevice(*api_, job);
+  }
+  Result<TransferReport> Save(TransferJob job) {
+    if (auto planned = PlanWrite(job.file, job.size_bytes, FileWay::kGds); !planned) {
+      return std::unexpected(planned.error());
+    }
+    if (auto opened = OpenGds(job, false); !opened) return std::unexpected(opened.error());
+    return CopyDeviceToFile(*api_, job);
+  }
+
+  testing::TempFolder folder_;
+};
+
+TEST_F(GdsTest, EveryByteArrivesAndIsSaved) {
+  for (const char* told : {"", "short"}) {
+    Tell(told);
+    for (const uint64_t size : {uint64_t{4096}, uint64_t{4097}, kChunkBytes - 1, kChunkBytes,
+                                kChunkBytes + 4095, 7 * kChunkBytes + 12345, 5 * kMiB}) {
+      SCOPED_TRACE(Concat(told, " ", size));
+      const std::string content = Content(size);
+      const UniqueFd file = Write("in", content);
+      Fill('z');
+      TransferJob job = Job(file.get(), size);
+      uint64_t reported = 0;
+      job.progress = [&](uint64_t done) {
+        EXPECT_GE(done, reported);
+        reported = done;
+        return true;
+      };
+      auto report = Load(job);
+      ASSERT_TRUE(report) << report.error().ToString();
+      EXPECT_EQ(report->bytes, size);
+      EXPECT_EQ(reported, size);
+      EXPECT_GT(report->moving_ns, 0);
+      EXPECT_TRUE(OnDevice(size + 1) == content + 'z') << "behind the file nothing is touched";
+
+      const UniqueFd out = Make("out");
+      report = Save(Job(out.get(), size));
+      ASSERT_TRUE(report) << report.error().ToString();
+      EXPECT_EQ(report->bytes, size);
+      EXPECT_TRUE(Slurp(folder_ / "out") == content);
+    }
+  }
+}
+
+struct Refusal {
+  const char* told;
+  const char* what;
+};
+
+TEST_F(GdsTest, WhatIsMissingIsNamed) {
+  const UniqueFd file = Write("in", Content(kMiB));
+  ASSERT_TRUE(PlanRead(file.get(), kMiB, FileWay::kGds));
+  for (const Refusal& refusal :
+       std::vector<Refusal>{{"no-driver", "nvidia-fs is not there"},
+                            {"open", "cuFileDriverOpen: cuFile's error 5001"},
+                            {"properties", "cuFileDriverGetProperties"},
+                            {"no-systems", "supports no file system"},
+                            {"compat", "compatibility mode is on"},
+                            {"forced", "compatibility mode is on"},
+                            {"file", "the file is refused, cuFileHandleRegister"},
+                            {"memory", "the buffer cannot be registered"}}) {
+    SCOPED_TRACE(refusal.told);
+    Tell(refusal.told);
+    TransferJob job = Job(file.get(), kMiB);
+    const auto opened = OpenGds(job, false);
+    ASSERT_FALSE(opened);
+    EXPECT_EQ(opened.error().code(), Code::kUnsupported);
+    EXPECT_THAT(opened.error().what(), HasSubstr(refusal.what));
+    EXPECT_FALSE(opened.error().remedy().empty());
+    // Where the way is open, the next best one is taken.
+    job.way = FileWay::kDirect;
+    EXPECT_TRUE(OpenGds(job, true));
+    EXPECT_EQ(job.way, FileWay::kDirect);
+    EXPECT_EQ(job.gds, nullptr);
+    EXPECT_EQ(OpenThings(), 0);
+  }
+  Tell("");
+  TransferJob job = Job(file.get(), 4095);
+  EXPECT_EQ(OpenGds(job, false).error().code(), Code::kUnsupported) << "no whole block";
+  setenv("GPUSHM_CUFILE", folder_.path().c_str(), 1);
+  job = Job(file.get(), kMiB);
+  const auto opened = OpenGds(job, false);
+  setenv("GPUSHM_CUFILE", GPUSHM_FAKE_CUFILE_FOLDER, 1);
+  ASSERT_FALSE(opened);
+  EXPECT_THAT(opened.error().what(), HasSubstr("cuFile cannot be loaded"));
+}
+
+TEST_F(GdsTest, TheApplicationsCufileIsCheckedAndStaysOpen) {
+  Tell("application");
+  const UniqueFd file = Write("in", Content(kMiB));
+  auto report = Load(Job(file.get(), kMiB));
+  ASSERT_FALSE(report) << "it allows what we do not";
+  EXPECT_EQ(report.error().code(), Code::kUnsupported);
+  EXPECT_EQ(OpenThings(), 1);
+  Tell("application strict");
+  report = Load(Job(file.get(), kMiB));
+  EXPECT_TRUE(report) << report.error().ToString();
+  EXPECT_EQ(OpenThings(), 1);
+  reinterpret_cast<cufile::Error (*)()>(OfFake("cuFileDriverClose_v2"))();
+}
+
+TEST_F(GdsTest, TwoAtOneTimeShareAnOpenCufile) {
+  const UniqueFd file = Write("in", Content(kMiB));
+  ASSERT_TRUE(PlanRead(file.get(), kMiB, FileWay::kGds));
+  TransferJob first = Job(file.get(), kMiB);
+  ASSERT_TRUE(OpenGds(first, false));
+  {
+    TransferJob second = Job(file.get(), kMiB);
+    ASSERT_TRUE(OpenGds(second, false));
+    EXPECT_EQ(OpenThings(), 3);
+  }
+  EXPECT_EQ(OpenThings(), 2);
+  const auto report = CopyFileToDevice(*api_, first);
+  EXPECT_TRUE(report) << report.error().ToString();
+}
+
+TEST_F(GdsTest, ErrorsInTheMiddleCarryWhatWasSaid) {
+  const std::string content = Content(4 * kMiB);
+  const UniqueFd file = Write("in", content);
+  const UniqueFd out = Make("out");
+  Tell("errno=5 at=1500000");
+  auto report = Load(Job(file.get(), content.size()));
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().sys_errno(), EIO);
+  report = Save(Job(out.get(), content.size()));
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().sys_errno(), EIO);
+  Tell("error=5044 at=1500000");
+  report = Load(Job(file.get(), content.size()));
+  ASSERT_FALSE(report);
+  EXPECT_THAT(report.error().what(), HasSubstr("cuFileRead: cuFile's error 5044"));
+  report = Save(Job(out.get(), content.size()));
+  ASSERT_FALSE(report);
+  EXPECT_THAT(report.error().what(), HasSubstr("cuFileWrite: cuFile's error 5044"));
+}
+
+TEST_F(GdsTest, StopsBetweenChunks) {
+  const std::string content = Content(4 * kMiB);
+  const UniqueFd file = Write("in", content);
+  const UniqueFd out = Make("out");
+  TransferJob job = Job(file.get(), content.size());
+  job.progress = [](uint64_t done) { return done < kMiB; };
+  auto report = Load(job);
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code(), Code::kBusy);
+  job.file = out.get();
+  report = Save(job);
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code(), Code::kBusy);
+}
+
+TEST_F(GdsTest, AFileThatShrinksMeanwhile) {
+  const std::string content = Content(4 * kMiB);
+  const UniqueFd file = Write("in", content);
+  TransferJob job = Job(file.get(), content.size());
+  job.progress = [&](uint64_t) { return truncate((folder_ / "in").c_str(), kMiB + 100) == 0; };
+  const auto report = Load(job);
+  ASSERT_TRUE(report) << report.error().ToString();
+  EXPECT_EQ(report->bytes, kMiB + 100) << "the caller sees that it is not all";
+  EXPECT_TRUE(OnDevice(report->bytes) == content.substr(0, report->bytes));
+}
+
+// Goal: only who asks for it gets it, and files that the page cache serves better do not.
+TEST_F(GdsTest, ThePlanTriesItWhereDirectWouldBe) {
+  const UniqueFd small = Write("small", Content(8192));
+  auto plan = PlanRead(small.get(), 8192, FileWay::kAutoGds);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->way, FileWay::kCached);
+  EXPECT_FALSE(plan->try_gds);
+  const UniqueFd large = Make("large");
+  ASSERT_EQ(ftruncate(large.get(), static_cast<off_t>(kDirectMinBytes)), 0);
+  plan = PlanRead(large.get(), kDirectMinBytes, FileWay::kAutoGds);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->try_gds, plan->way == FileWay::kDirect);
+  plan = PlanRead(large.get(), kDirectMinBytes, FileWay::kAuto);
+  ASSERT_TRUE(plan);
+  EXPECT_FALSE(plan->try_gds);
+  plan = PlanRead(large.get(), kDirectMinBytes, FileWay::kGds);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->way, FileWay::kGds);
+  EXPECT_EQ(plan->reason, FileReason::kAsked);
+  const UniqueFd proc(open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
+  EXPECT_FALSE(PlanRead(proc.get(), 100, FileWay::kGds));
+}
+
+}  // namespace
+}  // namespace gpushm

@@ -1,0 +1,117 @@
+#include "runtime/client/gds_transfer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "runtime/base/clock.h"
+#include "runtime/client/file_io.h"
+#include "runtime/client/gds_file.h"
+#include "runtime/driver/device.h"
+
+namespace gpushm {
+namespace {
+
+// The end of the file that fills no block, in host memory.
+struct alignas(kDirectAlignBytes) Tail {
+  std::array<std::byte, kDirectAlignBytes> bytes{};
+};
+
+const StreamTick kNoTick = [] { return Result<void>(); };  // Files make nobody wait.
+
+uint64_t WholeBlocks(const TransferJob& job) {
+  return job.size_bytes / kDirectAlignBytes * kDirectAlignBytes;
+}
+
+// Nothing overlaps here: chunks are only for progress, cancels, and what is registered at a time.
+uint64_t ChunkOf(const TransferJob& job) {
+  const uint64_t wanted = job.chunk_bytes == 0 ? kTransferChunkBytes : job.chunk_bytes;
+  return RoundUp(std::clamp(wanted, kMinTransferChunkBytes, kMaxTransferChunkBytes),
+                 kDirectAlignBytes);
+}
+
+Result<uint64_t> LoadTail(const CudaApi& api, const TransferJob& job, uint64_t offset) {
+  Tail tail;
+  FileReader reader(job.file, FileWay::kDirect, 0, kNoTick);
+  const Result<uint64_t> got = reader.Read(tail.bytes.data(), job.size_bytes - offset, offset);
+  if (!got || *got == 0) return got;
+  if (auto done = api.Check(api.cuMemcpyHtoD(job.address + offset, tail.bytes.data(), *got),
+                            "cuMemcpyHtoD");
+      !done) {
+    return std::unexpected(done.error());
+  }
+  // It may return before so few bytes have arrived.
+  if (auto done = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"); !done) {
+    return std::unexpected(done.error());
+  }
+  return got;
+}
+
+Result<void> SaveTail(const CudaApi& api, const TransferJob& job, uint64_t offset) {
+  Tail tail;
+  const uint64_t size = job.size_bytes - offset;
+  if (auto done = api.Check(api.cuMemcpyDtoH(tail.bytes.data(), job.address + offset, size),
+                            "cuMemcpyDtoH");
+      !done) {
+    return done;
+  }
+  return FileWriter(job.file, FileWay::kDirect, kNoTick).Write(tail.bytes.data(), size, offset);
+}
+
+}  // namespace
+
+Result<TransferReport> LoadByGds(const CudaApi& api, const TransferJob& job) {
+  TransferReport report;
+  const int64_t start_ns = MonotonicNs();
+  const uint64_t whole = WholeBlocks(job);
+  bool at_end = false;
+  while (report.bytes < whole && !at_end) {
+    if (auto go_on = CallProgress(job.progress, report.bytes); !go_on) {
+      return std::unexpected(go_on.error());
+    }
+    const uint64_t wanted = std::min(ChunkOf(job), whole - report.bytes);
+    const Result<uint64_t> got = job.gds->Read(job.address + report.bytes, wanted, report.bytes);
+    if (!got) return std::unexpected(got.error());
+    report.bytes += *got;
+    at_end = *got < wanted;
+  }
+  if (!at_end && whole < job.size_bytes) {
+    const Result<uint64_t> got = LoadTail(api, job, whole);
+    if (!got) return std::unexpected(got.error());
+    report.bytes += *got;
+  }
+  report.moving_ns = MonotonicNs() - start_ns;
+  if (auto done = CallProgress(job.progress, report.bytes); !done) {
+    return std::unexpected(done.error());
+  }
+  return report;
+}
+
+Result<TransferReport> SaveByGds(const CudaApi& api, const TransferJob& job) {
+  TransferReport report;
+  const int64_t start_ns = MonotonicNs();
+  const uint64_t whole = WholeBlocks(job);
+  while (report.bytes < whole) {
+    const uint64_t size = std::min(ChunkOf(job), whole - report.bytes);
+    if (auto done = job.gds->Write(job.address + report.bytes, size, report.bytes); !done) {
+      return std::unexpected(done.error());
+    }
+    report.bytes += size;
+    if (auto go_on = CallProgress(job.progress, report.bytes); !go_on) {
+      return std::unexpected(go_on.error());
+    }
+  }
+  if (whole < job.size_bytes) {
+    if (auto done = SaveTail(api, job, whole); !done) return std::unexpected(done.error());
+    report.bytes = job.size_bytes;
+    if (auto go_on = CallProgress(job.progress, report.bytes); !go_on) {
+      return std::unexpected(go_on.error());
+    }
+  }
+  const FileWriter writer(job.file, FileWay::kDirect, kNoTick);
+  if (auto done = writer.Finish(job.size_bytes); !done) return std::unexpected(done.error());
+  report.moving_ns = MonotonicNs() - start_ns;
+  return report;
+}
+
+}  // namespace gpushm

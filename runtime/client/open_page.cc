@@ -1,0 +1,114 @@
+#include "runtime/client/open_page.h"
+
+#include <algorithm>
+
+#include "runtime/client/stream_waits.h"
+
+namespace gpushm::client {
+
+using signal::Page;
+using signal::Point;
+
+Result<OpenPage> OpenPage::Attach(Client* client, std::string_view name,
+                                  const AttachOptions& options,
+                                  std::initializer_list<signal::Kind> kinds, const Wait& wait) {
+  const Result<Attachment*> attached = client->Attach(name, options, wait);
+  if (!attached) return std::unexpected(attached.error());
+  Held held(client, *attached);
+  const PageMapping& mapping = *held->page();
+  const Result<Page> page = Page::Look(mapping.address(), mapping.bytes());
+  if (!page) return std::unexpected(page.error());
+  if (std::find(kinds.begin(), kinds.end(), page->kind()) == kinds.end()) {
+    return Fail(Code::kInvalidArgument,
+                Concat('"', name, "\" is a ", signal::KindName(page->kind()), ", not a ",
+                       signal::KindName(*kinds.begin())),
+                "open it as what it is, or take another name");
+  }
+  return OpenPage(std::move(held), *page);
+}
+
+Result<OpenPage> OpenPage::Make(Client* client, std::string_view name, const Layout& layout,
+                                const PageOptions& options, const Wait& wait) {
+  const Result<Attachment*> made =
+      client->MakePage(name, signal::BytesFor(layout.cells, layout.body_bytes), options, wait);
+  if (!made) return std::unexpected(made.error());
+  Held held(client, *made);
+  const PageMapping& mapping = *held->page();
+  const Page page = Page::Make(mapping.address(), mapping.bytes(), layout.kind, layout.cells,
+                               layout.body_bytes, layout.settings);
+  return OpenPage(std::move(held), page);
+}
+
+void OpenPage::SetSettings(const std::array<uint64_t, 8>& settings) {
+  page_ = Page::Make(page_.address(), page_.mapped_bytes(), page_.kind(), page_.cells(),
+                     page_.body().size(), settings);
+}
+
+Result<void> OpenPage::CheckKnown() const {
+  if (!attachment().orphaned()) return {};
+  return Fail(Code::kOrphaned,
+              Concat("the pod has another broker now, which does not know this ",
+                     signal::KindName(page_.kind())),
+              "close it and open it again");
+}
+
+Result<void> OpenPage::CheckNoStreamWaits() const {
+  if (!StreamWaits::Instance().HasPending(page_.address(), page_.mapped_bytes())) return {};
+  return Fail(Code::kBusy, "a stream of this process waits for it",
+              "synchronise the stream, then close it");
+}
+
+// ---- streams
+
+Result<CUdeviceptr> OpenPage::OnGpu(const signal::Word& word) const {
+  const Result<const CudaApi*> api = client()->Driver();
+  if (!api) return std::unexpected(api.error());
+  return held_->page()->OnGpu(**api, word);
+}
+
+Result<void> OpenPage::CheckStream(CUstream stream) const {
+  const Result<const CudaApi*> api = client()->Driver();
+  if (!api) return std::unexpected(api.error());
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (auto done =
+          (*api)->Check((*api)->cuStreamIsCapturing(stream, &capture), "cuStreamIsCapturing");
+      !done) {
+    return done;
+  }
+  if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+    return Fail(Code::kUnsupported,
+                "the stream is being captured: each launch of the graph would have the same value",
+                "signal from a kernel of the graph (gpushm/device.cuh), or outside of the graph");
+  }
+  const Result<CUdeviceptr> there = OnGpu(cell(0).value);
+  if (!there) return std::unexpected(there.error());
+  return {};
+}
+
+Result<void> OpenPage::Store(CUstream stream, const Point& point) const {
+  const Result<CUdeviceptr> at = OnGpu(*point.word);
+  if (!at) return std::unexpected(at.error());
+  const CudaApi& api = **client()->Driver();
+  // The driver's default has the barrier that makes what came before visible to all.
+  return api.Check(
+      api.cuStreamWriteValue64(stream, *at, point.value, CU_STREAM_WRITE_VALUE_DEFAULT),
+      "cuStreamWriteValue64");
+}
+
+Result<void> OpenPage::Await(CUstream stream, const Point& point) const {
+  StreamWaits& waits = StreamWaits::Instance();
+  if (auto room = waits.Add(stream, *point.word, point.value); !room) return room;
+  auto done = AwaitCounted(stream, point);
+  if (!done) waits.Remove(stream, *point.word);
+  return done;
+}
+
+Result<void> OpenPage::AwaitCounted(CUstream stream, const Point& point) const {
+  const Result<CUdeviceptr> at = OnGpu(*point.word);
+  if (!at) return std::unexpected(at.error());
+  const CudaApi& api = **client()->Driver();
+  return api.Check(api.cuStreamWaitValue64(stream, *at, point.value, CU_STREAM_WAIT_VALUE_GEQ),
+                   "cuStreamWaitValue64");
+}
+
+}  // namespace gpushm::client

@@ -1,0 +1,104 @@
+// The page behind a name as a participant of this process has it open: what signals, barriers and
+// rings do alike, above all with streams.
+//
+// Threads: any thread may call any function, but Detach, which is the last call. What takes a
+// stream needs a current context on the calling thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "runtime/client/client.h"
+#include "runtime/client/held.h"
+#include "runtime/client/wait.h"
+#include "runtime/signal/frames.h"
+#include "runtime/signal/page.h"
+
+namespace gpushm::client {
+
+class OpenPage {
+ public:
+  struct Layout {
+    signal::Kind kind;
+    uint32_t cells;
+    uint64_t body_bytes = 0;
+    std::array<uint64_t, 8> settings{};
+  };
+
+  // What the name stands for. kInvalidArgument: its page is of none of `kinds`.
+  static Result<OpenPage> Attach(Client* client, std::string_view name,
+                                 const AttachOptions& options,
+                                 std::initializer_list<signal::Kind> kinds, const Wait& wait);
+  // A new one, which nobody else sees before Publish.
+  static Result<OpenPage> Make(Client* client, std::string_view name, const Layout& layout,
+                               const PageOptions& options, const Wait& wait);
+  // Before Publish.
+  void SetSettings(const std::array<uint64_t, 8>& settings);
+  Result<void> Publish(const Wait& wait) const { return client()->Publish(held_.get(), wait); }
+  Result<void> Detach() { return held_.Detach(); }
+
+  Client* client() const { return held_.client(); }
+  const Attachment& attachment() const { return *held_.get(); }
+  const std::string& name() const { return attachment().facts().name; }
+  uint64_t generation() const { return attachment().facts().generation; }
+  const signal::Page& page() const { return page_; }
+  signal::Cell& cell(uint32_t index) const { return page_.cell(index); }
+  // What this participant's cells are owned by.
+  uint64_t lease() const { return lease_; }
+  // Whether the cell is of this process. The broker would not end a wait for one's own.
+  bool IsOwn(const signal::Cell& cell) const {
+    return client()->HoldsLease(cell.owner.load(std::memory_order_relaxed));
+  }
+  // kOrphaned: the pod has another broker now, which does not know the page.
+  Result<void> CheckKnown() const;
+  // kBusy: a stream of this process waits for a cell.
+  Result<void> CheckNoStreamWaits() const;
+
+  // ---- streams
+  Result<CUdeviceptr> OnGpu(const signal::Word& word) const;
+  // kUnsupported: no context is current, or the stream is being captured, and a graph freezes the
+  // values of what is captured.
+  Result<void> CheckStream(CUstream stream) const;
+  // The stream stores point.value when it gets there, and all that it did before is visible first.
+  Result<void> Store(CUstream stream, const signal::Point& point) const;
+  // The stream goes on when point.value is reached. kExhausted: too many streams wait.
+  Result<void> Await(CUstream stream, const signal::Point& point) const;
+  // The same where StreamWaits has counted it already.
+  Result<void> AwaitCounted(CUstream stream, const signal::Point& point) const;
+
+ private:
+  OpenPage(Held held, const signal::Page& page)
+      : held_(std::move(held)), page_(page), lease_(held_->lease().id) {}
+
+  Held held_;
+  signal::Page page_;
+  uint64_t lease_;
+};
+
+// Attempts to open until no other process is in the way any more. `waited`, "to write signal x",
+// and `remedy` are for kTimeout.
+template <typename Attempt>
+auto UntilOpen(const Wait& wait, std::string_view waited, std::string_view remedy, Attempt attempt)
+    -> decltype(attempt()) {
+  for (signal::Poll poll(wait.condition);;) {
+    auto opened = attempt();
+    if (opened || wait.dont_wait) return opened;
+    const Code code = opened.error().code();
+    if (code != Code::kAlreadyExists && code != Code::kStale && code != Code::kBusy &&
+        code != Code::kNotFound) {
+      return opened;
+    }
+    if (!poll.Again()) {
+      return Fail(Code::kTimeout, Concat("waited in vain ", waited, ": ", opened.error().what()),
+                  opened.error().remedy().empty() ? std::string(remedy) : opened.error().remedy());
+    }
+  }
+}
+
+}  // namespace gpushm::client

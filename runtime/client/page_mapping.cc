@@ -1,0 +1,58 @@
+#include "runtime/client/page_mapping.h"
+
+#include "runtime/base/limits.h"
+#include "runtime/client/stream_waits.h"
+
+namespace gpushm::client {
+
+Result<std::unique_ptr<PageMapping>> PageMapping::Map(const UniqueFd& fd, uint64_t mapped_bytes,
+                                                      bool writable) {
+  Result<registry::Mapping> mapping =
+      registry::MapSealed(fd, "page", signal::kPageBytes, limits::kPageBytes,
+                          registry::Writers::kAll, /*read_only=*/!writable);
+  if (!mapping) return std::unexpected(mapping.error());
+  if (mapping->bytes() != mapped_bytes) {
+    return Fail(Code::kCorrupt, "the page received has another size than the broker says");
+  }
+  return std::unique_ptr<PageMapping>(new PageMapping(std::move(*mapping), writable));
+}
+
+PageMapping::~PageMapping() {
+  StreamWaits::Instance().Forget(mapping_.address(), mapping_.bytes());
+  // Fails where the context is gone, and the registration with it.
+  if (registered_with_ != nullptr) registered_with_->cuMemHostUnregister(mapping_.address());
+}
+
+Result<CUdeviceptr> PageMapping::OnGpu(const CudaApi& api, const signal::Word& word) {
+  const auto offset = static_cast<CUdeviceptr>(reinterpret_cast<const std::byte*>(&word) -
+                                               static_cast<const std::byte*>(mapping_.address()));
+  CUcontext context = nullptr;
+  if (auto done = api.Check(api.cuCtxGetCurrent(&context), "cuCtxGetCurrent"); !done) {
+    return std::unexpected(done.error());
+  }
+  if (context == nullptr) {
+    return Fail(Code::kUnsupported, "no CUDA context is current on this thread",
+                "make one current: cuCtxSetCurrent, or any call of the CUDA runtime");
+  }
+  const std::lock_guard lock(mutex_);
+  if (context_ == context) return base_ + offset;
+  // Portable: once for all contexts, while the one that it was made in lives.
+  const auto look = [&] { return api.cuMemHostGetDevicePointer(&base_, mapping_.address(), 0); };
+  if (registered_with_ == nullptr || look() != CUDA_SUCCESS) {
+    const unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                           (writable_ ? 0 : CU_MEMHOSTREGISTER_READ_ONLY);
+    if (auto done = api.Check(api.cuMemHostRegister(mapping_.address(), mapping_.bytes(), flags),
+                              "cuMemHostRegister of the page of a signal");
+        !done) {
+      return std::unexpected(done.error());
+    }
+    registered_with_ = &api;
+    if (auto done = api.Check(look(), "cuMemHostGetDevicePointer"); !done) {
+      return std::unexpected(done.error());
+    }
+  }
+  context_ = context;
+  return base_ + offset;
+}
+
+}  // namespace gpushm::client

@@ -1,0 +1,48 @@
+// The page of a signal, barrier or ring in this process: mapped for the host, and known to the GPU
+// once a stream needs it.
+//
+// Threads: any. OnGpu needs a current context on the calling thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <memory>
+#include <mutex>
+
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/driver/cuda_api.h"
+#include "runtime/registry/sealed_memory.h"
+#include "runtime/signal/page.h"
+
+namespace gpushm::client {
+
+class PageMapping {
+ public:
+  // A descriptor that the broker gave. kCorrupt: it is not what a page is.
+  static Result<std::unique_ptr<PageMapping>> Map(const UniqueFd& fd, uint64_t mapped_bytes,
+                                                  bool writable);
+  PageMapping(const PageMapping&) = delete;
+  PageMapping& operator=(const PageMapping&) = delete;
+  ~PageMapping();
+
+  void* address() const { return mapping_.address(); }
+  uint64_t bytes() const { return mapping_.bytes(); }
+
+  // Where the GPU finds `word`, which lies in this page. Registers the page with the driver the
+  // first time (about 100 us), for all contexts of the process. kUnsupported: no current context.
+  Result<CUdeviceptr> OnGpu(const CudaApi& api, const signal::Word& word);
+
+ private:
+  PageMapping(registry::Mapping mapping, bool writable)
+      : mapping_(std::move(mapping)), writable_(writable) {}
+
+  registry::Mapping mapping_;
+  const bool writable_;
+  std::mutex mutex_;  // Guards what follows.
+  const CudaApi* registered_with_ = nullptr;
+  CUcontext context_ = nullptr;  // Last seen; `base_` is what its streams use.
+  CUdeviceptr base_ = 0;
+};
+
+}  // namespace gpushm::client

@@ -1,0 +1,426 @@
+#include "runtime/client/rings.h"
+
+#include <algorithm>
+
+namespace gpushm::client {
+namespace {
+
+using signal::CellState;
+using signal::FrameSettings;
+using signal::Kind;
+
+// Slots begin where kernels like memory to begin.
+constexpr uint64_t kSlotAlignment = 512;
+constexpr std::string_view kPageSuffix = "-ring";
+
+uint64_t StrideOf(const FrameSettings& settings) {
+  return RoundUp(settings.frame_bytes, kSlotAlignment);
+}
+
+uint64_t BufferBytes(const FrameSettings& settings) { return settings.frames * StrideOf(settings); }
+
+Result<void> CheckRingName(std::string_view name) {
+  if (auto valid = protocol::CheckName(name, "name"); !valid) return valid;
+  if (name.size() + kPageSuffix.size() <= limits::kNameBytes) return {};
+  return Fail(Code::kInvalidArgument, Concat("a ring's name has ", name.size(), " characters"),
+              Concat("use at most ", limits::kNameBytes - kPageSuffix.size()));
+}
+
+Result<OpenPage> AttachPage(Client* client, std::string_view name, const AttachOptions& options,
+                            const Wait& wait) {
+  return OpenPage::Attach(client, Concat(name, kPageSuffix), options, {Kind::kRing, Kind::kQueue},
+                          wait);
+}
+
+// Memory for the frames: the pod's declared buffer where that is fresh, else memory of its own. A
+// successor's is new: what readers of the former writer hold stays as it is.
+Result<Attachment*> MakeFrames(Client* client, std::string_view name, const FrameSettings& settings,
+                               bool successor, const Wait& wait) {
+  const uint64_t bytes = BufferBytes(settings);
+  const MakeOptions options{.on_writer_exit = protocol::OnWriterExit::kKeep};
+  if (successor) {
+    auto replaced = client->Replace(name, bytes, options, /*attach=*/true, wait);
+    if (replaced || replaced.error().code() != Code::kNotFound) return replaced;
+  }
+  auto created = client->Create(name, bytes, options, /*attach=*/true, wait);
+  if (created || created.error().code() != Code::kAlreadyExists) return created;
+  auto attached = client->Attach(name, {.access = Access::kReadWrite}, Wait::None());
+  if (!attached) return attached;
+  Held held(client, *attached);
+  if (held->facts().size_bytes < bytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat("buffer \"", name, "\" has ", held->facts().size_bytes, " bytes, ",
+                       settings.frames, " frames of ", settings.frame_bytes, " need ", bytes),
+                "declare it larger, or make fewer or smaller frames");
+  }
+  return held.Release();
+}
+
+}  // namespace
+
+Ring::Ring(std::string_view name, Role role, OpenPage page, Held frames, Participant participant)
+    : name_(name),
+      role_(role),
+      page_(std::move(page)),
+      frames_held_(std::move(frames)),
+      settings_(signal::FrameTable::Of(page_.page(), page_.page().kind())->settings()),
+      participant_(std::move(participant)) {}
+
+// ---- opening
+
+Result<std::unique_ptr<Ring>> Ring::Open(Client* client, std::string_view name,
+                                         const Options& options, const Wait& wait) {
+  if (auto valid = CheckRingName(name); !valid) return std::unexpected(valid.error());
+  if (options.role == Role::kReader) return OpenReader(client, name, options, wait);
+  if (auto valid = options.settings.Check(); !valid) return std::unexpected(valid.error());
+  return UntilOpen(wait, Concat("to write ring \"", name, '"'),
+                   "one process writes a ring: end the other one, or wait longer",
+                   [&] { return TryWrite(client, name, options, wait); });
+}
+
+Result<std::unique_ptr<Ring>> Ring::TryWrite(Client* client, std::string_view name,
+                                             const Options& options, const Wait& wait) {
+  const auto former = AttachPage(client, name, {.page = true}, Wait::None());
+  if (!former) {
+    if (former.error().code() == Code::kNotFound) return Make(client, name, options, 0, wait);
+    return std::unexpected(former.error());
+  }
+  if (!signal::Read(former->cell(0)).ended()) {
+    return Fail(Code::kBusy, Concat("ring \"", name, "\" has its writer already"));
+  }
+  auto made = Make(client, name, options, former->generation(), wait);
+  // A pool without room for a second generation has it when the former readers have gone.
+  if (!made && made.error().code() == Code::kExhausted && !wait.dont_wait) {
+    return Fail(Code::kBusy, made.error().what(), made.error().remedy());
+  }
+  return made;
+}
+
+Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
+                                         const Options& options, uint64_t after_generation,
+                                         const Wait& wait) {
+  const auto made = MakeFrames(client, name, options.settings, after_generation != 0, wait);
+  if (!made) return std::unexpected(made.error());
+  Held frames(client, *made);
+  FrameSettings settings = options.settings;
+  settings.generation = frames->facts().generation;
+  auto page = OpenPage::Make(
+      client, Concat(name, kPageSuffix),
+      {.kind = options.kind,
+       .cells = settings.cells(),
+       .body_bytes = settings.body_bytes(),
+       .settings = settings.ToHeader()},
+      {.writers_all = true, .one_writer = false, .after_generation = after_generation}, wait);
+  if (!page) return std::unexpected(page.error());
+  Participant participant;
+  if (options.kind == Kind::kQueue) {
+    auto writer = signal::QueueWriter::Open(page->page(), page->lease());
+    if (!writer) return std::unexpected(writer.error());
+    participant.emplace<signal::QueueWriter>(std::move(*writer));
+  } else {
+    auto writer = signal::RingWriter::Open(page->page(), page->lease(), options.need_readers);
+    if (!writer) return std::unexpected(writer.error());
+    participant.emplace<signal::RingWriter>(std::move(*writer));
+  }
+  if (auto shown = page->Publish(wait); !shown) return std::unexpected(shown.error());
+  return std::unique_ptr<Ring>(
+      new Ring(name, Role::kWriter, std::move(*page), std::move(frames), std::move(participant)));
+}
+
+Result<std::unique_ptr<Ring>> Ring::OpenReader(Client* client, std::string_view name,
+                                               const Options& options, const Wait& wait) {
+  AttachOptions attach{.access = Access::kReadWrite, .page = true};
+  for (;;) {
+    auto page = AttachPage(client, name, attach, wait);
+    if (!page) return std::unexpected(page.error());
+    attach.min_generation = page->generation() + 1;
+    if (signal::Read(page->cell(0)).ended()) continue;
+    auto joined = Join(name, options, std::move(*page));
+    // Its writer has ended, and the next one has put other memory behind the name.
+    if (joined || joined.error().code() != Code::kStale) return joined;
+  }
+}
+
+Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& options,
+                                         OpenPage page) {
+  const auto table = signal::FrameTable::Of(page.page(), page.page().kind());
+  if (!table) return std::unexpected(table.error());
+  const auto attached =
+      page.client()->Attach(name, {.generation = table->settings().generation}, Wait::None());
+  if (!attached) return std::unexpected(attached.error());
+  Held frames(page.client(), *attached);
+  if (frames->facts().size_bytes < BufferBytes(table->settings())) {
+    return Fail(Code::kCorrupt, "the ring's frames are more than its buffer has");
+  }
+  Participant participant;
+  if (page.page().kind() == Kind::kQueue) {
+    auto worker = signal::QueueWorker::Join(page.page(), page.lease());
+    if (!worker) return std::unexpected(worker.error());
+    participant.emplace<signal::QueueWorker>(std::move(*worker));
+  } else {
+    const auto start = options.from_oldest ? signal::RingReader::Start::kOldest
+                                           : signal::RingReader::Start::kNewest;
+    auto reader = signal::RingReader::Join(page.page(), page.lease(), start);
+    if (!reader) return std::unexpected(reader.error());
+    participant.emplace<signal::RingReader>(std::move(*reader));
+  }
+  return std::unique_ptr<Ring>(
+      new Ring(name, Role::kReader, std::move(page), std::move(frames), std::move(participant)));
+}
+
+Result<void> Ring::Close() {
+  if (auto none = page_.CheckNoStreamWaits(); !none) return none;
+  const std::lock_guard lock(mutex_);
+  DropStored();
+  if (!pending_.empty()) {
+    return Fail(Code::kBusy, Concat("streams are still to finish ", pending_.size(), " frames"),
+                "synchronise the streams, then close the ring");
+  }
+  if (open_reads_ > 0) {
+    return Fail(Code::kBusy, Concat(open_reads_, " frames are being read"), "end them first");
+  }
+  if (writing_) {
+    return Fail(Code::kBusy, "a frame is being written", "end its write, or abandon it");
+  }
+  signal::EndCell(page_.cell(cell()), page_.lease(), CellState::kLeft);
+  const auto frames_gone = frames_held_.Detach();
+  const auto page_gone = page_.Detach();
+  return frames_gone ? page_gone : frames_gone;
+}
+
+// ---- streams
+
+CUdeviceptr Ring::AddressOf(uint32_t slot) const {
+  return frames_held_->facts().address + slot * StrideOf(settings_);
+}
+
+Result<void> Ring::MayStore(CUstream stream) const {
+  if (stream == kNoStream) return {};
+  return page_.CheckStream(stream);
+}
+
+Result<void> Ring::Store(const signal::Point& point, CUstream stream) {
+  if (stream == kNoStream) {
+    point.word->store(point.value, std::memory_order_release);
+    return {};
+  }
+  if (auto done = page_.Store(stream, point); !done) return done;
+  DropStored();
+  pending_.push_back(point);
+  return {};
+}
+
+void Ring::DropStored() {
+  std::erase_if(pending_, [](const signal::Point& point) {
+    const uint64_t now = point.word->load(std::memory_order_acquire);
+    return point.value == 0 ? now == 0 : now >= point.value;
+  });
+}
+
+Result<Ring::Ready> Ring::AwaitReady(const signal::Point& point, CUstream stream,
+                                     const Deadline& deadline) {
+  if (point.word->load(std::memory_order_acquire) >= point.value) return Ready::kAlready;
+  if (stream != kNoStream && !page_.IsOwn(page_.cell(0))) {
+    if (auto usable = page_.CheckStream(stream); !usable) return std::unexpected(usable.error());
+    const auto waits = page_.Await(stream, point);
+    if (waits) return Ready::kStream;
+    if (waits.error().code() != Code::kExhausted) return std::unexpected(waits.error());
+  }
+  // No stream, or too many of them wait already.
+  const auto reached = signal::WaitUntil(page_.cell(0), point.value, deadline);
+  if (!reached) return std::unexpected(reached.error());
+  return Ready::kHost;
+}
+
+// Tries under the mutex and waits without it: another thread may end a frame meanwhile, for which
+// this very wait is.
+template <typename Try>
+auto Ring::Until(const Deadline& deadline, std::optional<signal::Bell> bell, Try attempt)
+    -> decltype(attempt()) {
+  for (signal::Poll poll(deadline, bell);;) {
+    auto result = [&] {
+      const std::lock_guard lock(mutex_);
+      return attempt();
+    }();
+    if (result || result.error().code() != Code::kTimeout || !poll.Again()) return result;
+  }
+}
+
+// ---- writing
+
+Result<signal::FrameWriter::Opened> Ring::TryOpen() {
+  Result<signal::FrameWriter::Opened> opened =
+      Fail(Code::kInvalidArgument, "this process reads the ring", "open it as its writer");
+  if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) {
+    opened = ring->OpenFrame(Deadline::AfterMs(0));
+  } else if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) {
+    opened = queue->OpenFrame(Deadline::AfterMs(0));
+  }
+  writing_ = writing_ || opened;
+  return opened;
+}
+
+Result<Ring::Frame> Ring::BeginWrite(const Deadline& deadline) {
+  if (auto known = page_.CheckKnown(); !known) return std::unexpected(known.error());
+  const auto opened = Until(deadline, std::nullopt, [this] { return TryOpen(); });
+  if (!opened) return std::unexpected(opened.error());
+  Frame frame;
+  frame.facts.slot = opened->slot;
+  frame.facts.seq = opened->seq;
+  frame.address = AddressOf(opened->slot);
+  frame.capacity_bytes = settings_.frame_bytes;
+  return frame;
+}
+
+Result<void> Ring::EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
+                            const signal::Metadata& metadata) {
+  const std::lock_guard lock(mutex_);
+  signal::FrameWriter* writer = std::get_if<signal::RingWriter>(&participant_);
+  if (writer == nullptr) writer = std::get_if<signal::QueueWriter>(&participant_);
+  if (writer == nullptr) {
+    return Fail(Code::kInvalidArgument, "this process reads the ring", "open it as its writer");
+  }
+  const signal::Point complete = writer->Ready(frame.facts.seq);
+  if (auto may = MayStore(stream); !may) return may;
+  if (auto announced = writer->Announce(frame.facts.seq, bytes, metadata); !announced) {
+    return announced;
+  }
+  writing_ = false;
+  auto stored = Store(complete, stream);
+  // A frame that never completes would hold everybody up: the driver is done for, and so is this.
+  if (!stored) signal::EndCell(page_.cell(0), page_.lease(), CellState::kLeft);
+  return stored;
+}
+
+Result<void> Ring::AbandonWrite() {
+  const std::lock_guard lock(mutex_);
+  writing_ = false;
+  if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) ring->AbandonFrame();
+  if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) queue->AbandonFrame();
+  return {};
+}
+
+// ---- reading
+
+Result<signal::Frame> Ring::TryNext(bool newest) {
+  if (!newest && !unready_.empty()) return TakeUnready(unready_.begin());
+  Result<signal::Frame> next =
+      Fail(Code::kInvalidArgument, "this process writes the ring", "open it as a reader");
+  if (auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+    next = reader->Next(Deadline::AfterMs(0), newest ? signal::RingReader::Order::kNewest
+                                                     : signal::RingReader::Order::kInOrder);
+  } else if (auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+    next = worker->Next(Deadline::AfterMs(0));
+  }
+  if (!next && !unready_.empty()) return TakeUnready(std::prev(unready_.end()));
+  if (!next) return next;
+  ++open_reads_;
+  for (; !unready_.empty(); unready_.erase(unready_.begin())) {
+    if (const auto point = Release(unready_.begin()->second)) (void)Store(*point, kNoStream);
+    ++next->lost;
+    ++passed_over_;
+  }
+  return next;
+}
+
+signal::Frame Ring::TakeUnready(std::map<uint64_t, signal::Frame>::iterator frame) {
+  ++open_reads_;
+  return unready_.extract(frame).mapped();
+}
+
+Result<Ring::Frame> Ring::BeginRead(CUstream stream, bool newest, const Deadline& deadline) {
+  if (auto known = page_.CheckKnown(); !known) return std::unexpected(known.error());
+  const auto next = Until(deadline, signal::Bell(page_.cell(0)), [&] { return TryNext(newest); });
+  if (!next) return std::unexpected(next.error());
+  Frame frame;
+  frame.facts = *next;
+  frame.address = AddressOf(next->slot);
+  frame.capacity_bytes = settings_.frame_bytes;
+  const signal::Point complete{&page_.cell(0).value, frame.facts.seq};
+  const Result<Ready> ready = AwaitReady(complete, stream, deadline);
+  if (ready) {
+    frame.ready = *ready;
+    return frame;
+  }
+  const std::lock_guard lock(mutex_);
+  --open_reads_;
+  if (ready.error().code() != Code::kPeerDied) {
+    unready_.emplace(next->seq, *next);
+  } else if (const auto point = Release(frame.facts)) {
+    (void)Store(*point, kNoStream);  // It is given back: nothing has looked at it.
+  }
+  return std::unexpected(ready.error());
+}
+
+Result<signal::Point> Ring::Release(const signal::Frame& frame) {
+  if (auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+    return reader->Release(frame.hold);
+  }
+  if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+    return worker->Done(frame);
+  }
+  return Fail(Code::kInvalidArgument, "this process writes the ring", "open it as a reader");
+}
+
+Result<void> Ring::CheckRead(uint64_t seq) const {
+  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+    return reader->Check(seq);
+  }
+  if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+    return worker->Check(seq);
+  }
+  return {};
+}
+
+Result<void> Ring::EndRead(const Frame& frame, CUstream stream, const Deadline& deadline) {
+  // What is behind a wait in the stream has not begun before: this takes no time that the work
+  // would not have to wait as well.
+  const auto reached = signal::WaitUntil(page_.cell(0), frame.facts.seq, deadline);
+  if (!reached && reached.error().code() == Code::kTimeout) {
+    return std::unexpected(reached.error());
+  }
+  const std::lock_guard lock(mutex_);
+  if (auto may = MayStore(stream); !may) return may;
+  const Result<void> counts = CheckRead(frame.facts.seq);
+  const Result<signal::Point> point = Release(frame.facts);
+  if (!point) return std::unexpected(point.error());
+  --open_reads_;
+  if (auto stored = Store(*point, stream); !stored) return stored;
+  return counts;
+}
+
+// ---- looking
+
+uint32_t Ring::cell() const {
+  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+    return reader->cell();
+  }
+  if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+    return worker->cell();
+  }
+  return 0;
+}
+
+Ring::Facts Ring::facts() const {
+  const std::lock_guard lock(mutex_);
+  const signal::Cell& writer = page_.cell(0);
+  Facts facts{.role = role_,
+              .kind = page_.page().kind(),
+              .settings = settings_,
+              .generation = page_.generation(),
+              .newest = writer.words[signal::kNewestWord].load(std::memory_order_acquire),
+              .dropped = writer.words[signal::kDroppedWord].load(std::memory_order_relaxed),
+              .taken = 0,
+              .lost = 0,
+              .cell = cell(),
+              .writer = signal::Read(writer).state};
+  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+    facts.taken = reader->taken() - passed_over_;
+    facts.lost = reader->lost() + passed_over_;
+  } else if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+    facts.taken = worker->taken();
+  }
+  return facts;
+}
+
+}  // namespace gpushm::client

@@ -1,0 +1,88 @@
+#include "runtime/client/stream_waits.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+namespace gpushm::client {
+namespace {
+
+// From the CUDA programming guide: 8 unless set, 32 at most.
+constexpr uint32_t kDefaultConnections = 8;
+constexpr uint32_t kMostConnections = 32;
+
+uint32_t ConnectionsOfEnvironment() {
+  const char* const text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (text == nullptr) return kDefaultConnections;
+  const std::string_view view(text);
+  uint32_t number = 0;
+  const auto parsed = std::from_chars(view.data(), view.data() + view.size(), number);
+  if (parsed.ec != std::errc() || number < 1) return kDefaultConnections;
+  return std::min(number, kMostConnections);
+}
+
+}  // namespace
+
+StreamWaits& StreamWaits::Instance() {
+  static StreamWaits* const waits = new StreamWaits(ConnectionsOfEnvironment());
+  return *waits;
+}
+
+void StreamWaits::DropReached() {
+  for (auto& [stream, waits] : waiting_) {
+    std::erase_if(waits, [](const auto& wait) {
+      return wait.first->load(std::memory_order_relaxed) >= wait.second;
+    });
+  }
+  std::erase_if(waiting_, [](const auto& item) { return item.second.empty(); });
+}
+
+Result<void> StreamWaits::Add(CUstream stream, const signal::Word& word, uint64_t value) {
+  const std::lock_guard lock(mutex_);
+  DropReached();
+  const auto known = waiting_.find(stream);
+  if (known == waiting_.end() && waiting_.size() >= limit_) {
+    return Fail(Code::kExhausted,
+                Concat(waiting_.size(), " streams of this process wait already, with ", limit_ + 1,
+                       " connections to the GPU: one more could hold up work that must go on"),
+                "wait on the host, use fewer streams, or set CUDA_DEVICE_MAX_CONNECTIONS (up to "
+                "32) before the process starts");
+  }
+  waiting_[stream].emplace_back(&word, value);
+  return {};
+}
+
+void StreamWaits::Remove(CUstream stream, const signal::Word& word) {
+  const std::lock_guard lock(mutex_);
+  const auto known = waiting_.find(stream);
+  if (known == waiting_.end() || known->second.empty()) return;
+  if (known->second.back().first == &word) known->second.pop_back();
+  if (known->second.empty()) waiting_.erase(known);
+}
+
+void StreamWaits::Forget(const void* begin, uint64_t bytes) {
+  const auto* const from = static_cast<const std::byte*>(begin);
+  const std::lock_guard lock(mutex_);
+  for (auto& [stream, waits] : waiting_) {
+    std::erase_if(waits, [&](const auto& wait) {
+      const auto* const at = reinterpret_cast<const std::byte*>(wait.first);
+      return at >= from && at < from + bytes;
+    });
+  }
+  std::erase_if(waiting_, [](const auto& item) { return item.second.empty(); });
+}
+
+bool StreamWaits::HasPending(const void* begin, uint64_t bytes) {
+  const auto* const from = static_cast<const std::byte*>(begin);
+  const std::lock_guard lock(mutex_);
+  DropReached();
+  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& item) {
+    return std::any_of(item.second.begin(), item.second.end(), [&](const auto& wait) {
+      const auto* const at = reinterpret_cast<const std::byte*>(wait.first);
+      return at >= from && at < from + bytes;
+    });
+  });
+}
+
+}  // namespace gpushm::client

@@ -1,0 +1,58 @@
+// Goal: streams that wait are counted as long as they do, and what they wait for is not looked at
+// when its memory has gone. Method: words of this process in place of a page's; pages that are
+// unmapped.
+#include "runtime/client/stream_waits.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+namespace gpushm::client {
+namespace {
+
+CUstream Stream(uintptr_t number) { return reinterpret_cast<CUstream>(number); }
+
+TEST(StreamWaits, CountsStreamsAndNotWaits) {
+  StreamWaits waits(3);
+  signal::Word word = 0;
+  ASSERT_TRUE(waits.Add(Stream(1), word, 1));
+  ASSERT_TRUE(waits.Add(Stream(1), word, 2));
+  ASSERT_TRUE(waits.Add(Stream(2), word, 1));
+  const auto refused = waits.Add(Stream(3), word, 1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kExhausted);
+  word = 1;
+  EXPECT_TRUE(waits.HasPending(&word, sizeof word)) << "the first stream still waits for 2";
+  EXPECT_TRUE(waits.Add(Stream(3), word, 2)) << "the second does not wait any more";
+  word = 2;
+  EXPECT_FALSE(waits.HasPending(&word, sizeof word));
+}
+
+TEST(StreamWaits, AWaitThatDidNotEnterIsTakenBack) {
+  StreamWaits waits(2);
+  signal::Word word = 0;
+  ASSERT_TRUE(waits.Add(Stream(1), word, 1));
+  waits.Remove(Stream(1), word);
+  EXPECT_FALSE(waits.HasPending(&word, sizeof word));
+  EXPECT_TRUE(waits.Add(Stream(2), word, 1));
+}
+
+TEST(StreamWaits, MemoryThatHasGoneIsForgotten) {
+  StreamWaits waits(2);
+  void* const page =
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  ASSERT_TRUE(waits.Add(Stream(1), *static_cast<signal::Word*>(page), 1));
+  waits.Forget(page, 4096);
+  munmap(page, 4096);
+  signal::Word word = 0;
+  EXPECT_TRUE(waits.Add(Stream(2), word, 1)) << "nobody waits, and nobody looks there";
+}
+
+TEST(StreamWaits, OneConnectionLeavesNone) {
+  StreamWaits waits(1);
+  signal::Word word = 0;
+  EXPECT_FALSE(waits.Add(Stream(1), word, 1));
+}
+
+}  // namespace
+}  // namespace gpushm::client

@@ -1,0 +1,358 @@
+// The pipeline between files and GPU memory, on the simulated driver with real files and pipes.
+#include "runtime/client/transfer_engine.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/testing.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/client/crew.h"
+#include "runtime/client/file_way.h"
+#include "runtime/client/transfer_testing.h"
+#include "runtime/driver/device.h"
+
+namespace gpushm {
+namespace {
+
+using testing::Content;
+using ::testing::HasSubstr;
+using testing::Slurp;
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kRoomBytes = 48 * kMiB;
+constexpr uint64_t kChunkBytes = 256 << 10;
+
+struct Pipe {
+  Pipe() {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    reader.Reset(ends[0]);
+    writer.Reset(ends[1]);
+  }
+  UniqueFd reader;
+  UniqueFd writer;
+};
+
+class TransferTest : public testing::DeviceRoomTest {
+ protected:
+  TransferTest() : DeviceRoomTest(kRoomBytes) {}
+
+  UniqueFd Write(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+    UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    EXPECT_TRUE(file) << path;
+    return file;
+  }
+  TransferJob Job(int file, uint64_t size_bytes) const {
+    return {.file = file,
+            .address = mapping_->address(),
+            .size_bytes = size_bytes,
+            .chunk_bytes = kChunkBytes};
+  }
+  Result<TransferReport> Load(const TransferJob& job) { return CopyFileToDevice(*api_, job); }
+  Result<TransferReport> Save(const TransferJob& job) { return CopyDeviceToFile(*api_, job); }
+  // Not on a file system that only pretends: the tests that need O_DIRECT skip themselves.
+  bool PlansDirect(int file, uint64_t size_bytes) {
+    const auto plan = PlanRead(file, size_bytes, FileWay::kDirect);
+    return plan && plan->way == FileWay::kDirect;
+  }
+
+  testing::TempFolder folder_;
+};
+
+// Sizes around chunks, blocks and rings.
+const std::vector<uint64_t>& Sizes() {
+  static const std::vector<uint64_t> sizes = {1,
+                                              4095,
+                                              4096,
+                                              4097,
+                                              kChunkBytes - 1,
+                                              kChunkBytes,
+                                              kChunkBytes + 1,
+                                              3 * kChunkBytes,
+                                              7 * kChunkBytes + 12345,
+                                              9 * kMiB + 511};
+  return sizes;
+}
+
+TEST_F(TransferTest, EveryByteArrivesByEveryWay) {
+  for (const uint64_t size : Sizes()) {
+    const std::string content = Content(size);
+    const std::string path = folder_ / "in";
+    for (const FileWay way : {FileWay::kCached, FileWay::kDirect, FileWay::kStream}) {
+      for (const uint32_t threads : {0u, 3u}) {
+        SCOPED_TRACE(Concat(NameOf(way), ", ", size, " bytes, ", threads, " threads"));
+        UniqueFd file = Write(path, content);
+        if (way == FileWay::kDirect && !PlansDirect(file.get(), size)) continue;
+        Fill('z');
+        TransferJob job = Job(file.get(), way == FileWay::kStream ? kRoomBytes : size);
+        job.way = way;
+        job.threads = threads;
+        uint64_t reported = 0;
+        job.progress = [&](uint64_t done) {
+          EXPECT_GE(done, reported);
+          reported = done;
+          return true;
+        };
+        const auto report = Load(job);
+        ASSERT_TRUE(report) << report.error().ToString();
+        EXPECT_EQ(report->bytes, size);
+        EXPECT_EQ(reported, size);
+        EXPECT_GT(report->moving_ns, 0);
+        const std::string found = OnDevice(size + 1);
+        EXPECT_TRUE(found.substr(0, size) == content);
+        EXPECT_EQ(found.back(), 'z') << "behind the file nothing is touched";
+      }
+    }
+  }
+}
+
+TEST_F(TransferTest, EveryByteIsSavedByEveryWay) {
+  const std::string content = Content(10 * kMiB);
+  const UniqueFd source = Write(folder_ / "source", content);
+  ASSERT_TRUE(Load(Job(source.get(), content.size())));
+  for (const uint64_t size : Sizes()) {
+    for (const FileWay way : {FileWay::kCached, FileWay::kDirect, FileWay::kStream}) {
+      SCOPED_TRACE(Concat(NameOf(way), ", ", size, " bytes"));
+      const std::string path = folder_ / "out";
+      const UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+      TransferJob job = Job(file.get(), size);
+      job.way = way;
+      if (way == FileWay::kDirect && !PlanWrite(file.get(), size, way)) continue;
+      const auto report = Save(job);
+      ASSERT_TRUE(report) << report.error().ToString();
+      EXPECT_EQ(report->bytes, size);
+      EXPECT_TRUE(Slurp(path) == content.substr(0, size));
+    }
+  }
+}
+
+TEST_F(TransferTest, ChunksAreSeveralUnlessTheCallerSaysOtherwise) {
+  const std::string content = Content(kRoomBytes);
+  const UniqueFd file = Write(folder_ / "in", content);
+  for (const uint32_t chunks : {0u, 2u, 5u, 1000u}) {
+    TransferJob job = Job(file.get(), content.size());
+    job.chunk_bytes = 0;
+    job.chunks = chunks;
+    std::vector<uint64_t> steps;
+    job.progress = [&](uint64_t done) {
+      steps.push_back(done);
+      return true;
+    };
+    ASSERT_TRUE(Load(job));
+    EXPECT_GE(steps.size(), 6u);
+    EXPECT_TRUE(OnDevice(content.size()) == content);
+  }
+}
+
+TEST_F(TransferTest, TheLinkIsMeasuredOnceWhereAChunkIsLargeEnough) {
+  const std::string content = Content(40 * kMiB);
+  const UniqueFd file = Write(folder_ / "in", content);
+  TransferJob job = Job(file.get(), content.size());
+  auto report = Load(job);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->link_bytes_per_second, 0u) << "chunks are too small to tell";
+  job.chunk_bytes = kMeasuredBytes;
+  report = Load(job);
+  ASSERT_TRUE(report);
+  EXPECT_GT(report->link_bytes_per_second, 0u);
+  EXPECT_TRUE(OnDevice(content.size()) == content);
+  job.link_bytes_per_second = 4711;
+  report = Load(job);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->link_bytes_per_second, 4711u);
+  const UniqueFd out(open((folder_ / "out").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  job = Job(out.get(), content.size());
+  job.chunk_bytes = kMeasuredBytes;
+  report = Save(job);
+  ASSERT_TRUE(report);
+  EXPECT_GT(report->link_bytes_per_second, 0u);
+  EXPECT_TRUE(Slurp(folder_ / "out") == content);
+}
+
+TEST_F(TransferTest, AFileThatShrinksOrGrowsMeanwhile) {
+  const std::string content = Content(4 * kMiB);
+  for (const bool direct : {false, true}) {
+    const std::string path = folder_ / "in";
+    UniqueFd file = Write(path, content);
+    if (direct && !PlansDirect(file.get(), content.size())) continue;
+    TransferJob job = Job(file.get(), content.size());
+    job.way = direct ? FileWay::kDirect : FileWay::kCached;
+    job.progress = [&](uint64_t) { return truncate(path.c_str(), kMiB + 100) == 0; };
+    auto report = Load(job);
+    ASSERT_TRUE(report) << report.error().ToString();
+    EXPECT_EQ(report->bytes, kMiB + 100) << "the caller sees that it is not all";
+    EXPECT_TRUE(OnDevice(report->bytes) == content.substr(0, report->bytes));
+
+    file = Write(path, content);
+    if (direct && !PlansDirect(file.get(), content.size())) continue;
+    job.file = file.get();
+    job.size_bytes = content.size() - 100;
+    job.progress = [&](uint64_t) {
+      std::ofstream(path, std::ios::binary | std::ios::app) << std::string(5000, 'x');
+      return true;
+    };
+    Fill('z');
+    report = Load(job);
+    ASSERT_TRUE(report) << report.error().ToString();
+    EXPECT_EQ(report->bytes, job.size_bytes);
+    EXPECT_TRUE(OnDevice(content.size()) ==
+                content.substr(0, job.size_bytes) + std::string(100, 'z'));
+  }
+}
+
+// Goal: bytes of a pipe arrive whatever the pieces they come in.
+TEST_F(TransferTest, APipeInPieces) {
+  const std::string content = Content(3 * kMiB + 77);
+  Pipe pipe;
+  std::thread writer([&] {
+    for (size_t at = 0; at < content.size();) {
+      const size_t piece = std::min(content.size() - at, 1 + at % 70'001);
+      const ssize_t put = write(pipe.writer.get(), content.data() + at, piece);
+      ASSERT_GT(put, 0);
+      at += static_cast<size_t>(put);
+    }
+    pipe.writer.Reset();
+  });
+  TransferJob job = Job(pipe.reader.get(), kRoomBytes);
+  job.way = FileWay::kStream;
+  const auto report = Load(job);
+  writer.join();
+  ASSERT_TRUE(report) << report.error().ToString();
+  EXPECT_EQ(report->bytes, content.size());
+  EXPECT_TRUE(OnDevice(content.size()) == content);
+}
+
+TEST_F(TransferTest, AStreamMayFillTheBufferButNotMore) {
+  for (const uint64_t extra : {0u, 1u}) {
+    Pipe pipe;
+    const std::string content = Content(kMiB + extra);
+    std::thread writer([&] {
+      [[maybe_unused]] const ssize_t put = write(pipe.writer.get(), content.data(), content.size());
+      pipe.writer.Reset();
+    });
+    TransferJob job = Job(pipe.reader.get(), kMiB);
+    job.way = FileWay::kStream;
+    const auto report = Load(job);
+    writer.join();
+    ASSERT_EQ(report.has_value(), extra == 0);
+    if (extra == 0) continue;
+    EXPECT_EQ(report.error().code(), Code::kInvalidArgument);
+    EXPECT_THAT(report.error().what(), HasSubstr("more than the 1048576 bytes"));
+  }
+}
+
+// Goal: who waits for a stream is asked again and again, and may stop; with nothing in the pipe,
+// with a trickle, and with a full pipe that nobody empties.
+TEST_F(TransferTest, AStreamThatStallsCanBeLeft) {
+  const auto until = [](const Deadline& deadline) {
+    return [deadline](uint64_t) { return !deadline.Passed(); };
+  };
+  Pipe silent;
+  TransferJob job = Job(silent.reader.get(), kMiB);
+  job.way = FileWay::kStream;
+  job.progress = until(Deadline::AfterMs(100));
+  auto report = Load(job);
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code(), Code::kBusy);
+
+  Pipe trickling;
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    while (!stop && write(trickling.writer.get(), "x", 1) == 1) {
+      usleep(1000);  // sleep: the pace of the stream that is tested.
+    }
+  });
+  job.file = trickling.reader.get();
+  job.progress = until(Deadline::AfterMs(200));
+  report = Load(job);
+  stop = true;
+  writer.join();
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code(), Code::kBusy);
+
+  Pipe full;
+  job = Job(full.writer.get(), 8 * kMiB);
+  job.way = FileWay::kStream;
+  job.progress = until(Deadline::AfterMs(100));
+  report = Save(job);
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code(), Code::kBusy);
+}
+
+TEST_F(TransferTest, APipeThatNobodyReadsIsAnErrorAndNoSignal) {
+  Pipe pipe;
+  pipe.reader.Reset();
+  TransferJob job = Job(pipe.writer.get(), kMiB);
+  job.way = FileWay::kStream;
+  const auto report = Save(job);  // SIGPIPE would end the test.
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().sys_errno(), EPIPE);
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGPIPE), 0);
+}
+
+TEST_F(TransferTest, TheWayIsChosenByTheFile) {
+  const UniqueFd small = Write(folder_ / "small", "few");
+  auto plan = PlanRead(small.get(), 3, FileWay::kAuto);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->way, FileWay::kCached);
+  EXPECT_EQ(plan->reason, FileReason::kSmall);
+  EXPECT_EQ(WayOf(small.get()), FileWay::kCached);
+
+  // Sparse: large, and none of it in the page cache.
+  const std::string path = folder_ / "large";
+  const UniqueFd large = Write(path, "");
+  ASSERT_EQ(truncate(path.c_str(), static_cast<off_t>(kDirectMinBytes)), 0);
+  plan = PlanRead(large.get(), kDirectMinBytes, FileWay::kAuto);
+  ASSERT_TRUE(plan);
+  if (plan->reason == FileReason::kNotInCache) {
+    EXPECT_EQ(plan->way, FileWay::kDirect);
+    EXPECT_EQ(WayOf(large.get()), FileWay::kDirect);
+  } else {  // A file system without O_DIRECT says so, one in memory is its own cache.
+    EXPECT_TRUE(plan->reason == FileReason::kRefused || plan->reason == FileReason::kInCache);
+    EXPECT_EQ(WayOf(large.get()), FileWay::kCached);
+  }
+
+  const UniqueFd memory(open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (memory) {
+    ASSERT_EQ(ftruncate(memory.get(), static_cast<off_t>(kDirectMinBytes)), 0);
+    plan = PlanRead(memory.get(), kDirectMinBytes, FileWay::kAuto);
+    ASSERT_TRUE(plan);
+    EXPECT_EQ(plan->reason, FileReason::kInCache);
+  }
+  const UniqueFd proc(open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
+  const auto refused = PlanRead(proc.get(), 100, FileWay::kDirect);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kUnsupported);
+  const Pipe pipe;
+  EXPECT_EQ(WayOf(pipe.reader.get()), FileWay::kStream);
+}
+
+TEST(Crew, EachPartOnceAndNothingAfterRun) {
+  for (const uint32_t helpers : {0u, 1u, 4u}) {
+    Crew crew(helpers);
+    for (size_t parts = 0; parts < 40; ++parts) {
+      std::vector<std::atomic<int>> done(parts);
+      crew.Run(parts, [&](size_t part) { ++done[part]; });
+      for (size_t i = 0; i < parts; ++i) EXPECT_EQ(done[i], 1) << helpers << " helpers, part " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gpushm

@@ -1,0 +1,33 @@
+// GET of one document of a server on this machine: all that `top --node` needs of HTTP.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+
+namespace gpushm::ctl {
+
+// A node of 16 GPUs with 500 buffers each answers 3 MiB.
+inline constexpr size_t kMaxAnswerBytes = size_t{64} << 20;
+
+struct Address {
+  std::string host;  // Numeric, IPv4 or IPv6.
+  std::string port;
+};
+// "127.0.0.1:9401", "[::1]:9401", "localhost:9401". Names are not looked up: a resolver knows no
+// deadline, and the plugin listens on loopback.
+Result<Address> ParseAddress(std::string_view text);
+
+// The body of a 200; UNAVAILABLE, TIMEOUT or CORRUPT with what came instead. HTTP/1.0, so that the
+// body ends with the connection.
+Result<std::string> HttpGet(const Address& address, std::string_view path,
+                            const Deadline& deadline);
+
+// The body in all that a server sent. Pure.
+Result<std::string> BodyOf(std::string_view answer);
+
+}  // namespace gpushm::ctl

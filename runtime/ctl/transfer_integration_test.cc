@@ -1,0 +1,167 @@
+// Loads and saves by gpushmctl (integration_testing.h), in its process and in the broker's.
+#include "runtime/ctl/integration_testing.h"
+
+namespace gpushm::ctl {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(CtlTest, MovesFilesEitherWay) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string file = WriteFile("model", 8 << 20);
+  for (const std::string way : {"here", "broker"}) {
+    const Output loaded = Ctl({"load", file, "weights", "--way", way, "--chunk", "1Mi"});
+    EXPECT_EQ(loaded.code, 0) << loaded.err;
+    EXPECT_THAT(loaded.out, HasSubstr(way == "here" ? "in this process" : "by the broker"));
+    EXPECT_EQ(loaded.err, "") << "no progress bar without a terminal";
+    const std::string copy = (dir_ / ("copy-" + way)).string();
+    const Output saved = Ctl({"save", "weights", copy, "--way", way, "-o", "json"});
+    EXPECT_EQ(saved.code, 0) << saved.err;
+    EXPECT_TRUE(IsJson(saved.out));
+    EXPECT_THAT(saved.out, HasSubstr("\"way\": \"" + way + "\""));
+    EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
+  }
+  // A container without a GPU: auto goes by the broker.
+  const Output blind = Ctl({"load", file, "weights"}, {.environment = {"CUDA_VISIBLE_DEVICES="}});
+  EXPECT_EQ(blind.code, 0) << blind.err;
+  EXPECT_THAT(blind.out, HasSubstr("by the broker"));
+  EXPECT_NE(
+      Ctl({"load", file, "weights", "--way", "here"}, {.environment = {"CUDA_VISIBLE_DEVICES="}})
+          .code,
+      0);
+}
+
+// Goal: a shell's pipes work both ways, through both processes, and what went wrong is said.
+TEST_F(CtlTest, MovesStreams) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string file = WriteFile("model", (8 << 20) - 5);
+  const std::string ctl = build_ + "/bin/gpushmctl ";
+  const auto shell = [&](const std::string& command) { return Run({"/bin/sh", "-c", command}); };
+  for (const std::string way : {"here", "broker"}) {
+    const Output loaded = shell("cat " + file + " | " + ctl + "load - weights --way " + way);
+    EXPECT_EQ(loaded.code, 0) << loaded.err;
+    EXPECT_THAT(loaded.out, HasSubstr("stream (read or written in order)"));
+    const std::string copy = (dir_ / ("copy-" + way)).string();
+    const Output saved =
+        shell(ctl + "save weights - -o json --way " + way + " | head -c 8388603 > " + copy);
+    EXPECT_EQ(saved.code, 0) << saved.err;
+    EXPECT_THAT(saved.err, HasSubstr("\"file_way\": \"stream\""));
+    EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
+    const Output long_one =
+        shell("cat " + file + " " + file + " | " + ctl + "load - weights --way " + way);
+    EXPECT_EQ(long_one.code, 2) << long_one.err;
+    EXPECT_THAT(long_one.err, HasSubstr("load \"weights\": the stream has more than the 8388608"));
+    EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("failed"));
+  }
+  const Output whole = shell(ctl + "load - weights -o json < " + file);
+  EXPECT_EQ(whole.code, 0) << whole.err;
+  EXPECT_THAT(whole.out, HasSubstr("\"file_way\": \"page-cache\""));
+  const std::string copy = (dir_ / "redirected").string();
+  EXPECT_EQ(shell(ctl + "save weights - > " + copy).code, 0);
+  EXPECT_TRUE(Slurp(copy).substr(0, (8 << 20) - 5) == Slurp(file));
+  const Output turned = Ctl({"load", "weights", "-"});
+  EXPECT_EQ(turned.code, 2);
+  EXPECT_THAT(turned.err, HasSubstr("load - NAME"));
+  const Output both = Ctl({"load", file, "weights", "--file-way", "direct", "-o", "json"});
+  if (both.code == 0) {
+    EXPECT_THAT(both.out, HasSubstr("\"file_way\": \"direct\""));
+  } else {
+    EXPECT_THAT(both.err, HasSubstr("O_DIRECT"));
+  }
+}
+
+// Goal: GPUDirect Storage in both processes: the bytes, the way told, refusals that leave the
+// buffer as it was where nothing was begun, and errors in the middle that do not. Method:
+// fake_cufile.cc.
+TEST_F(CtlTest, MovesByGpuDirectStorage) {
+  setenv("GPUSHM_CUFILE", (build_ + "/fake-cufile").c_str(), 1);
+  StartBroker("300Mi");
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string file = WriteFile("model", (8 << 20) - 5);
+  const std::vector<std::string> load = {"load", file, "weights", "--file-way",
+                                         "gds",  "-o", "json"};
+  for (const std::string way : {"here", "broker"}) {
+    std::vector<std::string> words = load;
+    words.insert(words.end(), {"--way", way});
+    const Output loaded = Ctl(words);
+    if (loaded.err.find("does not do O_DIRECT") != std::string::npos) GTEST_SKIP() << loaded.err;
+    ASSERT_EQ(loaded.code, 0) << loaded.err;
+    EXPECT_THAT(loaded.out, HasSubstr("\"file_way\": \"gds\""));
+    EXPECT_THAT(loaded.out, HasSubstr("\"file_way_reason\": \"asked for\""));
+    const std::string copy = (dir_ / ("copy-" + way)).string();
+    const Output saved = Ctl({"save", "weights", copy, "--file-way", "gds", "--way", way});
+    ASSERT_EQ(saved.code, 0) << saved.err;
+    EXPECT_THAT(saved.out, HasSubstr(", gds (asked for)"));
+    EXPECT_TRUE(Slurp(copy).substr(0, (8 << 20) - 5) == Slurp(file)) << way;
+  }
+  const Output refused = Ctl(load, {.environment = {"GPUSHM_FAKE_CUFILE=no-driver"}});
+  EXPECT_NE(refused.code, 0);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("nvidia-fs is not there"), HasSubstr("load nvidia-fs")));
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, Not(HasSubstr("failed")));
+  const Output broken = Ctl(load, {.environment = {"GPUSHM_FAKE_CUFILE=errno=5 at=5000000"}});
+  EXPECT_NE(broken.code, 0);
+  EXPECT_THAT(broken.err, HasSubstr("cuFileRead: Input/output error"));
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("failed"));
+
+  // Large, and none of it in the page cache, unless the file system keeps all in memory.
+  const std::string large = WriteFile("large", 0);
+  fs::resize_file(large, 256 << 20);
+  ASSERT_EQ(Ctl({"create", "more", "256Mi"}).code, 0);
+  for (const std::string way : {"here", "broker"}) {
+    const Output chosen = Ctl({"load", large, "more", "--way", way});
+    ASSERT_EQ(chosen.code, 0) << chosen.err;
+    EXPECT_THAT(chosen.out, AnyOf(HasSubstr(", gds (not in the page cache)"),
+                                  HasSubstr(", page-cache (in the page cache)")));
+  }
+  const Output other = Ctl({"load", large, "more"}, {.environment = {"GPUSHM_CUFILE=/none"}});
+  EXPECT_EQ(other.code, 0) << other.err;
+  EXPECT_THAT(other.out, Not(HasSubstr(", gds")));
+}
+
+TEST_F(CtlTest, BrokerWithoutGpuDirectStorageSaysWhatIsMissing) {
+  setenv("GPUSHM_CUFILE", (build_ + "/fake-cufile").c_str(), 1);
+  setenv("GPUSHM_FAKE_CUFILE", "compat", 1);
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string file = WriteFile("model", 8 << 20);
+  const Output refused = Ctl({"load", file, "weights", "--file-way", "gds", "--way", "broker"});
+  EXPECT_NE(refused.code, 0);
+  EXPECT_THAT(refused.err, AnyOf(HasSubstr("compatibility mode is on"), HasSubstr("O_DIRECT")));
+}
+
+TEST_F(CtlTest, StalledOrKilledInTheMiddle) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string pipe = (dir_ / "pipe").string();
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  // Open for both, so that it neither blocks here nor ends there.
+  const int held = open(pipe.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(held, 0);
+  ASSERT_EQ(write(held, "few", 3), 3);
+  for (const std::string way : {"here", "broker"}) {
+    const Output late = Ctl({"load", pipe, "weights", "--way", way, "--timeout", "300ms"});
+    EXPECT_EQ(late.code, 6) << late.err;
+    EXPECT_THAT(Eventually("failed"), HasSubstr("failed")) << way;
+    const Output still = Ctl({"load", pipe, "weights", "--way", way, "--stall-timeout", "1s"});
+    EXPECT_EQ(still.code, 6) << still.err;
+    EXPECT_THAT(Eventually("failed"), HasSubstr("failed")) << way;
+    const pid_t loader = fork();
+    if (loader == 0) {
+      RedirectTo(STDERR_FILENO, "killed.err");
+      Exec({build_ + "/bin/gpushmctl", "load", pipe, "weights", "--way", way});
+    }
+    EXPECT_THAT(Eventually("loading"), HasSubstr("loading")) << way;
+    kill(loader, SIGKILL);
+    waitpid(loader, nullptr, 0);
+    EXPECT_THAT(Eventually("failed"), HasSubstr("failed")) << way;
+  }
+  close(held);
+}
+
+}  // namespace
+}  // namespace gpushm::ctl

@@ -1,0 +1,87 @@
+#include "runtime/registry/sealed_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <cerrno>
+
+namespace gpushm::registry {
+namespace {
+
+// From linux/fcntl.h, memfd.h and magic.h; older C libraries lack some of them.
+constexpr int kSealSeal = 0x0001;
+constexpr int kSealShrink = 0x0002;
+constexpr int kSealGrow = 0x0004;
+constexpr int kSealFutureWrite = 0x0010;  // Linux 5.1
+constexpr int kSizeSeals = kSealSeal | kSealShrink | kSealGrow;
+constexpr unsigned kMemfdNoexecSeal = 0x0008;  // Linux 6.3
+constexpr decltype(std::declval<struct statfs>().f_type) kTmpfsMagic = 0x01021994;
+
+constexpr char kForeign[] = "the broker is of another version or not a broker";
+
+int SealsFor(Writers writers) {
+  return writers == Writers::kMaker ? kSizeSeals | kSealFutureWrite : kSizeSeals;
+}
+
+UniqueFd CreateMemfd(const std::string& name) {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  // A node may require it (sysctl vm.memfd_noexec=2); kernels before 6.3 do not know it.
+  UniqueFd fd(memfd_create(name.c_str(), kFlags | kMemfdNoexecSeal));
+  if (!fd && errno == EINVAL) fd.Reset(memfd_create(name.c_str(), kFlags));
+  return fd;
+}
+
+}  // namespace
+
+Mapping::~Mapping() {
+  if (address_ != nullptr) munmap(address_, bytes_);
+}
+
+Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writers writers) {
+  UniqueFd fd = CreateMemfd(Concat("gpushm-", what));
+  if (!fd) return FailSystem(errno, Concat("memfd_create for the ", what));
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return FailSystem(errno, Concat("size the ", what));
+  }
+  if (fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
+    return FailSystem(errno, Concat("allocate the ", what),
+                      Concat("raise the sidecar's memory limit; this needs ", bytes, " bytes"));
+  }
+  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (address == MAP_FAILED) return FailSystem(errno, Concat("map the ", what));
+  WritableSegment segment{std::move(fd), Mapping(address, bytes)};
+  if (fcntl(segment.fd.get(), F_ADD_SEALS, SealsFor(writers)) != 0) {
+    return FailSystem(errno, Concat("seal the ", what), "gpushm needs Linux 5.1 or later");
+  }
+  return segment;
+}
+
+Result<Mapping> MapSealed(const UniqueFd& fd, std::string_view what, uint64_t min_bytes,
+                          uint64_t max_bytes, Writers writers, bool read_only) {
+  const auto broken = [&](const std::string& rule) {
+    return Fail(Code::kCorrupt, Concat("the ", what, " received ", rule), kForeign);
+  };
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0) return FailSystem(errno, Concat("the ", what, " received is no memfd"), kForeign);
+  if ((seals & SealsFor(writers)) != SealsFor(writers)) return broken("is not sealed");
+  struct statfs file_system{};
+  struct stat file{};
+  if (fstatfs(fd.get(), &file_system) != 0 || fstat(fd.get(), &file) != 0) {
+    return FailSystem(errno, Concat("stat the ", what, " received"));
+  }
+  const auto bytes = static_cast<uint64_t>(file.st_size);
+  if (bytes < min_bytes || bytes > max_bytes) return broken(Concat("has ", bytes, " bytes"));
+  // Huge pages, and pages not there yet, can be missing when touched: SIGBUS.
+  if (file_system.f_type != kTmpfsMagic || file.st_blocks * 512 < file.st_size) {
+    return broken("has no memory behind it");
+  }
+  const bool writes = writers == Writers::kAll && !read_only;
+  const int rights = writes ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* address = mmap(nullptr, bytes, rights, MAP_SHARED, fd.get(), 0);
+  if (address == MAP_FAILED) return FailSystem(errno, Concat("map the ", what, " received"));
+  return Mapping(address, bytes);
+}
+
+}  // namespace gpushm::registry

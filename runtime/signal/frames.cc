@@ -1,0 +1,204 @@
+#include "runtime/signal/frames.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "runtime/base/clock.h"
+
+namespace gpushm::signal {
+namespace {
+
+using MetadataWords = std::array<uint64_t, kMetadataBytes / sizeof(uint64_t)>;
+
+std::unexpected<Status> Wrong(std::string_view what) {
+  return Fail(Code::kInvalidArgument, Concat("settings of a ring or queue: ", what),
+              "docs/limits.md has the limits");
+}
+
+}  // namespace
+
+Result<void> FrameSettings::Check() const {
+  if (frames < 2 || frames > limits::kFrames) {
+    return Wrong(Concat(frames, " frames: 2 to ", limits::kFrames));
+  }
+  if (frame_bytes == 0 || frame_bytes > limits::kBufferBytes / frames) {
+    return Wrong(Concat("frames of ", frame_bytes, " bytes"));
+  }
+  if (readers == 0 || readers >= limits::kCells) {
+    return Wrong(Concat(readers, " readers: 1 to ", limits::kCells - 1));
+  }
+  if (policy != Policy::kOverwriteOldest && policy != Policy::kBackPressure) {
+    return Wrong("unknown policy");
+  }
+  return {};
+}
+
+std::array<uint64_t, 8> FrameSettings::ToHeader() const {
+  return {frames, frame_bytes, readers, std::to_underlying(policy), generation};
+}
+
+uint64_t FrameSettings::body_bytes() const { return uint64_t{frames} * sizeof(FrameEntry); }
+
+FrameTable::FrameTable(const Page& page, const FrameSettings& settings)
+    : page_(page),
+      settings_(settings),
+      entries_(reinterpret_cast<FrameEntry*>(page.body().data())) {}
+
+Result<FrameTable> FrameTable::Of(const Page& page, Kind kind) {
+  if (page.kind() != kind) {
+    return Fail(Code::kInvalidArgument,
+                Concat("this is a ", KindName(page.kind()), ", not a ", KindName(kind)));
+  }
+  const auto& header = page.settings();
+  if (header[0] > limits::kFrames || header[2] > limits::kCells) return Wrong("out of range");
+  const FrameSettings settings{.frames = static_cast<uint32_t>(header[0]),
+                               .frame_bytes = header[1],
+                               .readers = static_cast<uint32_t>(header[2]),
+                               .policy = static_cast<Policy>(header[3]),
+                               .generation = header[4]};
+  if (const auto good = settings.Check(); !good) return std::unexpected(good.error());
+  if (settings.cells() > page.cells() || settings.body_bytes() > page.body().size()) {
+    return Fail(Code::kCorrupt, "a page is too small for its frames or readers",
+                "library and sidecar should come from one release");
+  }
+  return FrameTable(page, settings);
+}
+
+uint64_t FrameTable::Newest() const {
+  // Sequentially consistent for those who join: ring.cc. A number beyond all counters is nobody's.
+  return std::min(writer().words[kNewestWord].load(std::memory_order_seq_cst), kMaxValue);
+}
+
+std::optional<uint32_t> FrameTable::Find(uint64_t seq) const {
+  const uint64_t slot = entry(static_cast<uint32_t>(seq % settings_.frames))
+                            .place.load(std::memory_order_acquire);  // Pairs with Publish.
+  if (slot >= settings_.frames) return std::nullopt;
+  // Sequentially consistent: the second half of a reader's hold (ring.cc).
+  const uint64_t there = entry(static_cast<uint32_t>(slot)).seq.load(std::memory_order_seq_cst);
+  if (there != seq) return std::nullopt;
+  return static_cast<uint32_t>(slot);
+}
+
+void FrameTable::Publish(uint32_t slot, uint64_t seq, uint64_t bytes,
+                         const Metadata& metadata) const {
+  FrameEntry& frame = entry(slot);
+  // Each store releases the 0 in `seq` that came before it: who copies a word of the new frame also
+  // sees that the old one is gone (Copy).
+  frame.bytes.store(bytes, std::memory_order_release);
+  frame.time_ns.store(static_cast<uint64_t>(MonotonicNs()), std::memory_order_release);
+  const auto words = std::bit_cast<MetadataWords>(metadata);
+  for (size_t i = 0; i < words.size(); ++i) {
+    frame.metadata[i].store(words[i], std::memory_order_release);
+  }
+  frame.seq.store(seq, std::memory_order_release);  // Pairs with Find and Copy: all of the above.
+  entry(static_cast<uint32_t>(seq % settings_.frames)).place.store(slot, std::memory_order_release);
+}
+
+std::optional<Frame> FrameTable::Copy(uint32_t slot, uint64_t seq) const {
+  const FrameEntry& from = entry(slot);
+  if (from.seq.load(std::memory_order_acquire) != seq) return std::nullopt;
+  Frame frame{.slot = slot, .seq = seq};
+  // Acquire, each: if one is of a later frame, then the look at `seq` below sees the later one too.
+  frame.bytes = from.bytes.load(std::memory_order_acquire);
+  frame.time_ns = static_cast<int64_t>(from.time_ns.load(std::memory_order_acquire));
+  MetadataWords words;
+  for (size_t i = 0; i < words.size(); ++i) {
+    words[i] = from.metadata[i].load(std::memory_order_acquire);
+  }
+  frame.metadata = std::bit_cast<Metadata>(words);
+  if (from.seq.load(std::memory_order_relaxed) != seq) return std::nullopt;
+  if (frame.bytes > settings_.frame_bytes) return std::nullopt;  // Somebody else's scribbling.
+  return frame;
+}
+
+Result<void> FrameTable::Complete(uint64_t seq) const {
+  const Reading reading = Read(writer());
+  if (reading.value >= seq) return {};
+  if (auto ended = EndedBefore(reading, seq)) return std::unexpected(*ended);
+  return Fail(Code::kTimeout, Concat("frame ", seq, " is not complete yet"),
+              "wait for the stream that works on it");
+}
+
+Result<uint32_t> FrameTable::ClaimReader(uint64_t lease) const {
+  for (uint32_t cell = 1; cell < cells(); ++cell) {
+    if (Claim(reader(cell), lease, /*again=*/true)) return cell;
+  }
+  return Fail(Code::kExhausted, Concat("all ", settings_.readers, " readers are there"),
+              "make the ring or queue for more: readers");
+}
+
+Result<void> StillOwned(const Cell& cell, uint64_t lease) {
+  // Pairs with the broker's stores in EndCellsOf.
+  if (cell.owner.load(std::memory_order_acquire) == lease) return {};
+  return Fail(Code::kOrphaned, "the lease of this participant has ended",
+              "open the ring or queue again");
+}
+
+Status NoMore(const Reading& writer, uint64_t last) {
+  return Status(Code::kPeerDied,
+                Concat("its writer ", writer.state == CellState::kLeft ? "closed it" : "ended",
+                       ", frame ", last, " was the last"),
+                "open it again: its next writer makes a new generation");
+}
+
+FrameWriter::FrameWriter(const FrameTable& table, uint64_t lease)
+    : table_(table), lease_(lease), seqs_(table.settings().frames) {
+  for (uint32_t slot = 0; slot < table.settings().frames; ++slot) slots_.push_back(slot);
+}
+
+Result<FrameTable> FrameWriter::ClaimWriter(const Page& page, Kind kind, uint64_t lease) {
+  const auto table = FrameTable::Of(page, kind);
+  if (!table || Claim(table->writer(), lease, /*again=*/false)) return table;
+  if (Read(table->writer()).ended()) {
+    return Fail(Code::kStale, Concat("the writer of this ", KindName(kind), " has ended"),
+                "make a new generation of it");
+  }
+  return Fail(Code::kAlreadyExists, Concat("this ", KindName(kind), " has a writer"),
+              "a ring or queue has one writer");
+}
+
+Result<void> FrameWriter::MayOpen() const {
+  if (opened_) {
+    return Fail(Code::kInvalidArgument, Concat("frame ", opened_->seq, " is open"),
+                "announce or abandon it first");
+  }
+  return StillOwned(table_.writer(), lease_);
+}
+
+FrameWriter::Opened FrameWriter::Open(std::list<uint32_t>::iterator slot) {
+  seqs_[*slot] = 0;
+  opened_ = Opened{.slot = *slot, .seq = next_seq_};
+  slots_.splice(slots_.begin(), slots_, slot);  // Abandoned, it is the next one's.
+  return *opened_;
+}
+
+Result<void> FrameWriter::Announce(uint64_t seq, uint64_t bytes,
+                                   std::span<const std::byte> metadata) {
+  if (!opened_ || opened_->seq != seq) {
+    return Fail(Code::kInvalidArgument, Concat("frame ", seq, " is not open"));
+  }
+  if (bytes > settings().frame_bytes || metadata.size() > kMetadataBytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat(bytes, " bytes and ", metadata.size(), " of metadata are more than ",
+                       settings().frame_bytes, " and ", kMetadataBytes));
+  }
+  if (const auto owned = StillOwned(table_.writer(), lease_); !owned) return owned;
+  Metadata copy{};
+  if (!metadata.empty()) std::memcpy(copy.data(), metadata.data(), metadata.size());
+  const uint32_t slot = opened_->slot;
+  table_.Publish(slot, seq, bytes, copy);
+  // For workers, before the number: a writer killed here has not announced the item.
+  table_.entry(slot).claim.store(kOffered, std::memory_order_release);
+  // Pairs with Newest.
+  table_.writer().words[kNewestWord].store(seq, std::memory_order_seq_cst);
+  Bell(table_.writer()).Ring();
+  seqs_[slot] = seq;
+  slots_.splice(slots_.end(), slots_, slots_.begin());
+  ++next_seq_;
+  opened_.reset();
+  return {};
+}
+
+}  // namespace gpushm::signal

@@ -1,0 +1,205 @@
+#include "runtime/signal/page.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <new>
+
+namespace gpushm::signal {
+namespace {
+
+constexpr int64_t kSpinNs = 20'000;
+constexpr int64_t kFirstSleepNs = 5'000;
+constexpr int64_t kNsPerSecond = 1'000'000'000;
+constexpr int64_t kLongestSleepNs = 200'000;
+constexpr int64_t kLongestSleepOnBellNs = 1'000'000;
+constexpr uint32_t kLooksBetweenClocks = 32;
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::unexpected<Status> NoPage(std::string_view why) {
+  return Fail(Code::kCorrupt, Concat("this is no page of a signal: ", why),
+              "library and sidecar should come from one release");
+}
+
+}  // namespace
+
+const char* KindName(Kind kind) {
+  switch (kind) {
+    case Kind::kSignal:
+      return "signal";
+    case Kind::kBarrier:
+      return "barrier";
+    case Kind::kRing:
+      return "ring";
+    case Kind::kQueue:
+      return "queue";
+  }
+  return "unknown";
+}
+
+uint64_t BytesFor(uint32_t cells, uint64_t body_bytes) {
+  const uint64_t bytes = sizeof(Header) + uint64_t{cells} * sizeof(Cell) + body_bytes;
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+Page::Page(void* address, uint64_t mapped_bytes, const Header& header)
+    : address_(address),
+      mapped_bytes_(mapped_bytes),
+      kind_(static_cast<Kind>(header.kind)),
+      cells_(header.cells),
+      cell_(reinterpret_cast<Cell*>(static_cast<std::byte*>(address) + sizeof(Header))),
+      body_(reinterpret_cast<std::byte*>(cell_ + header.cells), header.body_bytes),
+      settings_(header.settings) {}
+
+Page Page::Make(void* address, uint64_t mapped_bytes, Kind kind, uint32_t cells,
+                uint64_t body_bytes, const std::array<uint64_t, 8>& settings) {
+  const Header header{.magic = kPageMagic,
+                      .version = kPageVersion,
+                      .kind = static_cast<uint32_t>(kind),
+                      .cells = cells,
+                      .body_bytes = static_cast<uint32_t>(body_bytes),
+                      .settings = settings,
+                      .reserved = {}};
+  std::memcpy(address, &header, sizeof header);
+  return Page(address, mapped_bytes, header);
+}
+
+Result<Page> Page::Look(void* address, uint64_t mapped_bytes) {
+  if (mapped_bytes < kPageBytes) return NoPage("it is too small");
+  Header header;
+  std::memcpy(&header, address, sizeof header);
+  if (header.magic != kPageMagic) return NoPage("its first bytes are others");
+  if (header.version != kPageVersion) {
+    return Fail(Code::kIncompatible,
+                Concat("a page of layout ", header.version, ", this is ", kPageVersion),
+                "use the library of the participants' release");
+  }
+  if (header.kind < 1 || header.kind > 4) return NoPage("its kind is unknown");
+  if (header.cells < 1 || header.cells > limits::kCells) return NoPage("its cells");
+  if (BytesFor(header.cells, header.body_bytes) > mapped_bytes) return NoPage("it is cut off");
+  return Page(address, mapped_bytes, header);
+}
+
+bool Claim(Cell& cell, uint64_t lease, bool again) {
+  uint64_t nobody = 0;
+  const auto state = static_cast<CellState>(cell.state.load(std::memory_order_acquire));
+  if (state == CellState::kLive || (state != CellState::kFree && !again)) return false;
+  if (!cell.owner.compare_exchange_strong(nobody, lease, std::memory_order_acq_rel)) return false;
+  // Release: who sees the new number sees that the owner before has ended.
+  cell.owners.fetch_add(1, std::memory_order_release);
+  for (Word& word : cell.words) word.store(0, std::memory_order_relaxed);
+  cell.last.store(0, std::memory_order_relaxed);
+  cell.value.store(0, std::memory_order_relaxed);
+  cell.state.store(static_cast<uint32_t>(CellState::kLive), std::memory_order_release);
+  return true;
+}
+
+bool EndCell(Cell& cell, uint64_t lease, CellState how) {
+  if (lease == 0 || cell.owner.load(std::memory_order_acquire) != lease) return false;
+  const uint64_t value = cell.value.load(std::memory_order_acquire);
+  // Beyond it: a broker that was killed here has stored `last` already, and the poison.
+  if (value <= kMaxValue) cell.last.store(value, std::memory_order_relaxed);
+  cell.state.store(static_cast<uint32_t>(how), std::memory_order_release);
+  cell.value.store(kPoison, std::memory_order_release);
+  cell.owner.store(0, std::memory_order_release);
+  Bell(cell).Ring();
+  return true;
+}
+
+size_t EndCellsOf(const Page& page, uint64_t lease, CellState how) {
+  size_t ended = 0;
+  for (uint32_t i = 0; i < page.cells(); ++i) ended += EndCell(page.cell(i), lease, how) ? 1 : 0;
+  return ended;
+}
+
+Reading Read(const Cell& cell) {
+  Reading reading;
+  reading.value = cell.value.load(std::memory_order_acquire);
+  reading.state = static_cast<CellState>(cell.state.load(std::memory_order_acquire));
+  if (reading.value > kMaxValue || reading.ended()) {
+    if (!reading.ended()) reading.state = CellState::kDied;
+    reading.value = cell.last.load(std::memory_order_relaxed);
+  }
+  return reading;
+}
+
+// The half of the word that a futex looks at. Not private: the sleepers are other processes.
+uint32_t* FutexOf(Word& word) {
+  static_assert(std::endian::native == std::endian::little);
+  return reinterpret_cast<uint32_t*>(&word);
+}
+
+void Bell::Ring() const {
+  // Both in one order with Sleep: either the sleeper is seen, or it sees the ring.
+  cell_->bell.fetch_add(1, std::memory_order_seq_cst);
+  if (cell_->sleepers.load(std::memory_order_seq_cst) == 0) return;
+  syscall(SYS_futex, FutexOf(cell_->bell), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+void Bell::Sleep(uint64_t rung, int64_t at_most_ns) const {
+  const timespec time{.tv_sec = at_most_ns / kNsPerSecond, .tv_nsec = at_most_ns % kNsPerSecond};
+  cell_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  syscall(SYS_futex, FutexOf(cell_->bell), FUTEX_WAIT, static_cast<uint32_t>(rung), &time, nullptr,
+          0);
+  cell_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Poll::Sleep(int64_t ns) {
+  if (bell_) {
+    bell_->Sleep(rung_, ns);
+    rung_ = bell_->Rung();
+  } else {
+    const timespec time{.tv_sec = 0, .tv_nsec = ns};
+    nanosleep(&time, nullptr);
+  }
+}
+
+bool Poll::Again() {
+  if (sleep_ns_ == 0) {
+    Pause();
+    if (++looks_ % kLooksBetweenClocks != 0) return true;
+    const int64_t now_ns = MonotonicNs();
+    if (spin_until_ns_ == 0) spin_until_ns_ = now_ns + kSpinNs;
+    if (now_ns < spin_until_ns_) return !deadline_.Passed();
+    sleep_ns_ = kFirstSleepNs;
+  }
+  const int64_t left_ns = deadline_.RemainingNs();
+  if (left_ns == 0) return false;
+  Sleep(std::min(sleep_ns_, left_ns));
+  sleep_ns_ = std::min(sleep_ns_ * 3 / 2, bell_ ? kLongestSleepOnBellNs : kLongestSleepNs);
+  return true;
+}
+
+std::optional<Status> EndedBefore(const Reading& reading, uint64_t value) {
+  if (!reading.ended() || reading.value >= value) return std::nullopt;
+  return Status(Code::kPeerDied,
+                Concat("its writer ", reading.state == CellState::kLeft ? "closed it" : "ended",
+                       " at ", reading.value, ", before ", value),
+                "open it again: its next writer makes a new generation");
+}
+
+Result<Reading> WaitUntil(const Cell& cell, uint64_t value, const Deadline& deadline) {
+  for (Poll poll(deadline);;) {
+    const Reading reading = Read(cell);
+    if (reading.value >= value) return reading;
+    if (auto ended = EndedBefore(reading, value)) return std::unexpected(*ended);
+    if (!poll.Again()) {
+      return Fail(Code::kTimeout, Concat("it is at ", reading.value, ", not yet at ", value),
+                  "is its writer at work? wait longer: timeout_ms");
+    }
+  }
+}
+
+}  // namespace gpushm::signal

@@ -1,0 +1,238 @@
+#include "runtime/signal/queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/clock.h"
+
+namespace gpushm::signal {
+namespace {
+
+// Who has an item; one word, because it changes in one step.
+struct Holder {
+  uint64_t incarnation = 0;  // 32 bits: Cell::owners when it joined.
+  uint32_t delivery = 0;     // 16 bits, and stays at the largest.
+  uint32_t cell = 0;         // 16 bits; from 1, so that no claim is 0.
+};
+constexpr uint32_t kMostDeliveries = 0xffff;
+
+uint64_t Pack(const Holder& holder) {
+  return (holder.incarnation & 0xffffffff) << 32 |
+         uint64_t{std::min(holder.delivery, kMostDeliveries)} << 16 | holder.cell;
+}
+
+Holder Unpack(uint64_t claim) {
+  return {.incarnation = claim >> 32,
+          .delivery = static_cast<uint32_t>(claim >> 16 & 0xffff),
+          .cell = static_cast<uint32_t>(claim & 0xffff)};
+}
+
+bool IsHeld(uint64_t claim) { return claim != 0 && claim != kOffered; }
+
+}  // namespace
+
+Result<QueueWriter> QueueWriter::Open(const Page& page, uint64_t lease) {
+  const auto table = ClaimWriter(page, Kind::kQueue, lease);
+  if (!table) return std::unexpected(table.error());
+  return QueueWriter(*table, lease);
+}
+
+bool QueueWriter::Free(uint32_t slot) const {
+  // Pairs with the store of the worker's stream: its work on the slot is over.
+  const uint64_t seq = seq_of(slot);
+  return seq == 0 || table().entry(slot).done.load(std::memory_order_acquire) == seq;
+}
+
+Result<QueueWriter::Opened> QueueWriter::OpenFrame(const Deadline& deadline) {
+  for (Poll poll(deadline);;) {
+    if (const auto may = MayOpen(); !may) return std::unexpected(may.error());
+    const auto slot = std::ranges::find_if(slots(), [this](uint32_t s) { return Free(s); });
+    if (slot != slots().end()) {
+      FrameEntry& entry = table().entry(*slot);
+      // Before the item in `seq` changes: who claims later fails, or has the new one.
+      entry.claim.store(0, std::memory_order_release);
+      entry.seq.store(0, std::memory_order_release);  // Pairs with Copy.
+      return FrameWriter::Open(slot);
+    }
+    if (!poll.Again()) return std::unexpected(WhyNotYet(slots().front()));
+  }
+}
+
+Status QueueWriter::WhyNotYet(uint32_t slot) const {
+  const uint64_t claim = table().entry(slot).claim.load(std::memory_order_relaxed);
+  const std::string where =
+      IsHeld(claim) ? Concat("the worker in cell ", Unpack(claim).cell, " has the oldest, ")
+                    : std::string("no worker has taken the oldest, ");
+  return Status(Code::kTimeout,
+                Concat("all ", settings().frames, " slots have items: ", where, seq_of(slot)),
+                "wait longer (timeout_ms), start workers, or make the queue with more: frames");
+}
+
+// ---- workers
+
+QueueWorker::QueueWorker(const FrameTable& table, uint64_t lease, uint32_t cell)
+    : table_(table),
+      lease_(lease),
+      cell_(cell),
+      incarnation_(own().owners.load(std::memory_order_relaxed) & 0xffffffff),
+      endings_(UINT64_MAX) {}  // No number of endings: the first look is at all items.
+
+Result<QueueWorker> QueueWorker::Join(const Page& page, uint64_t lease) {
+  const auto table = FrameTable::Of(page, Kind::kQueue);
+  if (!table) return std::unexpected(table.error());
+  const auto cell = table->ClaimReader(lease);
+  if (!cell) return std::unexpected(cell.error());
+  return QueueWorker(*table, lease, *cell);
+}
+
+bool QueueWorker::HasEnded(uint64_t claim) const {
+  const Holder holder = Unpack(claim);
+  // A cell that is none: somebody scribbled. Then the item is anybody's.
+  if (holder.cell == 0 || holder.cell >= table_.cells()) return true;
+  const Cell& cell = table_.reader(holder.cell);
+  // Acquire, both, pairs with the broker's stores, or with Claim by the next owner, which saw them:
+  // what the holder's stream stored to `done` is seen after this.
+  const auto state = static_cast<CellState>(cell.state.load(std::memory_order_acquire));
+  const uint64_t owners = cell.owners.load(std::memory_order_acquire);
+  return state == CellState::kDied || state == CellState::kLeft ||
+         (owners & 0xffffffff) != holder.incarnation;
+}
+
+// How many workers have ended. While one joins it may be one too few, never one too many: an ending
+// that comes after this look is seen by a later one.
+uint64_t QueueWorker::Endings() const {
+  uint64_t endings = 0;
+  for (uint32_t cell = 1; cell < table_.cells(); ++cell) {
+    const Cell& worker = table_.reader(cell);
+    // In this order: whoever counted in `owners` has ended if nobody owns the cell after that.
+    // Acquire pairs with the broker's last store, so that HasEnded sees it too.
+    const uint64_t owners = worker.owners.load(std::memory_order_acquire);
+    const bool owned = worker.owner.load(std::memory_order_acquire) != 0;
+    endings += owners - (owned && owners != 0 ? 1 : 0);
+  }
+  return endings;
+}
+
+std::optional<Frame> QueueWorker::Take(uint32_t slot, uint64_t claim) {
+  FrameEntry& entry = table_.entry(slot);
+  const uint32_t delivery = claim == kOffered ? 1 : Unpack(claim).delivery + 1;
+  const Holder self{.incarnation = incarnation_, .delivery = delivery, .cell = cell_};
+  // Acquire pairs with Announce, which offers what it published. From here on the entry stands
+  // still until this worker says that it is done (invariant 1).
+  if (!entry.claim.compare_exchange_strong(claim, Pack(self), std::memory_order_acq_rel)) {
+    return std::nullopt;
+  }
+  const uint64_t seq = entry.seq.load(std::memory_order_acquire);
+  auto item = table_.Copy(slot, seq);
+  if (!item || seq == 0) {
+    entry.done.store(seq, std::memory_order_release);  // Somebody scribbled: the slot goes on.
+    return std::nullopt;
+  }
+  item->delivery = delivery;
+  own().words[kTakenWord].store(++taken_, std::memory_order_relaxed);
+  return item;
+}
+
+// Items that nobody had yet, in order.
+std::optional<Frame> QueueWorker::TakeNew(uint64_t newest) {
+  if (newest < cursor_) return std::nullopt;
+  // Older ones are in no place of the table any more; a look at all finds them.
+  if (newest - cursor_ >= settings().frames) cursor_ = newest - settings().frames + 1;
+  for (; cursor_ <= newest; ++cursor_) {
+    const auto slot = table_.Find(cursor_);
+    if (!slot || table_.entry(*slot).claim.load(std::memory_order_relaxed) != kOffered) continue;
+    if (auto item = Take(*slot, kOffered)) return item;  // Looks at it again.
+  }
+  return std::nullopt;
+}
+
+// Items of workers that have ended, the oldest first.
+std::optional<Frame> QueueWorker::TakeAny(uint64_t newest) {
+  const uint64_t endings = Endings();  // Before the look: who ends meanwhile is the next one's.
+  if (endings == endings_) return std::nullopt;
+  for (uint32_t tries = 0; tries < settings().frames; ++tries) {
+    uint32_t oldest = 0;
+    uint64_t its_claim = 0;
+    uint64_t least = UINT64_MAX;
+    for (uint32_t slot = 0; slot < settings().frames; ++slot) {
+      const FrameEntry& entry = table_.entry(slot);
+      const uint64_t claim = entry.claim.load(std::memory_order_acquire);  // Before the others.
+      const uint64_t seq = entry.seq.load(std::memory_order_acquire);
+      if (!IsHeld(claim) || seq == 0 || seq >= least || seq > newest || !HasEnded(claim)) continue;
+      // Final, since the holder has ended. If the slot has gone on since, then so has the claim.
+      if (entry.done.load(std::memory_order_acquire) == seq) continue;
+      oldest = slot;
+      its_claim = claim;
+      least = seq;
+    }
+    if (its_claim == 0) {
+      endings_ = endings;
+      return std::nullopt;
+    }
+    if (auto item = Take(oldest, its_claim)) return item;  // Else another worker was faster.
+  }
+  return std::nullopt;
+}
+
+bool QueueWorker::OthersAreDone(uint64_t newest) const {
+  for (uint32_t slot = 0; slot < settings().frames; ++slot) {
+    const FrameEntry& entry = table_.entry(slot);
+    const uint64_t claim = entry.claim.load(std::memory_order_acquire);
+    const uint64_t seq = entry.seq.load(std::memory_order_acquire);
+    if (claim == 0 || seq == 0 || seq > newest) continue;
+    if (entry.done.load(std::memory_order_acquire) == seq) continue;
+    const Holder holder = Unpack(claim);
+    const bool mine = holder.cell == cell_ && holder.incarnation == incarnation_;
+    if (claim == kOffered || !mine) return false;
+  }
+  return true;
+}
+
+Result<Frame> QueueWorker::Next(const Deadline& deadline) {
+  for (Poll poll(deadline, Bell(table_.writer()));;) {
+    if (const auto owned = StillOwned(own(), lease_); !owned) {
+      return std::unexpected(owned.error());
+    }
+    // Before the number: what the writer announced before its end is seen.
+    const Reading writer = Read(table_.writer());
+    uint64_t newest = table_.Newest();
+    if (writer.ended()) newest = std::min(newest, writer.value);
+    if (auto item = TakeAny(newest)) return *std::move(item);
+    if (auto item = TakeNew(newest)) return *std::move(item);
+    if (writer.ended() && OthersAreDone(newest)) {
+      return std::unexpected(NoMore(writer, newest));
+    }
+    if (!poll.Again()) {
+      return Fail(Code::kTimeout,
+                  writer.ended() ? "the writer has ended, others work on its last items"
+                                 : "there is no item for this worker",
+                  "wait longer: timeout_ms");
+    }
+  }
+}
+
+Result<void> QueueWorker::Check(uint64_t seq) const {
+  if (const auto complete = table_.Complete(seq); !complete) return complete;
+  return StillOwned(own(), lease_);
+}
+
+Result<Point> QueueWorker::Done(const Frame& item) const {
+  if (item.slot < settings().frames) {
+    FrameEntry& entry = table_.entry(item.slot);
+    const Holder holder = Unpack(entry.claim.load(std::memory_order_relaxed));
+    const bool mine = holder.cell == cell_ && holder.incarnation == incarnation_;
+    if (mine && entry.seq.load(std::memory_order_relaxed) == item.seq) {
+      return Point{&entry.done, item.seq};
+    }
+  }
+  return Fail(Code::kInvalidArgument, Concat("item ", item.seq, " is not this worker's"));
+}
+
+Result<void> QueueWorker::DoneNow(const Frame& item) const {
+  const auto point = Done(item);
+  if (!point) return std::unexpected(point.error());
+  point->word->store(point->value, std::memory_order_release);  // Pairs with Free.
+  return {};
+}
+
+}  // namespace gpushm::signal

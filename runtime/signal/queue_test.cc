@@ -1,0 +1,320 @@
+// Goal: a queue gives each item to one live worker, again if that one dies, and never overwrites.
+// Method: writer and workers in one thread, which also plays the GPU and the broker.
+#include "runtime/signal/queue.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "runtime/base/testing.h"
+#include "runtime/signal/testing.h"
+
+namespace gpushm::signal {
+namespace {
+
+using ::gpushm::testing::TestSeed;
+using ::testing::HasSubstr;
+using testing::MetadataOf;
+using testing::SharedFrames;
+using testing::Store;
+
+constexpr uint64_t kWriter = 1000;
+const Deadline kNow = Deadline::AfterMs(0);
+
+Code CodeOf(const auto& result) { return result ? Code{} : result.error().code(); }
+
+struct Queue {
+  explicit Queue(uint32_t frames, uint32_t workers = 3)
+      : shared(Kind::kQueue,
+               {.frames = frames, .frame_bytes = testing::kFrameWords * 8, .readers = workers}),
+        writer(*QueueWriter::Open(shared.page, kWriter)) {}
+
+  // The number of a new item; 0: no slot is free.
+  uint64_t Write(bool complete = true) {
+    const auto opened = writer.OpenFrame(kNow);
+    if (!opened) return 0;
+    shared.Fill(opened->slot, opened->seq);
+    EXPECT_TRUE(writer.Announce(opened->seq, 8, MetadataOf(opened->seq)));
+    if (complete) Store(writer.Ready(opened->seq));
+    return opened->seq;
+  }
+  QueueWorker Join(uint64_t lease) { return *QueueWorker::Join(shared.page, lease); }
+  void End(uint64_t lease) { EndCellsOf(shared.page, lease, CellState::kDied); }
+
+  SharedFrames shared;
+  QueueWriter writer;
+};
+
+TEST(QueueTest, EachItemGoesToOneWorkerInOrder) {
+  Queue queue(8);
+  QueueWorker a = queue.Join(1);
+  QueueWorker b = queue.Join(2);
+  EXPECT_EQ(CodeOf(a.Next(kNow)), Code::kTimeout);
+  uint64_t seen = 0;
+  for (int i = 0; i < 100; ++i) {
+    queue.Write();
+    queue.Write();
+    for (QueueWorker* worker : {&a, &b}) {
+      const auto item = worker->Next(kNow);
+      ASSERT_TRUE(item);
+      ASSERT_EQ(item->seq, ++seen);
+      ASSERT_EQ(item->delivery, 1U);
+      ASSERT_EQ(item->metadata, MetadataOf(item->seq));
+      ASSERT_TRUE(queue.shared.Has(item->slot, item->seq));
+      ASSERT_TRUE(worker->DoneNow(*item));
+    }
+    EXPECT_EQ(CodeOf(a.Next(kNow)), Code::kTimeout);
+  }
+}
+
+TEST(QueueTest, TheWriterNeverOverwrites) {
+  Queue queue(3);
+  QueueWorker worker = queue.Join(1);
+  for (int i = 0; i < 3; ++i) queue.Write();
+  auto full = queue.writer.OpenFrame(Deadline::AfterMs(5));
+  ASSERT_EQ(CodeOf(full), Code::kTimeout);
+  EXPECT_THAT(full.error().ToString(), HasSubstr("no worker has taken the oldest, 1"));
+  const auto first = worker.Next(kNow);
+  const auto second = worker.Next(kNow);
+  full = queue.writer.OpenFrame(kNow);
+  ASSERT_EQ(CodeOf(full), Code::kTimeout);
+  EXPECT_THAT(full.error().ToString(), HasSubstr("the worker in cell 1 has the oldest, 1"));
+  const auto point = worker.Done(*second);
+  ASSERT_TRUE(point);
+  EXPECT_EQ(queue.Write(), 0U) << "its stream has not stored yet";
+  Store(*point);
+  EXPECT_EQ(queue.Write(), 4U) << "any slot that is done";
+  EXPECT_TRUE(queue.shared.Has(first->slot, 1));
+  EXPECT_EQ(CodeOf(worker.Done(*second)), Code::kInvalidArgument) << "the slot has gone on";
+}
+
+// One long item does not stop the others: F - 1 slots go round beside it.
+TEST(QueueTest, ALongItemHoldsUpNobody) {
+  Queue queue(3);
+  QueueWorker slow = queue.Join(1);
+  QueueWorker fast = queue.Join(2);
+  queue.Write();
+  const auto item = slow.Next(kNow);
+  ASSERT_TRUE(item);
+  for (uint64_t seq = 2; seq < 1000; ++seq) {
+    ASSERT_EQ(queue.Write(), seq);
+    const auto next = fast.Next(kNow);
+    ASSERT_TRUE(next);
+    ASSERT_EQ(next->seq, seq);
+    ASSERT_TRUE(fast.DoneNow(*next));
+  }
+  QueueWorker late = queue.Join(3);
+  EXPECT_EQ(CodeOf(late.Next(kNow)), Code::kTimeout);
+  queue.End(1);
+  const auto again = late.Next(kNow);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->seq, 1U);
+  EXPECT_EQ(again->delivery, 2U);
+}
+
+TEST(QueueTest, AnItemOfADeadWorkerIsDeliveredAgain) {
+  Queue queue(4);
+  QueueWorker a = queue.Join(1);
+  QueueWorker b = queue.Join(2);
+  for (int i = 0; i < 3; ++i) queue.Write();
+  const auto done = a.Next(kNow);
+  ASSERT_TRUE(a.DoneNow(*done));
+  const auto lost = a.Next(kNow);
+  ASSERT_EQ(lost->seq, 2U);
+  EXPECT_EQ(b.Next(kNow)->seq, 3U);
+  EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kTimeout) << "it looks alive";
+  queue.End(1);
+  EXPECT_EQ(CodeOf(a.Check(2)), Code::kOrphaned);
+  EXPECT_EQ(CodeOf(a.Next(kNow)), Code::kOrphaned);
+  // Its cell has a new owner before anybody looked.
+  QueueWorker c = queue.Join(3);
+  EXPECT_EQ(c.cell(), a.cell());
+  const auto again = b.Next(kNow);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->seq, 2U);
+  EXPECT_EQ(again->delivery, 2U);
+  queue.End(2);
+  EXPECT_EQ(c.Next(kNow)->delivery, 3U);
+  EXPECT_EQ(c.Next(kNow)->seq, 3U);
+  EXPECT_EQ(CodeOf(c.Next(kNow)), Code::kTimeout) << "item 1 was done";
+}
+
+TEST(QueueTest, WhatADeadWriterCompletedIsDone) {
+  Queue queue(8);
+  QueueWorker a = queue.Join(1);
+  QueueWorker b = queue.Join(2);
+  queue.Write();
+  queue.Write();
+  queue.Write(/*complete=*/false);
+  queue.Write(/*complete=*/false);
+  EXPECT_EQ(a.Next(kNow)->seq, 1U);
+  queue.End(kWriter);
+  const auto item = b.Next(kNow);
+  ASSERT_EQ(item->seq, 2U);
+  ASSERT_TRUE(b.Check(2));
+  ASSERT_TRUE(b.DoneNow(*item));
+  EXPECT_EQ(CodeOf(b.Check(3)), Code::kPeerDied);
+  EXPECT_EQ(CodeOf(a.Next(kNow)), Code::kPeerDied) << "what is left is its own";
+  EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kTimeout) << "the other one may die";
+  queue.End(1);
+  EXPECT_EQ(b.Next(kNow)->seq, 1U);
+  EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kPeerDied);
+  EXPECT_EQ(CodeOf(queue.writer.OpenFrame(kNow)), Code::kOrphaned);
+  EXPECT_EQ(CodeOf(QueueWriter::Open(queue.shared.page, 5)), Code::kStale);
+}
+
+TEST(QueueTest, AnAbandonedItemWasNeverThere) {
+  Queue queue(2);
+  QueueWorker worker = queue.Join(1);
+  for (uint64_t seq = 1; seq < 10; ++seq) {
+    ASSERT_TRUE(queue.writer.OpenFrame(kNow));
+    queue.writer.AbandonFrame();
+    EXPECT_EQ(CodeOf(worker.Next(kNow)), Code::kTimeout);
+    ASSERT_EQ(queue.Write(), seq);
+    const auto item = worker.Next(kNow);
+    ASSERT_EQ(item->seq, seq);
+    ASSERT_TRUE(worker.DoneNow(*item));
+  }
+}
+
+TEST(QueueTest, SoManyWorkersJoin) {
+  Queue queue(2, 2);
+  EXPECT_EQ(queue.Join(1).cell(), 1U);
+  EXPECT_EQ(queue.Join(2).cell(), 2U);
+  EXPECT_EQ(CodeOf(QueueWorker::Join(queue.shared.page, 3)), Code::kExhausted);
+  queue.End(1);
+  EXPECT_TRUE(QueueWorker::Join(queue.shared.page, 3));
+}
+
+// Random steps of a writer, workers that die and come back, a late GPU: against a model that keeps
+// who has what.
+class QueueModel {
+ public:
+  explicit QueueModel(uint32_t seed) : random_(seed), queue_(2 + Below(6), 1 + Below(4)) {}
+
+  void Run(int steps) {
+    for (int i = 0; i < steps && !::testing::Test::HasFatalFailure(); ++i) Step();
+    Drain();
+  }
+
+ private:
+  struct Worker {
+    uint64_t lease;
+    QueueWorker queue;
+    std::vector<Frame> items;
+    std::vector<Point> stores;  // Given to its stream, not yet done.
+  };
+
+  uint32_t Below(uint32_t end) { return static_cast<uint32_t>(random_() % end); }
+
+  void Step() {
+    switch (Below(8)) {
+      case 0:
+      case 1:
+        return Write();
+      case 2:
+      case 3:
+      case 4:
+        return Take(PickWorker());
+      case 5:
+        return Finish(PickWorker());
+      case 6:
+        return StreamStep();
+      default:
+        if (Below(4) == 0) Kill(PickWorker());
+    }
+  }
+
+  Worker* PickWorker() {
+    if (workers_.size() < queue_.shared.settings.readers && Below(3) == 0) {
+      workers_.push_back({++lease_, queue_.Join(lease_), {}, {}});
+    }
+    return workers_.empty() ? nullptr : &workers_[random_() % workers_.size()];
+  }
+
+  void Write() {
+    const size_t in_queue = deliveries_.size();
+    const uint64_t seq = queue_.Write();
+    ASSERT_EQ(seq != 0, in_queue < queue_.shared.settings.frames);
+    if (seq == 0) return;
+    ASSERT_EQ(seq, ++written_);
+    deliveries_[seq] = 0;
+    waiting_.insert(seq);
+  }
+
+  void Take(Worker* worker) {
+    if (worker == nullptr) return;
+    const auto item = worker->queue.Next(kNow);
+    ASSERT_EQ(item.has_value(), !waiting_.empty());
+    if (!item) return;
+    ASSERT_EQ(waiting_.erase(item->seq), 1U) << "item " << item->seq << " was somebody's";
+    ASSERT_EQ(item->delivery, ++deliveries_[item->seq]);
+    ASSERT_TRUE(queue_.shared.Has(item->slot, item->seq));
+    ASSERT_EQ(item->metadata, MetadataOf(item->seq));
+    worker->items.push_back(*item);
+  }
+
+  void Finish(Worker* worker) {
+    if (worker == nullptr || worker->items.empty()) return;
+    const size_t i = random_() % worker->items.size();
+    worker->stores.push_back(*worker->queue.Done(worker->items[i]));
+    worker->items.erase(worker->items.begin() + static_cast<ptrdiff_t>(i));
+  }
+
+  void StreamStep() {
+    for (Worker& worker : workers_) {
+      if (worker.stores.empty() || Below(2) == 0) continue;
+      Store(worker.stores.front());
+      ASSERT_EQ(deliveries_.erase(worker.stores.front().value), 1U);
+      worker.stores.erase(worker.stores.begin());
+    }
+  }
+
+  void Kill(Worker* worker) {
+    if (worker == nullptr) return;
+    queue_.End(worker->lease);
+    for (const Frame& item : worker->items) waiting_.insert(item.seq);
+    for (const Point& point : worker->stores) waiting_.insert(point.value);
+    workers_.erase(workers_.begin() + (worker - workers_.data()));
+  }
+
+  // The writer ends, one worker does the rest.
+  void Drain() {
+    queue_.End(kWriter);
+    while (!workers_.empty()) Kill(&workers_.back());
+    QueueWorker last = queue_.Join(++lease_);
+    for (;;) {
+      const auto item = last.Next(kNow);
+      if (!item) {
+        ASSERT_EQ(item.error().code(), Code::kPeerDied);
+        break;
+      }
+      ASSERT_EQ(waiting_.erase(item->seq), 1U);
+      ASSERT_TRUE(last.DoneNow(*item));
+    }
+    ASSERT_TRUE(waiting_.empty()) << "item " << *waiting_.begin() << " is lost";
+  }
+
+  std::mt19937 random_;
+  Queue queue_;
+  uint64_t lease_ = 0;
+  uint64_t written_ = 0;
+  std::vector<Worker> workers_;
+  std::map<uint64_t, uint32_t> deliveries_;  // Of items that are not done.
+  std::set<uint64_t> waiting_;               // For a worker.
+};
+
+TEST(QueueTest, RandomStepsAgreeWithAModel) {
+  const uint32_t seed = TestSeed(1);
+  for (uint32_t i = 0; i < 300; ++i) {
+    SCOPED_TRACE(seed + i);
+    QueueModel(seed + i).Run(1000);
+    if (HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace gpushm::signal

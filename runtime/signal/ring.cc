@@ -1,0 +1,294 @@
+#include "runtime/signal/ring.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/clock.h"
+
+// Why no reader uses a slot that is being overwritten (invariant 1)
+//
+//   reader of frame s                     writer that wants the slot of s
+//   R1  hold = s           (seq_cst)      W1  seq of the slot = 0     (seq_cst)
+//   R2  seq of the slot == s? (seq_cst)   W2  does a hold say s?      (seq_cst)
+//       yes: uses the bytes                   no: overwrites the bytes
+//       no:  hold = 0, has lost it            yes: seq = s again, takes another slot
+//
+// Let R2 read s and W2 find no hold. Numbers never come back, so that after the W1 of a writer that
+// went on nothing stores s there: what R2 read was stored before W1 (by Publish, or by an earlier
+// try that was undone), and R2 comes before W1 in the one order of sequentially consistent
+// operations. Then R1 < R2 < W1 < W2, and W2 sees R1's hold, or one that came later: the reader has
+// released s, with what pairs with W2 (a release, of the host or of its GPU). Both cannot be. It
+// takes one such order for all holds of all readers, nothing else, so holds can be many.
+//
+// W2 looks at the hold first and then at the state of its cell: who sees R1 also sees that the
+// reader was alive by then, because it became so before R1. If the state says "ended", the broker
+// has seen the process and its GPU's work go, and nobody uses the bytes.
+//
+// Back-pressure is the same with the cursor for the hold: a reader that joins stores its cursor c,
+// then looks if the slot of c has c still (Begin); the writer stores 0 there, then looks at all
+// cursors. A reader that moves on stores hold = s before cursor = s + 1; the writer reads the
+// cursor before the holds.
+
+namespace gpushm::signal {
+namespace {
+
+// Joining: so many times the writer may be faster, then frames are lost right away.
+constexpr int kJoinAttempts = 1000;
+
+bool Alive(const Cell& cell) {
+  // Pairs with Claim, and with the broker's store when the owner has ended.
+  return cell.state.load(std::memory_order_acquire) == std::to_underlying(CellState::kLive);
+}
+
+bool Holds(const Cell& cell, uint64_t seq) {
+  for (uint32_t i = 0; i < kHolds; ++i) {
+    if (cell.words[kHoldWords + i].load(std::memory_order_seq_cst) == seq) return true;  // W2
+  }
+  return false;
+}
+
+// 0: it is joining. Pairs with MoveTo: the hold of the frame before is seen.
+uint64_t CursorOf(const Cell& cell) {
+  return cell.words[kCursorWord].load(std::memory_order_seq_cst);
+}
+
+}  // namespace
+
+RingWriter::RingWriter(const FrameTable& table, uint64_t lease, uint32_t need_readers)
+    : FrameWriter(table, lease), need_readers_(need_readers) {
+  held_.reserve(size_t{kHolds} * table.cells());
+}
+
+Result<RingWriter> RingWriter::Open(const Page& page, uint64_t lease, uint32_t need_readers) {
+  const auto table = ClaimWriter(page, Kind::kRing, lease);
+  if (!table) return std::unexpected(table.error());
+  return RingWriter(*table, lease, need_readers);
+}
+
+Result<RingWriter::Opened> RingWriter::OpenFrame(const Deadline& deadline) {
+  for (Poll poll(deadline);;) {
+    if (const auto may = MayOpen(); !may) return std::unexpected(may.error());
+    if (settings().policy == Policy::kOverwriteOldest) return OpenOverwriting();
+    const auto oldest = slots().begin();
+    const auto obstacle = WhyNotYet(*oldest);
+    if (!obstacle && TakePlace(*oldest)) return FrameWriter::Open(oldest);
+    if (!poll.Again()) {
+      if (obstacle) return std::unexpected(*obstacle);
+      return Fail(Code::kTimeout, "a reader that joins holds the oldest frame", "try again");
+    }
+  }
+}
+
+Result<RingWriter::Opened> RingWriter::OpenOverwriting() {
+  // Held frames are left alone from the beginning: their readers would see them gone for a moment.
+  held_.clear();
+  for (uint32_t cell = 1; cell < table().cells(); ++cell) {
+    for (uint32_t i = 0; i < kHolds; ++i) {
+      const Word& hold = table().reader(cell).words[kHoldWords + i];
+      const uint64_t seq = hold.load(std::memory_order_relaxed);  // A hint; TakePlace looks again.
+      if (seq != 0 && Alive(table().reader(cell))) held_.push_back(seq);
+    }
+  }
+  std::ranges::sort(held_);
+  for (auto slot = slots().begin(); slot != slots().end(); ++slot) {
+    const uint64_t seq = seq_of(*slot);
+    if (!CompleteHere(seq) || std::ranges::binary_search(held_, seq)) continue;
+    if (TakePlace(*slot)) return FrameWriter::Open(slot);
+  }
+  table().writer().words[kDroppedWord].store(++dropped_, std::memory_order_relaxed);
+  return Fail(Code::kBusy,
+              Concat("readers hold all frames, or they are not complete: ", dropped_, " dropped"),
+              "release frames sooner, or make the ring with more: frames");
+}
+
+bool RingWriter::CompleteHere(uint64_t seq) const {
+  // Pairs with the store of the writer's stream: its work on the slot is over.
+  return table().writer().value.load(std::memory_order_acquire) >= seq;
+}
+
+bool RingWriter::HeldByAnyone(uint64_t seq) const {
+  for (uint32_t cell = 1; cell < table().cells(); ++cell) {
+    const Cell& reader = table().reader(cell);
+    if (settings().policy == Policy::kBackPressure && WaitsFor(reader, seq)) return true;
+    if (Holds(reader, seq) && Alive(reader)) return true;
+  }
+  return false;
+}
+
+bool RingWriter::WaitsFor(const Cell& cell, uint64_t seq) const {
+  const uint64_t cursor = CursorOf(cell);
+  return cursor != 0 && cursor <= seq && Alive(cell);
+}
+
+bool RingWriter::TakePlace(uint32_t slot) const {
+  const uint64_t seq = seq_of(slot);
+  if (seq == 0) return true;
+  Word& word = table().entry(slot).seq;
+  word.store(0, std::memory_order_seq_cst);  // W1
+  if (!HeldByAnyone(seq)) return true;
+  word.store(seq, std::memory_order_release);  // Pairs with Find, as Publish does.
+  return false;
+}
+
+std::optional<Status> RingWriter::WhyNotYet(uint32_t slot) const {
+  const uint64_t seq = seq_of(slot);
+  const uint64_t newest = next_seq() - 1;
+  if (!CompleteHere(seq)) {
+    return Status(Code::kTimeout, Concat("frame ", seq, " is not complete yet"),
+                  "is this writer's stream at work?");
+  }
+  uint32_t there = 0;
+  uint32_t slowest = 0;
+  uint64_t least = newest + 1;
+  for (uint32_t cell = 1; cell < table().cells(); ++cell) {
+    const Cell& reader = table().reader(cell);
+    const uint64_t cursor = CursorOf(reader);  // Before the holds.
+    if (cursor == 0 || !Alive(reader)) continue;
+    ++there;
+    if (seq == 0) continue;
+    const uint64_t at = Holds(reader, seq) ? std::min(cursor, seq) : cursor;
+    if (at > seq || at > least) continue;
+    slowest = cell;
+    least = at;
+  }
+  if (slowest != 0) {
+    return Status(Code::kTimeout,
+                  Concat("the reader in cell ", slowest, " is at frame ", least, ", ",
+                         newest + 1 - least, " behind"),
+                  "wait longer (timeout_ms), end it, or make the ring with more: frames");
+  }
+  if (there >= need_readers_) return std::nullopt;
+  return Status(Code::kTimeout, Concat(there, " readers of ", need_readers_, " are there"),
+                "start them, or ask for fewer: need_readers");
+}
+
+// ---- readers
+
+RingReader::RingReader(const FrameTable& table, uint64_t lease, uint32_t cell)
+    : table_(table), lease_(lease), cell_(cell) {}
+
+Result<RingReader> RingReader::Join(const Page& page, uint64_t lease, Start start) {
+  const auto table = FrameTable::Of(page, Kind::kRing);
+  if (!table) return std::unexpected(table.error());
+  const auto cell = table->ClaimReader(lease);
+  if (!cell) return std::unexpected(cell.error());
+  RingReader reader(*table, lease, *cell);
+  reader.Begin(start);
+  return reader;
+}
+
+uint64_t RingReader::OldestOf(uint64_t newest) const {
+  const uint64_t frames = settings().frames;
+  return newest > frames ? newest - frames + 1 : 1;
+}
+
+void RingReader::Begin(Start start) {
+  uint64_t newest = table_.Newest();
+  uint64_t cursor = start == Start::kOldest ? OldestOf(newest) : newest + 1;
+  for (int i = 0; i < kJoinAttempts; ++i) {
+    cursor_ = cursor;
+    // Sequentially consistent, all: the writer takes this cursor into account, or is seen here.
+    own().words[kCursorWord].store(cursor, std::memory_order_seq_cst);
+    newest = table_.Newest();
+    if (cursor > newest || table_.Find(cursor)) return;
+    cursor = start == Start::kOldest ? std::max(cursor + 1, OldestOf(newest)) : newest + 1;
+  }
+}
+
+void RingReader::MoveTo(uint64_t cursor, uint64_t lost) {
+  cursor_ = cursor;
+  lost_ += lost;
+  if (lost != 0) own().words[kLostWord].store(lost_, std::memory_order_relaxed);
+  own().words[kCursorWord].store(cursor, std::memory_order_release);  // Pairs with CursorOf.
+}
+
+std::optional<uint32_t> RingReader::FreeHold() {
+  for (uint32_t i = 0; i < kHolds; ++i) {
+    if (holds_[i] == HoldState::kOpen) continue;
+    // Acquire pairs with the stream's store; the next hold comes after it.
+    if (holds_[i] == HoldState::kReleased && hold_word(i).load(std::memory_order_acquire) != 0) {
+      continue;
+    }
+    holds_[i] = HoldState::kFree;
+    return i;
+  }
+  return std::nullopt;
+}
+
+Result<void> RingReader::SomeHoldMayEnd() const {
+  if (std::ranges::any_of(holds_, [](HoldState s) { return s != HoldState::kOpen; })) return {};
+  return Fail(Code::kExhausted, Concat(kHolds, " frames are open"), "release one of them");
+}
+
+std::optional<Frame> RingReader::Take(uint64_t seq, uint32_t hold) {
+  hold_word(hold).store(seq, std::memory_order_seq_cst);  // R1
+  const auto slot = table_.Find(seq);                     // R2
+  std::optional<Frame> frame = slot ? table_.Copy(*slot, seq) : std::nullopt;
+  if (!frame) {
+    hold_word(hold).store(0, std::memory_order_release);  // What this hold had before is released.
+    return std::nullopt;
+  }
+  frame->hold = hold;
+  frame->lost = seq - cursor_;
+  holds_[hold] = HoldState::kOpen;
+  MoveTo(seq + 1, frame->lost);
+  own().words[kTakenWord].store(++taken_, std::memory_order_relaxed);
+  return frame;
+}
+
+std::optional<Frame> RingReader::TryTake(Order order, uint64_t newest, uint32_t hold) {
+  if (newest < cursor_) return std::nullopt;
+  const uint64_t oldest = std::max(cursor_, OldestOf(newest));
+  for (uint64_t i = 0; i <= newest - oldest; ++i) {  // At most `frames` times.
+    if (auto frame = Take(order == Order::kInOrder ? oldest + i : newest - i, hold)) return frame;
+  }
+  return std::nullopt;
+}
+
+Result<Frame> RingReader::Next(const Deadline& deadline, Order order) {
+  for (Poll poll(deadline, Bell(table_.writer()));;) {
+    if (const auto owned = StillOwned(own(), lease_); !owned) {
+      return std::unexpected(owned.error());
+    }
+    if (const auto may = SomeHoldMayEnd(); !may) return std::unexpected(may.error());
+    // Before the number: what the writer announced before its end is seen.
+    const Reading writer = Read(table_.writer());
+    uint64_t newest = table_.Newest();
+    if (writer.ended()) newest = std::min(newest, writer.value);
+    const auto hold = FreeHold();
+    auto frame = hold ? TryTake(order, newest, *hold) : std::nullopt;
+    if (frame) return *std::move(frame);
+    if (writer.ended() && (newest < cursor_ || hold)) {
+      if (newest >= cursor_) MoveTo(newest + 1, newest + 1 - cursor_);
+      return std::unexpected(NoMore(writer, newest));
+    }
+    if (!poll.Again()) {
+      return Fail(Code::kTimeout,
+                  newest < cursor_ ? Concat("frame ", cursor_, " is not announced yet")
+                                   : Concat("frame ", cursor_, " cannot be held yet"),
+                  "wait longer: timeout_ms");
+    }
+  }
+}
+
+Result<void> RingReader::Check(uint64_t seq) const {
+  if (const auto complete = table_.Complete(seq); !complete) return complete;
+  return StillOwned(own(), lease_);
+}
+
+Result<Point> RingReader::Release(uint32_t hold) {
+  if (hold >= kHolds || holds_[hold] != HoldState::kOpen) {
+    return Fail(Code::kInvalidArgument, Concat("hold ", hold, " is not open"));
+  }
+  holds_[hold] = HoldState::kReleased;
+  return Point{&hold_word(hold), 0};
+}
+
+Result<void> RingReader::ReleaseNow(uint32_t hold) {
+  const auto point = Release(hold);
+  if (!point) return std::unexpected(point.error());
+  point->word->store(0, std::memory_order_release);  // Pairs with W2.
+  return {};
+}
+
+}  // namespace gpushm::signal

@@ -1,0 +1,119 @@
+// A ring: one writer, and every reader gets every frame, unless it is too slow.
+//
+// Overwrite-oldest: the writer never waits. It takes the place of the oldest frame that is complete
+// and that no reader holds; if there is none, the new frame is dropped and counted. Slow readers
+// are told how many frames they lost.
+// Back-pressure: the writer waits until every reader has taken and released the oldest frame.
+// Nobody loses a frame, and the slowest reader sets the pace.
+//
+// Invariants, beside those of frames.h
+//   (1) A slot whose frame a live reader holds is not overwritten (ring.cc has the proof), nor one
+//       whose frame the writer's own GPU still works on.
+//   (2) A reader that has ended holds nothing: the broker ends its cell when its process and its
+//       GPU's work are gone. Until then it looks alive; waits for it have deadlines.
+//   (3) A reader gets rising numbers. The frames between two that it got are in `lost`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "runtime/signal/frames.h"
+
+namespace gpushm::signal {
+
+// Threads: one at a time.
+class RingWriter : public FrameWriter {
+ public:
+  // `need_readers`: with back-pressure, frames wait until so many readers are there.
+  static Result<RingWriter> Open(const Page& page, uint64_t lease, uint32_t need_readers = 0);
+
+  // A slot for the next frame. Readers cannot see what is written there before Announce.
+  // Overwrite-oldest does not wait. kBusy: the frame is dropped, the text says how many were;
+  // the writer goes on.
+  // Back-pressure: kTimeout names the slowest reader, and how far it is.
+  // kOrphaned: the broker has ended this writer. kInvalidArgument: a frame is open.
+  Result<Opened> OpenFrame(const Deadline& deadline);
+
+  uint64_t dropped() const { return dropped_; }
+
+ private:
+  RingWriter(const FrameTable& table, uint64_t lease, uint32_t need_readers);
+
+  Result<Opened> OpenOverwriting();
+  bool TakePlace(uint32_t slot) const;
+  bool HeldByAnyone(uint64_t seq) const;
+  bool WaitsFor(const Cell& cell, uint64_t seq) const;
+  bool CompleteHere(uint64_t seq) const;
+  std::optional<Status> WhyNotYet(uint32_t slot) const;
+
+  uint32_t need_readers_;
+  uint64_t dropped_ = 0;
+  std::vector<uint64_t> held_;  // Kept for its memory.
+};
+
+// Threads: one at a time, but the Points that Release gives may be stored by anyone.
+class RingReader {
+ public:
+  enum class Start { kNewest, kOldest };   // The next frame, or the oldest that is still there.
+  enum class Order { kInOrder, kNewest };  // The next one; or the newest, the others are lost.
+
+  RingReader(RingReader&&) = default;
+  RingReader& operator=(RingReader&&) = default;
+  RingReader(const RingReader&) = delete;
+  RingReader& operator=(const RingReader&) = delete;
+  ~RingReader() = default;
+
+  // kExhausted: all cells of readers are taken.
+  static Result<RingReader> Join(const Page& page, uint64_t lease, Start start = Start::kNewest);
+
+  // The next frame, under a hold that keeps the writer off its slot until it is released. It may
+  // not be complete yet: the reader's stream waits for Ready(seq) before it looks at the bytes.
+  // kTimeout. kPeerDied: the writer has ended, and all that it completed was delivered or lost.
+  // kExhausted: kHolds frames are open. kOrphaned: the broker has ended this reader.
+  Result<Frame> Next(const Deadline& deadline, Order order = Order::kInOrder);
+
+  // The stream that reads the bytes waits for this first.
+  Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }
+  // Whether what was read of frame `seq` counts: ask when the reading is done, before the release.
+  // kTimeout: it is not complete yet. kPeerDied: its writer ended before it was.
+  // kOrphaned: this reader has lost its hold.
+  Result<void> Check(uint64_t seq) const;
+
+  // Ends a frame: the reader's stream stores the point behind its last look at the bytes. The hold
+  // is free again after that. kInvalidArgument: that hold is not open.
+  Result<Point> Release(uint32_t hold);
+  // The same, when the bytes are no longer looked at already.
+  Result<void> ReleaseNow(uint32_t hold);
+
+  uint32_t cell() const { return cell_; }
+  uint64_t cursor() const { return cursor_; }  // Number of the next frame.
+  uint64_t taken() const { return taken_; }
+  uint64_t lost() const { return lost_; }  // All together.
+  const FrameSettings& settings() const { return table_.settings(); }
+
+ private:
+  enum class HoldState : uint8_t { kFree, kOpen, kReleased };
+
+  RingReader(const FrameTable& table, uint64_t lease, uint32_t cell);
+
+  Cell& own() const { return table_.reader(cell_); }
+  Word& hold_word(uint32_t hold) const { return own().words[kHoldWords + hold]; }
+  void Begin(Start start);
+  uint64_t OldestOf(uint64_t newest) const;
+  std::optional<uint32_t> FreeHold();
+  Result<void> SomeHoldMayEnd() const;
+  std::optional<Frame> TryTake(Order order, uint64_t newest, uint32_t hold);
+  std::optional<Frame> Take(uint64_t seq, uint32_t hold);
+  void MoveTo(uint64_t cursor, uint64_t lost);
+
+  FrameTable table_;
+  uint64_t lease_;
+  uint32_t cell_;
+  uint64_t cursor_ = 0;
+  uint64_t taken_ = 0;
+  uint64_t lost_ = 0;
+  std::array<HoldState, kHolds> holds_{};
+};
+
+}  // namespace gpushm::signal

@@ -1,0 +1,338 @@
+// Goal: a ring keeps its promises one by one: who gets which frame, what is lost and counted, what
+// waits and what it says when the deadline passes, and what the end of a participant means.
+// Method: writer and readers in one thread, which also plays the GPU and the broker.
+#include "runtime/signal/ring.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "runtime/base/testing.h"
+#include "runtime/signal/testing.h"
+
+namespace gpushm::signal {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::kLongMs;
+using testing::MetadataOf;
+using testing::SharedFrames;
+using testing::Store;
+using Order = RingReader::Order;
+using Start = RingReader::Start;
+
+constexpr uint64_t kWriter = 1000;  // Leases.
+constexpr uint64_t kReader = 2000;
+
+const Deadline kNow = Deadline::AfterMs(0);
+Deadline Long() { return Deadline::AfterMs(kLongMs); }
+
+struct Ring {
+  explicit Ring(uint32_t frames, Policy policy = Policy::kOverwriteOldest, uint32_t readers = 3,
+                uint32_t need_readers = 0)
+      : shared(Kind::kRing, {.frames = frames,
+                             .frame_bytes = testing::kFrameWords * 8,
+                             .readers = readers,
+                             .policy = policy}),
+        writer(*RingWriter::Open(shared.page, kWriter, need_readers)) {}
+
+  // A frame through all its steps; its number.
+  uint64_t Write(bool complete = true) {
+    const auto opened = writer.OpenFrame(kNow);
+    if (!opened) return 0;
+    shared.Fill(opened->slot, opened->seq);
+    EXPECT_TRUE(writer.Announce(opened->seq, 8, MetadataOf(opened->seq)));
+    if (complete) Store(writer.Ready(opened->seq));
+    return opened->seq;
+  }
+  RingReader Join(uint64_t lease = kReader, Start start = Start::kNewest) {
+    return *RingReader::Join(shared.page, lease, start);
+  }
+  void End(uint64_t lease) { EndCellsOf(shared.page, lease, CellState::kDied); }
+
+  SharedFrames shared;
+  RingWriter writer;
+};
+
+// Takes the next frame, looks at it and releases it; its number.
+uint64_t ReadOne(const Ring& ring, RingReader& reader, Order order = Order::kInOrder) {
+  const auto frame = reader.Next(Deadline::AfterMs(0), order);
+  if (!frame) return 0;
+  EXPECT_TRUE(ring.shared.Has(frame->slot, frame->seq));
+  EXPECT_EQ(frame->metadata, MetadataOf(frame->seq));
+  EXPECT_TRUE(reader.Check(frame->seq));
+  EXPECT_TRUE(reader.ReleaseNow(frame->hold));
+  return frame->seq;
+}
+
+Code CodeOf(const auto& result) { return result ? Code{} : result.error().code(); }
+
+TEST(RingTest, AReaderGetsWhatWasAnnouncedSinceItJoined) {
+  Ring ring(4);
+  ring.Write();
+  RingReader reader = ring.Join();
+  EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kTimeout);
+  for (uint64_t seq = 2; seq < 100; ++seq) {
+    ASSERT_EQ(ring.Write(), seq);
+    ASSERT_EQ(ReadOne(ring, reader), seq);
+  }
+  EXPECT_EQ(reader.lost(), 0U);
+  EXPECT_EQ(ring.writer.dropped(), 0U);
+}
+
+TEST(RingTest, AFrameHasWhatItsWriterSaid) {
+  Ring ring(4);
+  RingReader reader = ring.Join();
+  const auto opened = ring.writer.OpenFrame(kNow);
+  const std::array<std::byte, 3> metadata{std::byte{7}, std::byte{8}, std::byte{9}};
+  EXPECT_EQ(CodeOf(ring.writer.Announce(2, 8, metadata)), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf(ring.writer.Announce(1, 1000, metadata)), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf(ring.writer.Announce(1, 8, std::vector<std::byte>(65))), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kInvalidArgument) << "one is open";
+  const int64_t before_ns = MonotonicNs();
+  ASSERT_TRUE(ring.writer.Announce(1, 77, metadata));
+  const auto frame = reader.Next(Long());
+  ASSERT_TRUE(frame);
+  EXPECT_EQ(frame->slot, opened->slot);
+  EXPECT_EQ(frame->bytes, 77U);
+  EXPECT_GE(frame->time_ns, before_ns);
+  EXPECT_EQ(frame->metadata[2], std::byte{9});
+  EXPECT_EQ(frame->metadata[3], std::byte{0});
+}
+
+TEST(RingTest, AnAbandonedFrameWasNeverThere) {
+  Ring ring(2);
+  RingReader reader = ring.Join();
+  for (uint64_t seq = 1; seq < 10; ++seq) {
+    const auto given_up = ring.writer.OpenFrame(kNow);
+    ASSERT_TRUE(given_up);
+    ring.writer.AbandonFrame();
+    EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kTimeout);
+    const auto opened = ring.writer.OpenFrame(kNow);
+    ASSERT_TRUE(opened);
+    EXPECT_EQ(opened->slot, given_up->slot);
+    ring.writer.AbandonFrame();
+    ASSERT_EQ(ring.Write(), seq);
+    ASSERT_EQ(ReadOne(ring, reader), seq);
+  }
+}
+
+TEST(RingTest, ASlowReaderIsToldWhatItLost) {
+  Ring ring(4);
+  RingReader slow = ring.Join();
+  RingReader slower = ring.Join(kReader + 1);
+  for (int i = 0; i < 10; ++i) ring.Write();
+  const auto next = slow.Next(kNow);
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->seq, 7U);
+  EXPECT_EQ(next->lost, 6U);
+  const auto newest = slower.Next(kNow, Order::kNewest);
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->seq, 10U);
+  EXPECT_EQ(newest->lost, 9U);
+  EXPECT_EQ(slower.lost(), 9U);
+}
+
+TEST(RingTest, AHeldFrameIsNotOverwritten) {
+  Ring ring(4);
+  RingReader reader = ring.Join();
+  ring.Write();
+  const auto held = reader.Next(kNow);
+  ASSERT_TRUE(held);
+  for (int i = 0; i < 100; ++i) ASSERT_NE(ring.Write(), 0U);
+  EXPECT_TRUE(ring.shared.Has(held->slot, 1));
+  const auto point = reader.Release(held->hold);
+  ASSERT_TRUE(point);
+  EXPECT_EQ(CodeOf(reader.Release(held->hold)), Code::kInvalidArgument);
+  ring.Write();
+  EXPECT_TRUE(ring.shared.Has(held->slot, 1)) << "the reader's stream has not stored yet";
+  Store(*point);
+  ring.Write();
+  EXPECT_FALSE(ring.shared.Has(held->slot, 1));
+}
+
+TEST(RingTest, AFrameIsDroppedWhenAllSlotsAreHeld) {
+  Ring ring(3);
+  RingReader reader = ring.Join();
+  std::vector<uint32_t> holds;
+  for (int i = 0; i < 3; ++i) {
+    ring.Write();
+    holds.push_back(reader.Next(kNow)->hold);
+  }
+  for (int i = 1; i < 5; ++i) {
+    const auto opened = ring.writer.OpenFrame(kNow);
+    ASSERT_EQ(CodeOf(opened), Code::kBusy);
+    EXPECT_THAT(opened.error().ToString(), HasSubstr(Concat(i, " dropped")));
+  }
+  EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kTimeout);
+  ASSERT_TRUE(reader.ReleaseNow(holds[1]));
+  EXPECT_EQ(ring.Write(), 4U);
+  EXPECT_EQ(ReadOne(ring, reader), 4U);
+  EXPECT_EQ(reader.lost(), 0U);
+  EXPECT_EQ(ring.writer.dropped(), 4U);
+}
+
+TEST(RingTest, AFrameThatIsNotCompleteIsNotOverwritten) {
+  Ring ring(3);
+  for (int i = 0; i < 3; ++i) ring.Write(/*complete=*/false);
+  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kBusy);
+  Store(ring.writer.Ready(1));
+  EXPECT_EQ(ring.Write(false), 4U);
+  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kBusy);
+}
+
+TEST(RingTest, AReaderHasSoManyHolds) {
+  Ring ring(20);
+  RingReader reader = ring.Join();
+  for (uint32_t i = 0; i <= kHolds; ++i) ring.Write();
+  for (uint32_t i = 0; i < kHolds; ++i) ASSERT_TRUE(reader.Next(kNow));
+  EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kExhausted);
+  const auto point = reader.Release(3);
+  EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kTimeout) << "its stream has not stored yet";
+  Store(*point);
+  const auto frame = reader.Next(kNow);
+  ASSERT_TRUE(frame);
+  EXPECT_EQ(frame->hold, 3U);
+  EXPECT_EQ(frame->lost, 0U);
+}
+
+TEST(RingTest, SoManyReadersJoin) {
+  Ring ring(4, Policy::kOverwriteOldest, 2);
+  RingReader first = ring.Join(1);
+  EXPECT_EQ(ring.Join(2).cell(), 2U);
+  const auto third = RingReader::Join(ring.shared.page, 3);
+  ASSERT_EQ(CodeOf(third), Code::kExhausted);
+  EXPECT_THAT(third.error().ToString(), HasSubstr("all 2 readers"));
+  ring.Write();
+  const auto held = first.Next(kNow);
+  ASSERT_TRUE(held);
+  ring.End(1);
+  EXPECT_EQ(CodeOf(first.Check(held->seq)), Code::kOrphaned);
+  EXPECT_EQ(CodeOf(first.Next(kNow)), Code::kOrphaned);
+  for (int i = 0; i < 4; ++i) ring.Write();
+  EXPECT_FALSE(ring.shared.Has(held->slot, 1)) << "a dead reader holds nothing";
+  EXPECT_TRUE(RingReader::Join(ring.shared.page, 3));
+}
+
+TEST(RingTest, ALateJoinerMayBeginWithTheOldest) {
+  Ring ring(4);
+  for (int i = 0; i < 10; ++i) ring.Write();
+  RingReader reader = ring.Join(kReader, Start::kOldest);
+  for (uint64_t seq = 7; seq <= 10; ++seq) EXPECT_EQ(ReadOne(ring, reader), seq);
+  EXPECT_EQ(reader.lost(), 0U);
+}
+
+TEST(RingTest, WithBackPressureTheWriterWaitsForTheSlowest) {
+  Ring ring(4, Policy::kBackPressure);
+  RingReader fast = ring.Join(1);
+  RingReader slow = ring.Join(2);
+  for (uint64_t seq = 1; seq <= 4; ++seq) {
+    ASSERT_EQ(ring.Write(), seq);
+    ASSERT_EQ(ReadOne(ring, fast), seq);
+  }
+  const auto opened = ring.writer.OpenFrame(Deadline::AfterMs(5));
+  ASSERT_EQ(CodeOf(opened), Code::kTimeout);
+  EXPECT_THAT(opened.error().ToString(), HasSubstr("the reader in cell 2 is at frame 1, 4 behind"));
+  const auto held = slow.Next(kNow);
+  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kTimeout) << "taken, not released";
+  ASSERT_TRUE(slow.ReleaseNow(held->hold));
+  EXPECT_EQ(ring.Write(), 5U);
+  EXPECT_EQ(ring.Write(), 0U);
+  ring.End(2);
+  EXPECT_EQ(ring.Write(), 6U) << "who has ended holds nobody up";
+  EXPECT_EQ(ReadOne(ring, fast), 5U);
+}
+
+TEST(RingTest, WithBackPressureTheWriterWaitsForItsOwnStream) {
+  Ring ring(2, Policy::kBackPressure);
+  ring.Write(false);
+  ring.Write(false);
+  const auto opened = ring.writer.OpenFrame(kNow);
+  ASSERT_EQ(CodeOf(opened), Code::kTimeout);
+  EXPECT_THAT(opened.error().ToString(), HasSubstr("frame 1 is not complete"));
+  Store(ring.writer.Ready(1));
+  EXPECT_EQ(ring.Write(), 3U);
+}
+
+TEST(RingTest, TheWriterMayNeedReaders) {
+  Ring ring(2, Policy::kBackPressure, 3, /*need_readers=*/2);
+  ring.Join(1);
+  const auto opened = ring.writer.OpenFrame(kNow);
+  ASSERT_EQ(CodeOf(opened), Code::kTimeout);
+  EXPECT_THAT(opened.error().ToString(), HasSubstr("1 readers of 2"));
+  ring.Join(2);
+  EXPECT_EQ(ring.Write(), 1U);
+  Ring free(2, Policy::kBackPressure);
+  for (uint64_t seq = 1; seq < 10; ++seq) EXPECT_EQ(free.Write(), seq);
+}
+
+TEST(RingTest, WhatADeadWriterCompletedIsDelivered) {
+  Ring ring(8);
+  RingReader reader = ring.Join();
+  for (int i = 0; i < 3; ++i) ring.Write();
+  ring.Write(/*complete=*/false);
+  ring.Write(/*complete=*/false);
+  EXPECT_EQ(ReadOne(ring, reader), 1U);
+  EXPECT_EQ(CodeOf(reader.Check(5)), Code::kTimeout);
+  ring.End(kWriter);
+  EXPECT_EQ(ReadOne(ring, reader), 2U);
+  EXPECT_EQ(ReadOne(ring, reader), 3U);
+  EXPECT_EQ(CodeOf(reader.Next(Long())), Code::kPeerDied);
+  EXPECT_EQ(CodeOf(reader.Check(4)), Code::kPeerDied);
+  EXPECT_TRUE(reader.Check(3));
+  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kOrphaned);
+  EXPECT_EQ(CodeOf(RingWriter::Open(ring.shared.page, 5)), Code::kStale);
+}
+
+TEST(RingTest, WhatWasLostAtTheEndIsCounted) {
+  Ring ring(2);
+  RingReader reader = ring.Join();
+  for (int i = 0; i < 5; ++i) ring.Write();
+  ASSERT_TRUE(ring.writer.OpenFrame(kNow));  // Killed before it announced; frame 4 is gone.
+  ring.End(kWriter);
+  EXPECT_EQ(ReadOne(ring, reader), 5U);
+  EXPECT_EQ(reader.lost(), 4U);
+  EXPECT_EQ(CodeOf(reader.Next(Long())), Code::kPeerDied);
+  EXPECT_EQ(reader.lost() + reader.taken(), 5U);
+}
+
+TEST(RingTest, ARingHasOneWriter) {
+  Ring ring(2);
+  EXPECT_EQ(CodeOf(RingWriter::Open(ring.shared.page, 5)), Code::kAlreadyExists);
+}
+
+TEST(RingTest, SlotsGoRoundManyTimes) {
+  for (const Policy policy : {Policy::kOverwriteOldest, Policy::kBackPressure}) {
+    Ring ring(7, policy);
+    RingReader reader = ring.Join();
+    for (uint64_t seq = 1; seq <= (1 << 20) + 100; ++seq) {
+      ASSERT_EQ(ring.Write(), seq);
+      ASSERT_EQ(ReadOne(ring, reader), seq);
+    }
+    EXPECT_EQ(reader.lost(), 0U);
+  }
+}
+
+TEST(RingTest, SettingsAreChecked) {
+  const FrameSettings good{.frames = 2, .frame_bytes = 1, .readers = 1};
+  EXPECT_TRUE(good.Check());
+  const auto refused = [&](auto change) {
+    FrameSettings bad = good;
+    change(bad);
+    return !bad.Check();
+  };
+  EXPECT_TRUE(refused([](auto& s) { s.frames = 1; }));
+  EXPECT_TRUE(refused([](auto& s) { s.frames = limits::kFrames + 1; }));
+  EXPECT_TRUE(refused([](auto& s) { s.frame_bytes = 0; }));
+  EXPECT_TRUE(refused([](auto& s) { s.frame_bytes = UINT64_MAX; }));
+  EXPECT_TRUE(refused([](auto& s) { s.readers = 0; }));
+  EXPECT_TRUE(refused([](auto& s) { s.readers = limits::kCells; }));
+  EXPECT_TRUE(refused([](auto& s) { s.policy = static_cast<Policy>(2); }));
+  const SharedFrames queue(Kind::kQueue, good);
+  EXPECT_EQ(CodeOf(RingWriter::Open(queue.page, 1)), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace gpushm::signal

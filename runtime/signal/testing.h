@@ -1,0 +1,191 @@
+// What the tests of rings, queues and barriers share: memory that children of fork() share, a page
+// in it, and frames whose bytes say which frame they are.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "runtime/signal/frames.h"
+
+namespace gpushm::signal::testing {
+
+inline constexpr int64_t kLongMs = 20'000;
+
+class SharedMemory {
+ public:
+  explicit SharedMemory(uint64_t bytes)
+      : bytes_(bytes),
+        address_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    EXPECT_NE(address_, MAP_FAILED);
+  }
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+  ~SharedMemory() { munmap(address_, bytes_); }
+  void* address() const { return address_; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  const uint64_t bytes_;
+  void* const address_;
+};
+
+// The words of slots. Plain memory, so that a thread sanitizer sees who overwrites what is read.
+inline constexpr uint32_t kFrameWords = 16;
+
+// A ring or queue with its buffer.
+struct SharedFrames {
+  SharedFrames(Kind kind, const FrameSettings& with)
+      : settings(with),
+        page_memory(BytesFor(with.cells(), with.body_bytes())),
+        buffer(uint64_t{with.frames} * kFrameWords * sizeof(uint64_t)),
+        page(Page::Make(page_memory.address(), page_memory.bytes(), kind, with.cells(),
+                        with.body_bytes(), with.ToHeader())) {}
+
+  uint64_t* slot(uint32_t index) const {
+    return static_cast<uint64_t*>(buffer.address()) + uint64_t{index} * kFrameWords;
+  }
+  // A frame's bytes: its number, in each word another way.
+  void Fill(uint32_t index, uint64_t seq) const {
+    for (uint32_t i = 0; i < kFrameWords; ++i) slot(index)[i] = seq * (2 * i + 1);
+  }
+  bool Has(uint32_t index, uint64_t seq) const {
+    for (uint32_t i = 0; i < kFrameWords; ++i) {
+      if (slot(index)[i] != seq * (2 * i + 1)) return false;
+    }
+    return true;
+  }
+
+  const FrameSettings settings;
+  SharedMemory page_memory;
+  SharedMemory buffer;
+  Page page;
+};
+
+// Metadata that says which frame it is of.
+inline Metadata MetadataOf(uint64_t seq) {
+  Metadata metadata;
+  for (size_t i = 0; i < metadata.size(); ++i) {
+    metadata[i] = static_cast<std::byte>(seq >> (i % 8 * 8) ^ i);
+  }
+  return metadata;
+}
+
+// A frame's work on the GPU is over.
+inline void Store(const Point& point) { point.word->store(point.value, std::memory_order_release); }
+
+// A stream: does what it is given in order, later.
+class LateStream {
+ public:
+  LateStream() : thread_([this] { Work(); }) {}
+  LateStream(const LateStream&) = delete;
+  LateStream& operator=(const LateStream&) = delete;
+  // Once all is done.
+  ~LateStream() {
+    Do(nullptr);
+    thread_.join();
+  }
+
+  void Do(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+    more_.notify_one();
+  }
+
+ private:
+  void Work() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      more_.wait(lock, [this] { return !work_.empty(); });
+      const auto work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      if (!work) return;
+      work();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable more_;
+  std::deque<std::function<void()>> work_;
+  std::thread thread_;
+};
+
+inline void SpinFor(int64_t ns) {
+  for (const int64_t until_ns = MonotonicNs() + ns; MonotonicNs() < until_ns;) {
+  }
+}
+
+// Children of fork() in the parts of participants, and the broker's part: who ends is waited for,
+// then its cells end. A child that fails says so by its exit status.
+class Children {
+ public:
+  explicit Children(const Page& page) : page_(page) {}
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
+  ~Children() {
+    while (!leases_.empty()) Kill(leases_.begin()->second);
+  }
+
+  void Start(uint64_t lease, const std::function<int()>& part) {
+    const pid_t child = fork();
+    if (child == 0) _exit(part());
+    leases_[child] = lease;
+  }
+  void Kill(uint64_t lease) {
+    for (const auto& [child, its] : leases_) {
+      if (its != lease) continue;
+      kill(child, SIGKILL);
+      return Reap(child, /*killed=*/true);
+    }
+  }
+  // `start` starts one more and returns its lease. Three work; six times one is killed at a random
+  // moment, and another one comes. Returns the leases of those that work still.
+  template <typename Start>
+  std::vector<uint64_t> KillAndReplace(std::mt19937* random, Start start) {
+    std::vector<uint64_t> working;
+    for (int i = 0; i < 3; ++i) working.push_back(start());
+    for (int i = 0; i < 6; ++i) {
+      SpinFor(static_cast<int64_t>((*random)() % 4'000'000));
+      uint64_t& victim = working[(*random)() % working.size()];
+      Kill(victim);
+      victim = start();
+    }
+    SpinFor(static_cast<int64_t>((*random)() % 4'000'000));
+    return working;
+  }
+  // Until each has ended by itself.
+  void Join() {
+    while (!leases_.empty()) Reap(leases_.begin()->first, /*killed=*/false);
+  }
+
+ private:
+  void Reap(pid_t child, bool killed) {
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    // It may have ended by itself before it was killed.
+    EXPECT_TRUE(status == 0 || (killed && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL))
+        << "lease " << leases_[child] << ": exit status " << WEXITSTATUS(status) << ", signal "
+        << (WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+    EndCellsOf(page_, leases_[child], killed ? CellState::kDied : CellState::kLeft);
+    leases_.erase(child);
+  }
+
+  const Page page_;
+  std::map<pid_t, uint64_t> leases_;
+};
+
+}  // namespace gpushm::signal::testing

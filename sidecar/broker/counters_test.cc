@@ -1,0 +1,185 @@
+// Goal: sums are right, never fall, and a client that writes anything into its page spoils no
+// container but its own. Method: the book by itself; then the real broker with clients by hand.
+#include "sidecar/broker/counters.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <random>
+
+#include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/raw_client.h"
+
+namespace gpushm::broker::testing {
+namespace {
+
+using protocol::Counter;
+using protocol::CounterPage;
+using protocol::Kind;
+
+constexpr size_t kOffers = protocol::WordOf(Counter::kOffers);
+
+// As a client and the plugin map them.
+registry::Mapping MapPage(int fd) {
+  const UniqueFd own(dup(fd));
+  auto page = registry::MapSealed(own, "counters", sizeof(CounterPage), sizeof(CounterPage),
+                                  registry::Writers::kAll);
+  return page ? std::move(*page) : registry::Mapping();
+}
+CounterPage& PageIn(const registry::Mapping& mapping) {
+  return *static_cast<CounterPage*>(mapping.address());
+}
+
+class CounterBookTest : public ::testing::Test {
+ protected:
+  CounterBookTest() : book_(*CounterBook::Create({"other", "app", "other"})) {
+    const UniqueFd own(dup(book_.fd()));
+    segment_ = *registry::MapSealed(own, "counters", 4096, 4096, registry::Writers::kMaker);
+    const auto& header = *static_cast<protocol::CounterSegmentHeader*>(segment_.address());
+    EXPECT_EQ(header.constants.containers, 2u) << "one that is named twice is one";
+  }
+  registry::Mapping PageOf(uint64_t client, const char* container = "app") {
+    return MapPage(*book_.PageOf(Client{client, container}));
+  }
+  uint64_t Offers(size_t container) const {
+    const auto* const bytes = static_cast<const std::byte*>(segment_.address());
+    return reinterpret_cast<const protocol::CounterRecord*>(
+               bytes + sizeof(protocol::CounterSegmentHeader))[container]
+        .words[kOffers];
+  }
+
+  CounterBook book_;
+  registry::Mapping segment_;
+};
+
+TEST_F(CounterBookTest, AddsUpByContainerAndKeepsWhatEnded) {
+  const registry::Mapping one = PageOf(1);
+  const registry::Mapping two = PageOf(2);
+  const registry::Mapping other = PageOf(3, "other");
+  PageIn(one).words[kOffers] = 3;
+  PageIn(two).words[kOffers] = 4;
+  PageIn(other).words[kOffers] = 5;
+  EXPECT_EQ(Offers(0), 0u) << "not looked at yet";
+  book_.Publish();
+  EXPECT_EQ(Offers(0), 7u);
+  EXPECT_EQ(Offers(1), 5u);
+  PageIn(one).words[kOffers] = 10;
+  book_.End(1);
+  EXPECT_EQ(Offers(0), 14u) << "looked at a last time";
+  book_.End(1);
+  book_.End(99);
+  book_.Publish();
+  EXPECT_EQ(Offers(0), 14u);
+  const registry::Mapping again = PageOf(2);
+  EXPECT_EQ(PageIn(again).words[kOffers], 4u) << "the same page";
+  EXPECT_FALSE(book_.PageOf(Client{4, "stranger"}));
+  book_.End(2);
+  book_.End(3);
+  EXPECT_FALSE(book_.has_pages());
+}
+
+TEST_F(CounterBookTest, NoPageCanTakeAnythingBack) {
+  std::mt19937_64 random(1);
+  const registry::Mapping liar = PageOf(1);
+  const registry::Mapping honest = PageOf(2, "other");
+  uint64_t last = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    for (protocol::CounterWord& word : PageIn(liar).words) {
+      word = random() % 2 == 0 ? random() : random() % 100;
+    }
+    ++PageIn(honest).words[kOffers];
+    book_.Publish();
+    ASSERT_GE(Offers(0), last);
+    last = Offers(0);
+    ASSERT_LE(last, protocol::kMaxCount);
+    ASSERT_EQ(Offers(1), PageIn(honest).words[kOffers]);
+  }
+  book_.End(1);
+  EXPECT_EQ(Offers(0), protocol::kMaxCount);
+  PageIn(PageOf(3)).words[kOffers] = 1;
+  book_.Publish();
+  EXPECT_EQ(Offers(0), protocol::kMaxCount) << "it does not begin again";
+}
+
+class BrokerCountersTest : public ::testing::Test {
+ protected:
+  BrokerCountersTest() : broker_(folder_.path(), TwoContainers()) {}
+  Result<protocol::CountersReply> Ask(RawClient* client) {
+    return client->Call<protocol::CountersReply>(Kind::kCounters, protocol::CountersRequest{0});
+  }
+  Result<protocol::HelloReply> Greet(RawClient* client, uint16_t max_version) {
+    protocol::HelloRequest hello{};
+    hello.min_version = 1;
+    hello.max_version = max_version;
+    return client->Call<protocol::HelloReply>(Kind::kHello, hello);
+  }
+
+  TempFolder folder_;
+  BrokerProcess broker_;
+};
+
+TEST_F(BrokerCountersTest, SpeaksTheVersionThatBothKnow) {
+  ASSERT_TRUE(broker_.ready()) << broker_.log();
+  for (const uint16_t max_version : {uint16_t{1}, uint16_t{2}, uint16_t{7}}) {
+    RawClient client(broker_.Socket("app"));
+    const auto hello = Greet(&client, max_version);
+    ASSERT_TRUE(hello) << hello.error().ToString();
+    EXPECT_EQ(hello->version, std::min(max_version, protocol::kMaxVersion));
+    EXPECT_EQ(client.Info()->version, hello->version);
+    const auto asked = Ask(&client);
+    EXPECT_EQ(asked.has_value(), max_version >= 2);
+    EXPECT_EQ(client.Info().has_value(), max_version >= 2) << "else it is disconnected";
+  }
+}
+
+// A library of version 1 reads no message of a later one.
+TEST_F(BrokerCountersTest, RepliesOfVersionOneSaySo) {
+  RawClient client(broker_.Socket("app"));
+  ASSERT_TRUE(Greet(&client, 1));
+  ASSERT_TRUE(client.Post(Kind::kBrokerInfo, protocol::BrokerInfoRequest{0}));
+  protocol::Message message;
+  ASSERT_TRUE(protocol::Receive(client.socket(), &message, Deadline::AfterMs(kSoonMs)));
+  EXPECT_EQ(protocol::ParseHeader(message.span())->version, 1);
+}
+
+TEST_F(BrokerCountersTest, APageCannotBeResizedOrSealed) {
+  RawClient client(broker_.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  ASSERT_TRUE(Ask(&client));
+  ASSERT_EQ(client.descriptors().size(), 1u);
+  const UniqueFd page = std::move(client.descriptors()[0]);
+  EXPECT_NE(MapPage(page.get()).address(), nullptr);
+  EXPECT_NE(ftruncate(page.get(), 0), 0);
+  EXPECT_NE(ftruncate(page.get(), 8192), 0);
+  EXPECT_NE(fcntl(page.get(), F_ADD_SEALS, F_SEAL_WRITE), 0);
+  // Its pages it may take out: the broker then reads zeros.
+  EXPECT_EQ(fallocate(page.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
+  ASSERT_TRUE(Ask(&client));
+  EXPECT_TRUE(client.Info());
+}
+
+// Goal: pages are the broker's, and go with their clients. Method: its descriptors are counted
+// before and after many clients, of which some end by hanging up and some are killed.
+TEST_F(BrokerCountersTest, PagesGoWithTheirClients) {
+  RawClient first(broker_.Socket("app"));
+  ASSERT_TRUE(first.Hello());
+  ASSERT_TRUE(Eventually([&] { return first.Info()->clients == 1; }));
+  const size_t before = broker_.Descriptors();
+  for (int i = 0; i < 50; ++i) {
+    RawClient client(broker_.Socket("other"));
+    ASSERT_TRUE(client.Hello());
+    ASSERT_TRUE(Ask(&client));
+    ASSERT_TRUE(Ask(&client)) << "again, the same";
+    ClientProcess killed([&] {
+      RawClient own(broker_.Socket("app"));
+      return own.Hello() && own.Attach("weights") && Ask(&own) ? 0 : 1;
+    });
+    ASSERT_EQ(killed.result(), 0);
+  }
+  EXPECT_TRUE(
+      Eventually([&] { return first.Info()->clients == 1 && broker_.Descriptors() <= before; }));
+}
+
+}  // namespace
+}  // namespace gpushm::broker::testing

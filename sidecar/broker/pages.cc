@@ -1,0 +1,159 @@
+// Pages of signals, barriers and rings: making them, and ending the cells of who is gone (Broker's
+// members; see broker.h).
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "runtime/base/clock.h"
+#include "runtime/daemon/log.h"
+#include "runtime/registry/sealed_memory.h"
+#include "runtime/signal/page.h"
+#include "sidecar/broker/broker.h"
+
+namespace gpushm::broker {
+namespace {
+
+// Of host memory, for a child that makes a context; the injector gives as much where something
+// loads. One that the kernel kills for memory can take the broker along.
+constexpr uint64_t kReleaserBytes = uint64_t{512} << 20;
+
+struct MappedPage {
+  registry::Mapping mapping;
+  signal::Page page;
+};
+
+// The broker keeps no page mapped: ending a participant is rare.
+Result<registry::Mapping> Map(int descriptor) {
+  struct stat file{};
+  if (fstat(descriptor, &file) != 0) return FailSystem(errno, "stat a page");
+  const auto bytes = static_cast<size_t>(file.st_size);
+  void* const address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (address == MAP_FAILED) return FailSystem(errno, "map a page");
+  return registry::Mapping(address, bytes);
+}
+
+Result<MappedPage> MapPage(int descriptor) {
+  Result<registry::Mapping> mapping = Map(descriptor);
+  if (!mapping) return std::unexpected(mapping.error());
+  Result<signal::Page> page = signal::Page::Look(mapping->address(), mapping->bytes());
+  if (!page) return std::unexpected(page.error());
+  return MappedPage{std::move(*mapping), *page};
+}
+
+// Zeroed: of nobody yet, and without a header.
+Result<Memory> MakePageMemory(uint64_t bytes) {
+  auto made = registry::MakeSealed("page", bytes, registry::Writers::kAll);
+  if (!made) return std::unexpected(made.error());
+  Memory memory;
+  memory.transport = protocol::Transport::kHost;
+  memory.pooled = false;
+  memory.descriptor = std::move(made->fd);
+  return memory;
+}
+
+Result<Memory> MakeSignalMemory(uint64_t bytes) {
+  Result<Memory> memory = MakePageMemory(bytes);
+  if (!memory) return memory;
+  const Result<registry::Mapping> mapping = Map(memory->descriptor.get());
+  if (!mapping) return std::unexpected(mapping.error());
+  signal::Page::Make(mapping->address(), mapping->bytes(), signal::Kind::kSignal, /*cells=*/1,
+                     /*body_bytes=*/0, {});
+  return memory;
+}
+
+}  // namespace
+
+// Whole and shown, but of nobody: who waits opens it at once, who writes claims it.
+Result<void> Broker::MakeDeclaredSignals(const std::set<std::string>& settled) {
+  for (const config::SignalSpec& spec : options_.config.pod.signals) {
+    if (settled.contains(spec.name)) continue;
+    const auto ticket = ledger_->BeginDeclared(spec, signal::BytesFor(/*cells=*/1, 0));
+    if (!ticket) return std::unexpected(ticket.error());
+    Result<Memory> memory = MakeSignalMemory(ticket->mapped_bytes);
+    if (!memory) {
+      ledger_->Abort(*ticket);
+      return std::unexpected(memory.error().WithContext(Concat("signal \"", spec.name, '"')));
+    }
+    const auto granted = ledger_->Commit(*ticket, std::move(*memory), true, UnixNs());
+    GPUSHM_ASSERT(granted.has_value());
+  }
+  return {};
+}
+
+Result<void> Broker::OnMakePage(Request& request) {
+  const auto body = protocol::Parse<protocol::MakePageRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (draining_) return Fail(Code::kUnavailable, "the sidecar is ending");
+  Policy policy;
+  policy.creator = request.client.container;
+  policy.writers_all = (body->flags & protocol::kFlagWritersAll) != 0;
+  policy.one_writer = (body->flags & protocol::kFlagOneWriter) != 0;
+  policy.on_writer_exit = protocol::OnWriterExit::kKeep;  // Its cells say who is gone.
+  const auto ticket =
+      ledger_->BeginPage(request.client, std::string(protocol::FromNameField(body->name)),
+                         body->size_bytes, policy, body->after_generation);
+  if (!ticket) return std::unexpected(ticket.error());
+  Result<Memory> memory = MakePageMemory(ticket->mapped_bytes);
+  if (!memory) {
+    ledger_->Abort(*ticket);
+    return std::unexpected(memory.error());
+  }
+  const auto grant = ledger_->Commit(*ticket, std::move(*memory), /*client_alive=*/true, UnixNs());
+  Apply();
+  if (!grant) return std::unexpected(grant.error());
+  ReplyGrant(request.client, request.to, *grant);
+  return {};
+}
+
+// Before the plugin is told: a successor of this broker must not miss one.
+void Broker::EndParticipants() {
+  for (const Ledger::EndedParticipant& ended : ledger_->TakeEndedParticipants()) {
+    const auto mapped = MapPage(ended.page);
+    if (!mapped) {
+      LogError("page-not-mapped", {{"reason", mapped.error().ToString()}});
+      continue;
+    }
+    signal::EndCellsOf(mapped->page, ended.lease_id,
+                       ended.died ? signal::CellState::kDied : signal::CellState::kLeft);
+    ReleaseStreams(ended.name, mapped->page);
+  }
+}
+
+// Of participants that the former broker saw end, and was killed before it told them.
+void Broker::EndForgottenParticipants() {
+  for (const Ledger::PageLeases& kept : ledger_->Pages()) {
+    const auto mapped = MapPage(kept.page);
+    if (!mapped) continue;  // Its maker was killed before it wrote the page's header.
+    for (uint32_t i = 0; i < mapped->page.cells(); ++i) {
+      const uint64_t owner = mapped->page.cell(i).owner.load(std::memory_order_acquire);
+      if (owner == 0 || kept.leases.contains(owner)) continue;
+      signal::EndCellsOf(mapped->page, owner, signal::CellState::kDied);
+    }
+    // The former broker may have been killed before its releaser had done it.
+    ReleaseStreams(kept.name, mapped->page);
+  }
+}
+
+Result<void> Broker::CheckReleasable(const Client& client, uint64_t lease_id) const {
+  if (options_.memory_limit_bytes >= kReleaserBytes) return {};
+  const Memory* const page = ledger_->FindPage(client, lease_id);
+  if (page == nullptr) return {};
+  const auto mapped = MapPage(page->descriptor.get());
+  if (!mapped || mapped->page.word_generation() == 0) return {};
+  return Fail(Code::kUnsupported,
+              Concat("signals in device memory need ", kReleaserBytes >> 20,
+                     " MiB of host memory in the sidecar when their writer ends, it has ",
+                     options_.memory_limit_bytes >> 20),
+              "annotate the pod with sidecar.gpushm.io/memory: 576Mi, or take a host page");
+}
+
+// The page first, then the word in device memory: whoever is released finds out why.
+void Broker::ReleaseStreams(const std::string& name, const signal::Page& page) {
+  if (page.word_generation() == 0 || !signal::Read(page.cell(0)).ended()) return;
+  if (options_.memory_limit_bytes < kReleaserBytes) return;  // Not published so: its page lies.
+  releases_->Add({.signal = name, .generation = page.word_generation()});
+}
+
+}  // namespace gpushm::broker

@@ -1,0 +1,252 @@
+// Goal: pages of signals, barriers and rings obey the rules of buffers, and theirs: a reader cannot
+// write one, an older library is not given one, host memory has its limit, and the end of a process
+// ends its cells. Method: the real broker, clients that speak the protocol by hand.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "runtime/base/testing.h"
+#include "runtime/registry/sealed_memory.h"
+#include "runtime/signal/page.h"
+#include "sidecar/broker/testing/raw_client.h"
+
+namespace gpushm::broker {
+namespace {
+
+using protocol::Kind;
+using testing::BrokerProcess;
+using testing::ClientProcess;
+using testing::RawClient;
+
+constexpr uint64_t kLongMs = 20'000;
+
+Result<protocol::AttachReply> Make(RawClient* client, const std::string& name, uint64_t bytes,
+                                   uint32_t flags = 0, uint64_t after = 0) {
+  return client->Call<protocol::AttachReply>(
+      Kind::kMakePage, protocol::MakePageRequest{.name = protocol::ToNameField(name),
+                                                 .size_bytes = bytes,
+                                                 .flags = flags,
+                                                 .reserved = 0,
+                                                 .after_generation = after});
+}
+
+// Of the page that the last reply brought.
+Result<signal::Reading> FirstCell(RawClient* client) {
+  const auto mapping = registry::MapSealed(client->descriptors().at(0), "page", 4096, 4096,
+                                           registry::Writers::kAll, /*read_only=*/true);
+  if (!mapping) return std::unexpected(mapping.error());
+  const auto page = signal::Page::Look(mapping->address(), mapping->bytes());
+  if (!page) return std::unexpected(page.error());
+  EXPECT_EQ(page->kind(), signal::Kind::kSignal);
+  EXPECT_EQ(page->cells(), 1U);
+  return signal::Read(page->cell(0));
+}
+
+Result<protocol::EmptyReply> Publish(RawClient* client, uint64_t lease) {
+  return client->Call<protocol::EmptyReply>(Kind::kPublish, protocol::PublishRequest{lease});
+}
+
+class PagesTest : public ::testing::Test {
+ protected:
+  PagesTest() : broker_(folder_.path(), testing::TwoContainers()), client_(broker_.Socket("app")) {
+    EXPECT_TRUE(client_.Hello());
+  }
+
+  gpushm::testing::TempFolder folder_;
+  BrokerProcess broker_;
+  RawClient client_;
+};
+
+TEST_F(PagesTest, AReaderCannotWrite) {
+  const auto made = Make(&client_, "ready", 100);
+  ASSERT_TRUE(made) << made.error().ToString();
+  EXPECT_EQ(made->transport, static_cast<uint32_t>(protocol::Transport::kHost));
+  EXPECT_EQ(made->mapped_bytes, 4096U);
+  ASSERT_EQ(client_.descriptors().size(), 1U);
+  const UniqueFd writable = std::move(client_.descriptors()[0]);
+  EXPECT_TRUE(registry::MapSealed(writable, "page", 4096, 4096, registry::Writers::kAll));
+  ASSERT_TRUE(Publish(&client_, made->lease_id));
+  RawClient reader(broker_.Socket("app"));
+  ASSERT_TRUE(reader.Hello());
+  const auto attached = reader.Attach("ready", 1);
+  ASSERT_TRUE(attached) << attached.error().ToString();
+  ASSERT_EQ(reader.descriptors().size(), 1U);
+  const int fd = reader.descriptors()[0].get();
+  EXPECT_EQ(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+  EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+  EXPECT_TRUE(registry::MapSealed(reader.descriptors()[0], "page", 4096, 4096,
+                                  registry::Writers::kAll, /*read_only=*/true));
+}
+
+TEST_F(PagesTest, AnOlderLibraryIsRefused) {
+  const auto made = Make(&client_, "ready", 4096);
+  ASSERT_TRUE(made && Publish(&client_, made->lease_id));
+  RawClient older(broker_.Socket("app"));
+  protocol::HelloRequest hello{};
+  hello.min_version = 1;
+  hello.max_version = 2;
+  ASSERT_EQ(older.Call<protocol::HelloReply>(Kind::kHello, hello)->version, 2);
+  const auto attached = older.Attach("ready", 1);
+  ASSERT_FALSE(attached);
+  EXPECT_EQ(attached.error().code(), Code::kUnsupported) << attached.error().ToString();
+  EXPECT_TRUE(older.Info()) << "and it goes on";
+}
+
+TEST_F(PagesTest, HostMemoryHasItsLimit) {
+  const uint64_t used_bytes = client_.Info()->used_bytes;
+  std::vector<uint64_t> leases;
+  for (int i = 0; i < 8; ++i) {
+    const auto made = Make(&client_, Concat("page-", i), limits::kPageBytes);
+    ASSERT_TRUE(made) << made.error().ToString();
+    leases.push_back(made->lease_id);
+  }
+  const auto refused = Make(&client_, "more", 1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kExhausted);
+  ASSERT_TRUE(client_.Detach(leases[3])) << "unpublished: it goes with its maker";
+  EXPECT_TRUE(Make(&client_, "more", 1));
+  EXPECT_EQ(client_.Info()->used_bytes, used_bytes) << "none of it is the pool's";
+}
+
+TEST_F(PagesTest, GenerationsFollowEachOther) {
+  const auto first = Make(&client_, "ready", 4096);
+  ASSERT_TRUE(first && Publish(&client_, first->lease_id));
+  EXPECT_EQ(Make(&client_, "ready", 4096).error().code(), Code::kAlreadyExists);
+  EXPECT_EQ(Make(&client_, "ready", 4096, 0, first->generation + 1).error().code(), Code::kStale);
+  const auto second = Make(&client_, "ready", 8192, 0, first->generation);
+  ASSERT_TRUE(second) << second.error().ToString();
+  EXPECT_EQ(Make(&client_, "ready", 4096, 0, first->generation).error().code(), Code::kBusy);
+  ASSERT_TRUE(Publish(&client_, second->lease_id));
+  EXPECT_EQ(Make(&client_, "ready", 4096, 0, first->generation).error().code(), Code::kStale);
+}
+
+TEST_F(PagesTest, AProcessThatEndsEndsItsCells) {
+  const auto made = Make(&client_, "many", signal::BytesFor(4, 0), protocol::kFlagWritersAll);
+  ASSERT_TRUE(made) << made.error().ToString();
+  const auto mapping = registry::MapSealed(client_.descriptors()[0], "page", 4096,
+                                           limits::kPageBytes, registry::Writers::kAll);
+  ASSERT_TRUE(mapping);
+  const signal::Page page =
+      signal::Page::Make(mapping->address(), mapping->bytes(), signal::Kind::kBarrier, 4, 0, {});
+  ASSERT_TRUE(signal::Claim(page.cell(0), made->lease_id, false));
+  ASSERT_TRUE(Publish(&client_, made->lease_id));
+  const std::string socket = broker_.Socket("app");
+  ClientProcess other([&] {
+    RawClient client(socket);
+    if (!client.Hello()) return 1;
+    const auto attached = client.Attach("many", 2);
+    if (!attached || !signal::Claim(page.cell(1), attached->lease_id, false)) return 2;
+    page.cell(1).value.store(6, std::memory_order_release);
+    return 0;
+  });
+  ASSERT_EQ(other.result(), 0);
+  other.Kill();
+  const auto later = signal::WaitUntil(page.cell(1), 7, Deadline::AfterMs(kLongMs));
+  ASSERT_FALSE(later);
+  EXPECT_EQ(later.error().code(), Code::kPeerDied);
+  EXPECT_EQ(signal::Read(page.cell(1)).state, signal::CellState::kDied);
+  EXPECT_EQ(signal::Read(page.cell(1)).value, 6U);
+  EXPECT_EQ(signal::Read(page.cell(0)).state, signal::CellState::kLive);
+  ASSERT_TRUE(client_.Detach(made->lease_id));
+  EXPECT_EQ(signal::Read(page.cell(0)).state, signal::CellState::kLeft);
+}
+
+// A page that its maker never wrote, or scribbled on, harms nobody but who uses it.
+TEST_F(PagesTest, APageOfRubbishEndsLikeAnyOther) {
+  const auto made = Make(&client_, "rubbish", 4096);
+  ASSERT_TRUE(made) << made.error().ToString();
+  const auto mapping =
+      registry::MapSealed(client_.descriptors()[0], "page", 4096, 4096, registry::Writers::kAll);
+  ASSERT_TRUE(mapping) << mapping.error().ToString();
+  ASSERT_TRUE(Publish(&client_, made->lease_id));
+  std::memset(mapping->address(), 0xff, 4096);
+  ASSERT_TRUE(client_.Detach(made->lease_id));
+  EXPECT_TRUE(client_.Info());
+}
+
+testing::BrokerSettings WithSignals() {
+  testing::BrokerSettings settings = testing::TwoContainers();
+  settings.buffers =
+      "signals.gpushm.io/ready: {writers: [app]}\n"
+      "signals.gpushm.io/private: {containers: [app]}\n"
+      "signals.gpushm.io/stop:\n";
+  return settings;
+}
+
+class DeclaredSignalsTest : public ::testing::Test {
+ protected:
+  DeclaredSignalsTest()
+      : broker_(folder_.path(), WithSignals()),
+        app_(broker_.Socket("app")),
+        other_(broker_.Socket("other")) {
+    EXPECT_TRUE(broker_.ready()) << broker_.log();
+    EXPECT_TRUE(app_.Hello() && other_.Hello());
+  }
+
+  gpushm::testing::TempFolder folder_;
+  BrokerProcess broker_;
+  RawClient app_;
+  RawClient other_;
+};
+
+TEST_F(DeclaredSignalsTest, AreThereFromTheStartAndOfNobody) {
+  for (const char* const name : {"ready", "stop"}) {
+    const auto attached = other_.Attach(name, 1);
+    ASSERT_TRUE(attached) << attached.error().ToString();
+    EXPECT_EQ(attached->transport, static_cast<uint32_t>(protocol::Transport::kHost));
+    const auto reading = FirstCell(&other_);
+    ASSERT_TRUE(reading) << reading.error().ToString();
+    EXPECT_EQ(reading->state, signal::CellState::kFree);
+    EXPECT_EQ(reading->value, 0U);
+  }
+  EXPECT_EQ(app_.Info()->used_bytes, 0U) << "none of it is GPU memory";
+}
+
+TEST_F(DeclaredSignalsTest, RightsHoldForWhatIsThereAndForWhatFollows) {
+  const auto page = app_.Attach("ready", 1);
+  ASSERT_TRUE(page);
+  for (const auto& denied :
+       {other_.Attach("private", 1), other_.Attach("ready", 2),
+        Make(&other_, "ready", 4096, protocol::kFlagWritersAll, page->generation)}) {
+    ASSERT_FALSE(denied);
+    EXPECT_EQ(denied.error().code(), Code::kDenied) << denied.error().ToString();
+    EXPECT_NE(denied.error().remedy().find("signals.gpushm.io/"), std::string::npos);
+  }
+  EXPECT_EQ(Make(&app_, "ready", 4096).error().code(), Code::kAlreadyExists);
+  EXPECT_EQ(app_.Delete("ready").error().code(), Code::kDenied);
+  const auto next = Make(&app_, "ready", 4096, protocol::kFlagWritersAll, page->generation);
+  ASSERT_TRUE(next) << next.error().ToString();
+  ASSERT_TRUE(Publish(&app_, next->lease_id) && app_.Detach(next->lease_id));
+  const auto denied = other_.Attach("ready", 2);
+  ASSERT_FALSE(denied) << "what its maker says changes nothing";
+  EXPECT_EQ(denied.error().code(), Code::kDenied);
+  EXPECT_TRUE(other_.Attach("ready", 1));
+}
+
+TEST_F(DeclaredSignalsTest, HaveOneWriterAtATime) {
+  const auto first = app_.Attach("stop", 2);
+  ASSERT_TRUE(first) << first.error().ToString();
+  EXPECT_EQ(other_.Attach("stop", 2).error().code(), Code::kBusy);
+  ASSERT_TRUE(app_.Detach(first->lease_id));
+  EXPECT_TRUE(other_.Attach("stop", 2));
+}
+
+// Goal: whoever is killed before it claims what it attached leaves the signal as it was.
+TEST_F(DeclaredSignalsTest, AWriterThatNeverClaimsLeavesItFree) {
+  const std::string socket = broker_.Socket("app");
+  ClientProcess writer([&] {
+    RawClient client(socket);
+    return client.Hello() && client.Attach("stop", 2) ? 0 : 1;
+  });
+  ASSERT_EQ(writer.result(), 0);
+  writer.Kill();
+  ASSERT_TRUE(testing::Eventually([&] { return other_.Attach("stop", 2).has_value(); }));
+  const auto reading = FirstCell(&other_);
+  ASSERT_TRUE(reading) << reading.error().ToString();
+  EXPECT_EQ(reading->state, signal::CellState::kFree);
+}
+
+}  // namespace
+}  // namespace gpushm::broker

@@ -1,0 +1,81 @@
+#include "sidecar/broker/releaser.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/driver/cuda_api.h"
+#include "runtime/driver/device.h"
+#include "runtime/signal/page.h"
+
+namespace gpushm::broker {
+namespace {
+
+constexpr int kReport = 3;
+constexpr int kFirstWord = 4;
+
+struct Arguments {
+  int device = 0;
+  std::vector<uint64_t> mapped_bytes;  // Of each word's memory.
+  std::string driver_folder;
+  bool die = false;
+};
+
+// The store of a stream: one word, never half of it.
+Result<void> StorePoison(const CudaApi& api, const Arguments& arguments, size_t index) {
+  const Result<DeviceMemory> memory =
+      DeviceMemory::Import(api, kFirstWord + static_cast<int>(index));
+  if (!memory) return std::unexpected(memory.error());
+  const Result<DeviceMapping> mapping = DeviceMapping::Map(
+      api, *memory, arguments.mapped_bytes[index], arguments.device, Access::kReadWrite);
+  if (!mapping) return std::unexpected(mapping.error());
+  if (auto r = api.Check(api.cuStreamWriteValue64(nullptr, mapping->address(), signal::kPoison,
+                                                  CU_STREAM_WRITE_VALUE_DEFAULT),
+                         "cuStreamWriteValue64 of a signal's end");
+      !r) {
+    return r;
+  }
+  return api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize");
+}
+
+Result<void> StoreAll(const Arguments& arguments) {
+  const Result<const CudaApi*> api = CudaApi::Load(arguments.driver_folder);
+  if (!api) return std::unexpected(api.error());
+  if (auto ready = (*api)->Init(); !ready) return ready;
+  const Result<PrimaryContext> context = PrimaryContext::Retain(**api, arguments.device);
+  if (!context) return std::unexpected(context.error());
+  if (auto current = context->MakeCurrent(); !current) return current;
+  if (arguments.die) raise(SIGKILL);
+  Result<void> all;  // One that fails leaves the others theirs.
+  for (size_t i = 0; i < arguments.mapped_bytes.size(); ++i) {
+    const Result<void> stored = StorePoison(**api, arguments, i);
+    if (!stored && all) all = stored;
+  }
+  return all;
+}
+
+}  // namespace
+
+int ReleaserMain(int argc, char** argv) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // The broker's successor starts another one.
+  ::signal(SIGPIPE, SIG_IGN);
+  Arguments arguments;
+  CLI::App app("The broker's releaser; started by it alone.");
+  app.add_option("--device", arguments.device)->required();
+  app.add_option("--mapped", arguments.mapped_bytes)->required();
+  app.add_option("--driver", arguments.driver_folder);
+  app.add_flag("--test-die", arguments.die);
+  CLI11_PARSE(app, argc, argv);
+  const Result<void> stored = StoreAll(arguments);
+  if (stored) return 0;
+  const std::string why = stored.error().ToString();
+  [[maybe_unused]] const ssize_t written = write(kReport, why.data(), why.size());
+  return 1;
+}
+
+}  // namespace gpushm::broker

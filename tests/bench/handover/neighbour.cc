@@ -1,0 +1,70 @@
+// A process that keeps the GPU busy with kernels of 200 us, as a third tenant of the card would.
+#include "tests/bench/handover/endpoint.h"
+
+namespace gpushm::bench::handover {
+namespace {
+
+constexpr uint64_t kKernelNs = 200'000;
+constexpr int kKernelsAtOnce = 50;
+constexpr unsigned kThreads = 64;
+
+constexpr char kProgram[] = R"ptx(
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry spin(.param .u64 duration_ns) {
+  .reg .b64 %rd<5>;
+  .reg .pred %p<2>;
+  ld.param.u64 %rd1, [duration_ns];
+  mov.u64 %rd2, %globaltimer;
+again:
+  mov.u64 %rd3, %globaltimer;
+  sub.u64 %rd4, %rd3, %rd2;
+  setp.lt.u64 %p1, %rd4, %rd1;
+  @%p1 bra again;
+  ret;
+}
+)ptx";
+
+}  // namespace
+
+Result<void> KeepBusy(Channel& parent, const std::vector<std::string>&) {
+  if (auto r = FindDriver(); !r) return r;
+  if (auto r = NeedContext(); !r) return r;
+  const Machine& machine = ThisMachine();
+  if (machine.simulated) return Fail(Code::kUnsupported, "the simulated driver runs no kernels");
+  const CudaApi& api = *machine.api;
+  CUmodule module = nullptr;
+  CUfunction spin = nullptr;
+  int processors = 0;
+  if (auto r = api.Check(api.cuModuleLoadData(&module, kProgram), "cuModuleLoadData"); !r) return r;
+  if (auto r = api.Check(api.cuModuleGetFunction(&spin, module, "spin"), "cuModuleGetFunction");
+      !r) {
+    return r;
+  }
+  if (auto r =
+          api.Check(api.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                             machine.device.device),
+                    "cuDeviceGetAttribute");
+      !r) {
+    return r;
+  }
+  uint64_t duration_ns = kKernelNs;
+  void* arguments[] = {&duration_ns};
+  for (bool first = true;; first = false) {
+    for (int i = 0; i < kKernelsAtOnce; ++i) {
+      if (auto r = api.Check(api.cuLaunchKernel(spin, static_cast<unsigned>(processors), 1, 1,
+                                                kThreads, 1, 1, 0, nullptr, arguments, nullptr),
+                             "cuLaunchKernel");
+          !r) {
+        return r;
+      }
+    }
+    if (auto r = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"); !r) return r;
+    if (first) {
+      if (auto r = parent.Say("busy"); !r) return r;
+    }
+  }
+}
+
+}  // namespace gpushm::bench::handover

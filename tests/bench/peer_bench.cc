@@ -1,0 +1,303 @@
+// A buffer of GPU 0 used on GPU 1: the attach against the driver's calls by hand, a kernel that
+// reads it in place against the copy engine, and the copy over the host that an attach makes where
+// the GPUs do not get to each other. Needs two GPUs that do.
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "runtime/client/peers.h"
+#include "tests/bench/harness.h"
+#include "tests/bench/raw.h"
+
+namespace gpushm::bench {
+namespace {
+
+constexpr CUdevice kHome = 0;
+constexpr CUdevice kPeer = 1;
+constexpr double kAttachBudgetRatio = 1.5;
+constexpr double kReadBudgetRatio = 1 / 0.9;
+constexpr std::array<uint64_t, 2> kSizes = {64 * kMiB, kGiB};
+constexpr int kCopies = 20;
+constexpr unsigned kBlocks = 132 * 4;
+constexpr unsigned kThreads = 512;
+
+// Reads `count` times 16 bytes, as many threads as there are at once, and keeps their sum alive.
+constexpr char kProgram[] = R"ptx(
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry read_all(.param .u64 from, .param .u64 count, .param .u64 never) {
+  .reg .pred %p<3>;
+  .reg .b32 %r<12>;
+  .reg .b64 %rd<8>;
+  ld.param.u64 %rd1, [from];
+  ld.param.u64 %rd2, [count];
+  ld.param.u64 %rd3, [never];
+  cvta.to.global.u64 %rd1, %rd1;
+  cvta.to.global.u64 %rd3, %rd3;
+  mov.u32 %r1, %ctaid.x;
+  mov.u32 %r2, %ntid.x;
+  mov.u32 %r3, %tid.x;
+  mov.u32 %r4, %nctaid.x;
+  mad.lo.u32 %r5, %r1, %r2, %r3;
+  mul.lo.u32 %r6, %r4, %r2;
+  cvt.u64.u32 %rd4, %r5;
+  cvt.u64.u32 %rd5, %r6;
+  mov.u32 %r11, 0;
+more:
+  setp.ge.u64 %p1, %rd4, %rd2;
+  @%p1 bra done;
+  shl.b64 %rd6, %rd4, 4;
+  add.u64 %rd6, %rd1, %rd6;
+  ld.global.v4.u32 {%r7, %r8, %r9, %r10}, [%rd6];
+  add.u32 %r7, %r7, %r8;
+  add.u32 %r9, %r9, %r10;
+  add.u32 %r7, %r7, %r9;
+  add.u32 %r11, %r11, %r7;
+  add.u64 %rd4, %rd4, %rd5;
+  bra more;
+done:
+  setp.eq.u32 %p2, %r11, 1;
+  @%p2 st.global.u32 [%rd3], %r11;
+  ret;
+}
+)ptx";
+
+// One broker with a buffer of each size on GPU 0, and this process with a context on both GPUs.
+struct Setup {
+  Broker broker;
+  Connection connection;
+  PrimaryContext home;
+  PrimaryContext peer;
+};
+Result<Setup*> TheSetup() {
+  static std::optional<Setup> setup;
+  if (setup) return &*setup;
+  const CudaApi& api = *ThisMachine().api;
+  Result<PrimaryContext> home = PrimaryContext::Retain(api, kHome);
+  if (!home) return std::unexpected(home.error());
+  Result<PrimaryContext> peer = PrimaryContext::Retain(api, kPeer);
+  if (!peer) return std::unexpected(peer.error());
+  Broker::Options options;
+  for (const uint64_t size : kSizes) options.buffers.emplace_back(SizeName(size), size);
+  for (auto& [name, size] : options.buffers) name = Concat("b", size / kMiB);
+  Result<Broker> broker = Broker::Start(options);
+  if (!broker) return std::unexpected(broker.error());
+  Result<Connection> connection = Connection::To(*broker);
+  if (!connection) return std::unexpected(connection.error());
+  setup.emplace(std::move(*broker), std::move(*connection), std::move(*home), std::move(*peer));
+  return &*setup;
+}
+
+std::string NameFor(uint64_t size) { return Concat("b", size / kMiB); }
+
+Result<gpushm_attachment*> AttachOnPeer(gpushm_client* client, uint64_t size) {
+  gpushm_attach_options options;
+  GPUSHM_INIT(&options);
+  options.peer_devices = uint64_t{1} << kPeer;
+  gpushm_attachment* attachment = nullptr;
+  auto done = Check(gpushm_attach(client, NameFor(size).c_str(), &options, &attachment), "attach");
+  if (!done) return std::unexpected(done.error());
+  return attachment;
+}
+
+Result<int64_t> TimeOurs(gpushm_client* client, uint64_t size) {
+  const int64_t start_ns = MonotonicNs();
+  const auto attachment = AttachOnPeer(client, size);
+  const int64_t took_ns = MonotonicNs() - start_ns;
+  if (!attachment) return std::unexpected(attachment.error());
+  gpushm_detach(*attachment, nullptr);
+  return took_ns;
+}
+
+Result<int64_t> TimeRaw(RawServer& server, uint64_t size) {
+  const CudaApi& api = *ThisMachine().api;
+  const std::array<CUdevice, 1> peers = {kPeer};
+  const int64_t start_ns = MonotonicNs();
+  const Result<UniqueFd> descriptor = server.Fetch();
+  if (!descriptor) return std::unexpected(descriptor.error());
+  const auto memory = DeviceMemory::Import(api, descriptor->get());
+  if (!memory) return std::unexpected(memory.error());
+  const auto mapping = DeviceMapping::Map(api, *memory, size, kHome, Access::kRead, peers);
+  const int64_t took_ns = MonotonicNs() - start_ns;
+  if (!mapping) return std::unexpected(mapping.error());
+  return took_ns;
+}
+
+// In turns. The first attach of a process across two GPUs, which sets their connection up, is not
+// among them: PeerAttach/first shows it.
+Result<void> PeerAttach(benchmark::State& state, uint64_t size) {
+  const Result<Setup*> setup = TheSetup();
+  if (!setup) return std::unexpected(setup.error());
+  const auto descriptor = BorrowedDescriptor::Borrow((*setup)->broker.folder(), NameFor(size));
+  if (!descriptor) return std::unexpected(descriptor.error());
+  Result<RawServer> server = RawServer::Start(descriptor->get());
+  if (!server) return std::unexpected(server.error());
+  Samples ours;
+  Samples raw;
+  bool ours_first = true;
+  for (auto _ : state) {
+    for (const bool now_ours : {ours_first, !ours_first}) {
+      const Result<int64_t> took_ns =
+          now_ours ? TimeOurs((*setup)->connection.get(), size) : TimeRaw(*server, size);
+      if (!took_ns) return std::unexpected(took_ns.error());
+      (now_ours ? ours : raw).Add(static_cast<double>(*took_ns));
+      if (now_ours) state.SetIterationTime(static_cast<double>(*took_ns) / 1e9);
+    }
+    ours_first = !ours_first;
+  }
+  Show(state, Ours{ours}, Baseline{raw});
+  state.counters["budget_ratio"] = kAttachBudgetRatio;
+  return {};
+}
+
+Result<void> FirstPeerAttach(benchmark::State& state) {
+  const Result<Setup*> setup = TheSetup();
+  if (!setup) return std::unexpected(setup.error());
+  Samples samples;
+  for (auto _ : state) {
+    const auto took_ns = TimeOurs((*setup)->connection.get(), 64 * kMiB);
+    if (!took_ns) return std::unexpected(took_ns.error());
+    samples.Add(static_cast<double>(*took_ns));
+    state.SetIterationTime(static_cast<double>(*took_ns) / 1e9);
+  }
+  Show(state, Ours{samples});
+  state.SetLabel("the process's first: sets the way between the GPUs up");
+  return {};
+}
+
+// The kernel and its module on GPU 1.
+class Reader {
+ public:
+  static Result<Reader> Load(const CudaApi& api) {
+    CUmodule module = nullptr;
+    CUfunction function = nullptr;
+    if (auto done = api.Check(api.cuModuleLoadData(&module, kProgram), "cuModuleLoadData"); !done) {
+      return std::unexpected(done.error());
+    }
+    auto done = api.Check(api.cuModuleGetFunction(&function, module, "read_all"), "read_all");
+    if (!done) return std::unexpected(done.error());
+    return Reader(function);
+  }
+  Result<void> Read(const CudaApi& api, CUdeviceptr from, uint64_t bytes, CUdeviceptr never) const {
+    uint64_t count = bytes / 16;
+    void* arguments[] = {&from, &count, &never};
+    if (auto done = api.Check(api.cuLaunchKernel(function_, kBlocks, 1, 1, kThreads, 1, 1, 0,
+                                                 nullptr, arguments, nullptr),
+                              "cuLaunchKernel");
+        !done) {
+      return done;
+    }
+    return api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize");
+  }
+
+ private:
+  explicit Reader(CUfunction function) : function_(function) {}
+  CUfunction function_;
+};
+
+// On GPU 1, in turns: a kernel that reads the gigabyte where it lies, and the copy engine that
+// fetches it into GPU 1's own memory.
+Result<void> PeerRead(benchmark::State& state) {
+  const CudaApi& api = *ThisMachine().api;
+  const Result<Setup*> setup = TheSetup();
+  if (!setup) return std::unexpected(setup.error());
+  if (auto done = (*setup)->peer.MakeCurrent(); !done) return done;
+  const auto attachment = AttachOnPeer((*setup)->connection.get(), kGiB);
+  if (!attachment) return std::unexpected(attachment.error());
+  const CUdeviceptr there = gpushm_address(*attachment);
+  const auto memory = DeviceMemory::Create(api, kPeer, kGiB);
+  if (!memory) return std::unexpected(memory.error());
+  const auto here = DeviceMapping::Map(api, *memory, kGiB, kPeer, Access::kReadWrite);
+  if (!here) return std::unexpected(here.error());
+  const Result<Reader> reader = Reader::Load(api);
+  if (!reader) return std::unexpected(reader.error());
+  Samples ours;
+  Samples copied;
+  for (auto _ : state) {
+    for (const bool in_place : {true, false}) {
+      const int64_t start_ns = MonotonicNs();
+      auto done = in_place ? reader->Read(api, there, kGiB, here->address())
+                           : api.Check(api.cuMemcpyDtoDAsync(here->address(), there, kGiB, nullptr),
+                                       "cuMemcpyDtoDAsync");
+      if (done) done = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize");
+      if (!done) return done;
+      const auto took_ns = static_cast<double>(MonotonicNs() - start_ns);
+      (in_place ? ours : copied).Add(took_ns);
+      if (in_place) state.SetIterationTime(took_ns / 1e9);
+    }
+  }
+  gpushm_detach(*attachment, nullptr);
+  Show(state, Ours{ours}, Baseline{copied});
+  state.counters["budget_ratio"] = kReadBudgetRatio;
+  state.counters["bytes"] = static_cast<double>(kGiB);
+  state.SetLabel("baseline: the copy engine");
+  return {};
+}
+
+// What an attach does where there is no way, also measured where there is one.
+Result<void> StagedCopy(benchmark::State& state) {
+  const CudaApi& api = *ThisMachine().api;
+  const Result<Setup*> setup = TheSetup();
+  if (!setup) return std::unexpected(setup.error());
+  const auto memory = DeviceMemory::Create(api, kHome, kGiB);
+  if (!memory) return std::unexpected(memory.error());
+  const auto from = DeviceMapping::Map(api, *memory, kGiB, kHome, Access::kReadWrite);
+  if (!from) return std::unexpected(from.error());
+  if (auto done = (*setup)->home.MakeCurrent(); !done) return done;
+  constexpr uint32_t kWord = 4711;
+  if (auto done = api.Check(api.cuMemsetD32(from->address(), kWord, kGiB / 4), "cuMemsetD32");
+      !done) {
+    return done;
+  }
+  Samples samples;
+  for (auto _ : state) {
+    const int64_t start_ns = MonotonicNs();
+    const auto copy = client::StageCopy(api, *from, kHome, kPeer, Deadline::AfterMs(kStepMs));
+    const auto took_ns = static_cast<double>(MonotonicNs() - start_ns);
+    if (!copy) return std::unexpected(copy.error());
+    samples.Add(took_ns);
+    state.SetIterationTime(took_ns / 1e9);
+    if (auto done = (*setup)->peer.MakeCurrent(); !done) return done;
+    uint32_t last = 0;
+    auto done = api.Check(api.cuMemcpyDtoH(&last, copy->address() + kGiB - 4, 4), "cuMemcpyDtoH");
+    if (!done) return done;
+    if (last != kWord) return Fail(Code::kCorrupt, "the copy is not what was copied");
+    if (auto home = (*setup)->home.MakeCurrent(); !home) return home;
+  }
+  Show(state, Ours{samples});
+  state.counters["bytes"] = static_cast<double>(kGiB);
+  return {};
+}
+
+// Whether GPU 1 is there and gets to GPU 0's memory.
+bool HasPeers() {
+  int can = 0;
+  return ThisMachine().api->cuDeviceCanAccessPeer(&can, kPeer, kHome) == CUDA_SUCCESS && can != 0;
+}
+
+void RegisterRows() {
+  if (!HasPeers()) {
+    Row("PeerAttach", 1, [](benchmark::State&) -> Result<void> {
+      return Fail(Code::kUnsupported, "left out: needs two GPUs that get to each other's memory");
+    });
+    return;
+  }
+  Row("PeerAttach/first", 1, FirstPeerAttach);
+  for (const uint64_t size : kSizes) {
+    Row(Concat("PeerAttach/", SizeName(size)), 1000,
+        [size](benchmark::State& state) { return PeerAttach(state, size); });
+  }
+  Row("StagedCopy/1GiB", 3, StagedCopy);
+  if (!ThisMachine().simulated) Row("PeerRead/1GiB", kCopies, PeerRead);
+}
+
+}  // namespace
+}  // namespace gpushm::bench
+
+int main(int argc, char** argv) {
+  using namespace gpushm::bench;
+  return Main(argc, argv, {{RawServer::kRole, RawServer::Serve}}, RegisterRows);
+}

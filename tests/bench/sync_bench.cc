@@ -1,0 +1,492 @@
+// Handing over in time between two processes on one GPU: a signal's round trip, and a frame through
+// a ring. Beside each, in turns, the same by hand: stream memory operations on a shared page, or in
+// device memory for a signal that is there.
+//
+//   parent   turn |          armed, t0 | record, wait, passed | t1         a round trip
+//   child         | wait, record, armed
+//   parent   turn |          armed, t0 | end of the write                  a ring
+//   child         | armed, begin of the read, passed | t1, end of the read
+//
+// "passed" is a store on the stream behind the wait, which a processor polls. Every wait has a
+// deadline.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "runtime/include/gpushm/sync.h"
+#include "tests/bench/harness.h"
+#include "tests/bench/poll.h"
+
+namespace gpushm::bench {
+namespace {
+
+constexpr char kEcho[] = "echo";
+constexpr char kDeviceEcho[] = "device-echo";
+constexpr char kReader[] = "reader";
+constexpr char kPing[] = "ping";
+constexpr char kPong[] = "pong";
+constexpr char kFrames[] = "frames";
+constexpr char kWords[] = "words";
+constexpr int64_t kPassMs = 5000;  // What takes microseconds has not come by then.
+constexpr uint64_t kWarmSteps = 200;
+constexpr int64_t kSteps = 4000;
+constexpr int64_t kAsleepSteps = 2000;
+// A reader that waits so long sleeps in the longest steps that it has, 200 us.
+constexpr std::chrono::milliseconds kUntilAsleep{2};
+
+// Shared by both processes and registered with the driver in both. Counted up to the step's number.
+struct Page {
+  // Stored by streams:
+  alignas(64) std::atomic<uint64_t> ping;    // By hand: the parent's signal.
+  alignas(64) std::atomic<uint64_t> pong;    // The child's.
+  alignas(64) std::atomic<uint64_t> passed;  // The stream of whoever takes t1 is behind the wait.
+  // Stored by processors:
+  alignas(64) std::atomic<uint64_t> turn;  // By the parent: that step is.
+  alignas(64) std::atomic<uint64_t> armed;
+  std::atomic<uint64_t> done;
+  std::atomic<int64_t> passed_ns;  // The ring's t1. Valid once done.
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// Each way has every other step, and every other pair of steps begins with the other way.
+bool ByHand(uint64_t step) { return ((step + 1) / 2 + step) % 2 != 0; }
+
+Result<void> Await(const std::atomic<uint64_t>& word, uint64_t step, const char* what) {
+  if (WaitUntil([&] { return Reached(word, step); }, Deadline::AfterMs(kPassMs))) return {};
+  return Fail(Code::kTimeout, Concat(what, " of step ", step, " did not come"));
+}
+
+// Where the way by hand has the words of a round trip.
+struct Words {
+  CUdeviceptr ping = 0;
+  CUdeviceptr pong = 0;
+};
+
+// What each of the two processes has: a context, a stream, the page, a connection.
+class Side {
+ public:
+  static Result<std::unique_ptr<Side>> SetUp(const std::filesystem::path& folder, int page_fd);
+  Page& page() const { return *page_; }
+  CUstream stream() const { return stream_->get(); }
+  gpushm_client* client() const { return connection_->get(); }
+
+  Words on_page() const { return {OnGpu(page_->ping), OnGpu(page_->pong)}; }
+  // The same in device memory, which the parent makes.
+  Result<Words> InDeviceMemory(bool make);
+
+  // On the stream.
+  Result<void> Store(CUdeviceptr word, uint64_t value) const {
+    return api_.Check(api_.cuStreamWriteValue64(stream(), word, value, 0), "cuStreamWriteValue64");
+  }
+  Result<void> WaitFor(CUdeviceptr word, uint64_t value) const {
+    return api_.Check(api_.cuStreamWaitValue64(stream(), word, value, CU_STREAM_WAIT_VALUE_GEQ),
+                      "cuStreamWaitValue64");
+  }
+  // Until the stream has got here.
+  Result<void> Pass(uint64_t step) const {
+    if (auto r = Store(OnGpu(page_->passed), step); !r) return r;
+    return Await(page_->passed, step, "the stream");
+  }
+
+  Side(const Side&) = delete;
+  Side& operator=(const Side&) = delete;
+  ~Side();
+
+ private:
+  Side() = default;
+  Result<void> Register(int page_fd);
+  CUdeviceptr OnGpu(const std::atomic<uint64_t>& word) const {
+    return page_address_ + static_cast<CUdeviceptr>(reinterpret_cast<const std::byte*>(&word) -
+                                                    reinterpret_cast<const std::byte*>(page_));
+  }
+
+  const CudaApi& api_ = *ThisMachine().api;
+  std::optional<PrimaryContext> context_;
+  std::optional<Stream> stream_;
+  std::optional<Connection> connection_;
+  Page* page_ = nullptr;
+  CUdeviceptr page_address_ = 0;
+  Words device_words_;
+};
+
+Result<std::unique_ptr<Side>> Side::SetUp(const std::filesystem::path& folder, int page_fd) {
+  std::unique_ptr<Side> side(new Side);
+  Result<PrimaryContext> context = PrimaryContext::Retain(side->api_, ThisMachine().device.device);
+  if (!context) return std::unexpected(context.error());
+  side->context_.emplace(std::move(*context));
+  if (auto r = side->context_->MakeCurrent(); !r) return std::unexpected(r.error());
+  Result<Stream> stream = Stream::Create(side->api_);
+  if (!stream) return std::unexpected(stream.error());
+  side->stream_.emplace(std::move(*stream));
+  if (auto r = side->Register(page_fd); !r) return std::unexpected(r.error());
+  Result<Connection> connection = Connection::Open(folder);
+  if (!connection) return std::unexpected(connection.error());
+  side->connection_.emplace(std::move(*connection));
+  return side;
+}
+
+Result<void> Side::Register(int page_fd) {
+  void* const at = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
+  if (at == MAP_FAILED) return FailSystem(errno, "mmap");
+  page_ = static_cast<Page*>(at);
+  if (auto r = api_.Check(api_.cuMemHostRegister(at, sizeof(Page), CU_MEMHOSTREGISTER_DEVICEMAP),
+                          "cuMemHostRegister");
+      !r) {
+    return r;
+  }
+  return api_.Check(api_.cuMemHostGetDevicePointer(&page_address_, at, 0),
+                    "cuMemHostGetDevicePointer");
+}
+
+Result<Words> Side::InDeviceMemory(bool make) {
+  constexpr CUdeviceptr kApart = 256;
+  gpushm_attachment* words = nullptr;
+  gpushm_attach_options attach;
+  GPUSHM_INIT(&attach);
+  attach.access = GPUSHM_READ_WRITE;
+  const gpushm_status status = make ? gpushm_create(client(), kWords, 2 * kMiB, nullptr, &words)
+                                    : gpushm_attach(client(), kWords, &attach, &words);
+  if (auto r = Check(status, "device memory"); !r) return std::unexpected(r.error());
+  const CUdeviceptr at = gpushm_address(words);  // Until the connection is closed.
+  device_words_ = {at, at + kApart};
+  return device_words_;
+}
+
+Side::~Side() {
+  if (page_ == nullptr) return;
+  // Nothing in CUDA ends a wait by hand: a peer that failed must not keep a stream here, or there.
+  page_->ping.store(GPUSHM_SIGNAL_MAX, std::memory_order_release);
+  page_->pong.store(GPUSHM_SIGNAL_MAX, std::memory_order_release);
+  if (device_words_.ping != 0) {
+    const uint64_t end = GPUSHM_SIGNAL_MAX;
+    api_.cuMemcpyHtoD(device_words_.ping, &end, sizeof end);
+    api_.cuMemcpyHtoD(device_words_.pong, &end, sizeof end);
+  }
+  static_cast<void>(
+      WaitUntil([this] { return api_.cuStreamQuery(stream()) != CUDA_ERROR_NOT_READY; },
+                Deadline::AfterMs(kPassMs)));
+  if (page_address_ != 0) api_.cuMemHostUnregister(page_);
+  munmap(page_, sizeof(Page));
+}
+
+// A signal or a ring, closed when its stream has done with it.
+template <typename Handle, gpushm_status (*Close)(Handle*)>
+class Closing {
+ public:
+  explicit Closing(Handle* handle) : handle_(handle) {}
+  Handle* get() const { return handle_; }
+
+  Closing(Closing&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Closing& operator=(Closing&&) = delete;
+  Closing(const Closing&) = delete;
+  Closing& operator=(const Closing&) = delete;
+  ~Closing() {
+    static_cast<void>(
+        WaitUntil([this] { return Close(handle_) != GPUSHM_BUSY; }, Deadline::AfterMs(kPassMs)));
+  }
+
+ private:
+  Handle* handle_;
+};
+using Signal = Closing<gpushm_signal, gpushm_signal_close>;
+using Ring = Closing<gpushm_ring, gpushm_ring_close>;
+
+Result<Signal> OpenSignal(const Side& side, const char* name, gpushm_signal_role role,
+                          gpushm_signal_memory memory) {
+  gpushm_signal_options options;
+  GPUSHM_INIT(&options);
+  options.role = role;
+  options.memory = memory;
+  gpushm_signal* signal = nullptr;
+  if (auto r = Check(gpushm_signal_open(side.client(), name, &options, &signal), "signal"); !r) {
+    return std::unexpected(r.error());
+  }
+  return Signal(signal);
+}
+
+Result<Ring> OpenRing(const Side& side, gpushm_ring_role role) {
+  gpushm_ring_options options;
+  GPUSHM_INIT(&options);
+  options.role = role;
+  if (role == GPUSHM_RING_WRITER) {
+    options.policy = GPUSHM_BACK_PRESSURE;
+    options.frame_bytes = 2 * kMiB;
+    options.need_readers = 1;
+  }
+  gpushm_ring* ring = nullptr;
+  if (auto r = Check(gpushm_ring_open(side.client(), kFrames, &options, &ring), "ring"); !r) {
+    return std::unexpected(r.error());
+  }
+  return Ring(ring);
+}
+
+// ---------------------------------------------------------------- the child
+
+// Its side, with the parent's page.
+Result<std::unique_ptr<Side>> ChildSide(Channel& parent, const std::string& folder) {
+  if (auto r = FindDriver(); !r) return std::unexpected(r.error());
+  const Result<Heard> heard = parent.Hear(Deadline::AfterMs(kStepMs));
+  if (!heard) return std::unexpected(heard.error());
+  return Side::SetUp(folder, heard->descriptor.get());
+}
+
+// Until the parent is done with this process, and kills it.
+template <typename Step>
+Result<void> FollowSteps(Channel& parent, const Page& page, const Step& one) {
+  if (auto r = parent.Say("ready"); !r) return r;
+  for (uint64_t step = 1;; ++step) {
+    if (auto r = Await(page.turn, step, "the turn"); !r) return r;
+    if (auto r = one(step); !r) return r;
+  }
+}
+
+Result<void> EchoBy(Channel& parent, const std::string& folder, gpushm_signal_memory memory) {
+  const Result<std::unique_ptr<Side>> side = ChildSide(parent, folder);
+  if (!side) return std::unexpected(side.error());
+  const Result<Words> words =
+      memory == GPUSHM_DEVICE_MEMORY ? (*side)->InDeviceMemory(false) : (*side)->on_page();
+  if (!words) return std::unexpected(words.error());
+  const Result<Signal> pong = OpenSignal(**side, kPong, GPUSHM_WRITER, memory);
+  if (!pong) return std::unexpected(pong.error());
+  const Result<Signal> ping = OpenSignal(**side, kPing, GPUSHM_WAITER, memory);
+  if (!ping) return std::unexpected(ping.error());
+  const CUstream stream = (*side)->stream();
+  Page& page = (*side)->page();
+  return FollowSteps(parent, page, [&](uint64_t step) -> Result<void> {
+    if (auto r = ByHand(step)
+                     ? (*side)->WaitFor(words->ping, step)
+                     : Check(gpushm_signal_wait_on_stream(ping->get(), stream, step), "wait");
+        !r) {
+      return r;
+    }
+    if (auto r = ByHand(step) ? (*side)->Store(words->pong, step)
+                              : Check(gpushm_signal_record(pong->get(), stream, step), "record");
+        !r) {
+      return r;
+    }
+    page.armed.store(step, std::memory_order_release);
+    return {};
+  });
+}
+
+Result<void> Echo(Channel& parent, const std::vector<std::string>& arguments) {
+  return EchoBy(parent, arguments.at(0), GPUSHM_HOST_PAGE);
+}
+
+Result<void> DeviceEcho(Channel& parent, const std::vector<std::string>& arguments) {
+  return EchoBy(parent, arguments.at(0), GPUSHM_DEVICE_MEMORY);
+}
+
+Result<void> ReadByHand(const Side& side, uint64_t step) {
+  if (auto r = side.WaitFor(side.on_page().ping, step); !r) return r;
+  side.page().armed.store(step, std::memory_order_release);
+  return side.Pass(step);
+}
+
+Result<void> ReadFrames(Channel& parent, const std::vector<std::string>& arguments) {
+  const Result<std::unique_ptr<Side>> side = ChildSide(parent, arguments.at(0));
+  if (!side) return std::unexpected(side.error());
+  const Result<Ring> ring = OpenRing(**side, GPUSHM_RING_READER);
+  if (!ring) return std::unexpected(ring.error());
+  const CUstream stream = (*side)->stream();
+  Page& page = (*side)->page();
+  gpushm_frame frame;
+  GPUSHM_INIT(&frame);
+  const auto begin = [&](uint64_t step) -> Result<void> {
+    page.armed.store(step, std::memory_order_release);
+    if (auto r = Check(gpushm_ring_begin_read(ring->get(), stream, &frame, kPassMs), "begin_read");
+        !r) {
+      return r;
+    }
+    return (*side)->Pass(step);
+  };
+  return FollowSteps(parent, page, [&](uint64_t step) -> Result<void> {
+    if (auto r = ByHand(step) ? ReadByHand(**side, step) : begin(step); !r) return r;
+    page.passed_ns.store(MonotonicNs(), std::memory_order_relaxed);
+    if (!ByHand(step)) {
+      if (auto r = Check(gpushm_ring_end_read(ring->get(), stream, &frame, kPassMs), "end_read");
+          !r) {
+        return r;
+      }
+    }
+    page.done.store(step, std::memory_order_release);
+    return {};
+  });
+}
+
+// ---------------------------------------------------------------- the parent
+
+// A broker, the child, and this process's side.
+class Meeting {
+ public:
+  static Result<Meeting> With(const char* role) {
+    const UniqueFd page_fd(memfd_create("gpushm-bench", MFD_CLOEXEC));
+    if (!page_fd || ftruncate(page_fd.get(), sizeof(Page)) != 0) {
+      return FailSystem(errno, "memfd_create");
+    }
+    Result<Broker> broker = Broker::Start({.buffers = {}, .extra_bytes = 64 * kMiB});
+    if (!broker) return std::unexpected(broker.error());
+    if (auto up = Connection::To(*broker); !up) return std::unexpected(up.error());
+    Result<Child> child = Child::Start(role, {broker->folder().string()});
+    if (!child) return std::unexpected(child.error());
+    if (auto r = child->channel().Say("page", page_fd.get()); !r) {
+      return std::unexpected(r.error());
+    }
+    Result<std::unique_ptr<Side>> side = Side::SetUp(broker->folder(), page_fd.get());
+    if (!side) return std::unexpected(side.error());
+    return Meeting(std::move(*broker), std::move(*child), std::move(*side));
+  }
+  Side& side() const { return *side_; }
+  Result<void> AwaitReady() { return child_.Expect("ready", Deadline::AfterMs(kStepMs)); }
+  // What the child says of itself explains more than that it did not come.
+  Result<void> Explained(Result<void> result) {
+    constexpr int64_t kLastWordsMs = 1000;
+    if (result) return result;
+    const Result<Heard> heard = child_.channel().Hear(Deadline::AfterMs(kLastWordsMs));
+    if (!heard || !heard->text.starts_with("failed")) return result;
+    return Fail(Code::kInternal, Concat(result.error().what(), "; the child ", heard->text));
+  }
+
+ private:
+  Meeting(Broker broker, Child child, std::unique_ptr<Side> side)
+      : broker_(std::move(broker)), child_(std::move(child)), side_(std::move(side)) {}
+  Broker broker_;
+  Child child_;
+  std::unique_ptr<Side> side_;
+};
+
+// `one(step)`: what the step took, in nanoseconds.
+template <typename Step>
+Result<void> MeasureSteps(benchmark::State& state, const Step& one) {
+  uint64_t step = 1;
+  for (; step <= kWarmSteps; ++step) {
+    if (const Result<int64_t> took = one(step); !took) return std::unexpected(took.error());
+  }
+  Samples ours;
+  Samples by_hand;
+  for (auto _ : state) {
+    for (int i = 0; i < 2; ++i, ++step) {
+      const Result<int64_t> took = one(step);
+      if (!took) return std::unexpected(took.error());
+      (ByHand(step) ? by_hand : ours).Add(*took);
+      if (!ByHand(step)) state.SetIterationTime(static_cast<double>(*took) / 1e9);
+    }
+  }
+  Show(state, Ours{ours}, Baseline{by_hand});
+  return {};
+}
+
+Result<void> RoundTrips(benchmark::State& state, Meeting& meeting, gpushm_signal_memory memory) {
+  Side& side = meeting.side();
+  const Result<Words> words =
+      memory == GPUSHM_DEVICE_MEMORY ? side.InDeviceMemory(true) : side.on_page();
+  if (!words) return std::unexpected(words.error());
+  const Result<Signal> ping = OpenSignal(side, kPing, GPUSHM_WRITER, memory);
+  if (!ping) return std::unexpected(ping.error());
+  const Result<Signal> pong = OpenSignal(side, kPong, GPUSHM_WAITER, memory);
+  if (!pong) return std::unexpected(pong.error());
+  if (auto r = meeting.AwaitReady(); !r) return r;
+  Page& page = side.page();
+  const auto go = [&](uint64_t step) -> Result<void> {
+    if (ByHand(step)) {
+      const Result<void> stored = side.Store(words->ping, step);
+      return stored ? side.WaitFor(words->pong, step) : stored;
+    }
+    const Result<void> recorded =
+        Check(gpushm_signal_record(ping->get(), side.stream(), step), "record");
+    if (!recorded) return recorded;
+    return Check(gpushm_signal_wait_on_stream(pong->get(), side.stream(), step), "wait");
+  };
+  return MeasureSteps(state, [&](uint64_t step) -> Result<int64_t> {
+    page.turn.store(step, std::memory_order_release);
+    if (auto r = Await(page.armed, step, "the child"); !r) return std::unexpected(r.error());
+    const int64_t start = MonotonicNs();
+    if (auto r = go(step); !r) return std::unexpected(r.error());
+    if (auto r = side.Pass(step); !r) return std::unexpected(r.error());
+    const int64_t took = MonotonicNs() - start;
+    if (!ByHand(step)) {
+      if (auto r = Check(gpushm_signal_check(pong->get(), step), "check"); !r) {
+        return std::unexpected(r.error());
+      }
+    }
+    return took;
+  });
+}
+
+Result<void> Frames(benchmark::State& state, Meeting& meeting, std::chrono::milliseconds pause) {
+  const Side& side = meeting.side();
+  const Result<Ring> ring = OpenRing(side, GPUSHM_RING_WRITER);
+  if (!ring) return std::unexpected(ring.error());
+  if (auto r = meeting.AwaitReady(); !r) return r;
+  Page& page = side.page();
+  gpushm_frame frame;
+  GPUSHM_INIT(&frame);
+  return MeasureSteps(state, [&](uint64_t step) -> Result<int64_t> {
+    if (!ByHand(step)) {
+      if (auto r = Check(gpushm_ring_begin_write(ring->get(), &frame, kPassMs), "begin_write");
+          !r) {
+        return std::unexpected(r.error());
+      }
+      frame.bytes = frame.capacity_bytes;
+    }
+    page.turn.store(step, std::memory_order_release);
+    if (auto r = Await(page.armed, step, "the child"); !r) return std::unexpected(r.error());
+    if (pause.count() > 0) std::this_thread::sleep_for(pause);
+    const int64_t start = MonotonicNs();
+    if (auto r = ByHand(step) ? side.Store(side.on_page().ping, step)
+                              : Check(gpushm_ring_end_write(ring->get(), &frame, side.stream()),
+                                      "end_write");
+        !r) {
+      return std::unexpected(r.error());
+    }
+    if (auto r = Await(page.done, step, "the child"); !r) return std::unexpected(r.error());
+    return page.passed_ns.load(std::memory_order_relaxed) - start;
+  });
+}
+
+Result<void> SignalRoundTrip(benchmark::State& state, gpushm_signal_memory memory) {
+  const bool device = memory == GPUSHM_DEVICE_MEMORY;
+  Result<Meeting> meeting = Meeting::With(device ? kDeviceEcho : kEcho);
+  if (!meeting) return std::unexpected(meeting.error());
+  state.counters["budget_ratio"] = 1.15;
+  state.SetLabel(device ? "baseline: stream memory operations on device memory"
+                        : "baseline: stream memory operations on a shared page");
+  return meeting->Explained(RoundTrips(state, *meeting, memory));
+}
+
+Result<void> RingFrame(benchmark::State& state, std::chrono::milliseconds pause) {
+  Result<Meeting> meeting = Meeting::With(kReader);
+  if (!meeting) return std::unexpected(meeting.error());
+  if (pause.count() == 0) state.counters["budget_p50_ns"] = 15'000;
+  state.SetLabel("baseline: as above; its stream waits before the frame comes");
+  return meeting->Explained(Frames(state, *meeting, pause));
+}
+
+void RegisterRows() {
+  Row("sync/SignalRoundTrip", kSteps,
+      [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_HOST_PAGE); });
+  Row("sync/DeviceSignalRoundTrip", kSteps,
+      [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_DEVICE_MEMORY); });
+  Row("sync/RingFrame/waiting", kSteps,
+      [](benchmark::State& state) { return RingFrame(state, std::chrono::milliseconds::zero()); });
+  Row("sync/RingFrame/asleep", kAsleepSteps,
+      [](benchmark::State& state) { return RingFrame(state, kUntilAsleep); });
+}
+
+}  // namespace
+}  // namespace gpushm::bench
+
+int main(int argc, char** argv) {
+  using namespace gpushm::bench;
+  return Main(argc, argv, {{kEcho, Echo}, {kDeviceEcho, DeviceEcho}, {kReader, ReadFrames}},
+              RegisterRows);
+}

@@ -1,0 +1,107 @@
+"""Cases with the chart installed, and what they make: annotated pods and workloads of them."""
+
+from api import Refused
+from case import RESTRICTED, ClusterCase, is_ready
+from chart import Chart
+from plugin import NAMESPACE
+from processes import wait_until
+
+WEIGHTS = {"buffers.gpushm.io/weights": "4Mi"}
+# Of one unit: no container's own memory is set aside.
+SMALL = {**WEIGHTS, "private.gpushm.io/a": "0"}
+
+
+def annotated(thing, annotations):
+    thing["metadata"]["annotations"] = dict(annotations)
+    return thing
+
+
+def workload(kind, name, template, **spec):
+    """A Deployment, Job ... of pods like `template`."""
+    template = {"metadata": {"labels": {"app": name},
+                             "annotations": template["metadata"].get("annotations", {})},
+                "spec": template["spec"]}
+    version = "batch/v1" if kind == "Job" else "apps/v1"
+    selector = {} if kind == "Job" else {"selector": {"matchLabels": {"app": name}}}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name},
+            "spec": {**selector, "template": template, **spec}}
+
+
+class ChartCase(ClusterCase):
+    """With the chart of this tree installed."""
+
+    chart = None
+
+    @classmethod
+    def setUpClass(cls):
+        if ChartCase.chart is None:
+            # The manifest of the plugin alone, if cases before this one deployed it.
+            cls.cluster.api.delete("Namespace", NAMESPACE)
+            cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of,
+                                 60, lambda _: "the plugin's namespace does not go")
+            ChartCase.chart = Chart(cls.cluster)
+            ChartCase.chart.install()
+
+    def deny(self, thing):
+        """The API server's message."""
+        try:
+            self.api.create(thing, self.namespace)
+        except Refused as refused:
+            return str(refused)
+        self.fail(f"admitted: {thing}")
+        return None
+
+    def wait_log(self, pod_name, container_name, text):
+        wait_until(lambda: f"{pod_name}/{container_name} does not say {text!r}: "
+                   + self.log(pod_name, container_name), 30,
+                   lambda: text in self.log(pod_name, container_name), 0.2)
+
+    def wait_job(self, name):
+        self.api.wait("Job", self.namespace, lambda jobs: jobs[name].get("status", {}).get(
+            "succeeded") == 1, 60, lambda jobs: f"{jobs[name]['status']}\n{self.events_text()}")
+
+    def share(self, name, text="hello", writer="a", reader="b"):
+        """A container of the pod writes the buffer `weights`, another one reads it."""
+        self.execute(name, writer, "sh", "-ec",
+                     f"printf {text} > /tmp/in; gpushmctl load /tmp/in weights")
+        self.assertEqual(self.read(name, reader, len(text)), text)
+
+    def read(self, name, reader, size=5):
+        """What the buffer begins with."""
+        return self.execute(name, reader, "sh", "-ec", "gpushmctl save weights /tmp/out >/dev/null; "
+                            f"head -c {size} /tmp/out")
+
+    def restart(self, name, container_name):
+        """Kills a container of the pod; returns when its successor runs and the pod is ready."""
+        before = self.container_ids(name)[container_name]
+        self.cluster.process_of_container(before[0]).end(0)
+        self.wait_pod(name, lambda p: is_ready(p) and self.container_ids(name)[container_name][1]
+                      > before[1], f"{container_name} is not started again")
+
+    def allow_everything(self):
+        """In the case's namespace, of what Pod Security restricts."""
+        self.api.patch("Namespace", self.namespace, {"metadata": {"labels": {
+            key: "privileged" for key in RESTRICTED}}})
+
+    def scale_injector(self, replicas):
+        self.api.patch("Deployment", "gpushm-injector", {"spec": {"replicas": replicas}}, NAMESPACE)
+        self.api.wait("Deployment", NAMESPACE, lambda all_of: all_of["gpushm-injector"].get(
+            "status", {}).get("readyReplicas", 0) == replicas, 60,
+            lambda all_of: f"the injector has no {replicas} replicas: "
+                           f"{all_of['gpushm-injector']['status']}")
+        if replicas == 0:
+            self.api.wait("Pod", NAMESPACE, lambda pods: not any(
+                "injector" in name for name in pods), 60, lambda pods: f"still there: {list(pods)}")
+
+    def injectors(self):
+        """Names of its pods, without those that are ending."""
+        return {p["metadata"]["name"] for p in self.api.list("Pod", NAMESPACE)
+                if "injector" in p["metadata"]["name"]
+                and "deletionTimestamp" not in p["metadata"]}
+
+    def wait_bound(self, pods):
+        """Until the plugin has so many pods' memory bound, and no more."""
+        folder = self.cluster.on_node("/run/cdi")
+        wait_until(lambda: f"not {pods} bound: {sorted(p.name for p in folder.iterdir())}", 60,
+                   lambda: len(list(folder.glob("gpushm.io-memory-*"))) == pods, 0.2)
+

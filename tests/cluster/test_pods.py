@@ -1,0 +1,130 @@
+"""Pods of other shapes than most, and what happens where versions of gpushm meet."""
+
+import json
+import unittest
+
+from case import container, pod, shell, statuses
+from chart_case import SMALL, ChartCase, annotated, workload
+from plugin import NAMESPACE
+
+
+class ShapeTest(ChartCase):
+
+    def test_a_cron_jobs_job_completes(self):
+        thing = pod("x", shell("a", "gpushmctl stat"))
+        thing["spec"]["restartPolicy"] = "Never"
+        job = workload("Job", "x", annotated(thing, SMALL))
+        self.cluster.kubectl("create", "-n", self.namespace, "-f", "-", input=json.dumps({
+            "apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "nightly"},
+            "spec": {"schedule": "0 3 * * *", "jobTemplate": {"spec": job["spec"]}}}))
+        self.cluster.kubectl("create", "job", "now", "--from", "cronjob/nightly", "-n",
+                             self.namespace)
+        self.wait_job("now")
+
+    def test_a_pod_in_the_nodes_network(self):
+        self.allow_everything()
+        self.run_pod(annotated(pod("host", container("a"), container("b"), hostNetwork=True),
+                               SMALL))
+        self.share("host")
+
+    def test_pull_secrets_are_the_pods_and_gpushms(self):
+        self.chart.install(**{"sidecar.pullSecrets": "{ours}"})
+        try:
+            made = self.run_pod(annotated(pod("pulls", container("a"), imagePullSecrets=[
+                {"name": "mine"}]), SMALL))
+        finally:
+            self.chart.install()
+        self.assertEqual(made["spec"]["imagePullSecrets"], [{"name": "mine"}, {"name": "ours"}])
+
+    def test_what_a_pod_has_as_a_whole_is_the_sidecars_too(self):
+        """Goal: the API server refuses a pod whose containers request more than it does itself; the
+        sidecar is no reason. Method: there is no room for it, said or by default."""
+        asks = {"requests": {"cpu": "100m", "memory": "128Mi"}}
+        limits = {"cpu": "200m", "memory": "256Mi"}
+        shapes = {"said": ({**asks, "limits": limits}, "Burstable"),
+                  "default": ({"limits": limits}, "Burstable"),
+                  "same": ({"requests": limits, "limits": limits}, "Guaranteed")}
+        self.create(*(annotated(pod(name, container("a", resources=asks), container("b"),
+                                    resources=resources), SMALL)
+                      for name, (resources, _) in shapes.items()))
+        made = self.wait_ready(*shapes)
+        for name, (_, quality) in shapes.items():
+            self.share(name)
+            self.assertEqual(made[name]["status"]["qosClass"], quality)
+
+
+FORMER = "825fd01"  # As `former` has it.
+
+
+class VersionsTest(ChartCase):
+    """Plugin and sidecar of an earlier commit (suite.py's --former) beside those of this tree; an
+    old plugin with the chart of its time, whose configuration it knows. The plugin brings the
+    library and gpushmctl into containers; the sidecar is the broker."""
+
+    OLD_PLUGIN = {"plugin.image.tag": "former"}
+    OLD_SIDECAR = {"sidecar.image.tag": "former"}
+
+    @classmethod
+    def setUpClass(cls):
+        if cls.former is None:
+            raise unittest.SkipTest("the history does not have the former commit: a shallow clone")
+        super().setUpClass()
+        cls.cluster.load(cls.former)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.chart.install()
+
+    def sidecar_image(self, name):
+        return self.get_pod(name)["spec"]["initContainers"][0]["image"]
+
+    def pair(self, name):
+        return annotated(pod(name, container("a"), container("b")), SMALL)
+
+    def test_pods_from_before_an_upgrade_go_on(self):
+        """Goal: old brokers serve old and new libraries, and get their buffers back from a new
+        plugin. Method: a container that starts anew gets the new library; the broker is killed."""
+        self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN, **self.OLD_SIDECAR)
+        self.run_pod(self.pair("stays"))
+        self.share("stays", "before")
+        self.chart.install()
+        self.assertEqual(self.read("stays", "b", 6), "before")
+        self.restart("stays", "b")
+        self.assertEqual(self.read("stays", "b", 6), "before")
+        self.restart("stays", "gpushm")
+        self.assertEqual(self.read("stays", "b", 6), "before")
+        self.share("stays", "after", writer="b", reader="a")
+        self.assertTrue(self.sidecar_image("stays").endswith(":former"))
+
+    def test_an_old_broker_with_a_new_library(self):
+        self.chart.install(**self.OLD_SIDECAR)
+        self.run_pod(self.pair("old"))
+        self.assertTrue(self.sidecar_image("old").endswith(":former"))
+        self.share("old")
+
+    def test_a_new_broker_with_an_old_plugin_and_library(self):
+        """As on nodes whose plugin an upgrade did not replace yet."""
+        self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN)
+        self.run_pod(self.pair("new"))
+        self.share("new")
+        self.restart("new", "gpushm")
+        self.assertEqual(self.read("new", "b"), "hello")
+
+    def test_a_copy_of_a_pod_gets_the_sidecar_of_its_time(self):
+        """Method: what `kubectl get -o yaml` says of a pod is made again, after an upgrade, under
+        another name."""
+        self.chart.install(**self.OLD_SIDECAR)
+        made = self.run_pod(self.pair("first"))
+        self.chart.install()
+        # The former injector answers until it has ended.
+        self.api.wait("Pod", NAMESPACE, lambda pods: not any(
+            "deletionTimestamp" in p["metadata"] for p in pods.values()), 60,
+            lambda pods: f"still there: {list(pods)}")
+        copy = {**made, "metadata": {"name": "second",
+                                     "annotations": made["metadata"]["annotations"]}}
+        del copy["status"]
+        made = self.run_pod({"apiVersion": "v1", "kind": "Pod", **copy})
+        self.assertEqual(statuses(made).keys(), {"gpushm", "a", "b"})
+        self.assertFalse(self.sidecar_image("second").endswith(":former"))
+        self.share("second")
+        self.share("first")

@@ -1,0 +1,28 @@
+"""The three stages of deploy/examples/pipeline.yaml as processes: pipeline_test.py MANIFEST APP BROKER
+
+Goal: frames come through all stages whole; when the one in the middle is killed, the last one says
+so, and goes on with its successor. Method: the real broker and application on the simulated driver.
+"""
+
+import sys
+
+import programs
+
+GOOD = r"results: \d+ frames, \d+ lost, 0 wrong, at most [\d.]+ ms on their way \(synthetic\)"
+
+
+def main():
+    with programs.example(*sys.argv[1:]) as start:
+        post, model, decoder = start("post-processor"), start("model"), start("decoder")
+        post.expect(GOOD)
+        model.kill()
+        post.expect("results: its writer has gone")
+        model = start("model")
+        post.expect(GOOD)
+        for program in (post, model, decoder):
+            program.stop()
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+// Goal: what processes of a pod did is what the plugin shows, also of those that are gone, and over
+// brokers that were killed. Method: the library in processes of its own, the real broker, the
+// plugin's keeper.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "tests/integration/fixture.h"
+
+namespace gpushm::integration {
+namespace {
+
+using protocol::Counter;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+class CountersTest : public LinkedTest {
+ protected:
+  void SetUp() override {
+    LinkedTest::SetUp();
+    StartKeeper();
+  }
+
+  plugin::LinkView Look() { return std::move(keeper_->Look().front()); }
+  // Of the only container.
+  protocol::CounterValues Values() {
+    const plugin::LinkView view = Look();
+    return view.counters.empty() ? protocol::CounterValues{} : view.counters.front().values;
+  }
+  uint64_t Value(Counter counter) { return Values()[protocol::WordOf(counter)]; }
+  bool WaitFor(Counter counter, uint64_t value) {
+    return Eventually([&] { return Value(counter) == value; });
+  }
+
+  uint64_t missed_ = 0;  // Detaches that no broker looked at before it was killed.
+};
+
+TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
+  const Broker broker(run(), "64Mi", Linked());
+  const std::string path = folder_ + "/content";
+  std::ofstream(path) << std::string(kMiB, 'x');
+  {
+    Worker worker(run());
+    ASSERT_EQ(worker.Do("create weights " + std::to_string(kMiB)).status, GPUSHM_OK);
+    Worker reader(run());
+    for (int i = 0; i < 5; ++i) {
+      ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+    }
+    ASSERT_EQ(reader.Do("detach").status, GPUSHM_OK);
+    EXPECT_EQ(reader.Do("attach nothing r 30").status, GPUSHM_TIMEOUT);
+    EXPECT_EQ(reader.Do("delete nothing").status, GPUSHM_NOT_FOUND);
+    ASSERT_EQ(worker.Do("load weights " + path + " here").status, GPUSHM_OK);
+    ASSERT_EQ(worker.Do("save weights " + path + ".copy broker").status, GPUSHM_OK);
+    ASSERT_EQ(worker.Do("offer mine 2097152 7 vmm").status, GPUSHM_OK);
+    ASSERT_EQ(worker.Do("offer copied 2097152 7 copy").status, GPUSHM_OK);
+    ASSERT_TRUE(WaitFor(Counter::kOffers, 2));
+    ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  }
+  // Both are gone now: killed, and nothing of them is lost, also not what came last.
+  ASSERT_TRUE(WaitFor(Counter::kCachedAttaches, 6));
+  const plugin::LinkView view = Look();
+  ASSERT_EQ(view.counters.size(), 1u);
+  EXPECT_EQ(view.counters[0].container, "main");
+  const auto at = [&](auto what) { return view.counters[0].values[protocol::WordOf(what)]; };
+  EXPECT_EQ(at(Counter::kCreates), 1u) << "a copied offer is none";
+  EXPECT_EQ(at(Counter::kFirstAttaches), 1u);
+  EXPECT_EQ(at(Counter::kCachedAttaches), 6u) << "five, and the load's";
+  EXPECT_GT(at(Counter::kFirstAttachNs), 0u);
+  EXPECT_EQ(at(Counter::kDetaches), 3u) << "one, the load's, and the copied offer's";
+  EXPECT_EQ(at(Counter::kWaits), 1u);
+  EXPECT_EQ(at(Counter::kWaitsTimedOut), 1u);
+  EXPECT_GE(at(Counter::kWaitNs), 29'000'000u);
+  EXPECT_EQ(at(Counter::kLoads), 1u);
+  EXPECT_EQ(at(Counter::kLoadedBytes), kMiB);
+  EXPECT_EQ(at(Counter::kSaves), 1u);
+  EXPECT_EQ(at(Counter::kSavedBytes), kMiB);
+  EXPECT_EQ(at(Code::kTimeout), 1u);
+  EXPECT_EQ(at(Code::kNotFound), 1u);
+  uint64_t attaches = 0;
+  for (size_t i = 0; i < protocol::kFirstAttachBuckets; ++i) {
+    attaches += view.counters[0].values[protocol::kFirstAttachBucketsAt + i];
+  }
+  EXPECT_EQ(attaches, 1u);
+  ASSERT_TRUE(view.broker_ready_seconds);
+  EXPECT_GT(*view.broker_ready_seconds, 0);
+  EXPECT_LT(*view.broker_ready_seconds, 60);
+}
+
+// Goal: a broker that is killed at any time takes nothing back and adds nothing twice. Method: a
+// process attaches and detaches on and on while brokers are killed at times that differ; no total
+// falls, none is more than what was done, and at most what a broker had not looked at is missing.
+TEST_F(CountersTest, AKilledBrokerLeavesNoWrongTotals) {
+#ifdef GPUSHM_SANITIZED
+  constexpr int kRounds = 5;
+#else
+  constexpr int kRounds = 12;
+#endif
+  Broker broker(run(), "64Mi", Linked());
+  Worker maker(run());
+  ASSERT_EQ(maker.Do("create weights " + std::to_string(kMiB)).status, GPUSHM_OK);
+  ASSERT_TRUE(WaitFor(Counter::kCreates, 1));
+  Worker worker(run());
+  uint64_t done = 0;
+  protocol::CounterValues shown{};
+  const auto expect_sane = [&] {
+    const protocol::CounterValues now = Values();
+    for (size_t i = 0; i < now.size(); ++i) ASSERT_GE(now[i], shown[i]) << "word " << i;
+    shown = now;
+    ASSERT_LE(shown[protocol::WordOf(Counter::kFirstAttaches)], done);
+  };
+  for (int round = 0; round < kRounds; ++round) {
+    for (int i = 0; i <= round; ++i) {
+      ASSERT_EQ(worker.Do("attach weights r 0").status, GPUSHM_OK);
+      ++done;
+      ASSERT_EQ(worker.Do("detach").status, GPUSHM_OK);
+      expect_sane();
+    }
+    const uint64_t before = shown[protocol::WordOf(Counter::kFirstAttaches)];
+    if (round % 2 == 0) {
+      // All that was done under this broker is there before it is killed.
+      ASSERT_TRUE(Eventually([&] {
+        expect_sane();
+        return HasFailure() || shown[protocol::WordOf(Counter::kDetaches)] >= done - missed_;
+      }));
+    }
+    broker.Kill();
+    expect_sane();
+    EXPECT_GE(shown[protocol::WordOf(Counter::kFirstAttaches)], before);
+    missed_ = done - shown[protocol::WordOf(Counter::kDetaches)];
+    broker.Start();
+    expect_sane();
+  }
+  EXPECT_EQ(shown[protocol::WordOf(Counter::kCreates)], 1u);
+}
+
+}  // namespace
+}  // namespace gpushm::integration

@@ -1,0 +1,80 @@
+// Goal: what gpushm/device.cuh promises: a kernel signals and waits across containers, a graph does
+// at each launch, and a wait ends by the value, by the writer's end or at its deadline.
+// Method: workers in processes of their own whose kernels use the header; GPUs only, and only where
+// CUDA's compiler has compiled them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <optional>
+
+#include "tests/integration/fixture.h"
+#include "tests/integration/kernel_commands.h"
+
+namespace gpushm::integration {
+namespace {
+
+constexpr int kReached = 0;  // Outcomes.
+constexpr int kEnded = 1;
+constexpr int kTimeout = 2;
+
+class DeviceHeaderTest : public IntegrationTest {
+ protected:
+  void SetUp() override {
+    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+    ASSERT_TRUE(api && (*api)->Init());
+    if ((*api)->simulated()) GTEST_SKIP() << "kernels run on GPUs only";
+    const auto own = std::filesystem::canonical("/proc/self/exe");
+    if (!std::filesystem::exists(own.parent_path() / kKernelsFile)) {
+      GTEST_SKIP() << "needs kernels: ./run setup --nvcc, then build again";
+    }
+    ASSERT_EQ(writer_->Do("signal open ready w 0").status, GPUSHM_OK);
+    ASSERT_EQ(waiter_.Do("signal open ready r 0").status, GPUSHM_OK);
+  }
+
+  Broker broker_{run(), "64Mi"};
+  std::optional<Worker> writer_{run()};
+  Worker waiter_{run()};
+};
+
+TEST_F(DeviceHeaderTest, AKernelWaitsForAnotherContainersKernel) {
+  ASSERT_EQ(writer_->Do("create frame 1048576").status, GPUSHM_OK);
+  ASSERT_EQ(waiter_.Do("attach frame r 0").status, GPUSHM_OK);
+  for (int i = 1; i <= 50; ++i) {
+    ASSERT_EQ(waiter_.Do(Concat("kernel wait 0 ", i, " 20000")).status, 0);
+    ASSERT_EQ(waiter_.Do("signal get 0").status, 0);
+    EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT) << "nothing is there yet";
+    ASSERT_EQ(writer_->Do(Concat("signal put 0 ", 1000 + i)).status, 0);
+    ASSERT_EQ(writer_->Do(Concat("kernel set 0 ", i)).status, 0);
+    ASSERT_EQ(waiter_.Do("signal sync 0 20000").status, 0);
+    EXPECT_EQ(waiter_.Do("signal word").value, 1000 + i);
+    EXPECT_EQ(waiter_.Do("kernel outcome").value, kReached);
+  }
+  EXPECT_EQ(waiter_.Do("signal value").value, 50) << "the host sees the same counter";
+}
+
+TEST_F(DeviceHeaderTest, AGraphGoesOnByOneAtEachLaunch) {
+  ASSERT_EQ(waiter_.Do("kernel await 0 10 20000").status, 0);
+  EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT);
+  ASSERT_EQ(writer_->Do("kernel advance 0 10").status, 0);
+  EXPECT_EQ(waiter_.Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(waiter_.Do("kernel outcome").value, kReached);
+  EXPECT_EQ(waiter_.Do("signal value").value, 10);
+  EXPECT_EQ(writer_->Do("signal set 10").status, GPUSHM_INVALID_ARGUMENT) << "kernels count, too";
+  EXPECT_EQ(writer_->Do("signal set 11").status, GPUSHM_OK);
+}
+
+TEST_F(DeviceHeaderTest, AWaitEndsWithTheWriter) {
+  ASSERT_EQ(waiter_.Do("kernel wait 0 5 20000").status, 0);
+  writer_->Kill();
+  EXPECT_EQ(waiter_.Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(waiter_.Do("kernel outcome").value, kEnded);
+}
+
+TEST_F(DeviceHeaderTest, AWaitEndsAtItsDeadline) {
+  ASSERT_EQ(waiter_.Do("kernel wait 0 5 50").status, 0);
+  EXPECT_EQ(waiter_.Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(waiter_.Do("kernel outcome").value, kTimeout);
+}
+
+}  // namespace
+}  // namespace gpushm::integration

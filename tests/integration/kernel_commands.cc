@@ -1,0 +1,80 @@
+#include "tests/integration/kernel_commands.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "runtime/include/gpushm/sync.h"
+
+namespace gpushm::integration {
+
+bool KernelCommands::Load() {
+  if (module_ != nullptr) return true;
+  const auto path = std::filesystem::canonical("/proc/self/exe").replace_filename(kKernelsFile);
+  std::ifstream file(path);
+  const std::string program((std::istreambuf_iterator<char>(file)), {});
+  return api_.cuModuleLoadData(&module_, program.c_str()) == CUDA_SUCCESS &&
+         api_.cuMemAlloc(&words_, 16) == CUDA_SUCCESS &&
+         api_.cuMemsetD8(words_, 0, 16) == CUDA_SUCCESS;
+}
+
+CUresult KernelCommands::Launch(const char* name, CUstream stream, std::vector<void*> arguments) {
+  CUfunction function = nullptr;
+  const CUresult found = api_.cuModuleGetFunction(&function, module_, name);
+  if (found != CUDA_SUCCESS) return found;
+  return api_.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments.data(), nullptr);
+}
+
+template <typename Capture>
+CUresult KernelCommands::Repeat(CUstream stream, int times, Capture capture) {
+  CUgraph graph = nullptr;
+  CUgraphExec runnable = nullptr;
+  CUresult result = api_.cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  if (result == CUDA_SUCCESS) result = capture();
+  const CUresult ended = api_.cuStreamEndCapture(stream, &graph);
+  if (result == CUDA_SUCCESS) result = ended;
+  if (result == CUDA_SUCCESS) result = api_.cuGraphInstantiateWithFlags(&runnable, graph, 0);
+  for (int i = 0; result == CUDA_SUCCESS && i < times; ++i) {
+    result = api_.cuGraphLaunch(runnable, stream);
+  }
+  return result;
+}
+
+Answer KernelCommands::Do(std::istringstream& in) {
+  if (!Load()) return {GPUSHM_UNSUPPORTED, 0};
+  std::string verb;
+  int number = 0;
+  uint64_t value = 0;
+  uint64_t timeout_ms = 0;
+  in >> verb >> number >> value >> timeout_ms;
+  CUdeviceptr turn = words_;
+  CUdeviceptr outcome = words_ + 8;
+  if (verb == "outcome") {
+    uint32_t word = 0;
+    return {api_.cuMemcpyDtoH(&word, outcome, sizeof word), word};
+  }
+  uint64_t address = 0;
+  const gpushm_status known = gpushm_signal_device_address(signals_.signal(), &address);
+  if (known != GPUSHM_OK) return {known, 0};
+  uint64_t timeout_ns = timeout_ms * 1'000'000;
+  const CUstream stream = signals_.StreamOf(number);
+  if (verb == "set") return {Launch("set_signal", stream, {&address, &value}), 0};
+  if (verb == "wait") {
+    return {Launch("wait_signal", stream, {&address, &value, &timeout_ns, &outcome}), 0};
+  }
+  const auto times = static_cast<int>(value);
+  if (verb == "advance") {
+    return {Repeat(stream, times,
+                   [&] {
+                     return Launch("_ZN6gpushm6device13AdvanceSignalILi0EEEvm", stream, {&address});
+                   }),
+            0};
+  }
+  return {Repeat(stream, times,
+                 [&] {
+                   return Launch("_ZN6gpushm6device9AwaitNextILi0EEEvmPmmPj", stream,
+                                 {&address, &turn, &timeout_ns, &outcome});
+                 }),
+          0};
+}
+
+}  // namespace gpushm::integration

@@ -1,0 +1,42 @@
+// A worker's commands about kernels that use its signal (gpushm/device.cuh; GPUs only), on its
+// streams by NUMBER:
+//   kernel set NUMBER VALUE
+//   kernel wait NUMBER VALUE TIMEOUT_MS
+//   kernel advance NUMBER TIMES              a graph, captured once and launched so often
+//   kernel await NUMBER TIMES TIMEOUT_MS     the same; stops at none that fails
+//   kernel outcome                           VALUE: how the last wait ended, once it has
+#pragma once
+
+#include <cuda.h>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "runtime/driver/cuda_api.h"
+#include "tests/integration/signal_commands.h"
+
+namespace gpushm::integration {
+
+// Beside the program; built where there is CUDA's compiler (./run setup --nvcc).
+inline constexpr char kKernelsFile[] = "device_kernels.ptx";
+
+class KernelCommands {
+ public:
+  KernelCommands(SignalCommands& signals, const CudaApi& api) : signals_(signals), api_(api) {}
+  Answer Do(std::istringstream& in);
+
+ private:
+  bool Load();
+  CUresult Launch(const char* name, CUstream stream, std::vector<void*> arguments);
+  // What `capture` puts into the stream, as a graph that is launched `times` times.
+  template <typename Capture>
+  CUresult Repeat(CUstream stream, int times, Capture capture);
+
+  SignalCommands& signals_;
+  const CudaApi& api_;
+  CUmodule module_ = nullptr;
+  CUdeviceptr words_ = 0;  // The turn, and the outcome.
+};
+
+}  // namespace gpushm::integration

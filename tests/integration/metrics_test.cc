@@ -1,0 +1,297 @@
+// Goal: what Prometheus is told is what the GPU and the processes say. Method: the real plugin, a
+// broker and workers as processes; after each step the page is compared with NVML, asked by the
+// test itself, and with what the test knows it did.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "plugin/testing/scrape.h"
+#include "runtime/driver/device.h"
+#include "runtime/driver/nvml_api.h"
+#include "runtime/include/gpushm/gpushm.h"
+#include "tests/demo/node_plugin.h"
+#include "tests/integration/fixture.h"
+
+namespace gpushm::integration {
+namespace {
+
+using plugin::testing::Labels;
+using plugin::testing::PortIn;
+using plugin::testing::Scrape;
+
+constexpr uint64_t kMi = uint64_t{1} << 20;
+constexpr uint64_t kPoolBytes = 2048 * kMi;
+// The driver's own for a process that allocates without a context: 0 to 4 MiB
+// (docs/conformance.md).
+constexpr uint64_t kHolderBytes = 4 * kMi;
+constexpr char kPool[] = "2Gi";
+
+class MetricsTest : public IntegrationTest {
+ protected:
+  void SetUp() override {
+    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+    ASSERT_TRUE(api && (*api)->Init());
+    const auto devices = ListDevices(**api);
+    ASSERT_TRUE(devices);
+    gpu_ = devices->front().uuid.ToString();
+    const auto nvml = NvmlApi::Load(DriverFolderFromEnvironment());
+    ASSERT_TRUE(nvml);
+    nvml_ = *nvml;
+    // The simulated one reads its folder then, which is another one for each test.
+    ASSERT_EQ(nvml_->Restart(), NVML_SUCCESS);
+    before_bytes_ = Used();
+    auto plugin = demo::NodePlugin::Start(
+        {.folder = folder_ + "/plugin",
+         .gpu = gpu_,
+         .driver = IsSimulated(**api) ? DriverFolderFromEnvironment() : "auto",
+         .memory_bytes = kPoolBytes,
+         .timeout_ms = kPatienceMs,
+         .monitoring = "metrics: {address: '127.0.0.1:0', sample-ms: 100, host-pids: true}\n"
+                       "status: {address: '127.0.0.1:0'}\n"});
+    ASSERT_TRUE(plugin) << plugin.error().ToString();
+    plugin_.emplace(std::move(*plugin));
+    ASSERT_TRUE(Eventually([&] {
+      port_ = PortIn(plugin_->log(), "metrics-served");
+      status_port_ = PortIn(plugin_->log(), "status-served");
+      return port_ != 0 && status_port_ != 0;
+    }));
+    broker_ = std::make_unique<Broker>(run(), kPool,
+                                       std::vector<std::string>{"--link", plugin_->link_folder()});
+  }
+
+  static bool IsSimulated(const CudaApi& api) { return api.simulated(); }
+
+  uint64_t Used() const {
+    const auto use = nvml_->Use();
+    nvmlDevice_t device = nullptr;
+    nvmlMemory_t memory{};
+    EXPECT_EQ(nvml_->nvmlDeviceGetHandleByUUID(gpu_.c_str(), &device), NVML_SUCCESS);
+    EXPECT_EQ(nvml_->nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
+    return memory.used;
+  }
+
+  Scrape Look() const { return Scrape(Scrape::Get(port_, "/metrics")); }
+  uint64_t Value(const Scrape& page, const std::string& name, const Labels& labels = {}) const {
+    return static_cast<uint64_t>(page.Sum(name, labels).value_or(0));
+  }
+  // A page whose sample of the GPU is younger than now.
+  Scrape Fresh() const {
+    const double now = static_cast<double>(UnixNs()) * 1e-9;
+    std::string text;
+    EXPECT_TRUE(Eventually([&] {
+      text = Scrape::Get(port_, "/metrics");
+      return Scrape(text).Sum("gpushm_gpu_sampled_timestamp_seconds").value_or(0) > now;
+    }));
+    return Scrape(text);
+  }
+
+  // Everything that must hold at any time; `physical`: of all buffers, as the test knows it.
+  void Check(uint64_t physical) {
+    Scrape page = Fresh();
+    ASSERT_TRUE(Eventually([&] {
+      page = Fresh();
+      return Value(page, "gpushm_gpu_memory_buffers_bytes") == physical;
+    })) << Value(page, "gpushm_gpu_memory_buffers_bytes")
+        << " bytes of buffers, " << physical << " expected";
+    EXPECT_EQ(Value(page, "gpushm_container_memory_proportional_bytes"), physical);
+    EXPECT_EQ(Value(page, "gpushm_gpu_memory_buffers_bytes") +
+                  Value(page, "gpushm_gpu_memory_other_bytes"),
+              Value(page, "gpushm_gpu_memory_used_bytes"));
+    EXPECT_EQ(Value(page, "gpushm_gpu_memory_used_bytes"), Used());
+    EXPECT_LE(Value(page, "gpushm_pool_allocated_bytes"), kPoolBytes);
+    EXPECT_EQ(Value(page, "gpushm_buffer_allocated_bytes"), physical);
+    EXPECT_EQ(page.Sum("gpushm_scrape_collector_success"), 3.0);
+  }
+
+  std::string gpu_;
+  const NvmlApi* nvml_ = nullptr;
+  uint64_t before_bytes_ = 0;
+  std::optional<demo::NodePlugin> plugin_;
+  int port_ = 0;
+  int status_port_ = 0;
+  std::unique_ptr<Broker> broker_;
+};
+
+std::string Megabytes(uint64_t count) { return std::to_string(count * kMi); }
+
+// Goal: the sum of our buffers' bytes and a named overhead (contexts, the driver's own of each
+// holder) is what NVML's used bytes rise by, within 1 %. Method: one scripted sequence of all that
+// makes and frees memory; the record of a run is kept in docs/gpu-metrics (GPUSHM_METRICS_RECORD
+// names a folder for one).
+TEST_F(MetricsTest, BuffersAndANamedOverheadAreWhatTheGpuUses) {
+  const char* const folder = std::getenv("GPUSHM_METRICS_RECORD");
+  const auto keep = [&](const std::string& name, const std::string& text) {
+    if (folder != nullptr) std::ofstream(Concat(folder, "/", name)) << text;
+  };
+  std::ostringstream record;
+  record << "step,buffers_bytes,contexts_bytes,rise_bytes,off_bytes\n";
+  uint64_t contexts = 0;
+  const auto step = [&](const std::string& name, uint64_t physical) {
+    SCOPED_TRACE(name);
+    Check(physical);
+    const uint64_t rise = Used() - before_bytes_;
+    const uint64_t explained = physical + contexts;
+    const uint64_t off = rise > explained ? rise - explained : explained - rise;
+    record << name << ',' << physical << ',' << contexts << ',' << rise << ',' << off << '\n';
+    EXPECT_LE(off, std::max(rise / 100, kHolderBytes)) << rise << " more than before";
+  };
+  step("nothing", 0);
+  Worker first(run());
+  ASSERT_EQ(first.Do("create weights " + Megabytes(512)).status, GPUSHM_OK);
+  step("a buffer", 512 * kMi);
+  ASSERT_EQ(first.Do("create frames " + Megabytes(256)).status, GPUSHM_OK);
+  step("two buffers", 768 * kMi);
+  const uint64_t no_context = Used();
+  Worker second(run());
+  ASSERT_EQ(second.Do("attach weights r 0").status, GPUSHM_OK);
+  ASSERT_EQ(second.Do("context").status, 0);
+  contexts = Used() - no_context;  // One is like another: the next ones are held to it.
+  const uint64_t context = contexts;
+  step("attached with a context", 768 * kMi);
+  Worker third(run());
+  ASSERT_EQ(third.Do("attach weights r 0").status, GPUSHM_OK);
+  ASSERT_EQ(third.Do("context").status, 0);
+  contexts += context;
+  step("attached twice", 768 * kMi);
+  const Scrape page = Look();
+  EXPECT_EQ(Value(page, "gpushm_gpu_memory_saved_by_sharing_bytes"), 2 * 512 * kMi);
+  keep("scrape.txt", Scrape::Get(port_, "/metrics"));
+  keep("status.json", Scrape::Get(status_port_, "/status.json"));
+  ASSERT_EQ(first.Do("replace frames " + Megabytes(128)).status, GPUSHM_OK);
+  step("replaced", (512 + 256 + 128) * kMi);  // `first` has the old one attached.
+  second.Kill();
+  contexts -= context;
+  step("a process killed", (512 + 256 + 128) * kMi);
+  broker_->Kill();
+  step("the broker killed", (512 + 256 + 128) * kMi);
+  EXPECT_EQ(Value(Look(), "gpushm_kept_bytes"), (512 + 256 + 128) * kMi);
+  broker_->Start();
+  step("the broker back", (512 + 256 + 128) * kMi);
+  first.Kill();
+  step("the creator killed", (512 + 128) * kMi);
+  ASSERT_EQ(third.Do("delete frames").status, GPUSHM_OK);
+  step("deleted", 512 * kMi);
+  third.Kill();
+  contexts -= context;
+  step("nobody left", 512 * kMi);
+  keep("steps.csv", record.str());
+}
+
+// Goal: the sums hold, and series go, whatever comes and goes. Method: random creates, attaches,
+// detaches and kills, of workers and of the broker, with a fixed seed.
+TEST_F(MetricsTest, SignalsAreCountedByWhatBecameOfTheirWriters) {
+  const auto signals = [&](const char* state) {
+    return Look().Sum("gpushm_sync_objects", {{"kind", "signal"}, {"state", state}});
+  };
+  EXPECT_FALSE(signals("live")) << "no series of what the pod has not";
+  std::optional<Worker> first(run());
+  Worker second(run());
+  ASSERT_EQ(first->Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(second.Do("signal open done w 0").status, GPUSHM_OK);
+  EXPECT_TRUE(Eventually([&] { return signals("live") == 2.0; }));
+  first->Kill();
+  EXPECT_TRUE(Eventually([&] { return signals("live") == 1.0 && signals("ended") == 1.0; }));
+  EXPECT_EQ(signals("unused"), 0.0);
+  Check(0);  // They are no GPU memory.
+}
+
+TEST_F(MetricsTest, SumsHoldOverRandomSequences) {
+#ifdef GPUSHM_SANITIZED
+  constexpr int kSteps = 30;
+#else
+  constexpr int kSteps = 120;
+#endif
+  constexpr size_t kWorkers = 4;
+  std::mt19937 random(7);
+  const auto below = [&](unsigned bound) { return static_cast<unsigned>(random() % bound); };
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (size_t i = 0; i < kWorkers; ++i) workers.push_back(std::make_unique<Worker>(run()));
+  // All buffers are attached by the one that made them and by nobody else, so what is deleted is
+  // gone at its maker's end at the latest; on-writer-exit is "mark", so buffers outlive makers.
+  std::map<std::string, uint64_t> buffers;
+  std::set<size_t> attached;
+  uint64_t physical = 0;
+  int made = 0;
+  for (int i = 0; i < kSteps; ++i) {
+    SCOPED_TRACE(i);
+    const size_t who = below(kWorkers);
+    Worker& worker = *workers[who];
+    const unsigned what = below(10);
+    if (what < 4) {
+      const std::string name = Concat("b", made++);
+      const uint64_t size = 2 * (1 + below(16));
+      const Answer answer = worker.Do("create " + name + " " + Megabytes(size));
+      if (answer.status == GPUSHM_OK) {
+        buffers[name] = size * kMi;
+        physical += size * kMi;
+        attached.insert(who);
+      } else {
+        EXPECT_EQ(answer.status, GPUSHM_EXHAUSTED);
+      }
+    } else if (what < 6 && !buffers.empty()) {
+      auto any = buffers.begin();
+      std::advance(any, below(static_cast<unsigned>(buffers.size())));
+      // Of a worker that died while writing: the bytes are there.
+      const int status = worker.Do("attach " + any->first + " r 0").status;
+      EXPECT_TRUE(status == GPUSHM_OK || status == GPUSHM_PEER_DIED) << status;
+      if (status == GPUSHM_OK) attached.insert(who);
+    } else if (what < 8 && attached.contains(who)) {
+      worker.Do("detach");
+      attached.erase(who);
+    } else if (what == 8) {
+      workers[who] = std::make_unique<Worker>(run());
+      attached.erase(who);
+    } else if (what == 9 && below(3) == 0) {
+      broker_->Kill();
+      broker_->Start();
+    }
+    if (i % 6 == 5) Check(physical);
+  }
+  Check(physical);
+  EXPECT_EQ(Look().Count("gpushm_buffer_size_bytes"), buffers.size());
+  // Within one scrape of their end.
+  workers.clear();
+  EXPECT_TRUE(Eventually([&] { return Look().Count("gpushm_attachment_mapped_bytes") == 0; }));
+  const Scrape page = Look();
+  EXPECT_EQ(Value(page, "gpushm_container_memory_mapped_bytes"), 0U);
+  EXPECT_EQ(Value(page, "gpushm_container_clients"), 0U);
+}
+
+// Goal: private memory is told where NVML shows the process, less no buffer, and absent else.
+TEST_F(MetricsTest, PrivateBytesAreContextsAndOwnAllocations) {
+  Worker worker(run());
+  ASSERT_EQ(worker.Do("create weights " + Megabytes(64)).status, GPUSHM_OK);
+  EXPECT_FALSE(Fresh().Sum("gpushm_container_memory_private_bytes"));
+  const uint64_t before = Used();
+  ASSERT_EQ(worker.Do("context").status, 0);
+  std::optional<double> told;
+  if (!Eventually([&] {
+        told = Fresh().Sum("gpushm_container_memory_private_bytes");
+        return told.has_value();
+      })) {
+    GTEST_SKIP() << "NVML does not list processes by the PIDs of this PID namespace";
+  }
+  const uint64_t context = Used() - before;
+  EXPECT_NEAR(*told, static_cast<double>(context), static_cast<double>(context) * 0.05);
+}
+
+TEST_F(MetricsTest, StatusAndBothFormatsSayTheSame) {
+  Worker worker(run());
+  ASSERT_EQ(worker.Do("create weights " + Megabytes(64)).status, GPUSHM_OK);
+  Check(64 * kMi);
+  const Scrape open(Scrape::Get(port_, "/metrics", "application/openmetrics-text"));
+  EXPECT_EQ(Value(open, "gpushm_buffer_size_bytes", {{"buffer", "weights"}}), 64 * kMi);
+  EXPECT_EQ(open.size(), Look().size());
+  EXPECT_EQ(Scrape::Get(port_, "/healthz"), "ok\n");
+  EXPECT_EQ(Scrape::Get(port_, "/readyz"), "ok\n");
+  EXPECT_THAT(Scrape::Get(status_port_, "/status.json"),
+              ::testing::HasSubstr("\"name\":\"weights\",\"state\":\"ready\""));
+}
+
+}  // namespace
+}  // namespace gpushm::integration

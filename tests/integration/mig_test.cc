@@ -1,0 +1,110 @@
+// Goal: a MIG instance is a GPU like any other: two containers share a buffer and a signal on it,
+// its memory is what counts, and who sees another instance of the same card is refused. Method: the
+// simulated driver with a card that is cut up; broker, keeper and clients as processes that have
+// the device nodes of one instance each.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "runtime/driver/nvml_api.h"
+#include "tests/integration/fixture.h"
+
+namespace gpushm::integration {
+namespace {
+
+constexpr uint64_t kMi = uint64_t{1} << 20;
+constexpr char kFirst[] = "MIG-51700000-0000-4000-8000-000000000001";
+constexpr char kSecond[] = "MIG-51700000-0000-4000-8000-000000000002";
+
+class MigTest : public LinkedTest {
+ protected:
+  void SetUp() override {
+    if (DriverFolderFromEnvironment().empty()) {
+      GTEST_SKIP() << "nobody cuts up a real GPU for a test";
+    }
+    std::filesystem::create_directory(folder_ + "/sim");
+    std::ofstream(folder_ + "/sim/cards.yaml")
+        << "gpus:\n- memory: 80Gi\n- memory: 80Gi\n  mig:\n"
+        << "  - {profile: 1g.10gb, memory: 10Gi, uuid: " << kFirst << "}\n"
+        << "  - {profile: 1g.10gb, memory: 10Gi, uuid: " << kSecond << "}\n";
+    LinkedTest::SetUp();
+    gpu_ = kFirst;
+    const auto nvml = NvmlApi::Load(DriverFolderFromEnvironment());
+    ASSERT_TRUE(nvml);
+    nvml_ = *nvml;
+    ASSERT_EQ(nvml_->Restart(), NVML_SUCCESS) << "of another test's card, maybe";
+    Show(kFirst);
+  }
+  ~MigTest() override { unsetenv("GPUSHM_SIM_DEVICES"); }
+
+  // What processes that are started from now on have.
+  static void Show(const char* device) { setenv("GPUSHM_SIM_DEVICES", device, 1); }
+
+  uint64_t Used(const char* device) const {
+    const auto use = nvml_->Use();
+    nvmlDevice_t handle = nullptr;
+    nvmlMemory_t memory{};
+    EXPECT_EQ(nvml_->nvmlDeviceGetHandleByUUID(device, &handle), NVML_SUCCESS);
+    EXPECT_EQ(nvml_->nvmlDeviceGetMemoryInfo(handle, &memory), NVML_SUCCESS);
+    return memory.used;
+  }
+
+  const NvmlApi* nvml_ = nullptr;
+};
+
+TEST_F(MigTest, TwoContainersShareABufferOnAnInstance) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  const uint64_t before = Used(kFirst);
+  IsolatedWorker writer(run());
+  IsolatedWorker reader(run());
+  if (!writer.started() || !reader.started()) GTEST_SKIP() << "this system forbids namespaces";
+  const Answer made = writer.Do("create weights " + std::to_string(8 * kMi));
+  ASSERT_EQ(made.status, GPUSHM_OK);
+  EXPECT_EQ(Used(kFirst) - before, 8 * kMi);
+  EXPECT_EQ(Used(kSecond), 0U) << "the other instance has memory of its own";
+  ASSERT_EQ(writer.Do("write 4711").status, 0);
+  const Answer attached = reader.Do("attach weights r 0");
+  ASSERT_EQ(attached.status, GPUSHM_OK);
+  EXPECT_EQ(attached.value, made.value);
+  EXPECT_EQ(reader.Do("read").value, 4711);
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("signal await 0 1").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal record 0 1").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("signal sync 0 20000").status, 0);
+}
+
+TEST_F(MigTest, ABrokersRestartFindsTheInstanceAgain) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  Worker writer(run());
+  const Answer made = writer.Do("create weights " + std::to_string(8 * kMi));
+  ASSERT_EQ(made.status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("write 4711").status, 0);
+  broker.Kill();
+  broker.Start();
+  Worker reader(run());
+  EXPECT_EQ(reader.Do("attach weights r 0").value, made.value);
+  EXPECT_EQ(reader.Do("read").value, 4711);
+}
+
+TEST_F(MigTest, WhoSeesAnotherInstanceIsRefused) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  ASSERT_EQ(writer.Do("create weights " + std::to_string(8 * kMi)).status, GPUSHM_OK);
+  for (const char* const other : {kSecond, "0"}) {  // Of the same card, and a whole one.
+    Show(other);
+    Worker stranger(run());
+    EXPECT_EQ(stranger.Do("attach weights r -1").status, GPUSHM_NOT_FOUND) << other;
+  }
+}
+
+TEST_F(MigTest, AnInstanceGivesNoMoreThanItHas) {
+  const std::string log = LogOfBroker(run(), {"--pool", "11Gi"});
+  EXPECT_NE(log.find("is more than"), std::string::npos) << log;
+}
+
+}  // namespace
+}  // namespace gpushm::integration

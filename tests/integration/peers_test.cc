@@ -1,0 +1,112 @@
+// Goal: a buffer of one GPU is used by others, in place where they get to it, as a copy only where
+// that was asked for, and everybody can see which. Method: broker and clients as processes on a
+// simulated machine whose third GPU is reached over PCIe and whose fourth by nobody.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "tests/integration/fixture.h"
+
+namespace gpushm::integration {
+namespace {
+
+constexpr char kMachine[] = R"(gpus:
+- {uuid: GPU-aaaaaaaa-0000-0000-0000-000000000000, memory: 8Gi}
+- {uuid: GPU-aaaaaaaa-0000-0000-0000-000000000001, memory: 8Gi}
+- {uuid: GPU-aaaaaaaa-0000-0000-0000-000000000002, memory: 8Gi, link: pcie}
+- {uuid: GPU-aaaaaaaa-0000-0000-0000-000000000003, memory: 8Gi, peers: []}
+)";
+constexpr char kMake[] = "create weights 41943040";
+
+class PeersTest : public IntegrationTest {
+ protected:
+  PeersTest() {
+    std::filesystem::create_directory(folder_ + "/sim");
+    std::ofstream(folder_ + "/sim/cards.yaml") << kMachine;
+    broker_.emplace(run(), "64Mi", std::vector<std::string>{"--gpu", "0"});
+  }
+  void SetUp() override {
+    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+    const auto devices = ListDevices(**api);
+    ASSERT_TRUE(devices);
+    simulated_ = devices->size() == 4;
+    if (devices->size() < 2) GTEST_SKIP() << "needs two GPUs";
+    const Answer made = owner_.Do(kMake);
+    ASSERT_EQ(made.status, GPUSHM_OK);
+    ASSERT_EQ(owner_.Do("write 4711").status, 0);
+  }
+
+  // As gpushm_holders says, of the last one that came.
+  static int64_t WayOf(Worker& worker) { return worker.Do("holder-way weights").value; }
+
+  bool simulated_ = false;
+  std::optional<Broker> broker_;
+  Worker owner_{run()};
+  Worker user_{run()};
+};
+
+TEST_F(PeersTest, AGpuThatIsReachedUsesTheBytesInPlace) {
+  ASSERT_EQ(user_.Do("attach weights r 0 2").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NVLINK);
+  EXPECT_EQ(user_.Do("read-on 1").value, 4711);
+  EXPECT_EQ(user_.Do("read-on 0").value, 4711) << "its own GPU as well";
+  EXPECT_NE(user_.Do("read-on 2").status, 0) << "nobody asked for that one";
+  ASSERT_EQ(owner_.Do("write 4712").status, 0);
+  EXPECT_EQ(user_.Do("read-on 1").value, 4712) << "no copy";
+  EXPECT_EQ(WayOf(owner_), GPUSHM_PEER_NVLINK);
+}
+
+TEST_F(PeersTest, TheSlowestWayIsSaid) {
+  if (!simulated_) GTEST_SKIP() << "needs the simulated machine";
+  ASSERT_EQ(user_.Do("attach weights r 0 6").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_PCIE);
+  EXPECT_EQ(user_.Do("read-on 1").value, 4711);
+  EXPECT_EQ(user_.Do("read-on 2").value, 4711);
+}
+
+TEST_F(PeersTest, AnAttachmentServesTheGpusThatItWasMadeFor) {
+  ASSERT_EQ(user_.Do("attach weights r 0").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE);
+  ASSERT_EQ(user_.Do("attach weights r 0 1").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE) << "its own GPU is none beside it";
+  EXPECT_EQ(owner_.Do("holders weights").value, 2) << "the owner, and one attachment of the user";
+  ASSERT_EQ(user_.Do("attach weights r 0 2").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("read-on 1").value, 4711);
+  EXPECT_EQ(owner_.Do("holders weights").value, 3);
+  ASSERT_EQ(user_.Do("attach weights r 0").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NVLINK) << "it serves that as well";
+  EXPECT_EQ(owner_.Do("holders weights").value, 3);
+}
+
+TEST_F(PeersTest, WhereThereIsNoWayItIsRefused) {
+  if (!simulated_) GTEST_SKIP() << "needs the simulated machine";
+  EXPECT_EQ(user_.Do("attach weights r 0 8").status, GPUSHM_UNSUPPORTED);
+  EXPECT_EQ(user_.Do("attach weights r 0 16").status, GPUSHM_INVALID_ARGUMENT) << "no such GPU";
+  EXPECT_EQ(owner_.Do("holders weights").value, 1) << "nothing is left behind";
+}
+
+TEST_F(PeersTest, ACopyIsMadeWhereItWasAskedFor) {
+  if (!simulated_) GTEST_SKIP() << "needs the simulated machine";
+  ASSERT_EQ(user_.Do("attach weights r 0 8 1").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_STAGED);
+  EXPECT_EQ(user_.Do("read-on 3").value, 4711);
+  EXPECT_EQ(WayOf(owner_), GPUSHM_PEER_STAGED);
+  ASSERT_EQ(owner_.Do("write 4712").status, 0);
+  EXPECT_EQ(user_.Do("read-on 3").value, 4711) << "as it was";
+  ASSERT_EQ(user_.Do("attach weights r 0 8 1").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("read-on 3").value, 4712) << "each copy is a new one";
+  ASSERT_EQ(user_.Do("attach weights r 0").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE) << "a copy is for who asked for it";
+  EXPECT_EQ(user_.Do("attach weights w 0 8 1").status, GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(user_.Do("attach weights r 0 12 1").status, GPUSHM_INVALID_ARGUMENT) << "one GPU";
+}
+
+TEST_F(PeersTest, StagingIsNotUsedWhereThereIsAWay) {
+  ASSERT_EQ(user_.Do("attach weights r 0 2 1").status, GPUSHM_OK);
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NVLINK);
+}
+
+}  // namespace
+}  // namespace gpushm::integration

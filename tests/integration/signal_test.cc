@@ -1,0 +1,257 @@
+// Goal: a signal hands work over between containers, on the host and in streams, and whoever waits
+// ends with it whoever dies. Method: broker, plugin's keeper and clients as processes with
+// namespaces of their own, killed while GPU work is pending.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
+
+#include "runtime/include/gpushm/sync.h"
+#include "tests/integration/fixture.h"
+
+namespace gpushm::integration {
+namespace {
+
+using ::testing::Ne;
+
+constexpr char kMiB[] = "1048576";
+constexpr int kDied = GPUSHM_SIGNAL_DIED;
+constexpr int kLeft = GPUSHM_SIGNAL_LEFT;
+
+class SignalTest : public IntegrationTest {};
+
+TEST_F(SignalTest, AHostSignalReachesAnotherContainer) {
+  Broker broker(run(), "64Mi");
+  IsolatedWorker writer(run());
+  IsolatedWorker waiter(run());
+  if (!writer.started() || !waiter.started()) GTEST_SKIP() << "this system forbids namespaces";
+  const Answer made = writer.Do("signal open ready w 0");
+  ASSERT_EQ(made.status, GPUSHM_OK);
+  const Answer opened = waiter.Do("signal open ready r 0");
+  ASSERT_EQ(opened.status, GPUSHM_OK);
+  EXPECT_EQ(opened.value, made.value);
+  EXPECT_EQ(waiter.Do("signal check 1").status, GPUSHM_BUSY);
+  EXPECT_EQ(waiter.Do("signal wait 1 50").status, GPUSHM_TIMEOUT);
+  EXPECT_EQ(writer.Do("signal set 5").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal wait 5 0").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal value").value, 5);
+  EXPECT_EQ(writer.Do("signal set 5").status, GPUSHM_INVALID_ARGUMENT) << "it only goes up";
+  EXPECT_EQ(waiter.Do("signal set 9").status, GPUSHM_INVALID_ARGUMENT) << "it only waits";
+}
+
+TEST_F(SignalTest, WorkOnAStreamFollowsWorkOfAnotherContainer) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(writer.Do(std::string("create frame ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("attach frame r 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  for (int i = 1; i <= 50; ++i) {
+    ASSERT_EQ(waiter.Do(Concat("signal await 0 ", i)).status, GPUSHM_OK);
+    ASSERT_EQ(waiter.Do("signal get 0").status, 0);
+    EXPECT_EQ(waiter.Do("signal sync 0 2").status, GPUSHM_TIMEOUT) << "nothing is there yet";
+    ASSERT_EQ(writer.Do(Concat("signal put 0 ", 1000 + i)).status, 0);
+    ASSERT_EQ(writer.Do(Concat("signal record 0 ", i)).status, GPUSHM_OK);
+    ASSERT_EQ(waiter.Do("signal sync 0 20000").status, 0);
+    EXPECT_EQ(waiter.Do("signal word").value, 1000 + i);
+    EXPECT_EQ(waiter.Do(Concat("signal check ", i)).status, GPUSHM_OK);
+  }
+}
+
+TEST_F(SignalTest, WhoWaitsForAKilledWriterIsReleasedAndTold) {
+  Broker broker(run(), "64Mi");
+  std::optional<Worker> writer(run());
+  Worker host(run());
+  Worker stream(run());
+  const Answer first = writer->Do("signal open ready w 0");
+  ASSERT_EQ(host.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(stream.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer->Do("signal record 0 3").status, GPUSHM_OK);
+  ASSERT_TRUE(host.Begin("signal wait 4 20000"));
+  ASSERT_EQ(stream.Do("signal await 7 4").status, GPUSHM_OK);
+  ASSERT_EQ(writer->Do("signal sync 0 20000").status, 0);
+  writer->Kill();
+  EXPECT_EQ(host.Await("signal wait").status, GPUSHM_PEER_DIED);
+  EXPECT_EQ(stream.Do("signal sync 7 20000").status, 0) << "the stream goes on";
+  EXPECT_EQ(stream.Do("signal check 4").status, GPUSHM_PEER_DIED) << "and what it did is void";
+  EXPECT_EQ(stream.Do("signal check 3").status, GPUSHM_OK) << "what was done before counts";
+  EXPECT_EQ(stream.Do("signal state").value, kDied);
+  // A successor makes a new generation, and whoever opens it again finds that.
+  ASSERT_TRUE(host.Begin("signal open ready r 20000"));
+  Worker successor(run());
+  const Answer second = successor.Do("signal open ready w 0");
+  ASSERT_EQ(second.status, GPUSHM_OK);
+  EXPECT_GT(second.value, first.value);
+  EXPECT_EQ(host.Await("signal open").value, second.value);
+  EXPECT_EQ(host.Do("signal value").value, 0);
+}
+
+TEST_F(SignalTest, AWriterThatClosesTellsSo) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal set 2").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal close").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal wait 3 20000").status, GPUSHM_PEER_DIED);
+  EXPECT_EQ(waiter.Do("signal state").value, kLeft);
+  EXPECT_EQ(waiter.Do("signal check 2").status, GPUSHM_OK);
+}
+
+TEST_F(SignalTest, ASignalHasOneWriter) {
+  Broker broker(run(), "64Mi");
+  std::optional<Worker> first(run());
+  Worker second(run());
+  ASSERT_EQ(first->Do("signal open ready w 0").status, GPUSHM_OK);
+  EXPECT_EQ(second.Do("signal open ready w -1").status, GPUSHM_BUSY);
+  EXPECT_EQ(second.Do("signal open ready w 50").status, GPUSHM_TIMEOUT);
+  ASSERT_TRUE(second.Begin("signal open ready w 20000"));
+  first->Kill();
+  EXPECT_EQ(second.Await("signal open").status, GPUSHM_OK);
+}
+
+// The broker makes the page that nobody waits for any more; its maker does not stand in its own
+// way.
+TEST_F(SignalTest, AnOpenThatWasGivenUpLeavesNothing) {
+  Broker broker(run(), "64Mi");
+  Worker worker(run());
+  ASSERT_EQ(worker.Do("signal open other w 0").status, GPUSHM_OK) << "and connected";
+  kill(broker.pid(), SIGSTOP);
+  EXPECT_EQ(worker.Do("signal open ready w 50").status, GPUSHM_TIMEOUT);
+  kill(broker.pid(), SIGCONT);
+  EXPECT_EQ(worker.Do("signal open ready w 0").status, GPUSHM_OK);
+}
+
+TEST_F(SignalTest, NamesOfBuffersAndSignalsAreKeptApart) {
+  Broker broker(run(), "64Mi");
+  Worker worker(run());
+  ASSERT_EQ(worker.Do(std::string("create frame ") + kMiB).status, GPUSHM_OK);
+  EXPECT_EQ(worker.Do("signal open frame w -1").status, GPUSHM_INVALID_ARGUMENT);
+  ASSERT_EQ(worker.Do("signal open ready w 0").status, GPUSHM_OK);
+  EXPECT_EQ(worker.Do("attach ready r -1").status, GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(worker.Do(std::string("create ready ") + kMiB).status, GPUSHM_ALREADY_EXISTS);
+  EXPECT_EQ(worker.Do(std::string("replace ready ") + kMiB).status, GPUSHM_INVALID_ARGUMENT);
+  const std::string path = folder_ + "/content";
+  std::ofstream(path) << "four";
+  EXPECT_EQ(worker.Do(Concat("load ready ", path, " broker")).status, GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(worker.Do("signal open none r -1").status, GPUSHM_NOT_FOUND);
+}
+
+// A stream that waits can hold up others, so that there is a limit, and what it says helps.
+TEST_F(SignalTest, StreamsThatWaitAreCounted) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  // Made before: on an H200, making the 36th stream while seven wait did not come back.
+  for (int i = 0; i < 40; ++i) ASSERT_EQ(waiter.Do(Concat("signal sync ", i, " 0")).status, 0);
+  for (int i = 0; i < 40; ++i) {
+    const int expected = i < 7 ? GPUSHM_OK : GPUSHM_EXHAUSTED;
+    ASSERT_EQ(waiter.Do(Concat("signal await ", i, " 1")).status, expected) << i;
+  }
+  EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_BUSY);
+  EXPECT_EQ(waiter.Do("signal await 3 1").status, GPUSHM_OK) << "it waits already";
+  ASSERT_EQ(writer.Do("signal record 0 1").status, GPUSHM_OK);
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_EQ(waiter.Do(Concat("signal sync ", i, " 20000")).status, 0) << i;
+    ASSERT_EQ(waiter.Do(Concat("signal await ", i, " 1")).status, GPUSHM_OK)
+        << "nothing to wait for";
+  }
+  EXPECT_EQ(writer.Do("signal await 0 9").status, GPUSHM_INVALID_ARGUMENT) << "it writes itself";
+  EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
+}
+
+TEST_F(SignalTest, WhatGraphsAndKernelsStoreCounts) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal await 0 7").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal store 0 7").status, 0);
+  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(writer.Do("signal set 5").status, GPUSHM_INVALID_ARGUMENT) << "it would go down";
+  EXPECT_EQ(writer.Do("signal record 0 7").status, GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(writer.Do("signal set 8").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal wait 8 0").status, GPUSHM_OK);
+}
+
+TEST_F(SignalTest, WithOneConnectionNoStreamWaits) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  Worker waiter(run());
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  EXPECT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_EXHAUSTED);
+  ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal wait 1 0").status, GPUSHM_OK);
+}
+
+class LinkedSignalTest : public LinkedTest {};
+
+TEST_F(LinkedSignalTest, ABrokersRestartChangesNothing) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  std::optional<Worker> writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(writer->Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal await 0 2").status, GPUSHM_OK);
+  ASSERT_EQ(writer->Do("signal set 1").status, GPUSHM_OK);
+  broker.Kill();
+  EXPECT_EQ(waiter.Do("signal wait 1 0").status, GPUSHM_OK) << "nobody needs the broker for it";
+  broker.Start();
+  ASSERT_EQ(writer->Do("signal record 0 2").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
+  Worker late(run());
+  ASSERT_EQ(late.Do("signal open ready r 0").status, GPUSHM_OK);
+  EXPECT_EQ(late.Do("signal value").value, 2);
+  ASSERT_TRUE(late.Begin("signal wait 3 20000"));
+  writer->Kill();
+  EXPECT_EQ(late.Await("signal wait").status, GPUSHM_PEER_DIED) << "its lease came back, too";
+}
+
+TEST_F(LinkedSignalTest, AWriterThatDiesWhileNoBrokerLivesIsFoundOut) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  std::optional<Worker> writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(writer->Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
+  broker.Kill();
+  writer->Kill();
+  EXPECT_EQ(waiter.Do("signal wait 1 50").status, GPUSHM_TIMEOUT) << "who should have told it";
+  broker.Start();
+  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(waiter.Do("signal check 1").status, GPUSHM_PEER_DIED);
+}
+
+// Without anybody who keeps them, signals end with their broker; their handles go on, and say so.
+TEST_F(SignalTest, WithoutAPluginASuccessorDoesNotKnowThem) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker waiter(run());
+  const Answer first = writer.Do("signal open ready w 0");
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  broker.Kill();
+  broker.Start();
+  EXPECT_EQ(writer.Do("holders none").status, GPUSHM_OK) << "a call that finds the successor";
+  EXPECT_EQ(writer.Do("signal set 1").status, GPUSHM_ORPHANED);
+  ASSERT_EQ(writer.Do("signal close").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal wait 1 20000").status, GPUSHM_PEER_DIED) << "it closed the old one";
+  const Answer second = writer.Do("signal open ready w 0");
+  ASSERT_EQ(second.status, GPUSHM_OK);
+  EXPECT_THAT(second.value, Ne(first.value));
+  EXPECT_EQ(waiter.Do("signal open ready r 0").value, second.value);
+}
+
+}  // namespace
+}  // namespace gpushm::integration
