@@ -1,8 +1,8 @@
 // Helper threads for as long as one transfer lasts: reading a file out of the page cache is a copy,
 // and one core copies more slowly than PCIe takes.
 //
-// They exist only where a caller asked for them, take no signals, call nothing but what Run is
-// given, and have ended when the destructor returns.
+// They exist only where a caller asked for them, take no signals, call nothing but what a batch
+// has, and have ended when the destructor returns.
 #pragma once
 
 #include <pthread.h>
@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <vector>
@@ -18,31 +19,42 @@ namespace gpushm {
 
 class Crew {
  public:
+  // Work in parts, each done once, in any order and at once. It stays where it is until Finish has
+  // returned or the crew has gone.
+  struct Batch {
+    std::function<void(size_t part)> work;
+    size_t parts = 0;
+    // The crew's.
+    size_t next = 0;
+    size_t ended = 0;
+  };
+
   // Fewer helpers than asked for, or none, if the system gives no more.
   explicit Crew(uint32_t helpers);
+  // Parts that nobody has begun are left undone.
   ~Crew();
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  // Calls `work(0)` to `work(parts - 1)`, each once, on the helpers and on the calling thread.
-  // Returns when all have ended.
-  void Run(size_t parts, const std::function<void(size_t part)>& work);
+  size_t helpers() const { return helpers_.size(); }
+
+  // Helpers take its parts from now on, after those of batches that were started before.
+  void Start(Batch* batch);
+  // Takes parts as a helper does, until all of `batch` have ended.
+  void Finish(Batch* batch);
 
  private:
   static void* Main(void* crew);
   void Help();
-  // Takes parts until none is left. Called and left with `lock` held.
-  void TakeParts(std::unique_lock<std::mutex>& lock);
+  // Takes a part of the oldest batch that has one. Called and left with `lock` held.
+  void TakePart(std::unique_lock<std::mutex>& lock);
 
   std::vector<pthread_t> helpers_;
   std::mutex mutex_;
   std::condition_variable work_came_;
   std::condition_variable work_ended_;
-  // All under mutex_.
-  const std::function<void(size_t)>* work_ = nullptr;
-  size_t parts_ = 0;
-  size_t next_ = 0;
-  size_t ended_ = 0;
+  // Both under mutex_, as are batches from Start on.
+  std::deque<Batch*> with_parts_;
   bool leave_ = false;
 };
 

@@ -8,46 +8,24 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <vector>
+#include <utility>
 
 #include "runtime/base/clock.h"
 #include "runtime/client/transfer_engine.h"
+#include "runtime/driver/device.h"
 
 namespace gpushm {
 namespace {
 
-// What one thread reads at a time: large enough for a disk's queue, small enough to share a chunk.
-constexpr uint64_t kPartBytes = uint64_t{4} << 20;
+// Large enough for a disk's queue.
+constexpr uint64_t kDirectPartBytes = uint64_t{4} << 20;
+// A copy is as fast in small parts, and threads end together.
+constexpr uint64_t kCachedPartBytes = uint64_t{1} << 20;
 // The most that /proc/sys/fs/pipe-max-size allows without privilege.
 constexpr int kPipeBytes = 1 << 20;
 constexpr int64_t kTickNs = int64_t{kStreamStepMs} * 1'000'000;
-
-struct Part {
-  uint64_t bytes = 0;
-  int error = 0;
-};
-
-// O_DIRECT reads whole blocks, and ends at the file's end all the same.
-Part ReadPart(int file, bool direct, std::byte* to, uint64_t size_bytes, uint64_t offset) {
-  Part part;
-  while (part.bytes < size_bytes) {
-    uint64_t left = size_bytes - part.bytes;
-    if (direct) left = (left + kDirectAlignBytes - 1) / kDirectAlignBytes * kDirectAlignBytes;
-    const ssize_t got = pread(file, to + part.bytes, left, static_cast<off_t>(offset + part.bytes));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) part.error = errno;
-    if (got <= 0) break;
-    part.bytes += static_cast<uint64_t>(got);
-    // Less than whole blocks is the end of the file; the next read would not be aligned.
-    if (direct && part.bytes % kDirectAlignBytes != 0) break;
-  }
-  part.bytes = std::min(part.bytes, size_bytes);
-  return part;
-}
 
 // Waits until the stream has bytes or room, and lets the caller look up now and then.
 class StreamWait {
@@ -104,28 +82,65 @@ class NoSigpipe {
 }  // namespace
 
 FileReader::FileReader(int file, FileWay way, uint32_t threads, const StreamTick& tick)
-    : file_(file), way_(way), tick_(tick), crew_(way == FileWay::kStream ? 0 : threads) {
+    : file_(file),
+      way_(way),
+      part_bytes_(way == FileWay::kDirect ? kDirectPartBytes : kCachedPartBytes),
+      tick_(tick),
+      crew_(way == FileWay::kStream ? 0 : threads) {
   // Fewer turns with whoever writes. What is no pipe, or may have no more, stays as it is.
   if (way == FileWay::kStream) fcntl(file, F_SETPIPE_SZ, kPipeBytes);
 }
 
-Result<uint64_t> FileReader::Read(std::byte* to, uint64_t size_bytes, uint64_t offset) {
-  return way_ == FileWay::kStream ? ReadStream(to, size_bytes) : ReadFile(to, size_bytes, offset);
+// O_DIRECT reads whole blocks, and ends at the file's end all the same.
+FileReader::Part FileReader::ReadPart(std::byte* to, uint64_t size_bytes, uint64_t offset) const {
+  const bool direct = way_ == FileWay::kDirect;
+  Part part;
+  while (part.bytes < size_bytes) {
+    uint64_t left = size_bytes - part.bytes;
+    if (direct) left = RoundUp(left, kDirectAlignBytes);
+    const ssize_t got =
+        pread(file_, to + part.bytes, left, static_cast<off_t>(offset + part.bytes));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) part.error = errno;
+    if (got <= 0) break;
+    part.bytes += static_cast<uint64_t>(got);
+    // Less than whole blocks is the end of the file; the next read would not be aligned.
+    if (direct && part.bytes % kDirectAlignBytes != 0) break;
+  }
+  part.bytes = std::min(part.bytes, size_bytes);
+  return part;
 }
 
-Result<uint64_t> FileReader::ReadFile(std::byte* to, uint64_t size_bytes, uint64_t offset) {
-  std::vector<Part> parts((size_bytes + kPartBytes - 1) / kPartBytes);
-  crew_.Run(parts.size(), [&](size_t i) {
-    const uint64_t at = i * kPartBytes;
-    parts[i] = ReadPart(file_, way_ == FileWay::kDirect, to + at,
-                        std::min(kPartBytes, size_bytes - at), offset + at);
-  });
+void FileReader::Begin(std::byte* to, uint64_t size_bytes, uint64_t offset) {
+  Reading& reading = readings_.emplace_back(Reading{.to = to, .size_bytes = size_bytes});
+  if (way_ == FileWay::kStream) return;
+  reading.parts.resize((size_bytes + part_bytes_ - 1) / part_bytes_);
+  reading.batch.parts = reading.parts.size();
+  reading.batch.work = [this, &reading, offset](size_t i) {
+    const uint64_t at = i * part_bytes_;
+    reading.parts[i] =
+        ReadPart(reading.to + at, std::min(part_bytes_, reading.size_bytes - at), offset + at);
+  };
+  crew_.Start(&reading.batch);
+}
+
+Result<uint64_t> FileReader::End() {
+  Reading& reading = readings_.front();
+  if (way_ == FileWay::kStream) {
+    const Reading whole = std::move(reading);
+    readings_.pop_front();
+    return ReadStream(whole.to, whole.size_bytes);
+  }
+  crew_.Finish(&reading.batch);
+  const std::vector<Part> parts = std::move(reading.parts);
+  const uint64_t size_bytes = reading.size_bytes;
+  readings_.pop_front();
   uint64_t done = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].error != 0) return FailSystem(parts[i].error, "read the file");
     done += parts[i].bytes;
     // What was read behind a hole in the middle does not count: the file was shortened meanwhile.
-    if (done < std::min((i + 1) * kPartBytes, size_bytes)) break;
+    if (done < std::min((i + 1) * part_bytes_, size_bytes)) break;
   }
   return done;
 }
@@ -160,7 +175,7 @@ Result<void> FileWriter::Write(std::byte* from, uint64_t size_bytes, uint64_t of
   if (way_ == FileWay::kStream) return WriteStream(from, size_bytes);
   uint64_t whole = size_bytes;
   if (way_ == FileWay::kDirect) {
-    whole = (size_bytes + kDirectAlignBytes - 1) / kDirectAlignBytes * kDirectAlignBytes;
+    whole = RoundUp(size_bytes, kDirectAlignBytes);
     std::memset(from + size_bytes, 0, whole - size_bytes);
   }
   uint64_t done = 0;

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <vector>
 
 #include "runtime/base/status.h"
 #include "runtime/client/crew.h"
@@ -21,21 +23,39 @@ class FileReader {
   // `threads` as in TransferJob. `tick` outlives the reader.
   FileReader(int file, FileWay way, uint32_t threads, const StreamTick& tick);
 
-  // Bytes [offset, offset + size_bytes) of the file, or the next ones of the stream. Fewer than
-  // asked for: the end. With kDirect the memory must be aligned to, and have room up to, whole
-  // blocks of kDirectAlignBytes, and `offset` be a multiple.
-  Result<uint64_t> Read(std::byte* to, uint64_t size_bytes, uint64_t offset);
+  // Bytes [offset, offset + size_bytes) of the file, or the next ones of the stream. With kDirect
+  // the memory must be aligned to, and have room up to, whole blocks of kDirectAlignBytes, and
+  // `offset` be a multiple. The memory stays until the end, or until the reader has gone.
+  void Begin(std::byte* to, uint64_t size_bytes, uint64_t offset);
+  // Waits for what was begun first. Fewer bytes than asked for: the end.
+  Result<uint64_t> End();
+  // Whether anything is read between Begin and End.
+  bool ReadsAhead() const { return crew_.helpers() > 0; }
   // Whether a stream has ended. Waits until that is known.
   Result<bool> AtEnd();
 
  private:
-  Result<uint64_t> ReadFile(std::byte* to, uint64_t size_bytes, uint64_t offset);
+  struct Part {
+    uint64_t bytes = 0;
+    int error = 0;
+  };
+  struct Reading {
+    std::byte* to = nullptr;
+    uint64_t size_bytes = 0;
+    std::vector<Part> parts{};
+    Crew::Batch batch{};
+  };
+
+  Part ReadPart(std::byte* to, uint64_t size_bytes, uint64_t offset) const;
   Result<uint64_t> ReadStream(std::byte* to, uint64_t size_bytes);
 
   const int file_;
   const FileWay way_;
+  // What one thread reads at a time.
+  const uint64_t part_bytes_;
   const StreamTick& tick_;
-  Crew crew_;
+  std::deque<Reading> readings_;
+  Crew crew_;  // The last one: its helpers are at work on readings.
 };
 
 class FileWriter {

@@ -33,7 +33,8 @@ uint64_t ChunkOf(const TransferJob& job) {
 Result<uint64_t> LoadTail(const CudaApi& api, const TransferJob& job, uint64_t offset) {
   Tail tail;
   FileReader reader(job.file, FileWay::kDirect, 0, kNoTick);
-  const Result<uint64_t> got = reader.Read(tail.bytes.data(), job.size_bytes - offset, offset);
+  reader.Begin(tail.bytes.data(), job.size_bytes - offset, offset);
+  const Result<uint64_t> got = reader.End();
   if (!got || *got == 0) return got;
   if (auto done = api.Check(api.cuMemcpyHtoD(job.address + offset, tail.bytes.data(), *got),
                             "cuMemcpyHtoD");

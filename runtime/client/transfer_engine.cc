@@ -122,12 +122,14 @@ class Transfer {
   Result<void> Arrive(Lane& lane);
   template <typename Copy>
   Result<void> Measure(const Lane& lane, Copy copy);
+  Result<void> ReadUpTo(size_t last, FileReader& reader);
   Result<void> Drain(Lane& lane, FileWriter& writer);
 
   const CudaApi& api_;
   const TransferJob& job_;
   const uint64_t chunk_;
   std::vector<Lane> lanes_;
+  size_t begun_ = 0;  // Chunks whose reading has been begun.
   TransferReport report_;
   int64_t start_ns_ = 0;
   int64_t measuring_ns_ = 0;
@@ -159,28 +161,42 @@ Result<void> Transfer::Measure(const Lane& lane, Copy copy) {
   return {};
 }
 
+// Begins to read chunks up to the `last`th, each into a lane whose copy has arrived.
+Result<void> Transfer::ReadUpTo(size_t last, FileReader& reader) {
+  for (; begun_ <= last && begun_ * chunk_ < job_.size_bytes; ++begun_) {
+    Lane& lane = lanes_[begun_ % lanes_.size()];
+    if (auto done = Arrive(lane); !done) return done;
+    if (auto done = Tick(); !done) return done;
+    lane.offset = begun_ * chunk_;
+    reader.Begin(lane.data(), std::min(chunk_, job_.size_bytes - lane.offset), lane.offset);
+  }
+  return {};
+}
+
 Result<TransferReport> Transfer::Load() {
   if (auto done = Start(); !done) return std::unexpected(done.error());
   const StreamTick tick = [this] { return Tick(); };
   FileReader reader(job_.file, job_.way, job_.threads, tick);
+  // Helpers have the next chunks to go on with while the slowest of them ends this one.
+  const size_t ahead = reader.ReadsAhead() ? lanes_.size() - 1 : 1;
   uint64_t offset = 0;
   size_t turn = 0;
-  for (bool at_end = false; offset < job_.size_bytes && !at_end; ++turn) {
+  if (auto done = ReadUpTo(turn, reader); !done) return std::unexpected(done.error());
+  for (bool at_end = false; turn < begun_ && !at_end; ++turn) {
     Lane& lane = lanes_[turn % lanes_.size()];
-    // The other lanes' copies run while this one is filled.
-    if (auto done = Arrive(lane); !done) return std::unexpected(done.error());
-    if (auto done = Tick(); !done) return std::unexpected(done.error());
     const uint64_t wanted = std::min(chunk_, job_.size_bytes - offset);
-    const Result<uint64_t> part = reader.Read(lane.data(), wanted, offset);
+    const Result<uint64_t> part = reader.End();
     if (!part) return std::unexpected(part.error());
     at_end = *part < wanted;
     if (*part == 0) break;
-    lane.offset = offset;
     lane.size_bytes = *part;
     const auto copy = [&] { return lane.ToDevice(job_.address); };
     if (auto done = Measure(lane, copy); !done) return std::unexpected(done.error());
     if (auto done = copy(); !done) return std::unexpected(done.error());
     offset += *part;
+    if (at_end) continue;
+    // The other lanes' copies run while these are filled.
+    if (auto done = ReadUpTo(turn + ahead, reader); !done) return std::unexpected(done.error());
   }
   for (size_t i = 0; i < lanes_.size(); ++i, ++turn) {
     if (auto done = Arrive(lanes_[turn % lanes_.size()]); !done) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -343,15 +344,45 @@ TEST_F(TransferTest, TheWayIsChosenByTheFile) {
   EXPECT_EQ(WayOf(pipe.reader.get()), FileWay::kStream);
 }
 
-TEST(Crew, EachPartOnceAndNothingAfterRun) {
+// Goal: each part is done once, also with several batches started, and a batch has ended when
+// Finish returns. Method: batches of 0 to 39 parts, two started before the first one's end.
+TEST(Crew, EachPartOnceAndAllEndedWhenFinishReturns) {
+  constexpr size_t kBatches = 40;
   for (const uint32_t helpers : {0u, 1u, 4u}) {
+    std::vector<std::vector<std::atomic<int>>> done(kBatches);
+    std::vector<Crew::Batch> batches(kBatches);
     Crew crew(helpers);
-    for (size_t parts = 0; parts < 40; ++parts) {
-      std::vector<std::atomic<int>> done(parts);
-      crew.Run(parts, [&](size_t part) { ++done[part]; });
-      for (size_t i = 0; i < parts; ++i) EXPECT_EQ(done[i], 1) << helpers << " helpers, part " << i;
+    for (size_t i = 0; i < kBatches + 2; ++i) {
+      if (i < kBatches) {
+        done[i] = std::vector<std::atomic<int>>(i);
+        batches[i].parts = i;
+        batches[i].work = [&done, i](size_t part) { ++done[i][part]; };
+        crew.Start(&batches[i]);
+      }
+      if (i < 2) continue;
+      crew.Finish(&batches[i - 2]);
+      for (const std::atomic<int>& times : done[i - 2]) EXPECT_EQ(times, 1);
     }
   }
+}
+
+// Goal: a crew that goes leaves parts undone, but none half done. Method: many slow parts.
+TEST(Crew, GoesWithoutWhatNobodyBegan) {
+  std::atomic<int> begun = 0;
+  std::atomic<int> ended = 0;
+  Crew::Batch batch{.work =
+                        [&](size_t) {
+                          ++begun;
+                          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // sleep: slow
+                          ++ended;
+                        },
+                    .parts = 100'000};
+  {
+    Crew crew(3);
+    crew.Start(&batch);
+  }
+  EXPECT_LT(begun, 100'000);
+  EXPECT_EQ(begun, ended);
 }
 
 }  // namespace

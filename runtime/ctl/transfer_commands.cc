@@ -165,7 +165,7 @@ void AddOptions(CLI::App* command, Arguments* arguments) {
   command
       ->add_option("--threads", arguments->threads,
                    "Threads that read the file beside the main one; the broker chooses its own "
-                   "(default: as many as there are cores, at most 7)")
+                   "(default: as many as there are cores, at most 15)")
       ->check(CLI::Range(0U, 64U));
   AddDurationOption(
       command, "--stall-timeout",

@@ -242,6 +242,9 @@ void Register() {
   const uint32_t helpers = std::max<uint32_t>(UsefulHelpers(), 1);
   const std::string with = Concat("/threads ", helpers);
   add("Load/PageCache", {});
+  for (uint32_t few = 3; few < helpers; few += 4) {
+    add(Concat("Load/PageCache/threads ", few), {.threads = few});
+  }
   add("Load/PageCache" + with, {.threads = helpers});
   for (const uint64_t chunk : {16 * kMiB, 128 * kMiB}) {
     add(Concat("Load/PageCache", with, "/chunks of ", SizeName(chunk)),
