@@ -63,6 +63,24 @@ TEST_F(DeviceHeaderTest, AGraphGoesOnByOneAtEachLaunch) {
   EXPECT_EQ(writer_->Do("signal set 11").status, GPUSHM_OK);
 }
 
+// What docs/synchronisation.md offers beside the header: nodes whose value is set before each
+// launch.
+TEST_F(DeviceHeaderTest, AMemoryOperationNodeStoresAndWaits) {
+  ASSERT_EQ(waiter_.Do("kernel reach 0 1 5").status, 0);
+  EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT);
+  ASSERT_EQ(writer_->Do("kernel store 0 1 4").status, 0);
+  ASSERT_EQ(writer_->Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT) << "the fifth launch waits for 5";
+  ASSERT_EQ(writer_->Do("kernel store 0 5 1").status, 0);
+  EXPECT_EQ(waiter_.Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(waiter_.Do("signal check 5").status, GPUSHM_OK);
+  ASSERT_EQ(waiter_.Do("kernel reach 0 6 1").status, 0);
+  writer_->Kill();
+  EXPECT_EQ(waiter_.Do("signal sync 0 20000").status, 0)
+      << "the writer's poison ends a node's wait";
+  EXPECT_EQ(waiter_.Do("signal check 6").status, GPUSHM_PEER_DIED);
+}
+
 TEST_F(DeviceHeaderTest, AWaitEndsWithTheWriter) {
   ASSERT_EQ(waiter_.Do("kernel wait 0 5 20000").status, 0);
   writer_->Kill();

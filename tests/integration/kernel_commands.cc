@@ -1,11 +1,24 @@
 #include "tests/integration/kernel_commands.h"
 
+#include <dlfcn.h>
+
 #include <filesystem>
 #include <fstream>
 
 #include "runtime/include/gpushm/sync.h"
 
 namespace gpushm::integration {
+namespace {
+
+// Of the driver that is loaded. The library has no use for these.
+template <typename Function>
+Function* Find(Function& /*declared*/, const char* name) {
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  return driver == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(driver, name));
+}
+#define FIND(name) Find(name, #name)
+
+}  // namespace
 
 bool KernelCommands::Load() {
   if (module_ != nullptr) return true;
@@ -39,13 +52,34 @@ CUresult KernelCommands::Repeat(CUstream stream, int times, Capture capture) {
   return result;
 }
 
+CUresult KernelCommands::RepeatNode(CUstream stream, int times,
+                                    CUstreamBatchMemOpParams operation) {
+  const auto create = FIND(cuGraphCreate);
+  const auto add = FIND(cuGraphAddBatchMemOpNode);
+  const auto change = FIND(cuGraphExecBatchMemOpNodeSetParams);
+  if (create == nullptr || add == nullptr || change == nullptr) return CUDA_ERROR_NOT_FOUND;
+  CUDA_BATCH_MEM_OP_NODE_PARAMS parameters{.count = 1, .paramArray = &operation};
+  CUgraph graph = nullptr;
+  CUgraphExec runnable = nullptr;
+  CUgraphNode node = nullptr;
+  CUresult result = api_.cuCtxGetCurrent(&parameters.ctx);
+  if (result == CUDA_SUCCESS) result = create(&graph, 0);
+  if (result == CUDA_SUCCESS) result = add(&node, graph, nullptr, 0, &parameters);
+  if (result == CUDA_SUCCESS) result = api_.cuGraphInstantiateWithFlags(&runnable, graph, 0);
+  for (int i = 0; result == CUDA_SUCCESS && i < times; ++i, ++operation.writeValue.value64) {
+    result = change(runnable, node, &parameters);
+    if (result == CUDA_SUCCESS) result = api_.cuGraphLaunch(runnable, stream);
+  }
+  return result;
+}
+
 Answer KernelCommands::Do(std::istringstream& in) {
   if (!Load()) return {GPUSHM_UNSUPPORTED, 0};
   std::string verb;
   int number = 0;
   uint64_t value = 0;
-  uint64_t timeout_ms = 0;
-  in >> verb >> number >> value >> timeout_ms;
+  uint64_t third = 0;
+  in >> verb >> number >> value >> third;
   CUdeviceptr turn = words_;
   CUdeviceptr outcome = words_ + 8;
   if (verb == "outcome") {
@@ -55,11 +89,22 @@ Answer KernelCommands::Do(std::istringstream& in) {
   uint64_t address = 0;
   const gpushm_status known = gpushm_signal_device_address(signals_.signal(), &address);
   if (known != GPUSHM_OK) return {known, 0};
-  uint64_t timeout_ns = timeout_ms * 1'000'000;
+  uint64_t timeout_ns = third * 1'000'000;
   const CUstream stream = signals_.StreamOf(number);
   if (verb == "set") return {Launch("set_signal", stream, {&address, &value}), 0};
   if (verb == "wait") {
     return {Launch("wait_signal", stream, {&address, &value, &timeout_ns, &outcome}), 0};
+  }
+  if (verb == "store" || verb == "reach") {
+    CUstreamBatchMemOpParams operation{};
+    operation.writeValue.operation =
+        verb == "store" ? CU_STREAM_MEM_OP_WRITE_VALUE_64 : CU_STREAM_MEM_OP_WAIT_VALUE_64;
+    operation.writeValue.address = address;
+    operation.writeValue.value64 = value;
+    operation.writeValue.flags = verb == "store"
+                                     ? static_cast<unsigned>(CU_STREAM_WRITE_VALUE_DEFAULT)
+                                     : static_cast<unsigned>(CU_STREAM_WAIT_VALUE_GEQ);
+    return {RepeatNode(stream, static_cast<int>(third), operation), 0};
   }
   const auto times = static_cast<int>(value);
   if (verb == "advance") {

@@ -4,6 +4,10 @@
 //   kernel wait NUMBER VALUE TIMEOUT_MS
 //   kernel advance NUMBER TIMES              a graph, captured once and launched so often
 //   kernel await NUMBER TIMES TIMEOUT_MS     the same; stops at none that fails
+//   kernel store NUMBER VALUE TIMES          a graph of one memory operation node that stores
+//   VALUE,
+//                                            VALUE + 1, ...: set before each launch
+//   kernel reach NUMBER VALUE TIMES          the same with waits
 //   kernel outcome                           VALUE: how the last wait ended, once it has
 #pragma once
 
@@ -32,6 +36,7 @@ class KernelCommands {
   // What `capture` puts into the stream, as a graph that is launched `times` times.
   template <typename Capture>
   CUresult Repeat(CUstream stream, int times, Capture capture);
+  CUresult RepeatNode(CUstream stream, int times, CUstreamBatchMemOpParams operation);
 
   SignalCommands& signals_;
   const CudaApi& api_;
