@@ -12,11 +12,11 @@ namespace {
 
 // Of the driver that is loaded. The library has no use for these.
 template <typename Function>
-Function* Find(Function& /*declared*/, const char* name) {
+Function* Find(const char* name) {
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   return driver == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(driver, name));
 }
-#define FIND(name) Find(name, #name)
+#define FIND(name) Find<decltype(name)>(#name)
 
 }  // namespace
 
@@ -58,7 +58,9 @@ CUresult KernelCommands::RepeatNode(CUstream stream, int times,
   const auto add = FIND(cuGraphAddBatchMemOpNode);
   const auto change = FIND(cuGraphExecBatchMemOpNodeSetParams);
   if (create == nullptr || add == nullptr || change == nullptr) return CUDA_ERROR_NOT_FOUND;
-  CUDA_BATCH_MEM_OP_NODE_PARAMS parameters{.count = 1, .paramArray = &operation};
+  CUDA_BATCH_MEM_OP_NODE_PARAMS parameters{};
+  parameters.count = 1;
+  parameters.paramArray = &operation;
   CUgraph graph = nullptr;
   CUgraphExec runnable = nullptr;
   CUgraphNode node = nullptr;
