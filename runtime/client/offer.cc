@@ -59,8 +59,8 @@ Result<Allocation> Describe(const CudaApi& api, CUdeviceptr address) {
     allocation.device = properties.location.id;
     return allocation;
   }
-  unsigned char managed = 0;
-  unsigned char capable = 0;
+  int managed = 0;  // The driver stores its booleans as four bytes.
+  int capable = 0;
   Ask(api, CU_POINTER_ATTRIBUTE_IS_MANAGED, address, &managed);
   Ask(api, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address, &capable);
   allocation.allows_cuipc = capable != 0 && managed == 0;

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 
 #include "runtime/driver/conformance/harness.h"
@@ -211,17 +212,20 @@ CONFORMANCE_CASE(PointerAttributesTellTheKindOfMemory, 20) {
     for (const CUdeviceptr address : {legacy, vmm.address()}) {
       const std::string kind = address == legacy ? "cuMemAlloc" : "VMM";
       unsigned type = 0;
-      bool ipc = false;
       unsigned long long handles = 0;
       Must(api.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address), "type");
-      Must(
-          api.cuPointerGetAttribute(&ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address),
-          "IS_LEGACY_CUDA_IPC_CAPABLE");
+      // A boolean, which has four bytes: cuda.h does not say.
+      std::array<int, 2> ipc = {-1, -1};
+      Must(api.cuPointerGetAttribute(ipc.data(), CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                                     address),
+           "IS_LEGACY_CUDA_IPC_CAPABLE");
       Must(api.cuPointerGetAttribute(&handles, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, address),
            "ALLOWED_HANDLE_TYPES");
-      Note(kind + ": ipc " + std::to_string(ipc) + ", handle types " + std::to_string(handles));
+      Note(kind + ": ipc " + std::to_string(ipc[0]) + ", handle types " + std::to_string(handles));
       Expect(type == CU_MEMORYTYPE_DEVICE, kind + " is not device memory");
-      Expect(ipc == (address == legacy), kind + " has the wrong IS_LEGACY_CUDA_IPC_CAPABLE");
+      Expect(ipc[0] == static_cast<int>(address == legacy),
+             kind + " has the wrong IS_LEGACY_CUDA_IPC_CAPABLE, or not of four bytes");
+      Expect(ipc[1] == -1, "a boolean attribute has more than four bytes");
     }
     int host = 0;
     CUmemorytype type{};

@@ -50,6 +50,8 @@ CUresult Store(void* data, T value) {
   return CUDA_SUCCESS;
 }
 
+CUresult Store(void* data, bool value) { return Store<int>(data, value ? 1 : 0); }
+
 CUresult DescribeHost(Driver& driver, void* data, CUpointer_attribute attribute,
                       const HostRange& range) {
   void* const host = reinterpret_cast<void*>(static_cast<uintptr_t>(range.address));
