@@ -159,7 +159,7 @@ void AddOptions(CLI::App* command, Arguments* arguments) {
       ->check(CLI::IsMember({"auto", "page-cache", "direct", "gds"}))
       ->capture_default_str();
   AddBytesOption(command, "--chunk", &arguments->chunk_bytes,
-                 "Bytes of each pinned chunk, 1Mi to 1Gi (default 64Mi, less for small files)");
+                 "Bytes of each pinned chunk, 1Mi to 1Gi (default 16Mi, less for small files)");
   command->add_option("--chunks", arguments->chunks, "Pinned chunks, 2 to 16 (default 3)")
       ->check(CLI::Range(2U, 16U));
   command
@@ -189,7 +189,7 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
   command->callback([=] {
     const uint64_t chunk_bytes = arguments->chunk_bytes;
     if (chunk_bytes != 0 && (chunk_bytes < kMinChunkBytes || chunk_bytes > kMaxChunkBytes)) {
-      throw CLI::ValidationError("--chunk", "must be between 1Mi and 1Gi; 64Mi to 128Mi is best");
+      throw CLI::ValidationError("--chunk", "must be between 1Mi and 1Gi; 16Mi to 32Mi is best");
     }
     if (arguments->name == "-") {
       throw CLI::ValidationError("NAME", load ? "comes last: gpushmctl load - NAME"

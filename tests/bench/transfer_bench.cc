@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/client/crew.h"
+#include "runtime/client/transfer_engine.h"
 #include "tests/bench/harness.h"
 
 namespace gpushm::bench {
@@ -24,8 +25,6 @@ constexpr char kBuffer[] = "weights";
 constexpr uint64_t kRealBytes = 8 * kGiB;
 // The simulated driver copies with the same cores that read the file: enough to see that it works.
 constexpr uint64_t kSimulatedBytes = 512 * kMiB;
-constexpr uint64_t kChunkBytes = 64 * kMiB;
-constexpr uint32_t kChunks = 3;
 constexpr int kTurns = 5;
 // A fraction of 0.9 of the link.
 constexpr double kBudgetRatio = 1 / 0.9;
@@ -72,13 +71,14 @@ struct Case {
   bool load = true;
   uint32_t file_way = GPUSHM_FILE_CACHED;  // STREAM: a pipe.
   uint32_t threads = 0;
-  uint64_t chunk_bytes = kChunkBytes;
+  uint64_t chunk_bytes = kTransferChunkBytes;
+  uint32_t chunks = kTransferChunks;
 };
 
 // The link itself: the same bytes in the same chunks between pinned memory and the GPU.
 class Link {
  public:
-  static Result<Link> Create(uint64_t chunk_bytes, uint64_t size_bytes) {
+  static Result<Link> Create(const Case& c, uint64_t size_bytes) {
     const Machine& machine = ThisMachine();
     const uint64_t granularity = machine.device.granularity;
     const uint64_t room = RoundUp(size_bytes, granularity);
@@ -88,9 +88,9 @@ class Link {
     Result<DeviceMapping> mapping =
         DeviceMapping::Map(*machine.api, *memory, room, machine.device.device, Access::kReadWrite);
     if (!mapping) return std::unexpected(mapping.error());
-    Link link(std::move(*mapping), chunk_bytes, size_bytes);
-    for (uint32_t i = 0; i < kChunks; ++i) {
-      Result<PinnedBuffer> host = PinnedBuffer::Allocate(*machine.api, chunk_bytes);
+    Link link(std::move(*mapping), c.chunk_bytes, size_bytes);
+    for (uint32_t i = 0; i < c.chunks; ++i) {
+      Result<PinnedBuffer> host = PinnedBuffer::Allocate(*machine.api, c.chunk_bytes);
       if (!host) return std::unexpected(host.error());
       Result<Stream> stream = Stream::Create(*machine.api);
       if (!stream) return std::unexpected(stream.error());
@@ -105,8 +105,8 @@ class Link {
     const int64_t start_ns = MonotonicNs();
     size_t turn = 0;
     for (uint64_t at = 0; at < size_bytes_; at += chunk_bytes_, ++turn) {
-      std::byte* const host = hosts_[turn % kChunks].data();
-      const CUstream stream = streams_[turn % kChunks].get();
+      std::byte* const host = hosts_[turn % hosts_.size()].data();
+      const CUstream stream = streams_[turn % streams_.size()].get();
       const uint64_t part = std::min(chunk_bytes_, size_bytes_ - at);
       const CUdeviceptr device = mapping_.address() + at;
       const CUresult done = load ? api.cuMemcpyHtoDAsync(device, host, part, stream)
@@ -177,7 +177,7 @@ Result<gpushm_transfer_result> MoveOurs(const Setup& setup, const Case& c) {
   GPUSHM_INIT(&result);
   options.way = GPUSHM_WAY_HERE;
   options.chunk_bytes = c.chunk_bytes;
-  options.chunks = kChunks;
+  options.chunks = c.chunks;
   options.threads = c.threads;
   const bool pipe = c.file_way == GPUSHM_FILE_STREAM;
   options.file_way = pipe ? static_cast<uint32_t>(GPUSHM_FILE_AUTO) : c.file_way;
@@ -200,7 +200,7 @@ Result<gpushm_transfer_result> MoveOurs(const Setup& setup, const Case& c) {
 Result<void> Run(benchmark::State& state, const Case& c) {
   const Result<Setup*> setup = TheSetup();
   if (!setup) return std::unexpected(setup.error());
-  const Result<Link> link = Link::Create(c.chunk_bytes, SizeHere());
+  const Result<Link> link = Link::Create(c, SizeHere());
   if (!link) return std::unexpected(link.error());
   Samples moving;
   Samples whole;
@@ -246,9 +246,11 @@ void Register() {
     add(Concat("Load/PageCache/threads ", few), {.threads = few});
   }
   add("Load/PageCache" + with, {.threads = helpers});
-  for (const uint64_t chunk : {16 * kMiB, 128 * kMiB}) {
-    add(Concat("Load/PageCache", with, "/chunks of ", SizeName(chunk)),
-        {.threads = helpers, .chunk_bytes = chunk});
+  add(Concat("Load/PageCache", with, "/6 chunks"), {.threads = helpers, .chunks = 6});
+  for (const uint64_t chunk : {4 * kMiB, 8 * kMiB, 32 * kMiB, 64 * kMiB, 128 * kMiB}) {
+    const std::string of = Concat("/chunks of ", SizeName(chunk));
+    add("Load/PageCache" + of, {.chunk_bytes = chunk});
+    add(Concat("Load/PageCache", with, of), {.threads = helpers, .chunk_bytes = chunk});
   }
   add("Load/Direct", {.file_way = GPUSHM_FILE_DIRECT});
   add("Load/Direct" + with, {.file_way = GPUSHM_FILE_DIRECT, .threads = helpers});
