@@ -1,9 +1,11 @@
 /* An application that uses a GPU buffer by name: attaches it, prints what it sees, and prints it
  * again whenever that changes, until SIGTERM. Errors end it.
  *
- * usage: gpushm-demo-app [--once] [--write TEXT] NAME
- *   --once         ends after the first print
- *   --write TEXT   writes TEXT to the buffer's beginning first
+ * usage: gpushm-demo-app [--once] [--write TEXT] [--ready SIGNAL] NAME
+ *   --once           ends after the first print
+ *   --write TEXT     writes TEXT to the buffer's beginning first
+ *   --ready SIGNAL   with --write: SIGNAL is at 1 when TEXT is there, for as long as this runs;
+ *                    without: prints nothing before SIGNAL is at 1
  */
 #include <inttypes.h>
 
@@ -51,25 +53,56 @@ static gpushm_attachment* Attach(gpushm_client* client, const char* name, const 
   return attachment;
 }
 
+static gpushm_signal* OpenSignal(gpushm_client* client, const char* name, gpushm_signal_role role) {
+  gpushm_signal* signal = NULL;
+  gpushm_signal_options options;
+  GPUSHM_INIT(&options);
+  options.role = role;
+  options.timeout_ms = kOpenMs;
+  Check(gpushm_signal_open(client, name, &options, &signal));
+  return signal;
+}
+
+/* Until another process's signal is at 1; the next one's, if its writer ends before. */
+static void AwaitReady(gpushm_client* client, const char* name) {
+  for (gpushm_status status = GPUSHM_PEER_DIED; status != GPUSHM_OK && !ended;) {
+    gpushm_signal* signal = OpenSignal(client, name, GPUSHM_WAITER);
+    do {
+      status = gpushm_signal_wait(signal, 1, kLookMs);
+    } while (status == GPUSHM_TIMEOUT && !ended);
+    if (status != GPUSHM_PEER_DIED && !ended) Check(status);
+    Check(gpushm_signal_close(signal));
+  }
+}
+
 int main(int count, char** words) {
   const char* text = NULL;
   const char* name = NULL;
+  const char* ready = NULL;
   int once = 0;
   for (int i = 1; i < count; ++i) {
     if (strcmp(words[i], "--once") == 0) {
       once = 1;
     } else if (strcmp(words[i], "--write") == 0 && i + 1 < count) {
       text = words[++i];
+    } else if (strcmp(words[i], "--ready") == 0 && i + 1 < count) {
+      ready = words[++i];
     } else {
       name = words[i];
     }
   }
-  if (name == NULL || name[0] == '-') Fail("usage: gpushm-demo-app [--once] [--write TEXT] NAME");
+  if (name == NULL || name[0] == '-') {
+    Fail("usage: gpushm-demo-app [--once] [--write TEXT] [--ready SIGNAL] NAME");
+  }
   EndOnSignals();
   MakeContext();
 
   gpushm_client* client = OpenClient();
+  gpushm_signal* said = NULL;
+  if (ready != NULL && text != NULL) said = OpenSignal(client, ready, GPUSHM_WRITER);
+  if (ready != NULL && text == NULL) AwaitReady(client, ready);
   gpushm_attachment* attachment = Attach(client, name, text);
+  if (said != NULL) Check(gpushm_signal_set(said, 1));
   char seen[kHeadBytes + 1] = "";
   for (int printed = 0; !ended && !(once && printed); poll(NULL, 0, printed ? kLookEveryMs : 0)) {
     char head[kHeadBytes + 1] = "";

@@ -1,10 +1,11 @@
 """Cases with the chart installed, and what they make: annotated pods and workloads of them."""
 
 from api import Refused
-from case import RESTRICTED, ClusterCase, is_ready
+from case import RESTRICTED, ClusterCase, container, is_ready
 from chart import Chart
 from plugin import NAMESPACE
 from processes import wait_until
+from settings import image
 
 WEIGHTS = {"buffers.gpushm.io/weights": "4Mi"}
 # Of one unit: no container's own memory is set aside.
@@ -14,6 +15,11 @@ SMALL = {**WEIGHTS, "private.gpushm.io/a": "0"}
 def annotated(thing, annotations):
     thing["metadata"]["annotations"] = dict(annotations)
     return thing
+
+
+def holder(name, *words):
+    """A container with an application that holds a buffer: docker/demo.c."""
+    return {**container(name), "image": image("demo"), "command": ["gpushm-demo-app", *words]}
 
 
 def workload(kind, name, template, **spec):

@@ -9,20 +9,16 @@ import tempfile
 import time
 import urllib.request
 
-from case import container, pod
+from case import pod
 from chart import ROOT
-from chart_case import ChartCase, annotated
+from chart_case import ChartCase, annotated, holder
 from processes import wait_until
 from scrape import Page, addresses, port_forward
-from settings import NODE_NAME, image
+from settings import NODE_NAME
 
 MI = 1 << 20
 LOAD = {"buffers.gpushm.io/weights": "64Mi", "buffers.gpushm.io/frames": "16Mi",
         **{f"private.gpushm.io/{name}": "0" for name in "abc"}}
-
-
-def holder(name, *words):
-    return {**container(name), "image": image("demo"), "command": ["gpushm-demo-app", *words]}
 
 
 class MonitoringTest(ChartCase):

@@ -4,7 +4,7 @@ import json
 import unittest
 
 from case import container, pod, shell, statuses
-from chart_case import SMALL, ChartCase, annotated, workload
+from chart_case import SMALL, ChartCase, annotated, holder, workload
 from plugin import NAMESPACE
 
 
@@ -51,6 +51,30 @@ class ShapeTest(ChartCase):
         for name, (_, quality) in shapes.items():
             self.share(name)
             self.assertEqual(made[name]["status"]["qosClass"], quality)
+
+
+class SignalTest(ChartCase):
+    """A signal that the pod declares: who waits for it needs no writer yet, and who may not write it
+    does not."""
+
+    DECLARED = {**SMALL, "private.gpushm.io/b": "0", "private.gpushm.io/c": "0",
+                "signals.gpushm.io/ready": "{writers: [a]}"}
+
+    def test_a_declared_signal_says_that_a_buffer_is_written(self):
+        late = {**holder("a"), "command": [
+            "sh", "-c", "until [ -e /tmp/go ]; do sleep 0.1; done; exec gpushm-demo-app "
+                        "--write 'all of it' --ready ready weights"]}
+        idle = {**holder("c"), "command": container("c")["command"]}
+        self.run_pod(annotated(pod("turns", late, holder("b", "--ready", "ready", "weights"), idle),
+                               self.DECLARED))
+        self.assertRegex(self.execute("turns", "c", "gpushmctl", "ls"), r"ready +signal")
+        denied = self.execute("turns", "c", "sh", "-c",
+                              "gpushm-demo-app --write x --ready ready weights 2>&1 || true")
+        self.assertRegex(denied, "DENIED: .*ready")
+        self.assertEqual(self.log("turns", "b"), "")
+        self.execute("turns", "a", "touch", "/tmp/go")
+        self.wait_log("turns", "b", 'begins "all of it"')
+        self.assertEqual(self.log("turns", "b").count("begins"), 1)
 
 
 FORMER = "825fd01"  # As `former` has it.
