@@ -66,7 +66,7 @@ endfunction()
 
 # gpushm_test(NAME SOURCES ... DEPS ... [LABELS ...] [TIMEOUT seconds] [ENV K=V ...] [OPTIMISED]): a
 # GoogleTest program, one ctest entry. Labels choose suites: unit (default), crash, namespace,
-# conformance ... Not optimised it builds in half the time; what it tests is as ever.
+# conformance ... Not optimised it builds in half the time; libraries that it tests are as ever.
 function(gpushm_test name)
   if(NOT GPUSHM_TESTS)
     return()

@@ -40,6 +40,7 @@ static void Print(const char* name, gpushm_attachment* attachment, const char* h
 static void Write(gpushm_attachment* attachment, const char* text) {
   if (strlen(text) >= gpushm_size(attachment)) Fail("the text is longer than the buffer");
   CALL(cuMemcpyHtoD, gpushm_address(attachment), text, strlen(text) + 1);
+  CALL(cuCtxSynchronize); /* A copy of so few bytes may return before they are there. */
 }
 
 static gpushm_attachment* Attach(gpushm_client* client, const char* name, const char* text) {

@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace gpushm {
@@ -58,8 +59,11 @@ class Crew {
   bool leave_ = false;
 };
 
-// Helpers that make sense on this machine, for programs that may have threads: one for each core
-// beside the caller's, and no more than PCIe 5 keeps busy.
+// Helpers that make sense here, for programs that may have threads: one for each processor beside
+// the caller's, and no more than PCIe 5 keeps busy.
 uint32_t UsefulHelpers();
+// The same of a machine with so many processors, in a container with this cpu.max (cgroup v2;
+// whatever cannot be read is no limit).
+uint32_t HelpersFor(int processors, const std::string& cpu_max);
 
 }  // namespace gpushm

@@ -25,7 +25,8 @@ class FileReader {
 
   // Bytes [offset, offset + size_bytes) of the file, or the next ones of the stream. With kDirect
   // the memory must be aligned to, and have room up to, whole blocks of kDirectAlignBytes, and
-  // `offset` be a multiple. The memory stays until the end, or until the reader has gone.
+  // `offset` be a multiple. The memory stays until its End has returned, or the reader has
+  // gone.
   void Begin(std::byte* to, uint64_t size_bytes, uint64_t offset);
   // Waits for what was begun first. Fewer bytes than asked for: the end.
   Result<uint64_t> End();
@@ -62,7 +63,8 @@ class FileWriter {
  public:
   FileWriter(int file, FileWay way, const StreamTick& tick);
 
-  // With kDirect as FileReader::Read; what is behind the last byte up to a whole block is zeroed.
+  // With kDirect the memory as in FileReader::Begin; what is behind the last byte up to a whole
+  // block is zeroed.
   Result<void> Write(std::byte* from, uint64_t size_bytes, uint64_t offset);
   // The file's size is what was written, whatever O_DIRECT rounded up.
   Result<void> Finish(uint64_t size_bytes) const;

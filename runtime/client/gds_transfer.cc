@@ -24,8 +24,10 @@ uint64_t WholeBlocks(const TransferJob& job) {
 }
 
 // Nothing overlaps here: chunks are only for progress, cancels, and what is registered at a time.
+constexpr uint64_t kRegisteredBytes = uint64_t{64} << 20;
+
 uint64_t ChunkOf(const TransferJob& job) {
-  const uint64_t wanted = job.chunk_bytes == 0 ? kTransferChunkBytes : job.chunk_bytes;
+  const uint64_t wanted = job.chunk_bytes == 0 ? kRegisteredBytes : job.chunk_bytes;
   return RoundUp(std::clamp(wanted, kMinTransferChunkBytes, kMaxTransferChunkBytes),
                  kDirectAlignBytes);
 }

@@ -181,6 +181,7 @@ Result<TransferReport> Transfer::Load() {
   const size_t ahead = reader.ReadsAhead() ? lanes_.size() - 1 : 1;
   uint64_t offset = 0;
   size_t turn = 0;
+  // Alone: the link is measured with its copy, while nothing else is under way.
   if (auto done = ReadUpTo(turn, reader); !done) return std::unexpected(done.error());
   for (bool at_end = false; turn < begun_ && !at_end; ++turn) {
     Lane& lane = lanes_[turn % lanes_.size()];

@@ -186,12 +186,15 @@ TEST_F(TransferTest, TheLinkIsMeasuredOnceWhereAChunkIsLargeEnough) {
 
 TEST_F(TransferTest, AFileThatShrinksOrGrowsMeanwhile) {
   const std::string content = Content(4 * kMiB);
-  for (const bool direct : {false, true}) {
+  const std::vector<std::pair<bool, uint32_t>> ways = {
+      {false, 0}, {true, 0}, {false, 3}, {true, 3}};
+  for (const auto& [direct, threads] : ways) {
     const std::string path = folder_ / "in";
     UniqueFd file = Write(path, content);
     if (direct && !PlansDirect(file.get(), content.size())) continue;
     TransferJob job = Job(file.get(), content.size());
     job.way = direct ? FileWay::kDirect : FileWay::kCached;
+    job.threads = threads;
     job.progress = [&](uint64_t) { return truncate(path.c_str(), kMiB + 100) == 0; };
     auto report = Load(job);
     ASSERT_TRUE(report) << report.error().ToString();
@@ -212,6 +215,29 @@ TEST_F(TransferTest, AFileThatShrinksOrGrowsMeanwhile) {
     EXPECT_EQ(report->bytes, job.size_bytes);
     EXPECT_TRUE(OnDevice(content.size()) ==
                 content.substr(0, job.size_bytes) + std::string(100, 'z'));
+  }
+}
+
+// Goal: a load that is stopped while helpers read ahead ends, and nobody reads any more. Method:
+// the caller says stop at each of its looks in turn; what a helper wrote late would be a
+// sanitizer's find.
+TEST_F(TransferTest, ALoadIsStoppedWhileHelpersReadAhead) {
+  const std::string content = Content(4 * kMiB);
+  const UniqueFd file = Write(folder_ / "in", content);
+  bool ended = false;
+  for (int stop = 1; !ended; ++stop) {
+    ASSERT_LT(stop, 100);
+    TransferJob job = Job(file.get(), content.size());
+    job.threads = 3;
+    int looks = 0;
+    job.progress = [&](uint64_t) { return ++looks < stop; };
+    const auto report = Load(job);
+    ended = report.has_value();
+    if (ended) {
+      EXPECT_TRUE(OnDevice(content.size()) == content);
+    } else {
+      EXPECT_EQ(report.error().code(), Code::kBusy);
+    }
   }
 }
 
@@ -380,9 +406,23 @@ TEST(Crew, GoesWithoutWhatNobodyBegan) {
   {
     Crew crew(3);
     crew.Start(&batch);
+    const Deadline deadline = Deadline::AfterMs(10'000);
+    while (begun == 0 && !deadline.Passed()) std::this_thread::yield();
   }
+  EXPECT_GT(begun, 0);
   EXPECT_LT(begun, 100'000);
   EXPECT_EQ(begun, ended);
+}
+
+TEST(Crew, HelpersForWhatTheContainerMayUse) {
+  EXPECT_EQ(HelpersFor(8, ""), 7u);
+  EXPECT_EQ(HelpersFor(8, "max 100000"), 7u);
+  EXPECT_EQ(HelpersFor(64, "max 100000"), 15u);
+  EXPECT_EQ(HelpersFor(8, "200000 100000"), 1u);
+  EXPECT_EQ(HelpersFor(8, "250000 100000"), 2u);
+  EXPECT_EQ(HelpersFor(8, "50000 100000"), 0u);
+  EXPECT_EQ(HelpersFor(2, "800000 100000"), 1u);
+  EXPECT_EQ(HelpersFor(1, "0 0"), 0u);
 }
 
 }  // namespace

@@ -18,12 +18,11 @@
 namespace gpushm::broker {
 namespace {
 
-// Transfers at one time: each makes a context (523 MiB) and pins two chunks.
+// Transfers at one time: each makes a context (523 MiB) and pins three chunks.
 constexpr size_t kRunning = 1;
 // Results kept for clients that have not asked for them yet.
 constexpr size_t kKept = 64;
 constexpr size_t kLineBytes = 4096;
-constexpr uint64_t kDefaultChunkBytes = uint64_t{64} << 20;
 
 // The bytes to move: all of the file when loading, all of the buffer when saving; of a pipe, that
 // nobody knows the size of, at most the buffer.
@@ -112,7 +111,6 @@ Result<uint64_t> Transfers::TryStart(TransferJob& job) {
   if (auto fits = CheckFileMode(job); !fits) return std::unexpected(fits.error());
   const Result<uint64_t> total = TotalBytes(job);
   if (!total) return std::unexpected(total.error());
-  if (job.chunk_bytes == 0) job.chunk_bytes = kDefaultChunkBytes;
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) return FailSystem(errno, "pipe2");
   UniqueFd reader(ends[0]);

@@ -248,9 +248,8 @@ void Register() {
   add("Load/PageCache" + with, {.threads = helpers});
   add(Concat("Load/PageCache", with, "/6 chunks"), {.threads = helpers, .chunks = 6});
   for (const uint64_t chunk : {4 * kMiB, 8 * kMiB, 32 * kMiB, 64 * kMiB, 128 * kMiB}) {
-    const std::string of = Concat("/chunks of ", SizeName(chunk));
-    add("Load/PageCache" + of, {.chunk_bytes = chunk});
-    add(Concat("Load/PageCache", with, of), {.threads = helpers, .chunk_bytes = chunk});
+    add(Concat("Load/PageCache", with, "/chunks of ", SizeName(chunk)),
+        {.threads = helpers, .chunk_bytes = chunk});
   }
   add("Load/Direct", {.file_way = GPUSHM_FILE_DIRECT});
   add("Load/Direct" + with, {.file_way = GPUSHM_FILE_DIRECT, .threads = helpers});

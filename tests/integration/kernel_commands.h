@@ -4,9 +4,7 @@
 //   kernel wait NUMBER VALUE TIMEOUT_MS
 //   kernel advance NUMBER TIMES              a graph, captured once and launched so often
 //   kernel await NUMBER TIMES TIMEOUT_MS     the same; stops at none that fails
-//   kernel store NUMBER VALUE TIMES          a graph of one memory operation node that stores
-//   VALUE,
-//                                            VALUE + 1, ...: set before each launch
+//   kernel store NUMBER VALUE TIMES          memory operation node; VALUE goes up with each launch
 //   kernel reach NUMBER VALUE TIMES          the same with waits
 //   kernel outcome                           VALUE: how the last wait ended, once it has
 #pragma once

@@ -438,7 +438,7 @@ typedef struct gpushm_transfer_options {
   uint32_t file_way;  /* gpushm_file_way, but STREAM. */
   uint32_t chunks;    /* 2 to 16; 0: 3. Each has a stream of its own. */
   /* Threads that read a file beside the calling one, at most 64, while the call lasts; they take no
-   * signals. A core reads the page cache at 6 to 10 GB/s, PCIe 5 takes 55. 0: none. */
+   * signals. A core reads the page cache at 5 to 7 GiB/s, PCIe 5 takes 51. 0: none. */
   uint32_t threads;
   /* With `path` NULL: where the bytes come from or go to. A pipe, or a file from where it stands;
    * it stays open. */
