@@ -190,7 +190,7 @@ Result<void> FrameWriter::Announce(uint64_t seq, uint64_t bytes,
   const uint32_t slot = opened_->slot;
   table_.Publish(slot, seq, bytes, copy);
   // For workers, before the number: a writer killed here has not announced the item.
-  table_.entry(slot).claim.store(kOffered, std::memory_order_release);
+  table_.entry(slot).claim.store(Offer(seq), std::memory_order_release);
   // Pairs with Newest.
   table_.writer().words[kNewestWord].store(seq, std::memory_order_seq_cst);
   Bell(table_.writer()).Ring();

@@ -36,8 +36,9 @@ inline constexpr size_t kMetadataBytes = 64;
 // Frames that one reader can have open, or released but not yet left by its stream.
 inline constexpr uint32_t kHolds = 8;
 
-// An item's `claim` that every worker may take: queue.h.
-inline constexpr uint64_t kOffered = UINT64_MAX;
+// An item's `claim` that every worker may take: queue.h. Each of 2^48 items has its own, so that a
+// worker that was slow to take one does not get, out of turn, the next item of the same slot.
+constexpr uint64_t Offer(uint64_t seq) { return seq << 16; }
 
 using Metadata = std::array<std::byte, kMetadataBytes>;
 

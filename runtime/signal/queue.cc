@@ -12,7 +12,7 @@ namespace {
 struct Holder {
   uint64_t incarnation = 0;  // 32 bits: Cell::owners when it joined.
   uint32_t delivery = 0;     // 16 bits, and stays at the largest.
-  uint32_t cell = 0;         // 16 bits; from 1, so that no claim is 0.
+  uint32_t cell = 0;         // 16 bits; from 1, so that no claim is 0 or an offer.
 };
 constexpr uint32_t kMostDeliveries = 0xffff;
 
@@ -27,7 +27,7 @@ Holder Unpack(uint64_t claim) {
           .cell = static_cast<uint32_t>(claim & 0xffff)};
 }
 
-bool IsHeld(uint64_t claim) { return claim != 0 && claim != kOffered; }
+bool IsHeld(uint64_t claim, uint64_t seq) { return claim != 0 && claim != Offer(seq); }
 
 }  // namespace
 
@@ -61,8 +61,9 @@ Result<QueueWriter::Opened> QueueWriter::OpenFrame(const Deadline& deadline) {
 Status QueueWriter::WhyNotYet(uint32_t slot) const {
   const uint64_t claim = table().entry(slot).claim.load(std::memory_order_relaxed);
   const std::string where =
-      IsHeld(claim) ? Concat("the worker in cell ", Unpack(claim).cell, " has the oldest, ")
-                    : std::string("no worker has taken the oldest, ");
+      IsHeld(claim, seq_of(slot))
+          ? Concat("the worker in cell ", Unpack(claim).cell, " has the oldest, ")
+          : std::string("no worker has taken the oldest, ");
   return Status(Code::kTimeout,
                 Concat("all ", settings().frames, " slots have items: ", where, seq_of(slot)),
                 "wait longer (timeout_ms), start workers, or make the queue with more: frames");
@@ -115,7 +116,8 @@ uint64_t QueueWorker::Endings() const {
 
 std::optional<Frame> QueueWorker::Take(uint32_t slot, uint64_t claim) {
   FrameEntry& entry = table_.entry(slot);
-  const uint32_t delivery = claim == kOffered ? 1 : Unpack(claim).delivery + 1;
+  const Holder before = Unpack(claim);
+  const uint32_t delivery = before.cell == 0 ? 1 : before.delivery + 1;
   const Holder self{.incarnation = incarnation_, .delivery = delivery, .cell = cell_};
   // Acquire pairs with Announce, which offers what it published. From here on the entry stands
   // still until this worker says that it is done (invariant 1).
@@ -136,12 +138,15 @@ std::optional<Frame> QueueWorker::Take(uint32_t slot, uint64_t claim) {
 // Items that nobody had yet, in order.
 std::optional<Frame> QueueWorker::TakeNew(uint64_t newest) {
   if (newest < cursor_) return std::nullopt;
-  // Older ones are in no place of the table any more; a look at all finds them.
+  // Older ones are in no place of the table any more. They are taken: workers take in order, and
+  // beside an item that nobody has taken there is room for frames - 1 newer ones.
   if (newest - cursor_ >= settings().frames) cursor_ = newest - settings().frames + 1;
   for (; cursor_ <= newest; ++cursor_) {
     const auto slot = table_.Find(cursor_);
-    if (!slot || table_.entry(*slot).claim.load(std::memory_order_relaxed) != kOffered) continue;
-    if (auto item = Take(*slot, kOffered)) return item;  // Looks at it again.
+    if (!slot) continue;
+    const uint64_t offer = Offer(cursor_);
+    if (table_.entry(*slot).claim.load(std::memory_order_relaxed) != offer) continue;
+    if (auto item = Take(*slot, offer)) return item;  // Looks at it again.
   }
   return std::nullopt;
 }
@@ -158,7 +163,8 @@ std::optional<Frame> QueueWorker::TakeAny(uint64_t newest) {
       const FrameEntry& entry = table_.entry(slot);
       const uint64_t claim = entry.claim.load(std::memory_order_acquire);  // Before the others.
       const uint64_t seq = entry.seq.load(std::memory_order_acquire);
-      if (!IsHeld(claim) || seq == 0 || seq >= least || seq > newest || !HasEnded(claim)) continue;
+      if (!IsHeld(claim, seq) || seq == 0 || seq >= least || seq > newest || !HasEnded(claim))
+        continue;
       // Final, since the holder has ended. If the slot has gone on since, then so has the claim.
       if (entry.done.load(std::memory_order_acquire) == seq) continue;
       oldest = slot;
@@ -183,7 +189,7 @@ bool QueueWorker::OthersAreDone(uint64_t newest) const {
     if (entry.done.load(std::memory_order_acquire) == seq) continue;
     const Holder holder = Unpack(claim);
     const bool mine = holder.cell == cell_ && holder.incarnation == incarnation_;
-    if (claim == kOffered || !mine) return false;
+    if (!mine) return false;
   }
   return true;
 }

@@ -1,7 +1,7 @@
 // A queue: one writer, and each item (a frame) goes to one live worker; to another one, if that
 // worker dies before it is done: at least once, and `delivery` says the how many-th time.
 //
-//   entry's claim   0: not offered | kOffered | who has it: incarnation, delivery, cell
+//   entry's claim   0: not offered | Offer(seq) | who has it: incarnation, delivery, cell
 //   entry's done    the item's number, once the stream of who has it stored it: the slot is free
 //
 // Invariants, beside those of frames.h

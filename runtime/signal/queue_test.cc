@@ -42,6 +42,7 @@ struct Queue {
     return opened->seq;
   }
   QueueWorker Join(uint64_t lease) { return *QueueWorker::Join(shared.page, lease); }
+  FrameTable table() const { return *FrameTable::Of(shared.page, Kind::kQueue); }
   void End(uint64_t lease) { EndCellsOf(shared.page, lease, CellState::kDied); }
 
   SharedFrames shared;
@@ -89,6 +90,21 @@ TEST(QueueTest, TheWriterNeverOverwrites) {
   EXPECT_EQ(queue.Write(), 4U) << "any slot that is done";
   EXPECT_TRUE(queue.shared.Has(first->slot, 1));
   EXPECT_EQ(CodeOf(worker.Done(*second)), Code::kInvalidArgument) << "the slot has gone on";
+}
+
+// Goal: a worker that has seen an offer, and is slow to take it, gets that item or none: what it
+// took out of turn would have made others pass over items that nobody has. Method: offers of one
+// slot.
+TEST(QueueTest, AnOfferIsOfOneItemAlone) {
+  Queue queue(2);
+  QueueWorker worker = queue.Join(1);
+  std::map<uint32_t, std::set<uint64_t>> offers;
+  for (uint64_t seq = 1; seq <= 100; ++seq) {
+    ASSERT_EQ(queue.Write(), seq);
+    const uint32_t slot = *queue.table().Find(seq);
+    EXPECT_TRUE(offers[slot].insert(queue.table().entry(slot).claim.load()).second) << seq;
+    ASSERT_TRUE(worker.DoneNow(*worker.Next(kNow)));
+  }
 }
 
 // One long item does not stop the others: F - 1 slots go round beside it.
