@@ -109,6 +109,7 @@ HealthMonitor::HealthMonitor(const NvmlApi& nvml, std::vector<Device> devices, H
   book_.SetDevices(devices_);
   Register();
   LookAtAll();
+  looked_ms_ = NowMs();
   thread_ = std::thread([this] { Run(); });
 }
 
