@@ -2,7 +2,7 @@
 // follows gives every container of a pod one GPU, and nothing of the killed one is in its way.
 // Method: the real process, killed before its n-th change of the file system, for each n, while it
 // starts, admits a pod, starts its containers and releases it; then a plugin that lives.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>

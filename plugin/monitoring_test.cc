@@ -1,7 +1,7 @@
 // Goal: the real gpushm-plugin tells what is so, no less and no more, and goes on telling while the
 // kubelet is away and GPUs are sick. Method: the scripted kubelet, brokers in processes of their
 // own, the simulated NVML.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // The real gpushm-plugin against the scripted kubelet: what the parts do together.
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>

@@ -1,6 +1,6 @@
 #include "plugin/cdi/driver_files.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,7 +1,7 @@
 #include "plugin/cdi/host_files.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>

@@ -1,6 +1,6 @@
 #include "plugin/cdi/spec_store.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 

@@ -1,6 +1,6 @@
 #include "plugin/config/config_watch.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // Goal: every kind of mistake is found at its place, explained, and answered with an example that
 // is right. Method: a table of malformed files; each says the line, the column, the field and a
 // part of the reason that must come out. The example of every error is parsed.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

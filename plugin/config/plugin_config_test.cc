@@ -1,6 +1,6 @@
 #include "plugin/config/plugin_config.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,6 +1,6 @@
 #include "plugin/inventory/health_book.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

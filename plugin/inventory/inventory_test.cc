@@ -1,6 +1,6 @@
 #include "plugin/inventory/inventory.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>

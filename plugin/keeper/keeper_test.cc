@@ -3,6 +3,7 @@
 #include "plugin/keeper/keeper.h"
 
 #include <fcntl.h>
+#include <gmock/gmock-more-matchers.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>

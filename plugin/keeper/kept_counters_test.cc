@@ -2,7 +2,7 @@
 // believed unchecked. Method: segments by hand; then random lives of brokers against a model.
 #include "plugin/keeper/kept_counters.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -1,7 +1,7 @@
 // What kubelets do when something fails, row by row, and that the plugin comes through it. The
 // kubelet here is scripted (testing/scripted_kubelet.h): it does what kubelets 1.28 to 1.37 were
 // seen or read to do; no test of this file runs a real one.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

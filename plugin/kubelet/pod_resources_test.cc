@@ -1,7 +1,7 @@
 // Against the scripted kubelet of testing/, and against a server that answers what it is told.
 #include "plugin/kubelet/pod_resources.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 

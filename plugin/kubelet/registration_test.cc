@@ -1,7 +1,7 @@
 // The kubelet of these tests is scripted: testing/scripted_kubelet.h.
 #include "plugin/kubelet/registration.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 

@@ -1,7 +1,7 @@
 // Goal: pages that Prometheus reads, in both formats, whatever is in a label.
 #include "plugin/metrics/exposition.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <prometheus/histogram.h>
 

@@ -1,7 +1,7 @@
 // The sampler on the simulated NVML, whose sensors faults.yaml sets while it runs.
 #include "plugin/metrics/gpu_sampler.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <unistd.h>

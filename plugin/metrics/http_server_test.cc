@@ -3,7 +3,7 @@
 #include "plugin/metrics/http_server.h"
 
 #include <arpa/inet.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

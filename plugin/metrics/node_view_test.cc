@@ -1,7 +1,7 @@
 // Goal: who holds which bytes, and that the sums are right whatever the brokers state.
 #include "plugin/metrics/node_view.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <map>

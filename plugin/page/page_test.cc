@@ -1,7 +1,7 @@
 // What the browser's tests (tests/page) cannot see: that the joined page came whole into C++.
 #include "plugin/page/page.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,5 +1,5 @@
 // Attachments, on the simulated driver and the fake broker of this folder.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <unistd.h>
 
 #include <atomic>

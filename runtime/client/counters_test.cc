@@ -4,7 +4,7 @@
 #include "runtime/client/counters.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <sys/mman.h>
 
 #include <atomic>

@@ -1,6 +1,6 @@
 // Loads and saves by the C ABI, in this process.
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <unistd.h>
 
 #include <cstdlib>

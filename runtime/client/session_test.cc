@@ -1,6 +1,6 @@
 // The connection and everything that needs no GPU: look-ups, waits, lies and silence of a broker.
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 

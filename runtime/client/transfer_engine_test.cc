@@ -2,7 +2,7 @@
 #include "runtime/client/transfer_engine.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // The pure parts of gpushmctl: what is typed, what is printed, what it ends with.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 

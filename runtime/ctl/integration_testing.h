@@ -3,7 +3,7 @@
 #pragma once
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 // top --node: the plugin's document, its picture on a terminal, and the little HTTP that fetches
 // it.
 #include <arpa/inet.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

@@ -1,7 +1,7 @@
 #include "runtime/protocol/channel.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 #include "runtime/protocol/messages.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
 // Writer and reader together, over the real sealed segment.
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -3,7 +3,7 @@
 // random moments, with the parent in the broker's part.
 #include "runtime/signal/barrier.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>

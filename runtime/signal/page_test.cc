@@ -3,7 +3,7 @@
 // threads, and pages of random bytes.
 #include "runtime/signal/page.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -2,7 +2,7 @@
 // Method: writer and workers in one thread, which also plays the GPU and the broker.
 #include "runtime/signal/queue.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,7 +1,7 @@
 // What a successor makes of what was kept: rules one test each. Random histories, and statements
 // cut off anywhere, are in ledger_property_test.cc.
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // The ledger's rules, one test each. What holds whatever happens is in ledger_property_test.cc.
 #include "sidecar/broker/ledger.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,7 +1,7 @@
 // Goal: what begins and ends with the broker and with its clients. Method: the real process on the
 // simulated driver; deaths are SIGKILLs.
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // Goal: a plugin that breaks the protocol, names another GPU or says more than it announced costs
 // the broker its link at most. Method: the real broker, and a plugin played by hand.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>

@@ -1,6 +1,6 @@
 #include "sidecar/injector/admit.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <algorithm>
 #include <functional>

@@ -1,5 +1,5 @@
 // The real gpushm-injector over TLS: what an API server, a kubelet and Prometheus see of it.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>

@@ -1,6 +1,6 @@
 // The demo as its users start it: what it says, above all of the broker that is killed. With
 // whatever driver it finds.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/wait.h>

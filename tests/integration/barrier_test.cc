@@ -1,6 +1,6 @@
 // Goal: containers pass points together, on the host and in streams, or all are told why not,
 // whoever dies. Method: broker, the plugin's keeper and participants as processes, SIGKILL.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,7 +1,7 @@
 // Goal: a signal in device memory hands work over as one on a host page does, and streams that wait
 // for it go on whoever dies: writer, broker or the releaser between them. Method: broker, plugin's
 // keeper and clients as processes, killed while GPU work is pending.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // Goal: what Prometheus is told is what the GPU and the processes say. Method: the real plugin, a
 // broker and workers as processes; after each step the page is compared with NVML, asked by the
 // test itself, and with what the test knows it did.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -1,6 +1,6 @@
 // Goal: a broker that was killed finds buffers, generations, leases and clients again, and nobody
 // notices. Method: broker, the plugin's keeper and clients as processes, killed and stopped.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 

@@ -1,7 +1,7 @@
 // For tests of the keeper: one that runs, its folder, and what it told.
 #pragma once
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
