@@ -151,9 +151,9 @@ std::optional<Frame> QueueWorker::TakeNew(uint64_t newest) {
   return std::nullopt;
 }
 
-// Items of workers that have ended, the oldest first.
-std::optional<Frame> QueueWorker::TakeAny(uint64_t newest) {
-  const uint64_t endings = Endings();  // Before the look: who ends meanwhile is the next one's.
+// Items of workers that have ended, the oldest first. `endings` is from before `newest`: whoever is
+// counted in it has claimed none that is newer, and who ends meanwhile is the next look's.
+std::optional<Frame> QueueWorker::TakeAny(uint64_t newest, uint64_t endings) {
   if (endings == endings_) return std::nullopt;
   for (uint32_t tries = 0; tries < settings().frames; ++tries) {
     uint32_t oldest = 0;
@@ -199,11 +199,13 @@ Result<Frame> QueueWorker::Next(const Deadline& deadline) {
     if (const auto owned = StillOwned(own(), lease_); !owned) {
       return std::unexpected(owned.error());
     }
-    // Before the number: what the writer announced before its end is seen.
+    // Both before the number: what ended workers had claimed is seen, and what the writer announced
+    // before its end.
+    const uint64_t endings = Endings();
     const Reading writer = Read(table_.writer());
     uint64_t newest = table_.Newest();
     if (writer.ended()) newest = std::min(newest, writer.value);
-    if (auto item = TakeAny(newest)) return *std::move(item);
+    if (auto item = TakeAny(newest, endings)) return *std::move(item);
     if (auto item = TakeNew(newest)) return *std::move(item);
     if (writer.ended() && OthersAreDone(newest)) {
       return std::unexpected(NoMore(writer, newest));

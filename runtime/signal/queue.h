@@ -79,7 +79,7 @@ class QueueWorker {
 
   Cell& own() const { return table_.reader(cell_); }
   std::optional<Frame> TakeNew(uint64_t newest);
-  std::optional<Frame> TakeAny(uint64_t newest);
+  std::optional<Frame> TakeAny(uint64_t newest, uint64_t endings);
   std::optional<Frame> Take(uint32_t slot, uint64_t claim);
   bool HasEnded(uint64_t claim) const;
   uint64_t Endings() const;
