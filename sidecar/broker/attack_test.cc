@@ -3,7 +3,7 @@
 // other, who must be served meanwhile. Where it is cheap, a control shows that the attack would
 // hold up whoever lacks the defence.
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -503,6 +503,23 @@ TEST_F(AttackTest, ASilentPipeHoldsNobodyUp) {
   EXPECT_TRUE(attacker_.Info()) << "requests are answered meanwhile";
   ASSERT_TRUE(attacker_.CancelTransfer(silent->transfer_id));
   EXPECT_FALSE(attacker_.FinishTransfer(silent->transfer_id));
+}
+
+TEST_F(AttackTest, ResultsThatNobodyAsksForKeepNobodyFromLoading) {
+  for (int i = 0; i < 70; ++i) {
+    int ends[2];
+    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    const UniqueFd reader(ends[0]);
+    const UniqueFd writer(ends[1]);
+    const Deadline deadline = Deadline::AfterMs(20'000);
+    auto silent = attacker_.Transfer("weights", 1, reader.get());
+    while (CodeOf(silent) == As(Code::kBusy) && !deadline.Passed()) {  // The last one is ending.
+      poll(nullptr, 0, 1);
+      silent = attacker_.Transfer("weights", 1, reader.get());
+    }
+    ASSERT_TRUE(silent) << i << ": " << silent.error().ToString();
+    ASSERT_TRUE(attacker_.CancelTransfer(silent->transfer_id));
+  }
 }
 
 TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {

@@ -104,10 +104,12 @@ Result<uint64_t> Transfers::Start(TransferJob job) {
 }
 
 Result<uint64_t> Transfers::TryStart(TransferJob& job) {
-  if (running_ >= kRunning || transfers_.size() >= kKept) {
+  if (running_ >= kRunning) {
     return Fail(Code::kBusy, "another load or save of this pod is under way",
                 "wait until it has ended");
   }
+  // All that are kept have ended. A client that gave up never asks for the result of its own.
+  while (transfers_.size() >= kKept) transfers_.erase(transfers_.begin());
   if (auto fits = CheckFileMode(job); !fits) return std::unexpected(fits.error());
   const Result<uint64_t> total = TotalBytes(job);
   if (!total) return std::unexpected(total.error());
