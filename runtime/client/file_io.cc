@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -191,14 +192,17 @@ Result<void> FileWriter::Write(std::byte* from, uint64_t size_bytes, uint64_t of
 Result<void> FileWriter::WriteStream(const std::byte* from, uint64_t size_bytes) {
   const NoSigpipe quiet;
   StreamWait waiting(file_, POLLOUT, tick_);
-  bool can_try = true;  // Whether the kernel writes what fits without waiting for the rest.
+  struct stat info{};
+  // A file is always ready, and never told that a write must not wait: some refuse that for ever.
+  const bool is_file = fstat(file_, &info) == 0 && (S_ISREG(info.st_mode) || S_ISBLK(info.st_mode));
+  bool can_try = !is_file;  // Whether the kernel writes what fits without waiting for the rest.
   uint64_t done = 0;
   while (done < size_bytes) {
     if (auto ready = waiting.Wait(); !ready) return ready;
     // A pipe that is ready takes so much without blocking; a larger write might never return.
     const uint64_t left = size_bytes - done;
     const iovec part{const_cast<std::byte*>(from + done),
-                     can_try ? left : std::min<uint64_t>(left, PIPE_BUF)};
+                     can_try || is_file ? left : std::min<uint64_t>(left, PIPE_BUF)};
     const ssize_t put = can_try ? pwritev2(file_, &part, 1, -1, RWF_NOWAIT)
                                 : write(file_, part.iov_base, part.iov_len);
     if (put < 0 && can_try &&
