@@ -37,10 +37,14 @@ class PageMapping {
   PageMapping(registry::Mapping mapping, bool writable)
       : mapping_(std::move(mapping)), writable_(writable) {}
 
+  // Whether the driver does not know the page any more.
+  bool Unregister();
+
   registry::Mapping mapping_;
   const bool writable_;
   std::mutex mutex_;  // Guards what follows.
   const CudaApi* registered_with_ = nullptr;
+  CUcontext registered_in_ = nullptr;
   CUcontext context_ = nullptr;  // Last seen; `base_` is what its streams use.
   CUdeviceptr base_ = 0;
 };

@@ -29,6 +29,8 @@ class Mapping {
 
   void* address() const { return address_; }
   size_t bytes() const { return bytes_; }
+  // It stays mapped until the process ends.
+  void Keep() { address_ = nullptr; }
 
  private:
   void* address_ = nullptr;

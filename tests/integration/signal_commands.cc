@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "runtime/base/clock.h"
@@ -127,6 +128,11 @@ Answer SignalCommands::Do(std::istringstream& in, gpushm_attachment* latest) {
   if (verb == "wait") return Told(gpushm_signal_wait(signal_, value, timeout_ms));
   if (verb == "check") return Told(gpushm_signal_check(signal_, value));
   if (verb == "close") return Told(gpushm_signal_close(signal_));
+  if (verb == "close-bare") {  // On a thread without a CUDA context.
+    gpushm_status closed = GPUSHM_OK;
+    std::thread([&] { closed = gpushm_signal_close(signal_); }).join();
+    return Told(closed);
+  }
   gpushm_signal_info info;
   GPUSHM_INIT(&info);
   const gpushm_status status = gpushm_signal_read(signal_, &info);

@@ -1,7 +1,7 @@
 // Goal: a signal hands work over between containers, on the host and in streams, and whoever waits
 // ends with it whoever dies. Method: broker, plugin's keeper and clients as processes with
 // namespaces of their own, killed while GPU work is pending.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -163,6 +163,21 @@ TEST_F(SignalTest, StreamsThatWaitAreCounted) {
   }
   EXPECT_EQ(writer.Do("signal await 0 9").status, GPUSHM_INVALID_ARGUMENT) << "it writes itself";
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
+}
+
+// The driver has forgotten a page before its address stands for something else.
+TEST_F(SignalTest, AThreadWithoutAContextClosesIt) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  for (int i = 1; i <= 3; ++i) {
+    ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+    ASSERT_EQ(waiter.Do(Concat("signal await 0 ", i)).status, GPUSHM_OK) << i;
+    ASSERT_EQ(writer.Do(Concat("signal set ", i)).status, GPUSHM_OK);
+    ASSERT_EQ(waiter.Do("signal sync 0 20000").status, 0);
+    ASSERT_EQ(waiter.Do("signal close-bare").status, GPUSHM_OK);
+  }
 }
 
 TEST_F(SignalTest, WhatGraphsAndKernelsStoreCounts) {
