@@ -99,11 +99,9 @@ Result<std::unique_ptr<Ring>> Ring::TryWrite(Client* client, std::string_view na
 Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
                                          const Options& options, uint64_t after_generation,
                                          const Wait& wait) {
-  const auto made = MakeFrames(client, name, options.settings, after_generation != 0, wait);
-  if (!made) return std::unexpected(made.error());
-  Held frames(client, *made);
   FrameSettings settings = options.settings;
-  settings.generation = frames->facts().generation;
+  // First, for one process alone can make the next page. Another one that made frames would leave
+  // the name with memory that no page speaks of, and readers would wait for one that does.
   auto page = OpenPage::Make(
       client, Concat(name, kPageSuffix),
       {.kind = options.kind,
@@ -112,6 +110,11 @@ Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
        .settings = settings.ToHeader()},
       {.writers_all = true, .one_writer = false, .after_generation = after_generation}, wait);
   if (!page) return std::unexpected(page.error());
+  const auto made = MakeFrames(client, name, options.settings, after_generation != 0, wait);
+  if (!made) return std::unexpected(made.error());
+  Held frames(client, *made);
+  settings.generation = frames->facts().generation;
+  page->SetSettings(settings.ToHeader());
   Participant participant;
   if (options.kind == Kind::kQueue) {
     auto writer = signal::QueueWriter::Open(page->page(), page->lease());

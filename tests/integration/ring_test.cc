@@ -1,7 +1,7 @@
 // Goal: frames go from one container to others, whole, in order and counted, whoever dies. Method:
 // broker, the plugin's keeper and clients as processes, streams of the driver, SIGKILL at random
 // moments.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -150,6 +150,27 @@ TEST_F(RingTest, AWritersSuccessorLeavesReadersOfTheFormerOneInPeace) {
   EXPECT_EQ(reader.Do("ring begin 0").status, GPUSHM_PEER_DIED);
   ASSERT_EQ(reader.Do("ring close").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("ring read video 0").value, second.value);
+}
+
+// One of two that wait to write makes the next ring, and readers find the frames of that one.
+TEST_F(RingTest, OfTwoSuccessorsOneWrites) {
+  Broker broker(run(), "64Mi");
+  std::optional<Worker> writer(run());
+  ASSERT_EQ(writer->Do(kOldest).status, GPUSHM_OK);
+  for (int round = 0; round < 5; ++round) {
+    std::optional<Worker> successors[] = {std::optional<Worker>(run()),
+                                          std::optional<Worker>(run())};
+    for (auto& successor : successors) {
+      ASSERT_TRUE(successor->Begin("ring write video oldest 4 65536 1000"));
+    }
+    writer->Kill();
+    const Answer first = successors[0]->Await("ring write");
+    const Answer second = successors[1]->Await("ring write");
+    ASSERT_TRUE((first.status == GPUSHM_OK) != (second.status == GPUSHM_OK)) << round;
+    const Answer& made = first.status == GPUSHM_OK ? first : second;
+    ASSERT_EQ(Worker(run()).Do("ring read video 0").value, made.value) << round;
+    writer = std::move(successors[first.status == GPUSHM_OK ? 0 : 1]);
+  }
 }
 
 TEST_F(RingTest, NobodyNoticesThatTheBrokerWasKilled) {
