@@ -318,6 +318,12 @@ Result<signal::Frame> Ring::TryNext(bool newest) {
   if (!next && !unready_.empty()) return TakeUnready(std::prev(unready_.end()));
   if (!next) return next;
   ++open_reads_;
+  // Its hold was free, so the store that freed it is done, though the word has a frame again.
+  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+    std::erase_if(pending_, [word = &reader->hold_word(next->hold)](const signal::Point& point) {
+      return point.word == word;
+    });
+  }
   for (; !unready_.empty(); unready_.erase(unready_.begin())) {
     if (const auto point = Release(unready_.begin()->second)) (void)Store(*point, kNoStream);
     ++next->lost;
@@ -357,7 +363,7 @@ Result<Ring::Frame> Ring::BeginRead(CUstream stream, bool newest, const Deadline
 
 Result<signal::Point> Ring::Release(const signal::Frame& frame) {
   if (auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
-    return reader->Release(frame.hold);
+    return reader->Release(frame);
   }
   if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
     return worker->Done(frame);

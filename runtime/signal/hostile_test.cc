@@ -100,7 +100,7 @@ void UseRing(HostilePage& hostile, uint32_t seed, bool scribble) {
       ASSERT_LT(frame->slot, kSettings.frames);
       ASSERT_LE(frame->bytes, kSettings.frame_bytes);
       static_cast<void>(reader->Check(frame->seq));
-      ASSERT_TRUE(reader->ReleaseNow(frame->hold));
+      ASSERT_TRUE(reader->ReleaseNow(*frame));
     }
     static_cast<void>(RingReader::Join(*hostile.page, 3));
     EndCellsOf(*hostile.page, 3, CellState::kDied);

@@ -204,19 +204,21 @@ void RingReader::MoveTo(uint64_t cursor, uint64_t lost) {
 
 std::optional<uint32_t> RingReader::FreeHold() {
   for (uint32_t i = 0; i < kHolds; ++i) {
-    if (holds_[i] == HoldState::kOpen) continue;
+    if (holds_[i].state == HoldState::kOpen) continue;
     // Acquire pairs with the stream's store; the next hold comes after it.
-    if (holds_[i] == HoldState::kReleased && hold_word(i).load(std::memory_order_acquire) != 0) {
+    if (holds_[i].state == HoldState::kReleased &&
+        hold_word(i).load(std::memory_order_acquire) != 0) {
       continue;
     }
-    holds_[i] = HoldState::kFree;
+    holds_[i].state = HoldState::kFree;
     return i;
   }
   return std::nullopt;
 }
 
 Result<void> RingReader::SomeHoldMayEnd() const {
-  if (std::ranges::any_of(holds_, [](HoldState s) { return s != HoldState::kOpen; })) return {};
+  if (std::ranges::any_of(holds_, [](const Hold& h) { return h.state != HoldState::kOpen; }))
+    return {};
   return Fail(Code::kExhausted, Concat(kHolds, " frames are open"), "release one of them");
 }
 
@@ -230,7 +232,7 @@ std::optional<Frame> RingReader::Take(uint64_t seq, uint32_t hold) {
   }
   frame->hold = hold;
   frame->lost = seq - cursor_;
-  holds_[hold] = HoldState::kOpen;
+  holds_[hold] = {.state = HoldState::kOpen, .seq = seq};
   MoveTo(seq + 1, frame->lost);
   own().words[kTakenWord].store(++taken_, std::memory_order_relaxed);
   return frame;
@@ -276,16 +278,18 @@ Result<void> RingReader::Check(uint64_t seq) const {
   return StillOwned(own(), lease_);
 }
 
-Result<Point> RingReader::Release(uint32_t hold) {
-  if (hold >= kHolds || holds_[hold] != HoldState::kOpen) {
-    return Fail(Code::kInvalidArgument, Concat("hold ", hold, " is not open"));
+Result<Point> RingReader::Release(const Frame& frame) {
+  // The hold may have another frame by now.
+  if (frame.hold >= kHolds || holds_[frame.hold].state != HoldState::kOpen ||
+      holds_[frame.hold].seq != frame.seq) {
+    return Fail(Code::kInvalidArgument, Concat("frame ", frame.seq, " is not open"));
   }
-  holds_[hold] = HoldState::kReleased;
-  return Point{&hold_word(hold), 0};
+  holds_[frame.hold].state = HoldState::kReleased;
+  return Point{&hold_word(frame.hold), 0};
 }
 
-Result<void> RingReader::ReleaseNow(uint32_t hold) {
-  const auto point = Release(hold);
+Result<void> RingReader::ReleaseNow(const Frame& frame) {
+  const auto point = Release(frame);
   if (!point) return std::unexpected(point.error());
   point->word->store(0, std::memory_order_release);  // Pairs with W2.
   return {};

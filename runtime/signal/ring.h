@@ -81,10 +81,13 @@ class RingReader {
   Result<void> Check(uint64_t seq) const;
 
   // Ends a frame: the reader's stream stores the point behind its last look at the bytes. The hold
-  // is free again after that. kInvalidArgument: that hold is not open.
-  Result<Point> Release(uint32_t hold);
+  // is free again after that. kInvalidArgument: that frame is not open.
+  Result<Point> Release(const Frame& frame);
   // The same, when the bytes are no longer looked at already.
-  Result<void> ReleaseNow(uint32_t hold);
+  Result<void> ReleaseNow(const Frame& frame);
+
+  // Names the frame that a hold keeps, 0 when there is none.
+  Word& hold_word(uint32_t hold) const { return own().words[kHoldWords + hold]; }
 
   uint32_t cell() const { return cell_; }
   uint64_t cursor() const { return cursor_; }  // Number of the next frame.
@@ -94,11 +97,14 @@ class RingReader {
 
  private:
   enum class HoldState : uint8_t { kFree, kOpen, kReleased };
+  struct Hold {
+    HoldState state = HoldState::kFree;
+    uint64_t seq = 0;  // Of the frame that it has, or had.
+  };
 
   RingReader(const FrameTable& table, uint64_t lease, uint32_t cell);
 
   Cell& own() const { return table_.reader(cell_); }
-  Word& hold_word(uint32_t hold) const { return own().words[kHoldWords + hold]; }
   void Begin(Start start);
   uint64_t OldestOf(uint64_t newest) const;
   std::optional<uint32_t> FreeHold();
@@ -113,7 +119,7 @@ class RingReader {
   uint64_t cursor_ = 0;
   uint64_t taken_ = 0;
   uint64_t lost_ = 0;
-  std::array<HoldState, kHolds> holds_{};
+  std::array<Hold, kHolds> holds_{};
 };
 
 }  // namespace gpushm::signal

@@ -170,9 +170,9 @@ class RingModel {
     ASSERT_EQ(reader->ring.Check(frame.seq).has_value(), frame.seq <= complete_);
     reader->open.erase(reader->open.begin() + static_cast<ptrdiff_t>(i));
     if (Below(2) == 0) {
-      ASSERT_TRUE(reader->ring.ReleaseNow(frame.hold));
+      ASSERT_TRUE(reader->ring.ReleaseNow(frame));
     } else {
-      reader->stores.emplace_back(frame.seq, *reader->ring.Release(frame.hold));
+      reader->stores.emplace_back(frame.seq, *reader->ring.Release(frame));
     }
   }
 
@@ -295,10 +295,10 @@ int Read(const SharedFrames& shared, uint64_t lease, Start start, uint32_t seed)
       if (old.good && !shared.Has(old.frame.slot, old.frame.seq)) return 28;
       if (old.good && !reader->Check(old.frame.seq)) return 29;
       if (random() % 2 == 0) {
-        if (!reader->ReleaseNow(old.frame.hold)) return 30;
+        if (!reader->ReleaseNow(old.frame)) return 30;
         continue;
       }
-      const auto point = reader->Release(old.frame.hold);
+      const auto point = reader->Release(old.frame);
       if (!point) return 31;
       stream.Do([&shared, old, point = *point] {
         if (old.good && !shared.Has(old.frame.slot, old.frame.seq)) _exit(32);

@@ -3,7 +3,7 @@
 // Method: writer and readers in one thread, which also plays the GPU and the broker.
 #include "runtime/signal/ring.h"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -63,7 +63,7 @@ uint64_t ReadOne(const Ring& ring, RingReader& reader, Order order = Order::kInO
   EXPECT_TRUE(ring.shared.Has(frame->slot, frame->seq));
   EXPECT_EQ(frame->metadata, MetadataOf(frame->seq));
   EXPECT_TRUE(reader.Check(frame->seq));
-  EXPECT_TRUE(reader.ReleaseNow(frame->hold));
+  EXPECT_TRUE(reader.ReleaseNow(*frame));
   return frame->seq;
 }
 
@@ -143,9 +143,9 @@ TEST(RingTest, AHeldFrameIsNotOverwritten) {
   ASSERT_TRUE(held);
   for (int i = 0; i < 100; ++i) ASSERT_NE(ring.Write(), 0U);
   EXPECT_TRUE(ring.shared.Has(held->slot, 1));
-  const auto point = reader.Release(held->hold);
+  const auto point = reader.Release(*held);
   ASSERT_TRUE(point);
-  EXPECT_EQ(CodeOf(reader.Release(held->hold)), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf(reader.Release(*held)), Code::kInvalidArgument);
   ring.Write();
   EXPECT_TRUE(ring.shared.Has(held->slot, 1)) << "the reader's stream has not stored yet";
   Store(*point);
@@ -156,10 +156,10 @@ TEST(RingTest, AHeldFrameIsNotOverwritten) {
 TEST(RingTest, AFrameIsDroppedWhenAllSlotsAreHeld) {
   Ring ring(3);
   RingReader reader = ring.Join();
-  std::vector<uint32_t> holds;
+  std::vector<Frame> frames;
   for (int i = 0; i < 3; ++i) {
     ring.Write();
-    holds.push_back(reader.Next(kNow)->hold);
+    frames.push_back(*reader.Next(kNow));
   }
   for (int i = 1; i < 5; ++i) {
     const auto opened = ring.writer.OpenFrame(kNow);
@@ -167,7 +167,7 @@ TEST(RingTest, AFrameIsDroppedWhenAllSlotsAreHeld) {
     EXPECT_THAT(opened.error().ToString(), HasSubstr(Concat(i, " dropped")));
   }
   EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kTimeout);
-  ASSERT_TRUE(reader.ReleaseNow(holds[1]));
+  ASSERT_TRUE(reader.ReleaseNow(frames[1]));
   EXPECT_EQ(ring.Write(), 4U);
   EXPECT_EQ(ReadOne(ring, reader), 4U);
   EXPECT_EQ(reader.lost(), 0U);
@@ -187,15 +187,18 @@ TEST(RingTest, AReaderHasSoManyHolds) {
   Ring ring(20);
   RingReader reader = ring.Join();
   for (uint32_t i = 0; i <= kHolds; ++i) ring.Write();
-  for (uint32_t i = 0; i < kHolds; ++i) ASSERT_TRUE(reader.Next(kNow));
+  std::vector<Frame> frames;
+  for (uint32_t i = 0; i < kHolds; ++i) frames.push_back(*reader.Next(kNow));
   EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kExhausted);
-  const auto point = reader.Release(3);
+  const auto point = reader.Release(frames[3]);
   EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kTimeout) << "its stream has not stored yet";
   Store(*point);
   const auto frame = reader.Next(kNow);
   ASSERT_TRUE(frame);
   EXPECT_EQ(frame->hold, 3U);
   EXPECT_EQ(frame->lost, 0U);
+  EXPECT_EQ(CodeOf(reader.Release(frames[3])), Code::kInvalidArgument)
+      << "another frame's hold now";
 }
 
 TEST(RingTest, SoManyReadersJoin) {
@@ -237,7 +240,7 @@ TEST(RingTest, WithBackPressureTheWriterWaitsForTheSlowest) {
   EXPECT_THAT(opened.error().ToString(), HasSubstr("the reader in cell 2 is at frame 1, 4 behind"));
   const auto held = slow.Next(kNow);
   EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kTimeout) << "taken, not released";
-  ASSERT_TRUE(slow.ReleaseNow(held->hold));
+  ASSERT_TRUE(slow.ReleaseNow(*held));
   EXPECT_EQ(ring.Write(), 5U);
   EXPECT_EQ(ring.Write(), 0U);
   ring.End(2);

@@ -85,7 +85,7 @@ void RingNextAndRelease(benchmark::State& state) {
       [&] {
         const auto frame = reader.Next(kNow);
         benchmark::DoNotOptimize(reader.Check(frame->seq));
-        benchmark::DoNotOptimize(reader.ReleaseNow(frame->hold));
+        benchmark::DoNotOptimize(reader.ReleaseNow(*frame));
       });
 }
 BENCHMARK(RingNextAndRelease)->UseManualTime();
