@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <cstdlib>
 #include <ctime>
 #include <utility>
 
@@ -18,6 +19,54 @@ namespace {
 constexpr int kBacklog = 1024;
 constexpr size_t kHttpThreads = 4;
 constexpr char kText[] = "text/plain; charset=utf-8";
+
+using Handled = httplib::Server::HandlerResponse;
+
+// Answers, and ends the connection: what a caller whose body nobody reads says next would be taken
+// for a request. httplib ends one only where the caller asked for it or a content cannot be given.
+void Refuse(int status, const std::string& why, httplib::Response& response) {
+  response.status = status;
+  response.set_header("Connection", "close");
+  const std::string text = why + "\n";
+  response.set_content_provider(text.size(), kText,
+                                [text](size_t /*offset*/, size_t /*size*/, httplib::DataSink& to) {
+                                  to.write(text.data(), text.size());
+                                  return false;
+                                });
+}
+
+// httplib applies its limit to bodies that say their length, and to what they are before they are
+// decompressed.
+Handled CheckReview(const httplib::Request& request, httplib::Response& response) {
+  if (request.method != "POST" || (request.path != "/mutate" && request.path != "/validate")) {
+    Refuse(404, "POST an AdmissionReview to /mutate or /validate", response);
+  } else if (request.has_header("Transfer-Encoding") || !request.has_header("Content-Length")) {
+    Refuse(411, "say the body's length in Content-Length", response);
+  } else if (request.has_header("Content-Encoding")) {
+    Refuse(415, "send the body as it is, without Content-Encoding", response);
+  } else if (std::strtoull(request.get_header_value("Content-Length").c_str(), nullptr, 10) >
+             kMaxBodyBytes) {
+    Refuse(413, Concat("a body has ", kMaxBodyBytes, " bytes at most"), response);
+  } else {
+    return Handled::Unhandled;
+  }
+  return Handled::Handled;
+}
+
+Handled CheckProbe(const httplib::Request& request, httplib::Response& response) {
+  if (request.method == "GET") return Handled::Unhandled;
+  Refuse(405, "GET /healthz, /readyz or /metrics", response);
+  return Handled::Handled;
+}
+
+// At most kMaxBodyBytes. False: it did not come, or is longer.
+bool ReadBody(const httplib::ContentReader& read, std::string* body) {
+  return read([body](const char* bytes, size_t size) {
+    if (body->size() + size > kMaxBodyBytes) return false;
+    body->append(bytes, size);
+    return true;
+  });
+}
 
 bool SetUpTls(SSL_CTX* context, Certificates* certificates) {
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
@@ -94,14 +143,20 @@ Result<void> Server::Start() {
       [this](SSL_CTX& context) { return SetUpTls(&context, certificates_); });
   for (const auto& [path, endpoint] :
        {std::pair{"/mutate", Endpoint::kMutate}, std::pair{"/validate", Endpoint::kValidate}}) {
-    tls->Post(path, [this, endpoint](const httplib::Request& request, httplib::Response& response) {
-      Handle(endpoint, request, response);
+    tls->Post(path, [this, endpoint](const httplib::Request& request, httplib::Response& response,
+                                     const httplib::ContentReader& read) {
+      std::string body;
+      if (!ReadBody(read, &body)) return Refuse(400, "the body did not come whole", response);
+      Handle(endpoint, request, body, response);
     });
   }
+  tls->set_pre_routing_handler(CheckReview);
   https_ = std::make_unique<Listener>(std::move(tls), kConnections);
   auto plain = std::make_unique<httplib::Server>();
   AddProbes(plain.get());
+  plain->set_pre_routing_handler(CheckProbe);
   http_ = std::make_unique<Listener>(std::move(plain), kHttpThreads);
+  http_->server->set_keep_alive_max_count(1);  // Nobody reads what comes after a request.
 
   const Result<int> port = https_->Listen(options_.address, options_.port);
   if (!port) return std::unexpected(port.error());
@@ -121,14 +176,14 @@ void Server::Stop() {
   http_.reset();
 }
 
-void Server::Handle(Endpoint endpoint, const httplib::Request& request,
+void Server::Handle(Endpoint endpoint, const httplib::Request& request, std::string_view body,
                     httplib::Response& response) {
   const int64_t start_ns = MonotonicNs();
   if (draining_) response.set_header("Connection", "close");
-  const bool large = request.body.size() > kLargeBodyBytes;
+  const bool large = body.size() > kLargeBodyBytes;
   std::unique_lock one_at_a_time(large_, std::defer_lock);
   if (large) one_at_a_time.lock();
-  const Result<Answer> answer = Review(*admission_, endpoint, request.body);
+  const Result<Answer> answer = Review(*admission_, endpoint, body);
   if (large) malloc_trim(0);
   if (!answer) {
     metrics_->Failed(endpoint);

@@ -5,8 +5,9 @@
 //               /readyz                 200 when calls are welcome; 503 before and while draining
 //               /metrics                Prometheus' text format
 //
-// Bounded: kMaxBodyBytes a request; kSilentS until a caller's first byte, kReadTimeoutS for each
-// further wait, also between two requests; kConnections at the same time, more wait in the kernel.
+// Bounded: kMaxBodyBytes a request, which says its length first and is not compressed; kSilentS
+// until a caller's first byte, kReadTimeoutS for each further wait, also between two requests;
+// kConnections at the same time, more wait in the kernel.
 //
 // Threads: Start, Drain and Stop from one thread.
 #pragma once
@@ -18,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "runtime/base/status.h"
@@ -63,7 +65,8 @@ class Server {
 
  private:
   struct Listener;
-  void Handle(Endpoint endpoint, const httplib::Request& request, httplib::Response& response);
+  void Handle(Endpoint endpoint, const httplib::Request& request, std::string_view body,
+              httplib::Response& response);
   void AddProbes(httplib::Server* server);
 
   const Options options_;

@@ -27,6 +27,7 @@ using testing::WriteCertificate;
 
 constexpr int64_t kYearS = 365 * 24 * 3600;
 constexpr char kJson[] = "application/json";
+constexpr size_t kEndlessBytes = 64 << 20;
 
 std::string Body() {
   return ReviewOf(PodWith({"model"}, {{"buffers.gpushm.io/weights", "8Gi"}})).dump();
@@ -82,6 +83,49 @@ TEST_F(ServerTest, RefusesWhatIsNoReview) {
   EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
 #ifndef GPUSHM_SANITIZED  // Whose own memory is in it.
   EXPECT_LT(injector.RssBytes(), uint64_t{64} << 20);
+#endif
+}
+
+// Sends chunks for as long as somebody takes them, up to 64 MiB.
+httplib::ContentProviderWithoutLength EndlessBody(size_t* taken_bytes) {
+  return [taken_bytes](size_t, httplib::DataSink& sink) {
+    const std::string bytes(1 << 16, ' ');
+    if (*taken_bytes >= kEndlessBytes) {
+      sink.done();
+      return true;
+    }
+    if (!sink.write(bytes.data(), bytes.size())) return false;
+    *taken_bytes += bytes.size();
+    return true;
+  };
+}
+
+// Goal: no request takes more memory than kMaxBodyBytes promise. Method: bodies that do not say
+// how long they are, or become longer than they say.
+TEST_F(ServerTest, RefusesBodiesThatHideTheirLength) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  for (const char* const path : {"/mutate", "/other"}) {
+    size_t taken_bytes = 0;
+    const auto chunked = injector.Https()->Post(path, EndlessBody(&taken_bytes), kJson);
+    EXPECT_TRUE(!chunked || chunked->status == 411 || chunked->status == 404);
+    EXPECT_LT(taken_bytes, kEndlessBytes) << path;
+  }
+  size_t taken_bytes = 0;
+  httplib::Client plain("127.0.0.1", injector.http_port());
+  const auto posted = plain.Post("/healthz", EndlessBody(&taken_bytes), kJson);
+  EXPECT_TRUE(!posted || posted->status == 405);
+  EXPECT_LT(taken_bytes, kEndlessBytes);
+
+  const auto bomb = injector.Https();
+  bomb->set_compress(true);
+  const auto expanded = bomb->Post("/mutate", std::string(kEndlessBytes, ' '), kJson);
+  // No answer where the connection ended while the body was still being sent.
+  EXPECT_TRUE(!expanded || expanded->status == 415);
+
+  EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
+#ifndef GPUSHM_SANITIZED  // Whose own memory is in it.
+  EXPECT_LT(injector.PeakRssBytes(), uint64_t{32} << 20);
 #endif
 }
 

@@ -124,6 +124,12 @@ uint64_t InjectorProcess::RssBytes() const {
   return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
+uint64_t InjectorProcess::PeakRssBytes() const {
+  const std::string status = ReadAll(Concat("/proc/", pid_, "/status"));
+  const size_t at = status.find("VmHWM:");
+  return at == std::string::npos ? 0 : std::strtoull(status.c_str() + at + 6, nullptr, 10) << 10;
+}
+
 std::unique_ptr<httplib::SSLClient> InjectorProcess::Https() const {
   // A server that refuses a body closes while it is still being written.
   signal(SIGPIPE, SIG_IGN);

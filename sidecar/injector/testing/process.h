@@ -40,6 +40,8 @@ class InjectorProcess {
   int WaitEnd(int64_t timeout_ms = kLongMs);
   std::string Log() const;
   uint64_t RssBytes() const;
+  // The most that it has had.
+  uint64_t PeakRssBytes() const;
 
   std::unique_ptr<httplib::SSLClient> Https() const;
   // Body of a GET on the plain port, and its status.
