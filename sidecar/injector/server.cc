@@ -68,6 +68,13 @@ bool ReadBody(const httplib::ContentReader& read, std::string* body) {
   });
 }
 
+// httplib's accept loop ends at errors that pass by themselves, as ENFILE.
+bool IsListening(int socket_fd) {
+  int listening = 0;
+  socklen_t size = sizeof listening;
+  return getsockopt(socket_fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) == 0 && listening != 0;
+}
+
 bool SetUpTls(SSL_CTX* context, Certificates* certificates) {
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
   certificates->ServeOn(context);
@@ -164,6 +171,7 @@ Result<void> Server::Start() {
   const Result<int> http_port = http_->Listen(options_.address, options_.http_port);
   if (!http_port) return std::unexpected(http_port.error());
   http_port_ = *http_port;
+  https_socket_ = https_->socket;
   https_->Serve();
   http_->Serve();
   return {};
@@ -201,15 +209,22 @@ void Server::Handle(Endpoint endpoint, const httplib::Request& request, std::str
 }
 
 void Server::AddProbes(httplib::Server* server) {
-  server->Get("/healthz", [](const httplib::Request&, httplib::Response& response) {
-    response.set_content("ok\n", kText);
+  const auto answer = [](const std::string& why_not, httplib::Response& response) {
+    response.status = why_not.empty() ? 200 : 503;
+    response.set_content((why_not.empty() ? "ok" : why_not) + "\n", kText);
+  };
+  // Of an end that nobody asked for.
+  const auto deaf = [this] {
+    return draining_ || IsListening(https_socket_) ? "" : "nobody listens for HTTPS any more";
+  };
+  server->Get("/healthz", [=](const httplib::Request&, httplib::Response& response) {
+    answer(deaf(), response);
   });
-  server->Get("/readyz", [this](const httplib::Request&, httplib::Response& response) {
-    std::string why;
+  server->Get("/readyz", [=, this](const httplib::Request&, httplib::Response& response) {
+    std::string why = deaf();
     if (draining_) why = "draining";
     if (certificates_->expires_s() < std::time(nullptr)) why = "the certificate has expired";
-    response.status = why.empty() ? 200 : 503;
-    response.set_content((why.empty() ? "ok" : why) + "\n", kText);
+    answer(why, response);
   });
   server->Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
     response.set_content(metrics_->Text(), "text/plain; version=0.0.4; charset=utf-8");

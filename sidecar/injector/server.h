@@ -1,7 +1,8 @@
 // The webhook's two listeners: HTTPS for the API server, plain HTTP for probes and Prometheus.
 //
 //   HTTPS  POST /mutate, /validate      AdmissionReview v1
-//   HTTP   GET  /healthz                200 while the process serves
+//   HTTP   GET  /healthz                200 while the process serves; 503 when HTTPS ended by
+//   itself
 //               /readyz                 200 when calls are welcome; 503 before and while draining
 //               /metrics                Prometheus' text format
 //
@@ -77,6 +78,7 @@ class Server {
   std::mutex large_;  // Held by who looks at a large body.
   int port_ = 0;
   int http_port_ = 0;
+  int https_socket_ = -1;  // Which listens; the listener's own.
   std::unique_ptr<Listener> https_;
   std::unique_ptr<Listener> http_;
 };

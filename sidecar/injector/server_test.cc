@@ -197,6 +197,46 @@ TEST_F(ServerTest, DrainsBeforeItEnds) {
   EXPECT_EQ(injector.WaitEnd(), 0);
 }
 
+// The descriptor of this process that listens on `port`; -1: none does.
+int ListenerOn(int port) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    int listening = 0;
+    socklen_t size = sizeof listening;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0 || listening == 0) {
+      continue;
+    }
+    sockaddr_in address{};
+    socklen_t length = sizeof address;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
+        ntohs(address.sin_port) == port) {
+      return fd;
+    }
+  }
+  return -1;
+}
+
+// Goal: a kubelet restarts an injector that the API server cannot reach any more. Method: accept
+// fails as it does when the machine has no descriptor left, which ends httplib's loop.
+TEST_F(ServerTest, ProbesFailWhenNobodyListens) {
+  const Admission admission = testing::TestAdmission();
+  Certificates certificates(tls_.path());
+  ASSERT_TRUE(certificates.Load());
+  Metrics metrics;
+  Server server({.address = "127.0.0.1", .port = 0, .http_port = 0}, &admission, &certificates,
+                &metrics);
+  ASSERT_TRUE(server.Start());
+  httplib::Client probe("127.0.0.1", server.http_port());
+  EXPECT_EQ(probe.Get("/healthz")->status, 200);
+  EXPECT_EQ(probe.Get("/readyz")->status, 200);
+  const int listener = ListenerOn(server.port());
+  ASSERT_GE(listener, 0);
+  ASSERT_EQ(shutdown(listener, SHUT_RDWR), 0);
+  EXPECT_EQ(probe.Get("/healthz")->status, 503);
+  EXPECT_EQ(probe.Get("/readyz")->status, 503);
+  EXPECT_EQ(probe.Get("/metrics")->status, 200);
+}
+
 // Goal: callers that say nothing keep nobody waiting. Method: four times as many as there are
 // threads, each of which would wait kReadTimeoutS.
 TEST_F(ServerTest, SilentCallersAreLeftAlone) {
