@@ -113,7 +113,7 @@ void EntryReader::FailKey(std::string reason, std::string_view nearest) {
 // A container of the pod for an example: the nearest to `wanted`, else the first.
 std::string EntryReader::Container(std::string_view wanted) const {
   if (!options_.containers || options_.containers->empty()) return "trainer";
-  if (wanted.empty()) return options_.containers->front();
+  if (wanted.empty() || errors_.full()) return options_.containers->front();
   std::vector<std::string> all = *options_.containers;
   all.insert(all.end(), options_.more_containers.begin(), options_.more_containers.end());
   return std::string(Nearest(wanted, all));
@@ -341,6 +341,9 @@ void EntryReader::Containers(const YamlNode& value, std::string_view field,
   for (size_t i = 0; i < value.items.size(); ++i) {
     const YamlNode& item = value.items[i];
     const std::string path = Concat(field, "[", i, "]");
+    if (i == limits::kContainers) {
+      return Fail(item, path, Concat("more than ", limits::kContainers, " containers"));
+    }
     const std::string* name = Text(item, path);
     if (name == nullptr) continue;
     if (!IsDnsLabel(*name)) {
@@ -349,8 +352,6 @@ void EntryReader::Containers(const YamlNode& value, std::string_view field,
       Fail(item, path, Concat(Quote(*name), " is there twice"));
     } else if (const std::string why = WhyNot(*name); !why.empty()) {
       Fail(item, path, why, AnnotationExample(entry_.key, field, Container(*name)));
-    } else if (out.size() == limits::kContainers) {
-      return Fail(item, path, Concat("more than ", limits::kContainers, " containers"));
     } else {
       out.push_back(*name);
     }

@@ -87,7 +87,7 @@ ConfigError Origin::At(int line, int column) const {
 }
 
 void ErrorList::Add(ConfigError error) {
-  if (errors_.size() < kErrorsKept) {
+  if (!full()) {
     errors_.push_back(std::move(error));
   } else {
     ++left_out_;

@@ -44,6 +44,8 @@ class ErrorList {
  public:
   void Add(ConfigError error);
   bool empty() const { return errors_.empty(); }
+  // Others are only counted: what their text would say need not be found out.
+  bool full() const { return errors_.size() >= kErrorsKept; }
   // In the order of their places in a file, as found otherwise.
   std::vector<ConfigError> Take();
 

@@ -335,6 +335,17 @@ TEST(Mutate, AHundredContainers) {
   EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
 }
 
+// Goal: texts inside of annotations cost no more than their bounds promise.
+TEST(Mutate, AnnotationsThatAreTooLongAreNotParsed) {
+  std::string list = "a";
+  for (int i = 0; i < 125'000; ++i) list += ",a";
+  const Verdict verdict = TestAdmission().Mutate(
+      PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [" + list + "]}"}}));
+  EXPECT_FALSE(verdict.allowed);
+  EXPECT_THAT(verdict.message, AllOf(HasSubstr("at most 122880"), HasSubstr("pool-extra")));
+  EXPECT_THAT(verdict.message, ::testing::Not(HasSubstr("there twice")));
+}
+
 struct Denial {
   const char* what;
   Json annotations;

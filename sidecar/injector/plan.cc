@@ -23,6 +23,9 @@ constexpr char kEndsTooEarly[] =
     "it again after a restart. Say loads: true and let it run `gpushmctl load`";
 // A container's environment variable holds at most 128 KiB (execve(2), MAX_ARG_STRLEN).
 constexpr size_t kVariableBytes = 120 * 1024;
+// Of gpushm.io/status that is looked at: an object of lists of names, one for each container.
+constexpr size_t kStatusBytes = 64 * 1024;
+constexpr ptrdiff_t kStatusBrackets = 8;
 
 // FNV-1a: tells texts apart that nobody chose in order to collide.
 std::string DigestOf(const config::Annotations& annotations) {
@@ -161,7 +164,7 @@ void CheckPod(const PodView& pod, const Plan& plan, Errors* errors) {
   }
 }
 
-void CheckLimits(const PodView& pod, const Plan& plan, Errors* errors) {
+void CheckLimits(const Plan& plan, Errors* errors) {
   if (plan.done.containers.empty()) {
     errors->push_back(PodError("spec.containers", "no container would attach", "name: model"));
   }
@@ -172,13 +175,26 @@ void CheckLimits(const PodView& pod, const Plan& plan, Errors* errors) {
                  Concat(served, " containers would be served, at most ", limits::kContainers),
                  "name those that attach: containers: [decoder, model]"));
   }
-  const size_t bytes = BuffersVariable(pod).size();
-  if (bytes > kVariableBytes) {
-    errors->push_back(
-        PodError("metadata.annotations",
-                 Concat("those of gpushm take ", bytes, " bytes, at most ", kVariableBytes),
-                 "create buffers at run time, from gpushm.io/pool-extra"));
+}
+
+// Comes first: a text of millions of bytes would take hundreds of times its size once it is parsed.
+std::optional<ConfigError> TooLong(const PodView& pod) {
+  size_t bytes = 0;
+  for (const auto& [key, value] : pod.annotations()) {
+    if (config::IsOurKey(key) && key != config::kStatusKey) bytes += key.size() + value.size();
   }
+  if (bytes <= kVariableBytes) bytes = BuffersVariable(pod).size();
+  if (bytes <= kVariableBytes) return std::nullopt;
+  return PodError("metadata.annotations",
+                  Concat("those of gpushm take ", bytes, " bytes, at most ", kVariableBytes),
+                  "create buffers at run time, from gpushm.io/pool-extra");
+}
+
+Json ReadStatus(const std::string& text) {
+  if (text.size() > kStatusBytes) return nullptr;
+  const auto opens = [](char c) { return c == '[' || c == '{'; };
+  if (std::ranges::count_if(text, opens) > kStatusBrackets) return nullptr;
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
 config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& done) {
@@ -204,7 +220,7 @@ config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& d
 std::optional<Done> Done::Of(const PodView& pod) {
   const auto found = pod.annotations().find(std::string(config::kStatusKey));
   if (found == pod.annotations().end() || pod.Find(kSidecarName) == nullptr) return std::nullopt;
-  const Json status = Json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  const Json status = ReadStatus(found->second);
   if (!status.is_object()) return std::nullopt;
   Done done;
   for (const auto& [key, text] :
@@ -238,6 +254,7 @@ std::string Plan::Status() const {
 }
 
 config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings) {
+  if (auto error = TooLong(pod)) return std::unexpected(Errors{*std::move(error)});
   const std::optional<Done> earlier = Done::Of(pod);
   const std::string digest = DigestOf(pod.annotations());
   const bool same = earlier && earlier->annotations == digest;
@@ -274,7 +291,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   CheckVolumes(pod, &plan, &errors);
   CheckPod(pod, plan, &errors);
   CheckResources(pod, plan, settings, &errors);
-  CheckLimits(pod, plan, &errors);
+  CheckLimits(plan, &errors);
   if (!errors.empty()) return std::unexpected(std::move(errors));
   return plan;
 }
