@@ -148,10 +148,6 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
             "container ", name,
             " must mount the volume gpushm at /run/gpushm, which another webhook removed");
       }
-      if (container < sidecar) {
-        return Concat("init container ", name,
-                      " was put before the sidecar, and would wait for it");
-      }
     }
   }
   return {};

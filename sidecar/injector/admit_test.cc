@@ -129,6 +129,38 @@ TEST(Mutate, ACopiedPodWithOtherAnnotationsIsMadeAnew) {
   EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
 }
 
+// Goal: who gets the GPU does not depend on what other webhooks write into annotations in between.
+TEST(Mutate, AContainerThatComesLaterGetsNoGpuAlsoForOtherAnnotations) {
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  pod["spec"]["containers"].push_back({{"name", "proxy"}});
+  pod["metadata"]["annotations"]["sidecar.gpushm.io/cpu"] = "100m";
+  pod = Injected(TestAdmission(), pod);
+  EXPECT_EQ(ContainerOf(pod, "proxy"), (Json{{"name", "proxy"}}));
+  EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["requests"]["cpu"], "100m");
+  EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
+  pod["metadata"]["annotations"]["private.gpushm.io/proxy"] = "1Gi";
+  EXPECT_TRUE(ContainerOf(Injected(TestAdmission(), pod), "proxy").contains("resources"))
+      << "it is named";
+}
+
+// Goal: what Mutate patches Validate admits. Method: a copy of a running pod, in which another
+// webhook had put its init container before the sidecar.
+TEST(Mutate, InitContainersBeforeTheSidecarDoNotLoad) {
+  const char* const key = "buffers.gpushm.io/w";
+  Json pod = PodWith({"model"}, {{key, "{size: 1Gi, loads: true}"}});
+  pod["spec"]["initContainers"] = {{{"name", "fetch"}}};
+  pod = Injected(TestAdmission(), pod);
+  auto& list = pod["spec"]["initContainers"];
+  list.insert(list.begin(), Json{{"name", "proxy-init"}});
+  pod["metadata"]["annotations"][key] = "{size: 2Gi, loads: true}";
+  pod = Injected(TestAdmission(), pod);
+  EXPECT_EQ(ContainerOf(pod, "proxy-init"), (Json{{"name", "proxy-init"}}));
+  EXPECT_TRUE(ContainerOf(pod, "fetch").contains("volumeMounts"));
+  EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["limits"]["gpushm.io/memory"], "4");
+  const Verdict verdict = TestAdmission().Validate(pod);
+  EXPECT_TRUE(verdict.allowed) << verdict.message;
+}
+
 // Goal: a pod that is written down from a running one, and made again after an upgrade, does not
 // keep the former sidecar. While replicas of both versions answer, none refuses what the other did.
 TEST(Mutate, ACopyOfAPodFromBeforeAnUpgradeGetsTheNewSidecar) {

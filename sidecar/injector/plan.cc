@@ -208,11 +208,37 @@ config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& d
   if (!done) return options;
   // Who came later may be named by nobody, and is not meant where nobody is named.
   std::erase_if(*options.containers, [&](const std::string& name) {
-    if (std::ranges::count(done->containers, name) > 0) return false;
+    if (std::ranges::count(done->applications, name) > 0) return false;
     options.more_containers.push_back(name);
     return true;
   });
   return options;
+}
+
+// Plain init containers that run beside the sidecar, which comes first unless others were put
+// before it.
+std::vector<std::string> Loaders(const PodView& pod) {
+  const Container* const sidecar = pod.Find(kSidecarName);
+  std::vector<std::string> names = pod.Names(Kind::kInit);
+  std::erase_if(names, [&](const std::string& name) {
+    return sidecar != nullptr && pod.Find(name) < sidecar;
+  });
+  return names;
+}
+
+// Who comes before the sidecar would wait for it for ever.
+void CheckOrder(const PodView& pod, const Plan& plan, Errors* errors) {
+  const Container* const sidecar = pod.Find(kSidecarName);
+  if (sidecar == nullptr) return;
+  for (const auto* const names : {&plan.done.containers, &plan.done.init_containers}) {
+    for (const std::string& name : *names) {
+      const Container* const container = pod.Find(name);
+      if (container == nullptr || container >= sidecar) continue;
+      errors->push_back(PodError(FieldOf(*container),
+                                 "was put before the sidecar, and would wait for it",
+                                 "initContainers begin with gpushm"));
+    }
+  }
 }
 
 }  // namespace
@@ -231,8 +257,13 @@ std::optional<Done> Done::Of(const PodView& pod) {
   }
   if (done.annotations.empty()) return std::nullopt;
   for (const auto& [key, names] : {std::pair{"containers", &done.containers},
-                                   std::pair{"initContainers", &done.init_containers}}) {
+                                   std::pair{"initContainers", &done.init_containers},
+                                   std::pair{"applications", &done.applications}}) {
     const auto list = status.find(key);
+    if (list == status.end() && names == &done.applications) {
+      done.applications = done.containers;  // A former injector did not say.
+      continue;
+    }
     if (list == status.end() || !list->is_array()) return std::nullopt;
     for (const Json& name : *list) {
       if (!name.is_string()) return std::nullopt;
@@ -246,6 +277,7 @@ std::string Plan::Status() const {
   return Json{{"version", done.version},
               {"image", done.image},
               {"annotations", done.annotations},
+              {"applications", done.applications},
               {"containers", done.containers},
               {"initContainers", done.init_containers},
               {"memory", config::FormatBytes(memory_bytes)},
@@ -258,8 +290,8 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   const std::optional<Done> earlier = Done::Of(pod);
   const std::string digest = DigestOf(pod.annotations());
   const bool same = earlier && earlier->annotations == digest;
-  config::OrErrors<config::PodSpec> spec = config::ParseAnnotationsOrErrors(
-      pod.annotations(), OptionsFor(pod, same ? earlier : std::nullopt));
+  config::OrErrors<config::PodSpec> spec =
+      config::ParseAnnotationsOrErrors(pod.annotations(), OptionsFor(pod, earlier));
   if (!spec) return std::unexpected(std::move(spec.error()));
   if (!spec->inject || !spec->AsksForSidecar()) return std::nullopt;
 
@@ -267,6 +299,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   plan.done.version = kVersion;
   plan.done.image = settings.sidecar_image;
   plan.done.annotations = digest;
+  plan.done.applications = earlier ? earlier->applications : pod.Names(Kind::kApplication);
   plan.stale = !same;
   plan.redo =
       plan.stale || earlier->version != plan.done.version || earlier->image != plan.done.image;
@@ -277,7 +310,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   }
   const bool any_loads = std::ranges::any_of(spec->buffers, &config::BufferSpec::loads);
   if (any_loads) {
-    plan.done.init_containers = same ? earlier->init_containers : pod.Names(Kind::kInit);
+    plan.done.init_containers = same ? earlier->init_containers : Loaders(pod);
   }
   plan.loads = std::ranges::any_of(spec->buffers, &config::BufferSpec::StartsLoading);
   plan.memory_bytes = config::NodeBytes(*spec);
@@ -287,6 +320,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
 
   Errors errors;
   CheckFree(pod, earlier, &errors);
+  CheckOrder(pod, plan, &errors);
   CheckMounts(pod, plan, &errors);
   CheckVolumes(pod, &plan, &errors);
   CheckPod(pod, plan, &errors);

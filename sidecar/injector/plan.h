@@ -16,11 +16,12 @@
 namespace gpushm::injector {
 
 // What an earlier call did, as it wrote it into gpushm.io/status. Containers that other webhooks
-// add later are not in it and get no GPU.
+// add later are not in it and get no GPU, also where annotations changed, unless these name them.
 struct Done {
   std::string version;                       // Of the injector.
   std::string image;                         // That it gave the sidecar.
   std::string annotations;                   // Digest of those that it read.
+  std::vector<std::string> applications;     // That the pod had when it was first sent.
   std::vector<std::string> containers;       // That attach.
   std::vector<std::string> init_containers;  // That load through the broker.
 
