@@ -109,6 +109,7 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   broker->ledger_.emplace(
       LedgerLimits{.pool_bytes = config.pool_bytes, .granularity = device.granularity}, device.uuid,
       broker->epoch_);
+  broker->ledger_->SetLoaders({broker->options_.loaders.begin(), broker->options_.loaders.end()});
   auto registry = registry::RegistryWriter::Create(limits::kBuffers, broker->epoch_ - 1);
   if (!registry) return std::unexpected(registry.error());
   broker->registry_ = std::move(*registry);
@@ -278,13 +279,10 @@ Result<void> Broker::ListenAll() {
     const std::string path = Concat(config.folder, '/', protocol::kSocketName);
     if (auto r = server_->Listen(path, kSocketMode, kOnlyContainer); !r) return r;
   } else {
-    for (const std::string& container : *config.containers) {
-      const std::string folder = Concat(config.folder, '/', container);
-      if (auto made = MakeFolder(folder); !made) return made;
-      // Only the sidecar's user may write there; every user may look and connect.
-      if (chmod(folder.c_str(), 0755) != 0) return FailSystem(errno, Concat("chmod ", folder));
-      const std::string path = Concat(folder, '/', protocol::kSocketName);
-      if (auto r = server_->Listen(path, kSocketMode, container); !r) return r;
+    std::vector<std::string> served = *config.containers;
+    served.insert(served.end(), options_.loaders.begin(), options_.loaders.end());
+    for (const std::string& container : served) {
+      if (auto r = ListenFor(container); !r) return r;
     }
   }
   if (!config.host_ipc) return {};
@@ -294,6 +292,14 @@ Result<void> Broker::ListenAll() {
   const std::string path = Concat(options_.host_dir, '/', registry::HostSocketFile(config.pod_uid));
   WriteHostListSoon();
   return server_->Listen(path, kHostSocketMode, kHostIpcContainer);
+}
+
+Result<void> Broker::ListenFor(const std::string& container) {
+  const std::string folder = Concat(options_.config.folder, '/', container);
+  if (auto made = MakeFolder(folder); !made) return made;
+  // Only the sidecar's user may write there; every user may look and connect.
+  if (chmod(folder.c_str(), 0755) != 0) return FailSystem(errno, Concat("chmod ", folder));
+  return server_->Listen(Concat(folder, '/', protocol::kSocketName), kSocketMode, container);
 }
 
 Result<void> Broker::MakeCounters() {

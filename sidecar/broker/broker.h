@@ -53,6 +53,7 @@ struct BrokerOptions {
   uint64_t memory_limit_bytes = UINT64_MAX;  // Of host memory.
   uint32_t first_releasers_die = 0;          // For tests, see Releases::Settings.
   std::string tools_folder;                  // Where gpushmctl is put; empty: nowhere.
+  std::vector<std::string> loaders;          // Served beside config.containers; Ledger::SetLoaders.
   int64_t start_timeout_ms = 60'000;         // For the GPU to make the declared buffers.
   int64_t drain_timeout_ms = 20'000;         // For clients to leave after Drain.
 };
@@ -86,6 +87,7 @@ class Broker : private Handler {
   Result<void> MakeDeclared(const std::set<std::string>& settled);
   Result<void> MakeDeclaredSignals(const std::set<std::string>& settled);
   Result<void> ListenAll();
+  Result<void> ListenFor(const std::string& container);
   Result<void> MakeCounters();
   void StartFileLoads();
   void TryFileLoad(const config::BufferSpec& spec, bool first = true);

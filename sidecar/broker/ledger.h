@@ -26,6 +26,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/status.h"
@@ -67,6 +68,7 @@ struct Policy {
   bool writers_all = false;          // Every container may write.
   bool read_only = false;            // Nobody may write.
   bool one_writer = false;
+  bool loads = false;  // A client loads it first; see Ledger::SetLoaders.
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
 
   static Policy FromSpec(const config::BufferSpec& spec);
@@ -197,6 +199,9 @@ class Ledger {
   // A writer says how far its load is.
   Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
                           bool complete);
+  // Containers that end before those with a GPU run. Lists of a pod's annotations cannot name them:
+  // they may load what is declared so, and has no content yet, whoever may attach or write it.
+  void SetLoaders(std::set<std::string> containers) { loaders_ = std::move(containers); }
   // May `client` load (or save) through the broker? Gives the memory to work on.
   Result<const Memory*> BeginTransfer(const Client& client, const std::string& name,
                                       protocol::Direction direction);
@@ -339,8 +344,11 @@ class Ledger {
                       const std::string& name, Buffer* buffer);
   bool IsPublishable(uint64_t generation, const std::string& name) const;
 
+  bool MayLoadFirst(const Buffer& buffer, const Client& client) const;
+
   LedgerLimits limits_;
   GpuUuid gpu_;
+  std::set<std::string> loaders_;
   uint64_t next_generation_;
   uint64_t next_lease_ = 1;
   uint64_t next_buffer_ = 1;

@@ -44,13 +44,19 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
   return {};
 }
 
+bool Ledger::MayLoadFirst(const Buffer& buffer, const Client& client) const {
+  return buffer.policy.loads && loaders_.contains(client.container) &&
+         (buffer.state == BufferState::kLoading || buffer.state == BufferState::kFailed);
+}
+
 Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::string& name,
                                             protocol::Direction direction) {
   const Result<Buffer*> found = FindBuffer(name);
   if (!found) return std::unexpected(found.error());
   Buffer& buffer = **found;
   const bool by_broker = client.id == 0;
-  if (!by_broker && !buffer.policy.MayAttach(client.container)) {
+  const bool first = direction == protocol::Direction::kLoad && MayLoadFirst(buffer, client);
+  if (!by_broker && !first && !buffer.policy.MayAttach(client.container)) {
     return Denied(Concat("container ", Quoted(client.container), " may not attach ", Quoted(name)),
                   Concat("add it to buffers.gpushm.io/", name, ": containers"));
   }
@@ -68,7 +74,7 @@ Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::str
   }
   if (direction == protocol::Direction::kSave) return &memory;
   // A read-only buffer is read-only for clients; its content comes by exactly this way.
-  if (!by_broker && !buffer.policy.read_only) {
+  if (!by_broker && !first && !buffer.policy.read_only) {
     if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
   }
   if (!by_broker && buffer.policy.read_only && buffer.state != BufferState::kLoading &&

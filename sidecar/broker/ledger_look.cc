@@ -14,6 +14,7 @@ Policy Policy::FromSpec(const config::BufferSpec& spec) {
   policy.writers_all = spec.writers.empty();
   policy.read_only = spec.access == config::Access::kReadOnly;
   policy.one_writer = spec.access == config::Access::kOneWriter;
+  policy.loads = spec.loads;
   switch (spec.on_writer_exit) {
     case config::OnWriterExit::kMark:
       policy.on_writer_exit = protocol::OnWriterExit::kMark;

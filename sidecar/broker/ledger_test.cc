@@ -152,6 +152,39 @@ TEST_F(LedgerTest, AReadOnlyBufferIsLoadedOnce) {
             As(Code::kDenied));
 }
 
+// Goal: lists, which cannot name a container that ends before the others run, do not keep it from
+// what it is there for, and from nothing else.
+TEST_F(LedgerTest, ALoaderLoadsWhatHasNoContentYetWhateverListsSay) {
+  const Client loader{3, "fetch"};
+  ledger_.SetLoaders({"fetch"});
+  config::BufferSpec listed = Spec("listed");
+  listed.loads = true;
+  listed.containers = {"app"};
+  listed.access = config::Access::kReadOnly;
+  config::BufferSpec written = Spec("written");
+  written.loads = true;
+  written.writers = {"app"};
+  config::BufferSpec other = Spec("other");
+  other.containers = {"app"};
+  for (const auto& spec : {listed, written, other}) Declare(spec);
+  const auto load = [&](const Client& client, const std::string& name) {
+    return CodeOf(ledger_.BeginTransfer(client, name, protocol::Direction::kLoad));
+  };
+  EXPECT_EQ(load(loader, "other"), As(Code::kDenied));
+  for (const std::string name : {"listed", "written"}) {
+    SCOPED_TRACE(name);
+    EXPECT_EQ(load(kOther, name), As(Code::kDenied));
+    ASSERT_EQ(load(loader, name), kOk);
+    ledger_.TransferEnded(name, Fail(Code::kSystem, "the file is short"));
+    ASSERT_EQ(load(loader, name), kOk) << "again after a failure";
+    ledger_.TransferEnded(name, {});
+    EXPECT_EQ(load(loader, name), As(Code::kDenied));
+    EXPECT_EQ(AttachCode(loader, name, Access::kReadWrite), As(Code::kDenied));
+  }
+  EXPECT_EQ(CodeOf(ledger_.BeginTransfer(loader, "listed", protocol::Direction::kSave)),
+            As(Code::kDenied));
+}
+
 TEST_F(LedgerTest, OneWriterIsOne) {
   config::BufferSpec spec = Spec("ring");
   spec.access = config::Access::kOneWriter;

@@ -73,6 +73,25 @@ TEST(BrokerLife, PutsAToolThatEveryUserMayRun) {
   }
 }
 
+// Goal: an init container, which no list can name, makes the first load.
+TEST(BrokerLife, ALoaderLoadsWithTheToolWhatOthersMayAttach) {
+  const TempFolder folder;
+  const TempFolder files;
+  std::ofstream(files / "w", std::ios::binary) << std::string(2 << 20, 'w');
+  const BrokerProcess broker(
+      folder.path(),
+      {.arguments = {"--container", "app", "--loader", "fetch", "--tools", folder / ".tools"},
+       .buffers = "buffers.gpushm.io/w: "
+                  "{size: 2Mi, access: read-only, loads: true, containers: [app]}"});
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  EXPECT_EQ(StateOf(broker, "w"), registry::BufferState::kLoading);
+  const std::string load = Concat(folder / ".tools", "/gpushmctl --folder ", folder / "fetch",
+                                  " load ", files / "w", " w");
+  EXPECT_EQ(std::system(load.c_str()), 0) << broker.log();
+  EXPECT_EQ(StateOf(broker, "w"), registry::BufferState::kReady);
+  EXPECT_NE(std::system(load.c_str()), 0) << "it has its content";
+}
+
 TEST(BrokerLife, ASecondBrokerOnAFolderRefusesToStart) {
   const TempFolder folder;
   const BrokerProcess first(folder.path(), TwoContainers());

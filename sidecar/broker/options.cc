@@ -25,6 +25,7 @@ struct Flags {
   std::string file;
   std::string folder;
   std::vector<std::string> containers;
+  std::vector<std::string> loaders;
   std::string pool;
   std::string gpu;
   std::string pod_uid;
@@ -143,6 +144,10 @@ void Declare(CLI::App& app, Flags* flags) {
   app.add_option("--container", flags->containers,
                  "A container to serve, in a subfolder of its name; may be repeated. None: one "
                  "socket in the folder itself");
+  app.add_option("--loader", flags->loaders,
+                 "The same for a container that no list can name, since it ends before the others "
+                 "run: it may make the first load of each buffer that says loads: true")
+      ->needs("--container");
   app.add_option("--pool", flags->pool, "Bytes that the buffers may take, e.g. 8Gi");
   app.add_option("--gpu", flags->gpu, "The GPU: index or UUID. Needed only if several are visible");
   app.add_option(
@@ -200,6 +205,7 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.memory_limit_bytes = flags.memory_limit_bytes;
   options.loader_command = LoaderCommand();
   options.tools_folder = flags.tools;
+  options.loaders = flags.loaders;
   options.start_timeout_ms = flags.start_timeout_ms;
   options.drain_timeout_ms = flags.drain_timeout_ms;
   return std::optional(std::move(options));

@@ -249,7 +249,8 @@ TEST(Mutate, AnInitContainerLoadsThroughTheBroker) {
   EXPECT_EQ(MountOf(fetch, "/usr/bin/gpushmctl")["subPath"], ".tools/gpushmctl");
   EXPECT_FALSE(fetch.contains("resources")) << "a token would be admitted again";
   const Json sidecar = ContainerOf(injected, "gpushm");
-  EXPECT_THAT(sidecar["args"].dump(), AllOf(HasSubstr("\"fetch\""), HasSubstr("--tools")));
+  EXPECT_THAT(sidecar["args"].dump(),
+              AllOf(HasSubstr(R"("--loader","fetch")"), HasSubstr("--tools")));
   EXPECT_EQ(sidecar["resources"]["limits"]["memory"], "576Mi");
   EXPECT_EQ(TestAdmission().Mutate(injected).outcome, "unchanged");
 }

@@ -1,6 +1,7 @@
 #include "sidecar/injector/sidecar.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "sidecar/config/keys.h"
 #include "sidecar/config/quantity.h"
@@ -87,9 +88,10 @@ Json SecurityContext(const PodView& pod, const Plan& plan, const Settings& setti
 
 Json Arguments(const Plan& plan) {
   Json words = Json::array();
-  for (const auto* const list : {&plan.done.containers, &plan.done.init_containers}) {
+  for (const auto& [word, list] : {std::pair{"--container", &plan.done.containers},
+                                   std::pair{"--loader", &plan.done.init_containers}}) {
     for (const std::string& name : *list) {
-      words.push_back("--container");
+      words.push_back(word);
       words.push_back(name);
     }
   }
