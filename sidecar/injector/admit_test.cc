@@ -2,9 +2,7 @@
 
 #include <gmock/gmock-matchers.h>
 
-#include <algorithm>
 #include <functional>
-#include <iterator>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -379,177 +377,6 @@ TEST(Mutate, AnnotationsThatAreTooLongAreNotParsed) {
   EXPECT_THAT(verdict.message, ::testing::Not(HasSubstr("there twice")));
 }
 
-struct Denial {
-  const char* what;
-  Json annotations;
-  std::function<void(Json&)> change;
-  std::vector<std::string> words;
-};
-
-// By their annotations alone.
-std::vector<Denial> AnnotationDenials() {
-  const auto keep = [](Json&) {};
-  return {
-      {"typo in a key",
-       {{"buffer.gpushm.io/weights", "8Gi"}},
-       keep,
-       {"buffer.gpushm.io/weights", "unknown key", "buffers.gpushm.io/weights"}},
-      {"bad size", {{"buffers.gpushm.io/w", "8GB"}}, keep, {"buffers.gpushm.io/w", "8Gi"}},
-      {"no such container",
-       {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [modle]}"}},
-       keep,
-       {"writers[0]", "no container \"modle\"", "\"model\""}},
-      {"typo in a signal's key",
-       {{"signal.gpushm.io/ready", ""}},
-       keep,
-       {"signal.gpushm.io/ready", "unknown key", "signals.gpushm.io/ready: \"\""}},
-      {"typo in a signal's map",
-       {{"signals.gpushm.io/ready", "{writer: [model]}"}},
-       keep,
-       {"signals.gpushm.io/ready", "writer", "nearest is writers", "'{writers: [model]}'"}},
-      {"a signal with a size",
-       {{"signals.gpushm.io/ready", "8Gi"}},
-       keep,
-       {"signals.gpushm.io/ready", "write nothing", "signals.gpushm.io/ready: \"\""}},
-      {"a buffer's name again",
-       {{"buffers.gpushm.io/w", "1Gi"}, {"signals.gpushm.io/w", ""}},
-       keep,
-       {"signals.gpushm.io/w", "buffers.gpushm.io/w", "signals.gpushm.io/w-ready"}},
-      {"plain init container",
-       {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [fetch]}"}},
-       [](Json& pod) { pod["spec"]["initContainers"] = {{{"name", "fetch"}}}; },
-       {"\"fetch\"", "ends before the pod runs", "loads: true"}},
-  };
-}
-
-// By what else the pod says.
-std::vector<Denial> PodDenials() {
-  const auto keep = [](Json&) {};
-  return {
-      {"another GPU",
-       kWeights,
-       [](Json& pod) {
-         pod["spec"]["containers"][0]["resources"] = {{"limits", {{"nvidia.com/gpu", 1}}}};
-       },
-       {"spec.containers[0] (model)", "nvidia.com/gpu", "coexist"}},
-      {"shared processes",
-       {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [model]}"}},
-       [](Json& pod) { pod["spec"]["shareProcessNamespace"] = true; },
-       {"spec.shareProcessNamespace", "writers"}},
-      {"shared processes and a signal's list",
-       {{"signals.gpushm.io/ready", "{writers: [model]}"}},
-       [](Json& pod) { pod["spec"]["shareProcessNamespace"] = true; },
-       {"spec.shareProcessNamespace", "writers"}},
-      {"the host's processes",
-       {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [model]}"}},
-       [](Json& pod) { pod["spec"]["hostPID"] = true; },
-       {"spec.hostPID"}},
-      {"a slip in the domain",
-       {{"buffers-gpushm.io/w", "1Gi"}},
-       keep,
-       {"buffers-gpushm.io/w", "unknown key"}},
-      {"attach by hand on a plain init container",
-       kWeights,
-       [](Json& pod) {
-         pod["spec"]["initContainers"] = {
-             {{"name", "early"}, {"resources", {{"limits", {{"gpushm.io/attach", "1"}}}}}}};
-       },
-       {"spec.initContainers[0] (early)", "gpushm.io/attach"}},
-      {"hostIPC",
-       {{"buffers.gpushm.io/w", "1Gi"}, {"gpushm.io/host-ipc", "true"}},
-       keep,
-       {"gpushm.io/host-ipc", "hostIPC: true"}},
-      {"no such volume",
-       {{"buffers.gpushm.io/w", "{size: 1Gi, file: modles/w.bin}"}},
-       [](Json& pod) { pod["spec"]["volumes"] = {{{"name", "models"}}}; },
-       {"buffers.gpushm.io/w", "file", "no volume \"modles\"", "models/w.bin"}},
-      {"our name",
-       kWeights,
-       [](Json& pod) { pod["spec"]["containers"][0]["name"] = "gpushm"; },
-       {"spec.containers[0] (gpushm)", "sidecar"}},
-      {"our volume",
-       kWeights,
-       [](Json& pod) { pod["spec"]["volumes"] = {{{"name", "gpushm"}}}; },
-       {"spec.volumes", "gpushm"}},
-      {"our place",
-       kWeights,
-       [](Json& pod) {
-         pod["spec"]["containers"][0]["volumeMounts"] = {
-             {{"name", "mine"}, {"mountPath", "/run/gpushm"}}};
-       },
-       {"spec.containers[0] (model).volumeMounts", "/run/gpushm"}},
-      {"Windows",
-       kWeights,
-       [](Json& pod) { pod["spec"]["os"] = {{"name", "windows"}}; },
-       {"spec.os.name", "linux"}},
-  };
-}
-
-// Goal: whoever reads the message knows which field, why, and what would be right.
-TEST(Mutate, DenialsNameFieldReasonAndExample) {
-  std::vector<Denial> denials = AnnotationDenials();
-  std::ranges::move(PodDenials(), std::back_inserter(denials));
-  for (const Denial& denial : denials) {
-    SCOPED_TRACE(denial.what);
-    Json pod = PodWith({"model"}, denial.annotations);
-    denial.change(pod);
-    const Verdict verdict = TestAdmission().Mutate(pod);
-    EXPECT_FALSE(verdict.allowed);
-    EXPECT_TRUE(verdict.patch.empty());
-    for (const std::string& word : denial.words) EXPECT_THAT(verdict.message, HasSubstr(word));
-  }
-}
-
-// Goal: what others put into a pod after its patch is seen as well. Method: each change on a pod
-// that is right without it.
-TEST(Validate, DeniesWhatOthersMadeOfAPod) {
-  const std::vector<std::pair<const char*, std::function<void(Json&)>>> changes = {
-      {"nvidia.com/gpu",
-       [](Json& pod) {
-         pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1";
-       }},
-      {"gpushm.io/memory",
-       [](Json& pod) {
-         pod["spec"]["containers"][0]["resources"]["limits"]["gpushm.io/memory"] = "1";
-       }},
-      {"gpushm.io/attach",
-       [](Json& pod) {
-         pod["spec"]["containers"].push_back(
-             {{"name", "late"}, {"resources", {{"limits", {{"gpushm.io/attach", "1"}}}}}});
-       }},
-      {"volumeMounts",
-       [](Json& pod) {
-         pod["spec"]["containers"].push_back(
-             {{"name", "spy"}, {"volumeMounts", {{{"name", "gpushm"}, {"mountPath", "/all"}}}}});
-       }},
-      {"volumeMounts",
-       [](Json& pod) {
-         pod["spec"]["containers"][0]["volumeMounts"].push_back(
-             {{"name", "v"}, {"mountPath", "/run//gpushm/"}});
-       }},
-      {"sidecar must mount",
-       [](Json& pod) { pod["spec"]["initContainers"][0].erase("volumeMounts"); }},
-      {"before the sidecar",
-       [](Json& pod) {
-         auto& list = pod["spec"]["initContainers"];
-         std::swap(list[0], list[1]);
-       }},
-      {"container fetch must mount",
-       [](Json& pod) { pod["spec"]["initContainers"][1].erase("volumeMounts"); }},
-  };
-  Json before = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, loads: true}"}});
-  before["spec"]["initContainers"] = {{{"name", "fetch"}}};
-  const Json whole = Injected(TestAdmission(), before);
-  ASSERT_TRUE(TestAdmission().Validate(whole).allowed);
-  for (const auto& [word, change] : changes) {
-    Json pod = whole;
-    change(pod);
-    const Verdict verdict = TestAdmission().Validate(pod);
-    EXPECT_FALSE(verdict.allowed) << word;
-    EXPECT_THAT(verdict.message, HasSubstr(word));
-  }
-}
-
 TEST(Mutate, WhatTheKubeletWouldExpandReachesTheBrokerAsItIs) {
   Json pod = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, file: m/a$$b-$(X)}"}});
   pod["spec"]["volumes"] = {{{"name", "m"}}};
@@ -572,23 +399,6 @@ TEST(Mutate, CoexistAllowsAnotherGpu) {
   Json pod = PodWith({"model"}, kWeights);
   pod["spec"]["containers"][0]["resources"] = {{"limits", {{"nvidia.com/gpu", "1"}}}};
   EXPECT_TRUE(TestAdmission(settings).Mutate(pod).allowed);
-}
-
-// Goal: lists of containers hold against `kubectl debug`.
-TEST(Ephemeral, ContainersThatWouldGetAroundListsAreDenied) {
-  const Json listed = {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [model]}"}};
-  for (const auto& [annotations, container, allowed] : std::vector<std::tuple<Json, Json, bool>>{
-           {listed, {{"name", "debug"}}, true},
-           {listed, {{"name", "debug"}, {"targetContainerName", "model"}}, false},
-           {listed, {{"name", "debug"}, {"volumeMounts", {{{"name", "gpushm"}}}}}, false},
-           {kWeights, {{"name", "debug"}, {"targetContainerName", "model"}}, true}}) {
-    Json pod = Injected(TestAdmission(), PodWith({"model"}, annotations));
-    pod["spec"]["ephemeralContainers"] = Json::array({container});
-    EXPECT_EQ(TestAdmission().ValidateEphemeral(pod).allowed, allowed) << container;
-    // Whatever its annotations say by now.
-    pod["metadata"].erase("annotations");
-    EXPECT_EQ(TestAdmission().ValidateEphemeral(pod).allowed, allowed) << container;
-  }
 }
 
 }  // namespace
