@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -12,6 +13,13 @@
 namespace gpushm::plugin::kubelet {
 namespace {
 
+// GPUs, shares of them ("nvidia.com/gpu.shared") and MIG instances ("nvidia.com/mig-1g.10gb"), as
+// NVIDIA's device plugin names them; network devices have names under nvidia.com/ too.
+bool IsOtherGpu(std::string_view resource) {
+  return resource == "nvidia.com/gpu" || resource.starts_with("nvidia.com/gpu.") ||
+         resource.starts_with("nvidia.com/mig-");
+}
+
 PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNames& names) {
   PodList list;
   for (const v1::PodResources& listed : response.pod_resources()) {
@@ -21,8 +29,7 @@ PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNa
       for (const v1::ContainerDevices& devices : container.devices()) {
         if (devices.device_ids().empty()) continue;
         const std::optional<Resource> resource = names.Parse(devices.resource_name());
-        // GPUs, their MIG instances ("nvidia.com/mig-1g.10gb"), shares of either.
-        if (devices.resource_name().starts_with("nvidia.com/")) {
+        if (IsOtherGpu(devices.resource_name())) {
           list.snapshot.AddOtherGpu({pod, container.name()}, devices.resource_name());
         }
         if (!resource) continue;

@@ -79,6 +79,26 @@ TEST_F(PodResourcesTest, JoinsWhatIsSplitAndLeavesOutWhatIsNotOurs) {
   EXPECT_THAT(list->snapshot.OwnersIn(owner.pod, Resource::kAttach), IsEmpty());
 }
 
+TEST_F(PodResourcesTest, OtherGpusAreGpusAlone) {
+  FixedLister lister(folder / "pod-resources.sock");
+  for (const char* const resource :
+       {"nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/hostdev",
+        "nvidia.com/rdma_shared_device_a"}) {
+    ::v1::PodResources* const pod = lister.answer.add_pod_resources();
+    pod->set_name(resource);
+    ::v1::ContainerResources* const container = pod->add_containers();
+    container->set_name("app");
+    Add(container, resource, {"1"});
+  }
+  const Result<PodList> list = pods.List(Soon());
+  ASSERT_TRUE(list) << list.error().ToString();
+  for (const Pod& pod : list->pods) {
+    const bool network =
+        pod.name == "nvidia.com/hostdev" || pod.name.find("rdma") != std::string::npos;
+    EXPECT_EQ(list->snapshot.OtherGpuOf({pod, "app"}).empty(), network) << pod.name;
+  }
+}
+
 TEST_F(PodResourcesTest, KnowsOtherNames) {
   FixedLister lister(folder / "pod-resources.sock");
   ::v1::ContainerResources* const container = lister.answer.add_pod_resources()->add_containers();

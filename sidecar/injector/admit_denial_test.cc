@@ -76,6 +76,24 @@ std::vector<Denial> ResourceDenials() {
          pod["spec"]["containers"][0]["resources"] = {{"limits", {{"nvidia.com/gpu", 1}}}};
        },
        {"spec.containers[0] (model)", "nvidia.com/gpu", "coexist"}},
+      {"a share of a GPU",
+       kWeights,
+       [](Json& pod) {
+         pod["spec"]["containers"][0]["resources"] = {{"requests", {{"nvidia.com/gpu.shared", 1}}}};
+       },
+       {"requests.nvidia.com/gpu.shared", "coexist"}},
+      {"a MIG instance",
+       kWeights,
+       [](Json& pod) {
+         pod["spec"]["containers"][0]["resources"] = {{"limits", {{"nvidia.com/mig-1g.10gb", 1}}}};
+       },
+       {"limits.nvidia.com/mig-1g.10gb", "coexist"}},
+      {"more than one token",
+       kWeights,
+       [](Json& pod) {
+         pod["spec"]["containers"][0]["resources"] = {{"limits", {{"gpushm.io/attach", 2}}}};
+       },
+       {"spec.containers[0] (model).resources.limits.gpushm.io/attach", "once", "remove it"}},
       {"attach by hand on a plain init container",
        kWeights,
        [](Json& pod) {
@@ -200,6 +218,17 @@ TEST(Validate, DeniesWhatOthersMadeOfAPod) {
     EXPECT_FALSE(verdict.allowed) << word;
     EXPECT_THAT(verdict.message, HasSubstr(word));
   }
+}
+
+TEST(Mutate, ResourcesThatAreNoGpuAreNobodysMatter) {
+  Json pod = PodWith({"model"}, kWeights);
+  pod["spec"]["containers"][0]["resources"] = {{"limits",
+                                                {{"nvidia.com/hostdev", 1},
+                                                 {"nvidia.com/rdma_shared_device_a", "1"},
+                                                 {"nvidia.com/gpu", "0"},
+                                                 {"gpushm.io/memory", 0}}}};
+  const Verdict verdict = TestAdmission().Mutate(pod);
+  EXPECT_TRUE(verdict.allowed) << verdict.message;
 }
 
 // Goal: lists of containers hold against `kubectl debug`.

@@ -94,6 +94,13 @@ void CheckMounts(const PodView& pod, const Plan& plan, Errors* errors) {
   }
 }
 
+// GPUs, shares of them, and MIG instances, as NVIDIA's device plugin names them. Its Network
+// Operator's nvidia.com/hostdev and the like are none.
+bool IsOtherGpu(std::string_view resource) {
+  return resource == "nvidia.com/gpu" || resource.starts_with("nvidia.com/gpu.") ||
+         resource.starts_with("nvidia.com/mig-");
+}
+
 // Resources that gpushm asks for; a container that asks by itself would get a GPU past the plan.
 void CheckResources(const PodView& pod, const Plan& plan, const Settings& settings,
                     Errors* errors) {
@@ -105,12 +112,18 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
       if (resources == nullptr || !resources->is_object()) continue;
       for (const auto& [key, value] : resources->items()) {
         const std::string field = Concat(FieldOf(container), ".resources.", list, ".", key);
-        if (key == kMemoryResource || (key == kAttachResource && !attaches)) {
+        if (key == kAttachResource && attaches) {
+          if (IsNumber(&value, 1)) continue;
+          errors->push_back(
+              PodError(field, "a container attaches once", "remove it, gpushm asks for 1"));
+        } else if (IsNumber(&value, 0)) {
+          continue;  // Asks for none.
+        } else if (key == kMemoryResource || key == kAttachResource) {
           errors->push_back(PodError(field,
                                      "gpushm asks for it, for containers that the annotations mean",
                                      Concat("remove it; ", config::kPrivatePrefix, container.name,
                                             ": 1Gi makes a container attach")));
-        } else if (attaches && !settings.coexist && key.starts_with("nvidia.com/")) {
+        } else if (attaches && !settings.coexist && IsOtherGpu(key)) {
           errors->push_back(PodError(
               field,
               "the container gets the GPU of its pod's buffers and may not ask for another one "
