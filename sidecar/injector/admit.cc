@@ -165,8 +165,7 @@ Verdict Admission::Mutate(const Json& pod) const {
   const auto plan = MakePlan(*view, settings_);
   if (!plan) return Deny(plan.error());
   if (!*plan) {
-    const auto inject = view->annotations().find(std::string(config::kInjectKey));
-    if (inject != view->annotations().end()) return Admit("opted-out");
+    if (OptsOut(*view)) return Admit("opted-out");
     Verdict verdict = Admit("nothing-asked");
     verdict.warnings.push_back("gpushm: nothing in the annotations asks for GPU memory");
     return verdict;

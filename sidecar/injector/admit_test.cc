@@ -351,10 +351,18 @@ TEST(Mutate, PodsThatOptOutOrAskForNothingAreLeftAlone) {
   const Verdict out = TestAdmission().Mutate(PodWith({"model"}, annotations));
   EXPECT_TRUE(out.allowed && out.patch.empty());
   EXPECT_EQ(out.outcome, "opted-out");
-  const Verdict nothing =
-      TestAdmission().Mutate(PodWith({"model"}, {{"sidecar.gpushm.io/cpu", "1"}}));
-  EXPECT_TRUE(nothing.allowed && nothing.patch.empty());
-  EXPECT_EQ(nothing.warnings.size(), 1u);
+  annotations["buffers.gpushm.io/weights"] = "8GB";
+  EXPECT_EQ(TestAdmission().Mutate(PodWith({"model"}, annotations)).outcome, "opted-out");
+  EXPECT_TRUE(TestAdmission().Validate(PodWith({"model"}, annotations)).allowed);
+  annotations["gpushm.io/inject"] = "no";
+  EXPECT_FALSE(TestAdmission().Mutate(PodWith({"model"}, annotations)).allowed);
+  for (const Json& asked : {Json{{"sidecar.gpushm.io/cpu", "1"}},
+                            Json{{"sidecar.gpushm.io/cpu", "1"}, {"gpushm.io/inject", "true"}}}) {
+    const Verdict nothing = TestAdmission().Mutate(PodWith({"model"}, asked));
+    EXPECT_TRUE(nothing.allowed && nothing.patch.empty());
+    EXPECT_EQ(nothing.outcome, "nothing-asked");
+    EXPECT_EQ(nothing.warnings.size(), 1u);
+  }
   EXPECT_EQ(TestAdmission().Mutate(PodWith({"model"}, {{"a.example/b", "c"}})).outcome, "not-ours");
 }
 

@@ -298,7 +298,15 @@ std::string Plan::Status() const {
       .dump();
 }
 
+bool OptsOut(const PodView& pod) {
+  const auto found = pod.annotations().find(std::string(config::kInjectKey));
+  if (found == pod.annotations().end()) return false;
+  const auto alone = config::ParseAnnotationsOrErrors({*found});
+  return alone && !alone->inject;
+}
+
 config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings) {
+  if (OptsOut(pod)) return std::nullopt;
   if (auto error = TooLong(pod)) return std::unexpected(Errors{*std::move(error)});
   const std::optional<Done> earlier = Done::Of(pod);
   const std::string digest = DigestOf(pod.annotations());
@@ -306,7 +314,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   config::OrErrors<config::PodSpec> spec =
       config::ParseAnnotationsOrErrors(pod.annotations(), OptionsFor(pod, earlier));
   if (!spec) return std::unexpected(std::move(spec.error()));
-  if (!spec->inject || !spec->AsksForSidecar()) return std::nullopt;
+  if (!spec->AsksForSidecar()) return std::nullopt;
 
   Plan plan;
   plan.done.version = kVersion;

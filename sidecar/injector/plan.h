@@ -43,6 +43,9 @@ struct Plan {
   std::string Status() const;
 };
 
+// gpushm.io/inject: "false". Whatever else its annotations say, it is left alone.
+bool OptsOut(const PodView& pod);
+
 // No plan: the pod opted out, or nothing in its annotations asks for anything.
 config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings);
 
