@@ -39,7 +39,8 @@ constexpr std::array<KeyInfo, 8> kAnnotationKeys = {{
     {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
      "\"false\": the webhook leaves this pod alone, whatever else it says.", "\"false\"",
      R"("enum": ["true", "false"])"},
-    {kSidecarCpuKey, "", "CPU quantity", "the chart's value", "CPU that the sidecar requests.",
+    {kSidecarCpuKey, "", "CPU quantity", "the chart's value",
+     "CPU that the sidecar requests and is limited to: with little, starts and loads take long.",
      "100m", R"("type": "string", "pattern": "^\\+?[0-9.]+m?$")"},
     {kSidecarMemoryKey, "", "quantity", "the chart's value",
      "Host memory that the sidecar requests and is limited to. Signals in device memory need "

@@ -293,6 +293,10 @@ TEST(Mutate, AGuaranteedPodStaysSo) {
   Json resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
   EXPECT_EQ(resources["requests"], resources["limits"]);
   EXPECT_EQ(resources["limits"]["cpu"], "500m");
+  // The same, written in other ways.
+  pod["spec"]["containers"][0]["resources"]["requests"] = {{"cpu", 2}, {"memory", "4294967296"}};
+  resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
+  EXPECT_EQ(resources["requests"], resources["limits"]);
   pod["spec"]["containers"][0]["resources"]["requests"] = {{"cpu", "1"}};
   resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
   EXPECT_EQ(resources["requests"]["cpu"], "50m");
@@ -307,6 +311,16 @@ TEST(Mutate, ThePodsWordOnTheSidecarsResourcesCounts) {
   EXPECT_EQ(resources["requests"]["cpu"], "2000m");
   EXPECT_EQ(resources["limits"]["cpu"], "2000m");
   EXPECT_EQ(resources["limits"]["memory"], "1Gi");
+}
+
+// Goal: a pod that loads fits where a LimitRange allows a container less than the usual 2 CPUs.
+TEST(Mutate, TheSidecarsCpuCanBeLessThanUsual) {
+  const Json annotations = {{"buffers.gpushm.io/w", "{size: 1Gi, loads: true}"},
+                            {"sidecar.gpushm.io/cpu", "800m"}};
+  const Json resources = ContainerOf(Injected(TestAdmission(), PodWith({"model"}, annotations)),
+                                     "gpushm")["resources"];
+  EXPECT_EQ(resources["requests"]["cpu"], "800m");
+  EXPECT_EQ(resources["limits"]["cpu"], "800m");
 }
 
 // Goal: a pod whose own requests leave no room for one more container's is admitted.

@@ -20,17 +20,28 @@ Json FieldVariable(const char* name, const char* path) {
   return {{"name", name}, {"valueFrom", {{"fieldRef", {{"fieldPath", path}}}}}};
 }
 
+// However they are written: 1Gi is 1073741824.
+template <typename Parse>
+bool IsSame(const Json& one, const Json& other, const Parse& parse) {
+  const auto text = [](const Json& quantity) {
+    return quantity.is_string() ? quantity.get<std::string>() : quantity.dump();
+  };
+  const auto first = parse(text(one));
+  const auto second = parse(text(other));
+  return first && second ? *first == *second : text(one) == text(other);
+}
+
 // Whether the pod is of QoS class Guaranteed without us: limits of CPU and memory everywhere, and
 // no request that differs.
 bool IsGuaranteed(const PodView& pod) {
-  const auto fixed = [](const Container& container, const char* resource) {
+  const auto fixed = [](const Container& container, const char* resource, const auto& parse) {
     const Json* const limit = container.Resource("limits", resource);
     const Json* const request = container.Resource("requests", resource);
-    return limit != nullptr && (request == nullptr || *request == *limit);
+    return limit != nullptr && (request == nullptr || IsSame(*request, *limit, parse));
   };
   return std::ranges::all_of(pod.containers(), [&](const Container& container) {
-    return container.name == kSidecarName ||
-           (fixed(container, "cpu") && fixed(container, "memory"));
+    return container.name == kSidecarName || (fixed(container, "cpu", config::ParseMilliCpus) &&
+                                              fixed(container, "memory", config::ParseBytes));
   });
 }
 
@@ -47,11 +58,9 @@ Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   const config::SidecarResources& asked = plan.spec.sidecar;
   uint64_t limit = plan.loads ? settings.loader_cpu_limit_millis : settings.cpu_limit_millis;
   uint64_t request = asked.cpu_millis.value_or(settings.cpu_millis);
-  limit = std::max(limit, request);
-  if (IsGuaranteed(pod)) {
-    if (asked.cpu_millis) limit = request;
-    request = limit;
-  }
+  // A pod's word holds for both: a LimitRange may allow no more.
+  limit = asked.cpu_millis ? request : std::max(limit, request);
+  if (IsGuaranteed(pod)) request = limit;
   const std::string memory = config::FormatBytes(asked.memory_bytes.value_or(
       settings.memory_bytes + (plan.loads ? settings.loader_memory_bytes : 0)));
   const std::string units = std::to_string(plan.units);
