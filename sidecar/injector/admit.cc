@@ -199,6 +199,10 @@ Verdict Admission::ValidateEphemeral(const Json& pod) const {
   if (sidecar == nullptr) return Admit("not-ours");
   // Annotations of a running pod may have changed; what its sidecar was told has not.
   const Result<config::PodSpec> told = ReadBuffersVariable(*sidecar);
+  if (!told && told.error().code() == Code::kNotFound &&
+      sidecar->Resource("limits", kMemoryResource) == nullptr) {
+    return Admit("not-ours");  // A container that has the name by chance.
+  }
   if (told && !told->HasAccessLists()) return Admit("unchanged");
   for (const Json& container : Items(pod, Pointer("/spec/ephemeralContainers"))) {
     const Json* const target = Find(container, Pointer("/targetContainerName"));
@@ -207,6 +211,14 @@ Verdict Admission::ValidateEphemeral(const Json& pod) const {
         Items(container, Pointer("/volumeMounts")),
         [](const Json& at) { return at.is_object() && at.value("name", "") == kVolumeName; });
     if (!targets && !mounts_it) continue;
+    if (!told) {
+      return Deny("ephemeral-container",
+                  Concat("gpushm: whether the pod's buffers have lists of containers or writers "
+                         "cannot be read from its sidecar (",
+                         told.error().what(),
+                         "), and an ephemeral container that targets a container or mounts the "
+                         "volume gpushm would get around them; leave out --target"));
+    }
     return Deny("ephemeral-container",
                 "gpushm: the pod's buffers have lists of containers or writers, and an ephemeral "
                 "container that targets a container or mounts the volume gpushm would get around "

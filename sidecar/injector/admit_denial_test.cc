@@ -136,6 +136,13 @@ std::vector<Denial> PodDenials() {
        kWeights,
        [](Json& pod) { pod["spec"]["containers"][0]["name"] = "gpushm"; },
        {"spec.containers[0] (gpushm)", "sidecar"}},
+      {"a copy without gpushm.io/status",
+       kWeights,
+       [](Json& pod) {
+         pod = Injected(TestAdmission(), pod);
+         pod["metadata"]["annotations"].erase("gpushm.io/status");
+       },
+       {"spec.initContainers[0] (gpushm)", "copied", "remove the init container", "keep"}},
       {"our volume",
        kWeights,
        [](Json& pod) { pod["spec"]["volumes"] = {{{"name", "gpushm"}}}; },
@@ -246,6 +253,28 @@ TEST(Ephemeral, ContainersThatWouldGetAroundListsAreDenied) {
     pod["metadata"].erase("annotations");
     EXPECT_EQ(TestAdmission().ValidateEphemeral(pod).allowed, allowed) << container;
   }
+}
+
+// Goal: a container that only has the sidecar's name is none, and a sidecar that nobody can read
+// is not taken for one without lists.
+TEST(Ephemeral, WhatIsNoSidecarIsLeftAloneAndWhatCannotBeReadIsDenied) {
+  Json theirs = PodWith({"model"}, {{"a.example/b", "c"}});
+  theirs["spec"]["initContainers"] = {{{"name", "gpushm"}}};
+  theirs["spec"]["ephemeralContainers"] = {{{"name", "debug"}, {"targetContainerName", "model"}}};
+  EXPECT_EQ(TestAdmission().ValidateEphemeral(theirs).outcome, "not-ours");
+
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  pod["spec"]["ephemeralContainers"] = theirs["spec"]["ephemeralContainers"];
+  EXPECT_TRUE(TestAdmission().ValidateEphemeral(pod).allowed);
+  Json& environment = pod["spec"]["initContainers"][0]["env"];
+  environment[0]["value"] = "buffers.gpushm.io/w: 8GB";
+  Verdict verdict = TestAdmission().ValidateEphemeral(pod);
+  EXPECT_FALSE(verdict.allowed);
+  EXPECT_THAT(verdict.message, AllOf(HasSubstr("cannot be read"), HasSubstr("8GB")));
+  environment.erase(0);
+  verdict = TestAdmission().ValidateEphemeral(pod);
+  EXPECT_FALSE(verdict.allowed);
+  EXPECT_THAT(verdict.message, HasSubstr("there is no GPUSHM_BUFFERS"));
 }
 
 }  // namespace

@@ -64,8 +64,14 @@ std::string FieldOf(const Container& container) {
 void CheckFree(const PodView& pod, const std::optional<Done>& done, Errors* errors) {
   const Container* const taken = pod.Find(kSidecarName);
   if (taken != nullptr && !done) {
+    const auto told = ReadBuffersVariable(*taken);
+    const bool copied = told || told.error().code() != Code::kNotFound;
     errors->push_back(
-        PodError(FieldOf(*taken), "the name is the sidecar's that gpushm adds", "name: my-gpushm"));
+        copied ? PodError(FieldOf(*taken),
+                          "is the sidecar of a pod that was copied without gpushm.io/status",
+                          "remove the init container gpushm, or keep gpushm.io/status")
+               : PodError(FieldOf(*taken), "the name is the sidecar's that gpushm adds",
+                          "name: my-gpushm"));
   }
   const Json* const volume = pod.Volume(kVolumeName);
   if (volume != nullptr && *volume != SocketVolume()) {

@@ -141,7 +141,7 @@ Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar) {
     }
     return config::ParseBuffersEnvironment(text);
   }
-  return Fail(Code::kInvalidArgument, "the sidecar has no buffers");
+  return Fail(Code::kNotFound, Concat("there is no ", config::kBuffersVariable));
 }
 
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,

@@ -14,7 +14,7 @@ inline constexpr char kAttachResource[] = "gpushm.io/attach";
 
 // The annotations as the broker reads them from its environment.
 std::string BuffersVariable(const PodView& pod);
-// And back, from a sidecar. kInvalidArgument: it has none that can be read.
+// And back, from a sidecar. kNotFound: it has none. kInvalidArgument: it cannot be read.
 Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar);
 
 // Passes Pod Security "restricted". `uid`: none where the platform assigns it.
