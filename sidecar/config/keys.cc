@@ -27,10 +27,10 @@ constexpr std::array<KeyInfo, 8> kAnnotationKeys = {{
       "contentSchema": {"$ref": "#/$defs/signal"}}])"},
     {kPrivatePrefix, "<container>", "quantity", "1Gi for each container that attaches",
      "GPU memory set aside for the container's own contexts and allocations, so that the scheduler "
-     "does not sell it twice. Not enforced. 0 is allowed.",
-     "1Gi", R"("$ref": "#/$defs/quantity")"},
+     "does not sell it twice. Not enforced. \"0\" is allowed.",
+     "1Gi", R"("type": "string", "$ref": "#/$defs/quantity")"},
     {kPoolExtraKey, "", "quantity", "0", "Room for buffers that are created at run time.", "2Gi",
-     R"("$ref": "#/$defs/quantity")"},
+     R"("type": "string", "$ref": "#/$defs/quantity")"},
     {kHostIpcKey, "", "\"true\" or \"false\"", "\"false\"",
      "Share with other such pods of the node through the host's /dev/shm. Only in a pod that "
      "itself "
@@ -41,11 +41,12 @@ constexpr std::array<KeyInfo, 8> kAnnotationKeys = {{
      R"("enum": ["true", "false"])"},
     {kSidecarCpuKey, "", "CPU quantity", "the chart's value",
      "CPU that the sidecar requests and is limited to: with little, starts and loads take long.",
-     "100m", R"("type": "string", "pattern": "^\\+?[0-9.]+m?$")"},
+     "100m", R"("type": "string",
+      "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$")"},
     {kSidecarMemoryKey, "", "quantity", "the chart's value",
      "Host memory that the sidecar requests and is limited to. Signals in device memory need "
      "576Mi.",
-     "64Mi", R"("$ref": "#/$defs/quantity")"},
+     "64Mi", R"("type": "string", "$ref": "#/$defs/quantity")"},
 }};
 
 constexpr std::array<KeyInfo, 8> kBufferKeys = {{

@@ -78,7 +78,7 @@ std::string AnnotationsSchema() {
     "quantity": {
       "description": "Bytes, as Kubernetes writes them: 8Gi, 512M, 8e9.",
       "type": ["string", "integer"],
-      "pattern": "^[+]?[0-9]*[.]?[0-9]*(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][+-]?[0-9]+)?$",
+      "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[kMGTPE]|[eE][+-]?[0-9]+)?$",
       "minimum": 0
     },
     "containers": {

@@ -1,14 +1,13 @@
 // The webhook's two listeners: HTTPS for the API server, plain HTTP for probes and Prometheus.
 //
 //   HTTPS  POST /mutate, /validate      AdmissionReview v1
-//   HTTP   GET  /healthz                200 while the process serves; 503 when HTTPS ended by
-//   itself
+//   HTTP   GET  /healthz                200 while the process serves; 503: HTTPS ended by itself
 //               /readyz                 200 when calls are welcome; 503 before and while draining
 //               /metrics                Prometheus' text format
 //
 // Bounded: kMaxBodyBytes a request, which says its length first and is not compressed; kSilentS
 // until a caller's first byte, kReadTimeoutS for each further wait, also between two requests;
-// kConnections at the same time, more wait in the kernel.
+// kConnections at the same time, others that have said something wait in the process.
 //
 // Threads: Start, Drain and Stop from one thread.
 #pragma once
