@@ -66,6 +66,8 @@ class Attachment {
     const auto* const page = std::get_if<std::unique_ptr<PageMapping>>(&memory_);
     return page == nullptr ? nullptr : page->get();
   }
+  // Whether its mapping can end without a wait for work in streams.
+  bool CanEnd() { return AllPassed(&fences) && (page() == nullptr || page()->CanEnd()); }
 
   // No failure while this is what stands behind the name; else kStale or kOrphaned. One load when
   // nothing changed since the last call.

@@ -121,7 +121,7 @@ void Client::DoChores() {
     const std::lock_guard table(table_mutex_);
     leases.swap(ended_);
     const auto passed = std::partition(deferred_.begin(), deferred_.end(),
-                                       [](const auto& d) { return !AllPassed(&d->fences); });
+                                       [](const auto& d) { return !d->CanEnd(); });
     for (auto d = passed; d != deferred_.end(); ++d) {
       leases.push_back((*d)->lease());
       unmapped.push_back(std::move(*d));

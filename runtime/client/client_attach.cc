@@ -318,7 +318,7 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
     auto node = all_.extract(attachment);
     if (node.empty()) return Fail(Code::kInvalidArgument, "this is no attachment");
     last = std::move(node.mapped());
-    if (!AllPassed(&last->fences)) {
+    if (!last->CanEnd()) {
       deferred_.push_back(std::move(last));
       has_chores_.store(true, std::memory_order_relaxed);
       return {};

@@ -19,22 +19,15 @@ Result<std::unique_ptr<PageMapping>> PageMapping::Map(const UniqueFd& fd, uint64
 
 PageMapping::~PageMapping() {
   StreamWaits::Instance().Forget(mapping_.address(), mapping_.bytes());
+  if (registered_with_ == nullptr) return;
+  const CUresult gone = registered_with_->cuMemHostUnregister(mapping_.address());
   // The driver must not know an address that stands for something else by then.
-  if (registered_with_ != nullptr && !Unregister()) mapping_.Keep();
+  if (gone != CUDA_SUCCESS && gone != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) mapping_.Keep();
 }
 
-bool PageMapping::Unregister() {
-  const auto done = [this] {
-    const CUresult result = registered_with_->cuMemHostUnregister(mapping_.address());
-    return result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-  };
-  if (done()) return true;
-  // A thread without a context, perhaps.
-  if (registered_with_->cuCtxPushCurrent(registered_in_) != CUDA_SUCCESS) return false;
-  const bool gone = done();
-  CUcontext popped = nullptr;
-  registered_with_->cuCtxPopCurrent(&popped);
-  return gone;
+bool PageMapping::CanEnd() {
+  const std::lock_guard lock(mutex_);
+  return registered_with_ == nullptr || !StreamWaits::Instance().AnyPending();
 }
 
 Result<CUdeviceptr> PageMapping::OnGpu(const CudaApi& api, const signal::Word& word) {
@@ -61,7 +54,6 @@ Result<CUdeviceptr> PageMapping::OnGpu(const CudaApi& api, const signal::Word& w
       return std::unexpected(done.error());
     }
     registered_with_ = &api;
-    registered_in_ = context;
     if (auto done = api.Check(look(), "cuMemHostGetDevicePointer"); !done) {
       return std::unexpected(done.error());
     }

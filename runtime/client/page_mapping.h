@@ -33,18 +33,18 @@ class PageMapping {
   // first time (about 100 us), for all contexts of the process. kUnsupported: no current context.
   Result<CUdeviceptr> OnGpu(const CudaApi& api, const signal::Word& word);
 
+  // Whether the mapping can end at once. The driver forgets a page only when every stream has done
+  // its work (docs/synchronisation.md), so not while a stream of this process waits.
+  bool CanEnd();
+
  private:
   PageMapping(registry::Mapping mapping, bool writable)
       : mapping_(std::move(mapping)), writable_(writable) {}
-
-  // Whether the driver does not know the page any more.
-  bool Unregister();
 
   registry::Mapping mapping_;
   const bool writable_;
   std::mutex mutex_;  // Guards what follows.
   const CudaApi* registered_with_ = nullptr;
-  CUcontext registered_in_ = nullptr;
   CUcontext context_ = nullptr;  // Last seen; `base_` is what its streams use.
   CUdeviceptr base_ = 0;
 };

@@ -73,6 +73,12 @@ void StreamWaits::Forget(const void* begin, uint64_t bytes) {
   std::erase_if(waiting_, [](const auto& item) { return item.second.empty(); });
 }
 
+bool StreamWaits::AnyPending() {
+  const std::lock_guard lock(mutex_);
+  DropReached();
+  return !waiting_.empty();
+}
+
 bool StreamWaits::HasPending(const void* begin, uint64_t bytes) {
   const auto* const from = static_cast<const std::byte*>(begin);
   const std::lock_guard lock(mutex_);

@@ -33,6 +33,8 @@ class StreamWaits {
   void Remove(CUstream stream, const signal::Word& word);
   // Whether a stream of this process waits for a word of [begin, begin + bytes).
   bool HasPending(const void* begin, uint64_t bytes);
+  // Whether any stream of this process waits.
+  bool AnyPending();
   // The memory goes, whatever waits for it: a client that is closed with work under way.
   void Forget(const void* begin, uint64_t bytes);
   uint32_t limit() const { return limit_; }

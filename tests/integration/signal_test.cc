@@ -165,6 +165,24 @@ TEST_F(SignalTest, StreamsThatWaitAreCounted) {
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
 }
 
+// The driver forgets a page when all streams are done: that would be a wait without a deadline.
+TEST_F(SignalTest, WhileAStreamWaitsOthersAreClosed) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("ring write video oldest 4 65536 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("ring put 1").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("ring close").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("ring write video oldest 4 65536 0").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal sync 0 0").status, GPUSHM_TIMEOUT) << "it waits to the end";
+  ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(waiter.Do("ring close").status, GPUSHM_OK);
+}
+
 // The driver has forgotten a page before its address stands for something else.
 TEST_F(SignalTest, AThreadWithoutAContextClosesIt) {
   Broker broker(run(), "64Mi");

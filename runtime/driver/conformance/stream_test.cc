@@ -127,6 +127,28 @@ CONFORMANCE_CASE(WaitOnReadOnlyRegisteredPage, 20) {
   }).Join();
 }
 
+CONFORMANCE_CASE(HostPagesAreForgottenWhenAllStreamsAreDone, 20) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    HostPage page;
+    const HostPage other;
+    const Stream stream = Take(Stream::Create(api));
+    Wait(stream, page.address, 9);
+    std::atomic<bool> returned = false;
+    CUresult result = CUDA_ERROR_UNKNOWN;
+    std::thread bare([&] {
+      result = api.cuMemHostUnregister(other.words);
+      returned = true;
+    });
+    ExpectPending(stream, "the wait ended by itself");
+    const bool early = returned;
+    page.Store(9);
+    bare.join();
+    Expect(!early, "cuMemHostUnregister did not wait for a stream that uses another page");
+    ExpectAnswer(result, CUDA_SUCCESS, "cuMemHostUnregister on a thread without a context");
+  }).Join();
+}
+
 CONFORMANCE_CASE(PoisonIsInt64MaxAndNotUint64Max, 20) {
   Start([](Channel&) {
     UseContext();

@@ -7,7 +7,10 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "runtime/driver/sim/driver.h"
 
@@ -28,6 +31,16 @@ bool LivesInMemory(std::string path) {
   struct statfs filesystem{};
   return statfs(path.c_str(), &filesystem) == 0 &&
          static_cast<long>(filesystem.f_type) == kTmpfsMagic;
+}
+
+// Of all contexts that are active.
+std::vector<std::shared_ptr<Engine>> EnginesOf(Driver& driver) {
+  std::vector<std::shared_ptr<Engine>> engines;
+  const std::lock_guard lock(driver.mutex);
+  for (const auto& context : driver.contexts) {
+    if (context != nullptr && context->engine != nullptr) engines.push_back(context->engine);
+  }
+  return engines;
 }
 
 // Whether a GPU could pin all pages of the range: mapped, writable unless read-only is asked for,
@@ -63,6 +76,7 @@ uint64_t AddressOf(const void* pointer) {
 }  // namespace gpushm::sim
 
 using gpushm::sim::AddressOf;
+using gpushm::sim::Call;
 using gpushm::sim::CallWithContext;
 using gpushm::sim::Context;
 using gpushm::sim::Driver;
@@ -122,14 +136,13 @@ CUresult CUDAAPI cuMemHostRegister(void* p, size_t bytesize, unsigned int Flags)
 }
 
 CUresult CUDAAPI cuMemHostUnregister(void* p) {
-  return CallWithContext("cuMemHostUnregister", [&](Driver& driver, Context&,
-                                                    const std::shared_ptr<Engine>& engine) {
+  return Call("cuMemHostUnregister", [&](Driver& driver) {
     HostRange range;
     if (!driver.space().FindHost(AddressOf(p), &range) || range.address != AddressOf(p) ||
         range.allocated) {
       return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     }
-    engine->WaitForAll();
+    for (const auto& engine : gpushm::sim::EnginesOf(driver)) engine->WaitForAll();
     return driver.space().RemoveHost(AddressOf(p), false) ? CUDA_SUCCESS
                                                           : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   });
