@@ -99,20 +99,19 @@ Result<std::unique_ptr<Ring>> Ring::TryWrite(Client* client, std::string_view na
 Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
                                          const Options& options, uint64_t after_generation,
                                          const Wait& wait) {
-  FrameSettings settings = options.settings;
   // First, for one process alone can make the next page. Another one that made frames would leave
   // the name with memory that no page speaks of, and readers would wait for one that does.
   auto page = OpenPage::Make(
       client, Concat(name, kPageSuffix),
       {.kind = options.kind,
-       .cells = settings.cells(),
-       .body_bytes = settings.body_bytes(),
-       .settings = settings.ToHeader()},
+       .cells = options.settings.cells(),
+       .body_bytes = options.settings.body_bytes()},
       {.writers_all = true, .one_writer = false, .after_generation = after_generation}, wait);
   if (!page) return std::unexpected(page.error());
   const auto made = MakeFrames(client, name, options.settings, after_generation != 0, wait);
   if (!made) return std::unexpected(made.error());
   Held frames(client, *made);
+  FrameSettings settings = options.settings;
   settings.generation = frames->facts().generation;
   page->SetSettings(settings.ToHeader());
   Participant participant;
