@@ -176,7 +176,7 @@ Verdict Admission::Mutate(const Json& pod) const {
   PutSidecar(*view, **plan, settings_, random_, &patch);
   patch.Set(Pointer("/metadata/annotations") / std::string(config::kStatusKey), (*plan)->Status());
   Verdict verdict = Admit(patch.operations().empty() ? "unchanged" : "injected");
-  verdict.patch = patch.operations();
+  verdict.patch = std::move(patch).operations();
   return verdict;
 }
 

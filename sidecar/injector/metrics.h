@@ -20,7 +20,7 @@ class Metrics {
   Metrics();
 
   void Answered(Endpoint endpoint, const Answer& answer, double seconds);
-  // A call that got no answer, because it was none that the API server makes.
+  // A call that got no answer: it was none that the API server makes, or there was no room for it.
   void Failed(Endpoint endpoint);
   void SetCertificateExpiry(int64_t seconds);
   void CertificateRefused();

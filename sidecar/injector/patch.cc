@@ -16,8 +16,13 @@ const Json& Items(const Json& document, const Pointer& at) {
   return found != nullptr && found->is_array() ? *found : none;
 }
 
+// A list in braces would copy the value twice more.
 void Patch::Record(const char* operation, const Pointer& at, const Json& value) {
-  operations_.push_back({{"op", operation}, {"path", at.to_string()}, {"value", value}});
+  Json::object_t entry;
+  entry.emplace("op", operation);
+  entry.emplace("path", at.to_string());
+  entry.emplace("value", value);
+  operations_.push_back(std::move(entry));
 }
 
 void Patch::Set(const Pointer& at, Json value) {

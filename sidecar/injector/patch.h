@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 namespace gpushm::injector {
 
@@ -33,7 +34,8 @@ class Patch {
   void Prepend(const Pointer& list, Json value);
 
   // An array; empty: nothing to do.
-  const Json& operations() const { return operations_; }
+  const Json& operations() const& { return operations_; }
+  Json operations() && { return std::move(operations_); }
 
  private:
   void Record(const char* operation, const Pointer& at, const Json& value);

@@ -36,8 +36,9 @@ std::string AnswerTo(const std::string& uid, const Verdict& verdict) {
     response["patch"] = Base64(verdict.patch.dump());
   }
   if (!verdict.warnings.empty()) response["warnings"] = verdict.warnings;
-  return Json{{"apiVersion", kVersion}, {"kind", "AdmissionReview"}, {"response", response}}.dump(
-      -1, ' ', false, Json::error_handler_t::replace);
+  Json review = {{"apiVersion", kVersion}, {"kind", "AdmissionReview"}};
+  review["response"] = std::move(response);
+  return review.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 // Nesting and number of values decide how much memory and stack a document takes, so both are

@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <ctime>
 #include <utility>
@@ -35,6 +36,10 @@ void Refuse(int status, const std::string& why, httplib::Response& response) {
                                 });
 }
 
+size_t LengthOf(const httplib::Request& request) {
+  return std::strtoull(request.get_header_value("Content-Length").c_str(), nullptr, 10);
+}
+
 // httplib applies its limit to bodies that say their length, and to what they are before they are
 // decompressed.
 Handled CheckReview(const httplib::Request& request, httplib::Response& response) {
@@ -44,8 +49,7 @@ Handled CheckReview(const httplib::Request& request, httplib::Response& response
     Refuse(411, "say the body's length in Content-Length", response);
   } else if (request.has_header("Content-Encoding")) {
     Refuse(415, "send the body as it is, without Content-Encoding", response);
-  } else if (std::strtoull(request.get_header_value("Content-Length").c_str(), nullptr, 10) >
-             kMaxBodyBytes) {
+  } else if (LengthOf(request) > kMaxBodyBytes) {
     Refuse(413, Concat("a body has ", kMaxBodyBytes, " bytes at most"), response);
   } else {
     return Handled::Unhandled;
@@ -59,10 +63,13 @@ Handled CheckProbe(const httplib::Request& request, httplib::Response& response)
   return Handled::Handled;
 }
 
-// At most kMaxBodyBytes. False: it did not come, or is longer.
-bool ReadBody(const httplib::ContentReader& read, std::string* body) {
-  return read([body](const char* bytes, size_t size) {
-    if (body->size() + size > kMaxBodyBytes) return false;
+// At most kMaxBodyBytes, within kReadTimeoutS. False: it did not come so, or is longer.
+bool ReadBody(const httplib::Request& request, const httplib::ContentReader& read,
+              std::string* body) {
+  body->reserve(LengthOf(request));  // Which CheckReview has seen.
+  const Deadline deadline = Deadline::AfterMs(kReadTimeoutS * 1000);
+  return read([&](const char* bytes, size_t size) {
+    if (body->size() + size > kMaxBodyBytes || deadline.Passed()) return false;
     body->append(bytes, size);
     return true;
   });
@@ -136,6 +143,23 @@ struct Server::Listener {
   }
 };
 
+void Places::GiveBack::operator()(Places* places) const {
+  {
+    const std::lock_guard lock(places->mutex_);
+    ++places->free_;
+  }
+  places->freed_.notify_one();
+}
+
+Places::Place Places::Take(int timeout_s) {
+  std::unique_lock lock(mutex_);
+  const bool any =
+      freed_.wait_for(lock, std::chrono::seconds(timeout_s), [this] { return free_ > 0; });
+  if (!any) return nullptr;
+  --free_;
+  return Place(this);
+}
+
 Server::Server(Options options, const Admission* admission, Certificates* certificates,
                Metrics* metrics)
     : options_(std::move(options)),
@@ -152,9 +176,7 @@ Result<void> Server::Start() {
        {std::pair{"/mutate", Endpoint::kMutate}, std::pair{"/validate", Endpoint::kValidate}}) {
     tls->Post(path, [this, endpoint](const httplib::Request& request, httplib::Response& response,
                                      const httplib::ContentReader& read) {
-      std::string body;
-      if (!ReadBody(read, &body)) return Refuse(400, "the body did not come whole", response);
-      Handle(endpoint, request, body, response);
+      ReadAndHandle(endpoint, request, read, response);
     });
   }
   tls->set_pre_routing_handler(CheckReview);
@@ -184,6 +206,28 @@ void Server::Stop() {
   http_.reset();
 }
 
+void Server::Failed(Endpoint endpoint, const httplib::Request& request, const std::string& why) {
+  metrics_->Failed(endpoint);
+  LogWarning("bad-request",
+             {{"from", request.remote_addr}, {"path", request.path}, {"reason", why}});
+}
+
+void Server::ReadAndHandle(Endpoint endpoint, const httplib::Request& request,
+                           const httplib::ContentReader& read, httplib::Response& response) {
+  const auto refuse = [&](int status, const std::string& why) {
+    Failed(endpoint, request, why);
+    Refuse(status, why, response);
+  };
+  Places::Place place;
+  if (LengthOf(request) > kLargeBodyBytes) {
+    place = large_bodies_.Take(kReadTimeoutS);
+    if (!place) return refuse(503, "too many large bodies at once");
+  }
+  std::string body;
+  if (!ReadBody(request, read, &body)) return refuse(400, "the body did not come whole");
+  Handle(endpoint, request, body, response);
+}
+
 void Server::Handle(Endpoint endpoint, const httplib::Request& request, std::string_view body,
                     httplib::Response& response) {
   const int64_t start_ns = MonotonicNs();
@@ -194,10 +238,7 @@ void Server::Handle(Endpoint endpoint, const httplib::Request& request, std::str
   const Result<Answer> answer = Review(*admission_, endpoint, body);
   if (large) malloc_trim(0);
   if (!answer) {
-    metrics_->Failed(endpoint);
-    LogWarning("bad-request", {{"from", request.remote_addr},
-                               {"path", request.path},
-                               {"reason", answer.error().ToString()}});
+    Failed(endpoint, request, answer.error().ToString());
     response.status = 400;
     response.set_content(answer.error().ToString() + "\n", kText);
     return;

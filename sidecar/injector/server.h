@@ -6,8 +6,9 @@
 //               /metrics                Prometheus' text format
 //
 // Bounded: kMaxBodyBytes a request, which says its length first and is not compressed; kSilentS
-// until a caller's first byte, kReadTimeoutS for each further wait, also between two requests;
-// kConnections at the same time, others that have said something wait in the process.
+// until a caller's first byte, kReadTimeoutS for each further wait, also between two requests, and
+// for a whole body; kConnections at the same time, others that have said something wait in the
+// process; kLargeBodies of the larger ones, 503 for one that gets no place.
 //
 // Threads: Start, Drain and Stop from one thread.
 #pragma once
@@ -15,6 +16,7 @@
 #include <httplib.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -33,12 +35,32 @@ namespace gpushm::injector {
 // The API server takes requests of 3 MiB at most, and stores objects of 1.5 MiB; a review of an
 // update holds two of these.
 inline constexpr size_t kMaxBodyBytes = 4 << 20;
-// Larger bodies are looked at one after the other: a document takes tens of times its bytes.
+// Larger bodies are looked at one after the other: a document takes tens of times its bytes. So
+// many of them are read at the same time; others wait, kReadTimeoutS at most.
 inline constexpr size_t kLargeBodyBytes = 256 << 10;
+inline constexpr size_t kLargeBodies = 8;
 inline constexpr int kReadTimeoutS = 5;
 inline constexpr int kSilentS = 30;  // In the kernel.
 // An API server keeps 25 idle connections to a webhook (client-go), and there are up to a few.
 inline constexpr size_t kConnections = 128;
+
+// A number of places, each for one at a time.
+class Places {
+ public:
+  explicit Places(size_t number) : free_(number) {}
+
+  struct GiveBack {
+    void operator()(Places* places) const;
+  };
+  using Place = std::unique_ptr<Places, GiveBack>;
+  // Null: none became free in that time.
+  Place Take(int timeout_s);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  size_t free_;  // Under mutex_.
+};
 
 class Server {
  public:
@@ -65,6 +87,10 @@ class Server {
 
  private:
   struct Listener;
+  // Counts and logs a call that is not answered.
+  void Failed(Endpoint endpoint, const httplib::Request& request, const std::string& why);
+  void ReadAndHandle(Endpoint endpoint, const httplib::Request& request,
+                     const httplib::ContentReader& read, httplib::Response& response);
   void Handle(Endpoint endpoint, const httplib::Request& request, std::string_view body,
               httplib::Response& response);
   void AddProbes(httplib::Server* server);
@@ -74,6 +100,7 @@ class Server {
   Certificates* const certificates_;
   Metrics* const metrics_;
   std::atomic<bool> draining_ = false;
+  Places large_bodies_{kLargeBodies};
   std::mutex large_;  // Held by who looks at a large body.
   int port_ = 0;
   int http_port_ = 0;

@@ -133,6 +133,33 @@ TEST_F(ServerTest, RefusesBodiesThatHideTheirLength) {
 #endif
 }
 
+// Goal: callers together cannot take more than the container has. Method: many of the largest
+// bodies that one alone may send.
+TEST_F(ServerTest, ManyLargeBodiesAtOnce) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  std::atomic<int> refused = 0;
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 64; ++i) {
+    callers.emplace_back([&] {
+      const auto answer = injector.Https()->Post("/mutate", std::string(kMaxBodyBytes, ' '), kJson);
+      if (answer && (answer->status == 400 || answer->status == 503)) ++refused;
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_GT(refused, 0);
+  // Each has given its place back.
+  for (size_t i = 0; i < 2 * kLargeBodies; ++i) {
+    const auto answer = injector.Https()->Post("/mutate", std::string(kMaxBodyBytes, ' '), kJson);
+    ASSERT_TRUE(answer) << httplib::to_string(answer.error());
+    EXPECT_EQ(answer->status, 400);
+  }
+  EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
+#ifndef GPUSHM_SANITIZED  // Whose own memory is in it.
+  EXPECT_LT(injector.PeakRssBytes(), uint64_t{128} << 20);
+#endif
+}
+
 TEST_F(ServerTest, APortThatIsTakenIsAnError) {
   const InjectorProcess first(tls_.path());
   ASSERT_TRUE(first.ready()) << first.Log();

@@ -180,10 +180,11 @@ Json SocketVolume() {
 }
 
 Json SocketMount(const std::string& container) {
-  return {{"name", kVolumeName},
-          {"mountPath", kSocketFolder},
-          {"subPath", container},
-          {"readOnly", true}};
+  static const Json kMount = {
+      {"name", kVolumeName}, {"mountPath", kSocketFolder}, {"readOnly", true}};
+  Json mount = kMount;  // A pod may have hundreds.
+  mount["subPath"] = container;
+  return mount;
 }
 
 Json ToolMount() {
