@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/client/pinned_pool.h"
+
 namespace gpushm::client {
 namespace {
 

@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -122,6 +123,28 @@ TEST_F(GdsTest, EveryByteArrivesAndIsSaved) {
       EXPECT_TRUE(Slurp(folder_ / "out") == content);
     }
   }
+}
+
+// Goal: the end of a file that fills no block does not wait for other streams. Method: one of them
+// waits for a word that nobody stores before the transfers are done; hung, the test would be ended.
+TEST_F(GdsTest, BesideAStreamThatWaits) {
+  auto word = PinnedBuffer::Allocate(*api_, 4096);
+  ASSERT_TRUE(word);
+  std::memset(word->data(), 0, 4096);
+  auto waiting = Stream::Create(*api_);
+  ASSERT_TRUE(waiting);
+  const auto address = static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(word->data()));
+  ASSERT_EQ(api_->cuStreamWaitValue64(waiting->get(), address, 1, CU_STREAM_WAIT_VALUE_GEQ),
+            CUDA_SUCCESS);
+  const std::string content = Content(4097);
+  const UniqueFd file = Write("in", content);
+  EXPECT_TRUE(Load(Job(file.get(), content.size())));
+  const UniqueFd out = Make("out");
+  EXPECT_TRUE(Save(Job(out.get(), content.size())));
+  EXPECT_EQ(api_->cuStreamQuery(waiting->get()), CUDA_ERROR_NOT_READY);
+  EXPECT_TRUE(Slurp(folder_ / "out") == content);
+  __atomic_store_n(reinterpret_cast<uint64_t*>(word->data()), 1, __ATOMIC_RELEASE);
+  EXPECT_EQ(api_->cuStreamSynchronize(waiting->get()), CUDA_SUCCESS);
 }
 
 struct Refusal {

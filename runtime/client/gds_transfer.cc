@@ -7,6 +7,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/client/file_io.h"
 #include "runtime/client/gds_file.h"
+#include "runtime/client/stream_waits.h"
 #include "runtime/driver/device.h"
 
 namespace gpushm {
@@ -32,32 +33,35 @@ uint64_t ChunkOf(const TransferJob& job) {
                  kDirectAlignBytes);
 }
 
+// On a stream of its own, and waited for: the default one waits for others, a context for all.
+template <typename Copy>
+Result<void> CopyApart(const CudaApi& api, const char* what, Copy copy) {
+  const Result<Stream> stream = client::MakeRunningStream(api);
+  if (!stream) return std::unexpected(stream.error());
+  if (auto begun = api.Check(copy(stream->get()), what); !begun) return begun;
+  return api.Check(api.cuStreamSynchronize(stream->get()), "cuStreamSynchronize");
+}
+
 Result<uint64_t> LoadTail(const CudaApi& api, const TransferJob& job, uint64_t offset) {
   Tail tail;
   FileReader reader(job.file, FileWay::kDirect, 0, kNoTick);
   reader.Begin(tail.bytes.data(), job.size_bytes - offset, offset);
   const Result<uint64_t> got = reader.End();
   if (!got || *got == 0) return got;
-  if (auto done = api.Check(api.cuMemcpyHtoD(job.address + offset, tail.bytes.data(), *got),
-                            "cuMemcpyHtoD");
-      !done) {
-    return std::unexpected(done.error());
-  }
-  // It may return before so few bytes have arrived.
-  if (auto done = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"); !done) {
-    return std::unexpected(done.error());
-  }
+  auto copied = CopyApart(api, "cuMemcpyHtoDAsync", [&](CUstream stream) {
+    return api.cuMemcpyHtoDAsync(job.address + offset, tail.bytes.data(), *got, stream);
+  });
+  if (!copied) return std::unexpected(copied.error());
   return got;
 }
 
 Result<void> SaveTail(const CudaApi& api, const TransferJob& job, uint64_t offset) {
   Tail tail;
   const uint64_t size = job.size_bytes - offset;
-  if (auto done = api.Check(api.cuMemcpyDtoH(tail.bytes.data(), job.address + offset, size),
-                            "cuMemcpyDtoH");
-      !done) {
-    return done;
-  }
+  auto copied = CopyApart(api, "cuMemcpyDtoHAsync", [&](CUstream stream) {
+    return api.cuMemcpyDtoHAsync(tail.bytes.data(), job.address + offset, size, stream);
+  });
+  if (!copied) return copied;
   return FileWriter(job.file, FileWay::kDirect, kNoTick).Write(tail.bytes.data(), size, offset);
 }
 

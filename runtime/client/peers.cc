@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "runtime/client/borrowed_context.h"
+#include "runtime/client/pinned_pool.h"
+#include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {
 namespace {
@@ -34,7 +36,7 @@ class End {
     if (!context) return std::unexpected(context.error());
     Result<BorrowedContext> current = BorrowedContext::Push(api, device);
     if (!current) return std::unexpected(current.error());
-    Result<Stream> stream = Stream::Create(api);
+    Result<Stream> stream = MakeRunningStream(api);
     if (!stream) return std::unexpected(stream.error());
     return End(api, device, std::move(*context), std::move(*stream));
   }
@@ -69,9 +71,9 @@ Result<void> Pump(const CudaApi& api, const DeviceMapping& from, const DeviceMap
   if (!current) return std::unexpected(current.error());
   const uint64_t total = from.size_bytes();
   const uint64_t chunk = std::min(total, kStageBytes);
-  const Result<PinnedBuffer> first = PinnedBuffer::Allocate(api, chunk);
+  const Result<PooledBuffer> first = PooledBuffer::Take(api, chunk);
   if (!first) return std::unexpected(first.error());
-  const Result<PinnedBuffer> second = PinnedBuffer::Allocate(api, chunk);
+  const Result<PooledBuffer> second = PooledBuffer::Take(api, chunk);
   if (!second) return std::unexpected(second.error());
   const std::array<std::byte*, 2> host = {first->data(), second->data()};
   // In turn i, chunk i comes from the source while chunk i - 1 goes to the target.

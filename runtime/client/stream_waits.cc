@@ -1,9 +1,14 @@
 #include "runtime/client/stream_waits.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
+
+#include "runtime/base/clock.h"
+#include "runtime/client/stream_fence.h"
 
 namespace gpushm::client {
 namespace {
@@ -11,6 +16,7 @@ namespace {
 // From the CUDA programming guide: 8 unless set, 32 at most.
 constexpr uint32_t kDefaultConnections = 8;
 constexpr uint32_t kMostConnections = 32;
+constexpr int kRunsWithinMs = 20;
 
 uint32_t ConnectionsOfEnvironment() {
   const char* const text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -89,6 +95,21 @@ bool StreamWaits::HasPending(const void* begin, uint64_t bytes) {
       return at >= from && at < from + bytes;
     });
   });
+}
+
+Result<Stream> MakeRunningStream(const CudaApi& api) {
+  StreamWaits& waits = StreamWaits::Instance();
+  std::vector<Stream> held_up;  // Kept meanwhile: the next would get the connection of one again.
+  for (;;) {
+    Result<Stream> stream = Stream::Create(api);
+    if (!stream || held_up.size() >= waits.limit() || !waits.AnyPending()) return stream;
+    const Result<StreamFence> fence = StreamFence::Record(api, stream->get());
+    if (!fence) return std::unexpected(fence.error());
+    const Deadline deadline = Deadline::AfterMs(kRunsWithinMs);
+    while (!fence->HasPassed() && !deadline.Passed()) poll(nullptr, 0, 1);
+    if (fence->HasPassed()) return stream;
+    held_up.push_back(std::move(*stream));
+  }
 }
 
 }  // namespace gpushm::client

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/driver/cuda_api.h"
+#include "runtime/driver/device.h"
 #include "runtime/signal/page.h"
 
 namespace gpushm::client {
@@ -46,5 +48,10 @@ class StreamWaits {
   std::mutex mutex_;
   std::map<CUstream, std::vector<std::pair<const signal::Word*, uint64_t>>> waiting_;
 };
+
+// A new stream of the current context, for work that somebody waits for. One that shared its
+// connection to the GPU with a stream that waits would wait with it: while one waits, streams are
+// made until one shows within 20 ms that it runs, at most as many as there are connections.
+Result<Stream> MakeRunningStream(const CudaApi& api);
 
 }  // namespace gpushm::client

@@ -7,6 +7,8 @@
 #include "runtime/base/clock.h"
 #include "runtime/client/file_io.h"
 #include "runtime/client/gds_transfer.h"
+#include "runtime/client/pinned_pool.h"
+#include "runtime/client/stream_waits.h"
 #include "runtime/driver/device.h"
 
 namespace gpushm {
@@ -23,9 +25,9 @@ constexpr uint64_t kLeastDividedBytes = uint64_t{4} << 20;
 class Lane {
  public:
   static Result<Lane> Create(const CudaApi& api, uint64_t chunk_bytes) {
-    Result<Stream> stream = Stream::Create(api);
+    Result<Stream> stream = client::MakeRunningStream(api);
     if (!stream) return std::unexpected(stream.error());
-    Result<PinnedBuffer> memory = PinnedBuffer::Allocate(api, chunk_bytes);
+    Result<PooledBuffer> memory = PooledBuffer::Take(api, chunk_bytes);
     if (!memory) return std::unexpected(memory.error());
     return Lane(api, std::move(*stream), std::move(*memory));
   }
@@ -57,10 +59,10 @@ class Lane {
   uint64_t size_bytes = 0;
 
  private:
-  Lane(const CudaApi& api, Stream stream, PinnedBuffer memory)
+  Lane(const CudaApi& api, Stream stream, PooledBuffer memory)
       : api_(&api), memory_(std::move(memory)), stream_(std::move(stream)) {}
   const CudaApi* api_;
-  PinnedBuffer memory_;
+  PooledBuffer memory_;
   Stream stream_;
 };
 

@@ -167,12 +167,19 @@ class PinnedBuffer {
   static Result<PinnedBuffer> Allocate(const CudaApi& api, size_t size_bytes);
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   size_t size_bytes() const { return size_bytes_; }
+  // The context has ended, and the memory with it.
+  void Forget() { data_ = nullptr; }
 
   PinnedBuffer(PinnedBuffer&& other) noexcept
       : api_(other.api_),
         data_(std::exchange(other.data_, nullptr)),
         size_bytes_(other.size_bytes_) {}
-  PinnedBuffer& operator=(PinnedBuffer&&) = delete;
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
+    std::swap(api_, other.api_);
+    std::swap(data_, other.data_);
+    std::swap(size_bytes_, other.size_bytes_);
+    return *this;
+  }
   PinnedBuffer(const PinnedBuffer&) = delete;
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;
   ~PinnedBuffer();

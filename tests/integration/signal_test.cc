@@ -183,6 +183,28 @@ TEST_F(SignalTest, WhileAStreamWaitsOthersAreClosed) {
   EXPECT_EQ(waiter.Do("ring close").status, GPUSHM_OK);
 }
 
+// Page-locked memory would be freed when all streams are done: the writer here may wait for the
+// load.
+TEST_F(SignalTest, WhileAStreamWaitsContentIsLoaded) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker waiter(run());
+  const std::string path = folder_ + "/content";
+  std::ofstream(path) << std::string(std::stoul(kMiB), 'x');
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do(Concat("create weights ", kMiB)).status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_EQ(waiter.Do(Concat("load weights ", path, " here")).status, GPUSHM_OK);
+    ASSERT_EQ(waiter.Do(Concat("save weights ", path, ".copy here")).status, GPUSHM_OK);
+  }
+  EXPECT_EQ(waiter.Do("signal sync 0 0").status, GPUSHM_TIMEOUT) << "it waits to the end";
+  ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(waiter.Do(Concat("load weights ", path, " here")).status, GPUSHM_OK);
+}
+
 // The driver has forgotten a page before its address stands for something else.
 TEST_F(SignalTest, AThreadWithoutAContextClosesIt) {
   Broker broker(run(), "64Mi");

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -127,25 +128,131 @@ CONFORMANCE_CASE(WaitOnReadOnlyRegisteredPage, 20) {
   }).Join();
 }
 
+// On a thread without a context, while a stream waits that has nothing to do with it.
+void ReturnsWhenTheStreamIsDone(CUresult(CUDAAPI* release)(void*), void* memory,
+                                const std::string& what) {
+  HostPage page;
+  const Stream stream = Take(Stream::Create(Cuda()));
+  Wait(stream, page.address, 9);
+  std::atomic<bool> returned = false;
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  std::thread bare([&] {
+    result = release(memory);
+    returned = true;
+  });
+  ExpectPending(stream, "the wait ended by itself");
+  const bool early = returned;
+  page.Store(9);
+  bare.join();
+  Expect(!early, what + " did not wait for a stream that uses other memory");
+  ExpectAnswer(result, CUDA_SUCCESS, what + " on a thread without a context");
+}
+
 CONFORMANCE_CASE(HostPagesAreForgottenWhenAllStreamsAreDone, 20) {
   Start([](Channel&) {
     const CudaApi& api = UseContext();
-    HostPage page;
     const HostPage other;
-    const Stream stream = Take(Stream::Create(api));
-    Wait(stream, page.address, 9);
-    std::atomic<bool> returned = false;
-    CUresult result = CUDA_ERROR_UNKNOWN;
-    std::thread bare([&] {
-      result = api.cuMemHostUnregister(other.words);
-      returned = true;
-    });
-    ExpectPending(stream, "the wait ended by itself");
-    const bool early = returned;
+    ReturnsWhenTheStreamIsDone(api.cuMemHostUnregister, other.words, "cuMemHostUnregister");
+  }).Join();
+}
+
+CONFORMANCE_CASE(PinnedMemoryIsFreedWhenAllStreamsAreDone, 20) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    void* memory = nullptr;
+    Must(api.cuMemHostAlloc(&memory, kChunkBytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+    ReturnsWhenTheStreamIsDone(api.cuMemFreeHost, memory, "cuMemFreeHost");
+  }).Join();
+}
+
+CUresult AskNumber(const void* memory, unsigned long long* number) {
+  const auto address = static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(memory));
+  return Cuda().cuPointerGetAttribute(number, CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
+}
+
+// Made and used while another stream waits; its number tells it from what comes after it.
+CONFORMANCE_CASE(PinnedMemoryBesideAStreamThatWaits, 20) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    HostPage page;
+    const Stream waiting = Take(Stream::Create(api));
+    const Stream working = Take(Stream::Create(api));
+    CUdeviceptr target = 0;
+    Must(api.cuMemAlloc(&target, kChunkBytes), "cuMemAlloc");
+    Wait(waiting, page.address, 9);
+    void* memory = nullptr;
+    Must(api.cuMemHostAlloc(&memory, kChunkBytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+    Must(api.cuMemcpyHtoDAsync(target, memory, kChunkBytes, working.get()), "cuMemcpyHtoDAsync");
+    ExpectWoken(working, "a copy out of memory made meanwhile did not end");
+    ExpectPending(waiting, "the wait ended by itself");
+    unsigned long long first = 0;
+    CUresult answer = CUDA_ERROR_UNKNOWN;
+    std::thread([&] { answer = AskNumber(memory, &first); }).join();
+    ExpectAnswer(answer, CUDA_SUCCESS, "number of pinned memory, on a thread without a context");
     page.Store(9);
-    bare.join();
-    Expect(!early, "cuMemHostUnregister did not wait for a stream that uses another page");
-    ExpectAnswer(result, CUDA_SUCCESS, "cuMemHostUnregister on a thread without a context");
+    ExpectWoken(waiting, "the wait did not end");
+    Must(api.cuMemFreeHost(memory), "cuMemFreeHost");
+    unsigned long long second = 0;
+    ExpectAnswer(AskNumber(memory, &second), CUDA_ERROR_INVALID_VALUE, "number of freed memory");
+    Must(api.cuMemHostAlloc(&memory, kChunkBytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+    ExpectAnswer(AskNumber(memory, &second), CUDA_SUCCESS, "number of its successor");
+    Expect(first != second, "two pieces of pinned memory have one number");
+  }).Join();
+}
+
+// Streams share connections to the GPU: some of those made beside one that waits are held up, and
+// the next one made while they are kept has another connection.
+CONFORMANCE_CASE(StreamsMadeBesideOneThatWaits, 60) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    HostPage page;
+    const Stream waiting = Take(Stream::Create(api));
+    Wait(waiting, page.address, 9);
+    int held_up = 0;
+    int most_in_a_row = 0;
+    std::vector<Stream> kept;
+    for (int i = 0; i < 40; ++i) {
+      Stream stream = Take(Stream::Create(api));
+      CUevent event = nullptr;
+      Must(api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+      Must(api.cuEventRecord(event, stream.get()), "cuEventRecord");
+      if (QueryFor(stream.get(), 20) == CUDA_SUCCESS) {
+        kept.clear();
+      } else {
+        ++held_up;
+        kept.push_back(std::move(stream));
+        most_in_a_row = std::max(most_in_a_row, static_cast<int>(kept.size()));
+      }
+      Must(api.cuEventDestroy(event), "cuEventDestroy");
+    }
+    Note(std::to_string(held_up) + " of 40 held up, " + std::to_string(most_in_a_row) +
+         " in a row");
+    Expect(most_in_a_row < 7, "no connection is free");
+    ExpectPending(waiting, "the wait ended by itself");
+    page.Store(9);
+    ExpectWoken(waiting, "the wait did not end");
+  }).Join();
+}
+
+CONFORMANCE_CASE(PinnedMemoryEndsWithItsContext, 20) {
+  Start([](Channel&) {
+    const CudaApi& api = Cuda();
+    void* memory = nullptr;
+    const UniqueFd file(memfd_create("page", MFD_CLOEXEC));
+    Expect(ftruncate(file.get(), 4096) == 0, "ftruncate");
+    void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    {
+      const PrimaryContext context = Take(PrimaryContext::Retain(api, 0));
+      Must(api.cuCtxSetCurrent(context.context()), "cuCtxSetCurrent");
+      Must(api.cuMemHostAlloc(&memory, kChunkBytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+      Must(api.cuMemHostRegister(page, 4096, CU_MEMHOSTREGISTER_PORTABLE), "cuMemHostRegister");
+      Must(api.cuCtxSetCurrent(nullptr), "cuCtxSetCurrent");
+    }
+    unsigned long long number = 0;
+    ExpectAnswer(AskNumber(memory, &number), CUDA_ERROR_INVALID_VALUE,
+                 "number of pinned memory whose context ended");
+    ExpectAnswer(AskNumber(page, &number), CUDA_ERROR_INVALID_VALUE,
+                 "number of a page that was registered in it");
   }).Join();
 }
 

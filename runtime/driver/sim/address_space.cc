@@ -120,8 +120,19 @@ bool AddressSpace::AddHost(const HostRange& range) {
   for (const auto& [address, known] : host_) {
     if (Overlaps(address, known.size_bytes, range.address, range.size_bytes)) return false;
   }
-  host_[range.address] = range;
+  HostRange& added = host_[range.address] = range;
+  added.id = next_id_++;
   return true;
+}
+
+void AddressSpace::RemoveHostOf(int device) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(host_, [device](const auto& item) {
+    const HostRange& range = item.second;
+    if (range.device != device) return false;
+    if (range.allocated) munmap(Pointer(range.address), range.size_bytes);
+    return true;
+  });
 }
 
 bool AddressSpace::RemoveHost(uint64_t address, bool allocated) {

@@ -38,6 +38,8 @@ struct HostRange {
   uint64_t size_bytes = 0;
   bool read_only = false;
   bool allocated = false;  // By cuMemHostAlloc.
+  int device = 0;          // Whose context it was made in, and ends with.
+  uint64_t id = 0;         // As Mapping's.
 };
 
 // A piece of memory that the engine may touch; `keep` holds it as long as it does.
@@ -71,6 +73,8 @@ class AddressSpace {
 
   bool AddHost(const HostRange& range);
   bool RemoveHost(uint64_t address, bool allocated);
+  // With what cuMemHostAlloc made there.
+  void RemoveHostOf(int device);
   bool FindHost(uint64_t address, HostRange* range) const;
 
   // The pieces behind [address, address + size_bytes) as `device` may use them.

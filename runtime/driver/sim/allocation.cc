@@ -60,6 +60,8 @@ CUresult DescribeHost(Driver& driver, void* data, CUpointer_attribute attribute,
       return Store(data, static_cast<unsigned>(CU_MEMORYTYPE_HOST));
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
       return Store(data, host);
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      return Store(data, static_cast<unsigned long long>(range.id));
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return Store(data, static_cast<CUdeviceptr>(range.address));
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
@@ -67,7 +69,7 @@ CUresult DescribeHost(Driver& driver, void* data, CUpointer_attribute attribute,
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
       return Store(data, static_cast<size_t>(range.size_bytes));
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      return Store(data, 0);
+      return Store(data, range.device);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       return Store(data, false);
@@ -75,7 +77,8 @@ CUresult DescribeHost(Driver& driver, void* data, CUpointer_attribute attribute,
       return Store(data, true);
     case CU_POINTER_ATTRIBUTE_CONTEXT: {
       const std::lock_guard lock(driver.mutex);
-      return Store(data, reinterpret_cast<CUcontext>(driver.contexts.front().get()));
+      return Store(data, reinterpret_cast<CUcontext>(
+                             driver.contexts[static_cast<size_t>(range.device)].get()));
     }
     default:
       return CUDA_ERROR_NOT_SUPPORTED;

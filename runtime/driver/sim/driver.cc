@@ -173,6 +173,7 @@ void Deactivate(Driver& driver, Context& context) {
   }
   engine->Stop();
   for (const auto& [address, size] : owned) UnmapWhole(driver, address);
+  driver.space().RemoveHostOf(context.device);
 }
 
 CUresult Activate(Driver& driver, Context& context) {

@@ -85,7 +85,7 @@ using gpushm::sim::HostRange;
 
 CUresult CUDAAPI cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
   return CallWithContext(
-      "cuMemHostAlloc", [&](Driver& driver, Context&, const std::shared_ptr<Engine>&) {
+      "cuMemHostAlloc", [&](Driver& driver, Context& context, const std::shared_ptr<Engine>&) {
         const unsigned known =
             CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
         if (pp == nullptr || bytesize == 0 || (Flags & ~known) != 0) {
@@ -96,28 +96,30 @@ CUresult CUDAAPI cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) 
         void* const memory =
             mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-        driver.space().AddHost({AddressOf(memory), size, false, true});
+        driver.space().AddHost({.address = AddressOf(memory),
+                                .size_bytes = size,
+                                .allocated = true,
+                                .device = context.device});
         *pp = memory;
         return CUDA_SUCCESS;
       });
 }
 
 CUresult CUDAAPI cuMemFreeHost(void* p) {
-  return CallWithContext(
-      "cuMemFreeHost", [&](Driver& driver, Context&, const std::shared_ptr<Engine>& engine) {
-        HostRange range;
-        if (!driver.space().FindHost(AddressOf(p), &range) || range.address != AddressOf(p)) {
-          return CUDA_ERROR_INVALID_VALUE;
-        }
-        engine->WaitForAll();
-        if (!driver.space().RemoveHost(AddressOf(p), true)) return CUDA_ERROR_INVALID_VALUE;
-        munmap(p, range.size_bytes);
-        return CUDA_SUCCESS;
-      });
+  return Call("cuMemFreeHost", [&](Driver& driver) {
+    HostRange range;
+    if (!driver.space().FindHost(AddressOf(p), &range) || range.address != AddressOf(p)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (const auto& engine : gpushm::sim::EnginesOf(driver)) engine->WaitForAll();
+    if (!driver.space().RemoveHost(AddressOf(p), true)) return CUDA_ERROR_INVALID_VALUE;
+    munmap(p, range.size_bytes);
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult CUDAAPI cuMemHostRegister(void* p, size_t bytesize, unsigned int Flags) {
-  return CallWithContext("cuMemHostRegister", [&](Driver& driver, Context&,
+  return CallWithContext("cuMemHostRegister", [&](Driver& driver, Context& context,
                                                   const std::shared_ptr<Engine>&) {
     const unsigned known =
         CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
@@ -128,6 +130,7 @@ CUresult CUDAAPI cuMemHostRegister(void* p, size_t bytesize, unsigned int Flags)
     range.address = AddressOf(p);
     range.size_bytes = bytesize;
     range.read_only = (Flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
+    range.device = context.device;
     if (!gpushm::sim::CanPin(range.address, bytesize, range.read_only)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
