@@ -59,6 +59,11 @@ class Result(unittest.TestResult):
         super().addFailure(test, err)
         self._note(test, err)
 
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        if not isinstance(test, unittest.TestCase):
+            self._record(test.id(), 0, [], reason)
+
     def addSubTest(self, test, subtest, err):
         super().addSubTest(test, subtest, err)
         if err:
@@ -69,34 +74,44 @@ class Result(unittest.TestResult):
         text = "".join(traceback.format_exception(*err, limit=-3))
         with contextlib.suppress(Exception):
             text += "events:\n" + getattr(test, "test_case", test).events_text()
-        self._trouble.append(text)
+        if isinstance(test, unittest.TestCase):
+            self._trouble.append(text)
+        else:
+            self._record(test.id(), 0, [text], None)
 
     def stopTest(self, test):
         signal.alarm(0)
-        seconds = time.monotonic() - self._start
-        case = ElementTree.SubElement(self._suite, "testcase", name=str(test.id()),
-                                      classname="cluster", time=f"{seconds:.3f}", status="run")
         skipped = next((why for t, why in self.skipped if t is test), None)
-        word = "FAILED" if self._trouble else "skipped" if skipped else "ok"
-        print(f"{test.id():72} {word:7} {seconds:6.1f} s {skipped or ''}", flush=True)
-        if self._trouble:
-            case.set("status", "fail")
-            ElementTree.SubElement(case, "failure").text = "\n".join(self._trouble)
-            print("\n".join(self._trouble), flush=True)
-        elif skipped:
-            ElementTree.SubElement(case, "skipped", message=skipped)
+        self._record(test.id(), time.monotonic() - self._start, self._trouble, skipped)
         super().stopTest(test)
 
-    def write(self, path):
+    def _record(self, name, seconds, trouble, skipped):
+        """Of a case, or of setUpClass and its like, which no stopTest follows."""
+        case = ElementTree.SubElement(self._suite, "testcase", name=name, classname="cluster",
+                                      time=f"{seconds:.3f}", status="run")
+        word = "FAILED" if trouble else "ok" if skipped is None else "skipped"
+        print(f"{name:72} {word:7} {seconds:6.1f} s {skipped or ''}", flush=True)
+        if trouble:
+            case.set("status", "fail")
+            ElementTree.SubElement(case, "failure").text = "\n".join(trouble)
+            print("\n".join(trouble), flush=True)
+        elif skipped is not None:
+            ElementTree.SubElement(case, "skipped", message=skipped)
+
+    def numbers(self):
+        """(passed, skipped, failed) of what was recorded."""
         cases = self._suite.findall("testcase")
-        self._suite.set("tests", str(len(cases)))
-        self._suite.set("failures", str(sum(c.get("status") == "fail" for c in cases)))
+        failed = sum(case.get("status") == "fail" for case in cases)
+        skipped = sum(case.find("skipped") is not None for case in cases)
+        return len(cases) - failed - skipped, skipped, failed
+
+    def write(self, path):
+        passed, skipped, failed = self.numbers()
+        for name, number in (("tests", passed + skipped + failed), ("skipped", skipped),
+                             ("failures", failed)):
+            self._suite.set(name, str(number))
         path.parent.mkdir(parents=True, exist_ok=True)
         ElementTree.ElementTree(self._suite).write(path)
-
-    def failures_outside_cases(self):
-        """Of setUpClass and its like, which no stopTest follows."""
-        return [text for test, text in self.errors if not isinstance(test, unittest.TestCase)]
 
 
 def cases_of(suite):
@@ -173,12 +188,10 @@ def main():
             load(arguments.patterns).run(result)
         finally:
             result.write(arguments.results)
-    outside = result.failures_outside_cases()
-    print("\n".join(outside), end="")
-    failed = len({t.id() for t, _ in result.failures + result.errors})
-    print(f"cluster: {result.testsRun - failed} passed or skipped, {failed} failed, "
+    passed, skipped, failed = result.numbers()
+    print(f"cluster: {passed} passed, {skipped} skipped, {failed} failed, "
           f"{time.monotonic() - start:.0f} s")
-    return 1 if failed or not result.testsRun else 0
+    return 0 if result.wasSuccessful() and passed + skipped else 1
 
 
 if __name__ == "__main__":
