@@ -14,10 +14,11 @@ SOURCE = ROOT / "helm/gpushm"
 
 
 class Chart:
-    """The release of a cluster. For one thread."""
+    """The release of a cluster, with `values` whatever is installed. For one thread."""
 
-    def __init__(self, cluster):
+    def __init__(self, cluster, **values):
         self._cluster = cluster
+        self._values = values
         self._api = cluster.api
         self._folder = tempfile.TemporaryDirectory()
         self.package = self.pack(SOURCE)
@@ -53,7 +54,7 @@ class Chart:
                    for part in ("plugin", "sidecar", "injector", "test")}
         # Images carry the version of the tree, whichever chart is installed.
         values |= {f"{part}.image.tag": settings.IMAGE_TAG
-                   for part in ("plugin", "sidecar", "injector", "test")} | more
+                   for part in ("plugin", "sidecar", "injector", "test")} | self._values | more
         return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
     def install(self, package=None, **values):

@@ -10,6 +10,7 @@ from settings import image
 WEIGHTS = {"buffers.gpushm.io/weights": "4Mi"}
 # Of one unit: no container's own memory is set aside.
 SMALL = {**WEIGHTS, "private.gpushm.io/a": "0"}
+INJECTORS = 2
 
 
 def annotated(thing, annotations):
@@ -45,7 +46,8 @@ class ChartCase(ClusterCase):
             cls.cluster.api.delete("Namespace", NAMESPACE)
             cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of,
                                  60, lambda _: "the plugin's namespace does not go")
-            ChartCase.chart = Chart(cls.cluster)
+            # As by default; the profile for simulated GPUs has one.
+            ChartCase.chart = Chart(cls.cluster, **{"injector.replicas": INJECTORS})
             ChartCase.chart.install()
 
     def deny(self, thing):
@@ -104,6 +106,14 @@ class ChartCase(ClusterCase):
         return {p["metadata"]["name"] for p in self.api.list("Pod", NAMESPACE)
                 if "injector" in p["metadata"]["name"]
                 and "deletionTimestamp" not in p["metadata"]}
+
+    def all_injectors(self):
+        """The same, once no rollout is under way: as many as the suite asks for."""
+        self.cluster.kubectl("rollout", "status", "deployment/gpushm-injector", "-n", NAMESPACE,
+                             "--timeout", "90s", timeout=100)
+        names = self.injectors()
+        self.assertEqual(len(names), INJECTORS, names)
+        return names
 
     def wait_bound(self, pods):
         """Until the plugin has so many pods' memory bound, and no more."""

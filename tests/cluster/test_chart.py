@@ -4,12 +4,11 @@ Pod Security "restricted", and what happens to them when parts of gpushm are gon
 import json
 import re
 import subprocess
-import threading
 
 from api import Refused
 from case import container, is_ready, pod, shell, statuses
 from chart import ROOT
-from chart_case import SMALL, WEIGHTS, ChartCase, annotated, workload
+from chart_case import INJECTORS, SMALL, WEIGHTS, ChartCase, annotated, workload
 from plugin import NAMESPACE, UNITS_OF_GPU
 from processes import wait_until
 from settings import GPUS
@@ -159,46 +158,42 @@ class WebhookTest(ChartCase):
             self.assertIn("mutate.gpushm.io", message)
             self.run_pod(pod("plain", container("a")))
         finally:
-            self.scale_injector(2)
+            self.scale_injector(INJECTORS)
 
     def test_pods_are_made_while_the_injector_is_rolled(self):
-        """Goal: an upgrade of the injector loses no pod. Method: 50 that no scheduler takes."""
-        refused = []
-        done = threading.Event()
+        """Goal: an upgrade of the injector loses no pod. Method: one that no scheduler takes after
+        the other, until no replica from before is left: they answer for seconds after the rollout
+        has ended."""
+        before = self.all_injectors()
+        made, refused = 0, []
 
-        def roll():
+        def left():
+            return before & {p["metadata"]["name"] for p in self.api.list("Pod", NAMESPACE)}
+
+        def made_enough():
+            nonlocal made
+            thing = annotated(pod(f"gated-{made}", container("a"),
+                                  schedulingGates=[{"name": "example.com/never"}]), SMALL)
             try:
-                self.cluster.kubectl("rollout", "restart", "deployment/gpushm-injector", "-n",
-                                     NAMESPACE)
-                self.cluster.kubectl("rollout", "status", "deployment/gpushm-injector", "-n",
-                                     NAMESPACE, "--timeout", "90s", timeout=100)
-            finally:
-                done.set()
+                self.create(thing)
+            except Refused as error:
+                refused.append(str(error))
+            made += 1
+            return made >= 50 and not left()
 
-        thread = threading.Thread(target=roll)
-        thread.start()
-        number = 0
-        try:
-            while not done.is_set() or number < 50:
-                thing = annotated(pod(f"gated-{number}", container("a"),
-                                      schedulingGates=[{"name": "example.com/never"}]), SMALL)
-                try:
-                    self.create(thing)
-                except Refused as error:
-                    refused.append(str(error))
-                number += 1
-                done.wait(0.1)
-        finally:
-            thread.join()
-        self.assertEqual(refused, [], f"of {number}")
+        self.cluster.kubectl("rollout", "restart", "deployment/gpushm-injector", "-n", NAMESPACE)
+        wait_until(lambda: f"of {before} are left {left()}, {made} pods later", 120, made_enough,
+                   0.1)
+        self.assertEqual(refused, [], f"of {made}")
+        self.assertTrue(before.isdisjoint(self.all_injectors()))
         pods = self.api.list("Pod", self.namespace)
-        self.assertEqual(len(pods), number)
+        self.assertEqual(len(pods), made)
         self.assertTrue(all(p["spec"]["initContainers"][0]["name"] == "gpushm" for p in pods))
 
     def test_a_renewed_certificate_is_served_without_a_restart(self):
         """Method: the Secret goes, and an upgrade makes another; both replicas stay. Pods are
         admitted before the kubelet has brought them the new one, and after it."""
-        injectors = self.injectors()
+        injectors = self.all_injectors()
         self.api.delete("Secret", "gpushm-injector-tls", NAMESPACE)
         self.chart.install()
         self.run_pod(annotated(pod("before", container("a")), SMALL))
