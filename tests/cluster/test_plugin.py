@@ -1,6 +1,7 @@
 """The device plugin under a real kubelet: what is advertised, what pods get, and how they wait."""
 
 import json
+import re
 import subprocess
 
 from case import ClusterCase, container, describe_all, is_ready, pod, replica_set, statuses
@@ -8,6 +9,8 @@ from gpu_pods import gpu_pod, user
 from plugin import ATTACH, MEMORY, TOKENS, UNITS, UNITS_OF_GPU, Plugin
 from settings import GPUS, NODE_NAME, gpu_uuid
 
+NO_SIDECAR = (r"no container of pod \S+/alone has gpushm\.io/memory: "
+              r"gpushm\.io/attach goes with a sidecar")
 NO_ROOM = r"needs \d+ GiB on one GPU, the largest free block is (\d+) GiB"
 
 
@@ -136,10 +139,17 @@ class WaitingTest(PluginCase):
 class UnusualPodsTest(PluginCase):
 
     def test_container_without_a_sidecar_does_not_start(self):
-        """Goal: an attach token alone gets no GPU, and the event says what is missing."""
+        """Goal: an attach token alone gets no GPU, and event and status say what is missing."""
         self.create(pod("alone", user("a"), volumes=[{"name": "gpushm", "emptyDir": {}}]))
-        self.wait_event("alone", "gpushm|gpushm.io")
-        self.assertEqual(self.get_pod("alone")["status"]["phase"], "Pending")
+        self.wait_event("alone", NO_SIDECAR)
+
+        def waits(pod_object):
+            state = statuses(pod_object).get("a", {}).get("state", {})
+            return re.search(NO_SIDECAR, state.get("waiting", {}).get("message", ""))
+
+        self.wait_pod("alone", waits, "does not say what its container waits for")
+        status = statuses(self.get_pod("alone"))["a"]
+        self.assertEqual((status.get("containerID", ""), status["restartCount"]), ("", 0), status)
 
     def test_what_ends_a_sidecar_is_in_its_pods_status(self):
         """Method: its buffer is larger than what it asks for."""
