@@ -2,7 +2,7 @@
 
 import unittest
 
-from case import describe, is_ready, replica_set, statuses
+from case import container, describe, is_ready, replica_set, statuses
 from gpu_pods import gpu_pod, user
 from plugin import TOKENS, UNITS, UNITS_OF_GPU
 from settings import GPUS, gpu_uuid
@@ -81,13 +81,15 @@ class LostPodsTest(PluginCase):
     def test_pod_whose_init_container_has_a_token_is_lost_with_kubelet_and_plugin(self):
         """Goal: what is documented: a completed init container is admitted again at a kubelet's
         restart, and takes the pod down if no plugin is there then (k/k #138446). So the injector
-        gives plain init containers no token. Method: the same pod without one stays."""
+        gives plain init containers no token. Method: the same pod without it stays."""
         loader = user("loader", "true")
         risky = gpu_pod("risky", users=["a", loader])
         risky["spec"]["containers"] = risky["spec"]["containers"][:1]
         risky["spec"]["initContainers"].append(loader)
         self.run_pod(risky)
-        self.run_pod(gpu_pod("plain"))
+        plain = gpu_pod("plain")
+        plain["spec"]["initContainers"].append(container("loader", "true"))
+        self.run_pod(plain)
         before = self.container_ids("plain")
         mark, process = self.plugin.mark(), self.plugin.process()
         self.cluster.kill("kubelet")
@@ -95,6 +97,7 @@ class LostPodsTest(PluginCase):
         self.cluster.start("kubelet")
         self.plugin.wait_registered(mark)
         self.assert_lost("risky")
+        self.wait_ready("plain")
         self.assertEqual(self.container_ids("plain"), before)
 
     def test_controllers_pods_come_back_after_a_reboot_and_bare_ones_are_lost(self):
