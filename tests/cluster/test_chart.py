@@ -291,8 +291,10 @@ class UpgradeTest(ChartCase):
         self.assertIn("weights", self.execute("stays", "a", "gpushmctl", "ls", "--names"))
 
     def test_uninstall_leaves_nothing_also_while_pods_use_it(self):
-        """Pods that run go on; what they hold on the node goes with them."""
+        """Goal: no object of the chart stays. A pod that runs goes on, a new one is left as it is;
+        when there is a plugin again, what the former holds on the node goes with it."""
         self.run_pod(annotated(pod("uses", container("a")), SMALL))
+        self.wait_bound(1)
         self.chart.uninstall()
         try:
             for path in ("admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
@@ -305,10 +307,14 @@ class UpgradeTest(ChartCase):
                 self.assertEqual(left, [], path)
             self.assertEqual(self.api.list("Secret", NAMESPACE), [])
             self.assertIn("weights", self.execute("uses", "a", "gpushmctl", "ls", "--names"))
-            self.run_pod(annotated(pod("ignored", container("a")), WEIGHTS))
+            ignored = self.run_pod(annotated(pod("ignored", container("a")), WEIGHTS))
+            self.assertEqual(statuses(ignored).keys(), {"a"})
         finally:
             self.chart.install()
         self.assertTrue(is_ready(self.get_pod("uses")), statuses(self.get_pod("uses")))
+        self.wait_bound(1)
+        self.delete_pods("uses", "ignored")
+        self.wait_bound(0)
 
 
 class ExamplesTest(ChartCase):
