@@ -3,7 +3,8 @@ of expected.py, over what Prometheus stored of each series in the last seconds.
 
 usage: real.py --prometheus FOLDER --helm PROGRAM --work FOLDER [--plugin NODE=ADDRESS ...]
                [--injector POD=ADDRESS ...]
-Targets are scraped as by the chart's ServiceMonitors. FOLDER of --work is made anew.
+Targets are scraped as by the chart's ServiceMonitors. FOLDER of --work is made anew. Queries
+without an answer are named ("no answer: ..."): who knows the load says which may have none.
 """
 
 import argparse
@@ -51,22 +52,24 @@ class Stored:
 
 
 def check(prometheus, dashboards):
-    """Returns (queries run, those with an answer, what is wrong), with everything selected."""
-    stored, number, answered, wrong = Stored(prometheus), 0, 0, []
+    """Returns (queries run, those without an answer, what is wrong), with everything selected."""
+    stored, number, silent, wrong = Stored(prometheus), 0, [], []
     for dashboard in dashboards:
         values = {v["name"]: v["allValue"] for v in dashboard["templating"]["list"]
                   if v["type"] == "query"}
         for panel in (p for p in dashboard["panels"] if p.get("targets")):
             functions = live.expected.PANELS[dashboard["uid"]][panel["title"]]
             for query, function in zip(panel["targets"], functions, strict=True):
+                name = f"{dashboard['uid']}: {panel['title']} {query['refId']}"
                 # Both look at one moment, a little past, so that neither sees more than the other.
                 at = time.time() - 0.5
                 got = prometheus.query(live.fill(query["expr"], values), at)
-                number, answered = number + 1, answered + bool(got)
+                number += 1
+                silent += [] if got else [name]
                 for text in differences(function(stored.view(at)), got, relative=0.1,
                                         absolute=0.05):
-                    wrong.append(f"{dashboard['uid']}: {panel['title']} {query['refId']}: {text}")
-    return number, answered, wrong
+                    wrong.append(f"{name}: {text}")
+    return number, silent, wrong
 
 
 def page_problems(promtool, catalogues, which, address):
@@ -109,11 +112,12 @@ def main():
         live.wait_for_scrapes(prometheus, live.WINDOW + 2, len(pods))
         dashboards = [json.loads(file.read_text(encoding="utf-8"))
                       for file in sorted((suite.ROOT / "deploy/grafana").glob("*.json"))]
-        number, answered, bad = check(prometheus, dashboards)
+        number, silent, bad = check(prometheus, dashboards)
         alerts = sorted(live.alerts(prometheus))
     wrong += bad
-    print("\n".join(wrong))
-    print(f"real: {number} queries, {answered} with an answer, alerts {alerts}: {len(wrong)} wrong")
+    print("\n".join(wrong + [f"no answer: {name}" for name in silent]))
+    print(f"real: {number} queries, {number - len(silent)} with an answer, alerts {alerts}: "
+          f"{len(wrong)} wrong")
     return 1 if wrong else 0
 
 
