@@ -162,8 +162,8 @@ class Plugin:
         return sorted(path.name for path in folder.glob("*")) if folder.exists() else []
 
     def wait_released(self):
-        """Until nothing of any pod is left: a room comes back within half a minute when nobody
-        takes its IDs (docs/plugin.md)."""
+        """Until nothing of any pod is left: a room comes back within twelve seconds of its broker's
+        end, half a minute late after a restart of kubelet or plugin (docs/plugin.md)."""
         wait_until(lambda: f"not released: specs {self.specs()}, links {self.links()}", 90,
                    lambda: not self.specs() and not self.links(), 0.2)
 
