@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <thread>
 
 namespace gpushm::integration {
 namespace {
@@ -46,11 +47,11 @@ Answer RingCommands::Open(bool writes, std::istringstream& in) {
 Answer RingCommands::Put(uint32_t word) {
   gpushm_frame frame;
   GPUSHM_INIT(&frame);
-  if (const auto status = gpushm_ring_begin_write(ring_, &frame, 0)) return Told(status);
+  if (const auto status = gpushm_ring_begin_write(ring_, &frame, 0)) return {status, 0};
   api_.cuMemsetD32Async(frame.address, word, frame.capacity_bytes / sizeof word, stream());
   frame.bytes = frame.capacity_bytes;
   std::memcpy(frame.metadata, &word, sizeof word);
-  return Told(gpushm_ring_end_write(ring_, &frame, stream()), static_cast<int64_t>(frame.number));
+  return {gpushm_ring_end_write(ring_, &frame, stream()), static_cast<int64_t>(frame.number)};
 }
 
 Answer RingCommands::Begin(int64_t timeout_ms) {
@@ -79,7 +80,11 @@ Answer RingCommands::Look() {
 Answer RingCommands::Pump(uint64_t count) {
   for (uint64_t i = 1; count == 0 || i <= count; ++i) {
     const Answer put = Put(static_cast<uint32_t>(i));
-    if (put.status != GPUSHM_OK && put.status != GPUSHM_BUSY) return put;
+    if (put.status == GPUSHM_BUSY) {
+      std::this_thread::yield();  // Until a stream or a reader is done with a frame.
+    } else if (put.status != GPUSHM_OK) {
+      return Told(put.status, put.value);
+    }
     if (count != 0) api_.cuStreamSynchronize(stream());
   }
   return {api_.cuStreamSynchronize(stream()) == CUDA_SUCCESS ? 0 : 1, static_cast<int64_t>(count)};
@@ -132,7 +137,10 @@ Answer RingCommands::Do(std::istringstream& in) {
   }
   uint64_t number = 0;
   in >> number;
-  if (verb == "put") return Put(static_cast<uint32_t>(number));
+  if (verb == "put") {
+    const Answer put = Put(static_cast<uint32_t>(number));
+    return Told(put.status, put.value);
+  }
   if (verb == "begin") return Begin(static_cast<int64_t>(number));
   if (verb == "pump") return Pump(number);
   return Drain(number);
