@@ -19,6 +19,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A test with one of these labels runs on a real driver even if its CMakeLists.txt points it at the
 # simulated one.
 REAL_DRIVER_LABELS = {"gpu", "real-driver", "conformance"}
+# What ctest puts in place of what it leaves out (--test-output-size-passed), and how GoogleTest
+# begins.
+CUT_OFF = "of the test output was removed since it exceeds the threshold"
+GTEST_BEGINS = "[==========] Running "
 
 
 def load_tests(build):
@@ -70,21 +74,36 @@ def print_fuzz_list(build):
             print(name, command[0], command[-1])
 
 
-def count(case):
-    """(passed, failed, skipped) of one <testcase>: of its GoogleTest cases where it has them."""
-    output = case.findtext("system-out") or ""
-    failed = case.get("status") == "fail" or case.find("failure") is not None
-
-    def closing(word):
-        numbers = re.findall(r"^\[  %s *\] (\d+) tests?" % word, output, re.MULTILINE)
+def gtest_numbers(output):
+    """(passed, failed, skipped) as GoogleTest closes; None if it did not get there."""
+    def closing(line):
+        numbers = re.findall(line, output)
         return int(numbers[-1]) if numbers else 0
 
-    numbers = closing("PASSED"), closing("FAILED"), closing("SKIPPED")
-    if sum(numbers) and bool(numbers[1]) == failed:
-        return numbers
+    numbers = tuple(closing(r"\[  %s *\] (\d+) tests?[.,]" % word)
+                    for word in ("PASSED", "FAILED", "SKIPPED"))
+    ran = closing(r"\[==========\] (\d+) tests? from \d+ test suites? ran\.")
+    return numbers if sum(numbers) == ran > 0 else None
+
+
+def count(case):
+    """(passed, failed, skipped) of one <testcase>: of its GoogleTest cases where it has them. One
+    whose cases cannot be counted has failed."""
+    output = case.findtext("system-out") or ""
+    failed = case.get("status") == "fail" or case.find("failure") is not None
     if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
         return 0, 0, 1
-    return (0, 1, 0) if failed else (1, 0, 0)
+    problem = None
+    if CUT_OFF in output:
+        problem = "its output is too long for ctest and was cut off: print less"
+    elif GTEST_BEGINS in output:
+        numbers = gtest_numbers(output)
+        if numbers and bool(numbers[1]) == failed:
+            return numbers
+        problem = "GoogleTest ran no case, or did not get to its end"
+    if problem and not failed:
+        print(f"{case.get('name')}: {problem}", file=sys.stderr)
+    return (0, 1, 0) if failed or problem else (1, 0, 0)
 
 
 def print_tally(files):
