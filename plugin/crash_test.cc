@@ -1,7 +1,8 @@
 // Goal: whatever the plugin was doing to the file system when it was killed, the plugin that
 // follows gives every container of a pod one GPU, and nothing of the killed one is in its way.
 // Method: the real process, killed before its n-th change of the file system, for each n, while it
-// starts, admits a pod, starts its containers and releases it; then a plugin that lives.
+// starts, admits a pod, starts its containers and releases it; then a plugin that lives, with the
+// pod that this hit and another one.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -9,8 +10,11 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <set>
+#include <utility>
 
+#include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/testing/sharing.h"
 
 namespace gpushm::plugin {
@@ -20,12 +24,14 @@ using kubelet::testing::ScriptedKubelet;
 using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::Eq;
+using testing::FakeBroker;
 using testing::kAttach;
 using testing::kLongMs;
 using testing::kMemory;
 using testing::kTokens;
 using testing::kUnits;
 using testing::PluginProcess;
+using testing::Process;
 using testing::SharingPod;
 using ::testing::SizeIs;
 using testing::Soon;
@@ -44,21 +50,50 @@ std::string KillerLibrary() {
          "tests/libgpushm_kill_at.so";
 }
 
-// A life of a pod; ends early when the plugin is dead.
-void LiveOn(const TestNode& node, ScriptedKubelet& kubelet, PluginProcess& plugin) {
+// Of a running pod, as a node does it: its broker ends with it, and so the plugin looks at the
+// kubelet's list soon.
+void EndPod(const TestNode& node, ScriptedKubelet& kubelet, const std::string& pod) {
+  const auto ids = kubelet.StatusOf(pod).containers.at("gpushm").ids.at(kMemory);
+  const std::string link =
+      node / Concat("state/links/", *ids.begin(), "/", protocol::kLinkSocketName);
+  kubelet.DeletePod(pod);
+  Process broker([&] {
+    Result<UniqueFd> socket = protocol::Connect(link);
+    if (socket) (void)FakeBroker(std::move(*socket)).Greet(false);
+  });
+  EXPECT_TRUE(broker.WaitForEnd());
+}
+
+// A life of a pod; ends early when the plugin is dead. The pod, if it is to go on then.
+std::optional<std::string> LiveOn(const TestNode& node, ScriptedKubelet& kubelet,
+                                  PluginProcess& plugin) {
   const auto wait = [&](const std::function<bool()>& done) {
     bool alive = true;
-    return testing::WaitUntil(kLongMs, [&] { return !(alive = plugin.Running()) || done(); }) &&
-           alive;
+    const bool over =
+        testing::WaitUntil(kLongMs, [&] { return !(alive = plugin.Running()) || done(); });
+    EXPECT_TRUE(over) << plugin.Log();
+    return over && alive;
   };
   const auto usable = [&] {
     return kubelet.Allocatable(kMemory) == kUnits && kubelet.Allocatable(kAttach) == kTokens;
   };
-  if (!wait(usable)) return;
+  if (!wait(usable)) return std::nullopt;
   const std::string pod = kubelet.AddPod(SharingPod("victim", kPodUnits));
-  if (!wait([&] { return kubelet.StartPod(pod); })) return;
-  kubelet.DeletePod(pod);
+  if (!wait([&] { return kubelet.StartPod(pod); })) {
+    // A failed Allocate is the end of a pod.
+    return kubelet.StatusOf(pod).failed ? std::nullopt : std::optional(pod);
+  }
+  EndPod(node, kubelet, pod);
   wait([&] { return node.Specs().empty() && node.Links().empty(); });
+  return std::nullopt;
+}
+
+void ExpectRunsOnOneGpu(const TestNode& node, ScriptedKubelet& kubelet, const std::string& pod) {
+  ASSERT_TRUE(kubelet.WaitRunning(pod, Soon()));
+  const auto gpus = testing::GpusOf(node, kubelet, pod);
+  EXPECT_THAT(gpus, SizeIs(3));
+  EXPECT_THAT(gpus, Each(AnyOf(Eq(testing::kGpuA), Eq(testing::kGpuB))));
+  EXPECT_THAT(std::set(gpus.begin(), gpus.end()), SizeIs(1));
 }
 
 TEST(PluginCrash, KilledBeforeEachChangeOfTheFileSystem) {
@@ -70,26 +105,34 @@ TEST(PluginCrash, KilledBeforeEachChangeOfTheFileSystem) {
     const std::string config = node.WriteConfig();
     ScriptedKubelet kubelet(testing::KubeletOf(node));
     ASSERT_TRUE(kubelet.Start());
+    std::optional<std::string> victim;
     {
       PluginProcess plugin(
           node, config,
           {{"LD_PRELOAD", KillerLibrary()}, {"GPUSHM_KILL_AT", std::to_string(step)}});
-      LiveOn(node, kubelet, plugin);
+      victim = LiveOn(node, kubelet, plugin);
       ended = plugin.Running();  // It outlived everything: no such step.
     }
     // Until the kubelet has seen its end: what it offers after that is the next one's.
     ASSERT_TRUE(kubelet.WaitAllocatable(kMemory, 0, Soon()));
     ASSERT_TRUE(kubelet.WaitAllocatable(kAttach, 0, Soon()));
+    const uint64_t looks = kubelet.pod_resources_calls();
     PluginProcess plugin(node, config);
     ASSERT_TRUE(kubelet.WaitAllocatable(kMemory, kUnits, Soon())) << plugin.Log();
     ASSERT_TRUE(kubelet.WaitAllocatable(kAttach, kTokens, Soon())) << plugin.Log();
+    // Of a pod that it has not seen it would believe the end half a minute later.
+    ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return kubelet.pod_resources_calls() > looks; }));
+    const std::string next = kubelet.AddPod(SharingPod("next", kPodUnits));
     // What was admitted under the killed one starts now, if it had not.
-    const std::string pod = kubelet.AddPod(SharingPod("next", kPodUnits));
-    ASSERT_TRUE(kubelet.WaitRunning(pod, Soon())) << plugin.Log();
-    const auto gpus = testing::GpusOf(node, kubelet, pod);
-    EXPECT_THAT(gpus, SizeIs(3));
-    EXPECT_THAT(gpus, Each(AnyOf(Eq(testing::kGpuA), Eq(testing::kGpuB))));
-    EXPECT_THAT(std::set(gpus.begin(), gpus.end()), SizeIs(1));
+    if (victim) ExpectRunsOnOneGpu(node, kubelet, *victim);
+    ExpectRunsOnOneGpu(node, kubelet, next);
+    ASSERT_FALSE(::testing::Test::HasFailure()) << plugin.Log();
+    if (!victim) continue;
+    kubelet.DeletePod(next);
+    EndPod(node, kubelet, *victim);
+    ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] {
+      return node.Specs().empty() && node.Links().empty();
+    })) << plugin.Log();
   }
   EXPECT_TRUE(ended) << "more than " << kMostSteps << " changes";
   EXPECT_GT(step, 30) << "the preloaded library did not count";
