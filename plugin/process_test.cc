@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 
@@ -130,10 +131,15 @@ TEST_F(ProcessTest, ASecondPluginRefusesToStart) {
   EXPECT_EQ(WEXITSTATUS(twin.status()), 1);
   EXPECT_THAT(Log(), HasSubstr("another plugin serves"));
   // Another state folder is not enough of a difference.
-  std::ofstream(node_ / "other.yaml") << "driver-root: /nowhere\n";
+  std::ifstream config(node_.WriteConfig());
+  std::string text{std::istreambuf_iterator<char>(config), {}};
+  const std::string state = node_ / "state";
+  text.replace(text.find(state), state.size(), node_ / "apart");
+  std::ofstream(node_ / "other.yaml") << text;
   PluginProcess apart(node_, node_ / "other.yaml");
   ASSERT_TRUE(apart.WaitEnd(kLongMs));
   EXPECT_EQ(WEXITSTATUS(apart.status()), 1);
+  EXPECT_THAT(Log(), HasSubstr(Concat("another process serves ", node_ / "plugins/")));
   EXPECT_TRUE(plugin_->Running());
 }
 
