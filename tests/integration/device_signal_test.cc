@@ -238,24 +238,32 @@ TEST_F(DeviceSignalTest, ABrokersSuccessorReleasesWhatItDidNot) {
   EXPECT_EQ(waiter.Do("signal check 1").status, GPUSHM_PEER_DIED);
 }
 
-// Writer, waiter or broker, killed at random moments: every stream ends, and what counts is whole.
+// Writer, waiter or broker, killed at random moments once values come: every stream ends, and what
+// counts is whole.
 TEST_F(DeviceSignalTest, WhoeverIsKilledStreamsEndAndNoMemoryStays) {
   StartKeeper();
   Broker broker(run(), "8Mi", Linked());  // The frame, and words of two generations.
   std::mt19937 random(20261122);
   Worker waiter(run());
   ASSERT_EQ(waiter.Do(kFrame).status, GPUSHM_OK);
+  int64_t values = 0;
   for (int round = 0; round < 100; ++round) {
     std::optional<Worker> writer(run());
     std::optional<Worker> doomed(run());
     ASSERT_EQ(writer->Do("attach frame w 0").status, GPUSHM_OK) << round;
+    ASSERT_EQ(writer->Do("write 0").status, 0) << round;
     ASSERT_EQ(doomed->Do("attach frame r 0").status, GPUSHM_OK) << round;
     ASSERT_EQ(writer->Do("signal open ready d 20000").status, GPUSHM_OK) << round;
     for (Worker* const reader : {&*doomed, &waiter}) {
       ASSERT_EQ(reader->Do("signal open ready r 20000").status, GPUSHM_OK) << round;
-      ASSERT_TRUE(reader->Begin("signal follow 0"));
     }
+    ASSERT_TRUE(doomed->Begin("signal follow 0 0"));
+    ASSERT_TRUE(waiter.Begin("signal follow 0 1"));
     ASSERT_TRUE(writer->Begin("signal run 0"));
+    const Answer first = waiter.Await("signal follow");
+    ASSERT_EQ(first.status, 0) << round;
+    ASSERT_EQ(first.value, 1) << round;
+    ASSERT_TRUE(waiter.Begin("signal follow 0 0"));
     const auto later = [&] {
       const std::chrono::microseconds moment(random() % 20'000);
       std::this_thread::sleep_for(moment);  // sleep: until a random moment
@@ -273,9 +281,12 @@ TEST_F(DeviceSignalTest, WhoeverIsKilledStreamsEndAndNoMemoryStays) {
       broker.Kill();  // Perhaps while its releaser is at work.
       broker.Start();
     }
-    EXPECT_EQ(waiter.Await("signal follow").status, 0) << round;
+    const Answer followed = waiter.Await("signal follow");
+    EXPECT_EQ(followed.status, 0) << round;
+    values += followed.value;
     EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK) << round;
   }
+  EXPECT_GT(values, 200) << "they came while others were killed";
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ Answer SignalCommands::OnStream(const std::string& verb, std::istringstream& in,
   if (verb == "put") return Put(stream, static_cast<uint32_t>(value), latest);
   if (verb == "get") return Get(stream, latest);
   if (verb == "run") return Run(stream, latest);
-  if (verb == "follow") return Follow(stream, latest);
+  if (verb == "follow") return Follow(stream, value, latest);
   return Sync(stream, static_cast<int64_t>(value));
 }
 
@@ -94,7 +94,7 @@ Answer SignalCommands::Run(CUstream stream, gpushm_attachment* latest) {
   }
 }
 
-Answer SignalCommands::Follow(CUstream stream, gpushm_attachment* latest) {
+Answer SignalCommands::Follow(CUstream stream, uint64_t last, gpushm_attachment* latest) {
   for (uint32_t value = 1;; ++value) {
     const gpushm_status waits = gpushm_signal_wait_on_stream(signal_, stream, value);
     if (waits == GPUSHM_PEER_DIED) return {0, value - 1};
@@ -105,6 +105,7 @@ Answer SignalCommands::Follow(CUstream stream, gpushm_attachment* latest) {
     if (check == GPUSHM_PEER_DIED) return {0, value - 1};
     if (check != GPUSHM_OK) return Told(check, value);
     if (*word_ < value) return {-1, value};
+    if (value == last) return {0, value};
   }
 }
 

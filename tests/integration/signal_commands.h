@@ -14,9 +14,9 @@
 //   signal put NUMBER WORD            first word of the latest attachment, on the stream
 //   signal get NUMBER                 starts to fetch that word; `signal word`: VALUE
 //   signal run NUMBER                 1, 2, 3 ... into that word and recorded, until it is killed
-//   signal follow NUMBER              awaits 1, 2, 3 ... until the writer has ended; VALUE: the
-//   last
-//                                     that came. STATUS -1: the word was not there with it
+//   signal follow NUMBER LAST         awaits 1, 2, 3 ... LAST, or until the writer has ended, as
+//                                     with 0; VALUE: the last that came. STATUS -1: the word was
+//                                     not there with it
 #pragma once
 
 #include <cuda.h>
@@ -44,7 +44,7 @@ class SignalCommands {
   Answer Get(CUstream stream, gpushm_attachment* latest);
   Answer Sync(CUstream stream, int64_t timeout_ms);
   Answer Run(CUstream stream, gpushm_attachment* latest);
-  Answer Follow(CUstream stream, gpushm_attachment* latest);
+  Answer Follow(CUstream stream, uint64_t last, gpushm_attachment* latest);
 
   gpushm_client* const client_;
   const CudaApi& api_;
