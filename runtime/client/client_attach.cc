@@ -45,7 +45,7 @@ Attachment* Client::Cached(std::string_view name, const AttachOptions& options) 
     if (!options.any_state || attachment->Current().has_value()) return nullptr;
   }
   ++attachment->count;
-  counters_.Add(protocol::Counter::kCachedAttaches);
+  if (!options.page) counters_.Add(protocol::Counter::kCachedAttaches);
   return attachment;
 }
 
@@ -99,13 +99,13 @@ Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& o
           Serves(*entry->second, options)) {
         entry->second->NoteSeen(seen->reader, seen->found);
         ++entry->second->count;
-        counters_.Add(protocol::Counter::kCachedAttaches);
+        if (!options.page) counters_.Add(protocol::Counter::kCachedAttaches);
         return entry->second;
       }
     }
     const int64_t begun_ns = MonotonicNs();
     Result<Attachment*> attached = AttachNew(*lock, name, options, *seen, wait);
-    if (attached) counters_.AddFirstAttach(MonotonicNs() - begun_ns);
+    if (attached && !options.page) counters_.AddFirstAttach(MonotonicNs() - begun_ns);
     if (attached) return attached;
     const Code code = attached.error().code();
     // The name may have moved between the look-up and the request, or the broker have restarted.
@@ -298,20 +298,21 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
   // The session's lock first: a new attach of this process must not overtake the end of the lease
   // of a buffer with one writer.
   const Deadline deadline = Deadline::AfterMs(kDetachMs);
+  const bool is_buffer = attachment->page() == nullptr;
   std::shared_ptr<Attachment> last;
   {
     const std::lock_guard table(table_mutex_);
     for (StreamFence& fence : fences) attachment->fences.push_back(std::move(fence));
     if (attachment->count > 1) {
       --attachment->count;
-      counters_.Add(protocol::Counter::kDetaches);
+      if (is_buffer) counters_.Add(protocol::Counter::kDetaches);
       return {};
     }
   }
   const Result<SessionLock> lock = session_.Lock(deadline);
   {
     const std::lock_guard table(table_mutex_);
-    counters_.Add(protocol::Counter::kDetaches);
+    if (is_buffer) counters_.Add(protocol::Counter::kDetaches);
     if (--attachment->count > 0) return {};
     const auto entry = current_.find(KeyView{attachment->facts().name, attachment->facts().access});
     if (entry != current_.end() && entry->second == attachment) current_.erase(entry);

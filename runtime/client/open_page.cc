@@ -1,5 +1,7 @@
 #include "runtime/client/open_page.h"
 
+#include <time.h>
+
 #include <algorithm>
 
 #include "runtime/client/stream_waits.h"
@@ -8,6 +10,12 @@ namespace gpushm::client {
 
 using signal::Page;
 using signal::Point;
+
+namespace {
+
+constexpr int64_t kLongestStepNs = 50'000'000;
+
+}  // namespace
 
 Result<OpenPage> OpenPage::Attach(Client* client, std::string_view name,
                                   const AttachOptions& options,
@@ -109,6 +117,17 @@ Result<void> OpenPage::AwaitCounted(CUstream stream, const Point& point) const {
   const CudaApi& api = **client()->Driver();
   return api.Check(api.cuStreamWaitValue64(stream, *at, point.value, CU_STREAM_WAIT_VALUE_GEQ),
                    "cuStreamWaitValue64");
+}
+
+// ---- waiting to open
+
+bool OpenRetries::Again() {
+  const int64_t left_ns = deadline_.RemainingNs();
+  if (left_ns == 0) return false;
+  const timespec time{.tv_sec = 0, .tv_nsec = std::min(step_ns_, left_ns)};
+  nanosleep(&time, nullptr);
+  step_ns_ = std::min(step_ns_ * 5 / 4, kLongestStepNs);
+  return true;
 }
 
 }  // namespace gpushm::client

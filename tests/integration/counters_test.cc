@@ -88,6 +88,24 @@ TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
   EXPECT_LT(*view.broker_ready_seconds, 60);
 }
 
+// A standby attaches the page again and again only to look at it.
+TEST_F(CountersTest, SignalsAreNoAttachesOfBuffers) {
+  const Broker broker(run(), "64Mi", Linked());
+  {
+    Worker writer(run());
+    Worker standby(run());
+    ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+    EXPECT_EQ(standby.Do("signal open ready w 20").status, GPUSHM_TIMEOUT);
+    ASSERT_EQ(standby.Do("signal open ready r 0").status, GPUSHM_OK);
+    ASSERT_EQ(standby.Do("signal close").status, GPUSHM_OK);
+    ASSERT_EQ(writer.Do("create last 4096").status, GPUSHM_OK);
+  }
+  ASSERT_TRUE(WaitFor(Counter::kCreates, 1));
+  EXPECT_EQ(Value(Counter::kFirstAttaches), 0u);
+  EXPECT_EQ(Value(Counter::kCachedAttaches), 0u);
+  EXPECT_EQ(Value(Counter::kDetaches), 0u);
+}
+
 // Goal: a broker that is killed at any time takes nothing back and adds nothing twice. Method: a
 // process attaches and detaches on and on while brokers are killed at times that differ; no total
 // falls, none is more than what was done, and at most what a broker had not looked at is missing.

@@ -8,6 +8,7 @@
 //   create NAME BYTES             VALUE: generation   (replace, create-unpublished,
 //   replace NAME BYTES             replace-unpublished likewise)
 //   publish | current | detach    of the latest attachment
+//   lease                         VALUE: number of its lease
 //   wait NAME GENERATION          VALUE: generation
 //   context                       makes a CUDA context; write, read and offer do so too
 //   write WORD | read             VALUE: first 32-bit word of the latest attachment

@@ -113,6 +113,24 @@ TEST_F(SignalTest, ASignalHasOneWriter) {
   EXPECT_EQ(second.Await("signal open").status, GPUSHM_OK);
 }
 
+// Goal: a standby may wait for hours without keeping the broker busy, and its deadline is exact.
+// Method: the broker numbers its leases, and each attempt takes one.
+TEST_F(SignalTest, WhoWaitsToWriteAsksSeldom) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker standby(run());
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("create before 4096").status, GPUSHM_OK);
+  const int64_t before = writer.Do("lease").value;
+  const int64_t begun_ns = MonotonicNs();
+  EXPECT_EQ(standby.Do("signal open ready w 1000").status, GPUSHM_TIMEOUT);
+  EXPECT_GE(MonotonicNs() - begun_ns, 1'000'000'000);
+  ASSERT_EQ(writer.Do("create after 4096").status, GPUSHM_OK);
+  const int64_t attempts = writer.Do("lease").value - before - 1;
+  EXPECT_GE(attempts, 5);
+  EXPECT_LE(attempts, 60) << "28 until a step is 50 ms, then 20 a second";
+}
+
 // The broker makes the page that nobody waits for any more; its maker does not stand in its own
 // way.
 TEST_F(SignalTest, AnOpenThatWasGivenUpLeavesNothing) {

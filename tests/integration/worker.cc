@@ -57,6 +57,7 @@ class Application {
     if (verb == "context") return NeedContext();
     if (verb == "publish") return {gpushm_publish(latest_), 0};
     if (verb == "current") return {gpushm_current(latest_), 0};
+    if (verb == "lease") return Lease();
     if (verb == "detach") return {gpushm_detach(std::exchange(latest_, nullptr), nullptr), 0};
     if (verb == "cut") return Cut();
     if (verb == "barrier") {
@@ -112,6 +113,11 @@ class Application {
   }
 
  private:
+  Answer Lease() {
+    auto info = Sized<gpushm_attachment_info>();
+    const int status = gpushm_attachment_get_info(latest_, &info);
+    return {status, static_cast<int64_t>(info.lease_id)};
+  }
   Answer Attached(int status) {
     if (status != GPUSHM_OK) {
       std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
