@@ -78,7 +78,8 @@ def workload():
                    ("sum by (namespace, pod, kind, state) (gpushm_sync_objects{$})",
                     "{{namespace}}/{{pod}} {{kind}} {{state}}"), min=0),
             "What the applications do",
-            series("Attaches", "First ones cost a message and a mapping.", "ops",
+            series("Attaches", "First ones cost a message and make a mapping, detaches "
+                   "end one.", "ops",
                    (f"{of_container} (rate(gpushm_container_attaches_total{{$}}"
                     "[$__rate_interval]))", container + " first"),
                    (f"{of_container} (rate(gpushm_container_detaches_total{{$}}"

@@ -298,27 +298,25 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
   // The session's lock first: a new attach of this process must not overtake the end of the lease
   // of a buffer with one writer.
   const Deadline deadline = Deadline::AfterMs(kDetachMs);
-  const bool is_buffer = attachment->page() == nullptr;
   std::shared_ptr<Attachment> last;
   {
     const std::lock_guard table(table_mutex_);
     for (StreamFence& fence : fences) attachment->fences.push_back(std::move(fence));
     if (attachment->count > 1) {
       --attachment->count;
-      if (is_buffer) counters_.Add(protocol::Counter::kDetaches);
       return {};
     }
   }
   const Result<SessionLock> lock = session_.Lock(deadline);
   {
     const std::lock_guard table(table_mutex_);
-    if (is_buffer) counters_.Add(protocol::Counter::kDetaches);
     if (--attachment->count > 0) return {};
     const auto entry = current_.find(KeyView{attachment->facts().name, attachment->facts().access});
     if (entry != current_.end() && entry->second == attachment) current_.erase(entry);
     auto node = all_.extract(attachment);
     if (node.empty()) return Fail(Code::kInvalidArgument, "this is no attachment");
     last = std::move(node.mapped());
+    if (last->page() == nullptr) counters_.Add(protocol::Counter::kDetaches);
     if (!last->CanEnd()) {
       deferred_.push_back(std::move(last));
       has_chores_.store(true, std::memory_order_relaxed);

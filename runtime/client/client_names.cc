@@ -35,7 +35,7 @@ Result<Client::Seen> Client::Await(std::string_view name, const Judge& judge, co
   int64_t sleeps_since_ns = 0;
   Result<Seen> seen = LookUntil(name, judge, wait, &sleeps_since_ns);
   if (sleeps_since_ns == 0) return seen;
-  counters_.Add(protocol::Counter::kWaits);
+  if (seen) counters_.Add(protocol::Counter::kWaits);
   counters_.Add(protocol::Counter::kWaitNs, static_cast<uint64_t>(MonotonicNs() - sleeps_since_ns));
   if (!seen && seen.error().code() == Code::kTimeout) {
     counters_.Add(protocol::Counter::kWaitsTimedOut);

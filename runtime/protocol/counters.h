@@ -29,14 +29,15 @@ inline constexpr uint64_t kCountersMagic = 0x5352544e43485347;  // "GSHCNTRS"
 
 // Numbers alone in a word each. Errors and the histogram have words of their own behind them.
 enum class Counter : size_t {
+  // Of buffers alone: pages of signals, barriers and rings come and go without an attach of a user.
   kFirstAttaches = 0,   // The process had no such mapping yet.
   kCachedAttaches = 1,  // It had: no message, no mapping.
-  kDetaches = 2,        // Of both kinds.
+  kDetaches = 2,        // That ended a mapping, whatever made it.
   kCreates = 3,
   kReplaces = 4,
   kOffers = 5,
-  kWaits = 6,  // For a buffer to be there, or to have its content.
-  kWaitNs = 7,
+  kWaits = 6,   // For a buffer to be there, or to have its content, that ended well.
+  kWaitNs = 7,  // However they ended.
   kWaitsTimedOut = 8,
   kLoads = 9,  // That ended well; so are the saves.
   kLoadedBytes = 10,
