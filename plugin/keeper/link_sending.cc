@@ -230,7 +230,7 @@ void LinkServer::AddProcesses(std::vector<ClientProcess>* out) const {
     const int pid = PidOf(client.pidfd.get());
     if (pid <= 0) continue;
     std::string container(protocol::FromNameField(client.stated.container));
-    const uint64_t offered_bytes = std::exchange(offered[container], 0);
+    const uint64_t offered_bytes = offered[container];
     out->push_back({.pid = static_cast<uint32_t>(pid),
                     .allocation = name_,
                     .container = std::move(container),

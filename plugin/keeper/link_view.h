@@ -59,7 +59,8 @@ struct ClientProcess {
   uint32_t pid = 0;
   std::string allocation;
   std::string container;
-  // Of the container, in its first process: its own allocations that are buffers as well.
+  // Of the whole container, the same for each of its processes: its own allocations that are
+  // buffers as well. The broker does not say which of them allocated what.
   uint64_t offered_bytes = 0;
 };
 

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "runtime/base/clock.h"
@@ -214,14 +217,24 @@ void GpuSampler::ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const {
     processes.resize(count);
     break;
   }
+  struct Sum {
+    uint64_t used_bytes = 0;
+    uint64_t offered_bytes = 0;
+  };
+  std::map<std::pair<std::string, std::string>, Sum> sums;  // By allocation and container.
+  std::set<uint32_t> counted;                               // A process can be several clients.
   for (const ClientProcess& client : sources_.clients()) {
     const auto found = std::ranges::find(processes, client.pid, &nvmlProcessInfo_t::pid);
     // All bits set: the driver does not know (vGPU, WDDM).
     if (found == processes.end() || found->usedGpuMemory == ~uint64_t{0}) continue;
+    if (!counted.insert(client.pid).second) continue;
+    Sum& sum = sums[{client.allocation, client.container}];
+    sum.used_bytes += found->usedGpuMemory;
+    sum.offered_bytes = client.offered_bytes;
+  }
+  for (const auto& [container, sum] : sums) {
     // NVML counts what a process allocated itself, and not what it imported (docs/conformance.md).
-    const uint64_t used = found->usedGpuMemory;
-    sample->private_bytes[{client.allocation, client.container}] +=
-        used > client.offered_bytes ? used - client.offered_bytes : 0;
+    sample->private_bytes[container] = sum.used_bytes - std::min(sum.used_bytes, sum.offered_bytes);
   }
 }
 

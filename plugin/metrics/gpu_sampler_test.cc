@@ -243,6 +243,30 @@ TEST_F(GpuSamplerTest, PrivateBytesAreOfTheProcessesThatNvmlShows) {
               UnorderedElementsAre(Pair(Pair("m0000", "app"), 0)));
 }
 
+// Goal: what a container offered is private to none of its processes. Method: its first one is a
+// launcher without CUDA, and the second one is connected twice.
+TEST_F(GpuSamplerTest, OfferedBytesAreOfTheWholeContainer) {
+  const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+  ASSERT_TRUE(api && (*api)->Init());
+  std::atomic<uint64_t> offered = 0;
+  const auto self = static_cast<uint32_t>(getpid());
+  const auto clients = [&] {
+    const uint64_t bytes = offered;
+    return std::vector<ClientProcess>{
+        {1, "m0000", "app", bytes}, {self, "m0000", "app", bytes}, {self, "m0000", "app", bytes}};
+  };
+  const GpuSampler sampler(Nvml(), Devices({kGpuA}), kPeriodMs,
+                           {.buffers = Buffers(0), .clients = clients});
+  const auto context = PrimaryContext::Retain(**api, 0);
+  ASSERT_TRUE(context);
+  const uint64_t bytes = *Fresh(sampler, kGpuA).other_bytes - kReserveBytes;
+  EXPECT_THAT(Fresh(sampler, kGpuA).private_bytes,
+              UnorderedElementsAre(Pair(Pair("m0000", "app"), bytes)));
+  offered = bytes / 2;
+  EXPECT_THAT(Fresh(sampler, kGpuA).private_bytes,
+              UnorderedElementsAre(Pair(Pair("m0000", "app"), bytes - bytes / 2)));
+}
+
 TEST_F(GpuSamplerTest, DevicesComeAndGo) {
   GpuSampler sampler(Nvml(), Devices({kGpuA}), kPeriodMs, {.buffers = Buffers(0), .clients = {}});
   Fresh(sampler, kGpuA);

@@ -282,6 +282,25 @@ TEST_F(MetricsTest, PrivateBytesAreContextsAndOwnAllocations) {
   EXPECT_NEAR(*told, static_cast<double>(context), static_cast<double>(context) * 0.05);
 }
 
+// A launcher that uses no CUDA is the container's first process; a worker of it offers memory.
+TEST_F(MetricsTest, OfferedBytesArePrivateToNoProcess) {
+  Worker launcher(run());
+  ASSERT_EQ(launcher.Do("create weights " + Megabytes(64)).status, GPUSHM_OK);
+  Check(64 * kMi);
+  Worker worker(run());
+  ASSERT_EQ(worker.Do("attach weights r 0").status, GPUSHM_OK);
+  const uint64_t before = Used();
+  ASSERT_EQ(worker.Do("context").status, 0);
+  if (!Eventually([&] { return Fresh().Sum("gpushm_container_memory_private_bytes"); })) {
+    GTEST_SKIP() << "NVML does not list processes by the PIDs of this PID namespace";
+  }
+  const auto context = static_cast<double>(Used() - before);
+  ASSERT_EQ(worker.Do("offer mine " + Megabytes(256) + " 7 vmm").status, GPUSHM_OK);
+  Check(320 * kMi);
+  EXPECT_NEAR(Fresh().Sum("gpushm_container_memory_private_bytes").value_or(0), context,
+              context * 0.05);
+}
+
 TEST_F(MetricsTest, StatusAndBothFormatsSayTheSame) {
   Worker worker(run());
   ASSERT_EQ(worker.Do("create weights " + Megabytes(64)).status, GPUSHM_OK);
