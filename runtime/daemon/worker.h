@@ -4,16 +4,22 @@
 //
 // Threads: Run, Close and backlog from any thread. Tasks start in order; with one thread they also
 // run one after the other.
+//
+// Invariant: while tasks wait and all threads are at work, a spare thread watches, unless there are
+// max_threads. It takes a task once none has started for kHeldUp, and goes when none waits. So
+// nobody waits for longer behind a task that blocks, and a burst of quick tasks has one thread.
 #pragma once
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,9 +32,10 @@ class Worker {
  public:
   using Task = std::function<void()>;
 
-  explicit Worker(size_t max_threads = 1)
-      : shared_(std::make_shared<Shared>()), max_threads_(max_threads) {
-    Start();
+  explicit Worker(size_t max_threads = 1) : shared_(std::make_shared<Shared>()) {
+    shared_->max_threads = std::max<size_t>(max_threads, 1);
+    const std::lock_guard lock(shared_->mutex);
+    (void)Start(shared_, /*spare=*/false);
   }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -41,14 +48,9 @@ class Worker {
   }
 
   void Run(Task task) {
-    bool help = false;
-    {
-      const std::lock_guard lock(shared_->mutex);
-      shared_->tasks.push_back(std::move(task));
-      help = shared_->idle == 0 && shared_->threads < max_threads_ &&
-             Clock::now() - shared_->last_start > kHeldUp;
-    }
-    if (help) Start();
+    const std::lock_guard lock(shared_->mutex);
+    shared_->tasks.push_back(std::move(task));
+    KeepSpare(shared_);
     shared_->changed.notify_all();
   }
 
@@ -90,41 +92,62 @@ class Worker {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Task> tasks;
+    size_t max_threads = 1;
     size_t threads = 0;
-    size_t idle = 0;
+    size_t idle = 0;  // Of threads; a spare one is.
     Clock::time_point last_start = Clock::now();
     bool stopping = false;
   };
 
-  void Start() {
-    {
-      const std::lock_guard lock(shared_->mutex);
-      ++shared_->threads;
+  // With the mutex. False: the container may have no more threads; the next task tries again.
+  static bool Start(const std::shared_ptr<Shared>& shared, bool spare) {
+    try {
+      std::thread([shared, spare] { Loop(shared, spare); }).detach();
+    } catch (const std::system_error&) {
+      return false;
     }
-    std::thread([shared = shared_] { Loop(*shared); }).detach();
+    ++shared->threads;
+    ++shared->idle;
+    return true;
   }
 
-  static void Loop(Shared& shared) {
-    std::unique_lock lock(shared.mutex);
-    for (;;) {
-      ++shared.idle;
-      shared.changed.wait(lock, [&] { return shared.stopping || !shared.tasks.empty(); });
-      --shared.idle;
-      if (shared.tasks.empty()) break;
-      Task task = std::move(shared.tasks.front());
-      shared.tasks.pop_front();
-      shared.last_start = Clock::now();
+  // With the mutex.
+  static void KeepSpare(const std::shared_ptr<Shared>& shared) {
+    if (shared->tasks.empty() || shared->idle > 0 || shared->threads == shared->max_threads) return;
+    (void)Start(shared, /*spare=*/true);
+  }
+
+  static void Loop(const std::shared_ptr<Shared>& shared, bool spare) {
+    std::unique_lock lock(shared->mutex);
+    const auto may_take = [&] { return shared->stopping || !shared->tasks.empty(); };
+    if (spare) {
+      const auto due = [&] { return shared->last_start + kHeldUp; };
+      while (may_take() && !shared->stopping && Clock::now() < due()) {
+        shared->changed.wait_until(lock, due(), [&] { return shared->stopping; });
+      }
+    } else {
+      shared->changed.wait(lock, may_take);
+    }
+    // Later a spare one is a thread like the first.
+    while (!shared->tasks.empty()) {
+      --shared->idle;
+      Task task = std::move(shared->tasks.front());
+      shared->tasks.pop_front();
+      shared->last_start = Clock::now();
+      KeepSpare(shared);
       lock.unlock();
       task();
       task = nullptr;
       lock.lock();
+      ++shared->idle;
+      shared->changed.wait(lock, may_take);
     }
-    --shared.threads;
-    shared.changed.notify_all();
+    --shared->idle;
+    --shared->threads;
+    shared->changed.notify_all();
   }
 
   std::shared_ptr<Shared> shared_;
-  const size_t max_threads_;
   bool abandoned_ = false;
 };
 
