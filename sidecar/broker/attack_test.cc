@@ -493,35 +493,6 @@ TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
   ExpectNothingLeft();
 }
 
-TEST_F(AttackTest, ASilentPipeHoldsNobodyUp) {
-  int ends[2];
-  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  const UniqueFd reader(ends[0]);
-  const UniqueFd writer(ends[1]);
-  const auto silent = attacker_.Transfer("weights", 1, reader.get());
-  ASSERT_TRUE(silent) << silent.error().ToString();
-  EXPECT_TRUE(attacker_.Info()) << "requests are answered meanwhile";
-  ASSERT_TRUE(attacker_.CancelTransfer(silent->transfer_id));
-  EXPECT_FALSE(attacker_.FinishTransfer(silent->transfer_id));
-}
-
-TEST_F(AttackTest, ResultsThatNobodyAsksForKeepNobodyFromLoading) {
-  for (int i = 0; i < 70; ++i) {
-    int ends[2];
-    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    const UniqueFd reader(ends[0]);
-    const UniqueFd writer(ends[1]);
-    const Deadline deadline = Deadline::AfterMs(20'000);
-    auto silent = attacker_.Transfer("weights", 1, reader.get());
-    while (CodeOf(silent) == As(Code::kBusy) && !deadline.Passed()) {  // The last one is ending.
-      poll(nullptr, 0, 1);
-      silent = attacker_.Transfer("weights", 1, reader.get());
-    }
-    ASSERT_TRUE(silent) << i << ": " << silent.error().ToString();
-    ASSERT_TRUE(attacker_.CancelTransfer(silent->transfer_id));
-  }
-}
-
 TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {
   ClientProcess hoarder([&] {
     static RawClient client(broker_.Socket("app"));

@@ -155,7 +155,11 @@ Result<void> Broker::OpenGpu() {
 
 void Broker::MakeTransfers() {
   transfers_.emplace(
-      loop_, &closer_, options_.loader_command, options_.driver_folder, gpu_->info().device,
+      loop_, &closer_,
+      Transfers::Settings{.command = options_.loader_command,
+                          .driver_folder = options_.driver_folder,
+                          .device = gpu_->info().device,
+                          .stall_ms = options_.transfer_stall_ms},
       Transfers::Events{
           .on_progress =
               [this](const std::string& name, protocol::Direction direction, uint64_t done) {

@@ -55,7 +55,10 @@ struct BrokerOptions {
   std::string tools_folder;                  // Where gpushmctl is put; empty: nowhere.
   std::vector<std::string> loaders;          // Served beside config.containers; Ledger::SetLoaders.
   int64_t start_timeout_ms = 60'000;         // For the GPU to make the declared buffers.
-  int64_t drain_timeout_ms = 20'000;         // For clients to leave after Drain.
+  // See Transfers::Settings. As long as gpushmctl waits for a byte itself (--stall-timeout); what
+  // only starts slowly, as a download into a pipe, has begun by then.
+  int64_t transfer_stall_ms = 60'000;
+  int64_t drain_timeout_ms = 20'000;  // For clients to leave after Drain.
 };
 
 class Broker : private Handler {

@@ -33,6 +33,7 @@ struct Flags {
   std::string tools;
   uint64_t link_die_after = 0;
   uint32_t first_releasers_die = 0;
+  int64_t transfer_stall_ms = BrokerOptions().transfer_stall_ms;
   uint64_t memory_limit_bytes = MemoryLimitBytes();
   bool host_ipc = false;
   std::string host_dir = "/dev/shm";
@@ -158,6 +159,7 @@ void Declare(CLI::App& app, Flags* flags) {
   // Not in --help:
   app.add_option("--test-link-die-after", flags->link_die_after)->group("");
   app.add_option("--test-first-releasers-die", flags->first_releasers_die)->group("");
+  app.add_option("--test-transfer-stall-ms", flags->transfer_stall_ms)->group("");
   app.add_option("--test-memory-limit", flags->memory_limit_bytes)->group("");
   app.add_option("--pod-uid", flags->pod_uid, "The pod's UID, for --host-ipc");
   app.add_flag("--host-ipc", flags->host_ipc, "Also serve hostIPC pods of the node, in /dev/shm");
@@ -202,6 +204,7 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.link_folder = LinkFolder(options.config.link);
   options.link_die_after = flags.link_die_after;
   options.first_releasers_die = flags.first_releasers_die;
+  options.transfer_stall_ms = flags.transfer_stall_ms;
   options.memory_limit_bytes = flags.memory_limit_bytes;
   options.loader_command = LoaderCommand();
   options.tools_folder = flags.tools;

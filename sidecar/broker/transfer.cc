@@ -11,8 +11,10 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <fstream>
 #include <utility>
 
+#include "runtime/base/clock.h"
 #include "sidecar/broker/child.h"
 
 namespace gpushm::broker {
@@ -23,6 +25,8 @@ constexpr size_t kRunning = 1;
 // Results kept for clients that have not asked for them yet.
 constexpr size_t kKept = 64;
 constexpr size_t kLineBytes = 4096;
+// Looks at a transfer in the time that it may stand still.
+constexpr int64_t kStallLooks = 4;
 
 // The bytes to move: all of the file when loading, all of the buffer when saving; of a pipe, that
 // nobody knows the size of, at most the buffer.
@@ -65,6 +69,25 @@ std::array<uint64_t, kCount> Numbers(std::string_view line) {
   return numbers;
 }
 
+bool IsPipe(int file) {
+  struct statx info{};
+  return statx(file, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &info) == 0 &&
+         S_ISFIFO(info.stx_mode);
+}
+
+// Bytes that the process has read and written, as the kernel counts them; 0 where it does not say.
+// The child tells only of whole chunks, and a slow pipe can take minutes for one of 1 GiB.
+uint64_t BytesMovedBy(pid_t process) {
+  std::ifstream file(Concat("/proc/", process, "/io"));
+  uint64_t sum = 0;
+  std::string name;
+  uint64_t bytes = 0;
+  while (file >> name >> bytes) {
+    if (name == "rchar:" || name == "wchar:") sum += bytes;
+  }
+  return sum;
+}
+
 Result<void> CheckFileMode(const TransferJob& job) {
   const int flags = fcntl(job.file.get(), F_GETFL);
   if (flags < 0) return FailSystem(errno, "fcntl");
@@ -78,18 +101,13 @@ Result<void> CheckFileMode(const TransferJob& job) {
 
 }  // namespace
 
-Transfers::Transfers(EventLoop* loop, Worker* closer, std::vector<std::string> command,
-                     std::string driver_folder, int device, Events events)
-    : loop_(loop),
-      closer_(closer),
-      command_(std::move(command)),
-      driver_folder_(std::move(driver_folder)),
-      device_(device),
-      events_(std::move(events)) {}
+Transfers::Transfers(EventLoop* loop, Worker* closer, Settings settings, Events events)
+    : loop_(loop), closer_(closer), settings_(std::move(settings)), events_(std::move(events)) {}
 
 Transfers::~Transfers() {
   for (auto& [id, transfer] : transfers_) {
     if (transfer.child <= 0) continue;
+    loop_->Cancel(transfer.stall_timer);
     loop_->Unwatch(transfer.pipe.get());
     loop_->Unwatch(transfer.child_pidfd.get());
     kill(transfer.child, SIGKILL);
@@ -142,18 +160,21 @@ Result<uint64_t> Transfers::TryStart(TransferJob& job) {
     OnChildEnded(id);
     return Fail(Code::kSystem, "the loader cannot be watched");
   }
+  // The broker's own come from the pod's volumes, which may be slow for a while; a pipe there is
+  // not.
+  if (job.client_id != 0 || IsPipe(job.file.get())) WatchForStall(id);
   return id;
 }
 
 Result<pid_t> Transfers::Spawn(const TransferJob& job, uint64_t total_bytes, int pipe_end) const {
   const std::array descriptors = {job.memory, job.file.get(), pipe_end};
   return StartChild(
-      command_,
+      settings_.command,
       {"--direction", job.direction == protocol::Direction::kLoad ? "load" : "save", "--device",
-       std::to_string(device_), "--size", std::to_string(total_bytes), "--mapped",
+       std::to_string(settings_.device), "--size", std::to_string(total_bytes), "--mapped",
        std::to_string(job.mapped_bytes), "--chunk", std::to_string(job.chunk_bytes), "--plan",
        job.client_id == 0 ? "own" : "given", "--file-way",
-       std::to_string(static_cast<uint32_t>(job.file_way)), "--driver", driver_folder_},
+       std::to_string(static_cast<uint32_t>(job.file_way)), "--driver", settings_.driver_folder},
       descriptors);
 }
 
@@ -207,6 +228,7 @@ void Transfers::OnChildEnded(uint64_t id) {
   waitpid(transfer.child, &status, 0);
   loop_->Unwatch(transfer.pipe.get());
   loop_->Unwatch(transfer.child_pidfd.get());
+  loop_->Cancel(transfer.stall_timer);
   transfer.pipe.Reset();
   transfer.child_pidfd.Reset();
   transfer.child = -1;
@@ -215,6 +237,11 @@ void Transfers::OnChildEnded(uint64_t id) {
   const bool exited = WIFEXITED(status) && WEXITSTATUS(status) == 0;
   if (transfer.said_ok && exited) {
     transfer.state.total_bytes = transfer.state.done_bytes;
+  } else if (transfer.stalled) {
+    transfer.state.result =
+        Fail(Code::kTimeout,
+             Concat("no byte moved for ", settings_.stall_ms, " ms, and other loads wait for this"),
+             "whoever is at the other end of the pipe must write or read; a file's disk may hang");
   } else if (!transfer.failure) {
     transfer.state.result = transfer.failure;
   } else {
@@ -229,6 +256,27 @@ void Transfers::OnChildEnded(uint64_t id) {
   const protocol::Direction direction = transfer.direction;
   if (transfer.forget) transfers_.erase(id);
   events_.on_end(buffer, direction, state);
+}
+
+void Transfers::WatchForStall(uint64_t id) {
+  transfers_.at(id).moved_ns = MonotonicNs();
+  LookForStall(id);
+}
+
+void Transfers::LookForStall(uint64_t id) {
+  Transfer& transfer = transfers_.at(id);
+  const int64_t now_ns = MonotonicNs();
+  const uint64_t moved = transfer.state.done_bytes + BytesMovedBy(transfer.child);
+  if (moved != transfer.moved) {
+    transfer.moved = moved;
+    transfer.moved_ns = now_ns;
+  } else if (now_ns - transfer.moved_ns >= settings_.stall_ms * 1'000'000) {
+    transfer.stalled = true;
+    kill(transfer.child, SIGKILL);
+    return;
+  }
+  transfer.stall_timer = loop_->After(std::max<int64_t>(settings_.stall_ms / kStallLooks, 1),
+                                      [this, id] { LookForStall(id); });
 }
 
 Result<TransferState> Transfers::Take(uint64_t client_id, uint64_t transfer_id) {

@@ -7,6 +7,9 @@
 // or "error <code> <text>". Whatever it writes is parsed as a stranger's bytes; its end without
 // "ok" is a failure.
 //
+// One runs at a time, so whoever hands in a pipe could keep all others from loading: what stands
+// still for Settings::stall_ms is ended.
+//
 // Threads: the loop's.
 #pragma once
 
@@ -61,9 +64,15 @@ class Transfers {
         on_end;
   };
 
-  // `command`: program and arguments of the child.
-  Transfers(EventLoop* loop, Worker* closer, std::vector<std::string> command,
-            std::string driver_folder, int device, Events events);
+  struct Settings {
+    std::vector<std::string> command;  // Program and arguments of the child.
+    std::string driver_folder;
+    int device = 0;
+    // How long a client's transfer, or one with a pipe, may move no byte.
+    int64_t stall_ms = 0;
+  };
+
+  Transfers(EventLoop* loop, Worker* closer, Settings settings, Events events);
   ~Transfers();
 
   // Returns the transfer's number.
@@ -89,6 +98,10 @@ class Transfers {
     bool said_ok = false;
     Result<void> failure;
     bool forget = false;  // Nobody will ask for the result.
+    uint64_t stall_timer = 0;
+    uint64_t moved = 0;  // By then, and more of it since then is no standstill.
+    int64_t moved_ns = 0;
+    bool stalled = false;
   };
 
   Result<pid_t> Spawn(const TransferJob& job, uint64_t total_bytes, int pipe_end) const;
@@ -96,13 +109,13 @@ class Transfers {
   bool OnReadable(uint64_t id);  // False: nothing is left to read for now.
   void OnLine(Transfer& transfer, const std::string& line);
   void OnChildEnded(uint64_t id);
+  void WatchForStall(uint64_t id);
+  void LookForStall(uint64_t id);
 
   EventLoop* loop_;
   Worker* closer_;
-  std::vector<std::string> command_;
-  std::string driver_folder_;
-  int device_;
-  Events events_;
+  const Settings settings_;
+  const Events events_;
   std::map<uint64_t, Transfer> transfers_;
   uint64_t next_id_ = 1;
   size_t running_ = 0;
