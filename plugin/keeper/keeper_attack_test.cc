@@ -135,12 +135,6 @@ TEST_F(KeeperAttackTest, DescriptorsThatAreNotWhatTheyShouldBe) {
   ExpectBreach("more than a message may have", client, Of(Memfd(), Memfd(), Memfd(), Memfd()));
   const std::vector<std::byte> memory = Encoded(LinkKind::kGeneration, GenerationOf("weights", 8));
   ExpectBreach("no memory", memory);
-  ExpectBreach("a socket as memory", memory,
-               Of(UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0))));
-  ExpectBreach("a pipe as memory", memory, Of(Pipe()));
-  ExpectBreach("a folder as memory", memory, Of(OpenPath("/", O_RDONLY | O_DIRECTORY)));
-  ExpectBreach("a pidfd as memory", memory, Of(PidfdOf(getpid())));
-  ExpectBreach("what holds nothing", memory, Of(OpenPath("/dev/null", O_PATH)));
   ExpectBreach("a lease with a descriptor", Encoded(LinkKind::kLease, LeaseOf(2, 1, 7)),
                Of(Memfd()));
   ExpectBreach("a second registry", Encoded(LinkKind::kRegistry, protocol::LinkRegistry{1}),
@@ -148,6 +142,44 @@ TEST_F(KeeperAttackTest, DescriptorsThatAreNotWhatTheyShouldBe) {
   const std::vector<std::byte> counters =
       Encoded(LinkKind::kCounters, protocol::LinkCounters{1, 0});
   ExpectBreach("counters a second time", counters, Of(CounterSegment({"app"}).TakeFd()));
+  ExpectUnharmed();
+}
+
+// Regression: a container's socket, offered as memory to a broker that did not look at it, broke
+// the link, and did so again with each connection: nothing was kept any more.
+TEST_F(KeeperAttackTest, WhatIsNoMemoryCostsItsGenerationAlone) {
+  std::vector<UniqueFd> foreign;
+  foreign.push_back(UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  foreign.push_back(Pipe());
+  foreign.push_back(OpenPath("/", O_RDONLY | O_DIRECTORY));
+  foreign.push_back(PidfdOf(getpid()));
+  foreign.push_back(OpenPath("/dev/null", O_PATH));
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false));
+  ASSERT_TRUE(SayOneOfEach(&broker));
+  uint64_t number = 8;
+  for (const UniqueFd& fd : foreign) {
+    ASSERT_TRUE(broker.Say(BufferOf("odd", number)));
+    ASSERT_TRUE(broker.Say(GenerationOf("odd", number), fd.get()));
+    ASSERT_TRUE(broker.Say(LeaseOf(number, 1, number))) << "somebody attached it";
+    ++number;
+  }
+  ASSERT_TRUE(broker.Say(LeaseOf(2, 1, 7)));
+  KeptCounts kept = kOneOfEach;
+  kept.buffers = kept.leases = 2;
+  EXPECT_TRUE(WaitForKept("m0000", kept)) << "what came before and after";
+  EXPECT_TRUE(Look("m0000").connected);
+  // The number itself is free again, and with memory it is kept.
+  ASSERT_TRUE(broker.Say(GenerationOf("odd", 8), Memfd().get()));
+  ASSERT_TRUE(broker.Say(LeaseOf(3, 1, 8)));
+  ++kept.generations;
+  ++kept.leases;
+  kept.pooled_bytes += 2 * kMiB;
+  EXPECT_TRUE(WaitForKept("m0000", kept));
+  // A lease on what it took back is one on nothing.
+  ASSERT_TRUE(broker.Say(protocol::LinkDrop{.what = 3, .reserved = 0, .id = 9, .name = {}}));
+  ASSERT_TRUE(broker.Say(LeaseOf(4, 1, 9)));
+  EXPECT_TRUE(broker.WaitForEnd());
   ExpectUnharmed();
 }
 

@@ -440,17 +440,23 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
       const auto body = protocol::ParseLink<protocol::LinkGeneration>(message.span());
       if (!body) return std::unexpected(body.error());
       if (descriptor >= 0) {
-        if (auto memory = CheckMemory(descriptor); !memory) return memory;
+        if (auto memory = CheckMemory(descriptor); !memory) {
+          return RefuseGeneration(connection, *body, memory.error());  // (7)
+        }
       }
+      connection.foreign.erase(body->generation);
       return kept_.Apply(*body, take());
     }
     case protocol::LinkKind::kLease: {
       const auto body = protocol::ParseLink<protocol::LinkLease>(message.span());
-      return body ? kept_.Apply(*body) : std::unexpected(body.error());
+      if (!body) return std::unexpected(body.error());
+      if (connection.foreign.contains(body->generation)) return {};
+      return kept_.Apply(*body);
     }
     case protocol::LinkKind::kDrop: {
       const auto body = protocol::ParseLink<protocol::LinkDrop>(message.span());
       if (!body) return std::unexpected(body.error());
+      Dropped(connection, *body);
       kept_.Apply(*body);
       return {};
     }
@@ -458,6 +464,32 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
       return OnEnd(connection, message);
     default:
       return Broken("a link message that only the plugin may send");
+  }
+}
+
+Result<void> LinkServer::RefuseGeneration(Connection& connection,
+                                          const protocol::LinkGeneration& generation,
+                                          const Status& why) {
+  if (connection.foreign.size() >= limits::kLinkGenerations) {
+    return Broken("more generations without memory than it may have in all");
+  }
+  const std::string name = Text(generation.name);
+  const bool is_new = connection.foreign.emplace(generation.generation, name).second;
+  if (is_new) {
+    LogWarning("generation-refused", {{"allocation", name_},
+                                      {"buffer", name},
+                                      {"generation", generation.generation},
+                                      {"reason", why.what()}});
+  }
+  return {};
+}
+
+void LinkServer::Dropped(Connection& connection, const protocol::LinkDrop& drop) {
+  if (drop.what == static_cast<uint32_t>(protocol::LinkDropped::kGeneration)) {
+    connection.foreign.erase(drop.id);
+  } else if (drop.what == static_cast<uint32_t>(protocol::LinkDropped::kBuffer)) {
+    std::erase_if(connection.foreign,
+                  [name = Text(drop.name)](const auto& item) { return item.second == name; });
   }
 }
 

@@ -17,6 +17,9 @@
 //   (5) A broker that breaks a rule is disconnected and the log says why; what is kept of it goes
 //       only when it exceeds a limit.
 //   (6) After Revoke nothing is accepted until the next Open, and a broker of before never again.
+//   (7) A generation whose descriptor is certainly no GPU memory is not kept, nor are leases on it;
+//       the connection goes on. The descriptor may be a container's, which its broker did not look
+//       at: no container can break the link.
 //
 // Threads: the loop's.
 #pragma once
@@ -110,6 +113,7 @@ class LinkServer {
     bool said_registry = false;
     bool said_counters = false;
     bool said_end = false;
+    std::map<uint64_t, std::string> foreign;  // Generations that were refused, and their names.
     uint64_t greeting_timer = 0;
     uint64_t retry_timer = 0;  // ETOOMANYREFS
     // What is due to it, in this order.
@@ -147,6 +151,10 @@ class LinkServer {
   Result<void> OnHello(Connection& connection, protocol::Message& message);
   Result<void> OnStatement(Connection& connection, protocol::LinkKind kind,
                            protocol::Message& message);
+  Result<void> RefuseGeneration(Connection& connection, const protocol::LinkGeneration& generation,
+                                const Status& why);
+  // What the broker takes back that was refused.
+  static void Dropped(Connection& connection, const protocol::LinkDrop& drop);
   Result<void> OnRegistry(Connection& connection, protocol::Message& message);
   Result<void> OnCounters(Connection& connection, protocol::Message& message);
   Result<void> OnEnd(Connection& connection, protocol::Message& message);

@@ -35,6 +35,26 @@ std::string LinkOf(int fd) {
   return {target.data(), length > 0 ? static_cast<size_t>(length) : 0};
 }
 
+// Nullptr: it may be GPU memory.
+const char* KindOfForeign(int fd, mode_t mode, int flags) {
+  if ((flags & O_PATH) != 0) return "a path (O_PATH), which holds nothing";
+  if (IsPidfd(fd)) return "a pidfd";
+  switch (mode & S_IFMT) {
+    case S_IFSOCK:
+      return "a socket";
+    case S_IFIFO:
+      return "a pipe";
+    case S_IFDIR:
+      return "a folder";
+    case S_IFBLK:
+      return "a block device";
+    case S_IFLNK:
+      return "a symbolic link";
+    default:  // Anonymous inodes have no type, or that of a file.
+      return nullptr;
+  }
+}
+
 }  // namespace
 
 // "Pid:" of /proc/self/fdinfo.
@@ -59,15 +79,13 @@ bool IsPidfd(int fd) {
 Result<void> CheckMemory(int fd) {
   struct stat file{};
   const int flags = fcntl(fd, F_GETFL);
-  if (flags < 0 || fstat(fd, &file) != 0) return FailSystem(errno, "stat what a broker sent");
-  // Anonymous inodes have no type, or that of a file.
-  const bool possible =
-      S_ISCHR(file.st_mode) || S_ISREG(file.st_mode) || (file.st_mode & S_IFMT) == 0;
-  if (!possible || (flags & O_PATH) != 0 || IsPidfd(fd)) {
-    return Fail(Code::kCorrupt,
-                Concat("a broker broke the protocol: ", LinkOf(fd), " is no GPU memory"));
-  }
-  return {};
+  if (flags < 0 || fstat(fd, &file) != 0) return FailSystem(errno, "stat a descriptor of memory");
+  const char* const foreign = KindOfForeign(fd, file.st_mode, flags);
+  if (foreign == nullptr) return {};
+  return Fail(Code::kInvalidArgument,
+              Concat("descriptor: ", LinkOf(fd), " is ", foreign, ", expected is GPU memory"),
+              "send what cuMemExportToShareableHandle gives for "
+              "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
 }
 
 UniqueFd PeerProcess(int socket) {

@@ -10,8 +10,9 @@ namespace gpushm {
 bool IsPidfd(int fd);
 
 // Whether it can stand for GPU memory: /dev/nvidiactl or an anonymous inode from NVIDIA's driver,
-// a file from the simulated one. Refused is what certainly is neither: sockets, pipes, folders,
-// block devices, pidfds, and descriptors that hold nothing (O_PATH).
+// a file from the simulated one. kInvalidArgument for what certainly is neither: sockets, pipes,
+// folders, block devices, pidfds, and descriptors that hold nothing (O_PATH). Broker and plugin ask
+// the same, so that no client can make the one say what the other refuses.
 Result<void> CheckMemory(int fd);
 
 // The process at the other end of a connected socket. Invalid: the kernel does not tell (before

@@ -33,7 +33,9 @@
 //   (3) Descriptors: Registry and Counters (a memfd), Client (its pidfd), Generation with transport
 //   vmm. One
 //       each; any other message with one is a breach. A generation that was stated before may come
-//       without; what is behind its number (sizes, transport, handle) never changes.
+//       without; what is behind its number (sizes, transport, handle) never changes. Where the
+//       descriptor is certainly no GPU memory the plugin does not keep the generation, nor leases
+//       on it; that is no breach, for containers make such descriptors.
 //   (4) Neither side waits for the other after the greeting: what does not fit into the socket is
 //       queued up to a bound, beyond it the link is closed and made anew.
 //   (5) A link has at most the limits of limits.h; a broker that states more is told so in the log

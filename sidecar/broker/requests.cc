@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/base/clock.h"
+#include "runtime/daemon/descriptor.h"
 #include "runtime/daemon/log.h"
 #include "sidecar/broker/broker.h"
 
@@ -254,6 +255,9 @@ Result<void> Broker::OnOffer(Request& request) {
                 Concat("the offered memory lies on ", GpuUuid{body->gpu_uuid}.ToString(),
                        ", this broker serves ", gpu_->info().uuid.ToString()),
                 "offer memory of the pod's GPU, or copy it there");
+  }
+  if (vmm) {  // The plugin keeps it with the broker's word for what it is.
+    if (auto r = CheckMemory(request.message->descriptors[0].get()); !r) return r;
   }
   Memory memory;
   memory.transport = transport;
