@@ -15,6 +15,7 @@
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"
 #include "runtime/registry/host_list.h"
+#include "sidecar/broker/volume_file.h"
 
 namespace gpushm::broker {
 namespace {
@@ -324,32 +325,27 @@ void Broker::StartFileLoads() {
 void Broker::TryFileLoad(const config::BufferSpec& spec, bool first) {
   // Loaded by a former broker, or by a client meanwhile.
   if (ledger_->StateOf(spec.name) != BufferState::kLoading) return;
-  const std::string path =
-      spec.FileVolume().empty()
-          ? spec.file
-          : Concat("/run/gpushm-files/", spec.FileVolume(), '/', spec.FilePath());
+  const std::string path(spec.FilePath());
+  const std::string folder = spec.FileVolume().empty()
+                                 ? std::string()
+                                 : Concat(options_.files_folder, '/', spec.FileVolume());
   const auto retry = [this, spec] {
     loop_->After(kFileRetryMs, [this, spec] { TryFileLoad(spec, false); });
   };
-  UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file && errno == ENOENT) {
-    if (first) LogInfo("file-waiting", {{"buffer", spec.name}, {"file", path}});
+  Result<UniqueFd> file = OpenFileOf(folder, path);
+  if (!file && file.error().code() == Code::kNotFound) {
+    if (first) {
+      LogInfo("file-waiting",
+              {{"buffer", spec.name}, {"file", folder.empty() ? path : Concat(folder, '/', path)}});
+    }
     return retry();
   }
   Result<void> failed;
   if (!file) {
-    const int error = errno;
-    struct stat info{};
-    const bool known = stat(path.c_str(), &info) == 0;
-    failed = FailSystem(error,
-                        known ? Concat("open ", path, " (uid ", info.st_uid, ", gid ", info.st_gid,
-                                       ", mode ", std::oct, info.st_mode & 07777u, std::dec,
-                                       ") as uid ", getuid(), ", gid ", getgid())
-                              : Concat("open ", path),
-                        "let the sidecar's user or group read it");
+    failed = std::unexpected(file.error());
   } else {
     const auto started = StartTransfer(Client{}, spec.name, protocol::Direction::kLoad,
-                                       std::move(file), 0, FileWay::kAutoGds);
+                                       std::move(*file), 0, FileWay::kAutoGds);
     if (started) return;
     if (started.error().code() == Code::kBusy) return retry();  // Files load one after the other.
     failed = std::unexpected(started.error());

@@ -52,9 +52,10 @@ struct BrokerOptions {
   std::vector<std::string> loader_command;   // Program and arguments of the loader child.
   uint64_t memory_limit_bytes = UINT64_MAX;  // Of host memory.
   uint32_t first_releasers_die = 0;          // For tests, see Releases::Settings.
-  std::string tools_folder;                  // Where gpushmctl is put; empty: nowhere.
-  std::vector<std::string> loaders;          // Served beside config.containers; Ledger::SetLoaders.
-  int64_t start_timeout_ms = 60'000;         // For the GPU to make the declared buffers.
+  std::string files_folder = "/run/gpushm-files";  // The pod's volumes that `file:` names.
+  std::string tools_folder;                        // Where gpushmctl is put; empty: nowhere.
+  std::vector<std::string> loaders;   // Served beside config.containers; Ledger::SetLoaders.
+  int64_t start_timeout_ms = 60'000;  // For the GPU to make the declared buffers.
   // See Transfers::Settings. As long as gpushmctl waits for a byte itself (--stall-timeout); what
   // only starts slowly, as a download into a pipe, has begun by then.
   int64_t transfer_stall_ms = 60'000;

@@ -352,6 +352,27 @@ TEST(BrokerLife, LoadsItsFilesAsTheyAppear) {
   EXPECT_EQ(bytes, std::string(3 * kMiB, 'p') + std::string(kMiB, '\0'));
 }
 
+// Regression: a container could replace a file in a volume of its own by a link into another one
+// that only the sidecar had, and read that one through the buffer.
+TEST(BrokerLife, AFileOfAVolumeIsNoLinkOutOfIt) {
+  const TempFolder folder;
+  const TempFolder files;
+  for (const char* volume : {"/mine", "/theirs"}) {
+    std::filesystem::create_directory(files.path() + volume);
+    std::ofstream(files.path() + volume + "/file") << volume;
+  }
+  std::filesystem::create_symlink("../theirs/file", files.path() + "/mine/out");
+  std::filesystem::create_symlink("file", files.path() + "/mine/in");
+  const BrokerProcess broker(folder.path(),
+                             With("buffers.gpushm.io/in: {size: 2Mi, file: mine/in}\n"
+                                  "buffers.gpushm.io/out: {size: 2Mi, file: mine/out}",
+                                  {"--test-files", files.path()}));
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=in"));
+  EXPECT_TRUE(broker.WaitForLog("file-waiting buffer=out file=" + files.path() + "/mine/out"));
+  EXPECT_EQ(StateOf(broker, "out"), registry::BufferState::kLoading);
+}
+
 TEST(BrokerLife, SaysWhyAFileCannotBeLoaded) {
   if (getuid() != 0) GTEST_SKIP() << "needs root, to start a broker that may not read";
   constexpr uid_t kUser = 31'340;

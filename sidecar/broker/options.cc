@@ -37,6 +37,7 @@ struct Flags {
   uint64_t memory_limit_bytes = MemoryLimitBytes();
   bool host_ipc = false;
   std::string host_dir = "/dev/shm";
+  std::string files;
   std::string log_level;
   std::string log_format;
   int64_t start_timeout_ms = 60'000;
@@ -160,6 +161,7 @@ void Declare(CLI::App& app, Flags* flags) {
   app.add_option("--test-link-die-after", flags->link_die_after)->group("");
   app.add_option("--test-first-releasers-die", flags->first_releasers_die)->group("");
   app.add_option("--test-transfer-stall-ms", flags->transfer_stall_ms)->group("");
+  app.add_option("--test-files", flags->files)->group("");
   app.add_option("--test-memory-limit", flags->memory_limit_bytes)->group("");
   app.add_option("--pod-uid", flags->pod_uid, "The pod's UID, for --host-ipc");
   app.add_flag("--host-ipc", flags->host_ipc, "Also serve hostIPC pods of the node, in /dev/shm");
@@ -208,6 +210,7 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.memory_limit_bytes = flags.memory_limit_bytes;
   options.loader_command = LoaderCommand();
   options.tools_folder = flags.tools;
+  if (!flags.files.empty()) options.files_folder = flags.files;
   options.loaders = flags.loaders;
   options.start_timeout_ms = flags.start_timeout_ms;
   options.drain_timeout_ms = flags.drain_timeout_ms;

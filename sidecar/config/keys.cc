@@ -72,7 +72,9 @@ constexpr std::array<KeyInfo, 8> kBufferKeys = {{
      "say nothing, or withdraw the generation.",
      "keep", R"("enum": ["mark", "keep", "drop"])"},
     {"file", "", "`<volume>/<path>`", "none",
-     "Loaded from this file of one of the pod's volumes; attaching waits for it.",
+     "Loaded from this file of one of the pod's volumes; attaching waits for it. A link in its "
+     "path "
+     "ends within that volume.",
      "models/weights.bin",
      R"("type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/.*[^/]$")"},
     {"loads", "", "`true` or `false`", "false",
