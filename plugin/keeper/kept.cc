@@ -100,9 +100,7 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   kept.memory = std::move(memory);
   kept.round = round_;
   buffer->second.generations.insert(generation.generation);
-  if (!IsPage(generation)) {
-    (generation.pooled != 0 ? pooled_bytes_ : offered_bytes_) += generation.mapped_bytes;
-  }
+  (generation.pooled != 0 ? pooled_bytes_ : offered_bytes_) += PhysicalBytes(generation);
   return {};
 }
 
@@ -159,9 +157,7 @@ Kept::GenerationAt Kept::Forget(GenerationAt generation) {
   const std::set<uint64_t> leases = generation->second.leases;
   for (const uint64_t lease : leases) Forget(leases_.find(lease));
   const protocol::LinkGeneration& stated = generation->second.stated;
-  if (!IsPage(stated)) {
-    (stated.pooled != 0 ? pooled_bytes_ : offered_bytes_) -= stated.mapped_bytes;
-  }
+  (stated.pooled != 0 ? pooled_bytes_ : offered_bytes_) -= PhysicalBytes(stated);
   buffers_.find(std::string(FromNameField(stated.name)))
       ->second.generations.erase(stated.generation);
   Refuse(std::move(generation->second.memory));

@@ -38,6 +38,13 @@ inline bool IsPage(const protocol::LinkGeneration& generation) {
   return generation.transport == static_cast<uint32_t>(protocol::Transport::kHost);
 }
 
+// What it takes of the GPU; of an offer, protocol::OfferedBytes.
+inline uint64_t PhysicalBytes(const protocol::LinkGeneration& generation) {
+  if (IsPage(generation)) return 0;
+  return protocol::OfferedBytes(static_cast<protocol::Transport>(generation.transport),
+                                generation.size_bytes, generation.mapped_bytes);
+}
+
 struct KeptCounts {
   uint32_t clients = 0;
   uint32_t buffers = 0;

@@ -151,6 +151,21 @@ TEST(Kept, CountsWhatItKeeps) {
                                        .offered_bytes = 0}));
 }
 
+// An allocator's one allocation is offered in many ranges: it is not there many times.
+TEST(Kept, ACuIpcOfferCountsTheBytesOffered) {
+  Kept kept;
+  ASSERT_TRUE(kept.Apply(BufferOf("a", 7)));
+  protocol::LinkGeneration range = GenerationOf("a", 7);
+  range.size_bytes = 4096;
+  range.mapped_bytes = uint64_t{64} << 30;
+  range.transport = static_cast<uint32_t>(protocol::Transport::kCuIpc);
+  range.pooled = 0;
+  ASSERT_TRUE(kept.Apply(range, UniqueFd()));
+  EXPECT_EQ(kept.counts().offered_bytes, 4096u);
+  kept.Apply(protocol::LinkDrop{.what = 3, .reserved = 0, .id = 7, .name = {}});
+  EXPECT_EQ(kept.counts().offered_bytes, 0u);
+}
+
 TEST(Kept, WhatIsNamedMustBeThere) {
   Kept kept = Pod();
   EXPECT_THAT(Said(kept.Apply(LeaseOf(9, 7, 10))), HasSubstr("unknown client"));

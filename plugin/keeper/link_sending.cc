@@ -146,7 +146,7 @@ void LinkServer::LookAtBuffers(LinkView* view) const {
       view->buffers.back().generations.push_back(
           {.generation = number,
            .size_bytes = stated.size_bytes,
-           .mapped_bytes = stated.mapped_bytes,
+           .mapped_bytes = PhysicalBytes(stated),
            .transport = static_cast<protocol::Transport>(stated.transport),
            .pooled = stated.pooled != 0,
            .published = stated.publisher_client == 0,
@@ -194,7 +194,7 @@ LinkView LinkServer::Look() {
          .lease_id = id,
          .client_id = lease.stated.client_id,
          .since_unix_ns = lease.stated.since_unix_ns,
-         .mapped_bytes = generation.stated.mapped_bytes,
+         .mapped_bytes = PhysicalBytes(generation.stated),
          .access = static_cast<protocol::WireAccess>(lease.stated.access),
          .alive = alive[lease.stated.client_id]});
   }
@@ -224,7 +224,8 @@ void LinkServer::AddProcesses(std::vector<ClientProcess>* out) const {
     if (generation.stated.pooled != 0 || IsPage(generation.stated)) continue;
     const std::string name(protocol::FromNameField(generation.stated.name));
     const protocol::LinkBuffer& buffer = kept_.buffers().at(name).stated;
-    offered[std::string(protocol::FromNameField(buffer.creator))] += generation.stated.mapped_bytes;
+    offered[std::string(protocol::FromNameField(buffer.creator))] +=
+        PhysicalBytes(generation.stated);
   }
   for (const auto& [id, client] : kept_.clients()) {
     const int pid = PidOf(client.pidfd.get());

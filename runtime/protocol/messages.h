@@ -211,6 +211,12 @@ struct OfferReply {
 };
 static_assert(sizeof(OfferReply) == 8);
 
+// What an offer counts for: by descriptor its allocation, by cuIpc the range that is offered,
+// because an allocator offers many ranges of one allocation.
+constexpr uint64_t OfferedBytes(Transport transport, uint64_t size_bytes, uint64_t mapped_bytes) {
+  return transport == Transport::kCuIpc ? size_bytes : mapped_bytes;
+}
+
 struct DeleteRequest {
   NameField name;
 };

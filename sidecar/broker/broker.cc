@@ -107,9 +107,10 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   if (auto r = broker->MeetPlugin(&greeting); !r) return std::unexpected(r.error());
   if (auto r = broker->OpenGpu(); !r) return std::unexpected(r.error());
   const DeviceInfo& device = broker->gpu_->info();
-  broker->ledger_.emplace(
-      LedgerLimits{.pool_bytes = config.pool_bytes, .granularity = device.granularity}, device.uuid,
-      broker->epoch_);
+  broker->ledger_.emplace(LedgerLimits{.pool_bytes = config.pool_bytes,
+                                       .gpu_bytes = device.total_bytes,
+                                       .granularity = device.granularity},
+                          device.uuid, broker->epoch_);
   broker->ledger_->SetLoaders({broker->options_.loaders.begin(), broker->options_.loaders.end()});
   auto registry = registry::RegistryWriter::Create(limits::kBuffers, broker->epoch_ - 1);
   if (!registry) return std::unexpected(registry.error());

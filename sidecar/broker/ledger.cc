@@ -231,30 +231,6 @@ void Ledger::Abort(const Ticket& ticket) {
   if (!ticket.replaces) buffers_.erase(ticket.name);
 }
 
-Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, const Policy& policy,
-                               Memory* memory, int64_t now_unix_ns) {
-  if (buffers_.contains(name)) {
-    return Fail(Code::kAlreadyExists, Concat("there is a buffer ", Quoted(name), " already"),
-                "delete it first, or take another name");
-  }
-  if (auto room = HasRoomForBuffer(); !room) return std::unexpected(room.error());
-  const Result<Policy> allowed = PolicyOfNew(client, name, policy);
-  if (!allowed) return std::unexpected(allowed.error());
-  const uint64_t number = next_generation_++;
-  Buffer& buffer = AddBuffer(name, *allowed);
-  Generation& generation = generations_[number];
-  generation.buffer = name;
-  generation.memory = std::move(*memory);
-  generation.memory.pooled = false;
-  generation.created_unix_ns = now_unix_ns;
-  if (generation.memory.transport == protocol::Transport::kCuIpc) {
-    generation.offerer_client = client.id;
-  }
-  MakeCurrent(name, buffer, number);
-  NoteGeneration(number);
-  return number;
-}
-
 Result<void> Ledger::Publish(const Client& client, uint64_t lease_id) {
   const Result<Lease*> lease = FindLease(client, lease_id);
   if (!lease) return std::unexpected(lease.error());
@@ -532,6 +508,7 @@ void Ledger::ReleaseIfUnused(uint64_t number) {
     return;
   }
   if (generation->second.memory.pooled) used_bytes_ -= generation->second.memory.mapped_bytes;
+  offered_bytes_ -= OfferedBytes(generation->second.memory);
   freed_.push_back(std::move(generation->second.memory));
   const std::string name = std::move(generation->second.buffer);
   generations_.erase(generation);

@@ -5,7 +5,8 @@
 // Invariants
 //   (1) used_bytes() is the sum of the rounded sizes of the generations that this broker allocated
 //       (offered memory is the offerer's), plus what is reserved for allocations under way; it
-//       never exceeds the pool.
+//       never exceeds the pool. What is offered never exceeds what the GPU has, see
+//       protocol::OfferedBytes.
 //   (2) A generation exists while it is current, pending (unpublished) or held by a lease; when
 //       none is left, it is handed to the caller to be freed, exactly once.
 //   (3) A generation's number is used once, over all brokers of a pod.
@@ -110,6 +111,7 @@ struct Change {
 
 struct LedgerLimits {
   uint64_t pool_bytes = 0;
+  uint64_t gpu_bytes = limits::kBufferBytes;  // What the GPU has in all.
   uint64_t granularity = 2 << 20;
   uint32_t buffers = limits::kBuffers;
   uint32_t leases = limits::kLeases;
@@ -152,6 +154,7 @@ class Ledger {
   void Abort(const Ticket& ticket);
 
   // Offered memory: no allocation, so one step. Takes *memory over only if it succeeds.
+  // kInvalidArgument: larger than the GPU; kExhausted: with the other offers it is.
   Result<uint64_t> Offer(const Client& client, const std::string& name, const Policy& policy,
                          Memory* memory, int64_t now_unix_ns);
 
@@ -298,6 +301,9 @@ class Ledger {
   Result<Buffer*> FindBuffer(const std::string& name);
   Result<Lease*> FindLease(const Client& client, uint64_t lease_id);
   Result<void> Reserve(const Ticket& ticket);
+  Result<void> HasRoomForOffer(const std::string& name, const Memory& memory) const;
+  // 0 of what is not offered.
+  static uint64_t OfferedBytes(const Memory& memory);
   Result<void> HasRoomForPage(uint64_t mapped_bytes) const;
   uint64_t MappedBytes(uint64_t size_bytes, bool page) const;
   Result<Ticket> BeginNew(const Client& client, const std::string& name, uint64_t size_bytes,
@@ -353,6 +359,7 @@ class Ledger {
   uint64_t next_lease_ = 1;
   uint64_t next_buffer_ = 1;
   uint64_t used_bytes_ = 0;
+  uint64_t offered_bytes_ = 0;
   std::map<std::string, Buffer> buffers_;
   // Of what is declared, also of buffers that were dropped: their names keep their rules.
   std::map<std::string, Policy> declared_;

@@ -84,7 +84,14 @@ const char* Ledger::GenerationProblem(const Kept::Generation& generation,
   if (generations_.contains(stated.generation)) return "is there twice";
   if (!names.contains(NameOf(stated.name))) return "its buffer is not there";
   if (by_descriptor && !generation.memory) return "its memory did not come";
-  if (stated.pooled == 0) return nullptr;
+  if (stated.pooled == 0) {
+    const auto transport = static_cast<protocol::Transport>(stated.transport);
+    if (transport == protocol::Transport::kHost) return nullptr;
+    if (stated.mapped_bytes > limits_.gpu_bytes) return "it is larger than the GPU";
+    const bool fits = protocol::OfferedBytes(transport, stated.size_bytes, stated.mapped_bytes) <=
+                      limits_.gpu_bytes - offered_bytes_;
+    return fits ? nullptr : "more is offered than the GPU has";
+  }
   if (stated.mapped_bytes != RoundUp(stated.size_bytes, limits_.granularity)) {
     return "its size is none that this broker makes";
   }
@@ -122,6 +129,7 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
     generation.memory.offerer_pid = stated.offerer_pid;
     generation.memory.pooled = stated.pooled == 1;
     if (stated.pooled == 1) used_bytes_ += stated.mapped_bytes;
+    offered_bytes_ += OfferedBytes(generation.memory);
   }
 }
 

@@ -112,6 +112,25 @@ TEST_F(LedgerRestoreTest, EverybodyGoesOnWithWhatTheyHad) {
   EXPECT_EQ(Attach(kOther, "made").generation, made.generation);
 }
 
+TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
+  for (const char* name : {"giant", "offered", "small"}) {
+    Memory memory;
+    memory.transport = protocol::Transport::kCuIpc;
+    memory.size_bytes = memory.mapped_bytes = name == std::string("giant") ? 99 * kPage : 4 * kPage;
+    memory.offerer_pid = 1;
+    Policy policy;
+    policy.creator = kApp.container;
+    ASSERT_TRUE(ledger_->Offer(kApp, name, policy, &memory, kNow));
+  }
+  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  ledger_.emplace(LedgerLimits{.pool_bytes = 0, .gpu_bytes = 7 * kPage}, kGpu, 2000);
+  const auto restored = ledger_->Restore(keeper_.Dump(), pod_);
+  EXPECT_THAT(restored.dropped, Contains(HasSubstr("giant: it is larger than the GPU")));
+  EXPECT_THAT(restored.dropped, Contains(HasSubstr("small: more is offered than the GPU has")));
+  EXPECT_TRUE(ledger_->StateOf("offered"));
+  EXPECT_EQ(restored.buffers, 1u);
+}
+
 TEST_F(LedgerRestoreTest, ADeclaredSignalKeepsItsPageAndItsRules) {
   pod_.signals.push_back({.name = "ready", .containers = {"app", "other"}, .writers = {"app"}});
   MakeDeclared();

@@ -425,6 +425,39 @@ TEST_F(LedgerTest, OfferedMemoryIsNotOfThePool) {
   EXPECT_TRUE(Shown("a")) << "a descriptor keeps the memory";
 }
 
+// Regression: a cuIpc offer of 64 TiB was believed, and the node's sums with it.
+TEST_F(LedgerTest, OffersAreHeldToWhatTheGpuHas) {
+  Ledger ledger(LedgerLimits{.pool_bytes = 0, .gpu_bytes = 8 * kPage}, kGpu, 1);
+  const auto offer = [&](const std::string& name, protocol::Transport transport, uint64_t size,
+                         uint64_t mapped) {
+    Memory memory;
+    memory.transport = transport;
+    memory.size_bytes = size;
+    memory.mapped_bytes = mapped;
+    return ledger.Offer(kApp, name, Made(kApp), &memory, kNow);
+  };
+  using enum protocol::Transport;
+  const auto giant = offer("a", kCuIpc, kPage, 9 * kPage);
+  ASSERT_EQ(CodeOf(giant), As(Code::kInvalidArgument));
+  EXPECT_EQ(giant.error().ToString(),
+            "INVALID_ARGUMENT: size: the allocation offered as \"a\" has 18874368 bytes, its GPU "
+            "has 16777216. Remedy: give the size that cuMemGetAddressRange says, e.g. 2097152");
+  // Two ranges of one allocation are no more than the ranges.
+  ASSERT_TRUE(offer("a", kCuIpc, 3 * kPage, 8 * kPage));
+  ASSERT_TRUE(offer("b", kCuIpc, 3 * kPage, 8 * kPage));
+  const auto more = offer("c", kVmm, kPage, 3 * kPage);
+  ASSERT_EQ(CodeOf(more), As(Code::kExhausted));
+  EXPECT_THAT(more.error().what(), HasSubstr("other offers of the pod 12582912, their GPU has"));
+  EXPECT_TRUE(offer("c", kVmm, kPage, 2 * kPage));
+  // What is deleted counts for as long as somebody holds it.
+  const auto held = ledger.Attach(kOther, "a", Access::kRead, 0, kGpu, kNow);
+  ASSERT_TRUE(held);
+  ASSERT_TRUE(ledger.Delete(kApp, "a"));
+  EXPECT_EQ(CodeOf(offer("d", kVmm, kPage, kPage)), As(Code::kExhausted));
+  ASSERT_TRUE(ledger.Detach(kOther, held->lease_id));
+  EXPECT_TRUE(offer("d", kVmm, kPage, 3 * kPage));
+}
+
 TEST_F(LedgerTest, ACuIpcOfferEndsWithItsClient) {
   Memory memory;
   memory.transport = protocol::Transport::kCuIpc;

@@ -312,6 +312,28 @@ TEST(BrokerLife, ADeadWriterIsSeenAsDeclared) {
   EXPECT_TRUE(broker.WaitForLog("buffer-dropped buffer=dropped"));
 }
 
+TEST(BrokerLife, AnOfferIsNoLargerThanItsGpu) {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  RawClient client(broker.Socket("app"));
+  const auto hello = client.Hello();
+  ASSERT_TRUE(hello);
+  protocol::OfferRequest body{};
+  body.name = protocol::ToNameField("giant");
+  body.size_bytes = body.mapped_bytes = uint64_t{1} << 46;
+  body.transport = static_cast<uint32_t>(protocol::Transport::kCuIpc);
+  body.pid = 1;
+  body.gpu_uuid = hello->gpu_uuid;
+  EXPECT_EQ(CodeOf(client.Call<protocol::OfferReply>(protocol::Kind::kOffer, body)),
+            As(Code::kInvalidArgument));
+  body.size_bytes = body.mapped_bytes = 50 * 1024 * kMiB;  // The simulated GPU has 80 GiB.
+  EXPECT_TRUE(client.Call<protocol::OfferReply>(protocol::Kind::kOffer, body));
+  body.name = protocol::ToNameField("second");
+  EXPECT_EQ(CodeOf(client.Call<protocol::OfferReply>(protocol::Kind::kOffer, body)),
+            As(Code::kExhausted));
+}
+
 // ---- file:
 
 TEST(BrokerLife, LoadsItsFilesAsTheyAppear) {
