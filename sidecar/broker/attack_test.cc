@@ -499,7 +499,7 @@ TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {
     static RawClient client(broker_.Socket("app"));
     const auto hello = client.Hello();
     for (uint32_t i = 0; hello && i < limits::kLeases; ++i) {
-      if (!client.Attach("weights")) return 1;
+      if (!client.Attach("weights", 2)) return 1;
     }
     const auto refused = client.Attach("weights");
     return CodeOf(refused) == As(Code::kExhausted) ? 0 : 2;
@@ -510,6 +510,7 @@ TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {
   hoarder.Kill();
   EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
   ExpectOthersAreServed();
+  EXPECT_EQ(broker_.log().find("writer-died"), broker_.log().rfind("writer-died")) << "once";
 }
 
 // Descriptors in flight are counted per user over the whole node: somebody else's flood makes the

@@ -336,14 +336,15 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
 
 Ledger::Ended Ledger::EndClient(uint64_t client_id) {
   Ended ended;
+  std::set<uint64_t> written;  // Generations: once each, however many leases it has on them.
   for (auto lease = leases_.begin(); lease != leases_.end();) {
     const auto next = std::next(lease);
     if (lease->second.client.id == client_id) {
-      const Lease copy = lease->second;
+      const uint64_t generation = lease->second.generation;
       ++ended.leases;
       // Before the lease: a successor that still knows of the lease finds out again.
-      if (copy.access == Access::kReadWrite) {
-        WriterDied(copy.buffer, copy.generation, client_id, &ended);
+      if (lease->second.access == Access::kReadWrite && written.insert(generation).second) {
+        WriterDied(std::string(lease->second.buffer), generation, client_id, &ended);
       }
       EndLease(lease, /*died=*/true);
     }
@@ -493,7 +494,7 @@ void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
   if (memory.is_page() && lease->second.access == Access::kReadWrite) {
     parted_.push_back({lease->first, lease->second.buffer, died, memory.descriptor.get()});
   }
-  NoteDrop(protocol::LinkDropped::kLease, lease->first);
+  if (!died) NoteDrop(protocol::LinkDropped::kLease, lease->first);  // Else with its client.
   leases_.erase(lease);
   --generations_.at(generation).leases;
   ReleaseIfUnused(generation);

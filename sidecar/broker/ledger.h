@@ -172,6 +172,8 @@ class Ledger {
     std::vector<std::string> marked;   // Buffers whose writer died.
     std::vector<std::string> dropped;  // Buffers or generations that went with it.
   };
+  // Its changes and statements are a few for each generation that it wrote, whatever the number of
+  // its leases: the caller states afterwards that the client is no more, which drops them.
   Ended EndClient(uint64_t client_id);
   bool IsPage(const std::string& name) const;
   // Write leases on pages that ended since the last call: their cells end with them. Before

@@ -112,6 +112,35 @@ TEST_F(LedgerRestoreTest, EverybodyGoesOnWithWhatTheyHad) {
   EXPECT_EQ(Attach(kOther, "made").generation, made.generation);
 }
 
+// Regression: each of 65,536 leases of a writer that died was shown, noted and dropped, which took
+// more memory than the broker may have; so did its successor's.
+TEST_F(LedgerRestoreTest, AWriterOfManyLeasesEndsInFewWords) {
+  constexpr size_t kLeases = 1000;
+  Memory memory;
+  memory.transport = protocol::Transport::kCuIpc;
+  memory.size_bytes = memory.mapped_bytes = kPage;
+  memory.offerer_pid = 1;
+  Policy policy;
+  policy.creator = kApp.container;
+  policy.writers_all = true;
+  ASSERT_TRUE(ledger_->Offer(kApp, "offered", policy, &memory, kNow));
+  for (size_t i = 0; i < kLeases; ++i) Attach(kOther, "offered", Access::kReadWrite);
+  const Grant held = Attach(kApp, "offered");
+  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  ASSERT_FALSE(ledger_->TakeChanges().empty());
+  const auto ended = ledger_->EndClient(kOther.id);
+  EXPECT_EQ(ended.leases, kLeases);
+  EXPECT_THAT(ended.marked, ElementsAre("offered"));
+  EXPECT_EQ(ledger_->TakeChanges().size(), 1u);
+  const auto statements = ledger_->TakeStatements();
+  EXPECT_EQ(statements.size(), 1u);
+  for (const Statement& statement : statements) keeper_.Apply(statement);
+  keeper_.DropClient(kOther.id);  // As the broker states it.
+  EXPECT_EQ(Restart().leases, 1u);
+  EXPECT_EQ(ledger_->StateOf("offered"), BufferState::kWriterDied);
+  EXPECT_TRUE(ledger_->Detach(kApp, held.lease_id));
+}
+
 TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
   for (const char* name : {"giant", "offered", "small"}) {
     Memory memory;
