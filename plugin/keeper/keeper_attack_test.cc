@@ -9,6 +9,7 @@
 
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
+#include "runtime/base/testing.h"
 #include "runtime/registry/layout.h"
 
 namespace gpushm::plugin::testing {
@@ -180,6 +181,27 @@ TEST_F(KeeperAttackTest, WhatIsNoMemoryCostsItsGenerationAlone) {
   ASSERT_TRUE(broker.Say(protocol::LinkDrop{.what = 3, .reserved = 0, .id = 9, .name = {}}));
   ASSERT_TRUE(broker.Say(LeaseOf(4, 1, 9)));
   EXPECT_TRUE(broker.WaitForEnd());
+  ExpectUnharmed();
+}
+
+// No attack: what is kept must not go because a descriptor found no place in the plugin.
+TEST_F(KeeperAttackTest, WithoutAFreeDescriptorWhatIsKeptStays) {
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false));
+  ASSERT_TRUE(SayOneOfEach(&broker));
+  ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
+  const UniqueFd memory = Memfd();
+  {
+    const gpushm::testing::FewDescriptors few(0);
+    ASSERT_TRUE(broker.Say(GenerationOf("weights", 8), memory.get()));
+    EXPECT_TRUE(broker.WaitForEnd()) << "to connect and state everything again";
+  }
+  EXPECT_EQ(Look("m0000").kept, kOneOfEach);
+  broker = FakeBroker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false));
+  ASSERT_TRUE(SayOneOfEach(&broker));
+  ASSERT_TRUE(broker.Say(GenerationOf("weights", 8), memory.get()));
+  EXPECT_TRUE(Eventually([&] { return Look("m0000").kept.generations == 2; }));
   ExpectUnharmed();
 }
 

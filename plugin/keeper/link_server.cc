@@ -265,6 +265,10 @@ void LinkServer::Read(uint64_t id, int messages) {
     if (handled.error().code() == Code::kUnavailable) {
       Disconnect(id);
     } else {
+      // (5), of what it states. That a descriptor of it found no place here says nothing of it: it
+      // connects again and states everything.
+      const bool exceeds = received && handled.error().code() == Code::kExhausted;
+      if (exceeds && broker_ && broker_->connection == id) ForgetKept();
       Break(id, handled.error());
     }
     return;
@@ -295,7 +299,6 @@ void LinkServer::Break(uint64_t id, const Status& why) {
   LogWarning("link-broken", {{"allocation", name_},
                              {"program", is_broker ? broker_->program : ""},
                              {"reason", why.what()}});
-  if (is_broker && why.code() == Code::kExhausted) ForgetKept();  // (5)
   Disconnect(id);
 }
 

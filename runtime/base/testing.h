@@ -2,6 +2,8 @@
 #pragma once
 
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -38,6 +40,25 @@ class TempFolder {
 
  private:
   std::string path_;
+};
+
+// While it lives, this process gets `left` more descriptors and then none (RLIMIT_NOFILE).
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(rlim_t left) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit few = before_;
+    const int lowest = dup(0);  // All below it are taken.
+    close(lowest);
+    few.rlim_cur = static_cast<rlim_t>(lowest) + left;
+    setrlimit(RLIMIT_NOFILE, &few);
+  }
+  ~FewDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
 };
 
 }  // namespace gpushm::testing

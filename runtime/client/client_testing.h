@@ -70,7 +70,7 @@ struct ClientCloser {
 using ClientOwner = std::unique_ptr<gpushm_client, ClientCloser>;
 
 // A client and its broker, for what needs no GPU.
-class ConnectionTest : public testing::Test {
+class ConnectionTest : public ::testing::Test {
  protected:
   void Start(uint64_t epoch = 1) {
     broker_.reset();
@@ -89,7 +89,7 @@ class ConnectionTest : public testing::Test {
 };
 
 // A client, its broker, and the GPU.
-class ClientTest : public testing::Test {
+class ClientTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto api = CudaApi::Load(DriverFolderFromEnvironment());

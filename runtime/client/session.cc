@@ -295,7 +295,9 @@ Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t siz
     }
     // A lease that may yet be granted would be nobody's: the next connection tells of it.
     const bool leaves_lease = code == Code::kTimeout && sent && call.received != nullptr;
-    if (EndsConnection(code) || leaves_lease) socket_.Reset();
+    // So would one whose memory came and found no descriptor free in this process.
+    const bool lost_descriptor = code == Code::kExhausted;
+    if (EndsConnection(code) || leaves_lease || lost_descriptor) socket_.Reset();
     if (code != Code::kUnavailable) return done;
     const bool may_resend = !sent || call.loss == Call::Loss::kRepeatable;
     if (!may_resend) {

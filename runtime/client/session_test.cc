@@ -4,9 +4,11 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <optional>
 #include <random>
 #include <thread>
 
+#include "runtime/base/testing.h"
 #include "runtime/client/c_api_support.h"
 #include "runtime/client/client_testing.h"
 
@@ -14,7 +16,7 @@ namespace gpushm::client {
 namespace {
 
 using protocol::Kind;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
@@ -163,6 +165,25 @@ TEST_F(SessionTest, ClosesOnBrokenRulesAndRecovers) {
     EXPECT_EQ(broker_->connections(), ++connections);
   }
   EXPECT_LE(CountDescriptors(), before + 2);
+}
+
+// Goal: a reply whose descriptor found no place here is no fault of the broker's, and a lease that
+// came with it is not forgotten: the next connection tells of it.
+TEST_F(SessionTest, SaysThatNoDescriptorIsFree) {
+  Start();
+  Open();
+  std::optional<gpushm::testing::FewDescriptors> few;
+  broker_->SetTwist([&](const FakeRequest& request, FakeReply* reply) {
+    if (request.kind != Kind::kBrokerInfo) return;
+    reply->descriptors = {broker_->registry_fd()};
+    few.emplace(0);
+  });
+  EXPECT_EQ(BrokerInfo(), GPUSHM_EXHAUSTED);
+  few.reset();
+  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("raise RLIMIT_NOFILE"));
+  broker_->SetTwist(nullptr);
+  EXPECT_EQ(BrokerInfo(), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(broker_->connections(), 2u);
 }
 
 TEST_F(SessionTest, TriesAgainWhenContended) {

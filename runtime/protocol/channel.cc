@@ -151,13 +151,19 @@ Result<bool> TryReceive(int socket, Message* message) {
   }
   // An empty datagram reads like end-of-file and is against the protocol anyway.
   if (received == 0) return PeerGone();
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+  if ((header.msg_flags & MSG_TRUNC) != 0) {
     return Fail(Code::kCorrupt, "a peer broke the protocol: a message is too long");
   }
   if (message->descriptors.size() > kMaxFds) {
     return Fail(Code::kCorrupt, "a peer broke the protocol: a message has too many descriptors");
   }
   message->size_bytes = static_cast<size_t>(received);
+  // There is room for all that the kernel carries, so that no peer brings this about.
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    return Fail(Code::kExhausted, "no descriptor is free in this process for one that was sent",
+                "raise RLIMIT_NOFILE (ulimit -n 65536), or close what is not used; is it not "
+                "reached, a security module (SELinux) forbids the descriptor");
+  }
   return true;
 }
 

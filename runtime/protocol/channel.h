@@ -3,7 +3,11 @@
 // Received descriptors are close-on-exec and owned from the moment they arrive, also those of a
 // message that is refused: the Message has them, and closes them by going out of scope unless its
 // owner closes them elsewhere (closing what a stranger made can block). More than
-// limits::kMessageDescriptors, a truncated message or truncated ancillary data is kCorrupt.
+// limits::kMessageDescriptors or a truncated message is kCorrupt.
+//
+// Where this process has no descriptor free for one that was sent (RLIMIT_NOFILE) it is kExhausted,
+// which is no fault of the peer: the message has its bytes, for an answer, and those descriptors
+// that did arrive.
 #pragma once
 
 #include <array>
@@ -35,7 +39,8 @@ Result<void> Send(int socket, std::span<const std::byte> bytes, std::span<const 
 Result<bool> TrySend(int socket, std::span<const std::byte> bytes,
                      std::span<const int> descriptors);
 
-// Receives one datagram, waiting until `deadline`. kUnavailable: end-of-file; kTimeout; kCorrupt.
+// Receives one datagram, waiting until `deadline`. kUnavailable: end-of-file; kTimeout; kCorrupt;
+// kExhausted, see above.
 Result<void> Receive(int socket, Message* message, const Deadline& deadline);
 
 // As Receive without waiting: false when nothing is there.

@@ -123,6 +123,30 @@ TEST(Channel, DescriptorsOfARefusedMessageAreTheCallersToClose) {
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
+// Regression: this was a peer that had sent too long a message.
+TEST(Channel, ADescriptorThatFindsNoPlaceIsNotThePeersFault) {
+  const Pair pair = MakePair();
+  const int before = OpenDescriptors();
+  SendWith(pair.near.get(), 8, pair.near.get(), 3);
+  {
+    Message message;
+    Result<bool> received;
+    {
+      const gpushm::testing::FewDescriptors few(1);
+      received = TryReceive(pair.far.get(), &message);
+    }
+    ASSERT_EQ(CodeOf(received), Code::kExhausted);
+    EXPECT_THAT(received.error().ToString(), ::testing::HasSubstr("raise RLIMIT_NOFILE"));
+    EXPECT_EQ(message.descriptors.size(), 1u) << "one arrived, and is the caller's";
+    EXPECT_EQ(message.size_bytes, 8u) << "for an answer";
+  }
+  EXPECT_EQ(OpenDescriptors(), before);
+  SendWith(pair.near.get(), 8, pair.near.get(), 3);
+  Message message;
+  EXPECT_TRUE(TryReceive(pair.far.get(), &message)) << "the connection goes on";
+  EXPECT_EQ(message.descriptors.size(), 3u);
+}
+
 TEST(Channel, EndOfFileAndEmptyDatagramsAreAPeerThatLeft) {
   Pair pair = MakePair();
   Message message;

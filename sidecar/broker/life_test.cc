@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -332,6 +333,26 @@ TEST(BrokerLife, AnOfferIsNoLargerThanItsGpu) {
   body.name = protocol::ToNameField("second");
   EXPECT_EQ(CodeOf(client.Call<protocol::OfferReply>(protocol::Kind::kOffer, body)),
             As(Code::kExhausted));
+}
+
+// Regression: a sidecar at its limit of open files called its clients liars and hung up.
+TEST(BrokerLife, SaysThatItHasNoDescriptorFree) {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  const UniqueFd memory(memfd_create("memory", MFD_CLOEXEC));
+  rlimit before{};
+  ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+  const rlimit none{3, before.rlim_max};  // All below are taken, and poll() takes so many.
+  ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  const auto refused = client.Offer("offered", memory.get());
+  ASSERT_EQ(CodeOf(refused), As(Code::kExhausted));
+  EXPECT_THAT(refused.error().ToString(), HasSubstr("the sidecar: no descriptor is free"));
+  EXPECT_TRUE(broker.WaitForLog("descriptors-exhausted container=app"));
+  ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+  EXPECT_TRUE(client.Offer("offered", memory.get())) << "the connection goes on";
 }
 
 // ---- file:

@@ -252,7 +252,9 @@ void Server::OnReadable(uint64_t client_id) {
   }
   protocol::Message message;
   const Result<bool> received = protocol::TryReceive(connection->socket.get(), &message);
-  if (!received) {
+  if (!received && received.error().code() == Code::kExhausted) {
+    RefuseRequest(*connection, message, received.error());
+  } else if (!received) {
     Disconnect(*connection,
                received.error().code() == Code::kUnavailable ? "" : received.error().what());
   } else if (*received) {
@@ -260,6 +262,23 @@ void Server::OnReadable(uint64_t client_id) {
   }
   // What the handler did not take was made by a client.
   closer_->Close(std::move(message.descriptors));
+}
+
+// Its descriptor found no place in this process, which is not its fault.
+void Server::RefuseRequest(Connection& connection, const protocol::Message& message,
+                           const Status& why) {
+  const Result<protocol::Header> header = protocol::ParseHeader(message.span());
+  if (!header || !connection.announced || (header->kind & protocol::kReplyBit) != 0) {
+    Disconnect(connection, why.what());
+    return;
+  }
+  LogWarning("descriptors-exhausted",
+             {{"container", connection.client.container}, {"reason", why.ToString()}});
+  connection.announced = false;
+  SetPassDescriptors(connection, false);
+  ReplyError({connection.client.id, connection.number, static_cast<protocol::Kind>(header->kind),
+              header->request_id},
+             why.WithContext("the sidecar"));
 }
 
 void Server::OnRequest(Connection& connection, protocol::Message& message) {

@@ -145,6 +145,7 @@ class Server {
   bool HasRoom(const Listener& listener) const;
   void Admit(Listener* listener, UniqueFd socket, bool guest);
   void OnReadable(uint64_t client_id);
+  void RefuseRequest(Connection& connection, const protocol::Message& message, const Status& why);
   void OnRequest(Connection& connection, protocol::Message& message);
   void Handle(uint64_t client_id, const protocol::Header& header, protocol::Message& message);
   // The client's number: another one if it resumed.
