@@ -79,7 +79,7 @@ TEST_F(PinnedPoolTest, MemoryThatEndedWithItsContextIsForgotten) {
   mapping_.reset();
   context_.reset();
   ASSERT_FALSE(IsThere(memory));
-  DeviceRoomTest::SetUp();
+  SetUp();
   // Somebody else's, and perhaps at that address.
   auto other = PinnedBuffer::Allocate(*api_, kTransferChunkBytes);
   ASSERT_TRUE(other);
