@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/client/pinned_pool.h"
-
 namespace gpushm::client {
 namespace {
 
