@@ -38,9 +38,15 @@ need() {
   [ "$(id -u)" = 0 ] || sudo=(sudo)
   [ ${#sudo[@]} = 0 ] || ! absent sudo || die "as root: apt-get install ${missing[*]}"
   say "installing ${missing[*]}"
-  "${sudo[@]}" apt-get update -qq || true
-  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+  # One at a time: CI's steps run beside each other, and an apt-get that finds another one fails, or
+  # loses the packages that it fetched. Others than ours are waited for by dpkg's own lock.
+  (
+    flock --timeout 900 9
+    "${sudo[@]}" apt-get update -qq 9<&- || true
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "${missing[@]}" \
+      >&2 9<&-
+  ) 9</var/lib/dpkg
 }
 
 # have_clang PACKAGE ...: as `need`, but false, with a word, where the distribution has no clang 19.
