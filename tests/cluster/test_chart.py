@@ -114,8 +114,8 @@ class AnnotatedPodTest(ChartCase):
         message = self.deny(annotated(pod("second", container("a", resources=limits)), SMALL))
         self.assertIn("exceeded quota", message)
 
-    def test_a_hundred_containers_are_served(self):
-        """Without running them: no scheduler takes the pod."""
+    def test_a_pod_of_a_hundred_containers_is_admitted(self):
+        """It does not run: no scheduler takes it."""
         thing = pod("many", *(container(f"c{i}") for i in range(100)),
                     schedulingGates=[{"name": "example.com/never"}])
         self.create(annotated(thing, WEIGHTS))
