@@ -233,17 +233,20 @@ class LifeTest(ChartCase):
                              "--timeout", "120s", timeout=130)
 
     def test_a_drained_node_lets_go_of_everything(self):
+        def two_ready(pods):
+            return len(pods) == 2 and all(map(is_ready, pods.values())) and set(pods)
+
         self.create(workload("Deployment", "evicted", annotated(pod("x", container("a")), SMALL),
                              replicas=2))
-        self.wait_pods(lambda pods: len(pods) == 2 and all(map(is_ready, pods.values())), "not 2")
+        before = self.wait_pods(two_ready, "not 2")
         node = self.api.list("Node")[0]["metadata"]["name"]
         try:
             self.cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data",
                                  "--pod-selector", "app=evicted", "--timeout", "60s", timeout=70)
         finally:
             self.cluster.kubectl("uncordon", node)
-        self.wait_pods(lambda pods: len(pods) == 2 and all(map(is_ready, pods.values())),
-                       "not started again")
+        after = self.wait_pods(two_ready, "not started again")
+        self.assertTrue(before.isdisjoint(after), f"{before}, then {after}")
         self.wait_bound(2)
 
 
