@@ -72,6 +72,11 @@ class Chart:
                       "--timeout", "120s")
         self.wait_allocatable()
 
+    def rollback(self):
+        """To what was installed before; returns when everything is ready."""
+        self.helm("rollback", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
+        self.wait_allocatable()
+
     def uninstall(self):
         self.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "60s")
 

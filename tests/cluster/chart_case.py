@@ -115,6 +115,12 @@ class ChartCase(ClusterCase):
         self.assertEqual(len(names), INJECTORS, names)
         return names
 
+    def wait_former_injectors_end(self):
+        """After a rollout: until then they answer, too."""
+        names = self.all_injectors()
+        self.api.wait("Pod", NAMESPACE, lambda pods: {n for n in pods if "injector" in n} == names,
+                      60, lambda pods: f"still there: {list(pods)}")
+
     def wait_bound(self, pods):
         """Until the plugin has so many pods' memory bound, and no more."""
         folder = self.cluster.on_node("/run/cdi")

@@ -267,28 +267,39 @@ class UpgradeTest(ChartCase):
             self.skipTest(f"the history has no other chart than this tree's: {first}")
         return first
 
-    def test_upgrade_from_an_earlier_chart_leaves_pods_alone(self):
-        """Method: the chart as it was first committed is installed; then this one."""
+    def manifest(self):
+        return self.chart.helm("get", "manifest", RELEASE, "--namespace", NAMESPACE)
+
+    def test_an_earlier_chart_upgraded_and_back_leaves_pods_alone(self):
+        """Method: the chart as it was first committed is installed; then this one; by a rollback
+        that one, which serves again. Images are this tree's: VersionsTest has earlier ones."""
         earlier = self.chart.of_commit(self.earlier_chart())
         self.chart.uninstall()
         try:
             self.chart.install(earlier)
-            self.run_pod(annotated(pod("stays", container("a")), SMALL))
-            before = self.container_ids("stays")
+            manifest = self.manifest()
+            self.run_pod(annotated(pod("earlier", container("a")), SMALL))
+            before = {"earlier": self.container_ids("earlier")}
+            self.chart.install()
+            self.assertNotEqual(self.manifest(), manifest)
+            self.run_pod(annotated(pod("later", container("a")), SMALL))
+            before["later"] = self.container_ids("later")
+            self.chart.rollback()
+            self.assertEqual(self.manifest(), manifest)
+            self.wait_former_injectors_end()
+            self.run_pod(annotated(pod("back", container("a")), SMALL))
         finally:
             self.chart.install()
-        self.run_pod(annotated(pod("after", container("a")), SMALL))
-        self.assertEqual(self.container_ids("stays"), before)
-        self.assertIn("weights", self.execute("stays", "a", "gpushmctl", "ls", "--names"))
+        for name, ids in before.items():
+            self.assertEqual(self.container_ids(name), ids)
+            self.assertIn("weights", self.execute(name, "a", "gpushmctl", "ls", "--names"))
 
     def test_upgrade_and_rollback_leave_pods_alone(self):
         self.run_pod(annotated(pod("stays", container("a")), SMALL))
         before = self.container_ids("stays")
         self.chart.install(**{"plugin.config.log.level": "debug", "injector.logLevel": "debug"})
         self.run_pod(annotated(pod("during", container("a")), SMALL))
-        self.chart.helm("rollback", "gpushm", "--namespace", NAMESPACE, "--wait", "--timeout",
-                        "120s")
-        self.chart.wait_allocatable()
+        self.chart.rollback()
         self.run_pod(annotated(pod("later", container("a")), SMALL))
         self.assertEqual(self.container_ids("stays"), before)
         self.assertIn("weights", self.execute("stays", "a", "gpushmctl", "ls", "--names"))

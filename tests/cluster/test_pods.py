@@ -5,7 +5,6 @@ import unittest
 
 from case import container, pod, shell, statuses
 from chart_case import SMALL, ChartCase, annotated, holder, workload
-from plugin import NAMESPACE
 
 
 class ShapeTest(ChartCase):
@@ -140,10 +139,7 @@ class VersionsTest(ChartCase):
         self.chart.install(**self.OLD_SIDECAR)
         made = self.run_pod(self.pair("first"))
         self.chart.install()
-        # The former injector answers until it has ended.
-        self.api.wait("Pod", NAMESPACE, lambda pods: not any(
-            "deletionTimestamp" in p["metadata"] for p in pods.values()), 60,
-            lambda pods: f"still there: {list(pods)}")
+        self.wait_former_injectors_end()
         copy = {**made, "metadata": {"name": "second",
                                      "annotations": made["metadata"]["annotations"]}}
         del copy["status"]
