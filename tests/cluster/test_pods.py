@@ -119,6 +119,28 @@ class VersionsTest(ChartCase):
         self.share("stays", "after", writer="b", reader="a")
         self.assertTrue(self.sidecar_image("stays").endswith(":former"))
 
+    def test_a_rollback_brings_the_former_version_back(self):
+        """Goal: the way back of docs/install.md. Pods of both versions go on under the former
+        plugin, and a new one has the former sidecar."""
+        self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN, **self.OLD_SIDECAR)
+        self.wait_former_injectors_end()
+        self.run_pod(self.pair("first"))
+        self.chart.install()
+        self.wait_former_injectors_end()
+        self.run_pod(self.pair("second"))
+        self.assertFalse(self.sidecar_image("second").endswith(":former"))
+        before = {name: self.container_ids(name) for name in ("first", "second")}
+        for name in before:
+            self.share(name, name)
+        self.chart.rollback()
+        self.wait_former_injectors_end()
+        self.run_pod(self.pair("third"))
+        self.assertTrue(self.sidecar_image("third").endswith(":former"))
+        self.share("third")
+        for name, ids in before.items():
+            self.assertEqual(self.read(name, "b", len(name)), name)
+            self.assertEqual(self.container_ids(name), ids)
+
     def test_an_old_broker_with_a_new_library(self):
         self.chart.install(**self.OLD_SIDECAR)
         self.run_pod(self.pair("old"))
