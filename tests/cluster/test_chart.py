@@ -1,9 +1,12 @@
 """The chart, the injector and what users write: annotated pods of all kinds in a namespace with
 Pod Security "restricted", and what happens to them when parts of gpushm are gone or replaced."""
 
+import base64
 import json
+import pathlib
 import re
 import subprocess
+import tempfile
 
 from api import Refused
 from case import container, is_ready, pod, shell, statuses
@@ -149,7 +152,22 @@ class AnnotatedPodTest(ChartCase):
                                                            annotations)))
 
 
+def make_certificate(folder):
+    """tls.crt and tls.key for the injector, signed by ca.crt."""
+    def make(name, *words):
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+                        "-keyout", f"{name}.key", "-out", f"{name}.crt", *words], cwd=folder,
+                       check=True, capture_output=True)
+
+    make("ca", "-subj", "/CN=given-ca")
+    make("tls", "-subj", "/CN=given", "-CA", "ca.crt", "-CAkey", "ca.key",
+         "-addext", "basicConstraints=critical,CA:FALSE",
+         "-addext", f"subjectAltName=DNS:gpushm-injector.{NAMESPACE}.svc")
+
+
 class WebhookTest(ChartCase):
+
+    HELMS = "gpushm-injector-tls"  # The Secret that the chart makes by default.
 
     def test_without_the_injector_other_pods_start(self):
         self.scale_injector(0)
@@ -191,17 +209,48 @@ class WebhookTest(ChartCase):
         self.assertTrue(all(p["spec"]["initContainers"][0]["name"] == "gpushm" for p in pods))
 
     def test_a_renewed_certificate_is_served_without_a_restart(self):
-        """Method: the Secret goes, and an upgrade makes another; both replicas stay. Pods are
-        admitted before the kubelet has brought them the new one, and after it."""
+        """For ten years. Method: the Secret goes, and an upgrade makes another; both replicas stay.
+        Pods are admitted before the kubelet has brought them the new one, and after it."""
         injectors = self.all_injectors()
-        self.api.delete("Secret", "gpushm-injector-tls", NAMESPACE)
+        self.api.delete("Secret", self.HELMS, NAMESPACE)
         self.chart.install()
+        made = self.api.get("Secret", self.HELMS, NAMESPACE)["data"]
+        for name in ("ca.crt", "tls.crt"):
+            valid = subprocess.run(
+                ["openssl", "x509", "-noout", "-checkend", str(3640 * 24 * 3600)],
+                input=base64.b64decode(made[name]), capture_output=True, check=False)
+            self.assertEqual(valid.returncode, 0, f"{name}: {valid.stdout}{valid.stderr}")
         self.run_pod(annotated(pod("before", container("a")), SMALL))
         wait_until("the new certificate is not served", 120, lambda: all(
             "certificate-loaded" in self.api.log(NAMESPACE, name, "injector")
             for name in injectors), 1)
         self.run_pod(annotated(pod("after", container("a")), SMALL))
         self.assertEqual(self.injectors(), injectors)
+
+    def test_a_given_certificate_is_served(self):
+        """Goal: certificates.mode `secret`, and the way back to Helm's. Method: the API server
+        trusts only a CA made here, and who has Helm's certificate has ended."""
+        def admitted(name):
+            made = self.run_pod(annotated(pod(name, container("a")), SMALL))
+            self.assertEqual(made["spec"]["initContainers"][0]["name"], "gpushm")
+
+        with tempfile.TemporaryDirectory() as folder:
+            make_certificate(folder)
+            self.cluster.kubectl("create", "secret", "tls", "given", "-n", NAMESPACE, "--cert",
+                                 f"{folder}/tls.crt", "--key", f"{folder}/tls.key")
+            bundle = base64.b64encode(pathlib.Path(folder, "ca.crt").read_bytes()).decode()
+        try:
+            self.chart.install(**{"certificates.mode": "secret",
+                                  "certificates.secret.name": "given",
+                                  "certificates.secret.caBundle": bundle})
+            self.wait_former_injectors_end()
+            self.assertIsNone(self.api.get("Secret", self.HELMS, NAMESPACE))
+            admitted("given")
+        finally:
+            self.chart.install()
+            self.api.delete("Secret", "given", NAMESPACE)
+        self.wait_former_injectors_end()
+        admitted("helms")
 
 
 class LifeTest(ChartCase):
