@@ -3,6 +3,7 @@
 import pathlib
 import subprocess
 import tempfile
+import unittest
 
 from plugin import NAMESPACE, UNITS
 from processes import Failure
@@ -11,6 +12,13 @@ import settings
 RELEASE = "gpushm"
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "helm/gpushm"
+IN_GIT = (ROOT / ".git").exists()
+
+
+def no_history(what):
+    """To be raised by a case that needs `what` of the history."""
+    way = "git fetch --unshallow" if IN_GIT else "clone the repository, this is a source archive"
+    return unittest.SkipTest(f"the history here does not have {what}: {way}")
 
 
 class Chart:

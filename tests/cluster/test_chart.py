@@ -10,7 +10,7 @@ import tempfile
 
 from api import Refused
 from case import container, is_ready, pod, shell, statuses
-from chart import RELEASE, ROOT
+from chart import IN_GIT, RELEASE, ROOT, no_history
 from chart_case import INJECTORS, SMALL, WEIGHTS, ChartCase, annotated, workload
 from plugin import NAMESPACE, UNITS_OF_GPU, documents
 from processes import wait_until
@@ -307,10 +307,9 @@ class UpgradeTest(ChartCase):
             return subprocess.run(["git", "-C", str(ROOT), *words], check=True,
                                   capture_output=True, text=True).stdout.split()
 
-        # The oldest commit of such a clone seems to add everything.
-        if git("rev-parse", "--is-shallow-repository") == ["true"]:
-            self.skipTest("a shallow clone does not have the chart's first commit: "
-                          "git fetch --unshallow")
+        # The oldest commit of a shallow clone seems to add everything.
+        if not IN_GIT or git("rev-parse", "--is-shallow-repository") == ["true"]:
+            raise no_history("the chart's first commit")
         first = git("log", "--format=%H", "--diff-filter=A", "--", "helm/gpushm/Chart.yaml")[-1]
         if not git("diff", "--name-only", first, "--", "helm/gpushm"):
             self.skipTest(f"the history has no other chart than this tree's: {first}")

@@ -1,9 +1,9 @@
 """Pods of other shapes than most, and what happens where versions of gpushm meet."""
 
 import json
-import unittest
 
 from case import container, pod, shell, statuses
+from chart import no_history
 from chart_case import SMALL, ChartCase, annotated, holder, workload
 
 
@@ -90,7 +90,7 @@ class VersionsTest(ChartCase):
     @classmethod
     def setUpClass(cls):
         if cls.former is None:
-            raise unittest.SkipTest("the history does not have the former commit: a shallow clone")
+            raise no_history(f"commit {FORMER}")
         super().setUpClass()
         cls.cluster.load(cls.former)
 
