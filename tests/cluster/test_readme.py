@@ -1,14 +1,17 @@
-"""README, followed to the letter by somebody who has the chart's package and not this tree."""
+"""README, followed to the letter: by somebody who has the chart's package and not this tree, and by
+somebody who has the tree."""
 
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 
-from case import container, pod
-from chart import ROOT
+from case import container, describe_all, is_ready, pod
+from chart import RELEASE, ROOT
 from chart_case import WEIGHTS, ChartCase, annotated
 from plugin import NAMESPACE
+import try_it
 
 
 def commands():
@@ -23,22 +26,45 @@ def commands():
 
 class ReadmeTest(ChartCase):
 
-    def test_five_commands_to_a_shared_buffer(self):
-        lines = commands()
-        self.assertEqual(len(lines), 5, lines)
-        del lines[2]
+    def start_from_nothing(self):
+        """Until the case's end."""
         self.chart.uninstall()
         self.addCleanup(self.chart.install)
         self.api.delete("Namespace", NAMESPACE)
         self.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of, 60,
                       lambda _: "gpushm's namespace does not go")
+
+    def type(self, line, **options):
+        """Output of a command, which must succeed."""
+        done = subprocess.run(line, shell=True, text=True, timeout=180, capture_output=True,
+                              check=False, **options)
+        self.assertEqual(done.returncode, 0, f"{line}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def test_five_commands_to_a_shared_buffer(self):
+        lines = commands()
+        self.assertEqual(len(lines), 5, lines)
+        del lines[2]
+        self.start_from_nothing()
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(self.chart.package, folder)
             for line in lines:
-                done = subprocess.run(line, shell=True, cwd=folder, text=True, timeout=180,
-                                      env=self.cluster.environment(), capture_output=True,
-                                      check=False)
-                self.assertEqual(done.returncode, 0, f"{line}\n{done.stdout}{done.stderr}")
-        self.assertRegex(done.stdout, r"Phase: +Succeeded")
+                printed = self.type(line, cwd=folder, env=self.cluster.environment())
+        self.assertRegex(printed, r"Phase: +Succeeded")
         self.run_pod(annotated(pod("pair", container("a"), container("b")), WEIGHTS))
         self.share("pair")
+
+    def test_run_cluster_and_what_it_says_to_try(self):
+        """Goal: from an empty cluster to an example that runs; each command printed then works.
+        Method: the program that `./run cluster` starts once there is a cluster; its shell is given
+        a line. What would end the cluster is left out."""
+        self.start_from_nothing()
+        self.addCleanup(self._remove_namespace, try_it.WHERE)
+        printed = self.type(f"{sys.executable} {try_it.__file__} --state {self.cluster.state}")
+        self.assertIn('begins "weights of release 7"', printed)
+        lines = re.findall(r"^  (\./run cluster .+?)(?:  .*)?$", printed, re.MULTILINE)
+        self.assertEqual(lines.pop(), "./run cluster down")
+        for line in lines:
+            self.type(line, cwd=ROOT, input=f"helm status {RELEASE} --namespace {NAMESPACE}\n")
+        self.api.wait("Pod", try_it.WHERE, lambda pods: len(pods) == 2 and all(
+            map(is_ready, pods.values())), 60, describe_all)
