@@ -186,7 +186,7 @@ Verdict Admission::Validate(const Json& pod) const {
   if (!view->Concerns()) return Admit("not-ours");
   const auto plan = MakePlan(*view, settings_);
   if (!plan) return Deny(plan.error());
-  if (!*plan) return Admit("nothing-asked");
+  if (!*plan) return Admit(OptsOut(*view) ? "opted-out" : "nothing-asked");
   const std::string why = ChangedByOthers(*view, **plan);
   if (!why.empty()) return Deny("changed-by-others", Concat("gpushm: the pod cannot run: ", why));
   return Admit("unchanged");

@@ -367,7 +367,9 @@ TEST(Mutate, PodsThatOptOutOrAskForNothingAreLeftAlone) {
   EXPECT_EQ(out.outcome, "opted-out");
   annotations["buffers.gpushm.io/weights"] = "8GB";
   EXPECT_EQ(TestAdmission().Mutate(PodWith({"model"}, annotations)).outcome, "opted-out");
-  EXPECT_TRUE(TestAdmission().Validate(PodWith({"model"}, annotations)).allowed);
+  const Verdict later = TestAdmission().Validate(PodWith({"model"}, annotations));
+  EXPECT_TRUE(later.allowed);
+  EXPECT_EQ(later.outcome, "opted-out");
   annotations["gpushm.io/inject"] = "no";
   EXPECT_FALSE(TestAdmission().Mutate(PodWith({"model"}, annotations)).allowed);
   for (const Json& asked : {Json{{"sidecar.gpushm.io/cpu", "1"}},
@@ -376,6 +378,7 @@ TEST(Mutate, PodsThatOptOutOrAskForNothingAreLeftAlone) {
     EXPECT_TRUE(nothing.allowed && nothing.patch.empty());
     EXPECT_EQ(nothing.outcome, "nothing-asked");
     EXPECT_EQ(nothing.warnings.size(), 1u);
+    EXPECT_EQ(TestAdmission().Validate(PodWith({"model"}, asked)).outcome, "nothing-asked");
   }
   EXPECT_EQ(TestAdmission().Mutate(PodWith({"model"}, {{"a.example/b", "c"}})).outcome, "not-ours");
 }
