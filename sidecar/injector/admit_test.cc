@@ -280,6 +280,33 @@ TEST(Mutate, TheSidecarIsRestrictedAndHasItsOwnUser) {
   EXPECT_FALSE(theirs.contains("runAsUser"));
 }
 
+// Goal: what the pod's volumes let its group read, the sidecar reads for `file:`. fsGroup and
+// supplementalGroups are every container's, by the kubelet.
+TEST(Mutate, TheSidecarIsInThePodsGroup) {
+  Json pod = PodWith({"model"}, kWeights);
+  Json groups = {{"fsGroup", 2000}, {"supplementalGroups", {3000}}};
+  pod["spec"]["securityContext"] = groups;
+  Json injected = Injected(TestAdmission(), pod);
+  Json context = ContainerOf(injected, "gpushm")["securityContext"];
+  EXPECT_EQ(context["runAsGroup"], context["runAsUser"]) << "the pod has none";
+  EXPECT_EQ(injected["spec"]["securityContext"], groups);
+
+  groups["runAsGroup"] = 1000;
+  pod["spec"]["securityContext"] = groups;
+  injected = Injected(TestAdmission(), pod);
+  context = ContainerOf(injected, "gpushm")["securityContext"];
+  EXPECT_TRUE(context.contains("runAsUser"));
+  EXPECT_FALSE(context.contains("runAsGroup")) << "it has the pod's";
+  EXPECT_EQ(injected["spec"]["securityContext"], groups);
+
+  pod["metadata"]["annotations"]["gpushm.io/host-ipc"] = "true";
+  pod["spec"]["hostIPC"] = true;
+  injected = Injected(TestAdmission(), pod);
+  EXPECT_EQ(ContainerOf(injected, "gpushm")["securityContext"]["runAsGroup"], 65532);
+  groups["supplementalGroups"] = {3000, 65532};
+  EXPECT_EQ(injected["spec"]["securityContext"], groups);
+}
+
 TEST(Mutate, InAUserNamespaceTheUserIsOneThatThereIs) {
   Json pod = PodWith({"model"}, kWeights);
   pod["spec"]["hostUsers"] = false;
