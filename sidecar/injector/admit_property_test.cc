@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <regex>
 
 #include "runtime/base/status.h"
 #include "runtime/base/testing.h"
@@ -17,6 +18,7 @@ namespace {
 using testing::PodWith;
 using testing::ReviewOf;
 using testing::TestAdmission;
+using testing::TestSettings;
 
 #ifdef GPUSHM_SANITIZED
 constexpr int kPods = 500;
@@ -102,6 +104,18 @@ class Generator {
     }
     if (Chance(2)) spec["volumes"] = Chance(4) ? Json(nullptr) : Json{{{"name", "v"}}};
     if (Chance(3)) spec["hostNetwork"] = true;
+    if (Chance(2)) spec["tolerations"] = Chance(2) ? Json(nullptr) : Json{{{"key", "k"}}};
+    if (Chance(2)) spec["imagePullSecrets"] = Chance(2) ? Json::array() : Json{{{"name", "ours"}}};
+    if (Chance(2)) {
+      spec["securityContext"] = Chance(2) ? Json(nullptr) : Json{{"fsGroup", Anything()}};
+      if (!spec["securityContext"].is_null() && Chance(2)) {
+        spec["securityContext"]["supplementalGroups"] = Chance(2) ? Json(nullptr) : Json{3000};
+      }
+    }
+    if (Chance(3)) {
+      pod["metadata"]["annotations"]["gpushm.io/host-ipc"] = "true";
+      spec["hostIPC"] = true;
+    }
     return pod;
   }
 
@@ -142,37 +156,45 @@ class Generator {
   std::mt19937 random_;
 };
 
-// Whether all of `before` is in `after`, where it was; `shifted` is the list that got a new head.
-bool Keeps(const Json& before, const Json& after, bool shifted = false) {
-  if (before.is_null()) return true;  // As good as absent.
-  if (before.is_object()) {
-    if (!after.is_object()) return false;
-    for (const auto& [key, value] : before.items()) {
-      if (value.is_null()) continue;
-      if (!after.contains(key) || !Keeps(value, after[key], key == "initContainers")) return false;
-    }
-    return true;
+// By RFC 6902 `add` leaves all that was there as it was where it puts something into a list, or
+// where there was nothing: absent, or null, which is the same to the API server.
+void ExpectOnlyAdditions(Json document, const Json& operations) {
+  // All that the injector writes to.
+  static const std::regex kPaths(
+      "/spec/(containers|initContainers)/[0-9]+/resources(/limits(/gpushm[.]io~1attach)?)?|"
+      "/spec/(containers|initContainers)/[0-9]+/volumeMounts(/-)?|"
+      "/spec/(volumes|imagePullSecrets|tolerations)(/-)?|"
+      "/spec/securityContext(/supplementalGroups(/-)?)?|"
+      "/spec/initContainers(/0)?|"
+      "/metadata/annotations/gpushm[.]io~1status");
+  for (const Json& operation : operations) {
+    const auto path = operation["path"].get<std::string>();
+    ASSERT_EQ(operation["op"], "add") << operation;
+    ASSERT_TRUE(std::regex_match(path, kPaths)) << operation;
+    const Pointer at(path);
+    ASSERT_TRUE(document.at(at.parent_pointer()).is_array() || Find(document, at) == nullptr)
+        << operation;
+    document = document.patch(Json::array({operation}));
   }
-  if (before.is_array() && after.is_array()) {
-    const size_t from = shifted ? 1 : 0;
-    if (after.size() < before.size() + from) return false;
-    for (size_t i = 0; i < before.size(); ++i) {
-      if (!Keeps(before[i], after[i + from])) return false;
-    }
-    return true;
-  }
-  return before == after;
 }
 
-TEST(AdmitProperty, APatchKeepsAllThatWasThereAndIsDoneOnce) {
+TEST(AdmitProperty, APatchOnlyAddsAndIsDoneOnce) {
   Generator generate(gpushm::testing::TestSeed(20261121));
+  Settings settings = TestSettings();
+  settings.pull_secrets = {"ours"};
+  settings.tolerations = {"nvidia.com/gpu"};
+  const Admission admission = TestAdmission(settings);
   for (int i = 0; i < kPods; ++i) {
     const Json pod = generate.Pod();
-    const Admission admission = TestAdmission();
     const Verdict verdict = admission.Mutate(pod);
     ASSERT_TRUE(verdict.allowed) << verdict.message << pod;
+    ASSERT_NO_FATAL_FAILURE(ExpectOnlyAdditions(pod, verdict.patch)) << pod;
+    const std::string text = verdict.patch.dump();
+    for (const char* const key :
+         {"hostPath", "hostPID", "hostIPC", "hostNetwork", "shareProcessNamespace"}) {
+      ASSERT_EQ(text.find(Concat("\"", key, "\"")), std::string::npos) << text;
+    }
     Json after = pod.patch(verdict.patch);
-    ASSERT_TRUE(Keeps(pod, after)) << pod << after;
     ASSERT_TRUE(admission.Validate(after).allowed) << admission.Validate(after).message << after;
     ASSERT_EQ(admission.Mutate(after).outcome, "unchanged") << after;
     // Others come after us.
