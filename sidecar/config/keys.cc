@@ -15,7 +15,7 @@ constexpr std::array<KeyInfo, 8> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer of that name (a DNS label of at most 63 characters), made when the pod starts.",
      "8Gi",
-     R"("type": "string", "anyOf": [{"$ref": "#/$defs/quantity"},
+     R"("type": "string", "anyOf": [{"$ref": "#/$defs/positive"},
       {"pattern": ":", "contentMediaType": "application/yaml",
       "contentSchema": {"$ref": "#/$defs/buffer"}}])"},
     {kSignalsPrefix, "<name>", "nothing, or a map (below)", "",
@@ -42,16 +42,17 @@ constexpr std::array<KeyInfo, 8> kAnnotationKeys = {{
     {kSidecarCpuKey, "", "CPU quantity", "the chart's value",
      "CPU that the sidecar requests and is limited to: with little, starts and loads take long.",
      "100m", R"("type": "string",
-      "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$")"},
+      "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
+      "allOf": [{"pattern": "^[+]?[0-9.]*[1-9]"}])"},
     {kSidecarMemoryKey, "", "quantity", "the chart's value",
      "Host memory that the sidecar requests and is limited to. Signals in device memory need "
      "576Mi.",
-     "64Mi", R"("type": "string", "$ref": "#/$defs/quantity")"},
+     "64Mi", R"("type": "string", "$ref": "#/$defs/positive")"},
 }};
 
 constexpr std::array<KeyInfo, 8> kBufferKeys = {{
     {"size", "", "quantity", "required", "Bytes of one generation; the driver rounds up to 2Mi.",
-     "8Gi", R"("$ref": "#/$defs/quantity")"},
+     "8Gi", R"("$ref": "#/$defs/positive")"},
     {"generations", "", "number from 1 to 16", "1",
      "How many generations may live at the same time: 2 lets a new one be written while the old "
      "one "
@@ -76,7 +77,8 @@ constexpr std::array<KeyInfo, 8> kBufferKeys = {{
      "path "
      "ends within that volume.",
      "models/weights.bin",
-     R"("type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/.*[^/]$")"},
+     R"("type": "string", "maxLength": 1024, "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)"
+     R"((/([^./\\n]|[.][^./\\n]|[.][.][^/\\n])[^/\\n]*)+$")"},
     {"loads", "", "`true` or `false`", "false",
      "Somebody will load it through the broker (`gpushmctl load`); attaching waits for it.", "true",
      R"("type": "boolean")"},

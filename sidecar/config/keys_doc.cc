@@ -59,15 +59,15 @@ std::string AnnotationsSchema() {
     AppendProperty(signal, key.name, key, &key == &SignalKeys().back());
   }
   return Concat(
-      R"({
+      R"json({
   "$comment": "Made from the table in sidecar/config/keys.cc, as annotations.md is.",
   "$schema": "https://json-schema.org/draft/2020-12/schema",
   "title": "metadata.annotations of a Pod that uses gpushm",
   "type": "object",
   "propertyNames": {
     "anyOf": [
-      {"not": {"pattern": "^[^/]*gpushm[.]io/"}},
-)",
+      {"not": {"pattern": "^[^/]*[Gg][Pp][Uu][Ss][Hh][Mm][.][Ii][Oo](/|$)"}},
+)json",
       known, R"(      {"const": )", JsonText(kStatusKey), R"(}
     ]
   },
@@ -80,6 +80,11 @@ std::string AnnotationsSchema() {
       "type": ["string", "integer"],
       "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[kMGTPE]|[eE][+-]?[0-9]+)?$",
       "minimum": 0
+    },
+    "positive": {
+      "$ref": "#/$defs/quantity",
+      "pattern": "^[+]?[0-9.]*[1-9]",
+      "exclusiveMinimum": 0
     },
     "containers": {
       "description": "Names of containers of the pod.",
@@ -125,9 +130,11 @@ std::string AnnotationsMarkdown() {
       "Every other key under a domain that ends in `gpushm.io` is refused with the nearest known "
       "one "
       "(`gpushm.io/status` is written by gpushm). Keys of other domains are not looked at. "
-      "[annotations.schema.json](annotations.schema.json) is the same as a JSON Schema, for "
-      "editors "
-      "and policies.\n\n";
+      "[annotations.schema.json](annotations.schema.json) is as much of it as a JSON Schema can "
+      "say, for editors and policies: keys, single values and, for tools that look into "
+      "`contentSchema`, maps. What only sums, the pod or two keys together tell is denied by the "
+      "webhook alone; and of YAML's ways to write a value the schema may know but the plain "
+      "one.\n\n";
   AppendTable(out, AnnotationKeys());
   out += "\n## A buffer's map\n\nUnknown and repeated keys are refused.\n\n";
   AppendTable(out, BufferKeys());
