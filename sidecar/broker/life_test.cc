@@ -93,6 +93,26 @@ TEST(BrokerLife, ALoaderLoadsWithTheToolWhatOthersMayAttach) {
   EXPECT_NE(std::system(load.c_str()), 0) << "it has its content";
 }
 
+TEST(BrokerLife, ServesAHundredContainers) {
+  const TempFolder folder;
+  BrokerSettings settings{.arguments = {"--pool", "256Mi"},
+                          .buffers = "buffers.gpushm.io/weights: 4Mi"};
+  for (int i = 0; i < 100; ++i) {
+    settings.arguments.insert(settings.arguments.end(), {"--container", Concat("c", i)});
+  }
+  const BrokerProcess broker(folder.path(), settings);
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  std::vector<RawClient> clients;
+  for (int i = 0; i < 100; ++i) {
+    RawClient& client = clients.emplace_back(broker.Socket(Concat("c", i)));
+    ASSERT_TRUE(client.Hello()) << i;
+    const auto attached = client.Attach("weights");
+    ASSERT_TRUE(attached) << i << ": " << attached.error().ToString();
+    EXPECT_EQ(client.descriptors().size(), 1u);
+  }
+  EXPECT_EQ(clients.front().Info()->leases, 100u);
+}
+
 TEST(BrokerLife, ASecondBrokerOnAFolderRefusesToStart) {
   const TempFolder folder;
   const BrokerProcess first(folder.path(), TwoContainers());
