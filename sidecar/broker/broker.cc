@@ -130,7 +130,8 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   broker->StartFileLoads();
   const int64_t took_ns = MonotonicNs() - started_ns;
   broker->counters_->SetReady(took_ns);
-  LogInfo("ready", {{"gpu", device.uuid.ToString()},
+  LogInfo("ready", {{"pod", broker->options_.pod},
+                    {"gpu", device.uuid.ToString()},
                     {"gpu_name", device.name},
                     {"simulated", broker->gpu_->simulated()},
                     {"buffers", broker->ledger_->buffer_count()},

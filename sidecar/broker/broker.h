@@ -54,6 +54,7 @@ struct BrokerOptions {
   uint32_t first_releasers_die = 0;          // For tests, see Releases::Settings.
   std::string files_folder = "/run/gpushm-files";  // The pod's volumes that `file:` names.
   std::string tools_folder;                        // Where gpushmctl is put; empty: nowhere.
+  std::string pod;                                 // NAMESPACE/NAME, for the log; empty: not known.
   std::vector<std::string> loaders;   // Served beside config.containers; Ledger::SetLoaders.
   int64_t start_timeout_ms = 60'000;  // For the GPU to make the declared buffers.
   // See Transfers::Settings. As long as gpushmctl waits for a byte itself (--stall-timeout); what

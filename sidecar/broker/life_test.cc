@@ -93,6 +93,17 @@ TEST(BrokerLife, ALoaderLoadsWithTheToolWhatOthersMayAttach) {
   EXPECT_NE(std::system(load.c_str()), 0) << "it has its content";
 }
 
+TEST(BrokerLife, SaysWhosePodItServes) {
+  const TempFolder folder;
+  setenv("GPUSHM_POD_NAMESPACE", "ml", 1);
+  setenv("GPUSHM_POD_NAME", "decoder-0", 1);
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  unsetenv("GPUSHM_POD_NAMESPACE");
+  unsetenv("GPUSHM_POD_NAME");
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  EXPECT_NE(broker.log().find("ml/decoder-0"), std::string::npos) << broker.log();
+}
+
 TEST(BrokerLife, ServesAHundredContainers) {
   const TempFolder folder;
   BrokerSettings settings{.arguments = {"--pool", "256Mi"},

@@ -138,6 +138,13 @@ std::vector<std::string> LoaderCommand() {
           "loader"};
 }
 
+// As the injector has it set by the downward API.
+std::string PodOfEnvironment() {
+  const char* const pod_namespace = std::getenv("GPUSHM_POD_NAMESPACE");
+  const char* const name = std::getenv("GPUSHM_POD_NAME");
+  return pod_namespace == nullptr || name == nullptr ? "" : Concat(pod_namespace, '/', name);
+}
+
 void Declare(CLI::App& app, Flags* flags) {
   app.set_version_flag("--version", std::string(kVersion));
   app.add_option("--config", flags->file, "YAML file in the annotations' syntax");
@@ -183,7 +190,8 @@ void Declare(CLI::App& app, Flags* flags) {
 Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* exit_code) {
   CLI::App app(
       "gpushm-broker owns the GPU buffers of a pod and hands them to its containers by name.\n"
-      "Environment: GPUSHM_BUFFERS (annotations as YAML), GPUSHM_DRIVER (folder of libcuda.so.1).");
+      "Environment: GPUSHM_BUFFERS (annotations as YAML), GPUSHM_DRIVER (folder of libcuda.so.1);\n"
+      "GPUSHM_POD_NAMESPACE and GPUSHM_POD_NAME, whose pod it is, for the log.");
   Flags flags;
   Declare(app, &flags);
   try {
@@ -212,6 +220,7 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.tools_folder = flags.tools;
   if (!flags.files.empty()) options.files_folder = flags.files;
   options.loaders = flags.loaders;
+  options.pod = PodOfEnvironment();
   options.start_timeout_ms = flags.start_timeout_ms;
   options.drain_timeout_ms = flags.drain_timeout_ms;
   return std::optional(std::move(options));

@@ -54,7 +54,12 @@ TEST(Mutate, GivesAPodItsSidecarAndEachContainerTheGpuAndItsSocket) {
   EXPECT_EQ(sidecar["resources"]["requests"]["gpushm.io/memory"], "10");
   EXPECT_EQ(sidecar["args"], Json::parse(R"(["--container", "model", "--container", "decoder",
                                              "--link", "/run/gpushm-link"])"));
-  EXPECT_EQ(sidecar["env"][0]["value"], "buffers.gpushm.io/weights: \"8Gi\"\n");
+  EXPECT_EQ(sidecar["env"], Json::parse(R"([
+      {"name": "GPUSHM_BUFFERS", "value": "buffers.gpushm.io/weights: \"8Gi\"\n"},
+      {"name": "GPUSHM_POD_NAMESPACE",
+       "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+      {"name": "GPUSHM_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+      {"name": "GPUSHM_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}])"));
   EXPECT_EQ(sidecar["lifecycle"]["postStart"]["exec"]["command"][2], "/run/gpushm/model");
   EXPECT_EQ(pod["spec"]["volumes"],
             Json::parse(R"([{"name": "gpushm", "emptyDir": {"medium": "Memory",

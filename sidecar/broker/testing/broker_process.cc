@@ -95,8 +95,8 @@ BrokerProcess::BrokerProcess(const std::string& folder, const BrokerSettings& se
   std::vector<std::string> variables = {"GPUSHM_DRIVER=" + DriverFolder(),
                                         "GPUSHM_SIM_DIR=" + StateFolder()};
   if (!settings.buffers.empty()) variables.push_back("GPUSHM_BUFFERS=" + settings.buffers);
-  for (const char* kept :
-       {"PATH", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
+  for (const char* kept : {"PATH", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "TSAN_OPTIONS",
+                           "UBSAN_OPTIONS", "GPUSHM_POD_NAMESPACE", "GPUSHM_POD_NAME"}) {
     if (const char* value = std::getenv(kept)) variables.push_back(Concat(kept, '=', value));
   }
   std::vector<char*> environment;
