@@ -3,6 +3,7 @@ Pod Security "restricted", and what happens to them when parts of gpushm are gon
 
 import base64
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -299,6 +300,45 @@ class LifeTest(ChartCase):
         self.wait_bound(2)
 
 
+def parsed(cluster, text):
+    """The objects of manifests; those of cert-manager, which this cluster does not know, as text."""
+    foreign, ours = [], []
+    for document in re.split(r"^---$", text, flags=re.MULTILINE):
+        is_foreign = re.search(r"^apiVersion: cert-manager.io/", document, re.MULTILINE)
+        (foreign if is_foreign else ours).append(document)
+    printed = cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f", "-",
+                              input="---".join(ours))
+    return [*(thing for document in documents(printed) for thing in document), *foreign]
+
+
+class ManifestTest(ChartCase):
+
+    FOLDER = ROOT / "deploy"
+
+    def kustomized(self, text):
+        """By name, what a kustomization that begins with this folder makes of it."""
+        with tempfile.TemporaryDirectory() as folder:
+            base = os.path.relpath(self.FOLDER, os.path.realpath(folder))
+            pathlib.Path(folder, "kustomization.yaml").write_text(
+                f"resources: [{base}]\n{text}", encoding="utf-8")
+            return self.by_name(self.cluster.kubectl("kustomize", folder))
+
+    def by_name(self, text):
+        return {f"{thing['kind']}/{thing['metadata']['name']}": thing
+                for thing in parsed(self.cluster, text) if isinstance(thing, dict)}
+
+    def test_kustomize_takes_the_folder_and_the_patch_that_it_tells(self):
+        """Method: without a word the folder is gpushm.yaml; with those in kustomization.yaml's
+        comment all three images, and nothing else, come from elsewhere."""
+        plain = self.by_name((self.FOLDER / "gpushm.yaml").read_text(encoding="utf-8"))
+        self.assertEqual(self.kustomized(""), plain)
+        comment = (self.FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
+        moved = self.kustomized("\n".join(re.findall(r"^#   (.*)", comment, re.MULTILINE)))
+        self.assertEqual(json.dumps(plain).count("docker.io/gpushm/"), 3)
+        self.assertEqual(moved, json.loads(json.dumps(plain).replace(
+            "docker.io/gpushm/", "registry.example/gpushm/")))
+
+
 class UpgradeTest(ChartCase):
 
     def earlier_chart(self):
@@ -354,11 +394,10 @@ class UpgradeTest(ChartCase):
 
     def objects(self, part):
         """(kind, namespace, name) of each object in the release's `manifest` or `hooks`."""
-        text = self.cluster.kubectl(
-            "create", "--dry-run=client", "-o", "json", "-f", "-",
-            input=self.chart.helm("get", part, RELEASE, "--namespace", NAMESPACE))
+        things = parsed(self.cluster,
+                        self.chart.helm("get", part, RELEASE, "--namespace", NAMESPACE))
         return [(thing["kind"], thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
-                for document in documents(text) for thing in document]
+                for thing in things]
 
     def present(self, things):
         """Those of `objects` that the API server has."""
