@@ -12,6 +12,8 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/daemon/log.h"
+#include "sidecar/injector/plain_server.h"
+#include "sidecar/injector/read_limit.h"
 
 namespace gpushm::injector {
 namespace {
@@ -52,6 +54,8 @@ Handled CheckReview(const httplib::Request& request, httplib::Response& response
   } else if (LengthOf(request) > kMaxBodyBytes) {
     Refuse(413, Concat("a body has ", kMaxBodyBytes, " bytes at most"), response);
   } else {
+    // TLS adds its own to a body: to one in small records as much again.
+    AllowReads(request.ssl, kMaxHeadBytes + 2 * LengthOf(request));
     return Handled::Unhandled;
   }
   return Handled::Handled;
@@ -84,6 +88,7 @@ bool IsListening(int socket_fd) {
 
 bool SetUpTls(SSL_CTX* context, Certificates* certificates) {
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
+  LimitReads(context);
   certificates->ServeOn(context);
   return true;
 }
@@ -181,11 +186,10 @@ Result<void> Server::Start() {
   }
   tls->set_pre_routing_handler(CheckReview);
   https_ = std::make_unique<Listener>(std::move(tls), kConnections);
-  auto plain = std::make_unique<httplib::Server>();
+  auto plain = std::make_unique<PlainServer>();
   AddProbes(plain.get());
   plain->set_pre_routing_handler(CheckProbe);
   http_ = std::make_unique<Listener>(std::move(plain), kHttpThreads);
-  http_->server->set_keep_alive_max_count(1);  // Nobody reads what comes after a request.
 
   const Result<int> port = https_->Listen(options_.address, options_.port);
   if (!port) return std::unexpected(port.error());
@@ -226,6 +230,7 @@ void Server::ReadAndHandle(Endpoint endpoint, const httplib::Request& request,
   std::string body;
   if (!ReadBody(request, read, &body)) return refuse(400, "the body did not come whole");
   Handle(endpoint, request, body, response);
+  AllowReads(request.ssl, kMaxHeadBytes);
 }
 
 void Server::Handle(Endpoint endpoint, const httplib::Request& request, std::string_view body,

@@ -7,8 +7,9 @@
 //
 // Bounded: kMaxBodyBytes a request, which says its length first and is not compressed; kSilentS
 // until a caller's first byte, kReadTimeoutS for each further wait, also between two requests, and
-// for a whole body; kConnections at the same time, others that have said something wait in the
-// process; kLargeBodies of the larger ones, 503 for one that gets no place.
+// for a whole body; kMaxHeadBytes and kMaxReadS for what comes before one (read_limit.h), over
+// plain HTTP kMaxPlainBytes (plain_server.h); kConnections at the same time, others that have said
+// something wait in the process; kLargeBodies of the larger ones, 503 for one that gets no place.
 //
 // Threads: Start, Drain and Stop from one thread.
 #pragma once

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -131,6 +132,32 @@ TEST_F(ServerTest, RefusesBodiesThatHideTheirLength) {
 #ifndef GPUSHM_SANITIZED  // Whose own memory is in it.
   EXPECT_LT(injector.PeakRssBytes(), uint64_t{32} << 20);
 #endif
+}
+
+// Goal: no head takes more memory than kMaxHeadBytes. Method: a header whose line hardly ends,
+// after a request that was answered on the same connection.
+TEST_F(ServerTest, RefusesHeadsWithoutAnEnd) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  const auto client = injector.Https();
+  for (int i = 0; i < 5; ++i) {  // Together they are longer than one may be.
+    const httplib::Headers many = {{"A", std::string(8000, 'a')}, {"B", std::string(8000, 'b')}};
+    const auto answer = client->Post("/mutate", many, Body(), kJson);
+    ASSERT_TRUE(answer) << httplib::to_string(answer.error());
+    EXPECT_EQ(answer->status, 200);
+  }
+  const httplib::Headers endless = {{"A", std::string(8 << 20, 'a')}};
+  EXPECT_FALSE(client->Post("/mutate", endless, Body(), kJson));
+  EXPECT_THAT(injector.Log(), HasSubstr("sends too much"));
+  EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
+
+  httplib::Client plain("127.0.0.1", injector.http_port());
+  EXPECT_EQ(plain.Get("/healthz", {{"A", std::string(8000, 'a')}})->status, 200);
+  EXPECT_FALSE(plain.Get("/healthz", endless));
+  EXPECT_TRUE(WaitUntil([&] {
+    const std::string log = injector.Log();
+    return log.find("sends too much") != log.rfind("sends too much");
+  })) << injector.Log();
 }
 
 // Goal: callers together cannot take more than the container has. Method: many of the largest
@@ -268,6 +295,20 @@ TEST_F(ServerTest, ProbesFailWhenNobodyListens) {
   EXPECT_EQ(probe.Get("/metrics")->status, 200);
 }
 
+// A socket; -1: nobody listens.
+int ConnectTo(int port) {
+  const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+    return socket_fd;
+  }
+  close(socket_fd);
+  return -1;
+}
+
 // Goal: callers that say nothing keep nobody waiting. Method: four times as many as there are
 // threads, each of which would wait kReadTimeoutS.
 TEST_F(ServerTest, SilentCallersAreLeftAlone) {
@@ -275,13 +316,8 @@ TEST_F(ServerTest, SilentCallersAreLeftAlone) {
   ASSERT_TRUE(injector.ready()) << injector.Log();
   std::vector<int> silent;
   for (size_t i = 0; i < 4 * kConnections; ++i) {
-    const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(injector.port()));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ASSERT_EQ(connect(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-    silent.push_back(socket_fd);
+    silent.push_back(ConnectTo(injector.port()));
+    ASSERT_GE(silent.back(), 0);
   }
   const auto caller = injector.Https();
   caller->set_connection_timeout(kReadTimeoutS - 1);
@@ -290,6 +326,27 @@ TEST_F(ServerTest, SilentCallersAreLeftAlone) {
   ASSERT_TRUE(answer) << httplib::to_string(answer.error());
   EXPECT_EQ(answer->status, 200);
   for (const int socket_fd : silent) close(socket_fd);
+}
+
+// Goal: nobody keeps a thread who sends now and then a byte. Method: such a start of a TLS record,
+// and of a request, each of whose waits is shorter than kReadTimeoutS.
+TEST_F(ServerTest, SlowCallersAreCutOff) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  const int caller = ConnectTo(injector.port());
+  const int plain = ConnectTo(injector.http_port());
+  ASSERT_TRUE(caller >= 0 && plain >= 0);
+  constexpr std::array<uint8_t, 6> kHandshakeOf16KiB = {0x16, 3, 1, 0x40, 0, 1};
+  EXPECT_EQ(send(caller, kHandshakeOf16KiB.data(), kHandshakeOf16KiB.size(), MSG_NOSIGNAL),
+            kHandshakeOf16KiB.size());
+  EXPECT_TRUE(WaitUntil([caller, plain] {
+    const bool one = send(caller, "", 1, MSG_NOSIGNAL) == 1;
+    const bool other = send(plain, "G", 1, MSG_NOSIGNAL) == 1;
+    return !one && !other;
+  }));
+  close(caller);
+  close(plain);
+  EXPECT_THAT(injector.Log(), HasSubstr("is too slow"));
 }
 
 // Goal: a burst, as when a Deployment is scaled, loses nothing.
