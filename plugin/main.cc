@@ -1,6 +1,5 @@
 // gpushm-plugin: one process per node. `serve` is the plugin, `inventory` says what it would do,
 // `simulate` gives the node simulated GPUs.
-#include <malloc.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -53,17 +52,8 @@ std::string Environment(const char* name) {
   return value == nullptr ? std::string() : value;
 }
 
-// The plugin decides little and seldom, and makes a page of 1.6 MB every few seconds: one heap for
-// all threads, and such pages given back at once. 19 MiB instead of 32.6 under the load of
-// scrape_bench.
-void KeepHeapSmall() {
-  mallopt(M_ARENA_MAX, 1);
-  mallopt(M_MMAP_THRESHOLD, 512 << 10);
-  mallopt(M_TRIM_THRESHOLD, 1 << 20);
-}
-
 int Serve(DaemonOptions options) {
-  KeepHeapSmall();
+  KeepHeapSmall();  // 19 MiB instead of 32.6 under the load of scrape_bench.
   RaiseDescriptorLimit();
   options.driver_folder = DriverFolderFromEnvironment();
   if (const std::string sim = Environment("GPUSHM_SIM_DIR"); !sim.empty()) {

@@ -1,6 +1,7 @@
 #include "runtime/daemon/process.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -34,6 +35,12 @@ uint64_t MemoryLimitBytes() {
     if (std::ifstream(path) >> bytes) return bytes;  // "max" is no number.
   }
   return UINT64_MAX;
+}
+
+void KeepHeapSmall() {
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 512 << 10);
+  mallopt(M_TRIM_THRESHOLD, 1 << 20);
 }
 
 UniqueFd SignalDescriptor(std::initializer_list<int> signals) {

@@ -1,4 +1,4 @@
-// What broker and plugin do as processes before they do anything else.
+// What the daemons do as processes before they do anything else.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,11 @@ void RaiseDescriptorLimit();
 
 // Bytes of host memory that this container may take, as its cgroup says; UINT64_MAX: no limit.
 uint64_t MemoryLimitBytes();
+
+// For a daemon with many threads that do little, and now and then make a text of megabytes: one
+// heap for all of them, and such texts given back at once. By itself glibc makes eight heaps a
+// core, each of which keeps what it once had. Before any thread starts.
+void KeepHeapSmall();
 
 // Blocks these signals and gives a descriptor that tells of them (signalfd, not blocking). Before
 // any thread starts: threads inherit the mask.

@@ -97,6 +97,7 @@ int Main(int argc, char** argv) {
   if (!options) return Refuse(options.error());
   if (!*options) return exit_code;
   ConfigureLog((*options)->log);
+  KeepHeapSmall();
   RaiseDescriptorLimit();
   const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT});
   const Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
