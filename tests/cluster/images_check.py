@@ -1,7 +1,7 @@
 """Goal: images say what they are, run as the user that they promise, and list what is in them.
 Method: reads the archives that docker/build made, and the lists beside them.
 
-usage: images_check.py FOLDER VERSION
+usage: images_check.py FOLDER VERSION [IMAGE ...]
 """
 
 import json
@@ -41,8 +41,9 @@ def wrong(folder, image, version):
 
 
 def main():
-    folder, version = pathlib.Path(sys.argv[1]), sys.argv[2]
-    failures = [f"{image} {what}" for image in USERS for what in wrong(folder, image, version)]
+    folder, version, *images = sys.argv[1:]
+    failures = [f"{image} {what}" for image in images or USERS
+                for what in wrong(pathlib.Path(folder), image, version)]
     for failure in failures:
         print(f"images: {failure}", file=sys.stderr)
     return 1 if failures else 0
