@@ -15,7 +15,7 @@ zig_package=ziglang==0.17.1
 build_packages=(cmake ninja-build pkg-config g++ python3 python3-venv libgtest-dev libgmock-dev
   libbenchmark-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
-  libcpp-httplib-dev libssl-dev prometheus-cpp-dev libcivetweb-dev)
+  libcpp-httplib-dev libssl-dev prometheus-cpp-dev)
 
 say() { printf '== %s\n' "$*" >&2; }
 skip() { printf '== SKIPPED: %s\n' "$*" >&2; }

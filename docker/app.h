@@ -108,6 +108,11 @@ static inline int NotYet(gpushm_status status) {
   return status == GPUSHM_TIMEOUT || status == GPUSHM_NOT_FOUND || status == GPUSHM_BUSY;
 }
 
+/* Whether the other end has closed it, or died. */
+static inline int IsOver(gpushm_status status) {
+  return status == GPUSHM_ENDED || status == GPUSHM_PEER_DIED;
+}
+
 /* Whether there is a frame. A ring whose writer has gone is closed, and the next one's opened. */
 static inline int BeginRead(Reader* reader, gpushm_frame* frame, int64_t timeout_ms) {
   gpushm_status status;
@@ -122,7 +127,7 @@ static inline int BeginRead(Reader* reader, gpushm_frame* frame, int64_t timeout
   GPUSHM_INIT(frame);
   status = gpushm_ring_begin_read(reader->ring, reader->stream, frame, timeout_ms);
   if (status == GPUSHM_OK) return 1;
-  if (status == GPUSHM_PEER_DIED || status == GPUSHM_ORPHANED) {
+  if (IsOver(status) || status == GPUSHM_ORPHANED) {
     printf("%s: its writer has gone\n", reader->name);
     fflush(stdout);
     CloseRing(reader->ring, reader->stream);
@@ -136,7 +141,7 @@ static inline int BeginRead(Reader* reader, gpushm_frame* frame, int64_t timeout
 /* Whether the frame is whole; if not, what was made of it is worth nothing. */
 static inline int EndRead(Reader* reader, const gpushm_frame* frame) {
   const gpushm_status status = gpushm_ring_end_read(reader->ring, reader->stream, frame, kOpenMs);
-  if (status != GPUSHM_PEER_DIED) Check(status);
+  if (!IsOver(status)) Check(status);
   return status == GPUSHM_OK;
 }
 

@@ -66,12 +66,12 @@ static gpushm_signal* OpenSignal(gpushm_client* client, const char* name, gpushm
 
 /* Until another process's signal is at 1; the next one's, if its writer ends before. */
 static void AwaitReady(gpushm_client* client, const char* name) {
-  for (gpushm_status status = GPUSHM_PEER_DIED; status != GPUSHM_OK && !ended;) {
+  for (gpushm_status status = GPUSHM_ENDED; status != GPUSHM_OK && !ended;) {
     gpushm_signal* signal = OpenSignal(client, name, GPUSHM_WAITER);
     do {
       status = gpushm_signal_wait(signal, 1, kLookMs);
     } while (status == GPUSHM_TIMEOUT && !ended);
-    if (status != GPUSHM_PEER_DIED && !ended) Check(status);
+    if (!IsOver(status) && !ended) Check(status);
     Check(gpushm_signal_close(signal));
   }
 }

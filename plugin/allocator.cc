@@ -36,6 +36,11 @@ void Allocator::Restore(const std::vector<Binding>& bindings) {
   }
 }
 
+void Allocator::Close() {
+  const std::unique_lock lock(mutex_, std::chrono::milliseconds(options_.allocate_timeout_ms));
+  closed_ = true;  // Also where a decision hangs: what it does then is nobody's to undo.
+}
+
 void Allocator::SetGpus(std::vector<Gpu> gpus) {
   const std::lock_guard lock(mutex_);
   for (Gpu& gpu : gpus) {
@@ -44,6 +49,20 @@ void Allocator::SetGpus(std::vector<Gpu> gpus) {
     if (known != gpus_.end()) gpu.healthy = known->healthy;
   }
   gpus_ = std::move(gpus);
+  ApplyTaken();
+}
+
+std::vector<Gpu> Allocator::gpus() const {
+  const std::lock_guard lock(mutex_);
+  return gpus_;
+}
+
+void Allocator::ApplyTaken() {
+  const std::map<std::string, std::string> taken = effects_->Taken();
+  for (Gpu& gpu : gpus_) {
+    const auto found = taken.find(gpu.uuid);
+    gpu.taken_by = found == taken.end() ? std::string() : found->second;
+  }
   book_.SetGpus(gpus_);
 }
 
@@ -86,7 +105,15 @@ Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& i
   const Open open(this);
   if (ids.empty()) return Fail(Code::kInvalidArgument, "Allocate without device IDs");
   const std::string& name = *ids.begin();
-  const std::lock_guard lock(mutex_);
+  const std::unique_lock lock(mutex_, std::chrono::milliseconds(options_.allocate_timeout_ms));
+  if (!lock) {
+    return Fail(Code::kTimeout,
+                Concat("the plugin has been deciding about another container for ",
+                       options_.allocate_timeout_ms, " ms"),
+                "delete the pod, its controller makes another one; the plugin's log and the node's "
+                "disk tell what hangs");
+  }
+  if (closed_) return Fail(Code::kUnavailable, "this plugin ends");
   ApplyLinks();
   if (resource == Resource::kMemory) {
     for (const std::string& former : book_.Supersede(ids)) {
@@ -123,8 +150,17 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
   for (;;) {
     const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));
     if (!pods) return std::unexpected(pods.error());
+    // Between two looks of Reconcile another plugin can come up, as after a boot. Containers that
+    // attach get their sidecar's GPU, whoever offers it by then.
+    if (resource == Resource::kMemory) {
+      const Result<void> looked =
+          effects_->LookAtOthers(*pods, Deadline::AfterMs(options_.list_timeout_ms));
+      if (!looked) return std::unexpected(looked.error());
+    }
     std::unique_lock lock(mutex_);
+    if (closed_) return Fail(Code::kUnavailable, "this plugin ends");
     ApplyLinks();
+    ApplyTaken();
     const Result<Binding> binding = options_.early ? book_.Prove(resource, ids, pods->snapshot)
                                                    : book_.Bind(resource, ids, pods->snapshot);
     if (binding) {
@@ -168,18 +204,23 @@ DeviceIds Allocator::Prefer(Resource, const DeviceIds& available, const DeviceId
 Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
   const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));
   if (!pods) return std::unexpected(pods.error());
+  const Result<void> looked =
+      effects_->LookAtOthers(*pods, Deadline::AfterMs(options_.list_timeout_ms));
+  if (!looked) return std::unexpected(looked.error());
   const bool whole = !options_.own_pod || pods->pods.contains(*options_.own_pod);
   const std::lock_guard lock(mutex_);
+  if (closed_) return std::vector<Binding>();
   ApplyLinks();
+  ApplyTaken();
   if (!whole) return std::vector<Binding>();
   std::vector<Binding> released = book_.Observe(pods->snapshot, now_ms);
   const std::vector<Binding> current = book_.bindings();
   for (const Binding& binding : released) {
     // A successor may have the name already.
-    const bool taken = std::any_of(current.begin(), current.end(), [&](const Binding& other) {
+    const bool succeeded = std::any_of(current.begin(), current.end(), [&](const Binding& other) {
       return other.resource == binding.resource && other.name() == binding.name();
     });
-    if (!taken) effects_->Retract(binding.resource, binding.name());
+    if (!succeeded) effects_->Retract(binding.resource, binding.name());
     LogInfo("released", {{"resource", ResourceName(binding.resource)},
                          {"allocation", binding.name()},
                          {"gpu", binding.gpu},

@@ -3,8 +3,8 @@
 //
 //   Allocate   the IDs go to a new pod: what stood behind them is taken away, then the answer.
 //              Strategy "devices" decides here already (docs/plugin.md)
-//   PreStart   whose they are (podresources), which GPU (book), the spec and the link, then the
-//              answer; after it the container may start
+//   PreStart   whose they are (podresources), which GPUs nobody else hands out, which of them
+//              (book), the spec and the link, then the answer; after it the container may start
 //   Reconcile  whose end is proven: spec, link and what was kept go
 //
 // Invariants
@@ -18,8 +18,10 @@
 // Threads: all calls from any thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -39,6 +41,10 @@ class Effects {
  public:
   virtual ~Effects() = default;
   virtual Result<kubelet::PodList> ListPods(const Deadline& deadline) = 0;
+  // Looks who else hands out GPUs of this node. The one that is called beside others.
+  virtual Result<void> LookAtOthers(const kubelet::PodList& pods, const Deadline& deadline) = 0;
+  // What is known of it: by UUID, who hands it out.
+  virtual std::map<std::string, std::string> Taken() const = 0;
   // The names under which the runtime will find what Publish wrote.
   virtual std::vector<std::string> CdiNames(Resource resource, const std::string& name) const = 0;
   // The same for runtimes without CDI: what Publish made, as the kubelet's own list.
@@ -59,6 +65,9 @@ struct AllocatorOptions {
   // Of one PreStart: listing, and waiting for what passes by itself. The kubelet gives it 30 s.
   int64_t list_timeout_ms = 5000;
   int64_t settle_timeout_ms = 2000;
+  // Allocate waits so long for a decision that is under way. The kubelet gives it no deadline, and
+  // admits no other pod meanwhile.
+  int64_t allocate_timeout_ms = 5000;
 };
 
 class Allocator final : public kubelet::Handler {
@@ -68,7 +77,13 @@ class Allocator final : public kubelet::Handler {
   // From what an earlier run wrote down; before anything else.
   void Restore(const std::vector<Binding>& bindings);
 
+  // From then on nothing is decided and no effect has any; a decision under way is waited for, at
+  // most as long as Allocate waits.
+  void Close();
+
   void SetGpus(std::vector<Gpu> gpus);
+  // As the book has them now.
+  std::vector<Gpu> gpus() const;
   void SetHealth(const std::string& gpu, bool healthy);
   // Whether the broker behind the memory allocation of that name is there. Never waits.
   void NoteLink(const std::string& name, bool open);
@@ -92,15 +107,18 @@ class Allocator final : public kubelet::Handler {
 
  private:
   Result<kubelet::PodList> ListWhenQuiet(const Deadline& deadline);
-  void ApplyLinks();  // mutex_ is held.
+  // mutex_ is held.
+  void ApplyLinks();
+  void ApplyTaken();
 
   const AllocatorOptions options_;
   Effects* const effects_;
 
-  mutable std::mutex mutex_;  // Guards the book, and is held through effects.
-  std::condition_variable changed_;
+  mutable std::timed_mutex mutex_;  // Guards the book, and is held through effects.
+  std::condition_variable_any changed_;
   Book book_;
   std::vector<Gpu> gpus_;
+  std::atomic<bool> closed_ = false;
 
   std::mutex quiet_mutex_;  // Guards open_allocates_.
   std::condition_variable quiet_;

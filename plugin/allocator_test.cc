@@ -34,6 +34,8 @@ class FakeNode : public Effects {
     if (list_error) return std::unexpected(*list_error);
     return pods;
   }
+  Result<void> LookAtOthers(const kubelet::PodList&, const Deadline&) override { return {}; }
+  std::map<std::string, std::string> Taken() const override { return taken; }
   std::vector<std::string> CdiNames(Resource resource, const std::string& name) const override {
     return {CdiName(resource, name)};
   }
@@ -46,6 +48,7 @@ class FakeNode : public Effects {
     return edits;
   }
   Result<void> Publish(const Binding& binding) override {
+    if (on_publish) on_publish();
     if (publish_error) return std::unexpected(*publish_error);
     specs[CdiName(binding.resource, binding.name())] = binding.gpu;
     return {};
@@ -63,9 +66,11 @@ class FakeNode : public Effects {
 
   kubelet::PodList pods;
   std::map<std::string, std::string> specs;  // CDI name -> GPU.
+  std::map<std::string, std::string> taken;
   std::optional<Status> list_error;
   std::optional<Status> publish_error;
   std::function<void()> on_list;
+  std::function<void()> on_publish;
   std::atomic<int> lists{0};
 };
 
@@ -101,6 +106,26 @@ TEST_F(AllocatorTest, ContainersOfAPodGetOneGpuThroughTheirSpecs) {
   EXPECT_THAT(node_.specs, ElementsAre(testing::Pair("attach=a1000", "GPU-b"),
                                        testing::Pair("attach=a1001", "GPU-b"),
                                        testing::Pair("memory=m1000", "GPU-b")));
+}
+
+// The kubelet waits for Allocate without a deadline and admits nobody else meanwhile.
+TEST_F(AllocatorTest, AllocateDoesNotWaitForADecisionThatHangs) {
+  Reset({.allocate_timeout_ms = 50});
+  ASSERT_TRUE(allocator_->Allocate(Resource::kMemory, Ids('m', 0, 4)));
+  node_.Run("hangs", "gpushm", Resource::kMemory, Ids('m', 0, 4));
+  std::promise<void> publishing;
+  std::promise<void> go_on;
+  node_.on_publish = [&] {
+    publishing.set_value();
+    go_on.get_future().wait();
+  };
+  std::thread hangs([&] { EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 0, 4))); });
+  publishing.get_future().wait();
+  const auto refused = allocator_->Allocate(Resource::kMemory, Ids('m', 4, 1));
+  EXPECT_EQ(refused.error().code(), Code::kTimeout);
+  go_on.set_value();
+  hangs.join();
+  EXPECT_TRUE(allocator_->Allocate(Resource::kMemory, Ids('m', 4, 1)));
 }
 
 TEST_F(AllocatorTest, AllocateTakesAwayWhatStoodBehindItsIds) {

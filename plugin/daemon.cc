@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <future>
 #include <map>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "runtime/base/clock.h"
@@ -23,6 +27,17 @@ constexpr int64_t kLinkEndedMs = 200;
 // So long at most until the kubelet lists a pod no more whose broker has ended.
 constexpr int64_t kPodEndsMs = 40'000;
 constexpr int64_t kListTimeoutMs = 5000;
+// At the end, for the plugin that stands by to take over what is kept.
+constexpr int64_t kHandOverMs = 3000;
+// At the end, until NVML counts as hanging.
+constexpr std::chrono::milliseconds kNvmlEnds{2000};
+
+// Of the container's memory, what brokers' statements may take. Beside them the plugin needs 40 MiB
+// for itself and, for pages of metrics at their largest, 100 of the chart's 256.
+uint64_t StatementBytes(uint64_t memory_limit_bytes) {
+  constexpr uint64_t kUnlimited = uint64_t{1} << 30;
+  return std::min(kUnlimited, memory_limit_bytes / 16 * 5);
+}
 
 int64_t NowMs() { return MonotonicNs() / 1'000'000; }
 
@@ -33,6 +48,24 @@ std::vector<kubelet::Advertised> Listed(const DeviceIds& ids, const DeviceIds& u
   return devices;
 }
 
+void TellMissing(const Advertisement& advertisement) {
+  for (const std::string& missing : advertisement.missing) {
+    LogError("gpu-not-here",
+             {{"gpu", missing},
+              {"reason",
+               "the configuration names it under gpus, and this node has not: was it "
+               "exchanged, or has it fallen off the bus?"}});
+  }
+}
+
+Result<Advertisement> ReadGpus(const NvmlApi& nvml, const Rules& rules) {
+  std::vector<std::string> unread;
+  const Result<std::vector<Device>> devices = ReadDevices(nvml, &unread);
+  if (!devices) return std::unexpected(devices.error());
+  for (const std::string& reason : unread) LogError("gpu-not-read", {{"reason", reason}});
+  return Advertise(*devices, rules);
+}
+
 }  // namespace
 
 Daemon::Daemon(EventLoop* loop, DaemonOptions options)
@@ -40,24 +73,56 @@ Daemon::Daemon(EventLoop* loop, DaemonOptions options)
 
 Daemon::~Daemon() {
   if (registration_) registration_->Stop();
+  HandOver();
   std::unique_ptr<Monitoring> monitoring;
   {
     // Health and the reconciler may still tell devices; they find none to tell.
     const std::lock_guard lock(tell_mutex_);
     monitoring = std::move(monitoring_);
   }
-  monitoring.reset();
-  loop_->Cancel(reconcile_timer_);
+  if (loop_ != nullptr) loop_->Cancel(reconcile_timer_);
+  // NVML hangs with a sick GPU, and these wait for its calls.
+  std::promise<void> ended;
+  std::thread ending([&] {
+    monitoring.reset();
+    health_.reset();
+    ended.set_value();
+  });
+  if (ended.get_future().wait_for(kNvmlEnds) == std::future_status::ready) {
+    ending.join();
+    if (gpu_reader_.backlog() > 0) gpu_reader_.Abandon();
+    return;
+  }
+  LogWarning("ends-while-nvml-hangs", {{"waited_ms", kNvmlEnds.count()}});
+  keeper_.reset();  // Which ends what a hostile pod holds up.
+  std::_Exit(EXIT_SUCCESS);
 }
 
-Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions options) {
+// To the plugin that stands by, if one does: it starts as soon as it has the lock.
+void Daemon::HandOver() {
+  if (!allocator_ || !keeper_ || !locks_.serving) return;
+  const auto waits = TryLockFile(options_.config.state_folder + kStandbyLock);
+  if (waits || waits.error().code() != Code::kBusy) return;
+  allocator_->Close();  // From here on the node's files are the other one's.
+  locks_.serving.Reset();
+  keeper_->HandOver(Deadline::AfterMs(kHandOverMs));
+}
+
+Result<void> Daemon::CheckNode(const DaemonOptions& options) {
+  return Daemon(nullptr, options).ReadNode();
+}
+
+Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions options,
+                                              NodeLocks locks) {
   const int64_t started_ns = MonotonicNs();
   std::unique_ptr<Daemon> daemon(new Daemon(loop, std::move(options)));
+  daemon->locks_ = std::move(locks);
   for (const auto step :
        {&Daemon::LockState, &Daemon::ReadNode, &Daemon::OpenFiles, &Daemon::TakeOver,
         &Daemon::StartHealth, &Daemon::StartMonitoring, &Daemon::Serve, &Daemon::WatchConfig}) {
     if (auto done = (daemon.get()->*step)(); !done) return std::unexpected(done.error());
   }
+  daemon->locks_.standby.Reset();  // The next one may wait now.
   LogInfo("ready", {{"gpus", daemon->advertisement_.gpus.size()},
                     {"memory_ids", daemon->advertisement_.memory_ids.size()},
                     {"attach_ids", daemon->advertisement_.attach_ids.size()},
@@ -68,17 +133,21 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   return daemon;
 }
 
+Result<void> Daemon::MakeStateFolder(const std::string& folder) {
+  if (mkdir(folder.c_str(), 0755) == 0 || errno == EEXIST) return {};
+  return FailSystem(errno, Concat("mkdir ", folder),
+                    "its parent must be there and writable: state-folder: /var/lib/gpushm");
+}
+
 Result<void> Daemon::LockState() {
+  if (locks_.serving) return {};
   const std::string& folder = options_.config.state_folder;
-  if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
-    return FailSystem(errno, Concat("mkdir ", folder),
-                      "its parent must be there and writable: state-folder: /var/lib/gpushm");
-  }
+  if (auto made = MakeStateFolder(folder); !made) return made;
   Result<UniqueFd> locked = LockFile(
-      folder + "/.plugin", Status(Code::kAlreadyExists, Concat("another plugin serves ", folder),
-                                  "one plugin a node: is the DaemonSet's maxSurge 0?"));
+      folder + kServingLock, Status(Code::kAlreadyExists, Concat("another plugin serves ", folder),
+                                    "one plugin a node; --standby waits for its end"));
   if (!locked) return std::unexpected(locked.error());
-  lock_ = std::move(*locked);
+  locks_.serving = std::move(*locked);
   return {};
 }
 
@@ -102,16 +171,11 @@ Result<void> Daemon::ReadNode() {
       options_.driver_folder.empty() ? driver_->library_folder : options_.driver_folder);
   if (!nvml) return std::unexpected(nvml.error());
   nvml_ = *nvml;
-  Result<Advertisement> advertisement = ReadGpus(config.rules);
+  Result<Advertisement> advertisement = ReadGpus(*nvml_, config.rules);
   if (!advertisement) return std::unexpected(advertisement.error());
   advertisement_ = std::move(*advertisement);
+  TellMissing(advertisement_);
   return {};
-}
-
-Result<Advertisement> Daemon::ReadGpus(const Rules& rules) const {
-  const Result<std::vector<Device>> devices = ReadDevices(*nvml_);
-  if (!devices) return std::unexpected(devices.error());
-  return Advertise(*devices, rules);
 }
 
 Result<void> Daemon::OpenFiles() {
@@ -151,22 +215,12 @@ Result<void> Daemon::OpenFiles() {
       Keeper::Start({.links_folder = config.state_folder + "/links",
                      .on_link = on_link,
                      .on_ready = [this](double seconds) { counters_.BrokerReady(seconds); },
-                     .settings = {}});
+                     .on_foreign = [this](ForeignStep step) { counters_.Foreign(step); },
+                     .settings = {.memory = MemoryKind::Of(options_.simulated_state)},
+                     .statement_bytes = StatementBytes(options_.memory_limit_bytes)});
   if (!keeper) return std::unexpected(keeper.error());
   keeper_ = std::move(*keeper);
-  if (kubelet) {
-    kubelet::PodResources::Options pods;
-    pods.socket = config.pod_resources_socket;
-    pods_.emplace(std::move(pods));
-  }
-  node_.emplace(Node::Parts{.pods = pods_ ? &*pods_ : nullptr,
-                            .pod_resources_socket = config.pod_resources_socket,
-                            .specs = &*specs_,
-                            .cdi = cdi,
-                            .files = &*files_,
-                            .keeper = keeper_.get()},
-                *driver_, own, config.rules.unit_bytes);
-  node_->SetDevices(advertisement_.devices);
+  MakeNode(own, cdi);
   if (cdi) {
     // Not only with the first binding: a plugin that cannot write it is not to register.
     const Result<bool> shared = specs_->WriteShared(SharedEdits(*driver_, own));
@@ -179,6 +233,29 @@ Result<void> Daemon::OpenFiles() {
                      &*node_);
   allocator_->SetGpus(advertisement_.gpus);
   return {};
+}
+
+void Daemon::MakeNode(const OwnFiles& own, bool cdi) {
+  const PluginConfig& config = options_.config;
+  if (config.kubelet == KubeletMode::kAuto) {
+    kubelet::PodResources::Options pods;
+    pods.socket = config.pod_resources_socket;
+    pods_.emplace(std::move(pods));
+  }
+  if (pods_ && !config.coexist) {
+    taken_.emplace(config.state_folder + "/taken.json", config.not_gpus, NowMs());
+  }
+  node_.emplace(Node::Parts{.pods = pods_ ? &*pods_ : nullptr,
+                            .pod_resources_socket = config.pod_resources_socket,
+                            .specs = &*specs_,
+                            .cdi = cdi,
+                            .files = &*files_,
+                            .keeper = keeper_.get(),
+                            .taken = taken_ ? &*taken_ : nullptr,
+                            .not_gpus = config.not_gpus,
+                            .plugins_registry_folder = config.plugins_registry_folder},
+                *driver_, own, config.rules.unit_bytes);
+  node_->SetDevices(advertisement_.on_node);
 }
 
 // What an earlier run of the plugin left, however it ended.
@@ -213,18 +290,24 @@ Result<void> Daemon::StartHealth() {
 }
 
 Result<void> Daemon::StartMonitoring() {
-  Monitoring::Parts parts{.nvml = nvml_,
-                          .allocator = &*allocator_,
-                          .keeper = keeper_.get(),
-                          .health = &*health_,
-                          .counters = &counters_,
-                          .registration = {},
-                          .unit_bytes = options_.config.rules.unit_bytes,
-                          .node_name = options_.node_name};
+  Monitoring::Parts parts{
+      .nvml = nvml_,
+      .allocator = &*allocator_,
+      .keeper = keeper_.get(),
+      .health = &*health_,
+      .counters = &counters_,
+      .registration = {},
+      .loops = {{"of signals, files and timers", [loop = loop_] { return loop->BusyMs(); }},
+                {"of the links", [keeper = keeper_.get()] { return keeper->BusyMs(); }}},
+      .unit_bytes = options_.config.rules.unit_bytes,
+      .node_name = options_.node_name};
   if (options_.config.kubelet != KubeletMode::kNone) {
     parts.registration = [this] {
       const kubelet::Registration* const registration = shown_registration_;
-      return registration != nullptr ? registration->state() : kubelet::State();
+      if (registration != nullptr) return registration->state();
+      kubelet::State none;
+      none.withheld = Withheld();
+      return none;
     };
   }
   auto monitoring = Monitoring::Start(options_.config.monitoring, parts, advertisement_);
@@ -296,14 +379,41 @@ void Daemon::TellDevices() {
     told[resource] = unhealthy.size();
     if (registration_) registration_->SetDevices(resource, Listed(ids, unhealthy));
   }
-  if (monitoring_) monitoring_->SetOffer(advertisement_, told);
+  if (!monitoring_) return;
+  Advertisement shown = advertisement_;
+  shown.gpus = allocator_->gpus();
+  monitoring_->SetOffer(shown, told);
 }
 
 Result<void> Daemon::Serve() {
   const PluginConfig& config = options_.config;
   if (config.kubelet == KubeletMode::kNone) return OpenDeclared();
+  // A first look, so that nothing is offered that another plugin offers. Where there is no kubelet
+  // yet, each PreStartContainer looks anyway.
+  if (const auto looked = allocator_->Reconcile(NowMs()); !looked) {
+    LogWarning("not-listed", {{"reason", looked.error().ToString()}});
+  }
+  if (auto registered = Register(); !registered) return registered;
+  ReconcileSoon(0);
+  return {};
+}
+
+// Why this plugin does not register on purpose: somebody else hands out GPUs of this node, and
+// nobody can tell which. Where pods are bound already it registers, or their containers could not
+// start again; nobody new is bound then.
+std::string Daemon::Withheld() const {
+  const std::string by = node_->AllTakenBy();
+  if (by.empty() || !allocator_->bindings().empty()) return {};
+  return Concat(by, " hands out GPUs of this node, and nobody can tell which");
+}
+
+Result<void> Daemon::Register() {
+  if (const std::string why = Withheld(); !why.empty()) {
+    LogError("not-registered", {{"reason", why}});
+    return {};
+  }
   kubelet::Registration::Options options;
-  options.folder = config.kubelet_folder;
+  options.folder = options_.config.kubelet_folder;
   options.on_call = [this](const kubelet::CallRecord& record) { counters_.Note(record); };
   Result<std::unique_ptr<kubelet::Registration>> registration =
       kubelet::Registration::Start(std::move(options), &*allocator_);
@@ -314,7 +424,6 @@ Result<void> Daemon::Serve() {
     shown_registration_ = registration_.get();
   }
   TellDevices();
-  ReconcileSoon(0);
   return {};
 }
 
@@ -327,11 +436,11 @@ bool Daemon::HasHealthy(Resource resource) {
 // A kubelet can mix up two registrations: it reads our list, and has no device (Registration::
 // Renew). Twice in a row, since a new list takes its time. On the reconciler's thread.
 void Daemon::CheckBelieved() {
-  const auto known = pods_->Allocatable(Deadline::AfterMs(kListTimeoutMs));
-  if (!known) return;
+  const auto node = pods_->Allocatable(Deadline::AfterMs(kListTimeoutMs));
+  if (!node) return;
   for (const Resource resource : kResources) {
-    const auto found = known->find(resource);
-    const bool believed = (found != known->end() && !found->second.empty()) ||
+    const auto found = node->ours.find(resource);
+    const bool believed = (found != node->ours.end() && !found->second.empty()) ||
                           !HasHealthy(resource) || !registration_->state().Of(resource).usable();
     int& doubts = doubts_[resource];
     doubts = believed ? 0 : doubts + 1;
@@ -354,7 +463,7 @@ Result<void> Daemon::WatchConfig() {
 }
 
 void Daemon::ReconcileSoon(int64_t wait_ms) {
-  if (!registration_) return;
+  if (!pods_) return;
   loop_->Cancel(reconcile_timer_);
   reconcile_timer_ = loop_->After(wait_ms, [this] {
     if (reconciling_) return;  // It asks again when it is done.
@@ -365,11 +474,16 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
         counters_.PodListFailed();
         LogWarning("not-listed", {{"reason", released.error().ToString()}});
       }
-      // IDs that were bound to a GPU that is gone are offered again.
-      if (released && !released->empty()) TellDevices();
-      if (released) CheckBelieved();
+      // IDs that were bound to a GPU that is gone are offered again; other plugins come and go.
+      if (released) TellDevices();
+      if (released && shown_registration_ != nullptr) CheckBelieved();
       loop_->Post([this] {
         reconciling_ = false;
+        if (!registration_ && Withheld().empty()) {
+          if (auto registered = Register(); !registered) {
+            LogError("not-registered", {{"reason", registered.error().ToString()}});
+          }
+        }
         const bool often = allocator_->WaitsForProof() || NowMs() < look_often_until_ms_;
         ReconcileSoon(often ? kProofLookMs : kReconcileMs);
       });
@@ -382,7 +496,9 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
 // Also where the file is what it was: GPUs may have been cut up anew.
 void Daemon::Reload() {
   if (watcher_) watcher_->Reload();
-  if (auto told = OfferGpus(options_.config); !told) RefuseConfig(told.error());
+  // Behind what that may have begun: the configuration is the new one by then.
+  gpu_reader_.Run(
+      [this, loop = loop_] { loop->Post([this] { OfferGpus(options_.config, [] {}); }); });
 }
 
 void Daemon::TakeConfig(TakenOver taken) {
@@ -390,30 +506,37 @@ void Daemon::TakeConfig(TakenOver taken) {
   for (const std::string_view key : taken.restart) {
     LogWarning("needs-restart", {{"file", options_.config_path}, {"key", key}});
   }
-  if (auto told = OfferGpus(taken.config); !told) return RefuseConfig(told.error());
-  options_.config = taken.config;
-  monitoring_->SetSampleMs(options_.config.monitoring.sample_ms);
-  ConfigureLog(options_.config.log);
-  LogInfo("reloaded", {{"file", options_.config_path},
-                       {"gpus", advertisement_.gpus.size()},
-                       {"memory_ids", advertisement_.memory_ids.size()},
-                       {"attach_ids", advertisement_.attach_ids.size()}});
+  OfferGpus(taken.config, [this, config = taken.config] {
+    options_.config = config;
+    monitoring_->SetSampleMs(options_.config.monitoring.sample_ms);
+    ConfigureLog(options_.config.log);
+    LogInfo("reloaded", {{"file", options_.config_path},
+                         {"gpus", advertisement_.gpus.size()},
+                         {"memory_ids", advertisement_.memory_ids.size()},
+                         {"attach_ids", advertisement_.attach_ids.size()}});
+  });
 }
 
-// What there is now, by the rules of `config`.
-Result<void> Daemon::OfferGpus(const PluginConfig& config) {
-  Result<Advertisement> advertisement = ReadGpus(config.rules);
-  if (!advertisement) return std::unexpected(advertisement.error());
-  node_->SetDevices(advertisement->devices);
-  allocator_->SetGpus(advertisement->gpus);
-  health_->SetRules(config.health);
-  health_->SetDevices(advertisement->devices);
-  {
-    const std::lock_guard lock(tell_mutex_);
-    advertisement_ = std::move(*advertisement);
-  }
-  TellDevices();
-  return {};
+// What there is now, by the rules of `config`, and `then` what follows from it. Reading it can hang
+// with a sick GPU, so the loop does not wait for it.
+void Daemon::OfferGpus(const PluginConfig& config, std::function<void()> then) {
+  gpu_reader_.Run([this, loop = loop_, nvml = nvml_, config, then = std::move(then)] {
+    // It may outlive this object: see the destructor. The loop runs nothing after it.
+    loop->Post([this, config, then, read = ReadGpus(*nvml, config.rules)] {
+      if (!read) return RefuseConfig(read.error());
+      node_->SetDevices(read->on_node);
+      allocator_->SetGpus(read->gpus);
+      health_->SetRules(config.health);
+      health_->SetDevices(read->devices);
+      {
+        const std::lock_guard lock(tell_mutex_);
+        advertisement_ = *read;
+      }
+      TellMissing(*read);
+      TellDevices();
+      then();
+    });
+  });
 }
 
 // What was there before stays.

@@ -31,9 +31,11 @@
 #include "plugin/metrics/counters.h"
 #include "plugin/monitoring.h"
 #include "plugin/node.h"
+#include "plugin/taken.h"
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
 #include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/process.h"
 #include "runtime/daemon/worker.h"
 
 namespace gpushm::plugin {
@@ -49,12 +51,28 @@ struct DaemonOptions {
   std::string payload_folder;
   std::string simulated_state;  // As in DriverOptions.
   std::string node_name;        // For people; may be empty.
+  // What this process may take of the host's memory; UINT64_MAX: no limit.
+  uint64_t memory_limit_bytes = MemoryLimitBytes();
+};
+
+// Of the state folder.
+inline constexpr char kServingLock[] = "/.plugin";
+inline constexpr char kStandbyLock[] = "/.standby";
+struct NodeLocks {
+  UniqueFd serving;
+  UniqueFd standby;  // Until it serves.
 };
 
 class Daemon {
  public:
+  // Where there is none yet. kSystem: its parent is not there, or cannot be written.
+  static Result<void> MakeStateFolder(const std::string& folder);
+  // Whether this process finds all of the node that it needs to serve: driver, NVML, GPUs.
+  static Result<void> CheckNode(const DaemonOptions& options);
   // kAlreadyExists: another plugin serves here. Else what an operator can act on.
-  static Result<std::unique_ptr<Daemon>> Start(EventLoop* loop, DaemonOptions options);
+  // `locks`: from StandBy; empty: they are taken here.
+  static Result<std::unique_ptr<Daemon>> Start(EventLoop* loop, DaemonOptions options,
+                                               NodeLocks locks = {});
   ~Daemon();
 
   // SIGHUP: reads the configuration file again.
@@ -62,10 +80,12 @@ class Daemon {
 
  private:
   Daemon(EventLoop* loop, DaemonOptions options);
+  void HandOver();
   // The steps of a start, in this order.
   Result<void> LockState();
   Result<void> ReadNode();
   Result<void> OpenFiles();
+  void MakeNode(const OwnFiles& own, bool cdi);
   Result<void> TakeOver();
   Result<void> StartHealth();
   Result<void> StartMonitoring();
@@ -73,12 +93,13 @@ class Daemon {
   Result<void> WatchConfig();
 
   Result<void> OpenDeclared();
-  Result<Advertisement> ReadGpus(const Rules& rules) const;
-  Result<void> OfferGpus(const PluginConfig& config);
+  void OfferGpus(const PluginConfig& config, std::function<void()> then);
   void TakeConfig(TakenOver taken);
   void RefuseConfig(const Status& why);
   void TellDevices();
   void OnHealth(const HealthChange& change);
+  std::string Withheld() const;
+  Result<void> Register();
   void ReconcileSoon(int64_t wait_ms);
   bool HasHealthy(Resource resource);
   void CheckBelieved();
@@ -86,7 +107,7 @@ class Daemon {
   EventLoop* loop_;
   DaemonOptions options_;
   Counters counters_;  // First: all that follows counts here until it ends.
-  UniqueFd lock_;
+  NodeLocks locks_;
   const NvmlApi* nvml_ = nullptr;
   Advertisement advertisement_;
   std::optional<DriverFiles> driver_;
@@ -95,6 +116,7 @@ class Daemon {
   std::optional<kubelet::PodResources> pods_;
   // Ended in the opposite order: who calls before who is called.
   std::optional<Allocator> allocator_;
+  std::optional<TakenBook> taken_;
   std::optional<Node> node_;
   std::unique_ptr<Keeper> keeper_;
   // Guards advertisement_, registration_ and monitoring_ where other threads tell.
@@ -110,6 +132,7 @@ class Daemon {
   int64_t look_often_until_ms_ = 0;
   std::map<Resource, int> doubts_;  // The reconciler's.
   Worker reconciler_;               // Listing pods can take seconds.
+  Worker gpu_reader_{1, Worker::Threads::kLeave};
 };
 
 }  // namespace gpushm::plugin

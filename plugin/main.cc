@@ -14,6 +14,7 @@
 #include "plugin/daemon.h"
 #include "plugin/inventory/report.h"
 #include "plugin/options.h"
+#include "plugin/standby.h"
 #include "runtime/base/version.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/log.h"
@@ -39,8 +40,11 @@ int RefuseToServe(const Status& status) {
 int PrintInventory(const Rules& rules, bool json) {
   const Result<const NvmlApi*> nvml = NvmlApi::Load(DriverFolderFromEnvironment());
   if (!nvml) return Refuse(nvml.error());
-  const Result<std::vector<Device>> devices = ReadDevices(**nvml);
+  std::vector<std::string> unread;
+  const Result<std::vector<Device>> devices = ReadDevices(**nvml, &unread);
   if (!devices) return Refuse(devices.error());
+  for (const std::string& reason : unread)
+    std::cerr << "gpushm-plugin: left out " << reason << "\n";
   const Result<Advertisement> advertisement = Advertise(*devices, rules);
   if (!advertisement) return Refuse(advertisement.error());
   std::cout << (json ? Json(*advertisement, rules) : Table(*advertisement, rules));
@@ -52,7 +56,7 @@ std::string Environment(const char* name) {
   return value == nullptr ? std::string() : value;
 }
 
-int Serve(DaemonOptions options) {
+int Serve(DaemonOptions options, bool standby) {
   KeepHeapSmall();  // 19 MiB instead of 32.6 under the load of scrape_bench.
   RaiseDescriptorLimit();
   options.driver_folder = DriverFolderFromEnvironment();
@@ -64,9 +68,20 @@ int Serve(DaemonOptions options) {
   if (!pod.name.empty()) options.own_pod = pod;
   options.node_name = Environment("NODE_NAME");
   const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT, SIGHUP});
+  NodeLocks locks;
+  if (standby) {
+    Result<std::optional<NodeLocks>> waited = StandBy(options, signals.get());
+    if (!waited) return RefuseToServe(waited.error());
+    if (!*waited) {
+      LogInfo("stopped", {});
+      return 0;
+    }
+    locks = std::move(**waited);
+  }
   const Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return RefuseToServe(loop.error());
-  Result<std::unique_ptr<Daemon>> daemon = Daemon::Start(loop->get(), std::move(options));
+  Result<std::unique_ptr<Daemon>> daemon =
+      Daemon::Start(loop->get(), std::move(options), std::move(locks));
   if (!daemon) return RefuseToServe(daemon.error());
   const auto watched = (*loop)->Watch(signals.get(), EPOLLIN, [&](uint32_t) {
     signalfd_siginfo info{};
@@ -132,6 +147,11 @@ int Main(int argc, char** argv) {
   DaemonOptions options;
   serve->add_option("--payload", options.payload_folder,
                     "Folder with the libgpushm.so.0 and gpushmctl that containers get");
+  bool standby = false;
+  serve->add_flag("--standby", standby,
+                  "Where another plugin serves this node, wait for its end and take over, instead "
+                  "of refusing to start");
+  serve->add_option("--test-memory-limit", options.memory_limit_bytes)->group("");
   CLI::App* const simulate = app.add_subcommand(
       "simulate", "Put the simulated driver and its GPUs into the state folder, and say where");
   Simulated simulated;
@@ -150,7 +170,7 @@ int Main(int argc, char** argv) {
   options.config = std::move(*config);
   options.config_path = flags.file();
   options.flags = flags.Overrides();
-  return Serve(std::move(options));
+  return Serve(std::move(options), standby);
 }
 
 }  // namespace

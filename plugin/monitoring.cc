@@ -10,10 +10,14 @@
 namespace gpushm::plugin {
 namespace {
 
-// A look at the GPUs that takes longer: NVML hangs.
-constexpr int64_t kHangsMs = 60'000;
+http::Answer Paged(std::string_view content_type, Pages::Page page) {
+  if (page == nullptr) {
+    return {.status = 503, .body = "no page was made in time: ask again\n", .headers = {}};
+  }
+  return {.content_type = content_type, .body = std::move(page), .headers = {}};
+}
 
-HttpAnswer Front() {
+http::Answer Front() {
   return {.content_type = "text/html; charset=utf-8",
           .body =
               "<!doctype html><title>gpushm-plugin</title><h1>gpushm-plugin</h1>"
@@ -45,6 +49,7 @@ Monitoring::Monitoring(const MonitoringConfig& config, const Parts& parts,
 
 Monitoring::~Monitoring() {
   // Before what their answers read.
+  probes_.reset();
   metrics_.reset();
   status_.reset();
 }
@@ -57,44 +62,49 @@ Result<std::unique_ptr<Monitoring>> Monitoring::Start(const MonitoringConfig& co
   return monitoring;
 }
 
-Result<std::unique_ptr<HttpServer>> Monitoring::ServeMetrics(const std::string& address) {
-  HttpServer::Paths paths;
-  paths["/"] = [](const HttpRequest&) { return Front(); };
-  paths["/metrics"] = [this](const HttpRequest& request) {
+Result<std::unique_ptr<http::Server>> Monitoring::ServeMetrics(const std::string& address) {
+  http::Server::Paths paths;
+  paths["/"] = [](const http::Request&) { return Front(); };
+  paths["/metrics"] = [this](const http::Request& request) {
     const Format format = FormatFor(request.accept);
-    return HttpAnswer{
-        .content_type = ContentType(format), .body = collector_.Metrics(format), .headers = {}};
+    return Paged(ContentType(format), collector_.Metrics(format));
   };
-  paths["/healthz"] = [](const HttpRequest&) { return HttpAnswer{.body = "ok\n", .headers = {}}; };
-  paths["/readyz"] = [this](const HttpRequest&) { return Ready(); };
-  return HttpServer::Start(address, std::move(paths));
+  return ServeOn(address, std::move(paths));
 }
 
-Result<std::unique_ptr<HttpServer>> Monitoring::ServeStatus(const std::string& address) {
+Result<std::unique_ptr<http::Server>> Monitoring::ServeStatus(const std::string& address) {
   const auto parsed = ParseListenAddress(address);
   const bool local = parsed && IsLoopback(*parsed);
-  HttpServer::Paths paths;
-  const auto add = [&](const std::string& path, const HttpServer::Handler& handler) {
-    paths[path] = [handler, local](const HttpRequest& request) {
-      if (!local || IsLocalHost(request.host)) return handler(request);
-      return HttpAnswer{.status = 421, .body = "ask for localhost\n", .headers = {}};
+  http::Server::Paths paths;
+  const auto add = [&](const std::string& path, const http::Server::Handler& handler) {
+    paths[path] = [handler, local](const http::Request& request) {
+      if (!local || http::IsLocalHost(request.host)) return handler(request);
+      return http::Answer{.status = 421, .body = "ask for localhost\n", .headers = {}};
     };
   };
-  add("/", [](const HttpRequest&) {
-    return HttpAnswer{
-        .content_type = "text/html; charset=utf-8",
-        .body = std::string(StatusPage()),
-        .headers = Concat("Content-Security-Policy: ", StatusPageCsp(),
-                          "\r\nReferrer-Policy: no-referrer\r\nX-Frame-Options: DENY\r\n")};
+  add("/", [](const http::Request&) {
+    return http::Answer{.content_type = "text/html; charset=utf-8",
+                        .body = std::string(StatusPage()),
+                        .headers = {{"Content-Security-Policy", std::string(StatusPageCsp())},
+                                    {"Referrer-Policy", "no-referrer"},
+                                    {"X-Frame-Options", "DENY"}}};
   });
-  add("/status.json", [this](const HttpRequest&) {
-    return HttpAnswer{
-        .content_type = "application/json", .body = collector_.StatusJson(), .headers = {}};
-  });
-  return HttpServer::Start(address, std::move(paths));
+  add("/status.json",
+      [this](const http::Request&) { return Paged("application/json", collector_.StatusJson()); });
+  return ServeOn(address, std::move(paths));
 }
 
 Result<void> Monitoring::Serve(const MonitoringConfig& config) {
+  if (!config.probes_address.empty()) {
+    auto server =
+        ServeProbes(config.probes_address,
+                    {.loops = parts_.loops,
+                     .since_look_ms = [health = parts_.health] { return health->SinceLookMs(); },
+                     .registration = parts_.registration});
+    if (!server) return std::unexpected(server.error().WithContext("probes.address"));
+    probes_ = std::move(*server);
+    LogInfo("probes-served", {{"address", config.probes_address}, {"port", probes_->port()}});
+  }
   if (!config.metrics_address.empty()) {
     auto server = ServeMetrics(config.metrics_address);
     if (!server) return std::unexpected(server.error().WithContext("metrics.address"));
@@ -110,25 +120,12 @@ Result<void> Monitoring::Serve(const MonitoringConfig& config) {
   return {};
 }
 
-HttpAnswer Monitoring::Ready() const {
-  const auto no = [](std::string why) {
-    return HttpAnswer{.status = 503, .body = std::move(why) + "\n", .headers = {}};
-  };
-  if (parts_.health->SinceLookMs() > kHangsMs) return no("NVML hangs: a GPU is sick");
-  if (parts_.registration) {
-    const kubelet::State state = parts_.registration();
-    for (const Resource resource : kResources) {
-      if (state.Of(resource).usable()) continue;
-      return no(Concat(ResourceName(resource),
-                       " is not registered with the kubelet: ", state.Of(resource).last_error));
-    }
-  }
-  return {.body = "ok\n", .headers = {}};
-}
-
 void Monitoring::SetOffer(const Advertisement& advertisement,
                           const std::map<Resource, uint64_t>& unhealthy) {
-  Offer offer{.devices = advertisement.devices, .gpus = advertisement.gpus, .ids = {}};
+  Offer offer{.devices = advertisement.devices,
+              .gpus = advertisement.gpus,
+              .ids = {},
+              .missing = advertisement.missing};
   for (const Resource resource : kResources) {
     const auto found = unhealthy.find(resource);
     offer.ids[resource] = {.devices = advertisement.IdsOf(resource).size(),

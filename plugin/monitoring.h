@@ -1,7 +1,7 @@
 // What the plugin tells of itself and of the node: it samples the GPUs and serves metrics,
 // probes and the status page.
 //
-// Threads: its own (GpuSampler, HttpServer); the callbacks in Parts from any of them.
+// Threads: its own (GpuSampler, http::Server); the callbacks in Parts from any of them.
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "plugin/allocator.h"
 #include "plugin/config/plugin_config.h"
@@ -19,7 +20,8 @@
 #include "plugin/metrics/collector.h"
 #include "plugin/metrics/counters.h"
 #include "plugin/metrics/gpu_sampler.h"
-#include "plugin/metrics/http_server.h"
+#include "plugin/probes.h"
+#include "runtime/http/http_server.h"
 
 namespace gpushm::plugin {
 
@@ -34,10 +36,12 @@ class Monitoring {
     const Counters* counters = nullptr;
     // As of kubelet::Registration; empty: there is no kubelet.
     std::function<kubelet::State()> registration;
+    // The threads whose progress is what /healthz tells of.
+    std::vector<WatchedLoop> loops;
     uint64_t unit_bytes = 0;
     std::string node_name;
   };
-  // kInvalidArgument, kSystem: as HttpServer.
+  // kInvalidArgument, kSystem: as http::Server.
   static Result<std::unique_ptr<Monitoring>> Start(const MonitoringConfig& config,
                                                    const Parts& parts,
                                                    const Advertisement& advertisement);
@@ -53,9 +57,8 @@ class Monitoring {
   Monitoring(const MonitoringConfig& config, const Parts& parts,
              const Advertisement& advertisement);
   Result<void> Serve(const MonitoringConfig& config);
-  Result<std::unique_ptr<HttpServer>> ServeMetrics(const std::string& address);
-  Result<std::unique_ptr<HttpServer>> ServeStatus(const std::string& address);
-  HttpAnswer Ready() const;
+  Result<std::unique_ptr<http::Server>> ServeMetrics(const std::string& address);
+  Result<std::unique_ptr<http::Server>> ServeStatus(const std::string& address);
   Offer LastOffer() const;
 
   const Parts parts_;
@@ -63,8 +66,9 @@ class Monitoring {
   mutable std::mutex mutex_;
   Offer offer_;  // Guarded by mutex_.
   Collector collector_;
-  std::unique_ptr<HttpServer> metrics_;
-  std::unique_ptr<HttpServer> status_;
+  std::unique_ptr<http::Server> probes_;
+  std::unique_ptr<http::Server> metrics_;
+  std::unique_ptr<http::Server> status_;
 };
 
 }  // namespace gpushm::plugin

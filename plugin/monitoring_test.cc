@@ -1,9 +1,12 @@
 // Goal: the real gpushm-plugin tells what is so, no less and no more, and goes on telling while the
 // kubelet is away and GPUs are sick. Method: the scripted kubelet, brokers in processes of their
 // own, the simulated NVML.
+#include <arpa/inet.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -12,9 +15,11 @@
 #include <list>
 #include <memory>
 #include <set>
+#include <vector>
 
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/statements.h"
+#include "plugin/kubelet/testing/other_plugin.h"
 #include "plugin/metrics/catalogue.h"
 #include "plugin/testing/scrape.h"
 #include "plugin/testing/sharing.h"
@@ -43,20 +48,21 @@ using testing::kLongMs;
 using testing::kMemory;
 using testing::kUnits;
 using testing::LeaseOf;
-using testing::Memfd;
 using ::testing::Not;
 using testing::PidfdOf;
 using testing::PluginProcess;
 using testing::Process;
 using testing::Scrape;
 using testing::SharingPod;
+using testing::SimulatedMemory;
 using testing::Soon;
 using ::testing::StartsWith;
 using testing::TestNode;
 using testing::WaitUntil;
 
 constexpr char kMonitoring[] =
-    "metrics: {address: '127.0.0.1:0', sample-ms: 100, host-pids: true}\nstatus: {address: ''}\n";
+    "metrics: {address: '127.0.0.1:0', sample-ms: 100, host-pids: true}\nstatus: {address: ''}\n"
+    "probes: {address: '127.0.0.1:0'}\n";
 constexpr char kSensors[] =
     "sensors:\n"
     "- {gpu: 0, utilization: 0.87, memory-activity: 0.41, temperature: 61, memory-temperature: 70,"
@@ -84,7 +90,8 @@ void SaySignal(FakeBroker* broker) {
   Must(broker->Say(BufferOf("ready", 9)) && broker->Say(generation, page->fd.get()));
 }
 
-void BeBroker(const std::string& socket, Says says) {
+// `state`: the simulated driver's.
+void BeBroker(const std::string& socket, const std::string& state, Says says) {
   FakeBroker broker(socket);
   Must(broker.Greet(false) && broker.Registry());
   CounterSegment counters({"one"});
@@ -99,12 +106,14 @@ void BeBroker(const std::string& socket, Says says) {
            .has_value());
   Must(broker.Say(ClientOf(1, "one"), PidfdOf(getpid()).get()).has_value());
   Must(broker.Say(BufferOf("weights", 7)) &&
-       broker.Say(GenerationOf("weights", 7), Memfd().get()) && broker.Say(LeaseOf(1, 1, 7)));
+       broker.Say(GenerationOf("weights", 7), SimulatedMemory(state).get()) &&
+       broker.Say(LeaseOf(1, 1, 7)));
   if (says == Says::kEverything) {
     protocol::LinkBuffer loading = BufferOf("frames", 8);
     loading.state = static_cast<uint32_t>(registry::BufferState::kLoading);
     loading.loaded_bytes = 4096;
-    Must(broker.Say(loading) && broker.Say(GenerationOf("frames", 8), Memfd().get()));
+    Must(broker.Say(loading) &&
+         broker.Say(GenerationOf("frames", 8), SimulatedMemory(state).get()));
     SaySignal(&broker);
   }
   Must(broker.End().has_value());
@@ -131,13 +140,15 @@ class MonitoringTest : public ::testing::Test {
     plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(kMonitoring + more));
     ASSERT_TRUE(WaitUntil(kLongMs, [this] {
       port_ = testing::PortIn(node_ / "plugin.log", "metrics-served");
-      return port_ != 0;
+      probes_port_ = testing::PortIn(node_ / "plugin.log", "probes-served");
+      return port_ != 0 && probes_port_ != 0;
     })) << Log();
   }
   // The kubelet, the plugin, and both know each other.
-  void StartAll() {
+  // `more`: lines of its configuration.
+  void StartAll(const std::string& more = "") {
     ASSERT_TRUE(kubelet_.Start());
-    StartPlugin();
+    StartPlugin(more);
     ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits, Soon())) << Log();
     ASSERT_TRUE(kubelet_.WaitAllocatable(kAttach, testing::kTokens, Soon())) << Log();
   }
@@ -157,6 +168,7 @@ class MonitoringTest : public ::testing::Test {
   ScriptedKubelet kubelet_{testing::KubeletOf(node_)};
   std::unique_ptr<PluginProcess> plugin_;
   int port_ = 0;
+  int probes_port_ = 0;
 };
 
 // ---- what is told
@@ -177,13 +189,14 @@ std::set<std::string> NamesInTheCatalogue() {
 
 TEST_F(MonitoringTest, APageHasEveryMetricOfTheCatalogueAndNothingElse) {
   Faults(kSensors);
-  StartAll();
+  StartAll("gpus: [0, 1, 7]\n");  // There is no 7.
   const std::string pod = kubelet_.AddPod(SharingPod("pod", 4, {"one"}));
   ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   const Process broker([this, link = LinkOf(pod)] {
     const PrimaryContext context = MakeContext(node_ / "sim");
-    BeBroker(link, Says::kEverything);
+    BeBroker(link, node_ / "sim", Says::kEverything);
   });
+  const kubelet::testing::OtherPlugin nvidia(node_ / "plugins", "nvidia.com/gpu", {kGpuB});
   Faults(Concat(kSensors, "xids: [{gpu: 0, xid: 13}]\n"));
   const std::set<std::string> expected = NamesInTheCatalogue();
   WaitUntil(kLongMs, [&] { return Look().Names() == expected; });
@@ -255,7 +268,7 @@ TEST_F(MonitoringTest, AScrapeDoesNotWaitForNvml) {
   }));
   EXPECT_EQ(Look().Count("gpushm_gpu_memory_used_bytes"), 0U);
   EXPECT_EQ(Look().Sum("gpushm_scrape_collector_success", {{"collector", "nvml"}}), 0.0);
-  EXPECT_EQ(testing::HttpGet(port_, "/healthz").status, 200) << "a restart would not help";
+  EXPECT_EQ(testing::HttpGet(probes_port_, "/healthz").status, 200) << "a restart would not help";
   const std::string pod = kubelet_.AddPod(SharingPod("pod", 2));
   EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   Faults("{}");
@@ -270,7 +283,7 @@ TEST_F(MonitoringTest, ReadyIsWhatTheKubeletKnows) {
   const auto ready = [this](int status, const std::string& body) {
     testing::HttpReply reply;
     EXPECT_TRUE(WaitUntil(kLongMs, [&] {
-      reply = testing::HttpGet(port_, "/readyz");
+      reply = testing::HttpGet(probes_port_, "/readyz");
       return reply.status == status;
     })) << reply.status;
     EXPECT_THAT(reply.body, HasSubstr(body));
@@ -283,7 +296,34 @@ TEST_F(MonitoringTest, ReadyIsWhatTheKubeletKnows) {
   EXPECT_EQ(Look().Sum("gpushm_plugin_registrations_total", {{"resource", kMemory}}), 1.0);
   kubelet_.Stop(ScriptedKubelet::Death::kKilled);
   ready(503, "gpushm.io/memory is not registered with the kubelet: ");
-  EXPECT_EQ(testing::HttpGet(port_, "/healthz").status, 200);
+  EXPECT_EQ(testing::HttpGet(probes_port_, "/healthz").status, 200);
+}
+
+// Goal: callers of the metrics' port that never come to an end hold up neither probes nor metrics.
+// Method: more of them than it serves at a time, each of which says that a body follows.
+TEST_F(MonitoringTest, CallersWithoutAnEndHoldUpNeitherProbesNorMetrics) {
+  constexpr int kCallers = 64;
+  StartAll();
+  std::vector<UniqueFd> callers;
+  for (int i = 0; i < kCallers; ++i) {
+    UniqueFd& caller = callers.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port_));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(connect(caller.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    // Half of them do not come to the end of the head either.
+    const std::string ask = Concat("POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n",
+                                   i % 2 == 0 ? "\r\n" : "A: ");
+    ASSERT_EQ(send(caller.get(), ask.data(), ask.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(ask.size()));
+  }
+  for (int i = 0; i < 10; ++i) {
+    for (const UniqueFd& caller : callers) send(caller.get(), "x", 1, MSG_NOSIGNAL);
+    EXPECT_EQ(testing::HttpGet(probes_port_, "/healthz").status, 200);
+    EXPECT_EQ(testing::HttpGet(probes_port_, "/readyz").status, 200);
+    EXPECT_EQ(testing::HttpGet(port_, "/metrics").status, 200);
+  }
 }
 
 TEST_F(MonitoringTest, ARefusedConfigurationIsCounted) {
@@ -327,7 +367,8 @@ TEST_F(MonitoringTest, APodsSeriesGoBeforeItsEndIsProven) {
   ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   const testing::Labels labels{{"pod", "pod"}};
   const auto broker = [&] {
-    return std::make_unique<Process>([link = LinkOf(pod)] { BeBroker(link, Says::kLittle); });
+    return std::make_unique<Process>(
+        [link = LinkOf(pod), state = node_ / "sim"] { BeBroker(link, state, Says::kLittle); });
   };
   auto alive = broker();
   ASSERT_TRUE(WaitFor("gpushm_broker_connected", labels, 1));
@@ -365,7 +406,8 @@ class ChurnTest : public MonitoringTest {
       const std::string& pod = pods[static_cast<size_t>(i)];
       ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
       if (i % 3 != 0) continue;
-      brokers.emplace_back([link = LinkOf(pod)] { BeBroker(link, Says::kLittle); });
+      brokers.emplace_back(
+          [link = LinkOf(pod), state = node_ / "sim"] { BeBroker(link, state, Says::kLittle); });
       attaches_ += kAttachesOfABroker;
     }
     ASSERT_TRUE(WaitUntil(kLongMs, [&] {

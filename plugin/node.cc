@@ -2,6 +2,9 @@
 
 #include <sys/stat.h>
 
+#include <set>
+
+#include "runtime/base/clock.h"
 #include "runtime/daemon/log.h"
 
 namespace gpushm::plugin {
@@ -19,7 +22,7 @@ uint64_t KubeletRun(const std::string& socket) {
 }  // namespace
 
 Node::Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes)
-    : parts_(parts),
+    : parts_(std::move(parts)),
       driver_(std::move(driver)),
       own_(std::move(own)),
       shared_(SharedEdits(driver_, own_)),
@@ -37,6 +40,43 @@ Result<kubelet::PodList> Node::ListPods(const Deadline& deadline) {
   // A restart meanwhile: nobody knows which of the two answered.
   if (pods && KubeletRun(parts_.pod_resources_socket) == run) pods->snapshot.kubelet_run = run;
   return pods;
+}
+
+Result<void> Node::LookAtOthers(const kubelet::PodList& pods, const Deadline& deadline) {
+  if (parts_.taken == nullptr) return {};
+  auto allocatable = parts_.pods->Allocatable(deadline);
+  if (!allocatable) return std::unexpected(allocatable.error());
+  kubelet::OtherDevices others = std::move(allocatable->others);
+  // A plugin that is gone offers nothing, and its pods still have what they have.
+  for (const auto& [resource, ids] : pods.others) others[resource].insert(ids.begin(), ids.end());
+  const bool dra = others.erase(kDraDriver) > 0 || DraDriverServes(parts_.plugins_registry_folder);
+  const std::lock_guard lock(mutex_);
+  std::vector<Device> devices;
+  for (const auto& [uuid, device] : devices_) devices.push_back(device);
+  TakenGpus seen = FindTaken(devices, others, parts_.not_gpus);
+  if (dra) seen[kAnyGpu] = {"NVIDIA's driver for dynamic resource allocation", ""};
+  std::set<std::string> offering;
+  for (const auto& [resource, ids] : others) {
+    if (!ids.empty()) offering.insert(resource);
+  }
+  parts_.taken->Observe(seen, offering, MonotonicNs() / 1'000'000);
+  return {};
+}
+
+std::map<std::string, std::string> Node::Taken() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, std::string> taken;
+  if (parts_.taken == nullptr) return taken;
+  for (const auto& [uuid, device] : devices_) {
+    const std::string by = parts_.taken->By(uuid);
+    if (!by.empty()) taken[uuid] = by;
+  }
+  return taken;
+}
+
+std::string Node::AllTakenBy() const {
+  const std::lock_guard lock(mutex_);
+  return parts_.taken == nullptr ? std::string() : parts_.taken->By(kAnyGpu);
 }
 
 std::vector<std::string> Node::CdiNames(Resource resource, const std::string& name) const {
@@ -73,7 +113,9 @@ Result<void> Node::Publish(const Binding& binding) {
   if (binding.resource == Resource::kMemory) {
     const Result<std::string> folder = parts_.files->MakeLinkFolder(binding.name());
     if (!folder) return std::unexpected(folder.error());
-    const LinkGrant grant{.gpu = binding.gpu, .pool_bytes = binding.ids.size() * unit_bytes_};
+    const LinkGrant grant{.gpu = binding.gpu,
+                          .pool_bytes = binding.ids.size() * unit_bytes_,
+                          .pod = binding.owner.pod.ToString()};
     if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
   }
   if (parts_.cdi) {  // Again, should somebody have emptied the folder.

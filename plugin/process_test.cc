@@ -12,6 +12,8 @@
 #include <map>
 #include <memory>
 
+#include "plugin/keeper/testing/fake_broker.h"
+#include "plugin/keeper/testing/statements.h"
 #include "plugin/kubelet/testing/other_plugin.h"
 #include "plugin/testing/sharing.h"
 
@@ -21,6 +23,7 @@ namespace {
 using kubelet::testing::OtherPlugin;
 using kubelet::testing::PodSpec;
 using kubelet::testing::ScriptedKubelet;
+using testing::FakeBroker;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::kAttach;
@@ -52,6 +55,11 @@ class ProcessTest : public ::testing::Test {
   }
   void StartPlugin(const std::string& more = "") {
     plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(more));
+  }
+  // Of the simulated driver (runtime/driver/sim).
+  void Faults(const std::string& text) const {
+    std::ofstream(node_ / "sim/faults.new") << text;
+    std::filesystem::rename(node_ / "sim/faults.new", node_ / "sim/faults.yaml");
   }
   bool WaitUsable(size_t units = kUnits) {
     return kubelet_.WaitAllocatable(kMemory, units, Soon()) &&
@@ -111,6 +119,8 @@ TEST_F(ProcessTest, AKilledPluginLeavesPodsAloneAndFindsThemAgain) {
   const std::vector<std::string> before = GpusOf(pod);
   plugin_->Signal(SIGKILL);
   ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
+  ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, 0, Soon()) &&
+              kubelet_.WaitAllocatable(kAttach, 0, Soon()));
   EXPECT_EQ(GpusOf(pod), before) << "the specs stay";
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
@@ -143,6 +153,82 @@ TEST_F(ProcessTest, ASecondPluginRefusesToStart) {
   EXPECT_TRUE(plugin_->Running());
 }
 
+// Goal: an update leaves the node without a plugin for a moment only, and what is kept of a broker
+// that is not there at that moment is not lost. Method: the broker of a pod is killed; another
+// plugin stands by; the first is asked to end.
+TEST_F(ProcessTest, APluginThatStandsByTakesOverWhatIsKept) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 4));
+  ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+  const auto ids = kubelet_.StatusOf(pod).containers.at("gpushm").ids.at(kMemory);
+  const std::string link =
+      node_ / Concat("state/links/", *ids.begin(), "/", protocol::kLinkSocketName);
+  {
+    const testing::Process broker([&] {
+      FakeBroker says(link);
+      const bool said = says.Greet(false, 7) && says.Registry(7) &&
+                        says.Say(testing::BufferOf("weights", 7)) &&
+                        says.Say(testing::GenerationOf("weights", 7),
+                                 testing::SimulatedMemory(node_ / "sim").get()) &&
+                        says.End();
+      if (said) std::ofstream(node_ / "said").flush();
+      testing::WaitToBeKilled();
+    });
+    // What lies in the socket then is read before the link is closed.
+    ASSERT_TRUE(
+        testing::WaitUntil(kLongMs, [&] { return std::filesystem::exists(node_ / "said"); }));
+  }
+  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "link-closed") == 1; }));
+  ASSERT_THAT(Log(), HasSubstr("generations=1 leases=0"));
+  const std::string config = node_.WriteConfig();
+  PluginProcess next(node_, config, {}, {"--standby"});
+  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }))
+      << Log();
+  PluginProcess third(node_, config, {}, {"--standby"});
+  ASSERT_TRUE(third.WaitEnd(kLongMs)) << Log();
+  EXPECT_THAT(Log(), HasSubstr("another plugin stands by"));
+  EXPECT_TRUE(kubelet_.Allocatable(kMemory) == kUnits && plugin_->Running() && next.Running());
+  const uint64_t before = kubelet_.registrations(kMemory);
+  plugin_->Signal(SIGTERM);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << Log();
+  ASSERT_TRUE(
+      testing::WaitUntil(kLongMs, [&] { return kubelet_.registrations(kMemory) > before; }));
+  ASSERT_TRUE(WaitUsable()) << Log();
+  EXPECT_THAT(Log(), HasSubstr("handed-over allocation=")) << Log();
+  ASSERT_TRUE(kubelet_.RestartContainer(pod, "one")) << Log();
+  FakeBroker successor(link);
+  const auto welcome = successor.Greet(true, 8);
+  ASSERT_TRUE(welcome) << welcome.error().ToString();
+  EXPECT_EQ(welcome->generations, 1U) << Log();
+  EXPECT_TRUE(next.Running()) << Log();
+}
+
+TEST_F(ProcessTest, APluginThatStandsByEndsWhenItIsAskedTo) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  PluginProcess next(node_, node_.WriteConfig(), {}, {"--standby"});
+  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }))
+      << Log();
+  next.Signal(SIGHUP);  // Asks a serving one to read its configuration.
+  next.Signal(SIGTERM);
+  ASSERT_TRUE(next.WaitEnd(kLongMs)) << Log();
+  EXPECT_EQ(next.status(), 0);
+  // And one that nobody serves before serves at once.
+  plugin_->Signal(SIGKILL);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
+  PluginProcess alone(node_, node_.WriteConfig(), {}, {"--standby"});
+  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), " ready ") == 2; })) << Log();
+}
+
+// As the first plugin of a node: no folder of its own is there yet.
+TEST_F(ProcessTest, APluginThatMayStandByServesANewNode) {
+  plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(),
+                                            std::map<std::string, std::string>{},
+                                            std::vector<std::string>{"--standby"});
+  EXPECT_TRUE(WaitUsable()) << Log();
+}
+
 // Goal: a machine without Kubernetes needs NVML and nothing else of the driver, and a restarted
 // plugin leaves the folder that a broker may have mounted.
 TEST_F(ProcessTest, WithoutAKubeletDeclaredLinksNeedNoDriverFiles) {
@@ -150,6 +236,7 @@ TEST_F(ProcessTest, WithoutAKubeletDeclaredLinksNeedNoDriverFiles) {
   std::ofstream(config) << "kubelet: none\ndriver-root: /nowhere\n"
                         << "state-folder: " << node_ / "state" << "\n"
                         << "cdi-folder: " << node_ / "cdi" << "\n"
+                        << "metrics: {address: ''}\nstatus: {address: ''}\n"
                         << "allocations: [{name: demo, memory: 4Mi, gpu: " << kGpuB << "}]\n";
   const std::string folder = node_ / "state/links/demo";
   ino_t before = 0;
@@ -173,18 +260,29 @@ TEST_F(ProcessTest, WithoutAKubeletDeclaredLinksNeedNoDriverFiles) {
 TEST_F(ProcessTest, ASickGpuLosesItsUnitsAndGetsThemBack) {
   StartPlugin("health: {quiet-ms: 1000}\n");
   ASSERT_TRUE(WaitUsable()) << Log();
-  const auto faults = [this](const std::string& text) {
-    std::ofstream(node_ / "sim/faults.new") << text;
-    std::rename((node_ / "sim/faults.new").c_str(), (node_ / "sim/faults.yaml").c_str());
-  };
-  faults(Concat("lost: [", kGpuA, "]\n"));
+  Faults(Concat("lost: [", kGpuA, "]\n"));
   ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
   ASSERT_TRUE(kubelet_.WaitAllocatable(kAttach, kTokens / 2, Soon())) << Log();
   const std::string pod = kubelet_.AddPod(SharingPod("pod", 2));
   ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   EXPECT_THAT(GpusOf(pod), ::testing::Each(kGpuB));
-  faults("lost: []\n");
+  Faults("lost: []\n");
   EXPECT_TRUE(WaitUsable()) << Log();
+}
+
+// Goal: NVML that hangs, as it does with a sick GPU, holds nothing up but the reading of GPUs.
+// Method: it hangs in a reload; the process still does what its main thread has to do.
+TEST_F(ProcessTest, AReloadWhileNvmlHangsHoldsNothingElseUp) {
+  StartPlugin("metrics: {address: '', sample-ms: 100}\nstatus: {address: ''}\n");
+  ASSERT_TRUE(WaitUsable());
+  Faults("hang: {nvmlDeviceGetMemoryInfo: 600000}\n");
+  plugin_->Signal(SIGHUP);
+  usleep(500'000);  // sleep: nothing tells that what samples the GPUs hangs as well
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 2));
+  EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << plugin_->Log();
+  plugin_->Signal(SIGTERM);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << plugin_->Log();
+  EXPECT_EQ(plugin_->status(), 0);
 }
 
 // Goal: a GPU that was exchanged while the plugin was away costs units only as long as a pod of
@@ -211,20 +309,25 @@ TEST_F(ProcessTest, UnitsThatWereBoundToAGpuThatIsGoneComeBackWithTheirPodsEnd) 
 TEST_F(ProcessTest, ReloadTakesAGoodFileAndKeepsTheOldOneForABadOne) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
-  node_.WriteConfig("gpus: [0\n");
-  // Twice: when the second is refused, the first has had what effect it has.
-  for (int i = 0; i < 2; ++i) {
-    const int before = Count(Log(), "reload-refused");
-    plugin_->Signal(SIGHUP);
-    ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] {
-      return Count(Log(), "reload-refused") > before;
-    })) << Log();
-  }
+  // Twice: when the second is refused, what came before has had what effect it has.
+  const auto refuse = [&] {
+    node_.WriteConfig("gpus: [0\n");
+    for (int i = 0; i < 2; ++i) {
+      const int before = Count(Log(), "reload-refused");
+      plugin_->Signal(SIGHUP);
+      ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] {
+        return Count(Log(), "reload-refused") > before;
+      })) << Log();
+    }
+  };
+  refuse();
   EXPECT_EQ(kubelet_.Allocatable(kMemory), kUnits) << Log();
   EXPECT_EQ(kubelet_.Allocatable(kAttach), kTokens) << Log();
   node_.WriteConfig(Concat("gpus: [", kGpuB, "]\n"));
   plugin_->Signal(SIGHUP);
   EXPECT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
+  refuse();
+  EXPECT_EQ(kubelet_.Allocatable(kMemory), kUnits / 2) << Log();
 }
 
 TEST_F(ProcessTest, StrategyDevicesGivesTheDevicesItselfAndSurvivesARestart) {
@@ -246,6 +349,83 @@ TEST_F(ProcessTest, StrategyDevicesGivesTheDevicesItselfAndSurvivesARestart) {
   ASSERT_TRUE(WaitUsable()) << Log();
   EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   EXPECT_THAT(node_.Specs(), IsEmpty()) << "nothing where a runtime reads";
+}
+
+// Goal: no GPU is sold twice. Method: another plugin offers one of two by its UUID, before ours
+// starts.
+TEST_F(ProcessTest, AGpuThatAnotherPluginOffersIsLeftOut) {
+  OtherPlugin nvidia(node_ / "plugins", "nvidia.com/gpu", {Concat(kGpuA, "::0")});
+  ASSERT_TRUE(kubelet_.WaitAllocatable("nvidia.com/gpu", 1, Soon()));
+  StartPlugin();
+  ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
+  ASSERT_TRUE(kubelet_.WaitAllocatable(kAttach, kTokens / 2, Soon())) << Log();
+  EXPECT_THAT(Log(), HasSubstr(Concat("gpu-taken gpu=", kGpuA, " by=nvidia.com/gpu")));
+  for (const char* name : {"one", "two"}) {
+    const std::string pod = kubelet_.AddPod(SharingPod(name, 2));
+    ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+    EXPECT_THAT(GpusOf(pod), ::testing::Each(kGpuB));
+  }
+}
+
+// The same, and ours was there first: between two of our looks nothing is bound to it either.
+TEST_F(ProcessTest, AGpuThatAnotherPluginBeginsToOfferTakesNobodyNew) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string there = kubelet_.AddPod(SharingPod("there", 8));
+  ASSERT_TRUE(kubelet_.WaitRunning(there, Soon())) << Log();
+  ASSERT_THAT(GpusOf(there), ::testing::Each(kGpuA));
+  OtherPlugin nvidia(node_ / "plugins", "nvidia.com/gpu", {kGpuA});
+  ASSERT_TRUE(kubelet_.WaitAllocatable("nvidia.com/gpu", 1, Soon()));
+  const std::string next = kubelet_.AddPod(SharingPod("next", 2));  // Best fit: beside the other.
+  ASSERT_TRUE(kubelet_.WaitRunning(next, Soon())) << Log();
+  EXPECT_THAT(GpusOf(next), ::testing::Each(kGpuB));
+  // Of 15 units of A the 7 that are free are nobody's.
+  EXPECT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits - 7, Soon())) << Log();
+  ASSERT_TRUE(kubelet_.RestartContainer(there, "one"));
+  EXPECT_TRUE(kubelet_.WaitRunning(there, Soon())) << Log();
+}
+
+TEST_F(ProcessTest, WithCoexistBothOfferIt) {
+  OtherPlugin nvidia(node_ / "plugins", "nvidia.com/gpu", {kGpuA, "17"});
+  ASSERT_TRUE(kubelet_.WaitAllocatable("nvidia.com/gpu", 2, Soon()));
+  StartPlugin("coexist: true\n");
+  EXPECT_TRUE(WaitUsable()) << Log();
+}
+
+TEST_F(ProcessTest, WhileNobodyKnowsWhichGpuAnotherOffersItDoesNotRegister) {
+  const auto serves_unknown = [&] {
+    return std::make_unique<OtherPlugin>(node_ / "plugins", "nvidia.com/thing",
+                                         std::vector<std::string>{"17"});
+  };
+  const auto thing = serves_unknown();
+  ASSERT_TRUE(kubelet_.WaitAllocatable("nvidia.com/thing", 1, Soon()));
+  StartPlugin();
+  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), " ready ") == 1; })) << Log();
+  EXPECT_THAT(Log(), HasSubstr("not-registered"));
+  EXPECT_THAT(Log(), HasSubstr("gpus-taken by=nvidia.com/thing id=17"));
+  EXPECT_EQ(kubelet_.registrations(kMemory), 0U);
+  plugin_->Signal(SIGTERM);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
+  StartPlugin("not-gpus: [nvidia.com/thing]\n");
+  EXPECT_TRUE(WaitUsable()) << Log();
+}
+
+// Or the containers of pods that are there could not start again.
+TEST_F(ProcessTest, WithPodsThereItRegistersAlsoWhereNobodyKnowsWhichGpuAnotherOffers) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 4));
+  ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+  OtherPlugin thing(node_ / "plugins", "nvidia.com/thing", {"17"});
+  ASSERT_TRUE(kubelet_.WaitAllocatable("nvidia.com/thing", 1, Soon()));
+  plugin_->Signal(SIGTERM);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
+  ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, 0, Soon()));
+  StartPlugin();
+  ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, 4, Soon())) << Log();  // Those that are bound.
+  ASSERT_TRUE(kubelet_.WaitAllocatable(kAttach, 2, Soon())) << Log();
+  ASSERT_TRUE(kubelet_.RestartContainer(pod, "one"));
+  EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
 }
 
 TEST_F(ProcessTest, AContainerThatAlsoAsksNvidiasPluginIsTold) {

@@ -95,7 +95,8 @@ class LoadedNode {
       const std::string name = Concat("buffer-", i);
       const auto number = static_cast<uint64_t>(i) + 1;
       Require(broker.Say(BufferOf(name, number)).has_value());
-      Require(broker.Say(GenerationOf(name, number, kGiB / 2), Memfd().get()).has_value());
+      Require(broker.Say(GenerationOf(name, number, kGiB / 2), SimulatedMemory(node_ / "sim").get())
+                  .has_value());
     }
     for (int i = 0; i < kAttachments; ++i) {
       const auto client = static_cast<uint64_t>(i % kContainers) + 1;

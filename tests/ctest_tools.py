@@ -2,9 +2,14 @@
 
 gpu BUILD:      tests that run on a real driver, one line each: name, seconds, shell command. Paths
                 are $BUILD and $SOURCE, so that the list also serves inside a pack.
+                Those of the label `tree` are not among them.
+gpu-simulated BUILD: the same, with the driver that they have in ctest.
 files BUILD:    files of the source tree that those commands name (a pack carries them).
 fuzz BUILD:     fuzz targets, one line each: name, program, folder of the kept corpus.
 tally XML ...:  the numbers of CTest's JUnit files, GoogleTest cases counted one by one.
+skips SUITE [XML]: fails where a case was skipped that expected_skips.json does not name for the
+                suite, and says which; without a file, where the whole suite was ("*"). What was to
+                be skipped and ran is a note.
 """
 
 import json
@@ -19,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A test with one of these labels runs on a real driver even if its CMakeLists.txt points it at the
 # simulated one.
 REAL_DRIVER_LABELS = {"gpu", "real-driver", "conformance"}
+EXPECTED_SKIPS = ROOT / "tests/expected_skips.json"
 # What ctest puts in place of what it leaves out (--test-output-size-passed), and how GoogleTest
 # begins.
 CUT_OFF = "of the test output was removed since it exceeds the threshold"
@@ -37,11 +43,17 @@ def load_tests(build):
                int(properties.get("TIMEOUT", 120)), properties.get("ENVIRONMENT", []))
 
 
-def gpu_tests(build):
-    """Yields (name, timeout, words of an env(1) command) of what runs on a real driver."""
+def gpu_tests(build, simulated=False):
+    """Yields (name, timeout, words of an env(1) command) of what runs on a real driver; `simulated`:
+    as ctest runs it."""
     for name, command, labels, timeout, environment in load_tests(build):
+        if "tree" in labels:
+            continue
         bound_to_simulator = any(e.startswith("GPUSHM_DRIVER=") for e in environment)
         if bound_to_simulator and not labels & REAL_DRIVER_LABELS:
+            continue
+        if simulated:
+            yield name, timeout, ["env", *environment, *command]
             continue
         environment = [e for e in environment if not e.startswith("GPUSHM_DRIVER=")]
         yield name, timeout, ["env", "-u", "GPUSHM_DRIVER", *environment, *command]
@@ -53,8 +65,8 @@ def portable_word(word, build):
     return shlex.quote(word) if moved == word else f'"{moved}"'
 
 
-def print_gpu_list(build):
-    for name, timeout, words in gpu_tests(build):
+def print_gpu_list(build, simulated=False):
+    for name, timeout, words in gpu_tests(build, simulated):
         print(name, timeout, " ".join(portable_word(word, build) for word in words))
 
 
@@ -114,12 +126,46 @@ def print_tally(files):
     print(*total)
 
 
+def outcomes(file):
+    """(names of the cases that were skipped, of those that passed) in a JUnit file: GoogleTest's
+    cases, and programs that have none."""
+    skipped, passed = set(), set()
+    for case in ElementTree.parse(file).getroot().iter("testcase"):
+        if count(case) == (0, 0, 1):
+            skipped.add(case.get("name"))
+        elif count(case) == (1, 0, 0):
+            passed.add(case.get("name"))
+        output = case.findtext("system-out") or ""
+        skipped.update(re.findall(r"^\[  SKIPPED \] (\S+\.\S+)", output, re.MULTILINE))
+        passed.update(re.findall(r"^\[       OK \] (\S+\.\S+)", output, re.MULTILINE))
+    return skipped, passed
+
+
+def check_skips(suite, file, expected_file=EXPECTED_SKIPS):
+    """Prints what expected_skips.json and a suite's result do not agree on. False: a case was
+    skipped that is not to be."""
+    expected = {name for entry in json.loads(expected_file.read_text(encoding="utf-8"))
+                if suite in entry["suites"] for name in entry["cases"]}
+    skipped, passed = outcomes(file) if file else ({"*"}, set())
+    for name in sorted(skipped - expected):
+        what = "the whole suite" if name == "*" else name
+        print(f"{suite}: {what} was skipped: make it run here, or name it, with the reason, in "
+              f"tests/{expected_file.name}")
+    for name in sorted(expected & passed - skipped):
+        print(f"{suite}: note: {name} ran: take it out of tests/{expected_file.name}")
+    return skipped <= expected
+
+
 def main():
     verb, arguments = sys.argv[1], sys.argv[2:]
+    if verb == "skips":
+        sys.exit(0 if check_skips(arguments[0], arguments[1] if arguments[1:] else None) else 1)
     if verb == "tally":
         print_tally(arguments)
         return
-    verbs = {"gpu": print_gpu_list, "files": print_source_files, "fuzz": print_fuzz_list}
+    verbs = {"gpu": print_gpu_list,
+             "gpu-simulated": lambda build: print_gpu_list(build, simulated=True),
+             "files": print_source_files, "fuzz": print_fuzz_list}
     verbs[verb](pathlib.Path(arguments[0]).resolve())
 
 

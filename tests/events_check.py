@@ -6,6 +6,7 @@ reads the calls, and the two tables of the page, and compares them both ways.
 """
 
 import collections
+import itertools
 import pathlib
 import re
 import subprocess
@@ -13,7 +14,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/events.md"
-DAEMONS = {"plugin/": "plugin", "sidecar/broker/": "broker", "sidecar/injector/": "injector"}
+DAEMONS = {"plugin/": ["plugin"], "sidecar/broker/": ["broker"], "sidecar/injector/": ["injector"],
+           "runtime/http/": ["plugin", "injector"]}
 NO_DAEMON = re.compile(r"_(test|bench|fuzz)\.cc$|/testing/|^runtime/daemon/log\.")
 CALL = re.compile(r"\bLog(Info|Warning|Error)?\(")
 EVENT = re.compile(r"[a-z]+(-[a-z]+)*")
@@ -58,17 +60,17 @@ def logged():
         path = ROOT / name
         if NO_DAEMON.search(name) or not path.is_file():
             continue
-        daemon = next((d for folder, d in DAEMONS.items() if name.startswith(folder)), None)
+        daemons = next((d for folder, d in DAEMONS.items() if name.startswith(folder)), [])
         for line, level, events, fields in calls(name, path.read_text()):
             where = f"{name}:{line}"
-            if not events or daemon is None:
+            if not events or not daemons:
                 breaches.append(f"{where}: an event that {PAGE} cannot list: write its name as a "
                                 "literal, in the folder of a daemon")
             breaches += [f"{where}: event \"{e}\": name it in-lower-case-and-dashes"
                          for e in events if not EVENT.fullmatch(e)]
             breaches += [f"{where}: field \"{f}\": name it in_lower_case, with its unit at the end"
                          for f in fields if not FIELD.fullmatch(f) or UNIT.search(f)]
-            for event in events:
+            for event, daemon in itertools.product(events, daemons):
                 former = found.setdefault((event, daemon), Entry(where, level, set()))
                 former.fields.update(fields)
                 if former.level != level:

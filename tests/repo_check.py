@@ -24,7 +24,9 @@ FORBIDDEN = [
      "the host of a package registry", "name the package; the user's configuration names the host"),
     (re.compile(r"^(<{7}|>{7}) "), "a conflict marker", "resolve it"),
 ]
-SLEEP = re.compile(r"\b(sleep|usleep|nanosleep|sleep_for|sleep_until)\s*\(")
+# A poll of nothing for less than 10 ms is the step of a loop that looks for something.
+SLEEP = re.compile(r"\b((sleep|usleep|nanosleep|sleep_for|sleep_until)\s*\("
+                   r"|poll\((nullptr|NULL), 0, (?!\d\)))")
 # Where waiting is the thing itself (a GPU's latency, a poll of a growing step), say so in the line.
 SLEEP_IS_MEANT = "// sleep:"
 
@@ -107,8 +109,18 @@ def check_links(name, lines):
                 yield f"{name}:{number}: {target} does not exist"
 
 
+def check_tree_in_program(name, lines):
+    """A test that has the tree's path compiled in fails in a pack, on a machine without the tree."""
+    if not name.endswith("CMakeLists.txt"):
+        return
+    for command in re.finditer(r"compile_(definitions|options)\([^)]*SOURCE_DIR", "\n".join(lines)):
+        number = command.string.count("\n", 0, command.end()) + 1
+        yield (f"{name}:{number}: the path of the tree in a program: give it to the test in ENV or "
+               "COMMAND, where a pack finds it, or label the test `tree`")
+
+
 CHECKS = [check_text, check_size, check_functions, check_header, check_public_header, check_sleep,
-          check_links]
+          check_links, check_tree_in_program]
 
 
 def check_file(name):

@@ -58,6 +58,9 @@ def fleet():
                    "headroom.", "percentunit",
                    ("avg by (instance) (gpushm_gpu_utilization_ratio{$})", "{{instance}}"),
                    min=0, max=1, thresholds=steps(WARN, (0.8, GOOD), (0.95, WARN))),
+            series("Left to other plugins", "GPUs that somebody else hands out, such as NVIDIA's "
+                   "device plugin; nobody new is bound to them here.", "none",
+                   ("sum by (instance, by) (gpushm_gpu_taken{$})", "{{instance}} {{by}}"), min=0),
             series("Attaches", "First ones cost a message and a mapping, cached ones nothing.",
                    "ops", ("sum(rate(gpushm_attaches_total{$}[$__rate_interval]))", "first"),
                    ("sum(rate(gpushm_cached_attaches_total{$}[$__rate_interval]))", "cached")),

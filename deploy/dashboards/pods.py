@@ -57,6 +57,7 @@ def workload():
                 (f"{of_buffer} (gpushm_buffer_ready{{$}})", "ready", "none",
                  {0: ("no", WARN), 1: ("yes", GOOD)}),
                 (f"{of_buffer} (gpushm_buffer_size_bytes{{$}})", "size", "bytes", None),
+                (f"{of_buffer} (gpushm_buffer_content_bytes{{$}})", "content", "bytes", None),
                 (f"{of_buffer} (gpushm_buffer_allocated_bytes{{$}})", "allocated", "bytes", None),
                 (f"{of_buffer} (gpushm_buffer_generations{{$}})", "generations", "none", None),
                 (f"{of_buffer} (gpushm_buffer_attachments{{$}})", "attachments", "none", None),
@@ -211,6 +212,19 @@ def control_plane():
                     "{{instance}}"), min=0),
             series("Memory of plugins", "Resident.", "bytes",
                    ("process_resident_memory_bytes{$, " + PLUGINS + "}", "{{instance}}"), min=0),
+            series("Memory for what pods state", "What of it the plugin keeps for a pod's broker; all "
+                   "together may take 5/16 of its limit.", "bytes",
+                   ("sum by (namespace, pod) (gpushm_link_memory_bytes{$})",
+                    "{{namespace}}/{{pod}}"), min=0),
+            series("Pods that stated too much", "The plugin dropped what it kept of them.", "none",
+                   ("sum by (namespace, pod) (increase(gpushm_link_exhausted_total{$}"
+                    "[$__rate_interval]))", "{{namespace}}/{{pod}}"), min=0),
+            series("Foreign descriptors", "Brokers that sent a file or socket in place of GPU memory "
+                   "and were refused; FUSE file systems of pods that the plugin ended for it.",
+                   "none", ("sum by (instance) (increase(gpushm_plugin_foreign_descriptors_total{$}"
+                            "[$__rate_interval]))", "{{instance}} refused"),
+                   ("sum by (instance) (increase(gpushm_plugin_fuse_aborts_total{$}"
+                    "[$__rate_interval]))", "{{instance}} FUSE ended"), min=0),
             series("Descriptors of plugins", "Open, of what it may open: it keeps one for each "
                    "generation of a buffer and each client.", "percentunit",
                    (f"process_open_fds{{$, {PLUGINS}}} / process_max_fds{{$, {PLUGINS}}}",

@@ -165,6 +165,14 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
                 "delete the pod to have it placed anew");
   }
   Binding& binding = found->binding;
+  const bool starts_first = binding.owner == Owner{};
+  const Gpu* const gpu = FindGpu(binding.gpu);
+  if (starts_first && gpu != nullptr && !gpu->taken_by.empty()) {
+    return Fail(Code::kExhausted,
+                Concat(owner->ToString(), " was given GPU ", gpu->uuid, ", which ", gpu->taken_by,
+                       " hands out"),
+                "delete the pod to have it placed anew");
+  }
   binding.owner = *owner;
   if (auto healthy = CheckHealth(binding.gpu); !healthy) return std::unexpected(healthy.error());
   for (const Entry& other : entries_) {
@@ -183,10 +191,12 @@ Result<std::string> Book::Choose(uint32_t units, const std::string& who) const {
   uint32_t chosen_free = 0;
   uint32_t largest = 0;
   uint32_t largest_free = 0;
+  const Gpu* taken = nullptr;
   for (const Gpu& gpu : gpus_) {
-    if (!gpu.healthy) continue;
-    const uint32_t free = FreeUnits(gpu.uuid);
     largest = std::max(largest, gpu.units);
+    if (!gpu.taken_by.empty() && gpu.units >= units) taken = &gpu;
+    if (!gpu.healthy || !gpu.taken_by.empty()) continue;
+    const uint32_t free = FreeUnits(gpu.uuid);
     largest_free = std::max(largest_free, free);
     if (free < units) continue;
     const bool better = chosen == nullptr || (fit_ == Fit::kBest && free < chosen_free) ||
@@ -198,9 +208,18 @@ Result<std::string> Book::Choose(uint32_t units, const std::string& who) const {
   if (chosen != nullptr) return chosen->uuid;
   const std::string need = Concat(who, " needs ", Amount(units), " on one GPU");
   if (units > largest) {
-    return Fail(Code::kExhausted,
-                Concat(need, ", the largest healthy one here has ", Amount(largest)),
-                "ask for less, or for a node with a larger GPU");
+    return Fail(Code::kUnsupported,
+                Concat(need, ", and the largest one of this node has ", Amount(largest),
+                       " in all: it never starts here"),
+                "ask for less, or delete the pod and ask for a node with larger GPUs");
+  }
+  if (taken != nullptr) {
+    return Fail(
+        Code::kExhausted,
+        Concat(need, ", the largest free block is ", Amount(largest_free), "; GPU ", taken->uuid,
+               " is handed out by ", taken->taken_by),
+        "let one of the two hand it out (docs/operations.md, other device plugins), or wait "
+        "until there is room");
   }
   return Fail(Code::kExhausted, Concat(need, ", the largest free block is ", Amount(largest_free)),
               "it starts when there is room");
@@ -262,15 +281,20 @@ bool Book::WaitsForProof() const {
 
 DeviceIds Book::Unhealthy(Resource resource, const DeviceIds& all) const {
   size_t count = 0;
-  for (const Gpu& gpu : gpus_) {
-    if (!gpu.healthy) count += resource == Resource::kMemory ? gpu.units : gpu.tokens;
-  }
   DeviceIds sick;
   DeviceIds bound_elsewhere;
+  std::map<std::string, size_t> bound;  // By GPU.
   for (const Entry& entry : entries_) {
     if (entry.binding.resource != resource) continue;
     DeviceIds& to = CheckHealth(entry.binding.gpu) ? bound_elsewhere : sick;
     to.insert(entry.binding.ids.begin(), entry.binding.ids.end());
+    bound[entry.binding.gpu] += entry.binding.ids.size();
+  }
+  for (const Gpu& gpu : gpus_) {
+    const size_t stands_for = resource == Resource::kMemory ? gpu.units : gpu.tokens;
+    if (!gpu.healthy) count += stands_for;
+    if (gpu.healthy && !gpu.taken_by.empty())
+      count += stands_for - std::min(stands_for, bound[gpu.uuid]);
   }
   for (const std::string& id : all) {
     if (sick.size() >= count) break;

@@ -34,6 +34,9 @@ struct Gpu {
   uint32_t units = 0;   // What it can back.
   uint32_t tokens = 0;  // Attach IDs that stand for it.
   bool healthy = true;
+  // Somebody else hands it out too, such as "nvidia.com/gpu": who is bound there stays, nobody new
+  // comes. Empty: nobody does.
+  std::string taken_by = {};
 };
 
 // Which of the GPUs with room. kBest leaves the largest blocks whole; the others are what it is
@@ -82,8 +85,9 @@ class Book {
 
   // PreStartContainer. The same answer again for a container that starts again.
   // kNotFound, kContended: ask again with a newer snapshot. kBusy: a former owner is not proven to
-  // be gone. kExhausted: no GPU has room. kUnavailable: the pod's sidecar has no GPU yet.
-  // kDeviceLost: its GPU is sick or gone. kInvalidArgument: the pod is wrong, and stays so.
+  // be gone. kExhausted: no GPU has room now. kUnsupported: none of this node ever will.
+  // kUnavailable: the pod's sidecar has no GPU yet. kDeviceLost: its GPU is sick or gone.
+  // kInvalidArgument: the pod is wrong, and stays so.
   Result<Binding> Bind(Resource resource, const DeviceIds& ids, const Snapshot& now);
 
   // ---- strategy "devices": the GPU is chosen in Allocate, when nobody says whose the IDs are.
@@ -106,7 +110,8 @@ class Book {
   // Whether another look may prove something: a binding was missed and is still in the book.
   bool WaitsForProof() const;
 
-  // Of `all` IDs of the resource, as many as the sick GPUs stand for; those bound there first.
+  // Of `all` IDs of the resource, as many as the sick GPUs stand for, those bound there first, and
+  // as many as are free on GPUs that somebody else hands out.
   DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
 
   std::vector<Binding> bindings() const;  // Without superseded ones.

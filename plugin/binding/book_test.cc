@@ -88,7 +88,9 @@ TEST_F(BookTest, NoRoomIsSaidAndPasses) {
 TEST_F(BookTest, MoreThanAnyGpuIsSaidAtOnce) {
   const Result<Binding> bound = Start("pod", 0, 11);
   ASSERT_FALSE(bound);
-  EXPECT_THAT(bound.error().what(), HasSubstr("the largest healthy one here has 10 GiB"));
+  EXPECT_EQ(bound.error().code(), Code::kUnsupported);
+  EXPECT_THAT(bound.error().what(),
+              HasSubstr("the largest one of this node has 10 GiB in all: it never starts here"));
 }
 
 TEST_F(BookTest, AnUnknownIdIsAskedForAgain) {
@@ -225,6 +227,40 @@ TEST_F(BookTest, AsManyIdsAreSickAsTheGpuStandsFor) {
   for (const std::string& id : Ids('m', 8, 5)) EXPECT_FALSE(sick.contains(id)) << id;
   EXPECT_THAT(book_.Unhealthy(Resource::kAttach, Ids('a', 0, 8)),
               ::testing::AllOf(SizeIs(4), ::testing::Contains("a1002")));
+}
+
+// Who is there stays and may start again; nobody new comes.
+TEST_F(BookTest, AGpuThatSomebodyElseHandsOutTakesNobodyNew) {
+  ASSERT_EQ(Start("there", 3, 2)->gpu, "GPU-b");
+  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
+                 {.uuid = "GPU-b", .units = 6, .tokens = 4, .taken_by = "nvidia.com/gpu"}});
+  EXPECT_EQ(Start("new", 10, 1)->gpu, "GPU-a") << "best fit would be the other one";
+  EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 3, 2), now_)) << "it starts again";
+  EXPECT_EQ(Attach("there", "app", 1)->gpu, "GPU-b");
+  // Its free units are nobody's; those that are bound stay healthy.
+  const DeviceIds unhealthy = book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16));
+  EXPECT_THAT(unhealthy, SizeIs(4));
+  EXPECT_FALSE(unhealthy.contains("m1003") || unhealthy.contains("m1004") ||
+               unhealthy.contains("m1010"));
+  EXPECT_THAT(book_.Unhealthy(Resource::kAttach, Ids('a', 0, 8)), SizeIs(3));
+  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4, .taken_by = "nvidia.com/gpu"},
+                 {.uuid = "GPU-b", .units = 6, .tokens = 4, .taken_by = "nvidia.com/gpu"}});
+  const Result<Binding> none = Start("late", 20, 3);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), Code::kExhausted) << "the other may go";
+  EXPECT_THAT(none.error().what(), HasSubstr("is handed out by nvidia.com/gpu"));
+}
+
+// Strategy "devices" chooses at admission, from the last look.
+TEST_F(BookTest, APodThatWasPlacedEarlyOnAGpuThatIsTakenNowDoesNotStartThere) {
+  book_.Supersede(Ids('m', 0, 2));
+  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 2))->gpu, "GPU-b");
+  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
+                 {.uuid = "GPU-b", .units = 6, .tokens = 4, .taken_by = "nvidia.com/gpu"}});
+  now_.Add(OwnerNamed("pod", "gpushm"), Resource::kMemory, Ids('m', 0, 2));
+  const Result<Binding> refused = book_.Prove(Resource::kMemory, Ids('m', 0, 2), now_);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().ToString(), HasSubstr("which nvidia.com/gpu hands out"));
 }
 
 TEST_F(BookTest, RestoredBindingsCount) {

@@ -23,8 +23,7 @@ constexpr std::string_view kNamespaceKey = "gpushm.io/namespace";
 constexpr std::string_view kPodKey = "gpushm.io/pod";
 constexpr std::string_view kContainerKey = "gpushm.io/container";
 
-constexpr size_t kMaxPodNameBytes = 253;  // RFC 1123 subdomain: the rule for names of pods.
-constexpr size_t kMaxUuidBytes = 80;      // NVML_DEVICE_UUID_V2_BUFFER_SIZE is 96.
+constexpr size_t kMaxUuidBytes = 80;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE is 96.
 
 std::string_view ClassName(Resource resource) {
   return resource == Resource::kMemory ? "memory" : "attach";
@@ -41,17 +40,6 @@ bool IsDeviceId(Resource resource, std::string_view id) {
   unsigned number = 0;
   std::from_chars(digits.data(), digits.data() + digits.size(), number);
   return number < kMaxIds;
-}
-
-bool IsPodName(std::string_view name) {
-  if (name.size() > kMaxPodNameBytes) return false;
-  for (;;) {
-    const size_t dot = name.find('.');
-    // A label of a subdomain may be as long as the whole; in practice 63, as elsewhere.
-    if (!IsDnsLabel(name.substr(0, dot))) return false;
-    if (dot == std::string_view::npos) return true;
-    name.remove_prefix(dot + 1);
-  }
 }
 
 bool IsUuid(std::string_view uuid) {
@@ -71,7 +59,7 @@ std::string WrongWith(const Binding& binding) {
   if (!IsUuid(binding.gpu)) return Concat("no UUID of a GPU: \"", binding.gpu, "\"");
   if (binding.owner == Owner{}) return {};  // Allocated early: it has not started yet.
   if (!IsDnsLabel(binding.owner.pod.name_space)) return "no name of a namespace";
-  if (!IsPodName(binding.owner.pod.name)) return "no name of a pod";
+  if (!IsDnsSubdomain(binding.owner.pod.name)) return "no name of a pod";
   if (!IsDnsLabel(binding.owner.container)) return "no name of a container";
   return {};
 }

@@ -27,6 +27,7 @@ constexpr std::array<std::string_view, 2> kStrategies = {"cdi", "devices"};
 constexpr std::array<std::string_view, 2> kKubelets = {"auto", "none"};
 constexpr uint64_t kGranularity = uint64_t{2} << 20;  // Of GPU memory.
 constexpr size_t kMaxGpus = 256;
+constexpr size_t kMaxResourceBytes = 317;  // A domain, "/" and a name, as Kubernetes has them.
 constexpr size_t kMaxXids = 256;
 constexpr uint32_t kMaxXid = 65'535;
 // So that the sockets and folders that are made inside fit a socket's path.
@@ -69,13 +70,14 @@ class FileReader {
   bool Paths(const std::string& name, const YamlNode& value);
   void Gpus(const YamlNode& value);
   void Unit(const YamlNode& value);
+  void NotGpus(const YamlNode& value);
   void DriverRoot(const YamlNode& value);
   void HostRoot(const YamlNode& value);
   void Allocations(const YamlNode& value);
   void Allocation(const YamlNode& item, const std::string& path);
   void Health(const YamlNode& value);
   void Metrics(const YamlNode& value);
-  void Status(const YamlNode& value);
+  void AddressAlone(const YamlNode& value, std::string_view field, std::string& out);
   void Address(const YamlNode& value, std::string_view field, std::string& out);
   // The keys of a map; nullptr and an error if it is none.
   const std::vector<config::YamlEntry>* Map(const YamlNode& value, std::string_view field);
@@ -90,12 +92,14 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
   const std::string& name = key.text;
   if (name == "gpus") return Gpus(value);
   if (name == "unit") return Unit(value);
+  if (name == "not-gpus") return NotGpus(value);
   if (name == "driver-root") return DriverRoot(value);
   if (name == "host-root") return HostRoot(value);
   if (name == "allocations") return Allocations(value);
   if (name == "health") return Health(value);
   if (name == "metrics") return Metrics(value);
-  if (name == "status") return Status(value);
+  if (name == "status") return AddressAlone(value, name, config_.monitoring.status_address);
+  if (name == "probes") return AddressAlone(value, name, config_.monitoring.probes_address);
   if (name == "log") return file_.Log(value, config_.log);
   if (name == "strategy") return file_.Choice(value, name, kStrategies, config_.strategy);
   if (name == "kubelet") return file_.Choice(value, name, kKubelets, config_.kubelet);
@@ -118,6 +122,9 @@ bool FileReader::Paths(const std::string& name, const YamlNode& value) {
   };
   if (name == "kubelet-folder") return read(kFolderBytes, config_.kubelet_folder);
   if (name == "state-folder") return read(kFolderBytes, config_.state_folder);
+  if (name == "plugins-registry-folder") {
+    return read(kPathBytes, config_.plugins_registry_folder);
+  }
   if (name == "cdi-folder") return read(kPathBytes, config_.cdi_folder);
   if (name == "pod-resources-socket") {
     return read(config::kSocketPathBytes, config_.pod_resources_socket);
@@ -151,6 +158,24 @@ void FileReader::Gpus(const YamlNode& value) {
       return file_.Fail(item, path, Concat("more than ", kMaxGpus, " of them"));
     } else {
       select.push_back(std::move(name));
+    }
+  }
+}
+
+void FileReader::NotGpus(const YamlNode& value) {
+  if (value.kind == YamlNode::Kind::kSequence && value.items.empty()) return;
+  const auto* const items = file_.List(value, "not-gpus", "none");
+  if (items == nullptr) return;
+  for (size_t i = 0; i < items->size(); ++i) {
+    const std::string path = Concat("not-gpus[", i, "]");
+    const std::string* const name = file_.Text((*items)[i], path);
+    if (name == nullptr) continue;
+    if (name->size() > kMaxResourceBytes || name->find('/') == std::string::npos) {
+      file_.Fail((*items)[i], path, Concat(Quote(*name), " is no name of a resource"));
+    } else if (config_.not_gpus.size() == kMaxGpus) {
+      return file_.Fail((*items)[i], path, Concat("more than ", kMaxGpus, " of them"));
+    } else {
+      config_.not_gpus.push_back(*name);
     }
   }
 }
@@ -213,8 +238,7 @@ void FileReader::Allocation(const YamlNode& item, const std::string& path) {
     } else if (key.text == "gpu") {
       allocation.gpu = file_.Gpu(value, field);
     } else {
-      file_.Fail(key, field,
-                 Concat("unknown key; the nearest is ", config::Nearest(key.text, kInside)));
+      file_.Fail(key, field, Concat("unknown key; the nearest is ", Nearest(key.text, kInside)));
     }
   }
   for (const std::string_view needed : {kInside[0], kInside[1]}) {
@@ -278,14 +302,15 @@ void FileReader::Metrics(const YamlNode& value) {
   }
 }
 
-void FileReader::Status(const YamlNode& value) {
-  const std::vector<config::YamlEntry>* const entries = Map(value, "status");
+// A map that has an address and nothing else.
+void FileReader::AddressAlone(const YamlNode& value, std::string_view field, std::string& out) {
+  const std::vector<config::YamlEntry>* const entries = Map(value, field);
   if (entries == nullptr) return;
   for (const auto& [key, inner] : *entries) {
     if (key.text == "address") {
-      Address(inner, "status.address", config_.monitoring.status_address);
+      Address(inner, Concat(field, ".address"), out);
     } else {
-      file_.Unknown(key, "status.");
+      file_.Unknown(key, Concat(field, "."));
     }
   }
 }

@@ -43,11 +43,12 @@ struct NodeAllocation {
   friend bool operator==(const NodeAllocation&, const NodeAllocation&) = default;
 };
 
-// What the plugin tells of itself and of the node, and where. Addresses as HttpServer takes them;
+// What the plugin tells of itself and of the node, and where. Addresses as in listen_address.h;
 // empty: not at all.
 struct MonitoringConfig {
   std::string metrics_address{":9400"};
   std::string status_address{"127.0.0.1:9401"};
+  std::string probes_address;
   uint32_t sample_ms = 5000;  // Between two questions to NVML.
   bool host_pids = false;     // The plugin sees the PIDs that NVML gives.
 
@@ -63,6 +64,8 @@ struct PluginConfig {
   KubeletMode kubelet = KubeletMode::kAuto;
   std::string kubelet_folder{"/var/lib/kubelet/device-plugins"};
   std::string pod_resources_socket{"/var/lib/kubelet/pod-resources/kubelet.sock"};
+  std::string plugins_registry_folder{"/var/lib/kubelet/plugins_registry"};
+  std::vector<std::string> not_gpus;  // Resources of nvidia.com that are no GPUs.
   std::string cdi_folder{"/var/run/cdi"};
   std::string state_folder{"/var/lib/gpushm"};
   std::vector<NodeAllocation> allocations;

@@ -34,7 +34,10 @@ constexpr KeyInfo kKeys[] = {
      "Where the node's root is visible to the plugin; empty where it runs outside of a container.",
      "/host"},
     {"coexist", "", "`true` or `false`", "false",
-     "Containers that use ours may ask for `nvidia.com/gpu` as well.", "true"},
+     "Other plugins hand out GPUs of this node as well, and containers may ask for both. Without "
+     "it "
+     "a GPU that another plugin hands out is left to that one.",
+     "true"},
     {"kubelet", "", "`auto` or `none`", "auto",
      "`none`: a machine without Kubernetes, served by `allocations`.", "none"},
     {"kubelet-folder", "", "absolute path", "/var/lib/kubelet/device-plugins",
@@ -42,6 +45,15 @@ constexpr KeyInfo kKeys[] = {
     {"pod-resources-socket", "", "absolute path", "/var/lib/kubelet/pod-resources/kubelet.sock",
      "The kubelet's socket that tells whose device IDs are whose.",
      "/var/lib/kubelet/pod-resources/kubelet.sock"},
+    {"plugins-registry-folder", "", "absolute path", "/var/lib/kubelet/plugins_registry",
+     "The kubelet's folder of registrations, where NVIDIA's driver for dynamic resource allocation "
+     "is seen, which hands out all GPUs of a node.",
+     "/var/lib/kubelet/plugins_registry"},
+    {"not-gpus", "", "list of resources", "[]",
+     "Resources of `nvidia.com/` that are no GPUs, such as network cards: another plugin that "
+     "hands out a device of `nvidia.com/` which cannot be told from a GPU keeps this one from "
+     "handing out any.",
+     "[nvidia.com/hostdev]"},
     {"cdi-folder", "", "absolute path", "/var/run/cdi",
      "Where the container runtime reads CDI specs that do not outlive a reboot.", "/var/run/cdi"},
     {"state-folder", "", "absolute path", "/var/lib/gpushm",
@@ -63,8 +75,7 @@ constexpr KeyInfo kKeys[] = {
      "How long nothing may happen after an XID, where the driver has no opinion of its own.",
      "600000"},
     {"metrics.address", "", "`host:port`, or empty", ":9400",
-     "Where Prometheus finds `/metrics`, and probes `/healthz` and `/readyz`; without a host: all "
-     "addresses. Empty: nowhere.",
+     "Where Prometheus finds `/metrics`; without a host: on all addresses. Empty: nowhere.",
      "127.0.0.1:9400"},
     {"metrics.sample-ms", "", "number from 100 to 300000", "5000",
      "Between two questions to NVML for what metrics tell of a GPU. A scrape never asks NVML.",
@@ -78,6 +89,11 @@ constexpr KeyInfo kKeys[] = {
      "Where the status page is. It shows all pods of the node to whoever reaches it: on loopback "
      "`kubectl port-forward` does. Empty: nowhere.",
      "127.0.0.1:9401"},
+    {"probes.address", "", "`host:port`, or empty", "''",
+     "Where the kubelet's probes find `/healthz` and `/readyz`, apart from metrics, so that no "
+     "scraper can hold up a probe. Without a host: on all addresses. Empty: nowhere. The chart "
+     "has `:9402`.",
+     ":9402"},
     {"log.level", "", "`debug`, `info`, `warning` or `error`", "info", "The least that is logged.",
      "debug"},
     {"log.format", "", "`text` or `json`", "text", "How log lines look.", "json"},
@@ -106,12 +122,15 @@ constexpr Fixed kFixed[] = {
     At<[](auto& c) -> auto& { return c.kubelet; }>("kubelet"),
     At<[](auto& c) -> auto& { return c.kubelet_folder; }>("kubelet-folder"),
     At<[](auto& c) -> auto& { return c.pod_resources_socket; }>("pod-resources-socket"),
+    At<[](auto& c) -> auto& { return c.plugins_registry_folder; }>("plugins-registry-folder"),
+    At<[](auto& c) -> auto& { return c.not_gpus; }>("not-gpus"),
     At<[](auto& c) -> auto& { return c.cdi_folder; }>("cdi-folder"),
     At<[](auto& c) -> auto& { return c.state_folder; }>("state-folder"),
     At<[](auto& c) -> auto& { return c.allocations; }>("allocations"),
     At<[](auto& c) -> auto& { return c.monitoring.metrics_address; }>("metrics.address"),
     At<[](auto& c) -> auto& { return c.monitoring.host_pids; }>("metrics.host-pids"),
     At<[](auto& c) -> auto& { return c.monitoring.status_address; }>("status.address"),
+    At<[](auto& c) -> auto& { return c.monitoring.probes_address; }>("probes.address"),
 };
 
 bool NeedsRestart(std::string_view key) {
@@ -134,15 +153,15 @@ TakenOver TakeOver(const PluginConfig& now, const PluginConfig& next) {
 
 std::string PluginConfigMarkdown() {
   std::string out =
-      "<!-- Made from the table in plugin/config/plugin_keys.cc; plugin_config_test compares and,\n"
-      "with GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
+      "<!-- Made from the table in plugin/config/plugin_keys.cc by `./run docs`. -->\n"
       "# The plugin's configuration\n\n"
       "`gpushm-plugin serve --config plugin.yaml` reads one YAML file. Every key has a default; an "
       "empty "
       "file is right on most nodes. Unknown and repeated keys are refused with the nearest known "
       "one, and every mistake of a file is reported at once, with its line, its column and an "
       "example.\n\n"
-      "```yaml\ngpus: [0, 1]\nreserve: 2Gi\nhealth:\n  recheck-ms: 5000\nlog: {format: json}\n```"
+      "```yaml\n# plugin.yaml\ngpus: [0, 1]\nreserve: 2Gi\nhealth:\n  recheck-ms: 5000\nlog: "
+      "{format: json}\n```"
       "\n\n"
       "| key | value | default | change | meaning | example |\n|---|---|---|---|---|---|\n";
   for (const KeyInfo& key : kKeys) {

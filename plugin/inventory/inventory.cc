@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdio>
-#include <set>
+#include <optional>
 
 namespace gpushm::plugin {
 namespace {
@@ -45,6 +46,17 @@ Result<Device> Describe(const NvmlApi& nvml, nvmlDevice_t handle) {
   return device;
 }
 
+// NVML writes "00000000:3B:00.0".
+std::string PciAddress(const NvmlApi& nvml, nvmlDevice_t handle) {
+  nvmlPciInfo_t pci{};
+  if (nvml.nvmlDeviceGetPciInfo_v3(handle, &pci) != NVML_SUCCESS) return {};
+  std::string address(pci.busId);
+  if (address.size() > 4) address.erase(0, 4);
+  std::ranges::transform(address, address.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return address;
+}
+
 uint32_t InstanceId(nvmlReturn_t (*get)(nvmlDevice_t, unsigned*), nvmlDevice_t instance) {
   unsigned id = kNoInstance;
   return get != nullptr && get(instance, &id) == NVML_SUCCESS ? id : kNoInstance;
@@ -67,6 +79,7 @@ Result<std::vector<Device>> Instances(const NvmlApi& nvml, nvmlDevice_t gpu, con
     instance->parent_uuid = parent.uuid;
     instance->index = parent.index;
     instance->minor = parent.minor;
+    instance->pci_address = parent.pci_address;
     instance->gpu_instance = InstanceId(nvml.nvmlDeviceGetGpuInstanceId, handle);
     instance->compute_instance = InstanceId(nvml.nvmlDeviceGetComputeInstanceId, handle);
     instances.push_back(std::move(*instance));
@@ -87,41 +100,30 @@ bool Is(const Device& device, const std::string& selected) {
          selected == std::to_string(device.index) || selected == device.profile();
 }
 
-// For a message: ", or a MIG profile: 1g.18gb, 3g.71gb".
-std::string Profiles(const std::vector<Device>& devices) {
-  std::set<std::string_view> profiles;
-  for (const Device& device : devices) profiles.insert(device.profile());
-  profiles.erase("");
-  std::string text;
-  for (const std::string_view profile : profiles) {
-    text += Concat(text.empty() ? ", or a MIG profile: " : ", ", profile);
-  }
-  return text;
-}
+struct Selection {
+  std::vector<Device> chosen;
+  std::vector<std::string> missing;
+};
 
-Result<std::vector<Device>> Select(const std::vector<Device>& devices,
-                                   const std::vector<std::string>& select) {
+Result<Selection> Select(const std::vector<Device>& devices,
+                         const std::vector<std::string>& select) {
   if (devices.empty()) {
     return Fail(Code::kNotFound, "NVML shows no GPU",
                 "is the driver loaded (nvidia-smi), and does this container see the device nodes?");
   }
-  if (select.empty()) return devices;
-  for (const std::string& selected : select) {
-    const bool known = std::any_of(devices.begin(), devices.end(),
-                                   [&](const Device& device) { return Is(device, selected); });
-    if (!known) {
-      return Fail(Code::kNotFound, Concat("no GPU \"", selected, "\" here"),
-                  Concat("give UUIDs or indices as nvidia-smi -L shows them, such as ",
-                         devices.front().uuid, " or ", devices.front().index, Profiles(devices)));
-    }
-  }
-  std::vector<Device> chosen;
-  std::copy_if(devices.begin(), devices.end(), std::back_inserter(chosen),
+  if (select.empty()) return Selection{.chosen = devices, .missing = {}};
+  Selection selection;
+  std::copy_if(select.begin(), select.end(), std::back_inserter(selection.missing),
+               [&devices](const std::string& one) {
+                 return std::ranges::none_of(devices,
+                                             [&](const Device& device) { return Is(device, one); });
+               });
+  std::copy_if(devices.begin(), devices.end(), std::back_inserter(selection.chosen),
                [&select](const Device& device) {
                  return std::any_of(select.begin(), select.end(),
                                     [&](const std::string& one) { return Is(device, one); });
                });
-  return chosen;
+  return selection;
 }
 
 uint64_t Units(const Device& device, uint64_t reserve_bytes, uint64_t unit_bytes) {
@@ -168,44 +170,57 @@ std::string_view Device::profile() const {
              : std::string_view(name).substr(at + kMark.size());
 }
 
-Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml) {
+namespace {
+
+// A GPU, or in MIG mode its instances.
+Result<std::vector<Device>> ReadGpu(const NvmlApi& nvml, unsigned index) {
+  nvmlDevice_t handle{};
+  if (auto got = nvml.Check(nvml.nvmlDeviceGetHandleByIndex_v2(index, &handle),
+                            Concat("nvmlDeviceGetHandleByIndex of ", index));
+      !got) {
+    return std::unexpected(got.error());
+  }
+  Result<Device> gpu = Describe(nvml, handle);
+  if (!gpu) return std::unexpected(gpu.error());
+  gpu->index = index;
+  if (auto got = nvml.Check(nvml.nvmlDeviceGetMinorNumber(handle, &gpu->minor),
+                            "nvmlDeviceGetMinorNumber");
+      !got) {
+    return std::unexpected(got.error());
+  }
+  gpu->pci_address = PciAddress(nvml, handle);
+  if (InMigMode(nvml, handle)) return Instances(nvml, handle, *gpu);
+  return std::vector<Device>{std::move(*gpu)};
+}
+
+}  // namespace
+
+Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml, std::vector<std::string>* unread) {
   const auto use = nvml.Use();
   unsigned count = 0;
   if (auto got = nvml.Check(nvml.nvmlDeviceGetCount_v2(&count), "nvmlDeviceGetCount"); !got) {
     return std::unexpected(got.error());
   }
   std::vector<Device> devices;
+  std::optional<Status> failed;
   for (unsigned index = 0; index < count; ++index) {
-    nvmlDevice_t handle{};
-    if (auto got = nvml.Check(nvml.nvmlDeviceGetHandleByIndex_v2(index, &handle),
-                              Concat("nvmlDeviceGetHandleByIndex of ", index));
-        !got) {
-      return std::unexpected(got.error());
-    }
-    Result<Device> gpu = Describe(nvml, handle);
-    if (!gpu) return std::unexpected(gpu.error());
-    gpu->index = index;
-    if (auto got = nvml.Check(nvml.nvmlDeviceGetMinorNumber(handle, &gpu->minor),
-                              "nvmlDeviceGetMinorNumber");
-        !got) {
-      return std::unexpected(got.error());
-    }
-    if (!InMigMode(nvml, handle)) {
-      devices.push_back(std::move(*gpu));
+    Result<std::vector<Device>> gpu = ReadGpu(nvml, index);
+    if (!gpu) {
+      failed = gpu.error();
+      if (unread != nullptr) unread->push_back(Concat("GPU ", index, ": ", failed->ToString()));
       continue;
     }
-    Result<std::vector<Device>> instances = Instances(nvml, handle, *gpu);
-    if (!instances) return std::unexpected(instances.error());
-    std::move(instances->begin(), instances->end(), std::back_inserter(devices));
+    std::move(gpu->begin(), gpu->end(), std::back_inserter(devices));
   }
+  if (devices.empty() && failed) return std::unexpected(*failed);
   return devices;
 }
 
 Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules& rules) {
   if (auto valid = CheckRules(rules); !valid) return std::unexpected(valid.error());
-  Result<std::vector<Device>> chosen = Select(devices, rules.select);
-  if (!chosen) return std::unexpected(chosen.error());
-
+  Result<Selection> selection = Select(devices, rules.select);
+  if (!selection) return std::unexpected(selection.error());
+  std::vector<Device>* const chosen = &selection->chosen;
   const uint64_t units = AllUnits(*chosen, rules.reserve_bytes, rules.unit_bytes);
   if (units > kMaxIds) {
     uint64_t fits = rules.unit_bytes;
@@ -231,6 +246,8 @@ Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules&
          .tokens = rules.tokens});
   }
   advertisement.devices = std::move(*chosen);
+  advertisement.on_node = devices;
+  advertisement.missing = std::move(selection->missing);
   advertisement.memory_ids = Numbered('m', units);
   advertisement.attach_ids = Numbered('a', tokens);
   return advertisement;

@@ -24,6 +24,7 @@ struct Device {
   uint32_t index = 0;       // Of the physical GPU, as nvidia-smi counts.
   uint32_t minor = 0;       // Of the physical GPU: /dev/nvidia<minor>.
   uint64_t total_bytes = 0;
+  std::string pci_address = {};  // Of the physical GPU, as "0000:3b:00.0"; empty: not known.
   // NVML's IDs of a MIG instance; kNoInstance of a GPU, and where the driver does not tell.
   uint32_t gpu_instance = kNoInstance;
   uint32_t compute_instance = kNoInstance;
@@ -32,9 +33,11 @@ struct Device {
   std::string_view profile() const;
 };
 
-// GPUs by index; in place of one in MIG mode its instances, in NVML's order.
-// kDriver: NVML fails, and which call.
-Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml);
+// GPUs by index; in place of one in MIG mode its instances, in NVML's order. One that cannot be
+// read, as after it fell off the bus, is left out, and `unread` says why; null: nobody asks.
+// kDriver: NVML fails, or all of them do, and which call.
+Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml,
+                                        std::vector<std::string>* unread = nullptr);
 
 struct Rules {
   // UUIDs, indices of physical GPUs (with all their instances), or MIG profiles such as "1g.18gb"
@@ -55,18 +58,21 @@ struct Rules {
 inline constexpr uint32_t kMaxIds = 4096;
 
 struct Advertisement {
-  std::vector<Device> devices;  // Selected ones.
-  std::vector<Gpu> gpus;        // The same for the book, in that order; all healthy.
-  DeviceIds memory_ids;         // "m0000", ...: no place, no topology; the same at each start.
-  DeviceIds attach_ids;         // "a0000", ...
+  std::vector<Device> devices;       // Selected ones.
+  std::vector<Device> on_node;       // All there are.
+  std::vector<std::string> missing;  // What Rules::select names and this node has not.
+  std::vector<Gpu> gpus;             // The same for the book, in that order; all healthy.
+  DeviceIds memory_ids;              // "m0000", ...: no place, no topology; the same at each start.
+  DeviceIds attach_ids;              // "a0000", ...
 
   const DeviceIds& IdsOf(Resource resource) const {
     return resource == Resource::kMemory ? memory_ids : attach_ids;
   }
 };
 
-// kInvalidArgument: a rule makes no sense. kNotFound: no GPU, or none of that name. kExhausted:
-// more than kMaxIds, with the unit that would fit.
+// kInvalidArgument: a rule makes no sense. kNotFound: the node has no GPU. kExhausted: more than
+// kMaxIds, with the unit that would fit. A GPU that is named and not there costs the others
+// nothing: it was exchanged or has fallen off the bus.
 Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules& rules);
 
 }  // namespace gpushm::plugin

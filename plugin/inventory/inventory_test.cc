@@ -1,6 +1,6 @@
 #include "plugin/inventory/inventory.h"
 
-#include <gmock/gmock-matchers.h>
+#include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -14,7 +14,8 @@
 namespace gpushm::plugin {
 namespace {
 
-using ::testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
@@ -72,10 +73,17 @@ TEST(Inventory, SelectsByUuidAndIndex) {
   ASSERT_TRUE(chosen);
   EXPECT_EQ(chosen->gpus[0].uuid, "GPU-0");
   EXPECT_EQ(chosen->gpus[1].uuid, "GPU-3");
+  EXPECT_THAT(chosen->missing, IsEmpty());
+  rules.select = {"GPU-9", "GPU-2", "7"};
+  const auto some = Advertise(Node(4, 80 * kGiB), rules);
+  ASSERT_TRUE(some);
+  ASSERT_EQ(some->gpus.size(), 1u);
+  EXPECT_EQ(some->gpus[0].uuid, "GPU-2");
+  EXPECT_THAT(some->missing, ElementsAre("GPU-9", "7"));
   rules.select = {"GPU-9"};
-  const auto unknown = Advertise(Node(4, 80 * kGiB), rules);
-  EXPECT_EQ(unknown.error().code(), Code::kNotFound);
-  EXPECT_THAT(unknown.error().remedy(), HasSubstr("such as GPU-0 or 0"));
+  const auto none = Advertise(Node(4, 80 * kGiB), rules);
+  ASSERT_TRUE(none);
+  EXPECT_TRUE(none->gpus.empty() && none->memory_ids.empty() && none->attach_ids.empty());
 }
 
 TEST(Inventory, SelectsByMigProfile) {
@@ -98,11 +106,9 @@ TEST(Inventory, SelectsByMigProfile) {
   EXPECT_EQ(chosen->devices[1].uuid, "MIG-4");
   rules.select = {"3g.71gb", "0"};
   EXPECT_THAT(Advertise(devices, rules)->devices, SizeIs(2));
-  rules.select = {"7g.141gb"};
-  EXPECT_THAT(Advertise(devices, rules).error().remedy(),
-              HasSubstr("or a MIG profile: 1g.18gb, 1g.18gb+me, 3g.71gb"));
-  rules.select = {""};
-  EXPECT_FALSE(Advertise(devices, rules)) << "a GPU's profile is empty";
+  rules.select = {"7g.141gb", ""};
+  EXPECT_THAT(Advertise(devices, rules)->missing, ElementsAre("7g.141gb", ""))
+      << "a GPU's profile is empty";
 }
 
 TEST(Inventory, RulesThatMakeNoSenseAreExplained) {

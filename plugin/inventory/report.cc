@@ -33,6 +33,9 @@ std::string Table(const Advertisement& advertisement, const Rules& rules) {
     row(std::to_string(device.index), device.name, device.uuid, MiB(device.total_bytes),
         std::to_string(advertisement.gpus[i].units));
   }
+  for (const std::string& missing : advertisement.missing) {
+    out << "not here: " << missing << "\n";
+  }
   out << "\ngpushm.io/memory: " << advertisement.memory_ids.size() << " (units of "
       << MiB(rules.unit_bytes) << ", " << MiB(rules.reserve_bytes)
       << " of each device kept back)\ngpushm.io/attach: " << advertisement.attach_ids.size() << " ("
@@ -54,6 +57,7 @@ std::string Json(const Advertisement& advertisement, const Rules& rules) {
   }
   const nlohmann::ordered_json all = {
       {"devices", devices},
+      {"missing", advertisement.missing},
       {"unit_bytes", rules.unit_bytes},
       {"reserve_bytes", rules.reserve_bytes},
       {"attach_tokens", rules.tokens},

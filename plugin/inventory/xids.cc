@@ -114,8 +114,7 @@ const XidInfo& FindXid(uint64_t xid) {
 
 std::string XidsMarkdown() {
   std::string out =
-      "<!-- Made from the table in plugin/inventory/xids.cc; plugin_health_test compares and,\n"
-      "with GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
+      "<!-- Made from the table in plugin/inventory/xids.cc by `./run docs`. -->\n"
       "# XIDs and a GPU's health\n\n"
       "The driver reports errors as numbers, XIDs. The plugin hears of them through NVML within "
       "milliseconds and decides by this table, which follows the immediate actions of [NVIDIA's "

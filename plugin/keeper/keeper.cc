@@ -2,17 +2,17 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/name.h"
+#include "runtime/daemon/fuse.h"
 #include "runtime/daemon/log.h"
 
 namespace gpushm::plugin {
 namespace {
 
-// Threads that what brokers sent can hold up before closing waits for them.
-constexpr size_t kCloserThreads = 8;
 // For closing what is kept at the end.
 constexpr int64_t kStopMs = 1000;
 
@@ -38,22 +38,36 @@ Result<std::unique_ptr<Keeper>> Keeper::Start(Options options) {
 }
 
 Keeper::Keeper(Options options, std::unique_ptr<EventLoop> loop)
-    : options_(std::move(options)), closer_(kCloserThreads), loop_(std::move(loop)) {}
+    : options_(std::move(options)),
+      loop_(std::move(loop)),
+      budget_{.limit_bytes = options_.statement_bytes} {}
 
 Keeper::~Keeper() {
-  std::vector<std::shared_ptr<Closing>> closings;
+  std::map<std::string, std::shared_ptr<Closing>> closings;
   OnLoop([&] {
-    for (const auto& [name, link] : links_) closings.push_back(link->closing());
+    for (const auto& [name, link] : links_) closings[name] = link->closing();
     links_.clear();
+    // A thread that waits for a FUSE daemon keeps this process from ending, SIGKILL or not, and so
+    // a successor from starting. The wait for a socket ends with the process.
+    for (const auto& [name, closing] : closings) {
+      for (const Closing::Held& held : closing->HeldUp(0)) {
+        if (held.is_socket) continue;
+        const Result<void> aborted = AbortFuse(held.device);
+        if (aborted) continue;
+        LogError("close-held-up", {{"allocation", name},
+                                   {"thread", held.thread},
+                                   {"file_system", held.Where()},
+                                   {"aborted", false},
+                                   {"reason", aborted.error().ToString()}});
+      }
+    }
   });
   loop_->Stop();
   thread_.join();
   const Deadline deadline = Deadline::AfterMs(kStopMs);
-  for (const auto& closing : closings) {
-    if (closing->Wait(deadline)) continue;
-    LogWarning("closing-hangs", {{"descriptors", closing->pending()}});
-    closer_.Abandon();
-    return;
+  for (const auto& [name, closing] : closings) {
+    if (closing->WaitForAll(deadline)) continue;
+    LogWarning("closing-hangs", {{"allocation", name}, {"descriptors", closing->pending()}});
   }
 }
 
@@ -69,10 +83,47 @@ LinkServer& Keeper::Link(const std::string& name) {
         if (!open) Tidy();
       });
     };
-    link = std::make_unique<LinkServer>(loop_.get(), &closer_, options_.settings, name, path,
-                                        on_open, options_.on_ready);
+    link = std::make_unique<LinkServer>(
+        loop_.get(), options_.settings, name, path, &budget_,
+        LinkServer::Callbacks{.on_open = on_open,
+                              .on_ready = options_.on_ready,
+                              .make_room = [this, name] { return MakeRoom(name); },
+                              .on_foreign = options_.on_foreign});
   }
   return *link;
+}
+
+// A link that was dropped before has to do with half a share where there is no room: otherwise it
+// would come back and push out the next largest, in turn.
+Result<void> Keeper::MakeRoom(const std::string& name) {
+  const auto status = [this](uint64_t bytes, uint64_t share) {
+    return Status(Code::kExhausted,
+                  Concat("its statements take ", bytes,
+                         " bytes of the plugin's memory; all pods "
+                         "together may take ",
+                         budget_.limit_bytes, ", its share is ", share),
+                  "let its pod have fewer attachments and buffers, or raise the plugin's memory "
+                  "limit: docs/limits.md");
+  };
+  while (budget_.used_bytes > budget_.limit_bytes) {
+    LinkServer* largest = nullptr;
+    uint64_t links = 0;
+    for (const auto& [other, link] : links_) {
+      if (link->statement_bytes() == 0) continue;
+      ++links;
+      if (largest == nullptr || link->statement_bytes() > largest->statement_bytes()) {
+        largest = link.get();
+      }
+    }
+    LinkServer* const grown = links_.at(name).get();
+    const uint64_t share = budget_.limit_bytes / std::max<uint64_t>(links, 1);
+    const uint64_t allowed = grown->was_exhausted() ? share / 2 : share;
+    if (largest == grown || grown->statement_bytes() > allowed) {
+      return std::unexpected(status(grown->statement_bytes(), share));
+    }
+    largest->Evict(status(largest->statement_bytes(), share));
+  }
+  return {};
 }
 
 void Keeper::Tidy() {
@@ -94,7 +145,8 @@ Result<void> Keeper::Open(const std::string& name, const LinkGrant& grant) {
     Result<void> opened = OnLoop([&] { return OpenHere(name, grant, &closing); });
     if (opened || opened.error().code() != Code::kBusy) return opened;
     // On the loop's thread nobody may wait.
-    if (std::this_thread::get_id() == thread_.get_id() || !closing->Wait(deadline)) return opened;
+    if (std::this_thread::get_id() == thread_.get_id() || !closing->WaitForProven(deadline))
+      return opened;
   }
 }
 
@@ -119,9 +171,28 @@ void Keeper::Drop(const std::vector<std::string>& names) {
 
 void Keeper::Close(const std::string& name) {
   if (!IsDnsLabel(name)) return;
-  OnLoop([&] {
+  const auto close = [this, name] {
     Link(name).Close();  // Also the socket that a former plugin left.
     Tidy();
+  };
+  if (std::this_thread::get_id() == thread_.get_id()) return close();
+  // A call that comes later finds it closed in any case: the thread takes them in order.
+  if (!OnLoopBy(Deadline::AfterMs(options_.close_wait_ms), [close] { return close(), true; })) {
+    LogWarning("link-thread-hangs", {{"allocation", name}, {"waited_ms", options_.close_wait_ms}});
+  }
+}
+
+void Keeper::HandOver(const Deadline& deadline) {
+  OnLoop([&] {
+    for (const auto& [name, link] : links_) {
+      const Result<uint64_t> handed = link->HandOver(deadline);
+      if (!handed) {
+        LogWarning("not-handed-over",
+                   {{"allocation", name}, {"reason", handed.error().ToString()}});
+      } else if (*handed > 0) {
+        LogInfo("handed-over", {{"allocation", name}, {"generations", *handed}});
+      }
+    }
   });
 }
 
@@ -139,18 +210,37 @@ void Keeper::SetDevice(const std::string& gpu, bool lost, const std::string& rea
   });
 }
 
-std::vector<LinkView> Keeper::Look() {
-  return OnLoop([&] {
+bool Keeper::EachLink(const Deadline& deadline, const std::function<void(LinkView)>& visit) {
+  const auto names = OnLoopBy(deadline, [this] {
     Tidy();
-    std::vector<LinkView> views;
-    views.reserve(links_.size());
-    for (const auto& [name, link] : links_) views.push_back(link->Look());
-    return views;
+    std::vector<std::string> all;
+    all.reserve(links_.size());
+    for (const auto& [name, link] : links_) all.push_back(name);
+    return all;
   });
+  if (!names) return false;
+  for (const std::string& name : *names) {
+    auto view = OnLoopBy(deadline, [this, name]() -> std::optional<LinkView> {
+      const auto found = links_.find(name);
+      if (found == links_.end()) return std::nullopt;
+      return found->second->Look();
+    });
+    if (!view) return false;
+    if (*view) visit(std::move(**view));
+  }
+  return true;
 }
 
-protocol::CounterValues Keeper::Count() {
-  return OnLoop([&] {
+std::vector<LinkView> Keeper::Look() {
+  constexpr int64_t kPatienceMs = 60'000;
+  std::vector<LinkView> views;
+  EachLink(Deadline::AfterMs(kPatienceMs),
+           [&](LinkView view) { views.push_back(std::move(view)); });
+  return views;
+}
+
+std::optional<protocol::CounterValues> Keeper::Count(const Deadline& deadline) {
+  return OnLoopBy(deadline, [this] {
     protocol::CounterValues sum{};
     for (const auto& [name, link] : links_) link->Count(&sum, &ended_counters_);
     protocol::AddCounters(ended_counters_, &sum);

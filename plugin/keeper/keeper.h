@@ -5,15 +5,18 @@
 // is kept is in memory alone: a restarted plugin is told again by the brokers.
 //
 // GPU memory is held by descriptors, without CUDA. It is free once they are closed, which happens
-// on other threads, because a sick GPU can block it: LinkView::closing, and Open's kBusy.
+// on threads of each link alone, because a sick GPU can block it: LinkView::closing, and Open's
+// kBusy. What a pod sent in place of GPU memory can block it as well (runtime/daemon/closing.h).
 //
 // The class is thread-safe.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,9 +24,9 @@
 
 #include "plugin/keeper/link_server.h"
 #include "plugin/keeper/link_view.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/worker.h"
 
 namespace gpushm::plugin {
 
@@ -39,8 +42,14 @@ class Keeper {
     // A broker's start took so long, from its process' start until it served: once for each, by the
     // next Count, or else when it goes. On the keeper's thread; must not block or call the keeper.
     std::function<void(double seconds)> on_ready;
+    // LinkServer's (7): for counting. On the keeper's thread; must not block or call the keeper.
+    std::function<void(ForeignStep)> on_foreign = {};
     LinkServer::Settings settings{};
-    // How long Open waits for the former holder's descriptors to be closed.
+    // What the statements of all links together may take of this process' memory. When that is
+    // reached, a link that takes more than its share of it is dropped: whoever grows, or else the
+    // largest. A small one always finds room.
+    uint64_t statement_bytes = uint64_t{1} << 30;
+    // How long Open waits for the former holder's descriptors to be closed, and Close for its turn.
     int64_t close_wait_ms = 1000;
   };
 
@@ -61,23 +70,36 @@ class Keeper {
   // not wait for descriptors to be closed.
   void Drop(const std::vector<std::string>& names);
 
-  // The same, and the socket's file goes.
+  // The same, and the socket's file goes. Returns after close_wait_ms also where the thread of all
+  // links hangs; it does it then as soon as it can.
   void Close(const std::string& name);
+
+  // Everything that is kept goes to the plugin that follows, as its brokers would state it: that
+  // one listens at the links' paths, or will before the deadline. For the end of this one; brokers
+  // that live connect to the other by themselves.
+  void HandOver(const Deadline& deadline);
 
   // Told to the brokers on that GPU, now and when they connect.
   void SetDevice(const std::string& gpu, bool lost, const std::string& reason);
 
   // All links, by name; also such as were dropped or closed while a process or a descriptor of
-  // theirs is left.
+  // theirs is left. One after the other, because one alone can take megabytes: `visit` is called on
+  // the caller's thread. False: their thread had not answered by the deadline.
+  bool EachLink(const Deadline& deadline, const std::function<void(LinkView)>& visit);
+  // All of them at once, for tests.
   std::vector<LinkView> Look();
 
   // What all clients counted since the plugin started, those of ended pods included. Nothing is
-  // lost where nobody asks: what goes is read a last time.
-  protocol::CounterValues Count();
+  // lost where nobody asks: what goes is read a last time. Nothing: as above.
+  std::optional<protocol::CounterValues> Count(const Deadline& deadline);
 
   // Physical bytes of the buffers that are kept, by their GPU's UUID. Cheap, unlike Look: it is
   // asked for several times each time that the GPUs are sampled.
   std::map<std::string, uint64_t> BufferBytes();
+
+  // How long the thread of all links has been doing what it does now, as EventLoop::BusyMs. Does
+  // not wait for it.
+  int64_t BusyMs() const { return loop_->BusyMs(); }
 
   // The clients of all brokers that are seen in this process' PID namespace. 8 us each.
   std::vector<ClientProcess> Processes();
@@ -100,6 +122,18 @@ class Keeper {
     });
     return promise.get_future().get();
   }
+  // The same, with patience until then. What `call` refers to outlives the keeper.
+  template <typename Call>
+  auto OnLoopBy(const Deadline& deadline, Call call) -> std::optional<decltype(call())> {
+    auto task = std::make_shared<std::packaged_task<decltype(call())()>>(std::move(call));
+    auto answer = task->get_future();
+    loop_->Post([task] { (*task)(); });
+    const auto patience = std::chrono::nanoseconds(deadline.RemainingNs());
+    if (answer.wait_for(patience) != std::future_status::ready) return std::nullopt;
+    return answer.get();
+  }
+  // As LinkServer::Callbacks::make_room, for that link.
+  Result<void> MakeRoom(const std::string& name);
   Result<void> OpenHere(const std::string& name, const LinkGrant& grant,
                         std::shared_ptr<Closing>* closing);
   LinkServer& Link(const std::string& name);
@@ -107,9 +141,9 @@ class Keeper {
   void Tidy();
 
   const Options options_;
-  Worker closer_;
   std::unique_ptr<EventLoop> loop_;
   // The loop's.
+  StatementBudget budget_;
   std::map<std::string, std::unique_ptr<LinkServer>> links_;
   protocol::CounterValues ended_counters_{};  // Of pods that are gone.
   std::map<std::string, GpuHealth> sick_;     // By GPU; healthy ones are not in it.

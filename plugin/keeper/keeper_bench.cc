@@ -32,6 +32,7 @@ class Node {
     RaiseDescriptorLimit();
     Keeper::Options options;
     options.links_folder = folder_.path();
+    options.settings.memory = MemfdsAreMemory();
     auto keeper = Keeper::Start(std::move(options));
     if (keeper) keeper_ = std::move(*keeper);
   }

@@ -235,6 +235,7 @@ TEST_F(KeeperTest, MemoryStaysOnTheCardUntilItIsDropped) {
   const char* const state = std::getenv("GPUSHM_SIM_DIR");
   ASSERT_NE(state, nullptr) << "ctest sets it";
   std::filesystem::create_directories(state);
+  StartKeeper({.memory = MemoryKind::Of(state)});
   Open("m0000");
   const uint64_t before = UsedBytes();
   Process broker([&] { AllocateAndState(folder_.Socket("m0000")); });

@@ -16,19 +16,22 @@
 
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
+#include "runtime/base/testing.h"
+#include "runtime/base/testing_code.h"
+#include "runtime/daemon/testing/hung_fuse.h"
 
 namespace gpushm::plugin::testing {
 namespace {
 
+using gpushm::testing::HangAt;
+using gpushm::testing::HungFuse;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::SizeIs;
 
-int CodeOf(const Result<void>& result) {
-  return result ? 0 : static_cast<int>(result.error().code());
-}
+using gpushm::testing::CodeOf;
 constexpr int As(Code code) { return static_cast<int>(code); }
 
 // A broker in a process of its own that greets, runs `then` and waits to be killed.
@@ -117,12 +120,11 @@ TEST_F(KeeperTest, ShowsLeasesAndWhoseProcessIsGone) {
   EXPECT_EQ(view.gpu, kGpu);
   EXPECT_EQ(view.program, "fake broker");
   EXPECT_EQ(view.kept.pooled_bytes, 2 * kMiB);
-  EXPECT_EQ(view.leases[0].container, "app");
-  EXPECT_EQ(view.leases[0].buffer, "weights");
-  EXPECT_EQ(view.leases[0].since_unix_ns, 5);
-  EXPECT_EQ(view.leases[0].mapped_bytes, 2 * kMiB);
-  EXPECT_TRUE(view.leases[0].alive);
-  EXPECT_FALSE(view.leases[1].alive);
+  EXPECT_EQ(view.clients[view.leases[0].client].container, "app");
+  EXPECT_EQ(view.leases[0].generation, 7U);
+  EXPECT_EQ(view.leases[0].access, protocol::WireAccess::kRead);
+  EXPECT_TRUE(view.clients[view.leases[0].client].alive);
+  EXPECT_FALSE(view.clients[view.leases[1].client].alive);
   ASSERT_NE(view.registry, nullptr);
   EXPECT_EQ(view.registry->slot_count(), 16u);
   broker.Hangup();
@@ -155,10 +157,11 @@ TEST_F(KeeperTest, ARestartedKeeperIsToldAgain) {
 std::function<void(FakeBroker*)> Counting(uint64_t counted, uint64_t ready_ns) {
   return [=](FakeBroker* broker) {
     CounterSegment segment({"app"});
-    segment.header().ready_ns = ready_ns;
     (void)broker->Say(protocol::LinkKind::kCounters, protocol::LinkCounters{1, 0},
                       segment.fd().get());
     segment.word(0, protocol::Counter::kOffers) = counted;
+    // Last: who sees that it is ready sees what it counted.
+    segment.header().ready_ns = ready_ns;
     (void)broker->End();
     WaitToBeKilled();
   };
@@ -212,7 +215,9 @@ TEST_F(KeeperTest, AStartIsToldOnceAlsoWhereNobodyCounts) {
   const OtherProcess counted(folder_.Socket("m0000"), true, 3, Counting(1, 4'000'000'000));
   ASSERT_TRUE(ready(4));
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(keeper_->Count()[protocol::WordOf(protocol::Counter::kOffers)], 13u);
+    EXPECT_EQ(keeper_->Count(Deadline::AfterMs(kSoonMs))
+                  .value()[protocol::WordOf(protocol::Counter::kOffers)],
+              13u);
     EXPECT_THAT(ready_seconds_, ElementsAre(2, 3, 4));
   }
 }
@@ -515,29 +520,34 @@ TEST(Keeper, DumpsMoreDescriptorsThanMayBeInFlight) {
   EXPECT_TRUE(WIFEXITED(status));
 }
 
-// Goal: a name is not given on while its memory may still be held. Method: a worker that is held
-// up; what is to be closed waits behind.
-TEST(LinkServer, OpensAgainOnlyWhenAllIsClosed) {
+// Goal: a name is not given on while its memory may still be held. Method: closing it
+// takes until a file system answers.
+TEST(LinkServer, OpensAgainOnlyWhenMemoryIsClosed) {
+  if (const auto missing = HungFuse::MissingHere()) GTEST_SKIP() << *missing;
   const LinksFolder folder;
   folder.Add("m0000");
+  const gpushm::testing::TempFolder mount;
+  auto slow = HungFuse::Mount(mount.path(), HangAt::kFlush);  // Stands for a sick GPU.
+  ASSERT_TRUE(slow) << slow.error().ToString();
+  const auto file = slow->Open(O_RDONLY);
+  ASSERT_TRUE(file);
   auto loop = EventLoop::Create();
   ASSERT_TRUE(loop);
-  Worker worker;
-  std::promise<void> sick;
-  worker.Run([&] { sick.get_future().wait(); });
-  {
-    LinkServer link(loop->get(), &worker, {}, "m0000", folder.Socket("m0000"), [](bool) {}, {});
-    ASSERT_TRUE(link.Open({kGpu, kGiB}, {}));
-    link.Revoke();
-    EXPECT_FALSE(link.finished());
-    const auto refused = link.Open({kGpu, kGiB}, {});
-    EXPECT_EQ(CodeOf(refused), As(Code::kBusy));
-    EXPECT_THAT(refused.error().what(), HasSubstr("still being closed"));
-    sick.set_value();
-    ASSERT_TRUE(link.closing()->Wait(Deadline::AfterMs(kSoonMs)));
-    EXPECT_TRUE(link.finished());
-    EXPECT_TRUE(link.Open({kGpu, kGiB}, {}));
-  }
+  StatementBudget budget{.limit_bytes = kMiB};
+  LinkServer link(loop->get(), {}, "m0000", folder.Socket("m0000"), &budget,
+                  {.on_open = [](bool) {}, .on_ready = {}, .make_room = {}, .on_foreign = {}});
+  ASSERT_TRUE(link.Open({kGpu, kGiB}, {}));
+  link.closing()->Close(UniqueFd(fcntl(*file, F_DUPFD_CLOEXEC, 0)));
+  ASSERT_TRUE(slow->WaitUntilHung());
+  link.Revoke();
+  EXPECT_FALSE(link.finished());
+  const auto refused = link.Open({kGpu, kGiB}, {});
+  EXPECT_EQ(CodeOf(refused), As(Code::kBusy));
+  EXPECT_THAT(refused.error().what(), HasSubstr("still being closed"));
+  slow->Answer();
+  ASSERT_TRUE(link.closing()->WaitForAll(Deadline::AfterMs(kSoonMs)));
+  EXPECT_TRUE(link.finished());
+  EXPECT_TRUE(link.Open({kGpu, kGiB}, {}));
 }
 
 }  // namespace

@@ -28,6 +28,38 @@ bool IsSameMemory(const protocol::LinkGeneration& a, const protocol::LinkGenerat
          a.cuipc_handle == b.cuipc_handle;
 }
 
+// What a node of a map or set takes of the heap: its three pointers and colour, the allocator's
+// header, rounded to 16.
+constexpr uint64_t NodeBytes(uint64_t value_bytes) {
+  return (value_bytes + 4 * sizeof(void*) + sizeof(void*) + 15) / 16 * 16;
+}
+constexpr uint64_t kClientBytes = NodeBytes(sizeof(std::pair<const uint64_t, Kept::Client>));
+constexpr uint64_t kLeaseBytes = NodeBytes(sizeof(std::pair<const uint64_t, Kept::Lease>));
+// With its number in its buffer's set.
+constexpr uint64_t kGenerationBytes =
+    NodeBytes(sizeof(std::pair<const uint64_t, Kept::Generation>)) + NodeBytes(sizeof(uint64_t));
+// With a name that a string cannot hold in itself.
+constexpr uint64_t kBufferBytes =
+    NodeBytes(sizeof(std::pair<const std::string, Kept::Buffer>)) + limits::kNameBytes + 17;
+
+template <Kept::LeaseLinks Kept::Lease::* links>
+void Link(Kept::Lease* lease, Kept::Lease** first) {
+  lease->*links = {.before = nullptr, .after = *first};
+  if (*first != nullptr) ((*first)->*links).before = lease;
+  *first = lease;
+}
+
+template <Kept::LeaseLinks Kept::Lease::* links>
+void Unlink(Kept::Lease* lease, Kept::Lease** first) {
+  const Kept::LeaseLinks& at = lease->*links;
+  if (at.after != nullptr) (at.after->*links).before = at.before;
+  if (at.before != nullptr) {
+    (at.before->*links).after = at.after;
+  } else {
+    *first = at.after;
+  }
+}
+
 template <typename Body>
 void Encode(LinkKind kind, const Body& body, int descriptor, Kept::Statement* statement) {
   statement->kind = kind;
@@ -104,6 +136,16 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   return {};
 }
 
+Result<void> Kept::Apply(const protocol::LinkContent& content) {
+  const auto generation = generations_.find(content.generation);
+  if (generation == generations_.end()) return Broken("the content of an unknown generation");
+  if (content.content_bytes > generation->second.stated.size_bytes) {
+    return Broken("more content than a generation has bytes");
+  }
+  generation->second.content_bytes = content.content_bytes;
+  return {};
+}
+
 Result<void> Kept::Apply(const protocol::LinkLease& lease) {
   const auto client = clients_.find(lease.client_id);
   if (client == clients_.end()) return Broken("a lease of an unknown client");
@@ -115,9 +157,11 @@ Result<void> Kept::Apply(const protocol::LinkLease& lease) {
   } else if (leases_.size() >= limits::kLeases) {
     return Full("leases", limits::kLeases);
   }
-  leases_[lease.lease_id] = {.stated = lease, .round = round_};
-  client->second.leases.insert(lease.lease_id);
-  generation->second.leases.insert(lease.lease_id);
+  Lease& kept = leases_[lease.lease_id];
+  kept.stated = lease;
+  kept.round = round_;
+  Link<&Lease::of_client>(&kept, &client->second.leases);
+  Link<&Lease::of_generation>(&kept, &generation->second.leases);
   return {};
 }
 
@@ -141,21 +185,24 @@ void Kept::Apply(const protocol::LinkDrop& drop) {
 
 Kept::LeaseAt Kept::Forget(LeaseAt lease) {
   const protocol::LinkLease& stated = lease->second.stated;
-  clients_.find(stated.client_id)->second.leases.erase(stated.lease_id);
-  generations_.find(stated.generation)->second.leases.erase(stated.lease_id);
+  Unlink<&Lease::of_client>(&lease->second, &clients_.find(stated.client_id)->second.leases);
+  Unlink<&Lease::of_generation>(&lease->second,
+                                &generations_.find(stated.generation)->second.leases);
   return leases_.erase(lease);
 }
 
 Kept::ClientAt Kept::Forget(ClientAt client) {
-  const std::set<uint64_t> leases = client->second.leases;
-  for (const uint64_t lease : leases) Forget(leases_.find(lease));
+  while (client->second.leases != nullptr) {
+    Forget(leases_.find(client->second.leases->stated.lease_id));
+  }
   Refuse(std::move(client->second.pidfd));
   return clients_.erase(client);
 }
 
 Kept::GenerationAt Kept::Forget(GenerationAt generation) {
-  const std::set<uint64_t> leases = generation->second.leases;
-  for (const uint64_t lease : leases) Forget(leases_.find(lease));
+  while (generation->second.leases != nullptr) {
+    Forget(leases_.find(generation->second.leases->stated.lease_id));
+  }
   const protocol::LinkGeneration& stated = generation->second.stated;
   (stated.pooled != 0 ? pooled_bytes_ : offered_bytes_) -= PhysicalBytes(stated);
   buffers_.find(std::string(FromNameField(stated.name)))
@@ -197,8 +244,9 @@ void Kept::Clear() {
 
 // ---- looking
 
-bool Kept::Next(Cursor* cursor, bool with_pages, Statement* statement) const {
+bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   using Stage = Cursor::Stage;
+  const bool with_pages = version >= protocol::kLinkPagesVersion;
   // Moves to what comes after the cursor; false when this stage is done.
   const auto advance = [cursor](const auto& map, Stage next, auto* found) {
     *found = map.upper_bound(cursor->id);
@@ -223,6 +271,7 @@ bool Kept::Next(Cursor* cursor, bool with_pages, Statement* statement) const {
       protocol::LinkBuffer stated = buffer->second.stated;
       if (!buffer->second.generations.contains(stated.current)) stated.current = 0;
       if (!buffer->second.generations.contains(stated.pending)) stated.pending = 0;
+      if (version < protocol::kLinkUntilUnusedVersion) stated.flags &= ~protocol::kFlagUntilUnused;
       Encode(LinkKind::kBuffer, stated, -1, statement);
       return true;
     }
@@ -230,10 +279,19 @@ bool Kept::Next(Cursor* cursor, bool with_pages, Statement* statement) const {
   }
   if (cursor->stage == Stage::kGenerations) {
     decltype(generations_)::const_iterator generation;
-    while (advance(generations_, Stage::kLeases, &generation)) {
+    while (advance(generations_, Stage::kContents, &generation)) {
       if (!with_pages && IsPage(generation->second.stated)) continue;
       Encode(LinkKind::kGeneration, generation->second.stated, generation->second.memory.get(),
              statement);
+      return true;
+    }
+  }
+  if (cursor->stage == Stage::kContents) {
+    decltype(generations_)::const_iterator generation;
+    while (advance(generations_, Stage::kLeases, &generation)) {
+      const std::optional<uint64_t> bytes = generation->second.content_bytes;
+      if (!bytes || version < protocol::kLinkContentVersion) continue;
+      Encode(LinkKind::kContent, protocol::LinkContent{generation->first, *bytes}, -1, statement);
       return true;
     }
   }
@@ -248,6 +306,11 @@ bool Kept::Next(Cursor* cursor, bool with_pages, Statement* statement) const {
     }
   }
   return false;
+}
+
+uint64_t Kept::bytes() const {
+  return clients_.size() * kClientBytes + buffers_.size() * kBufferBytes +
+         generations_.size() * kGenerationBytes + leases_.size() * kLeaseBytes;
 }
 
 KeptCounts Kept::counts() const {

@@ -12,6 +12,8 @@
 //       generation of transport vmm or host has its descriptor, the first that was given.
 //   (4) Nothing is closed here but by the destructor: what is not kept any more is in TakeRefuse()
 //       once, for somebody who may be held up. Closing what a broker sent can block.
+//   (5) bytes() is what all of it takes of the heap, descriptors aside: it grows and shrinks with
+//       each statement, and is 0 when there is nothing.
 //
 // Two references are not held to (1): a buffer's current and pending generation, because the
 // buffer comes first, and a generation's publisher and offerer, who may be gone. The dump says 0
@@ -23,6 +25,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -57,16 +60,24 @@ struct KeptCounts {
 
 class Kept {
  public:
+  // Leases are by far the most of what is kept, 65,536 of them: each is in the list of its client
+  // and in that of its generation by links of its own, without further allocations.
+  struct Lease;
+  struct LeaseLinks {
+    Lease* before = nullptr;
+    Lease* after = nullptr;
+  };
   struct Client {
     protocol::LinkClient stated{};
     UniqueFd pidfd;
-    std::set<uint64_t> leases;
+    Lease* leases = nullptr;  // The first one; null: it has none.
     uint64_t round = 0;
   };
   struct Generation {
     protocol::LinkGeneration stated{};
     UniqueFd memory;  // vmm
-    std::set<uint64_t> leases;
+    std::optional<uint64_t> content_bytes;
+    Lease* leases = nullptr;  // As above.
     uint64_t round = 0;
   };
   struct Buffer {
@@ -76,6 +87,8 @@ class Kept {
   };
   struct Lease {
     protocol::LinkLease stated{};
+    LeaseLinks of_client;
+    LeaseLinks of_generation;
     uint64_t round = 0;
   };
 
@@ -85,6 +98,7 @@ class Kept {
   Result<void> Apply(const protocol::LinkClient& client, UniqueFd pidfd);
   Result<void> Apply(const protocol::LinkBuffer& buffer);
   Result<void> Apply(const protocol::LinkGeneration& generation, UniqueFd memory);
+  Result<void> Apply(const protocol::LinkContent& content);
   Result<void> Apply(const protocol::LinkLease& lease);
   // What is not there is no more already.
   void Apply(const protocol::LinkDrop& drop);
@@ -97,10 +111,10 @@ class Kept {
   void Clear();
 
   // The dump: statements in an order in which they can be applied, one at a time. Begins with a
-  // cursor as made; false at the end. What changes meanwhile is seen or not. `with_pages` false:
-  // its reader does not know them, protocol::kLinkPagesVersion.
+  // cursor as made; false at the end. What changes meanwhile is seen or not. What its reader, who
+  // speaks `version` of the link, does not know is left out.
   struct Cursor {
-    enum class Stage { kClients, kBuffers, kGenerations, kLeases, kDone };
+    enum class Stage { kClients, kBuffers, kGenerations, kContents, kLeases, kDone };
     Stage stage = Stage::kClients;
     uint64_t id = 0;
     std::string name;
@@ -111,9 +125,10 @@ class Kept {
     size_t size_bytes = 0;
     int descriptor = -1;  // Stays this object's.
   };
-  bool Next(Cursor* cursor, bool with_pages, Statement* statement) const;
+  bool Next(Cursor* cursor, uint16_t version, Statement* statement) const;
 
   KeptCounts counts() const;
+  uint64_t bytes() const;
   const std::map<uint64_t, Client>& clients() const { return clients_; }
   const std::map<std::string, Buffer>& buffers() const { return buffers_; }
   const std::map<uint64_t, Generation>& generations() const { return generations_; }

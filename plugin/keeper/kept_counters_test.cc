@@ -11,6 +11,7 @@
 
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/statements.h"
+#include "runtime/base/testing_code.h"
 
 namespace gpushm::plugin::testing {
 namespace {
@@ -19,9 +20,7 @@ using protocol::Counter;
 
 constexpr size_t kOffers = protocol::WordOf(Counter::kOffers);
 
-int CodeOf(const Result<void>& result) {
-  return result ? 0 : static_cast<int>(result.error().code());
-}
+using gpushm::testing::CodeOf;
 
 uint64_t Offers(KeptCounters& counters, const std::string& container) {
   for (const ContainerCounters& row : counters.Read()) {

@@ -84,11 +84,11 @@ Kept Pod() {
   return kept;
 }
 
-std::vector<std::string> Dump(const Kept& kept, bool with_pages = true) {
+std::vector<std::string> Dump(const Kept& kept, uint16_t version = protocol::kLinkMaxVersion) {
   std::vector<std::string> lines;
   Kept::Cursor cursor;
   Kept::Statement statement;
-  while (kept.Next(&cursor, with_pages, &statement)) {
+  while (kept.Next(&cursor, version, &statement)) {
     lines.push_back(
         Line({statement.bytes.data(), statement.size_bytes}, TagOf(statement.descriptor)));
   }
@@ -113,7 +113,8 @@ TEST(Kept, PagesAreKeptBesideBuffers) {
   EXPECT_EQ(kept.counts().offered_bytes, offered_before);
   EXPECT_EQ(kept.counts().pooled_bytes, pooled_before);
   EXPECT_EQ(Dump(kept).size(), before.size() + 3);
-  EXPECT_EQ(Dump(kept, /*with_pages=*/false).size(), before.size() + 1) << "the name alone";
+  EXPECT_EQ(Dump(kept, protocol::kLinkPagesVersion - 1).size(), before.size() + 1)
+      << "the name alone";
   protocol::LinkDrop drop{};
   drop.what = static_cast<uint32_t>(protocol::LinkDropped::kBuffer);
   drop.name = protocol::ToNameField("ready");
@@ -134,11 +135,38 @@ Result<void> ApplyStatement(const Kept::Statement& statement, Kept* kept) {
       return kept->Apply(*protocol::ParseLink<LinkBuffer>(bytes));
     case LinkKind::kGeneration:
       return kept->Apply(*protocol::ParseLink<LinkGeneration>(bytes), std::move(descriptor));
+    case LinkKind::kContent:
+      return kept->Apply(*protocol::ParseLink<protocol::LinkContent>(bytes));
     case LinkKind::kLease:
       return kept->Apply(*protocol::ParseLink<LinkLease>(bytes));
     default:
       return Fail(Code::kInternal, "no statement of a dump");
   }
+}
+
+// Content is kept with its generation, told behind it, and not told to who does not know it.
+TEST(Kept, ContentGoesWithItsGeneration) {
+  Kept kept = Pod();
+  const std::vector<std::string> before = Dump(kept);
+  EXPECT_FALSE(kept.Apply(protocol::LinkContent{99, 1})) << "of an unknown generation";
+  EXPECT_FALSE(kept.Apply(protocol::LinkContent{10, uint64_t{1} << 40})) << "more than its size";
+  EXPECT_EQ(Dump(kept), before);
+  ASSERT_TRUE(kept.Apply(protocol::LinkContent{10, 5}));
+  ASSERT_TRUE(kept.Apply(protocol::LinkContent{10, 0}));
+  ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd())) << "published, its content the same";
+  EXPECT_EQ(kept.generations().at(10).content_bytes, 0U);
+  EXPECT_EQ(Dump(kept).size(), before.size() + 1);
+  EXPECT_EQ(Dump(kept, protocol::kLinkContentVersion - 1), before);
+  Kept copy;
+  Kept::Cursor cursor;
+  Kept::Statement statement;
+  while (kept.Next(&cursor, protocol::kLinkMaxVersion, &statement)) {
+    const auto taken = ApplyStatement(statement, &copy);
+    ASSERT_TRUE(taken) << Said(taken);
+  }
+  EXPECT_EQ(copy.generations().at(10).content_bytes, 0U);
+  kept.Apply(DropOf(LinkDropped::kGeneration, 10));
+  EXPECT_EQ(Dump(kept).size(), before.size() - 2) << "the lease on it, too";
 }
 
 TEST(Kept, CountsWhatItKeeps) {
@@ -237,12 +265,32 @@ TEST(Kept, WhatIsNotStatedAgainUntilTheEndIsNoMore) {
                                        .offered_bytes = 0}));
 }
 
+// A broker of an older version would take the flag for a breach of the protocol.
+TEST(Kept, AnOlderBrokerIsNotToldWhatGoesWithItsLastLease) {
+  Kept kept;
+  LinkBuffer buffer = BufferOf("ring");
+  buffer.flags = protocol::kFlagUntilUnused | protocol::kFlagWritersAll;
+  ASSERT_TRUE(kept.Apply(buffer));
+  for (const uint16_t version :
+       {uint16_t{protocol::kLinkUntilUnusedVersion - 1}, protocol::kLinkUntilUnusedVersion}) {
+    Kept::Cursor cursor;
+    Kept::Statement statement;
+    ASSERT_TRUE(kept.Next(&cursor, version, &statement));
+    const auto stated =
+        protocol::ParseLink<LinkBuffer>({statement.bytes.data(), statement.size_bytes});
+    ASSERT_TRUE(stated);
+    EXPECT_EQ((stated->flags & protocol::kFlagUntilUnused) != 0,
+              version == protocol::kLinkUntilUnusedVersion);
+    EXPECT_NE(stated->flags & protocol::kFlagWritersAll, 0u);
+  }
+}
+
 TEST(Kept, ADumpNamesOnlyGenerationsThatItHas) {
   Kept kept;
   ASSERT_TRUE(kept.Apply(BufferOf("a", 5)));
   Kept::Cursor cursor;
   Kept::Statement statement;
-  ASSERT_TRUE(kept.Next(&cursor, /*with_pages=*/true, &statement));
+  ASSERT_TRUE(kept.Next(&cursor, protocol::kLinkMaxVersion, &statement));
   const auto buffer =
       protocol::ParseLink<LinkBuffer>({statement.bytes.data(), statement.size_bytes});
   ASSERT_TRUE(buffer);
@@ -319,7 +367,7 @@ TEST(Kept, DoesWhatTheModelDoes) {
       Kept copy;
       Kept::Cursor cursor;
       Kept::Statement statement;
-      while (kept.Next(&cursor, /*with_pages=*/true, &statement)) {
+      while (kept.Next(&cursor, protocol::kLinkMaxVersion, &statement)) {
         const auto taken = ApplyStatement(statement, &copy);
         ASSERT_TRUE(taken) << Said(taken);
       }

@@ -50,6 +50,50 @@ void LinkServer::Flush(uint64_t id) {
   UpdateInterest(*connection);
 }
 
+Result<uint64_t> LinkServer::HandOver(const Deadline& deadline) const {
+  constexpr int kLookMs = 5;
+  const KeptCounts counts = kept_.counts();
+  if (!granted_ || counts == KeptCounts{}) return 0;
+  Result<UniqueFd> socket = Fail(Code::kTimeout, "nobody listens at its path");
+  for (;; poll(nullptr, 0, kLookMs)) {
+    if (!IsOurs()) socket = protocol::Connect(path_);
+    if (socket) break;
+    if (deadline.Passed()) return std::unexpected(socket.error());
+  }
+  const auto say = [&](protocol::LinkKind kind, const auto& body) {
+    protocol::Buffer bytes;
+    const size_t size = protocol::EncodeLink(kind, body, &bytes);
+    return protocol::Send(socket->get(), {bytes.data(), size}, {}, deadline);
+  };
+  const protocol::LinkHello hello{.min_version = protocol::kLinkMinVersion,
+                                  .max_version = protocol::kLinkMaxVersion,
+                                  .want_kept = 0,
+                                  .epoch = kept_epoch_,
+                                  .program = protocol::ToNameField("the plugin before this one")};
+  if (auto said = say(protocol::LinkKind::kHello, hello); !said) {
+    return std::unexpected(said.error());
+  }
+  protocol::Message message;
+  if (auto got = protocol::Receive(socket->get(), &message, deadline); !got) {
+    return std::unexpected(got.error());
+  }
+  const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
+  if (!welcome) return std::unexpected(welcome.error());
+  Kept::Cursor cursor;
+  Kept::Statement statement;
+  while (kept_.Next(&cursor, welcome->version, &statement)) {
+    const std::span<const int> descriptors(&statement.descriptor,
+                                           statement.descriptor >= 0 ? 1 : 0);
+    const Result<void> sent = protocol::Send(
+        socket->get(), {statement.bytes.data(), statement.size_bytes}, descriptors, deadline);
+    if (!sent) return std::unexpected(sent.error());
+  }
+  if (auto said = say(protocol::LinkKind::kEnd, protocol::LinkEnd{}); !said) {
+    return std::unexpected(said.error());
+  }
+  return counts.generations;
+}
+
 void LinkServer::WaitForRoom(Connection& connection) {
   pollfd writable{.fd = connection.socket.get(), .events = POLLOUT, .revents = 0};
   if (poll(&writable, 1, 0) == 0) {
@@ -81,8 +125,7 @@ bool LinkServer::NextDue(const Connection& connection, Kept::Statement* statemen
   if (connection.welcome_due) return encode(protocol::LinkKind::kWelcome, Welcome(connection));
   if (connection.dump_due) {
     *after = connection.cursor;
-    const bool with_pages = connection.version >= protocol::kLinkPagesVersion;
-    if (kept_.Next(after, with_pages, statement)) return true;
+    if (kept_.Next(after, connection.version, statement)) return true;
     return encode(protocol::LinkKind::kEnd, protocol::LinkEnd{});
   }
   if (!connection.device_due) return false;
@@ -142,10 +185,12 @@ void LinkServer::LookAtBuffers(LinkView* view) const {
                              .loaded_bytes = buffer.stated.loaded_bytes,
                              .generations = {}});
     for (const uint64_t number : buffer.generations) {
-      const protocol::LinkGeneration& stated = kept_.generations().at(number).stated;
+      const Kept::Generation& generation = kept_.generations().at(number);
+      const protocol::LinkGeneration& stated = generation.stated;
       view->buffers.back().generations.push_back(
           {.generation = number,
            .size_bytes = stated.size_bytes,
+           .content_bytes = generation.content_bytes,
            .mapped_bytes = PhysicalBytes(stated),
            .transport = static_cast<protocol::Transport>(stated.transport),
            .pooled = stated.pooled != 0,
@@ -164,6 +209,8 @@ LinkView LinkServer::Look() {
                 .connected = broker_ && broker_->connection != 0,
                 .program = broker_ ? broker_->program : "",
                 .kept = kept_.counts(),
+                .kept_heap_bytes = kept_.bytes(),
+                .exhausted = exhausted_,
                 .closing = closing_->pending(),
                 .clients = {},
                 .buffers = {},
@@ -172,31 +219,24 @@ LinkView LinkServer::Look() {
                 .counters = counters_.Read(),
                 .broker_ready_seconds = broker_ ? counters_.ready_seconds() : std::nullopt,
                 .registry = registry_};
-  std::map<uint64_t, bool> alive;
+  std::map<uint64_t, uint32_t> places;  // Of clients in the view.
   view.clients.reserve(kept_.clients().size());
   for (const auto& [id, client] : kept_.clients()) {
-    alive[id] = !HasEnded(client.pidfd);
+    places[id] = static_cast<uint32_t>(view.clients.size());
     view.clients.push_back(
         {.container = std::string(protocol::FromNameField(client.stated.container)),
          .client_id = id,
-         .alive = alive[id]});
+         .alive = !HasEnded(client.pidfd)});
   }
   LookAtBuffers(&view);
   view.leases.reserve(kept_.leases().size());
   for (const auto& [id, lease] : kept_.leases()) {
-    const Kept::Client& client = kept_.clients().at(lease.stated.client_id);
     const Kept::Generation& generation = kept_.generations().at(lease.stated.generation);
     if (IsPage(generation.stated)) continue;
-    view.leases.push_back(
-        {.container = std::string(protocol::FromNameField(client.stated.container)),
-         .buffer = std::string(protocol::FromNameField(generation.stated.name)),
-         .generation = lease.stated.generation,
-         .lease_id = id,
-         .client_id = lease.stated.client_id,
-         .since_unix_ns = lease.stated.since_unix_ns,
-         .mapped_bytes = PhysicalBytes(generation.stated),
-         .access = static_cast<protocol::WireAccess>(lease.stated.access),
-         .alive = alive[lease.stated.client_id]});
+    view.leases.push_back({.lease_id = id,
+                           .generation = lease.stated.generation,
+                           .client = places.at(lease.stated.client_id),
+                           .access = static_cast<protocol::WireAccess>(lease.stated.access)});
   }
   return view;
 }
@@ -204,7 +244,7 @@ LinkView LinkServer::Look() {
 void LinkServer::TellReady() {
   const std::optional<double> seconds = counters_.ready_seconds();
   if (!seconds || std::exchange(ready_told_, true)) return;
-  if (on_ready_) on_ready_(*seconds);
+  if (callbacks_.on_ready) callbacks_.on_ready(*seconds);
 }
 
 uint64_t LinkServer::kept_bytes() const {

@@ -1,6 +1,5 @@
 #include "plugin/keeper/link_server.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -8,10 +7,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <vector>
 
 #include "runtime/daemon/descriptor.h"
+#include "runtime/daemon/fuse.h"
 #include "runtime/daemon/log.h"
 
 namespace gpushm::plugin {
@@ -27,18 +28,14 @@ constexpr int kReadsPerWake = 64;
 constexpr int kReadsAtEnd = 65'536;
 // Descriptors of one link under way to be closed, above which it may not send more.
 constexpr size_t kMaxClosing = limits::kLinkGenerations + limits::kLinkClients;
-// Pause of a listener when descriptors or memory run out.
+// Sockets and foreign descriptors of one link under way to be closed, above which nobody is
+// accepted on it: each connection is one more.
+constexpr size_t kMaxForeign = 64;
+// Pause of a listener when descriptors or memory run out, or while kMaxForeign holds.
 constexpr int64_t kAcceptPauseMs = 100;
 
 std::unexpected<Status> Broken(std::string_view rule) {
   return Fail(Code::kCorrupt, Concat("a broker broke the protocol: ", rule));
-}
-
-int Digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
 }
 
 // The 16 bytes of "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or of an instance ("MIG-...").
@@ -50,10 +47,8 @@ Result<std::array<uint8_t, 16>> UuidBytes(const std::string& uuid) {
                [](char c) { return c != '-'; });
   bool valid = prefixed && digits.size() == 2 * bytes.size();
   for (size_t i = 0; valid && i < bytes.size(); ++i) {
-    const int high = Digit(digits[2 * i]);
-    const int low = Digit(digits[2 * i + 1]);
-    valid = high >= 0 && low >= 0;
-    bytes[i] = static_cast<uint8_t>(valid ? high * 16 + low : 0);
+    const char* const end = digits.data() + 2 * i + 2;
+    valid = std::from_chars(end - 2, end, bytes[i], 16).ptr == end;
   }
   if (valid) return bytes;
   return Fail(Code::kInvalidArgument, Concat("\"", uuid, "\" is no UUID of a GPU"),
@@ -78,20 +73,19 @@ Result<std::shared_ptr<const registry::RegistryReader>> OpenRegistry(UniqueFd fd
 
 }  // namespace
 
-LinkServer::LinkServer(EventLoop* loop, Worker* closer, const Settings& settings, std::string name,
-                       std::string path, std::function<void(bool)> on_open,
-                       std::function<void(double seconds)> on_ready)
+LinkServer::LinkServer(EventLoop* loop, const Settings& settings, std::string name,
+                       std::string path, StatementBudget* budget, Callbacks callbacks)
     : loop_(loop),
       settings_(settings),
       name_(std::move(name)),
       path_(std::move(path)),
-      on_open_(std::move(on_open)),
-      on_ready_(std::move(on_ready)),
-      closing_(std::make_shared<Closing>(closer)) {}
+      callbacks_(std::move(callbacks)),
+      budget_(budget) {}
 
 LinkServer::~LinkServer() {
   StopListening();
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
+  loop_->Cancel(foreign_timer_);  // Which Disconnect may have set.
   if (broker_) {
     if (broker_->pidfd) loop_->Unwatch(broker_->pidfd.get());
     loop_->Cancel(broker_->gone_timer);
@@ -108,9 +102,9 @@ Result<void> LinkServer::Open(const LinkGrant& grant, const GpuHealth& health) {
     return Fail(Code::kInvalidArgument, Concat("a pool of ", grant.pool_bytes, " bytes"));
   }
   if (granted_ && grant != grant_) Revoke();
-  if (!granted_ && closing_->pending() > 0) {
+  if (!granted_ && closing_->proven_pending() > 0) {
     return Fail(Code::kBusy,
-                Concat(closing_->pending(), " descriptors of the former holder of ", name_,
+                Concat(closing_->proven_pending(), " descriptors of the former holder of ", name_,
                        " are still being closed"),
                 "the kubelet tries again; is the GPU healthy?");
   }
@@ -130,6 +124,8 @@ void LinkServer::Revoke() {
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
   const KeptCounts counts = kept_.counts();
   ForgetKept();
+  closing_->NewHolder();
+  exhausted_ = 0;  // The next holder's pod has a whole share.
   TellReady();
   protocol::AddCounters(counters_.Clear(), &ended_counters_);
   if (had) {
@@ -152,20 +148,35 @@ void LinkServer::SetHealth(const GpuHealth& health) {
   Flush(connection->id);
 }
 
+void LinkServer::CountKept() {
+  budget_->used_bytes += kept_.bytes() - std::exchange(counted_bytes_, kept_.bytes());
+}
+
+void LinkServer::Evict(const Status& why) {
+  ++exhausted_;
+  ForgetKept();
+  if (broker_ && broker_->connection != 0) return Break(broker_->connection, why);
+  LogWarning("link-broken", {{"allocation", name_}, {"program", ""}, {"reason", why.what()}});
+}
+
 void LinkServer::ForgetKept() {
   kept_.Clear();
+  CountKept();
   kept_epoch_ = 0;
   CloseRefuse();
 }
 
 // ---- connections
 
-Result<void> LinkServer::Listen() {
+bool LinkServer::IsOurs() const {
   struct stat file{};
-  if (listener_ && lstat(path_.c_str(), &file) == 0 &&
-      std::pair(file.st_dev, file.st_ino) == listener_file_) {
-    return {};
-  }
+  return listener_ && lstat(path_.c_str(), &file) == 0 &&
+         std::pair(file.st_dev, file.st_ino) == listener_file_;
+}
+
+Result<void> LinkServer::Listen() {
+  if (IsOurs()) return {};
+  struct stat file{};
   StopListening();
   Result<UniqueFd> socket = protocol::Listen(path_, kSocketMode);
   if (!socket) return std::unexpected(socket.error().WithContext(Concat("link ", name_)));
@@ -181,17 +192,27 @@ void LinkServer::StopListening() {
   loop_->Unwatch(listener_.get());
   shutdown(listener_.get(), SHUT_RDWR);  // Nobody connects from here on, whenever it is closed.
   // Who has connected and was not accepted may have sent descriptors already.
-  closing_->Close(std::move(listener_));
+  closing_->CloseForeign(std::move(listener_));
 }
 
 void LinkServer::OnAcceptable() {
+  if (closing_->foreign_pending() >= kMaxForeign) {
+    return PauseAccepting("sockets that it sent are still being closed");
+  }
   UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket) {
+    accept_paused_ = false;
     Admit(std::move(socket));
     return;
   }
   if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
-  LogWarning("accept-paused", {{"allocation", name_}, {"errno", errno}});
+  PauseAccepting(std::strerror(errno));
+}
+
+void LinkServer::PauseAccepting(std::string_view reason) {
+  if (!std::exchange(accept_paused_, true)) {
+    LogWarning("accept-paused", {{"allocation", name_}, {"pod", grant_.pod}, {"reason", reason}});
+  }
   loop_->Change(listener_.get(), 0);
   accept_timer_ = loop_->After(kAcceptPauseMs, [this] {
     accept_timer_ = 0;
@@ -203,12 +224,13 @@ void LinkServer::Admit(UniqueFd socket) {
   const auto greeting = std::count_if(connections_.begin(), connections_.end(),
                                       [](const auto& item) { return !item.second->greeted; });
   const bool crowded = static_cast<size_t>(greeting) >= kMaxGreeting;
-  if (crowded || closing_->pending() > kMaxClosing) {
+  if (crowded || closing_->HasForeignFile() || closing_->pending() > kMaxClosing) {
     LogWarning("link-refused", {{"allocation", name_},
+                                {"pod", grant_.pod},
                                 {"reason", crowded ? "too many connections that say nothing"
                                                    : "its descriptors are not closed yet"}});
     shutdown(socket.get(), SHUT_RDWR);
-    closing_->Close(std::move(socket));
+    closing_->CloseForeign(std::move(socket));
     return;
   }
   const uint64_t id = next_connection_++;
@@ -219,7 +241,7 @@ void LinkServer::Admit(UniqueFd socket) {
   const Result<void> watched = loop_->Watch(connection->socket.get(), EPOLLIN,
                                             [this, id](uint32_t events) { OnSocket(id, events); });
   if (!watched) {
-    closing_->Close(std::move(connection->socket));
+    closing_->CloseForeign(std::move(connection->socket));
     return;
   }
   connection->greeting_timer = loop_->After(settings_.greeting_ms, [this, id] {
@@ -258,8 +280,13 @@ void LinkServer::Read(uint64_t id, int messages) {
       return;
     } else {
       handled = OnMessage(*connection, message);
+      const bool grew = kept_.bytes() > counted_bytes_;
+      CountKept();
+      if (handled && grew && budget_->used_bytes > budget_->limit_bytes) {
+        handled = callbacks_.make_room();
+      }
     }
-    closing_->Close(std::move(message.descriptors));
+    CloseLeftOver(id, std::move(message.descriptors));
     CloseRefuse();
     if (handled) continue;
     if (handled.error().code() == Code::kUnavailable) {
@@ -268,7 +295,10 @@ void LinkServer::Read(uint64_t id, int messages) {
       // (5), of what it states. That a descriptor of it found no place here says nothing of it: it
       // connects again and states everything.
       const bool exceeds = received && handled.error().code() == Code::kExhausted;
-      if (exceeds && broker_ && broker_->connection == id) ForgetKept();
+      if (exceeds && broker_ && broker_->connection == id) {
+        ++exhausted_;
+        ForgetKept();
+      }
       Break(id, handled.error());
     }
     return;
@@ -285,13 +315,61 @@ void LinkServer::Disconnect(uint64_t id) {
   loop_->Unwatch(connection.socket.get());
   // The other side sees the end at once, whenever ours is closed: unread descriptors may lie in it.
   shutdown(connection.socket.get(), SHUT_RDWR);
-  closing_->Close(std::move(connection.socket));
+  closing_->CloseForeign(std::move(connection.socket));
+  WatchClosing();
   connections_.erase(found);
   if (!broker_ || broker_->connection != id) return;
   broker_->connection = 0;
   if (!broker_->pidfd) {
     broker_->gone_timer = loop_->After(settings_.gone_ms, [this] { OnProcessEnded(); });
   }
+}
+
+void LinkServer::CloseLeftOver(uint64_t id, std::vector<UniqueFd> descriptors) {
+  std::erase_if(descriptors, [](const UniqueFd& fd) { return !fd; });  // Those that were taken.
+  if (descriptors.empty()) return;
+  const bool foreign = std::ranges::any_of(
+      descriptors, [](const UniqueFd& fd) { return MayHoldUpItsCloser(fd.get()); });
+  closing_->CloseForeign(std::move(descriptors));
+  if (!foreign) return;
+  const bool is_broker = broker_ && broker_->connection == id;
+  if (is_broker) broker_->revoked = true;
+  LogWarning(
+      "foreign-descriptor",
+      {{"allocation", name_}, {"pod", grant_.pod}, {"program", is_broker ? broker_->program : ""}});
+  if (callbacks_.on_foreign) callbacks_.on_foreign(ForeignStep::kRefused);
+  WatchClosing();
+}
+
+void LinkServer::WatchClosing() {
+  if (foreign_timer_ != 0) return;
+  foreign_timer_ = loop_->After(settings_.foreign_ms, [this] { LookAtForeign(); });
+}
+
+void LinkServer::LookAtForeign() {
+  foreign_timer_ = 0;
+  const std::vector<Closing::Held> held = closing_->HeldUp(settings_.foreign_ms);
+  for (const Closing::Held& one : held) {
+    const Result<void> aborted =
+        one.is_socket ? Fail(Code::kUnsupported, "a socket that lingers (SO_LINGER) is no file")
+                      : AbortFuse(one.device);
+    if (callbacks_.on_foreign) {
+      callbacks_.on_foreign(aborted ? ForeignStep::kAborted : ForeignStep::kHeldUp);
+    }
+    if (!foreign_told_.insert(one.id).second) continue;
+    LogError("close-held-up",
+             {{"allocation", name_},
+              {"pod", grant_.pod},
+              {"thread", one.thread},
+              {"file_system", one.Where()},
+              {"aborted", aborted.has_value()},
+              {"reason", aborted ? "a FUSE daemon did not answer" : aborted.error().ToString()}});
+  }
+  if (closing_->HeldUp(0).empty()) {
+    foreign_told_.clear();
+    return;
+  }
+  WatchClosing();
 }
 
 void LinkServer::Break(uint64_t id, const Status& why) {
@@ -387,7 +465,7 @@ Result<void> LinkServer::MakeBroker(Connection& connection, const protocol::Link
                    .connection = connection.id,
                    .revoked = false,
                    .gone_timer = 0};
-  if (!was_open) on_open_(true);
+  if (!was_open) callbacks_.on_open(true);
   if (!broker_->pidfd) return {};
   Result<void> watched =
       loop_->Watch(broker_->pidfd.get(), EPOLLIN, [this](uint32_t) { OnProcessEnded(); });
@@ -416,7 +494,21 @@ void LinkServer::OnProcessEnded() {
   TellReady();
   ready_told_ = false;
   counters_.EndSegment();
-  on_open_(false);
+  callbacks_.on_open(false);
+}
+
+Result<void> LinkServer::CheckGeneration(const protocol::LinkGeneration& generation,
+                                         int descriptor) const {
+  Result<void> known;
+  if (!IsPage(generation)) {
+    known = CheckMemory(descriptor, settings_.memory);
+  } else if (!IsMemfd(descriptor)) {
+    known = Broken("a page that is no memfd");
+  }
+  if (known) return known;
+  return std::unexpected(
+      known.error().WithContext(Concat("generation ", generation.generation, " of buffer \"",
+                                       protocol::FromNameField(generation.name), '"')));
 }
 
 Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind kind,
@@ -443,23 +535,22 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
       const auto body = protocol::ParseLink<protocol::LinkGeneration>(message.span());
       if (!body) return std::unexpected(body.error());
       if (descriptor >= 0) {
-        if (auto memory = CheckMemory(descriptor); !memory) {
-          return RefuseGeneration(connection, *body, memory.error());  // (7)
-        }
+        if (auto known = CheckGeneration(*body, descriptor); !known) return known;  // (7)
       }
-      connection.foreign.erase(body->generation);
       return kept_.Apply(*body, take());
+    }
+    case protocol::LinkKind::kContent: {
+      const auto body = protocol::ParseLink<protocol::LinkContent>(message.span());
+      return body ? kept_.Apply(*body) : std::unexpected(body.error());
     }
     case protocol::LinkKind::kLease: {
       const auto body = protocol::ParseLink<protocol::LinkLease>(message.span());
       if (!body) return std::unexpected(body.error());
-      if (connection.foreign.contains(body->generation)) return {};
       return kept_.Apply(*body);
     }
     case protocol::LinkKind::kDrop: {
       const auto body = protocol::ParseLink<protocol::LinkDrop>(message.span());
       if (!body) return std::unexpected(body.error());
-      Dropped(connection, *body);
       kept_.Apply(*body);
       return {};
     }
@@ -470,39 +561,13 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
   }
 }
 
-Result<void> LinkServer::RefuseGeneration(Connection& connection,
-                                          const protocol::LinkGeneration& generation,
-                                          const Status& why) {
-  if (connection.foreign.size() >= limits::kLinkGenerations) {
-    return Broken("more generations without memory than it may have in all");
-  }
-  const std::string name = Text(generation.name);
-  const bool is_new = connection.foreign.emplace(generation.generation, name).second;
-  if (is_new) {
-    LogWarning("generation-refused", {{"allocation", name_},
-                                      {"buffer", name},
-                                      {"generation", generation.generation},
-                                      {"reason", why.what()}});
-  }
-  return {};
-}
-
-void LinkServer::Dropped(Connection& connection, const protocol::LinkDrop& drop) {
-  if (drop.what == static_cast<uint32_t>(protocol::LinkDropped::kGeneration)) {
-    connection.foreign.erase(drop.id);
-  } else if (drop.what == static_cast<uint32_t>(protocol::LinkDropped::kBuffer)) {
-    std::erase_if(connection.foreign,
-                  [name = Text(drop.name)](const auto& item) { return item.second == name; });
-  }
-}
-
 Result<void> LinkServer::OnRegistry(Connection& connection, protocol::Message& message) {
   const auto body = protocol::ParseLink<protocol::LinkRegistry>(message.span());
   if (!body) return std::unexpected(body.error());
   if (message.descriptors.empty()) return Broken("a registry without its memfd");
   if (connection.said_registry) return Broken("a second registry");
   // Closing what is no memfd can block; the rest is RegistryReader's to check.
-  if (fcntl(message.descriptors[0].get(), F_GET_SEALS) < 0) return Broken("no memfd as registry");
+  if (!IsMemfd(message.descriptors[0].get())) return Broken("no memfd as registry");
   auto registry = OpenRegistry(std::move(message.descriptors[0]));
   if (!registry) return std::unexpected(registry.error());
   connection.said_registry = true;

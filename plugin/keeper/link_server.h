@@ -15,11 +15,13 @@
 //   (3) A wake-up serves a bounded number of messages, so that no link starves another.
 //   (4) What a broker sent before its process ended is applied before the link is reported closed.
 //   (5) A broker that breaks a rule is disconnected and the log says why; what is kept of it goes
-//       only when it exceeds a limit.
+//       only when it exceeds a limit, its own or its share of what all links may take together.
 //   (6) After Revoke nothing is accepted until the next Open, and a broker of before never again.
-//   (7) A generation whose descriptor is certainly no GPU memory is not kept, nor are leases on it;
-//       the connection goes on. The descriptor may be a container's, which its broker did not look
-//       at: no container can break the link.
+//   (7) A descriptor that is not what it has to be (GPU memory, a memfd, a pidfd) is closed at once
+//       on this link's own thread, and its connection ends. If closing it may block, its process is
+//       refused from then on, and if the close is still held up after Settings::foreign_ms, the
+//       FUSE file system behind it is aborted. What was kept stays. Brokers look at what containers
+//       offer by the same rules, so that no container can break its pod's link.
 //
 // Threads: the loop's.
 #pragma once
@@ -32,18 +34,21 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
-#include "plugin/keeper/closing.h"
 #include "plugin/keeper/kept.h"
 #include "plugin/keeper/kept_counters.h"
 #include "plugin/keeper/link_view.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
+#include "runtime/daemon/closing.h"
+#include "runtime/daemon/descriptor.h"
 #include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/worker.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/link.h"
 #include "runtime/registry/reader.h"
@@ -54,7 +59,21 @@ namespace gpushm::plugin {
 struct LinkGrant {
   std::string gpu;  // UUID: "GPU-..." or "MIG-..."
   uint64_t pool_bytes = 0;
+  std::string pod = {};  // "namespace/name", for the log; empty: not known.
   friend bool operator==(const LinkGrant&, const LinkGrant&) = default;
+};
+
+// What the statements of all links together may take of the plugin's memory. The loop's.
+struct StatementBudget {
+  uint64_t limit_bytes = 0;
+  uint64_t used_bytes = 0;
+};
+
+// What happened to a descriptor that a link was sent and that is not what it has to be.
+enum class ForeignStep {
+  kRefused,  // The process that sent it is refused.
+  kAborted,  // Closing it was held up, and the FUSE file system behind it was aborted.
+  kHeldUp,   // Closing it is held up, and that could not be ended; told again and again.
 };
 
 struct GpuHealth {
@@ -68,13 +87,23 @@ class LinkServer {
     int64_t greeting_ms = 5000;  // From connect to Hello.
     int64_t gone_ms = 1000;      // See above; eight times what was measured.
     bool peer_process = true;    // False: as on a kernel before 6.5.
+    int64_t foreign_ms = 2000;   // Closing a foreign descriptor may take so long.
+    MemoryKind memory = {};
+  };
+  // All of it is called on the loop's thread, and must not call this object.
+  struct Callbacks {
+    // True and false in turn.
+    std::function<void(bool open)> on_open;
+    // As Keeper::Options says.
+    std::function<void(double seconds)> on_ready;
+    // What is kept of this link has grown, and the budget is exceeded. Makes room elsewhere, with
+    // Evict of other links; kExhausted: it is this one that has to go.
+    std::function<Result<void>()> make_room;
+    std::function<void(ForeignStep)> on_foreign;  // (7)
   };
 
-  // `on_open` is called with true and false in turn, `on_ready` as Keeper::Options says; on the
-  // loop's thread. They must not call back.
-  LinkServer(EventLoop* loop, Worker* closer, const Settings& settings, std::string name,
-             std::string path, std::function<void(bool)> on_open,
-             std::function<void(double seconds)> on_ready);
+  LinkServer(EventLoop* loop, const Settings& settings, std::string name, std::string path,
+             StatementBudget* budget, Callbacks callbacks);
   ~LinkServer();
   LinkServer(const LinkServer&) = delete;
   LinkServer& operator=(const LinkServer&) = delete;
@@ -87,6 +116,9 @@ class LinkServer {
   // Revokes, and the socket's file goes too.
   void Close();
   void SetHealth(const GpuHealth& health);
+  // Keeper::HandOver of this link: as its broker, with its epoch. Blocks until the deadline. How
+  // many generations; 0: nothing is kept.
+  Result<uint64_t> HandOver(const Deadline& deadline) const;
 
   const LinkGrant& grant() const { return grant_; }
   bool granted() const { return granted_; }
@@ -97,6 +129,12 @@ class LinkServer {
   LinkView Look();
   // Physical bytes of what is kept.
   uint64_t kept_bytes() const;
+  // What the statements that are kept take of the plugin's memory.
+  uint64_t statement_bytes() const { return kept_.bytes(); }
+  // It was dropped once for taking too much.
+  bool was_exhausted() const { return exhausted_ > 0; }
+  // Others need the room: what is kept goes, and the broker is disconnected.
+  void Evict(const Status& why);
   // What the node's sums must not lose: added to `sum` and, of holders that ended since the last
   // call, to `ended`. Tells a broker that is ready.
   void Count(protocol::CounterValues* sum, protocol::CounterValues* ended);
@@ -113,7 +151,6 @@ class LinkServer {
     bool said_registry = false;
     bool said_counters = false;
     bool said_end = false;
-    std::map<uint64_t, std::string> foreign;  // Generations that were refused, and their names.
     uint64_t greeting_timer = 0;
     uint64_t retry_timer = 0;  // ETOOMANYREFS
     // What is due to it, in this order.
@@ -135,8 +172,11 @@ class LinkServer {
 
   // ---- connections
   Result<void> Listen();
+  // Whether the socket's file is the one that this object made.
+  bool IsOurs() const;
   void StopListening();
   void OnAcceptable();
+  void PauseAccepting(std::string_view reason);
   void Admit(UniqueFd socket);
   Connection* Find(uint64_t id);
   void OnSocket(uint64_t id, uint32_t events);
@@ -144,17 +184,17 @@ class LinkServer {
   void Read(uint64_t id, int messages);
   void Disconnect(uint64_t id);
   void Break(uint64_t id, const Status& why);
-  void Refuse(const Connection& connection, std::string_view program, std::string_view why);
+  // (7) Of what a message brought and nobody took.
+  void CloseLeftOver(uint64_t id, std::vector<UniqueFd> descriptors);
+  void WatchClosing();
+  void LookAtForeign();
 
   // ---- the broker
   Result<void> OnMessage(Connection& connection, protocol::Message& message);
   Result<void> OnHello(Connection& connection, protocol::Message& message);
   Result<void> OnStatement(Connection& connection, protocol::LinkKind kind,
                            protocol::Message& message);
-  Result<void> RefuseGeneration(Connection& connection, const protocol::LinkGeneration& generation,
-                                const Status& why);
-  // What the broker takes back that was refused.
-  static void Dropped(Connection& connection, const protocol::LinkDrop& drop);
+  Result<void> CheckGeneration(const protocol::LinkGeneration& generation, int descriptor) const;
   Result<void> OnRegistry(Connection& connection, protocol::Message& message);
   Result<void> OnCounters(Connection& connection, protocol::Message& message);
   Result<void> OnEnd(Connection& connection, protocol::Message& message);
@@ -162,6 +202,8 @@ class LinkServer {
   Result<void> MakeBroker(Connection& connection, const protocol::LinkHello& hello);
   void OnProcessEnded();
   void ForgetKept();
+  // The budget has what kept_ takes now.
+  void CountKept();
   // Once for each broker, before its counters go.
   void TellReady();
   void CloseRefuse() { closing_->Close(kept_.TakeRefuse()); }
@@ -181,9 +223,11 @@ class LinkServer {
   const Settings settings_;
   const std::string name_;
   const std::string path_;
-  const std::function<void(bool)> on_open_;
-  const std::function<void(double)> on_ready_;
-  std::shared_ptr<Closing> closing_;
+  const Callbacks callbacks_;
+  StatementBudget* const budget_;
+  const std::shared_ptr<Closing> closing_ = std::make_shared<Closing>();
+  uint64_t foreign_timer_ = 0;
+  std::set<uint64_t> foreign_told_;  // Closing::Held::id of what the log has.
 
   bool granted_ = false;
   LinkGrant grant_;
@@ -193,12 +237,15 @@ class LinkServer {
   UniqueFd listener_;
   std::pair<dev_t, ino_t> listener_file_{};  // Of the socket's file.
   uint64_t accept_timer_ = 0;
+  bool accept_paused_ = false;
   std::map<uint64_t, std::unique_ptr<Connection>> connections_;
   uint64_t next_connection_ = 1;
 
   std::optional<Broker> broker_;
   std::shared_ptr<const registry::RegistryReader> registry_;
   Kept kept_;
+  uint64_t counted_bytes_ = 0;  // Of kept_, in the budget.
+  uint64_t exhausted_ = 0;      // Times that all of it was dropped for taking too much.
   KeptCounters counters_;
   protocol::CounterValues ended_counters_{};  // Of former holders; until Count.
   bool ready_told_ = false;                   // Of the broker that is there.

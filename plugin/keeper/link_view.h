@@ -17,28 +17,25 @@
 
 namespace gpushm::plugin {
 
-struct LeaseView {
-  std::string container;
-  std::string buffer;
-  uint64_t generation = 0;
-  uint64_t lease_id = 0;
-  uint64_t client_id = 0;
-  int64_t since_unix_ns = 0;
-  uint64_t mapped_bytes = 0;
-  protocol::WireAccess access{};
-  bool alive = true;  // Its process. False: the broker will end it, or the next one.
-};
-
 struct ClientView {
   std::string container;
   uint64_t client_id = 0;
-  bool alive = true;
+  bool alive = true;  // Its process. False: the broker will end its leases, or the next one.
+};
+
+// Small: a link can have 65,536 of them.
+struct LeaseView {
+  uint64_t lease_id = 0;
+  uint64_t generation = 0;
+  uint32_t client = 0;  // Its place in LinkView::clients.
+  protocol::WireAccess access{};
 };
 
 struct GenerationView {
   uint64_t generation = 0;
-  uint64_t size_bytes = 0;    // As asked for.
-  uint64_t mapped_bytes = 0;  // Physical.
+  uint64_t size_bytes = 0;                  // As asked for.
+  std::optional<uint64_t> content_bytes{};  // Absent: nobody said it.
+  uint64_t mapped_bytes = 0;                // Physical.
   protocol::Transport transport{};
   bool pooled = true;     // False: an application offered it.
   bool published = true;  // False: only its writer sees it yet.
@@ -73,6 +70,8 @@ struct LinkView {
   bool connected = false;  // And its socket stands.
   std::string program;     // As it calls itself; empty: there is none.
   KeptCounts kept;
+  uint64_t kept_heap_bytes = 0;     // What all of that takes of the plugin's memory.
+  uint64_t exhausted = 0;           // Times that it was dropped for taking too much.
   uint64_t closing = 0;             // Descriptors that are kept no more and not closed yet.
   std::vector<ClientView> clients;  // By client_id.
   std::vector<BufferView> buffers;  // By name.

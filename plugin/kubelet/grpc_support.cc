@@ -39,6 +39,7 @@ grpc::StatusCode CodeOf(Code code) {
     case Code::kIncompatible:
     case Code::kOrphaned:
     case Code::kStale:
+    case Code::kEnded:
     case Code::kBusy:
     case Code::kUnsupported:
       return grpc::StatusCode::FAILED_PRECONDITION;

@@ -294,8 +294,8 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsSeenInPodResourcesAndRenewed) {
   PodResources pods({.socket = kubelet_options.pod_resources_socket});
   const auto is_well = [&] {
     const auto allocatable = pods.Allocatable(Soon());
-    return allocatable && allocatable->contains(Resource::kMemory) &&
-           allocatable->at(Resource::kMemory).size() == 8;
+    return allocatable && allocatable->ours.contains(Resource::kMemory) &&
+           allocatable->ours.at(Resource::kMemory).size() == 8;
   };
   EXPECT_FALSE(is_well());
   // The grace of 1 ms doubles until it is longer than the kubelet takes.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -16,6 +17,9 @@ namespace gpushm::plugin::kubelet {
 namespace {
 
 namespace api = ::v1beta1;
+
+// Streams that were cancelled end at once; without this a defect in gRPC could hold up our end.
+constexpr std::chrono::seconds kStreamsEnd{5};
 
 // IDs that an error names; the rest is counted.
 constexpr size_t kNamedIds = 8;
@@ -115,6 +119,12 @@ class PluginServer::Service final
     }
     server_->Shutdown(std::chrono::system_clock::now() +
                       std::chrono::nanoseconds(deadline.RemainingNs()));
+    {
+      // gRPC ends the process if anything begins on a queue that was shut down, and its server does
+      // not wait for streams that this object's thread has yet to see.
+      std::unique_lock lock(mutex_);
+      ended_.wait_for(lock, kStreamsEnd, [this] { return streams_.empty(); });
+    }
     queue_->Shutdown();
     thread_.join();
   }
@@ -258,7 +268,11 @@ class PluginServer::Service final
           return;
         }
         stream->open = true;
-        if (!stopping_) AwaitStream();
+        if (stopping_) {
+          stream->context.TryCancel();
+          break;
+        }
+        AwaitStream();
         Write(stream);
         break;
       case Step::kWritten:
@@ -288,6 +302,7 @@ class PluginServer::Service final
         const std::lock_guard lock(mutex_);
         Advance(bits >> 2, static_cast<Step>(bits & 3), ok);
         open = CountOpen();
+        if (streams_.empty()) ended_.notify_all();
         if (stopping_) continue;
       }
       if (std::exchange(told, open) != open) config_.on_streams(open);
@@ -301,6 +316,7 @@ class PluginServer::Service final
   std::thread thread_;
 
   std::mutex mutex_;
+  std::condition_variable ended_;  // streams_ is empty.
   bool stopping_ = false;
   uint64_t version_ = 0;  // 0: SetDevices was not called yet.
   api::ListAndWatchResponse list_;

@@ -26,13 +26,22 @@ PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNa
     const Pod pod{listed.namespace_(), listed.name()};
     list.pods.insert(pod);
     for (const v1::ContainerResources& container : listed.containers()) {
+      for (const v1::DynamicResource& claim : container.dynamic_resources()) {
+        for (const v1::ClaimResource& device : claim.claim_resources()) {
+          list.others[device.driver_name()].insert(device.device_name());
+        }
+      }
       for (const v1::ContainerDevices& devices : container.devices()) {
         if (devices.device_ids().empty()) continue;
         const std::optional<Resource> resource = names.Parse(devices.resource_name());
         if (IsOtherGpu(devices.resource_name())) {
           list.snapshot.AddOtherGpu({pod, container.name()}, devices.resource_name());
         }
-        if (!resource) continue;
+        if (!resource) {
+          list.others[devices.resource_name()].insert(devices.device_ids().begin(),
+                                                      devices.device_ids().end());
+          continue;
+        }
         list.snapshot.Add({pod, container.name()}, *resource,
                           DeviceIds(devices.device_ids().begin(), devices.device_ids().end()));
       }
@@ -109,20 +118,20 @@ Result<PodList> PodResources::List(const Deadline& deadline) {
   return ToPodList(response, options_.names);
 }
 
-Result<std::map<Resource, DeviceIds>> PodResources::Allocatable(const Deadline& deadline) {
+Result<NodeDevices> PodResources::Allocatable(const Deadline& deadline) {
   v1::AllocatableResourcesResponse response;
   const Result<void> answered = Ask("podresources GetAllocatableResources", deadline,
                                     [&](auto* stub, grpc::ClientContext* context) {
                                       return stub->GetAllocatableResources(context, {}, &response);
                                     });
   if (!answered) return std::unexpected(answered.error());
-  std::map<Resource, DeviceIds> allocatable;
+  NodeDevices node;
   for (const v1::ContainerDevices& devices : response.devices()) {
     const std::optional<Resource> resource = options_.names.Parse(devices.resource_name());
-    if (resource)
-      allocatable[*resource].insert(devices.device_ids().begin(), devices.device_ids().end());
+    DeviceIds& ids = resource ? node.ours[*resource] : node.others[devices.resource_name()];
+    ids.insert(devices.device_ids().begin(), devices.device_ids().end());
   }
-  return allocatable;
+  return node;
 }
 
 }  // namespace gpushm::plugin::kubelet

@@ -21,9 +21,20 @@
 
 namespace gpushm::plugin::kubelet {
 
+// Device IDs of other plugins, by the resource that they are of; devices of claims, by their
+// driver.
+using OtherDevices = std::map<std::string, DeviceIds>;
+
 struct PodList {
   Snapshot snapshot;
-  std::set<Pod> pods;  // All that are active on the node, also those without devices.
+  std::set<Pod> pods;   // All that are active on the node, also those without devices.
+  OtherDevices others;  // That containers hold.
+};
+
+// What the kubelet would give to pods, taken devices too.
+struct NodeDevices {
+  std::map<Resource, DeviceIds> ours;
+  OtherDevices others;
 };
 
 class PodResources {
@@ -47,10 +58,9 @@ class PodResources {
   // too large, or the kubelet was asked too often until `deadline`.
   Result<PodList> List(const Deadline& deadline);
 
-  // Our IDs that the kubelet would give to pods, taken ones too. It is what only the kubelet knows:
-  // one that has confused two registrations reads our list and has no devices; see
-  // Registration::Renew. Errors as List.
-  Result<std::map<Resource, DeviceIds>> Allocatable(const Deadline& deadline);
+  // Of ours it is what only the kubelet knows: one that has confused two registrations reads our
+  // list and has no devices; see Registration::Renew. Errors as List.
+  Result<NodeDevices> Allocatable(const Deadline& deadline);
 
  private:
   struct Connection;

@@ -52,6 +52,7 @@ struct ResourceState {
 };
 
 struct State {
+  std::string withheld;  // Why the plugin does not register on purpose; empty: it is to.
   ResourceState memory;
   ResourceState attach;
 

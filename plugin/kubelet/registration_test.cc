@@ -2,9 +2,12 @@
 #include "plugin/kubelet/registration.h"
 
 #include <gmock/gmock-matchers.h>
+#include <grpcpp/create_channel_posix.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -12,6 +15,7 @@
 
 #include "plugin/kubelet/device_plugin.grpc.pb.h"
 #include "plugin/kubelet/grpc_support.h"
+#include "plugin/kubelet/plugin_server.h"
 #include "plugin/kubelet/testing/fixture.h"
 #include "plugin/kubelet/unix_socket.h"
 
@@ -67,6 +71,13 @@ class RawClient {
   }
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<api::DevicePlugin::Stub> stub_;
+};
+
+class NoHandler final : public Handler {
+ public:
+  Result<Grant> Allocate(Resource, const DeviceIds&) override { return Grant{}; }
+  Result<void> PreStart(Resource, const DeviceIds&) override { return {}; }
+  DeviceIds Prefer(Resource, const DeviceIds&, const DeviceIds&, size_t) override { return {}; }
 };
 
 TEST_F(RegistrationTest, RegistersBothResources) {
@@ -431,6 +442,34 @@ TEST_F(RegistrationTest, TimesEveryCall) {
     EXPECT_GT(record.ns, 0);
     EXPECT_EQ(!record.error,
               record.kind != CallRecord::Kind::kPreStart || record.resource != Resource::kAttach);
+  }
+}
+
+// A kubelet opens its stream at the moment at which the plugin ends. On a busy machine one round in
+// 9,000 ended the process, where that wrote to a queue that was shut down.
+TEST(PluginServer, EndsStreamsAtAnyMomentOfTheirOpening) {
+  NoHandler handler;
+  for (int round = 0; round < 300; ++round) {
+    PluginServer server({.on_call = {}, .on_streams = [](size_t) {}}, &handler);
+    server.SetDevices({{.id = "m0000"}});
+    std::array<int, 2> pair{};
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()), 0);
+    server.Serve(UniqueFd(pair[0]));
+    const auto channel = grpc::CreateInsecureChannelFromFd("kubelet", pair[1]);
+    const auto stub = api::DevicePlugin::NewStub(channel);
+    std::array<grpc::ClientContext, 8> contexts;
+    std::vector<std::unique_ptr<grpc::ClientReader<api::ListAndWatchResponse>>> streams;
+    for (grpc::ClientContext& context : contexts)
+      streams.push_back(stub->ListAndWatch(&context, {}));
+    const int64_t until_ns = MonotonicNs() + round * 10'000;
+    while (MonotonicNs() < until_ns) {
+    }
+    server.Shutdown(Deadline::AfterMs(round % 3));
+    for (const auto& stream : streams) {
+      for (api::ListAndWatchResponse list; stream->Read(&list);) {
+      }
+      stream->Finish();
+    }
   }
 }
 

@@ -30,7 +30,9 @@ constexpr MetricInfo kMetrics[] = {
     {kGpuMemoryUsed, "gpushm_gpu_memory_used_bytes", kGauge, kGpu,
      "Memory of the GPU that anybody uses, the driver included, as NVML says."},
     {kGpuMemoryAllocatable, "gpushm_gpu_memory_allocatable_bytes", kGauge, kGpu,
-     "What the plugin advertises of the GPU: its memory less the reserve, in whole units."},
+     "What the plugin advertises of the GPU: its memory less the reserve, in whole units; of one "
+     "that "
+     "somebody else hands out, what is bound."},
     {kGpuMemoryBound, "gpushm_gpu_memory_bound_bytes", kGauge, kGpu,
      "What of it is bound to pods, whether they use it or not."},
     {kGpuMemoryBuffers, "gpushm_gpu_memory_buffers_bytes", kGauge, kGpu,
@@ -72,6 +74,9 @@ constexpr MetricInfo kMetrics[] = {
      "XIDs that NVML reported since the plugin started (docs/xids.md)."},
     {kGpuXidLast, "gpushm_gpu_xid_last_timestamp_seconds", kGauge, "gpu_uuid xid",
      "When that XID came last; increase() misses the first event of a series, this does not."},
+    {kGpuTaken, "gpushm_gpu_taken", kGauge, "gpu_uuid by",
+     "1 for each GPU that somebody else hands out, such as nvidia.com/gpu: no new pod is bound to "
+     "it here (docs/operations.md)."},
     {kGpuSampled, "gpushm_gpu_sampled_timestamp_seconds", kGauge, kGpu,
      "When NVML answered last. NVML is asked every metrics.sample-ms and never by a scrape, which "
      "a "
@@ -83,6 +88,12 @@ constexpr MetricInfo kMetrics[] = {
      "What of the pool its broker has allocated."},
     {kBrokerConnected, "gpushm_broker_connected", kGauge, kPod,
      "1 while the pod's broker is connected to the plugin."},
+    {kLinkMemory, "gpushm_link_memory_bytes", kGauge, kPod,
+     "Host memory of the plugin that what it keeps of the pod takes: each buffer, generation, "
+     "attachment and process that the pod's broker states."},
+    {kLinkExhausted, "gpushm_link_exhausted_total", kCounter, kPod,
+     "Times that all the plugin kept of the pod was dropped because it took more than its share of "
+     "the plugin's memory, or more than a pod's limits. Its log says which (link-broken)."},
     {kSyncObjects, "gpushm_sync_objects", kGauge, "namespace pod gpu_uuid kind state",
      "Signals, barriers, rings and queues of the pod; kind says which. state is that of the "
      "writer: "
@@ -97,6 +108,9 @@ constexpr MetricInfo kMetrics[] = {
      "1 if the buffer's current generation is published and whole."},
     {kBufferSize, "gpushm_buffer_size_bytes", kGauge, kBuffer,
      "Size of the current generation, as asked for."},
+    {kBufferContent, "gpushm_buffer_content_bytes", kGauge, kBuffer,
+     "How much of the current generation is content: what was loaded into it or what its writer "
+     "said; all of its size where nobody said it."},
     {kBufferAllocated, "gpushm_buffer_allocated_bytes", kGauge, kBuffer,
      "Physical bytes of all generations of the buffer, rounded to the GPU's granularity."},
     {kBufferLoaded, "gpushm_buffer_loaded_bytes", kGauge, kBuffer,
@@ -176,6 +190,9 @@ constexpr MetricInfo kMetrics[] = {
      "Those of them that are told unhealthy."},
     {kPluginBoundDevices, "gpushm_plugin_bound_devices", kGauge, kResource,
      "Those of them that are bound to containers."},
+    {kMissingGpus, "gpushm_plugin_missing_gpus", kGauge, "gpu",
+     "1 for each GPU or MIG profile that the configuration names under gpus and this node has not; "
+     "the others are handed out."},
     {kPluginAllocations, "gpushm_plugin_allocations_total", kCounter, kResource,
      "Allocate calls of the kubelet, one a container."},
     {kPluginAllocationErrors, "gpushm_plugin_allocation_errors_total", kCounter, "resource code",
@@ -185,7 +202,8 @@ constexpr MetricInfo kMetrics[] = {
     {kPluginPreStarts, "gpushm_plugin_prestarts_total", kCounter, kResource,
      "PreStartContainer calls of the kubelet: one for each start of a container."},
     {kPluginPreStartErrors, "gpushm_plugin_prestart_errors_total", kCounter, "resource code",
-     "Those of them that failed; EXHAUSTED is a pod that waits for room."},
+     "Those of them that failed; EXHAUSTED is a pod that waits for room, UNSUPPORTED one that is "
+     "larger than any GPU of the node and never starts there."},
     {kPluginPreStartDuration, "gpushm_plugin_prestart_duration_seconds", kHistogram, kResource,
      "PreStartContainer calls, from the request to the answer."},
     {kBrokerReadyDuration, "gpushm_broker_ready_duration_seconds", kHistogram, kNone,
@@ -194,6 +212,14 @@ constexpr MetricInfo kMetrics[] = {
      "Looks at the kubelet's list of pods that failed."},
     {kConfigReloadFailures, "gpushm_plugin_config_reload_failures_total", kCounter, kNone,
      "Changes of the configuration file that were refused."},
+    {kForeignDescriptors, "gpushm_plugin_foreign_descriptors_total", kCounter, kNone,
+     "Messages of brokers with a file or socket where GPU memory, a memfd or a pidfd has to be. "
+     "The "
+     "process that sent it is refused; the log line foreign-descriptor names the pod."},
+    {kFuseAborts, "gpushm_plugin_fuse_aborts_total", kCounter, kNone,
+     "FUSE file systems of pods that the plugin ended because closing such a descriptor was held "
+     "up "
+     "by their daemon; the log line close-held-up names the pod."},
     {kCollectorSuccess, "gpushm_scrape_collector_success", kGauge, "collector",
      "1 if that source of this scrape answered: nvml, bindings (whose device IDs are whose) or "
      "links (what brokers state)."},
@@ -242,8 +268,7 @@ std::span<const MetricInfo> Metrics() { return kMetrics; }
 
 std::string MetricsMarkdown() {
   std::string out =
-      "<!-- Made from the table in plugin/metrics/catalogue.cc; catalogue_test compares and, with\n"
-      "GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
+      "<!-- Made from the table in plugin/metrics/catalogue.cc by `./run docs`. -->\n"
       "# Metrics\n\n"
       "`gpushm-plugin` serves these at `:9400/metrics`, in Prometheus' text format 0.0.4 or in "
       "OpenMetrics 1.0, as the scraper's Accept header asks. A value that the driver does not give "
@@ -251,6 +276,14 @@ std::string MetricsMarkdown() {
       "and "
       "why so, in [observability.md](observability.md).\n\n"
       "Names and labels do not change within a major version.\n\n"
+      "However much a pod's broker states, the pod makes a bounded number of series: its 64 "
+      "largest "
+      "buffers, 16 containers and the sidecar have their own, what is beyond is summed up under "
+      "`(others)` as buffer or container. With more than 256 attachments, counted by buffer, "
+      "container and access, their container is `(others)`. So sums over a pod, node or GPU are "
+      "right in any case; `gpushm_buffer_info`, `gpushm_buffer_ready` and the time of a buffer "
+      "have "
+      "no such series.\n\n"
       "| metric | type | labels | meaning |\n|---|---|---|---|\n";
   for (const MetricInfo& info : kMetrics) {
     std::string labels(info.labels);

@@ -16,7 +16,7 @@ constexpr std::string_view kCompiler = "gcc " __VERSION__;
 
 }  // namespace
 
-NodeFacts Collector::Gather(const Offer& offer, std::vector<Collected>* collected) {
+NodeView Collector::Gather(const Offer& offer, std::vector<Collected>* collected) {
   const auto timed = [&](std::string_view name, auto read) {
     const int64_t start_ns = MonotonicNs();
     const bool success = read();
@@ -41,11 +41,12 @@ NodeFacts Collector::Gather(const Offer& offer, std::vector<Collected>* collecte
     facts.unlisted = book_->unlisted;
     return true;
   });
+  NodeViewBuilder builder(facts);
   timed("links", [&] {
-    facts.links = sources_.keeper->Look();
-    return true;
+    return sources_.keeper->EachLink(Deadline::AfterMs(kLinksMs),
+                                     [&](const LinkView& link) { builder.Add(link); });
   });
-  return facts;
+  return builder.Finish();
 }
 
 std::map<Resource, uint64_t> Collector::Bound() const {
@@ -77,21 +78,28 @@ void Collector::WritePlugin(const Offer& offer, Exposition* out) {
   for (const auto& [resource, count] : Bound()) {
     out->Add(Metric::kPluginBoundDevices, {ResourceName(resource)}, count);
   }
+  for (const std::string& missing : offer.missing) {
+    out->Add(Metric::kMissingGpus, {missing}, uint64_t{1});
+  }
   sources_.counters->Write(out);
 }
 
-std::string Collector::Metrics(Format format) {
+Pages::Page Collector::Metrics(Format format) {
+  return (format == Format::kText ? text_ : open_metrics_).Get(Deadline::AfterMs(kPatienceMs));
+}
+
+std::string Collector::MakeMetrics(Format format) {
   const std::lock_guard lock(mutex_);
   std::vector<Collected> collected;
   const Offer offer = sources_.offer();
-  const NodeFacts facts = Gather(offer, &collected);
-  const NodeView node = BuildNodeView(facts);
+  const NodeView node = Gather(offer, &collected);
   Exposition out(format, last_bytes_ + last_bytes_ / 8);
   WriteGpus(node, sources_.sampler != nullptr ? sources_.sampler->driver_version() : "",
             sources_.health != nullptr ? sources_.health->xids() : std::vector<XidCount>(), &out);
   WritePools(node, &out);
   // Before the counters: it tells them of brokers that are ready.
-  WriteNode(node, sources_.keeper->Count(), &out);
+  if (const auto counted = sources_.keeper->Count(Deadline::AfterMs(kLinksMs))) counted_ = *counted;
+  WriteNode(node, counted_, &out);
   WritePlugin(offer, &out);
   for (const Collected& one : collected) {
     out.Add(Metric::kCollectorSuccess, {one.name}, uint64_t{one.success});
@@ -106,12 +114,11 @@ std::string Collector::Metrics(Format format) {
   return page;
 }
 
-std::string Collector::StatusJson() {
+std::string Collector::MakeStatusJson() {
   const std::lock_guard lock(mutex_);
   std::vector<Collected> collected;
   const Offer offer = sources_.offer();
-  const NodeFacts gathered = Gather(offer, &collected);
-  const NodeView node = BuildNodeView(gathered);
+  const NodeView node = Gather(offer, &collected);
   StatusFacts facts{
       .node_name = sources_.node_name, .started_unix_ns = started_unix_ns_, .resources = {}};
   if (!sources_.registration) return gpushm::plugin::StatusJson(node, facts);

@@ -22,6 +22,7 @@
 #include "plugin/metrics/exposition.h"
 #include "plugin/metrics/gpu_sampler.h"
 #include "plugin/metrics/node_view.h"
+#include "plugin/metrics/pages.h"
 #include "runtime/base/clock.h"
 
 namespace gpushm::plugin {
@@ -35,6 +36,7 @@ struct Offer {
   std::vector<Device> devices;
   std::vector<Gpu> gpus;  // In the same order.
   std::map<Resource, Ids> ids;
+  std::vector<std::string> missing;  // As of Advertisement.
 };
 
 class Collector {
@@ -52,12 +54,16 @@ class Collector {
     const Counters* counters = nullptr;
     std::string node_name;
   };
+  static constexpr int64_t kPatienceMs = 8000;
+  // For the links' thread, which answers within milliseconds unless it hangs.
+  static constexpr int64_t kLinksMs = 4000;
+
   explicit Collector(Sources sources) : sources_(std::move(sources)) {}
 
-  // The page of /metrics.
-  std::string Metrics(Format format);
-  // One JSON object: docs/status.md.
-  std::string StatusJson();
+  // The page of /metrics, and one JSON object: docs/status.md. Callers at the same time share one
+  // (pages.h). Null: it took longer than kPatienceMs.
+  Pages::Page Metrics(Format format);
+  Pages::Page StatusJson() { return status_.Get(Deadline::AfterMs(kPatienceMs)); }
 
  private:
   struct Collected {  // A source, and whether and how fast it answered.
@@ -65,15 +71,21 @@ class Collector {
     bool success = true;
     double seconds = 0;
   };
-  NodeFacts Gather(const Offer& offer, std::vector<Collected>* collected);
+  std::string MakeMetrics(Format format);
+  std::string MakeStatusJson();
+  NodeView Gather(const Offer& offer, std::vector<Collected>* collected);
   std::map<Resource, uint64_t> Bound() const;
   void WritePlugin(const Offer& offer, Exposition* out);
 
   const Sources sources_;
   const int64_t started_unix_ns_ = UnixNs();
-  std::mutex mutex_;              // Guards what follows.
-  std::optional<BookView> book_;  // As last seen.
+  std::mutex mutex_;                   // Guards what follows.
+  std::optional<BookView> book_;       // As last seen.
+  protocol::CounterValues counted_{};  // As last seen.
   size_t last_bytes_ = 0;
+  Pages text_{[this] { return MakeMetrics(Format::kText); }};
+  Pages open_metrics_{[this] { return MakeMetrics(Format::kOpenMetrics); }};
+  Pages status_{[this] { return MakeStatusJson(); }};
 };
 
 // ---- the parts, pure

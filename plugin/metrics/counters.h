@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "plugin/keeper/link_server.h"
 #include "plugin/kubelet/plugin_server.h"
 #include "plugin/metrics/exposition.h"
 
@@ -24,8 +25,12 @@ class Counters {
   void BrokerReady(double seconds) { broker_ready_.Observe(seconds); }
   void PodListFailed() { ++pod_list_errors_; }
   void ReloadRefused() { ++reload_failures_; }
+  void Foreign(ForeignStep step) {
+    if (step == ForeignStep::kRefused) ++foreign_descriptors_;
+    if (step == ForeignStep::kAborted) ++fuse_aborts_;
+  }
 
-  // kPluginAllocations to kConfigReloadFailures.
+  // kPluginAllocations to kFuseAborts.
   void Write(Exposition* out) const;
 
  private:
@@ -43,6 +48,8 @@ class Counters {
   prometheus::Histogram broker_ready_;
   std::atomic<uint64_t> pod_list_errors_ = 0;
   std::atomic<uint64_t> reload_failures_ = 0;
+  std::atomic<uint64_t> foreign_descriptors_ = 0;
+  std::atomic<uint64_t> fuse_aborts_ = 0;
 };
 
 }  // namespace gpushm::plugin

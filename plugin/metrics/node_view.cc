@@ -1,6 +1,9 @@
 #include "plugin/metrics/node_view.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
 #include <utility>
 
 namespace gpushm::plugin {
@@ -13,6 +16,17 @@ uint64_t ShareOf(uint64_t bytes, uint64_t part, uint64_t whole) {
   return bytes / whole * part + bytes % whole * part / whole;
 }
 
+// As registry::ContentBytes of what the broker shows.
+uint64_t ContentOf(const BufferView& buffer, const GenerationView& generation) {
+  const bool there = buffer.state == registry::BufferState::kReady ||
+                     buffer.state == registry::BufferState::kWriterDied;
+  const uint64_t loaded_bytes = std::min(buffer.loaded_bytes, generation.size_bytes);
+  if (!there) return loaded_bytes;
+  // A broker that states no content leaves what was loaded, and 0 where nobody said it.
+  const bool was_loaded = buffer.current == generation.generation && loaded_bytes != 0;
+  return generation.content_bytes.value_or(was_loaded ? loaded_bytes : generation.size_bytes);
+}
+
 // One pool: buffers first, then what they mean for containers.
 class PoolBuilder {
  public:
@@ -22,26 +36,33 @@ class PoolBuilder {
     pool_.gpu = link.gpu;
     pool_.size_bytes = link.pool_bytes;
     pool_.allocated_bytes = link.kept.pooled_bytes;
+    pool_.kept_heap_bytes = link.kept_heap_bytes;
+    pool_.exhausted = link.exhausted;
     pool_.broker = link.connected ? "connected" : link.open ? "away" : "none";
   }
 
   PoolView Build() {
+    ChooseContainers();
     for (const LeaseView& lease : link_.leases) {
-      if (lease.alive) leases_[lease.generation].push_back(&lease);
+      if (link_.clients[lease.client].alive) leases_[lease.generation].push_back(&lease);
     }
     // The sidecar is there also when it holds nothing.
-    containers_[std::string(kSidecarName)];
+    Container(std::string(kSidecarName));
     for (const ClientView& client : link_.clients) {
       if (client.alive) ++Container(client.container).clients;
     }
     for (const ContainerCounters& counted : link_.counters) {
-      Container(counted.container).counters = &counted.values;
+      auto& counters = Container(counted.container).counters;
+      if (!counters) counters.emplace();
+      protocol::AddCounters(counted.values, &*counters);
     }
     for (const SyncView& sync : link_.syncs) {
       ++pool_.syncs[sync.kind][static_cast<size_t>(sync.state)];
     }
     pool_.buffers.reserve(link_.buffers.size());
     for (const BufferView& buffer : link_.buffers) AddBuffer(buffer);
+    BoundBuffers();
+    BoundAttachments();
     for (auto& [name, container] : containers_) {
       container.name = name;
       pool_.containers.push_back(std::move(container));
@@ -52,7 +73,23 @@ class PoolBuilder {
   uint64_t physical_bytes() const { return physical_bytes_; }
 
  private:
-  PoolContainer& Container(const std::string& name) { return containers_[name]; }
+  // The first by name: who is shown does not change with what it does, so that its counters go on.
+  void ChooseContainers() {
+    std::set<std::string> all;
+    for (const ClientView& client : link_.clients) all.insert(client.container);
+    for (const ContainerCounters& counted : link_.counters) all.insert(counted.container);
+    for (const BufferView& buffer : link_.buffers) {
+      if (!buffer.creator.empty()) all.insert(buffer.creator);
+    }
+    for (const std::string& name : all) {
+      if (shown_.size() < kShownContainers) shown_.insert(name);
+    }
+    shown_.insert(std::string(kSidecarName));
+  }
+  std::string Shown(const std::string& container) const {
+    return shown_.contains(container) ? container : std::string(kOthers);
+  }
+  PoolContainer& Container(const std::string& name) { return containers_[Shown(name)]; }
 
   void AddBuffer(const BufferView& buffer) {
     PoolBuffer shown{
@@ -70,6 +107,7 @@ class PoolBuilder {
       physical_bytes_ += generation.mapped_bytes;
       if (generation.generation == buffer.current || buffer.current == 0) {
         shown.size_bytes = generation.size_bytes;
+        shown.content_bytes = ContentOf(buffer, generation);
         shown.created_unix_ns = generation.created_unix_ns;
         shown.transport = generation.transport == protocol::Transport::kVmm ? "vmm" : "cuipc";
       }
@@ -90,7 +128,9 @@ class PoolBuilder {
     }
     const std::vector<const LeaseView*>& leases = found->second;
     std::map<AttachmentKey, uint64_t> counts;
-    for (const LeaseView* const lease : leases) ++counts[{lease->container, lease->access}];
+    for (const LeaseView* const lease : leases) {
+      ++counts[{Shown(link_.clients[lease->client].container), lease->access}];
+    }
     saved_bytes_ += generation.mapped_bytes * (leases.size() - 1);
     // What division leaves over goes to the first, so that nothing is lost.
     uint64_t left = generation.mapped_bytes;
@@ -100,20 +140,76 @@ class PoolBuilder {
     for (const auto& [key, count] : counts) {
       const uint64_t share =
           ShareOf(generation.mapped_bytes, count, leases.size()) + std::exchange(left, 0);
-      PoolContainer& container = Container(key.first);
+      PoolContainer& container = containers_[key.first];
       container.proportional_bytes += share;
       container.mapped_bytes += count * generation.mapped_bytes;
-      AttachmentsView& view = (*attachments)[key];
-      view.container = key.first;
-      view.access = key.second;
-      view.count += count;
-      view.mapped_bytes += count * generation.mapped_bytes;
-      view.proportional_bytes += share;
+      Merge({.container = key.first,
+             .access = key.second,
+             .count = count,
+             .mapped_bytes = count * generation.mapped_bytes,
+             .proportional_bytes = share},
+            &(*attachments)[key]);
+    }
+  }
+
+  static void Merge(const AttachmentsView& more, AttachmentsView* into) {
+    into->container = more.container;
+    into->access = more.access;
+    into->count += more.count;
+    into->mapped_bytes += more.mapped_bytes;
+    into->proportional_bytes += more.proportional_bytes;
+  }
+
+  // The largest by themselves, by name again; the others summed up, without a state of their own.
+  void BoundBuffers() {
+    std::vector<PoolBuffer>& all = pool_.buffers;
+    if (all.size() <= kShownBuffers) return;
+    const auto end = all.begin() + kShownBuffers;
+    std::ranges::partial_sort(all, end, [](const PoolBuffer& a, const PoolBuffer& b) {
+      return std::tie(b.allocated_bytes, a.name) < std::tie(a.allocated_bytes, b.name);
+    });
+    PoolBuffer others{.name = std::string(kOthers),
+                      .creator = {},
+                      .state = {},
+                      .transport = {},
+                      .loaded_bytes = {},
+                      .attachments = {}};
+    std::map<AttachmentKey, AttachmentsView> attachments;
+    for (auto buffer = end; buffer != all.end(); ++buffer) {
+      others.size_bytes += buffer->size_bytes;
+      others.content_bytes += buffer->content_bytes;
+      others.allocated_bytes += buffer->allocated_bytes;
+      others.generations += buffer->generations;
+      for (const AttachmentsView& view : buffer->attachments) {
+        Merge(view, &attachments[{view.container, view.access}]);
+      }
+    }
+    for (auto& [key, view] : attachments) others.attachments.push_back(std::move(view));
+    all.erase(end, all.end());
+    std::ranges::sort(all, {}, &PoolBuffer::name);
+    all.push_back(std::move(others));
+    all.shrink_to_fit();
+  }
+
+  // Where there are too many, those of each buffer are told by access alone.
+  void BoundAttachments() {
+    size_t all = 0;
+    for (const PoolBuffer& buffer : pool_.buffers) all += buffer.attachments.size();
+    if (all <= kShownAttachments) return;
+    for (PoolBuffer& buffer : pool_.buffers) {
+      std::map<protocol::WireAccess, AttachmentsView> summed;
+      for (AttachmentsView& view : buffer.attachments) {
+        view.container = kOthers;
+        Merge(view, &summed[view.access]);
+      }
+      buffer.attachments.clear();
+      for (auto& [access, view] : summed) buffer.attachments.push_back(std::move(view));
     }
   }
 
   const LinkView& link_;
   PoolView pool_;
+  std::set<std::string> shown_;                               // Containers.
   std::map<uint64_t, std::vector<const LeaseView*>> leases_;  // By generation.
   std::map<std::string, PoolContainer> containers_;
   uint64_t saved_bytes_ = 0;
@@ -132,8 +228,11 @@ std::vector<GpuView> GpusOf(const NodeFacts& facts) {
   std::vector<GpuView> gpus;
   gpus.reserve(facts.devices.size());
   for (size_t i = 0; i < facts.devices.size(); ++i) {
-    GpuView gpu{.device = facts.devices[i], .reason = {}, .sample = {}};
-    if (i < facts.gpus.size()) gpu.allocatable_bytes = facts.gpus[i].units * facts.unit_bytes;
+    GpuView gpu{.device = facts.devices[i], .reason = {}, .taken_by = {}, .sample = {}};
+    if (i < facts.gpus.size()) {
+      gpu.allocatable_bytes = facts.gpus[i].units * facts.unit_bytes;
+      gpu.taken_by = facts.gpus[i].taken_by;
+    }
     const auto health = std::ranges::find(facts.health, gpu.device.uuid, &DeviceHealth::uuid);
     if (health != facts.health.end()) {
       gpu.healthy = health->healthy;
@@ -148,37 +247,44 @@ std::vector<GpuView> GpusOf(const NodeFacts& facts) {
 
 }  // namespace
 
-NodeView BuildNodeView(const NodeFacts& facts) {
-  NodeView node{.gpus = GpusOf(facts), .pools = {}};
-  const std::map<std::string, Pod> owners = OwnersOfAllocations(facts.bindings);
-  for (const LinkView& link : facts.links) {
-    if (!link.granted) continue;
-    const auto owner = owners.find(link.name);
-    // Without Kubernetes, and where another pod has these device IDs by now, the allocation's name
-    // tells pools apart.
-    const bool known = owner != owners.end() && !owner->second.name.empty();
-    PoolBuilder builder(link, known ? owner->second : Pod{"", link.name});
-    PoolView pool = builder.Build();
-    const auto gpu = std::ranges::find(node.gpus, link.gpu,
-                                       [](const GpuView& view) { return view.device.uuid; });
-    if (gpu != node.gpus.end()) {
-      gpu->bound_bytes += link.pool_bytes;
-      if (!link.open) gpu->kept_bytes += builder.physical_bytes();
-    }
-    if (!link.open && facts.unlisted.contains(link.name)) continue;  // Invariant 3.
-    if (gpu != node.gpus.end()) {
-      gpu->buffers_bytes += builder.physical_bytes();
-      gpu->saved_bytes += builder.saved_bytes();
-      if (gpu->sample) {
-        for (PoolContainer& container : pool.containers) {
-          const auto found = gpu->sample->private_bytes.find({link.name, container.name});
-          if (found != gpu->sample->private_bytes.end()) container.private_bytes = found->second;
-        }
+NodeViewBuilder::NodeViewBuilder(const NodeFacts& facts)
+    : facts_(facts),
+      owners_(OwnersOfAllocations(facts.bindings)),
+      node_{.gpus = GpusOf(facts), .pools = {}} {}
+
+void NodeViewBuilder::Add(const LinkView& link) {
+  if (!link.granted) return;
+  const auto owner = owners_.find(link.name);
+  // Without Kubernetes, and where another pod has these device IDs by now, the allocation's name
+  // tells pools apart.
+  const bool known = owner != owners_.end() && !owner->second.name.empty();
+  PoolBuilder builder(link, known ? owner->second : Pod{"", link.name});
+  PoolView pool = builder.Build();
+  const auto gpu =
+      std::ranges::find(node_.gpus, link.gpu, [](const GpuView& view) { return view.device.uuid; });
+  if (gpu != node_.gpus.end()) {
+    gpu->bound_bytes += link.pool_bytes;
+    if (!link.open) gpu->kept_bytes += builder.physical_bytes();
+  }
+  if (!link.open && facts_.unlisted.contains(link.name)) return;  // Invariant 4.
+  if (gpu != node_.gpus.end()) {
+    gpu->buffers_bytes += builder.physical_bytes();
+    gpu->saved_bytes += builder.saved_bytes();
+    if (gpu->sample) {
+      for (PoolContainer& container : pool.containers) {
+        const auto found = gpu->sample->private_bytes.find({link.name, container.name});
+        if (found != gpu->sample->private_bytes.end()) container.private_bytes = found->second;
       }
     }
-    node.pools.push_back(std::move(pool));
   }
-  return node;
+  node_.pools.push_back(std::move(pool));
+}
+
+NodeView NodeViewBuilder::Finish() {
+  for (GpuView& gpu : node_.gpus) {
+    if (!gpu.taken_by.empty()) gpu.allocatable_bytes = gpu.bound_bytes;
+  }
+  return std::move(node_);
 }
 
 }  // namespace gpushm::plugin

@@ -12,7 +12,11 @@
 //       bytes of its buffers. Bytes that nobody has attached belong to the sidecar, offered ones to
 //       the container that offered them.
 //   (2) What is not known is absent.
-//   (3) A pod that has ended is no pool: its broker is gone, and the kubelet lists it no more. What
+//   (3) However much a broker states, a pool shows a bounded number of names. What is beyond that
+//   is
+//       summed up under kOthers, which no container and no buffer can be called, so that sums stay
+//       what they are.
+//   (4) A pod that has ended is no pool: its broker is gone, and the kubelet lists it no more. What
 //       is bound and kept for it counts as such until its end is proven (docs/plugin.md).
 //
 // Threads: pure functions.
@@ -38,6 +42,12 @@ namespace gpushm::plugin {
 // How the sidecar's container is called by the injector.
 inline constexpr std::string_view kSidecarName = "gpushm";
 
+// Of one pool; docs/metrics.md has what is left out of what beyond it.
+inline constexpr size_t kShownBuffers = 64;       // The largest.
+inline constexpr size_t kShownContainers = 16;    // The first by name, and the sidecar.
+inline constexpr size_t kShownAttachments = 256;  // Of a container on a buffer with one access.
+inline constexpr std::string_view kOthers = "(others)";
+
 // As labels and the status page say it.
 inline std::string_view AccessName(protocol::WireAccess access) {
   return access == protocol::WireAccess::kRead ? "ro" : "rw";
@@ -57,6 +67,7 @@ struct PoolBuffer {
   std::string_view state;  // As registry::BufferStateName; "unpublished" where nobody sees it yet.
   std::string_view transport;
   uint64_t size_bytes = 0;       // Of the current generation.
+  uint64_t content_bytes = 0;    // Of it; what was loaded so far while it loads.
   uint64_t allocated_bytes = 0;  // Of all generations.
   uint64_t generations = 0;
   int64_t created_unix_ns = 0;  // Of the current generation.
@@ -70,7 +81,7 @@ struct PoolContainer {
   uint64_t mapped_bytes = 0;
   uint64_t proportional_bytes = 0;
   std::optional<uint64_t> private_bytes;
-  const protocol::CounterValues* counters = nullptr;  // Of NodeFacts; null: it counted nothing.
+  std::optional<protocol::CounterValues> counters;  // Absent: it counted nothing.
 };
 
 struct PoolView {
@@ -79,6 +90,8 @@ struct PoolView {
   std::string gpu;
   uint64_t size_bytes = 0;
   uint64_t allocated_bytes = 0;
+  uint64_t kept_heap_bytes = 0;           // What the plugin keeps of it takes of its own memory.
+  uint64_t exhausted = 0;                 // Times that it was dropped for taking too much of that.
   std::string_view broker;                // "connected"; "away": its process lives; "none".
   std::vector<PoolBuffer> buffers;        // By name.
   std::vector<PoolContainer> containers;  // By name; the sidecar is one.
@@ -90,6 +103,7 @@ struct GpuView {
   Device device;
   bool healthy = true;
   std::string reason;
+  std::string taken_by;  // As of Gpu.
   uint64_t allocatable_bytes = 0;
   uint64_t bound_bytes = 0;
   uint64_t buffers_bytes = 0;
@@ -111,10 +125,22 @@ struct NodeFacts {
   std::map<std::string, GpuSample> samples;  // By UUID.
   std::vector<Binding> bindings;
   std::set<std::string> unlisted;  // As of Book.
-  std::vector<LinkView> links;
 };
 
-// Points into `facts`, which outlives it.
-NodeView BuildNodeView(const NodeFacts& facts);
+// Takes links one after the other, so that only one of them is there as a whole.
+class NodeViewBuilder {
+ public:
+  // `facts` outlives it.
+  explicit NodeViewBuilder(const NodeFacts& facts);
+
+  // By name.
+  void Add(const LinkView& link);
+  NodeView Finish();
+
+ private:
+  const NodeFacts& facts_;
+  const std::map<std::string, Pod> owners_;  // By allocation.
+  NodeView node_;
+};
 
 }  // namespace gpushm::plugin

@@ -4,9 +4,12 @@
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
+#include <string>
+#include <vector>
 
 namespace gpushm::plugin {
 namespace {
@@ -19,8 +22,19 @@ using ::testing::Pair;
 constexpr uint64_t kMi = uint64_t{1} << 20;
 constexpr char kGpu[] = "GPU-a";
 
-NodeFacts Facts() {
-  NodeFacts facts;
+// What the builder is given, with its links.
+struct Node : NodeFacts {
+  std::vector<LinkView> links;
+};
+
+NodeView BuildNodeView(const Node& node) {
+  NodeViewBuilder builder(node);
+  for (const LinkView& link : node.links) builder.Add(link);
+  return builder.Finish();
+}
+
+Node Facts() {
+  Node facts;
   facts.devices.push_back({.uuid = kGpu, .parent_uuid = {}, .name = "H200", .total_bytes = 80});
   facts.gpus.push_back({.uuid = kGpu, .units = 3, .tokens = 64});
   facts.unit_bytes = kMi;
@@ -50,16 +64,19 @@ void AddBuffer(LinkView* link, const std::string& name, uint64_t generation, uin
                                             .created_unix_ns = 7}}});
 }
 
-void AddLease(LinkView* link, const std::string& container, const std::string& buffer,
-              uint64_t generation, uint64_t mapped_bytes, WireAccess access = WireAccess::kRead,
-              bool alive = true) {
-  link->leases.push_back({.container = container,
-                          .buffer = buffer,
+void AddLease(LinkView* link, const std::string& container, uint64_t generation,
+              WireAccess access = WireAccess::kRead, bool alive = true) {
+  const auto known = std::ranges::find_if(link->clients, [&](const ClientView& client) {
+    return client.container == container && client.alive == alive;
+  });
+  const auto place = static_cast<uint32_t>(known - link->clients.begin());
+  if (known == link->clients.end()) {
+    link->clients.push_back({.container = container, .client_id = place + 1, .alive = alive});
+  }
+  link->leases.push_back({.lease_id = link->leases.size() + 1,
                           .generation = generation,
-                          .lease_id = link->leases.size() + 1,
-                          .mapped_bytes = mapped_bytes,
-                          .access = access,
-                          .alive = alive});
+                          .client = place,
+                          .access = access});
 }
 
 const PoolContainer& ContainerOf(const PoolView& pool, const std::string& name) {
@@ -71,7 +88,7 @@ const PoolContainer& ContainerOf(const PoolView& pool, const std::string& name) 
 }
 
 TEST(NodeView, BytesThatNobodyAttachedAreTheSidecarS) {
-  NodeFacts facts = Facts();
+  Node facts = Facts();
   LinkView link = Link();
   AddBuffer(&link, "weights", 1, 8 * kMi);
   facts.links.push_back(link);
@@ -88,7 +105,7 @@ TEST(NodeView, BytesThatNobodyAttachedAreTheSidecarS) {
 }
 
 TEST(NodeView, SignalsAreCountedByKindAndState) {
-  NodeFacts facts = Facts();
+  Node facts = Facts();
   LinkView link = Link();
   link.syncs = {{signal::Kind::kSignal, SyncState::kLive},
                 {signal::Kind::kSignal, SyncState::kEnded},
@@ -101,7 +118,7 @@ TEST(NodeView, SignalsAreCountedByKindAndState) {
 }
 
 TEST(NodeView, OfferedBytesThatNobodyAttachedAreTheOfferersS) {
-  NodeFacts facts = Facts();
+  Node facts = Facts();
   LinkView link = Link();
   AddBuffer(&link, "frames", 1, 8 * kMi, /*pooled=*/false);
   facts.links.push_back(link);
@@ -110,13 +127,13 @@ TEST(NodeView, OfferedBytesThatNobodyAttachedAreTheOfferersS) {
 }
 
 TEST(NodeView, SharesAreByAttachmentAndLoseNothing) {
-  NodeFacts facts = Facts();
+  Node facts = Facts();
   LinkView link = Link();
   AddBuffer(&link, "weights", 1, 10);
-  AddLease(&link, "a", "weights", 1, 10);
-  AddLease(&link, "a", "weights", 1, 10);
-  AddLease(&link, "b", "weights", 1, 10, WireAccess::kReadWrite);
-  AddLease(&link, "dead", "weights", 1, 10, WireAccess::kRead, /*alive=*/false);
+  AddLease(&link, "a", 1);
+  AddLease(&link, "a", 1);
+  AddLease(&link, "b", 1, WireAccess::kReadWrite);
+  AddLease(&link, "dead", 1, WireAccess::kRead, /*alive=*/false);
   facts.links.push_back(link);
   const NodeView node = BuildNodeView(facts);
   const PoolView& pool = node.pools[0];
@@ -131,7 +148,7 @@ TEST(NodeView, SharesAreByAttachmentAndLoseNothing) {
 }
 
 TEST(NodeView, OldGenerationsCountUntilTheirLastHolderGoes) {
-  NodeFacts facts = Facts();
+  Node facts = Facts();
   LinkView link = Link();
   AddBuffer(&link, "weights", 2, 10);
   link.buffers[0].generations.insert(link.buffers[0].generations.begin(),
@@ -139,7 +156,7 @@ TEST(NodeView, OldGenerationsCountUntilTheirLastHolderGoes) {
                                       .size_bytes = 4,
                                       .mapped_bytes = 6,
                                       .transport = protocol::Transport::kVmm});
-  AddLease(&link, "a", "weights", 1, 6);
+  AddLease(&link, "a", 1);
   facts.links.push_back(link);
   const NodeView node = BuildNodeView(facts);
   const PoolBuffer& buffer = node.pools[0].buffers[0];
@@ -150,8 +167,32 @@ TEST(NodeView, OldGenerationsCountUntilTheirLastHolderGoes) {
   EXPECT_EQ(ContainerOf(node.pools[0], "gpushm").proportional_bytes, 10U);
 }
 
+// Goal: the content is what was said of the current generation, and all of it where nobody did; a
+// broker of a link that states no content leaves what was loaded.
+TEST(NodeView, ContentIsWhatWasSaid) {
+  Node facts = Facts();
+  LinkView link = Link();
+  for (const char* name : {"empty", "loaded", "loading", "said", "unsaid"}) {
+    AddBuffer(&link, name, static_cast<uint64_t>(link.buffers.size() + 1), 10);
+    link.buffers.back().state = registry::BufferState::kReady;
+  }
+  link.buffers[0].generations[0].content_bytes = 0;
+  link.buffers[1].loaded_bytes = 4;
+  link.buffers[2].state = registry::BufferState::kLoading;
+  link.buffers[2].loaded_bytes = 3;
+  link.buffers[2].generations[0].content_bytes = 8;  // Of the load before.
+  link.buffers[3].loaded_bytes = 4;
+  link.buffers[3].generations[0].content_bytes = 5;
+  facts.links.push_back(link);
+  std::vector<uint64_t> contents;
+  for (const PoolBuffer& buffer : BuildNodeView(facts).pools[0].buffers) {
+    contents.push_back(buffer.content_bytes);
+  }
+  EXPECT_EQ(contents, (std::vector<uint64_t>{0, 4, 3, 5, 9}));
+}
+
 TEST(NodeView, APoolIsNamedAfterItsPodOrItsAllocation) {
-  NodeFacts facts = Facts();
+  Node facts = Facts();
   facts.links = {Link("m0000"), Link("m0001"), Link("m0002")};
   facts.links[2].granted = false;  // Its pod has ended.
   facts.bindings.push_back({.resource = Resource::kMemory,
@@ -169,7 +210,7 @@ TEST(NodeView, APoolIsNamedAfterItsPodOrItsAllocation) {
 }
 
 TEST(NodeView, WhatTheDriverDoesNotSayIsAbsent) {
-  NodeFacts facts = Facts();
+  Node facts = Facts();
   LinkView link = Link();
   link.clients.push_back({.container = "a", .client_id = 1});
   link.clients.push_back({.container = "b", .client_id = 2, .alive = false});
@@ -187,7 +228,7 @@ TEST(NodeView, WhatTheDriverDoesNotSayIsAbsent) {
 }
 
 TEST(NodeView, KeptBytesAreThoseWithoutABroker) {
-  NodeFacts facts = Facts();
+  Node facts = Facts();
   LinkView link = Link();
   AddBuffer(&link, "weights", 1, 10);
   link.open = link.connected = false;
@@ -200,7 +241,7 @@ TEST(NodeView, KeptBytesAreThoseWithoutABroker) {
 }
 
 TEST(NodeView, APodThatHasEndedIsNoPool) {
-  NodeFacts facts = Facts();
+  Node facts = Facts();
   LinkView link = Link();
   AddBuffer(&link, "weights", 1, 10);
   facts.links = {link, Link("m0001")};
@@ -217,13 +258,57 @@ TEST(NodeView, APodThatHasEndedIsNoPool) {
   EXPECT_EQ(BuildNodeView(facts).pools.size(), 2U) << "its broker starts again";
 }
 
+// Goal: a broker that states all that it may makes few series, and no sum is wrong. Method: more
+// buffers, containers and attachments than are shown, of which few are large.
+TEST(NodeView, WhatIsBeyondTheBoundsIsSummedUp) {
+  constexpr uint64_t kMany = 4 * kShownBuffers;
+  Node facts = Facts();
+  LinkView link = Link();
+  uint64_t physical = 0;
+  for (uint64_t i = 1; i <= kMany; ++i) {
+    AddBuffer(&link, "b" + std::to_string(1000 + i), i, i * kMi);
+    physical += i * kMi;
+    for (uint64_t c = 0; c < 3 * kShownContainers; ++c) {
+      AddLease(&link, "c" + std::to_string(100 + c), i);
+    }
+  }
+  facts.links.push_back(link);
+  const NodeView node = BuildNodeView(facts);
+  const PoolView& pool = node.pools[0];
+  ASSERT_EQ(pool.buffers.size(), kShownBuffers + 1);
+  EXPECT_EQ(pool.buffers.back().name, kOthers);
+  EXPECT_EQ(pool.buffers[0].name, "b" + std::to_string(1000 + kMany - kShownBuffers + 1))
+      << "the largest are shown, by name";
+  EXPECT_EQ(pool.containers.size(), kShownContainers + 2) << "the sidecar and the others";
+  uint64_t allocated = 0;
+  uint64_t attachments = 0;
+  size_t rows = 0;
+  for (const PoolBuffer& buffer : pool.buffers) {
+    allocated += buffer.allocated_bytes;
+    rows += buffer.attachments.size();
+    for (const AttachmentsView& view : buffer.attachments) attachments += view.count;
+  }
+  EXPECT_EQ(allocated, physical);
+  EXPECT_EQ(attachments, link.leases.size());
+  EXPECT_LE(rows, kShownAttachments);
+  uint64_t proportional = 0;
+  uint64_t clients = 0;
+  for (const PoolContainer& container : pool.containers) {
+    proportional += container.proportional_bytes;
+    clients += container.clients;
+  }
+  EXPECT_EQ(proportional, physical);
+  EXPECT_EQ(clients, 3 * kShownContainers);
+  EXPECT_EQ(node.gpus[0].buffers_bytes, physical);
+}
+
 // Goal: invariant 1 for any state. Method: 2,000 random ones; sizes up to 2^47 bytes and thousands
 // of attachments, where products do not fit into 64 bits.
 TEST(NodeViewProperty, ProportionalBytesSumUpToPhysicalOnes) {
   std::mt19937_64 random(20261122);
   const auto below = [&](uint64_t bound) { return random() % bound; };
   for (int round = 0; round < 2000; ++round) {
-    NodeFacts facts = Facts();
+    Node facts = Facts();
     uint64_t physical = 0;
     const uint64_t links = 1 + below(3);
     for (uint64_t l = 0; l < links; ++l) {
@@ -236,7 +321,7 @@ TEST(NodeViewProperty, ProportionalBytesSumUpToPhysicalOnes) {
         physical += bytes;
         const uint64_t leases = round % 100 == 0 ? below(3000) : below(6);
         for (uint64_t i = 0; i < leases; ++i) {
-          AddLease(&link, "c" + std::to_string(below(4)), "b", generation, bytes,
+          AddLease(&link, "c" + std::to_string(below(4)), generation,
                    below(2) == 0 ? WireAccess::kRead : WireAccess::kReadWrite, below(5) != 0);
         }
       }

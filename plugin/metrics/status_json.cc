@@ -33,6 +33,7 @@ Json BufferJson(const PoolBuffer& buffer) {
           {"allocated_bytes", buffer.allocated_bytes},
           {"generations", buffer.generations},
           {"created_unix_ms", buffer.created_unix_ns / kNsPerMs},
+          {"content_bytes", buffer.content_bytes},
           {"loaded_bytes", OrNull(buffer.loaded_bytes)},
           {"attachments", std::move(attachments)}};
 }
@@ -72,6 +73,7 @@ Json GpuJson(const GpuView& gpu, const NodeView& node) {
           {"mig_profile", gpu.device.profile()},
           {"healthy", gpu.healthy},
           {"reason", gpu.reason},
+          {"taken_by", gpu.taken_by},
           {"total_bytes", gpu.device.total_bytes},
           {"used_bytes", OrNull(sample.used_bytes)},
           {"allocatable_bytes", gpu.allocatable_bytes},

@@ -127,7 +127,7 @@ class PoolWriter {
   void ForCounted(Visit visit) {
     for (const PoolView& pool : node_.pools) {
       for (const PoolContainer& container : pool.containers) {
-        if (container.counters != nullptr) visit(pool, container);
+        if (container.counters) visit(pool, container);
       }
     }
   }
@@ -157,15 +157,22 @@ void WriteSyncs(const NodeView& node, Exposition* out) {
 }
 
 void WriteBuffers(PoolWriter* each, Exposition* out) {
+  // The sum of those that are not shown has no state.
+  const auto is_one = [](const PoolBuffer& buffer) { return buffer.name != kOthers; };
   each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+    if (!is_one(buffer)) return;
     out->Add(Metric::kBufferInfo,
              {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu, buffer.transport,
               buffer.creator, buffer.state},
              uint64_t{1});
   });
-  each->EachBuffer(Metric::kBufferReady,
-                   [](const PoolBuffer& buffer) { return uint64_t{buffer.state == "ready"}; });
+  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+    if (!is_one(buffer)) return;
+    out->Add(Metric::kBufferReady, {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu},
+             uint64_t{buffer.state == "ready"});
+  });
   each->EachBuffer(Metric::kBufferSize, [](const auto& buffer) { return buffer.size_bytes; });
+  each->EachBuffer(Metric::kBufferContent, [](const auto& buffer) { return buffer.content_bytes; });
   each->EachBuffer(Metric::kBufferAllocated,
                    [](const auto& buffer) { return buffer.allocated_bytes; });
   each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
@@ -175,8 +182,10 @@ void WriteBuffers(PoolWriter* each, Exposition* out) {
   });
   each->EachBuffer(Metric::kBufferGenerations,
                    [](const auto& buffer) { return buffer.generations; });
-  each->EachBuffer(Metric::kBufferCreated, [](const auto& buffer) {
-    return static_cast<double>(buffer.created_unix_ns) * kNano;
+  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+    if (!is_one(buffer)) return;
+    out->Add(Metric::kBufferCreated, {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu},
+             static_cast<double>(buffer.created_unix_ns) * kNano);
   });
   each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
     for (const protocol::WireAccess access :
@@ -260,6 +269,10 @@ void WriteGpus(const NodeView& node, const std::string& driver_version,
              static_cast<double>(xid.last_ms * 1'000'000 + to_unix_ns) * kNano);
   }
   for (const GpuView& gpu : node.gpus) {
+    if (!gpu.taken_by.empty())
+      out->Add(Metric::kGpuTaken, {gpu.device.uuid, gpu.taken_by}, uint64_t{1});
+  }
+  for (const GpuView& gpu : node.gpus) {
     if (!gpu.sample) continue;
     out->Add(Metric::kGpuSampled, {gpu.device.uuid},
              static_cast<double>(gpu.sample->unix_ns) * kNano);
@@ -272,6 +285,8 @@ void WritePools(const NodeView& node, Exposition* out) {
   each.EachPool(Metric::kPoolAllocated, [](const PoolView& pool) { return pool.allocated_bytes; });
   each.EachPool(Metric::kBrokerConnected,
                 [](const PoolView& pool) { return uint64_t{pool.broker == "connected"}; });
+  each.EachPool(Metric::kLinkMemory, [](const PoolView& pool) { return pool.kept_heap_bytes; });
+  each.EachPool(Metric::kLinkExhausted, [](const PoolView& pool) { return pool.exhausted; });
   WriteSyncs(node, out);
   WriteBuffers(&each, out);
   each.EachContainer(Metric::kContainerMapped,

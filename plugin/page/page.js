@@ -456,8 +456,9 @@ function drawGpu(card, gpu) {
   setClass(card.health, gpu.healthy ? 'good' : 'bad');
   setText(card.load, loadText(gpu));
   setText(card.uuid, gpu.uuid);
-  card.reason.hidden = gpu.healthy && !gpu.reason;
-  setText(card.reason, gpu.reason || 'No reason is known.');
+  card.reason.hidden = gpu.healthy && !gpu.reason && !gpu.taken_by;
+  setText(card.reason, gpu.reason || (gpu.healthy && gpu.taken_by
+    ? `${gpu.taken_by} hands it out: no new pod comes here.` : 'No reason is known.'));
   drawBar(card, gpu);
   figures(card.figures, [
     ['Memory', bytes(gpu.total_bytes)],

@@ -109,7 +109,8 @@ std::string TestNode::GpuOf(const std::string& cdi_name) const {
 }
 
 PluginProcess::PluginProcess(const TestNode& node, const std::string& config_path,
-                             const std::map<std::string, std::string>& environment)
+                             const std::map<std::string, std::string>& environment,
+                             const std::vector<std::string>& arguments)
     : log_path_(node / "plugin.log") {
   const std::string program = BuildFolder() + "/bin/gpushm-plugin";
   const std::string payload = node / "payload";
@@ -123,8 +124,11 @@ PluginProcess::PluginProcess(const TestNode& node, const std::string& config_pat
   if (simulated) setenv("GPUSHM_SIM_DIR", sim.c_str(), 1);
   unsetenv("GPUSHM_DRIVER");
   for (const auto& [key, value] : environment) setenv(key.c_str(), value.c_str(), 1);
-  execl(program.c_str(), program.c_str(), "serve", "--config", config_path.c_str(), "--payload",
-        payload.c_str(), nullptr);
+  std::vector<const char*> all = {program.c_str(),     "serve",     "--config",
+                                  config_path.c_str(), "--payload", payload.c_str()};
+  for (const std::string& argument : arguments) all.push_back(argument.c_str());
+  all.push_back(nullptr);
+  execv(program.c_str(), const_cast<char* const*>(all.data()));
   std::perror(program.c_str());
   _exit(127);
 }

@@ -45,9 +45,10 @@ inline constexpr char kGpuB[] = "GPU-aaaaaaaa-0000-0000-0000-000000000002";
 
 class PluginProcess {
  public:
-  // `environment` is added to the test's own.
+  // `environment` is added to the test's own, `arguments` to those that it always has.
   PluginProcess(const TestNode& node, const std::string& config_path,
-                const std::map<std::string, std::string>& environment = {});
+                const std::map<std::string, std::string>& environment = {},
+                const std::vector<std::string>& arguments = {});
   ~PluginProcess();
   PluginProcess(const PluginProcess&) = delete;
   PluginProcess& operator=(const PluginProcess&) = delete;

@@ -1,10 +1,15 @@
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/nearest.h"
 #include "runtime/base/status.h"
+#include "runtime/base/testing_code.h"
 #include "runtime/base/unique_fd.h"
 
 namespace gpushm {
@@ -27,6 +32,24 @@ TEST(Status, EveryCodeHasAName) {
   EXPECT_EQ(CodeName(Code::kInternal), "INTERNAL");
 }
 
+TEST(Nearest, EditDistance) {
+  EXPECT_EQ(EditDistance("", ""), 0U);
+  EXPECT_EQ(EditDistance("size", ""), 4U);
+  EXPECT_EQ(EditDistance("szie", "size"), 2U);
+  EXPECT_EQ(EditDistance("kitten", "sitting"), 3U);
+}
+
+TEST(Nearest, SimilarNamesAreThoseOfASlip) {
+  const std::vector<std::string_view> names = {"kv-cache", "weights", "weights-1", "weight", "a"};
+  using Names = std::vector<std::string_view>;
+  EXPECT_EQ(Similar("weigths", names), (Names{"weights", "weight"}));
+  EXPECT_EQ(Similar("weights-", names), (Names{"weights", "weights-1", "weight"}));
+  EXPECT_EQ(Similar("kvcache", names), Names{"kv-cache"});
+  EXPECT_EQ(Similar("b", names), Names{"a"});
+  EXPECT_EQ(Similar("frames", names), Names{});
+  EXPECT_EQ(Similar("weights", {}), Names{});
+}
+
 TEST(UniqueFd, ClosesWhatItOwnsAndNothingElse) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
@@ -42,12 +65,35 @@ TEST(UniqueFd, ClosesWhatItOwnsAndNothingElse) {
   EXPECT_EQ(close(released), 0);
 }
 
-TEST(Deadline, NeverEndsEarlyAndDoesNotOverflow) {
+// Goal: who waits for RemainingMs() again and again neither wakes up early nor spins. Method: a
+// deadline of a part of a millisecond, looked at until it has passed.
+TEST(Deadline, NeverEndsEarly) {
+  constexpr int64_t kWaitNs = 900'000;
+  const int64_t start_ns = MonotonicNs();
+  const Deadline deadline = Deadline::After(std::chrono::nanoseconds(kWaitNs));
+  int remaining_ms = 1;
+  while (remaining_ms > 0) {
+    remaining_ms = deadline.RemainingMs();
+    EXPECT_LE(remaining_ms, 1);
+  }
+  EXPECT_TRUE(deadline.Passed());
+  EXPECT_GE(MonotonicNs() - start_ns, kWaitNs);
+}
+
+TEST(Deadline, DoesNotOverflow) {
   EXPECT_TRUE(Deadline::AfterMs(-5).Passed());
   EXPECT_EQ(Deadline::AfterMs(0).RemainingMs(), 0);
-  EXPECT_GE(Deadline::After(std::chrono::nanoseconds(900'000)).RemainingMs(), 0);
   EXPECT_GT(Deadline::After(std::chrono::nanoseconds(INT64_MAX)).RemainingNs(), INT64_MAX / 2);
   EXPECT_GT(Deadline::AfterMs(60'000).RemainingMs(), 59'000);
+}
+
+TEST(CodeOf, AFailureShowsTheText) {
+  const Result<void> failed = Fail(Code::kNotFound, "no buffer \"x\"", "create it");
+  EXPECT_EQ(testing::CodeOf(failed), Code::kNotFound);
+  EXPECT_EQ(testing::CodeOf(Result<void>()), 0);
+  EXPECT_NONFATAL_FAILURE(
+      EXPECT_EQ(testing::CodeOf(Result<void>(Fail(Code::kNotFound, "no buffer \"x\""))), 0),
+      "no buffer \"x\"");
 }
 
 }  // namespace

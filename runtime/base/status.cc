@@ -13,7 +13,7 @@ std::string_view CodeName(Code code) {
       "EXHAUSTED",   "CONTENDED",        "TIMEOUT",      "INCOMPATIBLE",   "CORRUPT",
       "UNAVAILABLE", "ORPHANED",         "STALE",        "PEER_DIED",      "DEVICE_LOST",
       "BUSY",        "UNSUPPORTED",      "DRIVER_ERROR", "SYSTEM_ERROR",   "FORKED",
-      "LOADING",     "INTERNAL"};
+      "LOADING",     "INTERNAL",         "ENDED"};
   const int index = static_cast<int>(code);
   if (index < 0 || index > kMaxCode) return "UNKNOWN";
   return kNames[static_cast<size_t>(index)];

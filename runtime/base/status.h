@@ -32,7 +32,7 @@ enum class Code : int {
   kUnavailable = 10,     // No broker answers.
   kOrphaned = 11,        // The broker that gave this attachment is gone; its bytes are history.
   kStale = 12,           // Another generation is behind the name now.
-  kPeerDied = 13,        // The process at the other end is gone.
+  kPeerDied = 13,        // The process at the other end died.
   kDeviceLost = 14,      // The GPU fell off the bus or must be reset.
   kBusy = 15,            // Work is pending on it.
   kUnsupported = 16,     // This driver, GPU, kernel or memory cannot do it.
@@ -41,8 +41,9 @@ enum class Code : int {
   kForked = 19,          // Used in a child of fork(); CUDA and gpushm need a fresh process.
   kLoading = 20,         // The buffer exists; its content is still being loaded.
   kInternal = 21,        // A bug of gpushm.
+  kEnded = 22,           // The other end closed what it shared: there is no more.
 };
-inline constexpr int kMaxCode = 21;
+inline constexpr int kMaxCode = 22;
 
 // "NOT_FOUND", ...: as printed by gpushmctl and used as metric label.
 std::string_view CodeName(Code code);

@@ -15,6 +15,7 @@ Attachment::Attachment(Facts facts, Memory memory, Lease lease, RegistryHandle::
     : facts_(std::move(facts)),
       memory_(std::move(memory)),
       unpublished_(facts_.unpublished),
+      content_bytes_(facts_.size_bytes),
       lease_(lease) {
   See(reader, 0, kNever, false);
 }
@@ -23,10 +24,11 @@ void Attachment::See(const RegistryHandle::Reader& reader, uint32_t slot, uint64
                      bool ready) const {
   const std::lock_guard lock(mutex_);
   Sighting* latest = sightings_.empty() ? nullptr : sightings_.back().get();
-  if (latest == nullptr || latest->reader != reader || latest->slot != slot) {
-    sightings_.push_back(
-        std::make_unique<Sighting>(reader, &reader->VersionOf(slot), slot, kNever, kNever));
+  if (reader_ != reader || latest->slot != slot) {
+    sightings_.push_back(std::make_unique<Sighting>(reader->addresses(), &reader->VersionOf(slot),
+                                                    slot, kNever, kNever));
     latest = sightings_.back().get();
+    reader_ = reader;
   }
   // A thread that loads an older version with this Sighting takes the slow way once more.
   latest->ready_version.store(ready ? version : kNever, std::memory_order_relaxed);
@@ -37,7 +39,7 @@ void Attachment::See(const RegistryHandle::Reader& reader, uint32_t slot, uint64
 
 std::optional<Code> Attachment::CurrentSlow() const {
   if (orphaned()) return Code::kOrphaned;
-  const RegistryHandle::Reader& reader = Latest().reader;
+  const RegistryHandle::Reader reader = LatestReader();
   const auto found = reader->Find(facts_.name);
   if (!found) {
     if (found.error().code() != Code::kNotFound) return found.error().code();
@@ -60,12 +62,21 @@ bool Attachment::IsUnchangedAndReady() const {
 }
 
 void Attachment::NoteSeen(const RegistryHandle::Reader& reader, const registry::Found& found) {
-  if (found.record.generation != facts_.generation || Latest().reader != reader) return;
+  if (found.record.generation != facts_.generation || LatestReader() != reader) return;
+  NoteContent(registry::ContentBytes(found.record));
   See(reader, found.ref.slot, found.ref.version, IsUsable(found.record.state));
 }
 
+uint64_t Attachment::ContentBytes() const {
+  const auto found = LatestReader()->Find(facts_.name);
+  if (found && found->record.generation == facts_.generation && !orphaned()) {
+    NoteContent(registry::ContentBytes(found->record));
+  }
+  return content_bytes_.load(std::memory_order_relaxed);
+}
+
 uint32_t Attachment::State() const {
-  const auto found = Latest().reader->Find(facts_.name);
+  const auto found = LatestReader()->Find(facts_.name);
   if (!found || found->record.generation < facts_.generation) return 0;
   return static_cast<uint32_t>(found->record.state);
 }
@@ -75,7 +86,12 @@ Lease Attachment::lease() const {
   return lease_;
 }
 
-bool Attachment::device_lost() const { return Latest().reader->device_lost(); }
+bool Attachment::device_lost() const { return LatestReader()->device_lost(); }
+
+RegistryHandle::Reader Attachment::LatestReader() const {
+  const std::lock_guard lock(mutex_);
+  return reader_;
+}
 
 void Attachment::Adopt(RegistryHandle::Reader reader, Lease lease) {
   {

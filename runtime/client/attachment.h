@@ -6,7 +6,8 @@
 // Invariants
 //   (1) The mapping lives as long as the object: nothing that the broker does ends it.
 //   (2) sighting_ is never null. A replaced Sighting stays until the end of the attachment, so that
-//       Current() needs no lock; one is added for each broker restart that the bytes survived.
+//       Current() needs no lock; one is added for each broker restart that the bytes survived. It
+//       costs some bytes and addresses; the memory of the former broker's registry goes.
 //   (3) Orphaned is for ever.
 #pragma once
 
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/client/handles.h"
 #include "runtime/client/ipc_mapping.h"
 #include "runtime/client/page_mapping.h"
 #include "runtime/client/registry_handle.h"
@@ -61,6 +63,9 @@ class Attachment {
   Attachment(Facts facts, Memory memory, Lease lease, RegistryHandle::Reader reader);
 
   const Facts& facts() const { return facts_; }
+  const Handle& handle() const { return handle_; }
+  // At the last detach, which may have to wait for work before the object ends.
+  void RetireHandle() { handle_.Retire(); }
   // Null: a buffer.
   PageMapping* page() const {
     const auto* const page = std::get_if<std::unique_ptr<PageMapping>>(&memory_);
@@ -79,6 +84,11 @@ class Attachment {
   }
   // Whether the record was seen current and with content, and is unchanged since. One load.
   bool IsUnchangedAndReady() const;
+  // Of this generation: as the broker shows it, or as it was last seen or said here.
+  uint64_t ContentBytes() const;
+  void NoteContent(uint64_t content_bytes) const {
+    content_bytes_.store(content_bytes, std::memory_order_relaxed);
+  }
   // Of the name now; 0: it is gone. Also 0 while unpublished.
   uint32_t State() const;
   bool device_lost() const;
@@ -106,8 +116,8 @@ class Attachment {
       // Pairs with the release store of PublishSlot and WithdrawSlot.
       return expected != kNever && word->load(std::memory_order_acquire) == expected;
     }
-    RegistryHandle::Reader reader;  // Keeps `word` mapped.
-    const registry::Word* word;     // The slot's version in the segment.
+    std::shared_ptr<const void> addresses;  // Of `word`.
+    const registry::Word* word;             // The slot's version in the segment.
     uint32_t slot;
     std::atomic<uint64_t> version;        // kNever: not seen.
     std::atomic<uint64_t> ready_version;  // At which the state allowed use.
@@ -116,16 +126,20 @@ class Attachment {
   static constexpr uint64_t kNever = ~uint64_t{0};
 
   const Sighting& Latest() const { return *sighting_.load(std::memory_order_acquire); }
+  RegistryHandle::Reader LatestReader() const;
   void See(const RegistryHandle::Reader& reader, uint32_t slot, uint64_t version, bool ready) const;
   std::optional<Code> CurrentSlow() const;
 
   const Facts facts_;
+  Handle handle_{HandleKind::kAttachment, this};
   const Memory memory_;
   std::atomic<bool> unpublished_;
   std::atomic<bool> orphaned_{false};
+  mutable std::atomic<uint64_t> content_bytes_;
   mutable std::atomic<Sighting*> sighting_;
   mutable std::mutex mutex_;
   Lease lease_;                                               // Under mutex_.
+  mutable RegistryHandle::Reader reader_;                     // Under mutex_: of sighting_.
   mutable std::vector<std::unique_ptr<Sighting>> sightings_;  // Under mutex_.
 };
 

@@ -26,7 +26,7 @@ Result<std::unique_ptr<Barrier>> Barrier::Open(Client* client, std::string_view 
 Result<std::unique_ptr<Barrier>> Barrier::JoinOrFollow(Client* client, std::string_view name,
                                                        uint32_t participants, const Wait& wait) {
   auto page = OpenPage::Attach(client, name, {.access = Access::kReadWrite, .page = true},
-                               {signal::Kind::kBarrier}, Wait::None());
+                               {signal::Kind::kBarrier}, wait.Once());
   if (!page) {
     if (page.error().code() == Code::kNotFound) return Make(client, name, participants, 0, wait);
     return std::unexpected(page.error());
@@ -68,7 +68,7 @@ Result<void> Barrier::Close() {
   if (auto none = page_.CheckNoStreamWaits(); !none) return none;
   {
     const std::lock_guard lock(mutex_);
-    if (StreamIsToArrive()) {
+    if (StreamIsToArrive() || (signal::Read(own()).ended() && page_.HasPendingStores())) {
       return Fail(Code::kBusy, "a stream of this process is still to arrive",
                   "synchronise the stream, then close it");
     }
@@ -87,6 +87,7 @@ bool Barrier::StreamIsToArrive() const {
 // Not before a stream has arrived: its store would come after the end of the counter.
 void Barrier::Leave() {
   if (!StreamIsToArrive()) signal::EndCell(own(), page_.lease(), CellState::kLeft);
+  for (uint32_t i = 0; i < page_.page().cells(); ++i) signal::KeepPoison(page_.cell(i));
 }
 
 Result<void> Barrier::MayArrive() {
@@ -114,10 +115,20 @@ Result<void> Barrier::WaitOnHost(const Deadline& deadline) {
     point = waited_for_;
   }
   auto passed = participant_.Wait(point, deadline);
+  if (!passed && passed.error().code() == Code::kTimeout) {
+    return Fail(Code::kTimeout, Concat(passed.error().what(), WhoIsMissing(point)),
+                passed.error().remedy());
+  }
   const std::lock_guard lock(mutex_);
   if (passed && waited_for_ == point) waited_for_ = 0;
-  if (!passed && passed.error().code() == Code::kPeerDied) Leave();
+  if (!passed && signal::IsEnd(passed.error().code())) Leave();
   return passed;
+}
+
+std::string Barrier::WhoIsMissing(uint64_t point) const {
+  std::vector<uint64_t> missing = participant_.Missing(point);
+  std::erase(missing, 0U);  // They have yet to join.
+  return missing.empty() ? "" : Concat("; missing: ", page_.WhoAre(missing));
 }
 
 Result<void> Barrier::MayWaitOnStream(CUstream stream) {
@@ -135,7 +146,7 @@ Result<void> Barrier::MayWaitOnStream(CUstream stream) {
     const signal::Cell& other = page_.cell(i);
     // Nobody would end the wait for one that never comes.
     if (signal::Read(other).state == CellState::kFree) {
-      return Fail(Code::kBusy, Concat("the participant of cell ", i, " has not joined yet"),
+      return Fail(Code::kBusy, "not all participants have joined",
                   "pass a first point on the host: gpushm_barrier_wait");
     }
     if (page_.IsOwn(other)) {
@@ -154,7 +165,7 @@ Result<void> Barrier::WaitOnStream(CUstream stream) {
   StreamWaits& waits = StreamWaits::Instance();
   std::vector<Point> added;
   const auto forget = [&] {
-    for (; !added.empty(); added.pop_back()) waits.Remove(stream, *added.back().word);
+    for (const Point& point : added) waits.Remove(stream, *point.word, point.value);
   };
   for (const Point& point : participant_.WaitOnStream(participant_.arrived() + 1)) {
     if (point.word->load(std::memory_order_acquire) >= point.value) continue;
@@ -174,8 +185,7 @@ Result<void> Barrier::PutOn(CUstream stream, const std::vector<Point>& others) {
   if (!arrival) return std::unexpected(arrival.error());
   last_stream_ = stream;
   auto done = page_.Store(stream, *arrival);
-  // It never arrives, and the others must know.
-  if (!done) signal::EndCell(own(), page_.lease(), CellState::kLeft);
+  if (!done) participant_.TakeBack();
   for (size_t i = 0; done && i < others.size(); ++i) {
     done = page_.AwaitCounted(stream, others[i]);
   }
@@ -191,9 +201,7 @@ Result<void> Barrier::Check() {
     return std::unexpected(passed.error());
   }
   if (*passed) return {};
-  return Fail(Code::kBusy,
-              Concat("not yet at point ", point, ": cells", participant_.Missing(point)),
-              "synchronise the stream, then check again");
+  return Fail(Code::kBusy, participant_.HowMany(point), "synchronise the stream, then check again");
 }
 
 Barrier::Facts Barrier::facts() const {

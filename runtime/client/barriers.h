@@ -40,7 +40,7 @@ class Barrier {
   Result<void> WaitOnHost(const Deadline& deadline);
   // The stream arrives where its work is done, and waits for the others.
   Result<void> WaitOnStream(CUstream stream);
-  // Whether the last point was passed. kBusy: not yet. kPeerDied: it never will be.
+  // Whether the last point was passed. kBusy: not yet. kEnded, kPeerDied: it never will be.
   Result<void> Check();
 
   struct Facts {
@@ -63,12 +63,14 @@ class Barrier {
   static Result<std::unique_ptr<Barrier>> JoinOrFollow(Client* client, std::string_view name,
                                                        uint32_t participants, const Wait& wait);
 
+  std::string WhoIsMissing(uint64_t point) const;
   // All with mutex_.
   signal::Cell& own() const { return page_.cell(participant_.cell()); }
   bool StreamIsToArrive() const;
   Result<void> MayArrive();
   Result<void> MayWaitOnStream(CUstream stream);
   Result<void> PutOn(CUstream stream, const std::vector<signal::Point>& others);
+  // Also lets streams go on that wait for others which have ended.
   void Leave();
 
   OpenPage page_;

@@ -37,9 +37,9 @@ extern "C" {
 
 gpushm_status gpushm_attach(gpushm_client* client, const char* name,
                             const gpushm_attach_options* options, gpushm_attachment** attachment) {
-  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
-    if (client == nullptr || name == nullptr || attachment == nullptr) {
-      return gc::CheckArgument(false, "client, name or attachment is NULL");
+  return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
+    if (name == nullptr || attachment == nullptr) {
+      return gc::CheckArgument(false, "name or attachment is NULL");
     }
     *attachment = nullptr;
     const auto given = gc::ReadOptions(options, "attach_options");
@@ -49,7 +49,7 @@ gpushm_status gpushm_attach(gpushm_client* client, const char* name,
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
     const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
-    const auto attached = client->client->Attach(text, *attaching, *wait);
+    const auto attached = c.Attach(text, *attaching, *wait);
     if (!attached) {
       return std::unexpected(attached.error().WithContext(Concat("attach \"", text, "\"")));
     }
@@ -59,22 +59,22 @@ gpushm_status gpushm_attach(gpushm_client* client, const char* name,
 }
 
 uint64_t gpushm_address(const gpushm_attachment* attachment) {
-  return attachment == nullptr ? 0 : gc::FromHandle(attachment)->facts().address;
+  const gc::Attachment* const a = gc::FromHandle(attachment);
+  return a == nullptr ? 0 : a->facts().address;
 }
 
 uint64_t gpushm_size(const gpushm_attachment* attachment) {
-  return attachment == nullptr ? 0 : gc::FromHandle(attachment)->facts().size_bytes;
+  const gc::Attachment* const a = gc::FromHandle(attachment);
+  return a == nullptr ? 0 : a->facts().size_bytes;
 }
 
 gpushm_status gpushm_current(const gpushm_attachment* attachment) {
-  if (gc::IsForkedChild()) return gc::RememberForked();
-  if (attachment == nullptr) {
-    return gc::RememberStatic(GPUSHM_INVALID_ARGUMENT, "attachment is NULL", "");
-  }
-  if (gc::FromHandle(attachment)->IsKnownCurrent()) return GPUSHM_OK;
+  const gc::Attachment* const a = gc::FromHandle(attachment);
+  if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
+  if (a->IsKnownCurrent()) return GPUSHM_OK;
   std::optional<Code> code;
   const gpushm_status entered = gc::Enter([&]() -> Result<void> {
-    code = gc::FromHandle(attachment)->Current();
+    code = a->Current();
     return {};
   });
   if (entered != GPUSHM_OK || !code) return entered;
@@ -95,12 +95,12 @@ gpushm_status gpushm_current(const gpushm_attachment* attachment) {
 
 gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
                                          gpushm_attachment_info* info) {
+  const gc::Attachment* const held = gc::FromHandle(attachment);
+  if (held == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
   return gc::Enter([&]() -> Result<void> {
-    if (attachment == nullptr || info == nullptr) {
-      return gc::CheckArgument(false, "attachment or info is NULL");
-    }
+    if (info == nullptr) return gc::CheckArgument(false, "info is NULL");
     if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
-    const gc::Attachment& a = *gc::FromHandle(attachment);
+    const gc::Attachment& a = *held;
     const gc::Attachment::Facts& facts = a.facts();
     gpushm_attachment_info filled{};
     gc::CopyText(filled.name, facts.name);
@@ -120,6 +120,7 @@ gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
     filled.peer_devices = facts.peer_devices;
     filled.peer_way = static_cast<uint32_t>(facts.peer_way);
     filled.count = facts.client->CountOf(a);
+    filled.content_bytes = a.ContentBytes();
     gc::WriteInfo(filled, info, info->struct_size);
     return {};
   });
@@ -127,7 +128,9 @@ gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
 
 gpushm_status gpushm_detach(gpushm_attachment* attachment, const gpushm_detach_options* options) {
   if (attachment == nullptr) return GPUSHM_OK;
-  return gc::Enter(gc::ClientOf(attachment), [&]() -> Result<void> {
+  gc::Attachment* const a = gc::FromHandle(attachment);
+  if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
+  return gc::Enter(a->facts().client, [&]() -> Result<void> {
     const auto given = gc::ReadOptions(options, "detach_options");
     if (!given) return std::unexpected(given.error());
     if (given->defer > 1 || given->reserved != 0 ||
@@ -139,7 +142,6 @@ gpushm_status gpushm_detach(gpushm_attachment* attachment, const gpushm_detach_o
     for (size_t i = 0; i < given->stream_count; ++i) {
       streams.push_back(static_cast<CUstream>(given->streams[i]));
     }
-    gc::Attachment* const a = gc::FromHandle(attachment);
     return a->facts().client->Detach(a, streams, given->defer != 0);
   });
 }

@@ -8,16 +8,11 @@ using gpushm::Code;
 using gpushm::Fail;
 using gpushm::Result;
 
-// The C handle of a participant.
-struct gpushm_barrier {
-  std::unique_ptr<gpushm::client::Barrier> barrier;
-};
-
 namespace {
 
 template <typename Body>
 gpushm_status With(const gpushm_barrier* handle, Body body) {
-  return gc::EnterWith(handle == nullptr ? nullptr : handle->barrier.get(), "barrier", body);
+  return gc::EnterWith<gc::Barrier>(gc::HandleKind::kBarrier, handle, "barrier", body);
 }
 
 }  // namespace
@@ -31,14 +26,11 @@ gpushm_status gpushm_barrier_open(gpushm_client* client, const char* name,
     if (given.reserved != 0) return Fail(Code::kInvalidArgument, "options.reserved is not 0");
     return gc::Barrier::Open(of, text, given.participants, wait);
   };
-  return gc::OpenNamed(client, name, options, "barrier", barrier, open);
+  return gc::OpenNamed(client, name, options, gc::HandleKind::kBarrier, "barrier", barrier, open);
 }
 
 gpushm_status gpushm_barrier_close(gpushm_barrier* barrier) {
-  if (barrier == nullptr) return GPUSHM_OK;
-  const gpushm_status status = With(barrier, [](gc::Barrier& b) { return b.Close(); });
-  if (status == GPUSHM_OK) delete barrier;
-  return status;
+  return gc::CloseNamed<gc::Barrier>(gc::HandleKind::kBarrier, barrier, "barrier");
 }
 
 gpushm_status gpushm_barrier_wait(gpushm_barrier* barrier, int64_t timeout_ms) {

@@ -1,5 +1,6 @@
 // The C ABI: making buffers, offering memory, files.
 #include "runtime/client/c_api_support.h"
+#include "runtime/client/crew.h"
 #include "runtime/client/transfer_engine.h"
 
 namespace gc = gpushm::client;
@@ -8,9 +9,6 @@ using gpushm::Result;
 
 namespace gpushm::client {
 namespace {
-
-// A whole transfer, unless the caller says otherwise: ten minutes.
-constexpr int64_t kTransferMs = 10 * 60 * 1000;
 
 // gpushm_create_options and gpushm_offer_options share these fields.
 template <typename Options>
@@ -28,9 +26,9 @@ Result<MakeOptions> ToMakeOptions(const Options& given) {
                      .unpublished = false};
 }
 
-Result<void> Make(bool replace, gpushm_client* client, const char* name, uint64_t size_bytes,
+Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_bytes,
                   const gpushm_create_options* options, gpushm_attachment** attachment) {
-  if (client == nullptr || name == nullptr) return CheckArgument(false, "client or name is NULL");
+  if (name == nullptr) return CheckArgument(false, "name is NULL");
   if (attachment != nullptr) *attachment = nullptr;
   const auto given = ReadOptions(options, "create_options");
   if (!given) return std::unexpected(given.error());
@@ -42,8 +40,8 @@ Result<void> Make(bool replace, gpushm_client* client, const char* name, uint64_
   if (!wait) return std::unexpected(wait.error());
   const bool attach = attachment != nullptr;
   const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
-  const auto made = replace ? client->client->Replace(text, size_bytes, *making, attach, *wait)
-                            : client->client->Create(text, size_bytes, *making, attach, *wait);
+  const auto made = replace ? client.Replace(text, size_bytes, *making, attach, *wait)
+                            : client.Create(text, size_bytes, *making, attach, *wait);
   if (!made) {
     return std::unexpected(
         made.error().WithContext(Concat(replace ? "replace \"" : "create \"", text, "\"")));
@@ -52,9 +50,9 @@ Result<void> Make(bool replace, gpushm_client* client, const char* name, uint64_
   return {};
 }
 
-Result<void> Transfer(bool save, gpushm_client* client, const char* name, const char* path,
+Result<void> Transfer(bool save, Client& client, const char* name, const char* path,
                       const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  if (client == nullptr || name == nullptr) return CheckArgument(false, "client or name is NULL");
+  if (name == nullptr) return CheckArgument(false, "name is NULL");
   if (path == nullptr && options == nullptr) {
     return CheckArgument(false, "path is NULL, and no options name a descriptor");
   }
@@ -63,17 +61,22 @@ Result<void> Transfer(bool save, gpushm_client* client, const char* name, const 
   }
   const auto given = ReadOptions(options, "transfer_options");
   if (!given) return std::unexpected(given.error());
-  if (given->way > GPUSHM_WAY_BROKER || given->reserved != 0) {
-    return CheckArgument(false, "transfer_options: unknown way, or reserved is not 0");
+  if (given->way > GPUSHM_WAY_BROKER || given->reserved != 0 || given->reserved1 != 0 ||
+      given->whole > 1) {
+    return CheckArgument(
+        false, "transfer_options: unknown way, whole is not 0 or 1, or reserved is not 0");
   }
   if (given->file_way > GPUSHM_FILE_AUTO_GDS || given->file_way == GPUSHM_FILE_STREAM) {
     return CheckArgument(false, "transfer_options.file_way: unknown, or STREAM");
   }
+  const bool alone = given->threads == GPUSHM_NO_THREADS;
   if (given->chunks == 1 || given->chunks > kMaxTransferChunks ||
-      given->threads > kMaxTransferThreads) {
-    return CheckArgument(false, "transfer_options: 2 to 16 chunks, at most 64 threads");
+      (given->threads > kMaxTransferThreads && !alone)) {
+    return CheckArgument(false,
+                         "transfer_options: 2 to 16 chunks, at most 64 threads or "
+                         "GPUSHM_NO_THREADS");
   }
-  const auto wait = Wait::From(given->timeout_ms, kTransferMs);
+  const auto wait = Wait::ForTransfer(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
   const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
   if (auto valid = protocol::CheckName(text, "name"); !valid) return valid;
@@ -81,7 +84,10 @@ Result<void> Transfer(bool save, gpushm_client* client, const char* name, const 
                            .chunk_bytes = given->chunk_bytes,
                            .file_way = static_cast<FileWay>(given->file_way),
                            .chunks = given->chunks,
-                           .threads = given->threads,
+                           .threads = alone                 ? 0
+                                      : given->threads == 0 ? UsefulHelpers()
+                                                            : given->threads,
+                           .whole = given->whole != 0,
                            .progress = {}};
   if (given->progress != nullptr) {
     transfer.progress = [progress = given->progress, user = given->user](uint64_t done_bytes,
@@ -91,8 +97,8 @@ Result<void> Transfer(bool save, gpushm_client* client, const char* name, const 
   }
   TransferFile file{.path = {}, .descriptor = given->descriptor};
   if (path != nullptr) file.path = path;
-  const auto moved = save ? client->client->Save(text, file, transfer, *wait)
-                          : client->client->Load(text, file, transfer, *wait);
+  const auto moved =
+      save ? client.Save(text, file, transfer, *wait) : client.Load(text, file, transfer, *wait);
   if (!moved) {
     return std::unexpected(
         moved.error().WithContext(Concat(save ? "save \"" : "load \"", text, "\"")));
@@ -118,33 +124,45 @@ extern "C" {
 
 gpushm_status gpushm_create(gpushm_client* client, const char* name, uint64_t size_bytes,
                             const gpushm_create_options* options, gpushm_attachment** attachment) {
-  return gc::Enter(gc::ClientOf(client),
-                   [&] { return gc::Make(false, client, name, size_bytes, options, attachment); });
+  return gc::EnterClient(client, [&](gc::Client& c) {
+    return gc::Make(false, c, name, size_bytes, options, attachment);
+  });
 }
 
 gpushm_status gpushm_replace(gpushm_client* client, const char* name, uint64_t size_bytes,
                              const gpushm_create_options* options, gpushm_attachment** attachment) {
-  return gc::Enter(gc::ClientOf(client),
-                   [&] { return gc::Make(true, client, name, size_bytes, options, attachment); });
+  return gc::EnterClient(client, [&](gc::Client& c) {
+    return gc::Make(true, c, name, size_bytes, options, attachment);
+  });
 }
 
 gpushm_status gpushm_publish(gpushm_attachment* attachment) {
-  return gc::Enter(gc::ClientOf(attachment), [&]() -> Result<void> {
-    if (attachment == nullptr) return gc::CheckArgument(false, "attachment is NULL");
-    gc::Attachment* const a = gc::FromHandle(attachment);
+  gc::Attachment* const a = gc::FromHandle(attachment);
+  if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
+  return gc::Enter(a->facts().client, [&]() -> Result<void> {
     auto done = a->facts().client->Publish(a, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
     if (done) return done;
     return std::unexpected(done.error().WithContext(Concat("publish \"", a->facts().name, "\"")));
   });
 }
 
+gpushm_status gpushm_set_content(gpushm_attachment* attachment, uint64_t content_bytes) {
+  gc::Attachment* const a = gc::FromHandle(attachment);
+  if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
+  return gc::Enter(a->facts().client, [&]() -> Result<void> {
+    const auto wait = gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS);
+    auto done = a->facts().client->SetContent(*a, content_bytes, wait);
+    if (done) return done;
+    return std::unexpected(
+        done.error().WithContext(Concat("content of \"", a->facts().name, "\"")));
+  });
+}
+
 gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t address,
                            uint64_t size_bytes, const gpushm_offer_options* options,
                            gpushm_offer_result* result) {
-  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
-    if (client == nullptr || name == nullptr) {
-      return gc::CheckArgument(false, "client or name is NULL");
-    }
+  return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
+    if (name == nullptr) return gc::CheckArgument(false, "name is NULL");
     if (result != nullptr) {
       if (auto valid = gc::CheckStructSize(result->struct_size, "result"); !valid) return valid;
     }
@@ -158,8 +176,10 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
     const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
-    const auto offered =
-        client->client->Offer(text, address, size_bytes, *making, given->allow_copy != 0, *wait);
+    const gc::OfferOptions offering{.make = *making,
+                                    .allow_copy = given->allow_copy != 0,
+                                    .stream = static_cast<CUstream>(given->stream)};
+    const auto offered = c.Offer(text, address, size_bytes, offering, *wait);
     if (!offered) {
       return std::unexpected(offered.error().WithContext(Concat("offer \"", text, "\"")));
     }
@@ -177,16 +197,14 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
 
 gpushm_status gpushm_delete(gpushm_client* client, const char* name,
                             const gpushm_wait_options* options) {
-  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
-    if (client == nullptr || name == nullptr) {
-      return gc::CheckArgument(false, "client or name is NULL");
-    }
+  return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
+    if (name == nullptr) return gc::CheckArgument(false, "name is NULL");
     const auto given = gc::ReadOptions(options, "wait_options");
     if (!given) return std::unexpected(given.error());
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
     const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
-    auto done = client->client->Delete(text, *wait);
+    auto done = c.Delete(text, *wait);
     if (done) return done;
     return std::unexpected(done.error().WithContext(Concat("delete \"", text, "\"")));
   });
@@ -194,14 +212,14 @@ gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 
 gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  return gc::Enter(gc::ClientOf(client),
-                   [&] { return gc::Transfer(false, client, name, path, options, result); });
+  return gc::EnterClient(
+      client, [&](gc::Client& c) { return gc::Transfer(false, c, name, path, options, result); });
 }
 
 gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  return gc::Enter(gc::ClientOf(client),
-                   [&] { return gc::Transfer(true, client, name, path, options, result); });
+  return gc::EnterClient(
+      client, [&](gc::Client& c) { return gc::Transfer(true, c, name, path, options, result); });
 }
 
 }  // extern "C"

@@ -13,21 +13,23 @@ std::string FolderFromEnvironment() {
   return folder == nullptr || folder[0] == '\0' ? protocol::kDefaultFolder : folder;
 }
 
-Result<std::string> SocketPath(const gpushm_open_options& options) {
+Result<Session::Place> PlaceOf(const gpushm_open_options& options) {
   if (options.pod_uid == nullptr) {
     const std::string folder = options.folder == nullptr ? FolderFromEnvironment() : options.folder;
-    return Concat(folder, "/", protocol::kSocketName);
+    return Session::Place{.socket_path = Concat(folder, "/", protocol::kSocketName)};
   }
   if (!registry::IsPodUid(options.pod_uid)) {
     return Fail(Code::kInvalidArgument, Concat("\"", options.pod_uid, "\" is no pod UID"),
                 "give metadata.uid of the pod, as kubectl get pod -o yaml shows it");
   }
   const std::string folder = options.folder == nullptr ? registry::kHostListDir : options.folder;
-  // A pod that shares has a list; without one its UID is wrong, or it is no such pod.
+  // A pod that shares has a list. It may still be starting, so only what will not change ends this.
   if (const auto list = registry::ReadHostList(folder, options.pod_uid); !list) {
     if (list.error().code() == Code::kDenied) return std::unexpected(list.error());
   }
-  return Concat(folder, "/", registry::HostSocketFile(options.pod_uid));
+  return Session::Place{
+      .socket_path = Concat(folder, "/", registry::HostSocketFile(options.pod_uid)),
+      .owned_file = Concat(folder, "/", registry::HostListFile(options.pod_uid))};
 }
 
 gpushm_info ToInfo(const registry::BufferRecord& record) {
@@ -45,6 +47,7 @@ gpushm_info ToInfo(const registry::BufferRecord& record) {
       is_page ? protocol::Transport::kHost : static_cast<protocol::Transport>(record.transport));
   info.state = static_cast<uint32_t>(record.state);
   std::memcpy(info.creator, &record.creator, sizeof info.creator);
+  info.content_bytes = registry::ContentBytes(record);
   return info;
 }
 
@@ -107,37 +110,36 @@ gpushm_status gpushm_open(const gpushm_open_options* options, gpushm_client** cl
     if (!given) return std::unexpected(given.error());
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
-    const Result<std::string> path = gc::SocketPath(*given);
-    if (!path) return std::unexpected(path.error());
+    const Result<gc::Session::Place> place = gc::PlaceOf(*given);
+    if (!place) return std::unexpected(place.error());
     gc::ClientOptions opening;
-    opening.socket_path = *path;
+    opening.place = *place;
     opening.driver_folder =
         given->driver == nullptr ? gpushm::DriverFolderFromEnvironment() : given->driver;
     auto opened = gc::Client::Open(opening, *wait);
     if (!opened) return std::unexpected(opened.error());
-    *client = new gpushm_client{std::move(*opened)};
+    *client = (*opened.value().release()).handle().As<gpushm_client>();
     return {};
   });
 }
 
 void gpushm_close(gpushm_client* client) {
-  if (client == nullptr) return;
-  // A fork's child leaves everything to its parent: unmapping there would be the driver's ruin.
-  (void)gc::Enter([&]() -> Result<void> {
-    delete client;
-    return {};
-  });
+  // In a child of fork() the parent's client is nothing, and stays as it is: unmapping would be the
+  // ruin of the parent's driver.
+  const std::unique_ptr<gc::Client> closed(gc::FromHandle(client));
+  if (closed == nullptr && client != nullptr)
+    (void)gc::RememberWhyNot(gc::HandleKind::kClient, client);
 }
 
 gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info* info) {
+  const gc::Client* const c = gc::FromHandle(client);
+  if (c == nullptr) return gc::RememberWhyNot(gc::HandleKind::kClient, client);
   return gc::Enter([&]() -> Result<void> {
-    if (client == nullptr || info == nullptr) {
-      return gc::CheckArgument(false, client == nullptr ? "client is NULL" : "info is NULL");
-    }
+    if (info == nullptr) return gc::CheckArgument(false, "info is NULL");
     if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
     const auto text = gc::ReadName(name);
     if (!text) return std::unexpected(text.error());
-    const auto found = client->client->Lookup(*text);
+    const auto found = c->Lookup(*text);
     if (!found) return std::unexpected(found.error());
     if (info->struct_size == sizeof *info) {  // Made in place: no copy of the whole.
       (new (info) gpushm_info(gc::ToInfo(found->record)))->struct_size = sizeof *info;
@@ -150,11 +152,10 @@ gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info
 
 gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capacity,
                           size_t* count) {
-  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
-    if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
+  return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     const Result<size_t> stride = gc::Stride(infos, capacity, count, "infos[0]");
     if (!stride) return std::unexpected(stride.error());
-    const auto records = client->client->List();
+    const auto records = c.List();
     if (!records) return std::unexpected(records.error());
     return gc::WriteArray(*records, infos, capacity, count, *stride, gc::ToInfo);
   });
@@ -162,8 +163,7 @@ gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capa
 
 gpushm_status gpushm_wait(gpushm_client* client, const char* name, uint64_t min_generation,
                           const gpushm_wait_options* options, gpushm_info* info) {
-  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
-    if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
+  return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     if (info != nullptr) {
       if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
     }
@@ -173,7 +173,7 @@ gpushm_status gpushm_wait(gpushm_client* client, const char* name, uint64_t min_
     if (!wait) return std::unexpected(wait.error());
     const auto text = gc::ReadName(name);
     if (!text) return std::unexpected(text.error());
-    const auto record = client->client->WaitFor(*text, min_generation, *wait);
+    const auto record = c.WaitFor(*text, min_generation, *wait);
     if (!record) return std::unexpected(record.error());
     if (info != nullptr) gc::WriteInfo(gc::ToInfo(*record), info, info->struct_size);
     return {};
@@ -182,25 +182,22 @@ gpushm_status gpushm_wait(gpushm_client* client, const char* name, uint64_t min_
 
 gpushm_status gpushm_holders(gpushm_client* client, const char* name, gpushm_holder* holders,
                              size_t capacity, size_t* count) {
-  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
-    if (auto valid = gc::CheckArgument(client != nullptr, "client is NULL"); !valid) return valid;
+  return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     const Result<size_t> stride = gc::Stride(holders, capacity, count, "holders[0]");
     if (!stride) return std::unexpected(stride.error());
     const auto text = gc::ReadName(name == nullptr ? "" : name);
     if (!text) return std::unexpected(text.error());
-    const auto entries = client->client->Holders(*text, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    const auto entries = c.Holders(*text, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
     if (!entries) return std::unexpected(entries.error());
     return gc::WriteArray(*entries, holders, capacity, count, *stride, gc::ToHolder);
   });
 }
 
 gpushm_status gpushm_broker(gpushm_client* client, gpushm_broker_info* info) {
-  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
-    if (client == nullptr || info == nullptr) {
-      return gc::CheckArgument(false, client == nullptr ? "client is NULL" : "info is NULL");
-    }
+  return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
+    if (info == nullptr) return gc::CheckArgument(false, "info is NULL");
     if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
-    const auto reply = client->client->Broker(gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    const auto reply = c.Broker(gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
     if (!reply) return std::unexpected(reply.error());
     gpushm_broker_info filled{};
     gc::CopyText(filled.container, gpushm::protocol::FromNameField(reply->container));

@@ -12,11 +12,6 @@ using gpushm::Concat;
 using gpushm::Fail;
 using gpushm::Result;
 
-// The C handle of a participant.
-struct gpushm_ring {
-  std::unique_ptr<gpushm::client::Ring> ring;
-};
-
 namespace {
 
 constexpr uint32_t kDefaultFrames = 8;
@@ -26,21 +21,23 @@ static_assert(GPUSHM_METADATA_BYTES == gpushm::signal::kMetadataBytes);
 
 template <typename Body>
 gpushm_status With(const gpushm_ring* handle, Body body) {
-  return gc::EnterWith(handle == nullptr ? nullptr : handle->ring.get(), "ring", body);
+  return gc::EnterWith<gc::Ring>(gc::HandleKind::kRing, handle, "ring", body);
 }
 
 Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
-  if (given.role > GPUSHM_RING_WRITER || given.policy > GPUSHM_QUEUE || given.from_oldest > 1) {
+  if (given.role > GPUSHM_RING_WRITER || given.policy > GPUSHM_QUEUE || given.from_oldest > 1 ||
+      given.keep > 1) {
     return Fail(Code::kInvalidArgument,
                 Concat("unknown option: role ", given.role, ", policy ", given.policy,
-                       ", from_oldest ", given.from_oldest),
+                       ", from_oldest ", given.from_oldest, ", keep ", given.keep),
                 "see gpushm_ring_role and gpushm_ring_policy");
   }
-  const bool makes = (given.frames | given.readers | given.policy | given.need_readers) != 0 ||
+  const bool makes = (given.frames | given.readers | given.policy | given.need_readers |
+                      given.start_readers | given.keep) != 0 ||
                      given.frame_bytes != 0;
   if (given.role == GPUSHM_RING_READER && makes) {
     return Fail(Code::kInvalidArgument, "a reader says how the ring is made",
-                "leave policy, frames, readers, frame_bytes and need_readers to the writer");
+                "leave all but role, from_oldest and timeout_ms to the writer");
   }
   gc::Ring::Options options;
   options.role = static_cast<gc::Ring::Role>(given.role);
@@ -53,7 +50,16 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
                                     ? gpushm::signal::Policy::kBackPressure
                                     : gpushm::signal::Policy::kOverwriteOldest,
                       .generation = 0};
-  options.need_readers = given.need_readers;
+  options.need = {.to_start = given.start_readers, .always = given.need_readers};
+  const uint32_t needed = std::max(given.start_readers, given.need_readers);
+  // Else frames wait for nobody.
+  if (given.policy == GPUSHM_BACK_PRESSURE && needed > options.settings.readers) {
+    return Fail(Code::kInvalidArgument,
+                Concat("frames wait for ", needed, " readers, and at most ",
+                       options.settings.readers, " can be there"),
+                "ask for fewer (start_readers, need_readers), or set readers");
+  }
+  options.keep = given.keep != 0;
   options.from_oldest = given.from_oldest != 0;
   return options;
 }
@@ -81,18 +87,28 @@ Result<void> BeginInto(gpushm_frame* out, int64_t timeout_ms, Begin begin) {
   });
 }
 
-// As BeginInto gave it; the library checks what the caller may have changed.
-Result<gc::Ring::Frame> FrameOf(const gpushm_frame* given) {
+// What an end needs of a frame; a program of version 0.1 has no more.
+constexpr size_t kFrameBytes = offsetof(gpushm_frame, hold) + sizeof(gpushm_frame::hold);
+
+// As BeginInto gave it, in this library's layout; the library checks what the caller may have
+// changed.
+Result<gpushm_frame> ReadFrame(const gpushm_frame* given) {
   if (given == nullptr) return Fail(Code::kInvalidArgument, "frame is NULL");
-  if (given->struct_size < sizeof *given) {
-    return Fail(Code::kInvalidArgument, "frame.struct_size is not what begin was given",
+  if (given->struct_size < kFrameBytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat("frame.struct_size is ", given->struct_size, ", a frame has at least ",
+                       kFrameBytes, " bytes"),
                 "use GPUSHM_INIT, and the same struct for begin and end");
   }
+  return gc::ReadOptions(given, "frame");
+}
+
+gc::Ring::Frame FrameOf(const gpushm_frame& given) {
   gc::Ring::Frame frame;
-  frame.facts.slot = given->slot;
-  frame.facts.seq = given->number;
-  frame.facts.hold = given->hold;
-  frame.facts.delivery = given->delivery;
+  frame.facts.slot = given.slot;
+  frame.facts.seq = given.number;
+  frame.facts.hold = given.hold;
+  frame.facts.delivery = given.delivery;
   return frame;
 }
 
@@ -117,14 +133,11 @@ gpushm_status gpushm_ring_open(gpushm_client* client, const char* name,
     if (!opening) return std::unexpected(opening.error());
     return gc::Ring::Open(of, text, *opening, wait);
   };
-  return gc::OpenNamed(client, name, options, "ring", ring, open);
+  return gc::OpenNamed(client, name, options, gc::HandleKind::kRing, "ring", ring, open);
 }
 
 gpushm_status gpushm_ring_close(gpushm_ring* ring) {
-  if (ring == nullptr) return GPUSHM_OK;
-  const gpushm_status status = With(ring, [](gc::Ring& r) { return r.Close(); });
-  if (status == GPUSHM_OK) delete ring;
-  return status;
+  return gc::CloseNamed<gc::Ring>(gc::HandleKind::kRing, ring, "ring");
 }
 
 gpushm_status gpushm_ring_begin_write(gpushm_ring* ring, gpushm_frame* frame, int64_t timeout_ms) {
@@ -136,11 +149,11 @@ gpushm_status gpushm_ring_begin_write(gpushm_ring* ring, gpushm_frame* frame, in
 
 gpushm_status gpushm_ring_end_write(gpushm_ring* ring, const gpushm_frame* frame, void* stream) {
   return With(ring, [&](gc::Ring& r) -> Result<void> {
-    const auto given = FrameOf(frame);
+    const auto given = ReadFrame(frame);
     if (!given) return std::unexpected(given.error());
     gpushm::signal::Metadata metadata;
-    std::memcpy(metadata.data(), frame->metadata, sizeof metadata);
-    return r.EndWrite(*given, static_cast<CUstream>(stream), frame->bytes, metadata);
+    std::memcpy(metadata.data(), given->metadata, sizeof metadata);
+    return r.EndWrite(FrameOf(*given), static_cast<CUstream>(stream), given->bytes, metadata);
   });
 }
 
@@ -161,11 +174,19 @@ gpushm_status gpushm_ring_begin_read_newest(gpushm_ring* ring, void* stream, gpu
 gpushm_status gpushm_ring_end_read(gpushm_ring* ring, void* stream, const gpushm_frame* frame,
                                    int64_t timeout_ms) {
   return With(ring, [&](gc::Ring& r) -> Result<void> {
-    const auto given = FrameOf(frame);
+    const auto given = ReadFrame(frame);
     if (!given) return std::unexpected(given.error());
     const auto wait = gc::Wait::From(timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
-    return r.EndRead(*given, static_cast<CUstream>(stream), wait->condition);
+    return r.EndRead(FrameOf(*given), static_cast<CUstream>(stream), wait->condition);
+  });
+}
+
+gpushm_status gpushm_ring_abandon_read(gpushm_ring* ring, void* stream, const gpushm_frame* frame) {
+  return With(ring, [&](gc::Ring& r) -> Result<void> {
+    const auto given = ReadFrame(frame);
+    if (!given) return std::unexpected(given.error());
+    return r.AbandonRead(FrameOf(*given), static_cast<CUstream>(stream));
   });
 }
 

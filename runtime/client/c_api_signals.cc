@@ -9,16 +9,11 @@ using gpushm::Concat;
 using gpushm::Fail;
 using gpushm::Result;
 
-// The C handle of a signal.
-struct gpushm_signal {
-  std::unique_ptr<gpushm::client::Signal> signal;
-};
-
 namespace {
 
 template <typename Body>
 gpushm_status With(const gpushm_signal* handle, Body body) {
-  return gc::EnterWith(handle == nullptr ? nullptr : handle->signal.get(), "signal", body);
+  return gc::EnterWith<gc::Signal>(gc::HandleKind::kSignal, handle, "signal", body);
 }
 
 }  // namespace
@@ -42,14 +37,11 @@ gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
                              .device_memory = given.memory == GPUSHM_DEVICE_MEMORY},
                             wait);
   };
-  return gc::OpenNamed(client, name, options, "signal", signal, open);
+  return gc::OpenNamed(client, name, options, gc::HandleKind::kSignal, "signal", signal, open);
 }
 
 gpushm_status gpushm_signal_close(gpushm_signal* signal) {
-  if (signal == nullptr) return GPUSHM_OK;
-  const gpushm_status status = With(signal, [](gc::Signal& s) { return s.Close(); });
-  if (status == GPUSHM_OK) delete signal;
-  return status;
+  return gc::CloseNamed<gc::Signal>(gc::HandleKind::kSignal, signal, "signal");
 }
 
 gpushm_status gpushm_signal_record(gpushm_signal* signal, void* stream, uint64_t value) {

@@ -1,18 +1,9 @@
 #include "runtime/client/c_api_support.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <atomic>
 
 namespace gpushm::client {
 namespace {
-
-std::atomic<bool> forked_child{false};
-
-// Runs in the child between fork() and its return: one store, which is async-signal-safe.
-void OnForkInChild() { forked_child.store(true, std::memory_order_relaxed); }
-[[gnu::constructor]] void InstallForkGuard() { pthread_atfork(nullptr, nullptr, OnForkInChild); }
 
 struct LastError {
   std::string text;
@@ -25,11 +16,9 @@ thread_local LastError last_error;
 static_assert(static_cast<int>(Code::kInvalidArgument) == GPUSHM_INVALID_ARGUMENT);
 static_assert(static_cast<int>(Code::kUnavailable) == GPUSHM_UNAVAILABLE);
 static_assert(static_cast<int>(Code::kInternal) == GPUSHM_INTERNAL);
-static_assert(kMaxCode == GPUSHM_INTERNAL);
+static_assert(kMaxCode == GPUSHM_ENDED);
 
 }  // namespace
-
-bool IsForkedChild() noexcept { return forked_child.load(std::memory_order_relaxed); }
 
 gpushm_status RememberStatic(gpushm_status code, const char* what, const char* remedy) noexcept {
   last_error.view = gpushm_error{code, what, what, remedy};
@@ -48,6 +37,10 @@ gpushm_status Remember(const Status& status) noexcept {
   } catch (...) {
     return RememberStatic(code, "host memory is used up: the text of this failure is lost", "");
   }
+}
+
+gpushm_status RememberWhyNot(HandleKind kind, const void* handle) noexcept {
+  return Enter([&]() -> Result<void> { return std::unexpected(Handle::WhyNot(kind, handle)); });
 }
 
 Result<void> CheckStructSize(size_t struct_size, const char* name) {
@@ -76,10 +69,7 @@ using gpushm::client::last_error;
 
 extern "C" {
 
-const gpushm_error* gpushm_last_error(void) {
-  if (gpushm::client::IsForkedChild()) (void)gpushm::client::RememberForked();
-  return &last_error.view;
-}
+const gpushm_error* gpushm_last_error(void) { return &last_error.view; }
 
 const char* gpushm_status_name(gpushm_status status) {
   if (status == GPUSHM_OK) return "OK";

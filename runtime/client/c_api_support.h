@@ -1,5 +1,5 @@
-// What every function of the C ABI is wrapped in: the fork guard, the catch-all, the thread's last
-// error, and structs of other sizes than this library's.
+// What every function of the C ABI is wrapped in: handles, the catch-all, the thread's last error,
+// and structs of other sizes than this library's.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,9 @@
 
 #include "runtime/base/status.h"
 #include "runtime/client/client.h"
+#include "runtime/client/handles.h"
 #include "runtime/client/wait.h"
 #include "runtime/include/gpushm/gpushm.h"
-
-// The C handle of a client. An attachment's handle is the Attachment itself.
-struct gpushm_client {
-  std::unique_ptr<gpushm::client::Client> client;
-};
 
 namespace gpushm::client {
 
@@ -29,26 +25,19 @@ gpushm_status Remember(const Status& status) noexcept;
 // With texts that live for ever.
 gpushm_status RememberStatic(gpushm_status code, const char* what, const char* remedy) noexcept;
 
-// True in a child of fork().
-bool IsForkedChild() noexcept;
-
-inline gpushm_status RememberForked() noexcept {
-  return RememberStatic(GPUSHM_FORKED, "gpushm was called in a child of fork()",
-                        "open a client in a fresh process: use spawn or exec instead of fork");
+// What a handle stands for; null if it stands for nothing (any more).
+inline Client* FromHandle(const gpushm_client* handle) noexcept {
+  return static_cast<Client*>(Handle::Find(HandleKind::kClient, handle));
 }
-
-inline Client* ClientOf(gpushm_client* client) {
-  return client == nullptr ? nullptr : client->client.get();
+inline Attachment* FromHandle(const gpushm_attachment* handle) noexcept {
+  return static_cast<Attachment*>(Handle::Find(HandleKind::kAttachment, handle));
 }
-inline Client* ClientOf(gpushm_attachment* attachment) {
-  return attachment == nullptr ? nullptr
-                               : reinterpret_cast<Attachment*>(attachment)->facts().client;
-}
+// For those that stand for nothing: remembers why.
+gpushm_status RememberWhyNot(HandleKind kind, const void* handle) noexcept;
 
 // Runs one call: `body` returns Result<void>. `client` counts its failure; may be null.
 template <typename Body>
 gpushm_status Enter(Client* client, Body body) noexcept {
-  if (IsForkedChild()) return RememberForked();
   try {
     const Result<void> done = body();
     if (done) return GPUSHM_OK;
@@ -66,6 +55,13 @@ gpushm_status Enter(Client* client, Body body) noexcept {
 template <typename Body>
 gpushm_status Enter(Body body) noexcept {
   return Enter(nullptr, std::move(body));
+}
+// `body` gets the client.
+template <typename Body>
+gpushm_status EnterClient(gpushm_client* handle, Body body) noexcept {
+  Client* const client = FromHandle(handle);
+  if (client == nullptr) return RememberWhyNot(HandleKind::kClient, handle);
+  return Enter(client, [&] { return body(*client); });
 }
 
 inline Result<void> CheckArgument(bool holds, const char* what) {
@@ -109,25 +105,48 @@ void WriteInfo(Info info, void* given, size_t struct_size) {
   }
 }
 
+// A signal, barrier or ring as the C API has it.
+template <typename Object>
+class Opened final : public ClientObject {
+ public:
+  Opened(HandleKind kind, std::unique_ptr<Object> opened)
+      : object(std::move(opened)), handle(kind, this) {}
+  const std::unique_ptr<Object> object;
+  const Handle handle;
+};
+
 // A signal, barrier or ring's call: what fails says `what` it is, "signal", and its name.
 template <typename Object, typename Body>
-gpushm_status EnterWith(Object* object, const char* what, Body body) noexcept {
-  return Enter(object == nullptr ? nullptr : object->client(), [&]() -> Result<void> {
-    if (object == nullptr) return Fail(Code::kInvalidArgument, Concat(what, " is NULL"));
-    const Result<void> done = body(*object);
+gpushm_status EnterWith(HandleKind kind, const void* handle, const char* what, Body body) noexcept {
+  auto* const opened = static_cast<Opened<Object>*>(Handle::Find(kind, handle));
+  if (opened == nullptr) return RememberWhyNot(kind, handle);
+  return Enter(opened->object->client(), [&]() -> Result<void> {
+    const Result<void> done = body(*opened->object);
     if (done) return {};
-    return std::unexpected(done.error().WithContext(Concat(what, " \"", object->name(), '"')));
+    return std::unexpected(
+        done.error().WithContext(Concat(what, " \"", opened->object->name(), '"')));
   });
 }
 
+// Ends one, unless it says why it cannot end.
+template <typename Object>
+gpushm_status CloseNamed(HandleKind kind, const void* handle, const char* what) {
+  if (handle == nullptr) return GPUSHM_OK;
+  const gpushm_status status =
+      EnterWith<Object>(kind, handle, what, [](Object& object) { return object.Close(); });
+  auto* const opened = static_cast<Opened<Object>*>(Handle::Find(kind, handle));
+  if (status == GPUSHM_OK) opened->object->client()->Disown(opened);
+  return status;
+}
+
 // Opens a signal, barrier or ring: `open` gets the client, the name, the options and how long to
-// wait, and returns a pointer to what `Handle` holds.
-template <typename Handle, typename Options, typename Open>
+// wait, and returns an owning pointer to the object.
+template <typename Opaque, typename Options, typename Open>
 gpushm_status OpenNamed(gpushm_client* client, const char* name, const Options* options,
-                        const char* what, Handle** handle, Open open) {
-  return Enter(ClientOf(client), [&]() -> Result<void> {
-    if (client == nullptr || name == nullptr || handle == nullptr) {
-      return Fail(Code::kInvalidArgument, Concat("client, name or ", what, " is NULL"));
+                        HandleKind kind, const char* what, Opaque** handle, Open open) {
+  return EnterClient(client, [&](Client& of) -> Result<void> {
+    if (name == nullptr || handle == nullptr) {
+      return Fail(Code::kInvalidArgument, Concat("name or ", what, " is NULL"));
     }
     *handle = nullptr;
     const auto given = ReadOptions(options, Concat(what, "_options").c_str());
@@ -135,11 +154,14 @@ gpushm_status OpenNamed(gpushm_client* client, const char* name, const Options* 
     const auto wait = Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
     const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
-    auto opened = open(client->client.get(), text, *given, *wait);
+    auto opened = open(&of, text, *given, *wait);
     if (!opened) {
       return std::unexpected(opened.error().WithContext(Concat("open ", what, " \"", text, '"')));
     }
-    *handle = new Handle{std::move(*opened)};
+    using Object = std::remove_reference_t<decltype(**opened)>;
+    auto owned = std::make_unique<Opened<Object>>(kind, std::move(*opened));
+    *handle = owned->handle.template As<Opaque>();
+    of.Own(std::move(owned));
     return {};
   });
 }
@@ -159,14 +181,8 @@ inline Access ToAccess(uint32_t access) {
   return access == GPUSHM_READ_WRITE ? Access::kReadWrite : Access::kRead;
 }
 
-inline Attachment* FromHandle(gpushm_attachment* handle) {
-  return reinterpret_cast<Attachment*>(handle);
-}
-inline const Attachment* FromHandle(const gpushm_attachment* handle) {
-  return reinterpret_cast<const Attachment*>(handle);
-}
-inline gpushm_attachment* ToHandle(Attachment* attachment) {
-  return reinterpret_cast<gpushm_attachment*>(attachment);
+inline gpushm_attachment* ToHandle(const Attachment* attachment) {
+  return attachment->handle().As<gpushm_attachment>();
 }
 
 template <size_t N>

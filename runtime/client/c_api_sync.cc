@@ -40,15 +40,13 @@ void LookAtBarrier(const gpushm::signal::Page& page, gpushm_sync_info* info) {
 extern "C" {
 
 gpushm_status gpushm_sync_look(gpushm_client* client, const char* name, gpushm_sync_info* info) {
-  return gc::Enter(gc::ClientOf(client), [&]() -> Result<void> {
-    if (client == nullptr || name == nullptr) {
-      return gc::CheckArgument(false, client == nullptr ? "client is NULL" : "name is NULL");
-    }
+  return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
+    if (name == nullptr) return gc::CheckArgument(false, "name is NULL");
     return gc::FillInfo(info, "info", [&](gpushm_sync_info* filled) -> Result<void> {
       const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
       const auto open = gc::OpenPage::Attach(
-          client->client.get(), text, {.page = true},
-          {Kind::kSignal, Kind::kBarrier, Kind::kRing, Kind::kQueue}, gc::Wait::None());
+          &c, text, {.page = true}, {Kind::kSignal, Kind::kBarrier, Kind::kRing, Kind::kQueue},
+          gc::Wait::None());
       if (!open) return std::unexpected(open.error().WithContext(Concat("look at \"", text, '"')));
       gc::CopyText(filled->name, open->name());
       filled->generation = open->generation();

@@ -12,7 +12,7 @@ constexpr int64_t kCloseMs = 1000;
 }  // namespace
 
 Client::Client(ClientOptions options)
-    : options_(std::move(options)), session_(options_.socket_path, this, &counters_) {}
+    : options_(std::move(options)), session_(options_.place, this, &counters_) {}
 
 Result<std::unique_ptr<Client>> Client::Open(const ClientOptions& options, const Wait& wait) {
   std::unique_ptr<Client> client(new Client(options));
@@ -28,6 +28,13 @@ Client::~Client() {
   const Deadline deadline = Deadline::AfterMs(kCloseMs);
   const Result<SessionLock> lock = session_.Lock(deadline);
   std::vector<Lease> leases;
+  decltype(objects_) objects;
+  {
+    const std::lock_guard table(table_mutex_);
+    closing_ = true;
+    objects.swap(objects_);
+  }
+  objects.clear();  // While what they hold is still mapped.
   {
     const std::lock_guard table(table_mutex_);
     leases = std::move(ended_);
@@ -47,6 +54,18 @@ Client::~Client() {
     const std::lock_guard table(table_mutex_);
     leases = std::exchange(ended_, {});
   }
+}
+
+void Client::Own(std::unique_ptr<ClientObject> object) {
+  const std::lock_guard table(table_mutex_);
+  const ClientObject* const key = object.get();
+  objects_.emplace(key, std::move(object));
+}
+
+void Client::Disown(const ClientObject* object) {
+  std::unique_ptr<ClientObject> ended;
+  const std::lock_guard table(table_mutex_);
+  if (auto node = objects_.extract(object)) ended = std::move(node.mapped());
 }
 
 Result<const CudaApi*> Client::Driver() {
@@ -110,10 +129,10 @@ void Client::EndLeaseSoon(const Lease& lease) {
   has_chores_.store(true, std::memory_order_relaxed);
 }
 
-void Client::DoChores() {
+void Client::DoChores(const Deadline& call_deadline) {
   if (!has_chores_.load(std::memory_order_relaxed)) return;
   std::vector<std::shared_ptr<Attachment>> unmapped;
-  const Deadline deadline = Deadline::AfterMs(kAnswerMs);
+  const Deadline deadline = AnswerWithin(call_deadline);
   const Result<SessionLock> lock = session_.Lock(Deadline::AfterMs(0));
   if (!lock) return;
   std::vector<Lease> leases;

@@ -28,6 +28,7 @@
 #include "runtime/client/attachment.h"
 #include "runtime/client/counters.h"
 #include "runtime/client/file_way.h"
+#include "runtime/client/handles.h"
 #include "runtime/client/peers.h"
 #include "runtime/client/session.h"
 #include "runtime/client/wait.h"
@@ -37,7 +38,7 @@
 namespace gpushm::client {
 
 struct ClientOptions {
-  std::string socket_path;
+  Session::Place place;
   std::string driver_folder;
 };
 
@@ -51,6 +52,9 @@ struct AttachOptions {
   // Also waits until its generation is at least this.
   uint64_t min_generation = 0;
   PeerOptions peers{};
+  // For errors: what the caller asked for, where that is not the buffer of this name.
+  std::string_view kind = "buffer";
+  std::string_view called{};
 };
 
 // Of a page that is new or follows another generation.
@@ -58,6 +62,7 @@ struct PageOptions {
   bool writers_all = false;
   bool one_writer = false;
   uint64_t after_generation = 0;  // As protocol::MakePageRequest.
+  bool until_unused = false;      // As protocol::kFlagUntilUnused; an older broker keeps it.
 };
 
 struct MakeOptions {
@@ -65,6 +70,13 @@ struct MakeOptions {
   bool one_writer = false;
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
   bool unpublished = false;
+  bool until_unused = false;  // As protocol::kFlagUntilUnused; an older broker keeps it.
+};
+
+struct OfferOptions {
+  MakeOptions make;
+  bool allow_copy = false;
+  CUstream stream = nullptr;  // Null: a copy waits for all work of the context.
 };
 
 struct OfferOutcome {
@@ -87,7 +99,8 @@ struct TransferOptions {
   uint64_t chunk_bytes = 0;
   FileWay file_way = FileWay::kAuto;
   uint32_t chunks = 0;
-  uint32_t threads = 0;
+  uint32_t threads = 0;  // As TransferJob: 0 is none.
+  bool whole = false;    // To save: all of the buffer, not only its content.
   // False stops. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
@@ -101,6 +114,13 @@ struct TransferOutcome {
   uint64_t link_bytes_per_second = 0;
 };
 
+// What a client ends when it is closed, if that was not done before: an open signal, barrier or
+// ring.
+class ClientObject {
+ public:
+  virtual ~ClientObject() = default;
+};
+
 // A file that is open for a transfer (files.cc).
 struct OpenFile;
 
@@ -108,8 +128,13 @@ class Client final : private SessionObserver {
  public:
   static Result<std::unique_ptr<Client>> Open(const ClientOptions& options, const Wait& wait);
   Counters& counters() { return counters_; }
-  // Unmaps what is attached, ends its leases as far as the broker answers, disconnects.
+  const Handle& handle() const { return handle_; }
+  // Ends what it owns, unmaps what is attached, ends its leases as far as the broker answers,
+  // disconnects.
   ~Client();
+
+  void Own(std::unique_ptr<ClientObject> object);
+  void Disown(const ClientObject* object);
 
   // ---- names (client_names.cc)
   Result<registry::Found> Lookup(std::string_view name) const;
@@ -131,9 +156,10 @@ class Client final : private SessionObserver {
   Result<Attachment*> Replace(std::string_view name, uint64_t size_bytes,
                               const MakeOptions& options, bool attach, const Wait& wait);
   Result<void> Publish(Attachment* attachment, const Wait& wait);
+  Result<void> SetContent(const Attachment& attachment, uint64_t content_bytes, const Wait& wait);
   Result<void> Delete(std::string_view name, const Wait& wait);
   Result<OfferOutcome> Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
-                             const MakeOptions& options, bool allow_copy, const Wait& wait);
+                             const OfferOptions& options, const Wait& wait);
 
   // ---- pages of signals, barriers and rings (client_pages.cc)
   // Zeroed and unpublished. kAlreadyExists, kStale, kBusy: another process was first.
@@ -176,6 +202,8 @@ class Client final : private SessionObserver {
     std::optional<Status> reason;
   };
   using Judge = std::function<Verdict(const registry::BufferRecord&)>;
+  // A Judge: waits while the content is being loaded.
+  static Verdict HasContent(const registry::BufferRecord& record);
   // An attach or create reply and what came with it.
   struct Grant {
     protocol::AttachReply reply;
@@ -184,10 +212,16 @@ class Client final : private SessionObserver {
 
   explicit Client(ClientOptions options);
 
-  Result<Seen> Await(std::string_view name, const Judge& judge, const Wait& wait);
+  // Of what is in errors, see AttachOptions.
+  struct Wanted {
+    std::string_view kind = "buffer";
+    std::string_view called{};
+  };
+  Result<Seen> Await(std::string_view name, const Judge& judge, const Wait& wait,
+                     const Wanted& wanted = {"buffer", {}});
   // `sleeps_since_ns`: when it first had to wait; 0: not at all.
   Result<Seen> LookUntil(std::string_view name, const Judge& judge, const Wait& wait,
-                         int64_t* sleeps_since_ns);
+                         const Wanted& wanted, int64_t* sleeps_since_ns);
 
   // The GPU as this process sees it.
   Result<DeviceInfo> FindDevice(const GpuUuid& uuid);
@@ -217,8 +251,9 @@ class Client final : private SessionObserver {
   void CountPeers(protocol::PeerWay way);
   void EndLease(const SessionLock& lock, const Lease& lease, const Deadline& deadline);
   void EndLeaseSoon(const Lease& lease);
-  // Deferred detaches whose work has ended, and leases whose end could not be said before.
-  void DoChores();
+  // Deferred detaches whose work has ended, and leases whose end could not be said before. Within
+  // the time that the caller's call has, and not more than kAnswerMs of it.
+  void DoChores(const Deadline& call_deadline);
   void Reconnected(const SessionLock& lock, const Return& how, const Deadline& deadline) override;
   // The leases of this process as the broker lists them.
   Result<std::set<uint64_t>> AskLeases(const SessionLock& lock, const Deadline& deadline);
@@ -227,7 +262,7 @@ class Client final : private SessionObserver {
   bool IsHeld(const Attachment* attachment) const;
 
   Result<OfferOutcome> OfferCopy(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
-                                 const MakeOptions& options, const Wait& wait);
+                                 const OfferOptions& options, const Wait& wait);
   Result<void> SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
                          const Wait& wait);
 
@@ -249,6 +284,7 @@ class Client final : private SessionObserver {
                              const Wait& wait);
 
   const ClientOptions options_;
+  const Handle handle_{HandleKind::kClient, this};
   Counters counters_;
   Session session_;
 
@@ -268,6 +304,8 @@ class Client final : private SessionObserver {
   std::unordered_map<const Attachment*, std::shared_ptr<Attachment>> all_;
   std::vector<std::shared_ptr<Attachment>> deferred_;
   std::vector<Lease> ended_;
+  std::unordered_map<const ClientObject*, std::unique_ptr<ClientObject>> objects_;
+  bool closing_ = false;                 // All attachments end at once.
   std::atomic<bool> has_chores_{false};  // A hint: deferred_ or ended_ is not empty.
 };
 

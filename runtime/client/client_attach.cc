@@ -51,9 +51,9 @@ Attachment* Client::Cached(std::string_view name, const AttachOptions& options) 
 
 Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& options,
                                    const Wait& wait) {
-  DoChores();
+  DoChores(wait.answer);
   // Before the cache: a dead broker's attachment may be orphaned by this.
-  session_.NoticeLoss();
+  session_.NoticeLoss(wait.answer);
   if (Attachment* const held = Cached(name, options)) return held;
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
     return std::unexpected(valid.error());
@@ -61,11 +61,13 @@ Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& o
   const Judge judge = [&](const BufferRecord& record) -> Verdict {
     const bool is_page = (record.flags & registry::kRecordPage) != 0;
     if (is_page != options.page) {
-      return {Verdict::Kind::kFinal,
-              Status(Code::kInvalidArgument,
-                     is_page ? "it is a signal, barrier or ring" : "it is a buffer",
-                     is_page ? "open it as what it is: gpushm_signal_open, gpushm_ring_open ..."
-                             : "take another name, or gpushm_attach")};
+      return {
+          Verdict::Kind::kFinal,
+          Status(Code::kInvalidArgument,
+                 Concat('"', name, is_page ? "\" is a signal, barrier or ring" : "\" is a buffer",
+                        ", not a ", options.kind),
+                 is_page ? "open it as what it is: gpushm_signal_open, gpushm_ring_open ..."
+                         : "take another name, or gpushm_attach")};
     }
     if (record.generation < options.min_generation) {
       return {Verdict::Kind::kNotYet,
@@ -77,16 +79,11 @@ Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& o
                      Concat("its generation is ", record.generation, ", not ", options.generation),
                      "look it up again")};
     }
-    if (record.state == BufferState::kLoading && !options.any_state) {
-      return {Verdict::Kind::kNotYet,
-              Status(Code::kLoading,
-                     Concat(record.loaded_bytes, " of ", record.size_bytes, " bytes are loaded"),
-                     "wait with a timeout")};
-    }
-    return {};  // A buffer that failed to load: the broker says why.
+    // Of a buffer that failed to load the broker says why.
+    return options.any_state ? Verdict{} : HasContent(record);
   };
   for (int attempt = 1;; ++attempt) {
-    const Result<Seen> seen = Await(name, judge, wait);
+    const Result<Seen> seen = Await(name, judge, wait, {options.kind, options.called});
     if (!seen) return std::unexpected(seen.error());
     const Result<SessionLock> lock = session_.Lock(wait.answer);
     if (!lock) return std::unexpected(lock.error());
@@ -301,6 +298,7 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
   std::shared_ptr<Attachment> last;
   {
     const std::lock_guard table(table_mutex_);
+    if (closing_) return {};  // Of an object that the client ends.
     for (StreamFence& fence : fences) attachment->fences.push_back(std::move(fence));
     if (attachment->count > 1) {
       --attachment->count;
@@ -316,6 +314,7 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
     auto node = all_.extract(attachment);
     if (node.empty()) return Fail(Code::kInvalidArgument, "this is no attachment");
     last = std::move(node.mapped());
+    last->RetireHandle();
     if (last->page() == nullptr) counters_.Add(protocol::Counter::kDetaches);
     if (!last->CanEnd()) {
       deferred_.push_back(std::move(last));
@@ -331,7 +330,7 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
     // Without the lock the lease may be renewed at this moment: Renew looks again afterwards.
     EndLeaseSoon(last->lease());
   }
-  DoChores();
+  DoChores(deadline);
   return {};
 }
 

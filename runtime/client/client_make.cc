@@ -47,7 +47,7 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
   if (auto valid = CheckMake(name, size_bytes, options, attach); !valid) {
     return std::unexpected(valid.error());
   }
-  DoChores();
+  DoChores(wait.answer);
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
@@ -61,6 +61,9 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
   }
   uint32_t flags =
       (attach ? protocol::kFlagAttach : 0) | (options.unpublished ? protocol::kFlagUnpublished : 0);
+  if (options.until_unused && session_.peer(*lock).version >= protocol::kUntilUnusedVersion) {
+    flags |= protocol::kFlagUntilUnused;
+  }
   Grant grant{};
   const Call call{.received = &grant.descriptors};
   Result<protocol::AttachReply> reply = Fail(Code::kInternal, "no request");
@@ -99,7 +102,7 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
 }
 
 Result<void> Client::Publish(Attachment* attachment, const Wait& wait) {
-  DoChores();
+  DoChores(wait.answer);
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   if (!attachment->unpublished()) {
@@ -135,7 +138,7 @@ Result<void> Client::Publish(Attachment* attachment, const Wait& wait) {
 
 Result<void> Client::Delete(std::string_view name, const Wait& wait) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) return valid;
-  DoChores();
+  DoChores(wait.answer);
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   const protocol::DeleteRequest request{.name = protocol::ToNameField(name)};

@@ -1,6 +1,7 @@
 // Looking up, listing and waiting: what the registry answers, and the broker's word on itself.
 #include <algorithm>
 
+#include "runtime/base/nearest.h"
 #include "runtime/client/client.h"
 
 namespace gpushm::client {
@@ -9,14 +10,42 @@ using protocol::Kind;
 using registry::BufferRecord;
 using registry::BufferState;
 
+namespace {
+
+// A name that is not there: mostly it is misspelt.
+Status NoSuchName(const Status& not_found, std::string_view name,
+                  const registry::RegistryReader& reader) {
+  const Result<std::vector<BufferRecord>> records = reader.List();
+  if (!records) return not_found;
+  std::vector<std::string_view> names;
+  for (const BufferRecord& record : *records) {
+    names.push_back(record.name.view());
+    if (names.back() != name) continue;  // Of a ring that is not there, say.
+    const bool is_page = (record.flags & registry::kRecordPage) != 0;
+    return {not_found.code(),
+            Concat(not_found.what(), ", only a ", is_page ? "signal or barrier" : "buffer",
+                   " of that name"),
+            "start its writer, or open what is there"};
+  }
+  std::string meant;
+  for (const std::string_view similar : Similar(name, names)) {
+    meant += Concat(meant.empty() ? "did you mean \"" : " or \"", similar, "\"");
+  }
+  if (meant.empty()) return not_found;
+  return {not_found.code(), not_found.what(), Concat(meant, "? ", not_found.remedy())};
+}
+
+}  // namespace
+
 Result<registry::Found> Client::Lookup(std::string_view name) const {
   return session_.registry().Read(
       [&](const registry::RegistryReader& reader) { return reader.Find(name); });
 }
 
 Result<std::vector<BufferRecord>> Client::List() {
-  DoChores();
-  session_.NoticeLoss();
+  const Deadline deadline = Deadline::AfterMs(kAnswerMs);
+  DoChores(deadline);
+  session_.NoticeLoss(deadline);
   const RegistryHandle::Reader reader = session_.registry().Share();
   Result<std::vector<BufferRecord>> records = reader->List();
   for (int i = 1; i < limits::kReadAttempts && !records; ++i) {
@@ -31,9 +60,10 @@ Result<std::vector<BufferRecord>> Client::List() {
   return records;
 }
 
-Result<Client::Seen> Client::Await(std::string_view name, const Judge& judge, const Wait& wait) {
+Result<Client::Seen> Client::Await(std::string_view name, const Judge& judge, const Wait& wait,
+                                   const Wanted& wanted) {
   int64_t sleeps_since_ns = 0;
-  Result<Seen> seen = LookUntil(name, judge, wait, &sleeps_since_ns);
+  Result<Seen> seen = LookUntil(name, judge, wait, wanted, &sleeps_since_ns);
   if (sleeps_since_ns == 0) return seen;
   if (seen) counters_.Add(protocol::Counter::kWaits);
   counters_.Add(protocol::Counter::kWaitNs, static_cast<uint64_t>(MonotonicNs() - sleeps_since_ns));
@@ -44,8 +74,9 @@ Result<Client::Seen> Client::Await(std::string_view name, const Judge& judge, co
 }
 
 Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge, const Wait& wait,
-                                       int64_t* sleeps_since_ns) {
-  const auto quoted = [&] { return Concat("buffer \"", name, "\""); };
+                                       const Wanted& wanted, int64_t* sleeps_since_ns) {
+  const std::string_view called = wanted.called.empty() ? name : wanted.called;
+  const auto quoted = [&] { return Concat(wanted.kind, " \"", called, "\""); };
   for (;;) {
     const RegistryHandle::Reader reader = session_.registry().Share();
     const uint64_t version = reader->table_version();
@@ -68,9 +99,13 @@ Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge
       }
       not_yet = found.error();
     }
-    const bool answers = session_.NoticeLoss();
+    const bool answers = session_.NoticeLoss(wait.answer);
     if (session_.registry().Share() != reader) continue;
     if (wait.condition.Passed()) {
+      if (!found && not_yet->code() == Code::kNotFound) {
+        not_yet = NoSuchName(Status(Code::kNotFound, Concat("no ", quoted()), not_yet->remedy()),
+                             called, *reader);
+      }
       if (wait.dont_wait) return std::unexpected(*not_yet);
       if (!answers) {
         return Fail(Code::kUnavailable, Concat("no broker answers while waiting for ", quoted()),
@@ -84,30 +119,32 @@ Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge
   }
 }
 
+Client::Verdict Client::HasContent(const BufferRecord& record) {
+  if (record.state != BufferState::kLoading) return {};
+  return {Verdict::Kind::kNotYet,
+          Status(Code::kLoading,
+                 Concat(record.loaded_bytes, " of ", record.size_bytes, " bytes are loaded"),
+                 "allow more time for it")};
+}
+
 Result<BufferRecord> Client::WaitFor(std::string_view name, uint64_t min_generation,
                                      const Wait& wait) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
     return std::unexpected(valid.error());
   }
-  DoChores();
+  DoChores(wait.answer);
   const Judge judge = [&](const BufferRecord& record) -> Verdict {
     if (record.generation < min_generation) {
       return {Verdict::Kind::kNotYet,
               Status(Code::kNotFound, Concat("its generation is ", record.generation, ", not yet ",
                                              min_generation))};
     }
-    switch (record.state) {
-      case BufferState::kLoading:
-        return {Verdict::Kind::kNotYet,
-                Status(Code::kLoading, Concat(record.loaded_bytes, " of ", record.size_bytes,
-                                              " bytes are loaded"))};
-      case BufferState::kFailed:
-        return {Verdict::Kind::kFinal,
-                Status(Code::kSystem, Concat("buffer \"", name, "\": its content failed to load"),
-                       "gpushm_attach and the sidecar's log say why")};
-      default:
-        return {};
+    if (record.state == BufferState::kFailed) {
+      return {Verdict::Kind::kFinal,
+              Status(Code::kSystem, Concat("buffer \"", name, "\": its content failed to load"),
+                     "gpushm_attach and the sidecar's log say why")};
     }
+    return HasContent(record);
   };
   Result<Seen> seen = Await(name, judge, wait);
   if (!seen) return std::unexpected(seen.error());
@@ -121,7 +158,7 @@ Result<std::vector<protocol::HolderEntry>> Client::Holders(std::string_view name
       return std::unexpected(valid.error());
     }
   }
-  DoChores();
+  DoChores(wait.answer);
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   std::vector<protocol::HolderEntry> holders;
@@ -145,7 +182,7 @@ Result<std::vector<protocol::HolderEntry>> Client::Holders(std::string_view name
 }
 
 Result<protocol::BrokerInfoReply> Client::Broker(const Wait& wait) {
-  DoChores();
+  DoChores(wait.answer);
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   return session_.Ask<protocol::BrokerInfoReply>(*lock, Kind::kBrokerInfo,

@@ -12,7 +12,7 @@ Result<Attachment*> Client::MakePage(std::string_view name, uint64_t size_bytes,
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
     return std::unexpected(valid.error());
   }
-  DoChores();
+  DoChores(wait.answer);
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
@@ -22,11 +22,14 @@ Result<Attachment*> Client::MakePage(std::string_view name, uint64_t size_bytes,
     return Fail(Code::kUnsupported, "the pod's sidecar is older than signals, barriers and rings",
                 "restart the pod: it gets the sidecar of the injector's release");
   }
+  const bool until_unused =
+      options.until_unused && session_.peer(*lock).version >= protocol::kUntilUnusedVersion;
   const protocol::MakePageRequest request{
       .name = protocol::ToNameField(name),
       .size_bytes = size_bytes,
       .flags = (options.writers_all ? protocol::kFlagWritersAll : 0) |
-               (options.one_writer ? protocol::kFlagOneWriter : 0),
+               (options.one_writer ? protocol::kFlagOneWriter : 0) |
+               (until_unused ? protocol::kFlagUntilUnused : 0),
       .reserved = 0,
       .after_generation = options.after_generation};
   Grant grant{};

@@ -23,7 +23,10 @@ class TemporaryFolder {
     std::string name = (std::filesystem::temp_directory_path() / "gpushm-test-XXXXXX").string();
     path_ = mkdtemp(name.data());
   }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   const std::string& path() const { return path_; }

@@ -1,8 +1,8 @@
 // Helper threads for as long as one transfer lasts: reading a file out of the page cache is a copy,
 // and one core copies more slowly than PCIe takes.
 //
-// They exist only where a caller asked for them, take no signals, call nothing but what a batch
-// has, and have ended when the destructor returns.
+// They take no signals, call nothing but what a batch has, and have ended when the destructor
+// returns.
 #pragma once
 
 #include <pthread.h>
@@ -59,8 +59,7 @@ class Crew {
   bool leave_ = false;
 };
 
-// Helpers that make sense here, for programs that may have threads: one for each processor beside
-// the caller's, and no more than PCIe 5 keeps busy.
+// Helpers that make sense here: one for each processor beside the caller's, eight at most.
 uint32_t UsefulHelpers();
 // The same of a machine with so many processors, in a container with this cpu.max (cgroup v2;
 // whatever cannot be read is no limit).

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <string>
 
+#include "runtime/base/per_process.h"
+
 namespace gpushm::cufile {
 namespace {
 
@@ -55,15 +57,20 @@ Result<std::unique_ptr<const Api>> Open(const std::string& folder) {
 }  // namespace
 
 Result<const Api*> Api::Load() {
-  static std::mutex mutex;
-  static auto* const loaded = new std::map<std::string, std::unique_ptr<const Api>>();
+  struct Loaded {
+    std::mutex mutex;
+    std::map<std::string, std::unique_ptr<const Api>> by_folder;
+  };
+  static constinit PerProcess<Loaded> loaded;
+  auto& [mutex, by_folder] = loaded.Get();
   const char* const named = std::getenv("GPUSHM_CUFILE");
   const std::string folder = named == nullptr ? "" : named;
   const std::lock_guard lock(mutex);
-  if (const auto found = loaded->find(folder); found != loaded->end()) return found->second.get();
+  if (const auto found = by_folder.find(folder); found != by_folder.end())
+    return found->second.get();
   Result<std::unique_ptr<const Api>> api = Open(folder);
   if (!api) return std::unexpected(api.error());
-  return loaded->emplace(folder, std::move(*api)).first->second.get();
+  return by_folder.emplace(folder, std::move(*api)).first->second.get();
 }
 
 }  // namespace gpushm::cufile

@@ -25,7 +25,9 @@ Result<std::unique_ptr<DeviceWord>> DeviceWord::Make(Client* client, std::string
                                                      bool writers_all, const Wait& wait) {
   const std::string name = NameOf(signal);
   const MakeOptions options{.writers_all = writers_all,
-                            .on_writer_exit = protocol::OnWriterExit::kDrop};
+                            .on_writer_exit = protocol::OnWriterExit::kDrop,
+                            // A client that is closed with the signal open deletes nothing.
+                            .until_unused = true};
   auto made = client->Create(name, kWordBytes, options, /*attach=*/true, wait);
   if (!made && made.error().code() == Code::kAlreadyExists) {
     if (!IsLeftOver(*client, name)) {
@@ -44,8 +46,8 @@ Result<std::unique_ptr<DeviceWord>> DeviceWord::Make(Client* client, std::string
 }
 
 Result<std::unique_ptr<DeviceWord>> DeviceWord::Attach(Client* client, std::string_view signal,
-                                                       uint64_t generation) {
-  const auto attached = client->Attach(NameOf(signal), {.generation = generation}, Wait::None());
+                                                       uint64_t generation, const Wait& wait) {
+  const auto attached = client->Attach(NameOf(signal), {.generation = generation}, wait.Once());
   if (!attached) return std::unexpected(attached.error());
   return Of(Held(client, *attached));
 }
@@ -118,7 +120,7 @@ Result<void> DeviceWord::Await(CUstream stream, uint64_t value) {
   auto done = (*api)->Check((*api)->cuStreamBatchMemOp(stream, both.size(), both.data(), 0),
                             "cuStreamBatchMemOp of a wait");
   if (!done) {
-    waits.Remove(stream, word);
+    waits.Remove(stream, word, number);
     return done;
   }
   waiting.stream = stream;

@@ -32,7 +32,7 @@ class DeviceWord {
                                                   bool writers_all, const Wait& wait);
   // Of a page that says `generation`. kStale, kNotFound: its writer has ended.
   static Result<std::unique_ptr<DeviceWord>> Attach(Client* client, std::string_view signal,
-                                                    uint64_t generation);
+                                                    uint64_t generation, const Wait& wait);
 
   uint64_t generation() const { return buffer_->facts().generation; }
   CUdeviceptr address() const { return buffer_->facts().address; }

@@ -80,14 +80,21 @@ class NoSigpipe {
   bool was_pending_ = false;
 };
 
+// One for each part beside the one that the calling thread reads.
+uint32_t HelpersWithWork(FileWay way, uint32_t threads, uint64_t size_bytes, uint64_t part_bytes) {
+  if (way == FileWay::kStream || size_bytes == 0) return 0;
+  return static_cast<uint32_t>(std::min<uint64_t>(threads, (size_bytes - 1) / part_bytes));
+}
+
 }  // namespace
 
-FileReader::FileReader(int file, FileWay way, uint32_t threads, const StreamTick& tick)
+FileReader::FileReader(int file, FileWay way, uint32_t threads, uint64_t size_bytes,
+                       const StreamTick& tick)
     : file_(file),
       way_(way),
       part_bytes_(way == FileWay::kDirect ? kDirectPartBytes : kCachedPartBytes),
       tick_(tick),
-      crew_(way == FileWay::kStream ? 0 : threads) {
+      crew_(HelpersWithWork(way, threads, size_bytes, part_bytes_)) {
   // Fewer turns with whoever writes. What is no pipe, or may have no more, stays as it is.
   if (way == FileWay::kStream) fcntl(file, F_SETPIPE_SZ, kPipeBytes);
 }

@@ -20,8 +20,8 @@ using StreamTick = std::function<Result<void>()>;
 
 class FileReader {
  public:
-  // `threads` as in TransferJob. `tick` outlives the reader.
-  FileReader(int file, FileWay way, uint32_t threads, const StreamTick& tick);
+  // `threads` and `size_bytes` as in TransferJob. `tick` outlives the reader.
+  FileReader(int file, FileWay way, uint32_t threads, uint64_t size_bytes, const StreamTick& tick);
 
   // Bytes [offset, offset + size_bytes) of the file, or the next ones of the stream. With kDirect
   // the memory must be aligned to, and have room up to, whole blocks of kDirectAlignBytes, and

@@ -55,8 +55,12 @@ FileWay WayForBroker(const FilePlan& plan, FileWay asked) {
   return plan.way == FileWay::kDirect && IsOpen(asked) ? FileWay::kAutoGds : FileWay::kAuto;
 }
 
-// Brokers of older versions know no GPUDirect Storage.
+// Brokers of older versions know no GPUDirect Storage, and save all of a buffer in any case.
 Result<void> FitToBroker(uint16_t version, protocol::TransferRequest& request) {
+  if (version < protocol::kContentVersion &&
+      request.direction == static_cast<uint32_t>(Direction::kSaveWhole)) {
+    request.direction = static_cast<uint32_t>(Direction::kSave);
+  }
   if (version >= protocol::kTransferReportVersion) return {};
   if (request.file_way == static_cast<uint32_t>(FileWay::kGds)) {
     return Fail(Code::kUnsupported, "this broker is too old for GPUDirect Storage",
@@ -101,6 +105,9 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
         Concat(file->name, " has ", file->size_bytes, " bytes, the buffer ", record.size_bytes),
         "load into a larger buffer");
   }
+  if (auto begun = CallProgress(options, wait, 0, file->size_bytes); !begun) {
+    return std::unexpected(begun.error());
+  }
   const GpuUuid gpu{record.gpu};
   const bool here =
       options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
@@ -118,16 +125,22 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
 Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& to,
                                      const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
-  const Result<Seen> seen = Await(name, [](const auto&) { return Verdict{}; }, wait);
+  const Result<Seen> seen = Await(name, HasContent, wait);
   if (!seen) return std::unexpected(seen.error());
-  Result<SaveTarget> target = SaveTarget::Open(to, seen->found.record.size_bytes, options.file_way);
+  const registry::BufferRecord& record = seen->found.record;
+  const uint64_t size_bytes = options.whole ? record.size_bytes : registry::ContentBytes(record);
+  Result<SaveTarget> target = SaveTarget::Open(to, size_bytes, options.file_way);
   if (!target) return std::unexpected(target.error());
-  const GpuUuid gpu{seen->found.record.gpu};
+  if (auto begun = CallProgress(options, wait, 0, size_bytes); !begun) {
+    return std::unexpected(begun.error());
+  }
+  const GpuUuid gpu{record.gpu};
   const bool here =
       options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
   Result<TransferOutcome> outcome =
       here ? WithContext(gpu, [&] { return SaveHere(name, target->file(), options, wait); })
-           : TransferByBroker(name, Direction::kSave, target->file(), options, wait);
+           : TransferByBroker(name, options.whole ? Direction::kSaveWhole : Direction::kSave,
+                              target->file(), options, wait);
   if (!outcome) return outcome;
   if (auto done = target->Commit(); !done) return std::unexpected(done.error());
   outcome->elapsed_ns = MonotonicNs() - start_ns;
@@ -237,7 +250,7 @@ Result<TransferOutcome> Client::SaveHere(std::string_view name, const OpenFile& 
   Result<void> going;
   TransferJob job = JobFor(file, options);
   job.address = facts.address;
-  job.size_bytes = facts.size_bytes;
+  job.size_bytes = options.whole ? facts.size_bytes : (*attachment)->ContentBytes();
   job.link_bytes_per_second = LinkOf(facts.gpu, Direction::kSave);
   job.progress = [&](uint64_t done_bytes) {
     going = CallProgress(options, wait, done_bytes, job.size_bytes);
@@ -254,6 +267,27 @@ Result<TransferOutcome> Client::SaveHere(std::string_view name, const OpenFile& 
   if (!going) return std::unexpected(going.error());
   if (!saved) return std::unexpected(saved.error());
   return OutcomeOf(*saved, job.way);
+}
+
+Result<void> Client::SetContent(const Attachment& attachment, uint64_t content_bytes,
+                                const Wait& wait) {
+  const uint64_t size_bytes = attachment.facts().size_bytes;
+  if (content_bytes > size_bytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat(content_bytes, " bytes of content, and the buffer has ", size_bytes));
+  }
+  if (attachment.unpublished()) {
+    const Result<SessionLock> lock = session_.Lock(wait.answer);
+    if (!lock) return std::unexpected(lock.error());
+    if (session_.peer(*lock).version < protocol::kContentVersion) {
+      return Fail(Code::kUnsupported,
+                  "this broker is too old to know the content of what is not published",
+                  "say it after gpushm_publish, or update gpushm's images");
+    }
+  }
+  if (auto said = ReportContent(attachment, content_bytes, true, wait); !said) return said;
+  attachment.NoteContent(content_bytes);
+  return {};
 }
 
 Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded_bytes,

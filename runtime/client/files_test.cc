@@ -3,15 +3,20 @@
 #include <gmock/gmock-matchers.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <thread>
+#include <vector>
 
 #include "runtime/base/clock.h"
 #include "runtime/client/client_testing.h"
+#include "runtime/client/crew.h"
 #include "runtime/client/file_way.h"
 #include "runtime/client/transfer_engine.h"
+#include "runtime/client/wait.h"
 
 namespace gpushm::client {
 namespace {
@@ -128,6 +133,97 @@ TEST_F(ClientTest, AStreamThatStallsEndsByTheDeadline) {
   EXPECT_EQ(broker_->leases().size(), 0u) << "so the broker knows that the content is not complete";
 }
 
+// Goal: the wait for a buffer is no part of its transfer: ten seconds where nothing was said, none
+// with GPUSHM_DONT_WAIT, and progress is told of only once the transfer begins.
+TEST_F(ClientTest, TheWaitForABufferIsNotItsTransfer) {
+  const auto unsaid = Wait::ForTransfer(0, GPUSHM_DEFAULT_TIMEOUT_MS);
+  ASSERT_TRUE(unsaid);
+  EXPECT_LE(unsaid->condition.RemainingMs(), GPUSHM_DEFAULT_TIMEOUT_MS);
+  EXPECT_GT(unsaid->answer.RemainingMs(), kTransferMs / 2);
+  const auto at_once = Wait::ForTransfer(GPUSHM_DONT_WAIT, GPUSHM_DEFAULT_TIMEOUT_MS);
+  ASSERT_TRUE(at_once);
+  EXPECT_TRUE(at_once->dont_wait && at_once->condition.Passed());
+  EXPECT_GT(at_once->answer.RemainingMs(), kTransferMs / 2);
+  const auto said = Wait::ForTransfer(300, GPUSHM_DEFAULT_TIMEOUT_MS);
+  ASSERT_TRUE(said);
+  EXPECT_LE(said->answer.RemainingMs(), 300);
+
+  broker_->Add("weights", 5, 3 * kMiB, api_);
+  broker_->Add("loading", 6, 3 * kMiB, api_, registry::BufferState::kLoading);
+  Open();
+  const std::string path = folder_.path() + "/in.bin";
+  std::ofstream(path, std::ios::binary) << std::string(kMiB, 'a');
+  auto options = Sized<gpushm_transfer_options>();
+  options.timeout_ms = GPUSHM_DONT_WAIT;
+  std::vector<uint64_t> told;
+  options.user = &told;
+  options.progress = [](void* user, uint64_t done_bytes, uint64_t) {
+    static_cast<std::vector<uint64_t>*>(user)->push_back(done_bytes);
+    return 0;
+  };
+  EXPECT_EQ(gpushm_load(client_.get(), "weigths", path.c_str(), &options, nullptr),
+            GPUSHM_NOT_FOUND);
+  EXPECT_THAT(gpushm_last_error()->remedy, HasSubstr("did you mean \"weights\"?"));
+  const std::string copy = folder_.path() + "/out.bin";
+  EXPECT_EQ(gpushm_save(client_.get(), "loading", copy.c_str(), &options, nullptr), GPUSHM_LOADING);
+  EXPECT_TRUE(told.empty());
+  EXPECT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, nullptr), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  ASSERT_FALSE(told.empty());
+  EXPECT_EQ(told.front(), 0u);
+  EXPECT_EQ(told.back(), kMiB);
+}
+
+// As the kernel counts them, in one number: a walk over /proc/self/task misses some as others end.
+size_t CountThreads() {
+  std::ifstream status("/proc/self/status");
+  for (std::string key; status >> key;) {
+    size_t count = 0;
+    if (key == "Threads:" && status >> count) return count;
+  }
+  return 0;
+}
+
+// Goal: a load reads with the threads that make sense here where the caller says nothing, with none
+// or so many where the caller says that, and none of them outlives the call. Method: the threads of
+// this process, counted as the load goes on.
+TEST_F(ClientTest, LoadsWithTheThreadsThatWereAskedFor) {
+  constexpr uint64_t kBytes = 80 * kMiB;
+  broker_->Add("weights", 5, kBytes, api_);
+  Open();
+  const std::string path = folder_.path() + "/in.bin";
+  std::ofstream(path, std::ios::binary).close();
+  std::filesystem::resize_file(path, kBytes);
+  struct Seen {
+    size_t before;
+    size_t most;
+  };
+  const auto threads_of = [&](uint32_t threads) {
+    Seen seen{.before = CountThreads(), .most = 0};
+    auto options = Sized<gpushm_transfer_options>();
+    options.way = GPUSHM_WAY_HERE;
+    options.threads = threads;
+    options.user = &seen;
+    options.progress = [](void* user, uint64_t, uint64_t) {
+      auto& counted = *static_cast<Seen*>(user);
+      counted.most = std::max(counted.most, CountThreads());
+      return 0;
+    };
+    EXPECT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, nullptr), GPUSHM_OK)
+        << gpushm_last_error()->text;
+    // The kernel counts a thread that was joined for a moment more.
+    const Deadline deadline = Deadline::AfterMs(kPatienceMs);
+    while (CountThreads() > seen.before && !deadline.Passed()) std::this_thread::yield();
+    EXPECT_EQ(CountThreads(), seen.before);
+    return seen.most - seen.before;
+  };
+  (void)threads_of(GPUSHM_NO_THREADS);  // What the driver starts once has begun after this.
+  const size_t of_driver = threads_of(GPUSHM_NO_THREADS);  // The simulated one's: one a stream.
+  EXPECT_EQ(of_driver, kTransferChunks);
+  EXPECT_EQ(threads_of(5), of_driver + 5);
+  EXPECT_EQ(threads_of(0), of_driver + UsefulHelpers());
+}
+
 // Goal: GPUDirect Storage by the C ABI: asked for, refused, and left at the deadline.
 TEST_F(ClientTest, LoadsByGpuDirectStorage) {
   broker_->Add("weights", 5, 3 * kMiB, api_);
@@ -172,6 +268,23 @@ TEST_F(ClientTest, LoadsByGpuDirectStorage) {
   EXPECT_EQ(broker_->leases().size(), 0u);
 }
 
+// Goal: a broker of an older version is not asked what it would take wrongly.
+TEST_F(ClientTest, AnOldBrokerKnowsNoContentOfWhatIsNotPublished) {
+  broker_->Add("weights", 5, kMiB, api_);  // It makes buffers of this driver's memory from now on.
+  Open();
+  auto making = Sized<gpushm_create_options>();
+  making.unpublished = 1;
+  gpushm_attachment* made = nullptr;
+  ASSERT_EQ(gpushm_create(client_.get(), "new", kMiB, &making, &made), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_set_content(made, 5), GPUSHM_UNSUPPORTED);
+  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("too old"));
+  EXPECT_EQ(broker_->requests(Kind::kContent), 0u);
+  ASSERT_EQ(gpushm_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_set_content(made, 5), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_set_content(made, kMiB + 1), GPUSHM_INVALID_ARGUMENT);
+}
+
 TEST_F(ClientTest, TransferOptionsAreChecked) {
   broker_->Add("weights", 5, 3 * kMiB, api_);
   Open();
@@ -191,6 +304,7 @@ TEST_F(ClientTest, TransferOptionsAreChecked) {
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->chunks = 1; }), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->threads = 65; }), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->threads = 2, o->chunks = 2; }), GPUSHM_OK);
+  EXPECT_EQ(load(path.c_str(), [](Options* o) { o->threads = GPUSHM_NO_THREADS; }), GPUSHM_OK);
   EXPECT_EQ(load("", [](Options*) {}), GPUSHM_NOT_FOUND) << "no path is not standard input";
   EXPECT_EQ(load("/proc/self/maps", [](Options* o) { o->file_way = GPUSHM_FILE_DIRECT; }),
             GPUSHM_UNSUPPORTED);

@@ -44,7 +44,7 @@ Result<void> CopyApart(const CudaApi& api, const char* what, Copy copy) {
 
 Result<uint64_t> LoadTail(const CudaApi& api, const TransferJob& job, uint64_t offset) {
   Tail tail;
-  FileReader reader(job.file, FileWay::kDirect, 0, kNoTick);
+  FileReader reader(job.file, FileWay::kDirect, 0, 0, kNoTick);
   reader.Begin(tail.bytes.data(), job.size_bytes - offset, offset);
   const Result<uint64_t> got = reader.End();
   if (!got || *got == 0) return got;

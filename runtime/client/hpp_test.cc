@@ -23,6 +23,16 @@ static_assert(kMovesOnly<gpushm::Signal> && kMovesOnly<gpushm::Barrier> &&
 static_assert(kMovesOnly<gpushm::WriteGuard> && kMovesOnly<gpushm::ReadGuard>);
 static_assert(gpushm::Timeout(1500us).ms() == 2);
 static_assert(gpushm::Timeout().ms() == 0);
+// Whatever the unit, a long wait is a long one, and no number overflows.
+static_assert(gpushm::Timeout(1h).ms() == 3'600'000);
+static_assert(gpushm::Timeout(std::chrono::seconds::max()).ms() > 3'600'000);
+static_assert(gpushm::Timeout(std::chrono::hours::max()).ms() > 3'600'000);
+static_assert(gpushm::Timeout(std::chrono::milliseconds::max()).ms() > 3'600'000);
+static_assert(gpushm::Timeout(std::chrono::nanoseconds::max()).ms() > 3'600'000);
+static_assert(gpushm::Timeout(std::chrono::seconds::min()).ms() == GPUSHM_DONT_WAIT);
+static_assert(gpushm::Timeout(std::chrono::duration<double>(1e300)).ms() > 3'600'000);
+static_assert(gpushm::Timeout(0.0015s).ms() == 2);
+static_assert(gpushm::Timeout(1ns).ms() == 1);
 static_assert(gpushm::Timeout::DontWait().ms() == GPUSHM_DONT_WAIT);
 
 TEST(Hpp, CarriesTheError) {

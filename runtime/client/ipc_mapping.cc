@@ -5,6 +5,8 @@
 #include <mutex>
 #include <tuple>
 
+#include "runtime/base/per_process.h"
+
 namespace gpushm::client {
 namespace {
 
@@ -24,8 +26,8 @@ struct Table {
 };
 
 Table& GlobalTable() {
-  static Table* const table = new Table();  // Attachments may outlive static destructors.
-  return *table;
+  static constinit PerProcess<Table> table;
+  return table.Get();
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "runtime/client/client.h"
+#include "runtime/client/stream_fence.h"
+#include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {
 
@@ -89,14 +91,69 @@ protocol::OfferRequest RequestFor(std::string_view name, uint64_t size_bytes,
   return request;
 }
 
+Result<void> AwaitFence(const StreamFence& fence, const Deadline& deadline, bool dont_wait,
+                        std::string_view what) {
+  for (signal::Poll poll(deadline); !fence.HasPassed();) {
+    if (poll.Again()) continue;
+    return Fail(dont_wait ? Code::kBusy : Code::kTimeout,
+                Concat(what, " is not done, so nothing was offered"),
+                "allow more time, or synchronise the stream first");
+  }
+  return {};
+}
+
+// The work that is on the stream now. The copy comes after it, on a stream of its own: what the
+// application puts on this one meanwhile is not waited for.
+Result<void> AwaitStream(const CudaApi& api, CUstream stream, const Wait& wait) {
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (auto done = api.Check(api.cuStreamIsCapturing(stream, &capture), "cuStreamIsCapturing");
+      !done) {
+    return done;
+  }
+  if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+    return Fail(Code::kUnsupported, "the stream is being captured into a graph",
+                "offer the memory after the graph has run");
+  }
+  const Result<StreamFence> fence = StreamFence::Record(api, stream);
+  if (!fence) return std::unexpected(fence.error());
+  return AwaitFence(*fence, wait.condition, wait.dont_wait, "the work on the stream");
+}
+
+Result<void> AwaitContext(const CudaApi& api) {
+  return api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize before the copy");
+}
+
+// Whatever may still write the memory: all work of the current context, and of the one that the
+// memory was allocated in. Nothing less would do, for CUDA tells nobody which streams use what.
+Result<void> AwaitContexts(const CudaApi& api, CUdeviceptr address) {
+  if (StreamWaits::Instance().AnyPending()) {
+    return Fail(
+        Code::kBusy,
+        "a stream of this process waits for a peer, so a wait for all streams might not end",
+        "name the stream that fills the memory in gpushm_offer_options.stream");
+  }
+  if (auto done = AwaitContext(api); !done) return done;
+  CUcontext current = nullptr;
+  CUcontext owner = nullptr;
+  Ask(api, CU_POINTER_ATTRIBUTE_CONTEXT, address, &owner);
+  if (api.cuCtxGetCurrent(&current) != CUDA_SUCCESS || owner == nullptr || owner == current) {
+    return {};
+  }
+  if (auto done = api.Check(api.cuCtxPushCurrent(owner), "cuCtxPushCurrent"); !done) return done;
+  auto done = AwaitContext(api);
+  CUcontext popped = nullptr;
+  api.cuCtxPopCurrent(&popped);
+  return done;
+}
+
 }  // namespace
 
 Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
-                                   const MakeOptions& options, bool allow_copy, const Wait& wait) {
+                                   const OfferOptions& options, const Wait& wait) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
     return std::unexpected(valid.error());
   }
-  DoChores();
+  DoChores(wait.answer);
   const Result<const CudaApi*> loaded = Driver();
   if (!loaded) return std::unexpected(loaded.error());
   const CudaApi& api = **loaded;
@@ -113,10 +170,16 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
   const Result<GpuUuid> gpu = UuidOf(api, allocation->device);
   if (!gpu) return std::unexpected(gpu.error());
 
+  if (options.stream != nullptr) {
+    if (auto done = AwaitStream(api, options.stream, wait); !done) {
+      return std::unexpected(done.error());
+    }
+  }
+
   Status reason(Code::kUnsupported, "this memory can be shared neither by descriptor nor by cuIpc",
                 "allocate it with cuMemCreate and CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, create "
                 "it with gpushm_create, or set allow_copy");
-  protocol::OfferRequest request = RequestFor(name, size_bytes, options, *gpu);
+  protocol::OfferRequest request = RequestFor(name, size_bytes, options.make, *gpu);
   request.mapped_bytes = allocation->size_bytes;
   if (allocation->is_vmm && offset != 0) {
     reason = Status(Code::kUnsupported, "the address is not the start of its allocation",
@@ -152,7 +215,7 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
       reason = Status(Code::kUnsupported, done.error().what(), "set allow_copy");
     }
   }
-  if (!allow_copy) return std::unexpected(reason);
+  if (!options.allow_copy) return std::unexpected(reason);
   return OfferCopy(name, address, size_bytes, options, wait);
 }
 
@@ -171,7 +234,7 @@ Result<void> Client::SendOffer(protocol::OfferRequest request, const UniqueFd& d
 }
 
 Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr address,
-                                       uint64_t size_bytes, const MakeOptions& options,
+                                       uint64_t size_bytes, const OfferOptions& options,
                                        const Wait& wait) {
   const CudaApi& api = **Driver();
   CUcontext context = nullptr;
@@ -179,13 +242,16 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
     return Fail(Code::kUnsupported, "a copy needs a current CUDA context",
                 "make the context current that the memory belongs to");
   }
-  MakeOptions making = options;
+  if (options.stream == nullptr) {
+    if (auto done = AwaitContexts(api, address); !done) return std::unexpected(done.error());
+  }
+  MakeOptions making = options.make;
   making.unpublished = true;
   const Result<Attachment*> made =
       Make(Kind::kCreate, name, size_bytes, making, /*attach=*/true, wait);
   if (!made) return std::unexpected(made.error());
+  const Result<Stream> stream = MakeRunningStream(api);
   const auto copy = [&]() -> Result<OfferOutcome> {
-    const Result<Stream> stream = Stream::Create(api);
     if (!stream) return std::unexpected(stream.error());
     const int64_t start_ns = MonotonicNs();
     if (auto done = api.Check(
@@ -194,8 +260,11 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
         !done) {
       return std::unexpected(done.error());
     }
-    if (auto done = api.Check(api.cuStreamSynchronize(stream->get()), "cuStreamSynchronize");
-        !done) {
+    const Result<StreamFence> fence = StreamFence::Record(api, stream->get());
+    if (!fence) return std::unexpected(fence.error());
+    // Without a wait a copy has the second that a broker has.
+    const Deadline& deadline = wait.dont_wait ? wait.answer : wait.condition;
+    if (auto done = AwaitFence(*fence, deadline, wait.dont_wait, "the copy"); !done) {
       return std::unexpected(done.error());
     }
     const int64_t copy_ns = MonotonicNs() - start_ns;
@@ -206,8 +275,12 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
                         .copy_ns = copy_ns};
   };
   Result<OfferOutcome> outcome = copy();
-  // Unpublished by then if something failed: its end drops it.
-  (void)Detach(*made, {}, /*defer=*/false);
+  // Unpublished by then if something failed: its end drops it. Not before the copy has ended.
+  const CUstream copies = stream ? stream->get() : nullptr;
+  const bool may_copy = !outcome && stream;
+  if (!may_copy || !Detach(*made, {&copies, 1}, /*defer=*/true)) {
+    (void)Detach(*made, {}, /*defer=*/false);
+  }
   if (outcome) counters_.Add(protocol::Counter::kOffers);
   return outcome;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/client/device_word.h"
 #include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {
@@ -14,13 +15,16 @@ using signal::Point;
 namespace {
 
 constexpr int64_t kLongestStepNs = 50'000'000;
+constexpr int64_t kWhoIsMs = 50;
 
 }  // namespace
 
 Result<OpenPage> OpenPage::Attach(Client* client, std::string_view name,
                                   const AttachOptions& options,
                                   std::initializer_list<signal::Kind> kinds, const Wait& wait) {
-  const Result<Attachment*> attached = client->Attach(name, options, wait);
+  AttachOptions asked = options;
+  asked.kind = signal::KindName(*kinds.begin());
+  const Result<Attachment*> attached = client->Attach(name, asked, wait);
   if (!attached) return std::unexpected(attached.error());
   Held held(client, *attached);
   const PageMapping& mapping = *held->page();
@@ -60,6 +64,31 @@ Result<void> OpenPage::CheckKnown() const {
               "close it and open it again");
 }
 
+std::string OpenPage::WhoAre(std::span<const uint64_t> leases) const {
+  const std::lock_guard lock(names_->mutex);
+  auto& known = names_->by_lease;
+  const auto is_known = [&](uint64_t lease) { return known.contains(lease); };
+  if (!std::ranges::all_of(leases, is_known)) {
+    // Leases come and go, and are asked for when something is wrong: a few at a time.
+    if (known.size() >= limits::kCells) known.clear();
+    const auto holders = client()->Holders(
+        name(), Wait{Deadline::AfterMs(0), Deadline::AfterMs(kWhoIsMs), /*dont_wait=*/true});
+    for (const protocol::HolderEntry& holder :
+         holders.value_or(std::vector<protocol::HolderEntry>())) {
+      if (std::ranges::find(leases, holder.lease_id) == leases.end()) continue;
+      known.insert_or_assign(holder.lease_id,
+                             Concat("container \"", protocol::FromNameField(holder.container),
+                                    "\" (client ", holder.client_id, ')'));
+    }
+  }
+  std::string who;
+  for (const uint64_t lease : leases) {
+    who += who.empty() ? "" : ", ";
+    who += is_known(lease) ? known[lease] : Concat("lease ", lease);
+  }
+  return who;
+}
+
 Result<void> OpenPage::CheckNoStreamWaits() const {
   if (!StreamWaits::Instance().HasPending(page_.address(), page_.mapped_bytes())) return {};
   return Fail(Code::kBusy, "a stream of this process waits for it",
@@ -93,21 +122,52 @@ Result<void> OpenPage::CheckStream(CUstream stream) const {
   return {};
 }
 
-Result<void> OpenPage::Store(CUstream stream, const Point& point) const {
+Result<void> OpenPage::Store(CUstream stream, const Point& point,
+                             const CUstreamBatchMemOpParams* before) const {
   const Result<CUdeviceptr> at = OnGpu(*point.word);
   if (!at) return std::unexpected(at.error());
   const CudaApi& api = **client()->Driver();
+  const std::lock_guard lock(stores_->mutex);
+  auto& fences = stores_->fences;
+  if (fences.size() >= kFences) {
+    std::erase_if(fences, [](const auto& item) { return item.second.HasPassed(); });
+  }
+  auto fence = fences.find(stream);
+  if (fence == fences.end()) {
+    auto made = StreamFence::Make(api);
+    if (!made) return std::unexpected(made.error());
+    fence = fences.emplace(stream, std::move(*made)).first;
+  }
   // The driver's default has the barrier that makes what came before visible to all.
-  return api.Check(
-      api.cuStreamWriteValue64(stream, *at, point.value, CU_STREAM_WRITE_VALUE_DEFAULT),
-      "cuStreamWriteValue64");
+  Result<void> done;
+  if (before == nullptr) {
+    done =
+        api.Check(api.cuStreamWriteValue64(stream, *at, point.value, CU_STREAM_WRITE_VALUE_DEFAULT),
+                  "cuStreamWriteValue64");
+  } else {
+    std::array stores = {*before, StoreOf(*at, point.value)};
+    done = api.Check(api.cuStreamBatchMemOp(stream, stores.size(), stores.data(), 0),
+                     "cuStreamBatchMemOp of two stores");
+  }
+  if (!done) return done;
+  if (!fence->second.Move(stream)) {
+    // The fence is of a former context, whose stream had the same address.
+    if (auto made = StreamFence::Record(api, stream)) fence->second = std::move(*made);
+  }
+  return {};
+}
+
+bool OpenPage::HasPendingStores() const {
+  const std::lock_guard lock(stores_->mutex);
+  return std::ranges::any_of(stores_->fences,
+                             [](const auto& item) { return !item.second.HasPassed(); });
 }
 
 Result<void> OpenPage::Await(CUstream stream, const Point& point) const {
   StreamWaits& waits = StreamWaits::Instance();
   if (auto room = waits.Add(stream, *point.word, point.value); !room) return room;
   auto done = AwaitCounted(stream, point);
-  if (!done) waits.Remove(stream, *point.word);
+  if (!done) waits.Remove(stream, *point.word, point.value);
   return done;
 }
 

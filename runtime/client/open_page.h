@@ -10,6 +10,11 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -17,6 +22,7 @@
 #include "runtime/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/held.h"
+#include "runtime/client/stream_fence.h"
 #include "runtime/client/wait.h"
 #include "runtime/signal/frames.h"
 #include "runtime/signal/page.h"
@@ -52,6 +58,9 @@ class OpenPage {
   signal::Cell& cell(uint32_t index) const { return page_.cell(index); }
   // What this participant's cells are owned by.
   uint64_t lease() const { return lease_; }
+  // Whose leases they are, for an error: `container "model" (client 12)`, one after the other. Asks
+  // the broker once, for 50 ms at most, for those that it has not told yet.
+  std::string WhoAre(std::span<const uint64_t> leases) const;
   // Whether the cell is of this process. The broker would not end a wait for one's own.
   bool IsOwn(const signal::Cell& cell) const {
     return client()->HoldsLease(cell.owner.load(std::memory_order_relaxed));
@@ -67,7 +76,12 @@ class OpenPage {
   // values of what is captured.
   Result<void> CheckStream(CUstream stream) const;
   // The stream stores point.value when it gets there, and all that it did before is visible first.
-  Result<void> Store(CUstream stream, const signal::Point& point) const;
+  // `before`: another store, just before this one.
+  Result<void> Store(CUstream stream, const signal::Point& point,
+                     const CUstreamBatchMemOpParams* before = nullptr) const;
+  // Whether a stream of this process is still to store. The counters say so, too, as long as nobody
+  // else stores there: the poison, or who has the cell next.
+  bool HasPendingStores() const;
   // The stream goes on when point.value is reached. kExhausted: too many streams wait.
   Result<void> Await(CUstream stream, const signal::Point& point) const;
   // The same where StreamWaits has counted it already.
@@ -77,9 +91,21 @@ class OpenPage {
   OpenPage(Held held, const signal::Page& page)
       : held_(std::move(held)), page_(page), lease_(held_->lease().id) {}
 
+  struct Names {
+    std::mutex mutex;
+    std::map<uint64_t, std::string> by_lease;  // Under mutex.
+  };
+  struct Stores {
+    std::mutex mutex;
+    std::map<CUstream, StreamFence> fences;  // Under mutex: behind each stream's last store.
+  };
+  static constexpr size_t kFences = 16;  // With more, those that have passed go.
+
   Held held_;
   signal::Page page_;
   uint64_t lease_;
+  std::unique_ptr<Names> names_ = std::make_unique<Names>();
+  std::unique_ptr<Stores> stores_ = std::make_unique<Stores>();
 };
 
 // Sleeps between attempts to open, each of which costs the broker some requests: 100 us, then a

@@ -42,9 +42,10 @@ Result<CUdeviceptr> PageMapping::OnGpu(const CudaApi& api, const signal::Word& w
                 "make one current: cuCtxSetCurrent, or any call of the CUDA runtime");
   }
   const std::lock_guard lock(mutex_);
-  if (context_ == context) return base_ + offset;
-  // Portable: once for all contexts, while the one that it was made in lives.
-  const auto look = [&] { return api.cuMemHostGetDevicePointer(&base_, mapping_.address(), 0); };
+  // Asked each time: the context may be another one than before, also at the same address.
+  // Portable: registered once for all contexts, while the one lives that it was registered in.
+  CUdeviceptr base = 0;
+  const auto look = [&] { return api.cuMemHostGetDevicePointer(&base, mapping_.address(), 0); };
   if (registered_with_ == nullptr || look() != CUDA_SUCCESS) {
     const unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                            (writable_ ? 0 : CU_MEMHOSTREGISTER_READ_ONLY);
@@ -58,8 +59,7 @@ Result<CUdeviceptr> PageMapping::OnGpu(const CudaApi& api, const signal::Word& w
       return std::unexpected(done.error());
     }
   }
-  context_ = context;
-  return base_ + offset;
+  return base + offset;
 }
 
 }  // namespace gpushm::client

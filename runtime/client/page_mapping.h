@@ -43,10 +43,8 @@ class PageMapping {
 
   registry::Mapping mapping_;
   const bool writable_;
-  std::mutex mutex_;  // Guards what follows.
-  const CudaApi* registered_with_ = nullptr;
-  CUcontext context_ = nullptr;  // Last seen; `base_` is what its streams use.
-  CUdeviceptr base_ = 0;
+  std::mutex mutex_;                          // Guards what follows.
+  const CudaApi* registered_with_ = nullptr;  // Null: not yet.
 };
 
 }  // namespace gpushm::client

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "runtime/base/per_process.h"
 #include "runtime/client/stream_waits.h"
 #include "runtime/client/transfer_engine.h"
 
@@ -28,8 +29,8 @@ CUresult NumberOf(const CudaApi& api, const PinnedBuffer& buffer, unsigned long 
 }  // namespace
 
 PinnedPool& PinnedPool::Instance() {
-  static PinnedPool* const pool = new PinnedPool;
-  return *pool;
+  static constinit PerProcess<PinnedPool> pool;
+  return pool.Get();
 }
 
 bool PinnedPool::Kept::IsThere() const {

@@ -26,8 +26,9 @@ Result<void> CheckRingName(std::string_view name) {
               Concat("use at most ", limits::kNameBytes - kPageSuffix.size()));
 }
 
-Result<OpenPage> AttachPage(Client* client, std::string_view name, const AttachOptions& options,
+Result<OpenPage> AttachPage(Client* client, std::string_view name, AttachOptions options,
                             const Wait& wait) {
+  options.called = name;
   return OpenPage::Attach(client, Concat(name, kPageSuffix), options, {Kind::kRing, Kind::kQueue},
                           wait);
 }
@@ -35,16 +36,16 @@ Result<OpenPage> AttachPage(Client* client, std::string_view name, const AttachO
 // Memory for the frames: the pod's declared buffer where that is fresh, else memory of its own. A
 // successor's is new: what readers of the former writer hold stays as it is.
 Result<Attachment*> MakeFrames(Client* client, std::string_view name, const FrameSettings& settings,
-                               bool successor, const Wait& wait) {
+                               bool successor, bool keep, const Wait& wait) {
   const uint64_t bytes = BufferBytes(settings);
-  const MakeOptions options{.on_writer_exit = protocol::OnWriterExit::kKeep};
+  const MakeOptions options{.on_writer_exit = protocol::OnWriterExit::kKeep, .until_unused = !keep};
   if (successor) {
     auto replaced = client->Replace(name, bytes, options, /*attach=*/true, wait);
     if (replaced || replaced.error().code() != Code::kNotFound) return replaced;
   }
   auto created = client->Create(name, bytes, options, /*attach=*/true, wait);
   if (created || created.error().code() != Code::kAlreadyExists) return created;
-  auto attached = client->Attach(name, {.access = Access::kReadWrite}, Wait::None());
+  auto attached = client->Attach(name, {.access = Access::kReadWrite}, wait.Once());
   if (!attached) return attached;
   Held held(client, *attached);
   if (held->facts().size_bytes < bytes) {
@@ -80,7 +81,7 @@ Result<std::unique_ptr<Ring>> Ring::Open(Client* client, std::string_view name,
 
 Result<std::unique_ptr<Ring>> Ring::TryWrite(Client* client, std::string_view name,
                                              const Options& options, const Wait& wait) {
-  const auto former = AttachPage(client, name, {.page = true}, Wait::None());
+  const auto former = AttachPage(client, name, {.page = true}, wait.Once());
   if (!former) {
     if (former.error().code() == Code::kNotFound) return Make(client, name, options, 0, wait);
     return std::unexpected(former.error());
@@ -101,14 +102,18 @@ Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
                                          const Wait& wait) {
   // First, for one process alone can make the next page. Another one that made frames would leave
   // the name with memory that no page speaks of, and readers would wait for one that does.
-  auto page = OpenPage::Make(
-      client, Concat(name, kPageSuffix),
-      {.kind = options.kind,
-       .cells = options.settings.cells(),
-       .body_bytes = options.settings.body_bytes()},
-      {.writers_all = true, .one_writer = false, .after_generation = after_generation}, wait);
+  auto page = OpenPage::Make(client, Concat(name, kPageSuffix),
+                             {.kind = options.kind,
+                              .cells = options.settings.cells(),
+                              .body_bytes = options.settings.body_bytes()},
+                             {.writers_all = true,
+                              .one_writer = false,
+                              .after_generation = after_generation,
+                              .until_unused = !options.keep},
+                             wait);
   if (!page) return std::unexpected(page.error());
-  const auto made = MakeFrames(client, name, options.settings, after_generation != 0, wait);
+  const auto made =
+      MakeFrames(client, name, options.settings, after_generation != 0, options.keep, wait);
   if (!made) return std::unexpected(made.error());
   Held frames(client, *made);
   FrameSettings settings = options.settings;
@@ -120,7 +125,7 @@ Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
     if (!writer) return std::unexpected(writer.error());
     participant.emplace<signal::QueueWriter>(std::move(*writer));
   } else {
-    auto writer = signal::RingWriter::Open(page->page(), page->lease(), options.need_readers);
+    auto writer = signal::RingWriter::Open(page->page(), page->lease(), options.need);
     if (!writer) return std::unexpected(writer.error());
     participant.emplace<signal::RingWriter>(std::move(*writer));
   }
@@ -137,18 +142,20 @@ Result<std::unique_ptr<Ring>> Ring::OpenReader(Client* client, std::string_view 
     if (!page) return std::unexpected(page.error());
     attach.min_generation = page->generation() + 1;
     if (signal::Read(page->cell(0)).ended()) continue;
-    auto joined = Join(name, options, std::move(*page));
-    // Its writer has ended, and the next one has put other memory behind the name.
-    if (joined || joined.error().code() != Code::kStale) return joined;
+    auto joined = Join(name, options, std::move(*page), wait);
+    // Its writer has ended, and the next one has put other memory behind the name, or nobody has it
+    // open any more.
+    const Code code = joined ? Code() : joined.error().code();
+    if (code != Code::kStale && code != Code::kNotFound) return joined;
   }
 }
 
 Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& options,
-                                         OpenPage page) {
+                                         OpenPage page, const Wait& wait) {
   const auto table = signal::FrameTable::Of(page.page(), page.page().kind());
   if (!table) return std::unexpected(table.error());
   const auto attached =
-      page.client()->Attach(name, {.generation = table->settings().generation}, Wait::None());
+      page.client()->Attach(name, {.generation = table->settings().generation}, wait.Once());
   if (!attached) return std::unexpected(attached.error());
   Held frames(page.client(), *attached);
   if (frames->facts().size_bytes < BufferBytes(table->settings())) {
@@ -174,17 +181,21 @@ Result<void> Ring::Close() {
   if (auto none = page_.CheckNoStreamWaits(); !none) return none;
   const std::lock_guard lock(mutex_);
   DropStored();
-  if (!pending_.empty()) {
-    return Fail(Code::kBusy, Concat("streams are still to finish ", pending_.size(), " frames"),
+  // Of a cell that is another one's by now, or has the poison, the words do not tell.
+  const bool owned = signal::StillOwned(page_.cell(cell()), page_.lease()).has_value();
+  if (owned ? !pending_.empty() : page_.HasPendingStores()) {
+    return Fail(Code::kBusy, "streams are still to finish frames",
                 "synchronise the streams, then close the ring");
   }
-  if (open_reads_ > 0) {
-    return Fail(Code::kBusy, Concat(open_reads_, " frames are being read"), "end them first");
+  if (!open_reads_.empty()) {
+    return Fail(Code::kBusy, Concat(open_reads_.size(), " frames are being read"),
+                "end them first");
   }
   if (writing_) {
     return Fail(Code::kBusy, "a frame is being written", "end its write, or abandon it");
   }
   signal::EndCell(page_.cell(cell()), page_.lease(), CellState::kLeft);
+  if (role_ == Role::kWriter) signal::KeepPoison(page_.cell(0));
   const auto frames_gone = frames_held_.Detach();
   const auto page_gone = page_.Detach();
   return frames_gone ? page_gone : frames_gone;
@@ -222,6 +233,11 @@ void Ring::DropStored() {
 Result<Ring::Ready> Ring::AwaitReady(const signal::Point& point, CUstream stream,
                                      const Deadline& deadline) {
   if (point.word->load(std::memory_order_acquire) >= point.value) return Ready::kAlready;
+  // Nothing but the poison would end the wait, and a store of the writer's stream can come after
+  // it.
+  if (auto ended = signal::EndedBefore(signal::Read(page_.cell(0)), point.value)) {
+    return std::unexpected(*ended);
+  }
   if (stream != kNoStream && !page_.IsOwn(page_.cell(0))) {
     if (auto usable = page_.CheckStream(stream); !usable) return std::unexpected(usable.error());
     const auto waits = page_.Await(stream, point);
@@ -264,7 +280,17 @@ Result<signal::FrameWriter::Opened> Ring::TryOpen() {
 
 Result<Ring::Frame> Ring::BeginWrite(const Deadline& deadline) {
   if (auto known = page_.CheckKnown(); !known) return std::unexpected(known.error());
-  const auto opened = Until(deadline, std::nullopt, [this] { return TryOpen(); });
+  uint64_t waited_for = 0;
+  const auto opened = Until(deadline, std::nullopt, [&] {
+    auto tried = TryOpen();
+    const signal::FrameWriter* const writer = Writer();
+    waited_for = writer == nullptr ? 0 : writer->waited_for();
+    return tried;
+  });
+  if (!opened && opened.error().code() == Code::kTimeout && waited_for != 0) {
+    return Fail(Code::kTimeout, Concat(opened.error().what(), ": ", page_.WhoAre({&waited_for, 1})),
+                opened.error().remedy());
+  }
   if (!opened) return std::unexpected(opened.error());
   Frame frame;
   frame.facts.slot = opened->slot;
@@ -277,21 +303,24 @@ Result<Ring::Frame> Ring::BeginWrite(const Deadline& deadline) {
 Result<void> Ring::EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
                             const signal::Metadata& metadata) {
   const std::lock_guard lock(mutex_);
-  signal::FrameWriter* writer = std::get_if<signal::RingWriter>(&participant_);
-  if (writer == nullptr) writer = std::get_if<signal::QueueWriter>(&participant_);
+  signal::FrameWriter* const writer = Writer();
   if (writer == nullptr) {
     return Fail(Code::kInvalidArgument, "this process reads the ring", "open it as its writer");
   }
   const signal::Point complete = writer->Ready(frame.facts.seq);
   if (auto may = MayStore(stream); !may) return may;
-  if (auto announced = writer->Announce(frame.facts.seq, bytes, metadata); !announced) {
-    return announced;
-  }
+  const uint64_t seq = frame.facts.seq;
+  if (auto may = writer->MayAnnounce(seq, bytes, metadata.size()); !may) return may;
+  // Before readers know of the frame: if the driver refuses the store, the frame is open as before,
+  // and nobody waits for it.
+  if (auto stored = Store(complete, stream); !stored) return stored;
   writing_ = false;
-  auto stored = Store(complete, stream);
-  // A frame that never completes would hold everybody up: the driver is done for, and so is this.
-  if (!stored) signal::EndCell(page_.cell(0), page_.lease(), CellState::kLeft);
-  return stored;
+  return writer->Announce(seq, bytes, metadata);
+}
+
+signal::FrameWriter* Ring::Writer() {
+  if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) return ring;
+  return std::get_if<signal::QueueWriter>(&participant_);
 }
 
 Result<void> Ring::AbandonWrite() {
@@ -316,7 +345,7 @@ Result<signal::Frame> Ring::TryNext(bool newest) {
   }
   if (!next && !unready_.empty()) return TakeUnready(std::prev(unready_.end()));
   if (!next) return next;
-  ++open_reads_;
+  open_reads_.insert(next->seq);
   // Its hold was free, so the store that freed it is done, though the word has a frame again.
   if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
     std::erase_if(pending_, [word = &reader->hold_word(next->hold)](const signal::Point& point) {
@@ -324,7 +353,7 @@ Result<signal::Frame> Ring::TryNext(bool newest) {
     });
   }
   for (; !unready_.empty(); unready_.erase(unready_.begin())) {
-    if (const auto point = Release(unready_.begin()->second)) (void)Store(*point, kNoStream);
+    (void)Release(unready_.begin()->second, kNoStream);
     ++next->lost;
     ++passed_over_;
   }
@@ -332,7 +361,7 @@ Result<signal::Frame> Ring::TryNext(bool newest) {
 }
 
 signal::Frame Ring::TakeUnready(std::map<uint64_t, signal::Frame>::iterator frame) {
-  ++open_reads_;
+  open_reads_.insert(frame->first);
   return unready_.extract(frame).mapped();
 }
 
@@ -351,23 +380,42 @@ Result<Ring::Frame> Ring::BeginRead(CUstream stream, bool newest, const Deadline
     return frame;
   }
   const std::lock_guard lock(mutex_);
-  --open_reads_;
-  if (ready.error().code() != Code::kPeerDied) {
+  open_reads_.erase(next->seq);
+  if (!signal::IsEnd(ready.error().code())) {
     unready_.emplace(next->seq, *next);
-  } else if (const auto point = Release(frame.facts)) {
-    (void)Store(*point, kNoStream);  // It is given back: nothing has looked at it.
+  } else {
+    (void)Release(frame.facts, kNoStream);  // Nothing has looked at it.
   }
   return std::unexpected(ready.error());
 }
 
-Result<signal::Point> Ring::Release(const signal::Frame& frame) {
-  if (auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
-    return reader->Release(frame);
+Result<void> Ring::CheckOpen(uint64_t seq) const {
+  if (open_reads_.contains(seq)) return {};
+  return Fail(Code::kInvalidArgument, Concat("frame ", seq, " is not being read"),
+              "end each frame once, with the struct that its begin filled");
+}
+
+Result<signal::Point> Ring::EndOf(const signal::Frame& frame) const {
+  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+    return reader->EndOf(frame);
   }
   if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
     return worker->Done(frame);
   }
   return Fail(Code::kInvalidArgument, "this process writes the ring", "open it as a reader");
+}
+
+Result<void> Ring::Release(const signal::Frame& frame, CUstream stream) {
+  // Else its place may be another reader's, and the item another worker's.
+  if (signal::StillOwned(page_.cell(cell()), page_.lease())) {
+    const Result<signal::Point> end = EndOf(frame);
+    if (!end) return std::unexpected(end.error());
+    if (auto stored = Store(*end, stream); !stored) return stored;
+  }
+  if (auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+    (void)reader->Release(frame);
+  }
+  return {};
 }
 
 Result<void> Ring::CheckRead(uint64_t seq) const {
@@ -387,14 +435,29 @@ Result<void> Ring::EndRead(const Frame& frame, CUstream stream, const Deadline& 
   if (!reached && reached.error().code() == Code::kTimeout) {
     return std::unexpected(reached.error());
   }
+  if (!reached) signal::KeepPoison(page_.cell(0));  // The stream may wait for it.
   const std::lock_guard lock(mutex_);
   if (auto may = MayStore(stream); !may) return may;
+  if (auto open = CheckOpen(frame.facts.seq); !open) return open;
   const Result<void> counts = CheckRead(frame.facts.seq);
-  const Result<signal::Point> point = Release(frame.facts);
-  if (!point) return std::unexpected(point.error());
-  --open_reads_;
-  if (auto stored = Store(*point, stream); !stored) return stored;
+  if (auto released = Release(frame.facts, stream); !released) return released;
+  open_reads_.erase(frame.facts.seq);
   return counts;
+}
+
+Result<void> Ring::AbandonRead(const Frame& frame, CUstream stream) {
+  const std::lock_guard lock(mutex_);
+  if (auto open = CheckOpen(frame.facts.seq); !open) return open;
+  if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+    auto given_back = worker->GiveBack(frame.facts);
+    // Of one that has ended for the others an item goes to the next one anyway.
+    if (!given_back && signal::StillOwned(page_.cell(cell()), page_.lease())) return given_back;
+  } else {
+    if (auto may = MayStore(stream); !may) return may;
+    if (auto released = Release(frame.facts, stream); !released) return released;
+  }
+  open_reads_.erase(frame.facts.seq);
+  return {};
 }
 
 // ---- looking

@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,7 +43,8 @@ class Ring {
     // Writer: what is made.
     signal::Kind kind = signal::Kind::kRing;
     signal::FrameSettings settings;
-    uint32_t need_readers = 0;
+    signal::RingWriter::Readers need;
+    bool keep = false;  // The memory stays when nobody has the ring open.
     // Reader of a ring: from the oldest frame that is there, not from the next one.
     bool from_oldest = false;
   };
@@ -69,8 +71,12 @@ class Ring {
   // What follows on the stream runs when the frame is complete.
   Result<Frame> BeginRead(CUstream stream, bool newest, const Deadline& deadline);
   // Waits until it is known whether the frame was complete. kTimeout: it is still open, end it
-  // again. Otherwise it is given back when the stream gets there. kPeerDied: it counts for nothing.
+  // again. kInvalidArgument: it is not open. kDriver, kUnsupported: it is still open. Otherwise it
+  // is given back when the stream gets there. kEnded, kPeerDied: it counts for nothing. kOrphaned:
+  // the same, and another reader may have its place, or the item, already: nothing is stored.
   Result<void> EndRead(const Frame& frame, CUstream stream, const Deadline& deadline);
+  // The frame is given back without waiting for it. A queue's item goes to the next worker at once.
+  Result<void> AbandonRead(const Frame& frame, CUstream stream);
 
   struct Facts {
     Role role;
@@ -101,12 +107,13 @@ class Ring {
                                             const Options& options, uint64_t after_generation,
                                             const Wait& wait);
   static Result<std::unique_ptr<Ring>> Join(std::string_view name, const Options& options,
-                                            OpenPage page);
+                                            OpenPage page, const Wait& wait);
 
   // All with mutex_, but for AddressOf and AwaitReady.
   uint32_t cell() const;
   void DropStored();
   Result<signal::FrameWriter::Opened> TryOpen();
+  signal::FrameWriter* Writer();
   Result<signal::Frame> TryNext(bool newest);
   signal::Frame TakeUnready(std::map<uint64_t, signal::Frame>::iterator frame);
   // Without mutex_: what `attempt`, which has it, does not say kTimeout to. `bell`: of who ends it.
@@ -119,7 +126,10 @@ class Ring {
   Result<void> MayStore(CUstream stream) const;
   Result<Ready> AwaitReady(const signal::Point& point, CUstream stream, const Deadline& deadline);
   Result<void> CheckRead(uint64_t seq) const;
-  Result<signal::Point> Release(const signal::Frame& frame);
+  Result<void> CheckOpen(uint64_t seq) const;
+  Result<signal::Point> EndOf(const signal::Frame& frame) const;
+  // The frame is given back when the stream gets there. After a failure it is as it was.
+  Result<void> Release(const signal::Frame& frame, CUstream stream);
 
   const std::string name_;
   const Role role_;
@@ -129,7 +139,7 @@ class Ring {
   mutable std::mutex mutex_;
   Participant participant_;             // Under mutex_.
   std::vector<signal::Point> pending_;  // Under mutex_: streams are still to store them.
-  uint32_t open_reads_ = 0;             // Under mutex_.
+  std::set<uint64_t> open_reads_;       // Under mutex_: numbers of the frames.
   // Under mutex_: frames whose read began, but could not wait for them. To the writer they are
   // being read, and an item of a queue is nobody else's: they are what the next read gets.
   std::map<uint64_t, signal::Frame> unready_;

@@ -1,6 +1,8 @@
 #include "runtime/client/session.h"
 
 #include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -45,11 +47,8 @@ void Pause(int wait_ms) { poll(nullptr, 0, wait_ms); }
 
 }  // namespace
 
-Session::Session(std::string socket_path, SessionObserver* observer, Counters* counters)
-    : owner_(getpid()),
-      socket_path_(std::move(socket_path)),
-      observer_(observer),
-      counters_(counters) {}
+Session::Session(Place place, SessionObserver* observer, Counters* counters)
+    : owner_(getpid()), place_(std::move(place)), observer_(observer), counters_(counters) {}
 
 Result<SessionLock> Session::Lock(const Deadline& deadline) {
   SessionLock lock(mutex_, std::try_to_lock);
@@ -60,7 +59,12 @@ Result<SessionLock> Session::Lock(const Deadline& deadline) {
               "allow more time, or look at the sidecar's log");
 }
 
-void Session::Drop(const SessionLock&) { socket_.Reset(); }
+void Session::HangUp() {
+  if (socket_.valid()) shutdown(socket_.get(), SHUT_RDWR);
+  socket_.Reset();
+}
+
+void Session::Drop(const SessionLock&) { HangUp(); }
 
 bool Session::StillConnected(const SessionLock&) {
   if (!socket_.valid()) return false;
@@ -71,11 +75,11 @@ bool Session::StillConnected(const SessionLock&) {
   return socket_.valid();
 }
 
-bool Session::NoticeLoss() {
+bool Session::NoticeLoss(const Deadline& call_deadline) {
   const SessionLock lock(mutex_, std::try_to_lock);
   // Held by another thread: that one is about to notice by itself.
   if (!lock.owns_lock() || StillConnected(lock)) return true;
-  return EnsureConnected(lock, /*wait=*/false, Deadline::AfterMs(kAnswerMs)).has_value();
+  return EnsureConnected(lock, /*wait=*/false, AnswerWithin(call_deadline)).has_value();
 }
 
 Result<void> Session::EnsureConnected(const SessionLock& lock, bool wait,
@@ -98,10 +102,37 @@ Result<void> Session::EnsureConnected(const SessionLock& lock, bool wait,
   return {};
 }
 
+// Whoever bound the socket's name, the kernel tells who listens; and in a folder with the sticky
+// bit nobody but its owner replaces the file.
+Result<void> Session::CheckOwner(int socket) const {
+  const std::string& file = place_.owned_file;
+  if (file.empty()) return {};
+  struct stat owned{};
+  if (lstat(file.c_str(), &owned) != 0) {
+    const int error = errno;
+    if (error != ENOENT) return FailSystem(error, Concat("stat ", file));
+    return Fail(Code::kUnavailable, Concat("the broker's list, ", file, ", is not there"),
+                "is that pod running, with gpushm.io/host-ipc?");
+  }
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
+    return FailSystem(errno, "getsockopt SO_PEERCRED");
+  }
+  if (S_ISREG(owned.st_mode) && peer.uid == owned.st_uid) return {};
+  return Fail(Code::kDenied,
+              Concat("whoever listens on ", place_.socket_path, " runs as user ", peer.uid,
+                     ", but ", file, " is ", S_ISREG(owned.st_mode) ? "" : "no plain file and ",
+                     "user ", owned.st_uid, "'s: this is not the pod's sidecar"),
+              "find out which process on this node listens there (ss -xlp), end it, and restart "
+              "that pod");
+}
+
 Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
                                 protocol::HelloReply* hello) {
-  Result<UniqueFd> connection = protocol::Connect(socket_path_);
+  Result<UniqueFd> connection = protocol::Connect(place_.socket_path);
   if (!connection) return connection;
+  if (auto right = CheckOwner(connection->get()); !right) return std::unexpected(right.error());
   UniqueFd pidfd;
   if (with_pidfd) {
     pidfd.Reset(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
@@ -297,7 +328,7 @@ Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t siz
     const bool leaves_lease = code == Code::kTimeout && sent && call.received != nullptr;
     // So would one whose memory came and found no descriptor free in this process.
     const bool lost_descriptor = code == Code::kExhausted;
-    if (EndsConnection(code) || leaves_lease || lost_descriptor) socket_.Reset();
+    if (EndsConnection(code) || leaves_lease || lost_descriptor) HangUp();
     if (code != Code::kUnavailable) return done;
     const bool may_resend = !sent || call.loss == Call::Loss::kRepeatable;
     if (!may_resend) {

@@ -82,8 +82,19 @@ struct Call {
 
 class Session {
  public:
-  // Either may be null, and must outlive the session.
-  Session(std::string socket_path, SessionObserver* observer, Counters* counters = nullptr);
+  // Where the broker listens.
+  struct Place {
+    std::string socket_path;
+    // Not empty: a file whose owner the broker must run as. For a folder where everybody may bind
+    // a name: /dev/shm.
+    std::string owned_file = {};
+  };
+
+  // Observer and counters may be null, and must outlive the session.
+  Session(Place place, SessionObserver* observer, Counters* counters = nullptr);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  ~Session() { HangUp(); }
 
   // kTimeout when other threads hold it until then.
   Result<SessionLock> Lock(const Deadline& deadline);
@@ -111,14 +122,15 @@ class Session {
   // Drops the connection if its other end is gone. One poll().
   bool StillConnected(const SessionLock& lock);
 
-  // Without waiting for the lock: if the broker is gone, makes one attempt to reach its successor.
-  // What comes of it shows in the observer and the registry. False: no broker answers.
-  bool NoticeLoss();
+  // Without waiting for the lock: if the broker is gone, makes one attempt to reach its successor,
+  // within the time that the caller's call has, and not more than kAnswerMs of it. What comes of it
+  // shows in the observer and the registry. False: no broker answers.
+  bool NoticeLoss(const Deadline& call_deadline);
 
   bool connected(const SessionLock&) const { return socket_.valid(); }
   const Peer& peer(const SessionLock&) const { return peer_; }
   const RegistryHandle& registry() const { return registry_; }
-  const std::string& socket_path() const { return socket_path_; }
+  const std::string& socket_path() const { return place_.socket_path; }
 
  private:
   template <typename Request>
@@ -136,7 +148,7 @@ class Session {
       reply = Fail(Code::kCorrupt, "a peer broke the protocol: an unexpected descriptor");
     }
     if (!reply) {
-      socket_.Reset();
+      HangUp();
       reply_.descriptors.clear();
     } else if (call.received != nullptr) {
       *call.received = std::move(reply_.descriptors);
@@ -151,10 +163,14 @@ class Session {
   Result<void> Announce(const Deadline& deadline, bool* sent);
   Result<void> Connect(const SessionLock& lock, const Deadline& deadline);
   Result<void> AskForPage(int socket, const Deadline& deadline);
+  Result<void> CheckOwner(int socket) const;
   Result<UniqueFd> Greet(const Deadline& deadline, bool with_pidfd, protocol::HelloReply* hello);
 
+  // Ends the connection for the broker, too, where a child of fork() has the socket as well.
+  void HangUp();
+
   const pid_t owner_;  // The process.
-  const std::string socket_path_;
+  const Place place_;
   SessionObserver* const observer_;
   Counters* const counters_;
   std::timed_mutex mutex_;

@@ -357,7 +357,7 @@ TEST_F(SessionTest, RefusesChildrenOfFork) {
     auto info = Sized<gpushm_info>();
     const bool refused = gpushm_lookup(client_.get(), "weights", &info) == GPUSHM_FORKED &&
                          gpushm_last_error()->status == GPUSHM_FORKED &&
-                         gpushm_open(nullptr, nullptr) == GPUSHM_FORKED;
+                         gpushm_broker(client_.get(), nullptr) == GPUSHM_FORKED;
     gpushm_close(client_.get());  // Leaves everything to the parent.
     _exit(refused ? 0 : 1);
   }
@@ -419,7 +419,7 @@ TEST_F(SessionTest, SurvivesRandomReplies) {
 #else
   constexpr int kRounds = 100'000;
 #endif
-  Client& client = *client_->client;
+  Client& client = *FromHandle(client_.get());
   for (int round = 0; round < kRounds; ++round) {
     const Wait wait = Wait::ForMs(2);  // A reply whose number is wrong looks like none.
     switch (round % 3) {

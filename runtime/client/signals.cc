@@ -25,7 +25,7 @@ Result<std::unique_ptr<Signal>> Signal::OpenWaiter(Client* client, std::string_v
     if (!page) return std::unexpected(page.error());
     const uint64_t generation = page->page().word_generation();
     Result<std::unique_ptr<DeviceWord>> word = nullptr;
-    if (generation != 0) word = DeviceWord::Attach(client, name, generation);
+    if (generation != 0) word = DeviceWord::Attach(client, name, generation, wait);
     // After that, for the word goes with the writer.
     if (!signal::Read(page->cell(0)).ended()) {
       return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWaiter, std::move(word)));
@@ -38,7 +38,7 @@ Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_vie
                                                  const Options& options, const Wait& wait) {
   // Looked at through a mapping that reads: to have one that writes is to be its writer.
   AttachOptions attach{.page = true};
-  const auto looked = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, Wait::None());
+  const auto looked = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, wait.Once());
   if (!looked) {
     if (looked.error().code() == Code::kNotFound) return Make(client, name, options, 0, wait);
     return std::unexpected(looked.error());
@@ -55,7 +55,7 @@ Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_vie
   }
   attach.access = Access::kReadWrite;
   attach.generation = looked->generation();
-  auto page = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, Wait::None());
+  auto page = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, wait.Once());
   if (!page) return std::unexpected(page.error());
   if (!signal::Claim(page->cell(0), page->lease(), /*again=*/false)) {
     return Fail(Code::kBusy, Concat('"', name, "\" has its writer already"),
@@ -105,12 +105,13 @@ Result<void> Signal::Close() {
   if (role_ == Role::kWriter) {
     const std::lock_guard lock(mutex_);
     const signal::Reading reading = Read();
-    if (!reading.ended() && reading.value < recorded_) {
+    if (reading.ended() ? page_.HasPendingStores() : reading.value < recorded_) {
       return Fail(Code::kBusy,
                   Concat("a stream is still to record ", recorded_, ", it is at ", reading.value),
                   "synchronise the stream, then close it");
     }
     signal::EndCell(cell(), page_.lease(), CellState::kLeft);
+    signal::KeepPoison(cell());
   }
   if (word != nullptr) {
     if (role_ == Role::kWriter) (void)word->Delete();  // Else its successor does it.
@@ -159,12 +160,8 @@ Result<void> Signal::Record(CUstream stream, uint64_t value) {
 // The word first, for which somebody is in a hurry. So what the page has says what is done: Close
 // needs that.
 Result<void> Signal::StoreBoth(CUstream stream, uint64_t value) {
-  const Result<CUdeviceptr> page = page_.OnGpu(cell().value);
-  if (!page) return std::unexpected(page.error());
-  std::array stores = {StoreOf((*word_)->address(), value), StoreOf(*page, value)};
-  const CudaApi& api = **client()->Driver();
-  return api.Check(api.cuStreamBatchMemOp(stream, stores.size(), stores.data(), 0),
-                   "cuStreamBatchMemOp of a record");
+  const CUstreamBatchMemOpParams word = StoreOf((*word_)->address(), value);
+  return page_.Store(stream, {&cell().value, value}, &word);
 }
 
 Result<void> Signal::Set(uint64_t value) {

@@ -19,16 +19,23 @@ Result<bool> IsPending(const CudaApi& api, CUstream stream) {
   return false;
 }
 
-Result<StreamFence> StreamFence::Record(const CudaApi& api, CUstream stream) {
+Result<StreamFence> StreamFence::Make(const CudaApi& api) {
   CUevent event = nullptr;
   if (auto done = api.Check(api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
       !done) {
     return std::unexpected(done.error());
   }
-  StreamFence fence(api, event);
-  if (auto done = api.Check(api.cuEventRecord(event, stream), "cuEventRecord"); !done) {
-    return std::unexpected(done.error());
-  }
+  return StreamFence(api, event);
+}
+
+Result<void> StreamFence::Move(CUstream stream) {
+  return api_->Check(api_->cuEventRecord(event_, stream), "cuEventRecord");
+}
+
+Result<StreamFence> StreamFence::Record(const CudaApi& api, CUstream stream) {
+  auto fence = Make(api);
+  if (!fence) return fence;
+  if (auto done = fence->Move(stream); !done) return std::unexpected(done.error());
   return fence;
 }
 

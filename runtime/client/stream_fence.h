@@ -21,6 +21,10 @@ Result<bool> IsPending(const CudaApi& api, CUstream stream);
 class StreamFence {
  public:
   static Result<StreamFence> Record(const CudaApi& api, CUstream stream);
+  // Of no stream yet: it has passed.
+  static Result<StreamFence> Make(const CudaApi& api);
+  // From now on behind the work that the stream has now. A failure: its context is another one.
+  Result<void> Move(CUstream stream);
 
   // Also true when the event's context is gone: its work is, too.
   bool HasPassed() const;

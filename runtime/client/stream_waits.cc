@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/per_process.h"
 #include "runtime/client/stream_fence.h"
 
 namespace gpushm::client {
@@ -31,8 +32,11 @@ uint32_t ConnectionsOfEnvironment() {
 }  // namespace
 
 StreamWaits& StreamWaits::Instance() {
-  static StreamWaits* const waits = new StreamWaits(ConnectionsOfEnvironment());
-  return *waits;
+  struct OfProcess : StreamWaits {
+    OfProcess() : StreamWaits(ConnectionsOfEnvironment()) {}
+  };
+  static constinit PerProcess<OfProcess> waits;
+  return waits.Get();
 }
 
 void StreamWaits::DropReached() {
@@ -59,12 +63,14 @@ Result<void> StreamWaits::Add(CUstream stream, const signal::Word& word, uint64_
   return {};
 }
 
-void StreamWaits::Remove(CUstream stream, const signal::Word& word) {
+void StreamWaits::Remove(CUstream stream, const signal::Word& word, uint64_t value) {
   const std::lock_guard lock(mutex_);
   const auto known = waiting_.find(stream);
-  if (known == waiting_.end() || known->second.empty()) return;
-  if (known->second.back().first == &word) known->second.pop_back();
-  if (known->second.empty()) waiting_.erase(known);
+  if (known == waiting_.end()) return;
+  auto& waits = known->second;
+  const auto wait = std::find(waits.begin(), waits.end(), std::pair(&word, value));
+  if (wait != waits.end()) waits.erase(wait);
+  if (waits.empty()) waiting_.erase(known);
 }
 
 void StreamWaits::Forget(const void* begin, uint64_t bytes) {

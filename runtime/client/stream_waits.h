@@ -31,8 +31,8 @@ class StreamWaits {
   // Before a wait for `value` enters `stream`. kExhausted: too many streams wait. `word` must stay
   // mapped until it has that value, see HasPending.
   Result<void> Add(CUstream stream, const signal::Word& word, uint64_t value);
-  // It did not enter after all.
-  void Remove(CUstream stream, const signal::Word& word);
+  // It did not enter after all. Other threads may have added waits to the stream meanwhile.
+  void Remove(CUstream stream, const signal::Word& word, uint64_t value);
   // Whether a stream of this process waits for a word of [begin, begin + bytes).
   bool HasPending(const void* begin, uint64_t bytes);
   // Whether any stream of this process waits.

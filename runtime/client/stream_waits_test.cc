@@ -31,9 +31,23 @@ TEST(StreamWaits, AWaitThatDidNotEnterIsTakenBack) {
   StreamWaits waits(2);
   signal::Word word = 0;
   ASSERT_TRUE(waits.Add(Stream(1), word, 1));
-  waits.Remove(Stream(1), word);
+  waits.Remove(Stream(1), word, 1);
   EXPECT_FALSE(waits.HasPending(&word, sizeof word));
   EXPECT_TRUE(waits.Add(Stream(2), word, 1));
+}
+
+// Two threads put waits into one stream, and the first one's does not enter.
+TEST(StreamWaits, AWaitIsTakenBackAlsoWhenAnotherCameAfterIt) {
+  StreamWaits waits(2);
+  signal::Word first = 0;
+  signal::Word second = 0;
+  ASSERT_TRUE(waits.Add(Stream(1), first, 1));
+  ASSERT_TRUE(waits.Add(Stream(1), second, 1));
+  waits.Remove(Stream(1), first, 1);
+  EXPECT_FALSE(waits.HasPending(&first, sizeof first));
+  EXPECT_TRUE(waits.HasPending(&second, sizeof second));
+  second = 1;
+  EXPECT_FALSE(waits.AnyPending());
 }
 
 TEST(StreamWaits, MemoryThatHasGoneIsForgotten) {

@@ -178,7 +178,7 @@ Result<void> Transfer::ReadUpTo(size_t last, FileReader& reader) {
 Result<TransferReport> Transfer::Load() {
   if (auto done = Start(); !done) return std::unexpected(done.error());
   const StreamTick tick = [this] { return Tick(); };
-  FileReader reader(job_.file, job_.way, job_.threads, tick);
+  FileReader reader(job_.file, job_.way, job_.threads, job_.size_bytes, tick);
   // Helpers have the next chunks to go on with while the slowest of them ends this one.
   const size_t ahead = reader.ReadsAhead() ? lanes_.size() - 1 : 1;
   uint64_t offset = 0;

@@ -3,8 +3,7 @@
 // library and the broker's loader share it.
 //
 // Threads: a call belongs to one thread, whose current context it uses; it returns when all of its
-// work on the GPU has ended, also when it fails. Helper threads exist only where the job asks for
-// them, and only during the call.
+// work on the GPU has ended, also when it fails. Helper threads exist only during the call.
 #pragma once
 
 #include <cuda.h>
@@ -49,7 +48,8 @@ struct TransferJob {
   uint64_t size_bytes = 0;
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
-  // That read a file beside the calling one; a stream and a save have no use for them.
+  // That read a file beside the calling one, as far as there is work for them; a stream and a save
+  // have none.
   uint32_t threads = 0;
   // What the link does, if it is known; 0: measured where the first chunk is large enough.
   uint64_t link_bytes_per_second = 0;

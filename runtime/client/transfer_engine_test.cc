@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -414,10 +416,52 @@ TEST(Crew, GoesWithoutWhatNobodyBegan) {
   EXPECT_EQ(begun, ended);
 }
 
+// Its exit status: 0 if a crew that gets no thread does the work all the same.
+[[noreturn]] void WorkWithoutThreads() {
+  constexpr uid_t kLonely = 4'242'001;  // Nobody else's: threads are counted by user.
+  const rlimit one{1, 1};
+  if (geteuid() == 0 && setresuid(kLonely, kLonely, kLonely) != 0) _exit(2);
+  if (setrlimit(RLIMIT_NPROC, &one) != 0) _exit(3);
+  Crew crew(8);
+  if (crew.helpers() != 0) _exit(4);
+  size_t done = 0;
+  Crew::Batch batch{.work = [&](size_t) { ++done; }, .parts = 5};
+  crew.Start(&batch);
+  crew.Finish(&batch);
+  _exit(done == 5 ? 0 : 5);
+}
+
+// Goal: where the system gives no more threads, the work is done with those that there are. Method:
+// a child whose user may have no thread beside its first.
+TEST(Crew, GoesOnWithTheThreadsThatItGets) {
+  EXPECT_EXIT(WorkWithoutThreads(), ::testing::ExitedWithCode(0), "");
+}
+
+// Goal: no helper takes a signal of the application's. Method: the mask of each, as it works.
+TEST(Crew, HelpersBlockAllSignals) {
+  std::atomic<int> open = 0;
+  const pthread_t caller = pthread_self();
+  Crew crew(3);
+  Crew::Batch batch{.work =
+                        [&](size_t) {
+                          if (pthread_equal(pthread_self(), caller) != 0) return;
+                          sigset_t mask;
+                          pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+                          for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGALRM, SIGCHLD}) {
+                            if (sigismember(&mask, signal) != 1) ++open;
+                          }
+                        },
+                    .parts = 10'000};
+  crew.Start(&batch);
+  crew.Finish(&batch);
+  EXPECT_EQ(open, 0);
+}
+
 TEST(Crew, HelpersForWhatTheContainerMayUse) {
   EXPECT_EQ(HelpersFor(8, ""), 7u);
   EXPECT_EQ(HelpersFor(8, "max 100000"), 7u);
-  EXPECT_EQ(HelpersFor(64, "max 100000"), 15u);
+  EXPECT_EQ(HelpersFor(64, "max 100000"), 8u);
+  EXPECT_EQ(HelpersFor(64, "400000 100000"), 3u);
   EXPECT_EQ(HelpersFor(8, "200000 100000"), 1u);
   EXPECT_EQ(HelpersFor(8, "250000 100000"), 2u);
   EXPECT_EQ(HelpersFor(8, "50000 100000"), 0u);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 
 #include "runtime/base/clock.h"
@@ -12,8 +13,16 @@ namespace gpushm::client {
 
 // A healthy broker answers within microseconds; GPUSHM_DONT_WAIT grants a busy one this much.
 inline constexpr int64_t kAnswerMs = 1000;
+// A whole transfer, unless its caller says otherwise: ten minutes.
+inline constexpr int64_t kTransferMs = int64_t{10} * 60 * 1000;
 // Longer waits are cut to this: three hundred years do not fit a 64-bit count of nanoseconds.
 inline constexpr int64_t kLongestMs = int64_t{365} * 24 * 3600 * 1000;
+
+// For what is not the point of a call that has until `call_deadline`.
+inline Deadline AnswerWithin(const Deadline& call_deadline) {
+  return Deadline::After(
+      std::chrono::nanoseconds(std::min(call_deadline.RemainingNs(), kAnswerMs * 1'000'000)));
+}
 
 struct Wait {
   Deadline condition;  // Passed from the start with GPUSHM_DONT_WAIT.
@@ -24,6 +33,8 @@ struct Wait {
     const Deadline deadline = Deadline::AfterMs(std::min(wait_ms, kLongestMs));
     return Wait{deadline, deadline, false};
   }
+  // Without waiting, in the course of a call that may wait: within that call's time.
+  Wait Once() const { return Wait{Deadline::AfterMs(0), AnswerWithin(answer), true}; }
   static Wait None() { return Wait{Deadline::AfterMs(0), Deadline::AfterMs(kAnswerMs), true}; }
 
   // `timeout_ms` as gpushm.h defines it.
@@ -35,6 +46,14 @@ struct Wait {
                   "give milliseconds, 0 for the default, or GPUSHM_DONT_WAIT");
     }
     return ForMs(timeout_ms);
+  }
+
+  // Of a load or save, whose own time is another thing than the wait for its buffer: see
+  // gpushm_transfer_options.timeout_ms.
+  static Result<Wait> ForTransfer(int64_t timeout_ms, int64_t default_ms) {
+    Result<Wait> wait = From(timeout_ms, default_ms);
+    if (wait && timeout_ms <= 0) wait->answer = Deadline::AfterMs(kTransferMs);
+    return wait;
   }
 };
 

@@ -107,7 +107,7 @@ std::unique_ptr<CLI::App> MakeApp(Context* context) {
   AddDurationOption(
       app.get(), "--timeout", [globals](int64_t timeout_ms) { globals->timeout_ms = timeout_ms; },
       "How long to wait, also for a broker that is not there yet; 0: not at all. Without it "
-      "10s, and only wait waits for a broker");
+      "10s, load and save do not wait for a buffer, and only wait waits for a broker");
   app->add_option_function<std::string>(
          "-o,--output", [globals](const std::string& format) { globals->json = format == "json"; },
          "table or json (docs/gpushmctl.md has its members)")

@@ -55,6 +55,7 @@ Result<gpushm_transfer_result> Transfer(TransferCall call, int standard, gpushm_
   options.file_way = settings.file_way;
   options.chunks = settings.chunks;
   options.threads = settings.threads;
+  options.whole = settings.whole ? 1 : 0;
   options.descriptor = standard;
   options.timeout_ms = settings.timeout_ms;
   if (settings.progress) {

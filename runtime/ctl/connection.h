@@ -27,7 +27,8 @@ struct TransferSettings {
   uint32_t file_way = GPUSHM_FILE_AUTO;
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
-  uint32_t threads = 0;
+  uint32_t threads = 0;  // As in gpushm.h.
+  bool whole = false;
   int64_t timeout_ms = 0;
   // False stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;

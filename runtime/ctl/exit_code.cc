@@ -54,6 +54,7 @@ ExitCode ExitCodeFor(Code code) {
     case Code::kOrphaned:
     case Code::kStale:
     case Code::kPeerDied:
+    case Code::kEnded:
       return ExitCode::kOutdated;
     case Code::kIncompatible:
     case Code::kCorrupt:

@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include "runtime/base/clock.h"
-#include "runtime/client/crew.h"
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/format.h"
 #include "runtime/ctl/terminal.h"
@@ -25,20 +25,20 @@ struct Arguments {
   std::string file_way = "auto";
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
-  uint32_t threads = UsefulHelpers();
+  std::optional<uint32_t> threads;  // 0: none. Nothing: the library's choice.
   int64_t stall_ms = 60'000;
   bool no_progress = false;
+  bool whole = false;
 };
 
 // Ends the process when a transfer in this process stands still: a call into the driver of a sick
-// GPU never returns, so nothing but a signal gets out of it.
+// GPU never returns, so nothing but a signal gets out of it. Watches from the first Feed() on.
 class Watchdog {
  public:
   explicit Watchdog(int64_t stall_ms) : seconds_(static_cast<unsigned>((stall_ms + 999) / 1000)) {
     struct sigaction action{};
     action.sa_handler = OnAlarm;
     sigaction(SIGALRM, &action, nullptr);
-    Feed();
   }
   ~Watchdog() { alarm(0); }
   Watchdog(const Watchdog&) = delete;
@@ -103,20 +103,22 @@ uint32_t FileWayOf(std::string_view way) {
 Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool load) {
   Result<Connection> connection = context.Connect();
   if (!connection) return std::unexpected(connection.error());
-  CatchInterrupt();
   const Watchdog watchdog(arguments.stall_ms);
   TransferSettings settings;
   settings.way = WayOf(arguments.way);
   settings.file_way = FileWayOf(arguments.file_way);
   settings.chunk_bytes = arguments.chunk_bytes;
   settings.chunks = arguments.chunks;
-  settings.threads = arguments.threads;
-  // Without --timeout the library's ten minutes.
-  settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : 0;
+  settings.whole = arguments.whole;
+  settings.threads = arguments.threads == 0U ? GPUSHM_NO_THREADS : arguments.threads.value_or(0);
+  // Without --timeout a missing buffer is an error at once: most often its name is misspelt.
+  settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : GPUSHM_DONT_WAIT;
   const auto transfer = [&] {
     ProgressBar bar(arguments.name, !arguments.no_progress && IsTerminal(STDERR_FILENO));
-    uint64_t last_bytes = 0;
+    std::optional<uint64_t> last_bytes;
     settings.progress = [&, last_bytes](uint64_t done_bytes, uint64_t total_bytes) mutable {
+      // Until here the wait for the buffer, which --timeout bounds and Ctrl-C simply ends.
+      if (!last_bytes) CatchInterrupt();
       // Called, too, while a stream stands still.
       if (done_bytes != last_bytes) watchdog.Feed();
       last_bytes = done_bytes;
@@ -164,8 +166,9 @@ void AddOptions(CLI::App* command, Arguments* arguments) {
       ->check(CLI::Range(2U, 16U));
   command
       ->add_option("--threads", arguments->threads,
-                   "Threads that read the file beside the main one; the broker chooses its own "
-                   "(default: as many as there are cores, at most 15)")
+                   "Threads that read the file beside the main one, 0 for none; the broker chooses "
+                   "its own (default: one for each further core that this container may use, at "
+                   "most 8)")
       ->check(CLI::Range(0U, 64U));
   AddDurationOption(
       command, "--stall-timeout",
@@ -178,14 +181,18 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
   CLI::App* command =
       load ? app->add_subcommand("load", "Fill a buffer from a file (-: standard input)")
            : app->add_subcommand("save",
-                                 "Write a buffer to a file, which is replaced as a whole "
-                                 "(-: to standard output)");
+                                 "Write a buffer's content to a file, which is replaced as a "
+                                 "whole (-: to standard output)");
   const auto arguments = std::make_shared<Arguments>();
   const auto file = [&] { command->add_option("FILE", arguments->path, "The file")->required(); };
   if (load) file();
   command->add_option("NAME", arguments->name, "The buffer")->required();
   if (!load) file();
   AddOptions(command, arguments.get());
+  if (!load) {
+    command->add_flag("--whole", arguments->whole,
+                      "All bytes of the buffer, not only those that are content");
+  }
   command->callback([=] {
     const uint64_t chunk_bytes = arguments->chunk_bytes;
     if (chunk_bytes != 0 && (chunk_bytes < kMinChunkBytes || chunk_bytes > kMaxChunkBytes)) {

@@ -36,6 +36,96 @@ TEST_F(CtlTest, MovesFilesEitherWay) {
       0);
 }
 
+// Goal: a name that is not there is exit code 3 at once, in every way, with the name that was
+// meant; --timeout waits for it, and that wait is no transfer that stands still.
+TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string file = WriteFile("model", 1 << 20);
+  const std::string copy = (dir_ / "copy").string();
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"load", file, "weigths"}, {"save", "weigths", copy}}) {
+    for (const std::string way : {"auto", "here", "broker"}) {
+      std::vector<std::string> at_once = words;
+      at_once.insert(at_once.end(), {"--way", way});
+      const Output missing = Ctl(at_once);
+      EXPECT_EQ(missing.code, 3) << way << missing.err;
+      EXPECT_THAT(missing.err, AllOf(HasSubstr("no buffer \"weigths\""),
+                                     HasSubstr("did you mean \"weights\"?")));
+    }
+    std::vector<std::string> patient = words;
+    patient.insert(patient.end(), {"--timeout", "1500ms", "--stall-timeout", "1s"});
+    const Output waited = Ctl(patient);
+    EXPECT_EQ(waited.code, 6) << waited.err;
+    EXPECT_THAT(waited.err, AllOf(HasSubstr("waited in vain"), Not(HasSubstr("stands still")),
+                                  HasSubstr("did you mean \"weights\"?")));
+  }
+  EXPECT_FALSE(fs::exists(copy));
+  // It comes while the load waits.
+  const pid_t loader = fork();
+  if (loader == 0) {
+    RedirectTo(STDERR_FILENO, "late.err");
+    Exec({build_ + "/bin/gpushmctl", "load", file, "late", "--timeout", "25s"});
+  }
+  ASSERT_EQ(Ctl({"create", "late", "8Mi"}).code, 0);
+  int status = -1;
+  waitpid(loader, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << Slurp((dir_ / "late.err").string());
+}
+
+// Goal: a buffer knows the bytes of its content, wherever it is shown, and saves write those, in
+// every way; --whole writes all. Another generation begins with all of its bytes.
+TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 8388608"));
+  const std::string file = WriteFile("model", (3 << 20) - 5);
+  for (const std::string way : {"here", "broker"}) {
+    ASSERT_EQ(Ctl({"load", file, "weights", "--way", way}).code, 0);
+    EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 3145723"));
+    EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("(3145723 bytes)"));
+    const std::string copy = (dir_ / ("copy-" + way)).string();
+    for (const std::string other : {"here", "broker"}) {
+      const Output saved = Ctl({"save", "weights", copy, "--way", other, "-o", "json"});
+      EXPECT_EQ(saved.code, 0) << saved.err;
+      EXPECT_THAT(saved.out, HasSubstr("\"bytes\": 3145723"));
+      EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way << other;
+      ASSERT_EQ(Ctl({"save", "weights", copy, "--way", other, "--whole"}).code, 0);
+      EXPECT_EQ(fs::file_size(copy), 8u << 20) << way << other;
+    }
+  }
+  const std::string empty = WriteFile("nothing", 0);
+  ASSERT_EQ(Ctl({"load", empty, "weights"}).code, 0);
+  EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 0,"));
+
+  gpushm_open_options opening;
+  GPUSHM_INIT(&opening);
+  gpushm_client* client = nullptr;
+  ASSERT_EQ(gpushm_open(&opening, &client), GPUSHM_OK) << gpushm_last_error()->text;
+  gpushm_create_options making;
+  GPUSHM_INIT(&making);
+  making.unpublished = 1;
+  gpushm_attachment* next = nullptr;
+  ASSERT_EQ(gpushm_replace(client, "weights", 0, &making, &next), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  const auto content = [&] {
+    gpushm_attachment_info info;
+    GPUSHM_INIT(&info);
+    EXPECT_EQ(gpushm_attachment_get_info(next, &info), GPUSHM_OK);
+    return info.content_bytes;
+  };
+  EXPECT_EQ(content(), 8u << 20);
+  EXPECT_EQ(gpushm_set_content(next, (8 << 20) + 1), GPUSHM_INVALID_ARGUMENT);
+  ASSERT_EQ(gpushm_set_content(next, 1000), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(content(), 1000u);
+  EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 0,"));
+  ASSERT_EQ(gpushm_publish(next), GPUSHM_OK);
+  EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 1000,"));
+  ASSERT_EQ(gpushm_set_content(next, 2000), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_THAT(Ctl({"ls"}).out, HasSubstr("2000"));
+  gpushm_close(client);
+}
+
 // Goal: a shell's pipes work both ways, through both processes, and what went wrong is said.
 TEST_F(CtlTest, MovesStreams) {
   StartBroker();

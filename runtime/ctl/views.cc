@@ -87,6 +87,7 @@ void WriteInfo(const gpushm_info& info, JsonWriter* json) {
   json->Key("generation").Id(info.generation);
   json->Key("size_bytes").Number(info.size_bytes);
   json->Key("mapped_bytes").Number(info.mapped_bytes);
+  json->Key("content_bytes").Number(info.content_bytes);
   json->Key("loaded_bytes").Number(info.loaded_bytes);
   json->Key("state").Text(StateName(info.state));
   json->Key("transport").Text(TransportName(info.transport));
@@ -307,6 +308,7 @@ std::string ListTable(const Snapshot& snapshot, const Style& style) {
   Table table({{"NAME"},
                {"GENERATION"},
                {"SIZE", true},
+               {"CONTENT", true},
                {"STATE"},
                {"TRANSPORT"},
                {"GPU"},
@@ -317,6 +319,7 @@ std::string ListTable(const Snapshot& snapshot, const Style& style) {
     table.Add({{Printable(NameOf(info.name))},
                {std::to_string(info.generation)},
                {FormatBytes(info.size_bytes)},
+               {FormatBytes(info.content_bytes)},
                {StateText(info), StateColor(info.state)},
                {TransportName(info.transport)},
                {FormatShortUuid(info.gpu_uuid)},
@@ -353,6 +356,7 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
   }
   text += Field("generation", std::to_string(info.generation));
   text += Field("size", BytesField(info.size_bytes));
+  text += Field("content", BytesField(info.content_bytes));
   text += Field("mapped", BytesField(info.mapped_bytes));
   text += "state:       " + Paint(StateText(info), StateColor(info.state), style.color) + '\n';
   text += Field("transport", TransportName(info.transport));

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,10 +37,16 @@ std::string LinkOf(int fd) {
   return {target.data(), length > 0 ? static_cast<size_t>(length) : 0};
 }
 
-// Nullptr: it may be GPU memory.
-const char* KindOfForeign(int fd, mode_t mode, int flags) {
-  if ((flags & O_PATH) != 0) return "a path (O_PATH), which holds nothing";
-  if (IsPidfd(fd)) return "a pidfd";
+// NVIDIA's character devices: /dev/nvidia0, /dev/nvidiactl (nv-chardev-numbers.h of NVIDIA's kernel
+// modules). An exported allocation is an open /dev/nvidiactl, 195:255 (H200, driver 580.159.04).
+constexpr uint32_t kNvidiaMajor = 195;
+
+// What the kernel knows without asking a file system that may not answer. False: not even that.
+bool Look(int fd, struct statx* file) {
+  return statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, file) == 0;
+}
+
+const char* TypeName(mode_t mode) {
   switch (mode & S_IFMT) {
     case S_IFSOCK:
       return "a socket";
@@ -48,10 +56,14 @@ const char* KindOfForeign(int fd, mode_t mode, int flags) {
       return "a folder";
     case S_IFBLK:
       return "a block device";
+    case S_IFCHR:
+      return "a character device of another driver";
     case S_IFLNK:
       return "a symbolic link";
-    default:  // Anonymous inodes have no type, or that of a file.
-      return nullptr;
+    case S_IFREG:
+      return "a file";
+    default:
+      return "an object of the kernel";
   }
 }
 
@@ -76,16 +88,46 @@ bool IsPidfd(int fd) {
   return link == "anon_inode:[pidfd]" || link.starts_with("pidfd:[");
 }
 
-Result<void> CheckMemory(int fd) {
-  struct stat file{};
+bool IsMemfd(int fd) { return fcntl(fd, F_GET_SEALS) >= 0; }
+
+MemoryKind MemoryKind::Of(const std::string& simulated_state) {
+  if (simulated_state.empty()) return {};
+  mkdir(simulated_state.c_str(), 0777);  // As the simulated driver does when it is first used.
+  struct stat folder{};
+  if (stat(simulated_state.c_str(), &folder) != 0) return {};
+  return {.simulated = folder.st_dev};
+}
+
+Result<void> CheckMemory(int fd, const MemoryKind& kind) {
+  struct statx file{};
   const int flags = fcntl(fd, F_GETFL);
-  if (flags < 0 || fstat(fd, &file) != 0) return FailSystem(errno, "stat a descriptor of memory");
-  const char* const foreign = KindOfForeign(fd, file.st_mode, flags);
-  if (foreign == nullptr) return {};
+  if (flags < 0 || !Look(fd, &file)) return FailSystem(errno, "look at a descriptor of memory");
+  const bool holds_nothing = (flags & O_PATH) != 0;
+  const bool real = S_ISCHR(file.stx_mode) && file.stx_rdev_major == kNvidiaMajor;
+  const bool simulated = S_ISREG(file.stx_mode) && kind.simulated &&
+                         makedev(file.stx_dev_major, file.stx_dev_minor) == *kind.simulated;
+  if (!holds_nothing && (real || simulated)) return {};
+  const char* const type = holds_nothing ? "a path (O_PATH)"
+                           : IsPidfd(fd) ? "a pidfd"
+                                         : TypeName(file.stx_mode);
   return Fail(Code::kInvalidArgument,
-              Concat("descriptor: ", LinkOf(fd), " is ", foreign, ", expected is GPU memory"),
-              "send what cuMemExportToShareableHandle gives for "
+              Concat("the descriptor offered as GPU memory is ", type, " (", LinkOf(fd), ")"),
+              "send the descriptor that cuMemExportToShareableHandle gives for "
               "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
+}
+
+bool MayHoldUpItsCloser(int fd) {
+  struct statx file{};
+  if (IsMemfd(fd) || IsPidfd(fd)) return false;
+  if (!Look(fd, &file)) return true;
+  // Anonymous inodes have no type.
+  const mode_t type = file.stx_mode & S_IFMT;
+  return type != S_IFIFO && type != S_IFCHR && type != 0;
+}
+
+dev_t FileSystemOf(int fd) {
+  struct statx file{};
+  return Look(fd, &file) ? makedev(file.stx_dev_major, file.stx_dev_minor) : 0;
 }
 
 UniqueFd PeerProcess(int socket) {

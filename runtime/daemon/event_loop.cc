@@ -111,7 +111,9 @@ void EventLoop::RunPosted() {
 void EventLoop::Run() {
   std::array<epoll_event, kEventsPerWake> events{};
   while (!stopping_) {
+    awake_since_ns_.store(0, std::memory_order_relaxed);
     const int count = epoll_wait(epoll_.get(), events.data(), kEventsPerWake, NextTimeoutMs());
+    awake_since_ns_.store(MonotonicNs(), std::memory_order_relaxed);
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<size_t>(i)];
       const int fd = static_cast<int>(static_cast<uint32_t>(event.data.u64));
@@ -122,6 +124,12 @@ void EventLoop::Run() {
     }
     RunTimers();
   }
+  awake_since_ns_.store(0, std::memory_order_relaxed);
+}
+
+int64_t EventLoop::BusyMs() const {
+  const int64_t since_ns = awake_since_ns_.load(std::memory_order_relaxed);
+  return since_ns == 0 ? 0 : (MonotonicNs() - since_ns) / 1'000'000;
 }
 
 }  // namespace gpushm

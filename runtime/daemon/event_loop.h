@@ -1,10 +1,12 @@
 // One thread that sleeps in epoll and calls back. Nothing called back may block.
 //
-// Threads: everything on the loop's thread, except Post and Stop, which any thread may call.
+// Threads: everything on the loop's thread, except Post, Stop and BusyMs, which any thread may
+// call.
 #pragma once
 
 #include <sys/epoll.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -39,6 +41,10 @@ class EventLoop {
   // Runs `task` on the loop's thread, soon. Any thread.
   void Post(Task task);
 
+  // How long the loop has been in what it calls back since it last woke; 0: it sleeps, or does not
+  // run. What is called back does not block, so a long time says that the thread hangs.
+  int64_t BusyMs() const;
+
   // Until Stop().
   void Run();
   void Stop();
@@ -52,6 +58,8 @@ class EventLoop {
   UniqueFd epoll_;
   UniqueFd wake_;  // eventfd
   bool stopping_ = false;
+  // MonotonicNs of the last wake-up; 0: asleep. Stands alone: nothing is published with it.
+  std::atomic<int64_t> awake_since_ns_ = 0;
 
   struct Watched {
     uint64_t id;  // A new watch of a reused descriptor number is not the old one.

@@ -2,88 +2,101 @@
 
 #include <limits.h>
 #include <poll.h>
+#include <spdlog/details/null_mutex.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cctype>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
 
 #include "runtime/base/clock.h"
 
 namespace gpushm {
 namespace {
 
-std::atomic<bool> json{false};
-std::atomic<uint64_t> lost_lines{0};
+// One line: short enough for a pipe to take it whole or not at all (pipe(7)).
+constexpr size_t kMaxLineBytes = PIPE_BUF;
+// Of these, for the time, the level, the counts at the end and the braces around all of it.
+constexpr size_t kFrameBytes = 256;
 
-// Standard error, without ever waiting for whoever reads it: a line that finds no room is lost and
-// counted. A pipe that poll() calls writable takes PIPE_BUF bytes at once.
-class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
+// Standard error, without ever waiting for its reader. A pipe that poll() calls writable has
+// room for PIPE_BUF bytes, so it takes each line whole. A file or a terminal may take a part of
+// one; then the next line begins on a line of its own.
+class StderrSink : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
+ public:
+  // Whether the last line was written whole.
+  bool written() const { return written_; }
+
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
+    if (inside_line_) line.push_back('\n');
     formatter_->format(message, line);
-    for (size_t at = 0; at < line.size();) {
-      pollfd ready{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
-      const size_t size = std::min<size_t>(line.size() - at, PIPE_BUF);
-      const ssize_t wrote = poll(&ready, 1, 0) == 1 && (ready.revents & POLLOUT) != 0
-                                ? write(STDERR_FILENO, line.data() + at, size)
-                                : -1;
-      if (wrote <= 0) {
-        lost_lines.fetch_add(1, std::memory_order_relaxed);
-        return;
-      }
-      at += static_cast<size_t>(wrote);
-    }
+    written_ = false;
+    pollfd ready{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+    if (poll(&ready, 1, 0) != 1 || (ready.revents & POLLOUT) == 0) return;
+    const ssize_t wrote = write(STDERR_FILENO, line.data(), line.size());
+    if (wrote <= 0) return;
+    written_ = static_cast<size_t>(wrote) == line.size();
+    inside_line_ = line[static_cast<size_t>(wrote) - 1] != '\n';
   }
   void flush_() override {}
+
+ private:
+  bool written_ = false;
+  bool inside_line_ = false;  // A part of a line was written last.
 };
 
 // Lines of one event within a window: enough to see what goes on, too few to fill a disk.
 constexpr int kLinesPerWindow = 20;
 constexpr int64_t kWindowMs = 10'000;
 
-// How many lines of an event have been written and left out in its window.
-class Limiter {
- public:
-  // Whether this line may be written; `suppressed` is what was left out since the last one.
-  bool Admit(std::string_view event, uint64_t* suppressed) {
-    const std::lock_guard lock(mutex_);
-    Window& window = windows_[std::string(event)];  // Events are a few literals.
-    const int64_t now_ns = MonotonicNs();
-    if (now_ns - window.start_ns > kWindowMs * 1'000'000) {
-      window.start_ns = now_ns;
-      window.lines = 0;
-    }
-    if (window.lines >= kLinesPerWindow) {
-      ++window.suppressed;
-      return false;
-    }
-    ++window.lines;
-    *suppressed = std::exchange(window.suppressed, 0);
-    return true;
-  }
-
- private:
-  struct Window {
-    int64_t start_ns = 0;
-    int lines = 0;
-    uint64_t suppressed = 0;
-  };
-  std::mutex mutex_;
-  std::map<std::string, Window> windows_;
+struct Window {
+  int64_t start_ns = 0;
+  int lines = 0;
+  uint64_t suppressed = 0;  // Lines left out since the last one that was written.
 };
 
-Limiter& TheLimiter() {
-  static Limiter* const limiter = new Limiter();  // Never destroyed: threads may log to the end.
-  return *limiter;
+struct State {
+  std::mutex mutex;  // Guards all that follows.
+  bool json = false;
+  uint64_t lost_lines = 0;                             // Since the last line that was written.
+  std::map<std::string, Window, std::less<>> windows;  // By event; these are a few literals.
+  std::shared_ptr<StderrSink> sink;
+  std::shared_ptr<spdlog::logger> logger;
+};
+
+void Configure(const LogConfig& config, State* state);
+
+State& TheState() {
+  // Never destroyed: threads may log to the end.
+  static State* const state = [] {
+    auto* const made = new State();
+    Configure({}, made);
+    return made;
+  }();
+  return *state;
+}
+
+// Whether one more line may be written in this window.
+bool Admit(Window* window) {
+  const int64_t now_ns = MonotonicNs();
+  if (now_ns - window->start_ns > kWindowMs * 1'000'000) {
+    window->start_ns = now_ns;
+    window->lines = 0;
+  }
+  if (window->lines >= kLinesPerWindow) {
+    ++window->suppressed;
+    return false;
+  }
+  ++window->lines;
+  return true;
 }
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
@@ -100,21 +113,23 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-// In quotes, with JSON's escapes; control characters cannot forge a line.
+// As JSON escapes it; control characters cannot forge a line.
+void AppendEscaped(std::string& out, char c) {
+  if (c == '"' || c == '\\') {
+    out += '\\';
+    out += c;
+  } else if (static_cast<unsigned char>(c) < 0x20) {
+    char escape[8];
+    std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+    out += escape;
+  } else {
+    out += c;
+  }
+}
+
 std::string Quote(std::string_view text) {
   std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
-      out += escape;
-    } else {
-      out += c;
-    }
-  }
+  for (const char c : text) AppendEscaped(out, c);
   return out + '"';
 }
 
@@ -125,37 +140,89 @@ bool IsPlain(std::string_view text) {
   });
 }
 
+// In front of a byte that continues a character of UTF-8, text must not be cut.
+bool Continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+// `value` in at most `room` bytes once it is escaped; a mark at its end says how much was cut off.
+std::string Bounded(std::string_view value, size_t room) {
+  size_t fits = 0;       // Bytes of the value that fit.
+  size_t with_mark = 0;  // And with the longest mark behind them.
+  constexpr size_t kMarkBytes = sizeof("...(18446744073709551615 more bytes)");
+  std::string escaped;
+  while (fits < value.size()) {
+    AppendEscaped(escaped, value[fits]);
+    if (escaped.size() > room) break;
+    ++fits;
+    if (escaped.size() + kMarkBytes <= room) with_mark = fits;
+  }
+  if (fits == value.size()) return std::string(value);
+  while (with_mark > 0 && Continues(value[with_mark])) --with_mark;
+  return Concat(value.substr(0, with_mark), "...(", value.size() - with_mark, " more bytes)");
+}
+
+// Of the line, that each field gets in any case: room for its key and for a value that is cut.
+size_t LeastBytes(const Field& field) {
+  constexpr size_t kAround = sizeof(R"(,"":"")");
+  constexpr size_t kLeastValueBytes = 64;
+  return field.key().size() + kAround + (field.quoted() ? kLeastValueBytes : field.value().size());
+}
+
+std::string Shown(const Field& field, bool json, size_t room) {
+  if (!field.quoted()) return field.value();
+  const std::string value = Bounded(field.value(), std::min(room, kMaxLogValueBytes));
+  return !json && IsPlain(value) ? value : Quote(value);
+}
+
+void Configure(const LogConfig& config, State* state) {
+  state->json = config.format == LogFormat::kJson;
+  if (!state->sink) {
+    state->sink = std::make_shared<StderrSink>();
+    state->logger = std::make_shared<spdlog::logger>("gpushm", state->sink);
+  }
+  state->logger->set_level(ToSpdlog(config.level));
+  state->logger->set_pattern(state->json ? R"({"time":"%Y-%m-%dT%H:%M:%S.%eZ","level":"%l",%v})"
+                                         : "%Y-%m-%dT%H:%M:%S.%eZ %l %v",
+                             spdlog::pattern_time_type::utc);
+}
+
 }  // namespace
 
 void ConfigureLog(const LogConfig& config) {
-  json = config.format == LogFormat::kJson;
-  const auto logger = std::make_shared<spdlog::logger>("gpushm", std::make_shared<StderrSink>());
-  logger->set_level(ToSpdlog(config.level));
-  logger->set_pattern(
-      json ? R"({"time":"%Y-%m-%dT%H:%M:%S.%eZ","level":"%l",%v})" : "%Y-%m-%dT%H:%M:%S.%eZ %l %v",
-      spdlog::pattern_time_type::utc);
-  spdlog::set_default_logger(logger);
+  State& state = TheState();
+  const std::lock_guard lock(state.mutex);
+  Configure(config, &state);
 }
 
+// What the level filters out takes no place in its event's window, and no count: only a line that
+// was written has told the counts.
 void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fields) {
-  uint64_t suppressed = 0;
-  if (!TheLimiter().Admit(event, &suppressed)) return;
-  std::string line = json ? "\"event\":" + Quote(event) : std::string(event);
-  const auto add = [&](const Field& field) {
-    if (json) {
-      line +=
-          "," + Quote(field.key()) + ":" + (field.quoted() ? Quote(field.value()) : field.value());
-    } else {
-      const bool plain = !field.quoted() || IsPlain(field.value());
-      line += " " + field.key() + "=" + (plain ? field.value() : Quote(field.value()));
-    }
+  State& state = TheState();
+  const std::lock_guard lock(state.mutex);
+  if (!state.logger->should_log(ToSpdlog(level))) return;
+  Window& window = state.windows.try_emplace(std::string(event)).first->second;
+  if (!Admit(&window)) return;
+  std::string line = state.json ? "\"event\":" + Quote(event) : std::string(event);
+  const auto add = [&](const Field& field, size_t limit) {
+    const std::string key = state.json ? "," + Quote(field.key()) + ":" : " " + field.key() + "=";
+    constexpr size_t kQuotes = 2;
+    const size_t used = line.size() + key.size() + kQuotes;
+    line += key + Shown(field, state.json, used < limit ? limit - used : 0);
   };
-  for (const Field& field : fields) add(field);
-  if (suppressed > 0) add({"suppressed", suppressed});
-  const uint64_t lost = lost_lines.exchange(0, std::memory_order_relaxed);
-  if (lost > 0) add({"lost_lines", lost});
-  spdlog::default_logger_raw()->log(ToSpdlog(level),
-                                    spdlog::string_view_t(line.data(), line.size()));
+  size_t limit = kMaxLineBytes - kFrameBytes;
+  for (const Field& field : fields) limit -= LeastBytes(field);
+  for (const Field& field : fields) {
+    limit += LeastBytes(field);
+    add(field, limit);
+  }
+  if (window.suppressed > 0) add({"suppressed", window.suppressed}, kMaxLineBytes);
+  if (state.lost_lines > 0) add({"lost_lines", state.lost_lines}, kMaxLineBytes);
+  state.logger->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
+  if (state.sink->written()) {
+    window.suppressed = 0;
+    state.lost_lines = 0;
+  } else {
+    ++state.lost_lines;
+  }
 }
 
 }  // namespace gpushm

@@ -2,13 +2,17 @@
 // JSON. Events have fixed names and key=value fields; nothing is printed at the rate of attaches.
 //
 // What clients can cause is bounded: of each event, kLinesPerWindow lines in kWindowMs; the next
-// line after that says how many were left out (`suppressed`). Nothing waits for whoever reads
-// standard error: lines that find its pipe full are lost, and a later one counts them
-// (`lost_lines`).
+// line after that says how many were left out (`suppressed`). Of a long value only the beginning
+// is written, with a mark that says how many bytes were cut off.
+//
+// Nothing waits for whoever reads standard error. A pipe gets a line whole or not at all; lines
+// that find it full are lost, and the next line that is written counts them (`lost_lines`). Lines
+// that the level filters out do not count as anything.
 //
 // Threads: any.
 #pragma once
 
+#include <cstddef>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -18,6 +22,10 @@
 #include "runtime/daemon/log_config.h"
 
 namespace gpushm {
+
+// Longer values are cut, so that nothing that somebody sent comes back whole. Of the text as it is
+// escaped; less where a line has many long values, because a line has PIPE_BUF bytes at most.
+inline constexpr size_t kMaxLogValueBytes = 1024;
 
 // A field's value; numbers print as numbers, text is quoted where it must be.
 class Field {
@@ -41,6 +49,7 @@ class Field {
   bool quoted_;
 };
 
+// Without it: text, from level info on.
 void ConfigureLog(const LogConfig& config);
 void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fields);
 

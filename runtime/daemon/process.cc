@@ -7,9 +7,18 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <charconv>
+#include <filesystem>
 #include <fstream>
+#include <optional>
+#include <sstream>
+#include <string_view>
 
 #include "runtime/base/clock.h"
 
@@ -18,7 +27,86 @@ namespace {
 
 constexpr int64_t kLockMs = 500;
 
+struct SystemCall {
+  long number;
+  std::string_view name;
+};
+
+// In these a thread waits for others, for time or for events, and SIGKILL ends them.
+constexpr std::array kHarmless = {
+    SYS_futex,     SYS_ppoll,           SYS_epoll_pwait,     SYS_pselect6,
+    SYS_nanosleep, SYS_clock_nanosleep, SYS_restart_syscall, SYS_rt_sigtimedwait,
+#ifdef SYS_poll
+    SYS_poll,      SYS_epoll_wait,      SYS_select,
+#endif
+};
+
+// Those that are known to hang; of others the number is told.
+constexpr std::array kNames = {
+    SystemCall{SYS_close, "close"},
+    SystemCall{SYS_ioctl, "ioctl"},
+    SystemCall{SYS_openat, "openat"},
+    SystemCall{SYS_openat2, "openat2"},
+    SystemCall{SYS_fstat, "fstat"},
+    SystemCall{SYS_statx, "statx"},
+    SystemCall{SYS_read, "read"},
+    SystemCall{SYS_pread64, "pread64"},
+    SystemCall{SYS_write, "write"},
+    SystemCall{SYS_pwrite64, "pwrite64"},
+    SystemCall{SYS_munmap, "munmap"},
+    SystemCall{SYS_newfstatat, "newfstatat"},
+    SystemCall{SYS_io_getevents, "io_getevents"},
+    SystemCall{SYS_execve, "execve"},
+    SystemCall{SYS_exit_group, "exit_group"},
+};
+
+std::string FirstLine(const std::string& path) {
+  std::string line;
+  std::ifstream file(path);
+  std::getline(file, line);
+  return line;
+}
+
+// Nothing: it runs, or waits in what is harmless.
+std::optional<HeldThread> LookAtThread(const std::string& folder) {
+  HeldThread thread;
+  // "PID (name) S ...": the name may have parentheses itself.
+  const std::string stat = FirstLine(folder + "/stat");
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= stat.size()) return std::nullopt;
+  const char state = stat[name_end + 2];
+  if (state != 'S' && state != 'D') return std::nullopt;
+  std::from_chars(stat.data(), stat.data() + stat.size(), thread.tid);
+  thread.name = FirstLine(folder + "/comm");
+  thread.kernel_function = FirstLine(folder + "/wchan");
+  const std::string call = FirstLine(folder + "/syscall");  // "NUMBER ARGUMENTS", "running", "-1".
+  long number = -1;
+  const bool known =
+      std::from_chars(call.data(), call.data() + call.size(), number).ec == std::errc();
+  if (known && number >= 0) {
+    if (std::ranges::find(kHarmless, number) != kHarmless.end()) return std::nullopt;
+    const auto named = std::ranges::find(kNames, number, &SystemCall::number);
+    thread.system_call = named != kNames.end() ? std::string(named->name) : std::to_string(number);
+  } else if (state != 'D') {
+    return std::nullopt;
+  }
+  return thread;
+}
+
 }  // namespace
+
+std::vector<HeldThread> HeldThreads(pid_t process) {
+  std::vector<HeldThread> held;
+  const pid_t self = gettid();
+  std::error_code error;
+  namespace fs = std::filesystem;
+  for (fs::directory_iterator entry(Concat("/proc/", process, "/task"), error), end;
+       !error && entry != end; entry.increment(error)) {
+    const std::optional<HeldThread> thread = LookAtThread(entry->path());
+    if (thread && thread->tid != self) held.push_back(*thread);
+  }
+  return held;
+}
 
 void RaiseDescriptorLimit() {
   rlimit descriptors{};
@@ -27,14 +115,31 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &descriptors);
 }
 
-uint64_t MemoryLimitBytes() {
-  // Of version 2 and of version 1.
-  for (const char* const path :
-       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    uint64_t bytes = 0;
-    if (std::ifstream(path) >> bytes) return bytes;  // "max" is no number.
+// A line of /proc/self/cgroup is ID:CONTROLLERS:PATH, of version 2 without controllers
+// (cgroups(7)). In a container with a cgroup namespace PATH is "/". A privileged one has none:
+// /sys/fs/cgroup is the node's then, and PATH leads to the container's group.
+uint64_t MemoryLimitBytes(const std::string& root) {
+  uint64_t least = UINT64_MAX;
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    std::istringstream fields(line);
+    std::string id;
+    std::string controllers;
+    std::string path;
+    std::getline(std::getline(fields, id, ':'), controllers, ':');
+    std::getline(fields, path);
+    const bool version_2 = controllers.empty();
+    if (!version_2 && controllers != "memory") continue;
+    const std::string mounted = root + (version_2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
+    const char* const file = version_2 ? "/memory.max" : "/memory.limit_in_bytes";
+    for (bool more = true; more;) {
+      uint64_t bytes = 0;
+      if (std::ifstream(mounted + path + file) >> bytes) least = std::min(least, bytes);
+      more = !path.empty();
+      path.erase(more ? path.rfind('/') : 0);
+    }
   }
-  return UINT64_MAX;
+  return least;
 }
 
 void KeepHeapSmall() {
@@ -51,18 +156,24 @@ UniqueFd SignalDescriptor(std::initializer_list<int> signals) {
   return UniqueFd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
 }
 
-Result<UniqueFd> LockFile(const std::string& path, const Status& taken) {
+Result<UniqueFd> TryLockFile(const std::string& path) {
   UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!file) return FailSystem(errno, Concat("open ", path));
+  if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) return file;
+  if (errno != EWOULDBLOCK) return FailSystem(errno, Concat("flock ", path));
+  return Fail(Code::kBusy, Concat(path, " is locked"));
+}
+
+Result<UniqueFd> LockFile(const std::string& path, const Status& taken) {
   // A process that is killed while it starts another one leaves its descriptors to that, until that
   // has begun its own program.
   const Deadline deadline = Deadline::AfterMs(kLockMs);
-  while (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return FailSystem(errno, Concat("flock ", path));
+  for (;;) {
+    Result<UniqueFd> file = TryLockFile(path);
+    if (file || file.error().code() != Code::kBusy) return file;
     if (deadline.Passed()) return std::unexpected(taken);
     poll(nullptr, 0, 5);
   }
-  return file;
 }
 
 }  // namespace gpushm

@@ -3,7 +3,8 @@
 // likes). A worker for closing helps itself with more threads when one is held up.
 //
 // Threads: Run, Close and backlog from any thread. Tasks start in order; with one thread they also
-// run one after the other.
+// run one after the other. A worker whose threads do not stay (Threads::kLeave) has none while it
+// has nothing to do, so that there can be one for each peer.
 //
 // Invariant: while tasks wait and all threads are at work, a spare thread watches, unless there are
 // max_threads. It takes a task once none has started for kHeldUp, and goes when none waits. So
@@ -32,10 +33,14 @@ class Worker {
  public:
   using Task = std::function<void()>;
 
-  explicit Worker(size_t max_threads = 1) : shared_(std::make_shared<Shared>()) {
+  enum class Threads { kStay, kLeave };
+
+  explicit Worker(size_t max_threads = 1, Threads threads = Threads::kStay)
+      : shared_(std::make_shared<Shared>()) {
     shared_->max_threads = std::max<size_t>(max_threads, 1);
+    shared_->leave = threads == Threads::kLeave;
     const std::lock_guard lock(shared_->mutex);
-    (void)Start(shared_, /*spare=*/false);
+    if (!shared_->leave) (void)Start(shared_, /*spare=*/false);
   }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -50,7 +55,11 @@ class Worker {
   void Run(Task task) {
     const std::lock_guard lock(shared_->mutex);
     shared_->tasks.push_back(std::move(task));
-    KeepSpare(shared_);
+    if (shared_->threads == 0) {
+      (void)Start(shared_, /*spare=*/false);
+    } else {
+      KeepSpare(shared_);
+    }
     shared_->changed.notify_all();
   }
 
@@ -96,6 +105,7 @@ class Worker {
     size_t threads = 0;
     size_t idle = 0;  // Of threads; a spare one is.
     Clock::time_point last_start = Clock::now();
+    bool leave = false;
     bool stopping = false;
   };
 
@@ -128,7 +138,7 @@ class Worker {
     } else {
       shared->changed.wait(lock, may_take);
     }
-    // Later a spare one is a thread like the first.
+    // From here a spare thread is one like the first.
     while (!shared->tasks.empty()) {
       --shared->idle;
       Task task = std::move(shared->tasks.front());
@@ -140,7 +150,7 @@ class Worker {
       task = nullptr;
       lock.lock();
       ++shared->idle;
-      shared->changed.wait(lock, may_take);
+      if (!shared->leave) shared->changed.wait(lock, may_take);
     }
     --shared->idle;
     --shared->threads;

@@ -8,6 +8,8 @@
 #include <memory>
 #include <mutex>
 
+#include "runtime/base/per_process.h"
+
 namespace gpushm {
 namespace {
 
@@ -36,11 +38,16 @@ std::string DriverFolderFromEnvironment() {
 }
 
 Result<const CudaApi*> CudaApi::Load(const std::string& folder) {
-  static std::mutex mutex;
-  static std::map<std::string, std::unique_ptr<const CudaApi>>* loaded =
-      new std::map<std::string, std::unique_ptr<const CudaApi>>();  // Never destroyed: (2).
+  struct Loaded {
+    std::mutex mutex;
+    std::map<std::string, std::unique_ptr<const CudaApi>> by_folder;
+  };
+  static constinit PerProcess<Loaded> loaded;  // Never destroyed: (2).
+  auto& [mutex, by_folder] = loaded.Get();
   const std::lock_guard lock(mutex);
-  if (const auto found = loaded->find(folder); found != loaded->end()) return found->second.get();
+  if (const auto found = by_folder.find(folder); found != by_folder.end()) {
+    return found->second.get();
+  }
 
   const std::string path = folder.empty() ? "libcuda.so.1" : folder + "/libcuda.so.1";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
@@ -83,10 +90,21 @@ Result<const CudaApi*> CudaApi::Load(const std::string& folder) {
   Dl_info info{};
   const bool located = dladdr(reinterpret_cast<void*>(get_address), &info) != 0;
   api->path_ = located && info.dli_fname != nullptr ? info.dli_fname : path;
-  return loaded->emplace(folder, std::move(api)).first->second.get();
+  return by_folder.emplace(folder, std::move(api)).first->second.get();
 }
 
-Result<void> CudaApi::Init() const { return Check(cuInit(0), "cuInit"); }
+Result<void> CudaApi::Init() const {
+  const CUresult result = cuInit(0);
+  if (result == CUDA_ERROR_NOT_INITIALIZED) {
+    return Fail(
+        Code::kForked,
+        "cuInit: CUDA_ERROR_NOT_INITIALIZED (3): CUDA was initialised before fork(), and "
+        "does not work in the child",
+        "start this process with exec instead (Python: the start method \"spawn\"), or fork "
+        "before anything uses CUDA; gpushm itself uses it from the first attach on");
+  }
+  return Check(result, "cuInit");
+}
 
 Result<void> CudaApi::Check(CUresult result, std::string_view call) const {
   if (result == CUDA_SUCCESS) return {};

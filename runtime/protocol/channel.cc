@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -61,6 +62,17 @@ Result<void> WaitFor(int socket, short events, const Deadline& deadline, std::st
 std::unexpected<Status> PeerGone() {
   return Fail(Code::kUnavailable, "the peer closed the connection",
               "the library reconnects when the broker is back");
+}
+
+// A name in the same folder that nobody can guess.
+Result<std::string> NameBeside(const std::string& path) {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof number, 0) != ssize_t{sizeof number}) {
+    return FailSystem(errno, "getrandom");
+  }
+  std::string beside = Concat(path, '.', std::hex, number);
+  if (beside.size() < sizeof(sockaddr_un::sun_path)) return beside;
+  return Concat(path.substr(0, path.rfind('/') + 1), ".g", std::hex, number & 0xffffffff);
 }
 
 }  // namespace
@@ -202,19 +214,30 @@ Result<UniqueFd> Connect(const std::string& path) {
 }
 
 Result<UniqueFd> Listen(const std::string& path, unsigned mode) {
-  Result<Address> address = AddressFor(path);
+  const Result<std::string> beside = NameBeside(path);
+  if (!beside) return std::unexpected(beside.error());
+  Result<Address> address = AddressFor(*beside);
   if (!address) return std::unexpected(address.error());
   UniqueFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket_fd) return FailSystem(errno, "socket");
-  if (unlink(path.c_str()) != 0 && errno != ENOENT)
-    return FailSystem(errno, Concat("unlink ", path));
   if (bind(socket_fd.get(), reinterpret_cast<const sockaddr*>(&address->address),
            sizeof address->address) != 0) {
-    return FailSystem(errno, Concat("bind ", path));
+    return FailSystem(errno, Concat("bind ", *beside));
   }
-  if (chmod(path.c_str(), mode) != 0) return FailSystem(errno, Concat("chmod ", path));
-  if (listen(socket_fd.get(), kBacklog) != 0) return FailSystem(errno, Concat("listen at ", path));
-  return socket_fd;
+  const auto fail = [&beside](std::string_view what, const std::string& at) {
+    const auto failed = FailSystem(errno, Concat(what, ' ', at));
+    unlink(beside->c_str());
+    return failed;
+  };
+  if (chmod(beside->c_str(), mode) != 0) return fail("chmod", *beside);
+  if (listen(socket_fd.get(), kBacklog) != 0) return fail("listen at", *beside);
+  if (rename(beside->c_str(), path.c_str()) == 0) return socket_fd;
+  const int error = errno;
+  if (error != EPERM && error != EACCES && error != EISDIR) return fail("rename to", path);
+  unlink(beside->c_str());
+  return Fail(Code::kDenied,
+              Concat("something that another user made is at ", path, ": ", std::strerror(error)),
+              "its owner must remove it, or root");
 }
 
 }  // namespace gpushm::protocol

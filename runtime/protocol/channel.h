@@ -50,7 +50,9 @@ Result<bool> TryReceive(int socket, Message* message);
 Result<UniqueFd> Connect(const std::string& path);
 
 // Makes, binds (mode 0666 whatever the umask unless `mode` says otherwise) and listens at `path`,
-// replacing a dead socket. Non-blocking.
+// replacing what is there. At no time is the name free for others to take: the socket is bound
+// beside it, then renamed. kDenied: what is there is another user's, in a folder with the sticky
+// bit, as /dev/shm. Non-blocking.
 Result<UniqueFd> Listen(const std::string& path, unsigned mode);
 
 }  // namespace gpushm::protocol

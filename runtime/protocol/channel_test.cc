@@ -7,15 +7,18 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
 
 #include "runtime/base/testing.h"
+#include "runtime/base/testing_code.h"
 
 namespace gpushm::protocol {
 namespace {
@@ -37,11 +40,7 @@ std::vector<std::byte> Text(size_t size_bytes) {
   return std::vector<std::byte>(size_bytes, std::byte{7});
 }
 
-template <typename T>
-Code CodeOf(const Result<T>& result) {
-  EXPECT_FALSE(result.has_value());
-  return result ? Code::kInternal : result.error().code();
-}
+using gpushm::testing::CodeOf;
 
 int OpenDescriptors() {
   int count = 0;
@@ -259,6 +258,53 @@ TEST(Channel, ConnectsAndListens) {
   EXPECT_TRUE(Connect(path));
 }
 
+// Goal: who listens anew at its name, as after a restart, keeps it: at no time can another process
+// take it. Method: another thread tries to all the while.
+TEST(Channel, AtNoTimeIsTheNameFree) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/gpushm.sock";
+  ASSERT_TRUE(Listen(path, 0666));
+  std::atomic<bool> done = false;
+  std::thread other([&] {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    while (!done) {
+      const UniqueFd squatter(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      const int taken =
+          bind(squatter.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+      EXPECT_NE(taken, 0);
+      if (taken == 0) return;
+    }
+  });
+  for (int i = 0; i < 2000; ++i) EXPECT_TRUE(Listen(path, 0666));
+  done = true;
+  other.join();
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1)
+      << "nothing else stays there";
+}
+
+TEST(Channel, WhatAnotherUserMadeIsSaid) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const TempFolder folder;  // As /dev/shm: each may make files, and remove its own.
+  ASSERT_EQ(chmod(folder.path().c_str(), 01777), 0);
+  const std::string path = folder.path() + "/gpushm.sock";
+  ASSERT_TRUE(Listen(path, 0666));  // By root.
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (setgid(31'342) != 0 || setuid(31'342) != 0) std::_Exit(2);
+    const auto refused = Listen(path, 0666);
+    const bool right = !refused && refused.error().code() == Code::kDenied &&
+                       refused.error().what().find(path) != std::string::npos;
+    std::_Exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
+}
+
 TEST(Channel, ReachesSocketsWithLongPaths) {
   const TempFolder folder;
   std::string deep = folder.path();
@@ -268,6 +314,21 @@ TEST(Channel, ReachesSocketsWithLongPaths) {
   ASSERT_TRUE(listening) << listening.error().ToString();
   EXPECT_TRUE(Connect(deep + "/gpushm.sock"));
   EXPECT_EQ(CodeOf(Connect(deep + "/" + std::string(100, 's'))), Code::kInvalidArgument);
+}
+
+// The temporary name beside it must not need more room than there is.
+TEST(Channel, ListensAtPathsThatJustFit) {
+  const TempFolder folder;
+  for (size_t bytes = 85; bytes < sizeof(sockaddr_un::sun_path); ++bytes) {
+    const std::string start = folder.path() + "/";
+    ASSERT_LT(start.size() + 12, bytes) << "the name is long enough";
+    const std::string path = start + std::string(bytes - start.size(), 's');
+    const auto listening = Listen(path, 0666);
+    ASSERT_TRUE(listening) << bytes << ": " << listening.error().ToString();
+    EXPECT_TRUE(Connect(path));
+    EXPECT_EQ(unlink(path.c_str()), 0);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 namespace gpushm::protocol {
 namespace {
 
-constexpr uint32_t kBufferFlags = kFlagWritersAll | kFlagOneWriter;
+constexpr uint32_t kBufferFlags = kFlagWritersAll | kFlagOneWriter | kFlagUntilUnused;
 constexpr uint32_t kMaxBufferState = 4;  // registry::BufferState::kFailed
 
 }  // namespace
@@ -87,6 +87,11 @@ Result<void> ValidateLink(const LinkGeneration& m) {
        {!host || (m.pooled == 0 && m.mapped_bytes <= limits::kPageBytes),
         "link generation: a page that is none"},
        {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "link generation: offset out of range"}});
+}
+template <>
+Result<void> ValidateLink(const LinkContent& m) {
+  return Require({{m.generation != 0, "link content: no generation"},
+                  {m.content_bytes <= limits::kBufferBytes, "link content: bytes out of range"}});
 }
 template <>
 Result<void> ValidateLink(const LinkLease& m) {

@@ -46,6 +46,8 @@
 //   1  all up to Device
 //   2  Counters, after Registry: the segment of counters.h, which the plugin reads when it is asked
 //   3  Generation with Transport::kHost, and leases on it; an older plugin is not told of them
+//   4  Content, after its Generation;
+//      kFlagUntilUnused of Buffer; an older plugin's next broker keeps such a name
 #pragma once
 
 #include <array>
@@ -59,9 +61,13 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kLinkMagic = 0x4b4c5347;  // "GSLK"
 inline constexpr uint16_t kLinkMinVersion = 1;
-inline constexpr uint16_t kLinkMaxVersion = 3;
+inline constexpr uint16_t kLinkMaxVersion = 4;
 // That brought Transport::kHost.
 inline constexpr uint16_t kLinkPagesVersion = 3;
+// That brought kContent.
+inline constexpr uint16_t kLinkContentVersion = 4;
+// That brought kFlagUntilUnused.
+inline constexpr uint16_t kLinkUntilUnusedVersion = 4;
 
 // The socket's name in its folder, and where the sidecar has that folder mounted.
 inline constexpr char kLinkSocketName[] = "plugin.sock";
@@ -79,11 +85,14 @@ enum class LinkKind : uint16_t {
   kEnd = 9,  // Of all statements about what there is.
   kDevice = 10,
   kCounters = 11,  // + memfd
+  kContent = 12,
 };
-inline constexpr uint16_t kMaxLinkKind = 11;
+inline constexpr uint16_t kMaxLinkKind = 12;
 
 // That brought it.
-constexpr uint16_t VersionOf(LinkKind kind) { return kind == LinkKind::kCounters ? 2 : 1; }
+constexpr uint16_t VersionOf(LinkKind kind) {
+  return kind == LinkKind::kContent ? kLinkContentVersion : kind == LinkKind::kCounters ? 2 : 1;
+}
 
 struct LinkHeader {
   uint32_t magic;
@@ -137,11 +146,13 @@ struct LinkBuffer {
   NameField name;
   NameField creator;        // Container; empty where it is declared.
   uint32_t declared;        // 0 or 1
-  uint32_t flags;           // kFlagWritersAll, kFlagOneWriter
+  uint32_t flags;           // kFlagWritersAll, kFlagOneWriter, kFlagUntilUnused
   uint32_t on_writer_exit;  // OnWriterExit
   uint32_t state;           // registry::BufferState
   uint64_t current;         // Generation; 0: none published yet.
   uint64_t pending;         // Generation; 0: none unpublished.
+  // While it loads, how far it is. Once it is there, the current generation's content, 0 where
+  // nobody said it: for plugins that know no kContent.
   uint64_t loaded_bytes;
 };
 static_assert(sizeof(LinkBuffer) == 168);
@@ -162,6 +173,13 @@ struct LinkGeneration {
   std::array<uint8_t, 64> cuipc_handle;
 };
 static_assert(sizeof(LinkGeneration) == 200);
+
+// How many bytes of a generation are content, where somebody said it; else all of them.
+struct LinkContent {
+  uint64_t generation;
+  uint64_t content_bytes;
+};
+static_assert(sizeof(LinkContent) == 16);
 
 struct LinkLease {
   uint64_t lease_id;

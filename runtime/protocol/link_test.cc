@@ -32,7 +32,9 @@ TEST(Link, EveryMessageComesBackAsItWas) {
     const auto header = ParseLinkHeader(Bytes(buffer, size));
     ASSERT_TRUE(header) << header.error().ToString();
     EXPECT_EQ(header->kind, static_cast<uint16_t>(kind));
-    EXPECT_EQ(header->version, kind == LinkKind::kCounters ? 2 : 1);
+    EXPECT_EQ(header->version, kind == LinkKind::kContent    ? kLinkContentVersion
+                               : kind == LinkKind::kCounters ? 2
+                                                             : 1);
     const auto received = ParseLink<Body>(Bytes(buffer, size));
     ASSERT_TRUE(received) << static_cast<int>(kind) << ": " << received.error().ToString();
     EXPECT_EQ(std::memcmp(&*received, &sent, sizeof sent), 0);
@@ -206,6 +208,13 @@ TEST(Link, GenerationRules) {
     b->pooled = 1;
     b->publisher_client = 1;
   });
+}
+
+TEST(Link, ContentRules) {
+  using B = LinkContent;
+  ExpectBroken<B>("no generation", [](B* b) { b->generation = 0; });
+  ExpectBroken<B>("out of range", [](B* b) { b->content_bytes = limits::kBufferBytes + 1; });
+  ExpectFine<B>([](B* b) { b->content_bytes = 0; });
 }
 
 TEST(Link, DropRules) {

@@ -65,6 +65,10 @@ inline LinkGeneration ValidLink() {
           .cuipc_handle = {3}};
 }
 template <>
+inline LinkContent ValidLink() {
+  return {.generation = 7, .content_bytes = 100};
+}
+template <>
 inline LinkLease ValidLink() {
   return {.lease_id = 1,
           .client_id = 1,
@@ -100,6 +104,7 @@ void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkEnd>(LinkKind::kEnd);
   visit.template operator()<LinkDevice>(LinkKind::kDevice);
   visit.template operator()<LinkCounters>(LinkKind::kCounters);
+  visit.template operator()<LinkContent>(LinkKind::kContent);
 }
 
 }  // namespace gpushm::protocol::testing

@@ -115,17 +115,18 @@ Result<void> Validate(const ReplaceRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
                   {IsName(m.name), "replace: name is not a DNS label"},
                   {m.size_bytes <= limits::kBufferBytes, "replace: size out of range"},
-                  {(m.flags & ~(kFlagAttach | kFlagUnpublished)) == 0, "replace: unknown flags"},
+                  {(m.flags & ~(kFlagAttach | kFlagUnpublished | kFlagUntilUnused)) == 0,
+                   "replace: unknown flags"},
                   {(m.flags & kFlagUnpublished) == 0 || (m.flags & kFlagAttach) != 0,
                    "replace: unpublished without attach"}});
 }
 template <>
 Result<void> Validate(const MakePageRequest& m) {
-  return Require(
-      {{m.reserved == 0, "reserved bytes are not zero"},
-       {IsName(m.name), "make page: name is not a DNS label"},
-       {IsPageSize(m.size_bytes), "make page: size out of range"},
-       {(m.flags & ~(kFlagWritersAll | kFlagOneWriter)) == 0, "make page: unknown flags"}});
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {IsName(m.name), "make page: name is not a DNS label"},
+                  {IsPageSize(m.size_bytes), "make page: size out of range"},
+                  {(m.flags & ~(kFlagWritersAll | kFlagOneWriter | kFlagUntilUnused)) == 0,
+                   "make page: unknown flags"}});
 }
 template <>
 Result<void> Validate(const PublishRequest& m) {
@@ -183,7 +184,7 @@ Result<void> Validate(const TransferRequest& m) {
   return Require({{m.file_way == 0 || m.file_way == 4 || m.file_way == 5,
                    "transfer: a way of the file that is not asked for"},
                   {IsName(m.name), "transfer: name is not a DNS label"},
-                  {m.direction == 1 || m.direction == 2, "transfer: unknown direction"},
+                  {m.direction >= 1 && m.direction <= 3, "transfer: unknown direction"},
                   {m.chunk_bytes <= (uint64_t{1} << 30), "transfer: chunk above 1 GiB"}});
 }
 template <>

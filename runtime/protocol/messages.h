@@ -20,6 +20,7 @@
 //   1  all up to kAnnounceDescriptor
 //   2  kCounters
 //   3  kMakePage, Transport::kHost in replies, TransferReportReply, file_way of TransferRequest
+//   4  kContent of what is unpublished, Direction::kSaveWhole, kFlagUntilUnused
 #pragma once
 
 #include <array>
@@ -38,7 +39,7 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
 inline constexpr uint16_t kMinVersion = 1;
-inline constexpr uint16_t kMaxVersion = 3;
+inline constexpr uint16_t kMaxVersion = 4;
 inline constexpr uint16_t kReplyBit = 0x8000;
 
 // The name of the socket in each container's folder, and of the folder where nothing says
@@ -60,7 +61,7 @@ enum class Kind : uint16_t {
   kBrokerInfo = 10,
   kTransfer = 11,  // + descriptor of the file.
   kTransferStatus = 12,
-  kContent = 13,             // A writer that loads by itself says how far it is.
+  kContent = 13,             // A writer says how far its load is, or how large the content.
   kAnnounceDescriptor = 14,  // The next request carries a descriptor.
   kCounters = 15,            // Reply + memfd of a CounterPage (counters.h), the client's own.
   kMakePage = 16,            // Reply + memfd, zeroed, unpublished.
@@ -72,6 +73,7 @@ constexpr uint16_t VersionOf(Kind kind) {
   return kind == Kind::kMakePage ? 3 : kind == Kind::kCounters ? 2 : 1;
 }
 inline constexpr uint16_t kPeerWaysVersion = 3;
+inline constexpr uint16_t kContentVersion = 4;
 
 struct Header {
   uint32_t magic;
@@ -85,12 +87,16 @@ static_assert(sizeof(Header) == 24);
 
 using NameField = std::array<char, limits::kNameBytes + 1>;  // NUL-padded.
 
-// Flags of kCreate, kReplace and kOffer.
+// Flags of kCreate, kReplace, kMakePage and kOffer.
 inline constexpr uint32_t kFlagAttach = 1;       // The requester gets a write attachment.
 inline constexpr uint32_t kFlagUnpublished = 2;  // Others see it only after kPublish.
 inline constexpr uint32_t kFlagWritersAll = 4;   // Every container may write; else the creator's.
 inline constexpr uint32_t kFlagOneWriter = 8;
-inline constexpr uint32_t kFlagsAll = 15;
+// The name and its memory go with the last lease on it. With kReplace and after another page: only
+// if the former generation had the flag, too.
+inline constexpr uint32_t kFlagUntilUnused = 16;
+inline constexpr uint32_t kFlagsAll = 31;
+inline constexpr uint16_t kUntilUnusedVersion = 4;
 
 enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
 enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
@@ -171,7 +177,7 @@ static_assert(sizeof(CreateRequest) == 80);
 struct ReplaceRequest {
   NameField name;
   uint64_t size_bytes;  // 0: as before.
-  uint32_t flags;       // kFlagAttach, kFlagUnpublished
+  uint32_t flags;       // kFlagAttach, kFlagUnpublished, kFlagUntilUnused
   uint32_t reserved;
 };
 static_assert(sizeof(ReplaceRequest) == 80);
@@ -181,7 +187,7 @@ static_assert(sizeof(ReplaceRequest) == 80);
 struct MakePageRequest {
   NameField name;
   uint64_t size_bytes;
-  uint32_t flags;  // kFlagWritersAll, kFlagOneWriter
+  uint32_t flags;  // kFlagWritersAll, kFlagOneWriter, kFlagUntilUnused
   uint32_t reserved;
   uint64_t after_generation;  // 0: the name is new. Else it follows this one, if that is current.
 };
@@ -266,7 +272,8 @@ struct BrokerInfoReply {
 };
 static_assert(sizeof(BrokerInfoReply) == 120);
 
-enum class Direction : uint32_t { kLoad = 1, kSave = 2 };
+// kSave writes the content, kSaveWhole all of the buffer; before version 4 kSave did that.
+enum class Direction : uint32_t { kLoad = 1, kSave = 2, kSaveWhole = 3 };
 
 struct TransferRequest {
   NameField name;
@@ -316,7 +323,7 @@ static_assert(sizeof(TransferReportReply) == 48);
 struct ContentRequest {
   uint64_t lease_id;  // A write lease.
   uint64_t loaded_bytes;
-  uint32_t complete;  // 0: LOADING, 1: READY.
+  uint32_t complete;  // 0: LOADING, 1: READY, or still unpublished.
   uint32_t reserved;
 };
 static_assert(sizeof(ContentRequest) == 24);

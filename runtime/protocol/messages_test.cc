@@ -149,7 +149,7 @@ TEST(Messages, MakingRules) {
   ExpectNameRules<B>("create: name", &B::name);
   ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = 0; });
   ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = limits::kBufferBytes + 1; });
-  ExpectBroken<B>("unknown flags", [](B* b) { b->flags |= 16; });
+  ExpectBroken<B>("unknown flags", [](B* b) { b->flags |= kFlagsAll + 1; });
   ExpectBroken<B>("unpublished without attach", [](B* b) { b->flags = kFlagUnpublished; });
   ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
   using R = ReplaceRequest;
@@ -198,7 +198,7 @@ TEST(Messages, TransferAndContentRules) {
   ExpectBroken<B>("not asked for", [](B* b) { b->file_way = 2; });
   ExpectBroken<B>("not asked for", [](B* b) { b->file_way = 6; });
   ExpectNameRules<B>("transfer: name", &B::name);
-  ExpectBroken<B>("unknown direction", [](B* b) { b->direction = 3; });
+  ExpectBroken<B>("unknown direction", [](B* b) { b->direction = 4; });
   ExpectBroken<B>("chunk", [](B* b) { b->chunk_bytes = (uint64_t{1} << 30) + 1; });
   ExpectBroken<TransferReply>("no id", [](TransferReply* b) { b->transfer_id = 0; });
   using S = TransferStatusRequest;

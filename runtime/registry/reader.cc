@@ -45,7 +45,7 @@ Result<std::unique_ptr<RegistryReader>> RegistryReader::OverMemory(const void* a
 
 RegistryReader::RegistryReader(Mapping mapping, const void* address,
                                const HeaderConstants& constants)
-    : mapping_(std::move(mapping)),
+    : mapping_(std::make_shared<Mapping>(std::move(mapping))),
       header_(static_cast<const SegmentHeader*>(address)),
       slots_(static_cast<const std::byte*>(address) + constants.header_size),
       constants_(constants),
@@ -58,6 +58,11 @@ RegistryReader::RegistryReader(Mapping mapping, const void* address,
       corrupt_(slot_count_, false) {
   const std::lock_guard lock(mutex_);
   CatchUp();
+}
+
+// The last owner unmaps it. Others have the addresses alone.
+RegistryReader::~RegistryReader() {
+  if (mapping_.use_count() > 1) mapping_->Blank();
 }
 
 inline SlotRead RegistryReader::ReadWords(uint32_t slot, uint64_t* words, uint64_t* version) const {
@@ -77,8 +82,11 @@ inline SlotRead RegistryReader::ReadRecord(uint32_t slot, Found* found,
     for (size_t line = 0; line < 2 * kRecordWords; line += 8) __builtin_prefetch(&copies[line]);
     const SlotRead read = ReadSlot(Version(slot), copies, kRecordWords, kKnownWords, &found->record,
                                    &found->ref.version);
-    // A version's record never changes: what was valid once is valid.
-    if (read != SlotRead::kLive || valid.load(std::memory_order_relaxed) == found->ref.version) {
+    if (read != SlotRead::kLive) return read;
+    // A version's record never changes, so its checksum is compared once. Its values are looked at
+    // each time: who can write the segment may change it all the same.
+    if (valid.load(std::memory_order_relaxed) == found->ref.version) {
+      *problem = FieldsProblem(found->record);
       return read;
     }
   }

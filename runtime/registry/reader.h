@@ -4,8 +4,9 @@
 // call; a miss takes a lock of this object (never one in shared memory). Nothing here waits for the
 // writer, which may be dead or stopped at any point.
 //
-// Whatever the bytes of the segment are, calls end after a bounded number of steps, touch nothing
-// outside the mapping, and say kCorrupt or kContended at worst.
+// Whatever the bytes of the segment are, and whenever they change, calls end after a bounded number
+// of steps, touch nothing outside the mapping, and say kCorrupt or kContended at worst. Values of
+// every record that leaves this class were validated after they were copied.
 #pragma once
 
 #include <array>
@@ -48,6 +49,7 @@ class RegistryReader {
 
   RegistryReader(const RegistryReader&) = delete;
   RegistryReader& operator=(const RegistryReader&) = delete;
+  ~RegistryReader();
 
   // The buffer of that name. kNotFound; kInvalidArgument if it cannot be a name; kContended if it
   // was replaced during every attempt; kCorrupt if its record, or one that could be it, is broken.
@@ -61,8 +63,10 @@ class RegistryReader {
   }
 
   // What IsCurrent loads, for who asks often: the version of a slot that a Ref named, or slot 0.
-  // Lies in the mapping: valid as long as this object.
+  // Valid as long as this object, or addresses() of it. After this object's end it reads 0, which
+  // no Ref has.
   const Word& VersionOf(uint32_t slot) const { return Version(slot); }
+  std::shared_ptr<const void> addresses() const { return mapping_; }
 
   // All live records, by slot. Each is whole; together they are no snapshot. kCorrupt or
   // kContended if one could not be read.
@@ -103,7 +107,7 @@ class RegistryReader {
   bool CatchUpFromLog(uint64_t to) const;  // Under mutex_. False: the log does not reach back.
   void Refresh(uint32_t slot) const;       // Under mutex_.
 
-  Mapping mapping_;
+  const std::shared_ptr<Mapping> mapping_;
   const SegmentHeader* header_;
   const std::byte* slots_;
   HeaderConstants constants_;
@@ -112,7 +116,7 @@ class RegistryReader {
   uint32_t record_words_;
 
   mutable NameMap map_;
-  // By slot: the version whose record passed validation, so that a look-up does it once for each.
+  // By slot: the version whose checksum was right, so that a look-up computes it once for each.
   mutable std::vector<std::atomic<uint64_t>> valid_;
   mutable std::mutex mutex_;
   // All under mutex_: what the map was made from.

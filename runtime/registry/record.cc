@@ -11,10 +11,40 @@ std::string_view Name::view() const {
   return std::string_view(bytes_.data(), strnlen(bytes_.data(), kBytes));
 }
 
+// IsDnsLabel, eight characters at a time, because every look-up asks this of what it returns. In
+// the masks below the high bit of a byte says something of the byte at that place.
 bool Name::IsLabel() const {
-  const std::string_view text = view();
-  return IsDnsLabel(text) && std::all_of(bytes_.begin() + static_cast<ptrdiff_t>(text.size()),
-                                         bytes_.end(), [](char c) { return c == '\0'; });
+  constexpr uint64_t kOnes = 0x0101010101010101;
+  constexpr uint64_t kHighs = 0x80 * kOnes;
+  constexpr uint64_t kFirst = 0x80;
+  const auto at_least = [](uint64_t word, uint64_t least) {  // Of bytes below 0x80.
+    return (word + (0x80 - least) * kOnes) & kHighs;
+  };
+  const auto between = [&](uint64_t word, uint64_t first, uint64_t last) {
+    return at_least(word, first) & ~at_least(word, last + 1);
+  };
+  // Of the byte before the word. Before the first, what lets a letter or digit follow, no '-'.
+  uint64_t last_used = kFirst;
+  uint64_t last_dash = kFirst;
+  for (size_t i = 0; i < kWords; ++i) {
+    const uint64_t text = word(i);
+    const uint64_t used = at_least(text, 1);
+    const uint64_t dash = between(text, '-', '-');
+    const uint64_t allowed = dash | between(text, '0', '9') | between(text, 'a', 'z');
+    const uint64_t used_before = used << 8 | last_used;
+    const uint64_t dash_before = dash << 8 | last_dash;
+    const uint64_t wrong =
+        (text & kHighs) | (used & ~(allowed & used_before)) | (dash_before & ~used);
+    if (wrong != 0 || (i == 0 && (dash & kFirst) != 0)) return false;
+    last_used = used >> 56;
+    last_dash = dash >> 56;
+    if (last_used == 0) {  // Nothing but NUL may follow.
+      uint64_t rest = 0;
+      while (++i < kWords) rest |= word(i);
+      return rest == 0;
+    }
+  }
+  return false;  // No NUL at its end.
 }
 
 std::string_view TransportName(Transport transport) {
@@ -39,6 +69,14 @@ std::string_view BufferStateName(BufferState state) {
       return "failed";
   }
   return "unknown";
+}
+
+uint64_t ContentBytes(const BufferRecord& record) {
+  const bool there =
+      record.state == BufferState::kReady || record.state == BufferState::kWriterDied;
+  // Brokers from before kRecordContent leave what was loaded, and 0 where nobody said it.
+  const bool said = (record.flags & kRecordContent) != 0 || record.loaded_bytes != 0;
+  return there && !said ? record.size_bytes : std::min(record.loaded_bytes, record.size_bytes);
 }
 
 const char* RecordProblem(const BufferRecord& record) {

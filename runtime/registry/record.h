@@ -70,6 +70,8 @@ std::string_view BufferStateName(BufferState state);  // "loading", "ready", ...
 // Flag: no GPU memory, but the page of a signal, barrier or ring (runtime/signal/page.h). Its
 // transport is kVmm all the same, so that older readers can list it.
 inline constexpr uint32_t kRecordPage = 1;
+// Flag: once the content is there, loaded_bytes still says how many bytes it has.
+inline constexpr uint32_t kRecordContent = 2;
 
 using GpuUuid = std::array<uint8_t, 16>;
 
@@ -84,7 +86,7 @@ struct BufferRecord {
   uint32_t flags = 0;  // Of below; readers ignore those they do not know.
   uint32_t reserved = 0;
   uint64_t created_unix_ns = 0;
-  uint64_t loaded_bytes = 0;  // While loading: so many of size_bytes have their content.
+  uint64_t loaded_bytes = 0;  // So many of size_bytes have their content; see ContentBytes.
   Name creator;               // The container that created or offered it; empty: the pod's spec.
 
   friend bool operator==(const BufferRecord&, const BufferRecord&) = default;
@@ -103,6 +105,10 @@ static_assert(offsetof(BufferRecord, flags) == 112);
 static_assert(offsetof(BufferRecord, created_unix_ns) == 120);
 static_assert(offsetof(BufferRecord, loaded_bytes) == 128);
 static_assert(offsetof(BufferRecord, creator) == 136);
+
+// The bytes from the start of the buffer that are content: as many as were loaded or as its writer
+// said; all of size_bytes where nobody said it.
+uint64_t ContentBytes(const BufferRecord& record);
 
 // Words of the record that this version knows; the rest up to the checksum is reserved, zero.
 inline constexpr size_t kKnownWords = sizeof(BufferRecord) / 8;

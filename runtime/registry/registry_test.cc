@@ -2,13 +2,17 @@
 #include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <map>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "runtime/base/name.h"
 #include "runtime/registry/name_map.h"
 #include "runtime/registry/reader.h"
 #include "runtime/registry/testing.h"
@@ -81,6 +85,26 @@ TEST(Registry, RetiredAndDeviceLostAreSeenAndCountAsChanges) {
   EXPECT_TRUE(reader->WaitForChange(seen, Deadline::AfterMs(0)));
 }
 
+// Goal: what a record says of the content, also one of a broker that knows no kRecordContent.
+TEST(Registry, ContentOfARecord) {
+  BufferRecord record = SomeRecord("weights", 1);
+  const auto content = [&](BufferState state, uint64_t loaded_bytes, uint32_t flags) {
+    record.state = state;
+    record.loaded_bytes = loaded_bytes;
+    record.flags = flags;
+    return ContentBytes(record);
+  };
+  EXPECT_EQ(content(BufferState::kReady, 0, 0), record.size_bytes) << "nobody said it";
+  EXPECT_EQ(content(BufferState::kWriterDied, 0, 0), record.size_bytes);
+  EXPECT_EQ(content(BufferState::kReady, 0, kRecordContent), 0u);
+  EXPECT_EQ(content(BufferState::kReady, 3, kRecordContent), 3u);
+  EXPECT_EQ(content(BufferState::kReady, 3, 0), 3u) << "loaded, by an older broker";
+  EXPECT_EQ(content(BufferState::kLoading, 0, 0), 0u) << "so far";
+  EXPECT_EQ(content(BufferState::kFailed, 3, kRecordContent), 3u);
+  EXPECT_EQ(content(BufferState::kReady, record.size_bytes + 1, kRecordContent), record.size_bytes)
+      << "the rounding is nobody's content";
+}
+
 TEST(Registry, WhatIsNoRecordIsNotPublished) {
   Result<RegistryWriter> writer = RegistryWriter::Create(2);
   const auto refuse = [&](auto spoil) {
@@ -151,6 +175,35 @@ TEST(Registry, BehavesLikeAMap) {
     }
   }
   EXPECT_EQ(writer->live_count(), model.size());
+}
+
+// Goal: the check of eight characters at a time agrees with the rule for names. Method: a valid
+// name of every length, and every one of its bytes replaced by each character that matters.
+TEST(Name, IsLabelIsTheRuleForNames) {
+  const auto expected = [](const std::array<char, Name::kBytes>& bytes) {
+    const std::string_view all(bytes.data(), bytes.size());
+    const std::string_view text = all.substr(0, all.find('\0'));
+    return IsDnsLabel(text) && all.find_first_not_of('\0', text.size()) == all.npos;
+  };
+  const std::string_view characters("\0\x01,-./0129:;@AZ[`abyz{|\x7f\x80\xad\xe1\xff", 28);
+  size_t labels = 0;
+  for (size_t length = 0; length <= Name::kBytes; ++length) {
+    std::array<char, Name::kBytes> bytes{};
+    for (size_t i = 0; i < length; ++i)
+      bytes[i] = i % 5 == 2 ? '-' : static_cast<char>('a' + i % 26);
+    for (size_t at = 0; at < Name::kBytes; ++at) {
+      const char was = bytes[at];
+      for (const char c : characters) {
+        bytes[at] = c;
+        const auto name = std::bit_cast<Name>(bytes);
+        ASSERT_EQ(name.IsLabel(), expected(bytes))
+            << "length " << length << ", byte " << at << " is " << static_cast<int>(c);
+        labels += name.IsLabel() ? 1 : 0;
+      }
+      bytes[at] = was;
+    }
+  }
+  EXPECT_GT(labels, 10'000u);
 }
 
 TEST(NameMap, FindsAllOfARunOfEqualHashesAfterAnyRemoval) {

@@ -35,6 +35,13 @@ UniqueFd CreateMemfd(const std::string& name) {
 
 }  // namespace
 
+void Mapping::Blank() noexcept {
+  if (address_ == nullptr) return;
+  // Atomic for other threads that read. Should it fail, the memory stays.
+  (void)mmap(address_, bytes_, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+             -1, 0);
+}
+
 Mapping::~Mapping() {
   if (address_ != nullptr) munmap(address_, bytes_);
 }
@@ -42,6 +49,10 @@ Mapping::~Mapping() {
 Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writers writers) {
   UniqueFd fd = CreateMemfd(Concat("gpushm-", what));
   if (!fd) return FailSystem(errno, Concat("memfd_create for the ", what));
+  // Whoever has a descriptor for reading could open the file for writing (/proc/self/fd), were it
+  // not for its mode: a memfd begins with 0777.
+  if (fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0)
+    return FailSystem(errno, Concat("chmod the ", what));
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return FailSystem(errno, Concat("size the ", what));
   }

@@ -31,6 +31,8 @@ class Mapping {
   size_t bytes() const { return bytes_; }
   // It stays mapped until the process ends.
   void Keep() { address_ = nullptr; }
+  // Gives the memory back and keeps the addresses: from here on they read as zeros.
+  void Blank() noexcept;
 
  private:
   void* address_ = nullptr;

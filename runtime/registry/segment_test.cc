@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
+#include <cstring>
 #include <string>
 
 #include "runtime/registry/reader.h"
@@ -164,6 +166,42 @@ INSTANTIATE_TEST_SUITE_P(
                     Skew{1, kHeaderSize, kRecordWords, SlotStride(kRecordWords), 4},
                     Skew{2, 8192, 40, 1024, kChangeLogEntries},
                     Skew{2, 8192, kMaxRecordWords, SlotStride(kMaxRecordWords), 1024}));
+
+// Goal: a hostile writer that changes a record without its version, after a look-up found it valid,
+// gets none of it out of the next look-up.
+TEST(CorruptRecord, IsSeenAlsoAfterItWasValid) {
+  const HeaderConstants constants = *NewHeaderConstants(1, 0);
+  const Result<WritableSegment> segment = MakeSealedSegment(SegmentBytes(constants));
+  SegmentWriter writer(segment->mapping.address(), constants);
+  const auto reader = RegistryReader::Open(Duplicate(segment->fd.get()));
+  ASSERT_TRUE(reader) << reader.error().ToString();
+  const BufferRecord valid = SomeRecord("weights", 1);
+  ASSERT_EQ(RecordProblem(valid), nullptr);
+  writer.Publish(0, FrameOf(valid, kRecordWords).data());
+  ASSERT_TRUE((*reader)->Find("weights"));
+
+  auto* const version = static_cast<std::byte*>(segment->mapping.address()) + kHeaderSize;
+  uint64_t number = 0;
+  std::memcpy(&number, version, sizeof number);
+  std::byte* const record = version + kSlotCopiesOffset + number / 2 % 2 * 8 * kRecordWords;
+  ASSERT_EQ(std::memcmp(record, &valid, sizeof valid), 0);
+  const auto expect_corrupt = [&](size_t offset, size_t bytes, int value) {
+    std::memset(record + offset, value, bytes);
+    const auto found = (*reader)->Find("weights");
+    ASSERT_FALSE(found) << "offset " << offset;
+    EXPECT_EQ(found.error().code(), Code::kCorrupt);
+    std::memcpy(record, static_cast<const void*>(&valid), sizeof valid);
+    ASSERT_TRUE((*reader)->Find("weights"));
+  };
+  expect_corrupt(offsetof(BufferRecord, creator), Name::kBytes, 'a');  // Without an end.
+  expect_corrupt(offsetof(BufferRecord, creator), 3, '\n');
+  expect_corrupt(offsetof(BufferRecord, state), 4, 0x41);
+  expect_corrupt(offsetof(BufferRecord, transport), 4, 0x41);
+  expect_corrupt(offsetof(BufferRecord, size_bytes), 8, 0x41);
+  expect_corrupt(offsetof(BufferRecord, mapped_bytes), 8, 0x41);
+  expect_corrupt(offsetof(BufferRecord, loaded_bytes), 8, 0x41);
+  expect_corrupt(offsetof(BufferRecord, generation), 8, 0);
+}
 
 // Goal: one broken record spoils itself, and look-ups that it might be, not its neighbours.
 TEST(CorruptRecord, IsSaidAndDoesNotSpread) {

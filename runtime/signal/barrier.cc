@@ -1,5 +1,6 @@
 #include "runtime/signal/barrier.h"
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <string>
@@ -7,9 +8,15 @@
 namespace gpushm::signal {
 namespace {
 
-std::unexpected<Status> Broken(uint32_t cell) {
-  return Fail(Code::kPeerDied, Concat("the participant in cell ", cell, " has ended"),
-              "make a new generation of the barrier");
+// Who learns that another one has ended leaves the barrier itself: a death comes first, for it is
+// why the others left.
+std::unexpected<Status> Broken(const Page& page, uint32_t cell) {
+  for (uint32_t i = 0; i < page.cells(); ++i) {
+    if (Read(page.cell(i)).state == CellState::kDied) cell = i;
+  }
+  const Code end = Read(page.cell(cell)).end();
+  return Fail(end, end == Code::kEnded ? "a participant has left" : "a participant died",
+              "open the barrier again, which makes a new generation");
 }
 
 }  // namespace
@@ -67,11 +74,11 @@ Result<bool> Barrier::Passed(uint64_t point) const {
     passed = passed && reading.value >= point;
     nobody_there = nobody_there || reading.state == CellState::kFree;
     if (!reading.ended()) continue;
-    if (reading.value < point) return Broken(i);
+    if (reading.value < point) return Broken(page_, i);
     ended_cell = i;
   }
   // Who has not joined never will.
-  if (!passed && nobody_there && ended_cell) return Broken(*ended_cell);
+  if (!passed && nobody_there && ended_cell) return Broken(page_, *ended_cell);
   return passed;
 }
 
@@ -81,18 +88,26 @@ Result<void> Barrier::Wait(uint64_t point, const Deadline& deadline) const {
     if (!passed) return std::unexpected(passed.error());
     if (*passed) return {};
     if (!poll.Again()) {
-      return Fail(Code::kTimeout, Concat("not yet at point ", point, ": cells", Missing(point)),
-                  "are these participants at work? wait longer: timeout_ms");
+      return Fail(Code::kTimeout, HowMany(point),
+                  "wait longer (timeout_ms), or see what holds them up");
     }
   }
 }
 
-std::string Barrier::Missing(uint64_t point) const {
-  std::string cells;
+std::vector<uint64_t> Barrier::Missing(uint64_t point) const {
+  std::vector<uint64_t> leases;
   for (uint32_t i = 0; i < page_.cells(); ++i) {
-    if (Read(page_.cell(i)).value < point) cells += Concat(cells.empty() ? " " : ", ", i);
+    const Cell& cell = page_.cell(i);
+    if (Read(cell).value < point) leases.push_back(cell.owner.load(std::memory_order_relaxed));
   }
-  return cells;
+  return leases;
+}
+
+std::string Barrier::HowMany(uint64_t point) const {
+  const std::vector<uint64_t> missing = Missing(point);
+  const auto absent = std::ranges::count(missing, uint64_t{0});
+  return Concat(page_.cells() - missing.size(), " of ", page_.cells(), " are at point ", point,
+                ", ", absent, " have yet to join");
 }
 
 std::vector<Point> Barrier::WaitOnStream(uint64_t point) const {

@@ -37,19 +37,23 @@ class Barrier {
   Result<uint64_t> Arrive();
   // The same for a stream: it stores the point where its work before the barrier is over.
   Result<Point> ArriveOnStream();
+  // The last ArriveOnStream, which the stream was not told of.
+  void TakeBack() { --arrived_; }
 
-  // One look whether all have arrived at `point`. kPeerDied as with Wait.
+  // One look whether all have arrived at `point`. kEnded, kPeerDied as with Wait.
   Result<bool> Passed(uint64_t point) const;
   // Until all have arrived at `point`, also those that have yet to join.
-  // kTimeout says which cells are missing. kPeerDied: one ended before it arrived,
-  // or before all had joined.
+  // kTimeout says how many are missing. kPeerDied: one died before it arrived, or
+  // before all had joined. kEnded: one left so, and none died.
   Result<void> Wait(uint64_t point, const Deadline& deadline) const;
   // What the stream that arrives waits for, one after the other. Each wait ends when that
   // participant ends, if it has joined: Wait says afterwards whether the point was passed.
   std::vector<Point> WaitOnStream(uint64_t point) const;
 
-  // The cells that have not arrived at `point`, for humans.
-  std::string Missing(uint64_t point) const;
+  // Those that have not arrived at `point`: their leases; 0 for one that has not joined.
+  std::vector<uint64_t> Missing(uint64_t point) const;
+  // The same in a sentence.
+  std::string HowMany(uint64_t point) const;
 
   uint32_t cell() const { return cell_; }
   uint32_t participants() const { return page_.cells(); }

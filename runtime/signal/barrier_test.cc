@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "runtime/base/testing.h"
+#include "runtime/base/testing_code.h"
 #include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
@@ -24,7 +25,7 @@ using testing::kLongMs;
 
 const Deadline kNow = Deadline::AfterMs(0);
 
-Code CodeOf(const auto& result) { return result ? Code{} : result.error().code(); }
+using gpushm::testing::CodeOf;
 
 struct SharedBarrier {
   explicit SharedBarrier(uint32_t participants)
@@ -42,11 +43,11 @@ TEST(BarrierTest, APointIsPassedWhenAllAreThere) {
   ASSERT_EQ(*b.Arrive(), 1U);
   const auto early = a.Wait(1, kNow);
   ASSERT_EQ(CodeOf(early), Code::kTimeout) << "not all have joined";
-  EXPECT_THAT(early.error().ToString(), HasSubstr("point 1: cells 2"));
+  EXPECT_THAT(early.error().ToString(), HasSubstr("2 of 3 are at point 1, 1 have yet to join"));
   Barrier c = *Barrier::Join(shared.page, 3);
   EXPECT_EQ(CodeOf(Barrier::Join(shared.page, 4)), Code::kExhausted);
   ASSERT_TRUE(a.Arrive());
-  EXPECT_THAT(a.Wait(2, kNow).error().ToString(), HasSubstr("point 2: cells 1, 2"));
+  EXPECT_THAT(a.Wait(2, kNow).error().ToString(), HasSubstr("1 of 3 are at point 2"));
   ASSERT_TRUE(c.Arrive());
   EXPECT_TRUE(a.Wait(1, kNow));
   EXPECT_TRUE(b.Wait(1, kNow));
@@ -78,9 +79,34 @@ TEST(BarrierTest, AnEndBreaksItForAll) {
   EXPECT_EQ(CodeOf(a.Wait(1, kNow)), Code::kPeerDied) << "nobody takes the third cell any more";
   const auto broken = a.Wait(2, Deadline::AfterMs(kLongMs));
   ASSERT_EQ(CodeOf(broken), Code::kPeerDied);
-  EXPECT_THAT(broken.error().ToString(), HasSubstr("cell 1"));
+  EXPECT_THAT(broken.error().ToString(), HasSubstr("a participant died"));
   EXPECT_EQ(CodeOf(Barrier::Join(shared.page, 3)), Code::kStale);
   EXPECT_EQ(CodeOf(b.Arrive()), Code::kOrphaned);
+}
+
+TEST(BarrierTest, AnArrivalThatTheStreamWasNotToldOfIsTakenBack) {
+  const SharedBarrier shared(1);
+  Barrier barrier = *Barrier::Join(shared.page, 1);
+  ASSERT_EQ(barrier.ArriveOnStream()->value, 1U);
+  barrier.TakeBack();
+  EXPECT_EQ(barrier.arrived(), 0U);
+  EXPECT_EQ(CodeOf(barrier.Wait(1, kNow)), Code::kTimeout);
+  EXPECT_EQ(*barrier.Arrive(), 1U);
+  EXPECT_TRUE(barrier.Wait(1, kNow));
+}
+
+TEST(BarrierTest, WhoeverLeavesEndsItUnlessSomebodyDied) {
+  for (const bool dies : {false, true}) {
+    const SharedBarrier shared(3);
+    std::vector<Barrier> all;
+    for (uint64_t lease = 1; lease <= 3; ++lease) {
+      all.push_back(*Barrier::Join(shared.page, lease));
+    }
+    if (dies) EndCellsOf(shared.page, 3, CellState::kDied);
+    // Also because it was told of the death.
+    ASSERT_TRUE(EndCell(shared.page.cell(0), 1, CellState::kLeft));
+    EXPECT_EQ(CodeOf(all[1].Wait(1, kNow)), dies ? Code::kPeerDied : Code::kEnded);
+  }
 }
 
 TEST(BarrierTest, ThePointWhereItArrivedIsPassed) {
@@ -130,7 +156,7 @@ int MeetUntilBroken(const Page& page, uint64_t lease) {
     if (!point) return 2;
     const auto passed = barrier->Wait(*point, Deadline::AfterMs(kLongMs));
     if (passed) continue;
-    return CodeOf(passed) == Code::kPeerDied ? 0 : 3;
+    return CodeOf(passed) == Code::kPeerDied ? 0 : 3;  // Also once the third has left it.
   }
 }
 

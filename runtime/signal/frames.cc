@@ -23,7 +23,11 @@ Result<void> FrameSettings::Check() const {
   if (frames < 2 || frames > limits::kFrames) {
     return Wrong(Concat(frames, " frames: 2 to ", limits::kFrames));
   }
-  if (frame_bytes == 0 || frame_bytes > limits::kBufferBytes / frames) {
+  if (frame_bytes == 0) {
+    return Fail(Code::kInvalidArgument, "frame_bytes is 0",
+                "set frame_bytes to the size of the largest frame");
+  }
+  if (frame_bytes > limits::kBufferBytes / frames) {
     return Wrong(Concat("frames of ", frame_bytes, " bytes"));
   }
   if (readers == 0 || readers >= limits::kCells) {
@@ -137,8 +141,8 @@ Result<void> StillOwned(const Cell& cell, uint64_t lease) {
 }
 
 Status NoMore(const Reading& writer, uint64_t last) {
-  return Status(Code::kPeerDied,
-                Concat("its writer ", writer.state == CellState::kLeft ? "closed it" : "ended",
+  return Status(writer.end(),
+                Concat("its writer ", writer.end() == Code::kEnded ? "closed it" : "died",
                        ", frame ", last, " was the last"),
                 "open it again: its next writer makes a new generation");
 }
@@ -174,17 +178,21 @@ FrameWriter::Opened FrameWriter::Open(std::list<uint32_t>::iterator slot) {
   return *opened_;
 }
 
-Result<void> FrameWriter::Announce(uint64_t seq, uint64_t bytes,
-                                   std::span<const std::byte> metadata) {
+Result<void> FrameWriter::MayAnnounce(uint64_t seq, uint64_t bytes, size_t metadata_bytes) const {
   if (!opened_ || opened_->seq != seq) {
     return Fail(Code::kInvalidArgument, Concat("frame ", seq, " is not open"));
   }
-  if (bytes > settings().frame_bytes || metadata.size() > kMetadataBytes) {
+  if (bytes > settings().frame_bytes || metadata_bytes > kMetadataBytes) {
     return Fail(Code::kInvalidArgument,
-                Concat(bytes, " bytes and ", metadata.size(), " of metadata are more than ",
+                Concat(bytes, " bytes and ", metadata_bytes, " of metadata are more than ",
                        settings().frame_bytes, " and ", kMetadataBytes));
   }
-  if (const auto owned = StillOwned(table_.writer(), lease_); !owned) return owned;
+  return StillOwned(table_.writer(), lease_);
+}
+
+Result<void> FrameWriter::Announce(uint64_t seq, uint64_t bytes,
+                                   std::span<const std::byte> metadata) {
+  if (const auto may = MayAnnounce(seq, bytes, metadata.size()); !may) return may;
   Metadata copy{};
   if (!metadata.empty()) std::memcpy(copy.data(), metadata.data(), metadata.size());
   const uint32_t slot = opened_->slot;

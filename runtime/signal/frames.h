@@ -81,6 +81,7 @@ static_assert(sizeof(FrameEntry) == 128);
 // The words of cells.
 inline constexpr size_t kNewestWord = 0;   // Cell 0: number of the newest announced frame.
 inline constexpr size_t kDroppedWord = 1;  // Cell 0: frames dropped for want of a slot.
+inline constexpr size_t kReturnsWord = 2;  // Cell 0: how often a worker gave an item back.
 inline constexpr size_t kCursorWord = 0;   // Readers: number of the next frame; 0: still joining.
 inline constexpr size_t kTakenWord = 1;    // Readers: frames taken.
 inline constexpr size_t kLostWord = 2;     // Readers: frames lost.
@@ -119,7 +120,7 @@ class FrameTable {
   std::optional<Frame> Copy(uint32_t slot, uint64_t seq) const;
   void Publish(uint32_t slot, uint64_t seq, uint64_t bytes, const Metadata& metadata) const;
 
-  // Whether frame `seq` is complete. kTimeout: not yet. kPeerDied: it never will be.
+  // Whether frame `seq` is complete. kTimeout: not yet. kEnded, kPeerDied: it never will be.
   Result<void> Complete(uint64_t seq) const;
   // A cell of a reader for `lease`; kExhausted: all are taken.
   Result<uint32_t> ClaimReader(uint64_t lease) const;
@@ -135,7 +136,8 @@ class FrameTable {
 // kOrphaned: the broker has ended the lease while its owner still uses the cell.
 Result<void> StillOwned(const Cell& cell, uint64_t lease);
 
-// kPeerDied: all that the writer completed before its end, up to `last`, has been given out.
+// kEnded, kPeerDied: all that the writer completed before its end, up to `last`, has been given
+// out.
 Status NoMore(const Reading& writer, uint64_t last);
 
 // A writer's side that rings and queues share; RingWriter and QueueWriter open frames.
@@ -152,6 +154,8 @@ class FrameWriter {
   FrameWriter& operator=(const FrameWriter&) = delete;
   ~FrameWriter() = default;
 
+  // Whether Announce would do it, for who has to tell a stream of it first.
+  Result<void> MayAnnounce(uint64_t seq, uint64_t bytes, size_t metadata_bytes) const;
   // The opened frame `seq` is the newest from now on. Its bytes may still be under way: the stream
   // stores Ready(seq) behind them, and should have been told so before.
   // kInvalidArgument: it is not open, or more bytes or metadata than fit.
@@ -162,6 +166,8 @@ class FrameWriter {
   // What the writer's stream stores once the bytes are there, frame by frame.
   Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }
   const FrameSettings& settings() const { return table_.settings(); }
+  // Lease of the participant that the last kTimeout of an OpenFrame was because of; 0: of none.
+  uint64_t waited_for() const { return waited_for_; }
 
  protected:
   FrameWriter(const FrameTable& table, uint64_t lease);
@@ -169,6 +175,10 @@ class FrameWriter {
   static Result<FrameTable> ClaimWriter(const Page& page, Kind kind, uint64_t lease);
 
   Result<void> MayOpen() const;
+  // The next frame has to wait for the owner of this cell; 0: for none.
+  void WaitFor(uint32_t cell) {
+    waited_for_ = cell == 0 ? 0 : table_.reader(cell).owner.load(std::memory_order_relaxed);
+  }
   // The slot's frame is gone; the next one goes there.
   Opened Open(std::list<uint32_t>::iterator slot);
   const FrameTable& table() const { return table_; }
@@ -184,6 +194,7 @@ class FrameWriter {
   std::list<uint32_t> slots_;
   std::vector<uint64_t> seqs_;
   std::optional<Opened> opened_;
+  uint64_t waited_for_ = 0;
 };
 
 }  // namespace gpushm::signal

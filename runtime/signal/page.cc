@@ -19,6 +19,11 @@ constexpr int64_t kNsPerSecond = 1'000'000'000;
 constexpr int64_t kLongestSleepNs = 200'000;
 constexpr int64_t kLongestSleepOnBellNs = 1'000'000;
 constexpr uint32_t kLooksBetweenClocks = 32;
+constexpr int kTenureShift = 32;
+
+constexpr uint64_t StateWord(CellState state, uint64_t tenure) {
+  return tenure << kTenureShift | static_cast<uint32_t>(state);
+}
 
 void Pause() {
 #if defined(__x86_64__)
@@ -92,42 +97,89 @@ Result<Page> Page::Look(void* address, uint64_t mapped_bytes) {
   return Page(address, mapped_bytes, header);
 }
 
+static bool MayClaim(const Cell& cell, bool again) {
+  const CellState state = StateOf(cell);
+  return state == CellState::kFree || (again && state != CellState::kLive);
+}
+
 bool Claim(Cell& cell, uint64_t lease, bool again) {
   uint64_t nobody = 0;
-  const auto state = static_cast<CellState>(cell.state.load(std::memory_order_acquire));
-  if (state == CellState::kLive || (state != CellState::kFree && !again)) return false;
+  if (!MayClaim(cell, again)) return false;
   if (!cell.owner.compare_exchange_strong(nobody, lease, std::memory_order_acq_rel)) return false;
+  // Another process may have claimed it and have ended between the two.
+  if (!MayClaim(cell, again)) {
+    cell.owner.store(0, std::memory_order_release);
+    return false;
+  }
   // Release: who sees the new number sees that the owner before has ended.
-  cell.owners.fetch_add(1, std::memory_order_release);
+  const uint64_t tenure = cell.owners.fetch_add(1, std::memory_order_release) + 1;
   for (Word& word : cell.words) word.store(0, std::memory_order_relaxed);
   cell.last.store(0, std::memory_order_relaxed);
   cell.value.store(0, std::memory_order_relaxed);
-  cell.state.store(static_cast<uint32_t>(CellState::kLive), std::memory_order_release);
+  cell.state.store(StateWord(CellState::kLive, tenure), std::memory_order_release);
   return true;
 }
 
-bool EndCell(Cell& cell, uint64_t lease, CellState how) {
+// The owner's process and a broker can end the same cell. Whoever changes `state` ends it: the word
+// has the tenure as well, so that a process that was stopped before this step changes nothing of
+// the next owner's. `finish`: a cell that has ended and still has its owner is one whose ender was
+// killed.
+static bool End(Cell& cell, uint64_t lease, CellState how, bool finish) {
+  uint64_t state = cell.state.load(std::memory_order_acquire);  // Before the owner.
   if (lease == 0 || cell.owner.load(std::memory_order_acquire) != lease) return false;
   const uint64_t value = cell.value.load(std::memory_order_acquire);
   // Beyond it: a broker that was killed here has stored `last` already, and the poison.
   if (value <= kMaxValue) cell.last.store(value, std::memory_order_relaxed);
-  cell.state.store(static_cast<uint32_t>(how), std::memory_order_release);
+  const auto was = static_cast<CellState>(static_cast<uint32_t>(state));
+  const bool ended = was == CellState::kDied || was == CellState::kLeft;
+  if (ended && !finish) return false;
+  if (!ended && !cell.state.compare_exchange_strong(state, StateWord(how, state >> kTenureShift),
+                                                    std::memory_order_acq_rel)) {
+    return false;
+  }
   cell.value.store(kPoison, std::memory_order_release);
   cell.owner.store(0, std::memory_order_release);
   Bell(cell).Ring();
   return true;
 }
 
+bool EndCell(Cell& cell, uint64_t lease, CellState how) {
+  return End(cell, lease, how, /*finish=*/false);
+}
+
 size_t EndCellsOf(const Page& page, uint64_t lease, CellState how) {
   size_t ended = 0;
-  for (uint32_t i = 0; i < page.cells(); ++i) ended += EndCell(page.cell(i), lease, how) ? 1 : 0;
+  for (uint32_t i = 0; i < page.cells(); ++i) {
+    ended += End(page.cell(i), lease, how, /*finish=*/true) ? 1 : 0;
+  }
   return ended;
+}
+
+void EndCellsOfOthers(const Page& page, const std::set<uint64_t>& leases) {
+  for (uint32_t i = 0; i < page.cells(); ++i) {
+    Cell& cell = page.cell(i);
+    const uint64_t owner = cell.owner.load(std::memory_order_acquire);
+    if (owner == 0 || leases.contains(owner)) continue;
+    if (StateOf(cell) == CellState::kLeft) {
+      cell.value.store(kPoison, std::memory_order_release);
+      Bell(cell).Ring();
+    } else {
+      End(cell, owner, CellState::kDied, /*finish=*/true);
+    }
+  }
+}
+
+void KeepPoison(Cell& cell) {
+  const CellState state = StateOf(cell);
+  if (state != CellState::kDied && state != CellState::kLeft) return;
+  if (cell.value.load(std::memory_order_acquire) > kMaxValue) return;
+  cell.value.store(kPoison, std::memory_order_release);
 }
 
 Reading Read(const Cell& cell) {
   Reading reading;
   reading.value = cell.value.load(std::memory_order_acquire);
-  reading.state = static_cast<CellState>(cell.state.load(std::memory_order_acquire));
+  reading.state = StateOf(cell);
   if (reading.value > kMaxValue || reading.ended()) {
     if (!reading.ended()) reading.state = CellState::kDied;
     reading.value = cell.last.load(std::memory_order_relaxed);
@@ -184,9 +236,9 @@ bool Poll::Again() {
 
 std::optional<Status> EndedBefore(const Reading& reading, uint64_t value) {
   if (!reading.ended() || reading.value >= value) return std::nullopt;
-  return Status(Code::kPeerDied,
-                Concat("its writer ", reading.state == CellState::kLeft ? "closed it" : "ended",
-                       " at ", reading.value, ", before ", value),
+  return Status(reading.end(),
+                Concat("its writer ", reading.end() == Code::kEnded ? "closed it" : "died", " at ",
+                       reading.value, ", before ", value),
                 "open it again: its next writer makes a new generation");
 }
 

@@ -8,7 +8,8 @@
 // kernel says that the process is gone, or when its lease ends otherwise.
 //
 // Invariants
-//   (1) A counter only grows, below kPoison; its owner alone stores it, or its GPU does.
+//   (1) A counter only grows, below kPoison; its owner alone stores it, or its GPU does. The poison
+//       is stored by whoever ends the cell, or finds that it is not there (KeepPoison).
 //   (2) `last` is what the counter was before the poison: work up to it was done.
 //   (3) Nothing read here moves a bound: offsets and counts come from Layout(), which checks the
 //       header against the size of the mapping. A participant that lies can spoil what goes through
@@ -23,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 
@@ -55,12 +57,11 @@ using Word = std::atomic<uint64_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 
 struct alignas(256) Cell {
-  Word value;                   // The counter, where GPUs wait.
-  Word owner;                   // Lease of the owner; 0: none.
-  Word last;                    // Invariant (2).
-  std::atomic<uint32_t> state;  // CellState
-  uint32_t reserved0;
-  Word owners;    // So many have had it.
+  Word value;     // The counter, where GPUs wait.
+  Word owner;     // Lease of the owner; 0: none.
+  Word last;      // Invariant (2).
+  Word state;     // Low half: CellState. High half: whose, as `owners` counts; see EndCell.
+  Word owners;    // How many owners it has had, this one included.
   Word bell;      // Rung when the owner has done what others sleep for (Bell).
   Word sleepers;  // On it.
   uint64_t reserved;
@@ -126,11 +127,27 @@ class Page {
 // counter starts at 0. False: it is somebody's.
 bool Claim(Cell& cell, uint64_t lease, bool again);
 
-// Ends a cell if `lease` owns it. False: it does not.
+// What an owner does that closes its cell. False: `lease` does not own it any more, or the broker
+// is ending it.
 bool EndCell(Cell& cell, uint64_t lease, CellState how);
 
-// What the broker does when a lease ends: each of its cells ends with it. How many they were.
+// What the broker does when a lease ends, and its process with it or after having closed its cells:
+// each of the cells ends, also where another one was killed that was ending it. How many they were.
 size_t EndCellsOf(const Page& page, uint64_t lease, CellState how);
+
+// What a broker does when it starts: cells whose owner is none of `leases` end. An owner that was
+// just closing its cell may be alive and still write to it, so that nobody else may have such a
+// cell until the owner gives it back itself.
+void EndCellsOfOthers(const Page& page, const std::set<uint64_t>& leases);
+
+// Stores the poison again if the cell has ended and its counter does not say so: an owner that
+// lives may have been ended by a broker that does not know it, while its stream was still to store
+// a value.
+void KeepPoison(Cell& cell);
+
+inline CellState StateOf(const Cell& cell) {
+  return static_cast<CellState>(static_cast<uint32_t>(cell.state.load(std::memory_order_acquire)));
+}
 
 // ---- waiting on the host
 
@@ -139,8 +156,12 @@ struct Reading {
   uint64_t value = 0;  // If ended: the last one.
   CellState state = CellState::kFree;
   bool ended() const { return state == CellState::kDied || state == CellState::kLeft; }
+  // Of one that has ended: kEnded if its owner closed it, else kPeerDied.
+  Code end() const { return state == CellState::kLeft ? Code::kEnded : Code::kPeerDied; }
 };
 Reading Read(const Cell& cell);
+// Whether a failure says that a peer has closed what it shared, or died.
+constexpr bool IsEnd(Code code) { return code == Code::kEnded || code == Code::kPeerDied; }
 
 // Wakes those who sleep on a cell of a page that they may write, for what its owner's *host* does:
 // a futex of the kernel. It only shortens sleeps: what is missed is seen at the end of one. A
@@ -177,7 +198,8 @@ class Poll {
   int64_t sleep_ns_ = 0;
 };
 
-// Until the counter is at least `value`. kTimeout; kPeerDied: its owner ended before.
+// Until the counter is at least `value`. kTimeout; kEnded, kPeerDied: its owner closed it, or died,
+// before.
 Result<Reading> WaitUntil(const Cell& cell, uint64_t value, const Deadline& deadline);
 // The failure of a wait for `value` that `reading` tells of; nothing: there is none.
 std::optional<Status> EndedBefore(const Reading& reading, uint64_t value);

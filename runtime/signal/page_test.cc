@@ -84,6 +84,35 @@ TEST_F(PageTest, AWaitEndsWithItsDeadline) {
   EXPECT_THAT(reached.error().ToString(), HasSubstr("at 4, not yet at 5"));
 }
 
+TEST_F(PageTest, ACloseIsAnotherEndThanADeath) {
+  for (const auto& [how, code] :
+       {std::pair(CellState::kLeft, Code::kEnded), std::pair(CellState::kDied, Code::kPeerDied)}) {
+    const auto cell = static_cast<uint32_t>(how);
+    ASSERT_TRUE(Claim(page_.cell(cell), 9, false));
+    ASSERT_TRUE(EndCell(page_.cell(cell), 9, how));
+    const auto waited = WaitUntil(page_.cell(cell), 1, Deadline::AfterMs(0));
+    ASSERT_FALSE(waited);
+    EXPECT_EQ(waited.error().code(), code);
+    EXPECT_TRUE(IsEnd(code));
+  }
+}
+
+// A stream of an owner that a broker has ended was still to store a value: whoever looks for the
+// end restores what the waits of streams end by.
+TEST_F(PageTest, ThePoisonOfACellThatHasEndedIsStoredAgain) {
+  Cell& cell = page_.cell(0);
+  ASSERT_TRUE(Claim(cell, 9, false));
+  cell.value.store(1);
+  KeepPoison(cell);
+  EXPECT_EQ(cell.value.load(), 1U) << "it lives";
+  EndCellsOf(page_, 9, CellState::kDied);
+  cell.value.store(2);
+  EXPECT_EQ(Read(cell).value, 1U) << "hosts go by the state";
+  KeepPoison(cell);
+  EXPECT_EQ(cell.value.load(), kPoison);
+  EXPECT_EQ(Read(cell).value, 1U);
+}
+
 // What was done before the end counts; what comes after never will.
 TEST_F(PageTest, AWaitEndsWithTheOwner) {
   const pid_t child = fork();
@@ -101,7 +130,7 @@ TEST_F(PageTest, AWaitEndsWithTheOwner) {
   broker.join();
   ASSERT_FALSE(later);
   EXPECT_EQ(later.error().code(), Code::kPeerDied);
-  EXPECT_THAT(later.error().ToString(), HasSubstr("ended at 41, before 42"));
+  EXPECT_THAT(later.error().ToString(), HasSubstr("died at 41, before 42"));
   EXPECT_TRUE(WaitUntil(page_.cell(2), 41, Deadline::AfterMs(0)));
   // What a GPU compares: cyclic, as signed numbers.
   const auto poison = static_cast<int64_t>(page_.cell(2).value.load());

@@ -15,6 +15,9 @@ struct Holder {
   uint32_t cell = 0;         // 16 bits; from 1, so that no claim is 0 or an offer.
 };
 constexpr uint32_t kMostDeliveries = 0xffff;
+// In place of a cell: the item was given back. No page has so many, so that libraries which know
+// nothing of giving back see a holder that has ended.
+constexpr uint32_t kNobody = 0xffff;
 
 uint64_t Pack(const Holder& holder) {
   return (holder.incarnation & 0xffffffff) << 32 |
@@ -58,15 +61,16 @@ Result<QueueWriter::Opened> QueueWriter::OpenFrame(const Deadline& deadline) {
   }
 }
 
-Status QueueWriter::WhyNotYet(uint32_t slot) const {
+Status QueueWriter::WhyNotYet(uint32_t slot) {
   const uint64_t claim = table().entry(slot).claim.load(std::memory_order_relaxed);
-  const std::string where =
-      IsHeld(claim, seq_of(slot))
-          ? Concat("the worker in cell ", Unpack(claim).cell, " has the oldest, ")
-          : std::string("no worker has taken the oldest, ");
-  return Status(Code::kTimeout,
-                Concat("all ", settings().frames, " slots have items: ", where, seq_of(slot)),
-                "wait longer (timeout_ms), start workers, or make the queue with more: frames");
+  const Holder holder = Unpack(claim);
+  const bool held = IsHeld(claim, seq_of(slot)) && holder.cell > 0 && holder.cell < table().cells();
+  WaitFor(held ? holder.cell : 0);
+  return Status(
+      Code::kTimeout,
+      Concat("all ", settings().frames, " slots have items: ",
+             held ? "a worker has the oldest, " : "no worker has taken the oldest, ", seq_of(slot)),
+      "wait longer (timeout_ms), start workers, or make the queue with more: frames");
 }
 
 // ---- workers
@@ -93,16 +97,18 @@ bool QueueWorker::HasEnded(uint64_t claim) const {
   const Cell& cell = table_.reader(holder.cell);
   // Acquire, both, pairs with the broker's stores, or with Claim by the next owner, which saw them:
   // what the holder's stream stored to `done` is seen after this.
-  const auto state = static_cast<CellState>(cell.state.load(std::memory_order_acquire));
+  const CellState state = StateOf(cell);
   const uint64_t owners = cell.owners.load(std::memory_order_acquire);
   return state == CellState::kDied || state == CellState::kLeft ||
          (owners & 0xffffffff) != holder.incarnation;
 }
 
-// How many workers have ended. While one joins it may be one too few, never one too many: an ending
-// that comes after this look is seen by a later one.
+// How many workers have ended, and how often one has given an item back: when this grows there may
+// be items that were somebody's. While a worker joins it may be one too few, never one too many: an
+// ending that comes after this look is seen by a later one.
 uint64_t QueueWorker::Endings() const {
-  uint64_t endings = 0;
+  // Pairs with GiveBack.
+  uint64_t endings = table_.writer().words[kReturnsWord].load(std::memory_order_acquire);
   for (uint32_t cell = 1; cell < table_.cells(); ++cell) {
     const Cell& worker = table_.reader(cell);
     // In this order: whoever counted in `owners` has ended if nobody owns the cell after that.
@@ -151,8 +157,9 @@ std::optional<Frame> QueueWorker::TakeNew(uint64_t newest) {
   return std::nullopt;
 }
 
-// Items of workers that have ended, the oldest first. `endings` is from before `newest`: whoever is
-// counted in it has claimed none that is newer, and who ends meanwhile is the next look's.
+// Items that were given back, or whose workers have ended, the oldest first. `endings` is from
+// before `newest`: whoever is counted in it has claimed none that is newer, and who ends meanwhile
+// is the next look's.
 std::optional<Frame> QueueWorker::TakeAny(uint64_t newest, uint64_t endings) {
   if (endings == endings_) return std::nullopt;
   for (uint32_t tries = 0; tries < settings().frames; ++tries) {
@@ -234,6 +241,21 @@ Result<Point> QueueWorker::Done(const Frame& item) const {
     }
   }
   return Fail(Code::kInvalidArgument, Concat("item ", item.seq, " is not this worker's"));
+}
+
+Result<void> QueueWorker::GiveBack(const Frame& item) const {
+  if (const auto point = Done(item); !point) return std::unexpected(point.error());
+  FrameEntry& entry = table_.entry(item.slot);
+  uint64_t claim = entry.claim.load(std::memory_order_relaxed);
+  Holder nobody = Unpack(claim);
+  nobody.cell = kNobody;
+  // Fails if the broker has ended this worker, and another one has the item.
+  if (!entry.claim.compare_exchange_strong(claim, Pack(nobody), std::memory_order_acq_rel)) {
+    return Fail(Code::kInvalidArgument, Concat("item ", item.seq, " is not this worker's"));
+  }
+  table_.writer().words[kReturnsWord].fetch_add(1, std::memory_order_release);
+  Bell(table_.writer()).Ring();
+  return {};
 }
 
 Result<void> QueueWorker::DoneNow(const Frame& item) const {

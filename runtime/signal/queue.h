@@ -9,8 +9,9 @@
 //   an
 //       offer back, of a slot that is done. So who has changed `claim` to itself has the item that
 //       is there, whatever it saw before.
-//   (2) A claim passes on only when its cell has another owner or none: the broker ends a cell when
-//       its process and its GPU's work are gone. Nobody stores `done` for a worker that has ended.
+//   (2) A claim passes on only when its worker gives it back, or when its cell has another owner or
+//       none: the broker ends a cell when its process and its GPU's work are gone. Nobody stores
+//       `done` for a worker that has ended or has given the item back.
 //   (3) An announced and completed item is offered, claimed by a live worker, or done; or claimed
 //   by
 //       one that has ended, which every other worker notices at its next look.
@@ -37,7 +38,7 @@ class QueueWriter : public FrameWriter {
   using FrameWriter::FrameWriter;
 
   bool Free(uint32_t slot) const;
-  Status WhyNotYet(uint32_t slot) const;
+  Status WhyNotYet(uint32_t slot);
 };
 
 // Threads: one at a time, but the Points that Done gives may be stored by anyone.
@@ -54,15 +55,21 @@ class QueueWorker {
 
   // An item for this worker. It may not be complete yet: the worker's stream waits for Ready(seq).
   // A worker may have any number of them.
-  // kTimeout. kPeerDied: the writer has ended, and all that it completed is done, or is this
-  // worker's. kOrphaned: the broker has ended this worker.
+  // kTimeout. kEnded, kPeerDied: the writer has closed it or died, and all that it completed is
+  // done, or is this worker's. kOrphaned: the broker has ended this worker.
   Result<Frame> Next(const Deadline& deadline);
 
   Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }
   // Whether the work on item `seq` counts: ask before it is done.
-  // kTimeout: the item is not complete yet. kPeerDied: its writer ended before it was.
+  // kTimeout: the item is not complete yet. kEnded, kPeerDied: its writer ended before it
+  // was.
   // kOrphaned: this worker has ended for the others, and one of them gets the item.
   Result<void> Check(uint64_t seq) const;
+
+  // Gives an item back that this worker has not done: any worker gets it next, this one too, with a
+  // higher `delivery`. At once: what this worker's stream still reads there may change.
+  // kInvalidArgument: it is not this worker's.
+  Result<void> GiveBack(const Frame& item) const;
 
   // Ends an item: the worker's stream stores the point behind its last look at the slot.
   // kInvalidArgument: it is not this worker's.
@@ -90,7 +97,7 @@ class QueueWorker {
   uint32_t cell_;
   uint64_t incarnation_;
   uint64_t cursor_ = 1;  // All items below have been claimed by somebody.
-  uint64_t endings_;     // As many, when TakeAny found nothing.
+  uint64_t endings_;     // As many, when TakeAny found nothing; see Endings.
   uint64_t taken_ = 0;
 };
 

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "runtime/base/testing.h"
+#include "runtime/base/testing_code.h"
 #include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
@@ -24,7 +25,7 @@ using testing::Store;
 constexpr uint64_t kWriter = 1000;
 const Deadline kNow = Deadline::AfterMs(0);
 
-Code CodeOf(const auto& result) { return result ? Code{} : result.error().code(); }
+using gpushm::testing::CodeOf;
 
 struct Queue {
   explicit Queue(uint32_t frames, uint32_t workers = 3)
@@ -82,7 +83,8 @@ TEST(QueueTest, TheWriterNeverOverwrites) {
   const auto second = worker.Next(kNow);
   full = queue.writer.OpenFrame(kNow);
   ASSERT_EQ(CodeOf(full), Code::kTimeout);
-  EXPECT_THAT(full.error().ToString(), HasSubstr("the worker in cell 1 has the oldest, 1"));
+  EXPECT_THAT(full.error().ToString(), HasSubstr("a worker has the oldest, 1"));
+  EXPECT_EQ(queue.writer.waited_for(), 1U) << "its lease";
   const auto point = worker.Done(*second);
   ASSERT_TRUE(point);
   EXPECT_EQ(queue.Write(), 0U) << "its stream has not stored yet";
@@ -180,6 +182,58 @@ TEST(QueueTest, WhatADeadWriterCompletedIsDone) {
   EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kPeerDied);
   EXPECT_EQ(CodeOf(queue.writer.OpenFrame(kNow)), Code::kOrphaned);
   EXPECT_EQ(CodeOf(QueueWriter::Open(queue.shared.page, 5)), Code::kStale);
+}
+
+TEST(QueueTest, AWriterThatClosesEndsItsWorkers) {
+  Queue queue(8);
+  QueueWorker worker = queue.Join(1);
+  queue.Write(/*complete=*/false);
+  ASSERT_TRUE(EndCell(queue.shared.page.cell(0), kWriter, CellState::kLeft));
+  EXPECT_EQ(CodeOf(worker.Next(kNow)), Code::kEnded);
+  EXPECT_EQ(CodeOf(worker.Check(1)), Code::kEnded);
+}
+
+TEST(QueueTest, AnItemThatIsGivenBackGoesToWhoeverAsksNext) {
+  Queue queue(2);
+  QueueWorker a = queue.Join(1);
+  QueueWorker b = queue.Join(2);
+  queue.Write();
+  queue.Write();
+  const auto first = a.Next(kNow);
+  ASSERT_EQ(b.Next(kNow)->seq, 2U);
+  EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kTimeout);
+  ASSERT_TRUE(a.GiveBack(*first));
+  EXPECT_EQ(CodeOf(a.GiveBack(*first)), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf(a.Done(*first)), Code::kInvalidArgument) << "it is nobody's";
+  EXPECT_EQ(CodeOf(queue.writer.OpenFrame(kNow)), Code::kTimeout);
+  auto again = b.Next(kNow);
+  ASSERT_EQ(again->seq, 1U);
+  EXPECT_EQ(again->delivery, 2U);
+  EXPECT_TRUE(queue.shared.Has(again->slot, 1));
+  ASSERT_TRUE(b.GiveBack(*again));
+  again = b.Next(kNow);
+  EXPECT_EQ(again->delivery, 3U) << "also to the same worker";
+  queue.End(2);
+  EXPECT_EQ(a.Next(kNow)->delivery, 4U);
+  ASSERT_EQ(a.Next(kNow)->seq, 2U);
+}
+
+// Item 1 of delivery 1 must not look like an offer of item 1, nor be lost for workers that come.
+TEST(QueueTest, AnItemThatTheLastWorkerGaveBackIsTheNextOnes) {
+  Queue queue(2);
+  {
+    QueueWorker gone = queue.Join(1);
+    queue.Write();
+    ASSERT_TRUE(gone.GiveBack(*gone.Next(kNow)));
+  }
+  EndCell(queue.shared.page.cell(1), 1, CellState::kLeft);
+  ASSERT_TRUE(EndCell(queue.shared.page.cell(0), kWriter, CellState::kLeft));
+  QueueWorker next = queue.Join(2);
+  const auto item = next.Next(kNow);
+  ASSERT_TRUE(item);
+  EXPECT_EQ(item->delivery, 2U);
+  ASSERT_TRUE(next.DoneNow(*item));
+  EXPECT_EQ(CodeOf(next.Next(kNow)), Code::kEnded);
 }
 
 TEST(QueueTest, AnAbandonedItemWasNeverThere) {

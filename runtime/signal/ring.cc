@@ -37,7 +37,7 @@ constexpr int kJoinAttempts = 1000;
 
 bool Alive(const Cell& cell) {
   // Pairs with Claim, and with the broker's store when the owner has ended.
-  return cell.state.load(std::memory_order_acquire) == std::to_underlying(CellState::kLive);
+  return StateOf(cell) == CellState::kLive;
 }
 
 bool Holds(const Cell& cell, uint64_t seq) {
@@ -54,15 +54,15 @@ uint64_t CursorOf(const Cell& cell) {
 
 }  // namespace
 
-RingWriter::RingWriter(const FrameTable& table, uint64_t lease, uint32_t need_readers)
-    : FrameWriter(table, lease), need_readers_(need_readers) {
+RingWriter::RingWriter(const FrameTable& table, uint64_t lease, const Readers& need)
+    : FrameWriter(table, lease), need_(need) {
   held_.reserve(size_t{kHolds} * table.cells());
 }
 
-Result<RingWriter> RingWriter::Open(const Page& page, uint64_t lease, uint32_t need_readers) {
+Result<RingWriter> RingWriter::Open(const Page& page, uint64_t lease, const Readers& need) {
   const auto table = ClaimWriter(page, Kind::kRing, lease);
   if (!table) return std::unexpected(table.error());
-  return RingWriter(*table, lease, need_readers);
+  return RingWriter(*table, lease, need);
 }
 
 Result<RingWriter::Opened> RingWriter::OpenFrame(const Deadline& deadline) {
@@ -71,6 +71,7 @@ Result<RingWriter::Opened> RingWriter::OpenFrame(const Deadline& deadline) {
     if (settings().policy == Policy::kOverwriteOldest) return OpenOverwriting();
     const auto oldest = slots().begin();
     const auto obstacle = WhyNotYet(*oldest);
+    started_ = started_ || !obstacle;
     if (!obstacle && TakePlace(*oldest)) return FrameWriter::Open(oldest);
     if (!poll.Again()) {
       if (obstacle) return std::unexpected(*obstacle);
@@ -130,9 +131,10 @@ bool RingWriter::TakePlace(uint32_t slot) const {
   return false;
 }
 
-std::optional<Status> RingWriter::WhyNotYet(uint32_t slot) const {
+std::optional<Status> RingWriter::WhyNotYet(uint32_t slot) {
   const uint64_t seq = seq_of(slot);
   const uint64_t newest = next_seq() - 1;
+  WaitFor(0);
   if (!CompleteHere(seq)) {
     return Status(Code::kTimeout, Concat("frame ", seq, " is not complete yet"),
                   "is this writer's stream at work?");
@@ -152,14 +154,18 @@ std::optional<Status> RingWriter::WhyNotYet(uint32_t slot) const {
     least = at;
   }
   if (slowest != 0) {
-    return Status(Code::kTimeout,
-                  Concat("the reader in cell ", slowest, " is at frame ", least, ", ",
-                         newest + 1 - least, " behind"),
-                  "wait longer (timeout_ms), end it, or make the ring with more: frames");
+    WaitFor(slowest);
+    return Status(
+        Code::kTimeout,
+        Concat("the slowest reader is at frame ", least, ", ", newest + 1 - least, " behind"),
+        "wait longer (timeout_ms), end that reader, or make the ring with more: frames");
   }
-  if (there >= need_readers_) return std::nullopt;
-  return Status(Code::kTimeout, Concat(there, " readers of ", need_readers_, " are there"),
-                "start them, or ask for fewer: need_readers");
+  const bool starts = !started_ && need_.to_start > need_.always;
+  const uint32_t needed = starts ? need_.to_start : need_.always;
+  if (there >= needed) return std::nullopt;
+  return Status(
+      Code::kTimeout, Concat(there, " readers of ", needed, " are there"),
+      Concat("start them, or ask for fewer: ", starts ? "start_readers" : "need_readers"));
 }
 
 // ---- readers
@@ -278,14 +284,19 @@ Result<void> RingReader::Check(uint64_t seq) const {
   return StillOwned(own(), lease_);
 }
 
-Result<Point> RingReader::Release(const Frame& frame) {
+Result<Point> RingReader::EndOf(const Frame& frame) const {
   // The hold may have another frame by now.
   if (frame.hold >= kHolds || holds_[frame.hold].state != HoldState::kOpen ||
       holds_[frame.hold].seq != frame.seq) {
     return Fail(Code::kInvalidArgument, Concat("frame ", frame.seq, " is not open"));
   }
-  holds_[frame.hold].state = HoldState::kReleased;
   return Point{&hold_word(frame.hold), 0};
+}
+
+Result<Point> RingReader::Release(const Frame& frame) {
+  const auto point = EndOf(frame);
+  if (point) holds_[frame.hold].state = HoldState::kReleased;
+  return point;
 }
 
 Result<void> RingReader::ReleaseNow(const Frame& frame) {

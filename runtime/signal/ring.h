@@ -25,8 +25,12 @@ namespace gpushm::signal {
 // Threads: one at a time.
 class RingWriter : public FrameWriter {
  public:
-  // `need_readers`: with back-pressure, frames wait until so many readers are there.
-  static Result<RingWriter> Open(const Page& page, uint64_t lease, uint32_t need_readers = 0);
+  // With back-pressure frames wait for readers.
+  struct Readers {
+    uint32_t to_start = 0;  // The first frame waits until so many are there at a time.
+    uint32_t always = 0;    // Every frame waits while there are fewer.
+  };
+  static Result<RingWriter> Open(const Page& page, uint64_t lease, const Readers& need = {0, 0});
 
   // A slot for the next frame. Readers cannot see what is written there before Announce.
   // Overwrite-oldest does not wait. kBusy: the frame is dropped, the text says how many were;
@@ -38,16 +42,17 @@ class RingWriter : public FrameWriter {
   uint64_t dropped() const { return dropped_; }
 
  private:
-  RingWriter(const FrameTable& table, uint64_t lease, uint32_t need_readers);
+  RingWriter(const FrameTable& table, uint64_t lease, const Readers& need);
 
   Result<Opened> OpenOverwriting();
   bool TakePlace(uint32_t slot) const;
   bool HeldByAnyone(uint64_t seq) const;
   bool WaitsFor(const Cell& cell, uint64_t seq) const;
   bool CompleteHere(uint64_t seq) const;
-  std::optional<Status> WhyNotYet(uint32_t slot) const;
+  std::optional<Status> WhyNotYet(uint32_t slot);
 
-  uint32_t need_readers_;
+  const Readers need_;
+  bool started_ = false;
   uint64_t dropped_ = 0;
   std::vector<uint64_t> held_;  // Kept for its memory.
 };
@@ -69,19 +74,23 @@ class RingReader {
 
   // The next frame, under a hold that keeps the writer off its slot until it is released. It may
   // not be complete yet: the reader's stream waits for Ready(seq) before it looks at the bytes.
-  // kTimeout. kPeerDied: the writer has ended, and all that it completed was delivered or lost.
-  // kExhausted: kHolds frames are open. kOrphaned: the broker has ended this reader.
+  // kTimeout. kEnded, kPeerDied: the writer has closed it or died, and all that it completed was
+  // delivered or lost. kExhausted: kHolds frames are open. kOrphaned: the broker has ended this
+  // reader.
   Result<Frame> Next(const Deadline& deadline, Order order = Order::kInOrder);
 
   // The stream that reads the bytes waits for this first.
   Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }
   // Whether what was read of frame `seq` counts: ask when the reading is done, before the release.
-  // kTimeout: it is not complete yet. kPeerDied: its writer ended before it was.
+  // kTimeout: it is not complete yet. kEnded, kPeerDied: its writer ended before it
+  // was.
   // kOrphaned: this reader has lost its hold.
   Result<void> Check(uint64_t seq) const;
 
-  // Ends a frame: the reader's stream stores the point behind its last look at the bytes. The hold
-  // is free again after that. kInvalidArgument: that frame is not open.
+  // What the reader's stream stores behind its last look at the bytes. kInvalidArgument: that frame
+  // is not open.
+  Result<Point> EndOf(const Frame& frame) const;
+  // Ends a frame: the hold is free again once its EndOf is stored. kInvalidArgument: see there.
   Result<Point> Release(const Frame& frame);
   // The same, when the bytes are no longer looked at already.
   Result<void> ReleaseNow(const Frame& frame);

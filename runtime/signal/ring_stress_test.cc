@@ -255,7 +255,7 @@ int Look(const SharedFrames& shared, const Frame& frame, bool& good) {
   if (frame.slot >= shared.settings.frames || frame.metadata != MetadataOf(frame.seq)) return 20;
   const auto reached = WaitUntil(shared.page.cell(0), frame.seq, Deadline::AfterMs(kLongMs));
   good = reached.has_value();
-  if (!good) return reached.error().code() == Code::kPeerDied ? 0 : 21;
+  if (!good) return IsEnd(reached.error().code()) ? 0 : 21;
   return shared.Has(frame.slot, frame.seq) ? 0 : 22;
 }
 
@@ -278,7 +278,7 @@ int Read(const SharedFrames& shared, uint64_t lease, Start start, uint32_t seed)
     const auto frame =
         reader->Next(Deadline::AfterMs(kLongMs), newest ? Order::kNewest : Order::kInOrder);
     if (!frame) {
-      if (frame.error().code() != Code::kPeerDied) return 24;
+      if (!IsEnd(frame.error().code())) return 24;
       if (back_pressure && reader->lost() != 0) return 25;
       // All that there was, to the last one that was complete or delivered.
       return reader->lost() + reader->taken() == reader->cursor() - first ? 0 : 26;
@@ -344,6 +344,7 @@ void KillThemAll(Policy policy, uint32_t seed) {
   const SharedFrames shared(Kind::kRing, Settings(frames, 4, policy));
   testing::Children children(shared.page);
   children.Start(kWriter, [&] { return Write(shared, UINT64_MAX, seed); });
+  ASSERT_TRUE(testing::AwaitWriter(shared.page));
   uint64_t lease = 0;
   children.KillAndReplace(&random, [&] {
     const uint64_t reader = ++lease;

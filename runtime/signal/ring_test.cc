@@ -10,6 +10,7 @@
 #include <random>
 
 #include "runtime/base/testing.h"
+#include "runtime/base/testing_code.h"
 #include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
@@ -31,12 +32,12 @@ Deadline Long() { return Deadline::AfterMs(kLongMs); }
 
 struct Ring {
   explicit Ring(uint32_t frames, Policy policy = Policy::kOverwriteOldest, uint32_t readers = 3,
-                uint32_t need_readers = 0)
+                const RingWriter::Readers& need = {})
       : shared(Kind::kRing, {.frames = frames,
                              .frame_bytes = testing::kFrameWords * 8,
                              .readers = readers,
                              .policy = policy}),
-        writer(*RingWriter::Open(shared.page, kWriter, need_readers)) {}
+        writer(*RingWriter::Open(shared.page, kWriter, need)) {}
 
   // A frame through all its steps; its number.
   uint64_t Write(bool complete = true) {
@@ -67,7 +68,7 @@ uint64_t ReadOne(const Ring& ring, RingReader& reader, Order order = Order::kInO
   return frame->seq;
 }
 
-Code CodeOf(const auto& result) { return result ? Code{} : result.error().code(); }
+using gpushm::testing::CodeOf;
 
 TEST(RingTest, AReaderGetsWhatWasAnnouncedSinceItJoined) {
   Ring ring(4);
@@ -237,7 +238,8 @@ TEST(RingTest, WithBackPressureTheWriterWaitsForTheSlowest) {
   }
   const auto opened = ring.writer.OpenFrame(Deadline::AfterMs(5));
   ASSERT_EQ(CodeOf(opened), Code::kTimeout);
-  EXPECT_THAT(opened.error().ToString(), HasSubstr("the reader in cell 2 is at frame 1, 4 behind"));
+  EXPECT_THAT(opened.error().ToString(), HasSubstr("the slowest reader is at frame 1, 4 behind"));
+  EXPECT_EQ(ring.writer.waited_for(), 2U) << "its lease";
   const auto held = slow.Next(kNow);
   EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kTimeout) << "taken, not released";
   ASSERT_TRUE(slow.ReleaseNow(*held));
@@ -260,15 +262,37 @@ TEST(RingTest, WithBackPressureTheWriterWaitsForItsOwnStream) {
 }
 
 TEST(RingTest, TheWriterMayNeedReaders) {
-  Ring ring(2, Policy::kBackPressure, 3, /*need_readers=*/2);
+  Ring ring(2, Policy::kBackPressure, 3, {.always = 2});
   ring.Join(1);
   const auto opened = ring.writer.OpenFrame(kNow);
   ASSERT_EQ(CodeOf(opened), Code::kTimeout);
   EXPECT_THAT(opened.error().ToString(), HasSubstr("1 readers of 2"));
+  EXPECT_EQ(ring.writer.waited_for(), 0U);
   ring.Join(2);
   EXPECT_EQ(ring.Write(), 1U);
+  ring.End(1);
+  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kTimeout) << "it still needs two";
   Ring free(2, Policy::kBackPressure);
   for (uint64_t seq = 1; seq < 10; ++seq) EXPECT_EQ(free.Write(), seq);
+}
+
+TEST(RingTest, ReadersToStartWithAreNotNeededLater) {
+  Ring ring(2, Policy::kBackPressure, 3, {.to_start = 3, .always = 1});
+  for (const uint64_t lease : {uint64_t{1}, uint64_t{2}}) ring.Join(lease);
+  ring.End(1);
+  ring.Join(3);
+  const auto opened = ring.writer.OpenFrame(kNow);
+  ASSERT_EQ(CodeOf(opened), Code::kTimeout);
+  EXPECT_THAT(opened.error().ToString(), HasSubstr("2 readers of 3 are there"));
+  EXPECT_THAT(opened.error().remedy(), HasSubstr("start_readers"));
+  ring.Join(4);
+  EXPECT_EQ(ring.Write(), 1U);
+  for (const uint64_t lease : {uint64_t{2}, uint64_t{3}}) ring.End(lease);
+  EXPECT_EQ(ring.Write(), 2U) << "one is enough now";
+  ring.End(4);
+  const auto alone = ring.writer.OpenFrame(kNow);
+  ASSERT_EQ(CodeOf(alone), Code::kTimeout);
+  EXPECT_THAT(alone.error().remedy(), HasSubstr("need_readers"));
 }
 
 TEST(RingTest, WhatADeadWriterCompletedIsDelivered) {
@@ -287,6 +311,17 @@ TEST(RingTest, WhatADeadWriterCompletedIsDelivered) {
   EXPECT_TRUE(reader.Check(3));
   EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kOrphaned);
   EXPECT_EQ(CodeOf(RingWriter::Open(ring.shared.page, 5)), Code::kStale);
+}
+
+TEST(RingTest, AWriterThatClosesEndsItsReaders) {
+  Ring ring(8);
+  RingReader reader = ring.Join();
+  ring.Write();
+  ring.Write(/*complete=*/false);
+  ASSERT_TRUE(EndCell(ring.shared.page.cell(0), kWriter, CellState::kLeft));
+  EXPECT_EQ(ReadOne(ring, reader), 1U);
+  EXPECT_EQ(CodeOf(reader.Next(Long())), Code::kEnded);
+  EXPECT_EQ(CodeOf(reader.Check(2)), Code::kEnded);
 }
 
 TEST(RingTest, WhatWasLostAtTheEndIsCounted) {

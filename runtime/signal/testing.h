@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -124,6 +125,15 @@ class LateStream {
   std::thread thread_;
 };
 
+// Until the page has its writer. Readers never see it earlier: the client publishes a page that its
+// writer has claimed.
+inline bool AwaitWriter(const Page& page) {
+  for (Poll poll(Deadline::AfterMs(kLongMs)); StateOf(page.cell(0)) == CellState::kFree;) {
+    if (!poll.Again()) return false;
+  }
+  return true;
+}
+
 inline void SpinFor(int64_t ns) {
   for (const int64_t until_ns = MonotonicNs() + ns; MonotonicNs() < until_ns;) {
   }
@@ -142,7 +152,10 @@ class Children {
 
   void Start(uint64_t lease, const std::function<int()>& part) {
     const pid_t child = fork();
-    if (child == 0) _exit(part());
+    if (child == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // A test that is killed leaves nobody behind.
+      _exit(part());
+    }
     leases_[child] = lease;
   }
   void Kill(uint64_t lease) {

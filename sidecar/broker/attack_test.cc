@@ -17,6 +17,7 @@
 #include <future>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/testing_code.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 
@@ -30,14 +31,12 @@ namespace {
 using protocol::Kind;
 using ::testing::HasSubstr;
 
-constexpr int kLingerSeconds = 8;
-// Far below what an attack lasts, far above what a loaded machine needs for a round trip.
-constexpr int64_t kServedMs = kLingerSeconds * 1000 / 2;
+// An attack lasts three times as long as a client here waits for an answer: who gets one was not
+// held up, however slow the machine is.
+constexpr int kLingerSeconds = 60;
+static_assert(kLingerSeconds * 1000 >= 3 * kSoonMs);
 
-template <typename T>
-int CodeOf(const Result<T>& result) {
-  return result ? 0 : static_cast<int>(result.error().code());
-}
+using gpushm::testing::CodeOf;
 constexpr int As(Code code) { return static_cast<int>(code); }
 
 // A TCP socket whose close blocks: SO_LINGER, data under way, a peer that never reads.
@@ -80,13 +79,11 @@ class AttackTest : public ::testing::Test {
 
   // Somebody else comes, attaches, and goes.
   void ExpectOthersAreServed() const {
-    const int64_t begun_ns = MonotonicNs();
     RawClient bystander(broker_.Socket("other"));
     ASSERT_TRUE(bystander.Hello());
     const auto attached = bystander.Attach("weights");
     ASSERT_TRUE(attached) << attached.error().ToString();
     EXPECT_EQ(bystander.descriptors().size(), 1u);
-    EXPECT_LT((MonotonicNs() - begun_ns) / 1'000'000, kServedMs);
     ASSERT_TRUE(bystander.Detach(attached->lease_id));
   }
   // After the attackers left: nothing of theirs is open.
@@ -178,6 +175,7 @@ TEST_F(AttackTest, LingeringSocketsHoldNobodyUp) {
     peers.push_back(std::move(lingering.peer));  // Nobody reads it as long as the test lasts.
     ExpectOthersAreServed();
   }
+  peers.clear();  // Lets go what still lingers.
   ExpectNothingLeft();
 }
 
@@ -186,7 +184,7 @@ TEST_F(AttackTest, ALingeringOfferDoesNotDelayTheEnd) {
   EXPECT_EQ(CodeOf(attacker_.Offer("kept", lingering.socket.get())), As(Code::kInvalidArgument));
   lingering.socket.Reset();
   broker_.Signal(SIGTERM);
-  EXPECT_EQ(broker_.WaitForEnd(kServedMs), 0);
+  EXPECT_EQ(broker_.WaitForEnd(), 0);
 }
 
 TEST_F(AttackTest, UnannouncedDescriptorsAreRefusedAtTheSender) {
@@ -471,13 +469,12 @@ TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
     EXPECT_EQ(CodeOf(attacker_.Transfer("weights", 1, fd)), As(Code::kInvalidArgument));
   }
   // Regression: such offers were taken, and the plugin broke the link that stated them.
-  EXPECT_EQ(attacker_.Offer("odd", writer.get()).error().ToString().substr(0, 35),
-            "INVALID_ARGUMENT: descriptor: pipe:");
-  for (const int fd : {writer.get(), directory.get(), attacker_.socket()}) {
+  EXPECT_THAT(attacker_.Offer("odd", writer.get()).error().what(),
+              HasSubstr("the descriptor offered as GPU memory is a pipe (pipe:"));
+  for (const int fd :
+       {writer.get(), directory.get(), attacker_.socket(), zero.get(), shrinking.get()}) {
     EXPECT_EQ(CodeOf(attacker_.Offer("odd", fd)), As(Code::kInvalidArgument));
   }
-  EXPECT_TRUE(attacker_.Offer("odd", zero.get())) << "perhaps: its users' to import, and refuse";
-  EXPECT_TRUE(attacker_.Delete("odd"));
   // A file that shrinks while it is read: the load fails, whoever reads it lives on.
   const auto transfer = attacker_.Transfer("weights", 1, shrinking.get());
   ASSERT_TRUE(transfer) << transfer.error().ToString();
@@ -494,19 +491,25 @@ TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
   ExpectNothingLeft();
 }
 
+// One container takes what it can; the other one keeps its share.
 TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {
+  constexpr uint32_t kLeasesOfOne = limits::kLeases - 256;
   ClientProcess hoarder([&] {
     static RawClient client(broker_.Socket("app"));
     const auto hello = client.Hello();
-    for (uint32_t i = 0; hello && i < limits::kLeases; ++i) {
+    for (uint32_t i = 0; hello && i < kLeasesOfOne; ++i) {
       if (!client.Attach("weights", 2)) return 1;
     }
     const auto refused = client.Attach("weights");
     return CodeOf(refused) == As(Code::kExhausted) ? 0 : 2;
   });
   ASSERT_EQ(hoarder.result(), 0);
-  EXPECT_EQ(attacker_.Info()->leases, limits::kLeases);
-  EXPECT_EQ(CodeOf(Another("other").Attach("weights")), As(Code::kExhausted));
+  EXPECT_EQ(attacker_.Info()->leases, kLeasesOfOne);
+  EXPECT_EQ(CodeOf(attacker_.Attach("weights")), As(Code::kExhausted));
+  RawClient other = Another("other");
+  const auto share = other.Attach("weights");
+  ASSERT_TRUE(share) << share.error().ToString();
+  EXPECT_TRUE(other.Detach(share->lease_id));
   hoarder.Kill();
   EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
   ExpectOthersAreServed();

@@ -1,6 +1,7 @@
 #include "sidecar/broker/broker.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,19 +16,20 @@
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"
 #include "runtime/registry/host_list.h"
-#include "sidecar/broker/volume_file.h"
 
 namespace gpushm::broker {
 namespace {
 
 // Generations of one start; the next start begins above them.
 constexpr uint64_t kGenerationBlock = uint64_t{1} << 32;
-// Between two looks at a file: that is not there yet.
-constexpr int64_t kFileRetryMs = 250;
 // Changes within this time become one writing of the list for pods with hostIPC.
 constexpr int64_t kHostListDelayMs = 20;
+// Between two attempts to take the name of the socket for pods with hostIPC.
+constexpr int64_t kHostSocketRetryMs = 1000;
 // Between two looks at what clients counted. Prometheus looks every 15 to 30 s.
 constexpr int64_t kCountersPeriodMs = 1000;
+// For children that were killed, at the end: destroying a context takes a driver 0.2 s.
+constexpr int64_t kChildrenEndMs = 1'000;
 // A container's name in a pod that the broker was told no containers of, and of hostIPC peers.
 constexpr char kOnlyContainer[] = "main";
 constexpr char kHostIpcContainer[] = "host-ipc";
@@ -44,11 +46,17 @@ Result<void> MakeFolder(const std::string& path) {
 
 }  // namespace
 
-Broker::Broker(EventLoop* loop, BrokerOptions options)
-    : loop_(loop), options_(std::move(options)) {}
+Broker::Broker(EventLoop* loop, BrokerOptions options) : loop_(loop), options_(std::move(options)) {
+  driver_worker_.Run([] { prctl(PR_SET_NAME, "gpushm-driver"); });  // For thread-hangs.
+}
 
 Broker::~Broker() {
-  if (driver_calls_ > 0) driver_worker_.Abandon();  // It hangs in the driver: the process ends now.
+  // A call of the driver, or closing memory, may hang: the process ends now, and the kernel closes.
+  driver_worker_.Abandon();
+  file_loads_.reset();
+  transfers_.reset();
+  releases_.reset();
+  if (children_) children_->EndAll(kChildrenEndMs);
   if (counters_) counters_->Publish();
   link_.reset();
   server_.reset();
@@ -102,6 +110,11 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   const config::BrokerConfig& config = broker->options_.config;
   if (auto r = broker->LockFolder(); !r) return std::unexpected(r.error());
   if (auto r = broker->TakeGenerations(); !r) return std::unexpected(r.error());
+  Result<std::unique_ptr<Children>> children =
+      Children::Create(loop, broker->options_.program,
+                       [self = broker.get()](const Status& why) { self->OnSpawnerEnded(why); });
+  if (!children) return std::unexpected(children.error());
+  broker->children_ = std::move(*children);
   if (auto r = broker->PutTools(); !r) return std::unexpected(r.error());
   Link::Greeting greeting;
   if (auto r = broker->MeetPlugin(&greeting); !r) return std::unexpected(r.error());
@@ -109,7 +122,8 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   const DeviceInfo& device = broker->gpu_->info();
   broker->ledger_.emplace(LedgerLimits{.pool_bytes = config.pool_bytes,
                                        .gpu_bytes = device.total_bytes,
-                                       .granularity = device.granularity},
+                                       .granularity = device.granularity,
+                                       .containers = broker->CountContainers()},
                           device.uuid, broker->epoch_);
   broker->ledger_->SetLoaders({broker->options_.loaders.begin(), broker->options_.loaders.end()});
   auto registry = registry::RegistryWriter::Create(limits::kBuffers, broker->epoch_ - 1);
@@ -117,7 +131,7 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   broker->registry_ = std::move(*registry);
   broker->MakeTransfers();
   broker->MakeReleases();
-  broker->server_.emplace(loop, &broker->closer_, static_cast<Handler*>(broker.get()));
+  broker->server_.emplace(loop, static_cast<Handler*>(broker.get()));
   std::set<std::string> settled;
   broker->Restore(std::move(greeting.kept), &settled);
   if (auto r = broker->MakeDeclared(settled); !r) return std::unexpected(r.error());
@@ -158,9 +172,8 @@ Result<void> Broker::OpenGpu() {
 
 void Broker::MakeTransfers() {
   transfers_.emplace(
-      loop_, &closer_,
-      Transfers::Settings{.command = options_.loader_command,
-                          .driver_folder = options_.driver_folder,
+      loop_, children_.get(),
+      Transfers::Settings{.driver_folder = options_.driver_folder,
                           .device = gpu_->info().device,
                           .stall_ms = options_.transfer_stall_ms},
       Transfers::Events{
@@ -170,30 +183,39 @@ void Broker::MakeTransfers() {
                 ledger_->TransferProgress(name, done);
                 Apply();
               },
-          .on_end =
-              [this](const std::string& name, protocol::Direction direction,
-                     const TransferState& state) {
-                const bool load = direction == protocol::Direction::kLoad;
-                if (load) ledger_->TransferEnded(name, state.result);
-                Apply();
-                if (state.result) {
-                  LogInfo(load ? "buffer-loaded" : "buffer-saved",
-                          {{"buffer", name},
-                           {"bytes", state.done_bytes},
-                           {"file_way", std::string(gpushm::NameOf(state.file_way))},
-                           {"moving_ms", state.moving_ns / 1'000'000},
-                           {"link_bytes_per_s", state.link_bytes_per_second}});
-                } else {
-                  LogError(load ? "load-failed" : "save-failed",
-                           {{"buffer", name}, {"reason", state.result.error().ToString()}});
-                }
-              }});
+          .on_end = [this](
+                        const std::string& name, protocol::Direction direction,
+                        const TransferState& state) { OnTransferEnded(name, direction, state); }});
+}
+
+void Broker::OnTransferEnded(const std::string& name, protocol::Direction direction,
+                             const TransferState& state) {
+  const bool load = direction == protocol::Direction::kLoad;
+  if (state.gave_way) {
+    ledger_->TransferRefused(name);
+    file_loads_->Again(name, state.loader_ended);
+    LogWarning("load-gave-way", {{"buffer", name}, {"bytes", state.done_bytes}});
+    return Apply();
+  }
+  if (load && state.result) ledger_->TransferProgress(name, state.done_bytes);
+  if (load) ledger_->TransferEnded(name, state.result);
+  Apply();
+  if (state.result) {
+    LogInfo(load ? "buffer-loaded" : "buffer-saved",
+            {{"buffer", name},
+             {"bytes", state.done_bytes},
+             {"file_way", std::string(gpushm::NameOf(state.file_way))},
+             {"moving_ms", state.moving_ns / 1'000'000},
+             {"link_bytes_per_s", state.link_bytes_per_second}});
+  } else {
+    LogError(load ? "load-failed" : "save-failed",
+             {{"buffer", name}, {"reason", state.result.error().ToString()}});
+  }
 }
 
 void Broker::MakeReleases() {
-  releases_.emplace(loop_,
-                    Releases::Settings{.command = {options_.loader_command.front(), "releaser"},
-                                       .driver_folder = options_.driver_folder,
+  releases_.emplace(loop_, children_.get(),
+                    Releases::Settings{.driver_folder = options_.driver_folder,
                                        .device = gpu_->info().device,
                                        .first_die = options_.first_releasers_die},
                     [this](const Releases::Word& word) {
@@ -221,7 +243,7 @@ Result<void> Broker::PutTools() const {
   if (folder.empty()) return {};
   if (auto made = MakeFolder(folder); !made) return made;
   namespace fs = std::filesystem;
-  const fs::path from = fs::path(options_.loader_command.front()).replace_filename("gpushmctl");
+  const fs::path from = fs::path(options_.program).replace_filename("gpushmctl");
   const std::string part = folder + "/gpushmctl.part";
   std::error_code error;
   fs::copy_file(from, part, fs::copy_options::overwrite_existing, error);
@@ -296,9 +318,30 @@ Result<void> Broker::ListenAll() {
   if (config.pod_uid.empty()) {
     return Fail(Code::kInvalidArgument, "host-ipc needs the pod's uid", "give --pod-uid");
   }
-  const std::string path = Concat(options_.host_dir, '/', registry::HostSocketFile(config.pod_uid));
   WriteHostListSoon();
-  return server_->Listen(path, kHostSocketMode, kHostIpcContainer);
+  ListenForHostIpc();
+  return {};
+}
+
+// A user of the node who took the name keeps the pod's processes there from reaching the broker,
+// not the pod's own containers.
+void Broker::ListenForHostIpc(bool first) {
+  if (draining_) return;
+  const std::string path =
+      Concat(options_.host_dir, '/', registry::HostSocketFile(options_.config.pod_uid));
+  const auto listening = server_->Listen(path, kHostSocketMode, kHostIpcContainer);
+  if (listening && !first) LogInfo("host-socket-served", {{"socket", path}});
+  if (listening) return;
+  if (first) {
+    LogError("host-socket-failed", {{"socket", path}, {"reason", listening.error().ToString()}});
+  }
+  loop_->After(kHostSocketRetryMs, [this] { ListenForHostIpc(/*first=*/false); });
+}
+
+uint32_t Broker::CountContainers() const {
+  const config::BrokerConfig& config = options_.config;
+  const size_t named = config.containers ? config.containers->size() + options_.loaders.size() : 0;
+  return static_cast<uint32_t>(std::max<size_t>(named, 1) + (config.host_ipc ? 1 : 0));
 }
 
 Result<void> Broker::ListenFor(const std::string& container) {
@@ -317,44 +360,40 @@ Result<void> Broker::MakeCounters() {
 }
 
 void Broker::StartFileLoads() {
+  file_loads_.emplace(
+      loop_, children_.get(),
+      FileLoads::Settings{.driver_folder = options_.driver_folder,
+                          .device = gpu_->info().device,
+                          .hang_ms = options_.transfer_stall_ms / 6},
+      FileLoads::Events{.is_wanted =
+                            [this](const std::string& buffer) {
+                              return ledger_->StateOf(buffer) == BufferState::kLoading;
+                            },
+                        .load = [this](const std::string& buffer,
+                                       OpenedFile* file) { return LoadFile(buffer, file); },
+                        .on_failure = [this](const std::string& buffer,
+                                             const Status& why) { FileLoadFailed(buffer, why); }});
   for (const config::BufferSpec& spec : options_.config.pod.buffers) {
-    if (!spec.file.empty()) TryFileLoad(spec);
+    if (spec.file.empty()) continue;
+    const std::string_view volume = spec.FileVolume();
+    file_loads_->Add({.buffer = spec.name,
+                      .folder = volume.empty() ? "" : Concat(options_.files_folder, '/', volume),
+                      .path = std::string(spec.FilePath())});
   }
 }
 
-// A file that is not there yet is waited for (an init container may still write it); one that is
-// there and cannot be read is an error that says whose it is.
-void Broker::TryFileLoad(const config::BufferSpec& spec, bool first) {
-  // Loaded by a former broker, or by a client meanwhile.
-  if (ledger_->StateOf(spec.name) != BufferState::kLoading) return;
-  const std::string path(spec.FilePath());
-  const std::string folder = spec.FileVolume().empty()
-                                 ? std::string()
-                                 : Concat(options_.files_folder, '/', spec.FileVolume());
-  const auto retry = [this, spec] {
-    loop_->After(kFileRetryMs, [this, spec] { TryFileLoad(spec, false); });
-  };
-  Result<UniqueFd> file = OpenFileOf(folder, path);
-  if (!file && file.error().code() == Code::kNotFound) {
-    if (first) {
-      LogInfo("file-waiting",
-              {{"buffer", spec.name}, {"file", folder.empty() ? path : Concat(folder, '/', path)}});
-    }
-    return retry();
-  }
-  Result<void> failed;
-  if (!file) {
-    failed = std::unexpected(file.error());
-  } else {
-    const auto started = StartTransfer(Client{}, spec.name, protocol::Direction::kLoad,
-                                       std::move(*file), 0, FileWay::kAutoGds);
-    if (started) return;
-    if (started.error().code() == Code::kBusy) return retry();  // Files load one after the other.
-    failed = std::unexpected(started.error());
-  }
-  LogError("load-failed", {{"buffer", spec.name}, {"reason", failed.error().ToString()}});
-  if (ledger_->BeginTransfer(Client{}, spec.name, protocol::Direction::kLoad)) {
-    ledger_->TransferEnded(spec.name, failed);
+// kBusy: another one runs; files load one after the other.
+Result<void> Broker::LoadFile(const std::string& buffer, OpenedFile* file) {
+  const auto started =
+      StartTransfer(Client{}, {.buffer = buffer, .direction = protocol::Direction::kLoad}, file);
+  if (!started) return std::unexpected(started.error());
+  return {};
+}
+
+void Broker::FileLoadFailed(const std::string& buffer, const Status& why) {
+  LogError("load-failed", {{"buffer", buffer}, {"reason", why.ToString()}});
+  if (ledger_->BeginTransfer(Client{}, buffer, protocol::Direction::kLoad)) {
+    ledger_->TransferEnded(buffer, std::unexpected(why));
   }
   Apply();
 }
@@ -435,6 +474,13 @@ void Broker::OnEnded(const Client& client) {
 }
 
 // ---- end
+
+// Another one cannot be started here (child.h), but by a successor.
+void Broker::OnSpawnerEnded(const Status& why) {
+  LogError("spawner-ended", {{"reason", why.ToString()}});
+  failed_ = true;
+  loop_->Stop();
+}
 
 bool Broker::Drained() const {
   return ledger_->lease_count() == 0 && driver_calls_ == 0 && transfers_->running() == 0;

@@ -29,7 +29,9 @@
 #include "runtime/daemon/worker.h"
 #include "runtime/registry/writer.h"
 #include "runtime/signal/page.h"
+#include "sidecar/broker/child.h"
 #include "sidecar/broker/counters.h"
+#include "sidecar/broker/file_loads.h"
 #include "sidecar/broker/gpu.h"
 #include "sidecar/broker/ledger.h"
 #include "sidecar/broker/link.h"
@@ -49,7 +51,7 @@ struct BrokerOptions {
   std::string host_dir = "/dev/shm";         // For pods with hostIPC.
   std::string link_folder;                   // Of the plugin's socket; empty: there is no plugin.
   uint64_t link_die_after = 0;               // For tests, see Link::Settings.
-  std::vector<std::string> loader_command;   // Program and arguments of the loader child.
+  std::string program = "gpushm-broker";     // This one, for its children.
   uint64_t memory_limit_bytes = UINT64_MAX;  // Of host memory.
   uint32_t first_releasers_die = 0;          // For tests, see Releases::Settings.
   std::string files_folder = "/run/gpushm-files";  // The pod's volumes that `file:` names.
@@ -73,6 +75,9 @@ class Broker : private Handler {
   // Takes no new clients and stops the loop when the last lease has ended, or at the deadline.
   void Drain();
 
+  // Whether it has stopped the loop because it cannot go on: to be started anew.
+  bool failed() const { return failed_; }
+
  private:
   Broker(EventLoop* loop, BrokerOptions options);
 
@@ -92,10 +97,15 @@ class Broker : private Handler {
   Result<void> MakeDeclared(const std::set<std::string>& settled);
   Result<void> MakeDeclaredSignals(const std::set<std::string>& settled);
   Result<void> ListenAll();
+  uint32_t CountContainers() const;
   Result<void> ListenFor(const std::string& container);
+  void ListenForHostIpc(bool first = true);
   Result<void> MakeCounters();
   void StartFileLoads();
-  void TryFileLoad(const config::BufferSpec& spec, bool first = true);
+  Result<void> LoadFile(const std::string& buffer, OpenedFile* file);
+  void FileLoadFailed(const std::string& buffer, const Status& why);
+  void OnTransferEnded(const std::string& name, protocol::Direction direction,
+                       const TransferState& state);
 
   // ---- requests
   Result<void> OnRequest(Request& request) override;
@@ -122,9 +132,8 @@ class Broker : private Handler {
   void Allocate(const Ledger::Ticket& ticket, const ReplyTo& to);
   void Allocated(const Ledger::Ticket& ticket, const ReplyTo& to, Result<UniqueFd> descriptor);
   void ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant);
-  Result<uint64_t> StartTransfer(const Client& client, const std::string& name,
-                                 protocol::Direction direction, UniqueFd file, uint64_t chunk_bytes,
-                                 FileWay file_way);
+  // `job`: without its memory. `file`: of the broker's own, else null.
+  Result<uint64_t> StartTransfer(const Client& client, TransferJob job, OpenedFile* file);
 
   // Carries the ledger's changes to the plugin and into the registry, and frees what it let go.
   void Apply();
@@ -137,13 +146,17 @@ class Broker : private Handler {
   Result<void> CheckReleasable(const Client& client, uint64_t lease_id) const;
   // If it is a signal in device memory that has ended.
   void ReleaseStreams(const std::string& name, const signal::Page& page);
+  std::optional<Statement> ClientStatement(uint64_t client_id) const;
   bool Announce(uint64_t client_id);  // False: it is gone.
-  std::vector<Statement> Everything();
+  // The next of all there is, for a plugin that knows nothing yet: clients before what names them.
+  std::optional<Statement> NextStatement();
+  void OnStated(const Statement& statement);
   void OnDevice(bool lost, std::string_view reason);
   void ShowChange(const Change& change);
   void WriteHostListSoon();
   void PublishCountersSoon();
   bool Drained() const;
+  void OnSpawnerEnded(const Status& why);
 
   EventLoop* loop_;
   BrokerOptions options_;
@@ -155,17 +168,21 @@ class Broker : private Handler {
   std::map<std::string, uint32_t> slots_;  // Of the registry, by name.
   Worker driver_worker_;
   Worker closer_{kCloserThreads};
+  std::unique_ptr<Children> children_;
   std::optional<Transfers> transfers_;
+  std::optional<FileLoads> file_loads_;
   std::optional<Releases> releases_;
   std::optional<Server> server_;
   std::optional<CounterBook> counters_;
   std::optional<Link> link_;
   std::set<uint64_t> announced_;  // Clients that the plugin knows.
+  Ledger::Cursor stated_;         // Of all there is; while link_ is stating it.
   bool device_lost_ = false;
   int driver_calls_ = 0;  // Under way.
   bool host_list_due_ = false;
   bool counters_due_ = false;
   bool draining_ = false;
+  bool failed_ = false;
 };
 
 }  // namespace gpushm::broker

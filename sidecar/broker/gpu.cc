@@ -1,6 +1,7 @@
 #include "sidecar/broker/gpu.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace gpushm::broker {
 namespace {
@@ -21,7 +22,18 @@ bool Matches(const DeviceInfo& device, const config::GpuChoice& choice) {
   return choice.uuid.size() == uuid.size() && choice.uuid.substr(4) == uuid.substr(4);
 }
 
+// Where the simulated driver keeps its memory: runtime/driver/sim/README.md.
+std::string SimulatedState() {
+  const char* const folder = std::getenv("GPUSHM_SIM_DIR");
+  return folder == nullptr || *folder == '\0' ? "/var/tmp/gpushm-sim" : folder;
+}
+
 }  // namespace
+
+Gpu::Gpu(const CudaApi& api, DeviceInfo info)
+    : api_(&api),
+      info_(std::move(info)),
+      memory_kind_(MemoryKind::Of(api.simulated() ? SimulatedState() : "")) {}
 
 Result<Gpu> Gpu::Open(const std::string& driver_folder,
                       const std::optional<config::GpuChoice>& choice) {

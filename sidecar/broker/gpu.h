@@ -8,6 +8,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
+#include "runtime/daemon/descriptor.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"
 #include "sidecar/config/config.h"
@@ -28,12 +29,15 @@ class Gpu {
   const DeviceInfo& info() const { return info_; }
   const CudaApi& api() const { return *api_; }
   bool simulated() const { return api_->simulated(); }
+  // What its memory looks like to who gets a descriptor.
+  const MemoryKind& memory_kind() const { return memory_kind_; }
 
  private:
-  Gpu(const CudaApi& api, DeviceInfo info) : api_(&api), info_(std::move(info)) {}
+  Gpu(const CudaApi& api, DeviceInfo info);
 
   const CudaApi* api_;
   DeviceInfo info_;
+  MemoryKind memory_kind_;
 };
 
 }  // namespace gpushm::broker

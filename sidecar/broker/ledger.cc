@@ -50,13 +50,14 @@ Result<void> Ledger::Reserve(const Ticket& ticket) {
   const std::string& name = ticket.name;
   const uint64_t free_bytes = limits_.pool_bytes - used_bytes_;
   if (mapped_bytes > free_bytes) {
-    const auto old = std::find_if(generations_.begin(), generations_.end(), [&](const auto& item) {
-      return item.second.buffer == name && item.second.memory.pooled;
+    const std::set<uint64_t>& old = holdings_.Name(name).generations;
+    const bool has_old = std::any_of(old.begin(), old.end(), [this](uint64_t number) {
+      return generations_.at(number).memory.pooled;
     });
     return Fail(Code::kExhausted,
                 Concat(Quoted(name), " needs ", mapped_bytes, " bytes, the pool has ", free_bytes,
                        " of ", limits_.pool_bytes, " left"),
-                old == generations_.end()
+                !has_old
                     ? "raise gpushm.io/pool-extra, or delete what is not needed"
                     : "give the buffer another generation (generations: 2), or detach the old one");
   }
@@ -88,10 +89,13 @@ Result<Ledger::Ticket> Ledger::BeginNew(const Client& client, const std::string&
                 .unpublished = (flags & protocol::kFlagUnpublished) != 0,
                 .starts_loading = false,
                 .page = page,
+                .until_unused = allowed->until_unused,
                 .client = client,
                 .policy = *allowed,
                 .buffer_id = 0};
-  if (auto room = HasRoomForLease(ticket.attach); !room) return std::unexpected(room.error());
+  if (auto room = HasRoomForLease(client, ticket.attach); !room) {
+    return std::unexpected(room.error());
+  }
   if (auto reserved = Reserve(ticket); !reserved) {
     return std::unexpected(reserved.error());
   }
@@ -142,8 +146,7 @@ Result<Ledger::Ticket> Ledger::BeginNext(const Client& client, const std::string
                 Concat(Quoted(name), page ? " is a buffer" : " is a signal, barrier or ring"),
                 "take another name");
   }
-  const auto live = std::count_if(generations_.begin(), generations_.end(),
-                                  [&](const auto& item) { return item.second.buffer == name; });
+  const size_t live = holdings_.Name(name).generations.size();
   if (auto room = HasRoomForGeneration(); !room) return std::unexpected(room.error());
   if (live >= limits::kGenerations) {
     return Fail(Code::kExhausted,
@@ -160,6 +163,7 @@ Result<Ledger::Ticket> Ledger::BeginNext(const Client& client, const std::string
                 .unpublished = (flags & protocol::kFlagUnpublished) != 0,
                 .starts_loading = false,
                 .page = page,
+                .until_unused = (flags & protocol::kFlagUntilUnused) != 0,
                 .client = client,
                 .policy = {},
                 .buffer_id = buffer.id};
@@ -167,7 +171,9 @@ Result<Ledger::Ticket> Ledger::BeginNext(const Client& client, const std::string
     return Fail(Code::kBusy, Concat(Quoted(name), " has its one writer already"),
                 "detach the old generation first, or declare it access: many-writers");
   }
-  if (auto room = HasRoomForLease(ticket.attach); !room) return std::unexpected(room.error());
+  if (auto room = HasRoomForLease(client, ticket.attach); !room) {
+    return std::unexpected(room.error());
+  }
   if (auto reserved = Reserve(ticket); !reserved) {
     return std::unexpected(reserved.error());
   }
@@ -192,11 +198,13 @@ Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_al
   }
   buffer->allocating = false;
   buffer->writer_reserved = false;
+  buffer->policy.until_unused = buffer->policy.until_unused && ticket.until_unused;
   const uint64_t number = next_generation_++;
   Generation& generation = generations_[number];
   generation.buffer = ticket.name;
   generation.memory = std::move(memory);
   generation.created_unix_ns = now_unix_ns;
+  AddGeneration(number);
 
   if (ticket.unpublished) {
     buffer->pending = number;
@@ -228,7 +236,11 @@ void Ledger::Abort(const Ticket& ticket) {
   if (buffer == nullptr) return;
   buffer->allocating = false;
   buffer->writer_reserved = false;
-  if (!ticket.replaces) buffers_.erase(ticket.name);
+  if (!ticket.replaces) {
+    buffers_.erase(ticket.name);
+  } else {
+    RemoveIfUnused(ticket.name);
+  }
 }
 
 Result<void> Ledger::Publish(const Client& client, uint64_t lease_id) {
@@ -304,7 +316,7 @@ Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Acce
                 IsPage(name) ? "wait until that process ends or closes it"
                              : "wait until it detaches, or declare it access: many-writers");
   }
-  if (auto room = HasRoomForLease(true); !room) return std::unexpected(room.error());
+  if (auto room = HasRoomForLease(client, true); !room) return std::unexpected(room.error());
   Grant grant{.lease_id = AddLease(client, name, buffer.current, access, now_unix_ns, way),
               .generation = buffer.current,
               .access = access,
@@ -318,9 +330,9 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
   const std::string name = (*lease)->buffer;
   const uint64_t generation = (*lease)->generation;
   const bool writes = (*lease)->access == Access::kReadWrite;
+  EndLease(leases_.find(lease_id), /*died=*/false);
   // Whoever detaches what it has not published, or not loaded to the end, gives it up.
   const auto buffer = buffers_.find(name);
-  EndLease(leases_.find(lease_id), /*died=*/false);
   if (buffer == buffers_.end()) return {};
   if (buffer->second.pending == generation &&
       generations_.at(generation).publisher_client == client.id) {
@@ -331,28 +343,29 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
     buffer->second.failure = "the process that loaded it detached before it was complete";
     Show(name);
   }
+  RemoveIfUnused(name);
   return {};
 }
 
 Ledger::Ended Ledger::EndClient(uint64_t client_id) {
   Ended ended;
   std::set<uint64_t> written;  // Generations: once each, however many leases it has on them.
-  for (auto lease = leases_.begin(); lease != leases_.end();) {
-    const auto next = std::next(lease);
-    if (lease->second.client.id == client_id) {
-      const uint64_t generation = lease->second.generation;
-      ++ended.leases;
-      // Before the lease: a successor that still knows of the lease finds out again.
-      if (lease->second.access == Access::kReadWrite && written.insert(generation).second) {
-        WriterDied(std::string(lease->second.buffer), generation, client_id, &ended);
-      }
-      EndLease(lease, /*died=*/true);
+  const Holdings::OfClient held = holdings_.Client(client_id);  // A copy: they end.
+  for (const uint64_t id : held.leases) {
+    const auto lease = leases_.find(id);
+    const uint64_t generation = lease->second.generation;
+    const std::string name(lease->second.buffer);
+    ++ended.leases;
+    // Before the lease: a successor that still knows of the lease finds out again.
+    if (lease->second.access == Access::kReadWrite && written.insert(generation).second) {
+      WriterDied(name, generation, client_id, &ended);
     }
-    lease = next;
+    EndLease(lease, /*died=*/true);
+    if (RemoveIfUnused(name)) ended.dropped.push_back(name);
   }
   std::vector<std::string> offered;
-  for (const auto& [number, generation] : generations_) {
-    if (generation.offerer_client != client_id) continue;
+  for (const uint64_t number : holdings_.Client(client_id).generations) {
+    const Generation& generation = generations_.at(number);
     const auto buffer = buffers_.find(generation.buffer);
     if (buffer != buffers_.end() && buffer->second.current == number) {
       offered.push_back(generation.buffer);
@@ -422,6 +435,17 @@ void Ledger::DropPending(const std::string& name, Buffer& buffer) {
   ReleaseIfUnused(generation);
 }
 
+bool Ledger::RemoveIfUnused(const std::string& name) {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end()) return false;
+  const Buffer& buffer = found->second;
+  const bool in_use = buffer.allocating || buffer.transferring || buffer.pending != 0 ||
+                      buffer.current == 0 || generations_.at(buffer.current).leases != 0;
+  if (!buffer.policy.until_unused || in_use) return false;
+  Remove(name);
+  return true;
+}
+
 Result<Ledger::Buffer*> Ledger::FindBuffer(const std::string& name) {
   const auto found = buffers_.find(name);
   if (found == buffers_.end() || (found->second.current == 0 && found->second.allocating)) {
@@ -442,20 +466,6 @@ Ledger::Buffer* Ledger::FindTicket(const Ticket& ticket) {
   return found == buffers_.end() || found->second.id != ticket.buffer_id ? nullptr : &found->second;
 }
 
-Result<void> Ledger::HasRoomForLease(bool wanted) const {
-  if (!wanted || leases_.size() < limits_.leases) return {};
-  return Fail(Code::kExhausted, Concat("the pod has its ", limits_.leases, " leases"),
-              "detach what is not used; docs/limits.md");
-}
-
-Result<Lease*> Ledger::FindLease(const Client& client, uint64_t lease_id) {
-  const auto lease = leases_.find(lease_id);
-  if (lease == leases_.end() || lease->second.client.id != client.id) {
-    return Fail(Code::kNotFound, Concat("this client has no lease ", lease_id));
-  }
-  return &lease->second;
-}
-
 Result<void> Ledger::CheckWriter(const Buffer& buffer, const std::string& name,
                                  const Client& client) const {
   if (buffer.policy.MayWrite(client.container)) return {};
@@ -470,34 +480,10 @@ Result<void> Ledger::CheckWriter(const Buffer& buffer, const std::string& name,
                              ", can create it with GPUSHM_WRITERS_ALL"));
 }
 
-bool Ledger::HasWriter(const std::string& name) const {
-  const auto buffer = buffers_.find(name);
-  if (buffer != buffers_.end() && buffer->second.writer_reserved) return true;
-  return std::any_of(leases_.begin(), leases_.end(), [&](const auto& item) {
-    return item.second.buffer == name && item.second.access == Access::kReadWrite;
-  });
-}
-
-uint64_t Ledger::AddLease(const Client& client, const std::string& name, uint64_t generation,
-                          Access access, int64_t now_unix_ns, protocol::PeerWay way) {
-  const uint64_t id = next_lease_++;
-  const auto [lease, added] =
-      leases_.emplace(id, Lease{id, client, name, generation, access, now_unix_ns, way});
-  ++generations_.at(generation).leases;
-  NoteLease(lease->second);
-  return id;
-}
-
-void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
-  const uint64_t generation = lease->second.generation;
-  const Memory& memory = generations_.at(generation).memory;
-  if (memory.is_page() && lease->second.access == Access::kReadWrite) {
-    parted_.push_back({lease->first, lease->second.buffer, died, memory.descriptor.get()});
-  }
-  if (!died) NoteDrop(protocol::LinkDropped::kLease, lease->first);  // Else with its client.
-  leases_.erase(lease);
-  --generations_.at(generation).leases;
-  ReleaseIfUnused(generation);
+void Ledger::AddGeneration(uint64_t number) {
+  const Generation& generation = generations_.at(number);
+  holdings_.AddGeneration(number, generation.buffer, generation.offerer_client);
+  if (generation.memory.is_page()) page_bytes_ += generation.memory.mapped_bytes;
 }
 
 void Ledger::ReleaseIfUnused(uint64_t number) {
@@ -508,6 +494,8 @@ void Ledger::ReleaseIfUnused(uint64_t number) {
       (buffer->second.current == number || buffer->second.pending == number)) {
     return;
   }
+  holdings_.EndGeneration(number, generation->second.buffer, generation->second.offerer_client);
+  if (generation->second.memory.is_page()) page_bytes_ -= generation->second.memory.mapped_bytes;
   if (generation->second.memory.pooled) used_bytes_ -= generation->second.memory.mapped_bytes;
   offered_bytes_ -= OfferedBytes(generation->second.memory);
   freed_.push_back(std::move(generation->second.memory));
@@ -564,11 +552,12 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   record.transport = static_cast<registry::Transport>(generation.memory.transport);
   if (generation.memory.is_page()) {
     record.transport = registry::Transport::kVmm;
-    record.flags = registry::kRecordPage;
+    record.flags |= registry::kRecordPage;
   }
+  if (generation.content_bytes) record.flags |= registry::kRecordContent;
   record.state = buffer.state;
   record.created_unix_ns = static_cast<uint64_t>(generation.created_unix_ns);
-  record.loaded_bytes = buffer.loaded_bytes;
+  record.loaded_bytes = LoadedBytes(buffer);
   record.creator = registry::Name(buffer.policy.creator);
   return record;
 }

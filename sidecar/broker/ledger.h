@@ -35,6 +35,7 @@
 #include "runtime/driver/device.h"
 #include "runtime/protocol/messages.h"
 #include "runtime/registry/record.h"
+#include "sidecar/broker/holdings.h"
 #include "sidecar/broker/statement.h"
 #include "sidecar/config/config.h"
 
@@ -69,7 +70,8 @@ struct Policy {
   bool writers_all = false;          // Every container may write.
   bool read_only = false;            // Nobody may write.
   bool one_writer = false;
-  bool loads = false;  // A client loads it first; see Ledger::SetLoaders.
+  bool loads = false;         // A client loads it first; see Ledger::SetLoaders.
+  bool until_unused = false;  // Goes with the last lease on its current generation.
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
 
   static Policy FromSpec(const config::BufferSpec& spec);
@@ -115,6 +117,7 @@ struct LedgerLimits {
   uint64_t granularity = 2 << 20;
   uint32_t buffers = limits::kBuffers;
   uint32_t leases = limits::kLeases;
+  uint32_t containers = 1;  // That the broker serves: each keeps a share of the leases.
 };
 
 class Ledger {
@@ -132,10 +135,11 @@ class Ledger {
     bool attach = false;
     bool unpublished = false;
     bool starts_loading = false;
-    bool page = false;       // See BeginPage.
-    Client client;           // id 0: the broker.
-    Policy policy;           // Unless it replaces.
-    uint64_t buffer_id = 0;  // The name may stand for another buffer by the time of Commit.
+    bool page = false;          // See BeginPage.
+    bool until_unused = false;  // See Policy; of one that replaces: unless the former was not.
+    Client client;              // id 0: the broker.
+    Policy policy;              // Unless it replaces.
+    uint64_t buffer_id = 0;     // The name may stand for another buffer by the time of Commit.
   };
   Result<Ticket> BeginCreate(const Client& client, const std::string& name, uint64_t size_bytes,
                              const Policy& policy, uint32_t flags);
@@ -146,6 +150,7 @@ class Ledger {
                               uint32_t flags);
   // The page of a signal, barrier or ring: attached and unpublished. Not of the pool: host memory.
   // `after_generation` as in protocol::MakePageRequest.
+  // policy.until_unused counts for a later generation, too, see Ticket.
   Result<Ticket> BeginPage(const Client& client, const std::string& name, uint64_t size_bytes,
                            const Policy& policy, uint64_t after_generation);
   // `client_alive` false: the requester ended meanwhile; what nobody could see, or what only it
@@ -201,9 +206,12 @@ class Ledger {
   const Memory* FindWord(const std::string& signal, uint64_t generation) const;
 
   // ---- content
-  // A writer says how far its load is.
+  // A writer says how far its load is, or how many bytes the content has; of what it has not
+  // published, the latter alone.
   Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
                           bool complete);
+  // Of a buffer that BeginTransfer gave the memory of.
+  uint64_t ContentBytes(const std::string& name) const;
   // Containers that end before those with a GPU run. Lists of a pod's annotations cannot name them:
   // they may load what is declared so, and has no content yet, whoever may attach or write it.
   void SetLoaders(std::set<std::string> containers) { loaders_ = std::move(containers); }
@@ -240,8 +248,21 @@ class Ledger {
   // valid until the next call, and while TakeFreed() has not been asked for.
   void KeepJournal() { journaling_ = true; }
   std::vector<Statement> TakeStatements() { return std::exchange(statements_, {}); }
-  // All there is: buffers, generations, leases.
-  std::vector<Statement> Everything() const;
+
+  // What has been stated of all there is, in this order: buffers, generations, leases. The rest is
+  // stated as it is when its turn comes, so a change of what lies ahead need not be said.
+  struct Cursor {
+    enum class Part { kBuffers, kGenerations, kLeases, kEnd };
+    Part part = Part::kBuffers;
+    std::string name = {};     // The last buffer stated; empty: none yet.
+    uint64_t number = 0;       // The last generation or lease stated.
+    bool content_due = false;  // Of that generation.
+  };
+  // The first statement behind *cursor, which moves to before it; nullopt: that was all.
+  std::optional<Statement> Next(Cursor* cursor) const;
+  // Beyond that statement.
+  static void Advance(Cursor* cursor, const Statement& stated);
+  static bool IsAhead(const Cursor& cursor, const Statement& statement);
 
   // ---- being that successor (ledger_restore.cc)
   struct Kept {
@@ -252,6 +273,7 @@ class Ledger {
     std::map<uint64_t, std::string> clients;  // Their containers.
     std::vector<protocol::LinkBuffer> buffers;
     std::vector<Generation> generations;
+    std::vector<protocol::LinkContent> contents;
     std::vector<protocol::LinkLease> leases;
   };
   struct Restored {
@@ -277,6 +299,7 @@ class Ledger {
     uint64_t publisher_client = 0;  // Unpublished: whose it is.
     uint64_t offerer_client = 0;    // kCuIpc: goes with this client.
     int64_t created_unix_ns = 0;
+    std::optional<uint64_t> content_bytes;  // Nobody said it: all of it.
   };
   struct Buffer {
     uint64_t id = 0;  // Of this buffer alone; a name can come back.
@@ -299,7 +322,7 @@ class Ledger {
   Buffer* FindTicket(const Ticket& ticket);
   Result<void> HasRoomForBuffer() const;
   Result<void> HasRoomForGeneration() const;
-  Result<void> HasRoomForLease(bool wanted) const;
+  Result<void> HasRoomForLease(const Client& client, bool wanted) const;
   Result<Buffer*> FindBuffer(const std::string& name);
   Result<Lease*> FindLease(const Client& client, uint64_t lease_id);
   Result<void> Reserve(const Ticket& ticket);
@@ -320,6 +343,8 @@ class Ledger {
   uint64_t AddLease(const Client& client, const std::string& name, uint64_t generation,
                     Access access, int64_t now_unix_ns, protocol::PeerWay way);
   void EndLease(std::map<uint64_t, Lease>::iterator lease, bool died);
+  // Counts it, once it is whole.
+  void AddGeneration(uint64_t number);
   void ReleaseIfUnused(uint64_t generation);
   void MakeCurrent(const std::string& name, Buffer& buffer, uint64_t generation);
   void Remove(const std::string& name);
@@ -329,12 +354,15 @@ class Ledger {
   // Whether what it loads by itself is incomplete now for good.
   static bool GivesContentUp(Buffer* buffer, uint64_t client_id);
   void DropPending(const std::string& name, Buffer& buffer);
+  // After leases ended, or what else kept the name. Whether it has gone.
+  bool RemoveIfUnused(const std::string& name);
 
   // Statements, see (6).
   bool IsStated(const std::string& name) const;
-  bool HasGenerations(const std::string& name) const;
+  const std::string* NextName(const std::string& after) const;
   void NoteBuffer(const std::string& name);
   void NoteGeneration(uint64_t generation);
+  void NoteContent(uint64_t generation);
   void NoteLease(const Lease& lease);
   void NoteDrop(protocol::LinkDropped what, uint64_t id, const std::string& name = {});
   void NoteReleased(uint64_t generation, const std::string& name);
@@ -352,6 +380,8 @@ class Ledger {
                       const std::string& name, Buffer* buffer);
   bool IsPublishable(uint64_t generation, const std::string& name) const;
 
+  uint64_t LoadedBytes(const Buffer& buffer) const;
+  void SetContentOf(uint64_t generation, uint64_t content_bytes);
   bool MayLoadFirst(const Buffer& buffer, const Client& client) const;
 
   LedgerLimits limits_;
@@ -367,6 +397,8 @@ class Ledger {
   std::map<std::string, Policy> declared_;
   std::map<uint64_t, Generation> generations_;
   std::map<uint64_t, Lease> leases_;
+  Holdings holdings_;        // Of the two above.
+  uint64_t page_bytes_ = 0;  // Of the pages among the generations.
   std::vector<Change> changes_;
   std::vector<Memory> freed_;
   std::vector<EndedParticipant> parted_;

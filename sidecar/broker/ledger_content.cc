@@ -22,14 +22,28 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
   if ((*lease)->access != Access::kReadWrite) {
     return Denied("only a writer can say what the content is", "attach for writing");
   }
+  const uint64_t number = (*lease)->generation;
   const auto found = buffers_.find((*lease)->buffer);
-  if (found == buffers_.end() || found->second.current != (*lease)->generation) {
+  const bool unpublished = found != buffers_.end() && found->second.pending == number;
+  if (found == buffers_.end() || (found->second.current != number && !unpublished)) {
     return Fail(Code::kStale, Concat(Quoted((*lease)->buffer), " has another generation by now"));
   }
   Buffer& buffer = found->second;
-  const uint64_t size = generations_.at(buffer.current).memory.size_bytes;
-  if (loaded_bytes > size) {
-    return Fail(Code::kInvalidArgument, Concat(loaded_bytes, " bytes loaded of ", size));
+  const Memory& memory = generations_.at(number).memory;
+  if (memory.is_page()) {
+    return Fail(Code::kInvalidArgument, Concat(Quoted(found->first), " is no buffer"));
+  }
+  if (loaded_bytes > memory.size_bytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat(loaded_bytes, " bytes of content in ", memory.size_bytes));
+  }
+  if (unpublished) {
+    if (!complete) {
+      return Fail(Code::kInvalidArgument, Concat(Quoted(found->first), " is not published"),
+                  "say what it holds once that is complete");
+    }
+    SetContentOf(number, loaded_bytes);
+    return {};
   }
   if (buffer.transferring || (buffer.loading_client != 0 && buffer.loading_client != client.id)) {
     return Fail(Code::kBusy, Concat(Quoted(found->first), " is being loaded by somebody else"),
@@ -40,8 +54,26 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
   buffer.one_writer_loads = false;
   buffer.loaded_bytes = loaded_bytes;
   buffer.failure.clear();
+  if (complete) SetContentOf(number, loaded_bytes);
   Show(found->first);
   return {};
+}
+
+void Ledger::SetContentOf(uint64_t generation, uint64_t content_bytes) {
+  generations_.at(generation).content_bytes = content_bytes;
+  NoteContent(generation);
+}
+
+// As the registry and the plugin are told it.
+uint64_t Ledger::LoadedBytes(const Buffer& buffer) const {
+  const bool there =
+      buffer.state == BufferState::kReady || buffer.state == BufferState::kWriterDied;
+  if (!there || buffer.current == 0) return buffer.loaded_bytes;
+  return generations_.at(buffer.current).content_bytes.value_or(0);
+}
+
+uint64_t Ledger::ContentBytes(const std::string& name) const {
+  return registry::ContentBytes(RecordOf(name, buffers_.at(name)));
 }
 
 bool Ledger::MayLoadFirst(const Buffer& buffer, const Client& client) const {
@@ -72,7 +104,7 @@ Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::str
     return Fail(Code::kUnsupported, Concat(Quoted(name), " was offered with a cuIpc handle"),
                 "load or save it in a container that sees the GPU");
   }
-  if (direction == protocol::Direction::kSave) return &memory;
+  if (direction != protocol::Direction::kLoad) return &memory;
   // A read-only buffer is read-only for clients; its content comes by exactly this way.
   if (!by_broker && !first && !buffer.policy.read_only) {
     if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
@@ -104,8 +136,13 @@ void Ledger::TransferEnded(const std::string& name, const Result<void>& result) 
   Buffer& buffer = found->second;
   buffer.transferring = false;
   buffer.state = result ? BufferState::kReady : BufferState::kFailed;
-  if (!result) buffer.failure = result.error().what();
+  if (result) {
+    SetContentOf(buffer.current, buffer.loaded_bytes);
+  } else {
+    buffer.failure = result.error().what();
+  }
   Show(name);
+  RemoveIfUnused(name);
 }
 
 void Ledger::TransferRefused(const std::string& name) {
@@ -116,6 +153,7 @@ void Ledger::TransferRefused(const std::string& name) {
   buffer.state = buffer.state_before;
   buffer.failure = std::move(buffer.failure_before);
   Show(name);
+  RemoveIfUnused(name);
 }
 
 }  // namespace gpushm::broker

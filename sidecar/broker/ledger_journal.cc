@@ -13,15 +13,10 @@ namespace gpushm::broker {
 
 using protocol::LinkDropped;
 
-bool Ledger::HasGenerations(const std::string& name) const {
-  return std::any_of(generations_.begin(), generations_.end(),
-                     [&](const auto& item) { return item.second.buffer == name; });
-}
-
 bool Ledger::IsStated(const std::string& name) const {
   const auto buffer = buffers_.find(name);
   return (buffer != buffers_.end() && (buffer->second.current | buffer->second.pending) != 0) ||
-         declared_.contains(name) || HasGenerations(name);
+         declared_.contains(name) || !holdings_.Name(name).generations.empty();
 }
 
 void Ledger::NoteBuffer(const std::string& name) {
@@ -38,6 +33,12 @@ void Ledger::NoteGeneration(uint64_t generation) {
   const Generation& known = generations_.at(generation);
   statements_.push_back(
       {Describe(generation, known), known.memory.descriptor.get(), known.memory.is_page()});
+}
+
+void Ledger::NoteContent(uint64_t generation) {
+  if (!journaling_) return;
+  statements_.push_back(
+      {protocol::LinkContent{generation, *generations_.at(generation).content_bytes}});
 }
 
 void Ledger::NoteLease(const Lease& lease) {
@@ -79,7 +80,8 @@ protocol::LinkBuffer Ledger::Describe(const std::string& name) const {
     stated.creator = protocol::ToNameField(policy->creator);
     stated.declared = policy->declared ? 1 : 0;
     stated.flags = (policy->writers_all ? protocol::kFlagWritersAll : 0) |
-                   (policy->one_writer ? protocol::kFlagOneWriter : 0);
+                   (policy->one_writer ? protocol::kFlagOneWriter : 0) |
+                   (policy->until_unused ? protocol::kFlagUntilUnused : 0);
     stated.on_writer_exit = static_cast<uint32_t>(policy->on_writer_exit);
   }
   if (!there) return stated;
@@ -87,7 +89,7 @@ protocol::LinkBuffer Ledger::Describe(const std::string& name) const {
   stated.state = static_cast<uint32_t>(buffer.transferring ? BufferState::kFailed : buffer.state);
   stated.current = buffer.current;
   stated.pending = buffer.pending;
-  stated.loaded_bytes = buffer.loaded_bytes;
+  stated.loaded_bytes = LoadedBytes(buffer);
   return stated;
 }
 
@@ -117,24 +119,86 @@ protocol::LinkLease Ledger::Describe(const Lease& lease) {
           .peer_way = static_cast<uint32_t>(lease.peer_way)};
 }
 
-std::vector<Statement> Ledger::Everything() const {
-  std::set<std::string> names;
-  for (const auto& [name, buffer] : buffers_) {
-    if ((buffer.current | buffer.pending) != 0) names.insert(name);
+// Of all that is stated: buffers with a generation, what is declared, and names of generations.
+const std::string* Ledger::NextName(const std::string& after) const {
+  auto buffer = buffers_.upper_bound(after);
+  while (buffer != buffers_.end() && (buffer->second.current | buffer->second.pending) == 0) {
+    ++buffer;
   }
-  for (const auto& [name, policy] : declared_) names.insert(name);
-  for (const auto& [number, generation] : generations_) names.insert(generation.buffer);
-  std::vector<Statement> all;
-  all.reserve(names.size() + generations_.size() + leases_.size());
-  for (const std::string& name : names) all.push_back({Describe(name)});
-  for (const auto& [number, generation] : generations_) {
-    all.push_back({Describe(number, generation), generation.memory.descriptor.get(),
-                   generation.memory.is_page()});
+  const auto declared = declared_.upper_bound(after);
+  auto held = holdings_.names().upper_bound(after);
+  while (held != holdings_.names().end() && held->second.generations.empty()) ++held;
+  const std::string* first = buffer != buffers_.end() ? &buffer->first : nullptr;
+  const auto consider = [&first](const std::string& name) {
+    if (first == nullptr || name < *first) first = &name;
+  };
+  if (declared != declared_.end()) consider(declared->first);
+  if (held != holdings_.names().end()) consider(held->first);
+  return first;
+}
+
+std::optional<Statement> Ledger::Next(Cursor* cursor) const {
+  using Part = Cursor::Part;
+  if (cursor->part == Part::kBuffers) {
+    if (const std::string* const name = NextName(cursor->name)) return Statement{Describe(*name)};
+    *cursor = {.part = Part::kGenerations};
   }
-  for (const auto& [id, lease] : leases_) {
-    all.push_back({Describe(lease), -1, generations_.at(lease.generation).memory.is_page()});
+  if (cursor->part == Part::kGenerations) {
+    const auto last = cursor->content_due ? generations_.find(cursor->number) : generations_.end();
+    if (last != generations_.end() && last->second.content_bytes) {
+      return Statement{protocol::LinkContent{last->first, *last->second.content_bytes}};
+    }
+    const auto next = generations_.upper_bound(cursor->number);
+    if (next != generations_.end()) {
+      const Memory& memory = next->second.memory;
+      return Statement{Describe(next->first, next->second), memory.descriptor.get(),
+                       memory.is_page()};
+    }
+    *cursor = {.part = Part::kLeases};
   }
-  return all;
+  if (cursor->part == Part::kLeases) {
+    const auto next = leases_.upper_bound(cursor->number);
+    if (next != leases_.end()) {
+      const bool page = generations_.at(next->second.generation).memory.is_page();
+      return Statement{Describe(next->second), -1, page};
+    }
+    *cursor = {.part = Part::kEnd};
+  }
+  return std::nullopt;
+}
+
+void Ledger::Advance(Cursor* cursor, const Statement& stated) {
+  if (const auto* b = std::get_if<protocol::LinkBuffer>(&stated.body)) {
+    cursor->name = protocol::FromNameField(b->name);
+  } else if (const auto* g = std::get_if<protocol::LinkGeneration>(&stated.body)) {
+    cursor->number = g->generation;
+    cursor->content_due = true;
+  } else if (std::holds_alternative<protocol::LinkContent>(stated.body)) {
+    cursor->content_due = false;
+  } else if (const auto* l = std::get_if<protocol::LinkLease>(&stated.body)) {
+    cursor->number = l->lease_id;
+  }
+}
+
+bool Ledger::IsAhead(const Cursor& cursor, const Statement& statement) {
+  using Part = Cursor::Part;
+  const auto is_ahead = [&cursor](const protocol::NameField& name) {
+    return cursor.part == Part::kBuffers && protocol::FromNameField(name) > cursor.name;
+  };
+  if (const auto* b = std::get_if<protocol::LinkBuffer>(&statement.body)) return is_ahead(b->name);
+  // Not later than a buffer that names it: killed between the two, the broker would have lost both.
+  if (const auto* g = std::get_if<protocol::LinkGeneration>(&statement.body)) {
+    return is_ahead(g->name);
+  }
+  if (const auto* c = std::get_if<protocol::LinkContent>(&statement.body)) {
+    return cursor.part == Part::kBuffers ||
+           (cursor.part == Part::kGenerations && c->generation > cursor.number);
+  }
+  if (const auto* l = std::get_if<protocol::LinkLease>(&statement.body)) {
+    return cursor.part < Part::kLeases ||
+           (cursor.part == Part::kLeases && l->lease_id > cursor.number);
+  }
+  return false;  // Dropping what is not there does no harm.
 }
 
 }  // namespace gpushm::broker

@@ -1,6 +1,4 @@
 // What the ledger answers without changing (Ledger's members; see ledger.h).
-#include <algorithm>
-
 #include "sidecar/broker/ledger.h"
 #include "sidecar/config/keys.h"
 
@@ -59,28 +57,29 @@ bool Policy::MayWrite(const std::string& container) const {
 std::vector<const Lease*> Ledger::Holders(const std::string& name, uint64_t after_lease_id,
                                           size_t at_most) const {
   std::vector<const Lease*> holders;
-  for (auto lease = leases_.upper_bound(after_lease_id);
-       lease != leases_.end() && holders.size() < at_most; ++lease) {
-    if (name.empty() || lease->second.buffer == name) holders.push_back(&lease->second);
+  if (name.empty()) {
+    for (auto lease = leases_.upper_bound(after_lease_id);
+         lease != leases_.end() && holders.size() < at_most; ++lease) {
+      holders.push_back(&lease->second);
+    }
+    return holders;
+  }
+  const std::set<uint64_t>& leases = holdings_.Name(name).leases;
+  for (auto id = leases.upper_bound(after_lease_id); id != leases.end() && holders.size() < at_most;
+       ++id) {
+    holders.push_back(&leases_.at(*id));
   }
   return holders;
 }
 
 bool Ledger::HasLeases(uint64_t client_id) const {
-  return std::any_of(leases_.begin(), leases_.end(),
-                     [&](const auto& item) { return item.second.client.id == client_id; }) ||
-         std::any_of(generations_.begin(), generations_.end(),
-                     [&](const auto& item) { return item.second.offerer_client == client_id; });
+  const Holdings::OfClient& held = holdings_.Client(client_id);
+  return !held.leases.empty() || !held.generations.empty();
 }
 
 Ledger::Held Ledger::HeldBy(uint64_t client_id) const {
-  Held held;
-  for (const auto& [id, lease] : leases_) {
-    if (lease.client.id != client_id) continue;
-    ++held.leases;
-    held.lease_sum += id;
-  }
-  return held;
+  const Holdings::OfClient& held = holdings_.Client(client_id);
+  return {.leases = static_cast<uint32_t>(held.leases.size()), .lease_sum = held.lease_sum};
 }
 
 std::vector<registry::BufferRecord> Ledger::Records() const {

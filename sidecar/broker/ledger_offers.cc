@@ -47,6 +47,7 @@ Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, co
     generation.offerer_client = client.id;
   }
   offered_bytes_ += OfferedBytes(generation.memory);
+  AddGeneration(number);
   MakeCurrent(name, buffer, number);
   NoteGeneration(number);
   return number;

@@ -8,16 +8,12 @@ namespace gpushm::broker {
 
 // Pages are made at once, so that none is under way.
 Result<void> Ledger::HasRoomForPage(uint64_t mapped_bytes) const {
-  uint64_t used_bytes = 0;
-  for (const auto& [number, generation] : generations_) {
-    if (generation.memory.is_page()) used_bytes += generation.memory.mapped_bytes;
-  }
-  if (mapped_bytes <= limits::kAllPagesBytes - std::min(used_bytes, limits::kAllPagesBytes)) {
+  if (mapped_bytes <= limits::kAllPagesBytes - std::min(page_bytes_, limits::kAllPagesBytes)) {
     return {};
   }
   return Fail(
       Code::kExhausted,
-      Concat("the pod's signals, barriers and rings have ", used_bytes, " of ",
+      Concat("the pod's signals, barriers and rings have ", page_bytes_, " of ",
              limits::kAllPagesBytes, " bytes of host memory, ", mapped_bytes, " more are needed"),
       "delete some; docs/limits.md");
 }
@@ -42,7 +38,8 @@ Result<Ledger::Ticket> Ledger::BeginPage(const Client& client, const std::string
                        found->second.current, " is current"),
                 "open it again");
   }
-  return BeginNext(client, name, size_bytes, kFlags, /*page=*/true);
+  return BeginNext(client, name, size_bytes,
+                   kFlags | (policy.until_unused ? protocol::kFlagUntilUnused : 0), /*page=*/true);
 }
 
 bool Ledger::IsPage(const std::string& name) const {

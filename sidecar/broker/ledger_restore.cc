@@ -25,6 +25,7 @@ Policy StatedPolicy(const protocol::LinkBuffer& stated) {
   policy.creator = NameOf(stated.creator);
   policy.writers_all = (stated.flags & protocol::kFlagWritersAll) != 0;
   policy.one_writer = (stated.flags & protocol::kFlagOneWriter) != 0;
+  policy.until_unused = (stated.flags & protocol::kFlagUntilUnused) != 0;
   policy.on_writer_exit = static_cast<protocol::OnWriterExit>(stated.on_writer_exit);
   return policy;
 }
@@ -70,6 +71,10 @@ Ledger::Restored Ledger::Restore(Kept kept, const config::PodSpec& declared) {
                                       ": nothing refers to it"));
     ReleaseIfUnused(number);
   }
+  // The former broker was killed between the end of the last lease and of the name.
+  std::vector<std::string> names;
+  for (const auto& [name, buffer] : buffers_) names.push_back(name);
+  for (const std::string& name : names) RemoveIfUnused(name);
   restored.buffers = buffers_.size();
   restored.generations = generations_.size();
   restored.leases = leases_.size();
@@ -130,6 +135,13 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
     generation.memory.pooled = stated.pooled == 1;
     if (stated.pooled == 1) used_bytes_ += stated.mapped_bytes;
     offered_bytes_ += OfferedBytes(generation.memory);
+    AddGeneration(stated.generation);
+  }
+  for (const protocol::LinkContent& stated : kept->contents) {
+    const auto generation = generations_.find(stated.generation);
+    if (generation == generations_.end()) continue;  // It was dropped, for a reason told above.
+    generation->second.content_bytes =
+        std::min(stated.content_bytes, generation->second.memory.size_bytes);
   }
 }
 
@@ -153,6 +165,8 @@ void Ledger::RestoreLeases(const Kept& kept, Restored* restored) {
         Lease{stated.lease_id, Client{stated.client_id, client->second}, generation->second.buffer,
               stated.generation, static_cast<Access>(stated.access), stated.since_unix_ns,
               static_cast<protocol::PeerWay>(stated.peer_way)});
+    holdings_.AddLease(stated.lease_id, stated.client_id, client->second, generation->second.buffer,
+                       static_cast<Access>(stated.access) == Access::kReadWrite);
     ++generation->second.leases;
   }
 }
@@ -162,9 +176,11 @@ bool Ledger::IsPublishable(uint64_t generation, const std::string& name) const {
   const auto found = generations_.find(generation);
   if (found == generations_.end() || found->second.buffer != name) return false;
   const uint64_t publisher = found->second.publisher_client;
-  return std::any_of(leases_.begin(), leases_.end(), [&](const auto& item) {
-    return item.second.generation == generation && item.second.client.id == publisher &&
-           item.second.access == Access::kReadWrite;
+  const std::set<uint64_t>& leases = holdings_.Name(name).leases;
+  return std::any_of(leases.begin(), leases.end(), [&](uint64_t id) {
+    const Lease& lease = leases_.at(id);
+    return lease.generation == generation && lease.client.id == publisher &&
+           lease.access == Access::kReadWrite;
   });
 }
 
@@ -209,12 +225,18 @@ void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::Pod
 void Ledger::RestoreContent(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
                             const std::string& name, Buffer* buffer) {
   buffer->state = static_cast<BufferState>(stated.state);
-  buffer->loaded_bytes =
-      std::min(stated.loaded_bytes, generations_.at(buffer->current).memory.size_bytes);
+  Generation& generation = generations_.at(buffer->current);
+  buffer->loaded_bytes = std::min(stated.loaded_bytes, generation.memory.size_bytes);
+  const bool there =
+      buffer->state == BufferState::kReady || buffer->state == BufferState::kWriterDied;
+  // From a plugin or a broker that knew no statements of content.
+  if (there && buffer->loaded_bytes > 0 && !generation.content_bytes) {
+    generation.content_bytes = buffer->loaded_bytes;
+  }
   std::set<uint64_t> writers;
-  for (const auto& [id, lease] : leases_) {
-    const bool writes = lease.buffer == name && lease.generation == buffer->current &&
-                        lease.access == Access::kReadWrite;
+  for (const uint64_t id : holdings_.Name(name).leases) {
+    const Lease& lease = leases_.at(id);
+    const bool writes = lease.generation == buffer->current && lease.access == Access::kReadWrite;
     if (writes) writers.insert(lease.client.id);
   }
   if (buffer->state == BufferState::kLoading) {

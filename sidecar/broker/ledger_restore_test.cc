@@ -286,6 +286,28 @@ TEST_F(LedgerRestoreTest, WhoLoadsByItselfGoesOn) {
   EXPECT_EQ(ledger_->StateOf("made"), BufferState::kFailed);
 }
 
+// Goal: content outlives the broker, of what is published and of what is not, and an empty one is
+// no unknown one. A plugin that keeps no statements of content gives what was loaded.
+TEST_F(LedgerRestoreTest, ContentIsKept) {
+  Spec("loaded");
+  Spec("empty");
+  Spec("unsaid");
+  MakeDeclared();
+  for (const auto& [name, bytes] : {std::pair("loaded", 7), {"empty", 0}}) {
+    ASSERT_TRUE(ledger_->BeginTransfer(Client{}, name, protocol::Direction::kLoad));
+    ledger_->TransferProgress(name, static_cast<uint64_t>(bytes));
+    ledger_->TransferEnded(name, {});
+  }
+  const Grant made = Create(kApp, "made", kFlagAttach | kFlagUnpublished);
+  ASSERT_TRUE(ledger_->SetContent(kApp, made.lease_id, 9, true));
+  Restart();
+  EXPECT_EQ(ledger_->ContentBytes("loaded"), 7u);
+  EXPECT_EQ(ledger_->ContentBytes("empty"), 0u);
+  EXPECT_EQ(ledger_->ContentBytes("unsaid"), kPage);
+  ASSERT_TRUE(ledger_->Publish(kApp, made.lease_id));
+  EXPECT_EQ(ledger_->ContentBytes("made"), 9u);
+}
+
 // Regression: the death of a writer made content usable that had failed to load, or was loading.
 TEST_F(LedgerRestoreTest, ADeathMakesNothingReady) {
   Spec("weights").loads = true;

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/testing_code.h"
+
 namespace gpushm::broker {
 namespace {
 
@@ -79,10 +81,7 @@ class LedgerTest : public ::testing::Test {
                  kFirstGeneration};
 };
 
-template <typename T>
-int CodeOf(const Result<T>& result) {
-  return result ? 0 : static_cast<int>(result.error().code());
-}
+using gpushm::testing::CodeOf;
 constexpr int kOk = 0;
 constexpr int As(Code code) { return static_cast<int>(code); }
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -14,9 +15,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <random>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/testing_code.h"
 #include "runtime/protocol/link.h"
 #include "runtime/registry/host_list.h"
 #include "runtime/registry/reader.h"
@@ -30,10 +33,7 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kMiB = 1 << 20;
 
-template <typename T>
-int CodeOf(const Result<T>& result) {
-  return result ? 0 : static_cast<int>(result.error().code());
-}
+using gpushm::testing::CodeOf;
 constexpr int As(Code code) { return static_cast<int>(code); }
 
 BrokerSettings With(const std::string& buffers, std::vector<std::string> more = {}) {
@@ -373,7 +373,7 @@ TEST(BrokerLife, SaysThatItHasNoDescriptorFree) {
   ASSERT_TRUE(broker.ready()) << broker.log();
   RawClient client(broker.Socket("app"));
   ASSERT_TRUE(client.Hello());
-  const UniqueFd memory(memfd_create("memory", MFD_CLOEXEC));
+  const UniqueFd memory = simulated::Memory();
   rlimit before{};
   ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
   const rlimit none{3, before.rlim_max};  // All below are taken, and poll() takes so many.
@@ -415,15 +415,45 @@ TEST(BrokerLife, LoadsItsFilesAsTheyAppear) {
   EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=late"));
   EXPECT_TRUE(client.Attach("late"));
 
-  // What was loaded comes out again, through the broker, byte for byte.
-  const UniqueFd copy(open((files.path() + "/copy").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  const auto save = client.Transfer("present", 2, copy.get());
-  ASSERT_TRUE(save) << save.error().ToString();
-  const auto saved = client.FinishTransfer(save->transfer_id);
-  ASSERT_TRUE(saved) << saved.error().ToString();
-  std::string bytes(4 * kMiB, '?');
-  ASSERT_EQ(pread(copy.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
-  EXPECT_EQ(bytes, std::string(3 * kMiB, 'p') + std::string(kMiB, '\0'));
+  // What was loaded comes out again, through the broker, byte for byte, and all of the buffer where
+  // that is asked for.
+  for (const auto& [direction, expected] :
+       {std::pair(protocol::Direction::kSave, std::string(3 * kMiB, 'p')),
+        {protocol::Direction::kSaveWhole, std::string(3 * kMiB, 'p') + std::string(kMiB, '\0')}}) {
+    const std::string path = files.path() + "/copy";
+    const UniqueFd copy(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    const auto save = client.Transfer("present", static_cast<uint32_t>(direction), copy.get());
+    ASSERT_TRUE(save) << save.error().ToString();
+    const auto saved = client.FinishTransfer(save->transfer_id);
+    ASSERT_TRUE(saved) << saved.error().ToString();
+    std::ifstream file(path, std::ios::binary);
+    EXPECT_TRUE(std::string(std::istreambuf_iterator<char>(file), {}) == expected);
+  }
+}
+
+// Goal: a library of before version 4, to which a save is all of the buffer, gets that.
+TEST(BrokerLife, ASaveOfAnOldClientIsAllOfTheBuffer) {
+  const TempFolder folder;
+  const TempFolder files;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  std::ofstream(files / "content") << "content";
+  for (const uint16_t version : {protocol::kTransferReportVersion, protocol::kContentVersion}) {
+    RawClient client(broker.Socket("app"));
+    ASSERT_EQ(client.Hello(0, {}, version)->version, version);
+    const UniqueFd from(open((files / "content").c_str(), O_RDONLY | O_CLOEXEC));
+    const auto load = client.Transfer("weights", 1, from.get());
+    ASSERT_TRUE(load) << load.error().ToString();
+    ASSERT_TRUE(client.FinishTransfer(load->transfer_id));
+    const UniqueFd to(
+        open((files / "copy").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    const auto save = client.Transfer("weights", 2, to.get());
+    ASSERT_TRUE(save) << save.error().ToString();
+    ASSERT_TRUE(client.FinishTransfer(save->transfer_id));
+    EXPECT_EQ(std::filesystem::file_size(files / "copy"),
+              version < protocol::kContentVersion ? 4 * kMiB : 7)
+        << version;
+  }
 }
 
 // Regression: a container could replace a file in a volume of its own by a link into another one
@@ -513,6 +543,32 @@ TEST(BrokerLife, ServesHostIpcPodsInTheHostsFolder) {
   EXPECT_EQ(next.WaitForEnd(), 0);
   EXPECT_FALSE(std::filesystem::exists(socket));
   EXPECT_FALSE(std::filesystem::exists(list));
+}
+
+// Regression: whoever took the name in /dev/shm while a broker restarted made each next start fail,
+// also for the pod's own containers.
+TEST(BrokerLife, ATakenNameInTheHostsFolderCostsTheHostsPodsAlone) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root, to start a broker that is another user";
+  constexpr uid_t kUser = 31'344;
+  const TempFolder folder;
+  const TempFolder host;  // As /dev/shm: each may make files, and remove its own.
+  ASSERT_EQ(chown(folder.path().c_str(), kUser, kUser), 0);
+  ASSERT_EQ(chmod(host.path().c_str(), 01777), 0);
+  const std::string uid = "0b6f9a5e-0000-4000-8000-000000000002";
+  const std::string socket = host.path() + "/" + registry::HostSocketFile(uid);
+  std::ofstream(socket) << "taken";
+  BrokerSettings settings = With("buffers.gpushm.io/weights: 4Mi",
+                                 {"--host-ipc", "--pod-uid", uid, "--host-dir", host.path()});
+  settings.uid = kUser;
+  const BrokerProcess broker(folder.path(), settings);
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  EXPECT_TRUE(broker.WaitForLog("host-socket-failed socket=" + socket));
+  EXPECT_THAT(broker.log(), HasSubstr("something that another user made is at " + socket));
+  RawClient app(broker.Socket("app"));
+  EXPECT_TRUE(app.Hello());
+  std::filesystem::remove(socket);
+  EXPECT_TRUE(broker.WaitForLog("host-socket-served"));
+  EXPECT_TRUE(RawClient(socket).Hello());
 }
 
 }  // namespace

@@ -36,6 +36,8 @@ constexpr LinkKind kKindOf<protocol::LinkBuffer> = LinkKind::kBuffer;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkGeneration> = LinkKind::kGeneration;
 template <>
+constexpr LinkKind kKindOf<protocol::LinkContent> = LinkKind::kContent;
+template <>
 constexpr LinkKind kKindOf<protocol::LinkLease> = LinkKind::kLease;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkDrop> = LinkKind::kDrop;
@@ -50,6 +52,7 @@ bool IsTooMuch(const Link::Greeting& greeting) {
   return greeting.clients.size() > greeting.welcome.clients ||
          greeting.kept.buffers.size() > greeting.welcome.buffers ||
          greeting.kept.generations.size() > greeting.welcome.generations ||
+         greeting.kept.contents.size() > greeting.welcome.generations ||
          greeting.kept.leases.size() > greeting.welcome.leases;
 }
 
@@ -176,6 +179,9 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
       generation.memory = std::move(descriptor);
       break;
     }
+    case LinkKind::kContent:
+      taken = take(&greeting->kept.contents.emplace_back());
+      break;
     case LinkKind::kLease:
       taken = take(&greeting->kept.leases.emplace_back());
       break;
@@ -297,21 +303,32 @@ Result<void> Link::OnWelcome(const protocol::Message& message) {
 // ---- statements
 
 void Link::StateEverything() {
-  const std::vector<Statement> everything = events_.everything();
-  queue_limit_ = everything.size() + kQueuedChanges;
   Enqueue(protocol::LinkRegistry{settings_.epoch}, registry_);
-  if (version_ >= VersionOf(LinkKind::kCounters)) {
+  if (phase_ == Phase::kUp && version_ >= VersionOf(LinkKind::kCounters)) {
     Enqueue(protocol::LinkCounters{.version = protocol::kCountersVersion, .reserved = 0},
             counters_);
   }
-  for (const Statement& statement : everything) {
-    if (phase_ != Phase::kUp) return;  // No descriptors left: later.
-    if (!IsKnown(statement)) continue;
-    std::visit([&](const auto& body) { Enqueue(body, statement.descriptor); }, statement.body);
-  }
-  if (phase_ != Phase::kUp) return;
-  Enqueue(protocol::LinkEnd{}, -1);
+  if (phase_ != Phase::kUp) return;  // No descriptors left: later.
+  stating_ = true;
+  events_.on_start();
   Pump();
+}
+
+// The next of all there is, once what is queued has been said.
+Result<bool> Link::StateNext() {
+  const std::optional<Statement> next = events_.next();
+  if (!next) {
+    stating_ = false;
+    Enqueue(protocol::LinkEnd{}, -1);
+    return true;
+  }
+  if (IsKnown(*next)) {
+    const Body body = std::visit([](const auto& b) -> Body { return b; }, next->body);
+    const Result<bool> sent = TrySend(body, next->descriptor);
+    if (!sent || !*sent) return sent;
+  }
+  events_.on_stated(*next);
+  return true;
 }
 
 void Link::State(const Statement& statement) {
@@ -322,7 +339,7 @@ void Link::State(const Statement& statement) {
     if (!sent) return Lose(sent.error().what());
     if (*sent) return;
   }
-  if (queue_.size() >= queue_limit_) return Lose("the plugin does not read");
+  if (queue_.size() >= kQueuedChanges) return Lose("the plugin does not read");
   Enqueue(body, statement.descriptor);
   if (phase_ == Phase::kUp && queue_.size() == 1) WaitForRoom();
 }
@@ -343,6 +360,9 @@ Result<bool> Link::TrySend(const Body& body, int descriptor) {
         if constexpr (std::is_same_v<T, protocol::LinkLease>) {
           if (version_ < protocol::kLinkPagesVersion) b.peer_way = 0;  // It knows no ways either.
         }
+        if constexpr (std::is_same_v<T, protocol::LinkBuffer>) {
+          if (version_ < protocol::kLinkUntilUnusedVersion) b.flags &= ~protocol::kFlagUntilUnused;
+        }
         return protocol::EncodeLink(kKindOf<T>, b, &bytes);
       },
       body);
@@ -353,7 +373,13 @@ Result<bool> Link::TrySend(const Body& body, int descriptor) {
 }
 
 void Link::Pump() {
-  while (!queue_.empty()) {
+  while (!queue_.empty() || stating_) {
+    if (queue_.empty()) {
+      const Result<bool> stated = StateNext();
+      if (!stated) return Lose(stated.error().what());
+      if (!*stated) return WaitForRoom();
+      continue;
+    }
     const Result<bool> sent = TrySend(queue_.front().body, queue_.front().descriptor.get());
     if (!sent) return Lose(sent.error().what());
     if (!*sent) return WaitForRoom();
@@ -379,6 +405,7 @@ void Link::WaitForRoom() {
 }
 
 void Link::ClearQueue() {
+  stating_ = false;
   for (Queued& queued : queue_) closer_->Close(std::move(queued.descriptor));
   queue_.clear();
 }

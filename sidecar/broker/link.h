@@ -3,8 +3,8 @@
 //
 // Greet() blocks, before the loop runs: without the plugin nothing is made, because only it knows
 // the GPU. After Run() nothing blocks, and nobody waits for the plugin: statements that do not fit
-// into its socket are queued up to kQueuedChanges beyond what there is; then, and when it breaks,
-// the link is made anew, with back-off, and everything is stated again.
+// into its socket are queued up to kQueuedChanges; then, and when it breaks, the link is made anew,
+// with back-off, and everything is stated again: out of what there is by then, never out of a copy.
 //
 // Threads: the loop's.
 #pragma once
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -50,8 +51,10 @@ class Link {
     Ledger::Kept kept;
   };
   struct Events {
-    // All that there is, in order, clients first. Called when a link stands.
-    std::function<std::vector<Statement>()> everything;
+    // A link stands: all that there is, in order, is asked for one by one, as the plugin reads it.
+    std::function<void()> on_start;
+    std::function<std::optional<Statement>()> next;  // The first that was not stated.
+    std::function<void(const Statement&)> on_stated;
     std::function<void(bool lost, std::string_view reason)> on_device;
   };
 
@@ -71,12 +74,14 @@ class Link {
 
   // Before the client is answered. Nothing while the link is down: it will be stated with all.
   void State(const Statement& statement);
+  // Not all there is has been stated yet.
+  bool is_stating() const { return stating_; }
 
  private:
   enum class Phase { kDown, kGreeting, kUp };
   using Body = std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkClient,
-                            protocol::LinkBuffer, protocol::LinkGeneration, protocol::LinkLease,
-                            protocol::LinkDrop, protocol::LinkEnd>;
+                            protocol::LinkBuffer, protocol::LinkGeneration, protocol::LinkContent,
+                            protocol::LinkLease, protocol::LinkDrop, protocol::LinkEnd>;
   struct Queued {
     Body body;
     UniqueFd descriptor;
@@ -84,6 +89,9 @@ class Link {
 
   // Whether the plugin's version knows what it is about.
   bool IsKnown(const Statement& statement) const {
+    if (std::holds_alternative<protocol::LinkContent>(statement.body)) {
+      return version_ >= protocol::kLinkContentVersion;
+    }
     return !statement.page || version_ >= protocol::kLinkPagesVersion;
   }
   Result<Greeting> TryGreet(const Deadline& deadline);
@@ -98,6 +106,7 @@ class Link {
   Result<void> Agree(const protocol::LinkWelcome& welcome);
   Result<void> OnWelcome(const protocol::Message& message);
   void StateEverything();
+  Result<bool> StateNext();  // False: there is no room.
   Result<bool> TrySend(const Body& body, int descriptor);
   void Enqueue(Body body, int descriptor);
   void Pump();
@@ -117,7 +126,7 @@ class Link {
   UniqueFd socket_;
   protocol::LinkWelcome welcome_{};  // The first one: the binding does not move.
   std::deque<Queued> queue_;
-  size_t queue_limit_ = 0;
+  bool stating_ = false;
   int64_t retry_ms_ = 0;
   uint64_t timer_ = 0;       // To reconnect, or of a greeting.
   uint64_t room_timer_ = 0;  // To send again.

@@ -1,35 +1,55 @@
 #include "sidecar/broker/loader.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdint>
 #include <string>
+#include <utility>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/unique_fd.h"
 
 #include "runtime/client/crew.h"
 #include "runtime/client/gds_file.h"
 #include "runtime/client/transfer_engine.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"
+#include "sidecar/broker/spawner.h"
+#include "sidecar/broker/volume_file.h"
 
 namespace gpushm::broker {
 namespace {
 
-constexpr int kMemory = 3;
-constexpr int kFile = 4;
-constexpr int kReport = 5;
+// How long a loader waits for a file that is not there (yet), and its pauses between two looks.
+// Then it makes room for one that waits for another file.
+constexpr int64_t kAwaitFileMs = 2'000;
+constexpr int kLookMs = 100;
 
 struct Arguments {
   std::string direction;
   int device = 0;
-  uint64_t size_bytes = 0;
-  uint64_t mapped_bytes = 0;
   uint64_t chunk_bytes = 0;
-  std::string plan = "given";
   uint32_t file_way = 0;
   std::string driver_folder;
+  // Of a loader that opens its file itself; see OpenFileOf.
+  std::string folder;
+  std::string path;
+
+  bool own_file() const { return !path.empty(); }
+};
+
+// What there is to do.
+struct Job {
+  UniqueFd memory;
+  UniqueFd file;
+  uint64_t size_bytes = 0;
+  uint64_t mapped_bytes = 0;
 };
 
 void Report(std::string line) {
@@ -37,17 +57,17 @@ void Report(std::string line) {
     if (c == '\n') c = ' ';
   }
   line += '\n';
-  // Waits while the pipe is full; its reader is gone when the broker is.
-  [[maybe_unused]] const ssize_t written = write(kReport, line.data(), line.size());
+  // Waits while the channel is full; its reader is gone when the broker is.
+  [[maybe_unused]] const ssize_t written = write(kChannel, line.data(), line.size());
 }
 
 // A client chose the way when it opened the file, and said what the descriptor does not; the broker
 // leaves it to us.
-Result<FilePlan> ChooseWay(const Arguments& arguments, bool load) {
+Result<FilePlan> ChooseWay(const Arguments& arguments, const Job& job) {
   const auto asked = static_cast<FileWay>(arguments.file_way);
-  FilePlan given{.way = WayOf(kFile)};
-  if (arguments.plan == "own" && given.way != FileWay::kStream && load) {
-    return PlanRead(kFile, arguments.size_bytes, asked);
+  FilePlan given{.way = WayOf(job.file.get())};
+  if (arguments.own_file() && given.way != FileWay::kStream) {
+    return PlanRead(job.file.get(), job.size_bytes, asked);
   }
   given.try_gds = asked == FileWay::kAutoGds && given.way == FileWay::kDirect;
   if (asked != FileWay::kGds) return given;
@@ -58,7 +78,56 @@ Result<FilePlan> ChooseWay(const Arguments& arguments, bool load) {
   return given;
 }
 
+// A pod's volume may be slow, or hang: this process waits for it, and no other one.
+Result<UniqueFd> AwaitFile(const Arguments& arguments) {
+  const Deadline deadline = Deadline::AfterMs(kAwaitFileMs);
+  for (bool first = true;; first = false) {
+    Result<UniqueFd> file = OpenFileOf(arguments.folder, arguments.path);
+    if (file || deadline.Passed()) return file;
+    const Code code = file.error().code();
+    if (code != Code::kNotFound && code != Code::kContended) return file;
+    if (first) Report("waiting");
+    poll(nullptr, 0, kLookMs);
+  }
+}
+
+// Opens its own file, says how large it is, and waits for its turn.
+Result<Job> OpenOwn(const Arguments& arguments) {
+  Result<UniqueFd> file = AwaitFile(arguments);
+  if (!file) return std::unexpected(file.error());
+  struct stat info{};
+  if (fstat(file->get(), &info) != 0) return FailSystem(errno, Concat("stat ", arguments.path));
+  if (!S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode)) {
+    return Fail(Code::kInvalidArgument,
+                Concat(arguments.path, " is neither a file nor a pipe: only these can be loaded"),
+                "write it to a file first");
+  }
+  Report(Concat("opened ", info.st_size, S_ISFIFO(info.st_mode) ? " 1" : " 0"));
+  Job job;
+  job.file = std::move(*file);
+  return job;
+}
+
+Result<Job> TakeJob(const Arguments& arguments) {
+  Job job;
+  if (arguments.own_file()) {
+    Result<Job> own = OpenOwn(arguments);
+    if (!own) return own;
+    job = std::move(*own);
+  }
+  Result<Order> order = ReceiveOrder(arguments.own_file() ? 1 : 2);
+  if (!order) return std::unexpected(order.error());
+  job.memory = std::move(order->descriptors[0]);
+  if (!arguments.own_file()) job.file = std::move(order->descriptors[1]);
+  const auto [size_bytes, mapped_bytes] = Numbers<2>(order->line);
+  job.size_bytes = size_bytes;
+  job.mapped_bytes = mapped_bytes;
+  return job;
+}
+
 Result<std::string> Move(const Arguments& arguments) {
+  const Result<Job> job = TakeJob(arguments);
+  if (!job) return std::unexpected(job.error());
   const bool load = arguments.direction == "load";
   const Result<const CudaApi*> api = CudaApi::Load(arguments.driver_folder);
   if (!api) return std::unexpected(api.error());
@@ -66,10 +135,10 @@ Result<std::string> Move(const Arguments& arguments) {
   const Result<PrimaryContext> context = PrimaryContext::Retain(**api, arguments.device);
   if (!context) return std::unexpected(context.error());
   if (auto current = context->MakeCurrent(); !current) return std::unexpected(current.error());
-  const Result<DeviceMemory> memory = DeviceMemory::Import(**api, kMemory);
+  const Result<DeviceMemory> memory = DeviceMemory::Import(**api, job->memory.get());
   if (!memory) return std::unexpected(memory.error());
   const Result<DeviceMapping> mapping =
-      DeviceMapping::Map(**api, *memory, arguments.mapped_bytes, arguments.device,
+      DeviceMapping::Map(**api, *memory, job->mapped_bytes, arguments.device,
                          load ? Access::kReadWrite : Access::kRead);
   if (!mapping) return std::unexpected(mapping.error());
   uint64_t said_bytes = 0;
@@ -78,25 +147,25 @@ Result<std::string> Move(const Arguments& arguments) {
     said_bytes = done_bytes;
     return true;
   };
-  const Result<FilePlan> plan = ChooseWay(arguments, load);
+  const Result<FilePlan> plan = ChooseWay(arguments, *job);
   if (!plan) return std::unexpected(plan.error());
-  TransferJob job{.file = kFile,
-                  .way = plan->way,
-                  .address = mapping->address(),
-                  .size_bytes = arguments.size_bytes,
-                  .chunk_bytes = arguments.chunk_bytes,
-                  .threads = UsefulHelpers(),
-                  .progress = progress};
-  if (auto done = OpenGds(job, plan->try_gds); !done) return std::unexpected(done.error());
+  gpushm::TransferJob transfer{.file = job->file.get(),
+                               .way = plan->way,
+                               .address = mapping->address(),
+                               .size_bytes = job->size_bytes,
+                               .chunk_bytes = arguments.chunk_bytes,
+                               .threads = UsefulHelpers(),
+                               .progress = progress};
+  if (auto done = OpenGds(transfer, plan->try_gds); !done) return std::unexpected(done.error());
   const Result<TransferReport> moved =
-      load ? CopyFileToDevice(**api, job) : CopyDeviceToFile(**api, job);
+      load ? CopyFileToDevice(**api, transfer) : CopyDeviceToFile(**api, transfer);
   if (!moved) return std::unexpected(moved.error());
-  if (load && job.way != FileWay::kStream && moved->bytes != arguments.size_bytes) {
-    return Fail(Code::kSystem, Concat("the file ended after ", moved->bytes, " of ",
-                                      arguments.size_bytes, " bytes"));
+  if (load && transfer.way != FileWay::kStream && moved->bytes != job->size_bytes) {
+    return Fail(Code::kSystem,
+                Concat("the file ended after ", moved->bytes, " of ", job->size_bytes, " bytes"));
   }
-  return Concat("ok ", moved->bytes, " ", static_cast<uint32_t>(job.way), " ", moved->moving_ns,
-                " ", moved->link_bytes_per_second);
+  return Concat("ok ", moved->bytes, " ", static_cast<uint32_t>(transfer.way), " ",
+                moved->moving_ns, " ", moved->link_bytes_per_second);
 }
 
 }  // namespace
@@ -108,12 +177,11 @@ int LoaderMain(int argc, char** argv) {
   CLI::App app("The broker's loader; started by it alone.");
   app.add_option("--direction", arguments.direction)->required();
   app.add_option("--device", arguments.device)->required();
-  app.add_option("--size", arguments.size_bytes)->required();
-  app.add_option("--mapped", arguments.mapped_bytes)->required();
   app.add_option("--chunk", arguments.chunk_bytes)->required();
-  app.add_option("--plan", arguments.plan);
   app.add_option("--file-way", arguments.file_way);
   app.add_option("--driver", arguments.driver_folder);
+  app.add_option("--folder", arguments.folder);
+  app.add_option("--path", arguments.path);
   CLI11_PARSE(app, argc, argv);
   const Result<std::string> moved = Move(arguments);
   if (!moved) {
@@ -124,6 +192,30 @@ int LoaderMain(int argc, char** argv) {
   }
   Report(*moved);
   return 0;
+}
+
+std::vector<std::string> LoaderArguments(protocol::Direction direction, int device,
+                                         const std::string& driver_folder, uint64_t chunk_bytes,
+                                         FileWay file_way) {
+  return {"loader",
+          "--direction",
+          direction == protocol::Direction::kLoad ? "load" : "save",
+          "--device",
+          std::to_string(device),
+          "--chunk",
+          std::to_string(chunk_bytes),
+          "--file-way",
+          std::to_string(static_cast<uint32_t>(file_way)),
+          "--driver",
+          driver_folder};
+}
+
+Status ErrorOfLoader(const std::string& line) {
+  const uint64_t code = Numbers<1>(line.substr(6))[0];
+  const bool known = code > 0 && code <= kMaxCode && static_cast<Code>(code) != Code::kCorrupt;
+  const size_t text = line.find(' ', 6);
+  return Status(known ? static_cast<Code>(code) : Code::kDriver,
+                text == std::string::npos ? "no reason given" : line.substr(text + 1));
 }
 
 }  // namespace gpushm::broker

@@ -1,10 +1,48 @@
 // The loader: a child of the broker that moves one buffer's bytes between GPU and file, with a
-// context of its own, and ends. See transfer.h for what the two say to each other.
+// context of its own, and ends. See transfer.h for what the two say to each other, file_loads.h for
+// one that opens its file itself.
 #pragma once
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/client/file_way.h"
+#include "runtime/protocol/messages.h"
 
 namespace gpushm::broker {
 
 // `argv[0]` is "loader". Returns the exit code.
 int LoaderMain(int argc, char** argv);
+
+// ---- for the broker
+
+std::vector<std::string> LoaderArguments(protocol::Direction direction, int device,
+                                         const std::string& driver_folder, uint64_t chunk_bytes,
+                                         FileWay file_way);
+
+// Of its line "error <code> <text>". Never kCorrupt, which is for breaches of the protocol: the
+// client is not to blame.
+Status ErrorOfLoader(const std::string& line);
+
+// The numbers that a line begins with; 0 for those that it lacks.
+template <size_t kCount>
+std::array<uint64_t, kCount> Numbers(std::string_view line) {
+  std::array<uint64_t, kCount> numbers{};
+  const char* at = line.data();
+  const char* const end = line.data() + line.size();
+  for (uint64_t& number : numbers) {
+    const auto parsed = std::from_chars(at, end, number);
+    if (parsed.ec != std::errc()) break;
+    at = std::find(parsed.ptr, end, ' ');
+    if (at != end) ++at;
+  }
+  return numbers;
+}
 
 }  // namespace gpushm::broker

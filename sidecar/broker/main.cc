@@ -1,12 +1,19 @@
-// gpushm-broker: the process of the sidecar. `gpushm-broker loader ...` and `... releaser ...` are
-// its short-lived children.
+// gpushm-broker: the process of the sidecar. `gpushm-broker spawner` starts its short-lived
+// children, `gpushm-broker loader ...` and `... releaser ...`.
+#include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string_view>
+#include <thread>
+#include <utility>
 
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/log.h"
@@ -15,14 +22,57 @@
 #include "sidecar/broker/loader.h"
 #include "sidecar/broker/options.h"
 #include "sidecar/broker/releaser.h"
+#include "sidecar/broker/spawner.h"
 
 namespace gpushm::broker {
 namespace {
 
+// The process ends no sooner than these do.
+void LogHeldThreads() {
+  for (const HeldThread& thread : HeldThreads(getpid())) {
+    LogWarning("thread-hangs", {{"thread", thread.tid},
+                                {"name", thread.name},
+                                {"system_call", thread.system_call},
+                                {"kernel_function", thread.kernel_function}});
+  }
+}
+
 int Refuse(const Status& status) {
   LogError("start-failed", {{"reason", status.ToString()}});
+  LogHeldThreads();
   return status.code() == Code::kInvalidArgument ? 2 : 1;
 }
+
+// While the broker starts, its thread waits for the plugin and for the driver, a minute for each
+// call, and reads no signal. This one does: there is nothing to drain yet, and the process ends.
+class EndBySignal {
+ public:
+  // `over`: an eventfd.
+  EndBySignal(int signals, UniqueFd over)
+      : over_(std::move(over)), thread_([this, signals] { Wait(signals); }) {}
+  ~EndBySignal() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(over_.get(), &one, sizeof one);
+    thread_.join();
+  }
+  EndBySignal(const EndBySignal&) = delete;
+  EndBySignal& operator=(const EndBySignal&) = delete;
+
+ private:
+  void Wait(int signals) const {
+    std::array<pollfd, 2> wanted{{{.fd = over_.get(), .events = POLLIN, .revents = 0},
+                                  {.fd = signals, .events = POLLIN, .revents = 0}}};
+    while (poll(wanted.data(), wanted.size(), -1) < 0) {
+    }
+    if (wanted[0].revents != 0) return;  // A signal that came as well is the loop's.
+    LogInfo("stopped", {});
+    LogHeldThreads();
+    _exit(0);
+  }
+
+  const UniqueFd over_;
+  std::thread thread_;
+};
 
 int Main(int argc, char** argv) {
   ConfigureLog({});
@@ -36,7 +86,11 @@ int Main(int argc, char** argv) {
   const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT});
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return Refuse(loop.error());
+  UniqueFd started(eventfd(0, EFD_CLOEXEC));
+  if (!started) return Refuse(FailSystem(errno, "eventfd").error());
+  auto end_by_signal = std::make_unique<EndBySignal>(signals.get(), std::move(started));
   Result<std::unique_ptr<Broker>> broker = Broker::Start(loop->get(), std::move(**options));
+  end_by_signal.reset();
   if (!broker) return Refuse(broker.error());
   const auto watched = (*loop)->Watch(signals.get(), EPOLLIN, [&](uint32_t) {
     signalfd_siginfo info{};
@@ -44,9 +98,13 @@ int Main(int argc, char** argv) {
   });
   if (!watched) return Refuse(watched.error());
   (*loop)->Run();
+  const bool failed = (*broker)->failed();
   broker->reset();
-  LogInfo("stopped", {});
-  return 0;
+  // A thread that hangs in the driver may wake up and tell the loop: it stays.
+  [[maybe_unused]] const EventLoop* const kept = loop->release();
+  if (!failed) LogInfo("stopped", {});
+  LogHeldThreads();
+  return failed ? 1 : 0;
 }
 
 }  // namespace
@@ -56,7 +114,9 @@ int main(int argc, char** argv) {
   const std::string_view child = argc > 1 ? argv[1] : "";
   const int code = child == "loader"     ? gpushm::broker::LoaderMain(argc - 1, argv + 1)
                    : child == "releaser" ? gpushm::broker::ReleaserMain(argc - 1, argv + 1)
-                                         : gpushm::broker::Main(argc, argv);
+                   : child == gpushm::broker::kSpawnerName
+                       ? gpushm::broker::SpawnerMain(argc - 1, argv + 1)
+                       : gpushm::broker::Main(argc, argv);
   // A thread may hang in a sick driver: leave without its destructors.
   std::fflush(nullptr);
   _exit(code);

@@ -61,7 +61,7 @@ class Recorder {
       Add(Kind::kContent, ContentRequest{lease, lease, lease % 2 == 0 ? 1u : 0u, 0});
     }
     for (const char* name : {"made", "more", "weights"}) {
-      for (const uint32_t flags : {0u, 1u, 3u, 5u, 9u}) {
+      for (const uint32_t flags : {0u, 1u, 3u, 5u, 9u, 17u}) {
         Add(Kind::kCreate, CreateRequest{ToNameField(name), 1 << 20, flags, flags % 3});
         Add(Kind::kReplace, ReplaceRequest{ToNameField(name), 0, flags & 3, 0});
       }

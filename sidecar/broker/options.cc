@@ -130,12 +130,11 @@ std::string LinkFolder(const std::string& configured) {
   return access(protocol::kDefaultLinkFolder, F_OK) == 0 ? protocol::kDefaultLinkFolder : "";
 }
 
-// The loader is this program again, under another name.
-std::vector<std::string> LoaderCommand() {
+std::string OwnProgram() {
   std::array<char, 4096> path{};
   const ssize_t length = readlink("/proc/self/exe", path.data(), path.size() - 1);
-  return {length > 0 ? std::string(path.data(), static_cast<size_t>(length)) : "gpushm-broker",
-          "loader"};
+  return length > 0 ? std::string(path.data(), static_cast<size_t>(length))
+                    : BrokerOptions().program;
 }
 
 // As the injector has it set by the downward API.
@@ -216,7 +215,7 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.first_releasers_die = flags.first_releasers_die;
   options.transfer_stall_ms = flags.transfer_stall_ms;
   options.memory_limit_bytes = flags.memory_limit_bytes;
-  options.loader_command = LoaderCommand();
+  options.program = OwnProgram();
   options.tools_folder = flags.tools;
   if (!flags.files.empty()) options.files_folder = flags.files;
   options.loaders = flags.loaders;

@@ -90,6 +90,7 @@ Result<void> Broker::OnMakePage(Request& request) {
   policy.creator = request.client.container;
   policy.writers_all = (body->flags & protocol::kFlagWritersAll) != 0;
   policy.one_writer = (body->flags & protocol::kFlagOneWriter) != 0;
+  policy.until_unused = (body->flags & protocol::kFlagUntilUnused) != 0;
   policy.on_writer_exit = protocol::OnWriterExit::kKeep;  // Its cells say who is gone.
   const auto ticket =
       ledger_->BeginPage(request.client, std::string(protocol::FromNameField(body->name)),
@@ -126,11 +127,7 @@ void Broker::EndForgottenParticipants() {
   for (const Ledger::PageLeases& kept : ledger_->Pages()) {
     const auto mapped = MapPage(kept.page);
     if (!mapped) continue;  // Its maker was killed before it wrote the page's header.
-    for (uint32_t i = 0; i < mapped->page.cells(); ++i) {
-      const uint64_t owner = mapped->page.cell(i).owner.load(std::memory_order_acquire);
-      if (owner == 0 || kept.leases.contains(owner)) continue;
-      signal::EndCellsOf(mapped->page, owner, signal::CellState::kDied);
-    }
+    signal::EndCellsOfOthers(mapped->page, kept.leases);
     // The former broker may have been killed before its releaser had done it.
     ReleaseStreams(kept.name, mapped->page);
   }

@@ -4,7 +4,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "runtime/base/testing.h"
@@ -78,6 +82,29 @@ TEST_F(PagesTest, AReaderCannotWrite) {
   EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
   EXPECT_TRUE(registry::MapSealed(reader.descriptors()[0], "page", 4096, 4096,
                                   registry::Writers::kAll, /*read_only=*/true));
+}
+
+// Regression: a container that may not write a signal opened the page it had for reading anew, by
+// /proc/self/fd, for writing: a memfd begins with mode 0777.
+TEST_F(PagesTest, AnotherUsersReaderCannotOpenThePageForWriting) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root, to become another user than the broker's";
+  const auto made = Make(&client_, "ready", 100);
+  ASSERT_TRUE(made && Publish(&client_, made->lease_id));
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (setgid(31'343) != 0 || setuid(31'343) != 0) std::_Exit(2);
+    RawClient reader(broker_.Socket("app"));
+    if (!reader.Hello()) std::_Exit(3);
+    const std::string registry = Concat("/proc/self/fd/", reader.descriptors().at(0).get());
+    if (open(registry.c_str(), O_RDWR | O_CLOEXEC) >= 0) std::_Exit(4);
+    if (!reader.Attach("ready", 1)) std::_Exit(5);
+    const std::string page = Concat("/proc/self/fd/", reader.descriptors().at(0).get());
+    std::_Exit(open(page.c_str(), O_RDWR | O_CLOEXEC) < 0 && errno == EACCES ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST_F(PagesTest, AnOlderLibraryIsRefused) {

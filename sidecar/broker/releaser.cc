@@ -12,12 +12,10 @@
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"
 #include "runtime/signal/page.h"
+#include "sidecar/broker/spawner.h"
 
 namespace gpushm::broker {
 namespace {
-
-constexpr int kReport = 3;
-constexpr int kFirstWord = 4;
 
 struct Arguments {
   int device = 0;
@@ -27,9 +25,8 @@ struct Arguments {
 };
 
 // The store of a stream: one word, never half of it.
-Result<void> StorePoison(const CudaApi& api, const Arguments& arguments, size_t index) {
-  const Result<DeviceMemory> memory =
-      DeviceMemory::Import(api, kFirstWord + static_cast<int>(index));
+Result<void> StorePoison(const CudaApi& api, const Arguments& arguments, int word, size_t index) {
+  const Result<DeviceMemory> memory = DeviceMemory::Import(api, word);
   if (!memory) return std::unexpected(memory.error());
   const Result<DeviceMapping> mapping = DeviceMapping::Map(
       api, *memory, arguments.mapped_bytes[index], arguments.device, Access::kReadWrite);
@@ -44,6 +41,8 @@ Result<void> StorePoison(const CudaApi& api, const Arguments& arguments, size_t 
 }
 
 Result<void> StoreAll(const Arguments& arguments) {
+  const Result<Order> order = ReceiveOrder(arguments.mapped_bytes.size());
+  if (!order) return std::unexpected(order.error());
   const Result<const CudaApi*> api = CudaApi::Load(arguments.driver_folder);
   if (!api) return std::unexpected(api.error());
   if (auto ready = (*api)->Init(); !ready) return ready;
@@ -53,7 +52,7 @@ Result<void> StoreAll(const Arguments& arguments) {
   if (arguments.die) raise(SIGKILL);
   Result<void> all;  // One that fails leaves the others theirs.
   for (size_t i = 0; i < arguments.mapped_bytes.size(); ++i) {
-    const Result<void> stored = StorePoison(**api, arguments, i);
+    const Result<void> stored = StorePoison(**api, arguments, order->descriptors[i].get(), i);
     if (!stored && all) all = stored;
   }
   return all;
@@ -73,8 +72,8 @@ int ReleaserMain(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   const Result<void> stored = StoreAll(arguments);
   if (stored) return 0;
-  const std::string why = stored.error().ToString();
-  [[maybe_unused]] const ssize_t written = write(kReport, why.data(), why.size());
+  const std::string why = stored.error().ToString() + '\n';
+  [[maybe_unused]] const ssize_t written = write(kChannel, why.data(), why.size());
   return 1;
 }
 

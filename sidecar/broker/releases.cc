@@ -1,19 +1,12 @@
 #include "sidecar/broker/releases.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <utility>
 
 #include "runtime/base/clock.h"
 #include "runtime/daemon/log.h"
-#include "sidecar/broker/child.h"
 
 namespace gpushm::broker {
 namespace {
@@ -27,21 +20,18 @@ constexpr int64_t kLastRetryMs = 10'000;
 
 }  // namespace
 
-Releases::Releases(EventLoop* loop, Settings settings, Find find)
-    : loop_(loop), settings_(std::move(settings)), find_(std::move(find)) {}
+Releases::Releases(EventLoop* loop, Children* children, Settings settings, Find find)
+    : loop_(loop), children_(children), settings_(std::move(settings)), find_(std::move(find)) {}
 
 Releases::~Releases() {
   if (start_timer_ != 0) loop_->Cancel(start_timer_);
-  if (child_ <= 0) return;
-  loop_->Unwatch(child_pidfd_.get());
   if (deadline_timer_ != 0) loop_->Cancel(deadline_timer_);
-  kill(child_, SIGKILL);  // Not waited for: it may hang with its GPU, and this process ends, too.
 }
 
 void Releases::Add(Word word) {
   due_.insert(std::move(word));
   // Not at once: a process that ended may have written several.
-  if (child_ > 0) return;
+  if (child_) return;
   if (start_timer_ != 0) loop_->Cancel(start_timer_);
   StartAfter(0);
 }
@@ -67,13 +57,9 @@ void Releases::Start() {
 }
 
 Result<void> Releases::TryStart() {
-  std::array<int, 2> ends{};
-  if (pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return FailSystem(errno, "pipe2");
-  pipe_.Reset(ends[0]);
-  const UniqueFd writer(ends[1]);
-  std::vector<std::string> arguments = {"--device", std::to_string(settings_.device), "--driver",
-                                        settings_.driver_folder};
-  std::vector<int> descriptors = {writer.get()};
+  std::vector<std::string> arguments = {"releaser", "--device", std::to_string(settings_.device),
+                                        "--driver", settings_.driver_folder};
+  std::vector<int> descriptors;
   for (const Word& word : at_work_) {
     const Memory* const memory = find_(word);
     arguments.insert(arguments.end(), {"--mapped", std::to_string(memory->mapped_bytes)});
@@ -83,39 +69,26 @@ Result<void> Releases::TryStart() {
     --settings_.first_die;
     arguments.emplace_back("--test-die");
   }
-  const Result<pid_t> child = StartChild(settings_.command, arguments, descriptors);
+  said_.clear();
+  timed_out_ = false;
+  auto child =
+      children_->Start(arguments, {.on_line = [this](const std::string& line) { said_ = line; },
+                                   .on_end = [this](int status) { OnChildEnded(status); }});
   if (!child) return std::unexpected(child.error());
-  child_ = *child;
-  // The child is ours and unreaped, so its number cannot be another process yet.
-  child_pidfd_.Reset(static_cast<int>(syscall(SYS_pidfd_open, child_, 0)));
-  if (auto r = loop_->Watch(child_pidfd_.get(), EPOLLIN, [this](uint32_t) { OnChildEnded(); });
-      !r) {
-    kill(child_, SIGKILL);
-    [[maybe_unused]] const auto result = Reap();
-    return r;
-  }
+  if (auto sent = (*child)->Send("", descriptors); !sent) return sent;
+  child_ = std::move(*child);
   deadline_timer_ = loop_->After(kChildMs, [this] {
     deadline_timer_ = 0;
-    kill(child_, SIGKILL);
+    timed_out_ = true;
+    child_->Kill();
   });
   return {};
 }
 
-// Waits for its end; what came of it.
-Result<void> Releases::Reap() {
-  int status = 0;
-  waitpid(std::exchange(child_, -1), &status, 0);
-  loop_->Unwatch(child_pidfd_.get());
-  child_pidfd_.Reset();
-  const bool in_time = deadline_timer_ != 0;
-  if (in_time) loop_->Cancel(std::exchange(deadline_timer_, 0));
+Result<void> Releases::ResultOf(int status) const {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
-  std::array<char, 1024> text{};
-  const ssize_t length = read(pipe_.get(), text.data(), text.size());
-  if (length > 0) {
-    return Fail(Code::kDriver, std::string(text.data(), static_cast<size_t>(length)));
-  }
-  if (!in_time) {
+  if (!said_.empty()) return Fail(Code::kDriver, said_);
+  if (timed_out_) {
     return Fail(Code::kTimeout, Concat("the releaser did not end within ", kChildMs, " ms"),
                 "nvidia-smi and the node's kernel log tell whether the GPU hangs");
   }
@@ -125,7 +98,11 @@ Result<void> Releases::Reap() {
               "the sidecar's memory limit tells why");
 }
 
-void Releases::OnChildEnded() { Ended(Reap()); }
+void Releases::OnChildEnded(int status) {
+  if (deadline_timer_ != 0) loop_->Cancel(std::exchange(deadline_timer_, 0));
+  child_.reset();
+  Ended(ResultOf(status));
+}
 
 void Releases::Ended(const Result<void>& result) {
   const size_t words = at_work_.size();

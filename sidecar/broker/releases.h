@@ -3,24 +3,23 @@
 // for all words that are due. What it did not do is tried again, with growing pauses, as long as
 // somebody holds the word and so may wait for it. A word may get its poison twice.
 //
-// The child's contract (releaser.h): descriptors 3 (a pipe to us) and 4, 5 ... (the words'
-// memory); it exits with 0 when all is stored, else it writes why.
+// The child's contract (releaser.h): it gets the words' memory with an order on its channel
+// (child.h); it exits with 0 when all is stored, else it writes why, a line.
 //
 // Threads: the loop's.
 #pragma once
 
-#include <sys/types.h>
-
 #include <compare>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
 #include "runtime/daemon/event_loop.h"
+#include "sidecar/broker/child.h"
 #include "sidecar/broker/ledger.h"
 
 namespace gpushm::broker {
@@ -28,7 +27,6 @@ namespace gpushm::broker {
 class Releases {
  public:
   struct Settings {
-    std::vector<std::string> command;  // Program and arguments of the child.
     std::string driver_folder;
     int device = 0;
     uint32_t first_die = 0;  // For tests: so many children are killed before they store anything.
@@ -41,7 +39,7 @@ class Releases {
   // The word's memory, if somebody holds it.
   using Find = std::function<const Memory*(const Word&)>;
 
-  Releases(EventLoop* loop, Settings settings, Find find);
+  Releases(EventLoop* loop, Children* children, Settings settings, Find find);
   ~Releases();
   Releases(const Releases&) = delete;
   Releases& operator=(const Releases&) = delete;
@@ -53,18 +51,19 @@ class Releases {
   void StartAfter(int64_t wait_ms);
   void Start();
   Result<void> TryStart();
-  void OnChildEnded();
+  void OnChildEnded(int status);
   void Ended(const Result<void>& result);
-  Result<void> Reap();
+  Result<void> ResultOf(int status) const;
 
   EventLoop* loop_;
+  Children* children_;
   Settings settings_;
   Find find_;
   std::set<Word> due_;
   std::set<Word> at_work_;  // The child's.
-  pid_t child_ = -1;
-  UniqueFd child_pidfd_;
-  UniqueFd pipe_;
+  std::unique_ptr<Child> child_;
+  std::string said_;  // By the child.
+  bool timed_out_ = false;
   int64_t started_ns_ = 0;
   uint64_t start_timer_ = 0;
   uint64_t deadline_timer_ = 0;

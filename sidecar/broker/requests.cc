@@ -30,6 +30,7 @@ Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) 
   policy.creator = client.container;
   policy.writers_all = (flags & protocol::kFlagWritersAll) != 0;
   policy.one_writer = (flags & protocol::kFlagOneWriter) != 0;
+  policy.until_unused = (flags & protocol::kFlagUntilUnused) != 0;
   policy.on_writer_exit = static_cast<protocol::OnWriterExit>(on_writer_exit);
   return policy;
 }
@@ -257,7 +258,13 @@ Result<void> Broker::OnOffer(Request& request) {
                 "offer memory of the pod's GPU, or copy it there");
   }
   if (vmm) {  // The plugin keeps it with the broker's word for what it is.
-    if (auto r = CheckMemory(request.message->descriptors[0].get()); !r) return r;
+    const int descriptor = request.message->descriptors[0].get();
+    if (auto r = CheckMemory(descriptor, gpu_->memory_kind()); !r) {
+      LogWarning("offer-refused", {{"buffer", NameOf(body->name)},
+                                   {"container", request.client.container},
+                                   {"reason", r.error().what()}});
+      return r;
+    }
   }
   Memory memory;
   memory.transport = transport;
@@ -272,7 +279,7 @@ Result<void> Broker::OnOffer(Request& request) {
                                    PolicyFor(request.client, body->flags, body->on_writer_exit),
                                    &memory, UnixNs());
   if (!generation) {
-    closer_.Close(std::move(memory.descriptor));  // A client made it.
+    closer_.Close(std::move(memory.descriptor));
     return std::unexpected(generation.error());
   }
   Apply();
@@ -336,24 +343,21 @@ Result<void> Broker::OnBrokerInfo(Request& request) {
   return {};
 }
 
-Result<uint64_t> Broker::StartTransfer(const Client& client, const std::string& name,
-                                       protocol::Direction direction, UniqueFd file,
-                                       uint64_t chunk_bytes, FileWay file_way) {
+Result<uint64_t> Broker::StartTransfer(const Client& client, TransferJob job, OpenedFile* file) {
+  const std::string name = job.buffer;
+  const protocol::Direction direction = job.direction;
   const Result<const Memory*> memory = ledger_->BeginTransfer(client, name, direction);
-  if (!memory) {
-    closer_.Close(std::move(file));  // A client made it.
-    return std::unexpected(memory.error());
-  }
+  if (!memory) return std::unexpected(memory.error());
+  job.client_id = client.id;
+  job.container = client.container;
+  job.memory = (*memory)->descriptor.get();
+  // A save writes the content, unless all of the buffer was asked for.
+  const bool content = direction == protocol::Direction::kSave;
+  if (direction == protocol::Direction::kSaveWhole) job.direction = protocol::Direction::kSave;
+  job.size_bytes = content ? ledger_->ContentBytes(name) : (*memory)->size_bytes;
+  job.mapped_bytes = (*memory)->mapped_bytes;
   const Result<uint64_t> started =
-      transfers_->Start(TransferJob{.client_id = client.id,
-                                    .buffer = name,
-                                    .direction = direction,
-                                    .memory = (*memory)->descriptor.get(),
-                                    .file = std::move(file),
-                                    .size_bytes = (*memory)->size_bytes,
-                                    .mapped_bytes = (*memory)->mapped_bytes,
-                                    .chunk_bytes = chunk_bytes,
-                                    .file_way = file_way});
+      file != nullptr ? transfers_->Start(job, file) : transfers_->Start(job);
   if (!started && direction == protocol::Direction::kLoad) ledger_->TransferRefused(name);
   Apply();
   return started;
@@ -366,10 +370,18 @@ Result<void> Broker::OnTransfer(Request& request) {
     return Fail(Code::kCorrupt, "a transfer without its file");
   }
   const std::string name = NameOf(body->name);
-  const auto direction = static_cast<protocol::Direction>(body->direction);
-  const Result<uint64_t> started =
-      StartTransfer(request.client, name, direction, std::move(request.message->descriptors[0]),
-                    body->chunk_bytes, static_cast<FileWay>(body->file_way));
+  auto direction = static_cast<protocol::Direction>(body->direction);
+  // Of an older library it means all of the buffer.
+  if (request.version < protocol::kContentVersion && direction == protocol::Direction::kSave) {
+    direction = protocol::Direction::kSaveWhole;
+  }
+  const Result<uint64_t> started = StartTransfer(request.client,
+                                                 {.buffer = name,
+                                                  .direction = direction,
+                                                  .file = request.message->descriptors[0].get(),
+                                                  .chunk_bytes = body->chunk_bytes,
+                                                  .file_way = static_cast<FileWay>(body->file_way)},
+                                                 nullptr);
   if (!started) return std::unexpected(started.error());
   LogInfo("transfer-started",
           {{"buffer", name},

@@ -104,26 +104,39 @@ Result<void> Broker::RunLink(bool device_lost) {
   return link_->Run(
       registry_->fd(), counters_->fd(),
       Link::Events{
-          .everything = [this] { return Everything(); },
+          .on_start =
+              [this] {
+                announced_.clear();
+                stated_ = {};
+              },
+          .next = [this] { return NextStatement(); },
+          .on_stated = [this](const Statement& statement) { OnStated(statement); },
           .on_device = [this](bool lost, std::string_view reason) { OnDevice(lost, reason); }});
 }
 
-bool Broker::Announce(uint64_t client_id) {
-  if (announced_.contains(client_id)) return true;
+std::optional<Statement> Broker::ClientStatement(uint64_t client_id) const {
   const std::optional<Server::Identity> identity = server_->Identify(client_id);
-  if (!identity) return false;
+  if (!identity) return std::nullopt;
   protocol::LinkClient stated{};
   stated.client_id = client_id;
   stated.token = identity->token;
   stated.container = protocol::ToNameField(identity->client.container);
+  return Statement{stated, identity->pidfd};
+}
+
+bool Broker::Announce(uint64_t client_id) {
+  if (announced_.contains(client_id)) return true;
+  const std::optional<Statement> client = ClientStatement(client_id);
+  if (!client) return false;
   announced_.insert(client_id);
-  link_->State({stated, identity->pidfd});
+  link_->State(*client);
   return true;
 }
 
 void Broker::StateChanges() {
   EndParticipants();
   for (const Statement& statement : ledger_->TakeStatements()) {
+    if (link_->is_stating() && Ledger::IsAhead(stated_, statement)) continue;
     bool sayable = true;
     for (const uint64_t id : MentionedClients(statement)) {
       if (id != 0 && !Announce(id)) sayable = NamedClient(statement) == 0;
@@ -132,29 +145,25 @@ void Broker::StateChanges() {
   }
 }
 
-std::vector<Statement> Broker::Everything() {
-  const std::vector<Statement> all = ledger_->Everything();
-  std::set<uint64_t> mentioned;
-  for (const Statement& statement : all) {
-    for (const uint64_t id : MentionedClients(statement)) mentioned.insert(id);
+std::optional<Statement> Broker::NextStatement() {
+  while (const std::optional<Statement> next = ledger_->Next(&stated_)) {
+    for (const uint64_t id : MentionedClients(*next)) {
+      if (id == 0 || announced_.contains(id)) continue;
+      if (const auto client = ClientStatement(id)) return client;
+    }
+    const uint64_t named = NamedClient(*next);
+    if (named == 0 || announced_.contains(named)) return next;
+    Ledger::Advance(&stated_, *next);  // A lease of a client that is gone.
   }
-  announced_.clear();
-  std::vector<Statement> everything;
-  for (const uint64_t id : mentioned) {
-    const std::optional<Server::Identity> identity = server_->Identify(id);
-    if (!identity) continue;
-    protocol::LinkClient stated{};
-    stated.client_id = id;
-    stated.token = identity->token;
-    stated.container = protocol::ToNameField(identity->client.container);
-    everything.push_back({stated, identity->pidfd});
-    announced_.insert(id);
+  return std::nullopt;
+}
+
+void Broker::OnStated(const Statement& statement) {
+  if (const auto* client = std::get_if<protocol::LinkClient>(&statement.body)) {
+    announced_.insert(client->client_id);
+  } else {
+    Ledger::Advance(&stated_, statement);
   }
-  for (const Statement& statement : all) {
-    const uint64_t named = NamedClient(statement);
-    if (named == 0 || announced_.contains(named)) everything.push_back(statement);
-  }
-  return everything;
 }
 
 void Broker::OnDevice(bool lost, std::string_view reason) {

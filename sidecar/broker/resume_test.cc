@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "runtime/base/testing_code.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 
@@ -15,10 +16,7 @@ namespace {
 
 using protocol::Kind;
 
-template <typename T>
-int CodeOf(const Result<T>& result) {
-  return result ? 0 : static_cast<int>(result.error().code());
-}
+using gpushm::testing::CodeOf;
 constexpr int As(Code code) { return static_cast<int>(code); }
 
 BrokerSettings WithOneWriter() {

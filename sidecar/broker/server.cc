@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "runtime/base/clock.h"
@@ -33,9 +34,13 @@ constexpr uint32_t kReservedPerContainer = 4;
 // After which a reply whose descriptor nobody takes (ETOOMANYREFS) is given up.
 constexpr int64_t kDelayMaxMs = 2000;
 constexpr int64_t kDelayStepMs = 5;
-// Closings under way above which no more descriptors are taken from clients.
-constexpr size_t kCloserBacklog = 64;
-// Pause of a listener when descriptors or memory run out.
+// Descriptors of one container under way to be closed above which no more are taken from it. One
+// message can bring 253.
+constexpr size_t kCloserBacklog = 512;
+// A close that takes longer holds back the container's next descriptor. The close of a file that
+// was only read takes a round trip to its file system's server.
+constexpr int64_t kCloseMs = 1000;
+// Pause of a listener when descriptors or memory run out, or while kCloserBacklog holds.
 constexpr int64_t kAcceptPauseMs = 100;
 
 bool HasUnread(int socket) {
@@ -64,19 +69,24 @@ Server::~Server() {
   for (auto& [id, connection] : connections_) {
     if (connection.socket) loop_->Unwatch(connection.socket.get());
     if (connection.pidfd) loop_->Unwatch(connection.pidfd.get());
-    if (connection.passed_descriptors) closer_->Close(std::move(connection.socket));
+    if (connection.passed_descriptors) {
+      connection.listener->closing.CloseForeign(std::move(connection.socket));
+    }
   }
   StopListening();
 }
 
 Result<void> Server::Listen(const std::string& path, unsigned mode, const std::string& container) {
+  auto found = std::ranges::find_if(listeners_, [&](const auto& l) { return l->path == path; });
+  if (found == listeners_.end()) {
+    found = listeners_.insert(listeners_.end(), std::make_unique<Listener>());
+    (*found)->path = path;
+    (*found)->container = container;
+  }
+  Listener* const listener = found->get();
   Result<UniqueFd> socket = protocol::Listen(path, mode);
   if (!socket) return std::unexpected(socket.error());
-  listeners_.push_back(std::make_unique<Listener>());
-  Listener* const listener = listeners_.back().get();
   listener->socket = std::move(*socket);
-  listener->path = path;
-  listener->container = container;
   // Accepted sockets inherit it, so that no descriptor slips in before they are looked at.
   const int off = 0;
   refuses_descriptors_ =
@@ -136,29 +146,47 @@ void Server::EndDead() {
 // ---- connections
 
 void Server::OnAcceptable(Listener* listener) {
+  // Each connection is one more to be closed there.
+  if (listener->closing.foreign_pending() >= kCloserBacklog) {
+    return PauseAccepting(listener, "sockets that it sent are still being closed");
+  }
   UniqueFd socket(accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket) {
     if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
-    LogWarning("accept-paused", {{"container", listener->container}, {"errno", errno}});
-    loop_->Change(listener->socket.get(), 0);
-    loop_->After(kAcceptPauseMs, [this, listener] {
-      if (listener->socket) loop_->Change(listener->socket.get(), EPOLLIN);
-    });
-    return;
+    return PauseAccepting(listener, std::strerror(errno));
   }
+  listener->paused = false;
   const bool guest = !HasRoom(*listener);
   if (guest && listener->guests >= listener->absent) {
-    const Status full(Code::kExhausted,
-                      Concat("container \"", listener->container, "\" has ", listener->connected,
-                             " clients, the broker ", connected_, " of ", limits::kClients),
-                      "close clients that are not used; docs/limits.md");
-    protocol::Buffer bytes;
-    const size_t size = protocol::EncodeError(protocol::Kind::kHello, 0, full, &bytes);
-    [[maybe_unused]] const auto sent = protocol::TrySend(socket.get(), {bytes.data(), size}, {});
-    if (!refuses_descriptors_) closer_->Close(std::move(socket));
-    return;
+    return Refuse(listener, std::move(socket),
+                  Status(Code::kExhausted,
+                         Concat("container \"", listener->container, "\" has ", listener->connected,
+                                " clients, the broker ", connected_, " of ", limits::kClients),
+                         "close clients that are not used; docs/limits.md"));
   }
+  // The kernel charges what lies unread in there to the broker: 256 clients that read nothing would
+  // fill its memory. The kernel doubles it.
+  constexpr int kSendBytes = 8 << 10;
+  setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &kSendBytes, sizeof kSendBytes);
   Admit(listener, std::move(socket), guest);
+}
+
+void Server::PauseAccepting(Listener* listener, std::string_view reason) {
+  if (!std::exchange(listener->paused, true)) {
+    LogWarning("accept-paused", {{"container", listener->container}, {"reason", reason}});
+  }
+  loop_->Change(listener->socket.get(), 0);
+  loop_->After(kAcceptPauseMs, [this, listener] {
+    if (listener->socket) loop_->Change(listener->socket.get(), EPOLLIN);
+  });
+}
+
+// Tells why, if its socket has room, and hangs up.
+void Server::Refuse(Listener* listener, UniqueFd socket, const Status& why) {
+  protocol::Buffer bytes;
+  const size_t size = protocol::EncodeError(protocol::Kind::kHello, 0, why, &bytes);
+  [[maybe_unused]] const auto sent = protocol::TrySend(socket.get(), {bytes.data(), size}, {});
+  if (!refuses_descriptors_) listener->closing.CloseForeign(std::move(socket));
 }
 
 bool Server::HasRoom(const Listener& listener) const {
@@ -182,8 +210,14 @@ void Server::Admit(Listener* listener, UniqueFd socket, bool guest) {
   socklen_t size = sizeof pidfd;
   if (getsockopt(connection.socket.get(), SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) {
     connection.pidfd.Reset(pidfd);
+  } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+    const Status full = Status(Code::kExhausted, "the sidecar has no descriptor free for a client",
+                               "raise its limit of open files (ulimit -n)", errno);
+    LogWarning("descriptors-exhausted",
+               {{"container", listener->container}, {"reason", full.ToString()}});
+    return Refuse(listener, std::move(connection.socket), full);
   } else if (errno != ENOPROTOOPT) {  // The peer is gone already.
-    closer_->Close(std::move(connection.socket));
+    listener->closing.CloseForeign(std::move(connection.socket));
     return;
   }
   const bool has_pidfd = connection.pidfd.valid();
@@ -192,7 +226,7 @@ void Server::Admit(Listener* listener, UniqueFd socket, bool guest) {
   const Result<void> watched =
       loop_->Watch(connection.socket.get(), EPOLLIN, [this, id](uint32_t) { OnReadable(id); });
   if (!watched) {
-    closer_->Close(std::move(connection.socket));
+    listener->closing.CloseForeign(std::move(connection.socket));
     return;
   }
   ++(guest ? listener->guests : listener->connected);
@@ -250,6 +284,7 @@ void Server::OnReadable(uint64_t client_id) {
     Disconnect(*connection, "");
     return;
   }
+  Closing& closing = connection->listener->closing;  // The connection may be gone afterwards.
   protocol::Message message;
   const Result<bool> received = protocol::TryReceive(connection->socket.get(), &message);
   if (!received && received.error().code() == Code::kExhausted) {
@@ -261,7 +296,7 @@ void Server::OnReadable(uint64_t client_id) {
     OnRequest(*connection, message);
   }
   // What the handler did not take was made by a client.
-  closer_->Close(std::move(message.descriptors));
+  closing.CloseForeign(std::move(message.descriptors));
 }
 
 // Its descriptor found no place in this process, which is not its fault.
@@ -355,9 +390,13 @@ Result<void> Server::Announce(Connection& connection, const ReplyTo& to,
                               const protocol::Message& message) {
   const auto body = protocol::Parse<protocol::AnnounceDescriptorRequest>(message.span());
   if (!body) return std::unexpected(body.error());
-  if (closer_->backlog() >= kCloserBacklog) {
-    return Fail(Code::kBusy, "descriptors of clients are still being closed",
-                "try again; does a container send sockets or files that block?");
+  const Closing& closing = connection.listener->closing;
+  if (!closing.HeldUp(kCloseMs).empty() || closing.pending() >= kCloserBacklog) {
+    return Fail(Code::kBusy,
+                Concat("a descriptor that container \"", connection.client.container,
+                       "\" sent is still being closed"),
+                "try again; if it stays so, the container sent a socket, or a file whose file "
+                "system does not answer");
   }
   connection.announced = true;
   SetPassDescriptors(connection, true);
@@ -415,10 +454,10 @@ Server::Connection* Server::FindResumable(const Connection& fresh,
 void Server::TakeOver(Connection& old, Connection& fresh) {
   CloseSocket(old);
   old.delayed.reset();
-  closer_->Close(std::move(old.delayed_descriptor));
+  old.listener->closing.Close(std::move(old.delayed_descriptor));
   loop_->Unwatch(fresh.socket.get());
   loop_->Unwatch(fresh.pidfd.get());
-  closer_->Close(std::move(fresh.pidfd));
+  fresh.listener->closing.Close(std::move(fresh.pidfd));
   old.socket = std::move(fresh.socket);
   old.number = fresh.number;
   old.version = fresh.version;
@@ -489,7 +528,7 @@ void Server::RetryDelayed(const ReplyTo& to) {
   }
   const bool delivered = sent && *sent;
   connection->delayed.reset();
-  closer_->Close(std::move(connection->delayed_descriptor));
+  connection->listener->closing.Close(std::move(connection->delayed_descriptor));
   if (!delivered) {
     Disconnect(*connection, "too many descriptors of this user are in flight");
     return;
@@ -509,7 +548,7 @@ void Server::Disconnect(Connection& connection, std::string_view reason) {
   }
   CloseSocket(connection);
   connection.delayed.reset();
-  closer_->Close(std::move(connection.delayed_descriptor));
+  connection.listener->closing.Close(std::move(connection.delayed_descriptor));
   if (!connection.pidfd || !handler_->Holds(id)) Forget(id);
 }
 
@@ -520,7 +559,9 @@ void Server::CloseSocket(Connection& connection) {
   if (!connection.socket) return;
   loop_->Unwatch(connection.socket.get());
   shutdown(connection.socket.get(), SHUT_RDWR);
-  if (connection.passed_descriptors) closer_->Close(std::move(connection.socket));
+  if (connection.passed_descriptors) {
+    connection.listener->closing.CloseForeign(std::move(connection.socket));
+  }
   connection.socket.Reset();
   --connected_;
   if (!connection.guest) ++connection.listener->absent;
@@ -544,7 +585,7 @@ void Server::Forget(uint64_t client_id) {
     --listener.absent;  // CloseSocket came before.
   }
   if (found->second.pidfd) loop_->Unwatch(found->second.pidfd.get());
-  closer_->Close(std::move(found->second.pidfd));
+  listener.closing.Close(std::move(found->second.pidfd));
   connections_.erase(found);
   handler_->OnEnded(client);
 }

@@ -3,10 +3,12 @@
 //
 // No client can hold the loop up (docs/security.md has the attacks):
 //   (1) Nothing here blocks. Sockets are non-blocking; descriptors that clients sent, and their
-//       sockets, are closed on a worker's thread.
+//       sockets, are closed on threads of their container alone (runtime/daemon/closing.h). While
+//       one is not closed, the container may send no other.
 //   (2) One request of a connection is under way at a time; the next is read after its reply.
 //   (3) At most one unread descriptor reply per connection: the next is refused with CONTENDED.
-//   (4) A client that does not read its replies, or breaks the protocol, is disconnected.
+//   (4) A client that does not read its replies, or breaks the protocol, is disconnected. Some
+//       16 KiB of replies lie unread in a connection at most.
 //   (5) Connections are counted: limits::kClients in all, of which every container keeps a share.
 //   (6) Descriptor passing is off (SO_PASSRIGHTS, Linux 6.16) but for one announced request.
 //
@@ -29,8 +31,8 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/unique_fd.h"
+#include "runtime/daemon/closing.h"
 #include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/worker.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/messages.h"
 #include "sidecar/broker/ledger.h"
@@ -67,13 +69,13 @@ class Handler {
 
 class Server {
  public:
-  Server(EventLoop* loop, Worker* closer, Handler* handler)
-      : loop_(loop), closer_(closer), handler_(handler) {}
+  Server(EventLoop* loop, Handler* handler) : loop_(loop), handler_(handler) {}
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Serves `container` at the socket `path`.
+  // Serves `container` at the socket `path`. May be called again for one that failed: its container
+  // counts from the first call on.
   Result<void> Listen(const std::string& path, unsigned mode, const std::string& container);
   // Accepts no more; those that are connected stay.
   void StopListening();
@@ -97,7 +99,7 @@ class Server {
   // True while the process that asked lives and is connected as it was.
   bool IsConnected(const ReplyTo& to) const;
   uint32_t connected() const { return connected_; }
-  std::vector<std::string> containers() const;  // That are listened for.
+  std::vector<std::string> containers() const;  // That are, or will be, listened for.
 
   // What a successor needs to know a client again. Null: there is none.
   struct Identity {
@@ -120,6 +122,8 @@ class Server {
     std::string container;
     uint32_t connected = 0;  // Records, but for guests.
     uint32_t absent = 0;     // Of those: without a connection.
+    Closing closing;         // What its clients made.
+    bool paused = false;     // Nobody is accepted for the moment.
     uint32_t guests = 0;     // Let in beyond the share to resume; at most as many as are absent.
   };
   struct Connection {
@@ -142,8 +146,10 @@ class Server {
   };
 
   void OnAcceptable(Listener* listener);
+  void PauseAccepting(Listener* listener, std::string_view reason);
   bool HasRoom(const Listener& listener) const;
   void Admit(Listener* listener, UniqueFd socket, bool guest);
+  void Refuse(Listener* listener, UniqueFd socket, const Status& why);
   void OnReadable(uint64_t client_id);
   void RefuseRequest(Connection& connection, const protocol::Message& message, const Status& why);
   void OnRequest(Connection& connection, protocol::Message& message);
@@ -167,7 +173,6 @@ class Server {
   Connection* Find(const ReplyTo& to);
 
   EventLoop* loop_;
-  Worker* closer_;
   Handler* handler_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::map<uint64_t, Connection> connections_;  // By client id.

@@ -10,7 +10,7 @@ namespace gpushm::broker {
 
 struct Statement {
   std::variant<protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
-               protocol::LinkLease, protocol::LinkDrop>
+               protocol::LinkContent, protocol::LinkLease, protocol::LinkDrop>
       body;
   int descriptor = -1;  // Not owned: the server's pidfd, or the ledger's memory (see there).
   bool page = false;    // Of one: plugins know them from protocol::kLinkPagesVersion on.

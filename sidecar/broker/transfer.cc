@@ -3,19 +3,16 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <fstream>
 #include <utility>
 
 #include "runtime/base/clock.h"
-#include "sidecar/broker/child.h"
+#include "sidecar/broker/loader.h"
 
 namespace gpushm::broker {
 namespace {
@@ -24,9 +21,20 @@ namespace {
 constexpr size_t kRunning = 1;
 // Results kept for clients that have not asked for them yet.
 constexpr size_t kKept = 64;
-constexpr size_t kLineBytes = 4096;
 // Looks at a transfer in the time that it may stand still.
 constexpr int64_t kStallLooks = 4;
+// For a loader to exit once it has said that all is moved.
+constexpr int64_t kExitMs = 1'000;
+// So long a load of the broker's own may stand still while others want its place.
+constexpr int64_t kGiveWayMs = 2'000;
+
+Result<void> FitsIntoBuffer(const TransferJob& job, uint64_t file_bytes) {
+  if (file_bytes <= job.size_bytes) return {};
+  return Fail(
+      Code::kInvalidArgument,
+      Concat("the file has ", file_bytes, " bytes, buffer \"", job.buffer, "\" ", job.size_bytes),
+      Concat("declare buffers.gpushm.io/", job.buffer, " at least as large"));
+}
 
 // The bytes to move: all of the file when loading, all of the buffer when saving; of a pipe, that
 // nobody knows the size of, at most the buffer.
@@ -35,8 +43,8 @@ Result<uint64_t> TotalBytes(const TransferJob& job) {
   // What the kernel knows already: a file system that is slow or a client's own (FUSE) is not
   // asked.
   struct statx file{};
-  if (statx(job.file.get(), "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE,
-            &file) != 0) {
+  if (statx(job.file, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE, &file) !=
+      0) {
     return FailSystem(errno, "statx");
   }
   if (S_ISFIFO(file.stx_mode)) return job.size_bytes;
@@ -44,35 +52,8 @@ Result<uint64_t> TotalBytes(const TransferJob& job) {
     return Fail(Code::kInvalidArgument, "only files and pipes can be loaded through the broker",
                 "write it to a file first");
   }
-  const auto size = uint64_t{file.stx_size};
-  if (size > job.size_bytes) {
-    return Fail(
-        Code::kInvalidArgument,
-        Concat("the file has ", size, " bytes, buffer \"", job.buffer, "\" ", job.size_bytes),
-        Concat("declare buffers.gpushm.io/", job.buffer, " at least as large"));
-  }
-  return size;
-}
-
-// The numbers that a line begins with; 0 for those that it lacks.
-template <size_t kCount>
-std::array<uint64_t, kCount> Numbers(std::string_view line) {
-  std::array<uint64_t, kCount> numbers{};
-  const char* at = line.data();
-  const char* const end = line.data() + line.size();
-  for (uint64_t& number : numbers) {
-    const auto parsed = std::from_chars(at, end, number);
-    if (parsed.ec != std::errc()) break;
-    at = std::find(parsed.ptr, end, ' ');
-    if (at != end) ++at;
-  }
-  return numbers;
-}
-
-bool IsPipe(int file) {
-  struct statx info{};
-  return statx(file, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &info) == 0 &&
-         S_ISFIFO(info.stx_mode);
+  if (auto fits = FitsIntoBuffer(job, file.stx_size); !fits) return std::unexpected(fits.error());
+  return file.stx_size;
 }
 
 // Bytes that the process has read and written, as the kernel counts them; 0 where it does not say.
@@ -89,7 +70,7 @@ uint64_t BytesMovedBy(pid_t process) {
 }
 
 Result<void> CheckFileMode(const TransferJob& job) {
-  const int flags = fcntl(job.file.get(), F_GETFL);
+  const int flags = fcntl(job.file, F_GETFL);
   if (flags < 0) return FailSystem(errno, "fcntl");
   const int mode = flags & O_ACCMODE;
   const bool fits =
@@ -99,104 +80,91 @@ Result<void> CheckFileMode(const TransferJob& job) {
               "open it for reading to load, for writing to save");
 }
 
+std::string HowItEnded(int status) {
+  return WIFSIGNALED(status) ? Concat("the loader was ended by signal ", WTERMSIG(status))
+                             : Concat("the loader ended with ", WEXITSTATUS(status));
+}
+
 }  // namespace
 
-Transfers::Transfers(EventLoop* loop, Worker* closer, Settings settings, Events events)
-    : loop_(loop), closer_(closer), settings_(std::move(settings)), events_(std::move(events)) {}
+Transfers::Transfers(EventLoop* loop, Children* children, Settings settings, Events events)
+    : loop_(loop),
+      children_(children),
+      settings_(std::move(settings)),
+      events_(std::move(events)) {}
 
 Transfers::~Transfers() {
-  for (auto& [id, transfer] : transfers_) {
-    if (transfer.child <= 0) continue;
-    loop_->Cancel(transfer.stall_timer);
-    loop_->Unwatch(transfer.pipe.get());
-    loop_->Unwatch(transfer.child_pidfd.get());
-    kill(transfer.child, SIGKILL);
-    waitpid(transfer.child, nullptr, 0);
-  }
+  for (auto& [id, transfer] : transfers_) loop_->Cancel(transfer.timer);
 }
 
-Result<uint64_t> Transfers::Start(TransferJob job) {
-  const Result<uint64_t> started = TryStart(job);
-  closer_->Close(std::move(job.file));  // A client made it.
-  return started;
+Result<void> Transfers::HasRoom(const TransferJob& job) {
+  std::erase_if(hanging_, [](const auto& item) { return *item.second; });
+  if (job.client_id != 0 && hanging_.contains(job.container)) {
+    return Fail(Code::kBusy,
+                Concat("a former loader of container \"", job.container,
+                       "\" hangs in the kernel, in a call on its file"),
+                "the file system of that file must answer, or be aborted (FUSE: "
+                "/sys/fs/fuse/connections); child-hangs in the sidecar's log tells the call");
+  }
+  if (running_ < kRunning || FindSlow() != transfers_.end()) return {};
+  return Fail(Code::kBusy, "another load or save of this pod is under way",
+              "wait until it has ended");
 }
 
-Result<uint64_t> Transfers::TryStart(TransferJob& job) {
-  if (running_ >= kRunning) {
-    return Fail(Code::kBusy, "another load or save of this pod is under way",
-                "wait until it has ended");
-  }
-  // All that are kept have ended. A client that gave up never asks for the result of its own.
-  while (transfers_.size() >= kKept) transfers_.erase(transfers_.begin());
+Result<uint64_t> Transfers::Start(const TransferJob& job) {
+  if (auto room = HasRoom(job); !room) return std::unexpected(room.error());
   if (auto fits = CheckFileMode(job); !fits) return std::unexpected(fits.error());
   const Result<uint64_t> total = TotalBytes(job);
   if (!total) return std::unexpected(total.error());
-  std::array<int, 2> ends{};
-  if (pipe2(ends.data(), O_CLOEXEC) != 0) return FailSystem(errno, "pipe2");
-  UniqueFd reader(ends[0]);
-  const UniqueFd writer(ends[1]);  // Blocks: no line of the child's is lost, least of all its last.
-  if (fcntl(reader.get(), F_SETFL, O_NONBLOCK) != 0) return FailSystem(errno, "fcntl");
-  const Result<pid_t> child = Spawn(job, *total, writer.get());
-  if (!child) return std::unexpected(child.error());
+  auto loader =
+      children_->Start(LoaderArguments(job.direction, settings_.device, settings_.driver_folder,
+                                       job.chunk_bytes, job.file_way),
+                       {});
+  if (!loader) return std::unexpected(loader.error());
+  OpenedFile file{.loader = std::move(*loader), .bytes = *total, .is_pipe = false};
+  return Run(job, &file);
+}
 
+Result<uint64_t> Transfers::Start(const TransferJob& job, OpenedFile* file) {
+  if (file->is_pipe) file->bytes = job.size_bytes;
+  if (auto fits = FitsIntoBuffer(job, file->bytes); !fits) return std::unexpected(fits.error());
+  if (auto room = HasRoom(job); !room) return std::unexpected(room.error());
+  return Run(job, file);
+}
+
+Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
+  std::vector<int> descriptors = {job.memory};
+  if (job.file >= 0) descriptors.push_back(job.file);
+  const std::string order = Concat(file->bytes, ' ', job.mapped_bytes);
+  if (auto sent = file->loader->Send(order, descriptors); !sent) {
+    return std::unexpected(sent.error());
+  }
+  // Nothing can be refused from here on.
+  if (running_ == kRunning) GiveWay();
+  // All that are kept have ended. A client that gave up never asks for the result of its own.
+  while (transfers_.size() >= kKept) transfers_.erase(transfers_.begin());
   const uint64_t id = next_id_++;
   Transfer& transfer = transfers_[id];
   transfer.state.client_id = job.client_id;
-  transfer.state.total_bytes = *total;
+  transfer.state.total_bytes = file->bytes;
   transfer.forget = job.client_id == 0;
+  transfer.container = job.container;
   transfer.buffer = job.buffer;
   transfer.direction = job.direction;
-  transfer.child = *child;
-  // The child is ours and unreaped, so its number cannot be another process yet.
-  transfer.child_pidfd.Reset(static_cast<int>(syscall(SYS_pidfd_open, *child, 0)));
-  transfer.pipe = std::move(reader);
-  ++running_;
-  const auto reading =
-      loop_->Watch(transfer.pipe.get(), EPOLLIN, [this, id](uint32_t) { OnReadable(id); });
-  const auto ending =
-      loop_->Watch(transfer.child_pidfd.get(), EPOLLIN, [this, id](uint32_t) { OnChildEnded(id); });
-  if (!reading || !ending) {
-    kill(*child, SIGKILL);
-    OnChildEnded(id);
-    return Fail(Code::kSystem, "the loader cannot be watched");
-  }
+  transfer.loader = std::move(file->loader);
+  transfer.loader->SetEvents({.on_line = [this, id](const std::string& line) { OnLine(id, line); },
+                              .on_end = [this, id](int status) { OnLoaderEnded(id, status); }});
   // The broker's own come from the pod's volumes, which may be slow for a while; a pipe there is
   // not.
-  if (job.client_id != 0 || IsPipe(job.file.get())) WatchForStall(id);
+  transfer.may_stall = job.client_id == 0 && !file->is_pipe;
+  transfer.moved_ns = MonotonicNs();
+  ++running_;
+  LookForStall(id);
   return id;
 }
 
-Result<pid_t> Transfers::Spawn(const TransferJob& job, uint64_t total_bytes, int pipe_end) const {
-  const std::array descriptors = {job.memory, job.file.get(), pipe_end};
-  return StartChild(
-      settings_.command,
-      {"--direction", job.direction == protocol::Direction::kLoad ? "load" : "save", "--device",
-       std::to_string(settings_.device), "--size", std::to_string(total_bytes), "--mapped",
-       std::to_string(job.mapped_bytes), "--chunk", std::to_string(job.chunk_bytes), "--plan",
-       job.client_id == 0 ? "own" : "given", "--file-way",
-       std::to_string(static_cast<uint32_t>(job.file_way)), "--driver", settings_.driver_folder},
-      descriptors);
-}
-
-bool Transfers::OnReadable(uint64_t id) {
+void Transfers::OnLine(uint64_t id, const std::string& line) {
   Transfer& transfer = transfers_.at(id);
-  std::array<char, 4096> bytes{};
-  const ssize_t count = read(transfer.pipe.get(), bytes.data(), bytes.size());
-  if (count <= 0) {
-    if (count == 0 || errno != EAGAIN) loop_->Unwatch(transfer.pipe.get());
-    return false;
-  }
-  for (const char c : std::string_view(bytes.data(), static_cast<size_t>(count))) {
-    if (c == '\n') {
-      OnLine(transfer, std::exchange(transfer.line, {}));
-    } else if (transfer.line.size() < kLineBytes) {
-      transfer.line += c;
-    }
-  }
-  return true;
-}
-
-void Transfers::OnLine(Transfer& transfer, const std::string& line) {
   if (line.starts_with("ok ")) {
     const std::array<uint64_t, 4> said = Numbers<4>(line.substr(3));
     transfer.said_ok = said[0] <= transfer.state.total_bytes && said[2] <= INT64_MAX &&
@@ -205,13 +173,11 @@ void Transfers::OnLine(Transfer& transfer, const std::string& line) {
     transfer.state.file_way = static_cast<FileWay>(said[1]);
     transfer.state.moving_ns = said[2];
     transfer.state.link_bytes_per_second = said[3];
+    // Closing its file may hang; what it moved is moved.
+    loop_->Cancel(transfer.timer);
+    transfer.timer = loop_->After(kExitMs, [&transfer] { transfer.loader->Kill(); });
   } else if (line.starts_with("error ")) {
-    const uint64_t code = Numbers<1>(line.substr(6))[0];
-    // No breach of the protocol, which CORRUPT would make of it: the client is not to blame.
-    const bool known = code > 0 && code <= kMaxCode && static_cast<Code>(code) != Code::kCorrupt;
-    const size_t text = line.find(' ', 6);
-    transfer.failure = Fail(known ? static_cast<Code>(code) : Code::kDriver,
-                            text == std::string::npos ? "no reason given" : line.substr(text + 1));
+    transfer.failure = std::unexpected(ErrorOfLoader(line));
   } else {
     const uint64_t done = Numbers<1>(line)[0];
     if (done > transfer.state.total_bytes) return;
@@ -220,22 +186,28 @@ void Transfers::OnLine(Transfer& transfer, const std::string& line) {
   }
 }
 
-void Transfers::OnChildEnded(uint64_t id) {
+void Transfers::OnLoaderEnded(uint64_t id, int status) {
   Transfer& transfer = transfers_.at(id);
-  while (OnReadable(id)) {  // What it wrote last; at most one pipe's worth is left.
-  }
-  int status = 0;
-  waitpid(transfer.child, &status, 0);
-  loop_->Unwatch(transfer.pipe.get());
-  loop_->Unwatch(transfer.child_pidfd.get());
-  loop_->Cancel(transfer.stall_timer);
-  transfer.pipe.Reset();
-  transfer.child_pidfd.Reset();
-  transfer.child = -1;
+  loop_->Cancel(transfer.timer);
+  const std::unique_ptr<Child> loader = std::move(transfer.loader);
   --running_;
   transfer.state.finished = true;
+  transfer.state.loader_ended = loader->ended();
+  if (!*loader->ended() && transfer.state.client_id != 0) {
+    hanging_[transfer.container] = loader->ended();
+  }
+  SetResult(transfer, status);
+  const TransferState state = transfer.state;
+  const std::string buffer = transfer.buffer;
+  const protocol::Direction direction = transfer.direction;
+  if (transfer.forget) transfers_.erase(id);
+  events_.on_end(buffer, direction, state);
+}
+
+void Transfers::SetResult(Transfer& transfer, int status) const {
   const bool exited = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  if (transfer.said_ok && exited) {
+  const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+  if (transfer.said_ok && (exited || killed)) {
     transfer.state.total_bytes = transfer.state.done_bytes;
   } else if (transfer.stalled) {
     transfer.state.result =
@@ -246,37 +218,41 @@ void Transfers::OnChildEnded(uint64_t id) {
     transfer.state.result = transfer.failure;
   } else {
     transfer.state.result =
-        Fail(Code::kPeerDied,
-             WIFSIGNALED(status) ? Concat("the loader was ended by signal ", WTERMSIG(status))
-                                 : Concat("the loader ended with ", WEXITSTATUS(status)),
-             "the sidecar's log and memory limit tell why");
+        Fail(Code::kPeerDied, HowItEnded(status), "the sidecar's log and memory limit tell why");
   }
-  const TransferState state = transfer.state;
-  const std::string buffer = transfer.buffer;
-  const protocol::Direction direction = transfer.direction;
-  if (transfer.forget) transfers_.erase(id);
-  events_.on_end(buffer, direction, state);
 }
 
-void Transfers::WatchForStall(uint64_t id) {
-  transfers_.at(id).moved_ns = MonotonicNs();
-  LookForStall(id);
-}
-
+// Looks as often as is needed to tell how long it has stood still.
 void Transfers::LookForStall(uint64_t id) {
   Transfer& transfer = transfers_.at(id);
   const int64_t now_ns = MonotonicNs();
-  const uint64_t moved = transfer.state.done_bytes + BytesMovedBy(transfer.child);
+  const uint64_t moved = transfer.state.done_bytes + BytesMovedBy(transfer.loader->pid());
   if (moved != transfer.moved) {
     transfer.moved = moved;
     transfer.moved_ns = now_ns;
-  } else if (now_ns - transfer.moved_ns >= settings_.stall_ms * 1'000'000) {
+  } else if (!transfer.may_stall && now_ns - transfer.moved_ns >= settings_.stall_ms * 1'000'000) {
     transfer.stalled = true;
-    kill(transfer.child, SIGKILL);
+    transfer.loader->Kill();
     return;
   }
-  transfer.stall_timer = loop_->After(std::max<int64_t>(settings_.stall_ms / kStallLooks, 1),
-                                      [this, id] { LookForStall(id); });
+  const int64_t limit_ms = transfer.may_stall ? kGiveWayMs : settings_.stall_ms;
+  transfer.timer =
+      loop_->After(std::max<int64_t>(limit_ms / kStallLooks, 1), [this, id] { LookForStall(id); });
+}
+
+std::map<uint64_t, Transfers::Transfer>::iterator Transfers::FindSlow() {
+  return std::find_if(transfers_.begin(), transfers_.end(), [](const auto& item) {
+    const Transfer& transfer = item.second;
+    return transfer.loader && transfer.may_stall &&
+           MonotonicNs() - transfer.moved_ns >= kGiveWayMs * 1'000'000;
+  });
+}
+
+void Transfers::GiveWay() {
+  const auto slow = FindSlow();  // There is one: see HasRoom.
+  slow->second.state.gave_way = true;
+  slow->second.loader->Kill();
+  OnLoaderEnded(slow->first, SIGKILL);  // It is gone soon, or hangs: nobody waits for it.
 }
 
 Result<TransferState> Transfers::Take(uint64_t client_id, uint64_t transfer_id) {
@@ -294,7 +270,7 @@ Result<void> Transfers::Cancel(uint64_t client_id, uint64_t transfer_id) {
   if (found == transfers_.end() || found->second.state.client_id != client_id) {
     return Fail(Code::kNotFound, Concat("this client has no transfer ", transfer_id));
   }
-  if (found->second.child > 0) kill(found->second.child, SIGKILL);
+  if (found->second.loader) found->second.loader->Kill();
   return {};
 }
 
@@ -303,8 +279,8 @@ void Transfers::EndClient(uint64_t client_id) {
     const auto next = std::next(transfer);
     if (transfer->second.state.client_id == client_id) {
       transfer->second.forget = true;
-      if (transfer->second.child > 0) {
-        kill(transfer->second.child, SIGKILL);
+      if (transfer->second.loader) {
+        transfer->second.loader->Kill();
       } else {
         transfers_.erase(transfer);
       }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/testing_code.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 
@@ -17,10 +18,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kStallMs = 1000;
 
-template <typename T>
-int CodeOf(const Result<T>& result) {
-  return result ? 0 : static_cast<int>(result.error().code());
-}
+using gpushm::testing::CodeOf;
 constexpr int As(Code code) { return static_cast<int>(code); }
 
 BrokerSettings WithAShortStall() {
@@ -97,7 +95,7 @@ TEST_F(TransferTest, APipeThatStandsStillIsGivenUp) {
   ASSERT_TRUE(slow) << slow.error().ToString();
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(write(writer.get(), "byte", 4), 4);
-    poll(nullptr, 0, static_cast<int>(kStallMs / 10));
+    poll(nullptr, 0, static_cast<int>(kStallMs / 10));  // sleep: the pace of a slow writer
   }
   writer.Reset();
   const auto loaded = client_.FinishTransfer(slow->transfer_id);

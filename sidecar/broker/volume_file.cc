@@ -11,7 +11,8 @@
 namespace gpushm::broker {
 namespace {
 
-// For openat2, which gives up (EAGAIN) when something is renamed while it looks.
+// For openat2, which gives up (EAGAIN) when something is renamed while it looks. A lease on the
+// file is EAGAIN as well.
 constexpr int kAttempts = 16;
 
 // The file, or why not.
@@ -77,6 +78,11 @@ std::unexpected<Status> Refused(const Opened& opened, const std::string& whole,
                        "volume"),
                 "Linux 5.6 with a seccomp profile that allows openat2, or a path without links: "
                 "file: models/weights.bin");
+  }
+  if (opened.error == EAGAIN) {
+    return Fail(Code::kContended,
+                Concat("open ", whole, ": a process has a lease on it (F_SETLEASE)"),
+                "it is opened once that process gives the lease up, or the kernel takes it away");
   }
   struct stat info{};
   const bool known = seen.file && fstat(seen.file.get(), &info) == 0;

@@ -9,41 +9,30 @@ namespace {
 // Longest text of the configuration's own that a message repeats.
 constexpr size_t kQuotedBytes = 96;
 
-// Printable ASCII stays; the rest becomes \xNN, so that a message is one line of clean text.
-void AppendEscaped(std::string& out, std::string_view text) {
+std::string Escaped(char c) {
   static constexpr std::string_view kHex = "0123456789abcdef";
-  for (const char c : text) {
-    const auto byte = static_cast<uint8_t>(c);
-    if (byte >= 0x20 && byte < 0x7F) {
-      out += c;
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else {
-      out += "\\x";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    }
-  }
+  const auto byte = static_cast<uint8_t>(c);
+  if (byte >= 0x20 && byte < 0x7F) return {c};
+  if (c == '\n') return "\\n";
+  if (c == '\t') return "\\t";
+  return {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
 }
 
-std::string Clean(std::string_view text) {
-  std::string out;
-  AppendEscaped(out, text.substr(0, 2 * kQuotedBytes));
-  if (text.size() > 2 * kQuotedBytes) out += "...";
-  return out;
-}
+std::string Clean(std::string_view text) { return Excerpt(text, 2 * kQuotedBytes); }
 
 }  // namespace
 
-std::string Quote(std::string_view text) {
-  std::string out = "\"";
-  AppendEscaped(out, text.substr(0, kQuotedBytes));
-  if (text.size() > kQuotedBytes) out += "...";
-  out += '"';
+std::string Excerpt(std::string_view text, size_t most_bytes) {
+  std::string out;
+  for (const char c : text) {
+    const std::string next = Escaped(c);
+    if (out.size() + next.size() > most_bytes) return out + "...";
+    out += next;
+  }
   return out;
 }
+
+std::string Quote(std::string_view text) { return Concat("\"", Excerpt(text, kQuotedBytes), "\""); }
 
 std::string ConfigError::ToString() const {
   std::string out = file.empty() ? Clean(annotation) : file;

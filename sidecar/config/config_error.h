@@ -37,7 +37,11 @@ struct ConfigError {
 Status ToStatus(std::span<const ConfigError> errors,
                 std::string_view document = "docs/annotations.md");
 
-// `text` in quotes for a message: control characters and broken UTF-8 escaped, long ones cut.
+// `text` for a message, in one line of printable ASCII: other bytes as \xNN. What takes more than
+// `most_bytes` is cut off, and "..." says so.
+std::string Excerpt(std::string_view text, size_t most_bytes);
+
+// The same in quotes, at most 96 bytes of it.
 std::string Quote(std::string_view text);
 
 }  // namespace gpushm::config

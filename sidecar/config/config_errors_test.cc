@@ -351,11 +351,39 @@ TEST(ConfigErrorsTest, EachExampleIsRightInThePlaceOfTheMistake) {
   }
 }
 
-TEST(ConfigErrorsTest, EveryExampleOfTheTableParses) {
+// The table's example of `key`, of a pod that has a container "trainer".
+std::string ExampleOf(const KeyInfo& key) {
+  std::string example(key.example);
+  const size_t at = example.find("$container");
+  if (at != std::string::npos) example.replace(at, 10, "trainer");
+  return example;
+}
+
+// Goal: no key is documented, accepted and then ignored. Method: with the table's example of it the
+// result is another one than without.
+TEST(ConfigErrorsTest, EveryExampleOfTheTableTakesEffect) {
   for (const KeyInfo& key : AnnotationKeys()) {
     std::string name(key.name);
     if (name.ends_with('/')) name += "trainer";
-    EXPECT_TRUE(ParseBuffersEnvironment(name + ": " + std::string(key.example))) << name;
+    const auto pod = ParseBuffersEnvironment(Concat(name, ": ", ExampleOf(key)));
+    ASSERT_TRUE(pod) << pod.error().ToString();
+    EXPECT_FALSE(*pod == PodSpec{}) << name;
+  }
+  for (const KeyInfo& key : BufferKeys()) {
+    const bool size = key.name == "size";
+    const auto without = ParseAnnotations({{"buffers.gpushm.io/b", "{size: 3Gi}"}});
+    const auto with =
+        ParseAnnotations({{"buffers.gpushm.io/b", Concat(size ? "{" : "{size: 3Gi, ", key.name,
+                                                         ": ", ExampleOf(key), "}")}});
+    ASSERT_TRUE(with) << with.error().ToString();
+    EXPECT_FALSE(*with == *without) << key.name;
+  }
+  for (const KeyInfo& key : SignalKeys()) {
+    const auto without = ParseAnnotations({{"signals.gpushm.io/s", ""}});
+    const auto with = ParseAnnotations(
+        {{"signals.gpushm.io/s", Concat("{", key.name, ": ", ExampleOf(key), "}")}});
+    ASSERT_TRUE(with) << with.error().ToString();
+    EXPECT_FALSE(*with == *without) << key.name;
   }
   for (const KeyInfo& key : BrokerKeys()) {
     const size_t dot = key.name.find('.');
@@ -364,7 +392,11 @@ TEST(ConfigErrorsTest, EveryExampleOfTheTableParses) {
         dot == std::string_view::npos
             ? std::string(key.example)
             : "{" + std::string(key.name.substr(dot + 1)) + ": " + std::string(key.example) + "}";
-    EXPECT_TRUE(ParseBrokerConfig(name + ": " + inner, "x")) << name;
+    const auto config = ParseBrokerConfig(name + ": " + inner, "x");
+    ASSERT_TRUE(config) << config.error().ToString();
+    if (key.example != key.default_value) {
+      EXPECT_FALSE(*config == BrokerConfig{}) << name;
+    }
   }
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <numeric>
 
 #include "runtime/base/limits.h"
 #include "runtime/base/status.h"
@@ -114,27 +113,10 @@ constexpr std::array<KeyInfo, 10> kBrokerKeys = {{
     {"log.format", "", "`text` or `json`", "text", "How log lines look.", "json"},
 }};
 
-// Longest text that is compared: longer ones are not typing mistakes of ours.
-constexpr size_t kComparedBytes = 128;
-
 std::string Lower(std::string_view text) {
   std::string out(text);
   for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return out;
-}
-
-template <typename Texts>
-std::string_view NearestOf(std::string_view text, const Texts& names) {
-  std::string_view best;
-  size_t best_distance = ~size_t{0};
-  for (const auto& name : names) {
-    const size_t distance = EditDistance(text, name);
-    if (distance < best_distance) {
-      best_distance = distance;
-      best = name;
-    }
-  }
-  return best;
 }
 
 }  // namespace
@@ -165,32 +147,7 @@ std::string NearestAnnotation(std::string_view key) {
     }
     candidates.push_back(std::move(candidate));
   }
-  return std::string(NearestOf(Lower(key.substr(0, kComparedBytes)), candidates));
-}
-
-std::string_view Nearest(std::string_view text, std::span<const std::string_view> names) {
-  return NearestOf(text, names);
-}
-
-std::string_view Nearest(std::string_view text, std::span<const std::string> names) {
-  return NearestOf(text, names);
-}
-
-size_t EditDistance(std::string_view a, std::string_view b) {
-  a = a.substr(0, kComparedBytes);
-  b = b.substr(0, kComparedBytes);
-  std::array<size_t, kComparedBytes + 1> row;
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0U : 1U)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
+  return std::string(Nearest(Lower(key), candidates));
 }
 
 }  // namespace gpushm::config

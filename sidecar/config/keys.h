@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/base/name.h"
+#include "runtime/base/nearest.h"
 
 namespace gpushm::config {
 
@@ -49,13 +50,6 @@ bool IsOurKey(std::string_view key);
 // The known annotation nearest to `key` by edit distance; a family keeps the name after the slash
 // where it is a valid one, and takes the one of the table's example otherwise.
 std::string NearestAnnotation(std::string_view key);
-
-// The nearest of `names`, the first one among equals; empty where there are none.
-std::string_view Nearest(std::string_view text, std::span<const std::string_view> names);
-std::string_view Nearest(std::string_view text, std::span<const std::string> names);
-
-// Levenshtein's distance. Texts are cut at 128 bytes: farther is far enough.
-size_t EditDistance(std::string_view a, std::string_view b);
 
 // docs/annotations.md.
 std::string AnnotationsMarkdown();

@@ -116,8 +116,7 @@ std::string AnnotationsSchema() {
 
 std::string AnnotationsMarkdown() {
   std::string out =
-      "<!-- Made from the table in sidecar/config/keys.cc; config_test compares and, with\n"
-      "GPUSHM_REWRITE_DOCS=1, rewrites it. -->\n"
+      "<!-- Made from the table in sidecar/config/keys.cc by `./run docs`. -->\n"
       "# Annotations\n\n"
       "A pod asks for GPU buffers in its annotations:\n\n"
       "```yaml\nmetadata:\n  annotations:\n"
@@ -150,7 +149,10 @@ std::string AnnotationsMarkdown() {
       "As Kubernetes' resource quantities: `Ki Mi Gi Ti Pi Ei` are powers of 1024, `k M G T P E` "
       "of "
       "1000, `8e9` has an exponent, and fractions such as `1.5Gi` are fine where they come out in "
-      "whole bytes. Negative values, `m`, `u`, `n` and more than 64Ti are refused.\n\n"
+      "whole bytes. Negative values, `m`, `u`, `n` and more than 64Ti are refused. Unlike in "
+      "Kubernetes, nothing is rounded up: `0.5` bytes and `0.5m` of a CPU are refused, since "
+      "nobody "
+      "means them, and so is a unit without a number.\n\n"
       "## What a pod takes of a GPU\n\n"
       "The sum of size x generations over its buffers, `gpushm.io/pool-extra`, the private bytes "
       "of "

@@ -92,14 +92,18 @@ std::optional<Suffix> FindSuffix(std::string_view text) {
   return std::nullopt;
 }
 
-Decimal Normalize(const Parts& parts, const Suffix& suffix) {
-  Decimal value{std::string(parts.whole) + std::string(parts.fraction),
-                -static_cast<int64_t>(parts.fraction.size()) + suffix.ten, suffix.two};
-  value.digits.erase(0, value.digits.find_first_not_of('0'));
+void TakeTens(Decimal& value) {
   while (value.digits.ends_with('0')) {
     value.digits.pop_back();
     ++value.ten;
   }
+}
+
+Decimal Normalize(const Parts& parts, const Suffix& suffix) {
+  Decimal value{std::string(parts.whole) + std::string(parts.fraction),
+                -static_cast<int64_t>(parts.fraction.size()) + suffix.ten, suffix.two};
+  value.digits.erase(0, value.digits.find_first_not_of('0'));
+  TakeTens(value);
   return value;
 }
 
@@ -113,6 +117,16 @@ bool DivideByFive(std::string& digits) {
   }
   digits.erase(0, digits.find_first_not_of('0'));
   return rest == 0;
+}
+
+void Double(std::string& digits) {
+  int carry = 0;
+  for (size_t i = digits.size(); i-- > 0;) {
+    const int twice = 2 * (digits[i] - '0') + carry;
+    digits[i] = static_cast<char>('0' + twice % 10);
+    carry = twice / 10;
+  }
+  if (carry != 0) digits.insert(digits.begin(), '1');
 }
 
 enum class Outcome { kExact, kNotWhole, kTooLarge };
@@ -224,6 +238,25 @@ std::expected<uint64_t, std::string> ParseMilliCpus(std::string_view text) {
       break;
   }
   return Refuse(text, "is too large, at most 1000 CPUs");
+}
+
+bool IsSameQuantity(std::string_view one, std::string_view other) {
+  constexpr size_t kMostBytes = 64;
+  if (one == other) return true;
+  if (one.size() > kMostBytes || other.size() > kMostBytes) return false;
+  // Digits without a suffix of twos and without zeros at their ends are there once for each value.
+  const auto read = [](std::string_view text) -> std::optional<Decimal> {
+    const auto found = ReadText(text, "");
+    if (!found) return std::nullopt;
+    Decimal value = Normalize(found->parts, found->suffix);
+    for (; value.two > 0; --value.two) Double(value.digits);
+    TakeTens(value);
+    return value;
+  };
+  const std::optional<Decimal> first = read(one);
+  const std::optional<Decimal> second = read(other);
+  if (!first || !second || first->digits != second->digits) return false;
+  return first->digits.empty() || first->ten == second->ten;
 }
 
 std::string FormatBytes(uint64_t bytes) {

@@ -3,10 +3,11 @@
 //   number   digits, with an optional leading '+' and an optional fraction: 8, 1.5, .5, 2.
 //   suffix   Ki Mi Gi Ti Pi Ei (powers of 1024), k M G T P E (of 1000), or an exponent e3, E-2
 //
-// As in Kubernetes' "Resource units" page and apimachinery's Quantity, with three differences that
-// keep mistakes out: the value has to come out in whole bytes (Kubernetes rounds up), the suffixes
-// m, u and n are refused for bytes (400m of memory is a well-known slip for 400Mi), and negative
-// values are refused. Exact: no floating point.
+// As in Kubernetes' "Resource units" page and apimachinery's Quantity, with differences that keep
+// mistakes out: the value has to come out in whole bytes or thousandths of a CPU (Kubernetes rounds
+// up), the suffixes m, u and n are refused for bytes (400m of memory is a well-known slip for
+// 400Mi), negative values are refused, and so is what has no digit (Kubernetes reads "Gi" and "."
+// as 0). Exact: no floating point. tests/foreign has all of it as a table.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,11 @@ std::expected<uint64_t, std::string> ParseBytes(std::string_view text);
 
 // CPUs in thousandths: "250m", "0.25" and "1" are 250, 250 and 1000.
 std::expected<uint64_t, std::string> ParseMilliCpus(std::string_view text);
+
+// Whether both are quantities of one value, of any size and precision, however they are written:
+// "1500m" and "1.5". What is no quantity, or longer than 64 bytes, is the same as its own text
+// only.
+bool IsSameQuantity(std::string_view one, std::string_view other);
 
 // The shortest exact form: "8Gi", "1536Mi", "12345". Parses back to the same value.
 std::string FormatBytes(uint64_t bytes);

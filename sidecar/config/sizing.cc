@@ -47,11 +47,13 @@ Result<void> CheckFits(const PodSpec& pod, uint64_t card_bytes, std::string_view
   const uint64_t asked = NodeBytes(pod, granularity);
   if (asked <= card_bytes) return {};
   const uint64_t pool = PoolBytes(pod, granularity);
-  return Fail(Code::kExhausted,
-              Concat("the pod asks for ", FormatBytes(asked), " of one GPU (", FormatBytes(pool),
-                     " for buffers and pool-extra, ", FormatBytes(asked - pool),
-                     " for its containers and loading), ", card, " has ", FormatBytes(card_bytes)),
-              "make buffers smaller or fewer, or lower private.gpushm.io/<container>");
+  const uint64_t extra = RoundUp(pod.pool_extra_bytes, granularity);
+  return Fail(
+      Code::kExhausted,
+      Concat("the pod asks for ", FormatBytes(asked), " of one GPU (", FormatBytes(pool - extra),
+             " for buffers, ", FormatBytes(extra), " for pool-extra, ", FormatBytes(asked - pool),
+             " for its containers and loading), ", card, " has ", FormatBytes(card_bytes)),
+      "make buffers smaller or fewer, or lower private.gpushm.io/<container>");
 }
 
 }  // namespace gpushm::config

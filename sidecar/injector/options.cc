@@ -58,6 +58,14 @@ void Declare(CLI::App& app, Options* options) {
               "Host memory in addition, where buffers are loaded (512Mi)");
   AddQuantity(app, "--unit", config::ParseBytes, &settings.unit_bytes,
               "GPU memory that one gpushm.io/memory stands for, as the plugin's (1Gi)");
+  AddQuantity(
+      app, "--max-pod-memory", config::ParseBytes, &settings.max_pod_bytes,
+      "GPU memory of the largest GPU less the plugin's reserve; a pod that asks for more is "
+      "denied (no limit)");
+  app.add_option(
+      "--denied-runtime-class", settings.denied_runtime_classes,
+      "Pattern of names of RuntimeClasses, as kata*, whose containers run in a virtual "
+      "machine or on a kernel in user space: pods of theirs are denied; may be repeated");
   app.add_flag("--coexist", settings.coexist,
                "Allow nvidia.com/gpu beside gpushm.io/attach, as the plugin's");
   app.add_option_function<std::string>(
@@ -108,6 +116,13 @@ Result<std::optional<Options>> ParseOptions(int argc, char** argv, int* exit_cod
   }
   if (options.settings.unit_bytes % config::kGranularityBytes != 0) {
     return Fail(Code::kInvalidArgument, "--unit is not a multiple of 2Mi", "--unit 1Gi");
+  }
+  const uint64_t most = options.settings.max_pod_bytes;
+  if (most != 0 && most < options.settings.unit_bytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat("--max-pod-memory ", config::FormatBytes(most), " is less than --unit ",
+                       config::FormatBytes(options.settings.unit_bytes)),
+                "--max-pod-memory 139Gi");
   }
   return std::optional(std::move(options));
 }

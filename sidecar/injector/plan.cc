@@ -1,5 +1,7 @@
 #include "sidecar/injector/plan.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -8,6 +10,7 @@
 #include "runtime/base/version.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/quantity.h"
+#include "sidecar/config/reader.h"
 #include "sidecar/config/sizing.h"
 #include "sidecar/injector/sidecar.h"
 
@@ -15,7 +18,7 @@ namespace gpushm::injector {
 namespace {
 
 using config::ConfigError;
-using Errors = std::vector<ConfigError>;
+using config::ErrorList;
 
 constexpr char kEndsTooEarly[] =
     "is an init container that ends before the pod runs, and cannot attach: the kubelet would "
@@ -23,6 +26,8 @@ constexpr char kEndsTooEarly[] =
     "it again after a restart. Say loads: true and let it run `gpushmctl load`";
 // A container's environment variable holds at most 128 KiB (execve(2), MAX_ARG_STRLEN).
 constexpr size_t kVariableBytes = 120 * 1024;
+// Containers, and also volumes, of a pod that asks for something: far more than a node can run.
+constexpr size_t kMostListed = 1024;
 // Of gpushm.io/status that is looked at: an object of lists of names, one for each container.
 constexpr size_t kStatusBytes = 64 * 1024;
 constexpr ptrdiff_t kStatusBrackets = 8;
@@ -61,27 +66,27 @@ std::string FieldOf(const Container& container) {
 }
 
 // Names and places that the sidecar needs.
-void CheckFree(const PodView& pod, const std::optional<Done>& done, Errors* errors) {
+void CheckFree(const PodView& pod, const std::optional<Done>& done, ErrorList* errors) {
   const Container* const taken = pod.Find(kSidecarName);
   if (taken != nullptr && !done) {
     const auto told = ReadBuffersVariable(*taken);
     const bool copied = told || told.error().code() != Code::kNotFound;
-    errors->push_back(
-        copied ? PodError(FieldOf(*taken),
-                          "is the sidecar of a pod that was copied without gpushm.io/status",
-                          "remove the init container gpushm, or keep gpushm.io/status")
-               : PodError(FieldOf(*taken), "the name is the sidecar's that gpushm adds",
-                          "name: my-gpushm"));
+    errors->Add(copied
+                    ? PodError(FieldOf(*taken),
+                               "is the sidecar of a pod that was copied without gpushm.io/status",
+                               "remove the init container gpushm, or keep gpushm.io/status")
+                    : PodError(FieldOf(*taken), "the name is the sidecar's that gpushm adds",
+                               "name: my-gpushm"));
   }
   const Json* const volume = pod.Volume(kVolumeName);
   if (volume != nullptr && *volume != SocketVolume()) {
-    errors->push_back(PodError("spec.volumes", "the name gpushm is that of the volume with sockets",
-                               "name: my-gpushm"));
+    errors->Add(PodError("spec.volumes", "the name gpushm is that of the volume with sockets",
+                         "name: my-gpushm"));
   }
 }
 
 // Where the sockets go, and nowhere else: who mounted the whole volume would reach every socket.
-void CheckMounts(const PodView& pod, const Plan& plan, Errors* errors) {
+void CheckMounts(const PodView& pod, const Plan& plan, ErrorList* errors) {
   for (const Container& container : pod.containers()) {
     if (container.name == kSidecarName) continue;
     const bool served = std::ranges::count(plan.done.containers, container.name) > 0 ||
@@ -90,11 +95,11 @@ void CheckMounts(const PodView& pod, const Plan& plan, Errors* errors) {
       const std::string field = Concat(FieldOf(container), ".volumeMounts");
       if (mount.volume == kVolumeName) {
         if (mount.Is(SocketMount(container.name)) || mount.Is(ToolMount())) continue;
-        errors->push_back(PodError(field, "the volume gpushm is mounted by gpushm alone",
-                                   "leave this mount out"));
+        errors->Add(PodError(field, "the volume gpushm is mounted by gpushm alone",
+                             "leave this mount out"));
       } else if (served && mount.path == kSocketFolder) {
-        errors->push_back(PodError(field, Concat(kSocketFolder, " is where gpushm's socket goes"),
-                                   "mountPath: /run/my-gpushm"));
+        errors->Add(PodError(field, Concat(kSocketFolder, " is where gpushm's socket goes"),
+                             "mountPath: /run/my-gpushm"));
       }
     }
   }
@@ -109,7 +114,7 @@ bool IsOtherGpu(std::string_view resource) {
 
 // Resources that gpushm asks for; a container that asks by itself would get a GPU past the plan.
 void CheckResources(const PodView& pod, const Plan& plan, const Settings& settings,
-                    Errors* errors) {
+                    ErrorList* errors) {
   for (const Container& container : pod.containers()) {
     if (container.name == kSidecarName) continue;
     const bool attaches = std::ranges::count(plan.done.containers, container.name) > 0;
@@ -120,17 +125,16 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
         const std::string field = Concat(FieldOf(container), ".resources.", list, ".", key);
         if (key == kAttachResource && attaches) {
           if (IsNumber(&value, 1)) continue;
-          errors->push_back(
-              PodError(field, "a container attaches once", "remove it, gpushm asks for 1"));
+          errors->Add(PodError(field, "a container attaches once", "remove it, gpushm asks for 1"));
         } else if (IsNumber(&value, 0)) {
           continue;  // Asks for none.
         } else if (key == kMemoryResource || key == kAttachResource) {
-          errors->push_back(PodError(field,
-                                     "gpushm asks for it, for containers that the annotations mean",
-                                     Concat("remove it; ", config::kPrivatePrefix, container.name,
-                                            ": 1Gi makes a container attach")));
+          errors->Add(PodError(field,
+                               "gpushm asks for it, for containers that the annotations mean",
+                               Concat("remove it; ", config::kPrivatePrefix, container.name,
+                                      ": 1Gi makes a container attach")));
         } else if (attaches && !settings.coexist && IsOtherGpu(key)) {
-          errors->push_back(PodError(
+          errors->Add(PodError(
               field,
               "the container gets the GPU of its pod's buffers and may not ask for another one "
               "beside it",
@@ -141,7 +145,7 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
   }
 }
 
-void CheckVolumes(const PodView& pod, Plan* plan, Errors* errors) {
+void CheckVolumes(const PodView& pod, Plan* plan, ErrorList* errors) {
   const std::vector<std::string> volumes = pod.Volumes();
   for (const config::BufferSpec& buffer : plan->spec.buffers) {
     const std::string volume(buffer.FileVolume());
@@ -153,50 +157,101 @@ void CheckVolumes(const PodView& pod, Plan* plan, Errors* errors) {
     ConfigError error;
     error.annotation = Concat(config::kBuffersPrefix, buffer.name);
     error.field = "file";
-    const std::string_view nearest = config::Nearest(volume, std::span(volumes));
+    const std::string_view nearest =
+        errors->full() ? std::string_view() : Nearest(volume, std::span(volumes));
     error.reason = Concat(
         "the pod has no volume ", config::Quote(volume),
         nearest.empty() ? std::string() : Concat("; the nearest is ", config::Quote(nearest)));
     error.example = Concat("file: ", nearest.empty() ? "models" : nearest, "/", buffer.FilePath());
-    errors->push_back(std::move(error));
+    errors->Add(std::move(error));
   }
   std::ranges::sort(plan->volumes);
   const auto rest = std::ranges::unique(plan->volumes);
   plan->volumes.erase(rest.begin(), rest.end());
 }
 
+void CheckRuntimeClass(const PodView& pod, const Settings& settings, ErrorList* errors) {
+  const Json* const found = Find(pod.json(), Pointer("/spec/runtimeClassName"));
+  if (found == nullptr || !found->is_string()) return;
+  const auto& name = found->get_ref<const std::string&>();
+  const auto matches = [&name](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  };
+  if (!std::ranges::any_of(settings.denied_runtime_classes, matches)) return;
+  errors->Add(PodError("spec.runtimeClassName",
+                       Concat(config::Quote(name),
+                              " runs containers in a virtual machine or on a kernel in user space, "
+                              "to which a descriptor of a GPU buffer cannot be passed"),
+                       "leave runtimeClassName out, or name one that uses the node's kernel, as "
+                       "runtimeClassName: nvidia"));
+}
+
 // What fits the annotations but not the rest of the pod.
-void CheckPod(const PodView& pod, const Plan& plan, Errors* errors) {
+void CheckPod(const PodView& pod, const Plan& plan, ErrorList* errors) {
   for (const char* const flag : {"shareProcessNamespace", "hostPID"}) {
     if (!plan.spec.HasAccessLists() || !pod.Flag(flag)) continue;
-    errors->push_back(PodError(Concat("spec.", flag),
-                               "containers that see each other's processes can take each other's "
-                               "sockets, so `containers` and `writers` would promise nothing",
-                               Concat(flag, ": false, or no such lists")));
+    errors->Add(PodError(Concat("spec.", flag),
+                         "containers that see each other's processes can take each other's "
+                         "sockets, so `containers` and `writers` would promise nothing",
+                         Concat(flag, ": false, or no such lists")));
   }
   if (plan.spec.host_ipc && !pod.Flag("hostIPC")) {
-    errors->push_back(PodError(std::string(config::kHostIpcKey),
-                               "the pod itself does not say hostIPC: true", "hostIPC: true"));
+    errors->Add(PodError(std::string(config::kHostIpcKey),
+                         "the pod itself does not say hostIPC: true", "hostIPC: true"));
   }
   if (const Json* const os = Find(pod.json(), Pointer("/spec/os/name"))) {
-    if (*os != "linux") errors->push_back(PodError("spec.os.name", "gpushm is for Linux", "linux"));
+    if (*os != "linux") errors->Add(PodError("spec.os.name", "gpushm is for Linux", "linux"));
   }
 }
 
-void CheckLimits(const Plan& plan, Errors* errors) {
+void CheckLimits(const Plan& plan, const Settings& settings, ErrorList* errors) {
   if (plan.done.containers.empty()) {
-    errors->push_back(PodError("spec.containers", "no container would attach", "name: model"));
+    errors->Add(PodError("spec.containers", "no container would attach", "name: model"));
   }
   const size_t served = plan.done.containers.size() + plan.done.init_containers.size();
   if (served > limits::kContainers) {
-    errors->push_back(
+    errors->Add(
         PodError("spec.containers",
                  Concat(served, " containers would be served, at most ", limits::kContainers),
                  "name those that attach: containers: [decoder, model]"));
   }
+  // Units are whole, so what is left of the card is nobody's.
+  const uint64_t most_units = settings.max_pod_bytes / settings.unit_bytes;
+  if (most_units == 0) return;
+  const auto fits = config::CheckFits(plan.spec, most_units * settings.unit_bytes,
+                                      "the largest GPU of the cluster");
+  if (fits) return;
+  errors->Add(PodError("metadata.annotations",
+                       Concat(fits.error().what(), ": ", plan.units, " ", kMemoryResource,
+                              ", at most ", most_units, "; ", fits.error().remedy()),
+                       ""));
 }
 
-// Comes first: a text of millions of bytes would take hundreds of times its size once it is parsed.
+// Comes first: the checks that follow compare names with names, and messages repeat them.
+std::optional<ConfigError> TooMany(const PodView& pod) {
+  const auto too_many = [](const char* field, size_t there, const char* what) {
+    return PodError(field, Concat("the pod has ", there, what, ", at most ", kMostListed),
+                    "split it, or say gpushm.io/inject: \"false\"");
+  };
+  const size_t containers = pod.containers().size();
+  if (containers > kMostListed) return too_many("spec.containers", containers, " containers");
+  const std::vector<std::string> volumes = pod.Volumes();
+  if (volumes.size() > kMostListed) return too_many("spec.volumes", volumes.size(), " volumes");
+
+  const auto too_long = [](const std::string& name) { return name.size() > limits::kNameBytes; };
+  const auto long_name = [](const std::string& field, const std::string& name) {
+    return PodError(field,
+                    Concat("its name has ", name.size(), " bytes, at most ", limits::kNameBytes),
+                    "name: model");
+  };
+  const auto container = std::ranges::find_if(pod.containers(), too_long, &Container::name);
+  if (container != pod.containers().end()) return long_name(FieldOf(*container), container->name);
+  const auto volume = std::ranges::find_if(volumes, too_long);
+  if (volume == volumes.end()) return std::nullopt;
+  return long_name(Concat("spec.volumes[", volume - volumes.begin(), "]"), *volume);
+}
+
+// Comes next: a text of millions of bytes would take hundreds of times its size once it is parsed.
 std::optional<ConfigError> TooLong(const PodView& pod) {
   size_t bytes = 0;
   for (const auto& [key, value] : pod.annotations()) {
@@ -246,16 +301,15 @@ std::vector<std::string> Loaders(const PodView& pod) {
 }
 
 // Who comes before the sidecar would wait for it for ever.
-void CheckOrder(const PodView& pod, const Plan& plan, Errors* errors) {
+void CheckOrder(const PodView& pod, const Plan& plan, ErrorList* errors) {
   const Container* const sidecar = pod.Find(kSidecarName);
   if (sidecar == nullptr) return;
   for (const auto* const names : {&plan.done.containers, &plan.done.init_containers}) {
     for (const std::string& name : *names) {
       const Container* const container = pod.Find(name);
       if (container == nullptr || container >= sidecar) continue;
-      errors->push_back(PodError(FieldOf(*container),
-                                 "was put before the sidecar, and would wait for it",
-                                 "initContainers begin with gpushm"));
+      errors->Add(PodError(FieldOf(*container), "was put before the sidecar, and would wait for it",
+                           "initContainers begin with gpushm"));
     }
   }
 }
@@ -313,7 +367,9 @@ bool OptsOut(const PodView& pod) {
 
 config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings) {
   if (OptsOut(pod)) return std::nullopt;
-  if (auto error = TooLong(pod)) return std::unexpected(Errors{*std::move(error)});
+  for (const auto& check : {TooMany, TooLong}) {
+    if (auto error = check(pod)) return std::unexpected(std::vector{*std::move(error)});
+  }
   const std::optional<Done> earlier = Done::Of(pod);
   const std::string digest = DigestOf(pod.annotations());
   const bool same = earlier && earlier->annotations == digest;
@@ -345,15 +401,16 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   plan.units = std::max<uint64_t>(1, config::Units(plan.memory_bytes, settings.unit_bytes));
   plan.spec = std::move(*spec);
 
-  Errors errors;
+  ErrorList errors;
   CheckFree(pod, earlier, &errors);
   CheckOrder(pod, plan, &errors);
   CheckMounts(pod, plan, &errors);
   CheckVolumes(pod, &plan, &errors);
   CheckPod(pod, plan, &errors);
   CheckResources(pod, plan, settings, &errors);
-  CheckLimits(plan, &errors);
-  if (!errors.empty()) return std::unexpected(std::move(errors));
+  CheckRuntimeClass(pod, settings, &errors);
+  CheckLimits(plan, settings, &errors);
+  if (!errors.empty()) return std::unexpected(errors.Take());
   return plan;
 }
 

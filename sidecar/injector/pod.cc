@@ -31,7 +31,8 @@ std::vector<Container::Mount> Container::Mounts() const {
     const std::string* const volume = Text(mount, "name");
     const std::string* const path = Text(mount, "mountPath");
     if (volume == nullptr || path == nullptr) continue;
-    std::string normal = std::filesystem::path(*path).lexically_normal();
+    // The kubelet takes a path that does not begin with '/' as if it did.
+    std::string normal = std::filesystem::path("/" + *path).lexically_normal();
     while (normal.size() > 1 && normal.ends_with('/')) normal.pop_back();
     mounts.push_back({*volume, std::move(normal), &mount});
   }
@@ -72,7 +73,8 @@ Result<PodView> PodView::Of(const Json& pod) {
     }
     for (const auto& [key, value] : annotations->items()) {
       if (!value.is_string()) {
-        return Fail(Code::kInvalidArgument, Concat("metadata.annotations: ", key, " is not text"));
+        return Fail(Code::kInvalidArgument,
+                    Concat("metadata.annotations: ", config::Quote(key), " is not text"));
       }
       view.annotations_.emplace(key, value.get<std::string>());
     }

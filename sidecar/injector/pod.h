@@ -33,7 +33,8 @@ struct Container {
   Pointer at;
   const Json* json = nullptr;
 
-  // Places that it mounts, as {name, path, the mount}; paths without trailing or double slashes.
+  // Places that it mounts, as {name, path, the mount}; paths absolute, and without trailing or
+  // double slashes.
   struct Mount {
     std::string volume;
     std::string path;

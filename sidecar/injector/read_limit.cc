@@ -1,15 +1,12 @@
 #include "sidecar/injector/read_limit.h"
 
-#include <netdb.h>
 #include <openssl/bio.h>
-#include <sys/socket.h>
 
-#include <array>
 #include <cstdint>
 #include <utility>
 
 #include "runtime/base/clock.h"
-#include "runtime/daemon/log.h"
+#include "runtime/http/http_server.h"
 
 namespace gpushm::injector {
 namespace {
@@ -47,7 +44,8 @@ long BeforeRead(BIO* socket, int operation, const char* /*bytes*/, size_t /*size
   const bool too_much = BIO_number_read(socket) >= limit->bytes;
   if (!too_much && !limit->deadline.Passed()) return answer;
   if (!std::exchange(limit->told, true)) {
-    LogCutOff(static_cast<int>(BIO_get_fd(socket, nullptr)), too_much);
+    http::LogCutOff(static_cast<int>(BIO_get_fd(socket, nullptr)),
+                    too_much ? "sends too much" : "is too slow");
   }
   BIO_clear_retry_flags(socket);  // Not to be tried again.
   return -1;
@@ -61,18 +59,6 @@ void WatchSocket(const SSL* connection, int event, int /*value*/) {
 }
 
 }  // namespace
-
-void LogCutOff(int socket, bool too_much) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  std::array<char, NI_MAXHOST> host{};
-  if (getpeername(socket, any, &size) == 0) {
-    getnameinfo(any, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST);
-  }
-  LogWarning("caller-cut-off",
-             {{"from", host.data()}, {"reason", too_much ? "sends too much" : "is too slow"}});
-}
 
 void LimitReads(SSL_CTX* context) {
   Index();  // Data of an index is made with the connections that come after it.

@@ -19,9 +19,6 @@ inline constexpr int kMaxReadS = 10;
 // error to who reads it.
 void LimitReads(SSL_CTX* context);
 
-// Tells of a caller that was cut off, who sent too much or was too slow.
-void LogCutOff(int socket, bool too_much);
-
 // From now on `connection` may send `bytes` more, and has kMaxReadS for it.
 void AllowReads(const SSL* connection, size_t bytes);
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "sidecar/config/config_error.h"
 
 namespace gpushm::injector {
 namespace {
@@ -29,7 +30,9 @@ std::string Base64(std::string_view bytes) {
 std::string AnswerTo(const std::string& uid, const Verdict& verdict) {
   Json response = {{"uid", uid}, {"allowed", verdict.allowed}};
   if (!verdict.allowed) {
-    response["status"] = {{"code", 422}, {"reason", "Invalid"}, {"message", verdict.message}};
+    response["status"] = {{"code", 422},
+                          {"reason", "Invalid"},
+                          {"message", config::Excerpt(verdict.message, kMostTold)}};
   }
   if (!verdict.patch.empty()) {
     response["patchType"] = "JSONPatch";
@@ -71,6 +74,38 @@ Result<void> CheckSize(std::string_view body) {
   return {};
 }
 
+// Empty where it is absent, or no text.
+std::string Text(const Json& object, const Pointer& at) {
+  const Json* const found = Find(object, at);
+  return found != nullptr && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+std::string FirstOf(const std::string& first, const std::string& second) {
+  return first.empty() ? second : first;
+}
+
+// A namespace, '/', a pod's name; or a kind and a name: far longer than any that the API server
+// has.
+constexpr size_t kWhoBytes = 512;
+
+std::string PodOf(const Json& request, const Json& pod) {
+  const std::string name_space =
+      FirstOf(Text(request, Pointer("/namespace")), Text(pod, Pointer("/metadata/namespace")));
+  const std::string name =
+      FirstOf(Text(pod, Pointer("/metadata/name")), Text(pod, Pointer("/metadata/generateName")));
+  return config::Excerpt(Concat(name_space, "/", name), kWhoBytes);
+}
+
+std::string OwnerOf(const Json& pod) {
+  for (const Json& owner : Items(pod, Pointer("/metadata/ownerReferences"))) {
+    const Json* const controls = Find(owner, Pointer("/controller"));
+    if (controls == nullptr || *controls != true) continue;
+    return config::Excerpt(
+        Concat(Text(owner, Pointer("/kind")), "/", Text(owner, Pointer("/name"))), kWhoBytes);
+  }
+  return {};
+}
+
 Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& review) {
   const auto bad = [](const std::string& what) {
     return Fail(Code::kInvalidArgument, what, "send an AdmissionReview of admission.k8s.io/v1");
@@ -83,6 +118,9 @@ Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& 
   if (request == nullptr || !request->is_object()) return bad("it has no request");
   const std::string uid = request->value("uid", "");
   if (uid.empty()) return bad("its request has no uid");
+  if (uid.size() > kMostUidBytes) {
+    return bad(Concat("its request's uid has ", uid.size(), " bytes, at most ", kMostUidBytes));
+  }
   const Json* const object = Find(*request, Pointer("/object"));
   if (object == nullptr || !object->is_object()) return bad("its request has no object");
   if (object->value("kind", "") != "Pod") return bad("its object is not a Pod");
@@ -95,7 +133,15 @@ Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& 
   } else {
     verdict = admission.Validate(*object);
   }
-  return Answer{AnswerTo(uid, verdict), verdict.outcome, verdict.allowed};
+  Answer answer;
+  answer.body = AnswerTo(uid, verdict);
+  answer.outcome = verdict.outcome;
+  answer.allowed = verdict.allowed;
+  if (answer.allowed) return answer;
+  answer.pod = PodOf(*request, *object);
+  answer.owner = OwnerOf(*object);
+  answer.reason = config::Excerpt(verdict.message, kMostTold);
+  return answer;
 }
 
 }  // namespace
@@ -104,8 +150,11 @@ Result<Answer> Review(const Admission& admission, Endpoint endpoint, std::string
   if (auto small = CheckSize(body); !small) return std::unexpected(small.error());
   return Judge(admission, endpoint, Json::parse(body));
 } catch (const Json::exception& error) {
-  // No JSON, or of other types than the API server sends.
-  return Fail(Code::kInvalidArgument, Concat("the body cannot be read: ", error.what()));
+  // No JSON, or of other types than the API server sends. Behind place and reason comes what was
+  // read last, which may be the whole body.
+  constexpr size_t kReasonBytes = 256;
+  return Fail(Code::kInvalidArgument, Concat("the body of ", body.size(), " bytes cannot be read: ",
+                                             config::Excerpt(error.what(), kReasonBytes)));
 }
 
 }  // namespace gpushm::injector

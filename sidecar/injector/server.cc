@@ -12,7 +12,6 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/daemon/log.h"
-#include "sidecar/injector/plain_server.h"
 #include "sidecar/injector/read_limit.h"
 
 namespace gpushm::injector {
@@ -20,7 +19,6 @@ namespace {
 
 // Calls that come in one burst: httplib itself asks the kernel for 5.
 constexpr int kBacklog = 1024;
-constexpr size_t kHttpThreads = 4;
 constexpr char kText[] = "text/plain; charset=utf-8";
 
 using Handled = httplib::Server::HandlerResponse;
@@ -58,12 +56,6 @@ Handled CheckReview(const httplib::Request& request, httplib::Response& response
     AllowReads(request.ssl, kMaxHeadBytes + 2 * LengthOf(request));
     return Handled::Unhandled;
   }
-  return Handled::Handled;
-}
-
-Handled CheckProbe(const httplib::Request& request, httplib::Response& response) {
-  if (request.method == "GET") return Handled::Unhandled;
-  Refuse(405, "GET /healthz, /readyz or /metrics", response);
   return Handled::Handled;
 }
 
@@ -141,10 +133,17 @@ struct Server::Listener {
     return bound;
   }
 
-  // stop() before the thread has begun to serve would be lost.
-  void Serve() {
-    thread = std::thread([this] { server->listen_after_bind(); });
-    while (!server->is_running()) std::this_thread::yield();
+  // stop() before the thread has begun to serve would be lost. kSystem: httplib ended at once.
+  Result<void> Serve() {
+    const auto ended = std::make_shared<std::atomic<bool>>(false);
+    thread = std::thread([this, ended] {
+      server->listen_after_bind();
+      *ended = true;
+    });
+    while (!server->is_running() && !*ended) std::this_thread::yield();
+    if (!*ended) return {};
+    return Fail(Code::kSystem, "the HTTPS server ended when it began to serve",
+                "are there descriptors and memory left?");
   }
 };
 
@@ -186,28 +185,24 @@ Result<void> Server::Start() {
   }
   tls->set_pre_routing_handler(CheckReview);
   https_ = std::make_unique<Listener>(std::move(tls), kConnections);
-  auto plain = std::make_unique<PlainServer>();
-  AddProbes(plain.get());
-  plain->set_pre_routing_handler(CheckProbe);
-  http_ = std::make_unique<Listener>(std::move(plain), kHttpThreads);
-
   const Result<int> port = https_->Listen(options_.address, options_.port);
   if (!port) return std::unexpected(port.error());
   port_ = *port;
-  const Result<int> http_port = http_->Listen(options_.address, options_.http_port);
-  if (!http_port) return std::unexpected(http_port.error());
-  http_port_ = *http_port;
   https_socket_ = https_->socket;
-  https_->Serve();
-  http_->Serve();
+  if (auto serves = https_->Serve(); !serves) return serves;
+  auto plain =
+      http::Server::Start({.host = options_.address, .port = options_.http_port}, Probes());
+  if (!plain) return std::unexpected(plain.error());
+  http_ = std::move(*plain);
+  http_port_ = http_->port();
   return {};
 }
 
 void Server::Drain() { draining_ = true; }
 
 void Server::Stop() {
+  http_.reset();  // Its answers look at the other.
   https_.reset();
-  http_.reset();
 }
 
 void Server::Failed(Endpoint endpoint, const httplib::Request& request, const std::string& why) {
@@ -250,31 +245,39 @@ void Server::Handle(Endpoint endpoint, const httplib::Request& request, std::str
   }
   response.set_content(answer->body, "application/json");
   metrics_->Answered(endpoint, *answer, static_cast<double>(MonotonicNs() - start_ns) * 1e-9);
-  if (!answer->allowed)
-    LogInfo("pod-denied", {{"path", request.path}, {"outcome", answer->outcome}});
+  if (!answer->allowed) {
+    LogInfo("pod-denied", {{"path", request.path},
+                           {"pod", answer->pod},
+                           {"owner", answer->owner},
+                           {"outcome", answer->outcome},
+                           {"reason", answer->reason}});
+  }
 }
 
-void Server::AddProbes(httplib::Server* server) {
-  const auto answer = [](const std::string& why_not, httplib::Response& response) {
-    response.status = why_not.empty() ? 200 : 503;
-    response.set_content((why_not.empty() ? "ok" : why_not) + "\n", kText);
+http::Server::Paths Server::Probes() {
+  const auto answer = [](const std::string& why_not) {
+    return http::Answer{.status = why_not.empty() ? 200 : 503,
+                        .body = (why_not.empty() ? "ok" : why_not) + "\n",
+                        .headers = {}};
   };
   // Of an end that nobody asked for.
   const auto deaf = [this] {
     return draining_ || IsListening(https_socket_) ? "" : "nobody listens for HTTPS any more";
   };
-  server->Get("/healthz", [=](const httplib::Request&, httplib::Response& response) {
-    answer(deaf(), response);
-  });
-  server->Get("/readyz", [=, this](const httplib::Request&, httplib::Response& response) {
+  http::Server::Paths paths;
+  paths["/healthz"] = [=](const http::Request&) { return answer(deaf()); };
+  paths["/readyz"] = [=, this](const http::Request&) {
     std::string why = deaf();
     if (draining_) why = "draining";
     if (certificates_->expires_s() < std::time(nullptr)) why = "the certificate has expired";
-    answer(why, response);
-  });
-  server->Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
-    response.set_content(metrics_->Text(), "text/plain; version=0.0.4; charset=utf-8");
-  });
+    return answer(why);
+  };
+  paths["/metrics"] = [this](const http::Request&) {
+    return http::Answer{.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                        .body = metrics_->Text(),
+                        .headers = {}};
+  };
+  return paths;
 }
 
 }  // namespace gpushm::injector

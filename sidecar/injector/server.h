@@ -7,9 +7,9 @@
 //
 // Bounded: kMaxBodyBytes a request, which says its length first and is not compressed; kSilentS
 // until a caller's first byte, kReadTimeoutS for each further wait, also between two requests, and
-// for a whole body; kMaxHeadBytes and kMaxReadS for what comes before one (read_limit.h), over
-// plain HTTP kMaxPlainBytes (plain_server.h); kConnections at the same time, others that have said
-// something wait in the process; kLargeBodies of the larger ones, 503 for one that gets no place.
+// for a whole body; kMaxHeadBytes and kMaxReadS for what comes before one (read_limit.h);
+// kConnections at the same time, others that have said something wait in the process; kLargeBodies
+// of the larger ones, 503 for one that gets no place. Plain HTTP: runtime/http/http_server.h.
 //
 // Threads: Start, Drain and Stop from one thread.
 #pragma once
@@ -26,6 +26,7 @@
 #include <thread>
 
 #include "runtime/base/status.h"
+#include "runtime/http/http_server.h"
 #include "sidecar/injector/admit.h"
 #include "sidecar/injector/certificates.h"
 #include "sidecar/injector/metrics.h"
@@ -76,7 +77,7 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Listens. kSystem, naming the port.
+  // Listens. kInvalidArgument: the address is none. kSystem, naming the port.
   Result<void> Start();
   int port() const { return port_; }
   int http_port() const { return http_port_; }
@@ -94,7 +95,7 @@ class Server {
                      const httplib::ContentReader& read, httplib::Response& response);
   void Handle(Endpoint endpoint, const httplib::Request& request, std::string_view body,
               httplib::Response& response);
-  void AddProbes(httplib::Server* server);
+  http::Server::Paths Probes();
 
   const Options options_;
   const Admission* const admission_;
@@ -107,7 +108,7 @@ class Server {
   int http_port_ = 0;
   int https_socket_ = -1;  // Which listens; the listener's own.
   std::unique_ptr<Listener> https_;
-  std::unique_ptr<Listener> http_;
+  std::unique_ptr<http::Server> http_;
 };
 
 }  // namespace gpushm::injector

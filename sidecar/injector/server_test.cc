@@ -65,6 +65,38 @@ TEST_F(ServerTest, AnswersReviewsAndTellsOfThem) {
                                  "endpoint=\"mutate\"} 1"));
 }
 
+// Goal: who reads the log alone knows whose pod was denied, and why.
+TEST_F(ServerTest, ADenialIsLoggedWithItsPodItsOwnerAndTheReason) {
+  const InjectorProcess injector(
+      tls_.path(),
+      {"--max-pod-memory=8.5Gi", "--denied-runtime-class=kata*", "--denied-runtime-class=gvisor"});
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  Json review = Json::parse(Body());
+  review["request"]["namespace"] = "team-a";
+  Json& pod = review["request"]["object"];
+  pod["metadata"].erase("name");
+  pod["metadata"]["generateName"] = "llm-";
+  pod["metadata"]["ownerReferences"] = {{{"kind", "Job"}, {"name", "llm"}, {"controller", true}}};
+  for (const char* const name : {"kata-qemu", "gvisor", "runc"}) {
+    pod["spec"]["runtimeClassName"] = name;
+    const auto answer = injector.Https()->Post("/mutate", review.dump(), kJson);
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(Json::parse(answer->body)["response"]["allowed"], false);
+  }
+  ASSERT_TRUE(WaitUntil([&] { return injector.Log().contains("asks for 9Gi of one GPU"); }))
+      << injector.Log();
+  EXPECT_THAT(injector.Log(),
+              HasSubstr("pod-denied path=/mutate pod=team-a/llm- owner=Job/llm outcome=pod "
+                        "reason=\"spec.runtimeClassName: \\\"kata-qemu\\\""));
+  EXPECT_THAT(injector.Log(), HasSubstr("gvisor"));
+}
+
+TEST_F(ServerTest, ALimitBelowOneUnitIsAnError) {
+  const InjectorProcess injector(tls_.path(), {"--max-pod-memory=512Mi"});
+  EXPECT_FALSE(injector.ready());
+  EXPECT_THAT(injector.Log(), HasSubstr("--max-pod-memory 512Mi is less than --unit 1Gi"));
+}
+
 TEST_F(ServerTest, RefusesWhatIsNoReview) {
   const InjectorProcess injector(tls_.path());
   ASSERT_TRUE(injector.ready()) << injector.Log();
@@ -89,6 +121,20 @@ TEST_F(ServerTest, RefusesWhatIsNoReview) {
 #ifndef GPUSHM_SANITIZED  // Whose own memory is in it.
   EXPECT_LT(injector.PeakRssBytes(), uint64_t{64} << 20);
 #endif
+}
+
+TEST_F(ServerTest, ABadBodyIsNotRepeatedInAnswerOrLog) {
+  const InjectorProcess injector(tls_.path());
+  ASSERT_TRUE(injector.ready()) << injector.Log();
+  const std::string body = "\"" + std::string(kMaxBodyBytes - 1, 'a');
+  const auto answer = injector.Https()->Post("/mutate", body, kJson);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->status, 400);
+  EXPECT_THAT(answer->body, HasSubstr("missing closing quote"));
+  EXPECT_LT(answer->body.size(), size_t{1024});
+  ASSERT_TRUE(WaitUntil([&] { return injector.Log().contains("bad-request"); }));
+  EXPECT_THAT(injector.Log(), HasSubstr("missing closing quote"));
+  EXPECT_LT(injector.Log().size(), size_t{64 << 10});
 }
 
 // Sends chunks for as long as somebody takes them, up to 64 MiB.

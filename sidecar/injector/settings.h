@@ -27,6 +27,12 @@ struct Settings {
 
   uint64_t unit_bytes = uint64_t{1} << 30;  // As the plugin's.
   bool coexist = false;                     // As the plugin's.
+  // What the cluster's largest GPU gives to one pod, at least a unit; 0: no limit. A pod that asks
+  // for more would stay Pending for ever.
+  uint64_t max_pod_bytes = 0;
+  // Patterns of fnmatch(3) of RuntimeClasses whose containers can get no descriptor of GPU memory.
+  std::vector<std::string> denied_runtime_classes;
+
   // False where the platform gives every container its uid (OpenShift).
   bool assign_uid = true;
   int64_t host_ipc_group = 65532;

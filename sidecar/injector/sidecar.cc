@@ -20,28 +20,22 @@ Json FieldVariable(const char* name, const char* path) {
   return {{"name", name}, {"valueFrom", {{"fieldRef", {{"fieldPath", path}}}}}};
 }
 
-// However they are written: 1Gi is 1073741824.
-template <typename Parse>
-bool IsSame(const Json& one, const Json& other, const Parse& parse) {
-  const auto text = [](const Json& quantity) {
-    return quantity.is_string() ? quantity.get<std::string>() : quantity.dump();
-  };
-  const auto first = parse(text(one));
-  const auto second = parse(text(other));
-  return first && second ? *first == *second : text(one) == text(other);
+std::string Written(const Json& quantity) {
+  return quantity.is_string() ? quantity.get<std::string>() : quantity.dump();
 }
 
 // Whether the pod is of QoS class Guaranteed without us: limits of CPU and memory everywhere, and
-// no request that differs.
+// no request that differs. A limit of 0 is none.
 bool IsGuaranteed(const PodView& pod) {
-  const auto fixed = [](const Container& container, const char* resource, const auto& parse) {
+  const auto fixed = [](const Container& container, const char* resource) {
     const Json* const limit = container.Resource("limits", resource);
     const Json* const request = container.Resource("requests", resource);
-    return limit != nullptr && (request == nullptr || IsSame(*request, *limit, parse));
+    return limit != nullptr && !config::IsSameQuantity(Written(*limit), "0") &&
+           (request == nullptr || config::IsSameQuantity(Written(*request), Written(*limit)));
   };
   return std::ranges::all_of(pod.containers(), [&](const Container& container) {
-    return container.name == kSidecarName || (fixed(container, "cpu", config::ParseMilliCpus) &&
-                                              fixed(container, "memory", config::ParseBytes));
+    return container.name == kSidecarName ||
+           (fixed(container, "cpu") && fixed(container, "memory"));
   });
 }
 

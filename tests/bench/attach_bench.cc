@@ -4,6 +4,7 @@
 // alternates too. What is undone is outside the timing. docs/benchmarks/README.md says what each
 // row is.
 #include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -120,6 +121,8 @@ Result<void> KeepBrokers(Channel& parent, const std::vector<std::string>& argume
   plugin::Keeper::Options options;
   options.links_folder = arguments.at(0);
   options.on_link = [](const std::string&, bool) {};
+  const char* const simulated_state = std::getenv("GPUSHM_SIM_DIR");
+  if (simulated_state != nullptr) options.settings.memory = MemoryKind::Of(simulated_state);
   const auto keeper = plugin::Keeper::Start(std::move(options));
   if (!keeper) return std::unexpected(keeper.error());
   if (auto r = (*keeper)->Open("m0000", {.gpu = arguments.at(1), .pool_bytes = 1024 * kGiB}); !r) {

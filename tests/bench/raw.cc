@@ -83,8 +83,8 @@ Result<BorrowedDescriptor> BorrowedDescriptor::Borrow(const std::filesystem::pat
                                                       const std::string& name) {
   const Deadline deadline = Deadline::AfterMs(kStepMs);
   BorrowedDescriptor borrowed;
-  borrowed.session_ =
-      std::make_unique<client::Session>((folder / protocol::kSocketName).string(), nullptr);
+  borrowed.session_ = std::make_unique<client::Session>(
+      client::Session::Place{.socket_path = folder / protocol::kSocketName}, nullptr);
   const Result<client::SessionLock> lock = borrowed.session_->Lock(deadline);
   if (!lock) return std::unexpected(lock.error());
   protocol::AttachRequest request{};

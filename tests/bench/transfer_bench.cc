@@ -11,10 +11,10 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "runtime/client/crew.h"
 #include "runtime/client/transfer_engine.h"
 #include "tests/bench/harness.h"
 
@@ -70,7 +70,7 @@ Result<Setup*> TheSetup() {
 struct Case {
   bool load = true;
   uint32_t file_way = GPUSHM_FILE_CACHED;  // STREAM: a pipe.
-  uint32_t threads = 0;
+  uint32_t threads = 0;                    // The library's choice.
   uint64_t chunk_bytes = kTransferChunkBytes;
   uint32_t chunks = kTransferChunks;
 };
@@ -239,20 +239,19 @@ void Register() {
   const auto add = [](const std::string& name, const Case& c) {
     Row(name, 1, [c](benchmark::State& state) { return Run(state, c); });
   };
-  const uint32_t helpers = std::max<uint32_t>(UsefulHelpers(), 1);
-  const std::string with = Concat("/threads ", helpers);
+  // The default beside what else can be asked for.
   add("Load/PageCache", {});
-  for (uint32_t few = 3; few < helpers; few += 4) {
-    add(Concat("Load/PageCache/threads ", few), {.threads = few});
+  add("Load/PageCache/alone", {.threads = GPUSHM_NO_THREADS});
+  for (const uint32_t threads : {1U, 3U, 7U, 8U, 11U, 15U}) {
+    if (threads > 1 && threads >= std::thread::hardware_concurrency()) continue;
+    add(Concat("Load/PageCache/threads ", threads), {.threads = threads});
   }
-  add("Load/PageCache" + with, {.threads = helpers});
-  add(Concat("Load/PageCache", with, "/6 chunks"), {.threads = helpers, .chunks = 6});
+  add("Load/PageCache/6 chunks", {.chunks = 6});
   for (const uint64_t chunk : {4 * kMiB, 8 * kMiB, 32 * kMiB, 64 * kMiB, 128 * kMiB}) {
-    add(Concat("Load/PageCache", with, "/chunks of ", SizeName(chunk)),
-        {.threads = helpers, .chunk_bytes = chunk});
+    add(Concat("Load/PageCache/chunks of ", SizeName(chunk)), {.chunk_bytes = chunk});
   }
   add("Load/Direct", {.file_way = GPUSHM_FILE_DIRECT});
-  add("Load/Direct" + with, {.file_way = GPUSHM_FILE_DIRECT, .threads = helpers});
+  add("Load/Direct/alone", {.file_way = GPUSHM_FILE_DIRECT, .threads = GPUSHM_NO_THREADS});
   add("Load/Pipe", {.file_way = GPUSHM_FILE_STREAM});
   add("Save/PageCache", {.load = false});
   add("Save/Direct", {.load = false, .file_way = GPUSHM_FILE_DIRECT});

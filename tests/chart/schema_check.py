@@ -10,10 +10,10 @@ import sys
 
 # From values of other names, or of no use in a cluster.
 CHART_SETS = {"unit", "coexist", "driver-root", "host-root", "state-folder", "kubelet",
-              "kubelet-folder", "pod-resources-socket", "cdi-folder", "allocations", "metrics.address",
-              "metrics.sample-ms", "metrics.host-pids"}
+              "kubelet-folder", "pod-resources-socket", "plugins-registry-folder", "cdi-folder", "allocations", "metrics.address",
+              "metrics.sample-ms", "metrics.host-pids", "probes.address"}
 # What Kubernetes itself defines, and checks.
-OPEN = {"global", "nodeAffinity", "podAffinity", "podAntiAffinity"}
+OPEN = {"global", "nodeAffinity", "podAffinity", "podAntiAffinity", "valueFrom", "volume"}
 
 
 def open_objects(schema, path):

@@ -60,9 +60,12 @@ class Chart:
                   "driver.simulatedMemory": f"{settings.GPU_GIB}Gi"}
         values |= {f"{part}.image.pullPolicy": "Never"
                    for part in ("plugin", "sidecar", "injector", "test")}
-        # Images carry the version of the tree, whichever chart is installed.
-        values |= {f"{part}.image.tag": settings.IMAGE_TAG
-                   for part in ("plugin", "sidecar", "injector", "test")} | self._values | more
+        # Images are the tree's, whichever chart is installed.
+        for part in ("plugin", "sidecar", "injector", "test"):
+            name = settings.image("demo" if part == "test" else part)
+            repository, _, values[f"{part}.image.tag"] = name.rpartition(":")
+            values[f"{part}.image.repository"] = repository
+        values |= self._values | more
         return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
     def install(self, package=None, **values):

@@ -59,12 +59,12 @@ class Plugin:
         plugin["volumeMounts"].append({"name": "cards", "mountPath": cards})
         plugin["env"].append({"name": "GPUSHM_SIM_DIR", "value": cards})
 
-    def configure(self, config):
+    def configure(self, config, units=UNITS, tokens=TOKENS):
         """Other lines for its file; the kubelet brings them to the plugin within a minute or two,
         so this restarts it."""
         self._api.patch("ConfigMap", NAME, {"data": {
             "plugin.yaml": with_lines(self._config, config)}}, NAMESPACE)
-        self.replace()
+        self.replace(units, tokens)
 
     def pod(self):
         pods = self._api.list("Pod", NAMESPACE)
@@ -88,15 +88,15 @@ class Plugin:
         self.process().end(0)
         self.wait_registered(mark)
 
-    def replace(self):
-        """Another pod of the DaemonSet, as by an upgrade."""
+    def replace(self, units=UNITS, tokens=TOKENS):
+        """Another pod of the DaemonSet, as by an upgrade. The node has so many units then."""
         mark = self.mark()
         name = self.pod()["metadata"]["name"]
         self._api.delete("Pod", name, NAMESPACE)
         self._api.wait("Pod", NAMESPACE, lambda pods: name not in pods, TIMEOUT_S,
                        lambda _: f"{name} does not end")
         self.wait_registered(mark)
-        self.wait_serving()
+        self.wait_serving(units, tokens)
 
     def mark(self):
         """For wait_registered: the kubelet, and how often it was registered with."""

@@ -16,7 +16,7 @@ CGROUP = "gpushm-cluster"
 
 
 def image(name):
-    return f"docker.io/gpushm/{name}:{IMAGE_TAG}"
+    return f"registry.invalid/gpushm/{name}:{IMAGE_TAG}"
 
 
 def kubeconfig():

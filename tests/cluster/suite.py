@@ -30,8 +30,8 @@ import start_bench
 import try_it
 
 # In the order in which they make sense: what fails first explains what fails later.
-MODULES = ["test_node", "test_plugin", "test_restarts", "test_chart", "test_readme",
-           "test_pods", "test_monitoring"]
+MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_chart",
+           "test_readme", "test_pods", "test_monitoring"]
 CASE_TIMEOUT_S = 240
 
 

@@ -15,7 +15,7 @@ from chart import IN_GIT, RELEASE, ROOT, no_history
 from chart_case import INJECTORS, SMALL, WEIGHTS, ChartCase, annotated, workload
 from plugin import NAMESPACE, UNITS_OF_GPU, documents
 from processes import wait_until
-from settings import GPUS
+from settings import GPUS, NODE_NAME
 
 
 class InstallTest(ChartCase):
@@ -29,6 +29,45 @@ class InstallTest(ChartCase):
                  for b in self.api.call("GET", f"/apis/rbac.authorization.k8s.io/v1/{path}")["items"]
                  if any(s.get("namespace") == NAMESPACE for s in b.get("subjects") or [])]
         self.assertEqual(bound, [])
+
+
+class DriverRootTest(ChartCase):
+
+    def wait_plugin(self, named):
+        """The plugin's pod, once the one with (or without) a named root is ready."""
+        def ready(pods):
+            return next((p for name, p in pods.items() if "plugin" in name and is_ready(p)
+                         and any(v["name"] == "driver" for v in p["spec"]["volumes"]) == named
+                         and "deletionTimestamp" not in p["metadata"]), None)
+
+        return self.api.wait("Pod", NAMESPACE, ready, 60, lambda pods: (
+            f"no such plugin: {list(pods)}: {self.events_text(NAMESPACE)}"))
+
+    def test_of_the_node_the_plugin_sees_a_named_root_and_its_devices(self):
+        """Method: the simulated driver lies in a folder of the node, as a driver in its root; its
+        cards come in a volume of the user's."""
+        driver, cards = self.cluster.driver, str(self.cluster.cards)
+        self.cluster.kubectl("label", "--overwrite", "node", NODE_NAME, "gpushm.io/gpu=true")
+        try:
+            self.chart.install(**{
+                "driver.simulated": "false", "driver.root": driver, "plugin.privileged": "true",
+                "plugin.extraEnv[0].name": "GPUSHM_SIM_DIR", "plugin.extraEnv[0].value": cards,
+                "plugin.extraVolumes[0].name": "cards",
+                "plugin.extraVolumes[0].hostPath.path": cards,
+                "plugin.extraVolumeMounts[0].name": "cards",
+                "plugin.extraVolumeMounts[0].mountPath": cards})
+            status = statuses(self.wait_plugin(True))["plugin"]
+            process = self.cluster.process_of_container(status["containerID"])
+            host = pathlib.Path(f"/proc/{process.pid}/root/host")
+            self.assertEqual({p.name for p in host.iterdir()}, {"dev", driver.parts[1]})
+            self.run_pod(annotated(pod("pair", container("a"), container("b")), WEIGHTS))
+            self.share("pair")
+            # Its GPU goes with the driver.
+            self.delete_pods("pair")
+            self.wait_bound(0)
+        finally:
+            self.chart.install()
+        self.wait_plugin(False)
 
 
 class AnnotatedPodTest(ChartCase):
@@ -53,6 +92,23 @@ class AnnotatedPodTest(ChartCase):
             message = self.deny(annotated(pod("typo", container("a")), annotations))
             for word in words:
                 self.assertIn(word, message)
+
+    def test_what_no_gpu_and_no_runtime_can_is_denied(self):
+        """Goal: the chart's limit reaches the injector, and its default RuntimeClasses do."""
+        self.chart.install(**{"injector.maxPodMemory": f"{UNITS_OF_GPU}Gi"})
+        self.addCleanup(self.chart.install)
+        self.wait_former_injectors_end()
+        whole = {**SMALL, "gpushm.io/pool-extra": f"{UNITS_OF_GPU - 1}Gi"}
+        self.run_pod(annotated(pod("whole", container("a")), whole))
+        message = self.deny(annotated(pod("larger", container("a")), {
+            **whole, "private.gpushm.io/a": "1Gi"}))
+        self.assertIn(f"{UNITS_OF_GPU}Gi", message)
+        self.api.create({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
+                         "metadata": {"name": "kata-qemu"}, "handler": "runc"})
+        self.addCleanup(self.api.delete, "RuntimeClass", "kata-qemu")
+        message = self.deny(annotated(pod("virtual", container("a"), runtimeClassName="kata-qemu"),
+                                      SMALL))
+        self.assertIn("kata-qemu", message)
 
     def test_debug_containers_cannot_get_around_lists(self):
         self.run_pod(annotated(pod("listed", container("a")), {
@@ -254,6 +310,66 @@ class WebhookTest(ChartCase):
         admitted("helms")
 
 
+class ApplyWarningsTest(ChartCase):
+    """What `kubectl apply` says where annotations of gpushm would do nothing."""
+
+    KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CronJob")
+
+    def warned(self, *words, **options):
+        """What kubectl prints of the API server's warnings; it must succeed."""
+        self.cluster.enter_network()
+        done = subprocess.run(["kubectl", "-n", self.namespace, *words], text=True, check=False,
+                              env=self.cluster.environment(), capture_output=True, **options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stderr
+
+    def applied(self, thing):
+        return self.warned("apply", "--dry-run=server", "-f", "-", input=json.dumps(thing))
+
+    def workload(self, kind, template, own, of_job=None):
+        """With annotations of the template, of its own and, of a CronJob, of its Jobs."""
+        if kind == "CronJob":
+            job = self.workload("Job", template, of_job or {})
+            thing = {"apiVersion": "batch/v1", "kind": kind, "metadata": {"name": "x"}, "spec": {
+                "schedule": "@yearly", "jobTemplate": {
+                    "metadata": {"annotations": job["metadata"]["annotations"]},
+                    "spec": job["spec"]}}}
+        else:
+            thing = pod("x", container("a"))
+            if kind == "Job":
+                thing["spec"]["restartPolicy"] = "Never"
+            more = {"serviceName": "x"} if kind == "StatefulSet" else {}
+            thing = workload(kind, "x", annotated(thing, template), **more)
+        return annotated(thing, own)
+
+    def test_annotations_on_a_workload_itself(self):
+        other = {"example.com/team": "a", "a/gpushm.io": "b"}
+        for kind in self.KINDS:
+            with self.subTest(kind):
+                text = self.applied(self.workload(kind, {}, {**WEIGHTS, **other}))
+                self.assertIn(f"buffers.gpushm.io/weights on the {kind} itself", text)
+                self.assertIn("spec.jobTemplate.spec.template.metadata.annotations"
+                              if kind == "CronJob" else " spec.template.metadata.annotations", text)
+                self.assertNotIn("example.com", text)
+                for template, own in ((WEIGHTS, {}), (WEIGHTS, WEIGHTS), (WEIGHTS, other),
+                                      ({}, other), ({}, {})):
+                    self.assertNotIn("gpushm", self.applied(self.workload(kind, template, own)))
+        text = self.applied(self.workload("CronJob", {}, {}, of_job=WEIGHTS))
+        self.assertIn("buffers.gpushm.io/weights on the CronJob itself", text)
+
+    def test_annotations_that_change_on_a_pod_that_is_there(self):
+        self.create(annotated(pod("x", container("a")), SMALL))
+        for change in ("buffers.gpushm.io/weights=8Mi", "gpushm.io/pool-extra=1Gi",
+                       "buffers.gpushm.io/weights-"):
+            text = self.warned("annotate", "--overwrite", "pod", "x", change)
+            self.assertIn(change.rstrip("-").partition("=")[0], text)
+            self.assertIn("make the pod anew", text)
+        for words in (("annotate", "--overwrite", "pod", "x", "gpushm.io/status=old"),
+                      ("annotate", "--overwrite", "pod", "x", "example.com/team=a"),
+                      ("label", "pod", "x", "a=b")):
+            self.assertNotIn("gpushm", self.warned(*words))
+
+
 class LifeTest(ChartCase):
 
     def test_a_deployment_scaled_up_and_down_leaks_nothing(self):
@@ -334,9 +450,9 @@ class ManifestTest(ChartCase):
         self.assertEqual(self.kustomized(""), plain)
         comment = (self.FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
         moved = self.kustomized("\n".join(re.findall(r"^#   (.*)", comment, re.MULTILINE)))
-        self.assertEqual(json.dumps(plain).count("docker.io/gpushm/"), 3)
+        self.assertEqual(json.dumps(plain).count("registry.invalid/gpushm/"), 3)
         self.assertEqual(moved, json.loads(json.dumps(plain).replace(
-            "docker.io/gpushm/", "registry.example/gpushm/")))
+            "registry.invalid/gpushm/", "registry.example/gpushm/")))
 
 
 class UpgradeTest(ChartCase):

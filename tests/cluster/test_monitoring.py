@@ -22,6 +22,8 @@ LOAD = {"buffers.gpushm.io/weights": "64Mi", "buffers.gpushm.io/frames": "16Mi",
         **{f"private.gpushm.io/{name}": "0" for name in "abc"}}
 # Queries that may have no answer with this load, as real.py names them; all others have one.
 MAY_BE_SILENT = {
+    # No other plugin hands out GPUs.
+    "gpushm-fleet: Left to other plugins A",
     # Simulated GPUs have no sensors but utilisation and uncorrected errors, and no NVLink.
     "gpushm-fleet: Power A", "gpushm-fleet: Hottest GPU A", "gpushm-fleet: GPUs of the fleet H",
     "gpushm-gpu: Temperature A", "gpushm-gpu: Temperature over time A",

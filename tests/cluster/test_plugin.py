@@ -44,6 +44,79 @@ class PluginCase(ClusterCase):
             f"gpushmctl save {buffer} /tmp/out >/dev/null && head -c {length} /tmp/out"))
 
 
+    def start_other_plugin(self, resource, *ids):
+        """Somebody else's device plugin, until the case ends."""
+        other = subprocess.Popen(
+            self.cluster.node_command(str(self.programs / "gpushm-other-plugin"), resource, *ids),
+            env=self.cluster.environment(), stderr=subprocess.DEVNULL)
+        def wait_for(count):
+            self.api.wait("Node", None, lambda nodes: nodes[NODE_NAME]["status"]["allocatable"].get(
+                resource, "0") == str(count), 60, lambda _: f"not {count} of {resource}")
+
+        self.addCleanup(wait_for, 0)
+        self.addCleanup(other.wait, 20)
+        self.addCleanup(other.terminate)
+        wait_for(max(len(ids), 1))
+
+
+class NeighbourTest(PluginCase):
+    """Another plugin that hands out GPUs of the node: none is sold twice."""
+
+    UNITS = UNITS - UNITS_OF_GPU
+    TOKENS = TOKENS - TOKENS // GPUS
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(self.forget)
+
+    def forget(self):
+        """What was seen counts for five minutes, over restarts as well."""
+        self.plugin.replace(units=self.UNITS, tokens=self.TOKENS)
+        subprocess.run(self.cluster.node_command("rm", "-f", "/var/lib/gpushm/taken.json"),
+                       env=self.cluster.environment(), check=True)
+        self.plugin.kill()
+        self.plugin.wait_serving()
+
+    def test_gpu_that_another_plugin_offers_first_is_left_to_it(self):
+        """Method: it is there before ours starts."""
+        self.start_other_plugin("nvidia.com/gpu", gpu_uuid(0) + "::0", gpu_uuid(0) + "::1")
+        self.plugin.replace(units=self.UNITS, tokens=self.TOKENS)
+        self.assertIn(f"gpu-taken gpu={gpu_uuid(0)} by=nvidia.com/gpu", self.plugin.log())
+        names = [f"pod{number}" for number in range(GPUS - 1)]
+        for name in names:
+            self.run_pod(gpu_pod(name, units=UNITS_OF_GPU))
+        self.assertNotIn(gpu_uuid(0), {self.gpu_of(name, "a") for name in names})
+
+    def test_gpu_that_another_plugin_begins_to_offer_takes_nobody_new(self):
+        """Method: a pod is there; the other plugin comes and offers the GPU of that pod, which has
+        room for more."""
+        self.run_pod(gpu_pod("there", units=10))
+        gpu = self.gpu_of("there", "a")
+        self.start_other_plugin("nvidia.com/gpu", gpu)
+        self.run_pod(gpu_pod("next", units=5))  # Best fit: beside the other.
+        self.assertNotEqual(self.gpu_of("next", "a"), gpu)
+        self.plugin.wait_serving(units=UNITS - (UNITS_OF_GPU - 10), tokens=TOKENS - (
+            TOKENS // GPUS - 1))
+        self.fill("there", "data", "stays")
+        self.assertEqual(self.read("there", "data", 5), "stays")
+        self.delete_pods("there", "next", grace_seconds=0)
+        self.plugin.wait_released()
+
+
+class ConfigurationTest(PluginCase):
+
+    def test_gpu_that_is_not_there_costs_the_others_nothing(self):
+        """Method: a list of UUIDs, one of which is no GPU's, as after an exchange."""
+        self.addCleanup(self.plugin.configure, "")
+        known = ", ".join(gpu_uuid(number) for number in range(GPUS - 1))
+        self.plugin.configure(
+            f"gpus: [{known}, GPU-00000000-0000-4000-8000-000000000000]\n",
+            units=UNITS - UNITS_OF_GPU, tokens=TOKENS - TOKENS // GPUS)
+        self.assertIn("gpu-not-here gpu=GPU-00000000-0000-4000-8000-000000000000",
+                      self.plugin.log())
+        self.run_pod(gpu_pod("runs"))
+
+
 class AdvertisingTest(PluginCase):
 
     def test_allocatable_is_what_the_gpus_have(self):
@@ -146,6 +219,20 @@ class WaitingTest(PluginCase):
 
         self.wait_pods(both_run, "the replicas do not start", seconds=120)
 
+    def test_pod_that_is_larger_than_any_gpu_is_told_that_it_never_starts(self):
+        """The scheduler sends it here: the node has the units, no GPU has them."""
+        self.create(gpu_pod("large", units=UNITS_OF_GPU + 1))
+        self.wait_event("large", f"the largest one of this node has {UNITS_OF_GPU} GiB in all: it "
+                                 "never starts here")
+
+    def test_pod_with_the_longest_name_of_one_part_runs(self):
+        """A pod's name is a DNS subdomain: 253 characters, and no rule for the length of a part. The
+        kubelet makes a folder of namespace, name and UID for its logs, which has 255 at most."""
+        name = "n" * (255 - len(self.namespace) - len("__") - 36)
+        self.run_pod(gpu_pod(name))
+        self.fill(name, "data", "long")
+        self.assertEqual(self.read(name, "data", 4), "long")
+
     def test_pod_that_no_node_can_hold_is_not_scheduled(self):
         self.create(gpu_pod("giant", units=UNITS + 1))
         self.wait_event("giant", f"Insufficient {MEMORY}")
@@ -179,15 +266,9 @@ class UnusualPodsTest(PluginCase):
 
     def test_container_that_also_asks_nvidias_plugin_does_not_start(self):
         """Goal: nobody gets two GPUs by accident, and the event says why. Method: another plugin
-        hands out nvidia.com/gpu, as NVIDIA's does."""
+        hands out nvidia.com/gpu, as NVIDIA's does, here of a GPU that is none of ours."""
         resource = "nvidia.com/gpu"
-        other = subprocess.Popen(
-            self.cluster.node_command(str(self.programs / "gpushm-other-plugin"), resource),
-            env=self.cluster.environment(), stderr=subprocess.DEVNULL)
-        self.addCleanup(other.wait, 20)
-        self.addCleanup(other.terminate)
-        self.api.wait("Node", None, lambda nodes: nodes[NODE_NAME]["status"]["allocatable"].get(
-            resource) == "1", 60, lambda _: f"no {resource}")
+        self.start_other_plugin(resource)
         greedy = user("a")
         greedy["resources"]["limits"][resource] = "1"
         self.create(gpu_pod("greedy", users=[greedy, "b"]))

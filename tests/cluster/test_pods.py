@@ -84,8 +84,10 @@ class VersionsTest(ChartCase):
     old plugin with the chart of its time, whose configuration it knows. The plugin brings the
     library and gpushmctl into containers; the sidecar is the broker."""
 
-    OLD_PLUGIN = {"plugin.image.tag": "former"}
-    OLD_SIDECAR = {"sidecar.image.tag": "former"}
+    OLD_PLUGIN = {"plugin.image.repository": "docker.io/gpushm/plugin",
+                  "plugin.image.tag": "former"}
+    OLD_SIDECAR = {"sidecar.image.repository": "docker.io/gpushm/sidecar",
+                   "sidecar.image.tag": "former"}
 
     @classmethod
     def setUpClass(cls):

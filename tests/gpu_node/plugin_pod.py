@@ -16,7 +16,7 @@ def plugin_pod(manifest, config_folder, simulated=None):
     things = {thing["kind"]: thing for some in documents(manifest.read_text()) for thing in some}
     template = things["DaemonSet"]["spec"]["template"]
     spec = template["spec"]
-    for key in ("serviceAccountName", "affinity"):  # Of an API server and a scheduler.
+    for key in ("serviceAccountName", "affinity", "nodeSelector"):  # Of an API server and a scheduler.
         spec.pop(key, None)
     config = things["ConfigMap"]["data"]["plugin.yaml"]
     for volume in spec["volumes"]:

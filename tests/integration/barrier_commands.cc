@@ -34,7 +34,7 @@ Answer BarrierCommands::Open(std::istringstream& in) {
 Answer BarrierCommands::Wait(int64_t timeout_ms) {
   const auto status = gpushm_barrier_wait(barrier_, timeout_ms);
   if (status != GPUSHM_TIMEOUT) return Told(status, static_cast<int64_t>(Info().point));
-  constexpr std::string_view kBefore = "cells ";
+  constexpr std::string_view kBefore = "(client ";
   const std::string_view text = gpushm_last_error()->text;
   const size_t at = text.find(kBefore);
   return Told(status, at == std::string_view::npos ? -1 : std::atoi(&text[at + kBefore.size()]));

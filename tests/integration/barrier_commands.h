@@ -1,7 +1,7 @@
 // A worker's commands about barriers (processes.h), of which it has one at a time:
 //   barrier open NAME PARTICIPANTS TIMEOUT_MS   VALUE: generation
-//   barrier wait TIMEOUT_MS    VALUE: the point that was passed; with GPUSHM_TIMEOUT the first cell
-//                              that is named as missing
+//   barrier wait TIMEOUT_MS    VALUE: the point that was passed; with GPUSHM_TIMEOUT the client
+//                              that is named first as missing
 //   barrier pump               passes points until that fails; VALUE: how many
 //   barrier await NUMBER       on a stream of signal_commands.h, which has `sync`, `put` and `get`
 //   barrier check | joined | close

@@ -84,12 +84,12 @@ TEST_F(BarrierTest, ATimeoutNamesWhoIsMissing) {
   ASSERT_EQ(first.Do(kOpenTwo).status, GPUSHM_OK);
   Answer missing = first.Do("barrier wait 50");
   EXPECT_EQ(missing.status, GPUSHM_TIMEOUT);
-  EXPECT_EQ(missing.value, 1) << "not even there";
+  EXPECT_EQ(missing.value, -1) << "nobody who has a name: it has not joined";
   ASSERT_EQ(second.Do(kOpenTwo).status, GPUSHM_OK);
   EXPECT_EQ(second.Do("barrier wait 0").value, 1);
   missing = second.Do("barrier wait 50");
   EXPECT_EQ(missing.status, GPUSHM_TIMEOUT);
-  EXPECT_EQ(missing.value, 0);
+  EXPECT_GT(missing.value, 0) << "a client of the broker";
   EXPECT_EQ(first.Do("barrier wait 0").status, GPUSHM_OK);
 }
 
@@ -157,7 +157,7 @@ TEST_F(BarrierTest, OneStreamArrivesAtATime) {
   ASSERT_EQ(first.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(first.Do("barrier check").status, GPUSHM_OK);
   EXPECT_EQ(first.Do("barrier close").status, GPUSHM_OK);
-  EXPECT_EQ(second.Do("barrier wait 0").status, GPUSHM_PEER_DIED) << "it has left";
+  EXPECT_EQ(second.Do("barrier wait 0").status, GPUSHM_ENDED) << "it has left";
 }
 
 TEST_F(BarrierTest, TheStreamsOfAProcessWaitForEventsOfTheirOwn) {

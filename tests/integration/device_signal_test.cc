@@ -120,7 +120,7 @@ TEST_F(DeviceSignalTest, AWriterThatClosesReleasesStreamsAndLeavesNoMemory) {
     ASSERT_EQ(writer.Do("signal sync 0 20000").status, 0);
     ASSERT_EQ(writer.Do("signal close").status, GPUSHM_OK);
     EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
-    EXPECT_EQ(waiter.Do("signal check 3").status, GPUSHM_PEER_DIED);
+    EXPECT_EQ(waiter.Do("signal check 3").status, GPUSHM_ENDED);
     EXPECT_EQ(waiter.Do("signal check 2").status, GPUSHM_OK);
     EXPECT_EQ(waiter.Do("signal state").value, GPUSHM_SIGNAL_LEFT);
     // As long as somebody holds the word, the pool has no room for another one.

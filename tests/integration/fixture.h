@@ -26,7 +26,10 @@ class IntegrationTest : public testing::Test {
     setenv("GPUSHM_SIM_DIR", (folder_ + "/sim").c_str(), 1);
     std::filesystem::create_directory(folder_ + "/run");
   }
-  ~IntegrationTest() override { std::filesystem::remove_all(folder_); }
+  ~IntegrationTest() override {
+    std::error_code ignored;  // Processes that end remove files of theirs at the same time.
+    std::filesystem::remove_all(folder_, ignored);
+  }
 
   std::string run() const { return folder_ + "/run"; }
 
@@ -66,6 +69,7 @@ class LinkedTest : public IntegrationTest {
     keeper_.reset();
     plugin::Keeper::Options options;
     options.links_folder = links();
+    options.settings.memory = MemoryKind::Of(folder_ + "/sim");
     auto keeper = plugin::Keeper::Start(std::move(options));
     ASSERT_TRUE(keeper) << keeper.error().ToString();
     keeper_ = std::move(*keeper);

@@ -53,13 +53,14 @@ class MetricsTest : public IntegrationTest {
          .memory_bytes = kPoolBytes,
          .timeout_ms = kPatienceMs,
          .monitoring = "metrics: {address: '127.0.0.1:0', sample-ms: 100, host-pids: true}\n"
-                       "status: {address: '127.0.0.1:0'}\n"});
+                       "status: {address: '127.0.0.1:0'}\nprobes: {address: '127.0.0.1:0'}\n"});
     ASSERT_TRUE(plugin) << plugin.error().ToString();
     plugin_.emplace(std::move(*plugin));
     ASSERT_TRUE(Eventually([&] {
       port_ = PortIn(plugin_->log(), "metrics-served");
       status_port_ = PortIn(plugin_->log(), "status-served");
-      return port_ != 0 && status_port_ != 0;
+      probes_port_ = PortIn(plugin_->log(), "probes-served");
+      return port_ != 0 && status_port_ != 0 && probes_port_ != 0;
     }));
     broker_ = std::make_unique<Broker>(run(), kPool,
                                        std::vector<std::string>{"--link", plugin_->link_folder()});
@@ -114,6 +115,7 @@ class MetricsTest : public IntegrationTest {
   std::optional<demo::NodePlugin> plugin_;
   int port_ = 0;
   int status_port_ = 0;
+  int probes_port_ = 0;
   std::unique_ptr<Broker> broker_;
 };
 
@@ -308,8 +310,8 @@ TEST_F(MetricsTest, StatusAndBothFormatsSayTheSame) {
   const Scrape open(Scrape::Get(port_, "/metrics", "application/openmetrics-text"));
   EXPECT_EQ(Value(open, "gpushm_buffer_size_bytes", {{"buffer", "weights"}}), 64 * kMi);
   EXPECT_EQ(open.size(), Look().size());
-  EXPECT_EQ(Scrape::Get(port_, "/healthz"), "ok\n");
-  EXPECT_EQ(Scrape::Get(port_, "/readyz"), "ok\n");
+  EXPECT_EQ(Scrape::Get(probes_port_, "/healthz"), "ok\n");
+  EXPECT_EQ(Scrape::Get(probes_port_, "/readyz"), "ok\n");
   EXPECT_THAT(Scrape::Get(status_port_, "/status.json"),
               ::testing::HasSubstr("\"name\":\"weights\",\"state\":\"ready\""));
 }

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -15,6 +16,8 @@ int PluginMain(const std::string& links, const std::string& gpu) {
   plugin::Keeper::Options options;
   options.links_folder = links;
   options.on_link = [](const std::string&, bool) {};
+  const char* const simulated_state = std::getenv("GPUSHM_SIM_DIR");
+  if (simulated_state != nullptr) options.settings.memory = MemoryKind::Of(simulated_state);
   const auto keeper = plugin::Keeper::Start(std::move(options));
   mkdir((links + "/m0000").c_str(), 0755);
   const Result<void> opened =

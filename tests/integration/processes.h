@@ -64,6 +64,7 @@ class Broker {
          const std::vector<std::string>& arguments = {});
   // Dies as by SIGKILL, and comes back.
   void Kill() { process_.Kill(); }
+  void Wait() { process_.Wait(); }  // Until it ends by itself.
   void Start();
   // Ends in the middle of its work, see `arguments`, and comes back as Start() has it, as if by a
   // kubelet. Returns when it listens for the first time, or again.
@@ -94,6 +95,9 @@ struct Answer {
   int status = -1;
   int64_t value = 0;
 };
+
+// Whether a status says that the other end closed it, or died.
+inline bool HasEnded(int status) { return status == GPUSHM_ENDED || status == GPUSHM_PEER_DIED; }
 
 class Worker {
  public:

@@ -95,13 +95,13 @@ Answer RingCommands::Drain(uint64_t count) {
   uint64_t number = 0;
   while (count == 0 || number < count) {
     const Answer begun = Begin(static_cast<int64_t>(kPatienceMs));
-    if (begun.status == GPUSHM_PEER_DIED) return {0, read};
+    if (HasEnded(begun.status)) return {0, read};
     if (begun.status != GPUSHM_OK) return begun;
     number = frame_.number;
     const Answer looked = Look();
     const gpushm_status ended = gpushm_ring_end_read(ring_, stream(), &frame_, kPatienceMs);
     if (looked.status != 0 && looked.status != kTorn) return looked;
-    if (ended == GPUSHM_PEER_DIED) return {0, read};  // It may be torn, and is not counted.
+    if (HasEnded(ended)) return {0, read};  // It may be torn, and is not counted.
     if (ended != GPUSHM_OK) return Told(ended);
     if (looked.status != 0) return looked;
     ++read;

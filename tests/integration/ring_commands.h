@@ -11,7 +11,7 @@
 //   ring dropped                   VALUE: gpushm_ring_info's
 //   ring pump COUNT                puts frames 1 to COUNT, each when the last is complete; 0: as
 //                                  fast as it can, without end
-//   ring drain COUNT               reads until frame COUNT or PEER_DIED; VALUE: frames read; STATUS
+//   ring drain COUNT               reads until frame COUNT or the end; VALUE: frames read; STATUS
 //                                  99: a frame that ended well was torn
 //   ring close
 #pragma once

@@ -44,7 +44,7 @@ TEST_F(RingTest, FramesReachTwoContainersInOrder) {
     }
   }
   ASSERT_EQ(writer.Do("ring close").status, GPUSHM_OK);
-  EXPECT_EQ(first.Do("ring begin 0").status, GPUSHM_PEER_DIED);
+  EXPECT_EQ(first.Do("ring begin 0").status, GPUSHM_ENDED);
   EXPECT_EQ(first.Do("ring close").status, GPUSHM_OK);
 }
 

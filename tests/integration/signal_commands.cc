@@ -97,12 +97,12 @@ Answer SignalCommands::Run(CUstream stream, gpushm_attachment* latest) {
 Answer SignalCommands::Follow(CUstream stream, uint64_t last, gpushm_attachment* latest) {
   for (uint32_t value = 1;; ++value) {
     const gpushm_status waits = gpushm_signal_wait_on_stream(signal_, stream, value);
-    if (waits == GPUSHM_PEER_DIED) return {0, value - 1};
+    if (HasEnded(waits)) return {0, value - 1};
     if (waits != GPUSHM_OK) return Told(waits, value);
     Get(stream, latest);
     if (const Answer passed = Sync(stream, kPatienceMs); passed.status != 0) return passed;
     const gpushm_status check = gpushm_signal_check(signal_, value);
-    if (check == GPUSHM_PEER_DIED) return {0, value - 1};
+    if (HasEnded(check)) return {0, value - 1};
     if (check != GPUSHM_OK) return Told(check, value);
     if (*word_ < value) return {-1, value};
     if (value == last) return {0, value};

@@ -96,7 +96,9 @@ TEST_F(SignalTest, AWriterThatClosesTellsSo) {
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("signal set 2").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("signal close").status, GPUSHM_OK);
-  EXPECT_EQ(waiter.Do("signal wait 3 20000").status, GPUSHM_PEER_DIED);
+  EXPECT_EQ(waiter.Do("signal wait 3 20000").status, GPUSHM_ENDED);
+  EXPECT_EQ(waiter.Do("signal check 3").status, GPUSHM_ENDED);
+  EXPECT_EQ(waiter.Do("signal await 0 3").status, GPUSHM_ENDED);
   EXPECT_EQ(waiter.Do("signal state").value, kLeft);
   EXPECT_EQ(waiter.Do("signal check 2").status, GPUSHM_OK);
 }
@@ -319,7 +321,7 @@ TEST_F(SignalTest, WithoutAPluginASuccessorDoesNotKnowThem) {
   EXPECT_EQ(writer.Do("holders none").status, GPUSHM_OK) << "a call that finds the successor";
   EXPECT_EQ(writer.Do("signal set 1").status, GPUSHM_ORPHANED);
   ASSERT_EQ(writer.Do("signal close").status, GPUSHM_OK);
-  EXPECT_EQ(waiter.Do("signal wait 1 20000").status, GPUSHM_PEER_DIED) << "it closed the old one";
+  EXPECT_EQ(waiter.Do("signal wait 1 20000").status, GPUSHM_ENDED) << "it closed the old one";
   const Answer second = writer.Do("signal open ready w 0");
   ASSERT_EQ(second.status, GPUSHM_OK);
   EXPECT_THAT(second.value, Ne(first.value));

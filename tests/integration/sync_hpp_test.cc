@@ -1,81 +1,17 @@
 // Goal: the C++ owners of signals, barriers and rings end what they own, and only when that is
 // safe. Method: one process with a real broker and streams of the driver.
-#include "gpushm/sync.hpp"
-
-#include <gtest/gtest.h>
-#include <stdlib.h>
-
 #include <atomic>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
-#include "tests/integration/processes.h"
+#include "tests/integration/sync_fixture.h"
 
 namespace gpushm::integration {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr uint64_t kFrameBytes = 65536;
-
-// The driver of a process knows one simulated machine: all tests share it, and a broker.
-class SyncHppTest : public testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    std::string name = (std::filesystem::temp_directory_path() / "gpushm-hpp-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    setenv("GPUSHM_SIM_DIR", (folder_ + "/sim").c_str(), 1);
-    std::filesystem::create_directory(folder_ + "/run");
-    broker_.emplace(folder_ + "/run", "64Mi");
-  }
-  static void TearDownTestSuite() {
-    broker_.reset();
-    std::filesystem::remove_all(folder_);
-  }
-  void SetUp() override {
-    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
-    ASSERT_TRUE(api && (*api)->Init());
-    api_ = *api;
-    auto context = PrimaryContext::Retain(*api_, 0);
-    ASSERT_TRUE(context && context->MakeCurrent());
-    context_.emplace(std::move(*context));
-    ASSERT_EQ(api_->cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    auto client = Client::Open({.folder = folder_ + "/run"});
-    ASSERT_TRUE(client) << client.error().text();
-    client_.emplace(std::move(*client));
-  }
-  void TearDown() override {
-    if (stream_ != nullptr) api_->cuStreamDestroy(stream_);
-  }
-  Ring Writer(gpushm_ring_policy policy) {
-    auto ring =
-        Ring::Write(*client_, "video", {.policy = policy, .frames = 2, .frame_bytes = kFrameBytes});
-    EXPECT_TRUE(ring) << ring.error().text();
-    return ring ? std::move(*ring) : Ring();
-  }
-  // One frame, filled by the stream.
-  void Put(Ring& ring, unsigned char word) {
-    auto frame = ring.BeginWrite();
-    ASSERT_TRUE(frame) << frame.error().text();
-    api_->cuMemsetD32Async(frame->address(), word, kFrameBytes / 4, stream_);
-    frame->set_bytes(kFrameBytes);
-    frame->metadata()[0] = word;
-    ASSERT_TRUE(frame->End(stream_));
-    EXPECT_FALSE(frame->open());
-  }
-
-  static inline std::string folder_;
-  static inline std::optional<Broker> broker_;
-  const CudaApi* api_ = nullptr;
-  std::optional<PrimaryContext> context_;
-  CUstream stream_ = nullptr;
-  std::optional<Client> client_;
-};
 
 TEST_F(SyncHppTest, ASignalEndsWithItsOwner) {
   auto waiter = Signal::Open(*client_, "ready", {.timeout = 0s});
@@ -94,7 +30,7 @@ TEST_F(SyncHppTest, ASignalEndsWithItsOwner) {
     EXPECT_TRUE(writer->DeviceAddress());
   }
   EXPECT_TRUE(waiter->Check(2));
-  EXPECT_EQ(waiter->Wait(3).error().status(), GPUSHM_PEER_DIED);
+  EXPECT_EQ(waiter->Wait(3).error().status(), GPUSHM_ENDED);
   EXPECT_TRUE(waiter->Close());
   EXPECT_FALSE(*waiter);
 }
@@ -127,7 +63,7 @@ TEST_F(SyncHppTest, ABarrierIsPassedByTwo) {
     EXPECT_TRUE(first->Check());
     EXPECT_EQ(first->GetInfo()->point, 1);
   }
-  EXPECT_EQ(first->Wait().error().status(), GPUSHM_PEER_DIED);
+  EXPECT_EQ(first->Wait().error().status(), GPUSHM_ENDED);
 }
 
 // Goal: a look tells what each kind is and where, and is no taking part: the barrier is not joined.
@@ -339,6 +275,196 @@ TEST_F(SyncHppTest, AReadThatIsNotEndedEndsWithItsStream) {
   EXPECT_TRUE(reader->Close());
   EXPECT_EQ(api_->cuStreamDestroy(held), CUDA_SUCCESS);
   api_->cuStreamSynchronize(stream_);  // An owner that is busy stays open.
+}
+
+// A worker that fails by an exception: somebody gets its item again, and can tell.
+TEST_F(SyncHppTest, AnItemWhoseGuardGoesIsDeliveredAgain) {
+  Ring writer = Writer(GPUSHM_QUEUE);
+  auto worker = Ring::Read(*client_, "video");
+  auto other = Ring::Read(*client_, "video");
+  ASSERT_TRUE(worker && other);
+  Put(writer, 5);
+  const auto work = [&] {
+    auto item = worker->BeginRead(stream_);
+    ASSERT_TRUE(item);
+    EXPECT_EQ(item->delivery(), 1U);
+    throw 1;
+  };
+  EXPECT_THROW(work(), int);
+  {
+    auto item = other->BeginRead(stream_);
+    ASSERT_TRUE(item) << item.error().text();
+    EXPECT_EQ(item->delivery(), 2U);
+    EXPECT_EQ(item->metadata()[0], 5);
+    item->Abandon();
+    EXPECT_FALSE(item->open());
+  }
+  auto item = worker->BeginRead(stream_);
+  ASSERT_TRUE(item) << item.error().text();
+  EXPECT_EQ(item->delivery(), 3U);
+  EXPECT_TRUE(item->End(stream_)) << "once it fails too often, say";
+  EXPECT_EQ(other->BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT);
+  api_->cuStreamSynchronize(stream_);
+  EXPECT_TRUE(worker->Close());
+  EXPECT_TRUE(other->Close());
+}
+
+// The store of a frame that was ended before is still to come when the driver refuses the next one:
+// it must neither end the ring nor leave a frame that nobody completes.
+TEST_F(SyncHppTest, AFrameWhoseStoreTheDriverRefusesIsStillOpen) {
+  if (!api_->simulated()) GTEST_SKIP() << "a real driver refuses no store on request";
+  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  auto reader = Ring::Read(*client_, "video");
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+  ASSERT_TRUE(reader && gate);
+  CUstream held = nullptr;
+  ASSERT_EQ(api_->cuStreamCreate(&held, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(api_->cuStreamWaitValue64(held, *gate->DeviceAddress(), 1, CU_STREAM_WAIT_VALUE_GEQ),
+            CUDA_SUCCESS);
+  auto first = writer.BeginWrite();
+  ASSERT_TRUE(first && first->End(held));
+  auto second = writer.BeginWrite();
+  ASSERT_TRUE(second);
+  Inject("results: {cuStreamWriteValue64: 999}");
+  EXPECT_EQ(second->End(held).error().status(), GPUSHM_DRIVER);
+  Inject("");
+  EXPECT_TRUE(second->open());
+  ASSERT_TRUE(gate->Set(1));
+  ASSERT_EQ(api_->cuStreamSynchronize(held), CUDA_SUCCESS);
+  auto frame = reader->BeginRead(stream_);
+  ASSERT_TRUE(frame) << frame.error().text();
+  EXPECT_TRUE(frame->End(stream_));
+  EXPECT_EQ(reader->BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT) << "nobody saw it";
+  EXPECT_TRUE(second->End(held)) << "once the driver does it";
+  frame = reader->BeginRead(stream_);
+  ASSERT_TRUE(frame) << frame.error().text();
+  EXPECT_EQ(frame->frame().number, 2U);
+  EXPECT_TRUE(frame->End(stream_));
+  for (CUstream stream : {held, stream_}) api_->cuStreamSynchronize(stream);
+  EXPECT_TRUE(reader->Close());
+  EXPECT_EQ(api_->cuStreamDestroy(held), CUDA_SUCCESS);
+}
+
+// Into a pool that has room for 32 of them. The ledger's test has 10,000.
+TEST_F(SyncHppTest, RingsThatAllHaveClosedGiveTheirMemoryBack) {
+  for (int i = 0; i < 1000; ++i) {
+    const std::string name = "ring" + std::to_string(i);
+    const auto policy = i % 2 == 0 ? GPUSHM_QUEUE : GPUSHM_OVERWRITE_OLDEST;
+    auto writer =
+        Ring::Write(*client_, name, {.policy = policy, .frames = 2, .frame_bytes = kFrameBytes});
+    ASSERT_TRUE(writer) << i << writer.error().text();
+    auto reader = Ring::Read(*client_, name);
+    ASSERT_TRUE(reader) << reader.error().text();
+    ASSERT_TRUE(writer->Close());
+    ASSERT_TRUE(client_->Lookup(name)) << "its reader has it still";
+    ASSERT_TRUE(reader->Close());
+    ASSERT_EQ(client_->Lookup(name).error().status(), GPUSHM_NOT_FOUND);
+    ASSERT_EQ(client_->Lookup(name + "-ring").error().status(), GPUSHM_NOT_FOUND);
+  }
+}
+
+TEST_F(SyncHppTest, ARingIsKeptOnRequestAndWhereItsBufferIsTheUsers) {
+  {
+    auto kept =
+        Ring::Write(*client_, "kept", {.frames = 2, .frame_bytes = kFrameBytes, .keep = true});
+    ASSERT_TRUE(kept) << kept.error().text();
+    auto frames = client_->Create("own", 4 * kFrameBytes);
+    ASSERT_TRUE(frames) << frames.error().text();
+    auto own = Ring::Write(*client_, "own", {.frames = 2, .frame_bytes = kFrameBytes});
+    ASSERT_TRUE(own) << own.error().text();
+  }
+  EXPECT_TRUE(client_->Lookup("kept") && client_->Lookup("kept-ring"));
+  EXPECT_TRUE(client_->Lookup("own"));
+  EXPECT_FALSE(client_->Lookup("own-ring"));
+  for (const char* name : {"kept", "kept-ring", "own"}) EXPECT_TRUE(client_->Delete(name)) << name;
+}
+
+// What errors say of others: container and kind, which people know, and no place in a page.
+TEST_F(SyncHppTest, ErrorsNameContainerAndKind) {
+  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  auto reader = Ring::Read(*client_, "video");
+  ASSERT_TRUE(reader);
+  Put(writer, 1);
+  Put(writer, 2);
+  ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
+  const std::string slow = writer.BeginWrite(1ms).error().text();
+  EXPECT_NE(slow.find("the slowest reader is at frame 1, 2 behind: container \"main\" (client "),
+            std::string::npos)
+      << slow;
+  auto one = Barrier::Open(*client_, "step", 3);
+  auto two = Barrier::Open(*client_, "step", 3);
+  ASSERT_TRUE(one && two);
+  const std::string missing = one->Wait(1ms).error().text();
+  EXPECT_NE(missing.find("1 of 3 are at point 1, 1 have yet to join; missing: container \"main\""),
+            std::string::npos)
+      << missing;
+  for (const std::string& text : {slow, missing}) EXPECT_EQ(text.find("cell"), std::string::npos);
+  const auto read = [&](const char* name) {
+    return Ring::Read(*client_, name, {.timeout = 0s}).error().what();
+  };
+  EXPECT_EQ(read("nobody"), "open ring \"nobody\": no ring \"nobody\"");
+  EXPECT_EQ(Signal::Open(*client_, "nobody", {.timeout = 0s}).error().what(),
+            "open signal \"nobody\": no signal \"nobody\"");
+  ASSERT_TRUE(client_->Create("plain", 1));
+  EXPECT_EQ(read("plain"), "open ring \"plain\": no ring \"plain\", only a buffer of that name");
+  EXPECT_TRUE(client_->Delete("plain"));
+  const auto forgotten = Ring::Write(*client_, "new", {.frames = 2}).error();
+  EXPECT_EQ(forgotten.what(), "open ring \"new\": frame_bytes is 0");
+  EXPECT_EQ(forgotten.remedy(), "set frame_bytes to the size of the largest frame");
+  api_->cuStreamSynchronize(stream_);
+}
+
+TEST_F(SyncHppTest, AWriterStartsWithReadersAndGoesOnWithThoseThatAreLeft) {
+  WriteRingOptions options{.policy = GPUSHM_BACK_PRESSURE, .frames = 2, .frame_bytes = kFrameBytes};
+  options.start_readers = 16;
+  EXPECT_EQ(Ring::Write(*client_, "video", options).error().status(), GPUSHM_INVALID_ARGUMENT);
+  options.policy = GPUSHM_OVERWRITE_OLDEST;  // Whose frames wait for nobody, as in 0.1.
+  options.need_readers = 16;
+  EXPECT_TRUE(Ring::Write(*client_, "video", options));
+  options = {.policy = GPUSHM_BACK_PRESSURE, .frames = 2, .frame_bytes = kFrameBytes};
+  options.start_readers = 2;
+  auto writer = Ring::Write(*client_, "video", options);
+  ASSERT_TRUE(writer) << writer.error().text();
+  auto first = Ring::Read(*client_, "video");
+  ASSERT_TRUE(first);
+  EXPECT_EQ(writer->BeginWrite(0s).error().what(), "ring \"video\": 1 readers of 2 are there");
+  {
+    auto second = Ring::Read(*client_, "video");
+    ASSERT_TRUE(second);
+    Put(*writer, 1);
+  }
+  ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
+  Put(*writer, 2);
+  api_->cuStreamSynchronize(stream_);
+}
+
+TEST_F(SyncHppTest, OwnersMayOutliveTheirClient) {
+  auto signal = Signal::Open(*client_, "late", {.role = GPUSHM_WRITER});
+  ASSERT_TRUE(signal) << signal.error().text();
+  auto device =
+      Signal::Open(*client_, "fast", {.role = GPUSHM_WRITER, .memory = GPUSHM_DEVICE_MEMORY});
+  ASSERT_TRUE(device) << device.error().text();
+  auto barrier = Barrier::Open(*client_, "point", 1);
+  ASSERT_TRUE(barrier) << barrier.error().text();
+  Ring writer = Writer(GPUSHM_OVERWRITE_OLDEST);
+  auto reader = Ring::Read(*client_, "video");
+  ASSERT_TRUE(reader) << reader.error().text();
+  Put(writer, 1);
+  auto read = reader->BeginRead(stream_);
+  ASSERT_TRUE(read) << read.error().text();
+  auto write = writer.BeginWrite();
+  ASSERT_TRUE(write) << write.error().text();
+  ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
+  client_.reset();  // Ends them all, also the frames that are open.
+  const auto later = Client::Open({.folder = run()});
+  ASSERT_TRUE(later) << later.error().text();
+  EXPECT_FALSE(later->Lookup("fast-signal")) << "its memory goes with it";
+  EXPECT_EQ(signal->Set(1).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(barrier->Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(write->End(stream_).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(read->End(stream_).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(writer.BeginWrite().error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(reader->Close().error().status(), GPUSHM_INVALID_ARGUMENT);
 }
 
 }  // namespace

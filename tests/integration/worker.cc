@@ -137,13 +137,14 @@ class Application {
     return Attached(gpushm_attach(client_, name.c_str(), &options, &latest_));
   }
 
-  // The library's socket, found among the descriptors of the process.
+  // The library's socket, found among the descriptors of the process. The broker bound its own
+  // under a temporary name, gpushm.sock.N, and the kernel tells that one.
   static Answer Cut() {
     for (int fd = kChannel + 1; fd < 1024; ++fd) {
       sockaddr_un peer{};
       socklen_t size = sizeof peer;
       if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
-      if (std::string_view(peer.sun_path).ends_with("gpushm.sock")) {
+      if (std::string_view(peer.sun_path).contains("gpushm.sock")) {
         return {shutdown(fd, SHUT_RDWR), 0};
       }
     }

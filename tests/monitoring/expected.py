@@ -84,6 +84,7 @@ FLEET = {
     "Namespaces that hold most": [summed("gpushm_container_memory_proportional_bytes",
                                          "namespace")],
     "Utilisation, by node": [lambda v: mean(v.each("gpushm_gpu_utilization_ratio"), "instance")],
+    "Left to other plugins": [summed("gpushm_gpu_taken", "instance", "by")],
     "Attaches": [rate("gpushm_attaches_total"), rate("gpushm_cached_attaches_total")],
     "Buffers by transport": [lambda v: count(v.each("gpushm_buffer_info"), "transport")],
     "Versions": [lambda v: count(v.each("gpushm_build_info"), "job", "version")],
@@ -161,7 +162,8 @@ WORKLOAD = {
     "Buffers by name": [
         summed("gpushm_buffer_info", *BUFFER, "transport", "creator", "state"),
         *(summed(f"gpushm_buffer_{name}", *BUFFER) for name in (
-            "ready", "size_bytes", "allocated_bytes", "generations", "attachments")),
+            "ready", "size_bytes", "content_bytes", "allocated_bytes", "generations",
+            "attachments")),
         lambda v: total(age("gpushm_buffer_created_timestamp_seconds")(v), *BUFFER)],
     "Size, allocated, loaded": [summed(f"gpushm_buffer_{name}_bytes", *BUFFER)
                                 for name in ("size", "allocated", "loaded")],
@@ -215,6 +217,10 @@ CONTROL_PLANE = {
                                               "collector")],
     "CPU of plugins": [plain_rate("process_cpu_seconds_total")],
     "Memory of plugins": [each("process_resident_memory_bytes")],
+    "Memory for what pods state": [summed("gpushm_link_memory_bytes", *POD)],
+    "Pods that stated too much": [increase("gpushm_link_exhausted_total", *POD)],
+    "Foreign descriptors": [increase(f"gpushm_plugin_{name}_total", "instance") for name in (
+        "foreign_descriptors", "fuse_aborts")],
     "Descriptors of plugins": [lambda v: ratio(v.each("process_open_fds"),
                                                v.each("process_max_fds"))],
 }

@@ -79,7 +79,10 @@ def plugin(load, rng, target, gpus):
                                     ("gpushm.io/attach", 64 * gpus, 5)):
         kubelet(load, rng, target, resource, devices, used)
     load.add(target, "gpushm_plugin_pod_list_errors_total", 3.0)
+    load.add(target, "gpushm_plugin_missing_gpus", 0.0, gpu="7")
     load.add(target, "gpushm_plugin_config_reload_failures_total", 1.0)
+    load.add(target, "gpushm_plugin_foreign_descriptors_total", 2.0)
+    load.add(target, "gpushm_plugin_fuse_aborts_total", 1.0)
     for collector in ("nvml", "links", "bindings", "process"):
         load.add(target, "gpushm_scrape_collector_success", 1.0, collector=collector)
         load.add(target, "gpushm_scrape_collector_duration_seconds", rng.random() / 100,
@@ -104,6 +107,7 @@ def kubelet(load, rng, target, resource, devices, used):
     add("allocation_errors_total", 0.0, code="INVALID_ARGUMENT")
     add("prestarts_total", 60.0, 0.75)
     add("prestart_errors_total", 9.0, 0.25, code="UNAVAILABLE")
+    add("prestart_errors_total", 0.0, code="UNSUPPORTED")
     for name in ("allocation", "prestart"):
         load.histogram(target, f"gpushm_plugin_{name}_duration_seconds", BUCKETS,
                        spread(rng, BUCKETS), resource=resource)
@@ -128,6 +132,7 @@ def gpu(load, rng, target, index):
     add("info", 1.0, gpu=str(index), model="NVIDIA H200", pci_bus_id=f"0000:{index:02x}:00.0",
         driver_version="580.159.04", mig_profile="")
     add("healthy", 1.0)
+    add("taken", 0.0, by="nvidia.com/gpu")
     add("memory_total_bytes", 80.0 * GIB)
     add("memory_used_bytes", buffers + other)
     add("memory_allocatable_bytes", 79.0 * GIB)
@@ -179,6 +184,8 @@ class Pod:
         self.add("pool_size_bytes", float(self.size))
         self.add("pool_allocated_bytes", float(self.allocated))
         self.add("broker_connected", 1.0)
+        self.add("link_memory_bytes", float(rng.randint(1, 900) * 1024))
+        self.add("link_exhausted_total", 0.0)
         for container in self.mapped:
             self.container(container)
 
@@ -210,6 +217,7 @@ class Pod:
         self.add("buffer_info", 1.0, transport="vmm", creator="", state="ready", **of)
         self.add("buffer_ready", 1.0, **of)
         self.add("buffer_size_bytes", float(size), **of)
+        self.add("buffer_content_bytes", float(size), **of)
         self.add("buffer_allocated_bytes", float(physical), **of)
         self.add("buffer_generations", float(generations), **of)
         self.add("buffer_created_timestamp_seconds", self.load.start - rng.randint(60, 9000), **of)
@@ -260,6 +268,10 @@ def sicken(load):
     change("gpushm_plugin_pod_list_errors_total", 3.0, 1.0, **a)
     change("gpushm_plugin_allocation_errors_total", 0.0, 1.0, **a)
     change("gpushm_plugin_config_reload_failures_total", 1.0, 1.0, **a)
+    change("gpushm_plugin_missing_gpus", 1.0, **a)
+    change("gpushm_gpu_taken", 1.0, **second)
+    change("gpushm_plugin_foreign_descriptors_total", 2.0, 1.0, **a)
+    change("gpushm_plugin_fuse_aborts_total", 1.0, 1.0, **a)
     change("process_open_fds", 60000.0, **a)
     change("gpushm_gpu_healthy", 0.0, **first)
     change("gpushm_gpu_xid_errors_total", 2.0, 1.0, **first)
@@ -274,9 +286,11 @@ def sicken(load):
     change("gpushm_gpu_memory_used_bytes", 79.0 * GIB, **second)
     change("gpushm_gpu_memory_other_bytes", 2.0 * GIB, 1.0 * MIB, **second)
     change("gpushm_broker_connected", 0.0, **first)
+    change("gpushm_link_exhausted_total", 1.0, 1.0, **first)
     change("gpushm_kept_bytes", 5.0 * GIB, **first)
     change("gpushm_buffer_ready", 0.0, **first)
-    for sample in load.find("gpushm_plugin_prestart_errors_total", **a):
+    change("gpushm_plugin_prestart_errors_total", 1.0, 1.0, code="UNSUPPORTED", **a)
+    for sample in load.find("gpushm_plugin_prestart_errors_total", code="UNAVAILABLE", **a):
         sample.labels["code"] = "EXHAUSTED"
         sample.rate = 2.0
     change("gpushm_errors_total", 10.0, 50.0, code="DRIVER_ERROR")

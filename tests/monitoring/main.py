@@ -30,7 +30,8 @@ def monitors(kind):
 
 def rendered(helm, values):
     command = [helm, "template", "gpushm", ROOT / "helm/gpushm", "--namespace", "gpushm-system",
-               "--kube-version", "1.33", "--no-hooks"]
+               "--kube-version", "1.33", "--no-hooks",
+               "--set", "global.imageRegistry=registry.invalid"]
     for value in values:
         command += ["--set-json", f"metrics.{value}"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout

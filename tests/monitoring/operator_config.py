@@ -54,8 +54,8 @@ def discovered(objects, pods):
         container = template["spec"]["containers"][0]
         served = {p["targetPort"] for p in service["spec"]["ports"]}
         for port in container["ports"]:
-            assert port["name"] in served, f"{port['name']} is in no Service"
             scraped = port["name"] in ("metrics", "http")
+            assert port["name"] in served or not scraped, f"{port['name']} is in no Service"
             yield {"targets": [address if scraped else NOBODY], "labels": {
                 meta("namespace"): service["metadata"]["namespace"],
                 meta("service_name"): service["metadata"]["name"],

@@ -124,7 +124,9 @@ def check(case, doc, page):
     for card, gpu in zip(shown["gpus"], doc["gpus"]):
         case.assertEqual(card["name"], f"GPU {gpu['index']}")
         case.assertEqual(card["healthy"], gpu["healthy"])
-        case.assertEqual(card["reason"], gpu["reason"])
+        taken = gpu["healthy"] and gpu["taken_by"]
+        case.assertEqual(card["reason"], gpu["reason"] or (
+            f"{gpu['taken_by']} hands it out: no new pod comes here." if taken else ""))
         case.assertEqual(card["figures"], figures(gpu))
         check_bar(case, card["parts"], gpu)
         case.assertEqual(len(card["pools"]), len(gpu["pools"]))

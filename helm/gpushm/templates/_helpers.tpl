@@ -30,24 +30,46 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- define "gpushm.podLabels" -}}
 {{ include "gpushm.selector" . }}
 app.kubernetes.io/part-of: gpushm
-{{- with .root.Values.commonLabels }}
+{{- with merge (dict) (get .root.Values .component).podLabels .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
 
-{{/* The same -> an object's metadata but for its name. */}}
-{{- define "gpushm.metadata" -}}
-namespace: {{ .root.Release.Namespace }}
+{{/* The same -> an object's metadata but for its name and namespace. "labels" and "annotations" of the
+dict are added; its own annotations go before the common ones. */}}
+{{- define "gpushm.clusterMetadata" -}}
 labels:
   {{- include "gpushm.labels" . | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
-{{/* (dict "root" $ "image" .Values.plugin.image) */}}
+{{/* The same, with the release's namespace. */}}
+{{- define "gpushm.metadata" -}}
+namespace: {{ .root.Release.Namespace }}
+{{ include "gpushm.clusterMetadata" . }}
+{{- end }}
+
+{{/* (dict "root" $ "image" .Values.plugin.image) -> where it is pulled from. */}}
+{{- define "gpushm.repository" -}}
+{{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" .image.repository) -}}
+{{ .root.Values.global.imageRegistry | default "registry.invalid" | trimSuffix "/" }}/
+{{- end -}}
+{{ .image.repository }}
+{{- end }}
+
+{{/* The same -> the image. */}}
 {{- define "gpushm.image" -}}
+{{- include "gpushm.repository" . -}}
 {{- if .image.digest -}}
-{{ .image.repository }}@{{ .image.digest }}
+@{{ .image.digest }}
 {{- else -}}
-{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
+:{{ default .root.Chart.AppVersion .image.tag }}
 {{- end }}
 {{- end }}
 
@@ -89,9 +111,38 @@ state-folder: {{ .Values.stateFolder }}
 driver-root: {{ ternary $simulated .Values.driver.root .Values.driver.simulated }}
 unit: {{ .Values.unit }}
 coexist: {{ .Values.coexist }}
-{{- with pick .Values.plugin.config "status" "strategy" }}
+{{- with pick .Values.plugin.config "status" "strategy" "not-gpus" }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* Of which namespaces pods are looked at. */}}
+{{- define "gpushm.namespaceSelector" -}}
+matchExpressions:
+- key: kubernetes.io/metadata.name
+  operator: NotIn
+  values: {{ prepend .Values.injector.excludeNamespaces .Release.Namespace | uniq | toJson }}
+{{- with .Values.injector.namespaceSelector.matchExpressions }}
+{{ toYaml . }}
+{{- end }}
+{{- with .Values.injector.namespaceSelector.matchLabels }}
+matchLabels:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Where the injector's certificate is from. `auto` never changes that of what is installed: the
+webhooks tell who signs for them, also while a Secret is away to be renewed. */}}
+{{- define "gpushm.certificates" -}}
+{{- $name := printf "%s-injector" (include "gpushm.fullname" .) -}}
+{{- if ne .Values.certificates.mode "auto" -}}
+{{ .Values.certificates.mode }}
+{{- else -}}
+{{- $webhooks := lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" $name -}}
+{{- $injected := dig "metadata" "annotations" "cert-manager.io/inject-ca-from" "" $webhooks -}}
+{{- $offered := .Capabilities.APIVersions.Has "cert-manager.io/v1" -}}
+{{- ternary "certManager" "helm" (ternary (not (empty $injected)) $offered (not (empty $webhooks))) -}}
+{{- end -}}
 {{- end }}
 
 {{/* The Secret with the injector's certificate. */}}

@@ -129,6 +129,7 @@ bool Process::Reap(bool wait) {
     waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED);
   }
   pid_ = -1;
+  status_ = info.si_code == CLD_EXITED ? info.si_status : -1;
   return true;
 }
 

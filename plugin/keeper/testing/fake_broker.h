@@ -108,10 +108,13 @@ class Process {
   void Kill();
   // Reaps it once it has ended by itself.
   bool WaitForEnd();
+  // Of one that WaitForEnd reaped: 0 if it exited with 0.
+  int status() const { return status_; }
 
  private:
   bool Reap(bool wait);
   pid_t pid_ = -1;
+  int status_ = -1;
 };
 
 // Ends a child that has nothing more to do, when it is killed.

@@ -4,6 +4,8 @@
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -28,13 +30,15 @@ class KeeperTest : public ::testing::Test {
  protected:
   void SetUp() override { StartKeeper(); }
 
-  void StartKeeper(const LinkServer::Settings& settings = {}) {
+  void StartKeeper(LinkServer::Settings settings = {}) {
     keeper_.reset();
+    if (!settings.memory.simulated) settings.memory = MemfdsAreMemory();
     Keeper::Options options;
     options.links_folder = folder_.path();
     options.settings = settings;
     options.on_link = [this](const std::string& name, bool open) { events_.Note(name, open); };
     options.on_ready = [this](double seconds) { ready_seconds_.push_back(seconds); };
+    options.on_foreign = [this](ForeignStep step) { ++foreign_[static_cast<size_t>(step)]; };
     auto keeper = Keeper::Start(std::move(options));
     ASSERT_TRUE(keeper) << keeper.error().ToString();
     keeper_ = std::move(*keeper);
@@ -57,9 +61,12 @@ class KeeperTest : public ::testing::Test {
     return Eventually([&] { return Look(name).kept == counts; });
   }
 
+  int Count(ForeignStep step) const { return foreign_[static_cast<size_t>(step)]; }
+
   LinksFolder folder_;
   LinkEvents events_;
-  std::vector<double> ready_seconds_;  // The keeper's, until it has answered.
+  std::vector<double> ready_seconds_;          // The keeper's, until it has answered.
+  std::array<std::atomic<int>, 3> foreign_{};  // By ForeignStep.
   std::unique_ptr<Keeper> keeper_;
 };
 

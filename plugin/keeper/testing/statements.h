@@ -1,6 +1,7 @@
 // For tests and benchmarks: statements that are often needed, and what they come to.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include "plugin/keeper/kept.h"
 #include "plugin/keeper/testing/fake_broker.h"
 #include "runtime/base/unique_fd.h"
+#include "runtime/daemon/descriptor.h"
 #include "runtime/protocol/link.h"
 
 namespace gpushm::plugin::testing {
@@ -22,6 +24,12 @@ inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 inline constexpr uint64_t kGiB = uint64_t{1} << 30;
 
 inline UniqueFd Memfd() { return UniqueFd(memfd_create("memory", MFD_CLOEXEC)); }
+// For a keeper in the test's own process: takes what Memfd() gives for GPU memory.
+inline MemoryKind MemfdsAreMemory() { return {.simulated = FileSystemOf(Memfd().get())}; }
+// For a plugin that works with the simulated driver's state in `folder`.
+inline UniqueFd SimulatedMemory(const std::string& folder) {
+  return UniqueFd(open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+}
 inline UniqueFd PidfdOf(pid_t pid) {
   return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
 }
@@ -60,9 +68,8 @@ inline protocol::LinkLease LeaseOf(uint64_t id, uint64_t client, uint64_t genera
 }
 
 // One client (this process), one buffer, one generation, one lease.
-inline Result<void> SayOneOfEach(FakeBroker* broker) {
+inline Result<void> SayOneOfEach(FakeBroker* broker, const UniqueFd& memory = Memfd()) {
   const UniqueFd self = PidfdOf(getpid());
-  const UniqueFd memory = Memfd();
   for (const auto& [body, fd] : {std::pair<Body, int>(ClientOf(1), self.get()),
                                  {BufferOf("weights", 7), -1},
                                  {GenerationOf("weights", 7), memory.get()},

@@ -1,21 +1,26 @@
-// gpushm-other-plugin RESOURCE [FOLDER]: OtherPlugin as a process, until SIGTERM.
+// gpushm-other-plugin RESOURCE [ID ...]: OtherPlugin as a process, until SIGTERM.
 #include "plugin/kubelet/testing/other_plugin.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 
 #include <cstdio>
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: %s RESOURCE [FOLDER]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s RESOURCE [ID ...]\n", argv[0]);
     return 2;
   }
+  // Where its parent is nsenter, which passes no signal on.
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
   sigset_t ending;
   sigemptyset(&ending);
   sigaddset(&ending, SIGTERM);
   sigprocmask(SIG_BLOCK, &ending, nullptr);  // Before any thread starts.
-  const gpushm::plugin::kubelet::testing::OtherPlugin plugin(
-      argc > 2 ? argv[2] : gpushm::plugin::kubelet::Registration::Options().folder, argv[1]);
+  using gpushm::plugin::kubelet::testing::OtherPlugin;
+  std::vector<std::string> ids(argv + 2, argv + argc);
+  if (ids.empty()) ids = {OtherPlugin::kForeignGpu};
+  const OtherPlugin plugin(gpushm::plugin::kubelet::Registration::Options().folder, argv[1], ids);
   if (!plugin.serves()) return 1;
   int signal = 0;
   return sigwait(&ending, &signal);

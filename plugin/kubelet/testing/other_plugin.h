@@ -1,8 +1,9 @@
-// Somebody else's device plugin: one device of a resource, such as "nvidia.com/gpu".
+// Somebody else's device plugin, of a resource such as "nvidia.com/gpu".
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "plugin/kubelet/registration.h"
 
@@ -11,7 +12,8 @@ namespace gpushm::plugin::kubelet::testing {
 class OtherPlugin : public Handler {
  public:
   // `folder`: the kubelet's.
-  OtherPlugin(const std::string& folder, const std::string& resource) {
+  OtherPlugin(const std::string& folder, const std::string& resource,
+              const std::vector<std::string>& ids = {kForeignGpu}) {
     Registration::Options options;
     options.folder = folder;
     options.memory_socket = "other.sock";
@@ -20,8 +22,13 @@ class OtherPlugin : public Handler {
     auto started = Registration::Start(std::move(options), this);
     if (!started) return;
     registration_ = std::move(*started);
-    registration_->SetDevices(Resource::kMemory, {{"GPU-0", true}});
+    std::vector<Advertised> devices;
+    for (const std::string& id : ids) devices.push_back({id, true});
+    registration_->SetDevices(Resource::kMemory, std::move(devices));
   }
+  // Of another node.
+  static constexpr char kForeignGpu[] = "GPU-ffffffff-0000-0000-0000-000000000001";
+
   bool serves() const { return registration_ != nullptr; }
 
   Result<Grant> Allocate(Resource, const DeviceIds&) override { return Grant{}; }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "runtime/daemon/descriptor.h"
 #include "runtime/driver/conformance/harness.h"
 
 namespace gpushm::conformance {
@@ -35,6 +36,21 @@ CONFORMANCE_CASE(MemoryMustAskForDescriptorsWhenCreated, 20) {
                                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
                  CUDA_ERROR_INVALID_VALUE, "export of memory made without a handle type");
     Must(Cuda().cuMemRelease(handle), "cuMemRelease");
+  }).Join();
+}
+
+// Goal: broker and plugin tell GPU memory from any other descriptor by calls that cannot block
+// (runtime/daemon/descriptor.h). Method: they are asked of what the driver exports.
+CONFORMANCE_CASE(AnExportedDescriptorIsRecognised, 20) {
+  Start([](Channel&) {
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    const char* const state = std::getenv("GPUSHM_SIM_DIR");
+    const MemoryKind kind = Cuda().simulated()
+                                ? MemoryKind::Of(state != nullptr ? state : "/var/tmp/gpushm-sim")
+                                : MemoryKind{};
+    const Result<void> checked = CheckMemory(fd.get(), kind);
+    EXPECT_TRUE(checked) << checked.error().ToString();
+    EXPECT_FALSE(CheckMemory(UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC)).get(), kind));
   }).Join();
 }
 

@@ -198,6 +198,25 @@ CONFORMANCE_CASE(ChildOfForkCannotUseTheDriver, 20) {
   }).Join();
 }
 
+// Loading it is not using it.
+CONFORMANCE_CASE(ChildOfForkMayUseADriverThatWasOnlyLoaded, 40) {
+  Start([](Channel&) {
+    const CudaApi& api = *Take(CudaApi::Load(DriverFolderFromEnvironment()));
+    const auto use = [](Channel&) {
+      UseContext();
+      const Mapped mapped = MapDescriptor(CreateDescriptor(kChunkBytes).get(), kChunkBytes);
+      WriteWord(mapped.address(), 7);
+      Expect(ReadWord(mapped.address()) == 7, "the data changed");
+    };
+    Start(use).Join();
+    ExpectAnswer(api.cuInit(0), CUDA_SUCCESS, "cuInit in the parent, after its child's");
+    Start([](Channel&) {
+      const CudaApi& inherited = *Take(CudaApi::Load(DriverFolderFromEnvironment()));
+      ExpectAnswer(inherited.cuInit(0), CUDA_ERROR_NOT_INITIALIZED, "cuInit in its next child");
+    }).Join();
+  }).Join();
+}
+
 CONFORMANCE_CASE(CallsBeforeInitAreRefused, 20) {
   Start([](Channel&) {
     const CudaApi& api = *Take(CudaApi::Load(DriverFolderFromEnvironment()));

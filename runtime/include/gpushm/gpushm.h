@@ -13,15 +13,23 @@
  *     holds the cause and the remedy for the calling thread.
  *   - Options are structs whose first member is their size: set `struct_size = sizeof options`,
  *     zero the rest (GPUSHM_INIT does both), fill in what you need. NULL means all defaults. A
- *     program compiled against an older header keeps working with a newer library.
+ *     program compiled against an older header keeps working with a newer library: fields are only
+ *     ever appended, and the library reads and writes `struct_size` bytes of a struct at most.
  *   - Every call that can wait takes `timeout_ms`: 0 (the default) stands for
- *     GPUSHM_DEFAULT_TIMEOUT_MS, GPUSHM_DONT_WAIT for "answer at once". There is no "forever".
- *   - Thread-safe: any thread may call anything, also on the same client, except that an attachment
- *     must not be used after its last detach and a client not after its close.
- *   - The library never exits, aborts or throws, starts no threads (but those that
- *     gpushm_transfer_options.threads asks for), installs no signal handlers and makes no CUDA
- *     context. It depends on libc and loads libcuda.so.1 at the first attach.
- *   - After fork(), the child may use neither CUDA nor gpushm: calls return GPUSHM_FORKED.
+ *     GPUSHM_DEFAULT_TIMEOUT_MS, GPUSHM_DONT_WAIT for "answer at once". There is no "forever", but
+ *     for a copy by gpushm_offer that is given no stream.
+ *   - Thread-safe: any thread may call anything, also on the same client, except that no other
+ *     thread may be using an attachment at its last detach, or a client and what was opened with it
+ *     at its close. A call that comes after that returns GPUSHM_INVALID_ARGUMENT.
+ *   - The library never exits, aborts or throws, installs no signal handlers and makes no CUDA
+ *     context that outlives a call. Only gpushm_load starts threads, to read the file
+ *     (gpushm_transfer_options.threads); it blocks their signals and joins them. The library
+ *     depends on libc and loads libcuda.so.1 at the first attach.
+ *   - After fork(), what the parent opened is the parent's: calls with it return GPUSHM_FORKED in
+ *     the child, gpushm_close included, and change nothing. The child may open a client of its own.
+ *     CUDA itself does not work in a child if it was initialised before the fork, by the
+ *     application or by the first attach: then attaching returns GPUSHM_FORKED, too. Start such a
+ *     child with exec (Python: the start method "spawn"), or fork before CUDA is used.
  *
  * Names are DNS labels (RFC 1123): 1 to 63 of a-z, 0-9 and '-', neither first nor last a '-'.
  */
@@ -80,15 +88,17 @@ typedef enum gpushm_status {
   GPUSHM_UNAVAILABLE = 10, /* No broker answers. */
   GPUSHM_ORPHANED = 11,    /* The broker that gave this attachment is gone: bytes are history. */
   GPUSHM_STALE = 12,       /* Another generation is behind the name now. */
-  GPUSHM_PEER_DIED = 13,   /* The process at the other end is gone. */
+  GPUSHM_PEER_DIED = 13,   /* The process at the other end died. */
   GPUSHM_DEVICE_LOST = 14, /* The GPU must be reset. */
   GPUSHM_BUSY = 15,        /* Work is pending on it, or another writer holds it. */
   GPUSHM_UNSUPPORTED = 16, /* This driver, GPU, kernel or memory cannot do it. */
   GPUSHM_DRIVER = 17,      /* A CUDA call failed; the text says which and how. */
   GPUSHM_SYSTEM = 18,      /* A system call failed; the text says which and how. */
-  GPUSHM_FORKED = 19,      /* Called in a child of fork(). */
+  GPUSHM_FORKED = 19,      /* Of the parent, in a child of fork(): see the rules above. */
   GPUSHM_LOADING = 20,     /* The buffer's content is not there yet. */
-  GPUSHM_INTERNAL = 21     /* A bug of gpushm: please report it. */
+  GPUSHM_INTERNAL = 21,    /* A bug of gpushm: please report it. */
+  GPUSHM_ENDED =
+      22 /* Its writer closed it (a barrier: a participant): there is no more (sync.h). */
 } gpushm_status;
 
 /* Why the last failing call of this thread failed. */
@@ -136,7 +146,8 @@ typedef struct gpushm_open_options {
   /* Folder with the broker's socket. NULL: $GPUSHM_DIR, else /run/gpushm. */
   const char* folder;
   /* hostIPC pods: UID of the pod whose buffers are meant; looked up in /dev/shm (`folder` replaces
-   * /dev/shm). NULL: the own pod's broker. */
+   * /dev/shm). Whoever listens there must be the user whose the pod's list is, or the call says
+   * DENIED. NULL: the own pod's broker. */
   const char* pod_uid;
   /* Folder with libcuda.so.1. NULL: $GPUSHM_DRIVER, else where the loader finds it. */
   const char* driver;
@@ -149,8 +160,9 @@ typedef struct gpushm_open_options {
  * INCOMPATIBLE, EXHAUSTED (256 clients), TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_open(const gpushm_open_options* options, gpushm_client** client);
 
-/* Detaches what is still attached (work that uses it must have ended) and disconnects. NULL is
- * allowed. */
+/* Detaches what is still attached and closes signals, barriers and rings that are still open (work
+ * that uses them must have ended), then disconnects. A later detach or close of one of them returns
+ * GPUSHM_INVALID_ARGUMENT and does nothing. NULL is allowed. */
 GPUSHM_API void gpushm_close(gpushm_client* client);
 
 /* ------------------------------------------------------------------ looking up */
@@ -161,12 +173,17 @@ typedef struct gpushm_info {
   uint64_t generation;   /* Moves when other memory comes to stand behind the name. */
   uint64_t size_bytes;   /* As asked for. */
   uint64_t mapped_bytes; /* Rounded up to the GPU's granularity (2 MiB). */
-  uint64_t loaded_bytes; /* While LOADING: how far it is. */
+  uint64_t loaded_bytes; /* While LOADING: how far it is. Afterwards see content_bytes. */
   int64_t created_unix_ns;
   uint8_t gpu_uuid[GPUSHM_UUID_BYTES];
   uint32_t transport;              /* gpushm_transport */
   uint32_t state;                  /* gpushm_buffer_state */
   char creator[GPUSHM_NAME_BYTES]; /* Container that made it; "" if declared by annotation. */
+  /* So many bytes from the start are content: what the last load brought, or what
+   * gpushm_set_content said; all of size_bytes where nobody said it, as in each new generation and
+   * in what was offered. While LOADING, and FAILED: as loaded_bytes. A library of version 0.1
+   * leaves it 0. */
+  uint64_t content_bytes;
 } gpushm_info;
 
 /* Finds a buffer by name: no system call, tens of nanoseconds. While no broker answers, what the
@@ -203,8 +220,10 @@ typedef struct gpushm_holder {
   uint64_t client_id; /* Number of the connection, unique in the broker's life. */
   uint64_t lease_id;
   uint32_t access; /* gpushm_access */
+  uint32_t reserved;
   int64_t since_unix_ns;
   uint32_t peer_way; /* gpushm_peer_way */
+  uint32_t reserved1;
 } gpushm_holder;
 
 /* Who holds which buffer. `name` NULL: of all buffers. `capacity`, `count` and the first entry's
@@ -259,14 +278,15 @@ typedef struct gpushm_attach_options {
  * Needs no CUDA context; a buffer of transport cuipc needs a current one.
  * Errors: NOT_FOUND or LOADING (with GPUSHM_DONT_WAIT), TIMEOUT, DENIED, BUSY (one-writer buffer
  * that has its writer), STALE, UNSUPPORTED (cuipc between equal PID numbers: offer with a copy; a
- * GPU of peer_devices that cannot get to it), EXHAUSTED, DRIVER, DEVICE_LOST, UNAVAILABLE. */
+ * GPU of peer_devices that cannot get to it), EXHAUSTED, DRIVER, DEVICE_LOST, UNAVAILABLE, FORKED
+ * (CUDA was initialised before fork()). */
 GPUSHM_API gpushm_status gpushm_attach(gpushm_client* client, const char* name,
                                        const gpushm_attach_options* options,
                                        gpushm_attachment** attachment);
 
-/* Device address (a CUdeviceptr); valid until the last detach. */
+/* Device address (a CUdeviceptr); valid until the last detach. 0: it is not attached (any more). */
 GPUSHM_API uint64_t gpushm_address(const gpushm_attachment* attachment);
-/* Bytes, as the buffer was asked for. */
+/* Bytes, as the buffer was asked for. 0: it is not attached (any more). */
 GPUSHM_API uint64_t gpushm_size(const gpushm_attachment* attachment);
 
 /* GPUSHM_OK while this attachment is what stands behind its name, or waits for gpushm_publish;
@@ -291,6 +311,8 @@ typedef struct gpushm_attachment_info {
   uint32_t count;        /* Attaches not yet detached. */
   uint64_t peer_devices; /* Others that use them: bit i is ordinal i. */
   uint32_t peer_way;     /* gpushm_peer_way */
+  uint32_t reserved;
+  uint64_t content_bytes; /* As in gpushm_info, of this generation, as far as is known here. */
 } gpushm_attachment_info;
 /* All that is known of an attachment. No message, no system call.
  * Errors: INVALID_ARGUMENT. */
@@ -356,6 +378,15 @@ GPUSHM_API gpushm_status gpushm_replace(gpushm_client* client, const char* name,
 /* Shows an `unpublished` buffer or generation to everybody. Work that writes it must have ended. */
 GPUSHM_API gpushm_status gpushm_publish(gpushm_attachment* attachment);
 
+/* Says how many bytes from the start of the buffer are content, for a writer that fills it by
+ * itself: what others see in gpushm_info, and what gpushm_save writes. Before gpushm_publish, or at
+ * any time later; the buffer is READY after it, whatever it was. Work that writes the content must
+ * have ended. Waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
+ * Errors: INVALID_ARGUMENT (more than its size), DENIED (attached for reading), BUSY (somebody else
+ * loads it), STALE, ORPHANED, TIMEOUT, UNAVAILABLE; UNSUPPORTED for what is not published where the
+ * broker is older than version 0.2. */
+GPUSHM_API gpushm_status gpushm_set_content(gpushm_attachment* attachment, uint64_t content_bytes);
+
 typedef struct gpushm_offer_options {
   size_t struct_size;
   uint32_t writers; /* As in gpushm_create_options. */
@@ -364,7 +395,12 @@ typedef struct gpushm_offer_options {
   /* 1: if the memory cannot be shared as it is, copy it into a new buffer of the pool (device to
    * device, once). 0: say UNSUPPORTED with the reason instead. */
   uint32_t allow_copy;
-  int64_t timeout_ms;
+  int64_t timeout_ms; /* Also for the work on `stream`, and for a copy. */
+  /* A stream (CUstream) whose work fills the memory: what is on it now is done before peers see the
+   * buffer. Its context must be current; CU_STREAM_LEGACY is the default stream. NULL: a copy waits
+   * for all work of the context, and that wait has no deadline, for CUDA has none for it; memory
+   * that is shared as it is is offered at once. */
+  void* stream;
 } gpushm_offer_options;
 
 typedef struct gpushm_offer_result {
@@ -381,7 +417,12 @@ typedef struct gpushm_offer_result {
  *   cuMemAlloc/cudaMalloc memory: transport cuipc; peers need another PID number than this process,
  *   the buffer goes when this process ends, and the memory must not be freed before gpushm_delete.
  *   other memory: UNSUPPORTED, or a copy.
- * `result` may be NULL. Needs a current context for cuipc and for a copy. */
+ * `result` may be NULL. Needs a current context for cuipc and for a copy.
+ * Errors: TIMEOUT (work on the stream, or the copy, was not done in time: nothing is offered; a
+ * copy may still read the memory, and holds the name, until the context's work is done), BUSY (the
+ * same with GPUSHM_DONT_WAIT, which gives a copy one second; or a copy without a stream, while a
+ * stream of this process waits for a peer), UNSUPPORTED (also: the stream is being captured),
+ * ALREADY_EXISTS, INVALID_ARGUMENT, EXHAUSTED, DENIED, DRIVER. */
 GPUSHM_API gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t address,
                                       uint64_t size_bytes, const gpushm_offer_options* options,
                                       gpushm_offer_result* result);
@@ -393,8 +434,9 @@ GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 
 /* ------------------------------------------------------------------ files */
 
-/* Called between chunks, and every 50 ms while a stream stands still, with the bytes moved so far;
- * a return of non-zero stops (GPUSHM_BUSY). `total_bytes` is 0 while it is unknown: a stream. */
+/* Called with 0 bytes when the buffer is there and the transfer begins, then between chunks, and
+ * every 50 ms while a stream stands still, with the bytes moved so far; a return of non-zero stops
+ * (GPUSHM_BUSY). `total_bytes` is 0 while it is unknown: a stream. */
 typedef int (*gpushm_progress)(void* user, uint64_t done_bytes, uint64_t total_bytes);
 
 typedef enum gpushm_transfer_way {
@@ -427,6 +469,10 @@ typedef enum gpushm_file_reason {
   GPUSHM_REASON_IN_ORDER = 7      /* No file, or one that is open behind its start. */
 } gpushm_file_reason;
 
+/* For gpushm_transfer_options.threads: the calling thread alone. Libraries of version 0.1 start
+ * none with 0, and refuse this. */
+#define GPUSHM_NO_THREADS 0xffffffffu
+
 typedef struct gpushm_transfer_options {
   size_t struct_size;
   uint32_t way;             /* gpushm_transfer_way */
@@ -434,15 +480,23 @@ typedef struct gpushm_transfer_options {
   uint64_t chunk_bytes;     /* Of pinned host memory. 0: 16 MiB, less for what is small. */
   gpushm_progress progress; /* May be NULL. */
   void* user;
-  int64_t timeout_ms; /* For the whole transfer; 0: ten minutes. */
-  uint32_t file_way;  /* gpushm_file_way, but STREAM. */
-  uint32_t chunks;    /* 2 to 16; 0: 3. Each has a stream of its own. */
-  /* Threads that read a file beside the calling one, at most 64, while the call lasts; they take no
-   * signals. A core reads the page cache at 5 to 7 GiB/s, PCIe 5 takes 51. 0: none. */
+  /* For the whole call, the wait for the buffer included. 0: ten minutes, of which
+   * GPUSHM_DEFAULT_TIMEOUT_MS for the wait. GPUSHM_DONT_WAIT: no wait (NOT_FOUND; to save, also
+   * LOADING), and ten minutes for the transfer. */
+  int64_t timeout_ms;
+  uint32_t file_way; /* gpushm_file_way, but STREAM. */
+  uint32_t chunks;   /* 2 to 16; 0: 3. Each has a stream of its own. */
+  /* To load: threads that read the file beside the calling one, 1 to 64, while the call lasts; they
+   * take no signals, and where the system gives fewer, those are used. A core reads the page cache
+   * at 5 to 7 GiB/s, PCIe 5 takes 51. 0: one for each further processor that the container may use
+   * (its affinity and its cgroup's cpu.max), 8 at most. GPUSHM_NO_THREADS: none. */
   uint32_t threads;
   /* With `path` NULL: where the bytes come from or go to. A pipe, or a file from where it stands;
    * it stays open. */
   int32_t descriptor;
+  /* To save. 0: the content (gpushm_info.content_bytes). 1: all of size_bytes. */
+  uint32_t whole;
+  uint32_t reserved1; /* 0. */
 } gpushm_transfer_options;
 
 typedef struct gpushm_transfer_result {
@@ -470,8 +524,9 @@ GPUSHM_API gpushm_status gpushm_load(gpushm_client* client, const char* name, co
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result);
 
-/* Writes a buffer's bytes to a file, which is replaced as a whole when they are complete. `path`
- * NULL: to options->descriptor, in order. */
+/* Writes a buffer's content to a file, which is replaced as a whole when it is complete. `path`
+ * NULL: to options->descriptor, in order. A broker older than version 0.2, where it moves the bytes
+ * (GPUSHM_WAY_BROKER), writes all of the buffer. */
 GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result);

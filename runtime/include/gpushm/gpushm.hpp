@@ -76,15 +76,25 @@ using Expected = std::expected<T, Error>;
 class Timeout {
  public:
   constexpr Timeout() = default;
-  /// A wait of 0 or less is "answer at once". Rounded up to whole milliseconds.
+  /// A wait of 0 or less is "answer at once". Rounded up to whole milliseconds. However long it is,
+  /// std::chrono::hours::max() for one: the library waits a year at most.
   template <typename Rep, typename Period>
   constexpr Timeout(std::chrono::duration<Rep, Period> wait)  // NOLINT: `5s` is a timeout.
-      : ms_(wait <= wait.zero() ? GPUSHM_DONT_WAIT
-                                : std::chrono::ceil<std::chrono::milliseconds>(wait).count()) {}
+      : ms_(ToMs(wait)) {}
   static constexpr Timeout DontWait() { return Timeout(std::chrono::milliseconds(0)); }
   constexpr int64_t ms() const { return ms_; }
 
  private:
+  template <typename Duration>
+  static constexpr int64_t ToMs(Duration wait) {
+    constexpr int64_t kLongestMs = int64_t{366} * 24 * 3600 * 1000;
+    // In floating point, where no duration overflows; close enough to tell the two ends.
+    const double about_ms =
+        std::chrono::duration_cast<std::chrono::duration<double, std::milli>>(wait).count();
+    if (!(about_ms > 0)) return GPUSHM_DONT_WAIT;
+    if (about_ms >= static_cast<double>(kLongestMs)) return kLongestMs;
+    return std::chrono::ceil<std::chrono::milliseconds>(wait).count();
+  }
   int64_t ms_ = 0;
 };
 
@@ -125,6 +135,8 @@ struct OfferOptions {
   gpushm_on_writer_exit on_writer_exit = GPUSHM_MARK;
   bool allow_copy = false;  ///< Copy once if the memory cannot be shared as it is.
   Timeout timeout{};
+  /// CUstream whose work fills the memory: done before peers see it. nullptr: see gpushm.h.
+  void* stream = nullptr;
 };
 
 struct TransferOptions {
@@ -132,7 +144,8 @@ struct TransferOptions {
   uint64_t chunk_bytes = 0;
   gpushm_file_way file_way = GPUSHM_FILE_AUTO;
   uint32_t chunks = 0;
-  uint32_t threads = 0;  ///< That read beside the calling one.
+  uint32_t threads = 0;  ///< That read beside the calling one; 0: up to 8, or GPUSHM_NO_THREADS.
+  bool whole = false;    ///< To save: all of the buffer, not only its content.
   /// Called between chunks with (done, total); false stops. Must not throw.
   std::function<bool(uint64_t, uint64_t)> progress{};
   Timeout timeout{};
@@ -193,6 +206,10 @@ class Attachment {
 
   /// Shows an unpublished buffer or generation to everybody.
   Expected<void> Publish() { return internal::Check(gpushm_publish(handle_)); }
+  /// Says how many bytes from the start are content, where the writer fills it by itself.
+  Expected<void> SetContent(uint64_t content_bytes) {
+    return internal::Check(gpushm_set_content(handle_, content_bytes));
+  }
 
   /// Detaches if no work is pending on `streams` (CUstream); GPUSHM_BUSY, and nothing is detached,
   /// otherwise. With `defer` the buffer is detached once that work has ended.
@@ -218,7 +235,8 @@ class Attachment {
   gpushm_attachment* handle_ = nullptr;
 };
 
-/// A connection to the broker of this pod. It must outlive its attachments.
+/// A connection to the broker of this pod. Its end detaches what is still attached: an Attachment
+/// that outlives it has the address 0, and its calls return GPUSHM_INVALID_ARGUMENT.
 class Client {
  public:
   static Expected<Client> Open(const OpenOptions& options = {}) {
@@ -334,6 +352,7 @@ class Client {
     raw.on_writer_exit = options.on_writer_exit;
     raw.allow_copy = options.allow_copy ? 1 : 0;
     raw.timeout_ms = options.timeout.ms();
+    raw.stream = options.stream;
     auto result = internal::Sized<OfferResult>();
     if (gpushm_offer(handle_, name.c_str(), address, size_bytes, &raw, &result) != GPUSHM_OK) {
       return std::unexpected(Error::Last());
@@ -351,11 +370,21 @@ class Client {
 
   Expected<TransferResult> Load(const std::string& name, const std::string& path,
                                 const TransferOptions& options = {}) const {
-    return Transfer(gpushm_load, name, path, options);
+    return Transfer(gpushm_load, name, path.c_str(), -1, options);
+  }
+  /// From a descriptor, which stays open: a pipe to its end, or a file from where it stands.
+  Expected<TransferResult> Load(const std::string& name, int descriptor,
+                                const TransferOptions& options = {}) const {
+    return Transfer(gpushm_load, name, nullptr, descriptor, options);
   }
   Expected<TransferResult> Save(const std::string& name, const std::string& path,
                                 const TransferOptions& options = {}) const {
-    return Transfer(gpushm_save, name, path, options);
+    return Transfer(gpushm_save, name, path.c_str(), -1, options);
+  }
+  /// To a descriptor, in order; it stays open.
+  Expected<TransferResult> Save(const std::string& name, int descriptor,
+                                const TransferOptions& options = {}) const {
+    return Transfer(gpushm_save, name, nullptr, descriptor, options);
   }
 
   gpushm_client* get() const { return handle_; }
@@ -389,14 +418,16 @@ class Client {
   }
 
   template <typename Function>
-  Expected<TransferResult> Transfer(Function function, const std::string& name,
-                                    const std::string& path, const TransferOptions& options) const {
+  Expected<TransferResult> Transfer(Function function, const std::string& name, const char* path,
+                                    int descriptor, const TransferOptions& options) const {
     auto raw = internal::Sized<gpushm_transfer_options>();
     raw.way = options.way;
     raw.chunk_bytes = options.chunk_bytes;
     raw.file_way = options.file_way;
     raw.chunks = options.chunks;
     raw.threads = options.threads;
+    raw.descriptor = descriptor;
+    raw.whole = options.whole ? 1 : 0;
     raw.timeout_ms = options.timeout.ms();
     if (options.progress) {
       raw.user = const_cast<TransferOptions*>(&options);
@@ -405,7 +436,7 @@ class Client {
       };
     }
     auto result = internal::Sized<TransferResult>();
-    if (function(handle_, name.c_str(), path.c_str(), &raw, &result) != GPUSHM_OK) {
+    if (function(handle_, name.c_str(), path, &raw, &result) != GPUSHM_OK) {
       return std::unexpected(Error::Last());
     }
     return result;

@@ -13,10 +13,12 @@
  *   gpushm_signal_wait_on_stream(ready, stream, 1);    // what follows on the stream runs after it
  *   Launch(stream);                                    // reads the buffer
  *   cuStreamSynchronize(stream);
- *   gpushm_signal_check(ready, 1);                     // OK: the result counts. PEER_DIED: not
+ *   gpushm_signal_check(ready, 1);                     // OK: the result counts. Else not
  *
- * The rules of gpushm.h hold: statuses, options, timeouts, threads. Streams are CUstream or
- * cudaStream_t; their context must be current on the calling thread.
+ * The rules of gpushm.h hold: statuses, options, timeouts, threads. Any thread may use a signal,
+ * barrier or ring at any time, but at its close no other thread may be in a call with it: a thread
+ * that waits there must have come back first, by its timeout if nothing else ends the wait.
+ * Streams are CUstream or cudaStream_t; their context must be current on the calling thread.
  */
 #ifndef GPUSHM_SYNC_H_
 #define GPUSHM_SYNC_H_
@@ -39,8 +41,10 @@ extern "C" {
  * when the writer ends, however it ends. What the stream did behind it then is worth something only
  * if gpushm_signal_check says GPUSHM_OK.
  *
- * The writer's successor makes a new generation of the signal, at 0 again; who waits for the old
- * one gets PEER_DIED and opens it again. */
+ * How a writer ended is in the status, here and with barriers and rings: GPUSHM_ENDED, it closed
+ * what it wrote and there is no more; GPUSHM_PEER_DIED, its process ended without that, by exit()
+ * too. The writer's successor makes a new generation of the signal, at 0 again; whoever waits for
+ * the old one gets one of the two and opens the signal again. */
 
 typedef struct gpushm_signal gpushm_signal;
 
@@ -85,7 +89,7 @@ GPUSHM_API gpushm_status gpushm_signal_open(gpushm_client* client, const char* n
                                             const gpushm_signal_options* options,
                                             gpushm_signal** signal);
 
-/* Lets go of it. A writer's close ends the signal: waits that are not satisfied end with PEER_DIED.
+/* Lets go of it. A writer's close ends the signal: waits that are not satisfied end with ENDED.
  * Errors: BUSY: work of this process still records it or waits for it in a stream; nothing is done,
  * synchronise and call again. NULL is allowed. */
 GPUSHM_API gpushm_status gpushm_signal_close(gpushm_signal* signal);
@@ -106,20 +110,20 @@ GPUSHM_API gpushm_status gpushm_signal_set(gpushm_signal* signal, uint64_t value
  * (that is 7 unless set; 31 at most).
  * Errors: EXHAUSTED (too many streams wait: the text says what to do); INVALID_ARGUMENT (its writer
  * is this process: use an event); BUSY (nobody writes it yet, and nobody would end the wait: wait
- * for its first value on the host); UNSUPPORTED (the stream is being captured); PEER_DIED (it will
- * never be there); DRIVER; in device memory those of gpushm_attach, where this process could not
- * map it. */
+ * for its first value on the host); UNSUPPORTED (the stream is being captured); ENDED, PEER_DIED
+ * (it will never be there); DRIVER; in device memory those of gpushm_attach, where this process
+ * could not map it. */
 GPUSHM_API gpushm_status gpushm_signal_wait_on_stream(gpushm_signal* signal, void* stream,
                                                       uint64_t value);
 
 /* Waits on the host until the signal is at `value` or above. `timeout_ms` as everywhere: 0 is the
  * default, GPUSHM_DONT_WAIT looks once. Spins for 20 us, then sleeps in steps of up to 200 us.
- * Errors: TIMEOUT, PEER_DIED. */
+ * Errors: TIMEOUT, ENDED, PEER_DIED. */
 GPUSHM_API gpushm_status gpushm_signal_wait(gpushm_signal* signal, uint64_t value,
                                             int64_t timeout_ms);
 
 /* Whether what comes after a wait in a stream counts. OK: the signal got to `value`. BUSY: not yet.
- * PEER_DIED: it never will. */
+ * ENDED, PEER_DIED: it never will. */
 GPUSHM_API gpushm_status gpushm_signal_check(gpushm_signal* signal, uint64_t value);
 
 typedef enum gpushm_signal_state {
@@ -155,8 +159,9 @@ GPUSHM_API gpushm_status gpushm_signal_device_address(gpushm_signal* signal, uin
  * A barrier lets `participants` processes pass a point together, again and again: the n-th wait of
  * each belongs to the n-th point. All are equal; whoever comes first makes it.
  *
- * A participant that ends, however it ends, breaks the barrier for all and for good: the others get
- * PEER_DIED at the first point that it had not arrived at. All close it and open it again, which
+ * A participant that ends, however it ends, breaks the barrier for all and for good: at the first
+ * point that it had not arrived at the others get ENDED if it closed the barrier, PEER_DIED if a
+ * participant died. All close it and open it again, which
  * makes a new generation. */
 
 typedef struct gpushm_barrier gpushm_barrier;
@@ -182,23 +187,23 @@ GPUSHM_API gpushm_status gpushm_barrier_close(gpushm_barrier* barrier);
 
 /* Arrives at the next point and waits on the host until all have. After TIMEOUT, whose text says
  * who is missing, a further call waits for the same point and does not arrive again.
- * Errors: TIMEOUT; PEER_DIED; BUSY (a stream is still to arrive); ORPHANED (a new broker does not
- * know it: close and open again). */
+ * Errors: TIMEOUT; ENDED, PEER_DIED; BUSY (a stream is still to arrive); ORPHANED (a new broker
+ * does not know it: close and open again). */
 GPUSHM_API gpushm_status gpushm_barrier_wait(gpushm_barrier* barrier, int64_t timeout_ms);
 
 /* The stream arrives at the next point when its work is done, and what is put on it from now on
  * runs when all others have arrived. Does not wait itself. What the stream did behind it is worth
  * something only if gpushm_barrier_check says GPUSHM_OK. Counts as one stream that waits, see
  * gpushm_signal_wait_on_stream. The wait for a participant ends when it arrives or ends, or when it
- * is told PEER_DIED because of another one's end.
+ * is told of another one's end.
  * Errors: BUSY (not all have joined: pass a first point with gpushm_barrier_wait; another stream is
  * still to arrive; the host still waits for a point); INVALID_ARGUMENT (another participant is in
  * this process); EXHAUSTED (too many streams wait); UNSUPPORTED (the stream is being captured);
- * PEER_DIED; ORPHANED. With these it has not arrived. DRIVER: what follows does not wait. */
+ * ENDED, PEER_DIED; ORPHANED. With these it has not arrived. DRIVER: what follows does not wait. */
 GPUSHM_API gpushm_status gpushm_barrier_wait_on_stream(gpushm_barrier* barrier, void* stream);
 
 /* Whether the last point that this participant was told to arrive at was passed. OK: by all. BUSY:
- * not yet. PEER_DIED: it never will be. */
+ * not yet. ENDED, PEER_DIED: it never will be. */
 GPUSHM_API gpushm_status gpushm_barrier_check(gpushm_barrier* barrier);
 
 typedef struct gpushm_barrier_info {
@@ -208,7 +213,7 @@ typedef struct gpushm_barrier_info {
   uint64_t point; /* The last one that this participant was told to arrive at; 0: none. */
   uint32_t participants;
   uint32_t joined; /* So many have come, also those that have ended. */
-  uint32_t cell;   /* This participant, as errors call it: from 0. */
+  uint32_t cell;   /* This participant's place: from 0. */
   uint32_t reserved;
 } gpushm_barrier_info;
 
@@ -224,8 +229,8 @@ GPUSHM_API gpushm_status gpushm_barrier_get_info(const gpushm_barrier* barrier,
  *   GPUSHM_OVERWRITE_OLDEST  the writer never waits: each reader gets what it is in time for, and
  *                            is told how many frames it lost
  *   GPUSHM_BACK_PRESSURE     nobody loses a frame: the writer waits for the slowest reader
- *   GPUSHM_QUEUE             each frame goes to one reader, a worker; that of a worker that died
- *                            goes to another one
+ *   GPUSHM_QUEUE             each frame goes to one reader, a worker; that of a worker that died or
+ *                            gave it back (gpushm_ring_abandon_read) goes to another one
  * Reading and writing go between a begin and an end, which take the stream that does the work:
  *
  *   gpushm_frame frame;                                       // Writer
@@ -264,29 +269,39 @@ typedef struct gpushm_ring_options {
   size_t struct_size;
   uint32_t role; /* gpushm_ring_role */
   /* What a writer makes; readers leave these 0. */
-  uint32_t policy;       /* gpushm_ring_policy */
-  uint32_t frames;       /* Slots: 2 to 1,024. 0: 8. */
-  uint32_t readers;      /* At most so many at a time: 1 to 127. 0: 15. */
-  uint64_t frame_bytes;  /* Largest frame. */
-  uint32_t need_readers; /* Back-pressure: frames wait until so many readers are there. */
+  uint32_t policy;      /* gpushm_ring_policy */
+  uint32_t frames;      /* Slots: 2 to 1,024. 0: 8. */
+  uint32_t readers;     /* At most so many at a time: 1 to 127. 0: 15. */
+  uint64_t frame_bytes; /* Largest frame. */
+  /* Back-pressure: every frame waits while there are fewer readers than this, also after one has
+   * closed or died. 0: readers that have gone hold nobody up. For a start together take
+   * start_readers. */
+  uint32_t need_readers;
   /* Reader of a ring. 1: begins with the oldest frame that is there. 0: with the next one. */
   uint32_t from_oldest;
   /* Reader: until a ring of that name is there whose writer has not ended. Writer: until the former
    * writer has ended, and the pool has room beside what its readers still hold. */
   int64_t timeout_ms;
+  /* Back-pressure: the first frame waits until so many readers are there at a time; afterwards the
+   * writer goes on with those that are left (need_readers). 0: it begins at once. */
+  uint32_t start_readers;
+  /* 1: the ring's memory stays when nobody has the ring open any more, until both its names are
+   * deleted. 0: it goes back to the pool then. */
+  uint32_t keep;
 } gpushm_ring_options;
 
 /* Takes part in a ring. A writer makes it if it is not there, or if its former writer has ended:
  * then with new memory, so that readers of the former one are not disturbed. The frames are the
  * buffer `name`, declared in the pod's annotations or made here in its pool (`frames` x
  * `frame_bytes`, each rounded up to 512); their state is a page, "<name>-ring".
+ * When nobody has the ring open any more, both go back, but for a buffer that was there before.
  * Errors: TIMEOUT; NOT_FOUND and BUSY with GPUSHM_DONT_WAIT; EXHAUSTED (the pool, or all places of
  * readers are taken); DENIED; INVALID_ARGUMENT; UNSUPPORTED (the sidecar is older). */
 GPUSHM_API gpushm_status gpushm_ring_open(gpushm_client* client, const char* name,
                                           const gpushm_ring_options* options, gpushm_ring** ring);
 
 /* Leaves it. A writer's close ends the ring: readers get the frames that are complete, then
- * PEER_DIED. Errors: BUSY: frames are open, or streams of this process still work on some; nothing
+ * ENDED. Errors: BUSY: frames are open, or streams of this process still work on some; nothing
  * is done, synchronise and call again. NULL is allowed. */
 GPUSHM_API gpushm_status gpushm_ring_close(gpushm_ring* ring);
 
@@ -319,7 +334,7 @@ GPUSHM_API gpushm_status gpushm_ring_begin_write(gpushm_ring* ring, gpushm_frame
                                                  int64_t timeout_ms);
 /* The frame is complete when all work that is on `stream` now is done; readers know of it at once.
  * Errors: INVALID_ARGUMENT (more bytes than fit; not open); UNSUPPORTED (the stream is being
- * captured); DRIVER. */
+ * captured); DRIVER; ORPHANED. With these the frame is still open, and nobody has seen it. */
 GPUSHM_API gpushm_status gpushm_ring_end_write(gpushm_ring* ring, const gpushm_frame* frame,
                                                void* stream);
 /* Gives the open frame up: nobody saw it, its number is the next one's. */
@@ -328,8 +343,8 @@ GPUSHM_API gpushm_status gpushm_ring_abandon_write(gpushm_ring* ring);
 /* The next frame, which stays as it is until gpushm_ring_end_read. Work put on `stream` from now on
  * runs when it is complete. A reader may have eight frames of a ring open, any number of a queue's.
  * Errors: TIMEOUT (a frame that is announced, but not complete, is not lost: the next call gets
- * it); PEER_DIED (the writer has ended, and there is no more); EXHAUSTED (too many are open);
- * ORPHANED. */
+ * it); ENDED, PEER_DIED (the writer has closed it or died, and there is no more); EXHAUSTED (too
+ * many are open); ORPHANED. */
 GPUSHM_API gpushm_status gpushm_ring_begin_read(gpushm_ring* ring, void* stream,
                                                 gpushm_frame* frame, int64_t timeout_ms);
 /* As above, but the newest frame; those before it are lost. Not of a queue. */
@@ -337,10 +352,24 @@ GPUSHM_API gpushm_status gpushm_ring_begin_read_newest(gpushm_ring* ring, void* 
                                                        gpushm_frame* frame, int64_t timeout_ms);
 /* Gives the frame back when all work that is on `stream` now is done. Waits until the frame is
  * complete, which the stream waits for as well.
- * OK: what was read was the frame. PEER_DIED: the writer ended before it was complete; the frame is
- * given back, and what was read is worth nothing. TIMEOUT: nothing is done, call again. */
+ * OK: what was read was the frame. ENDED, PEER_DIED: the writer ended before it was complete; the
+ * frame is given back, and what was read is worth nothing. ORPHANED: a new broker does not know
+ * this reader; the frame is over, what was read is worth nothing, and a queue's item goes to
+ * another worker: close the ring and open it again. With these the frame has ended.
+ * TIMEOUT: nothing is done, call again. DRIVER (it refused the store), UNSUPPORTED (the stream is
+ * being captured): the frame is still open. INVALID_ARGUMENT: it is not open, it was ended before,
+ * say. */
 GPUSHM_API gpushm_status gpushm_ring_end_read(gpushm_ring* ring, void* stream,
                                               const gpushm_frame* frame, int64_t timeout_ms);
+
+/* Gives a frame back that was not used: no wait, no answer whether it counted. A ring's is released
+ * when all work that is on `stream` now is done. A queue's item goes to whichever worker asks next,
+ * this one too, with a higher `delivery`, at once: what still reads it on a stream may see another
+ * item's bytes. An item that makes every worker fail would come back for ever: a worker that sees a
+ * `delivery` higher than it wants to try ends the item (gpushm_ring_end_read) and reports it.
+ * Errors: INVALID_ARGUMENT (not open); UNSUPPORTED (the stream is being captured). */
+GPUSHM_API gpushm_status gpushm_ring_abandon_read(gpushm_ring* ring, void* stream,
+                                                  const gpushm_frame* frame);
 
 typedef struct gpushm_ring_info {
   size_t struct_size;

@@ -15,8 +15,9 @@
 /// Streams are CUstream or cudaStream_t; GPUSHM_NO_STREAM where the host does the work.
 ///
 /// Owners close what they own when they go out of scope. While streams of the process still use it
-/// that is refused (BUSY), and it stays open until the process ends: synchronise before, or call
-/// Close(), which says so. The Client must outlive them, and a ring its guards.
+/// that is refused (BUSY), and it stays open until the Client ends: synchronise before, or call
+/// Close(), which says so. The end of the Client closes what is still open, and the calls of owners
+/// and guards that outlive it return GPUSHM_INVALID_ARGUMENT.
 ///
 /// Threads: as std::unique_ptr, the objects by one thread at a time.
 #ifndef GPUSHM_SYNC_HPP_
@@ -45,8 +46,10 @@ struct WriteRingOptions {
   uint32_t frames = 0;   ///< Slots; 0: 8.
   uint32_t readers = 0;  ///< At most so many at a time; 0: 15.
   uint64_t frame_bytes = 0;
-  uint32_t need_readers = 0;  ///< Back-pressure: frames wait until so many readers are there.
+  uint32_t need_readers = 0;  ///< Back-pressure: every frame waits while there are fewer.
   Timeout timeout{};
+  uint32_t start_readers = 0;  ///< Back-pressure: the first frame waits until so many are there.
+  bool keep = false;           ///< The memory stays when all have closed it.
 };
 
 struct ReadRingOptions {
@@ -125,7 +128,7 @@ class Signal : public internal::Owner<gpushm_signal, gpushm_signal_close> {
   Expected<void> WaitOnStream(void* stream, uint64_t value) {
     return internal::Check(gpushm_signal_wait_on_stream(get(), stream, value));
   }
-  /// GPUSHM_BUSY: not yet. GPUSHM_PEER_DIED: never.
+  /// GPUSHM_BUSY: not yet. GPUSHM_ENDED, GPUSHM_PEER_DIED: never.
   Expected<void> Check(uint64_t value) {
     return internal::Check(gpushm_signal_check(get(), value));
   }
@@ -165,7 +168,7 @@ class Barrier : public internal::Owner<gpushm_barrier, gpushm_barrier_close> {
   Expected<void> WaitOnStream(void* stream) {
     return internal::Check(gpushm_barrier_wait_on_stream(get(), stream));
   }
-  /// Of the last point. GPUSHM_BUSY: not yet. GPUSHM_PEER_DIED: never.
+  /// Of the last point. GPUSHM_BUSY: not yet. GPUSHM_ENDED, GPUSHM_PEER_DIED: never.
   Expected<void> Check() { return internal::Check(gpushm_barrier_check(get())); }
 
   Expected<BarrierInfo> GetInfo() const { return internal::InfoOf(gpushm_barrier_get_info, get()); }
@@ -238,14 +241,14 @@ class WriteGuard : public internal::FrameGuard {
   }
 };
 
-/// A frame that is being read, and stays as it is so long. Only End says whether what was read
-/// counts.
+/// A frame that is being read, and stays as it is so long. End completes it, and says whether what
+/// was read counts.
 ///
-/// One that goes out of scope without End is ended for the stream that it was begun with: never
-/// before work on that stream has read it. Work on other streams must have ended, or be joined to
-/// that one by events. As End it waits until the frame is complete, for ten seconds at most; if it
-/// is not by then, or the stream is being captured, the frame stays held until the process ends.
-/// A queue's item counts as done.
+/// One that goes out of scope without End, by an exception or an early return, is abandoned: a
+/// queue's item is delivered again, to this worker or another one, with a higher delivery(); a
+/// ring's frame is released for the stream that it was begun with, never before work on that stream
+/// has read it. Work on other streams must have ended, or be joined to that one by events. If the
+/// stream is being captured, the frame of a ring stays held until the Client ends.
 class ReadGuard : public internal::FrameGuard {
  public:
   ReadGuard(gpushm_ring* ring, const Frame& frame, void* stream)
@@ -253,32 +256,40 @@ class ReadGuard : public internal::FrameGuard {
   ReadGuard(ReadGuard&& other) noexcept = default;
   ReadGuard& operator=(ReadGuard&& other) noexcept {
     if (this != &other) {
-      Reset();
+      Abandon();
       Take(other);
       stream_ = other.stream_;
     }
     return *this;
   }
-  ~ReadGuard() { Reset(); }
+  ~ReadGuard() { Abandon(); }
 
   uint64_t size_bytes() const { return frame_.bytes; }
+  /// Of a queue's item: 1, or how often it was given to a worker, this time too. Items come back
+  /// when a worker dies or abandons them: end one that has failed too often.
+  uint32_t delivery() const { return frame_.delivery; }
   std::span<const unsigned char, GPUSHM_METADATA_BYTES> metadata() const {
     return std::span<const unsigned char, GPUSHM_METADATA_BYTES>(frame_.metadata);
   }
 
-  /// Gives the frame back when the stream gets there. GPUSHM_PEER_DIED: given back, but what was
-  /// read is worth nothing. After any other failure the frame is still open.
+  /// Gives the frame back when the stream gets there. GPUSHM_ENDED, GPUSHM_PEER_DIED,
+  /// GPUSHM_ORPHANED: it is over, and what was read is worth nothing. After any other failure the
+  /// frame is still open.
   Expected<void> End(void* stream, Timeout timeout = {}) {
     auto done = internal::Check(gpushm_ring_end_read(ring_, stream, &frame_, timeout.ms()));
-    if (done || done.error().status() == GPUSHM_PEER_DIED) ring_ = nullptr;
+    if (done || done.error().status() == GPUSHM_ENDED ||
+        done.error().status() == GPUSHM_PEER_DIED || done.error().status() == GPUSHM_ORPHANED) {
+      ring_ = nullptr;
+    }
     return done;
+  }
+  /// Gives the frame back without an answer, see above.
+  void Abandon() {
+    if (ring_ == nullptr) return;
+    (void)gpushm_ring_abandon_read(std::exchange(ring_, nullptr), stream_, &frame_);
   }
 
  private:
-  void Reset() {
-    if (ring_ != nullptr) (void)End(stream_);
-    ring_ = nullptr;
-  }
   void* stream_;
 };
 
@@ -296,6 +307,8 @@ class Ring : public internal::Owner<gpushm_ring, gpushm_ring_close> {
     raw.readers = options.readers;
     raw.frame_bytes = options.frame_bytes;
     raw.need_readers = options.need_readers;
+    raw.start_readers = options.start_readers;
+    raw.keep = options.keep ? 1 : 0;
     raw.timeout_ms = options.timeout.ms();
     return Open(client, name, raw);
   }

@@ -37,6 +37,7 @@ def main():
         "end": message(9, struct.pack("<Q", 0)),
         "device": message(10, struct.pack("<II256s", 1, 0, b"XID 79")),
         "counters": message(11, struct.pack("<II", 1, 0), version=2),
+        "content": message(12, struct.pack("<QQ", 7, 100), version=4),
         "short": message(9, b"")[:12],
     }
     for name, content in seeds.items():

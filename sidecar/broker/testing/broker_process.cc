@@ -38,7 +38,10 @@ const std::string& StateFolder() {
     std::filesystem::permissions(made->path(), std::filesystem::perms::all);
     setenv("GPUSHM_SIM_DIR", made->path().c_str(), 1);
     static std::string path = made->path();
-    std::atexit([] { std::filesystem::remove_all(path); });
+    std::atexit([] {
+      std::error_code ignored;
+      std::filesystem::remove_all(path, ignored);
+    });
     return made;
   }();
   return folder->path();
@@ -56,6 +59,10 @@ void SetFaults(const std::string& yaml) {
   }
   std::ofstream(path + ".new") << yaml << '\n';
   std::filesystem::rename(path + ".new", path);
+}
+
+UniqueFd Memory() {
+  return UniqueFd(open(StateFolder().c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
 }
 
 uint64_t UsedBytes() {
@@ -92,8 +99,10 @@ BrokerProcess::BrokerProcess(const std::string& folder, const BrokerSettings& se
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
-  std::vector<std::string> variables = {"GPUSHM_DRIVER=" + DriverFolder(),
-                                        "GPUSHM_SIM_DIR=" + StateFolder()};
+  std::vector<std::string> variables = {
+      "GPUSHM_DRIVER=" + DriverFolder(),
+      "GPUSHM_SIM_DIR=" +
+          (settings.simulated_state.empty() ? StateFolder() : settings.simulated_state)};
   if (!settings.buffers.empty()) variables.push_back("GPUSHM_BUFFERS=" + settings.buffers);
   for (const char* kept : {"PATH", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "TSAN_OPTIONS",
                            "UBSAN_OPTIONS", "GPUSHM_POD_NAMESPACE", "GPUSHM_POD_NAME"}) {
@@ -118,7 +127,7 @@ BrokerProcess::BrokerProcess(const std::string& folder, const BrokerSettings& se
   writer.Reset();
   pidfd_.Reset(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
   reader_ = std::thread([this] { ReadLog(); });
-  ready_ = WaitForLog(" ready ") || WaitForLog("\"ready\"", 0);
+  ready_ = settings.wait && (WaitForLog(" ready ") || WaitForLog("\"ready\"", 0));
 }
 
 BrokerProcess::~BrokerProcess() {
@@ -152,8 +161,19 @@ int BrokerProcess::WaitForEnd(int64_t wait_ms) {
   int status = 0;
   waitpid(pid_, &status, 0);
   ended_ = true;
+  ReadLogToNow();
   result_ = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   return result_;
+}
+
+// Its last lines may still be in the pipe, which a child of it may hold open. A pipe keeps the
+// order.
+void BrokerProcess::ReadLogToNow() const {
+  static constexpr std::string_view kMark = "---- it has ended\n";
+  const UniqueFd writer(
+      open(Concat("/proc/self/fd/", log_pipe_.get()).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  // Where it cannot be written, the log is stalled.
+  if (write(writer.get(), kMark.data(), kMark.size()) > 0) WaitForLog(std::string(kMark));
 }
 
 void BrokerProcess::ReadLog() {

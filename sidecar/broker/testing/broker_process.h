@@ -29,6 +29,8 @@ using gpushm::testing::TempFolder;
 namespace simulated {
 // Replaces faults.yaml; empty: none.
 void SetFaults(const std::string& yaml);
+// Looks like GPU memory to a broker, without being allocated.
+UniqueFd Memory();
 // What NVML counts on card 0.
 uint64_t UsedBytes();
 }  // namespace simulated
@@ -38,6 +40,9 @@ struct BrokerSettings {
   std::string buffers;                 // GPUSHM_BUFFERS
   uid_t uid = 0;                       // Not 0: runs as this user, without privilege ...
   uint64_t descriptors = 0;            // ... and with this limit on descriptors.
+  std::string simulated_state =
+      {};            // Not empty: the folder of the cards, in place of the program's.
+  bool wait = true;  // For it to be ready, or to have ended.
 };
 
 // Two containers, a buffer to attach, room to make more.
@@ -72,6 +77,7 @@ class BrokerProcess {
 
  private:
   void ReadLog();
+  void ReadLogToNow() const;
   void Note(std::string_view text);  // Of the log; empty: its end.
 
   std::string folder_;

@@ -42,6 +42,7 @@ class KeeperModel {
           generation.transport == static_cast<uint32_t>(protocol::Transport::kCuIpc);
       kept.generations.push_back({generation, UniqueFd(handle ? -1 : dup(null))});
     }
+    for (const auto& [number, content] : contents_) kept.contents.push_back(content);
     for (const auto& [id, lease] : leases_) kept.leases.push_back(lease);
     return kept;
   }
@@ -57,6 +58,11 @@ class KeeperModel {
     EXPECT_TRUE(valid) << valid.error().ToString();
     EXPECT_TRUE(buffers_.contains(Name(g.name))) << "a generation before its buffer";
     generations_[g.generation] = g;
+  }
+  void Take(const protocol::LinkContent& c) {
+    EXPECT_TRUE(protocol::ValidateLink(c));
+    EXPECT_TRUE(generations_.contains(c.generation)) << "content before its generation";
+    contents_[c.generation] = c;
   }
   void Take(const protocol::LinkLease& l) {
     EXPECT_TRUE(protocol::ValidateLink(l));
@@ -88,6 +94,7 @@ class KeeperModel {
   using GenerationAt = std::map<uint64_t, protocol::LinkGeneration>::iterator;
   GenerationAt DropGeneration(GenerationAt g) {
     std::erase_if(leases_, [&](const auto& l) { return l.second.generation == g->first; });
+    contents_.erase(g->first);
     return generations_.erase(g);
   }
   static std::string Name(const protocol::NameField& field) {
@@ -97,6 +104,7 @@ class KeeperModel {
   std::map<uint64_t, std::string> clients_;
   std::map<std::string, protocol::LinkBuffer> buffers_;
   std::map<uint64_t, protocol::LinkGeneration> generations_;
+  std::map<uint64_t, protocol::LinkContent> contents_;
   std::map<uint64_t, protocol::LinkLease> leases_;
 };
 
@@ -107,7 +115,10 @@ struct Line {
 };
 inline std::vector<Line> LinesOf(const Ledger& ledger) {
   std::vector<Line> lines;
-  for (const Statement& statement : ledger.Everything()) {
+  Ledger::Cursor cursor;
+  while (const auto next = ledger.Next(&cursor)) {
+    const Statement& statement = *next;
+    Ledger::Advance(&cursor, statement);
     if (const auto* b = std::get_if<protocol::LinkBuffer>(&statement.body)) {
       lines.push_back(
           {Concat("buffer ", b->name.data(), " of ", b->creator.data(), " declared ", b->declared,
@@ -122,6 +133,8 @@ inline std::vector<Line> LinesOf(const Ledger& ledger) {
                   '/', g->mapped_bytes, " transport ", g->transport, " pooled ", g->pooled,
                   " publisher ", g->publisher_client, " offerer ", g->offerer_client, " pid ",
                   g->offerer_pid, " at ", g->created_unix_ns, " tag ", tag)});
+    } else if (const auto* c = std::get_if<protocol::LinkContent>(&statement.body)) {
+      lines.push_back({Concat("content of ", c->generation, ' ', c->content_bytes)});
     } else if (const auto* l = std::get_if<protocol::LinkLease>(&statement.body)) {
       lines.push_back({Concat("lease ", l->lease_id, " of ", l->client_id, " on ", l->generation,
                               " access ", l->access, " since ", l->since_unix_ns)});

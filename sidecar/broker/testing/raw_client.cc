@@ -22,10 +22,11 @@ RawClient::RawClient(const std::string& socket_path) {
 }
 
 Result<protocol::HelloReply> RawClient::Hello(uint64_t resume_client_id,
-                                              const protocol::ResumeToken& token) {
+                                              const protocol::ResumeToken& token,
+                                              uint16_t max_version) {
   protocol::HelloRequest body{};
   body.min_version = protocol::kMinVersion;
-  body.max_version = protocol::kMaxVersion;
+  body.max_version = max_version;
   body.library = protocol::ToNameField("raw");
   body.resume_client_id = resume_client_id;
   body.resume_token = token;

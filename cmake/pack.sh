@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Archives that run on a machine without a network or a compiler, and the check that one needs nothing
+# of this tree. `run` sources it, but not in such an archive.
+# shellcheck disable=SC2154 # Of `run`: root, build, dev, skipped.
+set -euo pipefail
+
+# pack: everything of build/dev that runs, with the libraries that another distribution lacks. With
+# --node only what `./run test gpu-node` needs: both in one would be too large.
+pack() {
+  local version name folder
+  version=$(sed -n 's/^project(gpushm VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+  case ${1:-} in
+    '') name=gpushm-pack-$version-$(uname -m) ;;
+    --node) name=gpushm-node-$version-$(uname -m) ;;
+    *) die "pack knows --node, not $1" ;;
+  esac
+  folder=$build/pack/$name
+  rm -rf "$folder"
+  begin_pack "$folder" "$version"
+  if [ "${1:-}" = --node ]; then pack_node "$folder"; else pack_all "$folder"; fi
+
+  local packed=()
+  [ "$(uname -m)" != x86_64 ] || packed=(--x86)  # An eighth less: nearly all of it is programs.
+  tar -C "$build/pack" -c "$name" | xz -T0 "${packed[@]}" --lzma2=preset=6 >"$build/$name.tar.xz"
+  local mib=$(($(stat -c %s "$build/$name.tar.xz") >> 20))
+  say "build/$name.tar.xz, $mib MiB"
+  [ "$mib" -lt 60 ] || die "the pack must stay below 60 MiB"
+}
+
+begin_pack() {  # FOLDER VERSION
+  mkdir -p "$1/source"
+  cp run LICENSE "$1/"
+  install -D cmake/setup.sh "$1/cmake/setup.sh"
+  git describe --always --dirty >"$1/PACK" 2>/dev/null || echo "$2" >"$1/PACK"
+}
+
+pack_all() {  # FOLDER
+  compile dev
+  small_model
+  local folder=$1 file
+  mkdir -p "$folder/lib" "$folder/models"
+  for file in bin tests bench driver-sim fake-cufile; do
+    [ -d "$dev/$file" ] || continue
+    mkdir -p "$folder/$file"
+    find "$dev/$file" -maxdepth 1 -type f ! -name '*.cmake' -exec cp -t "$folder/$file" {} +
+  done
+  find "$dev" -name 'libgpushm*.so*' -exec cp -a {} "$folder/lib/" \;
+  python3 tests/ctest_tools.py gpu "$dev" >"$folder/gpu-tests"
+  python3 tests/ctest_tools.py files "$dev" | xargs -r cp -a --parents -t "$folder/source"
+  cp "$build/models/silero-vad.safetensors" "$folder/models/"
+  cp -a --parents -t "$folder" tests/bench/report.py tests/bench/handover/*.py
+  # Not everything that may be executed is ELF: strip says so and goes on.
+  find "$folder" -type f -perm -u+x -exec strip --strip-debug {} + 2>/dev/null || true
+  bundle_libraries "$folder"
+}
+
+pack_node() {  # FOLDER
+  assemble_node "$1/node"
+  cp -a --parents -t "$1/source" CMakeLists.txt tests/cluster/*.py tests/gpu_node/*.py
+}
+
+# test_pack: what `./run test gpu` runs out of a pack, on the simulated driver, in a mount namespace
+# without this tree: what a program opens of the tree must be in the pack.
+test_pack() {
+  if [ "$(id -u)" != 0 ]; then
+    skip "hiding the tree needs root"
+    exit "$skipped"
+  fi
+  local folder
+  folder=$(mktemp -d "${TMPDIR:-/tmp}/gpushm-pack.XXXXXX")
+  # shellcheck disable=SC2064 # Expanded now: it is local.
+  trap "rm -rf '$folder'" EXIT
+  chmod 755 "$folder"  # Tests become other users, who start programs there.
+  begin_pack "$folder" test
+  pack_all "$folder"
+  python3 tests/ctest_tools.py gpu-simulated "$dev" >"$folder/gpu-tests"
+  # shellcheck disable=SC2016 # Expanded inside.
+  unshare --mount --propagation private bash -c '
+    mount -t tmpfs none "$1" && cd "$2" && exec ./run test gpu' - "$root" "$folder"
+}
+
+# bundle_libraries FOLDER: what the programs need, but glibc and the driver, which must be the
+# machine's own.
+bundle_libraries() {
+  { find "$1" -type f -perm -u+x -exec ldd {} + 2>/dev/null || true; } |
+    awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+    grep -vE '/(ld-linux|lib(c|m|dl|rt|pthread|resolv|cuda|nvidia-ml|gpushm))[-.]' |
+    xargs -r cp -Lt "$1/lib"
+}

@@ -1,0 +1,49 @@
+// The pages of one address that takes long to make and much memory, for callers at the same time.
+//
+// Invariants
+//   (1) One page is made at a time. Callers that come meanwhile share the next one: what a caller
+//       gets was begun after it asked, but for (2).
+//   (2) At most kMostPages are alive, those included that slow callers still read. While there are
+//       so many, callers get the newest of them. Its age is bounded because a caller's time is
+//       (http_server.h, kAnswerMs).
+//
+// The class is thread-safe.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/base/clock.h"
+
+namespace gpushm::plugin {
+
+class Pages {
+ public:
+  using Page = std::shared_ptr<const std::string>;
+  static constexpr size_t kMostPages = 2;
+
+  // `make` is called from one thread at a time.
+  explicit Pages(std::function<std::string()> make) : make_(std::move(make)) {}
+
+  // Null: none was made by the deadline.
+  Page Get(const Deadline& deadline);
+
+ private:
+  const std::function<std::string()> make_;
+  std::mutex mutex_;  // Guards what follows.
+  std::condition_variable changed_;
+  bool making_ = false;
+  uint64_t begun_ = 0;  // Pages that were begun: each has its number.
+  uint64_t made_ = 0;   // The last one that is ready.
+  size_t waiting_ = 0;
+  Page newest_;  // Only while somebody waits for it.
+  std::vector<std::weak_ptr<const std::string>> alive_;
+};
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,96 @@
+// Goal: however many callers there are, pages are made one at a time and few of them are alive.
+#include "plugin/metrics/pages.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace gpushm::plugin {
+namespace {
+
+Deadline Soon() { return Deadline::AfterMs(30'000); }
+
+// Makes "1", "2", ...; waits before each until the test lets it go.
+class Maker {
+ public:
+  std::string Make() {
+    EXPECT_FALSE(making_.exchange(true)) << "two at a time";
+    const int number = ++begun_;
+    while (allowed_ < number && !ends_.Passed()) std::this_thread::yield();
+    making_ = false;
+    return std::to_string(number);
+  }
+  void Allow(int number) { allowed_ = number; }
+  bool WaitBegun(int number) const {
+    while (begun_ < number && !ends_.Passed()) std::this_thread::yield();
+    return begun_ >= number;
+  }
+  int begun() const { return begun_; }
+
+ private:
+  const Deadline ends_ = Soon();
+  std::atomic<bool> making_ = false;
+  std::atomic<int> begun_ = 0;
+  std::atomic<int> allowed_ = 0;
+};
+
+TEST(Pages, EachCallerByItselfGetsAPageOfItsOwn) {
+  int made = 0;
+  Pages pages([&] { return std::to_string(++made); });
+  for (int i = 1; i <= 5; ++i) EXPECT_EQ(*pages.Get(Soon()), std::to_string(i));
+}
+
+// Goal: who comes while a page is made shares the next one, which was begun after it came.
+TEST(Pages, CallersAtTheSameTimeShare) {
+  Maker maker;
+  Pages pages([&] { return maker.Make(); });
+  auto first = std::async(std::launch::async, [&] { return pages.Get(Soon()); });
+  ASSERT_TRUE(maker.WaitBegun(1));
+  std::atomic<int> asking = 0;
+  std::vector<std::future<Pages::Page>> others;
+  for (int i = 0; i < 16; ++i) {
+    others.push_back(std::async(std::launch::async, [&] {
+      ++asking;
+      return pages.Get(Soon());
+    }));
+  }
+  while (asking < 16) std::this_thread::yield();
+  maker.Allow(1000);
+  EXPECT_EQ(*first.get(), "1");
+  for (auto& other : others) {
+    const Pages::Page page = other.get();
+    ASSERT_NE(page, nullptr);
+    EXPECT_NE(*page, "1");
+  }
+}
+
+// Goal: slow readers cannot make many pages live. Method: callers that keep what they got.
+TEST(Pages, WhileOthersReadThereAreFew) {
+  int made = 0;
+  Pages pages([&] { return std::to_string(++made); });
+  std::vector<Pages::Page> kept;
+  for (int i = 0; i < 10; ++i) kept.push_back(pages.Get(Soon()));
+  EXPECT_EQ(made, static_cast<int>(Pages::kMostPages));
+  EXPECT_EQ(*kept.back(), std::to_string(Pages::kMostPages)) << "the newest one";
+  kept.clear();
+  EXPECT_EQ(*pages.Get(Soon()), std::to_string(Pages::kMostPages + 1));
+}
+
+TEST(Pages, NobodyWaitsBeyondTheDeadline) {
+  Maker maker;
+  Pages pages([&] { return maker.Make(); });
+  auto first = std::async(std::launch::async, [&] { return pages.Get(Soon()); });
+  ASSERT_TRUE(maker.WaitBegun(1));
+  EXPECT_EQ(pages.Get(Deadline::AfterMs(10)), nullptr);
+  maker.Allow(1000);
+  EXPECT_EQ(*first.get(), "1");
+  EXPECT_NE(pages.Get(Soon()), nullptr);
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

@@ -1,0 +1,62 @@
+#include "plugin/probes.h"
+
+#include <utility>
+
+#include "plugin/config/listen_address.h"
+
+namespace gpushm::plugin {
+namespace {
+
+http::Answer No(std::string why) {
+  return {.status = 503, .body = std::move(why) + "\n", .headers = {}};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<http::Server>> ServeOn(const std::string& address,
+                                              http::Server::Paths paths) {
+  const auto parsed = ParseListenAddress(address);
+  if (!parsed) {
+    return Fail(Code::kInvalidArgument, Concat("\"", address, "\" is no address to listen on"),
+                "give a port and, if not all addresses are meant, one of this machine: "
+                "127.0.0.1:9401");
+  }
+  return http::Server::Start({.host = std::string(parsed->host), .port = parsed->port},
+                             std::move(paths));
+}
+
+http::Answer Live(const ProbeSources& sources) {
+  for (const WatchedLoop& loop : sources.loops) {
+    const int64_t busy_ms = loop.busy_ms();
+    if (busy_ms <= kLoopHangsMs) continue;
+    return No(Concat("the thread ", loop.name, " hangs: it has done one thing for ", busy_ms / 1000,
+                     " s"));
+  }
+  return {.body = "ok\n", .headers = {}};
+}
+
+http::Answer Ready(const ProbeSources& sources) {
+  if (http::Answer live = Live(sources); live.status != 200) return live;
+  if (sources.since_look_ms() > kNvmlHangsMs) return No("NVML hangs: a GPU is sick");
+  if (sources.registration) {
+    const kubelet::State state = sources.registration();
+    if (!state.withheld.empty()) return {.body = "ok\n", .headers = {}};
+    for (const Resource resource : kResources) {
+      if (state.Of(resource).usable()) continue;
+      return No(Concat(ResourceName(resource),
+                       " is not registered with the kubelet: ", state.Of(resource).last_error));
+    }
+  }
+  return {.body = "ok\n", .headers = {}};
+}
+
+Result<std::unique_ptr<http::Server>> ServeProbes(const std::string& address,
+                                                  ProbeSources sources) {
+  const auto shared = std::make_shared<const ProbeSources>(std::move(sources));
+  http::Server::Paths paths;
+  paths["/healthz"] = [shared](const http::Request&) { return Live(*shared); };
+  paths["/readyz"] = [shared](const http::Request&) { return Ready(*shared); };
+  return ServeOn(address, std::move(paths));
+}
+
+}  // namespace gpushm::plugin

@@ -1,0 +1,91 @@
+#include "plugin/standby.h"
+
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "plugin/kubelet/unix_socket.h"
+#include "plugin/probes.h"
+#include "runtime/base/clock.h"
+#include "runtime/daemon/event_loop.h"
+#include "runtime/daemon/log.h"
+#include "runtime/daemon/process.h"
+
+namespace gpushm::plugin {
+namespace {
+
+constexpr int64_t kLookMs = 10;
+
+// Whether this process could do what a serving one does in the kubelet's and the runtime's folders.
+Result<void> CheckFolders(const PluginConfig& config) {
+  if (config.kubelet == KubeletMode::kNone) return {};
+  if (config.strategy == Strategy::kCdi && access(config.cdi_folder.c_str(), W_OK) != 0) {
+    return FailSystem(errno, Concat("write to ", config.cdi_folder));
+  }
+  // Another name than those of a serving plugin.
+  const auto socket =
+      kubelet::ListeningSocket::Bind(Concat(config.kubelet_folder, "/gpushm-standby.sock"));
+  if (!socket) return std::unexpected(socket.error());
+  return {};
+}
+
+}  // namespace
+
+Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signals) {
+  const std::string& folder = options.config.state_folder;
+  if (auto made = Daemon::MakeStateFolder(folder); !made) return std::unexpected(made.error());
+  NodeLocks locks;
+  Result<UniqueFd> serving = TryLockFile(folder + kServingLock);
+  if (serving) {  // Nobody serves: there is nothing to wait for.
+    locks.serving = std::move(*serving);
+    return std::optional(std::move(locks));
+  }
+  if (serving.error().code() != Code::kBusy) return std::unexpected(serving.error());
+  if (auto ready = Daemon::CheckNode(options); !ready) return std::unexpected(ready.error());
+  if (auto ready = CheckFolders(options.config); !ready) return std::unexpected(ready.error());
+  Result<UniqueFd> standby =
+      LockFile(folder + kStandbyLock,
+               Status(Code::kAlreadyExists, Concat("another plugin stands by for ", folder),
+                      "one serves a node, and one at most waits for its end"));
+  if (!standby) return std::unexpected(standby.error());
+  locks.standby = std::move(*standby);
+  Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
+  if (!loop) return std::unexpected(loop.error());
+  std::unique_ptr<http::Server> probes;
+  if (const std::string& address = options.config.monitoring.probes_address; !address.empty()) {
+    auto served =
+        ServeProbes(address, {.loops = {{"that waits", [&] { return (*loop)->BusyMs(); }}},
+                              .since_look_ms = [] { return int64_t{0}; },
+                              .registration = {}});
+    if (!served) return std::unexpected(served.error());
+    probes = std::move(*served);
+  }
+  LogInfo("standing-by", {{"folder", folder}});
+  const int64_t since_ns = MonotonicNs();
+  const std::function<void()> look = [&] {
+    serving = TryLockFile(folder + kServingLock);
+    if (serving || serving.error().code() != Code::kBusy) return (*loop)->Stop();
+    (*loop)->After(kLookMs, look);
+  };
+  look();
+  const auto watched = (*loop)->Watch(signals, EPOLLIN, [&](uint32_t) {
+    signalfd_siginfo info{};
+    // SIGHUP asks a serving plugin to read its configuration again.
+    if (read(signals, &info, sizeof info) > 0 && info.ssi_signo != SIGHUP) (*loop)->Stop();
+  });
+  if (!watched) return std::unexpected(watched.error());
+  (*loop)->Run();
+  probes.reset();
+  if (!serving && serving.error().code() == Code::kBusy) return std::optional<NodeLocks>();
+  if (!serving) return std::unexpected(serving.error());
+  locks.serving = std::move(*serving);
+  LogInfo("taking-over", {{"waited_ms", (MonotonicNs() - since_ns) / 1'000'000}});
+  return std::optional(std::move(locks));
+}
+
+}  // namespace gpushm::plugin

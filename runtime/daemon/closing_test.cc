@@ -1,0 +1,136 @@
+// Goal: no descriptor that one peer sent keeps another one of it from being closed, where that one
+// is what the first waits for; and none of them another peer's. Method: a FUSE file whose daemon
+// answers nothing, and sockets that linger, in every order.
+#include "runtime/daemon/closing.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <array>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/testing.h"
+#include "runtime/daemon/fuse.h"
+#include "runtime/daemon/testing/hung_fuse.h"
+#include "runtime/daemon/testing/lingering_socket.h"
+#include "runtime/protocol/channel.h"
+
+namespace gpushm {
+namespace {
+
+using testing::HangAt;
+using testing::HungFuse;
+using testing::LingeringSocket;
+using testing::TempFolder;
+
+constexpr int64_t kPatienceMs = 20'000;
+
+class ClosingTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto missing = HungFuse::MissingHere()) GTEST_SKIP() << *missing;
+    auto mounted = HungFuse::Mount(folder_.path(), HangAt::kAllOnceOpen);
+    ASSERT_TRUE(mounted) << mounted.error().ToString();
+    fuse_.emplace(std::move(*mounted));
+    const auto file = fuse_->Open(O_RDWR);
+    ASSERT_TRUE(file) << file.error().ToString();
+    file_ = *file;
+    auto device = fuse_->Device();
+    ASSERT_TRUE(device) << device.error().ToString();
+    device_ = std::move(*device);
+  }
+  // What a container has sent that exits then: nobody but Closing holds the device.
+  void ExpectAllClosed(Closing* closing) {
+    fuse_->KillDaemon();
+    EXPECT_TRUE(closing->WaitForAll(Deadline::AfterMs(kPatienceMs)))
+        << "the file's close waits for the daemon's device, which waits behind it";
+  }
+  UniqueFd File() const { return UniqueFd(dup(file_)); }
+
+  const TempFolder folder_;
+  std::optional<HungFuse> fuse_;  // Its end frees whatever waits for it.
+  int file_ = -1;
+  UniqueFd device_;
+};
+
+TEST_F(ClosingTest, TheDeviceOfAFuseFileNeverWaitsForTheFile) {
+  Closing closing;
+  closing.CloseForeign(File());
+  ASSERT_TRUE(fuse_->WaitUntilHung());
+  closing.CloseForeign(std::move(device_));
+  ExpectAllClosed(&closing);
+}
+
+TEST_F(ClosingTest, NorASocketInWhichTheDeviceLiesUnread) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()), 0);
+  UniqueFd sender(ends[0]);
+  UniqueFd receiver(ends[1]);
+  const int device = device_.get();
+  const std::array<std::byte, 1> bytes{};
+  ASSERT_TRUE(protocol::Send(sender.get(), bytes, {&device, 1}, Deadline::AfterMs(kPatienceMs)));
+  device_.Reset();
+  sender.Reset();
+  Closing closing;
+  std::vector<UniqueFd> message;
+  message.push_back(File());
+  message.push_back(std::move(receiver));
+  closing.CloseForeign(std::move(message));
+  ASSERT_TRUE(fuse_->WaitUntilHung());
+  ExpectAllClosed(&closing);
+}
+
+TEST_F(ClosingTest, WhatIsHeldUpIsTold) {
+  Closing closing;
+  LingeringSocket socket;
+  closing.CloseForeign(File());
+  closing.CloseForeign(socket.TakeWrapped());
+  EXPECT_TRUE(closing.HasForeignFile());
+  EXPECT_EQ(closing.foreign_pending(), 2u);
+  ASSERT_TRUE(fuse_->WaitUntilHung());
+  const auto held = closing.HeldUp(0);
+  ASSERT_EQ(held.size(), 2u);
+  EXPECT_NE(held[0].device, 0u);
+  EXPECT_FALSE(held[0].is_socket);
+  EXPECT_TRUE(held[1].is_socket);
+  closing.NewHolder();
+  EXPECT_FALSE(closing.HasForeignFile());
+  EXPECT_EQ(closing.foreign_pending(), 0u) << "what the former holder sent is not the new one's";
+  EXPECT_EQ(closing.pending(), 2u);
+  fuse_->Answer();
+  socket.Read();
+  EXPECT_TRUE(closing.WaitForAll(Deadline::AfterMs(kPatienceMs)));
+}
+
+TEST(OthersMount, KnowsTheVolumesOfOnePod) {
+  const auto others = [](const std::string& lines) {
+    std::istringstream mountinfo(lines);
+    return OthersMount(makedev(0, 77), mountinfo);
+  };
+  const std::string pod = "/host/var/lib/kubelet/pods/1a-2b/volumes/kubernetes.io~csi/d/mount";
+  const std::string rest = " rw,relatime shared:1 - fuse.s3 s3 rw\n";
+  EXPECT_EQ(others(""), "");
+  EXPECT_EQ(others("30 20 0:7 / /srv" + rest), "");
+  EXPECT_EQ(others("30 20 0:77 / " + pod + rest), "");
+  EXPECT_EQ(others("30 20 0:77 / " + pod + rest + "31 20 0:77 /a " +
+                   "/var/lib/kubelet/pods/1a-2b/volume-subpaths/d/app/0" + rest),
+            "");
+  EXPECT_EQ(others("30 20 0:77 / /srv" + rest), "/srv");
+  EXPECT_EQ(others("30 20 0:77 / " + pod + rest + "31 20 0:77 / /srv" + rest), "/srv");
+  EXPECT_EQ(others("30 20 0:77 / " + pod + rest +
+                   "31 20 0:77 / /var/lib/kubelet/pods/other/volumes/x" + rest),
+            "/var/lib/kubelet/pods/other/volumes/x");
+  EXPECT_EQ(others("30 20 0:77 / /var/lib/kubelet/plugins/kubernetes.io/csi/s3/globalmount" + rest),
+            "/var/lib/kubelet/plugins/kubernetes.io/csi/s3/globalmount");
+  EXPECT_EQ(others("30 20 0:77 / /pods/1a/etc-hosts" + rest), "/pods/1a/etc-hosts");
+}
+
+}  // namespace
+}  // namespace gpushm

@@ -1,0 +1,65 @@
+// For tests: a TCP socket on loopback whose close waits: SO_LINGER, bytes on their way, and a peer
+// that does not read. A signal ends the wait of its closer, and so does SIGKILL.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+#include "runtime/base/unique_fd.h"
+#include "runtime/protocol/channel.h"
+
+namespace gpushm::testing {
+
+class LingeringSocket {
+ public:
+  LingeringSocket() {
+    const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    GPUSHM_ASSERT(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+    GPUSHM_ASSERT(listen(listener.get(), 1) == 0);
+    getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size);
+    socket_.Reset(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    GPUSHM_ASSERT(connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+    peer_.Reset(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const std::array<char, 65'536> bytes{};
+    while (send(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
+    }
+    const linger on{.l_onoff = 1, .l_linger = 3600};
+    GPUSHM_ASSERT(setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &on, sizeof on) == 0);
+  }
+
+  int get() const { return socket_.get(); }
+  // The caller's copy goes: whoever it was sent to is the last.
+  void Forget() { socket_.Reset(); }
+
+  // A socket in which it lies unread. Whoever closes that one closes it, too, and cannot look at it
+  // before.
+  UniqueFd TakeWrapped() {
+    std::array<int, 2> ends{};
+    GPUSHM_ASSERT(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) == 0);
+    const UniqueFd sender(ends[0]);
+    UniqueFd receiver(ends[1]);
+    const int lingering = socket_.get();
+    const std::array<std::byte, 1> bytes{};
+    GPUSHM_ASSERT(protocol::Send(sender.get(), bytes, {&lingering, 1}, Deadline::AfterMs(1000)));
+    Forget();
+    return receiver;
+  }
+
+  // The peer takes what was sent, and hangs up: the wait of the closer ends.
+  void Read() { peer_.Reset(); }
+
+ private:
+  UniqueFd socket_;
+  UniqueFd peer_;
+};
+
+}  // namespace gpushm::testing

@@ -1,0 +1,76 @@
+// Goal: a buffer's content is what the last load brought or its writer said, and a new generation
+// begins with all of its bytes. Method: the ledger alone.
+#include <gtest/gtest.h>
+
+#include "sidecar/broker/ledger.h"
+
+namespace gpushm::broker {
+namespace {
+
+using protocol::Direction;
+using protocol::kFlagAttach;
+using protocol::kFlagUnpublished;
+
+constexpr uint64_t kSize = 2 << 20;
+const Client kApp{.id = 1, .container = "app"};
+const Client kOther{.id = 2, .container = "other"};
+
+class LedgerContentTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Policy policy;
+    policy.creator = kApp.container;
+    policy.writers_all = true;
+    const auto ticket = ledger_.BeginCreate(kApp, "a", kSize, policy, kFlagAttach);
+    ASSERT_TRUE(ticket) << ticket.error().ToString();
+    lease_ = ledger_.Commit(*ticket, Memory(), true, 0)->lease_id;
+  }
+  Grant Replace(uint32_t flags) {
+    const auto ticket = ledger_.BeginReplace(kApp, "a", 0, flags);
+    EXPECT_TRUE(ticket) << ticket.error().ToString();
+    return *ledger_.Commit(*ticket, Memory(), true, 0);
+  }
+
+  Ledger ledger_{{.pool_bytes = 64 * kSize}, GpuUuid{}, 1000};
+  uint64_t lease_ = 0;
+};
+
+TEST_F(LedgerContentTest, AWriterSaysIt) {
+  EXPECT_EQ(ledger_.ContentBytes("a"), kSize) << "nobody said it";
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 3, false));
+  EXPECT_EQ(ledger_.ContentBytes("a"), 3u) << "so far";
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true));
+  EXPECT_EQ(ledger_.ContentBytes("a"), 5u);
+  EXPECT_FALSE(ledger_.SetContent(kApp, lease_, kSize + 1, true));
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 0, true));
+  EXPECT_EQ(ledger_.ContentBytes("a"), 0u) << "nothing is not unsaid";
+}
+
+TEST_F(LedgerContentTest, ALoadThroughTheBrokerBringsIt) {
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true));
+  ASSERT_TRUE(ledger_.BeginTransfer(kOther, "a", Direction::kLoad));
+  EXPECT_EQ(ledger_.ContentBytes("a"), 0u) << "so far";
+  ledger_.TransferRefused("a");
+  EXPECT_EQ(ledger_.ContentBytes("a"), 5u) << "as it was";
+  ASSERT_TRUE(ledger_.BeginTransfer(kOther, "a", Direction::kLoad));
+  ledger_.TransferProgress("a", 7);
+  ledger_.TransferEnded("a", {});
+  EXPECT_EQ(ledger_.ContentBytes("a"), 7u);
+  ASSERT_TRUE(ledger_.BeginTransfer(kOther, "a", Direction::kSave));
+  EXPECT_EQ(ledger_.ContentBytes("a"), 7u);
+}
+
+TEST_F(LedgerContentTest, EachGenerationHasItsOwn) {
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true));
+  const uint64_t next = Replace(kFlagAttach | kFlagUnpublished).lease_id;
+  EXPECT_FALSE(ledger_.SetContent(kApp, next, 6, false)) << "nobody waits for it";
+  ASSERT_TRUE(ledger_.SetContent(kApp, next, 6, true));
+  EXPECT_EQ(ledger_.ContentBytes("a"), 5u) << "it is not published";
+  ASSERT_TRUE(ledger_.Publish(kApp, next));
+  EXPECT_EQ(ledger_.ContentBytes("a"), 6u);
+  Replace(0);
+  EXPECT_EQ(ledger_.ContentBytes("a"), kSize);
+}
+
+}  // namespace
+}  // namespace gpushm::broker

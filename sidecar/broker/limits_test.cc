@@ -1,0 +1,235 @@
+// Goal: a pod at its documented limits does not bring its sidecar beyond the memory that a sidecar
+// is given, 64 MiB, and no container takes what the others need. Method: the real broker, filled to
+// its limits, and a plugin played by hand.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "runtime/protocol/link.h"
+#include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/raw_client.h"
+
+namespace gpushm::broker::testing {
+namespace {
+
+using protocol::LinkKind;
+
+#ifdef GPUSHM_SANITIZED
+constexpr bool kSanitized = true;  // Its memory is the sanitizer's.
+#else
+constexpr bool kSanitized = false;
+#endif
+
+template <typename T>
+int CodeOf(const Result<T>& result) {
+  return result ? 0 : static_cast<int>(result.error().code());
+}
+constexpr int As(Code code) { return static_cast<int>(code); }
+
+// Reads all that the broker states, and counts it; a restart is a connection that ends. The broker
+// ends one, too, whose statements are not read fast enough.
+class CountingPlugin {
+ public:
+  CountingPlugin(const std::string& folder, const std::array<uint8_t, 16>& gpu)
+      : listener_(*protocol::Listen(folder + "/" + protocol::kLinkSocketName, 0666)),
+        thread_([this, gpu] { Run(gpu); }) {}
+  ~CountingPlugin() {
+    stop_ = true;
+    shutdown(listener_.get(), SHUT_RDWR);
+    thread_.join();
+  }
+
+  // Ends the connection. True once a later one was told everything.
+  bool Restart(int wait_ms) {
+    const int connection = connections_;
+    restart_ = true;
+    return Eventually([&] { return told_ > connection; }, wait_ms);
+  }
+  // Whether the last connection was told everything.
+  bool is_told() const { return told_ > 0 && told_ == connections_; }
+  size_t leases() const { return leases_; }  // Stated to the last that was told everything.
+
+ private:
+  void Run(const std::array<uint8_t, 16>& gpu) {
+    while (!stop_) {
+      pollfd poller{.fd = listener_.get(), .events = POLLIN, .revents = 0};
+      poll(&poller, 1, 1000);
+      const UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!socket) continue;
+      ++connections_;
+      Serve(socket.get(), gpu);
+    }
+  }
+  void Serve(int socket, const std::array<uint8_t, 16>& gpu) {
+    protocol::Message message;
+    if (!protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) return;
+    const auto hello = protocol::ParseLink<protocol::LinkHello>(message.span());
+    protocol::LinkWelcome welcome{};
+    welcome.version = protocol::kLinkMaxVersion;
+    welcome.gpu_uuid = gpu;
+    welcome.pool_bytes = uint64_t{256} << 20;
+    welcome.allocation = protocol::ToNameField("m0000");
+    Say(socket, LinkKind::kWelcome, welcome);
+    if (hello && hello->want_kept == 1) Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+    std::set<uint64_t> leases;
+    while (!stop_ && !restart_.exchange(false)) {
+      const Result<bool> received = protocol::TryReceive(socket, &message);
+      if (!received) return;
+      if (!*received) {
+        pollfd poller{.fd = socket, .events = POLLIN, .revents = 0};
+        poll(&poller, 1, 5);
+        continue;
+      }
+      const auto kind = static_cast<LinkKind>(protocol::ParseLinkHeader(message.span())->kind);
+      if (kind == LinkKind::kLease) {
+        leases.insert(protocol::ParseLink<protocol::LinkLease>(message.span())->lease_id);
+      }
+      if (kind != LinkKind::kEnd) continue;
+      leases_ = leases.size();
+      told_ = connections_.load();
+    }
+  }
+  template <typename Body>
+  static void Say(int socket, LinkKind kind, const Body& body) {
+    protocol::Buffer bytes;
+    const size_t size = protocol::EncodeLink(kind, body, &bytes);
+    [[maybe_unused]] const auto sent =
+        protocol::Send(socket, {bytes.data(), size}, {}, Deadline::AfterMs(kSoonMs));
+  }
+
+  UniqueFd listener_;
+  std::atomic<bool> stop_ = false;
+  std::atomic<bool> restart_ = false;
+  std::atomic<int> connections_ = 0;
+  std::atomic<int> told_ = 0;  // The last connection that was told everything.
+  std::atomic<size_t> leases_ = 0;
+  std::thread thread_;
+};
+
+std::array<uint8_t, 16> SomeGpu() {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  return RawClient(broker.Socket("app")).Hello()->gpu_uuid;
+}
+
+// VmRSS or VmHWM of a process, in KiB.
+size_t MemoryKib(pid_t pid, const std::string& field) {
+  std::ifstream status(Concat("/proc/", pid, "/status"));
+  for (std::string word; status >> word;) {
+    size_t kib = 0;
+    if (word == field + ":" && status >> kib) return kib;
+  }
+  ADD_FAILURE() << "no " << field;
+  return 0;
+}
+
+TEST(Limits, APluginsRestartCostsNoMemory) {
+  constexpr uint32_t kOffers = 4000;
+  constexpr size_t kMostKib = 48 << 10;
+  const TempFolder folder;
+  const TempFolder link;
+  CountingPlugin plugin(link.path(), SomeGpu());
+  BrokerSettings settings = TwoContainers();
+  settings.arguments.insert(settings.arguments.end(), {"--link", link.path()});
+  const BrokerProcess broker(folder.path(), settings);
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  // Pages of 8 MiB, offers, and all leases that there may be.
+  RawClient client(broker.Socket("app"));
+  const auto hello = client.Hello();
+  ASSERT_TRUE(hello);
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_TRUE(client.Call<protocol::AttachReply>(
+        protocol::Kind::kMakePage,
+        protocol::MakePageRequest{.name = protocol::ToNameField(Concat("page-", i)),
+                                  .size_bytes = limits::kPageBytes,
+                                  .flags = 0,
+                                  .reserved = 0,
+                                  .after_generation = 0}));
+  }
+  protocol::OfferRequest offer{};
+  offer.size_bytes = offer.mapped_bytes = 1;
+  offer.transport = static_cast<uint32_t>(protocol::Transport::kCuIpc);
+  offer.pid = 1;
+  offer.gpu_uuid = hello->gpu_uuid;
+  for (uint32_t i = 0; i < kOffers; ++i) {
+    offer.name = protocol::ToNameField(Concat("a-name-that-is-longer-than-most-of-them-are-", i));
+    const auto offered = client.Call<protocol::OfferReply>(protocol::Kind::kOffer, offer);
+    ASSERT_TRUE(offered) << i << ": " << offered.error().ToString();
+  }
+  RawClient other(broker.Socket("other"));
+  ASSERT_TRUE(other.Hello());
+  for (RawClient* const one : {&client, &other}) {
+    while (one->Attach(Concat("a-name-that-is-longer-than-most-of-them-are-", 1))) {
+    }
+  }
+  const size_t leases = client.Info()->leases;
+  ASSERT_EQ(leases, limits::kLeases);
+  ASSERT_TRUE(Eventually([&] { return plugin.is_told(); }, 30'000)) << broker.log();
+  const size_t before_kib = MemoryKib(broker.pid(), "VmRSS");
+  std::ofstream(Concat("/proc/", broker.pid(), "/clear_refs")) << "5";  // VmHWM = VmRSS.
+  ASSERT_TRUE(plugin.Restart(60'000)) << broker.log();
+  EXPECT_EQ(plugin.leases(), leases);
+  const size_t peak_kib = MemoryKib(broker.pid(), "VmHWM");
+  std::printf("%zu leases: %zu KiB resident, %zu KiB at most while they were stated again\n",
+              leases, before_kib, peak_kib);
+  if (kSanitized) return;
+  EXPECT_LE(peak_kib, before_kib + 2048);
+  EXPECT_LE(peak_kib + (limits::kAllPagesBytes >> 10), kMostKib) << "with the pages";
+}
+
+// Goal: what clients do not read is little memory of the broker's. Method: one that reads nothing
+// asks until it is disconnected, and then reads what it was sent.
+TEST(Limits, AClientThatDoesNotReadHasFewReplies) {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  protocol::HoldersRequest holders{};
+  int asked = 0;
+  while (asked < 1000 && client.Post(protocol::Kind::kHolders, holders)) ++asked;
+  size_t replies = 0;
+  protocol::Message message;
+  while (protocol::Receive(client.socket(), &message, Deadline::AfterMs(kSoonMs))) ++replies;
+  EXPECT_TRUE(broker.WaitForLog("it does not read its replies"));
+  std::printf("%zu unread replies of %zu bytes\n", replies,
+              sizeof(protocol::Header) + sizeof(protocol::HoldersReply));
+  EXPECT_GE(replies, 1u);
+  EXPECT_LE(replies, 5u) << "256 such clients would fill the sidecar's memory";
+}
+
+// Goal: who connects when no descriptor is free for its pidfd is told so. Method: the broker may
+// have one more descriptor, which the connection itself takes.
+TEST(Limits, AConnectionWithoutADescriptorForItsProcessIsTold) {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  RawClient served(broker.Socket("app"));
+  ASSERT_TRUE(served.Hello()) << "what the start alone needed is closed";
+  rlim_t lowest_free = 0;
+  while (std::filesystem::exists(
+      std::filesystem::symlink_status(Concat("/proc/", broker.pid(), "/fd/", lowest_free)))) {
+    ++lowest_free;
+  }
+  rlimit before{};
+  ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+  const rlimit one_more{lowest_free + 1, before.rlim_max};
+  ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, &one_more, nullptr), 0);
+  RawClient refused(broker.Socket("app"));
+  const auto hello = refused.Hello();
+  EXPECT_EQ(CodeOf(hello), As(Code::kExhausted)) << (hello ? "" : hello.error().ToString());
+  EXPECT_TRUE(broker.WaitForLog("descriptors-exhausted container=app"));
+  ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+  EXPECT_TRUE(RawClient(broker.Socket("app")).Hello());
+}
+
+}  // namespace
+}  // namespace gpushm::broker::testing

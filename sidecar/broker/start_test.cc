@@ -1,0 +1,77 @@
+// Goal: a broker that is told to end while it starts ends at once. It waits for the plugin and for
+// the driver then, for up to a minute each.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "runtime/protocol/channel.h"
+#include "runtime/protocol/link.h"
+#include "sidecar/broker/testing/broker_process.h"
+
+namespace gpushm::broker::testing {
+namespace {
+
+BrokerSettings NotWaitedFor() {
+  BrokerSettings settings = TwoContainers();
+  settings.wait = false;
+  return settings;
+}
+
+BrokerSettings Linked(const std::string& folder) {
+  BrokerSettings settings = NotWaitedFor();
+  settings.arguments.insert(settings.arguments.end(), {"--link", folder});
+  return settings;
+}
+
+TEST(BrokerStart, TermWhileThePluginDoesNotAnswer) {
+  const TempFolder folder;
+  const TempFolder link;
+  BrokerProcess absent(folder.path(), Linked(link.path()));
+  ASSERT_TRUE(absent.WaitForLog("link-waiting"));
+  absent.Signal(SIGTERM);
+  EXPECT_EQ(absent.WaitForEnd(), 0);
+  EXPECT_TRUE(absent.WaitForLog("stopped"));
+
+  // The same of one that takes connections and says nothing.
+  const auto silent =
+      protocol::Listen(Concat(link.path(), '/', protocol::kLinkSocketName), /*mode=*/0600);
+  ASSERT_TRUE(silent);
+  BrokerProcess broker(folder.path(), Linked(link.path()));
+  pollfd connected{.fd = silent->get(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(poll(&connected, 1, static_cast<int>(kSoonMs)), 1);
+  broker.Signal(SIGTERM);
+  EXPECT_EQ(broker.WaitForEnd(), 0);
+}
+
+// Whether a thread with that name is there; the broker's threads begin once it takes signals.
+bool HasThread(pid_t process, const std::string& name) {
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(Concat("/proc/", process, "/task"), error)) {
+    std::ifstream file(entry.path() / "comm");
+    std::string comm;
+    std::getline(file, comm);
+    if (comm == name) return true;
+  }
+  return false;
+}
+
+TEST(BrokerStart, TermWhileTheDriverHangs) {
+  for (const char* call : {"cuInit", "cuMemCreate"}) {
+    simulated::SetFaults(Concat("hang: {", call, ": 40000}"));
+    const TempFolder folder;
+    BrokerProcess broker(folder.path(), NotWaitedFor());
+    EXPECT_TRUE(Eventually([&] { return HasThread(broker.pid(), "gpushm-driver"); }));
+    broker.Signal(SIGTERM);
+    EXPECT_EQ(broker.WaitForEnd(), 0) << call;
+    EXPECT_TRUE(broker.WaitForLog("stopped"));
+  }
+  simulated::SetFaults("");
+}
+
+}  // namespace
+}  // namespace gpushm::broker::testing

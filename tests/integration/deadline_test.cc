@@ -1,0 +1,247 @@
+// Goal: a call ends at its deadline, also a short one, when the broker is stopped and answers
+// nobody. Method: a real broker and SIGSTOP. A deadline is a promise in time, so time is measured:
+// the least of some calls, which other load on the machine cannot make too short.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gpushm/sync.h"
+#include "runtime/base/clock.h"
+#include "runtime/driver/cuda_api.h"
+#include "runtime/driver/device.h"
+#include "tests/integration/shared_broker.h"
+
+namespace gpushm::integration {
+namespace {
+
+constexpr int64_t kShortMs = 50;
+// Well below the second that the library grants to what is not the point of a call.
+constexpr int64_t kLateMs = 500;
+
+template <typename T>
+T Sized() {
+  T value;
+  GPUSHM_INIT(&value);
+  return value;
+}
+
+class DeadlineTest : public SharedBrokerTest {
+ protected:
+  void SetUp() override {
+    const std::string folder = run();
+    auto options = Sized<gpushm_open_options>();
+    options.folder = folder.c_str();
+    ASSERT_EQ(gpushm_open(&options, &client_), GPUSHM_OK) << gpushm_last_error()->text;
+    ASSERT_EQ(gpushm_create(client_, "weights", 4096, nullptr, &made_), GPUSHM_OK)
+        << gpushm_last_error()->text;
+    // The first attach of a process takes long: it makes the driver ready.
+    ASSERT_EQ(Attach(), GPUSHM_OK) << gpushm_last_error()->text;
+  }
+  void StopBroker() {
+    kill(broker_->pid(), SIGSTOP);
+    // From here on there is no connection: this call gave it up.
+    EXPECT_EQ(Create(kShortMs), GPUSHM_TIMEOUT);
+  }
+  void TearDown() override {
+    kill(broker_->pid(), SIGCONT);
+    EXPECT_EQ(Delete(kPatienceMs), GPUSHM_OK) << gpushm_last_error()->text;
+    gpushm_close(client_);
+  }
+
+  gpushm_status Attach(int64_t timeout_ms = kPatienceMs, const char* name = "weights") {
+    auto options = Sized<gpushm_attach_options>();
+    options.timeout_ms = timeout_ms;
+    gpushm_attachment* attached = nullptr;
+    const gpushm_status status = gpushm_attach(client_, name, &options, &attached);
+    if (status == GPUSHM_OK) gpushm_detach(attached, nullptr);
+    return status;
+  }
+  gpushm_status Create(int64_t timeout_ms) {
+    auto options = Sized<gpushm_create_options>();
+    options.timeout_ms = timeout_ms;
+    options.unpublished = 1;
+    gpushm_attachment* made = nullptr;
+    return gpushm_create(client_, "other", 4096, &options, &made);
+  }
+  gpushm_status Delete(int64_t timeout_ms) {
+    auto options = Sized<gpushm_wait_options>();
+    options.timeout_ms = timeout_ms;
+    return gpushm_delete(client_, "weights", &options);
+  }
+  gpushm_status WaitFor(int64_t timeout_ms) {
+    auto options = Sized<gpushm_wait_options>();
+    options.timeout_ms = timeout_ms;
+    return gpushm_wait(client_, "never", 0, &options, nullptr);
+  }
+
+  // The least of three.
+  static int64_t TakesMs(const std::function<gpushm_status()>& call) {
+    int64_t least_ns = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < 3; ++i) {
+      const int64_t begun_ns = MonotonicNs();
+      EXPECT_NE(call(), GPUSHM_OK);
+      least_ns = std::min(least_ns, MonotonicNs() - begun_ns);
+    }
+    return least_ns / 1'000'000;
+  }
+
+  gpushm_client* client_ = nullptr;
+  gpushm_attachment* made_ = nullptr;
+};
+
+TEST_F(DeadlineTest, Attach) {
+  StopBroker();
+  EXPECT_LT(TakesMs([&] { return Attach(kShortMs); }), kLateMs);
+  EXPECT_LT(TakesMs([&] { return Attach(kShortMs, "never"); }), kLateMs);
+}
+
+TEST_F(DeadlineTest, Wait) {
+  StopBroker();
+  EXPECT_LT(TakesMs([&] { return WaitFor(kShortMs); }), kLateMs);
+}
+
+// A lease whose end could not be said is said with the next call, in that call's time.
+TEST_F(DeadlineTest, CreateAfterADetach) {
+  StopBroker();
+  EXPECT_EQ(gpushm_detach(made_, nullptr), GPUSHM_OK);
+  EXPECT_LT(TakesMs([&] { return Create(kShortMs); }), kLateMs);
+}
+
+// Who is missing is asked in one go, and not at length.
+TEST_F(DeadlineTest, ABarrierThatManyMiss) {
+  constexpr uint32_t kMissing = 20;
+  const std::string folder = run();
+  auto connecting = Sized<gpushm_open_options>();
+  connecting.folder = folder.c_str();
+  auto options = Sized<gpushm_barrier_options>();
+  options.participants = kMissing + 1;
+  std::vector<gpushm_client*> others(kMissing);
+  for (gpushm_client*& other : others) ASSERT_EQ(gpushm_open(&connecting, &other), GPUSHM_OK);
+  std::vector<gpushm_barrier*> barriers;  // One for each call: what is known is asked no more.
+  for (const char* name : {"one", "two", "three"}) {
+    gpushm_barrier* barrier = nullptr;
+    for (gpushm_client* const other : others) {
+      ASSERT_EQ(gpushm_barrier_open(other, name, &options, &barrier), GPUSHM_OK);
+    }
+    ASSERT_EQ(gpushm_barrier_open(client_, name, &options, &barrier), GPUSHM_OK);
+    barriers.push_back(barrier);
+  }
+  StopBroker();
+  size_t next = 0;
+  EXPECT_LT(TakesMs([&] { return gpushm_barrier_wait(barriers[next++], kShortMs); }), kLateMs);
+  kill(broker_->pid(), SIGCONT);
+  const Deadline patience = Deadline::AfterMs(kPatienceMs);
+  bool told = false;  // It was not known before.
+  while (!told && !patience.Passed()) {
+    EXPECT_EQ(gpushm_barrier_wait(barriers[0], kShortMs), GPUSHM_TIMEOUT);
+    told = std::string_view(gpushm_last_error()->text).find("container \"main\"") !=
+           std::string_view::npos;
+  }
+  EXPECT_TRUE(told) << gpushm_last_error()->text;
+  for (gpushm_client* const other : others) gpushm_close(other);
+}
+
+TEST_F(DeadlineTest, SignalsAndRings) {
+  auto writing = Sized<gpushm_signal_options>();
+  writing.role = GPUSHM_WRITER;
+  gpushm_signal* signal = nullptr;
+  ASSERT_EQ(gpushm_signal_open(client_, "ready", &writing, &signal), GPUSHM_OK);
+  auto making = Sized<gpushm_ring_options>();
+  making.role = GPUSHM_RING_WRITER;
+  making.policy = GPUSHM_BACK_PRESSURE;
+  making.frame_bytes = 512;
+  making.frames = 2;
+  gpushm_ring* writer = nullptr;
+  gpushm_ring* reader = nullptr;
+  ASSERT_EQ(gpushm_ring_open(client_, "video", &making, &writer), GPUSHM_OK);
+  ASSERT_EQ(gpushm_ring_open(client_, "video", nullptr, &reader), GPUSHM_OK);
+  auto frame = Sized<gpushm_frame>();
+  for (uint32_t i = 0; i < making.frames; ++i) {
+    ASSERT_EQ(gpushm_ring_begin_write(writer, &frame, 0), GPUSHM_OK);
+    ASSERT_EQ(gpushm_ring_end_write(writer, &frame, GPUSHM_NO_STREAM), GPUSHM_OK);
+  }
+  StopBroker();
+  EXPECT_LT(TakesMs([&] { return gpushm_signal_wait(signal, 1, kShortMs); }), kLateMs);
+  EXPECT_LT(TakesMs([&] { return gpushm_ring_begin_write(writer, &frame, kShortMs); }), kLateMs);
+  for (uint32_t i = 0; i < making.frames; ++i) {
+    ASSERT_EQ(gpushm_ring_begin_read(reader, GPUSHM_NO_STREAM, &frame, 0), GPUSHM_OK);
+  }
+  EXPECT_LT(
+      TakesMs([&] { return gpushm_ring_begin_read(reader, GPUSHM_NO_STREAM, &frame, kShortMs); }),
+      kLateMs);
+  auto info = Sized<gpushm_sync_info>();
+  EXPECT_LT(TakesMs([&] { return gpushm_sync_look(client_, "ready", &info); }), 1500);
+}
+
+TEST_F(DeadlineTest, Opening) {
+  StopBroker();
+  for (const uint32_t role : {GPUSHM_WAITER, GPUSHM_WRITER}) {
+    auto options = Sized<gpushm_signal_options>();
+    options.role = role;
+    options.timeout_ms = kShortMs;
+    gpushm_signal* signal = nullptr;
+    EXPECT_LT(TakesMs([&] { return gpushm_signal_open(client_, "new", &options, &signal); }),
+              kLateMs);
+  }
+  for (const uint32_t role : {GPUSHM_RING_READER, GPUSHM_RING_WRITER}) {
+    auto options = Sized<gpushm_ring_options>();
+    options.role = role;
+    if (role == GPUSHM_RING_WRITER) options.frame_bytes = 512;
+    options.timeout_ms = kShortMs;
+    gpushm_ring* ring = nullptr;
+    EXPECT_LT(TakesMs([&] { return gpushm_ring_open(client_, "new", &options, &ring); }), kLateMs);
+  }
+  auto options = Sized<gpushm_barrier_options>();
+  options.participants = 2;
+  options.timeout_ms = kShortMs;
+  gpushm_barrier* barrier = nullptr;
+  EXPECT_LT(TakesMs([&] { return gpushm_barrier_open(client_, "new", &options, &barrier); }),
+            kLateMs);
+}
+
+// Of what is there, so that the broker is asked for it.
+TEST_F(DeadlineTest, OpeningWhatIsThere) {
+  auto options = Sized<gpushm_barrier_options>();
+  options.participants = 2;
+  const std::string folder = run();
+  auto connecting = Sized<gpushm_open_options>();
+  connecting.folder = folder.c_str();
+  gpushm_client* other = nullptr;
+  ASSERT_EQ(gpushm_open(&connecting, &other), GPUSHM_OK);
+  gpushm_barrier* barrier = nullptr;
+  ASSERT_EQ(gpushm_barrier_open(other, "there", &options, &barrier), GPUSHM_OK);
+  auto signals = Sized<gpushm_signal_options>();
+  signals.role = GPUSHM_WRITER;
+  gpushm_signal* signal = nullptr;
+  ASSERT_EQ(gpushm_signal_open(other, "moves", &signals, &signal), GPUSHM_OK);
+  auto rings = Sized<gpushm_ring_options>();
+  rings.role = GPUSHM_RING_WRITER;
+  rings.frame_bytes = 512;
+  gpushm_ring* ring = nullptr;
+  ASSERT_EQ(gpushm_ring_open(other, "turns", &rings, &ring), GPUSHM_OK);
+  StopBroker();
+  options.timeout_ms = signals.timeout_ms = rings.timeout_ms = kShortMs;
+  EXPECT_LT(TakesMs([&] { return gpushm_barrier_open(client_, "there", &options, &barrier); }),
+            kLateMs);
+  EXPECT_LT(TakesMs([&] { return gpushm_signal_open(client_, "moves", &signals, &signal); }),
+            kLateMs);
+  EXPECT_LT(TakesMs([&] { return gpushm_ring_open(client_, "turns", &rings, &ring); }), kLateMs);
+  kill(broker_->pid(), SIGCONT);
+  gpushm_close(other);
+}
+
+// GPUSHM_DONT_WAIT gives a broker one second to answer, and no more.
+TEST_F(DeadlineTest, DontWait) {
+  StopBroker();
+  EXPECT_LT(TakesMs([&] { return Attach(GPUSHM_DONT_WAIT); }), 1500);
+  EXPECT_LT(TakesMs([&] { return WaitFor(GPUSHM_DONT_WAIT); }), 1500);
+}
+
+}  // namespace
+}  // namespace gpushm::integration

@@ -1,0 +1,211 @@
+// Goal: what has ended, or was refused by the driver, leaves nobody waiting and nothing open.
+// Method: one process with a real broker and streams of the driver.
+#include "tests/integration/sync_fixture.h"
+
+namespace gpushm::integration {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST_F(SyncHppTest, AFrameEndsOnce) {
+  for (const auto policy : {GPUSHM_QUEUE, GPUSHM_BACK_PRESSURE}) {
+    SCOPED_TRACE(policy);
+    Ring writer = Writer(policy);
+    auto reader = Ring::Read(*client_, "video");
+    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+    ASSERT_TRUE(reader && gate);
+    Put(writer, 1);
+    Put(writer, 2);
+    const CUstream held = StreamBehind(*gate, 1);
+    auto frame = reader->BeginRead(held);
+    ASSERT_TRUE(frame) << frame.error().text();
+    const Frame same = frame->frame();
+    EXPECT_TRUE(frame->End(held));
+    EXPECT_EQ(gpushm_ring_end_read(reader->get(), held, &same, 0), GPUSHM_INVALID_ARGUMENT);
+    EXPECT_EQ(gpushm_ring_abandon_read(reader->get(), held, &same), GPUSHM_INVALID_ARGUMENT);
+    ASSERT_TRUE(gate->Set(1));
+    End(held);
+    auto next = reader->BeginRead(stream_);
+    ASSERT_TRUE(next) << next.error().text();
+    EXPECT_EQ(next->frame().number, 2U) << "the first was not given back";
+    EXPECT_TRUE(next->End(stream_));
+    api_->cuStreamSynchronize(stream_);
+    const auto closed = reader->Close();
+    EXPECT_TRUE(closed) << closed.error().text();
+    EXPECT_TRUE(writer.Close());
+    EXPECT_TRUE(gate->Close());
+  }
+}
+
+TEST_F(SyncHppTest, AReadWhoseStoreTheDriverRefusesIsStillOpen) {
+  if (!api_->simulated()) GTEST_SKIP() << "a real driver refuses no store on request";
+  for (const auto policy : {GPUSHM_QUEUE, GPUSHM_BACK_PRESSURE}) {
+    SCOPED_TRACE(policy);
+    Ring writer = Writer(policy);
+    auto reader = Ring::Read(*client_, "video");
+    ASSERT_TRUE(reader);
+    Put(writer, 1);
+    Put(writer, 2);
+    auto frame = reader->BeginRead(stream_);
+    ASSERT_TRUE(frame) << frame.error().text();
+    api_->cuStreamSynchronize(stream_);
+    Inject("results: {cuStreamWriteValue64: 999}");
+    EXPECT_EQ(frame->End(stream_).error().status(), GPUSHM_DRIVER);
+    Inject("");
+    EXPECT_TRUE(frame->open());
+    EXPECT_EQ(reader->Close().error().status(), GPUSHM_BUSY);
+    const auto ended = frame->End(stream_);
+    EXPECT_TRUE(ended) << ended.error().text();
+    api_->cuStreamSynchronize(stream_);
+    const auto opened = writer.BeginWrite();
+    EXPECT_TRUE(opened) << "its slot is free: " << opened.error().text();
+    EXPECT_TRUE(reader->Close());
+  }
+}
+
+// What has lost its place says so once, and stores nothing there: another one may have it.
+TEST_F(SyncHppTest, AReadThatIsOrphanedIsOver) {
+  auto process = Client::Open({.folder = run()});  // As another process would be: other leases.
+  ASSERT_TRUE(process) << process.error().text();
+  for (const auto policy : {GPUSHM_QUEUE, GPUSHM_BACK_PRESSURE}) {
+    SCOPED_TRACE(policy);
+    Ring writer = Writer(policy);
+    auto reader = Ring::Read(*client_, "video");
+    ASSERT_TRUE(reader);
+    Put(writer, 1);
+    Put(writer, 2);
+    {
+      auto frame = reader->BeginRead(stream_);
+      auto dropped = reader->BeginRead(stream_);
+      ASSERT_TRUE(frame && dropped);
+      const auto page = PageOf(policy == GPUSHM_QUEUE ? signal::Kind::kQueue : signal::Kind::kRing);
+      ASSERT_TRUE(page);
+      EndAsBroker(page->cell(1));
+      auto other = Ring::Read(*process, "video", {.from_oldest = policy != GPUSHM_QUEUE});
+      ASSERT_TRUE(other) << other.error().text();
+      auto again = other->BeginRead(stream_);
+      ASSERT_TRUE(again) << again.error().text();
+      EXPECT_EQ(again->frame().number, 1U);
+      EXPECT_EQ(frame->End(stream_).error().status(), GPUSHM_ORPHANED);
+      EXPECT_FALSE(frame->open());
+      dropped->Abandon();
+      api_->cuStreamSynchronize(stream_);
+      EXPECT_EQ(writer.BeginWrite(0s).error().status(), GPUSHM_TIMEOUT) << "it is being read";
+      EXPECT_TRUE(again->End(stream_));
+      api_->cuStreamSynchronize(stream_);
+      EXPECT_TRUE(other->Close());
+    }
+    const auto closed = reader->Close();
+    EXPECT_TRUE(closed) << closed.error().text();
+    EXPECT_TRUE(writer.Close());
+  }
+}
+
+// A broker that does not know a participant ends it, and a store that its stream still has to do
+// comes after the poison: whoever waits for more than that must not wait for ever.
+
+TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
+  auto process = Client::Open({.folder = run()});
+  ASSERT_TRUE(process) << process.error().text();
+  for (const bool by_check : {true, false}) {
+    SCOPED_TRACE(by_check);
+    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+    auto ended = Barrier::Open(*client_, "step", 2);
+    auto other = Barrier::Open(*process, "step", 2);
+    ASSERT_TRUE(gate && ended && other);
+    const CUstream late = StreamBehind(*gate, 1);
+    ASSERT_TRUE(ended->WaitOnStream(late));
+    ASSERT_TRUE(other->WaitOnStream(stream_));
+    ASSERT_EQ(
+        api_->cuStreamWaitValue64(stream_, *gate->DeviceAddress(), 2, CU_STREAM_WAIT_VALUE_GEQ),
+        CUDA_SUCCESS);
+    ASSERT_TRUE(other->WaitOnStream(stream_));
+    const auto page = PageOf(signal::Kind::kBarrier);
+    ASSERT_TRUE(page);
+    ASSERT_TRUE(Reaches(page->cell(1), 1)) << "what the late stream waits for";
+    EndAsBroker(page->cell(0));
+    EXPECT_EQ(ended->Close().error().status(), GPUSHM_BUSY) << "its stream is still to arrive";
+    ASSERT_TRUE(gate->Set(1));
+    ASSERT_TRUE(Passes(late));
+    ASSERT_EQ(page->cell(0).value.load(), 1U) << "else this shows nothing";
+    ASSERT_TRUE(gate->Set(2));
+    const auto said = by_check ? other->Check() : other->Wait();
+    EXPECT_EQ(said.error().status(), GPUSHM_PEER_DIED);
+    EXPECT_TRUE(Passes(stream_));
+    signal::KeepPoison(page->cell(0));  // After a failure, too, the stream goes on.
+    End(late);
+    api_->cuStreamSynchronize(stream_);
+    EXPECT_TRUE(ended->Close());
+    EXPECT_TRUE(other->Close());
+    EXPECT_TRUE(gate->Close());
+  }
+}
+
+TEST_F(SyncHppTest, ASignalsCloseWaitsForALateStoreAndReleasesItsWaiters) {
+  auto process = Client::Open({.folder = run()});
+  ASSERT_TRUE(process) << process.error().text();
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+  auto writer = Signal::Open(*client_, "late", {.role = GPUSHM_WRITER});
+  ASSERT_TRUE(gate && writer);
+  auto waiter = Signal::Open(*process, "late");
+  ASSERT_TRUE(waiter);
+  const CUstream late = StreamBehind(*gate, 1);
+  ASSERT_TRUE(writer->Set(7));
+  ASSERT_TRUE(writer->Record(late, 8));
+  const CUstream waits = StreamBehind(*gate, 2);
+  ASSERT_TRUE(waiter->WaitOnStream(waits, 9));
+  const auto page = PageOf(signal::Kind::kSignal, /*value=*/7);
+  ASSERT_TRUE(page);
+  EndAsBroker(page->cell(0));
+  EXPECT_EQ(writer->Close().error().status(), GPUSHM_BUSY) << "a stream is still to record";
+  ASSERT_TRUE(gate->Set(1));
+  ASSERT_TRUE(Passes(late));
+  ASSERT_EQ(page->cell(0).value.load(), 8U) << "else this shows nothing";
+  ASSERT_TRUE(gate->Set(2));
+  const auto closed = writer->Close();
+  EXPECT_TRUE(closed) << closed.error().text();
+  EXPECT_TRUE(Passes(waits));
+  End(late);
+  End(waits);
+}
+
+TEST_F(SyncHppTest, ARingsReaderIsReleasedAgainAfterALateStore) {
+  auto process = Client::Open({.folder = run()});
+  ASSERT_TRUE(process) << process.error().text();
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  auto reader = Ring::Read(*process, "video");
+  ASSERT_TRUE(gate && reader);
+  const CUstream first = StreamBehind(*gate, 1);
+  const CUstream reads = StreamBehind(*gate, 2);
+  const CUstream second = StreamBehind(*gate, 3);
+  for (const CUstream stream : {first, second}) {
+    auto frame = writer.BeginWrite();
+    ASSERT_TRUE(frame && frame->End(stream));
+  }
+  auto one = reader->BeginRead(reads);
+  auto two = reader->BeginRead(reads);
+  ASSERT_TRUE(one && two);
+  const auto page = PageOf(signal::Kind::kRing);
+  ASSERT_TRUE(page);
+  signal::Cell& cell = page->cell(0);
+  EndAsBroker(cell);
+  ASSERT_TRUE(gate->Set(1));
+  ASSERT_TRUE(Passes(first));
+  ASSERT_EQ(cell.value.load(), 1U) << "else this shows nothing";
+  ASSERT_TRUE(gate->Set(2));
+  EXPECT_EQ(two->End(reads).error().status(), GPUSHM_PEER_DIED);
+  EXPECT_TRUE(Passes(reads));
+  EXPECT_EQ(one->End(reads).error().status(), GPUSHM_PEER_DIED);
+  EXPECT_EQ(writer.Close().error().status(), GPUSHM_BUSY) << "a stream is still to store";
+  ASSERT_TRUE(gate->Set(3));
+  ASSERT_TRUE(Passes(second));
+  ASSERT_EQ(PageOf(signal::Kind::kRing)->cell(0).value.load(), 2U);
+  EXPECT_TRUE(writer.Close());
+  EXPECT_EQ(PageOf(signal::Kind::kRing)->cell(0).value.load(), signal::kPoison);
+  for (const CUstream stream : {first, reads, second}) End(stream);
+  EXPECT_TRUE(reader->Close());
+}
+
+}  // namespace
+}  // namespace gpushm::integration

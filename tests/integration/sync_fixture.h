@@ -1,0 +1,120 @@
+// What tests of gpushm/sync.hpp share: a client of a real broker, a context and a stream.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "gpushm/sync.hpp"
+#include "runtime/driver/cuda_api.h"
+#include "runtime/driver/device.h"
+#include "runtime/signal/page.h"
+#include "tests/integration/shared_broker.h"
+
+namespace gpushm::integration {
+
+inline constexpr uint64_t kFrameBytes = 65536;
+
+class SyncHppTest : public SharedBrokerTest {
+ protected:
+  void SetUp() override {
+    const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+    ASSERT_TRUE(api && (*api)->Init());
+    api_ = *api;
+    auto context = PrimaryContext::Retain(*api_, 0);
+    ASSERT_TRUE(context && context->MakeCurrent());
+    context_.emplace(std::move(*context));
+    ASSERT_EQ(api_->cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    auto client = Client::Open({.folder = run()});
+    ASSERT_TRUE(client) << client.error().text();
+    client_.emplace(std::move(*client));
+  }
+  void TearDown() override {
+    if (stream_ != nullptr) api_->cuStreamDestroy(stream_);
+  }
+  Ring Writer(gpushm_ring_policy policy) {
+    auto ring =
+        Ring::Write(*client_, "video", {.policy = policy, .frames = 2, .frame_bytes = kFrameBytes});
+    EXPECT_TRUE(ring) << ring.error().text();
+    return ring ? std::move(*ring) : Ring();
+  }
+  // One frame, filled by the stream.
+  void Put(Ring& ring, unsigned char word) {
+    auto frame = ring.BeginWrite();
+    ASSERT_TRUE(frame) << frame.error().text();
+    api_->cuMemsetD32Async(frame->address(), word, kFrameBytes / 4, stream_);
+    frame->set_bytes(kFrameBytes);
+    frame->metadata()[0] = word;
+    ASSERT_TRUE(frame->End(stream_));
+    EXPECT_FALSE(frame->open());
+  }
+
+  // Faults of the driver, from the next call on (runtime/driver/sim).
+  static void Inject(const std::string& faults) {
+    const std::string path = folder_ + "/sim/faults.yaml";
+    std::ofstream(path + ".new") << faults << '\n';
+    std::filesystem::rename(path + ".new", path);
+  }
+
+  // The page of that kind, its first counter at `value` if that is given, where this process has it
+  // mapped to write.
+  static std::optional<signal::Page> PageOf(signal::Kind kind, std::optional<uint64_t> value = {}) {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      uintptr_t begin = 0;
+      uintptr_t end = 0;
+      std::array<char, 5> access{};
+      if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, access.data()) != 3) continue;
+      if (line.find("gpushm-page") == line.npos || access[1] != 'w') continue;
+      const auto page = signal::Page::Look(reinterpret_cast<void*>(begin), end - begin);
+      if (!page || page->kind() != kind) continue;
+      if (!value || page->cell(0).value.load() == *value) return *page;
+    }
+    return std::nullopt;
+  }
+  // What a broker does that does not know the owner.
+  static void EndAsBroker(signal::Cell& cell) {
+    EXPECT_TRUE(signal::EndCell(cell, cell.owner.load(), signal::CellState::kDied));
+  }
+  // A stream with work that takes as long as the test likes: until the gate is at `value`.
+  CUstream StreamBehind(Signal& gate, uint64_t value) {
+    CUstream stream = nullptr;
+    EXPECT_EQ(api_->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    EXPECT_EQ(
+        api_->cuStreamWaitValue64(stream, *gate.DeviceAddress(), value, CU_STREAM_WAIT_VALUE_GEQ),
+        CUDA_SUCCESS);
+    return stream;
+  }
+  void End(CUstream stream) {
+    EXPECT_EQ(api_->cuStreamSynchronize(stream), CUDA_SUCCESS);
+    EXPECT_EQ(api_->cuStreamDestroy(stream), CUDA_SUCCESS);
+  }
+
+  static bool Reaches(const signal::Cell& cell, uint64_t value) {
+    return signal::WaitUntil(cell, value, Deadline::AfterMs(kPatienceMs)).has_value();
+  }
+  // Whether the stream gets to its end.
+  bool Passes(CUstream stream) const {
+    const Deadline deadline = Deadline::AfterMs(kPatienceMs);
+    while (api_->cuStreamQuery(stream) == CUDA_ERROR_NOT_READY) {
+      if (deadline.Passed()) return false;
+      poll(nullptr, 0, 1);  // sleep: a stream that passes wakes nobody
+    }
+    return true;
+  }
+
+  const CudaApi* api_ = nullptr;
+  std::optional<PrimaryContext> context_;
+  CUstream stream_ = nullptr;
+  std::optional<Client> client_;
+};
+
+}  // namespace gpushm::integration
