@@ -10,9 +10,12 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/testing/sharing.h"
@@ -136,6 +139,83 @@ TEST(PluginCrash, KilledBeforeEachChangeOfTheFileSystem) {
   }
   EXPECT_TRUE(ended) << "more than " << kMostSteps << " changes";
   EXPECT_GT(step, 30) << "the preloaded library did not count";
+}
+
+// The plugin that takes over is killed before its n-th change of the file system, from its start to
+// its first pod; or the one that ends is, so many milliseconds after it was asked to.
+struct Handover {
+  const char* name;
+  bool kills_next;
+};
+class PluginHandoverCrash : public ::testing::TestWithParam<Handover> {};
+INSTANTIATE_TEST_SUITE_P(Killed, PluginHandoverCrash,
+                         ::testing::Values(Handover{"TheOneThatTakesOver", true},
+                                           Handover{"TheOneThatEnds", false}),
+                         [](const auto& row) { return std::string(row.param.name); });
+
+TEST_P(PluginHandoverCrash, LeavesPodsAloneAndTheNodeServed) {
+  constexpr int kMostMs = 150;
+  const std::vector<std::string> waits = {"--standby"};
+  int step = 1;
+  bool ended = false;
+  for (; !ended && step < kMostSteps; step += kStride) {
+    SCOPED_TRACE(Concat("killed at ", step));
+    const TestNode node;
+    const std::string config = node.WriteConfig();
+    ScriptedKubelet kubelet(testing::KubeletOf(node));
+    ASSERT_TRUE(kubelet.Start());
+    PluginProcess first(node, config, {}, waits);
+    ASSERT_TRUE(kubelet.WaitAllocatable(kMemory, kUnits, Soon())) << first.Log();
+    ASSERT_TRUE(kubelet.WaitAllocatable(kAttach, kTokens, Soon())) << first.Log();
+    const std::string pod = kubelet.AddPod(SharingPod("victim", kPodUnits));
+    ExpectRunsOnOneGpu(node, kubelet, pod);
+    const auto gpus = testing::GpusOf(node, kubelet, pod);
+    std::map<std::string, std::string> environment;
+    if (GetParam().kills_next) {
+      environment = {{"LD_PRELOAD", KillerLibrary()}, {"GPUSHM_KILL_AT", std::to_string(step)}};
+    }
+    PluginProcess next(node, config, environment, waits);
+    // Both write the same log.
+    ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] {
+      return !next.Running() || first.Log().find("standing-by") != std::string::npos;
+    }));
+    first.Signal(SIGTERM);
+    if (GetParam().kills_next) {
+      EXPECT_TRUE(first.WaitEnd(kLongMs)) << first.Log();
+      ended = testing::WaitUntil(kLongMs, [&] {
+                return !next.Running() || (kubelet.Allocatable(kMemory) == kUnits &&
+                                           kubelet.streams(kMemory) == 2);
+              }) && next.Running();
+      if (ended) break;  // It serves; how it dies then is the test above.
+    } else {
+      ended = first.WaitEnd(step) || step >= kMostMs;
+      first.Signal(SIGKILL);
+      EXPECT_TRUE(first.WaitEnd(kLongMs));
+      EXPECT_TRUE(next.Running()) << first.Log();
+    }
+    uint64_t memory_streams = 2;
+    uint64_t attach_streams = 2;
+    // As the kubelet does with a container that died.
+    std::optional<PluginProcess> again;
+    if (!next.Running()) {
+      memory_streams = kubelet.streams(kMemory) + 1;
+      attach_streams = kubelet.streams(kAttach) + 1;
+      again.emplace(node, config, std::map<std::string, std::string>(), waits);
+    }
+    ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] {
+      return kubelet.streams(kMemory) >= memory_streams &&
+             kubelet.streams(kAttach) >= attach_streams &&
+             kubelet.Allocatable(kMemory) == kUnits && kubelet.Allocatable(kAttach) == kTokens;
+    })) << first.Log();
+    EXPECT_EQ(testing::GpusOf(node, kubelet, pod), gpus);
+    const Result<void> restarted = kubelet.RestartContainer(pod, "one");
+    ASSERT_TRUE(restarted) << restarted.error().ToString() << first.Log();
+    ExpectRunsOnOneGpu(node, kubelet, pod);
+    ExpectRunsOnOneGpu(node, kubelet, kubelet.AddPod(SharingPod("next", kPodUnits)));
+    ASSERT_FALSE(::testing::Test::HasFailure()) << first.Log();
+  }
+  EXPECT_TRUE(ended) << "more than " << kMostSteps << " steps";
+  EXPECT_GT(step, 3) << "nothing was killed";
 }
 
 }  // namespace

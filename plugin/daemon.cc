@@ -27,8 +27,11 @@ constexpr int64_t kLinkEndedMs = 200;
 // So long at most until the kubelet lists a pod no more whose broker has ended.
 constexpr int64_t kPodEndsMs = 40'000;
 constexpr int64_t kListTimeoutMs = 5000;
-// At the end, for the plugin that stands by to take over what is kept.
-constexpr int64_t kHandOverMs = 3000;
+// At the end, for the plugin that stands by to take over. Of the 10 s that its pod has to end.
+constexpr int64_t kHandOverMs = 5000;
+// So long at most a plugin that takes over keeps the one before it from ending.
+constexpr int64_t kRegisteredMs = 3000;
+constexpr int64_t kLookMs = 10;
 // At the end, until NVML counts as hanging.
 constexpr std::chrono::milliseconds kNvmlEnds{2000};
 
@@ -72,8 +75,8 @@ Daemon::Daemon(EventLoop* loop, DaemonOptions options)
     : loop_(loop), options_(std::move(options)) {}
 
 Daemon::~Daemon() {
-  if (registration_) registration_->Stop();
   HandOver();
+  if (registration_) registration_->Stop();
   std::unique_ptr<Monitoring> monitoring;
   {
     // Health and the reconciler may still tell devices; they find none to tell.
@@ -98,14 +101,23 @@ Daemon::~Daemon() {
   std::_Exit(EXIT_SUCCESS);
 }
 
-// To the plugin that stands by, if one does: it starts as soon as it has the lock.
+// To the plugin that stands by, if one does: it starts as soon as it has the lock, and lets go of
+// its own when the kubelet knows it. Until then the kubelet's calls come here and are forwarded.
 void Daemon::HandOver() {
-  if (!allocator_ || !keeper_ || !locks_.serving) return;
-  const auto waits = TryLockFile(options_.config.state_folder + kStandbyLock);
-  if (waits || waits.error().code() != Code::kBusy) return;
+  const std::string standby = options_.config.state_folder + kStandbyLock;
+  const auto waits = [&standby] {
+    const auto taken = TryLockFile(standby);
+    return !taken && taken.error().code() == Code::kBusy;
+  };
+  if (!allocator_ || !keeper_ || !locks_.serving || !waits()) return;
+  const Deadline deadline = Deadline::AfterMs(kHandOverMs);
+  if (registration_) registration_->HandOver();
   allocator_->Close();  // From here on the node's files are the other one's.
   locks_.serving.Reset();
-  keeper_->HandOver(Deadline::AfterMs(kHandOverMs));
+  keeper_->HandOver(deadline);
+  while (registration_ && waits() && !deadline.Passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
+  }
 }
 
 Result<void> Daemon::CheckNode(const DaemonOptions& options) {
@@ -122,7 +134,12 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
         &Daemon::StartHealth, &Daemon::StartMonitoring, &Daemon::Serve, &Daemon::WatchConfig}) {
     if (auto done = (daemon.get()->*step)(); !done) return std::unexpected(done.error());
   }
-  daemon->locks_.standby.Reset();  // The next one may wait now.
+  if (daemon->locks_.standby && daemon->registration_) {
+    daemon->registration_->WaitFor([](const kubelet::State& state) { return state.usable(); },
+                                   Deadline::AfterMs(kRegisteredMs));
+  }
+  // The one before may end, and the next one wait.
+  daemon->locks_.standby.Reset();
   LogInfo("ready", {{"gpus", daemon->advertisement_.gpus.size()},
                     {"memory_ids", daemon->advertisement_.memory_ids.size()},
                     {"attach_ids", daemon->advertisement_.attach_ids.size()},
@@ -414,6 +431,7 @@ Result<void> Daemon::Register() {
   }
   kubelet::Registration::Options options;
   options.folder = options_.config.kubelet_folder;
+  options.beside = locks_.standby.valid();
   options.on_call = [this](const kubelet::CallRecord& record) { counters_.Note(record); };
   Result<std::unique_ptr<kubelet::Registration>> registration =
       kubelet::Registration::Start(std::move(options), &*allocator_);

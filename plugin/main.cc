@@ -56,7 +56,8 @@ std::string Environment(const char* name) {
   return value == nullptr ? std::string() : value;
 }
 
-int Serve(DaemonOptions options, bool standby) {
+// `flags`: for who waited, the configuration may be another one by then.
+int Serve(DaemonOptions options, bool standby, const ConfigFlags& flags) {
   KeepHeapSmall();  // 19 MiB instead of 32.6 under the load of scrape_bench.
   RaiseDescriptorLimit();
   options.driver_folder = DriverFolderFromEnvironment();
@@ -77,6 +78,9 @@ int Serve(DaemonOptions options, bool standby) {
       return 0;
     }
     locks = std::move(**waited);
+    Result<PluginConfig> config = flags.Read();
+    if (!config) return RefuseToServe(config.error());
+    options.config = std::move(*config);
   }
   const Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return RefuseToServe(loop.error());
@@ -170,7 +174,7 @@ int Main(int argc, char** argv) {
   options.config = std::move(*config);
   options.config_path = flags.file();
   options.flags = flags.Overrides();
-  return Serve(std::move(options), standby);
+  return Serve(std::move(options), standby, flags);
 }
 
 }  // namespace

@@ -6,11 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <thread>
 
 #include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/keeper/testing/statements.h"
@@ -202,6 +204,73 @@ TEST_F(ProcessTest, APluginThatStandsByTakesOverWhatIsKept) {
   ASSERT_TRUE(welcome) << welcome.error().ToString();
   EXPECT_EQ(welcome->generations, 1U) << Log();
   EXPECT_TRUE(next.Running()) << Log();
+}
+
+// Pods come one after the other, while a plugin takes over from the next one, three times.
+TEST_F(ProcessTest, AnUpdateRejectsNoPod) {
+  const std::string config = node_.WriteConfig();
+  plugin_ = std::make_unique<PluginProcess>(node_, config, std::map<std::string, std::string>(),
+                                            std::vector<std::string>{"--standby"});
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string stays = kubelet_.AddPod(SharingPod("stays", 4));
+  ASSERT_TRUE(kubelet_.WaitRunning(stays, Soon())) << Log();
+  const std::vector<std::string> gpus = GpusOf(stays);
+  std::atomic<bool> stop = false;
+  std::atomic<int> done = 0;
+  std::string failures;
+  std::thread pods([&] {
+    while (!stop) {
+      const std::string uid = kubelet_.AddPod(SharingPod(Concat("pod-", done), 2));
+      if (kubelet_.StatusOf(uid).failed) {
+        failures += kubelet_.StatusOf(uid).message + "\n";
+      } else if (!kubelet_.WaitRunning(uid, Soon())) {
+        failures += "does not start\n";
+      }
+      kubelet_.DeletePod(uid);
+      ++done;
+    }
+  });
+  const auto more = [&] {
+    const int wanted = done + 3;
+    return testing::WaitUntil(kLongMs, [&] { return done >= wanted; });
+  };
+  for (int update = 0; update < 3 && more(); ++update) {
+    auto next =
+        std::make_unique<PluginProcess>(node_, config, std::map<std::string, std::string>(),
+                                        std::vector<std::string>{"--standby"});
+    if (!testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == update + 1; })) {
+      ADD_FAILURE() << "does not stand by: " << Log();
+    }
+    plugin_->Signal(SIGTERM);
+    if (!plugin_->WaitEnd(kLongMs)) ADD_FAILURE() << "does not end: " << Log();
+    EXPECT_EQ(WEXITSTATUS(plugin_->status()), 0);
+    plugin_ = std::move(next);
+  }
+  EXPECT_TRUE(more());
+  stop = true;
+  pods.join();
+  EXPECT_EQ(failures, "") << Log();
+  EXPECT_EQ(kubelet_.registrations(kMemory), 4U) << Log();
+  EXPECT_TRUE(WaitUsable());
+  ASSERT_TRUE(kubelet_.RestartContainer(stays, "one"));
+  ASSERT_TRUE(kubelet_.WaitRunning(stays, Soon())) << Log();
+  EXPECT_EQ(GpusOf(stays), gpus);
+}
+
+TEST_F(ProcessTest, APluginThatTakesOverTakesTheConfigurationOfThatMoment) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  auto next =
+      std::make_unique<PluginProcess>(node_, node_.WriteConfig(),
+                                      std::map<std::string, std::string>(),
+                                      std::vector<std::string>{"--standby"});
+  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }))
+      << Log();
+  node_.WriteConfig("reserve: 2Gi\n");
+  plugin_->Signal(SIGTERM);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << Log();
+  plugin_ = std::move(next);
+  EXPECT_TRUE(WaitUsable(kUnits - 2)) << Log();
 }
 
 TEST_F(ProcessTest, APluginThatStandsByEndsWhenItIsAskedTo) {

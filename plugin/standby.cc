@@ -20,6 +20,8 @@ namespace gpushm::plugin {
 namespace {
 
 constexpr int64_t kLookMs = 10;
+// An update takes seconds. Who waits longer was installed a second time.
+constexpr int64_t kTellMs = 60'000;
 
 // Whether this process could do what a serving one does in the kubelet's and the runtime's folders.
 Result<void> CheckFolders(const PluginConfig& config) {
@@ -73,6 +75,18 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
     (*loop)->After(kLookMs, look);
   };
   look();
+  const std::function<void()> tell = [&] {
+    (*loop)->After(kTellMs, [&] {
+      LogWarning("still-standing-by",
+                 {{"folder", folder},
+                  {"waited_ms", (MonotonicNs() - since_ns) / 1'000'000},
+                  {"reason",
+                   "another plugin serves this node and does not end: are there two "
+                   "DaemonSets of gpushm? kubectl get daemonsets -A"}});
+      tell();
+    });
+  };
+  tell();
   const auto watched = (*loop)->Watch(signals, EPOLLIN, [&](uint32_t) {
     signalfd_siginfo info{};
     // SIGHUP asks a serving plugin to read its configuration again.

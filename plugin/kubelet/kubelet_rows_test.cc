@@ -5,8 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
+#include <filesystem>
 #include <iostream>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -244,10 +247,10 @@ TEST_F(PluginDies, IsForgottenAfterTheGrace) {
   EXPECT_TRUE(Usable());
 }
 
-// Row: re-registration while an old stream is open. Kubelets up to 1.35 know plugins by resource
-// alone: the old stream's end disconnects the new registration; later ones mark the resource as
-// stopped though its stream is open. The kubelet is scripted, of both kinds, and notices the end of
-// a stream late.
+// Row: re-registration while an old stream is open. Kubelets up to 1.36 know plugins by resource
+// alone: the old stream's end disconnects the new registration; later ones refuse a socket that
+// they hold for connected. The kubelet is scripted, of both kinds, and notices the end of a stream
+// late.
 class ReRegisterWhileOldStreamIsOpen : public RowTest,
                                        public ::testing::WithParamInterface<bool> {};
 INSTANTIATE_TEST_SUITE_P(Kubelets, ReRegisterWhileOldStreamIsOpen, ::testing::Bool());
@@ -280,17 +283,27 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedIfItWasTooEarly) {
   EXPECT_TRUE(Usable());
 }
 
-// Later kubelets say nothing when they confuse two registrations: the stream stays open, the
-// resource is stopped. podresources shows it, and Renew mends it.
-TEST_F(ReRegisterWhileOldStreamIsOpen, IsSeenInPodResourcesAndRenewed) {
-  kubelet_options.notice_ms = 60;
+// Later kubelets hold the socket for connected for ever after that.
+TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedOnAnotherSocketIfItWasTooEarly) {
+  kubelet_options.notice_ms = 100;
   options.times.grace_ms = 1;
-  options.times.backoff_max_ms = 1000;
   StartBoth();
   ASSERT_TRUE(kubelet->ListenAgain());
-  ASSERT_TRUE(kubelet->WaitAllocatable(kMemory, 0, Soon()));
-  ASSERT_TRUE(kubelet->WaitAllocatable(kAttach, 0, Soon()));
-  EXPECT_TRUE(plugin->WaitFor([](const State& state) { return state.usable(); }, Soon()));
+  ASSERT_TRUE(
+      plugin->WaitFor([](const State& state) { return state.memory.failures > 0; }, Soon()));
+  EXPECT_THAT(plugin->state().memory.last_error, HasSubstr("already connected"));
+  EXPECT_TRUE(Usable());
+  EXPECT_TRUE(std::filesystem::exists(folder / "device-plugins/gpushm-memory-2.sock"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "device-plugins/gpushm-memory.sock"));
+}
+
+// Row: the kubelet has forgotten the resource, and its stream is open. podresources shows it, and
+// Renew mends it. The kubelet is scripted.
+using Forgotten = RowTest;
+
+TEST_F(Forgotten, IsSeenInPodResourcesAndRenewed) {
+  StartBoth();
+  kubelet->Forget(kMemory);
   PodResources pods({.socket = kubelet_options.pod_resources_socket});
   const auto is_well = [&] {
     const auto allocatable = pods.Allocatable(Soon());
@@ -298,20 +311,145 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsSeenInPodResourcesAndRenewed) {
            allocatable->ours.at(Resource::kMemory).size() == 8;
   };
   EXPECT_FALSE(is_well());
-  // The grace of 1 ms doubles until it is longer than the kubelet takes.
-  const Deadline deadline = Soon();
-  for (bool well = false; !well && !deadline.Passed();) {
-    const uint64_t before = kubelet->streams(kMemory);
-    plugin->Renew(Resource::kMemory);
-    ASSERT_TRUE(plugin->WaitFor(
-        [&](const State& state) {
-          return state.memory.usable() && kubelet->streams(kMemory) > before;
-        },
-        Soon()));
-    // Until the end of the former stream has been noticed.
-    well = !kubelet->WaitAllocatable(kMemory, 0, Deadline::AfterMs(200)) && is_well();
-  }
+  EXPECT_TRUE(plugin->state().usable());
+  const uint64_t before = kubelet->streams(kMemory);
+  plugin->Renew(Resource::kMemory);
+  ASSERT_TRUE(plugin->WaitFor(
+      [&](const State& state) {
+        return state.memory.usable() && kubelet->streams(kMemory) > before;
+      },
+      Soon()));
+  EXPECT_TRUE(Usable());
   EXPECT_TRUE(is_well());
+}
+
+// Row: another plugin takes over, its sockets registered before the first one's streams end. Since
+// 1.37 no pod is rejected meanwhile; before, those that come between the end of the old stream and
+// the second registration. The kubelet is scripted, of both kinds.
+class HandingOver : public RowTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  // Of the pods that come one after the other until it is told to stop, those that failed.
+  struct Pods {
+    explicit Pods(ScriptedKubelet* kubelet)
+        : thread([this, kubelet] {
+            for (int i = 0; !stop; ++i) {
+              const std::string uid = kubelet->AddPod(SharingPod(Concat("pod-", i)));
+              const PodStatus status = kubelet->StatusOf(uid);
+              if (status.failed) {
+                ++failed;
+                const std::lock_guard lock(mutex);
+                message = status.message;
+              } else if (!kubelet->WaitRunning(uid, Soon())) {
+                ++stuck;
+              }
+              kubelet->DeletePod(uid);
+              ++done;
+            }
+          }) {}
+    ~Pods() { Stop(); }
+    void Stop() {
+      stop = true;
+      if (thread.joinable()) thread.join();
+    }
+    // So many more.
+    bool Wait(int more) const {
+      const int wanted = done + more;
+      const Deadline deadline = Soon();
+      while (done < wanted && !deadline.Passed()) std::this_thread::yield();
+      return done >= wanted;
+    }
+    std::atomic<bool> stop = false;
+    std::atomic<int> done = 0;
+    std::atomic<int> failed = 0;
+    std::atomic<int> stuck = 0;
+    std::mutex mutex;
+    std::string message;
+    std::thread thread;
+  };
+};
+INSTANTIATE_TEST_SUITE_P(Kubelets, HandingOver, ::testing::Bool());
+
+TEST_P(HandingOver, LeavesNoPodBehind) {
+  kubelet_options.known_by_resource_alone = GetParam();
+  std::atomic<bool> closed = false;
+  handler.on_allocate = [&](Resource, const DeviceIds& ids) -> Result<Grant> {
+    if (closed) return Fail(Code::kUnavailable, "this plugin ends");
+    return Grant{.cdi_names = {*ids.begin()}, .edits = {}};
+  };
+  handler.on_pre_start = [&](Resource, const DeviceIds&) -> Result<void> {
+    if (closed) return Fail(Code::kUnavailable, "this plugin ends");
+    return {};
+  };
+  RecordingHandler second_handler;
+  StartBoth();
+  Pods pods(kubelet.get());
+  ASSERT_TRUE(pods.Wait(3));
+  plugin->HandOver();
+  closed = true;
+  Registration::Options beside = options;
+  beside.beside = true;
+  auto second = Registration::Start(beside, &second_handler);
+  ASSERT_TRUE(second) << second.error().ToString();
+  (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
+  (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
+  ASSERT_TRUE((*second)->WaitFor([](const State& state) { return state.usable(); }, Soon()));
+  ASSERT_TRUE(pods.Wait(3));
+  EXPECT_EQ(pods.failed, 0) << pods.message;
+  plugin->Stop();
+  plugin = std::move(*second);
+  if (GetParam()) {
+    // Its streams end with those of the first one.
+    EXPECT_TRUE(plugin->WaitFor(
+        [](const State& state) { return state.memory.failures > 0 && state.attach.failures > 0; },
+        Soon()));
+  }
+  ASSERT_TRUE(Usable());
+  const int failed = pods.failed;
+  ASSERT_TRUE(pods.Wait(3));
+  pods.Stop();
+  EXPECT_EQ(pods.failed, failed) << pods.message;
+  EXPECT_EQ(pods.stuck, 0);
+  if (!GetParam()) {
+    EXPECT_EQ(failed, 0) << pods.message;
+  }
+  EXPECT_GT(second_handler.Count("allocate"), 0U);
+}
+
+// What the first one is asked before the second one listens waits for it.
+TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
+  kubelet_options.known_by_resource_alone = GetParam();
+  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
+    return Fail(Code::kUnavailable, "this plugin ends");
+  };
+  RecordingHandler second_handler;
+  StartBoth();
+  plugin->HandOver();
+  std::string uid;
+  std::thread admits([&] { uid = kubelet->AddPod(SharingPod("pod")); });
+  while (handler.Count("allocate") == 0) std::this_thread::yield();
+  Registration::Options beside = options;
+  beside.beside = true;
+  auto second = Registration::Start(beside, &second_handler);
+  ASSERT_TRUE(second) << second.error().ToString();
+  (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
+  (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
+  admits.join();
+  EXPECT_FALSE(kubelet->StatusOf(uid).failed) << kubelet->StatusOf(uid).message;
+  EXPECT_EQ(second_handler.Count("allocate"), 2U);
+  second->reset();
+}
+
+// The one that was to take over has died: its socket is there, and nobody answers.
+TEST_P(HandingOver, SaysSoWhereNobodyTakesOver) {
+  kubelet_options.known_by_resource_alone = GetParam();
+  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
+    return Fail(Code::kUnavailable, "this plugin ends");
+  };
+  StartBoth();
+  plugin->HandOver();
+  const std::string uid = kubelet->AddPod(SharingPod("pod"));
+  EXPECT_TRUE(kubelet->StatusOf(uid).failed);
+  EXPECT_THAT(kubelet->StatusOf(uid).message, HasSubstr("the plugin that takes over"));
 }
 
 // Row: a device becomes unhealthy. Allocatable shrinks, capacity does not; its container stays but

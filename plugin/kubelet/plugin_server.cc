@@ -21,6 +21,10 @@ namespace api = ::v1beta1;
 // Streams that were cancelled end at once; without this a defect in gRPC could hold up our end.
 constexpr std::chrono::seconds kStreamsEnd{5};
 
+// For a successor's answers. The kubelet gives Allocate no deadline and PreStartContainer 30 s.
+constexpr std::chrono::seconds kForwarded{5};
+constexpr int kMaxForwardedBytes = 4 << 20;
+
 // IDs that an error names; the rest is counted.
 constexpr size_t kNamedIds = 8;
 
@@ -95,6 +99,12 @@ class PluginServer::Service final
     for (auto& [id, stream] : streams_) Write(stream.get());
   }
 
+  void ForwardTo(const std::string& path) {
+    auto successor = api::DevicePlugin::NewStub(NewChannel(path, kMaxForwardedBytes));
+    const std::lock_guard lock(mutex_);
+    if (!successor_) successor_ = std::move(successor);
+  }
+
   void EndStreams() {
     const std::lock_guard lock(mutex_);
     for (auto& [id, stream] : streams_) End(stream.get());
@@ -136,9 +146,13 @@ class PluginServer::Service final
     return grpc::Status::OK;
   }
 
-  grpc::Status Allocate(grpc::ServerContext*, const api::AllocateRequest* request,
+  grpc::Status Allocate(grpc::ServerContext* call, const api::AllocateRequest* request,
                         api::AllocateResponse* response) override {
-    return Timed(CallRecord::Kind::kAllocate, [&]() -> Result<void> {
+    const auto forward = [&](api::DevicePlugin::Stub* successor, grpc::ClientContext* context) {
+      response->Clear();
+      return successor->Allocate(context, *request, response);
+    };
+    return Timed(CallRecord::Kind::kAllocate, call, forward, [&]() -> Result<void> {
       for (const api::ContainerAllocateRequest& container : request->container_requests()) {
         const Result<DeviceIds> ids = Known(container.devices_ids());
         if (!ids) return std::unexpected(ids.error());
@@ -150,20 +164,27 @@ class PluginServer::Service final
     });
   }
 
-  grpc::Status PreStartContainer(grpc::ServerContext*, const api::PreStartContainerRequest* request,
-                                 api::PreStartContainerResponse*) override {
-    return Timed(CallRecord::Kind::kPreStart, [&]() -> Result<void> {
+  grpc::Status PreStartContainer(grpc::ServerContext* call,
+                                 const api::PreStartContainerRequest* request,
+                                 api::PreStartContainerResponse* response) override {
+    const auto forward = [&](api::DevicePlugin::Stub* successor, grpc::ClientContext* context) {
+      return successor->PreStartContainer(context, *request, response);
+    };
+    return Timed(CallRecord::Kind::kPreStart, call, forward, [&]() -> Result<void> {
       const Result<DeviceIds> ids = Known(request->devices_ids());
       if (!ids) return std::unexpected(ids.error());
       return handler_->PreStart(config_.resource, *ids);
     });
   }
 
-  grpc::Status GetPreferredAllocation(grpc::ServerContext*,
+  grpc::Status GetPreferredAllocation(grpc::ServerContext* call,
                                       const api::PreferredAllocationRequest* request,
                                       api::PreferredAllocationResponse* response) override {
     if (!config_.prefers) return {grpc::StatusCode::UNIMPLEMENTED, "gpushm prefers no device ID"};
-    return Timed(CallRecord::Kind::kPrefer, [&]() -> Result<void> {
+    const auto forward = [&](api::DevicePlugin::Stub* successor, grpc::ClientContext* context) {
+      return successor->GetPreferredAllocation(context, *request, response);
+    };
+    return Timed(CallRecord::Kind::kPrefer, call, forward, [&]() -> Result<void> {
       for (const auto& container : request->container_requests()) {
         const DeviceIds chosen =
             handler_->Prefer(config_.resource, ToIds(container.available_deviceids()),
@@ -198,15 +219,33 @@ class PluginServer::Service final
     return reinterpret_cast<void*>((stream.id << 2) | static_cast<uintptr_t>(step));
   }
 
-  template <typename Call>
-  grpc::Status Timed(CallRecord::Kind kind, Call call) {
+  // `answer`, or where that is kUnavailable and there is a successor, `forward`.
+  template <typename Forward, typename Answer>
+  grpc::Status Timed(CallRecord::Kind kind, grpc::ServerContext* call, Forward forward,
+                     Answer answer) {
     const int64_t start_ns = MonotonicNs();
-    const Result<void> done = call();
+    Result<void> done = answer();
+    if (!done && done.error().code() == Code::kUnavailable) {
+      if (api::DevicePlugin::Stub* const successor = Successor()) {
+        const auto context = grpc::ClientContext::FromServerContext(*call);
+        context->set_wait_for_ready(true);
+        context->set_deadline(std::chrono::system_clock::now() + kForwarded);
+        const grpc::Status status = forward(successor, context.get());
+        done = status.ok() ? Result<void>()
+                           : std::unexpected(FromGrpc(status, "the plugin that takes over"));
+      }
+    }
     if (config_.on_call) {
       config_.on_call({kind, config_.resource, MonotonicNs() - start_ns,
                        done ? std::nullopt : std::optional(done.error().code())});
     }
     return done ? grpc::Status::OK : ToGrpc(done.error());
+  }
+
+  // Once there it stays.
+  api::DevicePlugin::Stub* Successor() {
+    const std::lock_guard lock(mutex_);
+    return successor_.get();
   }
 
   template <typename Repeated>
@@ -321,6 +360,7 @@ class PluginServer::Service final
   uint64_t version_ = 0;  // 0: SetDevices was not called yet.
   api::ListAndWatchResponse list_;
   DeviceIds known_;
+  std::unique_ptr<api::DevicePlugin::Stub> successor_;
   uint64_t last_id_ = 0;
   std::map<uint64_t, std::unique_ptr<Stream>> streams_;  // By id; one of them awaits its client.
 };
@@ -334,6 +374,7 @@ void PluginServer::Serve(UniqueFd connection) { service_->Serve(std::move(connec
 void PluginServer::SetDevices(std::vector<Advertised> devices) {
   service_->SetDevices(std::move(devices));
 }
+void PluginServer::ForwardTo(const std::string& path) { service_->ForwardTo(path); }
 void PluginServer::EndStreams() { service_->EndStreams(); }
 void PluginServer::CancelStreams() { service_->CancelStreams(); }
 void PluginServer::Shutdown(const Deadline& deadline) { service_->Shutdown(deadline); }

@@ -62,6 +62,9 @@ class PluginServer {
   void Serve(UniqueFd connection);
   // All devices there are, sorted by ID for the kubelet.
   void SetDevices(std::vector<Advertised> devices);
+  // From now on what the Handler answers with kUnavailable is asked of the plugin that listens at
+  // `path`, or begins to within seconds.
+  void ForwardTo(const std::string& path);
   // Ends the streams that are open: politely, or for those that take nothing, by cancelling. Both
   // come back as `on_streams`.
   void EndStreams();

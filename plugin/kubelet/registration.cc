@@ -26,6 +26,27 @@ namespace api = ::v1beta1;
 // What the kubelet answers with is empty; anything near this is not the kubelet.
 constexpr int kMaxAnswerBytes = 64 * 1024;
 
+// The names that a resource's socket can have, and which it takes first.
+struct SocketNames {
+  std::string file;
+  std::string other_file;
+  const std::string& longest() const { return file.size() > other_file.size() ? file : other_file; }
+};
+
+SocketNames NamesOf(const std::string& name, const Registration::Options& options) {
+  SocketNames names{.file = name + ".sock", .other_file = name + "-2.sock"};
+  if (!options.beside) return names;
+  const auto path = [&options](const std::string& file) {
+    return Concat(options.folder, "/", file);
+  };
+  // Not that of the one before, also where that was killed: the kubelet may have yet to notice.
+  const bool other_is_its = SomeoneAccepts(path(names.other_file));
+  if (SomeoneAccepts(path(names.file)) || (Identify(path(names.file)) && !other_is_its)) {
+    std::swap(names.file, names.other_file);
+  }
+  return names;
+}
+
 struct Request {
   std::string kubelet_path;
   api::RegisterRequest message;
@@ -82,6 +103,12 @@ class Registration::Registrar {
   }
 
   // Any thread.
+  void HandOver() {
+    const std::lock_guard lock(mutex_);
+    for (Line& line : lines_) line.server->ForwardTo(PathOf(line.other_file));
+  }
+
+  // Any thread.
   State state() const {
     const std::lock_guard lock(mutex_);
     return state_;
@@ -129,7 +156,8 @@ class Registration::Registrar {
   struct Line {
     Resource resource = Resource::kMemory;
     std::string name;
-    std::string file;  // The socket's name in the folder.
+    std::string file;  // The socket's name in the folder; changed with mutex_ held.
+    std::string other_file;
     std::string path;
     std::unique_ptr<PluginServer> server;
     std::unique_ptr<Worker> worker;  // Register blocks.
@@ -147,11 +175,15 @@ class Registration::Registrar {
     std::string listen_error;  // Why a serving one has no socket.
   };
 
-  void Add(Line* line, Resource resource, const std::string& file, Handler* handler) {
+  std::string PathOf(const std::string& file) const { return Concat(options_.folder, "/", file); }
+
+  void Add(Line* line, Resource resource, const std::string& socket, Handler* handler) {
+    const SocketNames names = NamesOf(socket, options_);
     line->resource = resource;
     line->name = options_.names.Of(resource);
-    line->file = file;
-    line->path = Concat(options_.folder, "/", file);
+    line->file = names.file;
+    line->other_file = names.other_file;
+    line->path = PathOf(line->file);
     line->backoff_ms = options_.times.backoff_first_ms;
     line->grace_ms = options_.times.grace_ms;
     line->worker = std::make_unique<Worker>();
@@ -318,6 +350,14 @@ class Registration::Registrar {
     return {};
   }
 
+  void TakeOtherName(Line* line) {
+    if (SomeoneAccepts(PathOf(line->other_file))) return;
+    CloseSocket(line);
+    const std::lock_guard lock(mutex_);
+    std::swap(line->file, line->other_file);
+    line->path = PathOf(line->file);
+  }
+
   void CloseSocket(Line* line) {
     if (!line->socket) return;
     loop_->Unwatch(line->socket->fd());
@@ -326,7 +366,10 @@ class Registration::Registrar {
 
   void OnRegistered(Line* line, const Result<void>& done) {
     line->call.reset();
-    if (!done) return Failed(line, done.error());
+    if (!done) {
+      if (done.error().code() == Code::kInternal) TakeOtherName(line);  // The kubelet refused it.
+      return Failed(line, done.error());
+    }
     Update(line, [](ResourceState* state) {
       state->registered = true;
       ++state->registrations;
@@ -398,12 +441,15 @@ class Registration::Registrar {
 
 Result<std::unique_ptr<Registration>> Registration::Start(Options options, Handler* handler) {
   RouteGrpcLog();
-  for (const std::string& file : {options.memory_socket, options.attach_socket}) {
-    const std::string path = Concat(options.folder, "/", file);
+  for (const std::string& name : {options.memory_socket, options.attach_socket}) {
+    const SocketNames names = NamesOf(name, options);
+    const std::string path = Concat(options.folder, "/", names.file);
     if (SomeoneAccepts(path))
       return Fail(Code::kAlreadyExists, Concat("another process serves ", path),
-                  "run one plugin per node (DaemonSet: maxSurge 0)");
-    if (const Result<void> fits = ListeningSocket::CheckPath(path); !fits)
+                  "run one plugin per node");
+    if (const Result<void> fits =
+            ListeningSocket::CheckPath(Concat(options.folder, "/", names.longest()));
+        !fits)
       return std::unexpected(fits.error());
   }
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
@@ -424,6 +470,7 @@ bool Registration::WaitFor(const std::function<bool(const State&)>& reached,
                            const Deadline& deadline) const {
   return registrar_->WaitFor(reached, deadline);
 }
+void Registration::HandOver() { registrar_->HandOver(); }
 void Registration::Renew(Resource resource) { registrar_->Renew(resource); }
 void Registration::Stop() { registrar_->Stop(); }
 

@@ -103,7 +103,7 @@ TEST_F(RegistrationTest, RegistersNothingThatWasNotAdvertised) {
 TEST_F(RegistrationTest, SaysInOptionsWhatItWants) {
   options.prefers = true;
   StartPlugin();
-  const std::string socket = Concat(options.folder, "/", options.memory_socket);
+  const std::string socket = Concat(options.folder, "/", options.memory_socket, ".sock");
   StartKubelet();
   ASSERT_TRUE(Usable());
   api::DevicePluginOptions answer;

@@ -139,7 +139,9 @@ PluginProcess::~PluginProcess() {
   waitpid(pid_, &status_, 0);
 }
 
-void PluginProcess::Signal(int signal) const { kill(pid_, signal); }
+void PluginProcess::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);  // -1 would be every process there is.
+}
 
 bool PluginProcess::Running() {
   if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = -1;

@@ -16,8 +16,8 @@ class OtherPlugin : public Handler {
               const std::vector<std::string>& ids = {kForeignGpu}) {
     Registration::Options options;
     options.folder = folder;
-    options.memory_socket = "other.sock";
-    options.attach_socket = "other-unused.sock";
+    options.memory_socket = "other";
+    options.attach_socket = "other-unused";
     options.names = {.memory = resource, .attach = "unused.example.com/unused"};
     auto started = Registration::Start(std::move(options), this);
     if (!started) return;

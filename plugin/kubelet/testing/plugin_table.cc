@@ -27,10 +27,20 @@ Result<void> PluginTable::Connect(const std::string& resource, const std::string
   }
   const std::lock_guard lock(mutex_);
   if (closing_) return Fail(Code::kUnavailable, "the kubelet stops");
+  if (!options_.known_by_resource_alone) {
+    auto& connected = connected_[resource];
+    if (connected.contains(socket)) {
+      // It also forgets the client that is connected, so nothing takes that out of the list again.
+      std::erase_if(clients_[resource], [&](const auto& item) { return item->socket() == socket; });
+      return Fail(Code::kInternal, Concat("device plugin already connected: ", socket));
+    }
+    connected[socket] = {client, *options};
+  }
   endpoints_[resource] = {client, *options};
   ++counts_[resource].registrations;
   if (lost_streams_ > 0) {
     --lost_streams_;
+    connected_[resource].erase(socket);
     return {};
   }
   running_.push_back(client);
@@ -77,11 +87,9 @@ void PluginTable::Remove(const std::string& resource, const std::string& socket)
   const std::lock_guard lock(mutex_);
   const auto found = clients_.find(resource);
   if (found == clients_.end()) return;
-  auto& known = found->second;
-  const auto client = std::find_if(known.begin(), known.end(), [&](const auto& item) {
+  std::erase_if(found->second, [&](const auto& item) {
     return options_.known_by_resource_alone || item->socket() == socket;
   });
-  if (client != known.end()) known.erase(client);
 }
 
 void PluginTable::Disconnect(const std::shared_ptr<PluginClient>& client) {
@@ -91,9 +99,29 @@ void PluginTable::Disconnect(const std::shared_ptr<PluginClient>& client) {
     const std::lock_guard lock(mutex_);
     const auto endpoint = endpoints_.find(client->resource());
     if (endpoint == endpoints_.end()) return;
-    book_->MarkUnhealthy(client->resource());
-    // Whichever registration it belongs to.
-    if (endpoint->second.client) endpoint->second.client->MarkStopped();
+    auto& connected = connected_[client->resource()];
+    if (options_.known_by_resource_alone) {
+      // Whichever registration it belongs to.
+      if (endpoint->second.client) endpoint->second.client->MarkStopped();
+    } else {
+      if (!connected.contains(client->socket())) return;
+      client->MarkStopped();
+      connected.erase(client->socket());
+    }
+    if (connected.empty()) {
+      book_->MarkUnhealthy(client->resource());
+    } else {
+      endpoint->second = connected.begin()->second;
+    }
+  }
+  Changed();
+}
+
+void PluginTable::Forget(const std::string& resource) {
+  {
+    const std::lock_guard lock(mutex_);
+    endpoints_.at(resource).client->MarkStopped();
+    book_->MarkUnhealthy(resource);
   }
   Changed();
 }
@@ -135,6 +163,7 @@ void PluginTable::CloseAll() {
   for (std::thread& thread : threads) thread.join();
   const std::lock_guard lock(mutex_);
   clients_.clear();
+  connected_.clear();
 }
 
 void PluginTable::Restart() {

@@ -50,6 +50,8 @@ class PluginTable {
 
   void LoseStreams(int count);
   void DropStream(const std::string& resource);
+  // Takes the resource for stopped, though its stream is open.
+  void Forget(const std::string& resource);
 
   uint64_t registrations(const std::string& resource) const;
   uint64_t streams(const std::string& resource) const;
@@ -77,7 +79,9 @@ class PluginTable {
   bool closing_ = false;
   int lost_streams_ = 0;
   std::map<std::string, std::vector<std::shared_ptr<PluginClient>>> clients_;  // By resource.
-  std::map<std::string, Endpoint> endpoints_;                                  // By resource.
+  std::map<std::string, Endpoint> endpoints_;  // By resource: whom it calls.
+  // By resource and socket, where plugins are not known by their resource alone.
+  std::map<std::string, std::map<std::string, Endpoint>> connected_;
   std::map<std::string, Counts> counts_;
   std::vector<std::shared_ptr<PluginClient>> running_;  // Whose streams were started.
   std::list<std::thread> threads_;

@@ -531,6 +531,8 @@ uint64_t ScriptedKubelet::lists(const std::string& resource) const {
 uint64_t ScriptedKubelet::pod_resources_calls() const { return impl_->list_calls(); }
 void ScriptedKubelet::RefuseRegistrations(int count) { impl_->Refuse(count); }
 void ScriptedKubelet::LoseStreams(int count) { impl_->table().LoseStreams(count); }
+void ScriptedKubelet::Forget(const std::string& resource) { impl_->table().Forget(resource); }
+
 void ScriptedKubelet::DropStream(const std::string& resource) {
   impl_->table().DropStream(resource);
 }

@@ -68,8 +68,9 @@ class ScriptedKubelet {
     std::string folder;  // Of device plugins; is made.
     std::string kubelet_socket = "kubelet.sock";
     std::string pod_resources_socket;  // Path; none if empty.
-    // Up to 1.35: plugins are known by their resource alone, so that the end of an old stream
-    // disconnects the new registration. Later: by resource and socket.
+    // Up to 1.36: plugins are known by their resource alone, so that the end of an old stream
+    // disconnects the new registration. Later: by resource and socket, and one that is connected
+    // is refused.
     bool known_by_resource_alone = false;
     // Up to about 1.25: a start removes every file of the folder, not only sockets.
     bool wipes_all_files = false;
@@ -129,6 +130,8 @@ class ScriptedKubelet {
   void LoseStreams(int count);
   // Ends the stream of a resource from the kubelet's side.
   void DropStream(const std::string& resource);
+  // Takes the resource for stopped, though its stream is open.
+  void Forget(const std::string& resource);
   // See DeviceBook.
   void Leak(const std::string& resource, size_t count);
 

@@ -152,7 +152,9 @@ std::string BrokerProcess::Socket(const std::string& container) const {
   return folder_ + (container.empty() ? "" : "/" + container) + "/gpushm.sock";
 }
 
-void BrokerProcess::Signal(int signal) const { kill(pid_, signal); }
+void BrokerProcess::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
 
 int BrokerProcess::WaitForEnd(int64_t wait_ms) {
   if (ended_) return result_;

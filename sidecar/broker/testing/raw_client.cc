@@ -164,7 +164,9 @@ ClientProcess::ClientProcess(const std::function<int()>& work) {
 
 ClientProcess::~ClientProcess() { Kill(); }
 
-void ClientProcess::Signal(int signal) const { kill(pid_, signal); }
+void ClientProcess::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
 
 void ClientProcess::Kill() {
   if (pid_ <= 0) return;

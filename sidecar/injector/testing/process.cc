@@ -105,7 +105,9 @@ InjectorProcess::~InjectorProcess() {
   waitpid(pid_, nullptr, 0);
 }
 
-void InjectorProcess::Signal(int signal) const { kill(pid_, signal); }
+void InjectorProcess::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
 
 int InjectorProcess::WaitEnd(int64_t timeout_ms) {
   int status = -1;
