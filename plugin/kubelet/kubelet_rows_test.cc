@@ -404,6 +404,7 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
         Soon()));
   }
   ASSERT_TRUE(Usable());
+  ASSERT_TRUE(pods.Wait(1));  // One that came before that.
   const int failed = pods.failed;
   ASSERT_TRUE(pods.Wait(3));
   pods.Stop();

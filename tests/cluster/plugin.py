@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 
+from case import is_ready
 from processes import Failure, wait_until
 import settings
 
@@ -97,6 +98,21 @@ class Plugin:
                        lambda _: f"{name} does not end")
         self.wait_registered(mark)
         self.wait_serving(units, tokens)
+
+    def update(self):
+        """Another pod of the DaemonSet beside the first, which ends when that one is ready, as by
+        an upgrade. The new pod's log."""
+        former = self.pod()["metadata"]["name"]
+        self._api.patch("DaemonSet", NAME, {"spec": {"template": {"metadata": {"annotations": {
+            "updated-from": former}}}}}, NAMESPACE)
+
+        def updated(pods):
+            return len(pods) == 1 and former not in pods and is_ready(*pods.values())
+
+        self._api.wait("Pod", NAMESPACE, updated, TIMEOUT_S, lambda pods: (
+            f"{former} is not replaced: {self._state(pods.values())}"))
+        self.wait_serving()
+        return self.log()
 
     def mark(self):
         """For wait_registered: the kubelet, and how often it was registered with."""

@@ -49,6 +49,25 @@ class RunningPodsTest(PluginCase):
     def test_plugin_replaced(self):
         self.survives(self.plugin.replace)
 
+    def test_plugin_updated(self):
+        """Goal: the next plugin is ready before the former one ends, and takes over what that one
+        keeps. Method: the DaemonSet's own update, twice, so that each of the sockets' names is
+        used; a broker that is killed after that finds its buffer again."""
+        def happens():
+            for _ in range(2):
+                log = self.plugin.update()
+                for event in (" standing-by ", " taking-over ", " ready "):
+                    self.assertIn(event, log)
+                self.run_pod(gpu_pod("between"))
+                self.delete_pods("between")
+
+        self.survives(happens)
+        sidecar = self.container_ids("old")["gpushm"]
+        self.cluster.process_of_container(sidecar).end(0)
+        self.wait_pod("old", lambda p: self.container_ids("old")["gpushm"] != sidecar and is_ready(p),
+                      "has no new sidecar")
+        self.assertEqual(self.read("old", "data", len(TEXT), "b"), TEXT)
+
     def test_kubelet_containerd_and_plugin_killed_together(self):
         self.survives(lambda: self.restart_with_kubelet("containerd", plugin=True))
 
