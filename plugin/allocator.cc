@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 
 #include "runtime/daemon/log.h"
 
@@ -104,15 +105,39 @@ Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& i
   };
   const Open open(this);
   if (ids.empty()) return Fail(Code::kInvalidArgument, "Allocate without device IDs");
-  const std::string& name = *ids.begin();
-  const std::unique_lock lock(mutex_, std::chrono::milliseconds(options_.allocate_timeout_ms));
-  if (!lock) {
-    return Fail(Code::kTimeout,
-                Concat("the plugin has been deciding about another container for ",
-                       options_.allocate_timeout_ms, " ms"),
-                "delete the pod, its controller makes another one; the plugin's log and the node's "
-                "disk tell what hangs");
+  struct Admission {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool given_up = false;  // What has not begun by then has no effect.
+    std::optional<Result<kubelet::Grant>> answer;
+  };
+  const auto admission = std::make_shared<Admission>();
+  admissions_.Run([this, admission, resource, ids] {
+    const std::lock_guard deciding(mutex_);
+    {
+      const std::lock_guard lock(admission->mutex);
+      if (admission->given_up) return;
+    }
+    Result<kubelet::Grant> answer = Admit(resource, ids);
+    const std::lock_guard lock(admission->mutex);
+    admission->answer = std::move(answer);
+    admission->changed.notify_all();
+  });
+  std::unique_lock lock(admission->mutex);
+  if (admission->changed.wait_for(lock, std::chrono::milliseconds(options_.allocate_timeout_ms),
+                                  [&] { return admission->answer.has_value(); })) {
+    return std::move(*admission->answer);
   }
+  admission->given_up = true;
+  return Fail(Code::kTimeout,
+              Concat("for ", options_.allocate_timeout_ms,
+                     " ms the plugin has been deciding about this or another container"),
+              "delete the pod, its controller makes another one; the plugin's log and the node's "
+              "disk tell what hangs");
+}
+
+Result<kubelet::Grant> Allocator::Admit(Resource resource, const DeviceIds& ids) {
+  const std::string& name = *ids.begin();
   if (closed_) return Fail(Code::kUnavailable, "this plugin ends");
   ApplyLinks();
   if (resource == Resource::kMemory) {

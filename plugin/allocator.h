@@ -33,6 +33,7 @@
 #include "plugin/kubelet/pod_resources.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
+#include "runtime/daemon/worker.h"
 
 namespace gpushm::plugin {
 
@@ -65,8 +66,8 @@ struct AllocatorOptions {
   // Of one PreStart: listing, and waiting for what passes by itself. The kubelet gives it 30 s.
   int64_t list_timeout_ms = 5000;
   int64_t settle_timeout_ms = 2000;
-  // Allocate waits so long for a decision that is under way. The kubelet gives it no deadline, and
-  // admits no other pod meanwhile.
+  // So long at most takes an Allocate, for a decision that is under way or a disk that hangs. The
+  // kubelet gives it no deadline, and admits no other pod meanwhile.
   int64_t allocate_timeout_ms = 5000;
 };
 
@@ -108,6 +109,7 @@ class Allocator final : public kubelet::Handler {
  private:
   Result<kubelet::PodList> ListWhenQuiet(const Deadline& deadline);
   // mutex_ is held.
+  Result<kubelet::Grant> Admit(Resource resource, const DeviceIds& ids);
   void ApplyLinks();
   void ApplyTaken();
 
@@ -126,6 +128,9 @@ class Allocator final : public kubelet::Handler {
 
   std::mutex links_mutex_;  // Guards links_; the keeper's thread never waits for the book.
   std::vector<std::pair<std::string, bool>> links_;
+
+  // Admits, and is what Allocate waits for no longer than it may. Ends first.
+  Worker admissions_{1, Worker::Threads::kLeave};
 };
 
 }  // namespace gpushm::plugin

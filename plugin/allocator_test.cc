@@ -54,6 +54,7 @@ class FakeNode : public Effects {
     return {};
   }
   void Retract(Resource resource, const std::string& name) override {
+    if (on_retract) on_retract();
     specs.erase(CdiName(resource, name));
   }
 
@@ -71,6 +72,7 @@ class FakeNode : public Effects {
   std::optional<Status> publish_error;
   std::function<void()> on_list;
   std::function<void()> on_publish;
+  std::function<void()> on_retract;
   std::atomic<int> lists{0};
 };
 
@@ -126,6 +128,25 @@ TEST_F(AllocatorTest, AllocateDoesNotWaitForADecisionThatHangs) {
   go_on.set_value();
   hangs.join();
   EXPECT_TRUE(allocator_->Allocate(Resource::kMemory, Ids('m', 4, 1)));
+}
+
+TEST_F(AllocatorTest, AllocateDoesNotWaitForADiskThatHangs) {
+  Reset({.allocate_timeout_ms = 50});
+  std::promise<void> go_on;
+  std::atomic<int> retracted = 0;
+  node_.on_retract = [&, until = go_on.get_future().share()] {
+    if (++retracted == 1) until.wait();
+  };
+  for (const int first : {0, 1}) {
+    const auto refused = allocator_->Allocate(Resource::kMemory, Ids('m', first, 1));
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), Code::kTimeout);
+    EXPECT_THAT(refused.error().ToString(), HasSubstr("disk"));
+  }
+  go_on.set_value();
+  // The second of them had not begun.
+  EXPECT_TRUE(allocator_->Allocate(Resource::kMemory, Ids('m', 2, 1)));
+  EXPECT_EQ(retracted, 2);
 }
 
 TEST_F(AllocatorTest, AllocateTakesAwayWhatStoodBehindItsIds) {

@@ -59,6 +59,49 @@ class PluginCase(ClusterCase):
         wait_for(max(len(ids), 1))
 
 
+class DiskTest(PluginCase):
+    """The disk of the plugin's folder hangs: pods that need no GPU start, and all is well when it
+    is back."""
+
+    IMAGE_MIB = 64
+
+    def node(self, *words):
+        subprocess.run(self.cluster.node_command(*words), env=self.cluster.environment(),
+                       check=True, capture_output=True, timeout=60)
+
+    def test_pods_without_gpus_start_while_a_decision_hangs(self):
+        """Method: a file system of its own that is frozen, as by a snapshot. A pod's start then
+        hangs in the plugin; the next one that asks for memory is rejected after five seconds, for
+        which the kubelet admits nobody else."""
+        folder = self.cluster.on_node("/var/lib/gpushm")
+        disk = self.cluster.state / "frozen.img"
+        with open(disk, "wb") as file:
+            file.truncate(self.IMAGE_MIB << 20)
+        subprocess.run(["mkfs.ext4", "-q", str(disk)], check=True)
+        self.addCleanup(disk.unlink)
+        self.node("mount", "-o", "loop", str(disk), "/var/lib/gpushm")
+        self.addCleanup(self.plugin.replace)
+        self.addCleanup(self.node, "umount", "--lazy", "/var/lib/gpushm")
+        self.plugin.replace()
+        self.assertTrue((folder / "links").is_dir())
+        self.node("fsfreeze", "--freeze", "/var/lib/gpushm")
+        try:
+            self.create(gpu_pod("hangs"))
+            self.wait_event("hangs", "Created|Pulled|Scheduled")
+            time.sleep(1)  # Until its sidecar's PreStartContainer is there.
+            self.create(gpu_pod("rejected"))
+            self.run_pod(pod("plain", container("a")))
+            rejected = self.wait_phase("rejected", "Failed")
+            self.assertRegex(rejected["status"]["message"],
+                             "for 5000 ms the plugin has been deciding .* disk")
+        finally:
+            self.node("fsfreeze", "--unfreeze", "/var/lib/gpushm")
+        self.wait_ready("hangs")
+        self.run_pod(gpu_pod("next"))
+        self.delete_pods("hangs", "next", "rejected")
+        self.plugin.wait_released()
+
+
 class NeighbourTest(PluginCase):
     """Another plugin that hands out GPUs of the node: none is sold twice."""
 
