@@ -173,6 +173,7 @@ Result<kubelet::PodList> Allocator::ListWhenQuiet(const Deadline& deadline) {
 Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
   const Deadline settled = Deadline::AfterMs(options_.settle_timeout_ms);
   for (;;) {
+    if (closed_) return Fail(Code::kUnavailable, "this plugin ends");
     const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));
     if (!pods) return std::unexpected(pods.error());
     // Between two looks of Reconcile another plugin can come up, as after a boot. Containers that
@@ -227,6 +228,7 @@ DeviceIds Allocator::Prefer(Resource, const DeviceIds& available, const DeviceId
 }
 
 Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
+  if (closed_) return std::vector<Binding>();
   const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));
   if (!pods) return std::unexpected(pods.error());
   const Result<void> looked =

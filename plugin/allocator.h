@@ -12,8 +12,9 @@
 //       the kubelet starts without asking (it may, while no plugin is registered) fails, and does
 //       not get its predecessor's GPU.
 //   (2) No listing of podresources begins while an Allocate is open here: the kubelet can lose a
-//       reservation then (k/k PR #137534). Where one of them begins during a listing, the loss
-//       shows as an ID at two containers, and the book refuses both.
+//       reservation then (k/k PR #137534). Where one of them begins during a listing, or is
+//       forwarded by the plugin before this one, the loss shows as an ID at two containers, and the
+//       book refuses both.
 //
 // Threads: all calls from any thread.
 #pragma once

@@ -32,6 +32,8 @@ constexpr int64_t kHandOverMs = 5000;
 // So long at most a plugin that takes over keeps the one before it from ending.
 constexpr int64_t kRegisteredMs = 3000;
 constexpr int64_t kLookMs = 10;
+// From a registration after another plugin to the first look at the kubelet's list.
+constexpr int64_t kAfterTakeOverMs = 1000;
 // At the end, until NVML counts as hanging.
 constexpr std::chrono::milliseconds kNvmlEnds{2000};
 
@@ -104,17 +106,17 @@ Daemon::~Daemon() {
 // To the plugin that stands by, if one does: it starts as soon as it has the lock, and lets go of
 // its own when the kubelet knows it. Until then the kubelet's calls come here and are forwarded.
 void Daemon::HandOver() {
-  const std::string standby = options_.config.state_folder + kStandbyLock;
-  const auto waits = [&standby] {
-    const auto taken = TryLockFile(standby);
-    return !taken && taken.error().code() == Code::kBusy;
+  // One that has taken over, and could not serve, has nobody behind it.
+  if (!allocator_ || !keeper_ || !locks_.serving || locks_.standby) return;
+  const auto waits = [standby = options_.config.state_folder + kStandbyLock] {
+    return IsLocked(standby);
   };
-  if (!allocator_ || !keeper_ || !locks_.serving || !waits()) return;
+  if (!waits()) return;
   const Deadline deadline = Deadline::AfterMs(kHandOverMs);
   if (registration_) registration_->HandOver();
   allocator_->Close();  // From here on the node's files are the other one's.
   locks_.serving.Reset();
-  keeper_->HandOver(deadline);
+  keeper_->HandOver(deadline, waits);
   while (registration_ && waits() && !deadline.Passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
@@ -157,15 +159,19 @@ Result<void> Daemon::MakeStateFolder(const std::string& folder) {
 }
 
 Result<void> Daemon::LockState() {
-  if (locks_.serving) return {};
   const std::string& folder = options_.config.state_folder;
-  if (auto made = MakeStateFolder(folder); !made) return made;
-  Result<UniqueFd> locked = LockFile(
-      folder + kServingLock, Status(Code::kAlreadyExists, Concat("another plugin serves ", folder),
-                                    "one plugin a node; --standby waits for its end"));
-  if (!locked) return std::unexpected(locked.error());
-  locks_.serving = std::move(*locked);
-  return {};
+  if (!locks_.serving) {
+    if (auto made = MakeStateFolder(folder); !made) return made;
+    Result<UniqueFd> locked =
+        LockFile(folder + kServingLock,
+                 Status(Code::kAlreadyExists, Concat("another plugin serves ", folder),
+                        "one plugin a node; --standby waits for its end"));
+    if (!locked) return std::unexpected(locked.error());
+    locks_.serving = std::move(*locked);
+  }
+  if (options_.config.kubelet == KubeletMode::kNone || locks_.standby) return {};
+  // One with another state folder: before anything is touched that both would share.
+  return kubelet::Registration::CheckAlone({.folder = options_.config.kubelet_folder});
 }
 
 Result<void> Daemon::ReadNode() {
@@ -406,12 +412,17 @@ Result<void> Daemon::Serve() {
   const PluginConfig& config = options_.config;
   if (config.kubelet == KubeletMode::kNone) return OpenDeclared();
   // A first look, so that nothing is offered that another plugin offers. Where there is no kubelet
-  // yet, each PreStartContainer looks anyway.
-  if (const auto looked = allocator_->Reconcile(NowMs()); !looked) {
-    LogWarning("not-listed", {{"reason", looked.error().ToString()}});
+  // yet, each PreStartContainer looks anyway. Who takes over knows what the one before saw, and
+  // pods of which that one was asked wait for it: the kubelet is not asked for its list meanwhile
+  // (allocator.h, invariant 2).
+  const bool takes_over = locks_.standby.valid();
+  if (!takes_over) {
+    if (const auto looked = allocator_->Reconcile(NowMs()); !looked) {
+      LogWarning("not-listed", {{"reason", looked.error().ToString()}});
+    }
   }
   if (auto registered = Register(); !registered) return registered;
-  ReconcileSoon(0);
+  ReconcileSoon(takes_over ? kAfterTakeOverMs : 0);
   return {};
 }
 

@@ -78,9 +78,13 @@ int Serve(DaemonOptions options, bool standby, const ConfigFlags& flags) {
       return 0;
     }
     locks = std::move(**waited);
-    Result<PluginConfig> config = flags.Read();
-    if (!config) return RefuseToServe(config.error());
-    options.config = std::move(*config);
+    // As a plugin that serves takes a change over.
+    if (const Result<PluginConfig> config = flags.Read(); config) {
+      options.config = TakeOver(options.config, *config).config;
+      ConfigureLog(options.config.log);
+    } else {
+      LogError("reload-refused", {{"file", flags.file()}, {"reason", config.error().ToString()}});
+    }
   }
   const Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return RefuseToServe(loop.error());

@@ -206,6 +206,58 @@ TEST_F(ProcessTest, APluginThatStandsByTakesOverWhatIsKept) {
   EXPECT_TRUE(next.Running()) << Log();
 }
 
+// As where somebody changes stateFolder: the CDI specs are in a folder that both have.
+TEST_F(ProcessTest, ASecondPluginWithAnotherStateFolderTouchesNothing) {
+  const std::string config = node_.WriteConfig();
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  for (int update = 0; update < 2; ++update) {  // The second time the first one is on "-2.sock".
+    const std::string pod = kubelet_.AddPod(SharingPod(Concat("pod-", update), 4));
+    ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+    const auto text = [&] {
+      std::string all;
+      for (const auto& file : std::filesystem::directory_iterator(node_ / "cdi")) {
+        std::ifstream in(file.path());
+        all.append(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+      }
+      return all;
+    };
+    const std::string before = text();
+    EXPECT_THAT(before, HasSubstr("/state/links/"));
+    const int refused = Count(Log(), "another process serves");
+    PluginProcess second(node_, config, {}, {"--standby", "--state-folder", node_ / "other"});
+    EXPECT_TRUE(second.WaitEnd(kLongMs)) << Log();
+    EXPECT_EQ(Count(Log(), "another process serves"), refused + 1) << Log();
+    EXPECT_EQ(text(), before);
+    if (update > 0) break;
+    auto next = std::make_unique<PluginProcess>(node_, config, std::map<std::string, std::string>(),
+                                                std::vector<std::string>{"--standby"});
+    ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }));
+    plugin_->Signal(SIGTERM);
+    ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << Log();
+    plugin_ = std::move(next);
+  }
+}
+
+// A file that says nothing sensible at that moment is refused as by a plugin that serves.
+TEST_F(ProcessTest, APluginThatTakesOverKeepsItsConfigurationForABadOne) {
+  const std::string config = node_.WriteConfig();
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  auto next = std::make_unique<PluginProcess>(node_, config, std::map<std::string, std::string>(),
+                                              std::vector<std::string>{"--standby"});
+  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }));
+  node_.WriteConfig("reserve: [much]\n");
+  // The first one looks as well.
+  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "reload-refused") == 1; }));
+  plugin_->Signal(SIGTERM);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << Log();
+  plugin_ = std::move(next);
+  EXPECT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), " ready ") == 2; })) << Log();
+  EXPECT_GE(Count(Log(), "reload-refused"), 2);
+  EXPECT_TRUE(WaitUsable()) << Log();
+}
+
 // Pods come one after the other, while a plugin takes over from the next one, three times.
 TEST_F(ProcessTest, AnUpdateRejectsNoPod) {
   const std::string config = node_.WriteConfig();
@@ -235,9 +287,8 @@ TEST_F(ProcessTest, AnUpdateRejectsNoPod) {
     return testing::WaitUntil(kLongMs, [&] { return done >= wanted; });
   };
   for (int update = 0; update < 3 && more(); ++update) {
-    auto next =
-        std::make_unique<PluginProcess>(node_, config, std::map<std::string, std::string>(),
-                                        std::vector<std::string>{"--standby"});
+    auto next = std::make_unique<PluginProcess>(node_, config, std::map<std::string, std::string>(),
+                                                std::vector<std::string>{"--standby"});
     if (!testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == update + 1; })) {
       ADD_FAILURE() << "does not stand by: " << Log();
     }
@@ -260,10 +311,9 @@ TEST_F(ProcessTest, AnUpdateRejectsNoPod) {
 TEST_F(ProcessTest, APluginThatTakesOverTakesTheConfigurationOfThatMoment) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
-  auto next =
-      std::make_unique<PluginProcess>(node_, node_.WriteConfig(),
-                                      std::map<std::string, std::string>(),
-                                      std::vector<std::string>{"--standby"});
+  auto next = std::make_unique<PluginProcess>(node_, node_.WriteConfig(),
+                                              std::map<std::string, std::string>(),
+                                              std::vector<std::string>{"--standby"});
   ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }))
       << Log();
   node_.WriteConfig("reserve: 2Gi\n");

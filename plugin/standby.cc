@@ -1,5 +1,6 @@
 #include "plugin/standby.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -9,6 +10,8 @@
 #include <memory>
 #include <utility>
 
+#include "plugin/cdi/host_files.h"
+#include "plugin/kubelet/registration.h"
 #include "plugin/kubelet/unix_socket.h"
 #include "plugin/probes.h"
 #include "runtime/base/clock.h"
@@ -20,12 +23,20 @@ namespace gpushm::plugin {
 namespace {
 
 constexpr int64_t kLookMs = 10;
+// Of a plugin that has let go of its lock: what it takes to hand over.
+constexpr int64_t kEndsMs = 8000;
 // An update takes seconds. Who waits longer was installed a second time.
 constexpr int64_t kTellMs = 60'000;
 
 // Whether this process could do what a serving one does in the kubelet's and the runtime's folders.
-Result<void> CheckFolders(const PluginConfig& config) {
+Result<void> CheckFolders(const DaemonOptions& options) {
+  const PluginConfig& config = options.config;
   if (config.kubelet == KubeletMode::kNone) return {};
+  for (const char* const file : {kLibraryName, kCtlName}) {
+    const std::string path = Concat(options.payload_folder, "/", file);
+    if (options.payload_folder.empty() || access(path.c_str(), R_OK) == 0) continue;
+    return FailSystem(errno, Concat("read ", path), "--payload names the folder that has it");
+  }
   if (config.strategy == Strategy::kCdi && access(config.cdi_folder.c_str(), W_OK) != 0) {
     return FailSystem(errno, Concat("write to ", config.cdi_folder));
   }
@@ -43,13 +54,18 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
   if (auto made = Daemon::MakeStateFolder(folder); !made) return std::unexpected(made.error());
   NodeLocks locks;
   Result<UniqueFd> serving = TryLockFile(folder + kServingLock);
-  if (serving) {  // Nobody serves: there is nothing to wait for.
+  if (serving) {  // Nobody serves, or one that ends does so for some seconds yet.
     locks.serving = std::move(*serving);
+    const Deadline ended = Deadline::AfterMs(kEndsMs);
+    while (options.config.kubelet == KubeletMode::kAuto && !ended.Passed() &&
+           !kubelet::Registration::CheckAlone({.folder = options.config.kubelet_folder})) {
+      poll(nullptr, 0, kLookMs);
+    }
     return std::optional(std::move(locks));
   }
   if (serving.error().code() != Code::kBusy) return std::unexpected(serving.error());
   if (auto ready = Daemon::CheckNode(options); !ready) return std::unexpected(ready.error());
-  if (auto ready = CheckFolders(options.config); !ready) return std::unexpected(ready.error());
+  if (auto ready = CheckFolders(options); !ready) return std::unexpected(ready.error());
   Result<UniqueFd> standby =
       LockFile(folder + kStandbyLock,
                Status(Code::kAlreadyExists, Concat("another plugin stands by for ", folder),
@@ -82,7 +98,7 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
                   {"waited_ms", (MonotonicNs() - since_ns) / 1'000'000},
                   {"reason",
                    "another plugin serves this node and does not end: are there two "
-                   "DaemonSets of gpushm? kubectl get daemonsets -A"}});
+                   "DaemonSets of gpushm (kubectl get daemonsets -A), or minReadySeconds?"}});
       tell();
     });
   };

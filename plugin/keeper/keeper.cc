@@ -182,10 +182,10 @@ void Keeper::Close(const std::string& name) {
   }
 }
 
-void Keeper::HandOver(const Deadline& deadline) {
+void Keeper::HandOver(const Deadline& deadline, const std::function<bool()>& goes_on) {
   OnLoop([&] {
     for (const auto& [name, link] : links_) {
-      const Result<uint64_t> handed = link->HandOver(deadline);
+      const Result<uint64_t> handed = link->HandOver(deadline, goes_on);
       if (!handed) {
         LogWarning("not-handed-over",
                    {{"allocation", name}, {"reason", handed.error().ToString()}});

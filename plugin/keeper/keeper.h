@@ -77,7 +77,8 @@ class Keeper {
   // Everything that is kept goes to the plugin that follows, as its brokers would state it: that
   // one listens at the links' paths, or will before the deadline. For the end of this one; brokers
   // that live connect to the other by themselves.
-  void HandOver(const Deadline& deadline);
+  // Ends early when `goes_on` is false: nobody takes over any more.
+  void HandOver(const Deadline& deadline, const std::function<bool()>& goes_on);
 
   // Told to the brokers on that GPU, now and when they connect.
   void SetDevice(const std::string& gpu, bool lost, const std::string& reason);

@@ -50,7 +50,8 @@ void LinkServer::Flush(uint64_t id) {
   UpdateInterest(*connection);
 }
 
-Result<uint64_t> LinkServer::HandOver(const Deadline& deadline) const {
+Result<uint64_t> LinkServer::HandOver(const Deadline& deadline,
+                                      const std::function<bool()>& goes_on) const {
   constexpr int kLookMs = 5;
   const KeptCounts counts = kept_.counts();
   if (!granted_ || counts == KeptCounts{}) return 0;
@@ -58,7 +59,7 @@ Result<uint64_t> LinkServer::HandOver(const Deadline& deadline) const {
   for (;; poll(nullptr, 0, kLookMs)) {
     if (!IsOurs()) socket = protocol::Connect(path_);
     if (socket) break;
-    if (deadline.Passed()) return std::unexpected(socket.error());
+    if (deadline.Passed() || !goes_on()) return std::unexpected(socket.error());
   }
   const auto say = [&](protocol::LinkKind kind, const auto& body) {
     protocol::Buffer bytes;

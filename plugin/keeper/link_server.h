@@ -118,7 +118,7 @@ class LinkServer {
   void SetHealth(const GpuHealth& health);
   // Keeper::HandOver of this link: as its broker, with its epoch. Blocks until the deadline. How
   // many generations; 0: nothing is kept.
-  Result<uint64_t> HandOver(const Deadline& deadline) const;
+  Result<uint64_t> HandOver(const Deadline& deadline, const std::function<bool()>& goes_on) const;
 
   const LinkGrant& grant() const { return grant_; }
   bool granted() const { return granted_; }

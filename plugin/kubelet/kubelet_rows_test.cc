@@ -426,8 +426,8 @@ TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
   StartBoth();
   plugin->HandOver();
   std::string uid;
-  std::thread admits([&] { uid = kubelet->AddPod(SharingPod("pod")); });
-  while (handler.Count("allocate") == 0) std::this_thread::yield();
+  std::jthread admits([&] { uid = kubelet->AddPod(SharingPod("pod")); });
+  for (const Deadline asked = Soon(); handler.Count("allocate") == 0;) ASSERT_FALSE(asked.Passed());
   Registration::Options beside = options;
   beside.beside = true;
   auto second = Registration::Start(beside, &second_handler);
@@ -440,13 +440,15 @@ TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
   second->reset();
 }
 
-// The one that was to take over has died: its socket is there, and nobody answers.
+// The one that was to take over hangs: its sockets take connections, and nobody answers.
 TEST_P(HandingOver, SaysSoWhereNobodyTakesOver) {
   kubelet_options.known_by_resource_alone = GetParam();
   handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
     return Fail(Code::kUnavailable, "this plugin ends");
   };
   StartBoth();
+  const auto hangs = ListeningSocket::Bind(folder / "device-plugins/gpushm-memory-2.sock");
+  ASSERT_TRUE(hangs);
   plugin->HandOver();
   const std::string uid = kubelet->AddPod(SharingPod("pod"));
   EXPECT_TRUE(kubelet->StatusOf(uid).failed);

@@ -21,8 +21,10 @@ namespace api = ::v1beta1;
 // Streams that were cancelled end at once; without this a defect in gRPC could hold up our end.
 constexpr std::chrono::seconds kStreamsEnd{5};
 
-// For a successor's answers. The kubelet gives Allocate no deadline and PreStartContainer 30 s.
+// For a successor's answers, its start included. The kubelet gives Allocate no deadline and admits
+// nobody else meanwhile; PreStartContainer has 30 s.
 constexpr std::chrono::seconds kForwarded{5};
+constexpr std::chrono::seconds kForwardedStart{20};
 constexpr int kMaxForwardedBytes = 4 << 20;
 
 // IDs that an error names; the rest is counted.
@@ -229,7 +231,8 @@ class PluginServer::Service final
       if (api::DevicePlugin::Stub* const successor = Successor()) {
         const auto context = grpc::ClientContext::FromServerContext(*call);
         context->set_wait_for_ready(true);
-        context->set_deadline(std::chrono::system_clock::now() + kForwarded);
+        context->set_deadline(std::chrono::system_clock::now() +
+                              (kind == CallRecord::Kind::kPreStart ? kForwardedStart : kForwarded));
         const grpc::Status status = forward(successor, context.get());
         done = status.ok() ? Result<void>()
                            : std::unexpected(FromGrpc(status, "the plugin that takes over"));

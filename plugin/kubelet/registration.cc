@@ -26,25 +26,28 @@ namespace api = ::v1beta1;
 // What the kubelet answers with is empty; anything near this is not the kubelet.
 constexpr int kMaxAnswerBytes = 64 * 1024;
 
-// The names that a resource's socket can have, and which it takes first.
-struct SocketNames {
-  std::string file;
-  std::string other_file;
-  const std::string& longest() const { return file.size() > other_file.size() ? file : other_file; }
+// Of a resource's two sockets, behind its name.
+constexpr char kSuffix[] = ".sock";
+constexpr char kOtherSuffix[] = "-2.sock";
+
+struct SocketFiles {
+  std::string mine;
+  std::string other;
 };
 
-SocketNames NamesOf(const std::string& name, const Registration::Options& options) {
-  SocketNames names{.file = name + ".sock", .other_file = name + "-2.sock"};
-  if (!options.beside) return names;
+// Which of the two this plugin takes first.
+SocketFiles FilesOf(const std::string& name, const Registration::Options& options) {
+  SocketFiles files{.mine = name + kSuffix, .other = name + kOtherSuffix};
+  if (!options.beside) return files;
   const auto path = [&options](const std::string& file) {
     return Concat(options.folder, "/", file);
   };
   // Not that of the one before, also where that was killed: the kubelet may have yet to notice.
-  const bool other_is_its = SomeoneAccepts(path(names.other_file));
-  if (SomeoneAccepts(path(names.file)) || (Identify(path(names.file)) && !other_is_its)) {
-    std::swap(names.file, names.other_file);
+  const bool other_is_its = SomeoneAccepts(path(files.other));
+  if (SomeoneAccepts(path(files.mine)) || (Identify(path(files.mine)) && !other_is_its)) {
+    std::swap(files.mine, files.other);
   }
-  return names;
+  return files;
 }
 
 struct Request {
@@ -178,11 +181,11 @@ class Registration::Registrar {
   std::string PathOf(const std::string& file) const { return Concat(options_.folder, "/", file); }
 
   void Add(Line* line, Resource resource, const std::string& socket, Handler* handler) {
-    const SocketNames names = NamesOf(socket, options_);
+    const SocketFiles files = FilesOf(socket, options_);
     line->resource = resource;
     line->name = options_.names.Of(resource);
-    line->file = names.file;
-    line->other_file = names.other_file;
+    line->file = files.mine;
+    line->other_file = files.other;
     line->path = PathOf(line->file);
     line->backoff_ms = options_.times.backoff_first_ms;
     line->grace_ms = options_.times.grace_ms;
@@ -307,7 +310,11 @@ class Registration::Registrar {
   void Try(Line* line) {
     if (line->open > 0) return Restart(line);  // Of an attempt that seemed to have failed.
     const Result<void> listening = Listen(line);
-    if (!listening) return Failed(line, listening.error());
+    if (!listening) {
+      // The one before this one listens there again, as after a restart of the kubelet.
+      if (options_.beside && listening.error().code() == Code::kAlreadyExists) TakeOtherName(line);
+      return Failed(line, listening.error());
+    }
     if (!kubelet_) {
       line->phase = Phase::kWaiting;  // Look() sees it appear.
       return;
@@ -442,20 +449,31 @@ class Registration::Registrar {
 Result<std::unique_ptr<Registration>> Registration::Start(Options options, Handler* handler) {
   RouteGrpcLog();
   for (const std::string& name : {options.memory_socket, options.attach_socket}) {
-    const SocketNames names = NamesOf(name, options);
-    const std::string path = Concat(options.folder, "/", names.file);
-    if (SomeoneAccepts(path))
-      return Fail(Code::kAlreadyExists, Concat("another process serves ", path),
-                  "run one plugin per node");
-    if (const Result<void> fits =
-            ListeningSocket::CheckPath(Concat(options.folder, "/", names.longest()));
-        !fits)
+    const std::string longest = Concat(options.folder, "/", name, kOtherSuffix);
+    if (auto fits = ListeningSocket::CheckPath(longest); !fits)
       return std::unexpected(fits.error());
+  }
+  if (!options.beside) {
+    if (auto alone = CheckAlone(options); !alone) return std::unexpected(alone.error());
   }
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return std::unexpected(loop.error());
   return std::unique_ptr<Registration>(
       new Registration(std::make_unique<Registrar>(std::move(options), handler, std::move(*loop))));
+}
+
+Result<void> Registration::CheckAlone(const Options& options) {
+  for (const std::string& name : {options.memory_socket, options.attach_socket}) {
+    for (const char* const suffix : {kSuffix, kOtherSuffix}) {
+      const std::string path = Concat(options.folder, "/", name, suffix);
+      if (SomeoneAccepts(path)) {
+        return Fail(Code::kAlreadyExists, Concat("another process serves ", path),
+                    "run one plugin per node, and give the one that stands by the same "
+                    "state-folder");
+      }
+    }
+  }
+  return {};
 }
 
 Registration::Registration(std::unique_ptr<Registrar> registrar)

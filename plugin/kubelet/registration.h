@@ -12,24 +12,24 @@
 // Invariants:
 //   1. A resource listens and serves before it registers: the kubelet calls back inside Register.
 //   2. No registration while a former stream of ours is open: it is ended, its end awaited, and a
-//      kubelet that knew us given grace_ms to notice. Kubelets before 1.37 know a plugin by its
-//      resource alone: the end of the old stream disconnects the new registration (k/k #121994,
-//      #127803), and refuse nothing; later ones refuse a socket that they know.
+//      kubelet that knew us given grace_ms to notice. A kubelet before 1.37 knows a plugin by its
+//      resource alone, so the end of the old stream disconnects the new registration (k/k #121994,
+//      #127803). A later one refuses a socket that it holds for connected.
 //   3. While a stream is open and the kubelet's socket is the same, nothing is registered. Nothing
 //      is registered before its first SetDevices.
 //   4. Every wait has a deadline; attempts back off from backoff_first_ms to backoff_max_ms, and a
 //      new kubelet.sock ends that at once.
 //   5. Another process that accepts on one of our names is never pushed aside.
 //
-// Names. Each resource has two, "NAME.sock" and "NAME-2.sock", and is on one of them. Kubelets since
-// 1.37 can take a socket for connected for ever after a registration that came too early, so one
-// that is refused is repeated on the other.
+// Names. Each resource has two sockets, "NAME.sock" and "NAME-2.sock", and is on one of them. After
+// a registration that came too early, kubelets since 1.37 can hold its socket for connected for
+// ever; so a registration that is refused is repeated on the other one.
 //
-// Handing over. A plugin that takes over registers on the names that are free (Options::beside)
-// while the one before it still serves, and that one forwards what it no longer decides (HandOver), until the
-// kubelet calls the new one. Since Kubernetes 1.37 the end of the old streams then changes nothing.
-// Before, it disconnects the new registration too, which is noticed and repeated as any stream that
-// ends: for a moment the kubelet has no devices.
+// Handing over. A plugin that takes over registers on the sockets that are free (Options::beside)
+// while the one before it still serves. That one forwards what it no longer decides (HandOver),
+// until the kubelet calls the new one. Since Kubernetes 1.37 the end of the old streams then
+// changes nothing. Before, it disconnects the new registration too, which is noticed and repeated
+// as any stream that ends: for a moment the kubelet has no devices.
 //
 // Threads: the public functions from any thread. Inside, one thread watches, accepts and decides;
 // Register, which blocks, has a thread for each resource; calls run on gRPC's threads.
@@ -91,19 +91,21 @@ class Registration {
   struct Options {
     std::string folder = "/var/lib/kubelet/device-plugins";
     std::string kubelet_socket = "kubelet.sock";
-    std::string memory_socket = "gpushm-memory";  // Two names each, see below.
+    std::string memory_socket = "gpushm-memory";  // Without ".sock": see "Names" above.
     std::string attach_socket = "gpushm-attach";
     bool beside = false;  // Another plugin hands over to this one.
     ResourceNames names = {};
     bool prefers = false;  // The Handler's Prefer is offered to the kubelet.
     bool inotify = true;   // False where it does not work: looks every poll_blind_ms instead.
-    OnCall on_call;        // For histograms; any thread. May be empty.
-    Times times;
+    OnCall on_call = {};   // For histograms; any thread. May be empty.
+    Times times = {};
   };
 
   // `handler` outlives it. The folder and the kubelet may appear later.
   // kAlreadyExists: another plugin serves there. kInvalidArgument: a path is too long.
   static Result<std::unique_ptr<Registration>> Start(Options options, Handler* handler);
+  // kAlreadyExists: another plugin serves there.
+  static Result<void> CheckAlone(const Options& options);
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
   ~Registration();

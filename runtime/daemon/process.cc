@@ -164,6 +164,11 @@ Result<UniqueFd> TryLockFile(const std::string& path) {
   return Fail(Code::kBusy, Concat(path, " is locked"));
 }
 
+bool IsLocked(const std::string& path) {
+  const Result<UniqueFd> file = TryLockFile(path);
+  return !file && file.error().code() == Code::kBusy;
+}
+
 Result<UniqueFd> LockFile(const std::string& path, const Status& taken) {
   // A process that is killed while it starts another one leaves its descriptors to that, until that
   // has begun its own program.

@@ -31,6 +31,8 @@ UniqueFd SignalDescriptor(std::initializer_list<int> signals);
 
 // The lock of a file that is made if need be; it goes with the descriptor. kBusy: somebody has it.
 Result<UniqueFd> TryLockFile(const std::string& path);
+// Whether somebody has it; this process counts as well.
+bool IsLocked(const std::string& path);
 
 // Makes the file at `path` and locks it for this process, however it ends (flock). `taken`: the
 // error when another process has it, and keeps it for half a second. kSystem.

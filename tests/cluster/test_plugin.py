@@ -87,7 +87,7 @@ class DiskTest(PluginCase):
         self.node("fsfreeze", "--freeze", "/var/lib/gpushm")
         try:
             self.create(gpu_pod("hangs"))
-            self.wait_event("hangs", "Created|Pulled|Scheduled")
+            self.wait_event("hangs", "already present on machine")
             time.sleep(1)  # Until its sidecar's PreStartContainer is there.
             self.create(gpu_pod("rejected"))
             self.run_pod(pod("plain", container("a")))

@@ -62,10 +62,9 @@ class RunningPodsTest(PluginCase):
                 self.delete_pods("between")
 
         self.survives(happens)
-        sidecar = self.container_ids("old")["gpushm"]
-        self.cluster.process_of_container(sidecar).end(0)
-        self.wait_pod("old", lambda p: self.container_ids("old")["gpushm"] != sidecar and is_ready(p),
-                      "has no new sidecar")
+        self.cluster.process_of_container(statuses(self.get_pod("old"))["gpushm"]["containerID"]).end(0)
+        self.wait_pod("old", lambda p: statuses(p)["gpushm"]["restartCount"] == 1 and is_ready(p),
+                      "sidecar not restarted")
         self.assertEqual(self.read("old", "data", len(TEXT), "b"), TEXT)
 
     def test_kubelet_containerd_and_plugin_killed_together(self):
