@@ -120,6 +120,7 @@ void Daemon::HandOver() {
   while (registration_ && waits() && !deadline.Passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
+  if (registration_) registration_->Drain(deadline);
 }
 
 Result<void> Daemon::CheckNode(const DaemonOptions& options) {

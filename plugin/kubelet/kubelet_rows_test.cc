@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <filesystem>
+#include <future>
 #include <iostream>
 #include <mutex>
 #include <random>
@@ -437,6 +438,43 @@ TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
   admits.join();
   EXPECT_FALSE(kubelet->StatusOf(uid).failed) << kubelet->StatusOf(uid).message;
   EXPECT_EQ(second_handler.Count("allocate"), 2U);
+  second->reset();
+}
+
+// A call that the first one forwards is still under way when the kubelet knows the second one.
+TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
+  kubelet_options.known_by_resource_alone = GetParam();
+  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
+    return Fail(Code::kUnavailable, "this plugin ends");
+  };
+  std::promise<void> go_on;
+  RecordingHandler second_handler;
+  second_handler.on_allocate = [until = go_on.get_future().share()](
+                                   Resource, const DeviceIds& ids) -> Result<Grant> {
+    until.wait();
+    return Grant{.cdi_names = {*ids.begin()}, .edits = {}};
+  };
+  StartBoth();
+  plugin->HandOver();
+  std::string uid;
+  std::thread admits([&] { uid = kubelet->AddPod(SharingPod("pod")); });
+  Registration::Options beside = options;
+  beside.beside = true;
+  auto second = Registration::Start(beside, &second_handler);
+  if (second) {
+    (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
+    (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
+    EXPECT_TRUE((*second)->WaitFor([](const State& state) { return state.usable(); }, Soon()));
+    const Deadline asked = Soon();
+    while (second_handler.Count("allocate") == 0 && !asked.Passed()) std::this_thread::yield();
+    plugin->Drain(Deadline::AfterMs(200));  // In vain: it goes on.
+  }
+  go_on.set_value();
+  plugin->Drain(Soon());
+  plugin->Stop();
+  admits.join();
+  ASSERT_TRUE(second) << second.error().ToString();
+  EXPECT_FALSE(kubelet->StatusOf(uid).failed) << kubelet->StatusOf(uid).message;
   second->reset();
 }
 

@@ -3,6 +3,7 @@
 #include <grpcpp/server_posix.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -106,6 +107,8 @@ class PluginServer::Service final
     const std::lock_guard lock(mutex_);
     if (!successor_) successor_ = std::move(successor);
   }
+
+  size_t calls() const { return calls_; }
 
   void EndStreams() {
     const std::lock_guard lock(mutex_);
@@ -225,6 +228,12 @@ class PluginServer::Service final
   template <typename Forward, typename Answer>
   grpc::Status Timed(CallRecord::Kind kind, grpc::ServerContext* call, Forward forward,
                      Answer answer) {
+    struct UnderWay {
+      explicit UnderWay(std::atomic<size_t>* count) : calls(count) { ++*calls; }
+      ~UnderWay() { --*calls; }
+      std::atomic<size_t>* calls;
+    };
+    const UnderWay under_way(&calls_);
     const int64_t start_ns = MonotonicNs();
     Result<void> done = answer();
     if (!done && done.error().code() == Code::kUnavailable) {
@@ -356,6 +365,7 @@ class PluginServer::Service final
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<grpc::Server> server_;
   std::thread thread_;
+  std::atomic<size_t> calls_ = 0;
 
   std::mutex mutex_;
   std::condition_variable ended_;  // streams_ is empty.
@@ -378,6 +388,7 @@ void PluginServer::SetDevices(std::vector<Advertised> devices) {
   service_->SetDevices(std::move(devices));
 }
 void PluginServer::ForwardTo(const std::string& path) { service_->ForwardTo(path); }
+size_t PluginServer::calls() const { return service_->calls(); }
 void PluginServer::EndStreams() { service_->EndStreams(); }
 void PluginServer::CancelStreams() { service_->CancelStreams(); }
 void PluginServer::Shutdown(const Deadline& deadline) { service_->Shutdown(deadline); }

@@ -65,6 +65,8 @@ class PluginServer {
   // From now on what the Handler answers with kUnavailable is asked of the plugin that listens at
   // `path`, or begins to within seconds.
   void ForwardTo(const std::string& path);
+  // Calls of the kubelet that are under way, forwarded ones included; streams are none.
+  size_t calls() const;
   // Ends the streams that are open: politely, or for those that take nothing, by cancelling. Both
   // come back as `on_streams`.
   void EndStreams();

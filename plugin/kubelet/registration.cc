@@ -25,6 +25,7 @@ namespace api = ::v1beta1;
 
 // What the kubelet answers with is empty; anything near this is not the kubelet.
 constexpr int kMaxAnswerBytes = 64 * 1024;
+constexpr std::chrono::milliseconds kDrainStep{10};
 
 // Of a resource's two sockets, behind its name.
 constexpr char kSuffix[] = ".sock";
@@ -109,6 +110,17 @@ class Registration::Registrar {
   void HandOver() {
     const std::lock_guard lock(mutex_);
     for (Line& line : lines_) line.server->ForwardTo(PathOf(line.other_file));
+  }
+
+  // Any thread.
+  void Drain(const Deadline& deadline) const {
+    int64_t busy_ns = MonotonicNs();
+    while (!deadline.Passed() && MonotonicNs() - busy_ns < options_.times.drain_ms * 1'000'000) {
+      std::this_thread::sleep_for(kDrainStep);
+      const bool busy = std::any_of(lines_.begin(), lines_.end(),
+                                    [](const Line& line) { return line.server->calls() > 0; });
+      if (busy) busy_ns = MonotonicNs();
+    }
   }
 
   // Any thread.
@@ -489,6 +501,7 @@ bool Registration::WaitFor(const std::function<bool(const State&)>& reached,
   return registrar_->WaitFor(reached, deadline);
 }
 void Registration::HandOver() { registrar_->HandOver(); }
+void Registration::Drain(const Deadline& deadline) const { registrar_->Drain(deadline); }
 void Registration::Renew(Resource resource) { registrar_->Renew(resource); }
 void Registration::Stop() { registrar_->Stop(); }
 

@@ -86,6 +86,7 @@ class Registration {
     int64_t backoff_max_ms = 10'000;
     int64_t stable_ms = 10'000;  // A stream that lasted so long makes the next back-off short.
     int64_t stop_ms = 2000;      // For calls under way when stopping.
+    int64_t drain_ms = 200;      // Without a call, for the kubelet that was about to make one.
   };
 
   struct Options {
@@ -121,6 +122,9 @@ class Registration {
   // To a plugin that was started `beside` this one: what the Handler answers with kUnavailable from
   // now on is asked of that one.
   void HandOver();
+  // Until the kubelet has no call open here, and a moment later: since 1.37 it ends those that are
+  // open when a stream ends. For after a HandOver, when the kubelet knows the other plugin.
+  void Drain(const Deadline& deadline) const;
 
   State state() const;
   // Waits until `reached` holds of the state; false if it does not before the deadline.

@@ -112,7 +112,8 @@ class KubeletTest : public ::testing::Test {
                      .backoff_first_ms = 5,
                      .backoff_max_ms = 50,
                      .stable_ms = 1000,
-                     .stop_ms = 1000};
+                     .stop_ms = 1000,
+                     .drain_ms = 50};
   }
 
   void StartKubelet() {
