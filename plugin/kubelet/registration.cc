@@ -199,7 +199,8 @@ class Registration::Registrar {
     line->file = files.mine;
     line->other_file = files.other;
     line->path = PathOf(line->file);
-    line->backoff_ms = options_.times.backoff_first_ms;
+    // A kubelet before 1.37 ends the streams with those of the one before: at once again then.
+    line->backoff_ms = options_.beside ? 1 : options_.times.backoff_first_ms;
     line->grace_ms = options_.times.grace_ms;
     line->worker = std::make_unique<Worker>();
     PluginServer::Config config;
