@@ -29,11 +29,11 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 #include "plugin/binding/book.h"
 #include "plugin/kubelet/handler.h"
 #include "plugin/kubelet/pod_resources.h"
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
 #include "runtime/daemon/worker.h"
 
 namespace gpushm::plugin {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"
 

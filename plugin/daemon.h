@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "plugin/allocator.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/cdi/spec_store.h"
@@ -32,8 +34,6 @@
 #include "plugin/monitoring.h"
 #include "plugin/node.h"
 #include "plugin/taken.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/process.h"
 #include "runtime/daemon/worker.h"

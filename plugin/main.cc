@@ -10,12 +10,12 @@
 #include <exception>
 #include <iostream>
 
+#include "platform/base/version.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/daemon.h"
 #include "plugin/inventory/report.h"
 #include "plugin/options.h"
 #include "plugin/standby.h"
-#include "runtime/base/version.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"

@@ -16,10 +16,10 @@
 #include <thread>
 #include <vector>
 
+#include "platform/base/limits.h"
 #include "plugin/keeper/testing/statements.h"
 #include "plugin/testing/plugin_process.h"
 #include "plugin/testing/scrape.h"
-#include "runtime/base/limits.h"
 #include "runtime/daemon/process.h"
 
 namespace gpushm::plugin {

@@ -17,6 +17,7 @@
 #include <set>
 #include <vector>
 
+#include "platform/base/sealed_memory.h"
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/statements.h"
 #include "plugin/kubelet/testing/other_plugin.h"
@@ -25,7 +26,6 @@
 #include "plugin/testing/sharing.h"
 #include "runtime/driver/device.h"
 #include "runtime/registry/record.h"
-#include "runtime/registry/sealed_memory.h"
 #include "runtime/signal/page.h"
 
 namespace gpushm::plugin {
@@ -80,7 +80,7 @@ void Must(bool holds) {
 enum class Says { kLittle, kEverything };
 // One that nobody has written.
 void SaySignal(FakeBroker* broker) {
-  const auto page = registry::MakeSealed("page", signal::kPageBytes, registry::Writers::kAll);
+  const auto page = MakeSealed("page", signal::kPageBytes, Writers::kAll);
   Must(page.has_value());
   signal::Page::Make(page->mapping.address(), page->mapping.bytes(), signal::Kind::kSignal, 1, 0,
                      {});

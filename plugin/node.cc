@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/daemon/log.h"
 
 namespace gpushm::plugin {

@@ -17,8 +17,8 @@
 #include <string_view>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/kubelet/registration.h"
-#include "runtime/base/status.h"
 #include "runtime/http/http_server.h"
 
 namespace gpushm::plugin {

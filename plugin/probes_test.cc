@@ -8,7 +8,7 @@
 #include <memory>
 #include <thread>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/daemon/event_loop.h"
 
 namespace gpushm::plugin {

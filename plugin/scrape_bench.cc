@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/clock.h"
 #include "plugin/keeper/testing/statements.h"
 #include "plugin/metrics/exposition.h"
 #include "plugin/testing/plugin_process.h"
 #include "plugin/testing/scrape.h"
-#include "runtime/base/clock.h"
 #include "runtime/daemon/process.h"
 #include "tests/bench/samples.h"
 

@@ -10,11 +10,11 @@
 #include <memory>
 #include <utility>
 
+#include "platform/base/clock.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/kubelet/registration.h"
 #include "plugin/kubelet/unix_socket.h"
 #include "plugin/probes.h"
-#include "runtime/base/clock.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"

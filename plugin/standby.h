@@ -13,9 +13,9 @@
 #include <optional>
 #include <string>
 
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "plugin/daemon.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
 
 namespace gpushm::plugin {
 

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/binding/snapshot.h"
 #include "plugin/inventory/inventory.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin {
 

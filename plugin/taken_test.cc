@@ -6,8 +6,8 @@
 
 #include <fstream>
 
+#include "platform/base/testing.h"
 #include "plugin/kubelet/unix_socket.h"
-#include "runtime/base/testing.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -24,8 +24,8 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/binding/snapshot.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin {
 

@@ -5,8 +5,8 @@
 
 #include <random>
 
+#include "platform/base/testing.h"
 #include "plugin/binding/book.h"
-#include "runtime/base/testing.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -32,9 +32,9 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/cdi/edits.h"
 #include "plugin/inventory/inventory.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin {
 

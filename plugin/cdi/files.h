@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::plugin {
 

@@ -9,8 +9,8 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "platform/base/name.h"
 #include "plugin/cdi/host_path.h"
-#include "runtime/base/name.h"
 #include "runtime/protocol/link.h"
 
 namespace gpushm::plugin {

@@ -27,8 +27,8 @@
 #include <string_view>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/cdi/files.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "platform/base/status.h"
 #include "plugin/cdi/edits.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin {
 

@@ -23,11 +23,11 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/binding/book.h"
 #include "plugin/cdi/edits.h"
 #include "plugin/cdi/files.h"
 #include "plugin/cdi/spec_text.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin {
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "platform/base/name.h"
 #include "plugin/inventory/inventory.h"
-#include "runtime/base/name.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -14,9 +14,9 @@
 #include <string>
 #include <string_view>
 
+#include "platform/base/status.h"
 #include "plugin/binding/book.h"
 #include "plugin/cdi/edits.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin {
 

@@ -12,8 +12,8 @@
 #include <sstream>
 #include <string>
 
+#include "platform/base/testing.h"
 #include "plugin/cdi/files.h"
-#include "runtime/base/testing.h"
 
 namespace gpushm::plugin::testing {
 

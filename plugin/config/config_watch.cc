@@ -7,7 +7,7 @@
 #include <array>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -16,8 +16,8 @@
 #include <memory>
 #include <string>
 
+#include "platform/base/unique_fd.h"
 #include "plugin/config/plugin_config.h"
-#include "runtime/base/unique_fd.h"
 #include "runtime/daemon/event_loop.h"
 
 namespace gpushm::plugin {

@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <charconv>
 
+#include "platform/base/limits.h"
+#include "platform/base/name.h"
+#include "platform/base/unique_fd.h"
 #include "plugin/config/listen_address.h"
-#include "runtime/base/limits.h"
-#include "runtime/base/name.h"
-#include "runtime/base/unique_fd.h"
 #include "sidecar/config/keyed_file.h"
 
 namespace gpushm::plugin {

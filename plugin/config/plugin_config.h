@@ -15,9 +15,9 @@
 #include <string_view>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/inventory/health_book.h"
 #include "plugin/inventory/inventory.h"
-#include "runtime/base/status.h"
 #include "runtime/daemon/log_config.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keys.h"

@@ -4,8 +4,8 @@
 #include <set>
 #include <string_view>
 
+#include "platform/base/name.h"
 #include "plugin/config/plugin_config.h"
-#include "runtime/base/name.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -7,8 +7,8 @@
 #include <map>
 #include <random>
 
+#include "platform/base/testing.h"
 #include "plugin/inventory/xids.h"
-#include "runtime/base/testing.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <set>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/driver/cuda_api.h"
 
 namespace gpushm::plugin {

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/binding/book.h"
-#include "runtime/base/status.h"
 #include "runtime/driver/nvml_api.h"
 
 namespace gpushm::plugin {

@@ -1,6 +1,6 @@
 #include "plugin/inventory/xids.h"
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::plugin {
 namespace {

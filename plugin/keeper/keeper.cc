@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/name.h"
+#include "platform/base/clock.h"
+#include "platform/base/name.h"
 #include "runtime/daemon/fuse.h"
 #include "runtime/daemon/log.h"
 

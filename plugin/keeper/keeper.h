@@ -22,10 +22,10 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 #include "plugin/keeper/link_server.h"
 #include "plugin/keeper/link_view.h"
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
 #include "runtime/daemon/event_loop.h"
 
 namespace gpushm::plugin {

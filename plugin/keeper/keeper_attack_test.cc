@@ -7,9 +7,9 @@
 
 #include <array>
 
+#include "platform/base/testing.h"
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
-#include "runtime/base/testing.h"
 #include "runtime/registry/layout.h"
 
 namespace gpushm::plugin::testing {
@@ -205,7 +205,7 @@ TEST_F(KeeperAttackTest, WithoutAFreeDescriptorWhatIsKeptStays) {
 }
 
 TEST_F(KeeperAttackTest, CountersThatCouldKillTheirReader) {
-  const auto shared = [] { return registry::MakeSealed("x", 4096, registry::Writers::kAll); };
+  const auto shared = [] { return MakeSealed("x", 4096, Writers::kAll); };
   std::vector<UniqueFd> bad;
   for (const auto& make : {UnsealedRegistry, EmptyRegistry, Pipe, Memfd}) bad.push_back(make());
   bad.push_back(std::move(shared()->fd));

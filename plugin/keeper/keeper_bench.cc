@@ -11,9 +11,9 @@
 #include <memory>
 #include <vector>
 
+#include "platform/base/clock.h"
 #include "plugin/keeper/keeper.h"
 #include "plugin/keeper/testing/statements.h"
-#include "runtime/base/clock.h"
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"
 #include "tests/bench/samples.h"

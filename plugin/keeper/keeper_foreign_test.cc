@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/testing.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
-#include "runtime/base/testing.h"
 #include "runtime/daemon/testing/hung_fuse.h"
 #include "runtime/daemon/testing/lingering_socket.h"
 #include "runtime/signal/page.h"

@@ -14,10 +14,10 @@
 #include <memory>
 #include <vector>
 
+#include "platform/base/testing.h"
+#include "platform/base/testing_code.h"
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
-#include "runtime/base/testing.h"
-#include "runtime/base/testing_code.h"
 #include "runtime/daemon/testing/hung_fuse.h"
 
 namespace gpushm::plugin::testing {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <set>
 
-#include "runtime/base/name.h"
+#include "platform/base/name.h"
 
 namespace gpushm::plugin {
 namespace {
@@ -18,13 +18,13 @@ std::unexpected<Status> Broken(std::string_view rule) {
   return Fail(Code::kCorrupt, Concat("a broker broke the protocol: counters ", rule));
 }
 
-const CounterRecord* Records(const registry::Mapping& segment) {
+const CounterRecord* Records(const Mapping& segment) {
   const auto* const bytes = static_cast<const std::byte*>(segment.address());
   return reinterpret_cast<const CounterRecord*>(bytes + sizeof(CounterSegmentHeader));
 }
 
 // The containers of a segment, in order. Copied: what is checked is what is used.
-Result<std::vector<std::string>> ReadNames(const registry::Mapping& segment) {
+Result<std::vector<std::string>> ReadNames(const Mapping& segment) {
   protocol::CounterSegmentConstants header{};
   std::memcpy(&header, segment.address(), sizeof header);
   if (header.magic != protocol::kCountersMagic) return Broken("without their magic");
@@ -50,9 +50,9 @@ Result<std::vector<std::string>> ReadNames(const registry::Mapping& segment) {
 }  // namespace
 
 Result<void> KeptCounters::Take(const UniqueFd& fd) {
-  Result<registry::Mapping> segment = registry::MapSealed(
-      fd, "counters", protocol::CounterSegmentBytes(0),
-      protocol::CounterSegmentBytes(protocol::kMaxCounterRecords), registry::Writers::kMaker);
+  Result<Mapping> segment =
+      MapSealed(fd, "counters", protocol::CounterSegmentBytes(0),
+                protocol::CounterSegmentBytes(protocol::kMaxCounterRecords), Writers::kMaker);
   if (!segment) return Broken(segment.error().what());
   struct stat file{};
   if (fstat(fd.get(), &file) != 0) return FailSystem(errno, "stat a broker's counters");

@@ -21,10 +21,10 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/sealed_memory.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/protocol/counters.h"
-#include "runtime/registry/sealed_memory.h"
 
 namespace gpushm::plugin {
 
@@ -60,7 +60,7 @@ class KeptCounters {
   void Look();
 
   std::map<std::string, Row> rows_;
-  registry::Mapping segment_;
+  Mapping segment_;
   Inode inode_{};
   std::vector<std::pair<const protocol::CounterWords*, Row*>> records_;  // Of segment_.
 };

@@ -9,9 +9,9 @@
 #include <memory>
 #include <random>
 
+#include "platform/base/testing_code.h"
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/statements.h"
-#include "runtime/base/testing_code.h"
 
 namespace gpushm::plugin::testing {
 namespace {
@@ -89,9 +89,9 @@ TEST(KeptCountersTest, RefusesWhatIsNone) {
   EXPECT_EQ(broken([](auto* s) { s->record(1).container = {}; }), corrupt);
   EXPECT_EQ(broken([](auto* s) { s->record(1).container[0] = '/'; }), corrupt);
   EXPECT_EQ(CodeOf(counters.Take(Memfd())), corrupt);
-  const auto writable = registry::MakeSealed("counters", 4096, registry::Writers::kAll);
+  const auto writable = MakeSealed("counters", 4096, Writers::kAll);
   EXPECT_EQ(CodeOf(counters.Take(writable->fd)), corrupt) << "others could write it";
-  const auto large = registry::MakeSealed("counters", 1 << 20, registry::Writers::kMaker);
+  const auto large = MakeSealed("counters", 1 << 20, Writers::kMaker);
   EXPECT_EQ(CodeOf(counters.Take(large->fd)), corrupt);
   EXPECT_EQ(Offers(counters, "app"), 7u) << "the one that is there stays";
   EXPECT_EQ(counters.Read().size(), 1u);

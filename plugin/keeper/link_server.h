@@ -40,12 +40,12 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "plugin/keeper/kept.h"
 #include "plugin/keeper/kept_counters.h"
 #include "plugin/keeper/link_view.h"
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
 #include "runtime/daemon/closing.h"
 #include "runtime/daemon/descriptor.h"
 #include "runtime/daemon/event_loop.h"

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "runtime/base/limits.h"
-#include "runtime/registry/sealed_memory.h"
+#include "platform/base/limits.h"
+#include "platform/base/sealed_memory.h"
 
 namespace gpushm::plugin {
 
 std::optional<SyncView> LookAtPage(const UniqueFd& page) {
-  const auto mapping = registry::MapSealed(page, "page", signal::kPageBytes, limits::kPageBytes,
-                                           registry::Writers::kAll, /*read_only=*/true);
+  const auto mapping = MapSealed(page, "page", signal::kPageBytes, limits::kPageBytes,
+                                 Writers::kAll, /*read_only=*/true);
   if (!mapping) return std::nullopt;
   const auto look = signal::Page::Look(mapping->address(), mapping->bytes());
   if (!look) return std::nullopt;

@@ -11,8 +11,8 @@
 #include <optional>
 #include <string_view>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/limits.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/signal/page.h"
 
 namespace gpushm::plugin {

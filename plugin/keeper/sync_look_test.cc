@@ -8,23 +8,23 @@
 
 #include <cstring>
 
-#include "runtime/registry/sealed_memory.h"
+#include "platform/base/sealed_memory.h"
 
 namespace gpushm::plugin {
 namespace {
 
-registry::WritableSegment Sealed() {
-  auto made = registry::MakeSealed("page", signal::kPageBytes, registry::Writers::kAll);
+WritableSegment Sealed() {
+  auto made = MakeSealed("page", signal::kPageBytes, Writers::kAll);
   EXPECT_TRUE(made) << made.error().ToString();
   return std::move(*made);
 }
 
-signal::Page PageOf(const registry::WritableSegment& made, signal::Kind kind, uint32_t cells) {
+signal::Page PageOf(const WritableSegment& made, signal::Kind kind, uint32_t cells) {
   return signal::Page::Make(made.mapping.address(), made.mapping.bytes(), kind, cells, 0, {});
 }
 
 TEST(SyncLook, TellsWhetherTheWriterLives) {
-  const registry::WritableSegment made = Sealed();
+  const WritableSegment made = Sealed();
   EXPECT_FALSE(LookAtPage(made.fd)) << "nobody has written its header";
   const signal::Page page = PageOf(made, signal::Kind::kSignal, 1);
   EXPECT_EQ(LookAtPage(made.fd)->kind, signal::Kind::kSignal);
@@ -38,7 +38,7 @@ TEST(SyncLook, TellsWhetherTheWriterLives) {
 TEST(SyncLook, OneWhoEndsBreaksABarrierButNoRing) {
   for (const auto& [kind, state] : {std::pair(signal::Kind::kBarrier, SyncState::kEnded),
                                     std::pair(signal::Kind::kRing, SyncState::kLive)}) {
-    const registry::WritableSegment made = Sealed();
+    const WritableSegment made = Sealed();
     const signal::Page page = PageOf(made, kind, 3);
     ASSERT_TRUE(signal::Claim(page.cell(0), 7, /*again=*/false));
     ASSERT_TRUE(signal::Claim(page.cell(1), 8, /*again=*/false));
@@ -49,7 +49,7 @@ TEST(SyncLook, OneWhoEndsBreaksABarrierButNoRing) {
 
 TEST(SyncLook, RubbishIsNoPage) {
   EXPECT_FALSE(LookAtPage(UniqueFd()));
-  const registry::WritableSegment made = Sealed();
+  const WritableSegment made = Sealed();
   std::memset(made.mapping.address(), 0xff, made.mapping.bytes());
   EXPECT_FALSE(LookAtPage(made.fd));
   // One that its maker could shrink under the reader.

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::plugin::kubelet {
 

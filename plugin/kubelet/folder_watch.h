@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::plugin::kubelet {
 

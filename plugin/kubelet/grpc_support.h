@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::plugin::kubelet {
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/binding/snapshot.h"
 #include "plugin/cdi/edits.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin::kubelet {
 

@@ -20,9 +20,9 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/clock.h"
+#include "platform/base/unique_fd.h"
 #include "plugin/kubelet/handler.h"
-#include "runtime/base/clock.h"
-#include "runtime/base/unique_fd.h"
 
 namespace gpushm::plugin::kubelet {
 

@@ -14,10 +14,10 @@
 #include <set>
 #include <string>
 
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 #include "plugin/binding/snapshot.h"
 #include "plugin/kubelet/resource_names.h"
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin::kubelet {
 

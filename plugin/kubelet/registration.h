@@ -41,11 +41,11 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 #include "plugin/kubelet/handler.h"
 #include "plugin/kubelet/plugin_server.h"
 #include "plugin/kubelet/resource_names.h"
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin::kubelet {
 

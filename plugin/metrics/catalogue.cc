@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::plugin {
 namespace {

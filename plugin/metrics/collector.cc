@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/version.h"
+#include "platform/base/clock.h"
+#include "platform/base/version.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/clock.h"
 #include "plugin/inventory/health.h"
 #include "plugin/keeper/keeper.h"
 #include "plugin/kubelet/registration.h"
@@ -23,7 +24,6 @@
 #include "plugin/metrics/gpu_sampler.h"
 #include "plugin/metrics/node_view.h"
 #include "plugin/metrics/pages.h"
-#include "runtime/base/clock.h"
 
 namespace gpushm::plugin {
 

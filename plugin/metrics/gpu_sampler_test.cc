@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/testing.h"
+#include "platform/base/clock.h"
+#include "platform/base/testing.h"
 #include "runtime/driver/device.h"
 
 namespace gpushm::plugin {

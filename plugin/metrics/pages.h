@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::plugin {
 

@@ -9,8 +9,8 @@
 #include <sstream>
 #include <string>
 
+#include "platform/base/clock.h"
 #include "plugin/metrics/collector.h"
-#include "runtime/base/clock.h"
 
 namespace gpushm::plugin {
 namespace {

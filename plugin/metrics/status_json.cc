@@ -1,8 +1,8 @@
 #include <nlohmann/json.hpp>
 
+#include "platform/base/clock.h"
+#include "platform/base/version.h"
 #include "plugin/metrics/collector.h"
-#include "runtime/base/clock.h"
-#include "runtime/base/version.h"
 
 namespace gpushm::plugin {
 namespace {

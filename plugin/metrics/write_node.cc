@@ -3,8 +3,8 @@
 #include <limits>
 #include <string_view>
 
+#include "platform/base/clock.h"
 #include "plugin/metrics/collector.h"
-#include "runtime/base/clock.h"
 #include "runtime/protocol/counters.h"
 
 namespace gpushm::plugin {

@@ -14,8 +14,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 
 namespace gpushm::plugin::testing {
 namespace {

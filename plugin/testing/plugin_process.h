@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 
 namespace gpushm::plugin::testing {
 

@@ -12,7 +12,7 @@
 #include <sstream>
 #include <utility>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::plugin::testing {
 namespace {

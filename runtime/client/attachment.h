@@ -22,7 +22,7 @@
 #include <variant>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/handles.h"
 #include "runtime/client/ipc_mapping.h"
 #include "runtime/client/page_mapping.h"

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/open_page.h"
 #include "runtime/client/wait.h"

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/handles.h"
 #include "runtime/client/wait.h"

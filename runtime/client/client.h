@@ -24,7 +24,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/attachment.h"
 #include "runtime/client/counters.h"
 #include "runtime/client/file_way.h"

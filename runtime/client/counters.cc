@@ -11,7 +11,7 @@ void Counters::AddFirstAttach(int64_t took_ns) noexcept {
   AddAt(protocol::WordOfFirstAttach(ns), 1);
 }
 
-void Counters::Use(registry::Mapping page) {
+void Counters::Use(Mapping page) {
   const std::lock_guard lock(mutex_);
   Retire();
   mapping_ = std::move(page);

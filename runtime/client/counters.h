@@ -15,8 +15,8 @@
 #include <mutex>
 #include <vector>
 
+#include "platform/base/sealed_memory.h"
 #include "runtime/protocol/counters.h"
-#include "runtime/registry/sealed_memory.h"
 
 namespace gpushm::client {
 
@@ -29,7 +29,7 @@ class Counters {
   void AddFirstAttach(int64_t took_ns) noexcept;
 
   // From here on into `page`, a mapped protocol::CounterPage.
-  void Use(registry::Mapping page);
+  void Use(Mapping page);
   // The broker of the page is gone, or perhaps gone.
   void UseOwn();
 
@@ -47,8 +47,8 @@ class Counters {
   std::atomic<protocol::CounterWords*> page_{&own_};
   protocol::CounterWords own_{};
   std::mutex mutex_;
-  registry::Mapping mapping_;               // Under mutex_. Of page_, unless that is own_.
-  std::vector<registry::Mapping> retired_;  // Under mutex_.
+  Mapping mapping_;               // Under mutex_. Of page_, unless that is own_.
+  std::vector<Mapping> retired_;  // Under mutex_.
 };
 
 }  // namespace gpushm::client

@@ -24,14 +24,14 @@ using protocol::WordOf;
 constexpr uint16_t kOld = 1;
 constexpr uint16_t kNew = 2;
 
-registry::WritableSegment NewPage() {
-  return *registry::MakeSealed("counters", sizeof(protocol::CounterPage), registry::Writers::kAll);
+WritableSegment NewPage() {
+  return *MakeSealed("counters", sizeof(protocol::CounterPage), Writers::kAll);
 }
-registry::Mapping MapPage(const registry::WritableSegment& page) {
+Mapping MapPage(const WritableSegment& page) {
   constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
-  return *registry::MapSealed(page.fd, "counters", kBytes, kBytes, registry::Writers::kAll);
+  return *MapSealed(page.fd, "counters", kBytes, kBytes, Writers::kAll);
 }
-uint64_t At(const registry::WritableSegment& page, size_t word) {
+uint64_t At(const WritableSegment& page, size_t word) {
   return static_cast<protocol::CounterPage*>(page.mapping.address())->words[word];
 }
 
@@ -75,7 +75,7 @@ TEST(Counters, NothingIsLostWhilePagesChange) {
       }
     });
   }
-  std::vector<registry::WritableSegment> pages;
+  std::vector<WritableSegment> pages;
   for (int i = 0; i < kPages; ++i) {
     pages.push_back(NewPage());
     counters.Use(MapPage(pages.back()));

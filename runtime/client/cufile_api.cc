@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "runtime/base/per_process.h"
+#include "platform/base/per_process.h"
 
 namespace gpushm::cufile {
 namespace {

@@ -10,7 +10,7 @@
 #include <array>
 #include <cstddef>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::cufile {
 

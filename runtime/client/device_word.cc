@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "platform/base/sealed_memory.h"
 #include "runtime/client/stream_waits.h"
-#include "runtime/registry/sealed_memory.h"
 
 namespace gpushm::client {
 namespace {
@@ -53,7 +53,7 @@ Result<std::unique_ptr<DeviceWord>> DeviceWord::Attach(Client* client, std::stri
 }
 
 Result<std::unique_ptr<DeviceWord>> DeviceWord::Of(Held buffer) {
-  auto memory = registry::MakeSealed("page", signal::kPageBytes, registry::Writers::kAll);
+  auto memory = MakeSealed("page", signal::kPageBytes, Writers::kAll);
   if (!memory) return std::unexpected(memory.error());
   auto passed = PageMapping::Map(memory->fd, signal::kPageBytes, /*writable=*/true);
   if (!passed) return std::unexpected(passed.error());

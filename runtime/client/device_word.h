@@ -17,7 +17,7 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/held.h"
 #include "runtime/client/page_mapping.h"

@@ -288,7 +288,7 @@ void FakeBroker::AnswerCounters(const FakeRequest& request, Connection* connecti
   const uint64_t client = connection->client_id;
   constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
   if (!pages_.contains(client)) {
-    pages_.emplace(client, Must(registry::MakeSealed("counters", kBytes, registry::Writers::kAll)));
+    pages_.emplace(client, Must(MakeSealed("counters", kBytes, Writers::kAll)));
   }
   Fill(request, protocol::CountersReply{protocol::kCountersVersion, kBytes}, reply);
   reply->descriptors.push_back(pages_.at(client).fd.get());

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/driver/device.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/counters.h"
@@ -118,7 +118,7 @@ class FakeBroker {
   std::map<std::string, Buffer> buffers_;
   std::map<uint64_t, FakeLease> leases_;
   uint16_t version_ = 1;
-  std::map<uint64_t, registry::WritableSegment> pages_;  // By client.
+  std::map<uint64_t, WritableSegment> pages_;  // By client.
   bool keeps_clients_ = false;
   std::set<uint64_t> resumable_;
   std::map<protocol::Kind, size_t> requests_;

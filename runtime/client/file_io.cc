@@ -13,7 +13,7 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/client/transfer_engine.h"
 #include "runtime/driver/device.h"
 

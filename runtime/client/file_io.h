@@ -9,7 +9,7 @@
 #include <functional>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/crew.h"
 #include "runtime/client/file_way.h"
 

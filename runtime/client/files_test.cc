@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/client/client_testing.h"
 #include "runtime/client/crew.h"
 #include "runtime/client/file_way.h"

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/cufile_api.h"
 #include "runtime/client/transfer_engine.h"
 

@@ -19,8 +19,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/testing.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/testing.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/client/file_way.h"
 #include "runtime/client/transfer_testing.h"
 #include "runtime/driver/device.h"

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/client/file_io.h"
 #include "runtime/client/gds_file.h"
 #include "runtime/client/stream_waits.h"

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <new>
 
-#include "runtime/base/per_process.h"
+#include "platform/base/per_process.h"
 
 namespace gpushm::client {
 namespace {

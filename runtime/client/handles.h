@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::client {
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <tuple>
 
-#include "runtime/base/per_process.h"
+#include "platform/base/per_process.h"
 
 namespace gpushm::client {
 namespace {

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/driver/cuda_api.h"
 
 namespace gpushm::client {

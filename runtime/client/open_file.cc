@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::client {
 namespace {

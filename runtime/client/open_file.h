@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/client/client.h"
 #include "runtime/client/file_way.h"
 

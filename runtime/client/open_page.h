@@ -18,8 +18,8 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/held.h"
 #include "runtime/client/stream_fence.h"

@@ -1,15 +1,14 @@
 #include "runtime/client/page_mapping.h"
 
-#include "runtime/base/limits.h"
+#include "platform/base/limits.h"
 #include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {
 
 Result<std::unique_ptr<PageMapping>> PageMapping::Map(const UniqueFd& fd, uint64_t mapped_bytes,
                                                       bool writable) {
-  Result<registry::Mapping> mapping =
-      registry::MapSealed(fd, "page", signal::kPageBytes, limits::kPageBytes,
-                          registry::Writers::kAll, /*read_only=*/!writable);
+  Result<Mapping> mapping = MapSealed(fd, "page", signal::kPageBytes, limits::kPageBytes,
+                                      Writers::kAll, /*read_only=*/!writable);
   if (!mapping) return std::unexpected(mapping.error());
   if (mapping->bytes() != mapped_bytes) {
     return Fail(Code::kCorrupt, "the page received has another size than the broker says");

@@ -9,10 +9,10 @@
 #include <memory>
 #include <mutex>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/sealed_memory.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/driver/cuda_api.h"
-#include "runtime/registry/sealed_memory.h"
 #include "runtime/signal/page.h"
 
 namespace gpushm::client {
@@ -38,10 +38,9 @@ class PageMapping {
   bool CanEnd();
 
  private:
-  PageMapping(registry::Mapping mapping, bool writable)
-      : mapping_(std::move(mapping)), writable_(writable) {}
+  PageMapping(Mapping mapping, bool writable) : mapping_(std::move(mapping)), writable_(writable) {}
 
-  registry::Mapping mapping_;
+  Mapping mapping_;
   const bool writable_;
   std::mutex mutex_;                          // Guards what follows.
   const CudaApi* registered_with_ = nullptr;  // Null: not yet.

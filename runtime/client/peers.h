@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"
 #include "runtime/protocol/messages.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "runtime/base/per_process.h"
+#include "platform/base/per_process.h"
 #include "runtime/client/stream_waits.h"
 #include "runtime/client/transfer_engine.h"
 

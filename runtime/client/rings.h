@@ -22,7 +22,7 @@
 #include <variant>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/held.h"
 #include "runtime/client/open_page.h"

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/base/version.h"
+#include "platform/base/version.h"
 
 namespace gpushm::client {
 namespace {
@@ -235,8 +235,7 @@ Result<void> Session::AskForPage(int socket, const Deadline& deadline) {
   if (descriptors.size() != 1) return WrongReply("counters without a page");
   if (reply->version != protocol::kCountersVersion) return {};
   constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
-  Result<registry::Mapping> page =
-      registry::MapSealed(descriptors[0], "counters", kBytes, kBytes, registry::Writers::kAll);
+  Result<Mapping> page = MapSealed(descriptors[0], "counters", kBytes, kBytes, Writers::kAll);
   if (!page && page.error().code() == Code::kCorrupt) return std::unexpected(page.error());
   if (page) counters_->Use(std::move(*page));
   return {};

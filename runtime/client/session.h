@@ -27,9 +27,9 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/client/counters.h"
 #include "runtime/client/registry_handle.h"
 #include "runtime/client/wait.h"

@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 #include "runtime/client/c_api_support.h"
 #include "runtime/client/client_testing.h"
 

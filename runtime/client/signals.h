@@ -21,7 +21,7 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/device_word.h"
 #include "runtime/client/open_page.h"

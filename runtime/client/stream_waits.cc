@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/per_process.h"
+#include "platform/base/clock.h"
+#include "platform/base/per_process.h"
 #include "runtime/client/stream_fence.h"
 
 namespace gpushm::client {

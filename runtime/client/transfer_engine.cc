@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/client/file_io.h"
 #include "runtime/client/gds_transfer.h"
 #include "runtime/client/pinned_pool.h"

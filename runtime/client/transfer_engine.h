@@ -12,7 +12,7 @@
 #include <functional>
 #include <memory>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/file_way.h"
 #include "runtime/driver/cuda_api.h"
 

@@ -20,9 +20,9 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/testing.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/testing.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/client/crew.h"
 #include "runtime/client/file_way.h"
 #include "runtime/client/transfer_testing.h"

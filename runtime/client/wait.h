@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cstdint>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 
 namespace gpushm::client {
 

@@ -4,8 +4,8 @@
 
 #include <exception>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/version.h"
+#include "platform/base/clock.h"
+#include "platform/base/version.h"
 #include "runtime/ctl/parse.h"
 #include "runtime/ctl/terminal.h"
 

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/ctl/connection.h"
 #include "runtime/ctl/exit_code.h"
 #include "runtime/ctl/views.h"

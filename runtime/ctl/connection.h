@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "runtime/include/gpushm/sync.h"
 

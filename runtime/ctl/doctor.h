@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/include/gpushm/gpushm.h"
 
 namespace gpushm::ctl {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/ctl/doctor.h"
 
 namespace gpushm::ctl {

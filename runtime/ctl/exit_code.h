@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::ctl {
 

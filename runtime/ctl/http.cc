@@ -11,7 +11,7 @@
 #include <charconv>
 #include <memory>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::ctl {
 namespace {

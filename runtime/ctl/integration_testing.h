@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
 

@@ -1,7 +1,7 @@
 // gpushmctl ls, stat, wait: what is there.
 #include <charconv>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/terminal.h"
 

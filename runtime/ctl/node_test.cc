@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/ctl/http.h"
 #include "runtime/ctl/node_status.h"
 

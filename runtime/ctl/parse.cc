@@ -3,7 +3,7 @@
 #include <array>
 #include <optional>
 
-#include "runtime/base/limits.h"
+#include "platform/base/limits.h"
 
 namespace gpushm::ctl {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::ctl {
 

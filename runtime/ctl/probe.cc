@@ -12,7 +12,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::ctl {
 namespace {

@@ -9,8 +9,8 @@
 #include <functional>
 #include <string>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::ctl {
 

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/ctl/format.h"
 
 namespace gpushm::ctl {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/http.h"
 #include "runtime/ctl/node_status.h"

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/format.h"
 #include "runtime/ctl/terminal.h"

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/ctl/format.h"
 
 namespace gpushm::ctl {

@@ -29,8 +29,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/daemon/worker.h"
 
 namespace gpushm {

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 #include "runtime/daemon/fuse.h"
 #include "runtime/daemon/testing/hung_fuse.h"
 #include "runtime/daemon/testing/lingering_socket.h"

@@ -14,8 +14,8 @@
 #include <optional>
 #include <string>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm {
 

@@ -15,9 +15,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm {
 

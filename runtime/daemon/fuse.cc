@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm {
 namespace {

@@ -15,7 +15,7 @@
 #include <memory>
 #include <mutex>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm {
 namespace {

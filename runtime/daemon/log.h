@@ -18,7 +18,7 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/daemon/log_config.h"
 
 namespace gpushm {

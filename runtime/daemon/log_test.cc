@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm {
 namespace {

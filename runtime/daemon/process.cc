@@ -20,7 +20,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm {
 namespace {

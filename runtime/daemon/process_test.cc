@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 
 namespace gpushm {
 namespace {

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm {
 

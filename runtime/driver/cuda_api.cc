@@ -8,7 +8,7 @@
 #include <memory>
 #include <mutex>
 
-#include "runtime/base/per_process.h"
+#include "platform/base/per_process.h"
 
 namespace gpushm {
 namespace {

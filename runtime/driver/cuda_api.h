@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm {
 

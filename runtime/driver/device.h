@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/driver/cuda_api.h"
 
 namespace gpushm {

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/http/http_server.h"
 
 namespace gpushm::http {

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <optional>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::http {
 

@@ -15,8 +15,8 @@
 #include <cstring>
 #include <thread>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/daemon/log.h"
 #include "runtime/http/connections.h"
 

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::http {
 

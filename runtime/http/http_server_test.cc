@@ -19,8 +19,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::http {
 namespace {

@@ -17,8 +17,8 @@
 #include <filesystem>
 #include <thread>
 
-#include "runtime/base/testing.h"
-#include "runtime/base/testing_code.h"
+#include "platform/base/testing.h"
+#include "platform/base/testing_code.h"
 
 namespace gpushm::protocol {
 namespace {

@@ -18,8 +18,8 @@
 #include <cstdint>
 #include <iterator>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/status.h"
+#include "platform/base/limits.h"
+#include "platform/base/status.h"
 #include "runtime/protocol/messages.h"
 
 namespace gpushm::protocol {

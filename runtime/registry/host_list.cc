@@ -11,7 +11,7 @@
 #include <memory>
 #include <utility>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/registry/checksum.h"
 #include "runtime/registry/layout.h"
 

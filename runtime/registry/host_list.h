@@ -16,8 +16,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/status.h"
+#include "platform/base/limits.h"
+#include "platform/base/status.h"
 #include "runtime/registry/record.h"
 
 namespace gpushm::registry {

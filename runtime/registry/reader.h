@@ -18,9 +18,9 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/registry/name_map.h"
 #include "runtime/registry/record.h"
 #include "runtime/registry/segment.h"

@@ -16,9 +16,9 @@
 #include <string_view>
 #include <type_traits>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/name.h"
-#include "runtime/base/status.h"
+#include "platform/base/limits.h"
+#include "platform/base/name.h"
+#include "platform/base/status.h"
 #include "runtime/registry/layout.h"
 
 namespace gpushm::registry {

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/registry/reader.h"
 #include "runtime/registry/testing.h"
 #include "runtime/registry/writer.h"

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/name.h"
+#include "platform/base/name.h"
 #include "runtime/registry/name_map.h"
 #include "runtime/registry/reader.h"
 #include "runtime/registry/testing.h"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <span>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/registry/checksum.h"
 
 namespace gpushm::registry {

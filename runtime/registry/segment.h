@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/sealed_memory.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/registry/layout.h"
-#include "runtime/registry/sealed_memory.h"
 
 namespace gpushm::registry {
 

@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "runtime/base/limits.h"
+#include "platform/base/limits.h"
 #include "runtime/registry/layout.h"
 
 namespace gpushm::registry {

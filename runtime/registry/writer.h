@@ -14,8 +14,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/status.h"
+#include "platform/base/limits.h"
+#include "platform/base/status.h"
 #include "runtime/registry/record.h"
 #include "runtime/registry/segment.h"
 #include "runtime/registry/segment_writer.h"

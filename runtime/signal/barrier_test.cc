@@ -12,8 +12,8 @@
 #include <random>
 #include <thread>
 
-#include "runtime/base/testing.h"
-#include "runtime/base/testing_code.h"
+#include "platform/base/testing.h"
+#include "platform/base/testing_code.h"
 #include "runtime/signal/testing.h"
 
 namespace gpushm::signal {

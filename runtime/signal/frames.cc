@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::signal {
 namespace {

@@ -27,7 +27,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/signal/page.h"
 
 namespace gpushm::signal {

@@ -13,7 +13,7 @@
 #include <random>
 #include <thread>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 #include "runtime/signal/barrier.h"
 #include "runtime/signal/queue.h"
 #include "runtime/signal/ring.h"

@@ -28,9 +28,9 @@
 #include <span>
 #include <string_view>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/limits.h"
-#include "runtime/base/status.h"
+#include "platform/base/clock.h"
+#include "platform/base/limits.h"
+#include "platform/base/status.h"
 
 namespace gpushm::signal {
 

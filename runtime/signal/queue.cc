@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::signal {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 #include "runtime/signal/queue.h"
 #include "runtime/signal/testing.h"
 

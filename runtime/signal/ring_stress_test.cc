@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 #include "runtime/signal/ring.h"
 #include "runtime/signal/testing.h"
 

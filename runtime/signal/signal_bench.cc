@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/signal/queue.h"
 #include "runtime/signal/ring.h"
 

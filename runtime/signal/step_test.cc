@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/signal/queue.h"
 #include "runtime/signal/ring.h"
 #include "runtime/signal/stepped.h"

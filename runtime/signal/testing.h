@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/signal/frames.h"
 
 namespace gpushm::signal::testing {

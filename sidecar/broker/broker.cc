@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"
 #include "runtime/registry/host_list.h"

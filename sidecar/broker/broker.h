@@ -23,8 +23,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/worker.h"
 #include "runtime/registry/writer.h"

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"
 #include "runtime/protocol/channel.h"

@@ -27,8 +27,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/daemon/event_loop.h"
 
 namespace gpushm::broker {

@@ -16,13 +16,13 @@ Result<CounterBook> CounterBook::Create(std::vector<std::string> containers) {
                 Concat("a broker serves at most ", limits::kContainers));
   }
   const auto count = static_cast<uint32_t>(containers.size());
-  Result<registry::WritableSegment> segment = registry::MakeSealed(
-      "counters", protocol::CounterSegmentBytes(count), registry::Writers::kMaker);
+  Result<WritableSegment> segment =
+      MakeSealed("counters", protocol::CounterSegmentBytes(count), Writers::kMaker);
   if (!segment) return std::unexpected(segment.error());
   return CounterBook(std::move(containers), std::move(*segment));
 }
 
-CounterBook::CounterBook(std::vector<std::string> containers, registry::WritableSegment segment)
+CounterBook::CounterBook(std::vector<std::string> containers, WritableSegment segment)
     : containers_(std::move(containers)), ended_(containers_.size()), segment_(std::move(segment)) {
   header().constants = {.magic = protocol::kCountersMagic,
                         .version = protocol::kCountersVersion,
@@ -49,8 +49,7 @@ Result<int> CounterBook::PageOf(const Client& client) {
   if (container == containers_.end()) {
     return Fail(Code::kInternal, Concat("nobody counts for container \"", client.container, '"'));
   }
-  Result<registry::WritableSegment> memory =
-      registry::MakeSealed("counters", sizeof(CounterPage), registry::Writers::kAll);
+  Result<WritableSegment> memory = MakeSealed("counters", sizeof(CounterPage), Writers::kAll);
   if (!memory) return std::unexpected(memory.error());
   Page& page = pages_[client.id];
   page.memory = std::move(*memory);

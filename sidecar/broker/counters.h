@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/sealed_memory.h"
+#include "platform/base/status.h"
 #include "runtime/protocol/counters.h"
-#include "runtime/registry/sealed_memory.h"
 #include "sidecar/broker/ledger.h"
 
 namespace gpushm::broker {
@@ -40,18 +40,18 @@ class CounterBook {
 
  private:
   struct Page {
-    registry::WritableSegment memory;
+    WritableSegment memory;
     size_t container = 0;
     protocol::CounterValues seen{};
   };
 
-  CounterBook(std::vector<std::string> containers, registry::WritableSegment segment);
+  CounterBook(std::vector<std::string> containers, WritableSegment segment);
   protocol::CounterSegmentHeader& header() const;
   protocol::CounterRecord& record(size_t container) const;
 
   std::vector<std::string> containers_;
   std::vector<protocol::CounterValues> ended_;  // By container: of clients that are gone.
-  registry::WritableSegment segment_;
+  WritableSegment segment_;
   std::map<uint64_t, Page> pages_;  // By client id.
 };
 

@@ -21,13 +21,12 @@ using protocol::Kind;
 constexpr size_t kOffers = protocol::WordOf(Counter::kOffers);
 
 // As a client and the plugin map them.
-registry::Mapping MapPage(int fd) {
+Mapping MapPage(int fd) {
   const UniqueFd own(dup(fd));
-  auto page = registry::MapSealed(own, "counters", sizeof(CounterPage), sizeof(CounterPage),
-                                  registry::Writers::kAll);
-  return page ? std::move(*page) : registry::Mapping();
+  auto page = MapSealed(own, "counters", sizeof(CounterPage), sizeof(CounterPage), Writers::kAll);
+  return page ? std::move(*page) : Mapping();
 }
-CounterPage& PageIn(const registry::Mapping& mapping) {
+CounterPage& PageIn(const Mapping& mapping) {
   return *static_cast<CounterPage*>(mapping.address());
 }
 
@@ -35,11 +34,11 @@ class CounterBookTest : public ::testing::Test {
  protected:
   CounterBookTest() : book_(*CounterBook::Create({"other", "app", "other"})) {
     const UniqueFd own(dup(book_.fd()));
-    segment_ = *registry::MapSealed(own, "counters", 4096, 4096, registry::Writers::kMaker);
+    segment_ = *MapSealed(own, "counters", 4096, 4096, Writers::kMaker);
     const auto& header = *static_cast<protocol::CounterSegmentHeader*>(segment_.address());
     EXPECT_EQ(header.constants.containers, 2u) << "one that is named twice is one";
   }
-  registry::Mapping PageOf(uint64_t client, const char* container = "app") {
+  Mapping PageOf(uint64_t client, const char* container = "app") {
     return MapPage(*book_.PageOf(Client{client, container}));
   }
   uint64_t Offers(size_t container) const {
@@ -50,13 +49,13 @@ class CounterBookTest : public ::testing::Test {
   }
 
   CounterBook book_;
-  registry::Mapping segment_;
+  Mapping segment_;
 };
 
 TEST_F(CounterBookTest, AddsUpByContainerAndKeepsWhatEnded) {
-  const registry::Mapping one = PageOf(1);
-  const registry::Mapping two = PageOf(2);
-  const registry::Mapping other = PageOf(3, "other");
+  const Mapping one = PageOf(1);
+  const Mapping two = PageOf(2);
+  const Mapping other = PageOf(3, "other");
   PageIn(one).words[kOffers] = 3;
   PageIn(two).words[kOffers] = 4;
   PageIn(other).words[kOffers] = 5;
@@ -71,7 +70,7 @@ TEST_F(CounterBookTest, AddsUpByContainerAndKeepsWhatEnded) {
   book_.End(99);
   book_.Publish();
   EXPECT_EQ(Offers(0), 14u);
-  const registry::Mapping again = PageOf(2);
+  const Mapping again = PageOf(2);
   EXPECT_EQ(PageIn(again).words[kOffers], 4u) << "the same page";
   EXPECT_FALSE(book_.PageOf(Client{4, "stranger"}));
   book_.End(2);
@@ -81,8 +80,8 @@ TEST_F(CounterBookTest, AddsUpByContainerAndKeepsWhatEnded) {
 
 TEST_F(CounterBookTest, NoPageCanTakeAnythingBack) {
   std::mt19937_64 random(1);
-  const registry::Mapping liar = PageOf(1);
-  const registry::Mapping honest = PageOf(2, "other");
+  const Mapping liar = PageOf(1);
+  const Mapping honest = PageOf(2, "other");
   uint64_t last = 0;
   for (int i = 0; i < 10'000; ++i) {
     for (protocol::CounterWord& word : PageIn(liar).words) {

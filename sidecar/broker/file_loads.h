@@ -23,7 +23,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/daemon/event_loop.h"
 #include "sidecar/broker/child.h"
 #include "sidecar/broker/transfer.h"

@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/daemon/descriptor.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"

@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/base/testing_code.h"
+#include "platform/base/testing_code.h"
 #include "runtime/daemon/testing/hung_fuse.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"

@@ -30,8 +30,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/driver/device.h"
 #include "runtime/protocol/messages.h"
 #include "runtime/registry/record.h"

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 #include "sidecar/broker/ledger.h"
 #include "sidecar/broker/testing/keeper_model.h"
 

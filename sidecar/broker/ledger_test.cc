@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/testing_code.h"
+#include "platform/base/testing_code.h"
 
 namespace gpushm::broker {
 namespace {

@@ -18,8 +18,8 @@
 #include <iterator>
 #include <random>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/testing_code.h"
+#include "platform/base/clock.h"
+#include "platform/base/testing_code.h"
 #include "runtime/protocol/link.h"
 #include "runtime/registry/host_list.h"
 #include "runtime/registry/reader.h"

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/base/version.h"
+#include "platform/base/version.h"
 #include "runtime/daemon/log.h"
 #include "runtime/protocol/counters.h"
 

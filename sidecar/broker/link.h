@@ -18,9 +18,9 @@
 #include <variant>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/worker.h"
 #include "runtime/protocol/channel.h"

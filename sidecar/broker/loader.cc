@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/unique_fd.h"
 
 #include "runtime/client/crew.h"
 #include "runtime/client/gds_file.h"

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/client/file_way.h"
 #include "runtime/protocol/messages.h"
 

@@ -20,7 +20,7 @@
 #include <set>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

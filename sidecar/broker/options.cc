@@ -10,8 +10,8 @@
 #include <optional>
 #include <utility>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/version.h"
+#include "platform/base/limits.h"
+#include "platform/base/version.h"
 #include "runtime/daemon/process.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/protocol/link.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "sidecar/broker/broker.h"
 
 namespace gpushm::broker {

@@ -6,9 +6,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
+#include "platform/base/sealed_memory.h"
 #include "runtime/daemon/log.h"
-#include "runtime/registry/sealed_memory.h"
 #include "runtime/signal/page.h"
 #include "sidecar/broker/broker.h"
 
@@ -20,22 +20,22 @@ namespace {
 constexpr uint64_t kReleaserBytes = uint64_t{512} << 20;
 
 struct MappedPage {
-  registry::Mapping mapping;
+  Mapping mapping;
   signal::Page page;
 };
 
 // The broker keeps no page mapped: ending a participant is rare.
-Result<registry::Mapping> Map(int descriptor) {
+Result<Mapping> Map(int descriptor) {
   struct stat file{};
   if (fstat(descriptor, &file) != 0) return FailSystem(errno, "stat a page");
   const auto bytes = static_cast<size_t>(file.st_size);
   void* const address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (address == MAP_FAILED) return FailSystem(errno, "map a page");
-  return registry::Mapping(address, bytes);
+  return Mapping(address, bytes);
 }
 
 Result<MappedPage> MapPage(int descriptor) {
-  Result<registry::Mapping> mapping = Map(descriptor);
+  Result<Mapping> mapping = Map(descriptor);
   if (!mapping) return std::unexpected(mapping.error());
   Result<signal::Page> page = signal::Page::Look(mapping->address(), mapping->bytes());
   if (!page) return std::unexpected(page.error());
@@ -44,7 +44,7 @@ Result<MappedPage> MapPage(int descriptor) {
 
 // Zeroed: of nobody yet, and without a header.
 Result<Memory> MakePageMemory(uint64_t bytes) {
-  auto made = registry::MakeSealed("page", bytes, registry::Writers::kAll);
+  auto made = MakeSealed("page", bytes, Writers::kAll);
   if (!made) return std::unexpected(made.error());
   Memory memory;
   memory.transport = protocol::Transport::kHost;
@@ -56,7 +56,7 @@ Result<Memory> MakePageMemory(uint64_t bytes) {
 Result<Memory> MakeSignalMemory(uint64_t bytes) {
   Result<Memory> memory = MakePageMemory(bytes);
   if (!memory) return memory;
-  const Result<registry::Mapping> mapping = Map(memory->descriptor.get());
+  const Result<Mapping> mapping = Map(memory->descriptor.get());
   if (!mapping) return std::unexpected(mapping.error());
   signal::Page::Make(mapping->address(), mapping->bytes(), signal::Kind::kSignal, /*cells=*/1,
                      /*body_bytes=*/0, {});

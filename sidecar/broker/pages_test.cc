@@ -11,8 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "runtime/base/testing.h"
-#include "runtime/registry/sealed_memory.h"
+#include "platform/base/sealed_memory.h"
+#include "platform/base/testing.h"
 #include "runtime/signal/page.h"
 #include "sidecar/broker/testing/raw_client.h"
 
@@ -38,8 +38,8 @@ Result<protocol::AttachReply> Make(RawClient* client, const std::string& name, u
 
 // Of the page that the last reply brought.
 Result<signal::Reading> FirstCell(RawClient* client) {
-  const auto mapping = registry::MapSealed(client->descriptors().at(0), "page", 4096, 4096,
-                                           registry::Writers::kAll, /*read_only=*/true);
+  const auto mapping =
+      MapSealed(client->descriptors().at(0), "page", 4096, 4096, Writers::kAll, /*read_only=*/true);
   if (!mapping) return std::unexpected(mapping.error());
   const auto page = signal::Page::Look(mapping->address(), mapping->bytes());
   if (!page) return std::unexpected(page.error());
@@ -70,7 +70,7 @@ TEST_F(PagesTest, AReaderCannotWrite) {
   EXPECT_EQ(made->mapped_bytes, 4096U);
   ASSERT_EQ(client_.descriptors().size(), 1U);
   const UniqueFd writable = std::move(client_.descriptors()[0]);
-  EXPECT_TRUE(registry::MapSealed(writable, "page", 4096, 4096, registry::Writers::kAll));
+  EXPECT_TRUE(MapSealed(writable, "page", 4096, 4096, Writers::kAll));
   ASSERT_TRUE(Publish(&client_, made->lease_id));
   RawClient reader(broker_.Socket("app"));
   ASSERT_TRUE(reader.Hello());
@@ -80,8 +80,8 @@ TEST_F(PagesTest, AReaderCannotWrite) {
   const int fd = reader.descriptors()[0].get();
   EXPECT_EQ(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
   EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
-  EXPECT_TRUE(registry::MapSealed(reader.descriptors()[0], "page", 4096, 4096,
-                                  registry::Writers::kAll, /*read_only=*/true));
+  EXPECT_TRUE(
+      MapSealed(reader.descriptors()[0], "page", 4096, 4096, Writers::kAll, /*read_only=*/true));
 }
 
 // Regression: a container that may not write a signal opened the page it had for reading anew, by
@@ -152,8 +152,8 @@ TEST_F(PagesTest, GenerationsFollowEachOther) {
 TEST_F(PagesTest, AProcessThatEndsEndsItsCells) {
   const auto made = Make(&client_, "many", signal::BytesFor(4, 0), protocol::kFlagWritersAll);
   ASSERT_TRUE(made) << made.error().ToString();
-  const auto mapping = registry::MapSealed(client_.descriptors()[0], "page", 4096,
-                                           limits::kPageBytes, registry::Writers::kAll);
+  const auto mapping =
+      MapSealed(client_.descriptors()[0], "page", 4096, limits::kPageBytes, Writers::kAll);
   ASSERT_TRUE(mapping);
   const signal::Page page =
       signal::Page::Make(mapping->address(), mapping->bytes(), signal::Kind::kBarrier, 4, 0, {});
@@ -184,8 +184,7 @@ TEST_F(PagesTest, AProcessThatEndsEndsItsCells) {
 TEST_F(PagesTest, APageOfRubbishEndsLikeAnyOther) {
   const auto made = Make(&client_, "rubbish", 4096);
   ASSERT_TRUE(made) << made.error().ToString();
-  const auto mapping =
-      registry::MapSealed(client_.descriptors()[0], "page", 4096, 4096, registry::Writers::kAll);
+  const auto mapping = MapSealed(client_.descriptors()[0], "page", 4096, 4096, Writers::kAll);
   ASSERT_TRUE(mapping) << mapping.error().ToString();
   ASSERT_TRUE(Publish(&client_, made->lease_id));
   std::memset(mapping->address(), 0xff, 4096);

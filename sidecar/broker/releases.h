@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/daemon/event_loop.h"
 #include "sidecar/broker/child.h"
 #include "sidecar/broker/ledger.h"

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/daemon/descriptor.h"
 #include "runtime/daemon/log.h"
 #include "sidecar/broker/broker.h"

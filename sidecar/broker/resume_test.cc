@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "runtime/base/testing_code.h"
+#include "platform/base/testing_code.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

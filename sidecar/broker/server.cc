@@ -13,7 +13,7 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/daemon/descriptor.h"
 #include "runtime/daemon/log.h"
 

@@ -29,8 +29,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/daemon/closing.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/protocol/channel.h"

@@ -11,7 +11,7 @@
 #include <fstream>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "sidecar/broker/loader.h"
 
 namespace gpushm::broker {

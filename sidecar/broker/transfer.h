@@ -25,8 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/client/file_way.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/worker.h"

@@ -6,8 +6,8 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/testing_code.h"
+#include "platform/base/clock.h"
+#include "platform/base/testing_code.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

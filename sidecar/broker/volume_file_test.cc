@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 
 namespace gpushm::broker {
 namespace {

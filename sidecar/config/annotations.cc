@@ -2,7 +2,7 @@
 #include <array>
 #include <charconv>
 
-#include "runtime/base/limits.h"
+#include "platform/base/limits.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/quantity.h"

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "runtime/base/limits.h"
+#include "platform/base/limits.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keyed_file.h"
 #include "sidecar/config/keys.h"

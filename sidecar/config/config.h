@@ -22,8 +22,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/status.h"
+#include "platform/base/limits.h"
+#include "platform/base/status.h"
 #include "runtime/daemon/log_config.h"
 #include "sidecar/config/config_error.h"
 

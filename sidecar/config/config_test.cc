@@ -5,7 +5,7 @@
 
 #include <regex>
 
-#include "runtime/base/limits.h"
+#include "platform/base/limits.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/sizing.h"
 

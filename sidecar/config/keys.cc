@@ -4,8 +4,8 @@
 #include <array>
 #include <cctype>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/status.h"
+#include "platform/base/limits.h"
+#include "platform/base/status.h"
 
 namespace gpushm::config {
 namespace {

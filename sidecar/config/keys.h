@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/name.h"
-#include "runtime/base/nearest.h"
+#include "platform/base/name.h"
+#include "platform/base/nearest.h"
 
 namespace gpushm::config {
 

@@ -1,4 +1,4 @@
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "sidecar/config/keys.h"
 
 namespace gpushm::config {

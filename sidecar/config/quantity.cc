@@ -4,8 +4,8 @@
 #include <limits>
 #include <optional>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/status.h"
+#include "platform/base/limits.h"
+#include "platform/base/status.h"
 #include "sidecar/config/config_error.h"
 
 namespace gpushm::config {

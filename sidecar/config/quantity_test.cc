@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/status.h"
+#include "platform/base/limits.h"
+#include "platform/base/status.h"
 
 namespace gpushm::config {
 namespace {

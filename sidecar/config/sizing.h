@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "sidecar/config/config.h"
 
 namespace gpushm::config {

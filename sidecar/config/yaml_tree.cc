@@ -10,8 +10,8 @@
 #include <set>
 #include <sstream>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/status.h"
+#include "platform/base/limits.h"
+#include "platform/base/status.h"
 #include "sidecar/config/config_error.h"
 
 namespace gpushm::config {

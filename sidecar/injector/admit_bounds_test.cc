@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "sidecar/injector/review.h"
 #include "sidecar/injector/testing/pods.h"
 

@@ -7,8 +7,8 @@
 #include <random>
 #include <regex>
 
-#include "runtime/base/status.h"
-#include "runtime/base/testing.h"
+#include "platform/base/status.h"
+#include "platform/base/testing.h"
 #include "sidecar/injector/review.h"
 #include "sidecar/injector/testing/pods.h"
 

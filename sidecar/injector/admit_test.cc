@@ -5,7 +5,7 @@
 #include <functional>
 #include <utility>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "sidecar/injector/testing/pods.h"
 
 namespace gpushm::injector {

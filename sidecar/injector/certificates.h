@@ -12,7 +12,7 @@
 #include <mutex>
 #include <string>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::injector {
 

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 #include "sidecar/injector/testing/pods.h"
 #include "sidecar/injector/testing/process.h"
 #include "tests/bench/samples.h"

@@ -9,7 +9,7 @@
 #include <iostream>
 #include <memory>
 
-#include "runtime/base/version.h"
+#include "platform/base/version.h"
 #include "runtime/daemon/event_loop.h"
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"

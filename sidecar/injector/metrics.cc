@@ -2,7 +2,7 @@
 
 #include <prometheus/text_serializer.h>
 
-#include "runtime/base/version.h"
+#include "platform/base/version.h"
 
 namespace gpushm::injector {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/version.h"
+#include "platform/base/version.h"
 #include "sidecar/config/quantity.h"
 #include "sidecar/config/sizing.h"
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/daemon/log_config.h"
 #include "sidecar/injector/server.h"
 #include "sidecar/injector/settings.h"

@@ -6,8 +6,8 @@
 #include <array>
 #include <string_view>
 
-#include "runtime/base/limits.h"
-#include "runtime/base/version.h"
+#include "platform/base/limits.h"
+#include "platform/base/version.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/quantity.h"
 #include "sidecar/config/reader.h"

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "sidecar/config/config.h"
 #include "sidecar/injector/patch.h"
 

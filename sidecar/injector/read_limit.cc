@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/http/http_server.h"
 
 namespace gpushm::injector {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "sidecar/config/config_error.h"
 
 namespace gpushm::injector {

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "sidecar/injector/admit.h"
 
 namespace gpushm::injector {

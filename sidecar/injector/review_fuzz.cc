@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "sidecar/injector/review.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -10,7 +10,7 @@
 #include <ctime>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/daemon/log.h"
 #include "sidecar/injector/read_limit.h"
 

@@ -25,7 +25,7 @@
 #include <string_view>
 #include <thread>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/http/http_server.h"
 #include "sidecar/injector/admit.h"
 #include "sidecar/injector/certificates.h"

@@ -268,9 +268,9 @@ Result<void> SecondAttach(benchmark::State& state) {
 // What counting adds to that, alone: into a page of shared memory, as a broker gives it.
 Result<void> CountOne(benchmark::State& state) {
   constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
-  const auto page = registry::MakeSealed("counters", kBytes, registry::Writers::kAll);
+  const auto page = MakeSealed("counters", kBytes, Writers::kAll);
   if (!page) return std::unexpected(page.error());
-  auto mapped = registry::MapSealed(page->fd, "counters", kBytes, kBytes, registry::Writers::kAll);
+  auto mapped = MapSealed(page->fd, "counters", kBytes, kBytes, Writers::kAll);
   if (!mapped) return std::unexpected(mapped.error());
   client::Counters counters;
   counters.Use(std::move(*mapped));

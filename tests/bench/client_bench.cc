@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/limits.h"
+#include "platform/base/limits.h"
 #include "tests/bench/harness.h"
 
 namespace gpushm::bench {

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "runtime/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "tests/bench/process.h"

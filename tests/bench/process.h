@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::bench {
 

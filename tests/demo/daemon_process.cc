@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <utility>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 
 namespace gpushm::demo {
 namespace {

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"
 #include "runtime/driver/nvml_api.h"

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::demo {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::demo {
 

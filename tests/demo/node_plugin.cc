@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::demo {
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 #include "tests/demo/daemon_process.h"
 
 namespace gpushm::demo {

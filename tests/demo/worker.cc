@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"

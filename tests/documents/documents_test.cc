@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/config/plugin_config.h"
-#include "runtime/base/status.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keys.h"
 

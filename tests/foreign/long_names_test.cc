@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <string>
 
+#include "platform/base/testing.h"
 #include "plugin/cdi/spec_store.h"
 #include "plugin/metrics/collector.h"
-#include "runtime/base/testing.h"
 #include "runtime/ctl/node_status.h"
 #include "runtime/daemon/log.h"
 #include "runtime/protocol/messages.h"

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/name.h"
+#include "platform/base/status.h"
 #include "plugin/cdi/spec_text.h"
-#include "runtime/base/name.h"
-#include "runtime/base/status.h"
 #include "runtime/registry/host_list.h"
 #include "runtime/registry/record.h"
 #include "sidecar/config/config.h"

@@ -18,9 +18,9 @@
 #include <random>
 #include <string_view>
 
+#include "platform/base/clock.h"
 #include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/keeper/testing/statements.h"
-#include "runtime/base/clock.h"
 #include "runtime/daemon/testing/hung_fuse.h"
 #include "runtime/daemon/testing/lingering_socket.h"
 #include "sidecar/broker/testing/raw_client.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "gpushm/sync.h"
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"
 #include "tests/integration/shared_broker.h"

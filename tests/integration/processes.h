@@ -31,8 +31,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "tests/demo/isolated.h"
 

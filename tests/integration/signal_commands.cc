@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::integration {
 namespace {

@@ -5,17 +5,17 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/sealed_memory.h"
 #include "runtime/protocol/counters.h"
-#include "runtime/registry/sealed_memory.h"
 
 namespace gpushm::plugin::testing {
 
 class CounterSegment {
  public:
   explicit CounterSegment(const std::vector<std::string>& containers)
-      : memory_(*registry::MakeSealed(
-            "counters", protocol::CounterSegmentBytes(static_cast<uint32_t>(containers.size())),
-            registry::Writers::kMaker)) {
+      : memory_(*MakeSealed("counters",
+                            protocol::CounterSegmentBytes(static_cast<uint32_t>(containers.size())),
+                            Writers::kMaker)) {
     header().constants = {.magic = protocol::kCountersMagic,
                           .version = protocol::kCountersVersion,
                           .containers = static_cast<uint32_t>(containers.size())};
@@ -39,7 +39,7 @@ class CounterSegment {
   UniqueFd TakeFd() { return std::move(memory_.fd); }
 
  private:
-  registry::WritableSegment memory_;
+  WritableSegment memory_;
 };
 
 }  // namespace gpushm::plugin::testing

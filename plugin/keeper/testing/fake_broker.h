@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "plugin/keeper/testing/model.h"
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/link.h"
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <utility>
 
+#include "platform/base/unique_fd.h"
 #include "plugin/keeper/kept.h"
 #include "plugin/keeper/testing/fake_broker.h"
-#include "runtime/base/unique_fd.h"
 #include "runtime/daemon/descriptor.h"
 #include "runtime/protocol/link.h"
 

@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/cdi/edits.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin::kubelet::testing {
 

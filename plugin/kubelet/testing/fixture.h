@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/testing.h"
 #include "plugin/kubelet/registration.h"
 #include "plugin/kubelet/testing/scripted_kubelet.h"
-#include "runtime/base/testing.h"
 
 namespace gpushm::plugin::kubelet::testing {
 

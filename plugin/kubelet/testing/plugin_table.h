@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "plugin/kubelet/testing/device_book.h"
 #include "plugin/kubelet/testing/plugin_client.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin::kubelet::testing {
 

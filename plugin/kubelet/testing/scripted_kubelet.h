@@ -23,10 +23,10 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 #include "plugin/binding/snapshot.h"
 #include "plugin/kubelet/testing/device_book.h"
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
 
 namespace gpushm::plugin::kubelet::testing {
 

@@ -24,7 +24,7 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 namespace gpushm::testing {
 namespace {

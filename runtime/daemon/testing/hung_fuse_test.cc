@@ -11,7 +11,7 @@
 #include <future>
 #include <string>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 
 namespace gpushm::testing {
 namespace {

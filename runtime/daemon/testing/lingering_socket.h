@@ -8,9 +8,9 @@
 
 #include <array>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/protocol/channel.h"
 
 namespace gpushm::testing {

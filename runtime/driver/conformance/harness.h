@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/unique_fd.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"
 #include "runtime/driver/nvml_api.h"

@@ -16,8 +16,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 #include "runtime/driver/nvml_api.h"
 
 namespace gpushm::broker::testing {

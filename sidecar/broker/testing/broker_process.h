@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/testing.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/testing.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::broker::testing {
 

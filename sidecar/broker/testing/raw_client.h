@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/messages.h"
 #include "sidecar/broker/testing/broker_process.h"

@@ -18,8 +18,8 @@
 #include <iterator>
 #include <memory>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/status.h"
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
 
 namespace gpushm::injector::testing {
 namespace {

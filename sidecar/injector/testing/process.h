@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/testing.h"
+#include "platform/base/testing.h"
 
 namespace gpushm::injector::testing {
 

@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 #include "tests/bench/poll.h"
 
 namespace gpushm::bench::handover {

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/status.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
 
-namespace gpushm::registry {
+namespace gpushm {
 
 // Owner of a mapping made by mmap.
 class Mapping {
@@ -58,4 +58,4 @@ Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writer
 Result<Mapping> MapSealed(const UniqueFd& fd, std::string_view what, uint64_t min_bytes,
                           uint64_t max_bytes, Writers writers, bool read_only = false);
 
-}  // namespace gpushm::registry
+}  // namespace gpushm

@@ -1,4 +1,4 @@
-#include "runtime/base/clock.h"
+#include "platform/base/clock.h"
 
 #include <algorithm>
 #include <limits>

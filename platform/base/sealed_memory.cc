@@ -1,4 +1,4 @@
-#include "runtime/registry/sealed_memory.h"
+#include "platform/base/sealed_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 
 #include <cerrno>
 
-namespace gpushm::registry {
+namespace gpushm {
 namespace {
 
 // From linux/fcntl.h, memfd.h and magic.h; older C libraries lack some of them.
@@ -95,4 +95,4 @@ Result<Mapping> MapSealed(const UniqueFd& fd, std::string_view what, uint64_t mi
   return Mapping(address, bytes);
 }
 
-}  // namespace gpushm::registry
+}  // namespace gpushm

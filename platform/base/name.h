@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "runtime/base/limits.h"
+#include "platform/base/limits.h"
 
 namespace gpushm {
 

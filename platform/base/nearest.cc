@@ -1,4 +1,4 @@
-#include "runtime/base/nearest.h"
+#include "platform/base/nearest.h"
 
 #include <algorithm>
 #include <array>

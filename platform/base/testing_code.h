@@ -5,7 +5,7 @@
 #include <ostream>
 #include <string>
 
-#include "runtime/base/status.h"
+#include "platform/base/status.h"
 
 namespace gpushm::testing {
 

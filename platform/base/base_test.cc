@@ -6,11 +6,11 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/nearest.h"
-#include "runtime/base/status.h"
-#include "runtime/base/testing_code.h"
-#include "runtime/base/unique_fd.h"
+#include "platform/base/clock.h"
+#include "platform/base/nearest.h"
+#include "platform/base/status.h"
+#include "platform/base/testing_code.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/base/per_process.h"
+#include "platform/base/per_process.h"
 
 #include <pthread.h>
 
