@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "plugin/keeper/testing/statements.h"
 #include "plugin/testing/plugin_process.h"
 #include "plugin/testing/scrape.h"

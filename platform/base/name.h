@@ -3,11 +3,15 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <string_view>
 
-#include "platform/base/limits.h"
-
 namespace gpushm {
+
+// RFC 1123.
+inline constexpr size_t kDnsLabelBytes = 63;
+// Kubernetes' rule for the names of pods and nodes.
+inline constexpr size_t kDnsSubdomainBytes = 253;
 
 // One of a-z, 0-9 and '-' at least, neither first nor last a '-'.
 constexpr bool IsDnsPart(std::string_view text) {
@@ -18,13 +22,13 @@ constexpr bool IsDnsPart(std::string_view text) {
 
 // RFC 1123: such a part of 63 bytes at most. Fits an annotation's key.
 constexpr bool IsDnsLabel(std::string_view text) {
-  return text.size() <= limits::kNameBytes && IsDnsPart(text);
+  return text.size() <= kDnsLabelBytes && IsDnsPart(text);
 }
 
 // What Kubernetes calls a DNS-1123 subdomain: parts with dots between them, 253 bytes in all. A
 // part has no limit of its own: a pod's name may be 253 letters.
 constexpr bool IsDnsSubdomain(std::string_view text) {
-  if (text.size() > limits::kPodNameBytes) return false;
+  if (text.size() > kDnsSubdomainBytes) return false;
   for (;;) {
     const size_t dot = text.find('.');
     if (!IsDnsPart(text.substr(0, dot))) return false;

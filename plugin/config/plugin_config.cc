@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <charconv>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/name.h"
 #include "platform/base/unique_fd.h"
 #include "plugin/config/listen_address.h"

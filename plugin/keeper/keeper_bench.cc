@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "plugin/keeper/keeper.h"
 #include "plugin/keeper/testing/statements.h"

@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/testing.h"
 #include "platform/base/testing_code.h"
 #include "plugin/keeper/testing/counter_segment.h"

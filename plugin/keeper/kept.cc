@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "contract/limits.h"
+
 namespace gpushm::plugin {
 namespace {
 

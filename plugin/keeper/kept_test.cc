@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include "contract/limits.h"
 #include "plugin/keeper/testing/model.h"
 #include "runtime/daemon/process.h"
 

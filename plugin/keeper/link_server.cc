@@ -11,6 +11,7 @@
 #include <cstring>
 #include <vector>
 
+#include "contract/limits.h"
 #include "runtime/daemon/descriptor.h"
 #include "runtime/daemon/fuse.h"
 #include "runtime/daemon/log.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/sealed_memory.h"
 
 namespace gpushm::plugin {

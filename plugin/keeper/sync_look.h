@@ -11,7 +11,7 @@
 #include <optional>
 #include <string_view>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/unique_fd.h"
 #include "runtime/signal/page.h"
 

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "contract/limits.h"
 #include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {

@@ -1,6 +1,7 @@
 // The C ABI: attachments.
 #include <bit>
 
+#include "contract/limits.h"
 #include "runtime/client/c_api_support.h"
 
 namespace gc = gpushm::client;

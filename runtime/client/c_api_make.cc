@@ -1,4 +1,5 @@
 // The C ABI: making buffers, offering memory, files.
+#include "contract/limits.h"
 #include "runtime/client/c_api_support.h"
 #include "runtime/client/crew.h"
 #include "runtime/client/transfer_engine.h"

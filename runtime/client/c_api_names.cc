@@ -1,6 +1,7 @@
 // The C ABI: connecting and looking up.
 #include <cstdlib>
 
+#include "contract/limits.h"
 #include "runtime/client/c_api_support.h"
 #include "runtime/registry/host_list.h"
 

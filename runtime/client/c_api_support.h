@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/handles.h"

@@ -1,6 +1,7 @@
 // The C ABI: looking at signals, barriers and rings.
 #include <algorithm>
 
+#include "contract/limits.h"
 #include "runtime/client/c_api_support.h"
 #include "runtime/client/open_page.h"
 #include "runtime/include/gpushm/sync.h"

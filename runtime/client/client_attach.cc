@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "contract/limits.h"
 #include "runtime/client/client.h"
 
 namespace gpushm::client {

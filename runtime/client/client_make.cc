@@ -1,6 +1,7 @@
 // Creating, replacing, publishing and deleting.
 #include <utility>
 
+#include "contract/limits.h"
 #include "runtime/client/client.h"
 
 namespace gpushm::client {

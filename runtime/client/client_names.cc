@@ -1,6 +1,7 @@
 // Looking up, listing and waiting: what the registry answers, and the broker's word on itself.
 #include <algorithm>
 
+#include "contract/limits.h"
 #include "platform/base/nearest.h"
 #include "runtime/client/client.h"
 

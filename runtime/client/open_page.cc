@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "contract/limits.h"
 #include "runtime/client/device_word.h"
 #include "runtime/client/stream_waits.h"
 

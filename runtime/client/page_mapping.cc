@@ -1,6 +1,6 @@
 #include "runtime/client/page_mapping.h"
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {

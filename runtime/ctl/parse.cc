@@ -3,7 +3,7 @@
 #include <array>
 #include <optional>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 
 namespace gpushm::ctl {
 namespace {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "contract/limits.h"
 #include "platform/base/status.h"
 
 namespace gpushm::ctl {

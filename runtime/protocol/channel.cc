@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "contract/limits.h"
+
 namespace gpushm::protocol {
 namespace {
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"

@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "contract/limits.h"
 #include "platform/base/testing.h"
 #include "platform/base/testing_code.h"
 

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <iterator>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "runtime/protocol/messages.h"
 

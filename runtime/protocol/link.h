@@ -55,6 +55,7 @@
 #include <cstring>
 #include <span>
 
+#include "contract/limits.h"
 #include "runtime/protocol/messages.h"
 
 namespace gpushm::protocol {

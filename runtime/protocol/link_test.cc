@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "contract/limits.h"
 #include "runtime/protocol/link_testing.h"
 #include "runtime/registry/record.h"
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "contract/limits.h"
 #include "runtime/protocol/counters.h"
 #include "runtime/protocol/rules.h"
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "contract/limits.h"
 #include "runtime/protocol/messages.h"
 
 namespace gpushm::protocol {

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "runtime/registry/record.h"
 

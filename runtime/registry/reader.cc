@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "contract/limits.h"
 #include "runtime/registry/checksum.h"
 
 namespace gpushm::registry {

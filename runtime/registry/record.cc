@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "contract/limits.h"
 #include "runtime/registry/checksum.h"
 
 namespace gpushm::registry {

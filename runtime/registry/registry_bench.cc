@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "runtime/registry/reader.h"
 #include "runtime/registry/testing.h"

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/name.h"
 #include "runtime/registry/name_map.h"
 #include "runtime/registry/reader.h"

@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "runtime/registry/layout.h"
 
 namespace gpushm::registry {

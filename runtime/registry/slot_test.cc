@@ -2,6 +2,7 @@
 // the reader, so they are recorded as a history of states, and the reader runs over it, moved on
 // before each of its loads as a schedule says.
 #include "runtime/registry/slot.h"
+#include "contract/limits.h"
 
 #include <gtest/gtest.h>
 

@@ -14,7 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "runtime/registry/record.h"
 #include "runtime/registry/segment.h"

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 
 namespace gpushm::signal {

@@ -27,6 +27,7 @@
 #include <span>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "runtime/signal/page.h"
 

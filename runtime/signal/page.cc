@@ -10,6 +10,8 @@
 #include <cstring>
 #include <new>
 
+#include "contract/limits.h"
+
 namespace gpushm::signal {
 namespace {
 

@@ -28,8 +28,8 @@
 #include <span>
 #include <string_view>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
-#include "platform/base/limits.h"
 #include "platform/base/status.h"
 
 namespace gpushm::signal {

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "contract/limits.h"
 #include "runtime/signal/testing.h"
 
 namespace gpushm::signal {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <random>
 
+#include "contract/limits.h"
 #include "platform/base/testing.h"
 #include "platform/base/testing_code.h"
 #include "runtime/signal/testing.h"

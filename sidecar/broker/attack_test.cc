@@ -16,6 +16,7 @@
 #include <cstring>
 #include <future>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "platform/base/testing_code.h"
 #include "sidecar/broker/testing/broker_process.h"

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "runtime/daemon/log.h"
 #include "runtime/daemon/process.h"

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "contract/limits.h"
+
 namespace gpushm::broker {
 
 using protocol::CounterPage;

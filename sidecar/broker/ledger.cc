@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "contract/limits.h"
+
 namespace gpushm::broker {
 namespace {
 

@@ -30,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "runtime/driver/device.h"

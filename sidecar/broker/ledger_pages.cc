@@ -1,6 +1,7 @@
 // Pages of signals, barriers and rings (Ledger's members; see ledger.h).
 #include <algorithm>
 
+#include "contract/limits.h"
 #include "runtime/signal/page.h"
 #include "sidecar/broker/ledger.h"
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/testing_code.h"
 
 namespace gpushm::broker {

@@ -14,6 +14,7 @@
 #include <set>
 #include <thread>
 
+#include "contract/limits.h"
 #include "runtime/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"

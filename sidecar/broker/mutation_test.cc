@@ -20,6 +20,7 @@
 #include <set>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"

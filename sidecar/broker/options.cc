@@ -10,7 +10,7 @@
 #include <optional>
 #include <utility>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/version.h"
 #include "runtime/daemon/process.h"
 #include "runtime/driver/cuda_api.h"

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "contract/limits.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/testing.h"
 #include "runtime/signal/page.h"

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <utility>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "runtime/daemon/descriptor.h"
 #include "runtime/daemon/log.h"

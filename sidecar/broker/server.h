@@ -29,6 +29,7 @@
 #include <string_view>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "runtime/daemon/closing.h"

@@ -2,7 +2,7 @@
 #include <array>
 #include <charconv>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/quantity.h"

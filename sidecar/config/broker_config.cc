@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keyed_file.h"
 #include "sidecar/config/keys.h"

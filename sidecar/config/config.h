@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "runtime/daemon/log_config.h"
 #include "sidecar/config/config_error.h"

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "contract/limits.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/yaml_tree.h"

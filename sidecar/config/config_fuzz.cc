@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/quantity.h"

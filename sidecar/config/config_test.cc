@@ -5,7 +5,7 @@
 
 #include <regex>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/sizing.h"
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <cctype>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/status.h"
 
 namespace gpushm::config {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <optional>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "sidecar/config/config_error.h"
 

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/status.h"
 
 namespace gpushm::config {

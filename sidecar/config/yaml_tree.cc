@@ -10,7 +10,7 @@
 #include <set>
 #include <sstream>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "sidecar/config/config_error.h"
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <string_view>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "platform/base/version.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/quantity.h"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "platform/base/limits.h"
+#include "contract/limits.h"
 #include "tests/bench/harness.h"
 
 namespace gpushm::bench {

@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 
+#include "contract/limits.h"
 #include "runtime/protocol/channel.h"
 #include "tests/bench/harness.h"
 

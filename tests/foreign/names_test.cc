@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/name.h"
 #include "platform/base/status.h"
 #include "plugin/cdi/spec_text.h"

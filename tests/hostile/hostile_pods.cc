@@ -18,6 +18,7 @@
 #include <random>
 #include <string_view>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/keeper/testing/statements.h"

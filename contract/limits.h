@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "platform/base/name.h"
+
 namespace gpushm::limits {
 
 // Buffers a pod can have at one time: the slots of its registry.
@@ -20,9 +22,9 @@ inline constexpr size_t kMessageDescriptors = 4;
 // Containers of a pod that a broker serves.
 inline constexpr uint32_t kContainers = 128;
 // Length of a buffer's name: a DNS label (RFC 1123), so that it fits an annotation's key.
-inline constexpr size_t kNameBytes = 63;
+inline constexpr size_t kNameBytes = kDnsLabelBytes;
 // Length of a pod's name: a DNS subdomain as Kubernetes has it. Not ours to choose.
-inline constexpr size_t kPodNameBytes = 253;
+inline constexpr size_t kPodNameBytes = kDnsSubdomainBytes;
 // Bytes of one buffer. 2^46 is the virtual address space that a mapping must fit in.
 inline constexpr uint64_t kBufferBytes = uint64_t{1} << 46;
 // Generations of one buffer that may live at the same time (the old ones while attached).
