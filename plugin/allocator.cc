@@ -4,7 +4,7 @@
 #include <chrono>
 #include <memory>
 
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 
 namespace gpushm::plugin {
 namespace {

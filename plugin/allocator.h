@@ -31,10 +31,10 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
+#include "platform/daemon/worker.h"
 #include "plugin/binding/book.h"
 #include "plugin/kubelet/handler.h"
 #include "plugin/kubelet/pod_resources.h"
-#include "runtime/daemon/worker.h"
 
 namespace gpushm::plugin {
 

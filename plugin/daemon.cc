@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "platform/base/clock.h"
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/process.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -20,6 +20,9 @@
 
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
+#include "platform/daemon/event_loop.h"
+#include "platform/daemon/process.h"
+#include "platform/daemon/worker.h"
 #include "plugin/allocator.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/cdi/spec_store.h"
@@ -34,9 +37,6 @@
 #include "plugin/monitoring.h"
 #include "plugin/node.h"
 #include "plugin/taken.h"
-#include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/process.h"
-#include "runtime/daemon/worker.h"
 
 namespace gpushm::plugin {
 

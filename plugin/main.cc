@@ -11,14 +11,14 @@
 #include <iostream>
 
 #include "platform/base/version.h"
+#include "platform/daemon/event_loop.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/daemon.h"
 #include "plugin/inventory/report.h"
 #include "plugin/options.h"
 #include "plugin/standby.h"
-#include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/process.h"
 #include "runtime/driver/cuda_api.h"
 
 namespace gpushm::plugin {

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "platform/daemon/process.h"
 #include "plugin/keeper/testing/statements.h"
 #include "plugin/testing/plugin_process.h"
 #include "plugin/testing/scrape.h"
-#include "runtime/daemon/process.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -3,9 +3,9 @@
 #include <utility>
 #include <vector>
 
+#include "platform/daemon/log.h"
 #include "plugin/config/listen_address.h"
 #include "plugin/page/page.h"
-#include "runtime/daemon/log.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "platform/daemon/http_server.h"
 #include "plugin/allocator.h"
 #include "plugin/config/plugin_config.h"
 #include "plugin/inventory/health.h"
@@ -21,7 +22,6 @@
 #include "plugin/metrics/counters.h"
 #include "plugin/metrics/gpu_sampler.h"
 #include "plugin/probes.h"
-#include "runtime/http/http_server.h"
 
 namespace gpushm::plugin {
 

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "platform/base/clock.h"
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "platform/daemon/http_server.h"
 #include "plugin/kubelet/registration.h"
-#include "runtime/http/http_server.h"
 
 namespace gpushm::plugin {
 

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "platform/base/clock.h"
-#include "runtime/daemon/event_loop.h"
+#include "platform/daemon/event_loop.h"
 
 namespace gpushm::plugin {
 namespace {

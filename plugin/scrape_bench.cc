@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "platform/base/clock.h"
+#include "platform/daemon/process.h"
 #include "plugin/keeper/testing/statements.h"
 #include "plugin/metrics/exposition.h"
 #include "plugin/testing/plugin_process.h"
 #include "plugin/testing/scrape.h"
-#include "runtime/daemon/process.h"
 #include "tests/bench/samples.h"
 
 namespace gpushm::plugin::testing {

@@ -11,13 +11,13 @@
 #include <utility>
 
 #include "platform/base/clock.h"
+#include "platform/daemon/event_loop.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/kubelet/registration.h"
 #include "plugin/kubelet/unix_socket.h"
 #include "plugin/probes.h"
-#include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/process.h"
 
 namespace gpushm::plugin {
 namespace {

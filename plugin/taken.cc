@@ -9,9 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include "platform/daemon/log.h"
 #include "plugin/cdi/files.h"
 #include "plugin/kubelet/unix_socket.h"
-#include "runtime/daemon/log.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -1,7 +1,7 @@
 """docs/events.md against the sources: which daemon logs which event, at which level, with which
 fields. Run by repo_check.py, which is run by `./run lint`; alone it prints what it finds.
 
-Events and fields are literals at the calls of runtime/daemon/log.h, so that grep finds them. This
+Events and fields are literals at the calls of platform/daemon/log.h, so that grep finds them. This
 reads the calls, and the two tables of the page, and compares them both ways.
 """
 
@@ -15,8 +15,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/events.md"
 DAEMONS = {"plugin/": ["plugin"], "sidecar/broker/": ["broker"], "sidecar/injector/": ["injector"],
-           "runtime/http/": ["plugin", "injector"]}
-NO_DAEMON = re.compile(r"_(test|bench|fuzz)\.cc$|/testing/|^runtime/daemon/log\.")
+           "platform/daemon/http_": ["plugin", "injector"]}
+NO_DAEMON = re.compile(r"_(test|bench|fuzz)\.cc$|/testing/|^platform/daemon/log\.")
 CALL = re.compile(r"\bLog(Info|Warning|Error)?\(")
 EVENT = re.compile(r"[a-z]+(-[a-z]+)*")
 FIELD = re.compile(r"[a-z]+(_[a-z]+)*")

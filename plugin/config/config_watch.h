@@ -17,8 +17,8 @@
 #include <string>
 
 #include "platform/base/unique_fd.h"
+#include "platform/daemon/event_loop.h"
 #include "plugin/config/plugin_config.h"
-#include "runtime/daemon/event_loop.h"
 
 namespace gpushm::plugin {
 

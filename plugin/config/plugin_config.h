@@ -15,10 +15,10 @@
 #include <string_view>
 #include <vector>
 
+#include "platform/base/log_config.h"
 #include "platform/base/status.h"
 #include "plugin/inventory/health_book.h"
 #include "plugin/inventory/inventory.h"
-#include "runtime/daemon/log_config.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keys.h"
 

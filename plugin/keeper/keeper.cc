@@ -7,8 +7,8 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/name.h"
-#include "runtime/daemon/fuse.h"
-#include "runtime/daemon/log.h"
+#include "platform/daemon/fuse.h"
+#include "platform/daemon/log.h"
 
 namespace gpushm::plugin {
 namespace {

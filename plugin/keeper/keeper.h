@@ -6,7 +6,7 @@
 //
 // GPU memory is held by descriptors, without CUDA. It is free once they are closed, which happens
 // on threads of each link alone, because a sick GPU can block it: LinkView::closing, and Open's
-// kBusy. What a pod sent in place of GPU memory can block it as well (runtime/daemon/closing.h).
+// kBusy. What a pod sent in place of GPU memory can block it as well (platform/daemon/closing.h).
 //
 // The class is thread-safe.
 #pragma once
@@ -24,9 +24,9 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
+#include "platform/daemon/event_loop.h"
 #include "plugin/keeper/link_server.h"
 #include "plugin/keeper/link_view.h"
-#include "runtime/daemon/event_loop.h"
 
 namespace gpushm::plugin {
 

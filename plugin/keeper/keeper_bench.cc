@@ -13,10 +13,10 @@
 
 #include "contract/limits.h"
 #include "platform/base/clock.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 #include "plugin/keeper/keeper.h"
 #include "plugin/keeper/testing/statements.h"
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/process.h"
 #include "tests/bench/samples.h"
 
 namespace gpushm::plugin::testing {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "platform/base/testing.h"
+#include "platform/daemon/testing/hung_fuse.h"
+#include "platform/daemon/testing/lingering_socket.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
-#include "runtime/daemon/testing/hung_fuse.h"
-#include "runtime/daemon/testing/lingering_socket.h"
 #include "runtime/signal/page.h"
 
 namespace gpushm::plugin::testing {

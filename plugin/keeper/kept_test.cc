@@ -6,8 +6,8 @@
 #include <sys/mman.h>
 
 #include "contract/limits.h"
+#include "platform/daemon/process.h"
 #include "plugin/keeper/testing/model.h"
-#include "runtime/daemon/process.h"
 
 namespace gpushm::plugin {
 namespace {

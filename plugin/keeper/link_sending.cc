@@ -7,8 +7,8 @@
 #include <span>
 #include <utility>
 
+#include "platform/daemon/descriptor.h"
 #include "plugin/keeper/link_server.h"
-#include "runtime/daemon/descriptor.h"
 
 namespace gpushm::plugin {
 namespace {

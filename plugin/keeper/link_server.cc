@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "contract/limits.h"
-#include "runtime/daemon/descriptor.h"
-#include "runtime/daemon/fuse.h"
-#include "runtime/daemon/log.h"
+#include "platform/daemon/descriptor.h"
+#include "platform/daemon/fuse.h"
+#include "platform/daemon/log.h"
 
 namespace gpushm::plugin {
 namespace {

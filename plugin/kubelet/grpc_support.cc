@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 
 namespace gpushm::plugin::kubelet {
 namespace {

@@ -10,13 +10,13 @@
 #include <thread>
 #include <utility>
 
+#include "platform/daemon/event_loop.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/worker.h"
 #include "plugin/kubelet/device_plugin.grpc.pb.h"
 #include "plugin/kubelet/folder_watch.h"
 #include "plugin/kubelet/grpc_support.h"
 #include "plugin/kubelet/unix_socket.h"
-#include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/worker.h"
 
 namespace gpushm::plugin::kubelet {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "contract/limits.h"
 #include "platform/base/clock.h"
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/process.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 #include "runtime/registry/host_list.h"
 
 namespace gpushm::broker {

@@ -25,8 +25,8 @@
 
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/worker.h"
+#include "platform/daemon/event_loop.h"
+#include "platform/daemon/worker.h"
 #include "runtime/registry/writer.h"
 #include "runtime/signal/page.h"
 #include "sidecar/broker/child.h"

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "platform/base/clock.h"
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/process.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 #include "runtime/protocol/channel.h"
 #include "sidecar/broker/spawner.h"
 

@@ -29,7 +29,7 @@
 
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/daemon/event_loop.h"
+#include "platform/daemon/event_loop.h"
 
 namespace gpushm::broker {
 

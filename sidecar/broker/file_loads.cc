@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/process.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 #include "sidecar/broker/loader.h"
 
 namespace gpushm::broker {

@@ -24,7 +24,7 @@
 #include <string>
 
 #include "platform/base/status.h"
-#include "runtime/daemon/event_loop.h"
+#include "platform/daemon/event_loop.h"
 #include "sidecar/broker/child.h"
 #include "sidecar/broker/transfer.h"
 

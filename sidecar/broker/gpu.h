@@ -8,7 +8,7 @@
 
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/daemon/descriptor.h"
+#include "platform/daemon/descriptor.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/driver/device.h"
 #include "sidecar/config/config.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "platform/base/testing_code.h"
-#include "runtime/daemon/testing/hung_fuse.h"
+#include "platform/daemon/testing/hung_fuse.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "platform/base/version.h"
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 #include "runtime/protocol/counters.h"
 
 namespace gpushm::broker {

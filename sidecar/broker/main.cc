@@ -15,9 +15,9 @@
 #include <thread>
 #include <utility>
 
-#include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/process.h"
+#include "platform/daemon/event_loop.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 #include "sidecar/broker/broker.h"
 #include "sidecar/broker/loader.h"
 #include "sidecar/broker/options.h"

@@ -12,7 +12,7 @@
 
 #include "contract/limits.h"
 #include "platform/base/version.h"
-#include "runtime/daemon/process.h"
+#include "platform/daemon/process.h"
 #include "runtime/driver/cuda_api.h"
 #include "runtime/protocol/link.h"
 #include "sidecar/config/quantity.h"

@@ -8,7 +8,7 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/sealed_memory.h"
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 #include "runtime/signal/page.h"
 #include "sidecar/broker/broker.h"
 

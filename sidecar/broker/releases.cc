@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "platform/base/clock.h"
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 
 namespace gpushm::broker {
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/daemon/event_loop.h"
+#include "platform/daemon/event_loop.h"
 #include "sidecar/broker/child.h"
 #include "sidecar/broker/ledger.h"
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "platform/base/clock.h"
-#include "runtime/daemon/descriptor.h"
-#include "runtime/daemon/log.h"
+#include "platform/daemon/descriptor.h"
+#include "platform/daemon/log.h"
 #include "sidecar/broker/broker.h"
 
 namespace gpushm::broker {

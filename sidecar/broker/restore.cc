@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 #include "sidecar/broker/broker.h"
 #include "sidecar/config/sizing.h"
 

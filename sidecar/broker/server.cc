@@ -15,8 +15,8 @@
 
 #include "contract/limits.h"
 #include "platform/base/clock.h"
-#include "runtime/daemon/descriptor.h"
-#include "runtime/daemon/log.h"
+#include "platform/daemon/descriptor.h"
+#include "platform/daemon/log.h"
 
 // Younger than the C library's headers of Debian 12; the numbers are the kernel's
 // (include/uapi/asm-generic/socket.h).

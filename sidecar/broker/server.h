@@ -3,7 +3,7 @@
 //
 // No client can hold the loop up (docs/security.md has the attacks):
 //   (1) Nothing here blocks. Sockets are non-blocking; descriptors that clients sent, and their
-//       sockets, are closed on threads of their container alone (runtime/daemon/closing.h). While
+//       sockets, are closed on threads of their container alone (platform/daemon/closing.h). While
 //       one is not closed, the container may send no other.
 //   (2) One request of a connection is under way at a time; the next is read after its reply.
 //   (3) At most one unread descriptor reply per connection: the next is refused with CONTENDED.
@@ -32,8 +32,8 @@
 #include "contract/limits.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/daemon/closing.h"
-#include "runtime/daemon/event_loop.h"
+#include "platform/daemon/closing.h"
+#include "platform/daemon/event_loop.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/messages.h"
 #include "sidecar/broker/ledger.h"

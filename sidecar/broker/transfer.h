@@ -27,9 +27,9 @@
 
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
+#include "platform/daemon/event_loop.h"
+#include "platform/daemon/worker.h"
 #include "runtime/client/file_way.h"
-#include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/worker.h"
 #include "runtime/protocol/messages.h"
 #include "sidecar/broker/child.h"
 

@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "platform/base/log_config.h"
 #include "platform/base/status.h"
-#include "runtime/daemon/log_config.h"
 #include "sidecar/config/config_error.h"
 
 namespace gpushm::config {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/daemon/log_config.h"
+#include "platform/base/log_config.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keys.h"
 #include "sidecar/config/reader.h"

@@ -10,9 +10,9 @@
 #include <memory>
 
 #include "platform/base/version.h"
-#include "runtime/daemon/event_loop.h"
-#include "runtime/daemon/log.h"
-#include "runtime/daemon/process.h"
+#include "platform/daemon/event_loop.h"
+#include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 #include "sidecar/injector/options.h"
 
 namespace gpushm::injector {

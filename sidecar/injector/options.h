@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "platform/base/log_config.h"
 #include "platform/base/status.h"
-#include "runtime/daemon/log_config.h"
 #include "sidecar/injector/server.h"
 #include "sidecar/injector/settings.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "platform/base/clock.h"
-#include "runtime/http/http_server.h"
+#include "platform/daemon/http_server.h"
 
 namespace gpushm::injector {
 namespace {

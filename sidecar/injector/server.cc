@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "platform/base/clock.h"
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 #include "sidecar/injector/read_limit.h"
 
 namespace gpushm::injector {

@@ -9,7 +9,7 @@
 // until a caller's first byte, kReadTimeoutS for each further wait, also between two requests, and
 // for a whole body; kMaxHeadBytes and kMaxReadS for what comes before one (read_limit.h);
 // kConnections at the same time, others that have said something wait in the process; kLargeBodies
-// of the larger ones, 503 for one that gets no place. Plain HTTP: runtime/http/http_server.h.
+// of the larger ones, 503 for one that gets no place. Plain HTTP: platform/daemon/http_server.h.
 //
 // Threads: Start, Drain and Stop from one thread.
 #pragma once
@@ -26,7 +26,7 @@
 #include <thread>
 
 #include "platform/base/status.h"
-#include "runtime/http/http_server.h"
+#include "platform/daemon/http_server.h"
 #include "sidecar/injector/admit.h"
 #include "sidecar/injector/certificates.h"
 #include "sidecar/injector/metrics.h"

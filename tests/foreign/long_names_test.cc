@@ -8,10 +8,10 @@
 #include <string>
 
 #include "platform/base/testing.h"
+#include "platform/daemon/log.h"
 #include "plugin/cdi/spec_store.h"
 #include "plugin/metrics/collector.h"
 #include "runtime/ctl/node_status.h"
-#include "runtime/daemon/log.h"
 #include "runtime/protocol/messages.h"
 #include "runtime/registry/host_list.h"
 #include "sidecar/injector/admit.h"

@@ -12,11 +12,11 @@
 #include <memory>
 #include <optional>
 
+#include "platform/daemon/process.h"
+#include "platform/daemon/testing/hung_fuse.h"
 #include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/testing/scrape.h"
 #include "plugin/testing/sharing.h"
-#include "runtime/daemon/process.h"
-#include "runtime/daemon/testing/hung_fuse.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 #include "tests/hostile/hostile_pods.h"

@@ -20,10 +20,10 @@
 
 #include "contract/limits.h"
 #include "platform/base/clock.h"
+#include "platform/daemon/testing/hung_fuse.h"
+#include "platform/daemon/testing/lingering_socket.h"
 #include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/keeper/testing/statements.h"
-#include "runtime/daemon/testing/hung_fuse.h"
-#include "runtime/daemon/testing/lingering_socket.h"
 #include "sidecar/broker/testing/raw_client.h"
 
 namespace gpushm::hostile {

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "platform/base/unique_fd.h"
+#include "platform/daemon/descriptor.h"
 #include "plugin/keeper/kept.h"
 #include "plugin/keeper/testing/fake_broker.h"
-#include "runtime/daemon/descriptor.h"
 #include "runtime/protocol/link.h"
 
 namespace gpushm::plugin::testing {

@@ -13,12 +13,12 @@
 #include <thread>
 #include <utility>
 
+#include "platform/daemon/event_loop.h"
 #include "plugin/kubelet/device_plugin.grpc.pb.h"
 #include "plugin/kubelet/grpc_support.h"
 #include "plugin/kubelet/pod_resources.grpc.pb.h"
 #include "plugin/kubelet/testing/plugin_table.h"
 #include "plugin/kubelet/unix_socket.h"
-#include "runtime/daemon/event_loop.h"
 
 namespace gpushm::plugin::kubelet::testing {
 namespace {

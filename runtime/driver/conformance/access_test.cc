@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdlib>
 
-#include "runtime/daemon/descriptor.h"
+#include "platform/daemon/descriptor.h"
 #include "runtime/driver/conformance/harness.h"
 
 namespace gpushm::conformance {
@@ -40,7 +40,7 @@ CONFORMANCE_CASE(MemoryMustAskForDescriptorsWhenCreated, 20) {
 }
 
 // Goal: broker and plugin tell GPU memory from any other descriptor by calls that cannot block
-// (runtime/daemon/descriptor.h). Method: they are asked of what the driver exports.
+// (platform/daemon/descriptor.h). Method: they are asked of what the driver exports.
 CONFORMANCE_CASE(AnExportedDescriptorIsRecognised, 20) {
   Start([](Channel&) {
     const UniqueFd fd = CreateDescriptor(kChunkBytes);

@@ -1,7 +1,7 @@
 // Goal: no descriptor that one peer sent keeps another one of it from being closed, where that one
 // is what the first waits for; and none of them another peer's. Method: a FUSE file whose daemon
 // answers nothing, and sockets that linger, in every order.
-#include "runtime/daemon/closing.h"
+#include "platform/daemon/closing.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstddef>
+#include <cstring>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -17,10 +19,9 @@
 #include <vector>
 
 #include "platform/base/testing.h"
-#include "runtime/daemon/fuse.h"
-#include "runtime/daemon/testing/hung_fuse.h"
-#include "runtime/daemon/testing/lingering_socket.h"
-#include "runtime/protocol/channel.h"
+#include "platform/daemon/fuse.h"
+#include "platform/daemon/testing/hung_fuse.h"
+#include "platform/daemon/testing/lingering_socket.h"
 
 namespace gpushm {
 namespace {
@@ -31,6 +32,24 @@ using testing::LingeringSocket;
 using testing::TempFolder;
 
 constexpr int64_t kPatienceMs = 20'000;
+
+// A message of one byte with `descriptor` in it; false: the kernel refused it.
+bool SendDescriptor(int socket, int descriptor) {
+  std::byte byte{};
+  iovec part{.iov_base = &byte, .iov_len = 1};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof descriptor)> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof descriptor);
+  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == 1;
+}
 
 class ClosingTest : public ::testing::Test {
  protected:
@@ -73,9 +92,7 @@ TEST_F(ClosingTest, NorASocketInWhichTheDeviceLiesUnread) {
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()), 0);
   UniqueFd sender(ends[0]);
   UniqueFd receiver(ends[1]);
-  const int device = device_.get();
-  const std::array<std::byte, 1> bytes{};
-  ASSERT_TRUE(protocol::Send(sender.get(), bytes, {&device, 1}, Deadline::AfterMs(kPatienceMs)));
+  ASSERT_TRUE(SendDescriptor(sender.get(), device_.get()));
   device_.Reset();
   sender.Reset();
   Closing closing;

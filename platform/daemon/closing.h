@@ -10,7 +10,7 @@
 //   does
 //             one in which such a socket lies unread. SIGKILL ends that wait.
 //   files     A FUSE file holds its closer up until its daemon answers or its connection is aborted
-//             (HeldUp, runtime/daemon/fuse.h); SIGKILL does not end that wait. So nothing that
+//             (HeldUp, platform/daemon/fuse.h); SIGKILL does not end that wait. So nothing that
 //             could be the daemon's device, or have it unread inside, waits in this lane: the
 //             connection ends once its last device is closed.
 // So whatever one peer sends, no other peer's memory, and not even its own, is freed later for it.
@@ -31,7 +31,7 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/daemon/worker.h"
+#include "platform/daemon/worker.h"
 
 namespace gpushm {
 

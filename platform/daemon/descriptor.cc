@@ -1,4 +1,4 @@
-#include "runtime/daemon/descriptor.h"
+#include "platform/daemon/descriptor.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "runtime/daemon/fuse.h"
+#include "platform/daemon/fuse.h"
 
 #include <fcntl.h>
 #include <sys/mount.h>

@@ -18,8 +18,8 @@
 #include <string_view>
 #include <utility>
 
+#include "platform/base/log_config.h"
 #include "platform/base/status.h"
-#include "runtime/daemon/log_config.h"
 
 namespace gpushm {
 

@@ -1,6 +1,6 @@
 // Goal: the server answers what it should, refuses what it should, and nobody can hold it up.
 // Method: real sockets on loopback.
-#include "runtime/http/http_server.h"
+#include "platform/daemon/http_server.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock-matchers.h>

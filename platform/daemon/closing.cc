@@ -1,4 +1,4 @@
-#include "runtime/daemon/closing.h"
+#include "platform/daemon/closing.h"
 
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 #include <chrono>
 #include <utility>
 
-#include "runtime/daemon/descriptor.h"
+#include "platform/daemon/descriptor.h"
 
 namespace gpushm {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/http/http_server.h"
+#include "platform/daemon/http_server.h"
 
 #include <arpa/inet.h>
 #include <httplib.h>
@@ -17,8 +17,8 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/daemon/log.h"
-#include "runtime/http/connections.h"
+#include "platform/daemon/http_connections.h"
+#include "platform/daemon/log.h"
 
 namespace gpushm::http {
 namespace {

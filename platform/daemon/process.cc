@@ -1,4 +1,4 @@
-#include "runtime/daemon/process.h"
+#include "platform/daemon/process.h"
 
 #include <fcntl.h>
 #include <malloc.h>

@@ -1,11 +1,11 @@
-#include "runtime/http/connections.h"
+#include "platform/daemon/http_connections.h"
 
 #include <sys/socket.h>
 
 #include <utility>
 
 #include "platform/base/clock.h"
-#include "runtime/http/http_server.h"
+#include "platform/daemon/http_server.h"
 
 namespace gpushm::http {
 

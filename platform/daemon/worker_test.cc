@@ -1,4 +1,4 @@
-#include "runtime/daemon/worker.h"
+#include "platform/daemon/worker.h"
 
 #include <gtest/gtest.h>
 

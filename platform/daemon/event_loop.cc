@@ -1,4 +1,4 @@
-#include "runtime/daemon/event_loop.h"
+#include "platform/daemon/event_loop.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>

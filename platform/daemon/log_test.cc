@@ -1,6 +1,6 @@
 // Goal: a line comes whole or not at all, what is left out is counted, and nothing that somebody
 // sent comes back whole. Method: a pipe in the place of standard error.
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "runtime/daemon/log.h"
+#include "platform/daemon/log.h"
 
 #include <limits.h>
 #include <poll.h>

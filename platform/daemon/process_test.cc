@@ -1,6 +1,6 @@
 // Goal: the daemon knows what memory its container may take, wherever the runtime shows it. Method:
 // the files of cgroups as runtimes mount them, under a folder that stands for the root.
-#include "runtime/daemon/process.h"
+#include "platform/daemon/process.h"
 
 #include <gtest/gtest.h>
 

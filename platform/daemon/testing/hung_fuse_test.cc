@@ -1,4 +1,4 @@
-#include "runtime/daemon/testing/hung_fuse.h"
+#include "platform/daemon/testing/hung_fuse.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
