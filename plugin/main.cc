@@ -14,12 +14,12 @@
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
+#include "platform/driver/cuda_api.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/daemon.h"
 #include "plugin/inventory/report.h"
 #include "plugin/options.h"
 #include "plugin/standby.h"
-#include "runtime/driver/cuda_api.h"
 
 namespace gpushm::plugin {
 namespace {

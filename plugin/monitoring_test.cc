@@ -18,13 +18,13 @@
 #include <vector>
 
 #include "platform/base/sealed_memory.h"
+#include "platform/driver/device.h"
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/statements.h"
 #include "plugin/kubelet/testing/other_plugin.h"
 #include "plugin/metrics/catalogue.h"
 #include "plugin/testing/scrape.h"
 #include "plugin/testing/sharing.h"
-#include "runtime/driver/device.h"
 #include "runtime/registry/record.h"
 #include "runtime/signal/page.h"
 

@@ -58,7 +58,7 @@ class ProcessTest : public ::testing::Test {
   void StartPlugin(const std::string& more = "") {
     plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(more));
   }
-  // Of the simulated driver (runtime/driver/sim).
+  // Of the simulated driver (simulator).
   void Faults(const std::string& text) const {
     std::ofstream(node_ / "sim/faults.new") << text;
     std::filesystem::rename(node_ / "sim/faults.new", node_ / "sim/faults.yaml");

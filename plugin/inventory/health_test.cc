@@ -11,7 +11,7 @@
 #include <set>
 
 #include "platform/base/clock.h"
-#include "runtime/driver/cuda_api.h"
+#include "platform/driver/cuda_api.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "platform/driver/nvml_api.h"
 #include "plugin/binding/book.h"
-#include "runtime/driver/nvml_api.h"
 
 namespace gpushm::plugin {
 

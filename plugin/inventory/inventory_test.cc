@@ -8,8 +8,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "platform/driver/cuda_api.h"
 #include "plugin/inventory/report.h"
-#include "runtime/driver/cuda_api.h"
 
 namespace gpushm::plugin {
 namespace {

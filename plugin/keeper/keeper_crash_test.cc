@@ -9,10 +9,10 @@
 #include <fstream>
 #include <new>
 
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
+#include "platform/driver/nvml_api.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
-#include "runtime/driver/nvml_api.h"
 
 namespace gpushm::plugin::testing {
 namespace {

@@ -22,10 +22,10 @@
 #include <thread>
 #include <vector>
 
+#include "platform/driver/nvml_api.h"
 #include "plugin/inventory/inventory.h"
 #include "plugin/keeper/link_view.h"
 #include "plugin/metrics/gpu_sample.h"
-#include "runtime/driver/nvml_api.h"
 
 namespace gpushm::plugin {
 

@@ -13,7 +13,7 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/testing.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/device.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "platform/base/status.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 
 namespace gpushm::client {
 

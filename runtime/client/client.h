@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "platform/driver/device.h"
 #include "runtime/client/attachment.h"
 #include "runtime/client/counters.h"
 #include "runtime/client/file_way.h"
@@ -32,7 +33,6 @@
 #include "runtime/client/peers.h"
 #include "runtime/client/session.h"
 #include "runtime/client/wait.h"
-#include "runtime/driver/device.h"
 #include "runtime/registry/reader.h"
 
 namespace gpushm::client {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "platform/base/unique_fd.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/device.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/counters.h"
 #include "runtime/protocol/messages.h"

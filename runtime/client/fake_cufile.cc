@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "platform/driver/cuda_api.h"
 #include "runtime/client/cufile_api.h"
-#include "runtime/driver/cuda_api.h"
 
 namespace {
 

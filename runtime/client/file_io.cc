@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "platform/base/clock.h"
+#include "platform/driver/device.h"
 #include "runtime/client/transfer_engine.h"
-#include "runtime/driver/device.h"
 
 namespace gpushm {
 namespace {

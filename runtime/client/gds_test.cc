@@ -21,9 +21,9 @@
 
 #include "platform/base/testing.h"
 #include "platform/base/unique_fd.h"
+#include "platform/driver/device.h"
 #include "runtime/client/file_way.h"
 #include "runtime/client/transfer_testing.h"
-#include "runtime/driver/device.h"
 
 namespace gpushm {
 namespace {

@@ -5,10 +5,10 @@
 #include <cstddef>
 
 #include "platform/base/clock.h"
+#include "platform/driver/device.h"
 #include "runtime/client/file_io.h"
 #include "runtime/client/gds_file.h"
 #include "runtime/client/stream_waits.h"
-#include "runtime/driver/device.h"
 
 namespace gpushm {
 namespace {

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "platform/base/status.h"
-#include "runtime/driver/cuda_api.h"
+#include "platform/driver/cuda_api.h"
 
 namespace gpushm::client {
 

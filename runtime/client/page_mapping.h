@@ -12,7 +12,7 @@
 #include "platform/base/sealed_memory.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/driver/cuda_api.h"
+#include "platform/driver/cuda_api.h"
 #include "runtime/signal/page.h"
 
 namespace gpushm::client {

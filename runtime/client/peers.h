@@ -13,8 +13,8 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "runtime/protocol/messages.h"
 
 namespace gpushm::client {

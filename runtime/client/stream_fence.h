@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/driver/cuda_api.h"
+#include "platform/driver/cuda_api.h"
 
 namespace gpushm::client {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "runtime/signal/page.h"
 
 namespace gpushm::client {

@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "platform/base/clock.h"
+#include "platform/driver/device.h"
 #include "runtime/client/file_io.h"
 #include "runtime/client/gds_transfer.h"
 #include "runtime/client/pinned_pool.h"
 #include "runtime/client/stream_waits.h"
-#include "runtime/driver/device.h"
 
 namespace gpushm {
 namespace {

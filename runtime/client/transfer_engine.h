@@ -13,8 +13,8 @@
 #include <memory>
 
 #include "platform/base/status.h"
+#include "platform/driver/cuda_api.h"
 #include "runtime/client/file_way.h"
-#include "runtime/driver/cuda_api.h"
 
 namespace gpushm {
 

@@ -23,10 +23,10 @@
 #include "platform/base/clock.h"
 #include "platform/base/testing.h"
 #include "platform/base/unique_fd.h"
+#include "platform/driver/device.h"
 #include "runtime/client/crew.h"
 #include "runtime/client/file_way.h"
 #include "runtime/client/transfer_testing.h"
-#include "runtime/driver/device.h"
 
 namespace gpushm {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "runtime/driver/device.h"
+#include "platform/driver/device.h"
 
 namespace gpushm::testing {
 

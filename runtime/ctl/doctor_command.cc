@@ -1,10 +1,10 @@
 // gpushmctl doctor: what works here, and why not.
 #include <algorithm>
 
+#include "platform/driver/cuda_api.h"
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/doctor_facts.h"
 #include "runtime/ctl/terminal.h"
-#include "runtime/driver/cuda_api.h"
 
 namespace gpushm::ctl {
 namespace {

@@ -14,8 +14,8 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "platform/driver/device.h"
 #include "runtime/ctl/probe.h"
-#include "runtime/driver/device.h"
 #include "runtime/protocol/messages.h"
 #include "runtime/registry/host_list.h"
 

@@ -22,7 +22,7 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
 
 namespace gpushm::ctl {

@@ -22,7 +22,7 @@ bool Matches(const DeviceInfo& device, const config::GpuChoice& choice) {
   return choice.uuid.size() == uuid.size() && choice.uuid.substr(4) == uuid.substr(4);
 }
 
-// Where the simulated driver keeps its memory: runtime/driver/sim/README.md.
+// Where the simulated driver keeps its memory: simulator/README.md.
 std::string SimulatedState() {
   const char* const folder = std::getenv("GPUSHM_SIM_DIR");
   return folder == nullptr || *folder == '\0' ? "/var/tmp/gpushm-sim" : folder;

@@ -9,8 +9,8 @@
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/descriptor.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "sidecar/config/config.h"
 
 namespace gpushm::broker {

@@ -33,7 +33,7 @@
 #include "contract/limits.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/device.h"
 #include "runtime/protocol/messages.h"
 #include "runtime/registry/record.h"
 #include "sidecar/broker/holdings.h"

@@ -15,11 +15,11 @@
 #include "platform/base/clock.h"
 #include "platform/base/unique_fd.h"
 
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "runtime/client/crew.h"
 #include "runtime/client/gds_file.h"
 #include "runtime/client/transfer_engine.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
 #include "sidecar/broker/spawner.h"
 #include "sidecar/broker/volume_file.h"
 

@@ -13,7 +13,7 @@
 #include "contract/limits.h"
 #include "platform/base/version.h"
 #include "platform/daemon/process.h"
-#include "runtime/driver/cuda_api.h"
+#include "platform/driver/cuda_api.h"
 #include "runtime/protocol/link.h"
 #include "sidecar/config/quantity.h"
 #include "sidecar/config/sizing.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "runtime/signal/page.h"
 #include "sidecar/broker/spawner.h"
 

@@ -10,7 +10,7 @@
 #include <optional>
 #include <thread>
 
-#include "runtime/driver/nvml_api.h"
+#include "platform/driver/nvml_api.h"
 
 namespace gpushm::bench {
 namespace {

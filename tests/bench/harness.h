@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "tests/bench/process.h"
 #include "tests/bench/samples.h"

@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "platform/base/clock.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
-#include "runtime/driver/nvml_api.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
+#include "platform/driver/nvml_api.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "tests/demo/daemon_process.h"
 #include "tests/demo/isolated.h"

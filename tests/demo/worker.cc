@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "platform/base/clock.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "tests/demo/model.h"
 

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "gpushm/sync.hpp"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "tests/integration/processes.h"
 
 namespace gpushm::integration {

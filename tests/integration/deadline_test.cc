@@ -13,8 +13,8 @@
 
 #include "gpushm/sync.h"
 #include "platform/base/clock.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "tests/integration/shared_broker.h"
 
 namespace gpushm::integration {

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "platform/driver/device.h"
 #include "plugin/keeper/keeper.h"
-#include "runtime/driver/device.h"
 #include "tests/integration/processes.h"
 
 namespace gpushm::integration {

@@ -6,8 +6,8 @@
 #include <fstream>
 #include <random>
 
-#include "runtime/driver/device.h"
-#include "runtime/driver/nvml_api.h"
+#include "platform/driver/device.h"
+#include "platform/driver/nvml_api.h"
 #include "tests/integration/fixture.h"
 #include "tests/integration/processes.h"
 

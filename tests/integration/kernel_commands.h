@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/driver/cuda_api.h"
+#include "platform/driver/cuda_api.h"
 #include "tests/integration/signal_commands.h"
 
 namespace gpushm::integration {

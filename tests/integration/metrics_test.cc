@@ -10,9 +10,9 @@
 #include <set>
 #include <sstream>
 
+#include "platform/driver/device.h"
+#include "platform/driver/nvml_api.h"
 #include "plugin/testing/scrape.h"
-#include "runtime/driver/device.h"
-#include "runtime/driver/nvml_api.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "tests/demo/node_plugin.h"
 #include "tests/integration/fixture.h"

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "runtime/driver/nvml_api.h"
+#include "platform/driver/nvml_api.h"
 #include "tests/integration/fixture.h"
 
 namespace gpushm::integration {

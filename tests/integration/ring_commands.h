@@ -20,7 +20,7 @@
 
 #include <sstream>
 
-#include "runtime/driver/cuda_api.h"
+#include "platform/driver/cuda_api.h"
 #include "runtime/include/gpushm/sync.h"
 #include "tests/integration/processes.h"
 

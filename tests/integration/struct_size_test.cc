@@ -17,9 +17,9 @@
 
 #include "gpushm/gpushm.h"
 #include "gpushm/sync.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "runtime/client/layout_0_1.h"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
 #include "tests/integration/shared_broker.h"
 
 namespace gpushm::integration {

@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "gpushm/sync.hpp"
-#include "runtime/driver/cuda_api.h"
-#include "runtime/driver/device.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
 #include "runtime/signal/page.h"
 #include "tests/integration/shared_broker.h"
 
@@ -57,7 +57,7 @@ class SyncHppTest : public SharedBrokerTest {
     EXPECT_FALSE(frame->open());
   }
 
-  // Faults of the driver, from the next call on (runtime/driver/sim).
+  // Faults of the driver, from the next call on (simulator).
   static void Inject(const std::string& faults) {
     const std::string path = folder_ + "/sim/faults.yaml";
     std::ofstream(path + ".new") << faults << '\n';

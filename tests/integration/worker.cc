@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "runtime/driver/device.h"
+#include "platform/driver/device.h"
 #include "tests/integration/barrier_commands.h"
 #include "tests/integration/kernel_commands.h"
 #include "tests/integration/processes.h"

@@ -18,7 +18,7 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
-#include "runtime/driver/nvml_api.h"
+#include "platform/driver/nvml_api.h"
 
 namespace gpushm::broker::testing {
 namespace {

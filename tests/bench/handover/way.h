@@ -24,7 +24,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/driver/device.h"
+#include "platform/driver/device.h"
 #include "tests/bench/handover/board.h"
 #include "tests/bench/harness.h"
 

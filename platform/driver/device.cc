@@ -1,0 +1,234 @@
+#include "platform/driver/device.h"
+
+#include <cstdio>
+#include <cstring>
+
+namespace gpushm {
+namespace {
+
+CUmemAllocationProp PropertiesFor(const CudaApi& api, CUdevice device) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  // Network cards and GPUDirect Storage register no other memory. Asking where it is not supported
+  // makes cuMemCreate fail.
+  int supported = 0;
+  if (api.cuDeviceGetAttribute(&supported,
+                               CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                               device) == CUDA_SUCCESS) {
+    properties.allocFlags.gpuDirectRDMACapable = supported != 0 ? 1 : 0;
+  }
+  return properties;
+}
+
+}  // namespace
+
+std::string GpuUuid::ToString() const {
+  std::string text = "GPU-";
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", bytes[i]);
+    text += digits;
+  }
+  return text;
+}
+
+Result<std::vector<DeviceInfo>> ListDevices(const CudaApi& api) {
+  if (auto ready = api.Init(); !ready) return std::unexpected(ready.error());
+  int count = 0;
+  if (auto r = api.Check(api.cuDeviceGetCount(&count), "cuDeviceGetCount"); !r) {
+    return std::unexpected(r.error());
+  }
+  std::vector<DeviceInfo> devices;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    DeviceInfo info;
+    CUuuid uuid{};
+    char name[128] = {};
+    size_t total_bytes = 0;
+    size_t granularity = 0;
+    if (auto r = api.Check(api.cuDeviceGet(&info.device, ordinal), "cuDeviceGet"); !r) {
+      return std::unexpected(r.error());
+    }
+    if (auto r = api.Check(api.cuDeviceGetUuid(&uuid, info.device), "cuDeviceGetUuid"); !r) {
+      return std::unexpected(r.error());
+    }
+    if (auto r = api.Check(api.cuDeviceGetName(name, sizeof name, info.device), "cuDeviceGetName");
+        !r) {
+      return std::unexpected(r.error());
+    }
+    if (auto r = api.Check(api.cuDeviceTotalMem(&total_bytes, info.device), "cuDeviceTotalMem");
+        !r) {
+      return std::unexpected(r.error());
+    }
+    const CUmemAllocationProp properties = PropertiesFor(api, info.device);
+    if (auto r = api.Check(api.cuMemGetAllocationGranularity(&granularity, &properties,
+                                                             CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+                           "cuMemGetAllocationGranularity");
+        !r) {
+      return std::unexpected(r.error());
+    }
+    std::memcpy(info.uuid.bytes.data(), uuid.bytes, sizeof uuid.bytes);
+    info.name = name;
+    info.total_bytes = total_bytes;
+    info.granularity = granularity;
+    devices.push_back(std::move(info));
+  }
+  return devices;
+}
+
+Result<DeviceMemory> DeviceMemory::Create(const CudaApi& api, CUdevice device,
+                                          uint64_t size_bytes) {
+  const CUmemAllocationProp properties = PropertiesFor(api, device);
+  CUmemGenericAllocationHandle handle = 0;
+  if (auto r = api.Check(api.cuMemCreate(&handle, size_bytes, &properties, 0),
+                         Concat("cuMemCreate of ", size_bytes, " bytes"));
+      !r) {
+    return std::unexpected(r.error());
+  }
+  return DeviceMemory(api, handle);
+}
+
+Result<DeviceMemory> DeviceMemory::Import(const CudaApi& api, int fd) {
+  CUmemGenericAllocationHandle handle = 0;
+  void* const os_handle = reinterpret_cast<void*>(static_cast<intptr_t>(fd));
+  if (auto r = api.Check(api.cuMemImportFromShareableHandle(
+                             &handle, os_handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                         "cuMemImportFromShareableHandle");
+      !r) {
+    return std::unexpected(r.error());
+  }
+  return DeviceMemory(api, handle);
+}
+
+Result<DeviceMemory> DeviceMemory::Retain(const CudaApi& api, CUdeviceptr address) {
+  CUmemGenericAllocationHandle handle = 0;
+  if (auto r = api.Check(api.cuMemRetainAllocationHandle(
+                             &handle, reinterpret_cast<void*>(static_cast<uintptr_t>(address))),
+                         "cuMemRetainAllocationHandle");
+      !r) {
+    return std::unexpected(r.error());
+  }
+  return DeviceMemory(api, handle);
+}
+
+Result<UniqueFd> DeviceMemory::Export() const {
+  int fd = -1;
+  if (auto r = api_->Check(api_->cuMemExportToShareableHandle(
+                               &fd, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                           "cuMemExportToShareableHandle");
+      !r) {
+    return std::unexpected(r.error());
+  }
+  return UniqueFd(fd);
+}
+
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    api_ = other.api_;
+    handle_ = std::exchange(other.handle_, 0);
+  }
+  return *this;
+}
+
+void DeviceMemory::Reset() {
+  if (handle_ != 0) api_->cuMemRelease(handle_);
+  handle_ = 0;
+}
+
+Result<DeviceMapping> DeviceMapping::Map(const CudaApi& api, const DeviceMemory& memory,
+                                         uint64_t size_bytes, CUdevice device, Access access,
+                                         std::span<const CUdevice> peers) {
+  CUdeviceptr address = 0;
+  if (auto r =
+          api.Check(api.cuMemAddressReserve(&address, size_bytes, 0, 0, 0), "cuMemAddressReserve");
+      !r) {
+    return std::unexpected(r.error());
+  }
+  if (auto r = api.Check(api.cuMemMap(address, size_bytes, 0, memory.handle(), 0), "cuMemMap");
+      !r) {
+    api.cuMemAddressFree(address, size_bytes);
+    return std::unexpected(r.error());
+  }
+  DeviceMapping mapping(api, address, size_bytes);
+  std::vector<CUmemAccessDesc> rights(1 + peers.size());
+  for (size_t i = 0; i < rights.size(); ++i) {
+    rights[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    rights[i].location.id = i == 0 ? device : peers[i - 1];
+    rights[i].flags = access == Access::kReadWrite ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                   : CU_MEM_ACCESS_FLAGS_PROT_READ;
+  }
+  if (auto r = api.Check(api.cuMemSetAccess(address, size_bytes, rights.data(), rights.size()),
+                         "cuMemSetAccess");
+      !r) {
+    return std::unexpected(r.error());
+  }
+  return mapping;
+}
+
+DeviceMapping& DeviceMapping::operator=(DeviceMapping&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    api_ = other.api_;
+    address_ = std::exchange(other.address_, 0);
+    size_bytes_ = other.size_bytes_;
+  }
+  return *this;
+}
+
+void DeviceMapping::Reset() {
+  if (address_ == 0) return;
+  api_->cuMemUnmap(address_, size_bytes_);
+  api_->cuMemAddressFree(address_, size_bytes_);
+  address_ = 0;
+}
+
+Result<PrimaryContext> PrimaryContext::Retain(const CudaApi& api, CUdevice device) {
+  CUcontext context = nullptr;
+  if (auto r =
+          api.Check(api.cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+      !r) {
+    return std::unexpected(r.error());
+  }
+  return PrimaryContext(api, device, context);
+}
+
+Result<void> PrimaryContext::MakeCurrent() const {
+  return api_->Check(api_->cuCtxSetCurrent(context_), "cuCtxSetCurrent");
+}
+
+PrimaryContext::~PrimaryContext() {
+  if (context_ != nullptr) api_->cuDevicePrimaryCtxRelease(device_);
+}
+
+Result<Stream> Stream::Create(const CudaApi& api) {
+  CUstream stream = nullptr;
+  if (auto r = api.Check(api.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+      !r) {
+    return std::unexpected(r.error());
+  }
+  return Stream(api, stream);
+}
+
+Stream::~Stream() {
+  if (stream_ != nullptr) api_->cuStreamDestroy(stream_);
+}
+
+Result<PinnedBuffer> PinnedBuffer::Allocate(const CudaApi& api, size_t size_bytes) {
+  void* data = nullptr;
+  if (auto r = api.Check(api.cuMemHostAlloc(&data, size_bytes, CU_MEMHOSTALLOC_PORTABLE),
+                         "cuMemHostAlloc");
+      !r) {
+    return std::unexpected(r.error());
+  }
+  return PinnedBuffer(api, data, size_bytes);
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr) api_->cuMemFreeHost(data_);
+}
+
+}  // namespace gpushm

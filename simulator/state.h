@@ -1,0 +1,129 @@
+// The state folder: what stands for the cards' memory, shared by every process that sees it.
+//
+//   <folder>/cards.yaml, faults.yaml      optional, written by people and tests
+//   <folder>/<card uuid>/lock             taken (flock) around creation, probing and cuIpc opens
+//   <folder>/<card uuid>/<32 hex digits>  one allocation or one context: its bytes, then a Record
+//   <folder>/processes/<16 hex digits>    one process that uses the driver
+//
+// Invariants
+//   (1) An allocation's file carries a shared flock exactly as long as any descriptor or mapping of
+//       it exists in any process: the lock belongs to the open file, and both hold the open file.
+//   (2) So whoever gets LOCK_EX on it, under the card's lock, knows that it is free, and unlinks
+//   it.
+//       Killing a process at any instruction leaves nothing that counts.
+//   (3) A file is created, sized and marked under the card's lock; a prober never sees half of one
+//       that is alive.
+//   (4) The card's lock file holds an upper bound of the bytes in use. It is raised before a file
+//       appears and lowered only by whoever unlinks one, so creation probes all files only when the
+//       card looks full.
+//   (5) A process lock is a POSIX lock: gone with the process, not inherited by its children.
+//
+// Threads: thread-safe.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "simulator/config.h"
+
+namespace gpushm::sim {
+
+enum class Kind : uint32_t { kVmm = 1, kLegacy = 2, kContext = 3 };
+
+// The last page of an allocation's file: a descriptor describes itself, whatever its path is here.
+struct Record {
+  uint64_t magic = 0;
+  uint32_t version = 0;
+  Kind kind = Kind::kVmm;
+  uint64_t size_bytes = 0;
+  uint64_t process = 0;  // Token of the creator.
+  int32_t pid = 0;       // Of the creator, in its own namespace.
+  uint32_t handle_types = 0;
+  UuidBytes card{};
+  UuidBytes id{};
+};
+
+class State;
+
+// A process's hold on an allocation, and the host mapping that its engine works through. No child
+// of fork() inherits it.
+class Backing {
+ public:
+  Backing(const State* state, const Record& record, void* base, size_t mapped_bytes, int fd)
+      : state_(state), record_(record), base_(base), mapped_bytes_(mapped_bytes), fd_(fd) {}
+  Backing(const Backing&) = delete;
+  Backing& operator=(const Backing&) = delete;
+  ~Backing();
+
+  const Record& record() const { return record_; }
+  std::byte* data() const { return static_cast<std::byte*>(base_); }
+
+ private:
+  const State* state_;
+  Record record_;
+  void* base_;
+  size_t mapped_bytes_;
+  int fd_;  // -1 where a mapping alone holds the open file.
+};
+
+enum class Outcome { kOk, kOutOfMemory, kNotFound, kForeign, kSystem };
+
+struct Holder {
+  int32_t pid = 0;
+  uint64_t process = 0;
+  uint64_t bytes = 0;
+  bool has_context = false;
+};
+
+struct Usage {
+  uint64_t used_bytes = 0;  // With the card's reserve.
+  std::vector<Holder> holders;
+};
+
+class State {
+ public:
+  explicit State(std::string folder) : folder_(std::move(folder)) {}
+
+  const std::string& folder() const { return folder_; }
+
+  // Makes the folder (0777) where it is missing. False: `error` says why.
+  bool Prepare(std::string* error);
+  // Marks this process as alive and gives it a token. Once, before the first Create.
+  bool RegisterProcess(std::string* error);
+  uint64_t process() const { return process_; }
+  bool IsAlive(uint64_t process) const;
+
+  Outcome Create(const Card& card, Kind kind, uint64_t size_bytes, uint32_t handle_types,
+                 std::shared_ptr<Backing>* backing) const;
+  // A new descriptor of a live allocation, which keeps it alive. -1: none.
+  int OpenDescriptor(const Record& record) const;
+  // What a descriptor from elsewhere stands for. kForeign: not one of ours.
+  Outcome Adopt(int fd, std::shared_ptr<Backing>* backing) const;
+  // By card and id, as a cuIpc handle names it.
+  Outcome OpenById(const UuidBytes& card, const UuidBytes& id,
+                   std::shared_ptr<Backing>* backing) const;
+
+  // Probes every file of the card, unlinks the dead and counts the rest.
+  Usage Probe(const Card& card) const;
+  // Unlinks one allocation if nobody holds it.
+  void Reap(const Record& record) const;
+
+ private:
+  std::string CardFolder(const UuidBytes& card) const;
+  Outcome Map(int fd, const Record& record, std::shared_ptr<Backing>* backing) const;
+  Usage ProbeLocked(const std::string& card_folder, int lock_fd) const;
+  void SweepProcesses() const;
+
+  std::string folder_;
+  bool keep_descriptors_ = false;
+  uint64_t process_ = 0;
+};
+
+std::string Hex(const uint8_t* bytes, size_t count);
+
+}  // namespace gpushm::sim

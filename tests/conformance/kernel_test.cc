@@ -1,0 +1,132 @@
+// What needs a kernel: these cases run on GPUs only.
+#include <gtest/gtest.h>
+
+#include "tests/conformance/harness.h"
+
+namespace gpushm::conformance {
+namespace {
+
+constexpr char kProgram[] = R"ptx(
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry store_word(.param .u64 where, .param .u64 value) {
+  .reg .b64 %rd<4>;
+  ld.param.u64 %rd1, [where];
+  ld.param.u64 %rd2, [value];
+  cvta.to.global.u64 %rd3, %rd1;
+  st.global.u64 [%rd3], %rd2;
+  ret;
+}
+.visible .entry copy_word(.param .u64 from, .param .u64 where) {
+  .reg .b64 %rd<6>;
+  ld.param.u64 %rd1, [from];
+  ld.param.u64 %rd2, [where];
+  cvta.to.global.u64 %rd3, %rd1;
+  cvta.to.global.u64 %rd4, %rd2;
+  ld.global.u64 %rd5, [%rd3];
+  st.global.u64 [%rd4], %rd5;
+  ret;
+}
+)ptx";
+
+void NeedKernels() {
+  if (Driver().simulated) SkipCase("kernels run on GPUs only");
+}
+
+// Runs a kernel of two 64-bit arguments on one thread; the answer after it ended.
+CUresult Launch(const char* name, uint64_t first, uint64_t second) {
+  const CudaApi& api = Cuda();
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  Must(api.cuModuleLoadData(&module, kProgram), "cuModuleLoadData");
+  Must(api.cuModuleGetFunction(&function, module, name), "cuModuleGetFunction");
+  void* arguments[] = {&first, &second};
+  Must(api.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments, nullptr),
+       "cuLaunchKernel");
+  return api.cuCtxSynchronize();
+}
+
+CONFORMANCE_CASE(KernelWriteToReadOnlyMappingFaultsOnlyTheWriter, 40) {
+  NeedKernels();
+  Child bystander = Start([](Channel& channel) {
+    UseContext();
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    WriteWord(mapped.address(), 77);
+    channel.Send("d", 1, fd.get());
+    channel.Await();
+    Expect(ReadWord(mapped.address()) == 77, "the data changed, or the fault spread");
+  });
+  char byte = 0;
+  const UniqueFd fd = bystander.channel.Receive(&byte, 1);
+  Start([&fd](Channel&) {
+    UseContext();
+    const Mapped read_only = MapDescriptor(fd.get(), kChunkBytes, Access::kRead);
+    const UniqueFd scratch_fd = CreateDescriptor(kChunkBytes);
+    const Mapped scratch = MapDescriptor(scratch_fd.get(), kChunkBytes);
+    Must(Launch("copy_word", read_only.address(), scratch.address()), "a kernel's read");
+    Expect(ReadWord(scratch.address()) == 77, "a kernel read something else");
+    ExpectAnswer(Launch("store_word", read_only.address(), 1), CUDA_ERROR_ILLEGAL_ADDRESS,
+                 "a kernel's write to a PROT_READ mapping");
+    uint64_t word = 0;
+    Note("cuMemcpyDtoH afterwards: " +
+         NameOf(Cuda().cuMemcpyDtoH(&word, scratch.address(), sizeof word)));
+  }).Join();
+  bystander.channel.Signal();
+  bystander.Join();
+}
+
+CONFORMANCE_CASE(KernelStoreWakesWait, 30) {
+  NeedKernels();
+  Child holder = Start([](Channel& channel) {
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    channel.Send("d", 1, fd.get());
+    channel.Await();
+  });
+  char byte = 0;
+  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  Child waiter = Start([&fd](Channel& channel) {
+    UseContext();
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    const Stream stream = Take(Stream::Create(Cuda()));
+    Must(Cuda().cuStreamWaitValue64(stream.get(), mapped.address(), 1, CU_STREAM_WAIT_VALUE_GEQ),
+         "cuStreamWaitValue64");
+    channel.Signal();
+    Expect(QueryFor(stream.get(), 5000) == CUDA_SUCCESS, "nothing woke the wait");
+  });
+  waiter.channel.Await();
+  Start([&fd](Channel&) {
+    UseContext();
+    Must(Launch("store_word", MapDescriptor(fd.get(), kChunkBytes).address(), 1), "store_word");
+  }).Join();
+  waiter.Join();
+  holder.channel.Signal();
+  holder.Join();
+}
+
+CONFORMANCE_CASE(KernelsGoOnAfterCreatorsDeath, 30) {
+  NeedKernels();
+  Child holder = Start([](Channel& channel) {
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    channel.Send("d", 1, fd.get());
+    channel.Await();
+  });
+  char byte = 0;
+  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  Child user = Start([&fd](Channel& channel) {
+    UseContext();
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    channel.Signal();
+    channel.Await();
+    Must(Launch("store_word", mapped.address(), 8), "store_word");
+    Expect(ReadWord(mapped.address()) == 8, "the kernel's write is lost");
+  });
+  user.channel.Await();
+  holder.Kill();
+  user.channel.Signal();
+  user.Join();
+}
+
+}  // namespace
+}  // namespace gpushm::conformance
