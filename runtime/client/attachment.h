@@ -24,11 +24,11 @@
 
 #include "platform/base/status.h"
 #include "platform/driver/device.h"
+#include "platform/driver/stream_fence.h"
 #include "runtime/client/handles.h"
 #include "runtime/client/ipc_mapping.h"
 #include "runtime/client/page_mapping.h"
 #include "runtime/client/registry_handle.h"
-#include "runtime/client/stream_fence.h"
 #include "runtime/protocol/messages.h"
 
 namespace gpushm::client {

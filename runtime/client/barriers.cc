@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "contract/limits.h"
-#include "runtime/client/stream_waits.h"
+#include "platform/driver/stream_waits.h"
 
 namespace gpushm::client {
 

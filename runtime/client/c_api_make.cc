@@ -1,8 +1,8 @@
 // The C ABI: making buffers, offering memory, files.
 #include "contract/limits.h"
+#include "platform/transfer/crew.h"
+#include "platform/transfer/transfer_engine.h"
 #include "runtime/client/c_api_support.h"
-#include "runtime/client/crew.h"
-#include "runtime/client/transfer_engine.h"
 
 namespace gc = gpushm::client;
 using gpushm::Concat;

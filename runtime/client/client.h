@@ -26,9 +26,9 @@
 
 #include "platform/base/status.h"
 #include "platform/driver/device.h"
+#include "platform/transfer/file_way.h"
 #include "runtime/client/attachment.h"
 #include "runtime/client/counters.h"
-#include "runtime/client/file_way.h"
 #include "runtime/client/handles.h"
 #include "runtime/client/peers.h"
 #include "runtime/client/session.h"

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "platform/base/sealed_memory.h"
-#include "runtime/client/stream_waits.h"
+#include "platform/driver/stream_waits.h"
 
 namespace gpushm::client {
 namespace {

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "platform/transfer/gds_file.h"
+#include "platform/transfer/transfer_engine.h"
 #include "runtime/client/borrowed_context.h"
 #include "runtime/client/client.h"
-#include "runtime/client/gds_file.h"
 #include "runtime/client/open_file.h"
-#include "runtime/client/transfer_engine.h"
 
 namespace gpushm::client {
 

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "platform/base/clock.h"
+#include "platform/transfer/crew.h"
+#include "platform/transfer/file_way.h"
+#include "platform/transfer/transfer_engine.h"
 #include "runtime/client/client_testing.h"
-#include "runtime/client/crew.h"
-#include "runtime/client/file_way.h"
-#include "runtime/client/transfer_engine.h"
 #include "runtime/client/wait.h"
 
 namespace gpushm::client {

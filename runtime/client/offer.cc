@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "platform/driver/stream_fence.h"
+#include "platform/driver/stream_waits.h"
 #include "runtime/client/client.h"
-#include "runtime/client/stream_fence.h"
-#include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {
 

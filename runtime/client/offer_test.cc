@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "platform/driver/stream_waits.h"
 #include "runtime/client/client_testing.h"
-#include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
+#include "platform/transfer/file_way.h"
 #include "runtime/client/client.h"
-#include "runtime/client/file_way.h"
 
 namespace gpushm::client {
 

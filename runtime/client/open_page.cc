@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "contract/limits.h"
+#include "platform/driver/stream_waits.h"
 #include "runtime/client/device_word.h"
-#include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {
 

@@ -20,9 +20,9 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
+#include "platform/driver/stream_fence.h"
 #include "runtime/client/client.h"
 #include "runtime/client/held.h"
-#include "runtime/client/stream_fence.h"
 #include "runtime/client/wait.h"
 #include "runtime/signal/frames.h"
 #include "runtime/signal/page.h"

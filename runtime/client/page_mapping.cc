@@ -1,7 +1,7 @@
 #include "runtime/client/page_mapping.h"
 
 #include "contract/limits.h"
-#include "runtime/client/stream_waits.h"
+#include "platform/driver/stream_waits.h"
 
 namespace gpushm::client {
 

@@ -4,9 +4,9 @@
 #include <array>
 #include <utility>
 
+#include "platform/driver/stream_waits.h"
+#include "platform/transfer/pinned_pool.h"
 #include "runtime/client/borrowed_context.h"
-#include "runtime/client/pinned_pool.h"
-#include "runtime/client/stream_waits.h"
 
 namespace gpushm::client {
 namespace {

@@ -1,5 +1,5 @@
 // Loads and saves by gpushmctl (integration_testing.h), in its process and in the broker's.
-#include "runtime/client/file_way.h"
+#include "platform/transfer/file_way.h"
 #include "runtime/ctl/integration_testing.h"
 
 namespace gpushm::ctl {

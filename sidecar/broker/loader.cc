@@ -17,9 +17,9 @@
 
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
-#include "runtime/client/crew.h"
-#include "runtime/client/gds_file.h"
-#include "runtime/client/transfer_engine.h"
+#include "platform/transfer/crew.h"
+#include "platform/transfer/gds_file.h"
+#include "platform/transfer/transfer_engine.h"
 #include "sidecar/broker/spawner.h"
 #include "sidecar/broker/volume_file.h"
 

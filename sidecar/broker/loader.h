@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/client/file_way.h"
+#include "platform/transfer/file_way.h"
 #include "runtime/protocol/messages.h"
 
 namespace gpushm::broker {

@@ -29,7 +29,7 @@
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/worker.h"
-#include "runtime/client/file_way.h"
+#include "platform/transfer/file_way.h"
 #include "runtime/protocol/messages.h"
 #include "sidecar/broker/child.h"
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/client/transfer_engine.h"
+#include "platform/transfer/transfer_engine.h"
 #include "tests/bench/harness.h"
 
 namespace gpushm::bench {

@@ -2,7 +2,7 @@
 // it cannot be had, and leaves nothing open. Method: a libcufile of ours (fake_cufile.cc) that
 // fails as told, on the simulated driver with real files; how the application is told: client_test,
 // and through the broker: ctl_integration_test.
-#include "runtime/client/gds_file.h"
+#include "platform/transfer/gds_file.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -22,8 +22,8 @@
 #include "platform/base/testing.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/device.h"
-#include "runtime/client/file_way.h"
-#include "runtime/client/transfer_testing.h"
+#include "platform/transfer/file_way.h"
+#include "platform/transfer/testing/transfer_fixture.h"
 
 namespace gpushm {
 namespace {

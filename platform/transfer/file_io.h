@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/client/crew.h"
-#include "runtime/client/file_way.h"
+#include "platform/transfer/crew.h"
+#include "platform/transfer/file_way.h"
 
 namespace gpushm {
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "platform/driver/cuda_api.h"
-#include "runtime/client/cufile_api.h"
+#include "platform/transfer/cufile_api.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "runtime/client/gds_transfer.h"
+#include "platform/transfer/gds_transfer.h"
 
 #include <algorithm>
 #include <array>
@@ -6,9 +6,9 @@
 
 #include "platform/base/clock.h"
 #include "platform/driver/device.h"
-#include "runtime/client/file_io.h"
-#include "runtime/client/gds_file.h"
-#include "runtime/client/stream_waits.h"
+#include "platform/driver/stream_waits.h"
+#include "platform/transfer/file_io.h"
+#include "platform/transfer/gds_file.h"
 
 namespace gpushm {
 namespace {
@@ -36,7 +36,7 @@ uint64_t ChunkOf(const TransferJob& job) {
 // On a stream of its own, and waited for: the default one waits for others, a context for all.
 template <typename Copy>
 Result<void> CopyApart(const CudaApi& api, const char* what, Copy copy) {
-  const Result<Stream> stream = client::MakeRunningStream(api);
+  const Result<Stream> stream = MakeRunningStream(api);
   if (!stream) return std::unexpected(stream.error());
   if (auto begun = api.Check(copy(stream->get()), what); !begun) return begun;
   return api.Check(api.cuStreamSynchronize(stream->get()), "cuStreamSynchronize");

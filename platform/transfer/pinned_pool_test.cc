@@ -1,15 +1,15 @@
 // Goal: page-locked memory is freed at once, or, while a stream waits, kept for the next copy and
 // freed later; never an address that stands for something else by then. Method: the simulated
 // driver, and a wait of this process in its list of waits.
-#include "runtime/client/pinned_pool.h"
+#include "platform/transfer/pinned_pool.h"
 
 #include <gtest/gtest.h>
 
 #include <optional>
 
-#include "runtime/client/stream_waits.h"
-#include "runtime/client/transfer_engine.h"
-#include "runtime/client/transfer_testing.h"
+#include "platform/driver/stream_waits.h"
+#include "platform/transfer/testing/transfer_fixture.h"
+#include "platform/transfer/transfer_engine.h"
 
 namespace gpushm {
 namespace {
@@ -22,7 +22,7 @@ class PinnedPoolTest : public testing::DeviceRoomTest {
   PinnedPoolTest() : DeviceRoomTest(kRoomBytes) {}
   void SetUp() override {
     DeviceRoomTest::SetUp();
-    ASSERT_TRUE(client::StreamWaits::Instance().Add(nullptr, word_, 1));
+    ASSERT_TRUE(StreamWaits::Instance().Add(nullptr, word_, 1));
   }
   void TearDown() override {
     EndWait();
@@ -42,7 +42,7 @@ class PinnedPoolTest : public testing::DeviceRoomTest {
                static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(memory))) == CUDA_SUCCESS;
   }
 
-  signal::Word word_ = 0;
+  StreamWaits::Word word_ = 0;
 };
 
 TEST_F(PinnedPoolTest, WithoutAWaitIsFreedAtOnce) {

@@ -12,7 +12,7 @@
 #include "platform/base/status.h"
 #include "platform/driver/cuda_api.h"
 
-namespace gpushm::client {
+namespace gpushm {
 
 // Whether a stream still has work. kInvalidArgument: it is being captured into a graph, or is none.
 Result<bool> IsPending(const CudaApi& api, CUstream stream);
@@ -49,4 +49,4 @@ class StreamFence {
 // Removes the fences that have passed; true if none is left.
 bool AllPassed(std::vector<StreamFence>* fences);
 
-}  // namespace gpushm::client
+}  // namespace gpushm

@@ -1,4 +1,4 @@
-#include "runtime/client/stream_waits.h"
+#include "platform/driver/stream_waits.h"
 
 #include <poll.h>
 
@@ -9,9 +9,9 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/per_process.h"
-#include "runtime/client/stream_fence.h"
+#include "platform/driver/stream_fence.h"
 
-namespace gpushm::client {
+namespace gpushm {
 namespace {
 
 // From the CUDA programming guide: 8 unless set, 32 at most.
@@ -48,7 +48,7 @@ void StreamWaits::DropReached() {
   std::erase_if(waiting_, [](const auto& item) { return item.second.empty(); });
 }
 
-Result<void> StreamWaits::Add(CUstream stream, const signal::Word& word, uint64_t value) {
+Result<void> StreamWaits::Add(CUstream stream, const Word& word, uint64_t value) {
   const std::lock_guard lock(mutex_);
   DropReached();
   const auto known = waiting_.find(stream);
@@ -63,7 +63,7 @@ Result<void> StreamWaits::Add(CUstream stream, const signal::Word& word, uint64_
   return {};
 }
 
-void StreamWaits::Remove(CUstream stream, const signal::Word& word, uint64_t value) {
+void StreamWaits::Remove(CUstream stream, const Word& word, uint64_t value) {
   const std::lock_guard lock(mutex_);
   const auto known = waiting_.find(stream);
   if (known == waiting_.end()) return;
@@ -118,4 +118,4 @@ Result<Stream> MakeRunningStream(const CudaApi& api) {
   }
 }
 
-}  // namespace gpushm::client
+}  // namespace gpushm

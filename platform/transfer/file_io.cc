@@ -1,4 +1,4 @@
-#include "runtime/client/file_io.h"
+#include "platform/transfer/file_io.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -15,7 +15,7 @@
 
 #include "platform/base/clock.h"
 #include "platform/driver/device.h"
-#include "runtime/client/transfer_engine.h"
+#include "platform/transfer/transfer_engine.h"
 
 namespace gpushm {
 namespace {

@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "platform/base/status.h"
-#include "runtime/client/cufile_api.h"
-#include "runtime/client/transfer_engine.h"
+#include "platform/transfer/cufile_api.h"
+#include "platform/transfer/transfer_engine.h"
 
 namespace gpushm {
 

@@ -1,4 +1,4 @@
-#include "runtime/client/file_way.h"
+#include "platform/transfer/file_way.h"
 
 #include <fcntl.h>
 #include <linux/magic.h>

@@ -2,7 +2,7 @@
 // a block at the file's end goes by O_DIRECT and host memory: the disk moves whole blocks.
 #pragma once
 
-#include "runtime/client/transfer_engine.h"
+#include "platform/transfer/transfer_engine.h"
 
 namespace gpushm {
 

@@ -1,6 +1,6 @@
-#include "runtime/client/stream_fence.h"
+#include "platform/driver/stream_fence.h"
 
-namespace gpushm::client {
+namespace gpushm {
 
 Result<bool> IsPending(const CudaApi& api, CUstream stream) {
   // cuStreamQuery would break a capture.
@@ -50,4 +50,4 @@ bool AllPassed(std::vector<StreamFence>* fences) {
   return fences->empty();
 }
 
-}  // namespace gpushm::client
+}  // namespace gpushm

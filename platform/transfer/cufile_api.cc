@@ -1,4 +1,4 @@
-#include "runtime/client/cufile_api.h"
+#include "platform/transfer/cufile_api.h"
 
 #include <dlfcn.h>
 

@@ -7,6 +7,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -16,12 +17,13 @@
 #include "platform/base/status.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
-#include "runtime/signal/page.h"
 
-namespace gpushm::client {
+namespace gpushm {
 
 class StreamWaits {
  public:
+  using Word = std::atomic<uint64_t>;
+
   // Of this process.
   static StreamWaits& Instance();
 
@@ -30,9 +32,9 @@ class StreamWaits {
 
   // Before a wait for `value` enters `stream`. kExhausted: too many streams wait. `word` must stay
   // mapped until it has that value, see HasPending.
-  Result<void> Add(CUstream stream, const signal::Word& word, uint64_t value);
+  Result<void> Add(CUstream stream, const Word& word, uint64_t value);
   // It did not enter after all. Other threads may have added waits to the stream meanwhile.
-  void Remove(CUstream stream, const signal::Word& word, uint64_t value);
+  void Remove(CUstream stream, const Word& word, uint64_t value);
   // Whether a stream of this process waits for a word of [begin, begin + bytes).
   bool HasPending(const void* begin, uint64_t bytes);
   // Whether any stream of this process waits.
@@ -46,7 +48,7 @@ class StreamWaits {
 
   const uint32_t limit_;
   std::mutex mutex_;
-  std::map<CUstream, std::vector<std::pair<const signal::Word*, uint64_t>>> waiting_;
+  std::map<CUstream, std::vector<std::pair<const Word*, uint64_t>>> waiting_;
 };
 
 // A new stream of the current context, for work that somebody waits for. One that shared its
@@ -54,4 +56,4 @@ class StreamWaits {
 // made until one shows within 20 ms that it runs, at most as many as there are connections.
 Result<Stream> MakeRunningStream(const CudaApi& api);
 
-}  // namespace gpushm::client
+}  // namespace gpushm

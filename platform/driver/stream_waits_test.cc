@@ -1,19 +1,19 @@
 // Goal: streams that wait are counted as long as they do, and what they wait for is not looked at
 // when its memory has gone. Method: words of this process in place of a page's; pages that are
 // unmapped.
-#include "runtime/client/stream_waits.h"
+#include "platform/driver/stream_waits.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-namespace gpushm::client {
+namespace gpushm {
 namespace {
 
 CUstream Stream(uintptr_t number) { return reinterpret_cast<CUstream>(number); }
 
 TEST(StreamWaits, CountsStreamsAndNotWaits) {
   StreamWaits waits(3);
-  signal::Word word = 0;
+  StreamWaits::Word word = 0;
   ASSERT_TRUE(waits.Add(Stream(1), word, 1));
   ASSERT_TRUE(waits.Add(Stream(1), word, 2));
   ASSERT_TRUE(waits.Add(Stream(2), word, 1));
@@ -29,7 +29,7 @@ TEST(StreamWaits, CountsStreamsAndNotWaits) {
 
 TEST(StreamWaits, AWaitThatDidNotEnterIsTakenBack) {
   StreamWaits waits(2);
-  signal::Word word = 0;
+  StreamWaits::Word word = 0;
   ASSERT_TRUE(waits.Add(Stream(1), word, 1));
   waits.Remove(Stream(1), word, 1);
   EXPECT_FALSE(waits.HasPending(&word, sizeof word));
@@ -39,8 +39,8 @@ TEST(StreamWaits, AWaitThatDidNotEnterIsTakenBack) {
 // Two threads put waits into one stream, and the first one's does not enter.
 TEST(StreamWaits, AWaitIsTakenBackAlsoWhenAnotherCameAfterIt) {
   StreamWaits waits(2);
-  signal::Word first = 0;
-  signal::Word second = 0;
+  StreamWaits::Word first = 0;
+  StreamWaits::Word second = 0;
   ASSERT_TRUE(waits.Add(Stream(1), first, 1));
   ASSERT_TRUE(waits.Add(Stream(1), second, 1));
   waits.Remove(Stream(1), first, 1);
@@ -55,18 +55,18 @@ TEST(StreamWaits, MemoryThatHasGoneIsForgotten) {
   void* const page =
       mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);
-  ASSERT_TRUE(waits.Add(Stream(1), *static_cast<signal::Word*>(page), 1));
+  ASSERT_TRUE(waits.Add(Stream(1), *static_cast<StreamWaits::Word*>(page), 1));
   waits.Forget(page, 4096);
   munmap(page, 4096);
-  signal::Word word = 0;
+  StreamWaits::Word word = 0;
   EXPECT_TRUE(waits.Add(Stream(2), word, 1)) << "nobody waits, and nobody looks there";
 }
 
 TEST(StreamWaits, OneConnectionLeavesNone) {
   StreamWaits waits(1);
-  signal::Word word = 0;
+  StreamWaits::Word word = 0;
   EXPECT_FALSE(waits.Add(Stream(1), word, 1));
 }
 
 }  // namespace
-}  // namespace gpushm::client
+}  // namespace gpushm

@@ -1,5 +1,5 @@
 // The pipeline between files and GPU memory, on the simulated driver with real files and pipes.
-#include "runtime/client/transfer_engine.h"
+#include "platform/transfer/transfer_engine.h"
 
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
@@ -24,9 +24,9 @@
 #include "platform/base/testing.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/device.h"
-#include "runtime/client/crew.h"
-#include "runtime/client/file_way.h"
-#include "runtime/client/transfer_testing.h"
+#include "platform/transfer/crew.h"
+#include "platform/transfer/file_way.h"
+#include "platform/transfer/testing/transfer_fixture.h"
 
 namespace gpushm {
 namespace {

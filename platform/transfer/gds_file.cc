@@ -1,4 +1,4 @@
-#include "runtime/client/gds_file.h"
+#include "platform/transfer/gds_file.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "runtime/client/file_way.h"
+#include "platform/transfer/file_way.h"
 
 namespace gpushm {
 namespace {

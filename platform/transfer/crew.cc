@@ -1,4 +1,4 @@
-#include "runtime/client/crew.h"
+#include "platform/transfer/crew.h"
 
 #include <sched.h>
 #include <signal.h>

@@ -1,17 +1,17 @@
-#include "runtime/client/pinned_pool.h"
+#include "platform/transfer/pinned_pool.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
 #include "platform/base/per_process.h"
-#include "runtime/client/stream_waits.h"
-#include "runtime/client/transfer_engine.h"
+#include "platform/driver/stream_waits.h"
+#include "platform/transfer/transfer_engine.h"
 
 namespace gpushm {
 namespace {
 
-bool AnyStreamWaits() { return client::StreamWaits::Instance().AnyPending(); }
+bool AnyStreamWaits() { return StreamWaits::Instance().AnyPending(); }
 
 Result<CUcontext> Current(const CudaApi& api) {
   CUcontext context = nullptr;

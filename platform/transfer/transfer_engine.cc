@@ -1,4 +1,4 @@
-#include "runtime/client/transfer_engine.h"
+#include "platform/transfer/transfer_engine.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,10 +6,10 @@
 
 #include "platform/base/clock.h"
 #include "platform/driver/device.h"
-#include "runtime/client/file_io.h"
-#include "runtime/client/gds_transfer.h"
-#include "runtime/client/pinned_pool.h"
-#include "runtime/client/stream_waits.h"
+#include "platform/driver/stream_waits.h"
+#include "platform/transfer/file_io.h"
+#include "platform/transfer/gds_transfer.h"
+#include "platform/transfer/pinned_pool.h"
 
 namespace gpushm {
 namespace {
@@ -25,7 +25,7 @@ constexpr uint64_t kLeastDividedBytes = uint64_t{4} << 20;
 class Lane {
  public:
   static Result<Lane> Create(const CudaApi& api, uint64_t chunk_bytes) {
-    Result<Stream> stream = client::MakeRunningStream(api);
+    Result<Stream> stream = MakeRunningStream(api);
     if (!stream) return std::unexpected(stream.error());
     Result<PooledBuffer> memory = PooledBuffer::Take(api, chunk_bytes);
     if (!memory) return std::unexpected(memory.error());

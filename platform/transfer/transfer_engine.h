@@ -14,7 +14,7 @@
 
 #include "platform/base/status.h"
 #include "platform/driver/cuda_api.h"
-#include "runtime/client/file_way.h"
+#include "platform/transfer/file_way.h"
 
 namespace gpushm {
 
