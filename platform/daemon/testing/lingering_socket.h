@@ -7,11 +7,10 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <cstring>
 
-#include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/protocol/channel.h"
 
 namespace gpushm::testing {
 
@@ -48,8 +47,20 @@ class LingeringSocket {
     const UniqueFd sender(ends[0]);
     UniqueFd receiver(ends[1]);
     const int lingering = socket_.get();
-    const std::array<std::byte, 1> bytes{};
-    GPUSHM_ASSERT(protocol::Send(sender.get(), bytes, {&lingering, 1}, Deadline::AfterMs(1000)));
+    char byte = 0;
+    iovec bytes{.iov_base = &byte, .iov_len = 1};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof lingering)> control{};
+    msghdr message{};
+    message.msg_iov = &bytes;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof lingering);
+    std::memcpy(CMSG_DATA(header), &lingering, sizeof lingering);
+    GPUSHM_ASSERT(sendmsg(sender.get(), &message, 0) == 1);
     Forget();
     return receiver;
   }
