@@ -17,6 +17,7 @@
 #include <set>
 #include <vector>
 
+#include "contract/registry/record.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/driver/device.h"
 #include "plugin/keeper/testing/counter_segment.h"
@@ -25,7 +26,6 @@
 #include "plugin/metrics/catalogue.h"
 #include "plugin/testing/scrape.h"
 #include "plugin/testing/sharing.h"
-#include "runtime/registry/record.h"
 #include "runtime/signal/page.h"
 
 namespace gpushm::plugin {

@@ -7,10 +7,10 @@
 
 #include <array>
 
+#include "contract/registry/layout.h"
 #include "platform/base/testing.h"
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
-#include "runtime/registry/layout.h"
 
 namespace gpushm::plugin::testing {
 namespace {

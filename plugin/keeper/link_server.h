@@ -40,6 +40,7 @@
 #include <utility>
 #include <vector>
 
+#include "contract/registry/reader.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
@@ -51,7 +52,6 @@
 #include "plugin/keeper/link_view.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/link.h"
-#include "runtime/registry/reader.h"
 
 namespace gpushm::plugin {
 

@@ -2,8 +2,8 @@
 #include <cstdlib>
 
 #include "contract/limits.h"
+#include "contract/registry/host_list.h"
 #include "runtime/client/c_api_support.h"
-#include "runtime/registry/host_list.h"
 
 namespace gpushm::client {
 namespace {

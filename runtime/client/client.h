@@ -24,6 +24,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "contract/registry/reader.h"
 #include "platform/base/status.h"
 #include "platform/driver/device.h"
 #include "platform/transfer/file_way.h"
@@ -33,7 +34,6 @@
 #include "runtime/client/peers.h"
 #include "runtime/client/session.h"
 #include "runtime/client/wait.h"
-#include "runtime/registry/reader.h"
 
 namespace gpushm::client {
 

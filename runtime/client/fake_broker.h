@@ -14,12 +14,12 @@
 #include <thread>
 #include <vector>
 
+#include "contract/registry/writer.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/device.h"
 #include "runtime/protocol/channel.h"
 #include "runtime/protocol/counters.h"
 #include "runtime/protocol/messages.h"
-#include "runtime/registry/writer.h"
 
 namespace gpushm::client {
 

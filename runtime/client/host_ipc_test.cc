@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
+#include "contract/registry/host_list.h"
 #include "runtime/client/client_testing.h"
-#include "runtime/registry/host_list.h"
 
 namespace gpushm::client {
 namespace {

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/registry/reader.h"
+#include "contract/registry/reader.h"
 
 namespace gpushm::client {
 

@@ -14,10 +14,10 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "contract/registry/host_list.h"
 #include "platform/driver/device.h"
 #include "runtime/ctl/probe.h"
 #include "runtime/protocol/messages.h"
-#include "runtime/registry/host_list.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "contract/limits.h"
+#include "contract/registry/record.h"
 #include "runtime/protocol/link_testing.h"
-#include "runtime/registry/record.h"
 
 namespace gpushm::protocol {
 namespace {

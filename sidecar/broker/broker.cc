@@ -13,10 +13,10 @@
 #include <utility>
 
 #include "contract/limits.h"
+#include "contract/registry/host_list.h"
 #include "platform/base/clock.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
-#include "runtime/registry/host_list.h"
 
 namespace gpushm::broker {
 namespace {

@@ -23,11 +23,11 @@
 #include <string_view>
 #include <vector>
 
+#include "contract/registry/writer.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/worker.h"
-#include "runtime/registry/writer.h"
 #include "runtime/signal/page.h"
 #include "sidecar/broker/child.h"
 #include "sidecar/broker/counters.h"

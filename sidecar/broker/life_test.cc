@@ -18,11 +18,11 @@
 #include <iterator>
 #include <random>
 
+#include "contract/registry/host_list.h"
+#include "contract/registry/reader.h"
 #include "platform/base/clock.h"
 #include "platform/base/testing_code.h"
 #include "runtime/protocol/link.h"
-#include "runtime/registry/host_list.h"
-#include "runtime/registry/reader.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "contract/registry/host_list.h"
+#include "contract/registry/record.h"
 #include "platform/base/name.h"
 #include "platform/base/status.h"
 #include "plugin/cdi/spec_text.h"
-#include "runtime/registry/host_list.h"
-#include "runtime/registry/record.h"
 #include "sidecar/config/config.h"
 #include "sidecar/config/keys.h"
 

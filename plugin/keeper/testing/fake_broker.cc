@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "contract/registry/writer.h"
 #include "plugin/keeper/testing/counter_segment.h"
-#include "runtime/registry/writer.h"
 
 namespace gpushm::plugin::testing {
 

@@ -18,13 +18,13 @@
 #include <string_view>
 #include <vector>
 
+#include "contract/registry/name_map.h"
+#include "contract/registry/record.h"
+#include "contract/registry/segment.h"
+#include "contract/registry/slot.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/registry/name_map.h"
-#include "runtime/registry/record.h"
-#include "runtime/registry/segment.h"
-#include "runtime/registry/slot.h"
 
 namespace gpushm::registry {
 

@@ -1,4 +1,4 @@
-#include "runtime/registry/segment.h"
+#include "contract/registry/segment.h"
 
 #include <sys/random.h>
 
@@ -7,8 +7,8 @@
 #include <cstring>
 #include <span>
 
+#include "contract/registry/checksum.h"
 #include "platform/base/clock.h"
-#include "runtime/registry/checksum.h"
 
 namespace gpushm::registry {
 namespace {

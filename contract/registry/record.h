@@ -17,9 +17,9 @@
 #include <type_traits>
 
 #include "contract/limits.h"
+#include "contract/registry/layout.h"
 #include "platform/base/name.h"
 #include "platform/base/status.h"
-#include "runtime/registry/layout.h"
 
 namespace gpushm::registry {
 

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "contract/registry/name_map.h"
+#include "contract/registry/reader.h"
+#include "contract/registry/testing.h"
+#include "contract/registry/writer.h"
 #include "platform/base/name.h"
-#include "runtime/registry/name_map.h"
-#include "runtime/registry/reader.h"
-#include "runtime/registry/testing.h"
-#include "runtime/registry/writer.h"
 
 namespace gpushm::registry {
 namespace {

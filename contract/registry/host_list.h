@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "contract/registry/record.h"
 #include "platform/base/status.h"
-#include "runtime/registry/record.h"
 
 namespace gpushm::registry {
 

@@ -1,7 +1,7 @@
 // Interleavings of a slot's writer and reader, in one thread: the writer's stores do not depend on
 // the reader, so they are recorded as a history of states, and the reader runs over it, moved on
 // before each of its loads as a schedule says.
-#include "runtime/registry/slot.h"
+#include "contract/registry/slot.h"
 #include "contract/limits.h"
 
 #include <gtest/gtest.h>

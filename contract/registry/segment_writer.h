@@ -19,9 +19,9 @@
 #include <new>
 #include <span>
 
-#include "runtime/registry/checksum.h"
-#include "runtime/registry/layout.h"
-#include "runtime/registry/slot.h"
+#include "contract/registry/checksum.h"
+#include "contract/registry/layout.h"
+#include "contract/registry/slot.h"
 
 namespace gpushm::registry {
 

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
+#include "contract/registry/layout.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/registry/layout.h"
 
 namespace gpushm::registry {
 

@@ -14,9 +14,9 @@
 #include <cstring>
 #include <functional>
 
-#include "runtime/registry/reader.h"
-#include "runtime/registry/testing.h"
-#include "runtime/registry/writer.h"
+#include "contract/registry/reader.h"
+#include "contract/registry/testing.h"
+#include "contract/registry/writer.h"
 
 namespace gpushm::registry {
 namespace {

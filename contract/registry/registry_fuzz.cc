@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/registry/checksum.h"
-#include "runtime/registry/reader.h"
+#include "contract/registry/checksum.h"
+#include "contract/registry/reader.h"
 
 namespace gpushm::registry {
 namespace {

@@ -20,7 +20,7 @@
 #include <cstring>
 
 #include "contract/limits.h"
-#include "runtime/registry/layout.h"
+#include "contract/registry/layout.h"
 
 namespace gpushm::registry {
 

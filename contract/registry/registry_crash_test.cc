@@ -8,9 +8,9 @@
 #include <functional>
 #include <string>
 
-#include "runtime/registry/reader.h"
-#include "runtime/registry/segment_writer.h"
-#include "runtime/registry/testing.h"
+#include "contract/registry/reader.h"
+#include "contract/registry/segment_writer.h"
+#include "contract/registry/testing.h"
 
 namespace gpushm::registry {
 namespace {

@@ -1,10 +1,10 @@
-#include "runtime/registry/record.h"
+#include "contract/registry/record.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "contract/limits.h"
-#include "runtime/registry/checksum.h"
+#include "contract/registry/checksum.h"
 
 namespace gpushm::registry {
 

@@ -1,5 +1,5 @@
 // The memfd and its header: who can change it, what is refused, and other versions' layouts.
-#include "runtime/registry/segment.h"
+#include "contract/registry/segment.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,9 +12,9 @@
 #include <cstring>
 #include <string>
 
-#include "runtime/registry/reader.h"
-#include "runtime/registry/segment_writer.h"
-#include "runtime/registry/testing.h"
+#include "contract/registry/reader.h"
+#include "contract/registry/segment_writer.h"
+#include "contract/registry/testing.h"
 
 namespace gpushm::registry {
 namespace {

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "contract/registry/record.h"
+#include "contract/registry/segment.h"
+#include "contract/registry/segment_writer.h"
 #include "platform/base/status.h"
-#include "runtime/registry/record.h"
-#include "runtime/registry/segment.h"
-#include "runtime/registry/segment_writer.h"
 
 namespace gpushm::registry {
 

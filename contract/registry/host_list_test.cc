@@ -1,4 +1,4 @@
-#include "runtime/registry/host_list.h"
+#include "contract/registry/host_list.h"
 
 #include <fcntl.h>
 #include <gmock/gmock-more-matchers.h>
@@ -11,7 +11,7 @@
 #include <fstream>
 #include <string>
 
-#include "runtime/registry/testing.h"
+#include "contract/registry/testing.h"
 
 namespace gpushm::registry {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/registry/reader.h"
+#include "contract/registry/reader.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "contract/limits.h"
-#include "runtime/registry/checksum.h"
+#include "contract/registry/checksum.h"
 
 namespace gpushm::registry {
 namespace {

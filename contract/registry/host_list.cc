@@ -1,4 +1,4 @@
-#include "runtime/registry/host_list.h"
+#include "contract/registry/host_list.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -11,9 +11,9 @@
 #include <memory>
 #include <utility>
 
+#include "contract/registry/checksum.h"
+#include "contract/registry/layout.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/registry/checksum.h"
-#include "runtime/registry/layout.h"
 
 namespace gpushm::registry {
 namespace {

@@ -1,5 +1,5 @@
 // Arbitrary bytes as a pod's list: an error or a list of valid records.
-#include "runtime/registry/host_list.h"
+#include "contract/registry/host_list.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/registry/checksum.h"
+#include "contract/registry/checksum.h"
 
 namespace gpushm::registry {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/registry/writer.h"
+#include "contract/registry/writer.h"
 
 #include <utility>
 

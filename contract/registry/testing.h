@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/registry/checksum.h"
-#include "runtime/registry/reader.h"
-#include "runtime/registry/record.h"
-#include "runtime/registry/writer.h"
+#include "contract/registry/checksum.h"
+#include "contract/registry/reader.h"
+#include "contract/registry/record.h"
+#include "contract/registry/writer.h"
 
 namespace gpushm::registry {
 
