@@ -2,12 +2,12 @@
 #include <charconv>
 #include <sstream>
 
+#include "contract/protocol/link.h"
 #include "plugin/cdi/container_paths.h"
 #include "plugin/cdi/driver_files.h"
 #include "plugin/cdi/files.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/cdi/host_path.h"
-#include "runtime/protocol/link.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -9,9 +9,9 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "contract/protocol/link.h"
 #include "platform/base/name.h"
 #include "plugin/cdi/host_path.h"
-#include "runtime/protocol/link.h"
 
 namespace gpushm::plugin {
 namespace {

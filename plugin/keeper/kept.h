@@ -1,5 +1,5 @@
 // What the plugin keeps for one allocation: all that its broker stated over the link, so that a
-// broker that was killed finds it again. The rules are those of runtime/protocol/link.h.
+// broker that was killed finds it again. The rules are those of contract/protocol/link.h.
 //
 // Pure bookkeeping: no socket, no clock. It owns descriptors and does not look at them: who calls
 // has checked what they are.
@@ -30,9 +30,9 @@
 #include <string>
 #include <vector>
 
+#include "contract/protocol/link.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/protocol/link.h"
 
 namespace gpushm::plugin {
 

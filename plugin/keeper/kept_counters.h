@@ -1,5 +1,5 @@
 // What the clients of one allocation's brokers have counted, a row a container: read from the
-// segment of the broker that is there (runtime/protocol/counters.h), on top of what its
+// segment of the broker that is there (contract/protocol/counters.h), on top of what its
 // predecessors' said last. So a broker that starts anew takes nothing back.
 //
 // Invariants
@@ -21,10 +21,10 @@
 #include <utility>
 #include <vector>
 
+#include "contract/protocol/counters.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/protocol/counters.h"
 
 namespace gpushm::plugin {
 

@@ -40,6 +40,8 @@
 #include <utility>
 #include <vector>
 
+#include "contract/protocol/channel.h"
+#include "contract/protocol/link.h"
 #include "contract/registry/reader.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
@@ -50,8 +52,6 @@
 #include "plugin/keeper/kept.h"
 #include "plugin/keeper/kept_counters.h"
 #include "plugin/keeper/link_view.h"
-#include "runtime/protocol/channel.h"
-#include "runtime/protocol/link.h"
 
 namespace gpushm::plugin {
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "contract/protocol/messages.h"
 #include "contract/registry/reader.h"
 #include "contract/registry/record.h"
 #include "plugin/keeper/kept.h"
 #include "plugin/keeper/kept_counters.h"
 #include "plugin/keeper/sync_look.h"
-#include "runtime/protocol/messages.h"
 
 namespace gpushm::plugin {
 

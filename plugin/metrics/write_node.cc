@@ -3,9 +3,9 @@
 #include <limits>
 #include <string_view>
 
+#include "contract/protocol/counters.h"
 #include "platform/base/clock.h"
 #include "plugin/metrics/collector.h"
-#include "runtime/protocol/counters.h"
 
 namespace gpushm::plugin {
 namespace {

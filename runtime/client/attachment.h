@@ -22,6 +22,7 @@
 #include <variant>
 #include <vector>
 
+#include "contract/protocol/messages.h"
 #include "platform/base/status.h"
 #include "platform/driver/device.h"
 #include "platform/driver/stream_fence.h"
@@ -29,7 +30,6 @@
 #include "runtime/client/ipc_mapping.h"
 #include "runtime/client/page_mapping.h"
 #include "runtime/client/registry_handle.h"
-#include "runtime/protocol/messages.h"
 
 namespace gpushm::client {
 

@@ -1,5 +1,5 @@
-// What a client counts for the node's metrics (runtime/protocol/counters.h): into the page that its
-// broker gave it, or, while there is none, into one of its own, which the next page gets.
+// What a client counts for the node's metrics (contract/protocol/counters.h): into the page that
+// its broker gave it, or, while there is none, into one of its own, which the next page gets.
 //
 // Threads: all functions from any thread. Add makes no system call and takes no lock; two atomic
 // increments beside the one that counts keep the page mapped meanwhile: 7 ns together.
@@ -15,8 +15,8 @@
 #include <mutex>
 #include <vector>
 
+#include "contract/protocol/counters.h"
 #include "platform/base/sealed_memory.h"
-#include "runtime/protocol/counters.h"
 
 namespace gpushm::client {
 

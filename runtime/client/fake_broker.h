@@ -14,12 +14,12 @@
 #include <thread>
 #include <vector>
 
+#include "contract/protocol/channel.h"
+#include "contract/protocol/counters.h"
+#include "contract/protocol/messages.h"
 #include "contract/registry/writer.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/device.h"
-#include "runtime/protocol/channel.h"
-#include "runtime/protocol/counters.h"
-#include "runtime/protocol/messages.h"
 
 namespace gpushm::client {
 

@@ -11,11 +11,11 @@
 #include <span>
 #include <vector>
 
+#include "contract/protocol/messages.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
-#include "runtime/protocol/messages.h"
 
 namespace gpushm::client {
 

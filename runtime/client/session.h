@@ -27,14 +27,14 @@
 #include <string>
 #include <vector>
 
+#include "contract/protocol/channel.h"
+#include "contract/protocol/messages.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "runtime/client/counters.h"
 #include "runtime/client/registry_handle.h"
 #include "runtime/client/wait.h"
-#include "runtime/protocol/channel.h"
-#include "runtime/protocol/messages.h"
 
 namespace gpushm::client {
 

@@ -14,10 +14,10 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "contract/protocol/messages.h"
 #include "contract/registry/host_list.h"
 #include "platform/driver/device.h"
 #include "runtime/ctl/probe.h"
-#include "runtime/protocol/messages.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77

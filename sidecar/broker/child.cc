@@ -14,10 +14,10 @@
 #include <string_view>
 #include <utility>
 
+#include "contract/protocol/channel.h"
 #include "platform/base/clock.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
-#include "runtime/protocol/channel.h"
 #include "sidecar/broker/spawner.h"
 
 namespace gpushm::broker {

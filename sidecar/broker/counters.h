@@ -1,4 +1,4 @@
-// What this broker's clients count (runtime/protocol/counters.h): a page for each client, and the
+// What this broker's clients count (contract/protocol/counters.h): a page for each client, and the
 // segment in which the plugin sees the sums, one record a container.
 //
 // A page is its client's to write, all of it at any time. What it says only ever moves the numbers
@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "contract/protocol/counters.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/status.h"
-#include "runtime/protocol/counters.h"
 #include "sidecar/broker/ledger.h"
 
 namespace gpushm::broker {

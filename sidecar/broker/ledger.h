@@ -31,11 +31,11 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "contract/protocol/messages.h"
 #include "contract/registry/record.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/device.h"
-#include "runtime/protocol/messages.h"
 #include "sidecar/broker/holdings.h"
 #include "sidecar/broker/statement.h"
 #include "sidecar/config/config.h"

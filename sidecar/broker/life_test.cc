@@ -18,11 +18,11 @@
 #include <iterator>
 #include <random>
 
+#include "contract/protocol/link.h"
 #include "contract/registry/host_list.h"
 #include "contract/registry/reader.h"
 #include "platform/base/clock.h"
 #include "platform/base/testing_code.h"
-#include "runtime/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "contract/limits.h"
-#include "runtime/protocol/link.h"
+#include "contract/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

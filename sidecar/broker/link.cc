@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "contract/protocol/counters.h"
 #include "platform/base/version.h"
 #include "platform/daemon/log.h"
-#include "runtime/protocol/counters.h"
 
 namespace gpushm::broker {
 namespace {

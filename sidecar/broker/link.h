@@ -1,4 +1,4 @@
-// The broker's side of the link to the node's plugin (runtime/protocol/link.h): at start, what a
+// The broker's side of the link to the node's plugin (contract/protocol/link.h): at start, what a
 // former broker of this allocation had; from then on, every change, so that a successor has it.
 //
 // Greet() blocks, before the loop runs: without the plugin nothing is made, because only it knows
@@ -18,13 +18,13 @@
 #include <variant>
 #include <vector>
 
+#include "contract/protocol/channel.h"
+#include "contract/protocol/link.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/worker.h"
-#include "runtime/protocol/channel.h"
-#include "runtime/protocol/link.h"
 #include "sidecar/broker/ledger.h"
 #include "sidecar/broker/statement.h"
 

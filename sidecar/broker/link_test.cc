@@ -8,7 +8,7 @@
 #include <functional>
 #include <thread>
 
-#include "runtime/protocol/link.h"
+#include "contract/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

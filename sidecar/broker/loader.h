@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#include "contract/protocol/messages.h"
 #include "platform/base/status.h"
 #include "platform/transfer/file_way.h"
-#include "runtime/protocol/messages.h"
 
 namespace gpushm::broker {
 

@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "contract/limits.h"
+#include "contract/protocol/link.h"
 #include "platform/base/version.h"
 #include "platform/daemon/process.h"
 #include "platform/driver/cuda_api.h"
-#include "runtime/protocol/link.h"
 #include "sidecar/config/quantity.h"
 #include "sidecar/config/sizing.h"
 

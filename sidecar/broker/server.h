@@ -30,12 +30,12 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "contract/protocol/channel.h"
+#include "contract/protocol/messages.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/closing.h"
 #include "platform/daemon/event_loop.h"
-#include "runtime/protocol/channel.h"
-#include "runtime/protocol/messages.h"
 #include "sidecar/broker/ledger.h"
 
 namespace gpushm::broker {

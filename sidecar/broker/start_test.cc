@@ -8,8 +8,8 @@
 #include <fstream>
 #include <string>
 
-#include "runtime/protocol/channel.h"
-#include "runtime/protocol/link.h"
+#include "contract/protocol/channel.h"
+#include "contract/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
 
 namespace gpushm::broker::testing {

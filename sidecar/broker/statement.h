@@ -1,10 +1,10 @@
 // One statement to the node's plugin, as ledger and server make it and the link sends it. Bytes and
-// rules are those of runtime/protocol/link.h.
+// rules are those of contract/protocol/link.h.
 #pragma once
 
 #include <variant>
 
-#include "runtime/protocol/link.h"
+#include "contract/protocol/link.h"
 
 namespace gpushm::broker {
 

@@ -25,12 +25,12 @@
 #include <string>
 #include <vector>
 
+#include "contract/protocol/messages.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/worker.h"
 #include "platform/transfer/file_way.h"
-#include "runtime/protocol/messages.h"
 #include "sidecar/broker/child.h"
 
 namespace gpushm::broker {

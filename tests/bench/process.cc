@@ -18,7 +18,7 @@
 #include <span>
 
 #include "contract/limits.h"
-#include "runtime/protocol/channel.h"
+#include "contract/protocol/channel.h"
 #include "tests/bench/harness.h"
 
 namespace gpushm::bench {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <memory>
 
-#include "runtime/protocol/messages.h"
+#include "contract/protocol/messages.h"
 #include "tests/bench/harness.h"
 
 namespace gpushm::bench {

@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <string>
 
+#include "contract/protocol/messages.h"
 #include "contract/registry/host_list.h"
 #include "platform/base/testing.h"
 #include "platform/daemon/log.h"
 #include "plugin/cdi/spec_store.h"
 #include "plugin/metrics/collector.h"
 #include "runtime/ctl/node_status.h"
-#include "runtime/protocol/messages.h"
 #include "sidecar/injector/admit.h"
 #include "sidecar/injector/testing/pods.h"
 

@@ -15,7 +15,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "runtime/protocol/channel.h"
+#include "contract/protocol/channel.h"
 
 namespace gpushm::integration {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "contract/protocol/counters.h"
 #include "platform/base/sealed_memory.h"
-#include "runtime/protocol/counters.h"
 
 namespace gpushm::plugin::testing {
 

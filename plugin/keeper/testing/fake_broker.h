@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "contract/protocol/channel.h"
+#include "contract/protocol/link.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "plugin/keeper/testing/model.h"
-#include "runtime/protocol/channel.h"
-#include "runtime/protocol/link.h"
 
 namespace gpushm::plugin::testing {
 

@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "runtime/protocol/link.h"
+#include "contract/protocol/link.h"
 
 namespace gpushm::plugin::testing {
 

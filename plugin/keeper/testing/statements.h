@@ -10,11 +10,11 @@
 #include <string>
 #include <utility>
 
+#include "contract/protocol/link.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/descriptor.h"
 #include "plugin/keeper/kept.h"
 #include "plugin/keeper/testing/fake_broker.h"
-#include "runtime/protocol/link.h"
 
 namespace gpushm::plugin::testing {
 

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "contract/protocol/channel.h"
+#include "contract/protocol/messages.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/protocol/channel.h"
-#include "runtime/protocol/messages.h"
 #include "sidecar/broker/testing/broker_process.h"
 
 namespace gpushm::broker::testing {

@@ -2,7 +2,7 @@
 #include <memory>
 #include <utility>
 
-#include "runtime/protocol/channel.h"
+#include "contract/protocol/channel.h"
 #include "tests/bench/handover/way.h"
 
 namespace gpushm::bench::handover {

@@ -1,4 +1,4 @@
-#include "runtime/protocol/counters.h"
+#include "contract/protocol/counters.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
-#include "runtime/protocol/messages.h"
+#include "contract/protocol/messages.h"
 
 #include <algorithm>
 
 #include "contract/limits.h"
-#include "runtime/protocol/counters.h"
-#include "runtime/protocol/rules.h"
+#include "contract/protocol/counters.h"
+#include "contract/protocol/rules.h"
 
 namespace gpushm::protocol {
 

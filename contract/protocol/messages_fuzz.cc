@@ -1,26 +1,28 @@
-// Any bytes: ParseLinkHeader and every ParseLink<> end with a value or a Status, touch nothing
+// Any bytes: ParseHeader, ParseError and every Parse<> end with a value or a Status, touch nothing
 // outside the message, and what they accept encodes to the same bytes again.
-#include "runtime/protocol/link.h"
+#include "contract/protocol/messages.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
-#include "runtime/protocol/link_testing.h"
+#include "contract/protocol/testing.h"
 
 namespace gpushm::protocol {
 namespace {
 
 void ParseAll(std::span<const std::byte> message) {
-  const auto header = ParseLinkHeader(message);
-  testing::ForEachLinkMessage([&]<typename Body>(LinkKind kind) {
-    const auto body = ParseLink<Body>(message);
+  const auto header = ParseHeader(message);
+  [[maybe_unused]] const auto error = ParseError(message);
+  testing::ForEachMessage([&]<typename Body>(Kind kind, bool reply) {
+    const auto body = Parse<Body>(message);
     if (!body || !header) return;
     Buffer again;
-    const size_t size = EncodeLink(kind, *body, &again);
-    const size_t skip = sizeof(LinkHeader);  // Its kind may be another of the same size.
+    const size_t size = Encode(kind, reply, header->request_id, header->status, *body, &again);
+    const size_t skip = sizeof(Header);  // Its kind may be another of the same size.
     if (size != message.size() ||
         !std::equal(message.begin() + skip, message.end(), again.begin() + skip)) {
       std::abort();

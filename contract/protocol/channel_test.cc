@@ -1,4 +1,4 @@
-#include "runtime/protocol/channel.h"
+#include "contract/protocol/channel.h"
 
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>

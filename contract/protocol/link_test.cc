@@ -1,4 +1,4 @@
-#include "runtime/protocol/link.h"
+#include "contract/protocol/link.h"
 
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <string>
 
 #include "contract/limits.h"
+#include "contract/protocol/link_testing.h"
 #include "contract/registry/record.h"
-#include "runtime/protocol/link_testing.h"
 
 namespace gpushm::protocol {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "runtime/protocol/messages.h"
+#include "contract/protocol/messages.h"
 
 namespace gpushm::protocol::testing {
 

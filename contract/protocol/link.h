@@ -56,7 +56,7 @@
 #include <span>
 
 #include "contract/limits.h"
-#include "runtime/protocol/messages.h"
+#include "contract/protocol/messages.h"
 
 namespace gpushm::protocol {
 

@@ -19,8 +19,8 @@
 #include <iterator>
 
 #include "contract/limits.h"
+#include "contract/protocol/messages.h"
 #include "platform/base/status.h"
-#include "runtime/protocol/messages.h"
 
 namespace gpushm::protocol {
 

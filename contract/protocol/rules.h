@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "contract/limits.h"
-#include "runtime/protocol/messages.h"
+#include "contract/protocol/messages.h"
 
 namespace gpushm::protocol {
 

@@ -1,4 +1,4 @@
-#include "runtime/protocol/messages.h"
+#include "contract/protocol/messages.h"
 
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "contract/limits.h"
-#include "runtime/protocol/testing.h"
+#include "contract/protocol/testing.h"
 
 namespace gpushm::protocol {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "runtime/protocol/link.h"
+#include "contract/protocol/link.h"
 
 namespace gpushm::protocol::testing {
 

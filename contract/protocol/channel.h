@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "contract/protocol/messages.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/protocol/messages.h"
 
 namespace gpushm::protocol {
 

@@ -1,9 +1,9 @@
-#include "runtime/protocol/link.h"
+#include "contract/protocol/link.h"
 
 #include <algorithm>
 
 #include "contract/limits.h"
-#include "runtime/protocol/rules.h"
+#include "contract/protocol/rules.h"
 
 namespace gpushm::protocol {
 namespace {
