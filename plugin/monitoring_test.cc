@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "contract/registry/record.h"
+#include "contract/sync/page.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/driver/device.h"
 #include "plugin/keeper/testing/counter_segment.h"
@@ -26,7 +27,6 @@
 #include "plugin/metrics/catalogue.h"
 #include "plugin/testing/scrape.h"
 #include "plugin/testing/sharing.h"
-#include "runtime/signal/page.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -100,7 +100,7 @@ inline constexpr uint16_t kUntilUnusedVersion = 4;
 
 enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
 enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
-// kHost: not GPU memory but a page of a signal, barrier or ring (runtime/signal/page.h), a memfd;
+// kHost: not GPU memory but a page of a signal, barrier or ring (contract/sync/page.h), a memfd;
 // read-only where read access was asked for.
 enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2, kHost = 3 };
 // Over what a client's GPUs get to a buffer: all of them are the buffer's own; mapped by a GPU

@@ -67,7 +67,7 @@ enum class BufferState : uint32_t { kLoading = 1, kReady = 2, kWriterDied = 3, k
 std::string_view TransportName(Transport transport);  // "vmm", "cuipc"
 std::string_view BufferStateName(BufferState state);  // "loading", "ready", ...
 
-// Flag: no GPU memory, but the page of a signal, barrier or ring (runtime/signal/page.h). Its
+// Flag: no GPU memory, but the page of a signal, barrier or ring (contract/sync/page.h). Its
 // transport is kVmm all the same, so that older readers can list it.
 inline constexpr uint32_t kRecordPage = 1;
 // Flag: once the content is there, loaded_bytes still says how many bytes it has.

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "contract/sync/page.h"
 #include "platform/base/testing.h"
 #include "platform/daemon/testing/hung_fuse.h"
 #include "platform/daemon/testing/lingering_socket.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
-#include "runtime/signal/page.h"
 
 namespace gpushm::plugin::testing {
 namespace {

@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "contract/limits.h"
+#include "contract/sync/page.h"
 #include "platform/base/unique_fd.h"
-#include "runtime/signal/page.h"
 
 namespace gpushm::plugin {
 

@@ -1,5 +1,5 @@
 // A barrier as this process takes part in it. What the page says and why it is safe is in
-// runtime/signal/barrier.h.
+// contract/sync/barrier.h.
 //
 // Threads: any thread may call any function; Close is the last call.
 //
@@ -20,11 +20,11 @@
 #include <utility>
 #include <vector>
 
+#include "contract/sync/barrier.h"
 #include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/open_page.h"
 #include "runtime/client/wait.h"
-#include "runtime/signal/barrier.h"
 
 namespace gpushm::client {
 

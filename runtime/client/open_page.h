@@ -18,14 +18,14 @@
 #include <string_view>
 #include <utility>
 
+#include "contract/sync/frames.h"
+#include "contract/sync/page.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/driver/stream_fence.h"
 #include "runtime/client/client.h"
 #include "runtime/client/held.h"
 #include "runtime/client/wait.h"
-#include "runtime/signal/frames.h"
-#include "runtime/signal/page.h"
 
 namespace gpushm::client {
 

@@ -9,11 +9,11 @@
 #include <memory>
 #include <mutex>
 
+#include "contract/sync/page.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/cuda_api.h"
-#include "runtime/signal/page.h"
 
 namespace gpushm::client {
 

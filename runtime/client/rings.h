@@ -1,6 +1,6 @@
 // A ring or queue as this process takes part in it: the page with its frames' state, the buffer
 // with their bytes, and the streams that write and read them. What the page says and why it is safe
-// is in runtime/signal/ring.h and queue.h.
+// is in contract/sync/ring.h and queue.h.
 //
 // The page is named "<name>-ring", the buffer "<name>". A writer's successor puts new memory behind
 // both: who still reads frames of the former one reads them in peace.
@@ -22,13 +22,13 @@
 #include <variant>
 #include <vector>
 
+#include "contract/sync/queue.h"
+#include "contract/sync/ring.h"
 #include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/held.h"
 #include "runtime/client/open_page.h"
 #include "runtime/client/wait.h"
-#include "runtime/signal/queue.h"
-#include "runtime/signal/ring.h"
 
 namespace gpushm::client {
 

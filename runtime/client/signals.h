@@ -21,12 +21,12 @@
 #include <string_view>
 #include <utility>
 
+#include "contract/sync/page.h"
 #include "platform/base/status.h"
 #include "runtime/client/client.h"
 #include "runtime/client/device_word.h"
 #include "runtime/client/open_page.h"
 #include "runtime/client/wait.h"
-#include "runtime/signal/page.h"
 
 namespace gpushm::client {
 

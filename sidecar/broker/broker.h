@@ -24,11 +24,11 @@
 #include <vector>
 
 #include "contract/registry/writer.h"
+#include "contract/sync/page.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/worker.h"
-#include "runtime/signal/page.h"
 #include "sidecar/broker/child.h"
 #include "sidecar/broker/counters.h"
 #include "sidecar/broker/file_loads.h"

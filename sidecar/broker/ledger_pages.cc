@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "contract/limits.h"
-#include "runtime/signal/page.h"
+#include "contract/sync/page.h"
 #include "sidecar/broker/ledger.h"
 
 namespace gpushm::broker {

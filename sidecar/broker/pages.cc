@@ -6,10 +6,10 @@
 #include <cerrno>
 #include <utility>
 
+#include "contract/sync/page.h"
 #include "platform/base/clock.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/daemon/log.h"
-#include "runtime/signal/page.h"
 #include "sidecar/broker/broker.h"
 
 namespace gpushm::broker {

@@ -12,9 +12,9 @@
 #include <cstring>
 
 #include "contract/limits.h"
+#include "contract/sync/page.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/testing.h"
-#include "runtime/signal/page.h"
 #include "sidecar/broker/testing/raw_client.h"
 
 namespace gpushm::broker {

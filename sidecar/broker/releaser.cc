@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "contract/sync/page.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
-#include "runtime/signal/page.h"
 #include "sidecar/broker/spawner.h"
 
 namespace gpushm::broker {

@@ -13,10 +13,10 @@
 #include <string>
 #include <utility>
 
+#include "contract/sync/page.h"
 #include "gpushm/sync.hpp"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
-#include "runtime/signal/page.h"
 #include "tests/integration/shared_broker.h"
 
 namespace gpushm::integration {

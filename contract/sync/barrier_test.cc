@@ -1,7 +1,7 @@
 // Goal: participants pass a point together or not at all, whoever is late, and whoever dies.
 // Method: one thread that plays all; threads that watch each other; processes that are killed at
 // random moments, with the parent in the broker's part.
-#include "runtime/signal/barrier.h"
+#include "contract/sync/barrier.h"
 
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -12,9 +12,9 @@
 #include <random>
 #include <thread>
 
+#include "contract/sync/testing.h"
 #include "platform/base/testing.h"
 #include "platform/base/testing_code.h"
-#include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
 namespace {

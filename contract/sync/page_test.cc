@@ -1,7 +1,7 @@
 // Goal: what waits on a cell ends by its value, by the end of its owner or by the deadline, and
 // nothing that lies in a page makes a reader leave it. Method: real processes that are killed,
 // threads, and pages of random bytes.
-#include "runtime/signal/page.h"
+#include "contract/sync/page.h"
 
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "contract/limits.h"
-#include "runtime/signal/testing.h"
+#include "contract/sync/testing.h"
 
 namespace gpushm::signal {
 namespace {

@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
+#include "contract/sync/queue.h"
+#include "contract/sync/testing.h"
 #include "platform/base/testing.h"
-#include "runtime/signal/queue.h"
-#include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
 namespace {

@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
+#include "contract/sync/ring.h"
+#include "contract/sync/testing.h"
 #include "platform/base/testing.h"
-#include "runtime/signal/ring.h"
-#include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/signal/page.h"
+#include "contract/sync/page.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-#include "runtime/signal/queue.h"
+#include "contract/sync/queue.h"
 
 #include <algorithm>
 #include <utility>

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/signal/frames.h"
+#include "contract/sync/frames.h"
 
 namespace gpushm::signal {
 

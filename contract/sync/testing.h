@@ -19,8 +19,8 @@
 #include <thread>
 #include <vector>
 
+#include "contract/sync/frames.h"
 #include "platform/base/clock.h"
-#include "runtime/signal/frames.h"
 
 namespace gpushm::signal::testing {
 

@@ -1,4 +1,4 @@
-#include "runtime/signal/frames.h"
+#include "contract/sync/frames.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,6 +1,6 @@
 // Goal: a queue gives each item to one live worker, again if that one dies, and never overwrites.
 // Method: writer and workers in one thread, which also plays the GPU and the broker.
-#include "runtime/signal/queue.h"
+#include "contract/sync/queue.h"
 
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 #include <random>
 #include <set>
 
+#include "contract/sync/testing.h"
 #include "platform/base/testing.h"
 #include "platform/base/testing_code.h"
-#include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/signal/barrier.h"
+#include "contract/sync/barrier.h"
 
 #include <algorithm>
 #include <atomic>

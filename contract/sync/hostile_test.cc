@@ -13,11 +13,11 @@
 #include <random>
 #include <thread>
 
+#include "contract/sync/barrier.h"
+#include "contract/sync/queue.h"
+#include "contract/sync/ring.h"
+#include "contract/sync/testing.h"
 #include "platform/base/testing.h"
-#include "runtime/signal/barrier.h"
-#include "runtime/signal/queue.h"
-#include "runtime/signal/ring.h"
-#include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
 namespace {

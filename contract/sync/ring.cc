@@ -1,4 +1,4 @@
-#include "runtime/signal/ring.h"
+#include "contract/sync/ring.h"
 
 #include <algorithm>
 #include <utility>

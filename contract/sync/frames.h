@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "contract/sync/page.h"
 #include "platform/base/status.h"
-#include "runtime/signal/page.h"
 
 namespace gpushm::signal {
 

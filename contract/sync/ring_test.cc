@@ -1,7 +1,7 @@
 // Goal: a ring keeps its promises one by one: who gets which frame, what is lost and counted, what
 // waits and what it says when the deadline passes, and what the end of a participant means.
 // Method: writer and readers in one thread, which also plays the GPU and the broker.
-#include "runtime/signal/ring.h"
+#include "contract/sync/ring.h"
 
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <random>
 
 #include "contract/limits.h"
+#include "contract/sync/testing.h"
 #include "platform/base/testing.h"
 #include "platform/base/testing_code.h"
-#include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
 namespace {

@@ -11,9 +11,9 @@
 #include <memory>
 #include <vector>
 
+#include "contract/sync/queue.h"
+#include "contract/sync/ring.h"
 #include "platform/base/clock.h"
-#include "runtime/signal/queue.h"
-#include "runtime/signal/ring.h"
 
 namespace gpushm::signal {
 namespace {

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "runtime/signal/frames.h"
+#include "contract/sync/frames.h"
 
 namespace gpushm::signal {
 

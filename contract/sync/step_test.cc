@@ -8,11 +8,11 @@
 #include <set>
 #include <vector>
 
+#include "contract/sync/queue.h"
+#include "contract/sync/ring.h"
+#include "contract/sync/stepped.h"
+#include "contract/sync/testing.h"
 #include "platform/base/clock.h"
-#include "runtime/signal/queue.h"
-#include "runtime/signal/ring.h"
-#include "runtime/signal/stepped.h"
-#include "runtime/signal/testing.h"
 
 namespace gpushm::signal {
 namespace {
