@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "contract/sync/page.h"
 #include "platform/driver/stream_waits.h"
 #include "runtime/client/client_testing.h"
 
