@@ -48,7 +48,5 @@ inline constexpr uint64_t kAllPagesBytes = 8 << 20;
 inline constexpr int kReadAttempts = 8;
 // Requests of one connection that the broker holds back before it stops reading from it.
 inline constexpr int kQueuedRequests = 16;
-// A configuration file or annotation value.
-inline constexpr size_t kConfigBytes = 256 * 1024;
 
 }  // namespace gpushm::limits

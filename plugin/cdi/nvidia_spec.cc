@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "platform/yaml/yaml_tree.h"
 #include "plugin/cdi/spec_text.h"
-#include "sidecar/config/yaml_tree.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -11,8 +11,8 @@
 #include "contract/limits.h"
 #include "platform/base/name.h"
 #include "platform/base/unique_fd.h"
+#include "platform/yaml/keyed_reader.h"
 #include "plugin/config/listen_address.h"
-#include "sidecar/config/keyed_file.h"
 
 namespace gpushm::plugin {
 namespace {
@@ -79,8 +79,6 @@ class FileReader {
   void Metrics(const YamlNode& value);
   void AddressAlone(const YamlNode& value, std::string_view field, std::string& out);
   void Address(const YamlNode& value, std::string_view field, std::string& out);
-  // The keys of a map; nullptr and an error if it is none.
-  const std::vector<config::YamlEntry>* Map(const YamlNode& value, std::string_view field);
   void XidList(const YamlNode& value, std::string_view field, std::vector<uint32_t>& out);
   void CheckTogether(const YamlNode& root);
 
@@ -181,9 +179,8 @@ void FileReader::NotGpus(const YamlNode& value) {
 }
 
 void FileReader::Unit(const YamlNode& value) {
-  const std::optional<uint64_t> bytes = file_.Bytes(value, "unit");
+  const std::optional<uint64_t> bytes = file_.PositiveBytes(value, "unit");
   if (!bytes) return;
-  if (*bytes == 0) return file_.Fail(value, "unit", "is zero");
   if (*bytes % kGranularity != 0) {
     return file_.Fail(value, "unit", "is no multiple of 2Mi, the granularity of GPU memory");
   }
@@ -215,11 +212,10 @@ void FileReader::Allocations(const YamlNode& value) {
 
 void FileReader::Allocation(const YamlNode& item, const std::string& path) {
   static constexpr std::array<std::string_view, 3> kInside = {"name", "memory", "gpu"};
-  if (item.kind != YamlNode::Kind::kMap) {
-    return file_.Fail(item, path, Concat("is ", config::YamlKindName(item.kind), ", not a map"));
-  }
+  const std::vector<config::YamlEntry>* const entries = file_.Map(item, path);
+  if (entries == nullptr) return;
   NodeAllocation allocation;
-  for (const auto& [key, value] : item.entries) {
+  for (const auto& [key, value] : *entries) {
     const std::string field = Concat(path, ".", key.text);
     if (key.text == "name") {
       const std::string* const name = file_.Text(value, field);
@@ -233,8 +229,7 @@ void FileReader::Allocation(const YamlNode& item, const std::string& path) {
         allocation.name = *name;
       }
     } else if (key.text == "memory") {
-      allocation.memory_bytes = file_.Bytes(value, field).value_or(1);
-      if (allocation.memory_bytes == 0) file_.Fail(value, field, "is zero");
+      allocation.memory_bytes = file_.PositiveBytes(value, field).value_or(1);
     } else if (key.text == "gpu") {
       allocation.gpu = file_.Gpu(value, field);
     } else {
@@ -266,13 +261,6 @@ void FileReader::XidList(const YamlNode& value, std::string_view field,
   }
 }
 
-const std::vector<config::YamlEntry>* FileReader::Map(const YamlNode& value,
-                                                      std::string_view field) {
-  if (value.kind == YamlNode::Kind::kMap) return &value.entries;
-  file_.Fail(value, field, Concat("is ", config::YamlKindName(value.kind), ", not a map"));
-  return nullptr;
-}
-
 void FileReader::Address(const YamlNode& value, std::string_view field, std::string& out) {
   if (value.kind == YamlNode::Kind::kScalar && value.text.empty()) return out.clear();
   const std::string* const text = file_.Text(value, field);
@@ -284,7 +272,7 @@ void FileReader::Address(const YamlNode& value, std::string_view field, std::str
 }
 
 void FileReader::Metrics(const YamlNode& value) {
-  const std::vector<config::YamlEntry>* const entries = Map(value, "metrics");
+  const std::vector<config::YamlEntry>* const entries = file_.Map(value, "metrics");
   if (entries == nullptr) return;
   MonitoringConfig& monitoring = config_.monitoring;
   for (const auto& [key, inner] : *entries) {
@@ -304,7 +292,7 @@ void FileReader::Metrics(const YamlNode& value) {
 
 // A map that has an address and nothing else.
 void FileReader::AddressAlone(const YamlNode& value, std::string_view field, std::string& out) {
-  const std::vector<config::YamlEntry>* const entries = Map(value, field);
+  const std::vector<config::YamlEntry>* const entries = file_.Map(value, field);
   if (entries == nullptr) return;
   for (const auto& [key, inner] : *entries) {
     if (key.text == "address") {
@@ -316,7 +304,7 @@ void FileReader::AddressAlone(const YamlNode& value, std::string_view field, std
 }
 
 void FileReader::Health(const YamlNode& value) {
-  const std::vector<config::YamlEntry>* const entries = Map(value, "health");
+  const std::vector<config::YamlEntry>* const entries = file_.Map(value, "health");
   if (entries == nullptr) return;
   HealthRules& rules = config_.health;
   for (const auto& [key, inner] : *entries) {
@@ -383,7 +371,7 @@ Result<std::string> ReadConfigText(const std::string& path) {
     }
     return FailSystem(errno, Concat("open ", path));
   }
-  std::string text(limits::kConfigBytes + 1, '\0');
+  std::string text(config::kConfigBytes + 1, '\0');
   size_t size = 0;
   while (size < text.size()) {
     const ssize_t count = read(file.get(), text.data() + size, text.size() - size);

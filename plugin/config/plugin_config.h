@@ -2,7 +2,7 @@
 // empty file is right on most nodes. docs/plugin-config.md is made from the table of keys.
 //
 // Contract
-//   1. As of sidecar/config: every error of a file comes at once, with its place, the reason and an
+//   1. As of annotations: every error of a file comes at once, with its place, the reason and an
 //      example that itself parses; an unknown key names the nearest known one; nothing is ignored.
 //   2. A running plugin takes over a changed file but for the keys that need a restart, which keep
 //      their values (TakeOver).
@@ -17,10 +17,9 @@
 
 #include "platform/base/log_config.h"
 #include "platform/base/status.h"
+#include "platform/yaml/keyed_reader.h"
 #include "plugin/inventory/health_book.h"
 #include "plugin/inventory/inventory.h"
-#include "sidecar/config/config.h"
-#include "sidecar/config/keys.h"
 
 namespace gpushm::plugin {
 
@@ -84,7 +83,7 @@ config::OrErrors<PluginConfig> ParsePluginConfigOrErrors(std::string_view yaml_t
                                                          std::string_view file_name);
 // kNotFound: no such file. kSystem: it cannot be read. kInvalidArgument: what is wrong in it.
 Result<PluginConfig> ReadPluginConfig(const std::string& path);
-// Its text alone, at most limits::kConfigBytes and one byte.
+// Its text alone, at most config::kConfigBytes and one byte.
 Result<std::string> ReadConfigText(const std::string& path);
 
 // The keys of the file, those of maps as "log.level".
@@ -98,7 +97,7 @@ struct TakenOver {
 };
 TakenOver TakeOver(const PluginConfig& now, const PluginConfig& next);
 
-// docs/plugin-config.md.
-std::string PluginConfigMarkdown();
+// Whether a running plugin keeps its old value of `key` when the file changes.
+bool NeedsRestart(std::string_view key);
 
 }  // namespace gpushm::plugin

@@ -83,8 +83,8 @@ std::vector<Case> NodeCases() {
   return {
       {"strategy: cid\n", 1, 11, "strategy", "nearest is cdi"},
       {"strategy: [cdi]\n", 1, 11, "strategy", "is a list"},
-      {"kubelet: off\n", 1, 10, "kubelet", "is unknown"},
-      {"kubelet: false\n", 1, 10, "kubelet", "is unknown"},
+      {"kubelet: off\n", 1, 10, "kubelet", "is not one of"},
+      {"kubelet: false\n", 1, 10, "kubelet", "is not one of"},
       {"coexist: yes\n", 1, 10, "coexist", "neither true nor false"},
       {"driver-root: run/nvidia\n", 1, 14, "driver-root", "not an absolute path"},
       {"driver-root: Auto\n", 1, 14, "driver-root", "not an absolute path"},
@@ -135,8 +135,8 @@ std::vector<Case> HealthCases() {
       {"health: {ignore-xids: [5], fatal-xids: [5]}\n", 1, 40, "health.fatal-xids",
        "among health.ignore-xids as well"},
       {"log: debug\n", 1, 6, "log", "is text, not a map"},
-      {"log: {level: verbose}\n", 1, 14, "log.level", "is unknown"},
-      {"log: {format: xml}\n", 1, 15, "log.format", "is unknown"},
+      {"log: {level: verbose}\n", 1, 14, "log.level", "is not one of"},
+      {"log: {format: xml}\n", 1, 15, "log.format", "is not one of"},
       {"log: {levle: info}\n", 1, 7, "log.levle", "nearest is level"},
   };
 }
@@ -157,7 +157,7 @@ TEST(PluginConfigErrors, EachMistakeIsFoundAtItsPlace) {
     SCOPED_TRACE(c.text.substr(0, 200));
     const auto config = ParsePluginConfigOrErrors(c.text, "plugin.yaml");
     ASSERT_FALSE(config);
-    ASSERT_EQ(config.error().size(), 1u) << config::ToStatus(config.error()).ToString();
+    ASSERT_EQ(config.error().size(), 1u) << config::ToStatus(config.error(), "").ToString();
     const ConfigError& error = config.error()[0];
     EXPECT_EQ(error.file, "plugin.yaml");
     EXPECT_EQ(error.line, c.line) << error.ToString();

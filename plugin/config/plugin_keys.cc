@@ -133,11 +133,11 @@ constexpr Fixed kFixed[] = {
     At<[](auto& c) -> auto& { return c.monitoring.probes_address; }>("probes.address"),
 };
 
+}  // namespace
+
 bool NeedsRestart(std::string_view key) {
   return std::ranges::find(kFixed, key, &Fixed::key) != std::end(kFixed);
 }
-
-}  // namespace
 
 std::span<const KeyInfo> PluginKeys() { return kKeys; }
 
@@ -149,41 +149,6 @@ TakenOver TakeOver(const PluginConfig& now, const PluginConfig& next) {
     fixed.copy(now, taken.config);
   }
   return taken;
-}
-
-std::string PluginConfigMarkdown() {
-  std::string out =
-      "<!-- Made from the table in plugin/config/plugin_keys.cc by `./run docs`. -->\n"
-      "# The plugin's configuration\n\n"
-      "`gpushm-plugin serve --config plugin.yaml` reads one YAML file. Every key has a default; an "
-      "empty "
-      "file is right on most nodes. Unknown and repeated keys are refused with the nearest known "
-      "one, and every mistake of a file is reported at once, with its line, its column and an "
-      "example.\n\n"
-      "```yaml\n# plugin.yaml\ngpus: [0, 1]\nreserve: 2Gi\nhealth:\n  recheck-ms: 5000\nlog: "
-      "{format: json}\n```"
-      "\n\n"
-      "| key | value | default | change | meaning | example |\n|---|---|---|---|---|---|\n";
-  for (const KeyInfo& key : kKeys) {
-    out += Concat("| `", key.name, "` | ", key.type, " | ", key.default_value, " | ",
-                  NeedsRestart(key.name) ? "restart" : "at once", " | ", key.meaning, " | `",
-                  key.example, "` |\n");
-  }
-  out +=
-      "\nKeys with a dot are inside of a map: `log: {level: debug}`. Quantities are Kubernetes' "
-      "(`1Gi`, `512Mi`, `8G`), see [annotations.md](annotations.md).\n\n"
-      "## Changing it\n\n"
-      "The plugin watches the file, also as a ConfigMap's volume (but for a `subPath` mount, which "
-      "Kubernetes never updates), and reads it again on SIGHUP. A file with mistakes changes "
-      "nothing: they are logged, and the configuration from before stays. Of keys that need a "
-      "restart the old values stay, and the log names them.\n\n"
-      "- Fewer `gpus` or `attach-tokens`, or more `reserve`: IDs vanish from the kubelet's list. "
-      "Containers that run keep what they have; nothing new is bound there.\n"
-      "- `unit` needs more than a restart: what is bound counts in the old unit. Drain the node of "
-      "pods with `gpushm.io/memory` first.\n"
-      "- `strategy` likewise: containers that were admitted with the other one do not start again."
-      "\n";
-  return out;
 }
 
 }  // namespace gpushm::plugin

@@ -87,20 +87,6 @@ constexpr XidInfo kXids[] = {
 constexpr XidInfo kUnlisted = {0, 0, XidEffect::kUnknown, "none given",
                                "not in NVIDIA's catalog, or unused there"};
 
-std::string_view EffectName(XidEffect effect) {
-  switch (effect) {
-    case XidEffect::kNone:
-      return "none";
-    case XidEffect::kAsk:
-      return "as the driver says";
-    case XidEffect::kReset:
-      return "unhealthy";
-    case XidEffect::kUnknown:
-      return "unhealthy for a minute";
-  }
-  return "?";
-}
-
 }  // namespace
 
 std::span<const XidInfo> Xids() { return kXids; }
@@ -110,56 +96,6 @@ const XidInfo& FindXid(uint64_t xid) {
     if (info.first <= xid && xid <= info.last) return info;
   }
   return kUnlisted;
-}
-
-std::string XidsMarkdown() {
-  std::string out =
-      "<!-- Made from the table in plugin/inventory/xids.cc by `./run docs`. -->\n"
-      "# XIDs and a GPU's health\n\n"
-      "The driver reports errors as numbers, XIDs. The plugin hears of them through NVML within "
-      "milliseconds and decides by this table, which follows the immediate actions of [NVIDIA's "
-      "catalog](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) for Ampere "
-      "and newer. `health.ignore-xids` and `health.fatal-xids` of its "
-      "[configuration](plugin-config.md) go before the table.\n\n"
-      "| effect | what the plugin does |\n|---|---|\n"
-      "| none | Counts it. The GPU is well; the application is not. |\n"
-      "| as the driver says | Reads the driver's recovery action (drivers of R565 and newer) at "
-      "once and follows it. A driver that has none: unhealthy. |\n"
-      "| unhealthy | As many device IDs as the GPU stands for become unhealthy: nothing new is "
-      "bound there. Containers that run go on. |\n"
-      "| unhealthy for a minute | Nobody knows: suspect until it has been quiet and answered well. "
-      "|\n\n"
-      "## What else makes a GPU unhealthy\n\n"
-      "| sign | found by | healthy again |\n|---|---|---|\n"
-      "| lost, or NVML asks for a reset | looks every `health.recheck-ms`; events | it answers; "
-      "NVML is initialised anew meanwhile, as it needs after a reset |\n"
-      "| the driver's recovery action asks for a reset or reboot | looks, at once after each event "
-      "| the action is none |\n"
-      "| a row could not be remapped | looks | not before the failure flag is gone |\n"
-      "| uncorrectable ECC errors, on drivers without recovery action | looks | as after an XID |\n"
-      "| NVML itself fails | every call | it can be initialised again |\n"
-      "| two looks in a row fail for another reason | looks | it answers |\n\n"
-      "In every case `health.good-probes` looks in a row must be good as well.\n\n"
-      "## After an XID\n\n"
-      "A GPU is healthy again when a reset was seen (the recovery action went back to none, the "
-      "volatile ECC count fell, a lost GPU answers again), or when nothing happened for a time: "
-      "30 s where the driver has a recovery action and asks for nothing, `health.quiet-ms` (10 "
-      "minutes) where it has none, a minute after an XID that nobody knows. The time doubles with "
-      "each return of the same XID within a day, up to 16 times.\n\n"
-      "Of a GPU in MIG mode only the instance is concerned that NVML names; all of them where it "
-      "names none.\n\n"
-      "Resetting a GPU by hand (`nvidia-smi --gpu-reset`) needs that no process has it open, so "
-      "the node's plugin and brokers have to be stopped first.\n\n"
-      "## The table\n\n"
-      "| XID | effect | NVIDIA's action | meaning |\n|---|---|---|---|\n";
-  for (const XidInfo& info : kXids) {
-    out += Concat("| ", info.first);
-    if (info.last != info.first) out += Concat("-", info.last);
-    out += Concat(" | ", EffectName(info.effect), " | ", info.action, " | ", info.meaning, " |\n");
-  }
-  out += Concat("| any other | ", EffectName(kUnlisted.effect), " | ", kUnlisted.action, " | ",
-                kUnlisted.meaning, " |\n");
-  return out;
 }
 
 }  // namespace gpushm::plugin

@@ -40,7 +40,4 @@ std::span<const XidInfo> Xids();
 // The row of an XID; one with kUnknown where there is none.
 const XidInfo& FindXid(uint64_t xid);
 
-// docs/xids.md.
-std::string XidsMarkdown();
-
 }  // namespace gpushm::plugin

@@ -266,34 +266,4 @@ std::string_view TypeName(MetricType type) {
 
 std::span<const MetricInfo> Metrics() { return kMetrics; }
 
-std::string MetricsMarkdown() {
-  std::string out =
-      "<!-- Made from the table in plugin/metrics/catalogue.cc by `./run docs`. -->\n"
-      "# Metrics\n\n"
-      "`gpushm-plugin` serves these at `:9400/metrics`, in Prometheus' text format 0.0.4 or in "
-      "OpenMetrics 1.0, as the scraper's Accept header asks. A value that the driver does not give "
-      "is absent, never 0. The injector's are in [injector.md](injector.md); how they are made, "
-      "and "
-      "why so, in [observability.md](observability.md).\n\n"
-      "Names and labels do not change within a major version.\n\n"
-      "However much a pod's broker states, the pod makes a bounded number of series: its 64 "
-      "largest "
-      "buffers, 16 containers and the sidecar have their own, what is beyond is summed up under "
-      "`(others)` as buffer or container. With more than 256 attachments, counted by buffer, "
-      "container and access, their container is `(others)`. So sums over a pod, node or GPU are "
-      "right in any case; `gpushm_buffer_info`, `gpushm_buffer_ready` and the time of a buffer "
-      "have "
-      "no such series.\n\n"
-      "| metric | type | labels | meaning |\n|---|---|---|---|\n";
-  for (const MetricInfo& info : kMetrics) {
-    std::string labels(info.labels);
-    for (size_t at = 0; (at = labels.find(' ', at)) != std::string::npos; at += 2) {
-      labels.replace(at, 1, ", ");
-    }
-    out += Concat("| `", info.name, "` | ", TypeName(info.type), " | ", labels, " | ", info.help,
-                  " |\n");
-  }
-  return out;
-}
-
 }  // namespace gpushm::plugin

@@ -135,7 +135,4 @@ struct MetricInfo {
 std::span<const MetricInfo> Metrics();
 inline const MetricInfo& InfoOf(Metric metric) { return Metrics()[static_cast<size_t>(metric)]; }
 
-// docs/metrics.md.
-std::string MetricsMarkdown();
-
 }  // namespace gpushm::plugin

@@ -29,6 +29,7 @@
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/worker.h"
+#include "sidecar/broker/broker_config.h"
 #include "sidecar/broker/child.h"
 #include "sidecar/broker/counters.h"
 #include "sidecar/broker/file_loads.h"
@@ -38,7 +39,6 @@
 #include "sidecar/broker/releases.h"
 #include "sidecar/broker/server.h"
 #include "sidecar/broker/transfer.h"
-#include "sidecar/config/config.h"
 
 namespace gpushm::broker {
 

@@ -11,7 +11,7 @@
 #include "platform/daemon/descriptor.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
-#include "sidecar/config/config.h"
+#include "sidecar/broker/broker_config.h"
 
 namespace gpushm::broker {
 

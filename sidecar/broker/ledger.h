@@ -30,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "contract/annotations/annotations.h"
 #include "contract/limits.h"
 #include "contract/protocol/messages.h"
 #include "contract/registry/record.h"
@@ -38,7 +39,6 @@
 #include "platform/driver/device.h"
 #include "sidecar/broker/holdings.h"
 #include "sidecar/broker/statement.h"
-#include "sidecar/config/config.h"
 
 namespace gpushm::broker {
 

@@ -1,6 +1,6 @@
 // What the ledger answers without changing (Ledger's members; see ledger.h).
+#include "contract/annotations/keys.h"
 #include "sidecar/broker/ledger.h"
-#include "sidecar/config/keys.h"
 
 namespace gpushm::broker {
 

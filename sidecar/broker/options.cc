@@ -10,13 +10,13 @@
 #include <optional>
 #include <utility>
 
+#include "contract/annotations/sizing.h"
 #include "contract/limits.h"
 #include "contract/protocol/link.h"
 #include "platform/base/version.h"
 #include "platform/daemon/process.h"
 #include "platform/driver/cuda_api.h"
-#include "sidecar/config/quantity.h"
-#include "sidecar/config/sizing.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::broker {
 namespace {
@@ -52,12 +52,12 @@ Result<std::string> ReadFile(const std::string& path) {
                 "give a file that exists, e.g. --config /etc/gpushm/broker.yaml");
   }
   std::string text;
-  text.resize(limits::kConfigBytes + 1);
+  text.resize(config::kConfigBytes + 1);
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(in.gcount()));
-  if (text.size() > limits::kConfigBytes) {
+  if (text.size() > config::kConfigBytes) {
     return Fail(Code::kExhausted,
-                Concat("--config ", path, " has more than ", limits::kConfigBytes, " bytes"));
+                Concat("--config ", path, " has more than ", config::kConfigBytes, " bytes"));
   }
   return text;
 }

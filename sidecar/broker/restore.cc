@@ -3,9 +3,9 @@
 
 #include <utility>
 
+#include "contract/annotations/sizing.h"
 #include "platform/daemon/log.h"
 #include "sidecar/broker/broker.h"
-#include "sidecar/config/sizing.h"
 
 namespace gpushm::broker {
 namespace {

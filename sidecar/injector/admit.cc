@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "sidecar/config/keys.h"
+#include "contract/annotations/keys.h"
 #include "sidecar/injector/plan.h"
 #include "sidecar/injector/pod.h"
 #include "sidecar/injector/sidecar.h"

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "contract/annotations/sizing.h"
 #include "platform/base/version.h"
-#include "sidecar/config/quantity.h"
-#include "sidecar/config/sizing.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::injector {
 namespace {

@@ -6,12 +6,12 @@
 #include <array>
 #include <string_view>
 
+#include "contract/annotations/entries.h"
+#include "contract/annotations/keys.h"
+#include "contract/annotations/sizing.h"
 #include "contract/limits.h"
 #include "platform/base/version.h"
-#include "sidecar/config/keys.h"
-#include "sidecar/config/quantity.h"
-#include "sidecar/config/reader.h"
-#include "sidecar/config/sizing.h"
+#include "platform/yaml/quantity.h"
 #include "sidecar/injector/sidecar.h"
 
 namespace gpushm::injector {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sidecar/config/config.h"
+#include "contract/annotations/annotations.h"
 #include "sidecar/injector/pod.h"
 #include "sidecar/injector/settings.h"
 

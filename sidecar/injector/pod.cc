@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <utility>
 
-#include "sidecar/config/keys.h"
-#include "sidecar/config/quantity.h"
+#include "contract/annotations/keys.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::injector {
 namespace {

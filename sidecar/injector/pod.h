@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "contract/annotations/annotations.h"
 #include "platform/base/status.h"
-#include "sidecar/config/config.h"
 #include "sidecar/injector/patch.h"
 
 namespace gpushm::injector {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "platform/base/status.h"
-#include "sidecar/config/config_error.h"
+#include "platform/yaml/config_error.h"
 
 namespace gpushm::injector {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "sidecar/config/keys.h"
-#include "sidecar/config/quantity.h"
+#include "contract/annotations/keys.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::injector {
 namespace {

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "contract/annotations/keys.h"
 #include "platform/base/status.h"
 #include "plugin/config/plugin_config.h"
-#include "sidecar/config/config.h"
-#include "sidecar/config/keys.h"
+#include "sidecar/broker/broker_config.h"
 
 namespace gpushm {
 namespace {

@@ -8,14 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "contract/annotations/annotations.h"
+#include "contract/annotations/keys.h"
 #include "contract/limits.h"
 #include "contract/registry/host_list.h"
 #include "contract/registry/record.h"
 #include "platform/base/name.h"
 #include "platform/base/status.h"
 #include "plugin/cdi/spec_text.h"
-#include "sidecar/config/config.h"
-#include "sidecar/config/keys.h"
+#include "tests/documents/documents.h"
 
 namespace gpushm {
 namespace {
@@ -114,7 +115,7 @@ TEST(ForeignNames, ContainersAndVolumesInAnnotations) {
 
 // docs/annotations.schema.json says the same of them.
 TEST(ForeignNames, ThePublishedSchemaSaysTheSame) {
-  const auto schema = nlohmann::json::parse(config::AnnotationsSchema());
+  const auto schema = nlohmann::json::parse(documents::AnnotationsSchema());
   const std::regex label(schema["$defs"]["containers"]["items"]["pattern"].get<std::string>());
   for (const NameCase& name : NameCases()) {
     EXPECT_EQ(std::regex_search(name.text, label), name.label) << name.text;

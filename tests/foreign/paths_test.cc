@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "sidecar/config/config.h"
+#include "contract/annotations/annotations.h"
 #include "sidecar/injector/admit.h"
 #include "sidecar/injector/testing/pods.h"
 

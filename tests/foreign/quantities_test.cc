@@ -9,11 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "contract/annotations/keys.h"
+#include "platform/yaml/quantity.h"
 #include "runtime/ctl/parse.h"
-#include "sidecar/config/keys.h"
-#include "sidecar/config/quantity.h"
 #include "sidecar/injector/admit.h"
 #include "sidecar/injector/testing/pods.h"
+#include "tests/documents/documents.h"
 
 namespace gpushm {
 namespace {
@@ -181,7 +182,7 @@ TEST(ForeignQuantities, Bytes) {
 // Goal: docs/annotations.schema.json refuses no quantity that the webhook takes, and takes none
 // that is not one by its form. What comes of its value a pattern cannot say.
 TEST(ForeignQuantities, ThePublishedSchemaSaysTheSame) {
-  const Json schema = Json::parse(config::AnnotationsSchema());
+  const Json schema = Json::parse(documents::AnnotationsSchema());
   const std::regex bytes(schema["$defs"]["quantity"]["pattern"].get<std::string>());
   for (const auto* const table : {&kCanonical, &kOdd, &kFractions, &kLarge, &kNone}) {
     for (const ByteCase& one : *table) {

@@ -1,4 +1,4 @@
-#include "sidecar/config/yaml_tree.h"
+#include "platform/yaml/yaml_tree.h"
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
@@ -10,9 +10,8 @@
 #include <set>
 #include <sstream>
 
-#include "contract/limits.h"
 #include "platform/base/status.h"
-#include "sidecar/config/config_error.h"
+#include "platform/yaml/config_error.h"
 
 namespace gpushm::config {
 namespace {
@@ -221,8 +220,8 @@ std::string_view YamlKindName(YamlNode::Kind kind) {
 }
 
 YamlTree ParseYaml(std::string_view text) {
-  if (text.size() > limits::kConfigBytes) {
-    return Broken({1, 1, Concat(text.size(), " bytes, at most ", limits::kConfigBytes)});
+  if (text.size() > kConfigBytes) {
+    return Broken({1, 1, Concat(text.size(), " bytes, at most ", kConfigBytes)});
   }
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (std::optional<YamlError> bad = CheckBytes(text)) return Broken(*bad);

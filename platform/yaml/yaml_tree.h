@@ -9,6 +9,8 @@
 
 namespace gpushm::config {
 
+// Bytes of one text: a configuration file or an annotation's value.
+inline constexpr size_t kConfigBytes = 256 * 1024;
 // Levels of maps and lists inside each other; the deepest valid text has four.
 inline constexpr size_t kYamlDepth = 12;
 

@@ -1,4 +1,4 @@
-#include "sidecar/config/config_error.h"
+#include "platform/yaml/config_error.h"
 
 #include <array>
 #include <cstdint>

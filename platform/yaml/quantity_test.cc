@@ -1,4 +1,4 @@
-#include "sidecar/config/quantity.h"
+#include "platform/yaml/quantity.h"
 
 #include <gtest/gtest.h>
 

@@ -1,15 +1,15 @@
 // Goal: no text crashes the parser, makes it throw or yields a specification that breaks its own
-// promises. Method: each input is taken as the environment's map, as the broker's file, as the
-// value of one annotation and as a quantity; what parses is checked against the header's contract.
+// promises. Method: each input is taken as the environment's map, as the value of one annotation
+// and as a quantity; what parses is checked against the header's contract.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
+#include "contract/annotations/annotations.h"
+#include "contract/annotations/keys.h"
+#include "contract/annotations/sizing.h"
 #include "contract/limits.h"
-#include "sidecar/config/config.h"
-#include "sidecar/config/keys.h"
-#include "sidecar/config/quantity.h"
-#include "sidecar/config/sizing.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::config {
 namespace {
@@ -47,15 +47,9 @@ void CheckErrors(const std::vector<ConfigError>& errors) {
   }
 }
 
-template <typename T>
-void Check(const OrErrors<T>& result) {
+void Check(const OrErrors<PodSpec>& result) {
   if (!result) return CheckErrors(result.error());
-  if constexpr (requires { result->pod; }) {
-    CheckPod(result->pod);
-    Require(result->pool_bytes >= PoolBytes(result->pod));
-  } else {
-    CheckPod(*result);
-  }
+  CheckPod(*result);
 }
 
 }  // namespace
@@ -67,7 +61,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const ParseOptions strict{.containers = std::vector<std::string>{"decoder", "model"}};
   Check(ParseBuffersEnvironmentOrErrors(text));
   Check(ParseBuffersEnvironmentOrErrors(text, strict));
-  Check(ParseBrokerConfigOrErrors(text, "broker.yaml"));
   Check(ParseAnnotationsOrErrors({{"buffers.gpushm.io/weights", std::string(text)}}, strict));
   Check(ParseAnnotationsOrErrors({{"signals.gpushm.io/ready", std::string(text)}}, strict));
   Check(ParseAnnotationsOrErrors({{std::string(text), "8Gi"}}, strict));

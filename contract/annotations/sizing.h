@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
+#include "contract/annotations/annotations.h"
 #include "platform/base/status.h"
-#include "sidecar/config/config.h"
 
 namespace gpushm::config {
 

@@ -34,8 +34,7 @@ struct ConfigError {
 
 // All of them as one Status (kInvalidArgument), joined by " | ". `errors` is not empty; `document`
 // has every key.
-Status ToStatus(std::span<const ConfigError> errors,
-                std::string_view document = "docs/annotations.md");
+Status ToStatus(std::span<const ConfigError> errors, std::string_view document);
 
 // `text` for a message, in one line of printable ASCII: other bytes as \xNN. What takes more than
 // `most_bytes` is cut off, and "..." says so.

@@ -1,16 +1,21 @@
-// Inside of the parser: collecting errors with their places, and reading a pod's annotations once
-// they are keys with values.
+// The errors of one configuration, each with its place in what the user wrote.
 #pragma once
 
-#include <span>
+#include <expected>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "sidecar/config/config.h"
-#include "sidecar/config/yaml_tree.h"
+#include "platform/yaml/config_error.h"
+#include "platform/yaml/yaml_tree.h"
 
 namespace gpushm::config {
+
+// Errors kept of one text; one more says how many were left out.
+inline constexpr size_t kErrorsKept = 64;
+
+template <typename T>
+using OrErrors = std::expected<T, std::vector<ConfigError>>;
 
 // The lines of a text, without their ends.
 using Lines = std::vector<std::string_view>;
@@ -53,27 +58,5 @@ class ErrorList {
   std::vector<ConfigError> errors_;
   size_t left_out_ = 0;
 };
-
-struct AnnotationEntry {
-  std::string key;
-  Origin key_origin;  // Where the key is.
-  int key_line = 0;
-  int key_column = 0;
-  Origin origin;  // Of the value.
-  YamlNode value;
-};
-
-// `key: value` for messages, with a container of the pod in it. `field`: of a buffer's or signal's
-// map.
-std::string AnnotationExample(std::string_view key, std::string_view field,
-                              std::string_view container);
-
-// Reads what is ours of `entries`; `duplicate` keys were dealt with before.
-PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,
-                        ErrorList& errors);
-
-// Turns the map `annotations` of a file or environment variable into entries.
-std::vector<AnnotationEntry> ReadAnnotationMap(const YamlNode& annotations, std::string_view file,
-                                               std::string_view source, ErrorList& errors);
 
 }  // namespace gpushm::config

@@ -1,15 +1,38 @@
-#include <algorithm>
+#include "sidecar/broker/broker_config.h"
 
+#include <algorithm>
+#include <array>
+
+#include "contract/annotations/entries.h"
+#include "contract/annotations/keys.h"
+#include "contract/annotations/sizing.h"
 #include "contract/limits.h"
-#include "sidecar/config/config.h"
-#include "sidecar/config/keyed_file.h"
-#include "sidecar/config/keys.h"
-#include "sidecar/config/quantity.h"
-#include "sidecar/config/reader.h"
-#include "sidecar/config/sizing.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::config {
 namespace {
+
+constexpr std::array<KeyInfo, 10> kBrokerKeys = {{
+    {"annotations", "", "map", "none", "The annotations as in a pod's metadata.",
+     "{buffers.gpushm.io/weights: 8Gi}"},
+    {"containers", "", "list of names", "any", "The containers that the broker serves.",
+     "[decoder, model]"},
+    {"pool", "", "quantity", "what the annotations add up to",
+     "Bytes that the broker may allocate.", "16Gi"},
+    {"gpu", "", "UUID or index", "the only one", "The GPU.", "0"},
+    {"folder", "", "absolute path", "/run/gpushm",
+     "Where the broker makes one subfolder per container, with the socket.", "/run/gpushm"},
+    {"link", "", "absolute path or `none`", "/run/gpushm-link, if it is there",
+     "Where the plugin's socket is, which names the GPU and keeps what a restarted broker needs.",
+     "/run/gpushm-link"},
+    {"pod-uid", "", "text", "none", "The pod's UID, for names under /dev/shm.",
+     "0b8c0f6e-5c0e-4d0a-9d3c-8f6f1f3a2b11"},
+    {"host-ipc", "", "`true` or `false`", "false",
+     "As gpushm.io/host-ipc; where both are there they must agree.", "true"},
+    {"log.level", "", "`debug`, `info`, `warning` or `error`", "info", "The least that is logged.",
+     "debug"},
+    {"log.format", "", "`text` or `json`", "text", "How log lines look.", "json"},
+}};
 
 constexpr size_t kUidBytes = 64;
 
@@ -54,32 +77,13 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
 }
 
 void FileReader::Containers(const YamlNode& value) {
-  const auto* const items = file_.List(value, "containers", "any container");
-  if (items == nullptr) return;
-  std::vector<std::string> names;
-  for (size_t i = 0; i < items->size(); ++i) {
-    const YamlNode& item = (*items)[i];
-    const std::string path = Concat("containers[", i, "]");
-    const std::string* name = file_.Text(item, path);
-    if (name == nullptr) continue;
-    if (!IsDnsLabel(*name)) {
-      file_.Fail(item, path, Concat(Quote(*name), " is not a container's name"));
-    } else if (std::ranges::find(names, *name) != names.end()) {
-      file_.Fail(item, path, Concat(Quote(*name), " is there twice"));
-    } else if (names.size() == limits::kContainers) {
-      file_.Fail(item, path, Concat("more than ", limits::kContainers, " containers"));
-      break;
-    } else {
-      names.push_back(*name);
-    }
-  }
+  auto names = file_.ContainerNames(value, "containers", "any container", limits::kContainers);
   if (!names.empty()) config_.containers = std::move(names);
 }
 
 void FileReader::Pool(const YamlNode& value) {
-  const std::optional<uint64_t> bytes = file_.Bytes(value, "pool");
+  const std::optional<uint64_t> bytes = file_.PositiveBytes(value, "pool");
   if (!bytes) return;
-  if (*bytes == 0) return file_.Fail(value, "pool", "is zero");
   config_.pool_bytes = *bytes;
   config_.pool_given = true;
 }
@@ -102,10 +106,7 @@ void FileReader::ReadPod(const YamlNode& root) {
   if (const YamlNode* containers = Find(root, "containers")) Containers(*containers);
   const YamlNode* annotations = Find(root, "annotations");
   if (annotations == nullptr) return;
-  if (annotations->kind != YamlNode::Kind::kMap) {
-    return file_.Fail(*annotations, "annotations",
-                      Concat("is ", YamlKindName(annotations->kind), ", not a map"));
-  }
+  if (file_.Map(*annotations, "annotations") == nullptr) return;
   const auto entries = ReadAnnotationMap(*annotations, file_.file(), file_.text(), file_.errors());
   config_.pod = ReadAnnotations(
       entries, {.containers = config_.containers, .allow_absolute_file = true}, file_.errors());
@@ -144,6 +145,8 @@ OrErrors<BrokerConfig> FileReader::Read() {
 
 }  // namespace
 
+std::span<const KeyInfo> BrokerKeys() { return kBrokerKeys; }
+
 OrErrors<BrokerConfig> ParseBrokerConfigOrErrors(std::string_view yaml_text,
                                                  std::string_view file_name) {
   return FileReader(yaml_text, file_name).Read();
@@ -151,37 +154,8 @@ OrErrors<BrokerConfig> ParseBrokerConfigOrErrors(std::string_view yaml_text,
 
 Result<BrokerConfig> ParseBrokerConfig(std::string_view yaml_text, std::string_view file_name) {
   OrErrors<BrokerConfig> config = ParseBrokerConfigOrErrors(yaml_text, file_name);
-  if (!config) return std::unexpected(ToStatus(config.error()));
+  if (!config) return std::unexpected(ToStatus(config.error(), "docs/annotations.md"));
   return *std::move(config);
-}
-
-OrErrors<PodSpec> ParseBuffersEnvironmentOrErrors(std::string_view text,
-                                                  const ParseOptions& options) {
-  ErrorList errors;
-  const YamlTree tree = ParseYaml(text);
-  const auto fail = [&](int line, int column, std::string reason) {
-    ConfigError error = Origin::File(kBuffersVariable).At(line, column);
-    error.reason = std::move(reason);
-    error.example = AnnotationExample(Concat(kBuffersPrefix, "weights"), "", "");
-    errors.Add(std::move(error));
-  };
-  for (const YamlError& bad : tree.errors) fail(bad.line, bad.column, bad.reason);
-  PodSpec pod;
-  const YamlNode& root = tree.root;
-  if (root.kind == YamlNode::Kind::kMap || root.kind == YamlNode::Kind::kNull) {
-    const auto entries = ReadAnnotationMap(root, kBuffersVariable, text, errors);
-    pod = ReadAnnotations(entries, options, errors);
-  } else {
-    fail(root.line, root.column, Concat("is ", YamlKindName(root.kind), ", not a map"));
-  }
-  if (!errors.empty()) return std::unexpected(errors.Take());
-  return pod;
-}
-
-Result<PodSpec> ParseBuffersEnvironment(std::string_view text, const ParseOptions& options) {
-  OrErrors<PodSpec> pod = ParseBuffersEnvironmentOrErrors(text, options);
-  if (!pod) return std::unexpected(ToStatus(pod.error()));
-  return *std::move(pod);
 }
 
 }  // namespace gpushm::config

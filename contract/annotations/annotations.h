@@ -1,13 +1,13 @@
-// What a pod asks of gpushm: the annotations' syntax, and the broker's own configuration file. One
-// parser for the broker (environment or file) and the admission webhook (a pod's metadata), so that
-// what the webhook accepts the broker accepts as well.
+// What a pod asks of gpushm: the syntax of its annotations. One parser for the broker (environment
+// or file) and the admission webhook (a pod's metadata), so that the broker accepts whatever the
+// webhook accepts.
 //
 // Contract:
 //   1. Every error of a text is reported, not only the first (up to kErrorsKept), each with its
 //      place, the reason and an example that itself parses.
 //   2. Nothing is ignored silently: an unknown key under gpushm.io or *.gpushm.io is an error that
 //      names the nearest known one. Keys of other domains are not ours and skipped.
-//   3. Bounded: limits::kConfigBytes per text, a fixed nesting depth, no anchors, aliases or tags;
+//   3. Bounded: kConfigBytes per text, a fixed nesting depth, no anchors, aliases or tags;
 //      no exception leaves the module.
 //   4. What is returned holds together: sizes within limits::kBufferBytes, writers among the
 //      containers that may attach, containers among those of the pod where these are known.
@@ -15,7 +15,6 @@
 #pragma once
 
 #include <cstdint>
-#include <expected>
 #include <map>
 #include <optional>
 #include <string>
@@ -23,9 +22,8 @@
 #include <vector>
 
 #include "contract/limits.h"
-#include "platform/base/log_config.h"
 #include "platform/base/status.h"
-#include "sidecar/config/config_error.h"
+#include "platform/yaml/error_list.h"
 
 namespace gpushm::config {
 
@@ -136,12 +134,6 @@ struct ParseOptions {
 };
 
 inline constexpr uint64_t kDefaultPrivateBytes = uint64_t{1} << 30;
-// Errors kept of one text; one more says how many were left out.
-inline constexpr size_t kErrorsKept = 64;
-
-template <typename T>
-using OrErrors = std::expected<T, std::vector<ConfigError>>;
-
 // The annotations of a pod's metadata. Each value is text; those of buffers are a quantity or a
 // YAML map, those of signals nothing or a YAML map.
 Result<PodSpec> ParseAnnotations(const Annotations& annotations, const ParseOptions& options = {});
@@ -154,37 +146,5 @@ inline constexpr std::string_view kBuffersVariable = "GPUSHM_BUFFERS";
 Result<PodSpec> ParseBuffersEnvironment(std::string_view text, const ParseOptions& options = {});
 OrErrors<PodSpec> ParseBuffersEnvironmentOrErrors(std::string_view text,
                                                   const ParseOptions& options = {});
-
-// Which GPU: by UUID ("GPU-..." or "MIG-...") or by NVML's index.
-struct GpuChoice {
-  std::string uuid;  // Empty where an index was given.
-  uint32_t index = 0;
-
-  friend bool operator==(const GpuChoice&, const GpuChoice&) = default;
-};
-
-inline constexpr std::string_view kDefaultFolder = "/run/gpushm";
-
-// The broker's YAML file.
-struct BrokerConfig {
-  PodSpec pod;                                         // annotations:
-  std::optional<std::vector<std::string>> containers;  // containers:, as listed
-  uint64_t pool_bytes = 0;       // pool:, or what `pod` adds up to (PoolBytes)
-  bool pool_given = false;       // pool: was there
-  std::optional<GpuChoice> gpu;  // gpu:; absent: the only one
-  std::string folder{kDefaultFolder};
-  std::string link;       // link:; empty: the usual place, if it is there; "none"
-  std::string pod_uid;    // pod-uid:; may be empty
-  bool host_ipc = false;  // host-ipc:, or the annotation gpushm.io/host-ipc
-  LogConfig log;
-
-  friend bool operator==(const BrokerConfig&, const BrokerConfig&) = default;
-};
-
-// `file_name` is only for messages; the caller has read the file. Absolute `file:` paths are
-// accepted.
-Result<BrokerConfig> ParseBrokerConfig(std::string_view yaml_text, std::string_view file_name);
-OrErrors<BrokerConfig> ParseBrokerConfigOrErrors(std::string_view yaml_text,
-                                                 std::string_view file_name);
 
 }  // namespace gpushm::config

@@ -1,4 +1,4 @@
-#include "sidecar/config/keys.h"
+#include "contract/annotations/keys.h"
 
 #include <algorithm>
 #include <array>
@@ -91,28 +91,6 @@ constexpr std::array<KeyInfo, 2> kSignalKeys = {{
      "The containers that may open it at all.", "[$container]", R"("$ref": "#/$defs/containers")"},
 }};
 
-constexpr std::array<KeyInfo, 10> kBrokerKeys = {{
-    {"annotations", "", "map", "none", "The annotations as in a pod's metadata.",
-     "{buffers.gpushm.io/weights: 8Gi}"},
-    {"containers", "", "list of names", "any", "The containers that the broker serves.",
-     "[decoder, model]"},
-    {"pool", "", "quantity", "what the annotations add up to",
-     "Bytes that the broker may allocate.", "16Gi"},
-    {"gpu", "", "UUID or index", "the only one", "The GPU.", "0"},
-    {"folder", "", "absolute path", "/run/gpushm",
-     "Where the broker makes one subfolder per container, with the socket.", "/run/gpushm"},
-    {"link", "", "absolute path or `none`", "/run/gpushm-link, if it is there",
-     "Where the plugin's socket is, which names the GPU and keeps what a restarted broker needs.",
-     "/run/gpushm-link"},
-    {"pod-uid", "", "text", "none", "The pod's UID, for names under /dev/shm.",
-     "0b8c0f6e-5c0e-4d0a-9d3c-8f6f1f3a2b11"},
-    {"host-ipc", "", "`true` or `false`", "false",
-     "As gpushm.io/host-ipc; where both are there they must agree.", "true"},
-    {"log.level", "", "`debug`, `info`, `warning` or `error`", "info", "The least that is logged.",
-     "debug"},
-    {"log.format", "", "`text` or `json`", "text", "How log lines look.", "json"},
-}};
-
 std::string Lower(std::string_view text) {
   std::string out(text);
   for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -124,7 +102,6 @@ std::string Lower(std::string_view text) {
 std::span<const KeyInfo> AnnotationKeys() { return kAnnotationKeys; }
 std::span<const KeyInfo> BufferKeys() { return kBufferKeys; }
 std::span<const KeyInfo> SignalKeys() { return kSignalKeys; }
-std::span<const KeyInfo> BrokerKeys() { return kBrokerKeys; }
 
 bool IsOurKey(std::string_view key) {
   // Kubernetes checks annotations' keys after lowering them, so these arrive as they were written.

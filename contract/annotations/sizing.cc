@@ -1,9 +1,9 @@
-#include "sidecar/config/sizing.h"
+#include "contract/annotations/sizing.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "sidecar/config/quantity.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::config {
 namespace {

@@ -1,12 +1,13 @@
+#include "contract/annotations/annotations.h"
+
 #include <algorithm>
 #include <array>
-#include <charconv>
 
+#include "contract/annotations/entries.h"
+#include "contract/annotations/keys.h"
 #include "contract/limits.h"
-#include "sidecar/config/config.h"
-#include "sidecar/config/keys.h"
-#include "sidecar/config/quantity.h"
-#include "sidecar/config/reader.h"
+#include "platform/yaml/keyed_reader.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::config {
 namespace {
@@ -15,20 +16,7 @@ constexpr std::array<std::string_view, 3> kAccessNames = {"many-writers", "one-w
                                                           "read-only"};
 constexpr std::array<std::string_view, 3> kExitNames = {"mark", "keep", "drop"};
 constexpr size_t kFileBytes = 1024;
-
-std::string Join(std::span<const std::string_view> names) {
-  std::string out;
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (i > 0) out += i + 1 == names.size() ? " or " : ", ";
-    out += names[i];
-  }
-  return out;
-}
-
-std::string NotOneOf(std::string_view text, std::span<const std::string_view> names) {
-  return Concat(Quote(text), " is not one of ", Join(names), "; the nearest is ",
-                Nearest(text, names));
-}
+constexpr std::string_view kDocument = "docs/annotations.md";
 
 bool HasPartOf(std::string_view path, std::string_view part) {
   while (!path.empty()) {
@@ -41,7 +29,7 @@ bool HasPartOf(std::string_view path, std::string_view part) {
 }
 
 // Reads the entry of one annotation; errors go to the list, the value to where it belongs.
-class EntryReader {
+class EntryReader : public FieldReader {
  public:
   EntryReader(const AnnotationEntry& entry, const ParseOptions& options, ErrorList& errors)
       : entry_(entry), options_(options), errors_(errors) {}
@@ -49,9 +37,10 @@ class EntryReader {
   void ReadInto(PodSpec& pod);
 
  private:
-  void Report(ConfigError error, std::string_view field, std::string reason, std::string example);
-  void Fail(const YamlNode& at, std::string_view field, std::string reason,
-            std::string example = {});
+  void Report(const YamlNode& at, std::string_view field, std::string reason,
+              std::string example) override;
+  void UnknownKey(const YamlNode& key, std::string_view path) override;
+  void Add(ConfigError error, std::string_view field, std::string reason, std::string example);
   void FailKey(std::string reason, std::string_view nearest);
   // What follows the prefix of the key; false: it is no name, and that is said.
   bool Name(std::string_view prefix, std::string_view what, std::string_view example,
@@ -59,26 +48,16 @@ class EntryReader {
   std::string Container(std::string_view wanted = {}) const;
   std::string WhyNot(const std::string& container) const;
 
-  // The scalar's text, or an error.
-  const std::string* Text(const YamlNode& node, std::string_view field);
-  std::optional<uint64_t> Bytes(const YamlNode& node, std::string_view field, bool zero);
-  std::optional<bool> Bool(const YamlNode& node, std::string_view field);
-  template <typename Enum>
-  void Choice(const YamlNode& node, std::string_view field, std::span<const std::string_view> names,
-              Enum& out);
-
   void Buffer(PodSpec& pod);
   void Signal(PodSpec& pod);
-  void Map(BufferSpec& buffer);
+  void BufferMap(BufferSpec& buffer);
   void Field(const YamlNode& key, const YamlNode& value, BufferSpec& buffer);
-  void Generations(const YamlNode& value, BufferSpec& buffer);
   void Containers(const YamlNode& value, std::string_view field, std::vector<std::string>& out);
   void File(const YamlNode& value, BufferSpec& buffer);
-  void UnknownField(const YamlNode& key, std::span<const KeyInfo> known);
   void CheckTogether(const BufferSpec& buffer);
   void CheckWriters(const std::vector<std::string>& containers,
                     const std::vector<std::string>& writers);
-  const YamlNode* Value(std::string_view field) const;
+  const YamlNode* Value(std::string_view field) const { return Find(entry_.value, field); }
   void Private(PodSpec& pod);
   void Cpu(PodSpec& pod);
 
@@ -87,8 +66,8 @@ class EntryReader {
   ErrorList& errors_;
 };
 
-void EntryReader::Report(ConfigError error, std::string_view field, std::string reason,
-                         std::string example) {
+void EntryReader::Add(ConfigError error, std::string_view field, std::string reason,
+                      std::string example) {
   error.annotation = entry_.key;
   error.field = field;
   error.reason = std::move(reason);
@@ -99,15 +78,15 @@ void EntryReader::Report(ConfigError error, std::string_view field, std::string 
   errors_.Add(std::move(error));
 }
 
-void EntryReader::Fail(const YamlNode& at, std::string_view field, std::string reason,
-                       std::string example) {
-  Report(entry_.origin.At(at.line, at.column), field, std::move(reason), std::move(example));
+void EntryReader::Report(const YamlNode& at, std::string_view field, std::string reason,
+                         std::string example) {
+  Add(entry_.origin.At(at.line, at.column), field, std::move(reason), std::move(example));
 }
 
 // The key itself is wrong: the example has another one.
 void EntryReader::FailKey(std::string reason, std::string_view nearest) {
-  Report(entry_.key_origin.At(entry_.key_line, entry_.key_column), "", std::move(reason),
-         AnnotationExample(nearest, "", Container()));
+  Add(entry_.key_origin.At(entry_.key_line, entry_.key_column), "", std::move(reason),
+      AnnotationExample(nearest, "", Container()));
 }
 
 // A container of the pod for an example: the nearest to `wanted`, else the first.
@@ -133,49 +112,6 @@ std::string EntryReader::WhyNot(const std::string& container) const {
                 Quote(Container(container)));
 }
 
-const std::string* EntryReader::Text(const YamlNode& node, std::string_view field) {
-  if (node.kind == YamlNode::Kind::kScalar) return &node.text;
-  Fail(node, field,
-       node.kind == YamlNode::Kind::kNull ? "has no value"
-                                          : Concat("is ", YamlKindName(node.kind), ", not text"));
-  return nullptr;
-}
-
-std::optional<uint64_t> EntryReader::Bytes(const YamlNode& node, std::string_view field,
-                                           bool zero) {
-  const std::string* text = Text(node, field);
-  if (text == nullptr) return std::nullopt;
-  const auto bytes = ParseBytes(*text);
-  if (!bytes) {
-    Fail(node, field, bytes.error());
-    return std::nullopt;
-  }
-  if (*bytes == 0 && !zero) {
-    Fail(node, field, "is zero");
-    return std::nullopt;
-  }
-  return *bytes;
-}
-
-std::optional<bool> EntryReader::Bool(const YamlNode& node, std::string_view field) {
-  const std::string* text = Text(node, field);
-  if (text == nullptr) return std::nullopt;
-  if (*text == "true") return true;
-  if (*text == "false") return false;
-  Fail(node, field, Concat(Quote(*text), " is neither true nor false"));
-  return std::nullopt;
-}
-
-template <typename Enum>
-void EntryReader::Choice(const YamlNode& node, std::string_view field,
-                         std::span<const std::string_view> names, Enum& out) {
-  const std::string* text = Text(node, field);
-  if (text == nullptr) return;
-  const auto at = std::ranges::find(names, std::string_view(*text));
-  if (at == names.end()) return Fail(node, field, NotOneOf(*text, names));
-  out = static_cast<Enum>(at - names.begin());
-}
-
 void EntryReader::ReadInto(PodSpec& pod) {
   const std::string& key = entry_.key;
   if (key == kStatusKey) return;
@@ -183,13 +119,13 @@ void EntryReader::ReadInto(PodSpec& pod) {
   if (key.starts_with(kSignalsPrefix)) return Signal(pod);
   if (key.starts_with(kPrivatePrefix)) return Private(pod);
   if (key == kPoolExtraKey) {
-    pod.pool_extra_bytes = Bytes(entry_.value, "", true).value_or(0);
+    pod.pool_extra_bytes = Bytes(entry_.value, "").value_or(0);
   } else if (key == kHostIpcKey) {
     pod.host_ipc = Bool(entry_.value, "").value_or(false);
   } else if (key == kInjectKey) {
     pod.inject = Bool(entry_.value, "").value_or(true);
   } else if (key == kSidecarMemoryKey) {
-    pod.sidecar.memory_bytes = Bytes(entry_.value, "", false);
+    pod.sidecar.memory_bytes = PositiveBytes(entry_.value, "");
   } else if (key == kSidecarCpuKey) {
     Cpu(pod);
   } else {
@@ -212,7 +148,7 @@ void EntryReader::Private(PodSpec& pod) {
                    nearest());
   }
   if (const std::string why = WhyNot(container); !why.empty()) return FailKey(why, nearest());
-  if (const auto bytes = Bytes(entry_.value, "", true)) pod.private_bytes[container] = *bytes;
+  if (const auto bytes = Bytes(entry_.value, "")) pod.private_bytes[container] = *bytes;
 }
 
 void EntryReader::Cpu(PodSpec& pod) {
@@ -239,23 +175,16 @@ void EntryReader::Buffer(PodSpec& pod) {
   BufferSpec buffer;
   if (!Name(kBuffersPrefix, "buffer", "weights", buffer.name)) return;
   if (entry_.value.kind == YamlNode::Kind::kMap) {
-    Map(buffer);
+    BufferMap(buffer);
   } else if (entry_.value.kind == YamlNode::Kind::kSequence) {
     Fail(entry_.value, "", "is a list; write a quantity or a map");
   } else {
-    buffer.size_bytes = Bytes(entry_.value, "size", false).value_or(0);
+    buffer.size_bytes = PositiveBytes(entry_.value, "size").value_or(0);
   }
   pod.buffers.push_back(std::move(buffer));
 }
 
-const YamlNode* EntryReader::Value(std::string_view field) const {
-  for (const auto& [key, value] : entry_.value.entries) {
-    if (key.text == field) return &value;
-  }
-  return nullptr;
-}
-
-void EntryReader::Map(BufferSpec& buffer) {
+void EntryReader::BufferMap(BufferSpec& buffer) {
   for (const auto& [key, value] : entry_.value.entries) Field(key, value, buffer);
   if (Value("size") == nullptr) Fail(entry_.value, "size", "is missing");
   CheckTogether(buffer);
@@ -264,9 +193,9 @@ void EntryReader::Map(BufferSpec& buffer) {
 void EntryReader::Field(const YamlNode& key, const YamlNode& value, BufferSpec& buffer) {
   const std::string& name = key.text;
   if (name == "size") {
-    buffer.size_bytes = Bytes(value, name, false).value_or(0);
+    buffer.size_bytes = PositiveBytes(value, name).value_or(0);
   } else if (name == "generations") {
-    Generations(value, buffer);
+    buffer.generations = Number(value, name, 1, limits::kGenerations).value_or(1);
   } else if (name == "access") {
     Choice(value, name, kAccessNames, buffer.access);
   } else if (name == "writers") {
@@ -280,13 +209,15 @@ void EntryReader::Field(const YamlNode& key, const YamlNode& value, BufferSpec& 
   } else if (name == "loads") {
     buffer.loads = Bool(value, name).value_or(false);
   } else {
-    UnknownField(key, BufferKeys());
+    UnknownKey(key, "");
   }
 }
 
-void EntryReader::UnknownField(const YamlNode& key, std::span<const KeyInfo> known) {
+// Of the map of a buffer or signal.
+void EntryReader::UnknownKey(const YamlNode& key, std::string_view /*path*/) {
   std::vector<std::string_view> names;
-  for (const KeyInfo& info : known) names.push_back(info.name);
+  const bool buffer = entry_.key.starts_with(kBuffersPrefix);
+  for (const KeyInfo& info : buffer ? BufferKeys() : SignalKeys()) names.push_back(info.name);
   const std::string_view nearest = Nearest(key.text, names);
   Fail(key, key.text, Concat("unknown key; the nearest is ", nearest),
        AnnotationExample(entry_.key, nearest, Container()));
@@ -303,7 +234,7 @@ void EntryReader::Signal(PodSpec& pod) {
       } else if (key.text == "containers") {
         Containers(value, key.text, signal.containers);
       } else {
-        UnknownField(key, SignalKeys());
+        UnknownKey(key, "");
       }
     }
     CheckWriters(signal.containers, signal.writers);
@@ -316,46 +247,12 @@ void EntryReader::Signal(PodSpec& pod) {
   pod.signals.push_back(std::move(signal));
 }
 
-void EntryReader::Generations(const YamlNode& value, BufferSpec& buffer) {
-  const std::string* text = Text(value, "generations");
-  if (text == nullptr) return;
-  uint32_t number = 0;
-  const char* end = text->data() + text->size();
-  const auto [rest, error] = std::from_chars(text->data(), end, number);
-  if (error != std::errc{} || rest != end || number < 1 || number > limits::kGenerations) {
-    return Fail(value, "generations",
-                Concat(Quote(*text), " is not a number from 1 to ", limits::kGenerations));
-  }
-  buffer.generations = number;
-}
-
 void EntryReader::Containers(const YamlNode& value, std::string_view field,
                              std::vector<std::string>& out) {
-  if (value.kind != YamlNode::Kind::kSequence) {
-    if (value.kind == YamlNode::Kind::kNull) return Fail(value, field, "has no value");
-    return Fail(value, field, Concat("is ", YamlKindName(value.kind), ", not a list"));
-  }
-  if (value.items.empty()) {
-    return Fail(value, field, "is an empty list; leave it out for every container");
-  }
-  for (size_t i = 0; i < value.items.size(); ++i) {
-    const YamlNode& item = value.items[i];
-    const std::string path = Concat(field, "[", i, "]");
-    if (i == limits::kContainers) {
-      return Fail(item, path, Concat("more than ", limits::kContainers, " containers"));
-    }
-    const std::string* name = Text(item, path);
-    if (name == nullptr) continue;
-    if (!IsDnsLabel(*name)) {
-      Fail(item, path, Concat(Quote(*name), " is not a container's name"));
-    } else if (std::ranges::find(out, *name) != out.end()) {
-      Fail(item, path, Concat(Quote(*name), " is there twice"));
-    } else if (const std::string why = WhyNot(*name); !why.empty()) {
-      Fail(item, path, why, AnnotationExample(entry_.key, field, Container(*name)));
-    } else {
-      out.push_back(*name);
-    }
-  }
+  out = ContainerNames(
+      value, field, "every container", limits::kContainers, [&](const std::string& name) {
+        return Refusal{WhyNot(name), AnnotationExample(entry_.key, field, Container(name))};
+      });
   std::ranges::sort(out);
 }
 
@@ -563,7 +460,36 @@ OrErrors<PodSpec> ParseAnnotationsOrErrors(const Annotations& annotations,
 
 Result<PodSpec> ParseAnnotations(const Annotations& annotations, const ParseOptions& options) {
   OrErrors<PodSpec> pod = ParseAnnotationsOrErrors(annotations, options);
-  if (!pod) return std::unexpected(ToStatus(pod.error()));
+  if (!pod) return std::unexpected(ToStatus(pod.error(), kDocument));
+  return *std::move(pod);
+}
+
+OrErrors<PodSpec> ParseBuffersEnvironmentOrErrors(std::string_view text,
+                                                  const ParseOptions& options) {
+  ErrorList errors;
+  const YamlTree tree = ParseYaml(text);
+  const auto fail = [&](int line, int column, std::string reason) {
+    ConfigError error = Origin::File(kBuffersVariable).At(line, column);
+    error.reason = std::move(reason);
+    error.example = AnnotationExample(Concat(kBuffersPrefix, "weights"), "", "");
+    errors.Add(std::move(error));
+  };
+  for (const YamlError& bad : tree.errors) fail(bad.line, bad.column, bad.reason);
+  PodSpec pod;
+  const YamlNode& root = tree.root;
+  if (root.kind == YamlNode::Kind::kMap || root.kind == YamlNode::Kind::kNull) {
+    const auto entries = ReadAnnotationMap(root, kBuffersVariable, text, errors);
+    pod = ReadAnnotations(entries, options, errors);
+  } else {
+    fail(root.line, root.column, Concat("is ", YamlKindName(root.kind), ", not a map"));
+  }
+  if (!errors.empty()) return std::unexpected(errors.Take());
+  return pod;
+}
+
+Result<PodSpec> ParseBuffersEnvironment(std::string_view text, const ParseOptions& options) {
+  OrErrors<PodSpec> pod = ParseBuffersEnvironmentOrErrors(text, options);
+  if (!pod) return std::unexpected(ToStatus(pod.error(), kDocument));
   return *std::move(pod);
 }
 

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
+#include "contract/annotations/annotations.h"
+#include "contract/annotations/keys.h"
 #include "contract/limits.h"
-#include "sidecar/config/config.h"
-#include "sidecar/config/keys.h"
-#include "sidecar/config/yaml_tree.h"
+#include "platform/yaml/yaml_tree.h"
 
 namespace gpushm::config {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 const ParseOptions kPod{.containers = std::vector<std::string>{"decoder", "model", "sink"}};
 
 struct Case {
-  std::string key;  // An annotation of a pod; empty: `text` is a broker's file.
+  std::string key;  // An annotation of a pod.
   std::string text;
   int line;
   int column;
@@ -226,128 +226,59 @@ std::vector<Case> SignalCases() {
       {"signals.gpushm.io/", "", 0, 0, "", "not a signal's name"},
       {"signals.gpushm.io/Ready", "", 0, 0, "", "not a signal's name"},
       {"signal.gpushm.io/ready", "", 0, 0, "", "nearest is signals.gpushm.io/ready"},
-      {"", "annotations: {buffers.gpushm.io/w: 1Gi, signals.gpushm.io/w: ''}\n", 1, 41, "",
-       "a buffer has this name"},
-  };
-}
-
-std::vector<Case> FileCases() {
-  const std::string a = "annotations:\n  ";
-  return {
-      {"", a + "buffers.gpushm.io/weights:\n    size: 8GB\n", 3, 11, "size", "(write 8Gi or 8G)"},
-      {"", a + "buffers.gpushm.io/weights: 8GB\n", 2, 30, "size", "(write 8Gi or 8G)"},
-      {"", a + "buffers.gpushm.io/weights: '8GB'\n", 2, 31, "size", "(write 8Gi or 8G)"},
-      {"", a + "buffers.gpushm.io/weights: \"{size: 8GB}\"\n", 2, 38, "size", "write 8Gi"},
-      {"", a + "buffers.gpushm.io/w: |\n    size: 1Gi\n    loads: x\n", 4, 12, "loads", "neither"},
-      {"", a + "buffers.gpushm.io/w: |-\n\n    size: x\n", 4, 11, "size", "is not a quantity"},
-      {"", a + "buffers.gpushm.io/w: >\n    {size: 1Gi,\n    loads: x}\n", 2, 24, "loads",
-       "neither"},
-      {"", a + "buffers.gpushm.io/w:\n", 2, 3, "size", "no value"},
-      {"", a + "buffers.gpushm.io/W: 1Gi\n", 2, 3, "", "not a buffer's name"},
-      {"", a + "buffer.gpushm.io/w: 1Gi\n", 2, 3, "", "nearest is buffers.gpushm.io/w"},
-      {"", a + "buffers.gpushm.io/w: 1Gi\n  buffers.gpushm.io/w: 2Gi\n", 3, 3, "", "there twice"},
-      {"", "annotations: [a]\n", 1, 14, "annotations", "is a list"},
-      {"", "annotations:\n", 1, 1, "annotations", "is nothing"},
-      {"", "anotations: {}\n", 1, 1, "anotations", "nearest is annotations"},
-      {"", "- 1\n", 1, 1, "", "is a list, not a map"},
-      {"", "8Gi\n", 1, 1, "", "is text, not a map"},
-      {"", "containers: decoder\n", 1, 13, "containers", "is text, not a list"},
-      {"", "containers: []\n", 1, 13, "containers", "empty list"},
-      {"", "containers: [a, a]\n", 1, 17, "containers[1]", "there twice"},
-      {"", "containers: [a, B]\n", 1, 17, "containers[1]", "not a container's name"},
-      {"", "containers: [[a]]\n", 1, 14, "containers[0]", "is a list"},
-      {"", "containers: [a]\n" + a + "private.gpushm.io/b: 1Gi\n", 3, 3, "", "no container \"b\""},
-      {"", "pool: lots\n", 1, 7, "pool", "is not a quantity"},
-      {"", "pool: 0\n", 1, 7, "pool", "is zero"},
-      {"", "pool: [1Gi]\n", 1, 7, "pool", "is a list"},
-      {"", "pool: 1Gi\n" + a + "buffers.gpushm.io/w: 2Gi\n", 1, 7, "pool", "less than the 2Gi"},
-      {"", "gpu: first\n", 1, 6, "gpu", "neither a GPU's UUID nor its index"},
-      {"", "gpu: 256\n", 1, 6, "gpu", "neither"},
-      {"", "gpu: -1\n", 1, 6, "gpu", "neither"},
-      {"", "gpu: GPU-123\n", 1, 6, "gpu", "not a GPU's UUID"},
-      {"", "gpu: {index: 0}\n", 1, 6, "gpu", "is a map"},
-      {"", "folder: run/gpushm\n", 1, 9, "folder", "not an absolute path"},
-      {"", "folder: /" + Long(200) + "\n", 1, 9, "folder", "longer than 107"},
-      {"", "folder:\n", 1, 1, "folder", "no value"},
-      {"", "pod-uid: ../../etc\n", 1, 10, "pod-uid", "not a pod's UID"},
-      {"", "pod-uid: ''\n", 1, 10, "pod-uid", "not a pod's UID"},
-      {"", "pod_uid: a\n", 1, 1, "pod_uid", "nearest is pod-uid"},
-      {"", "host-ipc: on\n", 1, 11, "host-ipc", "neither true nor false"},
-      {"", "host-ipc: false\n" + a + "gpushm.io/host-ipc: 'true'\n", 1, 11, "host-ipc",
-       "contradicts"},
-      {"", "log: debug\n", 1, 6, "log", "is text, not a map"},
-      {"", "log: {level: verbose}\n", 1, 14, "log.level", "is unknown"},
-      {"", "log: {level: [info]}\n", 1, 14, "log.level", "is a list"},
-      {"", "log:\n  format: xml\n", 2, 11, "log.format", "is unknown"},
-      {"", "log: {levle: info}\n", 1, 7, "log.levle", "nearest is level"},
-      {"", "pool: 1Gi\npool: 2Gi\n", 2, 1, "", "there twice"},
-      {"", "pool: 1Gi\n\tgpu: 0\n", 2, 1, "", "a tab"},
-      {"", "pool: [1Gi\n", 2, 1, "", "not valid YAML"},
   };
 }
 
 std::vector<Case> AllCases() {
   std::vector<Case> all;
-  for (const auto& cases :
-       {QuantityCases(), MapCases(), SignalCases(), YamlCases(), KeyCases(), FileCases()}) {
+  for (const auto& cases : {QuantityCases(), MapCases(), SignalCases(), YamlCases(), KeyCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;
 }
 
 std::vector<ConfigError> Errors(const Case& c) {
-  if (c.key.empty()) {
-    const auto config = ParseBrokerConfigOrErrors(c.text, "broker.yaml");
-    return config ? std::vector<ConfigError>{} : config.error();
-  }
   const auto pod = ParseAnnotationsOrErrors({{c.key, c.text}}, kPod);
   return pod ? std::vector<ConfigError>{} : pod.error();
 }
 
 // The example as an annotation of the case's pod.
-void ExpectAnnotationExampleParses(const ConfigError& error, const ParseOptions& options) {
-  const auto pod = ParseBuffersEnvironment(error.example, options);
+void ExpectAnnotationExampleParses(const ConfigError& error) {
+  const auto pod = ParseBuffersEnvironment(error.example, kPod);
   EXPECT_TRUE(pod) << error.example << "\n" << pod.error().ToString();
   // In a pod's metadata values are strings.
   const YamlTree tree = ParseYaml(error.example);
   ASSERT_EQ(tree.root.entries.size(), 1U) << error.example;
   const YamlEntry& entry = tree.root.entries[0];
   ASSERT_EQ(entry.value.kind, YamlNode::Kind::kScalar) << error.example;
-  const auto alone = ParseAnnotations({{entry.key.text, entry.value.text}}, options);
+  const auto alone = ParseAnnotations({{entry.key.text, entry.value.text}}, kPod);
   EXPECT_TRUE(alone) << alone.error().ToString();
 }
 
-TEST(ConfigErrorsTest, EachMistakeIsFoundAtItsPlace) {
+TEST(AnnotationErrorsTest, EachMistakeIsFoundAtItsPlace) {
   const std::vector<Case> all = AllCases();
   EXPECT_GE(all.size(), 100U);
   for (const Case& c : all) {
     SCOPED_TRACE(c.key.substr(0, 80) + ": " + c.text.substr(0, 200));
     const std::vector<ConfigError> errors = Errors(c);
-    ASSERT_EQ(errors.size(), 1U) << (errors.size() > 1 ? ToStatus(errors).ToString() : "");
+    ASSERT_EQ(errors.size(), 1U) << (errors.size() > 1 ? ToStatus(errors, "").ToString() : "");
     const ConfigError& error = errors[0];
     EXPECT_EQ(error.line, c.line) << error.ToString();
     EXPECT_EQ(error.column, c.column) << error.ToString();
     EXPECT_EQ(error.field, c.field) << error.ToString();
     EXPECT_NE(error.reason.find(c.reason), std::string::npos) << error.ToString();
-    EXPECT_EQ(error.file, c.key.empty() ? "broker.yaml" : "");
-    if (!c.key.empty()) {
-      EXPECT_EQ(error.annotation, c.key);
-    }
+    EXPECT_EQ(error.file, "");
+    EXPECT_EQ(error.annotation, c.key);
     EXPECT_EQ(error.ToString().find('\n'), std::string::npos);
     ASSERT_FALSE(error.example.empty());
   }
 }
 
-TEST(ConfigErrorsTest, EachExampleIsRightInThePlaceOfTheMistake) {
+TEST(AnnotationErrorsTest, EachExampleIsRightInThePlaceOfTheMistake) {
   for (const Case& c : AllCases()) {
     SCOPED_TRACE(c.key.substr(0, 80) + ": " + c.text.substr(0, 200));
     for (const ConfigError& error : Errors(c)) {
-      if (!error.annotation.empty()) {
-        ExpectAnnotationExampleParses(error, c.key.empty() ? ParseOptions{} : kPod);
-        continue;
-      }
-      const auto config = ParseBrokerConfig(error.example, "example");
-      EXPECT_TRUE(config) << error.example << "\n" << config.error().ToString();
+      ExpectAnnotationExampleParses(error);
     }
   }
 }
@@ -362,7 +293,7 @@ std::string ExampleOf(const KeyInfo& key) {
 
 // Goal: no key is documented, accepted and then ignored. Method: with the table's example of it the
 // result is another one than without.
-TEST(ConfigErrorsTest, EveryExampleOfTheTableTakesEffect) {
+TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
   for (const KeyInfo& key : AnnotationKeys()) {
     std::string name(key.name);
     if (name.ends_with('/')) name += "trainer";
@@ -386,42 +317,9 @@ TEST(ConfigErrorsTest, EveryExampleOfTheTableTakesEffect) {
     ASSERT_TRUE(with) << with.error().ToString();
     EXPECT_FALSE(*with == *without) << key.name;
   }
-  for (const KeyInfo& key : BrokerKeys()) {
-    const size_t dot = key.name.find('.');
-    const std::string name(key.name.substr(0, dot));
-    const std::string inner =
-        dot == std::string_view::npos
-            ? std::string(key.example)
-            : "{" + std::string(key.name.substr(dot + 1)) + ": " + std::string(key.example) + "}";
-    const auto config = ParseBrokerConfig(name + ": " + inner, "x");
-    ASSERT_TRUE(config) << config.error().ToString();
-    if (key.example != key.default_value) {
-      EXPECT_FALSE(*config == BrokerConfig{}) << name;
-    }
-  }
 }
 
-// Goal: one round of mending is enough.
-TEST(ConfigErrorsTest, AllErrorsComeAtOnceInTheOrderOfTheFile) {
-  const auto config = ParseBrokerConfigOrErrors(
-      "poool: 1Gi\n"
-      "annotations:\n"
-      "  buffers.gpushm.io/b: {size: 8GB, access: rw, writers: [x, X]}\n"
-      "  gpushm.io/inject: never\n"
-      "gpu: first\n"
-      "gpu: second\n",
-      "broker.yaml");
-  ASSERT_FALSE(config);
-  std::vector<std::pair<int, int>> places;
-  for (const ConfigError& error : config.error()) places.emplace_back(error.line, error.column);
-  EXPECT_EQ(places, (std::vector<std::pair<int, int>>{
-                        {1, 1}, {3, 31}, {3, 44}, {3, 61}, {4, 21}, {5, 6}, {6, 1}}));
-  const Status status = ToStatus(config.error());
-  EXPECT_EQ(status.code(), Code::kInvalidArgument);
-  EXPECT_EQ(std::ranges::count(status.what(), '|'), 6);
-}
-
-TEST(ConfigErrorsTest, AMultitudeOfErrorsIsCut) {
+TEST(AnnotationErrorsTest, AMultitudeOfErrorsIsCut) {
   std::string text = "{size: 1Gi, writers: [";
   for (int i = 0; i < 20000; ++i) text += "X,";
   const auto pod = ParseAnnotationsOrErrors({{kB, text + "]}"}}, kPod);
@@ -432,7 +330,7 @@ TEST(ConfigErrorsTest, AMultitudeOfErrorsIsCut) {
             Concat("and ", limits::kContainers + 1 - kErrorsKept, " more errors"));
 }
 
-TEST(ConfigErrorsTest, MessagesAreOneLineOfCleanText) {
+TEST(AnnotationErrorsTest, MessagesAreOneLineOfCleanText) {
   const auto pod = ParseAnnotations({{kB, "\"8\\nGi\\e[31m\\x9f\""}});
   ASSERT_FALSE(pod);
   const std::string text = pod.error().ToString();

@@ -1,9 +1,10 @@
-#include "sidecar/config/keyed_file.h"
+#include "platform/yaml/keyed_reader.h"
 
 #include <array>
 #include <charconv>
 
-#include "sidecar/config/quantity.h"
+#include "platform/base/name.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::config {
 namespace {
@@ -19,6 +20,15 @@ const YamlNode* Find(const YamlNode& map, std::string_view name) {
     if (key.text == name) return &value;
   }
   return nullptr;
+}
+
+std::string JoinNames(std::span<const std::string_view> names) {
+  std::string out;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) out += i + 1 == names.size() ? " or " : ", ";
+    out += names[i];
+  }
+  return out;
 }
 
 const YamlNode* KeyedFile::Root() {
@@ -48,8 +58,8 @@ std::string KeyedFile::Example(std::string_view field) const {
   return Concat(keys_[0].name, ": ", keys_[0].example);
 }
 
-void KeyedFile::Fail(const YamlNode& at, std::string_view field, std::string reason,
-                     std::string example) {
+void KeyedFile::Report(const YamlNode& at, std::string_view field, std::string reason,
+                       std::string example) {
   ConfigError error = Origin::File(file_).At(at.line, at.column);
   error.field = field;
   error.reason = std::move(reason);
@@ -57,7 +67,7 @@ void KeyedFile::Fail(const YamlNode& at, std::string_view field, std::string rea
   errors_.Add(std::move(error));
 }
 
-void KeyedFile::Unknown(const YamlNode& key, std::string_view path) {
+void KeyedFile::UnknownKey(const YamlNode& key, std::string_view path) {
   std::vector<std::string> known;
   for (const KeyInfo& info : keys_) {
     if (!info.name.starts_with(path)) continue;
@@ -70,7 +80,7 @@ void KeyedFile::Unknown(const YamlNode& key, std::string_view path) {
        Example(Concat(path, nearest)));
 }
 
-const std::string* KeyedFile::Text(const YamlNode& node, std::string_view field) {
+const std::string* FieldReader::Text(const YamlNode& node, std::string_view field) {
   if (node.kind == YamlNode::Kind::kScalar) return &node.text;
   Fail(node, field,
        node.kind == YamlNode::Kind::kNull ? "has no value"
@@ -78,7 +88,7 @@ const std::string* KeyedFile::Text(const YamlNode& node, std::string_view field)
   return nullptr;
 }
 
-std::optional<bool> KeyedFile::Bool(const YamlNode& node, std::string_view field) {
+std::optional<bool> FieldReader::Bool(const YamlNode& node, std::string_view field) {
   const std::string* text = Text(node, field);
   if (text == nullptr) return std::nullopt;
   if (*text == "true" || *text == "false") return *text == "true";
@@ -86,7 +96,7 @@ std::optional<bool> KeyedFile::Bool(const YamlNode& node, std::string_view field
   return std::nullopt;
 }
 
-std::optional<uint64_t> KeyedFile::Bytes(const YamlNode& node, std::string_view field) {
+std::optional<uint64_t> FieldReader::Bytes(const YamlNode& node, std::string_view field) {
   const std::string* text = Text(node, field);
   if (text == nullptr) return std::nullopt;
   const auto bytes = ParseBytes(*text);
@@ -95,8 +105,15 @@ std::optional<uint64_t> KeyedFile::Bytes(const YamlNode& node, std::string_view 
   return std::nullopt;
 }
 
-std::optional<uint32_t> KeyedFile::Number(const YamlNode& node, std::string_view field,
-                                          uint32_t least, uint32_t most) {
+std::optional<uint64_t> FieldReader::PositiveBytes(const YamlNode& node, std::string_view field) {
+  const std::optional<uint64_t> bytes = Bytes(node, field);
+  if (bytes != 0) return bytes;
+  Fail(node, field, "is zero");
+  return std::nullopt;
+}
+
+std::optional<uint32_t> FieldReader::Number(const YamlNode& node, std::string_view field,
+                                            uint32_t least, uint32_t most) {
   const std::string* text = Text(node, field);
   if (text == nullptr) return std::nullopt;
   uint32_t number = 0;
@@ -107,7 +124,7 @@ std::optional<uint32_t> KeyedFile::Number(const YamlNode& node, std::string_view
   return std::nullopt;
 }
 
-std::optional<GpuChoice> KeyedFile::Gpu(const YamlNode& node, std::string_view field) {
+std::optional<GpuChoice> FieldReader::Gpu(const YamlNode& node, std::string_view field) {
   const std::string* text = Text(node, field);
   if (text == nullptr) return std::nullopt;
   GpuChoice gpu;
@@ -133,8 +150,8 @@ std::optional<GpuChoice> KeyedFile::Gpu(const YamlNode& node, std::string_view f
   return gpu;
 }
 
-std::optional<std::string> KeyedFile::Path(const YamlNode& node, std::string_view field,
-                                           size_t most_bytes) {
+std::optional<std::string> FieldReader::Path(const YamlNode& node, std::string_view field,
+                                             size_t most_bytes) {
   const std::string* text = Text(node, field);
   if (text == nullptr) return std::nullopt;
   const std::string inside = *text + "/";
@@ -153,27 +170,61 @@ std::optional<std::string> KeyedFile::Path(const YamlNode& node, std::string_vie
   return std::nullopt;
 }
 
-const std::vector<YamlNode>* KeyedFile::List(const YamlNode& node, std::string_view field,
-                                             std::string_view what) {
+const std::vector<YamlNode>* FieldReader::List(const YamlNode& node, std::string_view field,
+                                               std::string_view all) {
   if (node.kind == YamlNode::Kind::kSequence && !node.items.empty()) return &node.items;
   Fail(node, field,
-       node.kind == YamlNode::Kind::kSequence
-           ? Concat("is an empty list; leave it out for ", what)
+       node.kind == YamlNode::Kind::kSequence ? Concat("is an empty list; leave it out for ", all)
+       : node.kind == YamlNode::Kind::kNull
+           ? "has no value"
            : Concat("is ", YamlKindName(node.kind), ", not a list"));
   return nullptr;
 }
 
-void KeyedFile::Log(const YamlNode& node, LogConfig& out) {
-  if (node.kind != YamlNode::Kind::kMap) {
-    return Fail(node, "log", Concat("is ", YamlKindName(node.kind), ", not a map"));
+std::vector<std::string> FieldReader::ContainerNames(
+    const YamlNode& node, std::string_view field, std::string_view all, size_t most,
+    const std::function<Refusal(const std::string& name)>& refusal) {
+  std::vector<std::string> names;
+  const std::vector<YamlNode>* const items = List(node, field, all);
+  if (items == nullptr) return names;
+  for (size_t i = 0; i < items->size(); ++i) {
+    const YamlNode& item = (*items)[i];
+    const std::string path = Concat(field, "[", i, "]");
+    if (i == most) {
+      Fail(item, path, Concat("more than ", most, " containers"));
+      break;
+    }
+    const std::string* const name = Text(item, path);
+    if (name == nullptr) continue;
+    if (!IsDnsLabel(*name)) {
+      Fail(item, path, Concat(Quote(*name), " is not a container's name"));
+    } else if (std::ranges::find(names, *name) != names.end()) {
+      Fail(item, path, Concat(Quote(*name), " is there twice"));
+    } else if (Refusal why = refusal ? refusal(*name) : Refusal{}; !why.reason.empty()) {
+      Fail(item, path, std::move(why.reason), std::move(why.example));
+    } else {
+      names.push_back(*name);
+    }
   }
-  for (const auto& [key, inner] : node.entries) {
+  return names;
+}
+
+const std::vector<YamlEntry>* FieldReader::Map(const YamlNode& node, std::string_view field) {
+  if (node.kind == YamlNode::Kind::kMap) return &node.entries;
+  Fail(node, field, Concat("is ", YamlKindName(node.kind), ", not a map"));
+  return nullptr;
+}
+
+void FieldReader::Log(const YamlNode& node, LogConfig& out) {
+  const std::vector<YamlEntry>* const entries = Map(node, "log");
+  if (entries == nullptr) return;
+  for (const auto& [key, inner] : *entries) {
     if (key.text == "level") {
       Choice(inner, "log.level", kLevels, out.level);
     } else if (key.text == "format") {
       Choice(inner, "log.format", kFormats, out.format);
     } else {
-      Unknown(key, "log.");
+      UnknownKey(key, "log.");
     }
   }
 }

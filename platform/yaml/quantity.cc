@@ -1,4 +1,4 @@
-#include "sidecar/config/quantity.h"
+#include "platform/yaml/quantity.h"
 
 #include <array>
 #include <limits>
@@ -6,7 +6,7 @@
 
 #include "contract/limits.h"
 #include "platform/base/status.h"
-#include "sidecar/config/config_error.h"
+#include "platform/yaml/config_error.h"
 
 namespace gpushm::config {
 namespace {

@@ -1,13 +1,10 @@
-#include "sidecar/config/config.h"
+#include "contract/annotations/annotations.h"
 
 #include <gtest/gtest.h>
-#include <yaml-cpp/yaml.h>
 
-#include <regex>
-
+#include "contract/annotations/keys.h"
+#include "contract/annotations/sizing.h"
 #include "contract/limits.h"
-#include "sidecar/config/keys.h"
-#include "sidecar/config/sizing.h"
 
 namespace gpushm::config {
 namespace {
@@ -17,7 +14,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 const ParseOptions kPod{.containers = std::vector<std::string>{"decoder", "model", "sink"}};
 
-TEST(ConfigTest, ReadsAWholePod) {
+TEST(AnnotationsTest, ReadsAWholePod) {
   const auto pod =
       ParseAnnotations({{"buffers.gpushm.io/weights", "8Gi"},
                         {"buffers.gpushm.io/frames",
@@ -59,7 +56,7 @@ TEST(ConfigTest, ReadsAWholePod) {
                                     {"decoder", 2 * kGiB}, {"model", kGiB}, {"sink", kGiB}}));
 }
 
-TEST(ConfigTest, WhoMayAttachAndWrite) {
+TEST(AnnotationsTest, WhoMayAttachAndWrite) {
   const auto pod = ParseAnnotations(
       {{"buffers.gpushm.io/all", "1Gi"},
        {"buffers.gpushm.io/some", "{size: 1Gi, containers: [sink, model], writers: [model]}"},
@@ -76,7 +73,7 @@ TEST(ConfigTest, WhoMayAttachAndWrite) {
   EXPECT_FALSE(pod->Find("none")->MayWrite("sink"));
 }
 
-TEST(ConfigTest, ReadsSignals) {
+TEST(AnnotationsTest, ReadsSignals) {
   const auto pod = ParseAnnotations(
       {{"buffers.gpushm.io/frames", "1Gi"},
        {"signals.gpushm.io/stop", ""},
@@ -96,7 +93,7 @@ TEST(ConfigTest, ReadsSignals) {
 }
 
 // A container that only waits runs kernels behind what it waits for: it gets the GPU.
-TEST(ConfigTest, WhoMayOpenASignalAttaches) {
+TEST(AnnotationsTest, WhoMayOpenASignalAttaches) {
   const auto pod =
       ParseAnnotations({{"signals.gpushm.io/frame", "{containers: [decoder, model]}"}}, kPod);
   ASSERT_TRUE(pod) << pod.error().ToString();
@@ -105,7 +102,7 @@ TEST(ConfigTest, WhoMayOpenASignalAttaches) {
             (std::map<std::string, uint64_t>{{"decoder", kGiB}, {"model", kGiB}}));
 }
 
-TEST(ConfigTest, PrivateBytesOnlyForContainersThatAttach) {
+TEST(AnnotationsTest, PrivateBytesOnlyForContainersThatAttach) {
   const auto pod = ParseAnnotations({{"buffers.gpushm.io/a", "{size: 1Gi, containers: [decoder]}"},
                                      {"buffers.gpushm.io/b", "{size: 1Gi, containers: [model]}"},
                                      {"private.gpushm.io/model", "0"}},
@@ -117,7 +114,7 @@ TEST(ConfigTest, PrivateBytesOnlyForContainersThatAttach) {
 }
 
 // Goal: the webhook, which has the metadata, and the broker, which has the environment, agree.
-TEST(ConfigTest, EnvironmentAndMetadataAgree) {
+TEST(AnnotationsTest, EnvironmentAndMetadataAgree) {
   const auto metadata =
       ParseAnnotations({{"buffers.gpushm.io/w", "{size: 1.5Gi, writers: [model]}"},
                         {"gpushm.io/inject", "true"},
@@ -137,37 +134,7 @@ TEST(ConfigTest, EnvironmentAndMetadataAgree) {
   EXPECT_FALSE(ParseBuffersEnvironment("8Gi"));
 }
 
-TEST(ConfigTest, ReadsTheBrokersFile) {
-  const auto config = ParseBrokerConfig(
-      "\xEF\xBB\xBF# by hand\r\n"
-      "annotations:\r\n"
-      "  buffers.gpushm.io/weights: {size: 3Mi, generations: 2, file: /models/w.bin}\r\n"
-      "containers: [decoder, model]\r\n"
-      "gpu: GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11\r\n"
-      "folder: /tmp/x\r\n"
-      "pod-uid: 0b8c0f6e\r\n"
-      "host-ipc: true\r\n"
-      "log: {level: warning, format: json}\r\n",
-      "broker.yaml");
-  ASSERT_TRUE(config) << config.error().ToString();
-  EXPECT_EQ(config->pool_bytes, 8 * kMiB);
-  EXPECT_FALSE(config->pool_given);
-  EXPECT_EQ(config->gpu->uuid, "GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11");
-  EXPECT_EQ(config->folder, "/tmp/x");
-  EXPECT_EQ(config->pod_uid, "0b8c0f6e");
-  EXPECT_TRUE(config->host_ipc);
-  EXPECT_EQ(config->log, (LogConfig{LogLevel::kWarning, LogFormat::kJson}));
-  EXPECT_EQ(config->pod.buffers[0].FileVolume(), "");
-  EXPECT_EQ(config->pod.buffers[0].FilePath(), "/models/w.bin");
-
-  const auto empty = ParseBrokerConfig("", "broker.yaml");
-  ASSERT_TRUE(empty);
-  EXPECT_EQ(*empty, BrokerConfig{});
-  EXPECT_EQ(empty->folder, kDefaultFolder);
-  EXPECT_EQ(ParseBrokerConfig("gpu: 3\npool: 4Gi", "x")->gpu->index, 3U);
-}
-
-TEST(ConfigTest, NamesAtTheirLimits) {
+TEST(AnnotationsTest, NamesAtTheirLimits) {
   const std::string longest(limits::kNameBytes, 'a');
   EXPECT_TRUE(ParseAnnotations({{"buffers.gpushm.io/" + longest, "1"}}));
   EXPECT_TRUE(ParseAnnotations({{"buffers.gpushm.io/0-9", "64Ti"}}));
@@ -230,56 +197,6 @@ TEST(KeysTest, OurKeys) {
   }
   for (const char* key : {"", "/", "gpushm.io.evil.com/a", "gpushm.iox/a", "a/gpushm.io"}) {
     EXPECT_FALSE(IsOurKey(key)) << key;
-  }
-}
-
-// Goal: what the schema's patterns refuse the parser refuses, and the other way round, as far as a
-// pattern can tell.
-TEST(KeysTest, TheSchemasPatternsAreTheParsers) {
-  const YAML::Node schema = YAML::Load(AnnotationsSchema());
-  const YAML::Node types = schema["$defs"];
-  const auto matches = [](const YAML::Node& pattern, const std::string& text) {
-    return std::regex_search(text, std::regex(pattern.Scalar()));
-  };
-  const auto parses = [](const std::string& key, const std::string& value) {
-    return ParseAnnotations({{key, value}}).has_value();
-  };
-
-  const auto key_fits = [&](const std::string& key) {
-    bool fits = !matches(schema["propertyNames"]["anyOf"][0]["not"]["pattern"], key);
-    for (const auto& known : schema["patternProperties"]) fits = fits || matches(known.first, key);
-    return fits;
-  };
-  for (const char* key : {"buffers.gpushm.io/a", "gpushm.io/pool-extra", "sidecar.gpushm.io/memory",
-                          "private.gpushm.io/a", "gpushm.io.example/a", "a.example/gpushm.io"}) {
-    EXPECT_TRUE(key_fits(key) && parses(key, "1Gi")) << key;
-  }
-  for (const char* key : {"Buffers.GPUSHM.io/a", "buffers.gpushm.io/A", "buffers.gpushm.io/",
-                          "buffer.gpushm.io/a", "x-gpushm.io/a", "GPUshm.io", "gpushm.io/other"}) {
-    EXPECT_FALSE(key_fits(key) || parses(key, "1Gi")) << key;
-  }
-
-  const auto size_fits = [&](const std::string& size) {
-    return matches(types["quantity"]["pattern"], size) &&
-           matches(types["positive"]["pattern"], size);
-  };
-  for (const char* size : {"1", "8Gi", "+1.5Gi", ".5Gi", "10e3", "0.5k", "64Ti"}) {
-    EXPECT_TRUE(size_fits(size) && parses("buffers.gpushm.io/a", size)) << size;
-  }
-  for (const char* size : {"", "0", "0Gi", "+00.0", "0e9", ".0k", "8GB", "-1", "1m", "Gi"}) {
-    EXPECT_FALSE(size_fits(size) || parses("buffers.gpushm.io/a", size)) << size;
-  }
-
-  const YAML::Node path = types["buffer"]["properties"]["file"]["pattern"];
-  const auto file_parses = [&](const std::string& file) {
-    return parses("buffers.gpushm.io/a", Concat("{size: 1Gi, file: \"", file, "\"}"));
-  };
-  for (const char* file : {"m/w", "m/a b/w.bin", "m/.a/..b/...", "m-0/w."}) {
-    EXPECT_TRUE(matches(path, file) && file_parses(file)) << file;
-  }
-  for (const char* file :
-       {"m", "m/", "/m/w", "M/w", "../w", "m/../w", "m/a/..", "m/./w", "m/.", "m//w", "m/w/"}) {
-    EXPECT_FALSE(matches(path, file) || file_parses(file)) << file;
   }
 }
 

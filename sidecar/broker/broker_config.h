@@ -1,0 +1,45 @@
+// The YAML file of a broker that is started by hand. Its errors are those of
+// contract/annotations/annotations.h: all at once, each with its place, the reason and an example.
+//
+// Threads: pure functions; any thread.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contract/annotations/annotations.h"
+#include "contract/protocol/messages.h"
+#include "platform/base/log_config.h"
+#include "platform/yaml/keyed_reader.h"
+
+namespace gpushm::config {
+
+// The broker's YAML file.
+struct BrokerConfig {
+  PodSpec pod;                                         // annotations:
+  std::optional<std::vector<std::string>> containers;  // containers:, as listed
+  uint64_t pool_bytes = 0;       // pool:, or what `pod` adds up to (PoolBytes)
+  bool pool_given = false;       // pool: was there
+  std::optional<GpuChoice> gpu;  // gpu:; absent: the only one
+  std::string folder{protocol::kDefaultFolder};
+  std::string link;       // link:; empty: the usual place, if it is there; "none"
+  std::string pod_uid;    // pod-uid:; may be empty
+  bool host_ipc = false;  // host-ipc:, or the annotation gpushm.io/host-ipc
+  LogConfig log;
+
+  friend bool operator==(const BrokerConfig&, const BrokerConfig&) = default;
+};
+
+// `file_name` is only for messages; the caller has read the file. Absolute `file:` paths are
+// accepted.
+Result<BrokerConfig> ParseBrokerConfig(std::string_view yaml_text, std::string_view file_name);
+OrErrors<BrokerConfig> ParseBrokerConfigOrErrors(std::string_view yaml_text,
+                                                 std::string_view file_name);
+
+// The keys of the file, those of `log` as "log.level".
+std::span<const KeyInfo> BrokerKeys();
+
+}  // namespace gpushm::config

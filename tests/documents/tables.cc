@@ -1,0 +1,100 @@
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "contract/annotations/keys.h"
+#include "plugin/config/plugin_config.h"
+#include "plugin/inventory/xids.h"
+#include "plugin/metrics/catalogue.h"
+#include "sidecar/broker/broker_config.h"
+#include "tests/documents/documents.h"
+
+namespace gpushm::documents {
+namespace {
+
+using config::KeyInfo;
+using plugin::XidEffect;
+using plugin::XidInfo;
+
+std::string KeyTable(std::span<const KeyInfo> keys) {
+  std::string out = "| key | value | default | meaning | example |\n|---|---|---|---|---|\n";
+  for (const KeyInfo& key : keys) {
+    std::string example(key.example);
+    if (const size_t at = example.find("$container"); at != std::string::npos) {
+      example.replace(at, std::string_view("$container").size(), "trainer");
+    }
+    const std::string_view unset = key.default_value.empty() ? "-" : key.default_value;
+    out += Concat("| `", key.name, key.variable, "` | ", key.type, " | ", unset, " | ", key.meaning,
+                  " | `", example, "` |\n");
+  }
+  return out;
+}
+
+std::string PluginKeyTable() {
+  std::string out =
+      "| key | value | default | change | meaning | example |\n|---|---|---|---|---|---|\n";
+  for (const KeyInfo& key : plugin::PluginKeys()) {
+    out += Concat("| `", key.name, "` | ", key.type, " | ", key.default_value, " | ",
+                  plugin::NeedsRestart(key.name) ? "restart" : "at once", " | ", key.meaning,
+                  " | `", key.example, "` |\n");
+  }
+  return out;
+}
+
+std::string MetricTable() {
+  std::string out = "| metric | type | labels | meaning |\n|---|---|---|---|\n";
+  for (const plugin::MetricInfo& info : plugin::Metrics()) {
+    std::string labels(info.labels);
+    for (size_t at = 0; (at = labels.find(' ', at)) != std::string::npos; at += 2) {
+      labels.replace(at, 1, ", ");
+    }
+    out += Concat("| `", info.name, "` | ", plugin::TypeName(info.type), " | ", labels, " | ",
+                  info.help, " |\n");
+  }
+  return out;
+}
+
+std::string_view EffectName(XidEffect effect) {
+  switch (effect) {
+    case XidEffect::kNone:
+      return "none";
+    case XidEffect::kAsk:
+      return "as the driver says";
+    case XidEffect::kReset:
+      return "unhealthy";
+    case XidEffect::kUnknown:
+      return "unhealthy for a minute";
+  }
+  return "?";
+}
+
+std::string XidTable() {
+  std::string out = "| XID | effect | NVIDIA's action | meaning |\n|---|---|---|---|\n";
+  const auto add = [&](const std::string& number, const XidInfo& info) {
+    out += Concat("| ", number, " | ", EffectName(info.effect), " | ", info.action, " | ",
+                  info.meaning, " |\n");
+  };
+  for (const XidInfo& info : plugin::Xids()) {
+    add(info.last == info.first ? std::to_string(info.first) : Concat(info.first, "-", info.last),
+        info);
+  }
+  add("any other", plugin::FindXid(UINT64_MAX));
+  return out;
+}
+
+}  // namespace
+
+const std::map<std::string, std::function<std::string()>>& Tables() {
+  static const std::map<std::string, std::function<std::string()>> tables = {
+      {"annotations", [] { return KeyTable(config::AnnotationKeys()); }},
+      {"buffer", [] { return KeyTable(config::BufferKeys()); }},
+      {"signal", [] { return KeyTable(config::SignalKeys()); }},
+      {"broker", [] { return KeyTable(config::BrokerKeys()); }},
+      {"plugin", PluginKeyTable},
+      {"metrics", MetricTable},
+      {"xids", XidTable},
+  };
+  return tables;
+}
+
+}  // namespace gpushm::documents
