@@ -1,5 +1,5 @@
-// Every fixed limit of gpushm, in one place; docs/limits.md explains them. Reaching one is
-// Code::kExhausted with the limit's name, never a crash and never a silent drop.
+// Every fixed limit of gpushm, in one place; docs/reference/limits.md explains them. Reaching one
+// is Code::kExhausted with the limit's name, never a crash and never a silent drop.
 #pragma once
 
 #include <cstddef>

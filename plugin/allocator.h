@@ -2,7 +2,7 @@
 // step leaves right.
 //
 //   Allocate   the IDs go to a new pod: what stood behind them is taken away, then the answer.
-//              Strategy "devices" decides here already (docs/plugin.md)
+//              Strategy "devices" decides here already (docs/design/plugin.md)
 //   PreStart   whose they are (podresources), which GPUs nobody else hands out, which of them
 //              (book), the spec and the link, then the answer; after it the container may start
 //   Reconcile  whose end is proven: spec, link and what was kept go

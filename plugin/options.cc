@@ -6,7 +6,8 @@
 namespace gpushm::plugin {
 
 ConfigFlags::ConfigFlags(CLI::App* app, Which which) {
-  app->add_option("--config", file_, "YAML file (docs/plugin-config.md); flags go before it");
+  app->add_option("--config", file_,
+                  "YAML file (docs/reference/plugin-config.md); flags go before it");
   Add(app, "gpus", true, "A GPU to hand out, by UUID, index or MIG profile; may be repeated",
       [](const auto& from, auto* to) { to->rules.select = from.rules.select; });
   Add(app, "unit", false, "What one gpushm.io/memory stands for; a multiple of 2Mi (1Gi)",

@@ -1,7 +1,7 @@
 // A plugin that stands by: it has shown that it could serve the node, and waits for the one that
 // does to end. An update by a DaemonSet with maxSurge starts the next plugin beside the running
 // one and asks that one to end when the next is Ready; the next one registers before the other has
-// ended (docs/plugin.md).
+// ended (docs/design/plugin.md).
 //
 // Two locks in the state folder say who is who: `.plugin` is the serving one's, `.standby` that of
 // the one that waits. What the one that ends keeps of brokers it hands to the other (Keeper::

@@ -1,4 +1,4 @@
-"""docs/events.md against the sources: which daemon logs which event, at which level, with which
+"""docs/reference/events.md against the sources: which daemon logs which event, at which level, with which
 fields. Run by repo_check.py, which is run by `./run lint`; alone it prints what it finds.
 
 Events and fields are literals at the calls of platform/daemon/log.h, so that grep finds them. This
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = "docs/events.md"
+PAGE = "docs/reference/events.md"
 DAEMONS = {"plugin/": ["plugin"], "sidecar/broker/": ["broker"], "sidecar/injector/": ["injector"],
            "platform/daemon/http_": ["plugin", "injector"]}
 NO_DAEMON = re.compile(r"_(test|bench|fuzz)\.cc$|/testing/|^platform/daemon/log\.")

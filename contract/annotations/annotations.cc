@@ -16,7 +16,7 @@ constexpr std::array<std::string_view, 3> kAccessNames = {"many-writers", "one-w
                                                           "read-only"};
 constexpr std::array<std::string_view, 3> kExitNames = {"mark", "keep", "drop"};
 constexpr size_t kFileBytes = 1024;
-constexpr std::string_view kDocument = "docs/annotations.md";
+constexpr std::string_view kDocument = "docs/reference/annotations.md";
 
 bool HasPartOf(std::string_view path, std::string_view part) {
   while (!path.empty()) {

@@ -1,5 +1,5 @@
 // The table of a pod's annotations: the one place from which suggestions for unknown keys, the
-// examples in error messages and docs/annotations.md come.
+// examples in error messages and docs/reference/annotations.md come.
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
 // What the library counts, and how the numbers lie in memory on their way to the node's plugin
-// (docs/counters.md has the way and why):
+// (docs/design/counters.md has the way and why):
 //   library --> its process's page, writable      made by the broker, one a client
 //   broker  --> its segment, one record a container: the pages added up; read-only for the plugin
 //

@@ -108,7 +108,7 @@ enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2, kHost = 3 };
 enum class PeerWay : uint32_t { kNone = 0, kNvLink = 1, kPcie = 2, kStaged = 3 };
 
 // A secret between a broker, its plugin and one client: who has it may resume that client's
-// connection, in the same container (docs/security.md). Random, never all zero.
+// connection, in the same container (docs/guides/security.md). Random, never all zero.
 using ResumeToken = std::array<uint8_t, 16>;
 
 struct HelloRequest {

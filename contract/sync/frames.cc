@@ -15,7 +15,7 @@ using MetadataWords = std::array<uint64_t, kMetadataBytes / sizeof(uint64_t)>;
 
 std::unexpected<Status> Wrong(std::string_view what) {
   return Fail(Code::kInvalidArgument, Concat("settings of a ring or queue: ", what),
-              "docs/limits.md has the limits");
+              "docs/reference/limits.md has the limits");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The page behind a signal, a barrier or a ring: host memory that its participants, their GPUs and
-// the broker share. docs/synchronisation.md has the picture.
+// the broker share. docs/guides/synchronisation.md has the picture.
 //
 //   header | cells: one a participant, 256 bytes each | body (a ring's frame table)
 //

@@ -96,7 +96,7 @@ def gpu():
     return dashboard(
         "gpushm-gpu", "gpushm / GPU and node",
         "One GPU, or those of one node: its memory, its load, its health.", ["gpu"], [
-            stat("Health", "The worst of the GPUs that are selected; docs/xids.md says when one "
+            stat("Health", "The worst of the GPUs that are selected; docs/reference/xids.md says when one "
                  "is sick.", "none", "min(gpushm_gpu_healthy{$})",
                  thresholds=steps(BAD, (1, GOOD)),
                  mappings=mapping(HEALTH)),
@@ -180,7 +180,7 @@ def gpu():
                     by_gpu + " corrected"),
                    ("increase(gpushm_gpu_ecc_uncorrected_errors_total{$}[$__rate_interval])",
                     by_gpu + " not corrected"), min=0),
-            table("Last XIDs", "docs/xids.md says what each means.", [
+            table("Last XIDs", "docs/reference/xids.md says what each means.", [
                 ("sum by (instance, gpu_uuid, xid) (gpushm_gpu_xid_last_timestamp_seconds{$})"
                  " * 1000", "last", "dateTimeAsIso", None)], width=12, height=8),
             series("Age of NVML's answer",

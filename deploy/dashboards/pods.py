@@ -88,7 +88,7 @@ def workload():
             series("Cached attaches", "Answered from a mapping that the process has.", "ops",
                    (f"{of_container} (rate(gpushm_container_cached_attaches_total{{$}}"
                     "[$__rate_interval]))", container), min=0),
-            series("Errors", "Library calls that failed, by code (docs/api.md).", "ops",
+            series("Errors", "Library calls that failed, by code (docs/reference/api.md).", "ops",
                    ("sum by (namespace, pod, container, code)"
                     " (rate(gpushm_container_errors_total{$}[$__rate_interval]))",
                     container + " {{code}}"), min=0),
@@ -186,7 +186,7 @@ def control_plane():
                    ("sum(increase(gpushm_plugin_config_reload_failures_total{$}"
                     "[$__rate_interval]))", "configuration refused"), min=0),
             "Injector",
-            series("Admissions", "By what became of them (docs/injector.md).", "ops",
+            series("Admissions", "By what became of them (docs/design/injector.md).", "ops",
                    *rates(("gpushm_webhook_requests_total", ""), by="endpoint, outcome"), min=0),
             series("Denied", "By reason; the pod's author sees it with a correct example.", "ops",
                    ('sum by (outcome) (rate(gpushm_webhook_requests_total{$, allowed="false"}'

@@ -24,7 +24,7 @@ enum class Code : int {
   kNotFound = 2,         // No buffer (file, device ...) of that name.
   kAlreadyExists = 3,    // The name is taken.
   kDenied = 4,           // The pod's configuration does not allow it.
-  kExhausted = 5,        // A limit of docs/limits.md, the pool or the card is used up.
+  kExhausted = 5,        // A limit of docs/reference/limits.md, the pool or the card is used up.
   kContended = 6,        // Bounded retries ran out; try again.
   kTimeout = 7,          // The deadline passed.
   kIncompatible = 8,     // A layout or protocol version that this side does not speak.

@@ -3,8 +3,8 @@
 // Nothing here can be held up by whoever made the descriptor. A file of a FUSE file system whose
 // daemon does not answer blocks fstat, fstatfs, ioctl, poll, lseek, pread and even close, also in a
 // process that SIGKILL has hit. fcntl(F_GETFL, F_GET_SEALS), readlink of /proc/self/fd/N and statx
-// with AT_STATX_DONT_SYNC do not block (measured on Linux 6.18; docs/security.md), and are all that
-// is asked of a descriptor until it is known to be none of those.
+// with AT_STATX_DONT_SYNC do not block (measured on Linux 6.18; docs/guides/security.md), and are
+// all that is asked of a descriptor until it is known to be none of those.
 //
 // Threads: any.
 #pragma once

@@ -10,7 +10,7 @@
 namespace gpushm {
 namespace {
 
-// On the machines of docs/transfers.md a core copies 5 to 7 GiB/s, and the link takes 51.
+// On the machines of docs/guides/transfers.md a core copies 5 to 7 GiB/s, and the link takes 51.
 constexpr int kMostHelpers = 8;
 
 }  // namespace

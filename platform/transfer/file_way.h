@@ -1,5 +1,5 @@
-// How the bytes of a file are read or written: the choice, and why it was taken. docs/transfers.md
-// tells which is fast where.
+// How the bytes of a file are read or written: the choice, and why it was taken.
+// docs/guides/transfers.md tells which is fast where.
 //
 // Threads: any; a descriptor is one thread's at a time.
 #pragma once

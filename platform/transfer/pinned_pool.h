@@ -1,6 +1,7 @@
 // Page-locked host memory for copies of this process. The driver frees such memory only when every
-// stream of the process has done its work, a wait for a signal included (docs/conformance.md): so
-// while a stream waits, what a copy is done with stays here, for the next one.
+// stream of the process has done its work, a wait for a signal included
+// (docs/design/conformance.md): so while a stream waits, what a copy is done with stays here, for
+// the next one.
 //
 // Threads: any. Take and Give need the context that the copy uses, current.
 #pragma once

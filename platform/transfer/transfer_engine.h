@@ -20,8 +20,8 @@ namespace gpushm {
 
 class GdsFile;
 
-// What 0 stands for in a job: docs/transfers.md has the measurements. Two chunks overlap file and
-// GPU, the third evens out a file that is slow for a moment.
+// What 0 stands for in a job: docs/guides/transfers.md has the measurements. Two chunks overlap
+// file and GPU, the third evens out a file that is slow for a moment.
 inline constexpr uint64_t kTransferChunkBytes = uint64_t{16} << 20;
 inline constexpr uint32_t kTransferChunks = 3;
 inline constexpr uint64_t kMinTransferChunkBytes = uint64_t{64} << 10;

@@ -218,7 +218,7 @@ Result<std::string> Book::Choose(uint32_t units, const std::string& who) const {
         Code::kExhausted,
         Concat(need, ", the largest free block is ", Amount(largest_free), "; GPU ", taken->uuid,
                " is handed out by ", taken->taken_by),
-        "let one of the two hand it out (docs/operations.md, other device plugins), or wait "
+        "let one of the two hand it out (docs/guides/operations.md, other device plugins), or wait "
         "until there is room");
   }
   return Fail(Code::kExhausted, Concat(need, ", the largest free block is ", Amount(largest_free)),

@@ -1,4 +1,4 @@
-// The book of bindings: which GPU for whom (docs/plugin.md).
+// The book of bindings: which GPU for whom (docs/design/plugin.md).
 //
 // Pure: no I/O, no clock, no thread. The caller brings what it saw and the time, and does what
 // comes back: writes or unlinks a CDI spec, drops descriptors.

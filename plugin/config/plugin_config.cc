@@ -358,7 +358,8 @@ OrErrors<PluginConfig> ParsePluginConfigOrErrors(std::string_view yaml_text,
 
 Result<PluginConfig> ParsePluginConfig(std::string_view yaml_text, std::string_view file_name) {
   OrErrors<PluginConfig> config = ParsePluginConfigOrErrors(yaml_text, file_name);
-  if (!config) return std::unexpected(config::ToStatus(config.error(), "docs/plugin-config.md"));
+  if (!config)
+    return std::unexpected(config::ToStatus(config.error(), "docs/reference/plugin-config.md"));
   return *std::move(config);
 }
 

@@ -1,5 +1,6 @@
 // The plugin's configuration: one strict YAML file, of which every key has a default, so that an
-// empty file is right on most nodes. docs/plugin-config.md is made from the table of keys.
+// empty file is right on most nodes. docs/reference/plugin-config.md is made from the table of
+// keys.
 //
 // Contract
 //   1. As of annotations: every error of a file comes at once, with its place, the reason and an

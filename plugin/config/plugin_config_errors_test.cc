@@ -49,7 +49,7 @@ std::vector<Case> GpuCases() {
       {"gpus: none\n", 1, 7, "gpus", "neither all nor a list"},
       {"gpus: 0\n", 1, 7, "gpus", "neither all nor a list"},
       {"gpus: []\n", 1, 7, "gpus", "empty list; leave it out for all GPUs"},
-      {"gpus:\n", 1, 1, "gpus", "is nothing, not a list"},
+      {"gpus:\n", 1, 1, "gpus", "has no value"},
       {"gpus: {0: 1}\n", 1, 7, "gpus", "is a map, not a list"},
       {"gpus: [first]\n", 1, 8, "gpus[0]", "neither a GPU's UUID nor its index"},
       {"gpus: [0, 256]\n", 1, 11, "gpus[1]", "neither"},

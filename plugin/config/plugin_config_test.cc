@@ -124,7 +124,7 @@ TEST(PluginConfig, ReadsAFile) {
   ASSERT_FALSE(wrong);
   EXPECT_EQ(wrong.error().code(), Code::kInvalidArgument);
   EXPECT_THAT(wrong.error().what(), HasSubstr(path + ":1:14: log.level: \"loud\" is unknown"));
-  EXPECT_THAT(wrong.error().remedy(), HasSubstr("docs/plugin-config.md"));
+  EXPECT_THAT(wrong.error().remedy(), HasSubstr("docs/reference/plugin-config.md"));
   std::ofstream(path) << std::string(400'000, '#');
   EXPECT_THAT(ReadPluginConfig(path).error().what(), HasSubstr("at most 262144"));
   std::filesystem::remove(path);

@@ -1,5 +1,5 @@
 // What an XID, the driver's number for an error, says about the GPU: the one table, from which
-// docs/xids.md is made.
+// docs/reference/xids.md is made.
 //
 // The facts are those of NVIDIA's Xid catalog for Ampere and newer
 // (docs.nvidia.com/deploy/xid-errors), column "Resolution Bucket (Immediate Action)"; what follows

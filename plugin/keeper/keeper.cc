@@ -103,7 +103,7 @@ Result<void> Keeper::MakeRoom(const std::string& name) {
                          "together may take ",
                          budget_.limit_bytes, ", its share is ", share),
                   "let its pod have fewer attachments and buffers, or raise the plugin's memory "
-                  "limit: docs/limits.md");
+                  "limit: docs/reference/limits.md");
   };
   while (budget_.used_bytes > budget_.limit_bytes) {
     LinkServer* largest = nullptr;

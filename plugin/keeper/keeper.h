@@ -1,5 +1,6 @@
 // The plugin's side of all links: the sockets that brokers connect to, and what is kept of each, so
-// that a broker that was killed finds its buffers again (docs/plugin.md, contract/protocol/link.h).
+// that a broker that was killed finds its buffers again (docs/design/plugin.md,
+// contract/protocol/link.h).
 //
 // One thread of its own serves all links; one broker cannot hold up another (link_server.h). What
 // is kept is in memory alone: a restarted plugin is told again by the brokers.

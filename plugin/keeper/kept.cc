@@ -16,7 +16,7 @@ std::unexpected<Status> Broken(std::string_view rule) {
 
 std::unexpected<Status> Full(std::string_view what, uint64_t limit) {
   return Fail(Code::kExhausted, Concat("a broker states more than ", limit, " ", what),
-              "docs/limits.md; what was kept of it is dropped");
+              "docs/reference/limits.md; what was kept of it is dropped");
 }
 
 bool HasDescriptor(const protocol::LinkGeneration& generation) {

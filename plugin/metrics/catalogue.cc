@@ -24,7 +24,7 @@ constexpr MetricInfo kMetrics[] = {
      "index that nvidia-smi shows, mig_profile is empty for a whole GPU."},
     {kGpuHealthy, "gpushm_gpu_healthy", kGauge, kGpu,
      "1 if new containers can be bound to the GPU, 0 after an XID or a failed look "
-     "(docs/xids.md)."},
+     "(docs/reference/xids.md)."},
     {kGpuMemoryTotal, "gpushm_gpu_memory_total_bytes", kGauge, kGpu,
      "Memory of the GPU, as NVML says."},
     {kGpuMemoryUsed, "gpushm_gpu_memory_used_bytes", kGauge, kGpu,
@@ -71,12 +71,12 @@ constexpr MetricInfo kMetrics[] = {
     {kGpuEccUncorrected, "gpushm_gpu_ecc_uncorrected_errors_total", kCounter, kGpu,
      "Memory errors that ECC could not correct since the driver was loaded."},
     {kGpuXidErrors, "gpushm_gpu_xid_errors_total", kCounter, "gpu_uuid xid",
-     "XIDs that NVML reported since the plugin started (docs/xids.md)."},
+     "XIDs that NVML reported since the plugin started (docs/reference/xids.md)."},
     {kGpuXidLast, "gpushm_gpu_xid_last_timestamp_seconds", kGauge, "gpu_uuid xid",
      "When that XID came last; increase() misses the first event of a series, this does not."},
     {kGpuTaken, "gpushm_gpu_taken", kGauge, "gpu_uuid by",
      "1 for each GPU that somebody else hands out, such as nvidia.com/gpu: no new pod is bound to "
-     "it here (docs/operations.md)."},
+     "it here (docs/guides/operations.md)."},
     {kGpuSampled, "gpushm_gpu_sampled_timestamp_seconds", kGauge, kGpu,
      "When NVML answered last. NVML is asked every metrics.sample-ms and never by a scrape, which "
      "a "

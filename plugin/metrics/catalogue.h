@@ -1,10 +1,10 @@
 // Every metric that the plugin exports: the one place for its name, type, labels and meaning.
-// docs/metrics.md is made from it; the exposition takes nothing that is not in it.
+// docs/reference/metrics.md is made from it; the exposition takes nothing that is not in it.
 //
-// Rules (prometheus.io/docs/practices/naming, and docs/observability.md): base units, ratios from 0
-// to 1, a counter ends in _total, a type word or an abbreviated unit is in no name. Labels name
-// what was declared (pods, containers, buffers), never PIDs, handles or lease numbers, so that the
-// number of series is bounded by what a pod's author wrote.
+// Rules (prometheus.io/docs/practices/naming, and docs/design/observability.md): base units, ratios
+// from 0 to 1, a counter ends in _total, a type word or an abbreviated unit is in no name. Labels
+// name what was declared (pods, containers, buffers), never PIDs, handles or lease numbers, so that
+// the number of series is bounded by what a pod's author wrote.
 //
 // Threads: constants.
 #pragma once

@@ -60,8 +60,8 @@ class Collector {
 
   explicit Collector(Sources sources) : sources_(std::move(sources)) {}
 
-  // The page of /metrics, and one JSON object: docs/status.md. Callers at the same time share one
-  // (pages.h). Null: it took longer than kPatienceMs.
+  // The page of /metrics, and one JSON object: docs/reference/status.md. Callers at the same time
+  // share one (pages.h). Null: it took longer than kPatienceMs.
   Pages::Page Metrics(Format format);
   Pages::Page StatusJson() { return status_.Get(Deadline::AfterMs(kPatienceMs)); }
 
@@ -109,7 +109,7 @@ struct StatusFacts {
   int64_t started_unix_ns = 0;
   std::vector<ResourceFacts> resources;
 };
-// docs/status.md.
+// docs/reference/status.md.
 std::string StatusJson(const NodeView& node, const StatusFacts& facts);
 
 }  // namespace gpushm::plugin

@@ -2,7 +2,7 @@
 //
 // Not prometheus-cpp's serializer: that knows 0.0.4 alone, and its MetricFamily holds each label
 // name and value as a string of its own, four times the bytes of the page that comes of it
-// (docs/observability.md has the figures).
+// (docs/design/observability.md has the figures).
 //
 // Invariants
 //   (1) What is written is in the catalogue, with the labels that the catalogue names.

@@ -233,7 +233,8 @@ void GpuSampler::ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const {
     sum.offered_bytes = client.offered_bytes;
   }
   for (const auto& [container, sum] : sums) {
-    // NVML counts what a process allocated itself, and not what it imported (docs/conformance.md).
+    // NVML counts what a process allocated itself, and not what it imported
+    // (docs/design/conformance.md).
     sample->private_bytes[container] = sum.used_bytes - std::min(sum.used_bytes, sum.offered_bytes);
   }
 }

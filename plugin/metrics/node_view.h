@@ -17,7 +17,7 @@
 //       summed up under kOthers, which no container and no buffer can be called, so that sums stay
 //       what they are.
 //   (4) A pod that has ended is no pool: its broker is gone, and the kubelet lists it no more. What
-//       is bound and kept for it counts as such until its end is proven (docs/plugin.md).
+//       is bound and kept for it counts as such until its end is proven (docs/design/plugin.md).
 //
 // Threads: pure functions.
 #pragma once
@@ -42,7 +42,7 @@ namespace gpushm::plugin {
 // How the sidecar's container is called by the injector.
 inline constexpr std::string_view kSidecarName = "gpushm";
 
-// Of one pool; docs/metrics.md has what is left out of what beyond it.
+// Of one pool; docs/reference/metrics.md has what is left out of what beyond it.
 inline constexpr size_t kShownBuffers = 64;       // The largest.
 inline constexpr size_t kShownContainers = 16;    // The first by name, and the sidecar.
 inline constexpr size_t kShownAttachments = 256;  // Of a container on a buffer with one access.

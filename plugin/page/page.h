@@ -1,7 +1,7 @@
 // The status page: one HTML text with its style and script inside, for GET / on loopback.
 //
 // It is made of page.html, page.css and page.js by join.py at build time. It asks for nothing but
-// status.json, beside itself, and writes nothing. docs/status.md says what it shows.
+// status.json, beside itself, and writes nothing. docs/reference/status.md says what it shows.
 #pragma once
 
 #include <string_view>

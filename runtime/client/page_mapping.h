@@ -34,7 +34,7 @@ class PageMapping {
   Result<CUdeviceptr> OnGpu(const CudaApi& api, const signal::Word& word);
 
   // Whether the mapping can end at once. The driver forgets a page only when every stream has done
-  // its work (docs/synchronisation.md), so not while a stream of this process waits.
+  // its work (docs/guides/synchronisation.md), so not while a stream of this process waits.
   bool CanEnd();
 
  private:

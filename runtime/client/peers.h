@@ -1,5 +1,5 @@
 // Using a buffer on other GPUs than its own: which way they get to its bytes, and the copy where
-// there is none. docs/peers.md
+// there is none. docs/guides/peers.md
 //
 // Threads: any.
 #pragma once

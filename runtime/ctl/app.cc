@@ -110,7 +110,7 @@ std::unique_ptr<CLI::App> MakeApp(Context* context) {
       "10s, load and save do not wait for a buffer, and only wait waits for a broker");
   app->add_option_function<std::string>(
          "-o,--output", [globals](const std::string& format) { globals->json = format == "json"; },
-         "table or json (docs/gpushmctl.md has its members)")
+         "table or json (docs/reference/gpushmctl.md has its members)")
       ->check(CLI::IsMember({"table", "json"}));
   app->add_flag("--no-color", globals->no_color, "No colours on a terminal");
 

@@ -213,7 +213,7 @@ Check CheckMps(bool mps, const std::optional<std::string>& pipe_folder) {
     return {Level::kWarn, "mps",
             "on: beside a busy process a signal takes 10 us, not the 2.3 ms of taking turns; but a "
             "fault of one process ends the work of all",
-            "keep it for processes whose code you trust; docs/synchronisation.md"};
+            "keep it for processes whose code you trust; docs/guides/synchronisation.md"};
   }
   if (pipe_folder && !pipe_folder->empty()) {
     return {Level::kWarn, "mps",

@@ -1,4 +1,4 @@
-// What gpushmctl ends with. The numbers are part of its interface: docs/gpushmctl.md.
+// What gpushmctl ends with. The numbers are part of its interface: docs/reference/gpushmctl.md.
 #pragma once
 
 #include <span>

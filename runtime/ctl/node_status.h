@@ -1,4 +1,4 @@
-// The plugin's /status.json (docs/status.md): who holds which bytes on this node. Pure.
+// The plugin's /status.json (docs/reference/status.md): who holds which bytes on this node. Pure.
 #pragma once
 
 #include <cstdint>

@@ -33,8 +33,8 @@ Kind KindOf(const Buffer& buffer) {
 
 uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
-// As docs/status.md says: known private bytes are taken off the grant, and no more can be unused
-// than the card has left.
+// As docs/reference/status.md says: known private bytes are taken off the grant, and no more can be
+// unused than the card has left.
 std::array<uint64_t, kKinds> BytesOf(const Gpu& gpu) {
   std::array<uint64_t, kKinds> bytes{};
   uint64_t known_private = 0;

@@ -1,6 +1,7 @@
 // What ls, stat, top, load and the others print, from plain data. Pure: no I/O, no clock.
 //
-// The JSON forms are an interface (docs/gpushmctl.md): members may be added, never renamed.
+// The JSON forms are an interface (docs/reference/gpushmctl.md): members may be added, never
+// renamed.
 #pragma once
 
 #include <cstdint>

@@ -154,7 +154,7 @@ OrErrors<BrokerConfig> ParseBrokerConfigOrErrors(std::string_view yaml_text,
 
 Result<BrokerConfig> ParseBrokerConfig(std::string_view yaml_text, std::string_view file_name) {
   OrErrors<BrokerConfig> config = ParseBrokerConfigOrErrors(yaml_text, file_name);
-  if (!config) return std::unexpected(ToStatus(config.error(), "docs/annotations.md"));
+  if (!config) return std::unexpected(ToStatus(config.error(), "docs/reference/annotations.md"));
   return *std::move(config);
 }
 

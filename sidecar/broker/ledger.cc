@@ -26,7 +26,7 @@ Ledger::Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t f
 Result<void> Ledger::HasRoomForBuffer() const {
   if (buffers_.size() >= limits_.buffers) {
     return Fail(Code::kExhausted, Concat("the pod has its ", limits_.buffers, " buffers"),
-                "delete one; docs/limits.md");
+                "delete one; docs/reference/limits.md");
   }
   return HasRoomForGeneration();
 }
@@ -39,7 +39,7 @@ Result<void> Ledger::HasRoomForGeneration() const {
   if (generations_.size() + static_cast<size_t>(under_way) < limits::kLinkGenerations) return {};
   return Fail(Code::kExhausted,
               Concat("the pod has ", generations_.size(), " generations of buffers"),
-              "detach old ones; docs/limits.md");
+              "detach old ones; docs/reference/limits.md");
 }
 
 uint64_t Ledger::MappedBytes(uint64_t size_bytes, bool page) const {
@@ -153,7 +153,7 @@ Result<Ledger::Ticket> Ledger::BeginNext(const Client& client, const std::string
   if (live >= limits::kGenerations) {
     return Fail(Code::kExhausted,
                 Concat(live, " generations of ", Quoted(name), " are still attached"),
-                "detach old ones; docs/limits.md");
+                "detach old ones; docs/reference/limits.md");
   }
   const uint64_t wanted =
       size_bytes != 0 ? size_bytes : generations_.at(buffer.current).memory.size_bytes;

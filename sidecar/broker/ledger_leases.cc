@@ -28,7 +28,7 @@ Result<void> Ledger::HasRoomForLease(const Client& client, bool wanted) const {
               Concat("container ", '"', client.container, '"', " has ", has, " leases, the pod ",
                      leases_.size(), " of ", limits_.leases,
                      ", and each container keeps a share of ", reserved),
-              "detach what is not used; docs/limits.md");
+              "detach what is not used; docs/reference/limits.md");
 }
 
 Result<Lease*> Ledger::FindLease(const Client& client, uint64_t lease_id) {

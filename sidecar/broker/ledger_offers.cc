@@ -23,7 +23,7 @@ Result<void> Ledger::HasRoomForOffer(const std::string& name, const Memory& memo
   return Fail(Code::kExhausted,
               Concat('"', name, "\" offers ", wanted_bytes, " bytes, other offers of the pod ",
                      offered_bytes_, ", their GPU has ", limits_.gpu_bytes),
-              "delete offers that are not used; docs/limits.md");
+              "delete offers that are not used; docs/reference/limits.md");
 }
 
 Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, const Policy& policy,

@@ -16,7 +16,7 @@ Result<void> Ledger::HasRoomForPage(uint64_t mapped_bytes) const {
       Code::kExhausted,
       Concat("the pod's signals, barriers and rings have ", page_bytes_, " of ",
              limits::kAllPagesBytes, " bytes of host memory, ", mapped_bytes, " more are needed"),
-      "delete some; docs/limits.md");
+      "delete some; docs/reference/limits.md");
 }
 
 Result<Ledger::Ticket> Ledger::BeginDeclared(const config::SignalSpec& spec, uint64_t page_bytes) {

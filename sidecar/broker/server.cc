@@ -163,7 +163,7 @@ void Server::OnAcceptable(Listener* listener) {
                   Status(Code::kExhausted,
                          Concat("container \"", listener->container, "\" has ", listener->connected,
                                 " clients, the broker ", connected_, " of ", limits::kClients),
-                         "close clients that are not used; docs/limits.md"));
+                         "close clients that are not used; docs/reference/limits.md"));
   }
   // The kernel charges what lies unread in there to the broker: 256 clients that read nothing would
   // fill its memory. The kernel doubles it.
@@ -435,7 +435,7 @@ Result<uint64_t> Server::AcceptHello(Connection& connection, protocol::Message& 
   if (connection.guest) {
     return Fail(Code::kExhausted,
                 Concat("container \"", connection.client.container, "\" has its clients already"),
-                "close clients that are not used; docs/limits.md");
+                "close clients that are not used; docs/reference/limits.md");
   }
   connection.said_hello = true;
   connection.token = NewToken();

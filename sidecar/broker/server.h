@@ -1,7 +1,7 @@
 // The broker's connections: accepts, reads whole requests, writes replies, and knows by pidfd when
 // a client's process is gone. What a request means is the Handler's business.
 //
-// No client can hold the loop up (docs/security.md has the attacks):
+// No client can hold the loop up (docs/guides/security.md has the attacks):
 //   (1) Nothing here blocks. Sockets are non-blocking; descriptors that clients sent, and their
 //       sockets, are closed on threads of their container alone (platform/daemon/closing.h). While
 //       one is not closed, the container may send no other.

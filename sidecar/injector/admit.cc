@@ -11,7 +11,7 @@
 namespace gpushm::injector {
 namespace {
 
-constexpr char kDocument[] = "docs/annotations.md";
+constexpr char kDocument[] = "docs/reference/annotations.md";
 
 Verdict Admit(std::string outcome) {
   Verdict verdict;

@@ -1,4 +1,4 @@
-// What the webhook tells Prometheus. Names, units and labels: docs/injector.md.
+// What the webhook tells Prometheus. Names, units and labels: docs/design/injector.md.
 //
 // Threads: any.
 #pragma once

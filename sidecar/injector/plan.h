@@ -1,5 +1,6 @@
 // From a pod's annotations to what it must have: who attaches, how many units of GPU memory, which
-// volumes the sidecar reads. The rules of docs/injector.md, and every reason why a pod is denied.
+// volumes the sidecar reads. The rules of docs/design/injector.md, and every reason why a pod is
+// denied.
 //
 // Threads: pure functions; any.
 #pragma once

@@ -179,7 +179,7 @@ class Plugin:
 
     def wait_released(self):
         """Until nothing of any pod is left: a room comes back within twelve seconds of its broker's
-        end, half a minute late after a restart of kubelet or plugin (docs/plugin.md)."""
+        end, half a minute late after a restart of kubelet or plugin (docs/design/plugin.md)."""
         wait_until(lambda: f"not released: specs {self.specs()}, links {self.links()}", 90,
                    lambda: not self.specs() and not self.links(), 0.2)
 

@@ -527,7 +527,7 @@ class UpgradeTest(ChartCase):
         self.wait_bound(1)
         made, hooks = self.objects("manifest"), self.objects("hooks")
         self.assertEqual(self.present(made), made)
-        failed_test = self.present(hooks)  # As docs/install.md says, its pod stays.
+        failed_test = self.present(hooks)  # As docs/guides/install.md says, its pod stays.
         self.chart.uninstall()
         try:
             self.assertEqual(self.present([*made, *hooks]), failed_test)

@@ -14,7 +14,7 @@ NO_SIDECAR = (r"no container of pod \S+/alone has gpushm\.io/memory: "
               r"gpushm\.io/attach goes with a sidecar")
 NO_ROOM = r"needs \d+ GiB on one GPU, the largest free block is (\d+) GiB"
 # From a pod's deletion to its room, where it takes two to five seconds from the broker's end
-# (docs/plugin.md): busy cores take their time. Below Book::kProofMs.
+# (docs/design/plugin.md): busy cores take their time. Below Book::kProofMs.
 ROOM_IS_BACK_S = 25
 
 

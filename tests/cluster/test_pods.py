@@ -122,7 +122,7 @@ class VersionsTest(ChartCase):
         self.assertTrue(self.sidecar_image("stays").endswith(":former"))
 
     def test_a_rollback_brings_the_former_version_back(self):
-        """Goal: the way back of docs/install.md. Pods of both versions go on under the former
+        """Goal: the way back of docs/guides/install.md. Pods of both versions go on under the former
         plugin, and a new one has the former sidecar."""
         self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN, **self.OLD_SIDECAR)
         self.wait_former_injectors_end()

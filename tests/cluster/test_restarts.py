@@ -1,4 +1,4 @@
-"""What dies, and then: the rows of docs/architecture.md on what happens, under a real kubelet."""
+"""What dies, and then: the rows of docs/design/architecture.md on what happens, under a real kubelet."""
 
 import unittest
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes docs/conformance.md from two reports of driver_conformance.
+"""Writes docs/design/conformance.md from two reports of driver_conformance.
 
   driver_conformance --report real.json                       (on a machine with a GPU)
   GPUSHM_DRIVER=build/dev/driver-sim driver_conformance --report sim.json
-  report.py real.json sim.json > docs/conformance.md
+  report.py real.json sim.json > docs/design/conformance.md
 
 Exits with 1 when a case passes on one driver and fails on the other.
 """

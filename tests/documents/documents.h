@@ -11,7 +11,7 @@ namespace gpushm::documents {
 // By the name that a page gives: each makes one table, in Markdown.
 const std::map<std::string, std::function<std::string()>>& Tables();
 
-// docs/annotations.schema.json: JSON Schema of a pod's metadata.annotations.
+// docs/reference/annotations.schema.json: JSON Schema of a pod's metadata.annotations.
 std::string AnnotationsSchema();
 
 }  // namespace gpushm::documents

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Example {
-  std::string where;  // "docs/install.md:21"
+  std::string where;  // "docs/guides/install.md:21"
   std::string text;
 };
 
@@ -67,8 +67,11 @@ std::vector<std::string> FilesOf(const std::string& folder, const std::string& e
 
 std::vector<Example> DocumentedExamples() {
   std::vector<Example> examples = Blocks("README.md");
-  for (const std::string& name : FilesOf("docs", ".md")) {
-    for (Example& block : Blocks(name)) examples.push_back(std::move(block));
+  for (const auto& entry : fs::recursive_directory_iterator(Source() / "docs")) {
+    if (entry.path().extension() != ".md") continue;
+    for (Example& block : Blocks(fs::relative(entry.path(), Source()))) {
+      examples.push_back(std::move(block));
+    }
   }
   return examples;
 }

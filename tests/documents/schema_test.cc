@@ -1,4 +1,4 @@
-// Goal: docs/annotations.schema.json says what the parser does, as far as a schema can.
+// Goal: docs/reference/annotations.schema.json says what the parser does, as far as a schema can.
 #include <gtest/gtest.h>
 #include <yaml-cpp/yaml.h>
 

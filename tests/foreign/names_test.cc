@@ -113,7 +113,7 @@ TEST(ForeignNames, ContainersAndVolumesInAnnotations) {
   }
 }
 
-// docs/annotations.schema.json says the same of them.
+// docs/reference/annotations.schema.json says the same of them.
 TEST(ForeignNames, ThePublishedSchemaSaysTheSame) {
   const auto schema = nlohmann::json::parse(documents::AnnotationsSchema());
   const std::regex label(schema["$defs"]["containers"]["items"]["pattern"].get<std::string>());

@@ -179,8 +179,8 @@ TEST(ForeignQuantities, Bytes) {
   }
 }
 
-// Goal: docs/annotations.schema.json refuses no quantity that the webhook takes, and takes none
-// that is not one by its form. What comes of its value a pattern cannot say.
+// Goal: docs/reference/annotations.schema.json refuses no quantity that the webhook takes, and
+// takes none that is not one by its form. What comes of its value a pattern cannot say.
 TEST(ForeignQuantities, ThePublishedSchemaSaysTheSame) {
   const Json schema = Json::parse(documents::AnnotationsSchema());
   const std::regex bytes(schema["$defs"]["quantity"]["pattern"].get<std::string>());

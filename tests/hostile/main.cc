@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
       std::perror("mkdtemp /tmp/hostile-XXXXXX");
       return 1;
     }
-    // Where CDI and the injector put them (docs/plugin.md), and the chart's ports.
+    // Where CDI and the injector put them (docs/design/plugin.md), and the chart's ports.
     kind.attack({.link = "/run/gpushm-link/plugin.sock",
                  .sidecar = "/run/gpushm/gpushm.sock",
                  .folder = folder,

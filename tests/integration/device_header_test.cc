@@ -63,8 +63,8 @@ TEST_F(DeviceHeaderTest, AGraphGoesOnByOneAtEachLaunch) {
   EXPECT_EQ(writer_->Do("signal set 11").status, GPUSHM_OK);
 }
 
-// What docs/synchronisation.md offers beside the header: nodes whose value is set before each
-// launch.
+// What docs/guides/synchronisation.md offers beside the header: nodes whose value is set before
+// each launch.
 TEST_F(DeviceHeaderTest, AMemoryOperationNodeStoresAndWaits) {
   ASSERT_EQ(waiter_.Do("kernel reach 0 1 5").status, 0);
   EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT);

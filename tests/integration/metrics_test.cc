@@ -27,7 +27,7 @@ using plugin::testing::Scrape;
 constexpr uint64_t kMi = uint64_t{1} << 20;
 constexpr uint64_t kPoolBytes = 2048 * kMi;
 // The driver's own for a process that allocates without a context: 0 to 4 MiB
-// (docs/conformance.md).
+// (docs/design/conformance.md).
 constexpr uint64_t kHolderBytes = 4 * kMi;
 constexpr char kPool[] = "2Gi";
 

@@ -1,4 +1,4 @@
-"""What plugin and injector export, as the tables of their documentation have it: docs/metrics.md is
+"""What plugin and injector export, as the tables of their documentation have it: docs/reference/metrics.md is
 made from the code."""
 
 import re
@@ -24,8 +24,8 @@ def read(path):
 
 
 def catalogues(root):
-    return {"gpushm-plugin": read(root / "docs/metrics.md"),
-            "gpushm-injector": read(root / "docs/injector.md")}
+    return {"gpushm-plugin": read(root / "docs/reference/metrics.md"),
+            "gpushm-injector": read(root / "docs/design/injector.md")}
 
 
 def series_of(name, metric):

@@ -94,8 +94,8 @@ def check_names(dashboards, rules, catalogues):
 def check_rules(rules, tests, runbooks):
     headings = set(re.findall(r"^#+ (Gpushm\w+)$", runbooks, re.MULTILINE))
     names = {r["alert"] for g in rules["groups"] for r in g["rules"] if "alert" in r}
-    yield from (f"{name}: no section in docs/runbooks.md" for name in sorted(names - headings))
-    yield from (f"docs/runbooks.md has {name}, no alert" for name in sorted(headings - names))
+    yield from (f"{name}: no section in docs/guides/runbooks.md" for name in sorted(names - headings))
+    yield from (f"docs/guides/runbooks.md has {name}, no alert" for name in sorted(headings - names))
     cases = yaml.safe_load(tests)["tests"]
     tried = [e for case in cases for e in case["promql_expr_test"]]
     asked = {e["expr"] for e in tried}
@@ -130,7 +130,7 @@ def check_generated(root, work):
 def check(root, dashboards, rules, catalogues, tests, work):
     wrong = [f"{board['uid']}: {text}" for board in dashboards for text in check_dashboard(board)]
     wrong += check_names(dashboards, rules, catalogues)
-    runbooks = (root / "docs/runbooks.md").read_text(encoding="utf-8")
+    runbooks = (root / "docs/guides/runbooks.md").read_text(encoding="utf-8")
     wrong += check_rules(rules, tests.read_text(encoding="utf-8"), runbooks)
     wrong += check_generated(root, work)
     return wrong

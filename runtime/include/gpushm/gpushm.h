@@ -80,7 +80,8 @@ typedef enum gpushm_status {
   GPUSHM_NOT_FOUND = 2,        /* No buffer, file or GPU of that name. */
   GPUSHM_ALREADY_EXISTS = 3,   /* The name is taken. */
   GPUSHM_DENIED = 4,           /* The pod's annotations do not allow it to this container. */
-  GPUSHM_EXHAUSTED = 5,    /* A limit (docs/limits.md), the pod's pool or the card is used up. */
+  GPUSHM_EXHAUSTED =
+      5, /* A limit (docs/reference/limits.md), the pod's pool or the card is used up. */
   GPUSHM_CONTENDED = 6,    /* Bounded retries ran out; try again. */
   GPUSHM_TIMEOUT = 7,      /* The deadline passed. */
   GPUSHM_INCOMPATIBLE = 8, /* Library and broker have no protocol version in common. */
@@ -123,7 +124,7 @@ typedef struct gpushm_attachment gpushm_attachment;
 typedef enum gpushm_access {
   GPUSHM_READ = 1,      /* Mapped PROT_READ: a store by a kernel faults (in this process only).
                            Transport cuipc cannot enforce it: see gpushm_info.transport. */
-  GPUSHM_READ_WRITE = 2 /* Granted only to writers, see docs/annotations.md. */
+  GPUSHM_READ_WRITE = 2 /* Granted only to writers, see docs/reference/annotations.md. */
 } gpushm_access;
 
 typedef enum gpushm_transport {
@@ -250,7 +251,8 @@ GPUSHM_API gpushm_status gpushm_broker(gpushm_client* client, gpushm_broker_info
 
 /* ------------------------------------------------------------------ attaching */
 
-/* How the GPUs of an attachment get to the buffer's bytes; the slowest of them. docs/peers.md */
+/* How the GPUs of an attachment get to the buffer's bytes; the slowest of them.
+ * docs/guides/peers.md */
 typedef enum gpushm_peer_way {
   GPUSHM_PEER_NONE = 0,   /* Only the buffer's own GPU uses it. */
   GPUSHM_PEER_NVLINK = 1, /* A GPU beside it reads and writes them in place, over NVLink. */
@@ -445,7 +447,7 @@ typedef enum gpushm_transfer_way {
   GPUSHM_WAY_BROKER = 2 /* In a short-lived child of the broker. */
 } gpushm_transfer_way;
 
-/* How the file's bytes are read or written: docs/transfers.md tells which is fast where. */
+/* How the file's bytes are read or written: docs/guides/transfers.md tells which is fast where. */
 typedef enum gpushm_file_way {
   GPUSHM_FILE_AUTO = 0,   /* Options: what suits the file. */
   GPUSHM_FILE_CACHED = 1, /* Through the page cache. */

@@ -1,5 +1,5 @@
 /* gpushm: handing over in time. Signals, barriers and rings between the containers of a pod;
- * docs/synchronisation.md says when to use which, what blocks and what each costs.
+ * docs/guides/synchronisation.md says when to use which, what blocks and what each costs.
  *
  *   gpushm_signal* ready;                              // Producer
  *   gpushm_signal_options options;
@@ -83,8 +83,8 @@ typedef struct gpushm_signal_options {
  * on the host. That memory is the buffer "<name>-signal".
  * Errors: TIMEOUT; NOT_FOUND and BUSY (its writer lives) with GPUSHM_DONT_WAIT; DENIED;
  * INVALID_ARGUMENT (the name is a buffer's, or "<name>-signal" is another's); EXHAUSTED
- * (docs/limits.md, or the pool); UNSUPPORTED (the sidecar is older, or has not the host memory that
- * a signal in device memory needs when its writer ends); UNAVAILABLE. */
+ * (docs/reference/limits.md, or the pool); UNSUPPORTED (the sidecar is older, or has not the host
+ * memory that a signal in device memory needs when its writer ends); UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
                                             const gpushm_signal_options* options,
                                             gpushm_signal** signal);
@@ -176,7 +176,7 @@ typedef struct gpushm_barrier_options {
 /* Takes part in a barrier. Does not wait for the others. Needs no GPU.
  * Errors: TIMEOUT, BUSY with GPUSHM_DONT_WAIT (all participants are there, and live);
  * INVALID_ARGUMENT (it is for another number; the name is another thing's); DENIED; EXHAUSTED
- * (docs/limits.md); UNSUPPORTED (the sidecar is older); UNAVAILABLE. */
+ * (docs/reference/limits.md); UNSUPPORTED (the sidecar is older); UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_barrier_open(gpushm_client* client, const char* name,
                                              const gpushm_barrier_options* options,
                                              gpushm_barrier** barrier);

@@ -1,5 +1,5 @@
 // How a producer hands a tensor to consumers on the same GPU: every way in one run, in turns.
-// docs/handover.md says what is measured from where to where.
+// docs/design/handover.md says what is measured from where to where.
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
