@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/status/status.h"
 #include "platform/base/clock.h"
 #include "plugin/inventory/health.h"
 #include "plugin/keeper/keeper.h"
@@ -98,16 +99,9 @@ void WriteNode(const NodeView& node, const protocol::CounterValues& counted, Exp
 bool WriteProcess(Exposition* out);
 
 struct StatusFacts {
-  struct ResourceFacts {
-    std::string name;
-    bool registered = false;
-    uint64_t devices = 0;
-    uint64_t unhealthy = 0;
-    uint64_t bound = 0;
-  };
   std::string node_name;
   int64_t started_unix_ns = 0;
-  std::vector<ResourceFacts> resources;
+  std::vector<status::Resource> resources;
 };
 // docs/reference/status.md.
 std::string StatusJson(const NodeView& node, const StatusFacts& facts);

@@ -13,7 +13,7 @@
 
 #include "platform/base/unique_fd.h"
 #include "runtime/ctl/http.h"
-#include "runtime/ctl/node_status.h"
+#include "runtime/ctl/node_view.h"
 
 namespace gpushm::ctl {
 namespace {
@@ -62,7 +62,7 @@ std::string With(std::string from, std::string to) {
 }
 
 std::string Shown(const std::string& json, NodeStyle style = {}) {
-  const auto node = ParseNodeStatus(json);
+  const auto node = status::FromJson(json);
   EXPECT_TRUE(node) << node.error().ToString();
   return node ? NodeText(*node, style) : "";
 }
@@ -111,17 +111,11 @@ TEST(NodeText, SaysWhatIsNotKnownAndWhatIsSick) {
                                       "\"healthy\": false,\n    \"reason\": \"XID 79\\u001b]0;\""));
   EXPECT_THAT(sick, HasSubstr("unhealthy: XID 79?]0;"));
   EXPECT_THAT(sick, Not(HasSubstr("\033")));
-  EXPECT_THAT(Shown(R"({"node": "n", "time_unix_ms": 0, "gpus": []})"), HasSubstr("No GPU of"));
-}
-
-TEST(ParseNodeStatus, RefusesOtherDocuments) {
-  for (const char* bad : {"", "{", "[]", "null", "7", R"({"node": 7, "time_unix_ms": 0})",
-                          R"({"node": "n", "time_unix_ms": 0, "gpus": [{}]})"}) {
-    const auto node = ParseNodeStatus(bad);
-    ASSERT_FALSE(node) << bad;
-    EXPECT_EQ(node.error().code(), Code::kCorrupt);
-  }
-  EXPECT_FALSE(ParseNodeStatus(With("\"count\": 2", "\"count\": \"2\"")));
+  EXPECT_THAT(Shown(With(std::string(kDocument.substr(kDocument.find("{\n    \"uuid"),
+                                                      kDocument.find("],\n  \"resources") -
+                                                          kDocument.find("{\n    \"uuid"))),
+                         "")),
+              HasSubstr("No GPU of"));
 }
 
 TEST(ParseAddress, TakesNumbersOnly) {

@@ -1,17 +1,18 @@
+#include "runtime/ctl/node_view.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <tuple>
 
 #include "runtime/ctl/format.h"
-#include "runtime/ctl/node_status.h"
 
 namespace gpushm::ctl {
 namespace {
 
-using Gpu = NodeStatus::Gpu;
-using Pool = NodeStatus::Pool;
-using Buffer = NodeStatus::Buffer;
+using status::Buffer;
+using status::Gpu;
+using status::Pool;
 
 // Kinds of memory, in the order in which a bar has them.
 enum Kind { kShared, kOne, kIdle, kGranted, kOther, kFree, kKinds };
@@ -31,6 +32,11 @@ Kind KindOf(const Buffer& buffer) {
   return users == 0 ? kIdle : users == 1 ? kOne : kShared;
 }
 
+// "namespace/pod"; without Kubernetes the allocation.
+std::string PodOf(const Pool& pool) {
+  return Printable(pool.pod.empty() ? pool.allocation : Concat(pool.name_space, "/", pool.pod));
+}
+
 uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
 // As docs/reference/status.md says: known private bytes are taken off the grant, and no more can be
@@ -39,7 +45,9 @@ std::array<uint64_t, kKinds> BytesOf(const Gpu& gpu) {
   std::array<uint64_t, kKinds> bytes{};
   uint64_t known_private = 0;
   for (const Pool& pool : gpu.pools) {
-    known_private += pool.private_bytes;
+    for (const auto& container : pool.containers) {
+      known_private += container.private_bytes.value_or(0);
+    }
     for (const Buffer& buffer : pool.buffers) bytes[KindOf(buffer)] += buffer.allocated_bytes;
   }
   bytes[kOther] = gpu.other_bytes.value_or(0);
@@ -96,7 +104,7 @@ std::string GpuText(const Gpu& gpu, const NodeStyle& style) {
                        "\n\n");
 }
 
-std::string Head(const NodeStatus& node, const NodeStyle& style) {
+std::string Head(const status::Node& node, const NodeStyle& style) {
   uint64_t saved = 0;
   for (const Gpu& gpu : node.gpus) saved += gpu.saved_bytes;
   std::string text = Concat(
@@ -123,7 +131,7 @@ void AddBuffer(const Gpu& gpu, const Pool& pool, const Buffer& buffer, bool firs
   if (first) {
     const bool away = pool.broker != "connected";
     row = {{std::to_string(gpu.index)},
-           {Printable(pool.pod) + (away ? " (broker " + Printable(pool.broker) + ")" : ""),
+           {PodOf(pool) + (away ? " (broker " + Printable(pool.broker) + ")" : ""),
             away ? Color::kYellow : Color::kNone}};
   } else {
     row = {{}, {}};
@@ -144,7 +152,7 @@ void AddBuffer(const Gpu& gpu, const Pool& pool, const Buffer& buffer, bool firs
   if (buffer.attachments.empty()) table->Add(std::move(row));
 }
 
-std::string HoldersText(const NodeStatus& node, const Style& style) {
+std::string HoldersText(const status::Node& node, const Style& style) {
   Table table({{"GPU"},
                {"POD"},
                {"BUFFER"},
@@ -166,7 +174,7 @@ std::string HoldersText(const NodeStatus& node, const Style& style) {
       for (const Buffer* buffer : largest) {
         AddBuffer(gpu, pool, *buffer, buffer == largest.front(), &table);
       }
-      if (largest.empty()) table.Add({{std::to_string(gpu.index)}, {Printable(pool.pod)}, {"-"}});
+      if (largest.empty()) table.Add({{std::to_string(gpu.index)}, {PodOf(pool)}, {"-"}});
       any = true;
     }
   }
@@ -175,7 +183,7 @@ std::string HoldersText(const NodeStatus& node, const Style& style) {
 
 }  // namespace
 
-std::string NodeText(const NodeStatus& node, const NodeStyle& style) {
+std::string NodeText(const status::Node& node, const NodeStyle& style) {
   std::string text = Head(node, style);
   for (const Gpu& gpu : node.gpus) text += GpuText(gpu, style);
   if (!node.gpus.empty()) text += HoldersText(node, style.style);

@@ -11,7 +11,7 @@
 #include "platform/base/clock.h"
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/http.h"
-#include "runtime/ctl/node_status.h"
+#include "runtime/ctl/node_view.h"
 #include "runtime/ctl/terminal.h"
 
 namespace gpushm::ctl {
@@ -105,7 +105,7 @@ Result<ExitCode> RunNode(const Context& context, const Arguments& arguments) {
   return Watch(context, arguments, [&](bool redraw) -> Result<std::string> {
     Result<std::string> body = HttpGet(*address, "/status.json", Deadline::AfterMs(timeout_ms));
     if (!body) return body;
-    const Result<NodeStatus> node = ParseNodeStatus(*body);
+    const Result<status::Node> node = status::FromJson(*body);
     if (!node) return std::unexpected(node.error());
     if (context.globals.json) return body->ends_with('\n') ? *body : *body + '\n';
     const TerminalSize size = SizeOf(STDOUT_FILENO);

@@ -13,7 +13,7 @@
 #include "platform/daemon/log.h"
 #include "plugin/cdi/spec_store.h"
 #include "plugin/metrics/collector.h"
-#include "runtime/ctl/node_status.h"
+#include "runtime/ctl/node_view.h"
 #include "sidecar/injector/admit.h"
 #include "sidecar/injector/testing/pods.h"
 
@@ -75,7 +75,7 @@ TEST(LongNames, MetricsStatusAndTopHaveTheWholeName) {
   }
   const std::string json = plugin::StatusJson(node, {});
   EXPECT_EQ(Json::parse(json)["gpus"][0]["pools"][0]["pod"], kPod);
-  const auto status = ctl::ParseNodeStatus(json);
+  const auto status = status::FromJson(json);
   ASSERT_TRUE(status) << status.error().ToString();
   EXPECT_THAT(ctl::NodeText(*status, {}), HasSubstr(kLabel + "/" + kPod));
 }

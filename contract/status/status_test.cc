@@ -1,0 +1,84 @@
+#include "contract/status/status.h"
+
+#include <gtest/gtest.h>
+
+namespace gpushm::status {
+namespace {
+
+Node Full() {
+  Buffer buffer{.name = "weights", .state = "ready", .transport = "vmm", .creator = "loader"};
+  buffer.size_bytes = UINT64_MAX;
+  buffer.loaded_bytes = 3;
+  buffer.attachments = {{.container = "server", .access = "ro", .count = 2}};
+  Pool pool{.allocation = "m1", .name_space = "n", .pod = "p"};
+  pool.broker = "away";
+  pool.buffers = {buffer, {}};
+  pool.containers = {{.name = "server", .private_bytes = 7}, {.name = "gpushm"}};
+  Gpu gpu{.uuid = "GPU-1", .index = 3, .model = "NVIDIA H200"};
+  gpu.healthy = true;
+  gpu.taken_by = "nvidia.com/gpu";
+  gpu.utilization = 0.25;
+  gpu.pools = {pool};
+  return {.version = "0.2.0",
+          .node = "node-a",
+          .time_unix_ms = -1,
+          .gpus = {gpu, {}},
+          .resources = {{.name = "gpushm.io/memory", .registered = true, .devices = 9}}};
+}
+
+// Without the member `name`, which has the value `value`.
+std::string Without(std::string json, const std::string& member) {
+  const size_t at = json.find(member);
+  EXPECT_NE(at, std::string::npos) << member;
+  return json.erase(at, member.size());
+}
+
+TEST(StatusTest, ComesBackAsItWas) {
+  const std::string json = ToJson(Full());
+  EXPECT_EQ(json.back(), '\n');
+  const auto back = FromJson(json);
+  ASSERT_TRUE(back) << back.error().ToString();
+  EXPECT_EQ(ToJson(*back), json);
+  const Gpu& gpu = back->gpus.at(0);
+  EXPECT_EQ(gpu.utilization, 0.25);
+  EXPECT_FALSE(gpu.used_bytes);
+  EXPECT_EQ(gpu.pools.at(0).buffers.at(0).size_bytes, UINT64_MAX);
+  EXPECT_EQ(gpu.pools.at(0).buffers.at(0).attachments.at(0).access, "ro");
+  EXPECT_EQ(gpu.pools.at(0).containers.at(0).private_bytes, 7U);
+}
+
+// Goal: gpushmctl of today reads a plugin of 0.1, and one that is newer than itself.
+TEST(StatusTest, ReadsOlderAndNewerDocuments) {
+  std::string json = ToJson(Full());
+  json = Without(json, R"("taken_by":"nvidia.com/gpu",)");
+  json = Without(json, R"("content_bytes":0,)");
+  json.insert(1, R"("added later":[{}],)");
+  const auto read = FromJson(json);
+  ASSERT_TRUE(read) << read.error().ToString();
+  EXPECT_EQ(read->gpus.at(0).taken_by, "");
+}
+
+TEST(StatusTest, RefusesOtherDocuments) {
+  const std::string json = ToJson(Full());
+  for (const std::string& bad :
+       {std::string(), std::string("{"), std::string("[]"), std::string("null"), std::string("7"),
+        Without(json, R"("uuid":"GPU-1",)"), Without(json, R"("node":"node-a",)")}) {
+    const auto node = FromJson(bad);
+    ASSERT_FALSE(node) << bad;
+    EXPECT_EQ(node.error().code(), Code::kCorrupt);
+  }
+  std::string wrong = json;
+  wrong.replace(wrong.find("\"count\":2"), 9, "\"count\":\"2\"");
+  EXPECT_FALSE(FromJson(wrong));
+}
+
+TEST(StatusTest, BytesThatAreNoTextAreReplaced) {
+  Node node;
+  node.node = "a\xff";
+  const auto read = FromJson(ToJson(node));
+  ASSERT_TRUE(read) << read.error().ToString();
+  EXPECT_EQ(read->node, "a\xef\xbf\xbd");
+}
+
+}  // namespace
+}  // namespace gpushm::status

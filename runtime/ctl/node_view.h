@@ -1,0 +1,20 @@
+// The plugin's status document (contract/status/status.h) on a terminal. Pure.
+#pragma once
+
+#include <string>
+
+#include "contract/status/status.h"
+#include "runtime/ctl/views.h"
+
+namespace gpushm::ctl {
+
+struct NodeStyle {
+  Style style;
+  bool unicode = false;
+  int columns = 80;
+  int rows = 0;  // Lines at most; 0: no limit.
+};
+// A bar for each GPU, then a line for each holder of each buffer.
+std::string NodeText(const status::Node& node, const NodeStyle& style);
+
+}  // namespace gpushm::ctl
