@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "platform/base/bench_samples.h"
 #include "platform/base/clock.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
 #include "plugin/keeper/keeper.h"
 #include "plugin/keeper/testing/statements.h"
-#include "tests/bench/samples.h"
 
 namespace gpushm::plugin::testing {
 namespace {

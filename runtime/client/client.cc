@@ -1,9 +1,19 @@
 #include "runtime/client/client.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "contract/limits.h"
+#include "platform/base/nearest.h"
+
 namespace gpushm::client {
+
+using protocol::Kind;
+using registry::BufferRecord;
+using registry::BufferState;
+
 namespace {
 
 // A last detach must not hang on a sick broker.
@@ -275,6 +285,706 @@ void Client::Renew(const SessionLock& lock, Attachment* attachment, bool same_br
   const Lease lease{serial, reply->lease_id};
   attachment->Adopt(reader, lease);
   if (!IsHeld(attachment)) EndLeaseSoon(lease);
+}
+
+// Looking up, listing and waiting: what the registry answers, and the broker's word on itself.
+
+namespace {
+
+// A name that is not there: mostly it is misspelt.
+Status NoSuchName(const Status& not_found, std::string_view name,
+                  const registry::RegistryReader& reader) {
+  const Result<std::vector<BufferRecord>> records = reader.List();
+  if (!records) return not_found;
+  std::vector<std::string_view> names;
+  for (const BufferRecord& record : *records) {
+    names.push_back(record.name.view());
+    if (names.back() != name) continue;  // Of a ring that is not there, say.
+    const bool is_page = (record.flags & registry::kRecordPage) != 0;
+    return {not_found.code(),
+            Concat(not_found.what(), ", only a ", is_page ? "signal or barrier" : "buffer",
+                   " of that name"),
+            "start its writer, or open what is there"};
+  }
+  std::string meant;
+  for (const std::string_view similar : Similar(name, names)) {
+    meant += Concat(meant.empty() ? "did you mean \"" : " or \"", similar, "\"");
+  }
+  if (meant.empty()) return not_found;
+  return {not_found.code(), not_found.what(), Concat(meant, "? ", not_found.remedy())};
+}
+
+}  // namespace
+
+Result<registry::Found> Client::Lookup(std::string_view name) const {
+  return session_.registry().Read(
+      [&](const registry::RegistryReader& reader) { return reader.Find(name); });
+}
+
+Result<std::vector<BufferRecord>> Client::List() {
+  const Deadline deadline = Deadline::AfterMs(kAnswerMs);
+  DoChores(deadline);
+  session_.NoticeLoss(deadline);
+  const RegistryHandle::Reader reader = session_.registry().Share();
+  Result<std::vector<BufferRecord>> records = reader->List();
+  for (int i = 1; i < limits::kReadAttempts && !records; ++i) {
+    if (records.error().code() != Code::kContended) break;
+    records = reader->List();
+  }
+  if (records) {
+    std::sort(records->begin(), records->end(), [](const BufferRecord& a, const BufferRecord& b) {
+      return a.name.view() < b.name.view();
+    });
+  }
+  return records;
+}
+
+Result<Client::Seen> Client::Await(std::string_view name, const Judge& judge, const Wait& wait,
+                                   const Wanted& wanted) {
+  int64_t sleeps_since_ns = 0;
+  Result<Seen> seen = LookUntil(name, judge, wait, wanted, &sleeps_since_ns);
+  if (sleeps_since_ns == 0) return seen;
+  if (seen) counters_.Add(protocol::Counter::kWaits);
+  counters_.Add(protocol::Counter::kWaitNs, static_cast<uint64_t>(MonotonicNs() - sleeps_since_ns));
+  if (!seen && seen.error().code() == Code::kTimeout) {
+    counters_.Add(protocol::Counter::kWaitsTimedOut);
+  }
+  return seen;
+}
+
+Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge, const Wait& wait,
+                                       const Wanted& wanted, int64_t* sleeps_since_ns) {
+  const std::string_view called = wanted.called.empty() ? name : wanted.called;
+  const auto quoted = [&] { return Concat(wanted.kind, " \"", called, "\""); };
+  for (;;) {
+    const RegistryHandle::Reader reader = session_.registry().Share();
+    const uint64_t version = reader->table_version();
+    // Its loss moves the table version, too: who waits below is woken.
+    if (reader->device_lost()) {
+      return Fail(Code::kDeviceLost, Concat("the GPU of ", quoted(), " is lost"),
+                  "the GPU must be reset or the node drained");
+    }
+    Result<registry::Found> found = reader->Find(name);
+    std::optional<Status> not_yet;
+    if (found) {
+      Verdict verdict = judge(found->record);
+      if (verdict.kind == Verdict::Kind::kAccept) return Seen{*found, reader};
+      if (verdict.kind == Verdict::Kind::kFinal) return std::unexpected(*verdict.reason);
+      not_yet = std::move(verdict.reason);
+    } else {
+      const Code code = found.error().code();
+      if (code != Code::kNotFound && code != Code::kContended) {
+        return std::unexpected(found.error());
+      }
+      not_yet = found.error();
+    }
+    const bool answers = session_.NoticeLoss(wait.answer);
+    if (session_.registry().Share() != reader) continue;
+    if (wait.condition.Passed()) {
+      if (!found && not_yet->code() == Code::kNotFound) {
+        not_yet = NoSuchName(Status(Code::kNotFound, Concat("no ", quoted()), not_yet->remedy()),
+                             called, *reader);
+      }
+      if (wait.dont_wait) return std::unexpected(*not_yet);
+      if (!answers) {
+        return Fail(Code::kUnavailable, Concat("no broker answers while waiting for ", quoted()),
+                    "is the sidecar running, and is its folder mounted here?");
+      }
+      return Fail(Code::kTimeout, Concat("waited in vain for ", quoted(), ": ", not_yet->what()),
+                  not_yet->remedy());
+    }
+    if (*sleeps_since_ns == 0) *sleeps_since_ns = MonotonicNs();
+    reader->WaitForChange(version, wait.condition);
+  }
+}
+
+Client::Verdict Client::HasContent(const BufferRecord& record) {
+  if (record.state != BufferState::kLoading) return {};
+  return {Verdict::Kind::kNotYet,
+          Status(Code::kLoading,
+                 Concat(record.loaded_bytes, " of ", record.size_bytes, " bytes are loaded"),
+                 "allow more time for it")};
+}
+
+Result<BufferRecord> Client::WaitFor(std::string_view name, uint64_t min_generation,
+                                     const Wait& wait) {
+  if (auto valid = protocol::CheckName(name, "name"); !valid) {
+    return std::unexpected(valid.error());
+  }
+  DoChores(wait.answer);
+  const Judge judge = [&](const BufferRecord& record) -> Verdict {
+    if (record.generation < min_generation) {
+      return {Verdict::Kind::kNotYet,
+              Status(Code::kNotFound, Concat("its generation is ", record.generation, ", not yet ",
+                                             min_generation))};
+    }
+    if (record.state == BufferState::kFailed) {
+      return {Verdict::Kind::kFinal,
+              Status(Code::kSystem, Concat("buffer \"", name, "\": its content failed to load"),
+                     "gpushm_attach and the sidecar's log say why")};
+    }
+    return HasContent(record);
+  };
+  Result<Seen> seen = Await(name, judge, wait);
+  if (!seen) return std::unexpected(seen.error());
+  return seen->found.record;
+}
+
+Result<std::vector<protocol::HolderEntry>> Client::Holders(std::string_view name,
+                                                           const Wait& wait) {
+  if (!name.empty()) {
+    if (auto valid = protocol::CheckName(name, "name"); !valid) {
+      return std::unexpected(valid.error());
+    }
+  }
+  DoChores(wait.answer);
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  std::vector<protocol::HolderEntry> holders;
+  protocol::HoldersRequest request{};
+  request.name = protocol::ToNameField(name);
+  for (;;) {
+    const auto reply = session_.Ask<protocol::HoldersReply>(
+        *lock, Kind::kHolders, request, wait.answer, {.loss = Call::Loss::kRepeatable});
+    if (!reply) return std::unexpected(reply.error());
+    for (uint32_t i = 0; i < reply->count; ++i) {
+      const protocol::HolderEntry& entry = reply->entries[i];
+      if (entry.lease_id <= request.after_lease_id || holders.size() >= limits::kLeases) {
+        session_.Drop(*lock);
+        return Fail(Code::kCorrupt, "a peer broke the protocol: holders are out of order");
+      }
+      request.after_lease_id = entry.lease_id;
+      holders.push_back(entry);
+    }
+    if (reply->count < protocol::kHoldersPerReply) return holders;
+  }
+}
+
+Result<protocol::BrokerInfoReply> Client::Broker(const Wait& wait) {
+  DoChores(wait.answer);
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  return session_.Ask<protocol::BrokerInfoReply>(*lock, Kind::kBrokerInfo,
+                                                 protocol::BrokerInfoRequest{}, wait.answer,
+                                                 {.loss = Call::Loss::kRepeatable});
+}
+
+// Attaching and detaching.
+
+namespace {
+
+// How long a last detach waits for other threads and the broker before it leaves the rest for
+// later.
+constexpr int64_t kDetachMs = 1000;
+
+std::unexpected<Status> BadGrant(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule),
+              "library and sidecar should come from one release; see the sidecar's log");
+}
+
+// Whether an attachment of the right name and access is one that `options` asks for.
+bool Serves(const Attachment& held, const AttachOptions& options) {
+  const uint64_t others = options.peers.devices & ~BitOf(held.facts().device);
+  return (held.page() != nullptr) == options.page && (others & ~held.facts().peer_devices) == 0;
+}
+
+}  // namespace
+
+Attachment* Client::Cached(std::string_view name, const AttachOptions& options) {
+  const std::lock_guard table(table_mutex_);
+  const auto entry = current_.find(KeyView{name, options.access});
+  if (entry == current_.end()) return nullptr;
+  Attachment* const attachment = entry->second;
+  if (options.generation != 0 && options.generation != attachment->facts().generation) {
+    return nullptr;
+  }
+  if (attachment->facts().generation < options.min_generation) return nullptr;
+  if (attachment->device_lost() || !Serves(*attachment, options)) return nullptr;
+  if (!attachment->IsUnchangedAndReady()) {
+    if (!options.any_state || attachment->Current().has_value()) return nullptr;
+  }
+  ++attachment->count;
+  if (!options.page) counters_.Add(protocol::Counter::kCachedAttaches);
+  return attachment;
+}
+
+Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& options,
+                                   const Wait& wait) {
+  DoChores(wait.answer);
+  // Before the cache: a dead broker's attachment may be orphaned by this.
+  session_.NoticeLoss(wait.answer);
+  if (Attachment* const held = Cached(name, options)) return held;
+  if (auto valid = protocol::CheckName(name, "name"); !valid) {
+    return std::unexpected(valid.error());
+  }
+  const Judge judge = [&](const BufferRecord& record) -> Verdict {
+    const bool is_page = (record.flags & registry::kRecordPage) != 0;
+    if (is_page != options.page) {
+      return {
+          Verdict::Kind::kFinal,
+          Status(Code::kInvalidArgument,
+                 Concat('"', name, is_page ? "\" is a signal, barrier or ring" : "\" is a buffer",
+                        ", not a ", options.kind),
+                 is_page ? "open it as what it is: gpushm_signal_open, gpushm_ring_open ..."
+                         : "take another name, or gpushm_attach")};
+    }
+    if (record.generation < options.min_generation) {
+      return {Verdict::Kind::kNotYet,
+              Status(Code::kNotFound, "its writer has ended, and no other has come")};
+    }
+    if (options.generation != 0 && record.generation != options.generation) {
+      return {Verdict::Kind::kFinal,
+              Status(Code::kStale,
+                     Concat("its generation is ", record.generation, ", not ", options.generation),
+                     "look it up again")};
+    }
+    // Of a buffer that failed to load the broker says why.
+    return options.any_state ? Verdict{} : HasContent(record);
+  };
+  for (int attempt = 1;; ++attempt) {
+    const Result<Seen> seen = Await(name, judge, wait, {options.kind, options.called});
+    if (!seen) return std::unexpected(seen.error());
+    const Result<SessionLock> lock = session_.Lock(wait.answer);
+    if (!lock) return std::unexpected(lock.error());
+    {
+      // Held already: by another thread's attach, or in a state that changed meanwhile.
+      const std::lock_guard table(table_mutex_);
+      const auto entry = current_.find(KeyView{name, options.access});
+      if (entry != current_.end() && !entry->second->orphaned() &&
+          entry->second->facts().generation == seen->found.record.generation &&
+          Serves(*entry->second, options)) {
+        entry->second->NoteSeen(seen->reader, seen->found);
+        ++entry->second->count;
+        if (!options.page) counters_.Add(protocol::Counter::kCachedAttaches);
+        return entry->second;
+      }
+    }
+    const int64_t begun_ns = MonotonicNs();
+    Result<Attachment*> attached = AttachNew(*lock, name, options, *seen, wait);
+    if (attached && !options.page) counters_.AddFirstAttach(MonotonicNs() - begun_ns);
+    if (attached) return attached;
+    const Code code = attached.error().code();
+    // The name may have moved between the look-up and the request, or the broker have restarted.
+    const bool moved =
+        (code == Code::kStale || code == Code::kNotFound) &&
+        (session_.registry().Share() != seen->reader || !seen->reader->IsCurrent(seen->found.ref));
+    if (!moved || options.generation != 0 || attempt == limits::kReadAttempts) return attached;
+  }
+}
+
+Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view name,
+                                      const AttachOptions& options, const Seen& seen,
+                                      const Wait& wait) {
+  const BufferRecord& record = seen.found.record;
+  if (seen.reader->device_lost()) {
+    return Fail(Code::kDeviceLost, "its GPU is lost", "the GPU must be reset or the node drained");
+  }
+  // Whoever only waits and signals needs no GPU.
+  const bool is_page = (record.flags & registry::kRecordPage) != 0;
+  const Result<DeviceInfo> device = is_page ? DeviceInfo() : FindDevice(GpuUuid{record.gpu});
+  if (!device) return std::unexpected(device.error());
+  PeerPlan peers;
+  if (!is_page && options.peers.devices != 0) {
+    auto planned = Plan(record, *device, options.peers);
+    if (!planned) return std::unexpected(planned.error());
+    peers = std::move(*planned);
+  }
+  protocol::AttachRequest request{};
+  request.name = protocol::ToNameField(name);
+  request.access = static_cast<uint32_t>(options.access);
+  if (session_.peer(lock).version >= protocol::kPeerWaysVersion) {
+    request.peer_way = static_cast<uint32_t>(peers.way);
+  }
+  request.generation = record.generation;
+  request.gpu_uuid = record.gpu;
+  Grant grant{};
+  const auto reply = session_.Ask<protocol::AttachReply>(
+      lock, Kind::kAttach, request, wait.answer,
+      {.loss = Call::Loss::kRepeatable, .received = &grant.descriptors});
+  if (!reply) return std::unexpected(reply.error());
+  grant.reply = *reply;
+  const bool as_recorded =
+      reply->generation == record.generation && reply->size_bytes == record.size_bytes &&
+      reply->mapped_bytes == record.mapped_bytes &&
+      reply->transport == (is_page ? static_cast<uint32_t>(protocol::Transport::kHost)
+                                   : static_cast<uint32_t>(record.transport));
+  if (!as_recorded) {
+    session_.Drop(lock);
+    return BadGrant("a grant is not what the registry says");
+  }
+  return Enter(lock, name, options.access, *device, /*unpublished=*/false, std::move(grant), &seen,
+               wait, peers);
+}
+
+Result<PeerPlan> Client::Plan(const BufferRecord& record, const DeviceInfo& device,
+                              const PeerOptions& options) {
+  if (record.transport == registry::Transport::kCuIpc) {
+    return Fail(Code::kUnsupported, "a buffer of transport cuipc is for its own GPU",
+                "offer it with allow_copy, or allocate it with cuMemCreate");
+  }
+  const Result<const CudaApi*> api = Driver();
+  if (!api) return std::unexpected(api.error());
+  const Result<std::vector<DeviceInfo>> devices = Devices();
+  if (!devices) return std::unexpected(devices.error());
+  return PlanPeers(**api, *devices, device, options);
+}
+
+Result<Attachment::Memory> Client::Map(const DeviceInfo& device, Access access, const Grant& grant,
+                                       const PeerPlan& peers, const Deadline& deadline,
+                                       CUdeviceptr* address) {
+  if (grant.reply.transport == static_cast<uint32_t>(protocol::Transport::kHost)) {
+    auto page = PageMapping::Map(grant.descriptors[0], grant.reply.mapped_bytes,
+                                 access == Access::kReadWrite);
+    if (!page) return std::unexpected(page.error());
+    *address = reinterpret_cast<CUdeviceptr>((*page)->address());
+    return Attachment::Memory(std::move(*page));
+  }
+  return MapDevice(device, access, grant, peers, deadline, address);
+}
+
+Result<Attachment::Memory> Client::MapDevice(const DeviceInfo& device, Access access,
+                                             const Grant& grant, const PeerPlan& peers,
+                                             const Deadline& deadline, CUdeviceptr* address) {
+  const Result<const CudaApi*> api = Driver();
+  if (!api) return std::unexpected(api.error());
+  if (grant.reply.transport == static_cast<uint32_t>(protocol::Transport::kVmm)) {
+    const Result<DeviceMemory> memory = DeviceMemory::Import(**api, grant.descriptors[0].get());
+    if (!memory) return std::unexpected(memory.error());
+    Result<DeviceMapping> mapping = DeviceMapping::Map(**api, *memory, grant.reply.mapped_bytes,
+                                                       device.device, access, peers.mapped);
+    if (mapping && peers.staged) {
+      mapping = StageCopy(**api, *mapping, device.device, *peers.staged, deadline);
+    }
+    if (!mapping) return std::unexpected(mapping.error());
+    *address = mapping->address();
+    return Attachment::Memory(std::move(*mapping));
+  }
+  if (grant.reply.offerer_pid == getpid()) {
+    return Fail(Code::kUnsupported,
+                Concat("CUDA refuses to open it: the process that offered it and this one both "
+                       "have PID ",
+                       getpid(), " in their containers"),
+                "offer it with allow_copy, allocate it with cuMemCreate, or let one of the two "
+                "containers start its program by a shell, so that it gets another PID");
+  }
+  Result<IpcMapping> mapping = IpcMapping::Open(**api, grant.reply.cuipc_handle);
+  if (!mapping) return std::unexpected(mapping.error());
+  *address = mapping->base() + grant.reply.cuipc_offset;
+  return Attachment::Memory(std::move(*mapping));
+}
+
+Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name, Access access,
+                                  const DeviceInfo& device, bool unpublished, Grant grant,
+                                  const Seen* seen, const Wait& wait, const PeerPlan& peers) {
+  const protocol::AttachReply& reply = grant.reply;
+  const bool is_cuipc = reply.transport == static_cast<uint32_t>(protocol::Transport::kCuIpc);
+  const char* broken = nullptr;
+  if (reply.lease_id == 0) broken = "a grant without a lease";
+  if (reply.generation == 0) broken = "a grant without a generation";
+  if (reply.access != static_cast<uint32_t>(access)) broken = "a grant of another access";
+  if (grant.descriptors.size() != (is_cuipc ? 0u : 1u)) broken = "a grant with wrong descriptors";
+  if (is_cuipc && reply.cuipc_offset > reply.mapped_bytes - reply.size_bytes) {
+    broken = "a grant beyond its allocation";
+  }
+  if (broken != nullptr) {
+    session_.Drop(lock);
+    return BadGrant(broken);
+  }
+  const Lease lease{session_.peer(lock).serial, reply.lease_id};
+  CUdeviceptr address = 0;
+  Result<Attachment::Memory> memory = Map(device, access, grant, peers, wait.answer, &address);
+  if (!memory) {
+    EndLease(lock, lease, wait.answer);
+    return std::unexpected(memory.error());
+  }
+  const auto attachment = std::make_shared<Attachment>(
+      Attachment::Facts{.client = this,
+                        .name = std::string(name),
+                        .access = access,
+                        .generation = reply.generation,
+                        .size_bytes = reply.size_bytes,
+                        .mapped_bytes = reply.mapped_bytes,
+                        .transport = static_cast<protocol::Transport>(reply.transport),
+                        .device = peers.staged.value_or(device.device),
+                        .gpu = device.uuid,
+                        .address = address,
+                        .unpublished = unpublished,
+                        .peer_devices = peers.mapped_devices(),
+                        .peer_way = peers.way},
+      std::move(*memory), lease, session_.registry().Share());
+  if (seen != nullptr) {
+    attachment->NoteSeen(seen->reader, seen->found);
+  } else {
+    (void)attachment->Current();
+  }
+  const std::lock_guard table(table_mutex_);
+  all_.emplace(attachment.get(), attachment);
+  // A copy is for who asked for it.
+  if (!unpublished && !peers.staged) {
+    current_.insert_or_assign(Key{std::string(name), access}, attachment.get());
+  }
+  CountPeers(peers.way);
+  return attachment.get();
+}
+
+void Client::CountPeers(protocol::PeerWay way) {
+  if (way == protocol::PeerWay::kNvLink) counters_.Add(protocol::Counter::kNvLinkAttaches);
+  if (way == protocol::PeerWay::kPcie) counters_.Add(protocol::Counter::kPcieAttaches);
+  if (way == protocol::PeerWay::kStaged) counters_.Add(protocol::Counter::kStagedAttaches);
+}
+
+Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> streams, bool defer) {
+  std::vector<StreamFence> fences;
+  if (!streams.empty()) {
+    const Result<const CudaApi*> api = Driver();
+    if (!api) return std::unexpected(api.error());
+    for (const CUstream stream : streams) {
+      const Result<bool> pending = IsPending(**api, stream);
+      if (!pending) return std::unexpected(pending.error());
+      if (!*pending) continue;
+      if (!defer) {
+        return Fail(Code::kBusy, "work is pending on a stream that uses the buffer",
+                    "synchronise the stream, or detach with defer");
+      }
+      Result<StreamFence> fence = StreamFence::Record(**api, stream);
+      if (!fence) return std::unexpected(fence.error());
+      fences.push_back(std::move(*fence));
+    }
+  }
+  // The session's lock first: a new attach of this process must not overtake the end of the lease
+  // of a buffer with one writer.
+  const Deadline deadline = Deadline::AfterMs(kDetachMs);
+  std::shared_ptr<Attachment> last;
+  {
+    const std::lock_guard table(table_mutex_);
+    if (closing_) return {};  // Of an object that the client ends.
+    for (StreamFence& fence : fences) attachment->fences.push_back(std::move(fence));
+    if (attachment->count > 1) {
+      --attachment->count;
+      return {};
+    }
+  }
+  const Result<SessionLock> lock = session_.Lock(deadline);
+  {
+    const std::lock_guard table(table_mutex_);
+    if (--attachment->count > 0) return {};
+    const auto entry = current_.find(KeyView{attachment->facts().name, attachment->facts().access});
+    if (entry != current_.end() && entry->second == attachment) current_.erase(entry);
+    auto node = all_.extract(attachment);
+    if (node.empty()) return Fail(Code::kInvalidArgument, "this is no attachment");
+    last = std::move(node.mapped());
+    last->RetireHandle();
+    if (last->page() == nullptr) counters_.Add(protocol::Counter::kDetaches);
+    if (!last->CanEnd()) {
+      deferred_.push_back(std::move(last));
+      has_chores_.store(true, std::memory_order_relaxed);
+      return {};
+    }
+  }
+  if (lock) {
+    const Lease lease = last->lease();
+    last.reset();
+    EndLease(*lock, lease, deadline);
+  } else {
+    // Without the lock the lease may be renewed at this moment: Renew looks again afterwards.
+    EndLeaseSoon(last->lease());
+  }
+  DoChores(deadline);
+  return {};
+}
+
+bool Client::HoldsLease(uint64_t lease_id) const {
+  const std::lock_guard table(table_mutex_);
+  return std::any_of(all_.begin(), all_.end(),
+                     [&](const auto& item) { return item.second->lease().id == lease_id; });
+}
+
+uint32_t Client::CountOf(const Attachment& attachment) const {
+  const std::lock_guard table(table_mutex_);
+  return attachment.count;
+}
+
+// Creating, replacing, publishing and deleting.
+
+namespace {
+
+Result<void> CheckMake(std::string_view name, uint64_t size_bytes, const MakeOptions& options,
+                       bool attach) {
+  if (auto valid = protocol::CheckName(name, "name"); !valid) return valid;
+  if (size_bytes > limits::kBufferBytes) {
+    return Fail(Code::kInvalidArgument, Concat("a buffer of ", size_bytes, " bytes"),
+                Concat("at most ", limits::kBufferBytes, " bytes are possible"));
+  }
+  if (options.unpublished && !attach) {
+    return Fail(Code::kInvalidArgument, "an unpublished buffer needs somebody who attaches it",
+                "ask for the attachment, or do not set `unpublished`");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Attachment*> Client::Create(std::string_view name, uint64_t size_bytes,
+                                   const MakeOptions& options, bool attach, const Wait& wait) {
+  if (size_bytes == 0) {
+    return Fail(Code::kInvalidArgument, "a buffer of 0 bytes", "ask for at least 1 byte");
+  }
+  Result<Attachment*> made = Make(Kind::kCreate, name, size_bytes, options, attach, wait);
+  if (made) counters_.Add(protocol::Counter::kCreates);
+  return made;
+}
+
+Result<Attachment*> Client::Replace(std::string_view name, uint64_t size_bytes,
+                                    const MakeOptions& options, bool attach, const Wait& wait) {
+  Result<Attachment*> made = Make(Kind::kReplace, name, size_bytes, options, attach, wait);
+  if (made) counters_.Add(protocol::Counter::kReplaces);
+  return made;
+}
+
+Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size_bytes,
+                                 const MakeOptions& options, bool attach, const Wait& wait) {
+  if (auto valid = CheckMake(name, size_bytes, options, attach); !valid) {
+    return std::unexpected(valid.error());
+  }
+  DoChores(wait.answer);
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
+    return std::unexpected(done.error());
+  }
+  DeviceInfo device;
+  if (attach) {  // Before anything is made: a process that cannot map it leaves nothing behind.
+    Result<DeviceInfo> found = FindDevice(GpuUuid{session_.peer(*lock).gpu_uuid});
+    if (!found) return std::unexpected(found.error());
+    device = std::move(*found);
+  }
+  uint32_t flags =
+      (attach ? protocol::kFlagAttach : 0) | (options.unpublished ? protocol::kFlagUnpublished : 0);
+  if (options.until_unused && session_.peer(*lock).version >= protocol::kUntilUnusedVersion) {
+    flags |= protocol::kFlagUntilUnused;
+  }
+  Grant grant{};
+  const Call call{.received = &grant.descriptors};
+  Result<protocol::AttachReply> reply = Fail(Code::kInternal, "no request");
+  if (kind == Kind::kCreate) {
+    flags |= (options.writers_all ? protocol::kFlagWritersAll : 0) |
+             (options.one_writer ? protocol::kFlagOneWriter : 0);
+    const protocol::CreateRequest request{
+        .name = protocol::ToNameField(name),
+        .size_bytes = size_bytes,
+        .flags = flags,
+        .on_writer_exit = static_cast<uint32_t>(options.on_writer_exit)};
+    reply = session_.Ask<protocol::AttachReply>(*lock, kind, request, wait.answer, call);
+  } else {
+    const protocol::ReplaceRequest request{.name = protocol::ToNameField(name),
+                                           .size_bytes = size_bytes,
+                                           .flags = flags,
+                                           .reserved = 0};
+    reply = session_.Ask<protocol::AttachReply>(*lock, kind, request, wait.answer, call);
+  }
+  if (!reply) return std::unexpected(reply.error());
+  grant.reply = *reply;
+  if ((size_bytes != 0 && reply->size_bytes != size_bytes) ||
+      (!attach && !grant.descriptors.empty())) {
+    session_.Drop(*lock);
+    return Fail(Code::kCorrupt, "a peer broke the protocol: a grant is not what was asked for");
+  }
+  if (!attach) return nullptr;
+  Result<Attachment*> entered = Enter(*lock, name, Access::kReadWrite, device, options.unpublished,
+                                      std::move(grant), /*seen=*/nullptr, wait);
+  if (!entered && kind == Kind::kCreate && !options.unpublished) {
+    // The caller has no buffer, so the name shall be free again.
+    const protocol::DeleteRequest request{.name = protocol::ToNameField(name)};
+    (void)session_.AskHere<protocol::EmptyReply>(*lock, Kind::kDelete, request, wait.answer);
+  }
+  return entered;
+}
+
+Result<void> Client::Publish(Attachment* attachment, const Wait& wait) {
+  DoChores(wait.answer);
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (!attachment->unpublished()) {
+    return Fail(Code::kInvalidArgument, "it is published already");
+  }
+  for (bool again = false;; again = true) {
+    // Notices a dead broker. Where its successor was not told what it held, that is lost.
+    if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
+      return done;
+    }
+    if (attachment->orphaned()) {
+      return Fail(Code::kOrphaned, "the broker that it was made with is gone",
+                  "make the buffer again");
+    }
+    // A broker that was killed before it answered may have done it: the registry tells.
+    const auto shown = Lookup(attachment->facts().name);
+    if (again && shown && shown->record.generation == attachment->facts().generation) break;
+    const Lease lease = attachment->lease();
+    const protocol::PublishRequest request{.lease_id = lease.id};
+    const auto reply = session_.Ask<protocol::EmptyReply>(*lock, Kind::kPublish, request,
+                                                          wait.answer, {.serial = lease.serial});
+    if (reply) break;
+    if (again || reply.error().code() != Code::kUnavailable || wait.answer.Passed()) {
+      return std::unexpected(reply.error());
+    }
+  }
+  attachment->Publish();
+  (void)attachment->Current();
+  const std::lock_guard table(table_mutex_);
+  current_.insert_or_assign(Key{attachment->facts().name, attachment->facts().access}, attachment);
+  return {};
+}
+
+Result<void> Client::Delete(std::string_view name, const Wait& wait) {
+  if (auto valid = protocol::CheckName(name, "name"); !valid) return valid;
+  DoChores(wait.answer);
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  const protocol::DeleteRequest request{.name = protocol::ToNameField(name)};
+  const auto reply = session_.Ask<protocol::EmptyReply>(*lock, Kind::kDelete, request, wait.answer);
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+// Making pages of signals, barriers and rings.
+
+Result<Attachment*> Client::MakePage(std::string_view name, uint64_t size_bytes,
+                                     const PageOptions& options, const Wait& wait) {
+  if (auto valid = protocol::CheckName(name, "name"); !valid) {
+    return std::unexpected(valid.error());
+  }
+  DoChores(wait.answer);
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
+    return std::unexpected(done.error());
+  }
+  if (session_.peer(*lock).version < protocol::VersionOf(Kind::kMakePage)) {
+    return Fail(Code::kUnsupported, "the pod's sidecar is older than signals, barriers and rings",
+                "restart the pod: it gets the sidecar of the injector's release");
+  }
+  const bool until_unused =
+      options.until_unused && session_.peer(*lock).version >= protocol::kUntilUnusedVersion;
+  const protocol::MakePageRequest request{
+      .name = protocol::ToNameField(name),
+      .size_bytes = size_bytes,
+      .flags = (options.writers_all ? protocol::kFlagWritersAll : 0) |
+               (options.one_writer ? protocol::kFlagOneWriter : 0) |
+               (until_unused ? protocol::kFlagUntilUnused : 0),
+      .reserved = 0,
+      .after_generation = options.after_generation};
+  Grant grant{};
+  const auto reply = session_.Ask<protocol::AttachReply>(
+      *lock, Kind::kMakePage, request, wait.answer, {.received = &grant.descriptors});
+  if (!reply) return std::unexpected(reply.error());
+  grant.reply = *reply;
+  if (reply->size_bytes != size_bytes ||
+      reply->transport != static_cast<uint32_t>(protocol::Transport::kHost)) {
+    session_.Drop(*lock);
+    return Fail(Code::kCorrupt, "a peer broke the protocol: a grant is not what was asked for");
+  }
+  return Enter(*lock, name, Access::kReadWrite, DeviceInfo(), /*unpublished=*/true,
+               std::move(grant), /*seen=*/nullptr, wait);
 }
 
 }  // namespace gpushm::client

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "contract/annotations/keys.h"
 #include "contract/limits.h"
+#include "contract/sync/page.h"
 
 namespace gpushm::broker {
 namespace {
@@ -562,6 +564,439 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   record.loaded_bytes = LoadedBytes(buffer);
   record.creator = registry::Name(buffer.policy.creator);
   return record;
+}
+
+// Leases: how many there may be, and their beginning and end (Ledger's members; see ledger.h).
+
+namespace {
+
+// Leases that every container can have whatever the others do; fewer with many containers.
+constexpr uint32_t kReservedLeases = 256;
+
+}  // namespace
+
+// As the server counts connections: what other containers have not used of their shares is theirs.
+Result<void> Ledger::HasRoomForLease(const Client& client, bool wanted) const {
+  if (!wanted) return {};
+  const std::map<std::string, uint32_t>& containers = holdings_.containers();
+  const uint32_t count =
+      std::max({limits_.containers, static_cast<uint32_t>(containers.size()), uint32_t{1}});
+  const uint32_t reserved = std::min(kReservedLeases, limits_.leases / count);
+  const auto own = containers.find(client.container);
+  const uint32_t has = own == containers.end() ? 0 : own->second;
+  if (has < reserved && leases_.size() < limits_.leases) return {};
+  uint64_t taken = uint64_t{reserved} * (count - containers.size());
+  for (const auto& [container, leases] : containers) taken += std::max(leases, reserved);
+  if (taken < limits_.leases) return {};
+  return Fail(Code::kExhausted,
+              Concat("container ", '"', client.container, '"', " has ", has, " leases, the pod ",
+                     leases_.size(), " of ", limits_.leases,
+                     ", and each container keeps a share of ", reserved),
+              "detach what is not used; docs/reference/limits.md");
+}
+
+Result<Lease*> Ledger::FindLease(const Client& client, uint64_t lease_id) {
+  const auto lease = leases_.find(lease_id);
+  if (lease == leases_.end() || lease->second.client.id != client.id) {
+    return Fail(Code::kNotFound, Concat("this client has no lease ", lease_id));
+  }
+  return &lease->second;
+}
+
+bool Ledger::HasWriter(const std::string& name) const {
+  const auto buffer = buffers_.find(name);
+  if (buffer != buffers_.end() && buffer->second.writer_reserved) return true;
+  return holdings_.Name(name).writers > 0;
+}
+
+uint64_t Ledger::AddLease(const Client& client, const std::string& name, uint64_t generation,
+                          Access access, int64_t now_unix_ns, protocol::PeerWay way) {
+  const uint64_t id = next_lease_++;
+  const auto [lease, added] =
+      leases_.emplace(id, Lease{id, client, name, generation, access, now_unix_ns, way});
+  holdings_.AddLease(id, client.id, client.container, name, access == Access::kReadWrite);
+  ++generations_.at(generation).leases;
+  NoteLease(lease->second);
+  return id;
+}
+
+void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
+  const uint64_t generation = lease->second.generation;
+  const Memory& memory = generations_.at(generation).memory;
+  if (memory.is_page() && lease->second.access == Access::kReadWrite) {
+    parted_.push_back({lease->first, lease->second.buffer, died, memory.descriptor.get()});
+  }
+  if (!died) NoteDrop(protocol::LinkDropped::kLease, lease->first);  // Else with its client.
+  const Lease& ended = lease->second;
+  holdings_.EndLease(ended.id, ended.client.id, ended.client.container, ended.buffer,
+                     ended.access == Access::kReadWrite);
+  leases_.erase(lease);
+  --generations_.at(generation).leases;
+  ReleaseIfUnused(generation);
+}
+
+// Memory that applications offer (Ledger's members; see ledger.h). What they say of its size is
+// believed by whoever counts a GPU's memory, so it is held to what the GPU has.
+
+uint64_t Ledger::OfferedBytes(const Memory& memory) {
+  if (memory.pooled || memory.is_page()) return 0;
+  return protocol::OfferedBytes(memory.transport, memory.size_bytes, memory.mapped_bytes);
+}
+
+Result<void> Ledger::HasRoomForOffer(const std::string& name, const Memory& memory) const {
+  if (memory.mapped_bytes > limits_.gpu_bytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat("size: the allocation offered as \"", name, "\" has ", memory.mapped_bytes,
+                       " bytes, its GPU has ", limits_.gpu_bytes),
+                "give the size that cuMemGetAddressRange says, e.g. 2097152");
+  }
+  const uint64_t wanted_bytes = OfferedBytes(memory);
+  if (wanted_bytes <= limits_.gpu_bytes - offered_bytes_) return {};
+  return Fail(Code::kExhausted,
+              Concat('"', name, "\" offers ", wanted_bytes, " bytes, other offers of the pod ",
+                     offered_bytes_, ", their GPU has ", limits_.gpu_bytes),
+              "delete offers that are not used; docs/reference/limits.md");
+}
+
+Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, const Policy& policy,
+                               Memory* memory, int64_t now_unix_ns) {
+  if (buffers_.contains(name)) {
+    return Fail(Code::kAlreadyExists, Concat("there is a buffer \"", name, "\" already"),
+                "delete it first, or take another name");
+  }
+  if (auto room = HasRoomForBuffer(); !room) return std::unexpected(room.error());
+  const Result<Policy> allowed = PolicyOfNew(client, name, policy);
+  if (!allowed) return std::unexpected(allowed.error());
+  memory->pooled = false;
+  if (auto room = HasRoomForOffer(name, *memory); !room) return std::unexpected(room.error());
+  const uint64_t number = next_generation_++;
+  Buffer& buffer = AddBuffer(name, *allowed);
+  Generation& generation = generations_[number];
+  generation.buffer = name;
+  generation.memory = std::move(*memory);
+  generation.created_unix_ns = now_unix_ns;
+  if (generation.memory.transport == protocol::Transport::kCuIpc) {
+    generation.offerer_client = client.id;
+  }
+  offered_bytes_ += OfferedBytes(generation.memory);
+  AddGeneration(number);
+  MakeCurrent(name, buffer, number);
+  NoteGeneration(number);
+  return number;
+}
+
+// Pages of signals, barriers and rings (Ledger's members; see ledger.h).
+
+// Pages are made at once, so that none is under way.
+Result<void> Ledger::HasRoomForPage(uint64_t mapped_bytes) const {
+  if (mapped_bytes <= limits::kAllPagesBytes - std::min(page_bytes_, limits::kAllPagesBytes)) {
+    return {};
+  }
+  return Fail(
+      Code::kExhausted,
+      Concat("the pod's signals, barriers and rings have ", page_bytes_, " of ",
+             limits::kAllPagesBytes, " bytes of host memory, ", mapped_bytes, " more are needed"),
+      "delete some; docs/reference/limits.md");
+}
+
+Result<Ledger::Ticket> Ledger::BeginDeclared(const config::SignalSpec& spec, uint64_t page_bytes) {
+  const Policy policy = Policy::FromSpec(spec);
+  declared_.insert_or_assign(spec.name, policy);
+  return BeginNew(Client{}, spec.name, page_bytes, policy, 0, /*page=*/true);
+}
+
+Result<Ledger::Ticket> Ledger::BeginPage(const Client& client, const std::string& name,
+                                         uint64_t size_bytes, const Policy& policy,
+                                         uint64_t after_generation) {
+  constexpr uint32_t kFlags = protocol::kFlagAttach | protocol::kFlagUnpublished;
+  if (after_generation == 0) {
+    return BeginNew(client, name, size_bytes, policy, kFlags, /*page=*/true);
+  }
+  const auto found = buffers_.find(name);
+  if (found != buffers_.end() && found->second.current != after_generation) {
+    return Fail(Code::kStale,
+                Concat("generation ", after_generation, " of ", '"', name, '"', " is history, ",
+                       found->second.current, " is current"),
+                "open it again");
+  }
+  return BeginNext(client, name, size_bytes,
+                   kFlags | (policy.until_unused ? protocol::kFlagUntilUnused : 0), /*page=*/true);
+}
+
+bool Ledger::IsPage(const std::string& name) const {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || found->second.current == 0) return false;
+  return generations_.at(found->second.current).memory.is_page();
+}
+
+std::vector<Ledger::PageLeases> Ledger::Pages() const {
+  std::map<uint64_t, PageLeases> pages;
+  for (const auto& [number, generation] : generations_) {
+    if (!generation.memory.is_page()) continue;
+    pages[number].name = generation.buffer;
+    pages[number].page = generation.memory.descriptor.get();
+  }
+  for (const auto& [id, lease] : leases_) {
+    const auto page = pages.find(lease.generation);
+    if (page != pages.end()) page->second.leases.insert(id);
+  }
+  std::vector<PageLeases> all;
+  for (auto& [number, page] : pages) all.push_back(std::move(page));
+  return all;
+}
+
+const Memory* Ledger::FindPage(const Client& client, uint64_t lease_id) const {
+  const auto lease = leases_.find(lease_id);
+  if (lease == leases_.end() || lease->second.client.id != client.id) return nullptr;
+  const Memory& memory = generations_.at(lease->second.generation).memory;
+  return memory.is_page() ? &memory : nullptr;
+}
+
+const Memory* Ledger::FindWord(const std::string& signal, uint64_t generation) const {
+  const auto found = generations_.find(generation);
+  if (found == generations_.end() || found->second.leases == 0) return nullptr;
+  const std::string& name = found->second.buffer;
+  const bool named = name == Concat(signal, signal::kWordSuffix);
+  if (!named || declared_.contains(name) || !found->second.memory.pooled) return nullptr;
+  return &found->second.memory;
+}
+
+// The content of buffers: who loads, how far it is, and what a failed load leaves (Ledger's
+// members; see ledger.h).
+
+Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
+                                bool complete) {
+  const Result<Lease*> lease = FindLease(client, lease_id);
+  if (!lease) return std::unexpected(lease.error());
+  if ((*lease)->access != Access::kReadWrite) {
+    return Denied("only a writer can say what the content is", "attach for writing");
+  }
+  const uint64_t number = (*lease)->generation;
+  const auto found = buffers_.find((*lease)->buffer);
+  const bool unpublished = found != buffers_.end() && found->second.pending == number;
+  if (found == buffers_.end() || (found->second.current != number && !unpublished)) {
+    return Fail(Code::kStale, Concat(Quoted((*lease)->buffer), " has another generation by now"));
+  }
+  Buffer& buffer = found->second;
+  const Memory& memory = generations_.at(number).memory;
+  if (memory.is_page()) {
+    return Fail(Code::kInvalidArgument, Concat(Quoted(found->first), " is no buffer"));
+  }
+  if (loaded_bytes > memory.size_bytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat(loaded_bytes, " bytes of content in ", memory.size_bytes));
+  }
+  if (unpublished) {
+    if (!complete) {
+      return Fail(Code::kInvalidArgument, Concat(Quoted(found->first), " is not published"),
+                  "say what it holds once that is complete");
+    }
+    SetContentOf(number, loaded_bytes);
+    return {};
+  }
+  if (buffer.transferring || (buffer.loading_client != 0 && buffer.loading_client != client.id)) {
+    return Fail(Code::kBusy, Concat(Quoted(found->first), " is being loaded by somebody else"),
+                "wait until it is ready");
+  }
+  buffer.state = complete ? BufferState::kReady : BufferState::kLoading;
+  buffer.loading_client = complete ? 0 : client.id;
+  buffer.one_writer_loads = false;
+  buffer.loaded_bytes = loaded_bytes;
+  buffer.failure.clear();
+  if (complete) SetContentOf(number, loaded_bytes);
+  Show(found->first);
+  return {};
+}
+
+void Ledger::SetContentOf(uint64_t generation, uint64_t content_bytes) {
+  generations_.at(generation).content_bytes = content_bytes;
+  NoteContent(generation);
+}
+
+// As the registry and the plugin are told it.
+uint64_t Ledger::LoadedBytes(const Buffer& buffer) const {
+  const bool there =
+      buffer.state == BufferState::kReady || buffer.state == BufferState::kWriterDied;
+  if (!there || buffer.current == 0) return buffer.loaded_bytes;
+  return generations_.at(buffer.current).content_bytes.value_or(0);
+}
+
+uint64_t Ledger::ContentBytes(const std::string& name) const {
+  return registry::ContentBytes(RecordOf(name, buffers_.at(name)));
+}
+
+bool Ledger::MayLoadFirst(const Buffer& buffer, const Client& client) const {
+  return buffer.policy.loads && loaders_.contains(client.container) &&
+         (buffer.state == BufferState::kLoading || buffer.state == BufferState::kFailed);
+}
+
+Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::string& name,
+                                            protocol::Direction direction) {
+  const Result<Buffer*> found = FindBuffer(name);
+  if (!found) return std::unexpected(found.error());
+  Buffer& buffer = **found;
+  const bool by_broker = client.id == 0;
+  const bool first = direction == protocol::Direction::kLoad && MayLoadFirst(buffer, client);
+  if (!by_broker && !first && !buffer.policy.MayAttach(client.container)) {
+    return Denied(Concat("container ", Quoted(client.container), " may not attach ", Quoted(name)),
+                  Concat("add it to buffers.gpushm.io/", name, ": containers"));
+  }
+  if (buffer.current == 0 || buffer.transferring || buffer.loading_client != 0) {
+    return Fail(Code::kBusy, Concat(Quoted(name), " is being made or loaded"), "try again");
+  }
+  const Memory& memory = generations_.at(buffer.current).memory;
+  if (memory.is_page()) {
+    return Fail(Code::kInvalidArgument, Concat(Quoted(name), " is a signal, barrier or ring"),
+                "buffers are loaded and saved");
+  }
+  if (memory.transport != protocol::Transport::kVmm) {
+    return Fail(Code::kUnsupported, Concat(Quoted(name), " was offered with a cuIpc handle"),
+                "load or save it in a container that sees the GPU");
+  }
+  if (direction != protocol::Direction::kLoad) return &memory;
+  // A read-only buffer is read-only for clients; its content comes by exactly this way.
+  if (!by_broker && !first && !buffer.policy.read_only) {
+    if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
+  }
+  if (!by_broker && buffer.policy.read_only && buffer.state != BufferState::kLoading &&
+      buffer.state != BufferState::kFailed) {
+    return Denied(Concat(Quoted(name), " is read-only and has its content"),
+                  "declare it access: many-writers to load it again");
+  }
+  buffer.transferring = true;
+  buffer.one_writer_loads = false;
+  buffer.state_before = std::exchange(buffer.state, BufferState::kLoading);
+  buffer.failure_before = std::exchange(buffer.failure, {});
+  buffer.loaded_bytes = 0;
+  Show(name);
+  return &memory;
+}
+
+void Ledger::TransferProgress(const std::string& name, uint64_t loaded_bytes) {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || !found->second.transferring) return;
+  found->second.loaded_bytes = loaded_bytes;
+  Show(name);
+}
+
+void Ledger::TransferEnded(const std::string& name, const Result<void>& result) {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || !found->second.transferring) return;
+  Buffer& buffer = found->second;
+  buffer.transferring = false;
+  buffer.state = result ? BufferState::kReady : BufferState::kFailed;
+  if (result) {
+    SetContentOf(buffer.current, buffer.loaded_bytes);
+  } else {
+    buffer.failure = result.error().what();
+  }
+  Show(name);
+  RemoveIfUnused(name);
+}
+
+void Ledger::TransferRefused(const std::string& name) {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || !found->second.transferring) return;
+  Buffer& buffer = found->second;
+  buffer.transferring = false;
+  buffer.state = buffer.state_before;
+  buffer.failure = std::move(buffer.failure_before);
+  Show(name);
+  RemoveIfUnused(name);
+}
+
+// What the ledger answers without changing (Ledger's members; see ledger.h).
+
+Policy Policy::FromSpec(const config::BufferSpec& spec) {
+  Policy policy;
+  policy.declared = true;
+  policy.containers.insert(spec.containers.begin(), spec.containers.end());
+  policy.writers.insert(spec.writers.begin(), spec.writers.end());
+  policy.writers_all = spec.writers.empty();
+  policy.read_only = spec.access == config::Access::kReadOnly;
+  policy.one_writer = spec.access == config::Access::kOneWriter;
+  policy.loads = spec.loads;
+  switch (spec.on_writer_exit) {
+    case config::OnWriterExit::kMark:
+      policy.on_writer_exit = protocol::OnWriterExit::kMark;
+      break;
+    case config::OnWriterExit::kKeep:
+      policy.on_writer_exit = protocol::OnWriterExit::kKeep;
+      break;
+    case config::OnWriterExit::kDrop:
+      policy.on_writer_exit = protocol::OnWriterExit::kDrop;
+      break;
+  }
+  return policy;
+}
+
+Policy Policy::FromSpec(const config::SignalSpec& spec) {
+  Policy policy;
+  policy.declared = true;
+  policy.signal = true;
+  policy.containers.insert(spec.containers.begin(), spec.containers.end());
+  policy.writers.insert(spec.writers.begin(), spec.writers.end());
+  policy.writers_all = spec.writers.empty();
+  policy.one_writer = true;
+  policy.on_writer_exit = protocol::OnWriterExit::kKeep;  // Its cell says who is gone.
+  return policy;
+}
+
+std::string Policy::Annotation(const std::string& name) const {
+  return Concat(signal ? config::kSignalsPrefix : config::kBuffersPrefix, name);
+}
+
+bool Policy::MayAttach(const std::string& container) const {
+  return containers.empty() || containers.contains(container);
+}
+
+bool Policy::MayWrite(const std::string& container) const {
+  if (read_only || !MayAttach(container)) return false;
+  return writers_all || writers.contains(container) || (!declared && container == creator);
+}
+
+// ---- looking
+
+std::vector<const Lease*> Ledger::Holders(const std::string& name, uint64_t after_lease_id,
+                                          size_t at_most) const {
+  std::vector<const Lease*> holders;
+  if (name.empty()) {
+    for (auto lease = leases_.upper_bound(after_lease_id);
+         lease != leases_.end() && holders.size() < at_most; ++lease) {
+      holders.push_back(&lease->second);
+    }
+    return holders;
+  }
+  const std::set<uint64_t>& leases = holdings_.Name(name).leases;
+  for (auto id = leases.upper_bound(after_lease_id); id != leases.end() && holders.size() < at_most;
+       ++id) {
+    holders.push_back(&leases_.at(*id));
+  }
+  return holders;
+}
+
+bool Ledger::HasLeases(uint64_t client_id) const {
+  const Holdings::OfClient& held = holdings_.Client(client_id);
+  return !held.leases.empty() || !held.generations.empty();
+}
+
+Ledger::Held Ledger::HeldBy(uint64_t client_id) const {
+  const Holdings::OfClient& held = holdings_.Client(client_id);
+  return {.leases = static_cast<uint32_t>(held.leases.size()), .lease_sum = held.lease_sum};
+}
+
+std::vector<registry::BufferRecord> Ledger::Records() const {
+  std::vector<registry::BufferRecord> records;
+  for (const auto& [name, buffer] : buffers_) {
+    if (buffer.current != 0) records.push_back(RecordOf(name, buffer));
+  }
+  return records;
+}
+
+std::vector<Memory> Ledger::LetGo() {
+  std::vector<Memory> all = TakeFreed();
+  for (auto& [number, generation] : generations_) all.push_back(std::move(generation.memory));
+  return all;
 }
 
 }  // namespace gpushm::broker
