@@ -5,7 +5,7 @@
 
 #include "platform/daemon/log.h"
 #include "plugin/config/listen_address.h"
-#include "plugin/page/page.h"
+#include "plugin/status_page/page.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <memory>
 
+#include "platform/base/bench_samples.h"
 #include "plugin/kubelet/testing/plugin_client.h"
 #include "plugin/testing/sharing.h"
-#include "tests/bench/samples.h"
 
 namespace gpushm::plugin::testing {
 namespace {

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/bench_samples.h"
 #include "platform/base/clock.h"
 #include "platform/daemon/process.h"
 #include "plugin/keeper/testing/statements.h"
 #include "plugin/metrics/exposition.h"
 #include "plugin/testing/plugin_process.h"
 #include "plugin/testing/scrape.h"
-#include "tests/bench/samples.h"
 
 namespace gpushm::plugin::testing {
 namespace {

@@ -12,8 +12,6 @@ import events_check
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = {".h", ".hpp", ".cc", ".c", ".cu", ".py", ".sh", ".cmake", ""}
-MAX_FILE_LINES = 600
-MAX_FUNCTION_LINES = 70
 # Inputs, kept byte for byte: corpora of fuzz targets, pictures.
 BINARY_IS_FINE = re.compile(r"(^|/)corpus/|\.(png|jpg)$")
 
@@ -29,8 +27,6 @@ SLEEP = re.compile(r"\b((sleep|usleep|nanosleep|sleep_for|sleep_until)\s*\("
                    r"|poll\((nullptr|NULL), 0, (?!\d\)))")
 # Where waiting is the thing itself (a GPU's latency, a poll of a growing step), say so in the line.
 SLEEP_IS_MEANT = "// sleep:"
-
-NO_FUNCTION = re.compile(r"(namespace|struct|class|enum|union|extern|using|template)\b")
 
 
 def tree_files():
@@ -51,27 +47,6 @@ def check_text(name, lines):
             yield f"{name}:{number}: space at the end of the line: remove it"
 
 
-def check_size(name, lines):
-    if pathlib.Path(name).suffix in CODE and name != "LICENSE" and len(lines) > MAX_FILE_LINES:
-        yield f"{name}: {len(lines)} lines: split it, {MAX_FILE_LINES} is the limit"
-
-
-def check_functions(name, lines):
-    """In clang-formatted code a function outside a class begins and ends in the first column."""
-    if pathlib.Path(name).suffix not in {".cc", ".c", ".cu"}:
-        return
-    start = None
-    for number, line in enumerate(lines, 1):
-        if line.startswith("}"):
-            if start and number - start >= MAX_FUNCTION_LINES:
-                yield (f"{name}:{start}: a function of {number - start + 1} lines: split it, "
-                       f"{MAX_FUNCTION_LINES} is the limit")
-            start = None
-        elif re.match(r"[A-Za-z]", line):
-            is_function = "(" in line and not line.endswith(";") and not NO_FUNCTION.match(line)
-            start = number if is_function else None
-
-
 def check_header(name, lines):
     if not name.endswith((".h", ".hpp")):
         return
@@ -80,6 +55,38 @@ def check_header(name, lines):
         yield f"{name}: no #pragma once"
     if lines and not lines[0].startswith(("//", "/*")):
         yield f"{name}:1: a header begins with what it promises: add a comment"
+
+
+# What each room of the tree may include, beside itself. The longest prefix of a file's name counts.
+# tests/ joins products and may include everything. CMake's targets are held to the same rules:
+# cmake/Rooms.cmake.
+ROOMS = {
+    "platform": [],
+    "contract": ["platform/base", "platform/yaml"],
+    "runtime": ["contract", "platform/base", "platform/driver", "platform/transfer"],
+    "sidecar/broker": ["contract", "platform"],
+    "sidecar/injector": ["contract", "platform"],
+    "plugin": ["contract", "platform"],
+    # It stands in for the driver, and the driver's tables say which functions that has.
+    "simulator": ["platform/base", "platform/driver"],
+}
+TOPS = ("platform/", "contract/", "runtime/", "sidecar/", "plugin/", "simulator/", "tests/")
+
+
+def is_inside(path, rooms):
+    return any(path.startswith(room + "/") for room in rooms)
+
+
+def check_includes(name, lines):
+    room = next((room for room in ROOMS if is_inside(name, [room])), None)
+    if room is None:
+        return
+    for number, line in enumerate(lines, 1):
+        found = re.match(r'#include "([^"]+)"', line)
+        if found and found[1].startswith(TOPS) and not is_inside(found[1], [room] + ROOMS[room]):
+            yield (f"{name}:{number}: {room}/ may not include {found[1]}: only {room}/"
+                   + "".join(f", {other}/" for other in ROOMS[room])
+                   + "; move what both need to contract/ or platform/")
 
 
 def check_public_header(name, lines):
@@ -119,7 +126,7 @@ def check_tree_in_program(name, lines):
                "COMMAND, where a pack finds it, or label the test `tree`")
 
 
-CHECKS = [check_text, check_size, check_functions, check_header, check_public_header, check_sleep,
+CHECKS = [check_text, check_header, check_includes, check_public_header, check_sleep,
           check_links, check_tree_in_program]
 
 

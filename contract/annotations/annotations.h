@@ -24,6 +24,7 @@
 #include "contract/limits.h"
 #include "platform/base/status.h"
 #include "platform/yaml/error_list.h"
+#include "platform/yaml/quantity.h"
 
 namespace gpushm::config {
 
@@ -82,6 +83,9 @@ struct SignalSpec {
 
   friend bool operator==(const SignalSpec&, const SignalSpec&) = default;
 };
+
+static_assert(limits::kBufferBytes == kMostBytes,
+              "a size that parses is one that a buffer may have");
 
 // Half of what pages may take, at a page of 4 KiB each: every signal can have a successor while the
 // old one is held.

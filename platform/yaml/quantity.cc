@@ -4,7 +4,6 @@
 #include <limits>
 #include <optional>
 
-#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "platform/yaml/config_error.h"
 
@@ -215,12 +214,12 @@ std::expected<uint64_t, std::string> ParseBytes(std::string_view text) {
     case Outcome::kNotWhole:
       return Refuse(text, "does not come out in whole bytes");
     case Outcome::kExact:
-      if (bytes <= limits::kBufferBytes) return bytes;
+      if (bytes <= kMostBytes) return bytes;
       break;
     case Outcome::kTooLarge:
       break;
   }
-  return Refuse(text, Concat("is too large, at most ", FormatBytes(limits::kBufferBytes)));
+  return Refuse(text, Concat("is too large, at most ", FormatBytes(kMostBytes)));
 }
 
 std::expected<uint64_t, std::string> ParseMilliCpus(std::string_view text) {
@@ -241,9 +240,9 @@ std::expected<uint64_t, std::string> ParseMilliCpus(std::string_view text) {
 }
 
 bool IsSameQuantity(std::string_view one, std::string_view other) {
-  constexpr size_t kMostBytes = 64;
+  constexpr size_t kComparedBytes = 64;
   if (one == other) return true;
-  if (one.size() > kMostBytes || other.size() > kMostBytes) return false;
+  if (one.size() > kComparedBytes || other.size() > kComparedBytes) return false;
   // Digits without a suffix of twos and without zeros at their ends are there once for each value.
   const auto read = [](std::string_view text) -> std::optional<Decimal> {
     const auto found = ReadText(text, "");

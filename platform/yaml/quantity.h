@@ -17,6 +17,9 @@
 
 namespace gpushm::config {
 
+// The largest quantity of bytes that is accepted: more than any GPU has.
+inline constexpr uint64_t kMostBytes = uint64_t{64} << 40;
+
 // The value in bytes, zero included, or the reason why not ("\"8GB\" is not a quantity (write 8Gi
 // or 8G)").
 std::expected<uint64_t, std::string> ParseBytes(std::string_view text);

@@ -7,7 +7,6 @@
 #include <random>
 #include <vector>
 
-#include "contract/limits.h"
 #include "platform/base/status.h"
 
 namespace gpushm::config {
@@ -67,7 +66,7 @@ TEST(QuantityTest, Cpus) {
 TEST(QuantityTest, FormattedTextParsesBack) {
   std::mt19937_64 random(7);
   for (int i = 0; i < 20000; ++i) {
-    const uint64_t bytes = (random() >> (random() % 64)) % (limits::kBufferBytes + 1);
+    const uint64_t bytes = (random() >> (random() % 64)) % (kMostBytes + 1);
     const auto parsed = ParseBytes(FormatBytes(bytes));
     ASSERT_TRUE(parsed);
     EXPECT_EQ(*parsed, bytes);
@@ -104,7 +103,7 @@ std::optional<uint64_t> Reference(const std::string& whole, const std::string& f
   uint64_t value = 0;
   for (size_t i = number.size(); i-- > fraction.size();) {
     value = value * 10 + static_cast<uint64_t>(number[i]);
-    if (value > limits::kBufferBytes) return std::nullopt;
+    if (value > kMostBytes) return std::nullopt;
   }
   return value;
 }

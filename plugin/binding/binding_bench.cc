@@ -13,8 +13,8 @@
 #include <queue>
 #include <random>
 
+#include "platform/base/bench_samples.h"
 #include "plugin/binding/book.h"
-#include "tests/bench/samples.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <vector>
 
+#include "platform/base/bench_samples.h"
 #include "plugin/kubelet/testing/fixture.h"
 #include "plugin/kubelet/testing/plugin_client.h"
-#include "tests/bench/samples.h"
 
 namespace gpushm::plugin::kubelet::testing {
 namespace {

@@ -13,11 +13,11 @@
 #include <thread>
 #include <vector>
 
+#include "platform/base/bench_samples.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "sidecar/injector/testing/pods.h"
 #include "sidecar/injector/testing/process.h"
-#include "tests/bench/samples.h"
 
 namespace gpushm::injector::testing {
 namespace {

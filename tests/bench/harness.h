@@ -21,11 +21,11 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/bench_samples.h"
 #include "platform/base/status.h"
 #include "platform/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "tests/bench/process.h"
-#include "tests/bench/samples.h"
 
 namespace gpushm::bench {
 

@@ -1,5 +1,5 @@
 // What the browser's tests (tests/page) cannot see: that the joined page came whole into C++.
-#include "plugin/page/page.h"
+#include "plugin/status_page/page.h"
 
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>

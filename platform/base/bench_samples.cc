@@ -1,4 +1,4 @@
-#include "tests/bench/samples.h"
+#include "platform/base/bench_samples.h"
 
 #include <algorithm>
 #include <cmath>
