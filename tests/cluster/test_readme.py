@@ -1,5 +1,5 @@
-"""README, followed to the letter: by somebody who has the chart's package and not this tree, and by
-somebody who has the tree."""
+"""docs/start/kubernetes.md, followed to the letter: by somebody who has the chart's package and not
+this tree, and by somebody who has the tree."""
 
 import re
 import shutil
@@ -17,10 +17,9 @@ import try_it
 def commands():
     """The first block under the heading, a command a line, as it reads without a GPU; images come from
     nowhere, and are here."""
-    part = (ROOT / "README.md").read_text().partition("\n## On Kubernetes\n")[2]
+    part = (ROOT / "docs/start/kubernetes.md").read_text().partition("\n## Install\n")[2]
     lines = re.search(r"\n```\n(.*?)\n```\n", part, re.DOTALL)[1].splitlines()
-    option = re.search(r"no GPU: add `([^`]+)` to the fourth command, and leave out the third",
-                       part)[1]
+    option = re.search(r"leave out the third command and add `([^`]+)` to the fourth", part)[1]
     lines[3] = lines[3].replace("registry.example/team", "registry.invalid") + f" {option}"
     return lines
 
