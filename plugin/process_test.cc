@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "plugin/keeper/testing/fake_broker.h"
@@ -73,6 +75,20 @@ class ProcessTest : public ::testing::Test {
   bool WaitReleased() {
     return testing::WaitUntil(kLongMs,
                               [this] { return node_.Specs().empty() && node_.Links().empty(); });
+  }
+  // That so many threads of the plugin were seen in a sleep: its own code has none, a function of
+  // the simulated driver that hangs has.
+  bool WaitForSleepers(size_t count) const {
+    std::set<std::string> seen;
+    return testing::WaitUntil(kLongMs, [&] {
+      for (const auto& task :
+           std::filesystem::directory_iterator(Concat("/proc/", plugin_->pid(), "/task"))) {
+        std::ifstream file(task.path() / "syscall");
+        long number = -1;
+        if (file >> number && number == SYS_clock_nanosleep) seen.insert(task.path().filename());
+      }
+      return seen.size() >= count;
+    });
   }
   std::string Log() const { return plugin_->Log(); }
 
@@ -396,7 +412,7 @@ TEST_F(ProcessTest, AReloadWhileNvmlHangsHoldsNothingElseUp) {
   ASSERT_TRUE(WaitUsable());
   Faults("hang: {nvmlDeviceGetMemoryInfo: 600000}\n");
   plugin_->Signal(SIGHUP);
-  usleep(500'000);  // sleep: nothing tells that what samples the GPUs hangs as well
+  ASSERT_TRUE(WaitForSleepers(2)) << "what samples the GPUs hangs, and the reload";
   const std::string pod = kubelet_.AddPod(SharingPod("pod", 2));
   EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << plugin_->Log();
   plugin_->Signal(SIGTERM);

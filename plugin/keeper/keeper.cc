@@ -45,22 +45,13 @@ Keeper::Keeper(Options options, std::unique_ptr<EventLoop> loop)
 Keeper::~Keeper() {
   std::map<std::string, std::shared_ptr<Closing>> closings;
   OnLoop([&] {
-    for (const auto& [name, link] : links_) closings[name] = link->closing();
-    links_.clear();
-    // A thread that waits for a FUSE daemon keeps this process from ending, SIGKILL or not, and so
-    // a successor from starting. The wait for a socket ends with the process.
-    for (const auto& [name, closing] : closings) {
-      for (const Closing::Held& held : closing->HeldUp(0)) {
-        if (held.is_socket) continue;
-        const Result<void> aborted = AbortFuse(held.device);
-        if (aborted) continue;
-        LogError("close-held-up", {{"allocation", name},
-                                   {"thread", held.thread},
-                                   {"file_system", held.Where()},
-                                   {"aborted", false},
-                                   {"reason", aborted.error().ToString()}});
-      }
+    for (const auto& [name, link] : links_) {
+      closings[name] = link->closing();
+      // A thread that waits for a FUSE daemon keeps this process from ending, SIGKILL or not, and
+      // so a successor from starting. The wait for a socket ends with the process.
+      link->AbortHeldUp(0, /*sockets=*/false);
     }
+    links_.clear();
   });
   loop_->Stop();
   thread_.join();

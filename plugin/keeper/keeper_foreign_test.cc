@@ -197,6 +197,20 @@ TEST_F(KeeperForeignTest, ItsFileSystemIsAborted) {
   ExpectUnharmed();
 }
 
+TEST_F(KeeperForeignTest, TheLogNamesThePod) {
+  ASSERT_NO_FATAL_FAILURE(Begin(50));
+  folder_.Add("m0007");
+  ASSERT_TRUE(keeper_->Open("m0007", {.gpu = kGpu, .pool_bytes = kGiB, .pod = "shop/cart"}));
+  ::testing::internal::CaptureStderr();
+  SendMemory("m0007");
+  EXPECT_TRUE(Eventually([&] { return Look("m0007").closing == 0; }));
+  keeper_.reset();
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, ::testing::HasSubstr("close-held-up"));
+  EXPECT_THAT(log, ::testing::HasSubstr("pod=shop/cart"));
+  EXPECT_THAT(log, ::testing::HasSubstr("aborted=true"));
+}
+
 // Other pods use it, and its daemon may be somebody's who is merely slow.
 TEST_F(KeeperForeignTest, AFileSystemOfTheNodeIsNotAborted) {
   ASSERT_NO_FATAL_FAILURE(Begin(20));
@@ -258,6 +272,7 @@ TEST_F(KeeperForeignTest, ItsEndAbortsWhatIsHeldUp) {
   SendMemory("m0000");
   ASSERT_TRUE(fuse_->WaitUntilHung());
   keeper_.reset();
+  EXPECT_EQ(Count(ForeignStep::kAborted), 1);
   // Before it was aborted this would hang.
   Process asks([&] {
     struct stat file{};

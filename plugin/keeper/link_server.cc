@@ -351,10 +351,9 @@ void LinkServer::WatchClosing() {
   foreign_timer_ = loop_->After(settings_.foreign_ms, [this] { LookAtForeign(); });
 }
 
-void LinkServer::LookAtForeign() {
-  foreign_timer_ = 0;
-  const std::vector<Closing::Held> held = closing_->HeldUp(settings_.foreign_ms);
-  for (const Closing::Held& one : held) {
+void LinkServer::AbortHeldUp(int64_t held_ms, bool sockets) {
+  for (const Closing::Held& one : closing_->HeldUp(held_ms)) {
+    if (one.is_socket && !sockets) continue;
     const Result<void> aborted =
         one.is_socket ? Fail(Code::kUnsupported, "a socket that lingers (SO_LINGER) is no file")
                       : AbortFuse(one.device);
@@ -370,6 +369,11 @@ void LinkServer::LookAtForeign() {
               {"aborted", aborted.has_value()},
               {"reason", aborted ? "a FUSE daemon did not answer" : aborted.error().ToString()}});
   }
+}
+
+void LinkServer::LookAtForeign() {
+  foreign_timer_ = 0;
+  AbortHeldUp(settings_.foreign_ms, /*sockets=*/true);
   if (closing_->HeldUp(0).empty()) {
     foreign_told_.clear();
     return;

@@ -126,6 +126,9 @@ class LinkServer {
   bool finished() const { return !granted_ && !broker_ && closing_->pending() == 0; }
   // Of what was kept; to wait for.
   const std::shared_ptr<Closing>& closing() const { return closing_; }
+  // Ends the FUSE file systems whose daemons have held up a close for `held_ms`, and logs and
+  // counts each; with `sockets` also logs sockets that do, which nothing can end.
+  void AbortHeldUp(int64_t held_ms, bool sockets);
   LinkView Look();
   // Physical bytes of what is kept.
   uint64_t kept_bytes() const;

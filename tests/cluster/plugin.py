@@ -167,6 +167,14 @@ class Plugin:
 
     # ------------------------------------------------------------ what it leaves on the node
 
+    def wait_hanging(self):
+        """Until a thread of the plugin waits in the kernel for a disk (state D)."""
+        def hangs():
+            tasks = pathlib.Path(f"/proc/{self.process().pid}/task").iterdir()
+            return any((task / "stat").read_text().rpartition(")")[2].split()[0] == "D"
+                       for task in tasks)
+        wait_until("no thread of the plugin waits for the disk", 30, hangs)
+
     def specs(self):
         """Of bindings; what all containers share stays."""
         folder = self._cluster.on_node("/run/cdi")

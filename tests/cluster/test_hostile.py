@@ -2,6 +2,7 @@
 
 import subprocess
 
+import scrape
 from case import container, pod
 from gpu_pods import gpu_pod
 from plugin import MEMORY
@@ -66,6 +67,9 @@ class HostilePodsTest(PluginCase):
             self.run_pod(gpu_pod(name))
             self.use(name)
             self.use("old")
+            page = scrape.Page(self.api, "plugin")
+            self.assertTrue(page.series("gpushm_buffer_info", pod=name), "it is not scraped")
+            self.assertTrue(page.series("gpushm_plugin_foreign_descriptors_total"))
             self.delete_pods(name)
         now = self.plugin.pod()["status"]["containerStatuses"][0]
         self.assertEqual(now["containerID"], plugin["containerID"], "the plugin was restarted")
@@ -74,3 +78,5 @@ class HostilePodsTest(PluginCase):
         self.run_pod(gpu_pod("next"))
         self.use("next")
         self.delete_pods(*(f"hostile-{kind}" for kind, _ in kinds), namespace=hostile)
+        self.delete_pods("old", "next")
+        self.plugin.wait_released()  # Its memory is free again.

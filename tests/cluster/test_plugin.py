@@ -88,7 +88,7 @@ class DiskTest(PluginCase):
         try:
             self.create(gpu_pod("hangs"))
             self.wait_event("hangs", "already present on machine")
-            time.sleep(1)  # Until its sidecar's PreStartContainer is there.
+            self.plugin.wait_hanging()  # Its sidecar's PreStartContainer is at the disk.
             self.create(gpu_pod("rejected"))
             self.run_pod(pod("plain", container("a")))
             rejected = self.wait_phase("rejected", "Failed")

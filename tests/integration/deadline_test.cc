@@ -1,6 +1,6 @@
 // Goal: a call ends at its deadline, also a short one, when the broker is stopped and answers
 // nobody. Method: a real broker and SIGSTOP. A deadline is a promise in time, so time is measured:
-// the least of some calls, which other load on the machine cannot make too short.
+// the least of up to twenty calls, which other load on the machine cannot make too short.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -21,8 +21,8 @@ namespace gpushm::integration {
 namespace {
 
 constexpr int64_t kShortMs = 50;
-// Well below the second that the library grants to what is not the point of a call.
-constexpr int64_t kLateMs = 500;
+// A call that holds its deadline to within its length.
+constexpr int64_t kLateMs = 2 * kShortMs;
 
 template <typename T>
 T Sized() {
@@ -80,15 +80,15 @@ class DeadlineTest : public SharedBrokerTest {
     return gpushm_wait(client_, "never", 0, &options, nullptr);
   }
 
-  // The least of three.
+  // The least of up to twenty calls: no more of them once one was in time.
   static int64_t TakesMs(const std::function<gpushm_status()>& call) {
-    int64_t least_ns = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 3; ++i) {
+    int64_t least_ms = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < 20 && least_ms >= kLateMs; ++i) {
       const int64_t begun_ns = MonotonicNs();
       EXPECT_NE(call(), GPUSHM_OK);
-      least_ns = std::min(least_ns, MonotonicNs() - begun_ns);
+      least_ms = std::min(least_ms, (MonotonicNs() - begun_ns) / 1'000'000);
     }
-    return least_ns / 1'000'000;
+    return least_ms;
   }
 
   gpushm_client* client_ = nullptr;
