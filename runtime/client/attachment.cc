@@ -30,7 +30,7 @@ void Attachment::See(const RegistryHandle::Reader& reader, uint32_t slot, uint64
     latest = sightings_.back().get();
     reader_ = reader;
   }
-  // A thread that loads an older version with this Sighting takes the slow way once more.
+  // A thread that loads an older version with this Sighting takes the slow path one more time.
   latest->ready_version.store(ready ? version : kNever, std::memory_order_relaxed);
   latest->version.store(orphaned() ? kNever : version, std::memory_order_relaxed);
   // Pairs with the acquire load of Latest().
@@ -48,7 +48,7 @@ std::optional<Code> Attachment::CurrentSlow() const {
   }
   if (found->record.generation > facts_.generation) return Code::kStale;
   if (found->record.generation < facts_.generation) {
-    // An older generation shows while this one waits for its publish.
+    // An older generation is visible until this one is published.
     if (unpublished()) return std::nullopt;
     return Code::kStale;
   }

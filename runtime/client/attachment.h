@@ -1,14 +1,14 @@
-// One use of one generation of a buffer by this process: the mapping, the lease, and whether it is
-// still what stands behind the name.
+// One generation of a buffer as this process uses it: the mapping, the lease, and whether the name
+// still refers to this generation.
 //
-// Threads: the functions of this class from any thread. Fields are guarded as said at each.
+// Threads: any thread may call the functions of this class. Each field says how it is guarded.
 //
 // Invariants
 //   (1) The mapping lives as long as the object: nothing that the broker does ends it.
-//   (2) sighting_ is never null. A replaced Sighting stays until the end of the attachment, so that
-//       Current() needs no lock; one is added for each broker restart that the bytes survived. It
-//       costs some bytes and addresses; the memory of the former broker's registry goes.
-//   (3) Orphaned is for ever.
+//   (2) sighting_ is never null. A replaced Sighting stays until the attachment ends, so that
+//       Current() needs no lock. Each broker restart that the bytes survive adds one. A Sighting
+//       costs a few bytes and addresses; the memory of the former broker's registry is freed.
+//   (3) An orphaned attachment stays orphaned.
 #pragma once
 
 #include <cuda.h>
@@ -35,10 +35,10 @@ namespace gpushm::client {
 
 class Client;
 
-// A lease of the broker, by the connection that it came over.
+// A lease that the broker granted, and the connection over which it came.
 struct Lease {
   uint64_t serial = 0;
-  uint64_t id = 0;  // 0: none.
+  uint64_t id = 0;  // 0: no lease.
 };
 
 class Attachment {
@@ -64,39 +64,39 @@ class Attachment {
 
   const Facts& facts() const { return facts_; }
   const Handle& handle() const { return handle_; }
-  // At the last detach, which may have to wait for work before the object ends.
+  // Called at the last detach. The object may live on until pending work ends.
   void RetireHandle() { handle_.Retire(); }
-  // Null: a buffer.
+  // Null for a buffer.
   PageMapping* page() const {
     const auto* const page = std::get_if<std::unique_ptr<PageMapping>>(&memory_);
     return page == nullptr ? nullptr : page->get();
   }
-  // Whether its mapping can end without a wait for work in streams.
+  // Whether the mapping can end without waiting for work in streams.
   bool CanEnd() { return AllPassed(&fences) && (page() == nullptr || page()->CanEnd()); }
 
-  // No failure while this is what stands behind the name; else kStale or kOrphaned. One load when
-  // nothing changed since the last call.
+  // No error while the name still refers to this generation; otherwise kStale or kOrphaned. It
+  // costs one load if nothing changed since the last call.
   std::optional<Code> Current() const { return IsKnownCurrent() ? std::nullopt : CurrentSlow(); }
-  // Whether it is so by that one load; false says nothing.
+  // Whether that one load shows that it is current. False means "unknown".
   bool IsKnownCurrent() const noexcept {
     const Sighting& seen = Latest();
     return seen.Shows(seen.version.load(std::memory_order_relaxed));
   }
-  // Whether the record was seen current and with content, and is unchanged since. One load.
+  // Whether the record was current and had content, and has not changed since. One load.
   bool IsUnchangedAndReady() const;
-  // Of this generation: as the broker shows it, or as it was last seen or said here.
+  // Of this generation: as the broker reports it, or else the last value seen or set here.
   uint64_t ContentBytes() const;
   void NoteContent(uint64_t content_bytes) const {
     content_bytes_.store(content_bytes, std::memory_order_relaxed);
   }
-  // Of the name now; 0: it is gone. Also 0 while unpublished.
+  // The current state of the name. 0 if the name is gone or this generation is unpublished.
   uint32_t State() const;
   bool device_lost() const;
 
-  // Remembers what a look-up in `reader` said of this generation.
+  // Records what a look-up in `reader` found about this generation.
   void NoteSeen(const RegistryHandle::Reader& reader, const registry::Found& found);
 
-  // Another broker, or another connection, has taken the lease over.
+  // Another broker or another connection has taken over the lease.
   void Adopt(RegistryHandle::Reader reader, Lease lease);
   void Orphan();
   bool orphaned() const { return orphaned_.load(std::memory_order_acquire); }
@@ -105,24 +105,24 @@ class Attachment {
 
   Lease lease() const;
 
-  // With the client's table lock.
+  // Guarded by the client's table lock.
   uint32_t count = 1;
   std::vector<StreamFence> fences;
 
  private:
-  // Where the record was last seen. Versions move, the rest does not.
+  // Where the record was last seen. Only the versions change.
   struct Sighting {
     bool Shows(uint64_t expected) const noexcept {
       // Pairs with the release store of PublishSlot and WithdrawSlot.
       return expected != kNever && word->load(std::memory_order_acquire) == expected;
     }
-    std::shared_ptr<const void> addresses;  // Of `word`.
+    std::shared_ptr<const void> addresses;  // Keeps the memory of `word` mapped.
     const registry::Word* word;             // The slot's version in the segment.
     uint32_t slot;
     std::atomic<uint64_t> version;        // kNever: not seen.
-    std::atomic<uint64_t> ready_version;  // At which the state allowed use.
+    std::atomic<uint64_t> ready_version;  // The version at which the state allowed use.
   };
-  // Odd: no live record ever has it.
+  // An odd value, which no live record ever has.
   static constexpr uint64_t kNever = ~uint64_t{0};
 
   const Sighting& Latest() const { return *sighting_.load(std::memory_order_acquire); }

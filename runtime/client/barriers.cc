@@ -16,11 +16,12 @@ using signal::Point;
 Result<std::unique_ptr<Barrier>> Barrier::Open(Client* client, std::string_view name,
                                                uint32_t participants, const Wait& wait) {
   if (participants < 1 || participants > limits::kCells) {
-    return Fail(Code::kInvalidArgument, Concat("a barrier for ", participants, " participants"),
-                Concat("give 1 to ", limits::kCells));
+    return Fail(Code::kInvalidArgument,
+                Concat("number of participants is ", participants, " participants"),
+                Concat("use a number from 1 to ", limits::kCells));
   }
-  return UntilOpen(wait, Concat("to join \"", name, '"'),
-                   "make the barrier for more, or wait longer",
+  return UntilOpen(wait, Concat("to join barrier \"", name, '"'),
+                   "make the barrier with more participants, or use a longer timeout",
                    [&] { return JoinOrFollow(client, name, participants, wait); });
 }
 
@@ -38,14 +39,14 @@ Result<std::unique_ptr<Barrier>> Barrier::JoinOrFollow(Client* client, std::stri
   const uint32_t cells = page->page().cells();
   if (cells != participants) {
     return Fail(Code::kInvalidArgument,
-                Concat('"', name, "\" is for ", cells, " participants, not for ", participants),
-                "all give the same number, or take another name");
+                Concat('"', name, "\" has ", cells, " participants, not ", participants),
+                "use the same number of participants in all processes, or use another name");
   }
   auto joined = signal::Barrier::Join(page->page(), page->lease());
   if (joined) {
     return std::unique_ptr<Barrier>(new Barrier(std::move(*page), std::move(*joined)));
   }
-  // One that is about to be told dead may be among them.
+  // A participant that has died, but is not marked as dead yet, may hold a place.
   if (joined.error().code() == Code::kExhausted) {
     return Fail(Code::kBusy, joined.error().what(), joined.error().remedy());
   }
@@ -70,8 +71,8 @@ Result<void> Barrier::Close() {
   {
     const std::lock_guard lock(mutex_);
     if (StreamIsToArrive() || (signal::Read(own()).ended() && page_.HasPendingStores())) {
-      return Fail(Code::kBusy, "a stream of this process is still to arrive",
-                  "synchronise the stream, then close it");
+      return Fail(Code::kBusy, "a stream of this process has not arrived yet",
+                  "synchronise the stream, then close the barrier");
     }
     Leave();
   }
@@ -85,7 +86,7 @@ bool Barrier::StreamIsToArrive() const {
   return !reading.ended() && reading.value < participant_.arrived();
 }
 
-// Not before a stream has arrived: its store would come after the end of the counter.
+// Not before the stream has arrived: otherwise its store would come after the counter's end.
 void Barrier::Leave() {
   if (!StreamIsToArrive()) signal::EndCell(own(), page_.lease(), CellState::kLeft);
   for (uint32_t i = 0; i < page_.page().cells(); ++i) signal::KeepPoison(page_.cell(i));
@@ -106,8 +107,8 @@ Result<void> Barrier::WaitOnHost(const Deadline& deadline) {
     if (waited_for_ == 0) {
       if (auto may = MayArrive(); !may) return may;
       if (StreamIsToArrive()) {
-        return Fail(Code::kBusy, "a stream of this process is still to arrive",
-                    "synchronise the stream first, or let it arrive here, too");
+        return Fail(Code::kBusy, "a stream of this process has not arrived yet",
+                    "synchronise the stream first, or let the stream arrive at this point, too");
       }
       const auto arrived = participant_.Arrive();
       if (!arrived) return std::unexpected(arrived.error());
@@ -128,31 +129,32 @@ Result<void> Barrier::WaitOnHost(const Deadline& deadline) {
 
 std::string Barrier::WhoIsMissing(uint64_t point) const {
   std::vector<uint64_t> missing = participant_.Missing(point);
-  std::erase(missing, 0U);  // They have yet to join.
+  std::erase(missing, 0U);  // These have not joined yet.
   return missing.empty() ? "" : Concat("; missing: ", page_.WhoAre(missing));
 }
 
 Result<void> Barrier::MayWaitOnStream(CUstream stream) {
   if (auto may = MayArrive(); !may) return may;
   if (waited_for_ != 0) {
-    return Fail(Code::kBusy, Concat("the host still waits for point ", waited_for_),
-                "pass it first: gpushm_barrier_wait");
+    return Fail(Code::kBusy, Concat("the host is still waiting for point ", waited_for_),
+                "call gpushm_barrier_wait until it has passed that point");
   }
   if (stream != last_stream_ && StreamIsToArrive()) {
-    return Fail(Code::kBusy, "another stream of this process is still to arrive",
-                "use one stream, or synchronise the other one first");
+    return Fail(Code::kBusy, "another stream of this process has not arrived yet",
+                "use a single stream, or synchronise the other stream first");
   }
   for (uint32_t i = 0; i < page_.page().cells(); ++i) {
     if (i == participant_.cell()) continue;
     const signal::Cell& other = page_.cell(i);
-    // Nobody would end the wait for one that never comes.
+    // Nothing would end the wait for a participant that never joins.
     if (signal::Read(other).state == CellState::kFree) {
       return Fail(Code::kBusy, "not all participants have joined",
-                  "pass a first point on the host: gpushm_barrier_wait");
+                  "pass the first point on the host with gpushm_barrier_wait");
     }
     if (page_.IsOwn(other)) {
-      return Fail(Code::kInvalidArgument, "another participant is in this process",
-                  "let one take part for the process, and its streams wait for events");
+      return Fail(Code::kInvalidArgument, "another participant of the barrier is in this process",
+                  "let one participant act for the whole process, "
+                  "and let its streams wait for events");
     }
   }
   return {};
@@ -160,7 +162,7 @@ Result<void> Barrier::MayWaitOnStream(CUstream stream) {
 
 Result<void> Barrier::WaitOnStream(CUstream stream) {
   if (auto usable = page_.CheckStream(stream); !usable) return usable;
-  // Held over the calls: the stream gets arrivals in the order of the points.
+  // Held over the calls, so that the stream gets the arrivals in the order of the points.
   const std::lock_guard lock(mutex_);
   if (auto may = MayWaitOnStream(stream); !may) return may;
   StreamWaits& waits = StreamWaits::Instance();

@@ -1,13 +1,13 @@
-// A barrier as this process takes part in it. What the page says and why it is safe is in
-// contract/sync/barrier.h.
+// A barrier in which this process takes part. contract/sync/barrier.h describes the sync page, and
+// why it is safe.
 //
 // Threads: any thread may call any function; Close is the last call.
 //
 // Invariants
-//   (1) The participant's counter only grows: it arrives by one stream at a time, and on the host
-//       when no stream is still to arrive.
-//   (2) Who learns that the barrier is broken leaves it, so that streams of others that wait for
-//       this participant end as well.
+//   (1) The participant's value only grows: only one stream at a time arrives, and the host arrives
+//       only when no stream has yet to arrive.
+//   (2) A participant that finds the barrier broken leaves it, so that streams of others that wait
+//       for it end as well.
 #pragma once
 
 #include <cuda.h>
@@ -30,22 +30,22 @@ namespace gpushm::client {
 
 class Barrier {
  public:
-  // Joins the barrier of that name; makes it if it is not there, or if a participant has ended.
+  // Joins the barrier of that name. Makes it if there is none, or if a participant has ended.
   static Result<std::unique_ptr<Barrier>> Open(Client* client, std::string_view name,
                                                uint32_t participants, const Wait& wait);
-  // kBusy: streams of this process still use it. After a success the object may go.
+  // kBusy: streams of this process still use it. After success the object may be destroyed.
   Result<void> Close();
 
   // Arrives and waits for the others. After kTimeout a further call waits for the same point.
   Result<void> WaitOnHost(const Deadline& deadline);
-  // The stream arrives where its work is done, and waits for the others.
+  // The stream arrives once its earlier work is done, then waits for the others.
   Result<void> WaitOnStream(CUstream stream);
-  // Whether the last point was passed. kBusy: not yet. kEnded, kPeerDied: it never will be.
+  // Whether the last point has passed. kBusy: not yet. kEnded, kPeerDied: it never will.
   Result<void> Check();
 
   struct Facts {
     uint64_t generation;
-    uint64_t point;  // The last one that this participant was told to arrive at.
+    uint64_t point;  // The last point at which this participant arrived or is to arrive.
     uint32_t participants;
     uint32_t joined;
     uint32_t cell;
@@ -64,19 +64,19 @@ class Barrier {
                                                        uint32_t participants, const Wait& wait);
 
   std::string WhoIsMissing(uint64_t point) const;
-  // All with mutex_.
+  // All of these require mutex_.
   signal::Cell& own() const { return page_.cell(participant_.cell()); }
   bool StreamIsToArrive() const;
   Result<void> MayArrive();
   Result<void> MayWaitOnStream(CUstream stream);
   Result<void> PutOn(CUstream stream, const std::vector<signal::Point>& others);
-  // Also lets streams go on that wait for others which have ended.
+  // Also releases streams that wait for participants which have ended.
   void Leave();
 
   OpenPage page_;
   mutable std::mutex mutex_;
-  signal::Barrier participant_;     // Under mutex_, but for Wait.
-  uint64_t waited_for_ = 0;         // Under mutex_: point of the host that was not passed yet.
+  signal::Barrier participant_;     // Under mutex_, except for Wait.
+  uint64_t waited_for_ = 0;         // Under mutex_: the host's point that has not passed yet.
   CUstream last_stream_ = nullptr;  // Under mutex_.
 };
 

@@ -1,4 +1,4 @@
-// A GPU's primary context, borrowed for a call of the library.
+// A GPU's primary context, borrowed for one call of the library.
 //
 // Threads: an object belongs to the thread that made it.
 #pragma once
@@ -13,8 +13,9 @@
 
 namespace gpushm::client {
 
-// The device's primary context, current on this thread for the time; the thread's own comes back.
-// Costs what PrimaryContext does where the process has none.
+// Makes the device's primary context current on this thread while the object lives; the destructor
+// restores the thread's own context. If the process has no context yet, this costs as much as
+// PrimaryContext does.
 class BorrowedContext {
  public:
   static Result<BorrowedContext> Push(const CudaApi& api, CUdevice device) {

@@ -15,16 +15,17 @@ namespace {
 
 Result<AttachOptions> ToOptions(const gpushm_attach_options& given) {
   if (given.access > GPUSHM_READ_WRITE) {
-    return Fail(Code::kInvalidArgument, Concat("unknown access ", given.access),
-                "GPUSHM_READ or GPUSHM_READ_WRITE");
+    return Fail(Code::kInvalidArgument, Concat("invalid attach_options.access ", given.access),
+                "use GPUSHM_READ or GPUSHM_READ_WRITE");
   }
   if ((given.reserved | given.reserved1) != 0) {
-    return Fail(Code::kInvalidArgument, "attach_options.reserved is not 0");
+    return Fail(Code::kInvalidArgument, "attach_options.reserved and reserved1 must be 0");
   }
   if (given.stage > 1 || (given.stage == 1 && (given.access == GPUSHM_READ_WRITE ||
                                                std::popcount(given.peer_devices) != 1))) {
-    return Fail(Code::kInvalidArgument, "attach_options.stage is for one GPU that reads",
-                "stage = 1, access = GPUSHM_READ, peer_devices = 1 << ordinal");
+    return Fail(Code::kInvalidArgument,
+                "attach_options.stage needs read access and exactly one peer GPU",
+                "set stage = 1, access = GPUSHM_READ and peer_devices = 1 << ordinal");
   }
   return AttachOptions{.access = ToAccess(given.access),
                        .generation = given.generation,
@@ -81,16 +82,18 @@ gpushm_status gpushm_current(const gpushm_attachment* attachment) {
   if (entered != GPUSHM_OK || !code) return entered;
   switch (*code) {
     case Code::kStale:
-      return gc::RememberStatic(GPUSHM_STALE, "another generation is behind the name now, or none",
-                                "attach again, then detach this one");
+      return gc::RememberStatic(
+          GPUSHM_STALE,
+          "the buffer was replaced or deleted: its name no longer refers to this generation",
+          "attach again, then detach this attachment");
     case Code::kOrphaned:
       return gc::RememberStatic(GPUSHM_ORPHANED,
-                                "the broker that gave this attachment is gone, and its successor "
-                                "does not have these bytes",
-                                "attach again, then detach this one");
+                                "the broker restarted without these bytes: the mapping "
+                                "stays valid, but no other process can attach to them",
+                                "attach again, then detach this attachment");
     default:
-      return gc::RememberStatic(static_cast<gpushm_status>(*code), "the registry could not be read",
-                                "try again");
+      return gc::RememberStatic(static_cast<gpushm_status>(*code),
+                                "the registry of the pod's buffers could not be read", "try again");
   }
 }
 
@@ -137,7 +140,8 @@ gpushm_status gpushm_detach(gpushm_attachment* attachment, const gpushm_detach_o
     if (given->defer > 1 || given->reserved != 0 ||
         (given->streams == nullptr && given->stream_count != 0)) {
       return Fail(Code::kInvalidArgument,
-                  "detach_options: defer is 0 or 1, reserved 0, streams as many as stream_count");
+                  "detach_options: defer must be 0 or 1, reserved must be 0, "
+                  "and streams must not be NULL unless stream_count is 0");
     }
     std::vector<CUstream> streams;
     for (size_t i = 0; i < given->stream_count; ++i) {

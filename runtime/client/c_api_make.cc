@@ -17,9 +17,10 @@ Result<MakeOptions> ToMakeOptions(const Options& given) {
   if (given.writers > GPUSHM_WRITERS_ALL || given.one_writer > 1 ||
       given.on_writer_exit > GPUSHM_DROP) {
     return Fail(Code::kInvalidArgument,
-                Concat("unknown option: writers ", given.writers, ", one_writer ", given.one_writer,
+                Concat("unknown value: writers ", given.writers, ", one_writer ", given.one_writer,
                        ", on_writer_exit ", given.on_writer_exit),
-                "see gpushm_writers and gpushm_on_writer_exit");
+                "use the values of gpushm_writers and gpushm_on_writer_exit; "
+                "one_writer is 0 or 1");
   }
   return MakeOptions{.writers_all = given.writers == GPUSHM_WRITERS_ALL,
                      .one_writer = given.one_writer != 0,
@@ -35,7 +36,7 @@ Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_
   if (!given) return std::unexpected(given.error());
   auto making = ToMakeOptions(*given);
   if (!making) return std::unexpected(making.error());
-  if (given->unpublished > 1) return CheckArgument(false, "create_options.unpublished is 0 or 1");
+  if (given->unpublished > 1) return CheckArgument(false, "unpublished must be 0 or 1");
   making->unpublished = given->unpublished != 0;
   const auto wait = Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
@@ -55,7 +56,7 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
                       const gpushm_transfer_options* options, gpushm_transfer_result* result) {
   if (name == nullptr) return CheckArgument(false, "name is NULL");
   if (path == nullptr && options == nullptr) {
-    return CheckArgument(false, "path is NULL, and no options name a descriptor");
+    return CheckArgument(false, "path is NULL, and transfer_options name no descriptor");
   }
   if (result != nullptr) {
     if (auto valid = CheckStructSize(result->struct_size, "result"); !valid) return valid;
@@ -64,18 +65,20 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
   if (!given) return std::unexpected(given.error());
   if (given->way > GPUSHM_WAY_BROKER || given->reserved != 0 || given->reserved1 != 0 ||
       given->whole > 1) {
-    return CheckArgument(
-        false, "transfer_options: unknown way, whole is not 0 or 1, or reserved is not 0");
+    return CheckArgument(false,
+                         "transfer_options: way must be a known value, "
+                         "whole must be 0 or 1, and reserved must be 0");
   }
   if (given->file_way > GPUSHM_FILE_AUTO_GDS || given->file_way == GPUSHM_FILE_STREAM) {
-    return CheckArgument(false, "transfer_options.file_way: unknown, or STREAM");
+    return CheckArgument(
+        false, "transfer_options.file_way must be a known value other than GPUSHM_FILE_STREAM");
   }
   const bool alone = given->threads == GPUSHM_NO_THREADS;
   if (given->chunks == 1 || given->chunks > kMaxTransferChunks ||
       (given->threads > kMaxTransferThreads && !alone)) {
     return CheckArgument(false,
-                         "transfer_options: 2 to 16 chunks, at most 64 threads or "
-                         "GPUSHM_NO_THREADS");
+                         "transfer_options: chunks must be 0 or 2 to 16, "
+                         "and threads at most 64 or GPUSHM_NO_THREADS");
   }
   const auto wait = Wait::ForTransfer(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
@@ -155,7 +158,7 @@ gpushm_status gpushm_set_content(gpushm_attachment* attachment, uint64_t content
     auto done = a->facts().client->SetContent(*a, content_bytes, wait);
     if (done) return done;
     return std::unexpected(
-        done.error().WithContext(Concat("content of \"", a->facts().name, "\"")));
+        done.error().WithContext(Concat("set the content of \"", a->facts().name, "\"")));
   });
 }
 
@@ -172,7 +175,7 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
     const auto making = gc::ToMakeOptions(*given);
     if (!making) return std::unexpected(making.error());
     if (given->allow_copy > 1) {
-      return gc::CheckArgument(false, "offer_options.allow_copy is 0 or 1");
+      return gc::CheckArgument(false, "offer_options.allow_copy must be 0 or 1");
     }
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());

@@ -8,7 +8,7 @@
 namespace gpushm::client {
 namespace {
 
-// The one place of the library that reads the environment, beside GPUSHM_DRIVER.
+// Apart from GPUSHM_DRIVER, this is the only place where the library reads the environment.
 std::string FolderFromEnvironment() {
   const char* folder = std::getenv("GPUSHM_DIR");
   return folder == nullptr || folder[0] == '\0' ? protocol::kDefaultFolder : folder;
@@ -20,11 +20,12 @@ Result<Session::Place> PlaceOf(const gpushm_open_options& options) {
     return Session::Place{.socket_path = Concat(folder, "/", protocol::kSocketName)};
   }
   if (!registry::IsPodUid(options.pod_uid)) {
-    return Fail(Code::kInvalidArgument, Concat("\"", options.pod_uid, "\" is no pod UID"),
-                "give metadata.uid of the pod, as kubectl get pod -o yaml shows it");
+    return Fail(Code::kInvalidArgument, Concat("invalid pod UID \"", options.pod_uid, "\""),
+                "use the pod's metadata.uid, which kubectl get pod -o yaml shows");
   }
   const std::string folder = options.folder == nullptr ? registry::kHostListDir : options.folder;
-  // A pod that shares has a list. It may still be starting, so only what will not change ends this.
+  // A pod with gpushm.io/host-ipc has a list. It may still be starting, so only errors that waiting
+  // cannot fix end this call.
   if (const auto list = registry::ReadHostList(folder, options.pod_uid); !list) {
     if (list.error().code() == Code::kDenied) return std::unexpected(list.error());
   }
@@ -35,7 +36,7 @@ Result<Session::Place> PlaceOf(const gpushm_open_options& options) {
 
 gpushm_info ToInfo(const registry::BufferRecord& record) {
   gpushm_info info{};
-  static_assert(sizeof info.name == sizeof record.name);  // Both padded with NUL.
+  static_assert(sizeof info.name == sizeof record.name);  // Both are padded with NUL.
   std::memcpy(info.name, &record.name, sizeof info.name);
   info.generation = record.generation;
   info.size_bytes = record.size_bytes;
@@ -70,7 +71,7 @@ Result<std::string_view> ReadName(const char* name) {
   return std::string_view(name, strnlen(name, limits::kNameBytes + 2));
 }
 
-// The caller's array, whose first entry's struct_size is the distance between entries.
+// Entries are `struct_size` of the first entry apart.
 template <typename Info, typename Entries, typename Convert>
 Result<void> WriteArray(const Entries& entries, Info* given, size_t capacity, size_t* count,
                         size_t stride, Convert convert) {
@@ -125,8 +126,8 @@ gpushm_status gpushm_open(const gpushm_open_options* options, gpushm_client** cl
 }
 
 void gpushm_close(gpushm_client* client) {
-  // In a child of fork() the parent's client is nothing, and stays as it is: unmapping would be the
-  // ruin of the parent's driver.
+  // In a child of fork() the parent's client is not found, and stays as it is: unmapping here would
+  // break the parent's driver.
   const std::unique_ptr<gc::Client> closed(gc::FromHandle(client));
   if (closed == nullptr && client != nullptr)
     (void)gc::RememberWhyNot(gc::HandleKind::kClient, client);
@@ -142,7 +143,7 @@ gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info
     if (!text) return std::unexpected(text.error());
     const auto found = c->Lookup(*text);
     if (!found) return std::unexpected(found.error());
-    if (info->struct_size == sizeof *info) {  // Made in place: no copy of the whole.
+    if (info->struct_size == sizeof *info) {  // Converted in place: no copy of the whole struct.
       (new (info) gpushm_info(gc::ToInfo(found->record)))->struct_size = sizeof *info;
     } else {
       gc::WriteInfo(gc::ToInfo(found->record), info, info->struct_size);

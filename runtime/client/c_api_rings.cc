@@ -28,16 +28,18 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
   if (given.role > GPUSHM_RING_WRITER || given.policy > GPUSHM_QUEUE || given.from_oldest > 1 ||
       given.keep > 1) {
     return Fail(Code::kInvalidArgument,
-                Concat("unknown option: role ", given.role, ", policy ", given.policy,
+                Concat("unknown value: role ", given.role, ", policy ", given.policy,
                        ", from_oldest ", given.from_oldest, ", keep ", given.keep),
-                "see gpushm_ring_role and gpushm_ring_policy");
+                "use the values of gpushm_ring_role and gpushm_ring_policy; "
+                "from_oldest and keep are 0 or 1");
   }
   const bool makes = (given.frames | given.readers | given.policy | given.need_readers |
                       given.start_readers | given.keep) != 0 ||
                      given.frame_bytes != 0;
   if (given.role == GPUSHM_RING_READER && makes) {
-    return Fail(Code::kInvalidArgument, "a reader says how the ring is made",
-                "leave all but role, from_oldest and timeout_ms to the writer");
+    return Fail(Code::kInvalidArgument, "a reader set options that only a writer can set",
+                "a reader sets only role, from_oldest and timeout_ms; "
+                "leave the other options zero");
   }
   gc::Ring::Options options;
   options.role = static_cast<gc::Ring::Role>(given.role);
@@ -52,19 +54,19 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
                       .generation = 0};
   options.need = {.to_start = given.start_readers, .always = given.need_readers};
   const uint32_t needed = std::max(given.start_readers, given.need_readers);
-  // Else frames wait for nobody.
+  // With fewer places than needed readers, no frame would ever be written.
   if (given.policy == GPUSHM_BACK_PRESSURE && needed > options.settings.readers) {
     return Fail(Code::kInvalidArgument,
-                Concat("frames wait for ", needed, " readers, and at most ",
-                       options.settings.readers, " can be there"),
-                "ask for fewer (start_readers, need_readers), or set readers");
+                Concat("frames would wait for ", needed, " readers, but at most ",
+                       options.settings.readers, " can open the ring"),
+                "lower start_readers and need_readers, or raise readers");
   }
   options.keep = given.keep != 0;
   options.from_oldest = given.from_oldest != 0;
   return options;
 }
 
-// `begin`, which is told how long to wait, returns the frame that the caller gets.
+// `begin` gets the deadline and returns the frame for the caller.
 template <typename Begin>
 Result<void> BeginInto(gpushm_frame* out, int64_t timeout_ms, Begin begin) {
   return gc::FillInfo(out, "frame", [&](gpushm_frame* filled) -> Result<void> {
@@ -87,18 +89,18 @@ Result<void> BeginInto(gpushm_frame* out, int64_t timeout_ms, Begin begin) {
   });
 }
 
-// What an end needs of a frame; a program of version 0.1 has no more.
+// The part of a frame that an end call needs. Programs built for version 0.1 have no more.
 constexpr size_t kFrameBytes = offsetof(gpushm_frame, hold) + sizeof(gpushm_frame::hold);
 
-// As BeginInto gave it, in this library's layout; the library checks what the caller may have
-// changed.
+// The frame that BeginInto filled, in this library's layout. The library checks the fields that the
+// caller may have changed.
 Result<gpushm_frame> ReadFrame(const gpushm_frame* given) {
   if (given == nullptr) return Fail(Code::kInvalidArgument, "frame is NULL");
   if (given->struct_size < kFrameBytes) {
     return Fail(Code::kInvalidArgument,
-                Concat("frame.struct_size is ", given->struct_size, ", a frame has at least ",
+                Concat("frame.struct_size is ", given->struct_size, ", but a frame has at least ",
                        kFrameBytes, " bytes"),
-                "use GPUSHM_INIT, and the same struct for begin and end");
+                "set struct_size with GPUSHM_INIT, and pass the same struct to begin and end");
   }
   return gc::ReadOptions(given, "frame");
 }

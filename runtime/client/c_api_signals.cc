@@ -27,9 +27,10 @@ gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
     if (given.role > GPUSHM_WRITER || given.writers > GPUSHM_WRITERS_ALL ||
         given.memory > GPUSHM_DEVICE_MEMORY || given.reserved != 0) {
       return Fail(Code::kInvalidArgument,
-                  Concat("unknown option: role ", given.role, ", writers ", given.writers,
+                  Concat("unknown value: role ", given.role, ", writers ", given.writers,
                          ", memory ", given.memory, ", reserved ", given.reserved),
-                  "see gpushm_signal_role, gpushm_writers and gpushm_signal_memory");
+                  "use the values of gpushm_signal_role, "
+                  "gpushm_writers and gpushm_signal_memory; reserved is 0");
     }
     return gc::Signal::Open(of, text,
                             {.role = static_cast<gc::Signal::Role>(given.role),

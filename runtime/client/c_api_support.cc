@@ -35,7 +35,7 @@ gpushm_status Remember(const Status& status) noexcept {
                                    last_error.remedy.c_str()};
     return code;
   } catch (...) {
-    return RememberStatic(code, "host memory is used up: the text of this failure is lost", "");
+    return RememberStatic(code, "out of host memory: the text of this error is lost", "");
   }
 }
 
@@ -45,8 +45,8 @@ gpushm_status RememberWhyNot(HandleKind kind, const void* handle) noexcept {
 
 Result<void> CheckStructSize(size_t struct_size, const char* name) {
   if (struct_size >= sizeof(size_t) && struct_size <= kMaxStructBytes) return {};
-  return Fail(Code::kInvalidArgument, Concat(name, ".struct_size is ", struct_size),
-              "set it to sizeof the struct; GPUSHM_INIT does");
+  return Fail(Code::kInvalidArgument, Concat(name, ".struct_size is invalid: ", struct_size),
+              "set it to the size of the struct, as GPUSHM_INIT does");
 }
 
 Result<void> CheckUnknownTail(const void* options, size_t known, size_t struct_size,
@@ -55,9 +55,10 @@ Result<void> CheckUnknownTail(const void* options, size_t known, size_t struct_s
   for (size_t i = known; i < struct_size; ++i) {
     if (bytes[i] != 0) {
       return Fail(Code::kInvalidArgument,
-                  Concat(name, " sets a field that this library, version ", gpushm_version(),
-                         ", does not know"),
-                  "update libgpushm (the plugin of the node mounts it), or leave the field zero");
+                  Concat(name, " sets a field that this library (version ", gpushm_version(),
+                         ") does not know"),
+                  "update libgpushm, which the node's plugin mounts "
+                  "into the container, or leave the field zero");
     }
   }
   return {};

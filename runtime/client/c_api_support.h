@@ -1,4 +1,4 @@
-// What every function of the C ABI is wrapped in: handles, the catch-all, the thread's last error,
+// The frame around every function of the C ABI: handles, the catch-all, the thread's last error,
 // and structs of other sizes than this library's.
 #pragma once
 
@@ -17,26 +17,26 @@
 
 namespace gpushm::client {
 
-// A struct that is larger than this has no plausible struct_size.
+// A larger struct_size is not plausible.
 inline constexpr size_t kMaxStructBytes = 4096;
 
-// Stores the failure for gpushm_last_error; never throws, and allocates only what it can do
-// without.
+// Stores the failure for gpushm_last_error. It never throws, and it still works when host memory is
+// used up.
 gpushm_status Remember(const Status& status) noexcept;
-// With texts that live for ever.
+// With texts that are never freed.
 gpushm_status RememberStatic(gpushm_status code, const char* what, const char* remedy) noexcept;
 
-// What a handle stands for; null if it stands for nothing (any more).
+// The object behind a handle; null if the handle is not valid (any more).
 inline Client* FromHandle(const gpushm_client* handle) noexcept {
   return static_cast<Client*>(Handle::Find(HandleKind::kClient, handle));
 }
 inline Attachment* FromHandle(const gpushm_attachment* handle) noexcept {
   return static_cast<Attachment*>(Handle::Find(HandleKind::kAttachment, handle));
 }
-// For those that stand for nothing: remembers why.
+// For invalid handles: stores the reason as the last error.
 gpushm_status RememberWhyNot(HandleKind kind, const void* handle) noexcept;
 
-// Runs one call: `body` returns Result<void>. `client` counts its failure; may be null.
+// Runs one call: `body` returns Result<void>. A failure counts for `client`, which may be null.
 template <typename Body>
 gpushm_status Enter(Client* client, Body body) noexcept {
   try {
@@ -45,14 +45,17 @@ gpushm_status Enter(Client* client, Body body) noexcept {
     if (client != nullptr) client->counters().AddError(done.error().code());
     return Remember(done.error());
   } catch (const std::bad_alloc&) {
-    return RememberStatic(GPUSHM_EXHAUSTED, "host memory is used up", "free some");
+    return RememberStatic(GPUSHM_EXHAUSTED, "out of host memory",
+                          "free host memory, or raise the container's memory limit");
   } catch (const std::exception& error) {
-    return RememberStatic(GPUSHM_INTERNAL, "an exception inside gpushm", "please report it");
+    return RememberStatic(GPUSHM_INTERNAL, "an exception was thrown inside gpushm",
+                          "this is a bug of gpushm: please report it");
   } catch (...) {
-    return RememberStatic(GPUSHM_INTERNAL, "an exception inside gpushm", "please report it");
+    return RememberStatic(GPUSHM_INTERNAL, "an exception was thrown inside gpushm",
+                          "this is a bug of gpushm: please report it");
   }
 }
-// Of a call that is a question: its failure is an answer.
+// For a call that only asks a question: its failure is an answer and does not count.
 template <typename Body>
 gpushm_status Enter(Body body) noexcept {
   return Enter(nullptr, std::move(body));
@@ -70,13 +73,13 @@ inline Result<void> CheckArgument(bool holds, const char* what) {
   return Fail(Code::kInvalidArgument, what);
 }
 
-// Checks a struct_size that the caller set.
+// Checks the struct_size that the caller set.
 Result<void> CheckStructSize(size_t struct_size, const char* name);
-// Options of a newer header: what this library does not know must be zero.
+// For options of a newer header: every field that this library does not know must be zero.
 Result<void> CheckUnknownTail(const void* options, size_t known, size_t struct_size,
                               const char* name);
 
-// The caller's options in this library's layout: NULL gives defaults, missing fields are zero.
+// The caller's options in this library's layout. NULL gives the defaults; missing fields are zero.
 template <typename Options>
 Result<Options> ReadOptions(const Options* given, const char* name) {
   static_assert(std::is_trivially_copyable_v<Options> && offsetof(Options, struct_size) == 0);
@@ -94,8 +97,9 @@ Result<Options> ReadOptions(const Options* given, const char* name) {
   return options;
 }
 
-// Fills the caller's struct, whatever its size: what does not fit is left out, what this library
-// does not know is zeroed. `struct_size` keeps the caller's value. Check it before work is done.
+// Fills the caller's struct of any size. Fields that do not fit are left out; bytes that this
+// library does not know are zeroed. `struct_size` keeps the caller's value. Call CheckStructSize
+// before the work is done.
 template <typename Info>
 void WriteInfo(Info info, void* given, size_t struct_size) {
   static_assert(std::is_trivially_copyable_v<Info> && offsetof(Info, struct_size) == 0);
@@ -106,7 +110,7 @@ void WriteInfo(Info info, void* given, size_t struct_size) {
   }
 }
 
-// A signal, barrier or ring as the C API has it.
+// A signal, barrier or ring that a handle of the C API refers to.
 template <typename Object>
 class Opened final : public ClientObject {
  public:
@@ -116,7 +120,7 @@ class Opened final : public ClientObject {
   const Handle handle;
 };
 
-// A signal, barrier or ring's call: what fails says `what` it is, "signal", and its name.
+// Calls `body` for a signal, barrier or ring. Errors begin with `what` ("signal") and its name.
 template <typename Object, typename Body>
 gpushm_status EnterWith(HandleKind kind, const void* handle, const char* what, Body body) noexcept {
   auto* const opened = static_cast<Opened<Object>*>(Handle::Find(kind, handle));
@@ -129,7 +133,7 @@ gpushm_status EnterWith(HandleKind kind, const void* handle, const char* what, B
   });
 }
 
-// Ends one, unless it says why it cannot end.
+// Closes and destroys the object. If it cannot be closed, the error says why and it stays open.
 template <typename Object>
 gpushm_status CloseNamed(HandleKind kind, const void* handle, const char* what) {
   if (handle == nullptr) return GPUSHM_OK;
@@ -140,7 +144,7 @@ gpushm_status CloseNamed(HandleKind kind, const void* handle, const char* what) 
   return status;
 }
 
-// Opens a signal, barrier or ring: `open` gets the client, the name, the options and how long to
+// Opens a signal, barrier or ring. `open` gets the client, the name, the options and the time to
 // wait, and returns an owning pointer to the object.
 template <typename Opaque, typename Options, typename Open>
 gpushm_status OpenNamed(gpushm_client* client, const char* name, const Options* options,
@@ -167,7 +171,7 @@ gpushm_status OpenNamed(gpushm_client* client, const char* name, const Options* 
   });
 }
 
-// Calls `fill` for a struct that the caller gets, whatever its size.
+// Calls `fill`, then copies the result into the caller's struct of any size.
 template <typename Info, typename Fill>
 Result<void> FillInfo(Info* info, const char* name, Fill fill) {
   if (info == nullptr) return Fail(Code::kInvalidArgument, Concat(name, " is NULL"));

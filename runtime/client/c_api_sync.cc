@@ -1,4 +1,4 @@
-// The C ABI: looking at signals, barriers and rings.
+// The C ABI: inspecting signals, barriers and rings.
 #include <algorithm>
 
 #include "contract/limits.h"
@@ -22,7 +22,7 @@ void LookAtWriter(const gpushm::signal::Cell& cell, gpushm_sync_info* info) {
   info->writer_lease = cell.owner.load(std::memory_order_relaxed);
 }
 
-// One that has ended breaks it. Where all live it is where the last one is.
+// A participant that has ended breaks the barrier. Otherwise the barrier is at the lowest value.
 void LookAtBarrier(const gpushm::signal::Page& page, gpushm_sync_info* info) {
   info->value = UINT64_MAX;
   for (uint32_t i = 0; i < page.cells(); ++i) {

@@ -1,4 +1,4 @@
-/* The header and the library from C11, without a broker. */
+/* The header and the library, used from C11 without a broker. */
 #include <stdio.h>
 #include <string.h>
 

@@ -16,7 +16,7 @@ using registry::BufferState;
 
 namespace {
 
-// A last detach must not hang on a sick broker.
+// The last detach must not hang on an unhealthy broker.
 constexpr int64_t kCloseMs = 1000;
 
 }  // namespace
@@ -44,7 +44,7 @@ Client::~Client() {
     closing_ = true;
     objects.swap(objects_);
   }
-  objects.clear();  // While what they hold is still mapped.
+  objects.clear();  // While the memory that they use is still mapped.
   {
     const std::lock_guard table(table_mutex_);
     leases = std::move(ended_);
@@ -55,8 +55,8 @@ Client::~Client() {
     deferred_.clear();
   }
   std::erase_if(leases, [](const Lease& lease) { return lease.id == 0; });
-  // The process lives on, so the broker sees no end of it: it has to be told. One that was killed
-  // comes back with these leases.
+  // The process lives on, so the broker sees no death and must be told. A broker that was killed
+  // and restarted has these leases again.
   for (int attempt = 0; lock && !leases.empty() && attempt < 2; ++attempt) {
     (void)session_.StillConnected(*lock);
     (void)session_.EnsureConnected(*lock, /*wait=*/true, deadline);
@@ -111,15 +111,16 @@ Result<DeviceInfo> Client::FindDevice(const GpuUuid& uuid) {
     visible += visible.empty() ? "" : ", ";
     visible += device.uuid.ToString();
   }
-  return Fail(Code::kNotFound,
-              Concat("its GPU ", uuid.ToString(), " is not visible to this process, which sees ",
-                     visible.empty() ? "none" : visible),
-              "give this container gpushm.io/attach, so that it gets its sidecar's GPU, and do not "
-              "hide it by CUDA_VISIBLE_DEVICES");
+  return Fail(
+      Code::kNotFound,
+      Concat("the buffer's GPU ", uuid.ToString(),
+             " is not visible to this process. Visible GPUs: ", visible.empty() ? "none" : visible),
+      "add gpushm.io/attach for this container, so that it gets its sidecar's GPU, "
+      "and do not hide that GPU with CUDA_VISIBLE_DEVICES");
 }
 
 void Client::EndLease(const SessionLock& lock, const Lease& lease, const Deadline& deadline) {
-  // With another serial the number is somebody else's.
+  // Under another serial the same number means a different lease.
   if (lease.id == 0) return;
   protocol::DetachRequest request{.lease_id = lease.id};
   const auto reply = session_.AskHere<protocol::EmptyReply>(lock, protocol::Kind::kDetach, request,
@@ -128,7 +129,8 @@ void Client::EndLease(const SessionLock& lock, const Lease& lease, const Deadlin
   const Code code = reply.error().code();
   const bool unsaid = (code == Code::kTimeout && deadline.RemainingNs() == 0) ||
                       (code == Code::kUnavailable && lease.serial == session_.peer(lock).serial);
-  // Perhaps it was heard: saying it twice does no harm. A connection that is resumed has the lease.
+  // The broker may already have processed it; a second detach is harmless. A resumed connection
+  // still has the lease.
   if (unsaid) EndLeaseSoon(lease);
 }
 
@@ -169,15 +171,15 @@ bool Client::IsHeld(const Attachment* attachment) const {
                      [&](const auto& d) { return d.get() == attachment; });
 }
 
-// Resumed, the leases are what they were, unless the link between broker and plugin was down, or a
-// grant was on its way when the connection broke: number and sum tell.
+// A resumed connection has the same leases, with two exceptions: the plugin link was down, or a
+// grant was on its way when the connection broke. Their number and sum show whether that happened.
 void Client::Reconnected(const SessionLock& lock, const Return& how, const Deadline& deadline) {
   std::vector<std::shared_ptr<Attachment>> attachments;
   uint32_t leases = 0;
   uint64_t lease_sum = 0;
   {
     const std::lock_guard table(table_mutex_);
-    if (!how.resumed) ended_.clear();  // They ended with their connection, or mean nothing now.
+    if (!how.resumed) ended_.clear();  // They ended with their connection or their broker.
     for (const auto& [key, attachment] : all_) attachments.push_back(attachment);
     attachments.insert(attachments.end(), deferred_.begin(), deferred_.end());
     for (const Lease& lease : ended_) {
@@ -193,7 +195,7 @@ void Client::Reconnected(const SessionLock& lock, const Return& how, const Deadl
   std::set<uint64_t> granted;
   if (how.resumed && !agreed) {
     const Result<std::set<uint64_t>> asked = AskLeases(lock, deadline);
-    if (!asked) return session_.Drop(lock);  // Done again on the next connection.
+    if (!asked) return session_.Drop(lock);  // Repeated on the next connection.
     granted = *asked;
     std::set<uint64_t> unknown = granted;
     for (const auto& attachment : attachments) unknown.erase(attachment->lease().id);
@@ -204,7 +206,7 @@ void Client::Reconnected(const SessionLock& lock, const Return& how, const Deadl
   const RegistryHandle::Reader reader = session_.registry().Share();
   for (const auto& attachment : attachments) {
     if (attachment->orphaned()) continue;
-    if (!session_.connected(lock)) return;  // Done again on the next connection.
+    if (!session_.connected(lock)) return;  // Repeated on the next connection.
     const Lease lease = attachment->lease();
     if (agreed || granted.contains(lease.id)) {
       attachment->Adopt(reader, lease);
@@ -218,7 +220,7 @@ void Client::Reconnected(const SessionLock& lock, const Return& how, const Deadl
     std::erase_if(current_, [](const auto& entry) { return entry.second->orphaned(); });
     unsaid.swap(ended_);
   }
-  // At once: a buffer with one writer would be BUSY for this process itself.
+  // Immediately: otherwise a buffer with one writer would be BUSY for this process itself.
   for (const Lease& lease : unsaid) EndLease(lock, lease, deadline);
 }
 
@@ -248,7 +250,7 @@ void Client::Renew(const SessionLock& lock, Attachment* attachment, bool same_br
   const auto found = reader->Find(facts.name);
   const uint64_t serial = session_.peer(lock).serial;
   if (attachment->unpublished() || !found || found->record.generation != facts.generation) {
-    // The same broker still knows what became of the bytes; another one never had them.
+    // The same broker still knows what became of the bytes; another broker never had them.
     if (same_broker && !attachment->unpublished()) {
       attachment->Adopt(reader, {serial, 0});
     } else {
@@ -256,7 +258,7 @@ void Client::Renew(const SessionLock& lock, Attachment* attachment, bool same_br
     }
     return;
   }
-  // Its cells go with the former lease.
+  // Its cells ended with the former lease.
   if (facts.transport == protocol::Transport::kHost && facts.access == Access::kReadWrite) {
     attachment->Orphan();
     return;
@@ -287,11 +289,11 @@ void Client::Renew(const SessionLock& lock, Attachment* attachment, bool same_br
   if (!IsHeld(attachment)) EndLeaseSoon(lease);
 }
 
-// Looking up, listing and waiting: what the registry answers, and the broker's word on itself.
+// Looking up, listing and waiting: answers from the registry and from the broker.
 
 namespace {
 
-// A name that is not there: mostly it is misspelt.
+// The name does not exist; most often it is misspelt.
 Status NoSuchName(const Status& not_found, std::string_view name,
                   const registry::RegistryReader& reader) {
   const Result<std::vector<BufferRecord>> records = reader.List();
@@ -299,12 +301,12 @@ Status NoSuchName(const Status& not_found, std::string_view name,
   std::vector<std::string_view> names;
   for (const BufferRecord& record : *records) {
     names.push_back(record.name.view());
-    if (names.back() != name) continue;  // Of a ring that is not there, say.
+    if (names.back() != name) continue;  // For example, the name of a ring that does not exist.
     const bool is_page = (record.flags & registry::kRecordPage) != 0;
     return {not_found.code(),
-            Concat(not_found.what(), ", only a ", is_page ? "signal or barrier" : "buffer",
+            Concat(not_found.what(), "; there is only a ", is_page ? "signal or barrier" : "buffer",
                    " of that name"),
-            "start its writer, or open what is there"};
+            "start its writer, or open the existing object with the call for its kind"};
   }
   std::string meant;
   for (const std::string_view similar : Similar(name, names)) {
@@ -359,10 +361,10 @@ Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge
   for (;;) {
     const RegistryHandle::Reader reader = session_.registry().Share();
     const uint64_t version = reader->table_version();
-    // Its loss moves the table version, too: who waits below is woken.
+    // Losing the GPU also changes the table version, so waiters below wake up.
     if (reader->device_lost()) {
       return Fail(Code::kDeviceLost, Concat("the GPU of ", quoted(), " is lost"),
-                  "the GPU must be reset or the node drained");
+                  "reset the GPU, or drain the node");
     }
     Result<registry::Found> found = reader->Find(name);
     std::optional<Status> not_yet;
@@ -388,9 +390,10 @@ Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge
       if (wait.dont_wait) return std::unexpected(*not_yet);
       if (!answers) {
         return Fail(Code::kUnavailable, Concat("no broker answers while waiting for ", quoted()),
-                    "is the sidecar running, and is its folder mounted here?");
+                    "check that the sidecar is running and that its socket "
+                    "folder is mounted here; GPUSHM_DIR names that folder");
       }
-      return Fail(Code::kTimeout, Concat("waited in vain for ", quoted(), ": ", not_yet->what()),
+      return Fail(Code::kTimeout, Concat("timed out waiting for ", quoted(), ": ", not_yet->what()),
                   not_yet->remedy());
     }
     if (*sleeps_since_ns == 0) *sleeps_since_ns = MonotonicNs();
@@ -403,7 +406,7 @@ Client::Verdict Client::HasContent(const BufferRecord& record) {
   return {Verdict::Kind::kNotYet,
           Status(Code::kLoading,
                  Concat(record.loaded_bytes, " of ", record.size_bytes, " bytes are loaded"),
-                 "allow more time for it")};
+                 "use a longer timeout")};
 }
 
 Result<BufferRecord> Client::WaitFor(std::string_view name, uint64_t min_generation,
@@ -421,7 +424,7 @@ Result<BufferRecord> Client::WaitFor(std::string_view name, uint64_t min_generat
     if (record.state == BufferState::kFailed) {
       return {Verdict::Kind::kFinal,
               Status(Code::kSystem, Concat("buffer \"", name, "\": its content failed to load"),
-                     "gpushm_attach and the sidecar's log say why")};
+                     "the error of gpushm_attach and the sidecar's log give the reason")};
     }
     return HasContent(record);
   };
@@ -473,16 +476,16 @@ Result<protocol::BrokerInfoReply> Client::Broker(const Wait& wait) {
 
 namespace {
 
-// How long a last detach waits for other threads and the broker before it leaves the rest for
+// How long the last detach waits for other threads and the broker before it leaves the rest for
 // later.
 constexpr int64_t kDetachMs = 1000;
 
 std::unexpected<Status> BadGrant(std::string_view rule) {
   return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule),
-              "library and sidecar should come from one release; see the sidecar's log");
+              "use a library and a sidecar of the same release; see the sidecar's log");
 }
 
-// Whether an attachment of the right name and access is one that `options` asks for.
+// Whether an attachment with the right name and access satisfies `options`.
 bool Serves(const Attachment& held, const AttachOptions& options) {
   const uint64_t others = options.peers.devices & ~BitOf(held.facts().device);
   return (held.page() != nullptr) == options.page && (others & ~held.facts().peer_devices) == 0;
@@ -511,7 +514,7 @@ Attachment* Client::Cached(std::string_view name, const AttachOptions& options) 
 Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& options,
                                    const Wait& wait) {
   DoChores(wait.answer);
-  // Before the cache: a dead broker's attachment may be orphaned by this.
+  // Before the cache, because this may orphan the attachments of a dead broker.
   session_.NoticeLoss(wait.answer);
   if (Attachment* const held = Cached(name, options)) return held;
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
@@ -525,20 +528,21 @@ Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& o
           Status(Code::kInvalidArgument,
                  Concat('"', name, is_page ? "\" is a signal, barrier or ring" : "\" is a buffer",
                         ", not a ", options.kind),
-                 is_page ? "open it as what it is: gpushm_signal_open, gpushm_ring_open ..."
-                         : "take another name, or gpushm_attach")};
+                 is_page ? "open it with the call for its kind: "
+                           "gpushm_signal_open, gpushm_barrier_open or gpushm_ring_open"
+                         : "use another name, or open the buffer with gpushm_attach")};
     }
     if (record.generation < options.min_generation) {
       return {Verdict::Kind::kNotYet,
-              Status(Code::kNotFound, "its writer has ended, and no other has come")};
+              Status(Code::kNotFound, "its writer has ended, and no other writer has opened it")};
     }
     if (options.generation != 0 && record.generation != options.generation) {
       return {Verdict::Kind::kFinal,
               Status(Code::kStale,
                      Concat("its generation is ", record.generation, ", not ", options.generation),
-                     "look it up again")};
+                     "look up the current generation, or attach without one")};
     }
-    // Of a buffer that failed to load the broker says why.
+    // If a buffer failed to load, the broker gives the reason.
     return options.any_state ? Verdict{} : HasContent(record);
   };
   for (int attempt = 1;; ++attempt) {
@@ -547,7 +551,8 @@ Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& o
     const Result<SessionLock> lock = session_.Lock(wait.answer);
     if (!lock) return std::unexpected(lock.error());
     {
-      // Held already: by another thread's attach, or in a state that changed meanwhile.
+      // This process may hold it already: another thread attached it, or its state changed
+      // meanwhile.
       const std::lock_guard table(table_mutex_);
       const auto entry = current_.find(KeyView{name, options.access});
       if (entry != current_.end() && !entry->second->orphaned() &&
@@ -564,7 +569,7 @@ Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& o
     if (attached && !options.page) counters_.AddFirstAttach(MonotonicNs() - begun_ns);
     if (attached) return attached;
     const Code code = attached.error().code();
-    // The name may have moved between the look-up and the request, or the broker have restarted.
+    // Between the look-up and the request, the name may have moved or the broker restarted.
     const bool moved =
         (code == Code::kStale || code == Code::kNotFound) &&
         (session_.registry().Share() != seen->reader || !seen->reader->IsCurrent(seen->found.ref));
@@ -577,9 +582,9 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
                                       const Wait& wait) {
   const BufferRecord& record = seen.found.record;
   if (seen.reader->device_lost()) {
-    return Fail(Code::kDeviceLost, "its GPU is lost", "the GPU must be reset or the node drained");
+    return Fail(Code::kDeviceLost, "the buffer's GPU is lost", "reset the GPU, or drain the node");
   }
-  // Whoever only waits and signals needs no GPU.
+  // A process that only waits and signals needs no GPU.
   const bool is_page = (record.flags & registry::kRecordPage) != 0;
   const Result<DeviceInfo> device = is_page ? DeviceInfo() : FindDevice(GpuUuid{record.gpu});
   if (!device) return std::unexpected(device.error());
@@ -610,7 +615,7 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
                                    : static_cast<uint32_t>(record.transport));
   if (!as_recorded) {
     session_.Drop(lock);
-    return BadGrant("a grant is not what the registry says");
+    return BadGrant("a grant that differs from the registry");
   }
   return Enter(lock, name, options.access, *device, /*unpublished=*/false, std::move(grant), &seen,
                wait, peers);
@@ -619,7 +624,7 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
 Result<PeerPlan> Client::Plan(const BufferRecord& record, const DeviceInfo& device,
                               const PeerOptions& options) {
   if (record.transport == registry::Transport::kCuIpc) {
-    return Fail(Code::kUnsupported, "a buffer of transport cuipc is for its own GPU",
+    return Fail(Code::kUnsupported, "peer GPUs cannot map a buffer of transport cuipc",
                 "offer it with allow_copy, or allocate it with cuMemCreate");
   }
   const Result<const CudaApi*> api = Driver();
@@ -661,11 +666,11 @@ Result<Attachment::Memory> Client::MapDevice(const DeviceInfo& device, Access ac
   }
   if (grant.reply.offerer_pid == getpid()) {
     return Fail(Code::kUnsupported,
-                Concat("CUDA refuses to open it: the process that offered it and this one both "
-                       "have PID ",
+                Concat("CUDA cannot open this buffer: "
+                       "the process that offered it and this process both have PID ",
                        getpid(), " in their containers"),
-                "offer it with allow_copy, allocate it with cuMemCreate, or let one of the two "
-                "containers start its program by a shell, so that it gets another PID");
+                "offer it with allow_copy, allocate it with cuMemCreate, "
+                "or start one of the two programs from a shell, so that it gets another PID");
   }
   Result<IpcMapping> mapping = IpcMapping::Open(**api, grant.reply.cuipc_handle);
   if (!mapping) return std::unexpected(mapping.error());
@@ -681,10 +686,10 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
   const char* broken = nullptr;
   if (reply.lease_id == 0) broken = "a grant without a lease";
   if (reply.generation == 0) broken = "a grant without a generation";
-  if (reply.access != static_cast<uint32_t>(access)) broken = "a grant of another access";
+  if (reply.access != static_cast<uint32_t>(access)) broken = "a grant with another access";
   if (grant.descriptors.size() != (is_cuipc ? 0u : 1u)) broken = "a grant with wrong descriptors";
   if (is_cuipc && reply.cuipc_offset > reply.mapped_bytes - reply.size_bytes) {
-    broken = "a grant beyond its allocation";
+    broken = "a grant that reaches beyond its allocation";
   }
   if (broken != nullptr) {
     session_.Drop(lock);
@@ -719,7 +724,7 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
   }
   const std::lock_guard table(table_mutex_);
   all_.emplace(attachment.get(), attachment);
-  // A copy is for who asked for it.
+  // A staged copy belongs to the caller alone.
   if (!unpublished && !peers.staged) {
     current_.insert_or_assign(Key{std::string(name), access}, attachment.get());
   }
@@ -743,21 +748,21 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
       if (!pending) return std::unexpected(pending.error());
       if (!*pending) continue;
       if (!defer) {
-        return Fail(Code::kBusy, "work is pending on a stream that uses the buffer",
-                    "synchronise the stream, or detach with defer");
+        return Fail(Code::kBusy, "work that uses the buffer is pending on a stream",
+                    "synchronise the stream, or detach with defer set to 1");
       }
       Result<StreamFence> fence = StreamFence::Record(**api, stream);
       if (!fence) return std::unexpected(fence.error());
       fences.push_back(std::move(*fence));
     }
   }
-  // The session's lock first: a new attach of this process must not overtake the end of the lease
-  // of a buffer with one writer.
+  // The session lock comes first: with a one-writer buffer, a new attach of this process must not
+  // overtake the end of the lease.
   const Deadline deadline = Deadline::AfterMs(kDetachMs);
   std::shared_ptr<Attachment> last;
   {
     const std::lock_guard table(table_mutex_);
-    if (closing_) return {};  // Of an object that the client ends.
+    if (closing_) return {};  // For an object that the client itself ends.
     for (StreamFence& fence : fences) attachment->fences.push_back(std::move(fence));
     if (attachment->count > 1) {
       --attachment->count;
@@ -771,7 +776,7 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
     const auto entry = current_.find(KeyView{attachment->facts().name, attachment->facts().access});
     if (entry != current_.end() && entry->second == attachment) current_.erase(entry);
     auto node = all_.extract(attachment);
-    if (node.empty()) return Fail(Code::kInvalidArgument, "this is no attachment");
+    if (node.empty()) return Fail(Code::kInvalidArgument, "this is not an open attachment");
     last = std::move(node.mapped());
     last->RetireHandle();
     if (last->page() == nullptr) counters_.Add(protocol::Counter::kDetaches);
@@ -786,7 +791,7 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
     last.reset();
     EndLease(*lock, lease, deadline);
   } else {
-    // Without the lock the lease may be renewed at this moment: Renew looks again afterwards.
+    // Without the lock, Renew may be renewing the lease at this moment. It checks again afterwards.
     EndLeaseSoon(last->lease());
   }
   DoChores(deadline);
@@ -812,12 +817,12 @@ Result<void> CheckMake(std::string_view name, uint64_t size_bytes, const MakeOpt
                        bool attach) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) return valid;
   if (size_bytes > limits::kBufferBytes) {
-    return Fail(Code::kInvalidArgument, Concat("a buffer of ", size_bytes, " bytes"),
-                Concat("at most ", limits::kBufferBytes, " bytes are possible"));
+    return Fail(Code::kInvalidArgument, Concat("cannot make a buffer of ", size_bytes, " bytes"),
+                Concat("the limit is ", limits::kBufferBytes, " bytes"));
   }
   if (options.unpublished && !attach) {
-    return Fail(Code::kInvalidArgument, "an unpublished buffer needs somebody who attaches it",
-                "ask for the attachment, or do not set `unpublished`");
+    return Fail(Code::kInvalidArgument, "an unpublished buffer needs an attachment",
+                "request the attachment, or do not set `unpublished`");
   }
   return {};
 }
@@ -827,7 +832,8 @@ Result<void> CheckMake(std::string_view name, uint64_t size_bytes, const MakeOpt
 Result<Attachment*> Client::Create(std::string_view name, uint64_t size_bytes,
                                    const MakeOptions& options, bool attach, const Wait& wait) {
   if (size_bytes == 0) {
-    return Fail(Code::kInvalidArgument, "a buffer of 0 bytes", "ask for at least 1 byte");
+    return Fail(Code::kInvalidArgument, "cannot make a buffer of 0 bytes",
+                "request at least 1 byte");
   }
   Result<Attachment*> made = Make(Kind::kCreate, name, size_bytes, options, attach, wait);
   if (made) counters_.Add(protocol::Counter::kCreates);
@@ -853,7 +859,7 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
     return std::unexpected(done.error());
   }
   DeviceInfo device;
-  if (attach) {  // Before anything is made: a process that cannot map it leaves nothing behind.
+  if (attach) {  // Fails before anything is made if this process cannot map the buffer.
     Result<DeviceInfo> found = FindDevice(GpuUuid{session_.peer(*lock).gpu_uuid});
     if (!found) return std::unexpected(found.error());
     device = std::move(*found);
@@ -865,7 +871,7 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
   }
   Grant grant{};
   const Call call{.received = &grant.descriptors};
-  Result<protocol::AttachReply> reply = Fail(Code::kInternal, "no request");
+  Result<protocol::AttachReply> reply = Fail(Code::kInternal, "no request was sent");
   if (kind == Kind::kCreate) {
     flags |= (options.writers_all ? protocol::kFlagWritersAll : 0) |
              (options.one_writer ? protocol::kFlagOneWriter : 0);
@@ -887,13 +893,13 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
   if ((size_bytes != 0 && reply->size_bytes != size_bytes) ||
       (!attach && !grant.descriptors.empty())) {
     session_.Drop(*lock);
-    return Fail(Code::kCorrupt, "a peer broke the protocol: a grant is not what was asked for");
+    return Fail(Code::kCorrupt, "a peer broke the protocol: the grant differs from the request");
   }
   if (!attach) return nullptr;
   Result<Attachment*> entered = Enter(*lock, name, Access::kReadWrite, device, options.unpublished,
                                       std::move(grant), /*seen=*/nullptr, wait);
   if (!entered && kind == Kind::kCreate && !options.unpublished) {
-    // The caller has no buffer, so the name shall be free again.
+    // The caller gets no buffer, so the name must become free again.
     const protocol::DeleteRequest request{.name = protocol::ToNameField(name)};
     (void)session_.AskHere<protocol::EmptyReply>(*lock, Kind::kDelete, request, wait.answer);
   }
@@ -905,18 +911,19 @@ Result<void> Client::Publish(Attachment* attachment, const Wait& wait) {
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   if (!attachment->unpublished()) {
-    return Fail(Code::kInvalidArgument, "it is published already");
+    return Fail(Code::kInvalidArgument, "this generation is already published");
   }
   for (bool again = false;; again = true) {
-    // Notices a dead broker. Where its successor was not told what it held, that is lost.
+    // This call notices a dead broker. If its successor was not told of this generation, it is
+    // lost.
     if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
       return done;
     }
     if (attachment->orphaned()) {
-      return Fail(Code::kOrphaned, "the broker that it was made with is gone",
-                  "make the buffer again");
+      return Fail(Code::kOrphaned, "the broker restarted and does not have this generation",
+                  "create the buffer again");
     }
-    // A broker that was killed before it answered may have done it: the registry tells.
+    // A broker that was killed before it answered may have published it: the registry shows that.
     const auto shown = Lookup(attachment->facts().name);
     if (again && shown && shown->record.generation == attachment->facts().generation) break;
     const Lease lease = attachment->lease();
@@ -946,7 +953,7 @@ Result<void> Client::Delete(std::string_view name, const Wait& wait) {
   return {};
 }
 
-// Making pages of signals, barriers and rings.
+// Making the pages of signals, barriers and rings.
 
 Result<Attachment*> Client::MakePage(std::string_view name, uint64_t size_bytes,
                                      const PageOptions& options, const Wait& wait) {
@@ -960,8 +967,8 @@ Result<Attachment*> Client::MakePage(std::string_view name, uint64_t size_bytes,
     return std::unexpected(done.error());
   }
   if (session_.peer(*lock).version < protocol::VersionOf(Kind::kMakePage)) {
-    return Fail(Code::kUnsupported, "the pod's sidecar is older than signals, barriers and rings",
-                "restart the pod: it gets the sidecar of the injector's release");
+    return Fail(Code::kUnsupported, "the pod's sidecar is too old for signals, barriers and rings",
+                "restart the pod, so that it gets the sidecar of the injector's release");
   }
   const bool until_unused =
       options.until_unused && session_.peer(*lock).version >= protocol::kUntilUnusedVersion;
@@ -981,7 +988,7 @@ Result<Attachment*> Client::MakePage(std::string_view name, uint64_t size_bytes,
   if (reply->size_bytes != size_bytes ||
       reply->transport != static_cast<uint32_t>(protocol::Transport::kHost)) {
     session_.Drop(*lock);
-    return Fail(Code::kCorrupt, "a peer broke the protocol: a grant is not what was asked for");
+    return Fail(Code::kCorrupt, "a peer broke the protocol: the grant differs from the request");
   }
   return Enter(*lock, name, Access::kReadWrite, DeviceInfo(), /*unpublished=*/true,
                std::move(grant), /*seen=*/nullptr, wait);

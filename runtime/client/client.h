@@ -1,14 +1,16 @@
-// What a gpushm_client is: the session, the driver, and the attachments of this process.
+// The object behind a gpushm_client: the session, the driver, and the attachments of this process.
 //
-// Threads: all functions from any thread.
+// Threads: any thread may call any function.
 //
 // Invariants
-//   (1) Locks are taken in this order: session, table; the driver's alone. The table's is held for
-//       a few instructions, never over a system call or a driver call that waits.
-//   (2) current_ holds the attachments that a further attach may give out: published, of the
-//       generation that was current when they were made. all_ owns every attachment with a count,
-//       deferred_ those whose last detach waits for work.
-//   (3) Every lease that the broker granted is an attachment's, in ended_ or was detached.
+//   (1) Locks are taken in this order: session, then table. The driver's lock is taken alone. The
+//       table's lock is held for a few instructions, never over a system call or a driver call that
+//       waits.
+//   (2) current_ holds the attachments that a further attach may return: published, and of the
+//       generation that was current when they were made. all_ owns every attachment with a count.
+//       deferred_ owns those whose last detach waits for work.
+//   (3) Every lease that the broker granted belongs to an attachment, is in ended_, or was
+//       detached.
 #pragma once
 
 #include <cstdint>
@@ -45,24 +47,24 @@ struct ClientOptions {
 struct AttachOptions {
   Access access = Access::kRead;
   uint64_t generation = 0;
-  // Also a buffer that is loading or failed to: for whoever fills it.
+  // Also accepts a buffer that is loading or failed to load: for the process that fills it.
   bool any_state = false;
-  // The page of a signal, barrier or ring, not a buffer.
+  // Attaches the page of a signal, barrier or ring, not a buffer.
   bool page = false;
-  // Also waits until its generation is at least this.
+  // Also waits until the generation is at least this.
   uint64_t min_generation = 0;
   PeerOptions peers{};
-  // For errors: what the caller asked for, where that is not the buffer of this name.
+  // For errors: what the caller requested, if that is not the buffer of this name.
   std::string_view kind = "buffer";
   std::string_view called{};
 };
 
-// Of a page that is new or follows another generation.
+// For a page that is new or follows another generation.
 struct PageOptions {
   bool writers_all = false;
   bool one_writer = false;
-  uint64_t after_generation = 0;  // As protocol::MakePageRequest.
-  bool until_unused = false;      // As protocol::kFlagUntilUnused; an older broker keeps it.
+  uint64_t after_generation = 0;  // See protocol::MakePageRequest.
+  bool until_unused = false;      // See protocol::kFlagUntilUnused; an older broker keeps the page.
 };
 
 struct MakeOptions {
@@ -70,7 +72,7 @@ struct MakeOptions {
   bool one_writer = false;
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
   bool unpublished = false;
-  bool until_unused = false;  // As protocol::kFlagUntilUnused; an older broker keeps it.
+  bool until_unused = false;  // See protocol::kFlagUntilUnused; an older broker keeps the buffer.
 };
 
 struct OfferOptions {
@@ -88,7 +90,7 @@ struct OfferOutcome {
 
 enum class TransferWay : uint32_t { kAuto = 0, kHere = 1, kBroker = 2 };
 
-// Where bytes come from or go to: a path, or else a descriptor, which stays the caller's.
+// Where bytes come from or go to: a path, or a descriptor, which the caller keeps.
 struct TransferFile {
   std::optional<std::string> path;
   int descriptor = -1;
@@ -99,9 +101,9 @@ struct TransferOptions {
   uint64_t chunk_bytes = 0;
   FileWay file_way = FileWay::kAuto;
   uint32_t chunks = 0;
-  uint32_t threads = 0;  // As TransferJob: 0 is none.
-  bool whole = false;    // To save: all of the buffer, not only its content.
-  // False stops. May be empty.
+  uint32_t threads = 0;  // See TransferJob; 0 means none.
+  bool whole = false;    // For a save: the whole buffer, not only its content.
+  // Returning false stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
 
@@ -114,8 +116,7 @@ struct TransferOutcome {
   uint64_t link_bytes_per_second = 0;
 };
 
-// What a client ends when it is closed, if that was not done before: an open signal, barrier or
-// ring.
+// An open signal, barrier or ring. The client ends it when it closes, if that was not done before.
 class ClientObject {
  public:
   virtual ~ClientObject() = default;
@@ -129,14 +130,14 @@ class Client final : private SessionObserver {
   static Result<std::unique_ptr<Client>> Open(const ClientOptions& options, const Wait& wait);
   Counters& counters() { return counters_; }
   const Handle& handle() const { return handle_; }
-  // Ends what it owns, unmaps what is attached, ends its leases as far as the broker answers,
-  // disconnects.
+  // Ends the objects that it owns, unmaps all attachments, ends their leases as far as the broker
+  // answers, and disconnects.
   ~Client();
 
   void Own(std::unique_ptr<ClientObject> object);
   void Disown(const ClientObject* object);
 
-  // ---- names (client_names.cc)
+  // ---- names
   Result<registry::Found> Lookup(std::string_view name) const;
   Result<std::vector<registry::BufferRecord>> List();
   Result<registry::BufferRecord> WaitFor(std::string_view name, uint64_t min_generation,
@@ -144,13 +145,13 @@ class Client final : private SessionObserver {
   Result<std::vector<protocol::HolderEntry>> Holders(std::string_view name, const Wait& wait);
   Result<protocol::BrokerInfoReply> Broker(const Wait& wait);
 
-  // ---- attachments (client_attach.cc)
+  // ---- attachments
   Result<Attachment*> Attach(std::string_view name, const AttachOptions& options, const Wait& wait);
   Result<void> Detach(Attachment* attachment, std::span<const CUstream> streams, bool defer);
   uint32_t CountOf(const Attachment& attachment) const;
 
-  // ---- making buffers (client_make.cc, offer.cc)
-  // `attach` false: nullptr is returned. `size_bytes` 0 with Replace: as before.
+  // ---- making buffers (also offer.cc)
+  // If `attach` is false, nullptr is returned. With Replace, `size_bytes` 0 keeps the size.
   Result<Attachment*> Create(std::string_view name, uint64_t size_bytes, const MakeOptions& options,
                              bool attach, const Wait& wait);
   Result<Attachment*> Replace(std::string_view name, uint64_t size_bytes,
@@ -161,13 +162,13 @@ class Client final : private SessionObserver {
   Result<OfferOutcome> Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
                              const OfferOptions& options, const Wait& wait);
 
-  // ---- pages of signals, barriers and rings (client_pages.cc)
-  // Zeroed and unpublished. kAlreadyExists, kStale, kBusy: another process was first.
+  // ---- pages of signals, barriers and rings
+  // The page is zeroed and unpublished. kAlreadyExists, kStale, kBusy: another process was first.
   Result<Attachment*> MakePage(std::string_view name, uint64_t size_bytes,
                                const PageOptions& options, const Wait& wait);
-  // Whether it is one of this client's attachments.
+  // Whether the lease belongs to one of this client's attachments.
   bool HoldsLease(uint64_t lease_id) const;
-  // For the streams of this process.
+  // The driver, for the streams of this process.
   Result<const CudaApi*> Driver();
 
   // ---- files (files.cc)
@@ -196,15 +197,15 @@ class Client final : private SessionObserver {
     registry::Found found;
     RegistryHandle::Reader reader;
   };
-  // Nothing: as wanted. Else why not yet; kFinal ends the waiting.
+  // A Judge returns an empty Verdict to accept, or the reason why not yet. kFinal ends the waiting.
   struct Verdict {
     enum class Kind { kAccept, kNotYet, kFinal } kind = Kind::kAccept;
     std::optional<Status> reason;
   };
   using Judge = std::function<Verdict(const registry::BufferRecord&)>;
-  // A Judge: waits while the content is being loaded.
+  // A Judge that waits while the content is being loaded.
   static Verdict HasContent(const registry::BufferRecord& record);
-  // An attach or create reply and what came with it.
+  // An attach or create reply, and the descriptors that came with it.
   struct Grant {
     protocol::AttachReply reply;
     std::vector<UniqueFd> descriptors;
@@ -212,14 +213,14 @@ class Client final : private SessionObserver {
 
   explicit Client(ClientOptions options);
 
-  // Of what is in errors, see AttachOptions.
+  // How errors name what the caller requested; see AttachOptions.
   struct Wanted {
     std::string_view kind = "buffer";
     std::string_view called{};
   };
   Result<Seen> Await(std::string_view name, const Judge& judge, const Wait& wait,
                      const Wanted& wanted = {"buffer", {}});
-  // `sleeps_since_ns`: when it first had to wait; 0: not at all.
+  // `sleeps_since_ns` gets the time of the first wait; it stays 0 if there was none.
   Result<Seen> LookUntil(std::string_view name, const Judge& judge, const Wait& wait,
                          const Wanted& wanted, int64_t* sleeps_since_ns);
 
@@ -227,7 +228,7 @@ class Client final : private SessionObserver {
   Result<DeviceInfo> FindDevice(const GpuUuid& uuid);
   bool SeesDevice(const GpuUuid& uuid) { return FindDevice(uuid).has_value(); }
 
-  // The GPUs that this process sees, by their ordinals.
+  // The GPUs that this process sees, by ordinal.
   Result<std::vector<DeviceInfo>> Devices();
 
   Attachment* Cached(std::string_view name, const AttachOptions& options);
@@ -235,7 +236,7 @@ class Client final : private SessionObserver {
                                 const AttachOptions& options, const Seen& seen, const Wait& wait);
   Result<PeerPlan> Plan(const registry::BufferRecord& record, const DeviceInfo& device,
                         const PeerOptions& options);
-  // Checks a grant, maps it and enters it; ends its lease if that fails.
+  // Checks a grant, maps it and enters it in the table. Ends its lease if that fails.
   Result<Attachment*> Enter(const SessionLock& lock, std::string_view name, Access access,
                             const DeviceInfo& device, bool unpublished, Grant grant,
                             const Seen* seen, const Wait& wait, const PeerPlan& peers = {});
@@ -251,8 +252,8 @@ class Client final : private SessionObserver {
   void CountPeers(protocol::PeerWay way);
   void EndLease(const SessionLock& lock, const Lease& lease, const Deadline& deadline);
   void EndLeaseSoon(const Lease& lease);
-  // Deferred detaches whose work has ended, and leases whose end could not be said before. Within
-  // the time that the caller's call has, and not more than kAnswerMs of it.
+  // Does the deferred detaches whose work has ended, and ends leases whose end could not be sent
+  // before. It uses the time that the caller's call has, but at most kAnswerMs.
   void DoChores(const Deadline& call_deadline);
   void Reconnected(const SessionLock& lock, const Return& how, const Deadline& deadline) override;
   // The leases of this process as the broker lists them.
@@ -275,10 +276,11 @@ class Client final : private SessionObserver {
   Result<TransferOutcome> TransferByBroker(std::string_view name, protocol::Direction direction,
                                            const OpenFile& file, const TransferOptions& options,
                                            const Wait& wait);
-  // What was measured before on that GPU in that direction, or 0; and for the next time.
+  // LinkOf returns the speed measured before on that GPU in that direction, or 0. KeepLink stores
+  // it.
   uint64_t LinkOf(const GpuUuid& gpu, protocol::Direction direction);
   void KeepLink(const GpuUuid& gpu, protocol::Direction direction, uint64_t bytes_per_second);
-  // After a load that failed: lets the broker know.
+  // Tells the broker that a load has failed.
   void GiveContentUp(Attachment* attachment);
   Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
                              const Wait& wait);
@@ -299,13 +301,13 @@ class Client final : private SessionObserver {
   std::vector<Link> links_;  // Under driver_mutex_.
 
   mutable std::mutex table_mutex_;
-  // All under table_mutex_.
+  // All of these are guarded by table_mutex_.
   std::map<Key, Attachment*, KeyLess> current_;
   std::unordered_map<const Attachment*, std::shared_ptr<Attachment>> all_;
   std::vector<std::shared_ptr<Attachment>> deferred_;
   std::vector<Lease> ended_;
   std::unordered_map<const ClientObject*, std::unique_ptr<ClientObject>> objects_;
-  bool closing_ = false;                 // All attachments end at once.
+  bool closing_ = false;                 // All attachments end together.
   std::atomic<bool> has_chores_{false};  // A hint: deferred_ or ended_ is not empty.
 };
 

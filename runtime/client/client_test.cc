@@ -1,4 +1,4 @@
-// Attachments, on the simulated driver and the fake broker of this folder.
+// Attachments, with the simulated driver and the fake broker of this folder.
 #include <gmock/gmock-matchers.h>
 #include <unistd.h>
 
@@ -96,7 +96,7 @@ TEST_F(ClientTest, NewGenerationMakesOldAttachmentsStale) {
   EXPECT_EQ(gpushm_current(now), GPUSHM_STALE);
 }
 
-// A name that moves between look-up and request is looked up again.
+// A name that moves between the look-up and the request is looked up again.
 TEST_F(ClientTest, FollowsANameThatMoves) {
   broker_->Add("weights", 5, kMiB, api_);
   Open();
@@ -114,7 +114,7 @@ TEST_F(ClientTest, FollowsANameThatMoves) {
 }
 
 TEST_F(ClientTest, ReleasesWhatItCannotMap) {
-  broker_->Add("weights", 5, kMiB, nullptr);  // Its descriptor is no memory.
+  broker_->Add("weights", 5, kMiB, nullptr);  // Its descriptor is not GPU memory.
   Open();
   EXPECT_EQ(Attach("weights"), nullptr);
   EXPECT_EQ(broker_->leases().size(), 0u);
@@ -198,8 +198,9 @@ TEST_F(ClientTest, OrphansWhatASuccessorDoesNotHave) {
 
 // ---- resumed connections
 
-// Goal: with a broker that inherited what the last one had, nothing is asked for again: same
-// leases, same generation, the unpublished one too, and a detach that was meant for the dead one.
+// Goal: with a broker that inherited the last one's state, no lease is requested again: the leases
+// and the generation stay the same, also the unpublished one, and a detach that was meant for the
+// dead broker still arrives.
 TEST_F(ClientTest, ResumesWithTheLeasesItHad) {
   broker_->Add("weights", 5, kMiB, api_);
   broker_->Add("given-up", 6, kMiB, api_);
@@ -226,8 +227,8 @@ TEST_F(ClientTest, ResumesWithTheLeasesItHad) {
   EXPECT_EQ(broker_->leases().size(), 1u) << "the detach came through in the end";
 }
 
-// Goal: broker and process find out which leases the other does not know. Method: one that the
-// broker lost, one whose grant the process never got.
+// Goal: broker and process find out which leases the other side does not know. Method: one lease
+// that the broker lost, and one whose grant never reached the process.
 TEST_F(ClientTest, AgreesOnLeasesWithABrokerThatLostSome) {
   broker_->Add("lost", 5, kMiB, api_);
   broker_->Add("kept", 6, kMiB, api_);
@@ -252,8 +253,8 @@ TEST_F(ClientTest, AgreesOnLeasesWithABrokerThatLostSome) {
   EXPECT_EQ(broker_->leases().size(), 0u);
 }
 
-// Goal: a publish whose answer was lost is not lost. Method: a broker that closes instead of
-// answering, before and after it did what was asked.
+// Goal: a publish whose answer was lost still counts. Method: a broker that closes the connection
+// instead of answering, before and after it has carried out the request.
 TEST_F(ClientTest, PublishesOverALostConnection) {
   for (const bool done : {false, true}) {
     Start(done ? 3 : 2);
@@ -268,7 +269,7 @@ TEST_F(ClientTest, PublishesOverALostConnection) {
     broker_->SetTwist([&](const FakeRequest& request, FakeReply* reply) {
       if (request.kind != Kind::kPublish || cut-- <= 0) return;
       reply->hang_up = true;
-      if (!done) broker_->Remove("made");  // The fake shows it from the start.
+      if (!done) broker_->Remove("made");  // The fake broker lists it from the start.
     });
     EXPECT_EQ(gpushm_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
     EXPECT_EQ(broker_->requests(Kind::kPublish), done ? 1u : 2u);
@@ -278,7 +279,7 @@ TEST_F(ClientTest, PublishesOverALostConnection) {
   }
 }
 
-// Goal: a process that closes while no broker answers does not leave leases behind for ever.
+// Goal: a process that closes while no broker answers leaves no leases behind.
 TEST_F(ClientTest, ClosingWaitsForABrokerThatWasKilled) {
   broker_->Add("weights", 5, kMiB, api_);
   Open();
@@ -319,7 +320,7 @@ TEST_F(ClientTest, DetachKnowsPendingWork) {
   ASSERT_NE(attachment, nullptr);
   const auto stream = Stream::Create(*api_);
   ASSERT_TRUE(stream);
-  // A wait on a word of host memory keeps the stream busy until it is written.
+  // A wait on a word of host memory keeps the stream busy until the word is written.
   const auto word = PinnedBuffer::Allocate(*api_, 4096);
   ASSERT_TRUE(word);
   const std::atomic_ref<uint32_t> flag(*reinterpret_cast<uint32_t*>(word->data()));
@@ -375,8 +376,8 @@ TEST_F(ClientTest, OffersAndSaysWhyNot) {
   }
 }
 
-// Goal: no data race, and counts come out even. Method: threads attach, look up and detach while
-// the generation moves; run under ThreadSanitizer.
+// Goal: there is no data race, and the counts add up. Method: threads attach, look up and detach
+// while the generation moves; ThreadSanitizer runs this test.
 TEST_F(ClientTest, ManyThreads) {
   broker_->Add("weights", 5, kMiB, api_);
   broker_->Add("frames", 6, kMiB, api_);

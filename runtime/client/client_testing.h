@@ -1,4 +1,4 @@
-// What the library's tests share: a folder, the simulated driver, descriptors counted.
+// Shared by the library's tests: a folder, the simulated driver, and a count of descriptors.
 #pragma once
 
 #include <dirent.h>
@@ -15,7 +15,7 @@
 
 namespace gpushm::client {
 
-inline constexpr int64_t kPatienceMs = 20'000;  // For what must happen.
+inline constexpr int64_t kPatienceMs = 20'000;  // How long a required event may take.
 
 class TemporaryFolder {
  public:
@@ -35,7 +35,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-// Open descriptors of this process.
+// The number of open descriptors of this process.
 inline size_t CountDescriptors() {
   size_t count = 0;
   DIR* const folder = opendir("/proc/self/fd");
@@ -72,7 +72,7 @@ struct ClientCloser {
 };
 using ClientOwner = std::unique_ptr<gpushm_client, ClientCloser>;
 
-// A client and its broker, for what needs no GPU.
+// A client and its broker, for tests that need no GPU.
 class ConnectionTest : public ::testing::Test {
  protected:
   void Start(uint64_t epoch = 1) {
@@ -119,7 +119,7 @@ class ClientTest : public ::testing::Test {
     status_ = gpushm_attach(client_.get(), name, &options, &attachment);
     return attachment;
   }
-  // A context for what needs one; the library itself makes none.
+  // A context for tests that need one; the library itself makes none.
   PrimaryContext MakeContext() {
     auto context = PrimaryContext::Retain(*api_, 0);
     EXPECT_TRUE(context && context->MakeCurrent());

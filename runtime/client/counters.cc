@@ -17,7 +17,7 @@ void Counters::Use(Mapping page) {
   mapping_ = std::move(page);
   auto* const words = &static_cast<protocol::CounterPage*>(mapping_.address())->words;
   page_.store(words, std::memory_order_seq_cst);
-  // Whoever still adds to own_ is not too late: it stays, and the next page gets that.
+  // A thread that still adds to own_ loses nothing: own_ stays, and the next page gets its value.
   for (size_t i = 0; i < own_.size(); ++i) {
     const uint64_t counted = own_[i].exchange(0, std::memory_order_relaxed);
     if (counted > 0) (*words)[i].fetch_add(counted, std::memory_order_relaxed);
@@ -32,7 +32,7 @@ void Counters::UseOwn() {
 }
 
 void Counters::Retire() {
-  retired_.reserve(retired_.size() + 1);  // Throws before anything changes.
+  retired_.reserve(retired_.size() + 1);  // This throws before anything changes.
   page_.store(&own_, std::memory_order_seq_cst);
   if (mapping_.address() != nullptr) retired_.push_back(std::exchange(mapping_, {}));
 }

@@ -1,12 +1,13 @@
-// What a client counts for the node's metrics (contract/protocol/counters.h): into the page that
-// its broker gave it, or, while there is none, into one of its own, which the next page gets.
+// The counters of a client for the node's metrics (contract/protocol/counters.h). They go into the
+// page that its broker gave it. While there is no such page, they go into an own page whose values
+// the next one gets.
 //
-// Threads: all functions from any thread. Add makes no system call and takes no lock; two atomic
-// increments beside the one that counts keep the page mapped meanwhile: 7 ns together.
+// Threads: any thread may call any function. Add makes no system call and takes no lock. Besides
+// the increment itself, two atomic increments keep the page mapped meanwhile: 7 ns together.
 //
 // Invariants
-//   (1) `page_` is never null: nobody asks whether there is a page.
-//   (2) A page that was replaced is unmapped only after readers_ was seen at 0: who comes later
+//   (1) `page_` is never null, so no caller has to check for a page.
+//   (2) A replaced page is unmapped only after readers_ was seen at 0: a thread that comes later
 //       sees the new pointer.
 #pragma once
 
@@ -28,16 +29,16 @@ class Counters {
   void AddError(Code code) noexcept { AddAt(protocol::WordOf(code), 1); }
   void AddFirstAttach(int64_t took_ns) noexcept;
 
-  // From here on into `page`, a mapped protocol::CounterPage.
+  // From now on, counts go into `page`, a mapped protocol::CounterPage.
   void Use(Mapping page);
-  // The broker of the page is gone, or perhaps gone.
+  // The broker of the page is gone, or may be gone: counts go into own_.
   void UseOwn();
 
  private:
   void AddAt(size_t word, uint64_t by) noexcept {
     readers_.fetch_add(1, std::memory_order_seq_cst);
     (*page_.load(std::memory_order_seq_cst))[word].fetch_add(by, std::memory_order_relaxed);
-    // Pairs with the load in Reclaim: what was counted happened before the page is unmapped.
+    // Pairs with the load in Reclaim: everything counted happened before the page is unmapped.
     readers_.fetch_sub(1, std::memory_order_release);
   }
   void Retire();   // Under mutex_.
@@ -47,7 +48,7 @@ class Counters {
   std::atomic<protocol::CounterWords*> page_{&own_};
   protocol::CounterWords own_{};
   std::mutex mutex_;
-  Mapping mapping_;               // Under mutex_. Of page_, unless that is own_.
+  Mapping mapping_;               // Under mutex_. The memory of page_, unless that is own_.
   std::vector<Mapping> retired_;  // Under mutex_.
 };
 

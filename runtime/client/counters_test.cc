@@ -1,6 +1,6 @@
-// Goal: the library counts what it does, loses nothing over reconnects, talks to brokers that know
-// nothing of it, and maps no page that could kill its process. Method: the fake broker, which
-// speaks either version and may hand out anything.
+// Goal: the library counts what it does, loses no count over reconnects, works with brokers that do
+// not know counters, and maps no page that could kill its process. Method: the fake broker, which
+// speaks either version and can send any page.
 #include "runtime/client/counters.h"
 
 #include <fcntl.h>
@@ -55,8 +55,8 @@ TEST(Counters, WhatWasCountedWithoutAPageGoesIntoTheNextOne) {
   EXPECT_EQ(At(second, WordOf(Counter::kFirstAttachNs)), 70'000u);
 }
 
-// Goal: pages come and go under threads that count, none is unmapped too early, and every count is
-// in one of them. Method: two threads count, this one changes pages as fast as it can.
+// Goal: while threads count, pages come and go. No page is unmapped too early, and every count is
+// in one of them. Method: two threads count, and this one changes pages as fast as it can.
 TEST(Counters, NothingIsLostWhilePagesChange) {
 #ifdef GPUSHM_SANITIZED
   constexpr int kPages = 200;
@@ -130,7 +130,7 @@ TEST_F(CountersTest, CountsErrorsByCauseAndWaits) {
   EXPECT_EQ(Counted(WordOf(Counter::kReplaces)), 1u);
 }
 
-// Method: a replace may be there before the wait for it is; so again, until one came later.
+// Method: the replace may happen before the wait begins, so it is repeated until one comes later.
 TEST_F(CountersTest, CountsAWaitThatEndedWell) {
   Start(kNew);
   Open();
@@ -160,7 +160,7 @@ TEST_F(CountersTest, ABrokerOfVersionOneIsAskedForNothing) {
   EXPECT_EQ(broker_->connections(), 1u);
 }
 
-// The pod's sidecar is updated, or its new one dies and the old comes back: counting goes on.
+// The pod's sidecar is updated, or the new one dies and the old one comes back: counting continues.
 TEST_F(CountersTest, GoesOnOverBrokersOfBothVersions) {
   Start(kOld);
   Open();
@@ -210,8 +210,8 @@ TEST_F(CountersTest, WithoutAPageItWorksOn) {
   EXPECT_EQ(BrokerInfo(), GPUSHM_OK) << "a layout that it does not know";
 }
 
-// Goal: no page that could kill its process is ever mapped. Method: what is no page, one after the
-// other; a connection that gets such a thing is no connection.
+// Goal: no page that could kill the process is ever mapped. Method: several invalid pages, one
+// after the other; each of them ends its connection.
 TEST_F(CountersTest, RefusesPagesThatCouldKillIt) {
   constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   const UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC));
@@ -262,7 +262,7 @@ TEST_F(CountersTest, AThousandReconnectsLeaveNoPages) {
     ASSERT_EQ(BrokerInfo(), GPUSHM_OK);
   }
   EXPECT_EQ(broker_->connections(), 1001u);
-  // The fake keeps each client's page.
+  // The fake broker keeps each client's page.
   EXPECT_LE(pages(), 1001u + 2);
 }
 

@@ -13,7 +13,7 @@ constexpr uint64_t kWordBytes = sizeof(signal::Word);
 
 std::string NameOf(std::string_view signal) { return Concat(signal, signal::kWordSuffix); }
 
-// A former writer could not delete it: it closed while there was no broker.
+// A former writer that closed while there was no broker could not delete the buffer.
 bool IsLeftOver(const Client& client, const std::string& name) {
   const auto found = client.Lookup(name);
   return found && found->record.size_bytes == kWordBytes;
@@ -33,8 +33,8 @@ Result<std::unique_ptr<DeviceWord>> DeviceWord::Make(Client* client, std::string
     if (!IsLeftOver(*client, name)) {
       return Fail(Code::kInvalidArgument,
                   Concat("its device memory is the buffer \"", name,
-                         "\", and there is another one of that name"),
-                  "take another name for the signal");
+                         "\", but another buffer of that name exists"),
+                  "use another name for the signal");
     }
     if (auto gone = client->Delete(name, wait); !gone) return std::unexpected(gone.error());
     made = client->Create(name, kWordBytes, options, /*attach=*/true, wait);
@@ -74,7 +74,7 @@ bool DeviceWord::HasPassed(uint64_t value) {
   return passed_value_ >= value;
 }
 
-// With mutex_.
+// Requires mutex_.
 void DeviceWord::DropPassed() {
   for (size_t i = 0; i < kStreams; ++i) {
     Waiting& waiting = waiting_[i];
@@ -86,7 +86,7 @@ void DeviceWord::DropPassed() {
   }
 }
 
-// With mutex_.
+// Requires mutex_.
 Result<size_t> DeviceWord::PlaceOf(CUstream stream) {
   DropPassed();
   size_t free = kStreams;
@@ -95,7 +95,8 @@ Result<size_t> DeviceWord::PlaceOf(CUstream stream) {
     if (waiting_[i].values.empty()) free = i;
   }
   if (free < kStreams) return free;
-  return Fail(Code::kExhausted, Concat(kStreams, " streams wait for it"), "wait on the host");
+  return Fail(Code::kExhausted, Concat(kStreams, " streams already wait for the signal"),
+              "wait for the signal on the host");
 }
 
 Result<void> DeviceWord::Await(CUstream stream, uint64_t value) {
@@ -118,7 +119,7 @@ Result<void> DeviceWord::Await(CUstream stream, uint64_t value) {
   both[0].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
   both[1] = StoreOf(*at, number);
   auto done = (*api)->Check((*api)->cuStreamBatchMemOp(stream, both.size(), both.data(), 0),
-                            "cuStreamBatchMemOp of a wait");
+                            "cuStreamBatchMemOp for a wait");
   if (!done) {
     waits.Remove(stream, word, number);
     return done;

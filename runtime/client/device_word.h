@@ -1,10 +1,11 @@
-// The word of a signal in device memory: the buffer "<name>-signal", which lives as long as the
-// generation of the signal's page does. Streams wait for it; hosts never look at it.
+// The word of a signal in device memory. It is the buffer "<name>-signal", which lives as long as
+// the generation of the signal's page. Streams wait for it; hosts never read it.
 //
-// Each stream that waits stores a number into memory of this process when it has passed: so it is
-// known when nothing looks at the word any more, which may be unmapped then.
+// A waiting stream that has passed stores a number into memory of this process. That shows when no
+// stream uses the word any more, so that it may be unmapped.
 //
-// Threads: any thread may call any function. What takes a stream needs a current context.
+// Threads: any thread may call any function. A function that takes a stream needs a current
+// context.
 #pragma once
 
 #include <cuda.h>
@@ -27,34 +28,35 @@ namespace gpushm::client {
 
 class DeviceWord {
  public:
-  // At 0. The caller has the signal's page and has not published it, so that nobody else makes one.
+  // The word starts at 0. The caller has the signal's page and has not published it, so no other
+  // process makes a word.
   static Result<std::unique_ptr<DeviceWord>> Make(Client* client, std::string_view signal,
                                                   bool writers_all, const Wait& wait);
-  // Of a page that says `generation`. kStale, kNotFound: its writer has ended.
+  // For a page that names `generation`. kStale, kNotFound: its writer has ended.
   static Result<std::unique_ptr<DeviceWord>> Attach(Client* client, std::string_view signal,
                                                     uint64_t generation, const Wait& wait);
 
   uint64_t generation() const { return buffer_->facts().generation; }
   CUdeviceptr address() const { return buffer_->facts().address; }
 
-  // The stream goes on when the word is at `value`. kExhausted: too many streams wait.
+  // The stream goes on when the word reaches `value`. kExhausted: too many streams wait.
   Result<void> Await(CUstream stream, uint64_t value);
-  // Whether a stream of this process waits for it.
+  // Whether a stream of this process is waiting for the word.
   bool HasWaits() const;
-  // Whether a stream of this process has waited for `value` or more, and has passed.
+  // Whether a stream of this process that waited for `value` or more has passed.
   bool HasPassed(uint64_t value);
-  // Of the writer: the name goes with it. Whoever waits keeps the memory.
+  // For the writer: removes the name. Waiting streams keep the memory.
   Result<void> Delete();
   Result<void> Detach() { return buffer_.Detach(); }
 
  private:
-  // The waits of one stream, by number: 1, 2, 3 ...
+  // The waits of one stream, numbered 1, 2, 3 ...
   struct Waiting {
     CUstream stream = nullptr;
     uint64_t last = 0;
-    std::deque<uint64_t> values;  // Of those that were not seen to have passed; to `last`.
+    std::deque<uint64_t> values;  // Those not yet seen to have passed; the last has number `last`.
   };
-  // More than streams can wait at a time.
+  // More streams than this cannot wait at one time.
   static constexpr size_t kStreams = 64;
 
   DeviceWord(Held buffer, std::unique_ptr<PageMapping> passed)
@@ -73,8 +75,8 @@ class DeviceWord {
   uint64_t passed_value_ = 0;              // Under mutex_: the largest.
 };
 
-// One operation of cuStreamBatchMemOp: the stream stores `value`, and what it did before is visible
-// first.
+// One operation of cuStreamBatchMemOp: the stream stores `value`, and its earlier work becomes
+// visible first.
 CUstreamBatchMemOpParams StoreOf(CUdeviceptr at, uint64_t value);
 
 }  // namespace gpushm::client

@@ -104,7 +104,7 @@ void FakeBroker::Add(const std::string& name, uint64_t generation, uint64_t size
     buffer.descriptor =
         Must(Must(DeviceMemory::Create(*api, 0, buffer.record.mapped_bytes)).Export());
   } else {
-    buffer.descriptor.Reset(eventfd(0, EFD_CLOEXEC));  // Something to send.
+    buffer.descriptor.Reset(eventfd(0, EFD_CLOEXEC));  // Any descriptor, only to send one.
   }
   Insert(name, std::move(buffer));
 }
@@ -301,7 +301,7 @@ void FakeBroker::AnswerHello(const FakeRequest& request, Connection* connection,
   body.epoch = epoch_;
   body.gpu_uuid = gpu_.bytes;
   body.container = protocol::ToNameField("decoder");
-  // A number of its own for each client of each broker.
+  // Every client of every broker gets a different number.
   connection->client_id = 1000 * epoch_ + connection->number;
   if (asked && resumable_.erase(asked->resume_client_id) > 0) {
     body.resumed = 1;
@@ -347,7 +347,7 @@ void FakeBroker::AnswerAttach(const FakeRequest& request, Connection* connection
 }
 
 void FakeBroker::AnswerMake(const FakeRequest& request, Connection* connection, FakeReply* reply) {
-  // Create and replace have name, size and flags at the same places.
+  // The fields name, size and flags have the same offsets in create and replace.
   protocol::CreateRequest body;
   std::memcpy(&body, request.message->bytes.data() + sizeof(protocol::Header), sizeof body);
   const std::string name(protocol::FromNameField(body.name));

@@ -1,7 +1,7 @@
-// A broker for tests of the library: speaks messages.h from a thread, hands out a real registry and
-// memory of the simulated driver, and can be told to lie, fall silent or die at any reply.
+// A broker for the library's tests. It speaks messages.h from a thread, and serves a real registry
+// and memory of the simulated driver. A test can make it lie, fall silent or die at any reply.
 //
-// Threads: the functions below from the test's thread.
+// Threads: call the functions below from the test's thread.
 #pragma once
 
 #include <atomic>
@@ -23,10 +23,10 @@
 
 namespace gpushm::client {
 
-// What the fake is about to answer; a test may change it.
+// The reply that the fake broker is about to send; a test may change it.
 struct FakeReply {
   std::vector<std::byte> bytes;
-  std::vector<int> descriptors;  // The fake's own; sent, not given away.
+  std::vector<int> descriptors;  // Owned by the fake broker; sent, but not given away.
   bool silent = false;           // Send nothing.
   bool hang_up = false;          // Close the connection instead.
 
@@ -55,15 +55,15 @@ class FakeBroker {
   // Called on the fake's thread before a reply is sent.
   using Twist = std::function<void(const FakeRequest&, FakeReply*)>;
 
-  // `inherited`: leases of a former broker, as the plugin would have told; their clients may
+  // `inherited`: leases of a former broker, as the plugin would report them. Their clients may
   // resume.
   FakeBroker(const std::string& folder, uint64_t epoch, const GpuUuid& gpu,
              const std::map<uint64_t, FakeLease>& inherited = {});
-  // Dies: connections end, the socket's file stays, as with SIGKILL.
+  // The broker dies: connections end, and the socket's file stays, as with SIGKILL.
   ~FakeBroker();
 
   void SetTwist(Twist twist);
-  // With memory of the simulated driver, if `api` is not null.
+  // If `api` is not null, the buffer has memory of the simulated driver.
   void Add(const std::string& name, uint64_t generation, uint64_t size_bytes, const CudaApi* api,
            registry::BufferState state = registry::BufferState::kReady);
   void AddCuIpc(const std::string& name, uint64_t generation, int32_t offerer_pid);
@@ -71,11 +71,11 @@ class FakeBroker {
   void SetGeneration(const std::string& name, uint64_t generation);
   void Remove(const std::string& name);
 
-  // Protocol versions up to this one; 1 unless said, as a broker that counts nothing.
+  // Speaks protocol versions up to this one. The default is 1: a broker without counters.
   void Speak(uint16_t version);
-  // What its pages hold, added up.
+  // The sum of the values in its pages.
   protocol::CounterValues counted() const;
-  // Clients that lost their connection may resume it; what they hold stays until then.
+  // Clients that lost their connection may resume it. Until then, the broker keeps what they hold.
   void KeepClients();
   std::map<uint64_t, FakeLease> leases() const;
   size_t requests(protocol::Kind kind) const;
@@ -112,7 +112,7 @@ class FakeBroker {
   UniqueFd wake_;
   std::atomic<bool> stop_{false};
   mutable std::recursive_mutex mutex_;  // A twist may call the functions above.
-  // All under mutex_.
+  // All of these are guarded by mutex_.
   Twist twist_;
   std::unique_ptr<registry::RegistryWriter> registry_;
   std::map<std::string, Buffer> buffers_;

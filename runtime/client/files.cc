@@ -1,4 +1,4 @@
-// Buffers from and to files: in this process, or in a child of the broker.
+// Loading buffers from files and saving them: in this process, or in a child of the broker.
 #include <poll.h>
 
 #include <algorithm>
@@ -17,11 +17,11 @@ using protocol::Kind;
 
 namespace {
 
-// Between questions how far the broker's child is.
+// How long to wait between two requests for the progress of the broker's child.
 constexpr int kFirstStatusStepMs = 1;
 constexpr int kLastStatusStepMs = 50;
 
-// `total_bytes` 0: nobody knows it.
+// `total_bytes` 0: the total is not known.
 Result<void> CallProgress(const TransferOptions& options, const Wait& wait, uint64_t done_bytes,
                           uint64_t total_bytes) {
   if (options.progress && !options.progress(done_bytes, total_bytes)) {
@@ -33,7 +33,7 @@ Result<void> CallProgress(const TransferOptions& options, const Wait& wait, uint
         total_bytes == 0
             ? Concat("the deadline passed after ", done_bytes, " bytes of the stream")
             : Concat("the deadline passed after ", done_bytes, " of ", total_bytes, " bytes"),
-        "allow more time");
+        "use a longer timeout");
   }
   return {};
 }
@@ -48,14 +48,14 @@ TransferJob JobFor(const OpenFile& file, const TransferOptions& options) {
   return job;
 }
 
-// Of what the descriptor does not say itself. The broker's child is a program of ours, which may
-// use GPUDirect Storage where the way was left open.
+// For what the descriptor does not say itself. The broker's child is a gpushm program, which may
+// use GPUDirect Storage if the caller left the method open.
 FileWay WayForBroker(const FilePlan& plan, FileWay asked) {
   if (plan.way == FileWay::kGds) return FileWay::kGds;
   return plan.way == FileWay::kDirect && IsOpen(asked) ? FileWay::kAutoGds : FileWay::kAuto;
 }
 
-// Brokers of older versions know no GPUDirect Storage, and save all of a buffer in any case.
+// Older brokers do not know GPUDirect Storage, and always save the whole buffer.
 Result<void> FitToBroker(uint16_t version, protocol::TransferRequest& request) {
   if (version < protocol::kContentVersion &&
       request.direction == static_cast<uint32_t>(Direction::kSaveWhole)) {
@@ -63,14 +63,14 @@ Result<void> FitToBroker(uint16_t version, protocol::TransferRequest& request) {
   }
   if (version >= protocol::kTransferReportVersion) return {};
   if (request.file_way == static_cast<uint32_t>(FileWay::kGds)) {
-    return Fail(Code::kUnsupported, "this broker is too old for GPUDirect Storage",
-                "update gpushm's images");
+    return Fail(Code::kUnsupported, "the pod's sidecar is too old for GPUDirect Storage",
+                "update gpushm's images, then restart the pod");
   }
   request.file_way = 0;
   return {};
 }
 
-// `planned`: where the broker does not say.
+// `planned` applies if the broker does not report a method.
 TransferOutcome OutcomeOf(const protocol::TransferReportReply& report, FileWay planned) {
   return {.way = TransferWay::kBroker,
           .bytes = report.status.done_bytes,
@@ -100,10 +100,10 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
   if (!seen) return std::unexpected(seen.error());
   const registry::BufferRecord& record = seen->found.record;
   if (file->size_bytes > record.size_bytes) {
-    return Fail(
-        Code::kInvalidArgument,
-        Concat(file->name, " has ", file->size_bytes, " bytes, the buffer ", record.size_bytes),
-        "load into a larger buffer");
+    return Fail(Code::kInvalidArgument,
+                Concat(file->name, " has ", file->size_bytes, " bytes, but the buffer has ",
+                       record.size_bytes),
+                "load into a larger buffer");
   }
   if (auto begun = CallProgress(options, wait, 0, file->size_bytes); !begun) {
     return std::unexpected(begun.error());
@@ -164,7 +164,7 @@ void Client::KeepLink(const GpuUuid& gpu, Direction direction, uint64_t bytes_pe
   links_.push_back({gpu, direction, bytes_per_second});
 }
 
-// Around attach, copy and detach: a buffer of transport cuipc needs a context for all three.
+// Spans attach, copy and detach, because a buffer of transport cuipc needs a context for all three.
 Result<TransferOutcome> Client::WithContext(
     const GpuUuid& gpu, const std::function<Result<TransferOutcome>()>& transfer) {
   const Result<const CudaApi*> api = Driver();
@@ -187,7 +187,8 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const OpenFile& 
   bool touched = false;
   const auto load = [&]() -> Result<TransferReport> {
     if (file.size_bytes > facts.size_bytes) {
-      return Fail(Code::kStale, "the buffer was replaced by a smaller one meanwhile");
+      return Fail(Code::kStale,
+                  "the buffer was replaced by a smaller one, into which the file does not fit");
     }
     job.address = facts.address;
     job.size_bytes = file.is_stream() ? facts.size_bytes : file.size_bytes;
@@ -213,7 +214,7 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const OpenFile& 
     if (!file.is_stream() && copied->bytes != file.size_bytes) {
       return Fail(Code::kCorrupt,
                   Concat("the file ended after ", copied->bytes, " of ", file.size_bytes, " bytes"),
-                  "something shortened the file while it was read");
+                  "the file was shortened during the load: load it again");
     }
     if (auto done = ReportContent(**attachment, copied->bytes, true, wait); !done) {
       return std::unexpected(done.error());
@@ -230,8 +231,8 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const OpenFile& 
 }
 
 void Client::GiveContentUp(Attachment* attachment) {
-  // The end of the lease tells the broker that nobody completes the content. A detach does that,
-  // unless the process holds the buffer otherwise, too: then the lease is ended and taken again.
+  // The end of the lease tells the broker that nobody completes the content. A detach ends it,
+  // unless this process holds the buffer elsewhere, too. Then the lease is ended and renewed here.
   if (CountOf(*attachment) == 1) return;
   const Deadline deadline = Deadline::AfterMs(kAnswerMs);
   const Result<SessionLock> lock = session_.Lock(deadline);
@@ -273,16 +274,17 @@ Result<void> Client::SetContent(const Attachment& attachment, uint64_t content_b
                                 const Wait& wait) {
   const uint64_t size_bytes = attachment.facts().size_bytes;
   if (content_bytes > size_bytes) {
-    return Fail(Code::kInvalidArgument,
-                Concat(content_bytes, " bytes of content, and the buffer has ", size_bytes));
+    return Fail(
+        Code::kInvalidArgument,
+        Concat(content_bytes, " bytes of content do not fit into a buffer of size ", size_bytes));
   }
   if (attachment.unpublished()) {
     const Result<SessionLock> lock = session_.Lock(wait.answer);
     if (!lock) return std::unexpected(lock.error());
     if (session_.peer(*lock).version < protocol::kContentVersion) {
       return Fail(Code::kUnsupported,
-                  "this broker is too old to know the content of what is not published",
-                  "say it after gpushm_publish, or update gpushm's images");
+                  "the pod's sidecar is too old to record the content of an unpublished buffer",
+                  "call gpushm_set_content after gpushm_publish, or update gpushm's images");
     }
   }
   if (auto said = ReportContent(attachment, content_bytes, true, wait); !said) return said;
@@ -294,7 +296,9 @@ Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded
                                    bool complete, const Wait& wait) {
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
-  if (attachment.orphaned()) return Fail(Code::kOrphaned, "the broker is gone", "load again");
+  if (attachment.orphaned())
+    return Fail(Code::kOrphaned, "the broker restarted and does not have this buffer",
+                "load the file again");
   const Lease lease = attachment.lease();
   const protocol::ContentRequest request{.lease_id = lease.id,
                                          .loaded_bytes = loaded_bytes,
@@ -311,8 +315,10 @@ Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Directio
                                                  const OpenFile& file,
                                                  const TransferOptions& options, const Wait& wait) {
   if (!file.for_broker) {
-    return Fail(Code::kUnsupported, Concat(file.name, " is neither a whole file nor a pipe"),
-                "name a file, use a pipe, or do it where the GPU is seen");
+    return Fail(Code::kUnsupported,
+                Concat(file.name,
+                       " is neither a file from its start nor a pipe, so the broker cannot use it"),
+                "name a file, use a pipe, or run this where the GPU is visible");
   }
   protocol::TransferRequest request{};
   request.name = protocol::ToNameField(name);
@@ -350,7 +356,7 @@ Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Directio
     return protocol::TransferReportReply{*status, 0, 0, 0, 0};
   };
   const auto stop = [&](const Status& why) -> Result<TransferOutcome> {
-    // A cancel gets its own time: the deadline may have passed.
+    // The cancel request gets its own time, because the deadline may have passed.
     (void)ask(/*cancel=*/true, Deadline::AfterMs(kAnswerMs));
     return std::unexpected(why);
   };
@@ -363,8 +369,8 @@ Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Directio
     if (report->status.finished != 0) return OutcomeOf(*report, file.plan.way);
     if (!go_on) return stop(go_on.error());
     if (wait.answer.Passed()) {
-      return stop(Status(Code::kTimeout, "the deadline passed before the transfer had ended",
-                         "allow more time"));
+      return stop(Status(Code::kTimeout, "the deadline passed before the transfer ended",
+                         "use a longer timeout"));
     }
     poll(nullptr, 0, std::min(step_ms, wait.answer.RemainingMs()));
   }

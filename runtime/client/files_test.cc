@@ -1,4 +1,4 @@
-// Loads and saves by the C ABI, in this process.
+// Loads and saves through the C ABI, in this process.
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <unistd.h>
@@ -67,7 +67,7 @@ TEST_F(ClientTest, LoadsAndSavesHere) {
   EXPECT_EQ(gpushm_load(client_.get(), "weights", "/nowhere", &options, nullptr), GPUSHM_NOT_FOUND);
 }
 
-// Goal: bytes come from descriptors as they stand: a pipe, a file from its start, a file behind it.
+// Goal: bytes come from descriptors at their position: a pipe, a file's start, or a later offset.
 TEST_F(ClientTest, LoadsFromDescriptors) {
   broker_->Add("weights", 5, 3 * kMiB, api_);
   Open();
@@ -133,8 +133,8 @@ TEST_F(ClientTest, AStreamThatStallsEndsByTheDeadline) {
   EXPECT_EQ(broker_->leases().size(), 0u) << "so the broker knows that the content is not complete";
 }
 
-// Goal: the wait for a buffer is no part of its transfer: ten seconds where nothing was said, none
-// with GPUSHM_DONT_WAIT, and progress is told of only once the transfer begins.
+// Goal: the wait for a buffer is not part of its transfer. It takes ten seconds by default and none
+// with GPUSHM_DONT_WAIT. Progress is reported only once the transfer begins.
 TEST_F(ClientTest, TheWaitForABufferIsNotItsTransfer) {
   const auto unsaid = Wait::ForTransfer(0, GPUSHM_DEFAULT_TIMEOUT_MS);
   ASSERT_TRUE(unsaid);
@@ -174,7 +174,8 @@ TEST_F(ClientTest, TheWaitForABufferIsNotItsTransfer) {
   EXPECT_EQ(told.back(), kMiB);
 }
 
-// As the kernel counts them, in one number: a walk over /proc/self/task misses some as others end.
+// The kernel's own count, in one number: a walk over /proc/self/task misses threads while others
+// end.
 size_t CountThreads() {
   std::ifstream status("/proc/self/status");
   for (std::string key; status >> key;) {
@@ -184,9 +185,9 @@ size_t CountThreads() {
   return 0;
 }
 
-// Goal: a load reads with the threads that make sense here where the caller says nothing, with none
-// or so many where the caller says that, and none of them outlives the call. Method: the threads of
-// this process, counted as the load goes on.
+// Goal: a load uses a sensible number of threads by default, and none or the requested number if
+// the caller sets it. No thread outlives the call. Method: counts the threads of this process
+// during the load.
 TEST_F(ClientTest, LoadsWithTheThreadsThatWereAskedFor) {
   constexpr uint64_t kBytes = 80 * kMiB;
   broker_->Add("weights", 5, kBytes, api_);
@@ -211,20 +212,21 @@ TEST_F(ClientTest, LoadsWithTheThreadsThatWereAskedFor) {
     };
     EXPECT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, nullptr), GPUSHM_OK)
         << gpushm_last_error()->text;
-    // The kernel counts a thread that was joined for a moment more.
+    // The kernel still counts a joined thread for a moment.
     const Deadline deadline = Deadline::AfterMs(kPatienceMs);
     while (CountThreads() > seen.before && !deadline.Passed()) std::this_thread::yield();
     EXPECT_EQ(CountThreads(), seen.before);
     return seen.most - seen.before;
   };
-  (void)threads_of(GPUSHM_NO_THREADS);  // What the driver starts once has begun after this.
-  const size_t of_driver = threads_of(GPUSHM_NO_THREADS);  // The simulated one's: one a stream.
+  (void)threads_of(GPUSHM_NO_THREADS);  // Starts whatever the driver starts once, before the count.
+  const size_t of_driver =
+      threads_of(GPUSHM_NO_THREADS);  // The simulated driver has one thread for each stream.
   EXPECT_EQ(of_driver, kTransferChunks);
   EXPECT_EQ(threads_of(5), of_driver + 5);
   EXPECT_EQ(threads_of(0), of_driver + UsefulHelpers());
 }
 
-// Goal: GPUDirect Storage by the C ABI: asked for, refused, and left at the deadline.
+// Goal: GPUDirect Storage through the C ABI: requested, refused, and abandoned at the deadline.
 TEST_F(ClientTest, LoadsByGpuDirectStorage) {
   broker_->Add("weights", 5, 3 * kMiB, api_);
   Open();
@@ -268,9 +270,10 @@ TEST_F(ClientTest, LoadsByGpuDirectStorage) {
   EXPECT_EQ(broker_->leases().size(), 0u);
 }
 
-// Goal: a broker of an older version is not asked what it would take wrongly.
+// Goal: the library sends no request that an older broker would misunderstand.
 TEST_F(ClientTest, AnOldBrokerKnowsNoContentOfWhatIsNotPublished) {
-  broker_->Add("weights", 5, kMiB, api_);  // It makes buffers of this driver's memory from now on.
+  broker_->Add("weights", 5, kMiB,
+               api_);  // From now on, the broker makes buffers from this driver's memory.
   Open();
   auto making = Sized<gpushm_create_options>();
   making.unpublished = 1;

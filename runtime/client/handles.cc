@@ -11,8 +11,8 @@
 namespace gpushm::client {
 namespace {
 
-// From the lowest bit: the slot's index, the kind, the depth of forks, how often the slot was used
-// before, and a mark that no address has. A number comes again after 2^24 uses of its slot.
+// From the lowest bit: the slot's index, the kind, the depth of forks, the number of earlier uses
+// of the slot, and a mark that no address has. A number repeats after 2^24 uses of its slot.
 constexpr uint32_t kIndexBits = 20;
 constexpr uint32_t kKindShift = kIndexBits;
 constexpr uint32_t kDepthShift = kKindShift + 4;
@@ -120,20 +120,20 @@ Status Handle::WhyNot(HandleKind kind, const void* handle) {
   const char* const what = kNames[static_cast<size_t>(kind)];
   if (handle == nullptr) return Status(Code::kInvalidArgument, Concat(what, " is NULL"));
   if (!IsOfKind(NumberOf(handle), kind)) {
-    return Status(Code::kInvalidArgument, Concat("this is not a ", what, ": ", handle),
-                  Concat("give what gpushm returned as a ", what));
+    return Status(Code::kInvalidArgument,
+                  Concat("this is not the handle of a ", what, ": ", handle),
+                  Concat("pass a handle that gpushm returned for a ", what));
   }
   if (!IsOfThisProcess(NumberOf(handle))) {
     return Status(
         Code::kForked,
         Concat("this ", what, " belongs to the parent process: it was opened before fork()"),
-        "open a client in this process (gpushm_open), and use what it gives");
+        "open a client in this process with gpushm_open, and use its handles");
   }
-  return Status(
-      Code::kInvalidArgument,
-      Concat("this ", what,
-             " is not open any more: it was closed or detached, or its client was closed"),
-      "use it before its end, and close the client last");
+  return Status(Code::kInvalidArgument,
+                Concat("this ", what,
+                       " is no longer open: it was closed or detached, or its client was closed"),
+                "do not use a handle after its close or detach, and close the client last");
 }
 
 }  // namespace gpushm::client

@@ -1,6 +1,6 @@
-// What the C API gives out instead of pointers: numbers that stand for objects of this process. One
-// that is used too late stands for nothing, and the call fails: after the object's end, after its
-// client's close, or in a child of fork().
+// The handles that the C API returns instead of pointers: numbers that refer to objects of this
+// process. A handle becomes invalid at the object's end, at its client's close, and in a child of
+// fork(). A call with an invalid handle fails, and touches nothing.
 //
 // Threads: any. Find takes no lock.
 #pragma once
@@ -13,16 +13,16 @@ namespace gpushm::client {
 
 enum class HandleKind : uint8_t { kClient = 1, kAttachment, kSignal, kBarrier, kRing };
 
-// Owner of a handle: from its constructor to Retire, or to its destructor, it stands for `object`.
+// Owns a handle. It refers to `object` from the constructor to Retire or the destructor.
 class Handle {
  public:
-  // Throws std::bad_alloc when a million objects live.
+  // Throws std::bad_alloc if a million objects exist.
   Handle(HandleKind kind, void* object);
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
   ~Handle();
 
-  // Stands for nothing from now on, though the object lives on. Not while another thread calls As.
+  // Makes the handle invalid, though the object lives on. Not while another thread calls As.
   void Retire();
 
   template <typename Opaque>
@@ -30,9 +30,9 @@ class Handle {
     return reinterpret_cast<Opaque*>(static_cast<uintptr_t>(number_));
   }
 
-  // Null: it stands for no living object of that kind of this process.
+  // Null if the handle refers to no living object of that kind in this process.
   static void* Find(HandleKind kind, const void* handle) noexcept;
-  // Why not.
+  // The reason why Find returns null.
   static Status WhyNot(HandleKind kind, const void* handle);
 
  private:

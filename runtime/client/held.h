@@ -1,4 +1,4 @@
-// An attachment that is detached unless somebody keeps it.
+// An attachment that the destructor detaches, unless Release was called.
 #pragma once
 
 #include <utility>

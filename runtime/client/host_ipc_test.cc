@@ -1,6 +1,6 @@
-// Goal: in /dev/shm, where everybody may bind a name, a guest takes only him for a pod's broker to
-// whom the pod's list belongs. Method: the fake broker under the name of a pod's socket, and lists
-// of different users.
+// Goal: any process may bind a name in /dev/shm. A guest accepts only the owner of the pod's list
+// as the pod's broker. Method: the fake broker under the name of a pod's socket, and lists that
+// belong to different users.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -69,7 +69,8 @@ TEST_F(HostIpcTest, AnotherUserIsNotTheBroker) {
   EXPECT_NE(std::string(gpushm_last_error()->what).find("user 12345"), std::string::npos);
 }
 
-// A name that is taken while the broker is away: the guest notices when it connects again.
+// If another process takes the name while the broker is away, the guest notices at its next
+// connect.
 TEST_F(HostIpcTest, AnotherUserIsNotItsSuccessor) {
   if (geteuid() != 0) GTEST_SKIP() << "only root gives files to other users";
   WriteList();

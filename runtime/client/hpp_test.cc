@@ -1,5 +1,5 @@
-// gpushm.hpp and sync.hpp compile as a user's code does, and their owners move. What sync.hpp does
-// is in tests/integration/sync_hpp_test.cc.
+// gpushm.hpp and sync.hpp compile in a user's code, and their owners can be moved.
+// tests/integration/sync_hpp_test.cc tests what sync.hpp does.
 #include "gpushm/gpushm.hpp"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ static_assert(kMovesOnly<gpushm::Signal> && kMovesOnly<gpushm::Barrier> &&
 static_assert(kMovesOnly<gpushm::WriteGuard> && kMovesOnly<gpushm::ReadGuard>);
 static_assert(gpushm::Timeout(1500us).ms() == 2);
 static_assert(gpushm::Timeout().ms() == 0);
-// Whatever the unit, a long wait is a long one, and no number overflows.
+// A long wait stays long in any unit, and no number overflows.
 static_assert(gpushm::Timeout(1h).ms() == 3'600'000);
 static_assert(gpushm::Timeout(std::chrono::seconds::max()).ms() > 3'600'000);
 static_assert(gpushm::Timeout(std::chrono::hours::max()).ms() > 3'600'000);

@@ -36,8 +36,8 @@ Result<IpcMapping> IpcMapping::Open(const CudaApi& api, const Handle& handle) {
   CUcontext context = nullptr;
   if (api.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr) {
     return Fail(Code::kUnsupported, "a buffer of transport cuipc needs a current CUDA context",
-                "call cudaFree(0), or cuDevicePrimaryCtxRetain and cuCtxSetCurrent, on this thread "
-                "first");
+                "on this thread, first call cudaFree(0), "
+                "or cuDevicePrimaryCtxRetain and cuCtxSetCurrent");
   }
   Table& table = GlobalTable();
   const std::lock_guard lock(table.mutex);
@@ -66,7 +66,7 @@ IpcMapping::~IpcMapping() {
   for (auto entry = table.opened.begin(); entry != table.opened.end(); ++entry) {
     if (entry->first.context != context_ || entry->second.base != base_) continue;
     if (--entry->second.uses == 0) {
-      // The context may be gone by now, and the mapping with it: nothing is left to do then.
+      // The context may be gone, and the mapping with it: then nothing is left to do.
       if (api_->cuCtxPushCurrent(context_) == CUDA_SUCCESS) {
         api_->cuIpcCloseMemHandle(base_);
         CUcontext popped = nullptr;

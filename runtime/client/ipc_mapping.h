@@ -1,13 +1,14 @@
-// Owner of one use of a cuIpc handle: transport cuipc.
+// Owner of one use of a cuIpc handle (transport cuipc).
 //
-// A handle names a whole allocation, and a process has one mapping of it: buffers that lie in the
-// same allocation share it. The uses are counted here, over all clients of the process.
+// A handle names a whole allocation, and a process has one mapping of it: buffers in the same
+// allocation share that mapping. The uses are counted here, over all clients of the process.
 //
 // Invariants
-//   (1) Opening fails in a process whose PID number is the exporter's, and poisons the context:
-//       callers compare the numbers first and never try.
-//   (2) A mapping is closed in the context that it was opened in.
+//   (1) Opening fails in a process whose PID number equals the exporter's, and poisons the context.
+//       Callers compare the numbers first and never try.
+//   (2) A mapping is closed in the context in which it was opened.
 //
+// Threads: any thread may call Open and the destructor.
 // Threads: Open and the destructor from any thread.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Goal: no order of close and detach crashes, and a handle that is used too late harms nobody.
+// Goal: no order of close and detach crashes, and a handle that is used too late does no harm.
 #include "gpushm/gpushm.hpp"
 
 #include <atomic>
@@ -46,7 +46,7 @@ TEST_F(LifetimeTest, ASecondDetachDoesNothing) {
   gpushm_attachment* const first = Attach("weights");
   ASSERT_EQ(gpushm_detach(first, nullptr), GPUSHM_OK);
   ExpectNothing(first);
-  // The next attachment takes its place in memory, but not its handle.
+  // The next attachment gets the same memory, but a different handle.
   gpushm_attachment* const next = Attach("weights");
   ASSERT_NE(next, nullptr);
   EXPECT_NE(next, first);
@@ -54,7 +54,7 @@ TEST_F(LifetimeTest, ASecondDetachDoesNothing) {
   EXPECT_EQ(gpushm_current(next), GPUSHM_OK);
 }
 
-// Also while the mapping still waits for work: another thread's call ends it at any moment.
+// The same while the mapping still waits for work: another thread's call may end it at any moment.
 TEST_F(LifetimeTest, ADeferredDetachIsOne) {
   const PrimaryContext context = MakeContext();
   const auto stream = Stream::Create(*api_);
@@ -114,7 +114,7 @@ TEST_F(LifetimeTest, OtherClientsStay) {
   EXPECT_EQ(gpushm_detach(others, nullptr), GPUSHM_OK);
 }
 
-// Registries of brokers that this process has mapped to read.
+// Counts the brokers' registries that this process has mapped read-only.
 size_t CountRegistries() {
   std::ifstream maps("/proc/self/maps");
   size_t count = 0;
@@ -126,7 +126,7 @@ size_t CountRegistries() {
 }
 
 // Goal: an attachment that outlives many brokers keeps none of their registries in memory, and
-// knows throughout that it is current.
+// always knows that it is current.
 TEST_F(LifetimeTest, AnAttachmentKeepsNoFormerBrokersRegistry) {
   gpushm_attachment* const weights = Attach("weights");
   ASSERT_NE(weights, nullptr);

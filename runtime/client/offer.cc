@@ -14,14 +14,14 @@ using protocol::Kind;
 
 namespace {
 
-// What the driver says of an address.
+// What the driver reports about an address.
 struct Allocation {
   CUdeviceptr base = 0;
   uint64_t size_bytes = 0;
   CUdevice device = 0;
   bool is_vmm = false;
-  bool allows_descriptor = false;  // Of VMM memory.
-  bool allows_cuipc = false;       // Of cuMemAlloc memory.
+  bool allows_descriptor = false;  // For VMM memory.
+  bool allows_cuipc = false;       // For cuMemAlloc memory.
 };
 
 template <typename T>
@@ -36,9 +36,9 @@ Result<Allocation> Describe(const CudaApi& api, CUdeviceptr address) {
                             "cuMemGetAddressRange");
       !done) {
     return Fail(Code::kInvalidArgument,
-                Concat("this is no device memory of this process: ", done.error().what()),
-                "give an address that cuMemMap, cuMemAlloc or cudaMalloc made usable, with the "
-                "context it was made in current");
+                Concat("the address is not device memory of this process: ", done.error().what()),
+                "pass an address from cuMemMap, cuMemAlloc or cudaMalloc, "
+                "and make the context current in which it was allocated");
   }
   allocation.size_bytes = size_bytes;
   int ordinal = 0;
@@ -61,7 +61,7 @@ Result<Allocation> Describe(const CudaApi& api, CUdeviceptr address) {
     allocation.device = properties.location.id;
     return allocation;
   }
-  int managed = 0;  // The driver stores its booleans as four bytes.
+  int managed = 0;  // The driver stores its booleans in four bytes.
   int capable = 0;
   Ask(api, CU_POINTER_ATTRIBUTE_IS_MANAGED, address, &managed);
   Ask(api, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address, &capable);
@@ -96,14 +96,14 @@ Result<void> AwaitFence(const StreamFence& fence, const Deadline& deadline, bool
   for (signal::Poll poll(deadline); !fence.HasPassed();) {
     if (poll.Again()) continue;
     return Fail(dont_wait ? Code::kBusy : Code::kTimeout,
-                Concat(what, " is not done, so nothing was offered"),
-                "allow more time, or synchronise the stream first");
+                Concat(what, " has not finished, so nothing was offered"),
+                "use a longer timeout, or synchronise the stream first");
   }
   return {};
 }
 
-// The work that is on the stream now. The copy comes after it, on a stream of its own: what the
-// application puts on this one meanwhile is not waited for.
+// Waits for the work that is on the stream now. The copy follows on a stream of its own, so it does
+// not wait for work that the application adds to this stream meanwhile.
 Result<void> AwaitStream(const CudaApi& api, CUstream stream, const Wait& wait) {
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   if (auto done = api.Check(api.cuStreamIsCapturing(stream, &capture), "cuStreamIsCapturing");
@@ -123,14 +123,15 @@ Result<void> AwaitContext(const CudaApi& api) {
   return api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize before the copy");
 }
 
-// Whatever may still write the memory: all work of the current context, and of the one that the
-// memory was allocated in. Nothing less would do, for CUDA tells nobody which streams use what.
+// Waits for all work that may still write the memory: all work of the current context, and of the
+// context in which the memory was allocated. CUDA does not say which streams use which memory, so
+// less would not be enough.
 Result<void> AwaitContexts(const CudaApi& api, CUdeviceptr address) {
   if (StreamWaits::Instance().AnyPending()) {
-    return Fail(
-        Code::kBusy,
-        "a stream of this process waits for a peer, so a wait for all streams might not end",
-        "name the stream that fills the memory in gpushm_offer_options.stream");
+    return Fail(Code::kBusy,
+                "a stream of this process waits for another process, "
+                "so waiting for all streams might never end",
+                "set gpushm_offer_options.stream to the stream that fills the memory");
   }
   if (auto done = AwaitContext(api); !done) return done;
   CUcontext current = nullptr;
@@ -196,10 +197,10 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
       return OfferOutcome{.transport = protocol::Transport::kVmm};
     }
     reason = Status(Code::kUnsupported,
-                    Concat("the driver does not export it; memory that came from another process "
-                           "cannot be passed on: ",
+                    Concat("the driver cannot export this memory, "
+                           "for example because it came from another process: ",
                            descriptor.error().what()),
-                    "offer it in the process that made it, or set allow_copy");
+                    "offer it in the process that allocated it, or set allow_copy");
   } else if (allocation->allows_cuipc) {
     CUipcMemHandle handle{};
     if (auto done = api.Check(api.cuIpcGetMemHandle(&handle, address), "cuIpcGetMemHandle"); done) {
@@ -240,7 +241,7 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
   CUcontext context = nullptr;
   if (api.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr) {
     return Fail(Code::kUnsupported, "a copy needs a current CUDA context",
-                "make the context current that the memory belongs to");
+                "make the context current in which the memory was allocated");
   }
   if (options.stream == nullptr) {
     if (auto done = AwaitContexts(api, address); !done) return std::unexpected(done.error());
@@ -262,7 +263,7 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
     }
     const Result<StreamFence> fence = StreamFence::Record(api, stream->get());
     if (!fence) return std::unexpected(fence.error());
-    // Without a wait a copy has the second that a broker has.
+    // Without a wait, the copy has one second, as a request to the broker has.
     const Deadline& deadline = wait.dont_wait ? wait.answer : wait.condition;
     if (auto done = AwaitFence(*fence, deadline, wait.dont_wait, "the copy"); !done) {
       return std::unexpected(done.error());
@@ -275,7 +276,8 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
                         .copy_ns = copy_ns};
   };
   Result<OfferOutcome> outcome = copy();
-  // Unpublished by then if something failed: its end drops it. Not before the copy has ended.
+  // If something failed, the buffer is still unpublished, and its end drops it. The memory must
+  // stay until the copy has ended.
   const CUstream copies = stream ? stream->get() : nullptr;
   const bool may_copy = !outcome && stream;
   if (!may_copy || !Detach(*made, {&copies, 1}, /*defer=*/true)) {

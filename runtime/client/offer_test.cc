@@ -1,5 +1,6 @@
-// Goal: a copy that an offer makes has what the producer's work wrote, on whatever stream that is.
-// Method: work on a stream that takes a while, and then writes; the buffer's bytes afterwards.
+// Goal: the copy that an offer makes contains what the producer's work wrote, on any stream.
+// Method: work on a stream that takes a while and then writes; afterwards the buffer's bytes are
+// checked.
 #include <sched.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ class OfferTest : public ClientTest {
   void SetUp() override {
     ClientTest::SetUp();
     context_.emplace(MakeContext());
-    broker_->Add("some", 1, kBytes, api_);  // So that the broker has the driver.
+    broker_->Add("some", 1, kBytes, api_);  // Gives the broker the driver.
     Open();
     auto memory = DeviceMemory::Create(*api_, 0, 2 * kBytes);
     ASSERT_TRUE(memory) << memory.error().ToString();
@@ -48,22 +49,22 @@ class OfferTest : public ClientTest {
   }
   // The second half of an allocation can only be copied.
   CUdeviceptr address() const { return memory_->address() + kBytes; }
-  // A kernel that takes 50 ms, as it were, and then writes.
+  // Simulates a kernel that takes 50 ms and then writes.
   void Produce(CUstream stream) {
     const auto work = [](void*) {
-      usleep(50'000);  // sleep: it stands for a kernel's time.
+      usleep(50'000);  // sleep: stands in for a kernel's time.
     };
     ASSERT_EQ(api_->cuLaunchHostFunc(stream, work, nullptr), CUDA_SUCCESS);
     ASSERT_EQ(api_->cuMemsetD32Async(address(), kWord, kBytes / 4, stream), CUDA_SUCCESS);
   }
-  // One that ends when the test says so.
+  // Simulates a kernel that ends when the test allows it.
   void ProduceLater(CUstream stream) {
     const auto work = [](void* gate) {
       while (!*static_cast<std::atomic<bool>*>(gate)) sched_yield();
     };
     ASSERT_EQ(api_->cuLaunchHostFunc(stream, work, &gate_), CUDA_SUCCESS);
   }
-  // A call that hangs fails the test: `let_go` is called then.
+  // A call that hangs fails the test; `let_go` then releases it.
   template <typename Call, typename LetGo>
   static auto WithPatience(Call call, LetGo let_go) {
     std::binary_semaphore done(0);
@@ -84,7 +85,7 @@ class OfferTest : public ClientTest {
     options.stream = stream;
     return gpushm_offer(client_.get(), "mine", address(), kBytes, &options, nullptr);
   }
-  // The last word of the buffer: a copy that was too early lacks that, too.
+  // The last word of the buffer, which a copy that came too early would also lack.
   uint32_t Copied() {
     gpushm_attachment* const copy = Attach("mine");
     EXPECT_NE(copy, nullptr) << gpushm_last_error()->text;
@@ -146,7 +147,7 @@ TEST_F(OfferTest, WorkThatDoesNotEndIsWaitedForUntilTheDeadline) {
   EXPECT_TRUE(broker_->leases().empty());
 }
 
-// The copy's own stream must not get the connection of one that waits for a peer.
+// The copy's own stream must not share the connection of a stream that waits for a peer.
 TEST_F(OfferTest, ACopyPassesAStreamThatWaitsForAPeer) {
   const CUstream waits = MakeStream(CU_STREAM_NON_BLOCKING);
   const CUstream named = MakeStream(CU_STREAM_NON_BLOCKING);
@@ -158,7 +159,7 @@ TEST_F(OfferTest, ACopyPassesAStreamThatWaitsForAPeer) {
   ASSERT_TRUE(StreamWaits::Instance().Add(waits, word, 1));
   ASSERT_EQ(api_->cuStreamWaitValue64(waits, at, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
   ASSERT_EQ(api_->cuMemsetD32Async(address(), kWord, kBytes / 4, named), CUDA_SUCCESS);
-  for (int i = 0; i < 8; ++i) {  // As many as there are connections.
+  for (int i = 0; i < 8; ++i) {  // One for each connection.
     ASSERT_EQ(WithPatience([&] { return Offer(named); }, [&] { word = 1; }), GPUSHM_OK)
         << gpushm_last_error()->text;
     broker_->Remove("mine");
@@ -171,7 +172,7 @@ TEST_F(OfferTest, ACopyPassesAStreamThatWaitsForAPeer) {
 TEST_F(OfferTest, ACopyThatDoesNotEndKeepsItsMemoryBeyondTheDeadline) {
   const CUstream named = MakeStream(CU_STREAM_NON_BLOCKING);
   for (int i = 0; i < 7; ++i) ProduceLater(MakeStream(CU_STREAM_NON_BLOCKING));
-  MakeStream(CU_STREAM_NON_BLOCKING);  // The copy's gets the connection of one that is held up.
+  MakeStream(CU_STREAM_NON_BLOCKING);  // The copy's stream gets the connection of a held stream.
   EXPECT_EQ(WithPatience([&] { return Offer(named, 50); }, [&] { gate_ = true; }), GPUSHM_TIMEOUT);
   EXPECT_EQ(broker_->requests(protocol::Kind::kPublish), 0u) << "nothing is offered";
   EXPECT_EQ(broker_->leases().size(), 1u) << "the copy will still write there";

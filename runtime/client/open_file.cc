@@ -13,15 +13,17 @@
 namespace gpushm::client {
 namespace {
 
-// Tries to find a free name for the temporary file.
+// How often to try another name for the temporary file.
 constexpr int kTemporaryAttempts = 16;
 
 Status NoSuchWay(const std::string& name) {
-  return {Code::kUnsupported, Concat(name, " is read and written in order, no other way"),
-          "leave the way open, or name a file"};
+  return {Code::kUnsupported,
+          Concat(name, " is a stream, which can only be read or written in order"),
+          "leave file_way at GPUSHM_FILE_AUTO, or name a file"};
 }
 
-// The same file with an open file description of its own, whose flags nobody else sees.
+// Opens the same file again, with an open file description of its own whose flags no other process
+// sees.
 UniqueFd Reopen(int descriptor) {
   const std::string link = Concat("/proc/self/fd/", descriptor);
   return UniqueFd(open(link.c_str(), O_RDONLY | O_CLOEXEC));
@@ -44,9 +46,10 @@ Result<OpenFile> Use(OpenFile file, FileWay asked) {
   file.size_bytes = static_cast<uint64_t>(info.st_size);
   if (borrowed) {
     file.own = Reopen(file.fd);
-    // Others have the description, too, as the shell has that of standard input: its flags stay.
+    // Other processes may share the description, as the shell shares that of standard input, so its
+    // flags stay unchanged.
     if (!file.own && (asked == FileWay::kDirect || asked == FileWay::kGds)) {
-      return FailSystem(errno, "open it with O_DIRECT");
+      return FailSystem(errno, "cannot open the descriptor's file with O_DIRECT");
     }
     if (!file.own) {
       file.plan = {FileWay::kCached, FileReason::kRefused};
@@ -70,11 +73,11 @@ Result<OpenFile> OpenToLoad(const TransferFile& from, FileWay asked) {
     return Use(std::move(file), asked);
   }
   file.name = *from.path;
-  // Not waiting for whoever will write into a named pipe: poll does, with a deadline.
+  // Does not wait for a process that will write into a named pipe: poll does that, with a deadline.
   file.own.Reset(open(file.name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.own) {
     const int error = errno;
-    if (error == ENOENT) return Fail(Code::kNotFound, Concat("there is no file ", file.name));
+    if (error == ENOENT) return Fail(Code::kNotFound, Concat("no such file: ", file.name));
     return FailSystem(error, Concat("open ", file.name));
   }
   file.fd = file.own.get();
@@ -97,9 +100,10 @@ Result<SaveTarget> SaveTarget::Open(const TransferFile& to, uint64_t size_bytes,
   target.path_ = *to.path;
   struct stat there{};
   if (stat(target.path_.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
-    return Fail(Code::kInvalidArgument,
-                Concat(target.path_, " is no regular file, and would be replaced by one"),
-                "open it and give its descriptor");
+    return Fail(
+        Code::kInvalidArgument,
+        Concat(target.path_, " is not a regular file, and a save would replace it with one"),
+        "open it yourself and pass its descriptor");
   }
   for (int attempt = 0;; ++attempt) {
     std::string temporary = Concat(target.path_, ".gpushm-", getpid(), "-", MonotonicNs());

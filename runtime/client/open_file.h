@@ -1,6 +1,6 @@
-// The files of loads and saves: opened, and the way chosen by which their bytes go.
+// The files of loads and saves: how they are opened, and by which method their bytes move.
 //
-// Threads: as UniqueFd.
+// Threads: the same rules as UniqueFd.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,19 @@ namespace gpushm::client {
 struct OpenFile {
   UniqueFd own;             // Unless the caller's descriptor is used as it is.
   int fd = -1;              // `own`, or the caller's.
-  FilePlan plan;            // O_DIRECT is set where that is the way.
-  uint64_t size_bytes = 0;  // To load: of the file; of a stream 0.
-  bool for_broker = true;   // A whole file or a pipe: what the broker's child can use, too.
-  std::string name;         // For humans.
+  FilePlan plan;            // O_DIRECT is set on `fd` if the plan needs it.
+  uint64_t size_bytes = 0;  // For a load: the file's size, or 0 for a stream.
+  bool for_broker =
+      true;  // True for a file from its start, or a pipe: the broker's child can use these, too.
+  std::string name;  // For messages.
 
   bool is_stream() const { return plan.way == FileWay::kStream; }
 };
 
 Result<OpenFile> OpenToLoad(const TransferFile& from, FileWay asked);
 
-// Where a save goes: a file beside its final name, which it takes with Commit and is removed
-// without; or the caller's descriptor, which Commit leaves alone.
+// Where a save goes. With a path: a temporary file next to the final name, which Commit renames and
+// the destructor removes otherwise. Or the caller's descriptor, which Commit leaves alone.
 class SaveTarget {
  public:
   static Result<SaveTarget> Open(const TransferFile& to, uint64_t size_bytes, FileWay asked);
@@ -42,7 +43,7 @@ class SaveTarget {
  private:
   SaveTarget() = default;
   OpenFile file_;
-  std::string temporary_;  // Empty: nothing to rename or remove.
+  std::string temporary_;  // If empty, there is nothing to rename or remove.
   std::string path_;
 };
 

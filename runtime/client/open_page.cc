@@ -35,7 +35,7 @@ Result<OpenPage> OpenPage::Attach(Client* client, std::string_view name,
     return Fail(Code::kInvalidArgument,
                 Concat('"', name, "\" is a ", signal::KindName(page->kind()), ", not a ",
                        signal::KindName(*kinds.begin())),
-                "open it as what it is, or take another name");
+                "open it with the call for its kind, or use another name");
   }
   return OpenPage(std::move(held), *page);
 }
@@ -59,10 +59,10 @@ void OpenPage::SetSettings(const std::array<uint64_t, 8>& settings) {
 
 Result<void> OpenPage::CheckKnown() const {
   if (!attachment().orphaned()) return {};
-  return Fail(Code::kOrphaned,
-              Concat("the pod has another broker now, which does not know this ",
-                     signal::KindName(page_.kind())),
-              "close it and open it again");
+  return Fail(
+      Code::kOrphaned,
+      Concat("the pod's broker restarted and does not know this ", signal::KindName(page_.kind())),
+      "close it, then open it again");
 }
 
 std::string OpenPage::WhoAre(std::span<const uint64_t> leases) const {
@@ -70,7 +70,7 @@ std::string OpenPage::WhoAre(std::span<const uint64_t> leases) const {
   auto& known = names_->by_lease;
   const auto is_known = [&](uint64_t lease) { return known.contains(lease); };
   if (!std::ranges::all_of(leases, is_known)) {
-    // Leases come and go, and are asked for when something is wrong: a few at a time.
+    // Leases come and go, and only errors need their names: the map keeps a few at a time.
     if (known.size() >= limits::kCells) known.clear();
     const auto holders = client()->Holders(
         name(), Wait{Deadline::AfterMs(0), Deadline::AfterMs(kWhoIsMs), /*dont_wait=*/true});
@@ -92,7 +92,7 @@ std::string OpenPage::WhoAre(std::span<const uint64_t> leases) const {
 
 Result<void> OpenPage::CheckNoStreamWaits() const {
   if (!StreamWaits::Instance().HasPending(page_.address(), page_.mapped_bytes())) return {};
-  return Fail(Code::kBusy, "a stream of this process waits for it",
+  return Fail(Code::kBusy, "a stream of this process still waits for it",
               "synchronise the stream, then close it");
 }
 
@@ -115,7 +115,8 @@ Result<void> OpenPage::CheckStream(CUstream stream) const {
   }
   if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
     return Fail(Code::kUnsupported,
-                "the stream is being captured: each launch of the graph would have the same value",
+                "the stream is being captured, "
+                "and each launch of the graph would use the same value",
                 "signal from a kernel of the graph (gpushm/device.cuh), or outside of the graph");
   }
   const Result<CUdeviceptr> there = OnGpu(cell(0).value);
@@ -139,7 +140,7 @@ Result<void> OpenPage::Store(CUstream stream, const Point& point,
     if (!made) return std::unexpected(made.error());
     fence = fences.emplace(stream, std::move(*made)).first;
   }
-  // The driver's default has the barrier that makes what came before visible to all.
+  // The driver's default contains a barrier, which makes earlier work visible to all.
   Result<void> done;
   if (before == nullptr) {
     done =
@@ -148,11 +149,11 @@ Result<void> OpenPage::Store(CUstream stream, const Point& point,
   } else {
     std::array stores = {*before, StoreOf(*at, point.value)};
     done = api.Check(api.cuStreamBatchMemOp(stream, stores.size(), stores.data(), 0),
-                     "cuStreamBatchMemOp of two stores");
+                     "cuStreamBatchMemOp for two stores");
   }
   if (!done) return done;
   if (!fence->second.Move(stream)) {
-    // The fence is of a former context, whose stream had the same address.
+    // The fence belongs to a former context, whose stream had the same address.
     if (auto made = StreamFence::Record(api, stream)) fence->second = std::move(*made);
   }
   return {};

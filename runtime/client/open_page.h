@@ -1,8 +1,8 @@
-// The page behind a name as a participant of this process has it open: what signals, barriers and
-// rings do alike, above all with streams.
+// The sync page of one name, as a participant of this process has it open. It holds what signals,
+// barriers and rings have in common, above all their work with streams.
 //
-// Threads: any thread may call any function, but Detach, which is the last call. What takes a
-// stream needs a current context on the calling thread.
+// Threads: any thread may call any function except Detach, which is the last call. A function that
+// takes a stream needs a current context on the calling thread.
 #pragma once
 
 #include <cuda.h>
@@ -38,14 +38,14 @@ class OpenPage {
     std::array<uint64_t, 8> settings{};
   };
 
-  // What the name stands for. kInvalidArgument: its page is of none of `kinds`.
+  // Opens the page behind the name. kInvalidArgument: its kind is not one of `kinds`.
   static Result<OpenPage> Attach(Client* client, std::string_view name,
                                  const AttachOptions& options,
                                  std::initializer_list<signal::Kind> kinds, const Wait& wait);
-  // A new one, which nobody else sees before Publish.
+  // Makes a new page, which no other process sees before Publish.
   static Result<OpenPage> Make(Client* client, std::string_view name, const Layout& layout,
                                const PageOptions& options, const Wait& wait);
-  // Before Publish.
+  // May be called only before Publish.
   void SetSettings(const std::array<uint64_t, 8>& settings);
   Result<void> Publish(const Wait& wait) const { return client()->Publish(held_.get(), wait); }
   Result<void> Detach() { return held_.Detach(); }
@@ -56,35 +56,35 @@ class OpenPage {
   uint64_t generation() const { return attachment().facts().generation; }
   const signal::Page& page() const { return page_; }
   signal::Cell& cell(uint32_t index) const { return page_.cell(index); }
-  // What this participant's cells are owned by.
+  // The lease that owns this participant's cells.
   uint64_t lease() const { return lease_; }
-  // Whose leases they are, for an error: `container "model" (client 12)`, one after the other. Asks
-  // the broker once, for 50 ms at most, for those that it has not told yet.
+  // The holders of the leases, for an error: `container "model" (client 12)`, separated by commas.
+  // Asks the broker once, for at most 50 ms, for the leases that are not known yet.
   std::string WhoAre(std::span<const uint64_t> leases) const;
-  // Whether the cell is of this process. The broker would not end a wait for one's own.
+  // Whether this process owns the cell. The broker would not end a process's wait for its own cell.
   bool IsOwn(const signal::Cell& cell) const {
     return client()->HoldsLease(cell.owner.load(std::memory_order_relaxed));
   }
-  // kOrphaned: the pod has another broker now, which does not know the page.
+  // kOrphaned: the pod's broker restarted and does not know the page.
   Result<void> CheckKnown() const;
   // kBusy: a stream of this process waits for a cell.
   Result<void> CheckNoStreamWaits() const;
 
   // ---- streams
   Result<CUdeviceptr> OnGpu(const signal::Word& word) const;
-  // kUnsupported: no context is current, or the stream is being captured, and a graph freezes the
-  // values of what is captured.
+  // kUnsupported: no context is current, or the stream is being captured. A graph freezes the
+  // values that it captures.
   Result<void> CheckStream(CUstream stream) const;
-  // The stream stores point.value when it gets there, and all that it did before is visible first.
-  // `before`: another store, just before this one.
+  // The stream stores point.value when it gets there, and makes its earlier work visible first.
+  // `before` is another store, directly before this one.
   Result<void> Store(CUstream stream, const signal::Point& point,
                      const CUstreamBatchMemOpParams* before = nullptr) const;
-  // Whether a stream of this process is still to store. The counters say so, too, as long as nobody
-  // else stores there: the poison, or who has the cell next.
+  // Whether a stream of this process has not stored yet. The values show it, too, as long as nobody
+  // else stores there: the poison, or the next owner of the cell.
   bool HasPendingStores() const;
   // The stream goes on when point.value is reached. kExhausted: too many streams wait.
   Result<void> Await(CUstream stream, const signal::Point& point) const;
-  // The same where StreamWaits has counted it already.
+  // The same, if StreamWaits has already counted this wait.
   Result<void> AwaitCounted(CUstream stream, const signal::Point& point) const;
 
  private:
@@ -99,7 +99,7 @@ class OpenPage {
     std::mutex mutex;
     std::map<CUstream, StreamFence> fences;  // Under mutex: behind each stream's last store.
   };
-  static constexpr size_t kFences = 16;  // With more, those that have passed go.
+  static constexpr size_t kFences = 16;  // Beyond this number, fences that have passed are removed.
 
   Held held_;
   signal::Page page_;
@@ -108,13 +108,14 @@ class OpenPage {
   std::unique_ptr<Stores> stores_ = std::make_unique<Stores>();
 };
 
-// Sleeps between attempts to open, each of which costs the broker some requests: 100 us, then a
-// quarter longer each time, at most 50 ms. So a standby asks 20 times a second, and who has waited
-// for less than 0.25 s learns of its turn at most a fifth of that later.
+// Sleeps between attempts to open, each of which costs the broker a few requests. The sleep is 100
+// us at first, then a quarter longer each time, up to 50 ms. So a standby asks 20 times a second,
+// and a process that has waited for less than 0.25 s learns of its turn at most a fifth of that
+// later.
 class OpenRetries {
  public:
   explicit OpenRetries(const Deadline& deadline) : deadline_(deadline) {}
-  // Before the next attempt. False: the deadline has passed.
+  // Sleeps before the next attempt. False: the deadline has passed.
   bool Again();
 
  private:
@@ -122,8 +123,8 @@ class OpenRetries {
   int64_t step_ns_ = 100'000;
 };
 
-// Attempts to open until no other process is in the way any more. `waited`, "to write signal x",
-// and `remedy` are for kTimeout.
+// Tries to open until no other process is in the way. A kTimeout error contains `waited` ("to write
+// signal x") and `remedy`.
 template <typename Attempt>
 auto UntilOpen(const Wait& wait, std::string_view waited, std::string_view remedy, Attempt attempt)
     -> decltype(attempt()) {
@@ -136,7 +137,7 @@ auto UntilOpen(const Wait& wait, std::string_view waited, std::string_view remed
       return opened;
     }
     if (!retries.Again()) {
-      return Fail(Code::kTimeout, Concat("waited in vain ", waited, ": ", opened.error().what()),
+      return Fail(Code::kTimeout, Concat("timed out waiting ", waited, ": ", opened.error().what()),
                   opened.error().remedy().empty() ? std::string(remedy) : opened.error().remedy());
     }
   }

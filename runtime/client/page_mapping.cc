@@ -11,7 +11,7 @@ Result<std::unique_ptr<PageMapping>> PageMapping::Map(const UniqueFd& fd, uint64
                                       Writers::kAll, /*read_only=*/!writable);
   if (!mapping) return std::unexpected(mapping.error());
   if (mapping->bytes() != mapped_bytes) {
-    return Fail(Code::kCorrupt, "the page received has another size than the broker says");
+    return Fail(Code::kCorrupt, "the received page differs in size from what the broker reported");
   }
   return std::unique_ptr<PageMapping>(new PageMapping(std::move(*mapping), writable));
 }
@@ -20,7 +20,7 @@ PageMapping::~PageMapping() {
   StreamWaits::Instance().Forget(mapping_.address(), mapping_.bytes());
   if (registered_with_ == nullptr) return;
   const CUresult gone = registered_with_->cuMemHostUnregister(mapping_.address());
-  // The driver must not know an address that stands for something else by then.
+  // The driver must not keep an address that may be reused for something else.
   if (gone != CUDA_SUCCESS && gone != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) mapping_.Keep();
 }
 
@@ -38,18 +38,18 @@ Result<CUdeviceptr> PageMapping::OnGpu(const CudaApi& api, const signal::Word& w
   }
   if (context == nullptr) {
     return Fail(Code::kUnsupported, "no CUDA context is current on this thread",
-                "make one current: cuCtxSetCurrent, or any call of the CUDA runtime");
+                "make one current with cuCtxSetCurrent, or with any call of the CUDA runtime");
   }
   const std::lock_guard lock(mutex_);
-  // Asked each time: the context may be another one than before, also at the same address.
-  // Portable: registered once for all contexts, while the one lives that it was registered in.
+  // Looked up each time, because the context may have changed, even at the same address. Portable:
+  // one registration serves all contexts, as long as the context in which it was made lives.
   CUdeviceptr base = 0;
   const auto look = [&] { return api.cuMemHostGetDevicePointer(&base, mapping_.address(), 0); };
   if (registered_with_ == nullptr || look() != CUDA_SUCCESS) {
     const unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                            (writable_ ? 0 : CU_MEMHOSTREGISTER_READ_ONLY);
     if (auto done = api.Check(api.cuMemHostRegister(mapping_.address(), mapping_.bytes(), flags),
-                              "cuMemHostRegister of the page of a signal");
+                              "cuMemHostRegister of a sync page");
         !done) {
       return std::unexpected(done.error());
     }

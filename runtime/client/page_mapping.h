@@ -1,5 +1,5 @@
-// The page of a signal, barrier or ring in this process: mapped for the host, and known to the GPU
-// once a stream needs it.
+// The page of a signal, barrier or ring in this process: mapped for the host, and registered with
+// the GPU once a stream needs it.
 //
 // Threads: any. OnGpu needs a current context on the calling thread.
 #pragma once
@@ -19,7 +19,7 @@ namespace gpushm::client {
 
 class PageMapping {
  public:
-  // A descriptor that the broker gave. kCorrupt: it is not what a page is.
+  // Takes a descriptor that the broker sent. kCorrupt: it is not a valid page.
   static Result<std::unique_ptr<PageMapping>> Map(const UniqueFd& fd, uint64_t mapped_bytes,
                                                   bool writable);
   PageMapping(const PageMapping&) = delete;
@@ -29,12 +29,12 @@ class PageMapping {
   void* address() const { return mapping_.address(); }
   uint64_t bytes() const { return mapping_.bytes(); }
 
-  // Where the GPU finds `word`, which lies in this page. Registers the page with the driver the
-  // first time (about 100 us), for all contexts of the process. kUnsupported: no current context.
+  // The GPU's address of `word`, which lies in this page. The first call registers the page with
+  // the driver (about 100 us), for all contexts of the process. kUnsupported: no current context.
   Result<CUdeviceptr> OnGpu(const CudaApi& api, const signal::Word& word);
 
-  // Whether the mapping can end at once. The driver forgets a page only when every stream has done
-  // its work (docs/guides/synchronisation.md), so not while a stream of this process waits.
+  // Whether the mapping can end immediately. The driver forgets a page only when every stream has
+  // done its work (docs/guides/synchronisation.md), so not while a stream of this process waits.
   bool CanEnd();
 
  private:
@@ -42,8 +42,8 @@ class PageMapping {
 
   Mapping mapping_;
   const bool writable_;
-  std::mutex mutex_;                          // Guards what follows.
-  const CudaApi* registered_with_ = nullptr;  // Null: not yet.
+  std::mutex mutex_;                          // Guards the fields below.
+  const CudaApi* registered_with_ = nullptr;  // Null: not registered yet.
 };
 
 }  // namespace gpushm::client

@@ -11,10 +11,10 @@
 namespace gpushm::client {
 namespace {
 
-// Of pinned memory, twice: enough for the full speed of PCIe, and little to pin.
+// The size of each of the two pinned buffers: enough for the full speed of PCIe, and little to pin.
 constexpr uint64_t kStageBytes = uint64_t{16} << 20;
 
-// NVLink carries atomics, PCIe between GPUs does not.
+// NVLink carries atomics; PCIe between GPUs does not.
 Result<protocol::PeerWay> WayBetween(const CudaApi& api, CUdevice peer, CUdevice home) {
   int atomics = 0;
   if (auto done =
@@ -27,8 +27,8 @@ Result<protocol::PeerWay> WayBetween(const CudaApi& api, CUdevice peer, CUdevice
   return atomics != 0 ? protocol::PeerWay::kNvLink : protocol::PeerWay::kPcie;
 }
 
-// A GPU's end of a staged copy: its context, current on this thread only while it is used, and a
-// stream.
+// One GPU's end of a staged copy: a stream, and the GPU's context, which is current on this thread
+// only during each call.
 class End {
  public:
   static Result<End> Create(const CudaApi& api, CUdevice device) {
@@ -40,7 +40,7 @@ class End {
     if (!stream) return std::unexpected(stream.error());
     return End(api, device, std::move(*context), std::move(*stream));
   }
-  // Starts copying, or waits for it.
+  // Runs `work` on the stream, in the GPU's context.
   template <typename Work>
   Result<void> Do(const char* what, Work work) const {
     const Result<BorrowedContext> current = BorrowedContext::Push(*api_, device_);
@@ -57,7 +57,7 @@ class End {
       : api_(&api), device_(device), context_(std::move(context)), stream_(std::move(stream)) {}
   const CudaApi* api_;
   CUdevice device_;
-  PrimaryContext context_;  // Keeps it for the stream.
+  PrimaryContext context_;  // Keeps the context alive for the stream.
   Stream stream_;
 };
 
@@ -76,7 +76,7 @@ Result<void> Pump(const CudaApi& api, const DeviceMapping& from, const DeviceMap
   const Result<PooledBuffer> second = PooledBuffer::Take(api, chunk);
   if (!second) return std::unexpected(second.error());
   const std::array<std::byte*, 2> host = {first->data(), second->data()};
-  // In turn i, chunk i comes from the source while chunk i - 1 goes to the target.
+  // In step i, chunk i is copied from the source while chunk i - 1 is copied to the target.
   Result<void> done;
   for (uint64_t i = 0; done && (i == 0 || (i - 1) * chunk < total); ++i) {
     const uint64_t in = i * chunk;
@@ -93,13 +93,15 @@ Result<void> Pump(const CudaApi& api, const DeviceMapping& from, const DeviceMap
                                      std::min(chunk, total - out), stream);
       });
     }
-    // Both in any case: the host memory must not go while a GPU uses it.
+    // Always waits for both: the host memory must not be freed while a GPU uses it.
     const Result<void> came = source->Wait();
     const Result<void> went = target->Wait();
     if (done) done = came ? went : came;
     if (done && in < total && deadline.Passed()) {
-      done = Fail(Code::kTimeout, Concat("copied ", in, " of ", total, " bytes over the host"),
-                  "allow more time");
+      done = Fail(
+          Code::kTimeout,
+          Concat("the deadline passed: copied ", in, " of ", total, " bytes through host memory"),
+          "use a longer timeout");
     }
   }
   return done;
@@ -120,8 +122,9 @@ Result<PeerPlan> PlanPeers(const CudaApi& api, std::span<const DeviceInfo> devic
   if ((options.devices & ~seen) != 0) {
     return Fail(
         Code::kInvalidArgument,
-        Concat("peer_devices names a GPU that is not there: this process sees ", devices.size()),
-        "bit i is the GPU with ordinal i");
+        Concat("peer_devices names a GPU that this process does not see. Number of visible GPUs: ",
+               devices.size()),
+        "set bit i for the GPU with ordinal i");
   }
   for (const DeviceInfo& device : devices) {
     if ((options.devices & BitOf(device.device)) == 0 || device.device == home.device) continue;
@@ -135,11 +138,11 @@ Result<PeerPlan> PlanPeers(const CudaApi& api, std::span<const DeviceInfo> devic
       return Fail(
           Code::kUnsupported,
           Concat("GPU ", device.device, ", ", device.uuid.ToString(),
-                 ", cannot get to the memory of GPU ", home.device, ", ", home.uuid.ToString(),
-                 ", where the buffer is: no NVLink, and the driver allows no PCIe access "
-                 "between them"),
-          "set `stage` for a copy in its memory, or work on the buffer's GPU; "
-          "nvidia-smi topo -p2p r shows which GPUs get to each other");
+                 ", cannot access the memory of GPU ", home.device, ", ", home.uuid.ToString(),
+                 ", where the buffer is: there is no NVLink, "
+                 "and the driver allows no PCIe access between them"),
+          "set `stage` for a copy in that GPU's own memory, or work on the buffer's GPU. "
+          "nvidia-smi topo -p2p r shows which GPUs can access each other");
     }
     if (can == 0) {
       plan.staged = device.device;

@@ -1,5 +1,5 @@
-// Using a buffer on other GPUs than its own: which way they get to its bytes, and the copy where
-// there is none. docs/guides/peers.md
+// Using a buffer on GPUs other than its own: how they reach its bytes, and the copy for GPUs that
+// cannot. See docs/guides/peers.md.
 //
 // Threads: any.
 #pragma once
@@ -26,22 +26,22 @@ struct PeerOptions {
 
 inline uint64_t BitOf(CUdevice device) { return uint64_t{1} << device; }
 
-// What an attach does for GPUs other than the buffer's own.
+// How an attach serves GPUs other than the buffer's own.
 struct PeerPlan {
-  protocol::PeerWay way = protocol::PeerWay::kNone;  // The slowest.
-  std::vector<CUdevice> mapped;                      // They get to the bytes in place.
-  std::optional<CUdevice> staged;                    // It gets a copy, and nobody maps the bytes.
+  protocol::PeerWay way = protocol::PeerWay::kNone;  // The slowest of all.
+  std::vector<CUdevice> mapped;                      // These access the bytes in place.
+  std::optional<CUdevice> staged;  // This GPU gets a copy, and the bytes themselves are not mapped.
 
   uint64_t mapped_devices() const;
 };
 
-// kInvalidArgument: no such GPU. kUnsupported: one cannot get to `home`, and staging was not asked
-// for; the text says why and what works.
+// kInvalidArgument: no such GPU. kUnsupported: a GPU cannot access `home`, and staging was not
+// requested. The text gives the reason and the alternatives.
 Result<PeerPlan> PlanPeers(const CudaApi& api, std::span<const DeviceInfo> devices,
                            const DeviceInfo& home, const PeerOptions& options);
 
-// `from`, mapped on `home`, copied over pinned host memory into new memory of `peer`. Keeps two
-// copies under way, one each direction. kTimeout.
+// Copies `from`, mapped on `home`, through pinned host memory into new memory of `peer`. Two copies
+// run at a time, one in each direction. kTimeout.
 Result<DeviceMapping> StageCopy(const CudaApi& api, const DeviceMapping& from, CUdevice home,
                                 CUdevice peer, const Deadline& deadline);
 

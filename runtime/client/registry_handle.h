@@ -1,12 +1,12 @@
-// The registry that a client reads, replaced as a whole at a reconnect while look-ups go on.
+// The registry that a client reads. A reconnect replaces it as a whole while look-ups go on.
 //
-// Threads: all functions from any thread at a time. Read() makes no system call and takes no lock;
-// two atomic increments keep the reader alive meanwhile.
+// Threads: any thread may call any function at any time. Read() makes no system call and takes no
+// lock; two atomic increments keep the reader alive meanwhile.
 //
 // Invariants
-//   (1) current_ is what owner_ points to.
-//   (2) A replaced reader is freed only after readers_ was seen at 0: whoever enters later sees the
-//       new pointer.
+//   (1) current_ points to the object that owner_ owns.
+//   (2) A replaced reader is freed only after readers_ was seen at 0: a thread that enters later
+//       sees the new pointer.
 #pragma once
 
 #include <atomic>
@@ -31,14 +31,14 @@ class RegistryHandle {
     Reclaim();
   }
 
-  // For uses that wait or outlive the call.
+  // For uses that wait, or that outlive the call.
   Reader Share() const {
     const std::lock_guard lock(mutex_);
     Reclaim();
     return owner_;
   }
 
-  // Calls `use` with the current reader; it must not wait. A reader has been set before.
+  // Calls `use` with the current reader; `use` must not wait. A reader must have been set before.
   template <typename Use>
   auto Read(Use use) const {
     const Guard guard(readers_);
@@ -50,7 +50,7 @@ class RegistryHandle {
     explicit Guard(std::atomic<uint64_t>& count) : readers(count) {
       readers.fetch_add(1, std::memory_order_seq_cst);
     }
-    // Pairs with the load in Reclaim: what was read happened before the reader is freed.
+    // Pairs with the load in Reclaim: everything was read before the reader is freed.
     ~Guard() { readers.fetch_sub(1, std::memory_order_release); }
     Guard(const Guard&) = delete;
     Guard& operator=(const Guard&) = delete;

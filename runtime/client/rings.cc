@@ -11,7 +11,7 @@ using signal::CellState;
 using signal::FrameSettings;
 using signal::Kind;
 
-// Slots begin where kernels like memory to begin.
+// Slots are aligned for kernels.
 constexpr uint64_t kSlotAlignment = 512;
 constexpr std::string_view kPageSuffix = "-ring";
 
@@ -24,7 +24,8 @@ uint64_t BufferBytes(const FrameSettings& settings) { return settings.frames * S
 Result<void> CheckRingName(std::string_view name) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) return valid;
   if (name.size() + kPageSuffix.size() <= limits::kNameBytes) return {};
-  return Fail(Code::kInvalidArgument, Concat("a ring's name has ", name.size(), " characters"),
+  return Fail(Code::kInvalidArgument,
+              Concat("the ring's name is too long: it has ", name.size(), " characters"),
               Concat("use at most ", limits::kNameBytes - kPageSuffix.size()));
 }
 
@@ -35,8 +36,9 @@ Result<OpenPage> AttachPage(Client* client, std::string_view name, AttachOptions
                           wait);
 }
 
-// Memory for the frames: the pod's declared buffer where that is fresh, else memory of its own. A
-// successor's is new: what readers of the former writer hold stays as it is.
+// Memory for the frames: the pod's declared buffer if it is fresh, otherwise memory of its own. A
+// successor always gets new memory, so frames that readers of the former writer hold stay
+// unchanged.
 Result<Attachment*> MakeFrames(Client* client, std::string_view name, const FrameSettings& settings,
                                bool successor, bool keep, const Wait& wait) {
   const uint64_t bytes = BufferBytes(settings);
@@ -54,7 +56,7 @@ Result<Attachment*> MakeFrames(Client* client, std::string_view name, const Fram
     return Fail(Code::kInvalidArgument,
                 Concat("buffer \"", name, "\" has ", held->facts().size_bytes, " bytes, ",
                        settings.frames, " frames of ", settings.frame_bytes, " need ", bytes),
-                "declare it larger, or make fewer or smaller frames");
+                "declare a larger buffer, or use fewer or smaller frames");
   }
   return held.Release();
 }
@@ -77,7 +79,7 @@ Result<std::unique_ptr<Ring>> Ring::Open(Client* client, std::string_view name,
   if (options.role == Role::kReader) return OpenReader(client, name, options, wait);
   if (auto valid = options.settings.Check(); !valid) return std::unexpected(valid.error());
   return UntilOpen(wait, Concat("to write ring \"", name, '"'),
-                   "one process writes a ring: end the other one, or wait longer",
+                   "only one process writes a ring: end the other writer, or use a longer timeout",
                    [&] { return TryWrite(client, name, options, wait); });
 }
 
@@ -89,10 +91,10 @@ Result<std::unique_ptr<Ring>> Ring::TryWrite(Client* client, std::string_view na
     return std::unexpected(former.error());
   }
   if (!signal::Read(former->cell(0)).ended()) {
-    return Fail(Code::kBusy, Concat("ring \"", name, "\" has its writer already"));
+    return Fail(Code::kBusy, Concat("ring \"", name, "\" already has a writer"));
   }
   auto made = Make(client, name, options, former->generation(), wait);
-  // A pool without room for a second generation has it when the former readers have gone.
+  // A pool without room for a second generation gets room when the former readers have gone.
   if (!made && made.error().code() == Code::kExhausted && !wait.dont_wait) {
     return Fail(Code::kBusy, made.error().what(), made.error().remedy());
   }
@@ -102,8 +104,9 @@ Result<std::unique_ptr<Ring>> Ring::TryWrite(Client* client, std::string_view na
 Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
                                          const Options& options, uint64_t after_generation,
                                          const Wait& wait) {
-  // First, for one process alone can make the next page. Another one that made frames would leave
-  // the name with memory that no page speaks of, and readers would wait for one that does.
+  // The page comes first, because only one process can make the next page. If a second process made
+  // frames, the name would have memory that no page describes, and readers would wait for a page
+  // that does.
   auto page = OpenPage::Make(client, Concat(name, kPageSuffix),
                              {.kind = options.kind,
                               .cells = options.settings.cells(),
@@ -145,8 +148,8 @@ Result<std::unique_ptr<Ring>> Ring::OpenReader(Client* client, std::string_view 
     attach.min_generation = page->generation() + 1;
     if (signal::Read(page->cell(0)).ended()) continue;
     auto joined = Join(name, options, std::move(*page), wait);
-    // Its writer has ended, and the next one has put other memory behind the name, or nobody has it
-    // open any more.
+    // The page's writer has ended. Either the next writer has put other memory behind the name, or
+    // nobody has it open any more.
     const Code code = joined ? Code() : joined.error().code();
     if (code != Code::kStale && code != Code::kNotFound) return joined;
   }
@@ -161,7 +164,7 @@ Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& o
   if (!attached) return std::unexpected(attached.error());
   Held frames(page.client(), *attached);
   if (frames->facts().size_bytes < BufferBytes(table->settings())) {
-    return Fail(Code::kCorrupt, "the ring's frames are more than its buffer has");
+    return Fail(Code::kCorrupt, "the ring's frames need more bytes than its buffer has");
   }
   Participant participant;
   if (page.page().kind() == Kind::kQueue) {
@@ -183,18 +186,18 @@ Result<void> Ring::Close() {
   if (auto none = page_.CheckNoStreamWaits(); !none) return none;
   const std::lock_guard lock(mutex_);
   DropStored();
-  // Of a cell that is another one's by now, or has the poison, the words do not tell.
+  // If another participant owns the cell by now, or the cell is poisoned, its words tell nothing.
   const bool owned = signal::StillOwned(page_.cell(cell()), page_.lease()).has_value();
   if (owned ? !pending_.empty() : page_.HasPendingStores()) {
-    return Fail(Code::kBusy, "streams are still to finish frames",
+    return Fail(Code::kBusy, "streams of this process have not finished their frames yet",
                 "synchronise the streams, then close the ring");
   }
   if (!open_reads_.empty()) {
     return Fail(Code::kBusy, Concat(open_reads_.size(), " frames are being read"),
-                "end them first");
+                "end these reads first");
   }
   if (writing_) {
-    return Fail(Code::kBusy, "a frame is being written", "end its write, or abandon it");
+    return Fail(Code::kBusy, "a frame is being written", "end this write, or abandon it");
   }
   signal::EndCell(page_.cell(cell()), page_.lease(), CellState::kLeft);
   if (role_ == Role::kWriter) signal::KeepPoison(page_.cell(0));
@@ -235,8 +238,7 @@ void Ring::DropStored() {
 Result<Ring::Ready> Ring::AwaitReady(const signal::Point& point, CUstream stream,
                                      const Deadline& deadline) {
   if (point.word->load(std::memory_order_acquire) >= point.value) return Ready::kAlready;
-  // Nothing but the poison would end the wait, and a store of the writer's stream can come after
-  // it.
+  // Only the poison would end the wait, and a store of the writer's stream may come after it.
   if (auto ended = signal::EndedBefore(signal::Read(page_.cell(0)), point.value)) {
     return std::unexpected(*ended);
   }
@@ -246,14 +248,14 @@ Result<Ring::Ready> Ring::AwaitReady(const signal::Point& point, CUstream stream
     if (waits) return Ready::kStream;
     if (waits.error().code() != Code::kExhausted) return std::unexpected(waits.error());
   }
-  // No stream, or too many of them wait already.
+  // There is no stream, or too many streams wait already.
   const auto reached = signal::WaitUntil(page_.cell(0), point.value, deadline);
   if (!reached) return std::unexpected(reached.error());
   return Ready::kHost;
 }
 
-// Tries under the mutex and waits without it: another thread may end a frame meanwhile, for which
-// this very wait is.
+// Tries under the mutex and waits without it, so that another thread can end the frame for which
+// this call waits.
 template <typename Try>
 auto Ring::Until(const Deadline& deadline, std::optional<signal::Bell> bell, Try attempt)
     -> decltype(attempt()) {
@@ -270,7 +272,8 @@ auto Ring::Until(const Deadline& deadline, std::optional<signal::Bell> bell, Try
 
 Result<signal::FrameWriter::Opened> Ring::TryOpen() {
   Result<signal::FrameWriter::Opened> opened =
-      Fail(Code::kInvalidArgument, "this process reads the ring", "open it as its writer");
+      Fail(Code::kInvalidArgument, "this process opened the ring as a reader",
+           "open it with the role GPUSHM_RING_WRITER");
   if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) {
     opened = ring->OpenFrame(Deadline::AfterMs(0));
   } else if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) {
@@ -307,14 +310,15 @@ Result<void> Ring::EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
   const std::lock_guard lock(mutex_);
   signal::FrameWriter* const writer = Writer();
   if (writer == nullptr) {
-    return Fail(Code::kInvalidArgument, "this process reads the ring", "open it as its writer");
+    return Fail(Code::kInvalidArgument, "this process opened the ring as a reader",
+                "open it with the role GPUSHM_RING_WRITER");
   }
   const signal::Point complete = writer->Ready(frame.facts.seq);
   if (auto may = MayStore(stream); !may) return may;
   const uint64_t seq = frame.facts.seq;
   if (auto may = writer->MayAnnounce(seq, bytes, metadata.size()); !may) return may;
-  // Before readers know of the frame: if the driver refuses the store, the frame is open as before,
-  // and nobody waits for it.
+  // Before readers know of the frame: if the driver refuses the store, the frame stays open, and no
+  // reader waits for it.
   if (auto stored = Store(complete, stream); !stored) return stored;
   writing_ = false;
   return writer->Announce(seq, bytes, metadata);
@@ -338,7 +342,8 @@ Result<void> Ring::AbandonWrite() {
 Result<signal::Frame> Ring::TryNext(bool newest) {
   if (!newest && !unready_.empty()) return TakeUnready(unready_.begin());
   Result<signal::Frame> next =
-      Fail(Code::kInvalidArgument, "this process writes the ring", "open it as a reader");
+      Fail(Code::kInvalidArgument, "this process opened the ring as its writer",
+           "open it with the role GPUSHM_RING_READER");
   if (auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
     next = reader->Next(Deadline::AfterMs(0), newest ? signal::RingReader::Order::kNewest
                                                      : signal::RingReader::Order::kInOrder);
@@ -348,7 +353,7 @@ Result<signal::Frame> Ring::TryNext(bool newest) {
   if (!next && !unready_.empty()) return TakeUnready(std::prev(unready_.end()));
   if (!next) return next;
   open_reads_.insert(next->seq);
-  // Its hold was free, so the store that freed it is done, though the word has a frame again.
+  // The hold was free, so the store that freed it is done, although the word names a frame again.
   if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
     std::erase_if(pending_, [word = &reader->hold_word(next->hold)](const signal::Point& point) {
       return point.word == word;
@@ -386,7 +391,7 @@ Result<Ring::Frame> Ring::BeginRead(CUstream stream, bool newest, const Deadline
   if (!signal::IsEnd(ready.error().code())) {
     unready_.emplace(next->seq, *next);
   } else {
-    (void)Release(frame.facts, kNoStream);  // Nothing has looked at it.
+    (void)Release(frame.facts, kNoStream);  // Nothing has read it.
   }
   return std::unexpected(ready.error());
 }
@@ -394,7 +399,7 @@ Result<Ring::Frame> Ring::BeginRead(CUstream stream, bool newest, const Deadline
 Result<void> Ring::CheckOpen(uint64_t seq) const {
   if (open_reads_.contains(seq)) return {};
   return Fail(Code::kInvalidArgument, Concat("frame ", seq, " is not being read"),
-              "end each frame once, with the struct that its begin filled");
+              "end each frame once, and pass the struct that begin filled");
 }
 
 Result<signal::Point> Ring::EndOf(const signal::Frame& frame) const {
@@ -404,11 +409,12 @@ Result<signal::Point> Ring::EndOf(const signal::Frame& frame) const {
   if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
     return worker->Done(frame);
   }
-  return Fail(Code::kInvalidArgument, "this process writes the ring", "open it as a reader");
+  return Fail(Code::kInvalidArgument, "this process opened the ring as its writer",
+              "open it with the role GPUSHM_RING_READER");
 }
 
 Result<void> Ring::Release(const signal::Frame& frame, CUstream stream) {
-  // Else its place may be another reader's, and the item another worker's.
+  // Otherwise its place may already belong to another reader, and the item to another worker.
   if (signal::StillOwned(page_.cell(cell()), page_.lease())) {
     const Result<signal::Point> end = EndOf(frame);
     if (!end) return std::unexpected(end.error());
@@ -431,13 +437,13 @@ Result<void> Ring::CheckRead(uint64_t seq) const {
 }
 
 Result<void> Ring::EndRead(const Frame& frame, CUstream stream, const Deadline& deadline) {
-  // What is behind a wait in the stream has not begun before: this takes no time that the work
-  // would not have to wait as well.
+  // Work behind a wait in the stream has not begun earlier than this. So this wait costs no time
+  // that the work would not have to wait as well.
   const auto reached = signal::WaitUntil(page_.cell(0), frame.facts.seq, deadline);
   if (!reached && reached.error().code() == Code::kTimeout) {
     return std::unexpected(reached.error());
   }
-  if (!reached) signal::KeepPoison(page_.cell(0));  // The stream may wait for it.
+  if (!reached) signal::KeepPoison(page_.cell(0));  // A stream may be waiting for it.
   const std::lock_guard lock(mutex_);
   if (auto may = MayStore(stream); !may) return may;
   if (auto open = CheckOpen(frame.facts.seq); !open) return open;
@@ -452,7 +458,7 @@ Result<void> Ring::AbandonRead(const Frame& frame, CUstream stream) {
   if (auto open = CheckOpen(frame.facts.seq); !open) return open;
   if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
     auto given_back = worker->GiveBack(frame.facts);
-    // Of one that has ended for the others an item goes to the next one anyway.
+    // If this participant has ended for the others, an item goes to the next worker anyway.
     if (!given_back && signal::StillOwned(page_.cell(cell()), page_.lease())) return given_back;
   } else {
     if (auto may = MayStore(stream); !may) return may;

@@ -1,9 +1,9 @@
-// A ring or queue as this process takes part in it: the page with its frames' state, the buffer
-// with their bytes, and the streams that write and read them. What the page says and why it is safe
-// is in contract/sync/ring.h and queue.h.
+// A ring or queue in which this process takes part: the page with the state of its frames, the
+// buffer with their bytes, and the streams that write and read them. contract/sync/ring.h and
+// queue.h describe the page, and why it is safe.
 //
 // The page is named "<name>-ring", the buffer "<name>". A writer's successor puts new memory behind
-// both: who still reads frames of the former one reads them in peace.
+// both. A reader that still reads frames of the former writer is not disturbed.
 //
 // Threads: any thread may call any function; frames of one participant begin one at a time.
 #pragma once
@@ -32,7 +32,7 @@
 
 namespace gpushm::client {
 
-// What a participant uses where it has no stream: its work is done when it says so.
+// Passed instead of a stream by a participant whose work is done when it makes the call.
 inline const CUstream kNoStream = reinterpret_cast<CUstream>(~uintptr_t{0});
 
 class Ring {
@@ -40,15 +40,15 @@ class Ring {
   enum class Role : uint32_t { kReader = 0, kWriter = 1 };
   struct Options {
     Role role = Role::kReader;
-    // Writer: what is made.
+    // For a writer: the ring to make.
     signal::Kind kind = signal::Kind::kRing;
     signal::FrameSettings settings;
     signal::RingWriter::Readers need;
-    bool keep = false;  // The memory stays when nobody has the ring open.
-    // Reader of a ring: from the oldest frame that is there, not from the next one.
+    bool keep = false;  // The memory stays when no process has the ring open.
+    // For a reader of a ring: start with the oldest frame, not with the next one.
     bool from_oldest = false;
   };
-  // How it is seen to that a frame is complete before it is read.
+  // How it is ensured that a frame is complete before it is read.
   enum class Ready : uint32_t { kAlready = 0, kStream = 1, kHost = 2 };
   struct Frame {
     signal::Frame facts;
@@ -59,23 +59,25 @@ class Ring {
 
   static Result<std::unique_ptr<Ring>> Open(Client* client, std::string_view name,
                                             const Options& options, const Wait& wait);
-  // kBusy: streams of this process still use it. After a success the object may go.
+  // kBusy: streams of this process still use it. After success the object may be destroyed.
   Result<void> Close();
 
   Result<Frame> BeginWrite(const Deadline& deadline);
-  // The frame is `bytes` long and complete when the stream gets there.
+  // The frame is `bytes` long, and complete when the stream gets there.
   Result<void> EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
                         const signal::Metadata& metadata);
   Result<void> AbandonWrite();
 
-  // What follows on the stream runs when the frame is complete.
+  // Work that follows on the stream runs when the frame is complete.
   Result<Frame> BeginRead(CUstream stream, bool newest, const Deadline& deadline);
-  // Waits until it is known whether the frame was complete. kTimeout: it is still open, end it
-  // again. kInvalidArgument: it is not open. kDriver, kUnsupported: it is still open. Otherwise it
-  // is given back when the stream gets there. kEnded, kPeerDied: it counts for nothing. kOrphaned:
-  // the same, and another reader may have its place, or the item, already: nothing is stored.
+  // Waits until it is known whether the frame was complete. After kTimeout the frame is still open:
+  // end it again. kInvalidArgument: it is not open. kDriver, kUnsupported: it is still open.
+  // Otherwise it is given back when the stream gets there. After kEnded and kPeerDied its content
+  // is not valid. The same holds after kOrphaned, when another reader may already have its place,
+  // or another worker the item: nothing is stored.
   Result<void> EndRead(const Frame& frame, CUstream stream, const Deadline& deadline);
-  // The frame is given back without waiting for it. A queue's item goes to the next worker at once.
+  // Gives the frame back without waiting for it. A queue's item goes to the next worker
+  // immediately.
   Result<void> AbandonRead(const Frame& frame, CUstream stream);
 
   struct Facts {
@@ -109,26 +111,27 @@ class Ring {
   static Result<std::unique_ptr<Ring>> Join(std::string_view name, const Options& options,
                                             OpenPage page, const Wait& wait);
 
-  // All with mutex_, but for AddressOf and AwaitReady.
+  // All of these require mutex_, except for AddressOf and AwaitReady.
   uint32_t cell() const;
   void DropStored();
   Result<signal::FrameWriter::Opened> TryOpen();
   signal::FrameWriter* Writer();
   Result<signal::Frame> TryNext(bool newest);
   signal::Frame TakeUnready(std::map<uint64_t, signal::Frame>::iterator frame);
-  // Without mutex_: what `attempt`, which has it, does not say kTimeout to. `bell`: of who ends it.
+  // Without mutex_: repeats `attempt`, which takes it, until the result is not kTimeout. `bell`
+  // belongs to the participant that can end the wait.
   template <typename Try>
   auto Until(const Deadline& deadline, std::optional<signal::Bell> bell, Try attempt)
       -> decltype(attempt());
   CUdeviceptr AddressOf(uint32_t slot) const;
-  // `point` when the stream gets there; now, where there is none.
+  // Stores `point` when the stream gets there, or immediately if there is no stream.
   Result<void> Store(const signal::Point& point, CUstream stream);
   Result<void> MayStore(CUstream stream) const;
   Result<Ready> AwaitReady(const signal::Point& point, CUstream stream, const Deadline& deadline);
   Result<void> CheckRead(uint64_t seq) const;
   Result<void> CheckOpen(uint64_t seq) const;
   Result<signal::Point> EndOf(const signal::Frame& frame) const;
-  // The frame is given back when the stream gets there. After a failure it is as it was.
+  // The frame is given back when the stream gets there. After a failure it is unchanged.
   Result<void> Release(const signal::Frame& frame, CUstream stream);
 
   const std::string name_;
@@ -138,12 +141,12 @@ class Ring {
   const signal::FrameSettings settings_;
   mutable std::mutex mutex_;
   Participant participant_;             // Under mutex_.
-  std::vector<signal::Point> pending_;  // Under mutex_: streams are still to store them.
+  std::vector<signal::Point> pending_;  // Under mutex_: streams have not stored these yet.
   std::set<uint64_t> open_reads_;       // Under mutex_: numbers of the frames.
-  // Under mutex_: frames whose read began, but could not wait for them. To the writer they are
-  // being read, and an item of a queue is nobody else's: they are what the next read gets.
+  // Under mutex_: frames whose read began, but could not wait for them. The writer sees them as
+  // being read, and no other worker can get such an item: the next read returns them.
   std::map<uint64_t, signal::Frame> unready_;
-  uint64_t passed_over_ = 0;  // Under mutex_: of these, by reads of a newer frame.
+  uint64_t passed_over_ = 0;  // Under mutex_: how many of these a read of a newer frame skipped.
   bool writing_ = false;      // Under mutex_: a frame is open.
 };
 

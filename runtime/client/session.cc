@@ -19,25 +19,25 @@ namespace {
 
 using protocol::Kind;
 
-// Between attempts to reach a broker that is not there yet: an attempt costs some 10 us, a pod's
-// start waits for the step.
+// The pause between attempts to reach a broker that does not answer yet. An attempt costs about 10
+// us, and a pod's start waits for the pause.
 constexpr int kFirstConnectStepMs = 1;
 constexpr int kLastConnectStepMs = 8;
-// A refused descriptor reply (one is unread already) is asked for again after draining.
+// A request whose descriptor was refused, because one is unread already, is repeated this often.
 constexpr int kContendedAttempts = 8;
 
 std::unexpected<Status> Lost(std::string_view when) {
   return Fail(Code::kUnavailable, Concat("the broker closed the connection ", when),
-              "call again: the library reconnects when a broker is there");
+              "call again: the library reconnects as soon as a broker answers");
 }
 
 std::unexpected<Status> WrongReply(std::string_view rule) {
   return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule),
-              "library and sidecar should come from one release; see the sidecar's log");
+              "use a library and a sidecar of the same release; see the sidecar's log");
 }
 
-// Failures after which the connection is no use. kTimeout is none, but for requests that are
-// granted something: the reply is skipped later.
+// Failures after which the connection cannot be used. kTimeout is not one of them, except for
+// requests that may be granted a lease: the late reply is skipped.
 bool EndsConnection(Code code) {
   return code == Code::kUnavailable || code == Code::kCorrupt || code == Code::kSystem ||
          code == Code::kIncompatible;
@@ -56,7 +56,7 @@ Result<SessionLock> Session::Lock(const Deadline& deadline) {
     return lock;
   }
   return Fail(Code::kTimeout, "other threads of this process keep the connection busy",
-              "allow more time, or look at the sidecar's log");
+              "use a longer timeout, or check the sidecar's log");
 }
 
 void Session::HangUp() {
@@ -77,7 +77,7 @@ bool Session::StillConnected(const SessionLock&) {
 
 bool Session::NoticeLoss(const Deadline& call_deadline) {
   const SessionLock lock(mutex_, std::try_to_lock);
-  // Held by another thread: that one is about to notice by itself.
+  // If another thread holds the lock, that thread will notice the loss itself.
   if (!lock.owns_lock() || StillConnected(lock)) return true;
   return EnsureConnected(lock, /*wait=*/false, AnswerWithin(call_deadline)).has_value();
 }
@@ -94,7 +94,7 @@ Result<void> Session::EnsureConnected(const SessionLock& lock, bool wait,
     } else if (socket_.valid()) {
       return {};
     } else if (!wait || deadline.Passed()) {
-      return Lost("at once");
+      return Lost("immediately");
     }
     Pause(std::min(step_ms, deadline.RemainingMs()));
     step_ms = std::min(2 * step_ms, kLastConnectStepMs);
@@ -102,8 +102,8 @@ Result<void> Session::EnsureConnected(const SessionLock& lock, bool wait,
   return {};
 }
 
-// Whoever bound the socket's name, the kernel tells who listens; and in a folder with the sticky
-// bit nobody but its owner replaces the file.
+// Any process may have bound the socket's name, but the kernel says who listens. In a folder with
+// the sticky bit, only its owner can replace the file.
 Result<void> Session::CheckOwner(int socket) const {
   const std::string& file = place_.owned_file;
   if (file.empty()) return {};
@@ -111,8 +111,8 @@ Result<void> Session::CheckOwner(int socket) const {
   if (lstat(file.c_str(), &owned) != 0) {
     const int error = errno;
     if (error != ENOENT) return FailSystem(error, Concat("stat ", file));
-    return Fail(Code::kUnavailable, Concat("the broker's list, ", file, ", is not there"),
-                "is that pod running, with gpushm.io/host-ipc?");
+    return Fail(Code::kUnavailable, Concat("the broker's list, ", file, ", does not exist"),
+                "check that the pod is running and has gpushm.io/host-ipc");
   }
   ucred peer{};
   socklen_t bytes = sizeof peer;
@@ -120,12 +120,12 @@ Result<void> Session::CheckOwner(int socket) const {
     return FailSystem(errno, "getsockopt SO_PEERCRED");
   }
   if (S_ISREG(owned.st_mode) && peer.uid == owned.st_uid) return {};
-  return Fail(Code::kDenied,
-              Concat("whoever listens on ", place_.socket_path, " runs as user ", peer.uid,
-                     ", but ", file, " is ", S_ISREG(owned.st_mode) ? "" : "no plain file and ",
-                     "user ", owned.st_uid, "'s: this is not the pod's sidecar"),
-              "find out which process on this node listens there (ss -xlp), end it, and restart "
-              "that pod");
+  return Fail(
+      Code::kDenied,
+      Concat("the process that listens on ", place_.socket_path, " runs as user ", peer.uid,
+             ", but ", file, " ", S_ISREG(owned.st_mode) ? "" : "is not a regular file and ",
+             "belongs to user ", owned.st_uid, ": the listener is not the pod's sidecar"),
+      "find the process that listens there (ss -xlp), end it, and restart the pod");
 }
 
 Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
@@ -139,8 +139,8 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
     if (!pidfd) {
       const int error = errno;
       return Fail(Code::kUnsupported, Concat("pidfd_open: ", std::strerror(error)),
-                  "the broker needs a pidfd of this process: Linux 5.3 or newer, and a seccomp "
-                  "profile that allows pidfd_open");
+                  "the broker needs a pidfd of this process: "
+                  "use Linux 5.3 or newer, and a seccomp profile that allows pidfd_open");
     }
   }
   protocol::HelloRequest body{};
@@ -162,15 +162,16 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
   }
   const Result<protocol::HelloReply> reply = protocol::Parse<protocol::HelloReply>(reply_.span());
   if (!reply) return std::unexpected(reply.error());
-  if (reply_.descriptors.size() != 1) return WrongReply("hello without a registry");
+  if (reply_.descriptors.size() != 1) return WrongReply("a hello reply without a registry");
   if (reply->version < protocol::kMinVersion || reply->version > protocol::kMaxVersion) {
-    return Fail(Code::kIncompatible,
-                Concat("the broker chose protocol version ", reply->version, ", this library has ",
-                       protocol::kMinVersion, " to ", protocol::kMaxVersion),
-                "use the library that the plugin of this node mounts");
+    return Fail(
+        Code::kIncompatible,
+        Concat("the broker chose protocol version ", reply->version, ", but this library supports ",
+               protocol::kMinVersion, " to ", protocol::kMaxVersion),
+        "use the library that the plugin of this node mounts");
   }
   if (reply->resumed == 1 && (!resumes || reply->client_id != peer_.client_id)) {
-    return WrongReply("hello resumes what was not asked for");
+    return WrongReply("a hello reply that resumes an unknown connection");
   }
   *hello = *reply;
   return connection;
@@ -216,7 +217,8 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
   return {};
 }
 
-// A client that gets no page goes on without; one whose broker talks nonsense does not.
+// A client that gets no page works without one. A broker that sends invalid bytes ends the
+// connection.
 Result<void> Session::AskForPage(int socket, const Deadline& deadline) {
   protocol::Buffer bytes;
   const size_t size_bytes =
@@ -232,7 +234,7 @@ Result<void> Session::AskForPage(int socket, const Deadline& deadline) {
   }
   const auto reply = protocol::Parse<protocol::CountersReply>(reply_.span());
   if (!reply) return std::unexpected(reply.error());
-  if (descriptors.size() != 1) return WrongReply("counters without a page");
+  if (descriptors.size() != 1) return WrongReply("a counters reply without a page");
   if (reply->version != protocol::kCountersVersion) return {};
   constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
   Result<Mapping> page = MapSealed(descriptors[0], "counters", kBytes, kBytes, Writers::kAll);
@@ -248,7 +250,7 @@ Result<void> Session::Exchange(int socket, Kind kind, std::span<std::byte> reque
   std::memcpy(request.data() + offsetof(protocol::Header, request_id), &request_id,
               sizeof request_id);
   if (auto done = protocol::Send(socket, request, descriptors, deadline); !done) {
-    // A broker that is full says so before it closes.
+    // A full broker says so before it closes the connection.
     const Result<bool> said = protocol::TryReceive(socket, &reply_);
     if (!said || !*said) return done;
     const Result<Status> why = protocol::ParseError(reply_.span());
@@ -260,10 +262,11 @@ Result<void> Session::Exchange(int socket, Kind kind, std::span<std::byte> reque
     const Result<protocol::Header> header = protocol::ParseHeader(reply_.span());
     if (!header) return std::unexpected(header.error());
     if ((header->kind & protocol::kReplyBit) == 0) return WrongReply("a request from the broker");
-    // A broker that cannot read a request answers without its number, then closes.
+    // A broker that cannot read a request answers without its number, then closes the connection.
     const bool is_for_any = header->request_id == 0 && header->status != 0;
-    if (header->request_id > request_id) return WrongReply("a reply to no request");
-    if (header->request_id < request_id && !is_for_any) {  // To one that was given up.
+    if (header->request_id > request_id)
+      return WrongReply("a reply to a request that was not sent");
+    if (header->request_id < request_id && !is_for_any) {  // To a request that was given up.
       if (deadline.Passed()) return Fail(Code::kTimeout, "receive: the deadline passed");
       continue;
     }
@@ -274,7 +277,8 @@ Result<void> Session::Exchange(int socket, Kind kind, std::span<std::byte> reque
     reply_.descriptors.clear();
     Result<Status> status = protocol::ParseError(reply_.span());
     if (!status) return std::unexpected(status.error());
-    // What the broker says of itself is not said of this connection, see EndsConnection.
+    // An error that the broker reports about itself says nothing about this connection; see
+    // EndsConnection.
     error_from_broker_ = true;
     return std::unexpected(*std::move(status));
   }
@@ -289,7 +293,7 @@ Result<void> Session::Announce(const Deadline& deadline, bool* sent) {
       !done) {
     return done;
   }
-  *sent = false;  // The request itself is not on its way yet.
+  *sent = false;  // The request itself has not been sent yet.
   const auto reply = protocol::Parse<protocol::EmptyReply>(reply_.span());
   if (!reply) return std::unexpected(reply.error());
   return {};
@@ -301,10 +305,11 @@ Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t siz
   bool resent = false;
   for (;;) {
     if (!socket_.valid()) {
-      if (!reconnect) return Lost("before");
+      if (!reconnect) return Lost("before this call");
       if (auto done = EnsureConnected(lock, /*wait=*/true, deadline); !done) return done;
     }
-    if (call.serial != 0 && peer_.serial != call.serial) return Lost("that this belongs to");
+    if (call.serial != 0 && peer_.serial != call.serial)
+      return Lost("to which this request belongs");
     bool sent = false;
     error_from_broker_ = false;
     Result<void> done;
@@ -323,18 +328,19 @@ Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t siz
       Pause(std::min(contended, deadline.RemainingMs()));
       continue;
     }
-    // A lease that may yet be granted would be nobody's: the next connection tells of it.
+    // Otherwise a lease that may yet be granted would belong to no object. The next connection
+    // reports it.
     const bool leaves_lease = code == Code::kTimeout && sent && call.received != nullptr;
-    // So would one whose memory came and found no descriptor free in this process.
+    // The same holds for a lease whose memory arrived when this process had no free descriptor.
     const bool lost_descriptor = code == Code::kExhausted;
     if (EndsConnection(code) || leaves_lease || lost_descriptor) HangUp();
     if (code != Code::kUnavailable) return done;
     const bool may_resend = !sent || call.loss == Call::Loss::kRepeatable;
     if (!may_resend) {
       return Fail(Code::kUnavailable,
-                  "the broker closed the connection before it answered; whether the request was "
-                  "carried out is not known",
-                  "look the buffer up, then call again");
+                  "the broker closed the connection before it answered; "
+                  "it may or may not have carried out the request",
+                  "look up the buffer's state, then call again");
     }
     if (resent || !reconnect || deadline.Passed()) return done;
     resent = true;

@@ -1,21 +1,22 @@
 // The connection to the broker: one socket, one request at a time, reconnected when it breaks.
 //
-// Threads: any. A request needs the session's lock, which Lock() gives within a deadline; functions
+// Threads: any. A request needs the session's lock, which Lock() gives within a deadline. Functions
 // that take a SessionLock are called by its holder.
 //
 // Invariants
-//   (1) What the broker knows of this process has a number (`serial`, from 1). A connection that
-//       resumes the one before has its serial, any other a new one. Lease and transfer numbers mean
-//       something with the serial that they came with alone: requests that carry one name it.
-//   (2) Bytes that break the protocol close the connection; so does giving up a request that may
-//       be granted a lease. Replies to other abandoned requests are skipped.
+//   (1) The broker's knowledge of this process has a number (`serial`, from 1). A connection that
+//       resumes the previous one keeps its serial; any other connection gets a new one. Lease and
+//       transfer numbers are valid only with the serial with which they came, so requests that
+//       carry one also name the serial.
+//   (2) Bytes that break the protocol close the connection. So does giving up a request that may be
+//       granted a lease. Replies to other abandoned requests are skipped.
 //   (3) A request that was sent is sent again on a new connection only if it may be carried out
 //       twice (Call::kRepeatable).
-//   (4) After the first connection the registry is never empty: while no broker answers it is the
-//       last one's.
-//   (5) A connection of protocol version 2 has a page to count into, unless the broker refused one;
-//       while no connection stands, Counters counts for itself.
-//   (6) Only the process that made the session resumes it: a child of fork() is somebody else.
+//   (4) After the first connection the registry is never empty: while no broker answers, it is that
+//       of the last broker.
+//   (5) A connection of protocol version 2 has a page for counters, unless the broker refused one.
+//       While there is no connection, Counters counts in its own page.
+//   (6) Only the process that made the session resumes it. A child of fork() is a different client.
 #pragma once
 
 #include <sys/types.h>
@@ -40,7 +41,7 @@ namespace gpushm::client {
 
 using SessionLock = std::unique_lock<std::timed_mutex>;
 
-// What the broker said when this connection was made.
+// What the broker reported when this connection was made.
 struct Peer {
   uint64_t serial = 0;
   uint64_t epoch = 0;
@@ -48,22 +49,22 @@ struct Peer {
   protocol::ResumeToken token{};
   std::array<uint8_t, 16> gpu_uuid{};
   std::string container;
-  uint16_t version = protocol::kMinVersion;  // Agreed on.
+  uint16_t version = protocol::kMinVersion;  // The version that both sides agreed on.
   bool simulated = false;
 };
 
-// What a later connection is to the one before.
+// How a later connection relates to the previous one.
 struct Return {
   bool same_broker = false;
-  bool resumed = false;    // Also by a successor of the broker, where it was told of the leases.
-  uint32_t leases = 0;     // If resumed: how many the broker has of this process,
+  bool resumed = false;    // Also by a successor of the broker that was told of the leases.
+  uint32_t leases = 0;     // If resumed: how many leases the broker has for this process,
   uint64_t lease_sum = 0;  // and the sum of their numbers.
 };
 
 class SessionObserver {
  public:
-  // A second or later connection stands. May send requests with Session::CallHere, and may find it
-  // dead again.
+  // A second or later connection was made. The callee may send requests with Session::AskHere, and
+  // may find the connection dead again.
   virtual void Reconnected(const SessionLock& lock, const Return& how,
                            const Deadline& deadline) = 0;
 
@@ -71,13 +72,13 @@ class SessionObserver {
   ~SessionObserver() = default;
 };
 
-// How one request is treated.
+// How one request is sent.
 struct Call {
   enum class Loss { kOnce, kRepeatable };
   Loss loss = Loss::kOnce;
-  uint64_t serial = 0;                        // Not 0: only with this one, see (1).
-  std::span<const int> descriptors = {};      // Sent along; announced first.
-  std::vector<UniqueFd>* received = nullptr;  // Null: none may come.
+  uint64_t serial = 0;                        // If not 0: only with this serial, see (1).
+  std::span<const int> descriptors = {};      // Sent with the request; announced first.
+  std::vector<UniqueFd>* received = nullptr;  // If null, no descriptors may come.
 };
 
 class Session {
@@ -85,31 +86,31 @@ class Session {
   // Where the broker listens.
   struct Place {
     std::string socket_path;
-    // Not empty: a file whose owner the broker must run as. For a folder where everybody may bind
-    // a name: /dev/shm.
+    // If not empty: a file whose owner must be the user of the broker. For a folder where any
+    // process may bind a name: /dev/shm.
     std::string owned_file = {};
   };
 
-  // Observer and counters may be null, and must outlive the session.
+  // Observer and counters may be null. If not, they must outlive the session.
   Session(Place place, SessionObserver* observer, Counters* counters = nullptr);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   ~Session() { HangUp(); }
 
-  // kTimeout when other threads hold it until then.
+  // kTimeout: other threads held the lock until the deadline.
   Result<SessionLock> Lock(const Deadline& deadline);
 
-  // Connects where no connection stands. With `wait` for a broker to come up, else one attempt.
+  // Connects if there is no connection. With `wait`, waits for a broker; otherwise tries once.
   Result<void> EnsureConnected(const SessionLock& lock, bool wait, const Deadline& deadline);
 
-  // One request, one reply; connects first where no connection stands.
+  // Sends one request and gets one reply. Connects first if there is no connection.
   template <typename Reply, typename Request>
   Result<Reply> Ask(const SessionLock& lock, protocol::Kind kind, const Request& request,
                     const Deadline& deadline, const Call& call = {}) {
     return Finish<Reply>(Send(lock, kind, request, deadline, call, /*reconnect=*/true), call);
   }
 
-  // As Ask, on the connection that stands.
+  // The same as Ask, but never connects.
   template <typename Reply, typename Request>
   Result<Reply> AskHere(const SessionLock& lock, protocol::Kind kind, const Request& request,
                         const Deadline& deadline, const Call& call = {}) {
@@ -119,12 +120,12 @@ class Session {
   // Closes the connection: the peer broke the protocol.
   void Drop(const SessionLock& lock);
 
-  // Drops the connection if its other end is gone. One poll().
+  // Drops the connection if its other end is gone. Costs one poll().
   bool StillConnected(const SessionLock& lock);
 
-  // Without waiting for the lock: if the broker is gone, makes one attempt to reach its successor,
-  // within the time that the caller's call has, and not more than kAnswerMs of it. What comes of it
-  // shows in the observer and the registry. False: no broker answers.
+  // If the broker is gone, makes one attempt to reach its successor, without waiting for the lock.
+  // It uses the time that the caller's call has, but at most kAnswerMs. The observer and the
+  // registry show the result. False: no broker answers.
   bool NoticeLoss(const Deadline& call_deadline);
 
   bool connected(const SessionLock&) const { return socket_.valid(); }
@@ -166,7 +167,7 @@ class Session {
   Result<void> CheckOwner(int socket) const;
   Result<UniqueFd> Greet(const Deadline& deadline, bool with_pidfd, protocol::HelloReply* hello);
 
-  // Ends the connection for the broker, too, where a child of fork() has the socket as well.
+  // Ends the connection for the broker, too, even if a child of fork() also has the socket.
   void HangUp();
 
   const pid_t owner_;  // The process.
@@ -174,11 +175,11 @@ class Session {
   SessionObserver* const observer_;
   Counters* const counters_;
   std::timed_mutex mutex_;
-  // All under mutex_, but for registry_.
+  // All of these are guarded by mutex_, except for registry_.
   UniqueFd socket_;
   Peer peer_;
   uint64_t last_request_id_ = 0;
-  bool error_from_broker_ = false;  // The last failure was a reply, not a break.
+  bool error_from_broker_ = false;  // The last failure was a reply, not a broken connection.
   protocol::Buffer request_;
   protocol::Message reply_;
   RegistryHandle registry_;

@@ -1,4 +1,5 @@
-// The connection and everything that needs no GPU: look-ups, waits, lies and silence of a broker.
+// The connection and everything that needs no GPU: look-ups, waits, and a broker that lies or is
+// silent.
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <sys/mman.h>
@@ -86,7 +87,7 @@ TEST_F(SessionTest, RefusesOtherVersions) {
   auto options = Sized<gpushm_open_options>();
   options.folder = folder_.path().c_str();
   gpushm_client* client = nullptr;
-  // A broker of another protocol answers without a request number and closes.
+  // A broker with another protocol answers without a request number and closes the connection.
   broker_->SetTwist([](const FakeRequest&, FakeReply* reply) {
     reply->Set(Status(Code::kIncompatible, "speaks 2 to 3"));
     reply->header()->request_id = 0;
@@ -97,7 +98,7 @@ TEST_F(SessionTest, RefusesOtherVersions) {
 }
 
 // Goal: no memfd that could kill its readers is ever mapped. Method: one without seals, one that is
-// too short, none, and an ordinary descriptor instead.
+// too short, none at all, and an ordinary descriptor.
 TEST_F(SessionTest, RefusesBadRegistries) {
   const UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(unsealed.get(), 1 << 20), 0);
@@ -122,8 +123,8 @@ TEST_F(SessionTest, RefusesBadRegistries) {
   EXPECT_LE(CountDescriptors(), before);
 }
 
-// Goal: a reply that comes too late is not taken for the next request's. Method: one silent reply,
-// then a second one preceded by the first.
+// Goal: a late reply is not taken for the reply to the next request. Method: one reply is withheld,
+// and the next one is preceded by it.
 TEST_F(SessionTest, TimesOutAndSkipsTheLateReply) {
   Start();
   Open();
@@ -167,8 +168,8 @@ TEST_F(SessionTest, ClosesOnBrokenRulesAndRecovers) {
   EXPECT_LE(CountDescriptors(), before + 2);
 }
 
-// Goal: a reply whose descriptor found no place here is no fault of the broker's, and a lease that
-// came with it is not forgotten: the next connection tells of it.
+// Goal: if this process has no free descriptor for a reply, that is not reported as the broker's
+// fault. The lease that came with the reply is not forgotten: the next connection reports it.
 TEST_F(SessionTest, SaysThatNoDescriptorIsFree) {
   Start();
   Open();
@@ -225,8 +226,8 @@ TEST_F(SessionTest, ReconnectsToASuccessor) {
   EXPECT_EQ(buffer.generation, 7u);
 }
 
-// Goal: what may not be carried out twice is not sent twice. Method: a broker that dies on
-// requests.
+// Goal: a request that may not be carried out twice is not sent twice. Method: a broker that dies
+// at requests.
 TEST_F(SessionTest, RepeatsOnlyWhatMayBeRepeated) {
   Start();
   Open();
@@ -301,7 +302,7 @@ TEST_F(SessionTest, TransfersByTheBrokerWithAnAnnouncedDescriptor) {
   const std::string saved = folder_.path() + "/saved.bin";
   EXPECT_EQ(gpushm_save(client_.get(), "weights", saved.c_str(), &options, nullptr), GPUSHM_OK);
   EXPECT_TRUE(std::filesystem::exists(saved));
-  // The progress function stops it, and nothing of a failed save stays.
+  // The progress function stops the save, and no part of the failed save remains.
   options.progress = [](void*, uint64_t, uint64_t) { return 1; };
   broker_->SetTwist([](const FakeRequest& request, FakeReply* reply) {
     if (request.kind == Kind::kTransferStatus) {
@@ -358,7 +359,7 @@ TEST_F(SessionTest, RefusesChildrenOfFork) {
     const bool refused = gpushm_lookup(client_.get(), "weights", &info) == GPUSHM_FORKED &&
                          gpushm_last_error()->status == GPUSHM_FORKED &&
                          gpushm_broker(client_.get(), nullptr) == GPUSHM_FORKED;
-    gpushm_close(client_.get());  // Leaves everything to the parent.
+    gpushm_close(client_.get());  // Leaves everything to the parent process.
     _exit(refused ? 0 : 1);
   }
   int status = 0;
@@ -376,8 +377,8 @@ TEST_F(SessionTest, ErrorsBelongToTheThread) {
   EXPECT_EQ(gpushm_last_error()->status, GPUSHM_NOT_FOUND);
 }
 
-// Goal: whatever a broker answers, calls end, nothing crashes and no descriptor is lost.
-// Method: 10^5 replies with random bytes changed, cut, or with descriptors added.
+// Goal: whatever a broker answers, calls end, nothing crashes and no descriptor leaks. Method: 10^5
+// replies with random bytes changed, cut short, or with descriptors added.
 TEST_F(SessionTest, SurvivesRandomReplies) {
   Start();
   broker_->Add("weights", 5, kMiB, nullptr);
@@ -421,7 +422,7 @@ TEST_F(SessionTest, SurvivesRandomReplies) {
 #endif
   Client& client = *FromHandle(client_.get());
   for (int round = 0; round < kRounds; ++round) {
-    const Wait wait = Wait::ForMs(2);  // A reply whose number is wrong looks like none.
+    const Wait wait = Wait::ForMs(2);  // A reply with a wrong number counts as no reply.
     switch (round % 3) {
       case 0:
         (void)client.Broker(wait);

@@ -1,5 +1,5 @@
-// libgpushm.so is the objects of gpushm_client; CMake wants a source file for it, and the linker
-// something to say who we are: `strings libgpushm.so | grep gpushm-version`.
+// libgpushm.so consists of the objects of gpushm_client, but CMake needs a source file for it. This
+// one also carries the version: `strings libgpushm.so | grep gpushm-version`.
 #include "runtime/include/gpushm/gpushm.h"
 
 #define GPUSHM_TEXT_OF(x) #x

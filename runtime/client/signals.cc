@@ -12,9 +12,10 @@ using signal::CellState;
 Result<std::unique_ptr<Signal>> Signal::Open(Client* client, std::string_view name,
                                              const Options& options, const Wait& wait) {
   if (options.role == Role::kWaiter) return OpenWaiter(client, name, wait);
-  return UntilOpen(wait, Concat("to write \"", name, '"'),
-                   "one process writes a signal: end the other one, or wait longer",
-                   [&] { return TryWrite(client, name, options, wait); });
+  return UntilOpen(
+      wait, Concat("to write signal \"", name, '"'),
+      "only one process writes a signal: end the other writer, or use a longer timeout",
+      [&] { return TryWrite(client, name, options, wait); });
 }
 
 Result<std::unique_ptr<Signal>> Signal::OpenWaiter(Client* client, std::string_view name,
@@ -26,7 +27,7 @@ Result<std::unique_ptr<Signal>> Signal::OpenWaiter(Client* client, std::string_v
     const uint64_t generation = page->page().word_generation();
     Result<std::unique_ptr<DeviceWord>> word = nullptr;
     if (generation != 0) word = DeviceWord::Attach(client, name, generation, wait);
-    // After that, for the word goes with the writer.
+    // Checked after the attach, because the word goes with the writer.
     if (!signal::Read(page->cell(0)).ended()) {
       return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWaiter, std::move(word)));
     }
@@ -36,7 +37,7 @@ Result<std::unique_ptr<Signal>> Signal::OpenWaiter(Client* client, std::string_v
 
 Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_view name,
                                                  const Options& options, const Wait& wait) {
-  // Looked at through a mapping that reads: to have one that writes is to be its writer.
+  // Inspected through a read-only mapping: a process that maps the page to write is its writer.
   AttachOptions attach{.page = true};
   const auto looked = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, wait.Once());
   if (!looked) {
@@ -46,20 +47,20 @@ Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_vie
   if (signal::Read(looked->cell(0)).ended()) {
     return Make(client, name, options, looked->generation(), wait);
   }
-  // One that the pod declares, which nobody has written yet.
+  // A signal that the pod declares, and that no process has written yet.
   if (options.device_memory && looked->page().word_generation() == 0 &&
       signal::Read(looked->cell(0)).state == CellState::kFree) {
     return Fail(Code::kUnsupported,
-                Concat("the pod declares \"", name, "\", with its counter in host memory"),
-                "leave GPUSHM_DEVICE_MEMORY out, or take another name");
+                Concat("the pod declares \"", name, "\" as a signal whose value is in host memory"),
+                "open it without GPUSHM_DEVICE_MEMORY, or use another name");
   }
   attach.access = Access::kReadWrite;
   attach.generation = looked->generation();
   auto page = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, wait.Once());
   if (!page) return std::unexpected(page.error());
   if (!signal::Claim(page->cell(0), page->lease(), /*again=*/false)) {
-    return Fail(Code::kBusy, Concat('"', name, "\" has its writer already"),
-                "one process writes a signal: wait until it ends");
+    return Fail(Code::kBusy, Concat('"', name, "\" already has a writer"),
+                "only one process writes a signal: wait until the other writer ends");
   }
   return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWriter));
 }
@@ -77,7 +78,7 @@ Result<std::unique_ptr<Signal>> Signal::Make(Client* client, std::string_view na
   if (options.device_memory) {
     auto made = DeviceWord::Make(client, name, options.writers_all, wait);
     if (!made) {
-      // A pool without room for a second one has it when the former one's waiters have gone.
+      // A pool without room for a second generation gets room when the former waiters have gone.
       const bool held = made.error().code() == Code::kExhausted && after_generation != 0;
       if (!held || wait.dont_wait) return std::unexpected(made.error());
       return Fail(Code::kBusy, made.error().what(), made.error().remedy());
@@ -99,22 +100,23 @@ Result<void> Signal::Close() {
   DeviceWord* const word = word_ ? word_->get() : nullptr;
   if (auto none = page_.CheckNoStreamWaits(); !none) return none;
   if (word != nullptr && word->HasWaits()) {
-    return Fail(Code::kBusy, "a stream of this process waits for it",
-                "synchronise the stream, then close it");
+    return Fail(Code::kBusy, "a stream of this process still waits for the signal",
+                "synchronise the stream, then close the signal");
   }
   if (role_ == Role::kWriter) {
     const std::lock_guard lock(mutex_);
     const signal::Reading reading = Read();
     if (reading.ended() ? page_.HasPendingStores() : reading.value < recorded_) {
       return Fail(Code::kBusy,
-                  Concat("a stream is still to record ", recorded_, ", it is at ", reading.value),
-                  "synchronise the stream, then close it");
+                  Concat("a stream has not recorded value ", recorded_, " yet: the signal is at ",
+                         reading.value),
+                  "synchronise the stream, then close the signal");
     }
     signal::EndCell(cell(), page_.lease(), CellState::kLeft);
     signal::KeepPoison(cell());
   }
   if (word != nullptr) {
-    if (role_ == Role::kWriter) (void)word->Delete();  // Else its successor does it.
+    if (role_ == Role::kWriter) (void)word->Delete();  // Otherwise the successor deletes it.
     (void)word->Detach();
   }
   return page_.Detach();
@@ -125,30 +127,32 @@ uint64_t Signal::recorded() const {
   return recorded_;
 }
 
-// With mutex_.
+// Requires mutex_.
 Result<void> Signal::CheckNext(uint64_t value) const {
   if (role_ != Role::kWriter) {
-    return Fail(Code::kInvalidArgument, "this process waits for the signal, it does not write it",
+    return Fail(Code::kInvalidArgument,
+                "this process opened the signal as a waiter, so it cannot write",
                 "open it with the role GPUSHM_WRITER");
   }
   const signal::Reading reading = Read();
-  // Kernels and nodes of graphs store as well.
+  // Kernels and graph nodes store values as well.
   const uint64_t last = std::max(recorded_, reading.value);
   if (value <= last || value > signal::kMaxValue) {
     return Fail(Code::kInvalidArgument,
-                Concat("the signal was given ", last, " already, ", value, " does not follow"),
-                "a signal only goes up, to 2^62 at most");
+                Concat("the signal has already been given value ", last, ", so it cannot be given ",
+                       value, " now"),
+                "use a larger value each time, at most 2^62");
   }
   if (page_.attachment().orphaned() || reading.ended()) {
-    return Fail(Code::kOrphaned, "the broker does not know this process as its writer any more",
-                "close it and open it again: waiters get a new generation");
+    return Fail(Code::kOrphaned, "the broker no longer knows this process as the signal's writer",
+                "close the signal and open it again: waiters then get a new generation");
   }
   return {};
 }
 
 Result<void> Signal::Record(CUstream stream, uint64_t value) {
   if (auto usable = page_.CheckStream(stream); !usable) return usable;
-  // Held over the call: what threads record comes into the streams in the order of the values.
+  // Held over the call, so that values recorded by several threads enter the streams in order.
   const std::lock_guard lock(mutex_);
   if (auto next = CheckNext(value); !next) return next;
   auto done =
@@ -157,8 +161,8 @@ Result<void> Signal::Record(CUstream stream, uint64_t value) {
   return done;
 }
 
-// The word first, for which somebody is in a hurry. So what the page has says what is done: Close
-// needs that.
+// The word is stored first, because streams wait for it. So the page's value shows what is done,
+// which Close needs.
 Result<void> Signal::StoreBoth(CUstream stream, uint64_t value) {
   const CUstreamBatchMemOpParams word = StoreOf((*word_)->address(), value);
   return page_.Store(stream, {&cell().value, value}, &word);
@@ -168,13 +172,15 @@ Result<void> Signal::Set(uint64_t value) {
   const std::lock_guard lock(mutex_);
   if (auto next = CheckNext(value); !next) return next;
   if (in_device_memory()) {
-    return Fail(Code::kUnsupported, "it is in device memory, where hosts cannot store",
-                "gpushm_signal_record, or open it without GPUSHM_DEVICE_MEMORY");
+    return Fail(Code::kUnsupported, "the signal is in device memory, where the host cannot store",
+                "use gpushm_signal_record, or open the signal without GPUSHM_DEVICE_MEMORY");
   }
   const uint64_t now = Read().value;
   if (now < recorded_) {
-    return Fail(Code::kBusy, Concat("a stream is still to record ", recorded_, ", it is at ", now),
-                "synchronise the stream first, or record this value there, too");
+    return Fail(
+        Code::kBusy,
+        Concat("a stream has not recorded value ", recorded_, " yet: the signal is at ", now),
+        "synchronise the stream first, or record this value on the stream, too");
   }
   cell().value.store(value, std::memory_order_release);
   recorded_ = value;
@@ -184,19 +190,20 @@ Result<void> Signal::Set(uint64_t value) {
 Result<void> Signal::WaitOnStream(CUstream stream, uint64_t value) {
   if (auto usable = page_.CheckStream(stream); !usable) return usable;
   if (page_.IsOwn(cell())) {
-    return Fail(Code::kInvalidArgument, "its writer is this process",
-                "let the stream wait for an event: cuStreamWaitEvent");
+    return Fail(Code::kInvalidArgument, "this process is the signal's writer",
+                "make the stream wait for an event with cuStreamWaitEvent");
   }
   if (value > signal::kMaxValue) {
-    return Fail(Code::kInvalidArgument, Concat("no signal gets to ", value), "2^62 at most");
+    return Fail(Code::kInvalidArgument, Concat("a signal cannot reach the value ", value),
+                "use a value of at most 2^62");
   }
   const signal::Reading reading = Read();
   if (auto ended = signal::EndedBefore(reading, value)) return std::unexpected(*ended);
   if (reading.value >= value) return {};
-  // Nobody would end the wait for a writer that never comes.
+  // Nothing would end the wait for a writer that never comes.
   if (reading.state == CellState::kFree) {
-    return Fail(Code::kBusy, "nobody writes it yet",
-                "wait for its first value on the host: gpushm_signal_wait");
+    return Fail(Code::kBusy, "the signal has no writer yet",
+                "wait for the first value on the host with gpushm_signal_wait");
   }
   if (!word_) return std::unexpected(word_.error());
   if (*word_ != nullptr) return (*word_)->Await(stream, value);
@@ -210,14 +217,14 @@ Result<void> Signal::WaitOnHost(uint64_t value, const Deadline& deadline) const 
 }
 
 Result<void> Signal::Check(uint64_t value) const {
-  // A stream can be past the word before the page has the value. It was not the poison that let it
-  // go on, if the page, which ends before the word does, has not ended by then: hence the order.
+  // A stream can pass the word before the page has the value. The page ends before the word does.
+  // So if the page has not ended by now, the poison did not release the stream: hence the order.
   const bool passed = word_ && *word_ != nullptr && (*word_)->HasPassed(value);
   const signal::Reading reading = Read();
   if (reading.value >= value || (passed && !reading.ended())) return {};
   if (auto ended = signal::EndedBefore(reading, value)) return std::unexpected(*ended);
-  return Fail(Code::kBusy, Concat("it is at ", reading.value, ", not yet at ", value),
-              "wait: gpushm_signal_wait");
+  return Fail(Code::kBusy, Concat("the signal is at value ", reading.value, ", not yet at ", value),
+              "wait for it with gpushm_signal_wait");
 }
 
 Result<CUdeviceptr> Signal::DeviceAddress() {

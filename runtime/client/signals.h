@@ -1,15 +1,14 @@
-// A signal as this process has opened it.
+// A signal that this process has opened.
 //
-// In device memory (DeviceWord) it is stored by streams alone: the page for the host, the word for
-// streams that wait.
+// With device memory (DeviceWord), only streams store values: into the page for hosts, and into the
+// word for waiting streams.
 //
 // Threads: any thread may call any function; Close is the last call.
 //
 // Invariants
-//   (1) A writer's cell is owned by the lease of `page_`, which it maps to write; a waiter maps it
-//   to
-//       read.
-//   (2) recorded_ is never below the counter: what was given to a stream is in it.
+//   (1) The lease of `page_` owns a writer's cell, and the writer maps the page to write. A waiter
+//       maps it to read.
+//   (2) recorded_ is never below the signal's value: it includes every value given to a stream.
 #pragma once
 
 #include <cuda.h>
@@ -36,12 +35,12 @@ class Signal {
   struct Options {
     Role role = Role::kWaiter;
     bool writers_all = false;
-    bool device_memory = false;  // Of one that this call makes.
+    bool device_memory = false;  // For a signal that this call makes.
   };
 
   static Result<std::unique_ptr<Signal>> Open(Client* client, std::string_view name,
                                               const Options& options, const Wait& wait);
-  // kBusy: streams of this process still use it. After a success the object may go.
+  // kBusy: streams of this process still use it. After success the object may be destroyed.
   Result<void> Close();
 
   Result<void> Record(CUstream stream, uint64_t value);
@@ -56,7 +55,7 @@ class Signal {
   const std::string& name() const { return page_.name(); }
   uint64_t generation() const { return page_.generation(); }
   Role role() const { return role_; }
-  // Not what the page says now: others may write it.
+  // Not what the page says now: other processes may write it.
   bool in_device_memory() const { return !word_ || *word_ != nullptr; }
   uint64_t recorded() const;
 
@@ -77,7 +76,7 @@ class Signal {
 
   OpenPage page_;
   const Role role_;
-  // Null: the signal is on the page alone. A failure: of a waiter that cannot use it in streams.
+  // Null if the signal is on the page alone. An error if a waiter cannot use the word in streams.
   Result<std::unique_ptr<DeviceWord>> word_;
   mutable std::mutex mutex_;
   uint64_t recorded_ = 0;  // Under mutex_.

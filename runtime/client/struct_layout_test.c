@@ -1,5 +1,6 @@
-/* Goal: a program that was compiled against the headers of version 0.1 finds each field where it
- * was. Method: the frozen layout against today's headers, as a C compiler lays them out. */
+/* Goal: a program that was compiled with the headers of version 0.1 finds each field in its
+ * place. Method: the frozen layout is compared with today's headers, as a C compiler lays them
+ * out. */
 #include <assert.h>
 #include <stddef.h>
 

@@ -1,5 +1,5 @@
-// What a call's `timeout_ms` means inside the library: how long to wait for the world to become as
-// the caller wants it, and how long for the broker to answer. Only the first can be "not at all".
+// What a call's `timeout_ms` means inside the library: how long to wait for the requested
+// condition, and how long for the broker's answer. Only the first can be "not at all".
 #pragma once
 
 #include <algorithm>
@@ -11,21 +11,21 @@
 
 namespace gpushm::client {
 
-// A healthy broker answers within microseconds; GPUSHM_DONT_WAIT grants a busy one this much.
+// A healthy broker answers within microseconds. GPUSHM_DONT_WAIT allows a busy one this much.
 inline constexpr int64_t kAnswerMs = 1000;
-// A whole transfer, unless its caller says otherwise: ten minutes.
+// A whole transfer, unless its caller sets another limit: ten minutes.
 inline constexpr int64_t kTransferMs = int64_t{10} * 60 * 1000;
 // Longer waits are cut to this: three hundred years do not fit a 64-bit count of nanoseconds.
 inline constexpr int64_t kLongestMs = int64_t{365} * 24 * 3600 * 1000;
 
-// For what is not the point of a call that has until `call_deadline`.
+// For a side task of a call whose deadline is `call_deadline`.
 inline Deadline AnswerWithin(const Deadline& call_deadline) {
   return Deadline::After(
       std::chrono::nanoseconds(std::min(call_deadline.RemainingNs(), kAnswerMs * 1'000'000)));
 }
 
 struct Wait {
-  Deadline condition;  // Passed from the start with GPUSHM_DONT_WAIT.
+  Deadline condition;  // Already passed with GPUSHM_DONT_WAIT.
   Deadline answer;
   bool dont_wait;
 
@@ -33,7 +33,7 @@ struct Wait {
     const Deadline deadline = Deadline::AfterMs(std::min(wait_ms, kLongestMs));
     return Wait{deadline, deadline, false};
   }
-  // Without waiting, in the course of a call that may wait: within that call's time.
+  // Without waiting, as a step of a call that may wait: within that call's time.
   Wait Once() const { return Wait{Deadline::AfterMs(0), AnswerWithin(answer), true}; }
   static Wait None() { return Wait{Deadline::AfterMs(0), Deadline::AfterMs(kAnswerMs), true}; }
 
@@ -42,13 +42,13 @@ struct Wait {
     if (timeout_ms == 0) return ForMs(default_ms);
     if (timeout_ms == -1) return None();
     if (timeout_ms < 0) {
-      return Fail(Code::kInvalidArgument, Concat("timeout_ms is ", timeout_ms),
-                  "give milliseconds, 0 for the default, or GPUSHM_DONT_WAIT");
+      return Fail(Code::kInvalidArgument, Concat("invalid timeout_ms ", timeout_ms),
+                  "use milliseconds, 0 for the default, or GPUSHM_DONT_WAIT");
     }
     return ForMs(timeout_ms);
   }
 
-  // Of a load or save, whose own time is another thing than the wait for its buffer: see
+  // For a load or save, whose own time differs from the wait for its buffer: see
   // gpushm_transfer_options.timeout_ms.
   static Result<Wait> ForTransfer(int64_t timeout_ms, int64_t default_ms) {
     Result<Wait> wait = From(timeout_ms, default_ms);

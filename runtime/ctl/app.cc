@@ -16,13 +16,14 @@ Result<ExitCode> Run(const Context& context) {
   try {
     return context.action();
   } catch (const std::exception& error) {
-    return Fail(Code::kInternal, Concat("a bug: ", error.what()), "please report it");
+    return Fail(Code::kInternal, Concat("internal error: ", error.what()),
+                "this is a bug of gpushm: please report it");
   }
 }
 
 int ExitOf(ExitCode code) { return static_cast<int>(code); }
 
-// The deepest command that was named, for "gpushmctl COMMAND --help".
+// The deepest command on the line, for "gpushmctl COMMAND --help".
 std::string NamedCommand(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands()) return command->get_name() + " ";
   return "";
@@ -30,15 +31,15 @@ std::string NamedCommand(const CLI::App& app) {
 
 int ParseFailed(const CLI::App& app, const CLI::ParseError& error) {
   Status status(Code::kInvalidArgument, error.what(),
-                Concat("gpushmctl ", NamedCommand(app), "--help says how"));
+                Concat("gpushmctl ", NamedCommand(app), "--help describes the arguments"));
   if (app.get_subcommands().empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
-    // CLI11 says only that a command is missing.
+    // CLI11 reports only that a command is missing.
     const std::vector<std::string> rest = app.remaining();
     if (rest.empty()) {
       PrintError(app.help());
       return ExitOf(ExitCode::kUsage);
     }
-    status = Status(Code::kInvalidArgument, Concat("there is no command \"", rest.front(), "\""),
+    status = Status(Code::kInvalidArgument, Concat("unknown command \"", rest.front(), "\""),
                     status.remedy());
   }
   PrintError(ErrorText(status));
@@ -92,7 +93,7 @@ CLI::Option* AddDurationOption(CLI::App* app, const std::string& names,
 
 std::unique_ptr<CLI::App> MakeApp(Context* context) {
   auto app = std::make_unique<CLI::App>(
-      "gpushmctl shows and handles the named GPU buffers of a pod.", "gpushmctl");
+      "gpushmctl shows and manages the named GPU buffers of a pod.", "gpushmctl");
   app->footer(
       Concat(ExitCodeHelp(),
              "\nEnvironment: GPUSHM_DIR (folder of the broker's socket), GPUSHM_DRIVER (folder of\n"
@@ -103,16 +104,17 @@ std::unique_ptr<CLI::App> MakeApp(Context* context) {
   app->add_option("--folder", globals->folder,
                   "Folder of the broker's socket (default $GPUSHM_DIR, else /run/gpushm)");
   app->add_option("--pod-uid", globals->pod_uid,
-                  "A hostIPC pod of this node, instead of the own one");
+                  "Use the broker of this hostIPC pod on this node, instead of the own pod's");
   AddDurationOption(
       app.get(), "--timeout", [globals](int64_t timeout_ms) { globals->timeout_ms = timeout_ms; },
-      "How long to wait, also for a broker that is not there yet; 0: not at all. Without it "
-      "10s, load and save do not wait for a buffer, and only wait waits for a broker");
+      "How long to wait, also for a broker that does not answer yet; "
+      "0: do not wait. By default calls wait 10s, only the wait command "
+      "waits for a broker, and load and save do not wait for a buffer");
   app->add_option_function<std::string>(
          "-o,--output", [globals](const std::string& format) { globals->json = format == "json"; },
-         "table or json (docs/reference/gpushmctl.md has its members)")
+         "Output format: table or json (docs/reference/gpushmctl.md describes the members)")
       ->check(CLI::IsMember({"table", "json"}));
-  app->add_flag("--no-color", globals->no_color, "No colours on a terminal");
+  app->add_flag("--no-color", globals->no_color, "Print no colours on a terminal");
 
   AddLookCommands(app.get(), context);
   AddTopCommand(app.get(), context);
@@ -121,11 +123,11 @@ std::unique_ptr<CLI::App> MakeApp(Context* context) {
   AddWaitCommand(app.get(), context);
   AddDoctorCommand(app.get(), context);
   AddCompletionCommand(app.get(), context);
-  // Global options are fine behind the command, too.
+  // Global options may also follow the command.
   for (CLI::App* command : app->get_subcommands([](const CLI::App*) { return true; })) {
     command->fallthrough();
     command->footer(
-        "--folder, --pod-uid, --timeout, -o and --no-color go with every command:\n"
+        "Every command also takes --folder, --pod-uid, --timeout, -o and --no-color:\n"
         "gpushmctl --help describes them, and the exit codes.");
   }
   return app;

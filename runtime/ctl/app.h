@@ -1,4 +1,4 @@
-// gpushmctl's command line: options, commands, and what its run comes to.
+// gpushmctl's command line: its options, its commands, and the result of a run.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,10 +8,11 @@
 
 namespace gpushm::ctl {
 
-// The whole command line, also walked for help and completion. `context` must outlive the app.
+// The whole command line; help and completion are made from it, too. `context` must outlive the
+// app.
 std::unique_ptr<CLI::App> MakeApp(Context* context);
 
-// Parses, runs, prints errors; the exit status.
+// Parses the arguments, runs the command and prints errors. Returns the exit status.
 int Main(int argc, char** argv);
 
 }  // namespace gpushm::ctl

@@ -1,5 +1,5 @@
-// The commands of gpushmctl, one family a file. Each Add... declares its subcommands in the CLI11
-// app; parsing then sets Context::action, which app.cc runs.
+// The commands of gpushmctl, one file for each family. Each Add... function declares its
+// subcommands in the CLI11 app. Parsing then sets Context::action, which app.cc runs.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,15 +16,15 @@
 
 namespace gpushm::ctl {
 
-// Options that every command takes, before or behind its name.
+// Options that every command takes, before or after its name.
 struct Globals {
   std::string folder;
   std::string pod_uid;
-  std::optional<int64_t> timeout_ms;  // Given.
+  std::optional<int64_t> timeout_ms;  // Set only if given.
   bool json = false;
   bool no_color = false;
 
-  // For gpushm.h's timeout_ms: 0 typed is "do not wait".
+  // The value for gpushm.h's timeout_ms. A typed 0 means "do not wait".
   int64_t TimeoutMs() const;
 };
 
@@ -32,8 +32,8 @@ struct Context {
   Globals globals;
   std::function<Result<ExitCode>()> action;
 
-  // Without --timeout a missing broker is an error at once: people do not want to look at a silent
-  // terminal for ten seconds. `patient`: waits for it in any case.
+  // Without --timeout a missing broker is an immediate error, because nobody wants to look at a
+  // silent terminal for ten seconds. `patient` waits for the broker in any case.
   Result<Connection> Connect(bool patient = false) const;
   Style StdoutStyle() const;
 };
@@ -46,7 +46,7 @@ void AddTransferCommands(CLI::App* app, Context* context);   // load, save
 void AddDoctorCommand(CLI::App* app, Context* context);      // doctor
 void AddCompletionCommand(CLI::App* app, Context* context);  // completion
 
-// Option values of this project's own kinds, refused with a reason while parsing.
+// Option values of this project's own types. Parsing refuses bad ones with a reason.
 CLI::Option* AddBytesOption(CLI::App* app, const std::string& names, uint64_t* bytes,
                             const std::string& help);
 CLI::Option* AddDurationOption(CLI::App* app, const std::string& names,

@@ -9,8 +9,8 @@
 namespace gpushm::ctl {
 namespace {
 
-// Values that an option takes, as the parser checks them: "IN:{a,b}" of CLI::IsMember is its type
-// name, which is all that CLI11 2.1 tells of a validator.
+// The values that an option takes, as the parser checks them. "IN:{a,b}" of CLI::IsMember is the
+// option's type name, which is all that CLI11 2.1 reports of a validator.
 std::string ChoicesOf(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   const size_t begin = type.find('{');
@@ -79,7 +79,7 @@ _gpushmctl_files() {
 
 )bash";
 
-// Behind the tables: walks the line, then completes the word at the cursor.
+// The script after the tables: it walks the line, then completes the word at the cursor.
 constexpr std::string_view kTail = R"bash(
 _gpushmctl() {
   local program=${COMP_WORDS[0]} cur=${COMP_WORDS[COMP_CWORD]} previous='' word command=''
@@ -118,7 +118,7 @@ _gpushmctl() {
 complete -F _gpushmctl gpushmctl
 )bash";
 
-// A "case $1 in" function over the commands; `arm` gives each one's body.
+// A function "case $1 in" over the commands; `arm` returns the body for each command.
 template <typename Arm>
 std::string PerCommand(std::string_view name, const CLI::App& app, Arm arm) {
   std::string text = std::string(name) + "() {\n  case $1 in\n";
@@ -130,7 +130,7 @@ std::string PerCommand(std::string_view name, const CLI::App& app, Arm arm) {
 }
 
 std::string OperandArm(const CLI::App& command) {
-  if (command.get_name() == "create") return "";  // A new name and a size: nothing to offer.
+  if (command.get_name() == "create") return "";  // Nothing to complete: a new name, a size.
   if (command.get_name() == "completion") {
     return "      mapfile -t COMPREPLY < <(compgen -W 'bash' -- \"$cur\")\n";
   }
@@ -182,16 +182,15 @@ std::string BashCompletion(const CLI::App& app) {
 
 void AddCompletionCommand(CLI::App* app, Context* context) {
   CLI::App* completion =
-      app->add_subcommand("completion", "Print the completion script of a shell");
+      app->add_subcommand("completion", "Print the completion script for a shell");
   const auto shell = std::make_shared<std::string>();
   completion->add_option("SHELL", *shell, "bash")->required()->check(CLI::IsMember({"bash"}));
-  completion->callback(
-      [app, context, shell] {  // `shell` lives as long as the option that fills it.
-        context->action = [app]() -> Result<ExitCode> {
-          if (auto done = Print(BashCompletion(*app)); !done) return std::unexpected(done.error());
-          return ExitCode::kOk;
-        };
-      });
+  completion->callback([app, context, shell] {  // The option that fills `shell` owns it, too.
+    context->action = [app]() -> Result<ExitCode> {
+      if (auto done = Print(BashCompletion(*app)); !done) return std::unexpected(done.error());
+      return ExitCode::kOk;
+    };
+  });
 }
 
 }  // namespace gpushm::ctl

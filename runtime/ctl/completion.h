@@ -6,8 +6,9 @@
 
 namespace gpushm::ctl {
 
-// Completes commands, options and their values, files, and buffers' names (by `gpushmctl ls
-// --names` with the --folder and --pod-uid of the line). Needs bash 4.2, not bash-completion.
+// Completes commands, options and their values, files, and buffers' names. The names come from
+// `gpushmctl ls --names` with the --folder and --pod-uid of the line. It needs bash 4.2, but not
+// bash-completion.
 std::string BashCompletion(const CLI::App& app);
 
 }  // namespace gpushm::ctl

@@ -7,7 +7,8 @@
 namespace gpushm::ctl {
 namespace {
 
-// Both only grow while we look; somebody who makes buffers faster than we list them is cut off.
+// Both lists only grow during the loop. If buffers appear faster than this lists them, the list is
+// cut.
 constexpr int kGrowAttempts = 8;
 
 Status LastError(gpushm_status status) {
@@ -60,7 +61,7 @@ Result<gpushm_transfer_result> Transfer(TransferCall call, int standard, gpushm_
   options.timeout_ms = settings.timeout_ms;
   if (settings.progress) {
     options.progress = CallProgress;
-    options.user = const_cast<TransferSettings*>(&settings);  // Only read.
+    options.user = const_cast<TransferSettings*>(&settings);  // It is only read.
   }
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);

@@ -1,5 +1,5 @@
-// The C ABI as gpushmctl uses it: an owner for the client, Results for its statuses, vectors for
-// its arrays.
+// The C ABI as gpushmctl uses it: an owner for the client, Results for its statuses, and vectors
+// for its arrays.
 //
 // Threads: one.
 #pragma once
@@ -17,9 +17,9 @@
 namespace gpushm::ctl {
 
 struct ConnectOptions {
-  std::string folder;      // Empty: the library's choice.
-  std::string pod_uid;     // Empty: the own pod.
-  int64_t timeout_ms = 0;  // As in gpushm.h.
+  std::string folder;      // If empty, the library chooses.
+  std::string pod_uid;     // If empty, the own pod.
+  int64_t timeout_ms = 0;  // See gpushm.h.
 };
 
 struct TransferSettings {
@@ -27,10 +27,10 @@ struct TransferSettings {
   uint32_t file_way = GPUSHM_FILE_AUTO;
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
-  uint32_t threads = 0;  // As in gpushm.h.
+  uint32_t threads = 0;  // See gpushm.h.
   bool whole = false;
   int64_t timeout_ms = 0;
-  // False stops the transfer. May be empty.
+  // Returning false stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
 
@@ -40,18 +40,18 @@ class Connection {
 
   Result<std::vector<gpushm_info>> List();
   Result<gpushm_info> Lookup(const std::string& name);
-  // Where the signals, barriers and rings among `infos` are; without those that are gone by now, or
-  // not for this container.
+  // The values of the signals, barriers and rings among `infos`. Those that are gone by now, or
+  // that this container may not use, are left out.
   std::vector<gpushm_sync_info> Look(const std::vector<gpushm_info>& infos);
   Result<gpushm_info> WaitFor(const std::string& name, uint64_t min_generation, int64_t timeout_ms);
-  // Of one buffer, or of all ("").
+  // The holders of one buffer, or of all ("").
   Result<std::vector<gpushm_holder>> Holders(const std::string& name);
   Result<gpushm_broker_info> Broker();
-  // The buffer is made and not attached: it outlives this process whatever its options.
+  // Makes the buffer without attaching it, so it outlives this process whatever its options are.
   Result<void> Create(const std::string& name, uint64_t size_bytes,
                       const gpushm_create_options& options);
   Result<void> Delete(const std::string& name, int64_t timeout_ms);
-  // `path` "-": standard input or output.
+  // `path` "-" means standard input or output.
   Result<gpushm_transfer_result> Load(const std::string& name, const std::string& path,
                                       const TransferSettings& settings);
   Result<gpushm_transfer_result> Save(const std::string& name, const std::string& path,

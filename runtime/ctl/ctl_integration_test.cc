@@ -38,7 +38,7 @@ TEST_F(CtlTest, MakesListsShowsAndRemoves) {
   EXPECT_EQ(Ctl({"ls", "-o", "json"}).out, "{\n  \"buffers\": []\n}\n");
 }
 
-// Two that the pod declares, one of them not for this container, and a barrier of this process.
+// The pod declares two signals, one of them not for this container. This process makes a barrier.
 TEST_F(CtlTest, ShowsSignalsAndBarriers) {
   StartBroker("64Mi",
               "{signals.gpushm.io/frame: '', signals.gpushm.io/inner: '{containers: [other]}'}");
@@ -86,7 +86,7 @@ TEST_F(CtlTest, ErrorsHaveTheirCodesCauseAndRemedy) {
   EXPECT_EQ(Ctl({"load", "x", "weights", "--chunk", "2Gi"}).code, 2);
   const Output bogus = Ctl({"bogus"});
   EXPECT_EQ(bogus.code, 2);
-  EXPECT_THAT(bogus.err, HasSubstr("there is no command \"bogus\""));
+  EXPECT_THAT(bogus.err, HasSubstr("unknown command \"bogus\""));
   EXPECT_EQ(Ctl({}).code, 2);
   EXPECT_EQ(Ctl({"--help"}).code, 0);
   EXPECT_EQ(Ctl({"--version"}).out, "gpushmctl 0.1.0\n");
@@ -104,7 +104,7 @@ TEST_F(CtlTest, PoolAndCardFull) {
   const Output pool = Ctl({"create", "big", "1Gi"});
   EXPECT_EQ(pool.code, 5);
   EXPECT_THAT(pool.err, AllOf(HasSubstr("the pool has"), HasSubstr("remedy: ")));
-  // CUDA_ERROR_OUT_OF_MEMORY: others filled the card.
+  // CUDA_ERROR_OUT_OF_MEMORY: other programs have filled the GPU's memory.
   std::ofstream(dir_ / "sim/faults.yaml") << "results: {cuMemCreate: 2}\n";
   const Output card = Ctl({"create", "small", "2Mi"});
   EXPECT_EQ(card.code, 5) << card.err;
@@ -129,7 +129,7 @@ TEST_F(CtlTest, TopPrintsOneBlockASample) {
 TEST_F(CtlTest, TopOfTheNodeSaysThatNoPluginAnswers) {
   const Output top = Ctl({"top", "--node", "127.0.0.1:1", "-n", "1"});
   EXPECT_EQ(top.code, 7);
-  EXPECT_THAT(top.err, HasSubstr("nothing answers at 127.0.0.1:1\nremedy: "));
+  EXPECT_THAT(top.err, HasSubstr("no server listens at 127.0.0.1:1\nremedy: "));
   EXPECT_EQ(Ctl({"top", "--node", "-n"}).code, 2) << "-n is not its address";
 }
 
@@ -166,8 +166,9 @@ TEST_F(CtlTest, WrongUid) {
   EXPECT_EQ(list.code, 4) << list.err;
   const Output doctor = Ctl({"doctor"}, {.uid = kNobody});
   EXPECT_EQ(doctor.code, 1);
-  EXPECT_THAT(doctor.out, AllOf(HasSubstr("has mode 0600, owner 0:0; this process is 65534:65534"),
-                                HasSubstr("fail  socket")));
+  EXPECT_THAT(doctor.out,
+              AllOf(HasSubstr("has mode 0600, owner 0:0; this process runs as 65534:65534"),
+                    HasSubstr("fail  socket")));
 }
 
 TEST_F(CtlTest, DoctorIsContentWhereAllWorks) {
@@ -190,8 +191,8 @@ TEST_F(CtlTest, DoctorWithoutDriverOrDevice) {
   EXPECT_THAT(device.out, AllOf(HasSubstr("fail  "), HasSubstr("warn  visibility")));
 }
 
-// Goal: a driver that hangs takes no command along. Method: the simulated driver blocks for a
-// minute; doctor and load must end by their own deadlines.
+// Goal: a hanging driver makes no command hang. Method: the simulated driver blocks for a minute;
+// doctor and load must end by their own deadlines.
 TEST_F(CtlTest, SickGpuHangs) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "2Mi"}).code, 0);
@@ -206,12 +207,12 @@ TEST_F(CtlTest, SickGpuHangs) {
   const std::string file = WriteFile("model", 4096);
   const Output load = Ctl({"load", file, "weights", "--stall-timeout", "1s"}, dead);
   EXPECT_EQ(load.code, 6);
-  EXPECT_THAT(load.err, HasSubstr("stands still"));
+  EXPECT_THAT(load.err, HasSubstr("the transfer stalled"));
   EXPECT_EQ(Ctl({"ls"}, dead).code, 0) << "listing asks no driver";
   EXPECT_LT(MonotonicNs() - start_ns, int64_t{20} * 1'000'000'000);
 }
 
-// Goal: two processes that are both PID 1 share vmm memory; doctor warns of cuipc.
+// Goal: two processes that are both PID 1 can share vmm memory, and doctor warns about cuipc.
 TEST_F(CtlTest, EqualPids) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root for a PID namespace";
   StartBroker();
@@ -224,8 +225,8 @@ TEST_F(CtlTest, EqualPids) {
   EXPECT_THAT(doctor.out, HasSubstr("warn  cuipc          this process is PID 1"));
 }
 
-// Goal: cuipc between equal PIDs is refused before the driver is asked, with its own exit code.
-// Method: PID 1 of one namespace offers cudaMalloc memory, gpushmctl is PID 1 of another.
+// Goal: cuipc between equal PIDs is refused, with its own exit code, before the driver is called.
+// Method: PID 1 of one namespace offers cudaMalloc memory; gpushmctl is PID 1 of another one.
 TEST_F(CtlTest, EqualPidsOverCuipc) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root for a PID namespace";
   StartBroker();
@@ -237,7 +238,8 @@ TEST_F(CtlTest, EqualPidsOverCuipc) {
     if (unshare(CLONE_NEWPID) != 0) _exit(1);
     if (fork() == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // PID 1 ignores an alarm.
-      // A child of fork() may not use the library, a program of its own may: this one again.
+      // A child of fork() may not use the parent's library, but a new program may. So this runs the
+      // test program again.
       dup2(ready[1], STDOUT_FILENO);
       setenv("GPUSHM_TEST_OFFER", "1", 1);
       Exec({"/proc/self/exe"});

@@ -1,4 +1,4 @@
-// The pure parts of gpushmctl: what is typed, what is printed, what it ends with.
+// The pure parts of gpushmctl: parsing of input, output, and exit codes.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -77,7 +77,7 @@ TEST(ParseBytes, SaysWhatIsWrong) {
   EXPECT_THAT(ParseBytes("65Ti").error().what(), HasSubstr("64Ti"));
   EXPECT_THAT(ParseBytes("99999999999999999999999Ei").error().what(), HasSubstr("64Ti"));
   EXPECT_THAT(ParseBytes("0.3").error().what(), HasSubstr("whole number"));
-  EXPECT_THAT(ParseBytes("0").error().what(), HasSubstr("no bytes"));
+  EXPECT_THAT(ParseBytes("0").error().what(), HasSubstr("zero bytes"));
 }
 
 TEST(ParseDuration, TakesUnitsAndSums) {
@@ -198,7 +198,7 @@ TEST(Json, Escapes) {
   EXPECT_EQ(indented.Take(), "{\n  \"a\": [\n    \"x\"\n  ]\n}\n");
 }
 
-// Goal: every status has a code of its own class, and every code is documented.
+// Goal: every status has an exit code of its class, and every code is documented.
 TEST(ExitCode, CoversEveryStatus) {
   std::set<int> listed;
   int before = -1;
@@ -275,7 +275,7 @@ TEST(Views, SignalsAreAPartOfTheirOwn) {
   EXPECT_THAT(ListJson(snapshot), HasSubstr("\"writer\": \"decoder\""));
   EXPECT_THAT(StatText(page, {writer}, &look, kStyle),
               HasSubstr("kind:        signal\nat:          42\nwritten:     live, by decoder\n"));
-  // A successor is not who wrote the old generation.
+  // A successor is not the writer of the old generation.
   look.state = GPUSHM_SIGNAL_DIED;
   EXPECT_THAT(StatText(page, {}, &look, kStyle), HasSubstr("written:     died\n"));
 }
@@ -364,28 +364,29 @@ TEST(Doctor, GpuFaults) {
   broker.simulated = 1;
   EXPECT_EQ(Named(CheckGpus(facts, &broker), "same driver").level, Level::kFail);
   const Result<GpuFacts> none = Fail(Code::kUnsupported, "no libcuda", "get one");
-  EXPECT_THAT(CheckGpus(none, &broker).front().remedy, HasSubstr("get one; without it ls"));
+  EXPECT_THAT(CheckGpus(none, &broker).front().remedy,
+              HasSubstr("get one; without the driver, ls"));
 }
 
 TEST(Doctor, MpsIsToldWithWhatItCosts) {
   EXPECT_EQ(CheckMps(false, std::nullopt).level, Level::kOk);
   EXPECT_THAT(CheckMps(false, std::nullopt).detail, HasSubstr("2.3 ms"));
   EXPECT_EQ(CheckMps(true, "/tmp/mps").level, Level::kWarn);
-  EXPECT_THAT(CheckMps(true, std::nullopt).detail, HasSubstr("a fault of one process"));
+  EXPECT_THAT(CheckMps(true, std::nullopt).detail, HasSubstr("a fault in one process"));
   EXPECT_EQ(CheckMps(false, "/tmp/mps").level, Level::kWarn);
-  EXPECT_THAT(CheckMps(false, "/tmp/mps").detail, HasSubstr("/tmp/mps: nobody answers"));
+  EXPECT_THAT(CheckMps(false, "/tmp/mps").detail, HasSubstr("/tmp/mps: no MPS daemon answers"));
 }
 
 TEST(Doctor, SocketFaults) {
   SocketFacts facts{.folder = "f", .path = "f/s"};
-  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("no folder f"));
+  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("folder does not exist: f"));
   facts.folder_exists = true;
   facts.error = ENOENT;
-  EXPECT_THAT(CheckSocket(facts).remedy, HasSubstr("broker is not up"));
+  EXPECT_THAT(CheckSocket(facts).remedy, HasSubstr("broker is not running"));
   facts.error = EACCES;
-  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("closed folder"));
+  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("folder that this process may not enter"));
   facts.error = 0;
-  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("no socket"));
+  EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("is not a socket"));
   facts.is_socket = true;
   facts.mode = 0140600;
   EXPECT_THAT(CheckSocket(facts).detail, HasSubstr("mode 0600"));
@@ -402,8 +403,8 @@ TEST(Doctor, TextAndJson) {
   EXPECT_THAT(DoctorJson(checks), HasSubstr("\"failed\": 1"));
 }
 
-// Goal: whatever a try does, its caller goes on. Method: a child that answers, fails, crashes and
-// hangs.
+// Goal: whatever happens in a probe, its caller continues. Method: a child that answers, fails,
+// crashes and hangs.
 TEST(Probe, StaysInItsChild) {
   const auto good =
       Probe([] { return ProbeOutput{std::string("a\0b", 3), UniqueFd(dup(STDIN_FILENO))}; }, 5000);
@@ -433,7 +434,7 @@ TEST(CommandLine, ErrorsAreTwoLines) {
   EXPECT_EQ(ErrorText(Status(Code::kNotFound, "no buffer")), "gpushmctl: no buffer\n");
 }
 
-// Goal: what help says and what completion offers is what the parser knows.
+// Goal: the parser accepts everything that help describes and completion offers.
 TEST(CommandLine, CompletionNamesEveryCommandAndOption) {
   Context context;
   const auto app = MakeApp(&context);

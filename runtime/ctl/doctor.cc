@@ -11,7 +11,7 @@
 namespace gpushm::ctl {
 namespace {
 
-// One descriptor an attach in flight, and the application needs its own.
+// Each attach in progress uses one descriptor, and the application needs its own.
 constexpr uint64_t kFewOpenFiles = 256;
 
 std::string Octal(uint32_t mode) {
@@ -36,37 +36,41 @@ size_t CountOf(const std::vector<Check>& checks, Level level) {
 Check CheckDeathWatch(const SystemFacts& facts) {
   const std::string kernel = Concat("Linux ", facts.kernel);
   if (facts.peer_pidfd_error == 0) {
-    return {Level::kOk, "death watch", Concat(kernel, ": the broker gets a pidfd by itself"), ""};
+    return {Level::kOk, "death watch",
+            Concat(kernel, ": the broker itself gets a pidfd of each client"), ""};
   }
   if (facts.pidfd_open_error == 0) {
     return {Level::kOk, "death watch",
-            Concat(kernel, ": no SO_PEERPIDFD (6.5), so clients send a pidfd; that works"), ""};
+            Concat(kernel,
+                   ": there is no SO_PEERPIDFD (Linux 6.5), so clients send a pidfd; that works"),
+            ""};
   }
   return {Level::kFail, "death watch",
           Concat(kernel, ": neither SO_PEERPIDFD nor pidfd_open works (",
                  std::strerror(facts.pidfd_open_error), ")"),
-          "the broker refuses clients without a pidfd: Linux 5.3 or newer, and a seccomp profile "
-          "that allows pidfd_open"};
+          "the broker refuses clients without a pidfd: "
+          "use Linux 5.3 or newer, and a seccomp profile that allows pidfd_open"};
 }
 
-// cuIpc handles fail between processes of equal PID number, whatever their namespaces; measured.
+// cuIpc handles fail between processes with equal PID numbers, in whatever namespaces; measured.
 Check CheckCuipc(const SystemFacts& facts, size_t cuipc_buffers) {
   const std::string use =
       cuipc_buffers == 0 ? "" : Concat("; ", cuipc_buffers, " buffers have transport cuipc");
   if (facts.pid == 1 || facts.own_pid_namespace.value_or(false)) {
     return {Level::kWarn, "cuipc",
-            Concat(facts.pid == 1 ? "this process is PID 1" : "a PID namespace of its own",
-                   ": entrypoints of two containers are both PID 1, and CUDA IPC fails between "
-                   "equal PID numbers",
+            Concat(facts.pid == 1 ? "this process is PID 1"
+                                  : "this container has its own PID namespace",
+                   ": the entrypoints of two containers are both PID 1, "
+                   "and CUDA IPC fails between equal PID numbers",
                    use),
-            "nothing to do for vmm buffers; offer cudaMalloc memory with allow_copy"};
+            "vmm buffers need no action; offer cudaMalloc memory with allow_copy"};
   }
   if (!facts.own_pid_namespace) {
     return {Level::kWarn, "cuipc",
-            Concat("PID ", facts.pid, "; /proc does not tell the namespace", use),
-            "mount /proc to learn more; vmm buffers work in any case"};
+            Concat("PID ", facts.pid, "; /proc does not show the PID namespace", use),
+            "mount /proc to check further; vmm buffers work in any case"};
   }
-  return {Level::kOk, "cuipc", Concat("PID ", facts.pid, " of the host's PID namespace", use), ""};
+  return {Level::kOk, "cuipc", Concat("PID ", facts.pid, " in the host's PID namespace", use), ""};
 }
 
 Check CheckVisible(const SystemFacts& facts) {
@@ -75,7 +79,7 @@ Check CheckVisible(const SystemFacts& facts) {
       (facts.cuda_visible_devices->empty() || facts.cuda_visible_devices->starts_with("-1"))) {
     return {Level::kWarn, name,
             Concat("CUDA_VISIBLE_DEVICES=\"", *facts.cuda_visible_devices, "\" hides every GPU"),
-            "unset it: gpushm gives a container only its own GPU"};
+            "unset it: gpushm already gives a container only its own GPU"};
   }
   std::string text;
   if (facts.cuda_visible_devices) {
@@ -91,12 +95,13 @@ Check CheckVisible(const SystemFacts& facts) {
 Check CheckLibc(const SystemFacts& facts) {
   if (facts.musl_loader.empty()) return {Level::kOk, "libc", "glibc", ""};
   if (facts.glibc_loader) {
-    return {Level::kWarn, "libc", Concat("both musl (", facts.musl_loader, ") and glibc are here"),
-            "libgpushm.so works in programs that use glibc only"};
+    return {Level::kWarn, "libc",
+            Concat("both musl (", facts.musl_loader, ") and glibc are installed"),
+            "libgpushm.so works only in programs that use glibc"};
   }
   return {Level::kFail, "libc", Concat("this image uses musl: ", facts.musl_loader),
-          "neither libgpushm.so nor NVIDIA's driver runs there: use an image with glibc 2.28 or "
-          "newer"};
+          "neither libgpushm.so nor NVIDIA's driver runs with musl: "
+          "use an image with glibc 2.28 or newer"};
 }
 
 }  // namespace
@@ -104,26 +109,29 @@ Check CheckLibc(const SystemFacts& facts) {
 Check CheckSocket(const SocketFacts& facts) {
   const std::string name = "socket";
   if (!facts.folder_exists) {
-    return {Level::kFail, name, Concat("there is no folder ", facts.folder),
-            "in a pod: annotate it (buffers.gpushm.io/...) and look whether the webhook added the "
-            "sidecar; elsewhere give --folder or GPUSHM_DIR"};
+    return {Level::kFail, name, Concat("the broker's folder does not exist: ", facts.folder),
+            "in a pod: add the annotation buffers.gpushm.io/... and check that "
+            "the webhook added the sidecar. Elsewhere: set --folder or GPUSHM_DIR"};
   }
   if (facts.error == EACCES || (facts.error == 0 && facts.is_socket && !facts.accessible)) {
-    return {Level::kFail, name,
-            Concat(facts.path,
-                   facts.error == 0 ? Concat(" has mode ", Octal(facts.mode), ", owner ",
-                                             facts.owner_uid, ":", facts.owner_gid)
-                                    : std::string(" is behind a closed folder"),
-                   "; this process is ", facts.uid, ":", facts.gid),
-            "a pod's socket has mode 0666; for a hostIPC pod's run with its group"};
+    return {
+        Level::kFail, name,
+        Concat(facts.path,
+               facts.error == 0 ? Concat(" has mode ", Octal(facts.mode), ", owner ",
+                                         facts.owner_uid, ":", facts.owner_gid)
+                                : std::string(" is in a folder that this process may not enter"),
+               "; this process runs as ", facts.uid, ":", facts.gid),
+        "a pod's socket must have mode 0666; "
+        "for a hostIPC pod's socket, run gpushmctl with the socket's group"};
   }
   if (facts.error != 0) {
     return {Level::kFail, name, Concat(facts.path, ": ", std::strerror(facts.error)),
-            "the broker is not up: look at the sidecar's log; gpushmctl wait --broker waits for "
-            "it"};
+            "the broker is not running: check the sidecar's log. "
+            "gpushmctl wait --broker waits for it"};
   }
   if (!facts.is_socket) {
-    return {Level::kFail, name, Concat(facts.path, " is no socket"), "remove it"};
+    return {Level::kFail, name, Concat(facts.path, " is not a socket"),
+            "remove that file, then restart the broker"};
   }
   return {Level::kOk, name, Concat(facts.path, ", mode ", Octal(facts.mode)), ""};
 }
@@ -143,16 +151,16 @@ std::vector<Check> CheckSystem(const SystemFacts& facts, size_t cuipc_buffers) {
                                CheckVisible(facts), CheckLibc(facts)};
   if (facts.open_files < kFewOpenFiles) {
     checks.push_back({Level::kWarn, "open files", Concat("at most ", facts.open_files),
-                      "raise it: ulimit -n 1024"});
+                      "raise the limit: ulimit -n 1024"});
   } else {
     checks.push_back({Level::kOk, "open files", Concat("at most ", facts.open_files), ""});
   }
-  checks.push_back(
-      {Level::kOk, "locked memory",
-       facts.locked_bytes == UINT64_MAX
-           ? std::string("no limit")
-           : Concat("at most ", FormatBytes(facts.locked_bytes), "; attaching locks none"),
-       ""});
+  checks.push_back({Level::kOk, "locked memory",
+                    facts.locked_bytes == UINT64_MAX
+                        ? std::string("no limit")
+                        : Concat("at most ", FormatBytes(facts.locked_bytes),
+                                 "; attaching needs no locked memory"),
+                    ""});
   return checks;
 }
 
@@ -170,7 +178,7 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
     Check check = FromStatus("driver", facts.error());
     if (broker != nullptr) {
       check.remedy += check.remedy.empty() ? "" : "; ";
-      check.remedy += "without it ls, create, and load and save by the broker still work";
+      check.remedy += "without the driver, ls, create, and load and save by the broker still work";
     }
     return {check};
   }
@@ -185,16 +193,16 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
                       ""});
   }
   if (facts->devices.empty()) {
-    checks.push_back({Level::kFail, "gpu", "the driver sees none",
-                      "give the container gpushm.io/attach, and unset CUDA_VISIBLE_DEVICES"});
+    checks.push_back({Level::kFail, "gpu", "the driver sees no GPU",
+                      "add gpushm.io/attach for the container, and unset CUDA_VISIBLE_DEVICES"});
   }
   if (broker == nullptr) return checks;
   if ((broker->simulated != 0) != facts->simulated) {
-    checks.push_back(
-        {Level::kFail, "same driver",
-         Concat("the broker uses a ", broker->simulated != 0 ? "simulated" : "real",
-                " driver, this process a ", facts->simulated ? "simulated" : "real", " one"),
-         "give both the same GPUSHM_DRIVER, or none"});
+    checks.push_back({Level::kFail, "same driver",
+                      Concat("the broker uses a ", broker->simulated != 0 ? "simulated" : "real",
+                             " driver, but this process uses a ",
+                             facts->simulated ? "simulated" : "real", " one"),
+                      "set GPUSHM_DRIVER to the same folder for both, or for neither"});
     return checks;
   }
   const std::string wanted = FormatUuid(broker->gpu_uuid);
@@ -202,8 +210,8 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
     checks.push_back({Level::kOk, "broker's gpu", Concat(wanted, " is visible here"), ""});
   } else {
     checks.push_back({Level::kFail, "broker's gpu", Concat(wanted, " is not visible here"),
-                      "give this container gpushm.io/attach, so that it gets its sidecar's GPU, "
-                      "and do not hide it by CUDA_VISIBLE_DEVICES"});
+                      "add gpushm.io/attach for this container, so that it gets its "
+                      "sidecar's GPU, and do not hide that GPU with CUDA_VISIBLE_DEVICES"});
   }
   return checks;
 }
@@ -211,17 +219,18 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
 Check CheckMps(bool mps, const std::optional<std::string>& pipe_folder) {
   if (mps) {
     return {Level::kWarn, "mps",
-            "on: beside a busy process a signal takes 10 us, not the 2.3 ms of taking turns; but a "
-            "fault of one process ends the work of all",
-            "keep it for processes whose code you trust; docs/guides/synchronisation.md"};
+            "on: next to a busy process a signal takes 10 us, instead of 2.3 ms when "
+            "processes take turns. But a fault in one process ends the work of all",
+            "use MPS only for processes whose code you trust; see docs/guides/synchronisation.md"};
   }
   if (pipe_folder && !pipe_folder->empty()) {
     return {Level::kWarn, "mps",
-            Concat("off, though CUDA_MPS_PIPE_DIRECTORY=", *pipe_folder, ": nobody answers there"),
-            "start nvidia-cuda-mps-control -d with that folder, and mount it here"};
+            Concat("off, although CUDA_MPS_PIPE_DIRECTORY=", *pipe_folder,
+                   ": no MPS daemon answers there"),
+            "start nvidia-cuda-mps-control -d with that folder, and mount the folder here"};
   }
   return {Level::kOk, "mps",
-          "off: processes take turns on the GPU, 2.3 ms for a signal beside a busy one", ""};
+          "off: processes take turns on the GPU; next to a busy one, a signal takes 2.3 ms", ""};
 }
 
 Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good) {

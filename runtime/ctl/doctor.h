@@ -1,5 +1,5 @@
-// What gpushmctl doctor finds, from plain facts. Pure: the facts are gathered by doctor_facts.h and
-// doctor_gpu.h.
+// The findings of gpushmctl doctor, computed from plain facts. Pure: doctor_facts.h gathers the
+// facts.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +25,18 @@ struct SocketFacts {
   std::string folder;
   std::string path;
   bool folder_exists = false;
-  int error = 0;  // Of stat() on the socket; 0: it is there.
+  int error = 0;  // The errno of stat() on the socket; 0: the socket exists.
   bool is_socket = false;
   uint32_t mode = 0;
   uint32_t owner_uid = 0;
   uint32_t owner_gid = 0;
-  bool accessible = false;  // access(2): connecting needs write permission.
+  bool accessible = false;  // By access(2): connecting needs write permission.
   uint32_t uid = 0;         // This process.
   uint32_t gid = 0;
 };
 Check CheckSocket(const SocketFacts& facts);
 
-// The broker's answer, or why there is none.
+// Judges the broker's answer, or the reason why there is none.
 Check CheckBroker(const Result<gpushm_broker_info>& broker);
 
 struct SystemFacts {
@@ -44,16 +44,16 @@ struct SystemFacts {
   int peer_pidfd_error = 0;  // errno of SO_PEERPIDFD; 0: it works.
   int pidfd_open_error = 0;  // errno of pidfd_open; 0: it works.
   int32_t pid = 0;
-  std::optional<bool> own_pid_namespace;  // nullopt: /proc does not tell.
+  std::optional<bool> own_pid_namespace;  // nullopt: /proc does not show it.
   uint64_t open_files = 0;                // Soft RLIMIT_NOFILE.
   uint64_t locked_bytes = 0;              // Soft RLIMIT_MEMLOCK; UINT64_MAX: none.
   std::optional<std::string> cuda_visible_devices;
   std::optional<std::string> nvidia_visible_devices;
   std::optional<std::string> mps_pipe_folder;
-  std::string musl_loader;   // Its path; "": none.
-  bool glibc_loader = true;  // One that libgpushm.so can be loaded with.
+  std::string musl_loader;   // Its path; empty if there is none.
+  bool glibc_loader = true;  // Whether a loader exists that can load libgpushm.so.
 };
-// `cuipc_buffers`: how many of the pod's buffers have that transport.
+// `cuipc_buffers`: the number of the pod's buffers with that transport.
 std::vector<Check> CheckSystem(const SystemFacts& facts, size_t cuipc_buffers);
 
 struct GpuFacts {
@@ -61,22 +61,22 @@ struct GpuFacts {
     std::string uuid;
     std::string name;
     uint64_t total_bytes = 0;
-    std::optional<bool> mps{};  // nullopt: this driver does not tell.
+    std::optional<bool> mps{};  // nullopt: this driver does not report it.
   };
   std::string path;
   int version = 0;  // 13000 is 13.0.
   bool simulated = false;
   std::vector<Device> devices;
 };
-// `broker` null: none answers.
+// `broker` is null if no broker answers.
 std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_info* broker);
-// What CheckGpus found to try memory on; "": nothing.
+// The UUID of the GPU on which to try memory; empty if there is none.
 std::string ChooseDevice(const GpuFacts& facts, const gpushm_broker_info* broker);
 
-// Whether processes share the GPU by MPS. `pipe_folder`: CUDA_MPS_PIPE_DIRECTORY, where it is set.
+// Whether processes share the GPU by MPS. `pipe_folder`: CUDA_MPS_PIPE_DIRECTORY, if it is set.
 Check CheckMps(bool mps, const std::optional<std::string>& pipe_folder);
 
-// `name`: what was tried; `good`: what it means that it worked.
+// `name`: what was tried; `good`: what its success means.
 Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good);
 
 bool AnyFailed(const std::vector<Check>& checks);

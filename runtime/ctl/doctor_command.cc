@@ -1,4 +1,4 @@
-// gpushmctl doctor: what works here, and why not.
+// gpushmctl doctor: checks what works here, and explains what does not.
 #include <algorithm>
 
 #include "platform/driver/cuda_api.h"
@@ -9,7 +9,7 @@
 namespace gpushm::ctl {
 namespace {
 
-// For each try; --timeout sets another.
+// The limit for each try; --timeout sets another.
 constexpr int64_t kTryMs = 10'000;
 
 struct BrokerView {
@@ -17,7 +17,7 @@ struct BrokerView {
   size_t cuipc_buffers = 0;
 };
 
-// The connection is closed again before the first probe: a child that hangs must not hold it.
+// The connection is closed before the first probe: a child that hangs must not hold it.
 BrokerView AskBroker(const Context& context) {
   Result<Connection> connection = context.Connect();
   if (!connection) return {std::unexpected(connection.error())};
@@ -40,7 +40,7 @@ void TryMemory(const std::string& driver, const std::string& uuid, int64_t wait_
   checks->push_back(CheckTry("attach", writable, "imported and mapped in another process"));
   if (!writable) return;
   checks->push_back(CheckTry("read-only", ProbeMap(driver, uuid, *memory, false, wait_ms),
-                             "the driver keeps readers from writing"));
+                             "the driver prevents readers from writing"));
 }
 
 Result<ExitCode> Run(const Context& context) {
@@ -75,8 +75,8 @@ Result<ExitCode> Run(const Context& context) {
 
 void AddDoctorCommand(CLI::App* app, Context* context) {
   app->add_subcommand("doctor",
-                      "Try what gpushm needs here, each GPU try in a process of its own, and say "
-                      "what to do about what fails")
+                      "Check everything that gpushm needs here, each GPU check in "
+                      "a process of its own, and print a remedy for each failure")
       ->callback([=] { context->action = [=] { return Run(*context); }; });
 }
 

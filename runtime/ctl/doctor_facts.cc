@@ -29,7 +29,7 @@
 namespace gpushm::ctl {
 namespace {
 
-// Inode of the host's PID namespace in every Linux: PROC_PID_INIT_INO of linux/proc_ns.h.
+// Inode of the host's PID namespace on every Linux: PROC_PID_INIT_INO of linux/proc_ns.h.
 constexpr ino_t kHostPidNamespace = 0xEFFFFFFC;
 constexpr uint64_t kScratchBytes = uint64_t{2} << 20;
 
@@ -64,11 +64,11 @@ int PidfdOpenError() {
   return pidfd.valid() ? 0 : errno;
 }
 
-// CU_DEVICE_ATTRIBUTE_MPS_ENABLED, which headers of older toolkits lack. It tells without a
-// context: seen on an H100 with CUDA 13.0, 1 while nvidia-cuda-mps-control runs, else 0.
+// CU_DEVICE_ATTRIBUTE_MPS_ENABLED, which headers of older toolkits lack. It needs no context: on an
+// H100 with CUDA 13.0 it was 1 while nvidia-cuda-mps-control ran, else 0.
 constexpr auto kMpsEnabled = static_cast<CUdevice_attribute>(133);
 
-// -1: the driver does not know.
+// -1: the driver does not report it.
 int MpsOf(const CudaApi& api, const DeviceInfo& device) {
   int mps = -1;
   return api.cuDeviceGetAttribute(&mps, kMpsEnabled, device.device) == CUDA_SUCCESS ? mps : -1;
@@ -80,10 +80,10 @@ Result<DeviceInfo> FindDevice(const CudaApi& api, const std::string& uuid) {
   for (const DeviceInfo& device : *devices) {
     if (device.uuid.ToString() == uuid) return device;
   }
-  return Fail(Code::kNotFound, Concat(uuid, " is gone"));
+  return Fail(Code::kNotFound, Concat(uuid, " is no longer visible"));
 }
 
-// Lines of path, version and simulated; then one line "uuid bytes mps name" a device.
+// Lines with path, version and simulated, then one line "uuid bytes mps name" for each device.
 std::string Encode(const CudaApi& api, const std::vector<DeviceInfo>& devices) {
   std::string text =
       Concat(api.path(), "\n", api.driver_version(), "\n", api.simulated() ? 1 : 0, "\n");
@@ -124,10 +124,10 @@ Result<void> CheckGranted(const CudaApi& api, const DeviceMapping& mapping, CUde
   }
   const auto wanted = writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
   if (flags == static_cast<unsigned long long>(wanted)) return {};
-  return Fail(
-      Code::kUnsupported,
-      Concat("the mapping has access ", flags, ", ", static_cast<int>(wanted), " was asked for"),
-      "this driver does not keep readers from writing; update it");
+  return Fail(Code::kUnsupported,
+              Concat("the mapping has access ", flags, ", but ", static_cast<int>(wanted),
+                     " was requested"),
+              "this driver does not prevent readers from writing: update the driver");
 }
 
 }  // namespace

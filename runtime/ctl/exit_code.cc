@@ -8,18 +8,19 @@ namespace {
 
 constexpr std::array<ExitCodeRow, 14> kRows = {{
     {ExitCode::kOk, "done (doctor: nothing failed)"},
-    {ExitCode::kFailure, "another failure: a system call, a bug (doctor: something failed)"},
-    {ExitCode::kUsage, "wrong arguments, or a request that makes no sense as given"},
-    {ExitCode::kNotFound, "no buffer, file or GPU of that name"},
-    {ExitCode::kDenied, "not allowed to this container, or the socket is not accessible"},
-    {ExitCode::kExhausted, "the pool, the card or a limit is used up"},
+    {ExitCode::kFailure,
+     "another error: a system call or an internal error (doctor: something failed)"},
+    {ExitCode::kUsage, "wrong arguments, or an invalid request"},
+    {ExitCode::kNotFound, "no buffer, file or GPU with that name"},
+    {ExitCode::kDenied, "not allowed for this container, or the socket is not accessible"},
+    {ExitCode::kExhausted, "the pool, the GPU's memory or a limit is used up"},
     {ExitCode::kTimeout, "the deadline passed"},
     {ExitCode::kNoBroker, "no broker answers"},
-    {ExitCode::kDevice, "the driver or the GPU failed, or cannot do it"},
+    {ExitCode::kDevice, "the driver or the GPU failed, or does not support the request"},
     {ExitCode::kBusy, "busy, loading or contended: try again"},
-    {ExitCode::kExists, "the name is taken"},
-    {ExitCode::kOutdated, "replaced meanwhile, or the broker or process behind it is gone"},
-    {ExitCode::kIncompatible, "library and broker do not understand each other"},
+    {ExitCode::kExists, "the name already exists"},
+    {ExitCode::kOutdated, "replaced meanwhile, or its broker or other process has ended"},
+    {ExitCode::kIncompatible, "the library and the broker have incompatible versions"},
     {ExitCode::kInterrupted, "interrupted by Ctrl-C"},
 }};
 

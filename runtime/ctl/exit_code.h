@@ -1,4 +1,4 @@
-// What gpushmctl ends with. The numbers are part of its interface: docs/reference/gpushmctl.md.
+// The exit codes of gpushmctl. The numbers are part of its interface: docs/reference/gpushmctl.md.
 #pragma once
 
 #include <span>
@@ -22,7 +22,7 @@ enum class ExitCode : int {
   kExists = 10,
   kOutdated = 11,
   kIncompatible = 12,
-  kInterrupted = 130,  // 128 + SIGINT, as shells have it.
+  kInterrupted = 130,  // 128 + SIGINT, as shells report it.
 };
 
 struct ExitCodeRow {
@@ -34,7 +34,7 @@ std::span<const ExitCodeRow> ExitCodes();
 
 ExitCode ExitCodeFor(Code code);
 
-// For --help: one line each.
+// For --help: one line for each code.
 std::string ExitCodeHelp();
 
 }  // namespace gpushm::ctl

@@ -38,14 +38,14 @@ std::string_view Escape(Color color) {
   return "";
 }
 
-// Characters, not bytes: good enough for what is printed here (no wide characters in names).
+// Characters, not bytes. This is good enough here, because names contain no wide characters.
 size_t Width(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
   }));
 }
 
-// Bytes of the UTF-8 sequence at the head of `text`; 0: none.
+// Length in bytes of the UTF-8 sequence at the start of `text`; 0 if there is none.
 size_t SequenceLength(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char head = byte(0);
@@ -58,7 +58,7 @@ size_t SequenceLength(std::string_view text) {
   for (size_t i = 1; i < length; ++i) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
   }
-  // Overlong forms, surrogates, beyond U+10FFFF (RFC 3629).
+  // Overlong forms, surrogates, and values beyond U+10FFFF (RFC 3629).
   if (head == 0xe0 && byte(1) < 0xa0) return 0;
   if (head == 0xed && byte(1) > 0x9f) return 0;
   if (head == 0xf0 && byte(1) < 0x90) return 0;
@@ -171,7 +171,7 @@ std::string Printable(std::string_view text) {
   for (size_t i = 0; i < out.size(); ++i) {
     const auto byte = static_cast<unsigned char>(out[i]);
     if (byte < 0x20 || byte == 0x7f) out[i] = '?';
-    // U+0080 to U+009F: control characters, too.
+    // U+0080 to U+009F are control characters, too.
     const bool c1 =
         byte == 0xc2 && i + 1 < out.size() && static_cast<unsigned char>(out[i + 1]) < 0xa0;
     if (c1) out.replace(i, 2, "?");
@@ -219,7 +219,7 @@ std::string Table::Render(bool color) const {
 std::string ProgressLine(std::string_view name, uint64_t done_bytes, uint64_t total_bytes,
                          int64_t elapsed_ns, int width) {
   constexpr size_t kBar = 24;
-  if (total_bytes == 0) {  // A stream: nobody knows how much will come.
+  if (total_bytes == 0) {  // A stream, whose total is not known.
     const std::string text = std::string(name) + "  " + FormatBytes(done_bytes) + "  " +
                              FormatRate(done_bytes, elapsed_ns);
     return text.substr(0, static_cast<size_t>(std::max(width, 1)));

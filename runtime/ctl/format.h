@@ -11,7 +11,7 @@ namespace gpushm::ctl {
 
 // "8Gi", "1.50Gi", "86.7Mi", "512": exact sizes without decimals, else three significant digits.
 std::string FormatBytes(uint64_t bytes);
-// "38.2 GiB/s"; "-" where there was no time.
+// "38.2 GiB/s"; "-" if no time has passed.
 std::string FormatRate(uint64_t bytes, int64_t elapsed_ns);
 // "850ms", "12s", "3m20s", "5h10m", "3d4h": two units, as kubectl's AGE. Negative: "0s".
 std::string FormatAge(int64_t age_ns);
@@ -22,9 +22,9 @@ std::string FormatUuid(std::span<const uint8_t, 16> bytes);
 // "GPU-1b2c3d4e": enough to tell a node's GPUs apart.
 std::string FormatShortUuid(std::span<const uint8_t, 16> bytes);
 
-// The text with what is not UTF-8 replaced by U+FFFD.
+// The text, with everything that is not UTF-8 replaced by U+FFFD.
 std::string ValidUtf8(std::string_view text);
-// Also without control characters, which could steer a terminal: they become '?'.
+// As ValidUtf8. Control characters, which could control a terminal, become '?'.
 std::string Printable(std::string_view text);
 
 enum class Color { kNone, kGreen, kYellow, kRed, kBold, kDim };
@@ -35,7 +35,7 @@ struct Cell {
   Color color = Color::kNone;
 };
 
-// Columns of a width of their own, two spaces between them, nothing behind the last.
+// Columns as wide as their content, with two spaces between them and nothing after the last.
 class Table {
  public:
   struct Column {
@@ -44,7 +44,7 @@ class Table {
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // As many cells as columns; missing ones are empty.
+  // A row has as many cells as there are columns; missing cells are empty.
   void Add(std::vector<Cell> row) { rows_.push_back(std::move(row)); }
   std::string Render(bool color) const;
 

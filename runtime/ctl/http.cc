@@ -18,13 +18,14 @@ namespace {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Waits until `fd` is ready for `events`; interrupted waits go on.
+// Waits until `fd` is ready for `events`. A signal does not end the wait.
 Result<void> Await(int fd, short events, const Deadline& deadline) {
   for (;;) {
     pollfd entry{.fd = fd, .events = events, .revents = 0};
     const int ready = poll(&entry, 1, deadline.RemainingMs());
     if (ready > 0) return {};
-    if (ready == 0) return Fail(Code::kTimeout, "no answer in time", "--timeout gives it longer");
+    if (ready == 0)
+      return Fail(Code::kTimeout, "the server did not answer in time", "use a longer --timeout");
     if (errno != EINTR) return FailSystem(errno, "poll");
   }
 }
@@ -64,7 +65,8 @@ Result<std::string> ReceiveAll(int fd, const Deadline& deadline) {
     if (received < 0 && errno != EAGAIN && errno != EINTR) return FailSystem(errno, "recv");
     if (received == 0) return answer;
     if (received > 0) answer.append(part.data(), static_cast<size_t>(received));
-    if (answer.size() > kMaxAnswerBytes) return Fail(Code::kCorrupt, "an answer without an end");
+    if (answer.size() > kMaxAnswerBytes)
+      return Fail(Code::kCorrupt, "the server's answer is too long");
   }
 }
 
@@ -78,7 +80,7 @@ Result<std::string> Exchange(const addrinfo& address, std::string_view request,
   return ReceiveAll(fd->get(), deadline);
 }
 
-// The value of a header line, "" if there is none of that name.
+// The value of a header line; "" if there is no such line.
 std::string_view Header(std::string_view head, std::string_view name) {
   for (size_t at = head.find("\r\n"); at != head.npos; at = head.find("\r\n", at)) {
     at += 2;
@@ -109,7 +111,7 @@ Result<Address> ParseAddress(std::string_view text) {
   if (host.empty() || port.empty() ||
       getaddrinfo(address.host.c_str(), address.port.c_str(), &hints, &found) != 0) {
     return Fail(Code::kInvalidArgument, Concat("\"", text, "\" is not an address"),
-                "as 127.0.0.1:9401, [::1]:9401 or localhost:9401");
+                "use a form such as 127.0.0.1:9401, [::1]:9401 or localhost:9401");
   }
   freeaddrinfo(found);
   return address;
@@ -118,14 +120,14 @@ Result<Address> ParseAddress(std::string_view text) {
 Result<std::string> BodyOf(std::string_view answer) {
   const size_t end = answer.find("\r\n\r\n");
   if (!answer.starts_with("HTTP/1.") || end == answer.npos) {
-    return Fail(Code::kCorrupt, "the answer is not HTTP", "is it the plugin's port?");
+    return Fail(Code::kCorrupt, "the answer is not HTTP", "check that this is the plugin's port");
   }
   const std::string_view head = answer.substr(0, end);
   const std::string_view body = answer.substr(end + 4);
   const std::string_view line = head.substr(0, head.find("\r\n"));
   if (line.substr(std::min(line.find(' '), line.size())).substr(0, 5) != " 200 ") {
-    return Fail(Code::kUnavailable, Concat("the server answers: ", line),
-                "is it the plugin's port, and is the plugin ready?");
+    return Fail(Code::kUnavailable, Concat("the server answered: ", line),
+                "check that this is the plugin's port, and that the plugin is ready");
   }
   const std::string_view length = Header(head, "Content-Length");
   size_t expected = body.size();
@@ -141,10 +143,10 @@ Result<std::string> HttpGet(const Address& address, std::string_view path,
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (getaddrinfo(address.host.c_str(), address.port.c_str(), &hints, &found) != 0) {
-    return Fail(Code::kInvalidArgument, "not an address");
+    return Fail(Code::kInvalidArgument, "the host is not a numeric address");
   }
   const Addresses addresses(found, &freeaddrinfo);
-  // As URLs have it: the plugin answers no Host but loopback's.
+  // In the form that URLs use. The plugin accepts only loopback's name as Host.
   const bool v6 = address.host.find(':') != std::string::npos;
   const std::string where = Concat(v6 ? "[" : "", address.host, v6 ? "]" : "", ":", address.port);
   const std::string request =
@@ -156,8 +158,9 @@ Result<std::string> HttpGet(const Address& address, std::string_view path,
     return body;
   }
   if (answer.error().sys_errno() == ECONNREFUSED) {
-    return Fail(Code::kUnavailable, Concat("nothing answers at ", where),
-                "run it in the plugin's pod, or port-forward the plugin's port; --node HOST:PORT");
+    return Fail(Code::kUnavailable, Concat("no server listens at ", where),
+                "run gpushmctl in the plugin's pod, "
+                "or port-forward the plugin's port and use --node HOST:PORT");
   }
   return std::unexpected(answer.error().WithContext(where));
 }

@@ -1,5 +1,5 @@
 // gpushmctl as people run it, for tests: the program, a broker, the simulated driver, and injected
-// faults. Each case has folders of its own; what is asserted on is output and exit code.
+// faults. Each case has its own folders; the assertions are about output and exit code.
 #pragma once
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ struct Output {
 struct Setting {
   std::vector<std::string> environment = {};  // "K=V"; "K": unset.
   int uid = 0;
-  bool own_pid_namespace = false;  // It is PID 1 there.
+  bool own_pid_namespace = false;  // Runs as PID 1 of a new namespace.
 };
 
 inline std::string Slurp(const std::string& path) {
@@ -154,7 +154,7 @@ class CtlTest : public ::testing::Test {
     return {code, Slurp((dir_ / "out").string()), Slurp((dir_ / "err").string())};
   }
 
-  // What `stat weights` says, as soon as it has `text` in it.
+  // The output of `stat weights`, as soon as it contains `text`.
   std::string Eventually(const std::string& text) {
     for (const Deadline deadline = Deadline::AfterMs(kRunMs);;) {
       const std::string found = Ctl({"stat", "weights"}).out;

@@ -1,10 +1,10 @@
 // A small JSON writer (RFC 8259) for -o json.
 //
-// Members come in the order of the calls, which makes the output stable. Text that is not UTF-8 is
-// replaced by U+FFFD, control characters are escaped: the output is always valid JSON.
+// Members appear in the order of the calls, so the output is stable. Text that is not UTF-8 is
+// replaced by U+FFFD, and control characters are escaped: the output is always valid JSON.
 //
-// 64-bit identifiers (generations, leases) are written with Id(), as strings: readers that keep
-// numbers in doubles (jq, JavaScript) would change them.
+// 64-bit identifiers (generations, leases) are written by Id() as strings, because readers that
+// store numbers as doubles (jq, JavaScript) would change them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace gpushm::ctl {
 
 class JsonWriter {
  public:
-  // `indent` 0: everything in one line, for streams of one object per line.
+  // `indent` 0 puts everything on one line, for streams with one object on each line.
   explicit JsonWriter(int indent = 2) : indent_(indent) {}
 
   JsonWriter& BeginObject();
@@ -28,13 +28,13 @@ class JsonWriter {
   JsonWriter& Text(std::string_view value);
   JsonWriter& Number(uint64_t value);
   JsonWriter& Number(int64_t value);
-  // With three decimals; not finite: null.
+  // With three decimals; null if not finite.
   JsonWriter& Number(double value);
   JsonWriter& Id(uint64_t value);
   JsonWriter& Bool(bool value);
   JsonWriter& Null();
 
-  // The document with a newline at its end.
+  // Returns the document, with a newline at its end.
   std::string Take();
 
  private:

@@ -1,4 +1,4 @@
-// gpushmctl ls, stat, wait: what is there.
+// gpushmctl ls, stat, wait: showing what exists.
 #include <charconv>
 
 #include "platform/base/clock.h"
@@ -51,7 +51,7 @@ Result<ExitCode> RunWait(const Context& context, const std::string& name, uint64
                          bool for_broker) {
   if (for_broker == !name.empty()) {
     return Fail(Code::kInvalidArgument, "wait takes either a buffer's NAME or --broker",
-                "gpushmctl wait weights, or gpushmctl wait --broker");
+                "use gpushmctl wait weights, or gpushmctl wait --broker");
   }
   const int64_t wait_ms = context.globals.TimeoutMs();
   const Deadline deadline = Deadline::AfterMs(wait_ms > 0 ? wait_ms : GPUSHM_DEFAULT_TIMEOUT_MS);
@@ -62,7 +62,7 @@ Result<ExitCode> RunWait(const Context& context, const std::string& name, uint64
     if (!broker) return std::unexpected(broker.error());
     return context.globals.json ? PrintDone(BrokerJson(*broker)) : Result<ExitCode>(ExitCode::kOk);
   }
-  // What connecting took is gone of the time.
+  // The time that connecting took is subtracted.
   const int64_t left_ms = deadline.RemainingNs() / 1'000'000;
   const auto info = connection->WaitFor(
       name, generation, wait_ms == GPUSHM_DONT_WAIT || left_ms == 0 ? GPUSHM_DONT_WAIT : left_ms);
@@ -76,12 +76,13 @@ void AddLookCommands(CLI::App* app, Context* context) {
   CLI::App* list = app->add_subcommand(
       "ls", "List buffers, signals, barriers and rings, and how many processes hold each");
   const auto names_only = std::make_shared<bool>(false);
-  list->add_flag("--names", *names_only, "Only names, one a line");
+  list->add_flag("--names", *names_only, "Print only names, one on each line");
   list->callback([=] { context->action = [=] { return RunList(*context, *names_only); }; });
 
-  CLI::App* stat = app->add_subcommand(
-      "stat",
-      "Everything about a buffer or signal and who holds it; without NAME about the broker");
+  CLI::App* stat =
+      app->add_subcommand("stat",
+                          "Show everything about one buffer or signal and its holders; "
+                          "without NAME, about the broker");
   const auto name = std::make_shared<std::string>();
   stat->add_option("NAME", *name, "The buffer, signal, barrier or ring");
   stat->callback([=] { context->action = [=] { return RunStat(*context, *name); }; });
@@ -89,7 +90,7 @@ void AddLookCommands(CLI::App* app, Context* context) {
 
 void AddWaitCommand(CLI::App* app, Context* context) {
   CLI::App* wait = app->add_subcommand(
-      "wait", "Wait until a buffer is there with its content, or until the broker answers");
+      "wait", "Wait until a buffer exists and has its content, or until the broker answers");
   struct Options {
     std::string name;
     uint64_t generation = 0;
@@ -98,16 +99,17 @@ void AddWaitCommand(CLI::App* app, Context* context) {
   const auto options = std::make_shared<Options>();
   wait->add_option("NAME", options->name, "The buffer");
   wait->add_option("--generation", options->generation,
-                   "At least this generation (ls shows the current one)")
+                   "Wait for at least this generation (ls shows the current one)")
       ->check([](const std::string& text) {
         uint64_t generation = 0;
         const auto [end, error] =
             std::from_chars(text.data(), text.data() + text.size(), generation);
         return error == std::errc() && *end == '\0'
                    ? std::string()
-                   : Concat("\"", text, "\" is no generation: gpushmctl ls shows them");
+                   : Concat("\"", text,
+                            "\" is not a generation; gpushmctl ls shows the current ones");
       });
-  wait->add_flag("--broker", options->broker, "Wait for the broker alone: a ready check");
+  wait->add_flag("--broker", options->broker, "Wait only for the broker, as a readiness check");
   wait->callback([=] {
     context->action = [=] {
       return RunWait(*context, options->name, options->generation, options->broker);

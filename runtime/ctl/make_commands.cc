@@ -44,7 +44,7 @@ Result<ExitCode> RunRemove(const Context& context, const std::vector<std::string
                            bool ignore_missing) {
   Result<Connection> connection = context.Connect();
   if (!connection) return std::unexpected(connection.error());
-  // All are tried; the first failure is what the command ends with.
+  // All names are tried. The command's exit code is that of the first failure.
   std::optional<Status> failure;
   std::vector<std::string> removed;
   for (const std::string& name : names) {
@@ -76,25 +76,26 @@ Result<ExitCode> RunRemove(const Context& context, const std::vector<std::string
 void AddMakeCommands(CLI::App* app, Context* context) {
   CLI::App* create = app->add_subcommand(
       "create",
-      "Make a zeroed buffer in the pod's pool. It stays when gpushmctl ends: only rm, a "
-      "writer with --on-writer-exit drop, or the end of the pod take it away");
+      "Make a zeroed buffer in the pod's pool. It stays after gpushmctl ends. "
+      "Only rm, a writer's exit with --on-writer-exit drop, or the end of the pod removes it");
   const auto arguments = std::make_shared<CreateArguments>();
-  create->add_option("NAME", arguments->name, "The buffer: a DNS label")->required();
-  AddBytesOption(create, "SIZE", &arguments->size_bytes, "Its size: 8Gi, 512Mi, 4096")->required();
-  create->add_option("--writers", arguments->writers, "Containers that may write: creator or all")
+  create->add_option("NAME", arguments->name, "The buffer's name, a DNS label")->required();
+  AddBytesOption(create, "SIZE", &arguments->size_bytes, "Its size, for example 8Gi, 512Mi or 4096")
+      ->required();
+  create->add_option("--writers", arguments->writers, "Which containers may write: creator or all")
       ->check(CLI::IsMember({"creator", "all"}))
       ->capture_default_str();
   create->add_flag("--one-writer", arguments->one_writer,
                    "At most one process may hold it for writing");
   create
       ->add_option("--on-writer-exit", arguments->on_writer_exit,
-                   "When a writer dies: mark the buffer, keep it silently, or drop it")
+                   "When a writer dies: mark the buffer, keep it unmarked, or drop it")
       ->check(CLI::IsMember({"mark", "keep", "drop"}))
       ->capture_default_str();
   create->callback([=] { context->action = [=] { return RunCreate(*context, *arguments); }; });
 
   CLI::App* remove = app->add_subcommand(
-      "rm", "Take buffers' names away; the memory is freed when nobody holds it any more");
+      "rm", "Remove buffers' names; the memory is freed when no process holds it any more");
   struct RemoveArguments {
     std::vector<std::string> names;
     bool ignore_missing = false;
@@ -102,7 +103,7 @@ void AddMakeCommands(CLI::App* app, Context* context) {
   const auto removing = std::make_shared<RemoveArguments>();
   remove->add_option("NAME", removing->names, "The buffers")->required();
   remove->add_flag("-f,--ignore-not-found", removing->ignore_missing,
-                   "A buffer that is not there is no failure");
+                   "Do not report a missing buffer as an error");
   remove->callback([=] {
     context->action = [=] {
       return RunRemove(*context, removing->names, removing->ignore_missing);

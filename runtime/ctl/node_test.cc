@@ -1,5 +1,5 @@
-// top --node: the plugin's document, its picture on a terminal, and the little HTTP that fetches
-// it.
+// top --node: the plugin's document, its picture on a terminal, and the small HTTP client that
+// fetches it.
 #include <arpa/inet.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// 100 bytes of card: 30 shared, 20 held by one, 10 idle, 15 granted, 5 other, 20 free.
+// A GPU with 100 bytes: 30 shared, 20 held by one, 10 idle, 15 granted, 5 other, 20 free.
 constexpr std::string_view kDocument = R"({
   "version": "0.1.0", "node": "node-a", "time_unix_ms": 1763724600000, "started_unix_ms": 0,
   "gpus": [{
@@ -115,7 +115,7 @@ TEST(NodeText, SaysWhatIsNotKnownAndWhatIsSick) {
                                                       kDocument.find("],\n  \"resources") -
                                                           kDocument.find("{\n    \"uuid"))),
                          "")),
-              HasSubstr("No GPU of"));
+              HasSubstr("gpushm manages no GPU of"));
 }
 
 TEST(ParseAddress, TakesNumbersOnly) {
@@ -141,7 +141,7 @@ TEST(BodyOf, TakesWhatIsWhole) {
   }
 }
 
-// A server on loopback for one connection, which it gives to `serve`.
+// A server on loopback that accepts one connection and passes it to `serve`.
 class Server {
  public:
   explicit Server(std::function<void(int)> serve) : listener_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -203,7 +203,7 @@ TEST(HttpGet, NeverOutlivesItsDeadline) {
   const Server server([](int fd) {
     RequestOf(fd);
     Send(fd, "HTTP/1.1 200 OK\r\n");
-    RequestOf(fd);  // Says no more, and waits until the client gives up.
+    RequestOf(fd);  // Sends no answer, and waits until the client gives up.
   });
   const auto got = HttpGet(server.address(), "/", Deadline::AfterMs(50));
   ASSERT_FALSE(got);

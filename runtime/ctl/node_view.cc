@@ -14,7 +14,7 @@ using status::Buffer;
 using status::Gpu;
 using status::Pool;
 
-// Kinds of memory, in the order in which a bar has them.
+// Kinds of memory, in the order of a bar.
 enum Kind { kShared, kOne, kIdle, kGranted, kOther, kFree, kKinds };
 constexpr std::array<std::string_view, kKinds> kNames = {
     "shared", "held by one", "attached by nobody", "granted, not used", "other", "free"};
@@ -22,7 +22,7 @@ constexpr std::array<std::string_view, kKinds> kUnicode = {"█", "▓", "▒", 
 constexpr std::array<std::string_view, kKinds> kAscii = {"#", "=", "-", ":", "%", "."};
 
 constexpr int kWidestBar = 100;
-constexpr int kLinesBelow = 2;  // "... and more", the cursor.
+constexpr int kLinesBelow = 2;  // "... and more", and the cursor.
 
 std::string_view Glyph(size_t kind, bool unicode) { return (unicode ? kUnicode : kAscii)[kind]; }
 
@@ -32,15 +32,15 @@ Kind KindOf(const Buffer& buffer) {
   return users == 0 ? kIdle : users == 1 ? kOne : kShared;
 }
 
-// "namespace/pod"; without Kubernetes the allocation.
+// "namespace/pod"; without Kubernetes, the allocation.
 std::string PodOf(const Pool& pool) {
   return Printable(pool.pod.empty() ? pool.allocation : Concat(pool.name_space, "/", pool.pod));
 }
 
 uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
-// As docs/reference/status.md says: known private bytes are taken off the grant, and no more can be
-// unused than the card has left.
+// As docs/reference/status.md describes. Known private bytes are subtracted from the grant, and no
+// more can be unused than is free on the GPU.
 std::array<uint64_t, kKinds> BytesOf(const Gpu& gpu) {
   std::array<uint64_t, kKinds> bytes{};
   uint64_t known_private = 0;
@@ -57,7 +57,7 @@ std::array<uint64_t, kKinds> BytesOf(const Gpu& gpu) {
   return bytes;
 }
 
-// Ends of kinds are rounded, not their widths: so the widths add up.
+// The ends of the kinds are rounded, not their widths, so that the widths add up.
 std::string Bar(const Gpu& gpu, const NodeStyle& style) {
   const auto bytes = BytesOf(gpu);
   double total = 0;
@@ -112,7 +112,7 @@ std::string Head(const status::Node& node, const NodeStyle& style) {
       Printable(node.node), "\n",
       Paint(Concat("saved by sharing ", FormatBytes(saved)), Color::kBold, style.style.color),
       "\n\n");
-  if (node.gpus.empty()) return text + "No GPU of this node is gpushm's.\n";
+  if (node.gpus.empty()) return text + "gpushm manages no GPU of this node.\n";
   for (size_t kind = 0; kind < kKinds; ++kind) {
     text += Concat(kind == 0 ? "" : "  ", Glyph(kind, style.unicode), " ", kNames[kind]);
   }
@@ -125,7 +125,7 @@ Color ColorOf(std::string_view state) {
                                                        : Color::kYellow;
 }
 
-// A line for each attachment; what it has in common with the one above it is said once.
+// One line for each attachment. Cells that repeat the line above are left empty.
 void AddBuffer(const Gpu& gpu, const Pool& pool, const Buffer& buffer, bool first, Table* table) {
   std::vector<Cell> row;
   if (first) {
@@ -178,7 +178,8 @@ std::string HoldersText(const status::Node& node, const Style& style) {
       any = true;
     }
   }
-  return any ? table.Render(style.color) : "No GPU bound yet: no pod of this node asks for one.\n";
+  return any ? table.Render(style.color)
+             : "No GPU is bound yet: no pod of this node requests GPU memory.\n";
 }
 
 }  // namespace

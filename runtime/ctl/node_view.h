@@ -1,4 +1,4 @@
-// The plugin's status document (contract/status/status.h) on a terminal. Pure.
+// Renders the plugin's status document (contract/status/status.h) on a terminal. Pure.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ struct NodeStyle {
   Style style;
   bool unicode = false;
   int columns = 80;
-  int rows = 0;  // Lines at most; 0: no limit.
+  int rows = 0;  // The largest number of lines; 0: no limit.
 };
 // A bar for each GPU, then a line for each holder of each buffer.
 std::string NodeText(const status::Node& node, const NodeStyle& style);

@@ -61,8 +61,8 @@ std::optional<Number> TakeNumber(std::string_view* text) {
   return number;
 }
 
-// number x factor. Nothing overflows: the whole part stays below 2^46 x 2^60, and the fraction's
-// product below 10^18 x 2^60.
+// number x factor. Nothing overflows: the whole part stays below 2^46 x 2^60, and the product of
+// the fraction below 10^18 x 2^60.
 struct Product {
   uint64_t whole = 0;
   bool exact = true;
@@ -108,9 +108,9 @@ Result<uint64_t> ParseBytes(std::string_view text) {
   const Unit* unit = number ? FindUnit(kByteUnits, rest) : nullptr;
   if (unit == nullptr) return Bad(text, "is not a size", kQuantityRemedy);
   const std::optional<Product> product = Multiply(*number, unit->factor, limits::kBufferBytes);
-  if (!product) return Bad(text, "is more than the 64Ti that a buffer can have", kQuantityRemedy);
+  if (!product) return Bad(text, "is more than 64Ti, the limit for a buffer", kQuantityRemedy);
   if (!product->exact) return Bad(text, "is not a whole number of bytes", kQuantityRemedy);
-  if (product->whole == 0) return Bad(text, "is no bytes at all", kQuantityRemedy);
+  if (product->whole == 0) return Bad(text, "is zero bytes", kQuantityRemedy);
   return product->whole;
 }
 
@@ -124,7 +124,7 @@ Result<int64_t> ParseDurationMs(std::string_view text) {
     while (length < rest.size() && !IsDigit(rest[length]) && rest[length] != '.') ++length;
     const std::string_view name = rest.substr(0, length);
     rest.remove_prefix(length);
-    // Only the whole text may go without a unit.
+    // Only a number that is the whole text may lack a unit.
     const bool bare = name.empty() && first && rest.empty();
     const Unit* unit = number ? FindUnit(kTimeUnits, bare ? "s" : name) : nullptr;
     if (unit == nullptr) return Bad(text, "is not a duration", kDurationRemedy);

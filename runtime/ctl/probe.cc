@@ -17,11 +17,11 @@
 namespace gpushm::ctl {
 namespace {
 
-// A killed child that is not gone by then sits in the driver, and is left to the kernel.
+// A killed child that is still there after this hangs in the driver, and is left to the kernel.
 constexpr int64_t kReapMs = 1000;
 constexpr int kReapStepMs = 5;
 
-// A message: 'K' and the text, or 'F', the code as one byte, `what`, NUL, `remedy`.
+// A message is 'K' and the text, or 'F', the code as one byte, `what`, NUL and `remedy`.
 std::string Encode(const Result<ProbeOutput>& result) {
   if (result) return "K" + result->text.substr(0, kProbeTextBytes);
   const Status& status = result.error();
@@ -39,7 +39,7 @@ Result<ProbeOutput> Decode(std::string_view text, UniqueFd descriptor) {
   }
   const size_t end = text.find('\0', 2);
   if (!text.starts_with('F') || end == std::string_view::npos) {
-    return Fail(Code::kInternal, "a probe gave no sense");
+    return Fail(Code::kInternal, "a probe sent an invalid answer");
   }
   return Fail(static_cast<Code>(text[1]), std::string(text.substr(2, end - 2)),
               std::string(text.substr(end + 1)));
@@ -65,7 +65,7 @@ void SendResult(int socket, const Result<ProbeOutput>& result) {
   sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
-// kTimeout if nothing comes; kUnavailable if the child ended first.
+// kTimeout: nothing came in time. kUnavailable: the child ended first.
 Result<ProbeOutput> ReceiveResult(int socket, const Deadline& deadline) {
   pollfd poller{.fd = socket, .events = POLLIN, .revents = 0};
   while (poll(&poller, 1, deadline.RemainingMs()) <= 0) {
@@ -91,7 +91,7 @@ Result<ProbeOutput> ReceiveResult(int socket, const Deadline& deadline) {
   return Decode({bytes.data(), static_cast<size_t>(length)}, std::move(descriptor));
 }
 
-// How it ended, in words; empty: it has not yet.
+// Describes in words how the child ended; empty: it has not ended yet.
 std::string Reap(pid_t child) {
   const Deadline deadline = Deadline::AfterMs(kReapMs);
   int status = 0;
@@ -118,12 +118,12 @@ Result<ProbeOutput> Probe(const std::function<Result<ProbeOutput>()>& body, int6
   if (child < 0) return FailSystem(errno, "fork");
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);  // It went before prctl.
+    if (getppid() != parent) _exit(1);  // The parent ended before prctl.
     ours.Reset();
     try {
       SendResult(theirs.get(), body());
     } catch (const std::exception& error) {
-      SendResult(theirs.get(), Fail(Code::kInternal, Concat("a bug: ", error.what())));
+      SendResult(theirs.get(), Fail(Code::kInternal, Concat("internal error: ", error.what())));
     }
     _exit(0);
   }
@@ -133,14 +133,15 @@ Result<ProbeOutput> Probe(const std::function<Result<ProbeOutput>()>& body, int6
   if (!ended) kill(child, SIGKILL);
   const std::string how = Reap(child);
   if (ended) {
-    return Fail(Code::kDriver, Concat("the process that tried it ended by ", how),
-                "this is a fault of the driver: see dmesg, and reset the GPU");
+    return Fail(Code::kDriver, Concat("the process that tried it ended with ", how),
+                "this is a fault of the driver: check dmesg, and reset the GPU");
   }
   if (!result && result.error().code() == Code::kTimeout && result.error().what() == "no answer") {
     return Fail(Code::kTimeout,
                 Concat("no answer within ", wait_ms, " ms",
-                       how.empty() ? ", and its process cannot be killed" : ""),
-                "the GPU or its driver hangs: see dmesg for XIDs; reset the GPU or drain the node");
+                       how.empty() ? ", and the process that tried it cannot be killed" : ""),
+                "the GPU or its driver hangs: "
+                "check dmesg for XIDs, and reset the GPU or drain the node");
   }
   return result;
 }

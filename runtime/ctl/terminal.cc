@@ -74,7 +74,7 @@ bool Interrupted() { return interrupted != 0; }
 
 bool WaitOrInterrupt(int64_t wait_ms) {
   const Deadline deadline = Deadline::AfterMs(wait_ms);
-  // poll() is never restarted, so the signal ends it.
+  // poll() is never restarted after a signal, so the signal ends this loop.
   while (!Interrupted() && !deadline.Passed()) poll(nullptr, 0, deadline.RemainingMs());
   return !Interrupted();
 }

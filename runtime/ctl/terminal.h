@@ -8,10 +8,11 @@
 
 namespace gpushm::ctl {
 
-// Colours: on a terminal that knows them, unless NO_COLOR (no-color.org) or --no-color says no.
+// Whether to print colours: on a terminal that supports them, unless NO_COLOR (no-color.org) or
+// --no-color is set.
 bool WantsColor(int fd, bool no_color);
 bool IsTerminal(int fd);
-// Of the locale's variables, the first that is set (locale(7)) names UTF-8.
+// Whether the first locale variable that is set (see locale(7)) names UTF-8.
 bool WantsUnicode();
 
 struct TerminalSize {
@@ -20,15 +21,16 @@ struct TerminalSize {
 };
 TerminalSize SizeOf(int fd);
 
-// Writes all of it to standard output, or says why not (a full disk, a closed pipe).
+// Writes the whole text to standard output. The error says why that failed (a full disk, a closed
+// pipe).
 Result<void> Print(std::string_view text);
-// To standard error; failures have nowhere to go.
+// Writes to standard error; failures are ignored.
 void PrintError(std::string_view text);
 
-// From here on the first Ctrl-C only sets a flag; the second ends the process.
+// From now on the first Ctrl-C only sets a flag, and the second one ends the process.
 void CatchInterrupt();
 bool Interrupted();
-// False: interrupted before.
+// Returns false if it was interrupted.
 bool WaitOrInterrupt(int64_t wait_ms);
 
 // "gpushmctl: <cause>\nremedy: ...\n".

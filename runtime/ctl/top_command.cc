@@ -1,4 +1,4 @@
-// gpushmctl top: what changes.
+// gpushmctl top: showing changes.
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace gpushm::ctl {
 namespace {
 
 constexpr int64_t kMinIntervalMs = 50;
-// Lines of the screen that are not rows of the table: head, titles, "... and more", the cursor.
+// Lines of the screen that are not rows of the table: heading, titles, "... and more", the cursor.
 constexpr int kOtherLines = 6;
 
 constexpr std::string_view kNodeAddress = "127.0.0.1:9401";
@@ -28,7 +28,7 @@ struct Arguments {
   int64_t interval_ms = 1000;
   uint64_t samples = 0;  // 0: until Ctrl-C.
   std::string sort = "name";
-  std::string node;  // Address of the plugin; "": this pod's broker.
+  std::string node;  // Address of the plugin; if empty, this pod's broker is shown.
 };
 
 Result<TopSample> Take(Connection* connection) {
@@ -50,7 +50,7 @@ TopOrder OrderOf(std::string_view sort) {
                              : TopOrder::kName;
 }
 
-// Text of one sample; `redraw`: for a screen, not for a file.
+// Returns the text of one sample. `redraw`: for a screen, not for a file.
 using Sampler = std::function<Result<std::string>(bool redraw)>;
 
 Result<ExitCode> Watch(const Context& context, const Arguments& arguments, const Sampler& sample) {
@@ -64,7 +64,7 @@ Result<ExitCode> Watch(const Context& context, const Arguments& arguments, const
     if (sampled) {
       text = *sampled;
     } else if (redraw && arguments.samples == 0 && sampled.error().code() == Code::kUnavailable) {
-      // Somebody watches: the sidecar, or the plugin, may come back.
+      // Someone is watching, and the sidecar or the plugin may come back.
       text = ErrorText(sampled.error());
     } else {
       return std::unexpected(sampled.error());
@@ -120,13 +120,14 @@ Result<ExitCode> RunNode(const Context& context, const Arguments& arguments) {
 
 void AddTopCommand(CLI::App* app, Context* context) {
   CLI::App* top =
-      app->add_subcommand("top", "Show the pool and its buffers again and again; Ctrl-C ends it");
+      app->add_subcommand("top", "Show the pool and its buffers repeatedly, until Ctrl-C");
   const auto arguments = std::make_shared<Arguments>();
   AddDurationOption(
       top, "-i,--interval",
       [=](int64_t interval_ms) { arguments->interval_ms = std::max(interval_ms, kMinIntervalMs); },
       "Time between samples (default 1s)");
-  top->add_option("-n,--count", arguments->samples, "End after so many samples (default 0: never)");
+  top->add_option("-n,--count", arguments->samples,
+                  "End after this many samples (default 0: never)");
   CLI::Option* const sort = top->add_option("--sort", arguments->sort, "Order of the rows");
   sort->check(CLI::IsMember({"name", "size", "holders"}))->capture_default_str();
   top->add_option_function<std::vector<std::string>>(
@@ -135,7 +136,7 @@ void AddTopCommand(CLI::App* app, Context* context) {
            const bool named = !given.empty() && given.front().find(':') != std::string::npos;
            arguments->node = named ? given.front() : std::string(kNodeAddress);
          },
-         "All pods of the node, as its plugin knows them (default 127.0.0.1:9401)")
+         "Show all pods of the node, as its plugin reports them (default 127.0.0.1:9401)")
       ->type_name("HOST:PORT")
       ->expected(0, 1)
       ->excludes(sort);

@@ -1,4 +1,4 @@
-// gpushmctl load, save: files to buffers and back.
+// gpushmctl load, save: copying files into buffers and back.
 #include <signal.h>
 #include <unistd.h>
 
@@ -25,14 +25,14 @@ struct Arguments {
   std::string file_way = "auto";
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
-  std::optional<uint32_t> threads;  // 0: none. Nothing: the library's choice.
+  std::optional<uint32_t> threads;  // 0: none. Empty: the library chooses.
   int64_t stall_ms = 60'000;
   bool no_progress = false;
   bool whole = false;
 };
 
-// Ends the process when a transfer in this process stands still: a call into the driver of a sick
-// GPU never returns, so nothing but a signal gets out of it. Watches from the first Feed() on.
+// Ends the process when a transfer in this process stalls. A call into the driver of an unhealthy
+// GPU never returns, so only a signal can end it. It watches from the first Feed() on.
 class Watchdog {
  public:
   explicit Watchdog(int64_t stall_ms) : seconds_(static_cast<unsigned>((stall_ms + 999) / 1000)) {
@@ -48,10 +48,10 @@ class Watchdog {
  private:
   static void OnAlarm(int) {
     static constexpr std::string_view kText =
-        "\ngpushmctl: the transfer stands still: neither the GPU's driver nor the file answers\n"
-        "remedy: gpushmctl doctor tells which; --stall-timeout allows more time, --way broker "
-        "goes another way\n";
-    // A process that is about to end: what cannot be written is lost.
+        "\ngpushmctl: the transfer stalled: neither the GPU's driver nor the file answers\n"
+        "remedy: gpushmctl doctor shows which; --stall-timeout allows more time, "
+        "and --way broker uses the broker instead of this process\n";
+    // The process is about to end, so a failed write is ignored.
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText.data(), kText.size());
     _exit(static_cast<int>(ExitCode::kTimeout));
   }
@@ -92,7 +92,7 @@ uint32_t WayOf(std::string_view way) {
   return way == "here" ? GPUSHM_WAY_HERE : way == "broker" ? GPUSHM_WAY_BROKER : GPUSHM_WAY_AUTO;
 }
 
-// A program of ours: cuFile may start threads in it.
+// gpushmctl is a process of gpushm, so cuFile may start threads in it.
 uint32_t FileWayOf(std::string_view way) {
   return way == "page-cache" ? GPUSHM_FILE_CACHED
          : way == "direct"   ? GPUSHM_FILE_DIRECT
@@ -111,15 +111,16 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
   settings.chunks = arguments.chunks;
   settings.whole = arguments.whole;
   settings.threads = arguments.threads == 0U ? GPUSHM_NO_THREADS : arguments.threads.value_or(0);
-  // Without --timeout a missing buffer is an error at once: most often its name is misspelt.
+  // Without --timeout a missing buffer is an immediate error: most often its name is misspelt.
   settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : GPUSHM_DONT_WAIT;
   const auto transfer = [&] {
     ProgressBar bar(arguments.name, !arguments.no_progress && IsTerminal(STDERR_FILENO));
     std::optional<uint64_t> last_bytes;
     settings.progress = [&, last_bytes](uint64_t done_bytes, uint64_t total_bytes) mutable {
-      // Until here the wait for the buffer, which --timeout bounds and Ctrl-C simply ends.
+      // Until now this was the wait for the buffer, which --timeout limits and Ctrl-C ends
+      // directly.
       if (!last_bytes) CatchInterrupt();
-      // Called, too, while a stream stands still.
+      // Also called while a stream stalls.
       if (done_bytes != last_bytes) watchdog.Feed();
       last_bytes = done_bytes;
       bar.Update(done_bytes, total_bytes);
@@ -130,8 +131,8 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
   };
   const auto result = transfer();
   if (!result && Interrupted()) {
-    PrintError(Concat("gpushmctl: interrupted: ",
-                      load ? "the buffer is not complete\n" : "the file is as it was\n"));
+    PrintError(Concat("gpushmctl: interrupted: ", load ? "the buffer's content is not complete\n"
+                                                       : "the file was not changed\n"));
     return ExitCode::kInterrupted;
   }
   if (!result) return std::unexpected(result.error());
@@ -140,7 +141,7 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
                            : load ? TransferLine("loaded", arguments.path, arguments.name, *result)
                                   : TransferLine("saved", arguments.name, arguments.path, *result);
   if (!load && arguments.path == "-") {
-    PrintError(text);  // Standard output has the bytes.
+    PrintError(text);  // Standard output carries the bytes.
   } else if (auto done = Print(text); !done) {
     return std::unexpected(done.error());
   }
@@ -150,8 +151,8 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
 void AddOptions(CLI::App* command, Arguments* arguments) {
   command
       ->add_option("--way", arguments->way,
-                   "Who moves the bytes: here (this process, needs the GPU), broker (a child of "
-                   "the broker), or auto")
+                   "Who moves the bytes: here (this process, "
+                   "which needs the GPU), broker (a child of the broker), or auto")
       ->check(CLI::IsMember({"auto", "here", "broker"}))
       ->capture_default_str();
   command
@@ -161,28 +162,29 @@ void AddOptions(CLI::App* command, Arguments* arguments) {
       ->check(CLI::IsMember({"auto", "page-cache", "direct", "gds"}))
       ->capture_default_str();
   AddBytesOption(command, "--chunk", &arguments->chunk_bytes,
-                 "Bytes of each pinned chunk, 1Mi to 1Gi (default 16Mi, less for small files)");
-  command->add_option("--chunks", arguments->chunks, "Pinned chunks, 2 to 16 (default 3)")
+                 "Size of each pinned chunk, 1Mi to 1Gi (default 16Mi, less for small files)");
+  command->add_option("--chunks", arguments->chunks, "Number of pinned chunks, 2 to 16 (default 3)")
       ->check(CLI::Range(2U, 16U));
   command
       ->add_option("--threads", arguments->threads,
-                   "Threads that read the file beside the main one, 0 for none; the broker chooses "
-                   "its own (default: one for each further core that this container may use, at "
-                   "most 8)")
+                   "Number of threads that read the file besides the main one; "
+                   "0: none. The broker chooses its own number (default: "
+                   "one for each further core that this container may use, at most 8)")
       ->check(CLI::Range(0U, 64U));
   AddDurationOption(
       command, "--stall-timeout",
       [arguments](int64_t stall_ms) { arguments->stall_ms = std::max<int64_t>(stall_ms, 1); },
-      "Give up when nothing moves for so long (default 60s)");
-  command->add_flag("--no-progress", arguments->no_progress, "No progress bar on a terminal");
+      "Give up when no bytes move for this long (default 60s)");
+  command->add_flag("--no-progress", arguments->no_progress, "Print no progress bar on a terminal");
 }
 
 void AddCommand(CLI::App* app, Context* context, bool load) {
   CLI::App* command =
-      load ? app->add_subcommand("load", "Fill a buffer from a file (-: standard input)")
-           : app->add_subcommand("save",
-                                 "Write a buffer's content to a file, which is replaced as a "
-                                 "whole (-: to standard output)");
+      load
+          ? app->add_subcommand("load", "Fill a buffer from a file (-: standard input)")
+          : app->add_subcommand(
+                "save",
+                "Write a buffer's content to a file, replacing it as a whole (-: standard output)");
   const auto arguments = std::make_shared<Arguments>();
   const auto file = [&] { command->add_option("FILE", arguments->path, "The file")->required(); };
   if (load) file();
@@ -191,12 +193,12 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
   AddOptions(command, arguments.get());
   if (!load) {
     command->add_flag("--whole", arguments->whole,
-                      "All bytes of the buffer, not only those that are content");
+                      "Save all bytes of the buffer, not only its content");
   }
   command->callback([=] {
     const uint64_t chunk_bytes = arguments->chunk_bytes;
     if (chunk_bytes != 0 && (chunk_bytes < kMinChunkBytes || chunk_bytes > kMaxChunkBytes)) {
-      throw CLI::ValidationError("--chunk", "must be between 1Mi and 1Gi; 16Mi to 32Mi is best");
+      throw CLI::ValidationError("--chunk", "must be between 1Mi and 1Gi; 16Mi to 32Mi works best");
     }
     if (arguments->name == "-") {
       throw CLI::ValidationError("NAME", load ? "comes last: gpushmctl load - NAME"

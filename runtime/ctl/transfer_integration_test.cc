@@ -1,4 +1,5 @@
-// Loads and saves by gpushmctl (integration_testing.h), in its process and in the broker's.
+// Loads and saves by gpushmctl (integration_testing.h), in its own process and in the broker's
+// child.
 #include "platform/transfer/file_way.h"
 #include "runtime/ctl/integration_testing.h"
 
@@ -26,7 +27,7 @@ TEST_F(CtlTest, MovesFilesEitherWay) {
     EXPECT_THAT(saved.out, HasSubstr("\"way\": \"" + way + "\""));
     EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
   }
-  // A container without a GPU: auto goes by the broker.
+  // In a container without a GPU, auto uses the broker.
   const Output blind = Ctl({"load", file, "weights"}, {.environment = {"CUDA_VISIBLE_DEVICES="}});
   EXPECT_EQ(blind.code, 0) << blind.err;
   EXPECT_THAT(blind.out, HasSubstr("by the broker"));
@@ -36,8 +37,8 @@ TEST_F(CtlTest, MovesFilesEitherWay) {
       0);
 }
 
-// Goal: a name that is not there is exit code 3 at once, in every way, with the name that was
-// meant; --timeout waits for it, and that wait is no transfer that stands still.
+// Goal: a missing name gives exit code 3 immediately, with every method, and the error suggests a
+// similar name. --timeout waits for the name, and that wait does not count as a stalled transfer.
 TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
@@ -57,11 +58,11 @@ TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
     patient.insert(patient.end(), {"--timeout", "1500ms", "--stall-timeout", "1s"});
     const Output waited = Ctl(patient);
     EXPECT_EQ(waited.code, 6) << waited.err;
-    EXPECT_THAT(waited.err, AllOf(HasSubstr("waited in vain"), Not(HasSubstr("stands still")),
+    EXPECT_THAT(waited.err, AllOf(HasSubstr("timed out waiting for"), Not(HasSubstr("stalled")),
                                   HasSubstr("did you mean \"weights\"?")));
   }
   EXPECT_FALSE(fs::exists(copy));
-  // It comes while the load waits.
+  // The buffer appears while the load waits.
   const pid_t loader = fork();
   if (loader == 0) {
     RedirectTo(STDERR_FILENO, "late.err");
@@ -73,8 +74,8 @@ TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << Slurp((dir_ / "late.err").string());
 }
 
-// Goal: a buffer knows the bytes of its content, wherever it is shown, and saves write those, in
-// every way; --whole writes all. Another generation begins with all of its bytes.
+// Goal: every output shows how many bytes of a buffer are content, and saves write those bytes,
+// with every method; --whole writes all. A new generation begins with all of its bytes as content.
 TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
@@ -126,7 +127,8 @@ TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {
   gpushm_close(client);
 }
 
-// Goal: a shell's pipes work both ways, through both processes, and what went wrong is said.
+// Goal: a shell's pipes work in both directions and through both processes, and errors are
+// reported.
 TEST_F(CtlTest, MovesStreams) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
@@ -166,8 +168,8 @@ TEST_F(CtlTest, MovesStreams) {
   }
 }
 
-// Goal: GPUDirect Storage in both processes: the bytes, the way told, refusals that leave the
-// buffer as it was where nothing was begun, and errors in the middle that do not. Method:
+// Goal: GPUDirect Storage works in both processes: the bytes are right and the method is reported.
+// A refusal before the start leaves the buffer unchanged; an error in the middle does not. Method:
 // fake_cufile.cc.
 TEST_F(CtlTest, MovesByGpuDirectStorage) {
   setenv("GPUSHM_CUFILE", (build_ + "/fake-cufile").c_str(), 1);
@@ -200,7 +202,7 @@ TEST_F(CtlTest, MovesByGpuDirectStorage) {
   EXPECT_THAT(broken.err, HasSubstr("cuFileRead: Input/output error"));
   EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("failed"));
 
-  // Large, and none of it in the page cache, unless the file system keeps all in memory.
+  // A large file, no part of it in the page cache, unless the file system is in memory.
   const std::string large = WriteFile("large", 0);
   fs::resize_file(large, 256 << 20);
   ASSERT_EQ(Ctl({"create", "more", "256Mi"}).code, 0);
@@ -231,7 +233,7 @@ TEST_F(CtlTest, StalledOrKilledInTheMiddle) {
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
   const std::string pipe = (dir_ / "pipe").string();
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  // Open for both, so that it neither blocks here nor ends there.
+  // Opened for reading and writing, so that the open does not block and the pipe does not end.
   const int held = open(pipe.c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(held, 0);
   ASSERT_EQ(write(held, "few", 3), 3);

@@ -31,7 +31,7 @@ Color StateColor(uint32_t state) {
 struct Count {
   size_t readers = 0;
   size_t writers = 0;
-  size_t old = 0;  // Of generations that are no more behind the name.
+  size_t old = 0;  // Of generations to which the name no longer refers.
   size_t all() const { return readers + writers + old; }
 };
 
@@ -57,7 +57,7 @@ const gpushm_sync_info* LookOf(const gpushm_info& info, const Snapshot& snapshot
   return nullptr;
 }
 
-// The container that writes a signal or ring; "" where nobody does, or who did is gone.
+// The container that writes a signal or ring; "" if it has no writer, or the writer is gone.
 std::string_view WriterOf(const gpushm_sync_info& look, const std::vector<gpushm_holder>& holders) {
   for (const gpushm_holder& holder : holders) {
     if (look.writer_lease != 0 && holder.lease_id == look.writer_lease) {
@@ -141,7 +141,7 @@ void WriteBroker(const gpushm_broker_info& broker, JsonWriter* json) {
   json->Key("simulated").Bool(broker.simulated != 0);
 }
 
-// "name:        weights", values in one column.
+// A line such as "name:        weights", with the values in one column.
 std::string Field(std::string_view key, std::string_view value) {
   std::string line(key);
   line += ':';
@@ -271,7 +271,7 @@ Color SyncColor(uint32_t state) {
                                          : Color::kRed;
 }
 
-// Below the buffers; empty where there are none.
+// Printed below the buffers; empty if there are no signals, barriers, rings or queues.
 std::string SyncTable(const Snapshot& snapshot, const Style& style) {
   Table table({{"NAME"},
                {"KIND"},
@@ -471,7 +471,7 @@ std::string TopText(const TopSample& sample, const TopSample* previous, int64_t 
   };
   std::vector<Row> sorted;
   for (const gpushm_info& info : sample.snapshot.buffers) {
-    if (info.transport == GPUSHM_HOST) continue;  // No bytes of the GPU: ls has them.
+    if (info.transport == GPUSHM_HOST) continue;  // Not GPU memory: ls shows these.
     sorted.push_back({&info, CountHolders(info, sample.snapshot.holders)});
   }
   std::sort(sorted.begin(), sorted.end(), [&](const Row& a, const Row& b) {
@@ -536,12 +536,12 @@ std::string InfoJson(const gpushm_info& info) {
 
 namespace {
 
-// While bytes moved; of an older broker only the whole is known.
+// The time in which bytes moved. An older broker reports only the whole time.
 int64_t MovingNs(const gpushm_transfer_result& result) {
   return result.moving_ns > 0 ? result.moving_ns : result.elapsed_ns;
 }
 
-// How much of what the link can do; 0: not known.
+// The part of the link's speed that was used; 0: not known.
 double LinkPart(const gpushm_transfer_result& result) {
   const int64_t moving_ns = MovingNs(result);
   if (result.link_bytes_per_second == 0 || moving_ns <= 0) return 0;

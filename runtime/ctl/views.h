@@ -1,6 +1,6 @@
-// What ls, stat, top, load and the others print, from plain data. Pure: no I/O, no clock.
+// The output of ls, stat, top, load and the others, made from plain data. Pure: no I/O, no clock.
 //
-// The JSON forms are an interface (docs/reference/gpushmctl.md): members may be added, never
+// The JSON forms are an interface (docs/reference/gpushmctl.md): members may be added, but never
 // renamed.
 #pragma once
 
@@ -17,10 +17,10 @@ namespace gpushm::ctl {
 
 struct Style {
   bool color = false;
-  int64_t now_unix_ns = 0;  // Ages count from here.
+  int64_t now_unix_ns = 0;  // The time from which ages are counted.
 };
 
-// "ready"; "unknown-7" for what this version does not know.
+// "ready"; "unknown-7" for a value that this version does not know.
 std::string StateName(uint32_t state);
 std::string TransportName(uint32_t transport);
 std::string AccessName(uint32_t access);
@@ -32,16 +32,17 @@ std::string KindName(uint32_t kind);        // Of gpushm_sync_kind.
 std::string SyncStateName(uint32_t state);  // Of gpushm_signal_state.
 
 struct Snapshot {
-  std::vector<gpushm_info> buffers;  // And signals, barriers, rings: those are GPUSHM_HOST.
+  std::vector<gpushm_info>
+      buffers;  // Includes signals, barriers and rings: those have transport GPUSHM_HOST.
   std::vector<gpushm_holder> holders;
-  std::vector<gpushm_sync_info> looks{};  // Of those, where known.
+  std::vector<gpushm_sync_info> looks{};  // For signals, barriers and rings, where known.
 };
 
 std::string ListTable(const Snapshot& snapshot, const Style& style);
 std::string ListNames(const Snapshot& snapshot);
 std::string ListJson(const Snapshot& snapshot);
 
-// `look` may be null: it is a buffer, or not known.
+// `look` is null for a buffer, or if it is not known.
 std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
                      const gpushm_sync_info* look, const Style& style);
 std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
@@ -55,7 +56,7 @@ struct TopSample {
   gpushm_broker_info broker;
   Snapshot snapshot;
 };
-// `previous` may be null: then no rates are known. `rows` 0: no limit.
+// `previous` may be null: then rates are not known. `rows` 0: no limit.
 std::string TopText(const TopSample& sample, const TopSample* previous, int64_t elapsed_ns,
                     TopOrder order, int rows, const Style& style);
 // One line.

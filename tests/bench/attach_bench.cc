@@ -1,8 +1,8 @@
-// A first attach against the floor: one descriptor over a socket, import, reserve, map, set access.
+// A first attach compared with the minimum: one descriptor over a socket, import, reserve, map, set
+// access.
 //
 // Both map the same allocation, read-only, in the same process, in turns; which comes first
-// alternates too. What is undone is outside the timing. docs/benchmarks/README.md says what each
-// row is.
+// alternates, too. Undoing is not timed. docs/benchmarks/README.md describes each row.
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -36,13 +36,13 @@ std::string BufferName(uint64_t size_bytes) {
                             : Concat("b", size_bytes / kMiB, "m");
 }
 
-// Sizes that this card has room for, twice over, beside contexts.
+// Sizes for which this card has room twice, besides contexts.
 bool Fits(uint64_t size_bytes) {
   if (ThisMachine().simulated) return size_bytes <= kGiB;
   return 3 * size_bytes < ThisMachine().device.total_bytes;
 }
 
-// One broker with a buffer of each size, one connection, made at the first use.
+// One broker with a buffer of each size, and one connection, made at the first use.
 struct Setup {
   Broker broker;
   Connection connection;
@@ -81,7 +81,7 @@ Result<Timed> TimeOurs(gpushm_client* client, const std::string& name) {
   return Timed{made - start, end - undo};
 }
 
-// The driver's calls by hand: as an application without gpushm would write them.
+// The driver's calls by hand, as an application without gpushm would write them.
 Result<Timed> TimeRaw(RawServer& server, uint64_t size_bytes) {
   const CudaApi& api = *ThisMachine().api;
   CUmemGenericAllocationHandle handle = 0;
@@ -116,7 +116,7 @@ Result<Timed> TimeRaw(RawServer& server, uint64_t size_bytes) {
 
 // ---------------------------------------------------------------- what the plugin's link costs
 
-// The keeper of the node's plugin, with one allocation on the GPU that is given by its UUID.
+// The keeper of the node's plugin, with one allocation on the GPU with the given UUID.
 Result<void> KeepBrokers(Channel& parent, const std::vector<std::string>& arguments) {
   plugin::Keeper::Options options;
   options.links_folder = arguments.at(0);
@@ -133,7 +133,8 @@ Result<void> KeepBrokers(Channel& parent, const std::vector<std::string>& argume
   return {};
 }
 
-// The same attach at a broker that states it to a plugin, and at one that has none, in turns.
+// The same attach with a broker that reports it to a plugin, and with one that has no plugin, in
+// turns.
 Result<void> FirstAttachLinked(benchmark::State& state) {
   if (auto r = NeedContext(); !r) return r;
   const Result<Setup*> alone = TheSetup();
@@ -173,7 +174,7 @@ Result<void> FirstAttachLinked(benchmark::State& state) {
 
 using Part = int64_t Timed::*;
 
-// Ours and raw in turns; `part` is what the row shows.
+// gpushm and the raw calls in turns; `part` selects what the row shows.
 Result<void> Compare(benchmark::State& state, uint64_t size_bytes, Part part, double budget_ratio) {
   const Result<Setup*> setup = TheSetup();
   if (!setup) return std::unexpected(setup.error());
@@ -205,11 +206,11 @@ Result<void> Compare(benchmark::State& state, uint64_t size_bytes, Part part, do
 }
 
 Result<void> AttachWithoutContext(benchmark::State& state, uint64_t size_bytes) {
-  if (HasContext()) return Fail(Code::kInternal, "this process has a context by now");
+  if (HasContext()) return Fail(Code::kInternal, "this process already has a context");
   return Compare(state, size_bytes, &Timed::make_ns, 0);
 }
 
-// The same while the process holds another buffer: does the driver set up what it tore down?
+// The same while the process holds another buffer: does the driver set up again what it tore down?
 Result<void> AttachBesideAnother(benchmark::State& state) {
   const Result<Setup*> setup = TheSetup();
   if (!setup) return std::unexpected(setup.error());
@@ -235,7 +236,7 @@ Result<void> Detach(benchmark::State& state, uint64_t size_bytes) {
   return Compare(state, size_bytes, &Timed::undo_ns, 0);
 }
 
-// While the process holds it already: means of batches, because the clock costs as much as a call.
+// While the process already holds it: means of batches, because the clock costs as much as a call.
 Result<void> SecondAttach(benchmark::State& state) {
   const Result<Setup*> setup = TheSetup();
   if (!setup) return std::unexpected(setup.error());
@@ -265,7 +266,7 @@ Result<void> SecondAttach(benchmark::State& state) {
   return {};
 }
 
-// What counting adds to that, alone: into a page of shared memory, as a broker gives it.
+// The additional cost of counting: into a page of shared memory, like the one that a broker gives.
 Result<void> CountOne(benchmark::State& state) {
   constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
   const auto page = MakeSealed("counters", kBytes, Writers::kAll);
@@ -287,7 +288,7 @@ Result<void> CountOne(benchmark::State& state) {
   return {};
 }
 
-// Connecting and attaching, as a new session does; the context stands.
+// Connects and attaches, as a new session does; the context already exists.
 Result<void> OpenAndAttach(benchmark::State& state) {
   if (auto r = NeedContext(); !r) return r;
   const Result<Setup*> setup = TheSetup();
@@ -313,7 +314,7 @@ Result<void> OpenAndAttach(benchmark::State& state) {
 
 // ---------------------------------------------------------------- CUDA's own way
 
-// Another process with cudaMalloc memory of a size, which gives its cuIpc handle as text.
+// Another process with cudaMalloc memory of a given size, which sends its cuIpc handle as text.
 Result<void> OwnIpcMemory(Channel& parent, const std::vector<std::string>& arguments) {
   if (auto r = FindDriver(); !r) return r;
   if (auto r = NeedContext(); !r) return r;
@@ -361,7 +362,7 @@ Result<void> CudaIpcOpen(benchmark::State& state, uint64_t size_bytes) {
 
 // ---------------------------------------------------------------- moving the bytes instead
 
-// A device buffer to the host and from there to another one: what two processes do today.
+// Copies a device buffer to the host and from there to another one, as two processes do today.
 Result<Samples> TimeStaging(std::byte* host, uint64_t size_bytes, int64_t count) {
   const CudaApi& api = *ThisMachine().api;
   std::array<CUdeviceptr, 2> ends{};
@@ -424,7 +425,7 @@ void RegisterRows() {
   for (const uint64_t size : kSizes) {
     if (!Fits(size)) {
       Row(Concat("FirstAttach/", SizeName(size)), 1, [](benchmark::State&) -> Result<void> {
-        return Fail(Code::kExhausted, "left out: the card is too small, or simulated");
+        return Fail(Code::kExhausted, "skipped: the card is too small, or simulated");
       });
       continue;
     }

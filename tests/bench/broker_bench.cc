@@ -1,6 +1,6 @@
-// The broker from outside: its memory, its start, the end of leases, making and deleting.
+// The broker from outside: its memory, its start, the end of leases, making and deleting buffers.
 //
-// This process never makes a context, so that raw calls here cost what they cost the broker.
+// This process never makes a context, so that raw calls cost the same here as in the broker.
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
@@ -33,7 +33,7 @@ Broker::Options Buffers(int count) {
 
 // ---------------------------------------------------------------- memory
 
-// What the driver itself takes of a process: cuInit and a list of the GPUs, nothing else.
+// What the driver itself uses of a process: cuInit and a list of the GPUs, nothing else.
 Result<void> UseDriver(Channel& parent, const std::vector<std::string>&) {
   const Result<Memory> before = MemoryOf(getpid());
   if (!before) return std::unexpected(before.error());
@@ -84,7 +84,7 @@ Result<void> BrokerMemory(benchmark::State& state, int buffers) {
 
 // ---------------------------------------------------------------- start
 
-// As many allocations made and exported as a broker makes for its buffers, and nothing else.
+// Makes and exports as many allocations as a broker does for its buffers, and nothing else.
 Result<void> Allocate(Channel& parent, const std::vector<std::string>& arguments) {
   if (auto r = FindDriver(); !r) return r;
   const Machine& machine = ThisMachine();
@@ -104,8 +104,8 @@ Result<void> Allocate(Channel& parent, const std::vector<std::string>& arguments
   return {};
 }
 
-// From the start of the process until a client is connected, against a process that only makes the
-// same memory.
+// From the start of the process until a client is connected, compared with a process that only
+// makes the same memory.
 Result<void> BrokerReady(benchmark::State& state, int buffers) {
   Samples ours;
   Samples raw;
@@ -162,18 +162,20 @@ Result<void> EndOneLease(const Broker& broker, const Connection& watcher, LeaseE
       !r) {
     return r;
   }
-  if (count != 1) return Fail(Code::kInternal, Concat(count, " leases where there should be one"));
+  if (count != 1) return Fail(Code::kInternal, Concat(count, " leases, expected one"));
   pollfd poller{.fd = holder->process().pidfd(), .events = POLLIN, .revents = 0};
   const int64_t killed = MonotonicNs();
   holder->process().Kill();
-  if (poll(&poller, 1, kStepMs) != 1) return Fail(Code::kTimeout, "a killed process does not end");
+  if (poll(&poller, 1, kStepMs) != 1)
+    return Fail(Code::kTimeout, "a killed process did not end in time");
   const int64_t gone = MonotonicNs();
   for (const Deadline deadline = Deadline::AfterMs(kStepMs); count > 0;) {
     if (auto r = Check(gpushm_holders(watcher.get(), "buffer-0", nullptr, 0, &count), "holders");
         !r) {
       return r;
     }
-    if (deadline.Passed()) return Fail(Code::kTimeout, "a lease does not end");
+    if (deadline.Passed())
+      return Fail(Code::kTimeout, "the lease of a killed process did not end in time");
   }
   const int64_t ended = MonotonicNs();
   ends->kill_to_pidfd.Add(gone - killed);
@@ -182,8 +184,8 @@ Result<void> EndOneLease(const Broker& broker, const Connection& watcher, LeaseE
   return {};
 }
 
-// One measurement, two rows: `after_pidfd` shows the broker's part, else the whole against the
-// kernel's part.
+// One measurement gives two rows. `after_pidfd` shows the broker's part; otherwise the row shows
+// the whole, compared with the kernel's part.
 Result<void> LeaseEnd(benchmark::State& state, bool after_pidfd) {
   const Result<Broker> broker = Broker::Start(Buffers(1));
   if (!broker) return std::unexpected(broker.error());
@@ -240,7 +242,7 @@ Result<void> CreateDelete(benchmark::State& state, uint64_t size_bytes) {
   return {};
 }
 
-// One request and its reply, against which every other number of the broker stands.
+// One request and its reply, with which every other number of the broker is compared.
 Result<void> RoundTrip(benchmark::State& state) {
   const Result<Broker> broker = Broker::Start(Buffers(1));
   if (!broker) return std::unexpected(broker.error());

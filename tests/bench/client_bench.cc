@@ -1,7 +1,9 @@
-// What the library's calls without a request cost, through the C ABI: look-up and "is it current".
+// The cost of the library's calls that need no request, through the C ABI: look-up and "is it
+// current".
 //
-// A sample is the mean of kBatch calls, because the clock costs about as much as one; single calls
-// beside a writer are timed one by one as well. registry_bench has the same below the ABI.
+// A sample is the mean of kBatch calls, because the clock costs about as much as one call. Next to
+// a writer, single calls are timed one by one as well. registry_bench measures the same below the
+// ABI.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -31,7 +33,7 @@ struct Setup {
   std::vector<std::string> names;
 };
 
-// As many buffers as a pod can have but one, which the replacer makes.
+// One buffer fewer than a pod can have; the replacer makes the last one.
 Result<Setup*> TheSetup() {
   static std::optional<Setup> setup;
   if (setup) return &*setup;
@@ -75,7 +77,7 @@ Result<void> ReplaceFlatOut(Channel& parent, const std::vector<std::string>& arg
   return parent.Say(std::to_string(count));
 }
 
-// Names in random order, a batch of them copied to where a caller's own names would be.
+// Names in random order. A batch of them is copied to the place of a caller's own names.
 class NameBatches {
  public:
   explicit NameBatches(const std::vector<std::string>& names) : names_(names) {}
@@ -143,7 +145,8 @@ Result<void> LookUpIdle(benchmark::State& state) {
   return LookUp(state, (*setup)->connection.get(), (*setup)->names);
 }
 
-// The record and the map's entry are in the cache: what of Lookup/idle is not memory's latency.
+// The record and the map's entry are in the cache: the part of Lookup/idle that is not memory
+// latency.
 Result<void> LookUpOneName(benchmark::State& state) {
   const Result<Setup*> setup = TheSetup();
   if (!setup) return std::unexpected(setup.error());

@@ -25,14 +25,15 @@ Result<void> LookAt(const std::string& driver_folder) {
   if (!api) return std::unexpected(api.error());
   Result<std::vector<DeviceInfo>> devices = ListDevices(**api);
   if (!devices) return std::unexpected(devices.error());
-  if (devices->empty()) return Fail(Code::kNotFound, "no GPU");
+  if (devices->empty()) return Fail(Code::kNotFound, "the driver lists no GPU");
   machine.api = *api;
   machine.device = devices->front();
   machine.simulated = (*api)->simulated();
   return {};
 }
 
-// GPUSHM_DRIVER where it is set; else a real GPU; else the simulated driver beside this program.
+// GPUSHM_DRIVER if it is set, otherwise a real GPU, otherwise the simulated driver next to this
+// program.
 Result<void> ChooseDriver() {
   setenv("GPUSHM_SIM_DIR", (machine.work / "gpu").c_str(), 0);
   const std::string given = DriverFolderFromEnvironment();

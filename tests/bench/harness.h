@@ -32,10 +32,10 @@ namespace gpushm::bench {
 inline constexpr uint64_t kKiB = 1024;
 inline constexpr uint64_t kMiB = 1024 * kKiB;
 inline constexpr uint64_t kGiB = 1024 * kMiB;
-// For anything that a working product does at once.
+// The limit for anything that a working product does immediately.
 inline constexpr int64_t kStepMs = 60'000;
 
-// Where this program runs. Children find the same driver by the environment.
+// The machine of this program. Child processes find the same driver through the environment.
 struct Machine {
   const CudaApi* api = nullptr;
   DeviceInfo device;
@@ -44,32 +44,33 @@ struct Machine {
 };
 // Set before any benchmark runs. A role that needs it calls FindDriver first; its `work` is empty.
 const Machine& ThisMachine();
-// What a reader of the figures must know of it: names and values for the JSON's context.
+// Facts that a reader of the figures needs: names and values for the JSON's context.
 std::vector<std::pair<std::string, std::string>> MachineFacts();
-// Loads the driver that the environment names, and cuInit.
+// Loads the driver that the environment names, and calls cuInit.
 Result<void> FindDriver();
 
-// The primary context, made at the first call and kept to the end of the process; 523 MiB of the
-// card. Rows that measure a process without one are registered first and ask HasContext.
+// The primary context, made at the first call and kept until the process ends; it takes 523 MiB of
+// the card. Rows that measure a process without a context are registered first and check
+// HasContext.
 Result<void> NeedContext();
 bool HasContext();
 
-// Registers a row. `iterations` 0: as long as Google Benchmark thinks fit. A Status that the body
-// returns becomes the row's error.
+// Registers a row. With `iterations` 0, Google Benchmark chooses. A Status that the body returns
+// becomes the row's error.
 using Body = std::function<Result<void>(benchmark::State&)>;
 void Row(const std::string& name, int64_t iterations, Body body);
 
 // "2MiB", "16GiB".
 std::string SizeName(uint64_t bytes);
 
-// A gpushm_status as a Result, with the library's own words.
+// Turns a gpushm_status into a Result with the library's own error text.
 Result<void> Check(gpushm_status status, std::string_view what);
 
 // A connection to the broker in `folder`, closed at the end.
 class Connection {
  public:
   static Result<Connection> Open(const std::filesystem::path& folder, int64_t timeout_ms = kStepMs);
-  // Waits for a broker that is starting; if it ends instead, the error is the end of its log.
+  // Waits for a starting broker. If the broker ends instead, the error contains the end of its log.
   static Result<Connection> To(const Broker& broker);
   gpushm_client* get() const { return client_; }
 
@@ -84,11 +85,11 @@ class Connection {
   gpushm_client* client_;
 };
 
-// What a child process of the program does: its channel to the parent, and its arguments.
+// The main function of a child process, with its channel to the parent and its arguments.
 using Role =
     std::function<Result<void>(Channel& parent, const std::vector<std::string>& arguments)>;
 
-// Runs a role if this process was started as a child, else `body` on ThisMachine().
+// Runs a role if this process was started as a child; otherwise runs `body` on ThisMachine().
 int RunOnMachine(int argc, char** argv, const std::map<std::string, Role>& roles,
                  const std::function<int()>& body);
 

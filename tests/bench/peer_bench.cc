@@ -1,6 +1,6 @@
-// A buffer of GPU 0 used on GPU 1: the attach against the driver's calls by hand, a kernel that
-// reads it in place against the copy engine, and the copy over the host that an attach makes where
-// the GPUs do not get to each other. Needs two GPUs that do.
+// A buffer of GPU 0 that GPU 1 uses. It compares the attach with the driver's calls by hand, and a
+// kernel that reads it in place with the copy engine. It also measures the copy through host memory
+// that an attach makes if the GPUs cannot access each other. It needs two GPUs that can.
 #include <array>
 #include <memory>
 #include <optional>
@@ -23,7 +23,7 @@ constexpr int kCopies = 20;
 constexpr unsigned kBlocks = 132 * 4;
 constexpr unsigned kThreads = 512;
 
-// Reads `count` times 16 bytes, as many threads as there are at once, and keeps their sum alive.
+// Reads 16 bytes `count` times, with as many threads as run at once, and uses the sum.
 constexpr char kProgram[] = R"ptx(
 .version 7.0
 .target sm_70
@@ -126,8 +126,8 @@ Result<int64_t> TimeRaw(RawServer& server, uint64_t size) {
   return took_ns;
 }
 
-// In turns. The first attach of a process across two GPUs, which sets their connection up, is not
-// among them: PeerAttach/first shows it.
+// In turns. The first attach of a process across two GPUs, which sets up their connection, is not
+// included: PeerAttach/first shows it.
 Result<void> PeerAttach(benchmark::State& state, uint64_t size) {
   const Result<Setup*> setup = TheSetup();
   if (!setup) return std::unexpected(setup.error());
@@ -198,8 +198,8 @@ class Reader {
   CUfunction function_;
 };
 
-// On GPU 1, in turns: a kernel that reads the gigabyte where it lies, and the copy engine that
-// fetches it into GPU 1's own memory.
+// On GPU 1, in turns: a kernel that reads the gigabyte in place, and the copy engine that copies it
+// to GPU 1's own memory.
 Result<void> PeerRead(benchmark::State& state) {
   const CudaApi& api = *ThisMachine().api;
   const Result<Setup*> setup = TheSetup();
@@ -237,7 +237,7 @@ Result<void> PeerRead(benchmark::State& state) {
   return {};
 }
 
-// What an attach does where there is no way, also measured where there is one.
+// What an attach does if the GPUs cannot access each other, also measured if they can.
 Result<void> StagedCopy(benchmark::State& state) {
   const CudaApi& api = *ThisMachine().api;
   const Result<Setup*> setup = TheSetup();
@@ -264,7 +264,7 @@ Result<void> StagedCopy(benchmark::State& state) {
     uint32_t last = 0;
     auto done = api.Check(api.cuMemcpyDtoH(&last, copy->address() + kGiB - 4, 4), "cuMemcpyDtoH");
     if (!done) return done;
-    if (last != kWord) return Fail(Code::kCorrupt, "the copy is not what was copied");
+    if (last != kWord) return Fail(Code::kCorrupt, "the copy differs from its source");
     if (auto home = (*setup)->home.MakeCurrent(); !home) return home;
   }
   Show(state, Ours{samples});
@@ -272,7 +272,7 @@ Result<void> StagedCopy(benchmark::State& state) {
   return {};
 }
 
-// Whether GPU 1 is there and gets to GPU 0's memory.
+// Whether GPU 1 exists and can access GPU 0's memory.
 bool HasPeers() {
   int can = 0;
   return ThisMachine().api->cuDeviceCanAccessPeer(&can, kPeer, kHome) == CUDA_SUCCESS && can != 0;
@@ -281,7 +281,8 @@ bool HasPeers() {
 void RegisterRows() {
   if (!HasPeers()) {
     Row("PeerAttach", 1, [](benchmark::State&) -> Result<void> {
-      return Fail(Code::kUnsupported, "left out: needs two GPUs that get to each other's memory");
+      return Fail(Code::kUnsupported,
+                  "skipped: needs two GPUs that can access each other's memory");
     });
     return;
   }

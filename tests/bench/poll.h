@@ -1,4 +1,5 @@
-// How a benchmark's process waits for a word that another one, or the GPU, stores in shared memory.
+// How a process of a benchmark waits for a word that another process, or the GPU, stores in shared
+// memory.
 //
 // Threads: any.
 #pragma once
@@ -12,15 +13,15 @@
 
 namespace gpushm::bench {
 
-// What a polling loop does between two looks.
+// One pause between two loads of a polling loop.
 inline void Relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
 }
 
-// Polls, as whoever waits for a hand-over in microseconds does, and lets others run in between:
-// there may be more processes than processors. False once the deadline has passed.
+// Polls, because hand-overs take microseconds, and yields in between: there may be more processes
+// than processors. False once the deadline has passed.
 template <typename Ready>
 bool WaitUntil(const Ready& ready, const Deadline& deadline) {
   constexpr int kSpins = 20;
@@ -35,7 +36,7 @@ bool WaitUntil(const Ready& ready, const Deadline& deadline) {
   return true;
 }
 
-// Pairs with the release store of whoever counts it up.
+// Pairs with the release store of the process that increments the word.
 inline bool Reached(const std::atomic<uint64_t>& word, uint64_t sequence) {
   return word.load(std::memory_order_acquire) >= sequence;
 }

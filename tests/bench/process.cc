@@ -131,7 +131,7 @@ Result<void> Child::Expect(std::string_view expected, const Deadline& deadline) 
   const Result<Heard> heard = channel_.Hear(deadline);
   if (!heard) return std::unexpected(heard.error().WithContext("a child process"));
   if (heard->text == expected) return {};
-  return Fail(Code::kInternal, Concat("a child process said: ", heard->text));
+  return Fail(Code::kInternal, Concat("unexpected message from a child process: ", heard->text));
 }
 
 // ---------------------------------------------------------------- Broker
@@ -145,7 +145,7 @@ Result<Broker> Broker::Start(const Options& options) {
   out << "folder: " << folder.string() << "\ngpu: " << ThisMachine().device.device << "\n";
   if (!options.buffers.empty()) out << "annotations:\n";
   for (const auto& [name, size_bytes] : options.buffers) {
-    // Whole MiB, written short: thousands of buffers must fit config::kConfigBytes.
+    // Whole MiB, written short: thousands of buffers must fit in config::kConfigBytes.
     out << "  buffers.gpushm.io/" << name << ": " << size_bytes / kMiB << "Mi\n";
     pool_bytes += RoundUp(size_bytes, ThisMachine().device.granularity);
   }
@@ -180,7 +180,8 @@ Result<Memory> MemoryOf(pid_t pid) {
     if (line.starts_with("VmRSS:")) memory.rss_bytes = std::stoull(line.substr(6)) * kKiB;
     if (line.starts_with("RssAnon:")) memory.anon_bytes = std::stoull(line.substr(8)) * kKiB;
   }
-  if (memory.rss_bytes == 0) return Fail(Code::kNotFound, Concat("no memory of process ", pid));
+  if (memory.rss_bytes == 0)
+    return Fail(Code::kNotFound, Concat("cannot read the memory use of process ", pid));
   return memory;
 }
 

@@ -1,7 +1,7 @@
-// Processes of the benchmarks: children that are this program again in another role, and the
-// broker.
+// Processes of the benchmarks: the broker, and children that run this program again in another
+// role.
 //
-// All die with the process that started them.
+// All of them die with the process that started them.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +20,7 @@ namespace gpushm::bench {
 
 struct Heard {
   std::string text;
-  UniqueFd descriptor;  // Invalid where none came.
+  UniqueFd descriptor;  // Invalid if none came.
 };
 
 // Short texts, each with at most one descriptor, between a parent and its child.
@@ -38,8 +38,8 @@ class Channel {
 // A child process, killed and reaped at the end.
 class Process {
  public:
-  // Runs `program` with `arguments`; `kept` stays open in it under the same number; its output goes
-  // to `log` (empty: to ours).
+  // Runs `program` with `arguments`. `kept` stays open in it under the same number. Its output goes
+  // to `log`, or to this process's output if `log` is empty.
   static Result<Process> Start(const std::filesystem::path& program,
                                const std::vector<std::string>& arguments, int kept,
                                const std::filesystem::path& log);
@@ -48,7 +48,7 @@ class Process {
   // Readable once the process has ended.
   int pidfd() const { return pidfd_.get(); }
   void Kill();
-  // SIGTERM, and SIGKILL where that does not end it within five seconds.
+  // Sends SIGTERM, and SIGKILL if the process does not end within five seconds.
   void Stop();
   bool Ended() const;
 
@@ -67,7 +67,8 @@ class Process {
   UniqueFd pidfd_;
 };
 
-// This program again, in a role (see harness.h). Started is not ready: roles say so themselves.
+// This program again, in a role (see harness.h). A started role is not ready yet; roles report
+// that.
 class Child {
  public:
   static Result<Child> Start(const std::string& role, const std::vector<std::string>& arguments);
@@ -84,16 +85,16 @@ class Child {
   Channel channel_;
 };
 
-// The real broker with buffers declared in a file, its socket in a folder of its own.
+// The real broker, with buffers declared in a file and its socket in a folder of its own.
 class Broker {
  public:
   struct Options {
     // Name and size of each declared buffer; sizes are whole MiB.
     std::vector<std::pair<std::string, uint64_t>> buffers;
-    uint64_t extra_bytes = 0;   // Of the pool, for what is made at run time.
-    std::string link = "none";  // Folder of a plugin's socket.
+    uint64_t extra_bytes = 0;   // Part of the pool, for buffers made at run time.
+    std::string link = "none";  // The folder of a plugin's socket.
   };
-  // Does not wait: Connection::To does.
+  // Does not wait for the broker; Connection::To does.
   static Result<Broker> Start(const Options& options);
   Broker(Broker&&) = default;
   ~Broker();

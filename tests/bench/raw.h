@@ -1,5 +1,5 @@
-// What an attach is measured against: the same memory, fetched and mapped by hand with nothing
-// that gpushm adds.
+// The baseline of an attach: the same memory, fetched and mapped by hand, with nothing that gpushm
+// adds.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace gpushm::bench {
 
-// A process that answers each one-byte datagram with a descriptor, and does nothing else: the least
-// that handing memory over by a socket can cost.
+// A process that answers each one-byte datagram with a descriptor, and does nothing else. This is
+// the least that handing memory over a socket can cost.
 class RawServer {
  public:
   static constexpr char kRole[] = "raw-server";
@@ -30,8 +30,8 @@ class RawServer {
   Child child_;
 };
 
-// The descriptor that a broker gives for a buffer. The lease lasts as long as this object, so that
-// the buffer stays what it is.
+// The descriptor that a broker gives for a buffer. The lease lasts as long as this object, so the
+// buffer stays unchanged.
 class BorrowedDescriptor {
  public:
   static Result<BorrowedDescriptor> Borrow(const std::filesystem::path& folder,

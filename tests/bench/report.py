@@ -1,15 +1,15 @@
 """Prints a table of Google Benchmark results: report.py [--markdown | --json] JSON ...
 
---json merges the results into one file for docs/benchmarks: all rows, and of the context what a
-reader needs to judge them.
+--json merges the results into one file for docs/benchmarks: all rows, and the part of the context that
+a reader needs to judge them.
 
 A benchmark describes its row by counters; each may be missing:
-  p50_ns, p99_ns, n                  ours, and how many samples
-  baseline_p50_ns, baseline_p99_ns   what it is measured against, in the same run
-  ratio                              ours / baseline (else computed from the p50s)
-  budget_p50_ns, budget_p99_ns, budget_ratio (at most), budget_speedup (baseline / ours, at least)
+  p50_ns, p99_ns, n                  gpushm's times, and the number of samples
+  baseline_p50_ns, baseline_p99_ns   the baseline's times, from the same run
+  ratio                              gpushm / baseline (otherwise computed from the p50s)
+  budget_p50_ns, budget_p99_ns, budget_ratio (at most), budget_speedup (baseline / gpushm, at least)
   value_bytes, budget_bytes          for rows that are a size, not a time
-Other counters that end in _bytes, _count or _per_s, and other p50 or p99 values, are listed behind
+Other counters that end in _bytes, _count or _per_s, and other p50 or p99 values, are listed after
 the row. Without counters the row shows the benchmark's own mean time.
 """
 
@@ -45,7 +45,7 @@ def ratio_of(row):
 
 
 def judge(row):
-    """(budget, verdict) in words; ("-", "") where the benchmark names none."""
+    """Returns (budget, verdict) as text; ("-", "") if the benchmark has no budget."""
     ratio = ratio_of(row)
     rules = [(f"p50 <= {human(row.get('budget_p50_ns'))}", row.get("p50_ns"),
               row.get("budget_p50_ns")),
@@ -65,7 +65,7 @@ def judge(row):
 
 
 def extras(row):
-    """What else the row counted, in words."""
+    """The row's other counters, as text."""
     for key in sorted(set(row) - SHOWN):
         name, value = key.rsplit("_", 1)[0], row[key]
         if key.startswith("budget_") or not isinstance(value, (int, float)):
@@ -81,7 +81,7 @@ def extras(row):
 
 
 def row_name(row):
-    """Without what Google Benchmark adds about how it ran."""
+    """Removes what Google Benchmark adds to the name about the run."""
     parts = row["name"].split("/")
     return "/".join(p for p in parts if not p.startswith("iterations:") and p != "manual_time")
 
@@ -133,7 +133,7 @@ def main():
         except (OSError, ValueError) as error:
             rows.append([path.stem, *["-"] * 7, f"unreadable: {error}"])
             continue
-        if len(results.get("context", {})) >= len(context):  # The one that knows the GPU.
+        if len(results.get("context", {})) >= len(context):  # The context that names the GPU.
             context = results.get("context", {})
         rows += rows_of(results)
         benchmarks += results.get("benchmarks", [])

@@ -36,36 +36,38 @@ constexpr char kPing[] = "ping";
 constexpr char kPong[] = "pong";
 constexpr char kFrames[] = "frames";
 constexpr char kWords[] = "words";
-constexpr int64_t kPassMs = 5000;  // What takes microseconds has not come by then.
+constexpr int64_t kPassMs = 5000;  // If it took this long, something failed.
 constexpr uint64_t kWarmSteps = 200;
 constexpr int64_t kSteps = 4000;
 constexpr int64_t kAsleepSteps = 2000;
-// A reader that waits so long sleeps in the longest steps that it has, 200 us.
+// A reader that waits this long sleeps in its longest steps, 200 us.
 constexpr std::chrono::milliseconds kUntilAsleep{2};
 
-// Shared by both processes and registered with the driver in both. Counted up to the step's number.
+// Shared by both processes and registered with the driver in both. The words count up to the step's
+// number.
 struct Page {
-  // Stored by streams:
-  alignas(64) std::atomic<uint64_t> ping;    // By hand: the parent's signal.
-  alignas(64) std::atomic<uint64_t> pong;    // The child's.
-  alignas(64) std::atomic<uint64_t> passed;  // The stream of whoever takes t1 is behind the wait.
-  // Stored by processors:
-  alignas(64) std::atomic<uint64_t> turn;  // By the parent: that step is.
+  // Streams store these:
+  alignas(64) std::atomic<uint64_t> ping;  // By hand: the parent's signal.
+  alignas(64) std::atomic<uint64_t> pong;  // The child's.
+  alignas(64)
+      std::atomic<uint64_t> passed;  // The stream of the process that takes t1 is past the wait.
+  // Processors store these:
+  alignas(64) std::atomic<uint64_t> turn;  // By the parent: the step that comes next.
   alignas(64) std::atomic<uint64_t> armed;
   std::atomic<uint64_t> done;
   std::atomic<int64_t> passed_ns;  // The ring's t1. Valid once done.
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Each way has every other step, and every other pair of steps begins with the other way.
+// Each way gets every other step, and every other pair of steps begins with the other way.
 bool ByHand(uint64_t step) { return ((step + 1) / 2 + step) % 2 != 0; }
 
 Result<void> Await(const std::atomic<uint64_t>& word, uint64_t step, const char* what) {
   if (WaitUntil([&] { return Reached(word, step); }, Deadline::AfterMs(kPassMs))) return {};
-  return Fail(Code::kTimeout, Concat(what, " of step ", step, " did not come"));
+  return Fail(Code::kTimeout, Concat(what, " of step ", step, " did not arrive in time"));
 }
 
-// Where the way by hand has the words of a round trip.
+// Where the way by hand keeps the words of a round trip.
 struct Words {
   CUdeviceptr ping = 0;
   CUdeviceptr pong = 0;
@@ -91,7 +93,7 @@ class Side {
     return api_.Check(api_.cuStreamWaitValue64(stream(), word, value, CU_STREAM_WAIT_VALUE_GEQ),
                       "cuStreamWaitValue64");
   }
-  // Until the stream has got here.
+  // Waits until the stream gets here.
   Result<void> Pass(uint64_t step) const {
     if (auto r = Store(OnGpu(page_->passed), step); !r) return r;
     return Await(page_->passed, step, "the stream");
@@ -156,14 +158,14 @@ Result<Words> Side::InDeviceMemory(bool make) {
   const gpushm_status status = make ? gpushm_create(client(), kWords, 2 * kMiB, nullptr, &words)
                                     : gpushm_attach(client(), kWords, &attach, &words);
   if (auto r = Check(status, "device memory"); !r) return std::unexpected(r.error());
-  const CUdeviceptr at = gpushm_address(words);  // Until the connection is closed.
+  const CUdeviceptr at = gpushm_address(words);  // Valid until the connection is closed.
   device_words_ = {at, at + kApart};
   return device_words_;
 }
 
 Side::~Side() {
   if (page_ == nullptr) return;
-  // Nothing in CUDA ends a wait by hand: a peer that failed must not keep a stream here, or there.
+  // CUDA cannot end a wait by hand: a peer that failed must not block a stream here, or there.
   page_->ping.store(GPUSHM_SIGNAL_MAX, std::memory_order_release);
   page_->pong.store(GPUSHM_SIGNAL_MAX, std::memory_order_release);
   if (device_words_.ping != 0) {
@@ -178,7 +180,7 @@ Side::~Side() {
   munmap(page_, sizeof(Page));
 }
 
-// A signal or a ring, closed when its stream has done with it.
+// A signal or a ring, closed when its stream has finished with it.
 template <typename Handle, gpushm_status (*Close)(Handle*)>
 class Closing {
  public:
@@ -239,7 +241,7 @@ Result<std::unique_ptr<Side>> ChildSide(Channel& parent, const std::string& fold
   return Side::SetUp(folder, heard->descriptor.get());
 }
 
-// Until the parent is done with this process, and kills it.
+// Until the parent no longer needs this process, and kills it.
 template <typename Step>
 Result<void> FollowSteps(Channel& parent, const Page& page, const Step& one) {
   if (auto r = parent.Say("ready"); !r) return r;
@@ -347,7 +349,7 @@ class Meeting {
   }
   Side& side() const { return *side_; }
   Result<void> AwaitReady() { return child_.Expect("ready", Deadline::AfterMs(kStepMs)); }
-  // What the child says of itself explains more than that it did not come.
+  // The child's own message explains more than the fact that it did not arrive.
   Result<void> Explained(Result<void> result) {
     constexpr int64_t kLastWordsMs = 1000;
     if (result) return result;
@@ -364,7 +366,7 @@ class Meeting {
   std::unique_ptr<Side> side_;
 };
 
-// `one(step)`: what the step took, in nanoseconds.
+// `one(step)` returns how long the step took, in nanoseconds.
 template <typename Step>
 Result<void> MeasureSteps(benchmark::State& state, const Step& one) {
   uint64_t step = 1;

@@ -1,8 +1,8 @@
-// Loads and saves: a file's or a pipe's bytes to the GPU and back, against pinned memory and the
-// GPU alone, chunk by chunk, with as many bytes in the same run.
+// Loads and saves: the bytes of a file or a pipe go to the GPU and back. The baseline copies
+// between pinned memory and the GPU alone, chunk by chunk, with as many bytes in the same run.
 //
-// Ours is what gpushm_transfer_result calls moving: without the context, pinning and fsync. The
-// whole call is beside it.
+// gpushm's time is the moving time of gpushm_transfer_result: without the context, pinning and
+// fsync. The time of the whole call is listed, too.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ constexpr uint64_t kRealBytes = 8 * kGiB;
 // The simulated driver copies with the same cores that read the file: enough to see that it works.
 constexpr uint64_t kSimulatedBytes = 512 * kMiB;
 constexpr int kTurns = 5;
-// A fraction of 0.9 of the link.
+// A fraction of 0.9 of the interconnect's speed.
 constexpr double kBudgetRatio = 1 / 0.9;
 
 uint64_t SizeHere() { return ThisMachine().simulated ? kSimulatedBytes : kRealBytes; }
@@ -70,12 +70,12 @@ Result<Setup*> TheSetup() {
 struct Case {
   bool load = true;
   uint32_t file_way = GPUSHM_FILE_CACHED;  // STREAM: a pipe.
-  uint32_t threads = 0;                    // The library's choice.
+  uint32_t threads = 0;                    // 0: the library chooses.
   uint64_t chunk_bytes = kTransferChunkBytes;
   uint32_t chunks = kTransferChunks;
 };
 
-// The link itself: the same bytes in the same chunks between pinned memory and the GPU.
+// The interconnect itself: the same bytes in the same chunks between pinned memory and the GPU.
 class Link {
  public:
   static Result<Link> Create(const Case& c, uint64_t size_bytes) {
@@ -129,8 +129,8 @@ class Link {
   std::vector<Stream> streams_;
 };
 
-// The other end of a pipe, in a process of its own: writes from or reads into its own memory, so
-// that it holds nobody up more than a pipe does.
+// The other end of a pipe, in a separate process. It writes from or reads into its own memory, so
+// that it slows the transfer no more than a pipe does.
 class OtherEnd {
  public:
   static Result<OtherEnd> Start(bool load, uint64_t size_bytes) {
@@ -140,7 +140,7 @@ class OtherEnd {
     UniqueFd writer(ends[1]);
     const pid_t child = fork();
     if (child < 0) return FailSystem(errno, "fork");
-    if (child == 0) {  // Only system calls: the driver is not for children.
+    if (child == 0) {  // Only system calls: a child must not use the driver.
       static std::array<char, kMiB> block;
       close(load ? reader.get() : writer.get());
       for (uint64_t left = size_bytes; left > 0;) {
@@ -209,7 +209,7 @@ Result<void> Run(benchmark::State& state, const Case& c) {
   for (auto _ : state) {
     int64_t total_ns = 0;
     for (int turn = 0; turn < 2 * kTurns; ++turn) {
-      // One after the other, and which is first alternates.
+      // One after the other; which one is first alternates.
       if ((turn + turn / 2) % 2 == 0) {
         const Result<int64_t> took = link->Move(c.load);
         if (!took) return std::unexpected(took.error());
@@ -239,7 +239,7 @@ void Register() {
   const auto add = [](const std::string& name, const Case& c) {
     Row(name, 1, [c](benchmark::State& state) { return Run(state, c); });
   };
-  // The default beside what else can be asked for.
+  // The default, followed by the other options.
   add("Load/PageCache", {});
   add("Load/PageCache/alone", {.threads = GPUSHM_NO_THREADS});
   for (const uint32_t threads : {1U, 3U, 7U, 8U, 11U, 15U}) {

@@ -1,4 +1,5 @@
-// From a change in one process until another knows of it, and many processes that attach at once.
+// The time from a change in one process until another learns of it, and many concurrent attaches.
+// at once.
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -25,7 +26,7 @@ constexpr char kBuffer[] = "weights";
 
 // ---------------------------------------------------------------- waiting
 
-// Waits for one generation after another and says when it knew.
+// Waits for one generation after another, and reports when it learned of each.
 Result<void> WaitForNext(Channel& parent, const std::vector<std::string>& arguments) {
   const Result<Connection> connection = Connection::Open(arguments.at(0));
   if (!connection) return std::unexpected(connection.error());
@@ -47,7 +48,7 @@ Result<void> WaitForNext(Channel& parent, const std::vector<std::string>& argume
   }
 }
 
-// Says when it heard something: what waking an idle process costs on this machine at all.
+// Reports when a message arrived: the cost of waking an idle process on this machine.
 Result<void> Listen(Channel& parent, const std::vector<std::string>&) {
   for (;;) {
     const Result<Heard> heard = parent.Hear(Deadline::AfterMs(kStepMs));
@@ -103,7 +104,7 @@ Result<void> WaitForPublish(benchmark::State& state) {
     const int64_t known = std::stoll(heard->text);
     samples.Add(known - start);
     publishing.Add(published - start);
-    const Result<int64_t> woken = WakeListener(*listener);  // Idle as long as the waiter was.
+    const Result<int64_t> woken = WakeListener(*listener);  // As idle as the waiter was.
     if (!woken) return std::unexpected(woken.error());
     waking.Add(*woken);
     state.SetIterationTime(static_cast<double>(known - start) / 1e9);
@@ -119,8 +120,9 @@ Result<void> WaitForPublish(benchmark::State& state) {
 constexpr int kMaxPeers = 64;
 constexpr uint64_t kBufferBytes = 64 * kMiB;
 
-// Shared with the peers. A round starts with one token for each peer in the eventfd of its parity;
-// a fast peer cannot take a slow one's, because the next round's tokens are in the other one.
+// Shared with the peers. A round starts with one token for each peer in the eventfd of its parity.
+// A fast peer cannot take a slow one's token, because the next round's tokens are in the other
+// eventfd.
 struct Round {
   std::array<std::atomic<int64_t>, kMaxPeers> finished_ns;
   std::atomic<uint32_t> failed;
@@ -132,8 +134,8 @@ Round* MapRound(int fd) {
   return at == MAP_FAILED ? nullptr : static_cast<Round*>(at);
 }
 
-// Passed to each peer one by one. `memory` is the buffer's own descriptor: every other round the
-// peers import and map that by hand, which is the driver's part.
+// Passed to the peers one by one. `memory` is the buffer's own descriptor. In every other round the
+// peers import and map it by hand, which is the driver's part.
 struct Shared {
   UniqueFd round;
   std::array<UniqueFd, 2> tokens;
@@ -155,7 +157,7 @@ struct Shared {
   }
 };
 
-// Whether it was mapped. What was made is undone after the time was taken.
+// Whether the attach succeeded. It is undone after the time was taken.
 bool AttachOnce(gpushm_client* client, std::atomic<int64_t>* finished_ns) {
   gpushm_attachment* attachment = nullptr;
   const gpushm_status status = gpushm_attach(client, kBuffer, nullptr, &attachment);
@@ -175,7 +177,7 @@ bool MapOnce(int memory, std::atomic<int64_t>* finished_ns) {
 }
 
 Result<void> AttachInRounds(Channel& parent, const std::vector<std::string>& arguments) {
-  if (auto r = FindDriver(); !r) return r;  // cuInit is not a part of an attach.
+  if (auto r = FindDriver(); !r) return r;  // cuInit is not part of an attach.
   std::array<UniqueFd, 5> shared;
   for (UniqueFd& descriptor : shared) {
     Result<Heard> heard = parent.Hear(Deadline::AfterMs(kStepMs));
@@ -191,7 +193,7 @@ Result<void> AttachInRounds(Channel& parent, const std::vector<std::string>& arg
   for (size_t i = 0;; ++i) {
     uint64_t token = 0;
     if (read(shared[1 + i % 2].get(), &token, sizeof token) != sizeof token) return {};
-    // Read by the parent after it counted this peer in `done`.
+    // The parent reads it after this peer was counted in `done`.
     std::atomic<int64_t>* const finished_ns = &round->finished_ns[self];
     const bool good = i % 2 == 0 ? AttachOnce(connection->get(), finished_ns)
                                  : MapOnce(shared[4].get(), finished_ns);
@@ -201,7 +203,7 @@ Result<void> AttachInRounds(Channel& parent, const std::vector<std::string>& arg
   }
 }
 
-// Nanoseconds from the start until the last peer has it.
+// Nanoseconds from the start until the last peer has the buffer.
 Result<int64_t> RunRound(const Shared& shared, const Round& round, size_t number, size_t peers) {
   const uint64_t tokens = peers;
   const int64_t start = MonotonicNs();
@@ -245,7 +247,7 @@ Result<void> AttachAtOnce(benchmark::State& state, size_t count) {
   const Result<Broker> broker =
       Broker::Start({.buffers = {{kBuffer, kBufferBytes}}, .extra_bytes = 0});
   if (!broker) return std::unexpected(broker.error());
-  // The broker is up before the peers ask.
+  // The broker runs before the peers connect.
   const Result<Connection> connection = Connection::To(*broker);
   if (!connection) return std::unexpected(connection.error());
   const Result<BorrowedDescriptor> memory = BorrowedDescriptor::Borrow(broker->folder(), kBuffer);
@@ -261,7 +263,7 @@ Result<void> AttachAtOnce(benchmark::State& state, size_t count) {
   Samples raw;
   double seconds = 0;
   size_t number = 0;
-  // The first two warm up.
+  // The first two rounds warm up.
   for (const int warming : {0, 1}) {
     static_cast<void>(warming);
     if (auto r = RunRound(*shared, *round, number++, count); !r) return std::unexpected(r.error());

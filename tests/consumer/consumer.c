@@ -1,4 +1,4 @@
-/* The C ABI as a stranger uses it: without a broker, where every call must say what is wrong. */
+/* The C ABI as an external project uses it: without a broker, every call must report the error. */
 #include <gpushm/gpushm.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,4 @@
-// The C++ header as a stranger uses it: without a broker, where opening must fail and say what to
-// do.
+// The C++ header as an external project uses it: without a broker, opening must fail with a remedy.
 #include <gpushm/gpushm.hpp>
 #include <iostream>
 

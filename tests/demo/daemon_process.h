@@ -1,4 +1,4 @@
-// Daemons of the demo: programs beside this one, as child processes, their logs in files.
+// Daemons of the demo: programs next to this one, run as child processes with log files.
 #pragma once
 
 #include <sys/types.h>
@@ -8,24 +8,24 @@
 
 namespace gpushm::demo {
 
-// Where this program and its daemons are.
+// The folder of this program.
 std::string OwnFolder();
-// Where the daemons are: bin/ beside the folder of this program, which may be bin/ itself.
+// The folder of the daemons: bin/ next to this program's folder, which may itself be bin/.
 std::string ProgramFolder();
 
 class DaemonProcess {
  public:
-  // Runs ProgramFolder()/`program`; what it says is appended to `log`. It ends with this process.
+  // Runs ProgramFolder()/`program` and appends its output to `log`. It ends with this process.
   DaemonProcess(const std::string& program, std::vector<std::string> arguments,
                 const std::string& log);
-  // SIGTERM; SIGKILL after five seconds.
+  // Sends SIGTERM, then SIGKILL after five seconds.
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
   pid_t pid() const { return pid_; }
   bool Running();
-  // SIGKILL, and waits until it is gone.
+  // Sends SIGKILL and waits for the end.
   void Kill();
 
  private:

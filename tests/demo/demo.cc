@@ -1,9 +1,9 @@
 // gpushm-demo: isolated processes use one copy of a real model's weights in GPU memory, by name.
 //
-// Starts the real broker with a small YAML file, then one process that loads the model and others
-// that attach it, each in namespaces of its own as in containers of a pod; compares every tensor
-// with the file; kills one, then the broker, and shows what stays. Exit code 0 only if everything
-// was as it says.
+// It starts the real broker with a small YAML file, one process that loads the model, and others
+// that attach it. Each runs in namespaces of its own, like a container of a pod. It compares every
+// tensor with the file, kills one process and then the broker, and shows what remains. The exit
+// code is 0 only if every check passed.
 #include <poll.h>
 #include <stdlib.h>
 
@@ -53,11 +53,11 @@ struct Options {
   bool keep = false;
 };
 
-// Number, client's number, container, generation.
+// The lease's number, the client's number, the container, the generation.
 using Lease = std::tuple<uint64_t, uint64_t, std::string, uint64_t>;
 
 struct Driver {
-  std::string folder;  // Empty: the system's.
+  std::string folder;  // Empty: the system's driver.
   bool simulated = false;
   DeviceInfo device;
 };
@@ -73,11 +73,11 @@ Result<DeviceInfo> FirstDevice(const std::string& folder) {
   if (!api) return std::unexpected(api.error());
   const Result<std::vector<DeviceInfo>> devices = ListDevices(**api);
   if (!devices) return std::unexpected(devices.error());
-  if (devices->empty()) return Fail(Code::kNotFound, "no GPU");
+  if (devices->empty()) return Fail(Code::kNotFound, "the driver lists no GPU");
   return devices->front();
 }
 
-// A real GPU if there is one; else the simulated driver beside this program.
+// Uses a real GPU if there is one, otherwise the simulated driver next to this program.
 Result<Driver> ChooseDriver(const Options& options, const fs::path& work) {
   Driver driver;
   driver.folder = DriverFolderFromEnvironment();
@@ -137,7 +137,7 @@ class Demo {
     if (auto r = KillAndReturn(); !r) return r;
     if (auto r = plugin_ ? KillBroker() : Result<void>(); !r) return r;
     if (auto r = EndMembers(); !r) return r;
-    std::cout << "\n  All as it should be.\n";
+    std::cout << "\n  All checks passed.\n";
     return {};
   }
 
@@ -147,13 +147,13 @@ class Demo {
               << driver_.device.uuid.ToString() << "\n  model  " << options_.file << ", "
               << Bytes(model_bytes_) << ", " << model.tensors().size() << " tensors\n";
     if (driver_.simulated) {
-      std::cout
-          << "  No GPU here: the driver is SIMULATED. What is shared with whom is real, times "
-             "are not a GPU's.\n";
+      std::cout << "  No GPU was found, so the driver is SIMULATED. "
+                   "Sharing is real, but the times are not a GPU's.\n";
     }
   }
 
-  // Without it a broker's memory ends with the broker and its clients; all the rest is the same.
+  // Without the plugin, a broker's memory ends with the broker and its clients. All the rest is the
+  // same.
   void StartPlugin() {
     if (!options_.plugin) return Skip("--no-plugin");
     NodePlugin::Settings settings;
@@ -170,8 +170,7 @@ class Demo {
   }
 
   void Skip(const std::string& why) const {
-    std::cout << "\n  SKIPPED: no plugin runs, so the broker is not killed in this demo. " << why
-              << "\n";
+    std::cout << "\n  SKIPPED: no plugin runs, so the broker is not killed: " << why << "\n";
   }
 
   static void PrintFile(const fs::path& path) {
@@ -197,7 +196,7 @@ class Demo {
     out.close();
     std::cout << "\n  $ gpushm-broker --config broker.yaml"
               << (plugin_ ? Concat(" --link ", plugin_->link_folder()) : "")
-              << "      # as annotations of a pod would say\n";
+              << "      # as a pod's annotations would declare\n";
     PrintFile(config);
     StartBroker();
 
@@ -229,7 +228,7 @@ class Demo {
     if (!line) return std::unexpected(line.error().WithContext(member->name));
     member->report = json::parse(*line, nullptr, false);
     if (!member->report.is_object()) {
-      return Fail(Code::kInternal, Concat(member->name, " said: ", *line));
+      return Fail(Code::kInternal, Concat(member->name, " printed an unexpected line: ", *line));
     }
     if (member->report.contains("error")) {
       return Fail(Code::kInternal,
@@ -238,7 +237,7 @@ class Demo {
     return {};
   }
 
-  // The servers start first: they wait for the weights, as replicas of a deployment would.
+  // The servers start first: they wait for the weights, like the replicas of a deployment.
   Result<void> StartMembers() {
     members_.push_back(Member{kLoader, std::nullopt, {}});
     for (int i = 1; i <= options_.servers; ++i) {
@@ -272,7 +271,7 @@ class Demo {
     rows.push_back({"(the file)", "", "", "", "", "", "", Hex(model_hash_)});
     std::cout << "\n" << Table(rows);
     if (good) return {};
-    return Fail(Code::kCorrupt, "what a process sees is not what the file holds");
+    return Fail(Code::kCorrupt, "a process sees other bytes than the file has");
   }
 
   void ShowCosts() const {
@@ -284,16 +283,16 @@ class Demo {
     const uint64_t saved = mapped - std::min(mapped, broker.used_bytes);
     std::cout << "\n"
               << Table({{"bytes", ""},
-                        {"on the card for the model, once", Bytes(broker.used_bytes)},
-                        {Concat("mapped by the ", members_.size(), " processes together"),
+                        {"GPU memory for the model, allocated once", Bytes(broker.used_bytes)},
+                        {Concat("mapped by the ", members_.size(), " processes in total"),
                          Bytes(mapped)},
                         {"saved by sharing", Bytes(saved)},
-                        {"used on the card before", Bytes(used_before_)},
-                        {"used on the card now, contexts of the processes included",
+                        {"used on the GPU before the demo", Bytes(used_before_)},
+                        {"used on the GPU now, including the processes' contexts",
                          Bytes(UsedOnCard(driver_))}});
-    std::vector<std::vector<std::string>> rows = {
-        {"container", "attach (first of the process)", "attach (median)", "attach again while held",
-         "staged copy of the same bytes", "copy : attach"}};
+    std::vector<std::vector<std::string>> rows = {{"container", "first attach", "attach (median)",
+                                                   "attach while attached",
+                                                   "copy through host memory", "copy / attach"}};
     for (const Member& member : members_) {
       const json& r = member.report;
       if (!r.contains("attach_us")) continue;
@@ -305,8 +304,8 @@ class Demo {
     }
     std::cout << "\n" << Table(rows);
     if (driver_.simulated) {
-      std::cout << "  (simulated driver: these are not a GPU's times; a run on an H200 is in "
-                   "docs/benchmarks)\n";
+      std::cout << "  (These times come from the simulated driver. "
+                   "docs/benchmarks has a run on an H200.)\n";
     }
   }
 
@@ -347,23 +346,24 @@ class Demo {
       const Result<size_t> left = LeasesOf(victim.name);
       if (!left) return std::unexpected(left.error());
       if (*left == 0) break;
-      if (deadline.Passed()) return Fail(Code::kTimeout, "its leases did not end");
+      if (deadline.Passed())
+        return Fail(Code::kTimeout, "the killed process's leases did not end in time");
     }
-    std::cout << "  its leases ended after "
+    std::cout << "  Its leases ended after "
               << Microseconds(static_cast<double>(MonotonicNs() - killed_ns) / 1000)
-              << "; nobody loaded anything again. Starting it anew ...\n";
+              << "; no process had to load the model again. Starting it again ...\n";
     if (auto r = StartMember(&victim, false); !r) return r;
     if (auto r = HearMember(&victim); !r) return r;
     if (victim.report["hash"].get<uint64_t>() != model_hash_) {
-      return Fail(Code::kCorrupt, "the restarted process sees other bytes");
+      return Fail(Code::kCorrupt, "the restarted process sees other bytes than the file has");
     }
-    std::cout << "  " << victim.name << " is back, attached in "
+    std::cout << "  " << victim.name << " is back: it attached in "
               << Microseconds(victim.report["attach_first_us"].get<double>())
               << " and sees the same bytes: " << Hex(model_hash_) << "\n";
     return {};
   }
 
-  // What every member sees at this moment must be the file's bytes.
+  // Every member must see the file's bytes at this moment.
   Result<void> LookAtAll(const char* when) {
     for (Member& member : members_) {
       if (auto r = member.process->Say(kLookWord); !r) return r;
@@ -377,7 +377,7 @@ class Demo {
     return {};
   }
 
-  // Starts a successor; how long it took until it answered.
+  // Starts the broker's successor. Returns how long it took to answer.
   Result<int64_t> ReturnBroker(uint64_t former_epoch) {
     const int64_t started_ns = MonotonicNs();
     StartBroker();
@@ -394,17 +394,18 @@ class Demo {
     return MonotonicNs() - started_ns;
   }
 
-  // The members keep what they have mapped in any case. What the plugin adds is that the next
-  // broker has it as well: it tells the bytes' name, generation and leases, and hands them on.
+  // The members keep what they have mapped in any case. With the plugin, the next broker has it as
+  // well. The plugin gives it the name, the generation, the leases and the descriptor of the
+  // memory.
   Result<void> KillBroker() {
     gpushm_broker_info former;
     GPUSHM_INIT(&former);
     if (gpushm_broker(client_, &former) != GPUSHM_OK) return Failed();
     const Result<std::vector<Lease>> before = Leases();
     if (!before) return std::unexpected(before.error());
-    if (before->empty()) return Fail(Code::kInternal, "nobody holds a lease");
+    if (before->empty()) return Fail(Code::kInternal, "no process holds a lease");
     const uint64_t generation = std::get<3>(before->front());
-    std::cout << "\n  The broker, PID " << broker_->pid() << ", knows of " << before->size()
+    std::cout << "\n  The broker (PID " << broker_->pid() << ") has " << before->size()
               << " lease(s). Killing it with SIGKILL ...\n";
     broker_->Kill();
     if (auto r = LookAtAll("without a broker"); !r) return r;
@@ -413,12 +414,13 @@ class Demo {
     const Result<std::vector<Lease>> after = Leases();
     if (!after) return std::unexpected(after.error());
     if (*after != *before) {
-      return Fail(Code::kCorrupt, Concat("of ", before->size(), " leases ", after->size(),
-                                         " are there, or others"));
+      return Fail(Code::kCorrupt, Concat("of ", before->size(), " leases, the new broker has ",
+                                         after->size(), ", or different ones"));
     }
-    std::cout << "  its successor, PID " << broker_->pid() << ", answers after "
+    std::cout << "  A new broker (PID " << broker_->pid() << ") answers after "
               << Microseconds(static_cast<double>(*took_ns) / 1000)
-              << "; nobody loaded anything again. Starting one more that attaches ...\n";
+              << "; no process had to load the model again. "
+                 "Starting one more process that attaches ...\n";
     if (auto r = LookAtAll("with the new broker"); !r) return r;
     members_.push_back(Member{Concat("server-", options_.servers + 1), std::nullopt, {}});
     if (auto r = StartMember(&members_.back(), false); !r) return r;
@@ -442,7 +444,9 @@ class Demo {
     }
     rows.push_back({"(before)", "", Hex(model_hash_), std::to_string(generation), ""});
     std::cout << "\n" << Table(rows);
-    if (!good) return Fail(Code::kCorrupt, "the new broker gives other bytes than the old one");
+    if (!good)
+      return Fail(Code::kCorrupt,
+                  "with the new broker, the bytes or the generation differ from before");
     std::cout << "\n  broker killed and restarted: same bytes, same generation, " << leases
               << " leases back, " << Microseconds(static_cast<double>(took_ns) / 1000) << "\n";
     return {};
@@ -469,7 +473,7 @@ class Demo {
   uint64_t model_hash_ = 0;
   uint64_t model_bytes_ = 0;
   uint64_t used_before_ = 0;
-  std::optional<NodePlugin> plugin_;  // Ends after the broker.
+  std::optional<NodePlugin> plugin_;  // Declared first, so that it ends after the broker.
   std::optional<DaemonProcess> broker_;
   gpushm_client* client_ = nullptr;
   std::vector<Member> members_;
@@ -478,7 +482,7 @@ class Demo {
 int RunDemo(const Options& options) {
   std::string name = (fs::temp_directory_path() / "gpushm-demo-XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) {
-    std::cerr << "gpushm-demo: no temporary folder at " << name << "\n";
+    std::cerr << "gpushm-demo: cannot make a temporary folder from the pattern " << name << "\n";
     return 1;
   }
   const fs::path work = name;
@@ -514,15 +518,16 @@ int main(int argc, char** argv) try {
   CLI::App app("Isolated processes use one copy of a model's weights in GPU memory, by name.");
   Options options;
   app.add_option("--file", options.file, "Model file to load (safetensors, or any other file)");
-  app.add_option("--servers", options.servers, "Processes that attach what one loaded")
+  app.add_option("--servers", options.servers,
+                 "Number of processes that attach the model that one process loads")
       ->check(CLI::Range(1, 16));
-  app.add_flag("--simulated", options.simulated, "Use the simulated driver though there is a GPU");
+  app.add_flag("--simulated", options.simulated, "Use the simulated driver even if there is a GPU");
   app.add_flag("!--no-plugin", options.plugin,
-               "Without the node's plugin, and not killing the broker");
+               "Run without the node's plugin, and do not kill the broker");
   app.add_flag("--keep", options.keep, "Keep the broker's and the plugin's folders and logs");
   WorkerOptions worker;
   CLI::App* const work =
-      app.add_subcommand("worker", "A process of the demo; started by it")->group("");
+      app.add_subcommand("worker", "A process of the demo, which the demo starts")->group("");
   work->add_option("--folder", worker.folder)->required();
   work->add_option("--file", worker.file)->required();
   work->add_option("--driver", worker.driver);
@@ -530,7 +535,7 @@ int main(int argc, char** argv) try {
   CLI11_PARSE(app, argc, argv);
   if (work->parsed()) return RunWorker(worker);
   if (options.file.empty()) {
-    std::cerr << "gpushm-demo: --file FILE is needed; ./run demo gives a model's\n";
+    std::cerr << "gpushm-demo: --file FILE is required; ./run demo uses a real model's file\n";
     return 2;
   }
   options.file = std::filesystem::absolute(options.file).string();

@@ -1,5 +1,5 @@
-// The demo as its users start it: what it says, above all of the broker that is killed. With
-// whatever driver it finds.
+// The demo as its users start it, with whatever driver it finds: what it prints, above all about
+// the broker that is killed.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kLimitSeconds = 150;  // Of the demo's own deadlines none is longer.
+constexpr int kLimitSeconds = 150;  // None of the demo's own deadlines is longer.
 
 class DemoTest : public ::testing::Test {
  protected:
@@ -42,7 +42,7 @@ class DemoTest : public ::testing::Test {
   static fs::path Programs() {
     return fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "bin";
   }
-  // Of those that the demo cannot do without.
+  // A copy of the programs that the demo needs.
   fs::path CopyPrograms() const {
     const fs::path programs = folder_ / "build" / "bin";
     fs::create_directories(programs);
@@ -53,7 +53,7 @@ class DemoTest : public ::testing::Test {
                                  programs.parent_path() / "driver-sim");
     return programs;
   }
-  // Both of its outputs to said_; its exit status.
+  // Writes both of its outputs to said_; returns its exit status.
   int Run(const fs::path& programs, const std::string& arguments) {
     const std::string log = folder_ / "said";
     const std::string command =
@@ -78,10 +78,10 @@ TEST_F(DemoTest, AKilledBrokerComesBackWithTheSameBytes) {
                                "3 leases back, "));
   EXPECT_THAT(said_, ContainsRegex("server-3 +now "));
   EXPECT_THAT(said_, Not(HasSubstr("SKIPPED")));
-  EXPECT_THAT(said_, HasSubstr("All as it should be."));
+  EXPECT_THAT(said_, HasSubstr("All checks passed."));
 }
 
-// Method: a folder with the demo and the broker, and nothing else.
+// Method: a folder with only the demo and the broker.
 TEST_F(DemoTest, WithoutAPluginItSaysWhatItLeavesOut) {
   const int status = Run(CopyPrograms(), "--servers 1");
   if (Forbidden()) GTEST_SKIP() << "this system forbids namespaces";
@@ -89,11 +89,11 @@ TEST_F(DemoTest, WithoutAPluginItSaysWhatItLeavesOut) {
   EXPECT_THAT(said_, HasSubstr("SKIPPED: no plugin runs, so the broker is not killed"));
   EXPECT_THAT(said_, HasSubstr("no gpushm-plugin in"));
   EXPECT_THAT(said_, HasSubstr("server-1 is back"));
-  EXPECT_THAT(said_, HasSubstr("All as it should be."));
+  EXPECT_THAT(said_, HasSubstr("All checks passed."));
 }
 
-// Goal: a plugin that ends at once is no error of the demo's, but said, with its reason. Method: a
-// program in its place that refuses.
+// Goal: a plugin that ends immediately is not an error of the demo; the demo reports it with the
+// reason. Method: a program in the plugin's place that refuses to run.
 TEST_F(DemoTest, APluginThatCannotStartIsSaidWithItsReason) {
   const fs::path programs = CopyPrograms();
   const fs::path plugin = programs / "gpushm-plugin";
@@ -104,7 +104,7 @@ TEST_F(DemoTest, APluginThatCannotStartIsSaidWithItsReason) {
   ASSERT_EQ(status, 0) << said_;
   EXPECT_THAT(said_, HasSubstr("SKIPPED: no plugin runs"));
   EXPECT_THAT(said_, HasSubstr("the plugin ended: not permitted here"));
-  EXPECT_THAT(said_, HasSubstr("All as it should be."));
+  EXPECT_THAT(said_, HasSubstr("All checks passed."));
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace gpushm::demo {
 namespace {
 
 constexpr int kNamespaces = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWUTS;
-// What the child says before its program takes over, on the same channel.
+// The child writes this before its program takes over the same channel.
 constexpr char kReady[] = "isolated\n";
 
 [[noreturn]] void ChildFails(int channel, const char* what) {
@@ -50,7 +50,7 @@ void EnterNamespaces(int channel) {
 void MountView(int channel, const char* socket_folder, const char* view) {
   if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) ChildFails(channel, "mount");
   if (mount(socket_folder, view, nullptr, MS_BIND, nullptr) != 0) ChildFails(channel, "bind");
-  const unsigned long kept = MS_NOSUID | MS_NODEV;  // A user namespace may not drop these.
+  const unsigned long kept = MS_NOSUID | MS_NODEV;  // A user namespace may not clear these flags.
   if (mount(nullptr, view, nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, nullptr) != 0 &&
       mount(nullptr, view, nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY, nullptr) != 0) {
     ChildFails(channel, "read-only mount");
@@ -60,7 +60,7 @@ void MountView(int channel, const char* socket_folder, const char* view) {
   }
 }
 
-// Runs in a fork of this program: namespaces, then PID 1 of them, then the program.
+// Runs in a fork of this program: makes the namespaces, then their PID 1, which runs the program.
 [[noreturn]] void RunChild(int channel, int self, const char* socket_folder, const char* view,
                            char* const* arguments) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -110,8 +110,8 @@ Result<Isolated> Isolated::Start(const std::vector<std::string>& arguments,
   if (!first) return std::unexpected(first.error());
   if (*first != "isolated") {
     return Fail(Code::kDenied, Concat("namespaces: ", *first),
-                "run as root, or allow user namespaces (sysctl user.max_user_namespaces, "
-                "kernel.apparmor_restrict_unprivileged_userns)");
+                "run as root, or allow user namespaces: sysctl "
+                "user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns");
   }
   return child;
 }
@@ -140,7 +140,7 @@ Result<void> Isolated::Say(const std::string& line) {
   const std::string text = line + "\n";
   if (send(channel_.get(), text.data(), text.size(), MSG_NOSIGNAL) !=
       static_cast<ssize_t>(text.size())) {
-    return Fail(Code::kPeerDied, "the isolated process does not listen");
+    return Fail(Code::kPeerDied, "the isolated process does not read its input");
   }
   return {};
 }
@@ -155,7 +155,7 @@ Result<std::string> Isolated::Hear(const Deadline& deadline) {
     pollfd poller{.fd = channel_.get(), .events = POLLIN, .revents = 0};
     if (poll(&poller, 1, deadline.RemainingMs()) <= 0) {
       if (!deadline.Passed()) continue;
-      return Fail(Code::kTimeout, "the isolated process says nothing");
+      return Fail(Code::kTimeout, "the isolated process printed nothing in time");
     }
     std::array<char, 4096> bytes{};
     const ssize_t count = read(channel_.get(), bytes.data(), bytes.size());
@@ -173,7 +173,7 @@ void Isolated::Kill() {
 Result<int> Isolated::Wait(const Deadline& deadline) {
   pollfd poller{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
   if (poll(&poller, 1, deadline.RemainingMs()) <= 0) {
-    return Fail(Code::kTimeout, "the isolated process does not end");
+    return Fail(Code::kTimeout, "the isolated process did not end in time");
   }
   int status = 0;
   waitpid(std::exchange(pid_, -1), &status, 0);

@@ -1,5 +1,5 @@
-// A process in PID, mount, IPC, network and UTS namespaces of its own, as a container's entrypoint
-// is: it is PID 1 there, sees its own folder of sockets and no other's, and reaches no network.
+// A process in its own PID, mount, IPC, network and UTS namespaces, like a container's entrypoint.
+// It is PID 1 there, sees only its own folder of sockets, and reaches no network.
 #pragma once
 
 #include <sys/types.h>
@@ -16,18 +16,18 @@ namespace gpushm::demo {
 class Isolated {
  public:
   // Runs this program again with `arguments`. `socket_folder` is bind-mounted, read-only, over
-  // `view`, an empty folder. Not as root: in a user namespace; where the system forbids those,
-  // kDenied says so.
+  // `view`, an empty folder. If not root, it uses a user namespace. kDenied: the system forbids
+  // those.
   static Result<Isolated> Start(const std::vector<std::string>& arguments,
                                 const std::string& socket_folder, const std::string& view);
 
-  // Text lines to and from it. kTimeout, kPeerDied.
+  // Sends and receives lines of text. kTimeout, kPeerDied.
   Result<void> Say(const std::string& line);
   Result<std::string> Hear(const Deadline& deadline);
 
-  // SIGKILL, and waits until it is gone.
+  // Sends SIGKILL and waits for the end.
   void Kill();
-  // Waits for its end; its exit code.
+  // Waits for the end; returns the exit code.
   Result<int> Wait(const Deadline& deadline);
 
   Isolated(Isolated&& other) noexcept;
@@ -39,7 +39,7 @@ class Isolated {
  private:
   Isolated(pid_t pid, UniqueFd pidfd, UniqueFd channel);
 
-  pid_t pid_;  // Outside its namespaces.
+  pid_t pid_;  // As seen outside its namespaces.
   UniqueFd pidfd_;
   UniqueFd channel_;
   std::string unread_;

@@ -47,7 +47,7 @@ std::vector<Tensor> ParseHeader(std::span<const std::byte> bytes) {
 
 Result<Model> Model::Open(const std::string& path) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return FailSystem(errno, Concat("open ", path), "give a file with --file");
+  if (!file) return FailSystem(errno, Concat("open ", path), "name an existing file with --file");
   struct stat info{};
   if (fstat(file.get(), &info) != 0) return FailSystem(errno, Concat("stat ", path));
   const auto size = static_cast<uint64_t>(info.st_size);
@@ -57,7 +57,7 @@ Result<Model> Model::Open(const std::string& path) {
   Model model(static_cast<const std::byte*>(data), size);
   try {
     model.tensors_ = ParseHeader(model.bytes());
-  } catch (const nlohmann::json::exception&) {  // A field of another type than the format says.
+  } catch (const nlohmann::json::exception&) {  // A field has another type than the format allows.
     model.tensors_.clear();
   }
   if (model.tensors_.empty()) model.tensors_.push_back({"(file)", "bytes", "[]", 0, size});

@@ -1,5 +1,5 @@
-// A model file in the safetensors format: 8 bytes of header length, a JSON header that names each
-// tensor's type, shape and bytes, then the bytes.
+// A model file in the safetensors format: 8 bytes with the header's length, a JSON header with the
+// type, shape and bytes of each tensor, then the bytes.
 // Format: https://huggingface.co/docs/safetensors
 #pragma once
 
@@ -22,7 +22,7 @@ struct Tensor {
 
 class Model {
  public:
-  // Maps the file. A file of another format is a model with one tensor, "(file)".
+  // Maps the file. A file in another format is a model with one tensor, "(file)".
   static Result<Model> Open(const std::string& path);
 
   std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
@@ -42,8 +42,8 @@ class Model {
   std::vector<Tensor> tensors_;
 };
 
-// FNV-1a over 64-bit words (and the bytes of a last, shorter one): tells two contents apart; not
-// meant against forgery.
+// FNV-1a over 64-bit words (and the bytes of a last, shorter one). It tells two contents apart, but
+// does not protect against forgery.
 uint64_t Hash(std::span<const std::byte> bytes);
 
 }  // namespace gpushm::demo

@@ -19,7 +19,7 @@ constexpr int kLookEveryMs = 2;
 constexpr char kProgram[] = "gpushm-plugin";
 constexpr char kAllocation[] = "demo";
 
-// Where a daemon says why it ended.
+// A daemon's last line says why it ended.
 std::string LastLine(const std::string& log) {
   std::string last;
   std::ifstream in(log);
@@ -33,7 +33,7 @@ std::string LastLine(const std::string& log) {
 
 Result<NodePlugin> NodePlugin::Start(const Settings& settings) {
   if (access(Concat(ProgramFolder(), "/", kProgram).c_str(), X_OK) != 0) {
-    return Fail(Code::kNotFound, Concat("no ", kProgram, " in ", ProgramFolder()));
+    return Fail(Code::kNotFound, Concat("there is no ", kProgram, " in ", ProgramFolder()));
   }
   const fs::path folder = settings.folder;
   for (const char* const part : {"state", "cdi"}) fs::create_directories(folder / part);
@@ -56,7 +56,7 @@ Result<NodePlugin> NodePlugin::Start(const Settings& settings) {
       return Fail(Code::kUnavailable, Concat("the plugin ended: ", LastLine(log)));
     }
     if (deadline.Passed()) {
-      return Fail(Code::kTimeout, Concat("the plugin does not serve: ", LastLine(log)));
+      return Fail(Code::kTimeout, Concat("the plugin did not start in time: ", LastLine(log)));
     }
     poll(nullptr, 0, kLookEveryMs);
   }

@@ -1,7 +1,7 @@
 """The three stages of deploy/examples/pipeline.yaml as processes: pipeline_test.py MANIFEST APP BROKER
 
-Goal: frames come through all stages whole; when the one in the middle is killed, the last one says
-so, and goes on with its successor. Method: the real broker and application on the simulated driver.
+Goal: frames pass through all stages unchanged. When the middle stage is killed, the last stage reports
+it and goes on with its successor. Method: the real broker and application on the simulated driver.
 """
 
 import sys

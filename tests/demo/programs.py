@@ -1,4 +1,4 @@
-"""What the tests of deploy/examples share: a pod's broker and applications as processes, with what its
+"""Shared by the tests of deploy/examples: a pod's broker and applications as processes, started as the
 manifest says.
 """
 
@@ -17,7 +17,7 @@ STEP_S = 30
 
 
 class Program:
-    """A process, killed at the end. What it says is read as it comes."""
+    """A process that is killed at the end. Its output is read as it arrives."""
 
     def __init__(self, words, environment, pass_fds=()):
         self.process = subprocess.Popen(words, env=environment, text=True, stdout=subprocess.PIPE,
@@ -32,7 +32,7 @@ class Program:
         self.lines.put(None)
 
     def expect(self, pattern):
-        """Waits for a line that is all this, and returns the match."""
+        """Waits for a line that matches as a whole, and returns the match."""
         end = time.monotonic() + STEP_S
         with contextlib.suppress(queue.Empty):
             while (line := self.lines.get(timeout=max(0, end - time.monotonic()))) is not None:
@@ -46,7 +46,7 @@ class Program:
         self.expect_end(0)
 
     def expect_end(self, status, within_s=STEP_S):
-        """`said` is all that it said then."""
+        """Waits for the end. Afterwards `said` contains the whole output."""
         found = self.process.wait(within_s)
         self.reader.join(STEP_S)
         self.said += filter(None, self.lines.queue)
@@ -60,9 +60,9 @@ class Program:
 
 @contextlib.contextmanager
 def example(manifest, application, broker, prefix=()):
-    """A broker for the pod of `manifest`, on the driver that GPUSHM_DRIVER names, or the machine's.
-    Yields a function that starts what a container of the pod runs, with further words. `prefix`:
-    words before each application's.
+    """Starts a broker for the pod of `manifest`, on the driver that GPUSHM_DRIVER names, or on the
+    machine's. Yields a function that runs a container's command with further arguments. `prefix` is
+    put before each application's command.
     """
     lines = pathlib.Path(manifest).read_text().splitlines()
     start = lines.index("  annotations:")

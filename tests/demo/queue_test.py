@@ -1,9 +1,8 @@
 """deploy/examples/request-queue.yaml as processes: queue_test.py MANIFEST APP BROKER
 
-Goal: a worker that is killed at work costs no request: what it had is delivered again, with a higher
-delivery count, and no request is answered twice without one. Method: the real broker and application
-on the simulated driver. One worker is killed while it is at work on a request, its successors at
-random moments.
+Goal: killing a worker loses no request. Its request is delivered again, with a higher delivery count,
+and no request is answered twice without one. Method: the real broker and application on the simulated
+driver. One worker is killed while it works on a request, its successors at random moments.
 """
 
 import random
@@ -23,7 +22,7 @@ def main():
         gateway = start("gateway", "--requests", str(REQUESTS), "--per-second", "500")
         workers = [start("worker-a", "--busy-ms", "1000")]
         gateway.expect(SAYS.format(asked=r"\d+", answered=r"[1-9]\d*", again=0))
-        workers[0].kill()  # It always has a request, and gives one back each second.
+        workers[0].kill()  # It always holds a request, and answers one each second.
         gateway.expect("answers-a: its writer has gone")
         workers.append(start("worker-b", "--busy-ms", "1"))
         for _ in range(KILLS):
@@ -39,7 +38,7 @@ def main():
         workers[-1].stop()
         said = [line for each in workers for line in (*each.said, *each.lines.queue) if line]
         if not any("delivery 2" in line for line in said):
-            sys.exit("FAILED: no worker tells of a second delivery")
+            sys.exit("FAILED: no worker reported a second delivery")
     print("ok")
 
 

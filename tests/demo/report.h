@@ -1,4 +1,4 @@
-// What the demo prints: plain text tables.
+// The demo's output: plain text tables.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace gpushm::demo {
 
-// Columns as wide as their longest cell; the first row is the heading. Numbers ("1.5 ms") are set
-// to the right.
+// Columns are as wide as their longest cell; the first row is the heading. Numbers ("1.5 ms") are
+// right-aligned.
 std::string Table(const std::vector<std::vector<std::string>>& rows);
 
 std::string Bytes(uint64_t bytes);              // "86.7 MiB"

@@ -1,8 +1,9 @@
-"""deploy/examples/video.yaml as processes, in namespaces of their own where that can be, and how long a
-frame is on its way: from the decoder's end_write until the post-processor's stream has read it all.
+"""Runs deploy/examples/video.yaml as processes, in their own namespaces if the system allows it, and
+measures each frame's latency: from the decoder's end_write until the post-processor's stream has read
+the whole frame.
 
-The videos are H.264, decoded by ffmpeg on the CPU, or made up where there is no ffmpeg. Prints one
-line of JSON; fails if a frame is wrong, or is missing with --keep-all. Status 77: no ffmpeg.
+The videos are H.264, decoded by ffmpeg on the CPU, or synthetic if there is no ffmpeg. Prints one line
+of JSON. Fails if a frame is wrong or, with --keep-all, missing. Status 77: ffmpeg is missing.
 """
 
 import argparse
@@ -28,14 +29,14 @@ def parse():
                         help="folder with bin/, tests/ and driver-sim/")
     parser.add_argument("--manifest", default=ROOT / "deploy/examples/video.yaml")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--frames", type=int, default=600, help="of each stream")
+    parser.add_argument("--frames", type=int, default=600, help="number of frames in each stream")
     parser.add_argument("--per-second", type=int, default=30)
     parser.add_argument("--size", default="1920x1080")
     parser.add_argument("--decoders", type=int, default=None if shutil.which("ffmpeg") else 0,
-                        help="processes of ffmpeg, which the streams share; 0: frames are made up; "
-                             "1 where there is ffmpeg")
+                        help="number of ffmpeg processes, which the streams share; 0: synthetic frames "
+                             "(default: 1 if ffmpeg is installed)")
     parser.add_argument("--keep-all", action="store_true",
-                        help="writers wait for readers, no frame may be lost")
+                        help="writers wait for readers, so that no frame is lost")
     return parser.parse_args()
 
 
@@ -47,7 +48,7 @@ def make_clip(path, options):
 
 @contextlib.contextmanager
 def decoded(options, decoders):
-    """Pipes from which decoded frames come, without end."""
+    """Pipes that deliver decoded frames endlessly."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         clip = f"{folder}/clip.mp4"
         if decoders > 0:
@@ -63,7 +64,7 @@ def decoded(options, decoders):
 
 
 def run(options, decoders, prefix):
-    """What the post-processor found."""
+    """Returns the report of the post-processor."""
     build = options.build.resolve()
     words = ["--streams", str(options.streams), "--size", options.size, "--once"]
     words += ["--keep-all"] if options.keep_all else []

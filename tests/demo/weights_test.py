@@ -1,8 +1,8 @@
 """deploy/examples/trainer-to-rollout.yaml as processes: weights_test.py MANIFEST APP BROKER
 
-Goal: both rollouts get every step's weights, whole; one that stands still keeps what it has, and the
-trainer waits for it, or is told at its deadline that there is no room. Method: the real broker and
-application on the simulated driver; one rollout is stopped and goes on later.
+Goal: both rollouts get every step's weights as a whole. A stopped rollout keeps its weights, and the
+trainer waits for it, or learns at its deadline that there is no room. Method: the real broker and
+application on the simulated driver; one rollout is stopped and continues later.
 """
 
 import signal
@@ -19,11 +19,11 @@ def main():
     with programs.example(*sys.argv[1:]) as start:
         rollouts = [start("rollout-a"), start("rollout-b", "--busy-ms", "10")]
         for rollout in rollouts:
-            rollout.expect(whole(0))  # As declared: no trainer was there yet.
+            rollout.expect(whole(0))  # The declared buffer: no trainer has run yet.
         trainer = start("trainer", "--steps", "20", "--every-ms", "0")
         generations = [rollout.expect(whole(20))[1] for rollout in rollouts]
         if generations[0] != generations[1]:
-            sys.exit(f"FAILED: step 20 is of the generations {generations}")
+            sys.exit(f"FAILED: the rollouts got step 20 from different generations: {generations}")
         trainer.expect_end(0)
 
         slow = rollouts[1]

@@ -50,8 +50,8 @@ struct Held {
   ~Held() { gpushm_close(client); }
 };
 
-// What it takes without gpushm: the same bytes from the GPU to pinned host memory and up again into
-// memory of this process's own.
+// The alternative without gpushm: the same bytes go from the GPU to pinned host memory, and back
+// into memory of this process.
 Result<double> StagedCopyUs(const CudaApi& api, uint64_t source, uint64_t size_bytes) {
   const Result<PinnedBuffer> host = PinnedBuffer::Allocate(api, size_bytes);
   if (!host) return std::unexpected(host.error());
@@ -69,7 +69,7 @@ Result<double> StagedCopyUs(const CudaApi& api, uint64_t source, uint64_t size_b
   return took_us;
 }
 
-// Which generation it holds, and whether that still stands behind the name.
+// Which generation the process holds, and whether the name still refers to it.
 Result<json> Standing(const Held& held) {
   gpushm_attachment_info info;
   GPUSHM_INIT(&info);
@@ -80,7 +80,7 @@ Result<json> Standing(const Held& held) {
               {"current", gpushm_current(held.attachment) == GPUSHM_OK}};
 }
 
-// The same, with the bytes that the GPU has at this moment.
+// The same as Standing, with a hash of the bytes that the GPU has now.
 Result<json> LookAgain(const Held& held) {
   std::vector<std::byte> seen(gpushm_size(held.attachment));
   if (auto r = held.api->Check(
@@ -126,7 +126,7 @@ Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
   if (gpushm_wait(held->client, kBuffer, 0, &wait, nullptr) != GPUSHM_OK) {
     return std::unexpected(LastError());
   }
-  // The first of a process pays the driver's own first use, so more are measured.
+  // The first attach of a process includes the driver's first use, so several are measured.
   std::vector<double> attach_us;
   for (int round = 0; round < kAttachRounds; ++round) {
     if (held->attachment != nullptr) gpushm_detach(held->attachment, nullptr);
@@ -225,7 +225,7 @@ int RunWorker(const WorkerOptions& options) {
                     {"ipc", NamespaceInode("ipc")},
                     {"net", NamespaceInode("net")}};
   std::cout << line.dump() << "\n" << std::flush;
-  // Holds its attachment until told otherwise.
+  // Holds its attachment until another word arrives.
   for (std::string word; report && std::getline(std::cin, word) && word == kLookWord;) {
     const Result<json> now = LookAgain(held);
     line = now ? *now : json{{"error", now.error().ToString()}};

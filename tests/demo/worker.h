@@ -1,6 +1,6 @@
-// The program of the demo's containers: one loads the model, the others use it. Says what it saw as
-// one line of JSON and keeps its attachment. Each "look" on its standard input it answers with what
-// it sees now; anything else ends it.
+// The program of the demo's containers: one loads the model, the others use it. It reports what it
+// saw as one line of JSON and keeps its attachment. It answers each "look" on standard input with
+// what it sees now; any other line ends it.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@ namespace gpushm::demo {
 inline constexpr char kLookWord[] = "look";
 
 struct WorkerOptions {
-  bool loads = false;  // Else it attaches what another loaded.
+  bool loads = false;  // Otherwise it attaches what another process loads.
   std::string folder;  // Where the broker's socket is mounted.
   std::string file;
-  std::string driver;  // Folder of the driver; empty: the loader's choice.
+  std::string driver;  // Folder of the driver; empty: the loader chooses.
   int timeout_ms = 60'000;
 };
 

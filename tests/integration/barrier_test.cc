@@ -1,5 +1,6 @@
-// Goal: containers pass points together, on the host and in streams, or all are told why not,
-// whoever dies. Method: broker, the plugin's keeper and participants as processes, SIGKILL.
+// Goal: containers pass points together, on the host and in streams. If any participant dies, all
+// others learn why they cannot. Method: broker, the plugin's keeper and participants as processes;
+// SIGKILL.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -107,7 +108,7 @@ TEST_F(BarrierTest, AllGiveTheSameNumber) {
   ASSERT_EQ(second->Do(kOpenTwo).status, GPUSHM_OK);
   EXPECT_EQ(third.Do("barrier open step 2 -1").status, GPUSHM_BUSY);
   EXPECT_EQ(third.Do("barrier open step 2 50").status, GPUSHM_TIMEOUT);
-  // Who waits for a place gets one in the next generation.
+  // A process that waits for a place gets one in the next generation.
   ASSERT_TRUE(third.Begin(kOpenTwo));
   second->Kill();
   EXPECT_GT(third.Await("barrier open").value, old.value);
@@ -135,7 +136,7 @@ TEST_F(BarrierTest, StreamsPassTogether) {
     EXPECT_EQ(reader.Do("barrier check").status, GPUSHM_OK);
     EXPECT_EQ(writer.Do("barrier check").status, GPUSHM_OK);
   }
-  // The host takes part at the next point as well as a stream does.
+  // At the next point, the host takes part just as a stream does.
   ASSERT_EQ(reader.Do("barrier await 3").status, GPUSHM_OK);
   EXPECT_EQ(writer.Do("barrier wait 0").value, 21);
   EXPECT_EQ(reader.Do("signal sync 3 20000").status, 0);
@@ -180,7 +181,7 @@ TEST_F(BarrierTest, AStreamThatWaitsGoesOnWhenOneIsKilled) {
   ASSERT_EQ(first.Do("barrier await 0").status, GPUSHM_OK);
   doomed->Kill();
   EXPECT_EQ(first.Do("signal sync 0 20").status, GPUSHM_TIMEOUT) << "the second one may come";
-  // It does not, but is told; so the first one need not wait for it.
+  // The second one does not arrive but learns of the death, so the first one need not wait for it.
   EXPECT_EQ(second.Do("barrier wait 20000").status, GPUSHM_PEER_DIED);
   EXPECT_EQ(first.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(first.Do("barrier check").status, GPUSHM_PEER_DIED);
@@ -212,7 +213,7 @@ TEST_F(BarrierTest, NobodyNoticesThatTheBrokerWasKilled) {
   EXPECT_THAT(first.Do(kOpenTwo).value, Ne(old.value));
 }
 
-// One and the broker, killed at random moments: the others agree about the last point.
+// A participant and the broker are killed at random moments: the others agree about the last point.
 TEST_F(BarrierTest, WhoeverIsKilledTheOthersAgree) {
   StartKeeper();
   Broker broker(run(), "64Mi", Linked());

@@ -1,5 +1,6 @@
-// Goal: a signal goes on when the application ends its CUDA context and makes another one, which
-// may have the same address. Method: the simulated driver, whose primary context always has it.
+// Goal: a signal keeps working when the application ends its CUDA context and makes another one,
+// possibly at the same address. Method: the simulated driver, whose primary context always has that
+// address.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
-// Goal: what processes of a pod did is what the plugin shows, also of those that are gone, and over
-// brokers that were killed. Method: the library in processes of its own, the real broker, the
-// plugin's keeper.
+// Goal: the plugin shows what the processes of a pod did, also for processes that are gone, and
+// over brokers that were killed. Method: the library in separate processes, the real broker, and
+// the plugin's keeper.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -24,7 +24,7 @@ class CountersTest : public LinkedTest {
   }
 
   plugin::LinkView Look() { return std::move(keeper_->Look().front()); }
-  // Of the only container.
+  // The values of the only container.
   protocol::CounterValues Values() {
     const plugin::LinkView view = Look();
     return view.counters.empty() ? protocol::CounterValues{} : view.counters.front().values;
@@ -34,7 +34,7 @@ class CountersTest : public LinkedTest {
     return Eventually([&] { return Value(counter) == value; });
   }
 
-  uint64_t missed_ = 0;  // Detaches that no broker looked at before it was killed.
+  uint64_t missed_ = 0;  // Detaches that no broker had read before it was killed.
 };
 
 TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
@@ -61,7 +61,7 @@ TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
     ASSERT_TRUE(WaitFor(Counter::kOffers, 2));
     ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
   }
-  // Both are gone now: killed, and nothing of them is lost, also not what came last.
+  // Both processes were killed. None of their counts is lost, not even the last ones.
   ASSERT_TRUE(WaitFor(Counter::kCachedAttaches, 6));
   const plugin::LinkView view = Look();
   ASSERT_EQ(view.counters.size(), 1u);
@@ -92,7 +92,7 @@ TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
   EXPECT_LT(*view.broker_ready_seconds, 60);
 }
 
-// A standby attaches the page again and again only to look at it.
+// A standby attaches the page repeatedly only to inspect it.
 TEST_F(CountersTest, SignalsAreNoAttachesOfBuffers) {
   const Broker broker(run(), "64Mi", Linked());
   {
@@ -110,9 +110,9 @@ TEST_F(CountersTest, SignalsAreNoAttachesOfBuffers) {
   EXPECT_EQ(Value(Counter::kDetaches), 0u);
 }
 
-// Goal: a broker that is killed at any time takes nothing back and adds nothing twice. Method: a
-// process attaches and detaches on and on while brokers are killed at times that differ; no total
-// falls, none is more than what was done, and at most what a broker had not looked at is missing.
+// Goal: a broker that is killed at any time takes no count back and adds none twice. Method: a
+// process attaches and detaches continuously while brokers are killed at different times. No total
+// falls or exceeds what was done, and only counts that a broker had not read may be missing.
 TEST_F(CountersTest, AKilledBrokerLeavesNoWrongTotals) {
 #ifdef GPUSHM_SANITIZED
   constexpr int kRounds = 5;
@@ -141,7 +141,7 @@ TEST_F(CountersTest, AKilledBrokerLeavesNoWrongTotals) {
     }
     const uint64_t before = shown[protocol::WordOf(Counter::kFirstAttaches)];
     if (round % 2 == 0) {
-      // All that was done under this broker is there before it is killed.
+      // All counts under this broker have arrived before it is killed.
       ASSERT_TRUE(Eventually([&] {
         expect_sane();
         return HasFailure() || shown[protocol::WordOf(Counter::kDetaches)] >= done - missed_;

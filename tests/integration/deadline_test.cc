@@ -1,6 +1,6 @@
-// Goal: a call ends at its deadline, also a short one, when the broker is stopped and answers
-// nobody. Method: a real broker and SIGSTOP. A deadline is a promise in time, so time is measured:
-// the least of up to twenty calls, which other load on the machine cannot make too short.
+// Goal: a call ends at its deadline, even a short one, when the broker is stopped and answers no
+// request. Method: a real broker and SIGSTOP. A deadline is about time, so time is measured: the
+// minimum of up to twenty calls, which other load on the machine cannot shorten.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -21,7 +21,7 @@ namespace gpushm::integration {
 namespace {
 
 constexpr int64_t kShortMs = 50;
-// A call that holds its deadline to within its length.
+// A call may end late by as much as its own timeout.
 constexpr int64_t kLateMs = 2 * kShortMs;
 
 template <typename T>
@@ -40,12 +40,12 @@ class DeadlineTest : public SharedBrokerTest {
     ASSERT_EQ(gpushm_open(&options, &client_), GPUSHM_OK) << gpushm_last_error()->text;
     ASSERT_EQ(gpushm_create(client_, "weights", 4096, nullptr, &made_), GPUSHM_OK)
         << gpushm_last_error()->text;
-    // The first attach of a process takes long: it makes the driver ready.
+    // The first attach of a process takes long, because it initialises the driver.
     ASSERT_EQ(Attach(), GPUSHM_OK) << gpushm_last_error()->text;
   }
   void StopBroker() {
     kill(broker_->pid(), SIGSTOP);
-    // From here on there is no connection: this call gave it up.
+    // From here on there is no connection, because this call gave it up.
     EXPECT_EQ(Create(kShortMs), GPUSHM_TIMEOUT);
   }
   void TearDown() override {
@@ -80,7 +80,7 @@ class DeadlineTest : public SharedBrokerTest {
     return gpushm_wait(client_, "never", 0, &options, nullptr);
   }
 
-  // The least of up to twenty calls: no more of them once one was in time.
+  // The shortest of up to twenty calls. Ends with the first call that is in time.
   static int64_t TakesMs(const std::function<gpushm_status()>& call) {
     int64_t least_ms = std::numeric_limits<int64_t>::max();
     for (int i = 0; i < 20 && least_ms >= kLateMs; ++i) {
@@ -106,14 +106,14 @@ TEST_F(DeadlineTest, Wait) {
   EXPECT_LT(TakesMs([&] { return WaitFor(kShortMs); }), kLateMs);
 }
 
-// A lease whose end could not be said is said with the next call, in that call's time.
+// If the end of a lease could not be sent, the next call sends it, within that call's time.
 TEST_F(DeadlineTest, CreateAfterADetach) {
   StopBroker();
   EXPECT_EQ(gpushm_detach(made_, nullptr), GPUSHM_OK);
   EXPECT_LT(TakesMs([&] { return Create(kShortMs); }), kLateMs);
 }
 
-// Who is missing is asked in one go, and not at length.
+// One request asks for all missing participants, and it takes little time.
 TEST_F(DeadlineTest, ABarrierThatManyMiss) {
   constexpr uint32_t kMissing = 20;
   const std::string folder = run();
@@ -123,7 +123,8 @@ TEST_F(DeadlineTest, ABarrierThatManyMiss) {
   options.participants = kMissing + 1;
   std::vector<gpushm_client*> others(kMissing);
   for (gpushm_client*& other : others) ASSERT_EQ(gpushm_open(&connecting, &other), GPUSHM_OK);
-  std::vector<gpushm_barrier*> barriers;  // One for each call: what is known is asked no more.
+  std::vector<gpushm_barrier*>
+      barriers;  // One for each call, because known holders are not requested again.
   for (const char* name : {"one", "two", "three"}) {
     gpushm_barrier* barrier = nullptr;
     for (gpushm_client* const other : others) {
@@ -137,7 +138,7 @@ TEST_F(DeadlineTest, ABarrierThatManyMiss) {
   EXPECT_LT(TakesMs([&] { return gpushm_barrier_wait(barriers[next++], kShortMs); }), kLateMs);
   kill(broker_->pid(), SIGCONT);
   const Deadline patience = Deadline::AfterMs(kPatienceMs);
-  bool told = false;  // It was not known before.
+  bool told = false;  // The holder was not known before.
   while (!told && !patience.Passed()) {
     EXPECT_EQ(gpushm_barrier_wait(barriers[0], kShortMs), GPUSHM_TIMEOUT);
     told = std::string_view(gpushm_last_error()->text).find("container \"main\"") !=
@@ -205,7 +206,7 @@ TEST_F(DeadlineTest, Opening) {
             kLateMs);
 }
 
-// Of what is there, so that the broker is asked for it.
+// Opens existing objects, so that the broker gets a request.
 TEST_F(DeadlineTest, OpeningWhatIsThere) {
   auto options = Sized<gpushm_barrier_options>();
   options.participants = 2;
@@ -236,7 +237,7 @@ TEST_F(DeadlineTest, OpeningWhatIsThere) {
   gpushm_close(other);
 }
 
-// GPUSHM_DONT_WAIT gives a broker one second to answer, and no more.
+// GPUSHM_DONT_WAIT allows a broker one second to answer, and no more.
 TEST_F(DeadlineTest, DontWait) {
   StopBroker();
   EXPECT_LT(TakesMs([&] { return Attach(GPUSHM_DONT_WAIT); }), 1500);

@@ -1,6 +1,6 @@
-// Goal: a signal that the pod declares is there before anybody writes it, for whom the pod says,
-// and outlives its writers and its broker. Method: broker, plugin's keeper and clients as
-// processes, in two containers, with the annotations that a pod would have.
+// Goal: a signal that the pod declares exists before any process writes it, for the containers that
+// the pod names, and outlives its writers and its broker. Method: broker, plugin's keeper and
+// clients as processes, in two containers, with the annotations of a pod.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -23,7 +23,7 @@ class DeclaredSignalTest : public LinkedTest {
   }
   ~DeclaredSignalTest() override { unsetenv("GPUSHM_BUFFERS"); }
 
-  // Of the broker: two containers, and what else it is told.
+  // Arguments of the broker: two containers, and more if given.
   static std::vector<std::string> Containers(std::vector<std::string> more = {}) {
     more.insert(more.end(), {"--container", "decoder", "--container", "model"});
     return more;
@@ -114,7 +114,7 @@ TEST_F(DeclaredSignalTest, ABrokersRestartChangesNothing) {
   EXPECT_GT(decoder->Do("signal open frame w 20000").value, frame.value);
 }
 
-// Without anybody who keeps the page, the successor makes another one.
+// If no plugin keeps the page, the successor makes another one.
 TEST_F(DeclaredSignalTest, WithoutAPluginASuccessorDeclaresItAnew) {
   Broker broker(run(), "64Mi", Containers());
   Worker decoder(In("decoder"));

@@ -1,7 +1,7 @@
-// Goal: what gpushm/device.cuh promises: a kernel signals and waits across containers, a graph does
-// at each launch, and a wait ends by the value, by the writer's end or at its deadline.
-// Method: workers in processes of their own whose kernels use the header; GPUs only, and only where
-// CUDA's compiler has compiled them.
+// Goal: what gpushm/device.cuh promises. A kernel signals and waits across containers, a graph does
+// so at each launch, and a wait ends by the value, by the writer's end or at its deadline.
+// Method: workers in separate processes whose kernels use the header. It runs only on GPUs, and
+// only if CUDA's compiler has compiled the kernels.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -63,8 +63,8 @@ TEST_F(DeviceHeaderTest, AGraphGoesOnByOneAtEachLaunch) {
   EXPECT_EQ(writer_->Do("signal set 11").status, GPUSHM_OK);
 }
 
-// What docs/guides/synchronisation.md offers beside the header: nodes whose value is set before
-// each launch.
+// The alternative in docs/guides/synchronisation.md: graph nodes whose value is set before each
+// launch.
 TEST_F(DeviceHeaderTest, AMemoryOperationNodeStoresAndWaits) {
   ASSERT_EQ(waiter_.Do("kernel reach 0 1 5").status, 0);
   EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT);

@@ -1,6 +1,6 @@
-// Goal: a signal in device memory hands work over as one on a host page does, and streams that wait
-// for it go on whoever dies: writer, broker or the releaser between them. Method: broker, plugin's
-// keeper and clients as processes, killed while GPU work is pending.
+// Goal: a signal in device memory hands work over like one on a host page. Streams that wait for it
+// go on even if the writer, the broker or the releaser dies. Method: broker, plugin's keeper and
+// clients as processes, killed while GPU work is pending.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace gpushm::integration {
 namespace {
 
 constexpr char kFrame[] = "create frame 1048576";
-// Room for the frame and one word: nothing of a former signal may stay.
+// Room for the frame and one word, so no word of a former signal may stay.
 constexpr char kTightPool[] = "4Mi";
 
 class DeviceSignalTest : public LinkedTest {};
@@ -86,7 +86,7 @@ TEST_F(DeviceSignalTest, AKilledWriterReleasesStreamsAndHosts) {
   EXPECT_EQ(stream.Do("signal memory").value, GPUSHM_HOST_PAGE);
 }
 
-// Its stream waits for a third process, so that the record is never done.
+// The writer's stream waits for a third process, so the record is never carried out.
 TEST_F(DeviceSignalTest, AWriterThatIsKilledWithWorkPendingReleasesStreams) {
   Broker broker(run(), "64Mi");
   Worker other(run());
@@ -123,7 +123,7 @@ TEST_F(DeviceSignalTest, AWriterThatClosesReleasesStreamsAndLeavesNoMemory) {
     EXPECT_EQ(waiter.Do("signal check 3").status, GPUSHM_ENDED);
     EXPECT_EQ(waiter.Do("signal check 2").status, GPUSHM_OK);
     EXPECT_EQ(waiter.Do("signal state").value, GPUSHM_SIGNAL_LEFT);
-    // As long as somebody holds the word, the pool has no room for another one.
+    // While any process holds the word, the pool has no room for another one.
     EXPECT_EQ(writer.Do("signal open ready d -1").status, GPUSHM_EXHAUSTED);
     EXPECT_EQ(writer.Do("signal open ready d 50").status, GPUSHM_TIMEOUT);
     EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
@@ -216,7 +216,8 @@ TEST_F(DeviceSignalTest, AKilledReleaserHasASuccessor) {
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
 }
 
-// The former broker told the plugin that the writer's lease is gone, and not the GPU.
+// The former broker told the plugin that the writer's lease is gone, but did not release the
+// streams.
 TEST_F(DeviceSignalTest, ABrokersSuccessorReleasesWhatItDidNot) {
   StartKeeper();
   std::vector<std::string> arguments = Linked();
@@ -238,11 +239,11 @@ TEST_F(DeviceSignalTest, ABrokersSuccessorReleasesWhatItDidNot) {
   EXPECT_EQ(waiter.Do("signal check 1").status, GPUSHM_PEER_DIED);
 }
 
-// Writer, waiter or broker, killed at random moments once values come: every stream ends, and what
-// counts is whole.
+// Writer, waiter or broker is killed at random moments once values arrive: every stream ends, and
+// every value that counts is valid.
 TEST_F(DeviceSignalTest, WhoeverIsKilledStreamsEndAndNoMemoryStays) {
   StartKeeper();
-  Broker broker(run(), "8Mi", Linked());  // The frame, and words of two generations.
+  Broker broker(run(), "8Mi", Linked());  // Room for the frame, and for words of two generations.
   std::mt19937 random(20261122);
   Worker waiter(run());
   ASSERT_EQ(waiter.Do(kFrame).status, GPUSHM_OK);
@@ -278,7 +279,7 @@ TEST_F(DeviceSignalTest, WhoeverIsKilledStreamsEndAndNoMemoryStays) {
     if (round % 2 == 0) {
       broker.Start();
     } else if (round % 4 == 1) {
-      broker.Kill();  // Perhaps while its releaser is at work.
+      broker.Kill();  // Its releaser may be running at this moment.
       broker.Start();
     }
     const Answer followed = waiter.Await("signal follow");

@@ -1,4 +1,4 @@
-// What the integration tests share: a folder, and with it a simulated card, for each test.
+// Shared by the integration tests: a folder, and with it a simulated card, for each test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,13 +27,13 @@ class IntegrationTest : public testing::Test {
     std::filesystem::create_directory(folder_ + "/run");
   }
   ~IntegrationTest() override {
-    std::error_code ignored;  // Processes that end remove files of theirs at the same time.
+    std::error_code ignored;  // Processes that are ending remove files at the same time.
     std::filesystem::remove_all(folder_, ignored);
   }
 
   std::string run() const { return folder_ + "/run"; }
 
-  // Until `done` holds; a lease ends when the kernel says so, shortly after.
+  // Waits until `done` holds. A lease ends shortly after the kernel reports a death.
   template <typename Condition>
   static bool Eventually(Condition done) {
     const Deadline deadline = Deadline::AfterMs(kPatienceMs);
@@ -49,7 +49,7 @@ class IntegrationTest : public testing::Test {
 
 inline constexpr char kAllocation[] = "m0000";
 
-// With the keeper of the node's plugin, which a test starts, and one allocation.
+// For tests with the keeper of the node's plugin, which the test starts, and one allocation.
 class LinkedTest : public IntegrationTest {
  protected:
   void SetUp() override {
@@ -64,7 +64,7 @@ class LinkedTest : public IntegrationTest {
   std::string links() const { return folder_ + "/links"; }
   std::vector<std::string> Linked() const { return {"--link", links() + "/" + kAllocation}; }
 
-  // Anew, if there was one.
+  // Starts the keeper again if there was one.
   void StartKeeper() {
     keeper_.reset();
     plugin::Keeper::Options options;

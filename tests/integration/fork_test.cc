@@ -1,9 +1,10 @@
-// Goal: fork() harms neither the parent nor the child. A child of a process that opened nothing is
-// a process like any other; one whose parent opened something keeps its hands off that, and may
-// open its own, with CUDA where CUDA was not initialised before the fork.
+// Goal: fork() harms neither the parent nor the child. If the parent had opened nothing, the child
+// is a process like any other. If it had, the child does not touch the parent's objects. It may
+// open its own, with CUDA if CUDA was not initialised before the fork.
 //
-// Method: a real broker; each application is a child of this program, which itself uses neither
-// gpushm nor CUDA, and forks again. A child that hangs is killed at the deadline and fails.
+// Method: a real broker. Each application is a child of this program, which itself uses neither
+// gpushm nor CUDA, and forks again. A child that hangs is killed at the deadline, and the test
+// fails.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -42,7 +43,7 @@ constexpr uint64_t kBytes = 4096;
     }                                                                                  \
   } while (0)
 
-// Whether it ended well by itself before the deadline.
+// Whether the child exits successfully by itself before the deadline.
 bool EndsWell(pid_t child) {
   const Deadline deadline = Deadline::AfterMs(kPatienceMs);
   int status = 0;
@@ -58,7 +59,7 @@ bool EndsWell(pid_t child) {
   return status == 0;
 }
 
-// Runs `body` in a child, which ends well if `body` returns.
+// Runs `body` in a child, which exits successfully if `body` returns.
 pid_t Fork(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child != 0) return child;
@@ -75,7 +76,7 @@ gpushm_client* Open(const std::string& run) {
   return client;
 }
 
-// All that needs no GPU.
+// Uses everything that needs no GPU.
 void UseBroker(const std::string& run) {
   gpushm_client* const client = Open(run);
   gpushm_broker_info info;
@@ -99,7 +100,7 @@ void UseGpu(const std::string& run) {
   gpushm_close(client);
 }
 
-// CUDA was initialised before the fork: the client works, but not on the GPU.
+// CUDA was initialised before the fork: the client works, but cannot use the GPU.
 void UseBrokerAndFindNoGpu(const std::string& run) {
   gpushm_client* const client = Open(run);
   gpushm_attachment* made = nullptr;
@@ -113,7 +114,7 @@ void UseBrokerAndFindNoGpu(const std::string& run) {
 
 class ForkTest : public IntegrationTest {
  protected:
-  // Whether the application ended well.
+  // Whether the application exited successfully.
   static bool Run(const std::function<void()>& application) { return EndsWell(Fork(application)); }
   Broker broker_{run(), "64Mi"};
 };
@@ -123,7 +124,7 @@ TEST_F(ForkTest, AProcessThatOpenedNothingForks) {
     REQUIRE(gpushm_version() > 0);
     REQUIRE(EndsWell(Fork([&] {
       UseGpu(run());
-      // It initialised CUDA now, its parent did not.
+      // This child initialised CUDA just now; its parent did not.
       REQUIRE(EndsWell(Fork([&] { UseBrokerAndFindNoGpu(run()); })));
     })));
     REQUIRE(EndsWell(Fork([&] { REQUIRE(EndsWell(Fork([&] { UseGpu(run()); }))); })));
@@ -135,7 +136,7 @@ TEST_F(ForkTest, ADaemonWorks) {
   std::array<int, 2> answer{};
   ASSERT_EQ(pipe2(answer.data(), O_CLOEXEC), 0);
   EXPECT_TRUE(Run([&] {
-    REQUIRE(daemon(/*nochdir=*/1, /*noclose=*/1) == 0);  // From here on a child of it.
+    REQUIRE(daemon(/*nochdir=*/1, /*noclose=*/1) == 0);  // From here on, this is a child process.
     UseGpu(run());
     REQUIRE(write(answer[1], "x", 1) == 1);
   }));
@@ -166,9 +167,9 @@ TEST_F(ForkTest, WhatTheParentOpenedIsTheParents) {
       REQUIRE(gpushm_signal_close(signal) == GPUSHM_FORKED);
       gpushm_close(client);
       REQUIRE(gpushm_last_error()->status == GPUSHM_FORKED);
-      UseGpu(run());  // Nobody initialised CUDA before.
+      UseGpu(run());  // CUDA was not initialised before.
     })));
-    REQUIRE(gpushm_signal_set(signal, 1) == GPUSHM_OK);  // All is as it was.
+    REQUIRE(gpushm_signal_set(signal, 1) == GPUSHM_OK);  // The parent's objects still work.
     REQUIRE(gpushm_signal_close(signal) == GPUSHM_OK);
     gpushm_close(client);
     UseGpu(run());
@@ -201,7 +202,7 @@ TEST_F(ForkTest, AChildHasNoCudaAfterTheApplicationUsedIt) {
   }));
 }
 
-// Goal: a lock that another thread held at the moment of the fork holds nobody up in the child.
+// Goal: a lock that another thread held at the moment of the fork does not block the child.
 TEST_F(ForkTest, AForkWhileOtherThreadsWork) {
   EXPECT_TRUE(Run([&] {
     std::atomic<bool> on{true};
@@ -227,7 +228,7 @@ TEST_F(ForkTest, AForkWhileOtherThreadsWork) {
   }));
 }
 
-// The child has the parent's socket, too, which is open as long as one of them has it.
+// The child also has the parent's socket, which stays open as long as one of them has it.
 TEST_F(ForkTest, AParentThatClosesIsGoneThoughItsChildLives) {
   EXPECT_TRUE(Run([&] {
     gpushm_client* const client = Open(run());
@@ -247,7 +248,7 @@ TEST_F(ForkTest, AParentThatClosesIsGoneThoughItsChildLives) {
   }));
 }
 
-// vfork() and posix_spawn() start another program, and the parent goes on as before.
+// vfork() and posix_spawn() start another program, and the parent continues as before.
 TEST_F(ForkTest, AParentThatSpawnsGoesOn) {
   EXPECT_TRUE(Run([&] {
     gpushm_client* const client = Open(run());
@@ -262,7 +263,7 @@ TEST_F(ForkTest, AParentThatSpawnsGoesOn) {
 }
 
 #ifdef GPUSHM_PYTHON
-// Goal: Python's multiprocessing in fork mode, whose parent has loaded libgpushm.
+// Goal: Python's multiprocessing works in fork mode when the parent has loaded libgpushm.
 TEST_F(ForkTest, PythonsMultiprocessingWorks) {
   const std::string folder = run();
   const char* const script = std::getenv("GPUSHM_PYTHON_SCRIPT");

@@ -1,5 +1,5 @@
-"""Run by fork_test.cc: uses libgpushm as a Python program does, in the workers of multiprocessing's
-fork mode. Arguments: the library, the broker's folder."""
+"""Run by fork_test.cc: uses libgpushm like a Python program, in the workers of multiprocessing's fork
+mode. Arguments: the library, the broker's folder."""
 
 import ctypes
 import multiprocessing

@@ -1,4 +1,4 @@
-// Library and broker together, in processes of their own, on the simulated driver and on a GPU.
+// Library and broker together, in separate processes, on the simulated driver and on a GPU.
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -21,7 +21,7 @@ size_t DescriptorsOf(pid_t pid) {
   return static_cast<size_t>(std::distance(begin(folder), end(folder)));
 }
 
-// What NVML counts on all cards.
+// The used bytes that NVML reports for all cards.
 uint64_t UsedBytes() {
   const Result<const NvmlApi*> nvml = NvmlApi::Load(DriverFolderFromEnvironment());
   if (!nvml) {
@@ -162,9 +162,9 @@ TEST_F(IntegrationTest, WaitsForAMakerThatComesLater) {
   EXPECT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
 }
 
-// Goal: whoever is killed, whenever, leaves nothing behind. Method: a thousand processes that open,
-// attach and read on the GPU, several at a time, each killed at a random point of that; counted in
-// the broker's descriptors, in its leases, and by NVML.
+// Goal: a process that is killed at any time leaves nothing behind. Method: a thousand processes
+// open, attach and read on the GPU, several at a time. Each is killed at a random point. The
+// broker's descriptors, its leases and NVML's used bytes are counted.
 TEST_F(IntegrationTest, KilledClientsLeaveNothing) {
 #ifdef GPUSHM_SANITIZED
   constexpr int kClients = 100;
@@ -180,7 +180,7 @@ TEST_F(IntegrationTest, KilledClientsLeaveNothing) {
     return worker.Begin("attach weights r 0") && worker.Begin("read");
   };
   const size_t descriptors = DescriptorsOf(broker.pid());
-  // How long a life may last: twice what one takes to its end, alone.
+  // How long a process may live: twice what a complete run takes alone.
   const int64_t begun_ns = MonotonicNs();
   {
     Worker first(run());
@@ -188,8 +188,8 @@ TEST_F(IntegrationTest, KilledClientsLeaveNothing) {
     ASSERT_EQ(first.Do("read").value, 4711);
   }
   const int64_t longest_ns = 2 * (MonotonicNs() - begun_ns);
-  // After the first: NVIDIA's driver keeps 64 KiB once a second process has had a context (H200,
-  // 580.159), and no more after a thousand.
+  // Measured after the first process: NVIDIA's driver keeps 64 KiB once a second process has had a
+  // context (H200, 580.159), and no more after a thousand.
   const uint64_t used_bytes = UsedBytes();
 
   struct Life {

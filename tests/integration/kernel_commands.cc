@@ -10,7 +10,7 @@
 namespace gpushm::integration {
 namespace {
 
-// Of the driver that is loaded. The library has no use for these.
+// A function of the loaded driver. The library itself does not use these functions.
 template <typename Function>
 Function* Find(const char* name) {
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);

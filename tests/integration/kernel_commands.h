@@ -20,7 +20,7 @@
 
 namespace gpushm::integration {
 
-// Beside the program; built where there is CUDA's compiler (./run setup --nvcc).
+// Next to the program; built if CUDA's compiler is installed (./run setup --nvcc).
 inline constexpr char kKernelsFile[] = "device_kernels.ptx";
 
 class KernelCommands {
@@ -31,7 +31,7 @@ class KernelCommands {
  private:
   bool Load();
   CUresult Launch(const char* name, CUstream stream, std::vector<void*> arguments);
-  // What `capture` puts into the stream, as a graph that is launched `times` times.
+  // Captures the work of `capture` in a graph that is launched `times` times.
   template <typename Capture>
   CUresult Repeat(CUstream stream, int times, Capture capture);
   CUresult RepeatNode(CUstream stream, int times, CUstreamBatchMemOpParams operation);
@@ -39,7 +39,7 @@ class KernelCommands {
   SignalCommands& signals_;
   const CudaApi& api_;
   CUmodule module_ = nullptr;
-  CUdeviceptr words_ = 0;  // The turn, and the outcome.
+  CUdeviceptr words_ = 0;  // The turn and the outcome.
 };
 
 }  // namespace gpushm::integration

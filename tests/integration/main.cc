@@ -1,4 +1,4 @@
-// The program of integration tests, and of the processes that they start.
+// The program of the integration tests, and of the processes that they start.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,6 +1,6 @@
-// Goal: what Prometheus is told is what the GPU and the processes say. Method: the real plugin, a
-// broker and workers as processes; after each step the page is compared with NVML, asked by the
-// test itself, and with what the test knows it did.
+// Goal: the metrics for Prometheus match the GPU and the processes. Method: the real plugin, a
+// broker and workers as processes. After each step, the metrics are compared with NVML, which the
+// test reads itself, and with what the test did.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using plugin::testing::Scrape;
 
 constexpr uint64_t kMi = uint64_t{1} << 20;
 constexpr uint64_t kPoolBytes = 2048 * kMi;
-// The driver's own for a process that allocates without a context: 0 to 4 MiB
+// The driver's own memory for a process that allocates without a context: 0 to 4 MiB
 // (docs/design/conformance.md).
 constexpr uint64_t kHolderBytes = 4 * kMi;
 constexpr char kPool[] = "2Gi";
@@ -43,7 +43,7 @@ class MetricsTest : public IntegrationTest {
     const auto nvml = NvmlApi::Load(DriverFolderFromEnvironment());
     ASSERT_TRUE(nvml);
     nvml_ = *nvml;
-    // The simulated one reads its folder then, which is another one for each test.
+    // The simulated NVML reads its folder at this point; each test has another folder.
     ASSERT_EQ(nvml_->Restart(), NVML_SUCCESS);
     before_bytes_ = Used();
     auto plugin = demo::NodePlugin::Start(
@@ -79,7 +79,7 @@ class MetricsTest : public IntegrationTest {
   uint64_t Value(const Scrape& page, const std::string& name, const Labels& labels = {}) const {
     return static_cast<uint64_t>(page.Sum(name, labels).value_or(0));
   }
-  // A page whose sample of the GPU is younger than now.
+  // Metrics whose sample of the GPU was taken after this call.
   Scrape Fresh() const {
     const double now = static_cast<double>(UnixNs()) * 1e-9;
     std::string text;
@@ -90,7 +90,8 @@ class MetricsTest : public IntegrationTest {
     return Scrape(text);
   }
 
-  // Everything that must hold at any time; `physical`: of all buffers, as the test knows it.
+  // Checks everything that must always hold. `physical`: bytes of all buffers, as the test knows
+  // them.
   void Check(uint64_t physical) {
     Scrape page = Fresh();
     ASSERT_TRUE(Eventually([&] {
@@ -121,9 +122,9 @@ class MetricsTest : public IntegrationTest {
 
 std::string Megabytes(uint64_t count) { return std::to_string(count * kMi); }
 
-// Goal: the sum of our buffers' bytes and a named overhead (contexts, the driver's own of each
-// holder) is what NVML's used bytes rise by, within 1 %. Method: one scripted sequence of all that
-// makes and frees memory; the record of a run is kept in docs/gpu-metrics (GPUSHM_METRICS_RECORD
+// Goal: NVML's used bytes rise by the sum of the buffers' bytes and a named overhead (contexts, the
+// driver's own memory for each holder), within 1 %. Method: one scripted sequence of everything
+// that makes and frees memory. docs/gpu-metrics keeps the record of a run (GPUSHM_METRICS_RECORD
 // names a folder for one).
 TEST_F(MetricsTest, BuffersAndANamedOverheadAreWhatTheGpuUses) {
   const char* const folder = std::getenv("GPUSHM_METRICS_RECORD");
@@ -152,7 +153,7 @@ TEST_F(MetricsTest, BuffersAndANamedOverheadAreWhatTheGpuUses) {
   Worker second(run());
   ASSERT_EQ(second.Do("attach weights r 0").status, GPUSHM_OK);
   ASSERT_EQ(second.Do("context").status, 0);
-  contexts = Used() - no_context;  // One is like another: the next ones are held to it.
+  contexts = Used() - no_context;  // Contexts are alike: later ones are compared with this.
   const uint64_t context = contexts;
   step("attached with a context", 768 * kMi);
   Worker third(run());
@@ -165,7 +166,7 @@ TEST_F(MetricsTest, BuffersAndANamedOverheadAreWhatTheGpuUses) {
   keep("scrape.txt", Scrape::Get(port_, "/metrics"));
   keep("status.json", Scrape::Get(status_port_, "/status.json"));
   ASSERT_EQ(first.Do("replace frames " + Megabytes(128)).status, GPUSHM_OK);
-  step("replaced", (512 + 256 + 128) * kMi);  // `first` has the old one attached.
+  step("replaced", (512 + 256 + 128) * kMi);  // `first` still has the old generation attached.
   second.Kill();
   contexts -= context;
   step("a process killed", (512 + 256 + 128) * kMi);
@@ -184,8 +185,8 @@ TEST_F(MetricsTest, BuffersAndANamedOverheadAreWhatTheGpuUses) {
   keep("steps.csv", record.str());
 }
 
-// Goal: the sums hold, and series go, whatever comes and goes. Method: random creates, attaches,
-// detaches and kills, of workers and of the broker, with a fixed seed.
+// Goal: the sums hold, and series disappear, whatever comes and goes. Method: random creates,
+// attaches, detaches and kills of workers and of the broker, with a fixed seed.
 TEST_F(MetricsTest, SignalsAreCountedByWhatBecameOfTheirWriters) {
   const auto signals = [&](const char* state) {
     return Look().Sum("gpushm_sync_objects", {{"kind", "signal"}, {"state", state}});
@@ -199,7 +200,7 @@ TEST_F(MetricsTest, SignalsAreCountedByWhatBecameOfTheirWriters) {
   first->Kill();
   EXPECT_TRUE(Eventually([&] { return signals("live") == 1.0 && signals("ended") == 1.0; }));
   EXPECT_EQ(signals("unused"), 0.0);
-  Check(0);  // They are no GPU memory.
+  Check(0);  // Signals use no GPU memory.
 }
 
 TEST_F(MetricsTest, SumsHoldOverRandomSequences) {
@@ -213,8 +214,8 @@ TEST_F(MetricsTest, SumsHoldOverRandomSequences) {
   const auto below = [&](unsigned bound) { return static_cast<unsigned>(random() % bound); };
   std::vector<std::unique_ptr<Worker>> workers;
   for (size_t i = 0; i < kWorkers; ++i) workers.push_back(std::make_unique<Worker>(run()));
-  // All buffers are attached by the one that made them and by nobody else, so what is deleted is
-  // gone at its maker's end at the latest; on-writer-exit is "mark", so buffers outlive makers.
+  // Each buffer is attached only by its maker, so a deleted buffer is gone at its maker's end at
+  // the latest. on-writer-exit is "mark", so buffers outlive their makers.
   std::map<std::string, uint64_t> buffers;
   std::set<size_t> attached;
   uint64_t physical = 0;
@@ -238,7 +239,7 @@ TEST_F(MetricsTest, SumsHoldOverRandomSequences) {
     } else if (what < 6 && !buffers.empty()) {
       auto any = buffers.begin();
       std::advance(any, below(static_cast<unsigned>(buffers.size())));
-      // Of a worker that died while writing: the bytes are there.
+      // A worker died while writing: the bytes still exist.
       const int status = worker.Do("attach " + any->first + " r 0").status;
       EXPECT_TRUE(status == GPUSHM_OK || status == GPUSHM_PEER_DIED) << status;
       if (status == GPUSHM_OK) attached.insert(who);
@@ -256,7 +257,7 @@ TEST_F(MetricsTest, SumsHoldOverRandomSequences) {
   }
   Check(physical);
   EXPECT_EQ(Look().Count("gpushm_buffer_size_bytes"), buffers.size());
-  // Within one scrape of their end.
+  // The series disappear within one scrape of the end.
   workers.clear();
   EXPECT_TRUE(Eventually([&] { return Look().Count("gpushm_attachment_mapped_bytes") == 0; }));
   const Scrape page = Look();
@@ -264,7 +265,8 @@ TEST_F(MetricsTest, SumsHoldOverRandomSequences) {
   EXPECT_EQ(Value(page, "gpushm_container_clients"), 0U);
 }
 
-// Goal: private memory is told where NVML shows the process, less no buffer, and absent else.
+// Goal: private memory is shown if NVML lists the process, without its buffers; otherwise it is
+// absent.
 TEST_F(MetricsTest, PrivateBytesAreContextsAndOwnAllocations) {
   Worker worker(run());
   ASSERT_EQ(worker.Do("create weights " + Megabytes(64)).status, GPUSHM_OK);
@@ -284,7 +286,7 @@ TEST_F(MetricsTest, PrivateBytesAreContextsAndOwnAllocations) {
   EXPECT_NEAR(*told, static_cast<double>(context), static_cast<double>(context) * 0.05);
 }
 
-// A launcher that uses no CUDA is the container's first process; a worker of it offers memory.
+// The container's first process is a launcher without CUDA; one of its workers offers memory.
 TEST_F(MetricsTest, OfferedBytesArePrivateToNoProcess) {
   Worker launcher(run());
   ASSERT_EQ(launcher.Do("create weights " + Megabytes(64)).status, GPUSHM_OK);

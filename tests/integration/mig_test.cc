@@ -1,7 +1,7 @@
-// Goal: a MIG instance is a GPU like any other: two containers share a buffer and a signal on it,
-// its memory is what counts, and who sees another instance of the same card is refused. Method: the
-// simulated driver with a card that is cut up; broker, keeper and clients as processes that have
-// the device nodes of one instance each.
+// Goal: a MIG instance is a GPU like any other. Two containers share a buffer and a signal on it,
+// only its memory counts, and a container that sees another instance of the same card is refused.
+// Method: the simulated driver with a partitioned card; broker, keeper and clients as processes,
+// each with the device nodes of one instance.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -38,7 +38,7 @@ class MigTest : public LinkedTest {
   }
   ~MigTest() override { unsetenv("GPUSHM_SIM_DEVICES"); }
 
-  // What processes that are started from now on have.
+  // Sets which device the processes started from now on can see.
   static void Show(const char* device) { setenv("GPUSHM_SIM_DEVICES", device, 1); }
 
   uint64_t Used(const char* device) const {
@@ -94,7 +94,8 @@ TEST_F(MigTest, WhoSeesAnotherInstanceIsRefused) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
   ASSERT_EQ(writer.Do("create weights " + std::to_string(8 * kMi)).status, GPUSHM_OK);
-  for (const char* const other : {kSecond, "0"}) {  // Of the same card, and a whole one.
+  for (const char* const other :
+       {kSecond, "0"}) {  // Another instance of the same card, and a whole card.
     Show(other);
     Worker stranger(run());
     EXPECT_EQ(stranger.Do("attach weights r -1").status, GPUSHM_NOT_FOUND) << other;

@@ -1,4 +1,4 @@
-// Memory that an application had before it met gpushm, and pods that meet in /dev/shm.
+// Offers of memory that an application already had, and pods that share through /dev/shm.
 #include "tests/integration/fixture.h"
 
 namespace gpushm::integration {
@@ -25,7 +25,8 @@ TEST_F(OfferTest, CudaMallocGoesByCuIpcBetweenPidNumbersThatDiffer) {
       << "it goes with its owner";
 }
 
-// Goal: two entrypoints, both PID 1, are told so before the driver poisons the reader's context.
+// Goal: two entrypoints that are both PID 1 get an error before the driver poisons the reader's
+// context.
 TEST_F(OfferTest, CudaMallocIsRefusedBetweenEqualPidNumbersAndPoisonsNothing) {
   Broker broker(run(), "64Mi");
   Worker writer(run());

@@ -1,7 +1,7 @@
-// Goal: a buffer of one GPU is used by others, in place where they get to it, as a copy only where
-// that was asked for, and everybody can see which. Method: broker and clients as processes on a
-// simulated machine whose third GPU is reached over PCIe and whose fourth by nobody. A process'
-// driver knows one machine, so this is a program of its own.
+// Goal: other GPUs can use a buffer of one GPU: in place if they can access it, as a copy only on
+// request, and everybody can see which. Method: broker and clients as processes on a simulated
+// machine. Its third GPU is reached over PCIe, its fourth not at all. A process's driver knows one
+// machine, so this is a separate program.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -44,7 +44,7 @@ class PeersTest : public IntegrationTest {
     ASSERT_EQ(owner_.Do("write 4711").status, 0);
   }
 
-  // As gpushm_holders says, of the last one that came.
+  // The latest holder's way, as gpushm_holders reports it.
   static int64_t WayOf(Worker& worker) { return worker.Do("holder-way weights").value; }
 
   bool simulated_ = false;

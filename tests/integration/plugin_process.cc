@@ -1,4 +1,4 @@
-// The node's plugin as brokers see it: the real keeper in a process of its own.
+// The node's plugin as brokers see it: the real keeper in a separate process.
 #include <poll.h>
 #include <sys/stat.h>
 

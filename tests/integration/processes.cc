@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kWorkerChannel = 3;
 
-// Beside this program, also where a pack was unpacked.
+// Next to this program, also in an unpacked pack.
 std::string BrokerPath() {
   const auto self = std::filesystem::read_symlink("/proc/self/exe");
   return self.parent_path().parent_path() / "bin" / "gpushm-broker";
@@ -76,7 +76,7 @@ Broker::Broker(const std::string& folder, const std::string& pool,
                const std::vector<std::string>& arguments)
     : command_{BrokerPath(), "--folder", folder, "--pool", pool, "--log-level", "warning"} {
   command_.insert(command_.end(), arguments.begin(), arguments.end());
-  // With containers each of them has a socket, else there is one.
+  // With containers, each of them has a socket; otherwise there is one.
   const auto flag = std::ranges::find(command_, "--container");
   socket_ = Concat(folder, "/", flag == command_.end() ? std::string() : Concat(flag[1], "/"),
                    protocol::kSocketName);

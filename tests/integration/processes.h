@@ -49,8 +49,8 @@ class Process {
   Process(Process&& other) noexcept;
   Process& operator=(Process&& other) noexcept;
   ~Process() { Kill(); }
-  void Kill();  // SIGKILL, and waits.
-  void Wait();  // Until it ends by itself.
+  void Kill();  // Sends SIGKILL and waits.
+  void Wait();  // Waits until it ends by itself.
   pid_t pid() const { return pid_; }
 
  private:
@@ -59,17 +59,17 @@ class Process {
 
 class Broker {
  public:
-  // Serves `folder`. `arguments` of gpushm-broker beyond folder and pool.
+  // Serves `folder`. `arguments`: those of gpushm-broker other than folder and pool.
   Broker(const std::string& folder, const std::string& pool,
          const std::vector<std::string>& arguments = {});
-  // Dies as by SIGKILL, and comes back.
+  // Kill ends it with SIGKILL; Start starts it again.
   void Kill() { process_.Kill(); }
   void Wait() { process_.Wait(); }  // Until it ends by itself.
   void Start();
-  // Ends in the middle of its work, see `arguments`, and comes back as Start() has it, as if by a
-  // kubelet. Returns when it listens for the first time, or again.
+  // Makes it end in the middle of its work, see `arguments`, and start again with Start()'s
+  // arguments, as a kubelet would. Returns when it listens, for the first time or again.
   void StartToDie(const std::vector<std::string>& arguments);
-  // Kills it, should it live yet. Returns when it has come back.
+  // Kills it if it still lives. Returns when its successor listens.
   void WaitForSuccessor();
   ~Broker();
   Broker(const Broker&) = delete;
@@ -80,7 +80,7 @@ class Broker {
   std::vector<std::string> command_;
   std::string socket_;
   Process process_;
-  // What it starts dies with this thread (PR_SET_PDEATHSIG), so the thread stays.
+  // The broker dies with this thread (PR_SET_PDEATHSIG), so the thread stays.
   std::thread kubelet_;
   enum class Stage { kDoomed, kEnded, kBack, kDone };
   std::atomic<Stage> stage_{Stage::kDone};
@@ -88,7 +88,7 @@ class Broker {
   void EndKubelet();
 };
 
-// Runs gpushm-broker until it ends by itself; what it logged.
+// Runs gpushm-broker until it ends by itself. Returns its log.
 std::string LogOfBroker(const std::string& folder, const std::vector<std::string>& arguments);
 
 struct Answer {
@@ -96,16 +96,16 @@ struct Answer {
   int64_t value = 0;
 };
 
-// Whether a status says that the other end closed it, or died.
+// Whether a status means that the other end closed the object, or died.
 inline bool HasEnded(int status) { return status == GPUSHM_ENDED || status == GPUSHM_PEER_DIED; }
 
 class Worker {
  public:
-  // Of a hostIPC pod: `folder` is what stands for /dev/shm, and `pod_uid` names the pod.
+  // For a hostIPC pod: `folder` stands in for /dev/shm, and `pod_uid` names the pod.
   explicit Worker(const std::string& folder, const std::string& pod_uid = "");
   Answer Do(const std::string& command);
-  bool Begin(const std::string& command);    // Its answer is not waited for.
-  Answer Await(const std::string& command);  // The answer to what was begun.
+  bool Begin(const std::string& command);    // Does not wait for the answer.
+  Answer Await(const std::string& command);  // The answer to the command that Begin sent.
   void Kill() { process_.Kill(); }
 
  private:
@@ -113,11 +113,11 @@ class Worker {
   Process process_;
 };
 
-// A worker that is PID 1 of namespaces of its own, as a container's entrypoint is.
+// A worker that is PID 1 of its own namespaces, like a container's entrypoint.
 class IsolatedWorker {
  public:
   explicit IsolatedWorker(const std::string& folder);
-  // False, and the test skipped, where the system forbids namespaces.
+  // False if the system forbids namespaces; the test is then skipped.
   bool started() const { return process_.has_value(); }
   Answer Do(const std::string& command);
   void Kill() { process_->Kill(); }
@@ -126,12 +126,12 @@ class IsolatedWorker {
   std::optional<demo::Isolated> process_;
 };
 
-// What a process runs that stands for the node's plugin, with one allocation on `gpu`. How many
-// generations and leases it keeps is in links/kept.
+// The main function of a process that stands in for the node's plugin, with one allocation on
+// `gpu`. links/kept contains the numbers of generations and leases that it keeps.
 int PluginMain(const std::string& links, const std::string& gpu);
-// What a process that was started as a worker runs.
+// The main function of a process that was started as a worker.
 int WorkerMain(const std::string& folder, const std::string& pod_uid);
-// The same with lines on standard input and output.
+// The same, with lines on standard input and output.
 int IsolatedWorkerMain(const std::string& folder);
 
 }  // namespace gpushm::integration

@@ -1,5 +1,5 @@
-// Goal: a broker that was killed finds buffers, generations, leases and clients again, and nobody
-// notices. Method: broker, the plugin's keeper and clients as processes, killed and stopped.
+// Goal: a broker that was killed gets back its buffers, generations, leases and clients, and no
+// client notices. Method: broker, the plugin's keeper and clients as processes, killed and stopped.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ class RestoreTest : public LinkedTest {
     return {};
   }
 
-  // As `gpushmctl holders` lists them: buffer, container, generation, client, lease, access.
+  // As `gpushmctl stat NAME` lists them: buffer, container, generation, client, lease, access.
   using Holder = std::tuple<std::string, std::string, uint64_t, uint64_t, uint64_t, uint32_t>;
   std::vector<Holder> Holders() const {
     std::vector<Holder> holders;
@@ -112,7 +112,8 @@ TEST_F(RestoreTest, NobodyNoticesThatTheBrokerWasKilled) {
   EXPECT_EQ(waiter.Await("attach later").status, GPUSHM_OK);
 }
 
-// Goal: a broker that ends because it cannot start children any more leaves all to its successor.
+// Goal: a broker that ends because it can start no more children leaves everything to its
+// successor.
 TEST_F(RestoreTest, NobodyNoticesThatTheBrokersSpawnerWasKilled) {
   StartKeeper();
   Broker broker(run(), "64Mi", Linked());
@@ -168,9 +169,9 @@ TEST_F(RestoreTest, WhoDiedWhileNoBrokerRanIsTreatedAsDeclared) {
   unsetenv("GPUSHM_BUFFERS");
 }
 
-// Goal: whatever statement is the broker's last, its successor goes on with a state that holds
-// together. Method: the same work again and again, the broker killed after one more statement each
-// time, and started again as by a kubelet.
+// Goal: whichever statement is the broker's last, its successor continues from a consistent state.
+// Method: the same work is repeated. Each time the broker is killed after one more statement, and
+// restarted as by a kubelet.
 TEST_F(RestoreTest, KilledAfterEachStatement) {
   StartKeeper();
   constexpr int kStatements = 40;  // More than the work below makes.
@@ -185,7 +186,8 @@ TEST_F(RestoreTest, KilledAfterEachStatement) {
     broker.Kill();
     broker.StartToDie({"--test-link-die-after", std::to_string(n)});
     const auto done = [&](const Answer& answer) {
-      // Not known to be carried out, or undone with the broker: said plainly, and never a crash.
+      // An error may leave open whether the request was carried out, but it must be clear and must
+      // not crash.
       EXPECT_TRUE(answer.status == GPUSHM_OK || answer.status == GPUSHM_UNAVAILABLE)
           << answer.status;
       return answer.status == GPUSHM_OK;
@@ -211,7 +213,7 @@ TEST_F(RestoreTest, KilledAfterEachStatement) {
       EXPECT_EQ(steady.Do("read").value, 7);
       EXPECT_EQ(steady.Do("attach weights w 0").value, weights.value);
     }
-    // The worker is gone: what is left is what `steady` holds, and names that nobody deleted.
+    // The worker is gone. What remains is what `steady` holds, and names that no process deleted.
     EXPECT_TRUE(Eventually([&] { return Holders().size() == 1; })) << Holders().size();
     broker.WaitForSuccessor();
     EXPECT_EQ(Holders().size(), 1u);
@@ -245,7 +247,7 @@ TEST_F(RestoreTest, APluginThatIsStoppedHoldsNobodyUp) {
   Worker writer(run());
   ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
   ASSERT_EQ(kill(plugin.pid(), SIGSTOP), 0);
-  for (int i = 0; i < 2000; ++i) {  // More than lies in a socket.
+  for (int i = 0; i < 2000; ++i) {  // More than fits in a socket's queue.
     ASSERT_EQ(writer.Do("attach weights r 0").status, GPUSHM_OK);
     ASSERT_EQ(writer.Do("detach").status, GPUSHM_OK);
   }
@@ -315,7 +317,7 @@ TEST_F(RestoreTest, ABrokerTakesWhatThePluginSaysAndNoMore) {
   EXPECT_EQ(worker.Do("create all 134217728").status, GPUSHM_OK);
 }
 
-// Regression, through the library: see broker_resume_test.
+// Regression test, through the library: see broker_resume_test.
 TEST_F(RestoreTest, AConnectionThatBreaksCostsNothing) {
   setenv("GPUSHM_BUFFERS", "buffers.gpushm.io/ring: {size: 2Mi, access: one-writer}", 1);
   Broker broker(run(), "64Mi");

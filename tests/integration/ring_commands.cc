@@ -9,7 +9,7 @@
 namespace gpushm::integration {
 namespace {
 
-constexpr size_t kLookedAtWords = 1024;  // From a frame's end: what is written last.
+constexpr size_t kLookedAtWords = 1024;  // At a frame's end, which is written last.
 
 Answer Told(int status, int64_t value = 0) {
   if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
@@ -60,7 +60,7 @@ Answer RingCommands::Begin(int64_t timeout_ms) {
   return Told(status, static_cast<int64_t>(frame_.number));
 }
 
-// The frame's first and last words, by the stream that it was begun with.
+// The frame's first and last words, read on the stream with which the frame was begun.
 Answer RingCommands::Look() {
   void* pinned = words_;
   if (pinned == nullptr) api_.cuMemHostAlloc(&pinned, 2 * kLookedAtWords * sizeof *words_, 0);
@@ -81,7 +81,7 @@ Answer RingCommands::Pump(uint64_t count) {
   for (uint64_t i = 1; count == 0 || i <= count; ++i) {
     const Answer put = Put(static_cast<uint32_t>(i));
     if (put.status == GPUSHM_BUSY) {
-      std::this_thread::yield();  // Until a stream or a reader is done with a frame.
+      std::this_thread::yield();  // Until a stream or a reader has finished a frame.
     } else if (put.status != GPUSHM_OK) {
       return Told(put.status, put.value);
     }
@@ -101,7 +101,7 @@ Answer RingCommands::Drain(uint64_t count) {
     const Answer looked = Look();
     const gpushm_status ended = gpushm_ring_end_read(ring_, stream(), &frame_, kPatienceMs);
     if (looked.status != 0 && looked.status != kTorn) return looked;
-    if (HasEnded(ended)) return {0, read};  // It may be torn, and is not counted.
+    if (HasEnded(ended)) return {0, read};  // The frame may be torn, and does not count.
     if (ended != GPUSHM_OK) return Told(ended);
     if (looked.status != 0) return looked;
     ++read;

@@ -35,7 +35,7 @@ class RingCommands {
   static constexpr int kTorn = 99;
 
   Answer Open(bool writes, std::istringstream& in);
-  Answer Put(uint32_t word);  // Says nothing of errors.
+  Answer Put(uint32_t word);  // Prints no errors.
   Answer Begin(int64_t timeout_ms);
   Answer Look();
   Answer Pump(uint64_t count);

@@ -1,6 +1,6 @@
-// Goal: frames go from one container to others, whole, in order and counted, whoever dies. Method:
-// broker, the plugin's keeper and clients as processes, streams of the driver, SIGKILL at random
-// moments.
+// Goal: frames go from one container to others complete, in order and counted, whichever process
+// dies. Method: broker, the plugin's keeper and clients as processes, streams of the driver,
+// SIGKILL at random moments.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -81,7 +81,7 @@ TEST_F(RingTest, ASlowReaderIsToldWhatItLost) {
   ASSERT_EQ(reader.Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("ring put 1").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("ring begin 0").value, 1);
-  // It holds the first one, and the others go round in the rest.
+  // The reader holds the first frame, and later frames use the other slots.
   ASSERT_EQ(writer.Do("ring pump 30").status, GPUSHM_OK);
   EXPECT_EQ(reader.Do("ring look").value, 1) << "what is held stays";
   ASSERT_EQ(reader.Do("ring end").status, GPUSHM_OK);
@@ -103,7 +103,7 @@ TEST_F(RingTest, WithBackPressureTheWriterWaitsForTheSlowest) {
   ASSERT_EQ(reader->Do("ring begin 0").value, 1);
   ASSERT_EQ(reader->Do("ring end").status, GPUSHM_OK);
   EXPECT_EQ(writer.Await("ring put").value, 5);
-  // One that dies holds nobody up.
+  // A reader that dies blocks no other process.
   ASSERT_TRUE(writer.Begin("ring put 6"));
   reader->Kill();
   EXPECT_EQ(writer.Await("ring put").value, 6);
@@ -152,7 +152,7 @@ TEST_F(RingTest, AWritersSuccessorLeavesReadersOfTheFormerOneInPeace) {
   ASSERT_EQ(reader.Do("ring read video 0").value, second.value);
 }
 
-// One of two that wait to write makes the next ring, and readers find the frames of that one.
+// Of two processes that wait to write, one makes the next ring, and readers find that one's frames.
 TEST_F(RingTest, OfTwoSuccessorsOneWrites) {
   Broker broker(run(), "64Mi");
   std::optional<Worker> writer(run());
@@ -190,8 +190,8 @@ TEST_F(RingTest, NobodyNoticesThatTheBrokerWasKilled) {
   }
 }
 
-// Writer, reader or broker, killed at random moments once frames come: nobody hangs, no frame that
-// counts is torn.
+// Writer, reader or broker is killed at random moments once frames arrive: no process hangs, and no
+// frame that counts is torn.
 TEST_F(RingTest, WhoeverIsKilledNoFrameIsTornAndAllEnd) {
   StartKeeper();
   Broker broker(run(), "128Mi", Linked());

@@ -1,5 +1,5 @@
-// A broker, and a simulated card, for all tests of a program: the driver of a process knows one
-// machine. Tests that need a card of their own: fixture.h.
+// A broker and a simulated card for all tests of a program, because a process's driver knows one
+// machine. Tests that need their own card use fixture.h.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ class SharedBrokerTest : public testing::Test {
   }
   static void TearDownTestSuite() {
     broker_.reset();
-    std::error_code ignored;  // Processes that end remove files of theirs at the same time.
+    std::error_code ignored;  // Processes that are ending remove files at the same time.
     std::filesystem::remove_all(folder_, ignored);
   }
   static std::string run() { return folder_ + "/run"; }

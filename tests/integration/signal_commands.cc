@@ -89,7 +89,7 @@ Answer SignalCommands::Run(CUstream stream, gpushm_attachment* latest) {
     Put(stream, value, latest);
     const gpushm_status status = gpushm_signal_record(signal_, stream, value);
     if (status != GPUSHM_OK) return Told(status, value);
-    // A few at a time: work is always pending.
+    // A few at a time, so that work is always pending.
     if (value % 8 == 0) Sync(stream, kPatienceMs);
   }
 }

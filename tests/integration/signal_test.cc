@@ -1,6 +1,6 @@
-// Goal: a signal hands work over between containers, on the host and in streams, and whoever waits
-// ends with it whoever dies. Method: broker, plugin's keeper and clients as processes with
-// namespaces of their own, killed while GPU work is pending.
+// Goal: a signal hands work over between containers, on the host and in streams. If either side
+// dies, every wait ends. Method: broker, plugin's keeper and clients as processes in their own
+// namespaces, killed while GPU work is pending.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -78,7 +78,7 @@ TEST_F(SignalTest, WhoWaitsForAKilledWriterIsReleasedAndTold) {
   EXPECT_EQ(stream.Do("signal check 4").status, GPUSHM_PEER_DIED) << "and what it did is void";
   EXPECT_EQ(stream.Do("signal check 3").status, GPUSHM_OK) << "what was done before counts";
   EXPECT_EQ(stream.Do("signal state").value, kDied);
-  // A successor makes a new generation, and whoever opens it again finds that.
+  // A successor makes a new generation, which processes find when they open the signal again.
   ASSERT_TRUE(host.Begin("signal open ready r 20000"));
   Worker successor(run());
   const Answer second = successor.Do("signal open ready w 0");
@@ -116,7 +116,7 @@ TEST_F(SignalTest, ASignalHasOneWriter) {
 }
 
 // Goal: a standby may wait for hours without keeping the broker busy, and its deadline is exact.
-// Method: the broker numbers its leases, and each attempt takes one.
+// Method: the broker numbers its leases, and each attempt uses one.
 TEST_F(SignalTest, WhoWaitsToWriteAsksSeldom) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
@@ -133,8 +133,8 @@ TEST_F(SignalTest, WhoWaitsToWriteAsksSeldom) {
   EXPECT_LE(attempts, 60) << "28 until a step is 50 ms, then 20 a second";
 }
 
-// The broker makes the page that nobody waits for any more; its maker does not stand in its own
-// way.
+// The broker makes a page for which no process waits any more. That page must not block the process
+// that requested it.
 TEST_F(SignalTest, AnOpenThatWasGivenUpLeavesNothing) {
   Broker broker(run(), "64Mi");
   Worker worker(run());
@@ -160,14 +160,14 @@ TEST_F(SignalTest, NamesOfBuffersAndSignalsAreKeptApart) {
   EXPECT_EQ(worker.Do("signal open none r -1").status, GPUSHM_NOT_FOUND);
 }
 
-// A stream that waits can hold up others, so that there is a limit, and what it says helps.
+// A waiting stream can block others, so there is a limit, and its error text helps.
 TEST_F(SignalTest, StreamsThatWaitAreCounted) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
   Worker waiter(run());
   ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
-  // Made before: on an H200, making the 36th stream while seven wait did not come back.
+  // Made beforehand: on an H200, making the 36th stream while seven wait did not return.
   for (int i = 0; i < 40; ++i) ASSERT_EQ(waiter.Do(Concat("signal sync ", i, " 0")).status, 0);
   for (int i = 0; i < 40; ++i) {
     const int expected = i < 7 ? GPUSHM_OK : GPUSHM_EXHAUSTED;
@@ -185,7 +185,8 @@ TEST_F(SignalTest, StreamsThatWaitAreCounted) {
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
 }
 
-// The driver forgets a page when all streams are done: that would be a wait without a deadline.
+// The driver forgets a page only when all streams are done: that would be a wait without a
+// deadline.
 TEST_F(SignalTest, WhileAStreamWaitsOthersAreClosed) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
@@ -203,8 +204,8 @@ TEST_F(SignalTest, WhileAStreamWaitsOthersAreClosed) {
   EXPECT_EQ(waiter.Do("ring close").status, GPUSHM_OK);
 }
 
-// Page-locked memory would be freed when all streams are done: the writer here may wait for the
-// load.
+// Page-locked memory would be freed only when all streams are done, and the writer here may wait
+// for the load.
 TEST_F(SignalTest, WhileAStreamWaitsContentIsLoaded) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
@@ -225,7 +226,7 @@ TEST_F(SignalTest, WhileAStreamWaitsContentIsLoaded) {
   EXPECT_EQ(waiter.Do(Concat("load weights ", path, " here")).status, GPUSHM_OK);
 }
 
-// The driver has forgotten a page before its address stands for something else.
+// The driver must forget a page before its address is reused for something else.
 TEST_F(SignalTest, AThreadWithoutAContextClosesIt) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
@@ -309,7 +310,8 @@ TEST_F(LinkedSignalTest, AWriterThatDiesWhileNoBrokerLivesIsFoundOut) {
   EXPECT_EQ(waiter.Do("signal check 1").status, GPUSHM_PEER_DIED);
 }
 
-// Without anybody who keeps them, signals end with their broker; their handles go on, and say so.
+// Without a plugin that keeps them, signals end with their broker. Their handles still work and
+// report that.
 TEST_F(SignalTest, WithoutAPluginASuccessorDoesNotKnowThem) {
   Broker broker(run(), "64Mi");
   Worker writer(run());

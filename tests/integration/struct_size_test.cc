@@ -1,7 +1,6 @@
-// Goal: programs that were compiled against the headers of version 0.1, and programs that are
-// compiled against a later version's, work with this library. Method: every function that takes a
-// struct is called with the struct at its size of 0.1, at today's, and at a larger one. Bytes that
-// the program has behind its struct must stay as they are.
+// Goal: this library works with programs that were compiled with the headers of version 0.1 or of a
+// later version. Method: every function that takes a struct is called with the struct's size of
+// 0.1, today's size, and a larger one. The program's bytes after its struct must stay unchanged.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -40,10 +39,10 @@ GPUSHM_LAYOUT_0_1(GPUSHM_BYTES_IN_0_1, GPUSHM_NO_FIELD)
 
 enum class Program { kOf01, kOfToday, kOfLater };
 
-// A struct as that program has it, and other bytes of the program behind it.
+// A struct as that program has it, followed by other bytes of the program.
 template <typename T>
 class Struct {
-  // Where padding is, a later field could lie that struct_size does not show.
+  // A later field could go into padding, where struct_size would not show it.
   static_assert(std::has_unique_object_representations_v<T>, "name the padding: reserved");
   static_assert(kBytesIn01<T> != 0 && std::is_trivially_copyable_v<T>);
 
@@ -255,7 +254,7 @@ TEST_P(StructSizeTest, Rings) {
   (void)gpushm_delete(client_, "video", nullptr);
 }
 
-// A frame of version 0.1 is what an end needs; less is a mistake, and nothing is read behind it.
+// An end needs a frame of version 0.1. A shorter one is an error, and nothing after it is read.
 TEST_P(StructSizeTest, AnEndRefusesAFrameThatIsTooShort) {
   Struct<gpushm_ring_options> writing(GetParam());
   writing->role = GPUSHM_RING_WRITER;

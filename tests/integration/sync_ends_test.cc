@@ -1,4 +1,4 @@
-// Goal: what has ended, or was refused by the driver, leaves nobody waiting and nothing open.
+// Goal: what has ended, or what the driver refused, leaves no process waiting and nothing open.
 // Method: one process with a real broker and streams of the driver.
 #include "tests/integration/sync_fixture.h"
 
@@ -63,9 +63,10 @@ TEST_F(SyncHppTest, AReadWhoseStoreTheDriverRefusesIsStillOpen) {
   }
 }
 
-// What has lost its place says so once, and stores nothing there: another one may have it.
+// A reader that lost its place reports it once and stores nothing there, because another may have
+// it.
 TEST_F(SyncHppTest, AReadThatIsOrphanedIsOver) {
-  auto process = Client::Open({.folder = run()});  // As another process would be: other leases.
+  auto process = Client::Open({.folder = run()});  // Acts as another process: it has other leases.
   ASSERT_TRUE(process) << process.error().text();
   for (const auto policy : {GPUSHM_QUEUE, GPUSHM_BACK_PRESSURE}) {
     SCOPED_TRACE(policy);
@@ -101,8 +102,9 @@ TEST_F(SyncHppTest, AReadThatIsOrphanedIsOver) {
   }
 }
 
-// A broker that does not know a participant ends it, and a store that its stream still has to do
-// comes after the poison: whoever waits for more than that must not wait for ever.
+// A broker that does not know a participant ends it. A store that the participant's stream has yet
+// to make comes after the poison. A process that waits for a larger value must not wait
+// indefinitely.
 
 TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
   auto process = Client::Open({.folder = run()});
@@ -132,7 +134,7 @@ TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
     const auto said = by_check ? other->Check() : other->Wait();
     EXPECT_EQ(said.error().status(), GPUSHM_PEER_DIED);
     EXPECT_TRUE(Passes(stream_));
-    signal::KeepPoison(page->cell(0));  // After a failure, too, the stream goes on.
+    signal::KeepPoison(page->cell(0));  // The stream goes on after a failure, too.
     End(late);
     api_->cuStreamSynchronize(stream_);
     EXPECT_TRUE(ended->Close());

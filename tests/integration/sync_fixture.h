@@ -1,4 +1,4 @@
-// What tests of gpushm/sync.hpp share: a client of a real broker, a context and a stream.
+// Shared by the tests of gpushm/sync.hpp: a client of a real broker, a context and a stream.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -57,15 +57,15 @@ class SyncHppTest : public SharedBrokerTest {
     EXPECT_FALSE(frame->open());
   }
 
-  // Faults of the driver, from the next call on (simulator).
+  // Faults that the simulated driver injects from the next call on.
   static void Inject(const std::string& faults) {
     const std::string path = folder_ + "/sim/faults.yaml";
     std::ofstream(path + ".new") << faults << '\n';
     std::filesystem::rename(path + ".new", path);
   }
 
-  // The page of that kind, its first counter at `value` if that is given, where this process has it
-  // mapped to write.
+  // The page of that kind, found where this process has it mapped to write. If `value` is given,
+  // its first cell must have that value.
   static std::optional<signal::Page> PageOf(signal::Kind kind, std::optional<uint64_t> value = {}) {
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
@@ -80,11 +80,11 @@ class SyncHppTest : public SharedBrokerTest {
     }
     return std::nullopt;
   }
-  // What a broker does that does not know the owner.
+  // Does what a broker does that does not know the cell's owner.
   static void EndAsBroker(signal::Cell& cell) {
     EXPECT_TRUE(signal::EndCell(cell, cell.owner.load(), signal::CellState::kDied));
   }
-  // A stream with work that takes as long as the test likes: until the gate is at `value`.
+  // A stream with work that takes as long as the test wants: until the gate reaches `value`.
   CUstream StreamBehind(Signal& gate, uint64_t value) {
     CUstream stream = nullptr;
     EXPECT_EQ(api_->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);

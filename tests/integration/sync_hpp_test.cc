@@ -1,4 +1,4 @@
-// Goal: the C++ owners of signals, barriers and rings end what they own, and only when that is
+// Goal: the C++ owners of signals, barriers and rings close what they own, and only when that is
 // safe. Method: one process with a real broker and streams of the driver.
 #include <atomic>
 #include <optional>
@@ -66,7 +66,7 @@ TEST_F(SyncHppTest, ABarrierIsPassedByTwo) {
   EXPECT_EQ(first->Wait().error().status(), GPUSHM_ENDED);
 }
 
-// Goal: a look tells what each kind is and where, and is no taking part: the barrier is not joined.
+// Goal: gpushm_sync_look reports kind and value of each object without joining the barrier.
 TEST_F(SyncHppTest, ALookTakesNoPart) {
   EXPECT_EQ(LookAt(*client_, "none").error().status(), GPUSHM_NOT_FOUND);
   auto signal = Signal::Open(*client_, "looked", {.role = GPUSHM_WRITER});
@@ -116,10 +116,10 @@ TEST_F(SyncHppTest, AFrameGoesFromGuardToGuard) {
     EXPECT_TRUE(moved.End(stream_));
   }
   EXPECT_EQ(reader->GetInfo()->taken, 5);
-  api_->cuStreamSynchronize(stream_);  // An owner that is busy stays open.
+  api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
 }
 
-// The frame that one thread waits for may need the end of one that another thread reads.
+// One thread may wait for a frame that can only come after another thread has ended its read.
 TEST_F(SyncHppTest, AReadEndsWhileAnotherThreadWaitsForTheNextFrame) {
   Ring writer = Writer(GPUSHM_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
@@ -148,7 +148,7 @@ TEST_F(SyncHppTest, AReadEndsWhileAnotherThreadWaitsForTheNextFrame) {
   api_->cuStreamSynchronize(stream_);
 }
 
-// Nor is an item of a queue taken for done: the wait for it was in vain, not the work on it.
+// An item of a queue does not count as done either: only the wait for it timed out, not the work.
 TEST_F(SyncHppTest, AReadThatTimesOutLosesNoFrame) {
   for (const gpushm_ring_policy policy : {GPUSHM_BACK_PRESSURE, GPUSHM_QUEUE}) {
     Ring writer = Writer(policy);
@@ -160,7 +160,7 @@ TEST_F(SyncHppTest, AReadThatTimesOutLosesNoFrame) {
     ASSERT_TRUE(address);
     ASSERT_EQ(api_->cuStreamWaitValue64(stream_, *address, 1, CU_STREAM_WAIT_VALUE_GEQ),
               CUDA_SUCCESS);
-    Put(writer, 1);  // Announced, and complete when the gate opens.
+    Put(writer, 1);  // Announced now, and complete when the gate opens.
     Put(writer, 2);
     EXPECT_EQ(reader->BeginRead(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
     EXPECT_EQ(reader->BeginRead(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
@@ -173,7 +173,7 @@ TEST_F(SyncHppTest, AReadThatTimesOutLosesNoFrame) {
       EXPECT_EQ(frame->frame().delivery, 1);
       EXPECT_TRUE(frame->End(stream_));
     }
-    api_->cuStreamSynchronize(stream_);  // An owner that is busy stays open.
+    api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
   }
 }
 
@@ -201,7 +201,7 @@ TEST_F(SyncHppTest, AReadOfTheNewestPassesOverWhatTimedOut) {
   ASSERT_TRUE(info);
   EXPECT_EQ(info->taken, 1);
   EXPECT_EQ(info->lost, 1);
-  api_->cuStreamSynchronize(stream_);  // An owner that is busy stays open.
+  api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
 }
 
 TEST_F(SyncHppTest, AWorkerThatLeavesAfterATimeoutLeavesTheItemToOthers) {
@@ -224,7 +224,7 @@ TEST_F(SyncHppTest, AWorkerThatLeavesAfterATimeoutLeavesTheItemToOthers) {
   ASSERT_TRUE(frame) << frame.error().text();
   EXPECT_EQ(frame->frame().delivery, 2);
   EXPECT_TRUE(frame->End(stream_));
-  api_->cuStreamSynchronize(stream_);  // An owner that is busy stays open.
+  api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
 }
 
 TEST_F(SyncHppTest, AWriteThatIsNotEndedIsGivenUp) {
@@ -245,10 +245,11 @@ TEST_F(SyncHppTest, AWriteThatIsNotEndedIsGivenUp) {
   ASSERT_TRUE(frame);
   EXPECT_EQ(frame->frame().number, 1) << "its number is the next one's";
   EXPECT_TRUE(frame->End(stream_));
-  api_->cuStreamSynchronize(stream_);  // An owner that is busy stays open.
+  api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
 }
 
-// A frame of a guard that just goes is the writer's again when the stream has read it, not before.
+// If a guard is just destroyed, its frame returns to the writer when the stream has read it, not
+// before.
 TEST_F(SyncHppTest, AReadThatIsNotEndedEndsWithItsStream) {
   Ring writer = Writer(GPUSHM_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
@@ -264,7 +265,7 @@ TEST_F(SyncHppTest, AReadThatIsNotEndedEndsWithItsStream) {
     ASSERT_TRUE(frame);
     const auto address = gate->DeviceAddress();
     ASSERT_TRUE(address);
-    // Work that takes as long as the test likes.
+    // Work that takes as long as the test wants.
     ASSERT_EQ(api_->cuStreamWaitValue64(held, *address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
   }
   EXPECT_EQ(writer.BeginWrite(50ms).error().status(), GPUSHM_TIMEOUT) << "it is being read";
@@ -274,10 +275,11 @@ TEST_F(SyncHppTest, AReadThatIsNotEndedEndsWithItsStream) {
   EXPECT_EQ(api_->cuStreamSynchronize(held), CUDA_SUCCESS);
   EXPECT_TRUE(reader->Close());
   EXPECT_EQ(api_->cuStreamDestroy(held), CUDA_SUCCESS);
-  api_->cuStreamSynchronize(stream_);  // An owner that is busy stays open.
+  api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
 }
 
-// A worker that fails by an exception: somebody gets its item again, and can tell.
+// A worker fails with an exception: another worker gets its item again, and can tell that it is a
+// repeat.
 TEST_F(SyncHppTest, AnItemWhoseGuardGoesIsDeliveredAgain) {
   Ring writer = Writer(GPUSHM_QUEUE);
   auto worker = Ring::Read(*client_, "video");
@@ -309,8 +311,8 @@ TEST_F(SyncHppTest, AnItemWhoseGuardGoesIsDeliveredAgain) {
   EXPECT_TRUE(other->Close());
 }
 
-// The store of a frame that was ended before is still to come when the driver refuses the next one:
-// it must neither end the ring nor leave a frame that nobody completes.
+// An earlier frame's store is still pending when the driver refuses the next one. It must neither
+// end the ring nor leave a frame that is never completed.
 TEST_F(SyncHppTest, AFrameWhoseStoreTheDriverRefusesIsStillOpen) {
   if (!api_->simulated()) GTEST_SKIP() << "a real driver refuses no store on request";
   Ring writer = Writer(GPUSHM_BACK_PRESSURE);
@@ -345,7 +347,7 @@ TEST_F(SyncHppTest, AFrameWhoseStoreTheDriverRefusesIsStillOpen) {
   EXPECT_EQ(api_->cuStreamDestroy(held), CUDA_SUCCESS);
 }
 
-// Into a pool that has room for 32 of them. The ledger's test has 10,000.
+// The pool has room for 32 of them. The ledger's test has 10,000.
 TEST_F(SyncHppTest, RingsThatAllHaveClosedGiveTheirMemoryBack) {
   for (int i = 0; i < 1000; ++i) {
     const std::string name = "ring" + std::to_string(i);
@@ -379,7 +381,7 @@ TEST_F(SyncHppTest, ARingIsKeptOnRequestAndWhereItsBufferIsTheUsers) {
   for (const char* name : {"kept", "kept-ring", "own"}) EXPECT_TRUE(client_->Delete(name)) << name;
 }
 
-// What errors say of others: container and kind, which people know, and no place in a page.
+// Errors name other processes by container and kind, which people know, not by a place in a page.
 TEST_F(SyncHppTest, ErrorsNameContainerAndKind) {
   Ring writer = Writer(GPUSHM_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
@@ -418,7 +420,7 @@ TEST_F(SyncHppTest, AWriterStartsWithReadersAndGoesOnWithThoseThatAreLeft) {
   WriteRingOptions options{.policy = GPUSHM_BACK_PRESSURE, .frames = 2, .frame_bytes = kFrameBytes};
   options.start_readers = 16;
   EXPECT_EQ(Ring::Write(*client_, "video", options).error().status(), GPUSHM_INVALID_ARGUMENT);
-  options.policy = GPUSHM_OVERWRITE_OLDEST;  // Whose frames wait for nobody, as in 0.1.
+  options.policy = GPUSHM_OVERWRITE_OLDEST;  // Its frames wait for no reader, as in 0.1.
   options.need_readers = 16;
   EXPECT_TRUE(Ring::Write(*client_, "video", options));
   options = {.policy = GPUSHM_BACK_PRESSURE, .frames = 2, .frame_bytes = kFrameBytes};
@@ -455,7 +457,7 @@ TEST_F(SyncHppTest, OwnersMayOutliveTheirClient) {
   auto write = writer.BeginWrite();
   ASSERT_TRUE(write) << write.error().text();
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
-  client_.reset();  // Ends them all, also the frames that are open.
+  client_.reset();  // This ends them all, also the open frames.
   const auto later = Client::Open({.folder = run()});
   ASSERT_TRUE(later) << later.error().text();
   EXPECT_FALSE(later->Lookup("fast-signal")) << "its memory goes with it";

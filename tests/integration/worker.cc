@@ -1,4 +1,4 @@
-// What a worker does with its commands, see processes.h.
+// The implementation of a worker's commands; see processes.h.
 #include <cuda.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -34,7 +34,7 @@ class Application {
     auto options = Sized<gpushm_open_options>();
     options.folder = folder.c_str();
     options.pod_uid = pod_uid.empty() ? nullptr : pod_uid.c_str();
-    if (!pod_uid.empty()) options.timeout_ms = 1000;  // Whoever it is, is there already.
+    if (!pod_uid.empty()) options.timeout_ms = 1000;  // The other pod is already there.
     opened_ = gpushm_open(&options, &client_);
     api_ = *CudaApi::Load(DriverFolderFromEnvironment());
     signals_.emplace(client_, *api_);
@@ -137,8 +137,8 @@ class Application {
     return Attached(gpushm_attach(client_, name.c_str(), &options, &latest_));
   }
 
-  // The library's socket, found among the descriptors of the process. The broker bound its own
-  // under a temporary name, gpushm.sock.N, and the kernel tells that one.
+  // The library's socket, found among the process's descriptors. The broker bound its own under a
+  // temporary name, gpushm.sock.N, and the kernel reports that name.
   static Answer Cut() {
     for (int fd = kChannel + 1; fd < 1024; ++fd) {
       sockaddr_un peer{};
@@ -181,7 +181,7 @@ class Application {
     return {got == CUDA_SUCCESS ? 0 : 1, word};
   }
 
-  // On another GPU than the first.
+  // Reads on another GPU than the first.
   Answer ReadOn(std::istringstream& in) {
     int device = 0;
     in >> device;
@@ -227,7 +227,7 @@ class Application {
       mapping_.emplace(*DeviceMapping::Map(*api_, *memory_, size_bytes, 0, Access::kReadWrite));
       return mapping_->address();
     }
-    // Of a kind that nobody else can map.
+    // Memory of a kind that no other process can map.
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

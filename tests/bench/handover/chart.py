@@ -1,8 +1,8 @@
 """Draws bench_handover's JSON as SVG: chart.py JSON SVG
 
-The tensor's size against the p50 of a hand-over, one line for each way: one consumer, nobody else
-on the GPU. Both axes are logarithmic. Readable on light and on dark ground; no fonts, scripts or
-files from elsewhere.
+It plots the p50 of a hand-over over the tensor's size, one line for each way, with one consumer and
+no other work on the GPU. Both axes are logarithmic. The chart is readable on a light and on a dark
+background, and uses no external fonts, scripts or files.
 """
 
 import html
@@ -39,7 +39,7 @@ def time_name(ns):
 
 
 def series_of(rows, peers=1, neighbour=False):
-    """{way: [(bytes, p50 in ns), ...]} of the rows that were measured so."""
+    """Returns {way: [(bytes, p50 in ns), ...]} of the rows measured under these conditions."""
     series = {}
     for row in rows:
         if row["peers"] == peers and row["neighbour"] == neighbour and "p50_ns" in row:
@@ -61,7 +61,7 @@ def style_sheet(ways):
 
 
 class Scale:
-    """Logarithmic, from values to pixels."""
+    """Maps values to pixels on a logarithmic scale."""
 
     def __init__(self, low, high, first, last):
         self.low, self.span = math.log10(low), max(math.log10(high) - math.log10(low), 1e-9)
@@ -89,14 +89,14 @@ def grid(sizes, powers, x, y):
 
 
 def label_places(ends):
-    """Moves the names at the lines' ends apart: {way: y}."""
+    """Moves the names at the lines' ends apart; returns {way: y}."""
     places, last = {}, TOP - LABEL_GAP
     for way, at in sorted(ends.items(), key=lambda item: item[1]):
         last = max(at, last + LABEL_GAP)
         places[way] = last
     over = max(0, last - (HEIGHT - BOTTOM))
     above = HEIGHT - BOTTOM + LABEL_GAP
-    for way in sorted(places, key=places.get, reverse=True):  # Up again where they left the chart.
+    for way in sorted(places, key=places.get, reverse=True):  # Moves them up again if they left the chart.
         if over:
             places[way] = min(places[way], above - LABEL_GAP)
             above = places[way]

@@ -1,5 +1,5 @@
-// What CUDA offers for this: cuIpc memory handles and interprocess events. The host flag tells that
-// the event was recorded, because an imported event that was not yet recorded counts as done.
+// CUDA's own means: cuIpc memory handles and interprocess events. The host flag says that the event
+// was recorded, because an imported event that was not yet recorded counts as done.
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -15,7 +15,7 @@ struct Handles {
 };
 static_assert(sizeof(Handles) <= kNoteBytes);
 
-// An event of this process or an opened one; destroyed at the end.
+// An event of this process, or one opened from another process; destroyed at the end.
 class Event {
  public:
   static Result<Event> Create(const CudaApi& api) {
@@ -154,8 +154,9 @@ class EventsTaker : public Taker {
 
 // ---------------------------------------------------------------- opened for each tensor
 
-// As torch.multiprocessing does below its queue: an allocation that its allocator re-uses, a new
-// event for each tensor sent, both opened by the receiver and closed when the tensor goes.
+// The method of torch.multiprocessing below its queue. Its allocator reuses an allocation, and each
+// sent tensor gets a new event. The receiver opens both, and closes them when it releases the
+// tensor.
 class OpenGiver : public Giver {
  public:
   OpenGiver(const Stage& stage, PlainMemory memory) : stage_(stage), memory_(std::move(memory)) {}

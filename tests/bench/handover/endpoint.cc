@@ -20,7 +20,7 @@ class Endpoint {
     uint64_t warm = 0;
     int64_t budget_ns = 0;
   };
-  // Does what the parent says until it is gone.
+  // Obeys the parent's commands until the parent is gone.
   Result<void> Obey(Channel& parent);
   virtual ~Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
@@ -35,8 +35,8 @@ class Endpoint {
   virtual Result<std::string> Run(const Block& block) = 0;
   virtual void Close() = 0;
 
-  // Until the stream is empty. Not cuStreamSynchronize, which knows no deadline and keeps its
-  // processor.
+  // Waits until the stream is empty. cuStreamSynchronize would have no deadline, and would keep its
+  // processor busy.
   Result<void> Sync() {
     CUresult answer = CUDA_ERROR_NOT_READY;
     const bool in_time = WaitUntil(
@@ -45,7 +45,7 @@ class Endpoint {
           return answer != CUDA_ERROR_NOT_READY;
         },
         HandoverDeadline());
-    if (!in_time) return Fail(Code::kTimeout, "the stream's work does not end");
+    if (!in_time) return Fail(Code::kTimeout, "the stream's work did not end in time");
     return stage_.api->Check(answer, "cuStreamQuery");
   }
   Deadline HandoverDeadline() const { return Deadline::AfterMs(HandoverMs(stage_.size_bytes)); }
@@ -139,7 +139,7 @@ Result<std::string> Endpoint::Do(const std::string& text, UniqueFd descriptor) {
     std::string name;
     in >> name >> stage_.serial;
     const Way* way = FindWay(name);
-    if (way == nullptr) return Fail(Code::kNotFound, Concat("no way ", name));
+    if (way == nullptr) return Fail(Code::kNotFound, Concat("unknown way: ", name));
     if (auto r = Open(*way); !r) return std::unexpected(r.error());
   } else if (verb == "run") {
     Block block;
@@ -148,7 +148,7 @@ Result<std::string> Endpoint::Do(const std::string& text, UniqueFd descriptor) {
   } else if (verb == "close") {
     Close();
   } else {
-    return Fail(Code::kInvalidArgument, Concat("no command ", verb));
+    return Fail(Code::kInvalidArgument, Concat("unknown command: ", verb));
   }
   return "ok";
 }
@@ -184,7 +184,7 @@ class Producer : public Endpoint {
   void Close() override { giver_.reset(); }
   Result<std::string> Run(const Block& block) override;
   Result<Board::Sample> HandOver(uint64_t sequence);
-  // Until every consumer's word has come so far.
+  // Waits until the value has arrived in every consumer's word.
   Result<void> AwaitAll(std::atomic<uint64_t> Board::Seat::* word, uint64_t sequence);
 
   std::unique_ptr<Giver> giver_;
@@ -200,7 +200,7 @@ Result<void> Producer::AwaitAll(std::atomic<uint64_t> Board::Seat::* word, uint6
           return Reached(seat.*word, sequence) || seat.failed.load(std::memory_order_relaxed) != 0;
         },
         deadline);
-    if (!came) return Fail(Code::kTimeout, Concat("consumer ", i, " did not come so far"));
+    if (!came) return Fail(Code::kTimeout, Concat("consumer ", i, " did not get this far in time"));
     if (!Reached(seat.*word, sequence)) return Fail(Code::kPeerDied, Concat("consumer ", i));
   }
   return {};
@@ -311,7 +311,8 @@ Result<void> Consumer::TakeOne(uint64_t sequence) {
   if (auto r = Sync(); !r) return r;
   const int64_t read = MonotonicNs();
   if (*word() != sequence) {
-    return Fail(Code::kCorrupt, Concat("hand-over ", sequence, " brought ", *word()));
+    return Fail(Code::kCorrupt,
+                Concat("hand-over ", sequence, " delivered a wrong value: ", *word()));
   }
   if (auto r = taker_->Release(sequence); !r) return r;
   seat().read_ns.store(read, std::memory_order_relaxed);
@@ -326,7 +327,7 @@ Result<std::string> Consumer::Run(const Block& block) {
     const bool known =
         WaitUntil([&] { return Reached(board.turn, sequence) || Reached(board.closed, sequence); },
                   HandoverDeadline());
-    if (!known) return Fail(Code::kTimeout, "the producer does not go on");
+    if (!known) return Fail(Code::kTimeout, "the producer did not continue in time");
     if (!Reached(board.turn, sequence)) return "ok";
     if (auto r = TakeOne(sequence); !r) return std::unexpected(r.error());
   }

@@ -22,7 +22,7 @@ namespace gpushm::bench::handover {
 inline constexpr char kProducer[] = "handover-producer";
 inline constexpr char kConsumer[] = "handover-consumer";
 inline constexpr char kNeighbour[] = "handover-neighbour";
-// For a single hand-over, whatever its way: staging moves a GiB in a fifth of a second.
+// The limit for a single hand-over of any way: staging moves a GiB in a fifth of a second.
 inline int64_t HandoverMs(uint64_t size_bytes) {
   return 5000 + static_cast<int64_t>(size_bytes >> 30) * 1000;
 }
@@ -31,8 +31,8 @@ inline int64_t HandoverMs(uint64_t size_bytes) {
 Result<void> Produce(Channel& parent, const std::vector<std::string>& arguments);
 // Arguments: the broker's folder, the consumer's number.
 Result<void> Consume(Channel& parent, const std::vector<std::string>& arguments);
-// Says "busy" once kernels run, and goes on until it is killed. kUnsupported on the simulated
-// driver, which runs none.
+// Sends "busy" once kernels run, and continues until it is killed. kUnsupported on the simulated
+// driver, which runs no kernels.
 Result<void> KeepBusy(Channel& parent, const std::vector<std::string>& arguments);
 
 }  // namespace gpushm::bench::handover

@@ -1,4 +1,4 @@
-// gpushm's own: a buffer that the consumers keep, with a signal or with the raw page that
+// gpushm's own ways: a buffer that the consumers keep, with a signal or with the raw page that
 // `raw-held` uses, and a buffer for each tensor, with the raw page.
 #include <memory>
 #include <string>
@@ -13,7 +13,7 @@ namespace {
 std::string TensorName(uint64_t sequence) { return Concat("tensor-", sequence); }
 std::string HeldName(const Stage& stage) { return Concat("held-", stage.serial); }
 
-// Detached at the end, by which time nobody uses it.
+// Detached at the end, when no process uses it any more.
 class Attachment {
  public:
   static Result<Attachment> Create(const Stage& stage, const std::string& name) {
@@ -49,7 +49,7 @@ class Attachment {
   gpushm_attachment* attachment_;
 };
 
-// Its writer's end, or a waiter's; closed at the end.
+// A writer's or a waiter's end of the signal; closed at the end.
 class Signal {
  public:
   static Result<Signal> Open(const Stage& stage, gpushm_signal_role role) {
@@ -173,7 +173,7 @@ class NewGiver : public Giver {
   std::optional<Attachment> attachment_;
 };
 
-// The memory is the producer's own, and offered when the tensor is written.
+// The memory is the producer's own, and is offered when the tensor is written.
 class OfferGiver : public Giver {
  public:
   explicit OfferGiver(const Stage& stage) : stage_(stage) {}
@@ -207,7 +207,7 @@ class OfferGiver : public Giver {
   std::optional<DeviceMapping> mapping_;
 };
 
-// Learns of the tensor by the page, as the host sees it, and attaches it then.
+// Learns of the tensor from the page, on the host, and then attaches it.
 class NewTaker : public Taker {
  public:
   explicit NewTaker(const Stage& stage) : stage_(stage) {}
@@ -218,7 +218,7 @@ class NewTaker : public Taker {
     Result<Attachment> attachment = Attachment::Attach(stage_, TensorName(sequence));
     if (!attachment) return std::unexpected(attachment.error());
     attachment_.emplace(std::move(*attachment));
-    // It has come; this orders the stream's reads behind the producer's writes.
+    // The tensor has arrived; this orders the stream's reads after the producer's writes.
     if (auto r = AwaitSignal(stage_, sequence); !r) return std::unexpected(r.error());
     return attachment_->address();
   }
@@ -241,7 +241,8 @@ Result<std::unique_ptr<Giver>> GiveGpushmHeld(const Stage& stage) {
 }
 
 Result<std::unique_ptr<Taker>> TakeGpushmHeld(const Stage& stage) {
-  Result<Attachment> attachment = Attachment::Attach(stage, HeldName(stage));  // Waits for it.
+  Result<Attachment> attachment =
+      Attachment::Attach(stage, HeldName(stage));  // This waits for the buffer.
   if (!attachment) return std::unexpected(attachment.error());
   return std::make_unique<HeldTaker>(stage, std::move(*attachment));
 }

@@ -1,5 +1,5 @@
 // How a producer hands a tensor to consumers on the same GPU: every way in one run, in turns.
-// docs/design/handover.md says what is measured from where to where.
+// docs/design/handover.md says between which moments the time is measured.
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What ratios are of: the floor and ours, where the memory is kept and where it is new.
+// The ways to which ratios refer: the minimum and gpushm's, with kept and with new memory.
 constexpr std::array kReferences = {"gpushm-signal", "gpushm-ring", "gpushm-new", "raw-held",
                                     "raw-new"};
 
@@ -30,7 +30,7 @@ struct Entry {
   std::string name;
   std::string title;
   std::string_view kind;
-  const Way* way = nullptr;  // Null: torch.
+  const Way* way = nullptr;  // Null for torch.
   std::vector<Board::Sample> samples = {};
   std::string left_out = {};  // Why it was not tried.
   std::string error = {};     // Why it failed.
@@ -58,7 +58,7 @@ class Run {
   explicit Run(Settings settings)
       : settings_(std::move(settings)),
         end_(Deadline::AfterMs(static_cast<int64_t>(settings_.limit_s * 1000))) {}
-  // Whether every way that was tried handed over what it should.
+  // Whether every way that was tried handed over the right values.
   bool All();
   Result<void> Write() const;
 
@@ -158,7 +158,7 @@ void Run::Measure(const Cell& cell, std::vector<Entry>& entries) {
   const Rhythm rhythm = RhythmOf(cell, settings_);
   cell_set_ = false;
   for (int block = 0; block < rhythm.blocks; ++block) {
-    // Another one begins each time, and every other time the order is turned round.
+    // Each round begins with another way, and every other round uses the reverse order.
     for (size_t i = 0; i < entries.size(); ++i) {
       const size_t turn = block % 2 == 0 ? i : entries.size() - 1 - i;
       Entry& entry = entries[(turn + static_cast<size_t>(block)) % entries.size()];
@@ -219,7 +219,7 @@ bool Run::All() {
     if (entries.empty()) continue;
     std::string why_not = cell.why_not();
     if (why_not.empty() && end_.Passed()) {
-      why_not = Concat("the run's ", settings_.limit_s, " s were over");
+      why_not = Concat("the run's ", settings_.limit_s, " s had passed");
     }
     if (why_not.empty()) {
       Measure(cell, entries);

@@ -1,4 +1,4 @@
-// A process that keeps the GPU busy with kernels of 200 us, as a third tenant of the card would.
+// A process that keeps the GPU busy with kernels of 200 us, like a third tenant of the card.
 #include "tests/bench/handover/endpoint.h"
 
 namespace gpushm::bench::handover {

@@ -58,7 +58,7 @@ std::string Cell::why_not() const {
     }
     return {};
   }
-  // Two tensors where one follows the other, and a copy at each consumer that stages.
+  // Two tensors, if one replaces the other, and a copy at each consumer that stages.
   const uint64_t needed = (2 + peers) * size_bytes + (2 + peers) * kContextBytes;
   if (needed > machine.device.total_bytes) return "the card is too small";
   return {};

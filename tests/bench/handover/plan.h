@@ -1,5 +1,5 @@
-// What a run measures: cells of a tensor's size, a number of consumers, and a neighbour on the GPU,
-// each with every way in turns.
+// What a run measures: cells with a tensor's size, a number of consumers and possibly a busy
+// neighbour. Each cell runs every way in turns.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace gpushm::bench::handover {
 struct Settings {
   bool quick = false;  // Few hand-overs of 2 MiB: for a smoke test.
   double seconds = 2;  // For each way and cell, shared by its blocks; half with several consumers.
-  double limit_s = 250;  // Cells that would begin later are left out.
+  double limit_s = 250;  // Cells that would begin later are skipped.
   std::regex filter{"."};
-  std::string out;  // The JSON's path; empty: none.
+  std::string out;  // The JSON's path; empty: no JSON.
 };
-// Google Benchmark's flags, as `./run bench` gives them, and --quick, --seconds=S, --limit=S.
+// Google Benchmark's flags, as `./run bench` passes them, and --quick, --seconds=S, --limit=S.
 Result<Settings> ParseSettings(int argc, char** argv);
 
 struct Cell {
@@ -28,20 +28,20 @@ struct Cell {
   bool neighbour = false;
   // "handover/64MiB/4 peers/busy"
   std::string name() const;
-  // Why it cannot be measured on this machine; empty: it can.
+  // The reason why this machine cannot measure it; empty: it can.
   std::string why_not() const;
-  // The same for the ways that copy over host memory.
+  // The same for the ways that copy through host memory.
   std::string why_no_staging() const;
 };
-// Ordered so that sessions can stay from one to the next.
+// Ordered so that a session can serve several cells in a row.
 std::vector<Cell> PlannedCells(const Settings& settings);
 
 struct Rhythm {
-  int blocks = 1;  // Each way has so many turns.
+  int blocks = 1;  // Each way has this many turns.
   BlockSize block;
 };
-// Small tensors get twice the seconds, for a thousand hand-overs of every way; cells with several
-// consumers, or large ones with a neighbour, half of them.
+// Small tensors get twice the time, for a thousand hand-overs with every way. Cells with several
+// consumers, and large ones with a neighbour, get half.
 Rhythm RhythmOf(const Cell& cell, const Settings& settings);
 
 }  // namespace gpushm::bench::handover

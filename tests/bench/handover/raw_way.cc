@@ -1,4 +1,4 @@
-// The floor: the driver's calls by hand, with nothing around them.
+// The minimum: the driver's calls by hand, with nothing around them.
 #include <memory>
 #include <utility>
 
@@ -28,7 +28,7 @@ Result<DeviceMapping> MapDescriptor(const Stage& stage, int fd) {
   return DeviceMapping::Map(*stage.api, *memory, stage.size_bytes, stage.device, Access::kRead);
 }
 
-// Exports, and sends the descriptor to every consumer.
+// Exports the memory and sends the descriptor to every consumer.
 Result<void> SendOut(const Stage& stage, const DeviceMemory& memory) {
   const Result<UniqueFd> fd = memory.Export();
   if (!fd) return std::unexpected(fd.error());
@@ -93,7 +93,7 @@ class NewTaker : public Taker {
   Result<CUdeviceptr> Take(uint64_t, const Deadline& deadline) override {
     protocol::Message message;
     Result<bool> came = false;
-    // Polled, as the flags of the other ways are: a wake-up would be a part of this one alone.
+    // Polled, like the flags of the other ways: otherwise this way alone would include a wake-up.
     const bool in_time = WaitUntil(
         [&] {
           came = protocol::TryReceive(stage_.links.front()->socket(), &message);
@@ -102,7 +102,7 @@ class NewTaker : public Taker {
         deadline);
     if (!came) return std::unexpected(came.error());
     if (!in_time || message.descriptors.size() != 1) {
-      return Fail(Code::kTimeout, "no descriptor came");
+      return Fail(Code::kTimeout, "no descriptor arrived in time");
     }
     Result<DeviceMapping> mapping = MapDescriptor(stage_, message.descriptors.front().get());
     if (!mapping) return std::unexpected(mapping.error());

@@ -1,4 +1,4 @@
-// gpushm's ring: the tensors lie in its frames, the consumers are its readers.
+// gpushm's ring: the tensors are in its frames, and the consumers are its readers.
 #include <memory>
 #include <utility>
 
@@ -11,8 +11,8 @@ namespace {
 
 constexpr char kName[] = "frames";
 
-// Its writer's end, or a reader's; closed when the stream has done with the frames. With the
-// writer's end they go back to the pool.
+// The writer's or a reader's end, closed when the stream has finished with the frames. When the
+// writer closes it, the memory returns to the pool.
 class Ring {
  public:
   static Result<Ring> Open(const Stage& stage, gpushm_ring_options options) {
@@ -39,7 +39,7 @@ class Ring {
  private:
   Ring(gpushm_ring* ring, gpushm_client* owner) : ring_(ring), owner_(owner) {}
   gpushm_ring* ring_;
-  gpushm_client* owner_;  // Null: a reader's.
+  gpushm_client* owner_;  // Null for a reader.
 };
 
 class RingGiver : public Giver {

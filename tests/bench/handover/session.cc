@@ -12,10 +12,10 @@
 namespace gpushm::bench::handover {
 namespace {
 
-// For what others still say once one has failed.
+// How long to wait for messages of other processes after one has failed.
 constexpr int64_t kLastWordsMs = 1000;
 
-// Whether the producer only says that a consumer did not come.
+// Whether the producer only reports that a consumer did not arrive.
 bool BlamesConsumer(const Status& failure) {
   return failure.what().find("consumer") != std::string::npos;
 }
@@ -99,7 +99,7 @@ Result<std::string> Session::Tell(To to, std::string_view text, const Deadline& 
     if (judged && i == 0) answer = heard->text;
     if (judged) continue;
     if (!failure) patience = Deadline::AfterMs(kLastWordsMs);
-    // A consumer's own words say more than the producer's, that it failed.
+    // A consumer's own error says more than the producer's report that it failed.
     if (!failure || (heard && BlamesConsumer(*failure))) failure = judged.error();
     if (heard && !(i == 0 && BlamesConsumer(*failure))) break;
   }

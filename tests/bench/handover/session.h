@@ -1,7 +1,7 @@
-// The processes of a part of the run, and the blocks of hand-overs that they do: one broker, one
-// producer, so many consumers, and a busy neighbour where one is asked for.
+// The processes for a part of the run, and their blocks of hand-overs: one broker, one producer, a
+// number of consumers, and a busy neighbour on request.
 //
-// A block that fails ends the session: its processes may be in any state, and are killed with it.
+// A failed block ends the session: its processes may be in any state, and are killed with it.
 //
 // Threads: one.
 #pragma once
@@ -17,9 +17,9 @@
 namespace gpushm::bench::handover {
 
 struct BlockSize {
-  uint64_t count = 0;  // Hand-overs at most, after those that warm up.
+  uint64_t count = 0;  // Hand-overs at most, after the warm-up.
   uint64_t warm = 0;
-  int64_t budget_ns = 0;  // No further one once the block took so long.
+  int64_t budget_ns = 0;  // No further one after the block took this long.
 };
 
 class Session {
@@ -32,7 +32,7 @@ class Session {
   static Result<std::unique_ptr<Session>> Start(const Options& options);
   const Options& options() const { return options_; }
 
-  // All consumers take part. `staging`: some way of the cell copies over the host.
+  // All consumers take part. `staging`: a way of the cell copies through host memory.
   Result<void> SetCell(uint64_t size_bytes, bool staging);
   Result<std::vector<Board::Sample>> RunBlock(const Way& way, const BlockSize& block);
 
@@ -41,8 +41,8 @@ class Session {
       : options_(options), board_(std::move(board)) {}
   Result<void> StartAll(int board_fd);
   Result<void> Link();
-  // Says it to the consumers, or to all with the producer first, and hears what each answers; the
-  // producer's answer, or an error with the words of whoever failed.
+  // Sends the text to the consumers, or to all with the producer first, and reads every answer.
+  // Returns the producer's answer, or an error with the message of the process that failed.
   enum class To { kTakers, kGiver, kAll };
   Result<std::string> Tell(To to, std::string_view text, const Deadline& deadline,
                            int descriptor = -1);

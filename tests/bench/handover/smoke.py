@@ -1,8 +1,9 @@
 """The comparison of hand-over ways, end to end on the simulated driver: smoke.py PROGRAM
 
-Goal: every way hands over the right values, to one consumer and to several; what cannot be measured
-here says why; table and chart are made of the run. A consumer that reads a wrong value fails its
-row. Method: a quick run of the real program, and its JSON through the scripts beside this one.
+Goal: every way hands over the right values, to one consumer and to several. A way that cannot be
+measured here gives the reason. A table and a chart can be made from the run. A consumer that reads a
+wrong value fails its row. Method: a quick run of the real program, whose JSON goes through the scripts
+next to this one.
 """
 
 import json
@@ -14,7 +15,7 @@ import xml.etree.ElementTree as ElementTree
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUN_S = 100
-HAND_OVERS = 10  # Of each way and cell in a quick run.
+HAND_OVERS = 10  # For each way and cell in a quick run.
 WAYS = {"gpushm-signal", "gpushm-ring", "gpushm-held", "raw-held", "cuipc-events", "gpushm-new",
         "gpushm-offer", "raw-new", "cuipc-open", "pinned", "pageable"}
 

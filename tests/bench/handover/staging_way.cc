@@ -1,6 +1,6 @@
-// The bytes go over the host: to shared memory by the producer, to the GPU again by each consumer.
-// One after the other, as a program does that hands on whole tensors; overlapping the two by chunks
-// would save up to half.
+// The bytes go through host memory: the producer copies them to shared memory, and each consumer
+// copies them to the GPU. One copy follows the other, as in a program that passes on whole tensors.
+// Overlapping them by chunks would save up to half.
 #include <memory>
 #include <utility>
 

@@ -1,8 +1,8 @@
 """Prints bench_handover's JSON as Markdown tables, one for each cell: table.py JSON
 
-Ratios are of p50s in the same cell: how many times as long as gpushm took by a signal, by a ring
-and with memory that is new to the consumer ("signal / ring / new"), and as the raw driver took with
-memory that the consumer holds and with new ("held / new").
+Ratios compare p50s in the same cell. "signal / ring / new" compares with gpushm's time by a signal, by
+a ring, and with memory that is new to the consumer. "held / new" compares with the raw driver's time
+with memory that the consumer holds, and with new memory.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 CONTEXT = ("gpu", "driver", "cuda", "simulated", "machine", "kernel", "date")
 HEAD = ["way", "p50", "p99", "n", "before", "after", "of gpushm signal / ring / new",
         "of raw held / new"]
-LEAST_FOR_P99 = 100  # With fewer samples it is the longest one.
+LEAST_FOR_P99 = 100  # With fewer samples, the p99 is the longest one.
 
 
 def human(ns):
@@ -28,7 +28,7 @@ def ratio(row, reference):
 
 
 def cells_of(rows):
-    """{cell's name: its rows}, in the order of the run."""
+    """Returns {cell's name: its rows}, in the order of the run."""
     cells = {}
     for row in rows:
         cells.setdefault(row["name"].rpartition("/")[0], []).append(row)
@@ -47,7 +47,7 @@ def line(row):
 
 
 def table(rows):
-    """The lines of one cell; a single one where all of it was left out for one reason."""
+    """The lines of one cell; a single line if all of it was skipped for one reason."""
     reasons = {row.get("error_message") for row in rows}
     if len(reasons) == 1 and None not in reasons:
         yield reasons.pop()

@@ -17,14 +17,14 @@ namespace {
 // Importing torch and making its contexts takes seconds.
 constexpr int64_t kStartMs = 120'000;
 
-// Beside the program in a pack; in the source tree of a build folder.
+// Next to the program in a pack; in the source tree of a build folder.
 Result<std::string> FindScript() {
   const std::filesystem::path script = "tests/bench/handover/torch_way.py";
   for (std::filesystem::path folder = OwnFolder(); folder.has_relative_path();
        folder = folder.parent_path()) {
     if (std::filesystem::exists(folder / script)) return (folder / script).string();
   }
-  return Fail(Code::kNotFound, Concat("no ", script.string(), " above the program"));
+  return Fail(Code::kNotFound, Concat("no ", script.string(), " in the folders above the program"));
 }
 
 }  // namespace
@@ -48,9 +48,9 @@ Result<Torch> Torch::Start(size_t peers) {
       "/usr/bin/env", {"python3", *script, std::to_string(theirs.get()), std::to_string(peers)},
       theirs.get(), {});
   if (!process) return std::unexpected(process.error());
-  theirs.Reset();  // Else its end would go unnoticed.
+  theirs.Reset();  // Otherwise its end would go unnoticed.
   const Result<Heard> heard = ours.Hear(Deadline::AfterMs(kStartMs));
-  if (!heard) return Fail(Code::kNotFound, "python3 did not run the script of torch");
+  if (!heard) return Fail(Code::kNotFound, "python3 did not run the torch script");
   if (!heard->text.starts_with("ready")) return Fail(Code::kNotFound, heard->text);
   return Torch(std::move(*process), std::move(ours), peers);
 }

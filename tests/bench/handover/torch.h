@@ -1,4 +1,4 @@
-// torch.multiprocessing's own CUDA tensors, by a script that speaks with the program: its blocks
+// The CUDA tensors of torch.multiprocessing, through a script that talks to the program. Its blocks
 // take turns with those of the other ways.
 #pragma once
 
@@ -12,12 +12,12 @@ namespace gpushm::bench::handover {
 
 inline constexpr std::string_view kTorchName = "torch";
 inline constexpr std::string_view kTorchTitle = "torch.multiprocessing, each tensor a new one";
-// Each consumer is a Python with all of torch.
+// Each consumer is a Python process with all of torch.
 inline constexpr size_t kTorchPeers = 16;
 
 class Torch {
  public:
-  // kNotFound, with the reason, where torch cannot be had.
+  // kNotFound: torch is not available; the error says why.
   static Result<Torch> Start(size_t peers);
   size_t peers() const { return peers_; }
   Result<std::vector<Board::Sample>> RunBlock(uint64_t size_bytes, const BlockSize& block);

@@ -1,13 +1,13 @@
 """torch.multiprocessing's CUDA tensors, as one of the ways of bench_handover, which starts this.
 
-torch_way.py SOCKET PEERS: speaks with the program over a socket that it inherits.
-  -> "ready VERSION", or "torch is not installed: ..." and the end
+torch_way.py SOCKET PEERS: talks to the program over a socket that it inherits.
+  -> "ready VERSION", or "torch is not installed: ...", then it ends
   <- "run BYTES COUNT WARM BUDGET_NS"
   -> "samples BEFORE_NS NS AFTER_NS ..." as often as needed, then "ok"
 
 A hand-over begins when the tensor's bytes are on the GPU and the stream is empty, and ends when
-the last consumer has read the tensor's last word on its stream, as in the program. BEFORE_NS is
-the making of the tensor, AFTER_NS the consumer's letting it go.
+the last consumer has read the tensor's last word on its stream, as in the program. BEFORE_NS is the
+time to make the tensor, AFTER_NS the consumer's time to release it.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def die_with_parent():
 
 
 def consume(tensors, answers):
-    """A consumer: answers (when it had read, what it read, how long letting go took)."""
+    """A consumer: answers (when it had read, what it read, how long the release took)."""
     die_with_parent()
     import torch
 
@@ -109,7 +109,7 @@ def main():
     channel.send(f"ready {torch.__version__}".encode())
     try:
         serve(channel, torch, queues)
-    except Exception as error:  # The program makes a row of it.
+    except Exception as error:  # The program turns it into a row.
         channel.send(f"torch failed: {error}".encode()[:4000])
 
 

@@ -1,14 +1,13 @@
-// A way to hand a tensor from a producer to consumers on the same GPU. To add one: a Giver, a
+// A way to hand a tensor from a producer to consumers on the same GPU. To add one, write a Giver, a
 // Taker, and a line in Ways() (ways.cc).
 //
-// What is timed of hand-over `sequence`, whatever the way:
+// What is timed for hand-over `sequence`, with any way:
 //
-//   producer   Make   the tensor's bytes written, stream empty | t0 | Give              Reclaim
-//   consumer   Arm    (ready, waiting)                               Take, 8 bytes read | t1 |
-//   Release
+//   producer   Make   bytes written, stream empty | t0 | Give                     Reclaim
+//   consumer   Arm    (ready, waiting)                   Take, read 8 bytes | t1 | Release
 //
 // Make and Release are timed by themselves ("before", "after"). Sequence numbers only grow, over
-// all ways of a run: what a way leaves behind on the board never looks like the next one's.
+// all ways of a run. So what a way leaves on the board never looks like the next one's.
 //
 // Threads: an endpoint has one.
 #pragma once
@@ -30,8 +29,8 @@
 
 namespace gpushm::bench::handover {
 
-// Host memory that producer and consumers map, for ways that copy. Registered with the driver in
-// one place and not in another: a copy from `pageable` is as slow as from any malloc'ed memory.
+// Host memory that producer and consumers map, for ways that copy. One mapping is registered with
+// the driver and the other is not: a copy from `pageable` is as slow as from any malloc'ed memory.
 class StagingRegion {
  public:
   static Result<UniqueFd> Make(uint64_t size_bytes);
@@ -56,32 +55,31 @@ class StagingRegion {
   std::byte* pinned_ = nullptr;
 };
 
-// What an endpoint has, whatever the way.
+// What an endpoint has with any way.
 struct Stage {
   const CudaApi* api = nullptr;
   CUdevice device = 0;
   CUstream stream = nullptr;
   Board* board = nullptr;
-  CUdeviceptr signal = 0;           // Of board->signal, for streams.
+  CUdeviceptr signal = 0;           // Address of board->signal, for streams.
   gpushm_client* client = nullptr;  // Connected to the run's broker.
-  // Of the cell:
+  // Valid for the cell:
   uint64_t size_bytes = 0;
-  StagingRegion* region = nullptr;  // Null where the cell has no way that copies.
-  // Of the block:
-  uint64_t serial = 0;  // Unique in the run: for names.
-  std::vector<Channel*>
-      links;  // The producer's to each consumer; a consumer's one to the producer.
+  StagingRegion* region = nullptr;  // Null if no way of the cell copies.
+  // Valid for the block:
+  uint64_t serial = 0;          // Unique in the run: for names.
+  std::vector<Channel*> links;  // The producer has one for each consumer; a consumer has one.
 };
 
 // The producer's end.
 class Giver {
  public:
   virtual ~Giver() = default;
-  // Where the tensor is to be written; of the size of the stage.
+  // Returns where to write the tensor; the memory has the stage's size.
   virtual Result<CUdeviceptr> Make(uint64_t sequence) = 0;
-  // The bytes are there and the stream is empty: tells the consumers.
+  // The bytes are written and the stream is empty: this tells the consumers.
   virtual Result<void> Give(uint64_t sequence) = 0;
-  // Every consumer has let it go.
+  // Every consumer has released the tensor.
   virtual Result<void> Reclaim(uint64_t) { return {}; }
 };
 
@@ -89,35 +87,35 @@ class Giver {
 class Taker {
  public:
   virtual ~Taker() = default;
-  // Before the tensor is there. A way whose consumer knows the address beforehand and can let its
-  // stream wait says so by the address; Take is not called then.
+  // Called before the tensor is there. If the consumer knows the address beforehand and can make
+  // its stream wait, it returns the address; Take is then not called.
   virtual Result<std::optional<CUdeviceptr>> Arm(uint64_t) { return std::nullopt; }
-  // Waits for the tensor; what the stream does next sees its bytes.
+  // Waits for the tensor; later work of the stream sees its bytes.
   virtual Result<CUdeviceptr> Take(uint64_t, const Deadline&) {
-    return Fail(Code::kInternal, "this way only arms");
+    return Fail(Code::kInternal, "this way has no Take: its Arm returns the address");
   }
   virtual Result<void> Release(uint64_t) { return {}; }
 };
 
 enum class Kind {
   kHeld,  // The consumer keeps the memory over all hand-overs.
-  kNew,   // Each tensor is memory that the consumer has not open.
-  kCopy,  // The bytes are copied over the host.
+  kNew,   // For each tensor, the consumer opens new memory.
+  kCopy,  // The bytes are copied through host memory.
 };
 std::string_view KindName(Kind kind);
 
 struct Way {
-  std::string_view name;   // In rows.
-  std::string_view title;  // In tables.
+  std::string_view name;   // Used in rows.
+  std::string_view title;  // Used in tables.
   Kind kind;
   Result<std::unique_ptr<Giver>> (*give)(const Stage&);
   Result<std::unique_ptr<Taker>> (*take)(const Stage&);
 };
-// All of them; a filter and the machine choose.
+// All ways; a filter and the machine select some of them.
 std::span<const Way> Ways();
 const Way* FindWay(std::string_view name);
 
-// --- One pair for each way; the files are named after them. ---
+// --- One pair for each way; the files are named after the ways. ---
 Result<std::unique_ptr<Giver>> GiveByIpcEvents(const Stage& stage);
 Result<std::unique_ptr<Taker>> TakeByIpcEvents(const Stage& stage);
 Result<std::unique_ptr<Giver>> GiveByIpcOpen(const Stage& stage);
@@ -141,9 +139,9 @@ Result<std::unique_ptr<Taker>> TakeGpushmNew(const Stage& stage);
 Result<std::unique_ptr<Giver>> GiveGpushmOffer(const Stage& stage);
 // Its consumer is TakeGpushmNew.
 
-// --- What several ways use. ---
+// --- Used by several ways. ---
 
-// What the broker may give: half of the card.
+// How much the broker may allocate: half of the card.
 uint64_t PoolBytes();
 
 // cuMemAlloc memory, freed at the end.

@@ -1,4 +1,4 @@
-// The list of ways, and what several of them use.
+// The list of ways, and the parts that several of them use.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -135,7 +135,7 @@ Result<void> AwaitSignal(const Stage& stage, uint64_t sequence) {
 Result<void> AwaitWord(const std::atomic<uint64_t>& word, uint64_t sequence,
                        const Deadline& deadline) {
   if (WaitUntil([&] { return Reached(word, sequence); }, deadline)) return {};
-  return Fail(Code::kTimeout, Concat("hand-over ", sequence, " did not come"));
+  return Fail(Code::kTimeout, Concat("hand-over ", sequence, " did not arrive in time"));
 }
 
 }  // namespace gpushm::bench::handover
