@@ -11,7 +11,7 @@ namespace {
 
 constexpr auto kSettleStep = std::chrono::milliseconds(100);
 
-// What a newer list, or another process's end, mends within a moment.
+// Errors that a newer list, or the end of another process, resolves within a moment.
 bool Passes(Code code) {
   return code == Code::kNotFound || code == Code::kContended || code == Code::kBusy;
 }
@@ -27,7 +27,7 @@ void Allocator::Restore(const std::vector<Binding>& bindings) {
   const std::lock_guard lock(mutex_);
   for (const Binding& binding : bindings) {
     book_.Restore(binding);
-    // Again: what the spec names may lie elsewhere now, and the link's socket is gone.
+    // Publish again: the files that the spec names may have moved, and the link's socket is gone.
     if (auto published = effects_->Publish(binding); !published) {
       LogError("not-published", {{"resource", ResourceName(binding.resource)},
                                  {"allocation", binding.name()},
@@ -39,7 +39,7 @@ void Allocator::Restore(const std::vector<Binding>& bindings) {
 
 void Allocator::Close() {
   const std::unique_lock lock(mutex_, std::chrono::milliseconds(options_.allocate_timeout_ms));
-  closed_ = true;  // Also where a decision hangs: what it does then is nobody's to undo.
+  closed_ = true;  // Also if a decision hangs: nobody has to undo what it does then.
 }
 
 void Allocator::SetGpus(std::vector<Gpu> gpus) {
@@ -90,7 +90,7 @@ void Allocator::ApplyLinks() {
 }
 
 Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& ids) {
-  // Counts from before the first look at anything to after the last.
+  // Counts this call from before its first read to after its last.
   struct Open {
     explicit Open(Allocator* of) : allocator(of) {
       const std::lock_guard lock(allocator->quiet_mutex_);
@@ -104,11 +104,11 @@ Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& i
     Allocator* allocator;
   };
   const Open open(this);
-  if (ids.empty()) return Fail(Code::kInvalidArgument, "Allocate without device IDs");
+  if (ids.empty()) return Fail(Code::kInvalidArgument, "Allocate request without device IDs");
   struct Admission {
     std::mutex mutex;
     std::condition_variable changed;
-    bool given_up = false;  // What has not begun by then has no effect.
+    bool given_up = false;  // A decision that has not started by then has no effect.
     std::optional<Result<kubelet::Grant>> answer;
   };
   const auto admission = std::make_shared<Admission>();
@@ -130,15 +130,15 @@ Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& i
   }
   admission->given_up = true;
   return Fail(Code::kTimeout,
-              Concat("for ", options_.allocate_timeout_ms,
-                     " ms the plugin has been deciding about this or another container"),
-              "delete the pod, its controller makes another one; the plugin's log and the node's "
-              "disk tell what hangs");
+              Concat("no decision within ", options_.allocate_timeout_ms,
+                     " ms: the plugin is still deciding about this or another container"),
+              "delete the pod; its controller creates another one. Check the plugin's log and the "
+              "node's disk for what hangs");
 }
 
 Result<kubelet::Grant> Allocator::Admit(Resource resource, const DeviceIds& ids) {
   const std::string& name = *ids.begin();
-  if (closed_) return Fail(Code::kUnavailable, "this plugin ends");
+  if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
   ApplyLinks();
   if (resource == Resource::kMemory) {
     for (const std::string& former : book_.Supersede(ids)) {
@@ -164,7 +164,7 @@ Result<kubelet::PodList> Allocator::ListWhenQuiet(const Deadline& deadline) {
     std::unique_lock lock(quiet_mutex_);
     if (!quiet_.wait_for(lock, std::chrono::nanoseconds(deadline.RemainingNs()),
                          [this] { return open_allocates_ == 0; })) {
-      return Fail(Code::kTimeout, "an Allocate is open since seconds");
+      return Fail(Code::kTimeout, "an Allocate call has been in progress for several seconds");
     }
   }
   return effects_->ListPods(deadline);
@@ -173,18 +173,18 @@ Result<kubelet::PodList> Allocator::ListWhenQuiet(const Deadline& deadline) {
 Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
   const Deadline settled = Deadline::AfterMs(options_.settle_timeout_ms);
   for (;;) {
-    if (closed_) return Fail(Code::kUnavailable, "this plugin ends");
+    if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
     const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));
     if (!pods) return std::unexpected(pods.error());
-    // Between two looks of Reconcile another plugin can come up, as after a boot. Containers that
-    // attach get their sidecar's GPU, whoever offers it by then.
+    // Another plugin can start between two checks of Reconcile, for example after a reboot.
+    // Containers that attach get their sidecar's GPU, whoever advertises it now.
     if (resource == Resource::kMemory) {
       const Result<void> looked =
           effects_->LookAtOthers(*pods, Deadline::AfterMs(options_.list_timeout_ms));
       if (!looked) return std::unexpected(looked.error());
     }
     std::unique_lock lock(mutex_);
-    if (closed_) return Fail(Code::kUnavailable, "this plugin ends");
+    if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
     ApplyLinks();
     ApplyTaken();
     const Result<Binding> binding = options_.early ? book_.Prove(resource, ids, pods->snapshot)
@@ -216,7 +216,7 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
   }
 }
 
-// The book needs no preference: any IDs will do.
+// The book needs no preference: any IDs are suitable.
 DeviceIds Allocator::Prefer(Resource, const DeviceIds& available, const DeviceIds& must_include,
                             size_t count) {
   DeviceIds chosen = must_include;
@@ -243,7 +243,7 @@ Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
   std::vector<Binding> released = book_.Observe(pods->snapshot, now_ms);
   const std::vector<Binding> current = book_.bindings();
   for (const Binding& binding : released) {
-    // A successor may have the name already.
+    // A successor may already use the name.
     const bool succeeded = std::any_of(current.begin(), current.end(), [&](const Binding& other) {
       return other.resource == binding.resource && other.name() == binding.name();
     });

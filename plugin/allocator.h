@@ -1,20 +1,21 @@
-// Answers the kubelet: decides with the book, and does what follows in an order that a crash at any
-// step leaves right.
+// Answers the kubelet: decides with the book, and carries out the decision in an order that a crash
+// at any step leaves consistent.
 //
-//   Allocate   the IDs go to a new pod: what stood behind them is taken away, then the answer.
-//              Strategy "devices" decides here already (docs/design/plugin.md)
-//   PreStart   whose they are (podresources), which GPUs nobody else hands out, which of them
-//              (book), the spec and the link, then the answer; after it the container may start
-//   Reconcile  whose end is proven: spec, link and what was kept go
+//   Allocate   The IDs go to a new pod. Removes what their names stood for, then answers. With
+//              strategy "devices" it already chooses the GPU here (docs/design/plugin.md).
+//   PreStart   Finds out who holds the IDs (podresources) and which GPUs nobody else hands out,
+//              chooses a GPU (book), and makes spec and link. Then it answers, and the container
+//              may start.
+//   Reconcile  Finds out whose end is proven; removes their spec, link and kept state.
 //
 // Invariants
-//   (1) No spec exists under an ID's name between its Allocate and its PreStart: a container that
-//       the kubelet starts without asking (it may, while no plugin is registered) fails, and does
-//       not get its predecessor's GPU.
-//   (2) No listing of podresources begins while an Allocate is open here: the kubelet can lose a
-//       reservation then (k/k PR #137534). Where one of them begins during a listing, or is
-//       forwarded by the plugin before this one, the loss shows as an ID at two containers, and the
-//       book refuses both.
+//   (1) No spec exists under an ID's name between its Allocate and its PreStart. The kubelet may
+//       start a container without a request while no plugin is registered. Such a container fails,
+//       and does not get its predecessor's GPU.
+//   (2) No listing of podresources begins while an Allocate is in progress here, because the
+//       kubelet can lose a reservation then (k/k PR #137534). If an Allocate begins during a
+//       listing, or the previous plugin forwards one, the loss shows as one ID at two containers.
+//       The book refuses both of them.
 //
 // Threads: all calls from any thread.
 #pragma once
@@ -38,22 +39,22 @@
 
 namespace gpushm::plugin {
 
-// What deciding leads to. Called one at a time, and they must not call the Allocator.
+// The effects of a decision. Called one at a time; they must not call the Allocator.
 class Effects {
  public:
   virtual ~Effects() = default;
   virtual Result<kubelet::PodList> ListPods(const Deadline& deadline) = 0;
-  // Looks who else hands out GPUs of this node. The one that is called beside others.
+  // Checks who else hands out GPUs of this node. The only one that may run in parallel with others.
   virtual Result<void> LookAtOthers(const kubelet::PodList& pods, const Deadline& deadline) = 0;
-  // What is known of it: by UUID, who hands it out.
+  // The result: for each UUID of a GPU that somebody else hands out, who does.
   virtual std::map<std::string, std::string> Taken() const = 0;
-  // The names under which the runtime will find what Publish wrote.
+  // The CDI names under which the runtime finds what Publish wrote.
   virtual std::vector<std::string> CdiNames(Resource resource, const std::string& name) const = 0;
-  // The same for runtimes without CDI: what Publish made, as the kubelet's own list.
+  // The same for runtimes without CDI: what Publish made, as the kubelet's own lists.
   virtual Result<Edits> EditsOf(const Binding& binding) const = 0;
-  // Everything that the container needs to start on that GPU. Repeatable.
+  // Makes everything that the container needs to start on that GPU. Repeatable.
   virtual Result<void> Publish(const Binding& binding) = 0;
-  // The allocation of that name is history: its spec, its link, what was kept under it.
+  // Removes the spec, the link and the kept state of the allocation of that name.
   virtual void Retract(Resource resource, const std::string& name) = 0;
 };
 
@@ -61,14 +62,15 @@ struct AllocatorOptions {
   uint64_t unit_bytes = uint64_t{1} << 30;
   bool early = false;    // Strategy "devices".
   bool coexist = false;  // See Book::SetCoexist.
-  // The pod that this plugin runs in; a list without it is too young to prove anything. Empty: not
-  // in a pod.
+  // The pod that this plugin runs in; a list without it is too young to prove anything. Empty if it
+  // does not run in a pod.
   std::optional<Pod> own_pod = std::nullopt;
-  // Of one PreStart: listing, and waiting for what passes by itself. The kubelet gives it 30 s.
+  // Limits for one PreStart: for the listing, and for waiting for conditions that pass by
+  // themselves. The kubelet gives it 30 s.
   int64_t list_timeout_ms = 5000;
   int64_t settle_timeout_ms = 2000;
-  // So long at most takes an Allocate, for a decision that is under way or a disk that hangs. The
-  // kubelet gives it no deadline, and admits no other pod meanwhile.
+  // Limit for an Allocate, if a decision is in progress or the disk hangs. The kubelet gives it no
+  // deadline, and admits no other pod meanwhile.
   int64_t allocate_timeout_ms = 5000;
 };
 
@@ -76,18 +78,18 @@ class Allocator final : public kubelet::Handler {
  public:
   Allocator(AllocatorOptions options, Effects* effects);
 
-  // From what an earlier run wrote down; before anything else.
+  // Takes over what an earlier run wrote down. Must be called before anything else.
   void Restore(const std::vector<Binding>& bindings);
 
-  // From then on nothing is decided and no effect has any; a decision under way is waited for, at
-  // most as long as Allocate waits.
+  // From then on nothing is decided, and no decision has an effect. Waits for a decision in
+  // progress, at most as long as Allocate waits.
   void Close();
 
   void SetGpus(std::vector<Gpu> gpus);
-  // As the book has them now.
+  // The GPUs as the book has them now.
   std::vector<Gpu> gpus() const;
   void SetHealth(const std::string& gpu, bool healthy);
-  // Whether the broker behind the memory allocation of that name is there. Never waits.
+  // Whether the broker of the memory allocation of that name is connected. Never waits.
   void NoteLink(const std::string& name, bool open);
 
   Result<kubelet::Grant> Allocate(Resource resource, const DeviceIds& ids) override;
@@ -95,21 +97,21 @@ class Allocator final : public kubelet::Handler {
   DeviceIds Prefer(Resource resource, const DeviceIds& available, const DeviceIds& must_include,
                    size_t count) override;
 
-  // A look at the kubelet's list; to be called every few seconds, and soon again while
-  // WaitsForProof(). What was released.
+  // Reads the kubelet's list; must be called every few seconds, and sooner while WaitsForProof().
+  // Returns what was released.
   Result<std::vector<Binding>> Reconcile(int64_t now_ms);
 
   bool WaitsForProof() const;
-  // Of `all` IDs, those to be told unhealthy.
+  // Those of `all` IDs that must be reported unhealthy.
   DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
   std::vector<Binding> bindings() const;
-  // For who must not wait: nothing while a decision is under way.
+  // For callers that must not wait: nothing while a decision is in progress.
   std::optional<BookView> TryLook() const;
   uint32_t FreeUnits(const std::string& gpu) const;
 
  private:
   Result<kubelet::PodList> ListWhenQuiet(const Deadline& deadline);
-  // mutex_ is held.
+  // Needs mutex_.
   Result<kubelet::Grant> Admit(Resource resource, const DeviceIds& ids);
   void ApplyLinks();
   void ApplyTaken();
@@ -117,7 +119,7 @@ class Allocator final : public kubelet::Handler {
   const AllocatorOptions options_;
   Effects* const effects_;
 
-  mutable std::timed_mutex mutex_;  // Guards the book, and is held through effects.
+  mutable std::timed_mutex mutex_;  // Guards the book; also held during effects.
   std::condition_variable_any changed_;
   Book book_;
   std::vector<Gpu> gpus_;
@@ -130,7 +132,7 @@ class Allocator final : public kubelet::Handler {
   std::mutex links_mutex_;  // Guards links_; the keeper's thread never waits for the book.
   std::vector<std::pair<std::string, bool>> links_;
 
-  // Admits, and is what Allocate waits for no longer than it may. Ends first.
+  // Runs decisions, so that Allocate can stop waiting for one. Destroyed first.
   Worker admissions_{1, Worker::Threads::kLeave};
 };
 

@@ -25,7 +25,7 @@ DeviceIds Ids(char kind, int first, int count) {
   return ids;
 }
 
-// What would be on the node: the kubelet's list, and the specs that exist.
+// What would be on the node: the kubelet's list, and the existing specs.
 class FakeNode : public Effects {
  public:
   Result<kubelet::PodList> ListPods(const Deadline&) override {
@@ -66,7 +66,7 @@ class FakeNode : public Effects {
   }
 
   kubelet::PodList pods;
-  std::map<std::string, std::string> specs;  // CDI name -> GPU.
+  std::map<std::string, std::string> specs;  // From CDI name to GPU.
   std::map<std::string, std::string> taken;
   std::optional<Status> list_error;
   std::optional<Status> publish_error;
@@ -86,7 +86,7 @@ class AllocatorTest : public ::testing::Test {
     allocator_->SetGpus(
         {{.uuid = "GPU-a", .units = 10, .tokens = 4}, {.uuid = "GPU-b", .units = 6, .tokens = 4}});
   }
-  // As the kubelet does: Allocate, then the list shows it, then PreStart.
+  // As the kubelet does it: Allocate, then the list shows it, then PreStart.
   Result<void> Start(const std::string& pod, const std::string& container, Resource resource,
                      const DeviceIds& ids) {
     const auto grant = allocator_->Allocate(resource, ids);
@@ -101,7 +101,7 @@ class AllocatorTest : public ::testing::Test {
 TEST_F(AllocatorTest, ContainersOfAPodGetOneGpuThroughTheirSpecs) {
   const auto grant = allocator_->Allocate(Resource::kMemory, Ids('m', 0, 4));
   EXPECT_THAT(grant->cdi_names, ElementsAre("memory=m1000"));
-  EXPECT_THAT(node_.specs, IsEmpty()) << "nothing stands behind the name until it is bound";
+  EXPECT_THAT(node_.specs, IsEmpty()) << "the name has no spec until it is bound";
   ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
   ASSERT_TRUE(Start("pod", "one", Resource::kAttach, Ids('a', 0, 1)));
   ASSERT_TRUE(Start("pod", "two", Resource::kAttach, Ids('a', 1, 1)));
@@ -110,7 +110,7 @@ TEST_F(AllocatorTest, ContainersOfAPodGetOneGpuThroughTheirSpecs) {
                                        testing::Pair("memory=m1000", "GPU-b")));
 }
 
-// The kubelet waits for Allocate without a deadline and admits nobody else meanwhile.
+// The kubelet waits for Allocate without a deadline and admits no other pod meanwhile.
 TEST_F(AllocatorTest, AllocateDoesNotWaitForADecisionThatHangs) {
   Reset({.allocate_timeout_ms = 50});
   ASSERT_TRUE(allocator_->Allocate(Resource::kMemory, Ids('m', 0, 4)));
@@ -150,7 +150,7 @@ TEST_F(AllocatorTest, AllocateDoesNotWaitForADiskThatHangs) {
   while (!allocator_->Allocate(Resource::kMemory, Ids('m', 2 + asked++, 1))) {
     ASSERT_FALSE(deadline.Passed());
   }
-  EXPECT_LT(retracted, 2 + asked) << "the second of them had not begun";
+  EXPECT_LT(retracted, 2 + asked) << "the second one had not begun";
 }
 
 TEST_F(AllocatorTest, AllocateTakesAwayWhatStoodBehindItsIds) {
@@ -167,9 +167,10 @@ TEST_F(AllocatorTest, NoRoomWaitsWithAReasonAndStartsLater) {
   const auto full = Start("late", "gpushm", Resource::kMemory, Ids('m', 9, 7));
   ASSERT_FALSE(full);
   EXPECT_EQ(full.error().code(), Code::kExhausted);
-  EXPECT_THAT(full.error().ToString(), HasSubstr("needs 7 GiB on one GPU, the largest free block "
-                                                 "is 6 GiB. Remedy: it starts when there is room"));
-  // The big pod ends: two looks, half a minute apart, lack it.
+  EXPECT_THAT(full.error().ToString(),
+              HasSubstr("needs 7 GiB on one GPU, but the largest free block is 6 GiB. "
+                        "Remedy: the container starts when there is room"));
+  // The big pod ends: two listings, half a minute apart, lack it.
   node_.pods = {};
   node_.Run("late", "gpushm", Resource::kMemory, Ids('m', 9, 7));
   EXPECT_THAT(*allocator_->Reconcile(0), IsEmpty());
@@ -208,7 +209,7 @@ TEST_F(AllocatorTest, WhatAnEarlierRunBoundIsTakenOver) {
   allocator_->Restore({bound});
   node_.Run("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4));
   ASSERT_TRUE(Start("pod", "app", Resource::kAttach, Ids('a', 0, 1)));
-  EXPECT_EQ(node_.specs.at("attach=a1000"), "GPU-a") << "not where it would fit best";
+  EXPECT_EQ(node_.specs.at("attach=a1000"), "GPU-a") << "not on the GPU that fits best";
   EXPECT_EQ(allocator_->FreeUnits("GPU-a"), 6u);
 }
 
@@ -236,15 +237,16 @@ TEST_F(AllocatorTest, StrategyDevicesAnswersWithTheDevicesAndProvesThemLater) {
   EXPECT_EQ(sidecar->edits.env.at("GPU"), "GPU-a");
   EXPECT_EQ(app->edits.env.at("GPU"), "GPU-a");
   EXPECT_THAT(app->cdi_names, IsEmpty());
-  EXPECT_FALSE(allocator_->Allocate(Resource::kMemory, Ids('m', 8, 9))) << "no room ends the pod";
+  EXPECT_FALSE(allocator_->Allocate(Resource::kMemory, Ids('m', 8, 9)))
+      << "without room the pod fails";
   node_.Run("pod", "gpushm", Resource::kMemory, Ids('m', 0, 8));
   node_.Run("pod", "app", Resource::kAttach, Ids('a', 0, 1));
   EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 0, 8)));
   EXPECT_TRUE(allocator_->PreStart(Resource::kAttach, Ids('a', 0, 1)));
 }
 
-// Goal: invariant (2). Method: an Allocate is held open inside its effects; a listing that was
-// asked for meanwhile begins only after it.
+// Goal: invariant (2). Method: an Allocate is held inside its effects; a listing that was requested
+// meanwhile begins only after it.
 TEST_F(AllocatorTest, NoListingBeginsWhileAnAllocateIsOpen) {
   class Slow : public FakeNode {
    public:

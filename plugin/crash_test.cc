@@ -1,8 +1,8 @@
-// Goal: whatever the plugin was doing to the file system when it was killed, the plugin that
-// follows gives every container of a pod one GPU, and nothing of the killed one is in its way.
-// Method: the real process, killed before its n-th change of the file system, for each n, while it
-// starts, admits a pod, starts its containers and releases it; then a plugin that lives, with the
-// pod that this hit and another one.
+// Goal: whatever change of the file system the plugin was making when it was killed, the next
+// plugin gives every container of a pod one GPU, and nothing left behind gets in its way. Method:
+// the real process is killed before its n-th change of the file system, for each n, while it
+// starts, admits a pod, starts its containers and releases it. Then a plugin that is not killed
+// serves the affected pod and another one.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -53,8 +53,8 @@ std::string KillerLibrary() {
          "tests/libgpushm_kill_at.so";
 }
 
-// Of a running pod, as a node does it: its broker ends with it, and so the plugin looks at the
-// kubelet's list soon.
+// Ends a running pod as on a node: its broker ends with it, so the plugin checks the kubelet's list
+// soon.
 void EndPod(const TestNode& node, ScriptedKubelet& kubelet, const std::string& pod) {
   const auto ids = kubelet.StatusOf(pod).containers.at("gpushm").ids.at(kMemory);
   const std::string link =
@@ -67,7 +67,7 @@ void EndPod(const TestNode& node, ScriptedKubelet& kubelet, const std::string& p
   EXPECT_TRUE(broker.WaitForEnd());
 }
 
-// A life of a pod; ends early when the plugin is dead. The pod, if it is to go on then.
+// The life of a pod; ends early if the plugin has died. Returns the pod if it is to go on then.
 std::optional<std::string> LiveOn(const TestNode& node, ScriptedKubelet& kubelet,
                                   PluginProcess& plugin) {
   const auto wait = [&](const std::function<bool()>& done) {
@@ -83,7 +83,7 @@ std::optional<std::string> LiveOn(const TestNode& node, ScriptedKubelet& kubelet
   if (!wait(usable)) return std::nullopt;
   const std::string pod = kubelet.AddPod(SharingPod("victim", kPodUnits));
   if (!wait([&] { return kubelet.StartPod(pod); })) {
-    // A failed Allocate is the end of a pod.
+    // A failed Allocate ends a pod.
     return kubelet.StatusOf(pod).failed ? std::nullopt : std::optional(pod);
   }
   EndPod(node, kubelet, pod);
@@ -114,19 +114,20 @@ TEST(PluginCrash, KilledBeforeEachChangeOfTheFileSystem) {
           node, config,
           {{"LD_PRELOAD", KillerLibrary()}, {"GPUSHM_KILL_AT", std::to_string(step)}});
       victim = LiveOn(node, kubelet, plugin);
-      ended = plugin.Running();  // It outlived everything: no such step.
+      ended = plugin.Running();  // It survived everything, so there is no such step.
     }
-    // Until the kubelet has seen its end: what it offers after that is the next one's.
+    // Waits until the kubelet has noticed its end: what it advertises after that comes from the
+    // next plugin.
     ASSERT_TRUE(kubelet.WaitAllocatable(kMemory, 0, Soon()));
     ASSERT_TRUE(kubelet.WaitAllocatable(kAttach, 0, Soon()));
     const uint64_t looks = kubelet.pod_resources_calls();
     PluginProcess plugin(node, config);
     ASSERT_TRUE(kubelet.WaitAllocatable(kMemory, kUnits, Soon())) << plugin.Log();
     ASSERT_TRUE(kubelet.WaitAllocatable(kAttach, kTokens, Soon())) << plugin.Log();
-    // Of a pod that it has not seen it would believe the end half a minute later.
+    // For a pod that it has not seen, it would accept the end half a minute later.
     ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return kubelet.pod_resources_calls() > looks; }));
     const std::string next = kubelet.AddPod(SharingPod("next", kPodUnits));
-    // What was admitted under the killed one starts now, if it had not.
+    // What was admitted under the killed plugin starts now, unless it had started.
     if (victim) ExpectRunsOnOneGpu(node, kubelet, *victim);
     ExpectRunsOnOneGpu(node, kubelet, next);
     ASSERT_FALSE(::testing::Test::HasFailure()) << plugin.Log();
@@ -141,9 +142,9 @@ TEST(PluginCrash, KilledBeforeEachChangeOfTheFileSystem) {
   EXPECT_GT(step, 30) << "the preloaded library did not count";
 }
 
-// The plugin that takes over is killed before its n-th change of the file system, until it serves,
-// and started again at once, as by the kubelet; or the one that ends is, so many milliseconds after
-// it was asked to.
+// Kills the plugin that takes over before its n-th change of the file system until it serves, and
+// restarts it immediately, as the kubelet does. Or kills the plugin that is ending, that many
+// milliseconds after it was asked to end.
 struct Handover {
   const char* name;
   bool kills_next;
@@ -176,7 +177,7 @@ TEST_P(PluginHandoverCrash, LeavesPodsAloneAndTheNodeServed) {
       environment = {{"LD_PRELOAD", KillerLibrary()}, {"GPUSHM_KILL_AT", std::to_string(step)}};
     }
     PluginProcess next(node, config, environment, waits);
-    // Both write the same log.
+    // Both write to the same log.
     ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] {
       return !next.Running() || first.Log().find("standing-by") != std::string::npos;
     }));
@@ -184,7 +185,7 @@ TEST_P(PluginHandoverCrash, LeavesPodsAloneAndTheNodeServed) {
     if (GetParam().kills_next) {
       EXPECT_TRUE(testing::WaitUntil(kLongMs, [&] { return !next.Running() || !first.Running(); }));
       ended = next.Running();
-      if (ended) break;  // It serves; how it dies then is the test above.
+      if (ended) break;  // It serves; its death from then on is tested above.
     } else {
       ended = first.WaitEnd(step) || step >= kMostMs;
       first.Signal(SIGKILL);

@@ -19,26 +19,27 @@
 namespace gpushm::plugin {
 namespace {
 
-// Between looks at the kubelet's list when nothing is expected, and while something is.
+// Time between two checks of the kubelet's list: normally, and while a change is expected.
 constexpr int64_t kReconcileMs = 10'000;
 constexpr int64_t kProofLookMs = 2'100;  // Above Book::kSeenProofMs.
-// After a broker's end its pod is about to go from the list.
+// After a broker has ended, its pod is about to leave the list.
 constexpr int64_t kLinkEndedMs = 200;
-// So long at most until the kubelet lists a pod no more whose broker has ended.
+// Longest time until the kubelet stops listing a pod whose broker has ended.
 constexpr int64_t kPodEndsMs = 40'000;
 constexpr int64_t kListTimeoutMs = 5000;
-// At the end, for the plugin that stands by to take over. Of the 10 s that its pod has to end.
+// At shutdown, for the standby plugin to take over. Part of the 10 s that this plugin's pod has to
+// end.
 constexpr int64_t kHandOverMs = 5000;
-// So long at most a plugin that takes over keeps the one before it from ending.
+// Longest time for which a plugin that takes over keeps the previous one from ending.
 constexpr int64_t kRegisteredMs = 3000;
 constexpr int64_t kLookMs = 10;
-// From a registration after another plugin to the first look at the kubelet's list.
+// From the registration after a takeover to the first check of the kubelet's list.
 constexpr int64_t kAfterTakeOverMs = 1000;
-// At the end, until NVML counts as hanging.
+// At shutdown, how long an NVML call may take before NVML counts as hung.
 constexpr std::chrono::milliseconds kNvmlEnds{2000};
 
-// Of the container's memory, what brokers' statements may take. Beside them the plugin needs 40 MiB
-// for itself and, for pages of metrics at their largest, 100 of the chart's 256.
+// The part of the container's memory that brokers' statements may take. In addition the plugin
+// needs 40 MiB for itself and, for the largest answers to /metrics, 100 of the chart's 256.
 uint64_t StatementBytes(uint64_t memory_limit_bytes) {
   constexpr uint64_t kUnlimited = uint64_t{1} << 30;
   return std::min(kUnlimited, memory_limit_bytes / 16 * 5);
@@ -58,8 +59,8 @@ void TellMissing(const Advertisement& advertisement) {
     LogError("gpu-not-here",
              {{"gpu", missing},
               {"reason",
-               "the configuration names it under gpus, and this node has not: was it "
-               "exchanged, or has it fallen off the bus?"}});
+               "gpus in the configuration names this GPU, but the node does not have it: it was "
+               "replaced, or it has fallen off the bus"}});
   }
 }
 
@@ -81,12 +82,13 @@ Daemon::~Daemon() {
   if (registration_) registration_->Stop();
   std::unique_ptr<Monitoring> monitoring;
   {
-    // Health and the reconciler may still tell devices; they find none to tell.
+    // Health and the reconciler may still report devices; after this there is nothing to report
+    // them to.
     const std::lock_guard lock(tell_mutex_);
     monitoring = std::move(monitoring_);
   }
   if (loop_ != nullptr) loop_->Cancel(reconcile_timer_);
-  // NVML hangs with a sick GPU, and these wait for its calls.
+  // NVML hangs with an unhealthy GPU, and these wait for its calls.
   std::promise<void> ended;
   std::thread ending([&] {
     monitoring.reset();
@@ -99,14 +101,15 @@ Daemon::~Daemon() {
     return;
   }
   LogWarning("ends-while-nvml-hangs", {{"waited_ms", kNvmlEnds.count()}});
-  keeper_.reset();  // Which ends what a hostile pod holds up.
+  keeper_.reset();  // This also ends what a hostile pod holds up.
   std::_Exit(EXIT_SUCCESS);
 }
 
-// To the plugin that stands by, if one does: it starts as soon as it has the lock, and lets go of
-// its own when the kubelet knows it. Until then the kubelet's calls come here and are forwarded.
+// Hands over to the standby plugin, if there is one. That plugin starts as soon as it has the lock,
+// and releases its own when the kubelet knows it. Until then the kubelet's calls come here and are
+// forwarded.
 void Daemon::HandOver() {
-  // One that has taken over, and could not serve, has nobody behind it.
+  // A plugin that took over and could not serve has no successor to hand over to.
   if (!allocator_ || !keeper_ || !locks_.serving || locks_.standby) return;
   const auto waits = [standby = options_.config.state_folder + kStandbyLock] {
     return IsLocked(standby);
@@ -114,7 +117,7 @@ void Daemon::HandOver() {
   if (!waits()) return;
   const Deadline deadline = Deadline::AfterMs(kHandOverMs);
   if (registration_) registration_->HandOver();
-  allocator_->Close();  // From here on the node's files are the other one's.
+  allocator_->Close();  // From here on the node's files belong to the other plugin.
   locks_.serving.Reset();
   keeper_->HandOver(deadline, waits);
   while (registration_ && waits() && !deadline.Passed()) {
@@ -141,7 +144,7 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
     daemon->registration_->WaitFor([](const kubelet::State& state) { return state.usable(); },
                                    Deadline::AfterMs(kRegisteredMs));
   }
-  // The one before may end, and the next one wait.
+  // The previous plugin may end now, and the next one may stand by.
   daemon->locks_.standby.Reset();
   LogInfo("ready", {{"gpus", daemon->advertisement_.gpus.size()},
                     {"memory_ids", daemon->advertisement_.memory_ids.size()},
@@ -156,7 +159,8 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
 Result<void> Daemon::MakeStateFolder(const std::string& folder) {
   if (mkdir(folder.c_str(), 0755) == 0 || errno == EEXIST) return {};
   return FailSystem(errno, Concat("mkdir ", folder),
-                    "its parent must be there and writable: state-folder: /var/lib/gpushm");
+                    "create its parent and make it writable, or set another state-folder, for "
+                    "example /var/lib/gpushm");
 }
 
 Result<void> Daemon::LockState() {
@@ -166,12 +170,12 @@ Result<void> Daemon::LockState() {
     Result<UniqueFd> locked =
         LockFile(folder + kServingLock,
                  Status(Code::kAlreadyExists, Concat("another plugin serves ", folder),
-                        "one plugin a node; --standby waits for its end"));
+                        "run one plugin per node, or use --standby to wait for its end"));
     if (!locked) return std::unexpected(locked.error());
     locks_.serving = std::move(*locked);
   }
   if (options_.config.kubelet == KubeletMode::kNone || locks_.standby) return {};
-  // One with another state folder: before anything is touched that both would share.
+  // A plugin with another state folder: check before changing anything that both would share.
   return kubelet::Registration::CheckAlone({.folder = options_.config.kubelet_folder});
 }
 
@@ -182,7 +186,7 @@ Result<void> Daemon::ReadNode() {
                   .host_root = config.host_root,
                   .simulated_state = options_.simulated_state});
   if (!driver) {
-    // Without a kubelet nothing goes into containers: NVML, wherever it is found, is enough.
+    // Without a kubelet nothing is mounted into containers: NVML is enough, wherever it is found.
     if (config.kubelet != KubeletMode::kNone) return std::unexpected(driver.error());
     LogWarning("no-driver-files", {{"reason", driver.error().ToString()}});
     driver.emplace();
@@ -204,7 +208,7 @@ Result<void> Daemon::ReadNode() {
 
 Result<void> Daemon::OpenFiles() {
   const PluginConfig& config = options_.config;
-  // Mounted at the host's own path: what goes into containers is named as the host names it.
+  // Mounted at the host's own path, because what is mounted into containers is named by host paths.
   Result<HostFiles> files = HostFiles::Open(config.state_folder, config.state_folder);
   if (!files) return std::unexpected(files.error());
   files_ = std::move(*files);
@@ -213,7 +217,9 @@ Result<void> Daemon::OpenFiles() {
   const bool cdi = kubelet && config.strategy == Strategy::kCdi;
   if (options_.payload_folder.empty()) {
     if (kubelet)
-      LogWarning("no-payload", {{"reason", "containers must bring libgpushm and gpushmctl"}});
+      LogWarning(
+          "no-payload",
+          {{"reason", "no --payload: containers must bring their own libgpushm and gpushmctl"}});
   } else {
     const Result<bool> installed =
         files_->Install(Concat(options_.payload_folder, "/", kLibraryName),
@@ -221,7 +227,7 @@ Result<void> Daemon::OpenFiles() {
     if (!installed) return std::unexpected(installed.error());
     own = OwnFiles{.library = files_->library(), .ctl = files_->ctl(), .link_folder = {}};
   }
-  // Where no runtime reads them they are only the plugin's memory of its bindings.
+  // Where no runtime reads the specs, they are only the plugin's record of its bindings.
   Result<SpecStore> specs =
       SpecStore::Open(cdi ? config.cdi_folder : config.state_folder + "/bindings");
   if (!specs) return std::unexpected(specs.error());
@@ -246,7 +252,8 @@ Result<void> Daemon::OpenFiles() {
   keeper_ = std::move(*keeper);
   MakeNode(own, cdi);
   if (cdi) {
-    // Not only with the first binding: a plugin that cannot write it is not to register.
+    // Not only with the first binding: a plugin that cannot write the shared spec must not
+    // register.
     const Result<bool> shared = specs_->WriteShared(SharedEdits(*driver_, own));
     if (!shared) return std::unexpected(shared.error());
   }
@@ -282,7 +289,7 @@ void Daemon::MakeNode(const OwnFiles& own, bool cdi) {
   node_->SetDevices(advertisement_.on_node);
 }
 
-// What an earlier run of the plugin left, however it ended.
+// Takes over what an earlier run of the plugin left, however that run ended.
 Result<void> Daemon::TakeOver() {
   const Result<SpecStore::Contents> contents = specs_->ReadAll();
   if (!contents) return std::unexpected(contents.error());
@@ -296,7 +303,7 @@ Result<void> Daemon::TakeOver() {
   for (const Binding& binding : contents->bindings) {
     if (binding.resource == Resource::kMemory) names.insert(binding.name());
   }
-  // Those of declared allocations may be mounted.
+  // Link folders of declared allocations stay: containers may have them mounted.
   for (const NodeAllocation& declared : options_.config.allocations) names.insert(declared.name);
   const Result<std::vector<std::string>> folders = files_->LinkFolders();
   if (!folders) return std::unexpected(folders.error());
@@ -321,8 +328,8 @@ Result<void> Daemon::StartMonitoring() {
       .health = &*health_,
       .counters = &counters_,
       .registration = {},
-      .loops = {{"of signals, files and timers", [loop = loop_] { return loop->BusyMs(); }},
-                {"of the links", [keeper = keeper_.get()] { return keeper->BusyMs(); }}},
+      .loops = {{"for signals, files and timers", [loop = loop_] { return loop->BusyMs(); }},
+                {"for the plugin links", [keeper = keeper_.get()] { return keeper->BusyMs(); }}},
       .unit_bytes = options_.config.rules.unit_bytes,
       .node_name = options_.node_name};
   if (options_.config.kubelet != KubeletMode::kNone) {
@@ -344,9 +351,9 @@ Result<void> Daemon::StartMonitoring() {
   return {};
 }
 
-// One machine without Kubernetes: allocations are those that the configuration names.
+// One machine without Kubernetes: its allocations are those in the configuration.
 Result<void> Daemon::OpenDeclared() {
-  std::map<std::string, uint64_t> free;  // Bytes, by UUID.
+  std::map<std::string, uint64_t> free;  // Bytes, keyed by UUID.
   for (const Gpu& gpu : advertisement_.gpus) {
     free[gpu.uuid] = gpu.units * options_.config.rules.unit_bytes;
   }
@@ -364,7 +371,7 @@ Result<void> Daemon::OpenDeclared() {
     if (chosen == nullptr) {
       return Fail(Code::kExhausted,
                   Concat("allocation \"", allocation.name, "\" needs ", allocation.memory_bytes,
-                         " bytes on one GPU, the largest free block is ", largest),
+                         " bytes on one GPU, but the largest free block is ", largest),
                   "make it smaller, or name another GPU");
     }
     free[chosen->uuid] -= allocation.memory_bytes;
@@ -382,7 +389,7 @@ Result<void> Daemon::OpenDeclared() {
   return {};
 }
 
-// On the monitor's thread.
+// Runs on the monitor's thread.
 void Daemon::OnHealth(const HealthChange& change) {
   if (change.healthy) {
     LogInfo("gpu-healthy", {{"gpu", change.uuid}});
@@ -412,10 +419,10 @@ void Daemon::TellDevices() {
 Result<void> Daemon::Serve() {
   const PluginConfig& config = options_.config;
   if (config.kubelet == KubeletMode::kNone) return OpenDeclared();
-  // A first look, so that nothing is offered that another plugin offers. Where there is no kubelet
-  // yet, each PreStartContainer looks anyway. Who takes over knows what the one before saw, and
-  // pods of which that one was asked wait for it: the kubelet is not asked for its list meanwhile
-  // (allocator.h, invariant 2).
+  // A first check, so that this plugin advertises nothing that another plugin hands out. Without a
+  // kubelet yet, each PreStartContainer checks anyway. A plugin that takes over knows what the
+  // previous one saw, and pods in the previous one's pending calls wait for it. So it does not
+  // request the kubelet's list meanwhile (allocator.h, invariant 2).
   const bool takes_over = locks_.standby.valid();
   if (!takes_over) {
     if (const auto looked = allocator_->Reconcile(NowMs()); !looked) {
@@ -427,13 +434,13 @@ Result<void> Daemon::Serve() {
   return {};
 }
 
-// Why this plugin does not register on purpose: somebody else hands out GPUs of this node, and
-// nobody can tell which. Where pods are bound already it registers, or their containers could not
-// start again; nobody new is bound then.
+// Why this plugin deliberately does not register: somebody else hands out GPUs of this node, and
+// the plugin cannot tell which. If pods are bound already it registers, because their containers
+// could not restart otherwise; no new pod is bound then.
 std::string Daemon::Withheld() const {
   const std::string by = node_->AllTakenBy();
   if (by.empty() || !allocator_->bindings().empty()) return {};
-  return Concat(by, " hands out GPUs of this node, and nobody can tell which");
+  return Concat(by, " hands out GPUs of this node, and the plugin cannot tell which");
 }
 
 Result<void> Daemon::Register() {
@@ -463,8 +470,9 @@ bool Daemon::HasHealthy(Resource resource) {
   return allocator_->Unhealthy(resource, ids).size() < ids.size();
 }
 
-// A kubelet can mix up two registrations: it reads our list, and has no device (Registration::
-// Renew). Twice in a row, since a new list takes its time. On the reconciler's thread.
+// A kubelet can confuse two registrations: it reads the plugin's list but shows no device
+// (Registration::Renew). Two checks in a row must show this, because a new list takes time to
+// appear. Runs on the reconciler's thread.
 void Daemon::CheckBelieved() {
   const auto node = pods_->Allocatable(Deadline::AfterMs(kListTimeoutMs));
   if (!node) return;
@@ -478,7 +486,9 @@ void Daemon::CheckBelieved() {
     doubts = 0;
     LogWarning("not-believed",
                {{"resource", ResourceName(resource)},
-                {"reason", "the kubelet listens and has no device: registering again"}});
+                {"reason",
+                 "the kubelet reads the device list, but shows no healthy device of this resource; "
+                 "registering again"}});
     registration_->Renew(resource);
   }
 }
@@ -496,7 +506,7 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
   if (!pods_) return;
   loop_->Cancel(reconcile_timer_);
   reconcile_timer_ = loop_->After(wait_ms, [this] {
-    if (reconciling_) return;  // It asks again when it is done.
+    if (reconciling_) return;  // It schedules the next check when it is done.
     reconciling_ = true;
     reconciler_.Run([this] {
       const auto released = allocator_->Reconcile(NowMs());
@@ -504,7 +514,7 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
         counters_.PodListFailed();
         LogWarning("not-listed", {{"reason", released.error().ToString()}});
       }
-      // IDs that were bound to a GPU that is gone are offered again; other plugins come and go.
+      // IDs that were bound to a GPU that is gone are advertised again; other plugins come and go.
       if (released) TellDevices();
       if (released && shown_registration_ != nullptr) CheckBelieved();
       loop_->Post([this] {
@@ -523,10 +533,10 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
 
 // ---- the configuration file
 
-// Also where the file is what it was: GPUs may have been cut up anew.
+// Also if the file has not changed: GPUs may have been partitioned differently.
 void Daemon::Reload() {
   if (watcher_) watcher_->Reload();
-  // Behind what that may have begun: the configuration is the new one by then.
+  // Runs after the work that this may have started, when the configuration is the new one.
   gpu_reader_.Run(
       [this, loop = loop_] { loop->Post([this] { OfferGpus(options_.config, [] {}); }); });
 }
@@ -547,11 +557,11 @@ void Daemon::TakeConfig(TakenOver taken) {
   });
 }
 
-// What there is now, by the rules of `config`, and `then` what follows from it. Reading it can hang
-// with a sick GPU, so the loop does not wait for it.
+// Reads what GPUs there are now, by the rules of `config`, and then calls `then`. The read can hang
+// with an unhealthy GPU, so the loop does not wait for it.
 void Daemon::OfferGpus(const PluginConfig& config, std::function<void()> then) {
   gpu_reader_.Run([this, loop = loop_, nvml = nvml_, config, then = std::move(then)] {
-    // It may outlive this object: see the destructor. The loop runs nothing after it.
+    // The read may outlive this object (see the destructor). The loop runs nothing after that.
     loop->Post([this, config, then, read = ReadGpus(*nvml, config.rules)] {
       if (!read) return RefuseConfig(read.error());
       node_->SetDevices(read->on_node);
@@ -569,7 +579,7 @@ void Daemon::OfferGpus(const PluginConfig& config, std::function<void()> then) {
   });
 }
 
-// What was there before stays.
+// The former configuration stays.
 void Daemon::RefuseConfig(const Status& why) {
   counters_.ReloadRefused();
   LogError("reload-refused", {{"file", options_.config_path}, {"reason", why.ToString()}});

@@ -1,12 +1,13 @@
 // The plugin as a process: reads the node, takes over what an earlier run left, serves the kubelet
-// and the brokers, and keeps looking.
+// and the brokers, and keeps checking.
 //
-// Order of a start: lock the state folder (one plugin a node), NVML, what to advertise, the
-// driver's files, our own files for containers, the specs of an earlier run, their links, and only
-// then the kubelet: a plugin that cannot do its work never registers.
+// Order of a start: lock the state folder (one plugin per node), load NVML, decide what to
+// advertise, find the driver's files, install gpushm's own files for containers, read the specs of
+// an earlier run and open their links. Only then does it register with the kubelet, so a plugin
+// that cannot do its work never registers.
 //
-// Threads: Start and everything here on the loop's thread; the parts have their own (their
-// headers).
+// Threads: Start and everything here runs on the loop's thread. The parts have threads of their
+// own; see their headers.
 #pragma once
 
 #include <atomic>
@@ -42,35 +43,35 @@ namespace gpushm::plugin {
 
 struct DaemonOptions {
   PluginConfig config;
-  std::string config_path;  // Empty: no file, nothing to watch.
-  // What the command line says goes before the file, whenever it is read. May be empty.
+  std::string config_path;  // Empty: there is no file to watch.
+  // Applies the command line, which overrides the file, each time the file is read. May be empty.
   std::function<void(PluginConfig*)> flags;
   std::string driver_folder;   // As for NvmlApi::Load.
   std::optional<Pod> own_pod;  // The pod that this process runs in.
-  // Holds libgpushm.so.0 and gpushmctl, which containers get. Empty: they get neither.
+  // Folder of libgpushm.so.0 and gpushmctl, which containers get. Empty: they get neither.
   std::string payload_folder;
   std::string simulated_state;  // As in DriverOptions.
-  std::string node_name;        // For people; may be empty.
-  // What this process may take of the host's memory; UINT64_MAX: no limit.
+  std::string node_name;        // For display; may be empty.
+  // How much of the host's memory this process may use; UINT64_MAX: no limit.
   uint64_t memory_limit_bytes = MemoryLimitBytes();
 };
 
-// Of the state folder.
+// Names of lock files in the state folder.
 inline constexpr char kServingLock[] = "/.plugin";
 inline constexpr char kStandbyLock[] = "/.standby";
 struct NodeLocks {
   UniqueFd serving;
-  UniqueFd standby;  // Until it serves.
+  UniqueFd standby;  // Held until the plugin serves.
 };
 
 class Daemon {
  public:
-  // Where there is none yet. kSystem: its parent is not there, or cannot be written.
+  // Creates the folder if it does not exist. kSystem: its parent does not exist or is not writable.
   static Result<void> MakeStateFolder(const std::string& folder);
-  // Whether this process finds all of the node that it needs to serve: driver, NVML, GPUs.
+  // Whether this process finds all parts of the node that it needs to serve: driver, NVML, GPUs.
   static Result<void> CheckNode(const DaemonOptions& options);
-  // kAlreadyExists: another plugin serves here. Else what an operator can act on.
-  // `locks`: from StandBy; empty: they are taken here.
+  // kAlreadyExists: another plugin serves this node. Other errors say what an operator can do.
+  // `locks`: from StandBy; if empty, they are taken here.
   static Result<std::unique_ptr<Daemon>> Start(EventLoop* loop, DaemonOptions options,
                                                NodeLocks locks = {});
   ~Daemon();
@@ -81,7 +82,7 @@ class Daemon {
  private:
   Daemon(EventLoop* loop, DaemonOptions options);
   void HandOver();
-  // The steps of a start, in this order.
+  // The steps of a start, in order.
   Result<void> LockState();
   Result<void> ReadNode();
   Result<void> OpenFiles();
@@ -106,7 +107,8 @@ class Daemon {
 
   EventLoop* loop_;
   DaemonOptions options_;
-  Counters counters_;  // First: all that follows counts here until it ends.
+  // Declared first, because all that follows counts here until it is destroyed.
+  Counters counters_;
   NodeLocks locks_;
   const NvmlApi* nvml_ = nullptr;
   Advertisement advertisement_;
@@ -114,23 +116,23 @@ class Daemon {
   std::optional<SpecStore> specs_;
   std::optional<HostFiles> files_;
   std::optional<kubelet::PodResources> pods_;
-  // Ended in the opposite order: who calls before who is called.
+  // Destroyed in the opposite order: callers before what they call.
   std::optional<Allocator> allocator_;
   std::optional<TakenBook> taken_;
   std::optional<Node> node_;
   std::unique_ptr<Keeper> keeper_;
-  // Guards advertisement_, registration_ and monitoring_ where other threads tell.
+  // Guards advertisement_, registration_ and monitoring_ for reports from other threads.
   std::mutex tell_mutex_;
   std::unique_ptr<kubelet::Registration> registration_;
-  // The same, for who must not wait for the mutex.
+  // The same pointer, for readers that must not wait for the mutex.
   std::atomic<const kubelet::Registration*> shown_registration_ = nullptr;
   std::optional<HealthMonitor> health_;
-  std::unique_ptr<Monitoring> monitoring_;  // Ended first, by the destructor.
+  std::unique_ptr<Monitoring> monitoring_;  // The destructor ends it first.
   std::optional<ConfigWatcher> watcher_;
   uint64_t reconcile_timer_ = 0;
   bool reconciling_ = false;
   int64_t look_often_until_ms_ = 0;
-  std::map<Resource, int> doubts_;  // The reconciler's.
+  std::map<Resource, int> doubts_;  // Used by the reconciler only.
   Worker reconciler_;               // Listing pods can take seconds.
   Worker gpu_reader_{1, Worker::Threads::kLeave};
 };

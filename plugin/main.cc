@@ -1,5 +1,5 @@
-// gpushm-plugin: one process per node. `serve` is the plugin, `inventory` says what it would do,
-// `simulate` gives the node simulated GPUs.
+// gpushm-plugin: one process per node. `serve` runs the plugin, `inventory` prints what it would
+// advertise, `simulate` gives the node simulated GPUs.
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ int Refuse(const Status& status) {
   return ExitCode(status);
 }
 
-// Of `serve`, whose standard error is a log.
+// For `serve`, whose standard error is a log.
 int RefuseToServe(const Status& status) {
   LogError("start-failed", {{"reason", status.ToString()}});
   return ExitCode(status);
@@ -44,7 +44,7 @@ int PrintInventory(const Rules& rules, bool json) {
   const Result<std::vector<Device>> devices = ReadDevices(**nvml, &unread);
   if (!devices) return Refuse(devices.error());
   for (const std::string& reason : unread)
-    std::cerr << "gpushm-plugin: left out " << reason << "\n";
+    std::cerr << "gpushm-plugin: skipped a GPU: " << reason << "\n";
   const Result<Advertisement> advertisement = Advertise(*devices, rules);
   if (!advertisement) return Refuse(advertisement.error());
   std::cout << (json ? Json(*advertisement, rules) : Table(*advertisement, rules));
@@ -56,7 +56,7 @@ std::string Environment(const char* name) {
   return value == nullptr ? std::string() : value;
 }
 
-// `flags`: for who waited, the configuration may be another one by then.
+// `flags` is for a plugin that waited: the configuration may have changed in the meantime.
 int Serve(DaemonOptions options, bool standby, const ConfigFlags& flags) {
   KeepHeapSmall();  // 19 MiB instead of 32.6 under the load of scrape_bench.
   RaiseDescriptorLimit();
@@ -78,7 +78,7 @@ int Serve(DaemonOptions options, bool standby, const ConfigFlags& flags) {
       return 0;
     }
     locks = std::move(**waited);
-    // As a plugin that serves takes a change over.
+    // Applies a change as a serving plugin does.
     if (const Result<PluginConfig> config = flags.Read(); config) {
       options.config = TakeOver(options.config, *config).config;
       ConfigureLog(options.config.log);
@@ -115,11 +115,12 @@ struct Simulated {
 
   void AddTo(CLI::App* app) {
     app->add_option("--driver", driver, "Folder of the simulated driver")->capture_default_str();
-    app->add_option("--state-folder", state_folder, "As `serve` is told")->capture_default_str();
-    app->add_option("--gpus", gpus, "How many; 1 to 64")
+    app->add_option("--state-folder", state_folder, "State folder, the same as for `serve`")
+        ->capture_default_str();
+    app->add_option("--gpus", gpus, "Number of GPUs, 1 to 64")
         ->check(CLI::Range(1, 64))
         ->capture_default_str();
-    app->add_option("--memory", memory_bytes, "Of each, such as 16Gi (16Gi)")
+    app->add_option("--memory", memory_bytes, "Memory of each GPU, such as 16Gi (16Gi)")
         ->transform(CLI::AsSizeValue(false));
   }
 };
@@ -140,28 +141,28 @@ int Main(int argc, char** argv) {
   CLI::App app(
       "gpushm-plugin hands out shareable GPU memory of a node.\n"
       "Environment: GPUSHM_DRIVER (folder of libnvidia-ml.so.1).\n"
-      "Exit codes: 0, 1 it failed, 2 an option makes no sense.",
+      "Exit codes: 0 success, 1 failure, 2 invalid option or configuration.",
       "gpushm-plugin");
   app.set_version_flag("--version", std::string(kVersion));
   app.require_subcommand(1);
   std::string format = "table";
-  CLI::App* const inventory =
-      app.add_subcommand("inventory", "Print the GPUs and what the kubelet would be told of them");
+  CLI::App* const inventory = app.add_subcommand(
+      "inventory", "Print the GPUs and what the plugin would advertise to the kubelet");
   const ConfigFlags inventory_flags(inventory, ConfigFlags::Which::kInventory);
-  inventory->add_option("-o,--output", format, "table or json")
+  inventory->add_option("-o,--output", format, "Output format: table or json")
       ->check(CLI::IsMember({"table", "json"}));
   CLI::App* const serve = app.add_subcommand("serve", "Serve the node's kubelet and its brokers");
   const ConfigFlags serve_flags(serve, ConfigFlags::Which::kAll);
   DaemonOptions options;
   serve->add_option("--payload", options.payload_folder,
-                    "Folder with the libgpushm.so.0 and gpushmctl that containers get");
+                    "Folder with libgpushm.so.0 and gpushmctl, which containers get");
   bool standby = false;
   serve->add_flag("--standby", standby,
-                  "Where another plugin serves this node, wait for its end and take over, instead "
-                  "of refusing to start");
+                  "If another plugin serves this node, wait for its end and take over, instead of "
+                  "refusing to start");
   serve->add_option("--test-memory-limit", options.memory_limit_bytes)->group("");
   CLI::App* const simulate = app.add_subcommand(
-      "simulate", "Put the simulated driver and its GPUs into the state folder, and say where");
+      "simulate", "Install the simulated driver and its GPUs in the state folder, and print where");
   Simulated simulated;
   simulated.AddTo(simulate);
   try {

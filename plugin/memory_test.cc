@@ -1,6 +1,6 @@
 // Goal: the plugin stays within the memory that the chart gives it, whatever pods state and however
-// its metrics are read. Method: the real process, told of a limit of 256 MiB; brokers that state
-// all that a link may have, scrapers, and readers that stop in the middle of a page.
+// its metrics are read. Method: the real process with a limit of 256 MiB; brokers that state all
+// that a link may have; scrapers, and readers that stop in the middle of an answer.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -41,16 +41,17 @@ constexpr int64_t kPatienceMs = 120'000;
 constexpr uint64_t kMemoryLimitBytes = uint64_t{256} << 20;  // helm/gpushm/values.yaml
 constexpr int kFullLinks = 14;
 constexpr int kScrapers = 4;
-constexpr uint64_t kClients = 512;  // Each is a descriptor in the plugin, whose number is limited.
+// Each is a descriptor in the plugin, of which the number is limited.
+constexpr uint64_t kClients = 512;
 
-// As long as a name may be: what does not fit into a string by itself.
+// The longest possible name, which needs heap memory in a string.
 std::string LongName(const char* what, uint64_t number) {
   std::string name = Concat(what, "-", number, "-");
   name.resize(limits::kNameBytes, 'x');
   return name;
 }
 
-// All that a link may have, until the plugin hangs up.
+// States all that a link may have, until the plugin disconnects.
 void StateAll(FakeBroker* broker) {
   const UniqueFd self = PidfdOf(getpid());
   for (uint64_t i = 1; i <= kClients; ++i) {
@@ -108,7 +109,7 @@ class MemoryTest : public ::testing::Test {
     ASSERT_TRUE(broker.Greet(false) &&
                 SayOneOfEach(&broker, testing::SimulatedMemory(node_ / "sim")) && broker.End());
   }
-  // Asks for metrics and reads the beginning.
+  // Requests metrics and reads only the beginning.
   void AddSlowReader() {
     UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int few = 4096;
@@ -171,10 +172,10 @@ TEST_F(MemoryTest, FullLinksAndScrapersStayWithinTheLimit) {
     EXPECT_EQ(page.Sum("gpushm_link_exhausted_total", {{"pod", small}}), 0.0) << small;
   }
   EXPECT_GE(page.Sum("gpushm_link_memory_bytes").value_or(0), double{kMemoryLimitBytes} / 8)
-      << "some of the full ones are kept, or this test shows nothing";
+      << "some full links must be kept, or this test shows nothing";
   RecordProperty("peak_bytes", std::to_string(PeakBytes(plugin_->pid())));
   RecordProperty("page_bytes", std::to_string(text.size()));
-#ifndef GPUSHM_SANITIZED  // Whose own memory is in it.
+#ifndef GPUSHM_SANITIZED  // The sanitizer's memory would count.
   EXPECT_LT(PeakBytes(plugin_->pid()), kMemoryLimitBytes);
 #endif
 }

@@ -12,7 +12,7 @@ namespace {
 
 http::Answer Paged(std::string_view content_type, Pages::Page page) {
   if (page == nullptr) {
-    return {.status = 503, .body = "no page was made in time: ask again\n", .headers = {}};
+    return {.status = 503, .body = "the answer was not ready in time; try again\n", .headers = {}};
   }
   return {.content_type = content_type, .body = std::move(page), .headers = {}};
 }
@@ -48,7 +48,7 @@ Monitoring::Monitoring(const MonitoringConfig& config, const Parts& parts,
 }
 
 Monitoring::~Monitoring() {
-  // Before what their answers read.
+  // The servers stop first, because their answers read the other members.
   probes_.reset();
   metrics_.reset();
   status_.reset();
@@ -79,7 +79,7 @@ Result<std::unique_ptr<http::Server>> Monitoring::ServeStatus(const std::string&
   const auto add = [&](const std::string& path, const http::Server::Handler& handler) {
     paths[path] = [handler, local](const http::Request& request) {
       if (!local || http::IsLocalHost(request.host)) return handler(request);
-      return http::Answer{.status = 421, .body = "ask for localhost\n", .headers = {}};
+      return http::Answer{.status = 421, .body = "use localhost as the host name\n", .headers = {}};
     };
   };
   add("/", [](const http::Request&) {

@@ -1,7 +1,7 @@
-// What the plugin tells of itself and of the node: it samples the GPUs and serves metrics,
-// probes and the status page.
+// What the plugin reports about itself and the node: it samples the GPUs and serves metrics, probes
+// and the status page.
 //
-// Threads: its own (GpuSampler, http::Server); the callbacks in Parts from any of them.
+// Threads: its own (GpuSampler, http::Server); they call the callbacks in Parts.
 #pragma once
 
 #include <functional>
@@ -27,16 +27,16 @@ namespace gpushm::plugin {
 
 class Monitoring {
  public:
-  // All outlive it.
+  // All must outlive it.
   struct Parts {
     const NvmlApi* nvml = nullptr;
     const Allocator* allocator = nullptr;
     Keeper* keeper = nullptr;
     const HealthMonitor* health = nullptr;
     const Counters* counters = nullptr;
-    // As of kubelet::Registration; empty: there is no kubelet.
+    // As kubelet::Registration; empty: there is no kubelet.
     std::function<kubelet::State()> registration;
-    // The threads whose progress is what /healthz tells of.
+    // The threads whose progress /healthz reports.
     std::vector<WatchedLoop> loops;
     uint64_t unit_bytes = 0;
     std::string node_name;

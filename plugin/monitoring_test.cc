@@ -1,6 +1,6 @@
-// Goal: the real gpushm-plugin tells what is so, no less and no more, and goes on telling while the
-// kubelet is away and GPUs are sick. Method: the scripted kubelet, brokers in processes of their
-// own, the simulated NVML.
+// Goal: the real gpushm-plugin reports exactly what is true, and still reports while the kubelet is
+// away and GPUs are unhealthy. Method: the scripted kubelet, brokers in separate processes, the
+// simulated NVML.
 #include <arpa/inet.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -75,10 +75,10 @@ void Must(bool holds) {
   if (!holds) _exit(1);
 }
 
-// In a process of its own: one client, which is that process, with one buffer attached. Or also
-// what is rare: every counter, and a buffer that is being loaded.
+// A broker in a separate process: one client, which is that process, with one buffer attached. Or
+// additionally what is rare: every counter, and a buffer that is being loaded.
 enum class Says { kLittle, kEverything };
-// One that nobody has written.
+// A signal that nobody has written.
 void SaySignal(FakeBroker* broker) {
   const auto page = MakeSealed("page", signal::kPageBytes, Writers::kAll);
   Must(page.has_value());
@@ -90,7 +90,7 @@ void SaySignal(FakeBroker* broker) {
   Must(broker->Say(BufferOf("ready", 9)) && broker->Say(generation, page->fd.get()));
 }
 
-// `state`: the simulated driver's.
+// `state`: the simulated driver's state folder.
 void BeBroker(const std::string& socket, const std::string& state, Says says) {
   FakeBroker broker(socket);
   Must(broker.Greet(false) && broker.Registry());
@@ -120,7 +120,7 @@ void BeBroker(const std::string& socket, const std::string& state, Says says) {
   testing::WaitToBeKilled();
 }
 
-// In a process of its own as well: NVML shows it.
+// Also in a separate process, so that NVML shows it.
 PrimaryContext MakeContext(const std::string& sim) {
   setenv("GPUSHM_SIM_DIR", sim.c_str(), 1);
   const auto api = CudaApi::Load(DriverFolderFromEnvironment());
@@ -144,8 +144,8 @@ class MonitoringTest : public ::testing::Test {
       return port_ != 0 && probes_port_ != 0;
     })) << Log();
   }
-  // The kubelet, the plugin, and both know each other.
-  // `more`: lines of its configuration.
+  // Starts the kubelet and the plugin, and waits until they know each other. `more`: lines for the
+  // plugin's configuration.
   void StartAll(const std::string& more = "") {
     ASSERT_TRUE(kubelet_.Start());
     StartPlugin(more);
@@ -157,7 +157,7 @@ class MonitoringTest : public ::testing::Test {
   bool WaitFor(const std::string& name, const testing::Labels& labels, double value) const {
     return WaitUntil(kLongMs, [&] { return Look().Sum(name, labels) == value; });
   }
-  // Where the broker of a running pod connects.
+  // The socket to which the broker of a running pod connects.
   std::string LinkOf(const std::string& uid) const {
     const auto ids = kubelet_.StatusOf(uid).containers.at("gpushm").ids.at(kMemory);
     return node_ / Concat("state/links/", *ids.begin(), "/", protocol::kLinkSocketName);
@@ -171,7 +171,7 @@ class MonitoringTest : public ::testing::Test {
   int probes_port_ = 0;
 };
 
-// ---- what is told
+// ---- what is reported
 
 std::set<std::string> NamesInTheCatalogue() {
   std::set<std::string> names;
@@ -189,7 +189,7 @@ std::set<std::string> NamesInTheCatalogue() {
 
 TEST_F(MonitoringTest, APageHasEveryMetricOfTheCatalogueAndNothingElse) {
   Faults(kSensors);
-  StartAll("gpus: [0, 1, 7]\n");  // There is no 7.
+  StartAll("gpus: [0, 1, 7]\n");  // GPU 7 does not exist.
   const std::string pod = kubelet_.AddPod(SharingPod("pod", 4, {"one"}));
   ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   const Process broker([this, link = LinkOf(pod)] {
@@ -227,7 +227,7 @@ TEST_F(MonitoringTest, XidsAndSickGpusAreTold) {
   EXPECT_TRUE(WaitFor("gpushm_gpu_healthy", {{"gpu_uuid", kGpuA}}, 0));
   EXPECT_TRUE(WaitFor("gpushm_plugin_unhealthy_devices", {{"resource", kMemory}}, kUnits / 2.0));
   EXPECT_EQ(Look().Sum("gpushm_gpu_healthy", {{"gpu_uuid", kGpuB}}), 1.0);
-  EXPECT_EQ(Look().Sum("gpushm_scrape_collector_success"), 3.0) << "the collectors are well";
+  EXPECT_EQ(Look().Sum("gpushm_scrape_collector_success"), 3.0) << "all collectors succeed";
 }
 
 TEST_F(MonitoringTest, ALostGpuHasNoSensorsAndIsNoFailureOfTheCollector) {
@@ -243,7 +243,7 @@ TEST_F(MonitoringTest, ALostGpuHasNoSensorsAndIsNoFailureOfTheCollector) {
            !page.Sum("gpushm_gpu_temperature_celsius", lost) &&
            page.Sum("gpushm_scrape_collector_success", {{"collector", "nvml"}}) == 1.0;
   })) << Page();
-  EXPECT_EQ(Look().Count("gpushm_gpu_info"), 2U) << "it is still this node's";
+  EXPECT_EQ(Look().Count("gpushm_gpu_info"), 2U) << "it still belongs to this node";
 }
 
 TEST_F(MonitoringTest, WhatIsSickFromTheStartIsToldWithoutAKubelet) {
@@ -254,8 +254,8 @@ TEST_F(MonitoringTest, WhatIsSickFromTheStartIsToldWithoutAKubelet) {
   EXPECT_TRUE(WaitFor("gpushm_plugin_unhealthy_devices", {{"resource", kMemory}}, kUnits / 2.0));
 }
 
-// Goal: nobody waits for a sick GPU. Method: NVML hangs for longer than the test may take; once
-// samples are stale it certainly does.
+// Goal: nobody waits for an unhealthy GPU. Method: NVML hangs for longer than the test may take;
+// once samples are stale, it certainly hangs.
 TEST_F(MonitoringTest, AScrapeDoesNotWaitForNvml) {
   StartAll();
   ASSERT_TRUE(
@@ -295,12 +295,12 @@ TEST_F(MonitoringTest, ReadyIsWhatTheKubeletKnows) {
   EXPECT_EQ(Look().Sum("gpushm_plugin_registered"), 2.0);
   EXPECT_EQ(Look().Sum("gpushm_plugin_registrations_total", {{"resource", kMemory}}), 1.0);
   kubelet_.Stop(ScriptedKubelet::Death::kKilled);
-  ready(503, " is not registered with the kubelet: ");  // Whichever is seen first.
+  ready(503, " is not registered with the kubelet: ");  // For the resource that is noticed first.
   EXPECT_EQ(testing::HttpGet(probes_port_, "/healthz").status, 200);
 }
 
-// Goal: callers of the metrics' port that never come to an end hold up neither probes nor metrics.
-// Method: more of them than it serves at a time, each of which says that a body follows.
+// Goal: clients of the metrics port that never finish a request hold up neither probes nor metrics.
+// Method: more of them than it serves at a time, each of which announces a body.
 TEST_F(MonitoringTest, CallersWithoutAnEndHoldUpNeitherProbesNorMetrics) {
   constexpr int kCallers = 64;
   StartAll();
@@ -312,7 +312,7 @@ TEST_F(MonitoringTest, CallersWithoutAnEndHoldUpNeitherProbesNorMetrics) {
     address.sin_port = htons(static_cast<uint16_t>(port_));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     ASSERT_EQ(connect(caller.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-    // Half of them do not come to the end of the head either.
+    // Half of them do not finish the head either.
     const std::string ask = Concat("POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n",
                                    i % 2 == 0 ? "\r\n" : "A: ");
     ASSERT_EQ(send(caller.get(), ask.data(), ask.size(), MSG_NOSIGNAL),
@@ -357,10 +357,10 @@ TEST_F(MonitoringTest, APodWithoutRoomIsCounted) {
   EXPECT_EQ(Look().Sum("gpushm_plugin_bound_devices", {{"resource", kMemory}}), 18.0);
 }
 
-// ---- what stays of pods that went
+// ---- what remains of pods that have ended
 
-// Goal: series go with the pod, and not with its broker. Method: a broker that is away for two
-// looks at the kubelet's list and comes back, then the pod's end, whose proof is a log line.
+// Goal: series end with the pod, not with its broker. Method: a broker that is away for two
+// listings of the kubelet and returns; then the pod's end, whose proof is a log line.
 TEST_F(MonitoringTest, APodsSeriesGoBeforeItsEndIsProven) {
   StartAll();
   const std::string pod = kubelet_.AddPod(SharingPod("pod", 4, {"one"}));
@@ -392,10 +392,10 @@ TEST_F(MonitoringTest, APodsSeriesGoBeforeItsEndIsProven) {
 
 class ChurnTest : public MonitoringTest {
  protected:
-  // Of them all IDs of memory but five are in use, so each batch takes over from the one before.
+  // All memory IDs but five are in use, so each batch takes over from the one before.
   static constexpr int kBatch = 25;
 
-  // Every third has a broker; it is killed before its pod's end or after it.
+  // Every third pod has a broker, which is killed before its pod's end or after it.
   void RunBatch(int batch) {
     std::vector<std::string> pods;
     for (int i = 0; i < kBatch; ++i) {
@@ -423,7 +423,7 @@ class ChurnTest : public MonitoringTest {
     brokers.clear();
     CheckSum(Look());
   }
-  // It never goes back.
+  // The sum never decreases.
   void CheckSum(const Scrape& page) {
     const double now = page.Sum("gpushm_attaches_total").value_or(-1);
     EXPECT_GE(now, last_sum_);
@@ -437,7 +437,7 @@ class ChurnTest : public MonitoringTest {
              node_.Specs().empty();
     });
   }
-  // Less those of failures by cause, which are new with the first of a cause and then stay.
+  // Without the series of failures by cause, which begin with the first failure and then stay.
   static size_t SamplesOf(const Scrape& page) {
     return page.size() - page.Count("gpushm_plugin_prestart_errors_total");
   }
@@ -449,7 +449,7 @@ class ChurnTest : public MonitoringTest {
 TEST_F(ChurnTest, PodsThatComeAndGoLeaveNothing) {
 #ifdef GPUSHM_SANITIZED
   constexpr int kBatches = 8;
-  constexpr uint64_t kMoreBytes = 1 << 30;  // A sanitizer keeps what is freed.
+  constexpr uint64_t kMoreBytes = 1 << 30;  // A sanitizer keeps freed memory.
 #else
   constexpr int kBatches = 40;
   constexpr uint64_t kMoreBytes = 2 << 20;

@@ -10,7 +10,7 @@
 namespace gpushm::plugin {
 namespace {
 
-// The kubelet makes its socket anew at each start.
+// The kubelet creates its socket anew at each start.
 uint64_t KubeletRun(const std::string& socket) {
   struct stat info{};
   if (stat(socket.c_str(), &info) != 0) return 0;
@@ -34,10 +34,10 @@ void Node::SetDevices(const std::vector<Device>& devices) {
 }
 
 Result<kubelet::PodList> Node::ListPods(const Deadline& deadline) {
-  if (parts_.pods == nullptr) return Fail(Code::kUnavailable, "this plugin serves no kubelet");
+  if (parts_.pods == nullptr) return Fail(Code::kUnavailable, "this plugin runs without a kubelet");
   const uint64_t run = KubeletRun(parts_.pod_resources_socket);
   Result<kubelet::PodList> pods = parts_.pods->List(deadline);
-  // A restart meanwhile: nobody knows which of the two answered.
+  // If the kubelet restarted in between, it is unknown which of the two answered.
   if (pods && KubeletRun(parts_.pod_resources_socket) == run) pods->snapshot.kubelet_run = run;
   return pods;
 }
@@ -47,7 +47,7 @@ Result<void> Node::LookAtOthers(const kubelet::PodList& pods, const Deadline& de
   auto allocatable = parts_.pods->Allocatable(deadline);
   if (!allocatable) return std::unexpected(allocatable.error());
   kubelet::OtherDevices others = std::move(allocatable->others);
-  // A plugin that is gone offers nothing, and its pods still have what they have.
+  // A plugin that has ended advertises nothing, but its pods keep what they have.
   for (const auto& [resource, ids] : pods.others) others[resource].insert(ids.begin(), ids.end());
   const bool dra = others.erase(kDraDriver) > 0 || DraDriverServes(parts_.plugins_registry_folder);
   const std::lock_guard lock(mutex_);
@@ -92,8 +92,8 @@ Result<Node::Subject> Node::SubjectOf(const Binding& binding) const {
   const std::lock_guard lock(mutex_);
   const auto found = devices_.find(binding.gpu);
   if (found == devices_.end()) {
-    return Fail(Code::kDeviceLost, Concat("GPU ", binding.gpu, " is not on this node any more"),
-                "delete the pod to have it placed anew");
+    return Fail(Code::kDeviceLost, Concat("GPU ", binding.gpu, " is no longer on this node"),
+                "delete the pod to have it placed again");
   }
   subject.device = found->second;
   return subject;
@@ -118,7 +118,7 @@ Result<void> Node::Publish(const Binding& binding) {
                           .pod = binding.owner.pod.ToString()};
     if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
   }
-  if (parts_.cdi) {  // Again, should somebody have emptied the folder.
+  if (parts_.cdi) {  // Written again, in case somebody emptied the folder.
     const Result<bool> shared = parts_.specs->WriteShared(shared_);
     if (!shared) return std::unexpected(shared.error());
   }
@@ -127,7 +127,7 @@ Result<void> Node::Publish(const Binding& binding) {
   return {};
 }
 
-// What cannot be removed is said and left: the next Publish under that name replaces it.
+// Logs and leaves what it cannot remove: the next Publish under that name replaces it.
 void Node::Retract(Resource resource, const std::string& name) {
   const auto removed = parts_.specs->Remove(resource, name);
   if (!removed) {

@@ -1,8 +1,8 @@
-// What the allocator's decisions do on this node: specs, links, files. The only place that knows
+// Carries out the allocator's decisions on this node: specs, links, files. The only code that knows
 // all of cdi and keeper.
 //
-// Threads: SetDevices and SetDriver before or beside any call; the Effects as the Allocator calls
-// them, one at a time.
+// Threads: SetDevices and SetDriver before or in parallel with any call; the Effects as the
+// Allocator calls them, one at a time.
 #pragma once
 
 #include <map>
@@ -23,24 +23,25 @@ namespace gpushm::plugin {
 
 class Node final : public Effects {
  public:
-  // All outlive it. `pods` null: without a kubelet.
+  // All must outlive it. `pods` null: there is no kubelet.
   struct Parts {
     kubelet::PodResources* pods = nullptr;
-    std::string pod_resources_socket;  // Tells a kubelet's restart.
+    std::string pod_resources_socket;  // Shows when the kubelet restarts.
     SpecStore* specs = nullptr;
-    bool cdi = true;  // The runtime reads the specs.
+    bool cdi = true;  // Whether the runtime reads the specs.
     HostFiles* files = nullptr;
     Keeper* keeper = nullptr;
-    // How other plugins' devices are told from GPUs; null: GPUs may be theirs as well (coexist).
+    // Distinguishes other plugins' devices from GPUs; null: other plugins may hand out GPUs too
+    // (coexist).
     TakenBook* taken = nullptr;
     std::vector<std::string> not_gpus;
     std::string plugins_registry_folder;
   };
-  // `own`: library and tools on the host, without a link folder.
+  // `own`: the library and tools on the host, without a link folder.
   Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes);
 
   void SetDevices(const std::vector<Device>& devices);
-  // Why no GPU of this node is handed out; empty: it is not so.
+  // Who may hand out any GPU of this node, so that this plugin hands out none; empty: nobody.
   std::string AllTakenBy() const;
 
   Result<kubelet::PodList> ListPods(const Deadline& deadline) override;
@@ -65,7 +66,7 @@ class Node final : public Effects {
   const Edits shared_;  // What all containers get.
   const uint64_t unit_bytes_;
   mutable std::mutex mutex_;               // Guards devices_ and parts_.taken.
-  std::map<std::string, Device> devices_;  // By UUID.
+  std::map<std::string, Device> devices_;  // Keyed by UUID.
 };
 
 }  // namespace gpushm::plugin

@@ -7,34 +7,36 @@ namespace gpushm::plugin {
 
 ConfigFlags::ConfigFlags(CLI::App* app, Which which) {
   app->add_option("--config", file_,
-                  "YAML file (docs/reference/plugin-config.md); flags go before it");
-  Add(app, "gpus", true, "A GPU to hand out, by UUID, index or MIG profile; may be repeated",
+                  "YAML file (docs/reference/plugin-config.md); flags override it");
+  Add(app, "gpus", true, "A GPU to hand out, by UUID, index or MIG profile; may be repeated (all)",
       [](const auto& from, auto* to) { to->rules.select = from.rules.select; });
-  Add(app, "unit", false, "What one gpushm.io/memory stands for; a multiple of 2Mi (1Gi)",
+  Add(app, "unit", false, "Memory of one gpushm.io/memory; a multiple of 2Mi (1Gi)",
       [](const auto& from, auto* to) { to->rules.unit_bytes = from.rules.unit_bytes; });
-  Add(app, "reserve", false, "Kept back of each GPU, for the driver itself (1Gi)",
+  Add(app, "reserve", false, "Memory of each GPU that is not advertised, for the driver (1Gi)",
       [](const auto& from, auto* to) { to->rules.reserve_bytes = from.rules.reserve_bytes; });
-  Add(app, "attach-tokens", false, "gpushm.io/attach for each GPU: containers that can use it (64)",
+  Add(app, "attach-tokens", false,
+      "Number of gpushm.io/attach for each GPU: containers that can use it (64)",
       [](const auto& from, auto* to) { to->rules.tokens = from.rules.tokens; });
   if (which == Which::kInventory) return;
-  Add(app, "kubelet", false, "auto, or none: one machine without Kubernetes",
+  Add(app, "kubelet", false, "auto, or none for a machine without Kubernetes (auto)",
       [](const auto& from, auto* to) { to->kubelet = from.kubelet; });
-  Add(app, "strategy", false, "cdi, or devices for runtimes without CDI",
+  Add(app, "strategy", false, "cdi, or devices for runtimes without CDI (cdi)",
       [](const auto& from, auto* to) { to->strategy = from.strategy; });
-  Add(app, "driver-root", false, "The driver's root, its folder, or NVIDIA's CDI spec (auto)",
+  Add(app, "driver-root", false,
+      "The driver's root, its library folder, or NVIDIA's CDI spec (auto)",
       [](const auto& from, auto* to) { to->driver_root = from.driver_root; });
-  Add(app, "host-root", false, "Where the host's root is mounted here",
+  Add(app, "host-root", false, "Path at which the host's root is mounted here",
       [](const auto& from, auto* to) { to->host_root = from.host_root; });
-  Add(app, "state-folder", false, "What goes into containers, and links (/var/lib/gpushm)",
+  Add(app, "state-folder", false, "Folder of what is mounted into containers (/var/lib/gpushm)",
       [](const auto& from, auto* to) { to->state_folder = from.state_folder; });
-  Add(app, "cdi-folder", false, "The runtime's folder of CDI specs (/var/run/cdi)",
+  Add(app, "cdi-folder", false, "Folder in which the runtime reads CDI specs (/var/run/cdi)",
       [](const auto& from, auto* to) { to->cdi_folder = from.cdi_folder; });
 }
 
 void ConfigFlags::Add(CLI::App* app, const std::string& key, bool list, const std::string& help,
                       std::function<void(const PluginConfig&, PluginConfig*)> copy) {
   flags_.push_back(std::make_unique<Flag>(Flag{key, {}, list, std::move(copy)}));
-  // "--gpu" names one of "gpus".
+  // The flag "--gpu" adds one entry to "gpus".
   auto* const option =
       app->add_option(key == "gpus" ? "--gpu" : "--" + key, flags_.back()->values, help);
   if (list) {
@@ -44,7 +46,7 @@ void ConfigFlags::Add(CLI::App* app, const std::string& key, bool list, const st
   }
 }
 
-// The flags as a file of their own, so that they are checked as one.
+// The flags as a configuration file of their own, so that they are checked like one.
 Result<PluginConfig> ConfigFlags::Parse() const {
   std::string text;
   for (const auto& flag : flags_) {

@@ -1,4 +1,4 @@
-// gpushm-plugin's command line: the keys of its configuration file as flags, which go before the
+// gpushm-plugin's command line: the keys of its configuration file as flags, which override the
 // file whenever it is read.
 #pragma once
 
@@ -13,17 +13,17 @@ namespace gpushm::plugin {
 
 class ConfigFlags {
  public:
-  // Declares the flags; `which` of them: what only says what there is, or all.
+  // Declares the flags: those that describe the inventory, or all.
   enum class Which { kInventory, kAll };
   ConfigFlags(CLI::App* app, Which which);
-  ConfigFlags(const ConfigFlags&) = delete;  // The app has pointers into it.
+  ConfigFlags(const ConfigFlags&) = delete;  // The app holds pointers into it.
   ConfigFlags& operator=(const ConfigFlags&) = delete;
 
   const std::string& file() const { return file_; }
-  // After parsing: the file, if one was named, with the flags over it. Errors of a flag are those
+  // After parsing: the file, if one was given, overridden by the flags. Errors of a flag are those
   // of its key in a file.
   Result<PluginConfig> Read() const;
-  // What Read did to the file, for when it is read again.
+  // The overrides that Read applied, for when the file is read again.
   std::function<void(PluginConfig*)> Overrides() const;
 
  private:

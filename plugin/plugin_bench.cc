@@ -1,5 +1,6 @@
-// The budgets of the plugin (docs/benchmarks): the real process, on the simulated driver or, where
-// GPUSHM_DRIVER names none and there is an NVIDIA device, on the real one. The kubelet is scripted.
+// The plugin's performance budgets (docs/benchmarks): the real process on the simulated driver. If
+// GPUSHM_DRIVER is not set and there is an NVIDIA device, on the real driver. The kubelet is
+// scripted.
 #include <benchmark/benchmark.h>
 #include <unistd.h>
 
@@ -17,10 +18,10 @@ using bench::Measure;
 using kubelet::testing::PluginClient;
 using kubelet::testing::ScriptedKubelet;
 
-constexpr int64_t kRetryMs = 10'000;  // A retry is none of the figures.
+constexpr int64_t kRetryMs = 10'000;  // Long, so that no measurement includes a retry.
 constexpr int kCalls = 2000;
 constexpr int kRestarts = 20;
-constexpr int kPods = 5000;  // Each two allocations and two bindings.
+constexpr int kPods = 5000;  // Each makes two allocations and two bindings.
 constexpr double kMiB = 1 << 20;
 
 TestNode::Gpus Gpus() {
@@ -72,7 +73,7 @@ void PluginAllocate(benchmark::State& state) {
   state.counters["budget_p99_ns"] = 2e6;
 }
 
-// Both containers of a pod: listing, binding, link, specs.
+// Both containers of a pod: listing, binding, link and specs.
 void PluginPreStartTwice(benchmark::State& state) {
   Bench bench;
   const std::string pod = bench.kubelet.AddPod(SmallPod("pod"));
@@ -87,7 +88,7 @@ void PluginPreStartTwice(benchmark::State& state) {
   state.counters["budget_p99_ns"] = 40e6;
 }
 
-// Pods come and go; what is left of them afterwards.
+// Pods come and go; measures what is left of them afterwards.
 void PluginTenThousandAllocations(benchmark::State& state) {
   Bench bench;
   const auto come_and_go = [&](int i) {

@@ -17,9 +17,8 @@ Result<std::unique_ptr<http::Server>> ServeOn(const std::string& address,
                                               http::Server::Paths paths) {
   const auto parsed = ParseListenAddress(address);
   if (!parsed) {
-    return Fail(Code::kInvalidArgument, Concat("\"", address, "\" is no address to listen on"),
-                "give a port and, if not all addresses are meant, one of this machine: "
-                "127.0.0.1:9401");
+    return Fail(Code::kInvalidArgument, Concat("\"", address, "\" is not an address to listen on"),
+                "use a port, with an address of this machine if not all are meant: 127.0.0.1:9401");
   }
   return http::Server::Start({.host = std::string(parsed->host), .port = parsed->port},
                              std::move(paths));
@@ -29,15 +28,16 @@ http::Answer Live(const ProbeSources& sources) {
   for (const WatchedLoop& loop : sources.loops) {
     const int64_t busy_ms = loop.busy_ms();
     if (busy_ms <= kLoopHangsMs) continue;
-    return No(Concat("the thread ", loop.name, " hangs: it has done one thing for ", busy_ms / 1000,
-                     " s"));
+    return No(Concat("the thread ", loop.name, " hangs: its current task has taken ",
+                     busy_ms / 1000, " s"));
   }
   return {.body = "ok\n", .headers = {}};
 }
 
 http::Answer Ready(const ProbeSources& sources) {
   if (http::Answer live = Live(sources); live.status != 200) return live;
-  if (sources.since_look_ms() > kNvmlHangsMs) return No("NVML hangs: a GPU is sick");
+  if (sources.since_look_ms() > kNvmlHangsMs)
+    return No("NVML hangs, probably because a GPU is unhealthy");
   if (sources.registration) {
     const kubelet::State state = sources.registration();
     if (!state.withheld.empty()) return {.body = "ok\n", .headers = {}};

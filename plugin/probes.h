@@ -1,11 +1,11 @@
-// What the kubelet's probes are told of the plugin, on a port and threads of their own: nobody who
-// reads metrics can hold up a probe.
+// Answers the kubelet's probes, on a port and threads of their own, so that a client that reads
+// metrics cannot hold up a probe.
 //
-//   /healthz  200 while the threads that serve the node make progress. Not what a GPU or the
-//   kubelet
-//             causes: a restart mends neither.
-//   /readyz   the same, and NVML answers, and the kubelet knows the plugin, or is not to know it
-//   because another one hands out the node's GPUs: an update of other nodes does not wait for that.
+//   /healthz  200 while the threads that serve the node make progress. Problems of a GPU or the
+//             kubelet do not count, because a restart fixes neither.
+//   /readyz   200 if /healthz is, NVML answers, and the kubelet knows the plugin. It is also 200 if
+//             the plugin does not register because somebody else hands out the node's GPUs, so that
+//             an update of other nodes does not wait for this one.
 //
 // Threads: any; Start from one.
 #pragma once
@@ -23,18 +23,18 @@
 
 namespace gpushm::plugin {
 
-// A turn of a loop that takes longer: its thread hangs.
+// A loop whose current task takes longer than this counts as hung.
 inline constexpr int64_t kLoopHangsMs = 30'000;
-// A look at the GPUs that takes longer: NVML hangs.
+// NVML counts as hung if a check of the GPUs takes longer than this.
 inline constexpr int64_t kNvmlHangsMs = 60'000;
 
-// A thread that must go on.
+// A thread that must make progress.
 struct WatchedLoop {
-  std::string_view name;             // For people: "of the links".
+  std::string_view name;             // For people: "for the plugin links".
   std::function<int64_t()> busy_ms;  // As EventLoop::BusyMs.
 };
 
-// All of it may be called from any thread, and does not wait.
+// All may be called from any thread, and do not wait.
 struct ProbeSources {
   std::vector<WatchedLoop> loops;
   std::function<int64_t()> since_look_ms;        // As HealthMonitor::SinceLookMs.
@@ -44,12 +44,12 @@ struct ProbeSources {
 http::Answer Live(const ProbeSources& sources);
 http::Answer Ready(const ProbeSources& sources);
 
-// A server on `address`, as the configuration has it: kInvalidArgument: it is none. kSystem: as
-// http::Server::Start.
+// A server on `address`, in the configuration's format. kInvalidArgument: it is not an address.
+// kSystem: as http::Server::Start.
 Result<std::unique_ptr<http::Server>> ServeOn(const std::string& address,
                                               http::Server::Paths paths);
 
-// On `address`, as in the configuration. kInvalidArgument, kSystem: as http::Server.
+// The probes on `address`. Errors as for ServeOn.
 Result<std::unique_ptr<http::Server>> ServeProbes(const std::string& address, ProbeSources sources);
 
 }  // namespace gpushm::plugin

@@ -1,4 +1,4 @@
-// Goal: probes tell of a thread that hangs, and of what keeps the plugin from its work.
+// Goal: probes report a hung thread, and what keeps the plugin from its work.
 #include "plugin/probes.h"
 
 #include <gmock/gmock-matchers.h>
@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// All is well but for what a test changes.
+// Everything works except what a test changes.
 struct Node {
   int64_t busy_ms = 0;
   int64_t since_look_ms = 0;
@@ -62,8 +62,8 @@ TEST(Probes, WithoutTheKubeletItIsLiveAndNotReady) {
   EXPECT_THAT(*Ready(sources).body.text(), HasSubstr("is not registered with the kubelet"));
 }
 
-// Goal: a loop tells for how long it is held up, also while it is. Method: a task that waits until
-// it has been seen.
+// Goal: a loop reports for how long it has been held up, also while it is. Method: a task that
+// waits until the report was read.
 TEST(EventLoopBusy, ALoopThatIsHeldUpTellsForHowLong) {
   auto loop = EventLoop::Create();
   ASSERT_TRUE(loop);

@@ -60,7 +60,7 @@ class ProcessTest : public ::testing::Test {
   void StartPlugin(const std::string& more = "") {
     plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(more));
   }
-  // Of the simulated driver (simulator).
+  // Sets faults of the simulated driver (simulator).
   void Faults(const std::string& text) const {
     std::ofstream(node_ / "sim/faults.new") << text;
     std::filesystem::rename(node_ / "sim/faults.new", node_ / "sim/faults.yaml");
@@ -124,7 +124,7 @@ TEST_F(ProcessTest, WhatDoesNotFitWaitsAndStartsWhenThereIsRoom) {
   const auto waiting = kubelet_.StatusOf(late);
   EXPECT_FALSE(waiting.failed);
   EXPECT_THAT(waiting.containers.at("gpushm").message,
-              HasSubstr("needs 10 GiB on one GPU, the largest free block is 6 GiB"));
+              HasSubstr("needs 10 GiB on one GPU, but the largest free block is 6 GiB"));
   kubelet_.DeletePod(a);
   EXPECT_TRUE(kubelet_.WaitRunning(late, Soon())) << Log();
 }
@@ -145,7 +145,7 @@ TEST_F(ProcessTest, AKilledPluginLeavesPodsAloneAndFindsThemAgain) {
   ASSERT_TRUE(kubelet_.RestartContainer(pod, "one"));
   ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
   EXPECT_EQ(GpusOf(pod), before);
-  // Its room is still taken: 15 - 8 = 7 are left there, 15 on the other.
+  // Its room is still taken: 15 - 8 = 7 are left there, and 15 on the other GPU.
   const std::string large = kubelet_.AddPod(SharingPod("large", 15));
   EXPECT_TRUE(kubelet_.WaitRunning(large, Soon())) << Log();
   EXPECT_THAT(GpusOf(large), ::testing::Each(::testing::Ne(before[0])));
@@ -158,7 +158,7 @@ TEST_F(ProcessTest, ASecondPluginRefusesToStart) {
   ASSERT_TRUE(twin.WaitEnd(kLongMs));
   EXPECT_EQ(WEXITSTATUS(twin.status()), 1);
   EXPECT_THAT(Log(), HasSubstr("another plugin serves"));
-  // Another state folder is not enough of a difference.
+  // A different state folder does not help.
   std::ifstream config(node_.WriteConfig());
   std::string text{std::istreambuf_iterator<char>(config), {}};
   const std::string state = node_ / "state";
@@ -171,8 +171,8 @@ TEST_F(ProcessTest, ASecondPluginRefusesToStart) {
   EXPECT_TRUE(plugin_->Running());
 }
 
-// Goal: an update leaves the node without a plugin for a moment only, and what is kept of a broker
-// that is not there at that moment is not lost. Method: the broker of a pod is killed; another
+// Goal: an update leaves the node without a plugin only for a moment, and kept state of a broker
+// that is not running at that moment is not lost. Method: the broker of a pod is killed; another
 // plugin stands by; the first is asked to end.
 TEST_F(ProcessTest, APluginThatStandsByTakesOverWhatIsKept) {
   StartPlugin();
@@ -193,7 +193,7 @@ TEST_F(ProcessTest, APluginThatStandsByTakesOverWhatIsKept) {
       if (said) std::ofstream(node_ / "said").flush();
       testing::WaitToBeKilled();
     });
-    // What lies in the socket then is read before the link is closed.
+    // What is in the socket at that moment is read before the link is closed.
     ASSERT_TRUE(
         testing::WaitUntil(kLongMs, [&] { return std::filesystem::exists(node_ / "said"); }));
   }
@@ -222,12 +222,12 @@ TEST_F(ProcessTest, APluginThatStandsByTakesOverWhatIsKept) {
   EXPECT_TRUE(next.Running()) << Log();
 }
 
-// As where somebody changes stateFolder: the CDI specs are in a folder that both have.
+// For example after a change of stateFolder: the CDI specs are in a folder that both plugins use.
 TEST_F(ProcessTest, ASecondPluginWithAnotherStateFolderTouchesNothing) {
   const std::string config = node_.WriteConfig();
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
-  for (int update = 0; update < 2; ++update) {  // The second time the first one is on "-2.sock".
+  for (int update = 0; update < 2; ++update) {  // The second time, the first plugin uses "-2.sock".
     const std::string pod = kubelet_.AddPod(SharingPod(Concat("pod-", update), 4));
     ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
     const auto text = [&] {
@@ -255,7 +255,7 @@ TEST_F(ProcessTest, ASecondPluginWithAnotherStateFolderTouchesNothing) {
   }
 }
 
-// A file that says nothing sensible at that moment is refused as by a plugin that serves.
+// An invalid file at that moment is refused, as by a serving plugin.
 TEST_F(ProcessTest, APluginThatTakesOverKeepsItsConfigurationForABadOne) {
   const std::string config = node_.WriteConfig();
   StartPlugin();
@@ -264,7 +264,7 @@ TEST_F(ProcessTest, APluginThatTakesOverKeepsItsConfigurationForABadOne) {
                                               std::vector<std::string>{"--standby"});
   ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }));
   node_.WriteConfig("reserve: [much]\n");
-  // The first one looks as well.
+  // The first plugin reads the file as well.
   ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "reload-refused") == 1; }));
   plugin_->Signal(SIGTERM);
   ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << Log();
@@ -274,7 +274,7 @@ TEST_F(ProcessTest, APluginThatTakesOverKeepsItsConfigurationForABadOne) {
   EXPECT_TRUE(WaitUsable()) << Log();
 }
 
-// Pods come one after the other, while a plugin takes over from the next one, three times.
+// Pods come one after the other, while the next plugin takes over, three times.
 TEST_F(ProcessTest, AnUpdateRejectsNoPod) {
   const std::string config = node_.WriteConfig();
   plugin_ = std::make_unique<PluginProcess>(node_, config, std::map<std::string, std::string>(),
@@ -345,18 +345,18 @@ TEST_F(ProcessTest, APluginThatStandsByEndsWhenItIsAskedTo) {
   PluginProcess next(node_, node_.WriteConfig(), {}, {"--standby"});
   ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }))
       << Log();
-  next.Signal(SIGHUP);  // Asks a serving one to read its configuration.
+  next.Signal(SIGHUP);  // Makes a serving plugin read its configuration.
   next.Signal(SIGTERM);
   ASSERT_TRUE(next.WaitEnd(kLongMs)) << Log();
   EXPECT_EQ(next.status(), 0);
-  // And one that nobody serves before serves at once.
+  // If no plugin serves the node, a standby plugin serves immediately.
   plugin_->Signal(SIGKILL);
   ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
   PluginProcess alone(node_, node_.WriteConfig(), {}, {"--standby"});
   ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), " ready ") == 2; })) << Log();
 }
 
-// As the first plugin of a node: no folder of its own is there yet.
+// As the first plugin of a node, which has no folder of its own yet.
 TEST_F(ProcessTest, APluginThatMayStandByServesANewNode) {
   plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(),
                                             std::map<std::string, std::string>{},
@@ -364,7 +364,7 @@ TEST_F(ProcessTest, APluginThatMayStandByServesANewNode) {
   EXPECT_TRUE(WaitUsable()) << Log();
 }
 
-// Goal: a machine without Kubernetes needs NVML and nothing else of the driver, and a restarted
+// Goal: on a machine without Kubernetes, the plugin needs only NVML of the driver, and a restarted
 // plugin leaves the folder that a broker may have mounted.
 TEST_F(ProcessTest, WithoutAKubeletDeclaredLinksNeedNoDriverFiles) {
   const std::string config = node_ / "none.yaml";
@@ -405,8 +405,8 @@ TEST_F(ProcessTest, ASickGpuLosesItsUnitsAndGetsThemBack) {
   EXPECT_TRUE(WaitUsable()) << Log();
 }
 
-// Goal: NVML that hangs, as it does with a sick GPU, holds nothing up but the reading of GPUs.
-// Method: it hangs in a reload; the process still does what its main thread has to do.
+// Goal: a hung NVML, as with an unhealthy GPU, holds up only the reading of GPUs. Method: it hangs
+// in a reload; the process still does what its main thread has to do.
 TEST_F(ProcessTest, AReloadWhileNvmlHangsHoldsNothingElseUp) {
   StartPlugin("metrics: {address: '', sample-ms: 100}\nstatus: {address: ''}\n");
   ASSERT_TRUE(WaitUsable());
@@ -420,7 +420,7 @@ TEST_F(ProcessTest, AReloadWhileNvmlHangsHoldsNothingElseUp) {
   EXPECT_EQ(plugin_->status(), 0);
 }
 
-// Goal: a GPU that was exchanged while the plugin was away costs units only as long as a pod of
+// Goal: a GPU that was replaced while the plugin was away costs units only as long as a pod bound
 // before holds them.
 TEST_F(ProcessTest, UnitsThatWereBoundToAGpuThatIsGoneComeBackWithTheirPodsEnd) {
   StartPlugin();
@@ -444,7 +444,7 @@ TEST_F(ProcessTest, UnitsThatWereBoundToAGpuThatIsGoneComeBackWithTheirPodsEnd) 
 TEST_F(ProcessTest, ReloadTakesAGoodFileAndKeepsTheOldOneForABadOne) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
-  // Twice: when the second is refused, what came before has had what effect it has.
+  // Twice: when the second is refused, everything before has had its effect.
   const auto refuse = [&] {
     node_.WriteConfig("gpus: [0\n");
     for (int i = 0; i < 2; ++i) {
@@ -483,11 +483,11 @@ TEST_F(ProcessTest, StrategyDevicesGivesTheDevicesItselfAndSurvivesARestart) {
   StartPlugin("strategy: devices\n");
   ASSERT_TRUE(WaitUsable()) << Log();
   EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
-  EXPECT_THAT(node_.Specs(), IsEmpty()) << "nothing where a runtime reads";
+  EXPECT_THAT(node_.Specs(), IsEmpty()) << "there is no spec where a runtime reads";
 }
 
-// Goal: no GPU is sold twice. Method: another plugin offers one of two by its UUID, before ours
-// starts.
+// Goal: no GPU is allocated twice. Method: another plugin advertises one of two GPUs by its UUID,
+// before this plugin starts.
 TEST_F(ProcessTest, AGpuThatAnotherPluginOffersIsLeftOut) {
   OtherPlugin nvidia(node_ / "plugins", "nvidia.com/gpu", {Concat(kGpuA, "::0")});
   ASSERT_TRUE(kubelet_.WaitAllocatable("nvidia.com/gpu", 1, Soon()));
@@ -502,7 +502,8 @@ TEST_F(ProcessTest, AGpuThatAnotherPluginOffersIsLeftOut) {
   }
 }
 
-// The same, and ours was there first: between two of our looks nothing is bound to it either.
+// The same, but this plugin was first: between two of its checks, nothing is bound to that GPU
+// either.
 TEST_F(ProcessTest, AGpuThatAnotherPluginBeginsToOfferTakesNobodyNew) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
@@ -511,10 +512,11 @@ TEST_F(ProcessTest, AGpuThatAnotherPluginBeginsToOfferTakesNobodyNew) {
   ASSERT_THAT(GpusOf(there), ::testing::Each(kGpuA));
   OtherPlugin nvidia(node_ / "plugins", "nvidia.com/gpu", {kGpuA});
   ASSERT_TRUE(kubelet_.WaitAllocatable("nvidia.com/gpu", 1, Soon()));
-  const std::string next = kubelet_.AddPod(SharingPod("next", 2));  // Best fit: beside the other.
+  // By best fit it would join the other one.
+  const std::string next = kubelet_.AddPod(SharingPod("next", 2));
   ASSERT_TRUE(kubelet_.WaitRunning(next, Soon())) << Log();
   EXPECT_THAT(GpusOf(next), ::testing::Each(kGpuB));
-  // Of 15 units of A the 7 that are free are nobody's.
+  // The 7 free ones of A's 15 units are no longer available.
   EXPECT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits - 7, Soon())) << Log();
   ASSERT_TRUE(kubelet_.RestartContainer(there, "one"));
   EXPECT_TRUE(kubelet_.WaitRunning(there, Soon())) << Log();
@@ -545,7 +547,7 @@ TEST_F(ProcessTest, WhileNobodyKnowsWhichGpuAnotherOffersItDoesNotRegister) {
   EXPECT_TRUE(WaitUsable()) << Log();
 }
 
-// Or the containers of pods that are there could not start again.
+// Otherwise the containers of existing pods could not restart.
 TEST_F(ProcessTest, WithPodsThereItRegistersAlsoWhereNobodyKnowsWhichGpuAnotherOffers) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
@@ -573,7 +575,7 @@ TEST_F(ProcessTest, AContainerThatAlsoAsksNvidiasPluginIsTold) {
   const std::string pod = kubelet_.AddPod(spec);
   EXPECT_FALSE(kubelet_.StartPod(pod));
   EXPECT_THAT(kubelet_.StatusOf(pod).containers.at("one").message,
-              HasSubstr("asks for nvidia.com/gpu beside gpushm.io/attach"));
+              HasSubstr("requests both nvidia.com/gpu and gpushm.io/attach"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The budget of a scrape (docs/benchmarks): 8 GPUs, 500 buffers, 2,000 attachments; the real
-// plugin, with 50 pods' brokers stated to it, scraped over HTTP. And what prometheus-cpp's
-// serializer takes for a page of as many samples, which is why there is one of our own.
+// plugin, to which 50 pods' brokers have stated everything, scraped over HTTP. And what
+// prometheus-cpp's serializer takes for output with as many samples, which is why gpushm has its
+// own serializer.
 #include <benchmark/benchmark.h>
 #include <prometheus/text_serializer.h>
 #include <signal.h>
@@ -25,9 +26,9 @@ namespace {
 
 constexpr int kGpus = 8;
 constexpr int kPods = 50;
-constexpr int kBuffers = 10;      // Of a pod.
-constexpr int kContainers = 8;    // Of a pod; each attaches five of the buffers.
-constexpr int kAttachments = 40;  // Of a pod.
+constexpr int kBuffers = 10;      // For each pod.
+constexpr int kContainers = 8;    // For each pod; each one attaches five of the buffers.
+constexpr int kAttachments = 40;  // For each pod.
 constexpr int kScrapes = 500;
 constexpr int64_t kPatienceMs = 60'000;
 constexpr double kMebi = 1 << 20;
@@ -138,7 +139,7 @@ void ScrapeMemory(benchmark::State& state) {
   state.counters["budget_bytes"] = 20 * kMebi;
 }
 
-// ---- the same number of samples, from memory to text alone
+// ---- the same number of samples, from memory to text only
 
 constexpr int kSamples = 2000;
 

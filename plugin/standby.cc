@@ -23,24 +23,25 @@ namespace gpushm::plugin {
 namespace {
 
 constexpr int64_t kLookMs = 10;
-// Of a plugin that has let go of its lock: what it takes to hand over.
+// Time for a plugin that has released its lock to hand over.
 constexpr int64_t kEndsMs = 8000;
-// An update takes seconds. Who waits longer was installed a second time.
+// An update takes seconds. A plugin that waits longer was probably installed a second time.
 constexpr int64_t kTellMs = 60'000;
 
-// Whether this process could do what a serving one does in the kubelet's and the runtime's folders.
+// Whether this process could do what a serving plugin does in the kubelet's and the runtime's
+// folders.
 Result<void> CheckFolders(const DaemonOptions& options) {
   const PluginConfig& config = options.config;
   if (config.kubelet == KubeletMode::kNone) return {};
   for (const char* const file : {kLibraryName, kCtlName}) {
     const std::string path = Concat(options.payload_folder, "/", file);
     if (options.payload_folder.empty() || access(path.c_str(), R_OK) == 0) continue;
-    return FailSystem(errno, Concat("read ", path), "--payload names the folder that has it");
+    return FailSystem(errno, Concat("read ", path), "set --payload to the folder that has it");
   }
   if (config.strategy == Strategy::kCdi && access(config.cdi_folder.c_str(), W_OK) != 0) {
     return FailSystem(errno, Concat("write to ", config.cdi_folder));
   }
-  // Another name than those of a serving plugin.
+  // Not a name that a serving plugin uses.
   const auto socket =
       kubelet::ListeningSocket::Bind(Concat(config.kubelet_folder, "/gpushm-standby.sock"));
   if (!socket) return std::unexpected(socket.error());
@@ -54,7 +55,7 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
   if (auto made = Daemon::MakeStateFolder(folder); !made) return std::unexpected(made.error());
   NodeLocks locks;
   Result<UniqueFd> serving = TryLockFile(folder + kServingLock);
-  if (serving) {  // Nobody serves, or one that ends does so for some seconds yet.
+  if (serving) {  // No plugin serves, or one is still shutting down.
     locks.serving = std::move(*serving);
     const Deadline ended = Deadline::AfterMs(kEndsMs);
     while (options.config.kubelet == KubeletMode::kAuto && !ended.Passed() &&
@@ -69,17 +70,18 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
   Result<UniqueFd> standby =
       LockFile(folder + kStandbyLock,
                Status(Code::kAlreadyExists, Concat("another plugin stands by for ", folder),
-                      "one serves a node, and one at most waits for its end"));
+                      "run at most one serving and one standby plugin per node"));
   if (!standby) return std::unexpected(standby.error());
   locks.standby = std::move(*standby);
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return std::unexpected(loop.error());
   std::unique_ptr<http::Server> probes;
   if (const std::string& address = options.config.monitoring.probes_address; !address.empty()) {
-    auto served =
-        ServeProbes(address, {.loops = {{"that waits", [&] { return (*loop)->BusyMs(); }}},
-                              .since_look_ms = [] { return int64_t{0}; },
-                              .registration = {}});
+    auto served = ServeProbes(
+        address,
+        {.loops = {{"that waits for the serving plugin", [&] { return (*loop)->BusyMs(); }}},
+         .since_look_ms = [] { return int64_t{0}; },
+         .registration = {}});
     if (!served) return std::unexpected(served.error());
     probes = std::move(*served);
   }
@@ -97,15 +99,15 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
                  {{"folder", folder},
                   {"waited_ms", (MonotonicNs() - since_ns) / 1'000'000},
                   {"reason",
-                   "another plugin serves this node and does not end: are there two "
-                   "DaemonSets of gpushm (kubectl get daemonsets -A), or minReadySeconds?"}});
+                   "another plugin serves this node and does not end: check for a second DaemonSet "
+                   "of gpushm (kubectl get daemonsets -A), and for minReadySeconds"}});
       tell();
     });
   };
   tell();
   const auto watched = (*loop)->Watch(signals, EPOLLIN, [&](uint32_t) {
     signalfd_siginfo info{};
-    // SIGHUP asks a serving plugin to read its configuration again.
+    // SIGHUP makes a serving plugin read its configuration again.
     if (read(signals, &info, sizeof info) > 0 && info.ssi_signo != SIGHUP) (*loop)->Stop();
   });
   if (!watched) return std::unexpected(watched.error());

@@ -1,11 +1,10 @@
-// A plugin that stands by: it has shown that it could serve the node, and waits for the one that
-// does to end. An update by a DaemonSet with maxSurge starts the next plugin beside the running
-// one and asks that one to end when the next is Ready; the next one registers before the other has
-// ended (docs/design/plugin.md).
+// A standby plugin has shown that it could serve the node, and waits for the serving plugin to end.
+// In an update, a DaemonSet with maxSurge starts the next plugin in parallel with the running one,
+// and ends the running one when the next is Ready. The next one registers before the running one
+// has ended (docs/design/plugin.md).
 //
-// Two locks in the state folder say who is who: `.plugin` is the serving one's, `.standby` that of
-// the one that waits. What the one that ends keeps of brokers it hands to the other (Keeper::
-// HandOver).
+// Two locks in the state folder show the roles: the serving plugin holds `.plugin`, the standby
+// plugin holds `.standby`. The plugin that ends hands over its kept state (Keeper::HandOver).
 //
 // Threads: any; StandBy from one.
 #pragma once
@@ -19,11 +18,11 @@
 
 namespace gpushm::plugin {
 
-// Returns with the locks when the serving plugin has let go; where none has the lock at once, or
-// some seconds later if one that ends is still at its sockets. Without the locks when a signal
-// other than SIGHUP came on `signals` (a signalfd). kAlreadyExists: another one stands by. Else as
-// Daemon::Start: it could not serve. While it waits it serves the probes of `options`: /readyz is
-// 200.
+// Returns with the locks when the serving plugin has released its own. If no plugin holds the lock,
+// it returns immediately, or some seconds later if a plugin that is ending still has its sockets.
+// Returns without the locks after a signal other than SIGHUP on `signals` (a signalfd).
+// kAlreadyExists: another plugin stands by. Otherwise as Daemon::Start: it could not serve. While
+// it waits, it serves the probes of `options`, and /readyz is 200.
 Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signals);
 
 }  // namespace gpushm::plugin

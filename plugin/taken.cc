@@ -21,13 +21,14 @@ constexpr size_t kMaxFileBytes = 1 << 20;
 
 bool IsWord(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
 
-// Whether `id` is `uuid`, or that and what is not of its last word: "::3", "-3".
+// Whether `id` is `uuid`, possibly followed by a suffix that does not extend its last word: "::3",
+// "-3".
 bool Names(std::string_view id, std::string_view uuid) {
   return !uuid.empty() && id.starts_with(uuid) &&
          (id.size() == uuid.size() || !IsWord(id[uuid.size()]));
 }
 
-// Takes a number off the head of `text`.
+// Removes a number from the start of `text`.
 std::optional<uint32_t> TakeNumber(std::string_view* text) {
   uint32_t number = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
@@ -42,8 +43,8 @@ bool Take(std::string_view* text, std::string_view head) {
   return true;
 }
 
-// "3b:00.0" with or without its domain, in lower case: NVML writes the domain with eight digits,
-// others with four.
+// "3b:00.0" with or without its domain, in lower case. NVML writes the domain with eight digits,
+// other programs with four.
 std::optional<std::string> PciAddress(std::string_view id) {
   std::string text(id);
   std::ranges::transform(text, text.begin(),
@@ -87,7 +88,7 @@ Found FindUuid(std::string_view id, const std::vector<Device>& devices) {
     return Names(id, device.uuid) || Names(id, device.parent_uuid) ||
            (!device.parent_uuid.empty() && IsOldMig(id, device));
   });
-  // A GPU that this node has not is nobody's here. An instance may have been cut out of one since
+  // The GPU is not on this node, so it does not count. A MIG instance may have been created since
   // the GPUs were read.
   if (found.uuids.empty() && id.starts_with("MIG-")) found.understood = false;
   return found;
@@ -138,8 +139,8 @@ TakenGpus FindTaken(const std::vector<Device>& devices,
 bool DraDriverServes(const std::string& plugins_registry_folder) {
   const Result<std::vector<std::string>> names = ListFolder(plugins_registry_folder);
   if (!names) return false;
-  // "gpu.nvidia.com-reg.sock", and with a pod's UID between while one instance follows another. One
-  // that was killed leaves its file.
+  // "gpu.nvidia.com-reg.sock", with a pod's UID in between while one instance follows another. An
+  // instance that was killed leaves its file.
   return std::ranges::any_of(*names, [&](const std::string& name) {
     return name.starts_with(kDraDriver) && name.ends_with("-reg.sock") &&
            kubelet::SomeoneAccepts(Concat(plugins_registry_folder, "/", name));
@@ -173,12 +174,13 @@ void TakenBook::Observe(const TakenGpus& seen, const std::set<std::string>& offe
       LogWarning("gpu-taken", {{"gpu", uuid}, {"by", taker.by}, {"id", taker.id}});
       continue;
     }
-    LogError("gpus-taken",
-             {{"by", taker.by},
-              {"id", taker.id},
-              {"reason",
-               "it may be any GPU of this node, so none is handed out here; if it is no "
-               "GPU, name the resource in not-gpus"}});
+    LogError(
+        "gpus-taken",
+        {{"by", taker.by},
+         {"id", taker.id},
+         {"reason",
+          "the device may be any GPU of this node, so this plugin hands out none; if it is not "
+          "a GPU, add the resource to not-gpus"}});
   }
   changed |= std::erase_if(entries_, [&](const auto& item) {
                const auto& [uuid, entry] = item;

@@ -1,10 +1,10 @@
-// Which GPUs of this node somebody else hands out to pods, so that no GPU is sold twice: another
-// device plugin (NVIDIA's, GKE's, those that share or cut up GPUs), or NVIDIA's driver for dynamic
-// resource allocation.
+// Determines which GPUs of this node somebody else hands out to pods, so that no GPU is allocated
+// twice. That can be another device plugin (NVIDIA's, GKE's, those that share or partition GPUs),
+// or NVIDIA's driver for dynamic resource allocation.
 //
-// A plugin that is replaced, or a kubelet that restarts, offers nothing for a while and then the
-// same again. So what was seen once counts until it was not seen for kForgetMs, also over restarts
-// of this plugin and of the node.
+// After a plugin is replaced or the kubelet restarts, a plugin advertises nothing for a while, and
+// then the same as before. So a GPU that was seen once counts as taken until it was not seen for
+// kForgetMs, also over restarts of this plugin and of the node.
 //
 // Threads: functions, any; TakenBook, one at a time.
 #pragma once
@@ -28,52 +28,52 @@ struct Taker {
 };
 // By UUID of a Device, or kAnyGpu.
 using TakenGpus = std::map<std::string, Taker>;
-// Somebody hands out GPUs, and nobody can tell which: it may be any.
+// Somebody hands out GPUs and it is unknown which, so it may be any GPU.
 inline constexpr char kAnyGpu[] = "*";
 
-// Device IDs by the resource that they are of. Recognised, for any resource:
+// Device IDs, keyed by their resource. Recognised for any resource:
 //   GPU-<uuid>, MIG-<uuid>           NVIDIA's plugin
 //   <uuid>::3, <uuid>-3              its replicas, and those of plugins that share GPUs
 //   MIG-GPU-<uuid>/<gi>/<ci>         drivers before 470
-//   0000:3b:00.0                     a PCI address; one that is no GPU's is a network card's, or of
-//                                    a GPU that was given to virtual machines
+//   0000:3b:00.0                     a PCI address; if not a GPU's, it is a network card's, or that
+//                                    of a GPU that was given to virtual machines
 // and for those of nvidia.com:
 //   nvidia0, nvidia0/gi1, nvidia0/gi1/vgpu2   GKE's plugin: /dev/nvidia0
-// Another ID under nvidia.com stands for kAnyGpu, unless its resource is one of `not_gpus`: a
+// Any other ID under nvidia.com stands for kAnyGpu, unless its resource is one of `not_gpus`: a
 // number may be the IOMMU group of a GPU for virtual machines (KubeVirt), or a network card.
 TakenGpus FindTaken(const std::vector<Device>& devices,
                     const std::map<std::string, DeviceIds>& offers,
                     const std::vector<std::string>& not_gpus);
 
-// As podresources names what that driver gave to a container.
+// The name that podresources uses for what that driver gave to a container.
 inline constexpr char kDraDriver[] = "gpu.nvidia.com";
 // Whether NVIDIA's driver for dynamic resource allocation serves this node's GPUs: it listens in
-// the kubelet's folder of plugin registrations. It tells its GPUs to the API server alone.
+// the kubelet's folder of plugin registrations. It reports its GPUs only to the API server.
 bool DraDriverServes(const std::string& plugins_registry_folder);
 
 class TakenBook {
  public:
-  // As long as the kubelet remembers a plugin that is gone (endpointStopGracePeriod). While that
-  // plugin offers other devices, what it offers no more is not forgotten at all: it may be sick
-  // there, and come back.
+  // As long as the kubelet remembers a plugin that has ended (endpointStopGracePeriod). While that
+  // plugin advertises other devices, a device that it no longer advertises is not forgotten at all:
+  // it may be unhealthy there, and come back.
   static constexpr int64_t kForgetMs = 300'000;
 
-  // What an earlier run knew is read from `path`, but for what resources of `not_gpus` took; a file
-  // that cannot be read is an empty one.
+  // Reads what an earlier run knew from `path`, except what resources of `not_gpus` took. A file
+  // that cannot be read counts as empty.
   TakenBook(std::string path, const std::vector<std::string>& not_gpus, int64_t now_ms);
 
-  // What is seen now, and the resources of which any device is. What is new or forgotten is logged
-  // and written down.
+  // Takes what is seen now, and the resources that advertise any device. Logs and writes down what
+  // is new or forgotten.
   void Observe(const TakenGpus& seen, const std::set<std::string>& offering, int64_t now_ms);
 
-  // Who hands out that GPU; empty: nobody.
+  // Who hands out that GPU; empty: nobody else.
   std::string By(const std::string& uuid) const;
 
  private:
   struct Entry {
     std::string by;
     int64_t seen_ms = 0;
-    bool told = false;  // In this process' log.
+    bool told = false;  // Whether this process has logged it.
   };
   void Write() const;
 

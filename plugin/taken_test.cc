@@ -22,7 +22,7 @@ constexpr char kB[] = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c";
 constexpr char kMig1[] = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f";
 constexpr char kMig2[] = "MIG-9c1f0fbb-9c1f-5de3-91c7-45d71c87eb3f";
 
-// A, and two instances of B.
+// GPU A, and two MIG instances of GPU B.
 std::vector<Device> Devices() {
   return {{.uuid = kA, .parent_uuid = {}, .name = {}, .minor = 0, .pci_address = "0000:3b:00.0"},
           {.uuid = kMig1,
@@ -39,7 +39,7 @@ std::vector<Device> Devices() {
            .gpu_instance = 2}};
 }
 
-// UUIDs that follow from one ID of a resource.
+// The UUIDs that result from one ID of a resource.
 std::vector<std::string> TakenBy(const std::string& resource, const std::string& id,
                                  const std::vector<std::string>& not_gpus = {}) {
   std::vector<std::string> uuids;
@@ -89,7 +89,7 @@ TEST(FindTaken, WhatIsNoGpuOfThisNodeTakesNone) {
   EXPECT_THAT(TakenByNvidia("nvidia7"), IsEmpty());
   // Network cards of NVIDIA's operator.
   EXPECT_THAT(TakenBy("nvidia.com/hostdev", "0000:d8:00.2"), IsEmpty());
-  // Others' names are theirs.
+  // Names of other vendors do not count.
   EXPECT_THAT(TakenBy("intel.com/sriov", "nvidia0"), IsEmpty());
   EXPECT_THAT(TakenBy("example.com/fuse", "17"), IsEmpty());
 }
@@ -103,7 +103,7 @@ TEST(FindTaken, AnUnknownIdOfNvidiaMayBeAnyGpu) {
     EXPECT_EQ(taken.at(kAnyGpu).id, id);
     EXPECT_THAT(TakenBy("nvidia.com/thing", id, {"nvidia.com/thing"}), IsEmpty());
   }
-  // An instance that was made after the GPUs were read: nobody knows of which.
+  // A MIG instance that was created after the GPUs were read: its GPU is unknown.
   EXPECT_THAT(TakenByNvidia("MIG-00000000-42e4-5de3-91c7-45d71c87eb3f"),
               ::testing::ElementsAre(kAnyGpu));
 }
@@ -116,10 +116,10 @@ TEST(TakenBook, RemembersForAsLongAsTheKubeletDoes) {
   book.Observe({{kA, {"nvidia.com/gpu", kA}}}, {}, 1000);
   EXPECT_EQ(book.By(kA), "nvidia.com/gpu");
   EXPECT_EQ(book.By(kB), "");
-  // A kubelet that restarted has an empty list at first.
+  // A kubelet that has restarted has an empty list at first.
   book.Observe({}, {}, 1000 + TakenBook::kForgetMs - 1);
   EXPECT_EQ(book.By(kA), "nvidia.com/gpu");
-  // So has this plugin, and the whole node.
+  // So has this plugin after a restart, or a reboot of the node.
   TakenBook restarted(path, {}, 50);
   EXPECT_EQ(restarted.By(kA), "nvidia.com/gpu");
   restarted.Observe({}, {}, 50 + TakenBook::kForgetMs);
@@ -127,7 +127,7 @@ TEST(TakenBook, RemembersForAsLongAsTheKubeletDoes) {
   EXPECT_EQ(TakenBook(path, {}, 0).By(kA), "");
 }
 
-// Sick there, it is not offered and will be again.
+// A device that is unhealthy there is not advertised, and returns later.
 TEST(TakenBook, IsNotForgottenWhileItsPluginOffersOthers) {
   const TempFolder folder;
   TakenBook book(folder / "taken.json", {}, 0);
@@ -169,7 +169,7 @@ TEST(DraDriverServes, WhileItsSocketIsListenedTo) {
   const auto other = listen("compute-domain.nvidia.com-reg.sock");
   EXPECT_FALSE(DraDriverServes(folder / "")) << "it hands out no GPU";
   const std::ofstream left(folder / "gpu.nvidia.com-reg.sock");
-  EXPECT_FALSE(DraDriverServes(folder / "")) << "a file that somebody left";
+  EXPECT_FALSE(DraDriverServes(folder / "")) << "a stale socket file";
   const auto gpus = listen("gpu.nvidia.com-4b1e-reg.sock");
   ASSERT_TRUE(gpus);
   EXPECT_TRUE(DraDriverServes(folder / ""));

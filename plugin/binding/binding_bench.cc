@@ -1,10 +1,10 @@
-// What the choice of a GPU costs and how well it packs: 10,000 pods of mixed sizes come to a node
-// of 8 GPUs with 140 units, stay a while and go; who finds no room waits its turn. The same pods
-// for each way to choose.
-//   waited_count    pods that did not start at once
-//   stranded_count  of those, pods that would have fitted had the free units been on one GPU
+// Cost of choosing a GPU, and how well it packs: 10,000 pods of mixed sizes come to a node of 8
+// GPUs with 140 units, stay for a while and end. A pod that finds no room waits its turn. Each
+// strategy gets the same pods.
+//   waited_count    pods that did not start immediately
+//   stranded_count  pods among those that would have fitted if the free units were on one GPU
 //   wait_mean_count mean wait of all pods, in arrivals
-// p50 and p99 are of Bind alone.
+// p50 and p99 are for Bind alone.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -99,7 +99,7 @@ void Place(benchmark::State& state, Fit fit) {
   const std::vector<Plan> plans = Plans();
   for (auto _ : state) {
     Node node(fit);
-    using End = std::pair<int, int>;  // When, who.
+    using End = std::pair<int, int>;  // Time, and index of the pod.
     std::priority_queue<End, std::vector<End>, std::greater<>> ends;
     std::deque<Plan> waiting;
     int64_t wait = 0;

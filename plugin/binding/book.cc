@@ -27,7 +27,7 @@ std::vector<std::string> Book::Supersede(const DeviceIds& ids) {
 }
 
 Result<Binding> Book::Bind(Resource resource, const DeviceIds& ids, const Snapshot& now) {
-  if (ids.empty()) return Fail(Code::kInvalidArgument, "a container without device IDs");
+  if (ids.empty()) return Fail(Code::kInvalidArgument, "container without device IDs");
   const Result<Owner> owner = OwnerOf(resource, ids, now);
   if (!owner) return std::unexpected(owner.error());
   Result<Binding> binding =
@@ -43,22 +43,24 @@ Result<Binding> Book::Bind(Resource resource, const DeviceIds& ids, const Snapsh
 Result<Owner> Book::OwnerOf(Resource resource, const DeviceIds& ids, const Snapshot& now) const {
   const std::vector<Owner> owners = now.OwnersOf(resource, ids);
   if (owners.size() > 1) {
-    return Fail(Code::kContended,
-                Concat("the kubelet lists device ID ", *ids.begin(), " of ", ResourceName(resource),
-                       " at ", owners[0].ToString(), ", and at ", owners[1].ToString()),
-                "it clears up when one of them ends; delete the younger pod if it does not");
+    return Fail(
+        Code::kContended,
+        Concat("the kubelet lists device ID ", *ids.begin(), " of ", ResourceName(resource),
+               " for two containers: ", owners[0].ToString(), " and ", owners[1].ToString()),
+        "wait until one of them ends; if neither does, delete the younger pod");
   }
   if (owners.empty() || now.IdsOf(owners[0], resource) != ids) {
-    return Fail(Code::kNotFound,
-                Concat("the kubelet does not list a container with these ", ids.size(),
-                       " device IDs of ", ResourceName(resource), ", ", *ids.begin(), " first"),
-                "the kubelet tries again by itself");
+    return Fail(
+        Code::kNotFound,
+        Concat("the kubelet lists no container with exactly these ", ids.size(), " device IDs of ",
+               ResourceName(resource), " (the first is ", *ids.begin(), ")"),
+        "the kubelet tries again by itself");
   }
   if (const std::string other = now.OtherGpuOf(owners[0]); !other.empty() && !coexist_) {
     return Fail(
         Code::kInvalidArgument,
-        Concat(owners[0].ToString(), " asks for ", other, " beside ", ResourceName(resource)),
-        "ask for one of them; `coexist: true` in the plugin's configuration allows both");
+        Concat(owners[0].ToString(), " requests both ", other, " and ", ResourceName(resource)),
+        "request only one of them, or set `coexist: true` in the plugin's configuration");
   }
   return owners[0];
 }
@@ -71,8 +73,8 @@ const Book::Entry* Book::Find(Resource resource, const DeviceIds& ids, const Own
   return found == entries_.end() ? nullptr : &*found;
 }
 
-// The kubelet gave these IDs to `who`, so whoever had one of them has ended for it; a broker that
-// is still connected has not ended for us.
+// The kubelet gave these IDs to `who`, so for the kubelet their former holders have ended. A holder
+// whose broker is still connected has not ended for the plugin.
 Result<void> Book::Release(const DeviceIds& ids, const std::string& who) {
   const auto had_one = [&ids](const Entry& entry) {
     return entry.binding.resource == Resource::kMemory && Overlap(entry.binding.ids, ids);
@@ -80,9 +82,9 @@ Result<void> Book::Release(const DeviceIds& ids, const std::string& who) {
   for (const Entry& entry : entries_) {
     if (had_one(entry) && entry.link_open) {
       return Fail(Code::kBusy,
-                  Concat("device IDs of ", who, " were those of ", entry.binding.owner.ToString(),
-                         ", whose broker still runs"),
-                  "it starts when that process is gone");
+                  Concat("device IDs of ", who, " belonged to ", entry.binding.owner.ToString(),
+                         ", whose broker is still running"),
+                  "the container starts when that process has ended");
     }
   }
   std::erase_if(entries_, had_one);
@@ -96,8 +98,8 @@ Result<Binding> Book::BindMemory(const DeviceIds& ids, const Owner& owner, const
     return Fail(
         Code::kInvalidArgument,
         Concat("two containers of pod ", owner.pod.ToString(),
-               " ask for gpushm.io/memory: ", others[0].container, " and ", others[1].container),
-        "only the sidecar asks for gpushm.io/memory, the others for gpushm.io/attach: 1");
+               " request gpushm.io/memory: ", others[0].container, " and ", others[1].container),
+        "request gpushm.io/memory for the sidecar only, and gpushm.io/attach: 1 for the others");
   }
   if (auto released = Release(ids, owner.ToString()); !released)
     return std::unexpected(released.error());
@@ -110,18 +112,18 @@ Result<Binding> Book::BindAttach(const DeviceIds& ids, const Owner& owner, const
   const std::vector<Owner> sidecars = now.OwnersIn(owner.pod, Resource::kMemory);
   if (sidecars.empty()) {
     return Fail(Code::kInvalidArgument,
-                Concat("no container of pod ", owner.pod.ToString(), " has gpushm.io/memory"),
-                "gpushm.io/attach goes with a sidecar; annotate the pod with "
-                "buffers.gpushm.io/<name>: <size> and let the webhook add both");
+                Concat("no container of pod ", owner.pod.ToString(), " requests gpushm.io/memory"),
+                "gpushm.io/attach needs a sidecar; annotate the pod with "
+                "buffers.gpushm.io/<name>: <size>, and the webhook adds both");
   }
   const Entry* const sidecar =
       Find(Resource::kMemory, now.IdsOf(sidecars[0], Resource::kMemory), sidecars[0]);
   if (sidecar == nullptr) {
     return Fail(Code::kUnavailable,
                 Concat("the sidecar of pod ", owner.pod.ToString(), " has no GPU yet"),
-                "it starts after its sidecar did");
+                "the container starts after its sidecar");
   }
-  // From the sidecar each time: a successor may have the name and the token of a former pod.
+  // Read from the sidecar each time: a successor can have the name and the token of a former pod.
   Binding binding{Resource::kAttach, ids, sidecar->binding.gpu, owner};
   ForgetAttach(ids);
   return binding;
@@ -134,12 +136,12 @@ void Book::ForgetAttach(const DeviceIds& ids) {
 }
 
 Result<Binding> Book::BindEarly(Resource resource, const DeviceIds& ids) {
-  if (ids.empty()) return Fail(Code::kInvalidArgument, "a container without device IDs");
+  if (ids.empty()) return Fail(Code::kInvalidArgument, "container without device IDs");
   const std::string who = "a container";
   if (resource == Resource::kAttach) {
     if (early_gpu_.empty()) {
-      return Fail(Code::kUnavailable, "gpushm.io/attach was asked for before any gpushm.io/memory",
-                  "the sidecar, which asks for gpushm.io/memory, is the pod's first container");
+      return Fail(Code::kUnavailable, "gpushm.io/attach was requested before any gpushm.io/memory",
+                  "make the sidecar, which requests gpushm.io/memory, the pod's first container");
     }
     if (auto healthy = CheckHealth(early_gpu_); !healthy) return std::unexpected(healthy.error());
     ForgetAttach(ids);
@@ -162,7 +164,7 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
   if (found == entries_.end()) {
     return Fail(Code::kUnavailable,
                 Concat("the plugin does not know which GPU ", owner->ToString(), " was given"),
-                "delete the pod to have it placed anew");
+                "delete the pod; its successor gets a GPU again");
   }
   Binding& binding = found->binding;
   const bool starts_first = binding.owner == Owner{};
@@ -171,7 +173,7 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
     return Fail(Code::kExhausted,
                 Concat(owner->ToString(), " was given GPU ", gpu->uuid, ", which ", gpu->taken_by,
                        " hands out"),
-                "delete the pod to have it placed anew");
+                "delete the pod; its successor gets another GPU");
   }
   binding.owner = *owner;
   if (auto healthy = CheckHealth(binding.gpu); !healthy) return std::unexpected(healthy.error());
@@ -179,9 +181,9 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
     if (other.superseded || !(other.binding.owner.pod == owner->pod)) continue;
     if (other.binding.gpu == binding.gpu) continue;
     return Fail(Code::kInvalidArgument,
-                Concat(owner->ToString(), " was given GPU ", binding.gpu, ", container ",
-                       other.binding.owner.container, " GPU ", other.binding.gpu),
-                "delete the pod to have it placed anew; strategy cdi has no such accidents");
+                Concat(owner->ToString(), " was given GPU ", binding.gpu, ", but container ",
+                       other.binding.owner.container, " of the same pod GPU ", other.binding.gpu),
+                "delete the pod to have it placed again; this cannot happen with strategy: cdi");
   }
   return binding;
 }
@@ -209,20 +211,21 @@ Result<std::string> Book::Choose(uint32_t units, const std::string& who) const {
   const std::string need = Concat(who, " needs ", Amount(units), " on one GPU");
   if (units > largest) {
     return Fail(Code::kUnsupported,
-                Concat(need, ", and the largest one of this node has ", Amount(largest),
+                Concat(need, ", but the largest GPU of this node has ", Amount(largest),
                        " in all: it never starts here"),
-                "ask for less, or delete the pod and ask for a node with larger GPUs");
+                "request less memory, or delete the pod and select a node with larger GPUs");
   }
   if (taken != nullptr) {
     return Fail(
         Code::kExhausted,
-        Concat(need, ", the largest free block is ", Amount(largest_free), "; GPU ", taken->uuid,
-               " is handed out by ", taken->taken_by),
-        "let one of the two hand it out (docs/guides/operations.md, other device plugins), or wait "
-        "until there is room");
+        Concat(need, ", but the largest free block is ", Amount(largest_free), "; GPU ",
+               taken->uuid, " is handed out by ", taken->taken_by),
+        "let only one plugin hand out the GPU (docs/guides/operations.md, other device plugins), "
+        "or wait until there is room");
   }
-  return Fail(Code::kExhausted, Concat(need, ", the largest free block is ", Amount(largest_free)),
-              "it starts when there is room");
+  return Fail(Code::kExhausted,
+              Concat(need, ", but the largest free block is ", Amount(largest_free)),
+              "the container starts when there is room");
 }
 
 void Book::NoteLink(const std::string& name, bool open) {
@@ -236,7 +239,8 @@ std::vector<Binding> Book::Observe(const Snapshot& now, int64_t now_ms) {
   std::vector<Binding> released;
   for (Entry& entry : entries_) {
     const Binding& binding = entry.binding;
-    const bool owned = !binding.owner.container.empty();  // Else: allocated early, not started.
+    // Without an owner it was allocated early and has not started.
+    const bool owned = !binding.owner.container.empty();
     const bool listed = !entry.superseded &&
                         (owned ? Overlap(now.IdsOf(binding.owner, binding.resource), binding.ids)
                                : !now.OwnersOf(binding.resource, binding.ids).empty());
@@ -269,7 +273,7 @@ std::set<std::string> Book::Unlisted() const {
   return names;
 }
 
-// Whether this very run of the kubelet listed it before.
+// Whether the running kubelet process has listed it before.
 bool Book::SeenBy(const Entry& entry, const Snapshot& now) {
   return entry.listed_by != 0 && entry.listed_by == now.kubelet_run;
 }
@@ -331,9 +335,10 @@ const Gpu* Book::FindGpu(const std::string& uuid) const {
 Result<void> Book::CheckHealth(const std::string& uuid) const {
   const Gpu* const gpu = FindGpu(uuid);
   if (gpu != nullptr && gpu->healthy) return {};
-  return Fail(Code::kDeviceLost,
-              Concat("GPU ", uuid, gpu == nullptr ? " is gone" : " is unhealthy"),
-              "it starts when the GPU is healthy again; delete the pod to have it placed anew");
+  return Fail(
+      Code::kDeviceLost, Concat("GPU ", uuid, gpu == nullptr ? " is gone" : " is unhealthy"),
+      "the container starts when the GPU is healthy again; delete the pod to have it placed "
+      "again");
 }
 
 std::string Book::Amount(uint32_t units) const {

@@ -1,19 +1,19 @@
-// The book of bindings: which GPU for whom (docs/design/plugin.md).
+// The book of bindings: which pod has which GPU (docs/design/plugin.md).
 //
-// Pure: no I/O, no clock, no thread. The caller brings what it saw and the time, and does what
-// comes back: writes or unlinks a CDI spec, drops descriptors.
+// Pure: no I/O, no clock, no threads. The caller supplies what it observed and the time. It carries
+// out the result: writes or removes a CDI spec, drops descriptors.
 //
-// Words: an *allocation* is the set of device IDs that the kubelet gave to one container; its
+// Terms: an *allocation* is the set of device IDs that the kubelet gave to one container; its
 // *name* is the smallest of them. A *binding* ties an allocation to a GPU.
 //
 // Invariants
-//   (1) The units of a GPU's memory bindings, superseded ones included, are at most its units, as
-//       long as it has not lost any.
+//   (1) The memory bindings of a GPU, including superseded ones, have at most as many units as the
+//       GPU, as long as the GPU has not lost units.
 //   (2) An ID is in at most one binding that is not superseded.
-//   (3) A memory binding leaves the book only when its owner's end is proven: its link is closed,
-//       and either the kubelet gave one of its IDs to another container, or two looks lacked it:
-//       kSeenProofMs apart when this very run of the kubelet had listed it before, kProofMs apart
-//       when it had not (its list may still be young).
+//   (3) A memory binding leaves the book only when its owner's end is proven. First, its link must
+//       be closed. Second, the kubelet must have given one of its IDs to another container, or two
+//       listings must lack it. The two are kSeenProofMs apart if this run of the kubelet had listed
+//       it before. Otherwise they are kProofMs apart, because the list may still be incomplete.
 //   (4) All containers of a pod are bound to one GPU.
 #pragma once
 
@@ -31,28 +31,28 @@ namespace gpushm::plugin {
 
 struct Gpu {
   std::string uuid;
-  uint32_t units = 0;   // What it can back.
-  uint32_t tokens = 0;  // Attach IDs that stand for it.
+  uint32_t units = 0;   // Units of memory that it can back.
+  uint32_t tokens = 0;  // Number of attach IDs.
   bool healthy = true;
-  // Somebody else hands it out too, such as "nvidia.com/gpu": who is bound there stays, nobody new
-  // comes. Empty: nobody does.
+  // Who else hands it out, such as "nvidia.com/gpu". Bindings stay, but no new one is made. Empty:
+  // nobody else.
   std::string taken_by = {};
 };
 
-// Which of the GPUs with room. kBest leaves the largest blocks whole; the others are what it is
-// compared with (binding_bench).
+// Which GPU to choose among those with room. kBest leaves the largest blocks whole; binding_bench
+// compares it with the others.
 enum class Fit { kBest, kFirst, kSpread };
 
 struct Binding {
   Resource resource = Resource::kMemory;
   DeviceIds ids;
-  std::string gpu;  // UUID.
+  std::string gpu;  // UUID
   Owner owner;
   const std::string& name() const { return *ids.begin(); }
   friend bool operator==(const Binding&, const Binding&) = default;
 };
 
-// What a book says to who shows it.
+// A snapshot of the book for display.
 struct BookView {
   std::vector<Binding> bindings;
   std::set<std::string> unlisted;  // As Book::Unlisted.
@@ -62,42 +62,43 @@ class Book {
  public:
   explicit Book(uint64_t unit_bytes, Fit fit = Fit::kBest) : unit_bytes_(unit_bytes), fit_(fit) {}
 
-  // As long as a kubelet's list may be young and miss pods.
+  // How long a kubelet's list may be incomplete after its start.
   static constexpr int64_t kProofMs = 30'000;
-  // What one kubelet has listed and lists no more has ended; twice, so that one odd answer does not
-  // decide.
+  // What one kubelet has listed and no longer lists has ended. Two listings must lack it, so that a
+  // single wrong answer does not decide.
   static constexpr int64_t kSeenProofMs = 2'000;
 
-  // What there is now, in a fixed order. GPUs that are no longer named keep their bindings, and
-  // nothing new is bound there.
+  // The GPUs that exist now, in a fixed order. GPUs that are no longer in the list keep their
+  // bindings, but get no new one.
   void SetGpus(std::vector<Gpu> gpus);
 
-  // Whether a container may also hold GPUs of NVIDIA's plugin. By default it may not: it would see
-  // two GPUs or more, and its pod's buffers lie on one.
+  // Whether a container may also hold GPUs of NVIDIA's plugin. By default it may not, because it
+  // would see two or more GPUs, and its pod's buffers are on only one of them.
   void SetCoexist(bool coexist) { coexist_ = coexist; }
 
-  // From what an earlier run of the plugin wrote down.
+  // Takes over a binding that an earlier run of the plugin wrote down.
   void Restore(Binding binding);
 
-  // A memory Allocate, the only sign of a new pod: names of bindings that these IDs were in. They
-  // are superseded; whoever keeps something under those names drops it.
+  // For a memory Allocate, which is the only sign of a new pod. Supersedes the bindings that
+  // contained these IDs and returns their names; the caller drops what is kept under these names.
   std::vector<std::string> Supersede(const DeviceIds& ids);
 
-  // PreStartContainer. The same answer again for a container that starts again.
-  // kNotFound, kContended: ask again with a newer snapshot. kBusy: a former owner is not proven to
-  // be gone. kExhausted: no GPU has room now. kUnsupported: none of this node ever will.
-  // kUnavailable: the pod's sidecar has no GPU yet. kDeviceLost: its GPU is sick or gone.
-  // kInvalidArgument: the pod is wrong, and stays so.
+  // For PreStartContainer. Returns the same binding again when a container restarts.
+  // kNotFound, kContended: try again with a newer snapshot. kBusy: the end of a former owner is not
+  // proven. kExhausted: no GPU has room now. kUnsupported: no GPU of this node can ever have room.
+  // kUnavailable: the pod's sidecar has no GPU yet. kDeviceLost: its GPU is unhealthy or gone.
+  // kInvalidArgument: the pod is invalid, and a retry does not help.
   Result<Binding> Bind(Resource resource, const DeviceIds& ids, const Snapshot& now);
 
-  // ---- strategy "devices": the GPU is chosen in Allocate, when nobody says whose the IDs are.
+  // ---- strategy "devices": the GPU is chosen in Allocate, when the owner of the IDs is unknown.
 
-  // A memory allocation gets a GPU with room, an attach allocation that of the memory allocation
-  // before it: the kubelet admits one pod at a time, its sidecar first (measured; research:
-  // k8s-facts). The owner is empty until Prove. Errors as of Bind; there they end the pod.
+  // A memory allocation gets a GPU with room. An attach allocation gets the GPU of the memory
+  // allocation before it, because the kubelet admits one pod at a time, its sidecar first
+  // (measured; research: k8s-facts). The owner is empty until Prove. Errors as for Bind, but here
+  // they end the pod.
   Result<Binding> BindEarly(Resource resource, const DeviceIds& ids);
-  // PreStartContainer of such an allocation: whose it is, and that its pod has one GPU.
-  // kInvalidArgument: it has two. kUnavailable: nothing is known of these IDs. Else as Bind.
+  // For PreStartContainer of such an allocation: records its owner, and checks that the pod has one
+  // GPU. kInvalidArgument: it has two. kUnavailable: the IDs are unknown. Otherwise as Bind.
   Result<Binding> Prove(Resource resource, const DeviceIds& ids, const Snapshot& now);
 
   // ----
@@ -105,18 +106,19 @@ class Book {
   // Whether the broker of the memory allocation of that name is connected.
   void NoteLink(const std::string& name, bool open);
 
-  // A look at the kubelet's list that is known to be whole. What was proven to be gone.
+  // Evaluates a listing of the kubelet that is known to be complete. Returns the bindings whose end
+  // is proven.
   std::vector<Binding> Observe(const Snapshot& now, int64_t now_ms);
-  // Whether another look may prove something: a binding was missed and is still in the book.
+  // Whether another listing may prove an end: a binding was missing and is still in the book.
   bool WaitsForProof() const;
 
-  // Of `all` IDs of the resource, as many as the sick GPUs stand for, those bound there first, and
-  // as many as are free on GPUs that somebody else hands out.
+  // The IDs to report unhealthy: as many of `all` as the unhealthy GPUs have, starting with those
+  // bound there, plus as many as are free on GPUs that somebody else hands out.
   DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
 
   std::vector<Binding> bindings() const;  // Without superseded ones.
-  // Names of those memory bindings that the last look of the kubelet's run that had listed them
-  // lacked. For who shows them; one look proves nothing.
+  // Names of the memory bindings that a kubelet listed and then, in its latest listing, lacked. For
+  // display only; one listing proves nothing.
   std::set<std::string> Unlisted() const;
   uint32_t FreeUnits(const std::string& gpu) const;
 
@@ -126,8 +128,8 @@ class Book {
     bool superseded = false;
     bool link_open = false;
     std::optional<int64_t> missing_since_ms = std::nullopt;
-    uint64_t listed_by = 0;  // The kubelet's run that did last; 0: none that is known.
-    bool unlisted = false;   // It looked again since, and did not.
+    uint64_t listed_by = 0;  // The kubelet run that listed it last; 0 if unknown.
+    bool unlisted = false;   // That run has since listed pods without it.
   };
 
   Result<Owner> OwnerOf(Resource resource, const DeviceIds& ids, const Snapshot& now) const;

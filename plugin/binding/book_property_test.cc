@@ -1,6 +1,7 @@
-// Goal: book.h's invariants (1), (2) and (4), and that nothing leaks, whatever happens in whatever
-// order. Method: random pods come, restart, end, are replaced under the same IDs; brokers linger;
-// GPUs fall sick; after each step the book is compared with a model of who uses what.
+// Goal: invariants (1), (2) and (4) of book.h hold, and nothing leaks, whatever happens in whatever
+// order. Method: random pods come, restart, end and are replaced under the same IDs; brokers
+// linger; GPUs become unhealthy. After each step the book is compared with a model of who uses
+// what.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -59,15 +60,15 @@ class World {
       }
     }
     for (const auto& [gpu, units] : used) ASSERT_LE(units, kUnits) << gpu;
-    // A broker that still runs has its room, whoever has its IDs by now.
+    // A broker that still runs keeps its room, whoever has its IDs now.
     std::map<std::string, uint32_t> lingering;
     for (const auto& [name, broker] : brokers_) lingering[broker.gpu] += broker.units;
     for (const auto& [gpu, units] : lingering) {
-      ASSERT_LE(units + book_.FreeUnits(gpu), kUnits) << gpu << " is sold twice";
+      ASSERT_LE(units + book_.FreeUnits(gpu), kUnits) << gpu << " is allocated twice";
     }
   }
 
-  // Everything ends: the book is empty.
+  // After everything has ended, the book is empty.
   void Finish() {
     while (!pods_.empty()) End();
     while (!brokers_.empty()) BrokerEnds();
@@ -103,7 +104,8 @@ class World {
   }
   Snapshot List() const {
     Snapshot now;
-    now.kubelet_run = 1 + static_cast<uint64_t>(now_ms_) / 60'000;  // It restarts now and then.
+    // It restarts from time to time.
+    now.kubelet_run = 1 + static_cast<uint64_t>(now_ms_) / 60'000;
     for (const auto& [pod, state] : pods_) {
       now.Add({pod, "gpushm"}, Resource::kMemory, state.ids);
       now.Add({pod, "app"}, Resource::kAttach, state.token);
@@ -146,7 +148,7 @@ class World {
     Start(pod->first);
   }
 
-  // The kubelet takes its IDs back; now and then its broker lingers.
+  // The kubelet takes its IDs back; sometimes its broker lingers.
   void End() {
     if (pods_.empty()) return;
     auto pod = pods_.begin();
@@ -186,7 +188,7 @@ class World {
   DeviceIds free_;
   DeviceIds free_tokens_;
   std::map<Pod, State> pods_;
-  std::map<std::string, Running> brokers_;  // By the name of their allocation.
+  std::map<std::string, Running> brokers_;  // Keyed by allocation name.
   int64_t now_ms_ = 0;
   int bound_ = 0;
   int refused_ = 0;
@@ -209,7 +211,7 @@ TEST(BookProperty, HoldsWhateverHappens) {
     bound += world.bound();
     refused += world.refused();
   }
-  EXPECT_GT(bound, 1000) << "the test must reach both answers";
+  EXPECT_GT(bound, 1000) << "the test must produce both results";
   EXPECT_GT(refused, 1000);
 }
 

@@ -30,7 +30,7 @@ class BookTest : public ::testing::Test {
         {{.uuid = "GPU-a", .units = 10, .tokens = 4}, {.uuid = "GPU-b", .units = 6, .tokens = 4}});
   }
 
-  // A sidecar that the kubelet has given `count` memory IDs from `first` on.
+  // A sidecar to which the kubelet has given `count` memory IDs from `first` on.
   Result<Binding> Start(const std::string& pod, int first, int count) {
     const DeviceIds ids = Ids('m', first, count);
     book_.Supersede(ids);
@@ -41,7 +41,7 @@ class BookTest : public ::testing::Test {
     now_.Add(OwnerNamed(pod, container), Resource::kAttach, Ids('a', id, 1));
     return book_.Bind(Resource::kAttach, Ids('a', id, 1), now_);
   }
-  // The kubelet's list from now on lacks everything.
+  // From now on the kubelet's list is empty.
   void ForgetAll() { now_ = Snapshot(); }
 
   Book book_{kGiB};
@@ -50,7 +50,7 @@ class BookTest : public ::testing::Test {
 
 TEST_F(BookTest, SidecarGetsTheFullestGpuThatFits) {
   EXPECT_EQ(Start("one", 0, 5)->gpu, "GPU-b");
-  EXPECT_EQ(Start("two", 10, 1)->gpu, "GPU-b") << "1 left there, 10 on the other";
+  EXPECT_EQ(Start("two", 10, 1)->gpu, "GPU-b") << "1 unit is left there, 10 on the other GPU";
   EXPECT_EQ(Start("three", 20, 1)->gpu, "GPU-a");
   EXPECT_EQ(book_.FreeUnits("GPU-a"), 9u);
   EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u);
@@ -75,9 +75,9 @@ TEST_F(BookTest, NoRoomIsSaidAndPasses) {
   ASSERT_FALSE(third);
   EXPECT_EQ(third.error().code(), Code::kExhausted);
   EXPECT_EQ(third.error().what(),
-            "default/three, container gpushm needs 5 GiB on one GPU, the largest free block is "
+            "default/three, container gpushm needs 5 GiB on one GPU, but the largest free block is "
             "4 GiB");
-  EXPECT_EQ(third.error().remedy(), "it starts when there is room");
+  EXPECT_EQ(third.error().remedy(), "the container starts when there is room");
   now_ = Snapshot();
   now_.Add(OwnerNamed("three", "gpushm"), Resource::kMemory, Ids('m', 20, 5));
   EXPECT_THAT(book_.Observe(now_, 1000), IsEmpty());
@@ -90,7 +90,7 @@ TEST_F(BookTest, MoreThanAnyGpuIsSaidAtOnce) {
   ASSERT_FALSE(bound);
   EXPECT_EQ(bound.error().code(), Code::kUnsupported);
   EXPECT_THAT(bound.error().what(),
-              HasSubstr("the largest one of this node has 10 GiB in all: it never starts here"));
+              HasSubstr("the largest GPU of this node has 10 GiB in all: it never starts here"));
 }
 
 TEST_F(BookTest, AnUnknownIdIsAskedForAgain) {
@@ -123,17 +123,17 @@ TEST_F(BookTest, TwoSidecarsAreThePodsMistake) {
   EXPECT_EQ(Start("pod", 0, 2).error().code(), Code::kInvalidArgument);
 }
 
-// A StatefulSet's successor: the same pod name, container and IDs.
+// A StatefulSet's successor has the same pod name, container and IDs ...
 TEST_F(BookTest, ASuccessorInheritsNothing) {
   ASSERT_EQ(Start("set-0", 0, 6)->gpu, "GPU-b");
   EXPECT_THAT(book_.Supersede(Ids('m', 0, 6)), ElementsAre("m1000"));
   EXPECT_THAT(book_.bindings(), IsEmpty());
-  EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u) << "until the end of the first is proven";
+  EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u) << "taken until the end of the first pod is proven";
   EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 0, 6), now_));
   EXPECT_THAT(book_.bindings(), SizeIs(1));
 }
 
-// ... and its application container the same token, while the sidecar is bound elsewhere now.
+// ... and its application container has the same token, while the sidecar is now bound elsewhere.
 TEST_F(BookTest, ASuccessorsContainersFollowItsOwnSidecar) {
   ASSERT_EQ(Start("set-0", 0, 6)->gpu, "GPU-b");
   ASSERT_EQ(Attach("set-0", "app", 1)->gpu, "GPU-b");
@@ -155,14 +155,14 @@ TEST_F(BookTest, AFormerBrokerThatRunsHoldsItsIds) {
   EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 1, 2), now_));
 }
 
-// A kubelet that listed it once and no more has ended it; one that has just started may not know it
-// yet.
+// A pod that a kubelet listed once and no longer lists has ended. A kubelet that has just started
+// may not know the pod yet.
 TEST_F(BookTest, TheKubeletThatListedAPodIsBelievedSooner) {
   now_.kubelet_run = 7;
   ASSERT_TRUE(Start("pod", 0, 2));
   Snapshot empty;
   empty.kubelet_run = 7;
-  EXPECT_THAT(book_.Observe(empty, 1000), IsEmpty()) << "one look is no proof";
+  EXPECT_THAT(book_.Observe(empty, 1000), IsEmpty()) << "one listing proves nothing";
   EXPECT_TRUE(book_.WaitsForProof());
   empty.kubelet_run = 8;
   EXPECT_THAT(book_.Observe(empty, 1000 + Book::kSeenProofMs), IsEmpty()) << "a new kubelet";
@@ -171,7 +171,7 @@ TEST_F(BookTest, TheKubeletThatListedAPodIsBelievedSooner) {
   EXPECT_FALSE(book_.WaitsForProof());
 }
 
-// Only the run that had listed it can tell that a pod is listed no more.
+// Only the run of the kubelet that had listed a pod can show that it is no longer listed.
 TEST_F(BookTest, TheKubeletThatListedAPodTellsThatItIsUnlisted) {
   Snapshot empty;
   now_.kubelet_run = empty.kubelet_run = 7;
@@ -181,24 +181,24 @@ TEST_F(BookTest, TheKubeletThatListedAPodTellsThatItIsUnlisted) {
   EXPECT_THAT(book_.Unlisted(), ElementsAre("m1000"));
   empty.kubelet_run = 8;
   book_.Observe(empty, 1);
-  EXPECT_THAT(book_.Unlisted(), ElementsAre("m1000")) << "a new kubelet knows nothing of it";
+  EXPECT_THAT(book_.Unlisted(), ElementsAre("m1000")) << "a new kubelet does not know it";
   book_.Observe(now_, 2);
   EXPECT_THAT(book_.Unlisted(), IsEmpty());
   book_.Observe(empty, 3);
-  EXPECT_THAT(book_.Unlisted(), IsEmpty()) << "its list may be young";
+  EXPECT_THAT(book_.Unlisted(), IsEmpty()) << "its list may be incomplete";
   now_.kubelet_run = 8;
   book_.Observe(now_, 4);
   book_.Observe(empty, 5);
   EXPECT_THAT(book_.Unlisted(), ElementsAre("m1000"));
   book_.Supersede(Ids('m', 0, 1));
-  EXPECT_THAT(book_.Unlisted(), IsEmpty()) << "the name is another pod's";
+  EXPECT_THAT(book_.Unlisted(), IsEmpty()) << "the name belongs to another pod";
 }
 
 TEST_F(BookTest, AShortGapInTheListReleasesNothing) {
   ASSERT_TRUE(Start("pod", 0, 2));
   EXPECT_THAT(book_.Observe(Snapshot(), 0), IsEmpty());
   EXPECT_THAT(book_.Observe(now_, Book::kProofMs - 1), IsEmpty());
-  EXPECT_THAT(book_.Observe(Snapshot(), Book::kProofMs), IsEmpty()) << "the clock began anew";
+  EXPECT_THAT(book_.Observe(Snapshot(), Book::kProofMs), IsEmpty()) << "the time starts again";
 }
 
 TEST_F(BookTest, SickGpuTakesNobodyAndSaysSo) {
@@ -209,8 +209,8 @@ TEST_F(BookTest, SickGpuTakesNobodyAndSaysSo) {
   const Result<Binding> again = book_.Bind(Resource::kMemory, Ids('m', 0, 2), now_);
   EXPECT_EQ(again.error().code(), Code::kDeviceLost);
   EXPECT_THAT(again.error().ToString(),
-              HasSubstr("GPU GPU-b is unhealthy. Remedy: it starts when the GPU is healthy again; "
-                        "delete the pod to have it placed anew"));
+              HasSubstr("GPU GPU-b is unhealthy. Remedy: the container starts when the GPU is "
+                        "healthy again; delete the pod to have it placed again"));
   EXPECT_EQ(Attach("pod", "app", 1).error().code(), Code::kDeviceLost);
 }
 
@@ -223,21 +223,21 @@ TEST_F(BookTest, AsManyIdsAreSickAsTheGpuStandsFor) {
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .healthy = false}});
   const DeviceIds sick = book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16));
   EXPECT_THAT(sick, SizeIs(6));
-  EXPECT_TRUE(sick.contains("m1003") && sick.contains("m1004")) << "those bound there";
+  EXPECT_TRUE(sick.contains("m1003") && sick.contains("m1004")) << "the IDs that are bound there";
   for (const std::string& id : Ids('m', 8, 5)) EXPECT_FALSE(sick.contains(id)) << id;
   EXPECT_THAT(book_.Unhealthy(Resource::kAttach, Ids('a', 0, 8)),
               ::testing::AllOf(SizeIs(4), ::testing::Contains("a1002")));
 }
 
-// Who is there stays and may start again; nobody new comes.
+// Containers that are bound there stay and may restart; no new pod is bound.
 TEST_F(BookTest, AGpuThatSomebodyElseHandsOutTakesNobodyNew) {
   ASSERT_EQ(Start("there", 3, 2)->gpu, "GPU-b");
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .taken_by = "nvidia.com/gpu"}});
-  EXPECT_EQ(Start("new", 10, 1)->gpu, "GPU-a") << "best fit would be the other one";
-  EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 3, 2), now_)) << "it starts again";
+  EXPECT_EQ(Start("new", 10, 1)->gpu, "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 3, 2), now_)) << "the container may restart";
   EXPECT_EQ(Attach("there", "app", 1)->gpu, "GPU-b");
-  // Its free units are nobody's; those that are bound stay healthy.
+  // Its free units are reported unhealthy; those that are bound stay healthy.
   const DeviceIds unhealthy = book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16));
   EXPECT_THAT(unhealthy, SizeIs(4));
   EXPECT_FALSE(unhealthy.contains("m1003") || unhealthy.contains("m1004") ||
@@ -247,11 +247,11 @@ TEST_F(BookTest, AGpuThatSomebodyElseHandsOutTakesNobodyNew) {
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .taken_by = "nvidia.com/gpu"}});
   const Result<Binding> none = Start("late", 20, 3);
   ASSERT_FALSE(none);
-  EXPECT_EQ(none.error().code(), Code::kExhausted) << "the other may go";
+  EXPECT_EQ(none.error().code(), Code::kExhausted) << "the other plugin may end";
   EXPECT_THAT(none.error().what(), HasSubstr("is handed out by nvidia.com/gpu"));
 }
 
-// Strategy "devices" chooses at admission, from the last look.
+// Strategy "devices" chooses at admission, by the last check.
 TEST_F(BookTest, APodThatWasPlacedEarlyOnAGpuThatIsTakenNowDoesNotStartThere) {
   book_.Supersede(Ids('m', 0, 2));
   ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 2))->gpu, "GPU-b");
@@ -272,7 +272,7 @@ TEST_F(BookTest, RestoredBindingsCount) {
   EXPECT_EQ(later.Bind(Resource::kMemory, Ids('m', 0, 7), now_)->gpu, "GPU-a");
 }
 
-// It would see two GPUs, and its pod's buffers lie on one of them.
+// It would see two GPUs, and its pod's buffers are on only one of them.
 TEST_F(BookTest, AContainerWithAnotherPluginsGpuIsRefusedUnlessToldToCoexist) {
   now_.AddOtherGpu(OwnerNamed("pod", "app"), "nvidia.com/gpu");
   ASSERT_TRUE(Start("pod", 0, 2));
@@ -280,7 +280,7 @@ TEST_F(BookTest, AContainerWithAnotherPluginsGpuIsRefusedUnlessToldToCoexist) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
   EXPECT_THAT(refused.error().what(),
-              HasSubstr("container app asks for nvidia.com/gpu beside gpushm.io/attach"));
+              HasSubstr("container app requests both nvidia.com/gpu and gpushm.io/attach"));
   book_.SetCoexist(true);
   EXPECT_TRUE(Attach("pod", "app", 1));
 }
@@ -304,7 +304,8 @@ TEST_F(BookTest, EarlyAttachFollowsTheMemoryBeforeIt) {
   EXPECT_EQ(book_.Prove(Resource::kAttach, Ids('a', 0, 1), now_)->gpu, "GPU-a") << "again";
 }
 
-// Two pods' calls mixed, against all that was measured: found out before a container starts.
+// The calls of two pods are mixed, contrary to all measurements: this is found before a container
+// starts.
 TEST_F(BookTest, EarlyBindingsOfAPodOnTwoGpusAreRefused) {
   ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 8))->gpu, "GPU-a");
   ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 8, 6))->gpu, "GPU-b");
@@ -316,7 +317,7 @@ TEST_F(BookTest, EarlyBindingsOfAPodOnTwoGpusAreRefused) {
   ASSERT_FALSE(wrong);
   EXPECT_EQ(wrong.error().code(), Code::kInvalidArgument);
   EXPECT_THAT(wrong.error().what(),
-              HasSubstr("app was given GPU GPU-b, container gpushm GPU GPU-a"));
+              HasSubstr("app was given GPU GPU-b, but container gpushm of the same pod GPU GPU-a"));
 }
 
 TEST_F(BookTest, EarlyBindingThatNeverStartsIsReleased) {

@@ -1,4 +1,5 @@
-// Who holds which device IDs, as the kubelet's podresources said at one moment. Pure.
+// Which container holds which device IDs, as the kubelet's podresources reported at one moment.
+// Pure.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@ namespace gpushm::plugin {
 enum class Resource { kMemory, kAttach };
 inline constexpr std::array kResources = {Resource::kMemory, Resource::kAttach};
 
-// As pod specs and the kubelet call it.
+// The name in pod specs and for the kubelet.
 inline std::string ResourceName(Resource resource) {
   return resource == Resource::kMemory ? "gpushm.io/memory" : "gpushm.io/attach";
 }
@@ -40,33 +41,35 @@ struct Owner {
 
 class Snapshot {
  public:
-  // Which run of the kubelet said so: another number after each of its restarts. 0: not known.
+  // Identifies the run of the kubelet that reported it: a different number after each restart. 0:
+  // unknown.
   uint64_t kubelet_run = 0;
 
-  // podresources splits a container's IDs over several entries: they are joined here.
+  // Podresources splits a container's IDs over several entries; this joins them.
   void Add(const Owner& owner, Resource resource, const DeviceIds& ids);
 
-  // A container that also holds a GPU that another plugin hands out, as "nvidia.com/gpu".
+  // A container that also holds a GPU of another plugin, such as "nvidia.com/gpu".
   void AddOtherGpu(const Owner& owner, const std::string& resource) {
     other_gpus_[owner] = resource;
   }
-  // The resource's name; empty: it holds none.
+  // The name of that resource; empty if it holds none.
   std::string OtherGpuOf(const Owner& owner) const {
     const auto found = other_gpus_.find(owner);
     return found == other_gpus_.end() ? std::string() : found->second;
   }
 
-  // Containers that hold any of the IDs. More than one: the kubelet lost a reservation.
+  // The containers that hold any of the IDs. More than one means that the kubelet lost a
+  // reservation.
   std::vector<Owner> OwnersOf(Resource resource, const DeviceIds& ids) const;
-  // What a container holds; empty if nothing.
+  // The IDs that a container holds; empty if none.
   const DeviceIds& IdsOf(const Owner& owner, Resource resource) const;
-  // Containers of a pod that hold IDs of the resource, by name.
+  // The containers of a pod that hold IDs of the resource, sorted by name.
   std::vector<Owner> OwnersIn(const Pod& pod, Resource resource) const;
 
  private:
   std::map<Owner, std::map<Resource, DeviceIds>> held_;
   std::map<Owner, std::string> other_gpus_;
-  std::map<std::pair<Resource, std::string>, std::vector<Owner>> owners_;  // By ID.
+  std::map<std::pair<Resource, std::string>, std::vector<Owner>> owners_;  // Keyed by ID.
 };
 
 }  // namespace gpushm::plugin

@@ -1,4 +1,4 @@
-// Where files lie inside containers; the reasons are in driver_files.h.
+// Paths of files inside containers; driver_files.h has the reasons.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@
 
 namespace gpushm::plugin {
 
-// The folders that the loaders of Debian's and of Red Hat's relatives search.
+// The folders that the loaders of the Debian and the Red Hat families search.
 inline constexpr std::array<const char*, 2> kLoaderFolders = {GPUSHM_MULTIARCH, "/usr/lib64"};
 
-// The file under that name in every folder.
+// Mounts the file under that name in every folder.
 inline void MountLibrary(const std::string& host_path, const std::string& name, Edits* edits) {
   for (const std::string folder : kLoaderFolders) {
     edits->mounts.push_back({.host_path = host_path, .container_path = folder + "/" + name});

@@ -1,4 +1,4 @@
-// What containers get of a driver that was found.
+// What containers get of the driver that FindDriver found.
 #include <charconv>
 #include <sstream>
 
@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kMaxTextBytes = size_t{64} << 10;
 
-// The file of the host's /proc, or of this process's where the host's is not mounted with its root.
+// The file in the host's /proc, or in this process's if the host's /proc is not mounted with its
+// root.
 std::string ReadProc(const std::string& host_root, const std::string& path) {
   for (const std::string& root : {host_root, std::string()}) {
     if (auto text = ReadWhole(Concat(root, "/proc/driver/", path), kMaxTextBytes)) return *text;
@@ -29,8 +30,8 @@ std::optional<uint32_t> Number(std::string_view text) {
   return number;
 }
 
-// The minor number of the device that stands for a MIG instance, such as "gpu0/gi1/ci0": from the
-// instance's own file, else from the list of all (NVIDIA's MIG user guide, "Device nodes and
+// The minor number of the device for a MIG instance, such as "gpu0/gi1/ci0". It is read from the
+// instance's own file, or else from the list of all (NVIDIA's MIG user guide, "Device nodes and
 // capabilities").
 std::optional<uint32_t> CapabilityMinor(const std::string& host_root, uint32_t gpu,
                                         const std::string& instance) {
@@ -59,32 +60,35 @@ Result<void> AddNode(const DriverFiles& driver, const std::string& name, const s
   return {};
 }
 
-// The GPU's node; of a MIG instance also its two capabilities, without which CUDA does not see it,
-// and which keep the GPU's other instances from being seen.
+// The GPU's node, and for a MIG instance also its two capabilities. Without them CUDA does not see
+// the instance, and they hide the GPU's other instances.
 Result<void> AddGpuNodes(const DriverFiles& driver, const Device& device, Edits* edits) {
   if (auto added = AddNode(driver, Concat("nvidia", device.minor),
-                           Concat("make it: nvidia-modprobe -c ", device.minor), edits);
+                           Concat("create it with nvidia-modprobe -c ", device.minor), edits);
       !added) {
     return added;
   }
   if (device.parent_uuid.empty()) return {};
   if (device.gpu_instance == kNoInstance || device.compute_instance == kNoInstance) {
-    return Fail(Code::kNotFound, Concat("NVML does not number the instance ", device.uuid),
-                "install a newer driver, or let nvidia-ctk cdi generate write a spec");
+    return Fail(Code::kNotFound,
+                Concat("NVML gives no instance numbers for MIG instance ", device.uuid),
+                "install a newer driver, or let nvidia-ctk cdi generate write a CDI spec");
   }
   const std::string gpu_instance = Concat("gi", device.gpu_instance);
   for (const std::string& instance :
        {gpu_instance, Concat(gpu_instance, "/ci", device.compute_instance)}) {
     const auto minor = CapabilityMinor(driver.host_root, device.minor, instance);
     if (!minor) {
-      return Fail(Code::kNotFound,
-                  Concat("no capability of ", device.uuid, " (gpu", device.minor, "/", instance,
-                         ") in /proc/driver/nvidia"),
-                  "the plugin needs the host's /proc/driver; was the instance just destroyed?");
+      return Fail(
+          Code::kNotFound,
+          Concat("no capability of ", device.uuid, " (gpu", device.minor, "/", instance,
+                 ") in /proc/driver/nvidia"),
+          "mount the host's /proc/driver into the plugin, and check with nvidia-smi -L that "
+          "the instance still exists");
     }
     if (auto added =
             AddNode(driver, Concat("nvidia-caps/nvidia-cap", *minor),
-                    Concat("make it: nvidia-modprobe -f /proc/driver/nvidia/capabilities/gpu",
+                    Concat("create it with nvidia-modprobe -f /proc/driver/nvidia/capabilities/gpu",
                            device.minor, "/mig/", instance, "/access"),
                     edits);
         !added) {
@@ -94,7 +98,8 @@ Result<void> AddGpuNodes(const DriverFiles& driver, const Device& device, Edits*
   return {};
 }
 
-// NVIDIA's names for a device; MIG instances by UUID only, since their place is not known here.
+// NVIDIA's names for a device. MIG instances are named by UUID only, because their position is not
+// known here.
 const Edits* FindInSpec(const DriverFiles& driver, const Device& device) {
   std::vector<std::string> names = {device.uuid};
   if (device.parent_uuid.empty()) {
@@ -113,8 +118,8 @@ const Edits* FindInSpec(const DriverFiles& driver, const Device& device) {
 
 Edits SharedEdits(const DriverFiles& driver, const OwnFiles& own) {
   Edits edits = driver.common;
-  // Where NVIDIA's runtime is the node's default one, it adds no GPU of its own. Images ask for all
-  // (nvidia/cuda); CDI's variables replace the image's and the pod's.
+  // Where NVIDIA's runtime is the node's default one, this keeps it from adding a GPU of its own.
+  // Images request all GPUs (nvidia/cuda), and CDI's variables replace the image's and the pod's.
   edits.env["NVIDIA_VISIBLE_DEVICES"] = "void";
   if (!own.library.empty()) MountLibrary(own.library, kLibraryName, &edits);
   if (!own.ctl.empty()) {
@@ -130,7 +135,7 @@ Result<Edits> BindingEdits(const DriverFiles& driver, const Device& device, Cont
       driver.kind == DriverKind::kNvidiaSpec ? FindInSpec(driver, device) : nullptr;
   if (known != nullptr) {
     edits = *known;
-    edits.env.erase("NVIDIA_VISIBLE_DEVICES");  // The shared one stands.
+    edits.env.erase("NVIDIA_VISIBLE_DEVICES");  // The shared spec has it.
   } else if (driver.kind == DriverKind::kSimulated) {
     edits.env["GPUSHM_SIM_DEVICES"] = device.uuid;
   } else if (auto added = AddGpuNodes(driver, device, &edits); !added) {

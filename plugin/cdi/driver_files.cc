@@ -20,13 +20,13 @@ namespace {
 
 constexpr size_t kMaxTextBytes = size_t{64} << 10;
 
-// Later folders go before earlier ones in CDI.
+// In CDI, later folders have precedence over earlier ones.
 constexpr std::array<const char*, 6> kSpecs = {
     "/var/run/cdi/nvidia.yaml", "/var/run/cdi/nvidia.json", "/var/run/cdi/nvidia.com-gpu.yaml",
     "/etc/cdi/nvidia.yaml",     "/etc/cdi/nvidia.json",     "/etc/cdi/nvidia.com-gpu.yaml"};
 
-// The host itself; GKE's Container-Optimized OS and Ubuntu (split, or a rule of the tree takes it
-// for a path of one machine); other installers that keep to one folder; the GPU operator's driver
+// The host itself; GKE's Container-Optimized OS and Ubuntu (split, or a check of the tree takes it
+// for a path of one machine); other installers that use one folder; the GPU operator's driver
 // container.
 constexpr std::array<const char*, 5> kRoots = {"/",
                                                "/home"
@@ -34,14 +34,15 @@ constexpr std::array<const char*, 5> kRoots = {"/",
                                                "/opt/nvidia", "/usr/local/nvidia",
                                                "/run/nvidia/driver"};
 
-// Below a root. "" is the root itself; /usr/lib last: elsewhere it holds 32-bit libraries.
+// Below a root. "" is the root itself. /usr/lib is last because on other distributions it holds
+// 32-bit libraries.
 constexpr std::array<const char*, 8> kFolders = {
     "",       "/usr/lib64", GPUSHM_MULTIARCH,    GPUSHM_MULTIARCH "/nvidia/current",
     "/lib64", "/lib",       "/usr/lib64/nvidia", "/usr/lib"};
 
 // What CUDA programs need, JIT compilation included (libnvidia-container's compute and utility
-// libraries, without OpenCL). `number`: of the name that the loader is asked for; null: the
-// driver's whole version.
+// libraries, without OpenCL). `number` is that of the name that programs request from the loader;
+// null means the driver's whole version.
 struct Library {
   const char* base;
   const char* number;
@@ -55,24 +56,24 @@ constexpr std::array<Library, 10> kLibraries = {{
     {"libnvidia-nvvm70.so", "4"},
     {"libnvidia-gpucomp.so", nullptr},
     {"libnvidia-pkcs11.so", nullptr},           // Confidential computing.
-    {"libnvidia-pkcs11-openssl3.so", nullptr},  // The same, for OpenSSL 3.
+    {"libnvidia-pkcs11-openssl3.so", nullptr},  // The same for OpenSSL 3.
     {"libnvidia-tileiras.so", nullptr},         // Tile IR, from driver 590 on.
     {"libcudadebugger.so", "1"},                // cuda-gdb.
 }};
 
-// A file of the host.
+// A file on the host.
 struct HostFile {
-  std::string host;  // Without links.
+  std::string host;  // With all links resolved.
   std::string seen;
 };
 
-// A driver's root that is looked through.
+// A driver root to search.
 struct Root {
   std::string host;       // "" for /.
-  std::string host_root;  // Of this process.
+  std::string host_root;  // As in DriverOptions.
 
   std::string seen() const { return host_root + host; }
-  // Links lead to places inside the root, or to places of the host.
+  // Links may lead to paths inside the root, or to paths on the host.
   std::optional<HostFile> Find(const std::string& path) const {
     if (const auto inside = ResolveIn(seen(), path))
       return HostFile{host + *inside, seen() + *inside};
@@ -88,7 +89,7 @@ std::string ReadFirstLine(const std::string& path) {
   return text ? text->substr(0, text->find('\n')) : std::string();
 }
 
-// Of the kernel module; empty: unknown.
+// Version of the loaded kernel module; empty if unknown.
 std::string LoadedVersion(const std::string& host_root) {
   const std::string path = "/sys/module/nvidia/version";
   std::string version = ReadFirstLine(host_root + path);
@@ -104,8 +105,8 @@ std::string VersionOf(const std::string& path) {
   return version.find('.') == std::string::npos ? std::string() : version;
 }
 
-// The simulated driver's libcuda exports a symbol that no other has (CudaApi::simulated); here the
-// file is searched for its name, because loading it would run it.
+// Only the simulated driver's libcuda exports this symbol (CudaApi::simulated). The file is
+// searched for the symbol's name, because loading the file would run it.
 bool IsSimulated(const std::string& path) {
   constexpr std::string_view kMarker = "gpushm_sim_version";
   constexpr size_t kStep = size_t{1} << 20;
@@ -126,7 +127,7 @@ std::string ContainerName(const Library& library, const std::string& version) {
   return Concat(library.base, ".", library.number != nullptr ? library.number : version);
 }
 
-// The file of that version before the link to it: links can be left over.
+// Prefers the file of that version over the link to it, because links can be left over.
 std::optional<HostFile> FindLibrary(const Root& root, const std::string& folder,
                                     const Library& library, const std::string& version) {
   if (!version.empty()) {
@@ -146,7 +147,7 @@ Result<void> AddLibraries(const Root& root, const std::string& folder, DriverFil
     }
     if (!file) continue;
     MountLibrary(file->host, ContainerName(library, driver->version), &driver->common);
-    // Programs that link or load without a version.
+    // For programs that link or load the name without a version.
     if (std::string_view(library.base) == "libcuda.so") {
       MountLibrary(file->host, library.base, &driver->common);
     }
@@ -164,12 +165,12 @@ void AddPrograms(const Root& root, DriverFiles* driver) {
   }
 }
 
-// Where the device nodes are: the host's /dev, else the root's own (a driver container's).
+// Finds the device nodes: in the host's /dev, or else in the root's own (a driver container's).
 Result<void> FindDeviceNodes(const Root& root, DriverFiles* driver) {
   const std::pair<std::string, std::string> places[] = {
       {"/dev", root.host_root + "/dev"},
       {root.host + "/dev", root.seen() + "/dev"},
-      {"/dev", "/dev"}};  // The last one: the plugin is privileged and has the host's nodes itself.
+      {"/dev", "/dev"}};  // Last: a privileged plugin has the host's nodes itself.
   for (const auto& [host, seen] : places) {
     if (!Exists(seen + "/nvidiactl")) continue;
     driver->dev_folder = host;
@@ -186,7 +187,8 @@ Result<void> FindDeviceNodes(const Root& root, DriverFiles* driver) {
     return {};
   }
   return Fail(Code::kNotFound, Concat("no /dev/nvidiactl on the host or in ", root.host, "/dev"),
-              "load the kernel module: nvidia-modprobe -c 0; the plugin needs the host's /dev");
+              "load the kernel module (nvidia-modprobe -c 0), and mount the host's /dev into the "
+              "plugin");
 }
 
 DriverFiles Simulated(const Root& root, const DriverOptions& options) {
@@ -217,8 +219,8 @@ Result<DriverFiles> FromFolder(const Root& root, const std::string& folder,
   const std::string loaded = LoadedVersion(root.host_root);
   if (!loaded.empty() && !driver.version.empty() && loaded != driver.version) {
     return Fail(Code::kNotFound,
-                Concat(libcuda.host, " does not fit the loaded kernel module ", loaded),
-                "reboot after an upgrade of the driver");
+                Concat(libcuda.host, " does not match the loaded kernel module ", loaded),
+                "reboot the node after a driver upgrade");
   }
   if (auto added = AddLibraries(root, folder, &driver); !added) {
     return std::unexpected(added.error());
@@ -231,7 +233,7 @@ Result<DriverFiles> FromFolder(const Root& root, const std::string& folder,
 
 Result<DriverFiles> FromRoot(const std::string& path, const DriverOptions& options) {
   const auto folder_on_host = ResolveIn(options.host_root, path);
-  if (!folder_on_host) return Fail(Code::kNotFound, Concat("no folder ", path));
+  if (!folder_on_host) return Fail(Code::kNotFound, Concat("no such folder: ", path));
   const Root root{.host = *folder_on_host == "/" ? "" : *folder_on_host,
                   .host_root = options.host_root};
   std::optional<Status> problem;
@@ -250,20 +252,21 @@ Result<DriverFiles> FromRoot(const std::string& path, const DriverOptions& optio
   return Fail(Code::kNotFound, Concat("no libcuda.so.1 below ", path));
 }
 
-// A spec that names what is not there is left over from another driver: containers would not start.
+// A spec that names missing files is left over from another driver: containers would not start.
 Result<void> CheckComplete(const Edits& edits, const std::string& host_root) {
   std::vector<std::string> paths;
   for (const Mount& mount : edits.mounts) paths.push_back(mount.host_path);
   for (const Hook& hook : edits.hooks) paths.push_back(hook.path);
   for (const std::string& path : paths) {
     if (!ResolveIn(host_root, path)) {
-      return Fail(Code::kNotFound, Concat("it names ", path, ", which does not exist"),
-                  "let nvidia-ctk cdi generate write it again");
+      return Fail(Code::kNotFound, Concat("the spec names ", path, ", which does not exist"),
+                  "write the spec again with nvidia-ctk cdi generate");
     }
   }
   for (const DeviceNode& node : edits.device_nodes) {
     if (!ResolveIn(host_root, node.host_path) && !Exists(node.host_path)) {
-      return Fail(Code::kNotFound, Concat("it names ", node.host_path, ", which does not exist"),
+      return Fail(Code::kNotFound,
+                  Concat("the spec names ", node.host_path, ", which does not exist"),
                   "load the kernel module: nvidia-modprobe -u -c 0");
     }
   }
@@ -272,7 +275,7 @@ Result<void> CheckComplete(const Edits& edits, const std::string& host_root) {
 
 Result<DriverFiles> FromSpec(const std::string& path, const DriverOptions& options) {
   const auto found = ResolveIn(options.host_root, path);
-  if (!found) return Fail(Code::kNotFound, Concat("no file ", path));
+  if (!found) return Fail(Code::kNotFound, Concat("no such file: ", path));
   const Result<std::string> text = ReadWhole(options.host_root + *found, kMaxNvidiaSpecBytes);
   if (!text) return std::unexpected(text.error());
   Result<NvidiaSpec> spec = ParseNvidiaSpec(*text);
@@ -294,8 +297,9 @@ Result<DriverFiles> FromSpec(const std::string& path, const DriverOptions& optio
   const std::string loaded = LoadedVersion(options.host_root);
   if (!loaded.empty() && !driver.version.empty() && loaded != driver.version) {
     return Fail(Code::kNotFound,
-                Concat(path, " is of driver ", driver.version, ", the loaded module ", loaded),
-                "let nvidia-ctk cdi generate write it again");
+                Concat(path, " is for driver ", driver.version,
+                       ", but the loaded kernel module is ", loaded),
+                "write the spec again with nvidia-ctk cdi generate");
   }
   for (const DeviceNode& node : spec->common.device_nodes) {
     if (node.container_path != "/dev/nvidiactl") continue;
@@ -317,8 +321,8 @@ bool IsSpecPath(const std::string& path) {
 Result<DriverFiles> FindDriver(const DriverOptions& options) {
   if (options.root != "auto") {
     if (!options.root.starts_with('/')) {
-      return Fail(Code::kInvalidArgument, Concat("driver root \"", options.root, "\""),
-                  "give an absolute path on the host, or auto");
+      return Fail(Code::kInvalidArgument, Concat("invalid driver root \"", options.root, "\""),
+                  "use an absolute path on the host, or auto");
     }
     return IsSpecPath(options.root) ? FromSpec(options.root, options)
                                     : FromRoot(options.root, options);
@@ -331,7 +335,7 @@ Result<DriverFiles> FindDriver(const DriverOptions& options) {
       return std::move(*driver);
     }
     passed_over.push_back(driver.error().what());
-    // What is nearly right says more than what is not there.
+    // A driver that nearly fits explains more than one that is missing.
     if (!driver.error().remedy().empty() && !first) first = driver.error();
     return {};
   };
@@ -343,8 +347,8 @@ Result<DriverFiles> FindDriver(const DriverOptions& options) {
     if (auto driver = take(FromRoot(path, options))) return *driver;
   }
   if (first) return std::unexpected(first->WithContext("no usable GPU driver"));
-  return Fail(Code::kNotFound, "no GPU driver on this host",
-              "install NVIDIA's driver, or name its root; the plugin must see the host's files");
+  return Fail(Code::kNotFound, "no GPU driver found on this host",
+              "install NVIDIA's driver, or set driver-root; the plugin must see the host's files");
 }
 
 }  // namespace gpushm::plugin

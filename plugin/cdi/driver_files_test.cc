@@ -60,7 +60,7 @@ std::string Node(const Edits& edits, const std::string& container_path) {
   return {};
 }
 
-// A host below a folder, as the plugin's container sees it.
+// A host in a folder, as the plugin's container sees it.
 class DriverFilesTest : public ::testing::Test {
  protected:
   std::string Host(const std::string& path) const { return host_.path() + path; }
@@ -146,7 +146,7 @@ TEST_F(DriverFilesTest, NodesOfTheOneGpu) {
   EXPECT_EQ(Node(edits, "/dev/nvidia-uvm-tools"), "/dev/nvidia-uvm-tools");
   const auto missing = EditsFor(driver, Gpu(7), ContainerRole::kApplication, {});
   ASSERT_FALSE(missing);
-  EXPECT_EQ(missing.error().remedy(), "make it: nvidia-modprobe -c 7");
+  EXPECT_EQ(missing.error().remedy(), "create it with nvidia-modprobe -c 7");
 }
 
 TEST_F(DriverFilesTest, CapabilitiesOfAMigInstance) {
@@ -170,7 +170,7 @@ TEST_F(DriverFilesTest, CapabilitiesOfAMigInstance) {
   EXPECT_FALSE(EditsFor(driver, Instance(), ContainerRole::kApplication, {}));
   Put("/proc/driver/nvidia-caps/mig-minors",
       "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci1/access 32\ngpu0/gi33/access 300\n");
-  EXPECT_EQ(For(driver, Instance()), edits) << "the same from the list of all";
+  EXPECT_EQ(For(driver, Instance()), edits) << "the same result from the list of all capabilities";
 }
 
 TEST_F(DriverFilesTest, OwnFilesByRole) {
@@ -193,10 +193,11 @@ TEST_F(DriverFilesTest, OwnFilesByRole) {
                            .ids = {"m0003"},
                            .gpu = Gpu().uuid,
                            .owner = {.pod = {.name_space = "a", .name = "b"}, .container = "c"}};
-  EXPECT_TRUE(SpecText(binding, sidecar)) << "what is made here can be written";
+  EXPECT_TRUE(SpecText(binding, sidecar)) << "the edits can be written as a spec";
 }
 
-// Goal: the two specs of a container say together what one would, and what differs is small.
+// Goal: the two specs of a container together contain what one spec would, and the part that
+// differs is small.
 TEST_F(DriverFilesTest, SharedAndOwnPart) {
   PutLibraries("/usr/lib64");
   PutNodes();
@@ -216,7 +217,7 @@ TEST_F(DriverFilesTest, SharedAndOwnPart) {
 TEST_F(DriverFilesTest, TheRootOfADriverContainer) {
   const std::string root = "/run/nvidia/driver";
   PutLibraries(root + kMultiarch);
-  // A link that is right inside of the root only.
+  // A link that is valid only inside the root.
   fs::remove(Host(root + kMultiarch + "/libnvidia-ml.so.580.65.06"));
   Put(root + "/opt/real/libnvidia-ml.so.580.65.06");
   Link(root + kMultiarch + "/libnvidia-ml.so.580.65.06", "/opt/real/libnvidia-ml.so.580.65.06");
@@ -230,7 +231,8 @@ TEST_F(DriverFilesTest, TheRootOfADriverContainer) {
             root + "/opt/real/libnvidia-ml.so.580.65.06");
   EXPECT_EQ(Node(edits, "/dev/nvidia0"), root + "/dev/nvidia0");
   PutNodes();
-  EXPECT_EQ(Node(For(Found()), "/dev/nvidia0"), "/dev/nvidia0") << "the host's own go before";
+  EXPECT_EQ(Node(For(Found()), "/dev/nvidia0"), "/dev/nvidia0")
+      << "the host's own nodes have precedence";
 }
 
 TEST_F(DriverFilesTest, TheFolderOfAnInstallerSuchAsGkes) {
@@ -251,14 +253,14 @@ TEST_F(DriverFilesTest, LibrariesThatDoNotFitTheKernelModuleArePassedOver) {
   PutLibraries("/run/nvidia/driver/usr/lib64");
   const DriverFiles driver = Found();
   EXPECT_EQ(driver.root, "/run/nvidia/driver");
-  EXPECT_THAT(driver.passed_over, Contains(HasSubstr("535.10.01 does not fit")));
+  EXPECT_THAT(driver.passed_over, Contains(HasSubstr("535.10.01 does not match")));
   const auto named = Find("/");
   ASSERT_FALSE(named);
-  EXPECT_EQ(named.error().remedy(), "reboot after an upgrade of the driver");
+  EXPECT_EQ(named.error().remedy(), "reboot the node after a driver upgrade");
 }
 
-// Goal: after an upgrade in place, the file of the loaded version and not the one a link is left
-// at.
+// Goal: after an upgrade in place, the file of the loaded version is used, not the one to which an
+// old link points.
 TEST_F(DriverFilesTest, TheLoadedVersionGoesBeforeTheLink) {
   PutLibraries("/usr/lib64", "580.65.06");
   PutLibraries("/usr/lib64", "590.10");
@@ -304,10 +306,10 @@ TEST_F(DriverFilesTest, TheSimulatedDriver) {
   EXPECT_THAT(edits.device_nodes, IsEmpty());
 }
 
-// Goal: the marker is really in what is built. Method: the build's own simulated driver.
+// Goal: the marker is present in what is built. Method: the build's own simulated driver.
 TEST_F(DriverFilesTest, TheSimulatedDriverOfThisBuild) {
   const char* const folder = std::getenv("GPUSHM_DRIVER");
-  ASSERT_NE(folder, nullptr) << "ctest sets it";
+  ASSERT_NE(folder, nullptr) << "ctest must set it";
   const auto driver = FindDriver({.root = folder, .host_root = ""});
   ASSERT_TRUE(driver) << driver.error().ToString();
   EXPECT_EQ(driver->kind, DriverKind::kSimulated);
@@ -388,7 +390,8 @@ TEST_F(DriverFilesTest, NvidiasOwnSpec) {
   const Edits instance = For(driver, Instance());
   EXPECT_EQ(Node(instance, "/dev/nvidia-caps/nvidia-cap30"), "/dev/nvidia-caps/nvidia-cap30");
   Put("/dev/nvidia1");
-  EXPECT_EQ(Node(For(driver, Gpu(1)), "/dev/nvidia1"), "/dev/nvidia1") << "one the spec lacks";
+  EXPECT_EQ(Node(For(driver, Gpu(1)), "/dev/nvidia1"), "/dev/nvidia1")
+      << "a GPU that is not in the spec";
 }
 
 TEST_F(DriverFilesTest, ASpecThatIsLeftOverIsPassedOver) {

@@ -20,11 +20,11 @@ struct Mount {
 struct DeviceNode {
   std::string host_path;
   std::string container_path;
-  std::string permissions = "rw";  // Of the device cgroup: r, w, m.
+  std::string permissions = "rw";  // For the device cgroup: r, w, m.
   friend bool operator==(const DeviceNode&, const DeviceNode&) = default;
 };
 
-// A program of the host that the runtime runs while it makes the container.
+// A program of the host that the runtime runs while it creates the container.
 struct Hook {
   std::string name;  // An OCI hook: "createContainer".
   std::string path;
@@ -37,12 +37,13 @@ struct Edits {
   std::map<std::string, std::string> env;
   std::vector<DeviceNode> device_nodes;
   std::vector<Mount> mounts;
-  std::vector<Hook> hooks;                // Only from a spec of NVIDIA's.
-  std::vector<uint32_t> additional_gids;  // The same; groups that may use the device nodes.
+  std::vector<Hook> hooks;  // Only from NVIDIA's spec.
+  // Groups that may use the device nodes; only from NVIDIA's spec.
+  std::vector<uint32_t> additional_gids;
   friend bool operator==(const Edits&, const Edits&) = default;
 };
 
-// Adds what `more` has. A path of the container or a variable that both have is taken from `more`.
+// Adds `more`, which wins if both have the same container path or variable.
 void Merge(Edits* edits, const Edits& more);
 
 }  // namespace gpushm::plugin

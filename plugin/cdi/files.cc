@@ -20,15 +20,15 @@ constexpr char kTemporarySuffix[] = ".tmp";
 Result<void> Done(int result, std::string_view what) {
   if (result == 0) return {};
   const int error = errno;
-  if (error == ENOENT) return Fail(Code::kNotFound, Concat(what, ": there is none"));
-  if (error == EEXIST) return Fail(Code::kAlreadyExists, Concat(what, ": the name is taken"));
+  if (error == ENOENT) return Fail(Code::kNotFound, Concat(what, ": no such file or folder"));
+  if (error == EEXIST) return Fail(Code::kAlreadyExists, Concat(what, ": already exists"));
   return FailSystem(error, what);
 }
 
-// CDI's loaders take files that end in .json or .yaml (container-device-interface,
-// pkg/cdi/spec-dirs.go), and a package's *.so would be found by ldconfig: this is neither.
+// CDI's loaders read files that end in .json or .yaml (container-device-interface,
+// pkg/cdi/spec-dirs.go), and ldconfig would find a *.so. This name matches neither.
 std::string TemporaryName(const std::string& path) {
-  static std::atomic<unsigned> counter{0};  // Atomic: threads write side by side.
+  static std::atomic<unsigned> counter{0};  // Threads run in parallel.
   const std::filesystem::path target(path);
   return Concat(target.parent_path().string(), "/.", target.filename().string(), ".", getpid(), "-",
                 counter.fetch_add(1), kTemporarySuffix);
@@ -75,11 +75,11 @@ Result<void> Files::Unlink(const std::string& path) {
 }
 
 Result<void> Files::MakeFolder(const std::string& path) {
-  return Done(mkdir(path.c_str(), 0700), Concat("make the folder ", path));
+  return Done(mkdir(path.c_str(), 0700), Concat("create folder ", path));
 }
 
 Result<void> Files::RemoveFolder(const std::string& path) {
-  return Done(rmdir(path.c_str()), Concat("remove the folder ", path));
+  return Done(rmdir(path.c_str()), Concat("remove folder ", path));
 }
 
 Files& SystemFiles() {
@@ -116,7 +116,7 @@ Result<std::vector<std::string>> ListFolder(const std::string& folder) {
   std::vector<std::string> names;
   for (;;) {
     errno = 0;
-    const dirent* entry = readdir(opened.get());  // NOLINT(concurrency-mt-unsafe): own stream.
+    const dirent* entry = readdir(opened.get());  // The stream is local.
     if (entry == nullptr) break;
     const std::string_view name = entry->d_name;
     if (name != "." && name != "..") names.emplace_back(name);
@@ -129,14 +129,14 @@ Result<std::vector<std::string>> ListFolder(const std::string& folder) {
 Result<std::string> ReadWhole(const std::string& path, size_t max_bytes) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!file) {
-    if (errno == ELOOP) return Fail(Code::kCorrupt, Concat(path, " is a link"));
+    if (errno == ELOOP) return Fail(Code::kCorrupt, Concat(path, " is a symbolic link"));
     return std::unexpected(Done(-1, Concat("open ", path)).error());
   }
   struct stat info{};
   if (fstat(file.get(), &info) != 0) return FailSystem(errno, Concat("stat ", path));
-  if (!S_ISREG(info.st_mode)) return Fail(Code::kCorrupt, Concat(path, " is no regular file"));
+  if (!S_ISREG(info.st_mode)) return Fail(Code::kCorrupt, Concat(path, " is not a regular file"));
   std::string content;
-  // Not st_size bytes: files of /proc have 0, and others may grow.
+  // Not st_size bytes: it is 0 for files in /proc, and other files may grow.
   while (content.size() <= max_bytes) {
     constexpr size_t kStep = 16384;
     const size_t before = content.size();

@@ -21,16 +21,17 @@ constexpr mode_t kClosedFolder = 0700;
 constexpr mode_t kSharedFolder = 0777;
 constexpr mode_t kLibraryMode = 0644;
 constexpr mode_t kProgramMode = 0755;
-// Several times what library and gpushmctl are with symbols.
+// Several times the size of the library and gpushmctl with symbols.
 constexpr size_t kMaxFileBytes = size_t{256} << 20;
 
 Result<void> CheckName(std::string_view name) {
   if (IsDnsLabel(name)) return {};
-  return Fail(Code::kInvalidArgument, Concat("no name of a link folder: \"", name, "\""));
+  return Fail(Code::kInvalidArgument,
+              Concat("invalid link folder name \"", name, "\": must be a DNS label"));
 }
 
-// Containers may read it where SELinux is on; the state folder's own label would forbid that.
-// Without SELinux there is nothing to do, and where it fails the container's error says so.
+// Lets containers read the file where SELinux is on; the state folder's own label would forbid it.
+// Without SELinux there is nothing to do, and if it fails, the container's error shows it.
 void LabelForContainers(const std::string& path) {
   constexpr std::string_view kLabel = "system_u:object_r:container_file_t:s0";
   if (!Exists("/sys/fs/selinux/enforce")) return;
@@ -49,7 +50,7 @@ Result<void> CheckProgramsRun(const std::string& folder, const std::string& on_h
   if ((info.f_flag & ST_NOEXEC) == 0) return {};
   return Fail(Code::kUnsupported,
               Concat(on_host, " is mounted noexec: containers could not load gpushm's library"),
-              "choose a state folder on another file system, such as /var/lib/gpushm");
+              "set state-folder to a folder on another file system, such as /var/lib/gpushm");
 }
 
 }  // namespace
@@ -58,9 +59,11 @@ Result<HostFiles> HostFiles::Open(std::string on_host, std::string seen, Files& 
   const std::string longest = Concat(seen, "/links/m0000/", protocol::kLinkSocketName);
   if (longest.size() >= sizeof(sockaddr_un::sun_path)) {
     return Fail(Code::kInvalidArgument,
-                Concat("state folder ", seen, ": too long for a socket's path (",
-                       sizeof(sockaddr_un::sun_path) - 1, " bytes)"),
-                "choose a shorter one");
+                Concat("state folder ", seen,
+                       " is too long: socket paths below it must have at "
+                       "most ",
+                       sizeof(sockaddr_un::sun_path) - 1, " bytes"),
+                "use a shorter path");
   }
   HostFiles host(std::move(on_host), std::move(seen), &files);
   for (const auto& [folder, mode] : {std::pair{"", kOpenFolder},
@@ -124,7 +127,8 @@ Result<bool> HostFiles::InstallFile(const std::string& source, const std::string
   const std::string path = seen_ + place;
   if (auto run = CheckProgramsRun(seen_, on_host_); !run) return std::unexpected(run.error());
   std::error_code error;
-  const std::filesystem::path real = std::filesystem::canonical(source, error);  // Links in images.
+  // Images contain links.
+  const std::filesystem::path real = std::filesystem::canonical(source, error);
   const Result<std::string> content = ReadWhole(error ? source : real.string(), kMaxFileBytes);
   if (!content) return std::unexpected(content.error().WithContext("the plugin's image"));
   const Result<std::string> old = ReadWhole(path, kMaxFileBytes);
@@ -135,8 +139,8 @@ Result<bool> HostFiles::InstallFile(const std::string& source, const std::string
     }
     const Result<std::string> written = ReadWhole(path, kMaxFileBytes);
     if (!written || *written != *content) {
-      return Fail(Code::kCorrupt, Concat(path, " does not read as it was written"),
-                  "look at the host's disk");
+      return Fail(Code::kCorrupt, Concat(path, " reads back different from what was written"),
+                  "check the host's disk");
     }
   }
   LabelForContainers(path);

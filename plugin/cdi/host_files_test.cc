@@ -33,7 +33,7 @@ class HostFilesTest : public ::testing::Test {
  protected:
   HostFilesTest() {
     Image("library 1", "program 1");
-    umask(0077);  // Modes do not depend on it.
+    umask(0077);  // Modes must not depend on it.
   }
   ~HostFilesTest() override { umask(0022); }
 
@@ -80,8 +80,8 @@ TEST_F(HostFilesTest, TheSameFilesAreLeftAlone) {
   EXPECT_EQ(before.st_ino, after.st_ino);
 }
 
-// Goal: invariant (1), as a container sees it. Method: a descriptor stands for the bind mount,
-// which also holds the inode.
+// Goal: invariant (1), as a container sees it. Method: a descriptor takes the place of the bind
+// mount, because it also holds the inode.
 TEST_F(HostFilesTest, AnUpgradeLeavesTheOldFileToThoseWhoHaveIt) {
   ASSERT_TRUE(*Install(Open()));
   const UniqueFd mounted(open((folder_ / "state/lib/libgpushm.so.0").c_str(), O_RDONLY));
@@ -134,12 +134,12 @@ TEST_F(HostFilesTest, MakesTheCardsOfTheSimulatedDriver) {
   EXPECT_EQ(ReadText(folder_ / "state/cards/cards.yaml"),
             "gpus:\n- {name: Simulated GPU, memory: 16}\n- {name: Simulated GPU, memory: 16}\n");
   EXPECT_TRUE(*host.InstallSimulatedCards(1, 16));
-  EXPECT_EQ(ModeOf(folder_ / "state/cards"), 0777U);  // Containers have users of their own.
+  EXPECT_EQ(ModeOf(folder_ / "state/cards"), 0777U);  // Containers run as different users.
   EXPECT_EQ(ModeOf(folder_ / "state/cards/cards.yaml"), 0644U);
   EXPECT_EQ(host.simulated_cards(), "/var/lib/gpushm/cards");
 }
 
-// Goal: an upgrade that is killed anywhere leaves files that work, and the next start ends it.
+// Goal: an upgrade that is killed anywhere leaves working files, and the next start completes it.
 TEST_F(HostFilesTest, AKilledUpgradeLeavesOldOrNewFiles) {
   for (int step = 1;; ++step) {
     Image("library 1", "program 1");
@@ -182,8 +182,9 @@ TEST_F(HostFilesTest, AFullDiskLeavesTheOldFile) {
   EXPECT_EQ(ReadText(folder_ / "state/lib/libgpushm.so.0"), "library two");
 }
 
-// Goal: a state folder from which no library loads is refused at the start, not by each container.
-// Method: a file system mounted noexec, in a mount namespace of a child; needs root.
+// Goal: a state folder from which no library can be loaded is refused at the start, instead of
+// failing in each container. Method: a file system mounted noexec, in a child's mount namespace;
+// needs root.
 TEST_F(HostFilesTest, AFolderWithoutExecutionIsRefused) {
   constexpr int kRefused = 10;
   constexpr int kNoNamespace = 11;
@@ -219,7 +220,7 @@ TEST_F(HostFilesTest, LinkFolders) {
   ASSERT_TRUE(host.MakeLinkFolder("m0003"));
   struct stat after{};
   ASSERT_EQ(stat(made->c_str(), &after), 0);
-  EXPECT_EQ(before.st_ino, after.st_ino) << "it is mounted: invariant (3)";
+  EXPECT_EQ(before.st_ino, after.st_ino) << "invariant (3): it stays because it is mounted";
   EXPECT_EQ(ModeOf(*made), 0755U);
   ASSERT_TRUE(host.MakeLinkFolder("m0000"));
   EXPECT_THAT(*host.LinkFolders(), ElementsAre("m0000", "m0003"));

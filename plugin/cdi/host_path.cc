@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMaxLinks = 40;  // As in the kernel.
 
-// Puts the parts of a path before those that are still to be walked.
+// Inserts the parts of a path before those that are still to be walked.
 void Prepend(const std::string& path, std::deque<std::string>* parts) {
   std::vector<std::string> found;
   for (size_t begin = 0; begin < path.size();) {

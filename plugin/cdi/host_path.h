@@ -1,4 +1,4 @@
-// Looking at the host's file system from a container that sees it below a folder.
+// Accesses the host's file system from a container that sees it below a folder.
 // Threads: any; the host's files may change at any time.
 #pragma once
 
@@ -7,8 +7,9 @@
 
 namespace gpushm::plugin {
 
-// The path below `root` (empty: /) that `path` leads to when links are followed as if `root` were
-// the root folder; without links and dots. Nothing: it leads to no file, or in circles.
+// The path below `root` (empty: /) to which `path` leads, if links are followed as if `root` were
+// the root folder. The result has no links and no dots. Nothing: it leads to no file, or there is a
+// cycle.
 std::optional<std::string> ResolveIn(const std::string& root, const std::string& path);
 
 bool Exists(const std::string& path);

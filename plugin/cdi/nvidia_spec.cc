@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kKind = "nvidia.com/gpu";
 
-// Scalars become texts: what is read below are texts and one list of numbers.
+// Turns scalars into strings: all that is read below are strings and one list of numbers.
 Json FromYaml(const config::YamlNode& node) {
   switch (node.kind) {
     case config::YamlNode::Kind::kNull:
@@ -43,7 +43,7 @@ Result<Json> Parse(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first != std::string_view::npos && text[first] == '{') {
     Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (json.is_discarded()) return Fail(Code::kCorrupt, "no JSON");
+    if (json.is_discarded()) return Fail(Code::kCorrupt, "invalid JSON");
     return json;
   }
   const config::YamlTree tree = config::ParseYaml(text);
@@ -69,7 +69,7 @@ std::vector<std::string> Texts(const Json& map, const char* key) {
   return texts;
 }
 
-// The maps in a list; nothing when it holds something else.
+// The maps in a list; nothing if the list holds anything else.
 std::optional<std::vector<Json>> Maps(const Json& map, const char* key) {
   std::vector<Json> maps;
   const auto found = map.find(key);
@@ -84,12 +84,14 @@ std::optional<std::vector<Json>> Maps(const Json& map, const char* key) {
 
 Result<void> ReadMounts(const Json& json, Edits* edits) {
   const auto mounts = Maps(json, "mounts");
-  if (!mounts) return Fail(Code::kCorrupt, "mounts: no list of maps");
+  if (!mounts) return Fail(Code::kCorrupt, "mounts: must be a list of maps");
   for (const Json& one : *mounts) {
     const std::string type = Text(one, "type");
     const std::string host_path = Text(one, "hostPath");
     if (!(type.empty() || type == "bind" || type == "none") || !host_path.starts_with('/')) {
-      return Fail(Code::kUnsupported, Concat("a mount of type \"", type, "\" of ", host_path));
+      return Fail(Code::kUnsupported,
+                  Concat("unsupported mount (type \"", type,
+                         "\", must be a bind mount of an absolute path): ", host_path));
     }
     const auto options = Texts(one, "options");
     edits->mounts.push_back(
@@ -120,14 +122,15 @@ Result<Edits> ReadEdits(const Json& owner) {
   const auto found = owner.find("containerEdits");
   if (found == owner.end() || found->is_null()) return edits;
   const Json& json = *found;
-  if (!json.is_object()) return Fail(Code::kCorrupt, "containerEdits: no map");
+  if (!json.is_object()) return Fail(Code::kCorrupt, "containerEdits: must be a map");
   for (const std::string& variable : Texts(json, "env")) {
     const size_t equals = variable.find('=');
-    if (equals == 0 || equals == std::string::npos) return Fail(Code::kCorrupt, "env");
+    if (equals == 0 || equals == std::string::npos)
+      return Fail(Code::kCorrupt, "env: entries must have the form NAME=value");
     edits.env[variable.substr(0, equals)] = variable.substr(equals + 1);
   }
   const auto nodes = Maps(json, "deviceNodes");
-  if (!nodes) return Fail(Code::kCorrupt, "deviceNodes: no list of maps");
+  if (!nodes) return Fail(Code::kCorrupt, "deviceNodes: must be a list of maps");
   for (const Json& one : *nodes) {
     const std::string path = Text(one, "path");
     const std::string host_path = Text(one, "hostPath");
@@ -136,7 +139,7 @@ Result<Edits> ReadEdits(const Json& owner) {
                                   .permissions = Text(one, "permissions")});
   }
   const auto hooks = Maps(json, "hooks");
-  if (!hooks) return Fail(Code::kCorrupt, "hooks: no list of maps");
+  if (!hooks) return Fail(Code::kCorrupt, "hooks: must be a list of maps");
   for (const Json& one : *hooks) {
     edits.hooks.push_back({.name = Text(one, "hookName"),
                            .path = Text(one, "path"),
@@ -145,7 +148,7 @@ Result<Edits> ReadEdits(const Json& owner) {
   }
   ReadGroups(json, &edits);
   if (auto read = ReadMounts(json, &edits); !read) return std::unexpected(read.error());
-  // What could not be written down later would fail every container.
+  // Edits that cannot be written into a spec later would make every container fail.
   if (auto valid = CheckEdits(edits); !valid) return Fail(Code::kCorrupt, valid.error().what());
   return edits;
 }
@@ -155,16 +158,17 @@ Result<Edits> ReadEdits(const Json& owner) {
 Result<NvidiaSpec> ParseNvidiaSpec(std::string_view text) {
   const Result<Json> json = Parse(text);
   if (!json) return std::unexpected(json.error());
-  if (!json->is_object()) return Fail(Code::kCorrupt, "no map");
+  if (!json->is_object()) return Fail(Code::kCorrupt, "the spec must be a map");
   if (Text(*json, "kind") != kKind) {
-    return Fail(Code::kNotFound, Concat("of kind \"", Text(*json, "kind"), "\", not ", kKind));
+    return Fail(Code::kNotFound,
+                Concat("the spec has kind \"", Text(*json, "kind"), "\", not ", kKind));
   }
   NvidiaSpec spec;
   Result<Edits> common = ReadEdits(*json);
   if (!common) return std::unexpected(common.error());
   spec.common = std::move(*common);
   const auto devices = Maps(*json, "devices");
-  if (!devices) return Fail(Code::kCorrupt, "devices: no list of maps");
+  if (!devices) return Fail(Code::kCorrupt, "devices: must be a list of maps");
   for (const Json& device : *devices) {
     Result<Edits> edits = ReadEdits(device);
     if (!edits) return std::unexpected(edits.error());

@@ -1,5 +1,5 @@
-// What NVIDIA's own tools wrote down of this host: a CDI spec of kind nvidia.com/gpu, as
-// `nvidia-ctk cdi generate` and the GPU operator make it. Pure.
+// What NVIDIA's own tools wrote about this host: a CDI spec of kind nvidia.com/gpu, made by
+// `nvidia-ctk cdi generate` or the GPU operator. Pure.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace gpushm::plugin {
 
-// Eight GPUs with seven instances each, by index and by UUID, are 200 KB.
+// Eight GPUs with seven instances each, listed by index and by UUID, take 200 KB.
 inline constexpr size_t kMaxNvidiaSpecBytes = size_t{4} << 20;
 
 struct NvidiaSpec {
@@ -20,8 +20,9 @@ struct NvidiaSpec {
   std::map<std::string, Edits> devices;  // By name: a UUID, "0", "gpu0", "0:1", "all".
 };
 
-// YAML or JSON. kNotFound: of another kind. kCorrupt: no spec. kUnsupported: it has a mount that is
-// no bind mount; leaving that out could make containers that fail in strange ways.
+// Reads YAML or JSON. kNotFound: the spec has another kind. kCorrupt: it is not a spec.
+// kUnsupported: it has a mount that is not a bind mount; without that mount, containers could fail
+// in obscure ways.
 Result<NvidiaSpec> ParseNvidiaSpec(std::string_view text);
 
 }  // namespace gpushm::plugin

@@ -1,4 +1,4 @@
-// Any text: ParseNvidiaSpec ends with a spec or a Status, and what it accepts can be written down.
+// For any text, ParseNvidiaSpec returns a spec or a Status, and an accepted spec can be written.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -8,7 +8,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace gpushm::plugin;
-  constexpr size_t kEnough = size_t{16} << 10;  // Far from kMaxSpecBytes.
+  constexpr size_t kEnough = size_t{16} << 10;  // Far below kMaxSpecBytes.
   if (size > kEnough) return 0;
   const auto spec = ParseNvidiaSpec(std::string_view(reinterpret_cast<const char*>(data), size));
   if (!spec) return 0;

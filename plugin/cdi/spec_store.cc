@@ -11,7 +11,8 @@ namespace gpushm::plugin {
 namespace {
 
 constexpr std::string_view kPrefix = "gpushm.io-";
-// Nothing in a spec is secret, and loaders of other users (podman) would complain of less.
+// Nothing in a spec is secret, and loaders that run as other users (podman) report files that they
+// cannot read.
 constexpr mode_t kSpecMode = 0644;
 constexpr mode_t kFolderMode = 0755;
 
@@ -27,12 +28,14 @@ int64_t WrittenNs(const std::string& path) {
   return info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec;
 }
 
-// Moves those that share an ID with a later one to `contents->damaged`, the others to its bindings.
+// Moves specs that share an ID with a newer one to `contents->damaged`, and the others to its
+// bindings.
 void KeepLatest(std::vector<Found> all, SpecStore::Contents* contents) {
   std::sort(all.begin(), all.end(), [](const Found& a, const Found& b) {
     return std::tie(b.written_ns, a.file_name) < std::tie(a.written_ns, b.file_name);
   });
-  std::map<std::string, const Found*> holders;  // By ID; those of the two resources differ.
+  // Keyed by ID; the two resources have different IDs.
+  std::map<std::string, const Found*> holders;
   for (Found& found : all) {
     const Found* other = nullptr;
     for (const std::string& id : found.binding.ids) {
@@ -41,10 +44,10 @@ void KeepLatest(std::vector<Found> all, SpecStore::Contents* contents) {
     }
     if (other != nullptr) {
       contents->damaged.push_back(
-          {found.file_name,
-           Status(Code::kCorrupt,
-                  Concat(found.file_name, ": device IDs that the newer ", other->file_name, " has"),
-                  "remove the file; its binding was superseded")});
+          {found.file_name, Status(Code::kCorrupt,
+                                   Concat(found.file_name, " has device IDs that the newer ",
+                                          other->file_name, " also has"),
+                                   "remove the file; its binding was superseded")});
       continue;
     }
     for (const std::string& id : found.binding.ids) holders[id] = &found;
@@ -80,7 +83,7 @@ Result<bool> SpecStore::WriteShared(const Edits& edits) {
 
 Result<bool> SpecStore::Write(const Binding& binding, const Edits& edits) {
   const Result<std::string> text = SpecText(binding, edits);
-  if (!text) return std::unexpected(text.error());  // Without IDs there is no name either.
+  if (!text) return std::unexpected(text.error());  // Without IDs the binding has no name either.
   return WriteText(SpecFileName(binding.resource, binding.name()), text);
 }
 
@@ -96,7 +99,8 @@ Result<bool> SpecStore::WriteText(const std::string& file_name, const Result<std
 
 Result<void> SpecStore::Remove(Resource resource, const std::string& name) {
   if (name.find('/') != std::string::npos) {
-    return Fail(Code::kInvalidArgument, Concat("no name of a binding: \"", name, "\""));
+    return Fail(Code::kInvalidArgument,
+                Concat("invalid binding name \"", name, "\": must not contain '/'"));
   }
   auto gone = files_->Unlink(PathOf(SpecFileName(resource, name)));
   if (!gone && gone.error().code() == Code::kNotFound) return {};
@@ -112,7 +116,7 @@ Result<SpecStore::Contents> SpecStore::ReadAll() const {
     if (!IsSpecFileName(name)) continue;
     const int64_t written_ns = WrittenNs(PathOf(name));
     const Result<std::string> text = ReadWhole(PathOf(name), kMaxSpecBytes);
-    if (!text && text.error().code() == Code::kNotFound) continue;  // Removed meanwhile.
+    if (!text && text.error().code() == Code::kNotFound) continue;  // Removed in the meantime.
     Result<Binding> binding = text ? ParseSpec(name, *text) : std::unexpected(text.error());
     if (binding) {
       all.push_back({name, written_ns, std::move(*binding)});
@@ -126,7 +130,8 @@ Result<SpecStore::Contents> SpecStore::ReadAll() const {
 
 Result<void> SpecStore::RemoveDamaged(const Damaged& damaged) {
   if (!IsSpecFileName(damaged.file_name)) {
-    return Fail(Code::kInvalidArgument, Concat("not the plugin's: \"", damaged.file_name, "\""));
+    return Fail(Code::kInvalidArgument,
+                Concat("\"", damaged.file_name, "\" is not a spec file of gpushm"));
   }
   auto gone = files_->Unlink(PathOf(damaged.file_name));
   if (!gone && gone.error().code() == Code::kNotFound) return {};

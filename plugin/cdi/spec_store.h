@@ -2,21 +2,21 @@
 // watches. They are what containers get, and the only copy of the bindings on disk.
 //
 // Invariants
-//   (1) At every instant, also if the writer is killed, a name has its old spec, its new one, or
+//   (1) At every instant, even if the writer is killed, a name has its old spec, its new one, or
 //       none; never a part of one.
-//   (2) Files of others are never changed, whatever they hold.
-//   (3) What is returned by ReadAll is valid as a whole: no ID is in two bindings.
+//   (2) Files of others are never changed, whatever they contain.
+//   (3) The result of ReadAll is valid as a whole: no ID is in two bindings.
 //
-// How a write becomes seen: containerd and CRI-O keep all specs in memory and read *all* of them
-// again when something changes in the folder (pkg/cdi/cache.go). Under inotify they look for a file
-// written, removed or renamed away, not for one that appears: so the temporary file lies in the
-// same folder, with a name that loaders skip (no .json, no .yaml), and takes its place by rename.
-// Because each change costs the runtime that reading, Write leaves a file alone that is already
-// right: a container that starts again changes nothing.
+// How a write becomes visible: containerd and CRI-O keep all specs in memory and read *all* of them
+// again when something changes in the folder (pkg/cdi/cache.go). With inotify they react to a file
+// that is written, removed or renamed away, but not to one that appears. So the temporary file is
+// in the same folder, with a name that loaders skip (no .json, no .yaml), and a rename puts it in
+// place. Because each change makes the runtime read everything again, Write does not touch a file
+// that is already right. A container that starts again changes nothing.
 //
-// No fsync: the folder lies on /run, which a reboot empties, and no pod survives one.
+// There is no fsync: the folder is on /run, which a reboot empties, and no pod survives a reboot.
 //
-// Threads: any. Calls for one name must not overlap; they come under the book's lock.
+// Threads: any. Calls for one name must not overlap; the book's lock ensures that.
 #pragma once
 
 #include <string>
@@ -31,37 +31,38 @@
 
 namespace gpushm::plugin {
 
-// Where containerd and CRI-O look by default for specs that come and go.
+// Where containerd and CRI-O look for temporary specs by default.
 inline constexpr char kSpecFolder[] = "/var/run/cdi";
 
 class SpecStore {
  public:
-  // A file of the plugin's that cannot be a binding, and why: kCorrupt, kIncompatible or kSystem.
+  // A file of the plugin's that is not a valid binding, and why: kCorrupt, kIncompatible or
+  // kSystem.
   struct Damaged {
     std::string file_name;
     Status reason;
   };
   struct Contents {
-    std::vector<Binding> bindings;  // By resource and name.
+    std::vector<Binding> bindings;  // Sorted by resource and name.
     std::vector<Damaged> damaged;
   };
 
-  // Makes the folder (not its parents) unless it is there, and sweeps what a killed writer left.
-  // `files` outlives the store.
+  // Creates the folder (not its parents) unless it exists, and removes what a killed writer left.
+  // `files` must outlive the store.
   static Result<SpecStore> Open(std::string folder, Files& files = SystemFiles());
 
-  // What all containers get alike. To be written before the plugin registers, and cheap enough to
-  // be repeated with each Write: containers need both specs. Returns as Write does.
+  // Writes what all containers get alike. It must be written before the plugin registers. It is
+  // cheap enough to repeat with each Write, and containers need both specs. Returns as Write does.
   Result<bool> WriteShared(const Edits& edits);
 
-  // True: written; false: that very spec is there. kInvalidArgument: see SpecText.
+  // True: written. False: this very spec exists already. kInvalidArgument: see SpecText.
   Result<bool> Write(const Binding& binding, const Edits& edits);
 
-  // No error when there is none.
+  // No error if there is none.
   Result<void> Remove(Resource resource, const std::string& name);
 
-  // Of two files with an ID in common the one written last counts: the binding before it was
-  // superseded, and its file should have been removed.
+  // If two files have an ID in common, the newer one counts: the other binding was superseded, and
+  // its file should have been removed.
   Result<Contents> ReadAll() const;
 
   // Removes a damaged file; kInvalidArgument: its name is not one of the plugin's.

@@ -1,4 +1,5 @@
-// What the store costs PreStartContainer (a Write) and the plugin's start (ReadAll of a full node).
+// Cost of the store in PreStartContainer (a Write) and at the plugin's start (ReadAll of a full
+// node).
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
@@ -11,7 +12,7 @@
 namespace gpushm::plugin {
 namespace {
 
-// 8 GPUs with 140 units and 64 tokens each, every ID a binding of its own.
+// 8 GPUs with 140 units and 64 tokens each; every ID is a separate binding.
 constexpr int kMemory = 8 * 140;
 constexpr int kAll = kMemory + 8 * 64;
 

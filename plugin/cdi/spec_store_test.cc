@@ -78,8 +78,8 @@ TEST(SpecStore, WhatIsWrittenIsRead) {
   EXPECT_THAT(Names(folder / "cdi"), ElementsAre("gpushm.io-attach-a0003.json", kFile));
 }
 
-// Goal: what loaders of container-device-interface ask for. Method: SPEC.md's required fields, and
-// none that a strict loader does not know.
+// Goal: the file has what container-device-interface's loaders require. Method: SPEC.md's required
+// fields, and no field that a strict loader does not know.
 TEST(SpecStore, TheFileIsACdiSpec) {
   const TempFolder folder;
   Open(folder.path()).Write(Sidecar(), SomeEdits()).value();
@@ -136,10 +136,10 @@ TEST(SpecStore, WhatAllContainersGetIsASpecOfItsOwn) {
   EXPECT_THAT(json["devices"][0]["containerEdits"]["mounts"], SizeIs(2));
   const auto contents = ReadAll(store);
   EXPECT_THAT(contents.bindings, IsEmpty());
-  EXPECT_THAT(contents.damaged, IsEmpty()) << "no binding, and no damaged one";
+  EXPECT_THAT(contents.damaged, IsEmpty()) << "neither a binding nor damaged";
 }
 
-// Goal: containers that start again do not make the runtime read all specs again.
+// Goal: containers that restart do not make the runtime read all specs again.
 TEST(SpecStore, AnEqualSpecIsNotWrittenAgain) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());
@@ -198,7 +198,7 @@ TEST(SpecStore, RefusesToWriteWhatIsNoSpec) {
   EXPECT_THAT(Names(folder.path()), IsEmpty());
 }
 
-// Goal: nothing that lies in the folder does more harm than to be reported.
+// Goal: damaged files in the folder are reported, and do no other harm.
 TEST(SpecStore, DamagedFilesAreReportedAndRemovedWhenAsked) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());
@@ -213,7 +213,7 @@ TEST(SpecStore, DamagedFilesAreReportedAndRemovedWhenAsked) {
       {"gpushm.io-memory-m0100.json", ""},
       {"gpushm.io-memory-m0101.json", good.substr(0, good.size() / 2)},
       {"gpushm.io-memory-m0102.json", "[]"},
-      {"gpushm.io-memory-m0103.json", good},  // Another name than its device's.
+      {"gpushm.io-memory-m0103.json", good},  // Not the name of its device.
       {"gpushm.io-memory-m0004.json", with("\"name\":\"m0003\"", "\"name\":\"m0004\"")},
       {"gpushm.io-attach-m0003.json", good},
       {"gpushm.io-memory-..json", good},
@@ -271,7 +271,8 @@ TEST(SpecStore, EveryValueIsChecked) {
   EXPECT_EQ(ParseSpec(kFile, newer).error().code(), Code::kIncompatible);
 }
 
-// Goal: an ID is in one binding, that of the file written last. Method: files by another hand.
+// Goal: an ID is in one binding only, that of the file written last. Method: files that the test
+// writes.
 TEST(SpecStore, OfTwoBindingsWithOneIdTheLaterCounts) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());
@@ -320,7 +321,7 @@ TEST(SpecStore, AFullDiskLeavesTheOldSpecAndNothingElse) {
   Binding next = Sidecar();
   next.gpu = "GPU-2";
   for (int step = 1;; ++step) {
-    testing::StoppingFiles files = FailingFiles(step + 1);  // The first makes the folder.
+    testing::StoppingFiles files = FailingFiles(step + 1);  // The first step creates the folder.
     SpecStore store = Open(folder.path(), files);
     if (store.Write(next, {})) {
       EXPECT_GT(step, 4);
@@ -331,8 +332,8 @@ TEST(SpecStore, AFullDiskLeavesTheOldSpecAndNothingElse) {
   }
 }
 
-// Goal:   invariant (1). Method: the writer is killed before each of its system calls and in the
-//         middle of its bytes; then a new store opens the folder.
+// Goal: invariant (1). Method: the writer is killed before each of its system calls and in the
+// middle of its bytes; then a new store opens the folder.
 TEST(SpecStore, AKilledWriterLeavesTheOldOrTheNewSpec) {
   const TempFolder folder;
   Binding next = Sidecar();
@@ -344,7 +345,7 @@ TEST(SpecStore, AKilledWriterLeavesTheOldOrTheNewSpec) {
       Result<SpecStore> store = SpecStore::Open(folder.path(), files);
       (void)store->Write(next, {});
     });
-    // What a runtime sees meanwhile: it takes *.json and *.yaml.
+    // What a runtime sees meanwhile: it reads *.json and *.yaml.
     for (const auto& entry : fs::directory_iterator(folder.path())) {
       if (entry.path().extension() == ".tmp") continue;
       EXPECT_EQ(entry.path().filename(), kFile);
@@ -387,7 +388,7 @@ TEST(SpecStore, TheFolderThatIsMissingIsMadeAndItsParentIsNot) {
   EXPECT_FALSE(SpecStore::Open(folder / "no/cdi"));
 }
 
-// Goal: a node that is full (8 GPUs, every ID a binding of its own) is read at once.
+// Goal: a full node (8 GPUs, every ID a separate binding) is read quickly.
 TEST(SpecStore, AllSpecsOfALargeNode) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());

@@ -31,7 +31,7 @@ std::string_view ClassName(Resource resource) {
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-// What inventory.cc makes: a letter and four digits.
+// The form that inventory.cc makes: a letter and four digits.
 bool IsDeviceId(Resource resource, std::string_view id) {
   constexpr size_t kIdBytes = 5;
   if (id.size() != kIdBytes || id[0] != (resource == Resource::kMemory ? 'm' : 'a')) return false;
@@ -50,17 +50,17 @@ bool IsUuid(std::string_view uuid) {
          });
 }
 
-// Empty: nothing wrong.
+// Why the binding is invalid; empty if it is valid.
 std::string WrongWith(const Binding& binding) {
-  if (binding.ids.empty()) return "no device IDs";
+  if (binding.ids.empty()) return "the binding has no device IDs";
   for (const std::string& id : binding.ids) {
-    if (!IsDeviceId(binding.resource, id)) return Concat("no device ID: \"", id, "\"");
+    if (!IsDeviceId(binding.resource, id)) return Concat("invalid device ID \"", id, "\"");
   }
-  if (!IsUuid(binding.gpu)) return Concat("no UUID of a GPU: \"", binding.gpu, "\"");
-  if (binding.owner == Owner{}) return {};  // Allocated early: it has not started yet.
-  if (!IsDnsLabel(binding.owner.pod.name_space)) return "no name of a namespace";
-  if (!IsDnsSubdomain(binding.owner.pod.name)) return "no name of a pod";
-  if (!IsDnsLabel(binding.owner.container)) return "no name of a container";
+  if (!IsUuid(binding.gpu)) return Concat("invalid GPU UUID \"", binding.gpu, "\"");
+  if (binding.owner == Owner{}) return {};  // Allocated early, not started yet.
+  if (!IsDnsLabel(binding.owner.pod.name_space)) return "invalid namespace name";
+  if (!IsDnsSubdomain(binding.owner.pod.name)) return "invalid pod name";
+  if (!IsDnsLabel(binding.owner.container)) return "invalid container name";
   return {};
 }
 
@@ -77,27 +77,29 @@ std::string WrongWith(const Edits& edits) {
   static constexpr std::string_view kHooks[] = {
       "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"};
   for (const auto& [name, value] : edits.env) {
-    if (!IsVariable(name)) return Concat("no name of a variable: \"", name, "\"");
+    if (!IsVariable(name)) return Concat("invalid environment variable name \"", name, "\"");
   }
   for (const DeviceNode& node : edits.device_nodes) {
     if (!IsAbsolute(node.host_path) || !IsAbsolute(node.container_path) ||
         node.permissions.find_first_not_of("rwm") != std::string::npos) {
-      return Concat("no device node: \"", node.host_path, "\"");
+      return Concat("invalid device node \"", node.host_path,
+                    "\": paths must be absolute, and permissions a subset of rwm");
     }
   }
   for (const Mount& mount : edits.mounts) {
     if (!IsAbsolute(mount.host_path) || !IsAbsolute(mount.container_path)) {
-      return Concat("no absolute path: \"", mount.host_path, "\"");
+      return Concat("invalid mount of \"", mount.host_path, "\": both paths must be absolute");
     }
   }
   for (const Hook& hook : edits.hooks) {
     if (std::find(std::begin(kHooks), std::end(kHooks), hook.name) == std::end(kHooks) ||
         !IsAbsolute(hook.path)) {
-      return Concat("no hook: \"", hook.name, "\" ", hook.path);
+      return Concat("invalid hook (unknown name, or path not absolute): \"", hook.name, "\" ",
+                    hook.path);
     }
     for (const std::string& variable : hook.env) {
       if (variable.find('=') == 0 || variable.find('=') == std::string::npos) {
-        return Concat("no variable of a hook: \"", variable, "\"");
+        return Concat("invalid hook variable \"", variable, "\": must have the form NAME=value");
       }
     }
   }
@@ -130,7 +132,7 @@ Json ToJson(const Edits& edits) {
 }
 
 std::unexpected<Status> Refused(std::string_view reason) {
-  return Fail(Code::kInvalidArgument, Concat("CDI spec: ", reason));
+  return Fail(Code::kInvalidArgument, Concat("invalid CDI spec: ", reason));
 }
 
 Result<std::string> Encode(const std::string& kind, const Json& annotations,
@@ -145,9 +147,9 @@ Result<std::string> Encode(const std::string& kind, const Json& annotations,
     std::string text = json.dump();
     text += '\n';
     if (text.size() <= kMaxSpecBytes) return text;
-    return Refused(Concat(text.size(), " bytes, more than ", kMaxSpecBytes));
+    return Refused(Concat(text.size(), " bytes exceed the limit of ", kMaxSpecBytes));
   } catch (const Json::exception&) {
-    return Refused("a path or value is no UTF-8");
+    return Refused("a path or value is not valid UTF-8");
   }
 }
 
@@ -160,7 +162,7 @@ std::string JoinIds(const DeviceIds& ids) {
   return text;
 }
 
-// Nothing when they are not in order, or one is there twice: they were never written so.
+// Nothing if the IDs are not in order or one occurs twice: the plugin never writes such a list.
 std::optional<DeviceIds> SplitIds(std::string_view text) {
   DeviceIds ids;
   for (;;) {
@@ -176,10 +178,10 @@ std::optional<DeviceIds> SplitIds(std::string_view text) {
 
 std::unexpected<Status> Damaged(std::string_view file_name, std::string_view reason) {
   return Fail(Code::kCorrupt, Concat(file_name, ": ", reason),
-              "remove the file; its container is bound again when it starts again");
+              "remove the file; its container gets a new binding at its next start");
 }
 
-// The texts below `annotations`; nothing when it is not a map of texts.
+// The strings in the map `annotations`; nothing if it is not a map of strings.
 std::optional<std::map<std::string, std::string>> Texts(const Json& json) {
   std::map<std::string, std::string> texts;
   if (!json.is_object()) return {};
@@ -190,7 +192,7 @@ std::optional<std::map<std::string, std::string>> Texts(const Json& json) {
   return texts;
 }
 
-// What CDI itself asks for, and the one device's name.
+// Checks the fields that CDI itself requires; returns the name of the one device.
 std::optional<std::string> NameOfDevice(const Json& json, std::string_view kind) {
   if (!json.is_object() || !json.contains("cdiVersion") || !json["cdiVersion"].is_string() ||
       !json.contains("kind") || json["kind"] != kind || !json.contains("devices")) {
@@ -248,33 +250,33 @@ Result<std::string> SharedSpecText(const Edits& edits) {
 }
 
 Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
-  if (!IsSpecFileName(file_name)) return Damaged(file_name, "not a name of the plugin's");
+  if (!IsSpecFileName(file_name)) return Damaged(file_name, "not a spec file name of gpushm");
   Binding binding;
   const bool memory =
       file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kMemory), "-"));
   binding.resource = memory ? Resource::kMemory : Resource::kAttach;
-  if (text.size() > kMaxSpecBytes) return Damaged(file_name, "too long");
+  if (text.size() > kMaxSpecBytes) return Damaged(file_name, "larger than the limit for a spec");
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return Damaged(file_name, "no JSON");
+  if (json.is_discarded()) return Damaged(file_name, "invalid JSON");
   const auto name = NameOfDevice(json, CdiKind(binding.resource));
-  if (!name) return Damaged(file_name, "no CDI spec with one device");
+  if (!name) return Damaged(file_name, "not a CDI spec of this kind with exactly one device");
   if (file_name != SpecFileName(binding.resource, *name)) {
-    return Damaged(file_name, "its device has another name");
+    return Damaged(file_name, "the device's name does not match the file name");
   }
   const auto texts = Texts(json.value("annotations", Json()));
-  if (!texts) return Damaged(file_name, "no annotations");
+  if (!texts) return Damaged(file_name, "annotations must be a map of strings");
   const auto get = [&texts](std::string_view key) {
     const auto found = texts->find(std::string(key));
     return found == texts->end() ? std::string() : found->second;
   };
   if (get(kVersionKey) != std::to_string(kBindingVersion)) {
     return Fail(Code::kIncompatible,
-                Concat(file_name, ": written as version \"", get(kVersionKey), "\", this is ",
-                       kBindingVersion),
-                "remove the file; its container is bound again when it starts again");
+                Concat(file_name, ": unsupported binding version \"", get(kVersionKey),
+                       "\"; this plugin supports only ", kBindingVersion),
+                "remove the file; its container gets a new binding at its next start");
   }
   const auto ids = SplitIds(get(kIdsKey));
-  if (!ids) return Damaged(file_name, "device IDs that are not in order");
+  if (!ids) return Damaged(file_name, "invalid or unsorted list of device IDs");
   binding.ids = *ids;
   binding.gpu = get(kGpuKey);
   binding.owner = {.pod = {.name_space = get(kNamespaceKey), .name = get(kPodKey)},
@@ -282,7 +284,8 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) {
     return Damaged(file_name, wrong);
   }
-  if (*name != binding.name()) return Damaged(file_name, "its name is not its smallest device ID");
+  if (*name != binding.name())
+    return Damaged(file_name, "the device's name is not the smallest device ID");
   return binding;
 }
 

@@ -1,12 +1,12 @@
-// Any file: ParseSpec ends with a binding or a Status, and a binding that it accepts is written to
-// a spec that reads as the same binding.
+// For any file, ParseSpec returns a binding or a Status. An accepted binding is written to a spec
+// that reads as the same binding.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 
 #include "plugin/cdi/spec_text.h"
 
-// The input is the file's name, a line feed, and its text.
+// The input is the file's name, a line feed, and the file's text.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace gpushm::plugin;
   const std::string input(reinterpret_cast<const char*>(data), size);

@@ -1,4 +1,4 @@
-// What the tests of this folder share: a folder for a test, and Files that stop at a step.
+// Shared by this folder's tests: a temporary folder, and Files that stop at a step.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,14 +26,14 @@ inline std::string ReadText(const std::string& path) {
   return text.str();
 }
 
-// With the folders on its way.
+// Also creates the parent folders.
 inline void WriteText(const std::string& path, const std::string& text) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path) << text;
 }
 
-// Calls `stop` before step number `last`, counted from 1. A step is a system call; writing is two,
-// with half of the bytes each.
+// Calls `stop` before step number `last`, counted from 1. A step is a system call; a write counts
+// as two, with half of the bytes each.
 class StoppingFiles : public Files {
  public:
   using Stop = std::function<Result<void>()>;
@@ -89,7 +89,7 @@ inline StoppingFiles FailingFiles(int last) {
   return StoppingFiles(last, [] { return Fail(Code::kSystem, "no space left on device"); });
 }
 
-// Runs `work` in a process that is killed before step `last`. False: it came to its end before.
+// Runs `work` in a process that is killed before step `last`. False: it finished before that step.
 inline bool RunKilled(int last, const std::function<void(Files&)>& work) {
   const pid_t child = fork();
   if (child == 0) {

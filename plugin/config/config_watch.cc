@@ -50,7 +50,7 @@ void ConfigWatcher::Watch() {
       return;
     }
   }
-  // Again and again the same watch, unless another folder has the name by now.
+  // Adding the watch again returns the same one, unless another folder has the name now.
   folder_watched_ = inotify_add_watch(inotify_.get(), folder_.c_str(), kFolderEvents) >= 0;
 }
 
@@ -82,7 +82,7 @@ void ConfigWatcher::Touched() {
 
 void ConfigWatcher::LookLater() {
   loop_.Cancel(look_timer_);
-  // A folder that was renamed away or removed is watched under its name again when it is back.
+  // A folder that was renamed or removed is watched under its name again once it is back.
   look_timer_ = loop_.After(folder_watched_ ? kLookMs : kLongestMs, [this] { Look(false); });
 }
 

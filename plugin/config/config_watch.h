@@ -1,14 +1,16 @@
-// Tells when the plugin's file has changed, and what of it takes effect.
+// Reports when the plugin's file has changed, and which changes take effect.
 //
-// A ConfigMap's volume changes by renaming `..data`, a link to a folder, and an editor by renaming
-// a new file over the old one: so the folder is watched, and what counts is that the text behind
-// the path differs. Where the node has no inotify instance left, and for links to elsewhere, a look
-// every kLookMs will do.
+// A ConfigMap's volume changes by a rename of `..data`, a link to a folder, and an editor renames a
+// new file over the old one. So this class watches the folder, and compares the text behind the
+// path. If the node has no free inotify instance, or a link leads elsewhere, a check every kLookMs
+// is enough.
 //
 // Contract
-//   (1) `on_change` only for a text that parses; after an error the configuration from before
-//       stays. Each text is reported once, a mended one too where it brings back what was.
-//   (2) Changes within kSettleMs are one; a folder that never rests is read every kLongestMs.
+//   (1) `on_change` is called only for a text that parses; after an error the former configuration
+//       stays. Each text is reported once. A corrected file is reported too, even if it restores
+//       what was there before.
+//   (2) Changes within kSettleMs count as one. A folder that changes all the time is read every
+//       kLongestMs.
 // Threads: all on the loop's.
 #pragma once
 
@@ -24,7 +26,7 @@ namespace gpushm::plugin {
 
 class ConfigWatcher {
  public:
-  // `taken.config`: what is to be used from now on. `taken.restart`: keys whose new values wait.
+  // `taken.config`: what to use from now on. `taken.restart`: keys whose new values need a restart.
   using OnChange = std::function<void(const TakenOver& taken)>;
   using OnError = std::function<void(const Status&)>;
 
@@ -32,15 +34,15 @@ class ConfigWatcher {
   static constexpr int64_t kLongestMs = 1000;
   static constexpr int64_t kLookMs = 30'000;
 
-  // `current`: what the program runs with, from the same path. The first look follows soon, so a
-  // change since it was read is not missed. `loop` outlives it.
+  // `current`: the configuration that the program runs with, read from the same path. The first
+  // check follows soon, so a change since that read is not missed. `loop` must outlive this object.
   ConfigWatcher(EventLoop& loop, std::string path, PluginConfig current, OnChange on_change,
                 OnError on_error);
   ConfigWatcher(const ConfigWatcher&) = delete;
   ConfigWatcher& operator=(const ConfigWatcher&) = delete;
   ~ConfigWatcher();
 
-  // Looks now (SIGHUP). Reports an error again even if it is the one from before.
+  // Checks now (SIGHUP). Reports an error again even if it has not changed.
   void Reload();
 
   const PluginConfig& current() const { return current_; }
@@ -59,10 +61,10 @@ class ConfigWatcher {
   PluginConfig current_;
   const OnChange on_change_;
   const OnError on_error_;
-  std::optional<std::string> seen_;  // The text, or error, of the last look.
+  std::optional<std::string> seen_;  // The text, or error, of the last check.
   UniqueFd inotify_;
   bool folder_watched_ = false;
-  uint64_t settle_timer_ = 0;  // 0: none.
+  uint64_t settle_timer_ = 0;  // 0: not set.
   uint64_t look_timer_ = 0;
   int64_t first_touch_ns_ = 0;
 };

@@ -74,7 +74,7 @@ class ConfigWatchTest : public testing::Test {
     return current;
   }
 
-  // The next report; false: none in time.
+  // Waits for the next report; false: none in time.
   bool Wait(int64_t wait_ms = kLongMs) {
     std::unique_lock lock(mutex_);
     const bool came = reported_.wait_for(lock, std::chrono::milliseconds(wait_ms), [this] {
@@ -84,7 +84,7 @@ class ConfigWatchTest : public testing::Test {
     return came;
   }
 
-  // As the kubelet does: a new folder, a link to it, and the link renamed over the old one.
+  // As the kubelet does it: a new folder, a link to it, and a rename of the link over the old one.
   void WriteConfigMap(const std::string& version, const std::string& text) {
     fs::create_directory(folder_ / version);
     std::ofstream(folder_ / version / "plugin.yaml") << text;
@@ -98,7 +98,7 @@ class ConfigWatchTest : public testing::Test {
   fs::path folder_;
   std::unique_ptr<EventLoop> loop_ = *EventLoop::Create();
   std::function<void()> touch_;
-  std::unique_ptr<ConfigWatcher> watcher_;  // Of the loop's thread.
+  std::unique_ptr<ConfigWatcher> watcher_;  // Used on the loop's thread.
   std::thread thread_;
   std::mutex mutex_;
   std::condition_variable reported_;
@@ -133,7 +133,7 @@ TEST_F(ConfigWatchTest, AConfigMapsVolume) {
     ASSERT_TRUE(Wait());
     EXPECT_EQ(Current().rules.tokens, tokens);
   }
-  EXPECT_THAT(errors_, IsEmpty()) << "at no time is it missing";
+  EXPECT_THAT(errors_, IsEmpty()) << "the file is never missing";
 }
 
 TEST_F(ConfigWatchTest, ABadFileKeepsWhatWas) {
@@ -147,13 +147,13 @@ TEST_F(ConfigWatchTest, ABadFileKeepsWhatWas) {
   EXPECT_FALSE(Wait(300)) << "once";
   OnLoop([this] { watcher_->Reload(); });
   ASSERT_TRUE(Wait());
-  EXPECT_EQ(errors_.size(), 2u) << "whoever sends SIGHUP wants to know";
+  EXPECT_EQ(errors_.size(), 2u) << "SIGHUP always reports the result";
   Write("attach-tokens: 5\n");
   ASSERT_TRUE(Wait());
-  EXPECT_EQ(changes_.size(), 1u) << "mended";
+  EXPECT_EQ(changes_.size(), 1u) << "corrected";
   fs::remove(Path());
   ASSERT_TRUE(Wait());
-  EXPECT_THAT(errors_.at(2), HasSubstr("no file"));
+  EXPECT_THAT(errors_.at(2), HasSubstr("no such file"));
   EXPECT_EQ(Current().rules.tokens, 5u);
 }
 
@@ -171,7 +171,7 @@ TEST_F(ConfigWatchTest, TheFolderIsMadeAnew) {
   Start();
   fs::rename(folder_, folder_.string() + ".old");
   ASSERT_TRUE(Wait());
-  EXPECT_THAT(errors_.at(0), HasSubstr("no file"));
+  EXPECT_THAT(errors_.at(0), HasSubstr("no such file"));
   fs::create_directory(folder_);
   Write("attach-tokens: 7\n");
   ASSERT_TRUE(Wait());
@@ -182,7 +182,7 @@ TEST_F(ConfigWatchTest, TheFolderIsMadeAnew) {
   fs::remove_all(folder_.string() + ".old");
 }
 
-// Goal: a folder that never rests does not put the look off for ever.
+// Goal: a folder that changes all the time does not delay the check indefinitely.
 TEST_F(ConfigWatchTest, ABusyFolder) {
   Write("attach-tokens: 5\n");
   Start();

@@ -18,7 +18,7 @@ std::optional<ListenAddress> ParseListenAddress(std::string_view text) {
   if (brackets) address.host = address.host.substr(1, address.host.size() - 2);
   const bool ipv6 = address.host.find(':') != std::string_view::npos;
   if (ipv6 != brackets) return std::nullopt;
-  // An address, not a name: what a name resolves to may change.
+  // Must be an address, not a name: the addresses that a name resolves to may change.
   if (address.host.find_first_not_of("0123456789abcdefABCDEF.:") != std::string_view::npos) {
     return std::nullopt;
   }

@@ -1,5 +1,5 @@
-// Where a server of the plugin listens: ":9400" (all addresses, IPv4 and IPv6), "127.0.0.1:9401",
-// "[::1]:9401". Port 0: any free one.
+// The address of a server of the plugin: ":9400" (all addresses, IPv4 and IPv6), "127.0.0.1:9401",
+// "[::1]:9401". Port 0: any free port.
 //
 // Threads: pure functions.
 #pragma once
@@ -10,14 +10,14 @@
 namespace gpushm::plugin {
 
 struct ListenAddress {
-  std::string_view host;  // Of the text that was parsed, without brackets; empty: all.
+  std::string_view host;  // Part of the parsed text, without brackets; empty: all.
   int port = 0;
 };
 
-// Nothing: it is none.
+// Nothing if the text is not an address.
 std::optional<ListenAddress> ParseListenAddress(std::string_view text);
 
-// Whether it is reached from this machine (this network namespace) alone.
+// Whether only this machine (this network namespace) can reach it.
 bool IsLoopback(const ListenAddress& address);
 
 }  // namespace gpushm::plugin

@@ -27,10 +27,11 @@ constexpr std::array<std::string_view, 2> kStrategies = {"cdi", "devices"};
 constexpr std::array<std::string_view, 2> kKubelets = {"auto", "none"};
 constexpr uint64_t kGranularity = uint64_t{2} << 20;  // Of GPU memory.
 constexpr size_t kMaxGpus = 256;
-constexpr size_t kMaxResourceBytes = 317;  // A domain, "/" and a name, as Kubernetes has them.
+constexpr size_t kMaxResourceBytes = 317;  // Domain, "/" and name, by Kubernetes' limits.
 constexpr size_t kMaxXids = 256;
 constexpr uint32_t kMaxXid = 65'535;
-// So that the sockets and folders that are made inside fit a socket's path.
+// Leaves room for the sockets and folders that are made inside, within the limit of a socket's
+// path.
 constexpr size_t kFolderBytes = 64;
 constexpr size_t kPathBytes = 1024;
 
@@ -134,7 +135,7 @@ void FileReader::Gpus(const YamlNode& value) {
   if (value.kind == YamlNode::Kind::kScalar) {
     if (value.text == "all") return;
     return file_.Fail(value, "gpus",
-                      Concat(Quote(value.text), " is neither all nor a list such as [0, 1]"));
+                      Concat(Quote(value.text), " must be all, or a list such as [0, 1]"));
   }
   const auto* const items = file_.List(value, "gpus", "all GPUs");
   if (items == nullptr) return;
@@ -151,9 +152,9 @@ void FileReader::Gpus(const YamlNode& value) {
       continue;
     }
     if (std::ranges::find(select, name) != select.end()) {
-      file_.Fail(item, path, Concat(Quote(name), " is there twice"));
+      file_.Fail(item, path, Concat(Quote(name), " is listed twice"));
     } else if (select.size() == kMaxGpus) {
-      return file_.Fail(item, path, Concat("more than ", kMaxGpus, " of them"));
+      return file_.Fail(item, path, Concat("more than ", kMaxGpus, " entries"));
     } else {
       select.push_back(std::move(name));
     }
@@ -169,9 +170,9 @@ void FileReader::NotGpus(const YamlNode& value) {
     const std::string* const name = file_.Text((*items)[i], path);
     if (name == nullptr) continue;
     if (name->size() > kMaxResourceBytes || name->find('/') == std::string::npos) {
-      file_.Fail((*items)[i], path, Concat(Quote(*name), " is no name of a resource"));
+      file_.Fail((*items)[i], path, Concat(Quote(*name), " is not a resource name (domain/name)"));
     } else if (config_.not_gpus.size() == kMaxGpus) {
-      return file_.Fail((*items)[i], path, Concat("more than ", kMaxGpus, " of them"));
+      return file_.Fail((*items)[i], path, Concat("more than ", kMaxGpus, " entries"));
     } else {
       config_.not_gpus.push_back(*name);
     }
@@ -182,7 +183,7 @@ void FileReader::Unit(const YamlNode& value) {
   const std::optional<uint64_t> bytes = file_.PositiveBytes(value, "unit");
   if (!bytes) return;
   if (*bytes % kGranularity != 0) {
-    return file_.Fail(value, "unit", "is no multiple of 2Mi, the granularity of GPU memory");
+    return file_.Fail(value, "unit", "must be a multiple of 2Mi, the granularity of GPU memory");
   }
   config_.rules.unit_bytes = *bytes;
 }
@@ -204,7 +205,7 @@ void FileReader::Allocations(const YamlNode& value) {
   for (size_t i = 0; i < items->size(); ++i) {
     const std::string path = Concat("allocations[", i, "]");
     if (i == kMaxAllocations) {
-      return file_.Fail((*items)[i], path, Concat("more than ", kMaxAllocations, " of them"));
+      return file_.Fail((*items)[i], path, Concat("more than ", kMaxAllocations, " entries"));
     }
     Allocation((*items)[i], path);
   }
@@ -221,10 +222,10 @@ void FileReader::Allocation(const YamlNode& item, const std::string& path) {
       const std::string* const name = file_.Text(value, field);
       if (name == nullptr) continue;
       if (!IsDnsLabel(*name)) {
-        file_.Fail(value, field, Concat(Quote(*name), " is not a name (a-z, 0-9 and '-')"));
+        file_.Fail(value, field, Concat(Quote(*name), " is not a DNS label (a-z, 0-9 and '-')"));
       } else if (std::ranges::find(config_.allocations, *name, &NodeAllocation::name) !=
                  config_.allocations.end()) {
-        file_.Fail(value, field, Concat(Quote(*name), " is there twice"));
+        file_.Fail(value, field, Concat(Quote(*name), " is used twice"));
       } else {
         allocation.name = *name;
       }
@@ -252,9 +253,9 @@ void FileReader::XidList(const YamlNode& value, std::string_view field,
     const auto xid = file_.Number((*items)[i], path, 1, kMaxXid);
     if (!xid) continue;
     if (std::ranges::find(out, *xid) != out.end()) {
-      file_.Fail((*items)[i], path, Concat(*xid, " is there twice"));
+      file_.Fail((*items)[i], path, Concat(*xid, " is listed twice"));
     } else if (out.size() == kMaxXids) {
-      return file_.Fail((*items)[i], path, Concat("more than ", kMaxXids, " of them"));
+      return file_.Fail((*items)[i], path, Concat("more than ", kMaxXids, " entries"));
     } else {
       out.push_back(*xid);
     }
@@ -266,7 +267,7 @@ void FileReader::Address(const YamlNode& value, std::string_view field, std::str
   const std::string* const text = file_.Text(value, field);
   if (text == nullptr) return;
   if (!ParseListenAddress(*text)) {
-    return file_.Fail(value, field, Concat(Quote(*text), " is not a host and a port"));
+    return file_.Fail(value, field, Concat(Quote(*text), " is not of the form host:port"));
   }
   out = *text;
 }
@@ -290,7 +291,7 @@ void FileReader::Metrics(const YamlNode& value) {
   }
 }
 
-// A map that has an address and nothing else.
+// A map whose only key is an address.
 void FileReader::AddressAlone(const YamlNode& value, std::string_view field, std::string& out) {
   const std::vector<config::YamlEntry>* const entries = file_.Map(value, field);
   if (entries == nullptr) return;
@@ -325,18 +326,19 @@ void FileReader::Health(const YamlNode& value) {
   }
 }
 
-// What fits each key but not the others.
+// Checks values that are valid each, but not together.
 void FileReader::CheckTogether(const YamlNode& root) {
   if (!config_.allocations.empty() && config_.kubelet != KubeletMode::kNone) {
     file_.Fail(*Find(root, "allocations"), "allocations",
-               "are for machines without a kubelet; here pods ask for memory", "kubelet: none");
+               "is only for machines without a kubelet; with one, pods request memory",
+               "kubelet: none");
   }
   for (const uint32_t xid : config_.health.fatal_xids) {
     if (std::ranges::find(config_.health.ignore_xids, xid) == config_.health.ignore_xids.end()) {
       continue;
     }
     file_.Fail(*Find(*Find(root, "health"), "fatal-xids"), "health.fatal-xids",
-               Concat(xid, " is among health.ignore-xids as well"));
+               Concat(xid, " is also in health.ignore-xids"));
   }
 }
 
@@ -367,8 +369,8 @@ Result<std::string> ReadConfigText(const std::string& path) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) {
     if (errno == ENOENT) {
-      return Fail(Code::kNotFound, Concat("no file ", path),
-                  "give the path of the plugin's YAML file; an empty one is fine");
+      return Fail(Code::kNotFound, Concat("no such file: ", path),
+                  "give the path of the plugin's YAML file; it may be empty");
     }
     return FailSystem(errno, Concat("open ", path));
   }

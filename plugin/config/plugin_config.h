@@ -1,13 +1,12 @@
-// The plugin's configuration: one strict YAML file, of which every key has a default, so that an
-// empty file is right on most nodes. docs/reference/plugin-config.md is made from the table of
-// keys.
+// The plugin's configuration: one strict YAML file. Every key has a default, so an empty file is
+// right on most nodes. docs/reference/plugin-config.md is made from the table of keys.
 //
 // Contract
-//   1. As of annotations: every error of a file comes at once, with its place, the reason and an
-//      example that itself parses; an unknown key names the nearest known one; nothing is ignored.
-//   2. A running plugin takes over a changed file but for the keys that need a restart, which keep
-//      their values (TakeOver).
-// Threads: pure functions but for ReadPluginConfig; any thread.
+//   1. As for annotations: all errors of a file are reported together, each with its place, the
+//      reason and a valid example. An unknown key gets the nearest known one. Nothing is ignored.
+//   2. A running plugin takes over a changed file, except for the keys that need a restart, which
+//      keep their values (TakeOver).
+// Threads: pure functions except ReadPluginConfig; any thread.
 #pragma once
 
 #include <optional>
@@ -25,32 +24,32 @@
 namespace gpushm::plugin {
 
 enum class Strategy {
-  kCdi,      // Devices come into containers by CDI names, bound when a container starts.
-  kDevices,  // By device nodes and mounts, bound when a pod is admitted: older runtimes.
+  kCdi,      // Containers get devices by CDI names, and are bound when they start.
+  kDevices,  // By device nodes and mounts, and bound at admission: for older runtimes.
 };
 
 enum class KubeletMode {
-  kAuto,  // Registers with the kubelet; waits for it where there is none yet.
-  kNone,  // One machine without Kubernetes: `allocations` are all there is.
+  kAuto,  // Registers with the kubelet, and waits for it if it does not run yet.
+  kNone,  // One machine without Kubernetes: only `allocations` exist.
 };
 
 // A buffer pool on a machine without Kubernetes.
 struct NodeAllocation {
   std::string name;  // A DNS label.
   uint64_t memory_bytes = 0;
-  std::optional<config::GpuChoice> gpu;  // None: one with room.
+  std::optional<config::GpuChoice> gpu;  // None: any GPU with room.
 
   friend bool operator==(const NodeAllocation&, const NodeAllocation&) = default;
 };
 
-// What the plugin tells of itself and of the node, and where. Addresses as in listen_address.h;
-// empty: not at all.
+// What the plugin reports about itself and the node, and where. Addresses as in listen_address.h;
+// an empty one is not served.
 struct MonitoringConfig {
   std::string metrics_address{":9400"};
   std::string status_address{"127.0.0.1:9401"};
   std::string probes_address;
-  uint32_t sample_ms = 5000;  // Between two questions to NVML.
-  bool host_pids = false;     // The plugin sees the PIDs that NVML gives.
+  uint32_t sample_ms = 5000;  // Between two reads from NVML.
+  bool host_pids = false;     // Whether the plugin sees the PIDs that NVML reports.
 
   friend bool operator==(const MonitoringConfig&, const MonitoringConfig&) = default;
 };
@@ -58,14 +57,14 @@ struct MonitoringConfig {
 struct PluginConfig {
   Rules rules;  // gpus, unit, reserve, attach-tokens
   Strategy strategy = Strategy::kCdi;
-  std::string driver_root;  // Empty: found.
-  std::string host_root;    // Where the node's root is visible here; empty: here is the node.
-  bool coexist = false;     // Containers may also ask for nvidia.com/gpu.
+  std::string driver_root;  // Empty: search for it.
+  std::string host_root;    // Where this process sees the node's root. Empty: not in a container.
+  bool coexist = false;     // Containers may also request nvidia.com/gpu.
   KubeletMode kubelet = KubeletMode::kAuto;
   std::string kubelet_folder{"/var/lib/kubelet/device-plugins"};
   std::string pod_resources_socket{"/var/lib/kubelet/pod-resources/kubelet.sock"};
   std::string plugins_registry_folder{"/var/lib/kubelet/plugins_registry"};
-  std::vector<std::string> not_gpus;  // Resources of nvidia.com that are no GPUs.
+  std::vector<std::string> not_gpus;  // Resources of nvidia.com that are not GPUs.
   std::string cdi_folder{"/var/run/cdi"};
   std::string state_folder{"/var/lib/gpushm"};
   std::vector<NodeAllocation> allocations;
@@ -78,19 +77,20 @@ struct PluginConfig {
 
 inline constexpr size_t kMaxAllocations = 1024;
 
-// `file_name` is only for messages.
+// `file_name` is used only in messages.
 Result<PluginConfig> ParsePluginConfig(std::string_view yaml_text, std::string_view file_name);
 config::OrErrors<PluginConfig> ParsePluginConfigOrErrors(std::string_view yaml_text,
                                                          std::string_view file_name);
-// kNotFound: no such file. kSystem: it cannot be read. kInvalidArgument: what is wrong in it.
+// kNotFound: the file does not exist. kSystem: it cannot be read. kInvalidArgument: the error lists
+// what is wrong in it.
 Result<PluginConfig> ReadPluginConfig(const std::string& path);
-// Its text alone, at most config::kConfigBytes and one byte.
+// Only the file's text, at most config::kConfigBytes and one byte.
 Result<std::string> ReadConfigText(const std::string& path);
 
-// The keys of the file, those of maps as "log.level".
+// The keys of the file; those inside maps as "log.level".
 std::span<const config::KeyInfo> PluginKeys();
 
-// What a plugin that runs with `now` does when the file says `next`: the keys that need a restart
+// What a plugin that runs with `now` uses when the file says `next`: the keys that need a restart
 // keep their values. `restart`: those of them that differ.
 struct TakenOver {
   PluginConfig config;

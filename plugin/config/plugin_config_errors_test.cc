@@ -1,6 +1,6 @@
-// Goal: every kind of mistake is found at its place, explained, and answered with an example that
-// is right. Method: a table of malformed files; each says the line, the column, the field and a
-// part of the reason that must come out. The example of every error is parsed.
+// Goal: every kind of mistake is found at its place, explained, and answered with a valid example.
+// Method: a table of malformed files with the expected line, column, field and part of the reason.
+// The example of every error is parsed.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -46,8 +46,8 @@ std::vector<Case> YamlCases() {
 
 std::vector<Case> GpuCases() {
   return {
-      {"gpus: none\n", 1, 7, "gpus", "neither all nor a list"},
-      {"gpus: 0\n", 1, 7, "gpus", "neither all nor a list"},
+      {"gpus: none\n", 1, 7, "gpus", "must be all, or a list"},
+      {"gpus: 0\n", 1, 7, "gpus", "must be all, or a list"},
       {"gpus: []\n", 1, 7, "gpus", "empty list; leave it out for all GPUs"},
       {"gpus:\n", 1, 1, "gpus", "has no value"},
       {"gpus: {0: 1}\n", 1, 7, "gpus", "is a map, not a list"},
@@ -55,9 +55,9 @@ std::vector<Case> GpuCases() {
       {"gpus: [0, 256]\n", 1, 11, "gpus[1]", "neither"},
       {"gpus: [0, -1]\n", 1, 11, "gpus[1]", "neither"},
       {"gpus: [GPU-12]\n", 1, 8, "gpus[0]", "is not a GPU's UUID"},
-      {"gpus: [0, 00]\n", 1, 11, "gpus[1]", "there twice"},
-      {"gpus: [1g.18gb, 1g.18gb]\n", 1, 17, "gpus[1]", "there twice"},
-      {"gpus:\n- " + kUuid + "\n- " + kUuid + "\n", 3, 3, "gpus[1]", "there twice"},
+      {"gpus: [0, 00]\n", 1, 11, "gpus[1]", "listed twice"},
+      {"gpus: [1g.18gb, 1g.18gb]\n", 1, 17, "gpus[1]", "listed twice"},
+      {"gpus:\n- " + kUuid + "\n- " + kUuid + "\n", 3, 3, "gpus[1]", "listed twice"},
       {"gpus: [[0]]\n", 1, 8, "gpus[0]", "is a list, not text"},
       {"gpus: [g.18gb]\n", 1, 8, "gpus[0]", "neither"},
       {"gpus: [1g.gb]\n", 1, 8, "gpus[0]", "neither"},
@@ -65,8 +65,8 @@ std::vector<Case> GpuCases() {
       {"gpus: [1g.18gbme]\n", 1, 8, "gpus[0]", "neither"},
       {"unit: 1GB\n", 1, 7, "unit", "(write 1Gi or 1G)"},
       {"unit: 0\n", 1, 7, "unit", "is zero"},
-      {"unit: 1Mi\n", 1, 7, "unit", "no multiple of 2Mi"},
-      {"unit: 1G\n", 1, 7, "unit", "no multiple of 2Mi"},
+      {"unit: 1Mi\n", 1, 7, "unit", "must be a multiple of 2Mi"},
+      {"unit: 1G\n", 1, 7, "unit", "must be a multiple of 2Mi"},
       {"unit: {}\n", 1, 7, "unit", "is a map"},
       {"unit:\n", 1, 1, "unit", "has no value"},
       {"reserve: -1Gi\n", 1, 10, "reserve", "is negative"},
@@ -109,11 +109,11 @@ std::vector<Case> AllocationCases() {
       {none + "- a\n", 3, 3, "allocations[0]", "is text, not a map"},
       {none + "- {name: a}\n", 3, 3, "allocations[0].memory", "is missing"},
       {none + "- {memory: 1Gi}\n", 3, 3, "allocations[0].name", "is missing"},
-      {none + "- {name: A, memory: 1Gi}\n", 3, 10, "allocations[0].name", "is not a name"},
+      {none + "- {name: A, memory: 1Gi}\n", 3, 10, "allocations[0].name", "is not a DNS label"},
       {none + "- {name: a, memory: 0}\n", 3, 21, "allocations[0].memory", "is zero"},
       {none + "- {name: a, memory: 1GB}\n", 3, 21, "allocations[0].memory", "(write 1Gi or 1G)"},
       {none + "- {name: a, memory: 1Gi}\n- {name: a, memory: 2Gi}\n", 4, 10, "allocations[1].name",
-       "there twice"},
+       "used twice"},
       {none + "- {name: a, memory: 1Gi, gpu: x}\n", 3, 31, "allocations[0].gpu", "neither"},
       {none + "- {name: a, memory: 1Gi, gpus: 0}\n", 3, 26, "allocations[0].gpus",
        "nearest is gpu"},
@@ -130,10 +130,10 @@ std::vector<Case> HealthCases() {
       {"health: {quiet-ms: 1}\n", 1, 20, "health.quiet-ms", "from 1000 to 86400000"},
       {"health: {ignore-xids: all}\n", 1, 23, "health.ignore-xids", "is text, not a list"},
       {"health: {ignore-xids: [0]}\n", 1, 24, "health.ignore-xids[0]", "from 1 to 65535"},
-      {"health: {fatal-xids: [79, 79]}\n", 1, 27, "health.fatal-xids[1]", "there twice"},
+      {"health: {fatal-xids: [79, 79]}\n", 1, 27, "health.fatal-xids[1]", "listed twice"},
       {"health: {fatal-xids: [79, x]}\n", 1, 27, "health.fatal-xids[1]", "from 1 to 65535"},
       {"health: {ignore-xids: [5], fatal-xids: [5]}\n", 1, 40, "health.fatal-xids",
-       "among health.ignore-xids as well"},
+       "also in health.ignore-xids"},
       {"log: debug\n", 1, 6, "log", "is text, not a map"},
       {"log: {level: verbose}\n", 1, 14, "log.level", "is not one of"},
       {"log: {format: xml}\n", 1, 15, "log.format", "is not one of"},
@@ -166,7 +166,7 @@ TEST(PluginConfigErrors, EachMistakeIsFoundAtItsPlace) {
     EXPECT_THAT(error.reason, testing::HasSubstr(c.reason));
     EXPECT_EQ(error.ToString().find('\n'), std::string::npos);
     ASSERT_FALSE(error.example.empty());
-    // Allocations are right together with what they need.
+    // Allocations are valid only together with the key that they need.
     const bool pools = error.example.starts_with("allocations");
     const auto example =
         ParsePluginConfig(error.example + (pools ? "\nkubelet: none\n" : "\n"), "example");
@@ -174,7 +174,7 @@ TEST(PluginConfigErrors, EachMistakeIsFoundAtItsPlace) {
   }
 }
 
-// Goal: one round of mending is enough.
+// Goal: one round of corrections is enough.
 TEST(PluginConfigErrors, AllErrorsComeAtOnceInTheOrderOfTheFile) {
   const auto config = ParsePluginConfigOrErrors(
       "unit: 1GB\nlog: {level: loud, fromat: json}\ngpus: [x, 0, 0]\nunit: 2Gi\nhealth:\n"

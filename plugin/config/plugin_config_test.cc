@@ -45,7 +45,7 @@ TEST(PluginConfig, TheTablesExamplesParse) {
   }
 }
 
-// Goal: no key is documented, accepted and then ignored.
+// Goal: no key is documented and accepted, but then ignored.
 TEST(PluginConfig, TheTablesExamplesTakeEffect) {
   for (const config::KeyInfo& key : PluginKeys()) {
     if (key.example == key.default_value) continue;

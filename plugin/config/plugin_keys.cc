@@ -1,4 +1,4 @@
-// The table of keys, what follows from it, and the document made from it.
+// The table of keys, and what depends on it; the reference document is made from it.
 #include <algorithm>
 
 #include "plugin/config/plugin_config.h"
@@ -10,96 +10,94 @@ using config::KeyInfo;
 
 constexpr KeyInfo kKeys[] = {
     {"gpus", "", "`all`, or a list of UUIDs, indices and MIG profiles", "all",
-     "The GPUs and MIG instances to hand out. An index stands for all instances of its GPU, a "
-     "profile such as `1g.18gb` for all instances of that size.",
+     "The GPUs and MIG instances to hand out. An index selects all instances of its GPU, a profile "
+     "such as `1g.18gb` all instances of that size.",
      "[0, 1g.18gb]"},
     {"unit", "", "quantity", "1Gi",
-     "What one `gpushm.io/memory` stands for; a multiple of 2Mi. A node has at most 4,096 of them.",
+     "Memory of one `gpushm.io/memory` unit; a multiple of 2Mi. A node has at most 4,096 units.",
      "1Gi"},
     {"reserve", "", "quantity", "1Gi",
-     "Kept back of each GPU: what the driver itself takes, and room for what is not shared.",
+     "Memory of each GPU that is not advertised: for the driver itself, and for memory that is not "
+     "shared.",
      "2Gi"},
     {"attach-tokens", "", "number from 1 to 4096", "64",
-     "`gpushm.io/attach` for each GPU: how many containers can use it at a time.", "64"},
+     "Number of `gpushm.io/attach` for each GPU: how many containers can use it at a time.", "64"},
     {"strategy", "", "`cdi` or `devices`", "cdi",
-     "How GPUs come into containers. `devices` is for runtimes without CDI; what it cannot do is "
-     "in "
-     "[plugin.md](plugin.md).",
+     "How containers get GPUs. `devices` is for runtimes without CDI; "
+     "[operations.md](../guides/operations.md#strategy-devices) lists its limitations.",
      "cdi"},
     {"driver-root", "", "`auto` or absolute path", "auto",
-     "The root of the driver's installation on the node: `/`, or `/run/nvidia/driver` with the GPU "
-     "operator.",
+     "The root of the driver's installation on the node: `/`, or `/run/nvidia/driver` with the "
+     "GPU operator.",
      "/run/nvidia/driver"},
     {"host-root", "", "absolute path, or empty", "''",
-     "Where the node's root is visible to the plugin; empty where it runs outside of a container.",
+     "Path at which the plugin sees the node's root. Empty if it does not run in a container.",
      "/host"},
     {"coexist", "", "`true` or `false`", "false",
-     "Other plugins hand out GPUs of this node as well, and containers may ask for both. Without "
-     "it "
-     "a GPU that another plugin hands out is left to that one.",
+     "Containers may request GPUs of other device plugins as well. Without it, a GPU that another "
+     "plugin hands out is left to that plugin.",
      "true"},
     {"kubelet", "", "`auto` or `none`", "auto",
      "`none`: a machine without Kubernetes, served by `allocations`.", "none"},
     {"kubelet-folder", "", "absolute path", "/var/lib/kubelet/device-plugins",
      "The kubelet's folder of device plugins.", "/var/lib/kubelet/device-plugins"},
     {"pod-resources-socket", "", "absolute path", "/var/lib/kubelet/pod-resources/kubelet.sock",
-     "The kubelet's socket that tells whose device IDs are whose.",
+     "The kubelet's socket that reports which container holds which device IDs.",
      "/var/lib/kubelet/pod-resources/kubelet.sock"},
     {"plugins-registry-folder", "", "absolute path", "/var/lib/kubelet/plugins_registry",
-     "The kubelet's folder of registrations, where NVIDIA's driver for dynamic resource allocation "
-     "is seen, which hands out all GPUs of a node.",
+     "The kubelet's folder of plugin registrations. There the plugin detects NVIDIA's driver for "
+     "dynamic resource allocation, which hands out all GPUs of a node.",
      "/var/lib/kubelet/plugins_registry"},
     {"not-gpus", "", "list of resources", "[]",
-     "Resources of `nvidia.com/` that are no GPUs, such as network cards: another plugin that "
-     "hands out a device of `nvidia.com/` which cannot be told from a GPU keeps this one from "
-     "handing out any.",
+     "Resources of `nvidia.com/` that are not GPUs, such as network cards. If another plugin hands "
+     "out a device of `nvidia.com/` that could be any GPU, this plugin hands out none.",
      "[nvidia.com/hostdev]"},
     {"cdi-folder", "", "absolute path", "/var/run/cdi",
-     "Where the container runtime reads CDI specs that do not outlive a reboot.", "/var/run/cdi"},
+     "Folder in which the container runtime reads CDI specs that do not survive a reboot.",
+     "/var/run/cdi"},
     {"state-folder", "", "absolute path", "/var/lib/gpushm",
-     "Files, folders and sockets that go into containers. Programs run from it: not noexec.",
+     "Files, folders and sockets that are mounted into containers. Programs run from it, so it "
+     "must not be on a noexec file system.",
      "/var/lib/gpushm"},
     {"allocations", "", "list of maps", "[]",
-     "With `kubelet: none`: the pools of this machine, each with a `name` (a DNS label), `memory` "
-     "and, unless any will do, a `gpu` (UUID or index).",
+     "With `kubelet: none`: the pools of this machine. Each has a `name` (a DNS label), `memory` "
+     "and optionally a `gpu` (UUID or index).",
      "[{name: demo, memory: 8Gi}]"},
     {"health.ignore-xids", "", "list of numbers from 1 to 65535", "[]",
      "XIDs that leave a GPU healthy, whatever [xids.md](xids.md) says.", "[74]"},
     {"health.fatal-xids", "", "list of numbers from 1 to 65535", "[]",
-     "XIDs that make a GPU unhealthy, whatever xids.md says.", "[63]"},
+     "XIDs that make a GPU unhealthy, whatever [xids.md](xids.md) says.", "[63]"},
     {"health.recheck-ms", "", "number from 100 to 60000", "1000",
-     "Between two looks at a GPU. Events are heard at once.", "5000"},
+     "Time between two checks of a GPU. Events are handled immediately.", "5000"},
     {"health.good-probes", "", "number from 1 to 100", "3",
-     "Good looks in a row before an unhealthy GPU is healthy again.", "3"},
+     "Successful checks in a row before an unhealthy GPU is healthy again.", "3"},
     {"health.quiet-ms", "", "number from 1000 to 86400000", "600000",
-     "How long nothing may happen after an XID, where the driver has no opinion of its own.",
+     "How long a GPU must be quiet after an XID, if the driver reports no recovery action.",
      "600000"},
     {"metrics.address", "", "`host:port`, or empty", ":9400",
-     "Where Prometheus finds `/metrics`; without a host: on all addresses. Empty: nowhere.",
+     "Where `/metrics` is served. Without a host: on all addresses. Empty: not served.",
      "127.0.0.1:9400"},
     {"metrics.sample-ms", "", "number from 100 to 300000", "5000",
-     "Between two questions to NVML for what metrics tell of a GPU. A scrape never asks NVML.",
-     "15000"},
+     "Time between two reads of a GPU's metrics from NVML. A scrape never calls NVML.", "15000"},
     {"metrics.host-pids", "", "`true` or `false`", "false",
-     "The plugin runs in the host's PID namespace (`hostPID: true`), so it can tell the private "
-     "GPU "
-     "memory of containers.",
+     "The plugin runs in the host's PID namespace (`hostPID: true`), so it can report the private "
+     "GPU memory of containers.",
      "true"},
     {"status.address", "", "`host:port`, or empty", "127.0.0.1:9401",
-     "Where the status page is. It shows all pods of the node to whoever reaches it: on loopback "
-     "`kubectl port-forward` does. Empty: nowhere.",
+     "Where the status page is served. It shows all pods of the node to anyone who can reach it; "
+     "on loopback, use `kubectl port-forward`. Empty: not served.",
      "127.0.0.1:9401"},
     {"probes.address", "", "`host:port`, or empty", "''",
-     "Where the kubelet's probes find `/healthz` and `/readyz`, apart from metrics, so that no "
-     "scraper can hold up a probe. Without a host: on all addresses. Empty: nowhere. The chart "
-     "has `:9402`.",
+     "Where `/healthz` and `/readyz` are served for the kubelet's probes, apart from metrics, so "
+     "that no scraper can hold up a probe. Without a host: on all addresses. Empty: not served. "
+     "The chart sets `:9402`.",
      ":9402"},
-    {"log.level", "", "`debug`, `info`, `warning` or `error`", "info", "The least that is logged.",
-     "debug"},
-    {"log.format", "", "`text` or `json`", "text", "How log lines look.", "json"},
+    {"log.level", "", "`debug`, `info`, `warning` or `error`", "info",
+     "Lowest level that is logged.", "debug"},
+    {"log.format", "", "`text` or `json`", "text", "Format of log lines.", "json"},
 };
 
-// One that needs a restart, and where it is kept.
+// A key that needs a restart, and the member that it sets.
 struct Fixed {
   std::string_view key;
   bool (*same)(const PluginConfig&, const PluginConfig&);
@@ -112,7 +110,8 @@ constexpr Fixed At(std::string_view key) {
           [](const PluginConfig& from, PluginConfig& to) { Member(to) = Member(from); }};
 }
 
-// unit: what is bound counts in units, also in the specs on disk. The others are read once.
+// `unit` is fixed because bindings count in units, also in the specs on disk. The others are read
+// only once.
 constexpr Fixed kFixed[] = {
     At<[](auto& c) -> auto& { return c.rules.unit_bytes; }>("unit"),
     At<[](auto& c) -> auto& { return c.strategy; }>("strategy"),

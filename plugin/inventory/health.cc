@@ -9,13 +9,13 @@
 namespace gpushm::plugin {
 namespace {
 
-// Of drivers R565 and newer; headers of CUDA 12.6 and older lack both.
+// Supported by drivers since R565; headers of CUDA 12.6 and older lack both.
 constexpr unsigned kRecoveryActionField = 230;  // NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 constexpr unsigned long long kRecoveryActionEvent = 0x8000ULL;  // nvmlEventTypeGpuRecoveryAction
 
 constexpr unsigned long long kWantedEvents =
     nvmlEventTypeXidCriticalError | nvmlEventTypeDoubleBitEccError | kRecoveryActionEvent;
-// Events taken in a row before the devices are looked at.
+// Events read in a row before the devices are checked.
 constexpr int kEventsPerWake = 64;
 
 int64_t NowMs() { return MonotonicNs() / 1'000'000; }
@@ -25,7 +25,7 @@ Probe Failed(const NvmlApi& nvml, nvmlReturn_t result, std::string_view call) {
   switch (result) {
     case NVML_ERROR_GPU_IS_LOST:
     case NVML_ERROR_RESET_REQUIRED:
-    case NVML_ERROR_NOT_FOUND:         // A UUID that was there: unplugged, or MIG was set up anew.
+    case NVML_ERROR_NOT_FOUND:         // A known UUID: unplugged, or MIG was reconfigured.
     case NVML_ERROR_INVALID_ARGUMENT:  // A handle that was valid a moment ago.
     case NVML_ERROR_GPU_NOT_FOUND:
       probe.answer = Probe::Answer::kLost;
@@ -37,7 +37,7 @@ Probe Failed(const NvmlApi& nvml, nvmlReturn_t result, std::string_view call) {
   return probe;
 }
 
-// Asks the device itself; NVML knows its UUID, name and PCI address by heart.
+// Queries the device itself; NVML answers UUID, name and PCI address from its cache.
 Probe Ask(const NvmlApi& nvml, const std::string& uuid, nvmlDevice_t* handle) {
   nvmlReturn_t result = nvml.nvmlDeviceGetHandleByUUID(uuid.c_str(), handle);
   if (result != NVML_SUCCESS) return Failed(nvml, result, "nvmlDeviceGetHandleByUUID");
@@ -69,7 +69,7 @@ std::optional<uint64_t> EccErrors(const NvmlApi& nvml, nvmlDevice_t gpu) {
   return count;
 }
 
-// A remapping or retirement that waits for the next reset is no failure, and not asked for.
+// A remapping or retirement that waits for the next reset is not a failure, and is not queried.
 bool RemapFailed(const NvmlApi& nvml, nvmlDevice_t gpu) {
   unsigned corrected = 0;
   unsigned uncorrected = 0;
@@ -167,7 +167,7 @@ void HealthMonitor::Run() {
   }
 }
 
-// The event set of what answers now. Without one, looks go on.
+// Registers an event set for the devices that answer. Without one, the checks go on.
 void HealthMonitor::Register() {
   FreeSet();
   next_register_ms_ = NowMs() + kRegisterMs;
@@ -202,7 +202,7 @@ void HealthMonitor::Register() {
 
 void HealthMonitor::FreeSet() {
   const auto use = nvml_.Use();
-  // A set from before a restart went with what was shut down.
+  // A set from before a restart was freed by the shutdown.
   if (set_ && nvml_.restarts() == registered_at_) nvml_.nvmlEventSetFree(*set_);
   set_.reset();
   registered_.clear();
@@ -258,7 +258,7 @@ void HealthMonitor::LookAtAll() {
   if (!lost) {
     next_restart_ms_ = 0;
     restart_wait_ms_ = kFirstRestartMs;
-    // A GPU that came back has to be heard again.
+    // A GPU that came back must be registered for events again.
     if (registered_.size() < gpus.size() && now_ms >= next_register_ms_) Register();
   } else if (next_restart_ms_ == 0) {
     next_restart_ms_ = NowMs() + restart_wait_ms_;
@@ -275,7 +275,7 @@ int64_t HealthMonitor::NextLookMs() const {
   return NowMs() + wait_ms;
 }
 
-// `why`: NVML as a whole fails; empty: only a GPU is lost.
+// `why`: NVML as a whole fails. Empty: only a GPU is lost.
 void HealthMonitor::Reopen(const std::string& why) {
   const int64_t now_ms = NowMs();
   if (nvml_gone_ && now_ms < next_restart_ms_) {
@@ -323,9 +323,9 @@ void HealthMonitor::WaitForEvents(int64_t wait_ms) {
       continue;
     }
     if (result == NVML_ERROR_TIMEOUT) break;
-    // A set with a lost GPU in it fails at once, again and again; and NVML that was shut down by
-    // somebody else knows none of its sets. The look that follows tells them apart and registers
-    // the others anew.
+    // A set that contains a lost GPU fails immediately every time, and an NVML that somebody else
+    // shut down knows none of its sets. The check that follows tells the two apart and registers
+    // the other devices again.
     FreeSet();
     any = true;
     break;
@@ -337,7 +337,7 @@ void HealthMonitor::WaitForEvents(int64_t wait_ms) {
 }
 
 void HealthMonitor::TakeEvent(const nvmlEventData_t& event) {
-  if (event.eventType != nvmlEventTypeXidCriticalError) return;  // The look that follows decides.
+  if (event.eventType != nvmlEventTypeXidCriticalError) return;  // The check that follows decides.
   const auto known = registered_.find(event.device);
   if (known == registered_.end()) return;
   std::vector<HealthChange> changes;

@@ -1,17 +1,18 @@
-// Watches the health of GPUs and MIG instances through NVML: events as they come, and a look at
-// each device in between. What it makes of them is HealthBook's.
+// Watches the health of GPUs and MIG instances through NVML: events as they come, and a check of
+// each device in between. HealthBook draws the conclusions.
 //
 // Contract
-//   (1) An XID that concerns a device turns it unhealthy within kWaitMs; so does a look that finds
-//       it gone, within recheck_ms more.
-//   (2) NVML that fails as a whole is initialised anew, over and over, as it is while a GPU is lost
-//       (NVML does not see a GPU's return otherwise). So others in the process hold NvmlApi::Use.
-//   (3) Waiting costs a wake-up every kWaitMs. With looks every second: 3.6 ms of CPU in 10 s for
-//       one GPU (H100, driver 580).
-//   (4) NVML calls on a sick GPU may hang in the driver. Then only this thread hangs: Look() goes
-//       on answering, and SinceLookMs() tells.
+//   (1) An XID that affects a device makes it unhealthy within kWaitMs. A check that finds the
+//       device gone takes at most recheck_ms longer.
+//   (2) If NVML as a whole fails, it is initialised again repeatedly, and also while a GPU is lost,
+//       because NVML does not see a GPU's return otherwise. So other users in the process hold
+//       NvmlApi::Use.
+//   (3) Waiting costs one wake-up every kWaitMs. With a check every second it takes 3.6 ms of CPU
+//       in 10 s for one GPU (H100, driver 580).
+//   (4) NVML calls on an unhealthy GPU may hang in the driver. Then only this thread hangs: Look()
+//       still answers, and SinceLookMs() shows the hang.
 //
-// Threads: one of its own, which calls back. Everything else from any thread.
+// Threads: one of its own, which runs the callback. Everything else from any thread.
 #pragma once
 
 #include <atomic>
@@ -33,23 +34,23 @@ class HealthMonitor {
   using Callback = std::function<void(const HealthChange&)>;
 
   static constexpr int64_t kWaitMs = 250;
-  // While something is unhealthy, looks are at most so far apart.
+  // Largest time between checks while a device is unhealthy.
   static constexpr int64_t kSickRecheckMs = 1000;
-  // After one failed look.
+  // Time to the second check after a failed one.
   static constexpr int64_t kDoubtMs = 100;
-  // Between attempts to initialise NVML anew, doubling.
+  // Between attempts to initialise NVML again; doubles each time.
   static constexpr int64_t kFirstRestartMs = 500;
   static constexpr int64_t kLastRestartMs = 60'000;
-  // Between two registrations for events, should waiting for them fail at once every time.
+  // Between two registrations for events, in case waiting for them fails immediately every time.
   static constexpr int64_t kRegisterMs = 250;
 
-  // Takes the first look before it returns, and calls back from within for what is unhealthy.
+  // Makes the first check before it returns, and calls back from within for unhealthy devices.
   // `on_change` must not block.
   HealthMonitor(const NvmlApi& nvml, std::vector<Device> devices, HealthRules rules,
                 Callback on_change);
   HealthMonitor(const HealthMonitor&) = delete;
   HealthMonitor& operator=(const HealthMonitor&) = delete;
-  // Waits for the thread: kWaitMs, if NVML does not hang.
+  // Waits for the thread: at most kWaitMs, unless NVML hangs.
   ~HealthMonitor();
 
   void SetDevices(std::vector<Device> devices);
@@ -57,7 +58,7 @@ class HealthMonitor {
 
   std::vector<DeviceHealth> Look() const;
   std::vector<XidCount> xids() const;
-  // Since the thread last came round; more than a few recheck_ms: NVML hangs.
+  // Time since the thread's last round. More than a few recheck_ms means that NVML hangs.
   int64_t SinceLookMs() const;
 
  private:
@@ -76,19 +77,19 @@ class HealthMonitor {
   const NvmlApi& nvml_;
   const Callback on_change_;
 
-  // Of the thread (and the constructor before it).
+  // Used by the thread only, and before it by the constructor.
   std::optional<nvmlEventSet_t> set_;
-  std::map<nvmlDevice_t, std::string> registered_;  // Handles in `set_`, and their UUIDs.
-  uint64_t registered_at_ = 0;                      // NvmlApi::restarts() then.
+  std::map<nvmlDevice_t, std::string> registered_;  // Handles in `set_`, with their UUIDs.
+  uint64_t registered_at_ = 0;                      // Value of NvmlApi::restarts() at that time.
   int64_t next_look_ms_ = 0;
-  int64_t next_restart_ms_ = 0;  // 0: none planned.
+  int64_t next_restart_ms_ = 0;  // 0: not planned.
   int64_t next_register_ms_ = 0;
   int64_t restart_wait_ms_ = kFirstRestartMs;
   bool nvml_gone_ = false;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool stopping_ = false;  // Guarded by mutex_, as all below.
+  bool stopping_ = false;  // Guarded by mutex_, like all below.
   bool devices_changed_ = false;
   std::vector<Device> devices_;
   HealthBook book_;

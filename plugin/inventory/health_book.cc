@@ -7,7 +7,7 @@
 namespace gpushm::plugin {
 namespace {
 
-// The key of ECC errors among the XIDs: there is no XID 0.
+// The key of ECC errors among the XIDs: XID 0 does not exist.
 constexpr uint64_t kEccErrors = 0;
 
 // nvmlDeviceGpuRecoveryAction_t; headers of CUDA 12.6 and older lack it.
@@ -22,7 +22,7 @@ std::string_view ActionName(uint32_t action) {
     case 2:
       return "a reboot of the node";
     case 4:
-      return "draining the GPU and a reset";
+      return "the GPU to be drained and reset";
     case 6:
       return "a reset of the GPU's PCIe bus";
     case 7:
@@ -114,7 +114,7 @@ std::vector<HealthChange> HealthBook::OnXid(const std::string& gpu, uint64_t xid
         other(compute_instance, state.compute_instance)) {
       continue;
     }
-    if (effect == XidEffect::kAsk && state.recovery_action) continue;  // The next look decides.
+    if (effect == XidEffect::kAsk && state.recovery_action) continue;  // The next check decides.
     Raise(state, xid, effect == XidEffect::kUnknown, now_ms);
     Settle(state, changes);
   }
@@ -142,7 +142,7 @@ void HealthBook::TakeGoodProbe(State& state, const Probe& probe, int64_t now_ms)
   if (probe.ecc_errors) state.ecc_errors = probe.ecc_errors;
   state.remap_failed = probe.remap_failed;
   state.good = wants_reset || probe.remap_failed ? 0 : state.good + 1;
-  // A driver with an opinion has contained what it does not complain about.
+  // A driver with recovery actions has contained any error that it does not report.
   if (more && !probe.recovery_action) Raise(state, kEccErrors, false, now_ms);
   if (state.good < rules_.good_probes) return;
   state.lost.clear();
@@ -189,11 +189,11 @@ std::vector<HealthChange> HealthBook::OnNvmlGone(const std::string& reason, bool
 
 std::string HealthBook::Reason(const State& state) const {
   if (!state.nvml_gone.empty()) return Concat("NVML fails: ", state.nvml_gone);
-  if (!state.lost.empty()) return Concat("does not answer: ", state.lost);
+  if (!state.lost.empty()) return Concat("the GPU does not answer: ", state.lost);
   if (state.recovery_action && NeedsReset(*state.recovery_action)) {
-    return Concat("the driver wants ", ActionName(*state.recovery_action));
+    return Concat("the driver requests ", ActionName(*state.recovery_action));
   }
-  if (state.remap_failed) return "a row of its memory could not be remapped";
+  if (state.remap_failed) return "a row of the GPU's memory could not be remapped";
   for (const auto& [xid, trouble] : state.troubles) {
     if (!trouble.active) continue;
     if (xid == kEccErrors) return "uncorrectable ECC errors";
@@ -214,7 +214,7 @@ std::vector<DeviceHealth> HealthBook::Look() const {
   std::vector<DeviceHealth> all;
   for (const State& state : states_) {
     std::string reason = Reason(state);
-    if (!state.healthy && reason.empty()) reason = "answers again; being watched";
+    if (!state.healthy && reason.empty()) reason = "answers again, but not yet for long enough";
     if (state.healthy) reason.clear();
     all.push_back({state.uuid, state.healthy, std::move(reason)});
   }

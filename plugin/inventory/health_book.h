@@ -1,14 +1,14 @@
-// Which devices are well: the decision alone, from events and looks that somebody else brings.
+// Decides which devices are healthy, from events and checks that the caller supplies.
 //
-// Pure: no I/O, no clock, no thread.
+// Pure: no I/O, no clock, no threads.
 //
 // Invariants
-//   (1) A device turns unhealthy by what concerns it or its GPU, and only by that.
-//   (2) It turns healthy only after good_probes good looks in a row since the last bad sign, and
-//       only once nothing is held against it.
-//   (3) Whatever happened, a device that is quiet and looks good turns healthy in the end, unless
-//       the hardware itself goes on saying otherwise.
-//   (4) What a call returns is exactly what it changed, each device at most once.
+//   (1) What affects a device or its GPU makes it unhealthy, and nothing else does.
+//   (2) It becomes healthy only after good_probes successful checks in a row since the last bad
+//       sign, and only when no trouble is left.
+//   (3) Whatever happened, a device that is quiet and passes its checks becomes healthy in the end,
+//       unless the hardware still reports otherwise.
+//   (4) A call returns exactly what it changed, each device at most once.
 #pragma once
 
 #include <cstdint>
@@ -23,35 +23,36 @@
 namespace gpushm::plugin {
 
 struct HealthRules {
-  std::vector<uint32_t> ignore_xids;  // Go before the table of xids.h, ...
-  std::vector<uint32_t> fatal_xids;   // ... these even before `ignore_xids`.
-  // Between two looks at a GPU: 0.2 ms of CPU each (H100, driver 580).
+  std::vector<uint32_t> ignore_xids;  // Override the table of xids.h ...
+  std::vector<uint32_t> fatal_xids;   // ... and these override even `ignore_xids`.
+  // Between two checks of a GPU; each takes 0.2 ms of CPU (H100, driver 580).
   uint32_t recheck_ms = 1000;
-  uint32_t good_probes = 3;     // Good looks in a row before an unhealthy device is healthy again.
-  uint32_t quiet_ms = 600'000;  // Without a new sign, where the driver has no recovery action.
+  uint32_t good_probes = 3;     // Successful checks in a row until an unhealthy device is healthy.
+  uint32_t quiet_ms = 600'000;  // Without a new sign, if the driver has no recovery action.
 
   friend bool operator==(const HealthRules&, const HealthRules&) = default;
 };
 
-// One look at a device.
+// The result of one check of a device.
 struct Probe {
   enum class Answer {
     kGood,
-    kFailed,  // A call failed; once is nothing.
-    kLost,    // It is gone, or cannot be used before a reset.
+    kFailed,  // A call failed; a single failure has no effect.
+    kLost,    // It is gone, or needs a reset before it can be used.
   };
   Answer answer = Answer::kGood;
-  std::string error;  // Unless good.
-  // What the driver wants done: nvmlDeviceGpuRecoveryAction_t. Absent: this driver has no opinion.
+  std::string error;  // Empty if the check succeeded.
+  // The action that the driver requests: nvmlDeviceGpuRecoveryAction_t. Absent: this driver has
+  // none.
   std::optional<uint32_t> recovery_action;
-  std::optional<uint64_t> ecc_errors;  // Uncorrected, since the driver was loaded.
+  std::optional<uint64_t> ecc_errors;  // Uncorrected errors since the driver was loaded.
   bool remap_failed = false;
 };
 
 struct HealthChange {
   std::string uuid;
   bool healthy = true;
-  std::string reason;  // Of an unhealthy one.
+  std::string reason;  // Empty if healthy.
 
   friend bool operator==(const HealthChange&, const HealthChange&) = default;
 };
@@ -73,40 +74,41 @@ class HealthBook {
  public:
   explicit HealthBook(HealthRules rules) : rules_(std::move(rules)) {}
 
-  // After a failed look a second one decides.
+  // A second check decides after a failed one.
   static constexpr uint32_t kFailedProbes = 2;
-  // Quiet after an XID where the driver has a recovery action, and asks for nothing.
+  // Quiet time after an XID if the driver has a recovery action, and requests nothing.
   static constexpr int64_t kSettleMs = 30'000;
   static constexpr int64_t kUnknownQuietMs = 60'000;
-  // Each return of an XID doubles its quiet time, so often at most, until it stayed away so long.
+  // Each return of an XID doubles its quiet time, at most this many times, until the XID stayed
+  // away for that time.
   static constexpr uint32_t kDoublings = 4;
   static constexpr int64_t kForgetMs = 24 * 3'600'000;
-  // Kinds of XIDs counted for each GPU.
+  // Largest number of different XIDs counted for each GPU.
   static constexpr size_t kXidKinds = 128;
 
   const HealthRules& rules() const { return rules_; }
   void SetRules(HealthRules rules);
 
-  // What is watched from now on. Those that were there keep what is known of them; new ones are
-  // healthy until something is known.
+  // The devices to watch from now on. Known ones keep their state; new ones are healthy until a
+  // sign comes.
   void SetDevices(const std::vector<Device>& devices);
 
-  // `gpu`: UUID of the physical GPU; the instances as in nvmlEventData_t.
+  // `gpu`: UUID of the physical GPU. The instances are as in nvmlEventData_t.
   std::vector<HealthChange> OnXid(const std::string& gpu, uint64_t xid, uint32_t gpu_instance,
                                   uint32_t compute_instance, int64_t now_ms);
-  // A look at the device; one at NVML worked, then.
+  // A check of the device, which implies that NVML itself worked.
   std::vector<HealthChange> OnProbe(const std::string& uuid, const Probe& probe, int64_t now_ms);
-  // NVML as a whole fails. `driver_unloaded`: so what comes after is a driver that was loaded anew.
+  // NVML as a whole fails. `driver_unloaded`: whatever comes after is a newly loaded driver.
   std::vector<HealthChange> OnNvmlGone(const std::string& reason, bool driver_unloaded);
 
   std::vector<DeviceHealth> Look() const;  // In the order of SetDevices.
   std::vector<XidCount> xids() const;
   bool AllHealthy() const;
   bool AnyLost() const;
-  bool AnyInDoubt() const;  // One failed look: another one should follow soon.
+  bool AnyInDoubt() const;  // After one failed check; another should follow soon.
 
  private:
-  // What is held against a device because of an XID, or of ECC errors.
+  // A reason to distrust a device, from an XID or from ECC errors.
   struct Trouble {
     bool active = false;
     bool reset_seen = false;
@@ -120,15 +122,15 @@ class HealthBook {
     uint32_t gpu_instance = kNoInstance;
     uint32_t compute_instance = kNoInstance;
     bool healthy = true;
-    uint32_t good = 0;      // Good looks in a row.
-    uint32_t failed = 0;    // Failed ones in a row.
+    uint32_t good = 0;      // Successful checks in a row.
+    uint32_t failed = 0;    // Failed checks in a row.
     bool was_lost = false;  // Lost, not only failed.
-    std::string lost;       // Why it does not answer; empty: it does.
+    std::string lost;       // Why it does not answer; empty if it does.
     std::string nvml_gone;
     bool remap_failed = false;
     std::optional<uint32_t> recovery_action;
     std::optional<uint64_t> ecc_errors;
-    std::map<uint64_t, Trouble> troubles;  // By XID.
+    std::map<uint64_t, Trouble> troubles;  // Keyed by XID.
   };
 
   void Count(const std::string& gpu, uint64_t xid, int64_t now_ms);
@@ -144,8 +146,8 @@ class HealthBook {
   std::vector<XidCount> counts_;
 };
 
-// Whether the driver wants the GPU out of use (nvmlDeviceGpuRecoveryAction_t); what concerns only
-// traffic between GPUs does not.
+// Whether the driver requests that the GPU be taken out of use (nvmlDeviceGpuRecoveryAction_t).
+// Actions that concern only traffic between GPUs do not count.
 bool NeedsReset(uint32_t recovery_action);
 
 }  // namespace gpushm::plugin

@@ -34,7 +34,7 @@ Device Instance(const std::string& uuid, const std::string& parent, uint32_t num
   return device;
 }
 
-// A driver of R565 or newer; `action` absent: an older one.
+// A driver since R565; without `action`, an older one.
 Probe Good(std::optional<uint32_t> action = 0, uint64_t ecc = 0) {
   Probe probe;
   probe.recovery_action = action;
@@ -53,7 +53,7 @@ class HealthBookTest : public ::testing::Test {
  protected:
   HealthBookTest() { book_.SetDevices({Gpu("GPU-0"), Gpu("GPU-1")}); }
 
-  // Looks at GPU-0 once a second; the changes.
+  // Checks GPU-0 once a second; returns the changes.
   std::vector<HealthChange> Look(const Probe& probe, int times = 1) {
     std::vector<HealthChange> all;
     for (int i = 0; i < times; ++i) {
@@ -66,7 +66,7 @@ class HealthBookTest : public ::testing::Test {
     return book_.OnXid("GPU-0", xid, kNoInstance, kNoInstance, now_ms_);
   }
   bool Healthy(size_t device = 0) const { return book_.Look()[device].healthy; }
-  // Seconds of good looks until GPU-0 is healthy.
+  // Seconds of successful checks until GPU-0 is healthy.
   int SecondsToHealth(const Probe& probe) {
     for (int seconds = 1; seconds < 100'000; ++seconds) {
       if (!Look(probe).empty()) return seconds;
@@ -96,9 +96,10 @@ TEST_F(HealthBookTest, AFatalXidConcernsItsGpuAtOnceAndAQuietTimeEndsIt) {
   EXPECT_FALSE(changes[0].healthy);
   EXPECT_THAT(changes[0].reason, HasSubstr("XID 79: the GPU has fallen off the bus"));
   EXPECT_TRUE(Healthy(1));
-  EXPECT_EQ(SecondsToHealth(Good()), 30) << "this driver has a recovery action, and wants nothing";
+  EXPECT_EQ(SecondsToHealth(Good()), 30)
+      << "this driver has a recovery action, and requests nothing";
   Xid(79);
-  EXPECT_EQ(SecondsToHealth(Good()), 60) << "it came back, so the time doubles";
+  EXPECT_EQ(SecondsToHealth(Good()), 60) << "the XID returned, so the time doubles";
   now_ms_ += HealthBook::kForgetMs;
   Xid(79);
   EXPECT_EQ(SecondsToHealth(Good()), 30) << "a day later";
@@ -110,7 +111,7 @@ TEST_F(HealthBookTest, WithoutARecoveryActionTheQuietTimeIsTheConfigurations) {
   Xid(119);
   EXPECT_EQ(SecondsToHealth(old), 600);
   Xid(77777);
-  EXPECT_EQ(SecondsToHealth(old), 60) << "an XID that nobody knows";
+  EXPECT_EQ(SecondsToHealth(old), 60) << "an unknown XID";
 }
 
 TEST_F(HealthBookTest, WhereItDependsTheDriverDecides) {
@@ -118,9 +119,9 @@ TEST_F(HealthBookTest, WhereItDependsTheDriverDecides) {
   EXPECT_THAT(Xid(48), IsEmpty()) << "contained, as the recovery action says";
   EXPECT_THAT(Look(Good(0, 1)), IsEmpty());
   ASSERT_THAT(Look(Good(kResetGpu, 2)), SizeIs(1));
-  EXPECT_THAT(book_.Look()[0].reason, HasSubstr("wants a reset of the GPU"));
+  EXPECT_THAT(book_.Look()[0].reason, HasSubstr("requests a reset of the GPU"));
   Look(Good(kResetGpu, 2), 10'000);
-  EXPECT_FALSE(Healthy()) << "as long as the driver says so";
+  EXPECT_FALSE(Healthy()) << "as long as the driver requests it";
   EXPECT_EQ(SecondsToHealth(Good()), 3);
   Look(Good(kDrainPeers), 10);
   EXPECT_TRUE(Healthy()) << "traffic between GPUs only";
@@ -128,11 +129,11 @@ TEST_F(HealthBookTest, WhereItDependsTheDriverDecides) {
 
 TEST_F(HealthBookTest, AnOlderDriversEccErrorsCount) {
   Look(Good(std::nullopt, 5));
-  EXPECT_TRUE(Healthy()) << "they were there before";
+  EXPECT_TRUE(Healthy()) << "these errors existed before";
   ASSERT_THAT(Look(Good(std::nullopt, 6)), SizeIs(1));
   EXPECT_EQ(SecondsToHealth(Good(std::nullopt, 6)), 600);
   ASSERT_THAT(Xid(48), SizeIs(1));
-  EXPECT_EQ(SecondsToHealth(Good(std::nullopt, 0)), 3) << "the count fell: a reset";
+  EXPECT_EQ(SecondsToHealth(Good(std::nullopt, 0)), 3) << "a lower count means a reset";
 }
 
 TEST_F(HealthBookTest, AResetEndsTheQuietTime) {
@@ -150,7 +151,7 @@ TEST_F(HealthBookTest, ALostGpuIsHealthyWhenItAnswersAgain) {
   Look(Bad(Probe::Answer::kLost), 100);
   EXPECT_THAT(Look(Good(), 2), IsEmpty());
   EXPECT_THAT(Look(Bad(Probe::Answer::kFailed)), IsEmpty());
-  EXPECT_EQ(SecondsToHealth(Good()), 3) << "good looks in a row";
+  EXPECT_EQ(SecondsToHealth(Good()), 3) << "successful checks in a row";
 }
 
 TEST_F(HealthBookTest, OneFailedLookIsNothingTwoAre) {
@@ -174,16 +175,16 @@ TEST_F(HealthBookTest, NvmlsFailureConcernsAll) {
   EXPECT_THAT(book_.OnNvmlGone("driver not loaded", true), SizeIs(2));
   EXPECT_THAT(book_.OnNvmlGone("driver not loaded", true), IsEmpty());
   EXPECT_EQ(SecondsToHealth(Good()), 3);
-  EXPECT_FALSE(Healthy(1)) << "not looked at yet";
+  EXPECT_FALSE(Healthy(1)) << "not checked yet";
 }
 
 TEST_F(HealthBookTest, RulesGoBeforeTheTable) {
   book_.SetRules({.ignore_xids = {79, 48}, .fatal_xids = {13, 48}});
   EXPECT_THAT(Xid(79), IsEmpty());
-  EXPECT_THAT(Xid(48), SizeIs(1)) << "fatal goes first";
+  EXPECT_THAT(Xid(48), SizeIs(1)) << "fatal-xids has precedence";
   EXPECT_THAT(Xid(13), IsEmpty()) << "it is unhealthy already";
   book_.SetRules({.ignore_xids = {48}, .fatal_xids = {}});
-  EXPECT_EQ(SecondsToHealth(Good()), 3) << "new rules apply to what was";
+  EXPECT_EQ(SecondsToHealth(Good()), 3) << "new rules apply to earlier events";
 }
 
 TEST(HealthBook, OfAGpuInMigModeOnlyTheInstanceThatIsNamed) {
@@ -194,7 +195,7 @@ TEST(HealthBook, OfAGpuInMigModeOnlyTheInstanceThatIsNamed) {
   EXPECT_EQ(one[0].uuid, "MIG-2");
   EXPECT_THAT(book.OnXid("GPU-1", 95, 2, kNoInstance, 1), IsEmpty());
   const auto all = book.OnXid("GPU-1", 79, kNoInstance, kNoInstance, 1);
-  ASSERT_THAT(all, SizeIs(1)) << "the other one";
+  ASSERT_THAT(all, SizeIs(1)) << "only the other device";
   EXPECT_EQ(all[0].uuid, "MIG-1");
 }
 
@@ -216,7 +217,7 @@ constexpr uint64_t kSeeds = 300;
 #endif
 
 // Goal: invariants 1 to 4 of the header. Method: random signs on three GPUs, one of them in MIG
-// mode, against a model that knows only when the last sign for each device was; GPU-2 gets none.
+// mode, against a model that only knows the time of each device's last sign; GPU-2 gets none.
 TEST(HealthBook, RandomSigns) {
   for (uint64_t seed = gpushm::testing::TestSeed(0), end = seed + kSeeds; seed < end; ++seed) {
     SCOPED_TRACE(seed);

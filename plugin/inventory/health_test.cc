@@ -1,4 +1,4 @@
-// The monitor on the simulated NVML, which faults.yaml makes fail while the monitor runs.
+// The monitor on the simulated NVML; faults.yaml makes calls fail while the monitor runs.
 #include "plugin/inventory/health.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ const NvmlApi& Nvml() {
 
 constexpr int64_t kLongMs = 20'000;
 
-// Four GPUs, the last one cut into two MIG instances, in a state folder of the test's own.
+// Four GPUs, the last with two MIG instances, in a state folder of the test.
 class HealthTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -67,7 +67,7 @@ class HealthTest : public testing::Test {
     });
   }
 
-  // The next change, in the order in which they came; an empty one when none comes in time.
+  // The next change, in order; empty if none comes in time.
   HealthChange Next(int64_t wait_ms = kLongMs) {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, std::chrono::milliseconds(wait_ms),
@@ -77,7 +77,8 @@ class HealthTest : public testing::Test {
     return changes_[taken_++];
   }
 
-  // Adds XIDs of the GPU until a change comes: events count from when the monitor has registered.
+  // Adds XIDs of the GPU until a change comes, because events count only once the monitor has
+  // registered.
   HealthChange NextOfXids(const std::string& other_faults, int gpu, int xid) {
     std::string xids;
     const Deadline deadline = Deadline::AfterMs(kLongMs);
@@ -95,7 +96,7 @@ class HealthTest : public testing::Test {
   std::condition_variable changed_;
   std::vector<HealthChange> changes_;
   size_t taken_ = 0;
-  std::optional<HealthMonitor> monitor_;  // Last: it calls back until it ends.
+  std::optional<HealthMonitor> monitor_;  // Last, because it calls back until it is destroyed.
 };
 
 TEST_F(HealthTest, AFatalXidIsKnownWithinASecondAndEnds) {
@@ -114,7 +115,7 @@ TEST_F(HealthTest, AFatalXidIsKnownWithinASecondAndEnds) {
   EXPECT_EQ(xids[0].xid, 13u);
 }
 
-// Method: the application's XID comes first, so its change would have come before the other's.
+// Method: the application's XID comes first, so its change would have come before the other one.
 TEST_F(HealthTest, AnApplicationsXidIsIgnored) {
   Start();
   Faults("xids: [{gpu: 0, xid: 31}, {gpu: 0, xid: 43}, {gpu: 2, xid: 79}]");
@@ -128,7 +129,7 @@ TEST_F(HealthTest, ALostGpuIsFoundWithoutAnEventAndComesBack) {
   const HealthChange sick = Next();
   EXPECT_EQ(sick.uuid, uuids_[0]);
   EXPECT_NE(sick.reason.find("does not answer"), std::string::npos) << sick.reason;
-  // The others are heard meanwhile, though waiting for a lost GPU's events fails.
+  // Events of the others arrive meanwhile, although waiting for a lost GPU's events fails.
   EXPECT_EQ(NextOfXids("lost: ['0']\n", 1, 119).uuid, uuids_[1]);
   EXPECT_EQ(Next(), (HealthChange{uuids_[1], true, ""}));
   Faults("{}");
@@ -149,7 +150,7 @@ TEST_F(HealthTest, NvmlGoesAndComesBack) {
   EXPECT_EQ(sick.size(), 5u);
   Faults("{}");
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(Next().healthy);
-  EXPECT_EQ(NextOfXids("", 2, 120).uuid, uuids_[2]) << "events come again";
+  EXPECT_EQ(NextOfXids("", 2, 120).uuid, uuids_[2]) << "events arrive again";
 }
 
 TEST_F(HealthTest, SomebodyElseRestartsNvml) {
@@ -168,7 +169,7 @@ TEST_F(HealthTest, WhereWaitingForEventsFailsLooksGoOn) {
   EXPECT_EQ(Next().uuid, uuids_[2]);
   Faults(failing);
   EXPECT_EQ(Next(), (HealthChange{uuids_[2], true, ""}));
-  EXPECT_EQ(NextOfXids("", 1, 120).uuid, uuids_[1]) << "events come again";
+  EXPECT_EQ(NextOfXids("", 1, 120).uuid, uuids_[1]) << "events arrive again";
 }
 
 TEST_F(HealthTest, AnXidOfAnInstanceConcernsThatOne) {
@@ -184,12 +185,12 @@ TEST_F(HealthTest, AnXidOfAnInstanceConcernsThatOne) {
 TEST_F(HealthTest, TheDriversRecoveryActionAndFailedRemapping) {
   Faults("health: [{gpu: 2, remap_failed: true}]");
   Start();
-  EXPECT_EQ(Next(0).uuid, uuids_[2]) << "known when the monitor has started";
+  EXPECT_EQ(Next(0).uuid, uuids_[2]) << "known once the monitor has started";
   EXPECT_FALSE(monitor_->Look()[2].healthy);
   Faults("health: [{gpu: 0, recovery: 2, ecc: 4}]");
   const HealthChange first = Next();
   EXPECT_EQ(first.uuid, uuids_[0]);
-  EXPECT_EQ(first.reason, "the driver wants a reboot of the node");
+  EXPECT_EQ(first.reason, "the driver requests a reboot of the node");
   EXPECT_EQ(Next(), (HealthChange{uuids_[2], true, ""}));
   Faults("{}");
   EXPECT_EQ(Next(), (HealthChange{uuids_[0], true, ""}));
@@ -214,7 +215,7 @@ TEST_F(HealthTest, DevicesAndRulesChangeWhileItRuns) {
       .ignore_xids = {95}, .fatal_xids = {13}, .recheck_ms = 30, .good_probes = 1, .quiet_ms = 100};
   monitor_->SetRules(rules);
   EXPECT_EQ(monitor_->Look().size(), 4u);
-  // Events are delivered from when the monitor has registered for the new devices.
+  // Events arrive only once the monitor has registered for the new devices.
   Faults("health: [{gpu: 2, recovery: 1}]");
   EXPECT_EQ(Next().uuid, uuids_[2]);
   Faults("xids: [{gpu: 0, xid: 79}, {gpu: 1, xid: 95}, {gpu: 1, xid: 13}]");
@@ -236,8 +237,8 @@ int64_t CpuMs() {
          usage.ru_stime.tv_sec * 1000 + usage.ru_stime.tv_usec / 1000;
 }
 
-// Goal: neither waiting in vain nor a GPU that stays lost makes the monitor spin. The simulated
-// driver itself looks at its files every 10 ms.
+// Goal: the monitor does not spin while it waits in vain, or while a GPU stays lost. The simulated
+// driver itself checks its files every 10 ms.
 TEST_F(HealthTest, WaitingCostsNothing) {
   Start(HealthRules{});
   Faults("lost: ['1']");

@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kGranularity = 2 * kMiB;
 
-// Reads a text of at most NVML's longest.
+// Reads a string of at most NVML's maximum length.
 template <typename Get>
 Result<std::string> Text(const NvmlApi& nvml, std::string_view call, Get get) {
   std::array<char, NVML_DEVICE_NAME_V2_BUFFER_SIZE> text{};
@@ -23,7 +23,7 @@ Result<std::string> Text(const NvmlApi& nvml, std::string_view call, Get get) {
   return std::string(text.data());
 }
 
-// What a GPU and an instance of one have in common.
+// Reads what a GPU and a MIG instance have in common.
 Result<Device> Describe(const NvmlApi& nvml, nvmlDevice_t handle) {
   Device device;
   const auto uuid = Text(nvml, "nvmlDeviceGetUUID", [&](char* text, unsigned size) {
@@ -62,7 +62,7 @@ uint32_t InstanceId(nvmlReturn_t (*get)(nvmlDevice_t, unsigned*), nvmlDevice_t i
   return get != nullptr && get(instance, &id) == NVML_SUCCESS ? id : kNoInstance;
 }
 
-// The instances of a GPU; empty unless it is in MIG mode.
+// The MIG instances of a GPU; empty unless it is in MIG mode.
 Result<std::vector<Device>> Instances(const NvmlApi& nvml, nvmlDevice_t gpu, const Device& parent) {
   std::vector<Device> instances;
   unsigned count = 0;
@@ -95,7 +95,7 @@ bool InMigMode(const NvmlApi& nvml, nvmlDevice_t gpu) {
 }
 
 bool Is(const Device& device, const std::string& selected) {
-  if (selected.empty()) return false;  // A GPU's parent and profile are.
+  if (selected.empty()) return false;  // A GPU has neither parent nor profile.
   return selected == device.uuid || selected == device.parent_uuid ||
          selected == std::to_string(device.index) || selected == device.profile();
 }
@@ -108,8 +108,9 @@ struct Selection {
 Result<Selection> Select(const std::vector<Device>& devices,
                          const std::vector<std::string>& select) {
   if (devices.empty()) {
-    return Fail(Code::kNotFound, "NVML shows no GPU",
-                "is the driver loaded (nvidia-smi), and does this container see the device nodes?");
+    return Fail(Code::kNotFound, "NVML reports no GPU",
+                "check with nvidia-smi that the driver is loaded, and that this container has the "
+                "device nodes");
   }
   if (select.empty()) return Selection{.chosen = devices, .missing = {}};
   Selection selection;
@@ -150,11 +151,11 @@ DeviceIds Numbered(char kind, uint64_t count) {
 Result<void> CheckRules(const Rules& rules) {
   if (rules.unit_bytes == 0 || rules.unit_bytes % kGranularity != 0) {
     return Fail(Code::kInvalidArgument,
-                Concat("unit: ", rules.unit_bytes, " bytes are no multiple of 2 MiB"),
+                Concat("unit: ", rules.unit_bytes, " bytes are not a multiple of 2 MiB"),
                 "use for example unit: 1Gi or unit: 256Mi");
   }
   if (rules.tokens == 0) {
-    return Fail(Code::kInvalidArgument, "attach-tokens: 0 would let no container attach",
+    return Fail(Code::kInvalidArgument, "attach-tokens: with 0 no container could attach",
                 "use for example attach-tokens: 64");
   }
   return {};
@@ -227,15 +228,15 @@ Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules&
     while (AllUnits(*chosen, rules.reserve_bytes, fits) > kMaxIds) fits *= 2;
     return Fail(Code::kExhausted,
                 Concat("unit: ", rules.unit_bytes / kMiB, "Mi makes ", units,
-                       " device IDs of gpushm.io/memory, more than ", kMaxIds),
+                       " device IDs of gpushm.io/memory; the limit is ", kMaxIds),
                 Concat("use unit: ", fits / kMiB, "Mi"));
   }
   const uint64_t tokens = uint64_t{rules.tokens} * chosen->size();
   if (tokens > kMaxIds) {
     return Fail(
         Code::kExhausted,
-        Concat("attach-tokens: ", rules.tokens, " for each of ", chosen->size(), " devices make ",
-               tokens, " device IDs of gpushm.io/attach, more than ", kMaxIds),
+        Concat("attach-tokens: ", rules.tokens, " for each of ", chosen->size(), " devices makes ",
+               tokens, " device IDs of gpushm.io/attach; the limit is ", kMaxIds),
         Concat("use attach-tokens: ", kMaxIds / chosen->size()));
   }
   Advertisement advertisement;

@@ -36,7 +36,7 @@ std::vector<Device> Node(int gpus, uint64_t bytes) {
 }
 
 TEST(Inventory, OneIdForEachUnitOfWhatIsNotReserved) {
-  const auto all = Advertise(Node(8, 143'771 * kMiB), Rules{});  // Eight H200.
+  const auto all = Advertise(Node(8, 143'771 * kMiB), Rules{});  // Eight H200 GPUs.
   ASSERT_TRUE(all) << all.error().ToString();
   EXPECT_EQ(all->gpus[0].units, 139u);
   EXPECT_THAT(all->memory_ids, SizeIs(8 * 139));
@@ -101,7 +101,7 @@ TEST(Inventory, SelectsByMigProfile) {
   rules.select = {"1g.18gb"};
   const auto chosen = Advertise(devices, rules);
   ASSERT_TRUE(chosen) << chosen.error().ToString();
-  ASSERT_THAT(chosen->devices, SizeIs(2)) << "whole names only, and no GPU";
+  ASSERT_THAT(chosen->devices, SizeIs(2)) << "only exact profile names match, and no whole GPU";
   EXPECT_EQ(chosen->devices[0].uuid, "MIG-1");
   EXPECT_EQ(chosen->devices[1].uuid, "MIG-4");
   rules.select = {"3g.71gb", "0"};
@@ -136,7 +136,7 @@ TEST(Inventory, PrintsWhatItWouldAdvertise) {
             "    0  Test GPU  GPU-0     81920Mi     79\n"
             "    1  Test GPU  GPU-1     81920Mi     79\n"
             "\n"
-            "gpushm.io/memory: 158 (units of 1024Mi, 1024Mi of each device kept back)\n"
+            "gpushm.io/memory: 158 (units of 1024Mi, 1024Mi of each device reserved)\n"
             "gpushm.io/attach: 128 (64 for each device)\n");
   const auto json = nlohmann::json::parse(Json(*all, rules));
   EXPECT_EQ(json["devices"][1]["uuid"], "GPU-1");
@@ -144,10 +144,11 @@ TEST(Inventory, PrintsWhatItWouldAdvertise) {
   EXPECT_EQ(json["resources"]["gpushm.io/memory"], 158);
 }
 
-// Goal: what NVML says arrives, MIG instances in place of their GPU. Method: a simulated node.
+// Goal: the inventory has what NVML reports, with MIG instances in place of their GPU. Method: a
+// simulated node.
 TEST(Inventory, ReadsTheNode) {
   const char* const state = std::getenv("GPUSHM_SIM_DIR");
-  ASSERT_NE(state, nullptr) << "ctest sets it";
+  ASSERT_NE(state, nullptr) << "ctest must set it";
   std::filesystem::create_directories(state);
   std::ofstream(std::string(state) + "/cards.yaml")
       << "gpus:\n"

@@ -34,11 +34,11 @@ std::string Table(const Advertisement& advertisement, const Rules& rules) {
         std::to_string(advertisement.gpus[i].units));
   }
   for (const std::string& missing : advertisement.missing) {
-    out << "not here: " << missing << "\n";
+    out << "not on this node: " << missing << "\n";
   }
   out << "\ngpushm.io/memory: " << advertisement.memory_ids.size() << " (units of "
       << MiB(rules.unit_bytes) << ", " << MiB(rules.reserve_bytes)
-      << " of each device kept back)\ngpushm.io/attach: " << advertisement.attach_ids.size() << " ("
+      << " of each device reserved)\ngpushm.io/attach: " << advertisement.attach_ids.size() << " ("
       << rules.tokens << " for each device)\n";
   return std::move(out).str();
 }

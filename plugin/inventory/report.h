@@ -7,14 +7,14 @@
 
 namespace gpushm::plugin {
 
-// A table, a line for each device and one for each resource.
+// A table, with a line for each device and one for each resource.
 std::string Table(const Advertisement& advertisement, const Rules& rules);
 
 // One JSON object:
 //   {"devices": [{"uuid", "parent_uuid", "name", "index", "minor", "total_bytes", "units"}],
 //    "unit_bytes", "reserve_bytes", "attach_tokens",
 //    "resources": {"gpushm.io/memory": ids, "gpushm.io/attach": ids}}
-// parent_uuid is "" unless the device is a MIG instance; ids are counts.
+// parent_uuid is "" unless the device is a MIG instance; ids are numbers of IDs.
 std::string Json(const Advertisement& advertisement, const Rules& rules);
 
 }  // namespace gpushm::plugin

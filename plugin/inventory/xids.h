@@ -1,9 +1,9 @@
-// What an XID, the driver's number for an error, says about the GPU: the one table, from which
-// docs/reference/xids.md is made.
+// What an XID, the driver's error number, says about the GPU. This is the only table;
+// docs/reference/xids.md is made from it.
 //
 // The facts are those of NVIDIA's Xid catalog for Ampere and newer
-// (docs.nvidia.com/deploy/xid-errors), column "Resolution Bucket (Immediate Action)"; what follows
-// from an action is our decision, below.
+// (docs.nvidia.com/deploy/xid-errors), column "Resolution Bucket (Immediate Action)". What follows
+// from an action is this project's decision, below.
 // Threads: pure functions; any thread.
 #pragma once
 
@@ -15,29 +15,29 @@
 namespace gpushm::plugin {
 
 enum class XidEffect {
-  // The GPU is well: an application's own fault, or news without consequence.
+  // The GPU is healthy: an application's own fault, or a message without consequence.
   kNone,
-  // It depends. The driver's recovery action, read at once, decides (R565 and newer); where the
-  // driver has none, as kReset.
+  // It depends. The driver's recovery action, read immediately, decides (R565 and newer). If the
+  // driver has none, the effect is that of kReset.
   kAsk,
   // The GPU has to be reset, or the node restarted, before it can be trusted.
   kReset,
-  // Not in the table: suspect for a short time.
+  // Not in the table: unhealthy for a short time.
   kUnknown,
 };
 
 struct XidInfo {
-  uint32_t first;  // XIDs from here ...
-  uint32_t last;   // ... to here, included.
+  uint32_t first;  // First XID of the range ...
+  uint32_t last;   // ... and the last one.
   XidEffect effect;
   std::string_view action;   // NVIDIA's immediate action.
-  std::string_view meaning;  // In our words.
+  std::string_view meaning;  // In this project's words.
 };
 
-// Ordered, without overlap.
+// Sorted, without overlaps.
 std::span<const XidInfo> Xids();
 
-// The row of an XID; one with kUnknown where there is none.
+// The row of an XID, or a row with kUnknown if there is none.
 const XidInfo& FindXid(uint64_t xid);
 
 }  // namespace gpushm::plugin

@@ -13,7 +13,7 @@
 namespace gpushm::plugin {
 namespace {
 
-// For closing what is kept at the end.
+// Time to close what is kept, at shutdown.
 constexpr int64_t kStopMs = 1000;
 
 }  // namespace
@@ -22,10 +22,10 @@ Result<std::unique_ptr<Keeper>> Keeper::Start(Options options) {
   struct stat folder{};
   if (stat(options.links_folder.c_str(), &folder) != 0) {
     return FailSystem(errno, Concat("stat ", options.links_folder),
-                      "the folder of the links must be there and have mode 0700");
+                      "create the folder of the links, with mode 0700");
   }
   if (!S_ISDIR(folder.st_mode)) {
-    return Fail(Code::kInvalidArgument, Concat(options.links_folder, " is no folder"));
+    return Fail(Code::kInvalidArgument, Concat(options.links_folder, " is not a folder"));
   }
   if ((folder.st_mode & 077) != 0) {
     LogWarning("links-folder-is-open", {{"folder", options.links_folder}});
@@ -47,8 +47,8 @@ Keeper::~Keeper() {
   OnLoop([&] {
     for (const auto& [name, link] : links_) {
       closings[name] = link->closing();
-      // A thread that waits for a FUSE daemon keeps this process from ending, SIGKILL or not, and
-      // so a successor from starting. The wait for a socket ends with the process.
+      // A thread that waits for a FUSE daemon keeps this process from ending even with SIGKILL, and
+      // so keeps a successor from starting. A wait for a socket ends with the process.
       link->AbortHeldUp(0, /*sockets=*/false);
     }
     links_.clear();
@@ -67,7 +67,7 @@ LinkServer& Keeper::Link(const std::string& name) {
   if (link == nullptr) {
     const std::string path =
         Concat(options_.links_folder, "/", name, "/", protocol::kLinkSocketName);
-    // Told from the loop itself, so that whoever is told may call the keeper.
+    // Reported from the loop itself, so that the callback may call the keeper.
     const auto on_open = [this, name](bool open) {
       loop_->Post([this, name, open] {
         if (options_.on_link) options_.on_link(name, open);
@@ -84,17 +84,16 @@ LinkServer& Keeper::Link(const std::string& name) {
   return *link;
 }
 
-// A link that was dropped before has to do with half a share where there is no room: otherwise it
-// would come back and push out the next largest, in turn.
+// A link that was dropped before gets only half a share when there is no room. Otherwise it would
+// return and push out the next largest link, and so on.
 Result<void> Keeper::MakeRoom(const std::string& name) {
   const auto status = [this](uint64_t bytes, uint64_t share) {
     return Status(Code::kExhausted,
                   Concat("its statements take ", bytes,
-                         " bytes of the plugin's memory; all pods "
-                         "together may take ",
+                         " bytes of the plugin's memory; all pods together may take ",
                          budget_.limit_bytes, ", its share is ", share),
-                  "let its pod have fewer attachments and buffers, or raise the plugin's memory "
-                  "limit: docs/reference/limits.md");
+                  "reduce the pod's attachments and buffers, or raise the plugin's memory limit: "
+                  "docs/reference/limits.md");
   };
   while (budget_.used_bytes > budget_.limit_bytes) {
     LinkServer* largest = nullptr;
@@ -120,7 +119,7 @@ Result<void> Keeper::MakeRoom(const std::string& name) {
 void Keeper::Tidy() {
   std::erase_if(links_, [this](const auto& item) {
     if (!item.second->finished()) return false;
-    protocol::CounterValues none{};  // It counts no more, but has what it counted.
+    protocol::CounterValues none{};  // It counts no more, but its counts must not be lost.
     item.second->Count(&none, &ended_counters_);
     return true;
   });
@@ -128,14 +127,15 @@ void Keeper::Tidy() {
 
 Result<void> Keeper::Open(const std::string& name, const LinkGrant& grant) {
   if (!IsDnsLabel(name)) {
-    return Fail(Code::kInvalidArgument, Concat("\"", name, "\" is no allocation's name"));
+    return Fail(Code::kInvalidArgument,
+                Concat("invalid allocation name (must be a DNS label): \"", name, "\""));
   }
   const Deadline deadline = Deadline::AfterMs(options_.close_wait_ms);
   for (;;) {
     std::shared_ptr<Closing> closing;
     Result<void> opened = OnLoop([&] { return OpenHere(name, grant, &closing); });
     if (opened || opened.error().code() != Code::kBusy) return opened;
-    // On the loop's thread nobody may wait.
+    // Nobody may wait on the loop's thread.
     if (std::this_thread::get_id() == thread_.get_id() || !closing->WaitForProven(deadline))
       return opened;
   }
@@ -163,11 +163,11 @@ void Keeper::Drop(const std::vector<std::string>& names) {
 void Keeper::Close(const std::string& name) {
   if (!IsDnsLabel(name)) return;
   const auto close = [this, name] {
-    Link(name).Close();  // Also the socket that a former plugin left.
+    Link(name).Close();  // Also removes the socket that a former plugin left.
     Tidy();
   };
   if (std::this_thread::get_id() == thread_.get_id()) return close();
-  // A call that comes later finds it closed in any case: the thread takes them in order.
+  // A later call finds the link closed in any case, because the thread runs calls in order.
   if (!OnLoopBy(Deadline::AfterMs(options_.close_wait_ms), [close] { return close(), true; })) {
     LogWarning("link-thread-hangs", {{"allocation", name}, {"waited_ms", options_.close_wait_ms}});
   }

@@ -1,6 +1,6 @@
-// Goal: whatever a broker sends, the keeper lives on, what others have is untouched, and what was
-// kept of the offender stays unless link.h says otherwise. Method: one broken rule at a time, then
-// random changes to good messages, beside a link that must keep working.
+// Goal: whatever a broker sends, the keeper survives, other links are unaffected, and the
+// offender's kept state stays unless link.h says otherwise. Method: one broken rule at a time, then
+// random changes to valid messages, in parallel with a link that must keep working.
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -17,7 +17,7 @@ namespace {
 
 using protocol::LinkKind;
 
-// A message of a kind, its bytes as they come.
+// A message of a kind, with its raw bytes.
 template <typename T>
 std::vector<std::byte> Encoded(LinkKind kind, const T& body) {
   protocol::Buffer bytes;
@@ -30,7 +30,7 @@ UniqueFd UnsealedRegistry() {
   EXPECT_EQ(ftruncate(fd.get(), 1 << 20), 0);
   return fd;
 }
-// Sealed and of a size, but not a registry.
+// A sealed memfd of the right size that is not a registry.
 UniqueFd EmptyRegistry() {
   auto segment = registry::MakeSealedSegment(1 << 20);
   return segment ? std::move(segment->fd) : UniqueFd();
@@ -55,7 +55,7 @@ class KeeperAttackTest : public KeeperTest {
     ASSERT_TRUE(WaitForKept("m0001", kOneOfEach));
   }
 
-  // The bystander is connected, and told of things.
+  // The bystander is connected and still receives reports.
   void ExpectUnharmed() {
     EXPECT_EQ(Look("m0001").kept, kOneOfEach);
     EXPECT_TRUE(Look("m0001").connected);
@@ -63,8 +63,8 @@ class KeeperAttackTest : public KeeperTest {
     EXPECT_TRUE(bystander_->Expect<protocol::LinkDevice>(LinkKind::kDevice));
   }
 
-  // A broker that has stated one of each, then sends this; it must be disconnected and keep what
-  // it had.
+  // A broker that has stated one of each sends this message. It must be disconnected, and its kept
+  // state must stay.
   void ExpectBreach(const char* what, const std::vector<std::byte>& message,
                     std::vector<UniqueFd> descriptors = {}) {
     SCOPED_TRACE(what);
@@ -82,7 +82,7 @@ class KeeperAttackTest : public KeeperTest {
     ASSERT_TRUE(protocol::Send(broker.socket(), message, fds, Deadline::AfterMs(kSoonMs)));
     EXPECT_TRUE(broker.WaitForEnd());
     EXPECT_EQ(Look("m0000").kept, kOneOfEach);
-    EXPECT_TRUE(Look("m0000").open) << "its process lives";
+    EXPECT_TRUE(Look("m0000").open) << "its process is running";
   }
   template <typename... Fds>
   static std::vector<UniqueFd> Of(Fds... fds) {
@@ -146,7 +146,8 @@ TEST_F(KeeperAttackTest, DescriptorsThatAreNotWhatTheyShouldBe) {
   ExpectUnharmed();
 }
 
-// Whoever sends something else as memory is refused from then on; what was kept before stays.
+// A process that sends something else as memory is refused from then on; what was kept before
+// stays.
 TEST_F(KeeperAttackTest, WhatIsNotMemoryCostsTheLink) {
   const auto socket_fd = [] { return UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)); };
   const auto folder = [] { return OpenPath("/", O_RDONLY | O_DIRECTORY); };
@@ -160,7 +161,8 @@ TEST_F(KeeperAttackTest, WhatIsNotMemoryCostsTheLink) {
   int refused = 0;
   for (const auto& [what, make] : foreign) {
     SCOPED_TRACE(what);
-    ASSERT_TRUE(Eventually([&] { return Look("m0000").closing == 0; })) << "or nobody is let in";
+    ASSERT_TRUE(Eventually([&] { return Look("m0000").closing == 0; }))
+        << "otherwise nobody is accepted";
     const UniqueFd fd = make();
     const bool may_block = MayHoldUpItsCloser(fd.get());
     Process sender([&] {
@@ -175,7 +177,7 @@ TEST_F(KeeperAttackTest, WhatIsNotMemoryCostsTheLink) {
       _exit(0);
     });
     EXPECT_TRUE(sender.WaitForEnd());
-    EXPECT_EQ(sender.status(), 0) << "it was not disconnected, or was heard again";
+    EXPECT_EQ(sender.status(), 0) << "it was not disconnected, or was accepted again";
     refused += may_block ? 1 : 0;
     EXPECT_EQ(Count(ForeignStep::kRefused), refused);
     EXPECT_EQ(Look("m0000").kept.generations, 1u);
@@ -183,7 +185,7 @@ TEST_F(KeeperAttackTest, WhatIsNotMemoryCostsTheLink) {
   ExpectUnharmed();
 }
 
-// No attack: what is kept must not go because a descriptor found no place in the plugin.
+// Not an attack: kept state must not be dropped because the plugin has no free descriptor.
 TEST_F(KeeperAttackTest, WithoutAFreeDescriptorWhatIsKeptStays) {
   FakeBroker broker(folder_.Socket("m0000"));
   ASSERT_TRUE(broker.Greet(false));
@@ -193,7 +195,7 @@ TEST_F(KeeperAttackTest, WithoutAFreeDescriptorWhatIsKeptStays) {
   {
     const gpushm::testing::FewDescriptors few(0);
     ASSERT_TRUE(broker.Say(GenerationOf("weights", 8), memory.get()));
-    EXPECT_TRUE(broker.WaitForEnd()) << "to connect and state everything again";
+    EXPECT_TRUE(broker.WaitForEnd()) << "it must connect and state everything again";
   }
   EXPECT_EQ(Look("m0000").kept, kOneOfEach);
   broker = FakeBroker(folder_.Socket("m0000"));
@@ -223,7 +225,7 @@ TEST_F(KeeperAttackTest, CountersThatCouldKillTheirReader) {
   ExpectUnharmed();
 }
 
-// A broker that chose version 1 knows no counters; one that has later ones is no breach.
+// A broker with version 1 has no counters; counters of a later version are not a breach.
 TEST_F(KeeperAttackTest, CountersOfAnotherVersion) {
   const CounterSegment segment({"app"});
   FakeBroker old(folder_.Socket("m0000"));
@@ -266,8 +268,7 @@ TEST_F(KeeperAttackTest, GreetingsThatAreNone) {
   ExpectUnharmed();
 }
 
-// A broker that states and takes back as fast as it can, for as long as it takes for others to be
-// served a hundred times.
+// A broker states and takes back as fast as it can, until others were served a hundred times.
 TEST_F(KeeperAttackTest, AFloodStarvesNobody) {
   Process flood([&] {
     FakeBroker broker(folder_.Socket("m0000"));
@@ -334,7 +335,7 @@ TEST_F(KeeperAttackTest, MutatedMessages) {
   keeper_->Drop({"m0000"});
   EXPECT_TRUE(Eventually([&] { return Look("m0000").closing == 0; }));
   EXPECT_LE(OpenDescriptors(), before + 2)
-      << "that of its broker's process, and of the dead socket";
+      << "the descriptors of its broker's process and of the dead socket";
 }
 
 }  // namespace

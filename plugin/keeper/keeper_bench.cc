@@ -1,11 +1,9 @@
 // What the plugin and a restarted broker wait for.
-//   KeeperLook      a look at 64 links with 500 buffers and 2,000 leases: what a scrape asks
-//   (budget
-//                   of the whole scrape: 20 ms)
+//   KeeperLook      a read of 64 links with 500 buffers and 2,000 leases, as for a scrape (the
+//                   budget of the whole scrape is 20 ms)
 //   KeeperGiveBack  from connect to End of a broker that gets 1,000 generations with descriptors
-//   and
-//                   65,536 leases, as many as a link can have
-//   KeeperStatement from a lease that is stated to the look that shows it
+//                   and 65,536 leases, as many as a link can have
+//   KeeperStatement from the statement of a lease until a read shows it
 #include <benchmark/benchmark.h>
 
 #include <memory>
@@ -80,7 +78,7 @@ void KeeperLook(benchmark::State& state) {
     brokers.push_back(node.AddBroker(Concat("m", i)));
     node.Fill(&brokers.back(), 8, 2000 / kLinks);
   }
-  if (!node.WaitForLeases(2000 / kLinks * kLinks)) state.SkipWithError("not all was kept");
+  if (!node.WaitForLeases(2000 / kLinks * kLinks)) state.SkipWithError("not everything was kept");
   Samples samples;
   for (auto _ : state) {
     const int64_t begun_ns = MonotonicNs();
@@ -97,7 +95,7 @@ void KeeperGiveBack(benchmark::State& state) {
   {
     FakeBroker broker = node.AddBroker("m0");
     node.Fill(&broker, 1000, limits::kLeases);
-    if (!node.WaitForLeases(limits::kLeases)) state.SkipWithError("not all was kept");
+    if (!node.WaitForLeases(limits::kLeases)) state.SkipWithError("not everything was kept");
   }
   Samples samples;
   for (auto _ : state) {
@@ -106,7 +104,8 @@ void KeeperGiveBack(benchmark::State& state) {
     if (!broker.Greet(true)) state.SkipWithError("not welcome");
     const auto kept = broker.TakeKept();
     samples.Add(MonotonicNs() - begun_ns);
-    if (!kept || kept->size() != 2001 + limits::kLeases) state.SkipWithError("not all came back");
+    if (!kept || kept->size() != 2001 + limits::kLeases)
+      state.SkipWithError("not everything came back");
   }
   Show(state, Ours{samples});
 }

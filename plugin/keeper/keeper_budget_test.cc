@@ -1,5 +1,5 @@
-// Goal: what all links state together is bounded, and one that takes much cannot take the room of
-// others. Method: a keeper with little memory, brokers that state leases without end.
+// Goal: what all links state together is bounded, and a link that states much cannot take the room
+// of others. Method: a keeper with little memory, and brokers that state leases without end.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ using testing::PidfdOf;
 using testing::SayOneOfEach;
 
 constexpr uint64_t kBudgetBytes = 2 * kMiB;
-constexpr uint64_t kMostLeases = 60'000;  // Far more than the budget, fewer than a link may have.
+constexpr uint64_t kMostLeases = 60'000;  // Far above the budget, but fewer than a link may have.
 
 class KeeperBudgetTest : public ::testing::Test {
  protected:
@@ -52,7 +52,8 @@ class KeeperBudgetTest : public ::testing::Test {
     EXPECT_TRUE(broker.Greet(false));
     return broker;
   }
-  // A client, a buffer, and as many leases as it is let state up to `most`. How many it said.
+  // A client, a buffer, and leases until the keeper refuses, at most `most`. Returns the number
+  // stated.
   static uint64_t SayLeases(FakeBroker* broker, uint64_t most) {
     if (!broker->Say(ClientOf(1), PidfdOf(getpid()).get()) || !broker->Say(BufferOf("b", 1)) ||
         !broker->Say(GenerationOf("b", 1), Memfd().get())) {
@@ -86,16 +87,16 @@ TEST_F(KeeperBudgetTest, OneThatTakesTooMuchIsDroppedAndOthersAreNot) {
   EXPECT_LT(SayLeases(&large, kMostLeases), kMostLeases);
   EXPECT_TRUE(large.WaitForEnd());
   ASSERT_TRUE(Eventually([&] { return Look("large").exhausted == 1; }));
-  EXPECT_EQ(Look("large").kept, KeptCounts{}) << "all of it goes, as with other limits";
+  EXPECT_EQ(Look("large").kept, KeptCounts{}) << "all of it is dropped, as with other limits";
   EXPECT_EQ(Look("small").kept, kOneOfEach);
   EXPECT_EQ(Look("small").exhausted, 0U);
   EXPECT_TRUE(Look("small").connected);
   ASSERT_TRUE(keeper_->Open("large", {.gpu = kGpu, .pool_bytes = kGiB, .pod = "next/pod"}));
-  EXPECT_EQ(Look("large").exhausted, 0U) << "that was another pod's";
+  EXPECT_EQ(Look("large").exhausted, 0U) << "that count belonged to another pod";
 }
 
-// Goal: whoever came first does not keep the room. Method: one that takes nearly all of it, then
-// another that takes less than half.
+// Goal: the first link does not keep the room. Method: one link takes nearly all of it, then
+// another takes less than half.
 TEST_F(KeeperBudgetTest, ASmallerOneFindsRoomThatALargerOneHas) {
   constexpr uint64_t kNearlyAll = kBudgetBytes / 128 * 9 / 10;  // A lease takes 128 bytes.
   FakeBroker large = Broker("large");
@@ -108,7 +109,7 @@ TEST_F(KeeperBudgetTest, ASmallerOneFindsRoomThatALargerOneHas) {
   EXPECT_TRUE(Eventually([&] { return Look("other").kept.leases == wanted; }));
   EXPECT_EQ(Look("other").exhausted, 0U);
   EXPECT_EQ(Look("large").exhausted, 1U);
-  // It comes back and wants as much again: it is the one that goes.
+  // It comes back and wants the same again: this one is dropped.
   FakeBroker again(folder_.Socket("large"));
   ASSERT_TRUE(again.Greet(false));
   EXPECT_LT(SayLeases(&again, kNearlyAll), kNearlyAll);
@@ -117,7 +118,7 @@ TEST_F(KeeperBudgetTest, ASmallerOneFindsRoomThatALargerOneHas) {
   EXPECT_EQ(Look("other").exhausted, 0U);
 }
 
-// Goal: however many take what they can, the sum stays below the budget and small ones fit.
+// Goal: however many links take what they can, the sum stays below the budget and small ones fit.
 TEST_F(KeeperBudgetTest, ManyTogetherStayWithinTheBudget) {
   std::list<FakeBroker> large;
   for (int i = 0; i < 6; ++i) {

@@ -1,5 +1,5 @@
-// Goal: a broker that is killed at any point loses nothing that it had stated, and what is kept
-// really is the memory. Method: brokers in processes of their own, SIGKILL; the simulated driver.
+// Goal: a broker that is killed at any point loses nothing that it had stated, and what is kept is
+// the real memory. Method: brokers in separate processes, SIGKILL, and the simulated driver.
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -23,7 +23,7 @@ constexpr int kRounds = 15;
 constexpr int kRounds = 100;
 #endif
 
-// What parent and child count in together.
+// A counter that parent and child share.
 class SharedCounter {
  public:
   SharedCounter()
@@ -44,7 +44,7 @@ struct Step {
   int descriptor = -1;
 };
 
-// A life of a pod: statements that keep to the rules, and what is to be kept after some of them.
+// The life of a pod: valid statements, and what must be kept after some of them.
 class Story {
  public:
   Story(uint64_t seed, size_t steps) : random_(seed) {
@@ -72,7 +72,7 @@ class Story {
   Random& random() { return random_; }
 
  private:
-  // As a broker does it: a number is used once, and a buffer's generations are there.
+  // As a broker does it: a number is used once, and a buffer's generations exist.
   bool Fit(Body* body) {
     if (auto* generation = std::get_if<protocol::LinkGeneration>(body)) {
       const bool known = model_.generations().contains(generation->generation);
@@ -91,7 +91,7 @@ class Story {
     }
     return true;
   }
-  // The number of a generation that is there; 0: there is none.
+  // The number of an existing generation; 0: there is none.
   uint64_t OneOf(const std::function<bool(const protocol::LinkGeneration&)>& which) {
     std::vector<uint64_t> numbers = {};
     for (const auto& [number, generation] : model_.generations()) {
@@ -108,7 +108,7 @@ class Story {
   std::vector<Step> steps_;
 };
 
-// Gets what is kept and states it again, as a broker does that was restarted.
+// Gets what is kept and states it again, as a restarted broker does.
 bool TakeOver(FakeBroker* broker, uint64_t epoch) {
   if (!broker->Greet(true, epoch)) return false;
   std::vector<protocol::Message> messages;
@@ -131,7 +131,7 @@ bool TakeOver(FakeBroker* broker, uint64_t epoch) {
   return broker->End().has_value();
 }
 
-// States on from where the brokers before it were stopped; ends itself after `until` statements.
+// Continues where the previous brokers were stopped; ends itself after `until` statements.
 void LiveOn(const Story& story, const std::string& socket, uint64_t epoch, size_t from,
             size_t until, std::atomic<uint32_t>* said) {
   FakeBroker broker(socket);
@@ -143,7 +143,7 @@ void LiveOn(const Story& story, const std::string& socket, uint64_t epoch, size_
   }
 }
 
-// Three brokers, one after the other, each killed by itself after a statement of its own choice.
+// Three brokers, one after the other, each of which kills itself after a statement of its choice.
 TEST_F(KeeperTest, NothingIsLostWhereverABrokerIsKilled) {
   for (int round = 0; round < kRounds; ++round) {
     Story story(static_cast<uint64_t>(round), 60);
@@ -167,8 +167,8 @@ TEST_F(KeeperTest, NothingIsLostWhereverABrokerIsKilled) {
   }
 }
 
-// The same with a SIGKILL from outside, at any instruction: all that was said is kept, and at most
-// the statement that was being said.
+// The same with SIGKILL from outside, at any instruction. All completed statements are kept, and
+// possibly the one in progress.
 TEST_F(KeeperTest, NothingIsLostWheneverABrokerIsKilled) {
   int midway = 0;
   for (int round = 0; round < kRounds; ++round) {
@@ -178,8 +178,8 @@ TEST_F(KeeperTest, NothingIsLostWheneverABrokerIsKilled) {
     const SharedCounter said;
     for (uint64_t life = 1; life <= 3; ++life) {
       const size_t from = *said;
-      // One that was killed in a statement may have said it: its successor says it again, which
-      // must not matter.
+      // A broker that was killed during a statement may have made it. Its successor repeats it,
+      // which must have no effect.
       Process broker([&] {
         LiveOn(story, folder_.Socket(name), life, from, story.steps().size(), &*said);
         WaitToBeKilled();
@@ -200,7 +200,7 @@ TEST_F(KeeperTest, NothingIsLostWheneverABrokerIsKilled) {
     ASSERT_TRUE(*kept == story.KeptAfter(at) || one_more) << "round " << round << ", after " << at;
     keeper_->Close(name);
   }
-  EXPECT_GT(midway, 0) << "none was killed before its end: what did this test see?";
+  EXPECT_GT(midway, 0) << "no broker was killed before its end, so this test shows nothing";
   RecordProperty("killed_midway", midway);
 }
 
@@ -218,7 +218,7 @@ uint64_t UsedBytes() {
   return memory.used;
 }
 
-// In a child: allocates on the card and states it; only the keeper has it afterwards.
+// In a child: allocates on the card and states it; afterwards only the keeper has it.
 void AllocateAndState(const std::string& socket) {
   const auto api = CudaApi::Load(DriverFolderFromEnvironment());
   if (!api || !(*api)->Init()) return;
@@ -233,7 +233,7 @@ void AllocateAndState(const std::string& socket) {
 
 TEST_F(KeeperTest, MemoryStaysOnTheCardUntilItIsDropped) {
   const char* const state = std::getenv("GPUSHM_SIM_DIR");
-  ASSERT_NE(state, nullptr) << "ctest sets it";
+  ASSERT_NE(state, nullptr) << "ctest must set it";
   std::filesystem::create_directories(state);
   StartKeeper({.memory = MemoryKind::Of(state)});
   Open("m0000");
@@ -242,7 +242,7 @@ TEST_F(KeeperTest, MemoryStaysOnTheCardUntilItIsDropped) {
   ASSERT_TRUE(broker.WaitForEnd());
   ASSERT_TRUE(events_.Wait("m0000", false));
   EXPECT_EQ(Look("m0000").kept.pooled_bytes, 64 * kMiB);
-  EXPECT_EQ(UsedBytes(), before + 64 * kMiB) << "its process is gone";
+  EXPECT_EQ(UsedBytes(), before + 64 * kMiB) << "its process has ended";
   // A successor can use it.
   const SharedCounter imported;
   Process successor([&] {

@@ -1,6 +1,6 @@
-// Goal: a descriptor of a FUSE file whose daemon has stopped answering, sent to the keeper in place
-// of what has to be there, harms nobody but its sender. Method: a real FUSE file system
-// (hung_fuse.h) that answers nothing once its file is open: fstat, fstatfs, poll and close block.
+// Goal: a descriptor of a FUSE file whose daemon no longer answers, sent to the keeper in place of
+// the right kind, harms only its sender. Method: a real FUSE file system (hung_fuse.h) that answers
+// nothing once its file is open: fstat, fstatfs, poll and close block.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -25,7 +25,7 @@ using gpushm::testing::LingeringSocket;
 using gpushm::testing::TempFolder;
 using protocol::LinkKind;
 
-// So long that no test sees its end.
+// Longer than any test.
 constexpr int64_t kNeverMs = 3'600'000;
 
 class KeeperForeignTest : public KeeperTest {
@@ -47,7 +47,7 @@ class KeeperForeignTest : public KeeperTest {
     ASSERT_TRUE(WaitForKept("m0001", kOneOfEach));
     MountFuse();
   }
-  // Where the keeper does not see the mount, as it does not see a pod's.
+  // Mounted where the keeper does not see it, as it does not see a pod's mounts.
   void MountFuse(bool visible = false) {
     auto fuse = HungFuse::Mount(mount_.path(), HangAt::kAllOnceOpen);
     ASSERT_TRUE(fuse) << fuse.error().ToString();
@@ -63,8 +63,8 @@ class KeeperForeignTest : public KeeperTest {
     fuse_.reset();
   }
 
-  // A process that greets, says this with the file, and waits for the end of its connection. The
-  // file is closed with the file system's end: it must have ended before.
+  // A process that greets, calls `say` with the file, and waits for the end of its connection. The
+  // file closes when the file system ends, and the process must have ended before.
   void Send(const std::string& link, const std::function<Result<void>(FakeBroker*, int)>& say) {
     const int refused = Count(ForeignStep::kRefused);
     FakeBroker broker(folder_.Socket(link));
@@ -126,10 +126,10 @@ TEST_F(KeeperForeignTest, InPlaceOfAnything) {
     SCOPED_TRACE(what);
     Send("m0000", say);
     EXPECT_TRUE(fuse_->WaitUntilHung()) << "it is being closed";
-    EXPECT_EQ(Look("m0000").kept.leases, 1u) << "what came before stays";
+    EXPECT_EQ(Look("m0000").kept.leases, 1u) << "earlier statements stay";
     ExpectUnharmed();
     FakeBroker refused(folder_.Socket("m0000"));
-    EXPECT_FALSE(refused.Greet(false)) << "while it is not closed nobody is heard";
+    EXPECT_FALSE(refused.Greet(false)) << "nobody is accepted until it is closed";
     ASSERT_NO_FATAL_FAILURE(Begin(kNeverMs));
   }
 }
@@ -142,7 +142,7 @@ TEST_F(KeeperForeignTest, OtherMemoryIsFreedAtOnce) {
     Open(link);
     SendMemory(link);
   }
-  ASSERT_TRUE(fuse_->WaitUntilHung(kHostile)) << "each holds a thread up";
+  ASSERT_TRUE(fuse_->WaitUntilHung(kHostile)) << "each one blocks a thread";
   ASSERT_TRUE(bystander_->Say(protocol::LinkDrop{.what = 3, .reserved = 0, .id = 7, .name = {}}));
   EXPECT_TRUE(Eventually([&] {
     const LinkView view = Look("m0001");
@@ -150,7 +150,8 @@ TEST_F(KeeperForeignTest, OtherMemoryIsFreedAtOnce) {
   }));
 }
 
-// Its own memory too; and the pod that gets its IDs next is served while the file is still open.
+// The sender's own memory is freed too, and the next pod with its IDs is served while the file is
+// still open.
 TEST_F(KeeperForeignTest, ThePodThatFollowsHasItsLink) {
   const auto kept_memory = [] {
     size_t count = 0;
@@ -161,7 +162,7 @@ TEST_F(KeeperForeignTest, ThePodThatFollowsHasItsLink) {
     }
     return count;
   };
-  // Killed later: it must not hold the file, or its own end would wait for the daemon.
+  // Killed later: it must not hold the file, because its own end would wait for the daemon.
   fuse_.reset();
   Process broker([&] {
     FakeBroker greeted(folder_.Socket("m0000"));
@@ -211,7 +212,7 @@ TEST_F(KeeperForeignTest, TheLogNamesThePod) {
   EXPECT_THAT(log, ::testing::HasSubstr("aborted=true"));
 }
 
-// Other pods use it, and its daemon may be somebody's who is merely slow.
+// Other pods use it, and its daemon may merely be slow.
 TEST_F(KeeperForeignTest, AFileSystemOfTheNodeIsNotAborted) {
   ASSERT_NO_FATAL_FAILURE(Begin(20));
   fuse_.reset();
@@ -240,13 +241,13 @@ TEST_F(KeeperForeignTest, AVolumeOfOnePodAloneIsAborted) {
   EXPECT_TRUE(Eventually([&] { return Look("m0000").closing == 0; }));
 }
 
-// Regression: each connection that was closed behind such a socket was one descriptor more.
+// Regression: each connection that was closed behind such a socket leaked a descriptor.
 TEST_F(KeeperForeignTest, SocketsThatLingerTakeNoDescriptors) {
   constexpr int kConnections = 500;
   LingeringSocket lingering;
   {
-    // What it sends is not read before it hangs up, as it does not read what was kept: so the
-    // keeper's copy is the last one.
+    // The keeper does not read what the broker sends before it hangs up, because it does not read
+    // its dump. So the keeper's copy is the last one.
     FakeBroker broker(folder_.Socket("m0000"));
     ASSERT_TRUE(broker.Greet(false));
     ASSERT_TRUE(SayOneOfEach(&broker));
@@ -264,16 +265,17 @@ TEST_F(KeeperForeignTest, SocketsThatLingerTakeNoDescriptors) {
   EXPECT_TRUE(Eventually([&] { return Look("m0000").closing == 0; }));
   FakeBroker again(folder_.Socket("m0000"));
   ASSERT_TRUE(again.Hello(false));
-  EXPECT_TRUE(again.WaitForEnd()) << "it is accepted, and refused: its process sent the socket";
+  EXPECT_TRUE(again.WaitForEnd())
+      << "it is accepted, then refused because its process sent the socket";
 }
 
-// Or the process would not end, and its successor could not start.
+// Otherwise the process would not end, and its successor could not start.
 TEST_F(KeeperForeignTest, ItsEndAbortsWhatIsHeldUp) {
   SendMemory("m0000");
   ASSERT_TRUE(fuse_->WaitUntilHung());
   keeper_.reset();
   EXPECT_EQ(Count(ForeignStep::kAborted), 1);
-  // Before it was aborted this would hang.
+  // Before the abort this would hang.
   Process asks([&] {
     struct stat file{};
     if (fstat(file_, &file) != 0 && errno == ENOTCONN) _exit(0);

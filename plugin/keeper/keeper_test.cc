@@ -1,5 +1,5 @@
-// Goal: what the keeper promises to brokers and to the plugin. Method: real sockets; a broker is
-// this process, or a child where its process must end.
+// Goal: what the keeper promises to brokers and to the plugin. Method: real sockets; the broker is
+// this process, or a child if its process must end.
 #include "plugin/keeper/keeper.h"
 
 #include <fcntl.h>
@@ -35,7 +35,7 @@ using ::testing::SizeIs;
 using gpushm::testing::CodeOf;
 constexpr int As(Code code) { return static_cast<int>(code); }
 
-// A broker in a process of its own that greets, runs `then` and waits to be killed.
+// A broker in a separate process that greets, runs `then` and waits to be killed.
 class OtherProcess {
  public:
   OtherProcess(const std::string& socket, bool want_kept, uint64_t epoch,
@@ -68,7 +68,7 @@ TEST_F(KeeperTest, WelcomesABrokerAndKnowsItByItsProcess) {
   ASSERT_TRUE(events_.Wait("m0000", true));
   broker.Hangup();
   EXPECT_TRUE(Eventually([&] { return !Look("m0000").connected; }));
-  EXPECT_TRUE(Look("m0000").open) << "its process lives";
+  EXPECT_TRUE(Look("m0000").open) << "its process is running";
   EXPECT_EQ(events_.Count("m0000", false), 0);
 }
 
@@ -83,7 +83,7 @@ TEST_F(KeeperTest, OpenMayBeRepeated) {
   std::filesystem::remove(folder_.Socket("m0000"));
   Open("m0000");
   FakeBroker again(folder_.Socket("m0000"));
-  EXPECT_TRUE(again.Greet(true)) << "a socket that somebody took away is there again";
+  EXPECT_TRUE(again.Greet(true)) << "a removed socket is restored";
   EXPECT_THAT(*again.TakeKept(), SizeIs(4));
 }
 
@@ -132,7 +132,7 @@ TEST_F(KeeperTest, ShowsLeasesAndWhoseProcessIsGone) {
   FakeBroker next(folder_.Socket("m0000"));
   const auto welcome = next.Greet(true);
   ASSERT_TRUE(welcome);
-  EXPECT_EQ(welcome->clients, 2u) << "a dead client is given back, to be poisoned";
+  EXPECT_EQ(welcome->clients, 2u) << "a dead client is given back, so that the broker learns of it";
   EXPECT_EQ(welcome->leases, 2u);
 }
 
@@ -154,22 +154,22 @@ TEST_F(KeeperTest, ARestartedKeeperIsToldAgain) {
   EXPECT_TRUE(WaitForKept("m0000", kOneOfEach));
 }
 
-// A broker whose containers could connect after so long, and whose client counted so much.
+// A broker whose containers could connect after `ready_ns`, and whose client counted `counted`.
 std::function<void(FakeBroker*)> Counting(uint64_t counted, uint64_t ready_ns) {
   return [=](FakeBroker* broker) {
     CounterSegment segment({"app"});
     (void)broker->Say(protocol::LinkKind::kCounters, protocol::LinkCounters{1, 0},
                       segment.fd().get());
     segment.word(0, protocol::Counter::kOffers) = counted;
-    // Last: who sees that it is ready sees what it counted.
+    // Last: a reader that sees it ready must also see what it counted.
     segment.header().ready_ns = ready_ns;
     (void)broker->End();
     WaitToBeKilled();
   };
 }
 
-// Goal: totals of an allocation live as long as it does, over brokers, their links and their ends,
-// and no longer. Method: two brokers in processes of their own, and a drop.
+// Goal: totals of an allocation last exactly as long as the allocation, across brokers, their links
+// and their ends. Method: two brokers in separate processes, and a drop.
 TEST_F(KeeperTest, CountersOutliveBrokersAndNotTheAllocation) {
   Open("m0000");
   const auto offers = [&] {
@@ -194,7 +194,7 @@ TEST_F(KeeperTest, CountersOutliveBrokersAndNotTheAllocation) {
   EXPECT_TRUE(Look("m0000").counters.empty());
 }
 
-// Goal: nothing that a broker counted is lost where nobody asks, and no start is told twice.
+// Goal: nothing that a broker counted is lost if nobody reads it, and no start is reported twice.
 // Method: brokers that end before a count, by a kill and by a drop, and one that is counted.
 TEST_F(KeeperTest, AStartIsToldOnceAlsoWhereNobodyCounts) {
   Open("m0000");
@@ -240,8 +240,8 @@ TEST_F(KeeperTest, BytesOfBuffersAreCountedByGpu) {
   EXPECT_THAT(keeper_->BufferBytes(), ElementsAre(Pair(kGpu, bytes), Pair(kOtherGpu, bytes)));
 }
 
-// What the same broker leaves out when it states all again is no more; of another run of it
-// nothing counts at once.
+// What the same broker does not state again is forgotten. After a restart of the broker, everything
+// is forgotten immediately.
 TEST_F(KeeperTest, ABrokerWithStateReplacesWhatWasKept) {
   Open("m0000");
   FakeBroker broker(folder_.Socket("m0000"));
@@ -251,7 +251,7 @@ TEST_F(KeeperTest, ABrokerWithStateReplacesWhatWasKept) {
   broker.Hangup();
   FakeBroker same(folder_.Socket("m0000"));
   ASSERT_TRUE(same.Greet(false, 5));
-  EXPECT_EQ(Look("m0000").kept, kOneOfEach) << "it may be killed before it has said all";
+  EXPECT_EQ(Look("m0000").kept, kOneOfEach) << "it may be killed before it has stated everything";
   ASSERT_TRUE(same.Say(BufferOf("weights")));
   ASSERT_TRUE(same.End());
   KeptCounts one_buffer;
@@ -275,10 +275,10 @@ TEST_F(KeeperTest, AfterDropNobodyInherits) {
     ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
     keeper_->Drop({"m0000", "never-opened"});
     EXPECT_EQ(Look("m0000").kept, KeptCounts{});
-    EXPECT_TRUE(Look("m0000").open) << "until its process is gone";
+    EXPECT_TRUE(Look("m0000").open) << "until its process has ended";
     EXPECT_FALSE(protocol::Connect(folder_.Socket("m0000"))) << "not before the next Open";
     Open("m0000", kOtherGpu, 2 * kGiB);
-    // The former one is refused, however often it comes; so is the successor while it lives.
+    // The former one is always refused; so is the successor while the former one lives.
     EXPECT_FALSE(FakeBroker(folder_.Socket("m0000")).Greet(true, 2));
     EXPECT_EQ(events_.Count("m0000", false), 0);
     former.Kill();
@@ -324,11 +324,11 @@ TEST_F(KeeperTest, OneBrokerAtATime) {
   OtherProcess first(folder_.Socket("m0000"), true, 1);
   ASSERT_TRUE(events_.Wait("m0000", true));
   FakeBroker second(folder_.Socket("m0000"));
-  EXPECT_FALSE(second.Greet(true, 2)) << "the first one's process lives";
+  EXPECT_FALSE(second.Greet(true, 2)) << "the first broker's process is running";
   EXPECT_TRUE(Look("m0000").connected) << "and is not disturbed";
   first.Kill();
   FakeBroker third(folder_.Socket("m0000"));
-  EXPECT_TRUE(third.Greet(true, 2)) << "at once, whoever notices the end first";
+  EXPECT_TRUE(third.Greet(true, 2)) << "immediately, whoever notices the end first";
   EXPECT_TRUE(events_.Wait("m0000", true, 2));
   EXPECT_EQ(events_.Count("m0000", false), 1);
   FakeBroker again(folder_.Socket("m0000"));
@@ -360,8 +360,8 @@ TEST_F(KeeperTest, TellsTheHealthOfTheGpu) {
   EXPECT_EQ(device->lost, 0u);
 }
 
-// Goal: a broker that is stopped, or does not read, holds nobody up. Method: it asks for 20,000
-// leases and reads nothing while another one is served, and the plugin asks.
+// Goal: a broker that is stopped, or does not read, holds nobody up. Method: it requests 20,000
+// leases and reads nothing, while another one is served and the plugin reads the links.
 TEST_F(KeeperTest, AStalledBrokerHoldsNobodyUp) {
   Open("m0000");
   Open("m0001");
@@ -383,10 +383,10 @@ TEST_F(KeeperTest, AStalledBrokerHoldsNobodyUp) {
   EXPECT_TRUE(other.Expect<protocol::LinkDevice>(protocol::LinkKind::kDevice));
   const auto kept = stalled.TakeKept();
   ASSERT_TRUE(kept);
-  EXPECT_THAT(*kept, SizeIs(20'003)) << "once it reads, it gets all";
+  EXPECT_THAT(*kept, SizeIs(20'003)) << "once it reads, it gets everything";
   EXPECT_TRUE(stalled.Expect<protocol::LinkDevice>(protocol::LinkKind::kDevice));
   ASSERT_TRUE(stalled.End());
-  EXPECT_TRUE(WaitForKept("m0000", {})) << "and is heard again";
+  EXPECT_TRUE(WaitForKept("m0000", {})) << "and the keeper reads from it again";
 }
 
 TEST_F(KeeperTest, WhoSaysNothingIsDisconnected) {
@@ -400,7 +400,7 @@ TEST_F(KeeperTest, WhoSaysNothingIsDisconnected) {
   std::vector<FakeBroker> crowd;
   for (int i = 0; i < 8; ++i) crowd.emplace_back(folder_.Socket("m0000"));
   FakeBroker ninth(folder_.Socket("m0000"));
-  EXPECT_TRUE(ninth.WaitForEnd()) << "no more than eight";
+  EXPECT_TRUE(ninth.WaitForEnd()) << "at most eight may wait";
   EXPECT_TRUE(crowd[3].Greet(true));
 }
 
@@ -418,7 +418,7 @@ TEST_F(KeeperTest, MoreThanTheLimitIsNotKept) {
   EXPECT_TRUE(again.Greet(true));
 }
 
-// A broker of before Linux 6.5: nobody tells which process it is.
+// A broker before Linux 6.5: the kernel does not identify its process.
 TEST_F(KeeperTest, WithoutPeerProcessesTheSocketsEndAndSomeTimeAreTheEnd) {
   StartKeeper({.greeting_ms = 5000, .gone_ms = 300, .peer_process = false});
   Open("m0000");
@@ -437,8 +437,8 @@ TEST_F(KeeperTest, WithoutPeerProcessesTheSocketsEndAndSomeTimeAreTheEnd) {
   EXPECT_EQ(next.Greet(true, 2)->leases, 1u);
 }
 
-// Goal: nothing is left of a link. Method: a thousand times open, state, end, close; the process
-// has as many descriptors as before.
+// Goal: nothing is left of a link. Method: open, state, end and close a thousand times; the process
+// then has as many descriptors as before.
 TEST_F(KeeperTest, AThousandLinksLeaveNothing) {
 #ifdef GPUSHM_SANITIZED
   constexpr int kLinks = 200;
@@ -469,7 +469,7 @@ TEST_F(KeeperTest, AThousandLinksLeaveNothing) {
   }
 }
 
-// What the next test runs as a user without privilege.
+// The next test runs this as a user without privileges.
 TEST_F(KeeperTest, DISABLED_DumpsMoreDescriptorsThanMayBeInFlight) {
   constexpr rlim_t kInFlight = 60;  // RLIMIT_NOFILE is the limit, counted per user.
   constexpr uint64_t kGenerations = 150;
@@ -500,10 +500,10 @@ TEST_F(KeeperTest, DISABLED_DumpsMoreDescriptorsThanMayBeInFlight) {
   EXPECT_TRUE(next.Expect<protocol::LinkDevice>(protocol::LinkKind::kDevice));
 }
 
-// Goal: ETOOMANYREFS only delays a dump. Method: root knows no such limit, so this program runs
-// the case again as somebody else.
+// Goal: ETOOMANYREFS only delays a dump. Method: root has no such limit, so this program runs the
+// case again as another user.
 TEST(Keeper, DumpsMoreDescriptorsThanMayBeInFlight) {
-  if (getuid() != 0) GTEST_SKIP() << "needs root, to become a user who has nothing in flight";
+  if (getuid() != 0) GTEST_SKIP() << "needs root, to become a user without descriptors in flight";
   const pid_t child = fork();
   if (child == 0) {
     constexpr uid_t kNobodyElse = 54'321;
@@ -521,14 +521,14 @@ TEST(Keeper, DumpsMoreDescriptorsThanMayBeInFlight) {
   EXPECT_TRUE(WIFEXITED(status));
 }
 
-// Goal: a name is not given on while its memory may still be held. Method: closing it
-// takes until a file system answers.
+// Goal: a name gets no new holder while its memory may still be held. Method: its close takes until
+// a file system answers.
 TEST(LinkServer, OpensAgainOnlyWhenMemoryIsClosed) {
   if (const auto missing = HungFuse::MissingHere()) GTEST_SKIP() << *missing;
   const LinksFolder folder;
   folder.Add("m0000");
   const gpushm::testing::TempFolder mount;
-  auto slow = HungFuse::Mount(mount.path(), HangAt::kFlush);  // Stands for a sick GPU.
+  auto slow = HungFuse::Mount(mount.path(), HangAt::kFlush);  // In place of an unhealthy GPU.
   ASSERT_TRUE(slow) << slow.error().ToString();
   const auto file = slow->Open(O_RDONLY);
   ASSERT_TRUE(file);

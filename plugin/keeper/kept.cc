@@ -11,36 +11,36 @@ using protocol::FromNameField;
 using protocol::LinkKind;
 
 std::unexpected<Status> Broken(std::string_view rule) {
-  return Fail(Code::kCorrupt, Concat("a broker broke the protocol: ", rule));
+  return Fail(Code::kCorrupt, Concat("the broker broke the protocol: ", rule));
 }
 
 std::unexpected<Status> Full(std::string_view what, uint64_t limit) {
-  return Fail(Code::kExhausted, Concat("a broker states more than ", limit, " ", what),
-              "docs/reference/limits.md; what was kept of it is dropped");
+  return Fail(Code::kExhausted, Concat("the broker states more than ", limit, " ", what),
+              "what was kept of it is dropped; docs/reference/limits.md has the limits");
 }
 
 bool HasDescriptor(const protocol::LinkGeneration& generation) {
   return generation.transport != static_cast<uint32_t>(protocol::Transport::kCuIpc);
 }
 
-// What is behind a number never changes.
+// The memory behind a generation number never changes.
 bool IsSameMemory(const protocol::LinkGeneration& a, const protocol::LinkGeneration& b) {
   return a.name == b.name && a.size_bytes == b.size_bytes && a.mapped_bytes == b.mapped_bytes &&
          a.transport == b.transport && a.pooled == b.pooled && a.cuipc_offset == b.cuipc_offset &&
          a.cuipc_handle == b.cuipc_handle;
 }
 
-// What a node of a map or set takes of the heap: its three pointers and colour, the allocator's
-// header, rounded to 16.
+// Heap bytes of a node of a map or set: its three pointers and colour, the allocator's header,
+// rounded up to 16.
 constexpr uint64_t NodeBytes(uint64_t value_bytes) {
   return (value_bytes + 4 * sizeof(void*) + sizeof(void*) + 15) / 16 * 16;
 }
 constexpr uint64_t kClientBytes = NodeBytes(sizeof(std::pair<const uint64_t, Kept::Client>));
 constexpr uint64_t kLeaseBytes = NodeBytes(sizeof(std::pair<const uint64_t, Kept::Lease>));
-// With its number in its buffer's set.
+// Includes its number in its buffer's set.
 constexpr uint64_t kGenerationBytes =
     NodeBytes(sizeof(std::pair<const uint64_t, Kept::Generation>)) + NodeBytes(sizeof(uint64_t));
-// With a name that a string cannot hold in itself.
+// Includes a name that is too long for the string's own storage.
 constexpr uint64_t kBufferBytes =
     NodeBytes(sizeof(std::pair<const std::string, Kept::Buffer>)) + limits::kNameBytes + 17;
 
@@ -78,7 +78,7 @@ void Kept::Refuse(UniqueFd fd) {
 // ---- statements
 
 Result<void> Kept::Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
-  if (!pidfd) return Broken("a client without its pidfd");
+  if (!pidfd) return Broken("client without its pidfd");
   const auto known = clients_.find(client.client_id);
   if (known == clients_.end() && clients_.size() >= limits::kLinkClients) {
     Refuse(std::move(pidfd));
@@ -86,7 +86,7 @@ Result<void> Kept::Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
   }
   Client& kept = known == clients_.end() ? clients_[client.client_id] : known->second;
   kept.stated = client;
-  // The latest: a client that resumed its connection may have another process behind it.
+  // Keeps the latest: a client that resumed its connection may be another process.
   Refuse(std::exchange(kept.pidfd, std::move(pidfd)));
   kept.round = round_;
   return {};
@@ -109,13 +109,13 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   const auto known = generations_.find(generation.generation);
   Result<void> valid;
   if (buffer == buffers_.end()) {
-    valid = Broken("a generation of an unknown buffer");
+    valid = Broken("generation of an unknown buffer");
   } else if (memory && !HasDescriptor(generation)) {
-    valid = Broken("a descriptor with a generation that has none");
+    valid = Broken("unexpected descriptor: this kind of generation has none");
   } else if (known != generations_.end() && !IsSameMemory(known->second.stated, generation)) {
-    valid = Broken("other memory under the number of a generation");
+    valid = Broken("generation number already used for other memory");
   } else if (known == generations_.end() && !memory && HasDescriptor(generation)) {
-    valid = Broken("a generation without its descriptor");
+    valid = Broken("generation without its descriptor");
   } else if (known == generations_.end() && generations_.size() >= limits::kLinkGenerations) {
     valid = Full("generations", limits::kLinkGenerations);
   }
@@ -140,9 +140,9 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
 
 Result<void> Kept::Apply(const protocol::LinkContent& content) {
   const auto generation = generations_.find(content.generation);
-  if (generation == generations_.end()) return Broken("the content of an unknown generation");
+  if (generation == generations_.end()) return Broken("content of an unknown generation");
   if (content.content_bytes > generation->second.stated.size_bytes) {
-    return Broken("more content than a generation has bytes");
+    return Broken("content is larger than its generation");
   }
   generation->second.content_bytes = content.content_bytes;
   return {};
@@ -150,9 +150,9 @@ Result<void> Kept::Apply(const protocol::LinkContent& content) {
 
 Result<void> Kept::Apply(const protocol::LinkLease& lease) {
   const auto client = clients_.find(lease.client_id);
-  if (client == clients_.end()) return Broken("a lease of an unknown client");
+  if (client == clients_.end()) return Broken("lease of an unknown client");
   const auto generation = generations_.find(lease.generation);
-  if (generation == generations_.end()) return Broken("a lease on an unknown generation");
+  if (generation == generations_.end()) return Broken("lease on an unknown generation");
   const auto known = leases_.find(lease.lease_id);
   if (known != leases_.end()) {
     Forget(known);
@@ -183,7 +183,7 @@ void Kept::Apply(const protocol::LinkDrop& drop) {
   }
 }
 
-// ---- what goes, and with what
+// ---- what ends, and what ends with it
 
 Kept::LeaseAt Kept::Forget(LeaseAt lease) {
   const protocol::LinkLease& stated = lease->second.stated;
@@ -244,12 +244,12 @@ void Kept::Clear() {
   offered_bytes_ = 0;
 }
 
-// ---- looking
+// ---- reading
 
 bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   using Stage = Cursor::Stage;
   const bool with_pages = version >= protocol::kLinkPagesVersion;
-  // Moves to what comes after the cursor; false when this stage is done.
+  // Moves to the entry after the cursor; false when this stage is done.
   const auto advance = [cursor](const auto& map, Stage next, auto* found) {
     *found = map.upper_bound(cursor->id);
     if (*found != map.end()) {
@@ -302,7 +302,7 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
     while (advance(leases_, Stage::kDone, &lease)) {
       if (!with_pages && IsPage(generations_.at(lease->second.stated.generation).stated)) continue;
       protocol::LinkLease stated = lease->second.stated;
-      if (!with_pages) stated.peer_way = 0;  // Of a version that knows no ways either.
+      if (!with_pages) stated.peer_way = 0;  // That version has no peer paths either.
       Encode(LinkKind::kLease, stated, -1, statement);
       return true;
     }

@@ -1,24 +1,24 @@
-// What the plugin keeps for one allocation: all that its broker stated over the link, so that a
-// broker that was killed finds it again. The rules are those of contract/protocol/link.h.
+// The kept state of one allocation: all that its broker stated over the link, so that a broker that
+// was killed finds it again. The rules are those of contract/protocol/link.h.
 //
-// Pure bookkeeping: no socket, no clock. It owns descriptors and does not look at them: who calls
+// Pure bookkeeping: no sockets, no clock. It owns descriptors but does not inspect them: the caller
 // has checked what they are.
 //
 // Invariants
-//   (1) A lease's client and generation are kept, a generation's buffer is. After each statement,
-//       taken or refused; a refused one changes nothing.
-//   (2) No more clients, buffers, generations and leases than limits.h says.
-//   (3) A client has its pidfd, also when the process is dead: the next broker must learn of it. A
-//       generation of transport vmm or host has its descriptor, the first that was given.
-//   (4) Nothing is closed here but by the destructor: what is not kept any more is in TakeRefuse()
-//       once, for somebody who may be held up. Closing what a broker sent can block.
-//   (5) bytes() is what all of it takes of the heap, descriptors aside: it grows and shrinks with
-//       each statement, and is 0 when there is nothing.
+//   (1) A lease's client and generation are kept, and so is a generation's buffer. This holds after
+//       each statement, accepted or refused. A refused statement changes nothing.
+//   (2) No more clients, buffers, generations and leases are kept than limits.h allows.
+//   (3) A client has its pidfd even if the process is dead, because the next broker must learn of
+//       it. A generation of transport vmm or host has its descriptor, the first that was sent.
+//   (4) Only the destructor closes anything here. What is no longer kept appears in TakeRefuse()
+//       once, for a caller that may block, because closing what a broker sent can block.
+//   (5) bytes() is the heap memory of all of it, without descriptors. It grows and shrinks with
+//       each statement, and is 0 when nothing is kept.
 //
-// Two references are not held to (1): a buffer's current and pending generation, because the
-// buffer comes first, and a generation's publisher and offerer, who may be gone. The dump says 0
-// for a current or pending generation that is not there; a publisher or offerer that the dump does
-// not have is dead.
+// Invariant 1 does not cover two references. One is a buffer's current and pending generation,
+// because the buffer is stated first. The other is a generation's publisher and offerer, who may
+// have ended. The dump states 0 for a current or pending generation that does not exist. A
+// publisher or offerer that is not in the dump is dead.
 //
 // Threads: one at a time.
 #pragma once
@@ -36,12 +36,12 @@
 
 namespace gpushm::plugin {
 
-// The page of a signal, barrier or ring: host memory.
+// Whether it is the sync page of a signal, barrier or ring: host memory.
 inline bool IsPage(const protocol::LinkGeneration& generation) {
   return generation.transport == static_cast<uint32_t>(protocol::Transport::kHost);
 }
 
-// What it takes of the GPU; of an offer, protocol::OfferedBytes.
+// Bytes that it takes of the GPU; for an offer, protocol::OfferedBytes.
 inline uint64_t PhysicalBytes(const protocol::LinkGeneration& generation) {
   if (IsPage(generation)) return 0;
   return protocol::OfferedBytes(static_cast<protocol::Transport>(generation.transport),
@@ -60,8 +60,8 @@ struct KeptCounts {
 
 class Kept {
  public:
-  // Leases are by far the most of what is kept, 65,536 of them: each is in the list of its client
-  // and in that of its generation by links of its own, without further allocations.
+  // Leases are by far the largest part, up to 65,536. Each one is linked into the lists of its
+  // client and its generation without further allocations.
   struct Lease;
   struct LeaseLinks {
     Lease* before = nullptr;
@@ -70,7 +70,7 @@ class Kept {
   struct Client {
     protocol::LinkClient stated{};
     UniqueFd pidfd;
-    Lease* leases = nullptr;  // The first one; null: it has none.
+    Lease* leases = nullptr;  // First of the list; null if there is none.
     uint64_t round = 0;
   };
   struct Generation {
@@ -92,27 +92,28 @@ class Kept {
     uint64_t round = 0;
   };
 
-  // Statements, validated by ParseLink. kCorrupt: it breaks a rule. kExhausted: a limit, by name.
-  // A repeated statement replaces what was said before; the descriptor of a known generation need
-  // not come again, and is not taken if it does.
+  // Statements, validated by ParseLink. kCorrupt: it breaks a rule. kExhausted: the error names the
+  // limit.
+  // A repeated statement replaces the former one. The descriptor of a known generation need not be
+  // sent again, and is not taken if it is.
   Result<void> Apply(const protocol::LinkClient& client, UniqueFd pidfd);
   Result<void> Apply(const protocol::LinkBuffer& buffer);
   Result<void> Apply(const protocol::LinkGeneration& generation, UniqueFd memory);
   Result<void> Apply(const protocol::LinkContent& content);
   Result<void> Apply(const protocol::LinkLease& lease);
-  // What is not there is no more already.
+  // Dropping what is not kept has no effect.
   void Apply(const protocol::LinkDrop& drop);
 
-  // A broker begins to state what there is, and has ended: what it left out is no more. If it never
-  // comes to the end, what there was before stays beside what it stated.
+  // A broker begins to state everything, and has ended. What it did not state in between is
+  // forgotten. If it never reaches the end, the former state stays together with what it stated.
   void BeginAll() { ++round_; }
   void EndAll();
 
   void Clear();
 
-  // The dump: statements in an order in which they can be applied, one at a time. Begins with a
-  // cursor as made; false at the end. What changes meanwhile is seen or not. What its reader, who
-  // speaks `version` of the link, does not know is left out.
+  // The dump: statements in an order in which they can be applied, one at a time. Starts with a new
+  // cursor; false at the end. It may or may not show what changes meanwhile. It leaves out what its
+  // reader, who speaks `version` of the link, does not know.
   struct Cursor {
     enum class Stage { kClients, kBuffers, kGenerations, kContents, kLeases, kDone };
     Stage stage = Stage::kClients;
@@ -123,7 +124,7 @@ class Kept {
     protocol::LinkKind kind{};
     protocol::Buffer bytes;
     size_t size_bytes = 0;
-    int descriptor = -1;  // Stays this object's.
+    int descriptor = -1;  // Still owned by this object.
   };
   bool Next(Cursor* cursor, uint16_t version, Statement* statement) const;
 
@@ -134,7 +135,7 @@ class Kept {
   const std::map<uint64_t, Generation>& generations() const { return generations_; }
   const std::map<uint64_t, Lease>& leases() const { return leases_; }
 
-  // Descriptors that are kept no more.
+  // Descriptors that are no longer kept.
   std::vector<UniqueFd> TakeRefuse() { return std::exchange(refuse_, {}); }
 
  private:

@@ -15,7 +15,7 @@ using protocol::CounterRecord;
 using protocol::CounterSegmentHeader;
 
 std::unexpected<Status> Broken(std::string_view rule) {
-  return Fail(Code::kCorrupt, Concat("a broker broke the protocol: counters ", rule));
+  return Fail(Code::kCorrupt, Concat("the broker broke the protocol: counters: ", rule));
 }
 
 const CounterRecord* Records(const Mapping& segment) {
@@ -23,17 +23,18 @@ const CounterRecord* Records(const Mapping& segment) {
   return reinterpret_cast<const CounterRecord*>(bytes + sizeof(CounterSegmentHeader));
 }
 
-// The containers of a segment, in order. Copied: what is checked is what is used.
+// The containers of a segment, in order. Copied, so that the checked names are the ones used.
 Result<std::vector<std::string>> ReadNames(const Mapping& segment) {
   protocol::CounterSegmentConstants header{};
   std::memcpy(&header, segment.address(), sizeof header);
-  if (header.magic != protocol::kCountersMagic) return Broken("without their magic");
+  if (header.magic != protocol::kCountersMagic) return Broken("bad magic number");
   if (header.version != protocol::kCountersVersion) {
-    return Broken(Concat("of version ", header.version));
+    return Broken(Concat("unsupported version ", header.version));
   }
   if (header.containers > protocol::kMaxCounterRecords ||
       protocol::CounterSegmentBytes(header.containers) != segment.bytes()) {
-    return Broken(Concat("of ", header.containers, " containers in ", segment.bytes(), " bytes"));
+    return Broken(
+        Concat("segment of ", header.containers, " containers has ", segment.bytes(), " bytes"));
   }
   std::vector<std::string> names;
   std::set<std::string> known;
@@ -41,8 +42,8 @@ Result<std::vector<std::string>> ReadNames(const Mapping& segment) {
     protocol::NameField name;
     std::memcpy(name.data(), Records(segment)[i].container.data(), name.size());
     names.emplace_back(protocol::FromNameField(name));
-    if (!IsDnsLabel(names.back())) return Broken("of a container that is no DNS label");
-    if (!known.insert(names.back()).second) return Broken("of one container twice");
+    if (!IsDnsLabel(names.back())) return Broken("a container name is not a DNS label");
+    if (!known.insert(names.back()).second) return Broken("a container is listed twice");
   }
   return names;
 }
@@ -63,7 +64,8 @@ Result<void> KeptCounters::Take(const UniqueFd& fd) {
   size_t added = 0;
   for (const std::string& name : *names) added += rows_.contains(name) ? 0 : 1;
   if (rows_.size() + added > protocol::kMaxCounterRecords) {
-    return Fail(Code::kExhausted, Concat("it counts for ", rows_.size() + added, " containers"));
+    return Fail(Code::kExhausted,
+                Concat("counters for ", rows_.size() + added, " containers exceed the limit"));
   }
   EndSegment();
   segment_ = std::move(*segment);

@@ -1,13 +1,14 @@
-// What the clients of one allocation's brokers have counted, a row a container: read from the
-// segment of the broker that is there (contract/protocol/counters.h), on top of what its
-// predecessors' said last. So a broker that starts anew takes nothing back.
+// What the clients of one allocation's brokers have counted, one row for each container. It is read
+// from the segment of the current broker (contract/protocol/counters.h) and added to the last
+// values of its predecessors. So a broker that restarts never makes a counter decrease.
 //
 // Invariants
-//   (1) Nothing is taken from a segment before seals, size, names and their number are checked, and
-//       nothing in it is believed to stay: names are copied once, numbers only grow.
-//   (2) At most protocol::kMaxCounterRecords containers, of all segments together.
-//   (3) A segment counts once, however often a broker that connects again sends it: it is known by
-//       its inode, which is its own while it is mapped.
+//   (1) Nothing is read from a segment before its seals, size, names and their number are checked,
+//       and nothing in it is trusted to stay the same. Names are copied once, and numbers only
+//       grow.
+//   (2) There are at most protocol::kMaxCounterRecords containers, over all segments together.
+//   (3) A segment counts once, however often a broker that reconnects sends it. It is identified by
+//       its inode, which is not reused while it is mapped.
 //
 // Threads: one at a time.
 #pragma once
@@ -35,25 +36,25 @@ struct ContainerCounters {
 
 class KeptCounters {
  public:
-  // A broker's segment from here on. The former one is read a last time. kCorrupt: it is none;
-  // kExhausted: more containers than a pod has.
+  // Takes a broker's segment from now on. The former one is read a last time. kCorrupt: it is not a
+  // valid segment. kExhausted: more containers than a pod has.
   Result<void> Take(const UniqueFd& fd);
-  // The broker's process is gone: its segment is read a last time.
+  // The broker's process has ended: its segment is read a last time.
   void EndSegment();
-  // The allocation has another holder. What was counted by then, of all containers.
+  // The allocation has another holder. Returns what all containers had counted.
   protocol::CounterValues Clear();
 
-  // Now, by name.
+  // The current values, by container name.
   std::vector<ContainerCounters> Read();
   // The sum of all containers.
   protocol::CounterValues Sum();
-  // From the start of the broker that is there until containers could connect, as it says.
+  // Time from the current broker's start until containers could connect, as it states it.
   std::optional<double> ready_seconds() const;
 
  private:
   struct Row {
-    protocol::CounterValues ended{};  // Of former segments.
-    protocol::CounterValues seen{};   // Of this one.
+    protocol::CounterValues ended{};  // From former segments.
+    protocol::CounterValues seen{};   // From this one.
   };
   using Inode = std::pair<dev_t, ino_t>;
 
@@ -62,7 +63,7 @@ class KeptCounters {
   std::map<std::string, Row> rows_;
   Mapping segment_;
   Inode inode_{};
-  std::vector<std::pair<const protocol::CounterWords*, Row*>> records_;  // Of segment_.
+  std::vector<std::pair<const protocol::CounterWords*, Row*>> records_;  // In segment_.
 };
 
 }  // namespace gpushm::plugin

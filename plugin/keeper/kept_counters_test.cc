@@ -1,5 +1,5 @@
-// Goal: totals of a container never fall, whatever its brokers do, and nothing of a segment is
-// believed unchecked. Method: segments by hand; then random lives of brokers against a model.
+// Goal: totals of a container never decrease, whatever its brokers do, and nothing in a segment is
+// used unchecked. Method: segments made by hand, then random lives of brokers against a model.
 #include "plugin/keeper/kept_counters.h"
 
 #include <gmock/gmock-matchers.h>
@@ -42,7 +42,7 @@ TEST(KeptCountersTest, ReadsWhatIsThereNow) {
   EXPECT_EQ(Offers(counters, "other"), 0u);
   EXPECT_EQ(counters.ready_seconds(), 0.25);
   segment.word(0, Counter::kOffers) = 2;
-  EXPECT_EQ(Offers(counters, "app"), 7u) << "nothing falls";
+  EXPECT_EQ(Offers(counters, "app"), 7u) << "counters never decrease";
   counters.Clear();
   EXPECT_TRUE(counters.Read().empty());
 }
@@ -65,7 +65,7 @@ TEST(KeptCountersTest, ASuccessorTakesNothingBack) {
   EXPECT_EQ(Offers(counters, "app"), 9u);
   EXPECT_EQ(Offers(counters, "new"), 0u);
   CounterSegment third({"app"});
-  ASSERT_EQ(CodeOf(counters.Take(third.fd())), 0) << "without the end of the one before";
+  ASSERT_EQ(CodeOf(counters.Take(third.fd())), 0) << "without an end of the former one";
   EXPECT_EQ(Offers(counters, "app"), 9u);
 }
 
@@ -90,14 +90,14 @@ TEST(KeptCountersTest, RefusesWhatIsNone) {
   EXPECT_EQ(broken([](auto* s) { s->record(1).container[0] = '/'; }), corrupt);
   EXPECT_EQ(CodeOf(counters.Take(Memfd())), corrupt);
   const auto writable = MakeSealed("counters", 4096, Writers::kAll);
-  EXPECT_EQ(CodeOf(counters.Take(writable->fd)), corrupt) << "others could write it";
+  EXPECT_EQ(CodeOf(counters.Take(writable->fd)), corrupt) << "other processes could write to it";
   const auto large = MakeSealed("counters", 1 << 20, Writers::kMaker);
   EXPECT_EQ(CodeOf(counters.Take(large->fd)), corrupt);
-  EXPECT_EQ(Offers(counters, "app"), 7u) << "the one that is there stays";
+  EXPECT_EQ(Offers(counters, "app"), 7u) << "the current segment stays";
   EXPECT_EQ(counters.Read().size(), 1u);
 }
 
-// Names of containers come from the pod: no broker can make the plugin remember without end.
+// Container names come from the pod: no broker can make the plugin remember an unlimited number.
 TEST(KeptCountersTest, RemembersNoMoreContainersThanAPodHas) {
   KeptCounters counters;
   std::vector<std::string> names;
@@ -125,7 +125,7 @@ TEST(KeptCountersTest, NoTotalEverFalls) {
       ASSERT_TRUE(counters.Take(segment->fd()));
     } else if (what == 1) {
       ASSERT_TRUE(counters.Take(segment->fd()));
-    } else if (what == 2) {  // A lie about "other".
+    } else if (what == 2) {  // A false value for "other".
       counters.Read();
       segment->word(1, Counter::kOffers) = pick(2) == 0 ? 0 : random();
     } else {

@@ -96,8 +96,8 @@ std::vector<std::string> Dump(const Kept& kept, uint16_t version = protocol::kLi
   return lines;
 }
 
-// A page is host memory: it has a descriptor, and is no byte of the GPU. A broker of an older
-// version is not told of it, nor of leases on it.
+// A sync page is host memory: it has a descriptor, and takes no bytes of the GPU. A broker of an
+// older version does not receive it, nor leases on it.
 TEST(Kept, PagesAreKeptBesideBuffers) {
   Kept kept = Pod();
   const uint64_t offered_before = kept.counts().offered_bytes;
@@ -115,7 +115,7 @@ TEST(Kept, PagesAreKeptBesideBuffers) {
   EXPECT_EQ(kept.counts().pooled_bytes, pooled_before);
   EXPECT_EQ(Dump(kept).size(), before.size() + 3);
   EXPECT_EQ(Dump(kept, protocol::kLinkPagesVersion - 1).size(), before.size() + 1)
-      << "the name alone";
+      << "only the name";
   protocol::LinkDrop drop{};
   drop.what = static_cast<uint32_t>(protocol::LinkDropped::kBuffer);
   drop.name = protocol::ToNameField("ready");
@@ -124,7 +124,7 @@ TEST(Kept, PagesAreKeptBesideBuffers) {
   EXPECT_EQ(kept.counts().offered_bytes, offered_before);
 }
 
-// What a statement of a dump says, applied.
+// Applies a statement of a dump.
 Result<void> ApplyStatement(const Kept::Statement& statement, Kept* kept) {
   const std::span<const std::byte> bytes(statement.bytes.data(), statement.size_bytes);
   UniqueFd descriptor(statement.descriptor < 0 ? -1
@@ -145,7 +145,8 @@ Result<void> ApplyStatement(const Kept::Statement& statement, Kept* kept) {
   }
 }
 
-// Content is kept with its generation, told behind it, and not told to who does not know it.
+// Content is kept with its generation and stated after it, except to a reader that does not know
+// it.
 TEST(Kept, ContentGoesWithItsGeneration) {
   Kept kept = Pod();
   const std::vector<std::string> before = Dump(kept);
@@ -154,7 +155,7 @@ TEST(Kept, ContentGoesWithItsGeneration) {
   EXPECT_EQ(Dump(kept), before);
   ASSERT_TRUE(kept.Apply(protocol::LinkContent{10, 5}));
   ASSERT_TRUE(kept.Apply(protocol::LinkContent{10, 0}));
-  ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd())) << "published, its content the same";
+  ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd())) << "published, with the same content";
   EXPECT_EQ(kept.generations().at(10).content_bytes, 0U);
   EXPECT_EQ(Dump(kept).size(), before.size() + 1);
   EXPECT_EQ(Dump(kept, protocol::kLinkContentVersion - 1), before);
@@ -167,7 +168,7 @@ TEST(Kept, ContentGoesWithItsGeneration) {
   }
   EXPECT_EQ(copy.generations().at(10).content_bytes, 0U);
   kept.Apply(DropOf(LinkDropped::kGeneration, 10));
-  EXPECT_EQ(Dump(kept).size(), before.size() - 2) << "the lease on it, too";
+  EXPECT_EQ(Dump(kept).size(), before.size() - 2) << "its lease is left out too";
 }
 
 TEST(Kept, CountsWhatItKeeps) {
@@ -180,7 +181,7 @@ TEST(Kept, CountsWhatItKeeps) {
                                        .offered_bytes = 0}));
 }
 
-// An allocator's one allocation is offered in many ranges: it is not there many times.
+// An allocator's one allocation is offered in many ranges, but counts once.
 TEST(Kept, ACuIpcOfferCountsTheBytesOffered) {
   Kept kept;
   ASSERT_TRUE(kept.Apply(BufferOf("a", 7)));
@@ -205,9 +206,9 @@ TEST(Kept, WhatIsNamedMustBeThere) {
   EXPECT_THAT(Said(kept.Apply(ClientOf(3), UniqueFd())), HasSubstr("without its pidfd"));
   LinkGeneration offered = GenerationOf("a", 14);
   offered.transport = 2;
-  EXPECT_THAT(Said(kept.Apply(offered, Descriptor())), HasSubstr("a descriptor with"));
-  EXPECT_EQ(kept.counts(), Pod().counts()) << "what is refused changes nothing";
-  EXPECT_THAT(kept.TakeRefuse(), SizeIs(2)) << "and its descriptors are for somebody to close";
+  EXPECT_THAT(Said(kept.Apply(offered, Descriptor())), HasSubstr("unexpected descriptor"));
+  EXPECT_EQ(kept.counts(), Pod().counts()) << "a refused statement changes nothing";
+  EXPECT_THAT(kept.TakeRefuse(), SizeIs(2)) << "and its descriptors are returned for closing";
 }
 
 TEST(Kept, WhatGoesTakesAlongWhatNeedsIt) {
@@ -231,14 +232,14 @@ TEST(Kept, ARepeatedStatementReplacesTheFirst) {
   const uint64_t memory = TagOf(kept.generations().at(10).memory.get());
   LinkGeneration again = GenerationOf("a", 10);
   again.publisher_client = 2;
-  EXPECT_TRUE(kept.Apply(again, UniqueFd())) << "the descriptor need not come again";
+  EXPECT_TRUE(kept.Apply(again, UniqueFd())) << "the descriptor need not be sent again";
   EXPECT_TRUE(kept.Apply(again, Descriptor()));
   EXPECT_EQ(TagOf(kept.generations().at(10).memory.get()), memory) << "the first one is kept";
   EXPECT_EQ(kept.generations().at(10).stated.publisher_client, 2u);
   UniqueFd pidfd = Descriptor();
   const uint64_t tag = TagOf(pidfd.get());
   EXPECT_TRUE(kept.Apply(ClientOf(1), std::move(pidfd)));
-  EXPECT_EQ(TagOf(kept.clients().at(1).pidfd.get()), tag) << "of a client the last";
+  EXPECT_EQ(TagOf(kept.clients().at(1).pidfd.get()), tag) << "for a client, the last one is kept";
   EXPECT_THAT(kept.TakeRefuse(), SizeIs(2));
   EXPECT_TRUE(kept.Apply(LeaseOf(3, 1, 11))) << "a lease may move";
   kept.Apply(DropOf(LinkDropped::kClient, 2));
@@ -266,7 +267,7 @@ TEST(Kept, WhatIsNotStatedAgainUntilTheEndIsNoMore) {
                                        .offered_bytes = 0}));
 }
 
-// A broker of an older version would take the flag for a breach of the protocol.
+// A broker of an older version would treat the flag as a breach of the protocol.
 TEST(Kept, AnOlderBrokerIsNotToldWhatGoesWithItsLastLease) {
   Kept kept;
   LinkBuffer buffer = BufferOf("ring");
@@ -311,9 +312,9 @@ TEST(Kept, HasLimits) {
   };
   EXPECT_TRUE(
       is_full(kept.Apply(BufferOf("one-more")), Concat(limits::kLinkBuffers, " buffers").c_str()));
-  EXPECT_TRUE(kept.Apply(BufferOf("a"))) << "one that is there may be stated again";
+  EXPECT_TRUE(kept.Apply(BufferOf("a"))) << "a known buffer may be stated again";
   LinkGeneration offered = GenerationOf("a", 1);
-  offered.transport = 2;  // Without descriptors, of which the test has not so many.
+  offered.transport = 2;  // Without descriptors: the test has not enough of them.
   for (; offered.generation <= limits::kLinkGenerations; ++offered.generation) {
     ASSERT_TRUE(kept.Apply(offered, UniqueFd()));
   }
@@ -328,9 +329,10 @@ TEST(Kept, HasLimits) {
   EXPECT_TRUE(kept.Apply(LeaseOf(1 << 20, 1, 1)));
 }
 
-// Goal: whatever is stated in whatever order, it keeps to the rules of link.h. Method: random
-// statements, also such as break them, against a model of a few lines; after each the dumps are
-// equal. Now and then the dump is applied elsewhere, in each of its prefixes, and must come back.
+// Goal: whatever is stated in whatever order, it keeps the rules of link.h. Method: random
+// statements, including invalid ones, against a model of a few lines. After each, the dumps are
+// equal. From time to time the dump is applied elsewhere, in each of its prefixes, and must come
+// back.
 TEST(Kept, DoesWhatTheModelDoes) {
 #ifdef GPUSHM_SANITIZED
   constexpr int kRounds = 10;

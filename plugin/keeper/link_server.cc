@@ -23,27 +23,28 @@
 namespace gpushm::plugin {
 namespace {
 
-// Reachable by the sidecar's user, whoever it is; the folder around it is what keeps others out.
+// The sidecar's user can be any user; the folder around the socket keeps others out.
 constexpr unsigned kSocketMode = 0666;
-// Accepted and not greeted yet, of one link.
+// Connections of one link that were accepted but have not sent a greeting.
 constexpr size_t kMaxGreeting = 8;
-// (3)
+// Invariant 3.
 constexpr int kReadsPerWake = 64;
-// What can lie in the socket of a process that has ended: its send buffer, wmem_max and more.
+// Messages that can be left in the socket of a process that has ended: its send buffer, wmem_max
+// and more.
 constexpr int kReadsAtEnd = 65'536;
-// Descriptors of one link under way to be closed, above which it may not send more.
+// With more descriptors of one link waiting to be closed than this, it may not send more.
 constexpr size_t kMaxClosing = limits::kLinkGenerations + limits::kLinkClients;
-// Sockets and foreign descriptors of one link under way to be closed, above which nobody is
-// accepted on it: each connection is one more.
+// With more sockets and foreign descriptors of one link waiting to be closed than this, nobody is
+// accepted on it: each connection adds one.
 constexpr size_t kMaxForeign = 64;
-// Pause of a listener when descriptors or memory run out, or while kMaxForeign holds.
+// How long a listener pauses when descriptors or memory run out, or while kMaxForeign holds.
 constexpr int64_t kAcceptPauseMs = 100;
 
 std::unexpected<Status> Broken(std::string_view rule) {
-  return Fail(Code::kCorrupt, Concat("a broker broke the protocol: ", rule));
+  return Fail(Code::kCorrupt, Concat("the broker broke the protocol: ", rule));
 }
 
-// The 16 bytes of "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or of an instance ("MIG-...").
+// The 16 bytes of "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or of a MIG instance ("MIG-...").
 Result<std::array<uint8_t, 16>> UuidBytes(const std::string& uuid) {
   std::array<uint8_t, 16> bytes{};
   std::string digits;
@@ -56,15 +57,15 @@ Result<std::array<uint8_t, 16>> UuidBytes(const std::string& uuid) {
     valid = std::from_chars(end - 2, end, bytes[i], 16).ptr == end;
   }
   if (valid) return bytes;
-  return Fail(Code::kInvalidArgument, Concat("\"", uuid, "\" is no UUID of a GPU"),
-              "UUIDs look as nvidia-smi -L prints them");
+  return Fail(Code::kInvalidArgument, Concat("invalid GPU UUID: \"", uuid, "\""),
+              "use a UUID as nvidia-smi -L prints it");
 }
 
 std::string Text(const protocol::NameField& field) {
   return {field.data(), strnlen(field.data(), field.size())};
 }
 
-// The registry of a broker of another version is no fault: there is nothing to read in it.
+// A registry of another version is not an error: there is nothing to read in it.
 Result<std::shared_ptr<const registry::RegistryReader>> OpenRegistry(UniqueFd fd) {
   Result<std::unique_ptr<registry::RegistryReader>> reader =
       registry::RegistryReader::Open(std::move(fd));
@@ -90,7 +91,7 @@ LinkServer::LinkServer(EventLoop* loop, const Settings& settings, std::string na
 LinkServer::~LinkServer() {
   StopListening();
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
-  loop_->Cancel(foreign_timer_);  // Which Disconnect may have set.
+  loop_->Cancel(foreign_timer_);  // Disconnect may have set it.
   if (broker_) {
     if (broker_->pidfd) loop_->Unwatch(broker_->pidfd.get());
     loop_->Cancel(broker_->gone_timer);
@@ -98,20 +99,21 @@ LinkServer::~LinkServer() {
   ForgetKept();
 }
 
-// ---- what the plugin asks for
+// ---- calls of the plugin
 
 Result<void> LinkServer::Open(const LinkGrant& grant, const GpuHealth& health) {
   const Result<std::array<uint8_t, 16>> uuid = UuidBytes(grant.gpu);
   if (!uuid) return std::unexpected(uuid.error());
   if (grant.pool_bytes > limits::kBufferBytes) {
-    return Fail(Code::kInvalidArgument, Concat("a pool of ", grant.pool_bytes, " bytes"));
+    return Fail(Code::kInvalidArgument,
+                Concat("pool size exceeds the limit: ", grant.pool_bytes, " bytes"));
   }
   if (granted_ && grant != grant_) Revoke();
   if (!granted_ && closing_->proven_pending() > 0) {
     return Fail(Code::kBusy,
                 Concat(closing_->proven_pending(), " descriptors of the former holder of ", name_,
                        " are still being closed"),
-                "the kubelet tries again; is the GPU healthy?");
+                "the kubelet tries again; if it lasts, check whether the GPU is healthy");
   }
   if (auto listening = Listen(); !listening) return listening;
   granted_ = true;
@@ -130,7 +132,7 @@ void LinkServer::Revoke() {
   const KeptCounts counts = kept_.counts();
   ForgetKept();
   closing_->NewHolder();
-  exhausted_ = 0;  // The next holder's pod has a whole share.
+  exhausted_ = 0;  // The next holder's pod has a whole share again.
   TellReady();
   protocol::AddCounters(counters_.Clear(), &ended_counters_);
   if (had) {
@@ -195,14 +197,14 @@ void LinkServer::StopListening() {
   if (!listener_) return;
   loop_->Cancel(std::exchange(accept_timer_, 0));
   loop_->Unwatch(listener_.get());
-  shutdown(listener_.get(), SHUT_RDWR);  // Nobody connects from here on, whenever it is closed.
-  // Who has connected and was not accepted may have sent descriptors already.
+  shutdown(listener_.get(), SHUT_RDWR);  // Nobody can connect from here on, whenever it is closed.
+  // Processes that connected and were not accepted may have sent descriptors already.
   closing_->CloseForeign(std::move(listener_));
 }
 
 void LinkServer::OnAcceptable() {
   if (closing_->foreign_pending() >= kMaxForeign) {
-    return PauseAccepting("sockets that it sent are still being closed");
+    return PauseAccepting("sockets that the pod sent are still being closed");
   }
   UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket) {
@@ -232,8 +234,9 @@ void LinkServer::Admit(UniqueFd socket) {
   if (crowded || closing_->HasForeignFile() || closing_->pending() > kMaxClosing) {
     LogWarning("link-refused", {{"allocation", name_},
                                 {"pod", grant_.pod},
-                                {"reason", crowded ? "too many connections that say nothing"
-                                                   : "its descriptors are not closed yet"}});
+                                {"reason", crowded ? "too many connections without a greeting"
+                                                   : "descriptors that the pod sent are still "
+                                                     "being closed"}});
     shutdown(socket.get(), SHUT_RDWR);
     closing_->CloseForeign(std::move(socket));
     return;
@@ -250,7 +253,7 @@ void LinkServer::Admit(UniqueFd socket) {
     return;
   }
   connection->greeting_timer = loop_->After(settings_.greeting_ms, [this, id] {
-    Break(id, Status(Code::kTimeout, "it connected and said nothing"));
+    Break(id, Status(Code::kTimeout, "connected, but sent no greeting in time"));
   });
   connections_.emplace(id, std::move(connection));
 }
@@ -264,7 +267,7 @@ void LinkServer::OnSocket(uint64_t id, uint32_t events) {
   Connection* const connection = Find(id);
   if (connection == nullptr) return;
   if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
-    // The dump is for nobody; what was said before the end counts.
+    // Nobody reads the dump any more, but what the peer sent before it ended counts.
     connection->ended = true;
     connection->dump_due = false;
   }
@@ -297,8 +300,8 @@ void LinkServer::Read(uint64_t id, int messages) {
     if (handled.error().code() == Code::kUnavailable) {
       Disconnect(id);
     } else {
-      // (5), of what it states. That a descriptor of it found no place here says nothing of it: it
-      // connects again and states everything.
+      // (5) applies to what the broker states. If this process is out of descriptors, that is not
+      // the broker's fault: it connects again and states everything.
       const bool exceeds = received && handled.error().code() == Code::kExhausted;
       if (exceeds && broker_ && broker_->connection == id) {
         ++exhausted_;
@@ -310,7 +313,7 @@ void LinkServer::Read(uint64_t id, int messages) {
   }
 }
 
-// The socket goes; the broker's process may live on.
+// Closes the socket; the broker's process may live on.
 void LinkServer::Disconnect(uint64_t id) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
@@ -318,7 +321,7 @@ void LinkServer::Disconnect(uint64_t id) {
   loop_->Cancel(connection.greeting_timer);
   loop_->Cancel(connection.retry_timer);
   loop_->Unwatch(connection.socket.get());
-  // The other side sees the end at once, whenever ours is closed: unread descriptors may lie in it.
+  // The other side sees the end now, even if ours is closed later: unread descriptors may be in it.
   shutdown(connection.socket.get(), SHUT_RDWR);
   closing_->CloseForeign(std::move(connection.socket));
   WatchClosing();
@@ -355,7 +358,7 @@ void LinkServer::AbortHeldUp(int64_t held_ms, bool sockets) {
   for (const Closing::Held& one : closing_->HeldUp(held_ms)) {
     if (one.is_socket && !sockets) continue;
     const Result<void> aborted =
-        one.is_socket ? Fail(Code::kUnsupported, "a socket that lingers (SO_LINGER) is no file")
+        one.is_socket ? Fail(Code::kUnsupported, "a lingering socket (SO_LINGER) cannot be aborted")
                       : AbortFuse(one.device);
     if (callbacks_.on_foreign) {
       callbacks_.on_foreign(aborted ? ForeignStep::kAborted : ForeignStep::kHeldUp);
@@ -367,7 +370,7 @@ void LinkServer::AbortHeldUp(int64_t held_ms, bool sockets) {
               {"thread", one.thread},
               {"file_system", one.Where()},
               {"aborted", aborted.has_value()},
-              {"reason", aborted ? "a FUSE daemon did not answer" : aborted.error().ToString()}});
+              {"reason", aborted ? "its FUSE daemon did not answer" : aborted.error().ToString()}});
   }
 }
 
@@ -396,17 +399,18 @@ Result<void> LinkServer::OnMessage(Connection& connection, protocol::Message& me
   if (!header) return std::unexpected(header.error());
   const auto kind = static_cast<protocol::LinkKind>(header->kind);
   if ((kind == protocol::LinkKind::kHello) == connection.greeted) {
-    return Broken("a link message out of order");
+    return Broken("link message out of order");
   }
-  if (header->version > connection.version) return Broken("of a later version than was chosen");
+  if (header->version > connection.version)
+    return Broken("message version is newer than the agreed version");
   const bool may_have_descriptor =
       kind == protocol::LinkKind::kRegistry || kind == protocol::LinkKind::kCounters ||
       kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kGeneration;
   if (message.descriptors.size() > (may_have_descriptor ? 1u : 0u)) {
-    return Broken("a descriptor that does not belong there");
+    return Broken("unexpected descriptor in a link message");
   }
   if (!message.descriptors.empty() && closing_->pending() > kMaxClosing) {
-    return Fail(Code::kBusy, "it sends descriptors faster than they can be closed");
+    return Fail(Code::kBusy, "the broker sends descriptors faster than they can be closed");
   }
   if (kind == protocol::LinkKind::kHello) return OnHello(connection, message);
   return OnStatement(connection, kind, message);
@@ -419,19 +423,20 @@ Result<void> LinkServer::OnHello(Connection& connection, protocol::Message& mess
   if (hello->min_version > protocol::kLinkMaxVersion ||
       hello->max_version < protocol::kLinkMinVersion) {
     return Fail(Code::kIncompatible,
-                Concat(Text(hello->program), " speaks link versions ", hello->min_version, " to ",
-                       hello->max_version, ", the plugin ", protocol::kLinkMinVersion, " to ",
+                Concat(Text(hello->program), " supports link versions ", hello->min_version, " to ",
+                       hello->max_version, ", but the plugin ", protocol::kLinkMinVersion, " to ",
                        protocol::kLinkMaxVersion),
                 "use a sidecar image of the plugin's release");
   }
   if (broker_ && broker_->pidfd && HasEnded(broker_->pidfd)) OnProcessEnded();
   if (broker_ && !IsBroker(connection, hello->epoch)) {
-    return Fail(Code::kAlreadyExists, Concat(Text(hello->program), " is refused: the process of ",
-                                             broker_->program, " has not ended"));
+    return Fail(Code::kAlreadyExists,
+                Concat(Text(hello->program), " is refused: the former broker process (",
+                       broker_->program, ") has not ended"));
   }
   if (auto made = MakeBroker(connection, *hello); !made) return made;
-  // What it does not state again until its End is no more. Of another run of it nothing counts but
-  // what it asked for: numbers of clients and leases are each broker's own.
+  // What the broker does not state again before its End is forgotten. After a restart of the
+  // broker, only what it requested counts: each run has its own client and lease numbers.
   if (hello->want_kept == 0 && hello->epoch != kept_epoch_) ForgetKept();
   kept_epoch_ = hello->epoch;
   kept_.BeginAll();
@@ -478,7 +483,7 @@ Result<void> LinkServer::MakeBroker(Connection& connection, const protocol::Link
   if (!broker_->pidfd) return {};
   Result<void> watched =
       loop_->Watch(broker_->pidfd.get(), EPOLLIN, [this](uint32_t) { OnProcessEnded(); });
-  if (!watched) broker_->pidfd.Reset();  // Its end is told by the socket's then.
+  if (!watched) broker_->pidfd.Reset();  // The end of its socket counts as its end.
   return watched;
 }
 
@@ -512,7 +517,7 @@ Result<void> LinkServer::CheckGeneration(const protocol::LinkGeneration& generat
   if (!IsPage(generation)) {
     known = CheckMemory(descriptor, settings_.memory);
   } else if (!IsMemfd(descriptor)) {
-    known = Broken("a page that is no memfd");
+    known = Broken("a sync page must be a memfd");
   }
   if (known) return known;
   return std::unexpected(
@@ -523,7 +528,7 @@ Result<void> LinkServer::CheckGeneration(const protocol::LinkGeneration& generat
 Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind kind,
                                      protocol::Message& message) {
   const int descriptor = message.descriptors.empty() ? -1 : message.descriptors[0].get();
-  // What is not taken stays the message's, and goes the way of all refused descriptors.
+  // A descriptor that is not taken stays with the message, and is closed as refused ones are.
   const auto take = [&] { return descriptor < 0 ? UniqueFd() : std::move(message.descriptors[0]); };
   switch (kind) {
     case protocol::LinkKind::kRegistry:
@@ -533,7 +538,7 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
     case protocol::LinkKind::kClient: {
       const auto body = protocol::ParseLink<protocol::LinkClient>(message.span());
       if (!body) return std::unexpected(body.error());
-      if (descriptor < 0 || !IsPidfd(descriptor)) return Broken("a client without a pidfd");
+      if (descriptor < 0 || !IsPidfd(descriptor)) return Broken("client without a pidfd");
       return kept_.Apply(*body, take());
     }
     case protocol::LinkKind::kBuffer: {
@@ -566,17 +571,17 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
     case protocol::LinkKind::kEnd:
       return OnEnd(connection, message);
     default:
-      return Broken("a link message that only the plugin may send");
+      return Broken("message kind that only the plugin may send");
   }
 }
 
 Result<void> LinkServer::OnRegistry(Connection& connection, protocol::Message& message) {
   const auto body = protocol::ParseLink<protocol::LinkRegistry>(message.span());
   if (!body) return std::unexpected(body.error());
-  if (message.descriptors.empty()) return Broken("a registry without its memfd");
-  if (connection.said_registry) return Broken("a second registry");
-  // Closing what is no memfd can block; the rest is RegistryReader's to check.
-  if (!IsMemfd(message.descriptors[0].get())) return Broken("no memfd as registry");
+  if (message.descriptors.empty()) return Broken("registry without its memfd");
+  if (connection.said_registry) return Broken("registry sent twice");
+  // Closing a descriptor that is not a memfd can block. RegistryReader checks the rest.
+  if (!IsMemfd(message.descriptors[0].get())) return Broken("registry is not a memfd");
   auto registry = OpenRegistry(std::move(message.descriptors[0]));
   if (!registry) return std::unexpected(registry.error());
   connection.said_registry = true;
@@ -588,9 +593,9 @@ Result<void> LinkServer::OnCounters(Connection& connection, protocol::Message& m
   const auto body = protocol::ParseLink<protocol::LinkCounters>(message.span());
   if (!body) return std::unexpected(body.error());
   if (message.descriptors.empty()) return Broken("counters without their memfd");
-  if (connection.said_counters) return Broken("counters a second time");
+  if (connection.said_counters) return Broken("counters sent twice");
   connection.said_counters = true;
-  // Those of a later version are nothing that this one can show.
+  // This plugin cannot show counters of a later version.
   if (body->version != protocol::kCountersVersion) return {};
   return counters_.Take(message.descriptors[0]);
 }
@@ -598,13 +603,13 @@ Result<void> LinkServer::OnCounters(Connection& connection, protocol::Message& m
 Result<void> LinkServer::OnEnd(Connection& connection, protocol::Message& message) {
   const auto body = protocol::ParseLink<protocol::LinkEnd>(message.span());
   if (!body) return std::unexpected(body.error());
-  if (connection.said_end) return Broken("a second end");
+  if (connection.said_end) return Broken("End sent twice");
   connection.said_end = true;
   kept_.EndAll();
   return {};
 }
 
-// LinkServer: what it sends, and what it shows.
+// LinkServer: sending, and the view.
 
 namespace {
 
@@ -629,7 +634,7 @@ void LinkServer::Flush(uint64_t id) {
     const Result<bool> sent = protocol::TrySend(
         connection->socket.get(), {statement.bytes.data(), statement.size_bytes}, descriptors);
     if (!sent) {
-      // What it said before it left is still to be read.
+      // What it sent before it ended is still to be read.
       connection->ended = true;
       connection->dump_due = false;
       UpdateInterest(*connection);
@@ -641,7 +646,7 @@ void LinkServer::Flush(uint64_t id) {
     }
     Sent(*connection, statement, after);
   }
-  connection->waits_for_room = true;  // Its turn comes again, after the others'.
+  connection->waits_for_room = true;  // Its turn comes again after the other connections'.
   UpdateInterest(*connection);
 }
 
@@ -650,7 +655,7 @@ Result<uint64_t> LinkServer::HandOver(const Deadline& deadline,
   constexpr int kLookMs = 5;
   const KeptCounts counts = kept_.counts();
   if (!granted_ || counts == KeptCounts{}) return 0;
-  Result<UniqueFd> socket = Fail(Code::kTimeout, "nobody listens at its path");
+  Result<UniqueFd> socket = Fail(Code::kTimeout, "nobody listens at the link's path");
   for (;; poll(nullptr, 0, kLookMs)) {
     if (!IsOurs()) socket = protocol::Connect(path_);
     if (socket) break;
@@ -665,7 +670,7 @@ Result<uint64_t> LinkServer::HandOver(const Deadline& deadline,
                                   .max_version = protocol::kLinkMaxVersion,
                                   .want_kept = 0,
                                   .epoch = kept_epoch_,
-                                  .program = protocol::ToNameField("the plugin before this one")};
+                                  .program = protocol::ToNameField("the previous plugin")};
   if (auto said = say(protocol::LinkKind::kHello, hello); !said) {
     return std::unexpected(said.error());
   }
@@ -695,8 +700,8 @@ void LinkServer::WaitForRoom(Connection& connection) {
   if (poll(&writable, 1, 0) == 0) {
     connection.waits_for_room = true;
   } else {
-    // ETOOMANYREFS: too many descriptors of this user are in flight, all over the node. No event
-    // tells the end of it.
+    // ETOOMANYREFS: too many descriptors of this user are in flight, on the whole node. No event
+    // reports when that is over.
     connection.retry_timer = loop_->After(kRetryMs, [this, id = connection.id] {
       if (Connection* const still = Find(id)) still->retry_timer = 0;
       Flush(id);

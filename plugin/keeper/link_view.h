@@ -1,4 +1,4 @@
-// What the keeper shows of its links: for metrics and for people. Plain values.
+// What the keeper shows of its links, for metrics and for people. Plain values.
 #pragma once
 
 #include <array>
@@ -20,69 +20,71 @@ namespace gpushm::plugin {
 struct ClientView {
   std::string container;
   uint64_t client_id = 0;
-  bool alive = true;  // Its process. False: the broker will end its leases, or the next one.
+  // False: the process has ended; the broker or its successor will end its leases.
+  bool alive = true;
 };
 
 // Small: a link can have 65,536 of them.
 struct LeaseView {
   uint64_t lease_id = 0;
   uint64_t generation = 0;
-  uint32_t client = 0;  // Its place in LinkView::clients.
+  uint32_t client = 0;  // Index into LinkView::clients.
   protocol::WireAccess access{};
 };
 
 struct GenerationView {
   uint64_t generation = 0;
-  uint64_t size_bytes = 0;                  // As asked for.
-  std::optional<uint64_t> content_bytes{};  // Absent: nobody said it.
+  uint64_t size_bytes = 0;                  // As requested.
+  std::optional<uint64_t> content_bytes{};  // Absent: nobody stated it.
   uint64_t mapped_bytes = 0;                // Physical.
   protocol::Transport transport{};
   bool pooled = true;     // False: an application offered it.
-  bool published = true;  // False: only its writer sees it yet.
+  bool published = true;  // False: only its writer sees it so far.
   int64_t created_unix_ns = 0;
 };
 
 struct BufferView {
   std::string name;
-  std::string creator;  // Container; empty where it is declared.
+  std::string creator;  // Container; empty if the buffer is declared.
   registry::BufferState state{};
-  uint64_t current = 0;  // Generation; 0: none is published yet.
+  uint64_t current = 0;  // Generation; 0: none is published.
   uint64_t loaded_bytes = 0;
-  std::vector<GenerationView> generations;  // By number.
+  std::vector<GenerationView> generations;  // Sorted by number.
 };
 
-// A connected process that this process can see.
+// A connected process that is visible to this process.
 struct ClientProcess {
   uint32_t pid = 0;
   std::string allocation;
   std::string container;
-  // Of the whole container, the same for each of its processes: its own allocations that are
-  // buffers as well. The broker does not say which of them allocated what.
+  // Of the whole container, so the same for each of its processes: its own allocations that are
+  // buffers as well. The broker does not state which process made them.
   uint64_t offered_bytes = 0;
 };
 
 struct LinkView {
-  std::string name;  // Of the allocation.
+  std::string name;  // Name of the allocation.
   std::string gpu;   // UUID
   uint64_t pool_bytes = 0;
-  bool granted = false;    // False: its pod has ended; what is left of it is on its way out.
+  bool granted = false;    // False: its pod has ended, and the rest of it is being removed.
   bool open = false;       // The broker's process lives.
-  bool connected = false;  // And its socket stands.
-  std::string program;     // As it calls itself; empty: there is none.
+  bool connected = false;  // It is also connected.
+  std::string program;     // The name that the broker states; empty: no broker.
   KeptCounts kept;
-  uint64_t kept_heap_bytes = 0;     // What all of that takes of the plugin's memory.
+  uint64_t kept_heap_bytes = 0;     // Plugin memory that all of it takes.
   uint64_t exhausted = 0;           // Times that it was dropped for taking too much.
-  uint64_t closing = 0;             // Descriptors that are kept no more and not closed yet.
-  std::vector<ClientView> clients;  // By client_id.
-  std::vector<BufferView> buffers;  // By name.
-  std::vector<LeaseView> leases;    // By lease_id.
-  std::vector<SyncView> syncs;      // Signals, barriers and rings that are published; no order.
+  uint64_t closing = 0;             // Descriptors that are no longer kept and not closed yet.
+  std::vector<ClientView> clients;  // Sorted by client_id.
+  std::vector<BufferView> buffers;  // Sorted by name.
+  std::vector<LeaseView> leases;    // Sorted by lease_id.
+  std::vector<SyncView> syncs;      // Published signals, barriers and rings; in no order.
   // What the pod's processes counted, by container, over all brokers since the plugin knows the
-  // allocation. Empty: no broker of link version 2 was there.
+  // allocation. Empty: there was no broker with link version 2.
   std::vector<ContainerCounters> counters;
-  // From its start until containers could connect; absent: it is not there, or does not tell.
+  // From the broker's start until containers could connect. Absent: no broker, or it does not state
+  // it.
   std::optional<double> broker_ready_seconds;
-  // Of the broker whose process lives; null if there is none or its layout is unknown. Any thread.
+  // Registry of the running broker. Null if there is none or its layout is unknown. Any thread.
   std::shared_ptr<const registry::RegistryReader> registry;
 };
 

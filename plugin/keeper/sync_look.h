@@ -1,6 +1,5 @@
-// What a page that is kept says of itself: a signal, a barrier or a ring, and whether its writer
-// lives. Its participants write it, so nothing is believed but what bounds allow, and the rest is
-// theirs.
+// Reads a kept sync page: whether it is a signal, a barrier or a ring, and whether its writer
+// lives. The pod's processes write the page, so this code only relies on what it can bound.
 //
 // Threads: any.
 #pragma once
@@ -17,7 +16,7 @@
 
 namespace gpushm::plugin {
 
-// Of its writer; of a barrier: whether somebody broke it.
+// State of its writer; for a barrier, whether somebody broke it.
 enum class SyncState : uint8_t { kUnused, kLive, kEnded };
 inline constexpr std::array<std::string_view, 3> kSyncStateNames = {"unused", "live", "ended"};
 
@@ -26,10 +25,10 @@ struct SyncView {
   SyncState state{};
 };
 
-// No broker that keeps its limits has more; of others the rest is not looked at.
+// A broker within its limits has no more. Beyond this number, pages are not read.
 inline constexpr size_t kMostSyncs = limits::kAllPagesBytes / signal::kPageBytes;
 
-// Nothing: it is no page yet, or none of ours. Maps it for the time of the look.
+// Nothing: the page is not initialised, or not a gpushm sync page. Maps it during the call.
 std::optional<SyncView> LookAtPage(const UniqueFd& page);
 
 }  // namespace gpushm::plugin

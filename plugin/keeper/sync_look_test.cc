@@ -1,5 +1,5 @@
-// Goal: a look at a page tells what it is and whether its writer lives, and trusts none of its
-// bytes. Method: pages as brokers and processes make them, and others.
+// Goal: reading a sync page shows its kind and whether its writer lives, and trusts none of its
+// bytes. Method: pages as brokers and processes make them, and invalid ones.
 #include "plugin/keeper/sync_look.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ signal::Page PageOf(const WritableSegment& made, signal::Kind kind, uint32_t cel
 
 TEST(SyncLook, TellsWhetherTheWriterLives) {
   const WritableSegment made = Sealed();
-  EXPECT_FALSE(LookAtPage(made.fd)) << "nobody has written its header";
+  EXPECT_FALSE(LookAtPage(made.fd)) << "its header is not written yet";
   const signal::Page page = PageOf(made, signal::Kind::kSignal, 1);
   EXPECT_EQ(LookAtPage(made.fd)->kind, signal::Kind::kSignal);
   EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kUnused);
@@ -52,7 +52,7 @@ TEST(SyncLook, RubbishIsNoPage) {
   const WritableSegment made = Sealed();
   std::memset(made.mapping.address(), 0xff, made.mapping.bytes());
   EXPECT_FALSE(LookAtPage(made.fd));
-  // One that its maker could shrink under the reader.
+  // A page that its maker could shrink while it is read.
   const UniqueFd unsealed(memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(unsealed.get(), signal::kPageBytes), 0);
   EXPECT_FALSE(LookAtPage(unsealed));

@@ -27,7 +27,8 @@ void FolderWatch::Drain() {
 
 void FolderWatch::Refresh(const std::vector<std::string>& files) {
   if (!inotify_) return;
-  // The same file again is the same watch; of a file that went away the kernel drops it.
+  // Adding the same file again returns the same watch; the kernel drops the watch of a removed
+  // file.
   inotify_add_watch(inotify_.get(), parent_.c_str(), IN_CREATE | IN_MOVED_TO | IN_ONLYDIR);
   inotify_add_watch(inotify_.get(), folder_.c_str(),
                     IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF |

@@ -1,8 +1,9 @@
-// Wakes when something changes in the kubelet's folder: entries made, removed or renamed, the
-// folder itself removed or made again, the files behind given names removed under another name.
+// Wakes when something changes in the kubelet's folder: entries are created, removed or renamed,
+// the folder itself is removed or created again, or the files behind given names are removed under
+// another name.
 //
-// It only says "look again"; what changed is for stat to say. Events can be lost (a full queue, a
-// node with no inotify instances left), so whoever uses it also looks from time to time.
+// It only says that something changed; use stat to find out what. Events can be lost (a full queue,
+// a node without free inotify instances), so the user of this class also checks from time to time.
 //
 // Threads: one at a time.
 #pragma once
@@ -16,13 +17,14 @@ namespace gpushm::plugin::kubelet {
 
 class FolderWatch {
  public:
-  // Without inotify (EMFILE: 128 instances per user is a common limit) fd() is -1.
+  // Without inotify, fd() is -1 (EMFILE: 128 instances per user is a common limit).
   explicit FolderWatch(std::string folder);
 
   // Readable when something changed.
   int fd() const { return inotify_.get(); }
   void Drain();
-  // Watches again what may have become another file: the folder, its parent, these files.
+  // Renews the watches of what may have become another file: the folder, its parent, and these
+  // files.
   void Refresh(const std::vector<std::string>& files);
 
  private:

@@ -99,13 +99,13 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& path, int max_recei
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   args.SetMaxReceiveMessageSize(max_receive_bytes);
-  // Go's servers refuse an authority with the path's slashes in it.
+  // Go's servers refuse an authority that contains the path's slashes.
   args.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
   return grpc::CreateCustomChannel(Concat("unix:", path), grpc::InsecureChannelCredentials(), args);
 }
 
 void RouteGrpcLog() {
-// Later ones log by Abseil. The oldest have no numbers.
+// Later versions log through Abseil. The oldest ones have no version macros.
 #if !defined(GRPC_CPP_VERSION_MINOR) || GRPC_CPP_VERSION_MINOR < 66
   gpr_set_log_function([](gpr_log_func_args* line) {
     const LogLevel level = line->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning

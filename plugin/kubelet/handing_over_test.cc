@@ -1,6 +1,6 @@
-// Another plugin takes over, its sockets registered before the first one's streams end. Since 1.37
-// no pod is rejected meanwhile; before, those that come between the end of the old stream and the
-// second registration. The kubelet is scripted, of both kinds.
+// Another plugin takes over; its sockets are registered before the first plugin's streams end.
+// Since 1.37 no pod is rejected meanwhile. Before, the kubelet rejects pods that come between the
+// end of the old stream and the second registration. The kubelet is scripted, of both kinds.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ class HandingOver : public KubeletTest, public ::testing::WithParamInterface<boo
     StartPlugin();
     ASSERT_TRUE(Usable());
   }
-  // Of the pods that come one after the other until it is told to stop, those that failed.
+  // Adds pods one after the other until it is stopped, and counts those that failed.
   struct Pods {
     explicit Pods(ScriptedKubelet* kubelet)
         : thread([this, kubelet] {
@@ -48,7 +48,7 @@ class HandingOver : public KubeletTest, public ::testing::WithParamInterface<boo
       stop = true;
       if (thread.joinable()) thread.join();
     }
-    // So many more.
+    // Waits for `more` further pods.
     bool Wait(int more) const {
       const int wanted = done + more;
       const Deadline deadline = Soon();
@@ -70,11 +70,11 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
   kubelet_options.known_by_resource_alone = GetParam();
   std::atomic<bool> closed = false;
   handler.on_allocate = [&](Resource, const DeviceIds& ids) -> Result<Grant> {
-    if (closed) return Fail(Code::kUnavailable, "this plugin ends");
+    if (closed) return Fail(Code::kUnavailable, "this plugin is shutting down");
     return Grant{.cdi_names = {*ids.begin()}, .edits = {}};
   };
   handler.on_pre_start = [&](Resource, const DeviceIds&) -> Result<void> {
-    if (closed) return Fail(Code::kUnavailable, "this plugin ends");
+    if (closed) return Fail(Code::kUnavailable, "this plugin is shutting down");
     return {};
   };
   RecordingHandler second_handler;
@@ -95,13 +95,13 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
   plugin->Stop();
   plugin = std::move(*second);
   if (GetParam()) {
-    // Its streams end with those of the first one.
+    // Its streams end together with the first plugin's.
     EXPECT_TRUE(plugin->WaitFor(
         [](const State& state) { return state.memory.failures > 0 && state.attach.failures > 0; },
         Soon()));
   }
   ASSERT_TRUE(Usable());
-  ASSERT_TRUE(pods.Wait(1));  // One that came before that.
+  ASSERT_TRUE(pods.Wait(1));  // One that came before.
   const int failed = pods.failed;
   ASSERT_TRUE(pods.Wait(3));
   pods.Stop();
@@ -113,11 +113,11 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
   EXPECT_GT(second_handler.Count("allocate"), 0U);
 }
 
-// What the first one is asked before the second one listens waits for it.
+// Requests to the first plugin, before the second one listens, wait for the second one.
 TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
   kubelet_options.known_by_resource_alone = GetParam();
   handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
-    return Fail(Code::kUnavailable, "this plugin ends");
+    return Fail(Code::kUnavailable, "this plugin is shutting down");
   };
   RecordingHandler second_handler;
   StartBoth();
@@ -137,11 +137,11 @@ TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
   second->reset();
 }
 
-// A call that the first one forwards is still under way when the kubelet knows the second one.
+// A call that the first plugin forwards is still in progress when the kubelet knows the second one.
 TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
   kubelet_options.known_by_resource_alone = GetParam();
   handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
-    return Fail(Code::kUnavailable, "this plugin ends");
+    return Fail(Code::kUnavailable, "this plugin is shutting down");
   };
   std::promise<void> go_on;
   RecordingHandler second_handler;
@@ -163,7 +163,7 @@ TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
     EXPECT_TRUE((*second)->WaitFor([](const State& state) { return state.usable(); }, Soon()));
     const Deadline asked = Soon();
     while (second_handler.Count("allocate") == 0 && !asked.Passed()) std::this_thread::yield();
-    plugin->Drain(Deadline::AfterMs(200));  // In vain: it goes on.
+    plugin->Drain(Deadline::AfterMs(200));  // In vain: the call continues.
   }
   go_on.set_value();
   plugin->Drain(Soon());
@@ -174,11 +174,11 @@ TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
   second->reset();
 }
 
-// The one that was to take over hangs: its sockets take connections, and nobody answers.
+// The plugin that should take over hangs: its sockets accept connections, but it does not answer.
 TEST_P(HandingOver, SaysSoWhereNobodyTakesOver) {
   kubelet_options.known_by_resource_alone = GetParam();
   handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
-    return Fail(Code::kUnavailable, "this plugin ends");
+    return Fail(Code::kUnavailable, "this plugin is shutting down");
   };
   StartBoth();
   const auto hangs = ListeningSocket::Bind(folder / "device-plugins/gpushm-memory-2.sock");
@@ -186,7 +186,7 @@ TEST_P(HandingOver, SaysSoWhereNobodyTakesOver) {
   plugin->HandOver();
   const std::string uid = kubelet->AddPod(SharingPod("pod"));
   EXPECT_TRUE(kubelet->StatusOf(uid).failed);
-  EXPECT_THAT(kubelet->StatusOf(uid).message, HasSubstr("the plugin that takes over"));
+  EXPECT_THAT(kubelet->StatusOf(uid).message, HasSubstr("the plugin that is taking over"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the kubelet asks of the plugin, free of gRPC: implemented by what decides (Allocator).
+// What the kubelet requests of the plugin, without gRPC. Allocator implements it.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@
 
 namespace gpushm::plugin::kubelet {
 
-// The answer to Allocate. The kubelet keeps it over restarts and reboots and never asks again.
+// The answer to Allocate. The kubelet keeps it over restarts and reboots, and never requests it
+// again.
 struct Grant {
   std::vector<std::string> cdi_names;  // "gpushm.io/memory=m0000"
   Edits edits;                         // Strategy "devices"; empty with CDI.
@@ -21,16 +22,17 @@ class Handler {
  public:
   virtual ~Handler() = default;
 
-  // A container is admitted with these IDs. The kubelet waits without a deadline and starts no
-  // other pod meanwhile, so this takes milliseconds; a Status fails the pod for good.
+  // A container is admitted with these IDs. The kubelet waits without a deadline and admits no
+  // other pod meanwhile, so this must take milliseconds only. If it returns an error, the pod fails
+  // permanently.
   virtual Result<Grant> Allocate(Resource resource, const DeviceIds& ids) = 0;
 
-  // Before each start of that container, within 30 s. A Status keeps the container waiting, with
-  // its text in the pod's events; the kubelet asks again.
+  // Called before each start of that container; must return within 30 s. An error keeps the
+  // container waiting, with its text in the pod's events, and the kubelet tries again.
   virtual Result<void> PreStart(Resource resource, const DeviceIds& ids) = 0;
 
-  // Which of `available` the next Allocate of `count` IDs should get, those of `must_include` among
-  // them. A hint. Only asked where Options::prefers is set.
+  // Which of `available` the next Allocate of `count` IDs should get, including those of
+  // `must_include`. A hint. Called only if Options::prefers is set.
   virtual DeviceIds Prefer(Resource resource, const DeviceIds& available,
                            const DeviceIds& must_include, size_t count) = 0;
 };

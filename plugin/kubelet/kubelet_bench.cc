@@ -1,5 +1,5 @@
-// What the kubelet waits for: a call with its way through gRPC and the socket, the Handler taking
-// no time; a change of health of 4,096 IDs until the kubelet has it; a restart until both resources
+// What the kubelet waits for: a call through gRPC and the socket, with a Handler that takes no
+// time; a change of health of 4,096 IDs until the kubelet has it; a restart until both resources
 // are usable. The kubelet is scripted.
 #include <benchmark/benchmark.h>
 

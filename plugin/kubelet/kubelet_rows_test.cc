@@ -1,6 +1,6 @@
-// What kubelets do when something fails, row by row, and that the plugin comes through it. The
-// kubelet here is scripted (testing/scripted_kubelet.h): it does what kubelets 1.28 to 1.37 were
-// seen or read to do; no test of this file runs a real one.
+// What kubelets do when something fails, row by row, and that the plugin handles it. The kubelet
+// here is scripted (testing/scripted_kubelet.h): it does what kubelets 1.28 to 1.37 were observed
+// to do, or do by their source. No test in this file runs a real one.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -50,8 +50,8 @@ class RowTest : public KubeletTest {
   }
 };
 
-// Row: kubelet restart. It deletes every socket, makes kubelet.sock anew, knows who has what but
-// has no capacity, and does not allocate for what runs. The kubelet is scripted.
+// Row: kubelet restart. It deletes every socket and creates kubelet.sock anew. It knows who has
+// what but has no capacity, and does not allocate for running containers. The kubelet is scripted.
 using KubeletRestart = RowTest;
 
 TEST_F(KubeletRestart, RegistersAgainAndKeepsWhatRuns) {
@@ -91,8 +91,7 @@ TEST_F(KubeletRestart, StartsContainersWithoutAskingUntilThePluginIsBack) {
   plugin.reset();
   ASSERT_TRUE(kubelet->Start());
   kubelet->Readmit();
-  // The kubelet does not know any more that PreStartContainer is wanted: the CDI spec must be
-  // valid.
+  // The kubelet no longer knows that PreStartContainer is required, so the CDI spec must be valid.
   EXPECT_TRUE(kubelet->RestartContainer(uid, "app"));
   EXPECT_EQ(handler.Count("prestart"), started);
 }
@@ -114,8 +113,8 @@ TEST_F(KubeletRestart, KeepsNoFilesInTheKubeletsFolder) {
             (std::set<std::string>{"gpushm-attach.sock", "gpushm-memory.sock", "kubelet.sock"}));
 }
 
-// Goal: after none of many restarts is a resource left at allocatable 0. Method: all kinds of
-// death; prints how long it took from the kubelet's socket to both resources being usable.
+// Goal: none of many restarts leaves a resource at allocatable 0. Method: all kinds of death;
+// prints how long it took from the kubelet's socket until both resources were usable.
 TEST_F(KubeletRestart, IsNeverStuckInAThousandCycles) {
   StartBoth();
   std::vector<double> took_ms;
@@ -134,11 +133,11 @@ TEST_F(KubeletRestart, IsNeverStuckInAThousandCycles) {
             << ", max " << took_ms.back() << "\n";
 }
 
-// Goal: no order of mishaps leaves a resource unusable. Method: random ones, several at a time,
-// with a kubelet that notices the end of a stream late; then everybody is left alone. A kubelet
-// that a busy machine makes later than grace_ms can mix up two registrations: then the plugin
-// believes that it is served, and is told to renew, as Daemon::CheckBelieved does. Nothing else is
-// helped.
+// Goal: no sequence of mishaps leaves a resource unusable. Method: random ones, several at a time,
+// with a kubelet that notices the end of a stream late; then nothing more is disturbed. A kubelet
+// that a busy machine delays beyond grace_ms can confuse two registrations. Then the plugin
+// believes that it is served, and the test calls Renew, as Daemon::CheckBelieved does. There is no
+// other help.
 class Mishaps : public RowTest, public ::testing::WithParamInterface<bool> {
  protected:
   [[nodiscard]] bool Recovers(Resource resource, size_t count) {
@@ -195,12 +194,13 @@ TEST_P(Mishaps, NeverLeaveItUnusable) {
   EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(SharingPod("after"))).failed);
 }
 
-// Row: kubelet not yet listening. The kubelet is scripted.
+// Row: kubelet not listening yet. The kubelet is scripted.
 using KubeletNotYetListening = RowTest;
 
 TEST_F(KubeletNotYetListening, IsTriedUntilItDoes) {
   std::filesystem::create_directories(options.folder);
-  // The name is there, nobody behind it: between the kubelet's bind and its listen, or a dead one.
+  // The name exists without a listener: between the kubelet's bind and its listen, or a dead
+  // kubelet's.
   Result<ListeningSocket> dead = ListeningSocket::Bind(folder / "device-plugins/kubelet.sock");
   ASSERT_TRUE(dead);
   dead->Abandon();
@@ -215,8 +215,9 @@ TEST_F(KubeletNotYetListening, IsTriedUntilItDoes) {
   EXPECT_TRUE(Usable());
 }
 
-// Row: plugin dies, or ListAndWatch ends. All devices unhealthy at once, the resource dropped after
-// a grace; what runs stays; new pods fail for good. The kubelet is scripted.
+// Row: the plugin dies, or ListAndWatch ends. All devices become unhealthy immediately, and the
+// resource is dropped after a grace. Running containers stay; new pods fail permanently. The
+// kubelet is scripted.
 using PluginDies = RowTest;
 
 TEST_F(PluginDies, LosesOnlyThePodsAdmittedMeanwhile) {
@@ -246,9 +247,9 @@ TEST_F(PluginDies, IsForgottenAfterTheGrace) {
   EXPECT_TRUE(Usable());
 }
 
-// Row: re-registration while an old stream is open. Kubelets up to 1.36 know plugins by resource
-// alone: the old stream's end disconnects the new registration; later ones refuse a socket that
-// they hold for connected. The kubelet is scripted, of both kinds, and notices the end of a stream
+// Row: registration while an old stream is open. Kubelets up to 1.36 identify plugins by resource
+// alone, so the old stream's end disconnects the new registration. Later ones refuse a socket that
+// they consider connected. The kubelet is scripted, of both kinds, and notices the end of a stream
 // late.
 class ReRegisterWhileOldStreamIsOpen : public RowTest,
                                        public ::testing::WithParamInterface<bool> {};
@@ -258,19 +259,19 @@ TEST_P(ReRegisterWhileOldStreamIsOpen, EndsItFirst) {
   kubelet_options.notice_ms = 10;
   options.times.grace_ms = 500;
   StartBoth();
-  // A new kubelet.sock of a kubelet that lives on: the old streams are open.
+  // A running kubelet creates a new kubelet.sock: the old streams are open.
   const State before = plugin->state();
   ASSERT_TRUE(kubelet->ListenAgain());
   ASSERT_TRUE(UsableAgain(before));
   EXPECT_EQ(kubelet->streams(kMemory), 2U);
-  // Later than the end of the old stream can be noticed, all is still well.
+  // Even after the end of the old stream must have been noticed, everything works.
   AddRunningPod(SharingPod("after"));
   EXPECT_EQ(kubelet->Allocatable(kMemory), 8U);
   EXPECT_EQ(plugin->state().memory.failures, 0U);
 }
 
-// The same with a kubelet that notices later than our grace: the registration that it disconnects
-// is repeated.
+// The same with a kubelet that notices later than the plugin's grace: the registration that it
+// disconnects is repeated.
 TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedIfItWasTooEarly) {
   kubelet_options.known_by_resource_alone = true;
   kubelet_options.notice_ms = 2000;  // Later than a busy machine registers again.
@@ -282,7 +283,7 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedIfItWasTooEarly) {
   EXPECT_TRUE(Usable());
 }
 
-// Later kubelets hold the socket for connected for ever after that.
+// After that, later kubelets consider the socket connected indefinitely.
 TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedOnAnotherSocketIfItWasTooEarly) {
   kubelet_options.notice_ms = kLongMs;  // Until the kubelet ends.
   options.times.grace_ms = 1;
@@ -296,8 +297,8 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedOnAnotherSocketIfItWasTooEarly)
   EXPECT_FALSE(std::filesystem::exists(folder / "device-plugins/gpushm-memory.sock"));
 }
 
-// Row: the kubelet has forgotten the resource, and its stream is open. podresources shows it, and
-// Renew mends it. The kubelet is scripted.
+// Row: the kubelet has forgotten the resource, although its stream is open. podresources shows it,
+// and Renew fixes it. The kubelet is scripted.
 using Forgotten = RowTest;
 
 TEST_F(Forgotten, IsSeenInPodResourcesAndRenewed) {
@@ -322,8 +323,8 @@ TEST_F(Forgotten, IsSeenInPodResourcesAndRenewed) {
   EXPECT_TRUE(is_well());
 }
 
-// Row: a device becomes unhealthy. Allocatable shrinks, capacity does not; its container stays but
-// cannot be restarted until it is healthy again. The kubelet is scripted.
+// Row: a device becomes unhealthy. Allocatable shrinks, capacity does not; its container continues,
+// but cannot restart until the device is healthy again. The kubelet is scripted.
 using DeviceUnhealthy = RowTest;
 
 TEST_F(DeviceUnhealthy, RecoversByTheNextList) {
@@ -342,8 +343,8 @@ TEST_F(DeviceUnhealthy, RecoversByTheNextList) {
   EXPECT_TRUE(kubelet->RestartContainer(uid, "gpushm"));
 }
 
-// Row: node reboot. Pods that are admitted before the plugin registers fail for good. The kubelet
-// is scripted.
+// Row: node reboot. Pods that are admitted before the plugin registers fail permanently. The
+// kubelet is scripted.
 using NodeReboot = RowTest;
 
 TEST_F(NodeReboot, FailsPodsThatComeBeforeThePlugin) {
@@ -374,9 +375,9 @@ TEST_F(NodeReboot, KeepsPodsThatComeAfterThePlugin) {
   EXPECT_EQ(handler.Count("prestart"), started + 2);
 }
 
-// Row: init and application container both use the resource, then the kubelet restarts: the
-// completed init container is admitted again and can take the pod down (k/k #138446). A sidecar,
-// which runs, does not. The kubelet is scripted.
+// Row: an init and an application container both use the resource, then the kubelet restarts. The
+// completed init container is admitted again and can make the pod fail (k/k #138446). A sidecar,
+// which runs, cannot. The kubelet is scripted.
 using InitAndApplicationUseIt = RowTest;
 
 TEST_F(InitAndApplicationUseIt, LosesThePodAtAKubeletRestart) {
@@ -399,8 +400,9 @@ TEST_F(InitAndApplicationUseIt, LosesThePodAtAKubeletRestart) {
   EXPECT_FALSE(kubelet->StatusOf(safe).failed);
 }
 
-// Row: stale bookkeeping. The kubelet counts IDs as given that nobody has (k/k #130145): visible as
-// the difference between podresources and what it refuses. The kubelet is scripted.
+// Row: stale bookkeeping. The kubelet counts IDs as allocated that no container has (k/k #130145).
+// That shows in the difference between podresources and what the kubelet refuses. The kubelet is
+// scripted.
 using StaleBookkeeping = RowTest;
 
 TEST_F(StaleBookkeeping, ShowsInPodResourcesAndEndsWithTheKubelet) {
@@ -421,8 +423,8 @@ TEST_F(StaleBookkeeping, ShowsInPodResourcesAndEndsWithTheKubelet) {
   EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(SharingPod("pod", 2))).failed);
 }
 
-// Row: one ID given to two pods. A look at podresources while an Allocate is under way makes the
-// kubelet forget what that one reserved (k/k PR #137534). The kubelet is scripted.
+// Row: one ID given to two pods. A call of podresources while an Allocate is in progress makes the
+// kubelet forget what that Allocate reserved (k/k PR #137534). The kubelet is scripted.
 using SameIdGivenToTwoPods = RowTest;
 
 TEST_F(SameIdGivenToTwoPods, ShowsAsTwoOwners) {
@@ -456,14 +458,14 @@ TEST_F(SameIdGivenToTwoPods, ShowsAsTwoOwners) {
     EXPECT_TRUE(changed.wait_for(lock, std::chrono::milliseconds(kLongMs), [&] { return inside; }));
   }
   kubelet->DeletePod(gone);
-  EXPECT_TRUE(List());  // The look that does it.
+  EXPECT_TRUE(List());  // This call causes it.
   {
     const std::lock_guard lock(mutex);
     go_on = true;
   }
   changed.notify_all();
   admission.join();
-  // All eight are free, thinks the kubelet.
+  // The kubelet believes that all eight are free.
   EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(three)).failed);
   const Result<PodList> list = List();
   ASSERT_TRUE(list) << list.error().ToString();
@@ -472,7 +474,7 @@ TEST_F(SameIdGivenToTwoPods, ShowsAsTwoOwners) {
   EXPECT_THAT(list->snapshot.OwnersOf(Resource::kMemory, {*taken.begin()}), SizeIs(2));
 }
 
-// The limits of time: Allocate has none, PreStartContainer 30 s (scaled), and is repeated.
+// Time limits: Allocate has none; PreStartContainer has 30 s (scaled), and is repeated.
 using Timeouts = RowTest;
 
 TEST_F(Timeouts, RepeatAPreStartThatTookTooLong) {
@@ -497,7 +499,7 @@ TEST_F(Timeouts, RepeatAPreStartThatTookTooLong) {
   EXPECT_TRUE(kubelet->WaitRunning(uid, Soon()));
 }
 
-// The order of calls: pod after pod, the sidecar first, then the others; one request per call.
+// Order of calls: pod after pod, the sidecar first, then the others; one request per call.
 using Order = RowTest;
 
 TEST_F(Order, OfCallsFollowsTheSpec) {

@@ -19,16 +19,16 @@ namespace {
 
 namespace api = ::v1beta1;
 
-// Streams that were cancelled end at once; without this a defect in gRPC could hold up our end.
+// Cancelled streams end quickly. Without this limit, a defect in gRPC could delay the plugin's end.
 constexpr std::chrono::seconds kStreamsEnd{5};
 
-// For a successor's answers, its start included. The kubelet gives Allocate no deadline and admits
-// nobody else meanwhile; PreStartContainer has 30 s.
+// Limits for a successor's answers, its start included. The kubelet gives Allocate no deadline and
+// admits no other pod meanwhile; PreStartContainer has 30 s.
 constexpr std::chrono::seconds kForwarded{5};
 constexpr std::chrono::seconds kForwardedStart{20};
 constexpr int kMaxForwardedBytes = 4 << 20;
 
-// IDs that an error names; the rest is counted.
+// Number of IDs that an error names; it counts the rest.
 constexpr size_t kNamedIds = 8;
 
 std::string Join(const std::vector<std::string>& ids) {
@@ -74,7 +74,7 @@ class PluginServer::Service final
     builder.RegisterService(this);
     queue_ = builder.AddCompletionQueue();
     server_ = builder.BuildAndStart();
-    GPUSHM_ASSERT(server_ != nullptr);  // It opens nothing and binds nothing.
+    GPUSHM_ASSERT(server_ != nullptr);  // Cannot fail: it opens and binds nothing.
     AwaitStream();
     thread_ = std::thread([this] { Loop(); });
   }
@@ -135,8 +135,8 @@ class PluginServer::Service final
     server_->Shutdown(std::chrono::system_clock::now() +
                       std::chrono::nanoseconds(deadline.RemainingNs()));
     {
-      // gRPC ends the process if anything begins on a queue that was shut down, and its server does
-      // not wait for streams that this object's thread has yet to see.
+      // gRPC aborts the process if an operation starts on a queue that was shut down, and its
+      // server does not wait for streams that this object's thread has not seen yet.
       std::unique_lock lock(mutex_);
       ended_.wait_for(lock, kStreamsEnd, [this] { return streams_.empty(); });
     }
@@ -185,7 +185,8 @@ class PluginServer::Service final
   grpc::Status GetPreferredAllocation(grpc::ServerContext* call,
                                       const api::PreferredAllocationRequest* request,
                                       api::PreferredAllocationResponse* response) override {
-    if (!config_.prefers) return {grpc::StatusCode::UNIMPLEMENTED, "gpushm prefers no device ID"};
+    if (!config_.prefers)
+      return {grpc::StatusCode::UNIMPLEMENTED, "gpushm has no preferred device IDs"};
     const auto forward = [&](api::DevicePlugin::Stub* successor, grpc::ClientContext* context) {
       return successor->GetPreferredAllocation(context, *request, response);
     };
@@ -203,8 +204,8 @@ class PluginServer::Service final
   }
 
  private:
-  // One ListAndWatch. Tags of its operations are its number and a Step, so that one which comes
-  // after its end finds nothing.
+  // One ListAndWatch call. The tags of its operations are its number and a Step, so that an
+  // operation that completes after its end finds nothing.
   enum class Step : uintptr_t { kOpened, kDone, kWritten, kFinished };
   struct Stream {
     explicit Stream(uint64_t number) : id(number), writer(&context) {}
@@ -215,16 +216,16 @@ class PluginServer::Service final
     bool open = false;
     bool writing = false;
     bool finishing = false;
-    bool done = false;    // Ended by either side.
-    bool ending = false;  // To be finished when what is being written is written.
-    uint64_t sent = 0;    // The version_ of the list.
+    bool done = false;    // By either side.
+    bool ending = false;  // Finish it when the current write is done.
+    uint64_t sent = 0;    // The version_ of the list that was sent last.
   };
 
   static void* Tag(const Stream& stream, Step step) {
     return reinterpret_cast<void*>((stream.id << 2) | static_cast<uintptr_t>(step));
   }
 
-  // `answer`, or where that is kUnavailable and there is a successor, `forward`.
+  // Returns `answer`, or if that is kUnavailable and there is a successor, `forward`.
   template <typename Forward, typename Answer>
   grpc::Status Timed(CallRecord::Kind kind, grpc::ServerContext* call, Forward forward,
                      Answer answer) {
@@ -244,7 +245,7 @@ class PluginServer::Service final
                               (kind == CallRecord::Kind::kPreStart ? kForwardedStart : kForwarded));
         const grpc::Status status = forward(successor, context.get());
         done = status.ok() ? Result<void>()
-                           : std::unexpected(FromGrpc(status, "the plugin that takes over"));
+                           : std::unexpected(FromGrpc(status, "the plugin that is taking over"));
       }
     }
     if (config_.on_call) {
@@ -254,7 +255,7 @@ class PluginServer::Service final
     return done ? grpc::Status::OK : ToGrpc(done.error());
   }
 
-  // Once there it stays.
+  // Once set, the successor stays.
   api::DevicePlugin::Stub* Successor() {
     const std::lock_guard lock(mutex_);
     return successor_.get();
@@ -262,7 +263,8 @@ class PluginServer::Service final
 
   template <typename Repeated>
   Result<DeviceIds> Known(const Repeated& asked) {
-    if (asked.empty()) return Fail(Code::kInvalidArgument, "the kubelet asks for no device ID");
+    if (asked.empty())
+      return Fail(Code::kInvalidArgument, "the kubelet's request has no device IDs");
     std::vector<std::string> unknown;
     {
       const std::lock_guard lock(mutex_);
@@ -273,11 +275,11 @@ class PluginServer::Service final
     if (unknown.empty()) return ToIds(asked);
     std::sort(unknown.begin(), unknown.end());
     return Fail(Code::kInvalidArgument,
-                Concat("device IDs ", Join(unknown), " are not advertised (any more)"),
-                "delete the pod; its successor gets IDs of what this node has now");
+                Concat("device IDs ", Join(unknown), " are not, or no longer, advertised"),
+                "delete the pod; its successor gets IDs that this node has now");
   }
 
-  // All below with mutex_ held.
+  // All functions below need mutex_ held.
   void AwaitStream() {
     auto stream = std::make_unique<Stream>(++last_id_);
     stream->context.AsyncNotifyWhenDone(Tag(*stream, Step::kDone));
@@ -314,7 +316,7 @@ class PluginServer::Service final
     Stream* const stream = found->second.get();
     switch (step) {
       case Step::kOpened:
-        if (!ok) {  // The server stops; nothing more comes of this one.
+        if (!ok) {  // The server stops; no more events come for this stream.
           streams_.erase(found);
           return;
         }
@@ -340,7 +342,7 @@ class PluginServer::Service final
     }
     if (stream->done && !stream->writing && !stream->finishing) streams_.erase(id);
   }
-  // Until here.
+  // End of the functions that need mutex_.
 
   void Loop() {
     void* tag = nullptr;
@@ -368,14 +370,14 @@ class PluginServer::Service final
   std::atomic<size_t> calls_ = 0;
 
   std::mutex mutex_;
-  std::condition_variable ended_;  // streams_ is empty.
+  std::condition_variable ended_;  // Notified when streams_ is empty.
   bool stopping_ = false;
   uint64_t version_ = 0;  // 0: SetDevices was not called yet.
   api::ListAndWatchResponse list_;
   DeviceIds known_;
   std::unique_ptr<api::DevicePlugin::Stub> successor_;
   uint64_t last_id_ = 0;
-  std::map<uint64_t, std::unique_ptr<Stream>> streams_;  // By id; one of them awaits its client.
+  std::map<uint64_t, std::unique_ptr<Stream>> streams_;  // By id; one of them waits for its client.
 };
 
 PluginServer::PluginServer(Config config, Handler* handler)

@@ -1,16 +1,16 @@
-// The device plugin service of one resource: answers the kubelet's calls through a Handler and
-// tells every stream of ListAndWatch the full list of devices, the newest one first.
+// The device plugin service of one resource: answers the kubelet's calls through a Handler, and
+// sends the full list of devices to every stream of ListAndWatch, always the newest one.
 //
-// It lives as long as the plugin. Connections are handed to it (Serve), so sockets can come and go
+// It lives as long as the plugin. Connections are passed to it (Serve), so sockets can come and go
 // with the kubelet without stopping anything.
 //
 // Invariants:
-//   1. A stream gets the list as soon as it opens, and again after each change; of changes that it
-//      was too slow for it gets the last. SetDevices never waits for a stream.
+//   1. A stream gets the list as soon as it opens, and again after each change. If it was too slow
+//      for several changes, it gets the last one. SetDevices never waits for a stream.
 //   2. IDs that were never advertised do not reach the Handler.
 //
 // Threads: any. The Handler and `on_call` are called from gRPC's threads, `on_streams` from this
-// object's own; `on_streams` must not block.
+// object's own thread; `on_streams` must not block.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +32,13 @@ struct Advertised {
   friend bool operator==(const Advertised&, const Advertised&) = default;
 };
 
-// An answered call, for histograms.
+// One answered call, for histograms.
 struct CallRecord {
   enum class Kind { kAllocate, kPreStart, kPrefer };
   Kind kind;
   Resource resource;
   int64_t ns;
-  std::optional<Code> error;  // None: it was granted.
+  std::optional<Code> error;  // Absent: it succeeded.
 };
 using OnCall = std::function<void(const CallRecord&)>;
 
@@ -48,32 +48,32 @@ class PluginServer {
     Resource resource = Resource::kMemory;
     bool prefers = false;  // GetPreferredAllocation is offered.
     OnCall on_call;        // May be empty.
-    // How many streams are open, after each change.
+    // Called after each change with the number of open streams.
     std::function<void(size_t open)> on_streams;
   };
 
-  // `handler` outlives this.
+  // `handler` must outlive this object.
   PluginServer(Config config, Handler* handler);
   PluginServer(const PluginServer&) = delete;
   PluginServer& operator=(const PluginServer&) = delete;
   ~PluginServer();
 
-  // A connection that was accepted, non-blocking.
+  // Takes an accepted, non-blocking connection.
   void Serve(UniqueFd connection);
-  // All devices there are, sorted by ID for the kubelet.
+  // All existing devices; sorted by ID for the kubelet.
   void SetDevices(std::vector<Advertised> devices);
-  // From now on what the Handler answers with kUnavailable is asked of the plugin that listens at
-  // `path`, or begins to within seconds.
+  // From now on, calls that the Handler answers with kUnavailable go to the plugin that listens at
+  // `path`, or will within seconds.
   void ForwardTo(const std::string& path);
-  // Calls of the kubelet that are under way, forwarded ones included; streams are none.
+  // The kubelet's calls in progress, including forwarded ones, without streams.
   size_t calls() const;
-  // Ends the streams that are open: politely, or for those that take nothing, by cancelling. Both
-  // come back as `on_streams`.
+  // Ends the open streams: politely, or by cancelling those that accept nothing. Both result in
+  // `on_streams`.
   void EndStreams();
   void CancelStreams();
 
-  // Ends streams, connections and calls; waits until `deadline` and for calls inside the Handler.
-  // Nothing is called back afterwards.
+  // Ends streams, connections and calls. Waits until `deadline`, and also for calls inside the
+  // Handler. Nothing is called back afterwards.
   void Shutdown(const Deadline& deadline);
 
  private:

@@ -14,7 +14,7 @@ namespace gpushm::plugin::kubelet {
 namespace {
 
 // GPUs, shares of them ("nvidia.com/gpu.shared") and MIG instances ("nvidia.com/mig-1g.10gb"), as
-// NVIDIA's device plugin names them; network devices have names under nvidia.com/ too.
+// NVIDIA's device plugin names them. Network devices have names under nvidia.com/ too.
 bool IsOtherGpu(std::string_view resource) {
   return resource == "nvidia.com/gpu" || resource.starts_with("nvidia.com/gpu.") ||
          resource.starts_with("nvidia.com/mig-");
@@ -50,7 +50,7 @@ PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNa
   return list;
 }
 
-// gRPC says RESOURCE_EXHAUSTED for two things; asking again helps with one.
+// gRPC returns RESOURCE_EXHAUSTED in two cases; a retry helps only in the other one.
 bool IsTooLarge(const grpc::Status& status) {
   return status.error_message().find("larger than max") != std::string::npos;
 }
@@ -96,13 +96,14 @@ Result<void> PodResources::Ask(const char* asked, const Deadline& deadline, Call
         std::this_thread::sleep_for(std::chrono::milliseconds(options_.retry_ms));
         break;
       case grpc::StatusCode::UNAVAILABLE:
-        // The connection of a kubelet that is gone shows it at the next call: a new one is tried.
+        // A connection to a kubelet that has ended fails only at the next call: try a new one.
         Forget(connection);
         if (!std::exchange(fresh, true) && SomeoneAccepts(options_.socket)) break;
-        return Fail(Code::kUnavailable,
-                    Concat(asked, ": nobody answers at ", options_.socket, " (",
-                           status.error_message(), ")"),
-                    "is the kubelet running, and its folder pod-resources mounted?");
+        return Fail(
+            Code::kUnavailable,
+            Concat(asked, ": nobody answers at ", options_.socket, " (", status.error_message(),
+                   ")"),
+            "check that the kubelet is running and that its folder pod-resources is mounted");
       default:
         return std::unexpected(FromGrpc(status, asked));
     }

@@ -1,11 +1,11 @@
-// The kubelet's podresources: which container holds which of our device IDs, and which pods there
-// are.
+// The kubelet's podresources: which container holds which of the plugin's device IDs, and which
+// pods exist.
 //
-// A List makes the kubelet forget IDs of pods that are gone, and with them, in kubelets so far,
-// those of an Allocate that is under way (k/k PR #137534): callers keep the two apart, and refuse
-// an ID that two containers hold.
+// A List makes the kubelet forget the IDs of pods that have ended. Kubelets so far also forget
+// those of an Allocate in progress (k/k PR #137534). So callers keep the two apart, and refuse an
+// ID that two containers hold.
 //
-// Threads: any; calls run beside each other.
+// Threads: any; calls run in parallel.
 #pragma once
 
 #include <map>
@@ -21,17 +21,17 @@
 
 namespace gpushm::plugin::kubelet {
 
-// Device IDs of other plugins, by the resource that they are of; devices of claims, by their
+// Device IDs of other plugins, keyed by their resource, and devices of claims, keyed by their
 // driver.
 using OtherDevices = std::map<std::string, DeviceIds>;
 
 struct PodList {
   Snapshot snapshot;
-  std::set<Pod> pods;   // All that are active on the node, also those without devices.
-  OtherDevices others;  // That containers hold.
+  std::set<Pod> pods;   // All active ones on the node, also without devices.
+  OtherDevices others;  // Held by containers.
 };
 
-// What the kubelet would give to pods, taken devices too.
+// What the kubelet could give to pods, including devices in use.
 struct NodeDevices {
   std::map<Resource, DeviceIds> ours;
   OtherDevices others;
@@ -42,9 +42,10 @@ class PodResources {
   struct Options {
     std::string socket = "/var/lib/kubelet/pod-resources/kubelet.sock";
     ResourceNames names = {};
-    // The kubelet's own clients use it: 64 pods with 4,096 IDs are 100 KB, a large node has more.
+    // The limit of the kubelet's own clients. 64 pods with 4,096 IDs take 100 KB, a large node
+    // more.
     int max_receive_bytes = 16 << 20;
-    // Between attempts, when the kubelet says that it was asked too often (100 a second).
+    // Between attempts, if the kubelet answers that it was called too often (100 times a second).
     int64_t retry_ms = 20;
   };
 
@@ -53,20 +54,21 @@ class PodResources {
   PodResources& operator=(const PodResources&) = delete;
   ~PodResources();
 
-  // Just after a kubelet's start the list can be empty.
-  // kUnavailable: nobody answers there. kTimeout: not within `deadline`. kExhausted: the answer is
-  // too large, or the kubelet was asked too often until `deadline`.
+  // Shortly after a kubelet's start the list can be empty.
+  // kUnavailable: no process answers there. kTimeout: no answer within `deadline`. kExhausted: the
+  // answer is too large, or the kubelet was called too often until `deadline`.
   Result<PodList> List(const Deadline& deadline);
 
-  // Of ours it is what only the kubelet knows: one that has confused two registrations reads our
-  // list and has no devices; see Registration::Renew. Errors as List.
+  // For the plugin's own resources it shows what only the kubelet knows: a kubelet that confused
+  // two registrations reads the list but has no devices; see Registration::Renew. Errors as for
+  // List.
   Result<NodeDevices> Allocatable(const Deadline& deadline);
 
  private:
   struct Connection;
   std::shared_ptr<Connection> Connect();
   void Forget(const std::shared_ptr<Connection>& connection);
-  // Asks until it is answered; `call` is one attempt.
+  // Retries until there is an answer; `call` is one attempt.
   template <typename Call>
   Result<void> Ask(const char* asked, const Deadline& deadline, Call call);
 

@@ -1,4 +1,4 @@
-// Against the scripted kubelet of testing/, and against a server that answers what it is told.
+// Uses the scripted kubelet of testing/, and a server with fixed answers.
 #include "plugin/kubelet/pod_resources.h"
 
 #include <gmock/gmock-more-matchers.h>
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Answers every List alike.
+// Gives the same answer to every List.
 class FixedLister final : public ::v1::PodResourcesLister::Service {
  public:
   explicit FixedLister(const std::string& socket) {

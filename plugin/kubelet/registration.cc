@@ -23,11 +23,11 @@ namespace {
 
 namespace api = ::v1beta1;
 
-// What the kubelet answers with is empty; anything near this is not the kubelet.
+// The kubelet's answer is empty; anything near this size does not come from a kubelet.
 constexpr int kMaxAnswerBytes = 64 * 1024;
 constexpr std::chrono::milliseconds kDrainStep{10};
 
-// Of a resource's two sockets, behind its name.
+// Suffixes of a resource's two sockets, after its name.
 constexpr char kSuffix[] = ".sock";
 constexpr char kOtherSuffix[] = "-2.sock";
 
@@ -36,14 +36,15 @@ struct SocketFiles {
   std::string other;
 };
 
-// Which of the two this plugin takes first.
+// Which of the two names this plugin takes first.
 SocketFiles FilesOf(const std::string& name, const Registration::Options& options) {
   SocketFiles files{.mine = name + kSuffix, .other = name + kOtherSuffix};
   if (!options.beside) return files;
   const auto path = [&options](const std::string& file) {
     return Concat(options.folder, "/", file);
   };
-  // Not that of the one before, also where that was killed: the kubelet may have yet to notice.
+  // Not the previous plugin's name, even if that plugin was killed: the kubelet may not have
+  // noticed yet.
   const bool other_is_its = SomeoneAccepts(path(files.other));
   if (SomeoneAccepts(path(files.mine)) || (Identify(path(files.mine)) && !other_is_its)) {
     std::swap(files.mine, files.other);
@@ -70,7 +71,7 @@ Result<void> CallRegister(const Request& request, grpc::ClientContext* context) 
 
 }  // namespace
 
-// Everything below on the loop's thread, if it does not say otherwise.
+// Everything below runs on the loop's thread unless it says otherwise.
 class Registration::Registrar {
  public:
   Registrar(Options options, Handler* handler, std::unique_ptr<EventLoop> loop)
@@ -159,10 +160,10 @@ class Registration::Registrar {
  private:
   enum class Phase {
     kWaiting,      // For SetDevices, or for the kubelet's socket.
-    kEnding,       // Of the former stream.
+    kEnding,       // Waits for the former stream's end.
     kPausing,      // Grace or back-off.
-    kRegistering,  // Register is under way.
-    kOpening,      // It succeeded; the stream is to open.
+    kRegistering,  // Register is in progress.
+    kOpening,      // It succeeded; waits for the stream.
     kServing,
     kStopped,
   };
@@ -179,15 +180,15 @@ class Registration::Registrar {
     std::optional<ListeningSocket> socket;
     bool advertised = false;
     Phase phase = Phase::kWaiting;
-    uint64_t attempt = 0;  // Answers to former attempts mean nothing.
+    uint64_t attempt = 0;  // Answers to former attempts are ignored.
     std::shared_ptr<grpc::ClientContext> call;
     std::optional<FileId> knows_us;  // The kubelet's socket at the last attempt.
-    size_t open = 0;                 // Streams.
+    size_t open = 0;                 // Number of open streams.
     uint64_t timer = 0;
     int64_t backoff_ms = 0;
     int64_t grace_ms = 0;
     int64_t serving_since_ns = 0;
-    std::string listen_error;  // Why a serving one has no socket.
+    std::string listen_error;  // Why a serving line has no socket.
   };
 
   std::string PathOf(const std::string& file) const { return Concat(options_.folder, "/", file); }
@@ -199,7 +200,8 @@ class Registration::Registrar {
     line->file = files.mine;
     line->other_file = files.other;
     line->path = PathOf(line->file);
-    // A kubelet before 1.37 ends the streams with those of the one before: at once again then.
+    // A kubelet before 1.37 ends the streams together with the previous plugin's: retry immediately
+    // then.
     line->backoff_ms = options_.beside ? 1 : options_.times.backoff_first_ms;
     line->grace_ms = options_.times.grace_ms;
     line->worker = std::make_unique<Worker>();
@@ -225,10 +227,10 @@ class Registration::Registrar {
   void Begin() {
     Result<void> watched;
     if (!options_.inotify) {
-      watched = Fail(Code::kUnsupported, "switched off");
+      watched = Fail(Code::kUnsupported, "inotify is switched off");
     } else if (watch_.fd() < 0) {
-      watched = Fail(Code::kExhausted, "no inotify instance is free",
-                     "raise fs.inotify.max_user_instances");
+      watched =
+          Fail(Code::kExhausted, "no free inotify instance", "raise fs.inotify.max_user_instances");
     } else {
       watched = loop_->Watch(watch_.fd(), EPOLLIN, [this](uint32_t) {
         watch_.Drain();
@@ -246,7 +248,7 @@ class Registration::Registrar {
                  [this] { LookAgainAndAgain(); });
   }
 
-  // Compares the folder with what was there.
+  // Compares the folder with its last state.
   void Look() {
     watch_.Refresh({kubelet_path_, lines_[0].path, lines_[1].path});
     const std::optional<FileId> kubelet = Identify(kubelet_path_);
@@ -267,13 +269,15 @@ class Registration::Registrar {
     }
     if (new_kubelet) {
       line->backoff_ms = options_.times.backoff_first_ms;
-      // An attempt may have found it before we looked.
+      // An attempt may have found the new socket before this check.
       if (line->knows_us != kubelet_ || line->phase == Phase::kPausing) return Restart(line);
     }
     if (line->socket) return;
-    // A kubelet that reads our list needs no socket until it registers us again (invariant 3).
+    // A kubelet that reads the list needs no socket until it registers the plugin again (invariant
+    // 3).
     if (line->phase == Phase::kServing) return ListenOnly(line);
-    // Whoever waits or pauses listens before the next attempt; an attempt under way is in vain.
+    // A line that waits or pauses listens before its next attempt; an attempt in progress is in
+    // vain.
     if (line->phase == Phase::kRegistering || line->phase == Phase::kOpening) Restart(line);
   }
 
@@ -285,7 +289,7 @@ class Registration::Registrar {
     Update(line, [&](ResourceState* state) { state->last_error = error; });
   }
 
-  // From the beginning: what was registered is history. Invariant 2.
+  // Starts over: the former registration does not count any more. Invariant 2.
   void Restart(Line* line) {
     if (!line->advertised || line->phase == Phase::kStopped) return;
     Forget(line);
@@ -295,7 +299,7 @@ class Registration::Registrar {
     SetTimer(line, options_.times.end_ms, [this, line] {
       line->server->CancelStreams();
       SetTimer(line, options_.times.end_ms, [this, line] {
-        Failed(line, Status(Code::kTimeout, "a former stream of ListAndWatch does not end"));
+        Failed(line, Status(Code::kTimeout, "a former ListAndWatch stream does not end"));
       });
     });
   }
@@ -321,15 +325,15 @@ class Registration::Registrar {
   }
 
   void Try(Line* line) {
-    if (line->open > 0) return Restart(line);  // Of an attempt that seemed to have failed.
+    if (line->open > 0) return Restart(line);  // From an attempt that seemed to have failed.
     const Result<void> listening = Listen(line);
     if (!listening) {
-      // The one before this one listens there again, as after a restart of the kubelet.
+      // The previous plugin listens there again, as after a restart of the kubelet.
       if (options_.beside && listening.error().code() == Code::kAlreadyExists) TakeOtherName(line);
       return Failed(line, listening.error());
     }
     if (!kubelet_) {
-      line->phase = Phase::kWaiting;  // Look() sees it appear.
+      line->phase = Phase::kWaiting;  // Look() notices when it appears.
       return;
     }
     line->phase = Phase::kRegistering;
@@ -399,8 +403,7 @@ class Registration::Registrar {
     line->phase = Phase::kOpening;
     SetTimer(line, options_.times.open_ms, [this, line] {
       Failed(line, Status(Code::kTimeout,
-                          "the kubelet registered the resource but does not listen "
-                          "to its devices"));
+                          "the kubelet registered the resource, but did not open its device list"));
     });
   }
 
@@ -420,16 +423,16 @@ class Registration::Registrar {
       loop_->Cancel(line->timer);
       return Settle(line, /*ended_it=*/true);
     }
-    // Also if another one is left: the kubelet counts the resource as gone after the end of any.
+    // Also if another stream is left: the kubelet treats the resource as gone after the end of any.
     if (line->phase == Phase::kServing && open < before) {
       const int64_t lasted_ms = (MonotonicNs() - line->serving_since_ns) / 1'000'000;
       if (lasted_ms >= options_.times.stable_ms) line->backoff_ms = options_.times.backoff_first_ms;
       LogWarning("stream-lost", {{"resource", line->name}, {"lasted_ms", lasted_ms}});
-      Failed(line, Status(Code::kPeerDied, "the kubelet's stream of ListAndWatch ended"));
+      Failed(line, Status(Code::kPeerDied, "the kubelet's ListAndWatch stream ended"));
     }
   }
 
-  // Tries again after a while.
+  // Tries again after the back-off.
   void Failed(Line* line, const Status& status) {
     Forget(line);
     Update(line, [&](ResourceState* state) {
@@ -449,7 +452,7 @@ class Registration::Registrar {
   FolderWatch watch_;
   const std::unique_ptr<EventLoop> loop_;
   std::array<Line, 2> lines_;
-  std::optional<FileId> kubelet_;  // Its socket when last looked at.
+  std::optional<FileId> kubelet_;  // Its socket at the last check.
   bool seen_kubelet_ = false;
   bool blind_ = false;
 
@@ -481,8 +484,7 @@ Result<void> Registration::CheckAlone(const Options& options) {
       const std::string path = Concat(options.folder, "/", name, suffix);
       if (SomeoneAccepts(path)) {
         return Fail(Code::kAlreadyExists, Concat("another process serves ", path),
-                    "run one plugin per node, and give the one that stands by the same "
-                    "state-folder");
+                    "run one plugin per node; a standby plugin needs the same state-folder");
       }
     }
   }

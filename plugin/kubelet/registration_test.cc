@@ -127,13 +127,13 @@ TEST_F(RegistrationTest, FindsAFolderThatWasMadeAgain) {
   ASSERT_TRUE(Usable());
   const State before = plugin->state();
   kubelet->Stop();
-  // In one step: the plugin makes sockets in what it finds.
+  // In one step, because the plugin creates sockets in any folder that it finds.
   std::filesystem::rename(options.folder, folder / "removed");
   ASSERT_TRUE(kubelet->Start());
   EXPECT_TRUE(UsableAgain(before));
 }
 
-// Goal: whoever deletes our socket gets it back, and no pod fails meanwhile.
+// Goal: a deleted plugin socket is created again, and no pod fails meanwhile.
 TEST_F(RegistrationTest, ListensAgainWhenItsSocketIsRemoved) {
   StartKubelet();
   StartPlugin();
@@ -150,7 +150,7 @@ TEST_F(RegistrationTest, ListensAgainWhenItsSocketIsRemoved) {
   }
   EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(SharingPod("after"))).failed);
   EXPECT_EQ(plugin->state().memory.registrations, 1U);
-  // The socket that it has now is as good as the first.
+  // The new socket works as well as the first.
   const State before = plugin->state();
   ASSERT_TRUE(kubelet->Restart());
   EXPECT_TRUE(UsableAgain(before));
@@ -208,7 +208,7 @@ TEST_F(RegistrationTest, SeesEverythingWithoutInotify) {
 TEST_F(RegistrationTest, EndsABackOffWhenTheKubeletAppears) {
   options.times.backoff_first_ms = options.times.backoff_max_ms = 10 * kLongMs;
   std::filesystem::create_directories(options.folder);
-  // A socket that a dead kubelet left: refused, and then the long back-off.
+  // A socket that a dead kubelet left: connections are refused, and then comes the long back-off.
   Result<ListeningSocket> dead = ListeningSocket::Bind(folder / "device-plugins/kubelet.sock");
   ASSERT_TRUE(dead);
   dead->Abandon();
@@ -283,8 +283,8 @@ TEST_F(RegistrationTest, LeavesNothingBehindWhenStopped) {
   EXPECT_TRUE(kubelet->WaitAllocatable(kMemory, 0, Soon()));
 }
 
-// Goal: stopping does not wait for a kubelet that hangs in Register. Method: its socket listens and
-// nobody is behind it.
+// Goal: stopping does not wait for a kubelet that hangs in Register. Method: its socket listens,
+// but nobody answers.
 TEST_F(RegistrationTest, StopsWhileTheKubeletHangs) {
   options.times.register_ms = 10 * kLongMs;
   std::filesystem::create_directories(options.folder);
@@ -314,8 +314,8 @@ TEST_F(RegistrationTest, TellsEveryChangeOfHealth) {
   EXPECT_EQ(plugin->state().memory.registrations, 1U);
 }
 
-// Goal: what a slow reader misses is what is old. Method: a client that reads nothing while far
-// more than HTTP/2's window is sent; then it reads to the end.
+// Goal: a slow reader misses only outdated lists. Method: a client reads nothing while far more
+// than HTTP/2's window is sent; then it reads to the end.
 TEST_F(RegistrationTest, NeverWaitsForASlowStream) {
   StartKubelet();
   StartPlugin(4096, 4);
@@ -396,8 +396,8 @@ TEST_F(RegistrationTest, ShowsTheRemedyInThePodsEvents) {
   std::atomic<bool> room{false};
   handler.on_pre_start = [&](Resource resource, const DeviceIds&) -> Result<void> {
     if (room || resource == Resource::kAttach) return {};
-    return Fail(Code::kExhausted, "needs 2 GiB on one GPU, the largest free block is 1 GiB",
-                "it starts when there is room");
+    return Fail(Code::kExhausted, "needs 2 GiB on one GPU, but the largest free block is 1 GiB",
+                "the container starts when there is room");
   };
   StartKubelet();
   StartPlugin();
@@ -406,8 +406,8 @@ TEST_F(RegistrationTest, ShowsTheRemedyInThePodsEvents) {
   EXPECT_FALSE(kubelet->StartPod(uid));
   EXPECT_EQ(kubelet->StatusOf(uid).containers["gpushm"].message,
             "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: rpc "
-            "error: code = ResourceExhausted desc = needs 2 GiB on one GPU, the largest free block "
-            "is 1 GiB: it starts when there is room");
+            "error: code = ResourceExhausted desc = needs 2 GiB on one GPU, but the largest "
+            "free block is 1 GiB: the container starts when there is room");
   room = true;
   EXPECT_TRUE(kubelet->WaitRunning(uid, Soon()));
 }
@@ -445,8 +445,8 @@ TEST_F(RegistrationTest, TimesEveryCall) {
   }
 }
 
-// A kubelet opens its stream at the moment at which the plugin ends. On a busy machine one round in
-// 9,000 ended the process, where that wrote to a queue that was shut down.
+// A kubelet opens its stream at the moment at which the plugin ends. On a busy machine, one round
+// in 9,000 aborted the process by writing to a queue that was shut down.
 TEST(PluginServer, EndsStreamsAtAnyMomentOfTheirOpening) {
   NoHandler handler;
   for (int round = 0; round < 300; ++round) {

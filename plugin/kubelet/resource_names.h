@@ -1,4 +1,4 @@
-// What the two resources are called in pod specs and by the kubelet.
+// The names of the two resources in pod specs and for the kubelet.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ struct ResourceNames {
   const std::string& Of(Resource resource) const {
     return resource == Resource::kMemory ? memory : attach;
   }
-  // None: somebody else's resource.
+  // Nothing if it is another resource.
   std::optional<Resource> Parse(std::string_view name) const {
     if (name == memory) return Resource::kMemory;
     if (name == attach) return Resource::kAttach;

@@ -15,7 +15,7 @@ namespace gpushm::plugin::kubelet {
 namespace {
 
 constexpr int kBacklog = 64;
-// Beside the name that it gets at last, so that the rename stays in one file system.
+// In the same folder as the final name, so that the rename stays in one file system.
 constexpr std::string_view kTemporary = ".new";
 
 std::optional<sockaddr_un> AddressOf(const std::string& path) {
@@ -50,7 +50,7 @@ bool SomeoneAccepts(const std::string& path) {
   const std::optional<sockaddr_un> address = AddressOf(path);
   const UniqueFd probe = NewSocket();
   if (!address || !probe) return false;
-  // EAGAIN: its queue of connections is full, so somebody owns it.
+  // EAGAIN: the socket's queue of connections is full, so a process listens there.
   return connect(probe.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0 ||
          errno == EAGAIN;
 }
@@ -59,7 +59,7 @@ Result<void> ListeningSocket::CheckPath(const std::string& path) {
   constexpr size_t kMaxBytes = sizeof(sockaddr_un::sun_path) - 1 - kTemporary.size();
   if (path.size() <= kMaxBytes) return {};
   return Fail(Code::kInvalidArgument, Concat("socket path ", path, " is too long"),
-              Concat("a path of at most ", kMaxBytes, " bytes"));
+              Concat("use a path of at most ", kMaxBytes, " bytes"));
 }
 
 Result<ListeningSocket> ListeningSocket::Bind(const std::string& path) {
@@ -72,7 +72,7 @@ Result<ListeningSocket> ListeningSocket::Bind(const std::string& path) {
   unlink(temporary.c_str());
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0)
     return FailSystem(errno, Concat("bind ", temporary));
-  // Only the kubelet's user may call: whoever can asks for any container's allocation.
+  // Only the kubelet's user may connect: a client can request any container's allocation.
   const bool ready = chmod(temporary.c_str(), 0600) == 0 && listen(fd.get(), kBacklog) == 0 &&
                      rename(temporary.c_str(), path.c_str()) == 0;
   if (!ready) {
@@ -80,7 +80,7 @@ Result<ListeningSocket> ListeningSocket::Bind(const std::string& path) {
     unlink(temporary.c_str());
     return FailSystem(error, Concat("listen at ", path));
   }
-  // After the rename, which is a change of the file. If it is gone already, that shows below.
+  // After the rename, which changes the file. If the name is gone already, the checks below see it.
   const FileId id = Identify(path).value_or(FileId{});
   return ListeningSocket(std::move(fd), path, id);
 }

@@ -23,24 +23,24 @@ constexpr MetricInfo kMetrics[] = {
      "1 for each GPU or MIG instance that the plugin advertises; join it on gpu_uuid. gpu is the "
      "index that nvidia-smi shows, mig_profile is empty for a whole GPU."},
     {kGpuHealthy, "gpushm_gpu_healthy", kGauge, kGpu,
-     "1 if new containers can be bound to the GPU, 0 after an XID or a failed look "
-     "(docs/reference/xids.md)."},
+     "1 if new containers can be bound to the GPU, 0 after an XID or a failed "
+     "check (docs/reference/xids.md)."},
     {kGpuMemoryTotal, "gpushm_gpu_memory_total_bytes", kGauge, kGpu,
-     "Memory of the GPU, as NVML says."},
+     "Memory of the GPU, as NVML reports it."},
     {kGpuMemoryUsed, "gpushm_gpu_memory_used_bytes", kGauge, kGpu,
-     "Memory of the GPU that anybody uses, the driver included, as NVML says."},
+     "Used memory of the GPU, including the driver's, as NVML reports it."},
     {kGpuMemoryAllocatable, "gpushm_gpu_memory_allocatable_bytes", kGauge, kGpu,
-     "What the plugin advertises of the GPU: its memory less the reserve, in whole units; of one "
-     "that "
-     "somebody else hands out, what is bound."},
+     "Memory of the GPU that the plugin advertises: all of it less the reserve, in whole units. "
+     "For a GPU that another plugin hands out, only the part that is bound."},
     {kGpuMemoryBound, "gpushm_gpu_memory_bound_bytes", kGauge, kGpu,
-     "What of it is bound to pods, whether they use it or not."},
+     "Part of the advertised memory that is bound to pods, whether they use it or not."},
     {kGpuMemoryBuffers, "gpushm_gpu_memory_buffers_bytes", kGauge, kGpu,
-     "Physical bytes of all buffers on the GPU, each counted once, however many attach it; offered "
-     "ones included."},
+     "Physical bytes of all buffers on the GPU, including offered ones; each buffer counts once, "
+     "however many processes attach it."},
     {kGpuMemoryOther, "gpushm_gpu_memory_other_bytes", kGauge, kGpu,
-     "NVML's used bytes less all buffers, both at the same moment: contexts, private memory of "
-     "applications, the driver, memory of others, and copies of descriptors that somebody kept."},
+     "Used bytes by NVML less all buffers, both read at the same moment. It contains contexts, "
+     "private memory of applications, the driver's memory, memory of other programs, and copies of "
+     "descriptors that a process kept."},
     {kGpuUtilization, "gpushm_gpu_utilization_ratio", kGauge, kGpu,
      "Part of NVML's last sample period in which a kernel ran."},
     {kGpuMemoryActivity, "gpushm_gpu_memory_activity_ratio", kGauge, kGpu,
@@ -56,15 +56,15 @@ constexpr MetricInfo kMetrics[] = {
     {kGpuSmClock, "gpushm_gpu_sm_clock_hertz", kGauge, kGpu, "Clock of the multiprocessors."},
     {kGpuMemoryClock, "gpushm_gpu_memory_clock_hertz", kGauge, kGpu, "Clock of the device memory."},
     {kGpuPcieTransmit, "gpushm_gpu_pcie_transmit_bytes_per_second", kGauge, kGpu,
-     "From the GPU over PCIe, over NVML's 20 ms."},
+     "Bytes per second from the GPU over PCIe, measured by NVML over 20 ms."},
     {kGpuPcieReceive, "gpushm_gpu_pcie_receive_bytes_per_second", kGauge, kGpu,
-     "To the GPU over PCIe, over NVML's 20 ms."},
+     "Bytes per second to the GPU over PCIe, measured by NVML over 20 ms."},
     {kGpuNvlinkTransmit, "gpushm_gpu_nvlink_transmit_bytes_total", kCounter, kGpu,
-     "From the GPU over all its NVLinks, payload."},
+     "Payload bytes from the GPU over all its NVLinks."},
     {kGpuNvlinkReceive, "gpushm_gpu_nvlink_receive_bytes_total", kCounter, kGpu,
-     "To the GPU over all its NVLinks, payload."},
+     "Payload bytes to the GPU over all its NVLinks."},
     {kGpuClocksReduced, "gpushm_gpu_clocks_reduced", kGauge, "gpu_uuid reason",
-     "1 while that reason holds the clocks down; reason is power_cap, hw_slowdown, hw_thermal, "
+     "1 while this reason reduces the clocks. reason is power_cap, hw_slowdown, hw_thermal, "
      "hw_power_brake, sw_thermal or sync_boost (NVML's clocks event reasons)."},
     {kGpuEccCorrected, "gpushm_gpu_ecc_corrected_errors_total", kCounter, kGpu,
      "Memory errors that ECC corrected since the driver was loaded."},
@@ -73,53 +73,53 @@ constexpr MetricInfo kMetrics[] = {
     {kGpuXidErrors, "gpushm_gpu_xid_errors_total", kCounter, "gpu_uuid xid",
      "XIDs that NVML reported since the plugin started (docs/reference/xids.md)."},
     {kGpuXidLast, "gpushm_gpu_xid_last_timestamp_seconds", kGauge, "gpu_uuid xid",
-     "When that XID came last; increase() misses the first event of a series, this does not."},
+     "When this XID last occurred. Unlike increase() of the count, it also shows the first event "
+     "of a series."},
     {kGpuTaken, "gpushm_gpu_taken", kGauge, "gpu_uuid by",
-     "1 for each GPU that somebody else hands out, such as nvidia.com/gpu: no new pod is bound to "
-     "it here (docs/guides/operations.md)."},
+     "1 for each GPU that somebody else hands out; by says who, such as nvidia.com/gpu. This "
+     "plugin binds no new pod to it (docs/guides/operations.md)."},
     {kGpuSampled, "gpushm_gpu_sampled_timestamp_seconds", kGauge, kGpu,
-     "When NVML answered last. NVML is asked every metrics.sample-ms and never by a scrape, which "
-     "a "
-     "sick GPU would hold up."},
+     "When NVML last answered for the GPU. The plugin reads NVML every metrics.sample-ms; a scrape "
+     "never does, because an unhealthy GPU would hold it up."},
 
     {kPoolSize, "gpushm_pool_size_bytes", kGauge, kPod,
-     "GPU memory that the pod was granted: its gpushm.io/memory."},
+     "GPU memory that the pod was granted by its gpushm.io/memory."},
     {kPoolAllocated, "gpushm_pool_allocated_bytes", kGauge, kPod,
-     "What of the pool its broker has allocated."},
+     "Part of the pool that the pod's broker has allocated."},
     {kBrokerConnected, "gpushm_broker_connected", kGauge, kPod,
      "1 while the pod's broker is connected to the plugin."},
     {kLinkMemory, "gpushm_link_memory_bytes", kGauge, kPod,
-     "Host memory of the plugin that what it keeps of the pod takes: each buffer, generation, "
+     "Host memory of the plugin that the pod's kept state takes: each buffer, generation, "
      "attachment and process that the pod's broker states."},
     {kLinkExhausted, "gpushm_link_exhausted_total", kCounter, kPod,
-     "Times that all the plugin kept of the pod was dropped because it took more than its share of "
-     "the plugin's memory, or more than a pod's limits. Its log says which (link-broken)."},
+     "Times that the plugin dropped all kept state of the pod, because it exceeded its share of "
+     "the plugin's memory or a pod's limits. The plugin's log says which (link-broken)."},
     {kSyncObjects, "gpushm_sync_objects", kGauge, "namespace pod gpu_uuid kind state",
-     "Signals, barriers, rings and queues of the pod; kind says which. state is that of the "
-     "writer: "
-     "unused (nobody has written it), live or ended (a successor makes the next generation); a "
-     "barrier is ended once a participant is. All states of a kind that the pod has are there."},
+     "Signals, barriers, rings and queues of the pod, by kind. state is that of the writer: unused "
+     "(nobody has written yet), live or ended (a successor makes the next generation). A barrier "
+     "is ended once a participant has ended. All states of each kind that the pod has "
+     "are exported."},
     {kBufferInfo, "gpushm_buffer_info", kInfo,
      "namespace pod buffer gpu_uuid transport creator state",
-     "1 for each buffer. transport is vmm or cuipc, creator the container that made it at run time "
-     "(empty: declared in an annotation), state is "
-     "unpublished, loading, ready, writer-died or failed."},
+     "1 for each buffer. transport is vmm or cuipc. creator is the container that made it at run "
+     "time, or empty if an annotation declares it. state is unpublished, loading, ready, "
+     "writer-died or failed."},
     {kBufferReady, "gpushm_buffer_ready", kGauge, kBuffer,
-     "1 if the buffer's current generation is published and whole."},
+     "1 if the buffer's current generation is published and complete."},
     {kBufferSize, "gpushm_buffer_size_bytes", kGauge, kBuffer,
-     "Size of the current generation, as asked for."},
+     "Requested size of the current generation."},
     {kBufferContent, "gpushm_buffer_content_bytes", kGauge, kBuffer,
-     "How much of the current generation is content: what was loaded into it or what its writer "
-     "said; all of its size where nobody said it."},
+     "Bytes of the current generation that are content: what was loaded into it, or what its "
+     "writer stated. The whole size if neither is known."},
     {kBufferAllocated, "gpushm_buffer_allocated_bytes", kGauge, kBuffer,
      "Physical bytes of all generations of the buffer, rounded to the GPU's granularity."},
     {kBufferLoaded, "gpushm_buffer_loaded_bytes", kGauge, kBuffer,
-     "How much of its file is in the buffer; only where it is loaded from one."},
+     "Bytes of its file that are in the buffer. Only for buffers that are loaded from a file."},
     {kBufferGenerations, "gpushm_buffer_generations", kGauge, kBuffer,
-     "Generations that exist: 1, and one more for each that is not published yet or that somebody "
-     "still holds."},
+     "Generations that exist: the current one, and each other one that is not published yet or "
+     "that a process still holds."},
     {kBufferCreated, "gpushm_buffer_created_timestamp_seconds", kGauge, kBuffer,
-     "When the current generation was made; moves with each replace."},
+     "When the current generation was made; changes with each replace."},
     {kBufferAttachments, "gpushm_buffer_attachments", kGauge,
      "namespace pod buffer gpu_uuid access", "Attachments of all generations; access is ro or rw."},
     {kAttachmentMapped, "gpushm_attachment_mapped_bytes", kGauge,
@@ -127,31 +127,32 @@ constexpr MetricInfo kMetrics[] = {
      "Bytes of the buffer that the container's processes map, each attachment counted."},
 
     {kContainerMapped, "gpushm_container_memory_mapped_bytes", kGauge, kContainer,
-     "Bytes of all buffers that the container's processes map, each attachment counted: what RSS "
-     "is for host memory."},
+     "Bytes of all buffers that the container's processes map, each attachment counted: the "
+     "equivalent of RSS for host memory."},
     {kContainerProportional, "gpushm_container_memory_proportional_bytes", kGauge, kContainer,
      "The container's share of the buffers: each buffer's physical bytes divided by its "
-     "attachments, as PSS is for host memory. Bytes that nobody has attached belong to the "
-     "sidecar, offered ones to who offered them. The sum over a GPU is "
-     "gpushm_gpu_memory_buffers_bytes."},
+     "attachments, the equivalent of PSS for host memory. Bytes without attachments count for the "
+     "sidecar, or for the container that offered them. The sum over a GPU "
+     "is gpushm_gpu_memory_buffers_bytes."},
     {kContainerPrivate, "gpushm_container_memory_private_bytes", kGauge, kContainer,
-     "GPU memory of the container's processes that no buffer is, its contexts included, as USS is "
-     "for host memory. Only where NVML shows these processes to the plugin (metrics.host-pids)."},
+     "GPU memory of the container's processes that is not a buffer, including contexts: the "
+     "equivalent of USS for host memory. Only if NVML shows these processes to the "
+     "plugin (metrics.host-pids)."},
     {kContainerClients, "gpushm_container_clients", kGauge, kContainer,
      "Processes of the container that are connected through the library."},
     {kContainerAttaches, "gpushm_container_attaches_total", kCounter, kContainer,
-     "First attaches of a buffer in a process: one message to the broker, one mapping."},
+     "First attaches of a buffer in a process: each is one message to the broker and one mapping."},
     {kContainerCachedAttaches, "gpushm_container_cached_attaches_total", kCounter, kContainer,
-     "Attaches that the library answered from a mapping that the process held already."},
+     "Attaches that the library answered from a mapping that the process already held."},
     {kContainerDetaches, "gpushm_container_detaches_total", kCounter, kContainer,
      "Detaches that ended a mapping."},
     {kContainerErrors, "gpushm_container_errors_total", kCounter,
      "namespace pod container gpu_uuid code",
      "Library calls that failed, by gpushm's status code."},
     {kContainerWaits, "gpushm_container_waits_total", kCounter, kContainer,
-     "Waits for a buffer that ended well."},
+     "Waits for a buffer that succeeded."},
     {kContainerWaitSeconds, "gpushm_container_wait_seconds_total", kCounter, kContainer,
-     "Time spent in waits, however they ended."},
+     "Time spent in waits, whatever their result."},
     {kContainerWaitTimeouts, "gpushm_container_wait_timeouts_total", kCounter, kContainer,
      "Waits that ended at their deadline."},
     {kContainerLoaded, "gpushm_container_loaded_bytes_total", kCounter, kContainer,
@@ -160,73 +161,73 @@ constexpr MetricInfo kMetrics[] = {
      "Bytes that the container saved from buffers to files."},
 
     {kAttaches, "gpushm_attaches_total", kCounter, kNone,
-     "First attaches of all containers since the plugin started, ended pods included."},
+     "First attaches of all containers since the plugin started, including ended pods."},
     {kCachedAttaches, "gpushm_cached_attaches_total", kCounter, kNone,
-     "Cached attaches of all containers since the plugin started, ended pods included."},
+     "Cached attaches of all containers since the plugin started, including ended pods."},
     {kPeerAttaches, "gpushm_peer_attaches_total", kCounter, "way",
-     "First attaches for another GPU than the buffer's own, ended pods included; way is nvlink, "
-     "pcie, or staged: a copy over the host."},
+     "First attaches for another GPU than the buffer's own, including ended pods. way is nvlink, "
+     "pcie or staged (a copy through host memory)."},
     {kErrors, "gpushm_errors_total", kCounter, "code",
-     "Failed library calls of all containers since the plugin started, ended pods included."},
+     "Failed library calls of all containers since the plugin started, including ended pods."},
     {kLoaded, "gpushm_loaded_bytes_total", kCounter, kNone,
-     "Bytes loaded from files into buffers since the plugin started, ended pods included."},
+     "Bytes loaded from files into buffers since the plugin started, including ended pods."},
     {kSaved, "gpushm_saved_bytes_total", kCounter, kNone,
-     "Bytes saved from buffers to files since the plugin started, ended pods included."},
+     "Bytes saved from buffers to files since the plugin started, including ended pods."},
     {kAttachDuration, "gpushm_attach_duration_seconds", kHistogram, kNone,
-     "First attaches of all containers, from the call to the mapped pointer."},
+     "Duration of first attaches of all containers, from the call to the mapped pointer."},
     {kSavedBySharing, "gpushm_gpu_memory_saved_by_sharing_bytes", kGauge, kGpu,
-     "What the buffers would take more if each attachment had a copy of its own."},
+     "Additional memory that the buffers would take if each attachment had its own copy."},
     {kKept, "gpushm_kept_bytes", kGauge, kGpu,
-     "Buffers whose broker is gone and whose descriptors the plugin keeps for its successor. "
-     "Those of a pod that has ended count here alone, until its end is proven."},
+     "Bytes of buffers whose broker has ended and whose descriptors the plugin keeps for its "
+     "successor. Those of a pod that has ended count only here, until its end is proven."},
 
     {kPluginRegistered, "gpushm_plugin_registered", kGauge, kResource,
      "1 while the kubelet knows the plugin and reads its list of device IDs."},
     {kPluginRegistrations, "gpushm_plugin_registrations_total", kCounter, kResource,
-     "Registrations that the kubelet took."},
+     "Registrations that the kubelet accepted."},
     {kPluginDevices, "gpushm_plugin_devices", kGauge, kResource,
-     "Device IDs that are advertised: units of memory, or permissions to attach."},
+     "Advertised device IDs: units of memory, or permissions to attach."},
     {kPluginUnhealthyDevices, "gpushm_plugin_unhealthy_devices", kGauge, kResource,
-     "Those of them that are told unhealthy."},
+     "Advertised device IDs that are reported unhealthy."},
     {kPluginBoundDevices, "gpushm_plugin_bound_devices", kGauge, kResource,
-     "Those of them that are bound to containers."},
+     "Advertised device IDs that are bound to containers."},
     {kMissingGpus, "gpushm_plugin_missing_gpus", kGauge, "gpu",
-     "1 for each GPU or MIG profile that the configuration names under gpus and this node has not; "
-     "the others are handed out."},
+     "1 for each GPU or MIG profile that the configuration names under gpus and this node does not "
+     "have. The others are handed out."},
     {kPluginAllocations, "gpushm_plugin_allocations_total", kCounter, kResource,
-     "Allocate calls of the kubelet, one a container."},
+     "Allocate calls of the kubelet, one for each container."},
     {kPluginAllocationErrors, "gpushm_plugin_allocation_errors_total", kCounter, "resource code",
-     "Those of them that failed, by gpushm's status code."},
+     "Allocate calls that failed, by gpushm's status code."},
     {kPluginAllocationDuration, "gpushm_plugin_allocation_duration_seconds", kHistogram, kResource,
-     "Allocate calls, from the request to the answer."},
+     "Duration of Allocate calls, from the request to the answer."},
     {kPluginPreStarts, "gpushm_plugin_prestarts_total", kCounter, kResource,
-     "PreStartContainer calls of the kubelet: one for each start of a container."},
+     "PreStartContainer calls of the kubelet: at each start of a container, and repeated after "
+     "a failure."},
     {kPluginPreStartErrors, "gpushm_plugin_prestart_errors_total", kCounter, "resource code",
-     "Those of them that failed; EXHAUSTED is a pod that waits for room, UNSUPPORTED one that is "
-     "larger than any GPU of the node and never starts there."},
+     "PreStartContainer calls that failed, by gpushm's status code. EXHAUSTED is a pod that waits "
+     "for room. UNSUPPORTED is a pod that needs more than any GPU of the node has, and never "
+     "starts there."},
     {kPluginPreStartDuration, "gpushm_plugin_prestart_duration_seconds", kHistogram, kResource,
-     "PreStartContainer calls, from the request to the answer."},
+     "Duration of PreStartContainer calls, from the request to the answer."},
     {kBrokerReadyDuration, "gpushm_broker_ready_duration_seconds", kHistogram, kNone,
-     "Starts of brokers, from their process' start until they served."},
+     "Start-up time of brokers, from the start of the process until it served."},
     {kPodListErrors, "gpushm_plugin_pod_list_errors_total", kCounter, kNone,
-     "Looks at the kubelet's list of pods that failed."},
+     "Reads of the kubelet's list of pods that failed."},
     {kConfigReloadFailures, "gpushm_plugin_config_reload_failures_total", kCounter, kNone,
      "Changes of the configuration file that were refused."},
     {kForeignDescriptors, "gpushm_plugin_foreign_descriptors_total", kCounter, kNone,
-     "Messages of brokers with a file or socket where GPU memory, a memfd or a pidfd has to be. "
-     "The "
-     "process that sent it is refused; the log line foreign-descriptor names the pod."},
+     "Messages to the plugin with a file or socket in place of GPU memory, a memfd or a pidfd. The "
+     "plugin refuses the process that sent it; the log event foreign-descriptor names the pod."},
     {kFuseAborts, "gpushm_plugin_fuse_aborts_total", kCounter, kNone,
-     "FUSE file systems of pods that the plugin ended because closing such a descriptor was held "
-     "up "
-     "by their daemon; the log line close-held-up names the pod."},
+     "FUSE file systems of pods that the plugin aborted because their daemon held up the closing "
+     "of such a descriptor. The log event close-held-up names the pod."},
     {kCollectorSuccess, "gpushm_scrape_collector_success", kGauge, "collector",
-     "1 if that source of this scrape answered: nvml, bindings (whose device IDs are whose) or "
-     "links (what brokers state)."},
+     "1 if this source answered for this scrape: nvml, bindings (which container holds which "
+     "device IDs) or links (what brokers state)."},
     {kCollectorDuration, "gpushm_scrape_collector_duration_seconds", kGauge, "collector",
-     "How long it took."},
+     "How long this source took."},
     {kBuildInfo, "gpushm_build_info", kInfo, "version compiler",
-     "1; what the plugin was built from and with."},
+     "1; the labels are the plugin's version and compiler."},
 
     {kProcessCpu, "process_cpu_seconds_total", kCounter, kNone, "CPU time of the plugin."},
     {kProcessResident, "process_resident_memory_bytes", kGauge, kNone,
@@ -234,9 +235,10 @@ constexpr MetricInfo kMetrics[] = {
     {kProcessVirtual, "process_virtual_memory_bytes", kGauge, kNone,
      "Virtual memory of the plugin."},
     {kProcessStart, "process_start_time_seconds", kGauge, kNone,
-     "When the plugin started, since 1970."},
-    {kProcessFds, "process_open_fds", kGauge, kNone, "Descriptors that the plugin has open."},
-    {kProcessMaxFds, "process_max_fds", kGauge, kNone, "Descriptors that it may open."},
+     "When the plugin started, in seconds since 1970."},
+    {kProcessFds, "process_open_fds", kGauge, kNone, "Open file descriptors of the plugin."},
+    {kProcessMaxFds, "process_max_fds", kGauge, kNone,
+     "Largest number of file descriptors that the plugin may open."},
 };
 
 consteval bool InOrder() {

@@ -1,10 +1,10 @@
-// Every metric that the plugin exports: the one place for its name, type, labels and meaning.
-// docs/reference/metrics.md is made from it; the exposition takes nothing that is not in it.
+// Every metric that the plugin exports: the only place for its name, type, labels and meaning.
+// docs/reference/metrics.md is made from it, and the exposition accepts nothing that is not in it.
 //
-// Rules (prometheus.io/docs/practices/naming, and docs/design/observability.md): base units, ratios
-// from 0 to 1, a counter ends in _total, a type word or an abbreviated unit is in no name. Labels
-// name what was declared (pods, containers, buffers), never PIDs, handles or lease numbers, so that
-// the number of series is bounded by what a pod's author wrote.
+// Rules (prometheus.io/docs/practices/naming, and docs/design/observability.md): base units; ratios
+// from 0 to 1; a counter ends in _total; no name contains a type or an abbreviated unit. Labels
+// name what was declared (pods, containers, buffers), never PIDs, handles or lease numbers. So what
+// a pod's author wrote bounds the number of series.
 //
 // Threads: constants.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace gpushm::plugin {
 
-// kInfo: a gauge of 1 whose labels are the message; OpenMetrics has a type for it.
+// kInfo: a gauge of 1 with the information in its labels; OpenMetrics has a type for it.
 enum class MetricType : uint8_t { kGauge, kCounter, kHistogram, kInfo };
 std::string_view TypeName(MetricType type);
 
@@ -82,7 +82,7 @@ enum class Metric : uint8_t {
   kContainerWaitTimeouts,
   kContainerLoaded,
   kContainerSaved,
-  // The node's sums, which stay when a pod goes.
+  // Sums over the node, which remain when a pod ends.
   kAttaches,
   kCachedAttaches,
   kPeerAttaches,
@@ -113,7 +113,7 @@ enum class Metric : uint8_t {
   kCollectorSuccess,
   kCollectorDuration,
   kBuildInfo,
-  // The process, by the names that every client library uses.
+  // The process, with the names that every client library uses.
   kProcessCpu,
   kProcessResident,
   kProcessVirtual,
@@ -125,13 +125,13 @@ enum class Metric : uint8_t {
 
 struct MetricInfo {
   Metric metric{};
-  std::string_view name;  // Of a counter with its _total.
+  std::string_view name;  // For a counter, including _total.
   MetricType type{};
-  std::string_view labels;  // Separated by a space, in the order of the exposition.
-  std::string_view help;    // One sentence, with where the value comes from.
+  std::string_view labels;  // Separated by spaces, in the order of the exposition.
+  std::string_view help;    // Sentences, including where the value comes from.
 };
 
-// By Metric.
+// Indexed by Metric.
 std::span<const MetricInfo> Metrics();
 inline const MetricInfo& InfoOf(Metric metric) { return Metrics()[static_cast<size_t>(metric)]; }
 

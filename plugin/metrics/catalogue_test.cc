@@ -1,5 +1,5 @@
-// Goal: the catalogue keeps the rules of Prometheus' names. That a running plugin exports what is
-// in it, and nothing else, is plugin/monitoring_test.cc's to say.
+// Goal: the catalogue follows the rules of Prometheus' names. plugin/monitoring_test.cc checks that
+// a running plugin exports exactly what is in it.
 #include "plugin/metrics/catalogue.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace gpushm::plugin {
 namespace {
 
 TEST(Catalogue, NamesFollowTheRules) {
-  // Abbreviated units (promlint), which a name may not end in.
+  // Abbreviated units (promlint), with which a name must not end.
   const std::set<std::string_view> abbreviated = {"s",  "ms", "us", "ns", "b", "kb", "mb",
                                                   "gb", "m",  "h",  "d",  "c", "hz"};
   std::set<std::string_view> names;
@@ -32,7 +32,7 @@ TEST(Catalogue, NamesFollowTheRules) {
 }
 
 TEST(Catalogue, LabelsDoNotClashWithTheScraperS) {
-  // What Prometheus and its operator add themselves.
+  // Labels that Prometheus and its operator add themselves.
   const std::set<std::string_view> taken = {"job",      "instance", "cluster", "service",
                                             "endpoint", "node",     "type",    "zone"};
   for (const MetricInfo& info : Metrics()) {

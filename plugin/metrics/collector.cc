@@ -29,7 +29,7 @@ NodeView Collector::Gather(const Offer& offer, std::vector<Collected>* collected
   timed("nvml", [&] {
     if (sources_.health != nullptr) facts.health = sources_.health->Look();
     if (sources_.sampler != nullptr) facts.samples = sources_.sampler->Look();
-    // A GPU that is sick is told by its own metric.
+    // A GPU that is unhealthy has its own metric.
     size_t healthy = 0;
     for (const DeviceHealth& health : facts.health) healthy += health.healthy ? 1 : 0;
     return facts.samples.size() >= healthy;
@@ -97,7 +97,7 @@ std::string Collector::MakeMetrics(Format format) {
   WriteGpus(node, sources_.sampler != nullptr ? sources_.sampler->driver_version() : "",
             sources_.health != nullptr ? sources_.health->xids() : std::vector<XidCount>(), &out);
   WritePools(node, &out);
-  // Before the counters: it tells them of brokers that are ready.
+  // Before the counters are written: this call reports brokers that became ready to them.
   if (const auto counted = sources_.keeper->Count(Deadline::AfterMs(kLinksMs))) counted_ = *counted;
   WriteNode(node, counted_, &out);
   WritePlugin(offer, &out);

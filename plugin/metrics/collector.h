@@ -1,8 +1,8 @@
-// Puts together what the plugin knows at one moment, and tells it: to Prometheus, and as JSON to
-// the status page and gpushmctl.
+// Collects what the plugin knows at one moment, and presents it: to Prometheus, and as JSON to the
+// status page and gpushmctl.
 //
-// A scrape reads what others hold ready: it asks neither the driver nor the kubelet, and it does
-// not wait for a decision that is under way.
+// A scrape reads what other parts hold ready. It calls neither the driver nor the kubelet, and does
+// not wait for a decision in progress.
 //
 // The class is thread-safe; one call at a time does the work.
 #pragma once
@@ -28,7 +28,7 @@
 
 namespace gpushm::plugin {
 
-// What the kubelet is told.
+// What the plugin advertises to the kubelet.
 struct Offer {
   struct Ids {
     uint64_t devices = 0;
@@ -37,16 +37,17 @@ struct Offer {
   std::vector<Device> devices;
   std::vector<Gpu> gpus;  // In the same order.
   std::map<Resource, Ids> ids;
-  std::vector<std::string> missing;  // As of Advertisement.
+  std::vector<std::string> missing;  // As in Advertisement.
 };
 
 class Collector {
  public:
-  // All outlive it, and may be called from any thread. Null, or an empty function: there is none.
+  // All must outlive it, and may be called from any thread. Null or an empty function: not
+  // available.
   struct Sources {
     std::function<Offer()> offer;
     uint64_t unit_bytes = 0;
-    // Nothing while a decision is under way.
+    // Nothing while a decision is in progress.
     std::function<std::optional<BookView>()> book;
     Keeper* keeper = nullptr;
     const HealthMonitor* health = nullptr;
@@ -56,18 +57,18 @@ class Collector {
     std::string node_name;
   };
   static constexpr int64_t kPatienceMs = 8000;
-  // For the links' thread, which answers within milliseconds unless it hangs.
+  // Limit for the links' thread, which answers within milliseconds unless it hangs.
   static constexpr int64_t kLinksMs = 4000;
 
   explicit Collector(Sources sources) : sources_(std::move(sources)) {}
 
-  // The page of /metrics, and one JSON object: docs/reference/status.md. Callers at the same time
-  // share one (pages.h). Null: it took longer than kPatienceMs.
+  // The answers for /metrics and for status.json (one JSON object: docs/reference/status.md).
+  // Simultaneous callers share one (pages.h). Null: it took longer than kPatienceMs.
   Pages::Page Metrics(Format format);
   Pages::Page StatusJson() { return status_.Get(Deadline::AfterMs(kPatienceMs)); }
 
  private:
-  struct Collected {  // A source, and whether and how fast it answered.
+  struct Collected {  // A source: whether it answered, and how fast.
     std::string_view name;
     bool success = true;
     double seconds = 0;
@@ -80,22 +81,22 @@ class Collector {
 
   const Sources sources_;
   const int64_t started_unix_ns_ = UnixNs();
-  std::mutex mutex_;                   // Guards what follows.
-  std::optional<BookView> book_;       // As last seen.
-  protocol::CounterValues counted_{};  // As last seen.
+  std::mutex mutex_;                   // Guards the members below.
+  std::optional<BookView> book_;       // As last read.
+  protocol::CounterValues counted_{};  // As last read.
   size_t last_bytes_ = 0;
   Pages text_{[this] { return MakeMetrics(Format::kText); }};
   Pages open_metrics_{[this] { return MakeMetrics(Format::kOpenMetrics); }};
   Pages status_{[this] { return MakeStatusJson(); }};
 };
 
-// ---- the parts, pure
+// ---- the parts, all pure
 
 void WriteGpus(const NodeView& node, const std::string& driver_version,
                const std::vector<XidCount>& xids, Exposition* out);
 void WritePools(const NodeView& node, Exposition* out);
 void WriteNode(const NodeView& node, const protocol::CounterValues& counted, Exposition* out);
-// process_*: false if /proc does not tell.
+// Writes process_*; false if /proc does not have the values.
 bool WriteProcess(Exposition* out);
 
 struct StatusFacts {

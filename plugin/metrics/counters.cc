@@ -8,15 +8,16 @@ namespace {
 
 using Kind = kubelet::CallRecord::Kind;
 
-// Allocate takes 0.1 ms, PreStartContainer 2 (docs/benchmarks); the kubelet gives the latter 30 s.
+// Allocate takes 0.1 ms, PreStartContainer 2 ms (docs/benchmarks); the kubelet gives the latter 30
+// s.
 const prometheus::Histogram::BucketBoundaries kCallSeconds = {
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10};
-// A broker is ready after 10 to 50 ms, with a cold driver after 300.
+// A broker is ready after 10 to 50 ms, or with a cold driver after 300 ms.
 const prometheus::Histogram::BucketBoundaries kReadySeconds = {0.01, 0.025, 0.05, 0.1, 0.25,
                                                                0.5,  1,     2.5,  10};
 constexpr std::array kKinds = {Kind::kAllocate, Kind::kPreStart};
-// Shown from the start, because increase() misses the first event of a series: room, and a former
-// owner's end, are what pods wait for.
+// Exported from the start, because increase() misses the first event of a series. Lack of room and
+// a former owner's end are what pods usually wait for.
 constexpr std::array kExpected = {Code::kExhausted, Code::kBusy, Code::kUnavailable,
                                   Code::kDeviceLost};
 
@@ -35,7 +36,7 @@ Counters::Counters() : broker_ready_(kReadySeconds) {
 void Counters::Note(const kubelet::CallRecord& record) {
   const std::lock_guard lock(mutex_);
   const auto calls = calls_.find({record.kind, record.resource});
-  if (calls == calls_.end()) return;  // kPrefer: a hint.
+  if (calls == calls_.end()) return;  // kPrefer is only a hint.
   calls->second.seconds.Observe(static_cast<double>(record.ns) * 1e-9);
   if (record.error) ++calls->second.errors[*record.error];
 }

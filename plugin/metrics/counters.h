@@ -1,4 +1,4 @@
-// What happens in the plugin, counted as it happens. Bucket counts are prometheus-cpp's.
+// Counts what happens in the plugin, as it happens. prometheus-cpp does the bucket counts.
 //
 // The class is thread-safe.
 #pragma once
@@ -30,7 +30,7 @@ class Counters {
     if (step == ForeignStep::kAborted) ++fuse_aborts_;
   }
 
-  // kPluginAllocations to kFuseAborts.
+  // Writes kPluginAllocations to kFuseAborts.
   void Write(Exposition* out) const;
 
  private:
@@ -44,7 +44,7 @@ class Counters {
                   Exposition* out) const;
 
   mutable std::mutex mutex_;
-  std::map<Key, Calls> calls_;  // Both kinds of both resources from the start.
+  std::map<Key, Calls> calls_;  // Has both kinds of both resources from the start.
   prometheus::Histogram broker_ready_;
   std::atomic<uint64_t> pod_list_errors_ = 0;
   std::atomic<uint64_t> reload_failures_ = 0;

@@ -15,7 +15,7 @@ std::string_view TypeText(MetricType type, Format format) {
   return TypeName(unknown ? MetricType::kGauge : type);
 }
 
-// OpenMetrics names a family without the suffix that its samples have.
+// OpenMetrics names a family without the suffix of its samples.
 std::string_view FamilyName(const MetricInfo& info, Format format) {
   std::string_view name = info.name;
   if (format == Format::kText) return name;
@@ -26,7 +26,7 @@ std::string_view FamilyName(const MetricInfo& info, Format format) {
   return name;
 }
 
-// Names of GPUs come from the driver, all others from Kubernetes, which allows ASCII alone.
+// Names of GPUs come from the driver. All others come from Kubernetes, which allows ASCII only.
 void AppendEscaped(std::string& out, std::string_view value) {
   for (const char c : value) {
     if (c == '\\' || c == '"') {
@@ -58,7 +58,7 @@ void AppendNumber(std::string& out, uint64_t value) {
   out.append(text.data(), end.ptr);
 }
 
-// As OpenMetrics wants it: "1.0", not "1".
+// OpenMetrics requires "1.0", not "1".
 std::string BoundLabel(double bound) {
   std::string number;
   AppendNumber(number, bound);
@@ -72,7 +72,7 @@ std::string_view Trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
 }
 
-// Up to `separator`, which is taken away with it.
+// Takes the text up to `separator` off `text`, and the separator with it.
 std::string_view TakeUntil(std::string_view* text, char separator) {
   const size_t end = text->find(separator);
   const std::string_view taken = text->substr(0, end);
@@ -102,7 +102,7 @@ Format FormatFor(std::string_view accept) {
       if (name == "q") quality = Quality(Trim(parameter));
       if (name == "version") version = Trim(parameter);
     }
-    // Version 0.0.1 was the draft; nothing of what is written here differs in it.
+    // Version 0.0.1 was the draft; what this program writes is the same in it.
     const bool known = version.empty() || version == "1.0.0" || version == "0.0.1";
     if (type == "application/openmetrics-text" && known) open = std::max(open, quality);
     if (type == "text/plain" || type == "text/*" || type == "*/*") text = std::max(text, quality);
@@ -123,13 +123,13 @@ Exposition::Exposition(Format format, size_t expected_bytes) : format_(format) {
 void Exposition::Begin(Metric metric, LabelValues labels) {
   const MetricInfo& info = InfoOf(metric);
   const auto wanted = static_cast<size_t>(std::ranges::count(info.labels, ' ')) + 1;
-  if (labels.size() != (info.labels.empty() ? 0 : wanted)) std::abort();  // Our bug.
+  if (labels.size() != (info.labels.empty() ? 0 : wanted)) std::abort();  // A bug in the plugin.
   const int now = static_cast<int>(metric);
   if (now == last_) return;
   if (now < last_) std::abort();  // Invariant 2.
   last_ = now;
   const std::string_view name = FamilyName(info, format_);
-  // The catalogue's texts need no escaping (catalogue_test).
+  // The catalogue's help texts need no escaping (catalogue_test).
   out_.append("# HELP ").append(name).append(" ").append(info.help).append("\n# TYPE ");
   out_.append(name).append(" ").append(TypeText(info.type, format_)).append("\n");
 }

@@ -1,4 +1,4 @@
-// Goal: pages that Prometheus reads, in both formats, whatever is in a label.
+// Goal: Prometheus can read the output in both formats, whatever is in a label.
 #include "plugin/metrics/exposition.h"
 
 #include <gmock/gmock-matchers.h>
@@ -19,7 +19,7 @@ TEST(FormatFor, TakesWhatTheScraperPrefers) {
   EXPECT_EQ(FormatFor("*/*"), Format::kText);
   EXPECT_EQ(FormatFor("text/html"), Format::kText);
   EXPECT_EQ(FormatFor("application/openmetrics-text"), Format::kOpenMetrics);
-  // Prometheus 2.42, and 3.
+  // The headers of Prometheus 2.42 and of Prometheus 3.
   EXPECT_EQ(FormatFor("application/openmetrics-text;version=1.0.0,application/openmetrics-text;"
                       "version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"),
             Format::kOpenMetrics);

@@ -1,4 +1,5 @@
-// What NVML says of one GPU at one moment, in base units. What it does not say is absent.
+// What NVML reports of one GPU at one moment, in base units. Values that it does not report are
+// absent.
 //
 // Threads: plain values.
 #pragma once
@@ -12,7 +13,7 @@
 
 namespace gpushm::plugin {
 
-// Why the clocks are held down, by the bit of nvmlClocksEventReason*.
+// Reasons for reduced clocks, by the bit of nvmlClocksEventReason*.
 struct ClockReason {
   std::string_view name;
   uint64_t bit;
@@ -32,7 +33,7 @@ struct GpuSample {
   std::string pci_bus_id;
   std::optional<uint64_t> total_bytes;
   std::optional<uint64_t> used_bytes;
-  std::optional<uint64_t> other_bytes;  // Used, less what our buffers took at that moment.
+  std::optional<uint64_t> other_bytes;  // Used, less what gpushm's buffers took at that moment.
   std::optional<double> utilization;
   std::optional<double> memory_activity;
   std::optional<double> temperature_celsius;
@@ -49,7 +50,7 @@ struct GpuSample {
   std::optional<uint64_t> clock_reasons;
   std::optional<uint64_t> ecc_corrected;
   std::optional<uint64_t> ecc_uncorrected;
-  // GPU memory of processes that no buffer is, by allocation and container.
+  // GPU memory of processes that is not a buffer, by allocation and container.
   std::map<std::pair<std::string, std::string>, uint64_t> private_bytes;
 };
 

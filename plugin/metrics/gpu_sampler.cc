@@ -16,13 +16,13 @@ namespace {
 constexpr int kTries = 3;  // Invariant 2.
 constexpr double kMega = 1e6;
 constexpr double kMilli = 1e-3;
-// nvml.h: KB/s of nvmlDeviceGetPcieThroughput are 1,000 bytes, KiB of NVLink's fields 1,024.
+// nvml.h: a KB/s of nvmlDeviceGetPcieThroughput is 1,000 bytes, a KiB of NVLink's fields 1,024.
 constexpr double kKilo = 1e3;
 constexpr double kKibi = 1024;
 constexpr unsigned kAllNvlinks = ~0U;
 
-// The value that one of NVML's getters gives, times `factor`; nothing if it gives none, or the
-// driver has no such getter.
+// The value of one of NVML's getters times `factor`. Nothing if the getter fails, or the driver
+// does not have it.
 template <typename Value, typename Function, typename... Args>
 std::optional<Value> Ask(Function function, nvmlDevice_t handle, double factor, Args... args) {
   if (function == nullptr) return std::nullopt;
@@ -152,7 +152,7 @@ void GpuSampler::Run() {
     lock.unlock();
     SampleAll();
     lock.lock();
-    // Also woken by a new period; one round too many does no harm.
+    // A new period wakes it as well; one extra round does no harm.
     if (!stopping_) changed_.wait_for(lock, std::chrono::milliseconds(period_ms_));
   }
 }
@@ -177,7 +177,7 @@ void GpuSampler::SampleAll() {
 std::optional<GpuSample> GpuSampler::Sample(const Device& device, nvmlDevice_t handle) const {
   GpuSample sample;
   sample.unix_ns = UnixNs();
-  // NVML has handle and PCI address by heart; this asks the GPU itself.
+  // NVML answers handle and PCI address from its cache; this call reaches the GPU itself.
   if (!ReadMemory(device, handle, &sample)) return std::nullopt;
   nvmlPciInfo_t pci{};
   if (nvml_.nvmlDeviceGetPciInfo_v3(handle, &pci) == NVML_SUCCESS) sample.pci_bus_id = pci.busId;
@@ -191,12 +191,12 @@ bool GpuSampler::ReadMemory(const Device& device, nvmlDevice_t handle, GpuSample
     const uint64_t before = BytesOf(sources_.buffers(), device.uuid);
     nvmlMemory_t memory{};
     const nvmlReturn_t result = nvml_.nvmlDeviceGetMemoryInfo(handle, &memory);
-    // A GPU without memory of its own is there.
+    // A GPU without memory of its own still answers.
     if (result != NVML_SUCCESS) return result == NVML_ERROR_NOT_SUPPORTED;
     sample->total_bytes = memory.total;
     sample->used_bytes = memory.used;
     if (BytesOf(sources_.buffers(), device.uuid) != before) continue;
-    // A broker says what it made after it made it, and what it freed before that is free.
+    // A broker reports an allocation after it is made, and a release before the memory is free.
     if (memory.used >= before) sample->other_bytes = memory.used - before;
     break;
   }
@@ -221,11 +221,11 @@ void GpuSampler::ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const {
     uint64_t used_bytes = 0;
     uint64_t offered_bytes = 0;
   };
-  std::map<std::pair<std::string, std::string>, Sum> sums;  // By allocation and container.
+  std::map<std::pair<std::string, std::string>, Sum> sums;  // Keyed by allocation and container.
   std::set<uint32_t> counted;                               // A process can be several clients.
   for (const ClientProcess& client : sources_.clients()) {
     const auto found = std::ranges::find(processes, client.pid, &nvmlProcessInfo_t::pid);
-    // All bits set: the driver does not know (vGPU, WDDM).
+    // All bits set means that the driver does not know (vGPU, WDDM).
     if (found == processes.end() || found->usedGpuMemory == ~uint64_t{0}) continue;
     if (!counted.insert(client.pid).second) continue;
     Sum& sum = sums[{client.allocation, client.container}];
@@ -233,7 +233,7 @@ void GpuSampler::ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const {
     sum.offered_bytes = client.offered_bytes;
   }
   for (const auto& [container, sum] : sums) {
-    // NVML counts what a process allocated itself, and not what it imported
+    // NVML counts what a process allocated itself, not what it imported
     // (docs/design/conformance.md).
     sample->private_bytes[container] = sum.used_bytes - std::min(sum.used_bytes, sum.offered_bytes);
   }

@@ -1,11 +1,12 @@
-// Asks NVML how the GPUs are, over and over, so that nobody else has to wait for it: a call on a
-// sick GPU can hang in the driver, and some take 20 ms on a well one (PCIe throughput).
+// Reads the GPUs' state from NVML periodically, so that nobody else has to wait for NVML. A call on
+// an unhealthy GPU can hang in the driver, and some calls take 20 ms even on a healthy one (PCIe
+// throughput).
 //
 // Invariants
-//   (1) A look never waits for NVML. A GPU that was not asked for kStaleRounds periods and a second
-//       has no sample, nor has one that does not answer.
-//   (2) Used bytes and our buffers' bytes are of one moment: the ledger is read before and after,
-//       and what changed in between is asked again. Where it goes on changing there is no
+//   (1) Look() never waits for NVML. A GPU has no sample if it was not read for kStaleRounds
+//       periods plus a second, or if it does not answer.
+//   (2) Used bytes and buffer bytes are of the same moment: the ledger is read before and after,
+//       and after a change in between NVML is read again. If it keeps changing, there is no
 //       other_bytes.
 //
 // Threads: one of its own; Look and SetDevices from any thread.
@@ -34,7 +35,7 @@ class GpuSampler {
   struct Sources {
     // Physical bytes of the buffers on each GPU, by UUID.
     std::function<std::map<std::string, uint64_t>()> buffers;
-    // Clients whose PIDs the plugin sees. Empty function: it sees none.
+    // Clients whose PIDs are visible to the plugin. Empty function: none are.
     std::function<std::vector<ClientProcess>()> clients;
   };
   static constexpr int kStaleRounds = 3;
@@ -48,7 +49,7 @@ class GpuSampler {
   void SetPeriod(int64_t period_ms);
   const std::string& driver_version() const { return driver_version_; }
 
-  // By UUID.
+  // Keyed by UUID.
   std::map<std::string, GpuSample> Look() const;
 
  private:
@@ -65,7 +66,7 @@ class GpuSampler {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool stopping_ = false;  // Guarded by mutex_, as all below.
+  bool stopping_ = false;  // Guarded by mutex_, like all below.
   int64_t period_ms_;
   std::vector<Device> devices_;
   std::map<std::string, GpuSample> samples_;

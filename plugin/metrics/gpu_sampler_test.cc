@@ -1,4 +1,4 @@
-// The sampler on the simulated NVML, whose sensors faults.yaml sets while it runs.
+// The sampler on the simulated NVML; faults.yaml sets its sensors while it runs.
 #include "plugin/metrics/gpu_sampler.h"
 
 #include <gmock/gmock-more-matchers.h>
@@ -36,7 +36,7 @@ const NvmlApi& Nvml() {
   return *api;
 }
 
-// Two GPUs, and one that is cut into one instance.
+// Two GPUs, and a third one with one MIG instance.
 class GpuSamplerTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -52,7 +52,7 @@ class GpuSamplerTest : public ::testing::Test {
     folder_ = nullptr;
   }
   void SetUp() override { Faults("{}"); }
-  // What hangs goes on, or the sampler would never end.
+  // Ends the simulated hang, because the sampler would never end otherwise.
   void TearDown() override { Faults("{}"); }
 
   static void Write(const std::string& file, const std::string& text) {
@@ -77,7 +77,7 @@ class GpuSamplerTest : public ::testing::Test {
     }
     return true;
   }
-  // A sample that was begun after this call; an empty one if none comes.
+  // A sample that was begun after this call; empty if none comes.
   static GpuSample Fresh(const GpuSampler& sampler, const std::string& uuid) {
     const int64_t now_ns = UnixNs();
     GpuSample sample;
@@ -175,7 +175,7 @@ TEST_F(GpuSamplerTest, ALostGpuHasNoSampleUntilItIsBack) {
   EXPECT_TRUE(Fresh(sampler, kGpuA).used_bytes);
 }
 
-// Goal: a scrape does not wait for a sick GPU, nor does it tell its values for ever.
+// Goal: a scrape does not wait for an unhealthy GPU, and does not show its values indefinitely.
 TEST_F(GpuSamplerTest, ALookAnswersWhileNvmlHangsAndTheSampleGoesStale) {
   constexpr int64_t kSlowMs = 200;
   const GpuSampler sampler(Nvml(), Devices({kGpuA}), kSlowMs,
@@ -204,11 +204,11 @@ TEST_F(GpuSamplerTest, OtherBytesAreWhatIsUsedLessTheLedger) {
   };
   EXPECT_THAT(other(Buffers(100 * kMi)), Optional(500 * kMi));
   EXPECT_THAT(other([] { return std::map<std::string, uint64_t>(); }), Optional(kReserveBytes));
-  EXPECT_EQ(other(Buffers(kReserveBytes + 1)), std::nullopt) << "more than there is";
+  EXPECT_EQ(other(Buffers(kReserveBytes + 1)), std::nullopt) << "more than is used";
   uint64_t bytes = 0;
   EXPECT_EQ(other([&] { return std::map<std::string, uint64_t>{{kGpuA, ++bytes}}; }), std::nullopt)
-      << "a ledger that never rests";
-  // It rests after a while: the second try.
+      << "a ledger that always changes";
+  // The ledger stops changing after a while: the second attempt succeeds.
   uint64_t calls = 0;
   EXPECT_THAT(
       other([&] {
@@ -227,7 +227,8 @@ TEST_F(GpuSamplerTest, PrivateBytesAreOfTheProcessesThatNvmlShows) {
   };
   const GpuSampler sampler(Nvml(), Devices({kGpuA, kGpuB}), kPeriodMs,
                            {.buffers = Buffers(0), .clients = clients});
-  EXPECT_THAT(Fresh(sampler, kGpuA).private_bytes, IsEmpty()) << "no context, so NVML is blind";
+  EXPECT_THAT(Fresh(sampler, kGpuA).private_bytes, IsEmpty())
+      << "without a context NVML does not see the process";
   const auto context = PrimaryContext::Retain(**api, 0);
   ASSERT_TRUE(context);
   const uint64_t bytes = *Fresh(sampler, kGpuA).other_bytes - kReserveBytes;
@@ -243,8 +244,8 @@ TEST_F(GpuSamplerTest, PrivateBytesAreOfTheProcessesThatNvmlShows) {
               UnorderedElementsAre(Pair(Pair("m0000", "app"), 0)));
 }
 
-// Goal: what a container offered is private to none of its processes. Method: its first one is a
-// launcher without CUDA, and the second one is connected twice.
+// Goal: what a container offered does not count as private for any of its processes. Method: its
+// first process is a launcher without CUDA, and the second one is connected twice.
 TEST_F(GpuSamplerTest, OfferedBytesAreOfTheWholeContainer) {
   const auto api = CudaApi::Load(DriverFolderFromEnvironment());
   ASSERT_TRUE(api && (*api)->Init());

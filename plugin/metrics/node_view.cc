@@ -9,25 +9,26 @@
 namespace gpushm::plugin {
 namespace {
 
-using AttachmentKey = std::pair<std::string, protocol::WireAccess>;  // Container, access.
+using AttachmentKey = std::pair<std::string, protocol::WireAccess>;  // Container and access.
 
-// `bytes` x `part` / `whole`, without the overflow.
+// `bytes` x `part` / `whole`, without overflow.
 uint64_t ShareOf(uint64_t bytes, uint64_t part, uint64_t whole) {
   return bytes / whole * part + bytes % whole * part / whole;
 }
 
-// As registry::ContentBytes of what the broker shows.
+// The same as registry::ContentBytes, from what the broker shows.
 uint64_t ContentOf(const BufferView& buffer, const GenerationView& generation) {
   const bool there = buffer.state == registry::BufferState::kReady ||
                      buffer.state == registry::BufferState::kWriterDied;
   const uint64_t loaded_bytes = std::min(buffer.loaded_bytes, generation.size_bytes);
   if (!there) return loaded_bytes;
-  // A broker that states no content leaves what was loaded, and 0 where nobody said it.
+  // If a broker states no content size, loaded_bytes is what was loaded, or 0 if nobody stated that
+  // either; then the whole size counts.
   const bool was_loaded = buffer.current == generation.generation && loaded_bytes != 0;
   return generation.content_bytes.value_or(was_loaded ? loaded_bytes : generation.size_bytes);
 }
 
-// One pool: buffers first, then what they mean for containers.
+// Builds one pool: buffers first, then their meaning for containers.
 class PoolBuilder {
  public:
   PoolBuilder(const LinkView& link, const Pod& pod) : link_(link) {
@@ -46,7 +47,7 @@ class PoolBuilder {
     for (const LeaseView& lease : link_.leases) {
       if (link_.clients[lease.client].alive) leases_[lease.generation].push_back(&lease);
     }
-    // The sidecar is there also when it holds nothing.
+    // The sidecar is listed even if it holds nothing.
     Container(std::string(kSidecarName));
     for (const ClientView& client : link_.clients) {
       if (client.alive) ++Container(client.container).clients;
@@ -73,7 +74,8 @@ class PoolBuilder {
   uint64_t physical_bytes() const { return physical_bytes_; }
 
  private:
-  // The first by name: who is shown does not change with what it does, so that its counters go on.
+  // The first containers by name, so that the choice does not depend on activity and counters
+  // continue.
   void ChooseContainers() {
     std::set<std::string> all;
     for (const ClientView& client : link_.clients) all.insert(client.container);
@@ -132,7 +134,7 @@ class PoolBuilder {
       ++counts[{Shown(link_.clients[lease->client].container), lease->access}];
     }
     saved_bytes_ += generation.mapped_bytes * (leases.size() - 1);
-    // What division leaves over goes to the first, so that nothing is lost.
+    // The remainder of the division goes to the first container, so that the sum is exact.
     uint64_t left = generation.mapped_bytes;
     for (const auto& [key, count] : counts) {
       left -= ShareOf(generation.mapped_bytes, count, leases.size());
@@ -160,7 +162,8 @@ class PoolBuilder {
     into->proportional_bytes += more.proportional_bytes;
   }
 
-  // The largest by themselves, by name again; the others summed up, without a state of their own.
+  // Shows the largest buffers, sorted by name, and sums up the others, which have no state of their
+  // own.
   void BoundBuffers() {
     std::vector<PoolBuffer>& all = pool_.buffers;
     if (all.size() <= kShownBuffers) return;
@@ -191,7 +194,7 @@ class PoolBuilder {
     all.shrink_to_fit();
   }
 
-  // Where there are too many, those of each buffer are told by access alone.
+  // If there are too many attachments, those of each buffer are summed up by access.
   void BoundAttachments() {
     size_t all = 0;
     for (const PoolBuffer& buffer : pool_.buffers) all += buffer.attachments.size();
@@ -209,8 +212,8 @@ class PoolBuilder {
 
   const LinkView& link_;
   PoolView pool_;
-  std::set<std::string> shown_;                               // Containers.
-  std::map<uint64_t, std::vector<const LeaseView*>> leases_;  // By generation.
+  std::set<std::string> shown_;                               // Names of containers.
+  std::map<uint64_t, std::vector<const LeaseView*>> leases_;  // Keyed by generation.
   std::map<std::string, PoolContainer> containers_;
   uint64_t saved_bytes_ = 0;
   uint64_t physical_bytes_ = 0;
@@ -255,8 +258,8 @@ NodeViewBuilder::NodeViewBuilder(const NodeFacts& facts)
 void NodeViewBuilder::Add(const LinkView& link) {
   if (!link.granted) return;
   const auto owner = owners_.find(link.name);
-  // Without Kubernetes, and where another pod has these device IDs by now, the allocation's name
-  // tells pools apart.
+  // Without Kubernetes, or if another pod now has these device IDs, the allocation's name
+  // identifies the pool.
   const bool known = owner != owners_.end() && !owner->second.name.empty();
   PoolBuilder builder(link, known ? owner->second : Pod{"", link.name});
   PoolView pool = builder.Build();

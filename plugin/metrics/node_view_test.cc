@@ -1,4 +1,4 @@
-// Goal: who holds which bytes, and that the sums are right whatever the brokers state.
+// Goal: the view shows who holds which bytes, and the sums are right whatever the brokers state.
 #include "plugin/metrics/node_view.h"
 
 #include <gmock/gmock-matchers.h>
@@ -22,7 +22,7 @@ using ::testing::Pair;
 constexpr uint64_t kMi = uint64_t{1} << 20;
 constexpr char kGpu[] = "GPU-a";
 
-// What the builder is given, with its links.
+// The builder's input, with its links.
 struct Node : NodeFacts {
   std::vector<LinkView> links;
 };
@@ -137,7 +137,7 @@ TEST(NodeView, SharesAreByAttachmentAndLoseNothing) {
   facts.links.push_back(link);
   const NodeView node = BuildNodeView(facts);
   const PoolView& pool = node.pools[0];
-  // 10 * 2/3 = 6, 10 / 3 = 3, and 1 that division leaves over.
+  // 10 * 2/3 = 6, 10 / 3 = 3, and 1 is the remainder of the division.
   EXPECT_EQ(ContainerOf(pool, "a").proportional_bytes, 7U);
   EXPECT_EQ(ContainerOf(pool, "b").proportional_bytes, 3U);
   EXPECT_EQ(ContainerOf(pool, "a").mapped_bytes, 20U);
@@ -167,8 +167,8 @@ TEST(NodeView, OldGenerationsCountUntilTheirLastHolderGoes) {
   EXPECT_EQ(ContainerOf(node.pools[0], "gpushm").proportional_bytes, 10U);
 }
 
-// Goal: the content is what was said of the current generation, and all of it where nobody did; a
-// broker of a link that states no content leaves what was loaded.
+// Goal: the content is what was stated for the current generation, or all of it if nothing was. If
+// a broker's link version states no content, what was loaded counts.
 TEST(NodeView, ContentIsWhatWasSaid) {
   Node facts = Facts();
   LinkView link = Link();
@@ -180,7 +180,7 @@ TEST(NodeView, ContentIsWhatWasSaid) {
   link.buffers[1].loaded_bytes = 4;
   link.buffers[2].state = registry::BufferState::kLoading;
   link.buffers[2].loaded_bytes = 3;
-  link.buffers[2].generations[0].content_bytes = 8;  // Of the load before.
+  link.buffers[2].generations[0].content_bytes = 8;  // Of the previous load.
   link.buffers[3].loaded_bytes = 4;
   link.buffers[3].generations[0].content_bytes = 5;
   facts.links.push_back(link);
@@ -258,7 +258,7 @@ TEST(NodeView, APodThatHasEndedIsNoPool) {
   EXPECT_EQ(BuildNodeView(facts).pools.size(), 2U) << "its broker starts again";
 }
 
-// Goal: a broker that states all that it may makes few series, and no sum is wrong. Method: more
+// Goal: a broker that states all that it may makes few series, and every sum is right. Method: more
 // buffers, containers and attachments than are shown, of which few are large.
 TEST(NodeView, WhatIsBeyondTheBoundsIsSummedUp) {
   constexpr uint64_t kMany = 4 * kShownBuffers;
@@ -302,8 +302,8 @@ TEST(NodeView, WhatIsBeyondTheBoundsIsSummedUp) {
   EXPECT_EQ(node.gpus[0].buffers_bytes, physical);
 }
 
-// Goal: invariant 1 for any state. Method: 2,000 random ones; sizes up to 2^47 bytes and thousands
-// of attachments, where products do not fit into 64 bits.
+// Goal: invariant 1 for any state. Method: 2,000 random states, with sizes up to 2^47 bytes and
+// thousands of attachments, whose products do not fit into 64 bits.
 TEST(NodeViewProperty, ProportionalBytesSumUpToPhysicalOnes) {
   std::mt19937_64 random(20261122);
   const auto below = [&](uint64_t bound) { return random() % bound; };

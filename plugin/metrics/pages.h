@@ -1,10 +1,10 @@
-// The pages of one address that takes long to make and much memory, for callers at the same time.
+// The answers of one address, which take much time and memory to make, for simultaneous callers.
 //
 // Invariants
-//   (1) One page is made at a time. Callers that come meanwhile share the next one: what a caller
-//       gets was begun after it asked, but for (2).
-//   (2) At most kMostPages are alive, those included that slow callers still read. While there are
-//       so many, callers get the newest of them. Its age is bounded because a caller's time is
+//   (1) One answer is made at a time. Callers that arrive meanwhile share the next one. So what a
+//       caller gets was begun after its request, except for (2).
+//   (2) At most kMostPages answers exist, including those that slow callers still read. At that
+//       number, callers get the newest one. Its age is bounded, because a caller's time is
 //       (http_server.h, kAnswerMs).
 //
 // The class is thread-safe.
@@ -31,18 +31,18 @@ class Pages {
   // `make` is called from one thread at a time.
   explicit Pages(std::function<std::string()> make) : make_(std::move(make)) {}
 
-  // Null: none was made by the deadline.
+  // Null: no answer was ready by the deadline.
   Page Get(const Deadline& deadline);
 
  private:
   const std::function<std::string()> make_;
-  std::mutex mutex_;  // Guards what follows.
+  std::mutex mutex_;  // Guards the members below.
   std::condition_variable changed_;
   bool making_ = false;
-  uint64_t begun_ = 0;  // Pages that were begun: each has its number.
+  uint64_t begun_ = 0;  // Answers that were begun; each has its number.
   uint64_t made_ = 0;   // The last one that is ready.
   size_t waiting_ = 0;
-  Page newest_;  // Only while somebody waits for it.
+  Page newest_;  // Held only while somebody waits for it.
   std::vector<std::weak_ptr<const std::string>> alive_;
 };
 

@@ -1,4 +1,4 @@
-// Goal: however many callers there are, pages are made one at a time and few of them are alive.
+// Goal: however many callers there are, answers are made one at a time and few of them exist.
 #include "plugin/metrics/pages.h"
 
 #include <gtest/gtest.h>
@@ -15,11 +15,11 @@ namespace {
 
 Deadline Soon() { return Deadline::AfterMs(30'000); }
 
-// Makes "1", "2", ...; waits before each until the test lets it go.
+// Makes "1", "2", ...; waits before each until the test releases it.
 class Maker {
  public:
   std::string Make() {
-    EXPECT_FALSE(making_.exchange(true)) << "two at a time";
+    EXPECT_FALSE(making_.exchange(true)) << "two at the same time";
     const int number = ++begun_;
     while (allowed_ < number && !ends_.Passed()) std::this_thread::yield();
     making_ = false;
@@ -45,7 +45,8 @@ TEST(Pages, EachCallerByItselfGetsAPageOfItsOwn) {
   for (int i = 1; i <= 5; ++i) EXPECT_EQ(*pages.Get(Soon()), std::to_string(i));
 }
 
-// Goal: who comes while a page is made shares the next one, which was begun after it came.
+// Goal: a caller that comes while an answer is made shares the next one, which begins after it
+// came.
 TEST(Pages, CallersAtTheSameTimeShare) {
   Maker maker;
   Pages pages([&] { return maker.Make(); });
@@ -69,14 +70,14 @@ TEST(Pages, CallersAtTheSameTimeShare) {
   }
 }
 
-// Goal: slow readers cannot make many pages live. Method: callers that keep what they got.
+// Goal: slow readers cannot keep many answers alive. Method: callers that keep what they got.
 TEST(Pages, WhileOthersReadThereAreFew) {
   int made = 0;
   Pages pages([&] { return std::to_string(++made); });
   std::vector<Pages::Page> kept;
   for (int i = 0; i < 10; ++i) kept.push_back(pages.Get(Soon()));
   EXPECT_EQ(made, static_cast<int>(Pages::kMostPages));
-  EXPECT_EQ(*kept.back(), std::to_string(Pages::kMostPages)) << "the newest one";
+  EXPECT_EQ(*kept.back(), std::to_string(Pages::kMostPages)) << "the newest answer";
   kept.clear();
   EXPECT_EQ(*pages.Get(Soon()), std::to_string(Pages::kMostPages + 1));
 }

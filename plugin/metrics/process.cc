@@ -1,4 +1,4 @@
-// process_*, as every Prometheus client library has them.
+// process_* metrics, as every Prometheus client library exports them.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 namespace gpushm::plugin {
 namespace {
 
-// Field n of /proc/self/stat, counted as proc(5) does; from 3 on.
+// Field n of /proc/self/stat, numbered as in proc(5); from field 3 on.
 struct Stat {
   uint64_t user_ticks = 0;
   uint64_t system_ticks = 0;
@@ -27,7 +27,7 @@ struct Stat {
 bool ReadStat(Stat* stat) {
   std::ifstream file("/proc/self/stat");
   std::string text(std::istreambuf_iterator<char>(file), {});
-  // The name before it may have blanks and parentheses in it.
+  // The name before it may contain spaces and parentheses.
   const size_t end = text.rfind(')');
   if (end == std::string::npos) return false;
   std::istringstream fields(text.substr(end + 1));
@@ -43,7 +43,7 @@ bool ReadStat(Stat* stat) {
   return stat->resident_pages != 0;
 }
 
-// Once: it does not change, and the wall clock may.
+// Read only once: it does not change, but the wall clock may.
 double StartSeconds(uint64_t start_ticks, double ticks_per_second) {
   timespec since_boot{};
   clock_gettime(CLOCK_BOOTTIME, &since_boot);
@@ -57,7 +57,7 @@ uint64_t OpenDescriptors() {
   std::error_code error;
   const std::filesystem::directory_iterator folder("/proc/self/fd", error);
   if (error) return 0;
-  // Less the one that the look itself has open.
+  // Minus the one descriptor that this function has open.
   return static_cast<uint64_t>(std::distance(begin(folder), end(folder))) - 1;
 }
 

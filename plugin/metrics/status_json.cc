@@ -33,8 +33,8 @@ status::Buffer Told(const PoolBuffer& buffer) {
 status::Pool Told(const PoolView& pool) {
   status::Pool told{.allocation = pool.allocation,
                     .name_space = pool.pod.name_space,
-                    // Without Kubernetes metrics call the pool by its allocation's name, which is
-                    // told above.
+                    // Without Kubernetes, metrics use the allocation's name as the pool's name. It
+                    // is shown above.
                     .pod = pool.pod.name_space.empty() ? "" : pool.pod.name,
                     .size_bytes = pool.size_bytes,
                     .allocated_bytes = pool.allocated_bytes,

@@ -1,5 +1,5 @@
-// The families of GPUs, pools, buffers and containers. One pass for each family, because a format
-// wants a family in one piece.
+// The families of GPUs, pools, buffers and containers. There is one pass for each family, because
+// the format requires a family in one piece.
 #include <limits>
 #include <string_view>
 
@@ -14,7 +14,7 @@ using protocol::Counter;
 
 constexpr double kNano = 1e-9;
 
-// Those that happened.
+// Visits those that occurred.
 template <typename Visit>
 void ForErrors(const protocol::CounterValues& values, Visit visit) {
   for (int code = 1; code <= kMaxCode; ++code) {
@@ -31,7 +31,7 @@ class GpuWriter {
   void Each(Metric metric, Value value) {
     for (const GpuView& gpu : node_.gpus) out_.Add(metric, {gpu.device.uuid}, value(gpu));
   }
-  // Only where the driver says it.
+  // Writes the value only if the driver reports it.
   template <typename Type>
   void Each(Metric metric, std::optional<Type> GpuSample::* member) {
     for (const GpuView& gpu : node_.gpus) {
@@ -107,7 +107,7 @@ class PoolWriter {
       }
     }
   }
-  // Containers that counted.
+  // Containers that have counters.
   template <typename Value>
   void EachCounted(Metric metric, Value value) {
     ForCounted([&](const PoolView& pool, const PoolContainer& container) {
@@ -157,7 +157,7 @@ void WriteSyncs(const NodeView& node, Exposition* out) {
 }
 
 void WriteBuffers(PoolWriter* each, Exposition* out) {
-  // The sum of those that are not shown has no state.
+  // The sum of the buffers that are not shown has no state.
   const auto is_one = [](const PoolBuffer& buffer) { return buffer.name != kOthers; };
   each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
     if (!is_one(buffer)) return;

@@ -1,6 +1,6 @@
-"""Joins the status page's sources into one HTML text, and makes its Content-Security-Policy.
+"""Joins the status page's sources into one HTML text, and computes its Content-Security-Policy.
 
-join.py OUT.cc: writes them as page.h's functions. The page's tests use join() alone.
+join.py OUT.cc: writes both as the functions of page.h. The page's tests use only join().
 """
 
 import base64
@@ -22,10 +22,10 @@ def hash_of(text):
 
 
 def join():
-    """Returns the page and its policy: nothing but these two inline texts, and fetches from self."""
+    """Returns the page and its policy: only these two inline texts, and fetches from self."""
     style, script = source("page.css"), source("page.js")
     if "</style" in style or "</script" in script:
-        sys.exit("join.py: the browser would end the inline text there: write it in two parts")
+        sys.exit("join.py: style or script contains its end tag: split that string in two")
     page = source("page.html").replace("@page.css@", style).replace("@page.js@", script)
     policy = "; ".join(["default-src 'none'", f"script-src {hash_of(script)}",
                         f"style-src {hash_of(style)}", "connect-src 'self'", "base-uri 'none'",

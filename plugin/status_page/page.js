@@ -1,11 +1,11 @@
-// The status page: fetches status.json again and again, and keeps the elements that it shows up to
-// date. Names come from pods and may be anything: they become text, never markup.
+// The status page: fetches status.json periodically, and updates the elements that it shows. Names
+// come from pods and may contain anything, so they become text, never markup.
 'use strict';
 
 const REFRESH_MS = 2000;
 const DEADLINE_MS = 5000;
 const COLOURS = 8;
-// Smaller parts of a bar nobody can see or hit: those of a pod and kind are shown as one.
+// Smaller parts of a bar are too small to see or select: those of one pod and kind are merged.
 const SMALL = 0.004;
 // Longer lists are folded.
 const BUFFERS_SHOWN = 12;
@@ -22,8 +22,8 @@ const KINDS = {
 };
 const BROKERS = {
   connected: 'broker connected',
-  away: 'broker away: its process lives, its socket is gone',
-  none: 'no broker: not started, or ended and kept for its successor',
+  away: 'broker away: its process lives, but it is not connected',
+  none: 'no broker: not started, or ended and its buffers kept for a successor',
 };
 const STATES = {
   ready: ['ready', 'good'],
@@ -75,9 +75,8 @@ const setClass = (node, name) => {
   if (node.className !== name) node.className = name;
 };
 
-// Makes `parent` hold one element for each item, in their order. An element stays while its key
-// does, so that focus, selected text and open lists outlive a refresh. `parent.lead`: what stays
-// before them.
+// Gives `parent` one element for each item, in their order. An element stays as long as its key,
+// so that focus, selected text and open lists survive a refresh. `parent.lead` stays before them.
 function sync(parent, items, keyOf, make, update) {
   const old = parent.byKey ?? new Map();
   const now = new Map();
@@ -113,7 +112,7 @@ function figures(list, pairs) {
     (node, [, text]) => setText(node.lastChild, text));
 }
 
-// ---------------------------------------------------------------- what things are called
+// ---------------------------------------------------------------- names
 
 const podName = (pool) => (pool.pod ? `${pool.namespace}/${pool.pod}` : pool.allocation);
 const gpuName = (gpu) => `GPU ${gpu.index}`;
@@ -121,7 +120,7 @@ const users = (buffer) => sum(buffer.attachments, (a) => a.count);
 const kindOf = (buffer) => ['idle', 'one'][users(buffer)] ?? 'shared';
 const holderName = (a) => `${a.container} (${a.access}${a.count > 1 ? ` × ${a.count}` : ''})`;
 
-// A pod keeps its colour while it is there; a new one gets the lowest that is free.
+// A pod keeps its colour while it exists; a new one gets the lowest free colour.
 const colours = new Map();
 function assignColours(gpus) {
   const pods = new Set(gpus.flatMap((gpu) => gpu.pools.map(podName)));
@@ -178,8 +177,9 @@ function poolParts(gpu, pool) {
   return parts;
 }
 
-// Grants and use overlap: a pod's private memory is granted and it is "other". What the driver
-// shows as private is taken off the grant, and no more can be unused than the card has left.
+// Grants and use overlap: a pod's private memory is both granted and "other". So what the driver
+// shows as private is subtracted from the grant, and the unused part is at most what the card has
+// left.
 function restOf(gpu) {
   const mine = sum(gpu.pools.flatMap((p) => p.containers), (c) => c.private_bytes);
   const other = gpu.other_bytes ?? 0;
@@ -196,7 +196,7 @@ function partsOf(gpu) {
     const unsure = kind === 'free' && gpu.other_bytes === null;
     parts.push({
       key: kind, kind, colour: '', bytes: rest[kind], name: unsure ? 'not granted' : kind,
-      what: unsure ? 'free, or used by others: the driver does not say' : KINDS[kind],
+      what: unsure ? 'free, or used by others: the driver does not report it' : KINDS[kind],
       of: gpuName(gpu), facts: () => [['Size', bytes(rest[kind])]],
     });
   }
@@ -243,7 +243,7 @@ function makePart(card, part) {
   const button = el('button', { type: 'button', tabindex: '-1' }, el('span'));
   button.key = part.key;
   button.addEventListener('focus', () => select(card, button));
-  button.addEventListener('click', () => select(card, button));  // Safari does not focus it.
+  button.addEventListener('click', () => select(card, button));  // Safari sets no focus on a click.
   const item = el('li', {}, button);
   item.button = button;
   return item;
@@ -274,7 +274,7 @@ function drawBar(card, gpu) {
   const buttons = [...card.bar.children].map((item) => item.button);
   if (buttons.length > 0 && !buttons.some((button) => button.tabIndex === 0)) {
     buttons[0].tabIndex = 0;
-    if (focused) buttons[0].focus();  // What was focused is gone.
+    if (focused) buttons[0].focus();  // The focused part no longer exists.
   }
   if (card.selected && !card.parts.has(card.selected)) card.selected = null;
   showPanel(card);
@@ -287,7 +287,7 @@ function makeTable(name, caption, columns) {
   for (const [title, kind] of columns) {
     head.append(el('th', { scope: 'col', role: 'columnheader', class: kind }, title));
   }
-  // Roles are said, because a phone's layout takes them from the elements.
+  // Roles are explicit, because the layout for phones removes them from the elements.
   const table = el('table', { role: 'table', class: name }, el('caption', {}, caption),
     el('thead', { role: 'rowgroup' }, head));
   table.lead = table.lastChild;
@@ -355,7 +355,7 @@ function drawContainers(table, containers) {
   });
 }
 
-// A list whose end is folded, and not made until somebody unfolds it.
+// A list whose end is folded, and not built until somebody unfolds it.
 function makeFold(make) {
   const box = el('div');
   box.first = make();
@@ -419,7 +419,7 @@ function makeGpu(unfolded) {
   card.load = el('span', { class: 'quiet' });
   card.uuid = el('code', { class: 'uuid quiet' });
   card.reason = el('p', { class: 'reason' });
-  card.bar = el('ul', { class: 'bar', role: 'list' });  // Said, as it has no bullets.
+  card.bar = el('ul', { class: 'bar', role: 'list' });  // Explicit: it has no bullets.
   card.bar.addEventListener('keydown', (event) => walk(card, event));
   card.panelTitle = el('p', { class: 'title' });
   card.panelKind = el('p', { class: 'quiet' });
@@ -458,7 +458,7 @@ function drawGpu(card, gpu) {
   setText(card.uuid, gpu.uuid);
   card.reason.hidden = gpu.healthy && !gpu.reason && !gpu.taken_by;
   setText(card.reason, gpu.reason || (gpu.healthy && gpu.taken_by
-    ? `${gpu.taken_by} hands it out: no new pod comes here.` : 'No reason is known.'));
+    ? `${gpu.taken_by} also hands out this GPU: no new pod is bound here.` : 'Unknown reason.'));
   drawBar(card, gpu);
   figures(card.figures, [
     ['Memory', bytes(gpu.total_bytes)],
@@ -481,15 +481,15 @@ function drawGpu(card, gpu) {
 
 // ---------------------------------------------------------------- the page
 
-let nowMs = 0;  // The plugin's clock, when it answered.
+let nowMs = 0;  // Time of the answer, by the plugin's clock.
 
 function drawEmpty(doc) {
   const pools = sum(doc.gpus, (gpu) => gpu.pools.length);
   byId('empty').hidden = pools > 0;
   byId('empty-next').hidden = doc.gpus.length === 0;
   setText(byId('empty-reason'), doc.gpus.length === 0
-    ? 'No GPU of this node is gpushm’s. Its log, and "devices" of its configuration, say why.'
-    : 'No GPU bound yet: no pod of this node asks for shared memory.');
+    ? 'gpushm has no GPU on this node. The plugin’s log and "gpus" in its configuration say why.'
+    : 'No GPU is bound yet: no pod on this node requests shared memory.');
 }
 
 function drawResources(resources) {
@@ -539,11 +539,11 @@ function showFresh() {
 function showStale(error) {
   const late = error.name === 'TimeoutError';
   const why = late ? `no answer in ${DEADLINE_MS / 1000} s` : error.message;
-  setText(byId('when'), lastGood ? `Old: of ${lastGood}` : 'Nothing yet');
+  setText(byId('when'), lastGood ? `Outdated: from ${lastGood}` : 'No data yet');
   setClass(byId('when'), 'old');
   byId('stale').hidden = false;
   setText(byId('stale'), lastGood
-    ? `The plugin has not answered since ${lastGood}; what is shown is of then. (${why})`
+    ? `The plugin has not answered since ${lastGood}; this page shows the data from then. (${why})`
     : `The plugin does not answer. (${why})`);
 }
 

@@ -1,4 +1,4 @@
-// What the browser's tests (tests/page) cannot see: that the joined page came whole into C++.
+// Checks what the browser's tests (tests/page) cannot: that the joined page is complete in C++.
 #include "plugin/status_page/page.h"
 
 #include <gmock/gmock-matchers.h>

@@ -1,6 +1,6 @@
-// Preloaded into a process that is to be killed at each step of what it does to the file system:
-// counts the calls that change it, and ends the process by SIGKILL before call number
-// GPUSHM_KILL_AT (from 1).
+// Preloaded into a process that must be killed at each of its changes of the file system. Counts
+// the calls that make changes, and kills the process with SIGKILL before call number GPUSHM_KILL_AT
+// (from 1).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

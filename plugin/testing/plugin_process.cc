@@ -59,7 +59,7 @@ TestNode::TestNode(Gpus gpus) : gpus_(gpus) {
   std::ofstream(folder_ / "sim/cards.yaml")
       << "gpus:\n- {name: A, memory: 16Gi, uuid: " << kGpuA
       << "}\n- {name: B, memory: 16Gi, uuid: " << kGpuB << "}\n";
-  // Any content will do: nothing runs it here.
+  // The content does not matter, because no test runs it.
   std::ofstream(folder_ / "payload/libgpushm.so.0") << "library";
   std::ofstream(folder_ / "payload/gpushmctl") << "#!/bin/sh\n";
 }
@@ -73,7 +73,7 @@ std::string TestNode::WriteConfig(const std::string& more) const {
                                << "kubelet-folder: " << folder_.path() << "/plugins\n"
                                << "pod-resources-socket: " << folder_.path()
                                << "/pods/kubelet.sock\n"
-                               // Several tests run at a time.
+                               // Several tests run in parallel.
                                << (more.find("metrics:") == std::string::npos
                                        ? "metrics: {address: ''}\nstatus: {address: ''}\n"
                                        : "")
@@ -84,7 +84,7 @@ std::string TestNode::WriteConfig(const std::string& more) const {
 
 std::vector<std::string> TestNode::Specs() const {
   std::vector<std::string> names = NamesIn(folder_ / "cdi");
-  std::erase(names, "gpushm.io-driver-files.json");  // Of no binding.
+  std::erase(names, "gpushm.io-driver-files.json");  // Belongs to no binding.
   return names;
 }
 std::vector<std::string> TestNode::Links() const { return NamesIn(folder_ / "state/links"); }
@@ -140,7 +140,7 @@ PluginProcess::~PluginProcess() {
 }
 
 void PluginProcess::Signal(int signal) const {
-  if (pid_ > 0) kill(pid_, signal);  // -1 would be every process there is.
+  if (pid_ > 0) kill(pid_, signal);  // kill(-1) would signal every process.
 }
 
 bool PluginProcess::Running() {

@@ -1,5 +1,5 @@
-// The real gpushm-plugin as a process, in a folder of the test's, on the simulated driver.
-// bin/gpushm-plugin and driver-sim/ are those of the test's own build folder.
+// The real gpushm-plugin as a process, in a folder of the test, on the simulated driver.
+// bin/gpushm-plugin and driver-sim/ come from the test's own build folder.
 //
 // Threads: one.
 #pragma once
@@ -16,18 +16,19 @@
 
 namespace gpushm::plugin::testing {
 
-// A node: the folders that a plugin works in, and two simulated GPUs of 16 GiB, or this machine's.
+// A node: the folders in which a plugin works, and two simulated GPUs of 16 GiB, or this machine's
+// GPUs.
 class TestNode {
  public:
   enum class Gpus { kSimulated, kReal };
   explicit TestNode(Gpus gpus = Gpus::kSimulated);
 
   std::string operator/(const std::string& name) const { return folder_ / name; }
-  // What the plugin is told, and `more` lines.
+  // Writes the plugin's configuration, plus the lines of `more`.
   std::string WriteConfig(const std::string& more = "") const;
   std::vector<std::string> Specs() const;
   std::vector<std::string> Links() const;
-  // Of what the runtime would do with this CDI name: the GPU it gives. Empty: no such spec.
+  // The GPU that the runtime would give for this CDI name. Empty: there is no such spec.
   std::string GpuOf(const std::string& cdi_name) const;
 
   Gpus gpus() const { return gpus_; }
@@ -37,7 +38,7 @@ class TestNode {
   gpushm::testing::TempFolder folder_;
 };
 
-// Looks every few milliseconds until it is so; false if it never is.
+// Checks every few milliseconds until it is true; false if it never is.
 bool WaitUntil(int64_t timeout_ms, const std::function<bool()>& is_so);
 
 inline constexpr char kGpuA[] = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
@@ -45,7 +46,7 @@ inline constexpr char kGpuB[] = "GPU-aaaaaaaa-0000-0000-0000-000000000002";
 
 class PluginProcess {
  public:
-  // `environment` is added to the test's own, `arguments` to those that it always has.
+  // `environment` is added to the test's own, `arguments` to the fixed ones.
   PluginProcess(const TestNode& node, const std::string& config_path,
                 const std::map<std::string, std::string>& environment = {},
                 const std::vector<std::string>& arguments = {});
@@ -58,7 +59,7 @@ class PluginProcess {
   bool Running();
   // False: it still runs at the deadline.
   bool WaitEnd(int64_t timeout_ms);
-  // Of an ended one: as waitpid says.
+  // After it has ended: the status from waitpid.
   int status() const { return status_; }
   std::string Log() const;
   int Descriptors() const;

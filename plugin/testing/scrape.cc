@@ -17,7 +17,7 @@
 namespace gpushm::plugin::testing {
 namespace {
 
-// Longer than anything takes that works, shorter than the hangs that tests make.
+// Longer than any successful request, but shorter than the hangs that tests make.
 constexpr timeval kTimeout{.tv_sec = 30, .tv_usec = 0};
 
 std::string HeaderOf(const std::string& head, const std::string& name) {
@@ -71,7 +71,7 @@ Scrape::Scrape(const std::string& page) {
     Sample sample;
     sample.value = std::strtod(line.c_str() + blank + 1, nullptr);
     const std::string name = line.substr(0, std::min(brace, blank));
-    // Labels of tests have neither quotes nor backslashes in them.
+    // Labels in tests contain neither quotes nor backslashes.
     for (size_t at = brace; at < blank && line[at] != '}';) {
       const size_t equals = line.find("=\"", at);
       const size_t end = line.find('"', equals + 2);

@@ -1,4 +1,4 @@
-// What the plugin serves over HTTP, fetched as Prometheus does, for tests and benchmarks.
+// Fetches what the plugin serves over HTTP, as Prometheus does; for tests and benchmarks.
 //
 // Threads: any.
 #pragma once
@@ -12,14 +12,14 @@
 namespace gpushm::plugin::testing {
 
 struct HttpReply {
-  int status = 0;  // 0: nobody answered in time.
+  int status = 0;  // 0: no answer in time.
   std::string content_type;
   std::string body;
 };
 // GET http://127.0.0.1:port/path
 HttpReply HttpGet(int port, const std::string& path, const std::string& accept = "");
 
-// Labels by name.
+// From label name to value.
 using Labels = std::map<std::string, std::string>;
 
 class Scrape {
@@ -28,12 +28,12 @@ class Scrape {
   static std::string Get(int port, const std::string& path, const std::string& accept = "");
   explicit Scrape(const std::string& page);
 
-  // The sum of all samples of that name that have these labels; nothing if there is none.
+  // The sum of all samples of that name with these labels; nothing if there is none.
   std::optional<double> Sum(const std::string& name, const Labels& labels = {}) const;
   size_t Count(const std::string& name, const Labels& labels = {}) const;
-  // Of all samples.
+  // The names of all samples.
   std::set<std::string> Names() const;
-  // Samples in all.
+  // The number of samples.
   size_t size() const { return samples_.size(); }
 
  private:
@@ -42,7 +42,7 @@ class Scrape {
     double value = 0;
     bool Has(const Labels& wanted) const;
   };
-  std::multimap<std::string, Sample> samples_;  // By name.
+  std::multimap<std::string, Sample> samples_;  // Keyed by name.
 };
 
 // The port in the last "EVENT ... port=N" of a log; 0: none yet.

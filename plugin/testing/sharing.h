@@ -15,11 +15,11 @@ inline constexpr char kAttach[] = "gpushm.io/attach";
 inline constexpr int64_t kLongMs = 30'000;
 inline Deadline Soon() { return Deadline::AfterMs(kLongMs); }
 
-// Two GPUs of 16 GiB, 1 GiB kept back of each; 64 tokens each.
+// Two GPUs of 16 GiB, of which 1 GiB each is reserved; 64 tokens each.
 inline constexpr size_t kUnits = 30;
 inline constexpr size_t kTokens = 128;
 
-// The kubelet of that node, which asks again at once and may be asked as often as one likes.
+// The kubelet of that node, which retries immediately and has no rate limit.
 inline kubelet::testing::ScriptedKubelet::Options KubeletOf(const TestNode& node,
                                                             int64_t retry_ms = 20) {
   kubelet::testing::ScriptedKubelet::Options options;
@@ -31,7 +31,7 @@ inline kubelet::testing::ScriptedKubelet::Options KubeletOf(const TestNode& node
   return options;
 }
 
-// A sidecar with so many units, and the containers `users` with a token each.
+// A sidecar with that many units, and the containers `users` with one token each.
 inline kubelet::testing::PodSpec SharingPod(const std::string& name, size_t units,
                                             const std::vector<std::string>& users = {"one",
                                                                                      "two"}) {
@@ -44,7 +44,7 @@ inline kubelet::testing::PodSpec SharingPod(const std::string& name, size_t unit
   return pod;
 }
 
-// Of each container of a pod, by the spec behind the name that Allocate answered.
+// The GPU of each container of a pod, by the spec whose name Allocate answered.
 inline std::vector<std::string> GpusOf(const TestNode& node,
                                        const kubelet::testing::ScriptedKubelet& kubelet,
                                        const std::string& uid) {

@@ -10,9 +10,9 @@ from gpu_pods import gpu_pod, user
 from plugin import ATTACH, MEMORY, TOKENS, UNITS, UNITS_OF_GPU, Plugin
 from settings import GPUS, NODE_NAME, gpu_uuid
 
-NO_SIDECAR = (r"no container of pod \S+/alone has gpushm\.io/memory: "
-              r"gpushm\.io/attach goes with a sidecar")
-NO_ROOM = r"needs \d+ GiB on one GPU, the largest free block is (\d+) GiB"
+NO_SIDECAR = (r"no container of pod \S+/alone requests gpushm\.io/memory: "
+              r"gpushm\.io/attach needs a sidecar")
+NO_ROOM = r"needs \d+ GiB on one GPU, but the largest free block is (\d+) GiB"
 # From a pod's deletion to its room, where it takes two to five seconds from the broker's end
 # (docs/design/plugin.md): busy cores take their time. Below Book::kProofMs.
 ROOM_IS_BACK_S = 25
@@ -93,7 +93,7 @@ class DiskTest(PluginCase):
             self.run_pod(pod("plain", container("a")))
             rejected = self.wait_phase("rejected", "Failed")
             self.assertRegex(rejected["status"]["message"],
-                             "for 5000 ms the plugin has been deciding .* disk")
+                             "no decision within 5000 ms: the plugin is still deciding .* disk")
         finally:
             self.node("fsfreeze", "--unfreeze", "/var/lib/gpushm")
         self.wait_ready("hangs")
@@ -265,7 +265,7 @@ class WaitingTest(PluginCase):
     def test_pod_that_is_larger_than_any_gpu_is_told_that_it_never_starts(self):
         """The scheduler sends it here: the node has the units, no GPU has them."""
         self.create(gpu_pod("large", units=UNITS_OF_GPU + 1))
-        self.wait_event("large", f"the largest one of this node has {UNITS_OF_GPU} GiB in all: it "
+        self.wait_event("large", f"the largest GPU of this node has {UNITS_OF_GPU} GiB in all: it "
                                  "never starts here")
 
     def test_pod_with_the_longest_name_of_one_part_runs(self):
@@ -315,7 +315,7 @@ class UnusualPodsTest(PluginCase):
         greedy = user("a")
         greedy["resources"]["limits"][resource] = "1"
         self.create(gpu_pod("greedy", users=[greedy, "b"]))
-        self.wait_event("greedy", "asks for nvidia.com/gpu beside gpushm.io/attach")
+        self.wait_event("greedy", "requests both nvidia.com/gpu and gpushm.io/attach")
         self.assertFalse(is_ready(self.get_pod("greedy")))
 
     def test_container_without_resources_sees_no_gpu(self):

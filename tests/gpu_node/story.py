@@ -23,7 +23,7 @@ NOISE_BYTES = 8 * MIB
 # A room comes back within twelve seconds of its broker's end, half a minute late after a restart of
 # the plugin (docs/design/plugin.md).
 RELEASE_TIMEOUT_S = 90
-NO_ROOM = re.compile(r"needs \d+ GiB on one GPU, the largest free block is \d+ GiB")
+NO_ROOM = re.compile(r"needs \d+ GiB on one GPU, but the largest free block is \d+ GiB")
 NO_SIDECAR = re.compile(r"gpushm\.io/memory")
 TOO_MANY = re.compile(r"gpushm\.io/memory")
 

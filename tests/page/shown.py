@@ -126,7 +126,8 @@ def check(case, doc, page):
         case.assertEqual(card["healthy"], gpu["healthy"])
         taken = gpu["healthy"] and gpu["taken_by"]
         case.assertEqual(card["reason"], gpu["reason"] or (
-            f"{gpu['taken_by']} hands it out: no new pod comes here." if taken else ""))
+            f"{gpu['taken_by']} also hands out this GPU: no new pod is bound here."
+            if taken else ""))
         case.assertEqual(card["figures"], figures(gpu))
         check_bar(case, card["parts"], gpu)
         case.assertEqual(len(card["pools"]), len(gpu["pools"]))

@@ -260,7 +260,7 @@ class FixtureTest(PageCase):
                 banner = page.get_by_role("alert")
                 expect(banner).to_contain_text(f"has not answered since {since}")
                 expect(banner).to_contain_text(why)
-                expect(page.locator("#when")).to_have_text(f"Old: of {since}")
+                expect(page.locator("#when")).to_have_text(f"Outdated: from {since}")
                 shown.check(self, self.plugin.document, page)
                 page.clock.resume()  # axe waits, too.
                 self.check_accessible(page)

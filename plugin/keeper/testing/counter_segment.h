@@ -1,4 +1,4 @@
-// For tests: the segment that a broker counts in, as the protocol has it.
+// For tests: a broker's counter segment, as the protocol defines it.
 #pragma once
 
 #include <string>

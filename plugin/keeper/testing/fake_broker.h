@@ -1,5 +1,5 @@
-// For tests: a broker as the keeper sees one. In the test's own process, or, with Fork, in one of
-// its own that can be killed.
+// For tests: a broker as the keeper sees one. It is in the test's own process, or with Fork in a
+// separate one that can be killed.
 #pragma once
 
 #include <sys/types.h>
@@ -22,13 +22,13 @@
 
 namespace gpushm::plugin::testing {
 
-// Generous: what takes so long hangs.
+// Generous: anything that takes this long hangs.
 inline constexpr int64_t kSoonMs = 20'000;
 
-// Asks again until it holds; false after kSoonMs.
+// Repeats the check until it holds; false after kSoonMs.
 bool Eventually(const std::function<bool()>& holds);
 
-// A folder of mode 0700 that goes with the object.
+// A folder of mode 0700 that is removed with the object.
 class LinksFolder {
  public:
   LinksFolder();
@@ -36,7 +36,7 @@ class LinksFolder {
   LinksFolder(const LinksFolder&) = delete;
   LinksFolder& operator=(const LinksFolder&) = delete;
   const std::string& path() const { return path_; }
-  // Makes the folder of an allocation, as the plugin does.
+  // Creates the folder of an allocation, as the plugin does.
   void Add(const std::string& name) const;
   std::string Socket(const std::string& name) const;
 
@@ -46,7 +46,7 @@ class LinksFolder {
 
 class FakeBroker {
  public:
-  // Connects, with patience where nobody listens yet.
+  // Connects; waits if nobody listens yet.
   explicit FakeBroker(const std::string& socket_path);
   explicit FakeBroker(UniqueFd socket) : socket_(std::move(socket)) {}
 
@@ -63,13 +63,13 @@ class FakeBroker {
   }
   Result<void> Say(const Body& body, int descriptor = -1);
 
-  // Greets, and takes the Welcome.
+  // Greets, and receives the Welcome.
   Result<protocol::LinkWelcome> Greet(bool want_kept, uint64_t epoch = 1,
                                       uint16_t max_version = protocol::kLinkMaxVersion);
-  // Says Hello alone.
+  // Sends only Hello.
   Result<void> Hello(bool want_kept, uint64_t epoch = 1,
                      uint16_t max_version = protocol::kLinkMaxVersion);
-  // What is kept, to its End, as Model::Dump() would say it. Descriptors are closed.
+  // Receives what is kept until End, in the form of Model::Dump(). Closes the descriptors.
   Result<std::vector<std::string>> TakeKept();
   // Makes and states a registry.
   Result<void> Registry(uint64_t epoch = 1);
@@ -89,14 +89,14 @@ class FakeBroker {
     }
     return protocol::ParseLink<T>(message->span());
   }
-  // Whether the keeper closed the connection.
+  // Waits until the keeper closes the connection; false if it does not.
   bool WaitForEnd();
 
  private:
   UniqueFd socket_;
 };
 
-// A process that runs `body` and ends with SIGKILL after it, unless it was killed before.
+// A process that runs `body` and then kills itself with SIGKILL, unless it was killed before.
 class Process {
  public:
   explicit Process(const std::function<void()>& body);
@@ -108,7 +108,7 @@ class Process {
   void Kill();
   // Reaps it once it has ended by itself.
   bool WaitForEnd();
-  // Of one that WaitForEnd reaped: 0 if it exited with 0.
+  // The status that WaitForEnd reaped: 0 if it exited with 0.
   int status() const { return status_; }
 
  private:
@@ -117,14 +117,14 @@ class Process {
   int status_ = -1;
 };
 
-// Ends a child that has nothing more to do, when it is killed.
+// For a child that has nothing more to do: waits until it is killed.
 [[noreturn]] void WaitToBeKilled();
 
-// What on_link said, to wait for.
+// Records the calls of on_link, and waits for them.
 class LinkEvents {
  public:
   void Note(const std::string& name, bool open);
-  // Until it was told `count` times that the link is (not) open.
+  // Waits until the link was reported (not) open `count` times.
   bool Wait(const std::string& name, bool open, int count = 1);
   int Count(const std::string& name, bool open);
 

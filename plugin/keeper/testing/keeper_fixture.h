@@ -1,4 +1,4 @@
-// For tests of the keeper: one that runs, its folder, and what it told.
+// For tests of the keeper: a running keeper, its folder, and what it reported.
 #pragma once
 
 #include <gmock/gmock-matchers.h>
@@ -44,7 +44,7 @@ class KeeperTest : public ::testing::Test {
     keeper_ = std::move(*keeper);
   }
 
-  // Makes the folder and opens the link.
+  // Creates the folder and opens the link.
   void Open(const std::string& name, const std::string& gpu = kGpu, uint64_t pool = kGiB) {
     folder_.Add(name);
     const Result<void> opened = keeper_->Open(name, {.gpu = gpu, .pool_bytes = pool});
@@ -65,8 +65,8 @@ class KeeperTest : public ::testing::Test {
 
   LinksFolder folder_;
   LinkEvents events_;
-  std::vector<double> ready_seconds_;          // The keeper's, until it has answered.
-  std::array<std::atomic<int>, 3> foreign_{};  // By ForeignStep.
+  std::vector<double> ready_seconds_;          // Written by the keeper until it has answered.
+  std::array<std::atomic<int>, 3> foreign_{};  // Indexed by ForeignStep.
   std::unique_ptr<Keeper> keeper_;
 };
 

@@ -1,5 +1,5 @@
-// For tests: the rules of link.h once more, as simply as they can be said, random statements, and
-// the dump as a list of lines that can be compared.
+// For tests: the rules of link.h a second time, as simply as possible; random statements; and the
+// dump as a list of lines for comparison.
 #pragma once
 
 #include <sys/stat.h>
@@ -26,7 +26,7 @@ inline protocol::LinkKind KindOf(const Body& body) {
   return kKinds[body.index()];
 }
 
-// What stands for a descriptor in a line of the dump: its inode, 0 for none.
+// Represents a descriptor in a line of the dump: its inode, 0 for none.
 inline uint64_t TagOf(int fd) {
   struct stat file{};
   return fd >= 0 && fstat(fd, &file) == 0 ? file.st_ino : 0;
@@ -38,7 +38,7 @@ std::string Line(protocol::LinkKind kind, const Bytes& body, uint64_t tag) {
   line.append(reinterpret_cast<const char*>(&body), sizeof body);
   return line;
 }
-// Of a message as it travels.
+// The line for a message as sent.
 inline std::string Line(std::span<const std::byte> message, uint64_t tag) {
   protocol::LinkHeader header{};
   std::memcpy(&header, message.data(), sizeof header);
@@ -50,7 +50,7 @@ inline std::string Line(std::span<const std::byte> message, uint64_t tag) {
 
 class Model {
  public:
-  // False, and nothing changed: it breaks a rule. `tag` of the descriptor with it, 0: none.
+  // False: it breaks a rule, and nothing changed. `tag`: of its descriptor; 0: none.
   bool Apply(const Body& body, uint64_t tag) {
     return std::visit([&](const auto& stated) { return Take(stated, tag); }, body);
   }
@@ -183,8 +183,8 @@ inline protocol::LinkBuffer RandomBuffer(Random& random) {
   return buffer;
 }
 
-// Small numbers, so that statements are often about the same things. Those of a generation's
-// memory follow from the number, as they do for good.
+// Small numbers, so that statements often concern the same objects. The memory of a generation
+// depends only on its number, as in reality.
 inline protocol::LinkGeneration RandomGeneration(Random& random, uint64_t number) {
   protocol::LinkGeneration generation{};
   generation.name = RandomName(random);
@@ -223,7 +223,7 @@ inline protocol::LinkDrop RandomDrop(Random& random) {
   return drop;
 }
 
-// More makes than drops, so that something is there to break.
+// More creations than drops, so that there are objects for invalid statements.
 inline Body RandomBody(Random& random) {
   switch (Pick(random, 0, 12)) {
     case 0:
@@ -247,7 +247,7 @@ inline Body RandomBody(Random& random) {
   }
 }
 
-// Of a validated kind, and whether a descriptor goes with it at first.
+// Whether a valid kind comes with a descriptor the first time.
 inline bool TakesDescriptor(const Body& body) {
   if (const auto* generation = std::get_if<protocol::LinkGeneration>(&body)) {
     return generation->transport == 1;

@@ -1,4 +1,4 @@
-// For tests and benchmarks: statements that are often needed, and what they come to.
+// For tests and benchmarks: frequently used statements, and their results.
 #pragma once
 
 #include <fcntl.h>
@@ -24,9 +24,9 @@ inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 inline constexpr uint64_t kGiB = uint64_t{1} << 30;
 
 inline UniqueFd Memfd() { return UniqueFd(memfd_create("memory", MFD_CLOEXEC)); }
-// For a keeper in the test's own process: takes what Memfd() gives for GPU memory.
+// For a keeper in the test's own process: accepts what Memfd() returns as GPU memory.
 inline MemoryKind MemfdsAreMemory() { return {.simulated = FileSystemOf(Memfd().get())}; }
-// For a plugin that works with the simulated driver's state in `folder`.
+// For a plugin that uses the simulated driver's state in `folder`.
 inline UniqueFd SimulatedMemory(const std::string& folder) {
   return UniqueFd(open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
 }

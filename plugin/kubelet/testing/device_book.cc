@@ -157,12 +157,12 @@ void DeviceBook::Update(const std::set<std::string>& active) {
   const auto has_ids = [&](const auto& item) { return !item.second.empty() && is_gone(item); };
   if (std::none_of(held_.begin(), held_.end(), has_ids)) return;
   std::erase_if(held_, is_gone);
-  RebuildLocked();  // And forgets what is reserved but not yet held.
+  RebuildLocked();  // This also forgets IDs that are reserved but not yet held.
 }
 
 void DeviceBook::Reuse(const Holder& holder, bool is_plain_init) {
   const std::lock_guard lock(mutex_);
-  // Pods are admitted one after the other: what another one could use again is history.
+  // Pods are admitted one after the other, so what another pod could use again does not matter now.
   std::erase_if(reusable_, [&](const auto& item) { return item.first != holder.uid; });
   for (const auto& [resource, held] : held_[holder]) {
     Ids& reusable = reusable_[holder.uid][resource];

@@ -1,12 +1,12 @@
-// What a kubelet knows of devices and who has them: the bookkeeping of its device manager, as
-// kubelets 1.28 to 1.37 do it, with the faults that matter to a plugin. No I/O.
+// What a kubelet knows about devices and their holders: the bookkeeping of its device manager, as
+// in kubelets 1.28 to 1.37, including the faults that matter to a plugin. No I/O.
 //
 //   - IDs are handed out in random order (Go's maps), devices of plain init containers first.
-//   - An ID is reserved before Allocate is called; the reservation is forgotten when the book is
-//     rebuilt meanwhile (k/k PR #137534), so that one ID can be given twice.
-//   - IDs of pods that are gone come back only when somebody looks (Update).
+//   - An ID is reserved before Allocate is called. The reservation is lost if the book is rebuilt
+//     meanwhile (k/k PR #137534), so one ID can be given twice.
+//   - IDs of pods that have ended become free only when somebody reads the book (Update).
 //
-// Threads: any. As in the kubelet, nothing is locked while the plugin is asked.
+// Threads: any. As in the kubelet, no lock is held during calls to the plugin.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ namespace gpushm::plugin::kubelet::testing {
 
 using Ids = std::set<std::string>;
 
-// What a plugin answered to Allocate; kept for the life of the pod.
+// A plugin's answer to Allocate; kept for the life of the pod.
 struct Answer {
   std::vector<std::string> cdi_names;
   Edits edits;
@@ -40,27 +40,27 @@ struct Holder {
 
 class DeviceBook {
  public:
-  // Asks the plugin which of `available` it prefers.
+  // Calls the plugin's GetPreferredAllocation for `available`.
   using Prefer = std::function<Result<Ids>(const Ids& available, const Ids& must_include)>;
 
   explicit DeviceBook(uint32_t seed) : random_(seed) {}
 
   // A message of ListAndWatch.
   void SetDevices(const std::string& resource, const std::map<std::string, bool>& healthy_by_id);
-  // Its plugin is gone.
+  // Its plugin has ended.
   void MarkUnhealthy(const std::string& resource);
-  // Gone for longer than the grace.
+  // It has been gone for longer than the grace.
   void Drop(const std::string& resource);
-  // A new process reads the checkpoint: who holds what stays, capacity is zero.
+  // A new process reads the checkpoint: holders stay, capacity is zero.
   void Restart();
 
   bool IsKnown(const std::string& resource) const;
   size_t Capacity(const std::string& resource) const;
   size_t Allocatable(const std::string& resource) const;
-  std::map<std::string, Ids> Healthy() const;  // By resource.
+  std::map<std::string, Ids> Healthy() const;  // Keyed by resource.
 
-  // Reserves `count` IDs for a container. Nothing: there is nothing to do, it has them or runs.
-  // The texts of failures are the kubelet's.
+  // Reserves `count` IDs for a container. Nothing: no Allocate is needed, because the container has
+  // them or runs. The texts of failures are the kubelet's.
   Result<std::optional<std::vector<std::string>>> Reserve(const Holder& holder,
                                                           const std::string& resource, size_t count,
                                                           bool already_running,
@@ -69,20 +69,20 @@ class DeviceBook {
               const std::vector<std::string>& ids, Answer answer);
   // After an Allocate that failed.
   void Rebuild();
-  // Forgets pods that are none of `active`.
+  // Forgets pods that are not in `active`.
   void Update(const std::set<std::string>& active);
 
-  // After a container was admitted: what of it the pod's next ones may use again.
+  // After a container was admitted: marks what the pod's next containers may use again.
   void Reuse(const Holder& holder, bool is_plain_init);
 
-  // What a container has of a resource; nothing if it was never given any.
+  // What a container has of a resource; nothing if it never got any.
   std::optional<Ids> IdsOf(const Holder& holder, const std::string& resource) const;
   std::map<std::string, Ids> AllOf(const Holder& holder) const;
   std::vector<Answer> AnswersOf(const Holder& holder) const;
-  // Whether its plugin says of one that it is unhealthy, or died.
+  // Whether the plugin reports any of them unhealthy, or has died.
   bool IsAnyUnhealthy(const std::string& resource, const Ids& ids) const;
 
-  // IDs in an order as good as any.
+  // IDs in an arbitrary order.
   std::vector<std::string> Shuffle(const Ids& ids);
   // Loses track of `count` free IDs until the next start (k/k #130145).
   void Leak(const std::string& resource, size_t count);
@@ -100,11 +100,11 @@ class DeviceBook {
 
   mutable std::mutex mutex_;
   std::mt19937 random_;
-  std::map<std::string, Devices> devices_;                      // By resource.
-  std::map<std::string, Ids> allocated_;                        // By resource; with reservations.
-  std::map<std::string, Ids> leaked_;                           // By resource.
-  std::map<Holder, std::map<std::string, Held>> held_;          // By resource.
-  std::map<std::string, std::map<std::string, Ids>> reusable_;  // By uid, resource.
+  std::map<std::string, Devices> devices_;              // Keyed by resource.
+  std::map<std::string, Ids> allocated_;                // Keyed by resource; includes reservations.
+  std::map<std::string, Ids> leaked_;                   // Keyed by resource.
+  std::map<Holder, std::map<std::string, Held>> held_;  // Keyed by resource.
+  std::map<std::string, std::map<std::string, Ids>> reusable_;  // Keyed by uid and resource.
 };
 
 }  // namespace gpushm::plugin::kubelet::testing

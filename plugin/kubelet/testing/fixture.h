@@ -1,7 +1,7 @@
-// What tests of this folder share: a folder of their own, a Handler that writes down what it is
-// asked, times scaled down.
+// Shared by the tests of this folder: a temporary folder, a Handler that records its calls, and
+// scaled-down times.
 //
-// Threads: Handler's functions from any.
+// Threads: the Handler's functions from any.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace gpushm::plugin::kubelet::testing {
 
 inline constexpr char kMemory[] = "gpushm.io/memory";
 inline constexpr char kAttach[] = "gpushm.io/attach";
-// Long enough for a busy machine under a sanitizer; reached only by what fails.
+// Long enough for a busy machine under a sanitizer; only failing tests reach it.
 inline constexpr int64_t kLongMs = 30'000;
 inline Deadline Soon() { return Deadline::AfterMs(kLongMs); }
 
@@ -49,7 +49,7 @@ class RecordingHandler : public Handler {
     Note("prestart", resource, ids);
     return on_pre_start ? on_pre_start(resource, ids) : Result<void>();
   }
-  // The last ones: nobody chooses them by chance.
+  // The last ones, which no other code would choose by chance.
   DeviceIds Prefer(Resource resource, const DeviceIds& available, const DeviceIds& must_include,
                    size_t count) override {
     Note("prefer", resource, available);
@@ -69,7 +69,7 @@ class RecordingHandler : public Handler {
                                              [&](const Call& call) { return call.kind == kind; }));
   }
 
-  // Set before anything is served.
+  // Must be set before anything is served.
   std::function<Result<Grant>(Resource, const DeviceIds&)> on_allocate;
   std::function<Result<void>(Resource, const DeviceIds&)> on_pre_start;
 
@@ -94,7 +94,7 @@ inline std::vector<Advertised> Devices(const std::string& prefix, size_t count,
   return devices;
 }
 
-// A scripted kubelet and the plugin's half in one process, not started.
+// A scripted kubelet and the plugin's part in one process, not started yet.
 class KubeletTest : public ::testing::Test {
  protected:
   KubeletTest() {
@@ -121,7 +121,7 @@ class KubeletTest : public ::testing::Test {
     const Result<void> started = kubelet->Start();
     ASSERT_TRUE(started) << started.error().ToString();
   }
-  // With `units` and `tokens` devices, but does not wait for the kubelet.
+  // Starts with `units` and `tokens` devices; does not wait for the kubelet.
   void StartPlugin(size_t units = 8, size_t tokens = 4) {
     Result<std::unique_ptr<Registration>> started = Registration::Start(options, &handler);
     ASSERT_TRUE(started) << started.error().ToString();
@@ -129,7 +129,7 @@ class KubeletTest : public ::testing::Test {
     plugin->SetDevices(Resource::kMemory, Devices("m", units));
     plugin->SetDevices(Resource::kAttach, Devices("a", tokens));
   }
-  // Both sides agree.
+  // Whether both sides agree that the resources are usable.
   [[nodiscard]] ::testing::AssertionResult Usable(size_t units = 8, size_t tokens = 4) {
     if (!plugin->WaitFor([](const State& state) { return state.usable(); }, Soon()))
       return ::testing::AssertionFailure() << "memory: " << plugin->state().memory.last_error
@@ -139,7 +139,7 @@ class KubeletTest : public ::testing::Test {
       return ::testing::AssertionFailure() << "allocatable " << kubelet->Allocatable(kMemory);
     return ::testing::AssertionSuccess();
   }
-  // Waits for registrations beyond these, and for both sides to agree again.
+  // Waits for registrations after `before`, and until both sides agree again.
   [[nodiscard]] ::testing::AssertionResult UsableAgain(const State& before) {
     const bool again = plugin->WaitFor(
         [&](const State& state) {
@@ -156,10 +156,10 @@ class KubeletTest : public ::testing::Test {
   Registration::Options options;
   RecordingHandler handler;
   std::unique_ptr<ScriptedKubelet> kubelet;
-  std::unique_ptr<Registration> plugin;  // Ends first.
+  std::unique_ptr<Registration> plugin;  // Destroyed first.
 };
 
-// A sidecar with memory, a container that attaches.
+// A sidecar with memory, and a container that attaches.
 inline PodSpec SharingPod(const std::string& name, size_t units = 2) {
   return {.pod = {"default", name},
           .containers = {{.name = "gpushm", .role = Role::kSidecar, .limits = {{kMemory, units}}},

@@ -1,4 +1,4 @@
-// gpushm-other-plugin RESOURCE [ID ...]: OtherPlugin as a process, until SIGTERM.
+// gpushm-other-plugin RESOURCE [ID ...]: runs OtherPlugin as a process, until SIGTERM.
 #include "plugin/kubelet/testing/other_plugin.h"
 
 #include <signal.h>
@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s RESOURCE [ID ...]\n", argv[0]);
     return 2;
   }
-  // Where its parent is nsenter, which passes no signal on.
+  // For the case that its parent is nsenter, which forwards no signals.
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   sigset_t ending;
   sigemptyset(&ending);

@@ -1,4 +1,4 @@
-// Somebody else's device plugin, of a resource such as "nvidia.com/gpu".
+// Another vendor's device plugin, for a resource such as "nvidia.com/gpu".
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ class OtherPlugin : public Handler {
     for (const std::string& id : ids) devices.push_back({id, true});
     registration_->SetDevices(Resource::kMemory, std::move(devices));
   }
-  // Of another node.
+  // A GPU of another node.
   static constexpr char kForeignGpu[] = "GPU-ffffffff-0000-0000-0000-000000000001";
 
   bool serves() const { return registration_ != nullptr; }

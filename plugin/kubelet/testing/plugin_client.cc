@@ -15,7 +15,7 @@ constexpr int kMaxReceiveBytes = 4 << 20;
 // Allocate and GetDevicePluginOptions have no deadline in the kubelet; a test does.
 constexpr int64_t kForeverMs = 60'000;
 
-// Names of codes as Go's grpc prints them.
+// Code names as Go's grpc prints them.
 std::string GoName(grpc::StatusCode code) {
   switch (code) {
     case grpc::StatusCode::INVALID_ARGUMENT:

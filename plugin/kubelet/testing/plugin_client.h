@@ -29,15 +29,16 @@ class PluginClient {
 
   const std::string& resource() const { return resource_; }
   const std::string& socket() const { return socket_; }
-  // Texts of failures are as Go prints an error of gRPC.
+  // The texts of failures are those that Go prints for a gRPC error.
   Result<void> Dial(int64_t wait_ms);
   Result<PluginOptions> GetOptions();
 
-  // ListAndWatch, until either side ends it. Messages above 4 MiB end it too, as in the kubelet.
+  // Runs ListAndWatch until either side ends it. Messages above 4 MiB also end it, as in the
+  // kubelet.
   void Run(const std::function<void(const std::map<std::string, bool>& healthy_by_id)>& on_list);
-  // Closes the connection: ends Run and refuses further calls.
+  // Closes the connection; ends Run and refuses further calls.
   void Close();
-  // Has been closed, or marked so by the kubelet.
+  // Whether it was closed, or the kubelet marked it as stopped.
   bool stopped() const;
   std::optional<int64_t> stopped_at_ns() const;
   void MarkStopped();
@@ -48,13 +49,13 @@ class PluginClient {
 
  private:
   struct Grpc;
-  // kUnavailable once stopped.
+  // kUnavailable if it is stopped.
   Result<std::shared_ptr<Grpc>> Connection() const;
 
   const std::string resource_;
   const std::string socket_;
   mutable std::mutex mutex_;
-  std::shared_ptr<Grpc> grpc_;  // None: closed.
+  std::shared_ptr<Grpc> grpc_;  // Null if closed.
   std::optional<int64_t> stopped_at_ns_;
 };
 

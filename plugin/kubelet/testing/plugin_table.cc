@@ -30,7 +30,7 @@ Result<void> PluginTable::Connect(const std::string& resource, const std::string
   if (!options_.known_by_resource_alone) {
     auto& connected = connected_[resource];
     if (connected.contains(socket)) {
-      // It also forgets the client that is connected, so nothing takes that out of the list again.
+      // It also forgets the connected client, so nothing removes that from the list later.
       std::erase_if(clients_[resource], [&](const auto& item) { return item->socket() == socket; });
       return Fail(Code::kInternal, Concat("device plugin already connected: ", socket));
     }
@@ -67,7 +67,7 @@ void PluginTable::Run(const std::shared_ptr<PluginClient>& client) {
                       [this] { return closing_; });
     if (closing_) return;
   }
-  // The kubelet looks its client up again instead of taking the one whose stream ended.
+  // The kubelet looks its client up again instead of using the one whose stream ended.
   const auto known = Find(client->resource(), client->socket());
   if (known) Disconnect(known);
 }
@@ -101,7 +101,7 @@ void PluginTable::Disconnect(const std::shared_ptr<PluginClient>& client) {
     if (endpoint == endpoints_.end()) return;
     auto& connected = connected_[client->resource()];
     if (options_.known_by_resource_alone) {
-      // Whichever registration it belongs to.
+      // Regardless of the registration to which it belongs.
       if (endpoint->second.client) endpoint->second.client->MarkStopped();
     } else {
       if (!connected.contains(client->socket())) return;
@@ -151,7 +151,7 @@ void PluginTable::CloseAll() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
-    // Also those that a newer registration took the place of: their streams can still be open.
+    // Also those that a newer registration has replaced: their streams can still be open.
     for (const auto& client : running_) client->Close();
     for (const auto& [resource, endpoint] : endpoints_) {
       if (endpoint.client) endpoint.client->Close();

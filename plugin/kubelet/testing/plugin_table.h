@@ -1,5 +1,5 @@
-// The plugins that a scripted kubelet knows: registrations, their streams, and what becomes of the
-// devices when one ends, in the order in which kubelets do these things.
+// The plugins that a scripted kubelet knows: registrations, their streams, and what happens to the
+// devices when a stream ends, in the order in which kubelets do these things.
 //
 // Threads: any.
 #pragma once
@@ -31,26 +31,26 @@ class PluginTable {
     int64_t grace_ms = 300'000;
   };
   struct Endpoint {
-    std::shared_ptr<PluginClient> client;  // None: read back from the checkpoint, not registered.
+    std::shared_ptr<PluginClient> client;  // Null: read from the checkpoint, not registered.
     PluginClient::PluginOptions options;
   };
 
   PluginTable(Options options, DeviceBook* book) : options_(options), book_(book) {}
   ~PluginTable() { CloseAll(); }
 
-  // What Register does: dial, ask for options, start a stream.
+  // What Register does: connects, requests the options, and starts a stream.
   Result<void> Connect(const std::string& resource, const std::string& socket);
   std::optional<Endpoint> Find(const std::string& resource) const;
   // Drops what has been stopped for longer than the grace.
   void DropExpired();
-  // The process ends: all connections close, and nothing is noticed of that.
+  // The process ends: all connections close, and nothing reacts to that.
   void CloseAll();
   // A new process read the checkpoint.
   void Restart();
 
   void LoseStreams(int count);
   void DropStream(const std::string& resource);
-  // Takes the resource for stopped, though its stream is open.
+  // Treats the resource as stopped, although its stream is open.
   void Forget(const std::string& resource);
 
   uint64_t registrations(const std::string& resource) const;
@@ -78,12 +78,12 @@ class PluginTable {
   uint64_t changes_ = 0;
   bool closing_ = false;
   int lost_streams_ = 0;
-  std::map<std::string, std::vector<std::shared_ptr<PluginClient>>> clients_;  // By resource.
-  std::map<std::string, Endpoint> endpoints_;  // By resource: whom it calls.
-  // By resource and socket, where plugins are not known by their resource alone.
+  std::map<std::string, std::vector<std::shared_ptr<PluginClient>>> clients_;  // Keyed by resource.
+  std::map<std::string, Endpoint> endpoints_;  // Keyed by resource; the endpoint that is called.
+  // Keyed by resource and socket, if plugins are not identified by their resource alone.
   std::map<std::string, std::map<std::string, Endpoint>> connected_;
   std::map<std::string, Counts> counts_;
-  std::vector<std::shared_ptr<PluginClient>> running_;  // Whose streams were started.
+  std::vector<std::shared_ptr<PluginClient>> running_;  // Those whose streams were started.
   std::list<std::thread> threads_;
 };
 

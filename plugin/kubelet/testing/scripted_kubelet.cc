@@ -25,7 +25,7 @@ namespace {
 
 constexpr char kCheckpoint[] = "kubelet_internal_checkpoint";
 
-// As golang.org/x/time/rate.
+// Like golang.org/x/time/rate.
 class RateLimit {
  public:
   RateLimit(double qps, double burst) : qps_(qps), burst_(burst), tokens_(burst) {}
@@ -79,7 +79,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     grpc::ServerBuilder builder;
     builder.RegisterService(static_cast<::v1beta1::Registration::Service*>(this));
     builder.RegisterService(static_cast<::v1::PodResourcesLister::Service*>(this));
-    // In gRPC a server without a queue of its own and without ports needs neither.
+    // In gRPC, a server with neither a queue of its own nor ports does not need them.
     server_ = builder.BuildAndStart();
     return Serve();
   }
@@ -173,7 +173,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
         continue;
       const bool started = StartContainer(uid, container).has_value();
       all = all && started;
-      // What comes after an init container waits for it.
+      // What follows an init container waits for it.
       if (!started && container.role != Role::kApp) return false;
     }
     return all;
@@ -348,7 +348,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     container.message = message;
   }
 
-  // One pod after the other, containers in order. A failure is the pod's end.
+  // One pod after the other, containers in order. A failure ends the pod.
   void Admit(const std::string& uid) {
     const std::lock_guard one_at_a_time(admission_);
     const std::optional<PodSpec> spec = SpecOf(uid);
@@ -381,7 +381,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     bool updated = false;
     for (const std::string& resource : Order(container)) {
       const size_t count = container.limits.at(resource);
-      // Extended resources that the node does not have are the scheduler's business.
+      // Extended resources that the node does not have are left to the scheduler.
       if (!book_.IsKnown(resource)) continue;
       if (!std::exchange(updated, true)) UpdateAllocated();
       const auto prefer = [&](const Ids& available, const Ids& must) -> Result<Ids> {
@@ -408,7 +408,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     return {};
   }
 
-  // A container's resources are a Go map.
+  // In the kubelet, a container's resources are a Go map.
   std::vector<std::string> Order(const ContainerSpec& container) {
     Ids resources;
     for (const auto& [resource, count] : container.limits) resources.insert(resource);
@@ -445,7 +445,8 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     if (!endpoint)
       return Fail(Code::kUnavailable,
                   Concat("endpoint not found in cache for a registered resource: ", resource));
-    // Not registered again since the kubelet's start: nobody knows that it wants the call.
+    // Not registered again since the kubelet's start: the kubelet does not know that the call is
+    // required.
     if (!endpoint->client || !endpoint->options.pre_start) return {};
     if (!ids)
       return Fail(Code::kUnavailable, Concat("no devices found allocated in local cache for "
@@ -469,7 +470,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
   mutable std::mutex mutex_;
   std::condition_variable pods_changed_;
   uint64_t last_uid_ = 0;
-  std::vector<std::string> order_;  // Of creation.
+  std::vector<std::string> order_;  // In order of creation.
   std::map<std::string, Known> pods_;
   std::set<std::string> active_;
   bool sources_ready_ = true;
