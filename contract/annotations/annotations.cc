@@ -28,7 +28,7 @@ bool HasPartOf(std::string_view path, std::string_view part) {
   return false;
 }
 
-// Reads the entry of one annotation; errors go to the list, the value to where it belongs.
+// Reads the entry of one annotation. Errors go to the list, the value goes to its place in the pod.
 class EntryReader : public FieldReader {
  public:
   EntryReader(const AnnotationEntry& entry, const ParseOptions& options, ErrorList& errors)
@@ -42,7 +42,8 @@ class EntryReader : public FieldReader {
   void UnknownKey(const YamlNode& key, std::string_view path) override;
   void Add(ConfigError error, std::string_view field, std::string reason, std::string example);
   void FailKey(std::string reason, std::string_view nearest);
-  // What follows the prefix of the key; false: it is no name, and that is said.
+  // Reads what follows the prefix of the key. Returns false, after reporting an error, if it is not
+  // a valid name.
   bool Name(std::string_view prefix, std::string_view what, std::string_view example,
             std::string& name);
   std::string Container(std::string_view wanted = {}) const;
@@ -83,13 +84,13 @@ void EntryReader::Report(const YamlNode& at, std::string_view field, std::string
   Add(entry_.origin.At(at.line, at.column), field, std::move(reason), std::move(example));
 }
 
-// The key itself is wrong: the example has another one.
+// Reports that the key itself is wrong; the example shows a different key.
 void EntryReader::FailKey(std::string reason, std::string_view nearest) {
   Add(entry_.key_origin.At(entry_.key_line, entry_.key_column), "", std::move(reason),
       AnnotationExample(nearest, "", Container()));
 }
 
-// A container of the pod for an example: the nearest to `wanted`, else the first.
+// A container of the pod for an example: the one nearest to `wanted`, or the first.
 std::string EntryReader::Container(std::string_view wanted) const {
   if (!options_.containers || options_.containers->empty()) return "trainer";
   if (wanted.empty() || errors_.full()) return options_.containers->front();
@@ -98,7 +99,7 @@ std::string EntryReader::Container(std::string_view wanted) const {
   return std::string(Nearest(wanted, all));
 }
 
-// Empty: it may be named.
+// Why the container may not be named; empty if it may.
 std::string EntryReader::WhyNot(const std::string& container) const {
   if (!options_.containers || std::ranges::count(*options_.containers, container) > 0 ||
       std::ranges::count(options_.more_containers, container) > 0) {
@@ -141,11 +142,11 @@ void EntryReader::Private(PodSpec& pod) {
   const std::string container = entry_.key.substr(kPrivatePrefix.size());
   const auto nearest = [&] { return Concat(kPrivatePrefix, Container(container)); };
   if (!IsDnsLabel(container)) {
-    return FailKey(Concat(Quote(container),
-                          " is not a container's name (lower case letters, "
-                          "digits and '-', at most ",
-                          limits::kNameBytes, ")"),
-                   nearest());
+    return FailKey(
+        Concat(Quote(container),
+               " is not a valid container name (lower case letters, digits and '-', at most ",
+               limits::kNameBytes, ")"),
+        nearest());
   }
   if (const std::string why = WhyNot(container); !why.empty()) return FailKey(why, nearest());
   if (const auto bytes = Bytes(entry_.value, "")) pod.private_bytes[container] = *bytes;
@@ -156,7 +157,7 @@ void EntryReader::Cpu(PodSpec& pod) {
   if (text == nullptr) return;
   const auto millis = ParseMilliCpus(*text);
   if (!millis) return Fail(entry_.value, "", millis.error());
-  if (*millis == 0) return Fail(entry_.value, "", "is zero");
+  if (*millis == 0) return Fail(entry_.value, "", "is zero; must be greater than zero");
   pod.sidecar.cpu_millis = *millis;
 }
 
@@ -164,10 +165,11 @@ bool EntryReader::Name(std::string_view prefix, std::string_view what, std::stri
                        std::string& name) {
   name = entry_.key.substr(prefix.size());
   if (IsDnsLabel(name)) return true;
-  FailKey(Concat(Quote(name), " is not a ", what,
-                 "'s name (lower case letters, digits and '-', not first or last, at most ",
-                 limits::kNameBytes, ")"),
-          Concat(prefix, example));
+  FailKey(
+      Concat(Quote(name), " is not a valid ", what,
+             " name (lower case letters, digits and '-', which may not be first or last, at most ",
+             limits::kNameBytes, ")"),
+      Concat(prefix, example));
   return false;
 }
 
@@ -213,7 +215,7 @@ void EntryReader::Field(const YamlNode& key, const YamlNode& value, BufferSpec& 
   }
 }
 
-// Of the map of a buffer or signal.
+// Reports an unknown key in the map of a buffer or signal.
 void EntryReader::UnknownKey(const YamlNode& key, std::string_view /*path*/) {
   std::vector<std::string_view> names;
   const bool buffer = entry_.key.starts_with(kBuffersPrefix);
@@ -241,8 +243,7 @@ void EntryReader::Signal(PodSpec& pod) {
   } else if (kind != YamlNode::Kind::kNull) {
     Fail(entry_.value, "",
          Concat("is ", YamlKindName(kind),
-                "; write nothing, \"\", or a map of writers and "
-                "containers"));
+                "; write nothing, \"\", or a map of writers and containers"));
   }
   pod.signals.push_back(std::move(signal));
 }
@@ -266,28 +267,27 @@ void EntryReader::File(const YamlNode& value, BufferSpec& buffer) {
     return Fail(value, "file", Concat("is longer than ", kFileBytes, " bytes"));
   }
   if (absolute && !options_.allow_absolute_file) {
-    return Fail(value, "file",
-                Concat(shown,
-                       " is absolute; write <volume>/<path> with a volume of "
-                       "the pod"));
+    return Fail(
+        value, "file",
+        Concat(shown, " is an absolute path; write <volume>/<path> with a volume of the pod"));
   }
   if (!absolute && (slash == std::string::npos || !IsDnsLabel(text->substr(0, slash)))) {
-    return Fail(value, "file", Concat(shown, " does not begin with a volume's name and '/'"));
+    return Fail(value, "file", Concat(shown, " does not begin with the name of a volume and '/'"));
   }
   const std::string_view path = std::string_view(*text).substr(slash + 1);
   if (path.empty() || path.ends_with('/')) {
-    return Fail(value, "file", Concat(shown, " names no file"));
+    return Fail(value, "file", Concat(shown, " does not name a file"));
   }
   if (HasPartOf(path, "..") || HasPartOf(path, ".") || HasPartOf(path, "")) {
     return Fail(value, "file", Concat(shown, " has an empty part, '.' or '..' in its path"));
   }
   if (path.find('\n') != std::string_view::npos) {
-    return Fail(value, "file", Concat(shown, " has a line break"));
+    return Fail(value, "file", Concat(shown, " contains a line break"));
   }
   buffer.file = *text;
 }
 
-// What fits each field but not the others.
+// Checks rules that involve more than one field.
 void EntryReader::CheckTogether(const BufferSpec& buffer) {
   const YamlNode* access = Value("access");
   const YamlNode* writers = Value("writers");
@@ -296,18 +296,19 @@ void EntryReader::CheckTogether(const BufferSpec& buffer) {
     const std::string example =
         Concat(entry_.key, ": '{size: 8Gi, access: read-only, file: models/weights.bin}'");
     if (Value("file") == nullptr && Value("loads") == nullptr) {
-      Fail(*access, "access", "read-only without file or loads would stay empty for ever", example);
+      Fail(*access, "access",
+           "a read-only buffer without file or loads would stay empty indefinitely", example);
     } else if (Value("file") == nullptr && !buffer.loads && Value("loads")->text == "false") {
       Fail(*access, "access",
-           "read-only without file and with loads: false would stay empty for "
-           "ever",
+           "a read-only buffer without file and with loads: false would stay empty indefinitely",
            example);
     }
     if (writers != nullptr) {
-      Fail(*writers, "writers", "nobody writes a read-only buffer", example);
+      Fail(*writers, "writers", "must not be set: a read-only buffer has no writers", example);
     }
     if (on_exit != nullptr) {
-      Fail(*on_exit, "on-writer-exit", "a read-only buffer has no writer", example);
+      Fail(*on_exit, "on-writer-exit", "must not be set: a read-only buffer has no writers",
+           example);
     }
   }
   CheckWriters(buffer.containers, buffer.writers);
@@ -319,17 +320,18 @@ void EntryReader::CheckWriters(const std::vector<std::string>& containers,
   if (written == nullptr || containers.empty()) return;
   for (size_t i = 0; i < written->items.size(); ++i) {
     const std::string& name = written->items[i].text;
-    if (std::ranges::find(writers, name) == writers.end()) continue;  // Bad anyway.
+    // Already reported as invalid.
+    if (std::ranges::find(writers, name) == writers.end()) continue;
     if (std::ranges::find(containers, name) != containers.end()) continue;
     const bool buffer = entry_.key.starts_with(kBuffersPrefix);
     Fail(written->items[i], Concat("writers[", i, "]"),
-         Concat(Quote(name), " may not attach: it is not in containers"),
+         Concat(Quote(name), " may not attach: it is not listed in containers"),
          Concat(entry_.key, ": '{", buffer ? "size: 8Gi, " : "", "containers: [", name,
                 "], writers: [", name, "]}'"));
   }
 }
 
-// 1 GiB for each container that attaches to anything, unless the pod says otherwise.
+// Adds 1 GiB for each container that attaches to anything, unless the pod says otherwise.
 void AddDefaultPrivate(PodSpec& pod, const std::vector<std::string>& containers) {
   for (const std::string& container : containers) {
     const auto meant = [&](const auto& spec) { return spec.MayAttach(container); };
@@ -349,7 +351,7 @@ void AddDefaultPrivate(PodSpec& pod, const std::vector<std::string>& containers)
   std::ranges::for_each(pod.signals, add_named);
 }
 
-// Buffers and signals are one name space, in which each has a place in the registry.
+// Buffers and signals share one name space, and each takes one place in the registry.
 void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, ErrorList& errors) {
   const auto fail = [&](const AnnotationEntry& at, std::string reason, std::string example) {
     ConfigError error = at.key_origin.At(at.key_line, at.key_column);
@@ -366,7 +368,7 @@ void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, Er
     const std::string name = entry.key.substr(kSignalsPrefix.size());
     if (pod.Find(name) == nullptr) continue;
     constexpr std::string_view kEnd = "-ready";
-    fail(entry, Concat("a buffer has this name: ", kBuffersPrefix, name),
+    fail(entry, Concat("a buffer already has this name: ", kBuffersPrefix, name),
          AnnotationExample(
              Concat(kSignalsPrefix, name.substr(0, limits::kNameBytes - kEnd.size()), kEnd), "",
              ""));
@@ -375,9 +377,9 @@ void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, Er
     if (there <= most) return;
     fail(*last, Concat(there, what, most), AnnotationExample(last->key, "", ""));
   };
-  too_many(pod.signals.size(), " signals, at most ", kMostSignals);
-  too_many(pod.buffers.size() + pod.signals.size(), " buffers and signals, at most ",
-           limits::kBuffers);
+  too_many(pod.signals.size(), " signals are declared; a pod may have at most ", kMostSignals);
+  too_many(pod.buffers.size() + pod.signals.size(),
+           " buffers and signals are declared; a pod may have at most ", limits::kBuffers);
 }
 
 }  // namespace

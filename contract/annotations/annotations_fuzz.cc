@@ -1,6 +1,6 @@
-// Goal: no text crashes the parser, makes it throw or yields a specification that breaks its own
-// promises. Method: each input is taken as the environment's map, as the value of one annotation
-// and as a quantity; what parses is checked against the header's contract.
+// Goal: no text crashes the parser, makes it throw, or yields a specification that breaks the
+// parser's contract. Method: each input is parsed as the environment's map, as the value of one
+// annotation and as a quantity. Every result is checked against the header's contract.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

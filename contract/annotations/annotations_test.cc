@@ -92,7 +92,7 @@ TEST(AnnotationsTest, ReadsSignals) {
   EXPECT_EQ(PoolBytes(*pod), kGiB) << "they take no GPU memory";
 }
 
-// A container that only waits runs kernels behind what it waits for: it gets the GPU.
+// A container that only waits for a signal then runs kernels, so it gets the GPU too.
 TEST(AnnotationsTest, WhoMayOpenASignalAttaches) {
   const auto pod =
       ParseAnnotations({{"signals.gpushm.io/frame", "{containers: [decoder, model]}"}}, kPod);
@@ -113,7 +113,7 @@ TEST(AnnotationsTest, PrivateBytesOnlyForContainersThatAttach) {
   EXPECT_FALSE(ParseAnnotations({}, kPod)->AsksForSidecar());
 }
 
-// Goal: the webhook, which has the metadata, and the broker, which has the environment, agree.
+// Goal: the webhook, which reads the metadata, and the broker, which reads the environment, agree.
 TEST(AnnotationsTest, EnvironmentAndMetadataAgree) {
   const auto metadata =
       ParseAnnotations({{"buffers.gpushm.io/w", "{size: 1.5Gi, writers: [model]}"},
@@ -151,7 +151,8 @@ TEST(AnnotationsTest, NamesAtTheirLimits) {
   signals["signals.gpushm.io/one-more"] = "";
   const auto refused = ParseAnnotations(signals);
   ASSERT_FALSE(refused);
-  EXPECT_NE(refused.error().what().find("1025 signals, at most 1024"), std::string::npos)
+  EXPECT_NE(refused.error().what().find("1025 signals are declared; a pod may have at most 1024"),
+            std::string::npos)
       << refused.error().ToString();
 }
 
@@ -187,7 +188,7 @@ TEST(SizingTest, SaysWhatIsAskedAndWhatIsThere) {
   const auto fits = CheckFits(*pod, 79 * kGiB, "GPU 0");
   ASSERT_FALSE(fits);
   EXPECT_EQ(fits.error().code(), Code::kExhausted);
-  EXPECT_NE(fits.error().what().find("asks for 83Gi"), std::string::npos);
+  EXPECT_NE(fits.error().what().find("requests 83Gi"), std::string::npos);
   EXPECT_NE(fits.error().what().find("GPU 0 has 79Gi"), std::string::npos);
 }
 

@@ -1,4 +1,4 @@
-// Inside of the parser: a pod's annotations once they are keys with values.
+// Internal to the parser: a pod's annotations as keys and parsed values.
 #pragma once
 
 #include <span>
@@ -14,19 +14,20 @@ namespace gpushm::config {
 
 struct AnnotationEntry {
   std::string key;
-  Origin key_origin;  // Where the key is.
+  Origin key_origin;  // The place of the key.
   int key_line = 0;
   int key_column = 0;
-  Origin origin;  // Of the value.
+  Origin origin;  // The place of the value.
   YamlNode value;
 };
 
-// `key: value` for messages, with a container of the pod in it. `field`: of a buffer's or signal's
-// map.
+// `key: value` for messages, with the name of a container of the pod in it. `field` is a field in
+// the map of a buffer or signal.
 std::string AnnotationExample(std::string_view key, std::string_view field,
                               std::string_view container);
 
-// Reads what is ours of `entries`; `duplicate` keys were dealt with before.
+// Reads the entries whose keys belong to gpushm. `entries` has no duplicate keys; the caller has
+// reported them.
 PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,
                         ErrorList& errors);
 

@@ -1,7 +1,7 @@
-// Goal: every kind of mistake is found at its place, explained, and answered with an example that
-// is right. Method: a table of malformed configurations; each says the line, the column, the field
-// and a part of the reason that must come out. Of every error of every case the example is parsed,
-// and put into the configuration in place of what was wrong.
+// Goal: every kind of mistake is found at its place, explained, and answered with a correct
+// example. Method: a table of malformed configurations. Each case gives the line, the column, the
+// field and a part of the expected reason. The example of every error must parse, also when it
+// replaces the wrong text in the configuration.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,9 +56,9 @@ std::vector<Case> QuantityCases() {
   add("0Gi", "is zero");
   add("-1Gi", "is negative");
   add("-0", "is negative");
-  add("0.1", "whole bytes");
-  add("1.0001Ki", "whole bytes");
-  add("1e-1", "whole bytes");
+  add("0.1", "whole number of bytes");
+  add("1.0001Ki", "whole number of bytes");
+  add("1e-1", "whole number of bytes");
   add("400m", "fractions of a byte");
   add("5u", "fractions of a byte");
   add("65Ti", "at most 64Ti");
@@ -66,7 +66,7 @@ std::vector<Case> QuantityCases() {
   add("1e99999999999", "at most 64Ti");
   add("18446744073709551616", "at most 64Ti");
   add("99999999999999999999999999999999999999", "at most 64Ti");
-  // The comma and the brace end a value inside of a flow map.
+  // A comma or a brace ends a value inside a flow map.
   std::erase_if(cases, [](const Case& c) { return c.text == "{size: 1,5Gi}"; });
   return cases;
 }
@@ -88,8 +88,8 @@ std::vector<Case> MapCases() {
        "nearest is on-writer-exit"},
       {kB, "{size: 1Gi, Access: one-writer}", 1, 13, "Access", "nearest is access"},
       {kB, "{size: 1Gi, <<: {loads: true}}", 1, 13, "<<", "unknown key"},
-      {kB, "{size: 1Gi, size: 2Gi}", 1, 13, "", "there twice"},
-      {kB, "size: 1Gi\nloads: true\nsize: 2Gi\n", 3, 1, "", "there twice"},
+      {kB, "{size: 1Gi, size: 2Gi}", 1, 13, "", "duplicate key"},
+      {kB, "size: 1Gi\nloads: true\nsize: 2Gi\n", 3, 1, "", "duplicate key"},
       {kB, "{size: 1Gi, generations: 0}", 1, 26, "generations", "from 1 to 16"},
       {kB, "{size: 1Gi, generations: 17}", 1, 26, "generations", "from 1 to 16"},
       {kB, "{size: 1Gi, generations: two}", 1, 26, "generations", "from 1 to 16"},
@@ -104,9 +104,9 @@ std::vector<Case> MapCases() {
       {kB, "{size: 1Gi, access: read-only}", 1, 21, "access", "without file or loads"},
       {kB, "{size: 1Gi, access: read-only, loads: false}", 1, 21, "access", "loads: false"},
       {kB, "{size: 1Gi, access: read-only, loads: true, writers: [model]}", 1, 54, "writers",
-       "nobody"},
+       "a read-only buffer has no writers"},
       {kB, "{size: 1Gi, access: read-only, loads: true, on-writer-exit: keep}", 1, 61,
-       "on-writer-exit", "no writer"},
+       "on-writer-exit", "a read-only buffer has no writers"},
       {kB, "{size: 1Gi, on-writer-exit: keeep}", 1, 29, "on-writer-exit", "nearest is keep"},
       {kB, "{size: 1Gi, on-writer-exit: }", 1, 13, "on-writer-exit", "no value"},
       {kB, "{size: 1Gi, writers: model}", 1, 22, "writers", "is text, not a list"},
@@ -114,23 +114,23 @@ std::vector<Case> MapCases() {
       {kB, "{size: 1Gi, writers: }", 1, 13, "writers", "no value"},
       {kB, "{size: 1Gi, writers: {model: 1}}", 1, 22, "writers", "is a map"},
       {kB, "{size: 1Gi, writers: [modle]}", 1, 23, "writers[0]", "nearest is \"model\""},
-      {kB, "{size: 1Gi, writers: [model, model]}", 1, 30, "writers[1]", "there twice"},
+      {kB, "{size: 1Gi, writers: [model, model]}", 1, 30, "writers[1]", "listed twice"},
       {kB, "{size: 1Gi, writers: [model, [sink]]}", 1, 30, "writers[1]", "is a list"},
-      {kB, "{size: 1Gi, writers: [Model]}", 1, 23, "writers[0]", "not a container's name"},
+      {kB, "{size: 1Gi, writers: [Model]}", 1, 23, "writers[0]", "not a valid container name"},
       {kB, "size: 1Gi\nwriters:\n- model\n-\n", 5, 1, "writers[1]", "no value"},
       {kB, "size: 1Gi\ncontainers:\n- model\n- snik\n", 4, 3, "containers[1]",
        "nearest is \"sink\""},
       {kB, "{size: 1Gi, containers: []}", 1, 25, "containers", "empty list"},
       {kB, "{size: 1Gi, containers: [model], writers: [model, sink]}", 1, 51, "writers[1]",
-       "not in containers"},
-      {kB, "{size: 1Gi, file: weights.bin}", 1, 19, "file", "volume's name"},
-      {kB, "{size: 1Gi, file: /models/weights.bin}", 1, 19, "file", "is absolute"},
-      {kB, "{size: 1Gi, file: models/}", 1, 19, "file", "names no file"},
-      {kB, "{size: 1Gi, file: models/a/}", 1, 19, "file", "names no file"},
+       "not listed in containers"},
+      {kB, "{size: 1Gi, file: weights.bin}", 1, 19, "file", "begin with the name of a volume"},
+      {kB, "{size: 1Gi, file: /models/weights.bin}", 1, 19, "file", "is an absolute path"},
+      {kB, "{size: 1Gi, file: models/}", 1, 19, "file", "does not name a file"},
+      {kB, "{size: 1Gi, file: models/a/}", 1, 19, "file", "does not name a file"},
       {kB, "{size: 1Gi, file: models/../etc/shadow}", 1, 19, "file", "'..'"},
       {kB, "{size: 1Gi, file: models/./a}", 1, 19, "file", "'.'"},
       {kB, "{size: 1Gi, file: models//a}", 1, 19, "file", "empty part"},
-      {kB, "{size: 1Gi, file: Models/a}", 1, 19, "file", "volume's name"},
+      {kB, "{size: 1Gi, file: Models/a}", 1, 19, "file", "begin with the name of a volume"},
       {kB, "{size: 1Gi, file: \"models/a\\nb\"}", 1, 19, "file", "line break"},
       {kB, "{size: 1Gi, file: models/" + Long(1100) + "}", 1, 19, "file", "longer than 1024"},
       {kB, "{size: 1Gi, file: }", 1, 13, "file", "no value"},
@@ -162,8 +162,8 @@ std::vector<Case> YamlCases() {
       {kB, "{? [size] : 1}", 1, 4, "", "must be text"},
       {kB, "{: 1}", 1, 2, "", "must be text"},
       // yaml-cpp sees a map in each list whose item could be a key.
-      {kB, Long(20, '['), 1, 7, "", "inside each other"},
-      {kB, Long(100000, '['), 1, 7, "", "inside each other"},
+      {kB, Long(20, '['), 1, 7, "", "nested maps and lists"},
+      {kB, Long(100000, '['), 1, 7, "", "nested maps and lists"},
       {kB, Long(300000), 1, 1, "", "at most 262144"},
       {kB, "\"8Gi", 1, 5, "", "not valid YAML"},
       {kB, "size: 1Gi\n loads: true\n", 2, 7, "", "not valid YAML"},
@@ -186,14 +186,14 @@ std::vector<Case> KeyCases() {
       {"sidecar.gpushm.io/", "1", 0, 0, "", "unknown key"},
       {"x.y.gpushm.io/a", "1", 0, 0, "", "unknown key"},
       {"gpushm.io/" + Long(5000), "1", 0, 0, "", "unknown key"},
-      {"buffers.gpushm.io/", "8Gi", 0, 0, "", "not a buffer's name"},
-      {"buffers.gpushm.io/-a", "8Gi", 0, 0, "", "not a buffer's name"},
-      {"buffers.gpushm.io/a_b", "8Gi", 0, 0, "", "not a buffer's name"},
-      {"buffers.gpushm.io/a.b", "8Gi", 0, 0, "", "not a buffer's name"},
-      {"buffers.gpushm.io/a/b", "8Gi", 0, 0, "", "not a buffer's name"},
-      {"buffers.gpushm.io/" + Long(64), "8Gi", 0, 0, "", "not a buffer's name"},
+      {"buffers.gpushm.io/", "8Gi", 0, 0, "", "not a valid buffer name"},
+      {"buffers.gpushm.io/-a", "8Gi", 0, 0, "", "not a valid buffer name"},
+      {"buffers.gpushm.io/a_b", "8Gi", 0, 0, "", "not a valid buffer name"},
+      {"buffers.gpushm.io/a.b", "8Gi", 0, 0, "", "not a valid buffer name"},
+      {"buffers.gpushm.io/a/b", "8Gi", 0, 0, "", "not a valid buffer name"},
+      {"buffers.gpushm.io/" + Long(64), "8Gi", 0, 0, "", "not a valid buffer name"},
       {"private.gpushm.io/modle", "1Gi", 0, 0, "", "nearest is \"model\""},
-      {"private.gpushm.io/A", "1Gi", 0, 0, "", "not a container's name"},
+      {"private.gpushm.io/A", "1Gi", 0, 0, "", "not a valid container name"},
       {"private.gpushm.io/model", "1GB", 1, 1, "", "(write 1Gi or 1G)"},
       {"private.gpushm.io/model", "{size: 1Gi}", 1, 1, "", "is a map"},
       {"private.gpushm.io/model", "", 1, 1, "", "no value"},
@@ -206,7 +206,7 @@ std::vector<Case> KeyCases() {
       {"sidecar.gpushm.io/cpu", "0", 1, 1, "", "is zero"},
       {"sidecar.gpushm.io/cpu", "0.0001", 1, 1, "", "thousandth"},
       {"sidecar.gpushm.io/cpu", "5000", 1, 1, "", "at most 1000"},
-      {"sidecar.gpushm.io/cpu", "half", 1, 1, "", "write for example 250m"},
+      {"sidecar.gpushm.io/cpu", "half", 1, 1, "", "write, for example, 250m"},
       {"sidecar.gpushm.io/memory", "0", 1, 1, "", "is zero"},
       {"sidecar.gpushm.io/memory", "64MB", 1, 1, "", "(write 64Mi or 64M)"},
   };
@@ -222,9 +222,10 @@ std::vector<Case> SignalCases() {
       {key, "{writers: model}", 1, 11, "writers", "is text, not a list"},
       {key, "{writers: []}", 1, 11, "writers", "empty list"},
       {key, "{containers: [modle]}", 1, 15, "containers[0]", "nearest is \"model\""},
-      {key, "{writers: [sink], containers: [model]}", 1, 12, "writers[0]", "not in containers"},
-      {"signals.gpushm.io/", "", 0, 0, "", "not a signal's name"},
-      {"signals.gpushm.io/Ready", "", 0, 0, "", "not a signal's name"},
+      {key, "{writers: [sink], containers: [model]}", 1, 12, "writers[0]",
+       "not listed in containers"},
+      {"signals.gpushm.io/", "", 0, 0, "", "not a valid signal name"},
+      {"signals.gpushm.io/Ready", "", 0, 0, "", "not a valid signal name"},
       {"signal.gpushm.io/ready", "", 0, 0, "", "nearest is signals.gpushm.io/ready"},
   };
 }
@@ -242,7 +243,7 @@ std::vector<ConfigError> Errors(const Case& c) {
   return pod ? std::vector<ConfigError>{} : pod.error();
 }
 
-// The example as an annotation of the case's pod.
+// Uses the example as an annotation of the case's pod.
 void ExpectAnnotationExampleParses(const ConfigError& error) {
   const auto pod = ParseBuffersEnvironment(error.example, kPod);
   EXPECT_TRUE(pod) << error.example << "\n" << pod.error().ToString();
@@ -283,7 +284,7 @@ TEST(AnnotationErrorsTest, EachExampleIsRightInThePlaceOfTheMistake) {
   }
 }
 
-// The table's example of `key`, of a pod that has a container "trainer".
+// The table's example of `key`, for a pod that has a container "trainer".
 std::string ExampleOf(const KeyInfo& key) {
   std::string example(key.example);
   const size_t at = example.find("$container");
@@ -291,8 +292,8 @@ std::string ExampleOf(const KeyInfo& key) {
   return example;
 }
 
-// Goal: no key is documented, accepted and then ignored. Method: with the table's example of it the
-// result is another one than without.
+// Goal: no key is documented and accepted but then ignored. Method: the table's example of a key
+// must change the result.
 TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
   for (const KeyInfo& key : AnnotationKeys()) {
     std::string name(key.name);
@@ -325,7 +326,7 @@ TEST(AnnotationErrorsTest, AMultitudeOfErrorsIsCut) {
   const auto pod = ParseAnnotationsOrErrors({{kB, text + "]}"}}, kPod);
   ASSERT_FALSE(pod);
   ASSERT_EQ(pod.error().size(), kErrorsKept + 1);
-  // A list ends where a pod's containers do.
+  // A list is read only up to the limit of a pod's containers.
   EXPECT_EQ(pod.error().back().reason,
             Concat("and ", limits::kContainers + 1 - kErrorsKept, " more errors"));
 }

@@ -1,5 +1,5 @@
-// The table of a pod's annotations: the one place from which suggestions for unknown keys, the
-// examples in error messages and docs/reference/annotations.md come.
+// The table of a pod's annotations. Suggestions for unknown keys, the examples in error messages
+// and docs/reference/annotations.md all come from it.
 #pragma once
 
 #include <span>
@@ -13,7 +13,7 @@
 
 namespace gpushm::config {
 
-// Keys of a pod's annotations; a name that ends in '/' is a family.
+// Keys of a pod's annotations. A name that ends in '/' is a family of keys.
 std::span<const KeyInfo> AnnotationKeys();
 // Keys in the map of a buffer.
 std::span<const KeyInfo> BufferKeys();
@@ -30,12 +30,12 @@ inline constexpr std::string_view kSidecarCpuKey = "sidecar.gpushm.io/cpu";
 inline constexpr std::string_view kSidecarMemoryKey = "sidecar.gpushm.io/memory";
 inline constexpr std::string_view kStatusKey = "gpushm.io/status";
 
-// Whether an annotation's key is under a domain that ends in gpushm.io, in any case of letters:
-// also buffers-gpushm.io, which is a slip and nobody's domain.
+// Whether the domain of an annotation's key ends in gpushm.io, in upper or lower case. This
+// includes buffers-gpushm.io, which is a typing mistake and nobody's real domain.
 bool IsOurKey(std::string_view key);
 
-// The known annotation nearest to `key` by edit distance; a family keeps the name after the slash
-// where it is a valid one, and takes the one of the table's example otherwise.
+// The known annotation nearest to `key` by edit distance. A key of a family keeps the name after
+// the slash if it is valid, and otherwise gets the name from the table's example.
 std::string NearestAnnotation(std::string_view key);
 
 }  // namespace gpushm::config

@@ -50,9 +50,9 @@ Result<void> CheckFits(const PodSpec& pod, uint64_t card_bytes, std::string_view
   const uint64_t extra = RoundUp(pod.pool_extra_bytes, granularity);
   return Fail(
       Code::kExhausted,
-      Concat("the pod asks for ", FormatBytes(asked), " of one GPU (", FormatBytes(pool - extra),
+      Concat("the pod requests ", FormatBytes(asked), " of one GPU (", FormatBytes(pool - extra),
              " for buffers, ", FormatBytes(extra), " for pool-extra, ", FormatBytes(asked - pool),
-             " for its containers and loading), ", card, " has ", FormatBytes(card_bytes)),
+             " for its containers and loading), but ", card, " has ", FormatBytes(card_bytes)),
       "make buffers smaller or fewer, or lower private.gpushm.io/<container>");
 }
 

@@ -1,7 +1,8 @@
-// How many bytes of a GPU a pod takes, and how many device IDs that is. Used by the webhook (the
-// resource request), the broker (its pool) and tests; all agree because they ask here.
+// How many bytes of a GPU a pod takes, and how many device IDs that is. The webhook (for the
+// resource request), the broker (for its pool) and tests all use these functions, so their results
+// agree.
 //
-// Every sum saturates at UINT64_MAX, which no card has, instead of wrapping around.
+// Every sum saturates at UINT64_MAX, which no GPU has, instead of wrapping around.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +12,26 @@
 
 namespace gpushm::config {
 
-// What cuMemGetAllocationGranularity answers on every GPU so far; the driver rounds to it.
+// The result of cuMemGetAllocationGranularity on every GPU seen so far; the driver rounds up to it.
 inline constexpr uint64_t kGranularityBytes = uint64_t{2} << 20;
-// A process that loads makes a context (about 523 MiB on an H200) and staging buffers.
+// A process that loads needs a context (about 523 MiB on an H200) and staging buffers.
 inline constexpr uint64_t kLoaderBytes = uint64_t{1} << 30;
 
 // `granularity` is a power of two.
 uint64_t RoundUp(uint64_t bytes, uint64_t granularity);
 
-// Bytes of the buffers, all generations, and pool-extra: what the broker may allocate.
+// Bytes of all generations of the buffers and of pool-extra: what the broker may allocate.
 uint64_t PoolBytes(const PodSpec& pod, uint64_t granularity = kGranularityBytes);
 
-// PoolBytes, private bytes of the containers, and the loader where something loads: what the pod
-// takes of a GPU.
+// What the pod takes of a GPU: PoolBytes, the private bytes of the containers, and kLoaderBytes if
+// something is loaded.
 uint64_t NodeBytes(const PodSpec& pod, uint64_t granularity = kGranularityBytes);
 
-// Rounded up once. `unit_bytes` > 0.
+// Rounds up once. `unit_bytes` > 0.
 uint64_t Units(uint64_t bytes, uint64_t unit_bytes);
 
-// kExhausted, naming what is asked and what is there, where `pod` is more than a card that has
-// `card_bytes` to give; `card` names it in the message.
+// Fails with kExhausted if `pod` needs more than `card_bytes`, the memory that a GPU can give. The
+// message shows both numbers and names the GPU with `card`.
 Result<void> CheckFits(const PodSpec& pod, uint64_t card_bytes, std::string_view card,
                        uint64_t granularity = kGranularityBytes);
 

@@ -1,4 +1,4 @@
-"""Panels and dashboards in Grafana's JSON, as few words as a definition needs.
+"""Panels and dashboards in Grafana's JSON, from short definitions.
 
 In queries `{$` stands for the dashboard's selector: `sum(gpushm_kept_bytes{$})`,
 `gpushm_gpu_clocks_reduced{$, reason="hw_thermal"}`.
@@ -6,7 +6,7 @@ In queries `{$` stands for the dashboard's selector: `sum(gpushm_kept_bytes{$})`
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 TARGETS = 'cluster=~"$cluster", job=~"$job", instance=~"$instance"'
-VARIABLES = {  # name: (label, metric, label of the metric, what stands for all)
+VARIABLES = {  # name: (label, metric, label of the metric, the value for "all")
     "cluster": ("Cluster", "gpushm_build_info", ".*"),
     "job": ("Job", 'gpushm_build_info{cluster=~"$cluster"}', ".+"),
     "instance": ("Instance", 'gpushm_build_info{cluster=~"$cluster", job=~"$job"}', ".+"),
@@ -15,7 +15,7 @@ VARIABLES = {  # name: (label, metric, label of the metric, what stands for all)
     "gpu": ("GPU", f"gpushm_gpu_info{{{TARGETS}}}", ".*"),
 }
 LABEL_OF = {"gpu": "gpu_uuid"}
-# Of metrics that every program has: $job for all of them is any.
+# For metrics that every program has, where $job for all means any job.
 OURS = 'job=~"gpushm-(plugin|injector)"'
 PLUGINS = 'job="gpushm-plugin"'
 GOOD, WARN, BAD = "green", "orange", "red"
@@ -30,7 +30,7 @@ def steps(*pairs):
 
 
 def mapping(names):
-    """{0: ("sick", BAD)} -> what is shown in place of numbers."""
+    """{0: ("unhealthy", BAD)} -> the text that is shown instead of a number."""
     options = {str(value): {"text": text, "color": color, "index": index}
                for index, (value, (text, color)) in enumerate(names.items())}
     return [{"type": "value", "options": options}]
@@ -58,7 +58,7 @@ def stat(title, description, unit, query, width=4, **more):
 
 
 def zeros(title, description, metric, color):
-    """How many are 0; none should be."""
+    """The number of series that are 0; it should be none."""
     return stat(title, description, "none", f"count({metric} == 0)" + OR_NONE,
                 thresholds=steps(GOOD, (1, color)))
 

@@ -3,73 +3,81 @@
 from grafana import (BAD, GOOD, OR_NONE, OURS, WARN, dashboard, mapping, series, stat, steps, table,
                      timeline, zeros)
 
-HEALTH = {0: ("sick", BAD), 1: ("well", GOOD)}
+HEALTH = {0: ("unhealthy", BAD), 1: ("healthy", GOOD)}
 
 
 def fleet():
     return dashboard(
         "gpushm-fleet", "gpushm / Fleet",
-        "How much GPU memory the clusters have, who holds it, and what sharing saves.", [], [
+        "How much GPU memory the clusters have, which pods have it, and how much sharing saves.",
+        [], [
             stat("Saved by sharing",
-                 "What the buffers would take more if each attachment had its own copy.",
+                 "Additional memory that the buffers would need if each attachment had its own "
+                 "copy.",
                  "bytes", "sum(gpushm_gpu_memory_saved_by_sharing_bytes{$})"),
-            stat("Bound to pods", "Of all GPU memory that is advertised. At 90 % pods soon wait.",
+            stat("Bound to pods", "Share of all advertised GPU memory. At 90 % new pods will soon "
+                                  "wait.",
                  "percentunit", "sum(gpushm_gpu_memory_bound_bytes{$})"
                  " / sum(gpushm_gpu_memory_allocatable_bytes{$})", min=0, max=1,
                  thresholds=steps(GOOD, (0.8, WARN), (0.9, BAD))),
             stat("GPUs", "GPUs and MIG instances that gpushm advertises.", "none",
                  "count(gpushm_gpu_info{$})" + OR_NONE),
-            zeros("Sick GPUs", "To which nothing new is bound.", "gpushm_gpu_healthy{$}", BAD),
+            zeros("Unhealthy GPUs", "GPUs that accept no new pods.", "gpushm_gpu_healthy{$}", BAD),
             stat("Buffers", "Named buffers of all pods.", "none",
                  "count(gpushm_buffer_ready{$})" + OR_NONE),
-            stat("Attachments", "Uses of buffers by processes.", "none",
+            stat("Attachments", "Attachments of buffers in processes.", "none",
                  "sum(gpushm_buffer_attachments{$})" + OR_NONE),
             stat("Pods", "Pods that were granted GPU memory.", "none",
                  "count(gpushm_pool_size_bytes{$})" + OR_NONE),
             stat("Kept for a successor",
-                 "Buffers whose broker is gone; the plugin keeps them until it is back.", "bytes",
+                 "Buffers whose broker is gone; the plugin keeps them until a new broker starts.",
+                 "bytes",
                  "sum(gpushm_kept_bytes{$})", thresholds=steps(GOOD, (1, WARN))),
-            zeros("Targets down", "Plugins and injectors that Prometheus does not reach.",
+            zeros("Targets down", "Plugins and injectors that Prometheus cannot scrape.",
                   "up{$, " + OURS + "}", BAD),
             stat("Busy", "Mean of NVML's utilisation over all GPUs.", "percentunit",
                  "avg(gpushm_gpu_utilization_ratio{$})", min=0, max=1),
-            stat("Power", "Of all GPUs.", "watt", "sum(gpushm_gpu_power_watts{$})"),
+            stat("Power", "Sum over all GPUs.", "watt", "sum(gpushm_gpu_power_watts{$})"),
             stat("Hottest GPU", "Temperature of the chip.", "celsius",
                  "max(gpushm_gpu_temperature_celsius{$})",
                  thresholds=steps(GOOD, (80, WARN), (85, BAD))),
             series("GPU memory",
-                   "Physical: buffers, each counted once; what else is used; what is free.",
+                   "Physical memory: buffers, each counted once; other used memory; free memory.",
                    "bytes", ("sum(gpushm_gpu_memory_buffers_bytes{$})", "buffers"),
                    ("sum(gpushm_gpu_memory_other_bytes{$})", "other"),
                    ("sum(gpushm_gpu_memory_total_bytes{$} - gpushm_gpu_memory_used_bytes{$})",
                     "free"), stack=True, min=0),
-            series("Saved by sharing, by node", "Where one copy serves several processes.",
+            series("Saved by sharing, by node", "Memory saved because several processes share one "
+                                                "copy.",
                    "bytes", ("sum by (instance) (gpushm_gpu_memory_saved_by_sharing_bytes{$})",
                              "{{instance}}"), stack=True, min=0),
-            series("Bound, by node", "Of what the node advertises.", "percentunit",
+            series("Bound, by node", "Share of what the node advertises.", "percentunit",
                    ("sum by (instance) (gpushm_gpu_memory_bound_bytes{$})"
                     " / sum by (instance) (gpushm_gpu_memory_allocatable_bytes{$})",
                     "{{instance}}"), min=0, max=1, thresholds=steps(GOOD, (0.9, BAD))),
-            series("Namespaces that hold most",
-                   "Proportional bytes: each buffer divided among those that map it.", "bytes",
+            series("Namespaces with the most memory",
+                   "Proportional bytes: each buffer is divided among the containers that map it.",
+                   "bytes",
                    ("topk(10, sum by (namespace) (gpushm_container_memory_proportional_bytes{$}))",
                     "{{namespace}}"), stack=True, min=0),
-            series("Utilisation, by node", "80 to 95 % is a GPU that is worth its price and has "
-                   "headroom.", "percentunit",
+            series("Utilisation, by node", "At 80 to 95 % a GPU is worth its price and still has "
+                                           "headroom.", "percentunit",
                    ("avg by (instance) (gpushm_gpu_utilization_ratio{$})", "{{instance}}"),
                    min=0, max=1, thresholds=steps(WARN, (0.8, GOOD), (0.95, WARN))),
-            series("Left to other plugins", "GPUs that somebody else hands out, such as NVIDIA's "
-                   "device plugin; nobody new is bound to them here.", "none",
+            series("Left to other plugins", "GPUs that another plugin allocates, such as NVIDIA's "
+                                            "device plugin; gpushm binds no new pods to them.",
+                   "none",
                    ("sum by (instance, by) (gpushm_gpu_taken{$})", "{{instance}} {{by}}"), min=0),
-            series("Attaches", "First ones cost a message and a mapping, cached ones nothing.",
+            series("Attaches", "A first attach needs a message and a mapping, a cached one needs "
+                               "neither.",
                    "ops", ("sum(rate(gpushm_attaches_total{$}[$__rate_interval]))", "first"),
                    ("sum(rate(gpushm_cached_attaches_total{$}[$__rate_interval]))", "cached")),
             series("Buffers by transport",
-                   "vmm is the way that works between all containers; cuipc only for memory that "
-                   "was offered.", "none",
+                   "vmm works between all containers; cuipc is only for offered memory.", "none",
                    ("count by (transport) (gpushm_buffer_info{$})", "{{transport}}"), min=0),
-            series("Versions", "Programs by version; two at a time only while one replaces the "
-                   "other.", "none", ("count by (job, version) (gpushm_build_info{$})",
+            series("Versions", "Programs by version. There are two versions only while one "
+                               "replaces the other.", "none",
+                   ("count by (job, version) (gpushm_build_info{$})",
                                       "{{job}} {{version}}"), stack=True, min=0),
             table("GPUs of the fleet", "One row for each GPU or MIG instance.", [
                 ("sum by (instance, gpu_uuid, gpu, model, mig_profile, driver_version)"
@@ -95,46 +103,49 @@ def gpu():
     by_gpu = "{{instance}} {{gpu_uuid}}"
     return dashboard(
         "gpushm-gpu", "gpushm / GPU and node",
-        "One GPU, or those of one node: its memory, its load, its health.", ["gpu"], [
-            stat("Health", "The worst of the GPUs that are selected; docs/reference/xids.md says when one "
-                 "is sick.", "none", "min(gpushm_gpu_healthy{$})",
+        "One GPU, or the GPUs of one node: memory, load and health.", ["gpu"], [
+            stat("Health", "The worst of the selected GPUs; docs/reference/xids.md says when a "
+                           "GPU is unhealthy.", "none", "min(gpushm_gpu_healthy{$})",
                  thresholds=steps(BAD, (1, GOOD)),
                  mappings=mapping(HEALTH)),
-            stat("Memory used", "By anybody, the driver included.", "percentunit",
+            stat("Memory used", "By any process, including the driver.", "percentunit",
                  "sum(gpushm_gpu_memory_used_bytes{$}) / sum(gpushm_gpu_memory_total_bytes{$})",
                  min=0, max=1, thresholds=steps(GOOD, (0.8, WARN), (0.9, BAD))),
-            stat("Bound to pods", "Of what is advertised, whether they use it or not.",
+            stat("Bound to pods", "Share of the advertised memory, whether the pods use it or "
+                                  "not.",
                  "percentunit", "sum(gpushm_gpu_memory_bound_bytes{$})"
                  " / sum(gpushm_gpu_memory_allocatable_bytes{$})", min=0, max=1),
-            stat("Busy", "Part of NVML's last sample in which a kernel ran.", "percentunit",
+            stat("Busy", "Share of NVML's last sample period in which a kernel ran.", "percentunit",
                  "avg(gpushm_gpu_utilization_ratio{$})", min=0, max=1),
-            stat("Temperature", "Of the hottest chip.", "celsius",
+            stat("Temperature", "Temperature of the hottest chip.", "celsius",
                  "max(gpushm_gpu_temperature_celsius{$})",
                  thresholds=steps(GOOD, (80, WARN), (85, BAD))),
-            stat("Saved by sharing", "Against a copy for each process.", "bytes",
+            stat("Saved by sharing", "Compared with a copy for each process.", "bytes",
                  "sum(gpushm_gpu_memory_saved_by_sharing_bytes{$})"),
             "Memory",
             series("Physical memory",
-                   "Buffers, each counted once; what else is used, contexts and private memory "
-                   "among it; what is free.", "bytes",
+                   "Buffers, each counted once; other used memory, including contexts and private "
+                   "memory; free memory.", "bytes",
                    ("sum(gpushm_gpu_memory_buffers_bytes{$})", "buffers"),
                    ("sum(gpushm_gpu_memory_other_bytes{$})", "other"),
                    ("sum(gpushm_gpu_memory_total_bytes{$} - gpushm_gpu_memory_used_bytes{$})",
                     "free"), stack=True, min=0),
-            series("Granted and used", "What pods may have, what they were granted, and what their "
-                   "brokers made of it.", "bytes",
+            series("Granted and used", "What pods may have, what they were granted, and what "
+                                       "their brokers allocated.", "bytes",
                    ("sum(gpushm_gpu_memory_allocatable_bytes{$})", "allocatable"),
                    ("sum(gpushm_gpu_memory_bound_bytes{$})", "bound"),
                    ("sum(gpushm_pool_allocated_bytes{$})", "allocated"), min=0),
-            series("Outside of buffers", "Other is all of it; private is what NVML shows of "
-                   "containers' processes (metrics.hostPids), absent otherwise.", "bytes",
+            series("Outside buffers", "Other is all memory outside buffers. Private is what "
+                                         "NVML shows for containers' processes; it exists only "
+                                         "with metrics.hostPids.", "bytes",
                    ("sum by (instance, gpu_uuid) (gpushm_gpu_memory_other_bytes{$})",
                     by_gpu + " other"),
                    ("sum by (instance, gpu_uuid) (gpushm_container_memory_private_bytes{$})",
                     by_gpu + " private"), min=0),
-            series("Kept for brokers that are gone", "It goes when they are back, or with the pod.",
+            series("Kept for brokers that are gone", "It is freed when their brokers have started "
+                                                     "again, or when the pod ends.",
                    "bytes", ("gpushm_kept_bytes{$}", by_gpu), min=0),
-            table("Pods on it", "Pools, and whether their broker is connected.", [
+            table("Pods on it", "Their pools, and whether their brokers are connected.", [
                 ("sum by (instance, namespace, pod, gpu_uuid) (gpushm_pool_size_bytes{$})",
                  "granted", "bytes", None),
                 ("sum by (instance, namespace, pod, gpu_uuid) (gpushm_pool_allocated_bytes{$})",
@@ -143,47 +154,51 @@ def gpu():
                  "broker", "none", {0: ("gone", WARN), 1: ("connected", GOOD)}),
             ]),
             "Load",
-            series("Utilisation", "Time in which a kernel ran, and in which memory was touched.",
+            series("Utilisation", "Share of time in which a kernel ran, and in which memory was "
+                                  "accessed.",
                    "percentunit", ("gpushm_gpu_utilization_ratio{$}", by_gpu + " busy"),
                    ("gpushm_gpu_memory_activity_ratio{$}", by_gpu + " memory"), min=0, max=1),
-            series("Temperature over time", "Of the chip and of its memory.", "celsius",
+            series("Temperature over time", "Temperature of the chip and of its memory.", "celsius",
                    ("gpushm_gpu_temperature_celsius{$}", by_gpu + " chip"),
                    ("gpushm_gpu_memory_temperature_celsius{$}", by_gpu + " memory"),
                    thresholds=steps(GOOD, (85, BAD))),
-            series("Power", "Now, by the energy counter (which misses no peak), and the limit.",
+            series("Power", "The current power, the power by the energy counter (which misses no "
+                            "peak), and the limit.",
                    "watt", ("gpushm_gpu_power_watts{$}", by_gpu + " now"),
                    ("rate(gpushm_gpu_energy_joules_total{$}[$__rate_interval])",
                     by_gpu + " by energy"),
                    ("gpushm_gpu_power_limit_watts{$}", by_gpu + " limit"), min=0),
-            series("Clocks", "Of multiprocessors and memory.", "hertz",
+            series("Clocks", "Clocks of multiprocessors and memory.", "hertz",
                    ("gpushm_gpu_sm_clock_hertz{$}", by_gpu + " SM"),
                    ("gpushm_gpu_memory_clock_hertz{$}", by_gpu + " memory"), min=0),
-            series("PCIe", "Over NVML's 20 ms.", "Bps",
+            series("PCIe", "Measured over NVML's 20 ms.", "Bps",
                    ("gpushm_gpu_pcie_transmit_bytes_per_second{$}", by_gpu + " from the GPU"),
                    ("gpushm_gpu_pcie_receive_bytes_per_second{$}", by_gpu + " to the GPU"), min=0),
-            series("NVLink", "Payload over all links.", "Bps",
+            series("NVLink", "Payload over all interconnect links.", "Bps",
                    ("rate(gpushm_gpu_nvlink_transmit_bytes_total{$}[$__rate_interval])",
                     by_gpu + " from the GPU"),
                    ("rate(gpushm_gpu_nvlink_receive_bytes_total{$}[$__rate_interval])",
                     by_gpu + " to the GPU"), min=0),
             "Health",
-            timeline("Health over time", "A sick GPU takes nobody new.", "gpushm_gpu_healthy{$}",
+            timeline("Health over time", "An unhealthy GPU accepts no new pods.",
+                     "gpushm_gpu_healthy{$}",
                      by_gpu, HEALTH),
-            timeline("Clocks held down", "By which reason. power_cap is usual on a busy GPU.",
+            timeline("Clocks reduced", "The reasons for reduced clocks. power_cap is normal on "
+                                         "a busy GPU.",
                      "gpushm_gpu_clocks_reduced{$}", by_gpu + " {{reason}}",
                      {0: ("no", GOOD), 1: ("yes", WARN)}),
             series("XIDs", "Errors that the driver reported, by number.", "none",
                    ("increase(gpushm_gpu_xid_errors_total{$}[$__rate_interval])",
                     by_gpu + " XID {{xid}}"), min=0),
-            series("ECC errors", "Of device memory.", "none",
+            series("ECC errors", "Errors of device memory.", "none",
                    ("increase(gpushm_gpu_ecc_corrected_errors_total{$}[$__rate_interval])",
                     by_gpu + " corrected"),
                    ("increase(gpushm_gpu_ecc_uncorrected_errors_total{$}[$__rate_interval])",
                     by_gpu + " not corrected"), min=0),
-            table("Last XIDs", "docs/reference/xids.md says what each means.", [
+            table("Last XIDs", "docs/reference/xids.md explains each XID.", [
                 ("sum by (instance, gpu_uuid, xid) (gpushm_gpu_xid_last_timestamp_seconds{$})"
                  " * 1000", "last", "dateTimeAsIso", None)], width=12, height=8),
             series("Age of NVML's answer",
-                   "Absent once three were missed: NVML hangs, as with a sick GPU.", "s",
+                   "Absent after three missed answers: NVML hangs, as with an unhealthy GPU.", "s",
                    ("time() - gpushm_gpu_sampled_timestamp_seconds{$}", by_gpu), min=0),
         ])

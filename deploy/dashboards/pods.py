@@ -11,23 +11,25 @@ def workload():
     of_buffer = "sum by (namespace, pod, buffer)"
     return dashboard(
         "gpushm-workload", "gpushm / Buffers and workloads",
-        "Which pod and container holds which bytes, and how its buffers fare.",
+        "Which pod and container has which bytes, and the state of its buffers.",
         ["namespace", "pod", "gpu"], [
-            stat("Granted", "The pods' gpushm.io/memory.", "bytes",
+            stat("Granted", "The gpushm.io/memory of the pods.", "bytes",
                  "sum(gpushm_pool_size_bytes{$})"),
-            stat("Allocated", "What their brokers made of it.", "bytes",
+            stat("Allocated", "What their brokers allocated of it.", "bytes",
                  "sum(gpushm_pool_allocated_bytes{$})"),
-            stat("Mapped", "Each container's mappings added up, as RSS is for host memory.",
+            stat("Mapped", "The sum of each container's mappings, like RSS for host memory.",
                  "bytes", "sum(gpushm_container_memory_mapped_bytes{$})"),
-            stat("Processes", "Connected through the library.", "none",
+            stat("Processes", "Processes connected through the library.", "none",
                  "sum(gpushm_container_clients{$})" + OR_NONE),
-            zeros("Buffers not ready", "Still loading, failed, or left half written.",
+            zeros("Buffers not ready", "Buffers that are loading, failed, or left by a writer "
+                                       "that died.",
                   "gpushm_buffer_ready{$}", WARN),
             zeros("Brokers gone", "Pods whose broker is not connected.",
                   "gpushm_broker_connected{$}", BAD),
             "Who holds which bytes",
-            table("Containers", "Mapped as RSS, proportional as PSS, private as USS of host "
-                  "memory. What nobody has attached belongs to the sidecar.", [
+            table("Containers", "Mapped corresponds to RSS, proportional to PSS and private to "
+                                "USS of host memory. Buffers that nobody has attached count for "
+                                "the sidecar.", [
                       (f"{of_container} (gpushm_container_memory_mapped_bytes{{$}})", "mapped",
                        "bytes", None),
                       (f"{of_container} (gpushm_container_memory_proportional_bytes{{$}})",
@@ -39,15 +41,15 @@ def workload():
             series("Proportional bytes", "They add up to the physical bytes of all buffers.",
                    "bytes", (f"{of_container} (gpushm_container_memory_proportional_bytes{{$}})",
                              container), stack=True, min=0),
-            series("Mapped bytes", "Shared ones count for each container.", "bytes",
+            series("Mapped bytes", "Shared buffers count for each container.", "bytes",
                    (f"{of_container} (gpushm_container_memory_mapped_bytes{{$}})", container),
                    min=0),
-            series("Pools", "What pods were granted, and what is allocated of it.", "bytes",
+            series("Pools", "What pods were granted, and how much of it is allocated.", "bytes",
                    ("sum by (namespace, pod) (gpushm_pool_size_bytes{$})",
                     "{{namespace}}/{{pod}} granted"),
                    ("sum by (namespace, pod) (gpushm_pool_allocated_bytes{$})",
                     "{{namespace}}/{{pod}} allocated"), min=0),
-            timeline("Brokers", "While one is gone its buffers stay, and attaches wait.",
+            timeline("Brokers", "While a broker is gone, its buffers are kept and attaches wait.",
                      "sum by (namespace, pod) (gpushm_broker_connected{$})",
                      "{{namespace}}/{{pod}}", {0: ("gone", BAD), 1: ("connected", GOOD)}, height=8),
             "Buffers",
@@ -63,45 +65,50 @@ def workload():
                 (f"{of_buffer} (gpushm_buffer_attachments{{$}})", "attachments", "none", None),
                 (f"{of_buffer} (time() - gpushm_buffer_created_timestamp_seconds{{$}})", "age",
                  "s", None)]),
-            series("Size, allocated, loaded", "More than its size is allocated while several "
-                   "generations exist; loaded grows while a file is read.", "bytes",
+            series("Size, allocated, loaded", "Allocated exceeds the size while several "
+                                              "generations exist; loaded grows while a file is "
+                                              "read.", "bytes",
                    (f"{of_buffer} (gpushm_buffer_size_bytes{{$}})", buffer + " size"),
                    (f"{of_buffer} (gpushm_buffer_allocated_bytes{{$}})", buffer + " allocated"),
                    (f"{of_buffer} (gpushm_buffer_loaded_bytes{{$}})", buffer + " loaded"), min=0),
-            series("Attachments", "Uses of a buffer by processes, to read (ro) and to write (rw).",
+            series("Attachments", "Attachments of a buffer in processes, for reading (ro) and for "
+                                  "reading and writing (rw).",
                    "none", ("sum by (namespace, pod, buffer, access)"
                             " (gpushm_buffer_attachments{$})", buffer + " {{access}}"), min=0),
             table("Who maps what", "One row for each container, buffer and access.", [
                 ("sum by (namespace, pod, container, buffer, access)"
                  " (gpushm_attachment_mapped_bytes{$})", "mapped", "bytes", None)]),
-            series("Signals, barriers and rings", "By the state of who writes them: unused, live or "
-                   "ended.", "none",
+            series("Signals, barriers and rings", "By the state of their writer: unused, live or "
+                                                  "ended.", "none",
                    ("sum by (namespace, pod, kind, state) (gpushm_sync_objects{$})",
                     "{{namespace}}/{{pod}} {{kind}} {{state}}"), min=0),
             "What the applications do",
-            series("Attaches", "First ones cost a message and make a mapping, detaches "
-                   "end one.", "ops",
+            series("Attaches", "A first attach needs a message and makes a mapping; a detach ends "
+                               "one.", "ops",
                    (f"{of_container} (rate(gpushm_container_attaches_total{{$}}"
                     "[$__rate_interval]))", container + " first"),
                    (f"{of_container} (rate(gpushm_container_detaches_total{{$}}"
                     "[$__rate_interval]))", container + " detach"), min=0),
-            series("Cached attaches", "Answered from a mapping that the process has.", "ops",
+            series("Cached attaches", "Answered from a mapping that the process already has.",
+                   "ops",
                    (f"{of_container} (rate(gpushm_container_cached_attaches_total{{$}}"
                     "[$__rate_interval]))", container), min=0),
             series("Errors", "Library calls that failed, by code (docs/reference/api.md).", "ops",
                    ("sum by (namespace, pod, container, code)"
                     " (rate(gpushm_container_errors_total{$}[$__rate_interval]))",
                     container + " {{code}}"), min=0),
-            series("Mean wait", "For a buffer that is not ready yet, however it ended.", "s",
+            series("Mean wait", "Waits for a buffer that is not ready yet, whatever their result.",
+                   "s",
                    (f"{of_container} (rate(gpushm_container_wait_seconds_total{{$}}"
                     f"[$__rate_interval])) / ({of_container} (rate("
                     f"gpushm_container_waits_total{{$}}[$__rate_interval])) + {of_container}"
                     " (rate(gpushm_container_wait_timeouts_total{$}[$__rate_interval])))",
                     container), min=0),
-            series("Waits that ended at their deadline", "Who was to fill the buffer did not.",
+            series("Waits that ended at their deadline", "The process that should have filled the "
+                                                         "buffer did not.",
                    "ops", (f"{of_container} (rate(gpushm_container_wait_timeouts_total{{$}}"
                            "[$__rate_interval]))", container), min=0),
-            series("Loaded and saved", "Between files and buffers.", "Bps",
+            series("Loaded and saved", "Bytes copied between files and buffers.", "Bps",
                    (f"{of_container} (rate(gpushm_container_loaded_bytes_total{{$}}"
                     "[$__rate_interval]))", container + " loaded"),
                    (f"{of_container} (rate(gpushm_container_saved_bytes_total{{$}}"
@@ -126,59 +133,66 @@ def rates(*metrics, by=""):
 def control_plane():
     return dashboard(
         "gpushm-control-plane", "gpushm / Control plane",
-        "Plugin, brokers and injector themselves: do they answer, how fast, what do they refuse?",
+        "Plugin, brokers and injector themselves: whether they answer, how fast, and what they "
+        "refuse.",
         [], [
-            stat("Plugins", "That Prometheus reaches.", "none",
+            stat("Plugins", "Plugins that Prometheus can scrape.", "none",
                  "sum(up{$, " + PLUGINS + "})" + OR_NONE),
-            stat("Injector replicas", "That Prometheus reaches.", "none",
+            stat("Injector replicas", "Replicas that Prometheus can scrape.", "none",
                  'sum(up{$, job="gpushm-injector"})' + OR_NONE,
                  thresholds=steps(BAD, (1, WARN), (2, GOOD))),
             zeros("Not registered", "Resources that a node's kubelet does not know.",
                   "gpushm_plugin_registered{$}", BAD),
-            zeros("Sources that fail", "Of which a plugin cannot read its metrics.",
+            zeros("Sources that fail", "Sources from which a plugin cannot read its metrics.",
                   "gpushm_scrape_collector_success{$}", WARN),
-            stat("Certificate", "Until the injector's expires.", "s",
+            stat("Certificate", "Time until the injector's certificate expires.", "s",
                  "min(gpushm_webhook_certificate_expiry_timestamp_seconds{$}) - time()",
                  thresholds=steps(BAD, (172800, WARN), (1209600, GOOD))),
-            stat("Longest run", "Of a plugin's process.", "s",
+            stat("Longest uptime", "Uptime of a plugin's process.", "s",
                  "time() - min(process_start_time_seconds{$, " + PLUGINS + "})"),
             "Library and brokers",
-            heatmap("First attaches", "From the call to the mapped pointer, all containers.",
+            heatmap("First attaches", "From the call to the mapped pointer, for all containers.",
                     "sum by (le) (increase(gpushm_attach_duration_seconds_bucket{$}"
                     "[$__rate_interval]))"),
-            series("First attach, quantiles", "A driver's own import and mapping is nearly all of "
-                   "it.", "s", *quantiles("gpushm_attach_duration_seconds")),
-            series("Broker ready", "From its process' start until it serves.", "s",
+            series("First attach, quantiles", "Nearly all of it is the driver's import and "
+                                              "mapping.", "s",
+                   *quantiles("gpushm_attach_duration_seconds")),
+            series("Broker ready", "From the start of its process until it serves.", "s",
                    *quantiles("gpushm_broker_ready_duration_seconds")),
-            series("Failed library calls", "Of all containers, by code.", "ops",
+            series("Failed library calls", "For all containers, by code.", "ops",
                    *rates(("gpushm_errors_total", ""), by="code")),
-            series("Bytes between files and buffers", "Of all containers.", "Bps",
+            series("Bytes between files and buffers", "For all containers.", "Bps",
                    *rates(("gpushm_loaded_bytes_total", "loaded"),
                           ("gpushm_saved_bytes_total", "saved"))),
-            series("Attaches of all containers", "Ended ones included. nvlink, pcie and staged: first "
-                   "ones for another GPU than the buffer's own.", "ops",
+            series("Attaches of all containers", "Includes containers that have ended. nvlink, "
+                                                 "pcie and staged are first attaches from a GPU "
+                                                 "other than the buffer's own.", "ops",
                    *rates(("gpushm_attaches_total", "first"),
                           ("gpushm_cached_attaches_total", "cached")),
                    *rates(("gpushm_peer_attaches_total", ""), by="way")),
             "Device plugin",
-            series("Devices", "IDs that are advertised, bound, and told unhealthy.", "none",
+            series("Devices", "IDs that are advertised, bound, and reported unhealthy.", "none",
                    ("sum by (resource) (gpushm_plugin_devices{$})", "{{resource}} advertised"),
                    ("sum by (resource) (gpushm_plugin_bound_devices{$})", "{{resource}} bound"),
                    ("sum by (resource) (gpushm_plugin_unhealthy_devices{$})",
                     "{{resource}} unhealthy"), min=0),
             series("Allocate", "Answers to the kubelet.", "s",
                    *quantiles("gpushm_plugin_allocation_duration_seconds", "resource")),
-            series("PreStartContainer", "Where the GPU is bound; the kubelet gives it 30 s.", "s",
+            series("PreStartContainer", "The call in which the GPU is bound; the kubelet allows "
+                                        "it 30 s.", "s",
                    *quantiles("gpushm_plugin_prestart_duration_seconds", "resource")),
-            series("Calls of the kubelet", "A container's start is one of each.", "ops",
+            series("Calls of the kubelet", "Each start of a container makes one of each call.",
+                   "ops",
                    *rates(("gpushm_plugin_allocations_total", "Allocate"),
                           ("gpushm_plugin_prestarts_total", "PreStartContainer"), by="resource")),
-            series("Calls that failed", "PreStartContainer with EXHAUSTED is a pod that waits for "
-                   "room; a failed Allocate is a pod that was rejected for good.", "ops",
+            series("Calls that failed", "PreStartContainer with EXHAUSTED means that a pod waits "
+                                        "for memory; a failed Allocate means that a pod was "
+                                        "rejected permanently.", "ops",
                    *rates(("gpushm_plugin_allocation_errors_total", "Allocate"),
                           ("gpushm_plugin_prestart_errors_total", "PreStartContainer"),
                           by="resource, code"), min=0),
-            series("Registrations and mishaps", "Registrations follow restarts of a kubelet.",
+            series("Registrations and failures", "Registrations happen after restarts of a "
+                                                "kubelet.",
                    "none", ("sum(increase(gpushm_plugin_registrations_total{$}"
                             "[$__rate_interval]))", "registrations"),
                    ("sum(increase(gpushm_plugin_pod_list_errors_total{$}[$__rate_interval]))",
@@ -186,47 +200,51 @@ def control_plane():
                    ("sum(increase(gpushm_plugin_config_reload_failures_total{$}"
                     "[$__rate_interval]))", "configuration refused"), min=0),
             "Injector",
-            series("Admissions", "By what became of them (docs/design/injector.md).", "ops",
+            series("Admissions", "By outcome (docs/design/injector.md).", "ops",
                    *rates(("gpushm_webhook_requests_total", ""), by="endpoint, outcome"), min=0),
-            series("Denied", "By reason; the pod's author sees it with a correct example.", "ops",
+            series("Denied", "By reason. The pod's author sees the reason with a correct example.",
+                   "ops",
                    ('sum by (outcome) (rate(gpushm_webhook_requests_total{$, allowed="false"}'
                     "[$__rate_interval]))", "{{outcome}}"), min=0),
-            heatmap("Admission time", "From the whole request to the whole answer.",
+            heatmap("Admission time", "From the complete request to the complete answer.",
                     "sum by (le) (increase(gpushm_webhook_request_duration_seconds_bucket{$}"
                     "[$__rate_interval]))"),
             series("Admission time, quantiles", "Without the network.", "s",
                    *quantiles("gpushm_webhook_request_duration_seconds", "endpoint")),
-            series("Certificate files refused", "The former certificate stays in use.", "none",
+            series("Certificate files refused", "The previous certificate stays in use.", "none",
                    ("sum(increase(gpushm_webhook_certificate_errors_total{$}[$__rate_interval]))",
                     "refused"), min=0),
             "Monitoring itself",
-            series("Scrape duration", "As Prometheus sees it.", "s",
+            series("Scrape duration", "As Prometheus measures it.", "s",
                    ("scrape_duration_seconds{$, " + OURS + "}", "{{job}} {{instance}}"), min=0),
             series("Samples", "Series of a scrape.", "none",
                    ("scrape_samples_scraped{$, " + OURS + "}", "{{job}} {{instance}}"), min=0),
-            series("Sources of a scrape", "How long each took.", "s",
+            series("Sources of a scrape", "How long each source took.", "s",
                    ("max by (collector) (gpushm_scrape_collector_duration_seconds{$})",
                     "{{collector}}"), min=0),
-            series("CPU of plugins", "Of one core.", "percentunit",
+            series("CPU of plugins", "In CPU cores.", "percentunit",
                    ("rate(process_cpu_seconds_total{$, " + PLUGINS + "}[$__rate_interval])",
                     "{{instance}}"), min=0),
             series("Memory of plugins", "Resident.", "bytes",
                    ("process_resident_memory_bytes{$, " + PLUGINS + "}", "{{instance}}"), min=0),
-            series("Memory for what pods state", "What of it the plugin keeps for a pod's broker; all "
-                   "together may take 5/16 of its limit.", "bytes",
+            series("Memory for stated pods", "What the plugin keeps for a pod's broker; all "
+                                                 "pods together may use 5/16 of its limit.",
+                   "bytes",
                    ("sum by (namespace, pod) (gpushm_link_memory_bytes{$})",
                     "{{namespace}}/{{pod}}"), min=0),
-            series("Pods that stated too much", "The plugin dropped what it kept of them.", "none",
+            series("Pods that stated too much", "The plugin dropped their kept state.", "none",
                    ("sum by (namespace, pod) (increase(gpushm_link_exhausted_total{$}"
                     "[$__rate_interval]))", "{{namespace}}/{{pod}}"), min=0),
-            series("Foreign descriptors", "Brokers that sent a file or socket in place of GPU memory "
-                   "and were refused; FUSE file systems of pods that the plugin ended for it.",
+            series("Foreign descriptors", "Brokers that sent a file or socket instead of GPU "
+                                          "memory and were refused, and FUSE file systems of pods "
+                                          "that the plugin ended for this reason.",
                    "none", ("sum by (instance) (increase(gpushm_plugin_foreign_descriptors_total{$}"
                             "[$__rate_interval]))", "{{instance}} refused"),
                    ("sum by (instance) (increase(gpushm_plugin_fuse_aborts_total{$}"
                     "[$__rate_interval]))", "{{instance}} FUSE ended"), min=0),
-            series("Descriptors of plugins", "Open, of what it may open: it keeps one for each "
-                   "generation of a buffer and each client.", "percentunit",
+            series("Descriptors of plugins", "Open descriptors as a share of the limit. The "
+                                             "plugin keeps one for each generation of a buffer "
+                                             "and for each client.", "percentunit",
                    (f"process_open_fds{{$, {PLUGINS}}} / process_max_fds{{$, {PLUGINS}}}",
                     "{{instance}}"), min=0, max=1),
         ])

@@ -6,7 +6,7 @@
 namespace gpushm::config {
 namespace {
 
-// Longest text of the configuration's own that a message repeats.
+// The longest part of the configuration's own text that a message repeats.
 constexpr size_t kQuotedBytes = 96;
 
 std::string Escaped(char c) {
@@ -52,7 +52,7 @@ Status ToStatus(std::span<const ConfigError> errors, std::string_view document) 
     text += error.ToString();
   }
   return Status(Code::kInvalidArgument, std::move(text),
-                Concat("mend the configuration; ", document, " has every key"));
+                Concat("fix the configuration; ", document, " lists every key"));
 }
 
 }  // namespace gpushm::config

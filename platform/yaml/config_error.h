@@ -1,4 +1,4 @@
-// One thing that is wrong with a configuration: where, why, and what would be right.
+// One error in a configuration: where it is, why it is wrong, and what would be right.
 #pragma once
 
 #include <span>
@@ -10,37 +10,39 @@
 namespace gpushm::config {
 
 struct ConfigError {
-  // The file's name, or the environment variable's; empty for annotations of a pod's metadata.
+  // The name of the file or of the environment variable; empty for annotations of a pod's metadata.
   std::string file;
   // The annotation's key as written; empty for the broker's own keys.
   std::string annotation;
-  // From 1; columns count bytes. In `file` where there is one, otherwise within the annotation's
-  // value; 0 where the annotation's key itself is wrong (it has no place then).
+  // Both start at 1, and columns count bytes. They refer to `file` if there is one, otherwise to
+  // the annotation's value. Both are 0 if the annotation's key itself is wrong, because a key has
+  // no place.
   int line = 0;
   int column = 0;
-  // Path of the field: "size", "writers[1]", "log.level"; empty: the whole value.
+  // Path of the field: "size", "writers[1]", "log.level". Empty for the whole value.
   std::string field;
   std::string reason;
-  // `key: value`, a line of YAML that parses when it takes the place of what is wrong.
+  // `key: value`, a line of YAML that parses when it replaces the wrong text.
   std::string example;
 
+  // For example:
   // annotations.yaml:3:12: buffers.gpushm.io/weights: size: "8GB" is not a quantity (write 8Gi or
   // 8G); example: buffers.gpushm.io/weights: 8Gi
-  // In one line, whatever bytes the configuration holds.
+  // The result is one line, whatever bytes the configuration contains.
   std::string ToString() const;
 
   friend bool operator==(const ConfigError&, const ConfigError&) = default;
 };
 
-// All of them as one Status (kInvalidArgument), joined by " | ". `errors` is not empty; `document`
-// has every key.
+// Joins all errors with " | " into one Status (kInvalidArgument). `errors` is not empty. `document`
+// is the document that lists every key.
 Status ToStatus(std::span<const ConfigError> errors, std::string_view document);
 
-// `text` for a message, in one line of printable ASCII: other bytes as \xNN. What takes more than
-// `most_bytes` is cut off, and "..." says so.
+// `text` for a message, as one line of printable ASCII in which other bytes are \xNN. Text longer
+// than `most_bytes` is cut off and ends in "...".
 std::string Excerpt(std::string_view text, size_t most_bytes);
 
-// The same in quotes, at most 96 bytes of it.
+// The same in quotes, with at most 96 bytes of the text.
 std::string Quote(std::string_view text);
 
 }  // namespace gpushm::config

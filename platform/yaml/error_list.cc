@@ -39,8 +39,8 @@ Origin Origin::Embedded(std::string_view file, std::string_view annotation, cons
   if (at >= lines.size() || start >= lines[at].size()) return origin;
   const std::string_view here = lines[at].substr(start);
   if (here[0] == '|') {
-    // A block's lines stand in the file as they are, behind the indentation of the first one that
-    // is not blank.
+    // The lines of a block scalar appear in the file unchanged, after the indentation of the first
+    // line that is not blank.
     for (size_t i = at + 1; i < lines.size(); ++i) {
       const size_t indent = lines[i].find_first_not_of(" \r");
       if (indent == std::string_view::npos) continue;
@@ -93,7 +93,7 @@ void ErrorList::Add(ConfigError error) {
 }
 
 std::vector<ConfigError> ErrorList::Take() {
-  // Annotations of a pod's metadata come in the order of their keys already.
+  // Annotations of a pod's metadata are already in the order of their keys.
   if (!errors_.empty() && !errors_.front().file.empty()) {
     std::ranges::sort(errors_, {}, [](const ConfigError& error) {
       return std::tie(error.line, error.column, error.reason);

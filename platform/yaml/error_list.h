@@ -1,4 +1,4 @@
-// The errors of one configuration, each with its place in what the user wrote.
+// The errors in one configuration, each with its place in the user's text.
 #pragma once
 
 #include <expected>
@@ -11,28 +11,28 @@
 
 namespace gpushm::config {
 
-// Errors kept of one text; one more says how many were left out.
+// The number of errors kept for one text. One more says how many were left out.
 inline constexpr size_t kErrorsKept = 64;
 
 template <typename T>
 using OrErrors = std::expected<T, std::vector<ConfigError>>;
 
-// The lines of a text, without their ends.
+// The lines of a text, without line ends.
 using Lines = std::vector<std::string_view>;
 Lines SplitLines(std::string_view text);
 
-// Where the places of a tree lie in what the user wrote.
+// Maps places in a parsed tree to places in the user's text.
 class Origin {
  public:
-  // The value of an annotation in a pod's metadata.
+  // For the value of an annotation in a pod's metadata.
   static Origin Value(std::string_view annotation);
-  // A file's own tree. `annotation`: the key under which the tree was found, or empty.
+  // For a file's own tree. `annotation` is the key under which the tree was found, or empty.
   static Origin File(std::string_view file, std::string_view annotation = {});
-  // Text inside the scalar `node` of a file that has these lines.
+  // For text inside the scalar `node` of a file that has these lines.
   static Origin Embedded(std::string_view file, std::string_view annotation, const Lines& lines,
                          const YamlNode& node);
 
-  // An error at (line, column) of the tree, with no field, reason or example yet.
+  // An error at (line, column) of the tree, without a field, reason or example yet.
   ConfigError At(int line, int column) const;
 
  private:
@@ -49,9 +49,9 @@ class ErrorList {
  public:
   void Add(ConfigError error);
   bool empty() const { return errors_.empty(); }
-  // Others are only counted: what their text would say need not be found out.
+  // Further errors are only counted, so the caller need not compute their text.
   bool full() const { return errors_.size() >= kErrorsKept; }
-  // In the order of their places in a file, as found otherwise.
+  // Errors of a file are sorted by place; others are in the order in which they were found.
   std::vector<ConfigError> Take();
 
  private:

@@ -108,7 +108,7 @@ std::optional<uint64_t> FieldReader::Bytes(const YamlNode& node, std::string_vie
 std::optional<uint64_t> FieldReader::PositiveBytes(const YamlNode& node, std::string_view field) {
   const std::optional<uint64_t> bytes = Bytes(node, field);
   if (bytes != 0) return bytes;
-  Fail(node, field, "is zero");
+  Fail(node, field, "is zero; must be greater than zero");
   return std::nullopt;
 }
 
@@ -134,7 +134,7 @@ std::optional<GpuChoice> FieldReader::Gpu(const YamlNode& node, std::string_view
       return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F') || c == '-';
     });
     if (!clean || id.size() != 36) {
-      Fail(node, field, Concat(Quote(*text), " is not a GPU's UUID"));
+      Fail(node, field, Concat(Quote(*text), " is not a valid GPU UUID"));
       return std::nullopt;
     }
     gpu.uuid = *text;
@@ -144,7 +144,7 @@ std::optional<GpuChoice> FieldReader::Gpu(const YamlNode& node, std::string_view
   const auto [rest, error] = std::from_chars(text->data(), end, gpu.index);
   if (error != std::errc{} || rest != end || gpu.index >= kGpuIndices) {
     Fail(node, field,
-         Concat(Quote(*text), " is neither a GPU's UUID nor its index (nvidia-smi -L)"));
+         Concat(Quote(*text), " is neither a GPU's UUID nor its index (nvidia-smi -L shows both)"));
     return std::nullopt;
   }
   return gpu;
@@ -158,12 +158,13 @@ std::optional<std::string> FieldReader::Path(const YamlNode& node, std::string_v
   if (!text->starts_with('/')) {
     Fail(node, field, Concat(Quote(*text), " is not an absolute path"));
   } else if (text->find('\n') != std::string::npos) {
-    Fail(node, field, Concat(Quote(*text), " has a line break"));
+    Fail(node, field, Concat(Quote(*text), " contains a line break"));
   } else if (inside.find("/../") != std::string::npos) {
-    Fail(node, field, Concat(Quote(*text), " has \"..\" in it"));
+    Fail(node, field, Concat(Quote(*text), " contains \"..\""));
   } else if (text->size() > most_bytes) {
     Fail(node, field,
-         Concat("is longer than ", most_bytes, " bytes, the most that a socket's path can have"));
+         Concat("is longer than ", most_bytes,
+                " bytes; the path of a Unix socket may have at most 107"));
   } else {
     return *text;
   }
@@ -197,9 +198,9 @@ std::vector<std::string> FieldReader::ContainerNames(
     const std::string* const name = Text(item, path);
     if (name == nullptr) continue;
     if (!IsDnsLabel(*name)) {
-      Fail(item, path, Concat(Quote(*name), " is not a container's name"));
+      Fail(item, path, Concat(Quote(*name), " is not a valid container name"));
     } else if (std::ranges::find(names, *name) != names.end()) {
-      Fail(item, path, Concat(Quote(*name), " is there twice"));
+      Fail(item, path, Concat(Quote(*name), " is listed twice"));
     } else if (Refusal why = refusal ? refusal(*name) : Refusal{}; !why.reason.empty()) {
       Fail(item, path, std::move(why.reason), std::move(why.example));
     } else {

@@ -1,6 +1,6 @@
 // Reads the values of a configuration whose keys are in a table. Annotations, the broker's file and
-// the plugin's file are read by it, so that the same mistake gets the same answer everywhere: its
-// place, the reason, and an example that is right.
+// the plugin's file all use it, so the same mistake gets the same message everywhere: its place,
+// the reason, and a correct example.
 //
 // Threads: one.
 #pragma once
@@ -22,17 +22,19 @@ namespace gpushm::config {
 
 struct KeyInfo {
   std::string_view name;      // "buffers.gpushm.io/", "size", "log.level"
-  std::string_view variable;  // What follows a name that ends in '/': "<name>"; otherwise empty.
+  std::string_view variable;  // The text after a name that ends in '/': "<name>"; otherwise empty.
   std::string_view type;
   std::string_view default_value;
   std::string_view meaning;
-  // A correct value, as YAML. "$container" stands for a container of the pod.
+  // A correct value, as YAML. "$container" is replaced by the name of a container of the pod.
   std::string_view example;
-  // JSON Schema of the value, without its braces; empty: none is published.
+  // JSON Schema of the value, without its braces. Empty if none is published.
   std::string_view schema = "";
-};  // Which GPU: by UUID ("GPU-..." or "MIG-...") or by NVML's index.
+};
+
+// A GPU, given by UUID ("GPU-..." or "MIG-...") or by NVML's index.
 struct GpuChoice {
-  std::string uuid;  // Empty where an index was given.
+  std::string uuid;  // Empty if an index was given.
   uint32_t index = 0;
 
   friend bool operator==(const GpuChoice&, const GpuChoice&) = default;
@@ -41,13 +43,13 @@ struct GpuChoice {
 // The longest path of a Unix socket: sockaddr_un::sun_path without its terminating NUL.
 inline constexpr size_t kSocketPathBytes = 107;
 
-// Each function returns what a node says. It returns nothing, after reporting an error, where the
-// node says something else. `field` may end in an index: "containers[1]".
+// Each function returns the value of a node. If the node has a different kind of value, it reports
+// an error and returns nothing. `field` may end in an index: "containers[1]".
 class FieldReader {
  public:
   virtual ~FieldReader() = default;
 
-  // Without an example: the one of the field's own key.
+  // If `example` is empty, the example of the field's own key is used.
   void Fail(const YamlNode& at, std::string_view field, std::string reason,
             std::string example = {}) {
     Report(at, field, std::move(reason), std::move(example));
@@ -62,23 +64,23 @@ class FieldReader {
                                  uint32_t most);
   // A UUID or an index.
   std::optional<GpuChoice> Gpu(const YamlNode& node, std::string_view field);
-  // Absolute, without ".." and line breaks, at most `most_bytes` long.
+  // An absolute path without ".." and line breaks, at most `most_bytes` long.
   std::optional<std::string> Path(const YamlNode& node, std::string_view field, size_t most_bytes);
-  // One of `names`, in the order of the enumeration.
+  // One of `names`, which are in the order of the enumeration.
   template <typename Enum>
   void Choice(const YamlNode& node, std::string_view field, std::span<const std::string_view> names,
               Enum& out);
   const std::vector<YamlEntry>* Map(const YamlNode& node, std::string_view field);
-  // `all`: what leaving the key out means, for a message. An empty list is an error.
+  // `all` says, for a message, what it means to leave the key out. An empty list is an error.
   const std::vector<YamlNode>* List(const YamlNode& node, std::string_view field,
                                     std::string_view all);
 
-  // Why a name is refused, and an example; an empty reason accepts it.
+  // Why a name is refused, and an example. An empty reason means that the name is accepted.
   struct Refusal {
     std::string reason;
     std::string example;
   };
-  // A list of different container names, at most `most`; those without an error.
+  // A list of at most `most` different container names. Returns those without an error.
   std::vector<std::string> ContainerNames(
       const YamlNode& node, std::string_view field, std::string_view all, size_t most,
       const std::function<Refusal(const std::string& name)>& refusal = {});
@@ -88,18 +90,18 @@ class FieldReader {
  protected:
   virtual void Report(const YamlNode& at, std::string_view field, std::string reason,
                       std::string example) = 0;
-  // `key` is none of those below `path` ("log.").
+  // Reports that `key` is not one of the known keys below `path` ("log.").
   virtual void UnknownKey(const YamlNode& key, std::string_view path) = 0;
 };
 
-// A YAML file of one of our programs.
+// A YAML file of one of gpushm's programs.
 class KeyedFile : public FieldReader {
  public:
-  // `keys` outlive it; those of a map inside as "log.level".
+  // `keys` must outlive this object. A key in a nested map has a name like "log.level".
   KeyedFile(std::string_view text, std::string_view file, std::span<const KeyInfo> keys)
       : text_(text), file_(file), keys_(keys) {}
 
-  // Parses. Null: there are errors, and nothing to read; or the text is empty.
+  // Parses the text. Returns null if the text is empty or has errors.
   const YamlNode* Root();
 
   void Unknown(const YamlNode& key, std::string_view path) { UnknownKey(key, path); }
@@ -121,7 +123,7 @@ class KeyedFile : public FieldReader {
   ErrorList errors_;
 };
 
-// The value of a key; null where the map has no such key.
+// The value of a key, or null if the map does not have it.
 const YamlNode* Find(const YamlNode& map, std::string_view name);
 
 // "a, b or c".

@@ -32,7 +32,7 @@ constexpr std::array<Suffix, 16> kSuffixes = {{{"", 0, 0},
                                                {"u", 0, -6},
                                                {"n", 0, -9}}};
 
-// digits x 10^ten x 2^two, with neither leading nor trailing zeros in the digits; no digits: zero.
+// digits x 10^ten x 2^two. The digits have neither leading nor trailing zeros; no digits mean zero.
 struct Decimal {
   std::string digits;
   int64_t ten = 0;
@@ -55,7 +55,7 @@ std::string_view TakeDigits(std::string_view& text) {
   return digits;
 }
 
-// nullopt: no number at the head.
+// nullopt if the text does not begin with a number.
 std::optional<Parts> Split(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
   Parts parts;
@@ -69,7 +69,7 @@ std::optional<Parts> Split(std::string_view text) {
   return parts;
 }
 
-// "e3", "E-3": the exponent, kept within +-10^6, far beyond every limit.
+// The exponent of "e3" or "E-3", kept within +-10^6, far beyond every limit.
 std::optional<int> Exponent(std::string_view suffix) {
   if (suffix.size() < 2 || (suffix[0] != 'e' && suffix[0] != 'E')) return std::nullopt;
   suffix.remove_prefix(1);
@@ -106,7 +106,7 @@ Decimal Normalize(const Parts& parts, const Suffix& suffix) {
   return value;
 }
 
-// Divides a decimal text by five; false where something remains.
+// Divides a decimal text by five. Returns false if there is a remainder.
 bool DivideByFive(std::string& digits) {
   int rest = 0;
   for (char& c : digits) {
@@ -138,13 +138,13 @@ Outcome Multiply(uint64_t& value, uint64_t factor, int64_t times) {
   return Outcome::kExact;
 }
 
-// Exact: for a negative power of ten the digits, which do not end in zero, must be divisible by as
-// many fives, are then odd multiples of no ten, and the twos have to come from the suffix.
+// Exact. For a negative power of ten, the digits, which do not end in zero, must be divisible by as
+// many fives. The quotient is odd, so all the twos have to come from the suffix.
 Outcome Evaluate(Decimal decimal, uint64_t& value) {
   value = 0;
   if (decimal.digits.empty()) return Outcome::kExact;
   if (decimal.ten < 0) {
-    // Digits that end in 5 are odd: every two of the tens must come out of the suffix.
+    // Digits that end in 5 are odd, so each factor of two in the tens must come from the suffix.
     const int64_t tens = -decimal.ten;
     if (tens > decimal.two) return Outcome::kNotWhole;
     for (int64_t i = 0; i < tens; ++i) {
@@ -164,17 +164,17 @@ Outcome Evaluate(Decimal decimal, uint64_t& value) {
   return Multiply(value, 2, decimal.two);
 }
 
-// What the writer of a suffix that does not exist most likely meant: "8GB" -> 8Gi or 8G.
+// What the user most likely meant by an unknown suffix: "8GB" -> 8Gi or 8G.
 std::string SuffixHint(const Parts& parts) {
   std::string number(parts.whole);
   if (!parts.fraction.empty()) number += Concat(".", parts.fraction);
   std::string_view suffix = parts.suffix;
   while (suffix.starts_with(' ')) suffix.remove_prefix(1);
-  if (number.size() > 12 || suffix.empty()) return "write for example 8Gi or 8G";
+  if (number.size() > 12 || suffix.empty()) return "write, for example, 8Gi or 8G";
   const size_t unit = std::string_view("kmgtpKMGTP").find(suffix[0]);
   if (unit == std::string_view::npos) {
     if (suffix == "B" || suffix == "b" || suffix == "bytes") return Concat("write ", number);
-    return "write for example 8Gi or 8G";
+    return "write, for example, 8Gi or 8G";
   }
   const char binary = "KMGTPKMGTP"[unit];
   const char decimal = "kMGTPkMGTP"[unit];
@@ -203,7 +203,7 @@ std::expected<Read, std::string> ReadText(std::string_view text, std::string_vie
 }  // namespace
 
 std::expected<uint64_t, std::string> ParseBytes(std::string_view text) {
-  const auto read = ReadText(text, "write for example 8Gi or 8G");
+  const auto read = ReadText(text, "write, for example, 8Gi or 8G");
   if (!read) return std::unexpected(read.error());
   const std::string_view unit = read->suffix.text;
   if (unit == "m" || unit == "u" || unit == "n") {
@@ -212,18 +212,18 @@ std::expected<uint64_t, std::string> ParseBytes(std::string_view text) {
   uint64_t bytes = 0;
   switch (Evaluate(Normalize(read->parts, read->suffix), bytes)) {
     case Outcome::kNotWhole:
-      return Refuse(text, "does not come out in whole bytes");
+      return Refuse(text, "is not a whole number of bytes");
     case Outcome::kExact:
       if (bytes <= kMostBytes) return bytes;
       break;
     case Outcome::kTooLarge:
       break;
   }
-  return Refuse(text, Concat("is too large, at most ", FormatBytes(kMostBytes)));
+  return Refuse(text, Concat("is too large; at most ", FormatBytes(kMostBytes)));
 }
 
 std::expected<uint64_t, std::string> ParseMilliCpus(std::string_view text) {
-  auto read = ReadText(text, "write for example 250m or 0.25");
+  auto read = ReadText(text, "write, for example, 250m or 0.25");
   if (!read) return std::unexpected(read.error());
   read->suffix.ten += 3;
   uint64_t millis = 0;
@@ -236,14 +236,14 @@ std::expected<uint64_t, std::string> ParseMilliCpus(std::string_view text) {
     case Outcome::kTooLarge:
       break;
   }
-  return Refuse(text, "is too large, at most 1000 CPUs");
+  return Refuse(text, "is too large; at most 1000 CPUs");
 }
 
 bool IsSameQuantity(std::string_view one, std::string_view other) {
   constexpr size_t kComparedBytes = 64;
   if (one == other) return true;
   if (one.size() > kComparedBytes || other.size() > kComparedBytes) return false;
-  // Digits without a suffix of twos and without zeros at their ends are there once for each value.
+  // Digits without a suffix of twos and without trailing zeros are unique for each value.
   const auto read = [](std::string_view text) -> std::optional<Decimal> {
     const auto found = ReadText(text, "");
     if (!found) return std::nullopt;

@@ -75,7 +75,7 @@ TEST(QuantityTest, FormattedTextParsesBack) {
   EXPECT_EQ(FormatBytes(uint64_t{3} << 29), "1536Mi");
 }
 
-// A number as decimal digits, least significant first: schoolbook arithmetic, which shares nothing
+// A number as decimal digits, least significant first. This schoolbook arithmetic shares nothing
 // with the code under test.
 using Digits = std::vector<int>;
 
@@ -90,7 +90,7 @@ Digits Times(Digits number, int factor) {
   return number;
 }
 
-// whole.fraction x base^power in bytes; nullopt where it is not whole or more than the limit.
+// whole.fraction x base^power in bytes; nullopt if that is not whole or exceeds the limit.
 std::optional<uint64_t> Reference(const std::string& whole, const std::string& fraction, int base,
                                   int power) {
   Digits number;
@@ -108,8 +108,8 @@ std::optional<uint64_t> Reference(const std::string& whole, const std::string& f
   return value;
 }
 
-// Goal: exactly the quantities that come out whole and within the limit are accepted, with their
-// value. Method: random texts, with fractions that often do come out.
+// Goal: exactly the quantities that are whole and within the limit are accepted, with the right
+// value. Method: random texts, with fractions that are often whole after all.
 TEST(QuantityTest, AgreesWithSchoolbookArithmetic) {
   struct Unit {
     std::string text;
@@ -127,7 +127,7 @@ TEST(QuantityTest, AgreesWithSchoolbookArithmetic) {
     std::string whole = std::to_string(random() >> (20 + random() % 44));
     std::string fraction;
     if (random() % 2 == 0) {
-      // An odd multiple of a power of two below the point, or any digits.
+      // A fraction that is a multiple of 1/1024, or its first digits.
       const size_t length = 1 + random() % 14;
       uint64_t eighths = random() % 1024;
       for (size_t d = 0; d < length; ++d) {

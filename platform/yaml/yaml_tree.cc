@@ -66,7 +66,7 @@ class TreeBuilder final : public YAML::EventHandler {
  private:
   struct Level {
     YamlNode node;
-    std::optional<YamlNode> key;  // Of a map: the key whose value comes next.
+    std::optional<YamlNode> key;  // For a map: the key whose value comes next.
     std::set<std::string> seen;
   };
 
@@ -92,7 +92,7 @@ class TreeBuilder final : public YAML::EventHandler {
     Refuse(mark, tag, anchor);
     if (levels_.size() >= kYamlDepth) {
       throw Stop{{Place(mark.line), Place(mark.column),
-                  Concat("more than ", kYamlDepth, " maps and lists inside each other")}};
+                  Concat("more than ", kYamlDepth, " nested maps and lists")}};
     }
     levels_.push_back(Level{At(mark, kind), std::nullopt, {}});
   }
@@ -126,12 +126,13 @@ class TreeBuilder final : public YAML::EventHandler {
     YamlNode key = std::move(*level.key);
     level.key.reset();
     if (value.kind == YamlNode::Kind::kNull) {
-      // The scanner is far behind the key by now, often at the end of the text.
+      // The scanner is now far beyond the key, often at the end of the text.
       value.line = key.line;
       value.column = key.column;
     }
     if (!level.seen.insert(key.text).second) {
-      errors_.push_back({key.line, key.column, Concat("key ", Quote(key.text), " is there twice")});
+      errors_.push_back(
+          {key.line, key.column, Concat("duplicate key ", Quote(key.text), " in this map")});
       return;
     }
     level.node.entries.push_back({std::move(key), std::move(value)});
@@ -143,7 +144,7 @@ class TreeBuilder final : public YAML::EventHandler {
   std::vector<YamlError> errors_;
 };
 
-// Length of the UTF-8 sequence at the head of `text`; 0 where it is broken.
+// Length of the UTF-8 sequence at the start of `text`; 0 if it is invalid.
 size_t Utf8Length(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(0);
@@ -161,15 +162,15 @@ size_t Utf8Length(std::string_view text) {
   return length;
 }
 
-// What is wrong with the byte at text[at] before any grammar; null where nothing is. yaml-cpp takes
-// 0x04 for the end of the text and does not count a lone carriage return as a line.
+// What is wrong with the byte at text[at], regardless of grammar; null if nothing is. yaml-cpp
+// treats 0x04 as the end of the text and does not count a lone carriage return as a line.
 const char* BadByte(std::string_view text, size_t at, bool indentation) {
   const auto c = static_cast<uint8_t>(text[at]);
   if (c == 0) return "a NUL byte";
   if (c == '\t') return indentation ? "a tab in the indentation; use spaces" : nullptr;
   if (c == '\r') {
     const bool pair = at + 1 < text.size() && text[at + 1] == '\n';
-    return pair ? nullptr : "a carriage return that no line feed follows";
+    return pair ? nullptr : "a carriage return without a line feed after it";
   }
   if ((c < 0x20 && c != '\n') || c == 0x7F) return "a control character";
   return nullptr;
@@ -221,7 +222,8 @@ std::string_view YamlKindName(YamlNode::Kind kind) {
 
 YamlTree ParseYaml(std::string_view text) {
   if (text.size() > kConfigBytes) {
-    return Broken({1, 1, Concat(text.size(), " bytes, at most ", kConfigBytes)});
+    return Broken(
+        {1, 1, Concat(text.size(), " bytes is too long; must be at most ", kConfigBytes)});
   }
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (std::optional<YamlError> bad = CheckBytes(text)) return Broken(*bad);
@@ -238,7 +240,7 @@ YamlTree ParseYaml(std::string_view text) {
     return Broken(
         {Place(error.mark.line), Place(error.mark.column), Concat("not valid YAML: ", error.msg)});
   } catch (const std::exception& error) {
-    return Broken({1, 1, Concat("not readable: ", error.what())});
+    return Broken({1, 1, Concat("cannot be read: ", error.what())});
   }
   return YamlTree{builder.TakeRoot(), builder.TakeErrors(), true};
 }

@@ -29,7 +29,7 @@ std::vector<Case> YamlCases() {
   return {
       {"- 1\n", 1, 1, "", "is a list, not a map"},
       {"all\n", 1, 1, "", "is text, not a map"},
-      {"unit: 1Gi\nunit: 2Gi\n", 2, 1, "", "there twice"},
+      {"unit: 1Gi\nunit: 2Gi\n", 2, 1, "", "duplicate key"},
       {"unit: [1Gi\n", 2, 1, "", "not valid YAML"},
       {"unit: 1Gi\n\treserve: 0\n", 2, 1, "", "a tab"},
       {"unit: &a 1Gi\n", 1, 7, "", "anchors are not supported"},
@@ -54,7 +54,7 @@ std::vector<Case> GpuCases() {
       {"gpus: [first]\n", 1, 8, "gpus[0]", "neither a GPU's UUID nor its index"},
       {"gpus: [0, 256]\n", 1, 11, "gpus[1]", "neither"},
       {"gpus: [0, -1]\n", 1, 11, "gpus[1]", "neither"},
-      {"gpus: [GPU-12]\n", 1, 8, "gpus[0]", "is not a GPU's UUID"},
+      {"gpus: [GPU-12]\n", 1, 8, "gpus[0]", "is not a valid GPU UUID"},
       {"gpus: [0, 00]\n", 1, 11, "gpus[1]", "listed twice"},
       {"gpus: [1g.18gb, 1g.18gb]\n", 1, 17, "gpus[1]", "listed twice"},
       {"gpus:\n- " + kUuid + "\n- " + kUuid + "\n", 3, 3, "gpus[1]", "listed twice"},

@@ -1,7 +1,7 @@
-// Goal: no client holds the broker up (server.h lists the defences).
-// Method: the real broker on the simulated driver; an attacker in one container, a bystander in the
-// other, who must be served meanwhile. Where it is cheap, a control shows that the attack would
-// hold up whoever lacks the defence.
+// Goal: no client blocks the broker (server.h lists the defences). Method: the real broker on the
+// simulated driver, with an attacker in one container and a bystander in the other, who must be
+// served meanwhile. Where it is cheap, a control shows that the attack would work without the
+// defence.
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -32,15 +32,15 @@ namespace {
 using protocol::Kind;
 using ::testing::HasSubstr;
 
-// An attack lasts three times as long as a client here waits for an answer: who gets one was not
-// held up, however slow the machine is.
+// An attack lasts three times as long as a client here waits for an answer. A client that gets an
+// answer was therefore not blocked, however slow the machine is.
 constexpr int kLingerSeconds = 60;
 static_assert(kLingerSeconds * 1000 >= 3 * kSoonMs);
 
 using gpushm::testing::CodeOf;
 constexpr int As(Code code) { return static_cast<int>(code); }
 
-// A TCP socket whose close blocks: SO_LINGER, data under way, a peer that never reads.
+// A TCP socket whose close blocks: it has SO_LINGER, unsent data, and a peer that never reads.
 struct Lingering {
   UniqueFd socket;
   UniqueFd peer;
@@ -70,15 +70,15 @@ class AttackTest : public ::testing::Test {
  protected:
   AttackTest() : broker_(folder_.path(), TwoContainers()), attacker_(broker_.Socket("app")) {
     if (!broker_.ready()) return;
-    before_ = broker_.Descriptors() - 2;  // Less the attacker's socket and pidfd ...
-    EXPECT_TRUE(attacker_.Hello());       // ... which are there for sure now.
+    before_ = broker_.Descriptors() - 2;  // Without the attacker's socket and pidfd ...
+    EXPECT_TRUE(attacker_.Hello());       // ... which certainly exist now.
     EXPECT_TRUE(Eventually([&] { return broker_.Descriptors() >= 2; }));
     before_ = broker_.Descriptors() - 2;
   }
   void SetUp() override { ASSERT_TRUE(broker_.ready()); }
   void TearDown() override { simulated::SetFaults(""); }
 
-  // Somebody else comes, attaches, and goes.
+  // Another client comes, attaches, and leaves.
   void ExpectOthersAreServed() const {
     RawClient bystander(broker_.Socket("other"));
     ASSERT_TRUE(bystander.Hello());
@@ -87,7 +87,7 @@ class AttackTest : public ::testing::Test {
     EXPECT_EQ(bystander.descriptors().size(), 1u);
     ASSERT_TRUE(bystander.Detach(attached->lease_id));
   }
-  // After the attackers left: nothing of theirs is open.
+  // After the attackers left, none of their descriptors is open.
   void ExpectNothingLeft() {
     attacker_.Close();
     EXPECT_TRUE(Eventually([&] { return broker_.Descriptors() <= before_; }))
@@ -111,13 +111,13 @@ TEST_F(AttackTest, LingeringSocketsBlockWhoClosesThem) {  // The control.
   const int64_t begun_ns = MonotonicNs();
   auto closed = std::async(std::launch::async, [&] { lingering.socket.Reset(); });
   EXPECT_EQ(closed.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
-  lingering.peer.Reset();  // Lets it go.
+  lingering.peer.Reset();  // Releases it.
   closed.wait();
   EXPECT_GT(MonotonicNs() - begun_ns, 200'000'000);
 }
 
 TEST_F(AttackTest, LingeringSocketsHoldNobodyUp) {
-  // Each way by which a descriptor comes in and is not kept.
+  // Every path by which a descriptor arrives and is not kept.
   using Way = std::function<void(RawClient&, int)>;
   const std::vector<std::byte> giant(limits::kMessageBytes + 1);
   const std::vector<std::byte> garbage(100);
@@ -173,10 +173,10 @@ TEST_F(AttackTest, LingeringSocketsHoldNobodyUp) {
     way(client, lingering.socket.get());
     lingering.socket.Reset();
     client.Close();
-    peers.push_back(std::move(lingering.peer));  // Nobody reads it as long as the test lasts.
+    peers.push_back(std::move(lingering.peer));  // Nobody reads it during the test.
     ExpectOthersAreServed();
   }
-  peers.clear();  // Lets go what still lingers.
+  peers.clear();  // Releases what still lingers.
   ExpectNothingLeft();
 }
 
@@ -247,7 +247,7 @@ TEST_F(AttackTest, ASecondUnreadDescriptorIsRefusedAndLeavesNoLease) {
       .peer_way = 0,
       .generation = 0,
       .gpu_uuid = attacker_.Hello() ? std::array<uint8_t, 16>{} : std::array<uint8_t, 16>{}};
-  // (That Hello was one too many: the connection is gone.)
+  // (That Hello was one too many, so the connection is closed.)
   EXPECT_TRUE(attacker_.IsDisconnected());
   RawClient client(broker_.Socket("app"));
   const auto hello = client.Hello();
@@ -255,7 +255,7 @@ TEST_F(AttackTest, ASecondUnreadDescriptorIsRefusedAndLeavesNoLease) {
   protocol::AttachRequest attach = request;
   attach.gpu_uuid = hello->gpu_uuid;
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(client.Post(Kind::kAttach, attach));
-  // Nothing is read until all three were looked at.
+  // Nothing is read until all three were checked.
   RawClient watcher = Another("other");
   EXPECT_TRUE(Eventually([&] { return watcher.Info()->leases == 1; }));
   const auto first = client.Await<protocol::AttachReply>();
@@ -400,7 +400,7 @@ TEST_F(AttackTest, TenThousandComeAndGo) {
   for (int i = 0; i < 10'000; ++i) {
     RawClient passer(broker_.Socket("app"));
     if (i % 10 == 0 && passer.connected()) {
-      [[maybe_unused]] const auto hello = passer.Hello();  // May be EXHAUSTED; goes at once.
+      [[maybe_unused]] const auto hello = passer.Hello();  // May be EXHAUSTED, which ends at once.
     }
     if (i % 1000 == 0) ExpectOthersAreServed();
   }
@@ -422,8 +422,8 @@ TEST_F(AttackTest, AStoppedProcessKeepsItsLeasesAndStopsNobody) {
 }
 
 TEST_F(AttackTest, TheProcessCountsNotItsSocket) {
-  // The socket lives on in a grandchild; the process that connected dies.
-  // It ends with the test: when the last writer of this pipe is gone.
+  // The socket survives in a grandchild, and the process that connected dies. The grandchild ends
+  // with the test, when the last writer of this pipe is gone.
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd reader(ends[0]);
@@ -443,7 +443,7 @@ TEST_F(AttackTest, TheProcessCountsNotItsSocket) {
   waitpid(parent.pid(), nullptr, 0);
   EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
 
-  // The other way round: the socket is closed, the process lives and holds its memory.
+  // The reverse: the socket is closed, but the process lives and holds its memory.
   ClientProcess closes([&] {
     static RawClient client(broker_.Socket("app"));
     if (!client.Hello() || !client.Attach("weights")) return 1;
@@ -469,21 +469,21 @@ TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
   for (const int fd : {writer.get(), directory.get(), zero.get()}) {
     EXPECT_EQ(CodeOf(attacker_.Transfer("weights", 1, fd)), As(Code::kInvalidArgument));
   }
-  // Regression: such offers were taken, and the plugin broke the link that stated them.
+  // Regression: such offers were accepted, and the plugin broke the link that stated them.
   EXPECT_THAT(attacker_.Offer("odd", writer.get()).error().what(),
               HasSubstr("the descriptor offered as GPU memory is a pipe (pipe:"));
   for (const int fd :
        {writer.get(), directory.get(), attacker_.socket(), zero.get(), shrinking.get()}) {
     EXPECT_EQ(CodeOf(attacker_.Offer("odd", fd)), As(Code::kInvalidArgument));
   }
-  // A file that shrinks while it is read: the load fails, whoever reads it lives on.
+  // A file that shrinks while it is read: the load fails, and the process that reads it survives.
   const auto transfer = attacker_.Transfer("weights", 1, shrinking.get());
   ASSERT_TRUE(transfer) << transfer.error().ToString();
   ASSERT_EQ(ftruncate(shrinking.get(), 0), 0);
   const auto ended = attacker_.FinishTransfer(transfer->transfer_id);
   const auto& log = broker_.log();
   EXPECT_EQ(log.find("ended by signal"), std::string::npos) << log;
-  // It may have been faster than the truncation; then the buffer is loaded.
+  // The load may have been faster than the truncation. Then the buffer is loaded.
   if (ended) {
     ExpectOthersAreServed();
   } else {
@@ -492,7 +492,7 @@ TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
   ExpectNothingLeft();
 }
 
-// One container takes what it can; the other one keeps its share.
+// One container takes what it can, and the other one keeps its share.
 TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {
   constexpr uint32_t kLeasesOfOne = limits::kLeases - 256;
   ClientProcess hoarder([&] {
@@ -517,8 +517,8 @@ TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {
   EXPECT_EQ(broker_.log().find("writer-died"), broker_.log().rfind("writer-died")) << "once";
 }
 
-// Descriptors in flight are counted per user over the whole node: somebody else's flood makes the
-// kernel refuse the broker's replies (ETOOMANYREFS) until it is read.
+// Descriptors in flight are counted per user over the whole node. Another process' flood makes the
+// kernel refuse the broker's replies (ETOOMANYREFS) until the flood is read.
 TEST(AttackOnAUser, RepliesWaitForDescriptorsInFlight) {
   if (getuid() != 0) GTEST_SKIP() << "needs root, to start a broker as another user";
   constexpr uid_t kUser = 31'339;
@@ -554,13 +554,13 @@ TEST(AttackOnAUser, RepliesWaitForDescriptorsInFlight) {
 
 TEST_F(AttackTest, NobodyReadingTheLogHoldsNobodyUp) {
   broker_.StallLog();
-  for (int i = 0; i < 3; ++i) {  // One line each, at least.
+  for (int i = 0; i < 3; ++i) {  // At least one line each.
     ASSERT_TRUE(attacker_.Create("mine", 1 << 21));
     ASSERT_TRUE(attacker_.Delete("mine"));
   }
   ExpectOthersAreServed();
   broker_.ReadLogAgain();
-  EXPECT_TRUE(Eventually([&] {  // Lines that were lost are counted.
+  EXPECT_TRUE(Eventually([&] {  // Lost lines are counted.
     EXPECT_TRUE(attacker_.Create("mine", 1 << 21));
     EXPECT_TRUE(attacker_.Delete("mine"));
     return broker_.WaitForLog("lost_lines=", 100);

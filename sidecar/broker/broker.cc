@@ -21,21 +21,22 @@
 namespace gpushm::broker {
 namespace {
 
-// Generations of one start; the next start begins above them.
+// Generation numbers of one start; the next start begins above them.
 constexpr uint64_t kGenerationBlock = uint64_t{1} << 32;
-// Changes within this time become one writing of the list for pods with hostIPC.
+// Changes within this time lead to a single write of the list for pods with hostIPC.
 constexpr int64_t kHostListDelayMs = 20;
-// Between two attempts to take the name of the socket for pods with hostIPC.
+// Time between two attempts to take the name of the socket for pods with hostIPC.
 constexpr int64_t kHostSocketRetryMs = 1000;
-// Between two looks at what clients counted. Prometheus looks every 15 to 30 s.
+// Time between two reads of the clients' counters. Prometheus scrapes every 15 to 30 s.
 constexpr int64_t kCountersPeriodMs = 1000;
-// For children that were killed, at the end: destroying a context takes a driver 0.2 s.
+// Time for killed children to end when the broker ends. A driver takes 0.2 s to destroy a context.
 constexpr int64_t kChildrenEndMs = 1'000;
-// A container's name in a pod that the broker was told no containers of, and of hostIPC peers.
+// The container names for a pod whose containers the broker was not told, and for hostIPC peers.
 constexpr char kOnlyContainer[] = "main";
 constexpr char kHostIpcContainer[] = "host-ipc";
-constexpr unsigned kSocketMode = 0666;      // Connecting is writing; the folder is the guard.
-constexpr unsigned kHostSocketMode = 0660;  // In /dev/shm the group is the guard.
+// Connecting requires write permission; the folder's mode restricts access.
+constexpr unsigned kSocketMode = 0666;
+constexpr unsigned kHostSocketMode = 0660;  // In /dev/shm the group restricts access.
 
 Result<void> MakeFolder(const std::string& path) {
   if (mkdir(path.c_str(), 0755) == 0) return {};
@@ -48,11 +49,12 @@ Result<void> MakeFolder(const std::string& path) {
 }  // namespace
 
 Broker::Broker(EventLoop* loop, BrokerOptions options) : loop_(loop), options_(std::move(options)) {
-  driver_worker_.Run([] { prctl(PR_SET_NAME, "gpushm-driver"); });  // For thread-hangs.
+  // The name appears in thread-hangs.
+  driver_worker_.Run([] { prctl(PR_SET_NAME, "gpushm-driver"); });
 }
 
 Broker::~Broker() {
-  // A call of the driver, or closing memory, may hang: the process ends now, and the kernel closes.
+  // A driver call, or closing memory, may hang. The process ends now anyway, and the kernel closes.
   driver_worker_.Abandon();
   file_loads_.reset();
   transfers_.reset();
@@ -62,7 +64,7 @@ Broker::~Broker() {
   link_.reset();
   server_.reset();
   if (registry_) registry_->Retire();
-  // What clients made may block whoever closes it, at the end as well: the kernel does it faster.
+  // Closing what clients made may block, also at the end. The kernel does it faster.
   closer_.Abandon();
   if (ledger_) {
     for (Memory& memory : ledger_->LetGo()) {
@@ -77,8 +79,8 @@ Broker::~Broker() {
 
 // ---- start
 
-// While starting, on the driver's thread like every call of libcuda, so that a GPU that hangs is an
-// error here and not a broker that never answers.
+// Runs a call during the start on the driver's thread, like every call of libcuda. So a hanging GPU
+// leads to an error and not to a broker that never answers.
 template <typename Answer>
 Answer Broker::OnDriver(std::string_view what, std::function<Answer()> call) {
   struct Shared {
@@ -99,7 +101,7 @@ Answer Broker::OnDriver(std::string_view what, std::function<Answer()> call) {
                                 [&] { return shared->answer.has_value(); })) {
     return Fail(Code::kTimeout,
                 Concat("the driver did not ", what, " within ", options_.start_timeout_ms, " ms"),
-                "nvidia-smi and the node's kernel log tell whether the GPU hangs");
+                "check nvidia-smi and the node's kernel log for a hanging GPU");
   }
   --driver_calls_;
   return std::move(*shared->answer);
@@ -166,9 +168,9 @@ Result<void> Broker::OpenGpu() {
   gpu_ = std::move(*gpu);
   if (config.pool_bytes <= gpu_->info().total_bytes) return {};
   return Fail(Code::kExhausted,
-              Concat("the pool of ", config.pool_bytes, " bytes is more than ", gpu_->info().name,
-                     " has: ", gpu_->info().total_bytes),
-              "ask for less, or choose a larger GPU");
+              Concat("the pool of ", config.pool_bytes, " bytes is more than the memory of ",
+                     gpu_->info().name, ": ", gpu_->info().total_bytes),
+              "use a smaller pool, or choose a larger GPU");
 }
 
 void Broker::MakeTransfers() {
@@ -224,8 +226,8 @@ void Broker::MakeReleases() {
                     });
 }
 
-// An flock tells a second broker off, and goes with the process however it ends. The folder itself
-// is never replaced: containers have it mounted.
+// The flock keeps a second broker out, and is released with the process however it ends. The folder
+// itself is never replaced, because containers have it mounted.
 Result<void> Broker::LockFolder() {
   const std::string& folder = options_.config.folder;
   if (auto made = MakeFolder(folder); !made) return made;
@@ -237,8 +239,8 @@ Result<void> Broker::LockFolder() {
   return {};
 }
 
-// For containers that the plugin gives nothing: gpushmctl, from beside this program. Replaced by
-// rename, since a container may run the one that is there.
+// Copies gpushmctl from this program's folder, for containers that get nothing from the plugin. It
+// is replaced by rename, because a container may be running the existing one.
 Result<void> Broker::PutTools() const {
   const std::string& folder = options_.tools_folder;
   if (folder.empty()) return {};
@@ -253,13 +255,13 @@ Result<void> Broker::PutTools() const {
   if (!error) fs::rename(part, folder + "/gpushmctl", error);
   if (error) {
     return FailSystem(error.value(), Concat("copy ", from.string(), " to ", folder),
-                      "is the volume of /run/gpushm full?");
+                      "check that the volume of /run/gpushm is not full");
   }
   return {};
 }
 
-// Generations never repeat, also over restarts and with a clock that was set back: a block is taken
-// above the clock and above the last one, which is kept in the folder.
+// Generation numbers never repeat, even over restarts and after the clock was set back. Each start
+// takes a block above the clock and above the last number, which is kept in the folder.
 Result<void> Broker::TakeGenerations() {
   const std::string path = options_.config.folder + "/.generations";
   const UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
@@ -269,8 +271,8 @@ Result<void> Broker::TakeGenerations() {
   if (const ssize_t length = pread(file.get(), text, sizeof text - 1, 0); length > 0) {
     const auto [end, error] = std::from_chars(text, text + length, last);
     if (error != std::errc() || end != text + length || last > kMaxNumber) {
-      return Fail(Code::kCorrupt, Concat(path, " does not hold the last generation"),
-                  "if no container of the pod runs, remove it");
+      return Fail(Code::kCorrupt, Concat(path, " does not contain a valid generation number"),
+                  "if no container of the pod is running, remove the file");
     }
   }
   epoch_ = std::max(last, static_cast<uint64_t>(UnixNs())) + 1;
@@ -317,15 +319,15 @@ Result<void> Broker::ListenAll() {
   }
   if (!config.host_ipc) return {};
   if (config.pod_uid.empty()) {
-    return Fail(Code::kInvalidArgument, "host-ipc needs the pod's uid", "give --pod-uid");
+    return Fail(Code::kInvalidArgument, "host-ipc needs the pod's UID", "set --pod-uid");
   }
   WriteHostListSoon();
   ListenForHostIpc();
   return {};
 }
 
-// A user of the node who took the name keeps the pod's processes there from reaching the broker,
-// not the pod's own containers.
+// If a user of the node has taken the name, the pod's processes on the host cannot reach the broker
+// there. The pod's own containers are not affected.
 void Broker::ListenForHostIpc(bool first) {
   if (draining_) return;
   const std::string path =
@@ -348,7 +350,7 @@ uint32_t Broker::CountContainers() const {
 Result<void> Broker::ListenFor(const std::string& container) {
   const std::string folder = Concat(options_.config.folder, '/', container);
   if (auto made = MakeFolder(folder); !made) return made;
-  // Only the sidecar's user may write there; every user may look and connect.
+  // Only the sidecar's user may write there; every user may list it and connect.
   if (chmod(folder.c_str(), 0755) != 0) return FailSystem(errno, Concat("chmod ", folder));
   return server_->Listen(Concat(folder, '/', protocol::kSocketName), kSocketMode, container);
 }
@@ -383,7 +385,7 @@ void Broker::StartFileLoads() {
   }
 }
 
-// kBusy: another one runs; files load one after the other.
+// Fails with kBusy if another load runs; files load one after the other.
 Result<void> Broker::LoadFile(const std::string& buffer, OpenedFile* file) {
   const auto started =
       StartTransfer(Client{}, {.buffer = buffer, .direction = protocol::Direction::kLoad}, file);
@@ -399,14 +401,15 @@ void Broker::FileLoadFailed(const std::string& buffer, const Status& why) {
   Apply();
 }
 
-// ---- what follows from the ledger's changes
+// ---- carrying out the ledger's changes
 
 void Broker::Apply() {
   StateChanges();
   const std::vector<Change> changes = ledger_->TakeChanges();
   for (const Change& change : changes) ShowChange(change);
   for (Memory& memory : ledger_->TakeFreed()) {
-    // Ours frees GPU memory that others wait for: not behind what clients made.
+    // Pooled memory is GPU memory that others wait for, so it must not queue behind what clients
+    // made.
     (memory.pooled ? driver_worker_ : closer_).Close(std::move(memory.descriptor));
   }
   if (!changes.empty() && options_.config.host_ipc) WriteHostListSoon();
@@ -428,7 +431,7 @@ void Broker::ShowChange(const Change& change) {
     return;
   }
   const Result<uint32_t> inserted = registry_->Insert(*change.record);
-  GPUSHM_ASSERT(inserted.has_value());  // The ledger has the registry's limits.
+  GPUSHM_ASSERT(inserted.has_value());  // The ledger has the same limits as the registry.
   slots_.emplace(change.name, *inserted);
 }
 
@@ -476,7 +479,7 @@ void Broker::OnEnded(const Client& client) {
 
 // ---- end
 
-// Another one cannot be started here (child.h), but by a successor.
+// Only a successor can start another spawner, see child.h.
 void Broker::OnSpawnerEnded(const Status& why) {
   LogError("spawner-ended", {{"reason", why.ToString()}});
   failed_ = true;

@@ -1,14 +1,15 @@
-// The broker: owns a pod's buffers and hands them to its containers. Wires the ledger (what may
-// be), the registry (what peers see), the server (who asks), the GPU and the transfers together.
+// The broker owns a pod's buffers and gives them to its containers. It wires together the ledger
+// (which decides), the registry (which peers read), the server (which takes requests), the GPU and
+// the transfers.
 //
-// Order of a start: lock the folder, take a generation block, ask the plugin which GPU it is and
-// what a former broker had, open the GPU, restore that, make what is declared and missing, buffers
-// and signals, show it in the registry, listen, know the former broker's clients again. Who can
-// connect finds everything that was declared.
+// Order of a start: lock the folder; take a generation block; ask the plugin for the GPU and for
+// what an earlier broker had; open the GPU; restore that state; make the declared buffers and
+// signals that are missing; show everything in the registry; listen; accept the earlier broker's
+// clients again. A client that can connect finds everything that was declared.
 //
-// What a client is told was stated to the plugin before (link.h, invariant 2).
+// Everything that a client is told has been stated to the plugin before (link.h, invariant 2).
 //
-// Threads: the loop's, but for Stop(), which any thread and a signal's descriptor may cause.
+// Threads: the loop's, except Stop(), which any thread or a signal's descriptor may cause.
 #pragma once
 
 #include <condition_variable>
@@ -42,40 +43,43 @@
 
 namespace gpushm::broker {
 
-// Threads that clients can hold up by what they send before closing waits for them.
+// Threads for closing descriptors. A client can send a descriptor whose close blocks such a thread.
 inline constexpr size_t kCloserThreads = 8;
 
 struct BrokerOptions {
   config::BrokerConfig config;
-  std::string driver_folder;                 // As for CudaApi::Load.
-  std::string host_dir = "/dev/shm";         // For pods with hostIPC.
-  std::string link_folder;                   // Of the plugin's socket; empty: there is no plugin.
-  uint64_t link_die_after = 0;               // For tests, see Link::Settings.
-  std::string program = "gpushm-broker";     // This one, for its children.
-  uint64_t memory_limit_bytes = UINT64_MAX;  // Of host memory.
-  uint32_t first_releasers_die = 0;          // For tests, see Releases::Settings.
-  std::string files_folder = "/run/gpushm-files";  // The pod's volumes that `file:` names.
-  std::string tools_folder;                        // Where gpushmctl is put; empty: nowhere.
-  std::string pod;                                 // NAMESPACE/NAME, for the log; empty: not known.
-  std::vector<std::string> loaders;   // Served beside config.containers; Ledger::SetLoaders.
-  int64_t start_timeout_ms = 60'000;  // For the GPU to make the declared buffers.
-  // See Transfers::Settings. As long as gpushmctl waits for a byte itself (--stall-timeout); what
-  // only starts slowly, as a download into a pipe, has begun by then.
+  std::string driver_folder;          // Same as for CudaApi::Load.
+  std::string host_dir = "/dev/shm";  // For pods with hostIPC.
+  std::string link_folder;            // Folder of the plugin's socket; empty if there is no plugin.
+  uint64_t link_die_after = 0;        // For tests; see Link::Settings.
+  std::string program = "gpushm-broker";     // This program, for its children.
+  uint64_t memory_limit_bytes = UINT64_MAX;  // Limit of the sidecar's host memory.
+  uint32_t first_releasers_die = 0;          // For tests; see Releases::Settings.
+  // Folder of the pod's volumes that `file:` names.
+  std::string files_folder = "/run/gpushm-files";
+  std::string tools_folder;  // Folder into which gpushmctl is copied; empty for none.
+  std::string pod;           // NAMESPACE/NAME, for the log; empty if unknown.
+  // Served in addition to config.containers; see Ledger::SetLoaders.
+  std::vector<std::string> loaders;
+  int64_t start_timeout_ms = 60'000;  // How long the GPU may take to make the declared buffers.
+  // See Transfers::Settings. It equals the time that gpushmctl itself waits for a byte
+  // (--stall-timeout). Even something that starts slowly, such as a download into a pipe, has begun
+  // by then.
   int64_t transfer_stall_ms = 60'000;
-  int64_t drain_timeout_ms = 20'000;  // For clients to leave after Drain.
+  int64_t drain_timeout_ms = 20'000;  // How long clients may take to leave after Drain.
 };
 
 class Broker : private Handler {
  public:
-  // Fails with what an operator can act on: a folder that another broker serves, a GPU that is not
-  // there, buffers that do not fit.
+  // Fails with an error that an operator can act on: another broker serves the folder, the GPU does
+  // not exist, or the buffers do not fit.
   static Result<std::unique_ptr<Broker>> Start(EventLoop* loop, BrokerOptions options);
   ~Broker() override;
 
-  // Takes no new clients and stops the loop when the last lease has ended, or at the deadline.
+  // Accepts no new clients. Stops the loop when the last lease has ended, or at the deadline.
   void Drain();
 
-  // Whether it has stopped the loop because it cannot go on: to be started anew.
+  // Whether the broker stopped the loop because it cannot continue and must be restarted.
   bool failed() const { return failed_; }
 
  private:
@@ -132,23 +136,27 @@ class Broker : private Handler {
   void Allocate(const Ledger::Ticket& ticket, const ReplyTo& to);
   void Allocated(const Ledger::Ticket& ticket, const ReplyTo& to, Result<UniqueFd> descriptor);
   void ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant);
-  // `job`: without its memory. `file`: of the broker's own, else null.
+  // `job` does not have its memory set yet. `file` is set for the broker's own load and null
+  // otherwise.
   Result<uint64_t> StartTransfer(const Client& client, TransferJob job, OpenedFile* file);
 
-  // Carries the ledger's changes to the plugin and into the registry, and frees what it let go.
+  // Passes the ledger's changes to the plugin and the registry, and frees the memory that the
+  // ledger released.
   void Apply();
-  // The first of these alone.
+  // Passes the changes on, but frees nothing.
   void StateChanges();
-  // Cells of participants that are gone: whoever waits for them is released.
+  // Marks the cells of participants that are gone as ended, which releases everybody who waits for
+  // them.
   void EndParticipants();
   void EndForgottenParticipants();
-  // Whether waits for the page that is to be published can be ended.
+  // Whether the broker could end waits for the page that is about to be published.
   Result<void> CheckReleasable(const Client& client, uint64_t lease_id) const;
-  // If it is a signal in device memory that has ended.
+  // Releases streams that wait, if the page is a signal in device memory that has ended.
   void ReleaseStreams(const std::string& name, const signal::Page& page);
   std::optional<Statement> ClientStatement(uint64_t client_id) const;
-  bool Announce(uint64_t client_id);  // False: it is gone.
-  // The next of all there is, for a plugin that knows nothing yet: clients before what names them.
+  bool Announce(uint64_t client_id);  // False: the client is gone.
+  // The next statement of the full state, for a plugin that knows nothing yet. Clients come before
+  // the statements that name them.
   std::optional<Statement> NextStatement();
   void OnStated(const Statement& statement);
   void OnDevice(bool lost, std::string_view reason);
@@ -161,11 +169,11 @@ class Broker : private Handler {
   EventLoop* loop_;
   BrokerOptions options_;
   UniqueFd lock_;
-  uint64_t epoch_ = 0;  // First generation of this broker, too.
+  uint64_t epoch_ = 0;  // Also the first generation number of this broker.
   std::optional<Gpu> gpu_;
   std::optional<Ledger> ledger_;
   std::optional<registry::RegistryWriter> registry_;
-  std::map<std::string, uint32_t> slots_;  // Of the registry, by name.
+  std::map<std::string, uint32_t> slots_;  // Registry slots by name.
   Worker driver_worker_;
   Worker closer_{kCloserThreads};
   std::unique_ptr<Children> children_;
@@ -176,9 +184,9 @@ class Broker : private Handler {
   std::optional<CounterBook> counters_;
   std::optional<Link> link_;
   std::set<uint64_t> announced_;  // Clients that the plugin knows.
-  Ledger::Cursor stated_;         // Of all there is; while link_ is stating it.
+  Ledger::Cursor stated_;         // Position in the full state while link_ is stating it.
   bool device_lost_ = false;
-  int driver_calls_ = 0;  // Under way.
+  int driver_calls_ = 0;  // Number of calls in progress.
   bool host_list_due_ = false;
   bool counters_due_ = false;
   bool draining_ = false;

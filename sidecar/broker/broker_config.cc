@@ -13,25 +13,27 @@ namespace gpushm::config {
 namespace {
 
 constexpr std::array<KeyInfo, 10> kBrokerKeys = {{
-    {"annotations", "", "map", "none", "The annotations as in a pod's metadata.",
+    {"annotations", "", "map", "none", "The annotations, as in a pod's metadata.",
      "{buffers.gpushm.io/weights: 8Gi}"},
     {"containers", "", "list of names", "any", "The containers that the broker serves.",
      "[decoder, model]"},
-    {"pool", "", "quantity", "what the annotations add up to",
-     "Bytes that the broker may allocate.", "16Gi"},
-    {"gpu", "", "UUID or index", "the only one", "The GPU.", "0"},
+    {"pool", "", "quantity", "the sum for the annotations", "Bytes that the broker may allocate.",
+     "16Gi"},
+    {"gpu", "", "UUID or index", "the only one", "The GPU to use.", "0"},
     {"folder", "", "absolute path", "/run/gpushm",
-     "Where the broker makes one subfolder per container, with the socket.", "/run/gpushm"},
-    {"link", "", "absolute path or `none`", "/run/gpushm-link, if it is there",
-     "Where the plugin's socket is, which names the GPU and keeps what a restarted broker needs.",
+     "Folder in which the broker makes one subfolder with a socket for each container.",
+     "/run/gpushm"},
+    {"link", "", "absolute path or `none`", "/run/gpushm-link, if it exists",
+     "Folder of the plugin's socket. "
+     "The plugin names the GPU and keeps what a restarted broker needs.",
      "/run/gpushm-link"},
     {"pod-uid", "", "text", "none", "The pod's UID, for names under /dev/shm.",
      "0b8c0f6e-5c0e-4d0a-9d3c-8f6f1f3a2b11"},
     {"host-ipc", "", "`true` or `false`", "false",
-     "As gpushm.io/host-ipc; where both are there they must agree.", "true"},
-    {"log.level", "", "`debug`, `info`, `warning` or `error`", "info", "The least that is logged.",
-     "debug"},
-    {"log.format", "", "`text` or `json`", "text", "How log lines look.", "json"},
+     "The same as gpushm.io/host-ipc. If both are given, they must agree.", "true"},
+    {"log.level", "", "`debug`, `info`, `warning` or `error`", "info",
+     "The lowest level that is logged.", "debug"},
+    {"log.format", "", "`text` or `json`", "text", "The format of log lines.", "json"},
 }};
 
 constexpr size_t kUidBytes = 64;
@@ -57,7 +59,7 @@ class FileReader {
 
 void FileReader::Field(const YamlNode& key, const YamlNode& value) {
   const std::string& name = key.text;
-  if (name == "annotations" || name == "containers") return;  // ReadPod.
+  if (name == "annotations" || name == "containers") return;  // Read in ReadPod.
   if (name == "pool") return Pool(value);
   if (name == "pod-uid") return PodUid(value);
   if (name == "log") return file_.Log(value, config_.log);
@@ -95,9 +97,10 @@ void FileReader::PodUid(const YamlNode& value) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-';
   });
   if (!clean || text->empty() || text->size() > kUidBytes) {
-    return file_.Fail(value, "pod-uid",
-                      Concat(Quote(*text), " is not a pod's UID (letters, digits and '-', at most ",
-                             kUidBytes, ")"));
+    return file_.Fail(
+        value, "pod-uid",
+        Concat(Quote(*text), " is not a valid pod UID (letters, digits and '-', at most ",
+               kUidBytes, ")"));
   }
   config_.pod_uid = *text;
 }
@@ -112,7 +115,7 @@ void FileReader::ReadPod(const YamlNode& root) {
       entries, {.containers = config_.containers, .allow_absolute_file = true}, file_.errors());
 }
 
-// What fits each key but not the others.
+// Checks rules that involve more than one key.
 void FileReader::CheckTogether(const YamlNode& root) {
   const uint64_t needed = PoolBytes(config_.pod);
   if (!config_.pool_given) {
@@ -120,7 +123,7 @@ void FileReader::CheckTogether(const YamlNode& root) {
   } else if (config_.pool_bytes < needed) {
     file_.Fail(*Find(root, "pool"), "pool",
                Concat(FormatBytes(config_.pool_bytes), " is less than the ", FormatBytes(needed),
-                      " that the annotations add up to"),
+                      " that the annotations need in total"),
                Concat("pool: ", FormatBytes(needed)));
   }
   config_.host_ipc = host_ipc_.value_or(config_.pod.host_ipc);

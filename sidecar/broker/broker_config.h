@@ -1,4 +1,4 @@
-// The YAML file of a broker that is started by hand. Its errors are those of
+// The YAML file of a broker that is started by hand. Its errors follow
 // contract/annotations/annotations.h: all at once, each with its place, the reason and an example.
 //
 // Threads: pure functions; any thread.
@@ -21,11 +21,11 @@ namespace gpushm::config {
 struct BrokerConfig {
   PodSpec pod;                                         // annotations:
   std::optional<std::vector<std::string>> containers;  // containers:, as listed
-  uint64_t pool_bytes = 0;       // pool:, or what `pod` adds up to (PoolBytes)
-  bool pool_given = false;       // pool: was there
-  std::optional<GpuChoice> gpu;  // gpu:; absent: the only one
+  uint64_t pool_bytes = 0;                             // pool:, or the sum for `pod` (PoolBytes)
+  bool pool_given = false;                             // whether pool: was given
+  std::optional<GpuChoice> gpu;                        // gpu:; absent for the only one
   std::string folder{protocol::kDefaultFolder};
-  std::string link;       // link:; empty: the usual place, if it is there; "none"
+  std::string link;       // link:; empty for the default path, if it exists; or "none"
   std::string pod_uid;    // pod-uid:; may be empty
   bool host_ipc = false;  // host-ipc:, or the annotation gpushm.io/host-ipc
   LogConfig log;
@@ -39,7 +39,7 @@ Result<BrokerConfig> ParseBrokerConfig(std::string_view yaml_text, std::string_v
 OrErrors<BrokerConfig> ParseBrokerConfigOrErrors(std::string_view yaml_text,
                                                  std::string_view file_name);
 
-// The keys of the file, those of `log` as "log.level".
+// The keys of the file. Those of `log` have names like "log.level".
 std::span<const KeyInfo> BrokerKeys();
 
 }  // namespace gpushm::config

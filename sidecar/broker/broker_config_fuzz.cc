@@ -1,6 +1,6 @@
 // Goal: no text crashes the parser of the broker's file, or makes it throw. Method: each input is
-// taken as the file; what parses has a pool that is large enough, and errors are one line each.
-// contract/annotations/annotations_fuzz.cc does the same for what is inside of `annotations:`.
+// parsed as the file. If it parses, its pool is large enough; if not, each error is one line.
+// contract/annotations/annotations_fuzz.cc does the same for the content of `annotations:`.
 #include "sidecar/broker/broker_config.h"
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Goal: the broker's file is read, and every kind of mistake in it is found at its place,
-// explained, and answered with an example that is right. Method: a table of malformed files; each
-// says the line, the column, the field and a part of the reason that must come out. Of every error
-// the example is parsed.
+// explained, and answered with a correct example. Method: a table of malformed files. Each case
+// gives the line, the column, the field and a part of the expected reason. The example of every
+// error must parse.
 #include "sidecar/broker/broker_config.h"
 
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ std::vector<Case> FileCases() {
   const std::string a = "annotations:\n  ";
   return {
       {"annotations: {buffers.gpushm.io/w: 1Gi, signals.gpushm.io/w: ''}\n", 1, 41, "",
-       "a buffer has this name"},
+       "a buffer already has this name"},
       {a + "buffers.gpushm.io/weights:\n    size: 8GB\n", 3, 11, "size", "(write 8Gi or 8G)"},
       {a + "buffers.gpushm.io/weights: 8GB\n", 2, 30, "size", "(write 8Gi or 8G)"},
       {a + "buffers.gpushm.io/weights: '8GB'\n", 2, 31, "size", "(write 8Gi or 8G)"},
@@ -68,9 +68,9 @@ std::vector<Case> FileCases() {
       {a + "buffers.gpushm.io/w: |-\n\n    size: x\n", 4, 11, "size", "is not a quantity"},
       {a + "buffers.gpushm.io/w: >\n    {size: 1Gi,\n    loads: x}\n", 2, 24, "loads", "neither"},
       {a + "buffers.gpushm.io/w:\n", 2, 3, "size", "no value"},
-      {a + "buffers.gpushm.io/W: 1Gi\n", 2, 3, "", "not a buffer's name"},
+      {a + "buffers.gpushm.io/W: 1Gi\n", 2, 3, "", "not a valid buffer name"},
       {a + "buffer.gpushm.io/w: 1Gi\n", 2, 3, "", "nearest is buffers.gpushm.io/w"},
-      {a + "buffers.gpushm.io/w: 1Gi\n  buffers.gpushm.io/w: 2Gi\n", 3, 3, "", "there twice"},
+      {a + "buffers.gpushm.io/w: 1Gi\n  buffers.gpushm.io/w: 2Gi\n", 3, 3, "", "duplicate key"},
       {"annotations: [a]\n", 1, 14, "annotations", "is a list"},
       {"annotations:\n", 1, 1, "annotations", "is nothing"},
       {"anotations: {}\n", 1, 1, "anotations", "nearest is annotations"},
@@ -78,8 +78,8 @@ std::vector<Case> FileCases() {
       {"8Gi\n", 1, 1, "", "is text, not a map"},
       {"containers: decoder\n", 1, 13, "containers", "is text, not a list"},
       {"containers: []\n", 1, 13, "containers", "empty list"},
-      {"containers: [a, a]\n", 1, 17, "containers[1]", "there twice"},
-      {"containers: [a, B]\n", 1, 17, "containers[1]", "not a container's name"},
+      {"containers: [a, a]\n", 1, 17, "containers[1]", "listed twice"},
+      {"containers: [a, B]\n", 1, 17, "containers[1]", "not a valid container name"},
       {"containers: [[a]]\n", 1, 14, "containers[0]", "is a list"},
       {"containers: [a]\n" + a + "private.gpushm.io/b: 1Gi\n", 3, 3, "", "no container \"b\""},
       {"pool: lots\n", 1, 7, "pool", "is not a quantity"},
@@ -89,13 +89,13 @@ std::vector<Case> FileCases() {
       {"gpu: first\n", 1, 6, "gpu", "neither a GPU's UUID nor its index"},
       {"gpu: 256\n", 1, 6, "gpu", "neither"},
       {"gpu: -1\n", 1, 6, "gpu", "neither"},
-      {"gpu: GPU-123\n", 1, 6, "gpu", "not a GPU's UUID"},
+      {"gpu: GPU-123\n", 1, 6, "gpu", "not a valid GPU UUID"},
       {"gpu: {index: 0}\n", 1, 6, "gpu", "is a map"},
       {"folder: run/gpushm\n", 1, 9, "folder", "not an absolute path"},
       {"folder: /" + Long(200) + "\n", 1, 9, "folder", "longer than 107"},
       {"folder:\n", 1, 1, "folder", "no value"},
-      {"pod-uid: ../../etc\n", 1, 10, "pod-uid", "not a pod's UID"},
-      {"pod-uid: ''\n", 1, 10, "pod-uid", "not a pod's UID"},
+      {"pod-uid: ../../etc\n", 1, 10, "pod-uid", "not a valid pod UID"},
+      {"pod-uid: ''\n", 1, 10, "pod-uid", "not a valid pod UID"},
       {"pod_uid: a\n", 1, 1, "pod_uid", "nearest is pod-uid"},
       {"host-ipc: on\n", 1, 11, "host-ipc", "neither true nor false"},
       {"host-ipc: false\n" + a + "gpushm.io/host-ipc: 'true'\n", 1, 11, "host-ipc", "contradicts"},
@@ -104,7 +104,7 @@ std::vector<Case> FileCases() {
       {"log: {level: [info]}\n", 1, 14, "log.level", "is a list"},
       {"log:\n  format: xml\n", 2, 11, "log.format", "is not one of text or json"},
       {"log: {levle: info}\n", 1, 7, "log.levle", "nearest is level"},
-      {"pool: 1Gi\npool: 2Gi\n", 2, 1, "", "there twice"},
+      {"pool: 1Gi\npool: 2Gi\n", 2, 1, "", "duplicate key"},
       {"pool: 1Gi\n\tgpu: 0\n", 2, 1, "", "a tab"},
       {"pool: [1Gi\n", 2, 1, "", "not valid YAML"},
   };
@@ -134,8 +134,8 @@ TEST(BrokerConfigTest, EachMistakeIsFoundAtItsPlaceWithAnExampleThatIsRight) {
   }
 }
 
-// Goal: no key is documented, accepted and then ignored. Method: with the table's example of it the
-// result is another one than without.
+// Goal: no key is documented and accepted but then ignored. Method: the table's example of a key
+// must change the result.
 TEST(BrokerConfigTest, EveryExampleOfTheTableTakesEffect) {
   for (const KeyInfo& key : BrokerKeys()) {
     const size_t dot = key.name.find('.');
@@ -152,7 +152,7 @@ TEST(BrokerConfigTest, EveryExampleOfTheTableTakesEffect) {
   }
 }
 
-// Goal: one round of mending is enough.
+// Goal: one round of corrections is enough.
 TEST(BrokerConfigTest, AllErrorsComeAtOnceInTheOrderOfTheFile) {
   const auto config = ParseBrokerConfigOrErrors(
       "poool: 1Gi\n"

@@ -24,7 +24,7 @@ namespace gpushm::broker {
 namespace {
 
 constexpr size_t kLineBytes = 4096;
-// The spawner forks and answers, which takes it 1 ms where it gets a core.
+// Time for the spawner to fork and answer, which takes 1 ms once it gets a CPU core.
 constexpr int64_t kSpawnMs = 1'000;
 constexpr int64_t kReapMs = 250;
 
@@ -38,11 +38,11 @@ Result<std::array<UniqueFd, 2>> SocketPair(int type) {
 
 std::string HowItEnded(int status) {
   return WIFSIGNALED(status) ? Concat("by signal ", WTERMSIG(status))
-                             : Concat("with ", WEXITSTATUS(status));
+                             : Concat("with exit code ", WEXITSTATUS(status));
 }
 
-// Ends a child that nobody knows. It has no descriptor here that would tell of its end, and may
-// take its time.
+// Ends a child that has no Child object. No descriptor here reports its end, and it may take a
+// while.
 void EndUnknown(EventLoop* loop, pid_t pid) {
   kill(pid, SIGKILL);
   if (waitpid(pid, nullptr, WNOHANG) != 0) return;
@@ -57,7 +57,7 @@ struct Child::Process {
   pid_t pid = -1;
   UniqueFd pidfd;
   UniqueFd channel;
-  std::string line;  // Read so far.
+  std::string line;  // The incomplete line read so far.
   Events events;
   bool killed = false;
   std::shared_ptr<bool> ended = std::make_shared<bool>(false);
@@ -69,7 +69,7 @@ struct Child::Process {
   void LogHang() const;
 };
 
-// False: nothing is left to read for now.
+// Returns false if there is nothing left to read for now.
 bool Child::Process::ReadSome() {
   if (!channel) return false;
   std::array<char, 4096> bytes{};
@@ -81,7 +81,7 @@ bool Child::Process::ReadSome() {
   for (const char c : std::string_view(bytes.data(), static_cast<size_t>(count))) {
     if (c == '\n') {
       const std::string whole = std::exchange(line, {});
-      const auto on_line = events.on_line;  // It may set others.
+      const auto on_line = events.on_line;  // A copy, because it may set other events.
       if (on_line) on_line(whole);
     } else if (line.size() < kLineBytes) {
       line += c;
@@ -91,12 +91,12 @@ bool Child::Process::ReadSome() {
 }
 
 void Child::Process::OnEnded() {
-  while (ReadSome()) {  // What it wrote last; at most one socket's worth is left.
+  while (ReadSome()) {  // The last bytes that it wrote; at most one socket buffer is left.
   }
   loop->Unwatch(pidfd.get());
   if (channel) loop->Unwatch(channel.get());
   int status = 0;
-  waitpid(pid, &status, WNOHANG);  // Its pidfd said that it has ended.
+  waitpid(pid, &status, WNOHANG);  // Its pidfd has reported the end.
   pidfd.Reset();
   channel.Reset();
   *ended = true;
@@ -148,7 +148,7 @@ Result<void> Child::Send(const std::string& line, std::span<const int> descripto
   if (!sent) return std::unexpected(sent.error());
   if (*sent) return {};
   return Fail(Code::kBusy, Concat("too many descriptors of this user are in flight"),
-              "processes of the same user, all over the node, must read theirs");
+              "processes of the same user on this node must receive the descriptors sent to them");
 }
 
 // ---- Children
@@ -162,7 +162,7 @@ Result<std::unique_ptr<Children>> Children::Create(EventLoop* loop, const std::s
   std::array<char*, 3> words = {path.data(), name.data(), nullptr};
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  // To its own number, dup2 clears close-on-exec as well (glibc 2.29).
+  // For the same number, dup2 also clears close-on-exec (glibc 2.29).
   posix_spawn_file_actions_adddup2(&actions, (*ends)[1].get(), kChannel);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
@@ -186,20 +186,20 @@ Result<std::unique_ptr<Children>> Children::Create(EventLoop* loop, const std::s
 
 Children::~Children() { loop_->Unwatch(control_.get()); }
 
-// An answer that comes too late for Spawn, or the spawner's end.
+// Handles an answer that came too late for Spawn, or the spawner's end.
 void Children::OnControl() {
   const Result<pid_t> late = TakeAnswer(/*wait_ms=*/0, "child");
   if (late) return EndUnknown(loop_, *late);
   if (late.error().code() != Code::kUnavailable) return;
   loop_->Unwatch(control_.get());
   int status = 0;
-  waitpid(spawner_, &status, 0);  // It has closed its end, so it is ending.
+  waitpid(spawner_, &status, 0);  // It has closed its end, so it is about to end.
   on_spawner_ended_(Status(Code::kPeerDied,
                            Concat("the broker's spawner ended ", HowItEnded(status)),
-                           "the sidecar's memory limit and the node's kernel log tell why"));
+                           "check the sidecar's memory limit and the node's kernel log"));
 }
 
-// kTimeout: there is none. kUnavailable: the spawner has ended.
+// Fails with kTimeout if there is no answer, and with kUnavailable if the spawner has ended.
 Result<pid_t> Children::TakeAnswer(int64_t wait_ms, const std::string& name) {
   protocol::Message answer;
   if (auto r = protocol::Receive(control_.get(), &answer, Deadline::AfterMs(wait_ms)); !r) {
@@ -216,7 +216,7 @@ Result<pid_t> Children::TakeAnswer(int64_t wait_ms, const std::string& name) {
 Result<pid_t> Children::Spawn(const std::vector<std::string>& arguments, int channel) {
   const auto late = [] {
     return Fail(Code::kBusy, "the broker's spawner does not answer",
-                "try again; does the sidecar get CPU time?");
+                "try again, and check that the sidecar gets CPU time");
   };
   if (is_answer_due_) return late();
   std::string words;
@@ -244,7 +244,8 @@ Result<std::unique_ptr<Child>> Children::Start(const std::vector<std::string>& a
   process->name = arguments.front();
   process->pid = *pid;
   process->channel = std::move((*ends)[0]);
-  // The child is ours and unreaped, so its number cannot be another process yet.
+  // The child belongs to the broker and is not reaped yet, so its pid cannot belong to another
+  // process.
   process->pidfd.Reset(static_cast<int>(syscall(SYS_pidfd_open, *pid, 0)));
   const Result<void> ending =
       process->pidfd

@@ -1,18 +1,20 @@
-// Children of the broker: this program again, short-lived, for what needs a context or may hang in
-// the kernel.
+// Children of the broker: short-lived processes of the same program, for work that needs a context
+// or may hang in the kernel.
 //
-// A child begins with its standard descriptors and number 3, a stream socket to the broker;
-// whatever else it needs is sent to it there (spawner.h). It is started by a process of its own,
-// the spawner, which has no descriptor of a client: exec closes what it inherits, closing a file of
-// a hung file system does not return, and whoever started the child waits for its exec.
+// A child starts with its standard descriptors and descriptor 3, a stream socket to the broker.
+// Whatever else it needs is sent over that socket (spawner.h). A separate process, the spawner,
+// starts it. The reason: exec closes inherited descriptors, closing a file of a hung file system
+// does not return, and whoever starts the child waits for its exec. The spawner has no descriptor
+// of a client.
 //
 // SIGKILL does not end a process that the kernel holds in a system call, as on a hung FUSE file
-// system. Nobody here waits for one: after kKillMs it counts as ended, and the log says where it
-// hangs.
+// system. Nobody here waits for such a process: after kKillMs it counts as ended, and the log says
+// where it hangs.
 //
-// Nobody waits long for the spawner either: where it has not answered in time, as in a container
-// that was frozen, that start is refused with BUSY and so are others until it has; the child that
-// it started late is ended. Without a spawner nothing can be started: its end is an event.
+// Nobody waits long for the spawner either. If it does not answer in time, as in a container that
+// was frozen, that start is refused with BUSY, and so are others until it answers. A child that it
+// started late is ended. Without a spawner nothing can be started, so its end is reported as an
+// event.
 //
 // Threads: the loop's.
 #pragma once
@@ -36,24 +38,26 @@ namespace gpushm::broker {
 class Child {
  public:
   struct Events {
-    std::function<void(const std::string& line)> on_line;  // Without its end.
-    // As waitpid() tells it, after the last line. Of one that hangs: killed by SIGKILL.
+    std::function<void(const std::string& line)> on_line;  // Without the line end.
+    // The status from waitpid(), reported after the last line. For a child that hangs: killed by
+    // SIGKILL.
     std::function<void(int status)> on_end;
   };
 
-  // Kills it, if it has not ended. Nobody is told then.
+  // Kills the child if it has not ended. No event is reported then.
   ~Child();
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
   void SetEvents(Events events);
   pid_t pid() const;
-  // on_end follows, within kKillMs.
+  // Kills the child; on_end follows within kKillMs.
   void Kill();
-  // A line and descriptors, which stay the caller's. kSystem, e.g. that it has ended.
+  // Sends a line and descriptors, which the caller keeps. Fails with kSystem, for example if the
+  // child has ended.
   Result<void> Send(const std::string& line, std::span<const int> descriptors) const;
 
-  // Turns true when the process has ended, also after this object has.
+  // Becomes true when the process has ended, even after this object is destroyed.
   std::shared_ptr<const bool> ended() const;
 
  private:
@@ -64,27 +68,27 @@ class Child {
   std::shared_ptr<Process> process_;
 };
 
-// Starts them.
+// Starts the children.
 class Children {
  public:
   static constexpr int64_t kKillMs = 1'000;
 
   using SpawnerEnded = std::function<void(const Status& why)>;
 
-  // Starts the spawner, `program` again. Before anything of a client is open.
+  // Starts the spawner, which runs `program` too. Call it before any client's descriptor is open.
   static Result<std::unique_ptr<Children>> Create(EventLoop* loop, const std::string& program,
                                                   SpawnerEnded on_spawner_ended);
   ~Children();
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
 
-  // `arguments`: its name (loader, releaser) first. kBusy, and kSystem, e.g. for want of
-  // descriptors: both may pass.
+  // The first of `arguments` is the child's name (loader, releaser). Fails with kBusy, or with
+  // kSystem, for example if there are no free descriptors. Both may be temporary.
   Result<std::unique_ptr<Child>> Start(const std::vector<std::string>& arguments,
                                        Child::Events events);
 
-  // For the end of the broker: kills all that are left and waits `wait_ms` for them at most. The
-  // log names those that hang.
+  // For the end of the broker: kills all remaining children and waits at most `wait_ms` for them.
+  // The log names those that hang.
   void EndAll(int64_t wait_ms);
 
  private:
@@ -101,7 +105,7 @@ class Children {
   UniqueFd control_;  // To the spawner, which ends with it.
   pid_t spawner_;
   const SpawnerEnded on_spawner_ended_;
-  bool is_answer_due_ = false;  // To a start that was given up.
+  bool is_answer_due_ = false;  // For a start that was given up.
   std::list<std::weak_ptr<Child::Process>> processes_;
 };
 

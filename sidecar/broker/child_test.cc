@@ -1,6 +1,6 @@
-// Goal: what happens to the broker's children, or to the spawner that starts them, costs a load at
-// most, never all that come later. Method: the real broker; its spawner is stopped or killed, its
-// descriptors run out.
+// Goal: whatever happens to the broker's children, or to the spawner that starts them, costs at
+// most one load, and never all later ones. Method: the real broker, whose spawner is stopped or
+// killed, or whose descriptors run out.
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ struct Descendant {
   std::string name;
 };
 
-// Also those that have ended and that it has not waited for.
+// Includes children that have ended but are not reaped yet.
 std::vector<Descendant> ChildrenOf(pid_t parent) {
   std::vector<Descendant> children;
   std::error_code error;
@@ -58,7 +58,7 @@ class ChildTest : public ::testing::Test {
     std::filesystem::create_directory(files_ / "volume");
     std::ofstream(files_ / "content") << std::string(1 << 20, 'c');
   }
-  // With buffer "late", whose file is not there yet.
+  // With the buffer "late", whose file does not exist yet.
   static BrokerSettings Settings(const std::string& files) {
     BrokerSettings settings = TwoContainers();
     settings.arguments.insert(settings.arguments.end(), {"--test-files", files});
@@ -89,14 +89,14 @@ class ChildTest : public ::testing::Test {
     if (!load) return std::unexpected(load.error());
     return client.FinishTransfer(load->transfer_id);
   }
-  // The broker's descriptors get numbers below `limit` alone.
+  // Limits the broker's descriptors to numbers below `limit`.
   void LimitDescriptors(rlim_t limit) const {
     rlimit both{};
     ASSERT_EQ(prlimit(broker_.pid(), RLIMIT_NOFILE, nullptr, &both), 0);
     both.rlim_cur = std::min(limit, both.rlim_max);
     ASSERT_EQ(prlimit(broker_.pid(), RLIMIT_NOFILE, &both, nullptr), 0);
   }
-  // A limit that leaves it so many more.
+  // A limit that leaves this many more descriptors.
   rlim_t LimitFor(size_t more) const {
     std::set<rlim_t> taken;
     for (const auto& entry :
@@ -113,8 +113,8 @@ class ChildTest : public ::testing::Test {
   BrokerProcess broker_{folder_.path(), Settings(files_.path())};
 };
 
-// A node under load, or a container that was frozen and thawed: the broker's deadline passes before
-// the spawner has run at all.
+// On a loaded node, or in a container that was frozen and thawed, the broker's deadline passes
+// before the spawner has run at all.
 TEST_F(ChildTest, ASpawnerThatAnswersLateIsAskedAgain) {
   ASSERT_TRUE(LoadsLateFile());
   ASSERT_TRUE(Eventually([&] { return HasOnlyItsSpawner(); }));
@@ -138,7 +138,8 @@ TEST_F(ChildTest, AFileWaitsForTheSpawner) {
   EXPECT_TRUE(broker_.WaitForLog("buffer-loaded buffer=late"));
 }
 
-// Without it nothing can be loaded, saved or released: a new broker has one, and all buffers.
+// Without a spawner nothing can be loaded, saved or released. A new broker has one, and all
+// buffers.
 TEST_F(ChildTest, ASpawnerThatEndedEndsTheBroker) {
   const pid_t spawner = Spawner();
   kill(spawner, SIGSTOP);
@@ -157,7 +158,7 @@ TEST_F(ChildTest, AFileWaitsForDescriptors) {
   EXPECT_TRUE(LoadsLateFile());
 }
 
-// The last of the descriptors that a load takes is that of its child.
+// The last descriptor that a load takes is that of its child.
 TEST_F(ChildTest, AChildThatCannotBeWatchedIsEnded) {
   ASSERT_TRUE(LoadsLateFile());
   ASSERT_TRUE(Eventually([&] { return HasOnlyItsSpawner(); }));

@@ -10,11 +10,11 @@ using protocol::CounterPage;
 using protocol::CounterValues;
 
 Result<CounterBook> CounterBook::Create(std::vector<std::string> containers) {
-  // A pod may call a container "host-ipc", too.
+  // A pod's container may also be named "host-ipc".
   std::sort(containers.begin(), containers.end());
   containers.erase(std::unique(containers.begin(), containers.end()), containers.end());
   if (containers.size() > protocol::kMaxCounterRecords) {
-    return Fail(Code::kExhausted, Concat(containers.size(), " containers"),
+    return Fail(Code::kExhausted, Concat(containers.size(), " containers are too many"),
                 Concat("a broker serves at most ", limits::kContainers));
   }
   const auto count = static_cast<uint32_t>(containers.size());
@@ -49,7 +49,8 @@ Result<int> CounterBook::PageOf(const Client& client) {
   if (known != pages_.end()) return known->second.memory.fd.get();
   const auto container = std::find(containers_.begin(), containers_.end(), client.container);
   if (container == containers_.end()) {
-    return Fail(Code::kInternal, Concat("nobody counts for container \"", client.container, '"'));
+    return Fail(Code::kInternal,
+                Concat("no counters exist for container \"", client.container, '"'));
   }
   Result<WritableSegment> memory = MakeSealed("counters", sizeof(CounterPage), Writers::kAll);
   if (!memory) return std::unexpected(memory.error());

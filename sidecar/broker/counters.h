@@ -1,8 +1,8 @@
-// What this broker's clients count (contract/protocol/counters.h): a page for each client, and the
-// segment in which the plugin sees the sums, one record a container.
+// What this broker's clients count (contract/protocol/counters.h): one page for each client, and
+// the segment in which the plugin sees the sums, one record for each container.
 //
-// A page is its client's to write, all of it at any time. What it says only ever moves the numbers
-// of the client's own container, and these never fall; what a client that is gone counted stays.
+// A client may write all of its page at any time. Its content only affects the numbers of the
+// client's own container, and these never decrease. The counts of a client that has ended are kept.
 //
 // Threads: one at a time.
 #pragma once
@@ -22,12 +22,14 @@ namespace gpushm::broker {
 
 class CounterBook {
  public:
-  // Of all containers that will ever be, by name; at most protocol::kMaxCounterRecords.
+  // `containers` holds the names of all containers that will ever be served; at most
+  // protocol::kMaxCounterRecords.
   static Result<CounterBook> Create(std::vector<std::string> containers);
 
-  // The client's page: a memfd that stays this object's. One that it has is given again.
+  // The client's page, as a memfd that this object owns. If the client already has one, the same
+  // one is returned.
   Result<int> PageOf(const Client& client);
-  // The client is gone: its page is read a last time. It may have none.
+  // The client has ended: its page, if it has one, is read a last time.
   void End(uint64_t client_id);
   bool has_pages() const { return !pages_.empty(); }
 
@@ -50,7 +52,7 @@ class CounterBook {
   protocol::CounterRecord& record(size_t container) const;
 
   std::vector<std::string> containers_;
-  std::vector<protocol::CounterValues> ended_;  // By container: of clients that are gone.
+  std::vector<protocol::CounterValues> ended_;  // By container: counts of clients that have ended.
   WritableSegment segment_;
   std::map<uint64_t, Page> pages_;  // By client id.
 };

@@ -1,5 +1,6 @@
-// Goal: sums are right, never fall, and a client that writes anything into its page spoils no
-// container but its own. Method: the book by itself; then the real broker with clients by hand.
+// Goal: sums are right and never decrease, and a client that writes arbitrary bytes into its page
+// affects only its own container. Method: the book by itself, then the real broker with hand-made
+// clients.
 #include "sidecar/broker/counters.h"
 
 #include <fcntl.h>
@@ -20,7 +21,7 @@ using protocol::Kind;
 
 constexpr size_t kOffers = protocol::WordOf(Counter::kOffers);
 
-// As a client and the plugin map them.
+// Maps them like a client and the plugin.
 Mapping MapPage(int fd) {
   const UniqueFd own(dup(fd));
   auto page = MapSealed(own, "counters", sizeof(CounterPage), sizeof(CounterPage), Writers::kAll);
@@ -132,7 +133,7 @@ TEST_F(BrokerCountersTest, SpeaksTheVersionThatBothKnow) {
   }
 }
 
-// A library of version 1 reads no message of a later one.
+// A library of version 1 reads no message of a later version.
 TEST_F(BrokerCountersTest, RepliesOfVersionOneSaySo) {
   RawClient client(broker_.Socket("app"));
   ASSERT_TRUE(Greet(&client, 1));
@@ -152,14 +153,14 @@ TEST_F(BrokerCountersTest, APageCannotBeResizedOrSealed) {
   EXPECT_NE(ftruncate(page.get(), 0), 0);
   EXPECT_NE(ftruncate(page.get(), 8192), 0);
   EXPECT_NE(fcntl(page.get(), F_ADD_SEALS, F_SEAL_WRITE), 0);
-  // Its pages it may take out: the broker then reads zeros.
+  // A client may punch holes into its pages; the broker then reads zeros.
   EXPECT_EQ(fallocate(page.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
   ASSERT_TRUE(Ask(&client));
   EXPECT_TRUE(client.Info());
 }
 
-// Goal: pages are the broker's, and go with their clients. Method: its descriptors are counted
-// before and after many clients, of which some end by hanging up and some are killed.
+// Goal: the broker owns the pages, and they are freed with their clients. Method: its descriptors
+// are counted before and after many clients, some of which disconnect and some of which are killed.
 TEST_F(BrokerCountersTest, PagesGoWithTheirClients) {
   RawClient first(broker_.Socket("app"));
   ASSERT_TRUE(first.Hello());

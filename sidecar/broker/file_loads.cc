@@ -12,9 +12,9 @@
 namespace gpushm::broker {
 namespace {
 
-// Between two looks at a file that is not there yet, and at the one place for transfers.
+// Time between two attempts to open a missing file, and to get the one place for transfers.
 constexpr int64_t kRetryMs = 250;
-// Loaders of one volume that have not heard from it.
+// The most loaders for one volume that have not got an answer from it.
 constexpr int kUnheard = 2;
 
 }  // namespace
@@ -55,11 +55,11 @@ void FileLoads::StartLoaders() {
   for (auto next = queue_.begin(); loaders_ < kLoaders && next != queue_.end();) {
     Load& load = **next;
     if (unheard_[load.file.folder] >= kUnheard) {
-      ++next;  // Its volume may hang; others have their turn.
+      ++next;  // Its volume may hang, so the others go first.
       continue;
     }
     next = queue_.erase(next);
-    if (!events_.is_wanted(load.file.buffer)) continue;  // Loaded by a former broker, or a client.
+    if (!events_.is_wanted(load.file.buffer)) continue;  // Loaded by an earlier broker or a client.
     if (load.former_ended && !*load.former_ended) {
       Queue(load.file.buffer, kRetryMs);
     } else {
@@ -79,7 +79,8 @@ void FileLoads::StartLoader(Load& load) {
   auto loader = children_->Start(
       arguments, {.on_line = [this, &load](const std::string& line) { OnLine(load, line); },
                   .on_end = [this, &load](int status) { OnLoaderEnded(load, status); }});
-  if (!loader) {  // For want of memory, descriptors or time, all of which may come back.
+  // Memory, descriptors or time were missing; all of these may be available again later.
+  if (!loader) {
     if (!std::exchange(load.said_not_started, true)) {
       LogWarning("loader-not-started",
                  {{"buffer", load.file.buffer}, {"reason", loader.error().ToString()}});
@@ -133,8 +134,8 @@ void FileLoads::OnLoaderEnded(Load& load, int status) {
   const Status why = load.failure.value_or(
       Status(Code::kPeerDied,
              WIFSIGNALED(status) ? Concat("the loader was ended by signal ", WTERMSIG(status))
-                                 : Concat("the loader ended with ", WEXITSTATUS(status)),
-             "the sidecar's log and memory limit tell why"));
+                                 : Concat("the loader ended with exit code ", WEXITSTATUS(status)),
+             "check the sidecar's log and memory limit"));
   if (why.code() != Code::kNotFound && why.code() != Code::kContended) return GiveUp(load, why);
   if (!std::exchange(load.said_waiting, true)) {
     LogInfo("file-waiting",

@@ -1,16 +1,16 @@
 // The loads of `file:`, which the broker makes itself.
 //
-// The broker never touches a path of a pod's volume, which may hang (NFS, FUSE) with whoever does.
-// A loader opens the file, says "opened <bytes> <1: a pipe>" and waits for its turn; one file that
-// hangs holds up its own load. The loader also waits for a file that is not there (an init
-// container may still write it) or that somebody has a lease on, for a while, and says "waiting":
-// then it ends with NOT_FOUND or CONTENDED, and another one is started when those that wait for
-// other files had their turn.
+// The broker never touches a path of a pod's volume, because a hung volume (NFS, FUSE) blocks every
+// process that does. A loader opens the file, writes "opened <bytes> <1: a pipe>" and waits for its
+// turn, so a hung file holds up only its own load. If the file does not exist (an init container
+// may still write it) or a process has a lease on it, the loader waits for a while and writes
+// "waiting". It then ends with NOT_FOUND or CONTENDED, and another loader is started after the
+// loads that wait for other files have had their turn.
 //
-// At most kLoaders are about to open files, two for a volume that has not answered any of them yet,
-// so a volume that hangs leaves the others their loaders. Those that have hung for
-// Settings::hang_ms do not count, so neither do many such volumes keep others from being loaded:
-// each costs two processes.
+// At most kLoaders are about to open files, and at most two for a volume that has not answered any
+// of them yet, so a hung volume leaves loaders for the others. Loaders that have hung for
+// Settings::hang_ms do not count, so many hung volumes do not keep other files from being loaded
+// either. Each costs two processes.
 //
 // Threads: the loop's.
 #pragma once
@@ -32,26 +32,26 @@ namespace gpushm::broker {
 
 class FileLoads {
  public:
-  // A process of about 1 MiB each, beside the buffers' pages in the sidecar's memory.
+  // Each is a process of about 1 MiB, in addition to the buffers' pages in the sidecar's memory.
   static constexpr int kLoaders = 8;
 
   struct File {
     std::string buffer;
-    std::string folder;  // As for OpenFileOf.
+    std::string folder;  // Same as for OpenFileOf.
     std::string path;
     std::string whole() const { return folder.empty() ? path : Concat(folder, '/', path); }
   };
   struct Settings {
     std::string driver_folder;
     int device = 0;
-    int64_t hang_ms = 10'000;  // After which the log tells of a file that cannot be opened.
+    int64_t hang_ms = 10'000;  // After this time the log reports a file that cannot be opened.
   };
   struct Events {
     // Whether the buffer still waits for its file.
     std::function<bool(const std::string& buffer)> is_wanted;
-    // Loads it. kBusy: not now. Takes the loader over only if it succeeds.
+    // Loads it. Fails with kBusy if it cannot be loaded now. Takes the loader over only on success.
     std::function<Result<void>(const std::string& buffer, OpenedFile* file)> load;
-    // It cannot be loaded.
+    // The buffer cannot be loaded.
     std::function<void(const std::string& buffer, const Status& why)> on_failure;
   };
 
@@ -61,12 +61,12 @@ class FileLoads {
   FileLoads& operator=(const FileLoads&) = delete;
 
   void Add(File file);
-  // The load was given up for others, and is to be made again. Not before its former loader has
-  // ended: one that hangs would become many.
+  // Repeats a load that gave way to another transfer. It starts only after its previous loader has
+  // ended; otherwise a hanging load would lead to many hanging loaders.
   void Again(const std::string& buffer, std::shared_ptr<const bool> loader_ended);
 
  private:
-  // Of a loader's volume: said nothing yet; said something; nothing for hang_ms.
+  // State of a loader's volume: no answer yet, answered, or no answer for hang_ms.
   enum class Volume { kNone, kUnheard, kAnswers, kHangs };  // kNone: there is no loader.
 
   struct Load {
@@ -74,11 +74,11 @@ class FileLoads {
     std::unique_ptr<Child> loader;
     Volume volume = Volume::kNone;
     std::optional<OpenedFile> opened;
-    std::optional<Status> failure;  // What the loader says.
+    std::optional<Status> failure;  // What the loader reported.
     bool said_waiting = false;
-    bool said_not_started = false;             // This time.
-    uint64_t timer = 0;                        // Until the next look, or until it hangs.
-    std::shared_ptr<const bool> former_ended;  // Null: there is none.
+    bool said_not_started = false;  // In this attempt.
+    uint64_t timer = 0;             // Until the next attempt, or until the loader counts as hung.
+    std::shared_ptr<const bool> former_ended;  // Null if there is none.
   };
 
   void Queue(const std::string& buffer, int64_t wait_ms);
@@ -89,17 +89,17 @@ class FileLoads {
   void OnHang(Load& load);
   void SetVolume(Load& load, Volume volume);
   void TryLoad(Load& load);
-  void Done(Load& load);  // Its loader goes, or has gone.
+  void Done(Load& load);  // Its loader ends, or has ended.
   void GiveUp(Load& load, const Status& why);
 
   EventLoop* loop_;
   Children* children_;
   const Settings settings_;
   const Events events_;
-  std::map<std::string, Load> loads_;   // By buffer. Never erased: events refer to them.
-  std::deque<Load*> queue_;             // Those that a loader is due for.
-  int loaders_ = 0;                     // But for those that hang.
-  std::map<std::string, int> unheard_;  // Loaders, those that hang as well, by volume.
+  std::map<std::string, Load> loads_;   // By buffer. Never erased, because events refer to them.
+  std::deque<Load*> queue_;             // Loads that are due for a loader.
+  int loaders_ = 0;                     // Without those that hang.
+  std::map<std::string, int> unheard_;  // Loaders by volume, including those that hang.
 };
 
 }  // namespace gpushm::broker

@@ -17,12 +17,12 @@ std::string Names(const std::vector<DeviceInfo>& devices) {
 
 bool Matches(const DeviceInfo& device, const config::GpuChoice& choice) {
   if (choice.uuid.empty()) return static_cast<uint32_t>(device.device) == choice.index;
-  // cuDeviceGetUuid gives a MIG instance its own UUID; NVML writes it with MIG- in front.
+  // cuDeviceGetUuid gives a MIG instance its own UUID; NVML writes it with the prefix MIG-.
   const std::string uuid = device.uuid.ToString();
   return choice.uuid.size() == uuid.size() && choice.uuid.substr(4) == uuid.substr(4);
 }
 
-// Where the simulated driver keeps its memory: simulator/README.md.
+// The folder in which the simulated driver keeps its memory; see simulator/README.md.
 std::string SimulatedState() {
   const char* const folder = std::getenv("GPUSHM_SIM_DIR");
   return folder == nullptr || *folder == '\0' ? "/var/tmp/gpushm-sim" : folder;
@@ -43,11 +43,11 @@ Result<Gpu> Gpu::Open(const std::string& driver_folder,
   if (!devices) return std::unexpected(devices.error());
   if (devices->empty()) {
     return Fail(Code::kNotFound, "this process sees no GPU",
-                "ask for gpushm.io/memory, or check CUDA_VISIBLE_DEVICES");
+                "request gpushm.io/memory, or check CUDA_VISIBLE_DEVICES");
   }
   if (!choice && devices->size() > 1) {
     return Fail(Code::kInvalidArgument, Concat("several GPUs are visible: ", Names(*devices)),
-                "say which one: --gpu 0, or --gpu GPU-...");
+                "select one: --gpu 0, or --gpu GPU-...");
   }
   const auto device =
       choice ? std::find_if(devices->begin(), devices->end(),
@@ -57,7 +57,7 @@ Result<Gpu> Gpu::Open(const std::string& driver_folder,
     return Fail(Code::kNotFound,
                 Concat("gpu: ", choice->uuid.empty() ? std::to_string(choice->index) : choice->uuid,
                        " is not one of ", Names(*devices)),
-                "name one of these");
+                "use one of these");
   }
   return Gpu(**api, std::move(*device));
 }
@@ -65,7 +65,7 @@ Result<Gpu> Gpu::Open(const std::string& driver_folder,
 Result<UniqueFd> Gpu::Allocate(uint64_t mapped_bytes) const {
   const Result<DeviceMemory> memory = DeviceMemory::Create(*api_, info_.device, mapped_bytes);
   if (!memory) return std::unexpected(memory.error());
-  return memory->Export();  // The handle goes; the descriptor keeps the memory.
+  return memory->Export();  // The handle is released; the descriptor keeps the memory.
 }
 
 }  // namespace gpushm::broker

@@ -1,7 +1,8 @@
-// The broker's GPU: makes memory without ever making a context, and gives its descriptor.
+// The broker's GPU. It makes memory without ever making a context, and returns the memory's
+// descriptor.
 //
-// Threads: Open on the loop's thread at start; Allocate on the driver's worker only, for it may
-// hang with a sick GPU.
+// Threads: Open on the loop's thread at start; Allocate only on the driver's worker, because it may
+// hang if the GPU is unhealthy.
 #pragma once
 
 #include <string>
@@ -17,19 +18,19 @@ namespace gpushm::broker {
 
 class Gpu {
  public:
-  // `choice`: which of the GPUs that this process sees; absent: the only one.
+  // `choice` selects one of the GPUs that this process sees. If absent, there must be only one.
   static Result<Gpu> Open(const std::string& driver_folder,
                           const std::optional<config::GpuChoice>& choice);
 
-  // Memory of `mapped_bytes`, as the descriptor that keeps it. Exported here once, because
-  // exporting costs 0.6 to 1.2 ms in a process without a context; every attach sends this
+  // Memory of `mapped_bytes`, as the descriptor that keeps it. It is exported here once, because
+  // exporting costs 0.6 to 1.2 ms in a process without a context. Every attach sends this
   // descriptor.
   Result<UniqueFd> Allocate(uint64_t mapped_bytes) const;
 
   const DeviceInfo& info() const { return info_; }
   const CudaApi& api() const { return *api_; }
   bool simulated() const { return api_->simulated(); }
-  // What its memory looks like to who gets a descriptor.
+  // How its memory appears to a process that gets a descriptor.
   const MemoryKind& memory_kind() const { return memory_kind_; }
 
  private:

@@ -1,5 +1,5 @@
-// Who holds what, by client, by container and by name: so that no question and no end of a client
-// costs a walk over all leases of a pod. Beside the ledger's maps, which it repeats.
+// An index of who holds what, by client, by container and by name, so that no query and no end of a
+// client has to walk over all leases of a pod. It repeats what the ledger's maps hold.
 //
 // Threads: one at a time.
 #pragma once
@@ -15,13 +15,14 @@ class Holdings {
  public:
   struct OfClient {
     std::set<uint64_t> leases;
-    uint64_t lease_sum = 0;          // Of their numbers, modulo 2^64.
-    std::set<uint64_t> generations;  // That it offered by a handle, and that go with it.
+    uint64_t lease_sum = 0;  // Sum of their numbers, modulo 2^64.
+    // Those that it offered by a handle, which are removed with it.
+    std::set<uint64_t> generations;
   };
-  // Of a name, whatever it stood for meanwhile.
+  // For a name, whatever buffers it has belonged to.
   struct OfName {
     std::set<uint64_t> leases;
-    uint32_t writers = 0;  // Of these.
+    uint32_t writers = 0;  // Number of write leases among them.
     std::set<uint64_t> generations;
   };
 
@@ -49,7 +50,7 @@ class Holdings {
     if (--of_container->second == 0) containers_.erase(of_container);
   }
 
-  // `offerer`: see OfClient; 0: none.
+  // `offerer`: see OfClient; 0 for none.
   void AddGeneration(uint64_t number, const std::string& name, uint64_t offerer) {
     names_[name].generations.insert(number);
     if (offerer != 0) clients_[offerer].generations.insert(number);
@@ -73,7 +74,7 @@ class Holdings {
     return found == names_.end() ? kNothing : found->second;
   }
   const std::map<std::string, OfName>& names() const { return names_; }
-  // Numbers of leases, of those containers that have any.
+  // Number of leases for each container that has any.
   const std::map<std::string, uint32_t>& containers() const { return containers_; }
 
  private:

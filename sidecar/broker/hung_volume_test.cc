@@ -1,6 +1,6 @@
-// Goal: a file system that does not answer holds up the load of its own file, and nothing else: not
+// Goal: a file system that does not respond blocks the load of its own file and nothing else: not
 // the broker's loop, not other loads, not the broker's end. Method: the real broker, and a FUSE
-// file system whose daemon stops answering at each request that a load makes.
+// file system whose daemon stops responding at each request that a load makes.
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -40,8 +40,8 @@ constexpr Hang kHangs[] = {{"Lookup", HangAt::kLookup}, {"Getattr", HangAt::kGet
 
 class HungVolumeTest : public ::testing::TestWithParam<Hang> {
  protected:
-  // Mounts the file system that hangs as volume "hung", beside volume "good", and starts a broker
-  // that loads a file of each.
+  // Mounts the hanging file system as volume "hung" next to a volume "good", and starts a broker
+  // that loads a file from each.
   void Start(HangAt at, const std::string& more_buffers = "") {
     if (const auto missing = HungFuse::MissingHere()) GTEST_SKIP() << *missing;
     std::filesystem::create_directory(files_ / "hung");
@@ -60,9 +60,9 @@ class HungVolumeTest : public ::testing::TestWithParam<Hang> {
   }
   void TearDown() override {
     if (fuse_)
-      fuse_->Abort();  // Before the broker's log is read to its end, which a loader has open.
+      fuse_->Abort();  // Before the broker's log, which a loader has open, is read to its end.
   }
-  // A load of a client of that container, from a file that answers.
+  // A load by a client of that container, from a file that responds.
   Result<void> LoadIn(const std::string& container) {
     RawClient client(broker_->Socket(container));
     if (auto hello = client.Hello(); !hello) return std::unexpected(hello.error());
@@ -71,7 +71,7 @@ class HungVolumeTest : public ::testing::TestWithParam<Hang> {
     if (!load) return std::unexpected(load.error());
     return client.FinishTransfer(load->transfer_id);
   }
-  // The same, as soon as no other one runs.
+  // The same, as soon as no other load runs.
   bool LoadsIn(const std::string& container) {
     return Eventually([&] { return LoadIn(container).has_value(); });
   }
@@ -100,22 +100,22 @@ TEST_P(HungVolumeTest, HoldsUpItsOwnLoadAloneAndEndsWithTheHang) {
   EXPECT_TRUE(broker_->WaitForLog("buffer-loaded buffer=hung"));
 }
 
-// Goal: nothing that hangs keeps the broker from ending, and the log names what does.
+// Goal: nothing that hangs keeps the broker from ending, and the log names what hangs.
 TEST_P(HungVolumeTest, DoesNotKeepTheBrokerFromEnding) {
   Start(GetParam().at, kFiles);
   if (IsSkipped() || HasFatalFailure()) return;
   ASSERT_TRUE(fuse_->WaitUntilHung());
   broker_->Signal(SIGTERM);
   EXPECT_EQ(broker_->WaitForEnd(), 0);
-  // Page cache of which a page is missing is the one wait that SIGKILL ends.
+  // A read that waits for a missing page of the page cache is the only wait that SIGKILL ends.
   if (GetParam().at != HangAt::kRead) {
     EXPECT_TRUE(broker_->WaitForLog("child-hangs child=loader"));
     EXPECT_THAT(broker_->log(), HasSubstr("kernel_function=request_wait_answer"));
   }
 }
 
-// Goal: as many files of one hung volume as there are loaders, and more, keep no other file from
-// being loaded.
+// Goal: even if a hung volume has more files than there are loaders, files of other volumes are
+// loaded.
 TEST_F(HungVolumeTest, ManyFilesOfItKeepNoOtherFromBeingLoaded) {
   std::string buffers;
   for (int i = 0; i < 9; ++i) {
@@ -151,8 +151,8 @@ TEST_F(HungVolumeTest, ManyVolumesThatHangKeepNoOtherFromBeingLoaded) {
   EXPECT_TRUE(broker_->WaitForLog("buffer-loaded buffer=the-good"));
 }
 
-// Goal: a load of the broker's own that stands still gives its place to who can take it, not to a
-// request that is refused.
+// Goal: a load of the broker's own that makes no progress gives its place to a transfer that can
+// use it, but not to a request that is refused.
 TEST_F(HungVolumeTest, ALoadThatStandsStillGivesWayToOnesThatStart) {
   Start(HangAt::kRead,
         "buffers.gpushm.io/hung: {size: 2Mi, file: hung/file}\n"
@@ -176,8 +176,8 @@ TEST_F(HungVolumeTest, ALoadThatStandsStillGivesWayToOnesThatStart) {
   EXPECT_THAT(broker_->log(), HasSubstr("load-gave-way buffer=hung"));
 }
 
-// Goal: the log names the driver's thread when the kernel holds it, whether the broker is told to
-// end while it starts, or gives up. Method: the simulated cards lie on a file system that hangs.
+// Goal: the log names the driver's thread if the kernel holds it, whether the broker is told to end
+// during its start or gives up. Method: the simulated GPUs are on a file system that hangs.
 TEST_F(HungVolumeTest, ACallOfTheDriverThatTheKernelHoldsIsNamed) {
   if (const auto missing = HungFuse::MissingHere()) GTEST_SKIP() << *missing;
   for (const bool told : {true, false}) {
@@ -200,8 +200,8 @@ TEST_F(HungVolumeTest, ACallOfTheDriverThatTheKernelHoldsIsNamed) {
   }
 }
 
-// Goal: a client's file that hangs costs its container the way through the broker, as long as it
-// hangs. Method: the whole file is dead, so that closing it hangs as well, in broker and loader.
+// Goal: if a client's file hangs, its container cannot transfer through the broker while it hangs;
+// others can. Method: the whole file is dead, so that closing it also hangs, in broker and loader.
 TEST_F(HungVolumeTest, AClientsFileThatHangsHoldsUpItsContainerAlone) {
   Start(HangAt::kAllOnceOpen);
   if (IsSkipped() || HasFatalFailure()) return;
@@ -229,9 +229,9 @@ INSTANTIATE_TEST_SUITE_P(, HungVolumeTest, ::testing::ValuesIn(kHangs),
                          [](const auto& hang) { return hang.param.name; });
 
 // Regression: a lease on the file at the broker's start (samba, or any process of its owner) made
-// the buffer FAILED for good.
+// the buffer FAILED permanently.
 TEST(FileLease, IsWaitedFor) {
-  signal(SIGIO, SIG_IGN);  // The kernel asks for the lease.
+  signal(SIGIO, SIG_IGN);  // The kernel requests the lease.
   const TempFolder folder;
   const TempFolder files;
   std::filesystem::create_directory(files / "volume");
@@ -249,9 +249,9 @@ TEST(FileLease, IsWaitedFor) {
   EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=leased"));
 }
 
-// Goal: a descriptor of such a file, handed over in place of GPU memory, harms nobody but the
-// container that sent it. Method: the file system answers nothing once its file is open, so that
-// fstat and close block; another container is served meanwhile.
+// Goal: a descriptor of such a file, sent instead of GPU memory, harms only the container that sent
+// it. Method: the file system does not respond once its file is open, so that fstat and close
+// block. Another container is served meanwhile.
 class HungDescriptorTest : public HungVolumeTest {
  protected:
   void SetUp() override {
@@ -281,13 +281,13 @@ TEST_F(HungDescriptorTest, OfferedAsMemory) {
   ASSERT_TRUE(fuse_->WaitUntilHung()) << "it is being closed";
   ExpectOthersAreServed();
   EXPECT_TRUE(client.Attach("good")) << "it is served as well";
-  // Until it is closed, the container may send no other.
+  // Until it is closed, the container may not send another descriptor.
   EXPECT_TRUE(Eventually([&] { return CodeOf(client.Announce()) == As(Code::kBusy); }));
   fuse_->Answer();
   EXPECT_TRUE(Eventually([&] { return client.Announce().has_value(); }));
 }
 
-// The connection of a client that sends what it did not announce, or too much, ends.
+// The connection of a client that sends an unannounced descriptor, or too many, is closed.
 TEST_F(HungDescriptorTest, WhereNoneBelongs) {
   RawClient client(broker_->Socket("app"));
   ASSERT_TRUE(client.Hello());

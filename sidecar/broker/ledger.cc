@@ -27,21 +27,24 @@ Ledger::Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t f
 
 Result<void> Ledger::HasRoomForBuffer() const {
   if (buffers_.size() >= limits_.buffers) {
-    return Fail(Code::kExhausted, Concat("the pod has its ", limits_.buffers, " buffers"),
-                "delete one; docs/reference/limits.md");
+    return Fail(
+        Code::kExhausted,
+        Concat("the pod already has ", limits_.buffers, " buffers, the most that it may have"),
+        "delete one; see docs/reference/limits.md");
   }
   return HasRoomForGeneration();
 }
 
-// More could not be kept by the plugin. One of each buffer may be under way.
+// The plugin could not keep more. Each buffer may have one generation in progress.
 Result<void> Ledger::HasRoomForGeneration() const {
   if (generations_.size() + limits_.buffers < limits::kLinkGenerations) return {};
   const auto under_way = std::count_if(buffers_.begin(), buffers_.end(),
                                        [](const auto& item) { return item.second.allocating; });
   if (generations_.size() + static_cast<size_t>(under_way) < limits::kLinkGenerations) return {};
   return Fail(Code::kExhausted,
-              Concat("the pod has ", generations_.size(), " generations of buffers"),
-              "detach old ones; docs/reference/limits.md");
+              Concat("the pod already has ", generations_.size(),
+                     " generations of buffers, and the plugin cannot keep more"),
+              "detach old ones; see docs/reference/limits.md");
 }
 
 uint64_t Ledger::MappedBytes(uint64_t size_bytes, bool page) const {
@@ -58,12 +61,12 @@ Result<void> Ledger::Reserve(const Ticket& ticket) {
     const bool has_old = std::any_of(old.begin(), old.end(), [this](uint64_t number) {
       return generations_.at(number).memory.pooled;
     });
-    return Fail(Code::kExhausted,
-                Concat(Quoted(name), " needs ", mapped_bytes, " bytes, the pool has ", free_bytes,
-                       " of ", limits_.pool_bytes, " left"),
-                !has_old
-                    ? "raise gpushm.io/pool-extra, or delete what is not needed"
-                    : "give the buffer another generation (generations: 2), or detach the old one");
+    return Fail(
+        Code::kExhausted,
+        Concat(Quoted(name), " needs ", mapped_bytes, " bytes, but the pool has ", free_bytes,
+               " of ", limits_.pool_bytes, " left"),
+        !has_old ? "raise gpushm.io/pool-extra, or delete buffers that are not needed"
+                 : "allow the buffer another generation (generations: 2), or detach the old one");
   }
   used_bytes_ += mapped_bytes;
   return {};
@@ -79,8 +82,8 @@ Result<Ledger::Ticket> Ledger::BeginNew(const Client& client, const std::string&
                                         uint64_t size_bytes, const Policy& policy, uint32_t flags,
                                         bool page) {
   if (buffers_.contains(name)) {
-    return Fail(Code::kAlreadyExists, Concat("there is a buffer ", Quoted(name), " already"),
-                "attach to it, replace it, or take another name");
+    return Fail(Code::kAlreadyExists, Concat("a buffer ", Quoted(name), " already exists"),
+                "attach to it, replace it, or use another name");
   }
   if (auto room = HasRoomForBuffer(); !room) return std::unexpected(room.error());
   const Result<Policy> allowed = PolicyOfNew(client, name, policy);
@@ -109,7 +112,7 @@ Result<Ledger::Ticket> Ledger::BeginNew(const Client& client, const std::string&
   return ticket;
 }
 
-// A declared buffer that was dropped (on-writer-exit: drop) leaves its name to its writers.
+// If a declared buffer was dropped (on-writer-exit: drop), its writers may create it again.
 Result<Policy> Ledger::PolicyOfNew(const Client& client, const std::string& name,
                                    const Policy& asked) const {
   const auto declared = declared_.find(name);
@@ -118,7 +121,7 @@ Result<Policy> Ledger::PolicyOfNew(const Client& client, const std::string& name
   return Denied(
       Concat(Quoted(name), " is declared by the pod, and container ", Quoted(client.container),
              " may not write it"),
-      Concat("add it to ", declared->second.Annotation(name), ": writers, or take another name"));
+      Concat("add it to ", declared->second.Annotation(name), ": writers, or use another name"));
 }
 
 Result<Ledger::Ticket> Ledger::BeginDeclared(const config::BufferSpec& spec) {
@@ -148,14 +151,14 @@ Result<Ledger::Ticket> Ledger::BeginNext(const Client& client, const std::string
   if (IsPage(name) != page) {
     return Fail(Code::kInvalidArgument,
                 Concat(Quoted(name), page ? " is a buffer" : " is a signal, barrier or ring"),
-                "take another name");
+                "use another name");
   }
   const size_t live = holdings_.Name(name).generations.size();
   if (auto room = HasRoomForGeneration(); !room) return std::unexpected(room.error());
   if (live >= limits::kGenerations) {
     return Fail(Code::kExhausted,
                 Concat(live, " generations of ", Quoted(name), " are still attached"),
-                "detach old ones; docs/reference/limits.md");
+                "detach old ones; see docs/reference/limits.md");
   }
   const uint64_t wanted =
       size_bytes != 0 ? size_bytes : generations_.at(buffer.current).memory.size_bytes;
@@ -172,7 +175,7 @@ Result<Ledger::Ticket> Ledger::BeginNext(const Client& client, const std::string
                 .policy = {},
                 .buffer_id = buffer.id};
   if (ticket.attach && buffer.policy.one_writer && HasWriter(name)) {
-    return Fail(Code::kBusy, Concat(Quoted(name), " has its one writer already"),
+    return Fail(Code::kBusy, Concat(Quoted(name), " already has its one writer"),
                 "detach the old generation first, or declare it access: many-writers");
   }
   if (auto room = HasRoomForLease(client, ticket.attach); !room) {
@@ -191,12 +194,13 @@ Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_al
   memory.size_bytes = ticket.size_bytes;
   memory.mapped_bytes = ticket.mapped_bytes;
   Buffer* const buffer = FindTicket(ticket);
-  // Nobody saw it, nobody will: its maker is gone, or the buffer went while this was allocated.
+  // Nobody has seen this memory, and nobody will: its maker is gone, or the buffer was removed
+  // while it was allocated.
   const bool unwanted = !client_alive && (ticket.unpublished || ticket.attach);
   if (buffer == nullptr || unwanted) {
     freed_.push_back(std::move(memory));
     Abort(ticket);
-    if (unwanted) return Fail(Code::kPeerDied, "the requester ended");
+    if (unwanted) return Fail(Code::kPeerDied, "the requesting process ended");
     return Fail(Code::kNotFound, Concat(Quoted(ticket.name), " was removed meanwhile"),
                 kListRemedy);
   }
@@ -214,7 +218,7 @@ Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_al
     buffer->pending = number;
     generation.publisher_client = ticket.client.id;
   }
-  // A successor that knows of one alone goes on with what was before.
+  // A successor that knows only one of the two continues with the state before.
   if (ticket.replaces) NoteGeneration(number);
   if (ticket.unpublished) {
     NoteBuffer(ticket.name);
@@ -255,8 +259,8 @@ Result<void> Ledger::Publish(const Client& client, uint64_t lease_id) {
   if (buffer == buffers_.end() || buffer->second.pending != (*lease)->generation ||
       generations_.at((*lease)->generation).publisher_client != client.id) {
     return Fail(Code::kInvalidArgument,
-                Concat("this attachment of ", Quoted(name), " holds nothing unpublished"),
-                "create or replace with `unpublished`, and publish once");
+                Concat("this attachment of ", Quoted(name), " has no unpublished generation"),
+                "create or replace with `unpublished`, and publish only once");
   }
   const uint64_t number = std::exchange(buffer->second.pending, 0);
   generations_.at(number).publisher_client = 0;
@@ -269,8 +273,8 @@ Result<void> Ledger::Delete(const Client& client, const std::string& name) {
   const Result<Buffer*> buffer = FindBuffer(name);
   if (!buffer) return std::unexpected(buffer.error());
   if ((*buffer)->policy.declared) {
-    return Denied(Concat(Quoted(name), " is declared by the pod and lives as long as it"),
-                  "take it out of the pod's annotations");
+    return Denied(Concat(Quoted(name), " is declared by the pod and lives as long as the pod"),
+                  "remove it from the pod's annotations");
   }
   if (auto may = CheckWriter(**buffer, name, client); !may) return may;
   if ((*buffer)->allocating || (*buffer)->transferring) {
@@ -297,13 +301,13 @@ Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Acce
     if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
   }
   if (sees_gpu != gpu_ && !IsPage(name)) {
-    return Denied(
-        Concat("the client does not see ", gpu_.ToString(), ", where ", Quoted(name), " lies"),
-        "ask for gpushm.io/attach in this container, or check CUDA_VISIBLE_DEVICES");
+    return Denied(Concat("the client does not see ", gpu_.ToString(), ", where ", Quoted(name),
+                         " is located"),
+                  "request gpushm.io/attach in this container, or check CUDA_VISIBLE_DEVICES");
   }
   if (buffer.current == 0 || (buffer.state == BufferState::kLoading && !writes)) {
-    return Fail(Code::kLoading, Concat("the content of ", Quoted(name), " is not there yet"),
-                "wait for it: gpushm_wait, or a timeout in the attach options");
+    return Fail(Code::kLoading, Concat("the content of ", Quoted(name), " is not loaded yet"),
+                "wait for it: use gpushm_wait, or a timeout in the attach options");
   }
   if (buffer.state == BufferState::kFailed && !writes) {
     return Fail(Code::kSystem, Concat("loading ", Quoted(name), " failed: ", buffer.failure),
@@ -311,14 +315,15 @@ Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Acce
   }
   if (generation != 0 && generation != buffer.current) {
     return Fail(Code::kStale,
-                Concat("generation ", generation, " of ", Quoted(name), " is history, ",
-                       buffer.current, " is current"),
-                "attach the current one");
+                Concat("generation ", generation, " of ", Quoted(name),
+                       " is no longer current; generation ", buffer.current, " is"),
+                "attach to the current generation");
   }
   if (writes && buffer.policy.one_writer && HasWriter(name)) {
-    return Fail(Code::kBusy, Concat(Quoted(name), " has its one writer already"),
-                IsPage(name) ? "wait until that process ends or closes it"
-                             : "wait until it detaches, or declare it access: many-writers");
+    return Fail(Code::kBusy, Concat(Quoted(name), " already has its one writer"),
+                IsPage(name)
+                    ? "wait until that process ends or closes it"
+                    : "wait until it detaches, or declare the buffer access: many-writers");
   }
   if (auto room = HasRoomForLease(client, true); !room) return std::unexpected(room.error());
   Grant grant{.lease_id = AddLease(client, name, buffer.current, access, now_unix_ns, way),
@@ -335,7 +340,8 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
   const uint64_t generation = (*lease)->generation;
   const bool writes = (*lease)->access == Access::kReadWrite;
   EndLease(leases_.find(lease_id), /*died=*/false);
-  // Whoever detaches what it has not published, or not loaded to the end, gives it up.
+  // A client that detaches a generation which it has not published, or not loaded completely, gives
+  // it up.
   const auto buffer = buffers_.find(name);
   if (buffer == buffers_.end()) return {};
   if (buffer->second.pending == generation &&
@@ -344,7 +350,7 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
   } else if (buffer->second.current == generation && writes &&
              GivesContentUp(&buffer->second, client.id)) {
     buffer->second.state = BufferState::kFailed;
-    buffer->second.failure = "the process that loaded it detached before it was complete";
+    buffer->second.failure = "the process that loaded it detached before the load was complete";
     Show(name);
   }
   RemoveIfUnused(name);
@@ -353,14 +359,16 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
 
 Ledger::Ended Ledger::EndClient(uint64_t client_id) {
   Ended ended;
-  std::set<uint64_t> written;  // Generations: once each, however many leases it has on them.
-  const Holdings::OfClient held = holdings_.Client(client_id);  // A copy: they end.
+  std::set<uint64_t> written;  // Each generation once, however many leases the client has on it.
+  // A copy, because the loop ends them.
+  const Holdings::OfClient held = holdings_.Client(client_id);
   for (const uint64_t id : held.leases) {
     const auto lease = leases_.find(id);
     const uint64_t generation = lease->second.generation;
     const std::string name(lease->second.buffer);
     ++ended.leases;
-    // Before the lease: a successor that still knows of the lease finds out again.
+    // Before the lease ends, so that a successor that still knows the lease detects the death
+    // again.
     if (lease->second.access == Access::kReadWrite && written.insert(generation).second) {
       WriterDied(name, generation, client_id, &ended);
     }
@@ -401,7 +409,7 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, uint64_t c
       ended->dropped.push_back(name);
       return;
     case protocol::OnWriterExit::kMark:
-      // Content that is not there does not become usable by a death.
+      // Missing content does not become usable because a writer died.
       if (!was_loading &&
           (buffer.state == BufferState::kLoading || buffer.state == BufferState::kFailed)) {
         return;
@@ -413,7 +421,7 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, uint64_t c
       buffer.state = BufferState::kFailed;
       break;
   }
-  if (was_loading) buffer.failure = "the process that loaded it died before it was complete";
+  if (was_loading) buffer.failure = "the process that loaded it died before the load was complete";
   ended->marked.push_back(name);
   Show(name);
 }
@@ -427,7 +435,7 @@ bool Ledger::GivesContentUp(Buffer* buffer, uint64_t client_id) {
   return true;
 }
 
-// What is unpublished goes with the lease of its publisher.
+// An unpublished generation is dropped with the lease of its publisher.
 void Ledger::DropPending(const std::string& name, Buffer& buffer) {
   const uint64_t generation = std::exchange(buffer.pending, 0);
   generations_.at(generation).publisher_client = 0;
@@ -510,13 +518,13 @@ void Ledger::ReleaseIfUnused(uint64_t number) {
 
 void Ledger::MakeCurrent(const std::string& name, Buffer& buffer, uint64_t generation) {
   const uint64_t old = std::exchange(buffer.current, generation);
-  if (old != 0) {  // What is known of the old content does not hold for the new.
+  if (old != 0) {  // What is known of the old content does not apply to the new.
     buffer.state = BufferState::kReady;
     buffer.failure.clear();
   }
   buffer.loading_client = 0;
   buffer.one_writer_loads = false;
-  buffer.transferring = false;  // What is being loaded goes into the old generation.
+  buffer.transferring = false;  // A load in progress goes into the old generation.
   buffer.loaded_bytes = 0;
   Show(name);
   if (old != 0) ReleaseIfUnused(old);
@@ -526,7 +534,7 @@ void Ledger::Remove(const std::string& name) {
   const auto found = buffers_.find(name);
   const uint64_t current = found->second.current;
   const uint64_t pending = found->second.pending;
-  const auto gone = buffers_.extract(found);  // Kept to the end: `name` may be its key.
+  const auto gone = buffers_.extract(found);  // Kept to the end, because `name` may be its key.
   NoteBuffer(name);
   if (current != 0) {
     changes_.push_back(Change{name, std::nullopt});
@@ -566,16 +574,16 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   return record;
 }
 
-// Leases: how many there may be, and their beginning and end (Ledger's members; see ledger.h).
+// Leases: how many there may be, and their start and end (Ledger's members; see ledger.h).
 
 namespace {
 
-// Leases that every container can have whatever the others do; fewer with many containers.
+// Leases that each container can have, whatever the others do; fewer if there are many containers.
 constexpr uint32_t kReservedLeases = 256;
 
 }  // namespace
 
-// As the server counts connections: what other containers have not used of their shares is theirs.
+// As for the server's connections: a container may also use what the others' shares do not reserve.
 Result<void> Ledger::HasRoomForLease(const Client& client, bool wanted) const {
   if (!wanted) return {};
   const std::map<std::string, uint32_t>& containers = holdings_.containers();
@@ -589,10 +597,10 @@ Result<void> Ledger::HasRoomForLease(const Client& client, bool wanted) const {
   for (const auto& [container, leases] : containers) taken += std::max(leases, reserved);
   if (taken < limits_.leases) return {};
   return Fail(Code::kExhausted,
-              Concat("container ", '"', client.container, '"', " has ", has, " leases, the pod ",
-                     leases_.size(), " of ", limits_.leases,
-                     ", and each container keeps a share of ", reserved),
-              "detach what is not used; docs/reference/limits.md");
+              Concat("container ", '"', client.container, '"', " has ", has,
+                     " leases; the pod has ", leases_.size(), " of at most ", limits_.leases,
+                     "; each container keeps a share of ", reserved),
+              "detach buffers that are not used; see docs/reference/limits.md");
 }
 
 Result<Lease*> Ledger::FindLease(const Client& client, uint64_t lease_id) {
@@ -626,7 +634,8 @@ void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
   if (memory.is_page() && lease->second.access == Access::kReadWrite) {
     parted_.push_back({lease->first, lease->second.buffer, died, memory.descriptor.get()});
   }
-  if (!died) NoteDrop(protocol::LinkDropped::kLease, lease->first);  // Else with its client.
+  // Otherwise it is dropped with its client.
+  if (!died) NoteDrop(protocol::LinkDropped::kLease, lease->first);
   const Lease& ended = lease->second;
   holdings_.EndLease(ended.id, ended.client.id, ended.client.container, ended.buffer,
                      ended.access == Access::kReadWrite);
@@ -635,8 +644,8 @@ void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
   ReleaseIfUnused(generation);
 }
 
-// Memory that applications offer (Ledger's members; see ledger.h). What they say of its size is
-// believed by whoever counts a GPU's memory, so it is held to what the GPU has.
+// Memory that applications offer (Ledger's members; see ledger.h). Whoever counts a GPU's memory
+// believes the size that an application gives, so the size is limited to what the GPU has.
 
 uint64_t Ledger::OfferedBytes(const Memory& memory) {
   if (memory.pooled || memory.is_page()) return 0;
@@ -647,22 +656,23 @@ Result<void> Ledger::HasRoomForOffer(const std::string& name, const Memory& memo
   if (memory.mapped_bytes > limits_.gpu_bytes) {
     return Fail(Code::kInvalidArgument,
                 Concat("size: the allocation offered as \"", name, "\" has ", memory.mapped_bytes,
-                       " bytes, its GPU has ", limits_.gpu_bytes),
-                "give the size that cuMemGetAddressRange says, e.g. 2097152");
+                       " bytes, but its GPU has ", limits_.gpu_bytes),
+                "give the size that cuMemGetAddressRange returns, for example 2097152");
   }
   const uint64_t wanted_bytes = OfferedBytes(memory);
   if (wanted_bytes <= limits_.gpu_bytes - offered_bytes_) return {};
   return Fail(Code::kExhausted,
-              Concat('"', name, "\" offers ", wanted_bytes, " bytes, other offers of the pod ",
-                     offered_bytes_, ", their GPU has ", limits_.gpu_bytes),
-              "delete offers that are not used; docs/reference/limits.md");
+              Concat('"', name, "\" offers ", wanted_bytes,
+                     " bytes, but other offers of the pod already have ", offered_bytes_,
+                     " and their GPU has ", limits_.gpu_bytes),
+              "delete offers that are not used; see docs/reference/limits.md");
 }
 
 Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, const Policy& policy,
                                Memory* memory, int64_t now_unix_ns) {
   if (buffers_.contains(name)) {
-    return Fail(Code::kAlreadyExists, Concat("there is a buffer \"", name, "\" already"),
-                "delete it first, or take another name");
+    return Fail(Code::kAlreadyExists, Concat("a buffer \"", name, "\" already exists"),
+                "delete it first, or use another name");
   }
   if (auto room = HasRoomForBuffer(); !room) return std::unexpected(room.error());
   const Result<Policy> allowed = PolicyOfNew(client, name, policy);
@@ -685,18 +695,18 @@ Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, co
   return number;
 }
 
-// Pages of signals, barriers and rings (Ledger's members; see ledger.h).
+// Sync pages of signals, barriers and rings (Ledger's members; see ledger.h).
 
-// Pages are made at once, so that none is under way.
+// Pages are made at once, so no page is ever in progress.
 Result<void> Ledger::HasRoomForPage(uint64_t mapped_bytes) const {
   if (mapped_bytes <= limits::kAllPagesBytes - std::min(page_bytes_, limits::kAllPagesBytes)) {
     return {};
   }
-  return Fail(
-      Code::kExhausted,
-      Concat("the pod's signals, barriers and rings have ", page_bytes_, " of ",
-             limits::kAllPagesBytes, " bytes of host memory, ", mapped_bytes, " more are needed"),
-      "delete some; docs/reference/limits.md");
+  return Fail(Code::kExhausted,
+              Concat("the pod's signals, barriers and rings use ", page_bytes_, " of ",
+                     limits::kAllPagesBytes, " bytes of host memory, but ", mapped_bytes,
+                     " more are needed"),
+              "delete some; see docs/reference/limits.md");
 }
 
 Result<Ledger::Ticket> Ledger::BeginDeclared(const config::SignalSpec& spec, uint64_t page_bytes) {
@@ -715,8 +725,8 @@ Result<Ledger::Ticket> Ledger::BeginPage(const Client& client, const std::string
   const auto found = buffers_.find(name);
   if (found != buffers_.end() && found->second.current != after_generation) {
     return Fail(Code::kStale,
-                Concat("generation ", after_generation, " of ", '"', name, '"', " is history, ",
-                       found->second.current, " is current"),
+                Concat("generation ", after_generation, " of ", '"', name, '"',
+                       " is no longer current; generation ", found->second.current, " is"),
                 "open it again");
   }
   return BeginNext(client, name, size_bytes,
@@ -761,7 +771,7 @@ const Memory* Ledger::FindWord(const std::string& signal, uint64_t generation) c
   return &found->second.memory;
 }
 
-// The content of buffers: who loads, how far it is, and what a failed load leaves (Ledger's
+// The content of buffers: who loads, how far the load is, and what a failed load leaves (Ledger's
 // members; see ledger.h).
 
 Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
@@ -769,33 +779,34 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
   const Result<Lease*> lease = FindLease(client, lease_id);
   if (!lease) return std::unexpected(lease.error());
   if ((*lease)->access != Access::kReadWrite) {
-    return Denied("only a writer can say what the content is", "attach for writing");
+    return Denied("only a writer can set the content's size", "attach for writing");
   }
   const uint64_t number = (*lease)->generation;
   const auto found = buffers_.find((*lease)->buffer);
   const bool unpublished = found != buffers_.end() && found->second.pending == number;
   if (found == buffers_.end() || (found->second.current != number && !unpublished)) {
-    return Fail(Code::kStale, Concat(Quoted((*lease)->buffer), " has another generation by now"));
+    return Fail(Code::kStale, Concat(Quoted((*lease)->buffer), " has a newer generation now"));
   }
   Buffer& buffer = found->second;
   const Memory& memory = generations_.at(number).memory;
   if (memory.is_page()) {
-    return Fail(Code::kInvalidArgument, Concat(Quoted(found->first), " is no buffer"));
+    return Fail(Code::kInvalidArgument, Concat(Quoted(found->first), " is not a buffer"));
   }
   if (loaded_bytes > memory.size_bytes) {
-    return Fail(Code::kInvalidArgument,
-                Concat(loaded_bytes, " bytes of content in ", memory.size_bytes));
+    return Fail(
+        Code::kInvalidArgument,
+        Concat(loaded_bytes, " bytes of content do not fit into a buffer of ", memory.size_bytes));
   }
   if (unpublished) {
     if (!complete) {
       return Fail(Code::kInvalidArgument, Concat(Quoted(found->first), " is not published"),
-                  "say what it holds once that is complete");
+                  "set the size of its content once the content is complete");
     }
     SetContentOf(number, loaded_bytes);
     return {};
   }
   if (buffer.transferring || (buffer.loading_client != 0 && buffer.loading_client != client.id)) {
-    return Fail(Code::kBusy, Concat(Quoted(found->first), " is being loaded by somebody else"),
+    return Fail(Code::kBusy, Concat(Quoted(found->first), " is being loaded by another process"),
                 "wait until it is ready");
   }
   buffer.state = complete ? BufferState::kReady : BufferState::kLoading;
@@ -813,7 +824,7 @@ void Ledger::SetContentOf(uint64_t generation, uint64_t content_bytes) {
   NoteContent(generation);
 }
 
-// As the registry and the plugin are told it.
+// As the registry and the plugin get it.
 uint64_t Ledger::LoadedBytes(const Buffer& buffer) const {
   const bool there =
       buffer.state == BufferState::kReady || buffer.state == BufferState::kWriterDied;
@@ -847,21 +858,22 @@ Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::str
   const Memory& memory = generations_.at(buffer.current).memory;
   if (memory.is_page()) {
     return Fail(Code::kInvalidArgument, Concat(Quoted(name), " is a signal, barrier or ring"),
-                "buffers are loaded and saved");
+                "only buffers can be loaded and saved");
   }
   if (memory.transport != protocol::Transport::kVmm) {
     return Fail(Code::kUnsupported, Concat(Quoted(name), " was offered with a cuIpc handle"),
                 "load or save it in a container that sees the GPU");
   }
   if (direction != protocol::Direction::kLoad) return &memory;
-  // A read-only buffer is read-only for clients; its content comes by exactly this way.
+  // A read-only buffer is read-only for clients. This is the only path by which it gets its
+  // content.
   if (!by_broker && !first && !buffer.policy.read_only) {
     if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
   }
   if (!by_broker && buffer.policy.read_only && buffer.state != BufferState::kLoading &&
       buffer.state != BufferState::kFailed) {
-    return Denied(Concat(Quoted(name), " is read-only and has its content"),
-                  "declare it access: many-writers to load it again");
+    return Denied(Concat(Quoted(name), " is read-only and already has its content"),
+                  "declare it access: many-writers so that it can be loaded again");
   }
   buffer.transferring = true;
   buffer.one_writer_loads = false;
@@ -905,7 +917,7 @@ void Ledger::TransferRefused(const std::string& name) {
   RemoveIfUnused(name);
 }
 
-// What the ledger answers without changing (Ledger's members; see ledger.h).
+// Queries that do not change the ledger (Ledger's members; see ledger.h).
 
 Policy Policy::FromSpec(const config::BufferSpec& spec) {
   Policy policy;
@@ -938,7 +950,7 @@ Policy Policy::FromSpec(const config::SignalSpec& spec) {
   policy.writers.insert(spec.writers.begin(), spec.writers.end());
   policy.writers_all = spec.writers.empty();
   policy.one_writer = true;
-  policy.on_writer_exit = protocol::OnWriterExit::kKeep;  // Its cell says who is gone.
+  policy.on_writer_exit = protocol::OnWriterExit::kKeep;  // Its cell shows who is gone.
   return policy;
 }
 

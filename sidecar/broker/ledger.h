@@ -1,21 +1,21 @@
-// What the broker knows: buffers, their generations, who holds them, and what each may do. Pure
-// bookkeeping: no socket, no driver, no clock; the server asks, the ledger decides, the registry
-// shows what it decided.
+// What the broker knows: buffers, their generations, their holders, and the rights of each. It is
+// pure bookkeeping, without a socket, a driver or a clock. The server passes requests on, the
+// ledger decides, and the registry shows the result.
 //
 // Invariants
 //   (1) used_bytes() is the sum of the rounded sizes of the generations that this broker allocated
-//       (offered memory is the offerer's), plus what is reserved for allocations under way; it
-//       never exceeds the pool. What is offered never exceeds what the GPU has, see
+//       (offered memory is the offerer's), plus what is reserved for allocations in progress. It
+//       never exceeds the pool. Offered memory never exceeds what the GPU has, see
 //       protocol::OfferedBytes.
-//   (2) A generation exists while it is current, pending (unpublished) or held by a lease; when
-//       none is left, it is handed to the caller to be freed, exactly once.
+//   (2) A generation exists while it is current, pending (unpublished) or held by a lease. When
+//       none of these holds, the caller gets it to free it, exactly once.
 //   (3) A generation's number is used once, over all brokers of a pod.
 //   (4) A lease belongs to one client and one generation. It ends by Detach or by EndClient, which
-//       the server calls when the kernel says that the process is gone.
-//   (5) Every change of what peers see appears in TakeChanges() once, in order.
-//   (6) Every change of what a successor must know appears in TakeStatements() once, in an order
-//       that link.h allows. Each prefix is a state that Restore() understands: what was under way
-//       is done or undone in it, and a buffer that has content before and after has it.
+//       the server calls when the kernel reports that the process has ended.
+//   (5) Every change that peers see appears in TakeChanges() once, in order.
+//   (6) Every change that a successor must know appears in TakeStatements() once, in an order that
+//       link.h allows. Restore() accepts every prefix. An operation in progress is either done or
+//       undone in it, and a buffer that has content before and after also has it in between.
 //
 // Threads: one at a time.
 #pragma once
@@ -44,40 +44,40 @@ namespace gpushm::broker {
 
 using registry::BufferState;
 
-// Numbers of generations, leases and clients stay below it.
+// Numbers of generations, leases and clients stay below this.
 inline constexpr uint64_t kMaxNumber = uint64_t{1} << 63;
 
-// What is behind a name: GPU memory, by the descriptor that keeps it or a cuIpc handle, or the page
-// of a signal, barrier or ring, by its memfd.
+// The memory behind a name: GPU memory, given by its descriptor or a cuIpc handle, or the page of a
+// signal, barrier or ring, given by its memfd.
 struct Memory {
   bool is_page() const { return transport == protocol::Transport::kHost; }
   protocol::Transport transport = protocol::Transport::kVmm;
-  uint64_t size_bytes = 0;    // As asked.
-  uint64_t mapped_bytes = 0;  // Of the whole allocation.
-  UniqueFd descriptor;        // kVmm, kHost
+  uint64_t size_bytes = 0;    // As requested.
+  uint64_t mapped_bytes = 0;  // Size of the whole allocation.
+  UniqueFd descriptor;        // For kVmm and kHost.
   std::array<uint8_t, 64> cuipc_handle{};
   uint64_t cuipc_offset = 0;
   int32_t offerer_pid = 0;
-  bool pooled = true;  // Allocated by the broker: counts against the pool.
+  bool pooled = true;  // Allocated by the broker, so it counts against the pool.
 };
 
-// Who may do what with a buffer.
+// What each container may do with a buffer.
 struct Policy {
-  bool declared = false;             // By annotation: lives as long as the pod.
-  bool signal = false;               // Declared, as a signal.
-  std::string creator;               // Container; empty if declared.
-  std::set<std::string> containers;  // May attach; empty: every container.
-  std::set<std::string> writers;     // May write; empty: see writers_all.
+  bool declared = false;             // By annotation; lives as long as the pod.
+  bool signal = false;               // Declared as a signal.
+  std::string creator;               // The creator's container; empty if declared.
+  std::set<std::string> containers;  // Containers that may attach; empty for every container.
+  std::set<std::string> writers;     // Containers that may write; if empty, see writers_all.
   bool writers_all = false;          // Every container may write.
   bool read_only = false;            // Nobody may write.
   bool one_writer = false;
   bool loads = false;         // A client loads it first; see Ledger::SetLoaders.
-  bool until_unused = false;  // Goes with the last lease on its current generation.
+  bool until_unused = false;  // Removed with the last lease on its current generation.
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
 
   static Policy FromSpec(const config::BufferSpec& spec);
   static Policy FromSpec(const config::SignalSpec& spec);
-  // The annotation that says so, of what is declared.
+  // The annotation that declares it. Only for what is declared.
   std::string Annotation(const std::string& name) const;
   bool MayAttach(const std::string& container) const;
   bool MayWrite(const std::string& container) const;
@@ -98,7 +98,7 @@ struct Lease {
   protocol::PeerWay peer_way = protocol::PeerWay::kNone;
 };
 
-// What an attach gives. `descriptor` stays the ledger's.
+// What an attach gives. The ledger owns `descriptor`.
 struct Grant {
   uint64_t lease_id = 0;
   uint64_t generation = 0;
@@ -106,7 +106,7 @@ struct Grant {
   const Memory* memory = nullptr;
 };
 
-// A change that peers see: the record to show under `name`, or none any more.
+// A change that peers see: the record to show under `name`, or nullopt if there is none any more.
 struct Change {
   std::string name;
   std::optional<registry::BufferRecord> record;
@@ -114,20 +114,20 @@ struct Change {
 
 struct LedgerLimits {
   uint64_t pool_bytes = 0;
-  uint64_t gpu_bytes = limits::kBufferBytes;  // What the GPU has in all.
+  uint64_t gpu_bytes = limits::kBufferBytes;  // The GPU's total memory.
   uint64_t granularity = 2 << 20;
   uint32_t buffers = limits::kBuffers;
   uint32_t leases = limits::kLeases;
-  uint32_t containers = 1;  // That the broker serves: each keeps a share of the leases.
+  uint32_t containers = 1;  // Containers that the broker serves; each keeps a share of the leases.
 };
 
 class Ledger {
  public:
-  // `first_generation`: see invariant (3). `gpu`: where all memory of this broker lies.
+  // For `first_generation` see invariant (3). All memory of this broker is on `gpu`.
   Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t first_generation);
 
-  // ---- making. Begin* decides and reserves; the caller allocates and calls Commit or Abort with
-  // the ticket. `client` null: the broker itself (declared buffers).
+  // ---- making. Begin* decides and reserves. The caller then allocates and calls Commit or Abort
+  // with the ticket. A null `client` is the broker itself (declared buffers).
   struct Ticket {
     std::string name;
     uint64_t size_bytes = 0;
@@ -136,31 +136,34 @@ class Ledger {
     bool attach = false;
     bool unpublished = false;
     bool starts_loading = false;
-    bool page = false;          // See BeginPage.
-    bool until_unused = false;  // See Policy; of one that replaces: unless the former was not.
-    Client client;              // id 0: the broker.
-    Policy policy;              // Unless it replaces.
-    uint64_t buffer_id = 0;     // The name may stand for another buffer by the time of Commit.
+    bool page = false;  // See BeginPage.
+    // See Policy. For a replacement: false if the previous generation's was false.
+    bool until_unused = false;
+    Client client;           // id 0 for the broker.
+    Policy policy;           // Not set for a replacement.
+    uint64_t buffer_id = 0;  // The name may belong to a different buffer by the time of Commit.
   };
   Result<Ticket> BeginCreate(const Client& client, const std::string& name, uint64_t size_bytes,
                              const Policy& policy, uint32_t flags);
   Result<Ticket> BeginDeclared(const config::BufferSpec& spec);
-  // A page that nobody has attached, shown by Commit.
+  // A page that nobody has attached; Commit shows it.
   Result<Ticket> BeginDeclared(const config::SignalSpec& spec, uint64_t page_bytes);
   Result<Ticket> BeginReplace(const Client& client, const std::string& name, uint64_t size_bytes,
                               uint32_t flags);
-  // The page of a signal, barrier or ring: attached and unpublished. Not of the pool: host memory.
-  // `after_generation` as in protocol::MakePageRequest.
-  // policy.until_unused counts for a later generation, too, see Ticket.
+  // The page of a signal, barrier or ring, attached and unpublished. It is host memory and not part
+  // of the pool. `after_generation` is as in protocol::MakePageRequest. policy.until_unused also
+  // applies to a later generation, see Ticket.
   Result<Ticket> BeginPage(const Client& client, const std::string& name, uint64_t size_bytes,
                            const Policy& policy, uint64_t after_generation);
-  // `client_alive` false: the requester ended meanwhile; what nobody could see, or what only it
-  // would have written, is dropped (kPeerDied). kNotFound: the buffer was removed meanwhile.
+  // `client_alive` is false if the requester has ended meanwhile. Memory that nobody could see, or
+  // that only the requester would have written, is then dropped (kPeerDied). Fails with kNotFound
+  // if the buffer was removed meanwhile.
   Result<Grant> Commit(const Ticket& ticket, Memory memory, bool client_alive, int64_t now_unix_ns);
   void Abort(const Ticket& ticket);
 
-  // Offered memory: no allocation, so one step. Takes *memory over only if it succeeds.
-  // kInvalidArgument: larger than the GPU; kExhausted: with the other offers it is.
+  // Adds offered memory, in one step because nothing is allocated. Takes *memory only on success.
+  // Fails with kInvalidArgument if it is larger than the GPU, and with kExhausted if it is together
+  // with the other offers.
   Result<uint64_t> Offer(const Client& client, const std::string& name, const Policy& policy,
                          Memory* memory, int64_t now_unix_ns);
 
@@ -176,22 +179,22 @@ class Ledger {
   struct Ended {
     size_t leases = 0;
     std::vector<std::string> marked;   // Buffers whose writer died.
-    std::vector<std::string> dropped;  // Buffers or generations that went with it.
+    std::vector<std::string> dropped;  // Buffers or generations that were dropped with the client.
   };
-  // Its changes and statements are a few for each generation that it wrote, whatever the number of
-  // its leases: the caller states afterwards that the client is no more, which drops them.
+  // Makes a few changes and statements for each generation that the client wrote, whatever the
+  // number of its leases. The caller then states that the client has ended, which drops the leases.
   Ended EndClient(uint64_t client_id);
   bool IsPage(const std::string& name) const;
-  // Write leases on pages that ended since the last call: their cells end with them. Before
-  // TakeStatements(): a successor must not miss one.
+  // Write leases on pages that ended since the last call; their cells must be ended too. Call it
+  // before TakeStatements(), because a successor must not miss one.
   struct EndedParticipant {
     uint64_t lease_id = 0;
     std::string name;
     bool died = false;
-    int page = -1;  // Descriptor; stays the ledger's. Valid as that of a statement.
+    int page = -1;  // Descriptor, owned by the ledger. Valid as long as that of a statement.
   };
   std::vector<EndedParticipant> TakeEndedParticipants() { return std::exchange(parted_, {}); }
-  // All pages, and the leases on each; for the successor of a broker that was killed before it
+  // All pages with the leases on each, for the successor of a broker that was killed before it
   // ended a cell.
   struct PageLeases {
     std::string name;
@@ -199,29 +202,28 @@ class Ledger {
     std::set<uint64_t> leases;
   };
   std::vector<PageLeases> Pages() const;
-  // What a lease is on, if that is a page.
+  // The page of a lease; null if the lease is not on a page.
   const Memory* FindPage(const Client& client, uint64_t lease_id) const;
-  // The word in device memory of the signal of that name, if it is one and somebody holds it. What
-  // a page says of it is its writer's: memory of another name is not touched for it, nor what the
-  // pod declares.
+  // The word in device memory of the signal of that name, if it is one and somebody holds it. A
+  // page's writer controls what the page says about the word. So memory of a different name, or
+  // memory that the pod declares, is never touched because of it.
   const Memory* FindWord(const std::string& signal, uint64_t generation) const;
 
   // ---- content
-  // A writer says how far its load is, or how many bytes the content has; of what it has not
-  // published, the latter alone.
   Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
                           bool complete);
-  // Of a buffer that BeginTransfer gave the memory of.
+  // Only for a buffer whose memory BeginTransfer returned.
   uint64_t ContentBytes(const std::string& name) const;
-  // Containers that end before those with a GPU run. Lists of a pod's annotations cannot name them:
-  // they may load what is declared so, and has no content yet, whoever may attach or write it.
+  // Containers that end before those with a GPU run. Lists in a pod's annotations cannot name them.
+  // They may load a buffer that is declared with loads: true and has no content yet, regardless of
+  // who may attach or write it.
   void SetLoaders(std::set<std::string> containers) { loaders_ = std::move(containers); }
-  // May `client` load (or save) through the broker? Gives the memory to work on.
+  // Checks that `client` may load (or save) through the broker, and returns the memory to work on.
   Result<const Memory*> BeginTransfer(const Client& client, const std::string& name,
                                       protocol::Direction direction);
   void TransferProgress(const std::string& name, uint64_t loaded_bytes);
   void TransferEnded(const std::string& name, const Result<void>& result);
-  // The load that BeginTransfer allowed did not start: the content is what it was.
+  // The load that BeginTransfer allowed did not start, so the content is unchanged.
   void TransferRefused(const std::string& name);
 
   // ---- looking
@@ -234,34 +236,35 @@ class Ledger {
   bool HasLeases(uint64_t client_id) const;
   struct Held {
     uint32_t leases = 0;
-    uint64_t lease_sum = 0;  // Of their numbers, modulo 2^64.
+    uint64_t lease_sum = 0;  // Sum of their numbers, modulo 2^64.
   };
   Held HeldBy(uint64_t client_id) const;
   std::vector<registry::BufferRecord> Records() const;
 
-  // ---- what follows from calls above, to be carried out by the caller
+  // ---- results of the calls above, which the caller must carry out
   std::vector<Change> TakeChanges() { return std::exchange(changes_, {}); }
   std::vector<Memory> TakeFreed() { return std::exchange(freed_, {}); }
-  // All memory, whoever holds it; for the end. The ledger is of no use after this.
+  // All memory, whoever holds it, for the broker's end. The ledger cannot be used after this.
   std::vector<Memory> LetGo();
 
-  // ---- what a successor must know (ledger_journal.cc). Clients are the server's; descriptors are
-  // valid until the next call, and while TakeFreed() has not been asked for.
+  // ---- what a successor must know (ledger_journal.cc). The server states clients. Descriptors are
+  // valid until the next call and until TakeFreed() is called.
   void KeepJournal() { journaling_ = true; }
   std::vector<Statement> TakeStatements() { return std::exchange(statements_, {}); }
 
-  // What has been stated of all there is, in this order: buffers, generations, leases. The rest is
-  // stated as it is when its turn comes, so a change of what lies ahead need not be said.
+  // How much of the full state has been stated, in this order: buffers, generations, leases.
+  // Everything after the cursor is stated when its turn comes, so its changes need not be stated
+  // before that.
   struct Cursor {
     enum class Part { kBuffers, kGenerations, kLeases, kEnd };
     Part part = Part::kBuffers;
-    std::string name = {};     // The last buffer stated; empty: none yet.
+    std::string name = {};     // The last buffer stated; empty for none yet.
     uint64_t number = 0;       // The last generation or lease stated.
-    bool content_due = false;  // Of that generation.
+    bool content_due = false;  // Whether that generation's content is still to be stated.
   };
-  // The first statement behind *cursor, which moves to before it; nullopt: that was all.
+  // The first statement after *cursor, which moves to the place before it; nullopt at the end.
   std::optional<Statement> Next(Cursor* cursor) const;
-  // Beyond that statement.
+  // Moves the cursor past that statement.
   static void Advance(Cursor* cursor, const Statement& stated);
   static bool IsAhead(const Cursor& cursor, const Statement& statement);
 
@@ -269,7 +272,7 @@ class Ledger {
   struct Kept {
     struct Generation {
       protocol::LinkGeneration stated;
-      UniqueFd memory;  // kVmm
+      UniqueFd memory;  // For kVmm.
     };
     std::map<uint64_t, std::string> clients;  // Their containers.
     std::vector<protocol::LinkBuffer> buffers;
@@ -281,15 +284,16 @@ class Ledger {
     size_t buffers = 0;
     size_t generations = 0;
     size_t leases = 0;
-    std::set<std::string> settled;     // What is declared and not to be made anew.
-    std::vector<std::string> dropped;  // What did not hold together, in words.
+    std::set<std::string> settled;     // Declared names that must not be made again.
+    std::vector<std::string> dropped;  // Descriptions of what was inconsistent.
   };
-  // Of a ledger that has nothing yet. Rules of what is declared are those of `declared`. What does
-  // not hold together with the rest is dropped; memory that nothing refers to is in TakeFreed().
-  // Numbers given later are above all that were kept. A load that was under way is FAILED, but for
-  // buffers that load from a file: these are LOADING, for the caller to start again.
+  // Only for a ledger that is still empty. The rules of declared names come from `declared`.
+  // Whatever is inconsistent with the rest is dropped, and memory that nothing refers to is in
+  // TakeFreed(). Later numbers are above all kept ones. A load that was in progress becomes FAILED,
+  // except for buffers that load from a file: these are LOADING, and the caller starts the load
+  // again.
   Restored Restore(Kept kept, const config::PodSpec& declared);
-  // Nothing: no such buffer, or none published.
+  // nullopt if there is no such buffer or none of its generations is published.
   std::optional<BufferState> StateOf(const std::string& name) const;
 
  private:
@@ -297,25 +301,25 @@ class Ledger {
     std::string buffer;
     Memory memory;
     uint32_t leases = 0;
-    uint64_t publisher_client = 0;  // Unpublished: whose it is.
-    uint64_t offerer_client = 0;    // kCuIpc: goes with this client.
+    uint64_t publisher_client = 0;  // Owner of an unpublished generation.
+    uint64_t offerer_client = 0;    // For kCuIpc: removed with this client.
     int64_t created_unix_ns = 0;
-    std::optional<uint64_t> content_bytes;  // Nobody said it: all of it.
+    std::optional<uint64_t> content_bytes;  // If not set: all of the generation.
   };
   struct Buffer {
-    uint64_t id = 0;  // Of this buffer alone; a name can come back.
+    uint64_t id = 0;  // Unique to this buffer; a name can be used again.
     Policy policy;
-    uint64_t current = 0;  // 0: none published yet.
+    uint64_t current = 0;  // 0 if none is published yet.
     uint64_t pending = 0;  // Unpublished.
     bool allocating = false;
-    bool writer_reserved = false;  // By a replacement under way that attaches.
+    bool writer_reserved = false;  // By a replacement in progress that attaches.
     BufferState state = BufferState::kReady;
     std::string failure;
     uint64_t loaded_bytes = 0;
-    uint64_t loading_client = 0;    // Who loads by itself (SetContent).
-    bool one_writer_loads = false;  // One of them does; a former broker knew which.
+    uint64_t loading_client = 0;    // The client that loads by itself (SetContent).
+    bool one_writer_loads = false;  // One of its clients loads; an earlier broker knew which one.
     bool transferring = false;
-    BufferState state_before = BufferState::kReady;  // While transferring.
+    BufferState state_before = BufferState::kReady;  // Only while transferring.
     std::string failure_before;
   };
 
@@ -328,7 +332,7 @@ class Ledger {
   Result<Lease*> FindLease(const Client& client, uint64_t lease_id);
   Result<void> Reserve(const Ticket& ticket);
   Result<void> HasRoomForOffer(const std::string& name, const Memory& memory) const;
-  // 0 of what is not offered.
+  // 0 for memory that is not offered.
   static uint64_t OfferedBytes(const Memory& memory);
   Result<void> HasRoomForPage(uint64_t mapped_bytes) const;
   uint64_t MappedBytes(uint64_t size_bytes, bool page) const;
@@ -344,7 +348,7 @@ class Ledger {
   uint64_t AddLease(const Client& client, const std::string& name, uint64_t generation,
                     Access access, int64_t now_unix_ns, protocol::PeerWay way);
   void EndLease(std::map<uint64_t, Lease>::iterator lease, bool died);
-  // Counts it, once it is whole.
+  // Counts the generation, once all its members are set.
   void AddGeneration(uint64_t number);
   void ReleaseIfUnused(uint64_t generation);
   void MakeCurrent(const std::string& name, Buffer& buffer, uint64_t generation);
@@ -352,10 +356,11 @@ class Ledger {
   void Show(const std::string& name);
   registry::BufferRecord RecordOf(const std::string& name, const Buffer& buffer) const;
   void WriterDied(const std::string& name, uint64_t generation, uint64_t client_id, Ended* ended);
-  // Whether what it loads by itself is incomplete now for good.
+  // Whether a load by that client remains incomplete from now on.
   static bool GivesContentUp(Buffer* buffer, uint64_t client_id);
   void DropPending(const std::string& name, Buffer& buffer);
-  // After leases ended, or what else kept the name. Whether it has gone.
+  // Called after leases ended, or after another reason to keep the name ended. Returns whether the
+  // name was removed.
   bool RemoveIfUnused(const std::string& name);
 
   // Statements, see (6).
@@ -394,12 +399,12 @@ class Ledger {
   uint64_t used_bytes_ = 0;
   uint64_t offered_bytes_ = 0;
   std::map<std::string, Buffer> buffers_;
-  // Of what is declared, also of buffers that were dropped: their names keep their rules.
+  // Rules of declared names. They stay even if the buffer was dropped.
   std::map<std::string, Policy> declared_;
   std::map<uint64_t, Generation> generations_;
   std::map<uint64_t, Lease> leases_;
-  Holdings holdings_;        // Of the two above.
-  uint64_t page_bytes_ = 0;  // Of the pages among the generations.
+  Holdings holdings_;        // An index of the two maps above.
+  uint64_t page_bytes_ = 0;  // Bytes of the pages among the generations.
   std::vector<Change> changes_;
   std::vector<Memory> freed_;
   std::vector<EndedParticipant> parted_;

@@ -1,5 +1,5 @@
 // Goal: a buffer's content is what the last load brought or its writer said, and a new generation
-// begins with all of its bytes. Method: the ledger alone.
+// starts with all of its bytes as content. Method: only the ledger.
 #include <gtest/gtest.h>
 
 #include "sidecar/broker/ledger.h"

@@ -1,10 +1,10 @@
-// What the ledger tells a successor (Ledger's members; see ledger.h, invariant 6).
+// What the ledger states for a successor (Ledger's members; see ledger.h, invariant 6).
 //
-// A load by the broker that is under way is stated as FAILED: that is how it ends if the broker
-// does. A name that is gone stays stated, without generations of its own, while one of them is
-// still held, and for ever if the pod declares it: so the successor does not make it anew. Its
-// state is WRITER_DIED then, because only that takes a declared buffer away, and because a name
-// whose memory never came is told without generations, too.
+// A load by the broker that is in progress is stated as FAILED, because it fails if the broker
+// ends. A name that is gone stays stated, without generations of its own, while one of its
+// generations is still held. It stays stated indefinitely if the pod declares it, so that the
+// successor does not make it again. Its state is then WRITER_DIED. Only that state takes a declared
+// buffer away, and a name whose memory was never made is also stated without generations.
 #include <algorithm>
 
 #include "sidecar/broker/ledger.h"
@@ -55,7 +55,7 @@ void Ledger::NoteDrop(LinkDropped what, uint64_t id, const std::string& name) {
   statements_.push_back({drop});
 }
 
-// The last generation of a name that is gone takes the name along.
+// With the last generation of a name that is gone, the name is dropped too.
 void Ledger::NoteReleased(uint64_t generation, const std::string& name) {
   if (!journaling_) return;
   if (IsStated(name)) {
@@ -119,7 +119,8 @@ protocol::LinkLease Ledger::Describe(const Lease& lease) {
           .peer_way = static_cast<uint32_t>(lease.peer_way)};
 }
 
-// Of all that is stated: buffers with a generation, what is declared, and names of generations.
+// Of all names that are stated: buffers with a generation, declared names, and names of
+// generations.
 const std::string* Ledger::NextName(const std::string& after) const {
   auto buffer = buffers_.upper_bound(after);
   while (buffer != buffers_.end() && (buffer->second.current | buffer->second.pending) == 0) {
@@ -186,7 +187,8 @@ bool Ledger::IsAhead(const Cursor& cursor, const Statement& statement) {
     return cursor.part == Part::kBuffers && protocol::FromNameField(name) > cursor.name;
   };
   if (const auto* b = std::get_if<protocol::LinkBuffer>(&statement.body)) return is_ahead(b->name);
-  // Not later than a buffer that names it: killed between the two, the broker would have lost both.
+  // Not later than a buffer that names it: if the broker were killed between the two, both would be
+  // lost.
   if (const auto* g = std::get_if<protocol::LinkGeneration>(&statement.body)) {
     return is_ahead(g->name);
   }
@@ -198,7 +200,7 @@ bool Ledger::IsAhead(const Cursor& cursor, const Statement& statement) {
     return cursor.part < Part::kLeases ||
            (cursor.part == Part::kLeases && l->lease_id > cursor.number);
   }
-  return false;  // Dropping what is not there does no harm.
+  return false;  // Dropping something that was never stated is harmless.
 }
 
 }  // namespace gpushm::broker

@@ -1,4 +1,4 @@
-// Shares of leases, and what a plugin is told of all there is while that goes on changing.
+// Shares of leases, and statements of the full state while it keeps changing.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ TEST(LedgerLeases, AContainerThatTakesAllLeavesTheOthersTheirShares) {
   EXPECT_EQ(taken, 744u);
   EXPECT_EQ(grant.error().code(), Code::kExhausted);
   EXPECT_THAT(grant.error().what(),
-              HasSubstr("container \"app\" has 744 leases, the pod 744 of 1000"));
+              HasSubstr("container \"app\" has 744 leases; the pod has 744 of at most 1000"));
   for (uint32_t i = 0; i < 256; ++i) ASSERT_TRUE(Attach(&ledger, other, "b")) << i;
   EXPECT_FALSE(Attach(&ledger, other, "b")) << "1000 in all";
   ledger.EndClient(app.id);
@@ -53,8 +53,9 @@ TEST(LedgerLeases, AContainerThatTakesAllLeavesTheOthersTheirShares) {
   EXPECT_TRUE(Attach(&ledger, other, "b"));
 }
 
-// CPU time of one client that comes, asks and goes many times, beside so many leases of others. Of
-// three runs the fastest: the others met what else the machine does.
+// CPU time of one client that connects, makes requests and ends many times, while other clients
+// hold this many leases. Takes the fastest of three runs, because the others include other work of
+// the machine.
 double CpuSecondsBeside(uint32_t leases_of_others) {
   const auto now = [] {
     timespec time{};
@@ -85,13 +86,13 @@ double CpuSecondsBeside(uint32_t leases_of_others) {
   return least;
 }
 
-// Goal: what a client asks, and its end, costs nothing for the leases of others. With a walk over
-// all leases, 60 times as many take 60 times as long.
+// Goal: a client's requests and its end cost nothing for the leases of others. With a walk over all
+// leases, 60 times as many would take 60 times as long.
 TEST(LedgerLeases, AClientsEndCostsNothingForTheLeasesOfOthers) {
   EXPECT_LT(CpuSecondsBeside(60'000), 10 * CpuSecondsBeside(1'000));
 }
 
-// That a successor which is told what the keeper has knows all that the ledger does.
+// Checks that a successor which gets the keeper's state knows all that the ledger does.
 void ExpectKnows(const testing::KeeperModel& keeper, const Ledger& ledger, uint32_t seed) {
   Ledger successor({.pool_bytes = 1000 * kPage, .granularity = kPage}, kGpu, 1'000'000);
   const auto restored = successor.Restore(keeper.Dump(), {});
@@ -99,9 +100,10 @@ void ExpectKnows(const testing::KeeperModel& keeper, const Ledger& ledger, uint3
   EXPECT_EQ(testing::LinesDiffer(ledger, successor), "") << "seed " << seed;
 }
 
-// Goal: whatever changes while a plugin is told all there is, it knows all at the end, and no
-// statement names what was not said. Method: random changes between the steps of the cursor; those
-// that the cursor has ahead are left out, as the broker does. The model checks the order.
+// Goal: whatever changes while a plugin is told the full state, it knows everything at the end, and
+// no statement names something that was not stated. Method: random changes between the steps of the
+// cursor. Changes that are ahead of the cursor are left out, as in the broker. The model checks the
+// order.
 TEST(LedgerLeases, WhatChangesWhileAllIsStatedIsKnownAtTheEnd) {
   for (uint32_t seed = gpushm::testing::TestSeed(1), last = seed + 300; seed < last; ++seed) {
     std::mt19937 random(seed);

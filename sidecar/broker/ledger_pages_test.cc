@@ -1,5 +1,5 @@
-// Goal: what a page says of its word in device memory reaches no memory but that word's. Method:
-// the ledger alone.
+// Goal: what a page says about its word in device memory can only reach that word's memory. Method:
+// only the ledger.
 #include <gtest/gtest.h>
 
 #include "sidecar/broker/ledger.h"

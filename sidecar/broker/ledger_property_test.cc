@@ -1,9 +1,9 @@
-// Goal: whatever many clients do in whatever order, the invariants of ledger.h hold.
-// Method: random calls, allowed and forbidden; beside the ledger a model that is told only what the
-// ledger answered. After each call: used bytes are the sum of what lives, every piece of memory is
-// freed once and only when nobody holds it, the changes replayed give the records. What is stated
-// to the plugin, replayed into another ledger, gives an equal one after each call; and wherever the
-// statements of a call are cut off, what had content before and after has it in that ledger.
+// Goal: the invariants of ledger.h hold whatever many clients do in whatever order. Method: random
+// calls, allowed and forbidden, and a model that knows only what the ledger answered. After each
+// call, used bytes are the sum of the live allocations, each piece of memory is freed once and only
+// when nobody holds it, and the replayed changes give the records. The statements for the plugin,
+// replayed into another ledger, give an equal one after each call. Wherever the statements of a
+// call are cut off, a buffer that has content before and after the call also has it in that ledger.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -105,7 +105,7 @@ class Player {
     }
   }
 
-  // Ends everything; what is left over was lost.
+  // Ends everything. Whatever remains was lost.
   void Finish() {
     while (!tickets_.empty()) {
       FinishTicket();
@@ -145,7 +145,7 @@ class Player {
     std::advance(lease, static_cast<std::ptrdiff_t>(Pick(leases_.size())));
     return *lease;
   }
-  // A piece of memory that can be told from all others; the tag sits where nothing else looks.
+  // A unique piece of memory. The tag is in a field that nothing else reads.
   Memory NewMemory() {
     Memory memory;
     const uint64_t tag = next_tag_++;
@@ -158,7 +158,7 @@ class Player {
     return tag;
   }
 
-  // ---- what the plugin was told, and what becomes of it
+  // ---- what the plugin was told, and the result
   static std::map<std::string, uint64_t> Contents(const Ledger& ledger) {
     std::map<std::string, uint64_t> contents;
     for (const auto& record : ledger.Records()) {
@@ -186,10 +186,10 @@ class Player {
         ASSERT_TRUE(now->second == generation || now->second == then->second) << name;
       }
       if (ending_ == 0) continue;
-      // The successor finds the process gone, and gets to where this ledger is.
+      // The successor finds that the process has ended, and reaches the same state as this ledger.
       cut.EndClient(ending_);
-      // Who of several writers was loading is not
-      // stated, so it may find a content failed that another one goes on with.
+      // Which of several writers was loading is not stated, so the successor may mark content as
+      // failed that another writer is still loading.
       ASSERT_EQ(testing::LinesDiffer(cut, ledger_, /*careful=*/true), "");
     }
     if (ending_ != 0) keeper_.DropClient(ending_);
@@ -258,7 +258,7 @@ class Player {
   void Detach() {
     const auto lease = PickLease();
     if (!lease) return;
-    const Client& client = PickClient();  // Mostly not the holder.
+    const Client& client = PickClient();  // Usually not the holder.
     const bool own = client.id == lease->second.client.id;
     const bool done = ledger_.Detach(client, lease->first).has_value();
     ASSERT_EQ(done, own);
@@ -272,7 +272,7 @@ class Player {
     memory.offerer_pid = 1;
     const uint64_t tag = TagOf(memory);
     if (!ledger_.Offer(client, PickName(), PickPolicy(client), &memory, 1)) return;
-    alive_[tag] = 0;  // Not of the pool.
+    alive_[tag] = 0;  // Not part of the pool.
   }
   void Content() {
     const std::string name = PickName();
@@ -317,7 +317,7 @@ class Player {
   std::set<uint64_t> freed_;
   std::set<uint64_t> generations_;
   testing::KeeperModel keeper_;
-  std::map<std::string, uint64_t> before_;  // Generations with content at the last look.
+  std::map<std::string, uint64_t> before_;  // Generations that had content at the last check.
   uint64_t ending_ = 0;                     // The client whose end is being stated.
   uint64_t next_client_ = 1;
   uint64_t next_tag_ = 1;

@@ -1,5 +1,5 @@
-// Being the successor of a broker that was killed (Ledger's members; see ledger.h). What comes in
-// was validated field by field (link.h); here is what must hold between the fields.
+// Being the successor of a broker that was killed (Ledger's members; see ledger.h). The incoming
+// statements were validated field by field (link.h). This file checks the rules between fields.
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +12,7 @@ std::string NameOf(const protocol::NameField& field) {
   return std::string(protocol::FromNameField(field));
 }
 
-// Nothing: the pod does not declare it.
+// nullopt if the pod does not declare it.
 std::optional<Policy> DeclaredPolicy(const config::PodSpec& declared, const std::string& name) {
   if (const config::BufferSpec* spec = declared.Find(name)) return Policy::FromSpec(*spec);
   const auto signal = std::ranges::find(declared.signals, name, &config::SignalSpec::name);
@@ -31,7 +31,7 @@ Policy StatedPolicy(const protocol::LinkBuffer& stated) {
 }
 
 constexpr char kLoadWasCut[] =
-    "its load was under way when the broker was restarted, or had failed before";
+    "its load was in progress when the broker was restarted, or had failed before";
 
 }  // namespace
 
@@ -39,12 +39,12 @@ Ledger::Restored Ledger::Restore(Kept kept, const config::PodSpec& declared) {
   Restored restored;
   RestoreGenerations(&kept, &restored);
   RestoreLeases(kept, &restored);
-  std::map<std::string, const protocol::LinkBuffer*> buffers;  // The last word on each.
+  std::map<std::string, const protocol::LinkBuffer*> buffers;  // The last statement about each.
   for (const protocol::LinkBuffer& stated : kept.buffers) {
     buffers.insert_or_assign(NameOf(stated.name), &stated);
   }
   for (const auto& [name, stated] : buffers) RestoreBuffer(*stated, declared, &restored);
-  // An offer by cuIpc goes with its owner, of which nobody told: that one is gone.
+  // An offer by cuIpc is removed with its owner. If the owner was not stated, it is gone.
   std::vector<std::string> ownerless;
   for (const auto& [number, generation] : generations_) {
     const bool owned =
@@ -56,7 +56,7 @@ Ledger::Restored Ledger::Restore(Kept kept, const config::PodSpec& declared) {
   }
   for (const std::string& name : ownerless) {
     Remove(name);
-    restored.dropped.push_back(Concat("buffer ", name, ": whoever offered it is gone"));
+    restored.dropped.push_back(Concat("buffer ", name, ": the process that offered it is gone"));
   }
   std::vector<uint64_t> unused;
   for (auto& [number, generation] : generations_) {
@@ -71,7 +71,7 @@ Ledger::Restored Ledger::Restore(Kept kept, const config::PodSpec& declared) {
                                       ": nothing refers to it"));
     ReleaseIfUnused(number);
   }
-  // The former broker was killed between the end of the last lease and of the name.
+  // The earlier broker was killed between the end of the last lease and the end of the name.
   std::vector<std::string> names;
   for (const auto& [name, buffer] : buffers_) names.push_back(name);
   for (const std::string& name : names) RemoveIfUnused(name);
@@ -85,20 +85,20 @@ const char* Ledger::GenerationProblem(const Kept::Generation& generation,
                                       const std::set<std::string>& names) const {
   const protocol::LinkGeneration& stated = generation.stated;
   const bool by_descriptor = stated.transport != static_cast<uint32_t>(protocol::Transport::kCuIpc);
-  if (stated.generation >= kMaxNumber) return "is no number that a broker gives";
-  if (generations_.contains(stated.generation)) return "is there twice";
-  if (!names.contains(NameOf(stated.name))) return "its buffer is not there";
-  if (by_descriptor && !generation.memory) return "its memory did not come";
+  if (stated.generation >= kMaxNumber) return "invalid number (never issued by a broker)";
+  if (generations_.contains(stated.generation)) return "duplicate number";
+  if (!names.contains(NameOf(stated.name))) return "its buffer was not stated";
+  if (by_descriptor && !generation.memory) return "its memory was not received";
   if (stated.pooled == 0) {
     const auto transport = static_cast<protocol::Transport>(stated.transport);
     if (transport == protocol::Transport::kHost) return nullptr;
     if (stated.mapped_bytes > limits_.gpu_bytes) return "it is larger than the GPU";
     const bool fits = protocol::OfferedBytes(transport, stated.size_bytes, stated.mapped_bytes) <=
                       limits_.gpu_bytes - offered_bytes_;
-    return fits ? nullptr : "more is offered than the GPU has";
+    return fits ? nullptr : "more memory is offered than the GPU has";
   }
   if (stated.mapped_bytes != RoundUp(stated.size_bytes, limits_.granularity)) {
-    return "its size is none that this broker makes";
+    return "this broker never makes memory of this size";
   }
   if (stated.mapped_bytes > limits_.pool_bytes - used_bytes_) return "the pool has no room for it";
   return nullptr;
@@ -139,7 +139,8 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
   }
   for (const protocol::LinkContent& stated : kept->contents) {
     const auto generation = generations_.find(stated.generation);
-    if (generation == generations_.end()) continue;  // It was dropped, for a reason told above.
+    // It was dropped, with a reason recorded above.
+    if (generation == generations_.end()) continue;
     generation->second.content_bytes =
         std::min(stated.content_bytes, generation->second.memory.size_bytes);
   }
@@ -150,11 +151,12 @@ void Ledger::RestoreLeases(const Kept& kept, Restored* restored) {
     if (stated.lease_id < kMaxNumber) next_lease_ = std::max(next_lease_, stated.lease_id + 1);
     const auto client = kept.clients.find(stated.client_id);
     const auto generation = generations_.find(stated.generation);
-    const char* const problem = stated.lease_id >= kMaxNumber  ? "is no number that a broker gives"
-                                : client == kept.clients.end() ? "its client is not there"
-                                : generation == generations_.end()  ? "its generation is not there"
-                                : leases_.contains(stated.lease_id) ? "is there twice"
-                                : leases_.size() >= limits_.leases  ? "there are too many"
+    const char* const problem = stated.lease_id >= kMaxNumber
+                                    ? "invalid number (never issued by a broker)"
+                                : client == kept.clients.end()     ? "its client was not stated"
+                                : generation == generations_.end() ? "its generation does not exist"
+                                : leases_.contains(stated.lease_id) ? "duplicate number"
+                                : leases_.size() >= limits_.leases  ? "too many leases"
                                                                     : nullptr;
     if (problem != nullptr) {
       restored->dropped.push_back(Concat("lease ", stated.lease_id, ": ", problem));
@@ -171,7 +173,8 @@ void Ledger::RestoreLeases(const Kept& kept, Restored* restored) {
   }
 }
 
-// Unpublished: nobody else can publish it, so it stays only while its publisher holds it.
+// An unpublished generation stays only while its publisher holds it, because nobody else can
+// publish it.
 bool Ledger::IsPublishable(uint64_t generation, const std::string& name) const {
   const auto found = generations_.find(generation);
   if (found == generations_.end() || found->second.buffer != name) return false;
@@ -191,7 +194,7 @@ void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::Pod
   const bool was_gone = (stated.current | stated.pending) == 0;
   if (was_gone) {
     const bool dropped = stated.state == static_cast<uint32_t>(BufferState::kWriterDied);
-    if (!declared || !dropped) return;  // Generations are held, or it was never finished.
+    if (!declared || !dropped) return;  // Its generations are still held, or it was never finished.
     declared_.insert_or_assign(name, *declared);
     restored->settled.insert(name);
     return;
@@ -200,12 +203,13 @@ void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::Pod
   const bool has_current = current != generations_.end() && current->second.buffer == name;
   const bool has_pending = IsPublishable(stated.pending, name);
   const bool is_page = has_current && current->second.memory.is_page();
-  const char* const problem = !has_current && !has_pending        ? "its memory is not there"
-                              : !declared && stated.declared == 1 ? "it is not declared any more"
+  const char* const problem = !has_current && !has_pending ? "its memory does not exist"
+                              : !declared && stated.declared == 1
+                                  ? "the pod does not declare it any more"
                               : declared && has_current && declared->signal != is_page
                                   ? "it is declared as something else now"
-                              : !declared && NameOf(stated.creator).empty() ? "nobody made it"
-                              : buffers_.size() >= limits_.buffers          ? "there are too many"
+                              : !declared && NameOf(stated.creator).empty() ? "it has no creator"
+                              : buffers_.size() >= limits_.buffers          ? "too many buffers"
                                                                             : nullptr;
   if (problem != nullptr) {
     restored->dropped.push_back(Concat("buffer ", name, ": ", problem));
@@ -229,7 +233,7 @@ void Ledger::RestoreContent(const protocol::LinkBuffer& stated, const config::Bu
   buffer->loaded_bytes = std::min(stated.loaded_bytes, generation.memory.size_bytes);
   const bool there =
       buffer->state == BufferState::kReady || buffer->state == BufferState::kWriterDied;
-  // From a plugin or a broker that knew no statements of content.
+  // From a plugin or a broker that did not know content statements.
   if (there && buffer->loaded_bytes > 0 && !generation.content_bytes) {
     generation.content_bytes = buffer->loaded_bytes;
   }
@@ -244,7 +248,7 @@ void Ledger::RestoreContent(const protocol::LinkBuffer& stated, const config::Bu
     if (writers.empty() && !awaited) {
       buffer->state = BufferState::kFailed;
     } else if (writers.size() == 1 && (!awaited || buffer->loaded_bytes > 0)) {
-      buffer->loading_client = *writers.begin();  // It loads by itself, and goes on.
+      buffer->loading_client = *writers.begin();  // It loads by itself and continues.
     } else if (!writers.empty() && (!awaited || buffer->loaded_bytes > 0)) {
       buffer->one_writer_loads = true;
     }

@@ -1,5 +1,5 @@
-// What a successor makes of what was kept: rules one test each. Random histories, and statements
-// cut off anywhere, are in ledger_property_test.cc.
+// What a successor makes of the kept state, one rule per test. ledger_property_test.cc has random
+// histories, and statements that are cut off at any place.
 #include <fcntl.h>
 #include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ class LedgerRestoreTest : public ::testing::Test {
     EXPECT_TRUE(grant) << grant.error().ToString();
     return grant ? *grant : Grant{};
   }
-  // The broker is killed; another one is told what it had said.
+  // The broker is killed, and another one is told what it had stated.
   Ledger::Restored Restart() {
     for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
     return RestartWith(keeper_.Dump());
@@ -112,8 +112,8 @@ TEST_F(LedgerRestoreTest, EverybodyGoesOnWithWhatTheyHad) {
   EXPECT_EQ(Attach(kOther, "made").generation, made.generation);
 }
 
-// Regression: each of 65,536 leases of a writer that died was shown, noted and dropped, which took
-// more memory than the broker may have; so did its successor's.
+// Regression: each of 65,536 leases of a dead writer was shown, noted and dropped. This took more
+// memory than the broker may have, and so did its successor's.
 TEST_F(LedgerRestoreTest, AWriterOfManyLeasesEndsInFewWords) {
   constexpr size_t kLeases = 1000;
   Memory memory;
@@ -155,7 +155,8 @@ TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
   ledger_.emplace(LedgerLimits{.pool_bytes = 0, .gpu_bytes = 7 * kPage}, kGpu, 2000);
   const auto restored = ledger_->Restore(keeper_.Dump(), pod_);
   EXPECT_THAT(restored.dropped, Contains(HasSubstr("giant: it is larger than the GPU")));
-  EXPECT_THAT(restored.dropped, Contains(HasSubstr("small: more is offered than the GPU has")));
+  EXPECT_THAT(restored.dropped,
+              Contains(HasSubstr("small: more memory is offered than the GPU has")));
   EXPECT_TRUE(ledger_->StateOf("offered"));
   EXPECT_EQ(restored.buffers, 1u);
 }
@@ -178,7 +179,7 @@ TEST_F(LedgerRestoreTest, ADeclaredSignalKeepsItsPageAndItsRules) {
   EXPECT_TRUE(ledger_->BeginPage(kApp, "ready", 4096, Policy{}, generation));
 }
 
-// A broker by hand may be told something else than its predecessor.
+// A broker that is run by hand may get a different declaration than its predecessor.
 TEST_F(LedgerRestoreTest, ANameThatIsDeclaredAsSomethingElseIsMadeAnew) {
   Spec("now-signal");
   pod_.signals.push_back({.name = "now-buffer"});
@@ -223,7 +224,7 @@ TEST_F(LedgerRestoreTest, WhoDiedMeanwhileIsMarkedAsDeclared) {
   EXPECT_EQ(ledger_->StateOf("marked"), BufferState::kWriterDied);
   EXPECT_EQ(ledger_->StateOf("kept"), BufferState::kReady);
   EXPECT_EQ(ledger_->StateOf("dropped"), std::nullopt);
-  // And it stays dropped, for the next broker too: its name is its writers' to take.
+  // It also stays dropped for the next broker: only its writers may use the name again.
   EXPECT_THAT(Restart().settled, Contains("dropped"));
   EXPECT_EQ(ledger_->StateOf("dropped"), std::nullopt);
   Create(kOther, "dropped");
@@ -252,7 +253,7 @@ TEST_F(LedgerRestoreTest, ALoadUnderWayHasFailedAndSaysSo) {
   EXPECT_EQ(ledger_->StateOf("weights"), BufferState::kFailed);
   const auto attached = ledger_->Attach(kApp, "weights", Access::kRead, 0, kGpu, kNow);
   ASSERT_FALSE(attached);
-  EXPECT_THAT(attached.error().what(), HasSubstr("under way when the broker was restarted"));
+  EXPECT_THAT(attached.error().what(), HasSubstr("in progress when the broker was restarted"));
   EXPECT_TRUE(ledger_->BeginTransfer(kApp, "weights", protocol::Direction::kLoad));
 }
 
@@ -286,8 +287,8 @@ TEST_F(LedgerRestoreTest, WhoLoadsByItselfGoesOn) {
   EXPECT_EQ(ledger_->StateOf("made"), BufferState::kFailed);
 }
 
-// Goal: content outlives the broker, of what is published and of what is not, and an empty one is
-// no unknown one. A plugin that keeps no statements of content gives what was loaded.
+// Goal: content survives the broker, for published and unpublished generations, and an empty
+// content is not an unknown one. A plugin that keeps no content statements returns what was loaded.
 TEST_F(LedgerRestoreTest, ContentIsKept) {
   Spec("loaded");
   Spec("empty");
@@ -308,7 +309,8 @@ TEST_F(LedgerRestoreTest, ContentIsKept) {
   EXPECT_EQ(ledger_->ContentBytes("made"), 9u);
 }
 
-// Regression: the death of a writer made content usable that had failed to load, or was loading.
+// Regression: the death of a writer made content usable that had failed to load, or was still
+// loading.
 TEST_F(LedgerRestoreTest, ADeathMakesNothingReady) {
   Spec("weights").loads = true;
   MakeDeclared();
@@ -317,7 +319,7 @@ TEST_F(LedgerRestoreTest, ADeathMakesNothingReady) {
   EXPECT_EQ(ledger_->StateOf("weights"), BufferState::kLoading);
 }
 
-// ---- what does not hold together
+// ---- inconsistent state
 
 TEST_F(LedgerRestoreTest, WhatDoesNotHoldTogetherIsDroppedAndNamed) {
   Create(kApp, "a");
@@ -329,34 +331,37 @@ TEST_F(LedgerRestoreTest, WhatDoesNotHoldTogetherIsDroppedAndNamed) {
     std::function<void(Ledger::Kept*)> change;
   };
   const std::vector<Case> cases = {
-      {"a: its memory is not there", [](auto* k) { k->buffers[0].current = 99; }},
-      {"a: its memory is not there", [](auto* k) { k->buffers[0].current = 1001; }},
+      {"a: its memory does not exist", [](auto* k) { k->buffers[0].current = 99; }},
+      {"a: its memory does not exist", [](auto* k) { k->buffers[0].current = 1001; }},
       {"of a: nothing refers to it",
        [](auto* k) {
          k->buffers[0].current = 99;
          k->leases.erase(k->leases.begin());
        }},
-      {"of a: its memory did not come", [](auto* k) { k->generations[0].memory.Reset(); }},
-      {"of a: its size", [](auto* k) { k->generations[0].stated.mapped_bytes = 3 * kPage; }},
-      {"of b: its buffer is not there", [](auto* k) { k->buffers.erase(k->buffers.begin() + 1); }},
-      {"of b: is there twice", [](auto* k) { k->generations[1].stated.generation = 1000; }},
-      {"of b: is no number", [](auto* k) { k->generations[1].stated.generation = ~uint64_t{0}; }},
+      {"of a: its memory was not received", [](auto* k) { k->generations[0].memory.Reset(); }},
+      {"of a: this broker never makes memory of this size",
+       [](auto* k) { k->generations[0].stated.mapped_bytes = 3 * kPage; }},
+      {"of b: its buffer was not stated",
+       [](auto* k) { k->buffers.erase(k->buffers.begin() + 1); }},
+      {"of b: duplicate number", [](auto* k) { k->generations[1].stated.generation = 1000; }},
+      {"of b: invalid number", [](auto* k) { k->generations[1].stated.generation = ~uint64_t{0}; }},
       {"of b: the pool has no room",
        [](auto* k) {
          k->generations[1].stated.size_bytes = k->generations[1].stated.mapped_bytes = 8 * kPage;
        }},
       {"of c: nothing refers to it", [](auto* k) { k->leases.pop_back(); }},
-      {"buffer c: its memory is not there",
+      {"buffer c: its memory does not exist",
        [](auto* k) { k->generations[2].stated.publisher_client = 0; }},
-      {"lease 1: its client is not there", [](auto* k) { k->leases[0].client_id = 9; }},
-      {"lease 1: its client is not there", [](auto* k) { k->clients.erase(1); }},
+      {"lease 1: its client was not stated", [](auto* k) { k->leases[0].client_id = 9; }},
+      {"lease 1: its client was not stated", [](auto* k) { k->clients.erase(1); }},
       {"lease 2: its generation", [](auto* k) { k->leases[1].generation = 9; }},
-      {"lease 1: is there twice", [](auto* k) { k->leases[1].lease_id = 1; }},
-      {"lease 18446744073709551615: is no number",
+      {"lease 1: duplicate number", [](auto* k) { k->leases[1].lease_id = 1; }},
+      {"lease 18446744073709551615: invalid number",
        [](auto* k) { k->leases[1].lease_id = ~uint64_t{0}; }},
-      {"buffer b: it is not declared any more", [](auto* k) { k->buffers[1].declared = 1; }},
-      {"buffer b: nobody made it", [](auto* k) { k->buffers[1].creator = {}; }},
-      {"buffer b: whoever offered it is gone",
+      {"buffer b: the pod does not declare it any more",
+       [](auto* k) { k->buffers[1].declared = 1; }},
+      {"buffer b: it has no creator", [](auto* k) { k->buffers[1].creator = {}; }},
+      {"buffer b: the process that offered it is gone",
        [](auto* k) {
          k->generations[1].stated.transport = 2;
          k->generations[1].stated.offerer_client = 9;
@@ -367,7 +372,7 @@ TEST_F(LedgerRestoreTest, WhatDoesNotHoldTogetherIsDroppedAndNamed) {
     c.change(&kept);
     const auto restored = RestartWith(std::move(kept));
     EXPECT_THAT(restored.dropped, Contains(HasSubstr(c.said))) << c.said;
-    // It works on, within its invariants.
+    // It continues to work within its invariants.
     EXPECT_LE(ledger_->used_bytes(), ledger_->pool_bytes());
     Create(kOther, "next");
     ledger_->EndClient(kApp.id);
@@ -382,7 +387,7 @@ TEST_F(LedgerRestoreTest, ABufferThatWasNeverFinishedIsMadeAnew) {
   Spec("weights");
   MakeDeclared();
   const auto statements = ledger_->TakeStatements();
-  keeper_.Apply(statements.at(0));  // The name alone.
+  keeper_.Apply(statements.at(0));  // Only the name.
   const auto restored = RestartWith(keeper_.Dump());
   EXPECT_THAT(restored.settled, IsEmpty());
   EXPECT_EQ(ledger_->buffer_count(), 0u);

@@ -1,4 +1,4 @@
-// The ledger's rules, one test each. What holds whatever happens is in ledger_property_test.cc.
+// The ledger's rules, one per test. ledger_property_test.cc has what holds whatever happens.
 #include "sidecar/broker/ledger.h"
 
 #include <gmock/gmock-matchers.h>
@@ -65,12 +65,12 @@ class LedgerTest : public ::testing::Test {
                        uint64_t generation = 0) {
     return ledger_.Attach(client, name, access, generation, kGpu, kNow);
   }
-  // What Attach answers: 0 or a Code.
+  // The result of Attach: 0 or a Code.
   int AttachCode(const Client& client, const std::string& name, Access access = Access::kRead) {
     const auto grant = Attach(client, name, access);
     return grant ? 0 : static_cast<int>(grant.error().code());
   }
-  // The state that peers see; nothing if they see no such buffer.
+  // The state that peers see; nullopt if they see no such buffer.
   std::optional<BufferState> Shown(const std::string& name) const {
     for (const auto& record : ledger_.Records()) {
       if (record.name.view() == name) return record.state;
@@ -86,7 +86,7 @@ using gpushm::testing::CodeOf;
 constexpr int kOk = 0;
 constexpr int As(Code code) { return static_cast<int>(code); }
 
-// ---- who may
+// ---- rights
 
 TEST_F(LedgerTest, ADeclaredBufferIsOpenToEveryContainerUnlessListed) {
   Declare(Spec("open"));
@@ -131,7 +131,7 @@ TEST_F(LedgerTest, NobodyWritesAReadOnlyBuffer) {
   ASSERT_EQ(CodeOf(denied), As(Code::kDenied));
   EXPECT_THAT(denied.error().what(), HasSubstr("read-only"));
   EXPECT_EQ(CodeOf(Replace(kApp, "weights")), As(Code::kDenied));
-  // It has content: loading it again is writing it.
+  // It has content, so loading it again is writing it.
   EXPECT_EQ(CodeOf(ledger_.BeginTransfer(kApp, "weights", protocol::Direction::kLoad)),
             As(Code::kDenied));
   EXPECT_EQ(CodeOf(ledger_.BeginTransfer(kApp, "weights", protocol::Direction::kSave)), kOk);
@@ -152,8 +152,8 @@ TEST_F(LedgerTest, AReadOnlyBufferIsLoadedOnce) {
             As(Code::kDenied));
 }
 
-// Goal: lists, which cannot name a container that ends before the others run, do not keep it from
-// what it is there for, and from nothing else.
+// Goal: lists cannot name a container that ends before the others run. They do not keep it from
+// making the first load, but from everything else.
 TEST_F(LedgerTest, ALoaderLoadsWhatHasNoContentYetWhateverListsSay) {
   const Client loader{3, "fetch"};
   ledger_.SetLoaders({"fetch"});
@@ -198,8 +198,8 @@ TEST_F(LedgerTest, OneWriterIsOne) {
   EXPECT_EQ(AttachCode(kOther, "ring", Access::kReadWrite), kOk);
 }
 
-// Regression: between the begin and the commit of a replacement that attaches, another writer got
-// in, and there were two.
+// Regression: between the begin and the commit of a replacement that attaches, another writer was
+// accepted, and there were two.
 TEST_F(LedgerTest, AReplacementUnderWayIsTheOneWriter) {
   config::BufferSpec spec = Spec("ring");
   spec.access = config::Access::kOneWriter;
@@ -284,12 +284,12 @@ TEST_F(LedgerTest, AnUnpublishedReplacementLeavesTheOldOneInUse) {
   ASSERT_TRUE(next);
   EXPECT_EQ(Attach(kOther, "a")->generation, first.generation);
   EXPECT_EQ(CodeOf(Replace(kApp, "a")), As(Code::kBusy));
-  // Whoever detaches what it has not published gives it up.
+  // A client that detaches an unpublished generation gives it up.
   ASSERT_TRUE(ledger_.Detach(kApp, next->lease_id));
   EXPECT_EQ(Attach(kOther, "a")->generation, first.generation);
   EXPECT_EQ(ledger_.used_bytes(), kPage);
   const auto again = Replace(kApp, "a", kFlagAttach | kFlagUnpublished);
-  ledger_.EndClient(kApp.id);  // So does who dies.
+  ledger_.EndClient(kApp.id);  // So does a client that dies.
   EXPECT_EQ(Attach(kOther, "a")->generation, first.generation);
   EXPECT_EQ(ledger_.used_bytes(), kPage);
   EXPECT_EQ(CodeOf(Replace(Client{5, "app"}, "a")), kOk);
@@ -314,15 +314,15 @@ TEST_F(LedgerTest, WhatItsMakerDidNotLiveToSeeIsDropped) {
     EXPECT_EQ(ledger_.buffer_count(), 0u);
     EXPECT_EQ(ledger_.TakeFreed().size(), 1u);
   }
-  // A replacement that nobody will fill does not take the place of content.
+  // A replacement that nobody will fill does not replace content.
   const Grant first = Create(kApp, "b");
   const auto ticket = ledger_.BeginReplace(kApp, "b", 0, kFlagAttach);
   EXPECT_EQ(CodeOf(ledger_.Commit(*ticket, Memory(), false, kNow)), As(Code::kPeerDied));
   EXPECT_EQ(Attach(kOther, "b")->generation, first.generation);
 }
 
-// Regression: a buffer dropped (its writer died) while its replacement was being allocated brought
-// the broker down, and a name made anew meanwhile got the memory of the old one.
+// Regression: if a buffer was dropped (its writer died) while its replacement was being allocated,
+// the broker crashed. A buffer made with the same name meanwhile got the memory of the old one.
 TEST_F(LedgerTest, ABufferMayGoWhileItsReplacementIsAllocated) {
   Policy policy = Made(kApp);
   policy.writers_all = true;
@@ -378,7 +378,7 @@ TEST_F(LedgerTest, BuffersGenerationsAndLeasesAreCounted) {
   const auto refused = small.Attach(kApp, "a", Access::kRead, 0, kGpu, kNow);
   ASSERT_EQ(CodeOf(refused), As(Code::kExhausted));
   EXPECT_THAT(refused.error().what(), HasSubstr("3 leases"));
-  // Regression: what is attached as it is made was not counted.
+  // Regression: an attachment made together with its buffer was not counted.
   EXPECT_EQ(CodeOf(small.BeginReplace(kApp, "a", 0, kFlagAttach)), As(Code::kExhausted));
 }
 
@@ -394,7 +394,7 @@ TEST_F(LedgerTest, OldGenerationsAreBounded) {
   EXPECT_EQ(CodeOf(roomy.BeginReplace(kApp, "a", 0, 0)), As(Code::kExhausted));
 }
 
-// More could not be kept by the plugin.
+// The plugin could not keep more.
 TEST_F(LedgerTest, GenerationsOfAllBuffersAreBounded) {
   Ledger roomy(LedgerLimits{.pool_bytes = 2 * limits::kLinkGenerations * kPage}, kGpu, 1);
   for (uint32_t i = 0; i < limits::kLinkGenerations; ++i) {
@@ -425,7 +425,7 @@ TEST_F(LedgerTest, OfferedMemoryIsNotOfThePool) {
   EXPECT_TRUE(Shown("a")) << "a descriptor keeps the memory";
 }
 
-// Regression: a cuIpc offer of 64 TiB was believed, and the node's sums with it.
+// Regression: a cuIpc offer of 64 TiB was believed, and made the node's sums wrong.
 TEST_F(LedgerTest, OffersAreHeldToWhatTheGpuHas) {
   Ledger ledger(LedgerLimits{.pool_bytes = 0, .gpu_bytes = 8 * kPage}, kGpu, 1);
   const auto offer = [&](const std::string& name, protocol::Transport transport, uint64_t size,
@@ -440,16 +440,18 @@ TEST_F(LedgerTest, OffersAreHeldToWhatTheGpuHas) {
   const auto giant = offer("a", kCuIpc, kPage, 9 * kPage);
   ASSERT_EQ(CodeOf(giant), As(Code::kInvalidArgument));
   EXPECT_EQ(giant.error().ToString(),
-            "INVALID_ARGUMENT: size: the allocation offered as \"a\" has 18874368 bytes, its GPU "
-            "has 16777216. Remedy: give the size that cuMemGetAddressRange says, e.g. 2097152");
-  // Two ranges of one allocation are no more than the ranges.
+            "INVALID_ARGUMENT: size: the allocation offered as \"a\" has 18874368 bytes, "
+            "but its GPU has 16777216. "
+            "Remedy: give the size that cuMemGetAddressRange returns, for example 2097152");
+  // Two ranges of one allocation count only as the ranges.
   ASSERT_TRUE(offer("a", kCuIpc, 3 * kPage, 8 * kPage));
   ASSERT_TRUE(offer("b", kCuIpc, 3 * kPage, 8 * kPage));
   const auto more = offer("c", kVmm, kPage, 3 * kPage);
   ASSERT_EQ(CodeOf(more), As(Code::kExhausted));
-  EXPECT_THAT(more.error().what(), HasSubstr("other offers of the pod 12582912, their GPU has"));
+  EXPECT_THAT(more.error().what(),
+              HasSubstr("other offers of the pod already have 12582912 and their GPU has"));
   EXPECT_TRUE(offer("c", kVmm, kPage, 2 * kPage));
-  // What is deleted counts for as long as somebody holds it.
+  // A deleted buffer counts as long as somebody holds it.
   const auto held = ledger.Attach(kOther, "a", Access::kRead, 0, kGpu, kNow);
   ASSERT_TRUE(held);
   ASSERT_TRUE(ledger.Delete(kApp, "a"));
@@ -493,8 +495,8 @@ TEST_F(LedgerTest, ADeadWriterMarksKeepsOrDropsAsDeclared) {
   EXPECT_EQ(AttachCode(kOther, "mark"), kOk) << "its bytes can still be read";
 }
 
-// Regression: anybody could make a declared name anew once its writer's death had dropped it, and
-// so escape the access list.
+// Regression: once its writer's death had dropped a declared name, every container could make it
+// again and so escape the access list.
 TEST_F(LedgerTest, ADroppedNameKeepsItsRules) {
   config::BufferSpec spec = Spec("a");
   spec.on_writer_exit = config::OnWriterExit::kDrop;
@@ -583,7 +585,7 @@ TEST_F(LedgerTest, ATransferLoadsFailsOrIsRefused) {
             As(Code::kNotFound));
 }
 
-// Regression: a load into the old generation decided about the content of the new one.
+// Regression: a load into the old generation changed the content of the new one.
 TEST_F(LedgerTest, ALoadBelongsToItsGeneration) {
   Declare(Spec("a"));
   const auto next = Replace(kApp, "a", kFlagAttach | kFlagUnpublished);

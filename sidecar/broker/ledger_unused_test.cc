@@ -1,5 +1,6 @@
-// Goal: what was made to go with its last lease goes then and gives its memory back, whoever ends
-// in whatever order, over the death of a broker too; nothing else goes. Method: the ledger alone.
+// Goal: a buffer that is to be removed with its last lease is removed then and frees its memory, in
+// whatever order clients end, also if the broker dies. Nothing else is removed. Method: only the
+// ledger.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -80,7 +81,7 @@ TEST_F(LedgerUnusedTest, TenThousandOneAfterAnotherFit) {
     const auto reader_page = Attach(name + "-ring");
     const auto reader_frames = Attach(name);
     ASSERT_TRUE(reader_page && reader_frames);
-    // The writer goes first, or the reader does.
+    // Either the writer or the reader ends first.
     const bool reader_last = i % 3 != 0;
     if (!reader_last) Detach(kReader, *reader_frames);
     if (!reader_last) Detach(kReader, *reader_page);
@@ -132,7 +133,7 @@ TEST_F(LedgerUnusedTest, ASuccessorMayKeepIt) {
   EXPECT_TRUE(ledger_->StateOf("x-ring"));
 }
 
-// The successor of a writer is making the next generation while the last reader of the former goes.
+// The writer's successor is making the next generation while the last reader of the old one ends.
 TEST_F(LedgerUnusedTest, ANextGenerationUnderWayKeepsTheName) {
   const Grant frames = MakeFrames("x");
   const auto reader = Attach("x");
@@ -146,7 +147,7 @@ TEST_F(LedgerUnusedTest, ANextGenerationUnderWayKeepsTheName) {
   ASSERT_TRUE(ledger_->StateOf("x"));
   Detach(kWriter, *next);
   ExpectNothing();
-  // The same, but the memory could not be had.
+  // The same, but the memory could not be allocated.
   const Grant again = MakeFrames("x");
   ticket = ledger_->BeginReplace(kWriter, "x", kPage, flags);
   ASSERT_TRUE(ticket);
@@ -156,7 +157,7 @@ TEST_F(LedgerUnusedTest, ANextGenerationUnderWayKeepsTheName) {
   ExpectNothing();
 }
 
-// A broker that is killed at any statement: once all clients are gone, so is the ring.
+// The broker is killed at any statement. Once all clients are gone, so is the ring.
 TEST_F(LedgerUnusedTest, NothingStaysAfterABrokerWasKilled) {
   std::vector<Statement> all;
   const auto take = [&] {

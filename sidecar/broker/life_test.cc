@@ -1,4 +1,4 @@
-// Goal: what begins and ends with the broker and with its clients. Method: the real process on the
+// Goal: what starts and ends with the broker and with its clients. Method: the real process on the
 // simulated driver; deaths are SIGKILLs.
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
@@ -43,13 +43,13 @@ BrokerSettings With(const std::string& buffers, std::vector<std::string> more = 
   return settings;
 }
 
-// What the pod's status shows of an ended sidecar: of its log, the kubelet takes the last 2 KiB.
+// What the pod's status shows of an ended sidecar: the kubelet takes the last 2 KiB of its log.
 std::string LastWords(const BrokerProcess& broker) {
   const std::string log = broker.log();
   return log.substr(log.size() - std::min<size_t>(log.size(), 2048));
 }
 
-// What the registry that comes with Hello says of a buffer.
+// What the registry from Hello says about a buffer.
 std::optional<registry::BufferState> StateOf(const BrokerProcess& broker, const std::string& name) {
   RawClient client(broker.Socket("app"));
   if (!client.Hello() || client.descriptors().size() != 1) return std::nullopt;
@@ -60,7 +60,7 @@ std::optional<registry::BufferState> StateOf(const BrokerProcess& broker, const 
   return found->record.state;
 }
 
-// For init containers, which have no GPU and nothing from the plugin.
+// For init containers, which have no GPU and get nothing from the plugin.
 TEST(BrokerLife, PutsAToolThatEveryUserMayRun) {
   const TempFolder folder;
   const std::string tools = folder / ".tools";
@@ -82,8 +82,8 @@ TEST(BrokerLife, ALoaderLoadsWithTheToolWhatOthersMayAttach) {
   const BrokerProcess broker(
       folder.path(),
       {.arguments = {"--container", "app", "--loader", "fetch", "--tools", folder / ".tools"},
-       .buffers = "buffers.gpushm.io/w: "
-                  "{size: 2Mi, access: read-only, loads: true, containers: [app]}"});
+       .buffers =
+           "buffers.gpushm.io/w: {size: 2Mi, access: read-only, loads: true, containers: [app]}"});
   ASSERT_TRUE(broker.ready()) << broker.log();
   EXPECT_EQ(StateOf(broker, "w"), registry::BufferState::kLoading);
   const std::string load = Concat(folder / ".tools", "/gpushmctl --folder ", folder / "fetch",
@@ -169,7 +169,7 @@ TEST(BrokerLife, GenerationsGrowOverDeathsAndClocks) {
   std::mt19937 random(7);
   uint64_t last = 0;
   for (int round = 0; round < 12; ++round) {
-    if (round == 6) {  // As if the clock had been set back a century.
+    if (round == 6) {  // As if the clock had been set back by a century.
       last = uint64_t{5'000'000'000'000'000'000};
       std::ofstream(folder.path() + "/.generations", std::ios::trunc) << last;
     }
@@ -204,7 +204,7 @@ TEST(BrokerLife, AGenerationThatCannotBeReadIsRefused) {
     BrokerProcess broker(folder.path(), TwoContainers());
     EXPECT_FALSE(broker.ready()) << text;
     EXPECT_EQ(broker.WaitForEnd(), 1) << text;
-    EXPECT_THAT(broker.log(), HasSubstr("does not hold the last generation")) << text;
+    EXPECT_THAT(broker.log(), HasSubstr("does not contain a valid generation number")) << text;
   }
 }
 
@@ -222,19 +222,21 @@ TEST(BrokerLife, WithoutThePluginNothingIsMade) {
   EXPECT_EQ(simulated::UsedBytes(), 0u);
 }
 
-// Goal: a runtime that drops CDI devices silently is named at once, not taken for a missing plugin.
+// Goal: a runtime that drops CDI devices silently is named at once, and not mistaken for a missing
+// plugin.
 TEST(BrokerLife, WithoutTheMountOfItsLinkItNamesTheRuntime) {
   if (access(protocol::kDefaultLinkFolder, F_OK) == 0) GTEST_SKIP() << "this is a sidecar";
   const TempFolder folder;
   BrokerProcess broker(folder.path(), With("buffers.gpushm.io/weights: 4Mi",
                                            {"--link", protocol::kDefaultLinkFolder}));
   EXPECT_EQ(broker.WaitForEnd(), 1);
-  EXPECT_THAT(LastWords(broker), HasSubstr("start-failed reason=\"NOT_FOUND: no /run/gpushm-link "
-                                           "here: the container runtime left out"));
-  EXPECT_THAT(LastWords(broker), HasSubstr("switch CDI on"));
+  EXPECT_THAT(LastWords(broker),
+              HasSubstr("start-failed reason=\"NOT_FOUND: folder /run/gpushm-link "
+                        "does not exist: the container runtime ignored"));
+  EXPECT_THAT(LastWords(broker), HasSubstr("enable CDI"));
 }
 
-// A kill while it starts, at whatever point: the next one starts.
+// After a kill at any point of its start, the next broker starts.
 TEST(BrokerLife, KilledWhileItStarts) {
   const TempFolder folder;
   for (int delay_us = 0; delay_us < 12'000; delay_us += 400) {
@@ -245,10 +247,10 @@ TEST(BrokerLife, KilledWhileItStarts) {
     }
     const timespec wait{0, delay_us * 1000L};
     nanosleep(&wait, nullptr);  // sleep: the point of the kill.
-    kill(child, SIGKILL);       // Its broker goes with it (PR_SET_PDEATHSIG).
+    kill(child, SIGKILL);       // Its broker ends with it (PR_SET_PDEATHSIG).
     waitpid(child, nullptr, 0);
   }
-  // The last of them may still be on its way out and hold the folder.
+  // The last of them may still be ending and hold the folder.
   EXPECT_TRUE(Eventually([&] { return BrokerProcess(folder.path(), TwoContainers()).ready(); }));
   EXPECT_TRUE(Eventually([] { return simulated::UsedBytes() == 0; }));
 }
@@ -266,7 +268,7 @@ TEST(BrokerLife, ALeaseEndsSoonAfterItsProcess) {
     });
     ASSERT_EQ(client.result(), 0);
     ASSERT_EQ(watcher.Info()->leases, 1u);
-    client.Kill();  // Returns when it is reaped: its pidfd has fired.
+    client.Kill();  // Returns when it is reaped; its pidfd has fired.
     const int64_t begun_ns = MonotonicNs();
     ASSERT_TRUE(Eventually([&] { return watcher.Info()->leases == 0; }));
     slowest_us = std::max(slowest_us, (MonotonicNs() - begun_ns) / 1000);
@@ -289,19 +291,19 @@ TEST(BrokerLife, AThousandKilledClientsLeaveNothing) {
     const uint64_t work = random() % 6;
     living.emplace_back([&] {
       static RawClient client(broker.Socket("app"));
-      if (work == 0) return 0;  // Killed before its hello.
+      if (work == 0) return 0;  // Killed before its Hello.
       if (!client.Hello()) return 1;
       if (work == 1) return 0;
       if (!client.Attach("weights", work == 2 ? 2 : 1)) return 2;
       if (work <= 3) return 0;
-      // Made for itself alone, unpublished or dropped with it.
+      // Made for itself alone: unpublished, or dropped with it.
       const uint32_t flags = protocol::kFlagAttach | (work == 4 ? protocol::kFlagUnpublished : 0);
       const auto made = client.Create(Concat("of-", getpid()), 1, flags,
                                       static_cast<uint32_t>(protocol::OnWriterExit::kDrop));
       return made ? 0 : 3;
     });
     ASSERT_EQ(living.back().result(), 0) << born;
-    // Some die at once, none gets old.
+    // Some die at once, and none lives long.
     while (!living.empty() && (random() % 2 == 0 || living.size() > 20)) {
       std::swap(living[random() % living.size()], living.back());
       living.pop_back();
@@ -366,7 +368,8 @@ TEST(BrokerLife, AnOfferIsNoLargerThanItsGpu) {
             As(Code::kExhausted));
 }
 
-// Regression: a sidecar at its limit of open files called its clients liars and hung up.
+// Regression: a sidecar at its limit of open files blamed its clients for a protocol error and
+// disconnected them.
 TEST(BrokerLife, SaysThatItHasNoDescriptorFree) {
   const TempFolder folder;
   const BrokerProcess broker(folder.path(), TwoContainers());
@@ -376,7 +379,8 @@ TEST(BrokerLife, SaysThatItHasNoDescriptorFree) {
   const UniqueFd memory = simulated::Memory();
   rlimit before{};
   ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
-  const rlimit none{3, before.rlim_max};  // All below are taken, and poll() takes so many.
+  // All numbers below are taken, and poll() needs this many.
+  const rlimit none{3, before.rlim_max};
   ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
   const auto refused = client.Offer("offered", memory.get());
   ASSERT_EQ(CodeOf(refused), As(Code::kExhausted));
@@ -415,8 +419,8 @@ TEST(BrokerLife, LoadsItsFilesAsTheyAppear) {
   EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=late"));
   EXPECT_TRUE(client.Attach("late"));
 
-  // What was loaded comes out again, through the broker, byte for byte, and all of the buffer where
-  // that is asked for.
+  // The loaded content comes out again through the broker, byte for byte, and all of the buffer if
+  // that is requested.
   for (const auto& [direction, expected] :
        {std::pair(protocol::Direction::kSave, std::string(3 * kMiB, 'p')),
         {protocol::Direction::kSaveWhole, std::string(3 * kMiB, 'p') + std::string(kMiB, '\0')}}) {
@@ -431,7 +435,7 @@ TEST(BrokerLife, LoadsItsFilesAsTheyAppear) {
   }
 }
 
-// Goal: a library of before version 4, to which a save is all of the buffer, gets that.
+// Goal: a library older than version 4, for which a save is all of the buffer, gets that.
 TEST(BrokerLife, ASaveOfAnOldClientIsAllOfTheBuffer) {
   const TempFolder folder;
   const TempFolder files;
@@ -456,7 +460,7 @@ TEST(BrokerLife, ASaveOfAnOldClientIsAllOfTheBuffer) {
   }
 }
 
-// Regression: a container could replace a file in a volume of its own by a link into another one
+// Regression: a container could replace a file in its own volume by a symbolic link into a volume
 // that only the sidecar had, and read that one through the buffer.
 TEST(BrokerLife, AFileOfAVolumeIsNoLinkOutOfIt) {
   const TempFolder folder;
@@ -545,13 +549,13 @@ TEST(BrokerLife, ServesHostIpcPodsInTheHostsFolder) {
   EXPECT_FALSE(std::filesystem::exists(list));
 }
 
-// Regression: whoever took the name in /dev/shm while a broker restarted made each next start fail,
-// also for the pod's own containers.
+// Regression: if another process took the name in /dev/shm while a broker restarted, each next
+// start failed, also for the pod's own containers.
 TEST(BrokerLife, ATakenNameInTheHostsFolderCostsTheHostsPodsAlone) {
   if (getuid() != 0) GTEST_SKIP() << "needs root, to start a broker that is another user";
   constexpr uid_t kUser = 31'344;
   const TempFolder folder;
-  const TempFolder host;  // As /dev/shm: each may make files, and remove its own.
+  const TempFolder host;  // Like /dev/shm: everybody may create files, and remove their own.
   ASSERT_EQ(chown(folder.path().c_str(), kUser, kUser), 0);
   ASSERT_EQ(chmod(host.path().c_str(), 01777), 0);
   const std::string uid = "0b6f9a5e-0000-4000-8000-000000000002";

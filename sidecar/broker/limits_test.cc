@@ -1,6 +1,6 @@
-// Goal: a pod at its documented limits does not bring its sidecar beyond the memory that a sidecar
-// is given, 64 MiB, and no container takes what the others need. Method: the real broker, filled to
-// its limits, and a plugin played by hand.
+// Goal: a pod at its documented limits does not make its sidecar use more than the 64 MiB that it
+// is given, and no container takes what the others need. Method: the real broker, filled to its
+// limits, and a hand-made plugin.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -25,7 +25,7 @@ namespace {
 using protocol::LinkKind;
 
 #ifdef GPUSHM_SANITIZED
-constexpr bool kSanitized = true;  // Its memory is the sanitizer's.
+constexpr bool kSanitized = true;  // Its memory includes the sanitizer's.
 #else
 constexpr bool kSanitized = false;
 #endif
@@ -36,8 +36,8 @@ int CodeOf(const Result<T>& result) {
 }
 constexpr int As(Code code) { return static_cast<int>(code); }
 
-// Reads all that the broker states, and counts it; a restart is a connection that ends. The broker
-// ends one, too, whose statements are not read fast enough.
+// Reads and counts all that the broker states. A restart is a connection that ends. The broker also
+// ends a connection whose statements are not read fast enough.
 class CountingPlugin {
  public:
   CountingPlugin(const std::string& folder, const std::array<uint8_t, 16>& gpu)
@@ -49,7 +49,7 @@ class CountingPlugin {
     thread_.join();
   }
 
-  // Ends the connection. True once a later one was told everything.
+  // Ends the connection. Returns true once a later connection was told everything.
   bool Restart(int wait_ms) {
     const int connection = connections_;
     restart_ = true;
@@ -57,7 +57,8 @@ class CountingPlugin {
   }
   // Whether the last connection was told everything.
   bool is_told() const { return told_ > 0 && told_ == connections_; }
-  size_t leases() const { return leases_; }  // Stated to the last that was told everything.
+  // Stated to the last connection that was told everything.
+  size_t leases() const { return leases_; }
 
  private:
   void Run(const std::array<uint8_t, 16>& gpu) {
@@ -143,7 +144,7 @@ TEST(Limits, APluginsRestartCostsNoMemory) {
   settings.arguments.insert(settings.arguments.end(), {"--link", link.path()});
   const BrokerProcess broker(folder.path(), settings);
   ASSERT_TRUE(broker.ready()) << broker.log();
-  // Pages of 8 MiB, offers, and all leases that there may be.
+  // Pages of 8 MiB, offers, and as many leases as are possible.
   RawClient client(broker.Socket("app"));
   const auto hello = client.Hello();
   ASSERT_TRUE(hello);
@@ -187,8 +188,8 @@ TEST(Limits, APluginsRestartCostsNoMemory) {
   EXPECT_LE(peak_kib + (limits::kAllPagesBytes >> 10), kMostKib) << "with the pages";
 }
 
-// Goal: what clients do not read is little memory of the broker's. Method: one that reads nothing
-// asks until it is disconnected, and then reads what it was sent.
+// Goal: replies that clients do not read take little of the broker's memory. Method: a client that
+// reads nothing makes requests until it is disconnected, and then reads what it was sent.
 TEST(Limits, AClientThatDoesNotReadHasFewReplies) {
   const TempFolder folder;
   const BrokerProcess broker(folder.path(), TwoContainers());
@@ -200,15 +201,15 @@ TEST(Limits, AClientThatDoesNotReadHasFewReplies) {
   size_t replies = 0;
   protocol::Message message;
   while (protocol::Receive(client.socket(), &message, Deadline::AfterMs(kSoonMs))) ++replies;
-  EXPECT_TRUE(broker.WaitForLog("it does not read its replies"));
+  EXPECT_TRUE(broker.WaitForLog("the client does not read its replies"));
   std::printf("%zu unread replies of %zu bytes\n", replies,
               sizeof(protocol::Header) + sizeof(protocol::HoldersReply));
   EXPECT_GE(replies, 1u);
   EXPECT_LE(replies, 5u) << "256 such clients would fill the sidecar's memory";
 }
 
-// Goal: who connects when no descriptor is free for its pidfd is told so. Method: the broker may
-// have one more descriptor, which the connection itself takes.
+// Goal: a client that connects when no descriptor is free for its pidfd is told so. Method: the
+// broker may have one more descriptor, which the connection itself takes.
 TEST(Limits, AConnectionWithoutADescriptorForItsProcessIsTold) {
   const TempFolder folder;
   const BrokerProcess broker(folder.path(), TwoContainers());

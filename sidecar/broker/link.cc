@@ -17,9 +17,9 @@ namespace {
 
 using protocol::LinkKind;
 
-// Between two attempts at start: a pod waits.
+// Time between two attempts at start. It is short because a pod waits.
 constexpr int kStartRetryMs = 20;
-// After which a statement is sent again whose descriptor the kernel refused (ETOOMANYREFS).
+// After this time a statement is sent again if the kernel refused its descriptor (ETOOMANYREFS).
 constexpr int64_t kRoomRetryMs = 5;
 constexpr int kReadsPerWake = 16;
 
@@ -44,10 +44,10 @@ constexpr LinkKind kKindOf<protocol::LinkDrop> = LinkKind::kDrop;
 
 std::unexpected<Status> Broken(std::string_view rule) {
   return Fail(Code::kCorrupt, Concat("the plugin broke the protocol: ", rule),
-              "plugin and sidecar should come from one release");
+              "use plugin and sidecar of the same release");
 }
 
-// What must not lie about its number is counted while it comes.
+// Checks the numbers in the welcome while messages arrive, because the plugin must not send more.
 bool IsTooMuch(const Link::Greeting& greeting) {
   return greeting.clients.size() > greeting.welcome.clients ||
          greeting.kept.buffers.size() > greeting.welcome.buffers ||
@@ -85,11 +85,12 @@ Result<Link::Greeting> Link::Greet(int64_t wait_ms) {
     const Code code = greeting.error().code();
     if (code != Code::kUnavailable && code != Code::kTimeout) return greeting;
     if (deadline.Passed()) {
-      return Fail(
-          Code::kTimeout,
-          Concat("the plugin did not answer at ", path_, " within ", wait_ms,
-                 " ms, and nothing is made without a GPU that it names: ", greeting.error().what()),
-          "is gpushm's plugin running on this node? Without a plugin: --link none");
+      return Fail(Code::kTimeout,
+                  Concat("the plugin did not answer at ", path_, " within ", wait_ms,
+                         " ms, and the broker cannot start without the GPU that the plugin names: ",
+                         greeting.error().what()),
+                  "check that gpushm's plugin is running on this node; "
+                  "to run without a plugin, use --link none");
     }
     if (first) LogInfo("link-waiting", {{"socket", path_}, {"reason", greeting.error().what()}});
     poll(nullptr, 0, std::min(kStartRetryMs, deadline.RemainingMs()));
@@ -121,7 +122,8 @@ Result<Link::Greeting> Link::TryGreet(const Deadline& deadline) {
   }
   const auto header = protocol::ParseLinkHeader(message.span());
   if (!header) return std::unexpected(header.error());
-  if (header->kind != static_cast<uint16_t>(LinkKind::kWelcome)) return Broken("no welcome");
+  if (header->kind != static_cast<uint16_t>(LinkKind::kWelcome))
+    return Broken("no welcome message");
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
   if (auto agreed = Agree(*welcome); !agreed) return std::unexpected(agreed.error());
@@ -142,17 +144,17 @@ Result<void> Link::Agree(const protocol::LinkWelcome& welcome) {
   version_ = welcome.version;
   if (version_ <= protocol::kLinkMaxVersion) return {};
   return Fail(Code::kIncompatible,
-              Concat("the plugin chose link version ", version_, ", this broker has ",
+              Concat("the plugin chose link version ", version_, ", but this broker supports ",
                      protocol::kLinkMinVersion, " to ", protocol::kLinkMaxVersion),
-              "plugin and sidecar should come from one release");
+              "use plugin and sidecar of the same release");
 }
 
-// False: that was all.
+// Returns false at the end of the list.
 Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
   const auto header = protocol::ParseLinkHeader(message.span());
   if (!header) return std::unexpected(header.error());
   UniqueFd descriptor;
-  if (message.descriptors.size() > 1) return Broken("several descriptors");
+  if (message.descriptors.size() > 1) return Broken("several descriptors in one message");
   if (!message.descriptors.empty()) descriptor = std::move(message.descriptors[0]);
   const auto take = [&]<typename T>(T* body) -> Result<bool> {
     const auto parsed = protocol::ParseLink<T>(message.span());
@@ -196,7 +198,7 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
     default:
       return Broken("a message out of order");
   }
-  if (taken && IsTooMuch(*greeting)) return Broken("more than the welcome said");
+  if (taken && IsTooMuch(*greeting)) return Broken("more messages than the welcome announced");
   return taken;
 }
 
@@ -232,11 +234,11 @@ void Link::Reconnect() {
   if (!done) return Lose("");
   timer_ = loop_->After(settings_.greeting_ms, [this] {
     timer_ = 0;
-    Lose("it does not answer");
+    Lose("the plugin does not answer");
   });
 }
 
-// An empty reason: an attempt that failed, of which nobody need hear again.
+// An empty reason means that a repeated attempt failed, which need not be logged again.
 void Link::Lose(std::string_view reason) {
   if (!reason.empty()) LogWarning("link-lost", {{"reason", reason}});
   if (socket_) {
@@ -258,7 +260,7 @@ void Link::OnSocket(uint32_t events) {
   for (int i = 0; i < kReadsPerWake && socket_; ++i) {
     const Result<bool> taken = OnMessage();
     if (!taken) {
-      return Lose(taken.error().code() == Code::kUnavailable ? "the plugin closed it"
+      return Lose(taken.error().code() == Code::kUnavailable ? "the plugin closed the connection"
                                                              : taken.error().what());
     }
     if (!*taken) return;
@@ -271,7 +273,7 @@ Result<bool> Link::OnMessage() {
   if (!received || !*received) return received;
   const auto header = protocol::ParseLinkHeader(message.span());
   if (!header) return std::unexpected(header.error());
-  if (!message.descriptors.empty()) return Broken("a descriptor that does not belong there");
+  if (!message.descriptors.empty()) return Broken("an unexpected descriptor");
   const auto kind = static_cast<LinkKind>(header->kind);
   if (phase_ == Phase::kGreeting && kind == LinkKind::kWelcome) {
     if (auto welcomed = OnWelcome(message); !welcomed) return std::unexpected(welcomed.error());
@@ -289,7 +291,7 @@ Result<void> Link::OnWelcome(const protocol::Message& message) {
   if (!welcome) return std::unexpected(welcome.error());
   if (auto agreed = Agree(*welcome); !agreed) return agreed;
   if (welcome->gpu_uuid != welcome_.gpu_uuid || welcome->allocation != welcome_.allocation) {
-    return Fail(Code::kIncompatible, "the plugin names another GPU or allocation than before");
+    return Fail(Code::kIncompatible, "the plugin names a different GPU or allocation than before");
   }
   loop_->Cancel(std::exchange(timer_, 0));
   phase_ = Phase::kUp;
@@ -308,13 +310,13 @@ void Link::StateEverything() {
     Enqueue(protocol::LinkCounters{.version = protocol::kCountersVersion, .reserved = 0},
             counters_);
   }
-  if (phase_ != Phase::kUp) return;  // No descriptors left: later.
+  if (phase_ != Phase::kUp) return;  // No descriptors are left; try again later.
   stating_ = true;
   events_.on_start();
   Pump();
 }
 
-// The next of all there is, once what is queued has been said.
+// States the next part of the full state, once the queue is empty.
 Result<bool> Link::StateNext() {
   const std::optional<Statement> next = events_.next();
   if (!next) {
@@ -339,7 +341,7 @@ void Link::State(const Statement& statement) {
     if (!sent) return Lose(sent.error().what());
     if (*sent) return;
   }
-  if (queue_.size() >= kQueuedChanges) return Lose("the plugin does not read");
+  if (queue_.size() >= kQueuedChanges) return Lose("the plugin does not read its messages");
   Enqueue(body, statement.descriptor);
   if (phase_ == Phase::kUp && queue_.size() == 1) WaitForRoom();
 }
@@ -348,7 +350,7 @@ void Link::Enqueue(Body body, int descriptor) {
   UniqueFd own;
   if (descriptor >= 0) {
     own.Reset(dup(descriptor));
-    if (!own) return Lose("no descriptors are left");
+    if (!own) return Lose("this process has no free descriptors");
   }
   queue_.push_back({body, std::move(own)});
 }
@@ -358,7 +360,8 @@ Result<bool> Link::TrySend(const Body& body, int descriptor) {
   const size_t size = std::visit(
       [&]<typename T>(T b) {
         if constexpr (std::is_same_v<T, protocol::LinkLease>) {
-          if (version_ < protocol::kLinkPagesVersion) b.peer_way = 0;  // It knows no ways either.
+          // Such a plugin does not know peer ways either.
+          if (version_ < protocol::kLinkPagesVersion) b.peer_way = 0;
         }
         if constexpr (std::is_same_v<T, protocol::LinkBuffer>) {
           if (version_ < protocol::kLinkUntilUnusedVersion) b.flags &= ~protocol::kFlagUntilUnused;
@@ -395,7 +398,7 @@ void Link::WaitForRoom() {
     loop_->Change(socket_.get(), EPOLLIN | EPOLLOUT);
     return;
   }
-  // There is room: descriptors in flight are too many, which no event announces the end of.
+  // The socket has room, but too many descriptors are in flight. No event reports when that ends.
   loop_->Change(socket_.get(), EPOLLIN);
   if (room_timer_ != 0) return;
   room_timer_ = loop_->After(kRoomRetryMs, [this] {

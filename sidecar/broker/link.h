@@ -1,10 +1,11 @@
-// The broker's side of the link to the node's plugin (contract/protocol/link.h): at start, what a
-// former broker of this allocation had; from then on, every change, so that a successor has it.
+// The broker's side of the plugin link (contract/protocol/link.h). At start it gets what an earlier
+// broker of this allocation had. From then on it sends every change, so that a successor has it.
 //
-// Greet() blocks, before the loop runs: without the plugin nothing is made, because only it knows
-// the GPU. After Run() nothing blocks, and nobody waits for the plugin: statements that do not fit
-// into its socket are queued up to kQueuedChanges; then, and when it breaks, the link is made anew,
-// with back-off, and everything is stated again: out of what there is by then, never out of a copy.
+// Greet() blocks, before the loop runs. Nothing is made without the plugin, because only the plugin
+// knows the GPU. After Run() nothing blocks, and nobody waits for the plugin. Statements that do
+// not fit into its socket are queued, up to kQueuedChanges. If the queue is full or the link
+// breaks, the link is made again, with back-off, and everything is stated again from the current
+// state, never from a copy.
 //
 // Threads: the loop's.
 #pragma once
@@ -38,7 +39,7 @@ class Link {
     int64_t first_retry_ms = 100;
     int64_t last_retry_ms = 5'000;
     int64_t greeting_ms = 5'000;
-    // For tests: not 0, the process kills itself when it has sent so many messages after Run().
+    // For tests. If not 0, the process kills itself after sending this many messages after Run().
     uint64_t die_after = 0;
   };
   struct Greeting {
@@ -51,9 +52,10 @@ class Link {
     Ledger::Kept kept;
   };
   struct Events {
-    // A link stands: all that there is, in order, is asked for one by one, as the plugin reads it.
+    // The link is up. The full state is then requested statement by statement, in order, as the
+    // plugin reads it.
     std::function<void()> on_start;
-    std::function<std::optional<Statement>()> next;  // The first that was not stated.
+    std::function<std::optional<Statement>()> next;  // The first statement not yet stated.
     std::function<void(const Statement&)> on_stated;
     std::function<void(bool lost, std::string_view reason)> on_device;
   };
@@ -66,15 +68,17 @@ class Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  // Waits until the plugin has told all that is kept. kTimeout; kIncompatible; kCorrupt.
+  // Waits until the plugin has sent all that it keeps. Fails with kTimeout, kIncompatible or
+  // kCorrupt.
   Result<Greeting> Greet(int64_t wait_ms);
 
-  // From here on the link is the loop's. `registry` and `counters` stay the caller's.
+  // From now on the loop owns the link. The caller keeps `registry` and `counters`.
   Result<void> Run(int registry, int counters, Events events);
 
-  // Before the client is answered. Nothing while the link is down: it will be stated with all.
+  // Call it before the client is answered. It does nothing while the link is down, because
+  // everything is stated again later.
   void State(const Statement& statement);
-  // Not all there is has been stated yet.
+  // Whether part of the full state has not been stated yet.
   bool is_stating() const { return stating_; }
 
  private:
@@ -87,7 +91,7 @@ class Link {
     UniqueFd descriptor;
   };
 
-  // Whether the plugin's version knows what it is about.
+  // Whether the plugin's version knows the subject of the statement.
   bool IsKnown(const Statement& statement) const {
     if (std::holds_alternative<protocol::LinkContent>(statement.body)) {
       return version_ >= protocol::kLinkContentVersion;
@@ -101,8 +105,8 @@ class Link {
   Result<void> Watch();
   void Reconnect();
   void OnSocket(uint32_t events);
-  Result<bool> OnMessage();  // False: none is there.
-  // The version that the plugin chose.
+  Result<bool> OnMessage();  // False: there was no message.
+  // Adopts the version that the plugin chose.
   Result<void> Agree(const protocol::LinkWelcome& welcome);
   Result<void> OnWelcome(const protocol::Message& message);
   void StateEverything();
@@ -121,14 +125,14 @@ class Link {
   Events events_;
   int registry_ = -1;
   int counters_ = -1;
-  uint16_t version_ = protocol::kLinkMinVersion;  // Of the connection.
+  uint16_t version_ = protocol::kLinkMinVersion;  // The version of the connection.
   Phase phase_ = Phase::kDown;
   UniqueFd socket_;
-  protocol::LinkWelcome welcome_{};  // The first one: the binding does not move.
+  protocol::LinkWelcome welcome_{};  // The first welcome; the binding never changes.
   std::deque<Queued> queue_;
   bool stating_ = false;
   int64_t retry_ms_ = 0;
-  uint64_t timer_ = 0;       // To reconnect, or of a greeting.
+  uint64_t timer_ = 0;       // To reconnect, or to time out a greeting.
   uint64_t room_timer_ = 0;  // To send again.
   uint64_t sent_ = 0;
 };

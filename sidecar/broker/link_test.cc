@@ -1,5 +1,5 @@
-// Goal: a plugin that breaks the protocol, names another GPU or says more than it announced costs
-// the broker its link at most. Method: the real broker, and a plugin played by hand.
+// Goal: a plugin that breaks the protocol, names another GPU or sends more than it announced costs
+// the broker at most its link. Method: the real broker, and a hand-made plugin.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -18,7 +18,7 @@ namespace {
 using protocol::LinkKind;
 using ::testing::HasSubstr;
 
-// Serves one connection after the other; what it says after the greeting is the test's.
+// Serves one connection after the other. The test decides what it sends after the greeting.
 class Plugin {
  public:
   using Talk = std::function<void(int socket, int connection)>;
@@ -88,7 +88,7 @@ TEST(Link, AtStartAPluginThatTalksNonsenseIsAnError) {
       Plugin::Say(socket, LinkKind::kHello, protocol::LinkHello{1, 1, 0, 0, {}});
     }
   });
-  for (const char* said : {"more than the welcome said", "a message out of order"}) {
+  for (const char* said : {"more messages than the welcome announced", "a message out of order"}) {
     const TempFolder folder;
     BrokerProcess broker(folder.path(), LinkedTo(link.path()));
     EXPECT_EQ(broker.WaitForEnd(), 1);
@@ -111,8 +111,8 @@ TEST(Link, BuffersThatDoNotFitWhatThePodWasGivenAreItsLastWords) {
   EXPECT_EQ(broker.WaitForEnd(), 1);
   EXPECT_THAT(broker.log(),
               HasSubstr("start-failed reason=\"EXHAUSTED: the buffers and the pool need 1073741824 "
-                        "bytes, the pod was given 268435456. Remedy: ask for more "
-                        "gpushm.io/memory, or for less\"\n"));
+                        "bytes, but the pod was given 268435456. Remedy: request more "
+                        "gpushm.io/memory, or use smaller buffers\"\n"));
 }
 
 TEST(Link, LaterItCostsTheLinkAlone) {
@@ -131,13 +131,13 @@ TEST(Link, LaterItCostsTheLinkAlone) {
       device.reason[0] = 'X';
       Plugin::Say(socket, LinkKind::kDevice, device);
     }
-    protocol::Message message;  // Until the broker hangs up, or ends.
+    protocol::Message message;  // Until the broker disconnects, or ends.
     while (connection >= 3 && protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
     }
   });
   const BrokerProcess broker(folder.path(), LinkedTo(link.path()));
   ASSERT_TRUE(broker.ready()) << broker.log();
-  EXPECT_TRUE(broker.WaitForLog("another GPU or allocation"));
+  EXPECT_TRUE(broker.WaitForLog("a different GPU or allocation"));
   EXPECT_TRUE(broker.WaitForLog("out of order"));
   EXPECT_TRUE(broker.WaitForLog("gpu-unhealthy"));
   RawClient client(broker.Socket("app"));

@@ -26,8 +26,8 @@
 namespace gpushm::broker {
 namespace {
 
-// How long a loader waits for a file that is not there (yet), and its pauses between two looks.
-// Then it makes room for one that waits for another file.
+// How long a loader waits for a file that does not exist (yet), and the pause between two attempts.
+// After that it makes room for a loader that waits for a different file.
 constexpr int64_t kAwaitFileMs = 2'000;
 constexpr int kLookMs = 100;
 
@@ -37,14 +37,14 @@ struct Arguments {
   uint64_t chunk_bytes = 0;
   uint32_t file_way = 0;
   std::string driver_folder;
-  // Of a loader that opens its file itself; see OpenFileOf.
+  // For a loader that opens its file itself; see OpenFileOf.
   std::string folder;
   std::string path;
 
   bool own_file() const { return !path.empty(); }
 };
 
-// What there is to do.
+// The work to do.
 struct Job {
   UniqueFd memory;
   UniqueFd file;
@@ -57,12 +57,12 @@ void Report(std::string line) {
     if (c == '\n') c = ' ';
   }
   line += '\n';
-  // Waits while the channel is full; its reader is gone when the broker is.
+  // Blocks while the channel is full. Its reader is gone if the broker is.
   [[maybe_unused]] const ssize_t written = write(kChannel, line.data(), line.size());
 }
 
-// A client chose the way when it opened the file, and said what the descriptor does not; the broker
-// leaves it to us.
+// A client chose the file way when it opened the file, and also sent what the descriptor does not
+// show. The broker leaves the choice to the loader.
 Result<FilePlan> ChooseWay(const Arguments& arguments, const Job& job) {
   const auto asked = static_cast<FileWay>(arguments.file_way);
   FilePlan given{.way = WayOf(job.file.get())};
@@ -72,13 +72,14 @@ Result<FilePlan> ChooseWay(const Arguments& arguments, const Job& job) {
   given.try_gds = asked == FileWay::kAutoGds && given.way == FileWay::kDirect;
   if (asked != FileWay::kGds) return given;
   if (given.way != FileWay::kDirect) {
-    return Fail(Code::kInvalidArgument, "GPUDirect Storage needs a descriptor with O_DIRECT");
+    return Fail(Code::kInvalidArgument,
+                "GPUDirect Storage needs a descriptor that was opened with O_DIRECT");
   }
   given.way = FileWay::kGds;
   return given;
 }
 
-// A pod's volume may be slow, or hang: this process waits for it, and no other one.
+// A pod's volume may be slow, or hang. Only this process waits for it.
 Result<UniqueFd> AwaitFile(const Arguments& arguments) {
   const Deadline deadline = Deadline::AfterMs(kAwaitFileMs);
   for (bool first = true;; first = false) {
@@ -91,7 +92,7 @@ Result<UniqueFd> AwaitFile(const Arguments& arguments) {
   }
 }
 
-// Opens its own file, says how large it is, and waits for its turn.
+// Opens its own file, reports the size, and waits for its turn.
 Result<Job> OpenOwn(const Arguments& arguments) {
   Result<UniqueFd> file = AwaitFile(arguments);
   if (!file) return std::unexpected(file.error());
@@ -99,7 +100,7 @@ Result<Job> OpenOwn(const Arguments& arguments) {
   if (fstat(file->get(), &info) != 0) return FailSystem(errno, Concat("stat ", arguments.path));
   if (!S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode)) {
     return Fail(Code::kInvalidArgument,
-                Concat(arguments.path, " is neither a file nor a pipe: only these can be loaded"),
+                Concat(arguments.path, " is neither a file nor a pipe, so it cannot be loaded"),
                 "write it to a file first");
   }
   Report(Concat("opened ", info.st_size, S_ISFIFO(info.st_mode) ? " 1" : " 0"));
@@ -174,7 +175,7 @@ int LoaderMain(int argc, char** argv) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // Nobody waits for it once the broker is gone.
   signal(SIGPIPE, SIG_IGN);
   Arguments arguments;
-  CLI::App app("The broker's loader; started by it alone.");
+  CLI::App app("The broker's loader. Only the broker starts it.");
   app.add_option("--direction", arguments.direction)->required();
   app.add_option("--device", arguments.device)->required();
   app.add_option("--chunk", arguments.chunk_bytes)->required();

@@ -1,6 +1,6 @@
-// The loader: a child of the broker that moves one buffer's bytes between GPU and file, with a
-// context of its own, and ends. See transfer.h for what the two say to each other, file_loads.h for
-// one that opens its file itself.
+// The loader is a child of the broker. It moves one buffer's bytes between GPU and file, with a
+// context of its own, and ends. transfer.h describes what the two say to each other, and
+// file_loads.h describes loaders that open their file themselves.
 #pragma once
 
 #include <algorithm>
@@ -26,11 +26,11 @@ std::vector<std::string> LoaderArguments(protocol::Direction direction, int devi
                                          const std::string& driver_folder, uint64_t chunk_bytes,
                                          FileWay file_way);
 
-// Of its line "error <code> <text>". Never kCorrupt, which is for breaches of the protocol: the
-// client is not to blame.
+// Parses the loader's line "error <code> <text>". Never returns kCorrupt, which is for breaches of
+// the protocol, because the client is not to blame.
 Status ErrorOfLoader(const std::string& line);
 
-// The numbers that a line begins with; 0 for those that it lacks.
+// The numbers at the start of a line; 0 for those that are missing.
 template <size_t kCount>
 std::array<uint64_t, kCount> Numbers(std::string_view line) {
   std::array<uint64_t, kCount> numbers{};

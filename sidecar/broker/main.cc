@@ -1,5 +1,5 @@
-// gpushm-broker: the process of the sidecar. `gpushm-broker spawner` starts its short-lived
-// children, `gpushm-broker loader ...` and `... releaser ...`.
+// gpushm-broker, the process in the sidecar. `gpushm-broker spawner` starts its short-lived
+// children, `gpushm-broker loader ...` and `gpushm-broker releaser ...`.
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -27,7 +27,7 @@
 namespace gpushm::broker {
 namespace {
 
-// The process ends no sooner than these do.
+// The process cannot end before these threads do.
 void LogHeldThreads() {
   for (const HeldThread& thread : HeldThreads(getpid())) {
     LogWarning("thread-hangs", {{"thread", thread.tid},
@@ -43,11 +43,12 @@ int Refuse(const Status& status) {
   return status.code() == Code::kInvalidArgument ? 2 : 1;
 }
 
-// While the broker starts, its thread waits for the plugin and for the driver, a minute for each
-// call, and reads no signal. This one does: there is nothing to drain yet, and the process ends.
+// While the broker starts, its thread waits for the plugin and for the driver, for up to a minute
+// per call, and reads no signal. This thread does. There is nothing to drain yet, so the process
+// just ends.
 class EndBySignal {
  public:
-  // `over`: an eventfd.
+  // `over` is an eventfd.
   EndBySignal(int signals, UniqueFd over)
       : over_(std::move(over)), thread_([this, signals] { Wait(signals); }) {}
   ~EndBySignal() {
@@ -64,7 +65,7 @@ class EndBySignal {
                                   {.fd = signals, .events = POLLIN, .revents = 0}}};
     while (poll(wanted.data(), wanted.size(), -1) < 0) {
     }
-    if (wanted[0].revents != 0) return;  // A signal that came as well is the loop's.
+    if (wanted[0].revents != 0) return;  // The loop handles a signal that arrived as well.
     LogInfo("stopped", {});
     LogHeldThreads();
     _exit(0);
@@ -100,7 +101,7 @@ int Main(int argc, char** argv) {
   (*loop)->Run();
   const bool failed = (*broker)->failed();
   broker->reset();
-  // A thread that hangs in the driver may wake up and tell the loop: it stays.
+  // Never freed: a thread that hangs in the driver may wake up and use the loop.
   [[maybe_unused]] const EventLoop* const kept = loop->release();
   if (!failed) LogInfo("stopped", {});
   LogHeldThreads();
@@ -117,7 +118,7 @@ int main(int argc, char** argv) {
                    : child == gpushm::broker::kSpawnerName
                        ? gpushm::broker::SpawnerMain(argc - 1, argv + 1)
                        : gpushm::broker::Main(argc, argv);
-  // A thread may hang in a sick driver: leave without its destructors.
+  // A thread may hang in the driver of an unhealthy GPU, so exit without running destructors.
   std::fflush(nullptr);
   _exit(code);
 }

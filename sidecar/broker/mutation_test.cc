@@ -1,12 +1,11 @@
-// Goal: whatever bytes clients send, the broker lives, answers or disconnects, loses nothing of a
-// bystander's, and leaks no descriptor; every kind of message and every error that it can give is
-// reached.
-// Method: sessions of valid requests are recorded (every kind, also those that end in an error);
-// then requests of them are sent again with bytes changed, some with descriptors, to the real
-// process. A bystander with a lease and a buffer of its own looks after each thousand.
+// Goal: whatever bytes clients send, the broker survives, answers or disconnects, loses nothing of
+// a bystander's, and leaks no descriptor. Every kind of message and every possible error is
+// reached. Method: sessions of valid requests are recorded (every kind, also those that end in an
+// error). Then their requests are sent again to the real process with bytes changed, some with
+// descriptors. A bystander with a lease and its own buffer checks them after each thousand.
 //
-// 100,000 mutated messages with a fixed seed; GPUSHM_MUTATIONS=1000000 for the long run,
-// GPUSHM_TEST_SEED for another one. Prints what was reached.
+// Sends 100,000 mutated messages with a fixed seed. GPUSHM_MUTATIONS=1000000 is for the long run,
+// GPUSHM_TEST_SEED for another seed. Prints what was reached.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -40,7 +39,7 @@ struct Recorded {
   bool with_descriptor = false;
 };
 
-// One request of each kind as a client in good order would send it, and those that must fail.
+// One request of each kind as a correct client would send it, and requests that must fail.
 class Recorder {
  public:
   explicit Recorder(const std::array<uint8_t, 16>& gpu_uuid) : gpu_uuid_(gpu_uuid) {
@@ -114,9 +113,9 @@ class Recorder {
 };
 
 struct Coverage {
-  std::map<uint16_t, uint64_t> requests;  // Kind -> sent with a header in good order.
-  std::map<uint16_t, uint64_t> answered;  // Kind -> replies without an error.
-  std::map<uint32_t, uint64_t> errors;    // Code -> replies.
+  std::map<uint16_t, uint64_t> requests;  // Kind -> number sent with a valid header.
+  std::map<uint16_t, uint64_t> answered;  // Kind -> number of replies without an error.
+  std::map<uint32_t, uint64_t> errors;    // Code -> number of replies.
   uint64_t disconnected = 0;
 
   void Print() const {
@@ -144,7 +143,7 @@ class Mutator {
     if (ftruncate(regular_.get(), 1 << 16) != 0) std::abort();
   }
 
-  // Valid requests, which keep the session going, until a mutated one was sent.
+  // Sends valid requests, which keep the session going, until a mutated one was sent.
   void SendMutated() {
     while (!SendOne()) {
     }
@@ -160,12 +159,12 @@ class Mutator {
   const Coverage& coverage() const { return coverage_; }
 
  private:
-  // True: a mutated one.
+  // Returns true for a mutated request.
   bool SendOne() {
     if (!client_ || Pick(200) == 0) Reconnect();
     const Recorded& recorded = PickRecorded();
     std::vector<std::byte> bytes = recorded.bytes;
-    // A few lease numbers, so that some are the client's own.
+    // Few different lease numbers, so that some are the client's own.
     if (!leases_.empty() && Pick(4) != 0 && bytes.size() >= 32 && IsOfLease(bytes)) {
       const uint64_t lease = leases_[Pick(leases_.size())];
       std::memcpy(bytes.data() + sizeof(protocol::Header), &lease, sizeof lease);
@@ -195,7 +194,7 @@ class Mutator {
 
   uint64_t Pick(uint64_t below) { return random_() % below; }
 
-  // A transfer starts a process: few of them.
+  // A transfer starts a process, so few of them are sent.
   const Recorded& PickRecorded() {
     for (;;) {
       const Recorded& recorded = recorder_.requests()[Pick(recorder_.requests().size())];
@@ -274,12 +273,12 @@ class Mutator {
   UniqueFd file_;
   UniqueFd regular_;
   std::optional<RawClient> client_;
-  std::vector<uint64_t> leases_;  // The client's own, some of them ended.
+  std::vector<uint64_t> leases_;  // The client's own, some of which have ended.
   uint64_t transfer_ = 0;         // Its last one.
   Coverage coverage_;
 };
 
-// Counts as numbers, to get them out of a client's process.
+// The counts as numbers, to get them out of a client's process.
 std::vector<uint64_t> Flatten(const Coverage& part) {
   std::vector<uint64_t> flat = {part.disconnected};
   for (const auto* counts : {&part.requests, &part.answered}) {
@@ -304,8 +303,8 @@ void Add(const std::vector<uint64_t>& flat, Coverage* all) {
   }
 }
 
-// One process that sends `messages` mutated messages; what it holds ends with it, and the pool is
-// free again for the next.
+// One process that sends `messages` mutated messages. What it holds is freed with it, so the pool
+// is free again for the next process.
 Result<Coverage> SendFromOneProcess(const BrokerProcess& broker, const Recorder& recorder,
                                     uint64_t seed, uint64_t messages) {
   const UniqueFd shared(memfd_create("coverage", MFD_CLOEXEC));
@@ -334,7 +333,7 @@ Result<Coverage> SendFromOneProcess(const BrokerProcess& broker, const Recorder&
 
 void Merge(const Coverage& part, Coverage* all) { Add(Flatten(part), all); }
 
-// What was made for all to keep would fill the pool for good.
+// Buffers made for all to keep would fill the pool permanently.
 void CleanUp(const BrokerProcess& broker) {
   RawClient cleaner(broker.Socket("app"));
   ASSERT_TRUE(cleaner.Hello());
@@ -346,7 +345,7 @@ void CleanUp(const BrokerProcess& broker) {
   }
 }
 
-// What a lone client that reads its replies can be told.
+// What a single client that reads its replies can receive.
 void ExpectCovered(const Coverage& all) {
   EXPECT_EQ(all.requests.size(), size_t{protocol::kMaxKind}) << "a kind was never sent";
   EXPECT_EQ(all.answered.size(), size_t{protocol::kMaxKind}) << "a kind never succeeded";
@@ -392,7 +391,7 @@ TEST(BrokerMutation, NoBytesHurtAnybodyElse) {
     const auto part = SendFromOneProcess(broker, recorder, seed * 1'000'003 + sent, kTurn);
     ASSERT_TRUE(part) << part.error().ToString() << ", seed " << seed << ", message " << sent;
     Merge(*part, &all);
-    // The bystander has what it had.
+    // The bystander still has what it had.
     ASSERT_TRUE(bystander.Info()) << "seed " << seed << ", message " << sent << broker.log();
     const auto again = bystander.Attach("bystander");
     ASSERT_TRUE(again) << again.error().ToString();
@@ -408,7 +407,8 @@ TEST(BrokerMutation, NoBytesHurtAnybodyElse) {
   EXPECT_EQ(broker.WaitForEnd(0), -1000) << "it runs on";
   std::printf("descriptors: %zu before, %zu after; log: %zu bytes\n", descriptors,
               broker.Descriptors(), broker.log().size());
-  // Buffers that mutated names made are still there, with a descriptor each; no more than these.
+  // Buffers that mutated names made still exist, with one descriptor each; there are no other
+  // descriptors.
   EXPECT_TRUE(Eventually([&] {
     const auto info = bystander.Info();
     return info && info->clients == 1 && broker.Descriptors() <= descriptors + 64;

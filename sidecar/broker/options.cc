@@ -44,12 +44,12 @@ struct Flags {
   int64_t drain_timeout_ms = 20'000;
 };
 
-// The whole of a small file.
+// The whole content of a small file.
 Result<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) {
     return Fail(Code::kNotFound, Concat("--config ", path, " cannot be read"),
-                "give a file that exists, e.g. --config /etc/gpushm/broker.yaml");
+                "name a file that exists, for example --config /etc/gpushm/broker.yaml");
   }
   std::string text;
   text.resize(config::kConfigBytes + 1);
@@ -72,7 +72,7 @@ Result<config::BrokerConfig> ReadBase(const Flags& flags) {
     base = std::move(*parsed);
   }
   const char* const buffers = std::getenv(std::string(config::kBuffersVariable).c_str());
-  if (buffers != nullptr && *buffers != '\0') {  // Empty is unset, as for GPUSHM_DRIVER.
+  if (buffers != nullptr && *buffers != '\0') {  // Empty counts as unset, as for GPUSHM_DRIVER.
     config::ParseOptions parse;
     parse.containers = base.containers;
     if (!flags.containers.empty()) parse.containers = flags.containers;
@@ -106,7 +106,8 @@ Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
     } else if (flags.gpu.starts_with("GPU-") || flags.gpu.starts_with("MIG-")) {
       choice.uuid = flags.gpu;
     } else {
-      return Fail(Code::kInvalidArgument, Concat("--gpu \"", flags.gpu, "\" is neither"),
+      return Fail(Code::kInvalidArgument,
+                  Concat("--gpu \"", flags.gpu, "\" is neither an index nor a UUID"),
                   "write an index or a UUID: --gpu 0, --gpu GPU-1b2c...");
     }
     config->gpu = choice;
@@ -123,7 +124,7 @@ Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
   return {};
 }
 
-// Where the plugin's link is mounted there is a plugin. "none": none, whatever is there.
+// If the plugin's link folder is mounted, there is a plugin. With "none" the folder is ignored.
 std::string LinkFolder(const std::string& configured) {
   if (configured == "none") return "";
   if (!configured.empty()) return configured;
@@ -137,7 +138,7 @@ std::string OwnProgram() {
                     : BrokerOptions().program;
 }
 
-// As the injector has it set by the downward API.
+// The injector sets these through the downward API.
 std::string PodOfEnvironment() {
   const char* const pod_namespace = std::getenv("GPUSHM_POD_NAMESPACE");
   const char* const name = std::getenv("GPUSHM_POD_NAME");
@@ -146,24 +147,25 @@ std::string PodOfEnvironment() {
 
 void Declare(CLI::App& app, Flags* flags) {
   app.set_version_flag("--version", std::string(kVersion));
-  app.add_option("--config", flags->file, "YAML file in the annotations' syntax");
+  app.add_option("--config", flags->file,
+                 "YAML file with the settings; see docs/reference/annotations.md");
   app.add_option("--folder", flags->folder,
                  "Folder with a socket for each container (default /run/gpushm)");
   app.add_option("--container", flags->containers,
-                 "A container to serve, in a subfolder of its name; may be repeated. None: one "
-                 "socket in the folder itself");
+                 "A container to serve, in a subfolder of its name; may be repeated. "
+                 "Without it there is one socket in the folder itself");
   app.add_option("--loader", flags->loaders,
-                 "The same for a container that no list can name, since it ends before the others "
-                 "run: it may make the first load of each buffer that says loads: true")
+                 "Like --container, for a container that no list can name because it ends before "
+                 "the others run; it may make the first load of each buffer that sets loads: true")
       ->needs("--container");
-  app.add_option("--pool", flags->pool, "Bytes that the buffers may take, e.g. 8Gi");
-  app.add_option("--gpu", flags->gpu, "The GPU: index or UUID. Needed only if several are visible");
-  app.add_option(
-      "--link", flags->link,
-      "Folder of the plugin's socket (default /run/gpushm-link, if it is there), or none");
+  app.add_option("--pool", flags->pool, "Bytes that the buffers may take, for example 8Gi");
+  app.add_option("--gpu", flags->gpu,
+                 "The GPU: index or UUID. It is needed only if several are visible");
+  app.add_option("--link", flags->link,
+                 "Folder of the plugin's socket (default /run/gpushm-link, if it exists), or none");
   app.add_option("--tools", flags->tools,
-                 "Folder into which gpushmctl is put, for containers that have none");
-  // Not in --help:
+                 "Folder into which gpushmctl is copied, for containers that have none");
+  // Not shown by --help:
   app.add_option("--test-link-die-after", flags->link_die_after)->group("");
   app.add_option("--test-first-releasers-die", flags->first_releasers_die)->group("");
   app.add_option("--test-transfer-stall-ms", flags->transfer_stall_ms)->group("");
@@ -171,16 +173,16 @@ void Declare(CLI::App& app, Flags* flags) {
   app.add_option("--test-memory-limit", flags->memory_limit_bytes)->group("");
   app.add_option("--pod-uid", flags->pod_uid, "The pod's UID, for --host-ipc");
   app.add_flag("--host-ipc", flags->host_ipc, "Also serve hostIPC pods of the node, in /dev/shm");
-  app.add_option("--host-dir", flags->host_dir, "What stands for /dev/shm");
-  app.add_option("--log-level", flags->log_level, "debug, info, warning or error")
+  app.add_option("--host-dir", flags->host_dir, "Folder to use instead of /dev/shm");
+  app.add_option("--log-level", flags->log_level, "Log level: debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  app.add_option("--log-format", flags->log_format, "text or json")
+  app.add_option("--log-format", flags->log_format, "Log format: text or json")
       ->check(CLI::IsMember({"text", "json"}));
   app.add_option("--start-timeout-ms", flags->start_timeout_ms,
-                 "How long the driver may take for each step of the start")
+                 "How long the driver may take for each step of the start, in milliseconds")
       ->check(CLI::Range(int64_t{1}, int64_t{3'600'000}));
   app.add_option("--drain-timeout-ms", flags->drain_timeout_ms,
-                 "How long to wait for clients after SIGTERM")
+                 "How long to wait for clients after SIGTERM, in milliseconds")
       ->check(CLI::Range(int64_t{0}, int64_t{3'600'000}));
 }
 
@@ -188,9 +190,9 @@ void Declare(CLI::App& app, Flags* flags) {
 
 Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* exit_code) {
   CLI::App app(
-      "gpushm-broker owns the GPU buffers of a pod and hands them to its containers by name.\n"
-      "Environment: GPUSHM_BUFFERS (annotations as YAML), GPUSHM_DRIVER (folder of libcuda.so.1);\n"
-      "GPUSHM_POD_NAMESPACE and GPUSHM_POD_NAME, whose pod it is, for the log.");
+      "gpushm-broker owns the GPU buffers of a pod and gives them to its containers by name.\n"
+      "Environment: GPUSHM_BUFFERS (annotations as YAML), GPUSHM_DRIVER (folder of libcuda.so.1),\n"
+      "GPUSHM_POD_NAMESPACE and GPUSHM_POD_NAME (the pod's name, for the log).");
   Flags flags;
   Declare(app, &flags);
   try {
@@ -199,7 +201,8 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
     *exit_code = app.exit(done);
     return std::optional<BrokerOptions>();
   } catch (const CLI::ParseError& error) {
-    return Fail(Code::kInvalidArgument, error.what(), "gpushm-broker --help lists the flags");
+    return Fail(Code::kInvalidArgument, error.what(),
+                "run gpushm-broker --help for a list of the flags");
   }
   Result<config::BrokerConfig> config = ReadBase(flags);
   if (!config) return std::unexpected(config.error());

@@ -1,4 +1,4 @@
-// What the broker is told by flags, environment and file, in this order of precedence.
+// The broker's settings from flags, environment and file, in this order of precedence.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace gpushm::broker {
 
-// Parses the command line. Fails with kInvalidArgument, naming the flag, variable or line, the
-// reason and a correct example. `exit_code` is set instead (and an empty result returned) when the
-// command line asked for help or the version, which was printed.
+// Parses the command line. Fails with kInvalidArgument; the error names the flag, variable or line,
+// the reason and a correct example. If the command line requests help or the version, that is
+// printed, `exit_code` is set, and nullopt is returned.
 Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* exit_code);
 
 }  // namespace gpushm::broker

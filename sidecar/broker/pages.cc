@@ -1,5 +1,5 @@
-// Pages of signals, barriers and rings: making them, and ending the cells of who is gone (Broker's
-// members; see broker.h).
+// Sync pages of signals, barriers and rings: making them, and ending the cells of participants that
+// are gone (Broker's members; see broker.h).
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -15,8 +15,8 @@
 namespace gpushm::broker {
 namespace {
 
-// Of host memory, for a child that makes a context; the injector gives as much where something
-// loads. One that the kernel kills for memory can take the broker along.
+// Host memory for a child that makes a context. The injector adds the same amount to pods that load
+// something. If the kernel kills such a child for memory, it may kill the broker too.
 constexpr uint64_t kReleaserBytes = uint64_t{512} << 20;
 
 struct MappedPage {
@@ -24,13 +24,13 @@ struct MappedPage {
   signal::Page page;
 };
 
-// The broker keeps no page mapped: ending a participant is rare.
+// The broker keeps no page mapped, because it rarely ends a participant.
 Result<Mapping> Map(int descriptor) {
   struct stat file{};
-  if (fstat(descriptor, &file) != 0) return FailSystem(errno, "stat a page");
+  if (fstat(descriptor, &file) != 0) return FailSystem(errno, "stat a sync page");
   const auto bytes = static_cast<size_t>(file.st_size);
   void* const address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (address == MAP_FAILED) return FailSystem(errno, "map a page");
+  if (address == MAP_FAILED) return FailSystem(errno, "map a sync page");
   return Mapping(address, bytes);
 }
 
@@ -42,7 +42,7 @@ Result<MappedPage> MapPage(int descriptor) {
   return MappedPage{std::move(*mapping), *page};
 }
 
-// Zeroed: of nobody yet, and without a header.
+// Zeroed: it has no owner and no header yet.
 Result<Memory> MakePageMemory(uint64_t bytes) {
   auto made = MakeSealed("page", bytes, Writers::kAll);
   if (!made) return std::unexpected(made.error());
@@ -65,7 +65,8 @@ Result<Memory> MakeSignalMemory(uint64_t bytes) {
 
 }  // namespace
 
-// Whole and shown, but of nobody: who waits opens it at once, who writes claims it.
+// The page is complete and shown, but has no owner: a waiter can open it at once, and a writer
+// claims it.
 Result<void> Broker::MakeDeclaredSignals(const std::set<std::string>& settled) {
   for (const config::SignalSpec& spec : options_.config.pod.signals) {
     if (settled.contains(spec.name)) continue;
@@ -85,13 +86,13 @@ Result<void> Broker::MakeDeclaredSignals(const std::set<std::string>& settled) {
 Result<void> Broker::OnMakePage(Request& request) {
   const auto body = protocol::Parse<protocol::MakePageRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
-  if (draining_) return Fail(Code::kUnavailable, "the sidecar is ending");
+  if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
   Policy policy;
   policy.creator = request.client.container;
   policy.writers_all = (body->flags & protocol::kFlagWritersAll) != 0;
   policy.one_writer = (body->flags & protocol::kFlagOneWriter) != 0;
   policy.until_unused = (body->flags & protocol::kFlagUntilUnused) != 0;
-  policy.on_writer_exit = protocol::OnWriterExit::kKeep;  // Its cells say who is gone.
+  policy.on_writer_exit = protocol::OnWriterExit::kKeep;  // Its cells show who is gone.
   const auto ticket =
       ledger_->BeginPage(request.client, std::string(protocol::FromNameField(body->name)),
                          body->size_bytes, policy, body->after_generation);
@@ -108,7 +109,7 @@ Result<void> Broker::OnMakePage(Request& request) {
   return {};
 }
 
-// Before the plugin is told: a successor of this broker must not miss one.
+// Runs before the plugin is told, because a successor of this broker must not miss one.
 void Broker::EndParticipants() {
   for (const Ledger::EndedParticipant& ended : ledger_->TakeEndedParticipants()) {
     const auto mapped = MapPage(ended.page);
@@ -122,13 +123,14 @@ void Broker::EndParticipants() {
   }
 }
 
-// Of participants that the former broker saw end, and was killed before it told them.
+// For participants whose end the earlier broker saw, but which it did not mark before it was
+// killed.
 void Broker::EndForgottenParticipants() {
   for (const Ledger::PageLeases& kept : ledger_->Pages()) {
     const auto mapped = MapPage(kept.page);
     if (!mapped) continue;  // Its maker was killed before it wrote the page's header.
     signal::EndCellsOfOthers(mapped->page, kept.leases);
-    // The former broker may have been killed before its releaser had done it.
+    // The earlier broker may have been killed before its releaser had finished.
     ReleaseStreams(kept.name, mapped->page);
   }
 }
@@ -141,15 +143,17 @@ Result<void> Broker::CheckReleasable(const Client& client, uint64_t lease_id) co
   if (!mapped || mapped->page.word_generation() == 0) return {};
   return Fail(Code::kUnsupported,
               Concat("signals in device memory need ", kReleaserBytes >> 20,
-                     " MiB of host memory in the sidecar when their writer ends, it has ",
+                     " MiB of host memory in the sidecar when their writer ends, but it has only ",
                      options_.memory_limit_bytes >> 20),
-              "annotate the pod with sidecar.gpushm.io/memory: 576Mi, or take a host page");
+              "annotate the pod with sidecar.gpushm.io/memory: 576Mi, or use a host page");
 }
 
-// The page first, then the word in device memory: whoever is released finds out why.
+// The page comes first and the word in device memory second, so that a released waiter finds the
+// reason.
 void Broker::ReleaseStreams(const std::string& name, const signal::Page& page) {
   if (page.word_generation() == 0 || !signal::Read(page.cell(0)).ended()) return;
-  if (options_.memory_limit_bytes < kReleaserBytes) return;  // Not published so: its page lies.
+  // Such a page was never published with a word, so its content is not trusted.
+  if (options_.memory_limit_bytes < kReleaserBytes) return;
   releases_->Add({.signal = name, .generation = page.word_generation()});
 }
 

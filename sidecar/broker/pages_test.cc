@@ -1,6 +1,6 @@
-// Goal: pages of signals, barriers and rings obey the rules of buffers, and theirs: a reader cannot
-// write one, an older library is not given one, host memory has its limit, and the end of a process
-// ends its cells. Method: the real broker, clients that speak the protocol by hand.
+// Goal: pages of signals, barriers and rings obey the rules of buffers and their own: a reader
+// cannot write to one, an older library is not given one, host memory is limited, and the end of a
+// process ends its cells. Method: the real broker, and clients that speak the protocol by hand.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -37,7 +37,7 @@ Result<protocol::AttachReply> Make(RawClient* client, const std::string& name, u
                                                  .after_generation = after});
 }
 
-// Of the page that the last reply brought.
+// Of the page in the last reply.
 Result<signal::Reading> FirstCell(RawClient* client) {
   const auto mapping =
       MapSealed(client->descriptors().at(0), "page", 4096, 4096, Writers::kAll, /*read_only=*/true);
@@ -85,8 +85,8 @@ TEST_F(PagesTest, AReaderCannotWrite) {
       MapSealed(reader.descriptors()[0], "page", 4096, 4096, Writers::kAll, /*read_only=*/true));
 }
 
-// Regression: a container that may not write a signal opened the page it had for reading anew, by
-// /proc/self/fd, for writing: a memfd begins with mode 0777.
+// Regression: a container that may not write a signal could reopen the page that it had for reading
+// through /proc/self/fd for writing, because a memfd starts with mode 0777.
 TEST_F(PagesTest, AnotherUsersReaderCannotOpenThePageForWriting) {
   if (getuid() != 0) GTEST_SKIP() << "needs root, to become another user than the broker's";
   const auto made = Make(&client_, "ready", 100);
@@ -181,7 +181,7 @@ TEST_F(PagesTest, AProcessThatEndsEndsItsCells) {
   EXPECT_EQ(signal::Read(page.cell(0)).state, signal::CellState::kLeft);
 }
 
-// A page that its maker never wrote, or scribbled on, harms nobody but who uses it.
+// A page that its maker never wrote, or filled with garbage, harms only the processes that use it.
 TEST_F(PagesTest, APageOfRubbishEndsLikeAnyOther) {
   const auto made = Make(&client_, "rubbish", 4096);
   ASSERT_TRUE(made) << made.error().ToString();
@@ -260,7 +260,7 @@ TEST_F(DeclaredSignalsTest, HaveOneWriterAtATime) {
   EXPECT_TRUE(other_.Attach("stop", 2));
 }
 
-// Goal: whoever is killed before it claims what it attached leaves the signal as it was.
+// Goal: a process that is killed before it claims what it attached leaves the signal as it was.
 TEST_F(DeclaredSignalsTest, AWriterThatNeverClaimsLeavesItFree) {
   const std::string socket = broker_.Socket("app");
   ClientProcess writer([&] {

@@ -19,12 +19,12 @@ namespace {
 
 struct Arguments {
   int device = 0;
-  std::vector<uint64_t> mapped_bytes;  // Of each word's memory.
+  std::vector<uint64_t> mapped_bytes;  // For each word's memory.
   std::string driver_folder;
   bool die = false;
 };
 
-// The store of a stream: one word, never half of it.
+// Stores one word with a stream operation, so a reader never sees half of it.
 Result<void> StorePoison(const CudaApi& api, const Arguments& arguments, int word, size_t index) {
   const Result<DeviceMemory> memory = DeviceMemory::Import(api, word);
   if (!memory) return std::unexpected(memory.error());
@@ -33,7 +33,7 @@ Result<void> StorePoison(const CudaApi& api, const Arguments& arguments, int wor
   if (!mapping) return std::unexpected(mapping.error());
   if (auto r = api.Check(api.cuStreamWriteValue64(nullptr, mapping->address(), signal::kPoison,
                                                   CU_STREAM_WRITE_VALUE_DEFAULT),
-                         "cuStreamWriteValue64 of a signal's end");
+                         "cuStreamWriteValue64 for the end of a signal");
       !r) {
     return r;
   }
@@ -50,7 +50,7 @@ Result<void> StoreAll(const Arguments& arguments) {
   if (!context) return std::unexpected(context.error());
   if (auto current = context->MakeCurrent(); !current) return current;
   if (arguments.die) raise(SIGKILL);
-  Result<void> all;  // One that fails leaves the others theirs.
+  Result<void> all;  // A failure for one word does not keep the others from being stored.
   for (size_t i = 0; i < arguments.mapped_bytes.size(); ++i) {
     const Result<void> stored = StorePoison(**api, arguments, order->descriptors[i].get(), i);
     if (!stored && all) all = stored;
@@ -61,10 +61,10 @@ Result<void> StoreAll(const Arguments& arguments) {
 }  // namespace
 
 int ReleaserMain(int argc, char** argv) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // The broker's successor starts another one.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // The broker's successor starts another releaser.
   ::signal(SIGPIPE, SIG_IGN);
   Arguments arguments;
-  CLI::App app("The broker's releaser; started by it alone.");
+  CLI::App app("The broker's releaser. Only the broker starts it.");
   app.add_option("--device", arguments.device)->required();
   app.add_option("--mapped", arguments.mapped_bytes)->required();
   app.add_option("--driver", arguments.driver_folder);

@@ -1,5 +1,5 @@
-// The releaser: a child of the broker that stores the poison into signals in device memory, with a
-// context of its own, and ends. See releases.h for what the two say to each other.
+// The releaser is a child of the broker. It stores the poison value into signals in device memory,
+// with a context of its own, and ends. releases.h describes what the two say to each other.
 #pragma once
 
 namespace gpushm::broker {

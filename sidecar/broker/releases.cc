@@ -11,9 +11,9 @@
 namespace gpushm::broker {
 namespace {
 
-// Words of one child: a descriptor each.
+// The most words for one child; each needs a descriptor.
 constexpr size_t kWords = 64;
-// A context takes 100 to 175 ms on an H200; a child that needs so long hangs with its GPU.
+// A context takes 100 to 175 ms on an H200. A child that takes this long hangs with its GPU.
 constexpr int64_t kChildMs = 10'000;
 constexpr int64_t kFirstRetryMs = 100;
 constexpr int64_t kLastRetryMs = 10'000;
@@ -30,7 +30,7 @@ Releases::~Releases() {
 
 void Releases::Add(Word word) {
   due_.insert(std::move(word));
-  // Not at once: a process that ended may have written several.
+  // Not at once, because a process that ended may have written several words.
   if (child_) return;
   if (start_timer_ != 0) loop_->Cancel(start_timer_);
   StartAfter(0);
@@ -90,12 +90,13 @@ Result<void> Releases::ResultOf(int status) const {
   if (!said_.empty()) return Fail(Code::kDriver, said_);
   if (timed_out_) {
     return Fail(Code::kTimeout, Concat("the releaser did not end within ", kChildMs, " ms"),
-                "nvidia-smi and the node's kernel log tell whether the GPU hangs");
+                "check nvidia-smi and the node's kernel log for a hanging GPU");
   }
   return Fail(Code::kPeerDied,
-              WIFSIGNALED(status) ? Concat("the releaser was ended by signal ", WTERMSIG(status))
-                                  : Concat("the releaser ended with ", WEXITSTATUS(status)),
-              "the sidecar's memory limit tells why");
+              WIFSIGNALED(status)
+                  ? Concat("the releaser was ended by signal ", WTERMSIG(status))
+                  : Concat("the releaser ended with exit code ", WEXITSTATUS(status)),
+              "check the sidecar's memory limit");
 }
 
 void Releases::OnChildEnded(int status) {

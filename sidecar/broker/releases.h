@@ -1,10 +1,12 @@
-// Ends waits for signals in device memory: their words get the poison, as EndCell gives it to a
-// page. That needs a context, so a short-lived child does it, the releaser; the only one at a time,
-// for all words that are due. What it did not do is tried again, with growing pauses, as long as
-// somebody holds the word and so may wait for it. A word may get its poison twice.
+// Ends waits for signals in device memory. Their words get the poison value, which EndCell gives to
+// a page. That needs a context, so a short-lived child, the releaser, does it; there is at most one
+// at a time, for all words that are due. Words that it did not store are tried again, with growing
+// pauses, as long as somebody holds the word and may wait for it. A word may get the poison value
+// twice.
 //
 // The child's contract (releaser.h): it gets the words' memory with an order on its channel
-// (child.h); it exits with 0 when all is stored, else it writes why, a line.
+// (child.h). It exits with 0 when everything is stored; otherwise it writes one line with the
+// reason.
 //
 // Threads: the loop's.
 #pragma once
@@ -29,14 +31,14 @@ class Releases {
   struct Settings {
     std::string driver_folder;
     int device = 0;
-    uint32_t first_die = 0;  // For tests: so many children are killed before they store anything.
+    uint32_t first_die = 0;  // For tests: this many children are killed before they store anything.
   };
   struct Word {
     std::string signal;
     uint64_t generation = 0;  // Of its memory.
     auto operator<=>(const Word&) const = default;
   };
-  // The word's memory, if somebody holds it.
+  // Returns the word's memory, if somebody holds it.
   using Find = std::function<const Memory*(const Word&)>;
 
   Releases(EventLoop* loop, Children* children, Settings settings, Find find);
@@ -60,14 +62,14 @@ class Releases {
   Settings settings_;
   Find find_;
   std::set<Word> due_;
-  std::set<Word> at_work_;  // The child's.
+  std::set<Word> at_work_;  // Those of the running child.
   std::unique_ptr<Child> child_;
   std::string said_;  // By the child.
   bool timed_out_ = false;
   int64_t started_ns_ = 0;
   uint64_t start_timer_ = 0;
   uint64_t deadline_timer_ = 0;
-  int64_t retry_ms_ = 0;  // 0: the last one did all.
+  int64_t retry_ms_ = 0;  // 0: the last child stored everything.
 };
 
 }  // namespace gpushm::broker

@@ -40,7 +40,7 @@ Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) 
 Result<void> Broker::OnRequest(Request& request) {
   if (device_lost_ && NeedsTheGpu(request.to.kind)) {
     return Fail(Code::kDeviceLost, Concat(gpu_->info().uuid.ToString(), " is lost"),
-                "the GPU must be reset or the node drained; it is probed meanwhile");
+                "reset the GPU or drain the node; until then the GPU is checked regularly");
   }
   switch (request.to.kind) {
     case Kind::kHello:
@@ -74,7 +74,7 @@ Result<void> Broker::OnRequest(Request& request) {
     case Kind::kMakePage:
       return OnMakePage(request);
     case Kind::kAnnounceDescriptor:
-      break;  // The server's own.
+      break;  // Handled by the server.
   }
   return Fail(Code::kCorrupt, "a request of unknown kind");
 }
@@ -100,14 +100,15 @@ Result<void> Broker::OnAttach(Request& request) {
   const auto body = protocol::Parse<protocol::AttachRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   if (draining_) {
-    return Fail(Code::kUnavailable, "the sidecar is ending", "the pod is being stopped");
+    return Fail(Code::kUnavailable, "the sidecar is shutting down", "the pod is being stopped");
   }
   if (request.version < VersionOf(Kind::kMakePage) && ledger_->IsPage(NameOf(body->name))) {
-    return Fail(Code::kUnsupported,
-                Concat('"', NameOf(body->name),
-                       "\" is a signal, barrier or ring, which this library "
-                       "does not know"),
-                "use the library that the plugin of this node mounts");
+    return Fail(
+        Code::kUnsupported,
+        Concat(
+            '"', NameOf(body->name),
+            "\" is a signal, barrier or ring, which this version of the library does not support"),
+        "use the library that this node's plugin mounts");
   }
   const auto grant = ledger_->Attach(
       request.client, NameOf(body->name), static_cast<Access>(body->access), body->generation,
@@ -136,12 +137,13 @@ void Broker::ReplyGrant(const Client& client, const ReplyTo& to, const Grant& gr
   int descriptor = -1;
   UniqueFd read_only;
   if (grant.memory->is_page() && grant.access == Access::kRead) {
-    // The page's own descriptor writes. A second one of the same file does not.
+    // The page's own descriptor is writable. A second descriptor of the same file, opened
+    // read-only, is not.
     const std::string path = Concat("/proc/self/fd/", grant.memory->descriptor.get());
     read_only.Reset(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!read_only) {
       const Status failed = Status(Code::kSystem, Concat("open ", path, " for reading"),
-                                   "is /proc mounted in the sidecar?", errno);
+                                   "check that /proc is mounted in the sidecar", errno);
       [[maybe_unused]] const auto undone = ledger_->Detach(client, grant.lease_id);
       Apply();
       return server_->ReplyError(to, failed);
@@ -155,7 +157,7 @@ void Broker::ReplyGrant(const Client& client, const ReplyTo& to, const Grant& gr
     descriptor = grant.memory->descriptor.get();
   }
   if (!server_->Reply(to, reply, descriptor) && grant.lease_id != 0) {
-    // Refused (its last reply is unread): it does not know of this lease.
+    // The reply was refused because the last one is unread. The client does not know of this lease.
     [[maybe_unused]] const auto undone = ledger_->Detach(client, grant.lease_id);
     Apply();
   }
@@ -173,7 +175,7 @@ Result<void> Broker::OnDetach(Request& request) {
 Result<void> Broker::OnCreate(Request& request) {
   const auto body = protocol::Parse<protocol::CreateRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
-  if (draining_) return Fail(Code::kUnavailable, "the sidecar is ending");
+  if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
   const auto ticket = ledger_->BeginCreate(
       request.client, NameOf(body->name), body->size_bytes,
       PolicyFor(request.client, body->flags, body->on_writer_exit), body->flags);
@@ -185,7 +187,7 @@ Result<void> Broker::OnCreate(Request& request) {
 Result<void> Broker::OnReplace(Request& request) {
   const auto body = protocol::Parse<protocol::ReplaceRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
-  if (draining_) return Fail(Code::kUnavailable, "the sidecar is ending");
+  if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
   const auto ticket =
       ledger_->BeginReplace(request.client, NameOf(body->name), body->size_bytes, body->flags);
   if (!ticket) return std::unexpected(ticket.error());
@@ -248,16 +250,16 @@ Result<void> Broker::OnOffer(Request& request) {
   const auto transport = static_cast<protocol::Transport>(body->transport);
   const bool vmm = transport == protocol::Transport::kVmm;
   if (request.message->descriptors.size() != (vmm ? 1u : 0u)) {
-    return Fail(Code::kCorrupt, vmm ? "an offer of VMM memory without its descriptor"
+    return Fail(Code::kCorrupt, vmm ? "an offer of VMM memory without a descriptor"
                                     : "an offer of a cuIpc handle with a descriptor");
   }
   if (body->gpu_uuid != gpu_->info().uuid.bytes) {
     return Fail(Code::kInvalidArgument,
-                Concat("the offered memory lies on ", GpuUuid{body->gpu_uuid}.ToString(),
-                       ", this broker serves ", gpu_->info().uuid.ToString()),
+                Concat("the offered memory is on ", GpuUuid{body->gpu_uuid}.ToString(),
+                       ", but this broker serves ", gpu_->info().uuid.ToString()),
                 "offer memory of the pod's GPU, or copy it there");
   }
-  if (vmm) {  // The plugin keeps it with the broker's word for what it is.
+  if (vmm) {  // The plugin keeps it and relies on the broker's check of what it is.
     const int descriptor = request.message->descriptors[0].get();
     if (auto r = CheckMemory(descriptor, gpu_->memory_kind()); !r) {
       LogWarning("offer-refused", {{"buffer", NameOf(body->name)},
@@ -351,7 +353,7 @@ Result<uint64_t> Broker::StartTransfer(const Client& client, TransferJob job, Op
   job.client_id = client.id;
   job.container = client.container;
   job.memory = (*memory)->descriptor.get();
-  // A save writes the content, unless all of the buffer was asked for.
+  // A save writes the content, unless all of the buffer was requested.
   const bool content = direction == protocol::Direction::kSave;
   if (direction == protocol::Direction::kSaveWhole) job.direction = protocol::Direction::kSave;
   job.size_bytes = content ? ledger_->ContentBytes(name) : (*memory)->size_bytes;
@@ -367,11 +369,11 @@ Result<void> Broker::OnTransfer(Request& request) {
   const auto body = protocol::Parse<protocol::TransferRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   if (request.message->descriptors.size() != 1) {
-    return Fail(Code::kCorrupt, "a transfer without its file");
+    return Fail(Code::kCorrupt, "a transfer request without a file descriptor");
   }
   const std::string name = NameOf(body->name);
   auto direction = static_cast<protocol::Direction>(body->direction);
-  // Of an older library it means all of the buffer.
+  // From an older library it means all of the buffer.
   if (request.version < protocol::kContentVersion && direction == protocol::Direction::kSave) {
     direction = protocol::Direction::kSaveWhole;
   }

@@ -10,7 +10,7 @@
 namespace gpushm::broker {
 namespace {
 
-// The client that a statement names, which must have been stated before; 0: none.
+// The client that a statement names, which must have been stated before; 0 for none.
 uint64_t NamedClient(const Statement& statement) {
   if (const auto* lease = std::get_if<protocol::LinkLease>(&statement.body)) {
     return lease->client_id;
@@ -18,7 +18,7 @@ uint64_t NamedClient(const Statement& statement) {
   return 0;
 }
 
-// Those that it names and that may be dead.
+// The clients that it mentions and that may be dead.
 std::vector<uint64_t> MentionedClients(const Statement& statement) {
   if (const auto* g = std::get_if<protocol::LinkGeneration>(&statement.body)) {
     return {g->publisher_client, g->offerer_client};
@@ -34,14 +34,16 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
   config::BrokerConfig& config = options_.config;
   const std::string& folder = options_.link_folder;
   if (folder.empty()) return {};
-  // Mounted there before this process began, or never.
+  // The folder is mounted before this process starts, or never.
   if (folder == protocol::kDefaultLinkFolder && access(folder.c_str(), F_OK) != 0) {
     return Fail(
         Code::kNotFound,
-        Concat("no ", folder,
-               " here: the container runtime left out what gpushm's plugin "
-               "gave this container"),
-        "switch CDI on in the runtime, or update it; the sidecar asks for gpushm.io/memory");
+        Concat(
+            "folder ", folder,
+            " does not exist: "
+            "the container runtime ignored the devices that gpushm's plugin gave this container"),
+        "enable CDI in the container runtime, or update it, "
+        "and check that the sidecar requests gpushm.io/memory");
   }
   link_.emplace(
       loop_, &closer_,
@@ -54,16 +56,16 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
   if (config.gpu && !config.gpu->uuid.empty() && config.gpu->uuid.substr(4) != uuid.substr(4)) {
     return Fail(
         Code::kInvalidArgument,
-        Concat("gpu: ", config.gpu->uuid, " is not the one that this pod was given, ", uuid),
-        "leave it out");
+        Concat("gpu: ", config.gpu->uuid, " is not the GPU that this pod was given, ", uuid),
+        "remove gpu from the configuration, or leave --gpu out");
   }
   config.gpu = config::GpuChoice{.uuid = uuid, .index = 0};
   const uint64_t wanted = config.pool_given ? config.pool_bytes : config::PoolBytes(config.pod);
   if (wanted > welcome.pool_bytes) {
     return Fail(Code::kExhausted,
-                Concat("the buffers and the pool need ", wanted, " bytes, the pod was given ",
+                Concat("the buffers and the pool need ", wanted, " bytes, but the pod was given ",
                        welcome.pool_bytes),
-                "ask for more gpushm.io/memory, or for less");
+                "request more gpushm.io/memory, or use smaller buffers");
   }
   if (!config.pool_given) config.pool_bytes = welcome.pool_bytes;
   return {};
@@ -95,7 +97,7 @@ void Broker::RestoreClients(std::vector<Link::Greeting::Client> clients) {
   server_->EndDead();
 }
 
-// ---- having one
+// ---- having a successor
 
 Result<void> Broker::RunLink(bool device_lost) {
   if (!link_) return {};
@@ -153,7 +155,7 @@ std::optional<Statement> Broker::NextStatement() {
     }
     const uint64_t named = NamedClient(*next);
     if (named == 0 || announced_.contains(named)) return next;
-    Ledger::Advance(&stated_, *next);  // A lease of a client that is gone.
+    Ledger::Advance(&stated_, *next);  // The lease of a client that is gone.
   }
   return std::nullopt;
 }

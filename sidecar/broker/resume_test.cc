@@ -1,5 +1,5 @@
-// Goal: a client that lost its connection goes on with what it held; nobody else can. Method: the
-// real broker, spoken to by hand.
+// Goal: a client that lost its connection continues with what it held, and nobody else can. Method:
+// the real broker, and a hand-made client.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -27,7 +27,7 @@ BrokerSettings WithOneWriter() {
   return settings;
 }
 
-// Whether this kernel tells processes apart by their pidfds (Linux 6.9).
+// Whether this kernel can compare processes by their pidfds (Linux 6.9).
 bool PidfdsTellProcesses() {
   const UniqueFd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   const UniqueFd parent(static_cast<int>(syscall(SYS_pidfd_open, getppid(), 0)));
@@ -103,8 +103,8 @@ TEST_F(ResumeTest, TheConnectionThatWasLeftIsClosed) {
   EXPECT_EQ(second.Info()->leases, 1u);
 }
 
-// Goal: what a broken connection asked for is not answered on the next one, and leaves nothing.
-// Method: a create that the driver delays, a connection that goes meanwhile.
+// Goal: a request of a broken connection is not answered on the next one, and leaves nothing.
+// Method: a create that the driver delays, and a connection that is closed meanwhile.
 TEST_F(ResumeTest, ALateGrantGoesToNobody) {
   RawClient first = To();
   const auto hello = first.Hello();
@@ -164,8 +164,8 @@ TEST_F(ResumeTest, AChildOfForkIsSomebodyNew) {
   EXPECT_TRUE(first.Info());
 }
 
-// Goal: a container that has used up its share can still come back. Method: a crowd that fills the
-// broker, loses its connections, and resumes; strangers are refused all the while.
+// Goal: a container that has used up its share can still resume. Method: many clients fill the
+// broker, lose their connections, and resume; new clients are refused all the while.
 TEST_F(ResumeTest, AFullHouseCanComeBack) {
   struct Member {
     protocol::HelloReply hello;

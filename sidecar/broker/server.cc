@@ -18,7 +18,7 @@
 #include "platform/daemon/descriptor.h"
 #include "platform/daemon/log.h"
 
-// Younger than the C library's headers of Debian 12; the numbers are the kernel's
+// Newer than the C library's headers of Debian 12. The numbers are the kernel's
 // (include/uapi/asm-generic/socket.h).
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -30,18 +30,18 @@
 namespace gpushm::broker {
 namespace {
 
-// Connections that every container can have whatever the others do.
+// Connections that each container can have, whatever the others do.
 constexpr uint32_t kReservedPerContainer = 4;
-// After which a reply whose descriptor nobody takes (ETOOMANYREFS) is given up.
+// After this time a reply whose descriptor cannot be sent (ETOOMANYREFS) is given up.
 constexpr int64_t kDelayMaxMs = 2000;
 constexpr int64_t kDelayStepMs = 5;
-// Descriptors of one container under way to be closed above which no more are taken from it. One
-// message can bring 253.
+// If more descriptors of one container than this are waiting to be closed, no more are accepted
+// from it. One message can bring 253.
 constexpr size_t kCloserBacklog = 512;
-// A close that takes longer holds back the container's next descriptor. The close of a file that
-// was only read takes a round trip to its file system's server.
+// A close that takes longer than this delays the container's next descriptor. The close of a file
+// that was only read takes a round trip to its file system's server.
 constexpr int64_t kCloseMs = 1000;
-// Pause of a listener when descriptors or memory run out, or while kCloserBacklog holds.
+// Pause of a listener if descriptors or memory run out, or while kCloserBacklog is reached.
 constexpr int64_t kAcceptPauseMs = 100;
 
 bool HasUnread(int socket) {
@@ -57,7 +57,7 @@ protocol::ResumeToken NewToken() {
   return token;
 }
 
-// In a time that does not tell how much of it was right.
+// Takes the same time whatever part of the token is right.
 bool IsSameToken(const protocol::ResumeToken& a, const protocol::ResumeToken& b) {
   volatile unsigned differ = 0;
   for (size_t i = 0; i < a.size(); ++i) differ = differ | static_cast<unsigned>(a[i] ^ b[i]);
@@ -88,7 +88,8 @@ Result<void> Server::Listen(const std::string& path, unsigned mode, const std::s
   Result<UniqueFd> socket = protocol::Listen(path, mode);
   if (!socket) return std::unexpected(socket.error());
   listener->socket = std::move(*socket);
-  // Accepted sockets inherit it, so that no descriptor slips in before they are looked at.
+  // Accepted sockets inherit this, so that no descriptor can arrive before the broker sets their
+  // option.
   const int off = 0;
   refuses_descriptors_ =
       setsockopt(listener->socket.get(), SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off) == 0;
@@ -117,12 +118,13 @@ Result<void> Server::Restore(const Client& client, const protocol::ResumeToken& 
     return l->container == client.container;
   });
   if (listener == listeners_.end()) {
-    return Fail(Code::kNotFound, Concat("nobody serves container \"", client.container, '"'));
+    return Fail(Code::kNotFound,
+                Concat("this broker does not serve container \"", client.container, '"'));
   }
-  if (!pidfd || !IsPidfd(pidfd.get())) return Fail(Code::kCorrupt, "a client without its pidfd");
+  if (!pidfd || !IsPidfd(pidfd.get())) return Fail(Code::kCorrupt, "a client without a pidfd");
   if (connections_.contains(client.id) || client.id >= kMaxNumber) {
     return Fail(Code::kCorrupt,
-                "a client that is there twice, or of no number that a broker gives");
+                "duplicate client id, or invalid client id (never issued by a broker)");
   }
   next_client_ = std::max(next_client_, client.id + 1);
   Connection& connection = connections_[client.id];
@@ -147,9 +149,9 @@ void Server::EndDead() {
 // ---- connections
 
 void Server::OnAcceptable(Listener* listener) {
-  // Each connection is one more to be closed there.
+  // Each connection is one more descriptor to be closed there.
   if (listener->closing.foreign_pending() >= kCloserBacklog) {
-    return PauseAccepting(listener, "sockets that it sent are still being closed");
+    return PauseAccepting(listener, "sockets of this container are still being closed");
   }
   UniqueFd socket(accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket) {
@@ -159,14 +161,15 @@ void Server::OnAcceptable(Listener* listener) {
   listener->paused = false;
   const bool guest = !HasRoom(*listener);
   if (guest && listener->guests >= listener->absent) {
-    return Refuse(listener, std::move(socket),
-                  Status(Code::kExhausted,
-                         Concat("container \"", listener->container, "\" has ", listener->connected,
-                                " clients, the broker ", connected_, " of ", limits::kClients),
-                         "close clients that are not used; docs/reference/limits.md"));
+    return Refuse(
+        listener, std::move(socket),
+        Status(Code::kExhausted,
+               Concat("container \"", listener->container, "\" has ", listener->connected,
+                      " clients; the broker has ", connected_, " of at most ", limits::kClients),
+               "close clients that are not used; see docs/reference/limits.md"));
   }
-  // The kernel charges what lies unread in there to the broker: 256 clients that read nothing would
-  // fill its memory. The kernel doubles it.
+  // The kernel charges unread replies to the broker, so 256 clients that read nothing would fill
+  // its memory. The kernel doubles this value.
   constexpr int kSendBytes = 8 << 10;
   setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &kSendBytes, sizeof kSendBytes);
   Admit(listener, std::move(socket), guest);
@@ -182,7 +185,7 @@ void Server::PauseAccepting(Listener* listener, std::string_view reason) {
   });
 }
 
-// Tells why, if its socket has room, and hangs up.
+// Sends the reason, if the socket has room, and closes the connection.
 void Server::Refuse(Listener* listener, UniqueFd socket, const Status& why) {
   protocol::Buffer bytes;
   const size_t size = protocol::EncodeError(protocol::Kind::kHello, 0, why, &bytes);
@@ -212,12 +215,12 @@ void Server::Admit(Listener* listener, UniqueFd socket, bool guest) {
   if (getsockopt(connection.socket.get(), SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) {
     connection.pidfd.Reset(pidfd);
   } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-    const Status full = Status(Code::kExhausted, "the sidecar has no descriptor free for a client",
+    const Status full = Status(Code::kExhausted, "the sidecar has no free descriptor for a client",
                                "raise its limit of open files (ulimit -n)", errno);
     LogWarning("descriptors-exhausted",
                {{"container", listener->container}, {"reason", full.ToString()}});
     return Refuse(listener, std::move(connection.socket), full);
-  } else if (errno != ENOPROTOOPT) {  // The peer is gone already.
+  } else if (errno != ENOPROTOOPT) {  // The peer has already gone.
     listener->closing.CloseForeign(std::move(connection.socket));
     return;
   }
@@ -245,7 +248,8 @@ Result<void> Server::WatchProcess(Connection& connection) {
 
 void Server::SetPassDescriptors(Connection& connection, bool on) const {
   const int value = on ? 1 : 0;
-  // Fails before Linux 6.16; then what comes unasked is closed on the worker's thread.
+  // Fails before Linux 6.16. Descriptors that arrive unannounced are then closed on the worker's
+  // thread.
   const bool can =
       setsockopt(connection.socket.get(), SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof value) == 0;
   if (on || !can) connection.passed_descriptors = true;
@@ -281,7 +285,7 @@ std::optional<Server::Identity> Server::Identify(uint64_t client_id) const {
 void Server::OnReadable(uint64_t client_id) {
   Connection* const connection = Find(client_id);
   if (connection == nullptr || !connection->socket) return;
-  if (connection->busy) {  // Only its end is told then: nobody waits for the reply.
+  if (connection->busy) {  // In this state only the end is reported: nobody waits for the reply.
     Disconnect(*connection, "");
     return;
   }
@@ -296,11 +300,11 @@ void Server::OnReadable(uint64_t client_id) {
   } else if (*received) {
     OnRequest(*connection, message);
   }
-  // What the handler did not take was made by a client.
+  // The descriptors that the handler did not take were made by a client.
   closing.CloseForeign(std::move(message.descriptors));
 }
 
-// Its descriptor found no place in this process, which is not its fault.
+// This process is out of descriptors, which is not the client's fault.
 void Server::RefuseRequest(Connection& connection, const protocol::Message& message,
                            const Status& why) {
   const Result<protocol::Header> header = protocol::ParseHeader(message.span());
@@ -320,7 +324,7 @@ void Server::RefuseRequest(Connection& connection, const protocol::Message& mess
 void Server::OnRequest(Connection& connection, protocol::Message& message) {
   const uint64_t id = connection.client.id;
   if (message.descriptors.size() > (connection.announced ? 1u : 0u)) {
-    Disconnect(connection, "a descriptor that was not announced");
+    Disconnect(connection, "the client sent a descriptor that it had not announced");
     return;
   }
   if (connection.announced) {
@@ -338,11 +342,11 @@ void Server::OnRequest(Connection& connection, protocol::Message& message) {
   const auto kind = static_cast<protocol::Kind>(header->kind);
   if ((header->kind & protocol::kReplyBit) != 0 || header->status != 0 ||
       (kind == protocol::Kind::kHello) == connection.said_hello) {
-    Disconnect(connection, "a request out of order");
+    Disconnect(connection, "the client sent a request out of order");
     return;
   }
   if (header->version > connection.version) {
-    Disconnect(connection, "a request of a later version than agreed on");
+    Disconnect(connection, "the client sent a request of a later version than agreed on");
     return;
   }
   connection.busy = true;
@@ -396,8 +400,8 @@ Result<void> Server::Announce(Connection& connection, const ReplyTo& to,
     return Fail(Code::kBusy,
                 Concat("a descriptor that container \"", connection.client.container,
                        "\" sent is still being closed"),
-                "try again; if it stays so, the container sent a socket, or a file whose file "
-                "system does not answer");
+                "try again; if this persists, the container sent a socket, "
+                "or a file whose file system does not respond");
   }
   connection.announced = true;
   SetPassDescriptors(connection, true);
@@ -410,17 +414,19 @@ Result<uint64_t> Server::AcceptHello(Connection& connection, protocol::Message& 
   if (!body) return std::unexpected(body.error());
   if (body->min_version > protocol::kMaxVersion || body->max_version < protocol::kMinVersion) {
     return Fail(Code::kIncompatible,
-                Concat("the library speaks protocol versions ", body->min_version, " to ",
-                       body->max_version, ", the broker ", protocol::kMinVersion, " to ",
-                       protocol::kMaxVersion),
-                "use the library that the plugin of this node mounts");
+                Concat("the library supports protocol versions ", body->min_version, " to ",
+                       body->max_version, ", but the broker supports ", protocol::kMinVersion,
+                       " to ", protocol::kMaxVersion),
+                "use the library that this node's plugin mounts");
   }
   connection.version = std::min(body->max_version, protocol::kMaxVersion);
   if (!connection.pidfd) {
     if (message.descriptors.empty() || !IsPidfd(message.descriptors[0].get())) {
       connection.announced = true;
-      return Fail(Code::kUnsupported, "this kernel does not tell who connects: send a pidfd",
-                  "Linux 6.5 and later need none; the library sends one by itself");
+      return Fail(
+          Code::kUnsupported,
+          "this kernel does not identify the connecting process, so the client must send a pidfd",
+          "Linux 6.5 and later do not need one; otherwise the library sends it automatically");
     }
     connection.pidfd = std::move(message.descriptors[0]);
     if (auto watched = WatchProcess(connection); !watched) {
@@ -434,8 +440,9 @@ Result<uint64_t> Server::AcceptHello(Connection& connection, protocol::Message& 
   }
   if (connection.guest) {
     return Fail(Code::kExhausted,
-                Concat("container \"", connection.client.container, "\" has its clients already"),
-                "close clients that are not used; docs/reference/limits.md");
+                Concat("container \"", connection.client.container,
+                       "\" already has as many clients as it may have"),
+                "close clients that are not used; see docs/reference/limits.md");
   }
   connection.said_hello = true;
   connection.token = NewToken();
@@ -448,7 +455,8 @@ Server::Connection* Server::FindResumable(const Connection& fresh,
   Connection* const old = Find(hello.resume_client_id);
   const bool may = old != nullptr && old != &fresh && old->said_hello &&
                    old->listener == fresh.listener && IsSameToken(old->token, hello.resume_token) &&
-                   IsSameProcess(old->pidfd, fresh.pidfd) != Same::kNo;  // Else the token decides.
+                   // If unknown, the token decides.
+                   IsSameProcess(old->pidfd, fresh.pidfd) != Same::kNo;
   return may ? old : nullptr;
 }
 
@@ -488,7 +496,7 @@ bool Server::Deliver(const Outgoing& out) {
   const int socket = connection->socket.get();
   if (out.descriptor >= 0 && HasUnread(socket)) {  // (3)
     ReplyError(out.to, Status(Code::kContended, "the last reply has not been read yet",
-                              "read it, then ask again"));
+                              "read it, then repeat the request"));
     return false;
   }
   const std::span<const int> descriptors(&out.descriptor, out.descriptor >= 0 ? 1 : 0);
@@ -501,10 +509,10 @@ bool Server::Deliver(const Outgoing& out) {
   if (!*sent) {
     pollfd writable{.fd = socket, .events = POLLOUT, .revents = 0};
     if (out.descriptor < 0 || poll(&writable, 1, 0) == 0) {
-      Disconnect(*connection, "it does not read its replies");  // (4)
+      Disconnect(*connection, "the client does not read its replies");  // (4)
       return true;
     }
-    // ETOOMANYREFS: too many descriptors of this user are in flight, all over the node.
+    // ETOOMANYREFS: too many descriptors of this user are in flight on the whole node.
     connection->delayed = std::make_unique<Outgoing>(out);
     connection->delayed_descriptor.Reset(dup(out.descriptor));
     connection->delayed->descriptor = connection->delayed_descriptor.get();
@@ -540,7 +548,8 @@ void Server::RetryDelayed(const ReplyTo& to) {
 
 // ---- ends
 
-// The socket goes; what its process holds stays until the process ends. An empty reason: it left.
+// The socket is closed. Whatever its process holds stays until the process ends. An empty reason
+// means that the client left.
 void Server::Disconnect(Connection& connection, std::string_view reason) {
   const uint64_t id = connection.client.id;
   if (!reason.empty()) {
@@ -553,9 +562,9 @@ void Server::Disconnect(Connection& connection, std::string_view reason) {
   if (!connection.pidfd || !handler_->Holds(id)) Forget(id);
 }
 
-// The client sees the end at once. Closing is the worker's where descriptors may lie unread in the
-// socket, and the loop's where that cannot be, so that what holds the worker up cannot pile up
-// sockets until there are no more descriptors.
+// The client sees the end at once. If descriptors may lie unread in the socket, the worker closes
+// it; otherwise the loop does. So a blocked worker cannot pile up sockets until there are no
+// descriptors left.
 void Server::CloseSocket(Connection& connection) {
   if (!connection.socket) return;
   loop_->Unwatch(connection.socket.get());
@@ -583,7 +592,7 @@ void Server::Forget(uint64_t client_id) {
     --listener.guests;
   } else {
     --listener.connected;
-    --listener.absent;  // CloseSocket came before.
+    --listener.absent;  // CloseSocket was called before.
   }
   if (found->second.pidfd) loop_->Unwatch(found->second.pidfd.get());
   listener.closing.Close(std::move(found->second.pidfd));

@@ -1,21 +1,22 @@
-// The broker's connections: accepts, reads whole requests, writes replies, and knows by pidfd when
-// a client's process is gone. What a request means is the Handler's business.
+// The broker's connections. The server accepts them, reads whole requests, writes replies, and
+// learns by pidfd when a client's process ends. The Handler decides what a request means.
 //
-// No client can hold the loop up (docs/guides/security.md has the attacks):
-//   (1) Nothing here blocks. Sockets are non-blocking; descriptors that clients sent, and their
-//       sockets, are closed on threads of their container alone (platform/daemon/closing.h). While
-//       one is not closed, the container may send no other.
-//   (2) One request of a connection is under way at a time; the next is read after its reply.
-//   (3) At most one unread descriptor reply per connection: the next is refused with CONTENDED.
-//   (4) A client that does not read its replies, or breaks the protocol, is disconnected. Some
-//       16 KiB of replies lie unread in a connection at most.
-//   (5) Connections are counted: limits::kClients in all, of which every container keeps a share.
-//   (6) Descriptor passing is off (SO_PASSRIGHTS, Linux 6.16) but for one announced request.
+// No client can block the loop (docs/guides/security.md describes the attacks):
+//   (1) Nothing here blocks. Sockets are non-blocking. Descriptors that clients sent, and their
+//       sockets, are closed on threads of their own container only (platform/daemon/closing.h).
+//       While one of them is not closed, the container may send no other.
+//   (2) One request of a connection is in progress at a time; the next is read after its reply.
+//   (3) A connection has at most one unread reply with a descriptor. The next such reply is refused
+//       with CONTENDED.
+//   (4) A client that does not read its replies, or breaks the protocol, is disconnected. At most
+//       about 16 KiB of replies lie unread in a connection.
+//   (5) Connections are counted: limits::kClients in total, of which each container keeps a share.
+//   (6) Descriptor passing is off (SO_PASSRIGHTS, Linux 6.16) except for one announced request.
 //
-// A client is a process, and has a record. Its connection may break and come again: whoever shows
-// the record's token, in the same container and in the same process (as far as the kernel tells),
-// takes the record over with a new connection. A record without a connection counts on, and a
-// container whose share is used up by such records may still connect to take one over.
+// A client is a process and has a record. Its connection may break and be made again. A connection
+// that shows the record's token, in the same container and from the same process (as far as the
+// kernel can tell), takes the record over. A record without a connection still counts. A container
+// whose share is used up by such records may still connect in order to take one over.
 //
 // Threads: the loop's.
 #pragma once
@@ -40,7 +41,8 @@
 
 namespace gpushm::broker {
 
-// What a reply answers. It goes to no other connection: the client that resumed has given it up.
+// What a reply answers. It goes to no other connection: a client that resumed has given up its old
+// request.
 struct ReplyTo {
   uint64_t client_id = 0;
   uint64_t connection = 0;
@@ -51,18 +53,18 @@ struct ReplyTo {
 struct Request {
   Client client;
   ReplyTo to;
-  protocol::Message* message = nullptr;      // Descriptors may be taken out of it.
-  bool resumed = false;                      // Hello: the client is one that was there before.
-  uint16_t version = protocol::kMinVersion;  // Of the connection.
+  protocol::Message* message = nullptr;      // The handler may take descriptors out of it.
+  bool resumed = false;                      // For Hello: whether the client existed before.
+  uint16_t version = protocol::kMinVersion;  // The version of the connection.
 };
 
 class Handler {
  public:
   virtual ~Handler() = default;
-  // Must lead to exactly one Reply or ReplyError for the client, now or later. A Status returned is
-  // replied; kCorrupt disconnects the client instead.
+  // Must lead to exactly one Reply or ReplyError for the client, now or later. A returned Status is
+  // sent as a reply, except kCorrupt, which disconnects the client.
   virtual Result<void> OnRequest(Request& request) = 0;
-  // The client's process is gone, or it left without holding anything.
+  // The client's process has ended, or it left without holding anything.
   virtual void OnEnded(const Client& client) = 0;
   // Whether the client's record must be kept until its process ends.
   virtual bool Holds(uint64_t client_id) const = 0;
@@ -75,18 +77,20 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Serves `container` at the socket `path`. May be called again for one that failed: its container
-  // counts from the first call on.
+  // Serves `container` at the socket `path`. May be called again if it failed; the container counts
+  // from the first call on.
   Result<void> Listen(const std::string& path, unsigned mode, const std::string& container);
-  // Accepts no more; those that are connected stay.
+  // Accepts no more connections. Existing ones stay.
   void StopListening();
 
-  // A client of a former broker, which may come and resume. kNotFound: nobody serves its container.
+  // Adds a client of an earlier broker, which may connect and resume. Fails with kNotFound if its
+  // container is not served.
   Result<void> Restore(const Client& client, const protocol::ResumeToken& token, UniqueFd pidfd);
-  // Those whose process is gone by now end, before the loop looks.
+  // Ends the clients whose processes have already ended, without waiting for the loop to notice.
   void EndDead();
 
-  // False: refused, see (3); the client got an error instead. A client that is gone is no error.
+  // Returns false if the reply was refused, see (3); the client then got an error instead. A client
+  // that is gone is not an error.
   template <typename Body>
   bool Reply(const ReplyTo& to, const Body& body, int descriptor = -1) {
     Outgoing out;
@@ -97,16 +101,16 @@ class Server {
   }
   void ReplyError(const ReplyTo& to, const Status& status);
 
-  // True while the process that asked lives and is connected as it was.
+  // Whether the requesting process lives and still has the same connection.
   bool IsConnected(const ReplyTo& to) const;
   uint32_t connected() const { return connected_; }
-  std::vector<std::string> containers() const;  // That are, or will be, listened for.
+  std::vector<std::string> containers() const;  // Containers that are, or will be, listened for.
 
-  // What a successor needs to know a client again. Null: there is none.
+  // What a successor needs to recognize a client. nullopt if there is no such client.
   struct Identity {
     Client client;
     protocol::ResumeToken token;
-    int pidfd = -1;  // Stays the server's.
+    int pidfd = -1;  // Owned by the server.
   };
   std::optional<Identity> Identify(uint64_t client_id) const;
 
@@ -114,33 +118,34 @@ class Server {
   struct Outgoing {
     protocol::Buffer bytes;
     size_t size_bytes = 0;
-    int descriptor = -1;  // Not owned; lives at least until delivered (see Deliver).
+    int descriptor = -1;  // Not owned; valid at least until delivered (see Deliver).
     ReplyTo to;
   };
   struct Listener {
     UniqueFd socket;
     std::string path;
     std::string container;
-    uint32_t connected = 0;  // Records, but for guests.
-    uint32_t absent = 0;     // Of those: without a connection.
-    Closing closing;         // What its clients made.
-    bool paused = false;     // Nobody is accepted for the moment.
-    uint32_t guests = 0;     // Let in beyond the share to resume; at most as many as are absent.
+    uint32_t connected = 0;  // Number of records, without guests.
+    uint32_t absent = 0;     // Those of them that have no connection.
+    Closing closing;         // For descriptors that its clients made.
+    bool paused = false;     // Whether accepting is paused.
+    // Connections accepted beyond the share so that they can resume; at most as many as are absent.
+    uint32_t guests = 0;
   };
   struct Connection {
     Client client;
     Listener* listener = nullptr;
-    UniqueFd socket;      // Invalid: absent.
-    uint64_t number = 0;  // Of this connection: resumed, the client has another.
-    UniqueFd pidfd;       // Invalid until Hello where the kernel does not give it.
+    UniqueFd socket;      // Invalid while the client is absent.
+    uint64_t number = 0;  // Number of this connection; a client that resumes gets another one.
+    UniqueFd pidfd;       // Invalid until Hello if the kernel does not provide it.
     protocol::ResumeToken token{};
     bool guest = false;
     bool said_hello = false;
     uint16_t version = protocol::kMinVersion;  // Agreed on in Hello.
-    bool busy = false;                         // A request is under way.
-    bool announced = false;                    // The next request may carry a descriptor.
-    bool passed_descriptors = false;           // Some may lie unread in its socket.
-    // A reply that waits for ETOOMANYREFS to pass, with a descriptor of its own.
+    bool busy = false;                         // Whether a request is in progress.
+    bool announced = false;                    // Whether the next request may carry a descriptor.
+    bool passed_descriptors = false;           // Whether descriptors may lie unread in its socket.
+    // A reply that waits for ETOOMANYREFS to pass, with its own copy of the descriptor.
     std::unique_ptr<Outgoing> delayed;
     UniqueFd delayed_descriptor;
     int64_t delayed_until_ns = 0;
@@ -155,7 +160,7 @@ class Server {
   void RefuseRequest(Connection& connection, const protocol::Message& message, const Status& why);
   void OnRequest(Connection& connection, protocol::Message& message);
   void Handle(uint64_t client_id, const protocol::Header& header, protocol::Message& message);
-  // The client's number: another one if it resumed.
+  // Returns the client's number, which is a different one if the client resumed.
   Result<uint64_t> AcceptHello(Connection& connection, protocol::Message& message);
   Connection* FindResumable(const Connection& fresh, const protocol::HelloRequest& hello);
   void TakeOver(Connection& old, Connection& fresh);
@@ -170,7 +175,7 @@ class Server {
   void Disconnect(Connection& connection, std::string_view reason);
   void Forget(uint64_t client_id);
   Connection* Find(uint64_t client_id);
-  // Null also where the client has another connection by now.
+  // Also returns null if the client has a different connection now.
   Connection* Find(const ReplyTo& to);
 
   EventLoop* loop_;
@@ -179,8 +184,8 @@ class Server {
   std::map<uint64_t, Connection> connections_;  // By client id.
   uint64_t next_client_ = 1;
   uint64_t next_connection_ = 1;
-  bool refuses_descriptors_ = false;  // New connections do (SO_PASSRIGHTS).
-  uint32_t connected_ = 0;            // Those with a socket.
+  bool refuses_descriptors_ = false;  // Whether new connections refuse descriptors (SO_PASSRIGHTS).
+  uint32_t connected_ = 0;            // Connections with a socket.
 };
 
 }  // namespace gpushm::broker

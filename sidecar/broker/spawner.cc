@@ -26,7 +26,7 @@ struct Received {
   std::vector<UniqueFd> descriptors;
 };
 
-// Waits for what comes next.
+// Waits for the next message.
 Received Receive(std::span<char> bytes) {
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control{};
   iovec vector{bytes.data(), bytes.size()};
@@ -52,9 +52,9 @@ Received Receive(std::span<char> bytes) {
   return received;
 }
 
-// In the new child, which is the broker's.
+// Runs in the new child, which belongs to the broker.
 [[noreturn]] void Become(std::vector<char*>& words, int channel) {
-  dup2(channel, kChannel);  // Of other numbers than its own, see Serve.
+  dup2(channel, kChannel);  // `channel` has a different number than kChannel, see Serve.
   execv(kProgram, words.data());
   _exit(127);
 }
@@ -66,7 +66,7 @@ SpawnAnswer Serve(std::span<char> request, UniqueFd channel) {
     words.push_back(at);
   }
   words.push_back(nullptr);
-  // As fork(), but for whose child it is. This process has one thread.
+  // Like fork(), but the broker becomes the parent. This process has only one thread.
   const auto pid = static_cast<pid_t>(syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0));
   if (pid == 0) Become(words, channel.get());
   if (pid < 0) return {.error = errno, .pid = -1};
@@ -125,7 +125,7 @@ Result<Order> ReceiveOrder(size_t descriptors) {
   const auto size = static_cast<size_t>(std::max<ssize_t>(received.bytes, 0));
   const std::string_view text(bytes.data(), size);
   if (!text.ends_with('\n') || received.descriptors.size() != descriptors) {
-    return Fail(Code::kInternal, "the broker sent something else than was expected");
+    return Fail(Code::kInternal, "the broker sent an unexpected order");
   }
   return Order{std::string(text.substr(0, text.size() - 1)), std::move(received.descriptors)};
 }

@@ -1,9 +1,9 @@
-// The spawner: a child of the broker that starts its other children (child.h says why), and what
-// such a child does first.
+// The spawner is a child of the broker that starts its other children (child.h explains why). This
+// header also has what such a child does first.
 //
-// A request is one datagram on the spawner's descriptor 3: the arguments, each with a zero behind
-// it, and one descriptor, the channel, that becomes number 3 of the child. The answer is a
-// SpawnAnswer. The child is the broker's own (CLONE_PARENT), which waits for its end.
+// A request is one datagram on the spawner's descriptor 3. It holds the arguments, each followed by
+// a zero byte, and one descriptor, the channel, which becomes descriptor 3 of the child. The answer
+// is a SpawnAnswer. The child belongs to the broker (CLONE_PARENT), which waits for its end.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +20,7 @@
 namespace gpushm::broker {
 
 inline constexpr char kSpawnerName[] = "spawner";
-// Of the spawner and of every child: to the broker.
+// The channel to the broker, in the spawner and in every child.
 inline constexpr int kChannel = 3;
 
 struct SpawnAnswer {
@@ -33,17 +33,17 @@ int SpawnerMain(int argc, char** argv);
 
 // ---- for both ends
 
-// As protocol::TrySend, of as many descriptors as the kernel carries (253).
+// Like protocol::TrySend, but for as many descriptors as the kernel carries (253).
 Result<bool> SendDescriptors(int socket, std::string_view bytes, std::span<const int> descriptors);
 
 // ---- for children
 
 struct Order {
-  std::string line;  // Without its end.
+  std::string line;  // Without the line end.
   std::vector<UniqueFd> descriptors;
 };
-// Waits for a line of the broker's and the descriptors that come with it. Without a deadline: the
-// child ends with the broker.
+// Waits for a line from the broker and the descriptors that come with it. There is no deadline,
+// because the child ends with the broker.
 Result<Order> ReceiveOrder(size_t descriptors);
 
 }  // namespace gpushm::broker

@@ -1,5 +1,5 @@
-// Goal: a broker that is told to end while it starts ends at once. It waits for the plugin and for
-// the driver then, for up to a minute each.
+// Goal: a broker that is told to end during its start ends at once. It then waits for the plugin
+// and for the driver, for up to a minute each.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -36,7 +36,7 @@ TEST(BrokerStart, TermWhileThePluginDoesNotAnswer) {
   EXPECT_EQ(absent.WaitForEnd(), 0);
   EXPECT_TRUE(absent.WaitForLog("stopped"));
 
-  // The same of one that takes connections and says nothing.
+  // The same with a plugin that accepts connections and sends nothing.
   const auto silent =
       protocol::Listen(Concat(link.path(), '/', protocol::kLinkSocketName), /*mode=*/0600);
   ASSERT_TRUE(silent);
@@ -47,7 +47,7 @@ TEST(BrokerStart, TermWhileThePluginDoesNotAnswer) {
   EXPECT_EQ(broker.WaitForEnd(), 0);
 }
 
-// Whether a thread with that name is there; the broker's threads begin once it takes signals.
+// Whether a thread with that name exists. The broker's threads start once it handles signals.
 bool HasThread(pid_t process, const std::string& name) {
   std::error_code error;
   for (const auto& entry :

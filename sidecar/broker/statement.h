@@ -1,5 +1,5 @@
-// One statement to the node's plugin, as ledger and server make it and the link sends it. Bytes and
-// rules are those of contract/protocol/link.h.
+// One statement to the node's plugin, in the form in which ledger and server make it and the link
+// sends it. contract/protocol/link.h defines its bytes and rules.
 #pragma once
 
 #include <variant>
@@ -12,8 +12,8 @@ struct Statement {
   std::variant<protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
                protocol::LinkContent, protocol::LinkLease, protocol::LinkDrop>
       body;
-  int descriptor = -1;  // Not owned: the server's pidfd, or the ledger's memory (see there).
-  bool page = false;    // Of one: plugins know them from protocol::kLinkPagesVersion on.
+  int descriptor = -1;  // Not owned: the server's pidfd or the ledger's memory (see there).
+  bool page = false;    // Concerns a page; plugins know pages from protocol::kLinkPagesVersion on.
 };
 
 }  // namespace gpushm::broker

@@ -17,31 +17,31 @@
 namespace gpushm::broker {
 namespace {
 
-// Transfers at one time: each makes a context (523 MiB) and pins three chunks.
+// Transfers at the same time. Each makes a context (523 MiB) and pins three chunks.
 constexpr size_t kRunning = 1;
 // Results kept for clients that have not asked for them yet.
 constexpr size_t kKept = 64;
-// Looks at a transfer in the time that it may stand still.
+// Checks of a transfer within the time that it may stall.
 constexpr int64_t kStallLooks = 4;
-// For a loader to exit once it has said that all is moved.
+// Time for a loader to exit after it has reported that everything is moved.
 constexpr int64_t kExitMs = 1'000;
-// So long a load of the broker's own may stand still while others want its place.
+// How long a load of the broker's own may stall while other transfers want its place.
 constexpr int64_t kGiveWayMs = 2'000;
 
 Result<void> FitsIntoBuffer(const TransferJob& job, uint64_t file_bytes) {
   if (file_bytes <= job.size_bytes) return {};
-  return Fail(
-      Code::kInvalidArgument,
-      Concat("the file has ", file_bytes, " bytes, buffer \"", job.buffer, "\" ", job.size_bytes),
-      Concat("declare buffers.gpushm.io/", job.buffer, " at least as large"));
+  return Fail(Code::kInvalidArgument,
+              Concat("the file has ", file_bytes, " bytes, but buffer \"", job.buffer,
+                     "\" has only ", job.size_bytes),
+              Concat("declare buffers.gpushm.io/", job.buffer, " with at least this size"));
 }
 
-// The bytes to move: all of the file when loading, all of the buffer when saving; of a pipe, that
-// nobody knows the size of, at most the buffer.
+// The bytes to move: the whole file when loading, the whole buffer when saving. For a pipe, whose
+// size is unknown, at most the buffer.
 Result<uint64_t> TotalBytes(const TransferJob& job) {
   if (job.direction == protocol::Direction::kSave) return job.size_bytes;
-  // What the kernel knows already: a file system that is slow or a client's own (FUSE) is not
-  // asked.
+  // Uses only what the kernel already knows, because a file system may be slow or a client's own
+  // (FUSE).
   struct statx file{};
   if (statx(job.file, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE, &file) !=
       0) {
@@ -56,8 +56,9 @@ Result<uint64_t> TotalBytes(const TransferJob& job) {
   return file.stx_size;
 }
 
-// Bytes that the process has read and written, as the kernel counts them; 0 where it does not say.
-// The child tells only of whole chunks, and a slow pipe can take minutes for one of 1 GiB.
+// Bytes that the process has read and written, as the kernel counts them; 0 if the kernel does not
+// provide this. The child reports only whole chunks, and a slow pipe can take minutes for one of 1
+// GiB.
 uint64_t BytesMovedBy(pid_t process) {
   std::ifstream file(Concat("/proc/", process, "/io"));
   uint64_t sum = 0;
@@ -76,13 +77,13 @@ Result<void> CheckFileMode(const TransferJob& job) {
   const bool fits =
       mode == O_RDWR || mode == (job.direction == protocol::Direction::kLoad ? O_RDONLY : O_WRONLY);
   if (fits) return {};
-  return Fail(Code::kInvalidArgument, "the file's descriptor has the wrong mode",
-              "open it for reading to load, for writing to save");
+  return Fail(Code::kInvalidArgument, "the file's descriptor has the wrong access mode",
+              "open the file for reading to load, for writing to save");
 }
 
 std::string HowItEnded(int status) {
   return WIFSIGNALED(status) ? Concat("the loader was ended by signal ", WTERMSIG(status))
-                             : Concat("the loader ended with ", WEXITSTATUS(status));
+                             : Concat("the loader ended with exit code ", WEXITSTATUS(status));
 }
 
 }  // namespace
@@ -100,14 +101,15 @@ Transfers::~Transfers() {
 Result<void> Transfers::HasRoom(const TransferJob& job) {
   std::erase_if(hanging_, [](const auto& item) { return *item.second; });
   if (job.client_id != 0 && hanging_.contains(job.container)) {
-    return Fail(Code::kBusy,
-                Concat("a former loader of container \"", job.container,
-                       "\" hangs in the kernel, in a call on its file"),
-                "the file system of that file must answer, or be aborted (FUSE: "
-                "/sys/fs/fuse/connections); child-hangs in the sidecar's log tells the call");
+    return Fail(
+        Code::kBusy,
+        Concat("an earlier loader of container \"", job.container,
+               "\" hangs in the kernel, in a call on its file"),
+        "make that file's file system respond, or abort it (FUSE: "
+        "/sys/fs/fuse/connections); the event child-hangs in the sidecar's log shows the call");
   }
   if (running_ < kRunning || FindSlow() != transfers_.end()) return {};
-  return Fail(Code::kBusy, "another load or save of this pod is under way",
+  return Fail(Code::kBusy, "another load or save of this pod is in progress",
               "wait until it has ended");
 }
 
@@ -139,9 +141,9 @@ Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
   if (auto sent = file->loader->Send(order, descriptors); !sent) {
     return std::unexpected(sent.error());
   }
-  // Nothing can be refused from here on.
+  // From here on nothing can be refused.
   if (running_ == kRunning) GiveWay();
-  // All that are kept have ended. A client that gave up never asks for the result of its own.
+  // All kept transfers have ended. A client that gave up never asks for its result.
   while (transfers_.size() >= kKept) transfers_.erase(transfers_.begin());
   const uint64_t id = next_id_++;
   Transfer& transfer = transfers_[id];
@@ -154,8 +156,8 @@ Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
   transfer.loader = std::move(file->loader);
   transfer.loader->SetEvents({.on_line = [this, id](const std::string& line) { OnLine(id, line); },
                               .on_end = [this, id](int status) { OnLoaderEnded(id, status); }});
-  // The broker's own come from the pod's volumes, which may be slow for a while; a pipe there is
-  // not.
+  // The broker's own files are in the pod's volumes, which may be slow for a while. A pipe there
+  // may not.
   transfer.may_stall = job.client_id == 0 && !file->is_pipe;
   transfer.moved_ns = MonotonicNs();
   ++running_;
@@ -173,7 +175,7 @@ void Transfers::OnLine(uint64_t id, const std::string& line) {
     transfer.state.file_way = static_cast<FileWay>(said[1]);
     transfer.state.moving_ns = said[2];
     transfer.state.link_bytes_per_second = said[3];
-    // Closing its file may hang; what it moved is moved.
+    // Closing its file may hang, but the bytes are moved.
     loop_->Cancel(transfer.timer);
     transfer.timer = loop_->After(kExitMs, [&transfer] { transfer.loader->Kill(); });
   } else if (line.starts_with("error ")) {
@@ -213,16 +215,17 @@ void Transfers::SetResult(Transfer& transfer, int status) const {
     transfer.state.result =
         Fail(Code::kTimeout,
              Concat("no byte moved for ", settings_.stall_ms, " ms, and other loads wait for this"),
-             "whoever is at the other end of the pipe must write or read; a file's disk may hang");
+             "check that the process at the other end of the pipe writes or reads, "
+             "or that the file's disk responds");
   } else if (!transfer.failure) {
     transfer.state.result = transfer.failure;
   } else {
     transfer.state.result =
-        Fail(Code::kPeerDied, HowItEnded(status), "the sidecar's log and memory limit tell why");
+        Fail(Code::kPeerDied, HowItEnded(status), "check the sidecar's log and memory limit");
   }
 }
 
-// Looks as often as is needed to tell how long it has stood still.
+// Checks often enough to know how long the transfer has stalled.
 void Transfers::LookForStall(uint64_t id) {
   Transfer& transfer = transfers_.at(id);
   const int64_t now_ns = MonotonicNs();
@@ -249,10 +252,10 @@ std::map<uint64_t, Transfers::Transfer>::iterator Transfers::FindSlow() {
 }
 
 void Transfers::GiveWay() {
-  const auto slow = FindSlow();  // There is one: see HasRoom.
+  const auto slow = FindSlow();  // HasRoom has checked that there is one.
   slow->second.state.gave_way = true;
   slow->second.loader->Kill();
-  OnLoaderEnded(slow->first, SIGKILL);  // It is gone soon, or hangs: nobody waits for it.
+  OnLoaderEnded(slow->first, SIGKILL);  // It ends soon, or hangs; nobody waits for it.
 }
 
 Result<TransferState> Transfers::Take(uint64_t client_id, uint64_t transfer_id) {

@@ -1,5 +1,5 @@
-// Loads and saves of clients that hold up, or give up: the pod has one transfer at a time, and
-// nobody keeps it from the others.
+// Loads and saves of clients that stall or give up. The pod has one transfer at a time, and nobody
+// keeps it from the others.
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
@@ -70,8 +70,9 @@ TEST_F(TransferTest, ResultsThatNobodyAsksForKeepNobodyFromLoading) {
   }
 }
 
-// Goal: a pipe that stands still holds the pod's only transfer for a minute, not for ever, and its
-// owner is told; one that is only slow is left in peace. Method: its broker has a short minute.
+// Goal: a stalled pipe blocks the pod's only transfer for a minute, not indefinitely, and its owner
+// is told. A pipe that is only slow is not interrupted. Method: the test's broker has a shorter
+// minute.
 TEST_F(TransferTest, APipeThatStandsStillIsGivenUp) {
   for (const uint32_t direction : {2u, 1u}) {
     int ends[2];
@@ -86,7 +87,7 @@ TEST_F(TransferTest, APipeThatStandsStillIsGivenUp) {
     EXPECT_EQ(CodeOf(ended), As(Code::kTimeout));
     EXPECT_THAT(ended.error().what(), HasSubstr("no byte moved for 1000 ms"));
   }
-  // Less than a chunk in all, for longer than the limit.
+  // Less than a chunk in total, for longer than the limit.
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd reader(ends[0]);

@@ -11,15 +11,15 @@
 namespace gpushm::broker {
 namespace {
 
-// For openat2, which gives up (EAGAIN) when something is renamed while it looks. A lease on the
-// file is EAGAIN as well.
+// Attempts at openat2, which fails with EAGAIN if something is renamed during the lookup. A lease
+// on the file also leads to EAGAIN.
 constexpr int kAttempts = 16;
 
-// The file, or why not.
+// The file, or the error.
 struct Opened {
   UniqueFd file;
   int error = 0;
-  bool link_refused = false;  // By hand: a part of it is a link.
+  bool link_refused = false;  // By hand: a part of the path is a symbolic link.
 };
 
 Opened Take(int descriptor) {
@@ -33,7 +33,8 @@ bool IsLink(int folder, const std::string& part) {
   return fstatat(folder, part.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(info.st_mode);
 }
 
-// Part by part, none of which may be a link: neither when it is looked at nor when it is opened.
+// Opens the path part by part. No part may be a symbolic link, neither when it is checked nor when
+// it is opened.
 Opened OpenByHand(int folder, const std::string& path, int flags) {
   UniqueFd below;
   for (size_t begin = 0;;) {
@@ -63,7 +64,7 @@ Opened OpenIn(int folder, const std::string& path, int flags, Follow follow) {
     opened = Take(static_cast<int>(syscall(SYS_openat2, folder, path.c_str(), &how, sizeof how)));
     if (opened.error != EAGAIN && opened.error != EINTR) break;
   }
-  // ENOSYS: before Linux 5.6. EPERM: a seccomp profile that does not know it.
+  // ENOSYS: before Linux 5.6. EPERM: a seccomp profile that does not know the call.
   if (opened.error != ENOSYS && opened.error != EPERM) return opened;
   return OpenByHand(folder, path, flags);
 }
@@ -74,15 +75,15 @@ std::unexpected<Status> Refused(const Opened& opened, const std::string& whole,
   if (opened.link_refused) {
     return Fail(Code::kUnsupported,
                 Concat("open ", whole,
-                       ": a part of it is a link, and without openat2 nothing keeps a link in its "
-                       "volume"),
-                "Linux 5.6 with a seccomp profile that allows openat2, or a path without links: "
-                "file: models/weights.bin");
+                       ": a part of the path is a symbolic link, "
+                       "and without openat2 the broker cannot ensure that it stays in its volume"),
+                "use Linux 5.6 or later with a seccomp profile that allows openat2, "
+                "or a path without symbolic links: file: models/weights.bin");
   }
   if (opened.error == EAGAIN) {
     return Fail(Code::kContended,
                 Concat("open ", whole, ": a process has a lease on it (F_SETLEASE)"),
-                "it is opened once that process gives the lease up, or the kernel takes it away");
+                "it is opened once that process gives up the lease, or the kernel takes it away");
   }
   struct stat info{};
   const bool known = seen.file && fstat(seen.file.get(), &info) == 0;
@@ -91,14 +92,14 @@ std::unexpected<Status> Refused(const Opened& opened, const std::string& whole,
                                    ", mode ", std::oct, info.st_mode & 07777u, std::dec,
                                    ") as uid ", getuid(), ", gid ", getgid())
                           : Concat("open ", whole),
-                    "let the sidecar's user or group read it");
+                    "allow the sidecar's user or group to read it");
 }
 
 }  // namespace
 
 Result<UniqueFd> OpenFileOf(const std::string& folder, const std::string& path, Follow follow) {
   constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
-  constexpr int kLook = O_PATH | O_CLOEXEC;  // Needs no permission to read it.
+  constexpr int kLook = O_PATH | O_CLOEXEC;  // Needs no read permission.
   if (folder.empty()) {
     Opened opened = Take(open(path.c_str(), kFlags));
     if (opened.file) return std::move(opened.file);

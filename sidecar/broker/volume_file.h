@@ -1,11 +1,12 @@
-// Opens the file of `file:`, for reading. Containers may write the volume it lies in, and the
-// broker sees volumes that they do not: no link leads it out of the one that the pod names.
+// Opens the file of `file:` for reading. Containers may write to its volume, and the broker sees
+// volumes that they do not see. So no symbolic link may lead out of the volume that the pod names.
 //
-// Links within the volume work, as ConfigMaps and Secrets have them; an absolute one begins at the
-// volume's root, and ".." ends there (openat2, Linux 5.6). Where that call is not allowed or not
-// there, paths without a link work, and one with a link is an error that says so.
+// Symbolic links within the volume work; ConfigMaps and Secrets use them. An absolute one starts at
+// the volume's root, and ".." does not go above the root (openat2, Linux 5.6). If that call is not
+// allowed or does not exist, paths without symbolic links work. A path with one is an error that
+// says so.
 //
-// A volume may hang, and whoever opens a file in it: only the loader does.
+// A volume may hang, and so may every process that opens a file in it. Only the loader does so.
 //
 // Threads: any.
 #pragma once
@@ -17,13 +18,14 @@
 
 namespace gpushm::broker {
 
-// How a path is followed.
-enum class Follow { kByKernel, kByHand };  // kByHand: as without openat2; for tests.
+// How symbolic links in a path are followed.
+enum class Follow { kByKernel, kByHand };  // kByHand: as if openat2 did not exist; for tests.
 
-// `folder`: of the volume; empty: `path` is absolute, and its writer is who started the broker.
-// Opening does not wait for a pipe's writer. kNotFound: it, or a folder of it, is not there (yet).
-// kContended: a process has a lease on it. Both may pass.
-// Any other error tells whose the file is, as the broker sees it, and who the broker is.
+// `folder` is the volume's. If it is empty, `path` is absolute and was given by the user who
+// started the broker. Opening does not wait for a pipe's writer. Fails with kNotFound if the file
+// or a folder of its path does not exist (yet), and with kContended if a process has a lease on it.
+// Both may be temporary. Every other error shows the file's owner, as the broker sees it, and the
+// broker's own user.
 Result<UniqueFd> OpenFileOf(const std::string& folder, const std::string& path,
                             Follow follow = Follow::kByKernel);
 

@@ -1,6 +1,6 @@
-// Goal: what a container makes of a path in a volume that it may write never leads the broker out
-// of that volume. Method: two volumes side by side, and links between them, followed with openat2
-// and without.
+// Goal: whatever a container does to a path in a volume that it may write, the broker never leaves
+// that volume. Method: two volumes side by side with symbolic links between them, which are
+// followed with openat2 and without it.
 #include "sidecar/broker/volume_file.h"
 
 #include <gmock/gmock-matchers.h>
@@ -30,7 +30,7 @@ class VolumeFileTest : public ::testing::TestWithParam<Follow> {
     std::ofstream(mine_ + "/folder/file") << "mine";
     std::ofstream(theirs_ + "/secret") << "theirs";
   }
-  // What is in the file, or the error.
+  // The content of the file, or the error.
   std::string Read(const std::string& path) const {
     const auto file = OpenFileOf(mine_, path, GetParam());
     if (!file) return file.error().ToString();
@@ -71,20 +71,21 @@ TEST_P(VolumeFileTest, NoLinkLeadsOutOfTheVolume) {
     EXPECT_THAT(Read("x/secret"), HasSubstr(by_hand() ? "UNSUPPORTED" : "NOT_FOUND")) << to;
   }
   EXPECT_THAT(Read("../theirs/secret"), HasSubstr(by_hand() ? "SYSTEM" : "NOT_FOUND"));
-  // Links of /proc lead to what a process has open, wherever it lies.
+  // Symbolic links in /proc lead to what a process has open, wherever that is.
   Link("/proc/self/root" + theirs_ + "/secret", "x");
   EXPECT_THAT(Read("x"), HasSubstr(by_hand() ? "UNSUPPORTED" : "NOT_FOUND"));
 }
 
-// As the kubelet makes them: a file is a link to ..data/file, and ..data one to a folder.
+// As the kubelet makes them: a file is a symbolic link to ..data/file, and ..data is one to a
+// folder.
 TEST_P(VolumeFileTest, FilesOfConfigMapsOpen) {
   fs::create_directories(mine_ + "/..2026_01_01");
   std::ofstream(mine_ + "/..2026_01_01/key") << "value";
   Link("..2026_01_01", "..data");
   Link("..data/key", "key");
   if (by_hand()) {
-    EXPECT_THAT(Read("key"),
-                AllOf(HasSubstr("a part of it is a link"), HasSubstr("file: models/weights.bin")));
+    EXPECT_THAT(Read("key"), AllOf(HasSubstr("a part of the path is a symbolic link"),
+                                   HasSubstr("file: models/weights.bin")));
   } else {
     EXPECT_EQ(Read("key"), "value");
   }
@@ -111,7 +112,7 @@ TEST_P(VolumeFileTest, AnErrorTellsOfTheFileThatWasRefused) {
     const std::string said = Read("mine");
     const bool right =
         said.find("(uid 12, gid 34, mode 640) as uid 31341, gid 31341") != std::string::npos &&
-        said.find("let the sidecar's user or group read it") != std::string::npos;
+        said.find("allow the sidecar's user or group to read it") != std::string::npos;
     std::_Exit(right ? 0 : 1);
   }
   int status = 0;

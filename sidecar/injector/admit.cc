@@ -33,8 +33,9 @@ Verdict Deny(const std::vector<config::ConfigError>& errors) {
   return Deny(annotations ? "annotations" : "pod", Concat(status.what(), ". ", status.remedy()));
 }
 
-// Above what distributions and images give to users; descriptors in flight are counted per uid over
-// the whole node. In a user namespace there are 65,536, which are the pod's own.
+// The uids are above those that distributions and images give to users. The kernel counts
+// descriptors in flight per uid over the whole node, so each sidecar gets its own. A user namespace
+// has only 65,536 uids, but these belong to the pod alone.
 int64_t UidFor(const PodView& pod, uint64_t random) {
   const Json* const host_users = Find(pod.json(), Pointer("/spec/hostUsers"));
   const bool own_users = host_users != nullptr && *host_users == false;
@@ -45,12 +46,13 @@ int64_t UidFor(const PodView& pod, uint64_t random) {
 
 void Mount(const Container& container, const Json& mount, Patch* patch) {
   for (const Container::Mount& there : container.Mounts()) {
-    if (there.path == mount["mountPath"].get<std::string>()) return;  // Ours, or denied before.
+    // Added by gpushm, or denied earlier.
+    if (there.path == mount["mountPath"].get<std::string>()) return;
   }
   patch->Append(container.at / "volumeMounts", mount);
 }
 
-// Each of `entries` is in the list afterwards.
+// Adds the `entries` that the list does not have yet.
 void PutEntries(const Pointer& list, const std::vector<Json>& entries, Patch* patch) {
   for (const Json& entry : entries) {
     if (std::ranges::count(Items(patch->document(), list), entry) > 0) continue;
@@ -68,15 +70,16 @@ void PutIntoPod(const PodView& pod, const Plan& plan, const Settings& settings, 
     tolerations.push_back({{"key", key}, {"operator", "Exists"}, {"effect", "NoSchedule"}});
   }
   PutEntries(Pointer("/spec/tolerations"), tolerations, patch);
-  // So that every container of such a pod may open what the sidecars of others put there.
+  // With this group, every container of such a pod may open what the sidecars of other such pods
+  // put there.
   if (plan.spec.host_ipc) {
     PutEntries(Pointer("/spec/securityContext/supplementalGroups"), {settings.host_ipc_group},
                patch);
   }
 }
 
-// What another webhook may have taken away from the sidecar, or all of it where it was made for
-// other annotations or before an upgrade.
+// Restores what another webhook may have removed from the sidecar. Makes the sidecar again if it
+// was made for other annotations or before an upgrade.
 void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
                 const std::function<uint64_t()>& random, Patch* patch) {
   const Container* const there = pod.Find(kSidecarName);
@@ -95,11 +98,11 @@ void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
   patch->Prepend(Pointer("/spec/initContainers"), std::move(container));
 }
 
-// Before the sidecar, whose coming moves the init containers' places.
+// Called before PutSidecar, because adding the sidecar moves the places of the init containers.
 void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
   for (const std::string& name : plan.done.containers) {
     const Container* const container = pod.Find(name);
-    if (container == nullptr) continue;  // Somebody removed it.
+    if (container == nullptr) continue;  // Another webhook removed it.
     if (!IsNumber(container->Resource("limits", kAttachResource), 1)) {
       patch->Set(container->at / "resources" / "limits" / kAttachResource, "1");
     }
@@ -113,30 +116,31 @@ void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
   }
 }
 
-// Why a pod that Mutate saw cannot run as it is now; empty: it can.
+// Why a pod that Mutate has patched cannot run in its current form; empty if it can.
 std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   const Container* const sidecar = pod.Find(kSidecarName);
   if (sidecar == nullptr || pod.Volume(kVolumeName) == nullptr) {
-    return "it has no sidecar: is gpushm's MutatingWebhookConfiguration there, and does no other "
-           "webhook remove what it adds?";
+    return "it has no sidecar. Check that gpushm's MutatingWebhookConfiguration exists, "
+           "and that no other webhook removes what it adds";
   }
   if (sidecar->kind != Kind::kNativeSidecar) {
-    return "the sidecar lost its restartPolicy: another webhook is built with a Kubernetes older "
-           "than 1.28 and drops fields that it does not know; update it";
+    return "the sidecar lost its restartPolicy. Another webhook was built with a Kubernetes "
+           "version older than 1.28 and drops fields that it does not know; update that webhook";
   }
-  if (plan.stale) return "its sidecar was made for other annotations: another webhook changed them";
+  if (plan.stale)
+    return "its sidecar was made for other annotations: another webhook changed the annotations";
   if (!IsNumber(sidecar->Resource("limits", kMemoryResource), plan.units)) {
-    return Concat("its sidecar must ask for ", plan.units, " ", kMemoryResource,
-                  ", which another webhook changed");
+    return Concat("its sidecar must request ", plan.units, " ", kMemoryResource,
+                  ", but another webhook changed that");
   }
   if (!sidecar->Mounts({{"name", kVolumeName}, {"mountPath", kSocketFolder}})) {
-    return "its sidecar must mount the volume gpushm, which another webhook removed";
+    return "its sidecar must mount the volume gpushm, but another webhook removed the mount";
   }
   for (const std::string& name : plan.done.containers) {
     const Container* const container = pod.Find(name);
     if (container == nullptr) continue;
     if (!IsNumber(container->Resource("limits", kAttachResource), 1)) {
-      return Concat("container ", name, " must ask for 1 ", kAttachResource);
+      return Concat("container ", name, " must request 1 ", kAttachResource);
     }
   }
   for (const auto* const names : {&plan.done.containers, &plan.done.init_containers}) {
@@ -146,7 +150,7 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
       if (!container->Mounts(SocketMount(name))) {
         return Concat(
             "container ", name,
-            " must mount the volume gpushm at /run/gpushm, which another webhook removed");
+            " must mount the volume gpushm at /run/gpushm, but another webhook removed the mount");
       }
     }
   }
@@ -167,7 +171,7 @@ Verdict Admission::Mutate(const Json& pod) const {
   if (!*plan) {
     if (OptsOut(*view)) return Admit("opted-out");
     Verdict verdict = Admit("nothing-asked");
-    verdict.warnings.push_back("gpushm: nothing in the annotations asks for GPU memory");
+    verdict.warnings.push_back("gpushm: nothing in the annotations requests GPU memory");
     return verdict;
   }
   Patch patch(pod);
@@ -197,11 +201,11 @@ Verdict Admission::ValidateEphemeral(const Json& pod) const {
   if (!view) return Deny("pod", view.error().what());
   const Container* const sidecar = view->Find(kSidecarName);
   if (sidecar == nullptr) return Admit("not-ours");
-  // Annotations of a running pod may have changed; what its sidecar was told has not.
+  // The annotations of a running pod may have changed. The sidecar's environment has not.
   const Result<config::PodSpec> told = ReadBuffersVariable(*sidecar);
   if (!told && told.error().code() == Code::kNotFound &&
       sidecar->Resource("limits", kMemoryResource) == nullptr) {
-    return Admit("not-ours");  // A container that has the name by chance.
+    return Admit("not-ours");  // An unrelated container that has this name.
   }
   if (told && !told->HasAccessLists()) return Admit("unchanged");
   for (const Json& container : Items(pod, Pointer("/spec/ephemeralContainers"))) {
@@ -212,17 +216,18 @@ Verdict Admission::ValidateEphemeral(const Json& pod) const {
         [](const Json& at) { return at.is_object() && at.value("name", "") == kVolumeName; });
     if (!targets && !mounts_it) continue;
     if (!told) {
-      return Deny("ephemeral-container",
-                  Concat("gpushm: whether the pod's buffers have lists of containers or writers "
-                         "cannot be read from its sidecar (",
-                         told.error().what(),
-                         "), and an ephemeral container that targets a container or mounts the "
-                         "volume gpushm would get around them; leave out --target"));
+      return Deny(
+          "ephemeral-container",
+          Concat("gpushm: the sidecar's environment does not show whether the pod's "
+                 "buffers have lists of containers or writers, because it cannot be read (",
+                 told.error().what(),
+                 "). An ephemeral container that targets a container "
+                 "or mounts the volume gpushm would bypass such lists; leave out --target"));
     }
     return Deny("ephemeral-container",
-                "gpushm: the pod's buffers have lists of containers or writers, and an ephemeral "
-                "container that targets a container or mounts the volume gpushm would get around "
-                "them; leave out --target");
+                "gpushm: the pod's buffers have lists of containers or writers. "
+                "An ephemeral container that targets a container "
+                "or mounts the volume gpushm would bypass them; leave out --target");
   }
   return Admit("unchanged");
 }

@@ -1,13 +1,13 @@
-// What the webhook answers for a pod: admitted as it is, admitted with a patch, or denied with
-// reasons that name the field and a correct example.
+// What the webhook answers for a pod: it is admitted unchanged, admitted with a patch, or denied
+// with reasons that name the field and a correct example.
 //
 // Invariants:
-//   1. A pod that was patched and comes again, whatever others did to it in between, gets only what
-//      is missing; one that nobody touched gets no patch.
-//   2. Nothing is removed, and nothing of a container but the sidecar is replaced.
-//   3. What Mutate admits with a patch, Validate admits after it.
+//   1. If a patched pod is sent again, it gets only what is missing, whatever others changed in
+//      between. If nobody changed it, it gets no patch.
+//   2. Nothing is removed, and no part of any container except the sidecar is replaced.
+//   3. Validate admits every pod that Mutate has patched.
 //
-// Threads: any, at the same time.
+// Threads: any number at the same time.
 #pragma once
 
 #include <cstdint>
@@ -22,24 +22,24 @@ namespace gpushm::injector {
 
 struct Verdict {
   bool allowed = true;
-  std::string message;                // Why not.
-  Json patch = Json::array();         // Of RFC 6902; empty: none.
-  std::vector<std::string> warnings;  // kubectl shows them.
-  // In metrics: "injected", "unchanged", "opted-out", "nothing-asked", "not-ours"; denied:
-  // "annotations", "pod", "changed-by-others", "ephemeral-container".
+  std::string message;                // Why the pod is denied.
+  Json patch = Json::array();         // In RFC 6902 format; empty if there is nothing to change.
+  std::vector<std::string> warnings;  // kubectl shows them to the user.
+  // The value in metrics: "injected", "unchanged", "opted-out", "nothing-asked" or "not-ours". For
+  // a denied pod: "annotations", "pod", "changed-by-others" or "ephemeral-container".
   std::string outcome;
 };
 
 class Admission {
  public:
-  // `random`: any number, another each time.
+  // `random` returns a different number on each call.
   Admission(Settings settings, std::function<uint64_t()> random);
 
-  // A pod that is being created.
+  // For a pod that is being created.
   Verdict Mutate(const Json& pod) const;
-  // The same after everybody changed it.
+  // For the same pod after all webhooks have changed it.
   Verdict Validate(const Json& pod) const;
-  // A running pod that gets ephemeral containers.
+  // For a running pod that gets ephemeral containers.
   Verdict ValidateEphemeral(const Json& pod) const;
 
  private:

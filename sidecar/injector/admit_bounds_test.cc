@@ -1,6 +1,6 @@
-// Goal: whatever a caller sends, the time that it takes grows no faster than its bytes, and what it
-// gets back, which is also what is logged, stays short. Method: the largest bodies that the server
-// takes, filled with one thing each.
+// Goal: whatever a caller sends, the time that it takes grows no faster than its bytes, and the
+// answer, which is also logged, stays short. Method: the largest bodies that the server accepts,
+// each filled with one kind of thing.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -64,14 +64,14 @@ std::vector<Crowd> Crowds() {
   Json volumes = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, file: v/w}"}});
   volumes["spec"]["volumes"] = Named("v", kMany);
   return {
-      {"containers", PodWith(Names("c", kMany), kWeights), "60000 containers, at most 1024"},
-      {"init containers", loaders, "60001 containers, at most 1024"},
-      {"both kinds of containers", both, "1200 containers, at most 1024"},
+      {"containers", PodWith(Names("c", kMany), kWeights), "60000 containers; at most 1024"},
+      {"init containers", loaders, "60001 containers; at most 1024"},
+      {"both kinds of containers", both, "1200 containers; at most 1024"},
       {"volumes", volumes, "60000 volumes, at most 1024"},
   };
 }
 
-// Method: pods that are wrong in other ways as well, which nobody looks at.
+// Method: pods that are also wrong in other ways, which nothing reads.
 TEST(Bounds, WhatIsTooManyIsFoundBeforeAnythingElse) {
   for (const auto& [what, pod, denial] : Crowds()) {
     Json wrong = pod;
@@ -99,7 +99,7 @@ TEST(Bounds, ATooLongNameIsFoundBeforeAnythingElse) {
     const Verdict verdict = TestAdmission().Mutate(pod);
     EXPECT_FALSE(verdict.allowed);
     EXPECT_THAT(verdict.message, AllOf(HasSubstr(Concat("spec.", where)),
-                                       HasSubstr("has 1048576 bytes, at most 63")));
+                                       HasSubstr("has 1048576 bytes; at most 63")));
   }
 }
 
@@ -112,7 +112,7 @@ TEST(Bounds, OthersPodsMayHaveAsManyAsTheyLike) {
   }
 }
 
-// Of three runs the fastest: the others met what else the machine does.
+// Takes the fastest of three runs, because the others include other work of the machine.
 double LeastCpuSeconds(const std::function<void()>& work) {
   const auto now = [] {
     timespec time{};
@@ -128,7 +128,7 @@ double LeastCpuSeconds(const std::function<void()>& work) {
   return least;
 }
 
-// The widest that a pod may be, against the longest lists that its annotations may have.
+// The widest possible pods, with the longest lists that their annotations may have.
 std::vector<std::pair<const char*, Json>> WidePods() {
   std::string named;
   for (size_t i = 0; i < 100; ++i) named += Concat(i > 0 ? "," : "", "c", 923 + i);
@@ -150,8 +150,8 @@ std::vector<std::pair<const char*, Json>> WidePods() {
   };
 }
 
-// Method: CPU time of the thread, against what it takes only to read a body of the greatest length;
-// before there were limits, a pod of this test took hundreds of times as long.
+// Method: compares the thread's CPU time with the time needed only to read the longest body. Before
+// there were limits, a pod of this test took hundreds of times as long.
 TEST(Bounds, NoPodTakesMoreThanReadingTheLongestBodies) {
   const std::string longest = ReviewOf(PodWith(Names("c", kMany), kWeights)).dump();
   ASSERT_GT(longest.size(), size_t{2} << 20);
@@ -245,7 +245,7 @@ TEST(Bounds, NoAnswerRepeatsALongText) {
   }
 }
 
-// Control: what was cut off is not what the reader needs.
+// Control: the part that is cut off is not what the reader needs.
 TEST(Bounds, ABadBodyIsToldByPlaceReasonAndBeginning) {
   const Result<Answer> answer = Review(TestAdmission(), Endpoint::kMutate,
                                        Concat("{\"kind\":\n\"", std::string(4 << 20, 'a')));

@@ -1,4 +1,4 @@
-// What is denied, by which words, and what is not.
+// What is denied, with which words, and what is not.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ struct Denial {
   std::vector<std::string> words;
 };
 
-// By their annotations alone.
+// Denied because of their annotations.
 std::vector<Denial> AnnotationDenials() {
   const auto keep = [](Json&) {};
   return {
@@ -67,7 +67,7 @@ std::vector<Denial> AnnotationDenials() {
   };
 }
 
-// By resources that containers ask for themselves.
+// Denied because of resources that containers request themselves.
 std::vector<Denial> ResourceDenials() {
   return {
       {"another GPU",
@@ -104,7 +104,7 @@ std::vector<Denial> ResourceDenials() {
   };
 }
 
-// By what else the pod says.
+// Denied because of other parts of the pod.
 std::vector<Denial> PodDenials() {
   const auto keep = [](Json&) {};
   return {
@@ -161,7 +161,7 @@ std::vector<Denial> PodDenials() {
   };
 }
 
-// Goal: whoever reads the message knows which field, why, and what would be right.
+// Goal: a reader of the message knows the field, the reason, and what would be right.
 TEST(Mutate, DenialsNameFieldReasonAndExample) {
   std::vector<Denial> denials = AnnotationDenials();
   std::ranges::move(ResourceDenials(), std::back_inserter(denials));
@@ -177,8 +177,8 @@ TEST(Mutate, DenialsNameFieldReasonAndExample) {
   }
 }
 
-// Goal: what others put into a pod after its patch is seen as well. Method: each change on a pod
-// that is right without it.
+// Goal: changes that others make to a pod after its patch are also detected. Method: each change is
+// made to a pod that is correct without it.
 TEST(Validate, DeniesWhatOthersMadeOfAPod) {
   const std::vector<std::pair<const char*, std::function<void(Json&)>>> changes = {
       {"nvidia.com/gpu",
@@ -238,7 +238,7 @@ TEST(Mutate, ResourcesThatAreNoGpuAreNobodysMatter) {
   EXPECT_TRUE(verdict.allowed) << verdict.message;
 }
 
-// Goal: lists of containers hold against `kubectl debug`.
+// Goal: lists of containers also hold against `kubectl debug`.
 TEST(Ephemeral, ContainersThatWouldGetAroundListsAreDenied) {
   const Json listed = {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [model]}"}};
   for (const auto& [annotations, container, allowed] : std::vector<std::tuple<Json, Json, bool>>{
@@ -249,14 +249,14 @@ TEST(Ephemeral, ContainersThatWouldGetAroundListsAreDenied) {
     Json pod = Injected(TestAdmission(), PodWith({"model"}, annotations));
     pod["spec"]["ephemeralContainers"] = Json::array({container});
     EXPECT_EQ(TestAdmission().ValidateEphemeral(pod).allowed, allowed) << container;
-    // Whatever its annotations say by now.
+    // Whatever its annotations say now.
     pod["metadata"].erase("annotations");
     EXPECT_EQ(TestAdmission().ValidateEphemeral(pod).allowed, allowed) << container;
   }
 }
 
-// Goal: a container that only has the sidecar's name is none, and a sidecar that nobody can read
-// is not taken for one without lists.
+// Goal: a container that only has the sidecar's name is not treated as one, and a sidecar that
+// cannot be read is not treated as one without lists.
 TEST(Ephemeral, WhatIsNoSidecarIsLeftAloneAndWhatCannotBeReadIsDenied) {
   Json theirs = PodWith({"model"}, {{"a.example/b", "c"}});
   theirs["spec"]["initContainers"] = {{{"name", "gpushm"}}};
@@ -274,7 +274,7 @@ TEST(Ephemeral, WhatIsNoSidecarIsLeftAloneAndWhatCannotBeReadIsDenied) {
   environment.erase(0);
   verdict = TestAdmission().ValidateEphemeral(pod);
   EXPECT_FALSE(verdict.allowed);
-  EXPECT_THAT(verdict.message, HasSubstr("there is no GPUSHM_BUFFERS"));
+  EXPECT_THAT(verdict.message, HasSubstr("the sidecar has no environment variable GPUSHM_BUFFERS"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a cluster's operator denies by flags, and what the log is told of a pod that is denied.
+// What a cluster's operator denies by flags, and what is logged about a denied pod.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -34,22 +34,22 @@ Settings WithMost(uint64_t bytes) {
 TEST(MaxPodMemory, APodThatNoGpuCanHoldIsDenied) {
   const Json pod = PodWith({"model"}, {{"buffers.gpushm.io/frames", "{size: 3Gi, generations: 2}"},
                                        {"gpushm.io/pool-extra", "2Gi"}});
-  // Six for buffers, two more, and one for the container.
+  // Six for buffers, two for pool-extra, and one for the container.
   EXPECT_TRUE(TestAdmission(WithMost(9 * kGiB)).Mutate(pod).allowed);
   EXPECT_TRUE(TestAdmission(WithMost(0)).Mutate(pod).allowed);
   const Verdict verdict = TestAdmission(WithMost(9 * kGiB - 2 * kMiB)).Mutate(pod);
   EXPECT_FALSE(verdict.allowed);
   EXPECT_TRUE(verdict.patch.empty());
   EXPECT_EQ(verdict.outcome, "pod");
-  for (const char* const word :
-       {"asks for 9Gi of one GPU", "6Gi for buffers", "2Gi for pool-extra",
-        "1Gi for its containers and loading", "has 8Gi", "9 gpushm.io/memory, at most 8",
-        "make buffers smaller", "private.gpushm.io/<container>"}) {
+  for (const char* const word : {"requests 9Gi of one GPU", "6Gi for buffers", "2Gi for pool-extra",
+                                 "1Gi for its containers and loading", "has 8Gi",
+                                 "9 gpushm.io/memory, but at most 8 are possible",
+                                 "make buffers smaller", "private.gpushm.io/<container>"}) {
     EXPECT_THAT(verdict.message, HasSubstr(word));
   }
 }
 
-// Goal: a pod is denied exactly where the scheduler would find no node: units are whole.
+// Goal: a pod is denied exactly if the scheduler would find no node, because units are whole.
 TEST(MaxPodMemory, CountsWholeUnits) {
   Settings settings = WithMost(10 * kGiB - 2 * kMiB);
   const Json nine_and_a_bit =
@@ -57,7 +57,7 @@ TEST(MaxPodMemory, CountsWholeUnits) {
   EXPECT_FALSE(TestAdmission(settings).Mutate(nine_and_a_bit).allowed);
   settings.unit_bytes = 2 * kMiB;
   EXPECT_TRUE(TestAdmission(settings).Mutate(nine_and_a_bit).allowed);
-  // A pod that shares signals alone takes a unit.
+  // A pod that shares only signals takes a unit.
   settings = WithMost(kGiB);
   EXPECT_TRUE(
       TestAdmission(settings).Mutate(PodWith({"a"}, {{"signals.gpushm.io/s", ""}})).allowed);
@@ -74,7 +74,7 @@ TEST(MaxPodMemory, SumsThatHaveNoEndAreToldAndDenied) {
   EXPECT_THAT(verdict.message, HasSubstr("at most 139"));
 }
 
-// Goal: the second look says the same as the first, so no pod is patched and then denied.
+// Goal: both endpoints decide the same, so no pod is patched and then denied.
 TEST(MaxPodMemory, HoldsForBothEndpoints) {
   const Json injected = Injected(TestAdmission(), PodWith({"model"}, kWeights));
   EXPECT_TRUE(TestAdmission(WithMost(9 * kGiB)).Validate(injected).allowed);
@@ -100,7 +100,7 @@ TEST(DeniedRuntimeClass, APodOfOursWithSuchAClassIsDenied) {
     EXPECT_TRUE(TestAdmission().Mutate(pod).allowed) << name;
     const Verdict verdict = TestAdmission(settings).Mutate(pod);
     EXPECT_EQ(verdict.allowed, !denied) << name << ": " << verdict.message;
-    // Others' pods, and those that want none of it, are nobody's matter.
+    // Pods that do not use gpushm, or opt out, are not affected.
     pod["metadata"]["annotations"]["gpushm.io/inject"] = "false";
     EXPECT_TRUE(TestAdmission(settings).Mutate(pod).allowed) << name;
     pod["metadata"].erase("annotations");
@@ -134,7 +134,8 @@ TEST(Denial, TellsPodOwnerAndReason) {
   EXPECT_THAT(answer.reason, AllOf(HasSubstr("8GB"), HasSubstr("8Gi or 8G")));
   EXPECT_EQ(Json::parse(answer.body)["response"]["status"]["message"], answer.reason);
 
-  // As controllers send it: without a name, and with other owners beside the one that controls it.
+  // As controllers send it: without a name, and with other owners in addition to the one that
+  // controls it.
   Json& metadata = review["request"]["object"]["metadata"];
   metadata.erase("name");
   metadata["generateName"] = "llm-7d9f8c-";
@@ -146,15 +147,15 @@ TEST(Denial, TellsPodOwnerAndReason) {
   EXPECT_EQ(answer.owner, "ReplicaSet/llm-7d9f8c");
   metadata["ownerReferences"][1]["controller"] = false;
   EXPECT_EQ(AnswerTo(review).owner, "");
-  // Of an admitted one nothing is told.
+  // Nothing is logged about an admitted pod.
   metadata["annotations"]["buffers.gpushm.io/weights"] = "8Gi";
   answer = AnswerTo(review);
   EXPECT_TRUE(answer.allowed);
   EXPECT_EQ(answer.pod + answer.owner + answer.reason, "");
 }
 
-// Goal: whatever a caller sends is told in one line that is not longer than it has to be, and what
-// is of another type than the API server's is as if it were not there.
+// Goal: whatever a caller sends is logged in one line that is no longer than necessary. A value of
+// another type than the API server's is treated as missing.
 TEST(Denial, IsBoundedAndOnOneLine) {
   for (const Json& odd : std::vector<Json>{std::string(1 << 20, 'x'), "a\nb\x1b[31m\xE2\x80\xA8", 7,
                                            nullptr, Json::object(), Json::array({1})}) {

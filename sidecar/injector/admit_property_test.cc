@@ -1,7 +1,7 @@
-// Goal: for any pod, the patch changes what it is for and nothing else; a second call has nothing
-// to do; whatever others add in between stays without a GPU; bytes that are no review crash
-// nothing. Method: generated pods, with fields that the injector does not know, lists that are
-// absent, null or empty; then reviews of them with values and bytes changed at random.
+// Goal: for any pod, the patch changes only what it must; a second call has nothing to do;
+// containers that others add in between stay without a GPU; bytes that are not a review crash
+// nothing. Method: generated pods, with fields that the injector does not know and lists that are
+// absent, null or empty. Then reviews of them with values and bytes changed at random.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -35,7 +35,7 @@ class Generator {
   size_t Below(size_t count) { return random_() % count; }
   bool Chance(size_t one_in) { return Below(one_in) == 0; }
 
-  // Of any type, some levels deep.
+  // A value of any type, some levels deep.
   Json Anything(int depth = 2) {
     switch (Below(depth > 0 ? 8 : 5)) {
       case 0:
@@ -156,10 +156,10 @@ class Generator {
   std::mt19937 random_;
 };
 
-// By RFC 6902 `add` leaves all that was there as it was where it puts something into a list, or
-// where there was nothing: absent, or null, which is the same to the API server.
+// By RFC 6902, `add` leaves existing values unchanged if it inserts into a list, or adds a value
+// where there was none: absent or null, which is the same to the API server.
 void ExpectOnlyAdditions(Json document, const Json& operations) {
-  // All that the injector writes to.
+  // All paths that the injector writes to.
   static const std::regex kPaths(
       "/spec/(containers|initContainers)/[0-9]+/resources(/limits(/gpushm[.]io~1attach)?)?|"
       "/spec/(containers|initContainers)/[0-9]+/volumeMounts(/-)?|"
@@ -197,7 +197,7 @@ TEST(AdmitProperty, APatchOnlyAddsAndIsDoneOnce) {
     Json after = pod.patch(verdict.patch);
     ASSERT_TRUE(admission.Validate(after).allowed) << admission.Validate(after).message << after;
     ASSERT_EQ(admission.Mutate(after).outcome, "unchanged") << after;
-    // Others come after us.
+    // Other webhooks run after this one.
     after["spec"]["containers"].push_back(generate.Container("late"));
     after["spec"]["initContainers"].push_back(generate.Container("late-init"));
     for (Json& container : after["spec"]["initContainers"]) {

@@ -49,7 +49,7 @@ TEST(Mutate, GivesAPodItsSidecarAndEachContainerTheGpuAndItsSocket) {
   EXPECT_EQ(sidecar["name"], "gpushm");
   EXPECT_EQ(sidecar["restartPolicy"], "Always");
   EXPECT_EQ(sidecar["terminationMessagePolicy"], "FallbackToLogsOnError");
-  // 8 GiB, and 1 GiB of each container's own.
+  // 8 GiB, and 1 GiB of private memory for each container.
   EXPECT_EQ(sidecar["resources"]["limits"]["gpushm.io/memory"], "10");
   EXPECT_EQ(sidecar["resources"]["requests"]["gpushm.io/memory"], "10");
   EXPECT_EQ(sidecar["args"], Json::parse(R"(["--container", "model", "--container", "decoder",
@@ -95,8 +95,8 @@ TEST(Mutate, AContainerThatComesLaterGetsNoGpu) {
   EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
 }
 
-// Goal: what other webhooks take away comes back by itself where it can, and is told where nobody
-// asks us again.
+// Goal: what other webhooks remove is added again where possible, and reported where the API server
+// does not call the injector again.
 TEST(Mutate, WhatOthersTookAwayComesBack) {
   const Json whole = Injected(TestAdmission(), PodWith({"model"}, kWeights));
   const std::vector<std::function<void(Json&)>> thefts = {
@@ -132,7 +132,8 @@ TEST(Mutate, ACopiedPodWithOtherAnnotationsIsMadeAnew) {
   EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
 }
 
-// Goal: who gets the GPU does not depend on what other webhooks write into annotations in between.
+// Goal: which containers get the GPU does not depend on what other webhooks write into annotations
+// in between.
 TEST(Mutate, AContainerThatComesLaterGetsNoGpuAlsoForOtherAnnotations) {
   Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
   pod["spec"]["containers"].push_back({{"name", "proxy"}});
@@ -146,7 +147,7 @@ TEST(Mutate, AContainerThatComesLaterGetsNoGpuAlsoForOtherAnnotations) {
       << "it is named";
 }
 
-// Goal: what Mutate patches Validate admits. Method: a copy of a running pod, in which another
+// Goal: Validate admits what Mutate patches. Method: a copy of a running pod, in which another
 // webhook had put its init container before the sidecar.
 TEST(Mutate, InitContainersBeforeTheSidecarDoNotLoad) {
   const char* const key = "buffers.gpushm.io/w";
@@ -164,8 +165,9 @@ TEST(Mutate, InitContainersBeforeTheSidecarDoNotLoad) {
   EXPECT_TRUE(verdict.allowed) << verdict.message;
 }
 
-// Goal: a pod that is written down from a running one, and made again after an upgrade, does not
-// keep the former sidecar. While replicas of both versions answer, none refuses what the other did.
+// Goal: a pod that was copied from a running one, and is created again after an upgrade, does not
+// keep the old sidecar. While replicas of both versions answer, neither refuses what the other one
+// did.
 TEST(Mutate, ACopyOfAPodFromBeforeAnUpgradeGetsTheNewSidecar) {
   Settings settings = TestSettings();
   settings.sidecar_image = "docker.io/gpushm/sidecar:former";
@@ -180,7 +182,8 @@ TEST(Mutate, ACopyOfAPodFromBeforeAnUpgradeGetsTheNewSidecar) {
   EXPECT_TRUE(TestAdmission(settings).Validate(pod).allowed);
 }
 
-// Goal: a registry of the site's own in the sidecar's image, from another webhook, is left alone.
+// Goal: if another webhook changed the sidecar's image to the site's own registry, the image is
+// kept.
 TEST(Mutate, AnImageThatAnotherWebhookChangedStays) {
   Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
   pod["spec"]["initContainers"][0]["image"] = "mirror.example/gpushm/sidecar:test";
@@ -208,8 +211,8 @@ TEST(Mutate, OnlyContainersThatAreNamedAttach) {
   EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["limits"]["gpushm.io/memory"], "2");
 }
 
-// Goal: a pod that shares nothing but signals gets a sidecar, and one unit at least: nobody binds a
-// GPU to a container that asks for none.
+// Goal: a pod that shares only signals gets a sidecar and at least one unit, because a container
+// that requests nothing is not bound to a GPU.
 TEST(Mutate, ASignalAloneIsEnough) {
   const Json signal = {{"signals.gpushm.io/ready", "{writers: [model]}"},
                        {"private.gpushm.io/model", "0"}};
@@ -285,8 +288,8 @@ TEST(Mutate, TheSidecarIsRestrictedAndHasItsOwnUser) {
   EXPECT_FALSE(theirs.contains("runAsUser"));
 }
 
-// Goal: what the pod's volumes let its group read, the sidecar reads for `file:`. fsGroup and
-// supplementalGroups are every container's, by the kubelet.
+// Goal: the sidecar can read for `file:` what the pod's volumes let its group read. The kubelet
+// gives fsGroup and supplementalGroups to every container.
 TEST(Mutate, TheSidecarIsInThePodsGroup) {
   Json pod = PodWith({"model"}, kWeights);
   Json groups = {{"fsGroup", 2000}, {"supplementalGroups", {3000}}};
@@ -325,7 +328,7 @@ TEST(Mutate, AGuaranteedPodStaysSo) {
   Json resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
   EXPECT_EQ(resources["requests"], resources["limits"]);
   EXPECT_EQ(resources["limits"]["cpu"], "500m");
-  // The same, written in other ways.
+  // The same, written differently.
   pod["spec"]["containers"][0]["resources"]["requests"] = {{"cpu", 2}, {"memory", "4294967296"}};
   resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
   EXPECT_EQ(resources["requests"], resources["limits"]);
@@ -345,7 +348,7 @@ TEST(Mutate, ThePodsWordOnTheSidecarsResourcesCounts) {
   EXPECT_EQ(resources["limits"]["memory"], "1Gi");
 }
 
-// Goal: a pod that loads fits where a LimitRange allows a container less than the usual 2 CPUs.
+// Goal: a pod that loads fits even if a LimitRange allows a container less than the usual 2 CPUs.
 TEST(Mutate, TheSidecarsCpuCanBeLessThanUsual) {
   const Json annotations = {{"buffers.gpushm.io/w", "{size: 1Gi, loads: true}"},
                             {"sidecar.gpushm.io/cpu", "800m"}};
@@ -355,7 +358,7 @@ TEST(Mutate, TheSidecarsCpuCanBeLessThanUsual) {
   EXPECT_EQ(resources["limits"]["cpu"], "800m");
 }
 
-// Goal: a pod whose own requests leave no room for one more container's is admitted.
+// Goal: a pod whose own requests leave no room for another container's is admitted.
 TEST(Mutate, WhatThePodHasAsAWholeIsTheSidecarsToo) {
   Json pod = PodWith({"model"}, kWeights);
   pod["spec"]["resources"] = {{"limits", {{"cpu", "1"}}}, {"requests", {{"cpu", "1"}}}};
@@ -423,7 +426,7 @@ TEST(Mutate, AHundredContainers) {
   EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
 }
 
-// Goal: texts inside of annotations cost no more than their bounds promise.
+// Goal: texts inside annotations cost no more than their limits promise.
 TEST(Mutate, AnnotationsThatAreTooLongAreNotParsed) {
   std::string list = "a";
   for (int i = 0; i < 125'000; ++i) list += ",a";
@@ -431,7 +434,7 @@ TEST(Mutate, AnnotationsThatAreTooLongAreNotParsed) {
       PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [" + list + "]}"}}));
   EXPECT_FALSE(verdict.allowed);
   EXPECT_THAT(verdict.message, AllOf(HasSubstr("at most 122880"), HasSubstr("pool-extra")));
-  EXPECT_THAT(verdict.message, ::testing::Not(HasSubstr("there twice")));
+  EXPECT_THAT(verdict.message, ::testing::Not(HasSubstr("listed twice")));
 }
 
 TEST(Mutate, WhatTheKubeletWouldExpandReachesTheBrokerAsItIs) {

@@ -13,7 +13,7 @@
 namespace gpushm::injector {
 namespace {
 
-constexpr size_t kMaxFileBytes = 1 << 20;  // Of a Secret.
+constexpr size_t kMaxFileBytes = 1 << 20;  // The size limit of a Secret.
 
 template <auto kFree>
 struct Freer {
@@ -32,8 +32,8 @@ using Chain = std::unique_ptr<STACK_OF(X509), Freer<FreeChain>>;
 std::unexpected<Status> BadFile(const std::string& path, const std::string& why) {
   ERR_clear_error();
   return Fail(Code::kInvalidArgument, Concat(path, " ", why),
-              "give a Secret of type kubernetes.io/tls: kubectl create secret tls NAME "
-              "--cert=server.pem --key=server-key.pem");
+              "provide a Secret of type kubernetes.io/tls: "
+              "kubectl create secret tls NAME --cert=server.pem --key=server-key.pem");
 }
 
 Result<std::string> ReadSmallFile(const std::string& path) {
@@ -85,17 +85,17 @@ Result<bool> Certificates::Load() {
   }
   const Bio certificates = ReadFrom(pair->certificate_text);
   pair->certificate.reset(PEM_read_bio_X509(certificates.get(), nullptr, nullptr, nullptr));
-  if (!pair->certificate) return BadFile(certificate_path, "holds no certificate in PEM");
+  if (!pair->certificate) return BadFile(certificate_path, "holds no certificate in PEM format");
   pair->chain.reset(sk_X509_new_null());
   while (X509* const next = PEM_read_bio_X509(certificates.get(), nullptr, nullptr, nullptr)) {
     sk_X509_push(pair->chain.get(), next);
   }
-  ERR_clear_error();  // The end of the file.
+  ERR_clear_error();  // The error of reaching the end of the file.
   pair->key.reset(
       PEM_read_bio_PrivateKey(ReadFrom(pair->key_text).get(), nullptr, nullptr, nullptr));
-  if (!pair->key) return BadFile(key_path, "holds no private key in PEM");
+  if (!pair->key) return BadFile(key_path, "holds no private key in PEM format");
   if (X509_check_private_key(pair->certificate.get(), pair->key.get()) != 1) {
-    return BadFile(key_path, Concat("is not the key of ", certificate_path));
+    return BadFile(key_path, Concat("does not match the certificate in ", certificate_path));
   }
   const std::lock_guard lock(mutex_);
   pair_ = std::move(pair);

@@ -1,6 +1,6 @@
-// The server's certificate, from two PEM files that somebody else renews (a mounted Secret): read
-// again when they change, for connections that come after. A pair that does not fit together is
-// refused, and the former one stays.
+// The server's certificate, from two PEM files that are renewed from outside (a mounted Secret).
+// The files are read again when they change, and new connections use the new certificate. A pair
+// that does not match is refused, and the previous one stays in use.
 //
 // Threads: any.
 #pragma once
@@ -18,20 +18,21 @@ namespace gpushm::injector {
 
 class Certificates {
  public:
-  // `folder` holds tls.crt (the server's certificate first) and tls.key. Load() comes first.
+  // `folder` holds tls.crt (with the server's certificate first) and tls.key. Call Load() first.
   explicit Certificates(std::string folder);
   ~Certificates();
   Certificates(const Certificates&) = delete;
   Certificates& operator=(const Certificates&) = delete;
 
-  // Reads the files. True: there is another certificate now. Fails with kInvalidArgument or
-  // kSystem, naming the file.
+  // Reads the files. Returns true if the certificate has changed. Fails with kInvalidArgument or
+  // kSystem; the error names the file.
   Result<bool> Load();
 
-  // Of the one in use, in seconds since 1970; 0: none yet.
+  // When the certificate in use expires, in seconds since 1970; 0 if none is loaded.
   int64_t expires_s() const;
 
-  // Makes connections of `context` use what is loaded when they begin. This outlives it.
+  // Makes each new connection of `context` use the certificate that is loaded at that time. This
+  // object must outlive `context`.
   void ServeOn(SSL_CTX* context);
 
  private:

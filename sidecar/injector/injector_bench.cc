@@ -1,10 +1,10 @@
 // The budgets of the webhook (docs/benchmarks): the real process over TLS on loopback.
 //
-//   WebhookAt200PerSecond   calls begin on schedule, whether earlier ones have ended or not, so
-//   that
-//                           a stall counts for all that it holds up; every tenth pod has 100
-//                           containers. From the call to the whole answer, as the API server waits.
-//   WebhookMemory           resident, after those
+//   WebhookAt200PerSecond   Calls begin on schedule, whether earlier ones have ended or not, so a
+//                           stall counts for all calls that it delays. Every tenth pod has 100
+//                           containers. Measures from the call to the whole answer, as the API
+//                           server waits.
+//   WebhookMemory           Resident memory after those calls.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kPerSecond = 200;
 constexpr int kSeconds = 10;
-constexpr int kCallers = 20;  // As many as wait at the same time, at most.
+constexpr int kCallers = 20;  // At most this many calls wait at the same time.
 constexpr int64_t kYearS = 365 * 24 * 3600;
 constexpr double kMiB = 1 << 20;
 
@@ -60,7 +60,7 @@ void WebhookAt200PerSecond(benchmark::State& state) {
               client->Post("/mutate", call % 10 == 0 ? large : small, "application/json");
           const int64_t took_ns = MonotonicNs() - due_ns;
           Require(answer && answer->status == 200);
-          if (call < kCallers) continue;  // The handshake; connections are kept.
+          if (call < kCallers) continue;  // For the handshake; connections are kept.
           const std::lock_guard lock(mutex);
           samples.Add(took_ns);
         }

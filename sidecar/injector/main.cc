@@ -18,7 +18,7 @@
 namespace gpushm::injector {
 namespace {
 
-// The kubelet brings a changed Secret within a minute or so.
+// The kubelet updates the files of a changed Secret within about a minute.
 constexpr int64_t kCertificateLookMs = 5000;
 
 int Refuse(const Status& status) {
@@ -28,7 +28,7 @@ int Refuse(const Status& status) {
 
 uint64_t Random() {
   uint64_t number = 0;
-  // Of 8 bytes it never gives less once the kernel has started.
+  // For 8 bytes it never returns fewer once the kernel has started.
   if (getrandom(&number, sizeof number, 0) != sizeof number) std::abort();
   return number;
 }
@@ -55,9 +55,10 @@ class Injector {
     return {};
   }
 
-  // Ends the loop after a while; the API server notices first that we are not ready.
+  // Ends the loop after a delay, so that the API server first notices that this replica is not
+  // ready.
   void Drain() {
-    if (std::exchange(draining_, true)) return loop_->Stop();  // Asked twice: at once.
+    if (std::exchange(draining_, true)) return loop_->Stop();  // On a second signal: stop at once.
     LogInfo("draining", {{"drain_ms", options_.drain_ms}});
     server_.Drain();
     loop_->After(options_.drain_ms, [this] { loop_->Stop(); });

@@ -15,7 +15,7 @@ const char* NameOf(Endpoint endpoint) {
   return endpoint == Endpoint::kMutate ? "mutate" : "validate";
 }
 
-// From what a small pod takes to the API server's own deadline.
+// From the time of a small pod to the API server's own deadline.
 prometheus::Histogram::BucketBoundaries Buckets() {
   return {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 5};
 }
@@ -25,11 +25,11 @@ prometheus::Histogram::BucketBoundaries Buckets() {
 Metrics::Metrics()
     : requests_(BuildCounter()
                     .Name("gpushm_webhook_requests_total")
-                    .Help("Admission requests, by what became of them.")
+                    .Help("Admission requests, by outcome.")
                     .Register(registry_)),
       seconds_(BuildHistogram()
                    .Name("gpushm_webhook_request_duration_seconds")
-                   .Help("From the whole request to the whole answer, without the network.")
+                   .Help("From the complete request to the complete answer, without the network.")
                    .Register(registry_)),
       expiry_(BuildGauge()
                   .Name("gpushm_webhook_certificate_expiry_timestamp_seconds")
@@ -38,17 +38,19 @@ Metrics::Metrics()
                   .Add({})),
       refused_(BuildCounter()
                    .Name("gpushm_webhook_certificate_errors_total")
-                   .Help("Times that changed certificate files were refused; the old ones stay.")
+                   .Help("Times that changed certificate files were refused; "
+                         "the previous ones stay in use.")
                    .Register(registry_)
                    .Add({})) {
   BuildGauge()
       .Name("gpushm_build_info")
-      .Help("1, with what was built as labels.")
+      .Help("Always 1; the labels show the version and the component.")
       .Register(registry_)
       .Add({{"version", std::string(kVersion)}, {"component", "injector"}})
       .Set(1);
   for (const Endpoint endpoint : {Endpoint::kMutate, Endpoint::kValidate}) {
-    seconds_.Add({{"endpoint", NameOf(endpoint)}}, Buckets());  // There before the first request.
+    // So that it exists before the first request.
+    seconds_.Add({{"endpoint", NameOf(endpoint)}}, Buckets());
   }
 }
 

@@ -1,4 +1,4 @@
-// What the webhook tells Prometheus. Names, units and labels: docs/design/injector.md.
+// The webhook's Prometheus metrics. Names, units and labels are in docs/design/injector.md.
 //
 // Threads: any.
 #pragma once
@@ -20,7 +20,7 @@ class Metrics {
   Metrics();
 
   void Answered(Endpoint endpoint, const Answer& answer, double seconds);
-  // A call that got no answer: it was none that the API server makes, or there was no room for it.
+  // Counts a call that got no answer, because it was not a valid call or there was no room for it.
   void Failed(Endpoint endpoint);
   void SetCertificateExpiry(int64_t seconds);
   void CertificateRefused();

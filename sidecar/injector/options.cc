@@ -14,7 +14,7 @@ namespace {
 
 using Parse = std::expected<uint64_t, std::string> (*)(std::string_view);
 
-// A flag whose value is a quantity as in Kubernetes.
+// A flag whose value is a Kubernetes quantity.
 void AddQuantity(CLI::App& app, const std::string& name, Parse parse, uint64_t* value,
                  const std::string& help) {
   app.add_option_function<std::string>(
@@ -22,7 +22,7 @@ void AddQuantity(CLI::App& app, const std::string& name, Parse parse, uint64_t* 
       [=](const std::string& text) {
         const auto parsed = parse(text);
         if (!parsed) throw CLI::ValidationError(name, parsed.error());
-        if (*parsed == 0) throw CLI::ValidationError(name, "is zero");
+        if (*parsed == 0) throw CLI::ValidationError(name, "is zero; must be greater than zero");
         *value = *parsed;
       },
       help);
@@ -31,52 +31,55 @@ void AddQuantity(CLI::App& app, const std::string& name, Parse parse, uint64_t* 
 void Declare(CLI::App& app, Options* options) {
   Settings& settings = options->settings;
   app.set_version_flag("--version", std::string(kVersion));
-  app.add_option("--port", options->server.port, "HTTPS, for the API server (8443)")
+  app.add_option("--port", options->server.port, "HTTPS port for the API server (8443)")
       ->check(CLI::Range(0, 65535));
-  app.add_option("--http-port", options->server.http_port, "healthz, readyz and metrics (8080)")
+  app.add_option("--http-port", options->server.http_port,
+                 "Plain HTTP port for healthz, readyz and metrics (8080)")
       ->take_last()
       ->check(CLI::Range(0, 65535));
   app.add_option("--address", options->server.address, "Address to listen on (all)");
-  app.add_option("--certificates", options->certificates,
-                 "Folder with tls.crt and tls.key, read again when they change (/etc/gpushm/tls)");
+  app.add_option(
+      "--certificates", options->certificates,
+      "Folder with tls.crt and tls.key, which are read again when they change (/etc/gpushm/tls)");
   app.add_option("--sidecar-image", settings.sidecar_image, "Image of the sidecar")->required();
-  app.add_option("--sidecar-pull-policy", settings.pull_policy, "Of that image (IfNotPresent)")
+  app.add_option("--sidecar-pull-policy", settings.pull_policy,
+                 "Pull policy of the sidecar's image (IfNotPresent)")
       ->check(CLI::IsMember({"Always", "IfNotPresent", "Never"}));
   app.add_option("--sidecar-pull-secret", settings.pull_secrets,
-                 "Added to the imagePullSecrets of pods; may be repeated");
+                 "Secret to add to the imagePullSecrets of pods; may be repeated");
   app.add_option("--toleration", settings.tolerations,
                  "Key of a taint that pods with a sidecar tolerate; may be repeated");
   AddQuantity(app, "--sidecar-cpu", config::ParseMilliCpus, &settings.cpu_millis,
               "CPU that a sidecar requests (50m)");
   AddQuantity(app, "--sidecar-cpu-limit", config::ParseMilliCpus, &settings.cpu_limit_millis,
-              "CPU that it is limited to, and requests in pods of QoS class Guaranteed (500m)");
+              "CPU limit of a sidecar, and its request in pods of QoS class Guaranteed (500m)");
   AddQuantity(app, "--sidecar-memory", config::ParseBytes, &settings.memory_bytes,
-              "Host memory that it requests and is limited to (64Mi)");
+              "Host memory request and limit of a sidecar (64Mi)");
   AddQuantity(app, "--loader-cpu-limit", config::ParseMilliCpus, &settings.loader_cpu_limit_millis,
-              "CPU limit instead, where buffers are loaded (2)");
+              "CPU limit of a sidecar in pods that load buffers (2)");
   AddQuantity(app, "--loader-memory", config::ParseBytes, &settings.loader_memory_bytes,
-              "Host memory in addition, where buffers are loaded (512Mi)");
+              "Additional host memory of a sidecar in pods that load buffers (512Mi)");
   AddQuantity(app, "--unit", config::ParseBytes, &settings.unit_bytes,
-              "GPU memory that one gpushm.io/memory stands for, as the plugin's (1Gi)");
-  AddQuantity(
-      app, "--max-pod-memory", config::ParseBytes, &settings.max_pod_bytes,
-      "GPU memory of the largest GPU less the plugin's reserve; a pod that asks for more is "
-      "denied (no limit)");
+              "GPU memory of one gpushm.io/memory; must match the plugin's (1Gi)");
+  AddQuantity(app, "--max-pod-memory", config::ParseBytes, &settings.max_pod_bytes,
+              "GPU memory of the cluster's largest GPU minus the plugin's reserve; "
+              "a pod that requests more is denied (no limit)");
   app.add_option(
       "--denied-runtime-class", settings.denied_runtime_classes,
-      "Pattern of names of RuntimeClasses, as kata*, whose containers run in a virtual "
-      "machine or on a kernel in user space: pods of theirs are denied; may be repeated");
-  app.add_flag("--coexist", settings.coexist,
-               "Allow nvidia.com/gpu beside gpushm.io/attach, as the plugin's");
+      "Pattern for names of RuntimeClasses, such as kata*, that run containers in a virtual "
+      "machine or on a user-space kernel; pods that use them are denied; may be repeated");
+  app.add_flag(
+      "--coexist", settings.coexist,
+      "Allow nvidia.com/gpu in containers that have gpushm.io/attach; must match the plugin's");
   app.add_option_function<std::string>(
          "--uid", [&settings](const std::string& who) { settings.assign_uid = who == "random"; },
-         "Of sidecars: random, or platform where it gives them one (random)")
+         "Who assigns the uid of sidecars: random (the injector) or platform (random)")
       ->check(CLI::IsMember({"random", "platform"}));
   app.add_option("--host-ipc-group", settings.host_ipc_group,
-                 "Group of sidecars that serve hostIPC pods (65532)")
+                 "Group of the sidecars of hostIPC pods (65532)")
       ->check(CLI::Range(int64_t{1}, int64_t{2'147'483'647}));
   app.add_option("--drain-ms", options->drain_ms,
-                 "How long calls are answered after SIGTERM (5000)")
+                 "How long calls are still answered after SIGTERM, in milliseconds (5000)")
       ->check(CLI::Range(int64_t{0}, int64_t{600'000}));
   app.add_option_function<std::string>(
          "--log-level",
@@ -86,14 +89,14 @@ void Declare(CLI::App& app, Options* options) {
                                 : level == "error"   ? LogLevel::kError
                                                      : LogLevel::kInfo;
          },
-         "debug, info, warning or error (info)")
+         "Log level: debug, info, warning or error (info)")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   app.add_option_function<std::string>(
          "--log-format",
          [options](const std::string& format) {
            options->log.format = format == "json" ? LogFormat::kJson : LogFormat::kText;
          },
-         "text or json (text)")
+         "Log format: text or json (text)")
       ->check(CLI::IsMember({"text", "json"}));
 }
 
@@ -102,7 +105,7 @@ void Declare(CLI::App& app, Options* options) {
 Result<std::optional<Options>> ParseOptions(int argc, char** argv, int* exit_code) {
   CLI::App app(
       "gpushm-injector is the admission webhook that gives annotated pods their sidecar.\n"
-      "Exit codes: 0, 1 it failed, 2 an option makes no sense.",
+      "Exit codes: 0 on success, 1 on failure, 2 if an option is not valid.",
       "gpushm-injector");
   Options options;
   Declare(app, &options);
@@ -112,17 +115,19 @@ Result<std::optional<Options>> ParseOptions(int argc, char** argv, int* exit_cod
     *exit_code = app.exit(done);
     return std::optional<Options>();
   } catch (const CLI::ParseError& error) {
-    return Fail(Code::kInvalidArgument, error.what(), "gpushm-injector --help lists the flags");
+    return Fail(Code::kInvalidArgument, error.what(),
+                "run gpushm-injector --help for a list of the flags");
   }
   if (options.settings.unit_bytes % config::kGranularityBytes != 0) {
-    return Fail(Code::kInvalidArgument, "--unit is not a multiple of 2Mi", "--unit 1Gi");
+    return Fail(Code::kInvalidArgument, "--unit is not a multiple of 2Mi",
+                "use, for example, --unit 1Gi");
   }
   const uint64_t most = options.settings.max_pod_bytes;
   if (most != 0 && most < options.settings.unit_bytes) {
     return Fail(Code::kInvalidArgument,
                 Concat("--max-pod-memory ", config::FormatBytes(most), " is less than --unit ",
                        config::FormatBytes(options.settings.unit_bytes)),
-                "--max-pod-memory 139Gi");
+                "use, for example, --max-pod-memory 139Gi");
   }
   return std::optional(std::move(options));
 }

@@ -20,8 +20,8 @@ struct Options {
   LogConfig log;
 };
 
-// kInvalidArgument, naming the flag and a correct value. Nothing: help or version was printed, and
-// `exit_code` says how to end.
+// Fails with kInvalidArgument; the error names the flag and a correct value. Returns nullopt if
+// help or the version was printed; `exit_code` is then the process' exit code.
 Result<std::optional<Options>> ParseOptions(int argc, char** argv, int* exit_code);
 
 }  // namespace gpushm::injector

@@ -16,7 +16,7 @@ const Json& Items(const Json& document, const Pointer& at) {
   return found != nullptr && found->is_array() ? *found : none;
 }
 
-// A list in braces would copy the value twice more.
+// An initializer list would copy the value two more times.
 void Patch::Record(const char* operation, const Pointer& at, const Json& value) {
   Json::object_t entry;
   entry.emplace("op", operation);

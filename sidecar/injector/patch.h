@@ -1,6 +1,6 @@
-// Collects the changes to a document as RFC 6902 operations: the fewest that make it so, and none
-// where it is so already. What nobody names here is never written, so fields that this program does
-// not know stay as they were sent, to the byte.
+// Collects the changes to a document as RFC 6902 operations, as few as possible. A change that is
+// already in the document adds no operation. Fields that are not changed are never written, so
+// fields that this program does not know stay as they were sent, to the byte.
 //
 // Threads: one.
 #pragma once
@@ -14,26 +14,27 @@ namespace gpushm::injector {
 using Json = nlohmann::json;
 using Pointer = Json::json_pointer;
 
-// The value there; null counts as absent, as the API server reads it.
+// The value at this place, or null if it is absent. A JSON null counts as absent, as in the API
+// server.
 const Json* Find(const Json& document, const Pointer& at);
 
-// The list there; empty where it is absent or no list.
+// The list at this place; empty if it is absent or not a list.
 const Json& Items(const Json& document, const Pointer& at);
 
 class Patch {
  public:
   explicit Patch(Json document) : document_(std::move(document)) {}
 
-  // As the operations so far make it.
+  // The document after the operations so far.
   const Json& document() const { return document_; }
 
-  // Objects on the way that are absent come with it.
+  // Also adds the objects on the path that are absent.
   void Set(const Pointer& at, Json value);
   // `list` may be absent.
   void Append(const Pointer& list, Json value);
   void Prepend(const Pointer& list, Json value);
 
-  // An array; empty: nothing to do.
+  // An array; empty if there is nothing to change.
   const Json& operations() const& { return operations_; }
   Json operations() && { return std::move(operations_); }
 

@@ -21,18 +21,19 @@ using config::ConfigError;
 using config::ErrorList;
 
 constexpr char kEndsTooEarly[] =
-    "is an init container that ends before the pod runs, and cannot attach: the kubelet would "
-    "admit "
-    "it again after a restart. Say loads: true and let it run `gpushmctl load`";
+    "is an init container that ends before the pod runs, so it cannot attach: the kubelet "
+    "would admit it again after a restart. Set loads: true and let it run `gpushmctl load`";
 // A container's environment variable holds at most 128 KiB (execve(2), MAX_ARG_STRLEN).
 constexpr size_t kVariableBytes = 120 * 1024;
-// Containers, and also volumes, of a pod that asks for something: far more than a node can run.
+// The most containers, and also volumes, of a pod with gpushm's annotations: far more than a node
+// can run.
 constexpr size_t kMostListed = 1024;
-// Of gpushm.io/status that is looked at: an object of lists of names, one for each container.
+// The most of gpushm.io/status that is parsed. It is an object with lists of names, one per
+// container.
 constexpr size_t kStatusBytes = 64 * 1024;
 constexpr ptrdiff_t kStatusBrackets = 8;
 
-// FNV-1a: tells texts apart that nobody chose in order to collide.
+// FNV-1a. It distinguishes texts, but it does not resist deliberate collisions.
 std::string DigestOf(const config::Annotations& annotations) {
   uint64_t hash = 14695981039346656037U;
   const auto add = [&hash](std::string_view text) {
@@ -65,27 +66,31 @@ std::string FieldOf(const Container& container) {
                 "[", container.at.back(), "] (", container.name, ")");
 }
 
-// Names and places that the sidecar needs.
+// Checks that the names and places that the sidecar needs are free.
 void CheckFree(const PodView& pod, const std::optional<Done>& done, ErrorList* errors) {
   const Container* const taken = pod.Find(kSidecarName);
   if (taken != nullptr && !done) {
     const auto told = ReadBuffersVariable(*taken);
     const bool copied = told || told.error().code() != Code::kNotFound;
-    errors->Add(copied
-                    ? PodError(FieldOf(*taken),
-                               "is the sidecar of a pod that was copied without gpushm.io/status",
-                               "remove the init container gpushm, or keep gpushm.io/status")
-                    : PodError(FieldOf(*taken), "the name is the sidecar's that gpushm adds",
-                               "name: my-gpushm"));
+    errors->Add(
+        copied
+            ? PodError(
+                  FieldOf(*taken),
+                  "is the sidecar of a pod that was copied without its annotation gpushm.io/status",
+                  "remove the init container gpushm, or keep gpushm.io/status")
+            : PodError(FieldOf(*taken), "this name is reserved for the sidecar that gpushm adds",
+                       "name: my-gpushm"));
   }
   const Json* const volume = pod.Volume(kVolumeName);
   if (volume != nullptr && *volume != SocketVolume()) {
-    errors->Add(PodError("spec.volumes", "the name gpushm is that of the volume with sockets",
+    errors->Add(PodError("spec.volumes",
+                         "the name gpushm is reserved for the volume with gpushm's sockets",
                          "name: my-gpushm"));
   }
 }
 
-// Where the sockets go, and nowhere else: who mounted the whole volume would reach every socket.
+// Each container may mount only its own part of the volume. A container that mounted the whole
+// volume could reach every socket.
 void CheckMounts(const PodView& pod, const Plan& plan, ErrorList* errors) {
   for (const Container& container : pod.containers()) {
     if (container.name == kSidecarName) continue;
@@ -95,24 +100,25 @@ void CheckMounts(const PodView& pod, const Plan& plan, ErrorList* errors) {
       const std::string field = Concat(FieldOf(container), ".volumeMounts");
       if (mount.volume == kVolumeName) {
         if (mount.Is(SocketMount(container.name)) || mount.Is(ToolMount())) continue;
-        errors->Add(PodError(field, "the volume gpushm is mounted by gpushm alone",
-                             "leave this mount out"));
+        errors->Add(
+            PodError(field, "only gpushm may mount the volume gpushm", "remove this mount"));
       } else if (served && mount.path == kSocketFolder) {
-        errors->Add(PodError(field, Concat(kSocketFolder, " is where gpushm's socket goes"),
+        errors->Add(PodError(field, Concat(kSocketFolder, " is reserved for gpushm's socket"),
                              "mountPath: /run/my-gpushm"));
       }
     }
   }
 }
 
-// GPUs, shares of them, and MIG instances, as NVIDIA's device plugin names them. Its Network
-// Operator's nvidia.com/hostdev and the like are none.
+// GPUs, shares of GPUs and MIG instances, as NVIDIA's device plugin names them. Other resources,
+// such as nvidia.com/hostdev of its Network Operator, are not GPUs.
 bool IsOtherGpu(std::string_view resource) {
   return resource == "nvidia.com/gpu" || resource.starts_with("nvidia.com/gpu.") ||
          resource.starts_with("nvidia.com/mig-");
 }
 
-// Resources that gpushm asks for; a container that asks by itself would get a GPU past the plan.
+// Only gpushm may request its own resources. A container that requested them itself would get a GPU
+// that is not in the plan.
 void CheckResources(const PodView& pod, const Plan& plan, const Settings& settings,
                     ErrorList* errors) {
   for (const Container& container : pod.containers()) {
@@ -125,20 +131,21 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
         const std::string field = Concat(FieldOf(container), ".resources.", list, ".", key);
         if (key == kAttachResource && attaches) {
           if (IsNumber(&value, 1)) continue;
-          errors->Add(PodError(field, "a container attaches once", "remove it, gpushm asks for 1"));
+          errors->Add(PodError(field, "a container can attach only once",
+                               "remove it; gpushm adds a request for 1"));
         } else if (IsNumber(&value, 0)) {
-          continue;  // Asks for none.
+          continue;  // Requests none.
         } else if (key == kMemoryResource || key == kAttachResource) {
-          errors->Add(PodError(field,
-                               "gpushm asks for it, for containers that the annotations mean",
-                               Concat("remove it; ", config::kPrivatePrefix, container.name,
-                                      ": 1Gi makes a container attach")));
+          errors->Add(PodError(
+              field,
+              "only gpushm may request this resource, for the containers that the annotations name",
+              Concat("remove it; ", config::kPrivatePrefix, container.name,
+                     ": 1Gi makes a container attach")));
         } else if (attaches && !settings.coexist && IsOtherGpu(key)) {
           errors->Add(PodError(
               field,
-              "the container gets the GPU of its pod's buffers and may not ask for another one "
-              "beside it",
-              "remove it; with the chart's value coexist: true both are allowed"));
+              "the container gets the GPU of its pod's buffers, so it may not request another GPU",
+              "remove it, or set the chart's value coexist: true, which allows both"));
         }
       }
     }
@@ -180,27 +187,27 @@ void CheckRuntimeClass(const PodView& pod, const Settings& settings, ErrorList* 
   if (!std::ranges::any_of(settings.denied_runtime_classes, matches)) return;
   errors->Add(PodError("spec.runtimeClassName",
                        Concat(config::Quote(name),
-                              " runs containers in a virtual machine or on a kernel in user space, "
-                              "to which a descriptor of a GPU buffer cannot be passed"),
-                       "leave runtimeClassName out, or name one that uses the node's kernel, as "
-                       "runtimeClassName: nvidia"));
+                              " runs containers in a virtual machine or on a user-space kernel, "
+                              "so a descriptor of a GPU buffer cannot be passed to them"),
+                       "leave runtimeClassName out, or name one that uses the node's kernel, "
+                       "such as runtimeClassName: nvidia"));
 }
 
-// What fits the annotations but not the rest of the pod.
+// Checks the annotations against the rest of the pod.
 void CheckPod(const PodView& pod, const Plan& plan, ErrorList* errors) {
   for (const char* const flag : {"shareProcessNamespace", "hostPID"}) {
     if (!plan.spec.HasAccessLists() || !pod.Flag(flag)) continue;
     errors->Add(PodError(Concat("spec.", flag),
-                         "containers that see each other's processes can take each other's "
-                         "sockets, so `containers` and `writers` would promise nothing",
-                         Concat(flag, ": false, or no such lists")));
+                         "containers that share a process namespace can take each other's sockets, "
+                         "so the lists `containers` and `writers` could not be enforced",
+                         Concat(flag, ": false, or remove these lists")));
   }
   if (plan.spec.host_ipc && !pod.Flag("hostIPC")) {
-    errors->Add(PodError(std::string(config::kHostIpcKey),
-                         "the pod itself does not say hostIPC: true", "hostIPC: true"));
+    errors->Add(PodError(std::string(config::kHostIpcKey), "the pod itself must set hostIPC: true",
+                         "hostIPC: true"));
   }
   if (const Json* const os = Find(pod.json(), Pointer("/spec/os/name"))) {
-    if (*os != "linux") errors->Add(PodError("spec.os.name", "gpushm is for Linux", "linux"));
+    if (*os != "linux") errors->Add(PodError("spec.os.name", "gpushm needs Linux", "linux"));
   }
 }
 
@@ -212,26 +219,27 @@ void CheckLimits(const Plan& plan, const Settings& settings, ErrorList* errors) 
   if (served > limits::kContainers) {
     errors->Add(
         PodError("spec.containers",
-                 Concat(served, " containers would be served, at most ", limits::kContainers),
-                 "name those that attach: containers: [decoder, model]"));
+                 Concat(served, " containers would be served; at most ", limits::kContainers),
+                 "name the containers that attach: containers: [decoder, model]"));
   }
-  // Units are whole, so what is left of the card is nobody's.
+  // Only whole units are allocated, so the rest of the GPU is not available.
   const uint64_t most_units = settings.max_pod_bytes / settings.unit_bytes;
   if (most_units == 0) return;
   const auto fits = config::CheckFits(plan.spec, most_units * settings.unit_bytes,
                                       "the largest GPU of the cluster");
   if (fits) return;
-  errors->Add(PodError("metadata.annotations",
-                       Concat(fits.error().what(), ": ", plan.units, " ", kMemoryResource,
-                              ", at most ", most_units, "; ", fits.error().remedy()),
-                       ""));
+  errors->Add(
+      PodError("metadata.annotations",
+               Concat(fits.error().what(), ". That is ", plan.units, " ", kMemoryResource,
+                      ", but at most ", most_units, " are possible; ", fits.error().remedy()),
+               ""));
 }
 
-// Comes first: the checks that follow compare names with names, and messages repeat them.
+// This check comes first, because later checks compare names with names, and messages repeat them.
 std::optional<ConfigError> TooMany(const PodView& pod) {
   const auto too_many = [](const char* field, size_t there, const char* what) {
-    return PodError(field, Concat("the pod has ", there, what, ", at most ", kMostListed),
-                    "split it, or say gpushm.io/inject: \"false\"");
+    return PodError(field, Concat("the pod has ", there, what, "; at most ", kMostListed),
+                    "split the pod, or set gpushm.io/inject: \"false\"");
   };
   const size_t containers = pod.containers().size();
   if (containers > kMostListed) return too_many("spec.containers", containers, " containers");
@@ -241,7 +249,7 @@ std::optional<ConfigError> TooMany(const PodView& pod) {
   const auto too_long = [](const std::string& name) { return name.size() > limits::kNameBytes; };
   const auto long_name = [](const std::string& field, const std::string& name) {
     return PodError(field,
-                    Concat("its name has ", name.size(), " bytes, at most ", limits::kNameBytes),
+                    Concat("its name has ", name.size(), " bytes; at most ", limits::kNameBytes),
                     "name: model");
   };
   const auto container = std::ranges::find_if(pod.containers(), too_long, &Container::name);
@@ -251,7 +259,8 @@ std::optional<ConfigError> TooMany(const PodView& pod) {
   return long_name(Concat("spec.volumes[", volume - volumes.begin(), "]"), *volume);
 }
 
-// Comes next: a text of millions of bytes would take hundreds of times its size once it is parsed.
+// This check comes second, because parsing a text of millions of bytes would take hundreds of times
+// its size.
 std::optional<ConfigError> TooLong(const PodView& pod) {
   size_t bytes = 0;
   for (const auto& [key, value] : pod.annotations()) {
@@ -260,7 +269,7 @@ std::optional<ConfigError> TooLong(const PodView& pod) {
   if (bytes <= kVariableBytes) bytes = BuffersVariable(pod).size();
   if (bytes <= kVariableBytes) return std::nullopt;
   return PodError("metadata.annotations",
-                  Concat("those of gpushm take ", bytes, " bytes, at most ", kVariableBytes),
+                  Concat("gpushm's annotations take ", bytes, " bytes; at most ", kVariableBytes),
                   "create buffers at run time, from gpushm.io/pool-extra");
 }
 
@@ -278,9 +287,9 @@ config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& d
   for (const std::string& name : pod.Names(Kind::kInit)) {
     options.unfit_containers.emplace(name, kEndsTooEarly);
   }
-  options.unfit_containers.emplace(kSidecarName, "is gpushm's own");
+  options.unfit_containers.emplace(kSidecarName, "is gpushm's own container");
   if (!done) return options;
-  // Who came later may be named by nobody, and is not meant where nobody is named.
+  // Containers that were added later may be named, but they are not included by default.
   std::erase_if(*options.containers, [&](const std::string& name) {
     if (std::ranges::count(done->applications, name) > 0) return false;
     options.more_containers.push_back(name);
@@ -289,8 +298,8 @@ config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& d
   return options;
 }
 
-// Plain init containers that run beside the sidecar, which comes first unless others were put
-// before it.
+// The plain init containers that run while the sidecar runs. The sidecar comes first, unless
+// another webhook put init containers before it.
 std::vector<std::string> Loaders(const PodView& pod) {
   const Container* const sidecar = pod.Find(kSidecarName);
   std::vector<std::string> names = pod.Names(Kind::kInit);
@@ -300,7 +309,7 @@ std::vector<std::string> Loaders(const PodView& pod) {
   return names;
 }
 
-// Who comes before the sidecar would wait for it for ever.
+// A container before the sidecar would wait for it indefinitely.
 void CheckOrder(const PodView& pod, const Plan& plan, ErrorList* errors) {
   const Container* const sidecar = pod.Find(kSidecarName);
   if (sidecar == nullptr) return;
@@ -308,7 +317,8 @@ void CheckOrder(const PodView& pod, const Plan& plan, ErrorList* errors) {
     for (const std::string& name : *names) {
       const Container* const container = pod.Find(name);
       if (container == nullptr || container >= sidecar) continue;
-      errors->Add(PodError(FieldOf(*container), "was put before the sidecar, and would wait for it",
+      errors->Add(PodError(FieldOf(*container),
+                           "was put before the sidecar, and would wait for it indefinitely",
                            "initContainers begin with gpushm"));
     }
   }
@@ -334,7 +344,7 @@ std::optional<Done> Done::Of(const PodView& pod) {
                                    std::pair{"applications", &done.applications}}) {
     const auto list = status.find(key);
     if (list == status.end() && names == &done.applications) {
-      done.applications = done.containers;  // A former injector did not say.
+      done.applications = done.containers;  // An older injector did not write this list.
       continue;
     }
     if (list == status.end() || !list->is_array()) return std::nullopt;
@@ -397,7 +407,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   }
   plan.loads = std::ranges::any_of(spec->buffers, &config::BufferSpec::StartsLoading);
   plan.memory_bytes = config::NodeBytes(*spec);
-  // No sidecar without a GPU, also where only signals are shared.
+  // A sidecar always has a GPU, even if only signals are shared.
   plan.units = std::max<uint64_t>(1, config::Units(plan.memory_bytes, settings.unit_bytes));
   plan.spec = std::move(*spec);
 

@@ -1,8 +1,8 @@
-// From a pod's annotations to what it must have: who attaches, how many units of GPU memory, which
-// volumes the sidecar reads. The rules of docs/design/injector.md, and every reason why a pod is
-// denied.
+// Turns a pod's annotations into a plan: which containers attach, how many units of GPU memory the
+// pod needs, and which volumes the sidecar reads. It implements the rules of
+// docs/design/injector.md and every reason for which a pod is denied.
 //
-// Threads: pure functions; any.
+// Threads: pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -17,37 +17,41 @@
 namespace gpushm::injector {
 
 // What an earlier call did, as it wrote it into gpushm.io/status. Containers that other webhooks
-// add later are not in it and get no GPU, also where annotations changed, unless these name them.
+// add later are not in it. They get no GPU, even if the annotations changed, unless the annotations
+// name them.
 struct Done {
-  std::string version;                       // Of the injector.
-  std::string image;                         // That it gave the sidecar.
-  std::string annotations;                   // Digest of those that it read.
-  std::vector<std::string> applications;     // That the pod had when it was first sent.
-  std::vector<std::string> containers;       // That attach.
-  std::vector<std::string> init_containers;  // That load through the broker.
+  std::string version;      // The injector's version.
+  std::string image;        // The image that it gave the sidecar.
+  std::string annotations;  // Digest of the annotations that it read.
+  // Application containers of the pod when it was first sent.
+  std::vector<std::string> applications;
+  std::vector<std::string> containers;       // Containers that attach.
+  std::vector<std::string> init_containers;  // Init containers that load through the broker.
 
-  // Absent: nothing was done, or somebody wrote something else there.
+  // Returns nullopt if no earlier call did anything, or if the annotation has other content.
   static std::optional<Done> Of(const PodView& pod);
 };
 
 struct Plan {
   config::PodSpec spec;
   Done done;
-  std::vector<std::string> volumes;  // That a `file:` names; sorted.
-  uint64_t memory_bytes = 0;         // Of a GPU, all together.
+  std::vector<std::string> volumes;  // Volumes that a `file:` names; sorted.
+  uint64_t memory_bytes = 0;         // GPU memory in total.
   uint64_t units = 0;
   bool loads = false;
-  bool stale = true;  // What an earlier call did, if any, was for other annotations.
-  bool redo = true;   // Or by an injector before an upgrade: a copy of a pod that ran then.
+  bool stale = true;  // An earlier call, if any, was for other annotations.
+  // Also true if the injector was upgraded in between: the pod is a copy of one from before that.
+  bool redo = true;
 
   // The value of gpushm.io/status.
   std::string Status() const;
 };
 
-// gpushm.io/inject: "false". Whatever else its annotations say, it is left alone.
+// Whether the pod has gpushm.io/inject: "false". Such a pod is ignored, whatever its other
+// annotations say.
 bool OptsOut(const PodView& pod);
 
-// No plan: the pod opted out, or nothing in its annotations asks for anything.
+// Returns nullopt if the pod opted out, or if nothing in its annotations requests anything.
 config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings);
 
 }  // namespace gpushm::injector

@@ -31,7 +31,7 @@ std::vector<Container::Mount> Container::Mounts() const {
     const std::string* const volume = Text(mount, "name");
     const std::string* const path = Text(mount, "mountPath");
     if (volume == nullptr || path == nullptr) continue;
-    // The kubelet takes a path that does not begin with '/' as if it did.
+    // The kubelet treats a path without a leading '/' as if it had one.
     std::string normal = std::filesystem::path("/" + *path).lexically_normal();
     while (normal.size() > 1 && normal.ends_with('/')) normal.pop_back();
     mounts.push_back({*volume, std::move(normal), &mount});
@@ -89,7 +89,8 @@ Result<void> PodView::ReadContainers(const char* list) {
   const Pointer at = Pointer(kSpec) / list;
   const Json* const items = injector::Find(*json_, at);
   if (items == nullptr) return {};
-  if (!items->is_array()) return Fail(Code::kInvalidArgument, Concat("spec.", list, " is no list"));
+  if (!items->is_array())
+    return Fail(Code::kInvalidArgument, Concat("spec.", list, " is not a list"));
   const bool init = std::string_view(list) == "initContainers";
   for (size_t i = 0; i < items->size(); ++i) {
     const Json& item = (*items)[i];

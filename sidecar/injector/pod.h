@@ -1,7 +1,7 @@
-// What the injector looks at in a Pod, as the API server sends it. A view: the document outlives
-// it.
+// The parts of a Pod that the injector reads, as the API server sends it. This is a view: the
+// document must outlive it.
 //
-// Threads: any, as long as nobody changes the document.
+// Threads: any, as long as no thread changes the document.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace gpushm::injector {
 
-// Names that the injector gives; a pod's own things may not have them.
+// Names that the injector gives. Nothing else in a pod may have them.
 inline constexpr char kSidecarName[] = "gpushm";
 inline constexpr char kVolumeName[] = "gpushm";
-// Where each container finds its socket.
+// The folder in which each container finds its socket.
 inline constexpr char kSocketFolder[] = "/run/gpushm";
 
 enum class Kind {
   kApplication,
   kNativeSidecar,  // An init container with restartPolicy Always.
-  kInit,           // One that ends before the pod runs.
+  kInit,           // An init container that ends before the pod runs.
 };
 
 struct Container {
@@ -33,43 +33,44 @@ struct Container {
   Pointer at;
   const Json* json = nullptr;
 
-  // Places that it mounts, as {name, path, the mount}; paths absolute, and without trailing or
-  // double slashes.
+  // The places that it mounts, as {name, path, the mount}. Paths are absolute and have no trailing
+  // or double slashes.
   struct Mount {
     std::string volume;
     std::string path;
     const Json* json = nullptr;
 
-    // Whether it has all that `wanted` says.
+    // Whether the mount has every member of `wanted`.
     bool Is(const Json& wanted) const;
   };
   std::vector<Mount> Mounts() const;
   bool Mounts(const Json& wanted) const;
-  // The quantity of this resource in limits, else in requests; nullptr: it asks for none.
+  // The quantity of this resource in `list`, which is "limits" or "requests"; nullptr if it has
+  // none.
   const Json* Resource(const char* list, const std::string& name) const;
 };
 
-// Whether `quantity` is this whole number, however it is written: the API server turns 2000 into
+// Whether `quantity` is this whole number, however it is written. The API server turns 2000 into
 // 2k.
 bool IsNumber(const Json* quantity, uint64_t number);
 
 class PodView {
  public:
-  // kInvalidArgument for what is no Pod.
+  // Fails with kInvalidArgument if `pod` is not a Pod.
   static Result<PodView> Of(const Json& pod);
 
   const Json& json() const { return *json_; }
   const config::Annotations& annotations() const { return annotations_; }
-  // Whether any of them is gpushm's.
+  // Whether any annotation belongs to gpushm.
   bool Concerns() const;
-  // Init containers first, as they start; ephemeral ones are not among them.
+  // Init containers first, in the order in which they start. Ephemeral containers are not included.
   const std::vector<Container>& containers() const { return containers_; }
   const Container* Find(std::string_view name) const;
   std::vector<std::string> Names(Kind kind) const;
-  // nullptr: it has none of that name.
+  // nullptr if the pod has no volume of that name.
   const Json* Volume(std::string_view name) const;
   std::vector<std::string> Volumes() const;
-  // A flag of the pod's spec; absent is false.
+  // A flag of the pod's spec; false if it is absent.
   bool Flag(const char* name) const;
 
  private:

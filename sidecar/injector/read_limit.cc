@@ -12,7 +12,7 @@ namespace gpushm::injector {
 namespace {
 
 struct Limit {
-  uint64_t bytes = kMaxHeadBytes;  // Of all that the connection ever sent.
+  uint64_t bytes = kMaxHeadBytes;  // A position in the bytes that the connection ever sent.
   Deadline deadline = Deadline::AfterMs(kMaxReadS * 1000);
   bool told = false;
 };
@@ -36,7 +36,7 @@ Limit* LimitOf(const SSL* connection) {
   return static_cast<Limit*>(SSL_get_ex_data(connection, Index()));
 }
 
-// Before each read from the socket; with what OpenSSL itself would answer otherwise.
+// Called before each read from the socket. `answer` is what OpenSSL would return otherwise.
 long BeforeRead(BIO* socket, int operation, const char* /*bytes*/, size_t /*size*/, int /*argi*/,
                 long /*argl*/, int answer, size_t* /*processed*/) {
   if (operation != BIO_CB_READ) return answer;
@@ -47,7 +47,7 @@ long BeforeRead(BIO* socket, int operation, const char* /*bytes*/, size_t /*size
     http::LogCutOff(static_cast<int>(BIO_get_fd(socket, nullptr)),
                     too_much ? "sends too much" : "is too slow");
   }
-  BIO_clear_retry_flags(socket);  // Not to be tried again.
+  BIO_clear_retry_flags(socket);  // So that the read is not repeated.
   return -1;
 }
 
@@ -61,7 +61,7 @@ void WatchSocket(const SSL* connection, int event, int /*value*/) {
 }  // namespace
 
 void LimitReads(SSL_CTX* context) {
-  Index();  // Data of an index is made with the connections that come after it.
+  Index();  // Only connections that are made after their index exists get their data.
   SSL_CTX_set_info_callback(context, &WatchSocket);
 }
 

@@ -1,7 +1,8 @@
-// Ends connections whose callers send more than a request may be, or more slowly. httplib bounds
-// each wait, but neither a line of a head nor a record of TLS that comes byte by byte.
+// Closes connections whose callers send more than a request may have, or send it too slowly.
+// httplib limits each wait, but it does not limit a header line or a TLS record that arrives byte
+// by byte.
 //
-// Threads: one at a time for a connection.
+// Threads: one at a time for each connection.
 #pragma once
 
 #include <openssl/ssl.h>
@@ -10,16 +11,16 @@
 
 namespace gpushm::injector {
 
-// Of a request's head, and of the handshake before the first.
+// For a request's head, and for the handshake before the first request.
 inline constexpr size_t kMaxHeadBytes = 64 << 10;
-// For a head, the wait before it and the handshake together; for a body likewise.
+// For the wait before a head, the handshake and the head together. The same limit holds for a body.
 inline constexpr int kMaxReadS = 10;
 
-// Connections of `context` may send kMaxHeadBytes within kMaxReadS; what comes after that is an
-// error to who reads it.
+// Connections of `context` may send kMaxHeadBytes within kMaxReadS. After that, every read is an
+// error.
 void LimitReads(SSL_CTX* context);
 
-// From now on `connection` may send `bytes` more, and has kMaxReadS for it.
+// From now on `connection` may send `bytes` more, within kMaxReadS.
 void AllowReads(const SSL* connection, size_t bytes);
 
 }  // namespace gpushm::injector

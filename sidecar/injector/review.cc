@@ -44,8 +44,9 @@ std::string AnswerTo(const std::string& uid, const Verdict& verdict) {
   return review.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Nesting and number of values decide how much memory and stack a document takes, so both are
-// counted before one is made. An API server's own limit for depth is higher, no Pod comes near it.
+// Nesting and the number of values decide how much memory and stack a document takes, so both are
+// counted before parsing. The API server's own limit for the depth is higher, and no Pod comes
+// close to it.
 constexpr int kMaxDepth = 200;
 constexpr size_t kMaxValues = 400'000;
 
@@ -65,16 +66,18 @@ Result<void> CheckSize(std::string_view body) {
     if (c == '}' || c == ']') --depth;
     if (c == ',' || c == '{' || c == '[') ++values;
     if (depth > kMaxDepth) {
-      return Fail(Code::kExhausted, Concat("the body is nested deeper than ", kMaxDepth));
+      return Fail(Code::kExhausted,
+                  Concat("the body is too deeply nested: more levels than ", kMaxDepth));
     }
     if (values > kMaxValues) {
-      return Fail(Code::kExhausted, Concat("the body holds more than ", kMaxValues, " values"));
+      return Fail(Code::kExhausted,
+                  Concat("the body holds too many values: more than ", kMaxValues, " of them"));
     }
   }
   return {};
 }
 
-// Empty where it is absent, or no text.
+// Empty if it is absent or not text.
 std::string Text(const Json& object, const Pointer& at) {
   const Json* const found = Find(object, at);
   return found != nullptr && found->is_string() ? found->get<std::string>() : std::string();
@@ -84,8 +87,8 @@ std::string FirstOf(const std::string& first, const std::string& second) {
   return first.empty() ? second : first;
 }
 
-// A namespace, '/', a pod's name; or a kind and a name: far longer than any that the API server
-// has.
+// The most bytes of a namespace, '/' and a pod's name, or of a kind and a name. These are never so
+// long in the API server.
 constexpr size_t kWhoBytes = 512;
 
 std::string PodOf(const Json& request, const Json& pod) {
@@ -115,15 +118,16 @@ Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& 
     return bad("the body is not an AdmissionReview v1");
   }
   const Json* const request = Find(review, Pointer("/request"));
-  if (request == nullptr || !request->is_object()) return bad("it has no request");
+  if (request == nullptr || !request->is_object()) return bad("the review has no request");
   const std::string uid = request->value("uid", "");
-  if (uid.empty()) return bad("its request has no uid");
+  if (uid.empty()) return bad("the review's request has no uid");
   if (uid.size() > kMostUidBytes) {
-    return bad(Concat("its request's uid has ", uid.size(), " bytes, at most ", kMostUidBytes));
+    return bad(Concat("the review's request has a uid of ", uid.size(), " bytes; at most ",
+                      kMostUidBytes));
   }
   const Json* const object = Find(*request, Pointer("/object"));
-  if (object == nullptr || !object->is_object()) return bad("its request has no object");
-  if (object->value("kind", "") != "Pod") return bad("its object is not a Pod");
+  if (object == nullptr || !object->is_object()) return bad("the review's request has no object");
+  if (object->value("kind", "") != "Pod") return bad("the review's object is not a Pod");
 
   Verdict verdict;
   if (endpoint == Endpoint::kMutate) {
@@ -150,8 +154,8 @@ Result<Answer> Review(const Admission& admission, Endpoint endpoint, std::string
   if (auto small = CheckSize(body); !small) return std::unexpected(small.error());
   return Judge(admission, endpoint, Json::parse(body));
 } catch (const Json::exception& error) {
-  // No JSON, or of other types than the API server sends. Behind place and reason comes what was
-  // read last, which may be the whole body.
+  // The body is not JSON, or has values of other types than the API server sends. After the place
+  // and the reason, the exception's text repeats what was read last, which may be the whole body.
   constexpr size_t kReasonBytes = 256;
   return Fail(Code::kInvalidArgument, Concat("the body of ", body.size(), " bytes cannot be read: ",
                                              config::Excerpt(error.what(), kReasonBytes)));

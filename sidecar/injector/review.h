@@ -1,5 +1,5 @@
-// AdmissionReview of admission.k8s.io/v1: the API server's question and the webhook's answer, as
-// bytes. What is no such question is a failure of the call, not an answer.
+// AdmissionReview of admission.k8s.io/v1: the API server's request and the webhook's answer, as
+// bytes. If the body is not such a request, the call fails and there is no answer.
 //
 // Threads: any.
 #pragma once
@@ -14,24 +14,25 @@ namespace gpushm::injector {
 
 enum class Endpoint { kMutate, kValidate };
 
-// The most bytes that an answer, or the reason of a failed call, has of a text that says what is
-// wrong: all errors that are kept of a pod (config::kErrorsKept) fit.
+// The most bytes of text in an answer, or in the reason of a failed call. All errors that are kept
+// for a pod (config::kErrorsKept) fit.
 inline constexpr size_t kMostTold = 32 * 1024;
-// The most bytes of a review's uid, which is repeated in the answer; an API server's have 36.
+// The most bytes of a review's uid, which is repeated in the answer. The API server's uids have 36.
 inline constexpr size_t kMostUidBytes = 256;
 
 struct Answer {
   std::string body;
-  std::string outcome;  // Of the Verdict.
+  std::string outcome;  // From the Verdict.
   bool allowed = true;
-  // Of a pod that is denied, for the log: each in one line of printable ASCII.
-  std::string pod;     // NAMESPACE/NAME; without a name as yet NAMESPACE/its generateName.
-  std::string owner;   // KIND/NAME of what controls it; empty: nothing does.
-  std::string reason;  // As in the answer.
+  // For the log, if the pod is denied. Each is one line of printable ASCII.
+  std::string pod;     // NAMESPACE/NAME, or NAMESPACE/GENERATE_NAME if the pod has no name yet.
+  std::string owner;   // KIND/NAME of the object that controls it; empty if there is none.
+  std::string reason;  // The same text as in the answer.
 };
 
-// kInvalidArgument: `body` is no AdmissionReview v1 of a Pod. kExhausted: it is nested too deep, or
-// holds too many values. Either says at most kMostTold bytes. No exception leaves it.
+// Fails with kInvalidArgument if `body` is not an AdmissionReview v1 of a Pod. Fails with
+// kExhausted if it is nested too deeply or holds too many values. The error text has at most
+// kMostTold bytes. No exception leaves this function.
 Result<Answer> Review(const Admission& admission, Endpoint endpoint, std::string_view body);
 
 }  // namespace gpushm::injector

@@ -1,4 +1,4 @@
-// Any bytes to both endpoints: no crash, and what is answered is JSON.
+// Sends any bytes to both endpoints. Nothing crashes, and every answer is JSON.
 #include <cstdint>
 #include <string_view>
 
@@ -6,7 +6,7 @@
 #include "sidecar/injector/review.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace gpushm::injector;  // NOLINT: all of it is of there
+  using namespace gpushm::injector;  // NOLINT: everything here is from it
   static const Admission admission = [] {
     Settings settings;
     settings.sidecar_image = "sidecar";

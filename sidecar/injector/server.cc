@@ -17,14 +17,15 @@
 namespace gpushm::injector {
 namespace {
 
-// Calls that come in one burst: httplib itself asks the kernel for 5.
+// Room for a burst of calls. httplib itself requests a backlog of 5.
 constexpr int kBacklog = 1024;
 constexpr char kText[] = "text/plain; charset=utf-8";
 
 using Handled = httplib::Server::HandlerResponse;
 
-// Answers, and ends the connection: what a caller whose body nobody reads says next would be taken
-// for a request. httplib ends one only where the caller asked for it or a content cannot be given.
+// Answers and closes the connection. Nobody reads the caller's body, so what it sends next would be
+// taken for a request. httplib closes a connection only if the caller requested it or the content
+// cannot be given.
 void Refuse(int status, const std::string& why, httplib::Response& response) {
   response.status = status;
   response.set_header("Connection", "close");
@@ -40,29 +41,30 @@ size_t LengthOf(const httplib::Request& request) {
   return std::strtoull(request.get_header_value("Content-Length").c_str(), nullptr, 10);
 }
 
-// httplib applies its limit to bodies that say their length, and to what they are before they are
-// decompressed.
+// httplib applies its limit only to bodies that give their length, and only to their size before
+// decompression.
 Handled CheckReview(const httplib::Request& request, httplib::Response& response) {
   if (request.method != "POST" || (request.path != "/mutate" && request.path != "/validate")) {
     Refuse(404, "POST an AdmissionReview to /mutate or /validate", response);
   } else if (request.has_header("Transfer-Encoding") || !request.has_header("Content-Length")) {
-    Refuse(411, "say the body's length in Content-Length", response);
+    Refuse(411, "send the body's length in Content-Length", response);
   } else if (request.has_header("Content-Encoding")) {
-    Refuse(415, "send the body as it is, without Content-Encoding", response);
+    Refuse(415, "send the body without Content-Encoding", response);
   } else if (LengthOf(request) > kMaxBodyBytes) {
-    Refuse(413, Concat("a body has ", kMaxBodyBytes, " bytes at most"), response);
+    Refuse(413, Concat("the body may have at most ", kMaxBodyBytes, " bytes"), response);
   } else {
-    // TLS adds its own to a body: to one in small records as much again.
+    // TLS adds its own bytes to a body: as much again if the records are small.
     AllowReads(request.ssl, kMaxHeadBytes + 2 * LengthOf(request));
     return Handled::Unhandled;
   }
   return Handled::Handled;
 }
 
-// At most kMaxBodyBytes, within kReadTimeoutS. False: it did not come so, or is longer.
+// Reads at most kMaxBodyBytes, within kReadTimeoutS. Returns false if the body is longer or does
+// not arrive in time.
 bool ReadBody(const httplib::Request& request, const httplib::ContentReader& read,
               std::string* body) {
-  body->reserve(LengthOf(request));  // Which CheckReview has seen.
+  body->reserve(LengthOf(request));  // CheckReview has checked this length.
   const Deadline deadline = Deadline::AfterMs(kReadTimeoutS * 1000);
   return read([&](const char* bytes, size_t size) {
     if (body->size() + size > kMaxBodyBytes || deadline.Passed()) return false;
@@ -71,7 +73,7 @@ bool ReadBody(const httplib::Request& request, const httplib::ContentReader& rea
   });
 }
 
-// httplib's accept loop ends at errors that pass by themselves, as ENFILE.
+// httplib's accept loop ends on errors that are only temporary, such as ENFILE.
 bool IsListening(int socket_fd) {
   int listening = 0;
   socklen_t size = sizeof listening;
@@ -89,7 +91,7 @@ bool SetUpTls(SSL_CTX* context, Certificates* certificates) {
 
 struct Server::Listener {
   std::unique_ptr<httplib::Server> server;
-  int socket = -1;  // The server's own.
+  int socket = -1;  // Owned by the server.
   std::thread thread;
 
   Listener(std::unique_ptr<httplib::Server> made, size_t threads) : server(std::move(made)) {
@@ -103,7 +105,8 @@ struct Server::Listener {
     server->set_socket_options([this](int made_socket) {
       const int yes = 1;
       setsockopt(made_socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-      // The kernel keeps connections on which the caller said nothing yet; they take no thread.
+      // The kernel keeps connections on which the caller has not sent anything yet; they take no
+      // thread.
       setsockopt(made_socket, IPPROTO_TCP, TCP_DEFER_ACCEPT, &kSilentS, sizeof kSilentS);
       socket = made_socket;
     });
@@ -113,7 +116,7 @@ struct Server::Listener {
     if (thread.joinable()) thread.join();
   }
 
-  // The port; -1: nobody may have it.
+  // Returns the port, or -1 if it is not available.
   int Bind(const std::string& address, int port) {
     if (port == 0) return server->bind_to_any_port(address);
     return server->bind_to_port(address, port) ? port : -1;
@@ -121,7 +124,7 @@ struct Server::Listener {
 
   Result<int> Listen(const std::string& address, int port) {
     int bound = Bind(address.empty() ? "::" : address, port);
-    // A machine may have no IPv6 at all.
+    // The machine may not have IPv6.
     if (bound < 0 && address.empty()) bound = Bind("0.0.0.0", port);
     if (bound < 0) {
       return Fail(
@@ -133,7 +136,8 @@ struct Server::Listener {
     return bound;
   }
 
-  // stop() before the thread has begun to serve would be lost. kSystem: httplib ended at once.
+  // Returns only when the thread serves, because an earlier stop() would be lost. Fails with
+  // kSystem if httplib's loop ended at once.
   Result<void> Serve() {
     const auto ended = std::make_shared<std::atomic<bool>>(false);
     thread = std::thread([this, ended] {
@@ -142,8 +146,8 @@ struct Server::Listener {
     });
     while (!server->is_running() && !*ended) std::this_thread::yield();
     if (!*ended) return {};
-    return Fail(Code::kSystem, "the HTTPS server ended when it began to serve",
-                "are there descriptors and memory left?");
+    return Fail(Code::kSystem, "the HTTPS server stopped as soon as it began to serve",
+                "check that the process has descriptors and memory left");
   }
 };
 
@@ -201,7 +205,7 @@ Result<void> Server::Start() {
 void Server::Drain() { draining_ = true; }
 
 void Server::Stop() {
-  http_.reset();  // Its answers look at the other.
+  http_.reset();  // First, because its answers use the HTTPS listener.
   https_.reset();
 }
 
@@ -220,10 +224,11 @@ void Server::ReadAndHandle(Endpoint endpoint, const httplib::Request& request,
   Places::Place place;
   if (LengthOf(request) > kLargeBodyBytes) {
     place = large_bodies_.Take(kReadTimeoutS);
-    if (!place) return refuse(503, "too many large bodies at once");
+    if (!place) return refuse(503, "too many large requests at the same time; try again");
   }
   std::string body;
-  if (!ReadBody(request, read, &body)) return refuse(400, "the body did not come whole");
+  if (!ReadBody(request, read, &body))
+    return refuse(400, "the body is incomplete, too long, or too slow");
   Handle(endpoint, request, body, response);
   AllowReads(request.ssl, kMaxHeadBytes);
 }
@@ -260,9 +265,9 @@ http::Server::Paths Server::Probes() {
                         .body = (why_not.empty() ? "ok" : why_not) + "\n",
                         .headers = {}};
   };
-  // Of an end that nobody asked for.
+  // The HTTPS listener has ended although nobody stopped it.
   const auto deaf = [this] {
-    return draining_ || IsListening(https_socket_) ? "" : "nobody listens for HTTPS any more";
+    return draining_ || IsListening(https_socket_) ? "" : "the HTTPS listener has stopped";
   };
   http::Server::Paths paths;
   paths["/healthz"] = [=](const http::Request&) { return answer(deaf()); };

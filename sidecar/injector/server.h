@@ -5,13 +5,14 @@
 //               /readyz                 200 when calls are welcome; 503 before and while draining
 //               /metrics                Prometheus' text format
 //
-// Bounded: kMaxBodyBytes a request, which says its length first and is not compressed; kSilentS
-// until a caller's first byte, kReadTimeoutS for each further wait, also between two requests, and
-// for a whole body; kMaxHeadBytes and kMaxReadS for what comes before one (read_limit.h);
-// kConnections at the same time, others that have said something wait in the process; kLargeBodies
-// of the larger ones, 503 for one that gets no place. Plain HTTP: platform/daemon/http_server.h.
+// Limits: a request has at most kMaxBodyBytes, must send its length first and must not be
+// compressed. A caller may wait kSilentS until its first byte, and kReadTimeoutS for each further
+// read, between two requests and for a whole body. kMaxHeadBytes and kMaxReadS limit what comes
+// before a body (read_limit.h). There are at most kConnections at the same time; others that have
+// sent something wait in the process. At most kLargeBodies larger bodies are read at once; one that
+// gets no place is answered with 503. For plain HTTP, see platform/daemon/http_server.h.
 //
-// Threads: Start, Drain and Stop from one thread.
+// Threads: call Start, Drain and Stop from one thread.
 #pragma once
 
 #include <httplib.h>
@@ -34,19 +35,21 @@
 
 namespace gpushm::injector {
 
-// The API server takes requests of 3 MiB at most, and stores objects of 1.5 MiB; a review of an
-// update holds two of these.
+// The API server accepts requests of at most 3 MiB and stores objects of at most 1.5 MiB; a review
+// of an update holds two of these.
 inline constexpr size_t kMaxBodyBytes = 4 << 20;
-// Larger bodies are looked at one after the other: a document takes tens of times its bytes. So
-// many of them are read at the same time; others wait, kReadTimeoutS at most.
+// Larger bodies are processed one at a time, because a parsed document takes tens of times its
+// bytes. At most kLargeBodies of them are read at the same time; others wait for at most
+// kReadTimeoutS.
 inline constexpr size_t kLargeBodyBytes = 256 << 10;
 inline constexpr size_t kLargeBodies = 8;
 inline constexpr int kReadTimeoutS = 5;
-inline constexpr int kSilentS = 30;  // In the kernel.
-// An API server keeps 25 idle connections to a webhook (client-go), and there are up to a few.
+inline constexpr int kSilentS = 30;  // Enforced in the kernel.
+// An API server keeps 25 idle connections to a webhook (client-go), and a cluster has a few API
+// servers.
 inline constexpr size_t kConnections = 128;
 
-// A number of places, each for one at a time.
+// A number of places, each of which one caller at a time may take.
 class Places {
  public:
   explicit Places(size_t number) : free_(number) {}
@@ -55,41 +58,43 @@ class Places {
     void operator()(Places* places) const;
   };
   using Place = std::unique_ptr<Places, GiveBack>;
-  // Null: none became free in that time.
+  // Returns null if no place became free within the time.
   Place Take(int timeout_s);
 
  private:
   std::mutex mutex_;
   std::condition_variable freed_;
-  size_t free_;  // Under mutex_.
+  size_t free_;  // Protected by mutex_.
 };
 
 class Server {
  public:
   struct Options {
-    std::string address;  // Empty: all, of IPv6 and IPv4.
-    int port = 8443;      // 0: any free one.
+    std::string address;  // Empty: all addresses, IPv6 and IPv4.
+    int port = 8443;      // 0: any free port.
     int http_port = 8080;
   };
-  // All outlive the server.
+  // All of these must outlive the server.
   Server(Options options, const Admission* admission, Certificates* certificates, Metrics* metrics);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Listens. kInvalidArgument: the address is none. kSystem, naming the port.
+  // Starts to listen. Fails with kInvalidArgument if the address is not valid, or with kSystem,
+  // naming the port.
   Result<void> Start();
   int port() const { return port_; }
   int http_port() const { return http_port_; }
 
-  // Not ready from now on, and connections end with their answers; calls are answered all the same.
+  // From now on the server reports that it is not ready, and each connection is closed after its
+  // answer. Calls are still answered.
   void Drain();
-  // What is under way is finished.
+  // Finishes the calls in progress.
   void Stop();
 
  private:
   struct Listener;
-  // Counts and logs a call that is not answered.
+  // Counts and logs a call that gets no answer.
   void Failed(Endpoint endpoint, const httplib::Request& request, const std::string& why);
   void ReadAndHandle(Endpoint endpoint, const httplib::Request& request,
                      const httplib::ContentReader& read, httplib::Response& response);
@@ -103,10 +108,10 @@ class Server {
   Metrics* const metrics_;
   std::atomic<bool> draining_ = false;
   Places large_bodies_{kLargeBodies};
-  std::mutex large_;  // Held by who looks at a large body.
+  std::mutex large_;  // Held while a large body is processed.
   int port_ = 0;
   int http_port_ = 0;
-  int https_socket_ = -1;  // Which listens; the listener's own.
+  int https_socket_ = -1;  // The listening socket, owned by the listener.
   std::unique_ptr<Listener> https_;
   std::unique_ptr<http::Server> http_;
 };

@@ -1,4 +1,4 @@
-// The real gpushm-injector over TLS: what an API server, a kubelet and Prometheus see of it.
+// The real gpushm-injector over TLS, as an API server, a kubelet and Prometheus see it.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -65,7 +65,7 @@ TEST_F(ServerTest, AnswersReviewsAndTellsOfThem) {
                                  "endpoint=\"mutate\"} 1"));
 }
 
-// Goal: who reads the log alone knows whose pod was denied, and why.
+// Goal: a reader of only the log knows whose pod was denied, and why.
 TEST_F(ServerTest, ADenialIsLoggedWithItsPodItsOwnerAndTheReason) {
   const InjectorProcess injector(
       tls_.path(),
@@ -83,7 +83,7 @@ TEST_F(ServerTest, ADenialIsLoggedWithItsPodItsOwnerAndTheReason) {
     ASSERT_TRUE(answer);
     EXPECT_EQ(Json::parse(answer->body)["response"]["allowed"], false);
   }
-  ASSERT_TRUE(WaitUntil([&] { return injector.Log().contains("asks for 9Gi of one GPU"); }))
+  ASSERT_TRUE(WaitUntil([&] { return injector.Log().contains("requests 9Gi of one GPU"); }))
       << injector.Log();
   EXPECT_THAT(injector.Log(),
               HasSubstr("pod-denied path=/mutate pod=team-a/llm- owner=Job/llm outcome=pod "
@@ -113,12 +113,12 @@ TEST_F(ServerTest, RefusesWhatIsNoReview) {
   std::string wide = "[{}";
   for (int i = 0; i < 1'000'000; ++i) wide += ",{}";
   EXPECT_EQ(client->Post("/mutate", wide + "]", kJson)->status, 400);
-  // Documents inside of texts.
+  // Documents inside texts.
   Json inner = PodWith({"gpushm"}, {{"buffers.gpushm.io/weights", "8Gi"}});
   inner["metadata"]["annotations"]["gpushm.io/status"] = std::string(3 << 20, '[');
   EXPECT_EQ(client->Post("/mutate", ReviewOf(inner).dump(), kJson)->status, 200);
   EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
-#ifndef GPUSHM_SANITIZED  // Whose own memory is in it.
+#ifndef GPUSHM_SANITIZED  // The sanitizer's memory would count too.
   EXPECT_LT(injector.PeakRssBytes(), uint64_t{64} << 20);
 #endif
 }
@@ -137,7 +137,7 @@ TEST_F(ServerTest, ABadBodyIsNotRepeatedInAnswerOrLog) {
   EXPECT_LT(injector.Log().size(), size_t{64 << 10});
 }
 
-// Sends chunks for as long as somebody takes them, up to 64 MiB.
+// Sends chunks as long as they are accepted, up to 64 MiB.
 httplib::ContentProviderWithoutLength EndlessBody(size_t* taken_bytes) {
   return [taken_bytes](size_t, httplib::DataSink& sink) {
     const std::string bytes(1 << 16, ' ');
@@ -151,8 +151,8 @@ httplib::ContentProviderWithoutLength EndlessBody(size_t* taken_bytes) {
   };
 }
 
-// Goal: no request takes more memory than kMaxBodyBytes promise. Method: bodies that do not say
-// how long they are, or become longer than they say.
+// Goal: no request takes more memory than kMaxBodyBytes promises. Method: bodies that do not give
+// their length, or become longer than they say.
 TEST_F(ServerTest, RefusesBodiesThatHideTheirLength) {
   const InjectorProcess injector(tls_.path());
   ASSERT_TRUE(injector.ready()) << injector.Log();
@@ -171,17 +171,17 @@ TEST_F(ServerTest, RefusesBodiesThatHideTheirLength) {
   const auto bomb = injector.Https();
   bomb->set_compress(true);
   const auto expanded = bomb->Post("/mutate", std::string(kEndlessBytes, ' '), kJson);
-  // No answer where the connection ended while the body was still being sent.
+  // There is no answer if the connection ended while the body was still being sent.
   EXPECT_TRUE(!expanded || expanded->status == 415);
 
   EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
-#ifndef GPUSHM_SANITIZED  // Whose own memory is in it.
+#ifndef GPUSHM_SANITIZED  // The sanitizer's memory would count too.
   EXPECT_LT(injector.PeakRssBytes(), uint64_t{32} << 20);
 #endif
 }
 
-// Goal: no head takes more memory than kMaxHeadBytes. Method: a header whose line hardly ends,
-// after a request that was answered on the same connection.
+// Goal: no head takes more memory than kMaxHeadBytes. Method: a header with a very long line, after
+// a request that was answered on the same connection.
 TEST_F(ServerTest, RefusesHeadsWithoutAnEnd) {
   const InjectorProcess injector(tls_.path());
   ASSERT_TRUE(injector.ready()) << injector.Log();
@@ -206,8 +206,8 @@ TEST_F(ServerTest, RefusesHeadsWithoutAnEnd) {
   })) << injector.Log();
 }
 
-// Goal: callers together cannot take more than the container has. Method: many of the largest
-// bodies that one alone may send.
+// Goal: callers together cannot take more memory than the container has. Method: many of the
+// largest bodies that a single caller may send.
 TEST_F(ServerTest, ManyLargeBodiesAtOnce) {
   const InjectorProcess injector(tls_.path());
   ASSERT_TRUE(injector.ready()) << injector.Log();
@@ -228,7 +228,7 @@ TEST_F(ServerTest, ManyLargeBodiesAtOnce) {
     EXPECT_EQ(answer->status, 400);
   }
   EXPECT_EQ(injector.Https()->Post("/mutate", Body(), kJson)->status, 200);
-#ifndef GPUSHM_SANITIZED  // Whose own memory is in it.
+#ifndef GPUSHM_SANITIZED  // The sanitizer's memory would count too.
   EXPECT_LT(injector.PeakRssBytes(), uint64_t{128} << 20);
 #endif
 }
@@ -242,7 +242,7 @@ TEST_F(ServerTest, APortThatIsTakenIsAnError) {
   EXPECT_THAT(second.Log(), HasSubstr("cannot listen on port"));
 }
 
-// Goal: a Secret that is renewed is served without a restart, and a call under way is not cut off.
+// Goal: a renewed Secret is served without a restart, and a call in progress is not cut off.
 TEST_F(ServerTest, TakesARenewedCertificateAndKeepsItForABadOne) {
   const InjectorProcess injector(tls_.path());
   ASSERT_TRUE(injector.ready()) << injector.Log();
@@ -284,8 +284,8 @@ TEST_F(ServerTest, WithoutACertificateItSaysWhatIsMissing) {
   EXPECT_THAT(injector.Log(), HasSubstr("tls.crt"));
 }
 
-// Goal: a rolling update loses no call. Method: not ready first, then answers for a while, then
-// ends.
+// Goal: a rolling update loses no call. Method: the server first becomes not ready, then answers
+// for a while, then ends.
 TEST_F(ServerTest, DrainsBeforeItEnds) {
   InjectorProcess injector(tls_.path(), {"--drain-ms", "1500"});
   ASSERT_TRUE(injector.ready()) << injector.Log();
@@ -301,7 +301,7 @@ TEST_F(ServerTest, DrainsBeforeItEnds) {
   EXPECT_EQ(injector.WaitEnd(), 0);
 }
 
-// The descriptor of this process that listens on `port`; -1: none does.
+// This process' descriptor that listens on `port`, or -1 if there is none.
 int ListenerOn(int port) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::stoi(entry.path().filename());
@@ -321,7 +321,7 @@ int ListenerOn(int port) {
 }
 
 // Goal: a kubelet restarts an injector that the API server cannot reach any more. Method: accept
-// fails as it does when the machine has no descriptor left, which ends httplib's loop.
+// fails as if the machine had no descriptor left, which ends httplib's loop.
 TEST_F(ServerTest, ProbesFailWhenNobodyListens) {
   const Admission admission = testing::TestAdmission();
   Certificates certificates(tls_.path());
@@ -341,7 +341,7 @@ TEST_F(ServerTest, ProbesFailWhenNobodyListens) {
   EXPECT_EQ(probe.Get("/metrics")->status, 200);
 }
 
-// A socket; -1: nobody listens.
+// A socket, or -1 if nobody listens.
 int ConnectTo(int port) {
   const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -355,8 +355,8 @@ int ConnectTo(int port) {
   return -1;
 }
 
-// Goal: callers that say nothing keep nobody waiting. Method: four times as many as there are
-// threads, each of which would wait kReadTimeoutS.
+// Goal: callers that send nothing keep nobody waiting. Method: four times as many as there are
+// threads, each of which would wait for kReadTimeoutS.
 TEST_F(ServerTest, SilentCallersAreLeftAlone) {
   const InjectorProcess injector(tls_.path());
   ASSERT_TRUE(injector.ready()) << injector.Log();
@@ -374,8 +374,8 @@ TEST_F(ServerTest, SilentCallersAreLeftAlone) {
   for (const int socket_fd : silent) close(socket_fd);
 }
 
-// Goal: nobody keeps a thread who sends now and then a byte. Method: such a start of a TLS record,
-// and of a request, each of whose waits is shorter than kReadTimeoutS.
+// Goal: a caller that sends a byte now and then does not keep a thread. Method: such a start of a
+// TLS record, and of a request, with each wait shorter than kReadTimeoutS.
 TEST_F(ServerTest, SlowCallersAreCutOff) {
   const InjectorProcess injector(tls_.path());
   ASSERT_TRUE(injector.ready()) << injector.Log();

@@ -1,4 +1,4 @@
-// What the cluster's operator decides for all pods: the chart's values, given as flags.
+// What the cluster's operator decides for all pods: the chart's values, passed as flags.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,33 @@ namespace gpushm::injector {
 struct Settings {
   std::string sidecar_image;
   std::string pull_policy = "IfNotPresent";
-  // Added to the pods' own, since the sidecar's image may be behind another registry than theirs.
+  // Added to the pods' own pull secrets, because the sidecar's image may be in a different
+  // registry.
   std::vector<std::string> pull_secrets;
 
-  // Taints of GPU nodes that pods with a sidecar tolerate, by key: platforms that taint such nodes
-  // add tolerations for their own resources only.
+  // Keys of the GPU nodes' taints that pods with a sidecar tolerate. Platforms that taint such
+  // nodes add tolerations only for their own resources.
   std::vector<std::string> tolerations;
 
-  // Of the sidecar. A pod that would be Guaranteed without it stays so: request = limit there.
+  // Resources of the sidecar. A pod that would be Guaranteed without the sidecar stays so, because
+  // its request then equals its limit.
   uint64_t cpu_millis = 50;
   uint64_t cpu_limit_millis = 500;
   uint64_t memory_bytes = uint64_t{64} << 20;
-  // Where something is loaded: a process with a context of its own does it.
+  // For a pod that loads something: the load runs in a separate process with its own context.
   uint64_t loader_cpu_limit_millis = 2000;
-  uint64_t loader_memory_bytes = uint64_t{512} << 20;  // In addition.
+  uint64_t loader_memory_bytes = uint64_t{512} << 20;  // In addition to memory_bytes.
 
-  uint64_t unit_bytes = uint64_t{1} << 30;  // As the plugin's.
-  bool coexist = false;                     // As the plugin's.
-  // What the cluster's largest GPU gives to one pod, at least a unit; 0: no limit. A pod that asks
-  // for more would stay Pending for ever.
+  uint64_t unit_bytes = uint64_t{1} << 30;  // Must match the plugin's.
+  bool coexist = false;                     // Must match the plugin's.
+  // The memory that the cluster's largest GPU can give to one pod, at least one unit; 0 for no
+  // limit. A pod that requests more would stay Pending indefinitely.
   uint64_t max_pod_bytes = 0;
-  // Patterns of fnmatch(3) of RuntimeClasses whose containers can get no descriptor of GPU memory.
+  // fnmatch(3) patterns for RuntimeClasses whose containers cannot receive a descriptor of GPU
+  // memory.
   std::vector<std::string> denied_runtime_classes;
 
-  // False where the platform gives every container its uid (OpenShift).
+  // False if the platform gives every container its uid (OpenShift).
   bool assign_uid = true;
   int64_t host_ipc_group = 65532;
 };

@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kFiles[] = "/run/gpushm-files";
 constexpr char kLink[] = "/run/gpushm-link";
-constexpr char kTools[] = ".tools";  // No container's name begins so.
+constexpr char kTools[] = ".tools";  // No container's name begins with a dot.
 constexpr char kReadyTimeout[] = "60s";
 
 std::string Cpus(uint64_t millis) { return Concat(millis, "m"); }
@@ -24,8 +24,8 @@ std::string Written(const Json& quantity) {
   return quantity.is_string() ? quantity.get<std::string>() : quantity.dump();
 }
 
-// Whether the pod is of QoS class Guaranteed without us: limits of CPU and memory everywhere, and
-// no request that differs. A limit of 0 is none.
+// Whether the pod would be of QoS class Guaranteed without the sidecar: each container has limits
+// for CPU and memory, and no request differs from its limit. A limit of 0 counts as no limit.
 bool IsGuaranteed(const PodView& pod) {
   const auto fixed = [](const Container& container, const char* resource) {
     const Json* const limit = container.Resource("limits", resource);
@@ -39,9 +39,9 @@ bool IsGuaranteed(const PodView& pod) {
   });
 }
 
-// Whether the pod as a whole says how much it has (spec.resources, since Kubernetes 1.34): then all
-// its containers live within that, and their requests together may not be more; with cgroup v1 no
-// limit of theirs either.
+// Whether the pod sets this resource for the pod as a whole (spec.resources, since Kubernetes
+// 1.34). All its containers then share that amount, and the sum of their requests may not exceed
+// it. With cgroup v1 no container's limit may exceed it either.
 bool PodHas(const PodView& pod, const char* resource) {
   const Pointer at("/spec/resources");
   return Find(pod.json(), at / "requests" / resource) != nullptr ||
@@ -52,7 +52,7 @@ Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   const config::SidecarResources& asked = plan.spec.sidecar;
   uint64_t limit = plan.loads ? settings.loader_cpu_limit_millis : settings.cpu_limit_millis;
   uint64_t request = asked.cpu_millis.value_or(settings.cpu_millis);
-  // A pod's word holds for both: a LimitRange may allow no more.
+  // The pod's value sets both, because a LimitRange may allow no more than that.
   limit = asked.cpu_millis ? request : std::max(limit, request);
   if (IsGuaranteed(pod)) request = limit;
   const std::string memory = config::FormatBytes(asked.memory_bytes.value_or(
@@ -80,7 +80,8 @@ Json SecurityContext(const PodView& pod, const Plan& plan, const Settings& setti
                   {"seccompProfile", {{"type", "RuntimeDefault"}}}};
   if (uid) {
     context["runAsUser"] = *uid;
-    // A group of the pod's own lets the sidecar read what the pod's volumes hold.
+    // If the pod sets a group of its own, that group lets the sidecar read the files in the pod's
+    // volumes.
     if (Find(pod.json(), Pointer("/spec/securityContext/runAsGroup")) == nullptr) {
       context["runAsGroup"] = *uid;
     }
@@ -110,8 +111,8 @@ Json Arguments(const Plan& plan) {
 
 }  // namespace
 
-// YAML, each value as JSON's string, which is one of YAML's. The kubelet expands $(NAME) and turns
-// $$ into $.
+// YAML in which each value is a JSON string, which is also a valid YAML string. The kubelet expands
+// $(NAME) and turns $$ into $.
 std::string BuffersVariable(const PodView& pod) {
   std::string text;
   for (const auto& [key, value] : pod.annotations()) {
@@ -135,7 +136,8 @@ Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar) {
     }
     return config::ParseBuffersEnvironment(text);
   }
-  return Fail(Code::kNotFound, Concat("there is no ", config::kBuffersVariable));
+  return Fail(Code::kNotFound,
+              Concat("the sidecar has no environment variable ", config::kBuffersVariable));
 }
 
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
@@ -158,13 +160,13 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
                            FieldVariable("GPUSHM_POD_UID", "metadata.uid")})},
       {"resources", Resources(pod, plan, settings)},
       {"volumeMounts", mounts},
-      // The next container starts when the hook ends; a startupProbe would cost a second more.
+      // The next container starts when the hook ends. A startupProbe would take a second longer.
       {"lifecycle",
        {{"postStart",
          {{"exec",
            {{"command", Json::array({"/usr/bin/gpushmctl", "--folder", socket, "wait", "--broker",
                                      "--timeout", kReadyTimeout})}}}}}}},
-      // The broker's last words say why it could not start.
+      // The broker's last log lines say why it could not start.
       {"terminationMessagePolicy", "FallbackToLogsOnError"},
       {"securityContext", SecurityContext(pod, plan, settings, uid)}};
 }
@@ -176,7 +178,7 @@ Json SocketVolume() {
 Json SocketMount(const std::string& container) {
   static const Json kMount = {
       {"name", kVolumeName}, {"mountPath", kSocketFolder}, {"readOnly", true}};
-  Json mount = kMount;  // A pod may have hundreds.
+  Json mount = kMount;  // Kept static, because a pod may have hundreds of mounts.
   mount["subPath"] = container;
   return mount;
 }

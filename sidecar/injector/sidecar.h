@@ -1,4 +1,4 @@
-// The container that the injector adds, and where it and the others meet.
+// The container that the injector adds, and the places where it and the other containers meet.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,21 @@ namespace gpushm::injector {
 inline constexpr char kMemoryResource[] = "gpushm.io/memory";
 inline constexpr char kAttachResource[] = "gpushm.io/attach";
 
-// The annotations as the broker reads them from its environment.
+// The annotations in the form in which the broker reads them from its environment.
 std::string BuffersVariable(const PodView& pod);
-// And back, from a sidecar. kNotFound: it has none. kInvalidArgument: it cannot be read.
+// Reads them back from a sidecar. Fails with kNotFound if the sidecar has none, and with
+// kInvalidArgument if they cannot be read.
 Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar);
 
-// Passes Pod Security "restricted". `uid`: none where the platform assigns it.
+// The container passes Pod Security "restricted". `uid` is empty if the platform assigns it.
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
                       std::optional<int64_t> uid);
 
-// A few MiB for sockets; in memory, so that a node's reboot leaves none.
+// A few MiB for sockets, in memory so that none survive a reboot of the node.
 Json SocketVolume();
-// Of a container's own subfolder, read-only: to connect one needs no more.
+// Mounts a container's own subfolder, read-only, which is enough to connect.
 Json SocketMount(const std::string& container);
-// A program that loads and saves through the broker, for containers without a GPU.
+// Mounts a program that loads and saves through the broker, for containers without a GPU.
 Json ToolMount();
 
 }  // namespace gpushm::injector

@@ -363,7 +363,7 @@ class ApplyWarningsTest(ChartCase):
                        "buffers.gpushm.io/weights-"):
             text = self.warned("annotate", "--overwrite", "pod", "x", change)
             self.assertIn(change.rstrip("-").partition("=")[0], text)
-            self.assertIn("make the pod anew", text)
+            self.assertIn("create it again", text)
         for words in (("annotate", "--overwrite", "pod", "x", "gpushm.io/status=old"),
                       ("annotate", "--overwrite", "pod", "x", "example.com/team=a"),
                       ("label", "pod", "x", "a=b")):

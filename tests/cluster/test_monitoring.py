@@ -30,9 +30,9 @@ MAY_BE_SILENT = {
     "gpushm-gpu: Temperature over time B", "gpushm-gpu: Power A", "gpushm-gpu: Power B",
     "gpushm-gpu: Power C", "gpushm-gpu: Clocks A", "gpushm-gpu: Clocks B", "gpushm-gpu: PCIe A",
     "gpushm-gpu: PCIe B", "gpushm-gpu: NVLink A", "gpushm-gpu: NVLink B",
-    "gpushm-gpu: Clocks held down A", "gpushm-gpu: ECC errors A",
+    "gpushm-gpu: Clocks reduced A", "gpushm-gpu: ECC errors A",
     # Private memory is told with metrics.hostPids alone.
-    "gpushm-gpu: Outside of buffers B", "gpushm-workload: Containers C",
+    "gpushm-gpu: Outside buffers B", "gpushm-workload: Containers C",
     # Series that begin with the first XID, failed call or denied pod.
     "gpushm-gpu: XIDs A", "gpushm-gpu: Last XIDs A", "gpushm-workload: Errors A",
     "gpushm-control-plane: Failed library calls A", "gpushm-control-plane: Denied A",

@@ -52,7 +52,8 @@ TEST(ForeignPaths, WhereAVolumeIsMounted) {
     const Verdict verdict = AdmissionOfMount({{"name", "data"}, {"mountPath", path}});
     EXPECT_EQ(verdict.allowed, !ours) << path << ": " << verdict.message;
     if (ours) {
-      EXPECT_THAT(verdict.message, HasSubstr("/run/gpushm is where gpushm's socket goes")) << path;
+      EXPECT_THAT(verdict.message, HasSubstr("/run/gpushm is reserved for gpushm's socket"))
+          << path;
     }
   }
 }

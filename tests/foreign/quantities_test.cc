@@ -84,19 +84,19 @@ const std::vector<ByteCase> kOdd = {
 // Refused on purpose: a size that does not come out in whole bytes is a slip. Kubernetes rounds it
 // up, also to the next billionth.
 const std::vector<ByteCase> kFractions = {
-    {"0.5", 1, "whole bytes", "whole number"},
-    {".5", 1, "whole bytes", "whole number"},
-    {"0.001", 1, "whole bytes", "whole number"},
-    {"9.01", 10, "whole bytes", "whole number"},
-    {"0.00050k", 1, "whole bytes", "whole number"},
-    {"100.035Ki", 102'436, "whole bytes", "whole number"},
-    {"0.05Gi", 53'687'092, "whole bytes", "whole number"},
-    {"0.025Ti", 27'487'790'695, "whole bytes", "whole number"},
-    {"0.5e-1", 1, "whole bytes", "is not a size"},
-    {"1E-3", 1, "whole bytes", "is not a size"},
-    {"0.0000000001", 1, "whole bytes", "whole number"},
-    {"0.000000000001Ki", 1, "whole bytes", "whole number"},
-    {"1.0000000000000000000000000000001", 2, "whole bytes", "whole number"},
+    {"0.5", 1, "whole number of bytes", "whole number"},
+    {".5", 1, "whole number of bytes", "whole number"},
+    {"0.001", 1, "whole number of bytes", "whole number"},
+    {"9.01", 10, "whole number of bytes", "whole number"},
+    {"0.00050k", 1, "whole number of bytes", "whole number"},
+    {"100.035Ki", 102'436, "whole number of bytes", "whole number"},
+    {"0.05Gi", 53'687'092, "whole number of bytes", "whole number"},
+    {"0.025Ti", 27'487'790'695, "whole number of bytes", "whole number"},
+    {"0.5e-1", 1, "whole number of bytes", "is not a size"},
+    {"1E-3", 1, "whole number of bytes", "is not a size"},
+    {"0.0000000001", 1, "whole number of bytes", "whole number"},
+    {"0.000000000001Ki", 1, "whole number of bytes", "whole number"},
+    {"1.0000000000000000000000000000001", 2, "whole number of bytes", "whole number"},
     // 400m of memory is a well-known slip for 400Mi; whole values have a form without it.
     {"3m", 1, "fractions of a byte", "is not a size"},
     {"400m", 1, "fractions of a byte", "is not a size"},
@@ -187,8 +187,8 @@ TEST(ForeignQuantities, ThePublishedSchemaSaysTheSame) {
   for (const auto* const table : {&kCanonical, &kOdd, &kFractions, &kLarge, &kNone}) {
     for (const ByteCase& one : *table) {
       const std::string refusal = one.ours;
-      const bool formed =
-          refusal.empty() || refusal.contains("whole bytes") || refusal.contains("too large");
+      const bool formed = refusal.empty() || refusal.contains("whole number of bytes") ||
+                          refusal.contains("too large");
       EXPECT_EQ(std::regex_search(one.text, bytes), formed) << one.text;
     }
   }

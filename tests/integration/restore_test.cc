@@ -311,7 +311,7 @@ TEST_F(RestoreTest, ABrokerTakesWhatThePluginSaysAndNoMore) {
   EXPECT_THAT(LogOfBroker(run(), arguments), HasSubstr("the pod was given 134217728"));
   arguments = Linked();
   arguments.insert(arguments.end(), {"--gpu", "GPU-00000000-1111-2222-3333-444444444444"});
-  EXPECT_THAT(LogOfBroker(run(), arguments), HasSubstr("not the one that this pod was given"));
+  EXPECT_THAT(LogOfBroker(run(), arguments), HasSubstr("is not the GPU that this pod was given"));
   Broker broker(run(), "128Mi", Linked());
   Worker worker(run());
   EXPECT_EQ(worker.Do("create all 134217728").status, GPUSHM_OK);

@@ -68,7 +68,7 @@ FLEET = {
     "Saved by sharing": [SAVED],
     "Bound to pods": [BOUND],
     "GPUs": [number("gpushm_gpu_info")],
-    "Sick GPUs": [number_of_zeros("gpushm_gpu_healthy")],
+    "Unhealthy GPUs": [number_of_zeros("gpushm_gpu_healthy")],
     "Buffers": [number("gpushm_buffer_ready")],
     "Attachments": [lambda v: or_zero(v.sum("gpushm_buffer_attachments"))],
     "Pods": [number("gpushm_pool_size_bytes")],
@@ -81,7 +81,7 @@ FLEET = {
     "Saved by sharing, by node": [summed("gpushm_gpu_memory_saved_by_sharing_bytes", "instance")],
     "Bound, by node": [share("gpushm_gpu_memory_bound_bytes",
                              "gpushm_gpu_memory_allocatable_bytes", "instance")],
-    "Namespaces that hold most": [summed("gpushm_container_memory_proportional_bytes",
+    "Namespaces with the most memory": [summed("gpushm_container_memory_proportional_bytes",
                                          "namespace")],
     "Utilisation, by node": [lambda v: mean(v.each("gpushm_gpu_utilization_ratio"), "instance")],
     "Left to other plugins": [summed("gpushm_gpu_taken", "instance", "by")],
@@ -106,7 +106,7 @@ ONE_GPU = {
     "Granted and used": [summed("gpushm_gpu_memory_allocatable_bytes"),
                          summed("gpushm_gpu_memory_bound_bytes"),
                          summed("gpushm_pool_allocated_bytes")],
-    "Outside of buffers": [summed("gpushm_gpu_memory_other_bytes", *GPU),
+    "Outside buffers": [summed("gpushm_gpu_memory_other_bytes", *GPU),
                            summed("gpushm_container_memory_private_bytes", *GPU)],
     "Kept for brokers that are gone": [each("gpushm_kept_bytes")],
     "Pods on it": [summed(f"gpushm_{name}", "instance", *POD, "gpu_uuid") for name in (
@@ -122,7 +122,7 @@ ONE_GPU = {
     "NVLink": [plain_rate("gpushm_gpu_nvlink_transmit_bytes_total"),
                plain_rate("gpushm_gpu_nvlink_receive_bytes_total")],
     "Health over time": [each("gpushm_gpu_healthy")],
-    "Clocks held down": [each("gpushm_gpu_clocks_reduced")],
+    "Clocks reduced": [each("gpushm_gpu_clocks_reduced")],
     "XIDs": [increase("gpushm_gpu_xid_errors_total", "each")],
     "ECC errors": [increase("gpushm_gpu_ecc_corrected_errors_total", "each"),
                    increase("gpushm_gpu_ecc_uncorrected_errors_total", "each")],
@@ -185,7 +185,7 @@ CONTROL_PLANE = {
     "Sources that fail": [number_of_zeros("gpushm_scrape_collector_success")],
     "Certificate": [lambda v: map_values(lambda x: x - v.now, smallest(
         v.each("gpushm_webhook_certificate_expiry_timestamp_seconds")))],
-    "Longest run": [lambda v: map_values(lambda x: v.now - x, smallest(
+    "Longest uptime": [lambda v: map_values(lambda x: v.now - x, smallest(
         v.each("process_start_time_seconds")))],
     "First attaches": [increase("gpushm_attach_duration_seconds_bucket", "le")],
     "First attach, quantiles": quantiles("gpushm_attach_duration_seconds"),
@@ -204,7 +204,7 @@ CONTROL_PLANE = {
                              rate("gpushm_plugin_prestarts_total", "resource")],
     "Calls that failed": [rate("gpushm_plugin_allocation_errors_total", "resource", "code"),
                           rate("gpushm_plugin_prestart_errors_total", "resource", "code")],
-    "Registrations and mishaps": [increase(f"gpushm_plugin_{name}_total") for name in (
+    "Registrations and failures": [increase(f"gpushm_plugin_{name}_total") for name in (
         "registrations", "pod_list_errors", "config_reload_failures")],
     "Admissions": [rate("gpushm_webhook_requests_total", "endpoint", "outcome")],
     "Denied": [rate("gpushm_webhook_requests_total", "outcome", allowed="false")],
@@ -217,7 +217,7 @@ CONTROL_PLANE = {
                                               "collector")],
     "CPU of plugins": [plain_rate("process_cpu_seconds_total")],
     "Memory of plugins": [each("process_resident_memory_bytes")],
-    "Memory for what pods state": [summed("gpushm_link_memory_bytes", *POD)],
+    "Memory for stated pods": [summed("gpushm_link_memory_bytes", *POD)],
     "Pods that stated too much": [increase("gpushm_link_exhausted_total", *POD)],
     "Foreign descriptors": [increase(f"gpushm_plugin_{name}_total", "instance") for name in (
         "foreign_descriptors", "fuse_aborts")],

@@ -1,4 +1,4 @@
-{{/* The stem of all names. */}}
+{{/* The first part of all names. */}}
 {{- define "gpushm.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $long := printf "%s-%s" .Release.Name $name -}}
@@ -25,8 +25,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* The same -> a pod's labels. No version: what runs is replaced only where more than that changed.
-*/}}
+{{/* The same -> a pod's labels. They have no version, so that pods are not replaced when only the
+version changes. */}}
 {{- define "gpushm.podLabels" -}}
 {{ include "gpushm.selector" . }}
 app.kubernetes.io/part-of: gpushm
@@ -35,8 +35,8 @@ app.kubernetes.io/part-of: gpushm
 {{- end }}
 {{- end }}
 
-{{/* The same -> an object's metadata but for its name and namespace. "labels" and "annotations" of the
-dict are added; its own annotations go before the common ones. */}}
+{{/* The same -> an object's metadata without its name and namespace. "labels" and "annotations" of the
+dict are added; these annotations take precedence over the common ones. */}}
 {{- define "gpushm.clusterMetadata" -}}
 labels:
   {{- include "gpushm.labels" . | nindent 2 }}
@@ -55,7 +55,7 @@ namespace: {{ .root.Release.Namespace }}
 {{ include "gpushm.clusterMetadata" . }}
 {{- end }}
 
-{{/* (dict "root" $ "image" .Values.plugin.image) -> where it is pulled from. */}}
+{{/* (dict "root" $ "image" .Values.plugin.image) -> the repository to pull it from. */}}
 {{- define "gpushm.repository" -}}
 {{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" .image.repository) -}}
 {{ .root.Values.global.imageRegistry | default "registry.invalid" | trimSuffix "/" }}/
@@ -73,21 +73,21 @@ namespace: {{ .root.Release.Namespace }}
 {{- end }}
 {{- end }}
 
-{{/* (dict "root" $ "name" <the configured class>) -> the class's line, or none. */}}
+{{/* (dict "root" $ "name" <the configured class>) -> the class's line, or nothing. */}}
 {{- define "gpushm.priority" -}}
 {{- with ternary (include "gpushm.fullname" .root) .name .root.Values.priorityClass.create -}}
 priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* What Pod Security "restricted" asks of a container. */}}
+{{/* What Pod Security "restricted" requires of a container. */}}
 {{- define "gpushm.restricted" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* A quantity such as 1Gi -> bytes; -1: not one of whole Ki, Mi, Gi or Ti. */}}
+{{/* A quantity such as 1Gi -> bytes; -1 if it is not a whole number of Ki, Mi, Gi or Ti. */}}
 {{- define "gpushm.bytes" -}}
 {{- $factors := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
 {{- if regexMatch "^[0-9]{1,6}(Ki|Mi|Gi|Ti)$" . -}}
@@ -103,7 +103,7 @@ capabilities: {drop: [ALL]}
 {{- ternary (trimSuffix "m" $text | int64) (mulf 1000 (float64 $text) | int64) (hasSuffix "m" $text) -}}
 {{- end }}
 
-{{/* Of the plugin's configuration what it reads at its start only. */}}
+{{/* The part of the plugin's configuration that it reads only at its start. */}}
 {{- define "gpushm.pluginRestart" -}}
 host-root: /host
 state-folder: {{ .Values.stateFolder }}
@@ -116,7 +116,7 @@ coexist: {{ .Values.coexist }}
 {{- end }}
 {{- end }}
 
-{{/* Of which namespaces pods are looked at. */}}
+{{/* Selects the namespaces whose pods are injected. */}}
 {{- define "gpushm.namespaceSelector" -}}
 matchExpressions:
 - key: kubernetes.io/metadata.name
@@ -131,8 +131,8 @@ matchLabels:
 {{- end }}
 {{- end }}
 
-{{/* Where the injector's certificate is from. `auto` never changes that of what is installed: the
-webhooks tell who signs for them, also while a Secret is away to be renewed. */}}
+{{/* Where the injector's certificate comes from. `auto` never changes this for an existing
+installation: the webhooks show who signs for them, even while a Secret is missing during renewal. */}}
 {{- define "gpushm.certificates" -}}
 {{- $name := printf "%s-injector" (include "gpushm.fullname" .) -}}
 {{- if ne .Values.certificates.mode "auto" -}}

@@ -26,20 +26,21 @@
 {{- dict "groups" $groups | toYaml -}}
 {{- end }}
 
-{{/* (dict "root" $ "component" "plugin") -> what names targets: the same whatever the release, so
-that rules and dashboards need not know it. */}}
+{{/* (dict "root" $ "component" "plugin") -> the names of targets. They are the same for every release,
+so that rules and dashboards do not depend on it. */}}
 {{- define "gpushm.relabelings" -}}
 - {action: replace, targetLabel: job, replacement: gpushm-{{ .component }}}
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
 {{- if eq .component "plugin" }}
-# A node's series go on when its plugin's pod is replaced; pod and container are those of whom a
-# metric tells of.
+# A node's series continue when its plugin's pod is replaced. The labels pod and container are those
+# of the pod that a metric describes.
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance}
 - {action: labeldrop, regex: namespace|pod|container|service|endpoint}
 {{- end }}
 {{- end }}
 
-{{/* (dict "root" $ "port" <port>) -> annotations by which a Prometheus without operator finds it. */}}
+{{/* (dict "root" $ "port" <port>) -> annotations by which a Prometheus without the
+Prometheus Operator finds it. */}}
 {{- define "gpushm.scrapeAnnotations" -}}
 {{- if and .port .root.Values.metrics.scrapeAnnotations -}}
 prometheus.io/scrape: "true"

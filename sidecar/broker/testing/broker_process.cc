@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kLookEveryMs = 2;
 
-// The folder that holds tests/, bin/ and driver-sim/.
+// The folder that contains tests/, bin/ and driver-sim/.
 std::string BuildFolder() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
 }
@@ -168,13 +168,13 @@ int BrokerProcess::WaitForEnd(int64_t wait_ms) {
   return result_;
 }
 
-// Its last lines may still be in the pipe, which a child of it may hold open. A pipe keeps the
-// order.
+// Its last lines may still be in the pipe, which one of its children may hold open. A pipe keeps
+// the order.
 void BrokerProcess::ReadLogToNow() const {
   static constexpr std::string_view kMark = "---- it has ended\n";
   const UniqueFd writer(
       open(Concat("/proc/self/fd/", log_pipe_.get()).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
-  // Where it cannot be written, the log is stalled.
+  // If the pipe is not writable, the log is stalled.
   if (write(writer.get(), kMark.data(), kMark.size()) > 0) WaitForLog(std::string(kMark));
 }
 
@@ -197,12 +197,12 @@ void BrokerProcess::Note(std::string_view text) {
 }
 
 void BrokerProcess::StallLog() {
-  // A description of its own, so that the broker's stays a blocking one.
+  // A separate file description, so that the broker's stays blocking.
   const std::string path = Concat("/proc/self/fd/", log_pipe_.get());
   const UniqueFd writer(open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
   std::unique_lock lock(mutex_);
   stalled_ = true;
-  if (write(writer.get(), "\n", 1) != 1) std::abort();  // Wakes the reader, who then waits.
+  if (write(writer.get(), "\n", 1) != 1) std::abort();  // Wakes the reader, which then waits.
   changed_.wait(lock, [this] { return parked_ || log_ended_; });
   const std::array<char, 4096> filling{};
   while (write(writer.get(), filling.data(), filling.size()) > 0) {

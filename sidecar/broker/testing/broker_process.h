@@ -1,7 +1,7 @@
-// For tests: the real gpushm-broker as a process of its own, on the simulated driver, in a folder
-// of its own. Nothing outlives the object.
+// For tests: the real gpushm-broker as a separate process, on the simulated driver, in its own
+// folder. Nothing survives the object.
 //
-// Threads: the test's; one more reads the broker's log.
+// Threads: the test's, and one that reads the broker's log.
 #pragma once
 
 #include <sys/types.h>
@@ -20,39 +20,39 @@
 
 namespace gpushm::broker::testing {
 
-// Generous: what takes so long hangs.
+// Generous; anything that takes longer hangs.
 inline constexpr int64_t kSoonMs = 20'000;
 
 using gpushm::testing::TempFolder;
 
-// The simulated cards of this test program: all brokers of the program share them.
+// The simulated GPUs of this test program, which all its brokers share.
 namespace simulated {
-// Replaces faults.yaml; empty: none.
+// Replaces faults.yaml; empty for no faults.
 void SetFaults(const std::string& yaml);
-// Looks like GPU memory to a broker, without being allocated.
+// Memory that a broker takes for GPU memory, without being allocated.
 UniqueFd Memory();
-// What NVML counts on card 0.
+// What NVML counts on GPU 0.
 uint64_t UsedBytes();
 }  // namespace simulated
 
 struct BrokerSettings {
-  std::vector<std::string> arguments;  // Beyond --folder.
+  std::vector<std::string> arguments;  // In addition to --folder.
   std::string buffers;                 // GPUSHM_BUFFERS
-  uid_t uid = 0;                       // Not 0: runs as this user, without privilege ...
-  uint64_t descriptors = 0;            // ... and with this limit on descriptors.
+  uid_t uid = 0;                       // If not 0: runs as this user, without privileges ...
+  uint64_t descriptors = 0;            // ... and with this limit of descriptors.
   std::string simulated_state =
-      {};            // Not empty: the folder of the cards, in place of the program's.
-  bool wait = true;  // For it to be ready, or to have ended.
+      {};            // If not empty: the folder of the GPUs, instead of the program's.
+  bool wait = true;  // Wait until it is ready, or has ended.
 };
 
-// Two containers, a buffer to attach, room to make more.
+// Two containers, a buffer to attach, and memory for more buffers.
 BrokerSettings TwoContainers();
 
 class BrokerProcess {
  public:
   // Starts it in `folder` and waits until it is ready or has ended.
   BrokerProcess(const std::string& folder, const BrokerSettings& settings);
-  // SIGKILLs it, should it still run.
+  // Kills it with SIGKILL if it still runs.
   ~BrokerProcess();
   BrokerProcess(const BrokerProcess&) = delete;
   BrokerProcess& operator=(const BrokerProcess&) = delete;
@@ -62,13 +62,13 @@ class BrokerProcess {
   std::string Socket(const std::string& container) const;
 
   void Signal(int signal) const;
-  // The exit code; -signal if a signal ended it; -1000 if it runs on.
+  // The exit code, -signal if a signal ended it, or -1000 if it still runs.
   int WaitForEnd(int64_t wait_ms = kSoonMs);
 
-  // All lines so far, and waiting for one that contains `text`.
+  // All lines so far. WaitForLog waits for a line that contains `text`.
   std::string log() const;
   bool WaitForLog(const std::string& text, int64_t wait_ms = kSoonMs) const;
-  // Its standard error is full, and nobody reads it; until the other call.
+  // Fills its standard error, which nobody reads until the other call.
   void StallLog();
   void ReadLogAgain();
 
@@ -78,7 +78,7 @@ class BrokerProcess {
  private:
   void ReadLog();
   void ReadLogToNow() const;
-  void Note(std::string_view text);  // Of the log; empty: its end.
+  void Note(std::string_view text);  // A part of the log; empty at its end.
 
   std::string folder_;
   pid_t pid_ = -1;
@@ -96,7 +96,7 @@ class BrokerProcess {
   int result_ = 0;
 };
 
-// Looks until `holds` does. False: not before the deadline.
+// Checks until `holds` returns true. Returns false at the deadline.
 bool Eventually(const std::function<bool()>& holds, int64_t wait_ms = kSoonMs);
 
 }  // namespace gpushm::broker::testing

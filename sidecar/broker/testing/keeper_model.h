@@ -1,4 +1,4 @@
-// For tests: what a plugin keeps of a broker's statements, by the rules of link.h and nothing else.
+// For tests: what a plugin keeps of a broker's statements, by the rules of link.h only.
 #pragma once
 
 #include <fcntl.h>
@@ -16,7 +16,7 @@ namespace gpushm::broker::testing {
 
 class KeeperModel {
  public:
-  // A statement that names what was not stated, or one that ParseLink would refuse, is a failure.
+  // Fails for a statement that names something that was not stated, or that ParseLink would refuse.
   void Apply(const Statement& statement) {
     std::visit([this](const auto& body) { Take(body); }, statement.body);
   }
@@ -33,7 +33,7 @@ class KeeperModel {
     kept.clients = clients_;
     for (const auto& [name, buffer] : buffers_) {
       kept.buffers.push_back(buffer);
-      // As the plugin does, see plugin/keeper: what is not there is 0.
+      // As in the plugin, see plugin/keeper: a missing number is 0.
       if (!generations_.contains(buffer.current)) kept.buffers.back().current = 0;
       if (!generations_.contains(buffer.pending)) kept.buffers.back().pending = 0;
     }
@@ -108,10 +108,10 @@ class KeeperModel {
   std::map<uint64_t, protocol::LinkLease> leases_;
 };
 
-// All that a ledger states, a line each. States apart: see LinesDiffer.
+// All that a ledger states, as one line each. States are separate: see LinesDiffer.
 struct Line {
   std::string text;
-  uint32_t state = 0;  // Of a buffer.
+  uint32_t state = 0;  // For a buffer.
 };
 inline std::vector<Line> LinesOf(const Ledger& ledger) {
   std::vector<Line> lines;
@@ -143,7 +143,8 @@ inline std::vector<Line> LinesOf(const Ledger& ledger) {
   return lines;
 }
 
-// Empty: equal. `careful`: a buffer of `a` may be FAILED where that of `b` is something else.
+// Returns an empty text if both are equal. If `careful`, a buffer of `a` may be FAILED although
+// that of `b` is not.
 inline std::string LinesDiffer(const Ledger& a, const Ledger& b, bool careful = false) {
   const std::vector<Line> left = LinesOf(a);
   const std::vector<Line> right = LinesOf(b);

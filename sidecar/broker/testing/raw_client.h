@@ -1,4 +1,4 @@
-// For tests: speaks the protocol by hand, rightly or wrongly. No library, no driver.
+// For tests: speaks the protocol by hand, correctly or not, without library and driver.
 //
 // Threads: one at a time.
 #pragma once
@@ -20,31 +20,31 @@ namespace gpushm::broker::testing {
 
 class RawClient {
  public:
-  // Connected, no Hello yet. Not connected if nobody listens.
+  // Connects, without a Hello. It is not connected if nobody listens.
   explicit RawClient(const std::string& socket_path);
 
   int socket() const { return socket_.get(); }
   bool connected() const { return socket_.valid(); }
   void Close() { socket_.Reset(); }
 
-  // A request and its reply; an error reply is its Status.
+  // Sends a request and returns its reply. An error reply is returned as its Status.
   template <typename Reply, typename Body>
   Result<Reply> Call(protocol::Kind kind, const Body& body, std::span<const int> fds = {}) {
-    // Whoever is refused at the door may find it closed, and the reason in front of it.
+    // A refused client may find the connection closed, with the reason already in the socket.
     if (auto sent = Post(kind, body, fds);
         !sent && (sent.error().code() != Code::kUnavailable || !connected())) {
       return std::unexpected(sent.error());
     }
     return Await<Reply>();
   }
-  // The request alone.
+  // Sends only the request.
   template <typename Body>
   Result<void> Post(protocol::Kind kind, const Body& body, std::span<const int> fds = {}) {
     protocol::Buffer buffer;
     const size_t size = protocol::EncodeRequest(kind, ++request_, body, &buffer);
     return protocol::Send(socket_.get(), {buffer.data(), size}, fds, Deadline::AfterMs(kSoonMs));
   }
-  // The next reply, whatever it answers.
+  // Returns the next reply, whatever it answers.
   template <typename Reply>
   Result<Reply> Await() {
     if (auto r = protocol::Receive(socket_.get(), &message_, Deadline::AfterMs(kSoonMs)); !r) {
@@ -56,10 +56,10 @@ class RawClient {
     const auto error = protocol::ParseError(message_.span());
     return std::unexpected(error ? *error : error.error());
   }
-  // Descriptors that the last reply brought.
+  // Descriptors from the last reply.
   std::vector<UniqueFd>& descriptors() { return message_.descriptors; }
 
-  // As a new client, or as one that was there before.
+  // As a new client, or as one that existed before.
   Result<protocol::HelloReply> Hello(uint64_t resume_client_id = 0,
                                      const protocol::ResumeToken& token = {},
                                      uint16_t max_version = protocol::kMaxVersion);
@@ -70,15 +70,15 @@ class RawClient {
   Result<protocol::EmptyReply> Delete(const std::string& name);
   Result<protocol::BrokerInfoReply> Info();
   Result<protocol::EmptyReply> Announce();
-  // Announces, then offers `fd` as VMM memory.
+  // Announces a descriptor, then offers `fd` as VMM memory.
   Result<protocol::OfferReply> Offer(const std::string& name, int fd);
-  // Announces, then asks for a load (1) or save (2).
+  // Announces a descriptor, then requests a load (1) or save (2).
   Result<protocol::TransferReply> Transfer(const std::string& name, uint32_t direction, int fd);
-  // Until it has ended; its Status.
+  // Waits until it has ended and returns its Status.
   Result<void> FinishTransfer(uint64_t transfer_id);
   Result<void> CancelTransfer(uint64_t transfer_id);
 
-  // Whether the broker closes the connection before the deadline; replies until then are read.
+  // Whether the broker closes the connection before the deadline. Reads all replies until then.
   bool IsDisconnected(int64_t wait_ms = kSoonMs);
 
  private:
@@ -88,13 +88,13 @@ class RawClient {
   std::array<uint8_t, 16> gpu_uuid_{};
 };
 
-// Sends bytes with any number of descriptors, as no well-behaved client does. The errno, or 0.
+// Sends bytes with any number of descriptors, as no correct client does. Returns the errno, or 0.
 int SendRaw(int socket, std::span<const std::byte> bytes, std::span<const int> fds);
 
-// A process that does `work` with a client of its own and then waits to be killed. Made by fork().
+// A process that does `work` with its own client and then waits to be killed. Made by fork().
 class ClientProcess {
  public:
-  // `work` returns 0 if it got where it wanted; the object waits for that.
+  // `work` returns 0 on success; the constructor waits for that.
   explicit ClientProcess(const std::function<int()>& work);
   ~ClientProcess();
   ClientProcess(ClientProcess&& other) noexcept
@@ -108,7 +108,7 @@ class ClientProcess {
   int result() const { return result_; }
   pid_t pid() const { return pid_; }
   void Signal(int signal) const;
-  void Kill();  // And reaps.
+  void Kill();  // Also reaps it.
 
  private:
   pid_t pid_ = -1;

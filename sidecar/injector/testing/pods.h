@@ -41,14 +41,14 @@ inline Json ReviewOf(const Json& pod, const std::string& sub_resource = "") {
             {"object", pod}}}};
 }
 
-// As the API server applies it. The pod must be admitted.
+// Applies the patch like the API server. The pod must be admitted.
 inline Json Injected(const Admission& admission, const Json& pod) {
   const Verdict verdict = admission.Mutate(pod);
   EXPECT_TRUE(verdict.allowed) << verdict.message;
   return pod.patch(verdict.patch);
 }
 
-// The container of that name, whichever list it is in; null: none.
+// The container of that name in either list; null if there is none.
 inline Json ContainerOf(const Json& pod, const std::string& name) {
   for (const char* const list : {"initContainers", "containers"}) {
     for (const Json& container : pod["spec"].value(list, Json::array())) {

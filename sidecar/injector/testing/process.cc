@@ -31,7 +31,7 @@ std::string ReadAll(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// The number after `key` in the line that says ready; 0: not yet.
+// The number after `key` in the line of the event ready; 0 if it is not there yet.
 int PortIn(const std::string& log, const std::string& key) {
   const size_t line = log.find(" ready ");
   if (line == std::string::npos) return 0;
@@ -133,7 +133,7 @@ uint64_t InjectorProcess::PeakRssBytes() const {
 }
 
 std::unique_ptr<httplib::SSLClient> InjectorProcess::Https() const {
-  // A server that refuses a body closes while it is still being written.
+  // A server that refuses a body closes the connection while the body is still being written.
   signal(SIGPIPE, SIG_IGN);
   auto client = std::make_unique<httplib::SSLClient>("127.0.0.1", port_);
   client->enable_server_certificate_verification(false);

@@ -19,10 +19,10 @@ namespace gpushm::injector::testing {
 
 inline constexpr int64_t kLongMs = 30'000;
 
-// Writes tls.crt and tls.key into `folder`, self-signed for "localhost", and valid for so long.
+// Writes tls.crt and tls.key into `folder`, self-signed for "localhost", and valid for that time.
 void WriteCertificate(const std::string& folder, const std::string& common_name, int64_t valid_s);
 
-// Looks every few milliseconds until it is so; false if it never is.
+// Checks every few milliseconds until `is_so` returns true; returns false at the deadline.
 bool WaitUntil(const std::function<bool()>& is_so, int64_t timeout_ms = kLongMs);
 
 class InjectorProcess {
@@ -33,20 +33,20 @@ class InjectorProcess {
   InjectorProcess(const InjectorProcess&) = delete;
   InjectorProcess& operator=(const InjectorProcess&) = delete;
 
-  // It said that it is ready.
+  // Whether it has logged that it is ready.
   bool ready() const { return port_ != 0; }
   void Signal(int signal) const;
-  // As waitpid says; -1: it still runs at the deadline.
+  // The status from waitpid, or -1 if it still runs at the deadline.
   int WaitEnd(int64_t timeout_ms = kLongMs);
   std::string Log() const;
   uint64_t RssBytes() const;
-  // The most that it has had.
+  // The highest value so far.
   uint64_t PeakRssBytes() const;
 
   std::unique_ptr<httplib::SSLClient> Https() const;
-  // Body of a GET on the plain port, and its status.
+  // Body and status of a GET on the plain port.
   std::pair<int, std::string> Get(const std::string& path) const;
-  // Subject's common name of the certificate that a new connection is shown; empty: none.
+  // Common name of the certificate that a new connection gets; empty for none.
   std::string ServedName() const;
   int port() const { return port_; }
   int http_port() const { return http_port_; }
