@@ -3,7 +3,8 @@
 Documents of docs/ link to headers, manifests and READMEs all over the tree, as GitHub shows them.
 MkDocs knows only docs/, and would refuse such links. They could lead to the repository's address
 instead, but the project has none yet, and a page there can be of another commit. So each linked
-file becomes a page below tree/, with its links followed in the same way. No plugin does that.
+file becomes a page below tree/, with its links followed in the same way. So does a folder without
+a README, also of docs/. No plugin does that.
 """
 
 import logging
@@ -14,7 +15,7 @@ import sys
 import urllib.parse
 
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "documents"))
 from markdown_file import MarkdownFile, is_external  # noqa: E402
@@ -65,22 +66,22 @@ def on_files(files, config):
         name = todo.pop()
         for link in MarkdownFile(text_of(name)).links():
             path = target_in_tree(name, link.target)
-            if path is None or path.startswith(DOCS) or path in places:
+            if path is None or path in places or not (ROOT / path).exists():
+                continue  # MkDocs names a link that leads nowhere, and fails.
+            if path.startswith(DOCS) and not (ROOT / path).is_dir():
                 continue
-            if not (ROOT / path).exists():
-                continue  # MkDocs names the link and fails.
             place, content = page_of(path)
-            if path not in places and place not in origins:
-                files.append(File.generated(config, place, content=content))
-                origins[place] = path
-                todo.append(place)
-            places[path] = place
+            page = File.generated(config, place, content=content,
+                                  inclusion=InclusionLevel.NOT_IN_NAV)
+            files.append(page)
+            origins[place], places[path] = path, place
+            todo.append(place)
     return files
 
 
 def text_of(name):
-    """NAME: of a file of docs/ in the repository, or of a page below tree/."""
-    if name.startswith(TREE):
+    """NAME: of a file of docs/ in the repository, or of a page that on_files makes."""
+    if name in origins:
         return page_of(origins[name])[1]
     return (ROOT / name).read_text(encoding="utf-8")
 
@@ -112,7 +113,8 @@ def page_of(path):
         for entry in sorted(full.iterdir()):
             linked = entry.is_file() and entry.stat().st_size <= LARGE_FILE_BYTES
             lines.append(f"- [{entry.name}]({entry.name})" if linked else f"- {entry.name}")
-        return f"{TREE}{path}/README.md", "\n".join(lines) + "\n"
+        place = path[len(DOCS):] if path.startswith(DOCS) else TREE + path
+        return f"{place}/README.md", "\n".join(lines) + "\n"
     try:
         text = full.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
