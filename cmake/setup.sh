@@ -56,9 +56,15 @@ have_clang() {
   return 1
 }
 
-venv() {  # venv PACKAGE ...: the Python environment in build/, with these packages
-  [ -x "$build/venv/bin/python" ] || python3 -m venv "$build/venv"
-  "$build/venv/bin/pip" install --quiet --disable-pip-version-check "$@"
+# venv PACKAGE ... (or -r FILE): the Python environment in build/, with these packages
+venv() {
+  mkdir -p "$build"
+  (
+    # CI's steps run beside each other, and two pips would write the same files.
+    flock --timeout 900 9 || die "another pip has been writing into build/venv for 15 minutes"
+    { [ -x "$build/venv/bin/python" ] || python3 -m venv "$build/venv"; } &&
+      "$build/venv/bin/pip" install --quiet --disable-pip-version-check "$@" 9>&-
+  ) 9>"$build/venv.lock"
 }
 
 cuda_is_new_enough() {

@@ -106,16 +106,6 @@ def check_sleep(name, lines):
                    f"why in the line, after '{SLEEP_IS_MEANT}'")
 
 
-def check_links(name, lines):
-    """Links of Markdown files to files of the tree."""
-    if not name.endswith(".md"):
-        return
-    for number, line in enumerate(lines, 1):
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", line):
-            if "://" not in target and not ((ROOT / name).parent / target).exists():
-                yield f"{name}:{number}: {target} does not exist"
-
-
 def check_tree_in_program(name, lines):
     """A test that has the tree's path compiled in fails in a pack, on a machine without the tree."""
     if not name.endswith("CMakeLists.txt"):
@@ -127,7 +117,7 @@ def check_tree_in_program(name, lines):
 
 
 CHECKS = [check_text, check_header, check_includes, check_public_header, check_sleep,
-          check_links, check_tree_in_program]
+          check_tree_in_program]
 
 
 def check_file(name):

@@ -1,0 +1,161 @@
+"""Tests of what finds and runs the commands of documents, and of the checks of documents."""
+
+import os
+import pathlib
+import signal
+import tempfile
+import unittest
+
+import commands
+from markdown_file import MarkdownFile, Unclosed, slug
+
+
+def blocks_of(text):
+    return [(block.line, block.text) for block in commands.extract(MarkdownFile(text))]
+
+
+class ExtractTest(unittest.TestCase):
+    def test_takes_marked_blocks_in_order(self):
+        text = ("# A\n<!-- run -->\n```sh\nfirst\n```\n```sh\nnot marked\n```\n"
+                "<!-- run -->\n```bash\nsecond\n\nthird\n```\n")
+        self.assertEqual(blocks_of(text), [(3, "first\n"), (10, "second\n\nthird\n")])
+        self.assertEqual(list(commands.errors(MarkdownFile(text))), [])
+
+    def test_takes_a_block_of_a_list_without_its_indentation(self):
+        text = "1. Do\n\n   <!-- run -->\n   ```sh\n   if true; then\n     a\n   fi\n   ```\n"
+        self.assertEqual(blocks_of(text), [(4, "if true; then\n  a\nfi\n")])
+
+    def test_a_mark_inside_a_block_is_text(self):
+        text = "````text\n<!-- run -->\n```sh\na\n```\n````\n"
+        self.assertEqual(blocks_of(text), [])
+        self.assertEqual(list(commands.errors(MarkdownFile(text))), [])
+
+    def test_a_mark_that_leads_to_no_block_of_commands_is_an_error(self):
+        for text, words in {
+                "<!-- run -->\n\n```sh\na\n```\n": "directly above",
+                "<!-- run -->\n": "directly above",
+                "<!-- run -->\n```yaml\na: 1\n```\n": "begin it with ```sh",
+                "<!-- run -->\n```\na\n```\n": "begin it with ```sh",
+                "<!--run 5-->\n```sh\na\n```\n": "unknown mark \"<!--run 5-->\"",
+        }.items():
+            found = list(commands.errors(MarkdownFile(text)))
+            self.assertEqual([line for line, _ in found], [1], text)
+            self.assertIn(words, found[0][1])
+
+    def test_a_block_without_an_end_is_an_error(self):
+        with self.assertRaises(Unclosed) as caught:
+            MarkdownFile("a\n```sh\nb\n")
+        self.assertEqual(caught.exception.line, 2)
+
+
+class ShellTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        (self.root / "work").mkdir()
+
+    def shell(self, text):
+        shell = commands.Shell("docs/a.md", commands.extract(MarkdownFile(text)),
+                               self.root / "work", self.root)
+        self.addCleanup(shell.close)
+        return shell
+
+    def failure(self, text, deadline_s=20):
+        shell = self.shell(text)
+        with self.assertRaises(commands.Failure) as caught:
+            for number in range(len(shell.blocks)):
+                shell.wait_for(number, deadline_s)
+        return caught.exception
+
+    def test_blocks_share_one_shell_in_the_root(self):
+        shell = self.shell("<!-- run -->\n```sh\nx=1; pwd >here\n```\n"
+                           "<!-- run -->\n```sh\necho $x >>here\n```\n")
+        shell.wait_for(0, 20)
+        shell.wait_for(1, 20)
+        self.assertEqual((self.root / "here").read_text(), f"{self.root.resolve()}\n1\n")
+
+    def test_a_failure_names_the_line_and_shows_the_output(self):
+        failure = self.failure("# A\n<!-- run -->\n```sh\necho before\ntrue\ncat missing\n"
+                               "echo after\n```\n")
+        self.assertEqual(failure.line, 6)
+        self.assertIn("status 1", failure.reason)
+        self.assertIn("before\ncat: missing", failure.output)
+        self.assertNotIn("after", failure.output)
+
+    def test_what_bash_itself_reports_has_the_documents_line(self):
+        failure = self.failure("# A\n<!-- run -->\n```sh\ntrue\nno-such-program\n```\n")
+        self.assertEqual(failure.line, 5)
+        self.assertIn("docs_a.md.0: line 5: no-such-program", failure.output)
+
+    def test_the_second_block_does_not_run_after_a_failure(self):
+        self.failure("<!-- run -->\n```sh\nfalse\n```\n<!-- run -->\n```sh\ntouch ran\n```\n")
+        self.assertFalse((self.root / "ran").exists())
+
+    def test_exit_is_not_success(self):
+        self.assertIn("ends the shell", self.failure("<!-- run -->\n```sh\nexit 0\n```\n").reason)
+
+    def test_a_block_has_a_deadline(self):
+        self.assertIn("still run after 0.2 s",
+                      self.failure("<!-- run -->\n```sh\nsleep 60\n```\n", 0.2).reason)
+
+    def test_what_is_left_running_is_killed(self):
+        shell = self.shell("<!-- run -->\n```sh\nsleep 600 &\necho $! >pid\n"
+                           "(trap '' TERM; : >ignores; while :; do sleep 600; done) &\n"
+                           "until [ -e ignores ]; do :; done\n```\n")
+        shell.wait_for(0, 20)
+        left = int((self.root / "pid").read_text())
+        os.kill(left, 0)
+        grace, commands.GRACE_S = commands.GRACE_S, 1
+        shell.close()
+        commands.GRACE_S = grace
+        self.assertTrue(gone(shell.process.pid))
+
+    def test_a_process_in_the_background_does_not_hide_a_failure(self):
+        failure = self.failure("<!-- run -->\n```sh\nsleep 600 &\nfalse\n```\n")
+        self.assertEqual(failure.line, 4)
+
+
+def gone(group):
+    """Whether no process of the group runs; zombies wait only for somebody to collect them."""
+    for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            try:
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+            finally:
+                return False
+    return True
+
+
+class SlugTest(unittest.TestCase):
+    def test_is_githubs(self):
+        for heading, anchor in {
+                "Who holds which bytes": "who-holds-which-bytes",
+                "`gpushm.io/pool-extra` & more": "gpushmiopool-extra--more",
+                "Allocatable is 0, or missing": "allocatable-is-0-or-missing",
+                "The *end* of a_name": "the-end-of-a_name",
+                "[CDI](a.md) in C++23": "cdi-in-c23",
+        }.items():
+            self.assertEqual(slug(heading), anchor)
+
+    def test_headings_in_blocks_are_none(self):
+        document = MarkdownFile("# A\n```sh\n# b\n```\n## A\n<a id=\"x\"></a>\n")
+        self.assertEqual(document.anchors(), {"a": 2, "x": 1})
+
+
+class LinkTest(unittest.TestCase):
+    def test_finds_links_outside_code_and_comments(self):
+        document = MarkdownFile("[a](b.md#c) ![d](e.png \"title\") `[f](g)`\n<!-- [h](i) -->\n"
+                                "[j]: k.md\n<img alt='l' src=\"m.svg\">\n```text\n[n](o)\n```\n"
+                                "[`p`](q.md)\n")
+        self.assertEqual([(link.target, link.line, link.column) for link in document.links()],
+                         [("b.md#c", 1, 4), ("e.png", 1, 17), ("k.md", 3, 5), ("m.svg", 4, 18),
+                          ("q.md", 8, 6)])
+
+
+if __name__ == "__main__":
+    unittest.main()
