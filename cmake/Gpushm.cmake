@@ -1,5 +1,5 @@
-# What every folder's CMakeLists.txt uses: one target per folder, warnings as errors, tests and
-# fuzzers beside their module.
+# Functions for every folder's CMakeLists.txt: one target for each folder, warnings as errors, tests
+# and fuzzers in the folder of their module.
 
 find_package(Threads REQUIRED)
 
@@ -12,11 +12,11 @@ if(GPUSHM_SANITIZER)
   target_compile_options(gpushm_options INTERFACE -fsanitize=${GPUSHM_SANITIZER}
     -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(gpushm_options INTERFACE -fsanitize=${GPUSHM_SANITIZER})
-  # For tests that repeat themselves less often there.
+  # For tests that repeat their work less often there.
   target_compile_definitions(gpushm_options INTERFACE GPUSHM_SANITIZED)
 endif()
 if(GPUSHM_FUZZ AND NOT GPUSHM_TESTS)
-  # To search: coverage in what is fuzzed, not only in the fuzz target.
+  # For the search: coverage in the fuzzed code, not only in the fuzz target.
   target_compile_options(gpushm_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
@@ -90,7 +90,7 @@ function(gpushm_test name)
 endfunction()
 
 # gpushm_fuzz(NAME SOURCES ... DEPS ... CORPUS dir): a libFuzzer program. ctest replays the kept
-# corpus (presets asan and fuzz); `./run fuzz` searches on from it.
+# corpus (presets asan and fuzz); `./run fuzz` starts its search from it.
 function(gpushm_fuzz name)
   if(NOT GPUSHM_FUZZ)
     return()

@@ -1,6 +1,6 @@
-# The direction of dependencies, for targets: what each room of the tree may link, beside itself.
-# tests/repo_check.py has the same rules for includes, and why. A target that tests several products
-# together belongs to tests/.
+# The direction of dependencies between targets: what each room of the tree may link, besides
+# itself. tests/repo_check.py has the same rules for includes, and the reasons. A target that tests
+# several products together belongs to tests/.
 set(gpushm_rooms platform contract runtime sidecar/broker sidecar/injector plugin simulator)
 set(gpushm_room_platform)
 set(gpushm_room_contract platform/base platform/yaml)
@@ -10,8 +10,8 @@ set(gpushm_room_sidecar/injector contract platform)
 set(gpushm_room_plugin contract platform)
 set(gpushm_room_simulator platform/base platform/driver)
 
-# gpushm_check_rooms(FOLDER): fails where a target of FOLDER, or of one below it, links what its room
-# may not.
+# gpushm_check_rooms(FOLDER): fails if a target of FOLDER, or of one below it, links what its room
+# may not link.
 function(gpushm_check_rooms folder)
   get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
   foreach(target IN LISTS targets)
@@ -58,7 +58,7 @@ function(gpushm_check_target target)
   endforeach()
 endfunction()
 
-# The folder of a target relative to the project's; empty for targets that are not in its rooms.
+# The folder of a target relative to the project; empty for targets outside the rooms.
 function(gpushm_room_path target out)
   set(${out} "" PARENT_SCOPE)
   get_target_property(imported ${target} IMPORTED)

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Archives that run on a machine without a network or a compiler, and the check that one needs nothing
-# of this tree. `run` sources it, but not in such an archive.
-# shellcheck disable=SC2154 # Of `run`: root, build, dev, skipped.
+# Archives that run on a machine without a network or a compiler, and a check that an archive needs
+# nothing from this tree. `run` sources this file, but not inside such an archive.
+# shellcheck disable=SC2154 # From `run`: root, build, dev, skipped.
 set -euo pipefail
 
-# pack: everything of build/dev that runs, with the libraries that another distribution lacks. With
-# --node only what `./run test gpu-node` needs: both in one would be too large.
+# pack: all programs of build/dev, with the libraries that another distribution lacks. With --node,
+# only what `./run test gpu-node` needs, because one archive with both would be too large.
 pack() {
   local version name folder
   version=$(sed -n 's/^project(gpushm VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
   case ${1:-} in
     '') name=gpushm-pack-$version-$(uname -m) ;;
     --node) name=gpushm-node-$version-$(uname -m) ;;
-    *) die "pack knows --node, not $1" ;;
+    *) die "unknown option $1: pack knows only --node" ;;
   esac
   folder=$build/pack/$name
   rm -rf "$folder"
@@ -20,7 +20,7 @@ pack() {
   if [ "${1:-}" = --node ]; then pack_node "$folder"; else pack_all "$folder"; fi
 
   local packed=()
-  [ "$(uname -m)" != x86_64 ] || packed=(--x86)  # An eighth less: nearly all of it is programs.
+  [ "$(uname -m)" != x86_64 ] || packed=(--x86)  # An eighth smaller: it is mostly programs.
   tar -C "$build/pack" -c "$name" | xz -T0 "${packed[@]}" --lzma2=preset=6 >"$build/$name.tar.xz"
   local mib=$(($(stat -c %s "$build/$name.tar.xz") >> 20))
   say "build/$name.tar.xz, $mib MiB"
@@ -49,7 +49,7 @@ pack_all() {  # FOLDER
   python3 tests/ctest_tools.py files "$dev" | xargs -r cp -a --parents -t "$folder/source"
   cp "$build/models/silero-vad.safetensors" "$folder/models/"
   cp -a --parents -t "$folder" tests/bench/report.py tests/bench/handover/*.py
-  # Not everything that may be executed is ELF: strip says so and goes on.
+  # Not every executable file is ELF; strip reports the others and continues.
   find "$folder" -type f -perm -u+x -exec strip --strip-debug {} + 2>/dev/null || true
   bundle_libraries "$folder"
 }
@@ -59,8 +59,8 @@ pack_node() {  # FOLDER
   cp -a --parents -t "$1/source" CMakeLists.txt tests/cluster/*.py tests/gpu_node/*.py
 }
 
-# test_pack: what `./run test gpu` runs out of a pack, on the simulated driver, in a mount namespace
-# without this tree: what a program opens of the tree must be in the pack.
+# test_pack: runs `./run test gpu` from a pack, on the simulated driver, in a mount namespace
+# without this tree. So every file of the tree that a program opens must be in the pack.
 test_pack() {
   if [ "$(id -u)" != 0 ]; then
     skip "hiding the tree needs root"
@@ -68,19 +68,19 @@ test_pack() {
   fi
   local folder
   folder=$(mktemp -d "${TMPDIR:-/tmp}/gpushm-pack.XXXXXX")
-  # shellcheck disable=SC2064 # Expanded now: it is local.
+  # shellcheck disable=SC2064 # Expanded now, because it is local.
   trap "rm -rf '$folder'" EXIT
   chmod 755 "$folder"  # Tests become other users, who start programs there.
   begin_pack "$folder" test
   pack_all "$folder"
   python3 tests/ctest_tools.py gpu-simulated "$dev" >"$folder/gpu-tests"
-  # shellcheck disable=SC2016 # Expanded inside.
+  # shellcheck disable=SC2016 # Expanded inside the namespace.
   unshare --mount --propagation private bash -c '
     mount -t tmpfs none "$1" && cd "$2" && exec ./run test gpu' - "$root" "$folder"
 }
 
-# bundle_libraries FOLDER: what the programs need, but glibc and the driver, which must be the
-# machine's own.
+# bundle_libraries FOLDER: the libraries of the programs, except glibc and the driver, which must be
+# the machine's own.
 bundle_libraries() {
   { find "$1" -type f -perm -u+x -exec ldd {} + 2>/dev/null || true; } |
     awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |

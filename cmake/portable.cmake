@@ -1,5 +1,5 @@
-# Toolchain of `./run portable`: zig's clang, by the wrappers that `run` writes into the build
-# folder. It brings its own glibc headers and C++ library, so nothing of /usr may be searched but
+# Toolchain of `./run portable`: zig's clang, through wrappers that `run` writes into the build
+# folder. It has its own glibc headers and C++ library, so /usr must not be searched, except for
 # what was linked into <build>/include: headers whose packages would name /usr/include.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR x86_64)

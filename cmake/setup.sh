@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What builds need, and how it is installed: packages with apt, the rest from PyPI into build/.
-# `run` sources it. By itself, `setup.sh [--nvcc | --portable | --ci]` only installs: the compile
-# image does, so that an edit of `run` does not install everything again.
+# Installs what builds need: packages with apt, the rest from PyPI into build/. `run` sources this
+# file. `setup.sh [--nvcc | --portable | --ci]` alone only installs. The compile image runs it that
+# way, so that an edit of `run` does not install everything again.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$root/build
 
-# Pinned: what a build fetches from PyPI, by name, into build/.
+# Pinned versions of what a build fetches from PyPI into build/.
 cuda_packages=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-nvml-dev==13.5.37)
 nvcc_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85)
 zig_package=ziglang==0.17.1
@@ -22,11 +22,11 @@ skip() { printf '== SKIPPED: %s\n' "$*" >&2; }
 die() { printf 'run: %s\n' "$*" >&2; exit 1; }
 absent() { ! command -v "$1" >/dev/null; }
 
-# need PACKAGE ...: installs what is missing; fails if that cannot be done.
+# need PACKAGE ...: installs missing packages; fails if that is not possible.
 need() {
   local package missing=()
   if absent apt-get; then
-    say "not Debian or Ubuntu: make sure that you have what these packages hold: $*"
+    say "not Debian or Ubuntu: make sure that the content of these packages is installed: $*"
     return
   fi
   for package in "$@"; do
@@ -36,10 +36,10 @@ need() {
   [ ${#missing[@]} -gt 0 ] || return 0
   local sudo=()
   [ "$(id -u)" = 0 ] || sudo=(sudo)
-  [ ${#sudo[@]} = 0 ] || ! absent sudo || die "as root: apt-get install ${missing[*]}"
+  [ ${#sudo[@]} = 0 ] || ! absent sudo || die "run as root: apt-get install ${missing[*]}"
   say "installing ${missing[*]}"
-  # One at a time: CI's steps run beside each other, and an apt-get that finds another one fails, or
-  # loses the packages that it fetched. Others than ours are waited for by dpkg's own lock.
+  # One at a time: CI's steps run in parallel, and an apt-get that runs during another one fails, or
+  # loses the packages that it fetched. dpkg's own lock waits for foreign ones.
   (
     flock --timeout 900 9
     "${sudo[@]}" apt-get update -qq 9<&- || true
@@ -49,10 +49,11 @@ need() {
   ) 9</var/lib/dpkg
 }
 
-# have_clang PACKAGE ...: as `need`, but false, with a word, where the distribution has no clang 19.
+# have_clang PACKAGE ...: like `need`, but false, with a message, if the distribution has no clang
+# 19.
 have_clang() {
   if need "$@"; then return 0; fi
-  skip "clang 19 is not to be had here (apt-get install $*)"
+  skip "clang 19 is not available here (apt-get install $*)"
   return 1
 }
 
@@ -72,7 +73,7 @@ cuda_is_new_enough() {
     awk '/^#define CUDA_VERSION/ { exit !($3 >= 12000) }' "$1/include/cuda.h"
 }
 
-# Prints the folder of a CUDA Toolkit: an installed one, else NVIDIA's headers in build/cuda.
+# Prints the folder of a CUDA Toolkit: an installed one, otherwise NVIDIA's headers in build/cuda.
 cuda_root() {
   local folder
   for folder in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda "$build/cuda"; do
@@ -82,7 +83,7 @@ cuda_root() {
       return
     fi
   done
-  say "no CUDA Toolkit >= 12: taking NVIDIA's headers from PyPI"
+  say "no CUDA Toolkit >= 12 found; using NVIDIA's headers from PyPI"
   venv "${cuda_packages[@]}"
   folder=$("$build/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   ln -sfn "$folder/nvidia/cu13" "$build/cuda"
@@ -90,12 +91,12 @@ cuda_root() {
   echo "$build/cuda"
 }
 
-# Installs, and sets `cuda`, CC and CXX for what follows.
+# Installs everything, and sets `cuda`, CC and CXX for the following steps.
 prepare() {
   mkdir -p "$build"
   need "${build_packages[@]}" || die "packages are missing"
   if [ -z "${CXX:-}" ] && [ "$(g++ -dumpversion | cut -d. -f1)" -lt 12 ]; then
-    need g++-12 || die "GCC 12 or newer is needed"
+    need g++-12 || die "GCC 12 or newer is required"
     export CC=gcc-12 CXX=g++-12
   fi
   if [ -z "${CMAKE_CXX_COMPILER_LAUNCHER:-}" ] && ! absent ccache; then

@@ -1,6 +1,6 @@
-/* What the demo's applications share: how they end, what they are told, the driver, which comes
- * into the container with the GPU and is found at run time, and reading rings whose writers come
- * and go. */
+/* Shared by the demo's applications: how they end, their options, the driver (which comes into
+ * the container with the GPU and is found at run time), and reading rings whose writers come and
+ * go. */
 #ifndef GPUSHM_DOCKER_APP_H_
 #define GPUSHM_DOCKER_APP_H_
 
@@ -14,8 +14,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Until what an application needs is there; how long it waits before it looks whether it is to end.
- */
+/* kOpenMs: how long to wait until what an application needs exists. kLookMs: how often it checks
+ * whether it must end. */
 enum { kOpenMs = 60000, kLookMs = 500 };
 
 static volatile sig_atomic_t ended;
@@ -40,7 +40,7 @@ static void Check(gpushm_status status) {
   if (status != GPUSHM_OK) Fail(gpushm_last_error()->text);
 }
 
-/* The number after the last `option`, if that is among the words. */
+/* The number after the last `option`, if the words contain it. */
 static inline int64_t Number(int count, char** words, const char* option, int64_t otherwise) {
   int64_t number = otherwise;
   for (int i = 1; i + 1 < count; ++i) {
@@ -68,8 +68,8 @@ static void* driver;
 
 static CUcontext context;
 
-/* The work of an application needs a context, current on each of its threads; attaching needs none.
- */
+/* An application's own work needs a context, current on each of its threads; attaching needs
+ * none. */
 static void MakeContext(void) {
   CUdevice device;
   driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -89,13 +89,13 @@ static inline gpushm_client* OpenClient(void) {
   return client;
 }
 
-/* ---- reading a ring or queue, of one writer after the other */
+/* ---- reading a ring or queue, from one writer after another */
 
 typedef struct Reader {
   gpushm_client* client;
   const char* name;
   CUstream stream;
-  gpushm_ring* ring; /* NULL while there is none with a writer that lives. */
+  gpushm_ring* ring; /* NULL while none exists with a living writer. */
 } Reader;
 
 static inline void CloseRing(gpushm_ring* ring, CUstream stream) {
@@ -103,17 +103,18 @@ static inline void CloseRing(gpushm_ring* ring, CUstream stream) {
   Check(gpushm_ring_close(ring));
 }
 
-/* Whether it is only that something is not there yet. */
+/* Whether something merely does not exist yet. */
 static inline int NotYet(gpushm_status status) {
   return status == GPUSHM_TIMEOUT || status == GPUSHM_NOT_FOUND || status == GPUSHM_BUSY;
 }
 
-/* Whether the other end has closed it, or died. */
+/* Whether the other end has closed it or died. */
 static inline int IsOver(gpushm_status status) {
   return status == GPUSHM_ENDED || status == GPUSHM_PEER_DIED;
 }
 
-/* Whether there is a frame. A ring whose writer has gone is closed, and the next one's opened. */
+/* Whether there is a frame. If its writer has gone, the ring is closed and the next one is
+ * opened. */
 static inline int BeginRead(Reader* reader, gpushm_frame* frame, int64_t timeout_ms) {
   gpushm_status status;
   if (reader->ring == NULL) {
@@ -138,7 +139,7 @@ static inline int BeginRead(Reader* reader, gpushm_frame* frame, int64_t timeout
   return 0;
 }
 
-/* Whether the frame is whole; if not, what was made of it is worth nothing. */
+/* Whether the frame is whole; if not, results made from it are invalid. */
 static inline int EndRead(Reader* reader, const gpushm_frame* frame) {
   const gpushm_status status = gpushm_ring_end_read(reader->ring, reader->stream, frame, kOpenMs);
   if (!IsOver(status)) Check(status);

@@ -1,7 +1,7 @@
-# The first stage of all images: compiles everything once and lays out what each image holds.
-# docker/build builds it, and the other Dockerfiles copy from it. Not for running.
+# The first stage of all images: compiles everything once and puts the content of each image into a
+# folder. docker/build builds it, and the other Dockerfiles copy from it. It is not meant to run.
 
-# What the demo's image stands on; only its list of packages is used here.
+# The base of the demo's image; only its list of packages is used here.
 ARG BASE=docker.io/library/debian:bookworm-slim
 # A Debian or Ubuntu with apt sources. Its C and C++ libraries go into the images.
 ARG COMPILE_BASE=docker.io/library/debian:bookworm-slim
@@ -10,7 +10,7 @@ FROM ${BASE} AS base
 
 FROM ${COMPILE_BASE} AS compile
 WORKDIR /src
-# By itself, so that an edit elsewhere does not install everything again.
+# A separate step, so that an edit elsewhere does not install everything again.
 COPY cmake/setup.sh cmake/
 RUN apt-get update -qq && \
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends ccache && \
@@ -25,6 +25,6 @@ RUN --mount=type=cache,id=gpushm-ccache,target=/src/build/ccache \
 FROM scratch AS sbom
 COPY --from=compile /out/sbom /
 
-# Small, for the others copy from it.
+# Small, because the others copy from it.
 FROM scratch AS files
 COPY --from=compile /out /

@@ -1,8 +1,8 @@
 # An application that attaches a buffer by name. As with any application, library and driver come
-# from the device plugin; a distribution below it, for the shell.
+# from the device plugin. The base is a distribution, for its shell.
 ARG BASE=docker.io/library/debian:bookworm-slim
 FROM ${BASE}
-# Of compile.Dockerfile.
+# From compile.Dockerfile.
 COPY --from=localhost/gpushm/files /demo /
 USER 65532:65532
 ENTRYPOINT ["/usr/bin/gpushm-demo-app"]

@@ -3,10 +3,9 @@
  *
  * usage: gpushm-demo-app [--once] [--write TEXT] [--ready SIGNAL] NAME
  *   --once           ends after the first print
- *   --write TEXT     writes TEXT to the buffer's beginning first
- *   --ready SIGNAL   with --write: SIGNAL is at 1 when TEXT is there, for as long as this runs;
- *                    without: prints nothing before SIGNAL is at 1
- */
+ *   --write TEXT     first writes TEXT to the beginning of the buffer
+ *   --ready SIGNAL   with --write: SIGNAL is at 1 once TEXT is written, for as long as this runs;
+ *                    without: prints nothing before SIGNAL is at 1 */
 #include <inttypes.h>
 
 #include "app.h"
@@ -40,7 +39,7 @@ static void Print(const char* name, gpushm_attachment* attachment, const char* h
 static void Write(gpushm_attachment* attachment, const char* text) {
   if (strlen(text) >= gpushm_size(attachment)) Fail("the text is longer than the buffer");
   CALL(cuMemcpyHtoD, gpushm_address(attachment), text, strlen(text) + 1);
-  CALL(cuCtxSynchronize); /* A copy of so few bytes may return before they are there. */
+  CALL(cuCtxSynchronize); /* A copy of so few bytes may return before it has finished. */
 }
 
 static gpushm_attachment* Attach(gpushm_client* client, const char* name, const char* text) {
@@ -64,7 +63,8 @@ static gpushm_signal* OpenSignal(gpushm_client* client, const char* name, gpushm
   return signal;
 }
 
-/* Until another process's signal is at 1; the next one's, if its writer ends before. */
+/* Waits until another process's signal is at 1; if its writer ends before, waits for the next
+ * one. */
 static void AwaitReady(gpushm_client* client, const char* name) {
   for (gpushm_status status = GPUSHM_ENDED; status != GPUSHM_OK && !ended;) {
     gpushm_signal* signal = OpenSignal(client, name, GPUSHM_WAITER);
@@ -107,7 +107,7 @@ int main(int count, char** words) {
   char seen[kHeadBytes + 1] = "";
   for (int printed = 0; !ended && !(once && printed); poll(NULL, 0, printed ? kLookEveryMs : 0)) {
     char head[kHeadBytes + 1] = "";
-    if (gpushm_current(attachment) != GPUSHM_OK) { /* Another generation stands behind the name. */
+    if (gpushm_current(attachment) != GPUSHM_OK) { /* The name refers to another generation now. */
       Check(gpushm_detach(attachment, NULL));
       attachment = Attach(client, name, NULL);
       printed = 0;

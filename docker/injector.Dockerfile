@@ -1,6 +1,6 @@
 # The webhook that puts the sidecar into pods.
 FROM scratch
-# Of compile.Dockerfile.
+# From compile.Dockerfile.
 COPY --from=localhost/gpushm/files /injector /
 USER 65532:65532
 ENV PATH=/usr/bin

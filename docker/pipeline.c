@@ -1,24 +1,24 @@
-/* A stage of a pipeline that hands frames of HD video (NV12) on, on the GPU: a decoder, which only
- * writes rings, a model, which reads and writes, or a post-processor, which only reads. Runs until
- * SIGTERM. A stage whose writer ends waits for the next one; other errors end it.
+/* A stage of a pipeline that passes frames of HD video (NV12) on, on the GPU: a decoder, which
+ * only writes rings, a model, which reads and writes, or a post-processor, which only reads.
+ * Runs until SIGTERM. A stage whose writer ends waits for the next one; other errors end it.
  *
  * usage: gpushm-pipeline-app [--in RING] [--out RING] [OPTION ...]
- *   --in RING        reads frames; without --out checks all bytes and tells of them each second
- *   --out RING       writes frames; without --in it is the decoder
- *   --streams N      so many videos at a time, in the rings RING-0, RING-1 ... (1, in RING)
- *   --size WxH       of a frame (1920x1080)
- *   --keep-all       what it writes waits for its reader; else whoever is late loses frames
- *   --once           ends when its writers have
- * of a post-processor:
- *   --json           the last line is JSON: frames, those lost and wrong, their way in ms
- * of a decoder:
- *   --raw FILE       frames as `ffmpeg -pix_fmt nv12 -f rawvideo` writes them, "-" for stdin, again
- *                    and again if it is a file. Several: the videos share them. None: made up
+ *   --in RING        reads frames; without --out, checks all bytes and reports them each second
+ *   --out RING       writes frames; without --in, it is the decoder
+ *   --streams N      number of videos, in the rings RING-0, RING-1 ... (1, in RING)
+ *   --size WxH       size of a frame (1920x1080)
+ *   --keep-all       written frames wait for their reader; otherwise a slow reader loses frames
+ *   --once           ends when its writers have ended
+ * for a post-processor:
+ *   --json           the last line is JSON: frames, lost ones, wrong ones, their latency in ms
+ * for a decoder:
+ *   --raw FILE       frames as `ffmpeg -pix_fmt nv12 -f rawvideo` writes them, "-" for stdin; a
+ *                    file is repeated. Several: the videos share them. None: synthetic frames
  *   --per-second N   frames of each video (30)
- *   --frames N       ends after so many of each
+ *   --frames N       ends after N frames of each
  *
- * A frame's way is from the decoder's end_write until the post-processor's stream has read all of
- * it. */
+ * A frame's latency is the time from the decoder's end_write until the post-processor's stream
+ * has read all of it. */
 #define _GNU_SOURCE /* pthread_timedjoin_np */
 #include <inttypes.h>
 #include <pthread.h>
@@ -30,7 +30,7 @@ enum { kSlots = 4, kMostStreams = 64 };
 /* Travels with each frame. */
 typedef struct Note {
   int64_t decoded_ns; /* CLOCK_MONOTONIC, which all containers of a node share. */
-  uint64_t number;    /* Of the video's frames, from 0; also those that are lost have one. */
+  uint64_t number;    /* Of the video's frames, from 0; lost frames have a number, too. */
   uint64_t hash;      /* Of all bytes. */
   int32_t video;
   uint32_t made_up;
@@ -44,11 +44,11 @@ typedef struct Video {
   Reader in;
   gpushm_ring* out;
   CUstream stream;
-  unsigned char* host; /* A frame, where the GPU can read and write. */
-  uint64_t next;       /* Number of the frame that is to come; 0: any. */
+  unsigned char* host; /* A frame in memory that the GPU can read and write. */
+  uint64_t next;       /* Number of the next frame; 0: any. */
 } Video;
 
-/* What a post-processor found; under the mutex. */
+/* A post-processor's results, guarded by the mutex. */
 typedef struct Found {
   uint64_t frames, lost, wrong, made_up;
   int64_t longest_ns;
@@ -65,7 +65,7 @@ static int64_t period_ns;
 static int keep_all, once, json;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static Found lately, in_all;
-static int64_t* ways_ns; /* For JSON: of all frames. */
+static int64_t* ways_ns; /* For JSON: those of all frames. */
 static size_t ways_room;
 
 static gpushm_ring* OpenWriter(const char* name) {
@@ -82,7 +82,7 @@ static gpushm_ring* OpenWriter(const char* name) {
   return ring;
 }
 
-/* Whether there is a slot: readers may hold them all, then the frame is dropped. */
+/* Whether there is a slot; if readers hold them all, the frame is dropped. */
 static int BeginWrite(gpushm_ring* ring, gpushm_frame* frame) {
   gpushm_status status;
   GPUSHM_INIT(frame);
@@ -106,7 +106,7 @@ static uint64_t Hash(const unsigned char* bytes, size_t count) {
 
 /* ---- decoder: a thread for each source, which may serve several videos */
 
-/* Whether there is a further frame. */
+/* Whether there is another frame. */
 static int NextFrame(FILE* from, unsigned char* frame, uint64_t number) {
   if (from != NULL) {
     if (fread(frame, frame_bytes, 1, from) == 1) return 1;
@@ -137,20 +137,20 @@ static void* Decode(void* first) {
     Note note = {.number = number, .hash = Hash(own->host, frame_bytes), .made_up = raws == 0};
     for (int i = source; i < streams && !ended; i += sources) {
       note.video = i;
-      /* Cameras do not wait for one another. */
+      /* Cameras do not wait for each other. */
       const int64_t due_ns = start_ns + (int64_t)number * period_ns + i * period_ns / streams;
       const struct timespec due = {.tv_sec = due_ns / 1000000000, .tv_nsec = due_ns % 1000000000};
       clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
       WriteFrame(&videos[i], own->stream, own->host, &note);
     }
-    CALL(cuStreamSynchronize, own->stream); /* The next frame takes this one's place. */
+    CALL(cuStreamSynchronize, own->stream); /* The next frame uses the same memory. */
   }
   return NULL;
 }
 
 /* ---- model and post-processor: a thread for each video */
 
-/* Nothing waits for the GPU but the stream: frame, work and result follow one another there. */
+/* Only the stream waits for the GPU: it does frame, work and result one after the other. */
 static void Infer(Video* video, const gpushm_frame* frame) {
   gpushm_frame result;
   if (!BeginWrite(video->out, &result)) {
@@ -217,7 +217,7 @@ static void* ReadAll(void* argument) {
   return NULL;
 }
 
-/* ---- what is told */
+/* ---- reports */
 
 static void Tell(const char* name) {
   pthread_mutex_lock(&mutex);
@@ -291,7 +291,7 @@ static void ReadOptions(int count, char** words) {
   }
 }
 
-/* Before any of them waits: a process whose streams wait may get no further ones. */
+/* Done before any of them waits: a process whose streams wait may not get any more streams. */
 static void PrepareVideo(int i, const char* in_name, const char* out_name) {
   Video* const video = &videos[i];
   const char* const format = streams == 1 ? "%s" : "%s-%d";
@@ -303,7 +303,7 @@ static void PrepareVideo(int i, const char* in_name, const char* out_name) {
   if (out_name != NULL) video->out = OpenWriter(video->out_name);
 }
 
-/* Within a second. */
+/* Whether it ends within a second. */
 static int HasEnded(pthread_t thread) {
   struct timespec end;
   clock_gettime(CLOCK_REALTIME, &end);

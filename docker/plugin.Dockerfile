@@ -1,8 +1,8 @@
-# The device plugin, one on each node: gpushm-plugin, and what it puts into containers.
+# The device plugin, one on each node: gpushm-plugin, and the files that it mounts into containers.
 FROM scratch
-# Of compile.Dockerfile.
+# From compile.Dockerfile.
 COPY --from=localhost/gpushm/files /plugin /
-# The GPUs' device nodes and the kubelet's folders are root's.
+# The GPUs' device nodes and the kubelet's folders belong to root.
 USER 0:0
 ENV PATH=/usr/bin
 ENTRYPOINT ["/usr/bin/gpushm-plugin"]
@@ -10,7 +10,7 @@ ARG VERSION=0
 ARG REVISION=unknown
 ARG SOURCE=
 LABEL org.opencontainers.image.title="gpushm-plugin" \
-      org.opencontainers.image.description="Device plugin that hands out shareable GPU memory" \
+      org.opencontainers.image.description="Device plugin that allocates shareable GPU memory" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.source="${SOURCE}" \

@@ -1,14 +1,13 @@
-/* Requests for whoever is free, on the GPU: a gateway puts them into a queue, each goes to one
- * worker, and each worker has a ring for its answers. What a worker had and did not answer when it
- * died is delivered again, so a request may be answered twice, but is never lost. Runs until
- * SIGTERM.
+/* Requests for any free worker, on the GPU. A gateway puts them into a queue, each goes to one
+ * worker, and each worker has a ring for its answers. A request that a worker had and did not
+ * answer before it died is delivered again. So a request may be answered twice, but is never
+ * lost. Runs until SIGTERM.
  *
  * usage: gpushm-queue-app --gateway QUEUE ANSWERS ... [--requests N] [--per-second N]
  *        gpushm-queue-app --worker QUEUE ANSWERS [--busy-ms N]
- *   --requests N     ends when so many are answered
- *   --per-second N   so many are made up (100)
- *   --busy-ms N      a request keeps a worker busy for so long (10)
- */
+ *   --requests N     ends when N requests are answered
+ *   --per-second N   number of requests that it generates (100)
+ *   --busy-ms N      how long a request keeps a worker busy (10) */
 #include <inttypes.h>
 
 #include "app.h"
@@ -17,13 +16,14 @@ enum { kSlots = 16, kItemBytes = 65536, kRemembered = 1024, kMostWorkers = 16 };
 
 /* Travels with a request and its answer. */
 typedef struct Note {
-  uint64_t gateway; /* Generation of its queue: answers may outlive the gateway that asked. */
+  uint64_t gateway; /* Generation of its queue, because answers may outlive the gateway that sent
+                     * the request. */
   uint64_t request;
-  uint32_t delivery; /* Of an answer: how often the request had been given to a worker. */
+  uint32_t delivery; /* In an answer: how often the request had been delivered to a worker. */
 } Note;
 _Static_assert(sizeof(Note) <= GPUSHM_METADATA_BYTES, "a note fits a frame's metadata");
 
-/* What the gateway remembers of a request, until kRemembered later ones have been put. */
+/* What the gateway knows of a request, until kRemembered later ones have been put. */
 typedef struct Request {
   uint64_t number;
   uint32_t answers;
@@ -43,7 +43,7 @@ static gpushm_ring* OpenWriter(const char* name, gpushm_ring_policy policy) {
   options.policy = policy;
   options.frames = kSlots;
   options.frame_bytes = kItemBytes;
-  /* Answers wait for the gateway, also for one that starts anew. */
+  /* Answers wait for the gateway, also for one that is restarted. */
   options.need_readers = policy == GPUSHM_BACK_PRESSURE;
   options.timeout_ms = kOpenMs;
   Check(gpushm_ring_open(client, name, &options, &ring));
@@ -74,11 +74,11 @@ static void Ask(gpushm_ring* queue, uint64_t gateway) {
   *request = (Request){.number = asked, .answers = 0, .deliveries = 0};
 }
 
-/* A second answer is right only if the request was delivered a second time. */
+/* A second answer is only correct if the request was delivered a second time. */
 static void Record(const Note* note, int right) {
   Request* const request = &remembered[note->request % kRemembered];
   if (note->delivery > 1) ++again;
-  if (request->number != note->request) return; /* Long ago. */
+  if (request->number != note->request) return; /* The request is too old. */
   if (note->delivery > request->deliveries) request->deliveries = note->delivery;
   ++request->answers;
   if (request->answers == 1) ++answered;
@@ -88,7 +88,7 @@ static void Record(const Note* note, int right) {
 
 /* Whether there was an answer. */
 static int TakeAnswer(Reader* answers, uint64_t gateway) {
-  static uint32_t* seen; /* Where the GPU can write. */
+  static uint32_t* seen; /* Memory to which the GPU can write. */
   if (seen == NULL) CALL(cuMemHostAlloc, (void**)&seen, kItemBytes, 0);
   gpushm_frame frame;
   if (!BeginRead(answers, &frame, GPUSHM_DONT_WAIT)) return 0;
@@ -144,7 +144,8 @@ static void RunGateway(const char* name, char** answers_names, int workers, uint
 
 /* ---- worker */
 
-/* The request is given back behind its answer: whoever dies in between has it delivered again. */
+/* The request is given back after its answer: if the worker dies in between, it is delivered
+ * again. */
 static void Answer(Reader* queue, gpushm_ring* answers, const gpushm_frame* request, int busy_ms) {
   gpushm_frame answer;
   Note note;

@@ -1,6 +1,6 @@
 # The sidecar of each pod that shares GPU memory: gpushm-broker, and gpushmctl for its hooks.
 FROM scratch
-# Of compile.Dockerfile.
+# From compile.Dockerfile.
 COPY --from=localhost/gpushm/files /sidecar /
 USER 65532:65532
 ENV PATH=/usr/bin

@@ -1,15 +1,14 @@
-/* New weights behind the same name, on the GPU: a trainer puts a new generation there with each
- * step; a rollout waits for it, takes it and lets the old one go. Whoever is busy with the old one
- * keeps it: with room for two generations the trainer waits for the slowest rollout, and every
- * rollout gets every step. Runs until SIGTERM.
+/* New weights behind the same name, on the GPU. A trainer publishes a new generation with each
+ * step; a rollout waits for it, takes it and releases the old one. A rollout that is busy with
+ * the old one keeps it: with room for two generations, the trainer waits for the slowest
+ * rollout, and every rollout gets every step. Runs until SIGTERM.
  *
  * usage: gpushm-weights-app --trainer NAME [--steps N] [--every-ms N] [--patience-ms N]
  *        gpushm-weights-app --rollout NAME [--busy-ms N]
- *   --steps N         ends after so many
- *   --every-ms N      a step takes so long (2000)
- *   --patience-ms N   so long it waits for room, then it ends with the error (60000)
- *   --busy-ms N       so long a rollout is at work between two looks for new weights (100)
- */
+ *   --steps N         ends after N steps
+ *   --every-ms N      duration of a step (2000)
+ *   --patience-ms N   how long it waits for room before it ends with the error (60000)
+ *   --busy-ms N       how long a rollout works between two checks for new weights (100) */
 #include <inttypes.h>
 
 #include "app.h"
@@ -19,7 +18,7 @@ enum { kChunkBytes = 1 << 20 };
 static gpushm_client* client;
 static CUstream stream;
 
-/* The first word; every word of a step's weights is its number. */
+/* The first word; every word of a step's weights is the step's number. */
 static uint32_t StepOf(gpushm_attachment* weights) {
   uint32_t step;
   CALL(cuMemcpyDtoH, &step, gpushm_address(weights), sizeof step);
@@ -47,7 +46,7 @@ static uint64_t GenerationOf(gpushm_attachment* weights) {
 
 /* ---- trainer */
 
-/* Goes on where a trainer before it ended. */
+/* Continues where an earlier trainer ended. */
 static uint32_t LastStep(const char* name) {
   gpushm_attachment* weights = NULL;
   gpushm_attach_options options;
@@ -59,8 +58,8 @@ static uint32_t LastStep(const char* name) {
   return step;
 }
 
-/* Memory for a new generation, which nobody sees yet. There is room when no rollout is left that
- * holds the last but one. NULL: it is to end. */
+/* Memory for a new generation, which nobody sees yet. There is room when no rollout holds the
+ * generation before the last one any more. NULL: the trainer must end. */
 static gpushm_attachment* Replace(const char* name, uint32_t step, int64_t patience_ms) {
   gpushm_attachment* weights = NULL;
   gpushm_create_options options;
@@ -136,7 +135,7 @@ static void RollOut(const char* name, int busy_ms) {
     }
     if (weights == NULL) continue;
     poll(NULL, 0, busy_ms);
-    wrong += !AreWhole(weights, step); /* However many steps further the trainer is. */
+    wrong += !AreWhole(weights, step); /* The trainer may be any number of steps ahead. */
     if (next == NULL) continue;
     printf("%s: step %" PRIu32 ", generation %" PRIu64 ", %" PRIu64 " taken, %" PRIu64
            " skipped, %" PRIu64 " wrong\n",

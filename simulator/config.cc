@@ -43,7 +43,7 @@ void CheckKeys(const YAML::Node& node, std::initializer_list<const char*> known)
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       Reject(entry.first, "unknown key \"" + key + "\"");
     }
-    if (!seen.insert(key).second) Reject(entry.first, "\"" + key + "\" stands here twice");
+    if (!seen.insert(key).second) Reject(entry.first, "duplicate key \"" + key + "\" in this map");
   }
 }
 
@@ -63,7 +63,7 @@ uint64_t ParseBytes(const YAML::Node& node) {
   const unsigned long long number = std::strtoull(text.c_str(), nullptr, 10);
   if (digits == 0 || shift < 0 || errno != 0 ||
       number > (uint64_t{1} << 46 >> static_cast<unsigned>(shift))) {
-    Reject(node, "\"" + text + "\" is no size such as 80Gi");
+    Reject(node, "\"" + text + "\" is not a size such as 80Gi");
   }
   return static_cast<uint64_t>(number) << static_cast<unsigned>(shift);
 }
@@ -97,7 +97,8 @@ std::string DefaultUuid(const char* prefix, size_t gpu, size_t instance) {
 void SetUuid(Card* card, const YAML::Node& node, const char* prefix, size_t gpu, size_t instance) {
   card->uuid_text = node ? node.as<std::string>() : DefaultUuid(prefix, gpu, instance);
   const auto bytes = ParseUuid(card->uuid_text, prefix);
-  if (!bytes) Reject(node, "\"" + card->uuid_text + "\" is no UUID of the form " + prefix + "...");
+  if (!bytes)
+    Reject(node, "\"" + card->uuid_text + "\" is not a UUID of the form " + prefix + "...");
   card->uuid = *bytes;
 }
 
@@ -108,7 +109,8 @@ void ParseMig(const YAML::Node& list, const Card& gpu, size_t index, Machine* ma
     const YAML::Node& node = list[i];
     CheckKeys(node, {"profile", "memory", "uuid"});
     Card instance;
-    if (!node["profile"] || !node["memory"]) Reject(node, "a MIG instance needs profile, memory");
+    if (!node["profile"] || !node["memory"])
+      Reject(node, "a MIG instance needs profile and memory");
     instance.name = gpu.name + " MIG " + node["profile"].as<std::string>();
     instance.memory_bytes = ParseBytes(node["memory"]);
     instance.gpu_index = gpu.gpu_index;
@@ -130,7 +132,7 @@ void ParseGpu(const YAML::Node& node, size_t index, Machine* machine) {
   gpu.reserve_bytes = node["reserve"] ? ParseBytes(node["reserve"]) : 0;
   gpu.gpu_index = static_cast<uint32_t>(index);
   if (gpu.memory_bytes == 0 || gpu.reserve_bytes > gpu.memory_bytes) {
-    Reject(node, "memory must be more than 0 and not less than reserve");
+    Reject(node, "memory must be more than 0 and at least reserve");
   }
   SetUuid(&gpu, node["uuid"], "GPU-", index, 0);
   if (const YAML::Node peers = node["peers"]) {
@@ -139,7 +141,8 @@ void ParseGpu(const YAML::Node& node, size_t index, Machine* machine) {
   }
   if (const YAML::Node link = node["link"]) {
     gpu.nvlink = link.as<std::string>() == "nvlink";
-    if (!gpu.nvlink && link.as<std::string>() != "pcie") Reject(link, "link is nvlink or pcie");
+    if (!gpu.nvlink && link.as<std::string>() != "pcie")
+      Reject(link, "link must be nvlink or pcie");
   }
   gpu.mig_mode = static_cast<bool>(node["mig"]);
   machine->cards.push_back(gpu);
@@ -152,11 +155,11 @@ void ParseLatency(const YAML::Node& node, Machine* machine) {
     if (preset == "realistic") {
       machine->latency_us = RealisticLatency();
     } else if (preset != "zero") {
-      Reject(node, "latency is realistic, zero or a map");
+      Reject(node, "latency must be realistic, zero or a map");
     }
     return;
   }
-  if (!node.IsMap()) Reject(node, "latency is realistic, zero or a map");
+  if (!node.IsMap()) Reject(node, "latency must be realistic, zero or a map");
   for (const auto& entry : node) {
     const auto key = entry.first.as<std::string>();
     if (!RealisticLatency().contains(key)) Reject(entry.first, "unknown latency \"" + key + "\"");
@@ -184,7 +187,7 @@ std::vector<std::string> SplitList(const char* text) {
   return parts;
 }
 
-// What one entry of CUDA_VISIBLE_DEVICES names: an ordinal, or the start of a UUID.
+// The card that one entry of CUDA_VISIBLE_DEVICES names: by an ordinal, or by the start of a UUID.
 std::optional<size_t> Choose(const Machine& machine, const std::vector<size_t>& gpus,
                              const std::vector<size_t>& present, const std::string& entry) {
   if (entry.empty()) return {};
@@ -262,7 +265,7 @@ std::vector<size_t> VisibleToNvml(const Machine& machine) {
     bool shown = nodes == nullptr;
     if (!shown) {
       for (const std::string& name : SplitList(nodes)) {
-        // A MIG instance brings its GPU's node, and a GPU's node all of its instances.
+        // A MIG instance brings its GPU's node, and a GPU's node brings all of its instances.
         for (const Card& card : machine.cards) {
           const bool named =
               card.uuid_text == name || (!card.mig && name == std::to_string(card.gpu_index));
@@ -295,7 +298,7 @@ std::vector<size_t> VisibleToCuda(const Machine& machine) {
   std::vector<size_t> visible;
   for (const std::string& entry : SplitList(chosen)) {
     const auto card = Choose(machine, gpus, present, entry);
-    if (!card) break;  // As CUDA does: what follows the first wrong entry is not seen.
+    if (!card) break;  // As in CUDA, entries after the first wrong one have no effect.
     visible.push_back(*card);
     if (machine.cards[*card].mig) break;
   }

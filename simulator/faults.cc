@@ -22,7 +22,7 @@ struct Cache {
   std::shared_ptr<const Faults> faults = std::make_shared<const Faults>();
 };
 
-// What tells one version of a file from the next.
+// Distinguishes versions of a file.
 std::string VersionOf(const std::string& path) {
   struct stat status{};
   if (stat(path.c_str(), &status) != 0) return path + ":absent";
@@ -69,8 +69,8 @@ GpuHealth ParseHealth(const YAML::Node& node) {
 }
 
 constexpr double kUint32Max = 0xFFFFFFFFU;
-constexpr double kExactMax = 1ULL << 53;  // What a double holds to the last digit.
-// Each with its largest value.
+constexpr double kExactMax = 1ULL << 53;  // The largest range that a double holds exactly.
+// Each sensor with its largest value.
 constexpr std::pair<std::string_view, double> kSensors[] = {
     {"utilization", 1},
     {"memory-activity", 1},

@@ -1,4 +1,5 @@
-// The simulated driver's own promises; what it shares with a real one is in ../conformance.
+// The promises of the simulated driver alone; those that it shares with a real one are in
+// tests/conformance.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -31,7 +32,7 @@ const CudaApi& Cuda() {
   return *api;
 }
 
-// A state folder of its own for each test. CUDA is used in forked children only.
+// Each test has its own state folder. Only forked children use CUDA.
 class SimTest : public testing::Test {
  protected:
   SimTest() {
@@ -42,7 +43,7 @@ class SimTest : public testing::Test {
   ~SimTest() override { std::filesystem::remove_all(folder_); }
 
   void Write(const std::string& name, const std::string& text) const {
-    // Renamed into place: a reader sees all of it.
+    // Renamed into place, so that a reader sees it whole.
     std::ofstream(folder_ + "/" + name + ".new") << text;
     std::filesystem::rename(folder_ + "/" + name + ".new", folder_ + "/" + name);
   }
@@ -78,9 +79,9 @@ class SimTest : public testing::Test {
   std::string folder_;
 };
 
-// Goal: no moment of death leaves bytes that count, or a lock. Method: processes that create,
-// export, import, map and release as fast as they can are killed at random times; the survivors'
-// card must be empty and usable.
+// Goal: no moment of death leaves bytes that count, or a lock.
+// Method: processes that create, export, import, map and release as fast as they can are killed at
+// random times. Afterwards the card must be empty and usable for the survivors.
 TEST_F(SimTest, KillsAtRandomTimesLeaveNothing) {
   constexpr int kProcesses = 6;
   constexpr int kRounds = 60;
@@ -135,7 +136,7 @@ TEST_F(SimTest, CardFilledByKilledProcessesIsUsableWithoutProbing) {
 
 TEST_F(SimTest, HalfMadeAllocationOfKilledCreatorIsRemoved) {
   Run([] {
-    EXPECT_TRUE(Cuda().Init()) << "makes the folder";
+    EXPECT_TRUE(Cuda().Init()) << "this makes the folder";
     EXPECT_EQ(UsedBytes(), 0U);
   });
   std::ofstream(folder_ + "/" + kCardFolder + "/00112233445566778899aabbccddeeff") << "half";
@@ -265,13 +266,15 @@ TEST_F(SimTest, XidsReachEventSetsAndLostGpusAnswerSo) {
     ASSERT_EQ(nvml.nvmlDeviceRegisterEvents(device, nvmlEventTypeXidCriticalError, set),
               NVML_SUCCESS);
     nvmlEventData_t event{};
-    EXPECT_EQ(nvml.nvmlEventSetWait_v2(set, &event, 30), NVML_ERROR_TIMEOUT) << "an old one came";
+    EXPECT_EQ(nvml.nvmlEventSetWait_v2(set, &event, 30), NVML_ERROR_TIMEOUT)
+        << "an old event was delivered";
     std::thread writer(
         [&] { Write("faults.yaml", "xids: [{gpu: 0, xid: 13}, {gpu: 0, xid: 79}]"); });
     EXPECT_EQ(nvml.nvmlEventSetWait_v2(set, &event, 5000), NVML_SUCCESS);
     writer.join();
     EXPECT_EQ(event.eventData, 79U);
-    EXPECT_EQ(nvml.nvmlEventSetWait_v2(set, &event, 30), NVML_ERROR_TIMEOUT) << "it came twice";
+    EXPECT_EQ(nvml.nvmlEventSetWait_v2(set, &event, 30), NVML_ERROR_TIMEOUT)
+        << "the event was delivered twice";
     EXPECT_EQ(nvml.nvmlEventSetFree(set), NVML_SUCCESS);
     Write("faults.yaml", "lost: ['0']");
     nvmlMemory_t memory{};
@@ -357,7 +360,7 @@ TEST_F(SimTest, NvmlTellsTheSensorsThatAreGivenAndNoOthers) {
   });
 }
 
-// Goal: a hang holds up who asks, and nobody else, until faults.yaml says otherwise.
+// Goal: a hang blocks only the caller until faults.yaml changes.
 TEST_F(SimTest, AnNvmlCallHangsUntilTheFaultGoes) {
   Write("faults.yaml", "hang: {nvmlDeviceGetPowerUsage: 600000}");
   Run([&] {
@@ -378,8 +381,8 @@ TEST_F(SimTest, AnNvmlCallHangsUntilTheFaultGoes) {
   });
 }
 
-// Goal: no data race and no leak of device addresses (run under TSan and ASan). Method: threads
-// that allocate, copy, wait and free at once.
+// Goal: no data race and no leak of device addresses (run under TSan and ASan).
+// Method: threads that allocate, copy, wait and free at the same time.
 TEST_F(SimTest, ThreadsUseTheDriverAtOnce) {
   Run([] {
     ASSERT_TRUE(Cuda().Init());

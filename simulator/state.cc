@@ -28,8 +28,8 @@ struct Ledger {
   uint64_t check = 0;
 };
 
-// The card's lock, held from construction to destruction. Unlocks by name, not by closing: a child
-// forked meanwhile has the open file too.
+// The card's lock, held from construction to destruction. It unlocks explicitly, not by closing the
+// file, because a child forked meanwhile also has the file open.
 class CardLock {
  public:
   explicit CardLock(const std::string& card_folder) {
@@ -37,7 +37,7 @@ class CardLock {
     if (fd_ < 0 && errno == ENOENT) {
       if (mkdir(card_folder.c_str(), 0777) == 0) chmod(card_folder.c_str(), 0777);
       fd_ = open((card_folder + "/lock").c_str(), O_RDWR | O_CLOEXEC | O_CREAT, 0666);
-      if (fd_ >= 0) fchmod(fd_, 0666);  // Fails where another user made it, who did the same.
+      if (fd_ >= 0) fchmod(fd_, 0666);  // Fails if another user made the file and did the same.
     }
     if (fd_ < 0) return;
     int locked = 0;
@@ -71,7 +71,7 @@ bool WriteLedger(int lock_fd, uint64_t bytes) {
   return pwrite(lock_fd, &ledger, sizeof ledger, 0) == static_cast<ssize_t>(sizeof ledger);
 }
 
-// True when `fd` is an allocation of a simulated driver.
+// True if `fd` is an allocation of a simulated driver.
 bool ReadRecord(int fd, Record* record) {
   struct stat status{};
   if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return false;
@@ -106,7 +106,7 @@ bool MakeFolder(const std::string& path) {
   for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
     const std::string part = path.substr(0, slash);
     if (mkdir(part.c_str(), 0777) == 0) {
-      // Only what is made here: whatever the umask, every user's containers share it.
+      // Only for folders made here: every user's containers share them, whatever the umask.
       chmod(part.c_str(), 0777);
     } else if (errno != EEXIST) {
       return false;
@@ -147,7 +147,8 @@ bool State::Prepare(std::string* error) {
     return false;
   }
   struct statfs filesystem{};
-  // A mapping of an overlayfs file holds the file below it, not the one that carries the lock.
+  // A mapping of an overlayfs file keeps the underlying file open, not the one that carries the
+  // lock.
   keep_descriptors_ = statfs(folder_.c_str(), &filesystem) == 0 &&
                       static_cast<long>(filesystem.f_type) == kOverlayfsMagic;
   return true;
@@ -158,7 +159,7 @@ bool State::RegisterProcess(std::string* error) {
   const auto token = Random<uint64_t>() | 1;
   char name[32];
   std::snprintf(name, sizeof name, "/processes/%016llx", static_cast<unsigned long long>(token));
-  // Kept open for good: closing any descriptor of the file would drop the lock.
+  // Stays open permanently: closing any descriptor of the file would drop the lock.
   const int fd = open((folder_ + name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   struct flock lock{};
   lock.l_type = F_WRLCK;
@@ -193,7 +194,7 @@ void State::SweepProcesses() const {
     const uint64_t process = std::strtoull(entry->d_name, nullptr, 16);
     struct stat status{};
     const std::string path = folder_ + "/processes/" + entry->d_name;
-    // A file younger than this may be between its creation and its lock.
+    // A newer file may be between its creation and its lock.
     constexpr time_t kSettleSeconds = 10;
     if (stat(path.c_str(), &status) != 0 || status.st_mtime + kSettleSeconds > time(nullptr)) {
       continue;
@@ -243,7 +244,7 @@ Outcome State::Create(const Card& card, Kind kind, uint64_t size_bytes, uint32_t
   return outcome;
 }
 
-// Takes `fd` over.
+// Takes ownership of `fd`.
 Outcome State::Map(int fd, const Record& record, std::shared_ptr<Backing>* backing) const {
   const bool bytes_used = record.kind != Kind::kContext;
   const size_t size = bytes_used ? record.size_bytes : kRecordBytes;

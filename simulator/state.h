@@ -1,4 +1,4 @@
-// The state folder: what stands for the cards' memory, shared by every process that sees it.
+// The state folder, which represents the cards' memory. All processes that see it share it.
 //
 //   <folder>/cards.yaml, faults.yaml      optional, written by people and tests
 //   <folder>/<card uuid>/lock             taken (flock) around creation, probing and cuIpc opens
@@ -7,16 +7,16 @@
 //
 // Invariants
 //   (1) An allocation's file carries a shared flock exactly as long as any descriptor or mapping of
-//       it exists in any process: the lock belongs to the open file, and both hold the open file.
-//   (2) So whoever gets LOCK_EX on it, under the card's lock, knows that it is free, and unlinks
-//   it.
-//       Killing a process at any instruction leaves nothing that counts.
-//   (3) A file is created, sized and marked under the card's lock; a prober never sees half of one
-//       that is alive.
-//   (4) The card's lock file holds an upper bound of the bytes in use. It is raised before a file
-//       appears and lowered only by whoever unlinks one, so creation probes all files only when the
-//       card looks full.
-//   (5) A process lock is a POSIX lock: gone with the process, not inherited by its children.
+//       it exists in any process: the lock belongs to the open file, and both keep the file open.
+//   (2) So a process that gets LOCK_EX on it, under the card's lock, knows that it is free, and
+//       unlinks it. Killing a process at any instruction leaves nothing that counts.
+//   (3) A file is created, sized and marked under the card's lock, so that probing never finds a
+//       live file half made.
+//   (4) The card's lock file has an upper bound of the bytes in use. It is raised before a file
+//       appears and lowered only by the process that unlinks one. So creation probes all files only
+//       when the card looks full.
+//   (5) A process lock is a POSIX lock: it ends with the process, and its children do not inherit
+//       it.
 //
 // Threads: thread-safe.
 #pragma once
@@ -35,7 +35,8 @@ namespace gpushm::sim {
 
 enum class Kind : uint32_t { kVmm = 1, kLegacy = 2, kContext = 3 };
 
-// The last page of an allocation's file: a descriptor describes itself, whatever its path is here.
+// The last page of an allocation's file, so that a descriptor describes itself, whatever its path
+// is here.
 struct Record {
   uint64_t magic = 0;
   uint32_t version = 0;
@@ -50,8 +51,8 @@ struct Record {
 
 class State;
 
-// A process's hold on an allocation, and the host mapping that its engine works through. No child
-// of fork() inherits it.
+// A process's reference to an allocation, and the host mapping through which its engine works. No
+// child of fork() inherits it.
 class Backing {
  public:
   Backing(const State* state, const Record& record, void* base, size_t mapped_bytes, int fd)
@@ -68,7 +69,7 @@ class Backing {
   Record record_;
   void* base_;
   size_t mapped_bytes_;
-  int fd_;  // -1 where a mapping alone holds the open file.
+  int fd_;  // -1 if only a mapping keeps the file open.
 };
 
 enum class Outcome { kOk, kOutOfMemory, kNotFound, kForeign, kSystem };
@@ -81,7 +82,7 @@ struct Holder {
 };
 
 struct Usage {
-  uint64_t used_bytes = 0;  // With the card's reserve.
+  uint64_t used_bytes = 0;  // Includes the card's reserve.
   std::vector<Holder> holders;
 };
 
@@ -91,24 +92,25 @@ class State {
 
   const std::string& folder() const { return folder_; }
 
-  // Makes the folder (0777) where it is missing. False: `error` says why.
+  // Makes the folder (0777) if it is missing. False: `error` says why.
   bool Prepare(std::string* error);
-  // Marks this process as alive and gives it a token. Once, before the first Create.
+  // Marks this process as alive and gives it a token. Called once, before the first Create.
   bool RegisterProcess(std::string* error);
   uint64_t process() const { return process_; }
   bool IsAlive(uint64_t process) const;
 
   Outcome Create(const Card& card, Kind kind, uint64_t size_bytes, uint32_t handle_types,
                  std::shared_ptr<Backing>* backing) const;
-  // A new descriptor of a live allocation, which keeps it alive. -1: none.
+  // A new descriptor of a live allocation, which keeps it alive; -1 if there is none.
   int OpenDescriptor(const Record& record) const;
-  // What a descriptor from elsewhere stands for. kForeign: not one of ours.
+  // Finds the allocation of a descriptor from elsewhere. kForeign: it is not one of the
+  // simulator's.
   Outcome Adopt(int fd, std::shared_ptr<Backing>* backing) const;
   // By card and id, as a cuIpc handle names it.
   Outcome OpenById(const UuidBytes& card, const UuidBytes& id,
                    std::shared_ptr<Backing>* backing) const;
 
-  // Probes every file of the card, unlinks the dead and counts the rest.
+  // Probes every file of the card, unlinks the dead ones and counts the rest.
   Usage Probe(const Card& card) const;
   // Unlinks one allocation if nobody holds it.
   void Reap(const Record& record) const;

@@ -18,8 +18,9 @@ namespace {
 
 constexpr int kBacklog = 128;
 constexpr size_t kMaxFds = limits::kMessageDescriptors;
-// What the kernel lets one message carry (SCM_MAX_FD). There is room for all of them: those without
-// room the kernel closes in the receiver's system call, and a socket with SO_LINGER blocks it.
+// The most descriptors that the kernel carries in one message (SCM_MAX_FD). There is room for all
+// of them. Otherwise the kernel would close the rest in the receiver's system call, and a socket
+// with SO_LINGER would block it there.
 constexpr size_t kKernelMaxFds = 253;
 constexpr int kRetryMs = 1;
 
@@ -47,7 +48,7 @@ Result<Address> AddressFor(const std::string& path) {
   return result;
 }
 
-// poll() for one event. kTimeout when the deadline passes first.
+// Calls poll() for one event. kTimeout if the deadline passes first.
 Result<void> WaitFor(int socket, short events, const Deadline& deadline, std::string_view what) {
   for (;;) {
     pollfd poller{.fd = socket, .events = events, .revents = 0};
@@ -55,8 +56,8 @@ Result<void> WaitFor(int socket, short events, const Deadline& deadline, std::st
     if (ready > 0) return {};
     if (ready < 0 && errno != EINTR) return FailSystem(errno, "poll");
     if (deadline.Passed()) {
-      return Fail(Code::kTimeout, Concat(what, ": the deadline passed"),
-                  "allow more time, or look at the sidecar's log");
+      return Fail(Code::kTimeout, Concat(what, ": the deadline has passed"),
+                  "allow more time, or read the sidecar's log");
     }
   }
 }
@@ -66,7 +67,7 @@ std::unexpected<Status> PeerGone() {
               "the library reconnects when the broker is back");
 }
 
-// A name in the same folder that nobody can guess.
+// An unpredictable name in the same folder.
 Result<std::string> NameBeside(const std::string& path) {
   uint64_t number = 0;
   if (getrandom(&number, sizeof number, 0) != ssize_t{sizeof number}) {
@@ -124,9 +125,9 @@ Result<void> Send(int socket, std::span<const std::byte> bytes, std::span<const 
     if (auto ready = WaitFor(socket, POLLOUT, deadline, "send"); !ready) return ready;
     if (deadline.Passed()) {
       return Fail(Code::kTimeout, "send: too many descriptors of this user are in flight",
-                  "processes of the same user, all over the node, must read theirs");
+                  "processes of the same user on this node must receive theirs first");
     }
-    // Writable at once and refused again: ETOOMANYREFS, which no event announces the end of.
+    // The socket was writable at once and refused again: ETOOMANYREFS. No event announces its end.
     poll(nullptr, 0, kRetryMs);
   }
 }
@@ -142,8 +143,8 @@ Result<bool> TryReceive(int socket, Message* message) {
   header.msg_control = control.data();
   header.msg_controllen = control.size();
   ssize_t received = 0;
-  // ECONNRESET: the peer closed with a request of ours unread. It is told once, ahead of what the
-  // peer had sent before, such as why it refuses us.
+  // ECONNRESET means that the peer closed while a request was unread. The kernel reports it once,
+  // before the data that the peer had sent earlier, such as its reason for refusing.
   int resets = 0;
   do {
     received = recvmsg(socket, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -163,7 +164,7 @@ Result<bool> TryReceive(int socket, Message* message) {
       message->descriptors.emplace_back(fd);
     }
   }
-  // An empty datagram reads like end-of-file and is against the protocol anyway.
+  // An empty datagram looks like end-of-file and breaks the protocol anyway.
   if (received == 0) return PeerGone();
   if ((header.msg_flags & MSG_TRUNC) != 0) {
     return Fail(Code::kCorrupt, "a peer broke the protocol: a message is too long");
@@ -172,11 +173,11 @@ Result<bool> TryReceive(int socket, Message* message) {
     return Fail(Code::kCorrupt, "a peer broke the protocol: a message has too many descriptors");
   }
   message->size_bytes = static_cast<size_t>(received);
-  // There is room for all that the kernel carries, so that no peer brings this about.
+  // There is room for all that the kernel carries, so a peer cannot cause this.
   if ((header.msg_flags & MSG_CTRUNC) != 0) {
-    return Fail(Code::kExhausted, "no descriptor is free in this process for one that was sent",
-                "raise RLIMIT_NOFILE (ulimit -n 65536), or close what is not used; is it not "
-                "reached, a security module (SELinux) forbids the descriptor");
+    return Fail(Code::kExhausted, "this process has no free descriptor for one that was sent",
+                "raise RLIMIT_NOFILE (ulimit -n 65536) or close unused descriptors. "
+                "If the limit is not reached, a security module (SELinux) forbids the descriptor");
   }
   return true;
 }
@@ -204,7 +205,7 @@ Result<UniqueFd> Connect(const std::string& path) {
       case ECONNREFUSED:
       case EAGAIN:  // Its backlog is full.
         return Fail(Code::kUnavailable, what,
-                    "is the sidecar running, and is its folder mounted here?");
+                    "check that the sidecar is running and that its folder is mounted here");
       case EACCES:
       case EPERM:
         return Fail(Code::kDenied, what, "the socket belongs to another container or group");
@@ -237,9 +238,8 @@ Result<UniqueFd> Listen(const std::string& path, unsigned mode) {
   const int error = errno;
   if (error != EPERM && error != EACCES && error != EISDIR) return fail("rename to", path);
   unlink(beside->c_str());
-  return Fail(Code::kDenied,
-              Concat("something that another user made is at ", path, ": ", std::strerror(error)),
-              "its owner must remove it, or root");
+  return Fail(Code::kDenied, Concat("another user's file is at ", path, ": ", std::strerror(error)),
+              "its owner or root must remove it");
 }
 
 }  // namespace gpushm::protocol

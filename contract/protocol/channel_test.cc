@@ -102,8 +102,8 @@ void SendWith(int socket, size_t size_bytes, int fd, size_t count) {
 }
 
 // Regression: descriptors of a refused message were closed inside TryReceive, or by the kernel in
-// its recvmsg() where there was no room for them: on the broker's loop, which a socket with
-// SO_LINGER holds up. All of them must reach the caller.
+// its recvmsg() if there was no room for them. That happened on the broker's loop, which a socket
+// with SO_LINGER can block. The caller must get all of them.
 TEST(Channel, DescriptorsOfARefusedMessageAreTheCallersToClose) {
   const int before = OpenDescriptors();
   {
@@ -123,7 +123,7 @@ TEST(Channel, DescriptorsOfARefusedMessageAreTheCallersToClose) {
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
-// Regression: this was a peer that had sent too long a message.
+// Regression: this was reported as a peer that had sent too long a message.
 TEST(Channel, ADescriptorThatFindsNoPlaceIsNotThePeersFault) {
   const Pair pair = MakePair();
   const int before = OpenDescriptors();
@@ -137,13 +137,13 @@ TEST(Channel, ADescriptorThatFindsNoPlaceIsNotThePeersFault) {
     }
     ASSERT_EQ(CodeOf(received), Code::kExhausted);
     EXPECT_THAT(received.error().ToString(), ::testing::HasSubstr("raise RLIMIT_NOFILE"));
-    EXPECT_EQ(message.descriptors.size(), 1u) << "one arrived, and is the caller's";
-    EXPECT_EQ(message.size_bytes, 8u) << "for an answer";
+    EXPECT_EQ(message.descriptors.size(), 1u) << "one arrived and belongs to the caller";
+    EXPECT_EQ(message.size_bytes, 8u) << "so that it can be answered";
   }
   EXPECT_EQ(OpenDescriptors(), before);
   SendWith(pair.near.get(), 8, pair.near.get(), 3);
   Message message;
-  EXPECT_TRUE(TryReceive(pair.far.get(), &message)) << "the connection goes on";
+  EXPECT_TRUE(TryReceive(pair.far.get(), &message)) << "the connection still works";
   EXPECT_EQ(message.descriptors.size(), 3u);
 }
 
@@ -157,11 +157,11 @@ TEST(Channel, EndOfFileAndEmptyDatagramsAreAPeerThatLeft) {
   EXPECT_EQ(CodeOf(TrySend(pair.far.get(), Text(1), {})), Code::kUnavailable);
 }
 
-// Regression: a peer that refused a connection whose request it had not read (it was full) seemed
-// to have vanished, because ECONNRESET comes before what it said.
+// Regression: a peer that was full refused a connection without reading its request, and seemed to
+// have vanished, because ECONNRESET comes before the peer's message.
 TEST(Channel, LastWordsAreHeard) {
   Pair pair = MakePair();
-  ASSERT_TRUE(*TrySend(pair.near.get(), Text(10), {}));  // Never read.
+  ASSERT_TRUE(*TrySend(pair.near.get(), Text(10), {}));  // Nobody reads it.
   ASSERT_TRUE(*TrySend(pair.far.get(), Text(20), {}));
   pair.far.Reset();
   Message message;
@@ -197,10 +197,10 @@ TEST(Channel, RefusesToSendMoreDescriptorsThanTheProtocolHas) {
   EXPECT_EQ(CodeOf(TrySend(pair.near.get(), Text(1), fds)), Code::kInternal);
 }
 
-// In a child without privilege and with a low limit: fills the user's quota of descriptors in
-// flight. Returns the first thing that is not as it should be, or 0.
+// In a child without privileges and with a low limit: fills the user's quota of descriptors in
+// flight. Returns 0, or the number of the first failed check.
 int TryTooManyInFlight() {
-  alarm(60);  // Ends it, should a deadline not.
+  alarm(60);  // Ends the child if a deadline does not work.
   const rlimit few{64, 64};
   int ends[2];
   int parked[2];
@@ -214,7 +214,7 @@ int TryTooManyInFlight() {
     const auto sent = TrySend(parked[0], Text(1), fds);
     if (!sent) return 5;
     if (!*sent) break;
-    if (parked_messages > 100) return 6;  // The kernel did not count.
+    if (parked_messages > 100) return 6;  // The kernel did not count them.
   }
   const auto refused = Send(ends[0], Text(1), {fds.data(), 1}, Deadline::AfterMs(20));
   if (refused || refused.error().code() != Code::kTimeout) return 7;
@@ -229,9 +229,9 @@ int TryTooManyInFlight() {
   return sent ? 0 : 9;
 }
 
-// Regression: Send never looked at its deadline while the kernel said ETOOMANYREFS.
+// Regression: Send ignored its deadline while the kernel returned ETOOMANYREFS.
 TEST(Channel, TooManyDescriptorsInFlightIsWaitedFor) {
-  if (getuid() != 0) GTEST_SKIP() << "needs root, to become a user without privilege";
+  if (getuid() != 0) GTEST_SKIP() << "needs root to become a user without privileges";
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) std::_Exit(TryTooManyInFlight());
@@ -248,7 +248,7 @@ TEST(Channel, ConnectsAndListens) {
     const auto dead = Listen(path, 0666);
     ASSERT_TRUE(dead);
   }
-  EXPECT_EQ(CodeOf(Connect(path)), Code::kUnavailable) << "a socket that nobody listens on";
+  EXPECT_EQ(CodeOf(Connect(path)), Code::kUnavailable) << "nobody listens on this socket";
   const mode_t mask = umask(0077);
   const auto listening = Listen(path, 0666);
   umask(mask);
@@ -259,8 +259,9 @@ TEST(Channel, ConnectsAndListens) {
   EXPECT_TRUE(Connect(path));
 }
 
-// Goal: who listens anew at its name, as after a restart, keeps it: at no time can another process
-// take it. Method: another thread tries to all the while.
+// Goal: a process that listens again at its name, as after a restart, keeps the name: no other
+// process can take it in between.
+// Method: another thread tries to take it all the time.
 TEST(Channel, AtNoTimeIsTheNameFree) {
   const TempFolder folder;
   const std::string path = folder.path() + "/gpushm.sock";
@@ -282,12 +283,12 @@ TEST(Channel, AtNoTimeIsTheNameFree) {
   done = true;
   other.join();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1)
-      << "nothing else stays there";
+      << "nothing else remains there";
 }
 
 TEST(Channel, WhatAnotherUserMadeIsSaid) {
-  if (getuid() != 0) GTEST_SKIP() << "needs root, to become another user";
-  const TempFolder folder;  // As /dev/shm: each may make files, and remove its own.
+  if (getuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  const TempFolder folder;  // Like /dev/shm: every user may create files, and remove their own.
   ASSERT_EQ(chmod(folder.path().c_str(), 01777), 0);
   const std::string path = folder.path() + "/gpushm.sock";
   ASSERT_TRUE(Listen(path, 0666));  // By root.
@@ -317,12 +318,12 @@ TEST(Channel, ReachesSocketsWithLongPaths) {
   EXPECT_EQ(CodeOf(Connect(deep + "/" + std::string(100, 's'))), Code::kInvalidArgument);
 }
 
-// The temporary name beside it must not need more room than there is.
+// The temporary name must not need more room than there is.
 TEST(Channel, ListensAtPathsThatJustFit) {
   const TempFolder folder;
   for (size_t bytes = 85; bytes < sizeof(sockaddr_un::sun_path); ++bytes) {
     const std::string start = folder.path() + "/";
-    ASSERT_LT(start.size() + 12, bytes) << "the name is long enough";
+    ASSERT_LT(start.size() + 12, bytes) << "the name is too short for this test";
     const std::string path = start + std::string(bytes - start.size(), 's');
     const auto listening = Listen(path, 0666);
     ASSERT_TRUE(listening) << bytes << ": " << listening.error().ToString();

@@ -1,13 +1,15 @@
-// What the library counts, and how the numbers lie in memory on their way to the node's plugin
-// (docs/design/counters.md has the way and why):
-//   library --> its process's page, writable      made by the broker, one a client
-//   broker  --> its segment, one record a container: the pages added up; read-only for the plugin
+// The counters of the library, and their layout in memory on the way to the node's plugin
+// (docs/design/counters.md has the path and the reasons):
+//   library --> its process's page, writable      made by the broker, one for each client
+//   broker  --> its segment, one record for each container: the sums over the pages; read-only for
+//           the
+//               plugin
 //
 // Invariants
-//   (1) Every number only grows, and a reader keeps it so: what goes back or is absurd, because its
-//       writer is broken or lies, is taken for what was there before or for kMaxCount.
-//   (2) A word is written whole; of several words nobody says that they are of one moment.
-//   (3) A number keeps its place for ever. New ones take words that were 0 until then, so that
+//   (1) Every number only grows, and readers enforce it. If a value goes back or is absurd, because
+//       its writer is broken or lies, the reader uses the former value or kMaxCount.
+//   (2) Each word is written atomically; several words need not belong to the same moment.
+//   (3) A number keeps its place permanently. New ones take words that were 0 until then, so that
 //       pages and segments of other versions can be read.
 #pragma once
 
@@ -27,31 +29,31 @@ namespace gpushm::protocol {
 inline constexpr uint32_t kCountersVersion = 1;
 inline constexpr uint64_t kCountersMagic = 0x5352544e43485347;  // "GSHCNTRS"
 
-// Numbers alone in a word each. Errors and the histogram have words of their own behind them.
+// Plain numbers, one word each. Errors and the histogram have words of their own after these.
 enum class Counter : size_t {
-  // Of buffers alone: pages of signals, barriers and rings come and go without an attach of a user.
-  kFirstAttaches = 0,   // The process had no such mapping yet.
-  kCachedAttaches = 1,  // It had: no message, no mapping.
-  kDetaches = 2,        // That ended a mapping, whatever made it.
+  // These three count buffers only: sync pages come and go without an attach by the user.
+  kFirstAttaches = 0,   // The process did not have such a mapping yet.
+  kCachedAttaches = 1,  // It had one: no message, no mapping.
+  kDetaches = 2,        // Detaches that ended a mapping, however it was made.
   kCreates = 3,
   kReplaces = 4,
   kOffers = 5,
-  kWaits = 6,   // For a buffer to be there, or to have its content, that ended well.
-  kWaitNs = 7,  // However they ended.
+  kWaits = 6,   // Successful waits for a buffer to exist, or to have its content.
+  kWaitNs = 7,  // Of all waits, successful or not.
   kWaitsTimedOut = 8,
-  kLoads = 9,  // That ended well; so are the saves.
+  kLoads = 9,  // Successful loads; kSaves likewise.
   kLoadedBytes = 10,
   kSaves = 11,
   kSavedBytes = 12,
-  kFirstAttachNs = 13,   // Sum of what the histogram counts.
-  kNvLinkAttaches = 14,  // First attaches by other GPUs than the buffer's own, by their Way.
+  kFirstAttachNs = 13,   // Sum of the durations in the histogram.
+  kNvLinkAttaches = 14,  // First attaches by GPUs other than the buffer's own, by their PeerWay.
   kPcieAttaches = 15,
   kStagedAttaches = 16,
 };
 
-// First attaches by how long they took: request, grant, import and mapping, without waiting for the
-// buffer. A bucket has those of at most its bound that are in no bucket before it; one more has the
-// rest. On an H200 they take 70 us to 0.5 ms.
+// Histogram of first attaches by duration: request, grant, import and mapping, without waiting for
+// the buffer. A bucket counts those that took at most its bound and are in no lower bucket; one
+// more bucket counts the rest. On an H200 they take 70 us to 0.5 ms.
 inline constexpr std::array<uint64_t, 15> kFirstAttachBoundsNs = {
     25'000,     50'000,      100'000,     250'000,     500'000,
     1'000'000,  2'500'000,   5'000'000,   10'000'000,  25'000'000,
@@ -60,7 +62,7 @@ inline constexpr size_t kFirstAttachBuckets = kFirstAttachBoundsNs.size() + 1;
 
 // ---- places
 
-inline constexpr size_t kErrorWords = 32;  // One a Code.
+inline constexpr size_t kErrorWords = 32;  // One for each Code.
 inline constexpr size_t kErrorsAt = 32;
 inline constexpr size_t kFirstAttachBucketsAt = 64;
 inline constexpr size_t kCounterWords = 96;
@@ -79,7 +81,7 @@ constexpr size_t WordOfFirstAttach(uint64_t took_ns) {
 
 // ---- values
 
-// Prometheus' numbers are doubles, which are exact up to here.
+// Prometheus' numbers are doubles, which are exact up to this value.
 inline constexpr uint64_t kMaxCount = uint64_t{1} << 53;
 
 using CounterValues = std::array<uint64_t, kCounterWords>;
@@ -98,14 +100,14 @@ static_assert(CounterWord::is_always_lock_free && sizeof(CounterWord) == 8);
 
 using CounterWords = std::array<CounterWord, kCounterWords>;
 
-// Of one client. All of it is the client's to write.
+// One client's page. The client may write all of it.
 struct CounterPage {
   CounterWords words;
   std::array<CounterWord, 512 - kCounterWords> unused;
 };
 static_assert(sizeof(CounterPage) == 4096);
 
-// What is in shared memory now, by the rule (1). `seen` is what was read before.
+// Reads shared memory under invariant (1). `seen` has the values that were read before.
 inline void ReadCounters(const CounterWords& words, CounterValues* seen) {
   for (size_t i = 0; i < kCounterWords; ++i) {
     const uint64_t now = std::min(words[i].load(std::memory_order_relaxed), kMaxCount);
@@ -113,11 +115,11 @@ inline void ReadCounters(const CounterWords& words, CounterValues* seen) {
   }
 }
 
-// Of one broker: this header, then its records. Only `ready_ns` and the words change.
+// One broker's segment: this header, then its records. Only `ready_ns` and the words change.
 struct CounterSegmentConstants {
   uint64_t magic;
   uint32_t version;
-  uint32_t containers;  // Records.
+  uint32_t containers;  // Number of records.
 };
 struct CounterSegmentHeader {
   CounterSegmentConstants constants;

@@ -8,7 +8,7 @@
 namespace gpushm::protocol {
 namespace {
 
-// Places are for ever: the bytes are read by programs of other versions.
+// Positions are permanent, because programs of other versions read the bytes.
 TEST(Counters, LieWhereTheyAlwaysLay) {
   EXPECT_EQ(WordOf(Counter::kFirstAttaches), 0u);
   EXPECT_EQ(WordOf(Counter::kWaitNs), 7u);

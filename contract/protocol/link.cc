@@ -17,36 +17,40 @@ Result<LinkHeader> ParseLinkHeader(std::span<const std::byte> message) {
   if (message.size() < sizeof(LinkHeader)) return Broken("a message is shorter than its header");
   LinkHeader header;
   std::memcpy(&header, message.data(), sizeof header);
-  if (header.magic != kLinkMagic) return Broken("a link message does not begin with GSLK");
+  if (header.magic != kLinkMagic)
+    return Broken("a link message has a bad magic number (must be GSLK)");
   if (header.version < kLinkMinVersion || header.version > kLinkMaxVersion) {
     return Fail(Code::kIncompatible,
-                Concat("the peer speaks link version ", header.version, ", this side ",
+                Concat("the peer uses link version ", header.version, ", but this side supports ",
                        kLinkMinVersion, " to ", kLinkMaxVersion),
-                "use a sidecar image of the plugin's release");
+                "use a sidecar image from the plugin's release");
   }
-  if (header.size_bytes != message.size()) return Broken("a message's size is not what it says");
-  if (header.kind == 0 || header.kind > kMaxLinkKind) return Broken("a message is of unknown kind");
+  if (header.size_bytes != message.size())
+    return Broken("a message's size differs from its header");
+  if (header.kind == 0 || header.kind > kMaxLinkKind)
+    return Broken("a message has an unknown kind");
   if (header.reserved != 0) return Broken("reserved bytes are not zero");
   return header;
 }
 
 template <>
 Result<void> ValidateLink(const LinkHello& m) {
-  return Require({{m.min_version <= m.max_version, "link hello: versions in the wrong order"},
-                  {m.want_kept <= 1, "link hello: want_kept is not a truth value"},
-                  {IsTerminated(m.program), "link hello: program is not terminated"}});
+  return Require({{m.min_version <= m.max_version, "link hello: min_version is above max_version"},
+                  {m.want_kept <= 1, "link hello: want_kept is not 0 or 1"},
+                  {IsTerminated(m.program), "link hello: program is not NUL-terminated"}});
 }
 template <>
 Result<void> ValidateLink(const LinkWelcome& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.version != 0, "link welcome: no version"},
-                  {m.device_lost <= 1, "link welcome: device_lost is not a truth value"},
-                  {IsName(m.allocation), "link welcome: allocation is not a DNS label"},
-                  {m.pool_bytes <= limits::kBufferBytes, "link welcome: pool out of range"},
-                  {m.clients <= limits::kLinkClients, "link welcome: too many clients"},
-                  {m.buffers <= limits::kLinkBuffers, "link welcome: too many buffers"},
-                  {m.generations <= limits::kLinkGenerations, "link welcome: too many generations"},
-                  {m.leases <= limits::kLeases, "link welcome: too many leases"}});
+  return Require(
+      {{m.reserved == 0, "reserved bytes are not zero"},
+       {m.version != 0, "link welcome: version is 0"},
+       {m.device_lost <= 1, "link welcome: device_lost is not 0 or 1"},
+       {IsName(m.allocation), "link welcome: allocation is not a DNS label"},
+       {m.pool_bytes <= limits::kBufferBytes, "link welcome: pool_bytes is out of range"},
+       {m.clients <= limits::kLinkClients, "link welcome: too many clients"},
+       {m.buffers <= limits::kLinkBuffers, "link welcome: too many buffers"},
+       {m.generations <= limits::kLinkGenerations, "link welcome: too many generations"},
+       {m.leases <= limits::kLeases, "link welcome: too many leases"}});
 }
 template <>
 Result<void> ValidateLink(const LinkRegistry&) {
@@ -54,7 +58,7 @@ Result<void> ValidateLink(const LinkRegistry&) {
 }
 template <>
 Result<void> ValidateLink(const LinkClient& m) {
-  return Require({{m.client_id != 0, "link client: no id"},
+  return Require({{m.client_id != 0, "link client: client_id is 0"},
                   {IsName(m.container), "link client: container is not a DNS label"}});
 }
 template <>
@@ -62,12 +66,13 @@ Result<void> ValidateLink(const LinkBuffer& m) {
   return Require(
       {{IsName(m.name), "link buffer: name is not a DNS label"},
        {IsNameOrEmpty(m.creator), "link buffer: creator is not a DNS label"},
-       {m.declared <= 1, "link buffer: declared is not a truth value"},
+       {m.declared <= 1, "link buffer: declared is not 0 or 1"},
        {(m.flags & ~kBufferFlags) == 0, "link buffer: unknown flags"},
        {IsWriterExit(m.on_writer_exit), "link buffer: unknown on_writer_exit"},
        {m.state >= 1 && m.state <= kMaxBufferState, "link buffer: unknown state"},
-       {m.current == 0 || m.current != m.pending, "link buffer: current is pending"},
-       {m.loaded_bytes <= limits::kBufferBytes, "link buffer: loaded bytes out of range"}});
+       {m.current == 0 || m.current != m.pending,
+        "link buffer: current and pending are the same generation"},
+       {m.loaded_bytes <= limits::kBufferBytes, "link buffer: loaded_bytes is out of range"}});
 }
 template <>
 Result<void> ValidateLink(const LinkGeneration& m) {
@@ -76,40 +81,42 @@ Result<void> ValidateLink(const LinkGeneration& m) {
   return Require(
       {{m.reserved == 0, "reserved bytes are not zero"},
        {IsName(m.name), "link generation: name is not a DNS label"},
-       {m.generation != 0, "link generation: no number"},
-       {IsSize(m.size_bytes), "link generation: size out of range"},
+       {m.generation != 0, "link generation: generation is 0"},
+       {IsSize(m.size_bytes), "link generation: size_bytes is out of range"},
        {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
-        "link generation: mapped size out of range"},
+        "link generation: mapped_bytes is out of range"},
        {IsTransport(m.transport), "link generation: unknown transport"},
-       {m.pooled <= 1, "link generation: pooled is not a truth value"},
+       {m.pooled <= 1, "link generation: pooled is not 0 or 1"},
        {!cuipc || (m.offerer_pid > 0 && m.pooled == 0 && m.offerer_client != 0),
-        "link generation: cuipc without its offerer"},
-       {cuipc || m.offerer_client == 0, "link generation: an offerer without cuipc"},
+        "link generation: transport cuipc without a valid offerer"},
+       {cuipc || m.offerer_client == 0, "link generation: offerer_client without transport cuipc"},
        {!host || (m.pooled == 0 && m.mapped_bytes <= limits::kPageBytes),
-        "link generation: a page that is none"},
-       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "link generation: offset out of range"}});
+        "link generation: invalid sync page (pooled, or over the size limit)"},
+       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes,
+        "link generation: cuipc_offset is out of range"}});
 }
 template <>
 Result<void> ValidateLink(const LinkContent& m) {
-  return Require({{m.generation != 0, "link content: no generation"},
-                  {m.content_bytes <= limits::kBufferBytes, "link content: bytes out of range"}});
+  return Require(
+      {{m.generation != 0, "link content: generation is 0"},
+       {m.content_bytes <= limits::kBufferBytes, "link content: content_bytes is out of range"}});
 }
 template <>
 Result<void> ValidateLink(const LinkLease& m) {
-  return Require({{IsPeerWay(m.peer_way), "link lease: unknown way"},
-                  {m.lease_id != 0, "link lease: no id"},
-                  {m.client_id != 0, "link lease: no client"},
-                  {m.generation != 0, "link lease: no generation"},
+  return Require({{IsPeerWay(m.peer_way), "link lease: unknown peer_way"},
+                  {m.lease_id != 0, "link lease: lease_id is 0"},
+                  {m.client_id != 0, "link lease: client_id is 0"},
+                  {m.generation != 0, "link lease: generation is 0"},
                   {IsAccess(m.access), "link lease: unknown access"}});
 }
 template <>
 Result<void> ValidateLink(const LinkDrop& m) {
   const bool buffer = m.what == static_cast<uint32_t>(LinkDropped::kBuffer);
-  return Require(
-      {{m.reserved == 0, "reserved bytes are not zero"},
-       {m.what >= 1 && m.what <= 4, "link drop: of unknown kind"},
-       {buffer ? IsName(m.name) : IsNameOrEmpty(m.name) && m.name[0] == '\0', "link drop: name"},
-       {buffer == (m.id == 0), "link drop: id"}});
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.what >= 1 && m.what <= 4, "link drop: unknown kind"},
+                  {buffer ? IsName(m.name) : IsNameOrEmpty(m.name) && m.name[0] == '\0',
+                   "link drop: invalid name"},
+                  {buffer == (m.id == 0), "link drop: invalid id"}});
 }
 template <>
 Result<void> ValidateLink(const LinkEnd& m) {
@@ -118,13 +125,13 @@ Result<void> ValidateLink(const LinkEnd& m) {
 template <>
 Result<void> ValidateLink(const LinkDevice& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.lost <= 1, "link device: lost is not a truth value"},
-                  {IsTerminated(m.reason), "link device: reason is not terminated"}});
+                  {m.lost <= 1, "link device: lost is not 0 or 1"},
+                  {IsTerminated(m.reason), "link device: reason is not NUL-terminated"}});
 }
 template <>
 Result<void> ValidateLink(const LinkCounters& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.version != 0, "link counters: no version"}});
+                  {m.version != 0, "link counters: version is 0"}});
 }
 
 }  // namespace gpushm::protocol

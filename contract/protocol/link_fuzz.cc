@@ -1,5 +1,5 @@
-// Any bytes: ParseLinkHeader and every ParseLink<> end with a value or a Status, touch nothing
-// outside the message, and what they accept encodes to the same bytes again.
+// For any bytes, ParseLinkHeader and every ParseLink<> return a value or a Status and access
+// nothing outside the message. What they accept encodes to the same bytes again.
 #include "contract/protocol/link.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ void ParseAll(std::span<const std::byte> message) {
     if (!body || !header) return;
     Buffer again;
     const size_t size = EncodeLink(kind, *body, &again);
-    const size_t skip = sizeof(LinkHeader);  // Its kind may be another of the same size.
+    const size_t skip = sizeof(LinkHeader);  // Its kind may be another one of the same size.
     if (size != message.size() ||
         !std::equal(message.begin() + skip, message.end(), again.begin() + skip)) {
       std::abort();
@@ -32,7 +32,7 @@ void ParseAll(std::span<const std::byte> message) {
 }  // namespace gpushm::protocol
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  // A copy of the exact size: reading behind it is seen.
+  // A copy of the exact size, so that reading behind it is detected.
   const std::vector<std::byte> message(reinterpret_cast<const std::byte*>(data),
                                        reinterpret_cast<const std::byte*>(data) + size);
   gpushm::protocol::ParseAll(message);

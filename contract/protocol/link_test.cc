@@ -81,7 +81,7 @@ TEST(Link, HeadersAreChecked) {
   }
 }
 
-// One broken rule: a change to a valid body, and what ValidateLink calls it.
+// One broken rule: a change to a valid body, and the error of ValidateLink.
 template <typename Body>
 void ExpectBroken(const char* rule, const std::function<void(Body*)>& change) {
   Body body = ValidLink<Body>();
@@ -100,7 +100,7 @@ void ExpectFine(const std::function<void(Body*)>& change) {
   EXPECT_TRUE(valid) << valid.error().ToString();
 }
 
-// The rules that every name obeys.
+// The rules for every name.
 template <typename Body>
 void ExpectNameRules(const char* rule, NameField Body::* field) {
   for (const char* bad : {"-a", "a-", "A", "a_b", "a.b", "a b", "\xc3\xa4", "../x"}) {
@@ -112,14 +112,14 @@ void ExpectNameRules(const char* rule, NameField Body::* field) {
 
 TEST(Link, GreetingRules) {
   using B = LinkHello;
-  ExpectBroken<B>("wrong order", [](B* b) { b->min_version = 3; });
-  ExpectBroken<B>("truth value", [](B* b) { b->want_kept = 2; });
-  ExpectBroken<B>("not terminated", [](B* b) { b->program.fill('x'); });
+  ExpectBroken<B>("min_version is above", [](B* b) { b->min_version = 3; });
+  ExpectBroken<B>("is not 0 or 1", [](B* b) { b->want_kept = 2; });
+  ExpectBroken<B>("not NUL-terminated", [](B* b) { b->program.fill('x'); });
   ExpectFine<B>([](B* b) { b->max_version = 9; });
   using W = LinkWelcome;
-  ExpectBroken<W>("no version", [](W* b) { b->version = 0; });
+  ExpectBroken<W>("version is 0", [](W* b) { b->version = 0; });
   ExpectBroken<W>("reserved", [](W* b) { b->reserved = 1; });
-  ExpectBroken<W>("truth value", [](W* b) { b->device_lost = 2; });
+  ExpectBroken<W>("is not 0 or 1", [](W* b) { b->device_lost = 2; });
   ExpectNameRules<W>("allocation", &W::allocation);
   ExpectBroken<W>("allocation", [](W* b) { b->allocation = {}; });
   ExpectBroken<W>("pool", [](W* b) { b->pool_bytes = limits::kBufferBytes + 1; });
@@ -132,14 +132,14 @@ TEST(Link, GreetingRules) {
 
 TEST(Link, ClientAndLeaseRules) {
   using C = LinkClient;
-  ExpectBroken<C>("no id", [](C* b) { b->client_id = 0; });
+  ExpectBroken<C>("client_id is 0", [](C* b) { b->client_id = 0; });
   ExpectNameRules<C>("container", &C::container);
   ExpectBroken<C>("container", [](C* b) { b->container = {}; });
   using L = LinkLease;
-  ExpectBroken<L>("unknown way", [](L* b) { b->peer_way = 4; });
-  ExpectBroken<L>("no id", [](L* b) { b->lease_id = 0; });
-  ExpectBroken<L>("no client", [](L* b) { b->client_id = 0; });
-  ExpectBroken<L>("no generation", [](L* b) { b->generation = 0; });
+  ExpectBroken<L>("unknown peer_way", [](L* b) { b->peer_way = 4; });
+  ExpectBroken<L>("lease_id is 0", [](L* b) { b->lease_id = 0; });
+  ExpectBroken<L>("client_id is 0", [](L* b) { b->client_id = 0; });
+  ExpectBroken<L>("generation is 0", [](L* b) { b->generation = 0; });
   ExpectBroken<L>("access", [](L* b) { b->access = 0; });
   ExpectBroken<L>("access", [](L* b) { b->access = 3; });
 }
@@ -155,10 +155,10 @@ TEST(Link, BufferRules) {
   ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
   ExpectBroken<B>("state", [](B* b) { b->state = 0; });
   ExpectBroken<B>("state", [](B* b) { b->state = 5; });
-  ExpectBroken<B>("current is pending", [](B* b) { b->pending = b->current; });
+  ExpectBroken<B>("same generation", [](B* b) { b->pending = b->current; });
   ExpectFine<B>([](B* b) { b->current = b->pending = 0; });
   ExpectBroken<B>("loaded", [](B* b) { b->loaded_bytes = limits::kBufferBytes + 1; });
-  // The states are those of the registry; both must grow together.
+  // The states are the registry's, so both must be extended together.
   ExpectFine<B>([](B* b) { b->state = static_cast<uint32_t>(registry::BufferState::kFailed); });
 }
 
@@ -171,11 +171,11 @@ TEST(Link, GenerationRules) {
   ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
   ExpectNameRules<B>("name", &B::name);
   ExpectBroken<B>("name", [](B* b) { b->name = {}; });
-  ExpectBroken<B>("no number", [](B* b) { b->generation = 0; });
+  ExpectBroken<B>("generation is 0", [](B* b) { b->generation = 0; });
   ExpectBroken<B>("size", [](B* b) { b->size_bytes = 0; });
   ExpectBroken<B>("size", [](B* b) { b->size_bytes = limits::kBufferBytes + 1; });
-  ExpectBroken<B>("mapped size", [](B* b) { b->mapped_bytes = b->size_bytes - 1; });
-  ExpectBroken<B>("mapped size", [](B* b) { b->mapped_bytes = limits::kBufferBytes + 1; });
+  ExpectBroken<B>("mapped_bytes", [](B* b) { b->mapped_bytes = b->size_bytes - 1; });
+  ExpectBroken<B>("mapped_bytes", [](B* b) { b->mapped_bytes = limits::kBufferBytes + 1; });
   ExpectBroken<B>("transport", [](B* b) { b->transport = 4; });
   ExpectFine<B>([](B* b) {
     b->transport = 3;
@@ -184,12 +184,12 @@ TEST(Link, GenerationRules) {
     b->size_bytes = b->mapped_bytes = 4096;
     b->cuipc_offset = 0;
   });
-  ExpectBroken<B>("a page that is none", [](B* b) {
+  ExpectBroken<B>("invalid sync page", [](B* b) {
     b->transport = 3;
     b->offerer_client = 0;
     b->pooled = 1;
   });
-  ExpectBroken<B>("a page that is none", [](B* b) {
+  ExpectBroken<B>("invalid sync page", [](B* b) {
     b->transport = 3;
     b->pooled = 0;
     b->offerer_client = 0;
@@ -197,10 +197,10 @@ TEST(Link, GenerationRules) {
     b->cuipc_offset = 0;
   });
   ExpectBroken<B>("pooled", [](B* b) { b->pooled = 2; });
-  ExpectBroken<B>("without its offerer", [](B* b) { b->offerer_pid = 0; });
-  ExpectBroken<B>("without its offerer", [](B* b) { b->offerer_client = 0; });
-  ExpectBroken<B>("without its offerer", [](B* b) { b->pooled = 1; });
-  ExpectBroken<B>("an offerer without", [](B* b) { b->transport = 1; });
+  ExpectBroken<B>("without a valid offerer", [](B* b) { b->offerer_pid = 0; });
+  ExpectBroken<B>("without a valid offerer", [](B* b) { b->offerer_client = 0; });
+  ExpectBroken<B>("without a valid offerer", [](B* b) { b->pooled = 1; });
+  ExpectBroken<B>("offerer_client without", [](B* b) { b->transport = 1; });
   ExpectBroken<B>("offset", [](B* b) { b->cuipc_offset = b->mapped_bytes - b->size_bytes + 1; });
   ExpectBroken<B>("offset", [](B* b) { b->cuipc_offset = ~uint64_t{0}; });
   ExpectFine<B>(vmm);
@@ -213,7 +213,7 @@ TEST(Link, GenerationRules) {
 
 TEST(Link, ContentRules) {
   using B = LinkContent;
-  ExpectBroken<B>("no generation", [](B* b) { b->generation = 0; });
+  ExpectBroken<B>("generation is 0", [](B* b) { b->generation = 0; });
   ExpectBroken<B>("out of range", [](B* b) { b->content_bytes = limits::kBufferBytes + 1; });
   ExpectFine<B>([](B* b) { b->content_bytes = 0; });
 }
@@ -229,14 +229,14 @@ TEST(Link, DropRules) {
   ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
   ExpectBroken<B>("unknown kind", [](B* b) { b->what = 0; });
   ExpectBroken<B>("unknown kind", [](B* b) { b->what = 5; });
-  ExpectBroken<B>("id", [](B* b) { b->id = 0; });
-  ExpectBroken<B>("name", [](B* b) { b->name = ToNameField("weights"); });
-  ExpectBroken<B>("name", [](B* b) { b->name.back() = 'x'; });
-  ExpectBroken<B>("id", [&](B* b) {
+  ExpectBroken<B>("invalid id", [](B* b) { b->id = 0; });
+  ExpectBroken<B>("invalid name", [](B* b) { b->name = ToNameField("weights"); });
+  ExpectBroken<B>("invalid name", [](B* b) { b->name.back() = 'x'; });
+  ExpectBroken<B>("invalid id", [&](B* b) {
     buffer(b);
     b->id = 1;
   });
-  ExpectBroken<B>("name", [&](B* b) {
+  ExpectBroken<B>("invalid name", [&](B* b) {
     buffer(b);
     b->name = {};
   });
@@ -245,7 +245,7 @@ TEST(Link, DropRules) {
 TEST(Link, DeviceRules) {
   using B = LinkDevice;
   ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
-  ExpectBroken<B>("truth value", [](B* b) { b->lost = 2; });
+  ExpectBroken<B>("is not 0 or 1", [](B* b) { b->lost = 2; });
   ExpectBroken<B>("terminated", [](B* b) { b->reason.fill('x'); });
 }
 

@@ -1,4 +1,4 @@
-// For tests and fuzzers of link.h: a valid body of every kind, and a walk over all of them.
+// For tests and fuzzers of link.h: a valid body of every kind, and an iteration over all of them.
 #pragma once
 
 #include <cstdint>
@@ -90,7 +90,7 @@ inline LinkCounters ValidLink() {
   return {.version = 1, .reserved = 0};
 }
 
-// visit.operator()<Body>(kind) for each message that there is.
+// Calls visit.operator()<Body>(kind) for each kind of message.
 template <typename Visitor>
 void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkHello>(LinkKind::kHello);

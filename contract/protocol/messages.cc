@@ -37,17 +37,19 @@ Result<Header> ParseHeader(std::span<const std::byte> message) {
   if (message.size() < sizeof(Header)) return Broken("a message is shorter than its header");
   Header header;
   std::memcpy(&header, message.data(), sizeof header);
-  if (header.magic != kMagic) return Broken("a message does not begin with GSHM");
+  if (header.magic != kMagic) return Broken("a message has a bad magic number (must be GSHM)");
   if (header.version < kMinVersion || header.version > kMaxVersion) {
     return Fail(Code::kIncompatible,
-                Concat("the peer speaks protocol version ", header.version, ", this side ",
-                       kMinVersion, " to ", kMaxVersion),
-                "use the library that the plugin of this node mounts");
+                Concat("the peer uses protocol version ", header.version,
+                       ", but this side supports ", kMinVersion, " to ", kMaxVersion),
+                "use the library that this node's plugin mounts");
   }
-  if (header.size_bytes != message.size()) return Broken("a message's size is not what it says");
+  if (header.size_bytes != message.size())
+    return Broken("a message's size differs from its header");
   const uint16_t kind = header.kind & static_cast<uint16_t>(~kReplyBit);
-  if (kind == 0 || kind > kMaxKind) return Broken("a message is of unknown kind");
-  if (header.status > static_cast<uint32_t>(kMaxCode)) return Broken("an unknown status");
+  if (kind == 0 || kind > kMaxKind) return Broken("a message has an unknown kind");
+  if (header.status > static_cast<uint32_t>(kMaxCode))
+    return Broken("a message has an unknown status");
   return header;
 }
 
@@ -56,7 +58,7 @@ Result<Status> ParseError(std::span<const std::byte> message) {
   if (!header) return std::unexpected(header.error());
   const Result<ErrorBody> body = Parse<ErrorBody>(message);
   if (!body) return std::unexpected(body.error());
-  if (header->status == 0) return Broken("an error reply without a status");
+  if (header->status == 0) return Broken("an error reply has status 0");
   return Status(static_cast<Code>(header->status), body->what.data(), body->remedy.data(),
                 body->sys_errno);
 }
@@ -64,28 +66,28 @@ Result<Status> ParseError(std::span<const std::byte> message) {
 template <>
 Result<void> Validate(const HelloRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.min_version <= m.max_version, "hello: versions in the wrong order"},
-                  {IsTerminated(m.library), "hello: library is not terminated"},
+                  {m.min_version <= m.max_version, "hello: min_version is above max_version"},
+                  {IsTerminated(m.library), "hello: library is not NUL-terminated"},
                   {(m.resume_client_id == 0) == (m.resume_token == ResumeToken{}),
-                   "hello: one of resume_client_id and resume_token alone"}});
+                   "hello: resume_client_id and resume_token must both be set or both be zero"}});
 }
 template <>
 Result<void> Validate(const HelloReply& m) {
-  return Require(
-      {{m.reserved0 == 0, "reserved bytes are not zero"},
-       {m.client_id != 0, "hello: no client id"},
-       {m.token != ResumeToken{}, "hello: no token"},
-       {m.resumed <= 1, "hello: resumed is not a truth value"},
-       {m.leases <= limits::kLeases, "hello: too many leases"},
-       {m.resumed == 1 || (m.leases == 0 && m.lease_sum == 0), "hello: a new client with leases"},
-       {m.simulated <= 1, "hello: simulated is not a truth value"},
-       {IsName(m.container), "hello: container is not a DNS label"}});
+  return Require({{m.reserved0 == 0, "reserved bytes are not zero"},
+                  {m.client_id != 0, "hello: client_id is 0"},
+                  {m.token != ResumeToken{}, "hello: token is zero"},
+                  {m.resumed <= 1, "hello: resumed is not 0 or 1"},
+                  {m.leases <= limits::kLeases, "hello: too many leases"},
+                  {m.resumed == 1 || (m.leases == 0 && m.lease_sum == 0),
+                   "hello: a new client cannot have leases"},
+                  {m.simulated <= 1, "hello: simulated is not 0 or 1"},
+                  {IsName(m.container), "hello: container is not a DNS label"}});
 }
 template <>
 Result<void> Validate(const AttachRequest& m) {
   return Require({{IsName(m.name), "attach: name is not a DNS label"},
                   {IsAccess(m.access), "attach: unknown access"},
-                  {IsPeerWay(m.peer_way), "attach: unknown way"}});
+                  {IsPeerWay(m.peer_way), "attach: unknown peer_way"}});
 }
 template <>
 Result<void> Validate(const AttachReply& m) {
@@ -93,64 +95,64 @@ Result<void> Validate(const AttachReply& m) {
       {{m.reserved == 0, "reserved bytes are not zero"},
        {IsAccess(m.access), "attach: unknown access"},
        {IsTransport(m.transport), "attach: unknown transport"},
-       {IsSize(m.size_bytes), "attach: size out of range"},
+       {IsSize(m.size_bytes), "attach: size_bytes is out of range"},
        {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
-        "attach: mapped size out of range"},
-       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "attach: offset out of range"}});
+        "attach: mapped_bytes is out of range"},
+       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "attach: cuipc_offset is out of range"}});
 }
 template <>
 Result<void> Validate(const DetachRequest& m) {
-  return Require({{m.lease_id != 0, "detach: no lease"}});
+  return Require({{m.lease_id != 0, "detach: lease_id is 0"}});
 }
 template <>
 Result<void> Validate(const CreateRequest& m) {
   return Require({{IsName(m.name), "create: name is not a DNS label"},
-                  {IsSize(m.size_bytes), "create: size out of range"},
+                  {IsSize(m.size_bytes), "create: size_bytes is out of range"},
                   {(m.flags & ~kFlagsAll) == 0, "create: unknown flags"},
                   {(m.flags & kFlagUnpublished) == 0 || (m.flags & kFlagAttach) != 0,
-                   "create: unpublished without attach"},
+                   "create: kFlagUnpublished without kFlagAttach"},
                   {IsWriterExit(m.on_writer_exit), "create: unknown on_writer_exit"}});
 }
 template <>
 Result<void> Validate(const ReplaceRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
                   {IsName(m.name), "replace: name is not a DNS label"},
-                  {m.size_bytes <= limits::kBufferBytes, "replace: size out of range"},
+                  {m.size_bytes <= limits::kBufferBytes, "replace: size_bytes is out of range"},
                   {(m.flags & ~(kFlagAttach | kFlagUnpublished | kFlagUntilUnused)) == 0,
                    "replace: unknown flags"},
                   {(m.flags & kFlagUnpublished) == 0 || (m.flags & kFlagAttach) != 0,
-                   "replace: unpublished without attach"}});
+                   "replace: kFlagUnpublished without kFlagAttach"}});
 }
 template <>
 Result<void> Validate(const MakePageRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
                   {IsName(m.name), "make page: name is not a DNS label"},
-                  {IsPageSize(m.size_bytes), "make page: size out of range"},
+                  {IsPageSize(m.size_bytes), "make page: size_bytes is out of range"},
                   {(m.flags & ~(kFlagWritersAll | kFlagOneWriter | kFlagUntilUnused)) == 0,
                    "make page: unknown flags"}});
 }
 template <>
 Result<void> Validate(const PublishRequest& m) {
-  return Require({{m.lease_id != 0, "publish: no lease"}});
+  return Require({{m.lease_id != 0, "publish: lease_id is 0"}});
 }
 template <>
 Result<void> Validate(const OfferRequest& m) {
   return Require(
       {{IsName(m.name), "offer: name is not a DNS label"},
-       {IsSize(m.size_bytes), "offer: size out of range"},
+       {IsSize(m.size_bytes), "offer: size_bytes is out of range"},
        {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
-        "offer: mapped size out of range"},
-       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "offer: offset out of range"},
+        "offer: mapped_bytes is out of range"},
+       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "offer: cuipc_offset is out of range"},
        {(m.flags & ~(kFlagWritersAll | kFlagOneWriter)) == 0, "offer: unknown flags"},
        {IsWriterExit(m.on_writer_exit), "offer: unknown on_writer_exit"},
        {IsTransport(m.transport) && m.transport != static_cast<uint32_t>(Transport::kHost),
         "offer: unknown transport"},
        {m.transport != static_cast<uint32_t>(Transport::kCuIpc) || m.pid > 0,
-        "offer: cuipc without a PID"}});
+        "offer: transport cuipc without a PID"}});
 }
 template <>
 Result<void> Validate(const OfferReply& m) {
-  return Require({{m.generation != 0, "offer: no generation"}});
+  return Require({{m.generation != 0, "offer: generation is 0"}});
 }
 template <>
 Result<void> Validate(const DeleteRequest& m) {
@@ -166,8 +168,10 @@ Result<void> Validate(const HoldersReply& m) {
   if (m.count > kHoldersPerReply) return Broken("holders: more entries than fit");
   for (uint32_t i = 0; i < m.count; ++i) {
     const HolderEntry& e = m.entries[i];
-    if (!IsName(e.buffer) || !IsName(e.container)) return Broken("holders: a name is no DNS label");
-    if (!IsAccess(e.access) || !IsPeerWay(e.peer_way)) return Broken("holders: a bad entry");
+    if (!IsName(e.buffer) || !IsName(e.container))
+      return Broken("holders: a name is not a DNS label");
+    if (!IsAccess(e.access) || !IsPeerWay(e.peer_way))
+      return Broken("holders: an entry has an unknown access or peer_way");
   }
   return {};
 }
@@ -178,44 +182,45 @@ Result<void> Validate(const BrokerInfoRequest& m) {
 template <>
 Result<void> Validate(const BrokerInfoReply& m) {
   return Require({{IsName(m.container), "broker info: container is not a DNS label"},
-                  {m.simulated <= 1, "broker info: simulated is not a truth value"}});
+                  {m.simulated <= 1, "broker info: simulated is not 0 or 1"}});
 }
 template <>
 Result<void> Validate(const TransferRequest& m) {
   return Require({{m.file_way == 0 || m.file_way == 4 || m.file_way == 5,
-                   "transfer: a way of the file that is not asked for"},
+                   "transfer: file_way is not 0, kGds or kAutoGds"},
                   {IsName(m.name), "transfer: name is not a DNS label"},
                   {m.direction >= 1 && m.direction <= 3, "transfer: unknown direction"},
-                  {m.chunk_bytes <= (uint64_t{1} << 30), "transfer: chunk above 1 GiB"}});
+                  {m.chunk_bytes <= (uint64_t{1} << 30), "transfer: chunk_bytes is above 1 GiB"}});
 }
 template <>
 Result<void> Validate(const TransferReply& m) {
-  return Require({{m.transfer_id != 0, "transfer: no id"}});
+  return Require({{m.transfer_id != 0, "transfer: transfer_id is 0"}});
 }
 template <>
 Result<void> Validate(const TransferStatusRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.transfer_id != 0, "transfer status: no id"},
-                  {m.cancel <= 1, "transfer status: cancel is not a truth value"}});
+                  {m.transfer_id != 0, "transfer status: transfer_id is 0"},
+                  {m.cancel <= 1, "transfer status: cancel is not 0 or 1"}});
 }
 template <>
 Result<void> Validate(const TransferStatusReply& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.finished <= 1, "transfer status: finished is not a truth value"},
-                  {m.done_bytes <= m.total_bytes, "transfer status: more done than there is"}});
+  return Require(
+      {{m.reserved == 0, "reserved bytes are not zero"},
+       {m.finished <= 1, "transfer status: finished is not 0 or 1"},
+       {m.done_bytes <= m.total_bytes, "transfer status: done_bytes is above total_bytes"}});
 }
 template <>
 Result<void> Validate(const TransferReportReply& m) {
   if (auto valid = Validate(m.status); !valid) return valid;
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.moving_ns <= INT64_MAX, "transfer report: moving_ns out of range"},
-                  {m.file_way <= 4, "transfer report: unknown way of the file"}});
+                  {m.moving_ns <= INT64_MAX, "transfer report: moving_ns is out of range"},
+                  {m.file_way <= 4, "transfer report: unknown file_way"}});
 }
 template <>
 Result<void> Validate(const ContentRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.lease_id != 0, "content: no lease"},
-                  {m.complete <= 1, "content: complete is not a truth value"}});
+                  {m.lease_id != 0, "content: lease_id is 0"},
+                  {m.complete <= 1, "content: complete is not 0 or 1"}});
 }
 template <>
 Result<void> Validate(const AnnounceDescriptorRequest& m) {
@@ -227,8 +232,9 @@ Result<void> Validate(const CountersRequest& m) {
 }
 template <>
 Result<void> Validate(const CountersReply& m) {
-  return Require({{m.version != 0, "counters: no version"},
-                  {m.size_bytes == sizeof(CounterPage), "counters: not a page"}});
+  return Require(
+      {{m.version != 0, "counters: version is 0"},
+       {m.size_bytes == sizeof(CounterPage), "counters: size_bytes is not the size of a page"}});
 }
 template <>
 Result<void> Validate(const EmptyReply& m) {
@@ -237,8 +243,8 @@ Result<void> Validate(const EmptyReply& m) {
 template <>
 Result<void> Validate(const ErrorBody& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {IsTerminated(m.what), "an error's text is not terminated"},
-                  {IsTerminated(m.remedy), "an error's remedy is not terminated"}});
+                  {IsTerminated(m.what), "an error's text is not NUL-terminated"},
+                  {IsTerminated(m.remedy), "an error's remedy is not NUL-terminated"}});
 }
 
 }  // namespace gpushm::protocol

@@ -2,25 +2,27 @@
 //
 // A message is one SOCK_SEQPACKET datagram of at most limits::kMessageBytes: a Header, then the
 // fixed-size body of its kind, little-endian, no padding. A request gets exactly one reply, of the
-// same kind with kReplyBit and the same request_id; a reply whose status is not 0 has an ErrorBody
-// instead. A connection has one request under way at a time; a client that gave up on a reply skips
-// it later by its request_id.
+// same kind with kReplyBit and the same request_id. A reply whose status is not 0 has an ErrorBody
+// instead. A connection has one request in progress at a time. A client that gave up on a reply
+// recognises it later by its request_id and skips it.
 //
 // Invariants
-//   (1) Every field is validated by Parse<>() before anybody sees it: exact size, known kind,
+//   (1) Every field is validated by Parse<>() before anybody uses it: exact size, known kind,
 //       zeroed reserved bytes, NUL-terminated text, names that are DNS labels, enums in range.
 //   (2) A peer that breaks a rule is disconnected, never asserted on.
-//   (3) Nothing a client sends is identity: the container is the socket that it reached.
+//   (3) Nothing that a client sends identifies it: the socket on which it connected identifies its
+//       container.
 //   (4) Descriptors travel only with the kinds that say so. A client announces one first
 //       (kAnnounceDescriptor), so that the broker can keep descriptor passing switched off on its
 //       sockets otherwise (SO_PASSRIGHTS, Linux 6.16).
 //
-// Versions. A connection has the highest one that both sides speak, agreed on in Hello. A message
-// carries the version that brought its kind, so that a peer of an older one can read what it knows.
+// Versions. A connection uses the highest version that both sides support, agreed on in Hello. A
+// message carries the version that introduced its kind, so that a peer with an older version can
+// read the kinds that it knows.
 //   1  all up to kAnnounceDescriptor
 //   2  kCounters
 //   3  kMakePage, Transport::kHost in replies, TransferReportReply, file_way of TransferRequest
-//   4  kContent of what is unpublished, Direction::kSaveWhole, kFlagUntilUnused
+//   4  kContent of unpublished generations, Direction::kSaveWhole, kFlagUntilUnused
 #pragma once
 
 #include <array>
@@ -42,14 +44,12 @@ inline constexpr uint16_t kMinVersion = 1;
 inline constexpr uint16_t kMaxVersion = 4;
 inline constexpr uint16_t kReplyBit = 0x8000;
 
-// The name of the socket in each container's folder, and of the folder where nothing says
-// otherwise.
+// The name of the socket in each container's folder, and the default folder.
 inline constexpr char kSocketName[] = "gpushm.sock";
 inline constexpr char kDefaultFolder[] = "/run/gpushm";
 
 enum class Kind : uint16_t {
-  kHello = 1,   // + pidfd where the broker cannot get one itself (Linux < 6.5).
-                // Reply + registry memfd.
+  kHello = 1,  // + pidfd if the broker cannot get one itself (Linux < 6.5). Reply + registry memfd.
   kAttach = 2,  // Reply + descriptor (transports vmm and host).
   kDetach = 3,
   kCreate = 4,   // Reply + descriptor if kFlagAttach.
@@ -61,14 +61,14 @@ enum class Kind : uint16_t {
   kBrokerInfo = 10,
   kTransfer = 11,  // + descriptor of the file.
   kTransferStatus = 12,
-  kContent = 13,             // A writer says how far its load is, or how large the content.
+  kContent = 13,             // A writer says how far its load is, or how many bytes are content.
   kAnnounceDescriptor = 14,  // The next request carries a descriptor.
   kCounters = 15,            // Reply + memfd of a CounterPage (counters.h), the client's own.
   kMakePage = 16,            // Reply + memfd, zeroed, unpublished.
 };
 inline constexpr uint16_t kMaxKind = 16;
 
-// That brought it.
+// The version that introduced the kind.
 constexpr uint16_t VersionOf(Kind kind) {
   return kind == Kind::kMakePage ? 3 : kind == Kind::kCounters ? 2 : 1;
 }
@@ -79,7 +79,7 @@ struct Header {
   uint32_t magic;
   uint16_t version;
   uint16_t kind;
-  uint32_t size_bytes;  // Of the whole message.
+  uint32_t size_bytes;  // The whole message.
   uint32_t status;      // Replies: 0 or a Code. Requests: 0.
   uint64_t request_id;
 };
@@ -90,25 +90,27 @@ using NameField = std::array<char, limits::kNameBytes + 1>;  // NUL-padded.
 // Flags of kCreate, kReplace, kMakePage and kOffer.
 inline constexpr uint32_t kFlagAttach = 1;       // The requester gets a write attachment.
 inline constexpr uint32_t kFlagUnpublished = 2;  // Others see it only after kPublish.
-inline constexpr uint32_t kFlagWritersAll = 4;   // Every container may write; else the creator's.
+inline constexpr uint32_t kFlagWritersAll = 4;   // Every container may write, not only the creator.
 inline constexpr uint32_t kFlagOneWriter = 8;
-// The name and its memory go with the last lease on it. With kReplace and after another page: only
-// if the former generation had the flag, too.
+// The name and its memory end with the last lease on it. With kReplace, and for a page that follows
+// another one, this applies only if the former generation had the flag, too.
 inline constexpr uint32_t kFlagUntilUnused = 16;
 inline constexpr uint32_t kFlagsAll = 31;
 inline constexpr uint16_t kUntilUnusedVersion = 4;
 
 enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
 enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
-// kHost: not GPU memory but a page of a signal, barrier or ring (contract/sync/page.h), a memfd;
-// read-only where read access was asked for.
+// kHost: not GPU memory, but the sync page of a signal, barrier or ring (contract/sync/page.h), a
+// memfd. It is read-only if read access was requested.
 enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2, kHost = 3 };
-// Over what a client's GPUs get to a buffer: all of them are the buffer's own; mapped by a GPU
-// beside it; or a copy in that GPU's memory. From version 3 on; 0 in the messages of older ones.
+// How a client's GPUs reach a buffer. kNone: all of them are the buffer's own GPU. kNvLink, kPcie:
+// another GPU maps it. kStaged: a copy in the other GPU's memory. From version 3 on; 0 in the
+// messages of older versions.
 enum class PeerWay : uint32_t { kNone = 0, kNvLink = 1, kPcie = 2, kStaged = 3 };
 
-// A secret between a broker, its plugin and one client: who has it may resume that client's
-// connection, in the same container (docs/guides/security.md). Random, never all zero.
+// A secret between a broker, its plugin and one client. A process that has it may resume that
+// client's connection, in the same container (docs/guides/security.md). It is random and never all
+// zero.
 using ResumeToken = std::array<uint8_t, 16>;
 
 struct HelloRequest {
@@ -116,8 +118,8 @@ struct HelloRequest {
   uint16_t max_version;
   uint32_t reserved;
   NameField library;          // Free text for logs, NUL-terminated.
-  uint64_t resume_client_id;  // Who it was on the connection that it lost; 0: nobody.
-  ResumeToken resume_token;   // Zero where resume_client_id is 0.
+  uint64_t resume_client_id;  // Its client id on the connection that it lost; 0: none.
+  ResumeToken resume_token;   // Zero if resume_client_id is 0.
 };
 static_assert(sizeof(HelloRequest) == 96);
 
@@ -126,11 +128,11 @@ struct HelloReply {
   uint16_t reserved0;
   uint32_t simulated;  // 1: the broker runs on the simulated driver.
   uint64_t client_id;
-  uint64_t epoch;  // Moves with every start of the broker.
+  uint64_t epoch;  // Changes with every start of the broker.
   std::array<uint8_t, 16> gpu_uuid;
-  NameField container;  // Who the client is, by the socket it reached.
-  ResumeToken token;    // For the next connection, should this one be lost.
-  uint32_t resumed;     // 1: client_id is the one that was asked for, with its leases:
+  NameField container;  // The client's container, according to the socket on which it connected.
+  ResumeToken token;    // For the next connection, if this one is lost.
+  uint32_t resumed;     // 1: client_id is the requested one and kept its leases:
   uint32_t leases;      // how many they are,
   uint64_t lease_sum;   // and the sum of their numbers, modulo 2^64.
 };
@@ -141,11 +143,11 @@ struct AttachRequest {
   uint32_t access;                   // WireAccess
   uint32_t peer_way;                 // PeerWay
   uint64_t generation;               // 0: the current one.
-  std::array<uint8_t, 16> gpu_uuid;  // Zero: the client does not see a GPU (refused but for kHost).
+  std::array<uint8_t, 16> gpu_uuid;  // Zero: the client sees no GPU (accepted only for kHost).
 };
 static_assert(sizeof(AttachRequest) == 96);
 
-// Also the reply of kCreate and kReplace. Without kFlagAttach lease_id is 0 and no descriptor
+// Also the reply to kCreate and kReplace. Without kFlagAttach, lease_id is 0 and no descriptor
 // comes.
 struct AttachReply {
   uint64_t lease_id;
@@ -153,7 +155,7 @@ struct AttachReply {
   uint64_t size_bytes;
   uint64_t mapped_bytes;
   uint32_t access;      // WireAccess
-  uint32_t transport;   // Transport; but for kCuIpc the descriptor comes with this message.
+  uint32_t transport;   // Transport; except with kCuIpc, this message carries the descriptor.
   int32_t offerer_pid;  // kCuIpc: getpid() of the process that offered it.
   uint32_t reserved;
   uint64_t cuipc_offset;
@@ -176,20 +178,20 @@ static_assert(sizeof(CreateRequest) == 80);
 
 struct ReplaceRequest {
   NameField name;
-  uint64_t size_bytes;  // 0: as before.
+  uint64_t size_bytes;  // 0: unchanged.
   uint32_t flags;       // kFlagAttach, kFlagUnpublished, kFlagUntilUnused
   uint32_t reserved;
 };
 static_assert(sizeof(ReplaceRequest) == 80);
 
-// Makes the page of a signal, barrier or ring, always unpublished and attached for writing. The
-// answer is an AttachReply.
+// Makes the sync page of a signal, barrier or ring, always unpublished and attached for writing.
+// The reply is an AttachReply.
 struct MakePageRequest {
   NameField name;
   uint64_t size_bytes;
   uint32_t flags;  // kFlagWritersAll, kFlagOneWriter, kFlagUntilUnused
   uint32_t reserved;
-  uint64_t after_generation;  // 0: the name is new. Else it follows this one, if that is current.
+  uint64_t after_generation;  // 0: the name is new. Otherwise the current generation.
 };
 static_assert(sizeof(MakePageRequest) == 88);
 
@@ -201,7 +203,7 @@ static_assert(sizeof(PublishRequest) == 8);
 struct OfferRequest {
   NameField name;
   uint64_t size_bytes;
-  uint64_t mapped_bytes;    // Of the whole allocation.
+  uint64_t mapped_bytes;    // The whole allocation.
   uint32_t flags;           // kFlagWritersAll, kFlagOneWriter
   uint32_t on_writer_exit;  // OnWriterExit
   uint32_t transport;       // Transport
@@ -217,8 +219,8 @@ struct OfferReply {
 };
 static_assert(sizeof(OfferReply) == 8);
 
-// What an offer counts for: by descriptor its allocation, by cuIpc the range that is offered,
-// because an allocator offers many ranges of one allocation.
+// The bytes for which an offer counts. By descriptor it is the allocation. By cuIpc it is the
+// offered range, because an allocator offers many ranges of one allocation.
 constexpr uint64_t OfferedBytes(Transport transport, uint64_t size_bytes, uint64_t mapped_bytes) {
   return transport == Transport::kCuIpc ? size_bytes : mapped_bytes;
 }
@@ -229,8 +231,8 @@ struct DeleteRequest {
 static_assert(sizeof(DeleteRequest) == 64);
 
 struct HoldersRequest {
-  NameField name;           // Empty: of all buffers.
-  uint64_t after_lease_id;  // Page on from the last one seen; 0 to begin.
+  NameField name;           // Empty: all buffers.
+  uint64_t after_lease_id;  // Continue after this lease, the last one seen; 0: from the start.
 };
 static_assert(sizeof(HoldersRequest) == 72);
 
@@ -248,7 +250,7 @@ static_assert(sizeof(HolderEntry) == 168);
 inline constexpr uint32_t kHoldersPerReply = 20;
 
 struct HoldersReply {
-  uint32_t count;  // Entries used; fewer than kHoldersPerReply: there are no more.
+  uint32_t count;  // Valid entries; fewer than kHoldersPerReply: these are the last.
   uint32_t reserved;
   std::array<HolderEntry, kHoldersPerReply> entries;  // Ordered by lease_id.
 };
@@ -272,14 +274,15 @@ struct BrokerInfoReply {
 };
 static_assert(sizeof(BrokerInfoReply) == 120);
 
-// kSave writes the content, kSaveWhole all of the buffer; before version 4 kSave did that.
+// kSave writes the content, kSaveWhole the whole buffer. Before version 4, kSave wrote the whole
+// buffer.
 enum class Direction : uint32_t { kLoad = 1, kSave = 2, kSaveWhole = 3 };
 
 struct TransferRequest {
   NameField name;
   uint32_t direction;  // Direction
-  // GPUDirect Storage (a FileWay): kGds, kAutoGds to try it, or 0. Needs O_DIRECT on the
-  // descriptor, and version 3.
+  // GPUDirect Storage (a FileWay): kGds to require it, kAutoGds to try it, or 0. It needs O_DIRECT
+  // on the descriptor, and version 3.
   uint32_t file_way;
   uint64_t chunk_bytes;  // 0: the broker's choice.
 };
@@ -298,8 +301,8 @@ struct TransferStatusRequest {
 };
 static_assert(sizeof(TransferStatusRequest) == 16);
 
-// A transfer that failed answers with an ErrorBody, once; then it is forgotten, as is a finished
-// one.
+// The reply for a failed transfer is an ErrorBody, once; then the broker forgets the transfer, as
+// it does a finished one.
 struct TransferStatusReply {
   uint64_t done_bytes;
   uint64_t total_bytes;
@@ -308,11 +311,11 @@ struct TransferStatusReply {
 };
 static_assert(sizeof(TransferStatusReply) == 24);
 
-// The answer of kTransferStatus on connections of this version and later.
+// The reply to kTransferStatus on connections of this version and later.
 inline constexpr uint16_t kTransferReportVersion = 3;
 struct TransferReportReply {
   TransferStatusReply status;
-  // Once it has finished, as gpushm_transfer_result.
+  // Valid once it has finished; as gpushm_transfer_result.
   uint64_t moving_ns;
   uint64_t link_bytes_per_second;
   uint32_t file_way;
@@ -323,7 +326,7 @@ static_assert(sizeof(TransferReportReply) == 48);
 struct ContentRequest {
   uint64_t lease_id;  // A write lease.
   uint64_t loaded_bytes;
-  uint32_t complete;  // 0: LOADING, 1: READY, or still unpublished.
+  uint32_t complete;  // 0: LOADING. 1: READY, or still unpublished.
   uint32_t reserved;
 };
 static_assert(sizeof(ContentRequest) == 24);
@@ -338,14 +341,14 @@ struct CountersRequest {
 };
 static_assert(sizeof(CountersRequest) == 8);
 
-// The same page again where the client had one: a process has one page at a broker.
+// The same page again if the client had one: a process has one page at a broker.
 struct CountersReply {
   uint32_t version;  // kCountersVersion
   uint32_t size_bytes;
 };
 static_assert(sizeof(CountersReply) == 8);
 
-// Reply of kDetach, kPublish, kDelete, kContent, kAnnounceDescriptor.
+// Reply to kDetach, kPublish, kDelete, kContent, kAnnounceDescriptor.
 struct EmptyReply {
   uint64_t reserved;
 };
@@ -362,9 +365,9 @@ static_assert(sizeof(ErrorBody) == 2056);
 
 // ---- names
 
-// Fails with kInvalidArgument, saying what is wrong with it. `field` names it in the text.
+// Fails with kInvalidArgument if `name` is not valid; the text gives the reason and names `field`.
 Result<void> CheckName(std::string_view name, std::string_view field);
-NameField ToNameField(std::string_view name);  // `name` fits (checked before).
+NameField ToNameField(std::string_view name);  // `name` must fit (checked before).
 std::string_view FromNameField(const NameField& field);
 
 // ---- encoding
@@ -398,7 +401,7 @@ size_t EncodeReply(Kind kind, uint64_t request_id, const Body& body, Buffer* out
 }
 size_t EncodeError(Kind kind, uint64_t request_id, const Status& status, Buffer* out);
 
-// ---- decoding: all kCorrupt when a rule is broken
+// ---- decoding: every function returns kCorrupt if a rule is broken
 
 // Checks magic, version, size and kind.
 Result<Header> ParseHeader(std::span<const std::byte> message);
@@ -417,8 +420,8 @@ Result<void> Validate(const Body& body);
 template <typename Body>
 Result<Body> Parse(std::span<const std::byte> message) {
   if (message.size() != sizeof(Header) + sizeof(Body)) {
-    return Fail(Code::kCorrupt, Concat("a message of ", message.size(), " bytes, ",
-                                       sizeof(Header) + sizeof(Body), " expected"));
+    return Fail(Code::kCorrupt, Concat("a message has ", message.size(), " bytes, but must have ",
+                                       sizeof(Header) + sizeof(Body), " bytes"));
   }
   Body body;
   std::memcpy(&body, message.data() + sizeof(Header), sizeof body);

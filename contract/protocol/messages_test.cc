@@ -80,7 +80,7 @@ TEST(Messages, HeadersAreChecked) {
   }
 }
 
-// One broken rule: a change to a valid body, and what Validate calls it.
+// One broken rule: a change to a valid body, and the error of Validate.
 template <typename Body>
 void ExpectBroken(const char* rule, const std::function<void(Body*)>& change) {
   Body body = Valid<Body>();
@@ -92,7 +92,7 @@ void ExpectBroken(const char* rule, const std::function<void(Body*)>& change) {
   EXPECT_THAT(valid.error().what(), HasSubstr(rule));
 }
 
-// The rules that every name obeys.
+// The rules for every name.
 template <typename Body>
 void ExpectNameRules(const char* rule, NameField Body::* field) {
   for (const char* bad : {"", "-a", "a-", "A", "a_b", "a.b", "a b", "\xc3\xa4", "../x"}) {
@@ -105,24 +105,24 @@ void ExpectNameRules(const char* rule, NameField Body::* field) {
 TEST(Messages, HelloRules) {
   using B = HelloRequest;
   ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
-  ExpectBroken<B>("wrong order", [](B* b) { b->min_version = 3; });
-  ExpectBroken<B>("not terminated", [](B* b) { b->library.fill('x'); });
-  ExpectBroken<B>("alone", [](B* b) { b->resume_client_id = 0; });
-  ExpectBroken<B>("alone", [](B* b) { b->resume_token = {}; });
+  ExpectBroken<B>("min_version is above", [](B* b) { b->min_version = 3; });
+  ExpectBroken<B>("not NUL-terminated", [](B* b) { b->library.fill('x'); });
+  ExpectBroken<B>("must both be set", [](B* b) { b->resume_client_id = 0; });
+  ExpectBroken<B>("must both be set", [](B* b) { b->resume_token = {}; });
   using R = HelloReply;
   ExpectBroken<R>("reserved", [](R* b) { b->reserved0 = 1; });
-  ExpectBroken<R>("no client id", [](R* b) { b->client_id = 0; });
-  ExpectBroken<R>("no token", [](R* b) { b->token = {}; });
-  ExpectBroken<R>("truth value", [](R* b) { b->resumed = 2; });
+  ExpectBroken<R>("client_id is 0", [](R* b) { b->client_id = 0; });
+  ExpectBroken<R>("token is zero", [](R* b) { b->token = {}; });
+  ExpectBroken<R>("is not 0 or 1", [](R* b) { b->resumed = 2; });
   ExpectBroken<R>("too many leases", [](R* b) { b->leases = limits::kLeases + 1; });
-  ExpectBroken<R>("new client with leases", [](R* b) { b->resumed = 0; });
-  ExpectBroken<R>("truth value", [](R* b) { b->simulated = 2; });
+  ExpectBroken<R>("new client cannot have leases", [](R* b) { b->resumed = 0; });
+  ExpectBroken<R>("is not 0 or 1", [](R* b) { b->simulated = 2; });
   ExpectNameRules<R>("hello: container", &R::container);
 }
 
 TEST(Messages, AttachAndDetachRules) {
   using B = AttachRequest;
-  ExpectBroken<B>("unknown way", [](B* b) { b->peer_way = 4; });
+  ExpectBroken<B>("unknown peer_way", [](B* b) { b->peer_way = 4; });
   ExpectNameRules<B>("attach: name", &B::name);
   ExpectBroken<B>("unknown access", [](B* b) { b->access = 0; });
   ExpectBroken<B>("unknown access", [](B* b) { b->access = 3; });
@@ -132,13 +132,13 @@ TEST(Messages, AttachAndDetachRules) {
   ExpectBroken<R>("unknown transport", [](R* b) { b->transport = 0; });
   ExpectBroken<R>("attach: size", [](R* b) { b->size_bytes = 0; });
   ExpectBroken<R>("attach: size", [](R* b) { b->size_bytes = limits::kBufferBytes + 1; });
-  ExpectBroken<R>("mapped size", [](R* b) { b->mapped_bytes = b->size_bytes - 1; });
-  ExpectBroken<R>("mapped size", [](R* b) { b->mapped_bytes = ~uint64_t{0}; });
+  ExpectBroken<R>("mapped_bytes", [](R* b) { b->mapped_bytes = b->size_bytes - 1; });
+  ExpectBroken<R>("mapped_bytes", [](R* b) { b->mapped_bytes = ~uint64_t{0}; });
   ExpectBroken<R>("offset", [](R* b) { b->cuipc_offset = b->mapped_bytes + 1; });
-  ExpectBroken<DetachRequest>("no lease", [](DetachRequest* b) { b->lease_id = 0; });
+  ExpectBroken<DetachRequest>("lease_id is 0", [](DetachRequest* b) { b->lease_id = 0; });
 }
 
-// Regression: only `offset <= mapped` was asked, so that a reader would have used bytes behind the
+// Regression: only `offset <= mapped` was checked, so a reader would have used bytes behind the
 // allocation that it opened.
 TEST(Messages, AnAttachReplyStaysInsideItsAllocation) {
   ExpectBroken<AttachReply>(
@@ -151,15 +151,17 @@ TEST(Messages, MakingRules) {
   ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = 0; });
   ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = limits::kBufferBytes + 1; });
   ExpectBroken<B>("unknown flags", [](B* b) { b->flags |= kFlagsAll + 1; });
-  ExpectBroken<B>("unpublished without attach", [](B* b) { b->flags = kFlagUnpublished; });
+  ExpectBroken<B>("kFlagUnpublished without kFlagAttach",
+                  [](B* b) { b->flags = kFlagUnpublished; });
   ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
   using R = ReplaceRequest;
   ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
   ExpectNameRules<R>("replace: name", &R::name);
   ExpectBroken<R>("replace: size", [](R* b) { b->size_bytes = limits::kBufferBytes + 1; });
   ExpectBroken<R>("unknown flags", [](R* b) { b->flags = kFlagOneWriter; });
-  ExpectBroken<R>("unpublished without attach", [](R* b) { b->flags = kFlagUnpublished; });
-  ExpectBroken<PublishRequest>("no lease", [](PublishRequest* b) { b->lease_id = 0; });
+  ExpectBroken<R>("kFlagUnpublished without kFlagAttach",
+                  [](R* b) { b->flags = kFlagUnpublished; });
+  ExpectBroken<PublishRequest>("lease_id is 0", [](PublishRequest* b) { b->lease_id = 0; });
   ExpectNameRules<DeleteRequest>("delete: name", &DeleteRequest::name);
 }
 
@@ -167,14 +169,14 @@ TEST(Messages, OfferRules) {
   using B = OfferRequest;
   ExpectNameRules<B>("offer: name", &B::name);
   ExpectBroken<B>("offer: size", [](B* b) { b->size_bytes = 0; });
-  ExpectBroken<B>("mapped size", [](B* b) { b->mapped_bytes = b->size_bytes - 1; });
+  ExpectBroken<B>("mapped_bytes", [](B* b) { b->mapped_bytes = b->size_bytes - 1; });
   ExpectBroken<B>("offset", [](B* b) { b->cuipc_offset = b->mapped_bytes - b->size_bytes + 1; });
   ExpectBroken<B>("unknown flags", [](B* b) { b->flags = kFlagAttach; });
   ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
   ExpectBroken<B>("unknown transport", [](B* b) { b->transport = 3; });
   ExpectBroken<B>("without a PID", [](B* b) { b->pid = 0; });
   ExpectBroken<B>("without a PID", [](B* b) { b->pid = -1; });
-  ExpectBroken<OfferReply>("no generation", [](OfferReply* b) { b->generation = 0; });
+  ExpectBroken<OfferReply>("generation is 0", [](OfferReply* b) { b->generation = 0; });
 }
 
 TEST(Messages, LookingRules) {
@@ -184,42 +186,43 @@ TEST(Messages, LookingRules) {
   using R = HoldersReply;
   ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
   ExpectBroken<R>("more entries", [](R* b) { b->count = kHoldersPerReply + 1; });
-  ExpectBroken<R>("no DNS label", [](R* b) { b->count = 2; });
-  ExpectBroken<R>("no DNS label", [](R* b) { b->entries[0].container[0] = '-'; });
-  ExpectBroken<R>("bad entry", [](R* b) { b->entries[0].access = 3; });
-  ExpectBroken<R>("bad entry", [](R* b) { b->entries[0].peer_way = 4; });
+  ExpectBroken<R>("not a DNS label", [](R* b) { b->count = 2; });
+  ExpectBroken<R>("not a DNS label", [](R* b) { b->entries[0].container[0] = '-'; });
+  ExpectBroken<R>("unknown access or peer_way", [](R* b) { b->entries[0].access = 3; });
+  ExpectBroken<R>("unknown access or peer_way", [](R* b) { b->entries[0].peer_way = 4; });
   using I = BrokerInfoRequest;
   ExpectBroken<I>("reserved", [](I* b) { b->reserved = 1; });
-  ExpectBroken<BrokerInfoReply>("truth value", [](BrokerInfoReply* b) { b->simulated = 2; });
+  ExpectBroken<BrokerInfoReply>("is not 0 or 1", [](BrokerInfoReply* b) { b->simulated = 2; });
   ExpectNameRules<BrokerInfoReply>("broker info: container", &BrokerInfoReply::container);
 }
 
 TEST(Messages, TransferAndContentRules) {
   using B = TransferRequest;
-  ExpectBroken<B>("not asked for", [](B* b) { b->file_way = 2; });
-  ExpectBroken<B>("not asked for", [](B* b) { b->file_way = 6; });
+  ExpectBroken<B>("is not 0, kGds or kAutoGds", [](B* b) { b->file_way = 2; });
+  ExpectBroken<B>("is not 0, kGds or kAutoGds", [](B* b) { b->file_way = 6; });
   ExpectNameRules<B>("transfer: name", &B::name);
   ExpectBroken<B>("unknown direction", [](B* b) { b->direction = 4; });
   ExpectBroken<B>("chunk", [](B* b) { b->chunk_bytes = (uint64_t{1} << 30) + 1; });
-  ExpectBroken<TransferReply>("no id", [](TransferReply* b) { b->transfer_id = 0; });
+  ExpectBroken<TransferReply>("transfer_id is 0", [](TransferReply* b) { b->transfer_id = 0; });
   using S = TransferStatusRequest;
   ExpectBroken<S>("reserved", [](S* b) { b->reserved = 1; });
-  ExpectBroken<S>("no id", [](S* b) { b->transfer_id = 0; });
-  ExpectBroken<S>("truth value", [](S* b) { b->cancel = 2; });
+  ExpectBroken<S>("transfer_id is 0", [](S* b) { b->transfer_id = 0; });
+  ExpectBroken<S>("is not 0 or 1", [](S* b) { b->cancel = 2; });
   ExpectBroken<TransferReportReply>("moving_ns",
                                     [](TransferReportReply* b) { b->moving_ns = UINT64_MAX; });
   ExpectBroken<TransferReportReply>("finished",
                                     [](TransferReportReply* b) { b->status.finished = 2; });
-  ExpectBroken<TransferReportReply>("unknown way", [](TransferReportReply* b) { b->file_way = 5; });
+  ExpectBroken<TransferReportReply>("unknown file_way",
+                                    [](TransferReportReply* b) { b->file_way = 5; });
   ExpectBroken<TransferReportReply>("reserved", [](TransferReportReply* b) { b->reserved = 1; });
   using R = TransferStatusReply;
   ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
-  ExpectBroken<R>("truth value", [](R* b) { b->finished = 2; });
-  ExpectBroken<R>("more done", [](R* b) { b->done_bytes = 3; });
+  ExpectBroken<R>("is not 0 or 1", [](R* b) { b->finished = 2; });
+  ExpectBroken<R>("done_bytes is above", [](R* b) { b->done_bytes = 3; });
   using C = ContentRequest;
   ExpectBroken<C>("reserved", [](C* b) { b->reserved = 1; });
-  ExpectBroken<C>("no lease", [](C* b) { b->lease_id = 0; });
-  ExpectBroken<C>("truth value", [](C* b) { b->complete = 2; });
+  ExpectBroken<C>("lease_id is 0", [](C* b) { b->lease_id = 0; });
+  ExpectBroken<C>("is not 0 or 1", [](C* b) { b->complete = 2; });
   using A = AnnounceDescriptorRequest;
   ExpectBroken<A>("reserved", [](A* b) { b->reserved = 1; });
   ExpectBroken<EmptyReply>("reserved", [](EmptyReply* b) { b->reserved = 1; });
@@ -240,7 +243,7 @@ TEST(Messages, ErrorsTravelWithTextRemedyAndErrno) {
   const Status endless(Code::kInternal, std::string(10'000, 'w'), std::string(10'000, 'r'));
   size = EncodeError(Kind::kCreate, 5, endless, &buffer);
   const auto cut = ParseError(Bytes(buffer, size));
-  ASSERT_TRUE(cut) << "long text is cut, not refused";
+  ASSERT_TRUE(cut) << "a long text must be cut, not refused";
   EXPECT_EQ(cut->what().size(), ErrorBody{}.what.size() - 1);
 
   size = Encode(Kind::kCreate, true, 5, 0, ErrorBody{}, &buffer);

@@ -20,7 +20,7 @@ inline bool IsTerminated(std::span<const char> text) {
   return std::find(text.begin(), text.end(), '\0') != text.end();
 }
 
-// NUL-padded to the end: no bytes of somebody's stack travel behind the text.
+// NUL-padded to the end, so that no stack bytes of a process travel behind the text.
 inline bool IsPadded(const NameField& field) {
   const auto end = std::find(field.begin(), field.end(), '\0');
   return end != field.end() && std::all_of(end, field.end(), [](char c) { return c == '\0'; });
@@ -39,7 +39,7 @@ inline bool IsPageSize(uint64_t bytes) { return bytes > 0 && bytes <= limits::kP
 inline bool IsWriterExit(uint32_t value) { return value <= 2; }
 inline bool IsSize(uint64_t bytes) { return bytes > 0 && bytes <= limits::kBufferBytes; }
 
-// Lets a Validate list its rules, one a line.
+// Lets a Validate list its rules, one on each line.
 inline Result<void> Require(std::initializer_list<std::pair<bool, std::string_view>> rules) {
   for (const auto& [holds, rule] : rules) {
     if (!holds) return Broken(rule);

@@ -1,4 +1,4 @@
-// For tests and fuzzers: a valid body of every kind, and a walk over all of them.
+// For tests and fuzzers: a valid body of every kind, and an iteration over all of them.
 #pragma once
 
 #include <array>
@@ -149,7 +149,7 @@ inline CountersReply Valid() {
   return {.version = 1, .size_bytes = 4096};
 }
 
-// visit.operator()<Body>(kind, reply) for each message that there is.
+// Calls visit.operator()<Body>(kind, reply) for each kind of message.
 template <typename Visitor>
 void ForEachMessage(Visitor visit) {
   visit.template operator()<HelloRequest>(Kind::kHello, false);

@@ -1,6 +1,6 @@
-// A checksum of 64-bit words against bugs, bit flips and torn copies; not against malice. A sum of
-// products with fixed odd factors: any change of one word changes it, the words are independent of
-// each other (12 ns for a record), and no table or instruction set is needed.
+// A checksum of 64-bit words against bugs, bit flips and torn copies, but not against malice. It is
+// a sum of products with fixed odd factors. Any change of one word changes it, the words do not
+// depend on each other (12 ns for a record), and it needs no table or special instructions.
 #pragma once
 
 #include <array>
@@ -27,11 +27,11 @@ inline constexpr std::array<uint64_t, kFactors> kFactor = [] {
 
 }  // namespace internal
 
-// Never 0 for zeros, so that an unwritten record fails. Chain blocks by `seed`.
+// Not 0 for zeros, so that an unwritten record fails. `seed` chains blocks.
 inline uint64_t Checksum(std::span<const uint64_t> words, uint64_t seed = 0) {
   uint64_t sum = seed + 0x9e3779b97f4a7c15;
   for (;;) {
-    // Look-ups go through here: no branch per word, and unrolled where the size is known.
+    // Look-ups use this path: no branch for each word, and unrolled if the size is known.
     const size_t block = words.size() < internal::kFactors ? words.size() : internal::kFactors;
     for (size_t i = 0; i < block; ++i) sum += words[i] * internal::kFactor[i];
     sum = internal::Mix(sum);

@@ -22,8 +22,8 @@ constexpr char kPrefix[] = "gpushm.";
 constexpr uint64_t kListMagic = 0x315453494c535047;  // "GPSLIST1", read as little-endian
 constexpr uint32_t kListVersion = 1;
 
-// The file's start; then `count` records of `record_words` words each, as in a slot (layout.h has
-// the rules of change). The checksum covers all words of the file but itself.
+// The start of the file. `count` records of `record_words` words follow, as in a slot (layout.h has
+// the rules of change). The checksum covers all words of the file except itself.
 struct ListHeader {
   uint64_t magic;
   uint32_t version;
@@ -45,7 +45,7 @@ static_assert(sizeof(ListHeader) == 136 && kChecksumWord == 16 && kHeaderWords =
 
 constexpr size_t kMaxBytes = 8 * (kMaxHeaderWords + size_t{kMaxRecordWords} * kMaxSlots);
 
-// Entries of the folder that ListHostPods looks at; /dev/shm is everybody's.
+// Folder entries that ListHostPods reads at most, because every user may create files in /dev/shm.
 constexpr int kMaxEntries = 65536;
 
 uint64_t ListChecksum(std::span<const uint64_t> words) {
@@ -56,13 +56,13 @@ std::string TemporaryFile(std::string_view pod_uid) { return HostListFile(pod_ui
 
 Result<void> CheckPodUid(std::string_view pod_uid) {
   if (IsPodUid(pod_uid)) return {};
-  return Fail(Code::kInvalidArgument, Concat("\"", pod_uid, "\" is no pod's uid"),
+  return Fail(Code::kInvalidArgument, Concat("\"", pod_uid, "\" is not a pod's UID"),
               "use the value of metadata.uid");
 }
 
 Result<UniqueFd> OpenDir(const std::string& dir) {
   UniqueFd fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd) return FailSystem(errno, Concat("open ", dir), "does the pod have hostIPC: true?");
+  if (!fd) return FailSystem(errno, Concat("open ", dir), "check that the pod has hostIPC: true");
   return fd;
 }
 
@@ -81,7 +81,7 @@ Result<void> WriteAll(const UniqueFd& fd, std::span<const std::byte> bytes) {
   return {};
 }
 
-// At most `bytes.size()` bytes; how many there were.
+// Reads at most `bytes.size()` bytes; returns their number.
 Result<size_t> ReadUpTo(const UniqueFd& fd, std::span<std::byte> bytes) {
   size_t total = 0;
   while (total < bytes.size()) {
@@ -95,11 +95,13 @@ Result<size_t> ReadUpTo(const UniqueFd& fd, std::span<std::byte> bytes) {
   return total;
 }
 
-// A new file that nobody else can have prepared: /dev/shm is writable by every hostIPC pod.
+// Creates a new file. An existing one could have been prepared by somebody else, because every
+// hostIPC pod can write to /dev/shm.
 Result<UniqueFd> CreateTemporary(const UniqueFd& dir, const std::string& file) {
   constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   UniqueFd fd(openat(dir.get(), file.c_str(), kFlags, 0600));
-  if (!fd && errno == EEXIST && unlinkat(dir.get(), file.c_str(), 0) == 0) {  // A killed broker's.
+  if (!fd && errno == EEXIST &&
+      unlinkat(dir.get(), file.c_str(), 0) == 0) {  // Left by a killed broker.
     fd.Reset(openat(dir.get(), file.c_str(), kFlags, 0600));
   }
   if (!fd) return FailSystem(errno, Concat("create ", file));
@@ -119,7 +121,8 @@ std::string HostSocketFile(std::string_view pod_uid) { return Concat(kPrefix, po
 
 Result<std::vector<uint64_t>> EncodeHostList(std::string_view pod_uid, const HostList& list) {
   if (list.buffers.size() > kMaxSlots) {
-    return Fail(Code::kExhausted, Concat("a list of ", list.buffers.size(), " buffers"));
+    return Fail(Code::kExhausted, Concat("the list has ", list.buffers.size(),
+                                         " buffers, more than the registry's limit"));
   }
   ListHeader header{
       .magic = kListMagic,
@@ -155,21 +158,21 @@ Result<HostList> DecodeHostList(std::string_view pod_uid, std::span<const std::b
   std::memcpy(words.data(), bytes.data(), bytes.size());
   ListHeader header;
   std::memcpy(static_cast<void*>(&header), words.data(), sizeof(header));
-  if (header.magic != kListMagic) return Corrupt(pod_uid, "it is none");
+  if (header.magic != kListMagic) return Corrupt(pod_uid, "bad magic number");
   if (header.incompat_flags != 0) {
     return Fail(Code::kIncompatible,
                 Concat("the list of pod ", pod_uid, " has version ", header.version,
-                       ", with features that this version does not know"),
+                       ", with features that this version does not support"),
                 "restart the container, so that it gets the library of the node's gpushm");
   }
   if (header.header_words < kHeaderWords || header.header_words > kMaxHeaderWords ||
       header.record_words < kMinRecordWords || header.record_words > kMaxRecordWords ||
       header.count > kMaxSlots ||
       words.size() != header.header_words + size_t{header.record_words} * header.count) {
-    return Corrupt(pod_uid, "its sizes do not fit");
+    return Corrupt(pod_uid, "its sizes contradict each other");
   }
-  if (ListChecksum(words) != header.checksum) return Corrupt(pod_uid, "its checksum does not fit");
-  if (header.pod_uid != Name(pod_uid)) return Corrupt(pod_uid, "it is another pod's");
+  if (ListChecksum(words) != header.checksum) return Corrupt(pod_uid, "its checksum is wrong");
+  if (header.pod_uid != Name(pod_uid)) return Corrupt(pod_uid, "it belongs to another pod");
 
   HostList list{.segment_id = header.segment_id,
                 .table_version = header.table_version,
@@ -196,7 +199,7 @@ Result<void> WriteHostList(const std::string& dir, std::string_view pod_uid, con
   const Result<UniqueFd> file = CreateTemporary(*dir_fd, temporary);
   if (!file) return std::unexpected(file.error());
   Result<void> written = WriteAll(*file, std::as_bytes(std::span(*words)));
-  // By fchmod, because the umask takes bits from open's mode.
+  // By fchmod, because the umask would mask the mode given to open.
   if (written && fchmod(file->get(), 0640) != 0) {
     written = FailSystem(errno, Concat("set the mode of ", temporary));
   }
@@ -211,20 +214,21 @@ Result<void> WriteHostList(const std::string& dir, std::string_view pod_uid, con
 Result<HostList> ReadHostList(const std::string& dir, std::string_view pod_uid) {
   if (auto valid = CheckPodUid(pod_uid); !valid) return std::unexpected(valid.error());
   const std::string path = dir + "/" + HostListFile(pod_uid);
-  // O_NONBLOCK: somebody may have put a FIFO there. It is looked at before it is read.
+  // O_NONBLOCK, because somebody may have put a FIFO there. The file is checked before it is read.
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!file && errno == ENOENT) {
     return Fail(Code::kNotFound, Concat("pod ", pod_uid, " has no list in ", dir),
-                "is it running, with gpushm.io/host-ipc?");
+                "check that it is running and has the annotation gpushm.io/host-ipc");
   }
   if (!file && errno == EACCES) {
-    return Fail(Code::kDenied, Concat("the list of pod ", pod_uid, " may not be read"),
+    return Fail(Code::kDenied,
+                Concat("the list of pod ", pod_uid, " is not readable: permission denied"),
                 "both pods need the same group (the injector's runAsGroup)");
   }
   if (!file) return FailSystem(errno, Concat("open ", path));
   struct stat status{};
   if (fstat(file.get(), &status) != 0) return FailSystem(errno, Concat("stat ", path));
-  if (!S_ISREG(status.st_mode)) return Corrupt(pod_uid, "it is no plain file");
+  if (!S_ISREG(status.st_mode)) return Corrupt(pod_uid, "it is not a regular file");
   if (status.st_size < 0 || static_cast<uint64_t>(status.st_size) > kMaxBytes) {
     return Corrupt(pod_uid, Concat("it has ", status.st_size, " bytes"));
   }
@@ -249,7 +253,7 @@ Result<std::vector<std::string>> ListHostPods(const std::string& dir) {
     std::string_view name = entry->d_name;
     if (!name.starts_with(kPrefix)) continue;
     name.remove_prefix(std::strlen(kPrefix));
-    if (!IsPodUid(name)) continue;  // A socket or a half-written list: a uid has no dot.
+    if (!IsPodUid(name)) continue;  // A socket or a half-written list: a UID has no dot.
     if (pods.size() == kHostPods) {
       return Fail(Code::kExhausted,
                   Concat("more than ", kHostPods, " pods in ", dir, " (limit kHostPods)"));
@@ -257,7 +261,7 @@ Result<std::vector<std::string>> ListHostPods(const std::string& dir) {
     pods.emplace_back(name);
   }
   return Fail(Code::kExhausted, Concat(dir, " has more than ", kMaxEntries, " entries"),
-              "remove what killed programs left there");
+              "remove the files that killed programs left there");
 }
 
 Result<void> RemoveHostFiles(const std::string& dir, std::string_view pod_uid) {

@@ -23,7 +23,7 @@ void Decode(std::span<const std::byte> bytes) {
   for (const BufferRecord& buffer : list->buffers) {
     if (RecordProblem(buffer) != nullptr) std::abort();
   }
-  // What was accepted can be written, and reads the same.
+  // A list that was accepted can be written, and reads the same again.
   const Result<std::vector<uint64_t>> words = EncodeHostList(kUid, *list);
   if (!words) std::abort();
   const Result<HostList> again = DecodeHostList(kUid, std::as_bytes(std::span(*words)));
@@ -33,7 +33,7 @@ void Decode(std::span<const std::byte> bytes) {
 }  // namespace
 }  // namespace gpushm::registry
 
-// The bytes as they are, and once more with the checksums made to fit.
+// The bytes as they are, and once more with correct checksums.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace gpushm::registry;
   Decode(std::as_bytes(std::span(data, size)));

@@ -126,7 +126,7 @@ TEST_F(HostListTest, EveryChangedOrMissingByteIsSeen) {
   }
 }
 
-// Goal: nobody gets a path out of a uid.
+// Goal: a uid cannot contain a path.
 TEST_F(HostListTest, UidsAreValidated) {
   for (const std::string& uid : {std::string(), std::string("../x"), std::string("a.sock"),
                                  std::string("A"), std::string("a b"), std::string(64, 'a')}) {
@@ -150,7 +150,7 @@ TEST_F(HostListTest, PodsAreListedAndSwept) {
   EXPECT_THAT(*ListHostPods(dir_), testing::ElementsAre("pod-a", "pod-b"));
 
   ASSERT_TRUE(RemoveHostFiles(dir_, "pod-a"));
-  ASSERT_TRUE(RemoveHostFiles(dir_, "pod-a")) << "nothing to remove is fine";
+  ASSERT_TRUE(RemoveHostFiles(dir_, "pod-a")) << "removing nothing must succeed";
   EXPECT_THAT(*ListHostPods(dir_), testing::ElementsAre("pod-b"));
   EXPECT_FALSE(std::filesystem::exists(Path(HostSocketFile("pod-a"))));
   EXPECT_FALSE(std::filesystem::exists(Path(HostListFile("pod-a") + ".tmp")));

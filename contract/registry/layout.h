@@ -1,18 +1,18 @@
-// The bytes of a registry segment, as broker, library and plugin share them, in every combination
-// of their versions. Little-endian, 64-bit, fixed width; offsets and indices, never pointers.
+// The bytes of a registry segment, which broker, library and plugin share in every combination of
+// their versions. Little-endian, 64-bit, fixed width; offsets and indices, never pointers.
 //
 //   0            SegmentHeader, header_size bytes (4 KiB in layout 1)
 //   header_size  slot 0, slot 1 ... slot_count-1, slot_stride bytes each (slot.h)
 //
 // Rules of change
 //   (1) Nothing here moves or changes its meaning while the incompatible flags stay 0. A new field
-//       of a record is appended before its checksum, and record_words grows; a new field of the
+//       of a record is added just before its checksum, and record_words grows. A new field of the
 //       header takes reserved bytes that were zero.
-//   (2) A reader goes by header_size, slot_stride and record_words of the header, takes the words
-//       it knows, reads those that an older writer lacks as zero, and ignores those it does not
-//       know. So it accepts every layout_version whose incompatible flags it knows.
-//   (3) Whatever an older reader would take wrongly (a new transport, a new state) sets a bit of
-//       incompat_flags.
+//   (2) A reader uses header_size, slot_stride and record_words of the header. It reads the words
+//       that it knows, takes those that an older writer lacks as zero, and ignores unknown ones. So
+//       it accepts every layout_version whose incompatible flags it knows.
+//   (3) A change that an older reader would misinterpret (a new transport, a new state) sets a bit
+//       of incompat_flags.
 //   (4) A segment is never resized and never repaired: a new broker makes a new one.
 #pragma once
 
@@ -32,21 +32,19 @@ inline constexpr uint32_t kHeaderSize = 4096;
 inline constexpr uint32_t kRecordWords = 32;
 inline constexpr uint32_t kChangeLogEntries = 512;
 
-// What a reader accepts. The smallest record ends with loaded_bytes and its checksum.
+// Bounds that a reader accepts. The smallest record ends with loaded_bytes and its checksum.
 inline constexpr uint32_t kMinRecordWords = 18;
 inline constexpr uint32_t kMaxRecordWords = 64;
 inline constexpr uint32_t kMaxHeaderSize = 65536;
 inline constexpr uint32_t kMaxSlotStride = 4096;
 inline constexpr uint32_t kMaxSlots = 65536;
 
-// In SegmentHeader::state.
+// Values of SegmentHeader::state.
 inline constexpr uint32_t kStateReady = 1;
-inline constexpr uint32_t kStateRetired = 2;  // The broker left it in good order; connect anew.
-
-// In SegmentHeader::change_log: a change of the header, not of a slot.
+inline constexpr uint32_t kStateRetired = 2;  // Shut down in good order; connect again.
 inline constexpr uint32_t kNoSlot = 0xffffffff;
 
-// Written once, before the segment is given to anybody.
+// Written once, before any other process gets the segment.
 struct HeaderConstants {
   uint64_t magic;
   uint32_t layout_version;
@@ -65,18 +63,19 @@ struct HeaderConstants {
 static_assert(sizeof(HeaderConstants) == 80 && offsetof(HeaderConstants, segment_id) == 40 &&
               offsetof(HeaderConstants, checksum) == 72);
 
-// What changes is kept in cache lines of its own: state is read with every use of an attachment,
-// table_version moves with every commit.
+// The changing fields have cache lines of their own: state is read with every use of an attachment,
+// and table_version changes with every commit.
 struct SegmentHeader {
   HeaderConstants constants;
   alignas(64) std::atomic<uint32_t> state;
   std::atomic<uint32_t> device_lost;  // 0 or 1.
-  // Moves, by one, after each change of a slot or of the two words above. Written with release.
+  // Grows by one after each change of a slot or of the two words above. Written with release.
   alignas(64) std::atomic<uint64_t> table_version;
-  // Moves after table_version; what waiters sleep on (FUTEX_WAIT, not private).
+  // Changes after table_version; waiters sleep on it (FUTEX_WAIT, not private).
   std::atomic<uint32_t> wake_word;
-  // Entry v % change_log_entries: the slot that the change to table_version v is about. A hint
-  // that spares readers the scan of all slots; valid while younger than change_log_entries.
+  // Entry v % change_log_entries: the slot whose change led to table_version v. This is a hint that
+  // spares readers the scan of all slots. It is valid while fewer than change_log_entries changes
+  // follow.
   alignas(2048) std::array<std::atomic<uint32_t>, kChangeLogEntries> change_log;
 };
 static_assert(sizeof(SegmentHeader) == kHeaderSize);
@@ -91,7 +90,7 @@ static_assert(std::endian::native == std::endian::little && sizeof(void*) == 8);
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == 8);
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
 
-// Where a slot's parts lie: the version alone in its cache line, then two copies of the record.
+// Layout of a slot: the version alone in its cache line, then two copies of the record.
 inline constexpr uint32_t kSlotCopiesOffset = 64;
 constexpr uint32_t SlotStride(uint32_t record_words) {
   return (kSlotCopiesOffset + 2 * 8 * record_words + 63) / 64 * 64;

@@ -1,9 +1,9 @@
 // A reader's private map from names to slots: open addressing over atomics, so that look-ups need
 // no lock while one thread at a time changes it.
 //
-// It is a hint, and that is what makes it simple: an answer may be outdated, and a look-up beside a
-// change may miss an entry. Callers verify an answer against the slot, and look again under the
-// lock that changes are made under before they believe that there is none.
+// The map is only a hint, which keeps it simple: an answer may be outdated, and a look-up during a
+// change may miss an entry. Callers verify an answer against the slot. Before they conclude that
+// there is no entry, they look again under the lock that guards changes.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ class NameMap {
     return false;
   }
 
-  // Makes `slot` a candidate for `hash` alone; 0 for none. One thread at a time.
+  // Makes `slot` a candidate for `hash` only; with hash 0, for none. One thread at a time.
   void Set(uint32_t slot, uint64_t hash) {
     if (hashes_[slot] == hash) return;
     if (hashes_[slot] != 0) Remove(slot);
@@ -57,13 +57,14 @@ class NameMap {
   static uint32_t SlotOf(uint32_t entry) { return (entry & kSlotMask) - 1; }
   uint32_t Load(size_t at) const { return entries_[at].load(std::memory_order_relaxed); }
 
-  // Closes the gap by moving later entries of the run up: no tombstones, so no rebuilding.
+  // Closes the gap by moving later entries of the run up. So there are no tombstones and no
+  // rebuilding.
   void Remove(uint32_t slot) {
     size_t gap = hashes_[slot] & mask_;
     while (SlotOf(Load(gap)) != slot) gap = (gap + 1) & mask_;
     for (size_t at = (gap + 1) & mask_; Load(at) != 0; at = (at + 1) & mask_) {
       const size_t home = hashes_[SlotOf(Load(at))] & mask_;
-      if (((at - home) & mask_) < ((at - gap) & mask_)) continue;  // It may not stand before home.
+      if (((at - home) & mask_) < ((at - gap) & mask_)) continue;  // It may not be before home.
       entries_[gap].store(Load(at), std::memory_order_relaxed);
       gap = at;
     }

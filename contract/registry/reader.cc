@@ -16,8 +16,8 @@
 namespace gpushm::registry {
 namespace {
 
-// Entries of the name map that a look-up without the lock goes through. At most half of the map is
-// used, so runs of this length do not happen by chance.
+// Entries of the name map that a look-up without the lock probes. At most half of the map is used,
+// so runs of this length do not happen by chance.
 constexpr size_t kLockFreeProbes = 64;
 
 inline uint64_t HashOf(const Name& name) {
@@ -61,7 +61,7 @@ RegistryReader::RegistryReader(Mapping mapping, const void* address,
   CatchUp();
 }
 
-// The last owner unmaps it. Others have the addresses alone.
+// The last owner unmaps it. Others only keep the addresses.
 RegistryReader::~RegistryReader() {
   if (mapping_.use_count() > 1) mapping_->Blank();
 }
@@ -70,22 +70,25 @@ inline SlotRead RegistryReader::ReadWords(uint32_t slot, uint64_t* words, uint64
   return ReadSlot(Version(slot), Copies(slot), record_words_, record_words_, words, version);
 }
 
-// kLive, and *problem is null: found->record is the slot's, found->ref.version its version.
+// If kLive and *problem is null, found->record has the slot's record and found->ref.version its
+// version.
 inline SlotRead RegistryReader::ReadRecord(uint32_t slot, Found* found,
                                            const char** problem) const {
   std::atomic<uint64_t>& valid = valid_[slot];
   *problem = nullptr;
   if (record_words_ == kRecordWords) {
-    // The usual size as a constant, so that the compiler unrolls the copy, straight to its place.
+    // The usual size as a constant, so that the compiler unrolls the copy directly to its
+    // destination.
     const Word* copies = Copies(slot);
-    // Which copy it is depends on the version, itself a cache miss: fetch beside it, not after it.
+    // The version, itself a cache miss, selects the copy. Prefetching both copies avoids a second
+    // miss after it.
     __builtin_prefetch(&valid);
     for (size_t line = 0; line < 2 * kRecordWords; line += 8) __builtin_prefetch(&copies[line]);
     const SlotRead read = ReadSlot(Version(slot), copies, kRecordWords, kKnownWords, &found->record,
                                    &found->ref.version);
     if (read != SlotRead::kLive) return read;
-    // A version's record never changes, so its checksum is compared once. Its values are looked at
-    // each time: who can write the segment may change it all the same.
+    // The record of a version never changes, so its checksum is compared once. Its values are
+    // checked each time, because a process that can write the segment may change it nevertheless.
     if (valid.load(std::memory_order_relaxed) == found->ref.version) {
       *problem = FieldsProblem(found->record);
       return read;
@@ -127,7 +130,7 @@ RegistryReader::Probe RegistryReader::ProbeFor(const Name& name, uint64_t hash, 
 
 Result<Found> RegistryReader::Find(std::string_view text) const {
   if (text.size() > limits::kNameBytes) {
-    return Fail(Code::kInvalidArgument, Concat("\"", text, "\" is no buffer name"),
+    return Fail(Code::kInvalidArgument, Concat("\"", text, "\" is not a valid buffer name"),
                 "use 1 to 63 of a-z, 0-9 and -, with a letter or digit at both ends");
   }
   const Name name(text);
@@ -136,15 +139,15 @@ Result<Found> RegistryReader::Find(std::string_view text) const {
   if (ProbeFor(name, hash, kLockFreeProbes, &*found) != Probe::kFound) {
     found = FindSlow(name, hash);
   }
-  return found;  // One return, so that the record is not copied.
+  return found;  // One return statement, so that the record is not copied.
 }
 
-// An answer of "none" is right although the segment moves on meanwhile: the map stands for a state
-// after this call began, and a record that differs from what the map says was changed since then.
-// So there was a moment within this call without that name.
+// The answer "none" is correct even if the segment changes meanwhile. The map reflects a state
+// after this call began, and a record that differs from the map was changed since then. So there
+// was a moment within this call without that name.
 Result<Found> RegistryReader::FindSlow(const Name& name, uint64_t hash) const {
   if (!name.IsLabel()) {
-    return Fail(Code::kInvalidArgument, Concat("\"", name.view(), "\" is no buffer name"),
+    return Fail(Code::kInvalidArgument, Concat("\"", name.view(), "\" is not a valid buffer name"),
                 "use 1 to 63 of a-z, 0-9 and -, with a letter or digit at both ends");
   }
   Result<Found> found(std::in_place);
@@ -162,20 +165,21 @@ Result<Found> RegistryReader::FindSlow(const Name& name, uint64_t hash) const {
                   "try again");
     case Probe::kCorrupt:
       return Fail(Code::kCorrupt,
-                  Concat("the registry is broken where buffer \"", name.view(), "\" may be"),
-                  "restart the pod and report it");
+                  Concat("the registry is broken at the record of buffer \"", name.view(),
+                         "\" or one that may be it"),
+                  "restart the pod and report this as a bug");
     case Probe::kNone:
       break;
   }
   return Fail(Code::kNotFound, Concat("no buffer \"", name.view(), "\""),
-              "gpushmctl ls shows the names");
+              "run gpushmctl ls to see the names");
 }
 
 void RegistryReader::CatchUp() const {
   const uint64_t to = table_version();
   if (complete_ && to == scanned_) return;
   const bool try_log = complete_;
-  complete_ = true;  // Unless Refresh says otherwise.
+  complete_ = true;  // Unless Refresh resets it.
   if (!try_log || !CatchUpFromLog(to)) {
     for (uint32_t slot = 0; slot < slot_count_; ++slot) Refresh(slot);
   }
@@ -191,8 +195,8 @@ bool RegistryReader::CatchUpFromLog(uint64_t to) const {
   for (uint64_t i = 0; i < changes; ++i) {
     changed[i] = log[(scanned_ + 1 + i) % entries].load(std::memory_order_relaxed);
   }
-  // Pairs with the release fence of SegmentWriter::Announce: if an entry was overwritten by one of
-  // a later round, the table version is seen to be that far.
+  // Pairs with the release fence of SegmentWriter::Announce: if a later change has overwritten an
+  // entry, the table version shows it.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (header_->table_version.load(std::memory_order_relaxed) - scanned_ >= entries) return false;
   for (uint64_t i = 0; i < changes; ++i) {
@@ -247,8 +251,8 @@ Result<std::vector<BufferRecord>> RegistryReader::List() const {
 bool RegistryReader::WaitForChange(uint64_t seen, const Deadline& deadline) const {
   const Deadline slice = Deadline::AfterMs(kWaitSliceMs);
   for (;;) {
-    // Before the table version: the writer moves it after that, so if the version below is still
-    // the old one, the sleep below ends at once or is woken.
+    // Read before the table version, because the writer changes it afterwards. If the version below
+    // is still the old one, the sleep below ends at once or is woken.
     const uint32_t wake_word = header_->wake_word.load(std::memory_order_acquire);
     if (table_version() != seen) return true;
     const int64_t sleep_ns = std::min(slice.RemainingNs(), deadline.RemainingNs());
@@ -256,7 +260,7 @@ bool RegistryReader::WaitForChange(uint64_t seen, const Deadline& deadline) cons
     const timespec timeout{.tv_sec = 0, .tv_nsec = sleep_ns};
     if (syscall(SYS_futex, &header_->wake_word, FUTEX_WAIT, wake_word, &timeout, nullptr, 0) != 0 &&
         errno != EAGAIN && errno != EINTR && errno != ETIMEDOUT) {
-      // A filter of system calls without futex: look every millisecond.
+      // If a system call filter forbids futex, poll every millisecond.
       const timespec nap{.tv_sec = 0, .tv_nsec = std::min<int64_t>(sleep_ns, 1'000'000)};
       nanosleep(&nap, nullptr);
     }

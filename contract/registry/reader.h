@@ -1,12 +1,12 @@
 // The library's and the plugin's side of the registry: look-ups on a read-only mapping.
 //
-// Threads: all functions from any thread at a time. Find is lock-free on a hit and makes no system
-// call; a miss takes a lock of this object (never one in shared memory). Nothing here waits for the
-// writer, which may be dead or stopped at any point.
+// Threads: all functions may run on any thread at the same time. Find is lock-free on a hit and
+// makes no system call. A miss takes a lock of this object, never one in shared memory. Nothing
+// here waits for the writer, which may be dead or stopped at any point.
 //
 // Whatever the bytes of the segment are, and whenever they change, calls end after a bounded number
-// of steps, touch nothing outside the mapping, and say kCorrupt or kContended at worst. Values of
-// every record that leaves this class were validated after they were copied.
+// of steps, access nothing outside the mapping, and return kCorrupt or kContended at worst. Every
+// record that leaves this class was copied first and validated afterwards.
 #pragma once
 
 #include <array>
@@ -28,7 +28,8 @@
 
 namespace gpushm::registry {
 
-// A record as it was once read. Of one reader: another segment's refs mean nothing to it.
+// A record as it was at one time. It belongs to one reader; another segment's refs have no meaning
+// for it.
 struct Ref {
   uint64_t version = 0;
   uint32_t slot = 0;
@@ -41,47 +42,48 @@ struct Found {
 
 class RegistryReader {
  public:
-  // Takes the memfd of a broker: checks seals and size, maps, validates the header.
+  // Takes the memfd of a broker: checks seals and size, maps it, validates the header.
   static Result<std::unique_ptr<RegistryReader>> Open(UniqueFd fd);
 
-  // For tests and fuzzers: over memory that the caller keeps, aligned to a page.
+  // For tests and fuzzers: reads memory that the caller owns, aligned to a page.
   static Result<std::unique_ptr<RegistryReader>> OverMemory(const void* address, size_t bytes);
 
   RegistryReader(const RegistryReader&) = delete;
   RegistryReader& operator=(const RegistryReader&) = delete;
   ~RegistryReader();
 
-  // The buffer of that name. kNotFound; kInvalidArgument if it cannot be a name; kContended if it
-  // was replaced during every attempt; kCorrupt if its record, or one that could be it, is broken.
+  // The buffer of that name. kNotFound; kInvalidArgument if it is not a valid name; kContended if
+  // it was replaced during every attempt; kCorrupt if its record, or one that could be its record,
+  // is broken.
   Result<Found> Find(std::string_view name) const;
 
-  // False once the record behind `ref` was replaced or withdrawn. One load.
+  // False once the record of `ref` was replaced or withdrawn. Costs one load.
   bool IsCurrent(const Ref& ref) const {
     // Pairs with the release store of PublishSlot and WithdrawSlot.
     return ref.slot < slot_count_ &&
            Version(ref.slot).load(std::memory_order_acquire) == ref.version;
   }
 
-  // What IsCurrent loads, for who asks often: the version of a slot that a Ref named, or slot 0.
-  // Valid as long as this object, or addresses() of it. After this object's end it reads 0, which
-  // no Ref has.
+  // The word that IsCurrent loads, for callers that check often: the version of the slot in a Ref,
+  // or of slot 0. Valid as long as this object or the result of addresses(). After this object's
+  // end it reads 0, which no Ref has.
   const Word& VersionOf(uint32_t slot) const { return Version(slot); }
   std::shared_ptr<const void> addresses() const { return mapping_; }
 
-  // All live records, by slot. Each is whole; together they are no snapshot. kCorrupt or
+  // All live records, by slot. Each is consistent; together they are not a snapshot. kCorrupt or
   // kContended if one could not be read.
   Result<std::vector<BufferRecord>> List() const;
 
-  // Moves with every change. Read it, then List() or Find(), then WaitForChange() with it: no
-  // change is missed.
+  // Changes with every change. To miss no change, read it, then call List() or Find(), then call
+  // WaitForChange() with the value read.
   uint64_t table_version() const { return header_->table_version.load(std::memory_order_acquire); }
 
-  // True as soon as the table version is not `seen`. False at the deadline, but after
-  // kWaitSliceMs at the latest, so that the caller sees to its other duties and calls again.
+  // True as soon as the table version is not `seen`. False at the deadline or after kWaitSliceMs,
+  // whichever is first, so that the caller can do its other duties and call again.
   bool WaitForChange(uint64_t seen, const Deadline& deadline) const;
   static constexpr int kWaitSliceMs = 50;
 
-  // The broker left this segment in good order and offers another one.
+  // The broker shut this segment down in good order and offers another one.
   bool retired() const { return header_->state.load(std::memory_order_acquire) != kStateReady; }
   bool device_lost() const { return header_->device_lost.load(std::memory_order_acquire) != 0; }
 
@@ -103,9 +105,9 @@ class RegistryReader {
   enum class Probe { kFound, kNone, kContended, kCorrupt };
   Probe ProbeFor(const Name& name, uint64_t hash, size_t max_probes, Found* found) const;
   Result<Found> FindSlow(const Name& name, uint64_t hash) const;
-  void CatchUp() const;                    // Under mutex_.
-  bool CatchUpFromLog(uint64_t to) const;  // Under mutex_. False: the log does not reach back.
-  void Refresh(uint32_t slot) const;       // Under mutex_.
+  void CatchUp() const;                    // With mutex_ held.
+  bool CatchUpFromLog(uint64_t to) const;  // With mutex_ held. False: the log is too short.
+  void Refresh(uint32_t slot) const;       // With mutex_ held.
 
   const std::shared_ptr<Mapping> mapping_;
   const SegmentHeader* header_;
@@ -116,14 +118,14 @@ class RegistryReader {
   uint32_t record_words_;
 
   mutable NameMap map_;
-  // By slot: the version whose checksum was right, so that a look-up computes it once for each.
+  // By slot: the last version whose checksum was verified, so that look-ups compute each only once.
   mutable std::vector<std::atomic<uint64_t>> valid_;
   mutable std::mutex mutex_;
-  // All under mutex_: what the map was made from.
-  mutable std::vector<uint64_t> seen_;  // By slot: the version that the map stands for.
+  // mutex_ guards these: what the map was built from.
+  mutable std::vector<uint64_t> seen_;  // By slot: the version that the map reflects.
   mutable std::vector<bool> corrupt_;   // By slot: its record fails validation.
   mutable uint32_t corrupt_count_ = 0;
-  mutable uint64_t scanned_ = 0;   // Table version that the map stands for.
+  mutable uint64_t scanned_ = 0;   // Table version that the map reflects.
   mutable bool complete_ = false;  // False: a slot was contended, or nothing was read yet.
 };
 

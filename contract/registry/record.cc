@@ -12,19 +12,20 @@ std::string_view Name::view() const {
   return std::string_view(bytes_.data(), strnlen(bytes_.data(), kBytes));
 }
 
-// IsDnsLabel, eight characters at a time, because every look-up asks this of what it returns. In
-// the masks below the high bit of a byte says something of the byte at that place.
+// The same rule as IsDnsLabel, eight characters at a time, because every look-up checks the name
+// that it returns. In the masks below, the high bit of a byte describes the byte at that place.
 bool Name::IsLabel() const {
   constexpr uint64_t kOnes = 0x0101010101010101;
   constexpr uint64_t kHighs = 0x80 * kOnes;
   constexpr uint64_t kFirst = 0x80;
-  const auto at_least = [](uint64_t word, uint64_t least) {  // Of bytes below 0x80.
+  const auto at_least = [](uint64_t word, uint64_t least) {  // For bytes below 0x80.
     return (word + (0x80 - least) * kOnes) & kHighs;
   };
   const auto between = [&](uint64_t word, uint64_t first, uint64_t last) {
     return at_least(word, first) & ~at_least(word, last + 1);
   };
-  // Of the byte before the word. Before the first, what lets a letter or digit follow, no '-'.
+  // State of the byte before the word. The first word starts as if after a used byte that is no
+  // '-'.
   uint64_t last_used = kFirst;
   uint64_t last_dash = kFirst;
   for (size_t i = 0; i < kWords; ++i) {
@@ -39,13 +40,13 @@ bool Name::IsLabel() const {
     if (wrong != 0 || (i == 0 && (dash & kFirst) != 0)) return false;
     last_used = used >> 56;
     last_dash = dash >> 56;
-    if (last_used == 0) {  // Nothing but NUL may follow.
+    if (last_used == 0) {  // Only NUL may follow.
       uint64_t rest = 0;
       while (++i < kWords) rest |= word(i);
       return rest == 0;
     }
   }
-  return false;  // No NUL at its end.
+  return false;  // It has no NUL at its end.
 }
 
 std::string_view TransportName(Transport transport) {
@@ -75,7 +76,8 @@ std::string_view BufferStateName(BufferState state) {
 uint64_t ContentBytes(const BufferRecord& record) {
   const bool there =
       record.state == BufferState::kReady || record.state == BufferState::kWriterDied;
-  // Brokers from before kRecordContent leave what was loaded, and 0 where nobody said it.
+  // Brokers from before kRecordContent leave the number of loaded bytes there, or 0 if nobody gave
+  // it.
   const bool said = (record.flags & kRecordContent) != 0 || record.loaded_bytes != 0;
   return there && !said ? record.size_bytes : std::min(record.loaded_bytes, record.size_bytes);
 }
@@ -90,7 +92,7 @@ const char* FieldsProblem(const BufferRecord& record) {
   if (record.size_bytes == 0) return "its size is 0";
   if (record.mapped_bytes > limits::kBufferBytes) return "it is larger than limits::kBufferBytes";
   if (record.size_bytes > record.mapped_bytes) return "it is larger than its mapping";
-  if (record.loaded_bytes > record.mapped_bytes) return "more than all of it is loaded";
+  if (record.loaded_bytes > record.mapped_bytes) return "its loaded_bytes exceed its mapping";
   if (record.transport != Transport::kVmm && record.transport != Transport::kCuIpc) {
     return "its transport is unknown";
   }
@@ -121,11 +123,11 @@ const char* DecodeRecord(std::span<const uint64_t> words, BufferRecord* record) 
 
 const char* DecodeFields(std::span<const uint64_t> words, BufferRecord* record) {
   constexpr size_t kContent = kRecordWords - 1;
-  if (words.size() < kMinRecordWords) return "it is too short";
+  if (words.size() < kMinRecordWords) return "it has too few words";
   const std::span<const uint64_t> content = words.first(words.size() - 1);
   const uint64_t checksum =
       content.size() == kContent ? Checksum(content.first<kContent>()) : Checksum(content);
-  if (checksum != words.back()) return "its checksum does not fit";
+  if (checksum != words.back()) return "its checksum is wrong";
   *record = BufferRecord();
   std::memcpy(static_cast<void*>(record), content.data(),
               std::min(content.size_bytes(), sizeof *record));

@@ -1,9 +1,9 @@
-// What the registry says of one buffer. BufferRecord lies in memory as it lies in the segment;
-// EncodeRecord and DecodeRecord add and check the frame around it.
+// What the registry says about one buffer. BufferRecord has the same layout in memory as in the
+// segment; EncodeRecord and DecodeRecord add and check the frame around it.
 //
-// Both validate: the name is a DNS label, the creator is one or empty, states and transports are
-// known, sizes are within limits and consistent. Bytes that fail are Code::kCorrupt when decoded
-// and Code::kInvalidArgument when encoded.
+// Both validate that the name is a DNS label, that the creator is one or empty, that states and
+// transports are known, and that sizes are consistent and within limits. Bytes that fail are
+// Code::kCorrupt when decoded and Code::kInvalidArgument when encoded.
 #pragma once
 
 #include <algorithm>
@@ -31,20 +31,20 @@ class Name {
   static_assert(limits::kNameBytes + 1 == kBytes);
 
   constexpr Name() = default;
-  // Cuts at 63 bytes; longer text never equals a valid name, so look before you build one.
+  // Cuts at 63 bytes. Longer text never equals a valid name, so callers check the length first.
   explicit Name(std::string_view text) {
     std::memcpy(bytes_.data(), text.data(), std::min(text.size(), kBytes - 1));
   }
 
   std::string_view view() const;
   bool empty() const { return bytes_[0] == '\0'; }
-  // A DNS label, and nothing but NUL after it.
+  // Whether it is a DNS label followed by NUL only.
   bool IsLabel() const;
   std::array<uint64_t, kWords> words() const {
     return std::bit_cast<std::array<uint64_t, kWords>>(bytes_);
   }
-  // Word by word, because look-ups compare words that were stored just before: a load that is
-  // wider than those stores would wait for them.
+  // Compares word by word, because look-ups compare words that were stored just before: a load that
+  // is wider than those stores would wait for them.
   friend bool operator==(const Name& a, const Name& b) {
     for (size_t i = 0; i < kWords; ++i) {
       if (a.word(i) != b.word(i)) return false;
@@ -67,10 +67,10 @@ enum class BufferState : uint32_t { kLoading = 1, kReady = 2, kWriterDied = 3, k
 std::string_view TransportName(Transport transport);  // "vmm", "cuipc"
 std::string_view BufferStateName(BufferState state);  // "loading", "ready", ...
 
-// Flag: no GPU memory, but the page of a signal, barrier or ring (contract/sync/page.h). Its
-// transport is kVmm all the same, so that older readers can list it.
+// Flag: not GPU memory, but the sync page of a signal, barrier or ring (contract/sync/page.h). Its
+// transport is kVmm nevertheless, so that older readers can list it.
 inline constexpr uint32_t kRecordPage = 1;
-// Flag: once the content is there, loaded_bytes still says how many bytes it has.
+// Flag: once the content is loaded, loaded_bytes still says how many bytes it has.
 inline constexpr uint32_t kRecordContent = 2;
 
 using GpuUuid = std::array<uint8_t, 16>;
@@ -78,21 +78,22 @@ using GpuUuid = std::array<uint8_t, 16>;
 struct BufferRecord {
   Name name;
   uint64_t generation = 0;    // Never 0 in a record.
-  uint64_t size_bytes = 0;    // As asked for; 1 to limits::kBufferBytes.
+  uint64_t size_bytes = 0;    // As requested; 1 to limits::kBufferBytes.
   uint64_t mapped_bytes = 0;  // Rounded to the granularity of the allocation; >= size_bytes.
   GpuUuid gpu{};
   Transport transport = Transport::kVmm;
   BufferState state = BufferState::kReady;
-  uint32_t flags = 0;  // Of below; readers ignore those they do not know.
+  uint32_t flags = 0;  // The flags above; readers ignore unknown ones.
   uint32_t reserved = 0;
   uint64_t created_unix_ns = 0;
-  uint64_t loaded_bytes = 0;  // So many of size_bytes have their content; see ContentBytes.
-  Name creator;               // The container that created or offered it; empty: the pod's spec.
+  uint64_t loaded_bytes = 0;  // Bytes of size_bytes that have their content; see ContentBytes.
+  Name creator;               // Container that created or offered it; empty: declared by the pod.
 
   friend bool operator==(const BufferRecord&, const BufferRecord&) = default;
 };
 static_assert(std::is_trivially_copyable_v<BufferRecord>);
-static_assert(std::has_unique_object_representations_v<BufferRecord>, "no padding: it is copied");
+static_assert(std::has_unique_object_representations_v<BufferRecord>,
+              "no padding, because it is copied");
 static_assert(sizeof(BufferRecord) == 200 && alignof(BufferRecord) == 8);
 static_assert(offsetof(BufferRecord, name) == 0);
 static_assert(offsetof(BufferRecord, generation) == 64);
@@ -106,29 +107,30 @@ static_assert(offsetof(BufferRecord, created_unix_ns) == 120);
 static_assert(offsetof(BufferRecord, loaded_bytes) == 128);
 static_assert(offsetof(BufferRecord, creator) == 136);
 
-// The bytes from the start of the buffer that are content: as many as were loaded or as its writer
-// said; all of size_bytes where nobody said it.
+// Number of bytes, from the start of the buffer, that are content: the bytes that were loaded or
+// that the writer gave; all of size_bytes if nobody gave a number.
 uint64_t ContentBytes(const BufferRecord& record);
 
-// Words of the record that this version knows; the rest up to the checksum is reserved, zero.
+// Words of the record that this version knows; the others before the checksum are reserved and
+// zero.
 inline constexpr size_t kKnownWords = sizeof(BufferRecord) / 8;
 static_assert(kKnownWords + 1 <= kRecordWords);
 static_assert(offsetof(BufferRecord, loaded_bytes) / 8 + 2 == kMinRecordWords);
 
 using RecordWords = std::array<uint64_t, kRecordWords>;
 
-// nullptr if the record is one that may stand in a segment; else what is wrong with it.
+// nullptr if the record is valid in a segment; otherwise the reason why not.
 const char* RecordProblem(const BufferRecord& record);
-// The same without a look at the name, for who knows it.
+// The same without the name, for callers that know it.
 const char* FieldsProblem(const BufferRecord& record);
 
 Result<RecordWords> EncodeRecord(const BufferRecord& record);
 
-// `words` may be fewer or more than kRecordWords (layout.h, rule 2); the last is the checksum.
+// `words` may be fewer or more than kRecordWords (layout.h, rule 2); the last one is the checksum.
 Result<BufferRecord> DecodeRecord(std::span<const uint64_t> words);
-// The same without allocating: nullptr, or what is wrong.
+// The same without allocating: returns nullptr, or the reason.
 const char* DecodeRecord(std::span<const uint64_t> words, BufferRecord* record);
-// The same without a look at the name: the caller compares it with one that it knows.
+// The same without the name: the caller compares it with one that it knows.
 const char* DecodeFields(std::span<const uint64_t> words, BufferRecord* record);
 
 }  // namespace gpushm::registry

@@ -1,9 +1,10 @@
-// What a look-up costs: idle writer, and a writer that commits flat out in another thread.
+// The cost of a look-up with an idle writer, and with a writer that commits as fast as it can in
+// another thread.
 //
-// A sample is the mean of kBatch calls, because the clock costs about as much as a call; the
-// counters p50_ns and p99_ns are over samples. Batches hide single slow calls behind their
-// neighbours, so p99 beside a writer is also taken call by call, the clock's own cost subtracted
-// (p50_single_ns, p99_single_ns).
+// A sample is the mean of kBatch calls, because the clock costs about as much as a call. The
+// counters p50_ns and p99_ns are over samples. Batches hide single slow calls, so with a busy
+// writer p99 is also measured for each call, minus the clock's own cost (p50_single_ns,
+// p99_single_ns).
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -45,7 +46,7 @@ double ClockCostNs() {
   return Percentile(samples, 0.5);
 }
 
-// A full registry, its names, and a random order in which to ask for them.
+// A full registry, its names, and a random order in which to look them up.
 class Fixture {
  public:
   Fixture() : writer_(*RegistryWriter::Create(kLive)) {
@@ -59,7 +60,7 @@ class Fixture {
     PrepareNames();
   }
 
-  // Copies the next kBatch names to where they are in the cache, as a caller's own names are.
+  // Copies the next kBatch names to a place in the cache, like a caller's own names.
   void PrepareNames() {
     for (Name& name : ready_) name = Name(names_[order_[at_++ % order_.size()]]);
     for (size_t i = 0; i < kBatch; ++i) views_[i] = ready_[i].view();
@@ -179,7 +180,7 @@ void Commit(benchmark::State& state) {
 }
 BENCHMARK(Commit);
 
-// The first look-up after one change of a full registry: catching up by the change log.
+// The first look-up after one change of a full registry, which follows the change log.
 void FindMissAfterOneChange(benchmark::State& state) {
   Fixture fixture;
   const uint32_t slot = fixture.reader().Find(fixture.NextName())->ref.slot;

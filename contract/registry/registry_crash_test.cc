@@ -1,4 +1,4 @@
-// A broker killed between any two stores leaves a segment that everybody can go on with.
+// A broker that is killed between any two stores leaves a segment that everybody can still use.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ using CrashingWriter = BasicSegmentWriter<CrashHooks>;
 struct Change {
   std::string name;
   std::function<void(CrashingWriter&)> make;
-  // What a look-up of "a" and "b" gives before and after it: a generation, or 0 for none.
+  // What a look-up of "a" and "b" gives before and after the change: a generation, or 0 for none.
   uint64_t a_after;
   uint64_t b_after;
   bool retired_after = false;
@@ -81,9 +81,9 @@ class RegistryCrashTest : public testing::TestWithParam<Change> {
   WritableSegment segment_;
 };
 
-// Method: fork a writer that SIGKILLs itself before its n-th store, for n = 0, 1, 2 ... until it
-//         survives. After each death: read by a reader of before and by a new one, then let another
-//         writer take over without any repair.
+// Method: fork a writer that sends SIGKILL to itself before its n-th store, for n = 0, 1, 2 ...
+// until it survives. After each death, a reader from before and a new reader read the segment. Then
+// another writer continues without any repair.
 TEST_P(RegistryCrashTest, EveryRecordStaysReadable) {
   const Change& change = GetParam();
   int deaths = 0;
@@ -101,12 +101,13 @@ TEST_P(RegistryCrashTest, EveryRecordStaysReadable) {
     const bool is_after =
         a == change.a_after && b == change.b_after && after->retired() == change.retired_after;
     ASSERT_TRUE(is_after || (a == 1 && b == 0 && !after->retired())) << a << " " << b;
-    ASSERT_TRUE(is_after || !seen_after) << "the change came and went";
+    ASSERT_TRUE(is_after || !seen_after) << "the change was visible and disappeared";
     seen_after = seen_after || is_after;
     ASSERT_TRUE(killed || is_after);
     ASSERT_TRUE(after->List());
 
-    // One that was connected before sees the change at the latest when the table version moves.
+    // A reader that was connected before sees the change at the latest when the table version
+    // changes.
     const bool announced = before->WaitForChange(version_before, Deadline::AfterMs(0));
     ASSERT_TRUE(!announced || is_after);
     if (announced) {
@@ -122,11 +123,12 @@ TEST_P(RegistryCrashTest, EveryRecordStaysReadable) {
     }
     if (killed) ++deaths;
   }
-  EXPECT_EQ(deaths, change.stores) << "are the crash points compiled in?";
+  EXPECT_EQ(deaths, change.stores) << "the crash points may not be compiled in";
 }
 
-// Goal:   a waiter gets to know a change whose writer died before it could wake anybody.
-// Method: a process waits; the writer is killed before the wake, and before the word it wakes by.
+// Goal: a waiter sees a change whose writer died before it could wake anybody.
+// Method: a process waits. The writer is killed before the wake, and before the word on which the
+// waiter sleeps.
 TEST_P(RegistryCrashTest, WaitersDoNotNeedTheWake) {
   const Change& change = GetParam();
   for (const int missing : {1, 2}) {
@@ -148,7 +150,8 @@ TEST_P(RegistryCrashTest, WaitersDoNotNeedTheWake) {
   }
 }
 
-// A change of a slot: log entry, 32 words, version. Of all: table version, wake word, wake.
+// For a change of a slot: log entry, 32 words, version. For every change: table version, wake word,
+// wake.
 INSTANTIATE_TEST_SUITE_P(
     Changes, RegistryCrashTest,
     testing::Values(

@@ -1,7 +1,7 @@
 // Arbitrary segment bytes: no crash, no endless loop, no access outside the mapping.
 //
-// The checksums would keep the fuzzer from everything behind them, so the input's first byte says
-// which of them are made to fit.
+// The checksums would keep the fuzzer from everything behind them. So the input's first byte says
+// which of them are made correct.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1 || size - 1 > kMaxBytes) return 0;
   const uint8_t mend = data[0];
   size_t bytes = size - 1;
-  // Of exactly that size, so that AddressSanitizer sees a step outside.
+  // Of exactly that size, so that AddressSanitizer detects an access outside.
   void* allocated = nullptr;
   if (posix_memalign(&allocated, kHeaderSize, bytes) != 0) return 0;
   const Memory memory(static_cast<std::byte*>(allocated));
@@ -92,7 +92,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!reader) std::abort();
   Exercise(**reader);
 
-  // The writer moves on, with a log that may be rubbish.
+  // The writer continues, with a log that may contain garbage.
   auto* segment = reinterpret_cast<SegmentHeader*>(memory.get());
   segment->table_version.fetch_add(mend >> 3);
   Exercise(**reader);

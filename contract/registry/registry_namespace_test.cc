@@ -1,4 +1,4 @@
-// Writer and reader in sibling PID namespaces, as two containers are: both are PID 1 there.
+// Writer and reader in sibling PID namespaces, like two containers: both are PID 1 there.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/futex.h>
@@ -35,7 +35,7 @@ bool CanUnshare() {
   return status == 0;
 }
 
-// Runs `body` as PID 1 of a namespace of its own; its result is the exit status.
+// Runs `body` as PID 1 of its own namespace; the result of `body` is the exit status.
 pid_t StartContainer(const std::function<int()>& body) {
   const pid_t outer = fork();
   if (outer != 0) return outer;
@@ -86,7 +86,7 @@ bool ReceiveByte(int socket) {
   return recv(socket, &byte, 1, 0) == 1;
 }
 
-// Wakes the sleeper on the segment's wake word without any change; false if none came to sleep.
+// Wakes the sleeper on the segment's wake word without any change; false if nobody slept.
 bool WakeOneSleeper(int fd) {
   void* header = mmap(nullptr, kHeaderSize, PROT_READ, MAP_SHARED, fd, 0);
   if (header == MAP_FAILED) return false;

@@ -1,4 +1,4 @@
-// Writer and reader together, over the real sealed segment.
+// Writer and reader together, with a real sealed segment.
 #include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ TEST(Registry, FullIsExhaustedAndAFreedSlotIsUsedAgain) {
   const Ref old = reader->Find("b")->ref;
   ASSERT_TRUE(writer->Withdraw(*slot));
   ASSERT_TRUE(writer->Insert(SomeRecord("c", 3)));
-  EXPECT_FALSE(reader->IsCurrent(old)) << "the slot's version began anew";
+  EXPECT_FALSE(reader->IsCurrent(old)) << "the slot's version started again";
   EXPECT_EQ(reader->Find("b").error().code(), Code::kNotFound);
   EXPECT_EQ(reader->Find("c")->record.generation, 3u);
 }
@@ -86,7 +86,8 @@ TEST(Registry, RetiredAndDeviceLostAreSeenAndCountAsChanges) {
   EXPECT_TRUE(reader->WaitForChange(seen, Deadline::AfterMs(0)));
 }
 
-// Goal: what a record says of the content, also one of a broker that knows no kRecordContent.
+// Goal: a record says how many bytes are content, also a record from a broker that does not know
+// kRecordContent.
 TEST(Registry, ContentOfARecord) {
   BufferRecord record = SomeRecord("weights", 1);
   const auto content = [&](BufferState state, uint64_t loaded_bytes, uint32_t flags) {
@@ -95,15 +96,15 @@ TEST(Registry, ContentOfARecord) {
     record.flags = flags;
     return ContentBytes(record);
   };
-  EXPECT_EQ(content(BufferState::kReady, 0, 0), record.size_bytes) << "nobody said it";
+  EXPECT_EQ(content(BufferState::kReady, 0, 0), record.size_bytes) << "nobody gave a number";
   EXPECT_EQ(content(BufferState::kWriterDied, 0, 0), record.size_bytes);
   EXPECT_EQ(content(BufferState::kReady, 0, kRecordContent), 0u);
   EXPECT_EQ(content(BufferState::kReady, 3, kRecordContent), 3u);
   EXPECT_EQ(content(BufferState::kReady, 3, 0), 3u) << "loaded, by an older broker";
-  EXPECT_EQ(content(BufferState::kLoading, 0, 0), 0u) << "so far";
+  EXPECT_EQ(content(BufferState::kLoading, 0, 0), 0u) << "loaded so far";
   EXPECT_EQ(content(BufferState::kFailed, 3, kRecordContent), 3u);
   EXPECT_EQ(content(BufferState::kReady, record.size_bytes + 1, kRecordContent), record.size_bytes)
-      << "the rounding is nobody's content";
+      << "the rounding is not content";
 }
 
 TEST(Registry, WhatIsNoRecordIsNotPublished) {
@@ -134,8 +135,8 @@ TEST(Registry, WhatIsNoRecordIsNotPublished) {
   EXPECT_EQ(RegistryWriter::Create(kMaxSlots + 1).error().code(), Code::kInvalidArgument);
 }
 
-// Goal: readers agree with a std::map after every change, those that look often (and follow the
-//       change log), those that look seldom (and scan) and new ones.
+// Goal: readers agree with a std::map after every change: readers that read often (and follow the
+// change log), readers that read seldom (and scan), and new ones.
 TEST(Registry, BehavesLikeAMap) {
   constexpr uint32_t kSlots = 32;
   std::mt19937 random(20261121);
@@ -178,8 +179,9 @@ TEST(Registry, BehavesLikeAMap) {
   EXPECT_EQ(writer->live_count(), model.size());
 }
 
-// Goal: the check of eight characters at a time agrees with the rule for names. Method: a valid
-// name of every length, and every one of its bytes replaced by each character that matters.
+// Goal: the check of eight characters at a time agrees with the rule for names.
+// Method: a valid name of every length, with every one of its bytes replaced by each relevant
+// character.
 TEST(Name, IsLabelIsTheRuleForNames) {
   const auto expected = [](const std::array<char, Name::kBytes>& bytes) {
     const std::string_view all(bytes.data(), bytes.size());
@@ -220,9 +222,9 @@ TEST(NameMap, FindsAllOfARunOfEqualHashesAfterAnyRemoval) {
   }
 }
 
-// Goal:   no torn record, no lost name, no data race (preset tsan) with threads as readers.
-// Method: the writer replaces two buffers that are always there and moves a third; readers look
-//         them up until the writer is done.
+// Goal: no torn record, no lost name, no data race (preset tsan) with threads as readers.
+// Method: the writer replaces two buffers that always exist and moves a third one. Readers look
+// them up until the writer is done.
 TEST(RegistryThreads, ReadersSeeWholeRecordsOfAWriterThatNeverStops) {
   Result<RegistryWriter> writer = RegistryWriter::Create(64);
   const Result<uint32_t> left = writer->Insert(SomeRecord("left", 1));
@@ -244,7 +246,7 @@ TEST(RegistryThreads, ReadersSeeWholeRecordsOfAWriterThatNeverStops) {
         }
         ASSERT_EQ(found->record, SomeRecord(name, found->record.generation)) << "torn";
         if (*name == 'l') {
-          ASSERT_GE(found->record.generation, last) << "went back";
+          ASSERT_GE(found->record.generation, last) << "the generation went back";
           last = found->record.generation;
         }
         static_cast<void>(reader->IsCurrent(found->ref));
@@ -275,7 +277,7 @@ TEST(RegistryThreads, AWaiterEndsByTheChangeByTheDeadlineOrByTheSlice) {
   EXPECT_FALSE(reader->WaitForChange(seen, Deadline::AfterMs(1)));
   const Deadline patience = Deadline::AfterMs(60'000);
   EXPECT_FALSE(reader->WaitForChange(seen, patience));
-  EXPECT_GT(patience.RemainingMs(), 30'000) << "slept on past the slice";
+  EXPECT_GT(patience.RemainingMs(), 30'000) << "it slept longer than the slice";
 
   std::thread waiter([&] {
     while (!patience.Passed() && !reader->WaitForChange(seen, patience)) {

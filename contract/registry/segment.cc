@@ -13,7 +13,8 @@
 namespace gpushm::registry {
 namespace {
 
-constexpr char kForeignSegment[] = "the broker is of another version or not a broker";
+constexpr char kForeignSegment[] =
+    "check that the socket belongs to a gpushm broker and that its version is compatible";
 
 const char* HeaderProblem(const HeaderConstants& header, uint64_t bytes) {
   if (header.header_size < kHeaderSize || header.header_size > kMaxHeaderSize ||
@@ -34,7 +35,7 @@ const char* HeaderProblem(const HeaderConstants& header, uint64_t bytes) {
            (header.header_size - offsetof(SegmentHeader, change_log)) / sizeof(uint32_t))) {
     return "change_log_entries";
   }
-  if (SegmentBytes(header) != bytes) return "the file's size";
+  if (SegmentBytes(header) != bytes) return "its file has another size";
   return nullptr;
 }
 
@@ -51,8 +52,8 @@ Result<Mapping> MapSealedSegment(const UniqueFd& fd) {
 
 Result<HeaderConstants> NewHeaderConstants(uint32_t slot_count, uint64_t generation_floor) {
   if (slot_count == 0 || slot_count > kMaxSlots) {
-    return Fail(Code::kInvalidArgument,
-                Concat("a registry of ", slot_count, " slots; 1 to ", kMaxSlots, " can be had"));
+    return Fail(Code::kInvalidArgument, Concat("invalid registry size ", slot_count,
+                                               ": must be 1 to ", kMaxSlots, " slots"));
   }
   HeaderConstants constants{
       .magic = kMagic,
@@ -81,18 +82,18 @@ Result<HeaderConstants> ValidateHeader(const void* address, uint64_t bytes) {
   HeaderConstants header;
   std::memcpy(&header, address, sizeof(header));
   if (header.magic != kMagic) {
-    return Fail(Code::kCorrupt, "the registry received is none", kForeignSegment);
+    return Fail(Code::kCorrupt, "not a gpushm registry: bad magic number", kForeignSegment);
   }
   if ((header.incompat_flags & ~kKnownIncompatFlags) != 0) {
     return Fail(Code::kIncompatible,
                 Concat("the registry has layout ", header.layout_version, " with features 0x",
-                       std::hex, header.incompat_flags, " that this version does not know"),
+                       std::hex, header.incompat_flags, " that this version does not support"),
                 "restart the container, so that it gets the library of the node's gpushm");
   }
   std::array<uint64_t, sizeof(HeaderConstants) / 8> words;
   std::memcpy(words.data(), &header, sizeof(header));
   if (Checksum(std::span(words).first(words.size() - 1)) != header.checksum) {
-    return Fail(Code::kCorrupt, "the registry's header fails its checksum");
+    return Fail(Code::kCorrupt, "the registry's header has a wrong checksum");
   }
   if (const char* problem = HeaderProblem(header, bytes)) {
     return Fail(Code::kCorrupt, Concat("the registry's header contradicts itself: ", problem));

@@ -1,4 +1,4 @@
-// A registry's segment: made and sealed by its writer, checked and mapped by its readers.
+// A registry's segment: the writer makes and seals it; readers check and map it.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,20 @@
 
 namespace gpushm::registry {
 
-// A memfd of that size, its pages allocated (no SIGBUS later), mapped for writing, then sealed:
-// from there on nobody, not even root, can make another writable mapping, write or resize it.
+// Makes a memfd of that size, allocates its pages (so that no SIGBUS can follow), maps it for
+// writing and seals it. Afterwards nobody, not even root, can map it for writing again, write it or
+// resize it.
 Result<WritableSegment> MakeSealedSegment(uint64_t bytes);
 
-// Maps a received segment for reading. Refuses what could kill a reader or change under it:
-// anything but a memfd on tmpfs with all four seals, its pages allocated, of a size in bounds.
+// Maps a received segment for reading. Accepts only a memfd on tmpfs with all four seals, allocated
+// pages, and a size within bounds. Anything else could kill a reader or change under it.
 Result<Mapping> MapSealedSegment(const UniqueFd& fd);
 
-// The header's constants for a segment of today's layout.
+// The header's constants for a segment of the current layout.
 Result<HeaderConstants> NewHeaderConstants(uint32_t slot_count, uint64_t generation_floor);
 
-// The header of `bytes` mapped bytes, copied and validated: kIncompatible if it is of a layout that
-// we do not speak, kCorrupt if it contradicts itself or the size.
+// Copies and validates the header of `bytes` mapped bytes: kIncompatible if this code does not
+// support its layout, kCorrupt if it contradicts itself or the size.
 Result<HeaderConstants> ValidateHeader(const void* address, uint64_t bytes);
 
 }  // namespace gpushm::registry

@@ -1,4 +1,4 @@
-// The memfd and its header: who can change it, what is refused, and other versions' layouts.
+// The memfd and its header: who can change it, what is refused, and layouts of other versions.
 #include "contract/registry/segment.h"
 
 #include <fcntl.h>
@@ -23,7 +23,7 @@ constexpr int kAllSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUT
 
 UniqueFd Duplicate(int fd) { return UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
-// Goal: nobody who was given the segment, root included, writes, resizes or unseals it.
+// Goal: no process that received the segment, root included, can write, resize or unseal it.
 TEST(SealedSegment, CannotBeWrittenOrResizedByAnybody) {
   Result<RegistryWriter> writer = RegistryWriter::Create(4);
   ASSERT_TRUE(writer->Insert(SomeRecord("a", 1)));
@@ -46,7 +46,8 @@ TEST(SealedSegment, CannotBeWrittenOrResizedByAnybody) {
     const Mapping owner(view, size);
     EXPECT_EQ(mprotect(view, size, PROT_READ | PROT_WRITE), -1);
   }
-  ASSERT_TRUE(writer->Insert(SomeRecord("b", 2))) << "the writer's own mapping still writes";
+  ASSERT_TRUE(writer->Insert(SomeRecord("b", 2)))
+      << "the writer's own mapping must still be writable";
   EXPECT_TRUE(OpenReader(*writer)->Find("b"));
 }
 
@@ -127,9 +128,9 @@ struct Skew {
 
 class VersionSkewTest : public testing::TestWithParam<Skew> {};
 
-// Goal:   this reader understands the segments of the version before and of the one to come.
-// Method: write with their geometry: records that end with loaded_bytes; and longer ones, behind a
-//         longer header, in slots with a gap, with flags that do not matter.
+// Goal: this reader understands segments of the previous version and of the next one.
+// Method: write with their geometry. The previous version's records end with loaded_bytes. The next
+// version has longer records and a longer header, gaps between slots, and flags that do not matter.
 TEST_P(VersionSkewTest, AReaderTakesWhatItKnows) {
   const Skew& skew = GetParam();
   HeaderConstants constants = *NewHeaderConstants(8, 0);
@@ -167,8 +168,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Skew{2, 8192, 40, 1024, kChangeLogEntries},
                     Skew{2, 8192, kMaxRecordWords, SlotStride(kMaxRecordWords), 1024}));
 
-// Goal: a hostile writer that changes a record without its version, after a look-up found it valid,
-// gets none of it out of the next look-up.
+// Goal: a hostile writer changes a record without its version, after a look-up found it valid. The
+// next look-up returns none of the change.
 TEST(CorruptRecord, IsSeenAlsoAfterItWasValid) {
   const HeaderConstants constants = *NewHeaderConstants(1, 0);
   const Result<WritableSegment> segment = MakeSealedSegment(SegmentBytes(constants));
@@ -193,7 +194,7 @@ TEST(CorruptRecord, IsSeenAlsoAfterItWasValid) {
     std::memcpy(record, static_cast<const void*>(&valid), sizeof valid);
     ASSERT_TRUE((*reader)->Find("weights"));
   };
-  expect_corrupt(offsetof(BufferRecord, creator), Name::kBytes, 'a');  // Without an end.
+  expect_corrupt(offsetof(BufferRecord, creator), Name::kBytes, 'a');  // Without a NUL at the end.
   expect_corrupt(offsetof(BufferRecord, creator), 3, '\n');
   expect_corrupt(offsetof(BufferRecord, state), 4, 0x41);
   expect_corrupt(offsetof(BufferRecord, transport), 4, 0x41);
@@ -203,7 +204,7 @@ TEST(CorruptRecord, IsSeenAlsoAfterItWasValid) {
   expect_corrupt(offsetof(BufferRecord, generation), 8, 0);
 }
 
-// Goal: one broken record spoils itself, and look-ups that it might be, not its neighbours.
+// Goal: one broken record affects only itself and look-ups that it might match, not its neighbours.
 TEST(CorruptRecord, IsSaidAndDoesNotSpread) {
   const HeaderConstants constants = *NewHeaderConstants(4, 0);
   const Result<WritableSegment> segment = MakeSealedSegment(SegmentBytes(constants));
@@ -216,7 +217,8 @@ TEST(CorruptRecord, IsSaidAndDoesNotSpread) {
   bad[9] ^= 1;
   writer.Publish(1, bad.data());
   EXPECT_EQ(reader->Find("bad").error().code(), Code::kCorrupt);
-  EXPECT_EQ(reader->Find("none").error().code(), Code::kCorrupt) << "the broken one may be it";
+  EXPECT_EQ(reader->Find("none").error().code(), Code::kCorrupt)
+      << "the broken record may be this one";
   EXPECT_TRUE(reader->Find("good"));
   EXPECT_EQ(reader->List().error().code(), Code::kCorrupt);
   writer.Withdraw(1);

@@ -1,11 +1,12 @@
-// Every store into a registry segment, in its order. Writer only, one thread. Knows nothing of
-// descriptors, names and limits: that is RegistryWriter's.
+// Every store into a registry segment, in its order. Only the writer uses it, from one thread. It
+// knows nothing about descriptors, names and limits; RegistryWriter does.
 //
-// Order of a change (a kill between any two of these leaves a segment that every reader can use)
-//   1. the change log's entry for the coming table version: a hint nobody reads yet
-//   2. the slot's copy, then its version (slot.h): the change is visible to who looks at the slot
-//   3. table_version, release: the change is visible to who looks for a name
-//   4. wake_word, then FUTEX_WAKE of everybody who sleeps. Lost by a kill: waiters sleep in slices
+// Order of a change (a kill between any two steps leaves a segment that every reader can use)
+//   1. the change log's entry for the next table version: a hint that nobody reads yet
+//   2. the slot's copy, then its version (slot.h): readers of the slot see the change
+//   3. table_version, release: look-ups by name see the change
+//   4. wake_word, then FUTEX_WAKE of all waiters. If a kill prevents it, nothing is lost: waiters
+//      sleep in slices
 #pragma once
 
 #include <linux/futex.h>
@@ -30,8 +31,8 @@ class BasicSegmentWriter {
  public:
   BasicSegmentWriter() = default;
 
-  // Over zeroed memory of SegmentBytes(constants) bytes, page-aligned and the caller's. Writes the
-  // header; the state word last. The constants' checksum is filled in here.
+  // Uses zeroed memory of SegmentBytes(constants) bytes, page-aligned and owned by the caller.
+  // Writes the header, with the state word last. Computes the constants' checksum.
   BasicSegmentWriter(void* memory, HeaderConstants constants)
       : base_(static_cast<std::byte*>(memory)), constants_(constants) {
     constants_.checksum =
@@ -81,8 +82,9 @@ class BasicSegmentWriter {
 
   void Announce(uint32_t slot) {
     if (constants_.change_log_entries == 0) return;
-    // The entry that is overwritten belongs to a version `change_log_entries` ago. Pairs with the
-    // acquire fence of RegistryReader: who reads the new entry sees that table_version is past it.
+    // The overwritten entry belongs to the version `change_log_entries` ago. Pairs with the acquire
+    // fence of RegistryReader: a reader of the new entry sees that table_version is past the old
+    // one.
     std::atomic_thread_fence(std::memory_order_release);
     Hooks::BeforeStore();
     header_->change_log[(table_version() + 1) % constants_.change_log_entries].store(

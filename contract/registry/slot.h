@@ -1,16 +1,16 @@
-// One entry of the registry: a record that one writer replaces and any number of read-only mappings
-// copy out. No lock, no system call, no store by the reader.
+// One entry of the registry: a record that one writer replaces and that any number of read-only
+// mappings copy. No lock, no system call, no store by the reader.
 //
 // Invariants
 //   (1) The version is the only word that publishes. 0: never used. Even: live. Odd: withdrawn.
 //   (2) A commit fills the copy that the version does not select, then stores the next even
 //       version. The selected copy is never written, so a writer killed between any two stores
-//       leaves the previous record whole. (A plain seqlock lacks this: a writer killed while its
-//       count is odd blocks every reader for good.)
+//       leaves the previous record intact. (A plain seqlock lacks this: a writer killed while its
+//       count is odd blocks every reader permanently.)
 //   (3) The version only grows, so a reader that remembers it cannot suffer ABA.
 //
 // Hooks are for tests: they die, or switch to the other side, between any two accesses. In
-// production they are NoHooks and leave no instruction.
+// production they are NoHooks and generate no instruction.
 #pragma once
 
 #include <array>
@@ -34,8 +34,8 @@ enum class SlotRead { kLive, kNotLive, kContended };
 using Word = std::atomic<uint64_t>;
 
 // Copies the first `take` words of the slot's record, which has `words`, to `out` (8 * take bytes)
-// and its version to *version. Any thread, any process; `out` holds rubbish unless kLive.
-// kContended: replaced during each of limits::kReadAttempts tries.
+// and its version to *version. Any thread, any process. `out` is undefined unless kLive.
+// kContended: the record was replaced during each of limits::kReadAttempts attempts.
 template <typename Hooks = NoHooks>
 inline SlotRead ReadSlot(const Word& slot_version, const Word* copies, size_t words, size_t take,
                          void* out, uint64_t* version) {
@@ -61,7 +61,7 @@ inline SlotRead ReadSlot(const Word& slot_version, const Word* copies, size_t wo
   return SlotRead::kContended;
 }
 
-// Writer only. The version that the commit stores.
+// Writer only. Returns the version that the commit stores.
 template <typename Hooks = NoHooks>
 inline uint64_t PublishSlot(Word& slot_version, Word* copies, size_t words, const uint64_t* in) {
   const uint64_t next = (slot_version.load(std::memory_order_relaxed) | 1) + 1;
@@ -85,7 +85,7 @@ inline uint64_t WithdrawSlot(Word& slot_version) {
   return withdrawn;
 }
 
-// The same with the record's size known to the compiler; 0 initialised is "never used".
+// The same with the record's size known to the compiler. Initialised with 0, it is "never used".
 template <uint32_t kWords, typename Hooks = NoHooks>
 class alignas(64) BasicSlot {
  public:

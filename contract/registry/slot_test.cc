@@ -1,6 +1,6 @@
-// Interleavings of a slot's writer and reader, in one thread: the writer's stores do not depend on
-// the reader, so they are recorded as a history of states, and the reader runs over it, moved on
-// before each of its loads as a schedule says.
+// Interleavings of a slot's writer and reader, in one thread. The writer's stores do not depend on
+// the reader, so they are recorded as a history of states. The reader runs over the history, which
+// moves on before each of its loads according to a schedule.
 #include "contract/registry/slot.h"
 #include "contract/limits.h"
 
@@ -38,7 +38,7 @@ class SlotHistory {
     return record;
   }
 
-  // Fills of the n-th commit are n; 0 means a withdrawal.
+  // The n-th commit fills the record with n; 0 means a withdrawal.
   explicit SlotHistory(const std::vector<uint64_t>& commits) {
     slot().Publish(Filled(commits.front()));
     StepHooks::before_store = [this] { states_.push_back(bytes_); };
@@ -55,7 +55,7 @@ class SlotHistory {
 
   size_t last() const { return states_.size() - 1; }
 
-  // Reads; advance() says by how many states the writer goes on before each load.
+  // Reads the slot; advance() returns by how many states the writer moves on before each load.
   void CheckRead(const std::function<size_t()>& advance) {
     size_t at = 0;
     size_t begin = SIZE_MAX;
@@ -70,8 +70,8 @@ class SlotHistory {
     const SlotRead read = slot().Read(&record, &version);
     StepHooks::before_load = nullptr;
 
-    ASSERT_NE(read, SlotRead::kContended) << "there are not that many commits";
-    // What was read was the truth at a moment between the read's first and last load.
+    ASSERT_NE(read, SlotRead::kContended) << "there are not so many commits";
+    // What was read was true at a moment between the read's first and last load.
     bool was_true = false;
     for (size_t state = begin; state <= at; ++state) {
       bytes_ = states_[state];
@@ -81,7 +81,7 @@ class SlotHistory {
       was_true = was_true || (true_read == read && true_version == version &&
                               (read == SlotRead::kNotLive || true_record == record));
     }
-    ASSERT_TRUE(was_true) << "version " << version << " was never so";
+    ASSERT_TRUE(was_true) << "version " << version << " never had this content";
     if (read == SlotRead::kLive) {
       ASSERT_EQ(record, Filled(record[0])) << "torn";
     }
@@ -95,7 +95,7 @@ class SlotHistory {
   std::vector<Bytes> states_;
 };
 
-// Every sequence of choices, each below its own bound: an odometer.
+// Every sequence of choices, each below its own bound, like an odometer.
 class AllChoices {
  public:
   size_t Next(size_t bound) {
@@ -138,7 +138,7 @@ int CheckAllInterleavings(const std::vector<uint64_t>& commits) {
 }
 
 TEST(SlotInterleaving, AllOfTwoCommitsWithOneRead) {
-  EXPECT_GT(CheckAllInterleavings({1, 2, 3}), 1287);  // C(5 + 8, 8): those without a retry.
+  EXPECT_GT(CheckAllInterleavings({1, 2, 3}), 1287);  // C(5 + 8, 8): the ones without a retry.
 }
 
 TEST(SlotInterleaving, AllWithAWithdrawalBetween) {
@@ -146,9 +146,9 @@ TEST(SlotInterleaving, AllWithAWithdrawalBetween) {
   EXPECT_GE(CheckAllInterleavings({1, 2, 0}), 252);
 }
 
-// Goal:   the real record has no schedule of few switches that tears it.
+// Goal: with few switches, no schedule tears the real record.
 // Method: the writer does `first` steps, the reader loads `loads` words, the writer does `second`
-//         steps, the reader goes on to its end; all combinations over two commits.
+// steps, and the reader finishes. All combinations over two commits are tried.
 TEST(SlotInterleaving, AllOfTheRealRecordWithTwoContextSwitches) {
   SlotHistory<kRecordWords> history({1, 2, 3});
   for (size_t first = 0; first <= history.last(); ++first) {
@@ -166,7 +166,7 @@ TEST(SlotInterleaving, AllOfTheRealRecordWithTwoContextSwitches) {
   }
 }
 
-// Goal: a writer that never stops costs a reader a bounded number of tries.
+// Goal: a writer that never stops costs a reader a bounded number of attempts.
 TEST(Slot, AWriterThatCommitsBeforeEveryLoadMeansContended) {
   BasicSlot<3, StepHooks> slot;
   slot.Publish({1, 1, 1});
@@ -184,7 +184,7 @@ TEST(Slot, AWriterThatCommitsBeforeEveryLoadMeansContended) {
 
 TEST(Slot, VersionsGrowAndNeverRepeat) {
   BasicSlot<3> slot;
-  EXPECT_EQ(slot.Withdraw(), 1u) << "withdrawing an unused slot leaves it withdrawn";
+  EXPECT_EQ(slot.Withdraw(), 1u) << "withdrawing an unused slot must leave it withdrawn";
   EXPECT_EQ(slot.Publish({}), 2u);
   EXPECT_EQ(slot.Publish({}), 4u);
   EXPECT_TRUE(slot.IsCurrent(4));

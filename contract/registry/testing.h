@@ -31,8 +31,8 @@ inline BufferRecord SomeRecord(std::string_view name, uint64_t generation) {
   return record;
 }
 
-// A record's frame of another version: of `record_words` words, those that today's version does not
-// know filled with rubbish.
+// A record's frame from another version: it has `record_words` words, and those that the current
+// version does not know contain arbitrary bytes.
 inline std::vector<uint64_t> FrameOf(const BufferRecord& record, uint32_t record_words) {
   std::vector<uint64_t> words(record_words, 0xabababababababab);
   const size_t known = std::min<size_t>(record_words - 1, kKnownWords);

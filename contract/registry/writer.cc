@@ -6,7 +6,7 @@ namespace gpushm::registry {
 namespace {
 
 std::unexpected<Status> NotLive(uint32_t slot) {
-  return Fail(Code::kNotFound, Concat("slot ", slot, " of the registry holds no buffer"));
+  return Fail(Code::kNotFound, Concat("slot ", slot, " of the registry has no buffer"));
 }
 
 }  // namespace
@@ -31,12 +31,12 @@ Result<uint32_t> RegistryWriter::Insert(const BufferRecord& record) {
   const Result<RecordWords> words = EncodeRecord(record);
   if (!words) return std::unexpected(words.error());
   if (slots_.contains(std::string(record.name.view()))) {
-    return Fail(Code::kAlreadyExists, Concat("buffer \"", record.name.view(), "\" exists"));
+    return Fail(Code::kAlreadyExists, Concat("buffer \"", record.name.view(), "\" already exists"));
   }
   if (free_.empty()) {
     return Fail(Code::kExhausted,
                 Concat("all ", slot_count(), " slots of the registry are in use (limit kBuffers)"),
-                "destroy buffers that nobody uses");
+                "delete unused buffers");
   }
   const uint32_t slot = free_.back();
   free_.pop_back();
@@ -49,7 +49,7 @@ Result<uint32_t> RegistryWriter::Insert(const BufferRecord& record) {
 Result<void> RegistryWriter::Update(uint32_t slot, const BufferRecord& record) {
   if (!IsLive(slot)) return NotLive(slot);
   if (names_[slot] != record.name) {
-    return Fail(Code::kInvalidArgument, Concat("slot ", slot, " holds \"", names_[slot].view(),
+    return Fail(Code::kInvalidArgument, Concat("slot ", slot, " has buffer \"", names_[slot].view(),
                                                "\", not \"", record.name.view(), "\""));
   }
   const Result<RecordWords> words = EncodeRecord(record);

@@ -5,8 +5,8 @@
 // Invariants
 //   (1) A name is live in at most one slot.
 //   (2) A slot's version only grows; a freed slot is used again.
-//   (3) The table version moves after each successful call below that changes something, never
-//       otherwise.
+//   (3) The table version changes after each successful call below that changes something, and
+//       never otherwise.
 #pragma once
 
 #include <cstdint>
@@ -28,10 +28,10 @@ class RegistryWriter {
   static Result<RegistryWriter> Create(uint32_t slot_count = limits::kBuffers,
                                        uint64_t generation_floor = 0);
 
-  // The sealed memfd, for SCM_RIGHTS. Stays this object's.
+  // The sealed memfd, for SCM_RIGHTS. This object keeps it.
   int fd() const { return segment_.fd.get(); }
 
-  // Makes the buffer visible; returns its slot. kInvalidArgument: the record is not one (see
+  // Makes the buffer visible; returns its slot. kInvalidArgument: the record is invalid (see
   // record.h). kAlreadyExists: the name is live. kExhausted: all slots are in use.
   Result<uint32_t> Insert(const BufferRecord& record);
 
@@ -39,13 +39,13 @@ class RegistryWriter {
   // Readers see the old record or the new one, and the name is never missing meanwhile.
   Result<void> Update(uint32_t slot, const BufferRecord& record);
 
-  // Takes the buffer out. The slot's number may come back from the next Insert.
+  // Removes the buffer. The next Insert may return the slot's number again.
   Result<void> Withdraw(uint32_t slot);
 
-  // Says to readers that a newer segment is to be had. The last change of a segment.
+  // Tells readers that a newer segment is available. This is the last change of a segment.
   void Retire() { writer_.Retire(); }
 
-  // Says to readers that the GPU is lost (or is back).
+  // Tells readers that the GPU is lost (or is back).
   void SetDeviceLost(bool lost) { writer_.SetDeviceLost(lost); }
 
   uint64_t table_version() const { return writer_.table_version(); }

@@ -7,8 +7,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The members of each struct, once for both directions. `io` is a Writer or a Reader; New() is for
-// members that documents of 0.1 lack.
+// The members of each struct, once for both directions. `io` is a Writer or a Reader. New() is for
+// members that documents of version 0.1 lack.
 template <typename Io, typename Value>
 void Members(Io& io, Value& value) {
   using Type = std::remove_const_t<Value>;
@@ -119,7 +119,7 @@ class Writer {
   Json json_ = Json::object();
 };
 
-// Throws what FromJson() catches where a member is missing or of another type.
+// Throws an exception, which FromJson() catches, if a member is missing or has another type.
 class Reader {
  public:
   explicit Reader(const Json& json) : json_(json) {}
@@ -167,9 +167,9 @@ Result<Node> FromJson(std::string_view json) {
     Reader::Read(Json::parse(json), node);
     return node;
   } catch (const Json::exception& error) {
-    return Fail(Code::kCorrupt, Concat("this is not a node's status document: ", error.what()),
-                "check that the address is the plugin's status port, and that gpushmctl is as new "
-                "as the plugin");
+    return Fail(Code::kCorrupt, Concat("not a node's status document: ", error.what()),
+                "check that the address is the plugin's status port, "
+                "and that gpushmctl is as new as the plugin");
   }
 }
 

@@ -1,4 +1,5 @@
-// Goal: no document crashes gpushmctl; what is read is written as a document that reads the same.
+// Goal: no document crashes gpushmctl. A document that was read is written as one that reads the
+// same.
 #include "contract/status/status.h"
 
 #include <cstdint>

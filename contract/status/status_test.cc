@@ -26,7 +26,7 @@ Node Full() {
           .resources = {{.name = "gpushm.io/memory", .registered = true, .devices = 9}}};
 }
 
-// Without the member `name`, which has the value `value`.
+// The document without the member `name`, which has the value `value`.
 std::string Without(std::string json, const std::string& member) {
   const size_t at = json.find(member);
   EXPECT_NE(at, std::string::npos) << member;
@@ -47,7 +47,8 @@ TEST(StatusTest, ComesBackAsItWas) {
   EXPECT_EQ(gpu.pools.at(0).containers.at(0).private_bytes, 7U);
 }
 
-// Goal: gpushmctl of today reads a plugin of 0.1, and one that is newer than itself.
+// Goal: today's gpushmctl can read the status of a plugin of version 0.1, and of one newer than
+// itself.
 TEST(StatusTest, ReadsOlderAndNewerDocuments) {
   std::string json = ToJson(Full());
   json = Without(json, R"("taken_by":"nvidia.com/gpu",)");

@@ -8,8 +8,8 @@
 namespace gpushm::signal {
 namespace {
 
-// Who learns that another one has ended leaves the barrier itself: a death comes first, for it is
-// why the others left.
+// A participant that learns that another one has ended leaves the barrier itself. So a death is
+// reported first, because it is the reason why the others left.
 std::unexpected<Status> Broken(const Page& page, uint32_t cell) {
   for (uint32_t i = 0; i < page.cells(); ++i) {
     if (Read(page.cell(i)).state == CellState::kDied) cell = i;
@@ -33,15 +33,15 @@ Result<Barrier> Barrier::Join(const Page& page, uint64_t lease) {
   if (IsBroken(page)) return stale();
   for (uint32_t i = 0; i < page.cells(); ++i) {
     if (!Claim(page.cell(i), lease, /*again=*/false)) continue;
-    // Who has seen an end and this cell free knows that nobody takes it. Pairs with the broker's
-    // stores: the claim is seen before this look.
+    // If a thread sees no end although it has claimed this free cell, nobody can claim it later.
+    // Pairs with the broker's stores: the claim is visible before this check.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!IsBroken(page)) return Barrier(page, lease, i);
     EndCell(page.cell(i), lease, CellState::kLeft);
     return stale();
   }
-  return Fail(Code::kExhausted, Concat("all ", page.cells(), " participants are there"),
-              "make the barrier for more");
+  return Fail(Code::kExhausted, Concat("all ", page.cells(), " participants have already joined"),
+              "make the barrier for more participants");
 }
 
 bool Barrier::IsBroken(const Page& page) {
@@ -60,7 +60,8 @@ Result<Point> Barrier::ArriveOnStream() {
 Result<uint64_t> Barrier::Arrive() {
   const auto point = ArriveOnStream();
   if (!point) return std::unexpected(point.error());
-  // Release pairs with Wait, or with the wait of a stream: what was done before is seen after it.
+  // Release pairs with Wait, or with the wait of a stream: what was done before is visible after
+  // it.
   point->word->store(point->value, std::memory_order_release);
   return point->value;
 }
@@ -77,7 +78,7 @@ Result<bool> Barrier::Passed(uint64_t point) const {
     if (reading.value < point) return Broken(page_, i);
     ended_cell = i;
   }
-  // Who has not joined never will.
+  // A participant that has not joined never will.
   if (!passed && nobody_there && ended_cell) return Broken(page_, *ended_cell);
   return passed;
 }
@@ -89,7 +90,7 @@ Result<void> Barrier::Wait(uint64_t point, const Deadline& deadline) const {
     if (*passed) return {};
     if (!poll.Again()) {
       return Fail(Code::kTimeout, HowMany(point),
-                  "wait longer (timeout_ms), or see what holds them up");
+                  "use a larger timeout_ms, or find out what delays them");
     }
   }
 }

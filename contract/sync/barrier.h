@@ -1,14 +1,14 @@
-// A barrier: N participants, each with a cell of its own, pass a point when all have arrived there.
-// It can be used again and again: the n-th arrival of each belongs to the n-th point.
+// A barrier: N participants, each with its own cell, pass a point when all have arrived there. It
+// is reusable: the n-th arrival of each participant belongs to the n-th point.
 //
 // Invariants
 //   (1) Cell i counts the arrivals of participant i, or of its stream. Point v is passed when all
-//       cells are at v or beyond. So nobody can miss a point, however slow it is.
-//   (2) A participant's end breaks the barrier for all, for good: the point that it had arrived at
-//       is passed if the others get there too, so that they agree about it; later ones never are,
-//       and nobody joins any more. The others make a new generation.
+//       cells are at v or beyond. So no participant can miss a point, however slow it is.
+//   (2) When a participant ends, the barrier is permanently broken for all. The point at which it
+//       had arrived is passed if the others arrive there too, so that they agree about it. Later
+//       points are never passed, and nobody can join any more. The others make a new generation.
 //
-// Threads: an object is used by one thread at a time. Participants share nothing but the page.
+// Threads: one thread at a time uses an object. Participants share nothing but the sync page.
 #pragma once
 
 #include <cstdint>
@@ -27,30 +27,31 @@ class Barrier {
   Barrier& operator=(const Barrier&) = delete;
   ~Barrier() = default;
 
-  // kExhausted: all participants are there. kStale: one has ended.
-  // kInvalidArgument: another kind of page.
+  // kExhausted: all participants have joined. kStale: one has ended. kInvalidArgument: another kind
+  // of sync page.
   static Result<Barrier> Join(const Page& page, uint64_t lease);
   // Whether a participant has ended.
   static bool IsBroken(const Page& page);
 
-  // This participant is at its next point; returns which. kOrphaned: the broker has ended it.
+  // This participant arrives at its next point; returns its number. kOrphaned: the broker has ended
+  // this participant.
   Result<uint64_t> Arrive();
-  // The same for a stream: it stores the point where its work before the barrier is over.
+  // The same for a stream, which stores the point once its work before the barrier is done.
   Result<Point> ArriveOnStream();
-  // The last ArriveOnStream, which the stream was not told of.
+  // Undoes the last ArriveOnStream if it was not given to the stream.
   void TakeBack() { --arrived_; }
 
-  // One look whether all have arrived at `point`. kEnded, kPeerDied as with Wait.
+  // Checks once whether all have arrived at `point`. kEnded, kPeerDied as with Wait.
   Result<bool> Passed(uint64_t point) const;
-  // Until all have arrived at `point`, also those that have yet to join.
-  // kTimeout says how many are missing. kPeerDied: one died before it arrived, or
-  // before all had joined. kEnded: one left so, and none died.
+  // Waits until all have arrived at `point`, including those that have yet to join. kTimeout: the
+  // text says how many are missing. kPeerDied: one died before it arrived, or before all had
+  // joined. kEnded: one left that way, and none died.
   Result<void> Wait(uint64_t point, const Deadline& deadline) const;
-  // What the stream that arrives waits for, one after the other. Each wait ends when that
-  // participant ends, if it has joined: Wait says afterwards whether the point was passed.
+  // The points for which the arriving stream waits, one after the other. Each wait ends when that
+  // participant ends, if it has joined. Wait says afterwards whether the point was passed.
   std::vector<Point> WaitOnStream(uint64_t point) const;
 
-  // Those that have not arrived at `point`: their leases; 0 for one that has not joined.
+  // Leases of those that have not arrived at `point`; 0 for one that has not joined.
   std::vector<uint64_t> Missing(uint64_t point) const;
   // The same in a sentence.
   std::string HowMany(uint64_t point) const;

@@ -1,6 +1,6 @@
-// Goal: participants pass a point together or not at all, whoever is late, and whoever dies.
-// Method: one thread that plays all; threads that watch each other; processes that are killed at
-// random moments, with the parent in the broker's part.
+// Goal: participants pass a point together or not at all, whoever is late and whoever dies.
+// Method: one thread that plays all participants; threads that watch each other; processes that are
+// killed at random moments, with the parent in the broker's role.
 #include "contract/sync/barrier.h"
 
 #include <gmock/gmock-matchers.h>
@@ -42,7 +42,7 @@ TEST(BarrierTest, APointIsPassedWhenAllAreThere) {
   ASSERT_EQ(*a.Arrive(), 1U);
   ASSERT_EQ(*b.Arrive(), 1U);
   const auto early = a.Wait(1, kNow);
-  ASSERT_EQ(CodeOf(early), Code::kTimeout) << "not all have joined";
+  ASSERT_EQ(CodeOf(early), Code::kTimeout) << "not all have joined yet";
   EXPECT_THAT(early.error().ToString(), HasSubstr("2 of 3 are at point 1, 1 have yet to join"));
   Barrier c = *Barrier::Join(shared.page, 3);
   EXPECT_EQ(CodeOf(Barrier::Join(shared.page, 4)), Code::kExhausted);
@@ -76,7 +76,7 @@ TEST(BarrierTest, AnEndBreaksItForAll) {
   ASSERT_TRUE(a.Arrive());
   ASSERT_TRUE(b.Arrive());
   EndCellsOf(shared.page, 2, CellState::kDied);
-  EXPECT_EQ(CodeOf(a.Wait(1, kNow)), Code::kPeerDied) << "nobody takes the third cell any more";
+  EXPECT_EQ(CodeOf(a.Wait(1, kNow)), Code::kPeerDied) << "nobody can take the third cell any more";
   const auto broken = a.Wait(2, Deadline::AfterMs(kLongMs));
   ASSERT_EQ(CodeOf(broken), Code::kPeerDied);
   EXPECT_THAT(broken.error().ToString(), HasSubstr("a participant died"));
@@ -103,7 +103,7 @@ TEST(BarrierTest, WhoeverLeavesEndsItUnlessSomebodyDied) {
       all.push_back(*Barrier::Join(shared.page, lease));
     }
     if (dies) EndCellsOf(shared.page, 3, CellState::kDied);
-    // Also because it was told of the death.
+    // The participant learned of the death.
     ASSERT_TRUE(EndCell(shared.page.cell(0), 1, CellState::kLeft));
     EXPECT_EQ(CodeOf(all[1].Wait(1, kNow)), dies ? Code::kPeerDied : Code::kEnded);
   }
@@ -124,12 +124,12 @@ TEST(BarrierTest, ThePointWhereItArrivedIsPassed) {
   EXPECT_EQ(CodeOf(a.Wait(2, kNow)), Code::kPeerDied);
 }
 
-// Each does its part before the barrier, and sees everybody's after it.
+// Each thread does its part before the barrier, and sees every other part after it.
 TEST(BarrierTest, ThreadsMeetManyTimes) {
   constexpr uint32_t kThreads = 4;
   constexpr uint64_t kPoints = 500;
   const SharedBarrier shared(kThreads);
-  std::array<uint64_t, kThreads> parts{};  // Plain: the barrier orders them.
+  std::array<uint64_t, kThreads> parts{};  // Not atomic: the barrier orders them.
   std::vector<std::thread> threads;
   for (uint32_t i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
@@ -147,7 +147,7 @@ TEST(BarrierTest, ThreadsMeetManyTimes) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// A child meets the others until the barrier breaks: 0, if that was said in the right way.
+// A child meets the others until the barrier breaks. Returns 0 if the error was correct.
 int MeetUntilBroken(const Page& page, uint64_t lease) {
   auto barrier = Barrier::Join(page, lease);
   if (!barrier) return CodeOf(barrier) == Code::kStale ? 0 : 1;
@@ -156,7 +156,7 @@ int MeetUntilBroken(const Page& page, uint64_t lease) {
     if (!point) return 2;
     const auto passed = barrier->Wait(*point, Deadline::AfterMs(kLongMs));
     if (passed) continue;
-    return CodeOf(passed) == Code::kPeerDied ? 0 : 3;  // Also once the third has left it.
+    return CodeOf(passed) == Code::kPeerDied ? 0 : 3;  // Also once the third one has left it.
   }
 }
 
@@ -173,7 +173,8 @@ TEST(BarrierTest, KilledAtRandomMomentsItBreaksForTheOthers) {
     const size_t victim = random() % children.size();
     kill(children[victim], SIGKILL);
     waitpid(children[victim], nullptr, 0);
-    // The cell may not have been claimed; then the others wait for one who never comes.
+    // The killed child may not have claimed its cell; then the others wait for one that never
+    // comes.
     if (EndCellsOf(shared.page, victim + 1, CellState::kDied) == 0) {
       Claim(shared.page.cell(2), 99, false);
       EndCellsOf(shared.page, 99, CellState::kDied);

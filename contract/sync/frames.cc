@@ -14,7 +14,7 @@ namespace {
 using MetadataWords = std::array<uint64_t, kMetadataBytes / sizeof(uint64_t)>;
 
 std::unexpected<Status> Wrong(std::string_view what) {
-  return Fail(Code::kInvalidArgument, Concat("settings of a ring or queue: ", what),
+  return Fail(Code::kInvalidArgument, Concat("invalid settings of a ring or queue: ", what),
               "docs/reference/limits.md has the limits");
 }
 
@@ -22,17 +22,17 @@ std::unexpected<Status> Wrong(std::string_view what) {
 
 Result<void> FrameSettings::Check() const {
   if (frames < 2 || frames > limits::kFrames) {
-    return Wrong(Concat(frames, " frames: 2 to ", limits::kFrames));
+    return Wrong(Concat(frames, " frames: must be 2 to ", limits::kFrames));
   }
   if (frame_bytes == 0) {
     return Fail(Code::kInvalidArgument, "frame_bytes is 0",
                 "set frame_bytes to the size of the largest frame");
   }
   if (frame_bytes > limits::kBufferBytes / frames) {
-    return Wrong(Concat("frames of ", frame_bytes, " bytes"));
+    return Wrong(Concat("frames of ", frame_bytes, " bytes are too large"));
   }
   if (readers == 0 || readers >= limits::kCells) {
-    return Wrong(Concat(readers, " readers: 1 to ", limits::kCells - 1));
+    return Wrong(Concat(readers, " readers: must be 1 to ", limits::kCells - 1));
   }
   if (policy != Policy::kOverwriteOldest && policy != Policy::kBackPressure) {
     return Wrong("unknown policy");
@@ -57,7 +57,8 @@ Result<FrameTable> FrameTable::Of(const Page& page, Kind kind) {
                 Concat("this is a ", KindName(page.kind()), ", not a ", KindName(kind)));
   }
   const auto& header = page.settings();
-  if (header[0] > limits::kFrames || header[2] > limits::kCells) return Wrong("out of range");
+  if (header[0] > limits::kFrames || header[2] > limits::kCells)
+    return Wrong("the number of frames or readers in the sync page is over the limit");
   const FrameSettings settings{.frames = static_cast<uint32_t>(header[0]),
                                .frame_bytes = header[1],
                                .readers = static_cast<uint32_t>(header[2]),
@@ -65,14 +66,14 @@ Result<FrameTable> FrameTable::Of(const Page& page, Kind kind) {
                                .generation = header[4]};
   if (const auto good = settings.Check(); !good) return std::unexpected(good.error());
   if (settings.cells() > page.cells() || settings.body_bytes() > page.body().size()) {
-    return Fail(Code::kCorrupt, "a page is too small for its frames or readers",
-                "library and sidecar should come from one release");
+    return Fail(Code::kCorrupt, "a sync page is too small for its frames or readers",
+                "use the library and the sidecar of the same release");
   }
   return FrameTable(page, settings);
 }
 
 uint64_t FrameTable::Newest() const {
-  // Sequentially consistent for those who join: ring.cc. A number beyond all counters is nobody's.
+  // Sequentially consistent for those who join: see ring.cc. A number above kMaxValue is not valid.
   return std::min(writer().words[kNewestWord].load(std::memory_order_seq_cst), kMaxValue);
 }
 
@@ -89,8 +90,8 @@ std::optional<uint32_t> FrameTable::Find(uint64_t seq) const {
 void FrameTable::Publish(uint32_t slot, uint64_t seq, uint64_t bytes,
                          const Metadata& metadata) const {
   FrameEntry& frame = entry(slot);
-  // Each store releases the 0 in `seq` that came before it: who copies a word of the new frame also
-  // sees that the old one is gone (Copy).
+  // Each store releases the 0 in `seq` that came before it: a reader that copies a word of the new
+  // frame also sees that the old one is gone (Copy).
   frame.bytes.store(bytes, std::memory_order_release);
   frame.time_ns.store(static_cast<uint64_t>(MonotonicNs()), std::memory_order_release);
   const auto words = std::bit_cast<MetadataWords>(metadata);
@@ -105,7 +106,8 @@ std::optional<Frame> FrameTable::Copy(uint32_t slot, uint64_t seq) const {
   const FrameEntry& from = entry(slot);
   if (from.seq.load(std::memory_order_acquire) != seq) return std::nullopt;
   Frame frame{.slot = slot, .seq = seq};
-  // Acquire, each: if one is of a later frame, then the look at `seq` below sees the later one too.
+  // Each is an acquire: if one belongs to a later frame, the load of `seq` below sees the later
+  // frame, too.
   frame.bytes = from.bytes.load(std::memory_order_acquire);
   frame.time_ns = static_cast<int64_t>(from.time_ns.load(std::memory_order_acquire));
   MetadataWords words;
@@ -114,7 +116,8 @@ std::optional<Frame> FrameTable::Copy(uint32_t slot, uint64_t seq) const {
   }
   frame.metadata = std::bit_cast<Metadata>(words);
   if (from.seq.load(std::memory_order_relaxed) != seq) return std::nullopt;
-  if (frame.bytes > settings_.frame_bytes) return std::nullopt;  // Somebody else's scribbling.
+  if (frame.bytes > settings_.frame_bytes)
+    return std::nullopt;  // Another participant wrote garbage.
   return frame;
 }
 
@@ -130,8 +133,8 @@ Result<uint32_t> FrameTable::ClaimReader(uint64_t lease) const {
   for (uint32_t cell = 1; cell < cells(); ++cell) {
     if (Claim(reader(cell), lease, /*again=*/true)) return cell;
   }
-  return Fail(Code::kExhausted, Concat("all ", settings_.readers, " readers are there"),
-              "make the ring or queue for more: readers");
+  return Fail(Code::kExhausted, Concat("all ", settings_.readers, " readers have already joined"),
+              "make the ring or queue with a larger readers setting");
 }
 
 Result<void> StillOwned(const Cell& cell, uint64_t lease) {
@@ -144,7 +147,7 @@ Result<void> StillOwned(const Cell& cell, uint64_t lease) {
 Status NoMore(const Reading& writer, uint64_t last) {
   return Status(writer.end(),
                 Concat("its writer ", writer.end() == Code::kEnded ? "closed it" : "died",
-                       ", frame ", last, " was the last"),
+                       ", and frame ", last, " was the last"),
                 "open it again: its next writer makes a new generation");
 }
 
@@ -160,8 +163,8 @@ Result<FrameTable> FrameWriter::ClaimWriter(const Page& page, Kind kind, uint64_
     return Fail(Code::kStale, Concat("the writer of this ", KindName(kind), " has ended"),
                 "make a new generation of it");
   }
-  return Fail(Code::kAlreadyExists, Concat("this ", KindName(kind), " has a writer"),
-              "a ring or queue has one writer");
+  return Fail(Code::kAlreadyExists, Concat("this ", KindName(kind), " already has a writer"),
+              "a ring or queue can have only one writer");
 }
 
 Result<void> FrameWriter::MayOpen() const {
@@ -175,7 +178,7 @@ Result<void> FrameWriter::MayOpen() const {
 FrameWriter::Opened FrameWriter::Open(std::list<uint32_t>::iterator slot) {
   seqs_[*slot] = 0;
   opened_ = Opened{.slot = *slot, .seq = next_seq_};
-  slots_.splice(slots_.begin(), slots_, slot);  // Abandoned, it is the next one's.
+  slots_.splice(slots_.begin(), slots_, slot);  // If it is abandoned, the next frame takes it.
   return *opened_;
 }
 
@@ -185,7 +188,7 @@ Result<void> FrameWriter::MayAnnounce(uint64_t seq, uint64_t bytes, size_t metad
   }
   if (bytes > settings().frame_bytes || metadata_bytes > kMetadataBytes) {
     return Fail(Code::kInvalidArgument,
-                Concat(bytes, " bytes and ", metadata_bytes, " of metadata are more than ",
+                Concat(bytes, " bytes and ", metadata_bytes, " of metadata do not fit into ",
                        settings().frame_bytes, " and ", kMetadataBytes));
   }
   return StillOwned(table_.writer(), lease_);
@@ -198,7 +201,7 @@ Result<void> FrameWriter::Announce(uint64_t seq, uint64_t bytes,
   if (!metadata.empty()) std::memcpy(copy.data(), metadata.data(), metadata.size());
   const uint32_t slot = opened_->slot;
   table_.Publish(slot, seq, bytes, copy);
-  // For workers, before the number: a writer killed here has not announced the item.
+  // Workers need this before the number: a writer killed here has not announced the item.
   table_.entry(slot).claim.store(Offer(seq), std::memory_order_release);
   // Pairs with Newest.
   table_.writer().words[kNewestWord].store(seq, std::memory_order_seq_cst);

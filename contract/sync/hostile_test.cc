@@ -1,7 +1,8 @@
-// Goal: whatever another participant writes to the page, nobody who uses it leaves it, hangs or
-// crashes; that a ring loses frames then is all right. Method: every operation on pages of random
-// bytes and of random plausible numbers, which end with their allocation, so that an address
-// sanitizer sees a step beyond; some while another thread writes.
+// Goal: whatever another participant writes to the sync page, its users access nothing outside it,
+// do not hang and do not crash. A ring may lose frames.
+// Method: every operation on sync pages with random bytes and with random plausible numbers. Each
+// page ends with its allocation, so that an address sanitizer detects an access behind it. Some
+// tests run while another thread writes.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -26,7 +27,7 @@ using ::gpushm::testing::TestSeed;
 
 const Deadline kNow = Deadline::AfterMs(0);
 
-// Header, cells and table fill a page to its last byte: 256 + 3 * 256 + 24 * 128.
+// Header, cells and table fill a sync page to its last byte: 256 + 3 * 256 + 24 * 128.
 constexpr FrameSettings kSettings{.frames = 24, .frame_bytes = 1000, .readers = 2};
 constexpr uint64_t kBytes = kPageBytes;
 
@@ -41,7 +42,8 @@ class HostilePage {
                       settings.ToHeader());
   }
 
-  // One word somewhere behind the header; owners stay, else all operations refuse at once.
+  // Overwrites one word somewhere behind the header. Owners stay, otherwise all operations would
+  // refuse at once.
   void Scribble() {
     auto* const words = static_cast<Word*>(memory_.get());
     const size_t first = sizeof(Header) / sizeof(Word);
@@ -56,7 +58,8 @@ class HostilePage {
   }
 
   std::optional<Page> page;
-  std::atomic<bool> joined = false;  // Then others may scribble: who joins needs a free cell.
+  std::atomic<bool> joined = false;  // Only then may others write garbage, because a participant
+                                     // that joins needs a free cell.
 
  private:
   uint64_t Number() {

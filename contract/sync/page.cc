@@ -36,8 +36,8 @@ void Pause() {
 }
 
 std::unexpected<Status> NoPage(std::string_view why) {
-  return Fail(Code::kCorrupt, Concat("this is no page of a signal: ", why),
-              "library and sidecar should come from one release");
+  return Fail(Code::kCorrupt, Concat("not a gpushm sync page: ", why),
+              "use the library and the sidecar of the same release");
 }
 
 }  // namespace
@@ -87,15 +87,18 @@ Result<Page> Page::Look(void* address, uint64_t mapped_bytes) {
   if (mapped_bytes < kPageBytes) return NoPage("it is too small");
   Header header;
   std::memcpy(&header, address, sizeof header);
-  if (header.magic != kPageMagic) return NoPage("its first bytes are others");
+  if (header.magic != kPageMagic) return NoPage("bad magic number");
   if (header.version != kPageVersion) {
     return Fail(Code::kIncompatible,
-                Concat("a page of layout ", header.version, ", this is ", kPageVersion),
+                Concat("the sync page has layout ", header.version, ", but this library supports ",
+                       kPageVersion),
                 "use the library of the participants' release");
   }
   if (header.kind < 1 || header.kind > 4) return NoPage("its kind is unknown");
-  if (header.cells < 1 || header.cells > limits::kCells) return NoPage("its cells");
-  if (BytesFor(header.cells, header.body_bytes) > mapped_bytes) return NoPage("it is cut off");
+  if (header.cells < 1 || header.cells > limits::kCells)
+    return NoPage("its number of cells is out of range");
+  if (BytesFor(header.cells, header.body_bytes) > mapped_bytes)
+    return NoPage("it is shorter than its header says");
   return Page(address, mapped_bytes, header);
 }
 
@@ -108,12 +111,12 @@ bool Claim(Cell& cell, uint64_t lease, bool again) {
   uint64_t nobody = 0;
   if (!MayClaim(cell, again)) return false;
   if (!cell.owner.compare_exchange_strong(nobody, lease, std::memory_order_acq_rel)) return false;
-  // Another process may have claimed it and have ended between the two.
+  // Another process may have claimed it and ended in between.
   if (!MayClaim(cell, again)) {
     cell.owner.store(0, std::memory_order_release);
     return false;
   }
-  // Release: who sees the new number sees that the owner before has ended.
+  // Release: a process that sees the new number also sees that the former owner has ended.
   const uint64_t tenure = cell.owners.fetch_add(1, std::memory_order_release) + 1;
   for (Word& word : cell.words) word.store(0, std::memory_order_relaxed);
   cell.last.store(0, std::memory_order_relaxed);
@@ -122,15 +125,15 @@ bool Claim(Cell& cell, uint64_t lease, bool again) {
   return true;
 }
 
-// The owner's process and a broker can end the same cell. Whoever changes `state` ends it: the word
-// has the tenure as well, so that a process that was stopped before this step changes nothing of
-// the next owner's. `finish`: a cell that has ended and still has its owner is one whose ender was
-// killed.
+// The owner's process and a broker can end the same cell. The one that changes `state` ends it.
+// That word also has the tenure, so a process that was stopped before this step changes nothing of
+// the next owner's. `finish`: also completes a cell that has ended but still has its owner, because
+// its ender was killed.
 static bool End(Cell& cell, uint64_t lease, CellState how, bool finish) {
-  uint64_t state = cell.state.load(std::memory_order_acquire);  // Before the owner.
+  uint64_t state = cell.state.load(std::memory_order_acquire);  // Read before the owner.
   if (lease == 0 || cell.owner.load(std::memory_order_acquire) != lease) return false;
   const uint64_t value = cell.value.load(std::memory_order_acquire);
-  // Beyond it: a broker that was killed here has stored `last` already, and the poison.
+  // Above kMaxValue, a broker that was killed here has already stored `last` and the poison.
   if (value <= kMaxValue) cell.last.store(value, std::memory_order_relaxed);
   const auto was = static_cast<CellState>(static_cast<uint32_t>(state));
   const bool ended = was == CellState::kDied || was == CellState::kLeft;
@@ -189,14 +192,14 @@ Reading Read(const Cell& cell) {
   return reading;
 }
 
-// The half of the word that a futex looks at. Not private: the sleepers are other processes.
+// The half of the word that a futex uses. Not private: the sleepers are other processes.
 uint32_t* FutexOf(Word& word) {
   static_assert(std::endian::native == std::endian::little);
   return reinterpret_cast<uint32_t*>(&word);
 }
 
 void Bell::Ring() const {
-  // Both in one order with Sleep: either the sleeper is seen, or it sees the ring.
+  // Both are in one order with Sleep: either this sees the sleeper, or the sleeper sees the ring.
   cell_->bell.fetch_add(1, std::memory_order_seq_cst);
   if (cell_->sleepers.load(std::memory_order_seq_cst) == 0) return;
   syscall(SYS_futex, FutexOf(cell_->bell), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
@@ -250,8 +253,8 @@ Result<Reading> WaitUntil(const Cell& cell, uint64_t value, const Deadline& dead
     if (reading.value >= value) return reading;
     if (auto ended = EndedBefore(reading, value)) return std::unexpected(*ended);
     if (!poll.Again()) {
-      return Fail(Code::kTimeout, Concat("it is at ", reading.value, ", not yet at ", value),
-                  "is its writer at work? wait longer: timeout_ms");
+      return Fail(Code::kTimeout, Concat("its value is ", reading.value, ", not yet ", value),
+                  "check that the writer is running, or use a larger timeout_ms");
     }
   }
 }

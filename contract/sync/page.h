@@ -1,19 +1,19 @@
-// The page behind a signal, a barrier or a ring: host memory that its participants, their GPUs and
-// the broker share. docs/guides/synchronisation.md has the picture.
+// The sync page behind a signal, a barrier or a ring: host memory that its participants, their GPUs
+// and the broker share. docs/guides/synchronisation.md has the picture.
 //
-//   header | cells: one a participant, 256 bytes each | body (a ring's frame table)
+//   header | cells: one for each participant, 256 bytes each | body (a ring's frame table)
 //
-// A cell is a signal: a 64-bit counter with one writer, its owner. Streams and hosts wait for
-// "counter >= value". Who ends, ends all waits on its counters: the broker stores kPoison once the
-// kernel says that the process is gone, or when its lease ends otherwise.
+// A cell is a signal: a 64-bit value with one writer, its owner. Streams and hosts wait for "value
+// >= x". When an owner ends, all waits on its values end: the broker stores kPoison once the kernel
+// says that the process has ended, or when its lease ends otherwise.
 //
 // Invariants
-//   (1) A counter only grows, below kPoison; its owner alone stores it, or its GPU does. The poison
-//       is stored by whoever ends the cell, or finds that it is not there (KeepPoison).
-//   (2) `last` is what the counter was before the poison: work up to it was done.
+//   (1) A value only grows, below kPoison; only its owner or the owner's GPU stores it. The process
+//       that ends the cell, or finds the poison missing (KeepPoison), stores the poison.
+//   (2) `last` is the value before the poison: work up to it was done.
 //   (3) Nothing read here moves a bound: offsets and counts come from Layout(), which checks the
 //       header against the size of the mapping. A participant that lies can spoil what goes through
-//       this page; it cannot make another one touch memory elsewhere.
+//       this sync page, but cannot make another one access memory elsewhere.
 //   (4) No lock, no libc type, no address: participants are in different namespaces, and die.
 //
 // Threads and processes: any. Everything shared is atomic.
@@ -34,9 +34,9 @@
 
 namespace gpushm::signal {
 
-// Releases every waiter: the GPU's comparison is cyclic, so that UINT64_MAX would release nobody.
+// Releases every waiter. The GPU's comparison is cyclic, so UINT64_MAX would release nobody.
 inline constexpr uint64_t kPoison = 0x7fffffffffffffff;
-// The largest value of a counter: cyclic and plain comparison agree up to here.
+// The largest value: cyclic and plain comparison agree up to here.
 inline constexpr uint64_t kMaxValue = uint64_t{1} << 62;
 
 inline constexpr uint64_t kPageMagic = 0x4c4e4753'4d485347;  // "GSHMSGNL"
@@ -47,7 +47,7 @@ enum class Kind : uint32_t { kSignal = 1, kBarrier = 2, kRing = 3, kQueue = 4 };
 const char* KindName(Kind kind);  // "signal", "barrier", "ring", "queue"
 
 enum class CellState : uint32_t {
-  kFree = 0,  // Nobody's yet.
+  kFree = 0,  // No owner yet.
   kLive = 1,
   kDied = 2,  // Its owner's process ended.
   kLeft = 3,  // Its owner closed it.
@@ -57,15 +57,15 @@ using Word = std::atomic<uint64_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 
 struct alignas(256) Cell {
-  Word value;     // The counter, where GPUs wait.
+  Word value;     // The value, on which GPUs wait.
   Word owner;     // Lease of the owner; 0: none.
   Word last;      // Invariant (2).
-  Word state;     // Low half: CellState. High half: whose, as `owners` counts; see EndCell.
-  Word owners;    // How many owners it has had, this one included.
+  Word state;     // Low half: CellState. High half: whose, counted as in `owners`; see EndCell.
+  Word owners;    // Number of owners so far; changes with each new owner.
   Word bell;      // Rung when the owner has done what others sleep for (Bell).
-  Word sleepers;  // On it.
+  Word sleepers;  // Number of sleepers on the bell.
   uint64_t reserved;
-  std::array<Word, 24> words;  // The owner's, by the kind of the page.
+  std::array<Word, 24> words;  // For the owner's use, by the kind of the sync page.
 };
 static_assert(sizeof(Cell) == 256);
 
@@ -80,21 +80,21 @@ struct Header {
 };
 static_assert(sizeof(Header) == 256);
 
-// A signal's counter may stand in device memory as well, where streams wait for it then: the first
-// word of the buffer "<name>-signal", of the generation that settings[0] says. 0: it does not.
+// A signal's value may also be in device memory, and streams then wait for it there: the first word
+// of the buffer "<name>-signal", in the generation given by settings[0]. 0: it is only here.
 inline constexpr size_t kWordGeneration = 0;
 inline constexpr std::string_view kWordSuffix = "-signal";
 
-// How large a page must be; whole pages of 4 KiB.
+// The necessary size of a sync page, in multiples of 4 KiB.
 uint64_t BytesFor(uint32_t cells, uint64_t body_bytes);
 
-// A look at a mapped page. Copies are cheap; the mapping must outlive them.
+// A view of a mapped sync page. Copies are cheap; the mapping must outlive them.
 class Page {
  public:
-  // Writes the header of a zeroed page that nobody else sees yet.
+  // Writes the header of a zeroed sync page that nobody else sees yet.
   static Page Make(void* address, uint64_t mapped_bytes, Kind kind, uint32_t cells,
                    uint64_t body_bytes, const std::array<uint64_t, 8>& settings);
-  // kCorrupt: it is no page of ours. kIncompatible: of a later layout.
+  // kCorrupt: it is not a gpushm sync page. kIncompatible: it has a later layout.
   static Result<Page> Look(void* address, uint64_t mapped_bytes);
 
   Kind kind() const { return kind_; }
@@ -102,7 +102,7 @@ class Page {
   Cell& cell(uint32_t index) const { return cell_[index]; }  // index < cells()
   std::span<std::byte> body() const { return body_; }
   const std::array<uint64_t, 8>& settings() const { return settings_; }
-  // Of a signal in device memory; else 0.
+  // For a signal in device memory; otherwise 0.
   uint64_t word_generation() const {
     return kind_ == Kind::kSignal ? settings_[kWordGeneration] : 0;
   }
@@ -123,26 +123,26 @@ class Page {
 
 // ---- owning a cell
 
-// Makes `lease` the owner of a cell that nobody has, or (with `again`) whose owner has ended; its
-// counter starts at 0. False: it is somebody's.
+// Makes `lease` the owner of a cell that has no owner, or (with `again`) whose owner has ended; its
+// value starts at 0. False: the cell has an owner.
 bool Claim(Cell& cell, uint64_t lease, bool again);
 
-// What an owner does that closes its cell. False: `lease` does not own it any more, or the broker
+// Called by an owner that closes its cell. False: `lease` does not own it any more, or the broker
 // is ending it.
 bool EndCell(Cell& cell, uint64_t lease, CellState how);
 
-// What the broker does when a lease ends, and its process with it or after having closed its cells:
-// each of the cells ends, also where another one was killed that was ending it. How many they were.
+// Called by the broker when a lease has ended because its process has ended or has closed its
+// cells. Ends each of the lease's cells, also where another process was killed while ending it.
+// Returns their number.
 size_t EndCellsOf(const Page& page, uint64_t lease, CellState how);
 
-// What a broker does when it starts: cells whose owner is none of `leases` end. An owner that was
-// just closing its cell may be alive and still write to it, so that nobody else may have such a
-// cell until the owner gives it back itself.
+// Called by a broker when it starts: ends the cells whose owner is none of `leases`. An owner that
+// was just closing its cell may be alive and still write to it. So nobody else may get such a cell
+// until the owner gives it back itself.
 void EndCellsOfOthers(const Page& page, const std::set<uint64_t>& leases);
 
-// Stores the poison again if the cell has ended and its counter does not say so: an owner that
-// lives may have been ended by a broker that does not know it, while its stream was still to store
-// a value.
+// Stores the poison again if the cell has ended but its value does not show it. A broker that does
+// not know a living owner may have ended it while its stream had yet to store a value.
 void KeepPoison(Cell& cell);
 
 inline CellState StateOf(const Cell& cell) {
@@ -151,40 +151,41 @@ inline CellState StateOf(const Cell& cell) {
 
 // ---- waiting on the host
 
-// Where a counter stands.
+// A value as read at one time.
 struct Reading {
   uint64_t value = 0;  // If ended: the last one.
   CellState state = CellState::kFree;
   bool ended() const { return state == CellState::kDied || state == CellState::kLeft; }
-  // Of one that has ended: kEnded if its owner closed it, else kPeerDied.
+  // For a cell that has ended: kEnded if its owner closed it, otherwise kPeerDied.
   Code end() const { return state == CellState::kLeft ? Code::kEnded : Code::kPeerDied; }
 };
 Reading Read(const Cell& cell);
 // Whether a failure says that a peer has closed what it shared, or died.
 constexpr bool IsEnd(Code code) { return code == Code::kEnded || code == Code::kPeerDied; }
 
-// Wakes those who sleep on a cell of a page that they may write, for what its owner's *host* does:
-// a futex of the kernel. It only shortens sleeps: what is missed is seen at the end of one. A
-// process that dies asleep leaves the count too high, which costs its owner a system call a ring.
+// Wakes those who sleep on a cell of a sync page that they may write, when the owner's *host* has
+// done something; it is a futex. It only shortens sleeps: a sleeper that misses it continues when
+// its sleep ends. A process that dies asleep leaves the count too high, which costs its owner one
+// system call for each ring.
 class Bell {
  public:
   explicit Bell(Cell& cell) : cell_(&cell) {}
   void Ring() const;
   uint64_t Rung() const { return cell_->bell.load(std::memory_order_acquire); }
-  // Until it is rung once more than `rung` times, or for so long.
+  // Until it was rung again after `rung`, or for at most `at_most_ns`.
   void Sleep(uint64_t rung, int64_t at_most_ns) const;
 
  private:
   Cell* cell_;
 };
 
-// Looks again and again: at once for some microseconds, then sleeping in growing steps of at most
-// 200 us, because a GPU's store wakes nobody; where a bell rings, of at most 1 ms.
+// Polls: at once for some microseconds, then sleeping in growing steps. A step is at most 200 us,
+// because a GPU's store wakes nobody; with a bell it is at most 1 ms.
 class Poll {
  public:
   explicit Poll(const Deadline& deadline, std::optional<Bell> bell = std::nullopt)
       : deadline_(deadline), bell_(bell), rung_(bell ? bell->Rung() : 0) {}
-  // Before the next look. False: the deadline has passed.
+  // Call before the next poll. False: the deadline has passed.
   bool Again();
 
  private:
@@ -192,16 +193,16 @@ class Poll {
 
   const Deadline deadline_;
   const std::optional<Bell> bell_;
-  uint64_t rung_;  // Before the look that comes next.
+  uint64_t rung_;  // Before the next poll.
   uint32_t looks_ = 0;
   int64_t spin_until_ns_ = 0;
   int64_t sleep_ns_ = 0;
 };
 
-// Until the counter is at least `value`. kTimeout; kEnded, kPeerDied: its owner closed it, or died,
-// before.
+// Waits until the value is at least `value`. kTimeout; kEnded, kPeerDied: its owner closed it, or
+// died, before.
 Result<Reading> WaitUntil(const Cell& cell, uint64_t value, const Deadline& deadline);
-// The failure of a wait for `value` that `reading` tells of; nothing: there is none.
+// The failure of a wait for `value`, according to `reading`; nothing: no failure.
 std::optional<Status> EndedBefore(const Reading& reading, uint64_t value);
 
 }  // namespace gpushm::signal

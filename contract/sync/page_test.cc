@@ -1,6 +1,6 @@
-// Goal: what waits on a cell ends by its value, by the end of its owner or by the deadline, and
-// nothing that lies in a page makes a reader leave it. Method: real processes that are killed,
-// threads, and pages of random bytes.
+// Goal: a wait on a cell ends by its value, by the end of its owner or by the deadline, and no
+// content of a sync page makes a reader access memory outside it.
+// Method: real processes that are killed, threads, and sync pages with random bytes.
 #include "contract/sync/page.h"
 
 #include <gmock/gmock-matchers.h>
@@ -44,7 +44,7 @@ TEST_F(PageTest, ACellHasOneOwner) {
   EXPECT_FALSE(Claim(page_.cell(0), 12, true));
   EXPECT_EQ(Read(page_.cell(0)).state, CellState::kLive);
   EXPECT_EQ(EndCellsOf(page_, 11, CellState::kDied), 1U);
-  EXPECT_FALSE(Claim(page_.cell(0), 12, false)) << "who waits on it must not see it begin anew";
+  EXPECT_FALSE(Claim(page_.cell(0), 12, false)) << "a waiter must not see the value start again";
   EXPECT_TRUE(Claim(page_.cell(0), 12, true));
   EXPECT_EQ(Read(page_.cell(0)).value, 0U);
   EXPECT_EQ(page_.cell(0).owners.load(), 2U);
@@ -82,7 +82,7 @@ TEST_F(PageTest, AWaitEndsWithItsDeadline) {
   const auto reached = WaitUntil(page_.cell(0), 5, Deadline::AfterMs(30));
   ASSERT_FALSE(reached);
   EXPECT_EQ(reached.error().code(), Code::kTimeout);
-  EXPECT_THAT(reached.error().ToString(), HasSubstr("at 4, not yet at 5"));
+  EXPECT_THAT(reached.error().ToString(), HasSubstr("is 4, not yet 5"));
 }
 
 TEST_F(PageTest, ACloseIsAnotherEndThanADeath) {
@@ -98,23 +98,23 @@ TEST_F(PageTest, ACloseIsAnotherEndThanADeath) {
   }
 }
 
-// A stream of an owner that a broker has ended was still to store a value: whoever looks for the
-// end restores what the waits of streams end by.
+// A stream of an owner that a broker has ended had yet to store a value. A process that checks for
+// the end restores the poison, which ends the waits of streams.
 TEST_F(PageTest, ThePoisonOfACellThatHasEndedIsStoredAgain) {
   Cell& cell = page_.cell(0);
   ASSERT_TRUE(Claim(cell, 9, false));
   cell.value.store(1);
   KeepPoison(cell);
-  EXPECT_EQ(cell.value.load(), 1U) << "it lives";
+  EXPECT_EQ(cell.value.load(), 1U) << "its owner lives";
   EndCellsOf(page_, 9, CellState::kDied);
   cell.value.store(2);
-  EXPECT_EQ(Read(cell).value, 1U) << "hosts go by the state";
+  EXPECT_EQ(Read(cell).value, 1U) << "hosts use the state";
   KeepPoison(cell);
   EXPECT_EQ(cell.value.load(), kPoison);
   EXPECT_EQ(Read(cell).value, 1U);
 }
 
-// What was done before the end counts; what comes after never will.
+// What was done before the end counts; nothing that comes after it counts.
 TEST_F(PageTest, AWaitEndsWithTheOwner) {
   const pid_t child = fork();
   if (child == 0) {
@@ -133,7 +133,7 @@ TEST_F(PageTest, AWaitEndsWithTheOwner) {
   EXPECT_EQ(later.error().code(), Code::kPeerDied);
   EXPECT_THAT(later.error().ToString(), HasSubstr("died at 41, before 42"));
   EXPECT_TRUE(WaitUntil(page_.cell(2), 41, Deadline::AfterMs(0)));
-  // What a GPU compares: cyclic, as signed numbers.
+  // The comparison of a GPU: cyclic, as signed numbers.
   const auto poison = static_cast<int64_t>(page_.cell(2).value.load());
   EXPECT_GE(poison - static_cast<int64_t>(kMaxValue), 0);
   EXPECT_GE(poison - 1, 0);
@@ -188,7 +188,7 @@ TEST_F(PageTest, WhatIsNoPageIsRefused) {
   }
 }
 
-// One that is not woken sleeps for an hour, and the test ends at its limit.
+// Without the wake-up, the thread sleeps for an hour and the test fails at its time limit.
 TEST_F(PageTest, ABellWakesOtherProcesses) {
   Cell& cell = page_.cell(0);
   constexpr int64_t kHourNs = int64_t{3600} * 1'000'000'000;
@@ -197,7 +197,7 @@ TEST_F(PageTest, ABellWakesOtherProcesses) {
     const pid_t sleeper = fork();
     if (sleeper == 0) {
       const uint64_t rung = bell.Rung();
-      cell.words[0].store(1);  // From here on a ring ends the sleep, or it does not begin.
+      cell.words[0].store(1);  // From here on, ringing ends the sleep, or the sleep does not begin.
       bell.Sleep(rung, kHourNs);
       _exit(0);
     }

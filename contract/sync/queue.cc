@@ -8,15 +8,15 @@
 namespace gpushm::signal {
 namespace {
 
-// Who has an item; one word, because it changes in one step.
+// The holder of an item, in one word, because it changes in one step.
 struct Holder {
   uint64_t incarnation = 0;  // 32 bits: Cell::owners when it joined.
-  uint32_t delivery = 0;     // 16 bits, and stays at the largest.
+  uint32_t delivery = 0;     // 16 bits; stays at the maximum.
   uint32_t cell = 0;         // 16 bits; from 1, so that no claim is 0 or an offer.
 };
 constexpr uint32_t kMostDeliveries = 0xffff;
-// In place of a cell: the item was given back. No page has so many, so that libraries which know
-// nothing of giving back see a holder that has ended.
+// Instead of a cell: the item was given back. No sync page has that many cells, so libraries that
+// do not know about giving back see a holder that has ended.
 constexpr uint32_t kNobody = 0xffff;
 
 uint64_t Pack(const Holder& holder) {
@@ -41,7 +41,7 @@ Result<QueueWriter> QueueWriter::Open(const Page& page, uint64_t lease) {
 }
 
 bool QueueWriter::Free(uint32_t slot) const {
-  // Pairs with the store of the worker's stream: its work on the slot is over.
+  // Pairs with the store of the worker's stream: its work on the slot is done.
   const uint64_t seq = seq_of(slot);
   return seq == 0 || table().entry(slot).done.load(std::memory_order_acquire) == seq;
 }
@@ -52,7 +52,7 @@ Result<QueueWriter::Opened> QueueWriter::OpenFrame(const Deadline& deadline) {
     const auto slot = std::ranges::find_if(slots(), [this](uint32_t s) { return Free(s); });
     if (slot != slots().end()) {
       FrameEntry& entry = table().entry(*slot);
-      // Before the item in `seq` changes: who claims later fails, or has the new one.
+      // Before the item in `seq` changes: a later claim fails, or gets the new item.
       entry.claim.store(0, std::memory_order_release);
       entry.seq.store(0, std::memory_order_release);  // Pairs with Copy.
       return FrameWriter::Open(slot);
@@ -68,9 +68,10 @@ Status QueueWriter::WhyNotYet(uint32_t slot) {
   WaitFor(held ? holder.cell : 0);
   return Status(
       Code::kTimeout,
-      Concat("all ", settings().frames, " slots have items: ",
-             held ? "a worker has the oldest, " : "no worker has taken the oldest, ", seq_of(slot)),
-      "wait longer (timeout_ms), start workers, or make the queue with more: frames");
+      Concat("all ", settings().frames, " slots have items. ",
+             held ? "A worker holds the oldest item, " : "No worker has taken the oldest item, ",
+             seq_of(slot)),
+      "use a larger timeout_ms, start workers, or make the queue with a larger frames setting");
 }
 
 // ---- workers
@@ -80,7 +81,7 @@ QueueWorker::QueueWorker(const FrameTable& table, uint64_t lease, uint32_t cell)
       lease_(lease),
       cell_(cell),
       incarnation_(own().owners.load(std::memory_order_relaxed) & 0xffffffff),
-      endings_(UINT64_MAX) {}  // No number of endings: the first look is at all items.
+      endings_(UINT64_MAX) {}  // Not a number of endings, so the first poll checks all items.
 
 Result<QueueWorker> QueueWorker::Join(const Page& page, uint64_t lease) {
   const auto table = FrameTable::Of(page, Kind::kQueue);
@@ -92,27 +93,27 @@ Result<QueueWorker> QueueWorker::Join(const Page& page, uint64_t lease) {
 
 bool QueueWorker::HasEnded(uint64_t claim) const {
   const Holder holder = Unpack(claim);
-  // A cell that is none: somebody scribbled. Then the item is anybody's.
+  // Not a valid cell: a participant wrote garbage. Then any worker may take the item.
   if (holder.cell == 0 || holder.cell >= table_.cells()) return true;
   const Cell& cell = table_.reader(holder.cell);
-  // Acquire, both, pairs with the broker's stores, or with Claim by the next owner, which saw them:
-  // what the holder's stream stored to `done` is seen after this.
+  // Both are acquire loads and pair with the broker's stores, or with the Claim of the next owner,
+  // which saw them. What the holder's stream stored to `done` is visible after this.
   const CellState state = StateOf(cell);
   const uint64_t owners = cell.owners.load(std::memory_order_acquire);
   return state == CellState::kDied || state == CellState::kLeft ||
          (owners & 0xffffffff) != holder.incarnation;
 }
 
-// How many workers have ended, and how often one has given an item back: when this grows there may
-// be items that were somebody's. While a worker joins it may be one too few, never one too many: an
-// ending that comes after this look is seen by a later one.
+// Number of workers that have ended plus the number of items that were given back. When it grows,
+// there may be items that lost their worker. While a worker joins it may be one too low, never one
+// too high: a later poll sees an ending that comes after this one.
 uint64_t QueueWorker::Endings() const {
   // Pairs with GiveBack.
   uint64_t endings = table_.writer().words[kReturnsWord].load(std::memory_order_acquire);
   for (uint32_t cell = 1; cell < table_.cells(); ++cell) {
     const Cell& worker = table_.reader(cell);
-    // In this order: whoever counted in `owners` has ended if nobody owns the cell after that.
-    // Acquire pairs with the broker's last store, so that HasEnded sees it too.
+    // The order matters: a worker counted in `owners` has ended if nobody owns the cell afterwards.
+    // Acquire pairs with the broker's last store, so that HasEnded sees it, too.
     const uint64_t owners = worker.owners.load(std::memory_order_acquire);
     const bool owned = worker.owner.load(std::memory_order_acquire) != 0;
     endings += owners - (owned && owners != 0 ? 1 : 0);
@@ -125,15 +126,16 @@ std::optional<Frame> QueueWorker::Take(uint32_t slot, uint64_t claim) {
   const Holder before = Unpack(claim);
   const uint32_t delivery = before.cell == 0 ? 1 : before.delivery + 1;
   const Holder self{.incarnation = incarnation_, .delivery = delivery, .cell = cell_};
-  // Acquire pairs with Announce, which offers what it published. From here on the entry stands
-  // still until this worker says that it is done (invariant 1).
+  // Acquire pairs with Announce, which offers what it published. From here on the entry does not
+  // change until this worker says that it is done (invariant 1).
   if (!entry.claim.compare_exchange_strong(claim, Pack(self), std::memory_order_acq_rel)) {
     return std::nullopt;
   }
   const uint64_t seq = entry.seq.load(std::memory_order_acquire);
   auto item = table_.Copy(slot, seq);
   if (!item || seq == 0) {
-    entry.done.store(seq, std::memory_order_release);  // Somebody scribbled: the slot goes on.
+    entry.done.store(seq,
+                     std::memory_order_release);  // A participant wrote garbage: frees the slot.
     return std::nullopt;
   }
   item->delivery = delivery;
@@ -141,25 +143,25 @@ std::optional<Frame> QueueWorker::Take(uint32_t slot, uint64_t claim) {
   return item;
 }
 
-// Items that nobody had yet, in order.
+// Items that nobody has had yet, in order.
 std::optional<Frame> QueueWorker::TakeNew(uint64_t newest) {
   if (newest < cursor_) return std::nullopt;
-  // Older ones are in no place of the table any more. They are taken: workers take in order, and
-  // beside an item that nobody has taken there is room for frames - 1 newer ones.
+  // The table has no place for older ones any more. They are taken: workers take in order, and an
+  // item that nobody has taken leaves room for at most frames - 1 newer ones.
   if (newest - cursor_ >= settings().frames) cursor_ = newest - settings().frames + 1;
   for (; cursor_ <= newest; ++cursor_) {
     const auto slot = table_.Find(cursor_);
     if (!slot) continue;
     const uint64_t offer = Offer(cursor_);
     if (table_.entry(*slot).claim.load(std::memory_order_relaxed) != offer) continue;
-    if (auto item = Take(*slot, offer)) return item;  // Looks at it again.
+    if (auto item = Take(*slot, offer)) return item;  // Checks it again.
   }
   return std::nullopt;
 }
 
-// Items that were given back, or whose workers have ended, the oldest first. `endings` is from
-// before `newest`: whoever is counted in it has claimed none that is newer, and who ends meanwhile
-// is the next look's.
+// Items that were given back, or whose workers have ended, oldest first. `endings` was read before
+// `newest`. So a worker counted in it has claimed no newer item, and the next poll handles a worker
+// that ends meanwhile.
 std::optional<Frame> QueueWorker::TakeAny(uint64_t newest, uint64_t endings) {
   if (endings == endings_) return std::nullopt;
   for (uint32_t tries = 0; tries < settings().frames; ++tries) {
@@ -168,11 +170,13 @@ std::optional<Frame> QueueWorker::TakeAny(uint64_t newest, uint64_t endings) {
     uint64_t least = UINT64_MAX;
     for (uint32_t slot = 0; slot < settings().frames; ++slot) {
       const FrameEntry& entry = table_.entry(slot);
-      const uint64_t claim = entry.claim.load(std::memory_order_acquire);  // Before the others.
+      const uint64_t claim =
+          entry.claim.load(std::memory_order_acquire);  // Read before the others.
       const uint64_t seq = entry.seq.load(std::memory_order_acquire);
       if (!IsHeld(claim, seq) || seq == 0 || seq >= least || seq > newest || !HasEnded(claim))
         continue;
-      // Final, since the holder has ended. If the slot has gone on since, then so has the claim.
+      // Final, because the holder has ended. If the slot has moved on since, the claim has changed,
+      // too.
       if (entry.done.load(std::memory_order_acquire) == seq) continue;
       oldest = slot;
       its_claim = claim;
@@ -182,7 +186,7 @@ std::optional<Frame> QueueWorker::TakeAny(uint64_t newest, uint64_t endings) {
       endings_ = endings;
       return std::nullopt;
     }
-    if (auto item = Take(oldest, its_claim)) return item;  // Else another worker was faster.
+    if (auto item = Take(oldest, its_claim)) return item;  // Otherwise another worker was faster.
   }
   return std::nullopt;
 }
@@ -206,8 +210,8 @@ Result<Frame> QueueWorker::Next(const Deadline& deadline) {
     if (const auto owned = StillOwned(own(), lease_); !owned) {
       return std::unexpected(owned.error());
     }
-    // Both before the number: what ended workers had claimed is seen, and what the writer announced
-    // before its end.
+    // Both are read before the number, so that the claims of ended workers are visible, and what
+    // the writer announced before its end.
     const uint64_t endings = Endings();
     const Reading writer = Read(table_.writer());
     uint64_t newest = table_.Newest();
@@ -219,9 +223,9 @@ Result<Frame> QueueWorker::Next(const Deadline& deadline) {
     }
     if (!poll.Again()) {
       return Fail(Code::kTimeout,
-                  writer.ended() ? "the writer has ended, others work on its last items"
-                                 : "there is no item for this worker",
-                  "wait longer: timeout_ms");
+                  writer.ended() ? "the writer has ended, and other workers have its last items"
+                                 : "no item is available for this worker",
+                  "use a larger timeout_ms");
     }
   }
 }
@@ -240,7 +244,7 @@ Result<Point> QueueWorker::Done(const Frame& item) const {
       return Point{&entry.done, item.seq};
     }
   }
-  return Fail(Code::kInvalidArgument, Concat("item ", item.seq, " is not this worker's"));
+  return Fail(Code::kInvalidArgument, Concat("item ", item.seq, " does not belong to this worker"));
 }
 
 Result<void> QueueWorker::GiveBack(const Frame& item) const {
@@ -249,9 +253,10 @@ Result<void> QueueWorker::GiveBack(const Frame& item) const {
   uint64_t claim = entry.claim.load(std::memory_order_relaxed);
   Holder nobody = Unpack(claim);
   nobody.cell = kNobody;
-  // Fails if the broker has ended this worker, and another one has the item.
+  // Fails if the broker has ended this worker and another one has the item.
   if (!entry.claim.compare_exchange_strong(claim, Pack(nobody), std::memory_order_acq_rel)) {
-    return Fail(Code::kInvalidArgument, Concat("item ", item.seq, " is not this worker's"));
+    return Fail(Code::kInvalidArgument,
+                Concat("item ", item.seq, " does not belong to this worker"));
   }
   table_.writer().words[kReturnsWord].fetch_add(1, std::memory_order_release);
   Bell(table_.writer()).Ring();

@@ -1,20 +1,19 @@
-// A queue: one writer, and each item (a frame) goes to one live worker; to another one, if that
-// worker dies before it is done: at least once, and `delivery` says the how many-th time.
+// A queue: one writer, and each item (a frame) goes to one live worker. If that worker dies before
+// it is done, it goes to another one. So delivery is at least once, and `delivery` counts the
+// deliveries.
 //
 //   entry's claim   0: not offered | Offer(seq) | who has it: incarnation, delivery, cell
 //   entry's done    the item's number, once the stream of who has it stored it: the slot is free
 //
-// Invariants, beside those of frames.h
-//   (1) The writer never overwrites: it opens slots that are done, waits for one, and alone takes
-//   an
-//       offer back, of a slot that is done. So who has changed `claim` to itself has the item that
-//       is there, whatever it saw before.
+// Invariants, in addition to those of frames.h
+//   (1) The writer never overwrites: it opens slots that are done, or waits for one. It alone takes
+//       an offer back, of a slot that is done. So a worker that has changed `claim` to itself has
+//       the item in that slot, whatever it saw before.
 //   (2) A claim passes on only when its worker gives it back, or when its cell has another owner or
-//       none: the broker ends a cell when its process and its GPU's work are gone. Nobody stores
+//       none. The broker ends a cell when its process and its GPU's work are gone. Nobody stores
 //       `done` for a worker that has ended or has given the item back.
-//   (3) An announced and completed item is offered, claimed by a live worker, or done; or claimed
-//   by
-//       one that has ended, which every other worker notices at its next look.
+//   (3) An announced and completed item is offered, claimed by a live worker, done, or claimed by a
+//       worker that has ended, which every other worker notices at its next poll.
 //   (4) Items are taken in order, but not done in order; one that is delivered again comes late.
 #pragma once
 
@@ -30,8 +29,8 @@ class QueueWriter : public FrameWriter {
  public:
   static Result<QueueWriter> Open(const Page& page, uint64_t lease);
 
-  // A free slot for the next item. kTimeout says which item is the oldest and where it is.
-  // kOrphaned: the broker has ended this writer. kInvalidArgument: an item is open.
+  // A free slot for the next item. kTimeout: the text says which item is the oldest and where it
+  // is. kOrphaned: the broker has ended this writer. kInvalidArgument: an item is open.
   Result<Opened> OpenFrame(const Deadline& deadline);
 
  private:
@@ -41,7 +40,7 @@ class QueueWriter : public FrameWriter {
   Status WhyNotYet(uint32_t slot);
 };
 
-// Threads: one at a time, but the Points that Done gives may be stored by anyone.
+// Threads: one at a time, but any thread may store the Points that Done gives.
 class QueueWorker {
  public:
   QueueWorker(QueueWorker&&) = default;
@@ -53,28 +52,27 @@ class QueueWorker {
   // kExhausted: all cells of workers are taken.
   static Result<QueueWorker> Join(const Page& page, uint64_t lease);
 
-  // An item for this worker. It may not be complete yet: the worker's stream waits for Ready(seq).
-  // A worker may have any number of them.
-  // kTimeout. kEnded, kPeerDied: the writer has closed it or died, and all that it completed is
-  // done, or is this worker's. kOrphaned: the broker has ended this worker.
+  // An item for this worker. It may not be complete yet, so the worker's stream waits for
+  // Ready(seq). A worker may have any number of items. kTimeout. kEnded, kPeerDied: the writer has
+  // closed the queue or died, and everything that it completed is done, or belongs to this worker.
+  // kOrphaned: the broker has ended this worker.
   Result<Frame> Next(const Deadline& deadline);
 
   Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }
-  // Whether the work on item `seq` counts: ask before it is done.
-  // kTimeout: the item is not complete yet. kEnded, kPeerDied: its writer ended before it
-  // was.
-  // kOrphaned: this worker has ended for the others, and one of them gets the item.
+  // Whether the work on item `seq` counts; call this before Done. kTimeout: the item is not
+  // complete yet. kEnded, kPeerDied: its writer ended before it was. kOrphaned: this worker has
+  // ended for the others, and one of them gets the item.
   Result<void> Check(uint64_t seq) const;
 
-  // Gives an item back that this worker has not done: any worker gets it next, this one too, with a
-  // higher `delivery`. At once: what this worker's stream still reads there may change.
-  // kInvalidArgument: it is not this worker's.
+  // Gives back an item that this worker has not done. Any worker may get it next, this one
+  // included, with a higher `delivery`. That may happen at once, so bytes that this worker's stream
+  // still reads may change. kInvalidArgument: this worker does not have it.
   Result<void> GiveBack(const Frame& item) const;
 
-  // Ends an item: the worker's stream stores the point behind its last look at the slot.
-  // kInvalidArgument: it is not this worker's.
+  // Ends an item: the worker's stream stores the point after its last access to the slot.
+  // kInvalidArgument: this worker does not have it.
   Result<Point> Done(const Frame& item) const;
-  // The same, when all work on it is over already.
+  // The same, if all work on it is done already.
   Result<void> DoneNow(const Frame& item) const;
 
   uint32_t cell() const { return cell_; }
@@ -96,8 +94,8 @@ class QueueWorker {
   uint64_t lease_;
   uint32_t cell_;
   uint64_t incarnation_;
-  uint64_t cursor_ = 1;  // All items below have been claimed by somebody.
-  uint64_t endings_;     // As many, when TakeAny found nothing; see Endings.
+  uint64_t cursor_ = 1;  // All items below have been claimed.
+  uint64_t endings_;     // Number of endings when TakeAny found nothing; see Endings.
   uint64_t taken_ = 0;
 };
 

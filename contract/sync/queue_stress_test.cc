@@ -1,7 +1,8 @@
 // Goal: every item that a queue's writer completed is done at least once, by one worker at a time,
-// whoever is killed, and the others end. Method: threads whose streams are late, under a thread
-// sanitizer too; processes that share the page and are killed at random moments. Words that are
-// shared beside the page say how often each item was done, and by how many at this moment.
+// whoever is killed, and all others end.
+// Method: threads whose streams are late, also under a thread sanitizer; processes that share the
+// sync page and are killed at random moments. Shared words outside the page count how often each
+// item was done, and by how many workers at the same time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,15 +34,15 @@ struct Shared {
               {.frames = frames, .frame_bytes = testing::kFrameWords * 8, .readers = workers}),
         memory(2 * kMostItems * sizeof(Word)) {}
 
-  Word& done(uint64_t seq) const { return words()[seq]; }  // Deliveries that were done.
-  Word& with(uint64_t seq) const { return words()[kMostItems + seq]; }  // Lease of who works on it.
+  Word& done(uint64_t seq) const { return words()[seq]; }               // Completed deliveries.
+  Word& with(uint64_t seq) const { return words()[kMostItems + seq]; }  // Lease of its worker.
   Word* words() const { return static_cast<Word*>(memory.address()); }
 
   SharedFrames queue;
   testing::SharedMemory memory;
 };
 
-// 0 if all was right, as below. Its stream fills the slots.
+// Returns 0 if everything was correct, as below. Its stream fills the slots.
 int Write(const Shared& shared, uint64_t items, uint32_t seed) {
   std::mt19937 random(seed);
   auto writer = QueueWriter::Open(shared.queue.page, kWriter);
@@ -60,7 +61,7 @@ int Write(const Shared& shared, uint64_t items, uint32_t seed) {
   return 0;
 }
 
-// On an item that is complete. 0, or what was wrong.
+// Works on a complete item. Returns 0, or the number of the failed check.
 int WorkOn(const Shared& shared, const Frame& item, uint64_t lease) {
   const bool was_somebodys = shared.with(item.seq).exchange(lease) != 0;
   if (was_somebodys && item.delivery == 1) return 20;
@@ -75,7 +76,7 @@ int FinishOne(const Shared& shared, const Frame& item, uint64_t lease) {
   return 0;
 }
 
-// Until the writer has ended and all is done.
+// Runs until the writer has ended and everything is done.
 int Work(const Shared& shared, uint64_t lease, uint32_t seed) {
   std::mt19937 random(seed);
   auto worker = QueueWorker::Join(shared.queue.page, lease);
@@ -84,8 +85,9 @@ int Work(const Shared& shared, uint64_t lease, uint32_t seed) {
   std::vector<Frame> items;
   for (;;) {
     const int64_t wait_ms = items.empty() ? kLongMs : 0;
-    const Result<Frame> item = items.size() < 3 ? worker->Next(Deadline::AfterMs(wait_ms))
-                                                : Fail(Code::kTimeout, "it has enough");
+    const Result<Frame> item = items.size() < 3
+                                   ? worker->Next(Deadline::AfterMs(wait_ms))
+                                   : Fail(Code::kTimeout, "this worker has done its share");
     if (!item && item.error().code() != Code::kTimeout) {
       if (!IsEnd(item.error().code())) return 26;
       if (items.empty()) return 0;
@@ -103,7 +105,7 @@ int Work(const Shared& shared, uint64_t lease, uint32_t seed) {
     }
     if (items.empty() && !item) return 30;
     if (items.empty()) continue;
-    if (random() % 16 == 0) {  // Somebody gets it again, perhaps this one.
+    if (random() % 16 == 0) {  // Somebody gets it again, perhaps this worker.
       const auto given = items.begin() + static_cast<ptrdiff_t>(random() % items.size());
       if (!worker->GiveBack(*given)) return 31;
       items.erase(given);
@@ -139,7 +141,7 @@ TEST(QueueStressTest, ThreadsDoEachItemOnce) {
   }
 }
 
-// A page's life: workers are killed and come again, then the writer is.
+// The life of a sync page: workers are killed and replaced, then the writer is killed.
 void KillThemAll(uint32_t seed) {
   std::mt19937 random(seed);
   const Shared shared(2 + static_cast<uint32_t>(random() % 15), 3);
@@ -157,10 +159,10 @@ void KillThemAll(uint32_t seed) {
       return worker;
     });
     children.Kill(kWriter);
-    children.Kill(workers.back());  // The others do its items, though nobody comes any more.
+    children.Kill(workers.back());  // The others do its items, although no new worker comes.
     children.Join();
   }
-  // A stream that was killed between its two stores: the item is done, and was not counted.
+  // If a stream was killed between its two stores, the item is done but not counted.
   const auto table = *FrameTable::Of(page, Kind::kQueue);
   const uint64_t last = std::min(Read(page.cell(0)).value, table.Newest());
   uint64_t uncounted = 0;

@@ -1,4 +1,5 @@
-// Goal: a queue gives each item to one live worker, again if that one dies, and never overwrites.
+// Goal: a queue gives each item to one live worker, gives it again if that worker dies, and never
+// overwrites.
 // Method: writer and workers in one thread, which also plays the GPU and the broker.
 #include "contract/sync/queue.h"
 
@@ -78,25 +79,26 @@ TEST(QueueTest, TheWriterNeverOverwrites) {
   for (int i = 0; i < 3; ++i) queue.Write();
   auto full = queue.writer.OpenFrame(Deadline::AfterMs(5));
   ASSERT_EQ(CodeOf(full), Code::kTimeout);
-  EXPECT_THAT(full.error().ToString(), HasSubstr("no worker has taken the oldest, 1"));
+  EXPECT_THAT(full.error().ToString(), HasSubstr("No worker has taken the oldest item, 1"));
   const auto first = worker.Next(kNow);
   const auto second = worker.Next(kNow);
   full = queue.writer.OpenFrame(kNow);
   ASSERT_EQ(CodeOf(full), Code::kTimeout);
-  EXPECT_THAT(full.error().ToString(), HasSubstr("a worker has the oldest, 1"));
-  EXPECT_EQ(queue.writer.waited_for(), 1U) << "its lease";
+  EXPECT_THAT(full.error().ToString(), HasSubstr("A worker holds the oldest item, 1"));
+  EXPECT_EQ(queue.writer.waited_for(), 1U) << "it must name that worker's lease";
   const auto point = worker.Done(*second);
   ASSERT_TRUE(point);
   EXPECT_EQ(queue.Write(), 0U) << "its stream has not stored yet";
   Store(*point);
-  EXPECT_EQ(queue.Write(), 4U) << "any slot that is done";
+  EXPECT_EQ(queue.Write(), 4U) << "it must take any slot that is done";
   EXPECT_TRUE(queue.shared.Has(first->slot, 1));
-  EXPECT_EQ(CodeOf(worker.Done(*second)), Code::kInvalidArgument) << "the slot has gone on";
+  EXPECT_EQ(CodeOf(worker.Done(*second)), Code::kInvalidArgument)
+      << "the slot has another item now";
 }
 
-// Goal: a worker that has seen an offer, and is slow to take it, gets that item or none: what it
-// took out of turn would have made others pass over items that nobody has. Method: offers of one
-// slot.
+// Goal: a worker that has seen an offer, and is slow to take it, gets that item or none. If it took
+// another one out of turn, others would skip items that nobody has.
+// Method: offers of one slot.
 TEST(QueueTest, AnOfferIsOfOneItemAlone) {
   Queue queue(2);
   QueueWorker worker = queue.Join(1);
@@ -109,7 +111,7 @@ TEST(QueueTest, AnOfferIsOfOneItemAlone) {
   }
 }
 
-// One long item does not stop the others: F - 1 slots go round beside it.
+// One long item does not stop the others: F - 1 slots are reused meanwhile.
 TEST(QueueTest, ALongItemHoldsUpNobody) {
   Queue queue(3);
   QueueWorker slow = queue.Join(1);
@@ -143,11 +145,11 @@ TEST(QueueTest, AnItemOfADeadWorkerIsDeliveredAgain) {
   const auto lost = a.Next(kNow);
   ASSERT_EQ(lost->seq, 2U);
   EXPECT_EQ(b.Next(kNow)->seq, 3U);
-  EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kTimeout) << "it looks alive";
+  EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kTimeout) << "its worker looks alive";
   queue.End(1);
   EXPECT_EQ(CodeOf(a.Check(2)), Code::kOrphaned);
   EXPECT_EQ(CodeOf(a.Next(kNow)), Code::kOrphaned);
-  // Its cell has a new owner before anybody looked.
+  // Its cell has a new owner before anybody checked it.
   QueueWorker c = queue.Join(3);
   EXPECT_EQ(c.cell(), a.cell());
   const auto again = b.Next(kNow);
@@ -157,7 +159,7 @@ TEST(QueueTest, AnItemOfADeadWorkerIsDeliveredAgain) {
   queue.End(2);
   EXPECT_EQ(c.Next(kNow)->delivery, 3U);
   EXPECT_EQ(c.Next(kNow)->seq, 3U);
-  EXPECT_EQ(CodeOf(c.Next(kNow)), Code::kTimeout) << "item 1 was done";
+  EXPECT_EQ(CodeOf(c.Next(kNow)), Code::kTimeout) << "item 1 was done already";
 }
 
 TEST(QueueTest, WhatADeadWriterCompletedIsDone) {
@@ -175,8 +177,8 @@ TEST(QueueTest, WhatADeadWriterCompletedIsDone) {
   ASSERT_TRUE(b.Check(2));
   ASSERT_TRUE(b.DoneNow(*item));
   EXPECT_EQ(CodeOf(b.Check(3)), Code::kPeerDied);
-  EXPECT_EQ(CodeOf(a.Next(kNow)), Code::kPeerDied) << "what is left is its own";
-  EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kTimeout) << "the other one may die";
+  EXPECT_EQ(CodeOf(a.Next(kNow)), Code::kPeerDied) << "the remaining items are its own";
+  EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kTimeout) << "the other worker may die";
   queue.End(1);
   EXPECT_EQ(b.Next(kNow)->seq, 1U);
   EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kPeerDied);
@@ -204,7 +206,7 @@ TEST(QueueTest, AnItemThatIsGivenBackGoesToWhoeverAsksNext) {
   EXPECT_EQ(CodeOf(b.Next(kNow)), Code::kTimeout);
   ASSERT_TRUE(a.GiveBack(*first));
   EXPECT_EQ(CodeOf(a.GiveBack(*first)), Code::kInvalidArgument);
-  EXPECT_EQ(CodeOf(a.Done(*first)), Code::kInvalidArgument) << "it is nobody's";
+  EXPECT_EQ(CodeOf(a.Done(*first)), Code::kInvalidArgument) << "no worker has it";
   EXPECT_EQ(CodeOf(queue.writer.OpenFrame(kNow)), Code::kTimeout);
   auto again = b.Next(kNow);
   ASSERT_EQ(again->seq, 1U);
@@ -212,13 +214,14 @@ TEST(QueueTest, AnItemThatIsGivenBackGoesToWhoeverAsksNext) {
   EXPECT_TRUE(queue.shared.Has(again->slot, 1));
   ASSERT_TRUE(b.GiveBack(*again));
   again = b.Next(kNow);
-  EXPECT_EQ(again->delivery, 3U) << "also to the same worker";
+  EXPECT_EQ(again->delivery, 3U) << "the same worker can get it again";
   queue.End(2);
   EXPECT_EQ(a.Next(kNow)->delivery, 4U);
   ASSERT_EQ(a.Next(kNow)->seq, 2U);
 }
 
-// Item 1 of delivery 1 must not look like an offer of item 1, nor be lost for workers that come.
+// Item 1 of delivery 1 must neither look like an offer of item 1 nor be lost for workers that come
+// later.
 TEST(QueueTest, AnItemThatTheLastWorkerGaveBackIsTheNextOnes) {
   Queue queue(2);
   {
@@ -259,8 +262,8 @@ TEST(QueueTest, SoManyWorkersJoin) {
   EXPECT_TRUE(QueueWorker::Join(queue.shared.page, 3));
 }
 
-// Random steps of a writer, workers that die and come back, a late GPU: against a model that keeps
-// who has what.
+// Random steps of a writer, of workers that die and come back, and of a late GPU, compared with a
+// model that knows who has which item.
 class QueueModel {
  public:
   explicit QueueModel(uint32_t seed) : random_(seed), queue_(2 + Below(6), 1 + Below(4)) {}
@@ -275,7 +278,7 @@ class QueueModel {
     uint64_t lease;
     QueueWorker queue;
     std::vector<Frame> items;
-    std::vector<Point> stores;  // Given to its stream, not yet done.
+    std::vector<Point> stores;  // Given to its stream, not done yet.
   };
 
   uint32_t Below(uint32_t end) { return static_cast<uint32_t>(random_() % end); }
@@ -320,7 +323,8 @@ class QueueModel {
     const auto item = worker->queue.Next(kNow);
     ASSERT_EQ(item.has_value(), !waiting_.empty());
     if (!item) return;
-    ASSERT_EQ(waiting_.erase(item->seq), 1U) << "item " << item->seq << " was somebody's";
+    ASSERT_EQ(waiting_.erase(item->seq), 1U)
+        << "item " << item->seq << " already belonged to a worker";
     ASSERT_EQ(item->delivery, ++deliveries_[item->seq]);
     ASSERT_TRUE(queue_.shared.Has(item->slot, item->seq));
     ASSERT_EQ(item->metadata, MetadataOf(item->seq));
@@ -351,7 +355,7 @@ class QueueModel {
     workers_.erase(workers_.begin() + (worker - workers_.data()));
   }
 
-  // The writer ends, one worker does the rest.
+  // The writer ends; one worker does the rest.
   void Drain() {
     queue_.End(kWriter);
     while (!workers_.empty()) Kill(&workers_.back());
@@ -373,8 +377,8 @@ class QueueModel {
   uint64_t lease_ = 0;
   uint64_t written_ = 0;
   std::vector<Worker> workers_;
-  std::map<uint64_t, uint32_t> deliveries_;  // Of items that are not done.
-  std::set<uint64_t> waiting_;               // For a worker.
+  std::map<uint64_t, uint32_t> deliveries_;  // For items that are not done.
+  std::set<uint64_t> waiting_;               // For items without a worker.
 };
 
 TEST(QueueTest, RandomStepsAgreeWithAModel) {

@@ -32,7 +32,7 @@
 namespace gpushm::signal {
 namespace {
 
-// Joining: so many times the writer may be faster, then frames are lost right away.
+// Attempts of a joining reader to be faster than the writer; after that it starts with lost frames.
 constexpr int kJoinAttempts = 1000;
 
 bool Alive(const Cell& cell) {
@@ -47,7 +47,7 @@ bool Holds(const Cell& cell, uint64_t seq) {
   return false;
 }
 
-// 0: it is joining. Pairs with MoveTo: the hold of the frame before is seen.
+// 0: it is joining. Pairs with MoveTo: the hold of the frame before is visible.
 uint64_t CursorOf(const Cell& cell) {
   return cell.words[kCursorWord].load(std::memory_order_seq_cst);
 }
@@ -75,18 +75,18 @@ Result<RingWriter::Opened> RingWriter::OpenFrame(const Deadline& deadline) {
     if (!obstacle && TakePlace(*oldest)) return FrameWriter::Open(oldest);
     if (!poll.Again()) {
       if (obstacle) return std::unexpected(*obstacle);
-      return Fail(Code::kTimeout, "a reader that joins holds the oldest frame", "try again");
+      return Fail(Code::kTimeout, "a joining reader holds the oldest frame", "try again");
     }
   }
 }
 
 Result<RingWriter::Opened> RingWriter::OpenOverwriting() {
-  // Held frames are left alone from the beginning: their readers would see them gone for a moment.
+  // Skips held frames from the start: their readers would see them disappear for a moment.
   held_.clear();
   for (uint32_t cell = 1; cell < table().cells(); ++cell) {
     for (uint32_t i = 0; i < kHolds; ++i) {
       const Word& hold = table().reader(cell).words[kHoldWords + i];
-      const uint64_t seq = hold.load(std::memory_order_relaxed);  // A hint; TakePlace looks again.
+      const uint64_t seq = hold.load(std::memory_order_relaxed);  // A hint; TakePlace checks again.
       if (seq != 0 && Alive(table().reader(cell))) held_.push_back(seq);
     }
   }
@@ -98,12 +98,13 @@ Result<RingWriter::Opened> RingWriter::OpenOverwriting() {
   }
   table().writer().words[kDroppedWord].store(++dropped_, std::memory_order_relaxed);
   return Fail(Code::kBusy,
-              Concat("readers hold all frames, or they are not complete: ", dropped_, " dropped"),
-              "release frames sooner, or make the ring with more: frames");
+              Concat("readers hold all frames, or the frames are not complete: ", dropped_,
+                     " frames dropped so far"),
+              "release frames sooner, or make the ring with a larger frames setting");
 }
 
 bool RingWriter::CompleteHere(uint64_t seq) const {
-  // Pairs with the store of the writer's stream: its work on the slot is over.
+  // Pairs with the store of the writer's stream: its work on the slot is done.
   return table().writer().value.load(std::memory_order_acquire) >= seq;
 }
 
@@ -137,14 +138,14 @@ std::optional<Status> RingWriter::WhyNotYet(uint32_t slot) {
   WaitFor(0);
   if (!CompleteHere(seq)) {
     return Status(Code::kTimeout, Concat("frame ", seq, " is not complete yet"),
-                  "is this writer's stream at work?");
+                  "check that this writer's stream is running");
   }
   uint32_t there = 0;
   uint32_t slowest = 0;
   uint64_t least = newest + 1;
   for (uint32_t cell = 1; cell < table().cells(); ++cell) {
     const Cell& reader = table().reader(cell);
-    const uint64_t cursor = CursorOf(reader);  // Before the holds.
+    const uint64_t cursor = CursorOf(reader);  // Read before the holds.
     if (cursor == 0 || !Alive(reader)) continue;
     ++there;
     if (seq == 0) continue;
@@ -158,14 +159,14 @@ std::optional<Status> RingWriter::WhyNotYet(uint32_t slot) {
     return Status(
         Code::kTimeout,
         Concat("the slowest reader is at frame ", least, ", ", newest + 1 - least, " behind"),
-        "wait longer (timeout_ms), end that reader, or make the ring with more: frames");
+        "use a larger timeout_ms, end that reader, or make the ring with a larger frames setting");
   }
   const bool starts = !started_ && need_.to_start > need_.always;
   const uint32_t needed = starts ? need_.to_start : need_.always;
   if (there >= needed) return std::nullopt;
   return Status(
-      Code::kTimeout, Concat(there, " readers of ", needed, " are there"),
-      Concat("start them, or ask for fewer: ", starts ? "start_readers" : "need_readers"));
+      Code::kTimeout, Concat(there, " of ", needed, " readers are present"),
+      Concat("start readers, or use a smaller ", starts ? "start_readers" : "need_readers"));
 }
 
 // ---- readers
@@ -193,7 +194,8 @@ void RingReader::Begin(Start start) {
   uint64_t cursor = start == Start::kOldest ? OldestOf(newest) : newest + 1;
   for (int i = 0; i < kJoinAttempts; ++i) {
     cursor_ = cursor;
-    // Sequentially consistent, all: the writer takes this cursor into account, or is seen here.
+    // All are sequentially consistent: either the writer sees this cursor, or this thread sees the
+    // writer's change.
     own().words[kCursorWord].store(cursor, std::memory_order_seq_cst);
     newest = table_.Newest();
     if (cursor > newest || table_.Find(cursor)) return;
@@ -225,7 +227,8 @@ std::optional<uint32_t> RingReader::FreeHold() {
 Result<void> RingReader::SomeHoldMayEnd() const {
   if (std::ranges::any_of(holds_, [](const Hold& h) { return h.state != HoldState::kOpen; }))
     return {};
-  return Fail(Code::kExhausted, Concat(kHolds, " frames are open"), "release one of them");
+  return Fail(Code::kExhausted, Concat(kHolds, " frames are open, the limit for one reader"),
+              "release one of them");
 }
 
 std::optional<Frame> RingReader::Take(uint64_t seq, uint32_t hold) {
@@ -259,7 +262,7 @@ Result<Frame> RingReader::Next(const Deadline& deadline, Order order) {
       return std::unexpected(owned.error());
     }
     if (const auto may = SomeHoldMayEnd(); !may) return std::unexpected(may.error());
-    // Before the number: what the writer announced before its end is seen.
+    // Read before the number, so that what the writer announced before its end is visible.
     const Reading writer = Read(table_.writer());
     uint64_t newest = table_.Newest();
     if (writer.ended()) newest = std::min(newest, writer.value);
@@ -274,7 +277,7 @@ Result<Frame> RingReader::Next(const Deadline& deadline, Order order) {
       return Fail(Code::kTimeout,
                   newest < cursor_ ? Concat("frame ", cursor_, " is not announced yet")
                                    : Concat("frame ", cursor_, " cannot be held yet"),
-                  "wait longer: timeout_ms");
+                  "use a larger timeout_ms");
     }
   }
 }
@@ -285,7 +288,7 @@ Result<void> RingReader::Check(uint64_t seq) const {
 }
 
 Result<Point> RingReader::EndOf(const Frame& frame) const {
-  // The hold may have another frame by now.
+  // The hold may have another frame now.
   if (frame.hold >= kHolds || holds_[frame.hold].state != HoldState::kOpen ||
       holds_[frame.hold].seq != frame.seq) {
     return Fail(Code::kInvalidArgument, Concat("frame ", frame.seq, " is not open"));

@@ -1,17 +1,16 @@
 // A ring: one writer, and every reader gets every frame, unless it is too slow.
 //
 // Overwrite-oldest: the writer never waits. It takes the place of the oldest frame that is complete
-// and that no reader holds; if there is none, the new frame is dropped and counted. Slow readers
-// are told how many frames they lost.
-// Back-pressure: the writer waits until every reader has taken and released the oldest frame.
-// Nobody loses a frame, and the slowest reader sets the pace.
+// and that no reader holds. If there is none, the new frame is dropped and counted. Slow readers
+// learn how many frames they lost. Back-pressure: the writer waits until every reader has taken and
+// released the oldest frame. Nobody loses a frame, and the slowest reader sets the pace.
 //
-// Invariants, beside those of frames.h
-//   (1) A slot whose frame a live reader holds is not overwritten (ring.cc has the proof), nor one
-//       whose frame the writer's own GPU still works on.
+// Invariants, in addition to those of frames.h
+//   (1) A slot is not overwritten while a live reader holds its frame (ring.cc has the proof), nor
+//       while the writer's own GPU still works on it.
 //   (2) A reader that has ended holds nothing: the broker ends its cell when its process and its
 //       GPU's work are gone. Until then it looks alive; waits for it have deadlines.
-//   (3) A reader gets rising numbers. The frames between two that it got are in `lost`.
+//   (3) A reader gets rising numbers. `lost` counts the frames between two that it got.
 #pragma once
 
 #include <array>
@@ -25,17 +24,16 @@ namespace gpushm::signal {
 // Threads: one at a time.
 class RingWriter : public FrameWriter {
  public:
-  // With back-pressure frames wait for readers.
+  // With back-pressure, frames wait for readers.
   struct Readers {
-    uint32_t to_start = 0;  // The first frame waits until so many are there at a time.
-    uint32_t always = 0;    // Every frame waits while there are fewer.
+    uint32_t to_start = 0;  // The first frame waits until this many are present at the same time.
+    uint32_t always = 0;    // Every frame waits while fewer are present.
   };
   static Result<RingWriter> Open(const Page& page, uint64_t lease, const Readers& need = {0, 0});
 
   // A slot for the next frame. Readers cannot see what is written there before Announce.
-  // Overwrite-oldest does not wait. kBusy: the frame is dropped, the text says how many were;
-  // the writer goes on.
-  // Back-pressure: kTimeout names the slowest reader, and how far it is.
+  // Overwrite-oldest does not wait. kBusy: the frame is dropped, the text says how many were, and
+  // the writer continues. Back-pressure: kTimeout names the slowest reader and its position.
   // kOrphaned: the broker has ended this writer. kInvalidArgument: a frame is open.
   Result<Opened> OpenFrame(const Deadline& deadline);
 
@@ -54,14 +52,14 @@ class RingWriter : public FrameWriter {
   const Readers need_;
   bool started_ = false;
   uint64_t dropped_ = 0;
-  std::vector<uint64_t> held_;  // Kept for its memory.
+  std::vector<uint64_t> held_;  // A member only to reuse its memory.
 };
 
-// Threads: one at a time, but the Points that Release gives may be stored by anyone.
+// Threads: one at a time, but any thread may store the Points that Release gives.
 class RingReader {
  public:
-  enum class Start { kNewest, kOldest };   // The next frame, or the oldest that is still there.
-  enum class Order { kInOrder, kNewest };  // The next one; or the newest, the others are lost.
+  enum class Start { kNewest, kOldest };   // The next frame, or the oldest that still exists.
+  enum class Order { kInOrder, kNewest };  // The next one; or the newest, and the others are lost.
 
   RingReader(RingReader&&) = default;
   RingReader& operator=(RingReader&&) = default;
@@ -73,42 +71,41 @@ class RingReader {
   static Result<RingReader> Join(const Page& page, uint64_t lease, Start start = Start::kNewest);
 
   // The next frame, under a hold that keeps the writer off its slot until it is released. It may
-  // not be complete yet: the reader's stream waits for Ready(seq) before it looks at the bytes.
-  // kTimeout. kEnded, kPeerDied: the writer has closed it or died, and all that it completed was
-  // delivered or lost. kExhausted: kHolds frames are open. kOrphaned: the broker has ended this
-  // reader.
+  // not be complete yet, so the reader's stream waits for Ready(seq) before it reads the bytes.
+  // kTimeout. kEnded, kPeerDied: the writer has closed the ring or died, and everything that it
+  // completed was delivered or lost. kExhausted: kHolds frames are open. kOrphaned: the broker has
+  // ended this reader.
   Result<Frame> Next(const Deadline& deadline, Order order = Order::kInOrder);
 
   // The stream that reads the bytes waits for this first.
   Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }
-  // Whether what was read of frame `seq` counts: ask when the reading is done, before the release.
-  // kTimeout: it is not complete yet. kEnded, kPeerDied: its writer ended before it
-  // was.
-  // kOrphaned: this reader has lost its hold.
+  // Whether what was read of frame `seq` is valid; call this after reading and before the release.
+  // kTimeout: it is not complete yet. kEnded, kPeerDied: its writer ended before it was. kOrphaned:
+  // this reader has lost its hold.
   Result<void> Check(uint64_t seq) const;
 
-  // What the reader's stream stores behind its last look at the bytes. kInvalidArgument: that frame
-  // is not open.
+  // What the reader's stream stores after its last access to the bytes. kInvalidArgument: that
+  // frame is not open.
   Result<Point> EndOf(const Frame& frame) const;
-  // Ends a frame: the hold is free again once its EndOf is stored. kInvalidArgument: see there.
+  // Ends a frame: the hold is free again once its EndOf is stored. kInvalidArgument as for EndOf.
   Result<Point> Release(const Frame& frame);
-  // The same, when the bytes are no longer looked at already.
+  // The same, if nothing reads the bytes any more.
   Result<void> ReleaseNow(const Frame& frame);
 
-  // Names the frame that a hold keeps, 0 when there is none.
+  // Number of the frame that a hold protects; 0: none.
   Word& hold_word(uint32_t hold) const { return own().words[kHoldWords + hold]; }
 
   uint32_t cell() const { return cell_; }
   uint64_t cursor() const { return cursor_; }  // Number of the next frame.
   uint64_t taken() const { return taken_; }
-  uint64_t lost() const { return lost_; }  // All together.
+  uint64_t lost() const { return lost_; }  // In total.
   const FrameSettings& settings() const { return table_.settings(); }
 
  private:
   enum class HoldState : uint8_t { kFree, kOpen, kReleased };
   struct Hold {
     HoldState state = HoldState::kFree;
-    uint64_t seq = 0;  // Of the frame that it has, or had.
+    uint64_t seq = 0;  // Number of the frame that it has or had.
   };
 
   RingReader(const FrameTable& table, uint64_t lease, uint32_t cell);

@@ -1,7 +1,7 @@
-// Goal: whatever the timing, a frame whose guard closes OK was whole, and a reader's numbers and
-// its count of lost frames add up to the frames there were; whoever is killed, the others end.
-// Method: random steps of one thread against a model; threads whose streams are late, under a
-// thread sanitizer too; processes that share the page and are killed at random moments.
+// Goal: whatever the timing, a frame whose guard closes with OK was whole, and a reader's numbers
+// and its count of lost frames add up to the number of frames. Whoever is killed, all others end.
+// Method: random steps of one thread compared with a model; threads whose streams are late, also
+// under a thread sanitizer; processes that share the sync page and are killed at random moments.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ class RingModel {
     RingReader ring;
     uint64_t cursor;
     std::vector<Frame> open;
-    std::vector<std::pair<uint64_t, Point>> stores;  // By its stream, with the frame.
+    std::vector<std::pair<uint64_t, Point>> stores;  // For its stream, with the frame.
 
     bool Holds(uint64_t seq) const {
       return std::ranges::any_of(open, [&](const Frame& f) { return f.seq == seq; }) ||
@@ -203,7 +203,7 @@ class RingModel {
   uint64_t lease_ = 0;
   uint64_t newest_ = 0;
   uint64_t complete_ = 0;
-  std::map<uint64_t, uint32_t> frames_;  // What is where.
+  std::map<uint64_t, uint32_t> frames_;  // Which frame is in which slot.
   std::vector<Reader> readers_;
 };
 
@@ -216,9 +216,9 @@ TEST(RingStressTest, RandomStepsAgreeWithAModel) {
   }
 }
 
-// ---- participants, in threads and processes: 0 if all was right, else where it was not
+// ---- participants, in threads and processes: they return 0, or the number of the failed check
 
-// Writes until it has written so many. Its stream fills the slots.
+// Writes the given number of frames. Its stream fills the slots.
 int Write(const SharedFrames& shared, uint64_t frames, uint32_t seed) {
   std::mt19937 random(seed);
   auto writer = RingWriter::Open(shared.page, kWriter);
@@ -247,10 +247,10 @@ int Write(const SharedFrames& shared, uint64_t frames, uint32_t seed) {
 
 struct Kept {
   Frame frame;
-  bool good;  // Complete, and looked at.
+  bool good;  // Complete, and checked.
 };
 
-// Looks at a frame once it is complete, under its hold. 0, or what was wrong.
+// Checks a frame once it is complete, under its hold. Returns 0, or the number of the failed check.
 int Look(const SharedFrames& shared, const Frame& frame, bool& good) {
   if (frame.slot >= shared.settings.frames || frame.metadata != MetadataOf(frame.seq)) return 20;
   const auto reached = WaitUntil(shared.page.cell(0), frame.seq, Deadline::AfterMs(kLongMs));
@@ -266,7 +266,7 @@ int Read(const SharedFrames& shared, uint64_t lease, Start start, uint32_t seed)
   if (!reader) return reader.error().code() == Code::kExhausted ? 0 : 23;
   const uint64_t first = reader->cursor();
   const bool back_pressure = shared.settings.policy == Policy::kBackPressure;
-  // While all wait for a next frame, one slot at least is nobody's.
+  // While all wait for a next frame, at least one slot is free.
   const uint32_t share = (shared.settings.frames - 1) / shared.settings.readers;
   const size_t keep = 1 + random() % (1 + std::min(share, kHolds - 2));
   testing::LateStream stream;
@@ -280,7 +280,7 @@ int Read(const SharedFrames& shared, uint64_t lease, Start start, uint32_t seed)
     if (!frame) {
       if (!IsEnd(frame.error().code())) return 24;
       if (back_pressure && reader->lost() != 0) return 25;
-      // All that there was, to the last one that was complete or delivered.
+      // Reads everything up to the last frame that was complete or delivered.
       return reader->lost() + reader->taken() == reader->cursor() - first ? 0 : 26;
     }
     lost += frame->lost;
@@ -337,7 +337,7 @@ TEST(RingStressTest, ThreadsWithBackPressure) {
 
 // ---- killed
 
-// A page's life: readers are killed and come again, then the writer is.
+// The life of a sync page: readers are killed and replaced, then the writer is killed.
 void KillThemAll(Policy policy, uint32_t seed) {
   std::mt19937 random(seed);
   const uint32_t frames = 2 + static_cast<uint32_t>(random() % 15);

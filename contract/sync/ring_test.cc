@@ -1,5 +1,5 @@
 // Goal: a ring keeps its promises one by one: who gets which frame, what is lost and counted, what
-// waits and what it says when the deadline passes, and what the end of a participant means.
+// waits, the text when the deadline passes, and what the end of a participant means.
 // Method: writer and readers in one thread, which also plays the GPU and the broker.
 #include "contract/sync/ring.h"
 
@@ -40,7 +40,7 @@ struct Ring {
                              .policy = policy}),
         writer(*RingWriter::Open(shared.page, kWriter, need)) {}
 
-  // A frame through all its steps; its number.
+  // Takes a frame through all its steps; returns its number.
   uint64_t Write(bool complete = true) {
     const auto opened = writer.OpenFrame(kNow);
     if (!opened) return 0;
@@ -58,7 +58,7 @@ struct Ring {
   RingWriter writer;
 };
 
-// Takes the next frame, looks at it and releases it; its number.
+// Takes the next frame, checks it and releases it; returns its number.
 uint64_t ReadOne(const Ring& ring, RingReader& reader, Order order = Order::kInOrder) {
   const auto frame = reader.Next(Deadline::AfterMs(0), order);
   if (!frame) return 0;
@@ -92,7 +92,7 @@ TEST(RingTest, AFrameHasWhatItsWriterSaid) {
   EXPECT_EQ(CodeOf(ring.writer.Announce(2, 8, metadata)), Code::kInvalidArgument);
   EXPECT_EQ(CodeOf(ring.writer.Announce(1, 1000, metadata)), Code::kInvalidArgument);
   EXPECT_EQ(CodeOf(ring.writer.Announce(1, 8, std::vector<std::byte>(65))), Code::kInvalidArgument);
-  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kInvalidArgument) << "one is open";
+  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kInvalidArgument) << "a frame is open";
   const int64_t before_ns = MonotonicNs();
   ASSERT_TRUE(ring.writer.Announce(1, 77, metadata));
   const auto frame = reader.Next(Long());
@@ -166,7 +166,7 @@ TEST(RingTest, AFrameIsDroppedWhenAllSlotsAreHeld) {
   for (int i = 1; i < 5; ++i) {
     const auto opened = ring.writer.OpenFrame(kNow);
     ASSERT_EQ(CodeOf(opened), Code::kBusy);
-    EXPECT_THAT(opened.error().ToString(), HasSubstr(Concat(i, " dropped")));
+    EXPECT_THAT(opened.error().ToString(), HasSubstr(Concat(i, " frames dropped")));
   }
   EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kTimeout);
   ASSERT_TRUE(reader.ReleaseNow(frames[1]));
@@ -200,7 +200,7 @@ TEST(RingTest, AReaderHasSoManyHolds) {
   EXPECT_EQ(frame->hold, 3U);
   EXPECT_EQ(frame->lost, 0U);
   EXPECT_EQ(CodeOf(reader.Release(frames[3])), Code::kInvalidArgument)
-      << "another frame's hold now";
+      << "the hold has another frame now";
 }
 
 TEST(RingTest, SoManyReadersJoin) {
@@ -217,7 +217,7 @@ TEST(RingTest, SoManyReadersJoin) {
   EXPECT_EQ(CodeOf(first.Check(held->seq)), Code::kOrphaned);
   EXPECT_EQ(CodeOf(first.Next(kNow)), Code::kOrphaned);
   for (int i = 0; i < 4; ++i) ring.Write();
-  EXPECT_FALSE(ring.shared.Has(held->slot, 1)) << "a dead reader holds nothing";
+  EXPECT_FALSE(ring.shared.Has(held->slot, 1)) << "a dead reader must hold nothing";
   EXPECT_TRUE(RingReader::Join(ring.shared.page, 3));
 }
 
@@ -240,14 +240,15 @@ TEST(RingTest, WithBackPressureTheWriterWaitsForTheSlowest) {
   const auto opened = ring.writer.OpenFrame(Deadline::AfterMs(5));
   ASSERT_EQ(CodeOf(opened), Code::kTimeout);
   EXPECT_THAT(opened.error().ToString(), HasSubstr("the slowest reader is at frame 1, 4 behind"));
-  EXPECT_EQ(ring.writer.waited_for(), 2U) << "its lease";
+  EXPECT_EQ(ring.writer.waited_for(), 2U) << "it must name that reader's lease";
   const auto held = slow.Next(kNow);
-  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kTimeout) << "taken, not released";
+  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kTimeout)
+      << "the frame is taken, but not released";
   ASSERT_TRUE(slow.ReleaseNow(*held));
   EXPECT_EQ(ring.Write(), 5U);
   EXPECT_EQ(ring.Write(), 0U);
   ring.End(2);
-  EXPECT_EQ(ring.Write(), 6U) << "who has ended holds nobody up";
+  EXPECT_EQ(ring.Write(), 6U) << "a reader that has ended must block nobody";
   EXPECT_EQ(ReadOne(ring, fast), 5U);
 }
 
@@ -267,12 +268,12 @@ TEST(RingTest, TheWriterMayNeedReaders) {
   ring.Join(1);
   const auto opened = ring.writer.OpenFrame(kNow);
   ASSERT_EQ(CodeOf(opened), Code::kTimeout);
-  EXPECT_THAT(opened.error().ToString(), HasSubstr("1 readers of 2"));
+  EXPECT_THAT(opened.error().ToString(), HasSubstr("1 of 2 readers"));
   EXPECT_EQ(ring.writer.waited_for(), 0U);
   ring.Join(2);
   EXPECT_EQ(ring.Write(), 1U);
   ring.End(1);
-  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kTimeout) << "it still needs two";
+  EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kTimeout) << "it still needs two readers";
   Ring free(2, Policy::kBackPressure);
   for (uint64_t seq = 1; seq < 10; ++seq) EXPECT_EQ(free.Write(), seq);
 }
@@ -284,12 +285,12 @@ TEST(RingTest, ReadersToStartWithAreNotNeededLater) {
   ring.Join(3);
   const auto opened = ring.writer.OpenFrame(kNow);
   ASSERT_EQ(CodeOf(opened), Code::kTimeout);
-  EXPECT_THAT(opened.error().ToString(), HasSubstr("2 readers of 3 are there"));
+  EXPECT_THAT(opened.error().ToString(), HasSubstr("2 of 3 readers are present"));
   EXPECT_THAT(opened.error().remedy(), HasSubstr("start_readers"));
   ring.Join(4);
   EXPECT_EQ(ring.Write(), 1U);
   for (const uint64_t lease : {uint64_t{2}, uint64_t{3}}) ring.End(lease);
-  EXPECT_EQ(ring.Write(), 2U) << "one is enough now";
+  EXPECT_EQ(ring.Write(), 2U) << "one reader is enough now";
   ring.End(4);
   const auto alone = ring.writer.OpenFrame(kNow);
   ASSERT_EQ(CodeOf(alone), Code::kTimeout);
@@ -329,7 +330,7 @@ TEST(RingTest, WhatWasLostAtTheEndIsCounted) {
   Ring ring(2);
   RingReader reader = ring.Join();
   for (int i = 0; i < 5; ++i) ring.Write();
-  ASSERT_TRUE(ring.writer.OpenFrame(kNow));  // Killed before it announced; frame 4 is gone.
+  ASSERT_TRUE(ring.writer.OpenFrame(kNow));  // Killed before it announced; frame 4 is lost.
   ring.End(kWriter);
   EXPECT_EQ(ReadOne(ring, reader), 5U);
   EXPECT_EQ(reader.lost(), 4U);

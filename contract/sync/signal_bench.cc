@@ -1,6 +1,6 @@
-// What the host does for a frame of a ring and for an item of a queue: everything that is not the
-// GPU's. One thread, all pages in its cache; a sample is the mean of kBatch frames, because the
-// clock costs about as much as one.
+// The host's work for a frame of a ring and for an item of a queue: everything except the GPU's
+// work. One thread, with all sync pages in its cache. A sample is the mean of kBatch frames,
+// because the clock costs about as much as one frame.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ double At(std::vector<double>& samples, double part) {
   return samples[static_cast<size_t>(at)];
 }
 
-// Batches of `before`, then of `measured`, the mean of which is a sample.
+// Runs batches of `before`, then of `measured`; the mean of `measured` is a sample.
 void Batches(benchmark::State& state, const std::function<void()>& before,
              const std::function<void()>& measured) {
   std::vector<double> samples;
@@ -64,7 +64,7 @@ void Write(FrameWriter& writer, const FrameWriter::Opened& opened) {
   ready.word->store(ready.value, std::memory_order_release);
 }
 
-// Argument: readers that have joined; all are looked at.
+// Argument: number of readers that have joined; the writer checks all of them.
 void RingOpenAndAnnounce(benchmark::State& state) {
   const auto readers = static_cast<uint32_t>(state.range(0));
   const Memory memory(Kind::kRing, readers);
@@ -102,7 +102,7 @@ void QueueOpenAndAnnounce(benchmark::State& state) {
 }
 BENCHMARK(QueueOpenAndAnnounce)->UseManualTime();
 
-// Argument: workers that may be there; all are looked at.
+// Argument: number of possible workers; all of them are checked.
 void QueueNextAndDone(benchmark::State& state) {
   const Memory memory(Kind::kQueue, static_cast<uint32_t>(state.range(0)));
   auto writer = *QueueWriter::Open(memory.page, 1);

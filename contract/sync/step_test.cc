@@ -1,7 +1,8 @@
-// Goal: whenever a participant is killed, or another one comes in between, nobody waits for ever
+// Goal: whenever a participant is killed, or another one runs in between, nobody waits indefinitely
 // and no cell has two owners.
-// Method: one participant runs instruction by instruction. After each one that changes the page, a
-// copy of the page is what its death at this moment leaves behind; or the other participant acts.
+// Method: one participant runs instruction by instruction. After each instruction that changes the
+// sync page, a copy of the page is what the participant's death at this moment would leave; or the
+// other participant acts.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -32,8 +33,8 @@ FrameSettings Settings() {
   return {.frames = 2, .frame_bytes = testing::kFrameWords * 8, .readers = 1};
 }
 
-// What a process leaves behind that is killed after any instruction of `part`: each content that
-// the page has meanwhile, once.
+// The contents that a process could leave if it were killed after any instruction of `part`, each
+// once.
 std::vector<std::vector<std::byte>> EachMoment(const SharedFrames& shared,
                                                const std::function<int()>& part) {
   const auto* const page = static_cast<const std::byte*>(shared.page_memory.address());
@@ -52,7 +53,8 @@ void Become(const SharedFrames& shared, const std::vector<std::byte>& moment) {
   std::memcpy(shared.page_memory.address(), moment.data(), moment.size());
 }
 
-// Reads what there is. How the ring told the reader that there is no more; `*frames` counts.
+// Reads everything. Returns the error by which the ring ended the reading; `*frames` counts the
+// frames.
 Code ReadToTheEnd(const SharedFrames& shared, uint64_t* frames) {
   auto reader = RingReader::Join(shared.page, kReader, RingReader::Start::kOldest);
   if (!reader) return reader.error().code();
@@ -65,8 +67,8 @@ Code ReadToTheEnd(const SharedFrames& shared, uint64_t* frames) {
   }
 }
 
-// The client publishes a page that its writer has claimed, so that no reader can see an earlier
-// moment (client/rings.cc, Ring::Make).
+// The client publishes a sync page only after its writer has claimed it, so no reader can see an
+// earlier moment (client/rings.cc, Ring::Make).
 TEST(StepTest, AWriterKilledAtAnyMomentAfterItsClaimEndsItsReadersWaits) {
   const SharedFrames shared(Kind::kRing, Settings());
   const auto moments = EachMoment(shared, [&] {
@@ -89,14 +91,14 @@ TEST(StepTest, AWriterKilledAtAnyMomentAfterItsClaimEndsItsReadersWaits) {
     Become(left, moments[i]);
     uint64_t frames = 0;
     if (EndCellsOf(left.page, kWriter, CellState::kDied) == 0) {
-      EXPECT_EQ(ReadToTheEnd(left, &frames), Code::kTimeout) << "nobody has written it yet";
+      EXPECT_EQ(ReadToTheEnd(left, &frames), Code::kTimeout) << "nobody has written to it yet";
       ++unclaimed;
     } else {
       EXPECT_EQ(ReadToTheEnd(left, &frames), Code::kPeerDied);
     }
     most_frames = std::max(most_frames, frames);
   }
-  EXPECT_EQ(unclaimed, 1U) << "the claim is its first store";
+  EXPECT_EQ(unclaimed, 1U) << "the claim must be its first store";
   EXPECT_EQ(most_frames, 2U);
 }
 
@@ -121,12 +123,12 @@ TEST(StepTest, ABrokerKilledAtAnyMomentLeavesWhatItsSuccessorCanEnd) {
     EXPECT_EQ(left.page.cell(0).value.load(), kPoison);
     uint64_t frames = 0;
     EXPECT_EQ(ReadToTheEnd(left, &frames), Code::kPeerDied);
-    EXPECT_EQ(frames, 1U) << "the second was never complete";
+    EXPECT_EQ(frames, 1U) << "the second frame was never complete";
   }
 }
 
-// Runs `part` in a child that is stopped after 0, 1, 2 ... instructions, each time on a fresh page;
-// `other` acts at that moment, then the child goes on. `check` gets the child's result.
+// Runs `part` in a child that is stopped after 0, 1, 2 ... instructions, each time on a new sync
+// page. At that moment `other` acts, and then the child continues. `check` gets the child's result.
 template <typename Prepare, typename Part, typename Other, typename Check>
 void ComeBetween(Prepare prepare, Part part, Other other, Check check) {
   for (size_t after = 0;; ++after) {
@@ -135,7 +137,7 @@ void ComeBetween(Prepare prepare, Part part, Other other, Check check) {
     const Page page = Page::Make(memory.address(), BytesFor(1, 0), Kind::kSignal, 1, 0, {});
     Cell& cell = page.cell(0);
     prepare(cell);
-    // Beyond the page's own bytes.
+    // In addition to the page's own bytes.
     auto* const returned = static_cast<std::byte*>(memory.address()) + BytesFor(1, 0);
     Stepped process([&] {
       const int result = part(page);
@@ -167,8 +169,8 @@ TEST(StepTest, ACellHasOneWriterInItsLife) {
               });
 }
 
-// A process that closes its cell while a new broker, which does not know it, ends that cell, and
-// the next one wants it.
+// A process closes its cell while a new broker, which does not know it, ends that cell, and the
+// next owner wants it.
 TEST(StepTest, WhoeverClosesACellEndsItsOwnTenureAlone) {
   size_t taken = 0;
   bool other_claimed = false;
@@ -185,11 +187,11 @@ TEST(StepTest, WhoeverClosesACellEndsItsOwnTenureAlone) {
         EXPECT_EQ(cell.value.load(), other_claimed ? 0U : kPoison);
         EXPECT_EQ(Read(cell).state == CellState::kLive, other_claimed);
       });
-  EXPECT_GT(taken, 1U) << "before the first step, and after the last one";
+  EXPECT_GT(taken, 1U) << "it must be taken before the first step and after the last one";
 }
 
-// A broker that ends a cell, also one whose ender was killed, while the next owner wants it: what
-// it stores comes before the cell is free.
+// A broker ends a cell (also one whose former ender was killed) while the next owner wants it: the
+// broker's stores come before the cell is free.
 TEST(StepTest, ABrokerThatEndsACellStoresNothingInTheNextTenure) {
   const std::set<uint64_t> known = {kOther};
   for (const bool by_lease : {true, false}) {

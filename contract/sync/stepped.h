@@ -1,5 +1,5 @@
-// A process that a test runs one machine instruction at a time, to look at shared memory at every
-// moment at which it could be killed, or at which another process could come in between.
+// A process that a test runs one machine instruction at a time. The test can examine shared memory
+// at every moment at which the process could be killed, or at which another process could run.
 #pragma once
 
 #include <signal.h>
@@ -12,10 +12,10 @@
 
 namespace gpushm::signal::testing {
 
-// Threads: one at a time; the one that made it (the kernel's rule for ptrace).
+// Threads: only the one that made it (the kernel's rule for ptrace).
 class Stepped {
  public:
-  // A child of fork() that stands before `part`; its result is the child's exit status.
+  // A child of fork() that stops before `part`; the result of `part` is the child's exit status.
   explicit Stepped(const std::function<int()>& part) : child_(fork()) {
     if (child_ == 0) {
       if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(kNotTraced);
@@ -28,12 +28,12 @@ class Stepped {
   Stepped& operator=(const Stepped&) = delete;
   ~Stepped() { Kill(); }
 
-  // One instruction. False: it has ended.
+  // Runs one instruction. False: the process has ended.
   bool Step() {
     if (!ended_) Resume(PTRACE_SINGLESTEP);
     return !ended_;
   }
-  // To its end. The result of its part; negative: a signal ended it.
+  // Runs to the end. The result of its part; negative: a signal ended it.
   int Finish() {
     while (!ended_) Resume(PTRACE_CONT);
     return WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_);

@@ -1,5 +1,5 @@
-// What the tests of rings, queues and barriers share: memory that children of fork() share, a page
-// in it, and frames whose bytes say which frame they are.
+// Shared by the tests of rings, queues and barriers: memory that children of fork() share, a sync
+// page in it, and frames whose bytes show which frame they are.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -44,7 +44,8 @@ class SharedMemory {
   void* const address_;
 };
 
-// The words of slots. Plain memory, so that a thread sanitizer sees who overwrites what is read.
+// The words of slots. This is plain memory, so that a thread sanitizer sees writes over words that
+// are being read.
 inline constexpr uint32_t kFrameWords = 16;
 
 // A ring or queue with its buffer.
@@ -59,7 +60,7 @@ struct SharedFrames {
   uint64_t* slot(uint32_t index) const {
     return static_cast<uint64_t*>(buffer.address()) + uint64_t{index} * kFrameWords;
   }
-  // A frame's bytes: its number, in each word another way.
+  // Fills a frame's bytes with its number, differently in each word.
   void Fill(uint32_t index, uint64_t seq) const {
     for (uint32_t i = 0; i < kFrameWords; ++i) slot(index)[i] = seq * (2 * i + 1);
   }
@@ -76,7 +77,7 @@ struct SharedFrames {
   Page page;
 };
 
-// Metadata that says which frame it is of.
+// Metadata that shows to which frame it belongs.
 inline Metadata MetadataOf(uint64_t seq) {
   Metadata metadata;
   for (size_t i = 0; i < metadata.size(); ++i) {
@@ -85,16 +86,16 @@ inline Metadata MetadataOf(uint64_t seq) {
   return metadata;
 }
 
-// A frame's work on the GPU is over.
+// Ends a frame's work on the GPU.
 inline void Store(const Point& point) { point.word->store(point.value, std::memory_order_release); }
 
-// A stream: does what it is given in order, later.
+// A stand-in for a stream: does its tasks in order, later.
 class LateStream {
  public:
   LateStream() : thread_([this] { Work(); }) {}
   LateStream(const LateStream&) = delete;
   LateStream& operator=(const LateStream&) = delete;
-  // Once all is done.
+  // Returns once all tasks are done.
   ~LateStream() {
     Do(nullptr);
     thread_.join();
@@ -125,8 +126,8 @@ class LateStream {
   std::thread thread_;
 };
 
-// Until the page has its writer. Readers never see it earlier: the client publishes a page that its
-// writer has claimed.
+// Waits until the sync page has its writer. Real readers never see it earlier: the client publishes
+// a sync page only after its writer has claimed it.
 inline bool AwaitWriter(const Page& page) {
   for (Poll poll(Deadline::AfterMs(kLongMs)); StateOf(page.cell(0)) == CellState::kFree;) {
     if (!poll.Again()) return false;
@@ -139,8 +140,8 @@ inline void SpinFor(int64_t ns) {
   }
 }
 
-// Children of fork() in the parts of participants, and the broker's part: who ends is waited for,
-// then its cells end. A child that fails says so by its exit status.
+// Children of fork() in the roles of participants, and the broker's role: it waits for children
+// that end and then ends their cells. A child that fails shows it by its exit status.
 class Children {
  public:
   explicit Children(const Page& page) : page_(page) {}
@@ -153,7 +154,7 @@ class Children {
   void Start(uint64_t lease, const std::function<int()>& part) {
     const pid_t child = fork();
     if (child == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // A test that is killed leaves nobody behind.
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // If the test is killed, its children are killed, too.
       _exit(part());
     }
     leases_[child] = lease;
@@ -165,8 +166,8 @@ class Children {
       return Reap(child, /*killed=*/true);
     }
   }
-  // `start` starts one more and returns its lease. Three work; six times one is killed at a random
-  // moment, and another one comes. Returns the leases of those that work still.
+  // `start` starts one more child and returns its lease. Three work. Six times, one is killed at a
+  // random moment and replaced. Returns the leases of those that still work.
   template <typename Start>
   std::vector<uint64_t> KillAndReplace(std::mt19937* random, Start start) {
     std::vector<uint64_t> working;
@@ -180,7 +181,7 @@ class Children {
     SpinFor(static_cast<int64_t>((*random)() % 4'000'000));
     return working;
   }
-  // Until each has ended by itself.
+  // Waits until each has ended by itself.
   void Join() {
     while (!leases_.empty()) Reap(leases_.begin()->first, /*killed=*/false);
   }

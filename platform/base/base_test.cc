@@ -65,8 +65,8 @@ TEST(UniqueFd, ClosesWhatItOwnsAndNothingElse) {
   EXPECT_EQ(close(released), 0);
 }
 
-// Goal: who waits for RemainingMs() again and again neither wakes up early nor spins. Method: a
-// deadline of a part of a millisecond, looked at until it has passed.
+// Goal: a caller that repeatedly waits for RemainingMs() neither wakes early nor spins.
+// Method: a deadline of less than a millisecond, checked until it has passed.
 TEST(Deadline, NeverEndsEarly) {
   constexpr int64_t kWaitNs = 900'000;
   const int64_t start_ns = MonotonicNs();

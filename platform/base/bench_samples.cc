@@ -13,7 +13,7 @@ double Samples::Sum() const { return std::accumulate(ns_.begin(), ns_.end(), 0.0
 double Samples::Percentile(double part) const {
   if (ns_.empty()) return 0;
   std::vector<double> sorted = ns_;
-  // Nearest rank.
+  // Nearest-rank method.
   const double rank = std::ceil(part * static_cast<double>(sorted.size())) - 1;
   const auto at = static_cast<ptrdiff_t>(std::max(0.0, rank));
   std::nth_element(sorted.begin(), sorted.begin() + at, sorted.end());

@@ -1,4 +1,5 @@
-// Samples of one operation, and the row that they make: the counters that report.py reads.
+// Samples of one operation, and the benchmark row that they produce with the counters that
+// report.py reads.
 //
 // Threads: one.
 #pragma once
@@ -18,7 +19,7 @@ class Samples {
   void Add(double ns) { ns_.push_back(ns); }
   size_t size() const { return ns_.size(); }
   double Sum() const;
-  // The sample at that part of the sorted ones; 0 without samples.
+  // The sample at that fraction of the sorted samples; 0 without samples.
   double Percentile(double part) const;
 
  private:
@@ -34,7 +35,8 @@ struct Baseline {
 void Show(benchmark::State& state, Ours ours);
 void Show(benchmark::State& state, Ours ours, Baseline baseline);
 
-// One iteration with manual time: `step(0)`, `step(1)` ... so many times, each a sample.
+// One iteration with manual time: calls `step(0)`, `step(1)` ... `times` times; each call is a
+// sample.
 void Measure(benchmark::State& state, int times, const std::function<void(int)>& step);
 
 }  // namespace gpushm::bench

@@ -1,4 +1,4 @@
-// Deadlines on CLOCK_MONOTONIC. Every wait of the project takes one: there is no "forever".
+// Deadlines on CLOCK_MONOTONIC. Every wait in the project takes one; no wait is unbounded.
 #pragma once
 
 #include <time.h>
@@ -8,10 +8,11 @@
 
 namespace gpushm {
 
-// Nanoseconds of CLOCK_MONOTONIC: survives changes of the wall clock.
+// Nanoseconds of CLOCK_MONOTONIC; not affected by changes of the wall clock.
 int64_t MonotonicNs();
 
-// Nanoseconds since 1970 of CLOCK_REALTIME: for humans, and as the floor of generations.
+// Nanoseconds since 1970 of CLOCK_REALTIME: for people to read, and as the lower bound of
+// generations.
 int64_t UnixNs();
 
 class Deadline {
@@ -20,9 +21,10 @@ class Deadline {
   static Deadline AfterMs(int64_t wait_ms) { return After(std::chrono::milliseconds(wait_ms)); }
 
   bool Passed() const { return RemainingNs() == 0; }
-  // 0 once passed.
+  // 0 once the deadline has passed.
   int64_t RemainingNs() const;
-  // For poll(): rounded up, so that a wait never ends early and spins; 0 once passed.
+  // For poll(). Rounded up, so that a wait never ends early and spins; 0 once the deadline has
+  // passed.
   int RemainingMs() const;
 
  private:

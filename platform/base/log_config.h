@@ -1,4 +1,4 @@
-// How a daemon logs; part of its configuration.
+// How a daemon logs. This is part of its configuration.
 #pragma once
 
 namespace gpushm {

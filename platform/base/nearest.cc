@@ -58,15 +58,15 @@ std::vector<std::string_view> Similar(std::string_view text,
   const size_t farthest = std::max<size_t>(text.size() / 3, 1);
   std::vector<std::pair<size_t, std::string_view>> near;
   for (const std::string_view name : names) {
-    // The distance is at least the difference of the lengths, which costs nothing.
+    // The distance is at least the difference of the lengths, which is cheap to compute.
     const size_t lengths_differ =
         std::max(name.size(), text.size()) - std::min(name.size(), text.size());
     if (lengths_differ > farthest) continue;
     const size_t distance = EditDistance(text, name);
     if (distance <= farthest) near.emplace_back(distance, name);
   }
-  // By distance, and those of one distance as they were given: libstdc++'s stable_sort uses what
-  // clang calls deprecated.
+  // Sorted by distance, then in the given order. libstdc++'s stable_sort uses a function that clang
+  // reports as deprecated.
   std::ranges::sort(near, {}, [&](const auto& item) {
     const auto at = std::ranges::find(names, item.second);
     return std::pair(item.first, at - names.begin());

@@ -1,6 +1,6 @@
-// State of a whole process that a child of fork() does not share with its parent: the child finds
-// it as new. What the parent had is left alone there: another thread of the parent may have been
-// in the middle of a change, or held a lock that nobody ends in the child.
+// State of a process that a child of fork() does not share with its parent: the child starts with
+// new state. The parent's state is not touched in the child. Another thread of the parent may have
+// been in the middle of a change, or may hold a lock that nobody in the child will release.
 //
 // Threads: any. No lock is taken, so a fork at any moment is harmless.
 #pragma once
@@ -15,13 +15,13 @@ extern std::atomic<uint32_t> fork_depth;
 }  // namespace internal
 
 // 0 in the process that loaded this code, 1 in its children by fork(), 2 in their children. vfork()
-// and posix_spawn() do not count: what they start runs another program.
+// and posix_spawn() do not count, because the process that they start runs another program.
 inline uint32_t ForkDepth() noexcept {
   return internal::fork_depth.load(std::memory_order_relaxed);
 }
 
-// For variables of static storage duration. The value is made at its first use in each process and
-// never destroyed.
+// For variables of static storage duration. Each process makes the value at its first use and never
+// destroys it.
 template <typename T>
 class PerProcess {
  public:
@@ -29,7 +29,7 @@ class PerProcess {
   PerProcess(const PerProcess&) = delete;
   PerProcess& operator=(const PerProcess&) = delete;
 
-  // Null: not made in this process yet.
+  // Null if the value does not exist in this process yet.
   T* Peek() noexcept {
     Node* const node = node_.load(std::memory_order_acquire);
     return node != nullptr && node->depth == ForkDepth() ? &node->value : nullptr;
@@ -42,7 +42,7 @@ class PerProcess {
  private:
   struct Node {
     uint32_t depth;
-    Node* parents;  // Keeps it reachable, for leak checkers.
+    Node* parents;  // Keeps it reachable for leak checkers.
     T value{};
   };
 
@@ -50,7 +50,7 @@ class PerProcess {
     if (former != nullptr && former->depth == ForkDepth()) return former->value;
     auto* const made = new Node{.depth = ForkDepth(), .parents = former};
     if (node_.compare_exchange_strong(former, made, std::memory_order_acq_rel)) return made->value;
-    delete made;  // Another thread was first, and `former` is its node now.
+    delete made;  // Another thread was first; `former` is now its node.
     return former->value;
   }
 

@@ -19,7 +19,9 @@ constexpr int kSizeSeals = kSealSeal | kSealShrink | kSealGrow;
 constexpr unsigned kMemfdNoexecSeal = 0x0008;  // Linux 6.3
 constexpr decltype(std::declval<struct statfs>().f_type) kTmpfsMagic = 0x01021994;
 
-constexpr char kForeign[] = "the broker is of another version or not a broker";
+constexpr char kForeign[] =
+    "check that the socket belongs to a gpushm broker and that its "
+    "version is compatible";
 
 int SealsFor(Writers writers) {
   return writers == Writers::kMaker ? kSizeSeals | kSealFutureWrite : kSizeSeals;
@@ -27,7 +29,7 @@ int SealsFor(Writers writers) {
 
 UniqueFd CreateMemfd(const std::string& name) {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  // A node may require it (sysctl vm.memfd_noexec=2); kernels before 6.3 do not know it.
+  // A node may require the flag (sysctl vm.memfd_noexec=2); kernels before 6.3 do not know it.
   UniqueFd fd(memfd_create(name.c_str(), kFlags | kMemfdNoexecSeal));
   if (!fd && errno == EINVAL) fd.Reset(memfd_create(name.c_str(), kFlags));
   return fd;
@@ -37,7 +39,7 @@ UniqueFd CreateMemfd(const std::string& name) {
 
 void Mapping::Blank() noexcept {
   if (address_ == nullptr) return;
-  // Atomic for other threads that read. Should it fail, the memory stays.
+  // Atomic for other threads that read. If it fails, the memory stays mapped.
   (void)mmap(address_, bytes_, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
              -1, 0);
 }
@@ -49,8 +51,8 @@ Mapping::~Mapping() {
 Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writers writers) {
   UniqueFd fd = CreateMemfd(Concat("gpushm-", what));
   if (!fd) return FailSystem(errno, Concat("memfd_create for the ", what));
-  // Whoever has a descriptor for reading could open the file for writing (/proc/self/fd), were it
-  // not for its mode: a memfd begins with 0777.
+  // A process with a descriptor for reading could otherwise reopen the file for writing
+  // (/proc/self/fd), because a memfd starts with mode 0777.
   if (fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0)
     return FailSystem(errno, Concat("chmod the ", what));
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
@@ -72,26 +74,27 @@ Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writer
 Result<Mapping> MapSealed(const UniqueFd& fd, std::string_view what, uint64_t min_bytes,
                           uint64_t max_bytes, Writers writers, bool read_only) {
   const auto broken = [&](const std::string& rule) {
-    return Fail(Code::kCorrupt, Concat("the ", what, " received ", rule), kForeign);
+    return Fail(Code::kCorrupt, Concat("the ", what, " from the peer ", rule), kForeign);
   };
   const int seals = fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0) return FailSystem(errno, Concat("the ", what, " received is no memfd"), kForeign);
-  if ((seals & SealsFor(writers)) != SealsFor(writers)) return broken("is not sealed");
+  if (seals < 0)
+    return FailSystem(errno, Concat("the ", what, " from the peer is not a memfd"), kForeign);
+  if ((seals & SealsFor(writers)) != SealsFor(writers)) return broken("is not sealed as required");
   struct statfs file_system{};
   struct stat file{};
   if (fstatfs(fd.get(), &file_system) != 0 || fstat(fd.get(), &file) != 0) {
-    return FailSystem(errno, Concat("stat the ", what, " received"));
+    return FailSystem(errno, Concat("stat the ", what, " from the peer"));
   }
   const auto bytes = static_cast<uint64_t>(file.st_size);
   if (bytes < min_bytes || bytes > max_bytes) return broken(Concat("has ", bytes, " bytes"));
-  // Huge pages, and pages not there yet, can be missing when touched: SIGBUS.
+  // Touching huge pages, or pages that are not allocated yet, can fail: SIGBUS.
   if (file_system.f_type != kTmpfsMagic || file.st_blocks * 512 < file.st_size) {
-    return broken("has no memory behind it");
+    return broken("has unallocated pages, or is not on tmpfs");
   }
   const bool writes = writers == Writers::kAll && !read_only;
   const int rights = writes ? PROT_READ | PROT_WRITE : PROT_READ;
   void* address = mmap(nullptr, bytes, rights, MAP_SHARED, fd.get(), 0);
-  if (address == MAP_FAILED) return FailSystem(errno, Concat("map the ", what, " received"));
+  if (address == MAP_FAILED) return FailSystem(errno, Concat("map the ", what, " from the peer"));
   return Mapping(address, bytes);
 }
 

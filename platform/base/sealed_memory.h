@@ -1,6 +1,6 @@
-// Memory that two processes share by a sealed memfd: its owners, and the checks before a stranger's
-// is mapped. A file that its maker can shrink, or that has no pages behind it, kills its readers by
-// SIGBUS.
+// Memory that two processes share through a sealed memfd: its owner types, and the checks before a
+// memfd from another process is mapped. Without these checks, a file that its maker can shrink, or
+// that has unallocated pages, kills its readers by SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +29,9 @@ class Mapping {
 
   void* address() const { return address_; }
   size_t bytes() const { return bytes_; }
-  // It stays mapped until the process ends.
+  // Leaves the memory mapped until the process ends.
   void Keep() { address_ = nullptr; }
-  // Gives the memory back and keeps the addresses: from here on they read as zeros.
+  // Gives the memory back but keeps the addresses. From then on they read as zeros.
   void Blank() noexcept;
 
  private:
@@ -44,17 +44,18 @@ struct WritableSegment {
   Mapping mapping;
 };
 
-// Who may write: its maker alone, or whoever gets the descriptor, too.
+// Who may write: only the maker, or everybody who receives the descriptor.
 enum class Writers { kMaker, kAll };
 
-// A memfd of that size, its pages allocated (no SIGBUS later), mapped for writing, then sealed:
-// from there on nobody, not even root, can resize it and, with kMaker, make another writable
-// mapping or write it. `what` names it in errors: "registry".
+// Makes a memfd of that size, allocates its pages (so that no SIGBUS can follow), maps it for
+// writing and seals it. Afterwards nobody, not even root, can resize it. With kMaker, nobody else
+// can write it or map it for writing either. `what` names it in errors, for example "registry".
 Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writers writers);
 
-// Maps what was received, for writing with kAll (unless `read_only`), else for reading. Refuses
-// what could kill who touches it or, with kMaker, change under its reader: anything but a memfd on
-// tmpfs with all seals, its pages allocated, of `min_bytes` to `max_bytes`.
+// Maps a received descriptor: for writing with kAll (unless `read_only`), otherwise for reading.
+// Accepts only a memfd on tmpfs with all seals, allocated pages, and a size of `min_bytes` to
+// `max_bytes`. Anything else could kill the process that touches it or, with kMaker, change under
+// its reader.
 Result<Mapping> MapSealed(const UniqueFd& fd, std::string_view what, uint64_t min_bytes,
                           uint64_t max_bytes, Writers writers, bool read_only = false);
 

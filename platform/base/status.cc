@@ -40,7 +40,7 @@ std::unexpected<Status> FailSystem(int error, std::string_view what, std::string
 }
 
 void AssertionFailed(const char* expression, const char* file, int line) {
-  std::fprintf(stderr, "gpushm: bug: %s does not hold at %s:%d\n", expression, file, line);
+  std::fprintf(stderr, "gpushm: bug: assertion %s failed at %s:%d\n", expression, file, line);
   std::abort();
 }
 

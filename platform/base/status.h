@@ -1,10 +1,10 @@
 // The project's error type. A Status says which kind of failure it is, what failed, and what to do
-// about it; it exists only for failures, so functions return Result<T> or Result<void>.
+// about it. It exists only for failures, so functions return Result<T> or Result<void>.
 //
-// Three kinds of failure, kept apart everywhere:
+// Three kinds of failure are kept apart everywhere:
 //   the caller's input   -> a Status
-//   our own bug          -> GPUSHM_ASSERT in a daemon; kInternal in the library, which runs in
-//                           somebody else's process
+//   our own bug          -> GPUSHM_ASSERT in a daemon; kInternal in the library, because it runs in
+//                           the user's process
 //   a peer's bytes       -> validated where they are used; a Status, and the connection is closed
 #pragma once
 
@@ -17,40 +17,40 @@
 
 namespace gpushm {
 
-// One value per kind of failure a caller may branch on. The numbers are those of gpushm.h's
-// gpushm_status and of the wire protocol: never renumber, only append.
+// One value for each kind of failure that a caller may branch on. The numbers are those of
+// gpushm_status in gpushm.h and of the wire protocol: never renumber, only append.
 enum class Code : int {
-  kInvalidArgument = 1,  // The request makes no sense as given.
-  kNotFound = 2,         // No buffer (file, device ...) of that name.
+  kInvalidArgument = 1,  // The request is not valid as given.
+  kNotFound = 2,         // There is no buffer (file, device ...) of that name.
   kAlreadyExists = 3,    // The name is taken.
   kDenied = 4,           // The pod's configuration does not allow it.
   kExhausted = 5,        // A limit of docs/reference/limits.md, the pool or the card is used up.
   kContended = 6,        // Bounded retries ran out; try again.
   kTimeout = 7,          // The deadline passed.
-  kIncompatible = 8,     // A layout or protocol version that this side does not speak.
-  kCorrupt = 9,          // Bytes from a peer or from shared memory fail validation.
+  kIncompatible = 8,     // A layout or protocol version that this side does not support.
+  kCorrupt = 9,          // Bytes from a peer or from shared memory failed validation.
   kUnavailable = 10,     // No broker answers.
-  kOrphaned = 11,        // The broker that gave this attachment is gone; its bytes are history.
-  kStale = 12,           // Another generation is behind the name now.
+  kOrphaned = 11,        // The broker restarted without this buffer.
+  kStale = 12,           // The name now refers to another generation.
   kPeerDied = 13,        // The process at the other end died.
   kDeviceLost = 14,      // The GPU fell off the bus or must be reset.
   kBusy = 15,            // Work is pending on it.
-  kUnsupported = 16,     // This driver, GPU, kernel or memory cannot do it.
+  kUnsupported = 16,     // This driver, GPU, kernel or memory does not support it.
   kDriver = 17,          // A CUDA or NVML call failed.
-  kSystem = 18,          // A system call failed; sys_errno() says how.
+  kSystem = 18,          // A system call failed; sys_errno() has the error number.
   kForked = 19,          // Used in a child of fork(); CUDA and gpushm need a fresh process.
   kLoading = 20,         // The buffer exists; its content is still being loaded.
-  kInternal = 21,        // A bug of gpushm.
-  kEnded = 22,           // The other end closed what it shared: there is no more.
+  kInternal = 21,        // A bug in gpushm.
+  kEnded = 22,           // The other end closed what it shared; nothing more will come.
 };
 inline constexpr int kMaxCode = 22;
 
-// "NOT_FOUND", ...: as printed by gpushmctl and used as metric label.
+// "NOT_FOUND", ...: as gpushmctl prints it and as metric labels show it.
 std::string_view CodeName(Code code);
 
 class [[nodiscard]] Status {
  public:
-  // `what`: what failed, naming the thing. `remedy`: what the reader can do about it; may be empty.
+  // `what`: what failed, with its name. `remedy`: what the reader can do about it; may be empty.
   Status(Code code, std::string what, std::string remedy = {}, int sys_errno = 0);
 
   Code code() const { return detail_->code; }
@@ -58,7 +58,7 @@ class [[nodiscard]] Status {
   const std::string& remedy() const { return detail_->remedy; }
   int sys_errno() const { return detail_->sys_errno; }
 
-  // "NOT_FOUND: no buffer \"weigths\". Remedy: ..." in one line.
+  // One line: "NOT_FOUND: no buffer \"weigths\". Remedy: ...".
   std::string ToString() const;
 
   // The same failure with `context` before its text: "attach \"weights\": ...".
@@ -77,7 +77,7 @@ class [[nodiscard]] Status {
 template <typename T>
 using Result = std::expected<T, Status>;
 
-// Joins its arguments as operator<< prints them.
+// Joins its arguments, each printed as operator<< prints it.
 template <typename... Args>
 std::string Concat(const Args&... args) {
   std::ostringstream out;
@@ -89,11 +89,11 @@ inline std::unexpected<Status> Fail(Code code, std::string what, std::string rem
   return std::unexpected(Status(code, std::move(what), std::move(remedy)));
 }
 
-// A failed system call: appends strerror(error).
+// A failed system call: appends strerror(error) to `what`.
 std::unexpected<Status> FailSystem(int error, std::string_view what, std::string remedy = {});
 
-// Ends a daemon on our own bug, with file and line. Never used in the library's code paths, and
-// never on a peer's bytes.
+// Ends a daemon because of a bug in gpushm, with file and line. The library never uses it, and
+// nobody uses it on a peer's bytes.
 [[noreturn]] void AssertionFailed(const char* expression, const char* file, int line);
 #define GPUSHM_ASSERT(expression) \
   ((expression) ? (void)0 : ::gpushm::AssertionFailed(#expression, __FILE__, __LINE__))

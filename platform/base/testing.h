@@ -1,4 +1,4 @@
-// What tests of every folder share.
+// Helpers for the tests of every folder.
 #pragma once
 
 #include <stdlib.h>
@@ -12,14 +12,14 @@
 
 namespace gpushm::testing {
 
-// The first seed of a test with random inputs: its usual one, so that a failure comes again, unless
-// GPUSHM_TEST_SEED says another, as `./run test soak` does.
+// The first seed of a test with random inputs: `usual`, so that a failure can be reproduced, unless
+// GPUSHM_TEST_SEED gives another one, as `./run test soak` does.
 inline uint32_t TestSeed(uint32_t usual) {
   const char* const text = std::getenv("GPUSHM_TEST_SEED");
   return text != nullptr ? static_cast<uint32_t>(std::strtoul(text, nullptr, 10)) : usual;
 }
 
-// A folder that goes with the object, whatever is in it. Every user may look into it.
+// A folder that is removed with the object, including its contents. Every user may read it.
 class TempFolder {
  public:
   TempFolder() {
@@ -42,13 +42,13 @@ class TempFolder {
   std::string path_;
 };
 
-// While it lives, this process gets `left` more descriptors and then none (RLIMIT_NOFILE).
+// While it lives, this process can open `left` more descriptors and no more (RLIMIT_NOFILE).
 class FewDescriptors {
  public:
   explicit FewDescriptors(rlim_t left) {
     getrlimit(RLIMIT_NOFILE, &before_);
     rlimit few = before_;
-    const int lowest = dup(0);  // All below it are taken.
+    const int lowest = dup(0);  // All numbers below it are in use.
     close(lowest);
     few.rlim_cur = static_cast<rlim_t>(lowest) + left;
     setrlimit(RLIMIT_NOFILE, &few);

@@ -1,5 +1,5 @@
-// How tests compare what a call gave: EXPECT_EQ(CodeOf(ledger.Drop(lease)), Code::kNotFound). A
-// failure shows the error's whole text, not only another number.
+// Lets tests compare the outcome of a call: EXPECT_EQ(CodeOf(ledger.Drop(lease)), Code::kNotFound).
+// A failure shows the error's whole text, not only a number.
 #pragma once
 
 #include <ostream>
@@ -9,7 +9,7 @@
 
 namespace gpushm::testing {
 
-// Compares as its code alone; 0: the call succeeded.
+// Compared by its code alone; 0 means that the call succeeded.
 struct Outcome {
   int code = 0;
   std::string text;

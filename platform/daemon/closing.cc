@@ -84,13 +84,14 @@ void Closing::CloseForeign(std::vector<UniqueFd> fds) {
   }
 }
 
-// On a thread of its lane.
+// Runs on a thread of its lane.
 void Closing::CloseOne(Shared* shared, uint64_t id, UniqueFd fd) {
   {
     const std::lock_guard lock(shared->mutex);
     shared->foreign.at(id).thread = gettid();
   }
-  // No effect on what is no socket. Its maker may set it again meanwhile: hence the lane.
+  // Has no effect on other descriptors than sockets. The socket's maker may set it again meanwhile,
+  // so the lane is still needed.
   const linger none{};
   setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
   fd.Reset();

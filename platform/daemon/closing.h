@@ -1,21 +1,20 @@
-// Descriptors that came from one peer (a pod's broker, a container) on their way out: closed on
-// threads of this peer alone, because closing can block, and counted, because GPU memory is only
-// free once its descriptors are closed.
+// Closes the descriptors that came from one peer (a pod's broker, a container). They are closed on
+// threads of this peer alone, because closing can block. They are counted, because GPU memory is
+// only free once its descriptors are closed.
 //
-// Three lanes, a thread each while there is work.
-//   proven    GPU memory, pidfds, and whatever else cannot hold its closer up. They wait for
-//   nothing
-//             but a sick GPU.
-//   sockets   A socket with SO_LINGER holds its closer up for as long as its maker likes, and so
-//   does
-//             one in which such a socket lies unread. SIGKILL ends that wait.
-//   files     A FUSE file holds its closer up until its daemon answers or its connection is aborted
-//             (HeldUp, platform/daemon/fuse.h); SIGKILL does not end that wait. So nothing that
-//             could be the daemon's device, or have it unread inside, waits in this lane: the
+// There are three lanes. Each has one thread while it has work.
+//   proven    GPU memory, pidfds, and everything else that cannot block its closer. They wait for
+//             nothing but an unhealthy GPU.
+//   sockets   A socket with SO_LINGER blocks its closer for as long as its maker chose. So does a
+//             socket in which such a socket is queued unread. SIGKILL ends that wait.
+//   files     A FUSE file blocks its closer until its daemon answers or its connection is aborted
+//             (HeldUp, platform/daemon/fuse.h). SIGKILL does not end that wait. So this lane takes
+//             nothing that could be the daemon's device, or could have it queued unread inside: the
 //             connection ends once its last device is closed.
-// So whatever one peer sends, no other peer's memory, and not even its own, is freed later for it.
+// So whatever one peer sends, it cannot delay the freeing of any memory, neither its own nor that
+// of another peer.
 //
-// Threads: one at a time, but for pending, proven_pending and the waits: any.
+// Threads: one at a time, except for pending, proven_pending and the waits: any.
 #pragma once
 
 #include <sys/types.h>
@@ -37,40 +36,41 @@ namespace gpushm {
 
 class Closing {
  public:
-  // Does not wait for descriptors that hold their closer up: see WaitForAll.
+  // Does not wait for descriptors that block their closer; see WaitForAll.
   ~Closing();
 
   // GPU memory, pidfds, memfds.
   void Close(std::vector<UniqueFd> fds);
   void Close(UniqueFd fd);
-  // The peer's connection, and whatever was not recognised.
+  // The peer's connection, and every descriptor whose kind was not recognised.
   void CloseForeign(std::vector<UniqueFd> fds);
   void CloseForeign(UniqueFd fd);
 
-  // What comes from now on is another holder's, and does not wait behind what the former sent.
+  // Starts a new holder: its descriptors do not wait behind those that the former holder sent.
   void NewHolder();
 
-  // Descriptors that are not closed yet, of all lanes and holders.
+  // Number of descriptors that are not closed yet, in all lanes and of all holders.
   size_t pending() const;
-  // Of them, those of the first lane.
+  // As pending, but only of the first lane.
   size_t proven_pending() const;
-  // Of this holder, those of the other lanes. Whoever lets it send or connect on has to bound them.
+  // Number of descriptors of this holder in the other two lanes. The caller that lets the holder
+  // send or connect must bound this number.
   size_t foreign_pending() const;
-  // Whether a file is among those.
+  // Whether foreign_pending counts a file.
   bool HasForeignFile() const;
 
-  // False at the deadline.
+  // Both return false at the deadline.
   bool WaitForProven(const Deadline& deadline) const;
   bool WaitForAll(const Deadline& deadline) const;
 
   struct Held {
-    uint64_t id = 0;  // Of this descriptor, in this object.
+    uint64_t id = 0;  // Identifies the descriptor within this object.
     bool is_socket = false;
-    dev_t device = 0;           // FileSystemOf a file.
-    pid_t thread = -1;          // That is closing it; -1: it waits behind another one.
+    dev_t device = 0;   // FileSystemOf a file.
+    pid_t thread = -1;  // The thread that is closing it; -1: it waits behind another descriptor.
     std::string Where() const;  // For a log: "socket", or the file system's "MAJOR:MINOR".
   };
-  // Sockets and files of all holders whose close was asked for at least `for_ms` ago.
+  // Sockets and files of all holders whose close was requested at least `for_ms` ago.
   std::vector<Held> HeldUp(int64_t for_ms) const;
 
  private:
@@ -96,7 +96,7 @@ class Closing {
 
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   Worker proven_{1, Worker::Threads::kLeave};
-  std::list<Lanes> foreign_{1};  // The last one is this holder's.
+  std::list<Lanes> foreign_{1};  // The last one belongs to the current holder.
   uint64_t holder_ = 0;
 };
 

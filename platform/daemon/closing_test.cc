@@ -1,6 +1,6 @@
-// Goal: no descriptor that one peer sent keeps another one of it from being closed, where that one
-// is what the first waits for; and none of them another peer's. Method: a FUSE file whose daemon
-// answers nothing, and sockets that linger, in every order.
+// Goal: no descriptor that a peer sent prevents the closing of another one for which it waits, and
+// none affects another peer.
+// Method: a FUSE file whose daemon answers nothing, and sockets that linger, in every order.
 #include "platform/daemon/closing.h"
 
 #include <fcntl.h>
@@ -33,7 +33,7 @@ using testing::TempFolder;
 
 constexpr int64_t kPatienceMs = 20'000;
 
-// A message of one byte with `descriptor` in it; false: the kernel refused it.
+// A message of one byte with `descriptor`; false if the kernel refused it.
 bool SendDescriptor(int socket, int descriptor) {
   std::byte byte{};
   iovec part{.iov_base = &byte, .iov_len = 1};
@@ -65,7 +65,7 @@ class ClosingTest : public ::testing::Test {
     ASSERT_TRUE(device) << device.error().ToString();
     device_ = std::move(*device);
   }
-  // What a container has sent that exits then: nobody but Closing holds the device.
+  // Descriptors from a container that then exits: only Closing has the device.
   void ExpectAllClosed(Closing* closing) {
     fuse_->KillDaemon();
     EXPECT_TRUE(closing->WaitForAll(Deadline::AfterMs(kPatienceMs)))
@@ -74,7 +74,7 @@ class ClosingTest : public ::testing::Test {
   UniqueFd File() const { return UniqueFd(dup(file_)); }
 
   const TempFolder folder_;
-  std::optional<HungFuse> fuse_;  // Its end frees whatever waits for it.
+  std::optional<HungFuse> fuse_;  // Its end frees everything that waits for it.
   int file_ = -1;
   UniqueFd device_;
 };
@@ -119,7 +119,8 @@ TEST_F(ClosingTest, WhatIsHeldUpIsTold) {
   EXPECT_TRUE(held[1].is_socket);
   closing.NewHolder();
   EXPECT_FALSE(closing.HasForeignFile());
-  EXPECT_EQ(closing.foreign_pending(), 0u) << "what the former holder sent is not the new one's";
+  EXPECT_EQ(closing.foreign_pending(), 0u)
+      << "the former holder's descriptors do not count for the new one";
   EXPECT_EQ(closing.pending(), 2u);
   fuse_->Answer();
   socket.Read();

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <utility>
 
-// Younger than the C library's headers of Debian 12; the number is the kernel's
+// Missing in the C library's headers of Debian 12; the number is the kernel's
 // (include/uapi/asm-generic/socket.h).
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -26,8 +26,8 @@
 namespace gpushm {
 namespace {
 
-// Of linux/magic.h. Where pidfds are files of a file system of their own (Linux 6.9), the inode's
-// number is the process's alone.
+// From linux/magic.h. Since Linux 6.9, pidfds are files of a file system of their own, and the
+// inode's number identifies the process.
 constexpr decltype(std::declval<struct statfs>().f_type) kPidfsMagic = 0x50494446;
 
 std::string LinkOf(int fd) {
@@ -41,7 +41,7 @@ std::string LinkOf(int fd) {
 // modules). An exported allocation is an open /dev/nvidiactl, 195:255 (H200, driver 580.159.04).
 constexpr uint32_t kNvidiaMajor = 195;
 
-// What the kernel knows without asking a file system that may not answer. False: not even that.
+// What the kernel knows without asking a file system that may not answer. False: it knows nothing.
 bool Look(int fd, struct statx* file) {
   return statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, file) == 0;
 }
@@ -63,13 +63,13 @@ const char* TypeName(mode_t mode) {
     case S_IFREG:
       return "a file";
     default:
-      return "an object of the kernel";
+      return "a kernel object";
   }
 }
 
 }  // namespace
 
-// "Pid:" of /proc/self/fdinfo.
+// Reads "Pid:" of /proc/self/fdinfo.
 int PidOf(int pidfd) {
   const UniqueFd file(open(Concat("/proc/self/fdinfo/", pidfd).c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 512> text{};
@@ -92,7 +92,7 @@ bool IsMemfd(int fd) { return fcntl(fd, F_GET_SEALS) >= 0; }
 
 MemoryKind MemoryKind::Of(const std::string& simulated_state) {
   if (simulated_state.empty()) return {};
-  mkdir(simulated_state.c_str(), 0777);  // As the simulated driver does when it is first used.
+  mkdir(simulated_state.c_str(), 0777);  // As the simulated driver does at its first use.
   struct stat folder{};
   if (stat(simulated_state.c_str(), &folder) != 0) return {};
   return {.simulated = folder.st_dev};
@@ -101,7 +101,7 @@ MemoryKind MemoryKind::Of(const std::string& simulated_state) {
 Result<void> CheckMemory(int fd, const MemoryKind& kind) {
   struct statx file{};
   const int flags = fcntl(fd, F_GETFL);
-  if (flags < 0 || !Look(fd, &file)) return FailSystem(errno, "look at a descriptor of memory");
+  if (flags < 0 || !Look(fd, &file)) return FailSystem(errno, "examine a memory descriptor");
   const bool holds_nothing = (flags & O_PATH) != 0;
   const bool real = S_ISCHR(file.stx_mode) && file.stx_rdev_major == kNvidiaMajor;
   const bool simulated = S_ISREG(file.stx_mode) && kind.simulated &&
@@ -111,7 +111,7 @@ Result<void> CheckMemory(int fd, const MemoryKind& kind) {
                            : IsPidfd(fd) ? "a pidfd"
                                          : TypeName(file.stx_mode);
   return Fail(Code::kInvalidArgument,
-              Concat("the descriptor offered as GPU memory is ", type, " (", LinkOf(fd), ")"),
+              Concat("invalid memory descriptor: it is ", type, " (", LinkOf(fd), ")"),
               "send the descriptor that cuMemExportToShareableHandle gives for "
               "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
 }

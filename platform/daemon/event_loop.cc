@@ -14,7 +14,8 @@ namespace {
 constexpr int kEventsPerWake = 64;
 constexpr int kMaxSleepMs = 60'000;
 
-// epoll_event::data: the descriptor's number in the low half, the low half of the watch's id above.
+// epoll_event::data: the descriptor's number in the low half, the low half of the watch's id in the
+// high half.
 uint64_t KeyOf(int fd, uint64_t id) { return (id << 32) | static_cast<uint32_t>(fd); }
 
 }  // namespace
@@ -77,7 +78,7 @@ void EventLoop::Post(Task task) {
     posted_.push_back(std::move(task));
   }
   const uint64_t one = 1;
-  // Fails only when the counter is full: then the loop is about to wake anyway.
+  // Fails only when the eventfd's counter is full; then the loop is about to wake anyway.
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
 }
 

@@ -1,6 +1,6 @@
-// One thread that sleeps in epoll and calls back. Nothing called back may block.
+// One thread that sleeps in epoll and runs callbacks. A callback must not block.
 //
-// Threads: everything on the loop's thread, except Post, Stop and BusyMs, which any thread may
+// Threads: everything runs on the loop's thread, except Post, Stop and BusyMs, which any thread may
 // call.
 #pragma once
 
@@ -29,7 +29,7 @@ class EventLoop {
   static Result<std::unique_ptr<EventLoop>> Create();
 
   // Watches `fd` (not owned) for `events` (EPOLLIN ...), level-triggered. A callback may unwatch
-  // itself or others: events that were already collected for those are dropped.
+  // its own or other descriptors: events that were already collected for those are dropped.
   Result<void> Watch(int fd, uint32_t events, Callback callback);
   void Change(int fd, uint32_t events);
   void Unwatch(int fd);
@@ -38,14 +38,14 @@ class EventLoop {
   uint64_t After(int64_t wait_ms, Task task);
   void Cancel(uint64_t timer);
 
-  // Runs `task` on the loop's thread, soon. Any thread.
+  // Runs `task` on the loop's thread, soon. Any thread may call this.
   void Post(Task task);
 
-  // How long the loop has been in what it calls back since it last woke; 0: it sleeps, or does not
-  // run. What is called back does not block, so a long time says that the thread hangs.
+  // How long the loop's current callbacks have been running since it last woke; 0 if it sleeps or
+  // does not run. Callbacks do not block, so a long time means that the thread hangs.
   int64_t BusyMs() const;
 
-  // Until Stop().
+  // Returns after Stop().
   void Run();
   void Stop();
 
@@ -58,11 +58,12 @@ class EventLoop {
   UniqueFd epoll_;
   UniqueFd wake_;  // eventfd
   bool stopping_ = false;
-  // MonotonicNs of the last wake-up; 0: asleep. Stands alone: nothing is published with it.
+  // MonotonicNs of the last wake-up; 0: asleep. It pairs with nothing: no other data is published
+  // with it.
   std::atomic<int64_t> awake_since_ns_ = 0;
 
   struct Watched {
-    uint64_t id;  // A new watch of a reused descriptor number is not the old one.
+    uint64_t id;  // Tells a new watch of a reused descriptor number from the old one.
     std::shared_ptr<Callback> callback;
   };
   std::unordered_map<int, Watched> watched_;
@@ -72,7 +73,7 @@ class EventLoop {
     uint64_t id;
     Task task;
   };
-  std::multimap<int64_t, Timer> timers_;  // By MonotonicNs.
+  std::multimap<int64_t, Timer> timers_;  // Key: MonotonicNs.
   uint64_t next_timer_ = 1;
 
   std::mutex mutex_;

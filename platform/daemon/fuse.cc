@@ -18,7 +18,8 @@
 namespace gpushm {
 namespace {
 
-// From linux/mount.h, for C libraries that lack them. The calls have the same numbers everywhere.
+// From linux/mount.h, for C libraries that lack them. The system calls have the same numbers on all
+// architectures.
 constexpr long kFsopen = 430;
 constexpr long kFsconfig = 431;
 constexpr long kFsmount = 432;
@@ -26,7 +27,7 @@ constexpr unsigned kFsopenCloexec = 1;
 constexpr unsigned kFsmountCloexec = 1;
 constexpr unsigned kFsconfigCmdCreate = 6;
 
-// The control file system of FUSE, mounted at no path.
+// FUSE's control file system, mounted without a path.
 UniqueFd MountFusectl() {
   const UniqueFd context(static_cast<int>(syscall(kFsopen, "fusectl", kFsopenCloexec)));
   if (!context) return {};
@@ -34,9 +35,9 @@ UniqueFd MountFusectl() {
   return UniqueFd(static_cast<int>(syscall(kFsmount, context.get(), kFsmountCloexec, 0)));
 }
 
-// The pod whose volume is mounted there, by its UID: kubelets mount at
-// <root>/pods/<uid>/volumes/... and, where a container takes a part of a volume, at
-// <root>/pods/<uid>/volume-subpaths/... Empty: it is none.
+// The UID of the pod whose volume is mounted there; empty: it is not a pod's volume. Kubelets mount
+// at <root>/pods/<uid>/volumes/... and, if a container uses a part of a volume, at
+// <root>/pods/<uid>/volume-subpaths/...
 std::string_view PodOfVolume(std::string_view mount_point) {
   constexpr std::string_view kPods = "/pods/";
   for (size_t at = mount_point.find(kPods); at != std::string_view::npos;
@@ -85,18 +86,18 @@ Result<void> AbortFuse(dev_t device) {
   if (!fusectl) {
     const int error = errno;
     return Fail(error == EPERM ? Code::kDenied : Code::kUnsupported,
-                Concat(name, " cannot be ended: mounting fusectl: ", std::strerror(error)),
-                "the plugin needs CAP_SYS_ADMIN for it: plugin.privileged");
+                Concat(name, " cannot be aborted: mounting fusectl failed: ", std::strerror(error)),
+                "the plugin needs CAP_SYS_ADMIN: set plugin.privileged");
   }
-  // The kernel names a connection by st_dev as it keeps it: 12 bits of the major number, 20 of the
-  // minor (MKDEV in include/linux/kdev_t.h).
+  // The kernel names a connection by the st_dev that it uses itself: 12 bits of the major number,
+  // 20 of the minor (MKDEV in include/linux/kdev_t.h).
   const std::string path = Concat((uint64_t{major(device)} << 20) | minor(device), "/abort");
   const UniqueFd abort(openat(fusectl.get(), path.c_str(), O_WRONLY | O_CLOEXEC));
   if (!abort) {
-    if (errno == ENOENT) return Fail(Code::kNotFound, Concat(name, " is not there"));
+    if (errno == ENOENT) return Fail(Code::kNotFound, Concat(name, " does not exist any more"));
     return FailSystem(errno, Concat("open ", path, " of fusectl"));
   }
-  if (write(abort.get(), "1", 1) != 1) return FailSystem(errno, Concat("end ", name));
+  if (write(abort.get(), "1", 1) != 1) return FailSystem(errno, Concat("abort ", name));
   return {};
 }
 

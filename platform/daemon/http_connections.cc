@@ -9,7 +9,7 @@
 
 namespace gpushm::http {
 
-// Whoever waits for its bytes sees the end of it.
+// A thread that waits for its bytes then sees end-of-file.
 void Connections::Cut(Connection* connection) {
   connection->cut = true;
   shutdown(connection->socket.get(), SHUT_RDWR);
@@ -29,7 +29,7 @@ bool Connections::MakeRoom() {
       LogCutOff(slowest->socket.get(), "others wait for its place");
       Cut(slowest);
     }
-    changed_.wait(lock);  // For one that leaves, or a handler that returns: all have deadlines.
+    changed_.wait(lock);  // Until one leaves or a handler returns: all have deadlines.
   }
   return !stopping_;
 }

@@ -23,14 +23,14 @@
 namespace gpushm::http {
 namespace {
 
-// In the kernel, on connections on which nothing was said yet.
+// How long the kernel keeps connections on which the caller has sent nothing yet.
 constexpr int kSilentS = 30;
 constexpr int kBacklog = 1024;
-// When descriptors or memory run out.
+// Pause after descriptors or memory have run out.
 constexpr int kAcceptPauseMs = 100;
 constexpr char kText[] = "text/plain; charset=utf-8";
 
-// What httplib reads a request from and writes its answer to.
+// httplib reads a request from it and writes the answer to it.
 class Stream : public httplib::Stream {
  public:
   Stream(Connections* connections, Connections::Place place)
@@ -56,7 +56,7 @@ class Stream : public httplib::Stream {
   }
 
   socket_t socket() const override { return place_->socket.get(); }
-  // Nobody asks.
+  // Nobody calls these.
   void get_remote_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
   void get_local_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
 
@@ -64,7 +64,7 @@ class Stream : public httplib::Stream {
   bool Wait(short events) const {
     pollfd wanted{.fd = socket(), .events = events, .revents = 0};
     if (poll(&wanted, 1, deadline_.RemainingMs()) == 1) return true;
-    LogCutOff(socket(), events == POLLIN ? "is too slow" : "does not take its answer");
+    LogCutOff(socket(), events == POLLIN ? "is too slow" : "does not read its answer");
     return false;
   }
   bool Fill() {
@@ -86,7 +86,7 @@ class Stream : public httplib::Stream {
   const Connections::Place place_;
   Deadline deadline_ = Deadline::AfterMs(kHeadMs);
   size_t left_ = kMaxHeadBytes;
-  std::array<char, 4096> bytes_{};  // From begin_ to end_: those that nobody has read yet.
+  std::array<char, 4096> bytes_{};  // Bytes from begin_ to end_ have not been read yet.
   size_t begin_ = 0;
   size_t end_ = 0;
 };
@@ -99,7 +99,7 @@ Result<UniqueFd> ListenOn(const sockaddr* address, socklen_t size) {
   const int yes = 1;
   const int no = 0;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);  // Accepted ones inherit it.
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);  // Accepted sockets inherit it.
   setsockopt(fd.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &kSilentS, sizeof kSilentS);
   if (address->sa_family == AF_INET6) {
     setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
@@ -124,27 +124,27 @@ Result<UniqueFd> Listen(const std::string& host, int port) {
   Result<UniqueFd> listener;
   if (host.empty()) {
     listener = listen_six();
-    if (!listener) listener = listen_four();  // A machine may have no IPv6 at all.
+    if (!listener) listener = listen_four();  // A machine may lack IPv6.
   } else if (inet_pton(AF_INET6, host.c_str(), &six.sin6_addr) == 1) {
     listener = listen_six();
   } else if (inet_pton(AF_INET, host.c_str(), &four.sin_addr) == 1) {
     listener = listen_four();
   } else {
-    return Fail(Code::kInvalidArgument, Concat("\"", host, "\" is no address to listen on"),
-                "give an address of this machine, or none for all of them");
+    return Fail(Code::kInvalidArgument, Concat("\"", host, "\" is not an IP address"),
+                "give an address of this machine, or leave it empty for all addresses");
   }
   if (listener) return listener;
   return Fail(Code::kSystem,
               Concat("cannot listen on port ", port, " of ", host.empty() ? "any address" : host,
                      ": ", listener.error().what()),
-              "choose a port that is free and an address that this machine has");
+              "choose a free port and an address of this machine");
 }
 
 int PortOf(int listener) {
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
   if (getsockname(listener, reinterpret_cast<sockaddr*>(&bound), &size) != 0) return 0;
-  // Both families have it at the same place.
+  // Both families have the port at the same offset.
   return ntohs(reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
 }
 
@@ -154,7 +154,7 @@ class Server::Impl : private httplib::Server {
  public:
   Impl(UniqueFd listener, size_t connections, Paths paths)
       : listener_(std::move(listener)), paths_(std::move(paths)), connections_(connections) {
-    svr_sock_ = listener_.get();  // Without one httplib takes itself to be ending.
+    svr_sock_ = listener_.get();  // Without a socket httplib assumes that it is stopping.
     set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
       Route(request, response);
       return HandlerResponse::Handled;
@@ -175,13 +175,14 @@ class Server::Impl : private httplib::Server {
                                   {.fd = stop_.get(), .events = POLLIN, .revents = 0}}};
     for (;;) {
       poll(wanted.data(), wanted.size(), -1);
-      // Only now: nobody loses its place while nobody waits for it.
+      // Called only now, so that no connection loses its place while nobody waits for it.
       if (wanted[1].revents != 0 || !connections_.MakeRoom()) return;
       UniqueFd caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (caller) {
         connections_.Add(std::move(caller));
       } else if (errno != EAGAIN && errno != EINTR) {
-        poll(&wanted[1], 1, kAcceptPauseMs);  // It passes: a descriptor is closed some time.
+        poll(&wanted[1], 1,
+             kAcceptPauseMs);  // Temporary: a descriptor will be closed at some time.
       }
     }
   }
@@ -213,20 +214,20 @@ class Server::Impl : private httplib::Server {
         });
   }
 
-  // The body of a request is never read: its connection ends with the answer.
+  // The body of a request is never read, so its connection ends with the answer.
   Answer AnswerTo(const httplib::Request& request) const {
     if (request.method != "GET" && request.method != "HEAD") {
       return {.status = 405,
               .content_type = kText,
-              .body = "GET and HEAD\n",
+              .body = "only GET and HEAD are allowed\n",
               .headers = {{"Allow", "GET, HEAD"}}};
     }
     const std::string length = request.get_header_value("Content-Length");
     if ((!length.empty() && length != "0") || request.has_header("Transfer-Encoding")) {
-      return {.status = 413, .body = "a request has no body here\n", .headers = {}};
+      return {.status = 413, .body = "a request must not have a body\n", .headers = {}};
     }
     if (!request.ranges.empty()) {
-      return {.status = 416, .body = "an answer is whole here\n", .headers = {}};
+      return {.status = 416, .body = "ranges are not supported\n", .headers = {}};
     }
     const auto found = paths_.find(request.path);
     if (found == paths_.end()) return {.status = 404, .body = "not found\n", .headers = {}};
@@ -241,7 +242,7 @@ class Server::Impl : private httplib::Server {
     connections_.SetInHandler(current_.place, false);
   }
 
-  // What this thread serves: httplib hands through neither.
+  // What this thread serves, because httplib passes neither to its handlers.
   struct Current {
     Stream* stream = nullptr;
     Connections::Place place;

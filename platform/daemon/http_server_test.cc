@@ -1,4 +1,4 @@
-// Goal: the server answers what it should, refuses what it should, and nobody can hold it up.
+// Goal: the server gives the correct answers and refusals, and nobody can block it.
 // Method: real sockets on loopback.
 #include "platform/daemon/http_server.h"
 
@@ -30,7 +30,7 @@ using ::testing::StartsWith;
 
 constexpr size_t kPlaces = 4;
 constexpr std::chrono::milliseconds kPace{5};
-constexpr size_t kLargeBytes = 32 << 20;  // More than the kernel keeps for a caller.
+constexpr size_t kLargeBytes = 32 << 20;  // More than the kernel buffers for a caller.
 
 UniqueFd ConnectTo(int port) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -46,7 +46,7 @@ UniqueFd ConnectTo(int port) {
   return fd;
 }
 
-// What comes until the server closes.
+// Reads until the server closes the connection.
 std::string ReadAll(const UniqueFd& fd) {
   std::string answer;
   std::vector<char> chunk(65536);
@@ -145,7 +145,8 @@ TEST_F(HttpServerTest, AHeadWithoutAnEndIsCutOff) {
   EXPECT_EQ(ReadAll(caller).find("200"), std::string::npos);
 }
 
-// Goal: who sends a byte now and then is not waited for. Method: it goes on until it is cut off.
+// Goal: the server does not wait for a caller that sends a byte now and then.
+// Method: the caller continues until it is cut off.
 TEST_F(HttpServerTest, ASlowHeadIsCutOff) {
   const UniqueFd caller = Connect();
   const Deadline deadline = Deadline::AfterMs(60'000);
@@ -156,7 +157,7 @@ TEST_F(HttpServerTest, ASlowHeadIsCutOff) {
   EXPECT_FALSE(deadline.Passed());
 }
 
-// Callers that go on sending a byte every few milliseconds while the object lives.
+// Callers that send a byte every few milliseconds while the object lives.
 class Dribblers {
  public:
   Dribblers(int port, size_t number, const std::string& head) {
@@ -182,7 +183,7 @@ class Dribblers {
   std::thread thread_;
 };
 
-// Goal: callers that never come to an end, more of them than places, keep nobody out.
+// Goal: callers that never finish, and that are more than the places, keep nobody else out.
 TEST_F(HttpServerTest, CallersThatDribbleKeepNobodyOut) {
   for (const char* const head :
        {"G", "GET /page HTTP/1.1\r\nHost: a\r\nA: ",
@@ -203,7 +204,8 @@ TEST_F(HttpServerTest, CallersThatTakeNoAnswerKeepNobodyOut) {
   EXPECT_TRUE(Get("/large").ends_with(*large_));
 }
 
-// Goal: answers share their body. Method: it is not freed before, and freed after the last one.
+// Goal: answers share their body.
+// Method: it is freed after the last answer, not before.
 TEST_F(HttpServerTest, ABodyIsFreedWithItsLastAnswer) {
   auto page = std::make_shared<const std::string>(kLargeBytes, 'x');
   const std::weak_ptr<const std::string> kept = page;
@@ -225,8 +227,8 @@ TEST_F(HttpServerTest, ABodyIsFreedWithItsLastAnswer) {
   EXPECT_TRUE(kept.expired());
 }
 
-// Goal: as many callers as there are places are served, however slow: nobody waits for their
-// places.
+// Goal: with as many callers as places, all are served, however slow they are, because nobody waits
+// for their places.
 TEST_F(HttpServerTest, ExactlyAsManyCallersAsPlacesAreAllServed) {
   std::vector<UniqueFd> callers;
   std::vector<pollfd> ended;
@@ -235,7 +237,7 @@ TEST_F(HttpServerTest, ExactlyAsManyCallersAsPlacesAreAllServed) {
     EXPECT_TRUE(Tell(callers.back(), "GET /page HTTP/1.1\r\n"));
     ended.push_back({.fd = callers.back().get(), .events = POLLIN, .revents = 0});
   }
-  EXPECT_EQ(poll(ended.data(), ended.size(), 200), 0) << "somebody was cut off";
+  EXPECT_EQ(poll(ended.data(), ended.size(), 200), 0) << "a caller was cut off";
   for (const UniqueFd& caller : callers) EXPECT_TRUE(Tell(caller, "Host: a\r\n\r\n"));
   for (const UniqueFd& caller : callers) {
     EXPECT_THAT(ReadAll(caller), StartsWith("HTTP/1.1 200 OK\r\n"));
@@ -248,8 +250,8 @@ TEST_F(HttpServerTest, SilentCallersKeepNobodyOut) {
   EXPECT_THAT(Get("/page"), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
-// Goal: whoever gets through is answered by a handler, also in the first moment. Method: callers
-// that try to connect while the server starts.
+// Goal: a handler answers every caller that connects, even in the first moment.
+// Method: callers try to connect while the server starts.
 TEST_F(HttpServerTest, NobodyIsAnsweredBeforeTheHandlersAreThere) {
   const int port = server_->port();
   server_.reset();

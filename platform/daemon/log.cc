@@ -20,14 +20,14 @@
 namespace gpushm {
 namespace {
 
-// One line: short enough for a pipe to take it whole or not at all (pipe(7)).
+// Maximum bytes of one line: a pipe takes a line of this size whole or not at all (pipe(7)).
 constexpr size_t kMaxLineBytes = PIPE_BUF;
-// Of these, for the time, the level, the counts at the end and the braces around all of it.
+// Of these, the share of the time, the level, the counts at the end and the braces.
 constexpr size_t kFrameBytes = 256;
 
-// Standard error, without ever waiting for its reader. A pipe that poll() calls writable has
-// room for PIPE_BUF bytes, so it takes each line whole. A file or a terminal may take a part of
-// one; then the next line begins on a line of its own.
+// Standard error, without ever waiting for its reader. A pipe that poll() reports as writable has
+// room for PIPE_BUF bytes, so it takes each line whole. A file or a terminal may take a part of a
+// line; then the next line starts with a line feed.
 class StderrSink : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
  public:
   // Whether the last line was written whole.
@@ -64,10 +64,10 @@ struct Window {
 };
 
 struct State {
-  std::mutex mutex;  // Guards all that follows.
+  std::mutex mutex;  // Guards the members below.
   bool json = false;
   uint64_t lost_lines = 0;                             // Since the last line that was written.
-  std::map<std::string, Window, std::less<>> windows;  // By event; these are a few literals.
+  std::map<std::string, Window, std::less<>> windows;  // By event, which are a few literals.
   std::shared_ptr<StderrSink> sink;
   std::shared_ptr<spdlog::logger> logger;
 };
@@ -75,7 +75,7 @@ struct State {
 void Configure(const LogConfig& config, State* state);
 
 State& TheState() {
-  // Never destroyed: threads may log to the end.
+  // Never destroyed, because threads may log until the end.
   static State* const state = [] {
     auto* const made = new State();
     Configure({}, made);
@@ -113,7 +113,7 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-// As JSON escapes it; control characters cannot forge a line.
+// Escapes as in JSON, so that control characters cannot forge a line.
 void AppendEscaped(std::string& out, char c) {
   if (c == '"' || c == '\\') {
     out += '\\';
@@ -140,13 +140,13 @@ bool IsPlain(std::string_view text) {
   });
 }
 
-// In front of a byte that continues a character of UTF-8, text must not be cut.
+// True if the byte continues a UTF-8 character: text must not be cut before it.
 bool Continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-// `value` in at most `room` bytes once it is escaped; a mark at its end says how much was cut off.
+// `value` in at most `room` bytes after escaping; a mark at its end says how much was cut off.
 std::string Bounded(std::string_view value, size_t room) {
   size_t fits = 0;       // Bytes of the value that fit.
-  size_t with_mark = 0;  // And with the longest mark behind them.
+  size_t with_mark = 0;  // The same with the longest mark after them.
   constexpr size_t kMarkBytes = sizeof("...(18446744073709551615 more bytes)");
   std::string escaped;
   while (fits < value.size()) {
@@ -160,7 +160,7 @@ std::string Bounded(std::string_view value, size_t room) {
   return Concat(value.substr(0, with_mark), "...(", value.size() - with_mark, " more bytes)");
 }
 
-// Of the line, that each field gets in any case: room for its key and for a value that is cut.
+// The minimum share of the line for each field: its key and the start of its value.
 size_t LeastBytes(const Field& field) {
   constexpr size_t kAround = sizeof(R"(,"":"")");
   constexpr size_t kLeastValueBytes = 64;
@@ -193,8 +193,8 @@ void ConfigureLog(const LogConfig& config) {
   Configure(config, &state);
 }
 
-// What the level filters out takes no place in its event's window, and no count: only a line that
-// was written has told the counts.
+// A line below the level takes no place in its event's window and resets no count: only a line that
+// is written reports the counts.
 void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fields) {
   State& state = TheState();
   const std::lock_guard lock(state.mutex);

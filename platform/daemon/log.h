@@ -1,13 +1,13 @@
-// The log of broker and plugin: one line for each event that an operator cares about, as text or
-// JSON. Events have fixed names and key=value fields; nothing is printed at the rate of attaches.
+// The log of the daemons: one line for each event that matters to an operator, as text or JSON.
+// Events have fixed names and key=value fields. Nothing is logged at the rate of attaches.
 //
-// What clients can cause is bounded: of each event, kLinesPerWindow lines in kWindowMs; the next
-// line after that says how many were left out (`suppressed`). Of a long value only the beginning
-// is written, with a mark that says how many bytes were cut off.
+// Events that clients can cause are bounded: each event gets at most kLinesPerWindow lines in
+// kWindowMs. The next line after that says how many were left out (`suppressed`). A long value is
+// cut, with a mark that says how many bytes are missing.
 //
-// Nothing waits for whoever reads standard error. A pipe gets a line whole or not at all; lines
-// that find it full are lost, and the next line that is written counts them (`lost_lines`). Lines
-// that the level filters out do not count as anything.
+// The log never waits for the reader of standard error. A pipe gets a line whole or not at all.
+// Lines that find the pipe full are lost, and the next line that is written counts them
+// (`lost_lines`). Lines below the configured level count nowhere.
 //
 // Threads: any.
 #pragma once
@@ -23,11 +23,12 @@
 
 namespace gpushm {
 
-// Longer values are cut, so that nothing that somebody sent comes back whole. Of the text as it is
-// escaped; less where a line has many long values, because a line has PIPE_BUF bytes at most.
+// Longer values are cut, so that a client cannot fill the log with what it sends. The limit applies
+// to the escaped text. It is lower in a line with many long values, because a line has at most
+// PIPE_BUF bytes.
 inline constexpr size_t kMaxLogValueBytes = 1024;
 
-// A field's value; numbers print as numbers, text is quoted where it must be.
+// A field's value. Numbers are printed as numbers; text is quoted where necessary.
 class Field {
  public:
   Field(std::string_view key, std::string_view value) : key_(key), value_(value), quoted_(true) {}
@@ -49,7 +50,7 @@ class Field {
   bool quoted_;
 };
 
-// Without it: text, from level info on.
+// Until this is called: text, from level info on.
 void ConfigureLog(const LogConfig& config);
 void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fields);
 

@@ -1,5 +1,6 @@
-// Goal: a line comes whole or not at all, what is left out is counted, and nothing that somebody
-// sent comes back whole. Method: a pipe in the place of standard error.
+// Goal: a line is written whole or not at all, omissions are counted, and long text from a client
+// is never logged in full.
+// Method: a pipe replaces standard error.
 #include "platform/daemon/log.h"
 
 #include <fcntl.h>
@@ -26,7 +27,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// As long as the object lives, standard error is a pipe of two pages.
+// While the object lives, standard error is a pipe of two pages.
 class StderrPipe {
  public:
   StderrPipe() : before_(dup(STDERR_FILENO)) {
@@ -39,14 +40,14 @@ class StderrPipe {
   }
   ~StderrPipe() { End(); }
 
-  // Leaves room for nothing, or for one page.
+  // Fills the pipe, or leaves room for one page.
   void Fill(int pages) {
     for (int i = 0; i < pages; ++i) {
       const std::string page = std::string(PIPE_BUF - 1, '#') + "\n";
       EXPECT_EQ(write(STDERR_FILENO, page.data(), page.size()), PIPE_BUF);
     }
   }
-  // What is in the pipe now.
+  // Reads what is in the pipe now.
   std::string Drain() {
     std::string text;
     std::array<char, PIPE_BUF> chunk{};
@@ -58,7 +59,7 @@ class StderrPipe {
     }
     return text;
   }
-  // Until End; on another thread.
+  // Reads until End, on another thread.
   std::string ReadAll() {
     std::string text;
     std::array<char, PIPE_BUF> chunk{};
@@ -67,7 +68,7 @@ class StderrPipe {
     }
     return text;
   }
-  // Standard error is again what it was, and the pipe has an end.
+  // Restores standard error, and ends the pipe.
   void End() {
     if (before_) dup2(before_.get(), STDERR_FILENO);
     before_.Reset();
@@ -78,10 +79,10 @@ class StderrPipe {
   UniqueFd read_end_;
 };
 
-// Each must end with a newline, be JSON and fit into one write; fillers are left out.
+// Each line must end with a newline, be JSON and fit into one write. Filler lines are left out.
 std::vector<Json> Lines(const std::string& text) {
   std::vector<Json> lines;
-  EXPECT_TRUE(text.empty() || text.ends_with('\n')) << "a part of a line";
+  EXPECT_TRUE(text.empty() || text.ends_with('\n')) << "only a part of a line was written";
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) {
     if (line == std::string(PIPE_BUF - 1, '#')) continue;
@@ -93,7 +94,7 @@ std::vector<Json> Lines(const std::string& text) {
   return lines;
 }
 
-// Of each event only the first lines of a window are written, and a test may run many times.
+// Only the first lines of each event in a window are written, and a test may run many times.
 int run = 0;
 std::string Event(const std::string& name) { return name + "-" + std::to_string(run); }
 
@@ -143,7 +144,8 @@ TEST_F(LogTest, ALineThatIsLostItselfDoesNotTakeTheCountWithIt) {
   EXPECT_FALSE(lines[1].contains("lost_lines"));
 }
 
-// Goal: no half lines. Method: values longer than what a pipe takes at once, and room for one page.
+// Goal: no partial lines.
+// Method: values longer than what a pipe takes at once, and room for one page.
 TEST_F(LogTest, ALongLineIsWholeOrAbsent) {
   stderr_.Fill(1);
   const std::string large(6000, 'x');
@@ -166,14 +168,15 @@ TEST_F(LogTest, WithSlowReadersEachLineIsWholeAndTheOthersAreCounted) {
   for (int thread = 0; thread < kThreads; ++thread) {
     writers.emplace_back([thread] {
       for (int i = 0; i < kLines; ++i) {
-        // Of each event only the first lines of a window are written: as many events as lines.
+        // Only the first lines of each event in a window are written, so each line is an event of
+        // its own.
         LogInfo(Event("line-") + std::to_string(thread) + "-" + std::to_string(i),
                 {{"value", std::string(static_cast<size_t>(i) * 7, 'v')}});
       }
     });
   }
   for (std::thread& writer : writers) writer.join();
-  // The last one tells what was lost before it: it must find room.
+  // The last line reports what was lost before it, so it must have room.
   uint64_t lost_itself = 0;
   pollfd writable{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
   ASSERT_EQ(poll(&writable, 1, 30'000), 1);
@@ -240,8 +243,8 @@ TEST_F(LogTest, ManyLongValuesShareTheLine) {
   }
 }
 
-// Goal: where standard error takes a part of a line, the next one is not glued to it. Method: a
-// file that may not grow in the middle of a line, as on a full disk.
+// Goal: after standard error took only a part of a line, the next line starts on a new line.
+// Method: a file that cannot grow in the middle of a line, as on a full disk.
 TEST(Log, APartOfALineIsEndedBeforeTheNextOne) {
   ++run;
   ConfigureLog({.level = LogLevel::kInfo, .format = LogFormat::kJson});

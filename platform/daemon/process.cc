@@ -32,7 +32,8 @@ struct SystemCall {
   std::string_view name;
 };
 
-// In these a thread waits for others, for time or for events, and SIGKILL ends them.
+// In these system calls a thread waits for other threads, for time or for events, and SIGKILL ends
+// the wait.
 constexpr std::array kHarmless = {
     SYS_futex,     SYS_ppoll,           SYS_epoll_pwait,     SYS_pselect6,
     SYS_nanosleep, SYS_clock_nanosleep, SYS_restart_syscall, SYS_rt_sigtimedwait,
@@ -41,7 +42,7 @@ constexpr std::array kHarmless = {
 #endif
 };
 
-// Those that are known to hang; of others the number is told.
+// Names of system calls that are known to hang; others are shown by number.
 constexpr std::array kNames = {
     SystemCall{SYS_close, "close"},
     SystemCall{SYS_ioctl, "ioctl"},
@@ -67,10 +68,10 @@ std::string FirstLine(const std::string& path) {
   return line;
 }
 
-// Nothing: it runs, or waits in what is harmless.
+// Nothing if the thread runs, or waits in a harmless system call.
 std::optional<HeldThread> LookAtThread(const std::string& folder) {
   HeldThread thread;
-  // "PID (name) S ...": the name may have parentheses itself.
+  // "PID (name) S ...": the name itself may contain parentheses.
   const std::string stat = FirstLine(folder + "/stat");
   const size_t name_end = stat.rfind(')');
   if (name_end == std::string::npos || name_end + 2 >= stat.size()) return std::nullopt;
@@ -115,9 +116,9 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &descriptors);
 }
 
-// A line of /proc/self/cgroup is ID:CONTROLLERS:PATH, of version 2 without controllers
-// (cgroups(7)). In a container with a cgroup namespace PATH is "/". A privileged one has none:
-// /sys/fs/cgroup is the node's then, and PATH leads to the container's group.
+// A line of /proc/self/cgroup is ID:CONTROLLERS:PATH; for version 2 CONTROLLERS is empty
+// (cgroups(7)). In a container with a cgroup namespace, PATH is "/". A privileged container has
+// none: /sys/fs/cgroup is then the node's, and PATH leads to the container's group.
 uint64_t MemoryLimitBytes(const std::string& root) {
   uint64_t least = UINT64_MAX;
   std::ifstream groups(root + "/proc/self/cgroup");
@@ -170,8 +171,8 @@ bool IsLocked(const std::string& path) {
 }
 
 Result<UniqueFd> LockFile(const std::string& path, const Status& taken) {
-  // A process that is killed while it starts another one leaves its descriptors to that, until that
-  // has begun its own program.
+  // A process that is killed while it starts another one leaves its descriptors to the new one
+  // until that executes its own program.
   const Deadline deadline = Deadline::AfterMs(kLockMs);
   for (;;) {
     Result<UniqueFd> file = TryLockFile(path);

@@ -1,4 +1,4 @@
-// What the daemons do as processes before they do anything else.
+// Process-wide settings that the daemons make before anything else.
 #pragma once
 
 #include <sys/types.h>
@@ -13,41 +13,43 @@
 
 namespace gpushm {
 
-// To as many descriptors as the hard limit allows: each buffer and each client has one or two.
+// Raises the descriptor limit to the hard limit: each buffer and each client needs one or two.
 void RaiseDescriptorLimit();
 
-// Bytes of host memory that this container may take, as its cgroup or one around it says;
-// UINT64_MAX: no limit. `root`: for tests, in place of / for proc and sys.
+// Bytes of host memory that this container may use, according to its cgroup and the ones around it;
+// UINT64_MAX: no limit. `root`: for tests, replaces / for proc and sys.
 uint64_t MemoryLimitBytes(const std::string& root = "");
 
-// For a daemon with many threads that do little, and now and then make a text of megabytes: one
-// heap for all of them, and such texts given back at once. By itself glibc makes eight heaps a
-// core, each of which keeps what it once had. Before any thread starts.
+// For a daemon with many mostly idle threads that sometimes builds a text of megabytes: one heap
+// for all threads, and such texts are given back to the system at once. By default glibc makes up
+// to eight heaps for each core, and each keeps its peak size. Call it before any thread starts.
 void KeepHeapSmall();
 
-// Blocks these signals and gives a descriptor that tells of them (signalfd, not blocking). Before
-// any thread starts: threads inherit the mask.
+// Blocks these signals and returns a descriptor that reports them (signalfd, non-blocking). Call it
+// before any thread starts, because threads inherit the mask.
 UniqueFd SignalDescriptor(std::initializer_list<int> signals);
 
-// The lock of a file that is made if need be; it goes with the descriptor. kBusy: somebody has it.
+// Locks a file, which is created if missing; closing the descriptor unlocks it. kBusy: another
+// process or descriptor has the lock.
 Result<UniqueFd> TryLockFile(const std::string& path);
-// Whether somebody has it; this process counts as well.
+// Whether somebody has the lock, this process included.
 bool IsLocked(const std::string& path);
 
-// Makes the file at `path` and locks it for this process, however it ends (flock). `taken`: the
-// error when another process has it, and keeps it for half a second. kSystem.
+// Creates the file at `path` and locks it for this process; the lock ends with the process, however
+// that ends (flock). `taken`: the error if another process still has the lock after half a second.
+// kSystem.
 Result<UniqueFd> LockFile(const std::string& path, const Status& taken);
 
-// A thread that waits in the kernel.
+// A thread that is blocked in the kernel.
 struct HeldThread {
   pid_t tid = 0;
   std::string name = {};
-  std::string system_call = {};      // Its name, or its number; empty: not known.
-  std::string kernel_function = {};  // In which it waits (/proc/PID/wchan); empty: not known.
+  std::string system_call = {};      // Its name or its number; empty: not known.
+  std::string kernel_function = {};  // Where it waits (/proc/PID/wchan); empty: not known.
 };
 
-// The threads of `process` (not the caller's own) that wait in a system call which may not end, not
-// even by SIGKILL: any but a wait for other threads, for time or for events.
+// The threads of `process` (except the caller's own) that wait in a system call which may never
+// end, not even by SIGKILL. Waits for other threads, for time or for events do not count.
 std::vector<HeldThread> HeldThreads(pid_t process);
 
 }  // namespace gpushm

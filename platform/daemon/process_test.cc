@@ -1,5 +1,5 @@
-// Goal: the daemon knows what memory its container may take, wherever the runtime shows it. Method:
-// the files of cgroups as runtimes mount them, under a folder that stands for the root.
+// Goal: the daemon finds the memory limit of its container, wherever the runtime shows it.
+// Method: the files of cgroups as runtimes mount them, under a folder that replaces the root.
 #include "platform/daemon/process.h"
 
 #include <gtest/gtest.h>

@@ -1,14 +1,14 @@
-// A thread for what may block: calls of libcuda (a sick GPU hangs them), and closing descriptors
-// that came from clients (a socket with SO_LINGER holds its closer up for as long as its maker
-// likes). A worker for closing helps itself with more threads when one is held up.
+// A thread for calls that may block: calls of libcuda (an unhealthy GPU hangs them), and closing
+// descriptors that came from clients (a socket with SO_LINGER blocks its closer for as long as its
+// maker chose). A worker for closing starts more threads when one is blocked.
 //
-// Threads: Run, Close and backlog from any thread. Tasks start in order; with one thread they also
-// run one after the other. A worker whose threads do not stay (Threads::kLeave) has none while it
-// has nothing to do, so that there can be one for each peer.
+// Threads: any thread may call Run, Close and backlog. Tasks start in order; with one thread they
+// also run one after the other. A worker with Threads::kLeave has no thread while it has nothing to
+// do, so that each peer can have a worker.
 //
-// Invariant: while tasks wait and all threads are at work, a spare thread watches, unless there are
-// max_threads. It takes a task once none has started for kHeldUp, and goes when none waits. So
-// nobody waits for longer behind a task that blocks, and a burst of quick tasks has one thread.
+// Invariant: while tasks wait and all threads are busy, a spare thread watches, unless there are
+// max_threads. It takes a task once none has started for kHeldUp, and ends when none waits. So no
+// task waits longer behind one that blocks, and a burst of quick tasks runs on one thread.
 #pragma once
 
 #include <sys/socket.h>
@@ -44,7 +44,7 @@ class Worker {
   }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
-  // Waits for the tasks to end, but not for one that hangs: see Abandon.
+  // Waits for the tasks to end, but not for one that hangs if Abandon was called.
   ~Worker() {
     std::unique_lock lock(shared_->mutex);
     shared_->stopping = true;
@@ -63,19 +63,20 @@ class Worker {
     shared_->changed.notify_all();
   }
 
-  // Closes `fd` there. Any descriptor that a client may have made goes this way.
+  // Closes `fd` on the worker. Any descriptor that a client may have made is closed this way.
   void Close(UniqueFd fd) {
     std::vector<UniqueFd> one;
     one.push_back(std::move(fd));
     Close(std::move(one));
   }
-  // The same for all that came with a message.
+  // The same for all descriptors that came with a message.
   void Close(std::vector<UniqueFd> fds) {
     std::erase_if(fds, [](const UniqueFd& fd) { return !fd; });
     if (fds.empty()) return;
     Run([owned = std::make_shared<std::vector<UniqueFd>>(std::move(fds))] {
       for (UniqueFd& fd : *owned) {
-        // No effect on what is no socket. Its maker may set it again meanwhile: hence the threads.
+        // Has no effect on other descriptors than sockets. The socket's maker may set it again
+        // meanwhile, so the threads are still needed.
         const linger none{};
         setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
         fd.Reset();
@@ -83,18 +84,18 @@ class Worker {
     });
   }
 
-  // Tasks that have not ended.
+  // Number of tasks that have not ended.
   size_t backlog() const {
     const std::lock_guard lock(shared_->mutex);
     return shared_->tasks.size() + shared_->threads - shared_->idle;
   }
 
-  // Leaves threads that hang behind; only before the process exits.
+  // Leaves hanging threads behind; only before the process exits.
   void Abandon() { abandoned_ = true; }
 
  private:
   using Clock = std::chrono::steady_clock;
-  // Nothing started for so long while tasks wait: all threads are held up.
+  // If tasks wait and none has started for this long, all threads count as blocked.
   static constexpr std::chrono::milliseconds kHeldUp{50};
 
   struct Shared {
@@ -103,13 +104,14 @@ class Worker {
     std::deque<Task> tasks;
     size_t max_threads = 1;
     size_t threads = 0;
-    size_t idle = 0;  // Of threads; a spare one is.
+    size_t idle = 0;  // Number of idle threads; a spare thread is idle.
     Clock::time_point last_start = Clock::now();
     bool leave = false;
     bool stopping = false;
   };
 
-  // With the mutex. False: the container may have no more threads; the next task tries again.
+  // Call with the mutex held. False: the container may have no more threads; the next task tries
+  // again.
   static bool Start(const std::shared_ptr<Shared>& shared, bool spare) {
     try {
       std::thread([shared, spare] { Loop(shared, spare); }).detach();
@@ -121,7 +123,7 @@ class Worker {
     return true;
   }
 
-  // With the mutex.
+  // Call with the mutex held.
   static void KeepSpare(const std::shared_ptr<Shared>& shared) {
     if (shared->tasks.empty() || shared->idle > 0 || shared->threads == shared->max_threads) return;
     (void)Start(shared, /*spare=*/true);
@@ -138,7 +140,7 @@ class Worker {
     } else {
       shared->changed.wait(lock, may_take);
     }
-    // From here a spare thread is one like the first.
+    // From here on a spare thread is like any other.
     while (!shared->tasks.empty()) {
       --shared->idle;
       Task task = std::move(shared->tasks.front());

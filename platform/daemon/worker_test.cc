@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{20};
 
-// A task that blocks until the test ends, or lets it go.
+// A task that blocks until the test ends or releases it.
 class Blocked {
  public:
   explicit Blocked(Worker* worker) {
@@ -32,7 +32,7 @@ class Blocked {
   std::promise<void> end_;
 };
 
-// Whether a task that is given now runs.
+// Whether a task that is added now runs.
 bool Runs(Worker* worker) {
   const auto ran = std::make_shared<std::promise<void>>();
   auto future = ran->get_future();
@@ -45,10 +45,11 @@ TEST(Worker, ATaskRightBehindOneThatBlocksRuns) {
   Blocked blocked(&worker);
   ASSERT_TRUE(blocked.WaitForStart());
   EXPECT_TRUE(Runs(&worker));
-  EXPECT_TRUE(Runs(&worker)) << "and so do later ones";
+  EXPECT_TRUE(Runs(&worker)) << "later tasks must run, too";
 }
 
-// Goal: what comes in at once is held up by no part of it. Method: all but one thread block.
+// Goal: tasks that arrive together do not block each other.
+// Method: all threads but one block.
 TEST(Worker, TasksThatBlockTakeAllThreadsButOne) {
   Worker worker(4);
   Blocked first(&worker);

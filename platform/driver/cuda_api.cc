@@ -17,10 +17,10 @@ namespace {
 constexpr int kMinDriverVersion = 12000;
 constexpr char kOldDriverRemedy[] = "install an NVIDIA driver of branch 525 or newer";
 
-// Present only in the simulated driver.
+// Exists only in the simulated driver.
 constexpr char kSimulatedMarker[] = "gpushm_sim_version";
 
-// Stands for a function that the simulated driver of an earlier release does not have yet.
+// Replaces a function that the simulated driver of an earlier release lacks.
 template <typename... Arguments>
 CUresult CUDAAPI NotSupported(Arguments...) {
   return CUDA_ERROR_NOT_SUPPORTED;
@@ -42,7 +42,7 @@ Result<const CudaApi*> CudaApi::Load(const std::string& folder) {
     std::mutex mutex;
     std::map<std::string, std::unique_ptr<const CudaApi>> by_folder;
   };
-  static constinit PerProcess<Loaded> loaded;  // Never destroyed: (2).
+  static constinit PerProcess<Loaded> loaded;  // Never destroyed: invariant (2).
   auto& [mutex, by_folder] = loaded.Get();
   const std::lock_guard lock(mutex);
   if (const auto found = by_folder.find(folder); found != by_folder.end()) {
@@ -55,8 +55,8 @@ Result<const CudaApi*> CudaApi::Load(const std::string& folder) {
     const char* reason = dlerror();
     return Fail(Code::kUnsupported,
                 Concat("the CUDA driver cannot be loaded: ", reason ? reason : path),
-                "run where an NVIDIA driver is visible (in a pod: ask for gpushm.io/attach), or "
-                "point GPUSHM_DRIVER at the folder of the simulated driver");
+                "run where an NVIDIA driver is visible (in a pod, request gpushm.io/attach), "
+                "or set GPUSHM_DRIVER to the folder of the simulated driver");
   }
   const auto get_address =
       reinterpret_cast<decltype(&::cuGetProcAddress_v2)>(dlsym(library, "cuGetProcAddress_v2"));
@@ -96,12 +96,11 @@ Result<const CudaApi*> CudaApi::Load(const std::string& folder) {
 Result<void> CudaApi::Init() const {
   const CUresult result = cuInit(0);
   if (result == CUDA_ERROR_NOT_INITIALIZED) {
-    return Fail(
-        Code::kForked,
-        "cuInit: CUDA_ERROR_NOT_INITIALIZED (3): CUDA was initialised before fork(), and "
-        "does not work in the child",
-        "start this process with exec instead (Python: the start method \"spawn\"), or fork "
-        "before anything uses CUDA; gpushm itself uses it from the first attach on");
+    return Fail(Code::kForked,
+                "cuInit: CUDA_ERROR_NOT_INITIALIZED (3): "
+                "CUDA was initialised before fork() and does not work in the child",
+                "start this process with exec instead (Python: the start method \"spawn\"), "
+                "or fork before anything uses CUDA; gpushm uses it from the first attach on");
   }
   return Check(result, "cuInit");
 }
@@ -117,17 +116,18 @@ Result<void> CudaApi::Check(CUresult result, std::string_view call) const {
              text ? ", " : "", text ? text : "", ")");
   switch (result) {
     case CUDA_ERROR_OUT_OF_MEMORY:
-      return Fail(Code::kExhausted, what, "free memory on this GPU, or ask for less");
+      return Fail(Code::kExhausted, what, "free memory on this GPU, or request less");
     case CUDA_ERROR_NO_DEVICE:
       return Fail(Code::kNotFound, what,
-                  "no GPU is visible here: ask for gpushm.io/attach (in a pod), or check "
-                  "CUDA_VISIBLE_DEVICES and nvidia-smi");
+                  "no GPU is visible here: request gpushm.io/attach (in a pod), "
+                  "or check CUDA_VISIBLE_DEVICES and nvidia-smi");
     case CUDA_ERROR_NOT_SUPPORTED:
-      return Fail(Code::kUnsupported, what, "gpushmctl doctor says what works here");
+      return Fail(Code::kUnsupported, what,
+                  "run gpushmctl doctor to see what this machine supports");
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_DEVICE_UNAVAILABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-      return Fail(Code::kDeviceLost, what, "the GPU must be reset or the node drained");
+      return Fail(Code::kDeviceLost, what, "reset the GPU or drain the node");
     default:
       return Fail(Code::kDriver, what);
   }

@@ -1,8 +1,8 @@
-// The CUDA driver API, loaded at run time: nothing of gpushm links libcuda.
+// The CUDA driver API, loaded at run time: nothing in gpushm links libcuda.
 //
 // Invariants
-//   (1) A CudaApi exists only when every function of the table was found; callers never check for
-//       null. What the simulated driver of an earlier release lacks answers NOT_SUPPORTED.
+//   (1) A CudaApi exists only if every function of the table was found, so callers never check for
+//       null. Functions that the simulated driver of an earlier release lacks answer NOT_SUPPORTED.
 //   (2) The library is never unloaded: driver threads and mappings may outlive any owner.
 //   (3) Nothing here makes a context. cuInit runs once, at the first Init().
 //
@@ -18,9 +18,9 @@
 
 namespace gpushm {
 
-// The driver functions that gpushm uses, by the base name cuGetProcAddress takes. All are asked for
-// with the ABI of CUDA 12.0, which is the one cuda.h of 12.x and 13.x declares for them; where
-// cuda.h gives one another name by a macro (cuGraphInstantiate), the driver's own name stands here.
+// The driver functions that gpushm uses, by the base name that cuGetProcAddress takes. All are
+// requested with the ABI of CUDA 12.0, which cuda.h of 12.x and 13.x declares for them. Where
+// cuda.h renames one by a macro (cuGraphInstantiate), the table has the driver's own name.
 // clang-format off
 #define GPUSHM_CUDA_FUNCTIONS(X)                                                                  \
   X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGet)            \
@@ -55,23 +55,23 @@ class CudaApi {
   GPUSHM_CUDA_FUNCTIONS(GPUSHM_DECLARE)
 #undef GPUSHM_DECLARE
 
-  // Loads libcuda.so.1 once per process and folder, and returns the same table ever after; it lives
-  // as long as the process. `folder`: where libcuda.so.1 lies; empty: where the loader looks.
-  // Fails with kUnsupported when the driver is missing, too old (before CUDA 12.0, driver 525) or
-  // lacks a function, and says which.
+  // Loads libcuda.so.1 once per process and folder, and returns the same table from then on; the
+  // table lives as long as the process. `folder`: contains libcuda.so.1; empty: the loader's search
+  // path. Fails with kUnsupported if the driver is missing, too old (before CUDA 12.0, driver 525)
+  // or lacks a function, and says which.
   static Result<const CudaApi*> Load(const std::string& folder);
 
-  // cuInit. Cheap after the first time. kNotFound: no GPU is visible here; kDeviceLost and kDriver
-  // otherwise.
+  // Calls cuInit. Cheap after the first time. kNotFound: no GPU is visible to this process;
+  // kDeviceLost and kDriver otherwise.
   Result<void> Init() const;
 
-  // CUDA version of the driver: 13000 is 13.0.
+  // CUDA version of the driver: 13000 means 13.0.
   int driver_version() const { return driver_version_; }
-  // True for libcuda-sim.so: times are not a GPU's, and kernels do not run.
+  // True for libcuda-sim.so: its times are not those of a GPU, and it does not run kernels.
   bool simulated() const { return simulated_; }
   const std::string& path() const { return path_; }
 
-  // Turns a driver's answer into a Result; `call` names the function and what it was for.
+  // Turns a driver's answer into a Result; `call` names the function and its purpose.
   Result<void> Check(CUresult result, std::string_view call) const;
 
  private:
@@ -82,8 +82,8 @@ class CudaApi {
   std::string path_;
 };
 
-// The one place that reads the environment for the driver's choice: GPUSHM_DRIVER, a folder that
-// holds libcuda.so.1 and libnvidia-ml.so.1. Unset or empty: the driver that the loader finds.
+// The only place that reads the environment to choose the driver: GPUSHM_DRIVER, a folder with
+// libcuda.so.1 and libnvidia-ml.so.1. Unset or empty: the driver that the loader finds.
 std::string DriverFolderFromEnvironment();
 
 }  // namespace gpushm

@@ -12,8 +12,8 @@ CUmemAllocationProp PropertiesFor(const CudaApi& api, CUdevice device) {
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  // Network cards and GPUDirect Storage register no other memory. Asking where it is not supported
-  // makes cuMemCreate fail.
+  // Network cards and GPUDirect Storage can register no other memory. Requesting it where it is not
+  // supported makes cuMemCreate fail.
   int supported = 0;
   if (api.cuDeviceGetAttribute(&supported,
                                CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,

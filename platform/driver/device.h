@@ -1,10 +1,10 @@
-// Owners of what the CUDA driver gives: one type for each resource. Nothing else in the tree calls
-// cuMemRelease, cuMemUnmap, cuMemAddressFree, cuStreamDestroy and their like.
+// Owners of what the CUDA driver allocates: one type for each resource. Nothing else in the tree
+// calls cuMemRelease, cuMemUnmap, cuMemAddressFree, cuStreamDestroy and similar functions.
 //
-// Only PrimaryContext makes a context. DeviceMemory and DeviceMapping need none (seen on the real
-// driver: conformance cases NoContext*).
+// Only PrimaryContext makes a context. DeviceMemory and DeviceMapping need none (verified on the
+// real driver: conformance cases NoContext*).
 //
-// Threads: an object may move between threads; it is used by one thread at a time.
+// Threads: an object may move between threads, but only one thread at a time may use it.
 #pragma once
 
 #include <cuda.h>
@@ -37,10 +37,10 @@ struct DeviceInfo {
   GpuUuid uuid;
   std::string name;
   uint64_t total_bytes = 0;
-  uint64_t granularity = 0;  // Smallest unit of cuMemCreate, bytes.
+  uint64_t granularity = 0;  // Allocation unit of cuMemCreate, bytes.
 };
 
-// The GPUs this process sees. Needs no context.
+// The GPUs that this process sees. Needs no context.
 Result<std::vector<DeviceInfo>> ListDevices(const CudaApi& api);
 
 // Rounds up to a multiple of `granularity` (> 0).
@@ -51,16 +51,17 @@ inline uint64_t RoundUp(uint64_t size_bytes, uint64_t granularity) {
 // Physical GPU memory (cuMemCreate), exportable as a file descriptor.
 class DeviceMemory {
  public:
-  // `size_bytes` must be a multiple of the device's granularity. Zeroed by the driver when it last
+  // `size_bytes` must be a multiple of the device's granularity. The driver zeroes memory that last
   // belonged to another process.
   static Result<DeviceMemory> Create(const CudaApi& api, CUdevice device, uint64_t size_bytes);
-  // Does not take `fd` over: the caller keeps and closes it.
+  // Does not take ownership of `fd`: the caller keeps and closes it.
   static Result<DeviceMemory> Import(const CudaApi& api, int fd);
-  // The allocation behind any address of a VMM mapping of this process.
+  // The allocation at any address of a VMM mapping of this process.
   static Result<DeviceMemory> Retain(const CudaApi& api, CUdeviceptr address);
 
-  // A descriptor that keeps the memory alive, in whatever process it lies. Costs 0.6 to 1.2 ms in a
-  // process without a context: export once and keep it. Not possible for imported memory.
+  // A descriptor that keeps the memory alive in whichever process holds it. The call costs 0.6 to
+  // 1.2 ms in a process without a context, so export once and keep it. Imported memory cannot be
+  // exported.
   Result<UniqueFd> Export() const;
 
   CUmemGenericAllocationHandle handle() const { return handle_; }
@@ -84,9 +85,9 @@ class DeviceMemory {
 // A range of device addresses with memory mapped into it.
 class DeviceMapping {
  public:
-  // Maps `memory` for use by `device`, and by `peers` over NVLink or PCIe. `size_bytes` is all of
-  // it: the driver maps no parts. The mapping keeps the memory alive by itself: `memory` may be
-  // destroyed afterwards.
+  // Maps `memory` for use by `device`, and by `peers` over NVLink or PCIe. `size_bytes` is its
+  // whole size, because the driver does not map parts. The mapping itself keeps the memory alive:
+  // `memory` may be destroyed afterwards.
   static Result<DeviceMapping> Map(const CudaApi& api, const DeviceMemory& memory,
                                    uint64_t size_bytes, CUdevice device, Access access,
                                    std::span<const CUdevice> peers = {});
@@ -101,7 +102,7 @@ class DeviceMapping {
   DeviceMapping& operator=(DeviceMapping&& other) noexcept;
   DeviceMapping(const DeviceMapping&) = delete;
   DeviceMapping& operator=(const DeviceMapping&) = delete;
-  // Work that still uses the range faults: callers synchronise first.
+  // Work that still uses the range will fault, so callers synchronise first.
   ~DeviceMapping() { Reset(); }
 
  private:
@@ -114,14 +115,14 @@ class DeviceMapping {
   uint64_t size_bytes_ = 0;
 };
 
-// A reference on a device's primary context: 523 MiB of the card and 100 to 175 ms when it is the
-// first of the process. Only the loader, tests and benchmarks make one.
+// A reference to a device's primary context. The first one of a process takes 523 MiB of the card
+// and 100 to 175 ms. Only the loader, tests and benchmarks make one.
 class PrimaryContext {
  public:
   static Result<PrimaryContext> Retain(const CudaApi& api, CUdevice device);
 
   CUcontext context() const { return context_; }
-  // Makes it current on the calling thread.
+  // Makes the context current on the calling thread.
   Result<void> MakeCurrent() const;
 
   PrimaryContext(PrimaryContext&& other) noexcept
@@ -167,7 +168,7 @@ class PinnedBuffer {
   static Result<PinnedBuffer> Allocate(const CudaApi& api, size_t size_bytes);
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   size_t size_bytes() const { return size_bytes_; }
-  // The context has ended, and the memory with it.
+  // Call this if the context has ended; the memory ended with it.
   void Forget() { data_ = nullptr; }
 
   PinnedBuffer(PinnedBuffer&& other) noexcept

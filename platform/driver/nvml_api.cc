@@ -48,7 +48,7 @@ Result<const NvmlApi*> NvmlApi::Load(const std::string& folder) {
 nvmlReturn_t NvmlApi::Restart() const {
   const std::unique_lock lock(in_use_, std::chrono::milliseconds(kRestartWaitMs));
   if (!lock) return NVML_ERROR_IN_USE;
-  // Load made the only initialisation of this process, so one shutdown ends it.
+  // Load made the only initialisation in this process, so one shutdown ends it.
   if (initialised_) nvmlShutdown();
   ++restarts_;
   const nvmlReturn_t result = nvmlInit_v2();
@@ -66,7 +66,7 @@ Result<void> NvmlApi::Check(nvmlReturn_t result, std::string_view call) const {
       return Fail(Code::kNotFound, what);
     case NVML_ERROR_GPU_IS_LOST:
     case NVML_ERROR_RESET_REQUIRED:
-      return Fail(Code::kDeviceLost, what, "the GPU must be reset or the node drained");
+      return Fail(Code::kDeviceLost, what, "reset the GPU or drain the node");
     case NVML_ERROR_TIMEOUT:
       return Fail(Code::kTimeout, what);
     default:

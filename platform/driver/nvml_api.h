@@ -1,4 +1,4 @@
-// NVML, loaded at run time like the driver: what the machine's GPUs are and how full they are.
+// NVML, loaded at run time like the driver: which GPUs the machine has and how full they are.
 // Threads: any; the table is immutable after Load.
 #pragma once
 
@@ -26,7 +26,7 @@ namespace gpushm {
   X(nvmlDeviceGetSupportedEventTypes) X(nvmlDeviceRegisterEvents) X(nvmlEventSetCreate)           \
   X(nvmlEventSetWait_v2) X(nvmlEventSetFree)
 
-// What older drivers lack: null there, so callers ask before they call.
+// Functions that older drivers lack. They are null there, so callers check before they call.
 #define GPUSHM_NVML_OPTIONAL_FUNCTIONS(X)                                                         \
   X(nvmlDeviceGetGpuInstanceId) X(nvmlDeviceGetComputeInstanceId) X(nvmlDeviceGetRemappedRows)    \
   X(nvmlDeviceGetRetiredPagesPendingStatus) X(nvmlDeviceGetTotalEccErrors)                        \
@@ -39,7 +39,7 @@ class NvmlApi {
  public:
 #define GPUSHM_DECLARE(name) decltype(&::name) name = nullptr;
   GPUSHM_NVML_FUNCTIONS(GPUSHM_DECLARE)
-  // nvmlDeviceGetTemperature: its successor is not in drivers of before 2025.
+  // nvmlDeviceGetTemperature is deprecated, but drivers from before 2025 lack its successor.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   GPUSHM_NVML_OPTIONAL_FUNCTIONS(GPUSHM_DECLARE)
@@ -47,25 +47,27 @@ class NvmlApi {
 #undef GPUSHM_DECLARE
 
   // Loads libnvidia-ml.so.1 and calls nvmlInit once per process and folder; the table lives as long
-  // as the process. `folder` as for CudaApi::Load. kUnsupported: missing or too old, and which.
+  // as the process. `folder` as for CudaApi::Load. kUnsupported: NVML or one of its functions is
+  // missing or too old; the text says which.
   static Result<const NvmlApi*> Load(const std::string& folder);
 
   Result<void> Check(nvmlReturn_t result, std::string_view call) const;
 
-  // To be held around calls in a process that restarts NVML: nvmlShutdown hangs for as long as
-  // another thread is inside of NVML (H100, driver 580). Not recursive.
+  // Hold this around NVML calls in a process that restarts NVML: nvmlShutdown hangs while another
+  // thread is inside NVML (H100, driver 580). Not recursive.
   [[nodiscard]] std::shared_lock<std::shared_timed_mutex> Use() const {
     return std::shared_lock(in_use_);
   }
 
-  // nvmlShutdown and nvmlInit, which NVML needs after a GPU was reset or the driver loaded anew: 3
-  // ms (H100, driver 580). Device handles and event sets of the whole process are invalid from then
-  // on, so nobody keeps handles for longer than one Use(). The answer is nvmlInit's, and NVML is
-  // uninitialised until one succeeds; NVML_ERROR_IN_USE: nothing was done, somebody is inside for
-  // longer than kRestartWaitMs (a sick GPU?).
+  // Calls nvmlShutdown and nvmlInit, which NVML needs after a GPU was reset or the driver was
+  // reloaded: 3 ms (H100, driver 580). This invalidates device handles and event sets of the whole
+  // process, so nobody keeps handles for longer than one Use(). The result is nvmlInit's, and NVML
+  // is uninitialised until one succeeds. NVML_ERROR_IN_USE: nothing was done, because a thread has
+  // been inside NVML for longer than kRestartWaitMs (perhaps an unhealthy GPU).
   static constexpr int kRestartWaitMs = 1000;
   nvmlReturn_t Restart() const;
-  // How often that was. Waiting on an event set from before times out without a word (H100).
+  // Number of restarts so far. Waiting on an event set from before a restart times out without an
+  // error (H100).
   uint64_t restarts() const { return restarts_; }
 
  private:
@@ -73,7 +75,7 @@ class NvmlApi {
 
   mutable std::shared_timed_mutex in_use_;
   mutable std::atomic<uint64_t> restarts_ = 0;
-  mutable bool initialised_ = true;  // Guarded by in_use_, held alone.
+  mutable bool initialised_ = true;  // Guarded by in_use_, held exclusively.
 };
 
 }  // namespace gpushm

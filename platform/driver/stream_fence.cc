@@ -10,7 +10,7 @@ Result<bool> IsPending(const CudaApi& api, CUstream stream) {
     return std::unexpected(done.error());
   }
   if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
-    return Fail(Code::kInvalidArgument, "a stream is being captured into a graph",
+    return Fail(Code::kInvalidArgument, "the stream is being captured into a graph",
                 "detach after the graph has run");
   }
   const CUresult result = api.cuStreamQuery(stream);

@@ -1,4 +1,4 @@
-// What a detach waits for: the work that was on given streams when it was called.
+// The work that a detach waits for: what given streams had to do when it was called.
 //
 // Threads: one at a time. Functions need the streams' context to be current.
 #pragma once
@@ -14,19 +14,21 @@
 
 namespace gpushm {
 
-// Whether a stream still has work. kInvalidArgument: it is being captured into a graph, or is none.
+// Whether a stream still has work. kInvalidArgument: it is being captured into a graph, or it is
+// not a stream.
 Result<bool> IsPending(const CudaApi& api, CUstream stream);
 
-// An event behind the work that a stream had.
+// An event behind the work that a stream had at a given time.
 class StreamFence {
  public:
   static Result<StreamFence> Record(const CudaApi& api, CUstream stream);
-  // Of no stream yet: it has passed.
+  // A new fence belongs to no stream and has passed.
   static Result<StreamFence> Make(const CudaApi& api);
-  // From now on behind the work that the stream has now. A failure: its context is another one.
+  // Moves the fence behind the work that the stream has now. Fails if the stream belongs to another
+  // context.
   Result<void> Move(CUstream stream);
 
-  // Also true when the event's context is gone: its work is, too.
+  // Also true if the event's context is gone, because its work is gone with it.
   bool HasPassed() const;
 
   StreamFence(StreamFence&& other) noexcept
@@ -46,7 +48,7 @@ class StreamFence {
   CUevent event_;
 };
 
-// Removes the fences that have passed; true if none is left.
+// Removes the fences that have passed; returns true if none is left.
 bool AllPassed(std::vector<StreamFence>* fences);
 
 }  // namespace gpushm

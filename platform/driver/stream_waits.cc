@@ -53,11 +53,12 @@ Result<void> StreamWaits::Add(CUstream stream, const Word& word, uint64_t value)
   DropReached();
   const auto known = waiting_.find(stream);
   if (known == waiting_.end() && waiting_.size() >= limit_) {
-    return Fail(Code::kExhausted,
-                Concat(waiting_.size(), " streams of this process wait already, with ", limit_ + 1,
-                       " connections to the GPU: one more could hold up work that must go on"),
-                "wait on the host, use fewer streams, or set CUDA_DEVICE_MAX_CONNECTIONS (up to "
-                "32) before the process starts");
+    return Fail(
+        Code::kExhausted,
+        Concat(waiting_.size(), " streams of this process are waiting already, with ", limit_ + 1,
+               " connections to the GPU; one more could block work that must continue"),
+        "wait on the host, use fewer streams, or set "
+        "CUDA_DEVICE_MAX_CONNECTIONS (up to 32) before the process starts");
   }
   waiting_[stream].emplace_back(&word, value);
   return {};
@@ -105,7 +106,7 @@ bool StreamWaits::HasPending(const void* begin, uint64_t bytes) {
 
 Result<Stream> MakeRunningStream(const CudaApi& api) {
   StreamWaits& waits = StreamWaits::Instance();
-  std::vector<Stream> held_up;  // Kept meanwhile: the next would get the connection of one again.
+  std::vector<Stream> held_up;  // Kept meanwhile, so that the next stream gets another connection.
   for (;;) {
     Result<Stream> stream = Stream::Create(api);
     if (!stream || held_up.size() >= waits.limit() || !waits.AnyPending()) return stream;

@@ -1,6 +1,7 @@
-// Waits that this process has put into its streams. They are scarce: a stream that waits can hold
-// up others of the process, as many as share its connection to the GPU; and 40 of them starve a
-// 41st (measured). So there are never more than connections, less one for work that must go on.
+// Waits that this process has put into its streams. Their number must be limited: a waiting stream
+// can block all other streams of the process that share its connection to the GPU, and 40 waiting
+// streams block a 41st (measured). So there are never more than the number of connections, less one
+// for work that must continue.
 //
 // Threads: any.
 #pragma once
@@ -24,22 +25,24 @@ class StreamWaits {
  public:
   using Word = std::atomic<uint64_t>;
 
-  // Of this process.
+  // The instance of this process.
   static StreamWaits& Instance();
 
   // `connections`: CUDA_DEVICE_MAX_CONNECTIONS, 1 to 32.
   explicit StreamWaits(uint32_t connections) : limit_(connections - 1) {}
 
-  // Before a wait for `value` enters `stream`. kExhausted: too many streams wait. `word` must stay
-  // mapped until it has that value, see HasPending.
+  // Call it before a wait for `value` enters `stream`. kExhausted: too many streams wait. `word`
+  // must stay mapped until it has that value; see HasPending.
   Result<void> Add(CUstream stream, const Word& word, uint64_t value);
-  // It did not enter after all. Other threads may have added waits to the stream meanwhile.
+  // Undoes Add if the wait did not enter the stream. Other threads may have added waits to the
+  // stream meanwhile.
   void Remove(CUstream stream, const Word& word, uint64_t value);
   // Whether a stream of this process waits for a word of [begin, begin + bytes).
   bool HasPending(const void* begin, uint64_t bytes);
   // Whether any stream of this process waits.
   bool AnyPending();
-  // The memory goes, whatever waits for it: a client that is closed with work under way.
+  // Removes the waits on memory that will be unmapped, even if streams still wait there: a client
+  // that is closed with work under way.
   void Forget(const void* begin, uint64_t bytes);
   uint32_t limit() const { return limit_; }
 
@@ -51,9 +54,9 @@ class StreamWaits {
   std::map<CUstream, std::vector<std::pair<const Word*, uint64_t>>> waiting_;
 };
 
-// A new stream of the current context, for work that somebody waits for. One that shared its
-// connection to the GPU with a stream that waits would wait with it: while one waits, streams are
-// made until one shows within 20 ms that it runs, at most as many as there are connections.
+// Makes a new stream of the current context, for work that somebody waits for. If it shared its
+// connection to the GPU with a waiting stream, it would be blocked, too. So while a stream waits,
+// this makes streams until one proves within 20 ms that it runs, at most one for each connection.
 Result<Stream> MakeRunningStream(const CudaApi& api);
 
 }  // namespace gpushm

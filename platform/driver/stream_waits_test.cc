@@ -1,6 +1,6 @@
-// Goal: streams that wait are counted as long as they do, and what they wait for is not looked at
-// when its memory has gone. Method: words of this process in place of a page's; pages that are
-// unmapped.
+// Goal: waiting streams are counted as long as they wait, and the word that they wait for is not
+// read after its memory is gone.
+// Method: words of this process instead of a sync page's; pages that are unmapped.
 #include "platform/driver/stream_waits.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ TEST(StreamWaits, CountsStreamsAndNotWaits) {
   EXPECT_EQ(refused.error().code(), Code::kExhausted);
   word = 1;
   EXPECT_TRUE(waits.HasPending(&word, sizeof word)) << "the first stream still waits for 2";
-  EXPECT_TRUE(waits.Add(Stream(3), word, 2)) << "the second does not wait any more";
+  EXPECT_TRUE(waits.Add(Stream(3), word, 2)) << "the second stream does not wait any more";
   word = 2;
   EXPECT_FALSE(waits.HasPending(&word, sizeof word));
 }
@@ -36,7 +36,7 @@ TEST(StreamWaits, AWaitThatDidNotEnterIsTakenBack) {
   EXPECT_TRUE(waits.Add(Stream(2), word, 1));
 }
 
-// Two threads put waits into one stream, and the first one's does not enter.
+// Two threads put waits into one stream, and the first one's wait does not enter.
 TEST(StreamWaits, AWaitIsTakenBackAlsoWhenAnotherCameAfterIt) {
   StreamWaits waits(2);
   StreamWaits::Word first = 0;
@@ -59,7 +59,7 @@ TEST(StreamWaits, MemoryThatHasGoneIsForgotten) {
   waits.Forget(page, 4096);
   munmap(page, 4096);
   StreamWaits::Word word = 0;
-  EXPECT_TRUE(waits.Add(Stream(2), word, 1)) << "nobody waits, and nobody looks there";
+  EXPECT_TRUE(waits.Add(Stream(2), word, 1)) << "nobody waits, and nobody reads the unmapped page";
 }
 
 TEST(StreamWaits, OneConnectionLeavesNone) {

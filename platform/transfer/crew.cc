@@ -10,17 +10,18 @@
 namespace gpushm {
 namespace {
 
-// On the machines of docs/guides/transfers.md a core copies 5 to 7 GiB/s, and the link takes 51.
+// On the machines of docs/guides/transfers.md a core copies 5 to 7 GiB/s, and the interconnect
+// carries 51.
 constexpr int kMostHelpers = 8;
 
 }  // namespace
 
 Crew::Crew(uint32_t helpers) {
-  helpers_.reserve(helpers);  // Nothing throws once a thread runs.
+  helpers_.reserve(helpers);  // Nothing may throw once a thread runs.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
-  // A helper inherits the mask: signals stay with the application's own threads.
+  // Helpers inherit the mask, so signals stay with the application's own threads.
   pthread_sigmask(SIG_SETMASK, &all, &before);
   for (uint32_t i = 0; i < helpers; ++i) {
     pthread_t helper{};
@@ -93,12 +94,12 @@ uint32_t UsefulHelpers() {
 }
 
 uint32_t HelpersFor(int processors, const std::string& cpu_max) {
-  // "150000 100000": so many of so many microseconds. "max 100000": all of them.
+  // "150000 100000": 150000 of every 100000 microseconds. "max 100000": no limit.
   std::istringstream in(cpu_max);
   int64_t quota = 0;
   int64_t period = 0;
   if (in >> quota >> period && quota > 0 && period > 0) {
-    // More threads would use it up sooner, and then all of the container stands still.
+    // More threads would use up the quota sooner, and then the whole container is stopped.
     processors = static_cast<int>(
         std::min<int64_t>(processors, quota / period + (quota % period == 0 ? 0 : 1)));
   }

@@ -13,7 +13,7 @@
 namespace gpushm::cufile {
 namespace {
 
-// Only the tests' libcufile has it: the path that stands for nvidia-fs.
+// Only the tests' libcufile has it: the path that represents nvidia-fs.
 constexpr char kFakeDriverPath[] = "gpushm_fake_nvidia_fs";
 
 template <typename Function>
@@ -29,10 +29,10 @@ Result<std::unique_ptr<const Api>> Open(const std::string& folder) {
     const char* const reason = dlerror();
     return Fail(Code::kUnsupported,
                 Concat("GPUDirect Storage: cuFile cannot be loaded: ", reason ? reason : path),
-                "install NVIDIA's libcufile, or point GPUSHM_CUFILE at its folder");
+                "install NVIDIA's libcufile, or set GPUSHM_CUFILE to its folder");
   }
   auto api = std::make_unique<Api>();
-  // Since CUDA 12.0, cuFileDriverClose is a name of cufile.h for this one.
+  // Since CUDA 12.0, cufile.h defines cuFileDriverClose as this name.
   const bool complete = Resolve(library, "cuFileDriverOpen", api->DriverOpen) &&
                         Resolve(library, "cuFileDriverClose_v2", api->DriverClose) &&
                         Resolve(library, "cuFileDriverGetProperties", api->DriverGetProperties) &&

@@ -1,7 +1,7 @@
-// cuFile, NVIDIA's library for GPUDirect Storage, loaded at run time: what gpushm uses of it,
-// declared here after NVIDIA's cuFile API reference, so that no build needs its header.
+// cuFile, NVIDIA's library for GPUDirect Storage, loaded at run time. The part that gpushm uses is
+// declared here, after NVIDIA's cuFile API reference, so that no build needs its header.
 //
-// Threads: as CudaApi: immutable after Load, and never unloaded.
+// Threads: as for CudaApi: immutable after Load, and never unloaded.
 #pragma once
 
 #include <cuda.h>
@@ -23,15 +23,15 @@ inline constexpr int kAlreadyOpen = 5026;  // CU_FILE_DRIVER_ALREADY_OPEN
 
 // CUfileDrvProps_t
 struct Properties {
-  unsigned major_version;  // Of nvidia-fs.
+  unsigned major_version;  // Of the nvidia-fs kernel module.
   unsigned minor_version;
   size_t poll_threshold_size;
   size_t max_direct_io_size;
-  unsigned status_flags;   // A bit for each file system and kind of disk that it supports.
-  unsigned control_flags;  // kAllowCompatMode and others.
-  std::array<std::byte, 232> others;  // It has grown before.
+  unsigned status_flags;              // One bit for each supported file system and kind of disk.
+  unsigned control_flags;             // kAllowCompatMode and others.
+  std::array<std::byte, 232> others;  // More fields; the struct has grown before.
 };
-// Bits of control_flags (CUfileDriverControlFlags_t) that let bytes go through host memory.
+// Bits of control_flags (CUfileDriverControlFlags_t) that allow copies through host memory.
 inline constexpr unsigned kAllowCompatMode = 1u << 1;
 inline constexpr unsigned kPosixMode = 1u << 2;
 inline constexpr unsigned kFallbackMode = 1u << 4;
@@ -61,17 +61,17 @@ struct Api {
   void (*HandleDeregister)(Handle) = nullptr;
   Error (*BufRegister)(const void*, size_t, int flags) = nullptr;
   Error (*BufDeregister)(const void*) = nullptr;
-  // Bytes; -1 with errno; or a negative CUfileOpError.
+  // Number of bytes; -1 with errno; or a negative CUfileOpError.
   ssize_t (*Read)(Handle, void*, size_t, off_t file_offset, off_t buffer_offset) = nullptr;
   ssize_t (*Write)(Handle, const void*, size_t, off_t file_offset, off_t buffer_offset) = nullptr;
   // Null in older versions.
   Error (*SetParameterBool)(int, bool) = nullptr;
   Error (*GetParameterBool)(int, bool*) = nullptr;
-  // Where nvidia-fs shows itself.
+  // The path at which nvidia-fs is visible.
   const char* (*DriverPath)() = nullptr;
 
-  // libcufile.so.0 from the folder that GPUSHM_CUFILE names, else where the loader looks. Starts
-  // nothing. kUnsupported: it is not there, or too old.
+  // Loads libcufile.so.0 from the folder that GPUSHM_CUFILE names, otherwise from the loader's
+  // search path. Starts nothing. kUnsupported: it is missing or too old.
   static Result<const Api*> Load();
 };
 

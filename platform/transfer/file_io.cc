@@ -20,15 +20,15 @@
 namespace gpushm {
 namespace {
 
-// Large enough for a disk's queue.
+// Large enough to keep a disk's queue busy.
 constexpr uint64_t kDirectPartBytes = uint64_t{4} << 20;
-// A copy is as fast in small parts, and threads end together.
+// Small parts are copied as fast as large ones, and the threads end at about the same time.
 constexpr uint64_t kCachedPartBytes = uint64_t{1} << 20;
-// The most that /proc/sys/fs/pipe-max-size allows without privilege.
+// The most that /proc/sys/fs/pipe-max-size allows without privileges (default value).
 constexpr int kPipeBytes = 1 << 20;
 constexpr int64_t kTickNs = int64_t{kStreamStepMs} * 1'000'000;
 
-// Waits until the stream has bytes or room, and lets the caller look up now and then.
+// Waits until the stream has bytes or room, and calls the caller's tick regularly.
 class StreamWait {
  public:
   StreamWait(int file, short events, const StreamTick& tick)
@@ -54,8 +54,8 @@ class StreamWait {
   int64_t last_ns_ = MonotonicNs();
 };
 
-// A pipe whose reader is gone raises SIGPIPE, which would end the application: it is taken away
-// from this thread before anybody sees it.
+// Writing to a pipe whose reader is gone raises SIGPIPE, which would end the application. This
+// class removes the signal from this thread before anybody sees it.
 class NoSigpipe {
  public:
   NoSigpipe() {
@@ -80,7 +80,7 @@ class NoSigpipe {
   bool was_pending_ = false;
 };
 
-// One for each part beside the one that the calling thread reads.
+// One helper for each part, except the part that the calling thread reads.
 uint32_t HelpersWithWork(FileWay way, uint32_t threads, uint64_t size_bytes, uint64_t part_bytes) {
   if (way == FileWay::kStream || size_bytes == 0) return 0;
   return static_cast<uint32_t>(std::min<uint64_t>(threads, (size_bytes - 1) / part_bytes));
@@ -95,11 +95,12 @@ FileReader::FileReader(int file, FileWay way, uint32_t threads, uint64_t size_by
       part_bytes_(way == FileWay::kDirect ? kDirectPartBytes : kCachedPartBytes),
       tick_(tick),
       crew_(HelpersWithWork(way, threads, size_bytes, part_bytes_)) {
-  // Fewer turns with whoever writes. What is no pipe, or may have no more, stays as it is.
+  // A larger pipe needs fewer switches to its writer. A descriptor that is not a pipe, or may not
+  // grow, stays as it is.
   if (way == FileWay::kStream) fcntl(file, F_SETPIPE_SZ, kPipeBytes);
 }
 
-// O_DIRECT reads whole blocks, and ends at the file's end all the same.
+// O_DIRECT reads whole blocks, but still stops at the file's end.
 FileReader::Part FileReader::ReadPart(std::byte* to, uint64_t size_bytes, uint64_t offset) const {
   const bool direct = way_ == FileWay::kDirect;
   Part part;
@@ -112,7 +113,7 @@ FileReader::Part FileReader::ReadPart(std::byte* to, uint64_t size_bytes, uint64
     if (got < 0) part.error = errno;
     if (got <= 0) break;
     part.bytes += static_cast<uint64_t>(got);
-    // Less than whole blocks is the end of the file; the next read would not be aligned.
+    // Less than whole blocks means the end of the file; the next read would not be aligned.
     if (direct && part.bytes % kDirectAlignBytes != 0) break;
   }
   part.bytes = std::min(part.bytes, size_bytes);
@@ -147,7 +148,7 @@ Result<uint64_t> FileReader::End() {
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].error != 0) return FailSystem(parts[i].error, "read the file");
     done += parts[i].bytes;
-    // What was read behind a hole in the middle does not count: the file was shortened meanwhile.
+    // Bytes behind a gap in the middle do not count: the file was shortened meanwhile.
     if (done < std::min((i + 1) * part_bytes_, size_bytes)) break;
   }
   return done;
@@ -200,13 +201,14 @@ Result<void> FileWriter::WriteStream(const std::byte* from, uint64_t size_bytes)
   const NoSigpipe quiet;
   StreamWait waiting(file_, POLLOUT, tick_);
   struct stat info{};
-  // A file is always ready, and never told that a write must not wait: some refuse that for ever.
+  // A file is always ready, and never gets the flag that a write must not wait, because some files
+  // refuse it permanently.
   const bool is_file = fstat(file_, &info) == 0 && (S_ISREG(info.st_mode) || S_ISBLK(info.st_mode));
-  bool can_try = !is_file;  // Whether the kernel writes what fits without waiting for the rest.
+  bool can_try = !is_file;  // Whether the kernel can write what fits without waiting.
   uint64_t done = 0;
   while (done < size_bytes) {
     if (auto ready = waiting.Wait(); !ready) return ready;
-    // A pipe that is ready takes so much without blocking; a larger write might never return.
+    // A pipe that is ready takes this much without blocking; a larger write might never return.
     const uint64_t left = size_bytes - done;
     const iovec part{const_cast<std::byte*>(from + done),
                      can_try || is_file ? left : std::min<uint64_t>(left, PIPE_BUF)};

@@ -1,6 +1,7 @@
-// The file's end of a transfer: fills host memory from a file or a stream, and empties it there.
+// The file's side of a transfer: fills host memory from a file or a stream, and writes host memory
+// to one.
 //
-// Threads: one; helpers of its own as crew.h.
+// Threads: one; it has helpers of its own (crew.h).
 #pragma once
 
 #include <cstddef>
@@ -15,24 +16,24 @@
 
 namespace gpushm {
 
-// Called while a stream makes wait; an error ends the waiting.
+// Called while a stream has no data yet; an error ends the wait.
 using StreamTick = std::function<Result<void>()>;
 
 class FileReader {
  public:
-  // `threads` and `size_bytes` as in TransferJob. `tick` outlives the reader.
+  // `threads` and `size_bytes` as in TransferJob. `tick` must outlive the reader.
   FileReader(int file, FileWay way, uint32_t threads, uint64_t size_bytes, const StreamTick& tick);
 
-  // Bytes [offset, offset + size_bytes) of the file, or the next ones of the stream. With kDirect
-  // the memory must be aligned to, and have room up to, whole blocks of kDirectAlignBytes, and
-  // `offset` be a multiple. The memory stays until its End has returned, or the reader has
-  // gone.
+  // Begins to read bytes [offset, offset + size_bytes) of the file, or the next ones of the stream.
+  // With kDirect, `offset` and the memory must be multiples of kDirectAlignBytes, and the memory
+  // must have room up to a whole block. The memory must stay valid until the matching End has
+  // returned or the reader is destroyed.
   void Begin(std::byte* to, uint64_t size_bytes, uint64_t offset);
-  // Waits for what was begun first. Fewer bytes than asked for: the end.
+  // Waits for the oldest read that was begun. Fewer bytes than requested mean the end of the file.
   Result<uint64_t> End();
-  // Whether anything is read between Begin and End.
+  // Whether the reader reads anything between Begin and End.
   bool ReadsAhead() const { return crew_.helpers() > 0; }
-  // Whether a stream has ended. Waits until that is known.
+  // Whether a stream has ended. Blocks until that is known.
   Result<bool> AtEnd();
 
  private:
@@ -52,21 +53,21 @@ class FileReader {
 
   const int file_;
   const FileWay way_;
-  // What one thread reads at a time.
+  // Bytes that one thread reads at a time.
   const uint64_t part_bytes_;
   const StreamTick& tick_;
   std::deque<Reading> readings_;
-  Crew crew_;  // The last one: its helpers are at work on readings.
+  Crew crew_;  // Declared last: its helpers work on readings_.
 };
 
 class FileWriter {
  public:
   FileWriter(int file, FileWay way, const StreamTick& tick);
 
-  // With kDirect the memory as in FileReader::Begin; what is behind the last byte up to a whole
-  // block is zeroed.
+  // With kDirect, the memory must be as in FileReader::Begin; the bytes between the last one and
+  // the end of its block are zeroed.
   Result<void> Write(std::byte* from, uint64_t size_bytes, uint64_t offset);
-  // The file's size is what was written, whatever O_DIRECT rounded up.
+  // Sets the file's size to the bytes written, without what O_DIRECT rounded up.
   Result<void> Finish(uint64_t size_bytes) const;
 
  private:

@@ -13,10 +13,10 @@
 namespace gpushm {
 namespace {
 
-// Looks into the page cache, evenly over the file.
+// Number of places, evenly spread over the file, at which the page cache is checked.
 constexpr uint64_t kSamples = 64;
 
-// Whether reading it now would find at least half of it in memory.
+// Whether at least half of the file is in memory now.
 bool IsInMemory(int file, uint64_t size_bytes) {
   struct statfs system{};
   if (fstatfs(file, &system) == 0 &&
@@ -28,7 +28,7 @@ bool IsInMemory(int file, uint64_t size_bytes) {
   for (uint64_t i = 0; i < kSamples; ++i) {
     std::byte byte{};
     const iovec into{&byte, 1};
-    // Unlike mincore(), tells the truth about files of others, too.
+    // Unlike mincore(), it also gives the correct answer for files of other users.
     if (preadv2(file, &into, 1, static_cast<off_t>(size_bytes / kSamples * i), RWF_NOWAIT) == 1) {
       ++found;
     }
@@ -41,8 +41,8 @@ bool SetDirect(int file, bool on) {
   return flags >= 0 && fcntl(file, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
 }
 
-// Leaves the descriptor with O_DIRECT if the file system really does it: some take the flag and
-// refuse each transfer. `move` tries one block at offset 0.
+// Leaves the descriptor with O_DIRECT if the file system really supports it: some accept the flag
+// and then refuse each transfer. `move` tries one block at offset 0.
 template <typename Move>
 bool TryDirect(int file, Move move) {
 #ifdef STATX_DIOALIGN
@@ -71,8 +71,8 @@ Result<FilePlan> Plan(int file, FileWay asked, FilePlan otherwise, Move move) {
     return FilePlan{FileWay::kDirect, otherwise.reason, asked == FileWay::kAutoGds};
   }
   if (open) return FilePlan{FileWay::kCached, FileReason::kRefused};
-  return Fail(Code::kUnsupported, "the file system does not do O_DIRECT",
-              "let the way be chosen, or ask for the page cache");
+  return Fail(Code::kUnsupported, "the file system does not support O_DIRECT",
+              "let gpushm choose the method, or use the page cache");
 }
 
 }  // namespace

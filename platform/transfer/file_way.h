@@ -1,7 +1,7 @@
-// How the bytes of a file are read or written: the choice, and why it was taken.
-// docs/guides/transfers.md tells which is fast where.
+// The choice of the method by which a file's bytes are read or written, and the reason for it.
+// docs/guides/transfers.md says which method is fast where.
 //
-// Threads: any; a descriptor is one thread's at a time.
+// Threads: any; only one thread at a time may use a descriptor.
 #pragma once
 
 #include <cstdint>
@@ -11,52 +11,52 @@
 
 namespace gpushm {
 
-// Numbers as gpushm_file_way.
+// Same numbers as gpushm_file_way.
 enum class FileWay : uint32_t {
-  kAuto = 0,     // Asked for only.
+  kAuto = 0,     // Only as a request.
   kCached = 1,   // Through the page cache.
   kDirect = 2,   // O_DIRECT.
-  kStream = 3,   // In order, with no size known: a pipe.
+  kStream = 3,   // In order, without a known size: a pipe.
   kGds = 4,      // GPUDirect Storage.
-  kAutoGds = 5,  // Asked for only: kAuto, and kGds for what would be kDirect, where it can be had.
+  kAutoGds = 5,  // Only as a request: kAuto, but kGds instead of kDirect where it is available.
 };
 
-// Numbers as gpushm_file_reason.
+// Same numbers as gpushm_file_reason.
 enum class FileReason : uint32_t {
   kUnknown = 0,
   kAsked = 1,
   kSmall = 2,
   kInCache = 3,     // Also files that live in memory.
-  kNotInCache = 4,  // Large, and the page cache has less than half of it.
-  kLarge = 5,       // To write.
-  kRefused = 6,     // The file system has no O_DIRECT.
-  kInOrder = 7,     // No file, or not from its start.
+  kNotInCache = 4,  // Large, and less than half of it is in the page cache.
+  kLarge = 5,       // Large, and to be written.
+  kRefused = 6,     // The file system does not support O_DIRECT.
+  kInOrder = 7,     // Not a regular file, or not from its start.
 };
 
-// Files below go through the page cache: whoever loads next finds them there.
+// Smaller files go through the page cache, so that the next load finds them there.
 inline constexpr uint64_t kDirectMinBytes = uint64_t{256} << 20;
-// O_DIRECT moves whole blocks. No file system of Linux wants more.
+// O_DIRECT moves whole blocks. No Linux file system needs a larger block.
 inline constexpr uint64_t kDirectAlignBytes = 4096;
 
 struct FilePlan {
   FileWay way = FileWay::kCached;
   FileReason reason = FileReason::kUnknown;
-  bool try_gds = false;  // With kDirect: kGds is better, if the transfer finds that it can be had.
+  bool try_gds = false;  // With kDirect: prefer kGds if the transfer finds it available.
 };
 
-// Whether the way is left to us.
+// Whether the caller leaves the choice to gpushm.
 constexpr bool IsOpen(FileWay asked) {
   return asked == FileWay::kAuto || asked == FileWay::kAutoGds;
 }
 
-// For a regular file, opened for this transfer alone: O_DIRECT is a flag of the open file
-// description, set where that is the way, and for kGds. A way that was asked for and cannot be had
-// is kUnsupported; of kGds the transfer finds out the rest.
+// For a regular file that was opened for this transfer alone, because O_DIRECT is a flag of the
+// open file description. It is set for kDirect and kGds. A requested method that is not available
+// is kUnsupported. For kGds, the transfer checks the rest.
 Result<FilePlan> PlanRead(int file, uint64_t size_bytes, FileWay asked);
-// The file is new: its first block is written over.
+// The file must be new, because its first block is overwritten.
 Result<FilePlan> PlanWrite(int file, uint64_t size_bytes, FileWay asked);
 
-// The way of a descriptor as it is, which somebody else planned.
+// The method that fits a descriptor as it is; somebody else planned it.
 FileWay WayOf(int file);
 
 std::string_view NameOf(FileWay way);  // "page-cache", "direct", "stream", "gds"

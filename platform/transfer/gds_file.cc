@@ -13,30 +13,31 @@
 namespace gpushm {
 namespace {
 
-// What Open registers to see whether it can be done.
+// Bytes that Open registers to find out whether registration works.
 constexpr uint64_t kTriedBytes = uint64_t{2} << 20;
 
 constexpr char kDriverRemedy[] =
-    "load nvidia-fs on the node; a container needs its device nodes /dev/nvidia-fs*, too";
+    "load nvidia-fs on the node; a container also needs its device nodes /dev/nvidia-fs*";
 
 std::unexpected<Status> Refuse(const std::string& why, std::string remedy) {
   return Fail(Code::kUnsupported, Concat("GPUDirect Storage: ", why), std::move(remedy));
 }
 
 std::string Describe(const char* call, cufile::Error error) {
-  return Concat(call, ": cuFile's error ", error.error,
+  return Concat(call, ": cuFile error ", error.error,
                 error.cuda != CUDA_SUCCESS ? Concat(", CUDA's ", static_cast<int>(error.cuda))
                                            : std::string());
 }
 
-// errno where a call returned -1, else cuFile's own number.
+// errno if a call returned -1, otherwise cuFile's own number.
 std::unexpected<Status> FailTransfer(const char* call, ssize_t answer, int error) {
   if (answer == -1) return FailSystem(error, call);
-  return Fail(Code::kDriver, Concat(call, ": cuFile's error ", -answer),
-              "cufile.log, or the file that CUFILE_LOGFILE_PATH names, says why");
+  return Fail(Code::kDriver, Concat(call, ": cuFile error ", -answer),
+              "cufile.log, or the file that CUFILE_LOGFILE_PATH names, has the reason");
 }
 
-// Memory that the disk may reach, for one call. Not the whole buffer: BAR1 may be smaller.
+// Memory that the disk may access during one call. It is not the whole buffer, because BAR1 may be
+// smaller.
 class Window {
  public:
   static Result<Window> Register(const cufile::Api& api, CUdeviceptr address, uint64_t size_bytes) {
@@ -44,9 +45,10 @@ class Window {
     const cufile::Error made = api.BufRegister(memory, size_bytes, 0);
     if (made.error != 0) {
       return Refuse(
-          Concat("the buffer cannot be registered, ", Describe("cuFileBufRegister", made)),
-          "offered memory must be made with gpuDirectRDMACapable, as gpushm makes its own "
-          "where the GPU can; BAR1 and max_device_pinned_mem_size limit it, too");
+          Concat("the buffer cannot be registered: ", Describe("cuFileBufRegister", made)),
+          "offered memory must be made with gpuDirectRDMACapable, "
+          "which gpushm sets for its own memory if the GPU supports it. "
+          "BAR1 and max_device_pinned_mem_size are limits, too");
     }
     return Window(api, memory);
   }
@@ -64,7 +66,7 @@ class Window {
   void* memory_;
 };
 
-// Whether cuFile, now open, keeps what it moves out of host memory.
+// Whether cuFile, which is now open, keeps the data out of host memory.
 Result<void> CheckDriver(const cufile::Api& api) {
   cufile::Properties properties{};
   if (const cufile::Error got = api.DriverGetProperties(&properties); got.error != 0) {
@@ -81,11 +83,12 @@ Result<void> CheckDriver(const cufile::Api& api) {
       cufile::kAllowCompatMode | cufile::kPosixMode | cufile::kFallbackMode;
   if (!forced && (properties.control_flags & kThroughHost) == 0) return {};
   return Refuse("cuFile may copy through the host: its compatibility mode is on",
-                "set allow_compat_mode and force_compat_mode to false in the cufile.json that "
-                "CUFILE_ENV_PATH_JSON names, or install a newer libcufile");
+                "set allow_compat_mode and force_compat_mode to false in the cufile.json "
+                "that CUFILE_ENV_PATH_JSON names, or install a newer libcufile");
 }
 
-// cuFile is open or closed for the whole process; nobody says whether it counts.
+// cuFile is open or closed for the whole process, and its documentation does not say whether it
+// counts.
 class Sessions {
  public:
   static Result<void> Enter(const cufile::Api& api) {
@@ -104,10 +107,10 @@ class Sessions {
  private:
   static Result<void> Open(const cufile::Api& api) {
     if (access(api.DriverPath(), F_OK) != 0) {
-      return Refuse(Concat("the driver nvidia-fs is not there: no ", api.DriverPath()),
+      return Refuse(Concat("the nvidia-fs driver is not loaded: missing path ", api.DriverPath()),
                     kDriverRemedy);
     }
-    // Refused where the application has opened cuFile: then what it chose is checked.
+    // This fails if the application has opened cuFile; then its choice is checked below.
     if (api.SetParameterBool != nullptr) {
       (void)api.SetParameterBool(cufile::kParameterAllowCompatMode, false);
     }
@@ -130,8 +133,9 @@ class Sessions {
 
 Result<GdsFile> GdsFile::Open(int file, CUdeviceptr address, uint64_t size_bytes) {
   if (size_bytes < kDirectAlignBytes || address % kDirectAlignBytes != 0) {
-    return Refuse(Concat("the bytes fill no block of ", kDirectAlignBytes, ", or lie across them"),
-                  "let the way be chosen");
+    return Refuse(Concat("the bytes do not fill a block of ", kDirectAlignBytes,
+                         ", or are not aligned to one"),
+                  "let gpushm choose the method");
   }
   const Result<const cufile::Api*> api = cufile::Api::Load();
   if (!api) return std::unexpected(api.error());
@@ -142,9 +146,9 @@ Result<GdsFile> GdsFile::Open(int file, CUdeviceptr address, uint64_t size_bytes
   descriptor.handle.fd = file;
   cufile::Handle handle = nullptr;
   if (const cufile::Error made = (*api)->HandleRegister(&handle, &descriptor); made.error != 0) {
-    return Refuse(Concat("the file is refused, ", Describe("cuFileHandleRegister", made)),
-                  "use a file system that supports it, as ext4 and XFS on NVMe: gdscheck -p lists "
-                  "them");
+    return Refuse(Concat("cuFile refuses the file: ", Describe("cuFileHandleRegister", made)),
+                  "use a file system that supports GPUDirect Storage, "
+                  "such as ext4 or XFS on NVMe; gdscheck -p lists them");
   }
   opened.handle_ = handle;
   const uint64_t tried = std::min(kTriedBytes, size_bytes / kDirectAlignBytes * kDirectAlignBytes);

@@ -1,7 +1,8 @@
-// Goal: GPUDirect Storage moves the same bytes as every other way, is refused with its reason where
-// it cannot be had, and leaves nothing open. Method: a libcufile of ours (fake_cufile.cc) that
-// fails as told, on the simulated driver with real files; how the application is told: client_test,
-// and through the broker: ctl_integration_test.
+// Goal: GPUDirect Storage moves the same bytes as every other method, is refused with its reason if
+// it is not available, and leaves nothing open.
+// Method: a libcufile of our own (fake_cufile.cc) that fails on request, on the simulated driver
+// with real files. client_test checks what the application sees, and ctl_integration_test checks it
+// through the broker.
 #include "platform/transfer/gds_file.h"
 
 #include <dlfcn.h>
@@ -40,7 +41,7 @@ void* OfFake(const char* name) {
   return dlsym(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), name);
 }
 
-// What cuFile has open or registered.
+// Number of things that cuFile has open or registered.
 long OpenThings() { return reinterpret_cast<long (*)()>(OfFake("cuFileUseCount"))(); }
 
 class GdsTest : public testing::DeviceRoomTest {
@@ -56,7 +57,7 @@ class GdsTest : public testing::DeviceRoomTest {
   }
   void TearDown() override {
     if (IsSkipped()) return;
-    EXPECT_EQ(OpenThings(), 0) << "something stays open or registered";
+    EXPECT_EQ(OpenThings(), 0) << "something is still open or registered";
   }
 
   static void Tell(const char* words) { setenv("GPUSHM_FAKE_CUFILE", words, 1); }
@@ -67,7 +68,7 @@ class GdsTest : public testing::DeviceRoomTest {
   UniqueFd Make(const std::string& name) const {
     return UniqueFd(open((folder_ / name).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   }
-  // For a file that was planned so.
+  // For a file that was planned this way.
   TransferJob Job(int file, uint64_t size_bytes) const {
     return {.file = file,
             .way = FileWay::kGds,
@@ -114,7 +115,7 @@ TEST_F(GdsTest, EveryByteArrivesAndIsSaved) {
       EXPECT_EQ(report->bytes, size);
       EXPECT_EQ(reported, size);
       EXPECT_GT(report->moving_ns, 0);
-      EXPECT_TRUE(OnDevice(size + 1) == content + 'z') << "behind the file nothing is touched";
+      EXPECT_TRUE(OnDevice(size + 1) == content + 'z') << "bytes behind the file must not change";
 
       const UniqueFd out = Make("out");
       report = Save(Job(out.get(), size));
@@ -125,8 +126,9 @@ TEST_F(GdsTest, EveryByteArrivesAndIsSaved) {
   }
 }
 
-// Goal: the end of a file that fills no block does not wait for other streams. Method: one of them
-// waits for a word that nobody stores before the transfers are done; hung, the test would be ended.
+// Goal: the last bytes of a file, which do not fill a block, do not wait for other streams.
+// Method: one stream waits for a word that nobody stores before the transfers are done. If a
+// transfer hung, the test would fail at its time limit.
 TEST_F(GdsTest, BesideAStreamThatWaits) {
   auto word = PinnedBuffer::Allocate(*api_, 4096);
   ASSERT_TRUE(word);
@@ -156,13 +158,13 @@ TEST_F(GdsTest, WhatIsMissingIsNamed) {
   const UniqueFd file = Write("in", Content(kMiB));
   ASSERT_TRUE(PlanRead(file.get(), kMiB, FileWay::kGds));
   for (const Refusal& refusal :
-       std::vector<Refusal>{{"no-driver", "nvidia-fs is not there"},
-                            {"open", "cuFileDriverOpen: cuFile's error 5001"},
+       std::vector<Refusal>{{"no-driver", "nvidia-fs driver is not loaded"},
+                            {"open", "cuFileDriverOpen: cuFile error 5001"},
                             {"properties", "cuFileDriverGetProperties"},
                             {"no-systems", "supports no file system"},
                             {"compat", "compatibility mode is on"},
                             {"forced", "compatibility mode is on"},
-                            {"file", "the file is refused, cuFileHandleRegister"},
+                            {"file", "cuFile refuses the file: cuFileHandleRegister"},
                             {"memory", "the buffer cannot be registered"}}) {
     SCOPED_TRACE(refusal.told);
     Tell(refusal.told);
@@ -172,7 +174,7 @@ TEST_F(GdsTest, WhatIsMissingIsNamed) {
     EXPECT_EQ(opened.error().code(), Code::kUnsupported);
     EXPECT_THAT(opened.error().what(), HasSubstr(refusal.what));
     EXPECT_FALSE(opened.error().remedy().empty());
-    // Where the way is open, the next best one is taken.
+    // If the caller leaves the choice open, the next best method is used.
     job.way = FileWay::kDirect;
     EXPECT_TRUE(OpenGds(job, true));
     EXPECT_EQ(job.way, FileWay::kDirect);
@@ -181,7 +183,7 @@ TEST_F(GdsTest, WhatIsMissingIsNamed) {
   }
   Tell("");
   TransferJob job = Job(file.get(), 4095);
-  EXPECT_EQ(OpenGds(job, false).error().code(), Code::kUnsupported) << "no whole block";
+  EXPECT_EQ(OpenGds(job, false).error().code(), Code::kUnsupported) << "there is no whole block";
   setenv("GPUSHM_CUFILE", folder_.path().c_str(), 1);
   job = Job(file.get(), kMiB);
   const auto opened = OpenGds(job, false);
@@ -194,7 +196,7 @@ TEST_F(GdsTest, TheApplicationsCufileIsCheckedAndStaysOpen) {
   Tell("application");
   const UniqueFd file = Write("in", Content(kMiB));
   auto report = Load(Job(file.get(), kMiB));
-  ASSERT_FALSE(report) << "it allows what we do not";
+  ASSERT_FALSE(report) << "the application allows what gpushm does not";
   EXPECT_EQ(report.error().code(), Code::kUnsupported);
   EXPECT_EQ(OpenThings(), 1);
   Tell("application strict");
@@ -233,10 +235,10 @@ TEST_F(GdsTest, ErrorsInTheMiddleCarryWhatWasSaid) {
   Tell("error=5044 at=1500000");
   report = Load(Job(file.get(), content.size()));
   ASSERT_FALSE(report);
-  EXPECT_THAT(report.error().what(), HasSubstr("cuFileRead: cuFile's error 5044"));
+  EXPECT_THAT(report.error().what(), HasSubstr("cuFileRead: cuFile error 5044"));
   report = Save(Job(out.get(), content.size()));
   ASSERT_FALSE(report);
-  EXPECT_THAT(report.error().what(), HasSubstr("cuFileWrite: cuFile's error 5044"));
+  EXPECT_THAT(report.error().what(), HasSubstr("cuFileWrite: cuFile error 5044"));
 }
 
 TEST_F(GdsTest, StopsBetweenChunks) {
@@ -261,11 +263,12 @@ TEST_F(GdsTest, AFileThatShrinksMeanwhile) {
   job.progress = [&](uint64_t) { return truncate((folder_ / "in").c_str(), kMiB + 100) == 0; };
   const auto report = Load(job);
   ASSERT_TRUE(report) << report.error().ToString();
-  EXPECT_EQ(report->bytes, kMiB + 100) << "the caller sees that it is not all";
+  EXPECT_EQ(report->bytes, kMiB + 100) << "the caller must see that it is not everything";
   EXPECT_TRUE(OnDevice(report->bytes) == content.substr(0, report->bytes));
 }
 
-// Goal: only who asks for it gets it, and files that the page cache serves better do not.
+// Goal: only a caller that requests it gets it, and files that the page cache serves better do not
+// use it.
 TEST_F(GdsTest, ThePlanTriesItWhereDirectWouldBe) {
   const UniqueFd small = Write("small", Content(8192));
   auto plan = PlanRead(small.get(), 8192, FileWay::kAutoGds);

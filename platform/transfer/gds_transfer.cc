@@ -13,18 +13,19 @@
 namespace gpushm {
 namespace {
 
-// The end of the file that fills no block, in host memory.
+// The last bytes of the file, which do not fill a block, in host memory.
 struct alignas(kDirectAlignBytes) Tail {
   std::array<std::byte, kDirectAlignBytes> bytes{};
 };
 
-const StreamTick kNoTick = [] { return Result<void>(); };  // Files make nobody wait.
+const StreamTick kNoTick = [] { return Result<void>(); };  // Files never make the caller wait.
 
 uint64_t WholeBlocks(const TransferJob& job) {
   return job.size_bytes / kDirectAlignBytes * kDirectAlignBytes;
 }
 
-// Nothing overlaps here: chunks are only for progress, cancels, and what is registered at a time.
+// Nothing overlaps here: chunks only limit the bytes between progress calls and the bytes
+// registered at a time.
 constexpr uint64_t kRegisteredBytes = uint64_t{64} << 20;
 
 uint64_t ChunkOf(const TransferJob& job) {
@@ -33,7 +34,8 @@ uint64_t ChunkOf(const TransferJob& job) {
                  kDirectAlignBytes);
 }
 
-// On a stream of its own, and waited for: the default one waits for others, a context for all.
+// Uses a stream of its own and waits for it, because the default stream waits for others, and a
+// context for all.
 template <typename Copy>
 Result<void> CopyApart(const CudaApi& api, const char* what, Copy copy) {
   const Result<Stream> stream = MakeRunningStream(api);

@@ -1,5 +1,5 @@
-// Transfers by GPUDirect Storage, chunk after chunk, as transfer_engine.h says. What does not fill
-// a block at the file's end goes by O_DIRECT and host memory: the disk moves whole blocks.
+// Transfers by GPUDirect Storage, chunk by chunk, as described in transfer_engine.h. The last bytes
+// that do not fill a block go by O_DIRECT and host memory, because the disk moves whole blocks.
 #pragma once
 
 #include "platform/transfer/transfer_engine.h"

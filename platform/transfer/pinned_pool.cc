@@ -57,17 +57,18 @@ Result<PinnedBuffer> PinnedPool::Take(const CudaApi& api, size_t size_bytes) {
       return buffer;
     }
   }
-  // What will stay is made to fit the next copy, too, so that a growing series leaves no pile.
+  // A buffer that will stay is made large enough for the next copy, too, so that a growing series
+  // of copies does not fill the pool.
   const bool will_stay = AnyStreamWaits();
   return PinnedBuffer::Allocate(api,
                                 will_stay ? std::max(size_bytes, kTransferChunkBytes) : size_bytes);
 }
 
 void PinnedPool::Give(const CudaApi& api, PinnedBuffer buffer) {
-  if (!AnyStreamWaits()) return Trim();  // And this one is freed.
+  if (!AnyStreamWaits()) return Trim();  // This also frees the buffer.
   unsigned long long id = 0;
   const Result<CUcontext> context = Current(api);
-  // Without a number nobody could tell later what the address stands for.
+  // Without the number, nobody could tell later whose memory is at the address.
   if (!context || NumberOf(api, buffer, &id) != CUDA_SUCCESS) return;
   const std::lock_guard lock(mutex_);
   kept_.push_back({&api, *context, id, std::move(buffer)});
@@ -85,7 +86,7 @@ void PinnedPool::Trim() {
     const std::lock_guard lock(mutex_);
     freed.swap(kept_);
   }
-  // Looked at and freed one by one: each may take as long as the process's work on the GPU.
+  // Checked and freed one by one: each may take as long as the process's work on the GPU.
   for (Kept& kept : freed) {
     if (!kept.IsThere()) kept.buffer.Forget();
     const PinnedBuffer gone = std::move(kept.buffer);

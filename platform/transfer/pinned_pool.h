@@ -1,9 +1,9 @@
 // Page-locked host memory for copies of this process. The driver frees such memory only when every
-// stream of the process has done its work, a wait for a signal included
-// (docs/design/conformance.md): so while a stream waits, what a copy is done with stays here, for
-// the next one.
+// stream of the process has done its work, including a wait for a signal
+// (docs/design/conformance.md). So while a stream waits, the memory of a finished copy stays here
+// for the next copy.
 //
-// Threads: any. Take and Give need the context that the copy uses, current.
+// Threads: any. Take and Give need the copy's context to be current.
 #pragma once
 
 #include <cuda.h>
@@ -21,14 +21,15 @@ namespace gpushm {
 
 class PinnedPool {
  public:
-  // Of this process.
+  // The instance of this process.
   static PinnedPool& Instance();
 
-  // `size_bytes` or more.
+  // A buffer of at least `size_bytes`.
   Result<PinnedBuffer> Take(const CudaApi& api, size_t size_bytes);
-  // No copy uses it any more. Unless a stream waits, it is freed, with all that is here.
+  // Takes back a buffer that no copy uses any more. Unless a stream waits, frees it and everything
+  // else here.
   void Give(const CudaApi& api, PinnedBuffer buffer);
-  // Frees what is here, unless a stream waits; takes as long as the process's work on the GPU.
+  // Frees everything here, unless a stream waits. Takes as long as the process's work on the GPU.
   void Trim();
   size_t size();
 
@@ -36,8 +37,8 @@ class PinnedPool {
   struct Kept {
     const CudaApi* api;
     CUcontext context;
-    // The driver's number for this piece of memory, which it never gives again: a context that ends
-    // takes its memory along, and the address may stand for somebody else's by now.
+    // The driver's number for this piece of memory, which it never reuses. A context that ends
+    // takes its memory with it, so the address may belong to another owner now.
     unsigned long long id;
     PinnedBuffer buffer;
 
@@ -45,10 +46,10 @@ class PinnedPool {
   };
 
   std::mutex mutex_;
-  std::vector<Kept> kept_;  // Under mutex_.
+  std::vector<Kept> kept_;  // Guarded by mutex_.
 };
 
-// Taken from the pool, and given back.
+// A buffer taken from the pool; the destructor gives it back.
 class PooledBuffer {
  public:
   static Result<PooledBuffer> Take(const CudaApi& api, size_t size_bytes) {

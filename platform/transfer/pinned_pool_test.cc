@@ -1,6 +1,6 @@
-// Goal: page-locked memory is freed at once, or, while a stream waits, kept for the next copy and
-// freed later; never an address that stands for something else by then. Method: the simulated
-// driver, and a wait of this process in its list of waits.
+// Goal: page-locked memory is freed at once. While a stream waits, it is kept for the next copy and
+// freed later, but never by an address that has another owner then.
+// Method: the simulated driver, and a wait of this process in its list of waits.
 #include "platform/transfer/pinned_pool.h"
 
 #include <gtest/gtest.h>
@@ -56,12 +56,12 @@ TEST_F(PinnedPoolTest, WhileAStreamWaitsTheNextCopyTakesIt) {
   const std::byte* const first = TakeAndGive(kMiB);
   EXPECT_TRUE(IsThere(first));
   for (uint64_t size = kMiB; size <= kTransferChunkBytes; size += kMiB) {
-    EXPECT_EQ(TakeAndGive(size), first) << "a growing series leaves no pile";
+    EXPECT_EQ(TakeAndGive(size), first) << "a growing series must not fill the pool";
   }
   EXPECT_NE(TakeAndGive(kTransferChunkBytes + 1), first) << "too small";
   EXPECT_EQ(PinnedPool::Instance().size(), 2u);
   PinnedPool::Instance().Trim();
-  EXPECT_EQ(PinnedPool::Instance().size(), 2u) << "a stream waits still";
+  EXPECT_EQ(PinnedPool::Instance().size(), 2u) << "a stream still waits";
   EndWait();
   PinnedPool::Instance().Trim();
   EXPECT_FALSE(IsThere(first));
@@ -80,7 +80,7 @@ TEST_F(PinnedPoolTest, MemoryThatEndedWithItsContextIsForgotten) {
   context_.reset();
   ASSERT_FALSE(IsThere(memory));
   SetUp();
-  // Somebody else's, and perhaps at that address.
+  // Another owner's memory, perhaps at that address.
   auto other = PinnedBuffer::Allocate(*api_, kTransferChunkBytes);
   ASSERT_TRUE(other);
   const auto taken = PooledBuffer::Take(*api_, kMiB);

@@ -14,14 +14,14 @@
 namespace gpushm {
 namespace {
 
-// Copies of the first chunk that tell what the link does; the best one counts.
+// Copies of the first chunk that measure the interconnect; the best one counts.
 constexpr int kMeasuredCopies = 4;
-// Chunks that a transfer has at least where the caller leaves their size open, unless they would be
-// smaller than this.
+// Minimum number of chunks of a transfer if the caller leaves their size open, unless they would be
+// smaller than kLeastDividedBytes.
 constexpr uint64_t kLeastTurns = 6;
 constexpr uint64_t kLeastDividedBytes = uint64_t{4} << 20;
 
-// A chunk on its way: host memory, and the stream that fills or drains it.
+// A chunk in progress: host memory, and the stream that fills or drains it.
 class Lane {
  public:
   static Result<Lane> Create(const CudaApi& api, uint64_t chunk_bytes) {
@@ -34,7 +34,7 @@ class Lane {
 
   Lane(Lane&&) = default;
   Lane& operator=(Lane&&) = delete;
-  // The host memory must not go while the GPU still uses it.
+  // The host memory must not be freed while the GPU still uses it.
   ~Lane() {
     if (stream_.get() != nullptr) api_->cuStreamSynchronize(stream_.get());
   }
@@ -54,7 +54,7 @@ class Lane {
   }
   std::byte* data() const { return memory_.data(); }
 
-  // Where in the buffer the chunk belongs that is under way; 0 bytes: none.
+  // Position in the buffer of the chunk in progress; 0 bytes: none.
   uint64_t offset = 0;
   uint64_t size_bytes = 0;
 
@@ -67,7 +67,7 @@ class Lane {
 };
 
 uint64_t ChunkFor(const TransferJob& job) {
-  // What is small is divided all the same: nothing overlaps within a chunk.
+  // Small transfers are divided, too, because nothing overlaps within a chunk.
   const uint64_t divided =
       std::clamp(job.size_bytes / kLeastTurns, kLeastDividedBytes, kTransferChunkBytes);
   const uint64_t wanted = job.chunk_bytes == 0 ? divided : job.chunk_bytes;
@@ -79,7 +79,7 @@ uint64_t ChunkFor(const TransferJob& job) {
 Result<std::vector<Lane>> CreateLanes(const CudaApi& api, const TransferJob& job, uint64_t chunk) {
   const uint32_t wanted = std::clamp(job.chunks == 0 ? kTransferChunks : job.chunks,
                                      kMinTransferChunks, kMaxTransferChunks);
-  // No more than there are chunks: pinning costs time by the byte.
+  // Not more lanes than chunks: pinning takes time for each byte.
   const uint64_t useful = std::max<uint64_t>((job.size_bytes + chunk - 1) / chunk, 1);
   std::vector<Lane> lanes;
   lanes.reserve(wanted);
@@ -91,8 +91,8 @@ Result<std::vector<Lane>> CreateLanes(const CudaApi& api, const TransferJob& job
   return lanes;
 }
 
-// Of what `copy` starts on the lane, nothing else being under way. The bytes go where they belong
-// anyway, so nothing is harmed by copying them again.
+// Measures what `copy` starts on the lane while nothing else is in progress. The bytes go to their
+// final place, so copying them several times is harmless.
 template <typename Copy>
 Result<uint64_t> MeasureLink(const Lane& lane, Copy copy) {
   int64_t best_ns = INT64_MAX;
@@ -106,7 +106,7 @@ Result<uint64_t> MeasureLink(const Lane& lane, Copy copy) {
                                static_cast<double>(best_ns));
 }
 
-// One transfer under way: its lanes in a ring, and what it will report.
+// One transfer in progress: its lanes in a ring, and its future report.
 class Transfer {
  public:
   Transfer(const CudaApi& api, const TransferJob& job)
@@ -120,7 +120,7 @@ class Transfer {
  private:
   Result<void> Start();
   Result<void> Tick() const { return CallProgress(job_.progress, report_.bytes); }
-  // Waits for the lane's copy; what it carried has arrived.
+  // Waits for the lane's copy; its bytes have then arrived.
   Result<void> Arrive(Lane& lane);
   template <typename Copy>
   Result<void> Measure(const Lane& lane, Copy copy);
@@ -131,7 +131,7 @@ class Transfer {
   const TransferJob& job_;
   const uint64_t chunk_;
   std::vector<Lane> lanes_;
-  size_t begun_ = 0;  // Chunks whose reading has been begun.
+  size_t begun_ = 0;  // Number of chunks whose reading has begun.
   TransferReport report_;
   int64_t start_ns_ = 0;
   int64_t measuring_ns_ = 0;
@@ -163,7 +163,7 @@ Result<void> Transfer::Measure(const Lane& lane, Copy copy) {
   return {};
 }
 
-// Begins to read chunks up to the `last`th, each into a lane whose copy has arrived.
+// Begins to read chunks up to number `last`, each into a lane whose copy has arrived.
 Result<void> Transfer::ReadUpTo(size_t last, FileReader& reader) {
   for (; begun_ <= last && begun_ * chunk_ < job_.size_bytes; ++begun_) {
     Lane& lane = lanes_[begun_ % lanes_.size()];
@@ -179,11 +179,12 @@ Result<TransferReport> Transfer::Load() {
   if (auto done = Start(); !done) return std::unexpected(done.error());
   const StreamTick tick = [this] { return Tick(); };
   FileReader reader(job_.file, job_.way, job_.threads, job_.size_bytes, tick);
-  // Helpers have the next chunks to go on with while the slowest of them ends this one.
+  // So helpers can continue with the next chunks while the slowest of them ends this one.
   const size_t ahead = reader.ReadsAhead() ? lanes_.size() - 1 : 1;
   uint64_t offset = 0;
   size_t turn = 0;
-  // Alone: the link is measured with its copy, while nothing else is under way.
+  // The first chunk is read alone: its copy measures the interconnect while nothing else is in
+  // progress.
   if (auto done = ReadUpTo(turn, reader); !done) return std::unexpected(done.error());
   for (bool at_end = false; turn < begun_ && !at_end; ++turn) {
     Lane& lane = lanes_[turn % lanes_.size()];

@@ -1,9 +1,9 @@
-// Moves bytes between a file and GPU memory, through a ring of chunks of pinned host memory, each
-// with a stream of its own: while the file is read into one, the GPU fetches the others. The
-// library and the broker's loader share it.
+// Moves bytes between a file and GPU memory through a ring of chunks of pinned host memory. Each
+// chunk has its own stream: while the file is read into one chunk, the GPU fetches the others. The
+// library and the broker's loader share this code.
 //
-// Threads: a call belongs to one thread, whose current context it uses; it returns when all of its
-// work on the GPU has ended, also when it fails. Helper threads exist only during the call.
+// Threads: a call belongs to one thread and uses its current context. It returns when all of its
+// work on the GPU has ended, also on failure. Helper threads exist only during the call.
 #pragma once
 
 #include <cuda.h>
@@ -20,8 +20,8 @@ namespace gpushm {
 
 class GdsFile;
 
-// What 0 stands for in a job: docs/guides/transfers.md has the measurements. Two chunks overlap
-// file and GPU, the third evens out a file that is slow for a moment.
+// The defaults for 0 in a job; docs/guides/transfers.md has the measurements. Two chunks overlap
+// file and GPU, and the third absorbs a short delay of the file.
 inline constexpr uint64_t kTransferChunkBytes = uint64_t{16} << 20;
 inline constexpr uint32_t kTransferChunks = 3;
 inline constexpr uint64_t kMinTransferChunkBytes = uint64_t{64} << 10;
@@ -29,49 +29,53 @@ inline constexpr uint64_t kMaxTransferChunkBytes = uint64_t{1} << 30;
 inline constexpr uint32_t kMinTransferChunks = 2;
 inline constexpr uint32_t kMaxTransferChunks = 16;
 inline constexpr uint32_t kMaxTransferThreads = 64;
-// A stream that stands still is left so often to call `progress`.
+// While a stream has no data, `progress` is called this often.
 inline constexpr int kStreamStepMs = 50;
-// A chunk below tells nothing about the link: starting a copy costs 10 us, as long as 512 KiB take.
+// A smaller chunk cannot measure the interconnect: starting a copy costs 10 us, the time of 512
+// KiB.
 inline constexpr uint64_t kMeasuredBytes = uint64_t{16} << 20;
 
-// Called between chunks, at the end, and while a stream has nothing, with the bytes that have
-// arrived; false stops: kBusy.
+// Called with the number of bytes moved: between chunks, at the end, and while a stream has no
+// data. False stops the transfer: kBusy.
 using TransferProgress = std::function<bool(uint64_t done_bytes)>;
 
 struct TransferJob {
   int file = -1;
-  FileWay way = FileWay::kCached;  // kDirect, kGds: the descriptor has O_DIRECT.
-  // With kGds, the same file: OpenGds. Others need it no more once the transfer has ended.
+  FileWay way = FileWay::kCached;  // With kDirect and kGds, the descriptor has O_DIRECT.
+  // With kGds, the same file as OpenGds opened it. Nobody else needs it once the transfer has
+  // ended.
   std::shared_ptr<const GdsFile> gds{};
   CUdeviceptr address = 0;
-  // To load: what the file has, or the room for a stream. To save: the buffer's.
+  // To load: the file's size, or the room for a stream. To save: the buffer's size.
   uint64_t size_bytes = 0;
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
-  // That read a file beside the calling one, as far as there is work for them; a stream and a save
-  // have none.
+  // Helpers that read a file in addition to the calling thread, as far as there is work for them. A
+  // stream and a save use none.
   uint32_t threads = 0;
-  // What the link does, if it is known; 0: measured where the first chunk is large enough.
+  // Speed of the interconnect, if known; 0: measured if the first chunk is large enough.
   uint64_t link_bytes_per_second = 0;
   TransferProgress progress{};
 };
 
 struct TransferReport {
   uint64_t bytes = 0;
-  // From the first byte to the last one; without pinning, measuring the link, and fsync.
+  // From the first byte to the last one, without pinning, measuring the interconnect, and fsync.
   int64_t moving_ns = 0;
-  // Pinned host memory to the GPU, or back: the best of a few copies of one chunk. 0: not measured.
+  // Speed between pinned host memory and the GPU: the best of a few copies of one chunk. 0: not
+  // measured.
   uint64_t link_bytes_per_second = 0;
 };
 
-// Copies the first `size_bytes` of the file, or as many as it has, from offset 0 whatever its
-// position; a stream from where it is to its end, and more than `size_bytes` is kInvalidArgument.
+// Copies the first `size_bytes` of the file, or all of a shorter file, from offset 0 whatever its
+// position. Copies a stream from its position to its end; more than `size_bytes` is
+// kInvalidArgument.
 Result<TransferReport> CopyFileToDevice(const CudaApi& api, const TransferJob& job);
 
 // Writes the buffer to the file from offset 0, or to the stream.
 Result<TransferReport> CopyDeviceToFile(const CudaApi& api, const TransferJob& job);
 
-// What every way does between chunks.
+// What every method does between chunks.
 inline Result<void> CallProgress(const TransferProgress& progress, uint64_t done_bytes) {
   if (!progress || progress(done_bytes)) return {};
   return Fail(Code::kBusy, Concat("stopped after ", done_bytes, " bytes"));

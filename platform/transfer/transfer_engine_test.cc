@@ -67,7 +67,7 @@ class TransferTest : public testing::DeviceRoomTest {
   }
   Result<TransferReport> Load(const TransferJob& job) { return CopyFileToDevice(*api_, job); }
   Result<TransferReport> Save(const TransferJob& job) { return CopyDeviceToFile(*api_, job); }
-  // Not on a file system that only pretends: the tests that need O_DIRECT skip themselves.
+  // Not on a file system that only accepts the flag: the tests that need O_DIRECT skip themselves.
   bool PlansDirect(int file, uint64_t size_bytes) {
     const auto plan = PlanRead(file, size_bytes, FileWay::kDirect);
     return plan && plan->way == FileWay::kDirect;
@@ -76,7 +76,7 @@ class TransferTest : public testing::DeviceRoomTest {
   testing::TempFolder folder_;
 };
 
-// Sizes around chunks, blocks and rings.
+// Sizes around the boundaries of chunks, blocks and rings.
 const std::vector<uint64_t>& Sizes() {
   static const std::vector<uint64_t> sizes = {1,
                                               4095,
@@ -117,7 +117,7 @@ TEST_F(TransferTest, EveryByteArrivesByEveryWay) {
         EXPECT_GT(report->moving_ns, 0);
         const std::string found = OnDevice(size + 1);
         EXPECT_TRUE(found.substr(0, size) == content);
-        EXPECT_EQ(found.back(), 'z') << "behind the file nothing is touched";
+        EXPECT_EQ(found.back(), 'z') << "bytes behind the file must not change";
       }
     }
   }
@@ -167,7 +167,7 @@ TEST_F(TransferTest, TheLinkIsMeasuredOnceWhereAChunkIsLargeEnough) {
   TransferJob job = Job(file.get(), content.size());
   auto report = Load(job);
   ASSERT_TRUE(report);
-  EXPECT_EQ(report->link_bytes_per_second, 0u) << "chunks are too small to tell";
+  EXPECT_EQ(report->link_bytes_per_second, 0u) << "the chunks are too small to measure";
   job.chunk_bytes = kMeasuredBytes;
   report = Load(job);
   ASSERT_TRUE(report);
@@ -200,7 +200,7 @@ TEST_F(TransferTest, AFileThatShrinksOrGrowsMeanwhile) {
     job.progress = [&](uint64_t) { return truncate(path.c_str(), kMiB + 100) == 0; };
     auto report = Load(job);
     ASSERT_TRUE(report) << report.error().ToString();
-    EXPECT_EQ(report->bytes, kMiB + 100) << "the caller sees that it is not all";
+    EXPECT_EQ(report->bytes, kMiB + 100) << "the caller must see that it is not everything";
     EXPECT_TRUE(OnDevice(report->bytes) == content.substr(0, report->bytes));
 
     file = Write(path, content);
@@ -220,9 +220,9 @@ TEST_F(TransferTest, AFileThatShrinksOrGrowsMeanwhile) {
   }
 }
 
-// Goal: a load that is stopped while helpers read ahead ends, and nobody reads any more. Method:
-// the caller says stop at each of its looks in turn; what a helper wrote late would be a
-// sanitizer's find.
+// Goal: a load that is stopped while helpers read ahead ends, and nobody reads any more.
+// Method: the caller stops at each of its progress calls in turn. A sanitizer would find a late
+// write by a helper.
 TEST_F(TransferTest, ALoadIsStoppedWhileHelpersReadAhead) {
   const std::string content = Content(4 * kMiB);
   const UniqueFd file = Write(folder_ / "in", content);
@@ -243,7 +243,7 @@ TEST_F(TransferTest, ALoadIsStoppedWhileHelpersReadAhead) {
   }
 }
 
-// Goal: bytes of a pipe arrive whatever the pieces they come in.
+// Goal: the bytes of a pipe arrive in whatever pieces they come.
 TEST_F(TransferTest, APipeInPieces) {
   const std::string content = Content(3 * kMiB + 77);
   Pipe pipe;
@@ -284,8 +284,8 @@ TEST_F(TransferTest, AStreamMayFillTheBufferButNotMore) {
   }
 }
 
-// Goal: who waits for a stream is asked again and again, and may stop; with nothing in the pipe,
-// with a trickle, and with a full pipe that nobody empties.
+// Goal: a caller that waits for a stream gets repeated progress calls and may stop: with an empty
+// pipe, with a slow one, and with a full pipe that nobody empties.
 TEST_F(TransferTest, AStreamThatStallsCanBeLeft) {
   const auto until = [](const Deadline& deadline) {
     return [deadline](uint64_t) { return !deadline.Passed(); };
@@ -343,7 +343,7 @@ TEST_F(TransferTest, TheWayIsChosenByTheFile) {
   EXPECT_EQ(plan->reason, FileReason::kSmall);
   EXPECT_EQ(WayOf(small.get()), FileWay::kCached);
 
-  // Sparse: large, and none of it in the page cache.
+  // Sparse: large, and not in the page cache at all.
   const std::string path = folder_ / "large";
   const UniqueFd large = Write(path, "");
   ASSERT_EQ(truncate(path.c_str(), static_cast<off_t>(kDirectMinBytes)), 0);
@@ -352,7 +352,7 @@ TEST_F(TransferTest, TheWayIsChosenByTheFile) {
   if (plan->reason == FileReason::kNotInCache) {
     EXPECT_EQ(plan->way, FileWay::kDirect);
     EXPECT_EQ(WayOf(large.get()), FileWay::kDirect);
-  } else {  // A file system without O_DIRECT says so, one in memory is its own cache.
+  } else {  // Without O_DIRECT, or in memory, which is its own cache.
     EXPECT_TRUE(plan->reason == FileReason::kRefused || plan->reason == FileReason::kInCache);
     EXPECT_EQ(WayOf(large.get()), FileWay::kCached);
   }
@@ -373,7 +373,8 @@ TEST_F(TransferTest, TheWayIsChosenByTheFile) {
 }
 
 // Goal: each part is done once, also with several batches started, and a batch has ended when
-// Finish returns. Method: batches of 0 to 39 parts, two started before the first one's end.
+// Finish returns.
+// Method: batches of 0 to 39 parts, two of them started before the first one has ended.
 TEST(Crew, EachPartOnceAndAllEndedWhenFinishReturns) {
   constexpr size_t kBatches = 40;
   for (const uint32_t helpers : {0u, 1u, 4u}) {
@@ -394,7 +395,8 @@ TEST(Crew, EachPartOnceAndAllEndedWhenFinishReturns) {
   }
 }
 
-// Goal: a crew that goes leaves parts undone, but none half done. Method: many slow parts.
+// Goal: a destroyed crew leaves parts undone, but none half done.
+// Method: many slow parts.
 TEST(Crew, GoesWithoutWhatNobodyBegan) {
   std::atomic<int> begun = 0;
   std::atomic<int> ended = 0;
@@ -416,9 +418,9 @@ TEST(Crew, GoesWithoutWhatNobodyBegan) {
   EXPECT_EQ(begun, ended);
 }
 
-// Its exit status: 0 if a crew that gets no thread does the work all the same.
+// The exit status: 0 if a crew that gets no thread still does the work.
 [[noreturn]] void WorkWithoutThreads() {
-  constexpr uid_t kLonely = 4'242'001;  // Nobody else's: threads are counted by user.
+  constexpr uid_t kLonely = 4'242'001;  // Unused elsewhere: threads are counted by user.
   const rlimit one{1, 1};
   if (geteuid() == 0 && setresuid(kLonely, kLonely, kLonely) != 0) _exit(2);
   if (setrlimit(RLIMIT_NPROC, &one) != 0) _exit(3);
@@ -431,13 +433,14 @@ TEST(Crew, GoesWithoutWhatNobodyBegan) {
   _exit(done == 5 ? 0 : 5);
 }
 
-// Goal: where the system gives no more threads, the work is done with those that there are. Method:
-// a child whose user may have no thread beside its first.
+// Goal: if the system allows no more threads, the existing ones do the work.
+// Method: a child whose user may have only one thread.
 TEST(Crew, GoesOnWithTheThreadsThatItGets) {
   EXPECT_EXIT(WorkWithoutThreads(), ::testing::ExitedWithCode(0), "");
 }
 
-// Goal: no helper takes a signal of the application's. Method: the mask of each, as it works.
+// Goal: no helper receives a signal of the application.
+// Method: check the mask of each helper while it works.
 TEST(Crew, HelpersBlockAllSignals) {
   std::atomic<int> open = 0;
   const pthread_t caller = pthread_self();

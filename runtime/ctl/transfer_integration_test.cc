@@ -195,7 +195,8 @@ TEST_F(CtlTest, MovesByGpuDirectStorage) {
   }
   const Output refused = Ctl(load, {.environment = {"GPUSHM_FAKE_CUFILE=no-driver"}});
   EXPECT_NE(refused.code, 0);
-  EXPECT_THAT(refused.err, AllOf(HasSubstr("nvidia-fs is not there"), HasSubstr("load nvidia-fs")));
+  EXPECT_THAT(refused.err,
+              AllOf(HasSubstr("nvidia-fs driver is not loaded"), HasSubstr("load nvidia-fs")));
   EXPECT_THAT(Ctl({"stat", "weights"}).out, Not(HasSubstr("failed")));
   const Output broken = Ctl(load, {.environment = {"GPUSHM_FAKE_CUFILE=errno=5 at=5000000"}});
   EXPECT_NE(broken.code, 0);

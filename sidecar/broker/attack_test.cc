@@ -471,7 +471,7 @@ TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
   }
   // Regression: such offers were accepted, and the plugin broke the link that stated them.
   EXPECT_THAT(attacker_.Offer("odd", writer.get()).error().what(),
-              HasSubstr("the descriptor offered as GPU memory is a pipe (pipe:"));
+              HasSubstr("invalid memory descriptor: it is a pipe (pipe:"));
   for (const int fd :
        {writer.get(), directory.get(), attacker_.socket(), zero.get(), shrinking.get()}) {
     EXPECT_EQ(CodeOf(attacker_.Offer("odd", fd)), As(Code::kInvalidArgument));

@@ -384,7 +384,8 @@ TEST(BrokerLife, SaysThatItHasNoDescriptorFree) {
   ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
   const auto refused = client.Offer("offered", memory.get());
   ASSERT_EQ(CodeOf(refused), As(Code::kExhausted));
-  EXPECT_THAT(refused.error().ToString(), HasSubstr("the sidecar: no descriptor is free"));
+  EXPECT_THAT(refused.error().ToString(),
+              HasSubstr("the sidecar: this process has no free descriptor"));
   EXPECT_TRUE(broker.WaitForLog("descriptors-exhausted container=app"));
   ASSERT_EQ(prlimit(broker.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
   EXPECT_TRUE(client.Offer("offered", memory.get())) << "the connection goes on";
@@ -567,7 +568,7 @@ TEST(BrokerLife, ATakenNameInTheHostsFolderCostsTheHostsPodsAlone) {
   const BrokerProcess broker(folder.path(), settings);
   ASSERT_TRUE(broker.ready()) << broker.log();
   EXPECT_TRUE(broker.WaitForLog("host-socket-failed socket=" + socket));
-  EXPECT_THAT(broker.log(), HasSubstr("something that another user made is at " + socket));
+  EXPECT_THAT(broker.log(), HasSubstr("another user's file is at " + socket));
   RawClient app(broker.Socket("app"));
   EXPECT_TRUE(app.Hello());
   std::filesystem::remove(socket);

@@ -67,7 +67,8 @@ bool AddressSpace::Map(const Mapping& mapping) {
 }
 
 bool AddressSpace::Unmap(uint64_t address, uint64_t size_bytes) {
-  std::vector<std::shared_ptr<Allocation>> dropped;  // Freed after the lock: that takes file locks.
+  std::vector<std::shared_ptr<Allocation>>
+      dropped;  // Freed after the lock, because that takes file locks.
   const std::lock_guard lock(mutex_);
   uint64_t covered = 0;
   auto it = mappings_.find(address);

@@ -1,5 +1,5 @@
 // The device addresses of this process: which are reserved, and what is mapped there. Host code
-// that touches one faults (PROT_NONE), as on a GPU; the engine gets at the bytes through Resolve.
+// that accesses one faults (PROT_NONE), as on a GPU; the engine accesses the bytes through Resolve.
 //
 // Threads: thread-safe.
 #pragma once
@@ -19,7 +19,7 @@ namespace gpushm::sim {
 struct Allocation {
   std::shared_ptr<Backing> backing;
   bool imported = false;
-  int device = -1;  // Ordinal in this process; -1: of a card that is not visible here.
+  int device = -1;  // Ordinal in this process; -1: its card is not visible here.
 };
 
 enum class Rights : uint32_t { kNone = 0, kRead = 1, kReadWrite = 3 };  // CUmemAccess_flags.
@@ -28,7 +28,7 @@ struct Mapping {
   uint64_t address = 0;
   uint64_t size_bytes = 0;
   std::shared_ptr<Allocation> allocation;
-  std::map<int, Rights> rights;  // By device ordinal; VMM only grants what SetAccess said.
+  std::map<int, Rights> rights;  // By device ordinal; VMM grants only what SetAccess set.
   bool vmm = true;
   uint64_t id = 0;
 };
@@ -38,11 +38,11 @@ struct HostRange {
   uint64_t size_bytes = 0;
   bool read_only = false;
   bool allocated = false;  // By cuMemHostAlloc.
-  int device = 0;          // Whose context it was made in, and ends with.
-  uint64_t id = 0;         // As Mapping's.
+  int device = 0;          // Whose context made it; it ends with that context.
+  uint64_t id = 0;         // As in Mapping.
 };
 
-// A piece of memory that the engine may touch; `keep` holds it as long as it does.
+// A piece of memory that the engine may access; `keep` holds it that long.
 struct Segment {
   std::byte* data = nullptr;
   uint64_t size_bytes = 0;
@@ -51,33 +51,33 @@ struct Segment {
 
 enum class Lookup {
   kOk,
-  kUnknown,  // No device address, or nothing mapped there.
-  kDenied,   // Mapped, without the right to do this.
+  kUnknown,  // Not a device address, or nothing is mapped there.
+  kDenied,   // Mapped, but without the right to do this.
 };
 
 class AddressSpace {
  public:
-  // 0: no room.
+  // Returns 0 if there is no room.
   uint64_t Reserve(uint64_t size_bytes, uint64_t alignment_bytes, uint64_t hint);
   // False: no such reservation, or something is still mapped in it.
   bool Free(uint64_t address, uint64_t size_bytes);
 
   bool Map(const Mapping& mapping);
-  // Removes the mappings that make up exactly this range.
+  // Removes the mappings that form exactly this range.
   bool Unmap(uint64_t address, uint64_t size_bytes);
   bool SetRights(uint64_t address, uint64_t size_bytes, int device, Rights rights);
   // The mapping at an address.
   bool Find(uint64_t address, Mapping* mapping) const;
-  // True: a reserved address that may have no memory.
+  // True for a reserved address, with or without memory.
   bool IsReserved(uint64_t address) const;
 
   bool AddHost(const HostRange& range);
   bool RemoveHost(uint64_t address, bool allocated);
-  // With what cuMemHostAlloc made there.
+  // Also removes what cuMemHostAlloc made there.
   void RemoveHostOf(int device);
   bool FindHost(uint64_t address, HostRange* range) const;
 
-  // The pieces behind [address, address + size_bytes) as `device` may use them.
+  // The pieces of memory at [address, address + size_bytes) that `device` may use.
   Lookup Resolve(uint64_t address, uint64_t size_bytes, bool write, int device,
                  std::vector<Segment>* segments) const;
 

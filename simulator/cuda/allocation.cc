@@ -1,4 +1,4 @@
-// cuMemAlloc and what is asked about an address.
+// cuMemAlloc and the queries about an address.
 #include <algorithm>
 
 #include "simulator/cuda/driver.h"
@@ -15,7 +15,7 @@ CUresult MapWhole(Driver& driver, Context& context, std::shared_ptr<Allocation> 
   mapping.size_bytes = visible_bytes;
   mapping.allocation = std::move(allocation);
   mapping.vmm = false;
-  // Legacy memory is reachable from every device that has peer access; all of them here.
+  // Every device with peer access can reach legacy memory; here all devices have it.
   for (int device = 0; device < driver.device_count(); ++device) {
     mapping.rights[device] = Rights::kReadWrite;
   }
@@ -35,7 +35,7 @@ void UnmapWhole(Driver& driver, uint64_t address) {
 
 namespace {
 
-// Forgets a legacy address in whatever context owns it. False: none does.
+// Removes a legacy address from the context that owns it. False: none does.
 bool Disown(Driver& driver, uint64_t address) {
   const std::lock_guard lock(driver.mutex);
   for (const auto& context : driver.contexts) {
@@ -119,7 +119,7 @@ CUresult DescribeDevice(Driver& driver, void* data, CUpointer_attribute attribut
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return Store(data, true);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return Store(data, 0ULL);  // Also of memory that has descriptors: so says the H200.
+      return Store(data, 0ULL);  // The H200 says so even for memory with descriptors.
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
       return Store(data, static_cast<unsigned>(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));
     default:

@@ -1,4 +1,4 @@
-// The context functions that need no more than the current context.
+// The context functions that only need the current context.
 #include "simulator/cuda/driver.h"
 
 using gpushm::sim::Call;

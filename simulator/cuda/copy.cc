@@ -114,7 +114,7 @@ uint64_t AddressOf(const void* pointer) {
   return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(pointer));
 }
 
-// Copies and fills look at a mapping's rights when they are called; kernels would fault.
+// Copies and fills check a mapping's rights when they are called; kernels would fault.
 CUresult CheckAccess(Driver& driver, const Engine& engine, uint64_t address, uint64_t size_bytes,
                      bool write) {
   const CUresult valid = CheckAddress(driver, address, size_bytes);
@@ -126,7 +126,7 @@ CUresult CheckAccess(Driver& driver, const Engine& engine, uint64_t address, uin
              : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Queues on a stream and, where the API is synchronous, waits.
+// Queues on a stream and, if the API is synchronous, waits.
 CUresult Run(Driver& driver, CUstream stream, bool wait, Work work) {
   Context* context = nullptr;
   std::shared_ptr<Engine> engine;
@@ -138,8 +138,8 @@ CUresult Run(Driver& driver, CUstream stream, bool wait, Work work) {
   return result == CUDA_SUCCESS ? found->engine->Wait(found->engine->Last(*found)) : result;
 }
 
-// A copy from pageable memory has read its source when the call returns, one into pageable memory
-// has arrived: so say CUDA's rules, and the second waits for the stream.
+// CUDA's rules: a copy from pageable memory has read its source when the call returns. A copy into
+// pageable memory has arrived by then, so it waits for the stream.
 CUresult CopyHost(const char* function, CUdeviceptr device, const void* host, size_t size,
                   bool to_device, CUstream stream, bool synchronous) {
   return CallWithContext(

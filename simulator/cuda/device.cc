@@ -125,7 +125,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevi
       case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
         *pi = 1;
         break;
-      // The real card says 1 and then permits none; the suites must not rely on either.
+      // The real card returns 1 and then permits none; the suites must rely on neither.
       case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
         *pi = 1;
         break;

@@ -73,7 +73,7 @@ CUresult Driver::InitLocked() {
       contexts.back()->device = device;
     }
   }
-  // A child of fork() has neither the driver's threads nor its mappings: it must not go on.
+  // A child of fork() has neither the driver's threads nor its mappings, so it must not continue.
   pthread_atfork(nullptr, nullptr, [] { Get().phase_ = Phase::kForked; });
   phase_ = Phase::kReady;
   Delay("init");
@@ -155,7 +155,7 @@ CUresult Driver::FindStream(CUstream handle, std::shared_ptr<Stream>* stream) {
   return (*stream)->engine->stopped() ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
 }
 
-// The context functions that change the thread-local stack stand here, beside Current().
+// The context functions that change the thread-local stack are here, next to Current().
 
 namespace {
 

@@ -1,11 +1,12 @@
-// The simulated driver of one process: what cuInit makes, and the frame of every API function.
+// The simulated driver of one process: what cuInit makes, and the common frame of every API
+// function.
 //
-// Threads: thread-safe. Lock order: Driver::mutex, then an Engine's; the card's file lock is taken
-// with neither where it can be.
+// Threads: thread-safe. Lock order: Driver::mutex, then an Engine's mutex. Where possible, the
+// card's file lock is taken while holding neither.
 #pragma once
 
 #include "simulator/exported_api.h"
-// (first: see there)
+// It must be the first include, as exported_api.h explains.
 
 #include <atomic>
 #include <map>
@@ -28,13 +29,14 @@ struct IpcOpen {
   int count = 0;
 };
 
-// A device's primary context. The object stays for good; it is active while somebody retains it.
+// A device's primary context. The object exists permanently; it is active while somebody retains
+// it.
 struct Context {
   int device = 0;
   int retains = 0;
   std::shared_ptr<Engine> engine;      // Null: not active.
   std::shared_ptr<Backing> reserve;    // Its 523 MiB of the card.
-  std::map<uint64_t, uint64_t> owned;  // cuMemAlloc'ed and cuIpc-opened: address -> reserved size.
+  std::map<uint64_t, uint64_t> owned;  // From cuMemAlloc and cuIpcOpen: address -> reserved size.
   std::map<UuidBytes, IpcOpen> ipc;    // By allocation.
   std::atomic<bool> ipc_poisoned = false;
 };
@@ -63,7 +65,7 @@ class Driver {
   static Driver& Get();
 
   CUresult Init();
-  // What stands between a caller and any function after cuInit: the fork rule, injected faults.
+  // The checks before any function after cuInit: the fork rule, injected faults.
   CUresult Enter(const char* function);
   void Delay(const char* latency) const;
 
@@ -71,7 +73,7 @@ class Driver {
   const Card* card(int device) const {
     return device >= 0 && device < device_count() ? devices_[static_cast<size_t>(device)] : nullptr;
   }
-  // The ordinal of a card here; -1: not visible.
+  // The ordinal of a card in this process; -1: not visible.
   int OrdinalOf(const UuidBytes& uuid) const;
   const Machine& machine() const { return machine_; }
   State& state() { return *state_; }
@@ -141,18 +143,18 @@ CUresult CallWithContext(const char* function, Body&& body) noexcept {
 
 CUresult ToResult(Outcome outcome);
 
-// allocation.cc: reserves addresses for a whole allocation, maps it, and gives the context the
-// right to it. What cuMemAlloc and cuIpcOpenMemHandle do.
+// In allocation.cc: reserves addresses for a whole allocation, maps it, and gives the context the
+// right to it. cuMemAlloc and cuIpcOpenMemHandle use it.
 CUresult MapWhole(Driver& driver, Context& context, std::shared_ptr<Allocation> allocation,
                   uint64_t visible_bytes, uint64_t* address);
 void UnmapWhole(Driver& driver, uint64_t address);
 
-// stream.cc: puts work on a stream: into the graph while it is being captured.
+// In stream.cc: puts work on a stream, or into the graph while the stream is being captured.
 CUresult Enqueue(Driver& driver, CUstream handle, Work work);
-// Reads or writes device memory inside a worker; the fault that a GPU would report.
+// Resolves device memory inside a worker; returns the fault that a GPU would report.
 CUresult ResolveOnDevice(int device, uint64_t address, uint64_t size_bytes, bool write,
                          std::vector<Segment>* segments);
-// Whether an API function accepts the address at all, before any work is queued.
+// Whether an API function accepts the address, before any work is queued.
 CUresult CheckAddress(Driver& driver, uint64_t address, uint64_t size_bytes);
 
 }  // namespace gpushm::sim

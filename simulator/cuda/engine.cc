@@ -48,7 +48,8 @@ std::shared_ptr<Operation> Engine::Submit(Stream& stream, Work work,
   auto operation = std::make_shared<Operation>();
   operation->run = std::move(work);
   const std::lock_guard lock(mutex_);
-  // The legacy default stream waits for every blocking stream, and they for it.
+  // The legacy default stream waits for every blocking stream, and every blocking stream waits for
+  // it.
   if (stream.null_stream) {
     for (const std::weak_ptr<Stream>& known : streams_) {
       const std::shared_ptr<Stream> other = known.lock();
@@ -92,12 +93,12 @@ void Engine::WorkOff(size_t connection) {
       continue;
     }
     const std::shared_ptr<Operation> operation = queue.waiting.front();
-    lock.unlock();  // It stays at the front meanwhile, so that WaitForAll sees it.
+    lock.unlock();  // It stays at the front, so that WaitForAll sees it.
     if (error() == CUDA_SUCCESS) {
       const CUresult result = operation->run(*this);
       if (result != CUDA_SUCCESS) Fail(result);
     }
-    operation->run = nullptr;  // Lets go of the memory that it held.
+    operation->run = nullptr;  // Releases the memory that it held.
     lock.lock();
     queue.waiting.pop_front();
     operation->after.clear();

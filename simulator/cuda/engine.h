@@ -1,7 +1,7 @@
-// A context's hardware queues. CUDA_DEVICE_MAX_CONNECTIONS of them (8 unless set), each a FIFO that
-// one thread works off; streams are spread over them. A pending wait at the head of a queue keeps
-// everything behind it, of whatever stream: measured on the real driver (40 waiting streams starve
-// the 41st; with one connection a wait keeps even a synchronous copy).
+// A context's hardware queues: CUDA_DEVICE_MAX_CONNECTIONS of them (8 unless set), each a FIFO with
+// one thread. Streams are spread over them. A pending wait at the head of a queue blocks everything
+// behind it, whatever its stream. This was measured on the real driver: 40 waiting streams block
+// the 41st, and with one connection a wait blocks even a synchronous copy.
 //
 // Threads: thread-safe. Worker threads start with a queue's first operation, block all signals, and
 // keep the Engine alive until Stop().
@@ -26,11 +26,11 @@ using Work = std::function<CUresult(Engine&)>;
 
 struct Operation {
   Work run;
-  std::vector<std::shared_ptr<Operation>> after;  // Of other queues; all were submitted before.
+  std::vector<std::shared_ptr<Operation>> after;  // In other queues; all were submitted earlier.
   std::atomic<bool> done = false;                 // Release by the worker, acquire by observers.
 };
 
-// A stream, blocking or not. Guarded by its Engine's mutex where not const.
+// A stream, blocking or not. Its Engine's mutex guards the members that are not const.
 struct Stream {
   std::shared_ptr<Engine> engine;
   size_t connection = 0;
@@ -51,19 +51,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::shared_ptr<Stream>& null_stream() const { return null_stream_; }
   std::shared_ptr<Stream> AddStream(bool non_blocking);
 
-  // Queues work on a stream, after `after` as well as after what CUDA's rules order before it.
+  // Queues work on a stream, after `after` and after what CUDA's rules order before it.
   std::shared_ptr<Operation> Submit(Stream& stream, Work work,
                                     std::vector<std::shared_ptr<Operation>> after = {});
-  // Waits for an operation (null: none); the context's error, if any.
+  // Waits for an operation (null: none); returns the context's error, if any.
   CUresult Wait(const std::shared_ptr<Operation>& operation);
   CUresult WaitForAll();
 
   std::shared_ptr<Operation> Last(const Stream& stream) const;
-  // The first fault, which every later call of this context answers.
+  // The first fault, which every later call of this context returns.
   CUresult error() const { return error_.load(std::memory_order_acquire); }
   void Fail(CUresult error);
   bool stopped() const { return stopped_.load(std::memory_order_acquire); }
-  // Gives up everything queued: the context goes.
+  // Drops everything queued, because the context ends.
   void Stop();
 
   // While it lives, a stream waits for a value in memory.
@@ -77,11 +77,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
    private:
     Engine& engine_;
   };
-  // An H200 makes 34 streams beside one that waits for memory; one more comes when none waits.
-  // False: the engine stops.
+  // An H200 makes 34 more streams while one waits for memory; the next one is made only when none
+  // waits. False: the engine stops.
   bool AwaitRoomForStream() const;
 
-  // Calls `ready` until it says true or the engine stops: spins shortly, then sleeps up to 50 us.
+  // Calls `ready` until it returns true or the engine stops: spins briefly, then sleeps up to 50
+  // us.
   bool Poll(const std::function<bool()>& ready) const;
 
  private:

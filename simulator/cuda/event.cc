@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kFolder[] = "/dev/shm/";
 constexpr size_t kFileBytes = 4096;
-// A dead exporter's events can be opened (as on the real driver) for this long.
+// How long a dead exporter's events can be opened (as on the real driver).
 constexpr time_t kKeepSeconds = 600;
 
 std::string NamePrefix() { return "gpushm-sim.event." + std::to_string(getuid()) + "."; }
@@ -27,7 +27,7 @@ std::string PathOf(int32_t pid, uint32_t number) {
   return kFolder + NamePrefix() + std::to_string(pid) + "." + std::to_string(number);
 }
 
-// Removes what killed processes of this user left.
+// Removes the files that killed processes of this user left.
 void SweepOnce() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -79,7 +79,7 @@ std::shared_ptr<SharedEvent> SharedEvent::Create() {
   auto event = std::make_shared<SharedEvent>();
   event->number = ++next;
   const std::string path = PathOf(getpid(), event->number);
-  unlink(path.c_str());  // Of an earlier process with this PID.
+  unlink(path.c_str());  // Left by an earlier process with this PID.
   event->fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (event->fd < 0) return nullptr;
   event->owned_path = path;
@@ -145,7 +145,7 @@ CUresult CUDAAPI cuEventCreate(CUevent* phEvent, unsigned int Flags) {
 
 CUresult CUDAAPI cuEventDestroy(CUevent hEvent) {
   return Call("cuEventDestroy", [&](Driver& driver) {
-    std::shared_ptr<Event> gone;  // Its file is removed after the lock.
+    std::shared_ptr<Event> gone;  // Its file is removed after the lock is released.
     const std::lock_guard lock(driver.mutex);
     const auto found = driver.events.find(hEvent);
     if (found == driver.events.end()) return CUDA_ERROR_INVALID_HANDLE;

@@ -1,5 +1,5 @@
-// The shared half of an interprocess event: a file in /dev/shm, named by the exporter's uid and PID
-// as the real driver names its own, so that it has the same limits (one /dev/shm, one uid).
+// The shared half of an interprocess event: a file in /dev/shm. Its name contains the exporter's
+// uid and PID, as with the real driver, so that it has the same limits (one /dev/shm, one uid).
 #pragma once
 
 #include <atomic>
@@ -17,9 +17,9 @@ struct SharedEvent {
     std::atomic<uint64_t> completed;  // The last one that its stream reached.
   };
   Words* words = nullptr;
-  std::string owned_path;  // Not empty: this process made the file, and removes it.
+  std::string owned_path;  // Not empty: this process made the file and removes it.
   uint32_t number = 0;
-  int fd = -1;  // Holds the flock that says the exporter lives.
+  int fd = -1;  // Holds the flock that shows that the exporter lives.
 
   SharedEvent() = default;
   SharedEvent(const SharedEvent&) = delete;
@@ -27,7 +27,7 @@ struct SharedEvent {
   ~SharedEvent();
 
   static std::shared_ptr<SharedEvent> Create();
-  // Null: not there, or not for this user.
+  // Null: it does not exist, or not for this user.
   static std::shared_ptr<SharedEvent> Open(int32_t pid, uint32_t number);
   bool Done() const {
     return words->completed.load(std::memory_order_acquire) >=

@@ -1,5 +1,5 @@
-// Stream capture and graphs: a graph is the list of what one stream was given, with the values it
-// was given. Joining several streams into a capture is not simulated (STREAM_CAPTURE_UNSUPPORTED).
+// Stream capture and graphs: a graph is the list of the operations that one stream got, with their
+// values. Joining several streams into a capture is not simulated (STREAM_CAPTURE_UNSUPPORTED).
 #include "simulator/cuda/driver.h"
 
 using gpushm::sim::Call;

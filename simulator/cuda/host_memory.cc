@@ -20,7 +20,7 @@ namespace {
 constexpr long kTmpfsMagic = 0x01021994;
 constexpr uint64_t kPageBytes = 4096;
 
-// Shared pages of these files can be pinned: they live in memory.
+// Shared pages of these files can be pinned, because they are in memory.
 bool LivesInMemory(std::string path) {
   if (path.empty() || path.starts_with("/memfd:") || path.starts_with("/SYSV") ||
       path.starts_with("/dev/zero") || path.starts_with("anon_inode:") || path[0] == '[') {
@@ -33,7 +33,7 @@ bool LivesInMemory(std::string path) {
          static_cast<long>(filesystem.f_type) == kTmpfsMagic;
 }
 
-// Of all contexts that are active.
+// The engines of all active contexts.
 std::vector<std::shared_ptr<Engine>> EnginesOf(Driver& driver) {
   std::vector<std::shared_ptr<Engine>> engines;
   const std::lock_guard lock(driver.mutex);
@@ -43,8 +43,8 @@ std::vector<std::shared_ptr<Engine>> EnginesOf(Driver& driver) {
   return engines;
 }
 
-// Whether a GPU could pin all pages of the range: mapped, writable unless read-only is asked for,
-// and no shared page of a disk file.
+// Whether a GPU could pin all pages of the range: they are mapped, writable unless read-only is
+// requested, and not shared pages of a disk file.
 bool CanPin(uint64_t address, uint64_t size_bytes, bool read_only) {
   std::ifstream maps("/proc/self/maps");
   uint64_t next = address;

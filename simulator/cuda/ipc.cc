@@ -1,5 +1,5 @@
-// Legacy interprocess memory handles, with their traps: equal PID numbers on both sides fail and
-// poison the context, and a dead exporter's memory cannot be opened although it may still exist.
+// Legacy interprocess memory handles, with their pitfalls: equal PIDs on both sides fail and poison
+// the context, and a dead exporter's memory cannot be opened although it may still exist.
 #include <unistd.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Virtual memory management: cuMemCreate and its family. None of it needs a context.
+// Virtual memory management: cuMemCreate and its family. None of these functions needs a context.
 #include "simulator/cuda/driver.h"
 
 namespace gpushm::sim {
@@ -13,7 +13,7 @@ CUresult CheckProperties(const Driver& driver, const CUmemAllocationProp* prop) 
   if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
   if (driver.card(prop->location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   const auto types = static_cast<uint32_t>(prop->requestedHandleTypes);
-  // The real card says that it knows fabric handles, and permits none without an IMEX channel.
+  // The real card claims to support fabric handles, but permits none without an IMEX channel.
   if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) return CUDA_ERROR_NOT_PERMITTED;
   return (types & ~kPosixDescriptor) == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
@@ -91,7 +91,7 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size,
 CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
   return Call("cuMemRelease", [&](Driver& driver) {
     driver.Delay("release");
-    std::shared_ptr<Allocation> last;  // Freed after the lock.
+    std::shared_ptr<Allocation> last;  // Freed after the lock is released.
     const std::lock_guard lock(driver.mutex);
     const auto found = driver.handles.find(handle);
     if (found == driver.handles.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -258,7 +258,8 @@ CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handl
   });
 }
 
-// A dma-buf could only be made by a kernel driver: not supported, and the device attribute says so.
+// Only a kernel driver could make a dma-buf. So it is not supported, and the device attribute says
+// so.
 CUresult CUDAAPI cuMemGetHandleForAddressRange(void*, CUdeviceptr, size_t, CUmemRangeHandleType,
                                                unsigned long long) {
   return Call("cuMemGetHandleForAddressRange", [](Driver&) { return CUDA_ERROR_NOT_SUPPORTED; });

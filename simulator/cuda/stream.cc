@@ -32,7 +32,7 @@ Work WaitWork(uint64_t address, T value, unsigned flags) {
     if (result != CUDA_SUCCESS) return result;
     const Engine::MemoryWait waiting(engine);
     engine.Poll([&] {
-      // Acquire: pairs with the writer's release, in whatever process it is.
+      // Acquire: pairs with the writer's release, whatever process the writer is in.
       return Satisfied<T>(__atomic_load_n(WordOf<T>(word.front()), __ATOMIC_ACQUIRE), value, flags);
     });
     return CUDA_SUCCESS;
@@ -66,7 +66,7 @@ bool WriteFlagsValid(unsigned flags) {
   return (flags & ~static_cast<unsigned>(CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)) == 0;
 }
 
-// One of a batch, as the function that does it alone.
+// One operation of a batch, done by the function for a single one.
 CUresult BatchedOperation(CUstream stream, const CUstreamBatchMemOpParams& one) {
   const auto& wait = one.waitValue;
   const auto& write = one.writeValue;
@@ -127,7 +127,7 @@ CUresult CUDAAPI cuStreamCreate(CUstream* phStream, unsigned int Flags) {
       });
 }
 
-// Returns at once; what is queued still runs.
+// Returns at once; queued work still runs.
 CUresult CUDAAPI cuStreamDestroy(CUstream hStream) {
   return Call("cuStreamDestroy", [&](Driver& driver) {
     const std::lock_guard lock(driver.mutex);
@@ -183,7 +183,7 @@ CUresult CUDAAPI cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint6
                          gpushm::sim::WriteWork<uint64_t>(addr, value));
 }
 
-// A driver takes all or none; here those before a wrong one stay.
+// A real driver accepts all or none; here, those before a wrong one stay queued.
 CUresult CUDAAPI cuStreamBatchMemOp(CUstream stream, unsigned int count,
                                     CUstreamBatchMemOpParams* paramArray, unsigned int flags) {
   constexpr unsigned kMost = 256;

@@ -1,6 +1,6 @@
 // How callers find the functions: cuGetProcAddress by base name, and the names of errors.
 #include "simulator/exported_api.h"
-// (first: see there)
+// It must be the first include, as exported_api.h explains.
 
 #include <cctype>
 #include <cstring>
@@ -17,7 +17,7 @@ struct Symbol {
   void* address;
 };
 
-// The same list that CudaApi loads: the two cannot drift apart.
+// The same list that CudaApi loads, so that the two cannot differ.
 #define GPUSHM_SYMBOL(name) {#name, reinterpret_cast<void*>(&::name)},
 const Symbol kSymbols[] = {GPUSHM_CUDA_FUNCTIONS(GPUSHM_SYMBOL){
     "cuGetProcAddress", reinterpret_cast<void*>(&::cuGetProcAddress_v2)}};
@@ -74,6 +74,6 @@ CUresult CUDAAPI cuGetProcAddress_v2(const char* symbol, void** pfn, int, cuuint
   return *pfn == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 
-// Tells CudaApi that this is no GPU; the value counts incompatible changes of the state folder.
+// Tells CudaApi that this is not a GPU. The value counts incompatible changes of the state folder.
 extern "C" __attribute__((visibility("default"))) const int gpushm_sim_version;
 const int gpushm_sim_version = 1;

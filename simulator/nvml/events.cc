@@ -1,4 +1,5 @@
-// NVML events: XIDs that faults.yaml names. A set sees those added after it registered a device.
+// NVML events: the XIDs in faults.yaml. A set sees those that were added after it registered a
+// device.
 #include "simulator/nvml/nvml.h"
 
 #include <algorithm>
@@ -19,17 +20,17 @@ namespace {
 struct EventSet {
   uint64_t generation = 0;
   std::vector<const Card*> cards;
-  size_t seen = 0;  // How many entries of the list were there or have been delivered.
+  size_t seen = 0;  // Entries of the list that existed at first or were delivered.
 };
 
-// Those of this nvmlInit; under Nvml's mutex. Never destroyed.
+// The sets of this nvmlInit, guarded by Nvml's mutex. Never destroyed.
 std::vector<std::unique_ptr<EventSet>>& Sets(const Nvml& nvml) {
   static auto* const sets = new std::vector<std::unique_ptr<EventSet>>();
   std::erase_if(*sets, [&](const auto& set) { return set->generation != nvml.generation; });
   return *sets;
 }
 
-// Null: none of this nvmlInit.
+// Null: this nvmlInit has no such set.
 EventSet* FindSet(const Nvml& nvml, nvmlEventSet_t handle) {
   for (const auto& set : Sets(nvml)) {
     if (reinterpret_cast<nvmlEventSet_t>(set.get()) == handle) return set.get();
@@ -50,7 +51,7 @@ bool AnyLost(const EventSet& set, const Faults& faults) {
 
 // The next event for the set. False: none yet.
 bool Next(EventSet& set, const std::vector<Xid>& xids, nvmlEventData_t* data) {
-  set.seen = std::min(set.seen, xids.size());  // The list was cut: what comes next is new.
+  set.seen = std::min(set.seen, xids.size());  // The list became shorter: what comes next is new.
   while (set.seen < xids.size()) {
     const Xid& xid = xids[set.seen++];
     for (const Card* card : set.cards) {
@@ -109,11 +110,11 @@ nvmlReturn_t DECLDIR nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t* da
   const Nvml::Inside waiting;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeoutms);
   for (;;) {
-    // Each look on its own: another thread may use NVML meanwhile.
+    // Each poll is a call of its own, so that another thread may use NVML meanwhile.
     const nvmlReturn_t result = CallNvml("nvmlEventSetWait_v2", [&](Nvml& nvml) {
       if (set == nullptr || data == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
       EventSet* const events = FindSet(nvml, set);
-      if (events == nullptr) return NVML_ERROR_TIMEOUT;  // As the real one after a new nvmlInit.
+      if (events == nullptr) return NVML_ERROR_TIMEOUT;  // Like the real one after a new nvmlInit.
       const auto faults = CurrentFaults(nvml.state->folder());
       const bool found = Next(*events, faults->xids, data);
       if (!found && AnyLost(*events, *faults)) return NVML_ERROR_GPU_IS_LOST;

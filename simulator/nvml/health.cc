@@ -1,4 +1,4 @@
-// What NVML tells of a GPU's health and of MIG instances, from faults.yaml and cards.yaml.
+// NVML's view of a GPU's health and of MIG instances, from faults.yaml and cards.yaml.
 #include "simulator/nvml/nvml.h"
 
 using gpushm::sim::CallNvmlDevice;
@@ -47,7 +47,7 @@ nvmlReturn_t DECLDIR nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int
   });
 }
 
-// Only GPUs before Ampere retire pages; an H100 answers the same.
+// Only GPUs before Ampere retire pages; an H100 gives the same answer.
 nvmlReturn_t DECLDIR nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device,
                                                             nvmlEnableState_t*) {
   return CallNvmlDevice("nvmlDeviceGetRetiredPagesPendingStatus", device,

@@ -1,4 +1,4 @@
-// NVML over the same state folder. What has no meaning here answers NOT_SUPPORTED.
+// NVML on the same state folder. Functions that have no meaning here return NOT_SUPPORTED.
 #include "simulator/nvml/nvml.h"
 
 #include <algorithm>
@@ -86,7 +86,7 @@ nvmlReturn_t CopyText(const std::string& text, char* target, unsigned int length
   return NVML_SUCCESS;
 }
 
-// The MIG instances of a GPU, or the GPUs themselves (parent null).
+// The MIG instances of a GPU, or the GPUs themselves if parent is null.
 std::vector<const Card*> Children(const Nvml& nvml, const Card* parent) {
   std::vector<const Card*> found;
   for (const Card* card : nvml.cards) {
@@ -100,7 +100,7 @@ std::vector<const Card*> Children(const Nvml& nvml, const Card* parent) {
 Usage UsageOf(const Nvml& nvml, const Card& card) {
   Usage usage = nvml.state->Probe(card);
   if (!card.mig_mode) return usage;
-  // A GPU cut into instances: what they use.
+  // A GPU cut into instances: the sum of their use.
   for (const Card* instance : Children(nvml, &card)) {
     usage.used_bytes += nvml.state->Probe(*instance).used_bytes;
   }
@@ -125,7 +125,7 @@ nvmlReturn_t DECLDIR nvmlInit_v2(void) {
 
 nvmlReturn_t DECLDIR nvmlShutdown(void) {
   Nvml& nvml = Nvml::Get();
-  // As the real one does, which hangs for as long as somebody is inside.
+  // Like the real one, which hangs while another thread is inside.
   while (nvml.inside > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const std::lock_guard lock(nvml.mutex);
   if (nvml.initialised == 0) return NVML_ERROR_UNINITIALIZED;
@@ -281,8 +281,8 @@ nvmlReturn_t DECLDIR nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, un
                         });
 }
 
-// Processes with a context only: a holder without one is invisible, as on the real driver. The PIDs
-// are those that the processes see of themselves.
+// Only processes with a context: a holder without one is invisible, as on the real driver. The PIDs
+// are those in the processes' own namespaces.
 nvmlReturn_t DECLDIR nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
                                                              unsigned int* infoCount,
                                                              nvmlProcessInfo_t* infos) {

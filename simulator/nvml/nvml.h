@@ -1,9 +1,9 @@
-// What nvmlInit makes, and the frame of every NVML function.
-// Threads: thread-safe; every function runs under the one mutex, but waiting for events.
+// What nvmlInit makes, and the common frame of every NVML function. Threads: thread-safe; every
+// function runs under the one mutex, except while it waits for events.
 #pragma once
 
 #include "simulator/exported_api.h"
-// (first: see there)
+// It must be the first include, as exported_api.h explains.
 
 #include <atomic>
 #include <memory>
@@ -21,8 +21,8 @@ class Nvml {
   static Nvml& Get();  // Never destroyed.
   nvmlReturn_t Init();
   nvmlReturn_t Enter(const char* function);
-  // Blocks for as long as faults.yaml says that the function does. Not under the mutex: a sick GPU
-  // hangs who asks it and nobody else.
+  // Blocks for as long as faults.yaml says for the function. Not under the mutex: an unhealthy GPU
+  // hangs only the threads that query it.
   void Hang(const char* function);
   const Card* Find(nvmlDevice_t device) const;
 
@@ -33,8 +33,8 @@ class Nvml {
     ~Inside() { --Get().inside; }
   };
   int initialised = 0;
-  bool stale = false;       // The driver went away: only a new nvmlInit helps.
-  uint64_t generation = 0;  // Of nvmlInit: what event sets of an earlier one hold is gone.
+  bool stale = false;       // The driver went away; only a new nvmlInit helps.
+  uint64_t generation = 0;  // Of nvmlInit; event sets of an earlier one are invalid.
   Machine machine;
   std::vector<const Card*> cards;
   std::unique_ptr<State> state;

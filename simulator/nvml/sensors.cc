@@ -1,6 +1,6 @@
-// What NVML tells of a GPU's sensors, from faults.yaml. A MIG instance has none of its own.
+// NVML's view of a GPU's sensors, from faults.yaml. A MIG instance has no sensors of its own.
 #include "simulator/nvml/nvml.h"
-// (first: see there)
+// It must be the first include, as exported_api.h explains.
 
 #include <cmath>
 #include <optional>
@@ -13,7 +13,7 @@ using gpushm::sim::Nvml;
 namespace {
 
 constexpr double kPercent = 100;
-constexpr double kMilli = 1000;  // Of a watt, of a joule.
+constexpr double kMilli = 1000;  // Milliwatts, millijoules.
 constexpr unsigned kAllNvlinks = ~0U;
 // NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which headers of CUDA 12.6 and older lack.
 constexpr unsigned kRecoveryAction = 230;
@@ -24,7 +24,7 @@ std::optional<double> Sensor(const Nvml& nvml, const Card& card, const char* nam
   return faults->SensorsOf(card.uuid_text, card.gpu_index).Value(name);
 }
 
-// A getter of one number, in units of 1/factor of faults.yaml's.
+// Returns one number, in units of 1/factor of those in faults.yaml.
 template <typename Number>
 nvmlReturn_t Tell(const char* function, nvmlDevice_t device, const char* name, double factor,
                   Number* number) {
@@ -37,7 +37,7 @@ nvmlReturn_t Tell(const char* function, nvmlDevice_t device, const char* name, d
   });
 }
 
-// The sensor that is asked for; null: neither.
+// The requested sensor; null: neither.
 template <typename Kind>
 const char* OneOf(Kind asked, Kind one, const char* of_one, Kind other, const char* of_other) {
   return asked == one ? of_one : asked == other ? of_other : nullptr;

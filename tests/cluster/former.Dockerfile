@@ -1,4 +1,4 @@
-# Plugin and sidecar of an earlier commit, compiled where the tree's own images were.
+# Plugin and sidecar of an earlier commit, compiled in the same image as the tree's own.
 FROM localhost/gpushm/compile AS compile
 RUN find /src /out -mindepth 1 -maxdepth 1 ! -name build -exec rm -rf {} +
 COPY . .

@@ -1,4 +1,4 @@
-/* What holds a pod's namespaces: waits, and buries the orphans of pods that share their PIDs. */
+/* Holds a pod's namespaces: waits, and reaps the orphans of pods that share their PIDs. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ static void bury(int number) {
 }
 
 int main(void) {
-  /* PID 1 gets no signal that it has not asked for. */
+  /* PID 1 gets no signal for which it has no handler. */
   signal(SIGTERM, end);
   signal(SIGINT, end);
   signal(SIGCHLD, bury);

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced: sets up buildah with a store of its own, and nobody else in it, below the folder
-# GPUSHM_CLUSTER_CACHE. Sets `cache` and `store`.
+# To be sourced: sets up buildah with its own store below the folder GPUSHM_CLUSTER_CACHE, which
+# nobody else uses. Sets `cache` and `store`.
 cache=${GPUSHM_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushm}
 store=$cache/containers
 mkdir -p "$store/tmp"
@@ -10,5 +10,5 @@ printf '[storage]\ndriver = "overlay"\ngraphroot = "%s"\nrunroot = "%s"\n' \
   "$store/images" "$store/run" >"$store/storage.conf"
 export CONTAINERS_STORAGE_CONF=$store/storage.conf BUILDER=buildah BUILDAH_ISOLATION=chroot
 export TMPDIR=$store/tmp  # Also for the cache mounts of RUN.
-# Where the disk is an overlay itself, there can be no other on it.
+# If the disk is itself an overlay, it cannot carry another one.
 buildah info >/dev/null 2>&1 || export STORAGE_DRIVER=vfs

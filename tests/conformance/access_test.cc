@@ -39,8 +39,9 @@ CONFORMANCE_CASE(MemoryMustAskForDescriptorsWhenCreated, 20) {
   }).Join();
 }
 
-// Goal: broker and plugin tell GPU memory from any other descriptor by calls that cannot block
-// (platform/daemon/descriptor.h). Method: they are asked of what the driver exports.
+// Goal: broker and plugin distinguish GPU memory from any other descriptor by calls that cannot
+// block (platform/daemon/descriptor.h).
+// Method: they are applied to what the driver exports.
 CONFORMANCE_CASE(AnExportedDescriptorIsRecognised, 20) {
   Start([](Channel&) {
     const UniqueFd fd = CreateDescriptor(kChunkBytes);
@@ -54,7 +55,7 @@ CONFORMANCE_CASE(AnExportedDescriptorIsRecognised, 20) {
   }).Join();
 }
 
-// Goal: memory that other hardware may register is shared as any other is.
+// Goal: memory that other hardware may register can be shared like any other.
 CONFORMANCE_CASE(MemoryForOtherHardwareIsSharedAsAny, 20) {
   Child maker = Start([](Channel& channel) {
     int supported = 0;
@@ -133,7 +134,7 @@ CONFORMANCE_CASE(AnotherUserCanImport, 20) {
   holder.Join();
 }
 
-// The kernel form is in kernel_test.cc; here the driver's own fill and copy.
+// The form with a kernel is in kernel_test.cc; this one uses the driver's own fill and copy.
 CONFORMANCE_CASE(ReadOnlyMappingRefusesMemset, 20) {
   Child holder = Start([](Channel& channel) {
     UseContext();
@@ -230,7 +231,7 @@ CONFORMANCE_CASE(PointerAttributesTellTheKindOfMemory, 20) {
       unsigned type = 0;
       unsigned long long handles = 0;
       Must(api.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address), "type");
-      // A boolean, which has four bytes: cuda.h does not say.
+      // A boolean of four bytes, although cuda.h does not say so.
       std::array<int, 2> ipc = {-1, -1};
       Must(api.cuPointerGetAttribute(ipc.data(), CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
                                      address),

@@ -26,7 +26,7 @@ namespace {
 
 enum Verdict : int { kPassed = 0, kFailed = 1, kSkipped = 2 };
 
-// Shared by all processes of a case: what it says.
+// Shared by all processes of a case: its verdict and notes.
 struct Board {
   std::atomic<int> verdict = kPassed;
   std::atomic<size_t> used = 0;
@@ -59,7 +59,7 @@ void Decide(Verdict verdict) {
   board->verdict.compare_exchange_strong(passed, verdict);
 }
 
-// Waits for a process of ours. False: it is still there at the deadline.
+// Waits for a child process. False: it still runs at the deadline.
 bool WaitFor(pid_t pid, int wait_ms, int* status) {
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   if (pidfd >= 0) {
@@ -81,16 +81,16 @@ void EnterNamespaces(const ChildOptions& options) {
   }
   if (options.private_dev_shm && (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
                                   mount("tmpfs", "/dev/shm", "tmpfs", 0, nullptr) != 0)) {
-    SkipCase(std::string("a private /dev/shm cannot be mounted: ") + std::strerror(errno));
+    SkipCase(std::string("cannot mount a private /dev/shm: ") + std::strerror(errno));
   }
 }
 
-// The driver reads /proc/self: cuInit fails with OPERATING_SYSTEM where /proc is another PID
-// namespace's. A container runtime mounts one; so does this.
+// The driver reads /proc/self, and cuInit fails with OPERATING_SYSTEM if /proc belongs to another
+// PID namespace. A container runtime mounts its own /proc, and so does this function.
 void MountOwnProc() {
   if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
       mount("proc", "/proc", "proc", 0, nullptr) != 0) {
-    SkipCase(std::string("/proc of a PID namespace cannot be mounted: ") + std::strerror(errno));
+    SkipCase(std::string("cannot mount /proc of a PID namespace: ") + std::strerror(errno));
   }
 }
 
@@ -114,7 +114,7 @@ void BecomeUser(int uid) {
   BecomeUser(options.uid);
   {
     Channel channel(std::move(socket));
-    // Start() first learns the PID of a namespace's first process over the same socket.
+    // First, Start() receives the PID of a namespace's first process over the same socket.
     if (options.own_pid_namespace) channel.Await();
     body(channel);
   }
@@ -177,7 +177,7 @@ void Expect(bool condition, const std::string& what) {
 
 void ExpectAnswer(CUresult got, CUresult want, const std::string& what) {
   Note(what + ": " + NameOf(got));
-  if (got != want) FailCase(what + " should answer " + NameOf(want));
+  if (got != want) FailCase(what + " should return " + NameOf(want));
 }
 
 void Must(CUresult result, const std::string& what) {
@@ -199,7 +199,7 @@ void Channel::Send(const void* data, size_t size_bytes, int fd) {
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
   }
-  if (sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) FailCase("the peer process is gone");
+  if (sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) FailCase("the peer process has ended");
 }
 
 UniqueFd Channel::Receive(void* data, size_t size_bytes) {
@@ -232,7 +232,7 @@ Child Start(const std::function<void(Channel&)>& body, const ChildOptions& optio
     ours.Reset();
     EnterNamespaces(options);
     if (!options.own_pid_namespace) RunBody(body, options, std::move(theirs));
-    // The first process of a PID namespace is the next one forked.
+    // The first process of a PID namespace is the next one to be forked.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const pid_t second = fork();
     if (second == 0) RunBody(body, options, std::move(theirs));
@@ -255,7 +255,7 @@ Child Start(const std::function<void(Channel&)>& body, const ChildOptions& optio
 void Child::Kill() {
   kill(killed_, SIGKILL);
   int status = 0;
-  Expect(WaitFor(waited_, 10'000, &status), "a killed process is still there after 10 s");
+  Expect(WaitFor(waited_, 10'000, &status), "a killed process has not ended after 10 s");
 }
 
 void Child::Join() {
@@ -391,7 +391,7 @@ void RunCase(const char* name, int deadline_s, void (*body)()) {
   const bool died = !ended || !WIFEXITED(status) || WEXITSTATUS(status) != 0;
   if (died && verdict == kPassed) {
     verdict = kFailed;
-    note += ended ? "FAILED: the case's process died\n" : "FAILED: deadline passed\n";
+    note += ended ? "FAILED: the case's process died\n" : "FAILED: the deadline has passed\n";
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   Results().push_back({name, verdict, note, took.count()});

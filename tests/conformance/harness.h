@@ -1,9 +1,9 @@
-// What every conformance case is built from. A case is a function that runs in a process of its
-// own, under a deadline, and starts further processes for its CUDA work; the test program itself
-// never calls cuInit. Whatever happens, the case's whole process group is killed at its end.
+// The building blocks of every conformance case. A case is a function that runs in its own process,
+// under a deadline, and starts more processes for its CUDA work. The test program itself never
+// calls cuInit. In every case, the case's whole process group is killed at its end.
 //
-// A case fails by the first unmet expectation, in whatever process it happens. Notes say what the
-// driver answered, so that reports of two drivers can be compared.
+// A case fails at the first unmet expectation, in whatever process it happens. Notes record the
+// driver's answers, so that reports of two drivers can be compared.
 #pragma once
 
 #include <cuda.h>
@@ -30,9 +30,9 @@ void Note(const std::string& text);
 [[noreturn]] void FailCase(const std::string& why);
 [[noreturn]] void SkipCase(const std::string& what_is_missing);
 void Expect(bool condition, const std::string& what);
-// Notes the answer; fails unless it is `want`.
+// Notes the answer; the case fails unless it is `want`.
 void ExpectAnswer(CUresult got, CUresult want, const std::string& what);
-// For steps that are not the point of the case.
+// For steps that the case does not test.
 void Must(CUresult result, const std::string& what);
 template <typename T>
 T Take(Result<T> result) {
@@ -40,7 +40,7 @@ T Take(Result<T> result) {
   return std::move(*result);
 }
 
-// --- A socket between the processes of a case; a receive waits 20 s at most. ---
+// --- A socket between the processes of a case; a receive waits at most 20 s. ---
 class Channel {
  public:
   explicit Channel(UniqueFd socket) : socket_(std::move(socket)) {}
@@ -69,8 +69,8 @@ class Child {
  public:
   Child(pid_t waited, pid_t killed, UniqueFd socket)
       : channel(std::move(socket)), waited_(waited), killed_(killed) {}
-  void Kill();  // SIGKILL, and until it is gone.
-  void Join();  // Fails the case unless it ends well.
+  void Kill();  // SIGKILL, and waits until it has ended.
+  void Join();  // Fails the case unless it ends successfully.
   Channel channel;
 
  private:
@@ -94,12 +94,13 @@ Mapped MapDescriptor(int fd, uint64_t size_bytes, Access access = Access::kReadW
 UniqueFd CreateDescriptor(uint64_t size_bytes, CUdevice device = 0);
 uint64_t ReadWord(CUdeviceptr address);
 void WriteWord(CUdeviceptr address, uint64_t value);
-// Polls cuStreamQuery until it says SUCCESS or something else than NOT_READY; NOT_READY at the end.
+// Polls cuStreamQuery until it returns something other than NOT_READY; returns NOT_READY after
+// `wait_ms`.
 CUresult QueryFor(CUstream stream, int wait_ms);
 
-// --- The card, seen by NVML from the case's own process. ---
+// --- The card, as NVML shows it to the case's own process. ---
 uint64_t UsedBytes();
-// Waits until the use is within 64 MiB of `bytes`; the last value seen.
+// Waits until the use is within 64 MiB of `bytes`; returns the last value seen.
 uint64_t AwaitUsed(uint64_t bytes, int wait_ms = 5000);
 bool Near(uint64_t bytes, uint64_t expected, uint64_t tolerance_bytes = 64 * kMiB);
 

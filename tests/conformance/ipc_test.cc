@@ -12,8 +12,8 @@ struct Handles {
   CUipcEventHandle event;
 };
 
-// A process with cuMemAlloc'ed memory (the word 0x5151 in it), an interprocess event and a VMM
-// descriptor. It answers the signal "record" by recording the event behind a wait that never ends.
+// A process with memory from cuMemAlloc (which contains the word 0x5151), an interprocess event and
+// a VMM descriptor. On the message "record", it records the event after a wait that never ends.
 Child StartExporter(const ChildOptions& options = {}) {
   return Start(
       [](Channel& channel) {

@@ -1,4 +1,4 @@
-// What needs a kernel: these cases run on GPUs only.
+// Cases that need a kernel, so they run on GPUs only.
 #include <gtest/gtest.h>
 
 #include "tests/conformance/harness.h"
@@ -34,7 +34,7 @@ void NeedKernels() {
   if (Driver().simulated) SkipCase("kernels run on GPUs only");
 }
 
-// Runs a kernel of two 64-bit arguments on one thread; the answer after it ended.
+// Runs a kernel of two 64-bit arguments on one thread; returns the result after it ended.
 CUresult Launch(const char* name, uint64_t first, uint64_t second) {
   const CudaApi& api = Cuda();
   CUmodule module = nullptr;

@@ -1,4 +1,4 @@
-// How long GPU memory lives, who pays for it, and what a newcomer sees in it.
+// How long GPU memory lives, to whom it is charged, and what a new owner sees in it.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -68,7 +68,7 @@ CONFORMANCE_CASE(DescriptorAloneKeepsMemory, 30) {
   });
   UniqueFd fd = ReceiveDescriptor(holder);
   holder.Kill();
-  // From here this process, which never calls CUDA, is the only holder.
+  // From here on this process, which never calls CUDA, is the only holder.
   Expect(Near(AwaitUsed(before + kBig), before + kBig), "the memory went with its creator");
   Start([&fd](Channel&) {
     UseContext();
@@ -198,7 +198,7 @@ CONFORMANCE_CASE(ChildOfForkCannotUseTheDriver, 20) {
   }).Join();
 }
 
-// Loading it is not using it.
+// Loading it does not yet use it.
 CONFORMANCE_CASE(ChildOfForkMayUseADriverThatWasOnlyLoaded, 40) {
   Start([](Channel&) {
     const CudaApi& api = *Take(CudaApi::Load(DriverFolderFromEnvironment()));

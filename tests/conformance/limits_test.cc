@@ -133,7 +133,7 @@ CONFORMANCE_CASE(HolderWithoutContextIsNotAmongTheProcesses, 20) {
   holder.Join();
 }
 
-// What NVML says that process `pid` uses; nothing if it does not list it.
+// The memory of process `pid` according to NVML; nothing if NVML does not list it.
 static std::optional<uint64_t> UsedByProcess(unsigned pid) {
   const NvmlApi& nvml = *Take(NvmlApi::Load(DriverFolderFromEnvironment()));
   nvmlDevice_t device = nullptr;
@@ -149,7 +149,7 @@ static std::optional<uint64_t> UsedByProcess(unsigned pid) {
   return std::nullopt;
 }
 
-// Whose an imported allocation is, in NVML's list of processes.
+// To which process NVML's list assigns an imported allocation.
 CONFORMANCE_CASE(NvmlCountsImportedMemory, 30) {
   Child holder = Start([](Channel& channel) {
     const UniqueFd fd = CreateDescriptor(256 * kMiB);

@@ -1,4 +1,4 @@
-// Stream memory operations: what wakes a wait, what it holds up, how it ends.
+// Stream memory operations: what wakes a wait, what it blocks, how it ends.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@
 namespace gpushm::conformance {
 namespace {
 
-// How long a wait that must not end is watched.
+// How long the test watches a wait that must not end.
 constexpr int kWatchMs = 300;
 constexpr int kWakeMs = 5000;
 
@@ -36,7 +36,7 @@ struct HostPage {
     Must(Cuda().cuMemHostRegister(words, 4096, CU_MEMHOSTREGISTER_DEVICEMAP), "cuMemHostRegister");
     Must(Cuda().cuMemHostGetDevicePointer(&address, words, 0), "cuMemHostGetDevicePointer");
   }
-  // Release: what the waiting stream acquires.
+  // Release: pairs with the acquire of the waiting stream.
   void Store(uint64_t value) { __atomic_store_n(words, value, __ATOMIC_RELEASE); }
 };
 
@@ -53,7 +53,7 @@ void ExpectWoken(const Stream& stream, const std::string& what) {
   Expect(QueryFor(stream.get(), kWakeMs) == CUDA_SUCCESS, what);
 }
 
-// Another process stores 1 into the first word of shared device memory in the given way.
+// Another process stores 1 into the first word of shared device memory, by the given method.
 void WokenFromAnotherProcess(void (*store)(CUdeviceptr)) {
   Child holder = Start([](Channel& channel) {
     const UniqueFd fd = CreateDescriptor(kChunkBytes);
@@ -128,7 +128,7 @@ CONFORMANCE_CASE(WaitOnReadOnlyRegisteredPage, 20) {
   }).Join();
 }
 
-// On a thread without a context, while a stream waits that has nothing to do with it.
+// On a thread without a context, while an unrelated stream waits.
 void ReturnsWhenTheStreamIsDone(CUresult(CUDAAPI* release)(void*), void* memory,
                                 const std::string& what) {
   HostPage page;
@@ -170,7 +170,7 @@ CUresult AskNumber(const void* memory, unsigned long long* number) {
   return Cuda().cuPointerGetAttribute(number, CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
 }
 
-// Made and used while another stream waits; its number tells it from what comes after it.
+// Made and used while another stream waits; its number distinguishes it from later ones.
 CONFORMANCE_CASE(PinnedMemoryBesideAStreamThatWaits, 20) {
   Start([](Channel&) {
     const CudaApi& api = UseContext();
@@ -200,8 +200,8 @@ CONFORMANCE_CASE(PinnedMemoryBesideAStreamThatWaits, 20) {
   }).Join();
 }
 
-// Streams share connections to the GPU: some of those made beside one that waits are held up, and
-// the next one made while they are kept has another connection.
+// Streams share connections to the GPU. Some of the streams that are made while one waits are
+// blocked, and the next one made while they are kept has another connection.
 CONFORMANCE_CASE(StreamsMadeBesideOneThatWaits, 60) {
   Start([](Channel&) {
     const CudaApi& api = UseContext();
@@ -369,7 +369,7 @@ CONFORMANCE_CASE(BatchedWriteFollowsItsWait, 20) {
 }
 
 // Each batch writes a device word first, then a host word. When the host sees the second, the first
-// is done: whoever records a signal in device memory may unmap that then.
+// is done. A process that records a signal in device memory may unmap it then.
 CONFORMANCE_CASE(BatchedWritesAreSeenInTheirOrder, 60) {
   constexpr uint64_t kRounds = 500;
   const UniqueFd file = HostPage::NewFile();
@@ -425,8 +425,8 @@ CONFORMANCE_CASE(FortyWaitsStarveTheNextStream, 30) {
   }).Join();
 }
 
-// How many streams a process can make while `waiting` of them wait; 64: as many as it likes. Then
-// the waits end, and what was held up goes on.
+// How many streams a process can make while `waiting` of them wait; 64: no limit was found. Then
+// the waits end, and the blocked streams continue.
 size_t StreamsBesideWaits(size_t waiting) {
   const CudaApi& api = UseContext();
   HostPage page;
@@ -465,7 +465,7 @@ CONFORMANCE_CASE(StreamsMadeBesideWaits, 30) {
       const size_t made = StreamsBesideWaits(waiting);
       Note(std::to_string(made) + " of 64 streams could be made while " + std::to_string(waiting) +
            " waited");
-      // Of H200s with the same driver, on different days.
+      // Measured on H200s with the same driver, on different days.
       Expect(made == 34 || made == 35, "another number of streams beside one that waits");
     }).Join();
   }

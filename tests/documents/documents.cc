@@ -1,5 +1,5 @@
-// Writes the tables of the code into the pages of a folder, and annotations.schema.json beside the
-// page that has the table of annotations. usage: gpushm-documents FOLDER
+// Writes the tables of the code into the documents of a folder, and annotations.schema.json into
+// the folder of the document that has the table of annotations. usage: gpushm-documents FOLDER
 #include "tests/documents/documents.h"
 
 #include <cstdio>
@@ -29,7 +29,7 @@ Result<void> Write(const fs::path& path, std::string_view text) {
   return Fail(Code::kSystem, Concat("cannot write ", path.string()), "");
 }
 
-// The page with its tables as they are now; `written` gets their names.
+// The document with its tables as they are now; `written` gets their names.
 Result<std::string> WithTables(const fs::path& path, std::set<std::string>& written) {
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -38,14 +38,14 @@ Result<std::string> WithTables(const fs::path& path, std::set<std::string>& writ
     const size_t name_end = text.find(kBeginEnd, name_at);
     const size_t end = text.find(kEnd, name_at);
     if (name_end == std::string::npos || end == std::string::npos || name_end > end) {
-      return Fail(Code::kInvalidArgument, Concat(path.string(), ": a table without an end"),
+      return Fail(Code::kInvalidArgument, Concat(path.string(), ": a table has no end"),
                   "write <!-- table NAME -->, and <!-- end --> after it");
     }
     const std::string name = text.substr(name_at, name_end - name_at);
     const auto table = Tables().find(name);
     if (table == Tables().end()) {
-      return Fail(Code::kInvalidArgument, Concat(path.string(), ": no table \"", name, "\""),
-                  "tests/documents/tables.cc has their names");
+      return Fail(Code::kInvalidArgument, Concat(path.string(), ": unknown table \"", name, "\""),
+                  "tests/documents/tables.cc has the names");
     }
     const size_t body = name_end + kBeginEnd.size();
     text.replace(body, end - body, table->second());
@@ -72,7 +72,7 @@ Result<void> WriteAll(const fs::path& folder) {
   }
   for (const auto& [name, table] : Tables()) {
     if (written.contains(name)) continue;
-    return Fail(Code::kNotFound, Concat("no page has the table \"", name, "\""),
+    return Fail(Code::kNotFound, Concat("no document has the table \"", name, "\""),
                 Concat("write <!-- table ", name, " --> and <!-- end --> where it belongs"));
   }
   return {};

@@ -1,5 +1,6 @@
-// What documentation is made of the code's tables. A page of docs/ is written by hand but for the
-// lines between `<!-- table NAME -->` and `<!-- end -->`, which `./run docs` writes.
+// The parts of the documentation that are generated from the code's tables. A document in docs/ is
+// written by hand, except for the lines between `<!-- table NAME -->` and `<!-- end -->`, which
+// `./run docs` writes.
 #pragma once
 
 #include <functional>
@@ -8,7 +9,7 @@
 
 namespace gpushm::documents {
 
-// By the name that a page gives: each makes one table, in Markdown.
+// Functions by the name that a document uses; each makes one table in Markdown.
 const std::map<std::string, std::function<std::string()>>& Tables();
 
 // docs/reference/annotations.schema.json: JSON Schema of a pod's metadata.annotations.

@@ -1,5 +1,6 @@
-// Goal: what users copy out of the documentation works. Method: every example of YAML in README.md
-// and docs/, and every manifest of deploy/examples, is given to the parser that would read it.
+// Goal: what users copy out of the documentation works.
+// Method: every YAML example in README.md and docs/, and every manifest of deploy/examples, is
+// given to the parser that would read it.
 #include <gtest/gtest.h>
 #include <yaml-cpp/yaml.h>
 
@@ -56,7 +57,7 @@ std::vector<Example> Blocks(const std::string& name) {
   return blocks;
 }
 
-// Of a folder, without those inside of it, by the ends of their names.
+// The files of a folder, without its subfolders, by the end of their names.
 std::vector<std::string> FilesOf(const std::string& folder, const std::string& end) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(Source() / folder)) {
@@ -91,7 +92,7 @@ bool HasOurKey(const YAML::Node& map) {
   return false;
 }
 
-// Parses the annotations below `node`, and says how many maps of them there were.
+// Parses the annotations below `node`, and returns the number of maps with annotations.
 int CheckAnnotations(const std::string& where, const YAML::Node& node, bool are_annotations) {
   int found = 0;
   if (node.IsMap() && are_annotations && HasOurKey(node)) {
@@ -120,7 +121,7 @@ int CheckAll(const std::vector<Example>& examples) {
 }
 
 TEST(Documents, AnnotationsOfTheDocumentationParse) {
-  ASSERT_FALSE(Source().empty()) << "GPUSHM_SOURCE names the source tree";
+  ASSERT_FALSE(Source().empty()) << "GPUSHM_SOURCE must name the source tree";
   EXPECT_GE(CheckAll(DocumentedExamples()), 5);
 }
 

@@ -20,7 +20,7 @@ std::string JsonText(std::string_view text) {
   return out + '"';
 }
 
-// An annotation's key as a regular expression of JSON Schema; JSON doubles the backslashes.
+// An annotation's key as a regular expression of JSON Schema. JSON doubles the backslashes.
 std::string KeyPattern(const KeyInfo& key) {
   std::string pattern = "^";
   for (const char c : key.name) pattern += c == '.' ? std::string("[.]") : std::string(1, c);

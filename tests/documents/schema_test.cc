@@ -1,4 +1,4 @@
-// Goal: docs/reference/annotations.schema.json says what the parser does, as far as a schema can.
+// Goal: docs/reference/annotations.schema.json agrees with the parser, as far as a schema can.
 #include <gtest/gtest.h>
 #include <yaml-cpp/yaml.h>
 
@@ -12,8 +12,8 @@ namespace {
 
 using config::ParseAnnotations;
 
-// Goal: what the schema's patterns refuse the parser refuses, and the other way round, as far as a
-// pattern can tell.
+// Goal: the parser refuses what the schema's patterns refuse, and vice versa, as far as a pattern
+// can express it.
 TEST(SchemaTest, ItsPatternsAreTheParsers) {
   const YAML::Node schema = YAML::Load(AnnotationsSchema());
   const YAML::Node types = schema["$defs"];

@@ -1,7 +1,7 @@
-// Goal: a node with hostile pods serves every other pod as if they were not there. Method: the real
-// plugin under a scripted kubelet, real sidecars, and all kinds of hostile_pods.h at once, each in
-// a process of its own. Meanwhile pods start, attach, free, lose their sidecar, are scraped and
-// end; then the plugin is replaced, by SIGTERM.
+// Goal: a node with hostile pods serves every other pod as if they did not exist.
+// Method: the real plugin with a scripted kubelet, real sidecars, and all kinds of hostile_pods.h
+// at once, each in its own process. Meanwhile pods start, attach, free, lose their sidecar, are
+// scraped and end. Then the plugin is replaced, by SIGTERM.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -47,7 +47,7 @@ using plugin::testing::WaitUntil;
 constexpr int kRounds = 4;
 constexpr uint64_t kMemoryLimitBytes = uint64_t{256} << 20;  // helm/gpushm/values.yaml
 
-// Seen by children of fork().
+// Children of fork() can see it.
 class SharedFlag {
  public:
   SharedFlag()
@@ -66,7 +66,7 @@ class SharedFlag {
 struct Pod {
   std::string name;
   std::string uid;
-  TempFolder folder;  // Of its sidecar.
+  TempFolder folder;  // Its sidecar's.
   std::unique_ptr<BrokerProcess> sidecar;
 };
 
@@ -83,7 +83,7 @@ class HostileNodeTest : public ::testing::Test {
   void TearDown() override {
     *stop_ = true;
     for (size_t i = 0; const auto& attacker : attackers_) {
-      // One may have begun a call that gives up after as long as WaitForEnd does.
+      // It may be in a call that takes as long as WaitForEnd before it gives up.
       EXPECT_TRUE(attacker->WaitForEnd() || attacker->WaitForEnd()) << Kinds()[i].name;
       ++i;
     }
@@ -151,7 +151,7 @@ class HostileNodeTest : public ::testing::Test {
     EXPECT_TRUE(WaitUntil(kLongMs, [&] { return client.Info()->used_bytes == before; }));
     EXPECT_TRUE(client.Detach(weights->lease_id));
   }
-  // The pod is in the metrics, with its buffer; probes are answered.
+  // The pod is in the metrics, with its buffer, and probes are answered.
   void ExpectSeen(const Pod& pod) {
     EXPECT_TRUE(WaitUntil(kLongMs, [&] {
       const Scrape page(Scrape::Get(metrics_port_, "/metrics"));
@@ -204,7 +204,7 @@ class HostileNodeTest : public ::testing::Test {
 
 TEST_F(HostileNodeTest, OtherPodsDoNotNotice) {
   ASSERT_GE(Kinds().size(), 10u);
-  Pod& old = Start("old");  // Was there before they came.
+  Pod& old = Start("old");  // Started before the attackers.
   ASSERT_NO_FATAL_FAILURE(StartAttackers());
   ASSERT_TRUE(WaitUntil(kLongMs, [&] { return Metric("gpushm_plugin_fuse_aborts_total") >= 2; }))
       << "both that state a dead file to the plugin\n"
@@ -214,7 +214,7 @@ TEST_F(HostileNodeTest, OtherPodsDoNotNotice) {
     Pod& pod = Start("good-" + std::to_string(round));
     ASSERT_NO_FATAL_FAILURE(Use(pod, "one"));
     ExpectSeen(pod);
-    // Killed, it finds its buffers again: the plugin had them.
+    // After a kill it finds its buffers again, because the plugin kept them.
     pod.sidecar->Signal(SIGKILL);
     pod.sidecar->WaitForEnd();
     ASSERT_NO_FATAL_FAILURE(StartSidecar(&pod));
@@ -226,12 +226,12 @@ TEST_F(HostileNodeTest, OtherPodsDoNotNotice) {
   }
   EXPECT_LT(PluginPeakBytes(), kMemoryLimitBytes);
 
-  // At a moment when closing a dead file is held up.
+  // At a moment when the close of a dead file is blocked.
   const double refused = Metric("gpushm_plugin_foreign_descriptors_total");
   ASSERT_TRUE(WaitUntil(
       kLongMs, [&] { return Metric("gpushm_plugin_foreign_descriptors_total") > refused; }));
   plugin_->Signal(SIGTERM);
-  ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << "something holds it\n" << plugin_->Log();
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << "something blocks its end\n" << plugin_->Log();
   EXPECT_EQ(plugin_->status(), 0);
   ASSERT_NO_FATAL_FAILURE(StartPlugin());
   ExpectSeen(old);

@@ -48,7 +48,7 @@ void Require(bool holds) {
 
 void Pause(int ms) { poll(nullptr, 0, ms); }  // sleep: the pace of an attack.
 
-// A file whose daemon answers nothing any more, mounted where nobody else sees it.
+// A file whose daemon no longer answers, mounted where no other process sees it.
 struct DeadFile {
   explicit DeadFile(const std::string& folder) {
     auto mounted = HungFuse::Mount(folder, HangAt::kAllOnceOpen);
@@ -62,7 +62,7 @@ struct DeadFile {
   int file = -1;
 };
 
-// A broker that has stated one of each, and goes on saying `what`, in connection after connection.
+// A broker that has stated one of each, and then repeats `what` in one connection after another.
 void SayAgainAndAgain(const Target& target, const Stop& stop,
                       const std::function<bool(FakeBroker*)>& what) {
   while (!stop) {
@@ -76,7 +76,8 @@ void SayAgainAndAgain(const Target& target, const Stop& stop,
   }
 }
 
-// `attack` in process after process: what the plugin was sent it holds against the process.
+// Runs `attack` in one process after another, because the plugin limits each process by what it
+// sent.
 void InNewProcesses(const Stop& stop, const std::function<void()>& attack) {
   while (!stop) {
     const pid_t child = fork();
@@ -89,7 +90,7 @@ void InNewProcesses(const Stop& stop, const std::function<void()>& attack) {
   }
 }
 
-// A dead file, a new one each time, until the plugin has ended its file system.
+// Sends a new dead file each time, until the plugin has ended its file system.
 void StatesDeadFiles(const Target& target, const Stop& stop,
                      const std::function<Result<void>(FakeBroker*, int file)>& state) {
   InNewProcesses(stop, [&] {
@@ -121,8 +122,8 @@ void StatesTheFuseDevice(const Target& target, const Stop& stop) {
   });
 }
 
-// Sockets whose close blocks, in the last copy, which lies unread in the link while what was kept
-// is not read; and connections that are closed behind them.
+// Sends sockets whose close blocks. The last copy is queued unread in the link while the kept state
+// is not read. Also closes connections behind them.
 void StatesLingeringSockets(const Target& target, const Stop& stop) {
   InNewProcesses(stop, [&] {
     LingeringSocket lingering;
@@ -211,7 +212,7 @@ UniqueFd ConnectTo(const Target& target, int port) {
   return made;
 }
 
-// A request's body byte by byte, on eight connections of each port.
+// Sends a request's body byte by byte, on eight connections to each port.
 void SendsSlowRequests(const Target& target, const Stop& stop) {
   constexpr std::string_view kHead =
       "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n";
@@ -227,7 +228,7 @@ void SendsSlowRequests(const Target& target, const Stop& stop) {
   }
 }
 
-// Pages that nobody reads.
+// Requests pages and does not read them.
 void ScrapesWithoutReading(const Target& target, const Stop& stop) {
   constexpr std::string_view kRequest = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
   std::list<UniqueFd> sockets;

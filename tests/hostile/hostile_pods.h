@@ -1,5 +1,5 @@
-// Kinds of hostile pods, each a function that attacks until `stop` is set, run in a process of its
-// own. What it can reach is what a pod can: the socket of its own link, the socket of its own
+// Kinds of hostile pods. Each is a function that attacks until `stop` is set, and runs in its own
+// process. It can reach what a pod can reach: the socket of its own link, the socket of its own
 // sidecar, and the plugin's HTTP ports.
 #pragma once
 
@@ -11,9 +11,9 @@
 namespace gpushm::hostile {
 
 struct Target {
-  std::string link;     // Of a pod whose sidecar is the attacker's own.
-  std::string sidecar;  // Socket of a container, in a pod whose sidecar is gpushm's.
-  std::string folder;   // Empty, of the attacker alone: to mount things.
+  std::string link;     // Link of a pod whose sidecar is the attacker's own.
+  std::string sidecar;  // Socket of a container in a pod whose sidecar is gpushm's.
+  std::string folder;   // Empty folder, only for the attacker, to mount things.
   std::string simulated_state;
   std::string plugin_address = "127.0.0.1";
   int metrics_port = 0;
@@ -24,7 +24,7 @@ using Attack = std::function<void(const Target&, const std::atomic<bool>& stop)>
 
 struct Kind {
   const char* name;
-  bool needs_sidecar;  // Else its link.
+  bool needs_sidecar;  // False: it needs its link.
   Attack attack;
 };
 const std::vector<Kind>& Kinds();

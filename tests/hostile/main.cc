@@ -1,5 +1,5 @@
-// One kind of hostile pod (hostile_pods.h), in a pod of a real cluster, until SIGTERM: in place of
-// the sidecar, or in a container beside one.
+// Runs one kind of hostile pod (hostile_pods.h) in a pod of a real cluster, until SIGTERM: instead
+// of the sidecar, or in a container with one.
 //
 // usage: gpushm-hostile KIND [PLUGIN-ADDRESS]
 //        gpushm-hostile --list    each kind and where it runs: "sidecar" or "container"
@@ -45,7 +45,8 @@ int main(int argc, char** argv) {
       std::perror("mkdtemp /tmp/hostile-XXXXXX");
       return 1;
     }
-    // Where CDI and the injector put them (docs/design/plugin.md), and the chart's ports.
+    // The paths at which CDI and the injector mount them (docs/design/plugin.md), and the chart's
+    // ports.
     kind.attack({.link = "/run/gpushm-link/plugin.sock",
                  .sidecar = "/run/gpushm/gpushm.sock",
                  .folder = folder,
@@ -56,7 +57,7 @@ int main(int argc, char** argv) {
                 stop);
     return 0;
   }
-  std::fprintf(stderr, "gpushm-hostile: no kind \"%.*s\"; --list names them\n",
+  std::fprintf(stderr, "gpushm-hostile: unknown kind \"%.*s\"; --list shows all kinds\n",
                static_cast<int>(wanted.size()), wanted.data());
   return 2;
 }

@@ -1,4 +1,4 @@
-// A worker's commands about barriers (processes.h), of which it has one at a time:
+// A worker's commands about barriers (processes.h); it has one barrier at a time:
 //   barrier open NAME PARTICIPANTS TIMEOUT_MS   VALUE: generation
 //   barrier wait TIMEOUT_MS    VALUE: the point that was passed; with GPUSHM_TIMEOUT the client
 //                              that is named first as missing

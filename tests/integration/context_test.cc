@@ -35,7 +35,7 @@ TEST(ContextTest, ASignalOutlivesItsContext) {
       const auto context = PrimaryContext::Retain(**api, 0);
       ASSERT_TRUE(context && context->MakeCurrent());
       if (first == nullptr) first = context->context();
-      ASSERT_EQ(context->context(), first) << "else this shows nothing";
+      ASSERT_EQ(context->context(), first) << "otherwise the test proves nothing";
       const auto stream = Stream::Create(**api);
       ASSERT_TRUE(stream);
       const auto recorded = signal->Record(stream->get(), value);

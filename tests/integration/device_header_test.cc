@@ -77,7 +77,7 @@ TEST_F(DeviceHeaderTest, AMemoryOperationNodeStoresAndWaits) {
   ASSERT_EQ(waiter_.Do("kernel reach 0 6 1").status, 0);
   writer_->Kill();
   EXPECT_EQ(waiter_.Do("signal sync 0 20000").status, 0)
-      << "the writer's poison ends a node's wait";
+      << "the writer's poison must end a node's wait";
   EXPECT_EQ(waiter_.Do("signal check 6").status, GPUSHM_PEER_DIED);
 }
 

@@ -287,7 +287,7 @@ TEST_F(DeviceSignalTest, WhoeverIsKilledStreamsEndAndNoMemoryStays) {
     values += followed.value;
     EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK) << round;
   }
-  EXPECT_GT(values, 200) << "they came while others were killed";
+  EXPECT_GT(values, 200) << "values must come while others are killed";
 }
 
 }  // namespace

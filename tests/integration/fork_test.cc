@@ -33,7 +33,7 @@ namespace {
 
 constexpr uint64_t kBytes = 4096;
 
-// Of an application: ends it, and says why.
+// For an application: ends it with the reason.
 #define REQUIRE(holds)                                                                 \
   do {                                                                                 \
     if (!(holds)) {                                                                    \

@@ -117,7 +117,7 @@ TEST_F(IntegrationTest, AnotherBrokerMakesOrphans) {
   EXPECT_EQ(writer.Do("current").status, GPUSHM_ORPHANED);
   const Answer second = writer.Do(std::string("create weights ") + kMiB);
   ASSERT_EQ(second.status, GPUSHM_OK);
-  EXPECT_GT(second.value, first.value) << "a generation never comes back";
+  EXPECT_GT(second.value, first.value) << "a generation must never be reused";
   EXPECT_EQ(reader.Do("attach weights r 0").value, second.value);
 }
 

@@ -2,9 +2,9 @@
 // streams by NUMBER:
 //   kernel set NUMBER VALUE
 //   kernel wait NUMBER VALUE TIMEOUT_MS
-//   kernel advance NUMBER TIMES              a graph, captured once and launched so often
-//   kernel await NUMBER TIMES TIMEOUT_MS     the same; stops at none that fails
-//   kernel store NUMBER VALUE TIMES          memory operation node; VALUE goes up with each launch
+//   kernel advance NUMBER TIMES              a graph, captured once and launched TIMES times
+//   kernel await NUMBER TIMES TIMEOUT_MS     the same with waits; does not stop at one that fails
+//   kernel store NUMBER VALUE TIMES          memory operation node; VALUE grows with each launch
 //   kernel reach NUMBER VALUE TIMES          the same with waits
 //   kernel outcome                           VALUE: how the last wait ended, once it has
 #pragma once

@@ -21,7 +21,7 @@ class MigTest : public LinkedTest {
  protected:
   void SetUp() override {
     if (DriverFolderFromEnvironment().empty()) {
-      GTEST_SKIP() << "nobody cuts up a real GPU for a test";
+      GTEST_SKIP() << "a test must not put a real GPU into MIG mode";
     }
     std::filesystem::create_directory(folder_ + "/sim");
     std::ofstream(folder_ + "/sim/cards.yaml")
@@ -33,7 +33,7 @@ class MigTest : public LinkedTest {
     const auto nvml = NvmlApi::Load(DriverFolderFromEnvironment());
     ASSERT_TRUE(nvml);
     nvml_ = *nvml;
-    ASSERT_EQ(nvml_->Restart(), NVML_SUCCESS) << "of another test's card, maybe";
+    ASSERT_EQ(nvml_->Restart(), NVML_SUCCESS) << "the driver may still have another test's card";
     Show(kFirst);
   }
   ~MigTest() override { unsetenv("GPUSHM_SIM_DEVICES"); }
@@ -63,7 +63,7 @@ TEST_F(MigTest, TwoContainersShareABufferOnAnInstance) {
   const Answer made = writer.Do("create weights " + std::to_string(8 * kMi));
   ASSERT_EQ(made.status, GPUSHM_OK);
   EXPECT_EQ(Used(kFirst) - before, 8 * kMi);
-  EXPECT_EQ(Used(kSecond), 0U) << "the other instance has memory of its own";
+  EXPECT_EQ(Used(kSecond), 0U) << "the other instance has its own memory";
   ASSERT_EQ(writer.Do("write 4711").status, 0);
   const Answer attached = reader.Do("attach weights r 0");
   ASSERT_EQ(attached.status, GPUSHM_OK);

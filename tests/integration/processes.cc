@@ -164,7 +164,7 @@ Answer Worker::Await(const std::string& command) {
   char text[128] = {};
   if (poll(&poller, 1, 2 * kPatienceMs) <= 0 ||
       recv(channel_.get(), text, sizeof text - 1, 0) <= 0) {
-    ADD_FAILURE() << "a worker does not answer to: " << command;
+    ADD_FAILURE() << "a worker does not answer the command: " << command;
     return answer;
   }
   return ParseAnswer(text);
@@ -185,7 +185,7 @@ Answer IsolatedWorker::Do(const std::string& command) {
   const auto said = process_->Say(command);
   const auto heard = process_->Hear(Deadline::AfterMs(2 * kPatienceMs));
   if (!said || !heard) {
-    ADD_FAILURE() << "an isolated worker does not answer to: " << command;
+    ADD_FAILURE() << "an isolated worker does not answer the command: " << command;
     return {};
   }
   return ParseAnswer(heard->c_str());

@@ -1,9 +1,9 @@
-// The processes of an integration test: a real broker and workers that use libgpushm as an
-// application does, on whatever driver GPUSHM_DRIVER says. Each runs by itself, so each can be
-// killed.
+// The processes of an integration test: a real broker, and workers that use libgpushm as an
+// application does, on the driver that GPUSHM_DRIVER names. Each is a process of its own, so each
+// can be killed.
 //
-// A worker takes commands, one a line, and answers each with "STATUS VALUE", STATUS being the
-// gpushm_status by number:
+// A worker takes commands, one on each line, and answers each with "STATUS VALUE". STATUS is the
+// gpushm_status as a number:
 //   attach NAME r|w TIMEOUT_MS    VALUE: generation
 //   create NAME BYTES             VALUE: generation   (replace, create-unpublished,
 //   replace NAME BYTES             replace-unpublished likewise)
@@ -19,7 +19,8 @@
 //                                 if the peers see a copy
 //   holders NAME                  VALUE: how many
 //   signal ..., barrier ..., ring ...   see signal_commands.h, barrier_commands.h, ring_commands.h
-//   cut                           shuts the connection to the broker down, under the library's feet
+//   cut                           shuts the connection to the broker down without telling the
+//                                 library
 #pragma once
 
 #include <sys/types.h>
@@ -40,7 +41,7 @@ namespace gpushm::integration {
 
 inline constexpr int64_t kPatienceMs = 20'000;
 
-// A child process, killed at the end if it still runs.
+// A child process, which the destructor kills if it still runs.
 class Process {
  public:
   Process() = default;
@@ -64,7 +65,7 @@ class Broker {
          const std::vector<std::string>& arguments = {});
   // Kill ends it with SIGKILL; Start starts it again.
   void Kill() { process_.Kill(); }
-  void Wait() { process_.Wait(); }  // Until it ends by itself.
+  void Wait() { process_.Wait(); }  // Until it has ended by itself.
   void Start();
   // Makes it end in the middle of its work, see `arguments`, and start again with Start()'s
   // arguments, as a kubelet would. Returns when it listens, for the first time or again.

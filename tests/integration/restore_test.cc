@@ -165,7 +165,7 @@ TEST_F(RestoreTest, WhoDiedWhileNoBrokerRanIsTreatedAsDeclared) {
   Worker other(run());
   EXPECT_EQ(other.Do(std::string("create next ") + kMiB).status, GPUSHM_OK);
   EXPECT_EQ(other.Do(std::string("create dropped ") + kMiB).status, GPUSHM_OK)
-      << "it is not made anew either";
+      << "it must not be made again either";
   unsetenv("GPUSHM_BUFFERS");
 }
 
@@ -231,7 +231,7 @@ TEST_F(RestoreTest, APluginThatRestartsIsToldAgain) {
   ASSERT_TRUE(Eventually([&] { return Kept().leases == 1; }));
   keeper_.reset();
   ASSERT_EQ(writer.Do(std::string("create unseen ") + kMiB).status, GPUSHM_OK)
-      << "nobody waits for a plugin";
+      << "nobody may wait for a plugin";
   StartKeeper();
   EXPECT_TRUE(Eventually([&] { return Kept().leases == 2 && Kept().generations == 2; }));
   broker.Kill();

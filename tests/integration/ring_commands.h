@@ -1,18 +1,18 @@
-// A worker's commands about rings (processes.h), of which it has one at a time:
+// A worker's commands about rings (processes.h); it has one ring at a time:
 //   ring write NAME POLICY FRAMES FRAME_BYTES TIMEOUT_MS   POLICY: oldest, pressure, queue
 //   ring read NAME TIMEOUT_MS                              VALUE of both: generation
 //   ring put WORD                  one frame, filled with WORD by a stream; VALUE: its number
 //   ring begin TIMEOUT_MS          a frame to read; VALUE: its number
 //   ring lost | delivery | ready   VALUE: of that frame
-//   ring look                      VALUE: the word that it is filled with; all words must be equal,
-//                                  else STATUS 99: torn
-//   ring end                       of that frame
+//   ring look                      VALUE: the word with which it is filled; if the words are not
+//                                  all equal, STATUS 99: torn
+//   ring end                       ends that frame
 //   ring open | abandon            begins a write, and gives it up
 //   ring dropped                   VALUE: gpushm_ring_info's
 //   ring pump COUNT                puts frames 1 to COUNT, each when the last is complete; 0: as
 //                                  fast as it can, without end
 //   ring drain COUNT               reads until frame COUNT or the end; VALUE: frames read; STATUS
-//                                  99: a frame that ended well was torn
+//                                  99: a frame that ended successfully was torn
 //   ring close
 #pragma once
 

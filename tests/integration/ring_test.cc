@@ -227,7 +227,7 @@ TEST_F(RingTest, WhoeverIsKilledNoFrameIsTornAndAllEnd) {
     EXPECT_EQ(drained.status, 0) << round;
     frames += drained.value;
   }
-  EXPECT_GT(frames, 100) << "they were read while others were killed";
+  EXPECT_GT(frames, 100) << "frames must be read while others are killed";
 }
 
 }  // namespace

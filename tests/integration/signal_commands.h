@@ -1,4 +1,4 @@
-// A worker's commands about signals (processes.h). They are of the one that it opened last:
+// A worker's commands about signals (processes.h). They apply to the signal that it opened last:
 //   signal open NAME r|w|d TIMEOUT_MS   VALUE: generation; d: to write it, in device memory
 //   signal set VALUE
 //   signal wait VALUE TIMEOUT_MS      on the host
@@ -6,17 +6,18 @@
 //   signal value | state | memory     VALUE: gpushm_signal_info's
 //   signal close
 //   signal swap                       with another one, opened before or after this
-// and on a stream of the worker, which is made at first use (NUMBER 0 to 63):
+// These use a stream of the worker, which is made at first use (NUMBER 0 to 63):
 //   signal record NUMBER VALUE
-//   signal store NUMBER VALUE         past the library, as a node of a graph does
+//   signal store NUMBER VALUE         without the library, as a node of a graph does
 //   signal await NUMBER VALUE         what follows on the stream runs after it
 //   signal sync NUMBER TIMEOUT_MS     until the stream is done; GPUSHM_TIMEOUT
 //   signal put NUMBER WORD            first word of the latest attachment, on the stream
 //   signal get NUMBER                 starts to fetch that word; `signal word`: VALUE
-//   signal run NUMBER                 1, 2, 3 ... into that word and recorded, until it is killed
+//   signal run NUMBER                 writes 1, 2, 3 ... into that word and records them, until
+//                                     killed
 //   signal follow NUMBER LAST         awaits 1, 2, 3 ... LAST, or until the writer has ended, as
-//                                     with 0; VALUE: the last that came. STATUS -1: the word was
-//                                     not there with it
+//                                     with 0; VALUE: the last that came. STATUS -1: the word did
+//                                     not arrive with it
 #pragma once
 
 #include <cuda.h>
@@ -51,7 +52,7 @@ class SignalCommands {
   gpushm_signal* signal_ = nullptr;
   gpushm_signal* other_ = nullptr;
   std::map<int, CUstream> streams_;
-  uint32_t* word_ = nullptr;  // Pinned: a copy into other memory waits for the stream.
+  uint32_t* word_ = nullptr;  // Pinned, because a copy into other memory waits for the stream.
 };
 
 }  // namespace gpushm::integration

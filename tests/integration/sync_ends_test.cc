@@ -129,7 +129,7 @@ TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
     EXPECT_EQ(ended->Close().error().status(), GPUSHM_BUSY) << "its stream is still to arrive";
     ASSERT_TRUE(gate->Set(1));
     ASSERT_TRUE(Passes(late));
-    ASSERT_EQ(page->cell(0).value.load(), 1U) << "else this shows nothing";
+    ASSERT_EQ(page->cell(0).value.load(), 1U) << "otherwise the test proves nothing";
     ASSERT_TRUE(gate->Set(2));
     const auto said = by_check ? other->Check() : other->Wait();
     EXPECT_EQ(said.error().status(), GPUSHM_PEER_DIED);
@@ -162,7 +162,7 @@ TEST_F(SyncHppTest, ASignalsCloseWaitsForALateStoreAndReleasesItsWaiters) {
   EXPECT_EQ(writer->Close().error().status(), GPUSHM_BUSY) << "a stream is still to record";
   ASSERT_TRUE(gate->Set(1));
   ASSERT_TRUE(Passes(late));
-  ASSERT_EQ(page->cell(0).value.load(), 8U) << "else this shows nothing";
+  ASSERT_EQ(page->cell(0).value.load(), 8U) << "otherwise the test proves nothing";
   ASSERT_TRUE(gate->Set(2));
   const auto closed = writer->Close();
   EXPECT_TRUE(closed) << closed.error().text();
@@ -194,7 +194,7 @@ TEST_F(SyncHppTest, ARingsReaderIsReleasedAgainAfterALateStore) {
   EndAsBroker(cell);
   ASSERT_TRUE(gate->Set(1));
   ASSERT_TRUE(Passes(first));
-  ASSERT_EQ(cell.value.load(), 1U) << "else this shows nothing";
+  ASSERT_EQ(cell.value.load(), 1U) << "otherwise the test proves nothing";
   ASSERT_TRUE(gate->Set(2));
   EXPECT_EQ(two->End(reads).error().status(), GPUSHM_PEER_DIED);
   EXPECT_TRUE(Passes(reads));

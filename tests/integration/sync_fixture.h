@@ -46,7 +46,7 @@ class SyncHppTest : public SharedBrokerTest {
     EXPECT_TRUE(ring) << ring.error().text();
     return ring ? std::move(*ring) : Ring();
   }
-  // One frame, filled by the stream.
+  // Puts one frame, filled by the stream.
   void Put(Ring& ring, unsigned char word) {
     auto frame = ring.BeginWrite();
     ASSERT_TRUE(frame) << frame.error().text();
@@ -101,7 +101,7 @@ class SyncHppTest : public SharedBrokerTest {
   static bool Reaches(const signal::Cell& cell, uint64_t value) {
     return signal::WaitUntil(cell, value, Deadline::AfterMs(kPatienceMs)).has_value();
   }
-  // Whether the stream gets to its end.
+  // Whether the stream reaches its end.
   bool Passes(CUstream stream) const {
     const Deadline deadline = Deadline::AfterMs(kPatienceMs);
     while (api_->cuStreamQuery(stream) == CUDA_ERROR_NOT_READY) {

@@ -429,7 +429,7 @@ TEST_F(SyncHppTest, AWriterStartsWithReadersAndGoesOnWithThoseThatAreLeft) {
   ASSERT_TRUE(writer) << writer.error().text();
   auto first = Ring::Read(*client_, "video");
   ASSERT_TRUE(first);
-  EXPECT_EQ(writer->BeginWrite(0s).error().what(), "ring \"video\": 1 readers of 2 are there");
+  EXPECT_EQ(writer->BeginWrite(0s).error().what(), "ring \"video\": 1 of 2 readers are present");
   {
     auto second = Ring::Read(*client_, "video");
     ASSERT_TRUE(second);

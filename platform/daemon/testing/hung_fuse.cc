@@ -33,11 +33,11 @@ constexpr char kDevice[] = "/dev/fuse";
 constexpr char kConnections[] = "/sys/fs/fuse/connections";
 constexpr uint64_t kFileNode = FUSE_ROOT_ID + 1;
 constexpr uint32_t kMaxWriteBytes = 128 << 10;
-// The daemon ends by itself after so long, should nobody end it: no test takes as long.
+// The daemon ends by itself after this time if nobody ends it. No test takes as long.
 constexpr unsigned kLongestTestSeconds = 900;
 constexpr int kLookEveryMs = 2;
 
-// The daemon's side, in its own process.
+// The daemon's code, which runs in its own process.
 class Daemon {
  public:
   Daemon(int device, int control, HangAt hang_at, uint64_t size_bytes, std::atomic<int>* count)
@@ -47,7 +47,7 @@ class Daemon {
         size_bytes_(size_bytes),
         count_(count) {}
 
-  // Until the connection ends.
+  // Returns when the connection ends.
   void Run() {
     std::vector<char> request(kMaxWriteBytes + 4096);
     for (;;) {
@@ -69,7 +69,7 @@ class Daemon {
   }
 
  private:
-  // Of the request at hand. Copied, as its bytes are aligned for nothing.
+  // The body of the current request. It is copied, because its bytes have no alignment.
   template <typename T>
   T Body() const {
     T body{};
@@ -162,7 +162,7 @@ class Daemon {
   void Lookup() {
     const std::string_view name(request_.data() + sizeof(fuse_in_header));
     if (name != HungFuse::kFile) return ReplyError(ENOENT);
-    fuse_entry_out out{};  // Valid for no time: each path asks again.
+    fuse_entry_out out{};  // Never cached: each path look-up sends a request.
     out.nodeid = kFileNode;
     out.attr = Attributes(kFileNode);
     Reply(out);
@@ -248,7 +248,7 @@ Result<void> MountFusectl(const std::string& wanted) {
 }  // namespace
 
 std::optional<std::string> HungFuse::MissingHere() {
-  if (geteuid() != 0) return "needs root, to mount FUSE";
+  if (geteuid() != 0) return "needs root to mount FUSE";
   if (access(kDevice, R_OK | W_OK) != 0) return Concat("needs ", kDevice, ": ", strerror(errno));
   return std::nullopt;
 }
@@ -348,7 +348,7 @@ void HungFuse::Abort() {
   if (daemon_ < 0) return;
   std::ofstream(AbortFile(connection_)) << "1";
   kept_back_->store(0);
-  // The last descriptor of the device goes with the daemon, which ends the connection as well.
+  // The last descriptor of the device is closed with the daemon, which ends the connection as well.
   kill(daemon_, SIGKILL);
   waitpid(daemon_, nullptr, 0);
   daemon_ = -1;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{20};
 
-// Makes a call that hangs, with `file` open where the daemon hangs only after that.
+// Makes a call that hangs. `file` is open if the daemon hangs only after that.
 struct Case {
   const char* name;
   HangAt at;
@@ -55,10 +55,10 @@ const Case kCases[] = {
 
 class HungFuseTest : public ::testing::TestWithParam<Case> {
  protected:
-  // The call hangs; once `end_hang` was called, it returns.
+  // The call hangs, and returns once `end_hang` was called.
   void Expect(const std::function<void(HungFuse&)>& end_hang, bool succeeds) {
     if (const auto missing = HungFuse::MissingHere()) GTEST_SKIP() << *missing;
-    std::future<int> call;  // Waits for the call at its end, when the connection is gone.
+    std::future<int> call;  // Its destructor waits for the call, when the connection is gone.
     const TempFolder folder;
     Result<HungFuse> fuse = HungFuse::Mount(folder.path(), GetParam().at);
     ASSERT_TRUE(fuse) << fuse.error().ToString();

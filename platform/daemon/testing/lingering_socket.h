@@ -1,5 +1,5 @@
-// For tests: a TCP socket on loopback whose close waits: SO_LINGER, bytes on their way, and a peer
-// that does not read. A signal ends the wait of its closer, and so does SIGKILL.
+// For tests: a TCP socket on loopback whose close blocks, because it has SO_LINGER, bytes in
+// flight, and a peer that does not read. A signal ends that wait, and so does SIGKILL.
 #pragma once
 
 #include <arpa/inet.h>
@@ -36,11 +36,11 @@ class LingeringSocket {
   }
 
   int get() const { return socket_.get(); }
-  // The caller's copy goes: whoever it was sent to is the last.
+  // Closes the caller's copy, so that the receiver has the last one.
   void Forget() { socket_.Reset(); }
 
-  // A socket in which it lies unread. Whoever closes that one closes it, too, and cannot look at it
-  // before.
+  // A socket in which the lingering one is queued unread. Closing it closes the lingering one as
+  // well, and the closer cannot inspect that one first.
   UniqueFd TakeWrapped() {
     std::array<int, 2> ends{};
     GPUSHM_ASSERT(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) == 0);
@@ -65,7 +65,7 @@ class LingeringSocket {
     return receiver;
   }
 
-  // The peer takes what was sent, and hangs up: the wait of the closer ends.
+  // The peer hangs up, which ends the closer's wait.
   void Read() { peer_.Reset(); }
 
  private:

@@ -1,11 +1,11 @@
-// A libcufile.so.0 for tests: reads and writes files itself and copies to and from the (simulated)
-// GPU, keeps the rules that gpushm must keep, and fails where GPUSHM_FAKE_CUFILE says: words
-// separated by spaces.
-//   no-driver open properties no-systems compat forced file memory   that step refuses
+// A libcufile.so.0 for tests. It reads and writes files itself, copies to and from the (simulated)
+// GPU, checks the rules that gpushm must keep, and fails as GPUSHM_FAKE_CUFILE says. That variable
+// has words separated by spaces:
+//   no-driver open properties no-systems compat forced file memory   this step is refused
 //   application    somebody else has cuFile open already
 //   strict         and forbids compatibility mode
-//   short          reads and writes a part of what is asked for
-//   errno=N error=N at=BYTES   the transfer that comes to BYTES fails with errno N, or cuFile's N
+//   short          reads and writes only a part of what is requested
+//   errno=N error=N at=BYTES   the transfer that reaches BYTES fails with errno N, or cuFile's N
 #include <cuda.h>
 #include <unistd.h>
 
@@ -34,7 +34,7 @@ constexpr uint64_t kBlock = 4096;
 struct State {
   int opened = 0;
   int files = 0;
-  bool allow_compat = true;  // As the real one's, unless its configuration says otherwise.
+  bool allow_compat = true;  // Like the real default.
   std::map<uintptr_t, size_t> memory;
 };
 State state;
@@ -48,7 +48,7 @@ bool Told(const std::string& word) {
   return false;
 }
 
-// The number behind "name="; -1: none.
+// The number after "name="; -1: none.
 int64_t Number(const std::string& name) {
   const char* const text = std::getenv("GPUSHM_FAKE_CUFILE");
   const std::string words = text == nullptr ? "" : text;
@@ -62,7 +62,7 @@ const gpushm::CudaApi& Cuda() {
   return **gpushm::CudaApi::Load(gpushm::DriverFolderFromEnvironment());
 }
 
-// What both directions check; the bytes to move, or what the call returns.
+// The checks for both directions. Returns the bytes to move, or the call's result.
 ssize_t Begin(const void* base, size_t size, off_t file_offset, off_t buffer_offset) {
   const auto found = state.memory.find(reinterpret_cast<uintptr_t>(base));
   if (state.opened == 0) return -kNotInitialized;
@@ -76,7 +76,7 @@ ssize_t Begin(const void* base, size_t size, off_t file_offset, off_t buffer_off
     }
     return static_cast<ssize_t>(-Number("error"));
   }
-  // Not a multiple of anything.
+  // Deliberately not a multiple of any block size.
   return static_cast<ssize_t>(Told("short") && size > 100'000 ? 70'001 : size);
 }
 
@@ -91,7 +91,7 @@ extern "C" {
 #define EXPORTED __attribute__((visibility("default")))
 
 EXPORTED const char* gpushm_fake_nvidia_fs() { return Told("no-driver") ? "/none" : "/proc/self"; }
-// Things that are open or registered now.
+// Number of things that are open or registered now.
 EXPORTED long cuFileUseCount() {
   return state.opened + state.files + static_cast<long>(state.memory.size());
 }
@@ -101,7 +101,7 @@ EXPORTED Error cuFileDriverOpen() {
     state.opened = 1;
     return Fail(gpushm::cufile::kAlreadyOpen);
   }
-  state.opened = 1;  // It does not count: who closes it closes it for all.
+  state.opened = 1;  // It does not count: closing it closes it for all.
   return Fail(0);
 }
 EXPORTED Error cuFileDriverClose_v2() {
@@ -151,7 +151,7 @@ EXPORTED ssize_t cuFileRead(void* handle, void* base, size_t size, off_t file_of
                             off_t buffer_offset) {
   const ssize_t part = Begin(base, size, file_offset, buffer_offset);
   if (part <= 0) return part;
-  // Whole blocks around what is asked for: the file has O_DIRECT.
+  // Whole blocks around the requested bytes, because the file has O_DIRECT.
   const uint64_t before = static_cast<uint64_t>(file_offset) % kBlock;
   const uint64_t room = (before + static_cast<uint64_t>(part) + kBlock - 1) / kBlock * kBlock;
   std::vector<std::byte> bytes(room + kBlock);

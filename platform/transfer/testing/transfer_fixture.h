@@ -1,4 +1,4 @@
-// What the tests of transfers share: a piece of GPU memory, and bytes that tell where they belong.
+// Shared by the tests of transfers: a piece of GPU memory, and bytes that show where they belong.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ inline std::string Slurp(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// With a context, and `room_bytes` mapped for writing.
+// Has a context, and `room_bytes` mapped for writing.
 class DeviceRoomTest : public ::testing::Test {
  protected:
   explicit DeviceRoomTest(uint64_t room_bytes) : room_bytes_(room_bytes) {}
