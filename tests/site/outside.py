@@ -27,35 +27,10 @@ TREE = "tree/"
 LARGE_FILE_BYTES = 100_000  # A list of a folder only names larger files (dashboards).
 LANGUAGES = {".c": "c", ".cc": "cpp", ".cuh": "cuda", ".h": "cpp", ".hpp": "cpp", ".json": "json",
              ".py": "python", ".sh": "bash", ".yaml": "yaml"}
-# The navigation has these already; the site is built without them until they are written.
-COMING = {"README.md", "glossary.md", "start/without-gpu.md", "start/docker.md",
-          "start/kubernetes.md", "guides/weights.md", "guides/frames.md", "guides/requests.md",
-          "guides/rollouts.md", "guides/without-kubernetes.md", "design/synchronisation.md",
-          "design/transfers.md", "design/peers.md"}
 
 # Path in the site's sources -> path in the repository, of pages outside docs/; and the reverse.
 origins = {}
 places = {}
-
-
-def on_config(config):
-    config.nav = without_coming(config.nav)
-    return config
-
-
-def without_coming(entries):
-    kept = []
-    for entry in entries:
-        if isinstance(entry, dict):
-            (title, inner), = entry.items()
-            if isinstance(inner, list):
-                entry = {title: inner} if (inner := without_coming(inner)) else None
-        elif entry in COMING and not (ROOT / DOCS / entry).exists():
-            log.info("not written yet: docs/%s", entry)
-            entry = None
-        if entry:
-            kept.append(entry)
-    return kept
 
 
 def on_files(files, config):
