@@ -21,12 +21,12 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# A test with one of these labels runs on a real driver even if its CMakeLists.txt points it at the
+# A test with one of these labels runs on a real driver even if its CMakeLists.txt selects the
 # simulated one.
 REAL_DRIVER_LABELS = {"gpu", "real-driver", "conformance"}
 EXPECTED_SKIPS = ROOT / "tests/expected_skips.json"
-# What ctest puts in place of what it leaves out (--test-output-size-passed), and how GoogleTest
-# begins.
+# The text that ctest writes for omitted output (--test-output-size-passed), and GoogleTest's first
+# line.
 CUT_OFF = "of the test output was removed since it exceeds the threshold"
 GTEST_BEGINS = "[==========] Running "
 
@@ -44,8 +44,8 @@ def load_tests(build):
 
 
 def gpu_tests(build, simulated=False):
-    """Yields (name, timeout, words of an env(1) command) of what runs on a real driver; `simulated`:
-    as ctest runs it."""
+    """Yields (name, timeout, words of an env(1) command) of the tests for a real driver;
+    `simulated`: as ctest runs them."""
     for name, command, labels, timeout, environment in load_tests(build):
         if "tree" in labels:
             continue
@@ -87,7 +87,7 @@ def print_fuzz_list(build):
 
 
 def gtest_numbers(output):
-    """(passed, failed, skipped) as GoogleTest closes; None if it did not get there."""
+    """(passed, failed, skipped) from GoogleTest's last lines; None if they are missing."""
     def closing(line):
         numbers = re.findall(line, output)
         return int(numbers[-1]) if numbers else 0
@@ -99,8 +99,8 @@ def gtest_numbers(output):
 
 
 def count(case):
-    """(passed, failed, skipped) of one <testcase>: of its GoogleTest cases where it has them. One
-    whose cases cannot be counted has failed."""
+    """(passed, failed, skipped) of one <testcase>: its GoogleTest cases if it has them. One whose
+    cases cannot be counted has failed."""
     output = case.findtext("system-out") or ""
     failed = case.get("status") == "fail" or case.find("failure") is not None
     if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
@@ -112,7 +112,7 @@ def count(case):
         numbers = gtest_numbers(output)
         if numbers and bool(numbers[1]) == failed:
             return numbers
-        problem = "GoogleTest ran no case, or did not get to its end"
+        problem = "GoogleTest ran no case, or did not finish"
     if problem and not failed:
         print(f"{case.get('name')}: {problem}", file=sys.stderr)
     return (0, 1, 0) if failed or problem else (1, 0, 0)
@@ -127,8 +127,8 @@ def print_tally(files):
 
 
 def outcomes(file):
-    """(names of the cases that were skipped, of those that passed) in a JUnit file: GoogleTest's
-    cases, and programs that have none."""
+    """(names of the skipped cases, names of the passed ones) in a JUnit file: GoogleTest's cases,
+    and programs that have none."""
     skipped, passed = set(), set()
     for case in ElementTree.parse(file).getroot().iter("testcase"):
         if count(case) == (0, 0, 1):
@@ -142,17 +142,17 @@ def outcomes(file):
 
 
 def check_skips(suite, file, expected_file=EXPECTED_SKIPS):
-    """Prints what expected_skips.json and a suite's result do not agree on. False: a case was
-    skipped that is not to be."""
+    """Prints the differences between expected_skips.json and a suite's result. False: a case was
+    skipped that must not be."""
     expected = {name for entry in json.loads(expected_file.read_text(encoding="utf-8"))
                 if suite in entry["suites"] for name in entry["cases"]}
     skipped, passed = outcomes(file) if file else ({"*"}, set())
     for name in sorted(skipped - expected):
         what = "the whole suite" if name == "*" else name
-        print(f"{suite}: {what} was skipped: make it run here, or name it, with the reason, in "
+        print(f"{suite}: {what} was skipped: make it run here, or add it, with the reason, to "
               f"tests/{expected_file.name}")
     for name in sorted(expected & passed - skipped):
-        print(f"{suite}: note: {name} ran: take it out of tests/{expected_file.name}")
+        print(f"{suite}: note: {name} ran: remove it from tests/{expected_file.name}")
     return skipped <= expected
 
 

@@ -1,5 +1,5 @@
-"""Goal: CI's numbers are true, and a skipped case that nobody allowed fails it. Method: made-up
-JUnit files, as CTest and GoogleTest write them."""
+"""Goal: CI's numbers are correct, and an unexpected skip is a failure.
+Method: synthetic JUnit files, as CTest and GoogleTest write them."""
 
 import contextlib
 import io

@@ -1,8 +1,9 @@
-"""docs/reference/events.md against the sources: which daemon logs which event, at which level, with which
-fields. Run by repo_check.py, which is run by `./run lint`; alone it prints what it finds.
+"""Compares docs/reference/events.md with the sources: which daemon logs which event, at which
+level, with which fields. repo_check.py runs it, and `./run lint` runs that. Alone, it prints what
+it finds.
 
 Events and fields are literals at the calls of platform/daemon/log.h, so that grep finds them. This
-reads the calls, and the two tables of the page, and compares them both ways.
+reads the calls, and the two tables of the document, and compares them both ways.
 """
 
 import collections
@@ -20,7 +21,7 @@ NO_DAEMON = re.compile(r"_(test|bench|fuzz)\.cc$|/testing/|^platform/daemon/log\
 CALL = re.compile(r"\bLog(Info|Warning|Error)?\(")
 EVENT = re.compile(r"[a-z]+(-[a-z]+)*")
 FIELD = re.compile(r"[a-z]+(_[a-z]+)*")
-# Numbers without a unit are counts or identifiers; what has one of these says it at its end.
+# Numbers without a unit are counts or identifiers. A number with one of these units must end in it.
 UNIT = re.compile(r"(size|time|duration|interval|age|expires|timeout)$")
 EVERY_LINE = {"suppressed", "lost_lines"}  # Added by the log itself.
 
@@ -28,7 +29,7 @@ Entry = collections.namedtuple("Entry", "where level fields")
 
 
 def arguments(text, at):
-    """The call's arguments; `at` is behind its parenthesis."""
+    """The call's arguments; `at` is the position after its parenthesis."""
     depth, start = 1, at
     while depth:
         if text[at] == '"':
@@ -75,7 +76,7 @@ def logged():
                 former.fields.update(fields)
                 if former.level != level:
                     breaches.append(f"{where}: event \"{event}\" is {level} here and "
-                                    f"{former.level} at {former.where}: one level for each")
+                                    f"{former.level} at {former.where}: use the same level")
     return found, breaches
 
 
@@ -90,18 +91,18 @@ def table(lines, heading):
 
 
 def documented(lines):
-    """({(event, daemon): Entry}, {field: where}, breaches) of the page."""
+    """({(event, daemon): Entry}, {field: where}, breaches) of the document."""
     rows, fields, breaches = {}, {}, []
     for heading, columns in (("All events", 5), ("Fields", 3)):
         names = []
         for number, cells in table(lines, heading):
             where = f"{PAGE}:{number}"
             if len(cells) != columns:
-                breaches.append(f"{where}: {len(cells)} cells: it takes {columns}")
+                breaches.append(f"{where}: {len(cells)} cells: must be {columns}")
                 continue
             names.append(cells[0].strip("`"))
             if names[-1] < max(names):
-                breaches.append(f"{where}: {names[-1]} stands behind {max(names)}: sort the rows")
+                breaches.append(f"{where}: {names[-1]} comes after {max(names)}: sort the rows")
             if columns == 3:
                 fields[names[-1]] = where
                 continue

@@ -1,8 +1,8 @@
 """Checks the release binaries of `./run portable`: portable_check.py --glibc 2.28 BUILD.
 
-They must start on systems with that glibc: no newer symbol version, no C++ library beside them, and
-the library must export nothing but the C ABI (it is a guest in other programs: an exported operator
-new would replace theirs).
+They must start on systems with that glibc: no newer symbol version, and no separate C++ library.
+The library must export only the C ABI, because it runs in other programs: an exported operator new
+would replace theirs.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def check_needed(path):
     print(f"{path.name}: needs {' '.join(needed)}")
     for library in needed:
         if not ALLOWED_NEEDED.match(library):
-            yield f"{path.name} needs {library}, which not every system has"
+            yield f"{path.name} needs {library}, which some systems lack"
 
 
 def check_exports(path):

@@ -1,6 +1,6 @@
-"""Rules of the tree that no compiler or formatter knows; run by `./run lint`.
+"""Rules for the tree that no compiler or formatter checks; run by `./run lint`.
 
-Prints one line for each breach, with what to do about it, and fails if there is one.
+Prints one line for each breach, with the remedy, and fails if there is one.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import events_check
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = {".h", ".hpp", ".cc", ".c", ".cu", ".py", ".sh", ".cmake", ""}
-# Inputs, kept byte for byte: corpora of fuzz targets, pictures.
+# Inputs that are kept byte for byte: corpora of fuzz targets, pictures.
 BINARY_IS_FINE = re.compile(r"(^|/)corpus/|\.(png|jpg)$")
 
 FORBIDDEN = [
@@ -22,10 +22,11 @@ FORBIDDEN = [
      "the host of a package registry", "name the package; the user's configuration names the host"),
     (re.compile(r"^(<{7}|>{7}) "), "a conflict marker", "resolve it"),
 ]
-# A poll of nothing for less than 10 ms is the step of a loop that looks for something.
+# A poll of nothing for less than 10 ms is the step of a loop that checks a condition.
 SLEEP = re.compile(r"\b((sleep|usleep|nanosleep|sleep_for|sleep_until)\s*\("
                    r"|poll\((nullptr|NULL), 0, (?!\d\)))")
-# Where waiting is the thing itself (a GPU's latency, a poll of a growing step), say so in the line.
+# If waiting itself is the purpose (a GPU's latency, a poll of a growing step), the line must say
+# so.
 SLEEP_IS_MEANT = "// sleep:"
 
 
@@ -54,11 +55,11 @@ def check_header(name, lines):
     if "#pragma once" not in text and not re.search(r"^#ifndef \w+_H\w*_$", text, re.MULTILINE):
         yield f"{name}: no #pragma once"
     if lines and not lines[0].startswith(("//", "/*")):
-        yield f"{name}:1: a header begins with what it promises: add a comment"
+        yield f"{name}:1: a header must begin with a comment: say what it promises"
 
 
-# What each room of the tree may include, beside itself. The longest prefix of a file's name counts.
-# tests/ joins products and may include everything. CMake's targets are held to the same rules:
+# What each room of the tree may include, besides itself. The longest prefix of a file's name
+# counts. tests/ joins products and may include everything. CMake's targets have the same rules:
 # cmake/Rooms.cmake.
 ROOMS = {
     "platform": [],
@@ -67,7 +68,7 @@ ROOMS = {
     "sidecar/broker": ["contract", "platform"],
     "sidecar/injector": ["contract", "platform"],
     "plugin": ["contract", "platform"],
-    # It stands in for the driver, and the driver's tables say which functions that has.
+    # It replaces the driver, and the driver's tables say which functions that has.
     "simulator": ["platform/base", "platform/driver"],
 }
 TOPS = ("platform/", "contract/", "runtime/", "sidecar/", "plugin/", "simulator/", "tests/")
@@ -94,7 +95,7 @@ def check_public_header(name, lines):
         return
     for number, line in enumerate(lines, 1):
         if line.startswith("GPUSHM_API") and not lines[number - 2].rstrip().endswith("*/"):
-            yield f"{name}:{number}: a public function without a comment: write its contract"
+            yield f"{name}:{number}: a public function lacks a comment: write its contract"
 
 
 def check_sleep(name, lines):
@@ -102,12 +103,12 @@ def check_sleep(name, lines):
         return
     for number, line in enumerate(lines, 1):
         if SLEEP.search(line.split("//")[0]) and SLEEP_IS_MEANT not in line:
-            yield (f"{name}:{number}: a test that sleeps: wait for an event with a deadline, or say "
+            yield (f"{name}:{number}: a test sleeps: wait for an event with a deadline, or say "
                    f"why in the line, after '{SLEEP_IS_MEANT}'")
 
 
 def check_tree_in_program(name, lines):
-    """A test that has the tree's path compiled in fails in a pack, on a machine without the tree."""
+    """A test with the tree's path compiled in fails in a pack, on a machine without the tree."""
     if not name.endswith("CMakeLists.txt"):
         return
     for command in re.finditer(r"compile_(definitions|options)\([^)]*SOURCE_DIR", "\n".join(lines)):

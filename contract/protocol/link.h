@@ -42,7 +42,7 @@
 //       neither the generation nor leases on it. That is allowed, because containers make such
 //       descriptors.
 //   (4) Neither side waits for the other after the greeting: what does not fit into the socket is
-//       queued up to a bound. Beyond it, the link is closed and made anew.
+//       queued up to a bound. Beyond it, the link is closed and opened again.
 //   (5) A link is bounded by limits.h. If a broker states more, the plugin logs it, disconnects the
 //       broker, and drops its kept state.
 //

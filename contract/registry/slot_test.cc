@@ -70,7 +70,7 @@ class SlotHistory {
     const SlotRead read = slot().Read(&record, &version);
     StepHooks::before_load = nullptr;
 
-    ASSERT_NE(read, SlotRead::kContended) << "there are not so many commits";
+    ASSERT_NE(read, SlotRead::kContended) << "there are too few commits for that";
     // What was read was true at a moment between the read's first and last load.
     bool was_true = false;
     for (size_t state = begin; state <= at; ++state) {

@@ -1,5 +1,5 @@
-"""Rules of the chart's schema that no tool knows: no object takes keys that it does not name, and the
-plugin's keys are those of its own table, but for those that the chart sets.
+"""Rules for the chart's schema that no tool checks: no object takes keys that it does not name, and
+the plugin's keys are those of its own table, except for those that the chart sets.
 
 usage: schema_check.py values.schema.json plugin-config.md
 """
@@ -8,11 +8,11 @@ import json
 import re
 import sys
 
-# From values of other names, or of no use in a cluster.
+# Set from values with other names, or useless in a cluster.
 CHART_SETS = {"unit", "coexist", "driver-root", "host-root", "state-folder", "kubelet",
               "kubelet-folder", "pod-resources-socket", "plugins-registry-folder", "cdi-folder", "allocations", "metrics.address",
               "metrics.sample-ms", "metrics.host-pids", "probes.address"}
-# What Kubernetes itself defines, and checks.
+# Kubernetes itself defines and checks these.
 OPEN = {"global", "nodeAffinity", "podAffinity", "podAntiAffinity", "valueFrom", "volume"}
 
 
@@ -43,10 +43,10 @@ def main():
         schema = json.load(file)
     with open(document_path, encoding="utf-8") as file:
         table = set(re.findall(r"^\| `([a-z][a-z.-]*)` \|", file.read(), re.MULTILINE))
-    wrong = [f"{path} takes any key" for path in open_objects(schema, "")]
+    wrong = [f"{path} accepts any key" for path in open_objects(schema, "")]
     keys = set(plugin_keys(schema["$defs"]["pluginConfig"]["properties"]))
-    wrong += [f"plugin.config has no {key}" for key in sorted(table - CHART_SETS - keys)]
-    wrong += [f"the plugin has no {key}" for key in sorted((keys | CHART_SETS) - table)]
+    wrong += [f"plugin.config lacks {key}" for key in sorted(table - CHART_SETS - keys)]
+    wrong += [f"the plugin has no key {key}" for key in sorted((keys | CHART_SETS) - table)]
     if not schema["$schema"].endswith("2020-12/schema"):
         wrong.append("not draft 2020-12")
     print("\n".join(wrong))

@@ -1,4 +1,4 @@
-"""The Kubernetes API in the few calls that the suite needs: objects are dicts as in JSON."""
+"""The few calls of the Kubernetes API that the suite needs. Objects are dicts as in JSON."""
 
 import http.client
 import json
@@ -22,7 +22,7 @@ _GLOBAL = {"Node", "Namespace", "RuntimeClass"}
 
 
 class Refused(Failure):
-    """The API server's own answer."""
+    """An error answer of the API server."""
 
     def __init__(self, status, body):
         super().__init__(f"HTTP {status}: {body.get('message', body)}")
@@ -39,7 +39,7 @@ def _path(kind, namespace=None, name=None, **query):
 
 
 class Api:
-    """Of the cluster whose network this process is in. Not for several threads at once."""
+    """The API of the cluster whose network this process is in. Not for several threads at once."""
 
     def __init__(self):
         self._tls = ssl.create_default_context()
@@ -97,7 +97,7 @@ class Api:
                          "application/merge-patch+json")
 
     def ensure_namespace(self, name, labels):
-        """Makes it unless it is there; returns when pods can be made in it."""
+        """Makes the namespace unless it exists; returns when pods can be made in it."""
         if name not in {n["metadata"]["name"] for n in self.list("Namespace")}:
             self.create({"apiVersion": "v1", "kind": "Namespace",
                          "metadata": {"name": name, "labels": labels}})
@@ -119,8 +119,8 @@ class Api:
         return self.raw("GET", path)[1]
 
     def wait(self, kind, namespace, condition, seconds, what, **query):
-        """Watches until `condition` of {name: object} is true, and returns what it gives. `what`
-        says what did not happen, called with the last objects."""
+        """Watches until `condition` of {name: object} is true, and returns its value. `what`,
+        called with the last objects, says what did not happen."""
         deadline = time.monotonic() + seconds
         while True:
             listing = self.call("GET", _path(kind, namespace, **query))
@@ -139,7 +139,8 @@ class Api:
                 return value
 
     def _watch(self, path, objects, condition, deadline):
-        """Keeps `objects` current until `condition` is true, the deadline, or the stream's end."""
+        """Keeps `objects` current until `condition` is true, the deadline passes, or the stream
+        ends."""
         connection = self._connect(max(0.1, deadline - time.monotonic()))
         try:
             connection.request("GET", path,

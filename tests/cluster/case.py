@@ -1,4 +1,4 @@
-"""What the suite's cases share: a namespace each, pods as restricted ones want them, waiting."""
+"""Shared by the suite's cases: one namespace each, pods for restricted namespaces, and waits."""
 
 import copy
 import json
@@ -9,12 +9,12 @@ import unittest
 from processes import Failure, wait_until
 from settings import image
 
-POD_TIMEOUT_S = 60  # A pod takes two seconds; two busy cores take their time.
+POD_TIMEOUT_S = 60  # A pod takes two seconds on an idle machine, but longer on two busy cores.
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def container(name, *command, **more):
-    """Of a pod; without a command it waits for its end."""
+    """A container of a pod; without a command it waits for its end."""
     words = list(command) or ["sh", "-c", "trap exit TERM; sleep infinity & wait"]
     return {"name": name, "image": image("app"), "imagePullPolicy": "Never", "command": words,
             "securityContext": {"allowPrivilegeEscalation": False,
@@ -43,7 +43,7 @@ def replica_set(name, replicas, template):
 
 
 def statuses(pod_object):
-    """name: status of each of its containers, init containers included."""
+    """name: status of each container of the pod, init containers included."""
     status = pod_object.get("status", {})
     return {s["name"]: s for key in ("initContainerStatuses", "containerStatuses")
             for s in status.get(key, [])}
@@ -68,8 +68,8 @@ def describe_all(objects):
 
 
 class ClusterCase(unittest.TestCase):
-    """Its test functions have `cluster`, `api` and a namespace of their own, with Pod Security
-    restricted."""
+    """Its test functions have `cluster`, `api` and their own namespace with Pod Security
+    "restricted"."""
 
     cluster = None  # These are set by suite.py.
     former = None
@@ -81,10 +81,10 @@ class ClusterCase(unittest.TestCase):
         self.namespace = self.make_namespace(name, RESTRICTED)
 
     def make_namespace(self, name, labels):
-        """Gone again after the test, with all in it."""
+        """A namespace that is removed after the test, with everything in it."""
         self.api.delete("Namespace", name)
         self.api.wait("Namespace", None, lambda all_of: name not in all_of, POD_TIMEOUT_S,
-                      lambda _: f"namespace {name} does not go")
+                      lambda _: f"namespace {name} is not removed")
         self.api.create({"apiVersion": "v1", "kind": "Namespace",
                          "metadata": {"name": name, "labels": labels}})
         self.addCleanup(self._remove_namespace, name)
@@ -93,16 +93,16 @@ class ClusterCase(unittest.TestCase):
         return name
 
     def _remove_namespace(self, name):
-        """Waits for the pods: what they held must not be missing in the next test."""
+        """Waits for the pods to end, so that the next test does not lack what they held."""
         def empty():
-            """Owners first, and again: one that is going may still make pods."""
+            """Owners first, and repeatedly, because an owner that is ending may still make pods."""
             for kind in ("Deployment", "StatefulSet", "Job", "ReplicaSet", "Pod"):
                 for thing in self.api.list(kind, name):
                     self.api.delete(kind, thing["metadata"]["name"], name,
                                     0 if kind == "Pod" else None)
             return not self.api.list("Pod", name) and not self.api.list("ReplicaSet", name)
 
-        wait_until(f"pods of {name} do not go", POD_TIMEOUT_S, empty, 0.2)
+        wait_until(f"pods of {name} do not end", POD_TIMEOUT_S, empty, 0.2)
         self.api.delete("Namespace", name)
 
     # ------------------------------------------------------------ pods
@@ -112,7 +112,7 @@ class ClusterCase(unittest.TestCase):
             self.api.create(thing, self.namespace)
 
     def wait_pods(self, condition, what, seconds=POD_TIMEOUT_S):
-        """`condition` of {name: pod} of the namespace; returns what it gives."""
+        """Waits for `condition` of {name: pod} of the namespace; returns its value."""
         return self.api.wait("Pod", self.namespace, condition, seconds,
                              lambda pods: f"{what}: {describe_all(pods)}\n{self.events_text()}")
 
@@ -131,18 +131,18 @@ class ClusterCase(unittest.TestCase):
                              seconds)
 
     def run_pod(self, thing):
-        """Makes it and waits until it is ready."""
+        """Makes the pod and waits until it is ready."""
         self.create(thing)
         name = thing["metadata"]["name"]
         return self.wait_ready(name)[name]
 
     def delete_pods(self, *names, namespace=None, grace_seconds=None):
-        """Returns when they are gone."""
+        """Returns when the pods are gone."""
         namespace = namespace or self.namespace
         for name in names:
             self.api.delete("Pod", name, namespace, grace_seconds)
         self.api.wait("Pod", namespace, lambda pods: not set(names) & set(pods), POD_TIMEOUT_S,
-                      lambda pods: f"pods do not go: {describe_all(pods)}")
+                      lambda pods: f"pods do not end: {describe_all(pods)}")
 
     def get_pod(self, name):
         return self.api.get("Pod", name, self.namespace)
@@ -154,7 +154,7 @@ class ClusterCase(unittest.TestCase):
     # ------------------------------------------------------------ looking into them
 
     def execute(self, pod_name, container_name, *words, timeout=60):
-        """Output of a program in a container. It must succeed."""
+        """Output of a program in a container. The program must succeed."""
         try:
             return self.cluster.kubectl("exec", "-n", self.namespace, pod_name, "-c",
                                         container_name, "--", *words, timeout=timeout)
@@ -179,4 +179,4 @@ class ClusterCase(unittest.TestCase):
 
         return self.api.wait(
             "Event", self.namespace, matching, seconds,
-            lambda _: f"no event of {name} says {pattern!r}:\n{self.events_text()}")
+            lambda _: f"no event of {name} matches {pattern!r}:\n{self.events_text()}")

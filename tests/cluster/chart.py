@@ -1,4 +1,4 @@
-"""gpushm as users install it: the packaged chart, by Helm, with simulated GPUs."""
+"""gpushm as users install it: the packaged chart, with Helm, and with simulated GPUs."""
 
 import pathlib
 import subprocess
@@ -16,13 +16,13 @@ IN_GIT = (ROOT / ".git").exists()
 
 
 def no_history(what):
-    """To be raised by a case that needs `what` of the history."""
-    way = "git fetch --unshallow" if IN_GIT else "clone the repository, this is a source archive"
-    return unittest.SkipTest(f"the history here does not have {what}: {way}")
+    """Raised by a case that needs `what` from the git history."""
+    way = "git fetch --unshallow" if IN_GIT else "clone the repository (this is an archive)"
+    return unittest.SkipTest(f"the git history lacks {what}: {way}")
 
 
 class Chart:
-    """The release of a cluster, with `values` whatever is installed. For one thread."""
+    """The release of a cluster, with `values` in every installation. For one thread."""
 
     def __init__(self, cluster, **values):
         self._cluster = cluster
@@ -32,13 +32,13 @@ class Chart:
         self.package = self.pack(SOURCE)
 
     def pack(self, source):
-        """The path of the package that is made of a chart's folder."""
+        """The path of the package made from a chart's folder."""
         folder = tempfile.mkdtemp(dir=self._folder.name)
         self.helm("package", str(source), "--destination", folder)
         return next(pathlib.Path(folder).glob("*.tgz"))
 
     def of_commit(self, commit):
-        """A package of the chart as it was at a commit."""
+        """A package of the chart as of a commit."""
         folder = tempfile.mkdtemp(dir=self._folder.name)
         archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit, "helm/gpushm"],
                                  check=True, capture_output=True).stdout
@@ -46,7 +46,7 @@ class Chart:
         return self.pack(pathlib.Path(folder) / "helm/gpushm")
 
     def helm(self, *words, timeout=180):
-        """Its output; Failure has what it says."""
+        """Helm's output; raises a Failure with its error text."""
         self._cluster.enter_network()
         done = subprocess.run(["helm", *words], env=self._cluster.environment(), text=True,
                               capture_output=True, timeout=timeout, check=False)
@@ -55,12 +55,12 @@ class Chart:
         return done.stdout
 
     def values(self, **more):
-        """Of this cluster: images are there, and pull nothing."""
+        """Values for this cluster, whose images are already loaded, so that nothing is pulled."""
         values = {"driver.simulatedGpus": settings.GPUS,
                   "driver.simulatedMemory": f"{settings.GPU_GIB}Gi"}
         values |= {f"{part}.image.pullPolicy": "Never"
                    for part in ("plugin", "sidecar", "injector", "test")}
-        # Images are the tree's, whichever chart is installed.
+        # Images are always the tree's, whichever chart is installed.
         for part in ("plugin", "sidecar", "injector", "test"):
             name = settings.image("demo" if part == "test" else part)
             repository, _, values[f"{part}.image.tag"] = name.rpartition(":")
@@ -69,7 +69,7 @@ class Chart:
         return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
     def install(self, package=None, **values):
-        """Or upgrades; returns when everything is ready."""
+        """Installs or upgrades; returns when everything is ready."""
         self._api.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "privileged"})
         package = package or self.package
         simulated = subprocess.run(
@@ -84,7 +84,7 @@ class Chart:
         self.wait_allocatable()
 
     def rollback(self):
-        """To what was installed before; returns when everything is ready."""
+        """Rolls back to the former revision; returns when everything is ready."""
         self.helm("rollback", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
         self.wait_allocatable()
 
@@ -92,7 +92,7 @@ class Chart:
         self.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "60s")
 
     def wait_allocatable(self, units=UNITS):
-        """Until the node offers so many units."""
+        """Waits until the node offers this number of units."""
         def offers(nodes):
             have = nodes[settings.NODE_NAME]["status"]["allocatable"]
             return have.get("gpushm.io/memory", "0") == str(units)

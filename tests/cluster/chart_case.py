@@ -1,4 +1,4 @@
-"""Cases with the chart installed, and what they make: annotated pods and workloads of them."""
+"""Cases with the chart installed, and the annotated pods and workloads that they make."""
 
 from api import Refused
 from case import RESTRICTED, ClusterCase, container, is_ready
@@ -8,7 +8,7 @@ from processes import wait_until
 from settings import image
 
 WEIGHTS = {"buffers.gpushm.io/weights": "4Mi"}
-# Of one unit: no container's own memory is set aside.
+# Of one unit: no memory is reserved for the container itself.
 SMALL = {**WEIGHTS, "private.gpushm.io/a": "0"}
 INJECTORS = 2
 
@@ -24,7 +24,7 @@ def holder(name, *words):
 
 
 def workload(kind, name, template, **spec):
-    """A Deployment, Job ... of pods like `template`."""
+    """A Deployment, Job ... with pods like `template`."""
     template = {"metadata": {"labels": {"app": name},
                              "annotations": template["metadata"].get("annotations", {})},
                 "spec": template["spec"]}
@@ -42,16 +42,16 @@ class ChartCase(ClusterCase):
     @classmethod
     def setUpClass(cls):
         if ChartCase.chart is None:
-            # The manifest of the plugin alone, if cases before this one deployed it.
+            # Removes the manifest of the plugin alone, if earlier cases deployed it.
             cls.cluster.api.delete("Namespace", NAMESPACE)
             cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of,
-                                 60, lambda _: "the plugin's namespace does not go")
-            # As by default; the profile for simulated GPUs has one.
+                                 60, lambda _: "the plugin's namespace is not removed")
+            # As by default; the profile for simulated GPUs has only one replica.
             ChartCase.chart = Chart(cls.cluster, **{"injector.replicas": INJECTORS})
             ChartCase.chart.install()
 
     def deny(self, thing):
-        """The API server's message."""
+        """The API server's error message."""
         try:
             self.api.create(thing, self.namespace)
         except Refused as refused:
@@ -60,7 +60,7 @@ class ChartCase(ClusterCase):
         return None
 
     def wait_log(self, pod_name, container_name, text):
-        wait_until(lambda: f"{pod_name}/{container_name} does not say {text!r}: "
+        wait_until(lambda: f"{pod_name}/{container_name} does not print {text!r}: "
                    + self.log(pod_name, container_name), 30,
                    lambda: text in self.log(pod_name, container_name), 0.2)
 
@@ -75,7 +75,7 @@ class ChartCase(ClusterCase):
         self.assertEqual(self.read(name, reader, len(text)), text)
 
     def read(self, name, reader, size=5):
-        """What the buffer begins with."""
+        """The start of the buffer's content."""
         return self.execute(name, reader, "sh", "-ec", "gpushmctl save weights /tmp/out >/dev/null; "
                             f"head -c {size} /tmp/out")
 
@@ -84,10 +84,10 @@ class ChartCase(ClusterCase):
         before = self.container_ids(name)[container_name]
         self.cluster.process_of_container(before[0]).end(0)
         self.wait_pod(name, lambda p: is_ready(p) and self.container_ids(name)[container_name][1]
-                      > before[1], f"{container_name} is not started again")
+                      > before[1], f"{container_name} is not restarted")
 
     def allow_everything(self):
-        """In the case's namespace, of what Pod Security restricts."""
+        """Objects in the case's namespace of kinds that Pod Security restricts."""
         self.api.patch("Namespace", self.namespace, {"metadata": {"labels": {
             key: "privileged" for key in RESTRICTED}}})
 
@@ -108,7 +108,7 @@ class ChartCase(ClusterCase):
                 and "deletionTimestamp" not in p["metadata"]}
 
     def all_injectors(self):
-        """The same, once no rollout is under way: as many as the suite asks for."""
+        """The same, once no rollout is in progress: as many as the suite requests."""
         self.cluster.kubectl("rollout", "status", "deployment/gpushm-injector", "-n", NAMESPACE,
                              "--timeout", "90s", timeout=100)
         names = self.injectors()
@@ -116,13 +116,14 @@ class ChartCase(ClusterCase):
         return names
 
     def wait_former_injectors_end(self):
-        """After a rollout: until then they answer, too."""
+        """Waits until the former replicas have ended after a rollout, because they answer until
+        then."""
         names = self.all_injectors()
         self.api.wait("Pod", NAMESPACE, lambda pods: {n for n in pods if "injector" in n} == names,
                       60, lambda pods: f"still there: {list(pods)}")
 
     def wait_bound(self, pods):
-        """Until the plugin has so many pods' memory bound, and no more."""
+        """Waits until the plugin has memory bound for exactly this number of pods."""
         folder = self.cluster.on_node("/run/cdi")
         wait_until(lambda: f"not {pods} bound: {sorted(p.name for p in folder.iterdir())}", 60,
                    lambda: len(list(folder.glob("gpushm.io-memory-*"))) == pods, 0.2)

@@ -37,11 +37,11 @@ CONTROL_PLANE = ["etcd", "apiserver", "controller-manager", "scheduler"]
 NODE = ["containerd", "kubelet"]
 MACHINE_NAMESPACES = ["net", "pid"]
 NODE_NAMESPACES = ["net", "pid", "mount", "ipc", "uts"]
-SUITE_TIMEOUT_S = 60  # For a step of the start: ten times what it takes on two busy cores.
+SUITE_TIMEOUT_S = 60  # For one step of the start: ten times what it takes on two busy cores.
 
 
 class Cluster:
-    """The cluster of one state folder, whether it runs or not. Its methods are for one thread."""
+    """The cluster of one state folder, whether or not it runs. Its methods are for one thread."""
 
     def __init__(self, state, programs=None):
         self.state = pathlib.Path(state).resolve()
@@ -76,14 +76,14 @@ class Cluster:
 
     def process(self, name):
         if not self.running(name):
-            raise Failure(f"{name} does not run in {self.state}")
+            raise Failure(f"{name} is not running in {self.state}")
         return self._processes[name]
 
     def log(self, name):
         return self.logs / f"{name}.log"
 
     def see_log(self, name):
-        """The place of a log and its end, for messages."""
+        """The path of a log and its end, for messages."""
         try:
             lines = self.log(name).read_text(errors="replace").splitlines()[-5:]
         except FileNotFoundError:
@@ -91,17 +91,17 @@ class Cluster:
         return "\n  ".join([f"see {self.log(name)}", *lines])
 
     def save_logs(self, folder):
-        """For after `down`. Pods' own logs are links to files on the node."""
+        """For use after `down`. Pods' own logs are symbolic links to files on the node."""
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.logs, folder, symlinks=True, ignore_dangling_symlinks=True)
 
     # ------------------------------------------------------------ life
 
     def up(self, images, driver):
-        """`images`: a folder with their archives. `driver`: a folder with the simulated driver. If it
-        fails, everything is ended, and the logs stay."""
+        """`images`: a folder with their archives. `driver`: a folder with the simulated driver. On
+        failure, everything is ended, but the logs stay."""
         if self.running():
-            raise Failure("a cluster runs already: ./run cluster down takes it down")
+            raise Failure("a cluster is already running; ./run cluster down ends it")
         self._check_host()
         if self.state.exists():
             self.down()  # What a crash left.
@@ -112,7 +112,7 @@ class Cluster:
             raise
 
     def ensure(self, images, driver):
-        """As `up`, or brings new images into the one that runs."""
+        """As `up`, or loads new images into the running cluster."""
         if self.running():
             self.load(images)
         else:
@@ -125,7 +125,7 @@ class Cluster:
         self._install_driver(driver)
         self._start_namespace("machine")
         self.start("etcd")
-        self._spawn("apiserver")  # It takes seconds; meanwhile the node gets ready.
+        self._spawn("apiserver")  # This takes seconds, during which the node becomes ready.
         self._start_node()
         self.start("containerd")
         self.load(images)
@@ -134,19 +134,19 @@ class Cluster:
         self._wait_for_node()
 
     def down(self):
-        """Ends and removes all of it, whatever state it is in."""
+        """Ends and removes everything, whatever state it is in."""
         self.end()
         if self.state.exists():
             self._check_unmounted()
             shutil.rmtree(self.state)
 
     def end(self):
-        """Ends all of it; its folder stays."""
-        for name in ("machine", "node"):  # Whose deaths are those of all in them.
+        """Ends everything; its folder stays."""
+        for name in ("machine", "node"):  # Everything inside dies with them.
             if name in self._processes:
                 self._processes[name].end(0)
             record = self.state / "records" / name
-            if record.exists():  # An `up` was killed before it could remember.
+            if record.exists():  # An `up` was killed before it could record this.
                 process = Process.of(int(record.read_text()))
                 if process and self._is_ours(process):
                     process.end(0)
@@ -157,7 +157,7 @@ class Cluster:
         self._processes = {}
 
     def reboot(self):
-        """Kills everything on the node at once; what lay in its memory (/run) is lost."""
+        """Kills everything on the node at once; the content of its memory (/run) is lost."""
         self.process("node").end(0)
         for name in NODE:
             wait_until(f"{name} outlives the node", 20, lambda n=name: not self.running(n))
@@ -171,19 +171,19 @@ class Cluster:
             raise Failure("a cluster needs root")
         for program in ("runc", "nsenter", "unshare", "ip", "iptables"):
             if not shutil.which(program):
-                raise Failure(f"{program} is missing: ./run cluster up installs it")
+                raise Failure(f"{program} is missing; ./run cluster up installs it")
         if not pathlib.Path("/usr/lib/cni/bridge").exists():
-            raise Failure("/usr/lib/cni/bridge is missing: containernetworking-plugins")
+            raise Failure("/usr/lib/cni/bridge is missing; install containernetworking-plugins")
 
     def _is_ours(self, process):
         words = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         return str(HERE / "init.py").encode() in words
 
     def _check_unmounted(self):
-        """The node's mounts were its own; one that is left would be emptied with the folder."""
+        """The mounts were the node's own; deleting the folder would empty one that is left."""
         for line in pathlib.Path("/proc/mounts").read_text().splitlines():
             if line.split()[1].startswith(f"{self.state}/"):
-                raise Failure(f"{line.split()[1]} is still mounted: unmount it, then again")
+                raise Failure(f"{line.split()[1]} is still mounted; unmount it and try again")
 
     def _write_settings(self):
         etc = self.state / "etc"
@@ -196,12 +196,12 @@ class Cluster:
                        capture_output=True)
 
     def _install_driver(self, driver):
-        """The node's GPUs are four, simulated."""
+        """The node has four simulated GPUs."""
         for folder in (self.driver, self.cards):
             folder.mkdir(parents=True)
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             shutil.copy2(pathlib.Path(driver, name), self.driver / name)
-        # As the driver itself is: whoever sees it may use it.
+        # Like the driver itself: everybody who sees it may use it.
         self.cards.chmod(0o777)
         (self.cards / "cards.yaml").write_text(settings.cards())
 
@@ -248,15 +248,15 @@ class Cluster:
             NODE_NAMESPACES if on_node else MACHINE_NAMESPACES, self.environment()))
 
     def start(self, *names):
-        """Starts what does not run, and waits until it serves; each after what it needs (without
-        containerd the kubelet gives up)."""
+        """Starts what does not run, in the order of dependencies, and waits until it serves
+        (without containerd, the kubelet gives up)."""
         for name in sorted(names, key=[*CONTROL_PLANE, *NODE].index):
             if not self.running(name):
                 self._spawn(name)
             self._wait_for(name)
 
     def stop(self, *names, seconds=20):
-        """Returns whether all ended by themselves."""
+        """Returns whether all of them ended by themselves."""
         return all([self._processes[name].end(seconds) for name in names if self.running(name)])
 
     def kill(self, *names):
@@ -278,14 +278,14 @@ class Cluster:
                 return serves()
             if name != "kubelet":
                 raise Failure(f"{name} ended: {self.see_log(name)}")
-            # It ends where containerd's CRI is not up yet, and its unit starts it again.
+            # It ends if containerd's CRI is not ready yet; on a real node its unit restarts it.
             self._spawn(name)
             return False
 
         wait_until(lambda: f"{name} does not serve: {self.see_log(name)}", SUITE_TIMEOUT_S, ready)
 
     def _containerd_serves(self):
-        """Whether its socket takes connections; its CRI may still be a moment away."""
+        """Whether its socket accepts connections; its CRI may take another moment."""
         with socket.socket(socket.AF_UNIX) as client:
             try:
                 client.connect(str(self.on_node("/run/containerd/containerd.sock")))
@@ -317,21 +317,21 @@ class Cluster:
     # ------------------------------------------------------------ reaching into it
 
     def on_node(self, path):
-        """A path of the node, as this computer sees it. No part of it may be a link to an absolute
-        path, as /var/run is: that would lead to this computer's."""
+        """A path on the node, as this computer sees it. No part of it may be a symbolic link to an
+        absolute path, as /var/run is, because that would lead to this computer's path."""
         return pathlib.Path(f"/proc/{self.process('node').pid}/root{path}")
 
     def process_of_container(self, container_id):
-        """PID 1 of a container; its ID as in a pod's status."""
+        """PID 1 of a container, whose ID is as in a pod's status."""
         tasks = self.on_node_run("ctr", "--namespace", "k8s.io", "tasks", "ls")
         name = container_id.rpartition("/")[2]
         for line in tasks.splitlines():
             if line.startswith(name):
                 return self.process_on_node(int(line.split()[1]))
-        raise Failure(f"container {container_id} does not run")
+        raise Failure(f"container {container_id} is not running")
 
     def process_on_node(self, pid):
-        """The process that has this PID there."""
+        """The process that has this PID in that namespace."""
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             try:
                 status = (folder / "status").read_text()
@@ -339,13 +339,13 @@ class Cluster:
                 continue
             numbers = next((line.split()[1:] for line in status.splitlines()
                             if line.startswith("NSpid:")), [])
-            # This computer's number, the machine's, the node's, that in its container.
+            # The PID on this computer, in the machine, on the node, and in the container.
             if len(numbers) >= 3 and numbers[2] == str(pid) and self._is_on_node(folder):
                 return Process.of(int(numbers[0]))
-        raise Failure(f"no process {pid} on the node")
+        raise Failure(f"the node has no process {pid}")
 
     def _is_on_node(self, folder):
-        """Whether an ancestor of the process is the node's PID 1."""
+        """Whether the node's PID 1 is an ancestor of the process."""
         pid = int(folder.name)
         while pid > 1:
             if pid == self.process("node").pid:
@@ -355,7 +355,8 @@ class Cluster:
         return False
 
     def enter_network(self):
-        """Moves the calling thread, and what it starts from now on, into the cluster's network."""
+        """Moves the calling thread, and the processes that it starts from now on, into the
+        cluster's network."""
         if self._in_network:
             return
         clone_newnet = 0x40000000
@@ -374,14 +375,14 @@ class Cluster:
                               capture_output=True, text=True, **options).stdout
 
     def load(self, images):
-        """An archive, or all in a folder."""
+        """Loads one archive, or all archives of a folder."""
         images = pathlib.Path(images).resolve()
         for archive in sorted(images.glob("*.tar")) if images.is_dir() else [images]:
             try:
                 self.on_node_run("ctr", "--namespace", "k8s.io", "images", "import", "--local",
                                  str(archive))
             except subprocess.CalledProcessError as error:
-                raise Failure(f"{archive} is not imported: {error.stderr}") from error
+                raise Failure(f"cannot import {archive}: {error.stderr}") from error
 
     def kubectl(self, *words, **options):
         self.enter_network()
@@ -389,18 +390,18 @@ class Cluster:
                               capture_output=True, **options).stdout
 
     def set_cdi(self, enabled):
-        """Whether containerd knows CDI; restarts it."""
+        """Sets whether containerd knows CDI, and restarts it."""
         text = settings.containerd(self.state, enabled)
         (self.state / "etc/containerd.toml").write_text(text)
         self.restart("containerd")
 
 
 def add_options(parser):
-    parser.add_argument("--state", required=True, help="folder of all that the cluster writes")
-    for name, what in (("programs", "folder of kubelet, containerd, ..."),
-                       ("images", "folder with archives of images"),
-                       ("driver", "folder of the simulated driver")):
-        parser.add_argument(f"--{name}", help=f"{what}; to start one", type=pathlib.Path)
+    parser.add_argument("--state", required=True, help="folder for all files of the cluster")
+    for name, what in (("programs", "folder with kubelet, containerd, ..."),
+                       ("images", "folder with image archives"),
+                       ("driver", "folder with the simulated driver")):
+        parser.add_argument(f"--{name}", help=f"{what}; needed to start one", type=pathlib.Path)
 
 
 def main():
@@ -423,7 +424,7 @@ def main():
         os.execvpe("nsenter", cluster.node_command(*(words or ["bash"])), cluster.environment())
     if verb == "status":
         for name in ["machine", *CONTROL_PLANE, "node", *NODE]:
-            print(f"{name:20} {'runs' if cluster.running(name) else 'does not run'}")
+            print(f"{name:20} {'running' if cluster.running(name) else 'not running'}")
         return
     start = time.monotonic()
     if verb in ("up", "ensure"):

@@ -14,7 +14,7 @@ def user(name, *command, **more):
 
 
 def sidecar(units, buffers, names):
-    """Owns `buffers` ({name: size}); the containers `names` reach it, once it is ready."""
+    """Owns `buffers` ({name: size}). The containers in `names` reach it, once it is ready."""
     folders = [word for name in names for word in ("--container", name)]
     ready = ["gpushmctl", "--folder", f"/run/gpushm/{names[0]}", "wait", "--broker",
              "--timeout", "30s"]
@@ -33,7 +33,7 @@ def sidecar(units, buffers, names):
 
 
 def gpu_pod(name, units=1, buffers=None, users=("a",), **spec):
-    """A sidecar with so many units, and containers that use its buffers."""
+    """A sidecar with `units` units, and containers that use its buffers."""
     return pod(name, *(u if isinstance(u, dict) else user(u) for u in users), volumes=[_SOCKETS],
                initContainers=[sidecar(units, buffers or {"data": "4Mi"}, [
                    u["name"] if isinstance(u, dict) else u for u in users])], **spec)

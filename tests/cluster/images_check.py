@@ -1,5 +1,5 @@
-"""Goal: images say what they are, run as the user that they promise, and list what is in them.
-Method: reads the archives that docker/build made, and the lists beside them.
+"""Goal: images have correct labels, run as the promised user, and list their content.
+Method: reads the archives that docker/build made, and their lists.
 
 usage: images_check.py FOLDER VERSION [IMAGE ...]
 """
@@ -9,7 +9,7 @@ import pathlib
 import sys
 import tarfile
 
-# The plugin's device nodes and folders are root's.
+# The plugin's device nodes and folders belong to root.
 USERS = {"plugin": "0:0", "sidecar": "65532:65532", "injector": "65532:65532",
          "demo": "65532:65532"}
 LABELS = ("title", "description", "version", "revision", "source", "licenses")
@@ -30,14 +30,14 @@ def wrong(folder, image, version):
     labels = {key.removeprefix("org.opencontainers.image."): value
               for key, value in config.get("Labels", {}).items()}
     for name in LABELS:
-        if name not in labels or not (labels[name] or name == "source"):  # SOURCE may be left out.
+        if name not in labels or not (labels[name] or name == "source"):  # SOURCE is optional.
             yield f"has no label {name}"
     if labels.get("version") != version:
-        yield f"is of version {labels.get('version')}, not {version}"
+        yield f"has version {labels.get('version')}, not {version}"
     listed = json.loads((folder / f"{image}.cdx.json").read_text(encoding="utf-8"))
     names = {component["name"] for component in listed["components"]}
     if "libc6" not in names:
-        yield f"lists no libc6, but {sorted(names)}"
+        yield f"its list lacks libc6: {sorted(names)}"
 
 
 def main():

@@ -25,14 +25,15 @@ def run(*words):
 
 
 def own_pid():
-    """As this computer counts: /proc is still its own, whatever namespace we are in."""
+    """As this computer counts: /proc is still the computer's, whatever namespace this process is
+    in."""
     return int(os.readlink("/proc/self"))
 
 
 def set_up_machine():
     run("ip", "link", "set", "lo", "up")
-    # A bridge with an address: what the node is reached at, by the control plane and by pods. The
-    # route leads nowhere; without one programs refuse to guess which address is theirs.
+    # A bridge with an address at which the control plane and pods reach the node. The route leads
+    # nowhere, but without one, programs refuse to guess their own address.
     run("ip", "link", "add", NODE_NAME, "type", "bridge")
     run("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", NODE_NAME)
     run("ip", "link", "set", NODE_NAME, "up")
@@ -41,22 +42,22 @@ def set_up_machine():
 
 def set_up_node(state):
     socket.sethostname(NODE_NAME)
-    # Below here mounts spread to containers, as on a computer that systemd started.
+    # Mounts below here spread to containers, as on a computer that systemd started.
     run("mount", "--make-rshared", "/")
     run("mount", "-t", "proc", "proc", "/proc")
     run("mount", "-t", "tmpfs", "-o", "mode=755,nosuid,nodev,noexec", "tmpfs", "/run")
     run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
     os.mkdir("/run/lock")
     set_up_var_lib(state)
-    # The kubelet knows a reboot by a boot ID that it has not seen.
+    # The kubelet detects a reboot by a new boot ID.
     boot_id = pathlib.Path("/run/boot_id")
     boot_id.write_text(f"{uuid.uuid4()}\n")
     run("mount", "--bind", boot_id, "/proc/sys/kernel/random/boot_id")
 
 
 def set_up_var_lib(state):
-    """The kubelet's, containerd's and the plugin's folders lie there. What this computer has there
-    is hidden, but for the folder in which somebody has this checkout or his home."""
+    """The folders of the kubelet, containerd and the plugin are there. This computer's content
+    there is hidden, except for the folder with this checkout or the user's home."""
     of_host = "/run/var-lib-of-host"
     os.mkdir(of_host)
     run("mount", "--bind", "/var/lib", of_host)

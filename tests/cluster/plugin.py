@@ -1,4 +1,5 @@
-"""The device plugin in the cluster: deploy/plugin.yaml as it is, but for where its driver is."""
+"""The device plugin in the cluster: deploy/plugin.yaml unchanged, except for the place of its
+driver."""
 
 import json
 import pathlib
@@ -12,14 +13,14 @@ NAMESPACE = "gpushm-system"
 NAME = "gpushm-plugin"
 MEMORY, ATTACH = "gpushm.io/memory", "gpushm.io/attach"
 TOKENS = 64 * settings.GPUS
-UNITS_OF_GPU = settings.GPU_GIB - 1  # A unit is 1 GiB, and as much is kept back.
+UNITS_OF_GPU = settings.GPU_GIB - 1  # A unit is 1 GiB, and the same amount is kept back.
 UNITS = UNITS_OF_GPU * settings.GPUS
 TIMEOUT_S = 60
 MANIFEST = pathlib.Path(__file__).parents[2] / "deploy/plugin.yaml"
 
 
 def with_lines(config, more):
-    """`config` with the keys that `more` has, a line each, as they are there."""
+    """`config` with the keys of `more` replaced or added; each key is one line."""
     keys = {line.partition(":")[0] for line in more.splitlines()}
     return "".join(line for line in config.splitlines(keepends=True)
                    if line.partition(":")[0] not in keys) + more
@@ -30,7 +31,7 @@ class Plugin:
     def __init__(self, cluster):
         self._cluster = cluster
         self._api = cluster.api
-        self._config = ""  # Of the manifest, and the simulated driver's place.
+        self._config = ""  # From the manifest, and the simulated driver's place.
 
     def deploy(self, config="", image=None):
         """`config`: more lines for its file. Returns when the node has its resources."""
@@ -61,8 +62,8 @@ class Plugin:
         plugin["env"].append({"name": "GPUSHM_SIM_DIR", "value": cards})
 
     def configure(self, config, units=UNITS, tokens=TOKENS):
-        """Other lines for its file; the kubelet brings them to the plugin within a minute or two,
-        so this restarts it."""
+        """Sets other lines for its file. The kubelet would bring them to the plugin within a minute
+        or two, so this restarts the plugin."""
         self._api.patch("ConfigMap", NAME, {"data": {
             "plugin.yaml": with_lines(self._config, config)}}, NAMESPACE)
         self.replace(units, tokens)
@@ -72,25 +73,27 @@ class Plugin:
         running = [p for p in pods if p["status"].get("phase") == "Running"
                    and "deletionTimestamp" not in p["metadata"]]
         if len(running) != 1:
-            raise Failure(f"{len(running)} plugins run, of {len(pods)}")
+            raise Failure(f"{len(running)} of {len(pods)} plugins are running")
         return running[0]
 
     def log(self):
         return self._api.log(NAMESPACE, self.pod()["metadata"]["name"], "plugin")
 
     def process(self):
-        """Its process, as this computer counts."""
+        """Its process, as a PID of this computer."""
         status = self.pod()["status"]["containerStatuses"][0]
         return self._cluster.process_of_container(status["containerID"])
 
     def kill(self):
-        """As by a crash; returns when the one that the kubelet started after it is registered."""
+        """Kills it as a crash would; returns when the kubelet has started another one and it is
+        registered."""
         mark = self.mark()
         self.process().end(0)
         self.wait_registered(mark)
 
     def replace(self, units=UNITS, tokens=TOKENS):
-        """Another pod of the DaemonSet, as by an upgrade. The node has so many units then."""
+        """Another pod of the DaemonSet, as after an upgrade. The node then has this number of
+        units."""
         mark = self.mark()
         name = self.pod()["metadata"]["name"]
         self._api.delete("Pod", name, NAMESPACE)
@@ -100,8 +103,8 @@ class Plugin:
         self.wait_serving(units, tokens)
 
     def update(self):
-        """Another pod of the DaemonSet beside the first, which ends when that one is ready, as by
-        an upgrade. The new pod's log."""
+        """Another pod of the DaemonSet in parallel with the first, which ends when the new one is
+        ready, as in an upgrade. Returns the new pod's log."""
         former = self.pod()["metadata"]["name"]
         self._api.patch("DaemonSet", NAME, {"spec": {"template": {"metadata": {"annotations": {
             "updated-from": former}}}}}, NAMESPACE)
@@ -115,12 +118,12 @@ class Plugin:
         return self.log()
 
     def mark(self):
-        """For wait_registered: the kubelet, and how often it was registered with."""
+        """For wait_registered: the kubelet, and how often the plugin registered with it."""
         return self._cluster.process("kubelet"), self._registrations()
 
     def wait_registered(self, mark):
-        """Until the kubelet has both resources again since `mark`. Allocatable does not tell: it
-        lags behind by a second, and may never show a short absence."""
+        """Waits until the kubelet has both resources again since `mark`. Allocatable is not enough:
+        it lags by a second, and may never show a short absence."""
         kubelet, counts = mark
 
         def again():
@@ -132,7 +135,7 @@ class Plugin:
                    + self._state(self._api.list("Pod", NAMESPACE)), TIMEOUT_S, again, 0.1)
 
     def _registrations(self):
-        """As the kubelet counts since its start: {resource: number}."""
+        """Registrations since the kubelet's start: {resource: number}."""
         path = f"/api/v1/nodes/{settings.NODE_NAME}/proxy/metrics"
         metrics = self._api.raw("GET", path)[1]
         return {name: int(float(number)) for name, number in re.findall(
@@ -140,7 +143,7 @@ class Plugin:
             re.MULTILINE)}
 
     def wait_serving(self, units=UNITS, tokens=TOKENS):
-        """Until it runs and the node has so many units and tokens."""
+        """Waits until it runs and the node has this number of units and tokens."""
         def serves(nodes):
             have = nodes[settings.NODE_NAME]["status"]["allocatable"]
             return have.get(MEMORY) == str(units) and have.get(ATTACH) == str(tokens)
@@ -176,7 +179,7 @@ class Plugin:
         wait_until("no thread of the plugin waits for the disk", 30, hangs)
 
     def specs(self):
-        """Of bindings; what all containers share stays."""
+        """Specs of bindings; what all containers share stays."""
         folder = self._cluster.on_node("/run/cdi")
         return sorted(path.name for path in folder.glob("*")
                       if path.name != "gpushm.io-driver-files.json") if folder.exists() else []
@@ -186,8 +189,9 @@ class Plugin:
         return sorted(path.name for path in folder.glob("*")) if folder.exists() else []
 
     def wait_released(self):
-        """Until nothing of any pod is left: a room comes back within twelve seconds of its broker's
-        end, half a minute late after a restart of kubelet or plugin (docs/design/plugin.md)."""
+        """Waits until nothing of any pod is left. A room is free within twelve seconds of its
+        broker's end, but half a minute later after a restart of kubelet or plugin
+        (docs/design/plugin.md)."""
         wait_until(lambda: f"not released: specs {self.specs()}, links {self.links()}", 90,
                    lambda: not self.specs() and not self.links(), 0.2)
 
@@ -196,7 +200,7 @@ class Plugin:
 
 
 def documents(text):
-    """kubectl prints one JSON object after the other, or one List."""
+    """kubectl prints one JSON object after another, or one List."""
     decoder, at = json.JSONDecoder(), 0
     while text[at:].strip():
         at += len(text[at:]) - len(text[at:].lstrip())

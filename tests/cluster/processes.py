@@ -1,4 +1,4 @@
-"""Processes in namespaces, known by PID and start time: a PID may be somebody else's by now."""
+"""Processes in namespaces, identified by PID and start time, because a PID may have been reused."""
 
 import dataclasses
 import os
@@ -9,11 +9,11 @@ import time
 
 
 class Failure(Exception):
-    """What went wrong, and where to look."""
+    """What went wrong, and where to find more."""
 
 
 def wait_until(what, seconds, condition, period_seconds=0.05):
-    """Returns what `condition` gives, once that is true; `what` says what did not happen."""
+    """Returns the value of `condition` once it is true; `what` says what did not happen."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -36,12 +36,12 @@ class Process:
 
     @staticmethod
     def _stat(pid):
-        """Fields of /proc/PID/stat from the third on; none once it is gone or a zombie."""
+        """Fields of /proc/PID/stat from the third on; none if the process is gone or a zombie."""
         try:
             text = pathlib.Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        fields = text.rpartition(")")[2].split()  # The name before it may hold anything.
+        fields = text.rpartition(")")[2].split()  # The name before it may contain any character.
         return None if fields[0] in "ZX" else fields
 
     def alive(self):
@@ -52,7 +52,7 @@ class Process:
             os.kill(self.pid, number)
 
     def end(self, seconds=10, number=signal.SIGTERM):
-        """Ends it, by SIGKILL if it takes longer; returns whether that was not needed."""
+        """Ends it, with SIGKILL if it takes too long; returns whether SIGKILL was unnecessary."""
         self.kill(number)
         try:
             wait_until("", seconds, lambda: reap() or not self.alive())
@@ -64,7 +64,7 @@ class Process:
 
 
 def reap():
-    """Takes the exit status of children that ended, so that none stays as a zombie."""
+    """Reaps children that have ended, so that none remains as a zombie."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -74,7 +74,7 @@ def reap():
 
 def spawn(words, log, namespaces_of=None, namespaces=(), environment=None):
     """Starts `words` in namespaces ("net", "pid", "mount", ...) of the process `namespaces_of`, in
-    a session of its own so that Ctrl-C in the terminal does not reach it. Returns its Process."""
+    its own session so that Ctrl-C in the terminal does not reach it. Returns its Process."""
     prefix = []
     if namespaces_of:
         prefix = ["nsenter", "-t", str(namespaces_of.pid), *(f"--{n}" for n in namespaces), "--"]
@@ -85,7 +85,7 @@ def spawn(words, log, namespaces_of=None, namespaces=(), environment=None):
     if "pid" not in namespaces:
         return Process.of(parent.pid)
 
-    # Into a PID namespace only a child can go: nsenter stays and waits for it.
+    # Only a child can enter a PID namespace: nsenter stays and waits for it.
     def child():
         try:
             text = pathlib.Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text()

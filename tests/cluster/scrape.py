@@ -1,4 +1,4 @@
-"""Pages of metrics of gpushm's own pods, read as Prometheus reads them."""
+"""Metrics of gpushm's own pods, read as Prometheus reads them."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\\\]|\\\\.)*)"')
 
 
 def addresses(api, component):
-    """pod name: HOST:PORT, of the ready ones."""
+    """pod name: HOST:PORT, for the ready pods."""
     return {p["metadata"]["name"]: f"{p['status']['podIP']}:{PORTS[component]}"
             for p in api.list("Pod", NAMESPACE)
             if p["metadata"]["name"].startswith(f"gpushm-{component}")
@@ -21,7 +21,8 @@ def addresses(api, component):
 
 
 class Page:
-    """The samples of all pods of a component, added up where names and labels are the same."""
+    """The samples of all pods of a component. Samples with the same name and labels are added up.
+   """
 
     def __init__(self, api, component):
         self.samples = {}
@@ -34,7 +35,7 @@ class Page:
                         self.samples[key] = self.samples.get(key, 0) + float(match[3])
 
     def series(self, name, **labels):
-        """[(labels, value)] of that name with these labels."""
+        """[(labels, value)] of the samples with that name and these labels."""
         return [(dict(have), value) for (known, have), value in self.samples.items()
                 if known == name and labels.items() <= dict(have).items()]
 
@@ -42,7 +43,7 @@ class Page:
         return sum(value for _, value in self.series(name, **labels))
 
     def buckets(self, name, **labels):
-        """{upper bound: count} of a histogram, with what its labels differ in added up."""
+        """{upper bound: count} of a histogram, summed over its other labels."""
         counts = {}
         for have, value in self.series(f"{name}_bucket", **labels):
             bound = float(have["le"])
@@ -51,7 +52,8 @@ class Page:
 
 
 def quantile(before, after, part):
-    """The upper bound of the bucket in which that part of what came between two looks lies."""
+    """The upper bound of the bucket that contains this quantile of the values between two scrapes.
+   """
     grown = {bound: count - before.get(bound, 0) for bound, count in sorted(after.items())}
     total = max(grown.values(), default=0)
     return next((bound for bound, count in grown.items() if total and count >= part * total), None)
@@ -59,12 +61,12 @@ def quantile(before, after, part):
 
 @contextlib.contextmanager
 def port_forward(cluster, what, port):
-    """A port of this machine that kubectl forwards to one of gpushm's own."""
+    """A local port that kubectl forwards to one of gpushm's pods."""
     cluster.enter_network()
     with subprocess.Popen(["kubectl", "port-forward", "-n", NAMESPACE, what, f":{port}"], text=True,
                           env=cluster.environment(), stdout=subprocess.PIPE) as process:
         try:
-            line = process.stdout.readline()  # It ends, or says so within seconds.
+            line = process.stdout.readline()  # It ends, or prints this within seconds.
             yield int(re.search(r":(\d+) ->", line)[1])
         finally:
             process.terminate()

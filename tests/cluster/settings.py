@@ -7,7 +7,7 @@ import re
 API_SERVER = "10.99.0.1:6443"
 NODE_NAME = "node0"
 NODE_ADDRESS = "10.99.0.1"
-ADMIN_TOKEN = "admin"  # The network that it opens is nobody's but the cluster's.
+ADMIN_TOKEN = "admin"  # It opens a network that only the cluster uses.
 # Images carry the project's version, as deploy/ names them.
 IMAGE_TAG = re.search(r"^project\(gpushm VERSION ([\d.]+)",
                       (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text(),
@@ -47,9 +47,9 @@ def apiserver(state):
             "--service-account-signing-key-file", f"{etc}/sa.key",
             "--token-auth-file", f"{etc}/tokens.csv", "--authorization-mode", "Node,RBAC",
             "--allow-privileged",
-            # The kubelet is reached for logs and exec without a resolver.
+            # Logs and exec reach the kubelet without a resolver.
             "--kubelet-preferred-address-types", "InternalIP",
-            # Webhooks reach a Service's endpoints directly: there is no kube-proxy.
+            # Webhooks reach a Service's endpoints directly, because there is no kube-proxy.
             "--enable-aggregator-routing"]
 
 
@@ -72,7 +72,7 @@ def network():
 
 def containerd(state, cdi):
     """Without CAP_SYS_RESOURCE, runc cannot lower the pause container's OOM score and dies with
-    "can't get final child's PID from pipe": hence restrict_oom_score_adj."""
+    "can't get final child's PID from pipe". So restrict_oom_score_adj is set."""
     return f"""\
 version = 3
 root = "/var/lib/containerd"
@@ -98,19 +98,19 @@ def kubelet(state):
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "address": NODE_ADDRESS, "healthzBindAddress": NODE_ADDRESS,
         "podLogsDir": f"{state}/logs/pods", "resolvConf": "",
-        # Nobody but the cluster reaches it.
+        # Only the cluster can reach it.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{CGROUP}", "failCgroupV1": False,
         "enforceNodeAllocatable": [], "failSwapOn": False,
-        # A developer's disk may be nearly full: neither evict pods nor delete images for it.
+        # A developer's disk may be nearly full; this must neither evict pods nor delete images.
         "evictionHard": {"memory.available": "10Mi", "nodefs.available": "1%",
                          "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
-        # Allocatable resources reach the scheduler within a second instead of ten, and what
-        # crashes is tried again every two seconds instead of up to every 300.
+        # Allocatable resources reach the scheduler within a second instead of ten, and crashed
+        # containers are restarted every two seconds instead of up to every 300.
         "nodeStatusUpdateFrequency": "1s",
-        # Changed Secrets and ConfigMaps reach their pods in so long.
+        # How soon changed Secrets and ConfigMaps reach their pods.
         "syncFrequency": "10s",
         "featureGates": {"KubeletCrashLoopBackOffMax": True},
         "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
@@ -122,7 +122,7 @@ GPU_GIB = 16
 
 
 def cards():
-    """Of the simulated driver: the node's GPUs."""
+    """The node's GPUs, for the simulated driver."""
     lines = "".join(f"- name: Simulated GPU\n  memory: {GPU_GIB}Gi\n"
                     f"  uuid: {gpu_uuid(index)}\n" for index in range(GPUS))
     return f"gpus:\n{lines}"

@@ -1,5 +1,5 @@
-"""What gpushm adds to the start of a pod: the same one with and without annotations, in turns,
-from its creation to Ready, in the running cluster. Prints a line and writes JSON.
+"""What gpushm adds to the start of a pod: the same pod with and without annotations, in turns, from
+its creation to Ready, in the running cluster. Prints a line and writes JSON.
 
 usage: start_bench.py --state FOLDER [--pods N] [--json FILE]
 """
@@ -23,7 +23,7 @@ SAMPLE_S = 6  # More than metrics.sample-ms.
 ANNOTATIONS = {"buffers.gpushm.io/weights": "64Mi", "private.gpushm.io/a": "0"}
 
 
-# What gpushm itself does for a start, one after the other: two containers, the sidecar and one more.
+# gpushm's own work for a start, in sequence: two containers, the sidecar and one more.
 PARTS = (("injector", "gpushm_webhook_request_duration_seconds", {}),
          ("plugin", "gpushm_plugin_allocation_duration_seconds", {"resource": "gpushm.io/memory"}),
          ("plugin", "gpushm_plugin_allocation_duration_seconds", {"resource": "gpushm.io/attach"}),
@@ -39,8 +39,8 @@ def histograms(api):
 
 
 def own_rows(before, after, pods):
-    """A row for each part, of one pod: calls, what they take together in the mean, and with each at
-    the bound that 99 of 100 keep."""
+    """A row for each part, for one pod: number of calls, their total time on average, and their
+    total if each takes the bound that 99 of 100 keep."""
     rows = []
     for (_, name, labels), old, new in zip(PARTS, before, after, strict=True):
         calls = (new[2] - old[2]) / pods
@@ -50,7 +50,7 @@ def own_rows(before, after, pods):
 
 
 def start_s(api, name, annotations):
-    """Seconds until it is Ready; it is gone afterwards."""
+    """Seconds until the pod is Ready; it is deleted afterwards."""
     thing = pod(name, container("a"))
     thing["metadata"]["annotations"] = annotations
     begun = time.monotonic()
@@ -67,7 +67,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", required=True, type=pathlib.Path)
-    parser.add_argument("--pods", type=int, default=50, help="of each kind (50)")
+    parser.add_argument("--pods", type=int, default=50, help="number of pods of each kind (50)")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     cluster = Cluster(arguments.state)
@@ -78,13 +78,13 @@ def main():
     for number in range(arguments.pods + 1):
         times = (start_s(cluster.api, f"plain-{number}", {}),
                  start_s(cluster.api, f"annotated-{number}", ANNOTATIONS))
-        if number:  # The first of each warms caches.
+        if number:  # The first one of each kind fills caches.
             plain.append(times[0])
             annotated.append(times[1])
     rows = {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "pods": arguments.pods, "plain_s": plain, "annotated_s": annotated,
             "added_p50_s": statistics.median(annotated) - statistics.median(plain)}
-    # The last broker's start is told with the next sample.
+    # The last broker's start is reported with the next sample.
     time.sleep(SAMPLE_S)
     rows["own"] = own_rows(before, histograms(cluster.api), arguments.pods + 1)
     rows["own_mean_s"] = sum(row["mean_s"] for row in rows["own"])
@@ -97,7 +97,7 @@ def main():
     print("gpushm's own part of it: " + ", ".join(
         f"{row['name'].removeprefix('gpushm_').removesuffix('_duration_seconds')} "
         f"{1000 * row['mean_s']:.1f} ms" for row in rows["own"])
-        + f"; {1000 * rows['own_mean_s']:.0f} ms in the mean, at most "
+        + f"; {1000 * rows['own_mean_s']:.0f} ms on average, at most "
         f"{1000 * rows['own_p99_at_most_s']:.0f} at the 99th percentiles, budget 500")
 
 

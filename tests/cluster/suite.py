@@ -1,10 +1,10 @@
-"""Runs the cases of test_*.py in the cluster: one that runs already, which stays (its images are
-brought up to date, and the example of `./run cluster` goes), else its own. Prints a line for each
-and writes JUnit's XML.
+"""Runs the cases of test_*.py in a cluster. A running cluster is used and stays (its images are
+updated, and the example of `./run cluster` is removed); otherwise the suite starts its own. Prints
+a line for each case and writes JUnit's XML.
 
 usage: suite.py --state .. --programs .. --images .. --driver .. [--results FILE] [--former FOLDER]
                 [PATTERN ...]
-PATTERN: only cases whose name has one of these in it
+PATTERN: runs only cases whose name contains one of these
 """
 
 import argparse
@@ -29,14 +29,14 @@ from processes import Failure
 import start_bench
 import try_it
 
-# In the order in which they make sense: what fails first explains what fails later.
+# In a sensible order: what fails first explains what fails later.
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_chart",
            "test_readme", "test_pods", "test_monitoring"]
 CASE_TIMEOUT_S = 240
 
 
 class Result(unittest.TestResult):
-    """One line for each case, the reason of a failure at once, and numbers for the end."""
+    """One line for each case, with the reason of a failure at once, and numbers at the end."""
 
     def __init__(self, cluster):
         super().__init__()
@@ -70,7 +70,7 @@ class Result(unittest.TestResult):
             self._note(subtest, err)
 
     def _note(self, test, err):
-        """While everything is still there to be looked at: before cleanups run."""
+        """Called while everything still exists, before cleanups run."""
         text = "".join(traceback.format_exception(*err, limit=-3))
         with contextlib.suppress(Exception):
             text += "events:\n" + getattr(test, "test_case", test).events_text()
@@ -86,7 +86,7 @@ class Result(unittest.TestResult):
         super().stopTest(test)
 
     def _record(self, name, seconds, trouble, skipped):
-        """Of a case, or of setUpClass and its like, which no stopTest follows."""
+        """For a case, or for setUpClass and similar, which no stopTest follows."""
         case = ElementTree.SubElement(self._suite, "testcase", name=name, classname="cluster",
                                       time=f"{seconds:.3f}", status="run")
         word = "FAILED" if trouble else "ok" if skipped is None else "skipped"
@@ -99,7 +99,7 @@ class Result(unittest.TestResult):
             ElementTree.SubElement(case, "skipped", message=skipped)
 
     def numbers(self):
-        """(passed, skipped, failed) of what was recorded."""
+        """(passed, skipped, failed) of the recorded cases."""
         cases = self._suite.findall("testcase")
         failed = sum(case.get("status") == "fail" for case in cases)
         skipped = sum(case.find("skipped") is not None for case in cases)
@@ -131,14 +131,14 @@ def load(patterns):
 
 
 def make_room(cluster):
-    """Takes away what `./run cluster`, its benchmark and earlier runs left: cases count units, and
-    deploy a plugin themselves."""
+    """Removes what `./run cluster`, its benchmark and earlier runs left, because cases count units
+    and deploy a plugin themselves."""
     subprocess.run(["helm", "uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found",
                     "--wait", "--timeout", "60s"], env=cluster.environment(), check=True)
     for name in (try_it.WHERE, start_bench.WHERE, NAMESPACE):
         cluster.api.delete("Namespace", name)
         cluster.api.wait("Namespace", None, lambda all_of, n=name: n not in all_of, 90,
-                         lambda _, n=name: f"namespace {n} does not go")
+                         lambda _, n=name: f"namespace {n} is not removed")
 
 
 @contextlib.contextmanager
@@ -176,7 +176,7 @@ def main():
     parser.add_argument("patterns", nargs="*")
     arguments = parser.parse_args()
     signal.signal(signal.SIGALRM, out_of_time)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the cluster goes down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the cluster is shut down.
     start = time.monotonic()
     arguments.results.unlink(missing_ok=True)
     with running_cluster(arguments) as cluster:

@@ -1,5 +1,5 @@
-"""The chart, the injector and what users write: annotated pods of all kinds in a namespace with
-Pod Security "restricted", and what happens to them when parts of gpushm are gone or replaced."""
+"""The chart, the injector and what users write: annotated pods of all kinds in a namespace with Pod
+Security "restricted", and what happens to them when parts of gpushm are missing or replaced."""
 
 import base64
 import json
@@ -44,8 +44,8 @@ class DriverRootTest(ChartCase):
             f"no such plugin: {list(pods)}: {self.events_text(NAMESPACE)}"))
 
     def test_of_the_node_the_plugin_sees_a_named_root_and_its_devices(self):
-        """Method: the simulated driver lies in a folder of the node, as a driver in its root; its
-        cards come in a volume of the user's."""
+        """Method: the simulated driver is in a folder of the node, like a driver in its root. Its
+        cards come from a volume of the user."""
         driver, cards = self.cluster.driver, str(self.cluster.cards)
         self.cluster.kubectl("label", "--overwrite", "node", NODE_NAME, "gpushm.io/gpu=true")
         try:
@@ -62,7 +62,7 @@ class DriverRootTest(ChartCase):
             self.assertEqual({p.name for p in host.iterdir()}, {"dev", driver.parts[1]})
             self.run_pod(annotated(pod("pair", container("a"), container("b")), WEIGHTS))
             self.share("pair")
-            # Its GPU goes with the driver.
+            # Its GPU disappears with the driver.
             self.delete_pods("pair")
             self.wait_bound(0)
         finally:
@@ -73,14 +73,14 @@ class DriverRootTest(ChartCase):
 class AnnotatedPodTest(ChartCase):
 
     def test_three_lines_share_a_buffer_without_privilege(self):
-        """In a restricted namespace: one container writes, the other reads."""
+        """In a restricted namespace, one container writes and the other reads."""
         made = self.run_pod(annotated(pod("pair", container("a"), container("b")), WEIGHTS))
         self.share("pair")
         sidecar = made["spec"]["initContainers"][0]
         self.assertEqual(sidecar["name"], "gpushm")
         self.assertGreater(sidecar["securityContext"]["runAsUser"], 999_999_999)
         status = json.loads(made["metadata"]["annotations"]["gpushm.io/status"])
-        self.assertEqual(status["units"], 3)  # 4 MiB, and 1 GiB of each container's own.
+        self.assertEqual(status["units"], 3)  # 4 MiB, and 1 GiB for each container itself.
 
     def test_denied_with_field_reason_and_example(self):
         for annotations, words in (
@@ -94,7 +94,7 @@ class AnnotatedPodTest(ChartCase):
                 self.assertIn(word, message)
 
     def test_what_no_gpu_and_no_runtime_can_is_denied(self):
-        """Goal: the chart's limit reaches the injector, and its default RuntimeClasses do."""
+        """Goal: the chart's limit and its default RuntimeClasses reach the injector."""
         self.chart.install(**{"injector.maxPodMemory": f"{UNITS_OF_GPU}Gi"})
         self.addCleanup(self.chart.install)
         self.wait_former_injectors_end()
@@ -128,7 +128,7 @@ class AnnotatedPodTest(ChartCase):
         self.wait_log("loaded", "a", "fetch")
 
     def test_file_of_a_volume_is_loaded_and_waited_for(self):
-        """Method: an init container, which runs after the sidecar started, writes it."""
+        """Method: an init container, which runs after the sidecar started, writes the file."""
         mount = {"volumeMounts": [{"name": "models", "mountPath": "/models"}]}
         thing = pod("file", shell("a", "gpushmctl wait weights --timeout 30s && "
                                        "gpushmctl save weights /tmp/out && head -c 5 /tmp/out; echo; "
@@ -151,7 +151,7 @@ class AnnotatedPodTest(ChartCase):
         self.wait_ready("set-0", "set-1")
 
     def test_an_unreadable_file_is_named_with_owner_and_mode(self):
-        """Method: the file is its writer's alone; the sidecar has a uid of its own."""
+        """Method: only its writer may read the file; the sidecar has a uid of its own."""
         mount = {"volumeMounts": [{"name": "models", "mountPath": "/models"}]}
         thing = pod("closed", container("a"), volumes=[{"name": "models", "emptyDir": {}}],
                     initContainers=[shell("fetch", "umask 077; printf x > /models/w.bin", **mount)])
@@ -160,7 +160,7 @@ class AnnotatedPodTest(ChartCase):
         self.wait_log("closed", "gpushm", "(uid 65532, gid 0, mode 600)")
 
     def test_a_quota_and_a_limit_range_are_met(self):
-        """Goal: the sidecar has what such namespaces ask of every container."""
+        """Goal: the sidecar has what such namespaces require of every container."""
         for spec in ({"kind": "LimitRange", "spec": {"limits": [{
                 "type": "Container", "max": {"cpu": "1", "memory": "1Gi"},
                 "min": {"cpu": "10m", "memory": "16Mi"}}]}},
@@ -175,7 +175,7 @@ class AnnotatedPodTest(ChartCase):
         self.assertIn("exceeded quota", message)
 
     def test_a_pod_of_a_hundred_containers_is_admitted(self):
-        """It does not run: no scheduler takes it."""
+        """It does not run, because no scheduler takes it."""
         thing = pod("many", *(container(f"c{i}") for i in range(100)),
                     schedulingGates=[{"name": "example.com/never"}])
         self.create(annotated(thing, WEIGHTS))
@@ -186,7 +186,7 @@ class AnnotatedPodTest(ChartCase):
                          ["gpushm.io/memory"], "101")
 
     def test_host_ipc_pods_share_across_pods(self):
-        """In a namespace that allows it. Method: one pod fills a buffer, another one finds it by
+        """In a namespace that allows it. Method: one pod fills a buffer; another one finds it by
         the first one's uid and reads it."""
         open_namespace = self.make_namespace("host-ipc-pods", {})
         annotations = {**SMALL, "gpushm.io/host-ipc": "true"}
@@ -236,9 +236,9 @@ class WebhookTest(ChartCase):
             self.scale_injector(INJECTORS)
 
     def test_pods_are_made_while_the_injector_is_rolled(self):
-        """Goal: an upgrade of the injector loses no pod. Method: one that no scheduler takes after
-        the other, until no replica from before is left: they answer for seconds after the rollout
-        has ended."""
+        """Goal: an upgrade of the injector loses no pod. Method: pods that no scheduler takes are
+        made one after another until no former replica is left. Former replicas answer for seconds
+        after the end of the rollout."""
         before = self.all_injectors()
         made, refused = 0, []
 
@@ -266,8 +266,9 @@ class WebhookTest(ChartCase):
         self.assertTrue(all(p["spec"]["initContainers"][0]["name"] == "gpushm" for p in pods))
 
     def test_a_renewed_certificate_is_served_without_a_restart(self):
-        """For ten years. Method: the Secret goes, and an upgrade makes another; both replicas stay.
-        Pods are admitted before the kubelet has brought them the new one, and after it."""
+        """They are valid for ten years. Method: the Secret is deleted, and an upgrade makes another
+        one; both replicas stay. Pods are admitted before and after the kubelet has brought them the
+        new one."""
         injectors = self.all_injectors()
         self.api.delete("Secret", self.HELMS, NAMESPACE)
         self.chart.install()
@@ -285,8 +286,8 @@ class WebhookTest(ChartCase):
         self.assertEqual(self.injectors(), injectors)
 
     def test_a_given_certificate_is_served(self):
-        """Goal: certificates.mode `secret`, and the way back to Helm's. Method: the API server
-        trusts only a CA made here, and who has Helm's certificate has ended."""
+        """Goal: certificates.mode `secret`, and the return to Helm's. Method: the API server trusts
+        only a CA made here, and replicas with Helm's certificate have ended."""
         def admitted(name):
             made = self.run_pod(annotated(pod(name, container("a")), SMALL))
             self.assertEqual(made["spec"]["initContainers"][0]["name"], "gpushm")
@@ -311,12 +312,12 @@ class WebhookTest(ChartCase):
 
 
 class ApplyWarningsTest(ChartCase):
-    """What `kubectl apply` says where annotations of gpushm would do nothing."""
+    """The warnings of `kubectl apply` if annotations of gpushm would have no effect."""
 
     KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CronJob")
 
     def warned(self, *words, **options):
-        """What kubectl prints of the API server's warnings; it must succeed."""
+        """The API server's warnings that kubectl prints; kubectl must succeed."""
         self.cluster.enter_network()
         done = subprocess.run(["kubectl", "-n", self.namespace, *words], text=True, check=False,
                               env=self.cluster.environment(), capture_output=True, **options)
@@ -327,7 +328,8 @@ class ApplyWarningsTest(ChartCase):
         return self.warned("apply", "--dry-run=server", "-f", "-", input=json.dumps(thing))
 
     def workload(self, kind, template, own, of_job=None):
-        """With annotations of the template, of its own and, of a CronJob, of its Jobs."""
+        """With annotations of the template, of the object itself and, for a CronJob, of its Jobs.
+       """
         if kind == "CronJob":
             job = self.workload("Job", template, of_job or {})
             thing = {"apiVersion": "batch/v1", "kind": kind, "metadata": {"name": "x"}, "spec": {
@@ -380,14 +382,14 @@ class LifeTest(ChartCase):
             self.wait_pods(lambda pods, n=replicas: len(pods) == n and all(
                 map(is_ready, pods.values())), f"not {replicas} pods", 120)
             self.wait_bound(replicas)
-        # Room for three pods that each take a whole GPU: only one is in use.
+        # Room for three pods that each take a whole GPU, but only one is in use.
         whole = {**SMALL, "gpushm.io/pool-extra": f"{UNITS_OF_GPU - 1}Gi"}
         names = [f"whole{number}" for number in range(GPUS - 1)]
         self.create(*(annotated(pod(name, container("a")), whole) for name in names))
         self.wait_ready(*names)
 
     def test_a_rolling_update_on_a_full_gpu(self):
-        """With maxSurge 0, as NOTES say: the old pod's room is the new one's."""
+        """With maxSurge 0, as NOTES say: the new pod gets the old pod's room."""
         whole = {**SMALL, "gpushm.io/pool-extra": f"{UNITS_OF_GPU - 1}Gi"}
         self.create(workload("Deployment", "full", annotated(pod("x", container("a")), whole),
                              replicas=GPUS, strategy={"type": "RollingUpdate", "rollingUpdate": {
@@ -417,7 +419,8 @@ class LifeTest(ChartCase):
 
 
 def parsed(cluster, text):
-    """The objects of manifests; those of cert-manager, which this cluster does not know, as text."""
+    """The objects of manifests; those for cert-manager, which this cluster does not have, as text.
+   """
     foreign, ours = [], []
     for document in re.split(r"^---$", text, flags=re.MULTILINE):
         is_foreign = re.search(r"^apiVersion: cert-manager.io/", document, re.MULTILINE)
@@ -432,7 +435,7 @@ class ManifestTest(ChartCase):
     FOLDER = ROOT / "deploy"
 
     def kustomized(self, text):
-        """By name, what a kustomization that begins with this folder makes of it."""
+        """Objects by name, made by a kustomization that begins with this folder."""
         with tempfile.TemporaryDirectory() as folder:
             base = os.path.relpath(self.FOLDER, os.path.realpath(folder))
             pathlib.Path(folder, "kustomization.yaml").write_text(
@@ -444,8 +447,8 @@ class ManifestTest(ChartCase):
                 for thing in parsed(self.cluster, text) if isinstance(thing, dict)}
 
     def test_kustomize_takes_the_folder_and_the_patch_that_it_tells(self):
-        """Method: without a word the folder is gpushm.yaml; with those in kustomization.yaml's
-        comment all three images, and nothing else, come from elsewhere."""
+        """Method: unchanged, the folder equals gpushm.yaml. With the settings in the comment of
+        kustomization.yaml, all three images, and nothing else, come from elsewhere."""
         plain = self.by_name((self.FOLDER / "gpushm.yaml").read_text(encoding="utf-8"))
         self.assertEqual(self.kustomized(""), plain)
         comment = (self.FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
@@ -458,25 +461,25 @@ class ManifestTest(ChartCase):
 class UpgradeTest(ChartCase):
 
     def earlier_chart(self):
-        """The commit that the chart was first in."""
+        """The first commit with the chart."""
         def git(*words):
             return subprocess.run(["git", "-C", str(ROOT), *words], check=True,
                                   capture_output=True, text=True).stdout.split()
 
-        # The oldest commit of a shallow clone seems to add everything.
+        # The oldest commit of a shallow clone seems to add every file.
         if not IN_GIT or git("rev-parse", "--is-shallow-repository") == ["true"]:
             raise no_history("the chart's first commit")
         first = git("log", "--format=%H", "--diff-filter=A", "--", "helm/gpushm/Chart.yaml")[-1]
         if not git("diff", "--name-only", first, "--", "helm/gpushm"):
-            self.skipTest(f"the history has no other chart than this tree's: {first}")
+            self.skipTest(f"the git history has no chart other than this tree's: {first}")
         return first
 
     def manifest(self):
         return self.chart.helm("get", "manifest", RELEASE, "--namespace", NAMESPACE)
 
     def test_an_earlier_chart_upgraded_and_back_leaves_pods_alone(self):
-        """Method: the chart as it was first committed is installed; then this one; by a rollback
-        that one, which serves again. Images are this tree's: VersionsTest has earlier ones."""
+        """Method: installs the chart as it was first committed, then this one, and then rolls back
+        to the first, which serves again. Images are this tree's; VersionsTest has earlier ones."""
         earlier = self.chart.of_commit(self.earlier_chart())
         self.chart.uninstall()
         try:
@@ -521,8 +524,8 @@ class UpgradeTest(ChartCase):
             "get", kind, name, "--namespace", namespace, "--ignore-not-found", "-o", "name")]
 
     def test_uninstall_leaves_nothing_also_while_pods_use_it(self):
-        """Goal: no object of the chart stays. A pod that runs goes on, a new one is left as it is;
-        when there is a plugin again, what the former holds on the node goes with it."""
+        """Goal: no object of the chart remains. A running pod continues, and a new one is not
+        changed. Once there is a plugin again, it removes what the former one left on the node."""
         self.run_pod(annotated(pod("uses", container("a")), SMALL))
         self.wait_bound(1)
         made, hooks = self.objects("manifest"), self.objects("hooks")
@@ -544,8 +547,8 @@ class UpgradeTest(ChartCase):
 
 
 class ExamplesTest(ChartCase):
-    """deploy/examples as they are, but for pulling images: each runs, in a restricted namespace,
-    and prints what its first lines say."""
+    """deploy/examples unchanged, except for pulling images: each example runs in a restricted
+    namespace and prints what its first lines promise."""
 
     PRINTS = {
         "weights-shared": [("app=weights-shared", "server-a", 'begins "weights of release 7"'),

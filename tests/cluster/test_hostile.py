@@ -1,4 +1,4 @@
-"""A node with hostile pods serves every other pod as if they were not there (tests/hostile)."""
+"""A node with hostile pods serves every other pod as if they did not exist (tests/hostile)."""
 
 import subprocess
 
@@ -18,8 +18,8 @@ TEXT = "unharmed"
 class HostilePodsTest(PluginCase):
 
     def attacker(self, kind, place, address):
-        """A pod that attacks. Privileged, because only root can mount a FUSE file system in a
-        container; what it then sends is what anybody sends who was given such a file."""
+        """A pod that attacks. It is privileged, because only root can mount a FUSE file system in a
+        container. Anybody who was given such a file could send what it sends."""
         words = ["/hostile/gpushm-hostile", kind, address]
         program = {"name": "hostile", "hostPath": {"path": str(self.programs)}}
         mounts = [{"name": "hostile", "mountPath": "/hostile", "readOnly": True},
@@ -42,9 +42,9 @@ class HostilePodsTest(PluginCase):
         self.assertEqual(self.read(name, "data", len(TEXT)), TEXT)
 
     def test_other_pods_do_not_notice(self):
-        """Method: all kinds at once; meanwhile pods come, use their buffers and go, and then the
+        """Method: all kinds at once. Meanwhile pods come, use their buffers and end, and then the
         plugin is replaced."""
-        self.plugin.wait_released()  # What earlier cases left.
+        self.plugin.wait_released()  # Left by earlier cases.
         self.run_pod(gpu_pod("old"))
         self.use("old")
         hostile = self.make_namespace("hostile", PRIVILEGED)
@@ -57,7 +57,7 @@ class HostilePodsTest(PluginCase):
             self.api.create(self.attacker(kind, place, address), hostile)
         self.api.wait("Pod", hostile, lambda pods: len(pods) == len(kinds) and all(
             p["status"].get("phase") == "Running" for p in pods.values()), 90,
-                      lambda pods: "hostile pods do not run: " + self.events_text(hostile))
+                      lambda pods: "hostile pods are not running: " + self.events_text(hostile))
         wait_until(lambda: f"no FUSE file system was ended: {self.plugin.log()[-2000:]}", 60,
                    lambda: "close-held-up" in self.plugin.log(), 0.5)
         self.assertIn("aborted=true", self.plugin.log())

@@ -1,5 +1,5 @@
-"""What operators see of pods that share: metrics, alerts and dashboards by a real Prometheus, the
-status page by a browser's way to it."""
+"""What operators see of pods that share: metrics, alerts and dashboards in a real Prometheus, and
+the status page as a browser reaches it."""
 
 import json
 import pathlib
@@ -20,11 +20,11 @@ from settings import NODE_NAME
 MI = 1 << 20
 LOAD = {"buffers.gpushm.io/weights": "64Mi", "buffers.gpushm.io/frames": "16Mi",
         **{f"private.gpushm.io/{name}": "0" for name in "abc"}}
-# Queries that may have no answer with this load, as real.py names them; all others have one.
+# Queries that may have no answer with this load, with the names of real.py; all others have one.
 MAY_BE_SILENT = {
-    # No other plugin hands out GPUs.
+    # No other plugin allocates GPUs.
     "gpushm-fleet: Left to other plugins A",
-    # Simulated GPUs have no sensors but utilisation and uncorrected errors, and no NVLink.
+    # Simulated GPUs have no sensors except utilisation and uncorrected errors, and no NVLink.
     "gpushm-fleet: Power A", "gpushm-fleet: Hottest GPU A", "gpushm-fleet: GPUs of the fleet H",
     "gpushm-gpu: Temperature A", "gpushm-gpu: Temperature over time A",
     "gpushm-gpu: Temperature over time B", "gpushm-gpu: Power A", "gpushm-gpu: Power B",
@@ -36,7 +36,7 @@ MAY_BE_SILENT = {
     # Series that begin with the first XID, failed call or denied pod.
     "gpushm-gpu: XIDs A", "gpushm-gpu: Last XIDs A", "gpushm-workload: Errors A",
     "gpushm-control-plane: Failed library calls A", "gpushm-control-plane: Denied A",
-    # It loads no file, and makes no signal, barrier or ring.
+    # The load reads no file, and makes no signal, barrier or ring.
     "gpushm-workload: Size, allocated, loaded C",
     "gpushm-workload: Signals, barriers and rings A",
 }
@@ -51,7 +51,7 @@ class MonitoringTest(ChartCase):
         self.mine = {"namespace": self.namespace, "pod": name}
         self.wait_page("three attachments", lambda page: page.sum(
             "gpushm_buffer_attachments", **self.mine) == 3)
-        # Pods of earlier cases may be on their way out: what goes while one looks has two answers.
+        # Pods of earlier cases may still be ending; two reads would then give two answers.
         self.wait_page("this pod alone", lambda page: {
             labels["namespace"] for labels, _ in page.series("gpushm_pool_size_bytes")}
             == {self.namespace})
@@ -83,8 +83,8 @@ class MonitoringTest(ChartCase):
         self.load()
         before = self.page().sum("gpushm_attaches_total")
         self.delete_pods("seeded")
-        # Attachments with their processes, at once; the pool when the kubelet has shown twice that
-        # the pod is gone: within the 15 s between two scrapes.
+        # Attachments end with their processes, at once. The pool ends when the kubelet has shown
+        # twice that the pod is gone: within the 15 s between two scrapes.
         gone = time.monotonic()
         self.wait_page("the pod's series stay", lambda page: not any(
             dict(labels).get("namespace") == self.namespace for _, labels in page.samples))
@@ -92,9 +92,9 @@ class MonitoringTest(ChartCase):
         self.assertGreaterEqual(self.page().sum("gpushm_attaches_total"), before)
 
     def test_prometheus_has_an_answer_to_every_query(self):
-        """Scraped as the chart's ServiceMonitors say; every query of every dashboard and every rule
-        is held against what was scraped, and those that this load feeds have an answer; promtool
-        finds nothing in the pages."""
+        """Scraped as the chart's ServiceMonitors define. Every query of every dashboard and every
+        rule is compared with the scraped values, and the queries for which this load has data have
+        an answer. promtool finds no error in the exposed metrics."""
         self.load()
         self.cluster.enter_network()
         words = [sys.executable, "-B", str(ROOT / "tests/monitoring/real.py"),
@@ -110,8 +110,8 @@ class MonitoringTest(ChartCase):
         self.assertRegex(done.stdout, r"real: [1-9]\d* queries")
         silent = set(re.findall(r"^no answer: (.+)$", done.stdout, re.MULTILINE))
         self.assertEqual(silent - MAY_BE_SILENT, set())
-        # A GPU that idles with a pod on it is what this load has; the chart leaves that alert out
-        # unless it is wanted.
+        # This load has an idle GPU with a pod on it; the chart omits that alert unless it is
+        # requested.
         self.assertIn("alerts ['GpushmGpuUtilizationLow']: 0 wrong", done.stdout)
 
     def test_status_page_by_port_forward(self):
@@ -126,7 +126,7 @@ class MonitoringTest(ChartCase):
         self.assertEqual(status["node"], NODE_NAME)
         pods = {p["pod"] for gpu in status["gpus"] for p in gpu["pools"]}
         self.assertIn("seeded", pods)
-        # It shows every tenant: not on the pod's address.
+        # It shows every tenant, so it must not listen on the pod's address.
         address = next(iter(addresses(self.api, "plugin").values())).partition(":")[0]
         with self.assertRaises(OSError):
             urllib.request.urlopen(f"http://{address}:9401/status.json", timeout=5)

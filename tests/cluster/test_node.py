@@ -1,4 +1,4 @@
-"""The cluster itself: what the other cases take for granted."""
+"""The cluster itself: the properties on which the other cases rely."""
 
 from api import Refused
 from case import ClusterCase, container, pod, shell, statuses
@@ -33,8 +33,8 @@ class NodeTest(ClusterCase):
             self.create(thing)
 
     def test_sidecar_is_ready_before_others_start(self):
-        """Method: each container notes its start; the sidecar's postStart hook, which waits for
-        what the sidecar does last, notes its end."""
+        """Method: each container records its start. The sidecar's postStart hook, which waits for
+        the sidecar's last action, records its end."""
         hook = "until [ -e /scratch/ready ]; do :; done; echo hook >> /scratch/order"
         self.run_pod(pod(
             "ordered", shell("first", "echo first >> /scratch/order; sleep infinity", **MOUNTED),
@@ -47,7 +47,7 @@ class NodeTest(ClusterCase):
         self.assertEqual(order, ["sidecar", "hook", "plain", "first"])
 
     def test_pod_survives_restarts_of_kubelet_containerd_and_control_plane(self):
-        """Goal: what runs is undisturbed, and new pods start after it."""
+        """Goal: running pods are undisturbed, and new pods start afterwards."""
         self.run_pod(pod("old", container("main")))
         before = self.container_ids("old")
         for number, names in enumerate([["kubelet"], ["containerd"], ["kubelet", "containerd"],
@@ -59,7 +59,8 @@ class NodeTest(ClusterCase):
                 self.assertEqual(self.container_ids("old"), before)
 
     def test_reboot_of_the_node_restarts_pods(self):
-        """Goal: `reboot` is one. Method: a pod's process, the node's /run and its boot ID."""
+        """Goal: `reboot` is a real reboot. Method: a pod's process, the node's /run and its boot
+        ID."""
         self.run_pod(pod("main", container("main")))
         self.cluster.on_node("/run/mark").write_text("")
         boot_id = self.boot_id()

@@ -1,4 +1,4 @@
-"""The device plugin under a real kubelet: what is advertised, what pods get, and how they wait."""
+"""The device plugin with a real kubelet: what is advertised, what pods get, and how they wait."""
 
 import json
 import re
@@ -45,7 +45,7 @@ class PluginCase(ClusterCase):
 
 
     def start_other_plugin(self, resource, *ids):
-        """Somebody else's device plugin, until the case ends."""
+        """A foreign device plugin, until the case ends."""
         other = subprocess.Popen(
             self.cluster.node_command(str(self.programs / "gpushm-other-plugin"), resource, *ids),
             env=self.cluster.environment(), stderr=subprocess.DEVNULL)
@@ -60,8 +60,8 @@ class PluginCase(ClusterCase):
 
 
 class DiskTest(PluginCase):
-    """The disk of the plugin's folder hangs: pods that need no GPU start, and all is well when it
-    is back."""
+    """The disk of the plugin's folder hangs: pods that need no GPU start, and everything works
+    again when the disk is back."""
 
     IMAGE_MIB = 64
 
@@ -70,9 +70,9 @@ class DiskTest(PluginCase):
                        check=True, capture_output=True, timeout=60)
 
     def test_pods_without_gpus_start_while_a_decision_hangs(self):
-        """Method: a file system of its own that is frozen, as by a snapshot. A pod's start then
-        hangs in the plugin; the next one that asks for memory is rejected after five seconds, for
-        which the kubelet admits nobody else."""
+        """Method: a separate file system is frozen, as by a snapshot. A pod's start then hangs in
+        the plugin. The next pod that requests memory is rejected after five seconds, during which
+        the kubelet admits no other pod."""
         folder = self.cluster.on_node("/var/lib/gpushm")
         disk = self.cluster.state / "frozen.img"
         with open(disk, "wb") as file:
@@ -103,7 +103,7 @@ class DiskTest(PluginCase):
 
 
 class NeighbourTest(PluginCase):
-    """Another plugin that hands out GPUs of the node: none is sold twice."""
+    """Another plugin allocates GPUs of the node: no GPU is allocated twice."""
 
     UNITS = UNITS - UNITS_OF_GPU
     TOKENS = TOKENS - TOKENS // GPUS
@@ -113,7 +113,7 @@ class NeighbourTest(PluginCase):
         self.addCleanup(self.forget)
 
     def forget(self):
-        """What was seen counts for five minutes, over restarts as well."""
+        """An observation counts for five minutes, also across restarts."""
         self.plugin.replace(units=self.UNITS, tokens=self.TOKENS)
         subprocess.run(self.cluster.node_command("rm", "-f", "/var/lib/gpushm/taken.json"),
                        env=self.cluster.environment(), check=True)
@@ -121,7 +121,7 @@ class NeighbourTest(PluginCase):
         self.plugin.wait_serving()
 
     def test_gpu_that_another_plugin_offers_first_is_left_to_it(self):
-        """Method: it is there before ours starts."""
+        """Method: the other plugin is there before gpushm's starts."""
         self.start_other_plugin("nvidia.com/gpu", gpu_uuid(0) + "::0", gpu_uuid(0) + "::1")
         self.plugin.replace(units=self.UNITS, tokens=self.TOKENS)
         self.assertIn(f"gpu-taken gpu={gpu_uuid(0)} by=nvidia.com/gpu", self.plugin.log())
@@ -131,12 +131,12 @@ class NeighbourTest(PluginCase):
         self.assertNotIn(gpu_uuid(0), {self.gpu_of(name, "a") for name in names})
 
     def test_gpu_that_another_plugin_begins_to_offer_takes_nobody_new(self):
-        """Method: a pod is there; the other plugin comes and offers the GPU of that pod, which has
+        """Method: a pod runs. Then the other plugin comes and offers the GPU of that pod, which has
         room for more."""
         self.run_pod(gpu_pod("there", units=10))
         gpu = self.gpu_of("there", "a")
         self.start_other_plugin("nvidia.com/gpu", gpu)
-        self.run_pod(gpu_pod("next", units=5))  # Best fit: beside the other.
+        self.run_pod(gpu_pod("next", units=5))  # Best fit: on the other pod's GPU.
         self.assertNotEqual(self.gpu_of("next", "a"), gpu)
         self.plugin.wait_serving(units=UNITS - (UNITS_OF_GPU - 10), tokens=TOKENS - (
             TOKENS // GPUS - 1))
@@ -149,7 +149,7 @@ class NeighbourTest(PluginCase):
 class ConfigurationTest(PluginCase):
 
     def test_gpu_that_is_not_there_costs_the_others_nothing(self):
-        """Method: a list of UUIDs, one of which is no GPU's, as after an exchange."""
+        """Method: a list of UUIDs, one of which belongs to no GPU, as after an exchange."""
         self.addCleanup(self.plugin.configure, "")
         known = ", ".join(gpu_uuid(number) for number in range(GPUS - 1))
         self.plugin.configure(
@@ -170,15 +170,15 @@ class AdvertisingTest(PluginCase):
 class SharingTest(PluginCase):
 
     def test_containers_of_a_restricted_pod_share_a_buffer_by_name(self):
-        """Method: one container writes, through the driver, what the other reads; both and the
-        sidecar say which GPU they see."""
+        """Method: one container writes, through the driver, what the other reads. Both and the
+        sidecar report the GPU that they see."""
         self.run_pod(gpu_pod("pair", buffers={"weights": "4Mi"}, users=["a", "b"]))
         self.fill("pair", "weights", "hello from a", "a")
         self.assertEqual(self.read("pair", "weights", len("hello from a"), "b"), "hello from a")
         self.assertEqual(self.gpu_of("pair", "a"), self.gpu_of("pair", "b"))
 
     def test_pods_in_parallel_get_a_gpu_each(self):
-        """Goal: no room is sold twice. Method: each needs all of a GPU."""
+        """Goal: no room is allocated twice. Method: each pod needs all of a GPU."""
         names = [f"whole{number}" for number in range(GPUS)]
         self.create(*(gpu_pod(name, units=UNITS_OF_GPU) for name in names))
         self.wait_ready(*names)
@@ -187,7 +187,7 @@ class SharingTest(PluginCase):
 
     def test_successor_of_the_same_name_inherits_nothing(self):
         """Goal: a StatefulSet's next pod, with the same name and maybe the same IDs, finds zeros.
-        Method: several times, so that some successors do get IDs of their predecessor."""
+        Method: repeated, so that some successors do get IDs of their predecessor."""
         for _ in range(4):
             self.run_pod(gpu_pod("set-0", units=UNITS_OF_GPU, buffers={"data": "4Mi"}))
             self.assertEqual(self.read("set-0", "data", 6).strip("\0"), "")
@@ -196,7 +196,7 @@ class SharingTest(PluginCase):
             self.delete_pods("set-0", grace_seconds=0)
 
     def test_fifty_pods_in_a_row_leave_nothing(self):
-        """Method: ten rounds of five; specs, links and the plugin's descriptors."""
+        """Method: ten rounds of five pods; checks specs, links and the plugin's descriptors."""
         self.run_pod(gpu_pod("warm"))
         self.delete_pods("warm")
         self.plugin.wait_released()
@@ -205,7 +205,7 @@ class SharingTest(PluginCase):
             names = [f"pod{number}" for number in range(5)]
             self.create(*(gpu_pod(name, units=7) for name in names))
             self.wait_ready(*names)
-            # More where former ones' ends are not proven yet.
+            # More if the ends of former pods are not proven yet.
             self.assertGreaterEqual(len(self.plugin.links()), len(names))
             self.assertGreaterEqual(len(self.plugin.specs()), 2 * len(names))
             self.delete_pods(*names, grace_seconds=0)
@@ -213,10 +213,10 @@ class SharingTest(PluginCase):
         self.assertLessEqual(self.plugin.descriptors(), descriptors + 2)
 
     def test_room_of_a_deleted_pod_is_back_within_seconds(self):
-        """Goal: an end is proven by two looks 2 s apart, not by 30 s of absence, where this run of
-        the kubelet had listed the pod. Whether the first look came with the broker's end or within
-        the ten seconds of the regular ones is not told apart here."""
-        self.plugin.wait_released()  # What earlier cases left.
+        """Goal: an end is proven by two observations 2 s apart, not by 30 s of absence, if this run
+        of the kubelet had listed the pod. The test does not distinguish whether the first
+        observation came with the broker's end or within the ten seconds of the regular ones."""
+        self.plugin.wait_released()  # Left by earlier cases.
         self.run_pod(gpu_pod("ends"))
         deleted = time.monotonic()
         self.delete_pods("ends")
@@ -227,14 +227,15 @@ class SharingTest(PluginCase):
 class WaitingTest(PluginCase):
 
     def occupy(self):
-        """A pod on each GPU that leaves less than half of it."""
+        """A pod on each GPU that leaves less than half of it free."""
         names = [f"tenant{number}" for number in range(GPUS)]
         self.create(*(gpu_pod(name, units=10) for name in names))
         self.wait_ready(*names)
         return names
 
     def test_pod_that_does_not_fit_waits_and_starts_when_there_is_room(self):
-        """Goal: it says why and does not fail for good. Method: 20 units are free, 5 on each."""
+        """Goal: the pod gives the reason and does not fail permanently. Method: 20 units are free,
+        5 on each GPU."""
         tenants = self.occupy()
         self.create(gpu_pod("late", units=10))
         self.assertRegex(self.wait_event("late", NO_ROOM), "free block is 5 GiB")
@@ -263,14 +264,15 @@ class WaitingTest(PluginCase):
         self.wait_pods(both_run, "the replicas do not start", seconds=120)
 
     def test_pod_that_is_larger_than_any_gpu_is_told_that_it_never_starts(self):
-        """The scheduler sends it here: the node has the units, no GPU has them."""
+        """The scheduler sends it here, because the node has the units, although no GPU has them."""
         self.create(gpu_pod("large", units=UNITS_OF_GPU + 1))
         self.wait_event("large", f"the largest GPU of this node has {UNITS_OF_GPU} GiB in all: it "
                                  "never starts here")
 
     def test_pod_with_the_longest_name_of_one_part_runs(self):
-        """A pod's name is a DNS subdomain: 253 characters, and no rule for the length of a part. The
-        kubelet makes a folder of namespace, name and UID for its logs, which has 255 at most."""
+        """A pod's name is a DNS subdomain: 253 characters, without a rule for the length of a part.
+        The kubelet makes a folder of namespace, name and UID for its logs, which may have at most
+        255."""
         name = "n" * (255 - len(self.namespace) - len("__") - 36)
         self.run_pod(gpu_pod(name))
         self.fill(name, "data", "long")
@@ -292,12 +294,12 @@ class UnusualPodsTest(PluginCase):
             state = statuses(pod_object).get("a", {}).get("state", {})
             return re.search(NO_SIDECAR, state.get("waiting", {}).get("message", ""))
 
-        self.wait_pod("alone", waits, "does not say what its container waits for")
+        self.wait_pod("alone", waits, "does not say for what its container waits")
         status = statuses(self.get_pod("alone"))["a"]
         self.assertEqual((status.get("containerID", ""), status["restartCount"]), ("", 0), status)
 
     def test_what_ends_a_sidecar_is_in_its_pods_status(self):
-        """Method: its buffer is larger than what it asks for."""
+        """Method: its buffer is larger than its request."""
         self.create(gpu_pod("short", units=1, buffers={"data": "2Gi"}))
 
         def says_why(pod_object):
@@ -308,8 +310,8 @@ class UnusualPodsTest(PluginCase):
         self.wait_pod("short", says_why, "its sidecar's status does not say why it ended")
 
     def test_container_that_also_asks_nvidias_plugin_does_not_start(self):
-        """Goal: nobody gets two GPUs by accident, and the event says why. Method: another plugin
-        hands out nvidia.com/gpu, as NVIDIA's does, here of a GPU that is none of ours."""
+        """Goal: no pod gets two GPUs by accident, and the event gives the reason. Method: another
+        plugin allocates nvidia.com/gpu, as NVIDIA's does, here of a GPU that is not gpushm's."""
         resource = "nvidia.com/gpu"
         self.start_other_plugin(resource)
         greedy = user("a")

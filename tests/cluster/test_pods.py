@@ -1,4 +1,4 @@
-"""Pods of other shapes than most, and what happens where versions of gpushm meet."""
+"""Pods of unusual shapes, and what happens when versions of gpushm meet."""
 
 import json
 
@@ -36,8 +36,9 @@ class ShapeTest(ChartCase):
         self.assertEqual(made["spec"]["imagePullSecrets"], [{"name": "mine"}, {"name": "ours"}])
 
     def test_what_a_pod_has_as_a_whole_is_the_sidecars_too(self):
-        """Goal: the API server refuses a pod whose containers request more than it does itself; the
-        sidecar is no reason. Method: there is no room for it, said or by default."""
+        """Goal: the API server refuses a pod whose containers request more than the pod itself; the
+        sidecar must not be the reason. Method: there is no room for it, explicitly or by default.
+       """
         asks = {"requests": {"cpu": "100m", "memory": "128Mi"}}
         limits = {"cpu": "200m", "memory": "256Mi"}
         shapes = {"said": ({**asks, "limits": limits}, "Burstable"),
@@ -53,8 +54,8 @@ class ShapeTest(ChartCase):
 
 
 class SignalTest(ChartCase):
-    """A signal that the pod declares: who waits for it needs no writer yet, and who may not write it
-    does not."""
+    """A signal that the pod declares: a process that waits for it needs no writer yet, and a
+    process that may not write it cannot."""
 
     DECLARED = {**SMALL, "private.gpushm.io/b": "0", "private.gpushm.io/c": "0",
                 "signals.gpushm.io/ready": "{writers: [a]}"}
@@ -80,9 +81,9 @@ FORMER = "825fd01"  # As `former` has it.
 
 
 class VersionsTest(ChartCase):
-    """Plugin and sidecar of an earlier commit (suite.py's --former) beside those of this tree; an
-    old plugin with the chart of its time, whose configuration it knows. The plugin brings the
-    library and gpushmctl into containers; the sidecar is the broker."""
+    """Plugin and sidecar of an earlier commit (suite.py's --former) together with those of this
+    tree; an old plugin with the chart of its time, whose configuration it knows. The plugin brings
+    the library and gpushmctl into containers; the sidecar is the broker."""
 
     OLD_PLUGIN = {"plugin.image.repository": "docker.io/gpushm/plugin",
                   "plugin.image.tag": "former"}
@@ -108,7 +109,7 @@ class VersionsTest(ChartCase):
 
     def test_pods_from_before_an_upgrade_go_on(self):
         """Goal: old brokers serve old and new libraries, and get their buffers back from a new
-        plugin. Method: a container that starts anew gets the new library; the broker is killed."""
+        plugin. Method: a restarted container gets the new library; the broker is killed."""
         self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN, **self.OLD_SIDECAR)
         self.run_pod(self.pair("stays"))
         self.share("stays", "before")
@@ -122,8 +123,8 @@ class VersionsTest(ChartCase):
         self.assertTrue(self.sidecar_image("stays").endswith(":former"))
 
     def test_a_rollback_brings_the_former_version_back(self):
-        """Goal: the way back of docs/guides/install.md. Pods of both versions go on under the former
-        plugin, and a new one has the former sidecar."""
+        """Goal: the rollback of docs/guides/install.md. Pods of both versions continue with the
+        former plugin, and a new pod has the former sidecar."""
         self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN, **self.OLD_SIDECAR)
         self.wait_former_injectors_end()
         self.run_pod(self.pair("first"))
@@ -150,7 +151,7 @@ class VersionsTest(ChartCase):
         self.share("old")
 
     def test_a_new_broker_with_an_old_plugin_and_library(self):
-        """As on nodes whose plugin an upgrade did not replace yet."""
+        """As on nodes whose plugin an upgrade has not replaced yet."""
         self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN)
         self.run_pod(self.pair("new"))
         self.share("new")
@@ -158,8 +159,8 @@ class VersionsTest(ChartCase):
         self.assertEqual(self.read("new", "b"), "hello")
 
     def test_a_copy_of_a_pod_gets_the_sidecar_of_its_time(self):
-        """Method: what `kubectl get -o yaml` says of a pod is made again, after an upgrade, under
-        another name."""
+        """Method: the output of `kubectl get -o yaml` for a pod is created again, after an upgrade,
+        under another name."""
         self.chart.install(**self.OLD_SIDECAR)
         made = self.run_pod(self.pair("first"))
         self.chart.install()

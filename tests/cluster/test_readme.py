@@ -27,12 +27,12 @@ def commands():
 class ReadmeTest(ChartCase):
 
     def start_from_nothing(self):
-        """Until the case's end."""
+        """Exists until the end of the case."""
         self.chart.uninstall()
         self.addCleanup(self.chart.install)
         self.api.delete("Namespace", NAMESPACE)
         self.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of, 60,
-                      lambda _: "gpushm's namespace does not go")
+                      lambda _: "gpushm's namespace is not removed")
 
     def type(self, line, **options):
         """Output of a command, which must succeed."""
@@ -55,9 +55,9 @@ class ReadmeTest(ChartCase):
         self.share("pair")
 
     def test_run_cluster_and_what_it_says_to_try(self):
-        """Goal: from an empty cluster to an example that runs; each command printed then works.
-        Method: the program that `./run cluster` starts once there is a cluster; its shell is given
-        a line. What would end the cluster is left out."""
+        """Goal: from an empty cluster to a running example; then each printed command works.
+        Method: the program that `./run cluster` starts once there is a cluster; its shell gets one
+        line. Commands that would end the cluster are left out."""
         self.start_from_nothing()
         self.addCleanup(self._remove_namespace, try_it.WHERE)
         printed = self.type(f"{sys.executable} {try_it.__file__} --state {self.cluster.state}")

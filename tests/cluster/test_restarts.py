@@ -1,4 +1,5 @@
-"""What dies, and then: the rows of docs/design/architecture.md on what happens, under a real kubelet."""
+"""What dies, and what happens then: the rows of docs/design/architecture.md, with a real kubelet.
+"""
 
 import unittest
 
@@ -12,7 +13,7 @@ TEXT = "kept over all of it"
 
 
 class RunningPodsTest(PluginCase):
-    """Goal: processes that run are undisturbed, buffers too, and new pods start afterwards."""
+    """Goal: running processes and buffers are undisturbed, and new pods start afterwards."""
 
     def survives(self, happens):
         self.run_pod(gpu_pod("old", users=["a", "b"]))
@@ -50,9 +51,9 @@ class RunningPodsTest(PluginCase):
         self.survives(self.plugin.replace)
 
     def test_plugin_updated(self):
-        """Goal: the next plugin is ready before the former one ends, and takes over what that one
-        keeps. Method: the DaemonSet's own update, twice, so that each of the sockets' names is
-        used; a broker that is killed after that finds its buffer again."""
+        """Goal: the next plugin is ready before the former one ends, and takes over its kept state.
+        Method: the DaemonSet's own update, twice, so that each of the sockets' names is used. A
+        broker that is killed afterwards finds its buffer again."""
         def happens():
             for _ in range(2):
                 log = self.plugin.update()
@@ -72,14 +73,14 @@ class RunningPodsTest(PluginCase):
 
 
 class LostPodsTest(PluginCase):
-    """Goal: what the kubelet fails for good is what the design says, and no more."""
+    """Goal: the kubelet permanently fails what the design says, and no more."""
 
     def assert_lost(self, name):
         lost = self.wait_phase(name, "Failed")
         self.assertEqual(lost["status"]["reason"], "UnexpectedAdmissionError", describe(lost))
 
     def test_waiting_pod_is_lost_when_kubelet_and_plugin_die(self):
-        """Method: one pod runs, one waits for its room, when both are killed."""
+        """Method: one pod runs and one waits for its room when both are killed."""
         self.run_pod(gpu_pod("running"))
         tenants = [f"tenant{number}" for number in range(GPUS)]
         self.create(*(gpu_pod(name, units=10) for name in tenants))
@@ -97,9 +98,9 @@ class LostPodsTest(PluginCase):
         self.assertEqual(self.container_ids("running"), before)
 
     def test_pod_whose_init_container_has_a_token_is_lost_with_kubelet_and_plugin(self):
-        """Goal: what is documented: a completed init container is admitted again at a kubelet's
-        restart, and takes the pod down if no plugin is there then (k/k #138446). So the injector
-        gives plain init containers no token. Method: the same pod without it stays."""
+        """Goal: the documented behaviour: a completed init container is admitted again at a
+        kubelet's restart, and takes the pod down if no plugin is there then (k/k #138446). So the
+        injector gives plain init containers no token. Method: the same pod without it stays."""
         loader = user("loader", "true")
         risky = gpu_pod("risky", users=["a", loader])
         risky["spec"]["containers"] = risky["spec"]["containers"][:1]
@@ -119,10 +120,10 @@ class LostPodsTest(PluginCase):
         self.assertEqual(self.container_ids("plain"), before)
 
     def test_controllers_pods_come_back_after_a_reboot_and_bare_ones_are_lost(self):
-        """Goal: all memory and /run lost; the pods that somebody wants are there again."""
+        """Goal: all memory and /run are lost; the pods of controllers come back."""
         self.create(gpu_pod("bare"), replica_set("wanted", 2, gpu_pod("wanted", units=4)))
         old = self.wait_pods(lambda pods: len(pods) == 3 and all(map(is_ready, pods.values()))
-                             and set(pods), "not all run")
+                             and set(pods), "not all are running")
         mark = self.plugin.mark()
         self.cluster.reboot()
         self.plugin.wait_registered(mark)
@@ -135,7 +136,7 @@ class LostPodsTest(PluginCase):
 class BrokerTest(PluginCase):
 
     def test_killed_broker_finds_its_buffers_again(self):
-        """Method: killed from outside; what was written before is read after it."""
+        """Method: killed from outside; what was written before is read afterwards."""
         self.run_pod(gpu_pod("pair", users=["a", "b"]))
         self.fill("pair", "data", TEXT, "a")
         identity = statuses(self.get_pod("pair"))["gpushm"]["containerID"]
@@ -164,7 +165,7 @@ class HealthTest(PluginCase):
         part.rename(self.cluster.cards / "faults.yaml")
 
     def test_lost_gpu_is_not_offered_until_it_is_back(self):
-        """Goal: new pods go elsewhere; all is offered again when the GPU is there."""
+        """Goal: new pods go elsewhere; everything is advertised again when the GPU is back."""
         self.addCleanup(self.fault, "")
         self.fault(f"lost: [{gpu_uuid(0)}]\n")
         self.plugin.wait_serving(UNITS - UNITS_OF_GPU, TOKENS * 3 // 4)

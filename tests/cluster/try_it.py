@@ -1,5 +1,5 @@
-"""Installs gpushm from its packaged chart into the running cluster, starts an example and says what
-to try next.
+"""Installs gpushm from its packaged chart into the running cluster, starts an example, and says
+what to try next.
 
 usage: try_it.py --state FOLDER
 """

@@ -1,6 +1,6 @@
-"""What an update of the plugin costs a node whose pods keep coming: how long the kubelet has no
+"""The cost of a plugin update for a node with a steady stream of pods: how long the kubelet has no
 devices, and which pods it rejects. Pods are bound to the node at once, so that the scheduler, which
-sees the node every ten seconds, keeps none of them back. Prints a line and writes JSON.
+sees the node every ten seconds, delays none of them. Prints a line and writes JSON.
 
 usage: update_bench.py --state FOLDER [--updates N] [--json FILE]
 """
@@ -23,7 +23,7 @@ from settings import NODE_NAME
 
 WHERE = "update-bench"
 EVERY_S = 0.25
-MOST_PODS = 20  # At a time; the node has room for 60.
+MOST_PODS = 20  # At the same time; the node has room for 60.
 STATUS_S = 10  # The kubelet's default.
 
 
@@ -34,8 +34,8 @@ def times_of(log, event):
 
 
 def gap_s(log):
-    """From the end of the former plugin's streams, which takes those of this one with it, to the
-    registration after it. None where that did not happen."""
+    """From the end of the former plugin's streams, which ends those of the new one, too, to the
+    next registration. None if that did not happen."""
     lost = times_of(log, "stream-lost")
     return (times_of(log, "plugin-registered")[-1] - lost[0]).total_seconds() if lost else 0.0
 
@@ -69,7 +69,7 @@ class Pods:
     def stop(self):
         self._stop.set()
         self._thread.join()
-        time.sleep(2)  # What was made last is admitted by then.
+        time.sleep(2)  # The last pod has been admitted by then.
         self._look()
 
 
@@ -101,7 +101,7 @@ def main():
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"kubelet {version}, {arguments.updates} updates: without devices for {max(gaps):.2f} s at "
-          f"most (budget 1), {sum(gaps) / len(gaps):.2f} in the mean; of {pods.made} pods, one each "
+          f"most (budget 1), {sum(gaps) / len(gaps):.2f} on average; of {pods.made} pods, one each "
           f"{EVERY_S} s at most, {len(pods.rejected)} were rejected")
 
 

@@ -466,7 +466,7 @@ CONFORMANCE_CASE(StreamsMadeBesideWaits, 30) {
       Note(std::to_string(made) + " of 64 streams could be made while " + std::to_string(waiting) +
            " waited");
       // Measured on H200s with the same driver, on different days.
-      Expect(made == 34 || made == 35, "another number of streams beside one that waits");
+      Expect(made == 34 || made == 35, "another number of streams while one waits");
     }).Join();
   }
 }

@@ -1,4 +1,4 @@
-"""The GPUs of this computer as NVML tells of them, NVIDIA's or the simulated one."""
+"""The GPUs of this computer according to NVML, NVIDIA's or the simulated one."""
 
 import ctypes
 import pathlib
@@ -6,7 +6,7 @@ import pathlib
 from processes import Failure
 
 _LIBRARY = "libnvidia-ml.so.1"
-# Where the loader does not look and drivers lie nevertheless.
+# Folders with drivers that the loader does not search.
 _FOLDERS = ["/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
 _TEXT_BYTES = 96
 
@@ -70,5 +70,5 @@ class Gpus:
         return gpus
 
     def used_bytes(self):
-        """Of all of them together."""
+        """The sum over all of them."""
         return sum(gpu["used_bytes"] for gpu in self.list())

@@ -1,9 +1,9 @@
 """A kubelet without a cluster, on a machine with a GPU and no network: the plugin runs as a
-container, pods share GPU memory. Needs root, and of the machine only Python, mount, unshare and
-ldconfig. Everything runs in namespaces of its own and is gone when this ends.
+container, and pods share GPU memory. It needs root, and from the machine only Python, mount,
+unshare and ldconfig. Everything runs in its own namespaces and is gone when this ends.
 
 usage: main.py --files FOLDER --state FOLDER --results FOLDER [--driver ..] [--gpus ..]
-FILES is what `assemble` made. Results: gpu-node.txt, gpu-node.json, logs.
+FILES is the output of `assemble`. Results: gpu-node.txt, gpu-node.json, logs.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from report import Report
 import settings
 from story import Story
 
-TIMEOUT_S = 240  # Of all of it; a minute and a half is usual.
-HIDDEN = ("/run/", "/dev/", "/proc/", "/sys/")  # What the node has of its own.
+TIMEOUT_S = 240  # For everything; a minute and a half is usual.
+HIDDEN = ("/run/", "/dev/", "/proc/", "/sys/")  # Folders that are the node's own.
 SIMULATED_GPU_GIB = 16
-# What the kubelet sets, in no namespace: the whole computer's.
+# The kubelet sets these for the whole computer, because they belong to no namespace.
 KERNEL_SETTINGS = ["vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic",
                    "kernel/panic_on_oops", "kernel/keys/root_maxkeys",
                    "kernel/keys/root_maxbytes"]
@@ -44,7 +44,7 @@ def parse():
     for name in ("files", "state", "results"):
         parser.add_argument(f"--{name}", required=True, type=lambda p: pathlib.Path(p).resolve())
     parser.add_argument("--driver", choices=["auto", "nvidia", "simulated"], default="auto")
-    parser.add_argument("--gpus", type=int, default=2, help="of the simulated driver")
+    parser.add_argument("--gpus", type=int, default=2, help="GPUs of the simulated driver")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.driver == "auto":
@@ -56,11 +56,11 @@ def parse():
 
 
 def outside(arguments):
-    """Starts `inside` in namespaces of its own, and cleans up after it however it ends."""
+    """Starts `inside` in its own namespaces, and cleans up however it ends."""
     if os.geteuid() != 0:
         raise Failure("needs root")
     if str(arguments.state).startswith(HIDDEN):
-        raise Failure(f"{arguments.state} cannot be seen from the node: unpack it elsewhere")
+        raise Failure(f"{arguments.state} is not visible from the node; unpack it elsewhere")
     for program in ("unshare", "mount", "ldconfig"):
         if not shutil.which(program):
             raise Failure(f"{program} is missing")
@@ -68,7 +68,7 @@ def outside(arguments):
     remove(arguments.state)
     arguments.state.mkdir(parents=True)
     kernel = kernel_settings()
-    # Its PID 1 dies with unshare, and with that everything in the namespace.
+    # Its PID 1 dies with unshare, and with it everything in the namespace.
     process = subprocess.Popen(
         ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--propagation", "private",
          "--fork", "--kill-child", sys.executable, *sys.argv, "--inside"],
@@ -100,17 +100,17 @@ def restore(settings_before):
 
 
 def save(arguments):
-    """The report and the logs, few files in one folder."""
+    """The report and the logs, as few files in one folder."""
     arguments.results.mkdir(parents=True, exist_ok=True)
     for path in [*arguments.state.glob("report/*"), *arguments.state.glob("logs/*.log")]:
         shutil.copyfile(path, arguments.results / path.name)
 
 
 def remove(state):
-    """Its mounts were the namespace's own; one that is left would be emptied with the folder."""
+    """Its mounts belonged to the namespace; deleting the folder would empty one that is left."""
     for line in pathlib.Path("/proc/mounts").read_text().splitlines():
         if line.split()[1].startswith(f"{state}/"):
-            raise Failure(f"{line.split()[1]} is still mounted: unmount it, then again")
+            raise Failure(f"{line.split()[1]} is still mounted; unmount it and try again")
     if state.exists():
         shutil.rmtree(state)
 
@@ -119,7 +119,8 @@ def remove(state):
 
 
 def inside(arguments):
-    """As PID 1 of the namespace: lets a child do it, and buries orphans until that ends."""
+    """As PID 1 of the namespace: a child does the work, and this process reaps orphans until it
+    ends."""
     child = os.fork()
     if child == 0:
         os._exit(tell(arguments))
@@ -155,16 +156,16 @@ def tell(arguments):
             if not ok and step in story.needed() or time.monotonic() - start > TIMEOUT_S:
                 break
         node.save_pod_logs(report.folder / "plugin.log", NAME)
-    except Exception as error:  # As with a step's: the report must say it.
+    except Exception as error:  # As with a step's: the report must contain it.
         report.say(f"gpu-node: {error}" if isinstance(error, Failure) else traceback.format_exc())
     return 0 if report.write(time.monotonic() - start) else 1
 
 
 def simulate(arguments):
-    """(folder of the simulated driver, folder of its cards), where the node sees both."""
+    """(folder of the simulated driver, folder of its cards), at the node's paths."""
     cards = arguments.state / "cards"
     cards.mkdir()
-    cards.chmod(0o777)  # As the driver itself is: whoever sees it may use it.
+    cards.chmod(0o777)  # Like the driver itself: everybody who sees it may use it.
     (cards / "cards.yaml").write_text("gpus:\n" + "".join(
         f"- name: Simulated GPU\n  memory: {SIMULATED_GPU_GIB}Gi\n"
         f"  uuid: {settings.gpu_uuid(index)}\n" for index in range(arguments.gpus)))

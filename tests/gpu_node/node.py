@@ -1,5 +1,5 @@
-"""A node without a cluster: containerd and a kubelet that takes its pods from a folder. It is the
-computer's whole namespaces' own (main.py makes them): nothing here leaves them."""
+"""A node without a cluster: containerd and a kubelet that takes its pods from a folder. It has the
+computer's namespaces for itself (main.py makes them), and nothing here leaves them."""
 
 import contextlib
 import fcntl
@@ -32,7 +32,8 @@ class Node:
     """Its methods are for one thread."""
 
     def __init__(self, files, state):
-        """`files`: what `assemble` made. `state`: an empty folder for all that is written."""
+        """`files`: the output of `assemble`. `state`: an empty folder for everything that is
+        written."""
         self.files = files
         self.state = state
         self.logs = state / "logs"
@@ -66,8 +67,8 @@ class Node:
         self._wait_for("kubelet", self._kubelet, self._kubelet_serves)
 
     def _set_up_network(self):
-        """lo, with an address beside 127.0.0.1, which the kubelet does not take for a node's. Not
-        by `ip`: not every machine has it."""
+        """lo, with an address in addition to 127.0.0.1, which the kubelet does not accept as a
+        node's. Without `ip`, which some machines lack."""
         up, set_address, set_flags = 0x1, 0x8916, 0x8914
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             fcntl.ioctl(control, set_flags, struct.pack("16sh14x", b"lo", up))
@@ -76,15 +77,16 @@ class Node:
             fcntl.ioctl(control, set_address, struct.pack("16s16s", b"lo:1", address))
 
     def _add_libraries(self):
-        """runc's libseccomp, for the loader of this namespace: runc starts itself again without an
-        environment, so LD_LIBRARY_PATH would not reach that."""
+        """Makes runc's libseccomp known to the loader of this namespace. runc starts itself again
+        without an environment, so LD_LIBRARY_PATH would not reach it."""
         cache, conf = self.state / "etc/ld.so.cache", self.state / "etc/ld.so.conf"
         conf.write_text(f"include /etc/ld.so.conf\n{self.files}/programs/lib\n")
         self.run("ldconfig", "-X", "-C", str(cache), "-f", str(conf))
         self.run("mount", "--bind", str(cache), "/etc/ld.so.cache")
 
     def _has_overlay(self):
-        """Whether containers' file systems can be overlays here: not where this one is one."""
+        """Whether containers' file systems can be overlays here; they cannot if this one is an
+        overlay."""
         folders = [self.state / "overlay" / name for name in ("lower", "upper", "work", "merged")]
         for folder in folders:
             folder.mkdir(parents=True)
@@ -135,7 +137,7 @@ class Node:
         return "\n  ".join(lines[-15:])
 
     def kubelet_errors(self):
-        """The last of them: what keeps a pod from being made stands nowhere else."""
+        """The last lines of the logs: only they say why a pod cannot be made."""
         lines = (self.logs / "kubelet.log").read_text(errors="replace").splitlines()
         return "\n".join(line[:1500] for line in lines if line.startswith("E"))[-3000:]
 
@@ -154,7 +156,7 @@ class Node:
     # ------------------------------------------------------------ pods
 
     def create(self, *pods):
-        """As static pods, in the node's network: that saves one of pods."""
+        """As static pods, in the node's network, which saves a network for pods."""
         for pod in pods:
             pod["spec"]["hostNetwork"] = True
             part = self.state / "pod.part"
@@ -165,7 +167,7 @@ class Node:
         """Returns when the kubelet has ended them."""
         for name in names:
             (self.pods_folder / f"{name}.json").unlink(missing_ok=True)
-        self.wait_pods(lambda pods: not set(names) & set(pods), f"{', '.join(names)} does not go")
+        self.wait_pods(lambda pods: not set(names) & set(pods), f"{', '.join(names)} does not end")
 
     def _get(self, path):
         connection = http.client.HTTPConnection(settings.NODE_ADDRESS, READ_ONLY_PORT, timeout=10)
@@ -175,12 +177,12 @@ class Node:
 
     def pods(self):
         """{name as it was created: pod}"""
-        suffix = f"-{settings.NODE_NAME}"  # What the kubelet adds to a static pod's.
+        suffix = f"-{settings.NODE_NAME}"  # The kubelet adds it to a static pod's name.
         return {p["metadata"]["name"].removesuffix(suffix): p
                 for p in json.loads(self._get("/pods"))["items"] or []}
 
     def wait_pods(self, condition, what, seconds=POD_TIMEOUT_S):
-        """Returns what `condition` gives of {name: pod}."""
+        """Returns the value of `condition` of {name: pod}."""
         return wait_until(lambda: f"{what}: {self.describe()}", seconds,
                           lambda: condition(self.pods()), 0.1)
 
@@ -190,7 +192,7 @@ class Node:
             f"{', '.join(names)} not ready", seconds)
 
     def wait_message(self, name, pattern, seconds=POD_TIMEOUT_S):
-        """What the kubelet says of a waiting container, or of the pod, that matches."""
+        """The kubelet's message about a waiting container, or about the pod, that matches."""
         def found(pods):
             return next((m for m in messages(pods.get(name, {})) if pattern.search(m)), None)
 
@@ -218,10 +220,10 @@ class Node:
         for line in self.run("ctr", "--namespace", "k8s.io", "tasks", "ls").splitlines():
             if line.startswith(name):
                 return int(line.split()[1])
-        raise Failure(f"{pod}/{container} does not run")
+        raise Failure(f"{pod}/{container} is not running")
 
     def kill(self, pod, container):
-        """As by a crash; returns when the kubelet has started it again."""
+        """Kills it as a crash would; returns when the kubelet has started it again."""
         before = statuses(self.pods()[pod])[container]["restartCount"]
         start = time.monotonic()
         os.kill(self.pid(pod, container), signal.SIGKILL)
@@ -230,7 +232,7 @@ class Node:
         return time.monotonic() - start
 
     def pod_logs(self, name=""):
-        """Of the containers, also former ones, of pods that have `name` in theirs."""
+        """Logs of the containers, also former ones, of pods whose name contains `name`."""
         return "".join(f"{path.relative_to(self.logs)}\n{path.read_text(errors='replace')}"
                        for path in sorted(self.logs.glob(f"pods/*{name}*/*/*.log")))
 
@@ -250,9 +252,9 @@ class Node:
         return counts
 
     def advertised(self):
-        """{resource: number of devices}: of the kubelet's checkpoint, which it writes once it can
-        hand them out. A registration alone would not do: a static pod that is admitted before the
-        list is there fails for good."""
+        """{resource: number of devices} from the kubelet's checkpoint, which it writes once it can
+        allocate them. A registration alone is not enough: a static pod that is admitted before the
+        list arrives fails permanently."""
         try:
             data = json.loads((_DEVICE_PLUGINS / "kubelet_internal_checkpoint").read_text())
         except (FileNotFoundError, ValueError):

@@ -1,5 +1,5 @@
-"""The device plugin as a static pod: what deploy/plugin.yaml says, with a file of this machine in
-place of the ConfigMap, which only an API server has."""
+"""The device plugin as a static pod: the settings of deploy/plugin.yaml, with a file of this
+machine instead of the ConfigMap, which needs an API server."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ def plugin_pod(manifest, config_folder, simulated=None):
     things = {thing["kind"]: thing for some in documents(manifest.read_text()) for thing in some}
     template = things["DaemonSet"]["spec"]["template"]
     spec = template["spec"]
-    for key in ("serviceAccountName", "affinity", "nodeSelector"):  # Of an API server and a scheduler.
+    for key in ("serviceAccountName", "affinity", "nodeSelector"):  # For clusters only.
         spec.pop(key, None)
     config = things["ConfigMap"]["data"]["plugin.yaml"]
     for volume in spec["volumes"]:

@@ -1,4 +1,4 @@
-"""What was done and seen, as text and JSON; lines appear as steps end."""
+"""What was done and seen, as text and JSON. Lines appear as steps end."""
 
 import json
 import os
@@ -49,7 +49,7 @@ class Report:
         self.say(f"    {name}: {text}")
 
     def step(self, function):
-        """Runs it; whether it did what it must."""
+        """Runs the step; returns whether it succeeded."""
         name = function.__name__.replace("_", " ")
         step = {"name": name, "goal": " ".join((function.__doc__ or "").split()), "facts": {}}
         self._steps.append(step)
@@ -58,7 +58,7 @@ class Report:
         try:
             function()
             step["ok"] = True
-        except Exception as error:  # Whatever it is, the report says it and the others go on.
+        except Exception as error:  # The report shows it, and the other steps continue.
             step["ok"] = False
             step["failure"] = str(error)
             self.say(f"    {error}" if isinstance(error, Failure) else traceback.format_exc())

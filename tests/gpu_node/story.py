@@ -1,5 +1,5 @@
-"""What happens on the node, step by step; each builds on those before it. A step records facts for
-the report and raises a Failure when something is not as it must be."""
+"""What happens on the node, step by step; each step relies on the earlier ones. A step records
+facts for the report and raises a Failure if something is wrong."""
 
 import json
 import math
@@ -18,10 +18,10 @@ GIB, MIB = 1 << 30, 1 << 20
 SHARED_MIB = 256
 ROOM_MIB = 2048
 POOL_UNITS = 4
-# What two looks of NVML may differ by with nothing of ours in between.
+# Tolerance between two readings of NVML without any action of gpushm in between.
 NOISE_BYTES = 8 * MIB
-# A room comes back within twelve seconds of its broker's end, half a minute late after a restart of
-# the plugin (docs/design/plugin.md).
+# A room is free within twelve seconds of its broker's end, but half a minute later after a restart
+# of the plugin (docs/design/plugin.md).
 RELEASE_TIMEOUT_S = 90
 NO_ROOM = re.compile(r"needs \d+ GiB on one GPU, but the largest free block is \d+ GiB")
 NO_SIDECAR = re.compile(r"gpushm\.io/memory")
@@ -49,13 +49,13 @@ class Story:
                 self.deleted_pods_leave_nothing]
 
     def needed(self):
-        """Steps without which the others make no sense."""
+        """Steps that the others need."""
         return self.steps()[:2]
 
     # ------------------------------------------------------------ steps
 
     def plugin_registers_as_a_container(self):
-        """Goal: with the security context of the manifest it finds the GPUs and serves."""
+        """Goal: with the security context of the manifest, the plugin finds the GPUs and serves."""
         node, fact = self._node, self._report.fact
         manifest = node.files / "plugin.json"
         thing = plugin_pod(manifest, node.state / "plugin-config", self._simulated)
@@ -74,14 +74,14 @@ class Story:
                              for name in ("Uid", "CapEff", "Seccomp", "NoNewPrivs")})
         root = node.run("ctr", "--namespace", "k8s.io", "containers", "info",
                         node.container_id(NAME, CONTAINER))
-        expect(json.loads(root)["Spec"]["root"].get("readonly"), "its root can be written")
+        expect(json.loads(root)["Spec"]["root"].get("readonly"), "its root file system is writable")
         expect(advertised[MEMORY] == sum(self._units),
                f"{advertised[MEMORY]} units, but the GPUs have {self._units}")
         expect(advertised[ATTACH] == 64 * len(self._units), f"{advertised[ATTACH]} tokens")
 
     def containers_share_real_memory(self):
-        """Goal: bytes that one container loads are what another one saves; the memory is the
-        card's; all see one GPU."""
+        """Goal: bytes that one container loads are what another one saves; the memory is on the
+        card; all see one GPU."""
         node, fact = self._node, self._report.fact
         self._baseline = self._gpus.used_bytes()
         fact("GPU memory used before, MiB", self._baseline / MIB)
@@ -100,7 +100,7 @@ class Story:
         expect(used >= (SHARED_MIB + ROOM_MIB) * MIB, f"the pod's buffers take only {used} bytes")
         brokers = {name: self._json("share", name, "stat") for name in ("a", "b")}
         fact("broker, as b sees it", brokers["b"])
-        expect(brokers["b"]["simulated"] == bool(self._simulated), "this is the other driver")
+        expect(brokers["b"]["simulated"] == bool(self._simulated), "the broker has the wrong driver")
         seen = {name: self._devices("share", name) for name in ("gpushm", "a", "b")}
         fact("devices in the containers", seen)
         expect(len(set(map(str, seen.values()))) == 1 and len(seen["a"]) == 1, f"GPUs: {seen}")
@@ -108,8 +108,8 @@ class Story:
         self._report.save_nvidia_smi("with the pod running")
 
     def killed_broker_gives_the_data_back(self):
-        """Goal: its successor has the same generation, and the bytes, which nobody but the plugin
-        held meanwhile."""
+        """Goal: the successor has the same generation and bytes, which only the plugin held
+        meanwhile."""
         node, fact = self._node, self._report.fact
         before = self._json("share", "b", "stat", "weights")
         applications = self._application_ids()
@@ -121,7 +121,7 @@ class Story:
         expect(self._application_ids() == applications, "application containers were restarted")
 
     def killed_plugin_disturbs_no_pod(self):
-        """Goal: running containers go on, and a pod that comes after it gets its GPU."""
+        """Goal: running containers continue, and a later pod gets its GPU."""
         node, fact = self._node, self._report.fact
         before, registered = node.container_ids("share"), node.registrations()
         start = time.monotonic()
@@ -136,15 +136,15 @@ class Story:
         fact("a pod after it", self._json("later", "a", "stat"))
 
     def pod_without_sidecar_waits(self):
-        """Goal: a token alone gets no GPU, and the kubelet repeats what the plugin says of it."""
+        """Goal: a token alone gets no GPU, and the kubelet shows the plugin's reason."""
         self._node.create(pod("alone", user("a"), volumes=[{"name": "gpushm", "emptyDir": {}}]))
         self._report.fact("message", self._node.wait_message("alone", NO_SIDECAR))
         self._node.delete("alone")
 
     def too_big_pod_says_why(self):
-        """Goal: on several GPUs a pod waits that fits into none but into all together, and starts
-        when there is room; on one, where units are all that there is, the kubelet itself refuses
-        what is more than it has."""
+        """Goal: on several GPUs, a pod that fits into none of them but into all together waits, and
+        starts when there is room. On one GPU, where the units are all that exists, the kubelet
+        itself refuses a request for more."""
         if len(self._units) == 1:
             self._node.create(gpu_pod("big", units=self._units[0] + 1))
             self._report.fact("message", self._node.wait_message("big", TOO_MANY))
@@ -163,7 +163,8 @@ class Story:
         self._node.delete("big", *tenants[:-1])
 
     def deleted_pods_leave_nothing(self):
-        """Goal: the memory is free at once; specs and links are gone when the ends are proven."""
+        """Goal: the memory is free at once; specs and links are removed when the ends are proven.
+       """
         node, fact = self._node, self._report.fact
         start = time.monotonic()
         node.delete("share", "later")
@@ -185,7 +186,7 @@ class Story:
                                              "--no-color", *words))
 
     def _check_data(self, container):
-        """By another process, which attaches the buffer by its name."""
+        """Read by another process, which attaches the buffer by its name."""
         found = self._shell(container, """
             gpushmctl wait weights >/dev/null; gpushmctl save weights /tmp/out >/dev/null
             sha256sum </tmp/out; rm /tmp/out""").split()[0]
@@ -193,7 +194,7 @@ class Story:
         self._report.fact(f"SHA-256 that {container} reads", found)
 
     def _devices(self, name, container):
-        """Which GPUs a container has, as seen from outside of it."""
+        """The GPUs that a container has, as seen from outside."""
         folder = pathlib.Path(f"/proc/{self._node.pid(name, container)}")
         if self._simulated:
             words = (folder / "environ").read_bytes().decode().split("\0")
@@ -204,7 +205,7 @@ class Story:
         return {n: v for n, v in self._node.container_ids("share").items() if n != "gpushm"}
 
     def _left(self):
-        """Specs of bindings (those of the driver's files stay) and links."""
+        """Specs of bindings (those for the driver's files stay) and links."""
         specs = [p.name for p in pathlib.Path("/run/cdi").glob("*")
                  if "gpushm.io/binding-version" in p.read_text()]
         return specs + [p.name for p in pathlib.Path("/var/lib/gpushm/links").glob("*")]

@@ -67,7 +67,7 @@ TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
   ASSERT_EQ(view.counters.size(), 1u);
   EXPECT_EQ(view.counters[0].container, "main");
   const auto at = [&](auto what) { return view.counters[0].values[protocol::WordOf(what)]; };
-  EXPECT_EQ(at(Counter::kCreates), 2u) << "a copied offer is none";
+  EXPECT_EQ(at(Counter::kCreates), 2u) << "a copied offer is not a create";
   EXPECT_EQ(at(Counter::kFirstAttaches), 2u);
   EXPECT_EQ(at(Counter::kCachedAttaches), 6u) << "five, and the load's";
   EXPECT_GT(at(Counter::kFirstAttachNs), 0u);

@@ -76,7 +76,7 @@ TEST_F(PeersTest, AnAttachmentServesTheGpusThatItWasMadeFor) {
   ASSERT_EQ(user_.Do("attach weights r 0").status, GPUSHM_OK);
   EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE);
   ASSERT_EQ(user_.Do("attach weights r 0 1").status, GPUSHM_OK);
-  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE) << "its own GPU is none beside it";
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE) << "its own GPU does not count";
   EXPECT_EQ(owner_.Do("holders weights").value, 2) << "the owner, and one attachment of the user";
   ASSERT_EQ(user_.Do("attach weights r 0 2").status, GPUSHM_OK);
   EXPECT_EQ(user_.Do("read-on 1").value, 4711);

@@ -1,5 +1,5 @@
-"""What plugin and injector export, as the tables of their documentation have it: docs/reference/metrics.md is
-made from the code."""
+"""The metrics that plugin and injector export, from the tables of their documentation:
+docs/reference/metrics.md is made from the code."""
 
 import re
 from typing import NamedTuple

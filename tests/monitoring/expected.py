@@ -1,5 +1,5 @@
-"""What each query of each panel, and each recording rule, has to return: from the load, by its own
-arithmetic. Keys are a dashboard's uid and a panel's title; one function for each query."""
+"""The correct answer of each query of each panel, and of each recording rule, computed from the
+load. Keys are a dashboard's uid and a panel's title; one function for each query."""
 
 from vector import (count, largest, map_values, mean, minus, or_zero, plus, ratio, smallest, total,
                     zeros)
@@ -237,7 +237,7 @@ def attach_errors(v):
     return ratio(errors, plus(errors, v.sum_rate("gpushm_attaches_total", "cluster")))
 
 
-# Ratios and quantiles do not need the five minutes; the one plain rate is held against promtool.
+# Ratios and quantiles do not need the five minutes; the one plain rate is tested with promtool.
 RECORDED = {
     "gpushm:memory_saved_by_sharing:bytes": summed("gpushm_gpu_memory_saved_by_sharing_bytes",
                                                    "cluster"),

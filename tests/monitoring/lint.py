@@ -1,5 +1,5 @@
-"""Rules of dashboards and alerts that need no Prometheus: Grafana's own (those of its
-dashboard-linter), and that names agree between catalogue, rules, dashboards, tests and runbooks."""
+"""Rules for dashboards and alerts that need no Prometheus: those of Grafana's dashboard-linter, and
+that names agree between catalogue, rules, dashboards, tests and runbooks."""
 
 import filecmp
 import re
@@ -13,9 +13,9 @@ import catalogue
 NAME = re.compile(r"(?<![\w:])(gpushm_[a-z0-9_]+|process_[a-z_]+)")
 RECORD = re.compile(r"(?<![\w:])gpushm:[a-z0-9_:]+")
 COUNTERS = re.compile(r"(\w+_(?:total|bucket|sum|count))\{[^}]*\}(\[)?")
-# On purpose on no dashboard and in no rule.
+# Deliberately on no dashboard and in no rule.
 UNUSED = {
-    "process_virtual_memory_bytes": "the driver maps most of it; it says nothing",
+    "process_virtual_memory_bytes": "the driver maps most of it, so it means nothing",
 }
 VARIABLES = {"datasource": "Data source", "job": "Job", "instance": "Instance"}
 
@@ -36,9 +36,9 @@ def check_dashboard(board):
         if variable["type"] == "query" and variable["refresh"] != 2:
             yield f"variable {variable['name']} does not follow the time range"
     if board["editable"] or board["id"] is not None or board["schemaVersion"] < 39:
-        yield "editable, with an id, or of an old schema"
+        yield "editable, has an id, or has an old schema"
     if not re.fullmatch(r"gpushm-[a-z-]+", board["uid"]) or "gpushm" not in board["tags"]:
-        yield "uid or tag"
+        yield "wrong uid or tag"
     if not any(link["type"] == "dashboards" and link["tags"] for link in board["links"]):
         yield "no link by tag"
     titles = [p["title"] for p in panels_of(board)]
@@ -53,23 +53,23 @@ def check_panel(panel):
         if not panel.get(name):
             yield f"no {name}"
     if not panel["description"].endswith((".", "?")):
-        yield "the description is no sentence"
+        yield "the description is not a sentence"
     if not panel["fieldConfig"]["defaults"].get("unit"):
         yield "no unit"
     if panel["datasource"]["uid"] != "${datasource}":
-        yield "not of the variable's data source"
+        yield "does not use the variable's data source"
     for target in panel["targets"]:
         query = target["expr"]
         for need in ('job=~"$job"', 'instance=~"$instance"', 'cluster=~"$cluster"'):
             if query.count(need) != query.count("{"):
                 yield f"{target['refId']}: a selector without {need}"
         if re.search(r"\[(?!\$__rate_interval\])", query):
-            yield f"{target['refId']}: a range that is not $__rate_interval"
+            yield f"{target['refId']}: its range must be $__rate_interval"
         for name, ranged in COUNTERS.findall(query):
             if not ranged:
                 yield f"{target['refId']}: {name} without rate or increase"
         if target["datasource"]["uid"] != "${datasource}":
-            yield f"{target['refId']}: not of the variable's data source"
+            yield f"{target['refId']}: does not use the variable's data source"
 
 
 def check_names(dashboards, rules, catalogues):
@@ -84,8 +84,8 @@ def check_names(dashboards, rules, catalogues):
     yield from (f"{name} is in no catalogue" for name in sorted(named - known.keys()))
     used = {known[name] for name in named & known.keys()}
     for name in sorted(set(known.values()) - used - UNUSED.keys()):
-        yield f"{name} is on no dashboard and in no rule: use it, or say in lint.py why not"
-    yield from (f"{name} is used, and lint.py says it is not" for name in used & UNUSED.keys())
+        yield f"{name} is on no dashboard and in no rule: use it, or give the reason in lint.py"
+    yield from (f"{name} is used, but lint.py says it is not" for name in used & UNUSED.keys())
     records = {r["record"] for g in rules["groups"] for r in g["rules"] if "record" in r}
     for text in texts:
         yield from (f"{name} is not recorded" for name in set(RECORD.findall(text)) - records)
@@ -112,11 +112,11 @@ def check_rules(rules, tests, runbooks):
         if not annotations["runbook_url"].endswith("#" + rule["alert"].lower()):
             yield f"{rule['alert']}: runbook_url"
         if not annotations["summary"].endswith(".") or len(annotations["description"]) < 60:
-            yield f"{rule['alert']}: summary or description"
+            yield f"{rule['alert']}: wrong summary or description"
 
 
 def check_generated(root, work):
-    """The dashboards are what their definitions make."""
+    """The dashboards must equal the output of their definitions."""
     folder = work / "grafana"
     folder.mkdir()
     subprocess.run([sys.executable, root / "deploy/dashboards/make", folder], check=True)
@@ -124,7 +124,7 @@ def check_generated(root, work):
     kept = {path.name for path in (root / "deploy/grafana").iterdir()}
     _, *different = filecmp.cmpfiles(folder, root / "deploy/grafana", made | kept, shallow=False)
     for names in different:
-        yield from (f"deploy/grafana/{name} is old: deploy/dashboards/make" for name in names)
+        yield from (f"deploy/grafana/{name} is outdated: deploy/dashboards/make" for name in names)
 
 
 def check(root, dashboards, rules, catalogues, tests, work):

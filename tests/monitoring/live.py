@@ -1,7 +1,8 @@
-"""Goal: every query of every panel, every recording rule and every alert says what is so. Method: a
-real Prometheus scrapes a seeded load as its operator would make it from the chart's
-ServiceMonitors; each answer is held against the load's own arithmetic, with all series and with one
-of each variable selected. Then the load falls sick, and each alert has to come."""
+"""Goal: every query of every panel, every recording rule and every alert is correct.
+Method: a real Prometheus scrapes a seeded load, configured as its operator would do from the
+chart's ServiceMonitors. Each answer is compared with a calculation from the load, with all series
+and with one of each variable selected. Then faults are added to the load, and each alert has to
+fire."""
 
 import re
 import time
@@ -20,14 +21,14 @@ TOLERANCE = {"Age of NVML's answer": 1.6, "Scrape duration": 0.5, "Buffers by na
 
 
 def neighbour(load):
-    """What any other program shows, and gpushm's rules and dashboards must not take for theirs."""
+    """Metrics of another program, which gpushm's rules and dashboards must not use."""
     return type(load)(load.seed, load.start, [
         Sample("another", "node-a", s.name, s.labels, 65000.0, 1.0) for s in load.samples
         if s.name.startswith("process_") and s.instance == "node-a"])
 
 
 class Bench:
-    """Targets, their load, and the labels that they have to get."""
+    """Targets, their load, and the labels that they must get."""
 
     def __init__(self, seed, catalogues, objects, scrapes=None):
         self.catalogues = catalogues
@@ -84,7 +85,7 @@ class Bench:
 
 
 def targets_of(prometheus):
-    """Scraped, and with which labels; None until all are."""
+    """The targets scraped so far, with their labels; None until all are scraped."""
     active = prometheus.get("targets?state=active")["activeTargets"]
     ours = [t for t in active if t["labels"]["job"] != "another"]
     if any(t["health"] != "up" for t in ours):
@@ -93,7 +94,7 @@ def targets_of(prometheus):
 
 
 def selections(dashboard, load):
-    """All of everything, and one of each variable: the first pod of the load."""
+    """Everything, and one of each variable: the first pod of the load."""
     names = [v["name"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
     sample = next(s for s in load.samples if s.name == "gpushm_pool_size_bytes")
     one = {"cluster": CLUSTER, "job": "gpushm-plugin", "instance": sample.instance,
@@ -119,7 +120,7 @@ def check_panels(prometheus, bench, dashboards):
     for dashboard in dashboards:
         panels = {p["title"]: p for p in dashboard["panels"] if p.get("targets")}
         known = expected.PANELS[dashboard["uid"]]
-        wrong += [f"{dashboard['uid']}: {title}: only in one of dashboard and expectations"
+        wrong += [f"{dashboard['uid']}: {title}: only in the dashboard or only in the expectations"
                   for title in panels.keys() ^ known.keys()]
         for values, selected in selections(dashboard, bench.load):
             for title in panels.keys() & known.keys():
@@ -137,7 +138,7 @@ def check_panels(prometheus, bench, dashboards):
 
 
 def check_variables(prometheus, bench, dashboards):
-    """What Grafana offers for each variable is what the load has."""
+    """The values that Grafana offers for each variable are those of the load."""
     for dashboard in dashboards:
         for variable in dashboard["templating"]["list"]:
             if variable["type"] != "query":
@@ -156,7 +157,7 @@ def check_recorded(prometheus, bench, names):
     wrong = []
     for name in names & expected.RECORDED.keys():
         at = time.time()
-        # Ratios over five minutes are of as many scrapes as there are, one more or less a target.
+        # Ratios over five minutes cover the scrapes that exist, one more or less for each target.
         for text in differences(expected.RECORDED[name](bench.view(at)), prometheus.query(name, at),
                                 relative=0.05):
             wrong.append(f"{name}: {text}")
@@ -168,11 +169,11 @@ def alerts(prometheus):
 
 
 def check_texts(rule, alert):
-    """Nothing that a template names may be missing."""
+    """Everything that a template names must exist."""
     for name, text in rule["annotations"].items():
         for label in re.findall(r"\$labels\.(\w+)", text):
             if label not in alert["labels"]:
-                yield f"{rule['alert']}: {name} names {label}, which the alert has not"
+                yield f"{rule['alert']}: {name} uses {label}, which the alert lacks"
         shown = alert["annotations"][name]
         if "{{" in shown or "<no value>" in shown or "<error" in shown:
             yield f"{rule['alert']}: {name} reads: {shown}"
@@ -183,7 +184,7 @@ def run(program, folder, seed, catalogues, objects, rules_path, rules, dashboard
     bench = Bench(seed, catalogues, objects)
     wanted = {r["alert"]: r for g in rules["groups"] for r in g["rules"] if "alert" in r}
     recorded = {r["record"] for g in rules["groups"] for r in g["rules"] if "record" in r}
-    wrong = [f"{name}: recorded, and not expected" for name in
+    wrong = [f"{name}: recorded, but not expected" for name in
              recorded - expected.RECORDED.keys() - {"gpushm:attach_errors:rate5m"}]
     with Prometheus(program, folder, bench.configuration(rules_path)) as prometheus:
         labels = prometheus.wait("scrapes", lambda: targets_of(prometheus))
@@ -193,7 +194,7 @@ def run(program, folder, seed, catalogues, objects, rules_path, rules, dashboard
         number, bad = check_panels(prometheus, bench, dashboards)
         wrong += bad + check_recorded(prometheus, bench, recorded)
         wrong += check_variables(prometheus, bench, dashboards)
-        wrong += [f"healthy, and yet: {a['annotations']['summary']}"
+        wrong += [f"fires without a fault: {a['annotations']['summary']}"
                   for a in alerts(prometheus).values()]
 
         bench.change(sicken(make(seed, bench.load.start)))
@@ -207,14 +208,14 @@ def run(program, folder, seed, catalogues, objects, rules_path, rules, dashboard
         prometheus.wait("alerts of what is down", lambda: down <= alerts(prometheus).keys())
         seen |= {name: alert for name, alert in alerts(prometheus).items() if name in down}
     bench.stop()
-    wrong += [f"{name} did not come" for name in wanted.keys() - seen.keys()]
+    wrong += [f"{name} did not fire" for name in wanted.keys() - seen.keys()]
     for name in wanted.keys() & seen.keys():
         wrong += check_texts(wanted[name], seen[name])
     return number + more, len(seen), wrong
 
 
 def run_targets(program, folder, seed, catalogues, objects, scrapes):
-    """Another way to scrape: only that targets get the names that rules and dashboards need."""
+    """Another scrape configuration: only targets get the names that rules and dashboards need."""
     bench = Bench(seed, catalogues, objects, scrapes)
     missing = {"cluster", "service", "namespace", "container", "endpoint"} if scrapes else {
         "service"}
@@ -231,7 +232,7 @@ def run_targets(program, folder, seed, catalogues, objects, scrapes):
 
 
 def wait_for_scrapes(prometheus, seconds, targets):
-    """Until every target was scraped for so long, from now on."""
+    """Waits until every target has been scraped for this long, from now on."""
     begin = time.time()
     prometheus.wait("samples", lambda: (
         rows := prometheus.query(f"timestamp(up) > {begin + seconds}")) and len(rows) == targets)

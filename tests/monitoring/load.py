@@ -1,6 +1,6 @@
-"""A seeded load: what three nodes and two injectors would show, as samples that are known exactly.
+"""A seeded load: the samples of three nodes and two injectors, with exactly known values.
 
-Counters grow evenly, so that what a query has to return at any time follows from the seed.
+Counters grow evenly, so the answer of a query at any time follows from the seed.
 """
 
 import random
@@ -21,7 +21,7 @@ class Sample:
     name: str
     labels: dict
     value: float
-    rate: float = 0.0  # A second.
+    rate: float = 0.0  # Growth in a second.
 
     def at(self, seconds):
         return self.value + self.rate * seconds
@@ -37,7 +37,7 @@ class Load:
         self.samples.append(Sample(*target, name, labels, value, rate))
 
     def histogram(self, target, name, bounds, rates, /, **labels):
-        """rates: for each bucket, the last one above all bounds."""
+        """rates: for each bucket; the last bucket is above all bounds."""
         total = 0.0
         for bound, rate in zip((*bounds, "+Inf"), rates, strict=True):
             total += rate
@@ -114,12 +114,12 @@ def kubelet(load, rng, target, resource, devices, used):
 
 
 def spread(rng, bounds):
-    """Most in the middle, none at the slow end."""
+    """Most in the middle, none in the slowest bucket."""
     return [whole(rng, 1, 8) for _ in bounds[:-2]] + [0.0, 0.0, 0.0]
 
 
 def gpu(load, rng, target, index):
-    """Returns the units that are bound."""
+    """Returns the number of bound units."""
     uuid = f"GPU-{target[1]}-{index}"
 
     def add(name, value, rate=0.0, **labels):
@@ -144,7 +144,7 @@ def gpu(load, rng, target, index):
     add("utilization_ratio", 0.94 if index else 0.85)
     add("memory_activity_ratio", rng.random())
     add("temperature_celsius", whole(rng, 40, 70))
-    if index == 0:  # The driver does not tell everything of every GPU.
+    if index == 0:  # The driver does not report everything for every GPU.
         add("memory_temperature_celsius", whole(rng, 50, 80))
         add("nvlink_transmit_bytes_total", 1e12, 5e8)
         add("nvlink_receive_bytes_total", 2e12, 4e8)
@@ -167,7 +167,8 @@ def gpu(load, rng, target, index):
 
 
 class Pod:
-    """Its buffers, each attached by some containers; what nobody attached is the sidecar's."""
+    """Its buffers, each attached by some containers; buffers without attachments belong to the
+    sidecar."""
 
     def __init__(self, load, rng, target, uuid, name):
         self.load, self.rng, self.target = load, rng, target
@@ -255,7 +256,7 @@ def injector(load, rng, target):
 
 
 def sicken(load):
-    """The same load with everything wrong that an alert tells of, on node-a and in the injector."""
+    """The same load with every fault for which there is an alert, on node-a and in the injector."""
     def change(name, value, rate=0.0, **labels):
         found = load.find(name, **labels)
         assert found, name

@@ -1,4 +1,4 @@
-"""What `run` calls: see there.
+"""The program that `run` starts; see there.
 
 usage: main.py --prometheus FOLDER --helm PROGRAM --work FOLDER [--seed N]
 """
@@ -39,7 +39,7 @@ def rendered(helm, values):
 
 
 def promtool(program, *arguments, **more):
-    """What it says where it is not content."""
+    """Prints promtool's output if it finds errors."""
     done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, **more)
     said = (done.stdout + done.stderr).strip()
     return [] if done.returncode == 0 else [f"promtool {arguments[0]} {arguments[1]}: {said}"]
@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--seed", type=int, default=20261122)
     options = parser.parse_args()
-    options.work = options.work.resolve()  # Prometheus takes paths from its configuration on.
+    options.work = options.work.resolve()  # Prometheus resolves paths from its configuration.
     tool, work = options.prometheus / "promtool", options.work
     dashboards = [json.loads(path.read_text(encoding="utf-8"))
                   for path in sorted((ROOT / "deploy/grafana").glob("*.json"))]

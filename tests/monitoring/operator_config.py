@@ -1,10 +1,10 @@
-"""From rendered monitors to Prometheus' scrape configuration, as Prometheus' operator does it
-(pkg/prometheus/promcfg.go), with the chart's own Services and pods in place of discovery."""
+"""Turns rendered monitors into Prometheus' scrape configuration, as Prometheus' operator does it
+(pkg/prometheus/promcfg.go), with the chart's own Services and pods instead of discovery."""
 
 import re
 
 FIELDS = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
-NOBODY = "127.0.0.1:1"  # Of ports that no monitor names: must be dropped.
+NOBODY = "127.0.0.1:1"  # For ports that no monitor names: must be dropped.
 
 
 def meta(name):
@@ -44,8 +44,8 @@ def component(labels):
 
 
 def discovered(objects, pods):
-    """What service discovery would find: a target for each port of each pod; pods are
-    (component, pod, node, address)."""
+    """What service discovery would find: a target for each port of each pod. Pods are (component,
+    pod, node, address)."""
     workloads = {component(o["spec"]["selector"]["matchLabels"]): o for o in objects
                  if o["kind"] in ("DaemonSet", "Deployment")}
     services = {component(o["spec"]["selector"]): o for o in objects if o["kind"] == "Service"}
@@ -81,7 +81,8 @@ def scrape_configs(objects, pods):
 
 
 def plain_configs(configs, objects, pods):
-    """Of a Prometheus without operator: its own, with these targets in place of discovery."""
+    """The configuration of a Prometheus without operator, with these targets instead of discovery.
+   """
     targets = list(discovered(objects, pods))
     for config in configs:
         assert config.pop("kubernetes_sd_configs")[0]["role"] == "pod"

@@ -10,7 +10,7 @@ def escape(value):
 
 
 def render(load, target, catalogue, seconds):
-    """The page of one target; refuses what its catalogue does not have."""
+    """The metrics of one target; refuses those that its catalogue lacks."""
     lines = []
     mine = [s for s in load.samples if (s.job, s.instance) == target]
     for name, metric in catalogue.items():

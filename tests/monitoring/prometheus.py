@@ -1,4 +1,4 @@
-"""A Prometheus of its own, on loopback, for as long as a test needs it."""
+"""A separate Prometheus on loopback, for the duration of a test."""
 
 import json
 import pathlib
@@ -41,7 +41,7 @@ class Prometheus:
         self.log.close()
 
     def wait(self, what, condition, seconds=60):
-        """Asks until it is so; what it gives is returned."""
+        """Repeats the query until it is true; returns its value."""
         deadline = time.monotonic() + seconds
         while not (result := condition()):
             if self.process.poll() is not None or time.monotonic() > deadline:

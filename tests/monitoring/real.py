@@ -1,10 +1,11 @@
-"""Goal: on a real plugin's and injector's pages the same queries are right. Method: the arithmetic
-of expected.py, over what Prometheus stored of each series in the last seconds.
+"""Goal: the same queries are correct for the metrics of a real plugin and injector.
+Method: the calculations of expected.py, with what Prometheus stored of each series in the last
+seconds.
 
 usage: real.py --prometheus FOLDER --helm PROGRAM --work FOLDER [--plugin NODE=ADDRESS ...]
                [--injector POD=ADDRESS ...]
-Targets are scraped as by the chart's ServiceMonitors. FOLDER of --work is made anew. Queries
-without an answer are named ("no answer: ..."): who knows the load says which may have none.
+Targets are scraped as by the chart's ServiceMonitors. FOLDER of --work is renewed. Queries without
+an answer are listed ("no answer: ..."); the caller, who knows the load, says which may have none.
 """
 
 import argparse
@@ -29,7 +30,7 @@ SERIES = '{__name__=~"gpushm_.+|process_.+|up|scrape_.+"}'
 
 
 class Stored:
-    """In place of a load: what Prometheus has, each series by itself."""
+    """Replaces a load: the content of Prometheus, series by series."""
 
     def __init__(self, prometheus):
         self.prometheus = prometheus
@@ -41,7 +42,7 @@ class Stored:
             labels, points = dict(series["metric"]), series["values"]
             (first_s, first), (last_s, last) = points[0], points[-1]
             if at - last_s > 2:
-                continue  # Its end was seen.
+                continue  # The end of the series was seen.
             name = labels.pop("__name__")
             target = labels["job"], labels["instance"]
             extra[target] = {"job": target[0], "instance": target[1]}
@@ -52,7 +53,7 @@ class Stored:
 
 
 def check(prometheus, dashboards):
-    """Returns (queries run, those without an answer, what is wrong), with everything selected."""
+    """Returns (queries run, those without an answer, errors), with everything selected."""
     stored, number, silent, wrong = Stored(prometheus), 0, [], []
     for dashboard in dashboards:
         values = {v["name"]: v["allValue"] for v in dashboard["templating"]["list"]
@@ -61,7 +62,8 @@ def check(prometheus, dashboards):
             functions = live.expected.PANELS[dashboard["uid"]][panel["title"]]
             for query, function in zip(panel["targets"], functions, strict=True):
                 name = f"{dashboard['uid']}: {panel['title']} {query['refId']}"
-                # Both look at one moment, a little past, so that neither sees more than the other.
+                # Both evaluate at one time, slightly in the past, so that neither sees more than
+                # the other.
                 at = time.time() - 0.5
                 got = prometheus.query(live.fill(query["expr"], values), at)
                 number += 1
@@ -88,7 +90,7 @@ def main():
     parser.add_argument("--plugin", action="append", default=[])
     parser.add_argument("--injector", action="append", default=[])
     options = parser.parse_args()
-    options.work = options.work.resolve()  # Prometheus takes paths from its configuration on.
+    options.work = options.work.resolve()  # Prometheus resolves paths from its configuration.
     shutil.rmtree(options.work, ignore_errors=True)
     options.work.mkdir(parents=True)
     catalogues = catalogue.catalogues(suite.ROOT)

@@ -8,7 +8,7 @@ def key(labels):
 
 
 class View:
-    """A load at a time, as far as a dashboard's variables select it."""
+    """A load at one time, restricted to what a dashboard's variables select."""
 
     def __init__(self, load, now, extra, selected=None, window=12):
         self.now, self.window = now, window
@@ -41,7 +41,7 @@ class View:
         return total(self.rate(name, **where), *by)
 
     def quantile(self, q, name, *by, **where):
-        """As histogram_quantile does, of the buckets' rates."""
+        """Like histogram_quantile, from the buckets' rates."""
         groups = {}
         for labels, rate in total(self.rate(name + "_bucket", **where), "le", *by).items():
             rest = frozenset(pair for pair in labels if pair[0] != "le")
@@ -91,7 +91,7 @@ def mean(vector, *by):
 
 
 def quotient(a, b):
-    """As PromQL divides: 0 / 0 is no number, anything else / 0 is infinite."""
+    """Divides like PromQL: 0 / 0 is NaN, anything else / 0 is infinite."""
     if b:
         return a / b
     return math.copysign(math.inf, a) if a else math.nan
@@ -114,7 +114,7 @@ def map_values(function, vector):
 
 
 def zeros(vector):
-    """Those that are 0: `== 0`."""
+    """Elements that are 0: `== 0`."""
     return {labels: value for labels, value in vector.items() if value == 0}
 
 
@@ -123,7 +123,7 @@ def or_zero(vector):
 
 
 def differences(expected, got, *, relative=0.02, absolute=1e-9):
-    """What is wrong, in words; `got` is a list of (labels, value)."""
+    """What is wrong, as text; `got` is a list of (labels, value)."""
     answer = {key(labels): value for labels, value in got}
     wrong = [f"missing {dict(labels)}" for labels in expected.keys() - answer.keys()]
     wrong += [f"unexpected {dict(labels)} {answer[labels]}" for labels in

@@ -1,11 +1,11 @@
-"""A headless Chromium of its own, and a page in it that reports what it must not do."""
+"""A separate headless Chromium, and a page in it that reports forbidden actions."""
 
 import os
 import tempfile
 
 from playwright.sync_api import sync_playwright
 
-# No sandbox: the tests run as root in containers, and load only what this project wrote.
+# No sandbox: the tests run as root in containers, and load only files of this project.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 TIMEOUT_MS = 15000
@@ -28,7 +28,7 @@ class Browser:
             env={**os.environ, "HOME": self.folder.name})
 
     def open(self, url, viewport=None, scheme="light", **more):
-        """A page in an empty profile; `page.trouble` collects what went wrong in it."""
+        """A page in an empty profile; `page.trouble` collects its errors."""
         context = self.chromium.new_context(
             viewport=viewport or WIDE, color_scheme=scheme, locale="en-GB", timezone_id="UTC",
             **more)

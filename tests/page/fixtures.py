@@ -1,4 +1,4 @@
-"""Documents as the plugin's /status.json would give them, seeded: the same at each run."""
+"""Documents as the plugin's /status.json would give them, seeded: the same in each run."""
 
 import itertools
 import random
@@ -8,7 +8,7 @@ GIB = 1 << 30
 NOW_MS = 1795300000000  # 2026-11-22
 H200 = 143771 * MIB
 
-# Names that a cluster would refuse, as a page must not rely on it.
+# Names that a cluster would refuse, because the page must not rely on that.
 HOSTILE = [
     '<img src=x onerror="window.hurt=1">', '</script><script>window.hurt=1</script>',
     '"><svg/onload=window.hurt=1>', "javascript:window.hurt=1", "\u202egnp.live\u202c",
@@ -17,7 +17,7 @@ HOSTILE = [
 
 
 def buffer(name, size, holders=(), state="ready", generations=1, loaded=None):
-    """`holders`: (container, access, count). Its bytes are shared out evenly, exactly."""
+    """`holders`: (container, access, count). Its bytes are divided equally and exactly."""
     users = sum(count for _, _, count in holders)
     attachments, given, seen = [], 0, 0
     for container, access, count in holders:
@@ -81,7 +81,8 @@ def document(gpus, **more):
 
 
 def busy():
-    """What the screenshots show: sharing, a pipeline, loading, a broker that is away, a sick GPU."""
+    """The content of the screenshots: sharing, a pipeline, loading, a disconnected broker, an
+    unhealthy GPU."""
     chat = pool("m0000", "chat", "server-0", 48 * GIB, [
         buffer("weights", 32 * GIB, [("engine", "ro", 2), ("reranker", "ro", 1)]),
         buffer("adapters", 4 * GIB, [("engine", "rw", 1)]),
@@ -115,7 +116,8 @@ def hostile():
 
 
 def large(gpus=16, buffers=500, seed=1):
-    """`buffers` on each of `gpus`, 20 pods each, as many attachments as the scrape's budget has."""
+    """`buffers` on each of `gpus`, 20 pods each, with as many attachments as the scrape's budget
+    allows."""
     rng = random.Random(seed)
     cards = []
     for index in range(gpus):
@@ -133,7 +135,7 @@ def large(gpus=16, buffers=500, seed=1):
 
 
 def changing(seed=2):
-    """One document after the other: pods and buffers come and go, holders too."""
+    """One document after another: pods, buffers and holders come and go."""
     rng = random.Random(seed)
     for _ in itertools.count():
         pools = [pool(f"m{p:04}", "team", f"pod-{p}", 16 * GIB, [

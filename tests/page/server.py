@@ -1,4 +1,4 @@
-"""Stands for the plugin: the built page with its policy, and a document that the test chooses."""
+"""Plays the plugin: serves the built page with its policy, and a document that the test chooses."""
 
 import http.server
 import json
@@ -18,7 +18,7 @@ class Plugin:
         self.page, self.policy = join.join()
         self.document = {}
         self.failure = None
-        self.over = threading.Event()  # Ends answers that do not come.
+        self.over = threading.Event()  # Ends answers that would never come.
         self.asked = 0
         plugin = self
 

@@ -1,10 +1,10 @@
-"""What the page must show of a document, computed from the document alone."""
+"""What the page must show for a document, computed from the document alone."""
 
 import json
 from decimal import ROUND_HALF_UP, Decimal
 
 STATES = {"writer-died": "writer died"}
-MIN_SHOWN = 0.004  # Of a card: smaller buffers of a pod and kind are one part of the bar.
+MIN_SHOWN = 0.004  # Share of a card: smaller buffers of a pod and kind form one part of the bar.
 
 
 def in_bytes(value):
@@ -15,7 +15,7 @@ def in_bytes(value):
         value /= 1024
         unit += 1
     decimals = 0 if value == int(value) else 2 if value < 9.995 else 1 if value < 99.95 else 0
-    # Halves go up, as in JavaScript.
+    # Halves are rounded up, as in JavaScript.
     rounded = Decimal(value).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
     return f"{rounded} {['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'][unit]}"
 
@@ -30,7 +30,7 @@ def kind(buffer):
 
 
 def bar(gpu):
-    """Bytes of each kind; together all of the card."""
+    """Bytes of each kind; their sum is the whole card."""
     kinds = dict.fromkeys(["shared", "one", "idle"], 0)
     private = 0
     for pool in gpu["pools"]:
@@ -64,7 +64,7 @@ def figures(gpu):
 
 
 def buffer_rows(pool):
-    """Cells of each row of the pod's table of buffers, the largest buffer first."""
+    """Cells of each row of the pod's table of buffers, largest buffer first."""
     rows = []
     for b in sorted(pool["buffers"], key=lambda b: -b["allocated_bytes"]):
         state = STATES.get(b["state"], b["state"])
@@ -89,7 +89,7 @@ def resource_lines(doc):
             for r in doc["resources"]]
 
 
-# Reads back what is shown, all in one call: as many calls as cells would take minutes.
+# Reads everything shown in one call: one call for each cell would take minutes.
 READ = """() => {
   const texts = (nodes) => [...nodes].map((n) => n.textContent);
   const pairs = (list) => Object.fromEntries([...list.children].map((d) => texts(d.children)));
@@ -116,7 +116,7 @@ READ = """() => {
 
 
 def check(case, doc, page):
-    """`page` has every list unfolded."""
+    """`page` has every list expanded."""
     shown = page.evaluate(READ)
     case.assertEqual(shown["totals"], shown["totals"] | totals(doc))
     case.assertEqual(shown["resources"], resource_lines(doc))

@@ -1,7 +1,7 @@
-"""The status page in a real browser: what it shows is what the document says, whoever named it.
+"""The status page in a real browser: it shows what the document says, whatever the names in it are.
 
 usage: test_page.py [--url URL] [PATTERN ...]      CHROMIUM names the program; `run` does all that
---url: a plugin's page, whatever it shows just now, instead of the fixtures'
+--url: a plugin's page with its current content, instead of the fixtures
 """
 
 import argparse
@@ -20,7 +20,7 @@ from playwright.sync_api import expect
 from server import ROOT, Plugin
 
 FRESH = "#when:not(.old):text('Updated')"
-TIMEOUT_S = 450  # All of it takes one minute, on busy cores three.
+TIMEOUT_S = 450  # Everything takes one minute, on busy cores three.
 SHOT = {"width": 1240, "height": 720}
 SHOTS_MAX_BYTES = 150 * 1024
 options = None
@@ -46,7 +46,7 @@ class PageCase(unittest.TestCase):
             page.context.close()
 
     def open(self, url, **more):
-        """The page, drawn once and then held still, and the document that it has drawn."""
+        """The page, drawn once and then not refreshed, and the document that it has drawn."""
         page = browser.open(url, **more)
         self.pages.append(page)
         with page.expect_response("**/status.json") as answer:
@@ -56,7 +56,7 @@ class PageCase(unittest.TestCase):
         return page, answer.value.json()
 
     def unfold(self, page):
-        """Opens all lists, and those inside them."""
+        """Expands all lists, and those inside them."""
         while page.evaluate("""() => Promise.all(
             [...document.querySelectorAll('details:not([open])')]
               .filter((list) => !list.hidden && list.checkVisibility())
@@ -78,7 +78,7 @@ class PageCase(unittest.TestCase):
 
 
 class AnyPluginTest(PageCase):
-    """Goal: holds for every document. Method: the fixtures', or what the plugin at --url says."""
+    """Goal: holds for every document. Method: the fixtures', or the one of the plugin at --url."""
 
     def each(self, check):
         """Calls check(URL) for each document."""
@@ -121,7 +121,8 @@ class AnyPluginTest(PageCase):
         self.each(check)
 
     def test_keyboard_reaches_everything(self):
-        """Tab comes to each bar once, arrows to each of its parts; focus is always to be seen."""
+        """Tab reaches each bar once, arrows reach each of its parts, and the focus is always
+        visible."""
         def check(url):
             page, doc = self.open(url)
             for gpu in range(len(doc["gpus"])):
@@ -165,7 +166,7 @@ class AnyPluginTest(PageCase):
                 page, doc = self.open(url, viewport=viewport)
                 self.unfold(page)
                 expect(page.get_by_role("heading", level=1)).to_have_count(1)
-                indices = [gpu["index"] for gpu in doc["gpus"]]  # MIG instances share theirs.
+                indices = [gpu["index"] for gpu in doc["gpus"]]  # MIG instances share the GPU's.
                 for index in set(indices):
                     title = page.get_by_role("heading", level=2, name=f"GPU {index}", exact=True)
                     expect(title).to_have_count(indices.count(index))
@@ -188,7 +189,7 @@ class FixtureTest(PageCase):
         self.addCleanup(self.plugin.close)
 
     def open_with_clock(self, **more):
-        """A page whose timers the test moves: waits nothing out."""
+        """A page whose timers the test controls, so that it need not wait."""
         page = browser.open(self.plugin.url, **more)
         self.pages.append(page)
         page.clock.install(time=fixtures.NOW_MS)
@@ -198,7 +199,7 @@ class FixtureTest(PageCase):
         return page
 
     def refresh(self, page):
-        """The next refresh, to its end."""
+        """The next refresh, until it has ended."""
         before = page.locator("#when").text_content()
         page.clock.run_for(2000)
         expect(page.locator("#when")).not_to_have_text(before)
@@ -297,7 +298,7 @@ class FixtureTest(PageCase):
         self.assertEqual(page.locator("img, svg, main script").count(), 0)
 
     def test_the_policy_holds(self):
-        """Goal: were a name to become markup, nothing would run and nothing would leave."""
+        """Goal: if a name became markup, nothing would run and nothing would be sent."""
         page, _ = self.open(self.plugin.url)
         page.evaluate("""() => {
           const script = document.createElement('script');
@@ -336,8 +337,8 @@ class FixtureTest(PageCase):
               f"{first:.0f} ms at first, {again:.0f} ms at a refresh")
 
     def test_screenshots(self):
-        """Goal: the pictures of docs/ are of this page. Method: from the fixture and from what a
-        plugin on an H200 said (docs/gpu-metrics), if asked to."""
+        """Goal: the pictures of docs/ show this page. Method: from the fixture and from the
+        document of a plugin on an H200 (docs/gpu-metrics), if requested."""
         folder = pathlib.Path(ROOT / "build" / "page")
         if os.environ.get("GPUSHM_REWRITE_DOCS"):
             folder = ROOT / "docs" / "images"

@@ -13,8 +13,8 @@ import sys
 
 WIDTH, HEIGHT = 960, 560
 LEFT, RIGHT, TOP, BOTTOM = 76, 250, 64, 52
-LABEL_GAP = 17  # Between the names at the lines' ends.
-# Kept memory, new memory, copies: a hue each; gpushm's lines are thick.
+LABEL_GAP = 17  # Between the names at the ends of the lines.
+# Kept memory, new memory, copies: one hue each. gpushm's lines are thick.
 STYLES = {
     "gpushm-signal": ("#0a7d54", "#3ddc97", ""),
     "gpushm-ring": ("#0a7d54", "#3ddc97", "9 3 2 3"),

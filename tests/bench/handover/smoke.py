@@ -1,4 +1,4 @@
-"""The comparison of hand-over ways, end to end on the simulated driver: smoke.py PROGRAM
+"""The comparison of hand-over methods, end to end on the simulated driver: smoke.py PROGRAM
 
 Goal: every way hands over the right values, to one consumer and to several. A way that cannot be
 measured here gives the reason. A table and a chart can be made from the run. A consumer that reads a

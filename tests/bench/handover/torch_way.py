@@ -1,4 +1,4 @@
-"""torch.multiprocessing's CUDA tensors, as one of the ways of bench_handover, which starts this.
+"""torch.multiprocessing's CUDA tensors, as one of the methods of bench_handover, which starts this.
 
 torch_way.py SOCKET PEERS: talks to the program over a socket that it inherits.
   -> "ready VERSION", or "torch is not installed: ...", then it ends
