@@ -385,7 +385,8 @@ TEST_F(RegistrationTest, NamesIdsThatItDoesNotHave) {
   api::AllocateResponse response;
   const grpc::Status unknown = client.Allocate({{"m0001", "m9999", ""}}, &response);
   EXPECT_EQ(unknown.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(unknown.error_message(), HasSubstr("device IDs \"\", m9999 are not advertised"));
+  EXPECT_THAT(unknown.error_message(),
+              HasSubstr("device IDs \"\", m9999 are not, or no longer, advertised"));
   EXPECT_EQ(client.Allocate({{}}, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(client.PreStart({}).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(client.PreStart({"a0000"}).error_code(), grpc::StatusCode::INVALID_ARGUMENT);

@@ -75,9 +75,9 @@ const std::vector<ByteCase> kOdd = {
     {"0.00000000000000000000000001e26", 1, "", "is not a size"},
     {"1.00000000000000000000000000000Ki", kKi, "", ""},
     // Zero is for the caller to judge: a buffer of no bytes is refused, "0" private bytes are not.
-    {"0", 0, "", "no bytes"},
-    {"0Ki", 0, "", "no bytes"},
-    {"0.0", 0, "", "no bytes"},
+    {"0", 0, "", "zero bytes"},
+    {"0Ki", 0, "", "zero bytes"},
+    {"0.0", 0, "", "zero bytes"},
     {"0e9999999999", 0, "", "is not a size"},
 };
 

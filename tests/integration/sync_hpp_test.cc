@@ -408,7 +408,8 @@ TEST_F(SyncHppTest, ErrorsNameContainerAndKind) {
   EXPECT_EQ(Signal::Open(*client_, "nobody", {.timeout = 0s}).error().what(),
             "open signal \"nobody\": no signal \"nobody\"");
   ASSERT_TRUE(client_->Create("plain", 1));
-  EXPECT_EQ(read("plain"), "open ring \"plain\": no ring \"plain\", only a buffer of that name");
+  EXPECT_EQ(read("plain"),
+            "open ring \"plain\": no ring \"plain\"; there is only a buffer of that name");
   EXPECT_TRUE(client_->Delete("plain"));
   const auto forgotten = Ring::Write(*client_, "new", {.frames = 2}).error();
   EXPECT_EQ(forgotten.what(), "open ring \"new\": frame_bytes is 0");
