@@ -67,7 +67,7 @@ std::vector<Crowd> Crowds() {
       {"containers", PodWith(Names("c", kMany), kWeights), "60000 containers; at most 1024"},
       {"init containers", loaders, "60001 containers; at most 1024"},
       {"both kinds of containers", both, "1200 containers; at most 1024"},
-      {"volumes", volumes, "60000 volumes, at most 1024"},
+      {"volumes", volumes, "60000 volumes; at most 1024"},
   };
 }
 
