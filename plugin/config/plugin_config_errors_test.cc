@@ -65,7 +65,7 @@ std::vector<Case> GpuCases() {
       {"gpus: [1g.18gbme]\n", 1, 8, "gpus[0]", "neither"},
       {"unit: 1GB\n", 1, 7, "unit", "(write 1Gi or 1G)"},
       {"unit: 0\n", 1, 7, "unit", "\"0\" is zero"},
-      {"unit: 1Mi\n", 1, 7, "unit", "must be a multiple of 2Mi"},
+      {"unit: 1Mi\n", 1, 7, "unit", "\"1Mi\" must be a multiple of 2Mi"},
       {"unit: 1G\n", 1, 7, "unit", "must be a multiple of 2Mi"},
       {"unit: {}\n", 1, 7, "unit", "is a map"},
       {"unit:\n", 1, 1, "unit", "has no value"},
