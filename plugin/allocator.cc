@@ -130,8 +130,9 @@ Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& i
   }
   admission->given_up = true;
   return Fail(Code::kTimeout,
-              Concat("no decision within ", options_.allocate_timeout_ms,
-                     " ms: the plugin is still deciding about this or another container"),
+              Concat("no decision within ", options_.allocate_timeout_ms, " ms about ", ids.size(),
+                     " device IDs (", *ids.begin(), " to ", *ids.rbegin(),
+                     "): the plugin is still deciding about this or another container"),
               "delete the pod; its controller creates another one. Check the plugin's log and the "
               "node's disk for what hangs");
 }
@@ -161,10 +162,15 @@ Result<kubelet::Grant> Allocator::Admit(Resource resource, const DeviceIds& ids)
 
 Result<kubelet::PodList> Allocator::ListWhenQuiet(const Deadline& deadline) {
   {
+    const int64_t wait_ns = deadline.RemainingNs();
     std::unique_lock lock(quiet_mutex_);
-    if (!quiet_.wait_for(lock, std::chrono::nanoseconds(deadline.RemainingNs()),
+    if (!quiet_.wait_for(lock, std::chrono::nanoseconds(wait_ns),
                          [this] { return open_allocates_ == 0; })) {
-      return Fail(Code::kTimeout, "an Allocate call has been in progress for several seconds");
+      return Fail(Code::kTimeout,
+                  Concat(open_allocates_, " Allocate calls are still in progress after ",
+                         wait_ns / 1'000'000, " ms"),
+                  "the kubelet tries again; if it lasts, check the plugin's log "
+                  "and the node's disk for what hangs");
     }
   }
   return effects_->ListPods(deadline);

@@ -142,6 +142,8 @@ TEST_F(AllocatorTest, AllocateDoesNotWaitForADiskThatHangs) {
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), Code::kTimeout);
     EXPECT_THAT(refused.error().ToString(), HasSubstr("disk"));
+    EXPECT_THAT(refused.error().what(),
+                HasSubstr(Concat("1 device IDs (m100", first, " to m100", first, ")")));
   }
   go_on.set_value();
   // A busy machine may need longer than these 50 ms.

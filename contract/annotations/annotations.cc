@@ -157,7 +157,9 @@ void EntryReader::Cpu(PodSpec& pod) {
   if (text == nullptr) return;
   const auto millis = ParseMilliCpus(*text);
   if (!millis) return Fail(entry_.value, "", millis.error());
-  if (*millis == 0) return Fail(entry_.value, "", "is zero; must be greater than zero");
+  if (*millis == 0) {
+    return Fail(entry_.value, "", Concat(Quote(*text), " is zero; must be greater than zero"));
+  }
   pod.sidecar.cpu_millis = *millis;
 }
 
@@ -267,7 +269,8 @@ void EntryReader::File(const YamlNode& value, BufferSpec& buffer) {
   const size_t slash = text->find('/');
   const bool absolute = slash == 0;
   if (text->size() > kFileBytes) {
-    return Fail(value, "file", Concat("is longer than ", kFileBytes, " bytes"));
+    return Fail(value, "file",
+                Concat(shown, " has ", text->size(), " bytes; must have at most ", kFileBytes));
   }
   if (absolute && !options_.allow_absolute_file) {
     return Fail(

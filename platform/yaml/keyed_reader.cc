@@ -108,7 +108,7 @@ std::optional<uint64_t> FieldReader::Bytes(const YamlNode& node, std::string_vie
 std::optional<uint64_t> FieldReader::PositiveBytes(const YamlNode& node, std::string_view field) {
   const std::optional<uint64_t> bytes = Bytes(node, field);
   if (bytes != 0) return bytes;
-  Fail(node, field, "is zero; must be greater than zero");
+  Fail(node, field, Concat(Quote(node.text), " is zero; must be greater than zero"));
   return std::nullopt;
 }
 
@@ -124,30 +124,36 @@ std::optional<uint32_t> FieldReader::Number(const YamlNode& node, std::string_vi
   return std::nullopt;
 }
 
-std::optional<GpuChoice> FieldReader::Gpu(const YamlNode& node, std::string_view field) {
-  const std::string* text = Text(node, field);
-  if (text == nullptr) return std::nullopt;
+std::expected<GpuChoice, std::string> ParseGpu(std::string_view text) {
   GpuChoice gpu;
-  if (text->starts_with("GPU-") || text->starts_with("MIG-")) {
-    const std::string_view id = std::string_view(*text).substr(4);
+  if (text.starts_with("GPU-") || text.starts_with("MIG-")) {
+    const std::string_view id = text.substr(4);
     const bool clean = std::ranges::all_of(id, [](char c) {
       return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F') || c == '-';
     });
     if (!clean || id.size() != 36) {
-      Fail(node, field, Concat(Quote(*text), " is not a valid GPU UUID"));
-      return std::nullopt;
+      return std::unexpected(
+          Concat(Quote(text), " is not a valid GPU UUID (nvidia-smi -L shows the UUIDs)"));
     }
-    gpu.uuid = *text;
+    gpu.uuid = text;
     return gpu;
   }
-  const char* const end = text->data() + text->size();
-  const auto [rest, error] = std::from_chars(text->data(), end, gpu.index);
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, gpu.index);
   if (error != std::errc{} || rest != end || gpu.index >= kGpuIndices) {
-    Fail(node, field,
-         Concat(Quote(*text), " is neither a GPU's UUID nor its index (nvidia-smi -L shows both)"));
-    return std::nullopt;
+    return std::unexpected(
+        Concat(Quote(text), " is neither a GPU's UUID nor its index (nvidia-smi -L shows both)"));
   }
   return gpu;
+}
+
+std::optional<GpuChoice> FieldReader::Gpu(const YamlNode& node, std::string_view field) {
+  const std::string* text = Text(node, field);
+  if (text == nullptr) return std::nullopt;
+  auto gpu = ParseGpu(*text);
+  if (gpu) return *std::move(gpu);
+  Fail(node, field, std::move(gpu.error()));
+  return std::nullopt;
 }
 
 std::optional<std::string> FieldReader::Path(const YamlNode& node, std::string_view field,
@@ -163,8 +169,8 @@ std::optional<std::string> FieldReader::Path(const YamlNode& node, std::string_v
     Fail(node, field, Concat(Quote(*text), " contains \"..\""));
   } else if (text->size() > most_bytes) {
     Fail(node, field,
-         Concat("is longer than ", most_bytes,
-                " bytes; the path of a Unix socket may have at most 107"));
+         Concat(Quote(*text), " has ", text->size(), " bytes; must have at most ", most_bytes,
+                most_bytes <= kSocketPathBytes ? ", so that the path of a Unix socket fits" : ""));
   } else {
     return *text;
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <expected>
 #include <functional>
 #include <optional>
 #include <span>
@@ -39,6 +40,9 @@ struct GpuChoice {
 
   friend bool operator==(const GpuChoice&, const GpuChoice&) = default;
 };
+
+// `text` as a GPU, or why it is neither a UUID nor an index.
+std::expected<GpuChoice, std::string> ParseGpu(std::string_view text);
 
 // The longest path of a Unix socket: sockaddr_un::sun_path without its terminating NUL.
 inline constexpr size_t kSocketPathBytes = 107;

@@ -137,7 +137,9 @@ void Book::ForgetAttach(const DeviceIds& ids) {
 
 Result<Binding> Book::BindEarly(Resource resource, const DeviceIds& ids) {
   if (ids.empty()) return Fail(Code::kInvalidArgument, "container without device IDs");
-  const std::string who = "a container";
+  // The kubelet does not say which container it is. Its IDs are in the kubelet's checkpoint.
+  const std::string who = Concat("the container with ", ids.size(), " device IDs (", *ids.begin(),
+                                 " to ", *ids.rbegin(), ")");
   if (resource == Resource::kAttach) {
     if (early_gpu_.empty()) {
       return Fail(Code::kUnavailable, "gpushm.io/attach was requested before any gpushm.io/memory",

@@ -296,6 +296,7 @@ TEST_F(BookTest, EarlyAttachFollowsTheMemoryBeforeIt) {
   const auto full = book_.BindEarly(Resource::kMemory, Ids('m', 14, 6));
   ASSERT_FALSE(full);
   EXPECT_EQ(full.error().code(), Code::kExhausted);
+  EXPECT_THAT(full.error().what(), HasSubstr("the container with 6 device IDs (m1014 to m1019)"));
 
   now_.Add(OwnerNamed("one", "gpushm"), Resource::kMemory, Ids('m', 0, 8));
   now_.Add(OwnerNamed("one", "app"), Resource::kAttach, Ids('a', 0, 1));

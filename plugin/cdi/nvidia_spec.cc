@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "platform/yaml/config_error.h"
 #include "platform/yaml/yaml_tree.h"
 #include "plugin/cdi/spec_text.h"
 
@@ -125,8 +126,10 @@ Result<Edits> ReadEdits(const Json& owner) {
   if (!json.is_object()) return Fail(Code::kCorrupt, "containerEdits: must be a map");
   for (const std::string& variable : Texts(json, "env")) {
     const size_t equals = variable.find('=');
-    if (equals == 0 || equals == std::string::npos)
-      return Fail(Code::kCorrupt, "env: entries must have the form NAME=value");
+    if (equals == 0 || equals == std::string::npos) {
+      return Fail(Code::kCorrupt,
+                  Concat("env: ", config::Quote(variable), " does not have the form NAME=value"));
+    }
     edits.env[variable.substr(0, equals)] = variable.substr(equals + 1);
   }
   const auto nodes = Maps(json, "deviceNodes");

@@ -240,31 +240,37 @@ TEST(SpecStore, DamagedFilesAreReportedAndRemovedWhenAsked) {
 TEST(SpecStore, EveryValueIsChecked) {
   const std::string good = SpecText(Sidecar(), {}).value();
   ASSERT_TRUE(ParseSpec(kFile, good)) << ParseSpec(kFile, good).error().ToString();
-  const std::pair<std::string, std::string> changes[] = {
-      {"\"gpushm.io/gpu\":\"GPU-", "\"gpushm.io/gpu\":\"../"},
+  struct Change {
+    std::string from;
+    std::string to;
+    const char* shown = "";  // By the error's text.
+  };
+  const Change changes[] = {
+      {"\"gpushm.io/gpu\":\"GPU-", "\"gpushm.io/gpu\":\"../", "invalid GPU UUID \"../"},
       {"\"gpushm.io/gpu\":\"GPU-", "\"gpushm.io/gpux\":\"GPU-"},
-      {"team-a", "Team_A"},
-      {"llm-7d9f.worker-0", "llm-7d9f..worker-0"},
+      {"team-a", "Team_A", "invalid namespace name \"Team_A\""},
+      {"llm-7d9f.worker-0", "llm-7d9f..worker-0", "invalid pod name \"llm-7d9f..worker-0\""},
       {"llm-7d9f.worker-0", ""},
-      {"gpushm-sidecar", "-"},
-      {"m0003,m0004,m0017", "m0003,m0017,m0004"},
+      {"gpushm-sidecar", "-", "invalid container name \"-\""},
+      {"m0003,m0004,m0017", "m0003,m0017,m0004", "device IDs: \"m0003,m0017,m0004\""},
       {"m0003,m0004,m0017", ""},
-      {"m0003,m0004,m0017", "m0004,m0017"},
+      {"m0003,m0004,m0017", "m0004,m0017", "name, \"m0003\", is not the smallest"},
       {"m0003,m0004,m0017", "m0003,m0004,m0017,"},
       {"m0003,m0004,m0017", "m0003,m9999"},
-      {"m0003,m0004,m0017", "m0003,m004"},
+      {"m0003,m0004,m0017", "m0003,m004", "invalid device ID \"m004\""},
       {"\"gpushm.io/container\":\"gpushm-sidecar\"", "\"gpushm.io/container\":7"},
       {"gpushm.io/memory", "gpushm.io/attach"},
       {"\"cdiVersion\":\"0.6.0\"", "\"cdiVersion\":6"},
       {"\"devices\":[", "\"devices\":[{\"name\":\"m0003\"},"},
   };
-  for (const auto& [from, to] : changes) {
+  for (const auto& [from, to, shown] : changes) {
     std::string text = good;
     ASSERT_NE(text.find(from), std::string::npos) << from;
     text.replace(text.find(from), from.size(), to);
     const auto parsed = ParseSpec(kFile, text);
     ASSERT_FALSE(parsed) << text;
     EXPECT_EQ(parsed.error().code(), Code::kCorrupt) << text;
+    EXPECT_THAT(parsed.error().what(), HasSubstr(shown));
   }
   std::string newer = good;
   newer.replace(newer.find("version\":\"1\""), 12, "version\":\"2\"");

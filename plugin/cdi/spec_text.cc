@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "platform/base/name.h"
+#include "platform/yaml/config_error.h"
 #include "plugin/inventory/inventory.h"
 
 namespace gpushm::plugin {
 namespace {
 
+using config::Quote;
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kDomain = "gpushm.io";
@@ -54,13 +56,18 @@ bool IsUuid(std::string_view uuid) {
 std::string WrongWith(const Binding& binding) {
   if (binding.ids.empty()) return "the binding has no device IDs";
   for (const std::string& id : binding.ids) {
-    if (!IsDeviceId(binding.resource, id)) return Concat("invalid device ID \"", id, "\"");
+    if (!IsDeviceId(binding.resource, id)) return Concat("invalid device ID ", Quote(id));
   }
-  if (!IsUuid(binding.gpu)) return Concat("invalid GPU UUID \"", binding.gpu, "\"");
+  if (!IsUuid(binding.gpu)) return Concat("invalid GPU UUID ", Quote(binding.gpu));
   if (binding.owner == Owner{}) return {};  // Allocated early, not started yet.
-  if (!IsDnsLabel(binding.owner.pod.name_space)) return "invalid namespace name";
-  if (!IsDnsSubdomain(binding.owner.pod.name)) return "invalid pod name";
-  if (!IsDnsLabel(binding.owner.container)) return "invalid container name";
+  const Pod& pod = binding.owner.pod;
+  if (!IsDnsLabel(pod.name_space)) {
+    return Concat("invalid namespace name ", Quote(pod.name_space));
+  }
+  if (!IsDnsSubdomain(pod.name)) return Concat("invalid pod name ", Quote(pod.name));
+  if (!IsDnsLabel(binding.owner.container)) {
+    return Concat("invalid container name ", Quote(binding.owner.container));
+  }
   return {};
 }
 
@@ -77,29 +84,31 @@ std::string WrongWith(const Edits& edits) {
   static constexpr std::string_view kHooks[] = {
       "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"};
   for (const auto& [name, value] : edits.env) {
-    if (!IsVariable(name)) return Concat("invalid environment variable name \"", name, "\"");
+    if (!IsVariable(name)) return Concat("invalid environment variable name ", Quote(name));
   }
   for (const DeviceNode& node : edits.device_nodes) {
     if (!IsAbsolute(node.host_path) || !IsAbsolute(node.container_path) ||
         node.permissions.find_first_not_of("rwm") != std::string::npos) {
-      return Concat("invalid device node \"", node.host_path,
-                    "\": paths must be absolute, and permissions a subset of rwm");
+      return Concat("invalid device node ", Quote(node.host_path), " at ",
+                    Quote(node.container_path), " with permissions ", Quote(node.permissions),
+                    ": paths must be absolute, and permissions a subset of rwm");
     }
   }
   for (const Mount& mount : edits.mounts) {
     if (!IsAbsolute(mount.host_path) || !IsAbsolute(mount.container_path)) {
-      return Concat("invalid mount of \"", mount.host_path, "\": both paths must be absolute");
+      return Concat("invalid mount of ", Quote(mount.host_path), " at ",
+                    Quote(mount.container_path), ": both paths must be absolute");
     }
   }
   for (const Hook& hook : edits.hooks) {
     if (std::find(std::begin(kHooks), std::end(kHooks), hook.name) == std::end(kHooks) ||
         !IsAbsolute(hook.path)) {
-      return Concat("invalid hook (unknown name, or path not absolute): \"", hook.name, "\" ",
-                    hook.path);
+      return Concat("invalid hook (unknown name, or path not absolute): ", Quote(hook.name), " at ",
+                    Quote(hook.path));
     }
     for (const std::string& variable : hook.env) {
       if (variable.find('=') == 0 || variable.find('=') == std::string::npos) {
-        return Concat("invalid hook variable \"", variable, "\": must have the form NAME=value");
+        return Concat("invalid hook variable ", Quote(variable), ": must have the form NAME=value");
       }
     }
   }
@@ -148,8 +157,10 @@ Result<std::string> Encode(const std::string& kind, const Json& annotations,
     text += '\n';
     if (text.size() <= kMaxSpecBytes) return text;
     return Refused(Concat(text.size(), " bytes exceed the limit of ", kMaxSpecBytes));
-  } catch (const Json::exception&) {
-    return Refused("a path or value is not valid UTF-8");
+  } catch (const Json::exception& error) {
+    constexpr size_t kMostBytes = 256;
+    return Refused(
+        Concat("a path or value is not valid UTF-8: ", config::Excerpt(error.what(), kMostBytes)));
   }
 }
 
@@ -255,13 +266,19 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
   const bool memory =
       file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kMemory), "-"));
   binding.resource = memory ? Resource::kMemory : Resource::kAttach;
-  if (text.size() > kMaxSpecBytes) return Damaged(file_name, "larger than the limit for a spec");
+  if (text.size() > kMaxSpecBytes) {
+    return Damaged(file_name, Concat(text.size(), " bytes exceed the limit of ", kMaxSpecBytes));
+  }
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return Damaged(file_name, "invalid JSON");
+  if (json.is_discarded()) return Damaged(file_name, Concat("invalid JSON: ", Quote(text)));
   const auto name = NameOfDevice(json, CdiKind(binding.resource));
-  if (!name) return Damaged(file_name, "not a CDI spec of this kind with exactly one device");
+  if (!name) {
+    return Damaged(file_name, Concat("not a CDI spec of kind ", CdiKind(binding.resource),
+                                     " with exactly one device: ", Quote(text)));
+  }
   if (file_name != SpecFileName(binding.resource, *name)) {
-    return Damaged(file_name, "the device's name does not match the file name");
+    return Damaged(file_name,
+                   Concat("the device's name, ", Quote(*name), ", does not match the file name"));
   }
   const auto texts = Texts(json.value("annotations", Json()));
   if (!texts) return Damaged(file_name, "annotations must be a map of strings");
@@ -271,12 +288,15 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
   };
   if (get(kVersionKey) != std::to_string(kBindingVersion)) {
     return Fail(Code::kIncompatible,
-                Concat(file_name, ": unsupported binding version \"", get(kVersionKey),
-                       "\"; this plugin supports only ", kBindingVersion),
+                Concat(file_name, ": unsupported binding version ", Quote(get(kVersionKey)),
+                       "; this plugin supports only ", kBindingVersion),
                 "remove the file; its container gets a new binding at its next start");
   }
   const auto ids = SplitIds(get(kIdsKey));
-  if (!ids) return Damaged(file_name, "invalid or unsorted list of device IDs");
+  if (!ids) {
+    return Damaged(file_name,
+                   Concat("invalid or unsorted list of device IDs: ", Quote(get(kIdsKey))));
+  }
   binding.ids = *ids;
   binding.gpu = get(kGpuKey);
   binding.owner = {.pod = {.name_space = get(kNamespaceKey), .name = get(kPodKey)},
@@ -284,8 +304,10 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) {
     return Damaged(file_name, wrong);
   }
-  if (*name != binding.name())
-    return Damaged(file_name, "the device's name is not the smallest device ID");
+  if (*name != binding.name()) {
+    return Damaged(file_name, Concat("the device's name, ", Quote(*name),
+                                     ", is not the smallest device ID, ", binding.name()));
+  }
   return binding;
 }
 

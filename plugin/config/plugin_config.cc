@@ -183,7 +183,9 @@ void FileReader::Unit(const YamlNode& value) {
   const std::optional<uint64_t> bytes = file_.PositiveBytes(value, "unit");
   if (!bytes) return;
   if (*bytes % kGranularity != 0) {
-    return file_.Fail(value, "unit", "must be a multiple of 2Mi, the granularity of GPU memory");
+    return file_.Fail(
+        value, "unit",
+        Concat(Quote(value.text), " must be a multiple of 2Mi, the granularity of GPU memory"));
   }
   config_.rules.unit_bytes = *bytes;
 }

@@ -64,8 +64,8 @@ std::vector<Case> GpuCases() {
       {"gpus: [1g.18GB]\n", 1, 8, "gpus[0]", "neither"},
       {"gpus: [1g.18gbme]\n", 1, 8, "gpus[0]", "neither"},
       {"unit: 1GB\n", 1, 7, "unit", "(write 1Gi or 1G)"},
-      {"unit: 0\n", 1, 7, "unit", "is zero"},
-      {"unit: 1Mi\n", 1, 7, "unit", "must be a multiple of 2Mi"},
+      {"unit: 0\n", 1, 7, "unit", "\"0\" is zero"},
+      {"unit: 1Mi\n", 1, 7, "unit", "\"1Mi\" must be a multiple of 2Mi"},
       {"unit: 1G\n", 1, 7, "unit", "must be a multiple of 2Mi"},
       {"unit: {}\n", 1, 7, "unit", "is a map"},
       {"unit:\n", 1, 1, "unit", "has no value"},
@@ -92,12 +92,14 @@ std::vector<Case> NodeCases() {
       {"host-root: host\n", 1, 12, "host-root", "not an absolute path"},
       {"host-root:\n", 1, 1, "host-root", "has no value"},
       {"kubelet-folder: ''\n", 1, 17, "kubelet-folder", "not an absolute path"},
-      {"kubelet-folder: /" + Long(64) + "\n", 1, 17, "kubelet-folder", "longer than 64"},
-      {"state-folder: /" + Long(64) + "\n", 1, 15, "state-folder", "longer than 64"},
+      {"kubelet-folder: /" + Long(64) + "\n", 1, 17, "kubelet-folder",
+       "has 65 bytes; must have at most 64"},
+      {"state-folder: /" + Long(64) + "\n", 1, 15, "state-folder",
+       "has 65 bytes; must have at most 64"},
       {"state-folder: /run/..\n", 1, 15, "state-folder", "contains \"..\""},
       {"cdi-folder: \"/a\\nb\"\n", 1, 13, "cdi-folder", "line break"},
       {"pod-resources-socket: /" + Long(107) + "\n", 1, 23, "pod-resources-socket",
-       "longer than 107"},
+       "has 108 bytes; must have at most 107"},
   };
 }
 

@@ -15,7 +15,7 @@ constexpr uint32_t kActionNone = 0;
 constexpr uint32_t kActionDrainPeers = 3;
 constexpr uint32_t kActionRecoverImexDomain = 5;
 
-std::string_view ActionName(uint32_t action) {
+std::string ActionName(uint32_t action) {
   switch (action) {
     case 1:
       return "a reset of the GPU";
@@ -28,7 +28,7 @@ std::string_view ActionName(uint32_t action) {
     case 7:
       return "a reboot of the system";
     default:
-      return "a recovery action that this version does not know";
+      return Concat("recovery action ", action, ", which this version does not know");
   }
 }
 

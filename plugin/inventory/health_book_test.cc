@@ -18,6 +18,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 constexpr uint32_t kResetGpu = 1;
+constexpr uint32_t kUnknownAction = 99;
 constexpr uint32_t kDrainPeers = 3;
 
 Device Gpu(const std::string& uuid) {
@@ -122,6 +123,8 @@ TEST_F(HealthBookTest, WhereItDependsTheDriverDecides) {
   EXPECT_THAT(book_.Look()[0].reason, HasSubstr("requests a reset of the GPU"));
   Look(Good(kResetGpu, 2), 10'000);
   EXPECT_FALSE(Healthy()) << "as long as the driver requests it";
+  Look(Good(kUnknownAction, 2));
+  EXPECT_THAT(book_.Look()[0].reason, HasSubstr("requests recovery action 99, which"));
   EXPECT_EQ(SecondsToHealth(Good()), 3);
   Look(Good(kDrainPeers), 10);
   EXPECT_TRUE(Healthy()) << "traffic between GPUs only";

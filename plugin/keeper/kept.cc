@@ -78,7 +78,7 @@ void Kept::Refuse(UniqueFd fd) {
 // ---- statements
 
 Result<void> Kept::Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
-  if (!pidfd) return Broken("client without its pidfd");
+  if (!pidfd) return Broken(Concat("client ", client.client_id, " without its pidfd"));
   const auto known = clients_.find(client.client_id);
   if (known == clients_.end() && clients_.size() >= limits::kLinkClients) {
     Refuse(std::move(pidfd));
@@ -109,13 +109,20 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   const auto known = generations_.find(generation.generation);
   Result<void> valid;
   if (buffer == buffers_.end()) {
-    valid = Broken("generation of an unknown buffer");
+    valid = Broken(Concat("generation ", generation.generation, " of the unknown buffer \"",
+                          FromNameField(generation.name), '"'));
   } else if (memory && !HasDescriptor(generation)) {
-    valid = Broken("unexpected descriptor: this kind of generation has none");
+    valid = Broken(Concat("unexpected descriptor: generation ", generation.generation,
+                          " has transport ", generation.transport, ", which has none"));
   } else if (known != generations_.end() && !IsSameMemory(known->second.stated, generation)) {
-    valid = Broken("generation number already used for other memory");
+    const protocol::LinkGeneration& other = known->second.stated;
+    valid = Broken(Concat("generation ", generation.generation,
+                          " is already used for other memory: buffer \"", FromNameField(other.name),
+                          "\", ", other.mapped_bytes, " bytes, transport ", other.transport,
+                          "; stated now: buffer \"", FromNameField(generation.name), "\", ",
+                          generation.mapped_bytes, " bytes, transport ", generation.transport));
   } else if (known == generations_.end() && !memory && HasDescriptor(generation)) {
-    valid = Broken("generation without its descriptor");
+    valid = Broken(Concat("generation ", generation.generation, " without its descriptor"));
   } else if (known == generations_.end() && generations_.size() >= limits::kLinkGenerations) {
     valid = Full("generations", limits::kLinkGenerations);
   }
@@ -140,9 +147,12 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
 
 Result<void> Kept::Apply(const protocol::LinkContent& content) {
   const auto generation = generations_.find(content.generation);
-  if (generation == generations_.end()) return Broken("content of an unknown generation");
+  if (generation == generations_.end()) {
+    return Broken(Concat("content of the unknown generation ", content.generation));
+  }
   if (content.content_bytes > generation->second.stated.size_bytes) {
-    return Broken("content is larger than its generation");
+    return Broken(Concat("content of ", content.content_bytes, " bytes is larger than generation ",
+                         content.generation, ", which has ", generation->second.stated.size_bytes));
   }
   generation->second.content_bytes = content.content_bytes;
   return {};
@@ -150,9 +160,14 @@ Result<void> Kept::Apply(const protocol::LinkContent& content) {
 
 Result<void> Kept::Apply(const protocol::LinkLease& lease) {
   const auto client = clients_.find(lease.client_id);
-  if (client == clients_.end()) return Broken("lease of an unknown client");
+  if (client == clients_.end()) {
+    return Broken(Concat("lease ", lease.lease_id, " of the unknown client ", lease.client_id));
+  }
   const auto generation = generations_.find(lease.generation);
-  if (generation == generations_.end()) return Broken("lease on an unknown generation");
+  if (generation == generations_.end()) {
+    return Broken(
+        Concat("lease ", lease.lease_id, " on the unknown generation ", lease.generation));
+  }
   const auto known = leases_.find(lease.lease_id);
   if (known != leases_.end()) {
     Forget(known);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "platform/base/name.h"
+#include "platform/yaml/config_error.h"
 
 namespace gpushm::plugin {
 namespace {
@@ -27,7 +28,10 @@ const CounterRecord* Records(const Mapping& segment) {
 Result<std::vector<std::string>> ReadNames(const Mapping& segment) {
   protocol::CounterSegmentConstants header{};
   std::memcpy(&header, segment.address(), sizeof header);
-  if (header.magic != protocol::kCountersMagic) return Broken("bad magic number");
+  if (header.magic != protocol::kCountersMagic) {
+    return Broken(Concat("bad magic number 0x", std::hex, header.magic, " instead of 0x",
+                         protocol::kCountersMagic));
+  }
   if (header.version != protocol::kCountersVersion) {
     return Broken(Concat("unsupported version ", header.version));
   }
@@ -42,8 +46,12 @@ Result<std::vector<std::string>> ReadNames(const Mapping& segment) {
     protocol::NameField name;
     std::memcpy(name.data(), Records(segment)[i].container.data(), name.size());
     names.emplace_back(protocol::FromNameField(name));
-    if (!IsDnsLabel(names.back())) return Broken("a container name is not a DNS label");
-    if (!known.insert(names.back()).second) return Broken("a container is listed twice");
+    if (!IsDnsLabel(names.back())) {
+      return Broken(Concat("container name ", config::Quote(names.back()), " is not a DNS label"));
+    }
+    if (!known.insert(names.back()).second) {
+      return Broken(Concat("container \"", names.back(), "\" is listed twice"));
+    }
   }
   return names;
 }
@@ -65,7 +73,9 @@ Result<void> KeptCounters::Take(const UniqueFd& fd) {
   for (const std::string& name : *names) added += rows_.contains(name) ? 0 : 1;
   if (rows_.size() + added > protocol::kMaxCounterRecords) {
     return Fail(Code::kExhausted,
-                Concat("counters for ", rows_.size() + added, " containers exceed the limit"));
+                Concat("counters for ", rows_.size() + added, " containers exceed the limit of ",
+                       protocol::kMaxCounterRecords),
+                "delete the pod; its successor's counters begin anew");
   }
   EndSegment();
   segment_ = std::move(*segment);

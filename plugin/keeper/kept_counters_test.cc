@@ -74,10 +74,13 @@ TEST(KeptCountersTest, RefusesWhatIsNone) {
   CounterSegment good({"app"});
   good.word(0, Counter::kOffers) = 7;
   ASSERT_EQ(CodeOf(counters.Take(good.fd())), 0);
+  std::string text;
   const auto broken = [&](const std::function<void(CounterSegment*)>& change) {
     CounterSegment segment({"app", "other"});
     change(&segment);
-    return CodeOf(counters.Take(segment.fd()));
+    const Result<void> taken = counters.Take(segment.fd());
+    text = taken ? "" : taken.error().what();
+    return CodeOf(taken);
   };
   const int corrupt = static_cast<int>(Code::kCorrupt);
   EXPECT_EQ(broken([](auto* s) { s->header().constants.magic = 1; }), corrupt);
@@ -88,6 +91,7 @@ TEST(KeptCountersTest, RefusesWhatIsNone) {
   EXPECT_EQ(broken([](auto* s) { s->record(1).container.fill('a'); }), corrupt);
   EXPECT_EQ(broken([](auto* s) { s->record(1).container = {}; }), corrupt);
   EXPECT_EQ(broken([](auto* s) { s->record(1).container[0] = '/'; }), corrupt);
+  EXPECT_NE(text.find("container name \"/ther\" is not a DNS label"), std::string::npos) << text;
   EXPECT_EQ(CodeOf(counters.Take(Memfd())), corrupt);
   const auto writable = MakeSealed("counters", 4096, Writers::kAll);
   EXPECT_EQ(CodeOf(counters.Take(writable->fd)), corrupt) << "other processes could write to it";

@@ -198,15 +198,17 @@ TEST(Kept, ACuIpcOfferCountsTheBytesOffered) {
 
 TEST(Kept, WhatIsNamedMustBeThere) {
   Kept kept = Pod();
-  EXPECT_THAT(Said(kept.Apply(LeaseOf(9, 7, 10))), HasSubstr("unknown client"));
-  EXPECT_THAT(Said(kept.Apply(LeaseOf(9, 1, 77))), HasSubstr("unknown generation"));
-  EXPECT_THAT(Said(kept.Apply(GenerationOf("c", 13), Descriptor())), HasSubstr("unknown buffer"));
+  EXPECT_THAT(Said(kept.Apply(LeaseOf(9, 7, 10))), HasSubstr("lease 9 of the unknown client 7"));
+  EXPECT_THAT(Said(kept.Apply(LeaseOf(9, 1, 77))), HasSubstr("unknown generation 77"));
+  EXPECT_THAT(Said(kept.Apply(GenerationOf("c", 13), Descriptor())),
+              HasSubstr("generation 13 of the unknown buffer \"c\""));
   EXPECT_THAT(Said(kept.Apply(GenerationOf("a", 13), UniqueFd())),
-              HasSubstr("without its descriptor"));
-  EXPECT_THAT(Said(kept.Apply(ClientOf(3), UniqueFd())), HasSubstr("without its pidfd"));
+              HasSubstr("generation 13 without its descriptor"));
+  EXPECT_THAT(Said(kept.Apply(ClientOf(3), UniqueFd())), HasSubstr("client 3 without its pidfd"));
   LinkGeneration offered = GenerationOf("a", 14);
   offered.transport = 2;
-  EXPECT_THAT(Said(kept.Apply(offered, Descriptor())), HasSubstr("unexpected descriptor"));
+  EXPECT_THAT(Said(kept.Apply(offered, Descriptor())),
+              HasSubstr("unexpected descriptor: generation 14 has transport 2"));
   EXPECT_EQ(kept.counts(), Pod().counts()) << "a refused statement changes nothing";
   EXPECT_THAT(kept.TakeRefuse(), SizeIs(2)) << "and its descriptors are returned for closing";
 }

@@ -399,18 +399,24 @@ Result<void> LinkServer::OnMessage(Connection& connection, protocol::Message& me
   if (!header) return std::unexpected(header.error());
   const auto kind = static_cast<protocol::LinkKind>(header->kind);
   if ((kind == protocol::LinkKind::kHello) == connection.greeted) {
-    return Broken("link message out of order");
+    return Broken(Concat("link message out of order: kind ", header->kind,
+                         connection.greeted ? " after" : " before", " the greeting"));
   }
-  if (header->version > connection.version)
-    return Broken("message version is newer than the agreed version");
+  if (header->version > connection.version) {
+    return Broken(Concat("message version ", header->version, " is newer than the agreed version ",
+                         connection.version));
+  }
   const bool may_have_descriptor =
       kind == protocol::LinkKind::kRegistry || kind == protocol::LinkKind::kCounters ||
       kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kGeneration;
   if (message.descriptors.size() > (may_have_descriptor ? 1u : 0u)) {
-    return Broken("unexpected descriptor in a link message");
+    return Broken(Concat("unexpected descriptor in a link message: kind ", header->kind, " has ",
+                         message.descriptors.size()));
   }
   if (!message.descriptors.empty() && closing_->pending() > kMaxClosing) {
-    return Fail(Code::kBusy, "the broker sends descriptors faster than they can be closed");
+    return Fail(Code::kBusy,
+                Concat("the broker sends descriptors faster than they can be closed: ",
+                       closing_->pending(), " are waiting; the limit is ", kMaxClosing));
   }
   if (kind == protocol::LinkKind::kHello) return OnHello(connection, message);
   return OnStatement(connection, kind, message);
@@ -538,7 +544,9 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
     case protocol::LinkKind::kClient: {
       const auto body = protocol::ParseLink<protocol::LinkClient>(message.span());
       if (!body) return std::unexpected(body.error());
-      if (descriptor < 0 || !IsPidfd(descriptor)) return Broken("client without a pidfd");
+      if (descriptor < 0 || !IsPidfd(descriptor)) {
+        return Broken(Concat("client ", body->client_id, " without a pidfd"));
+      }
       return kept_.Apply(*body, take());
     }
     case protocol::LinkKind::kBuffer: {
@@ -571,7 +579,8 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
     case protocol::LinkKind::kEnd:
       return OnEnd(connection, message);
     default:
-      return Broken("message kind that only the plugin may send");
+      return Broken(
+          Concat("message kind ", static_cast<uint16_t>(kind), ", which only the plugin may send"));
   }
 }
 

@@ -58,7 +58,7 @@ bool SomeoneAccepts(const std::string& path) {
 Result<void> ListeningSocket::CheckPath(const std::string& path) {
   constexpr size_t kMaxBytes = sizeof(sockaddr_un::sun_path) - 1 - kTemporary.size();
   if (path.size() <= kMaxBytes) return {};
-  return Fail(Code::kInvalidArgument, Concat("socket path ", path, " is too long"),
+  return Fail(Code::kInvalidArgument, Concat("socket path ", path, " has ", path.size(), " bytes"),
               Concat("use a path of at most ", kMaxBytes, " bytes"));
 }
 
@@ -68,7 +68,7 @@ Result<ListeningSocket> ListeningSocket::Bind(const std::string& path) {
   const std::string temporary = Concat(path, kTemporary);
   const std::optional<sockaddr_un> address = AddressOf(temporary);
   UniqueFd fd = NewSocket();
-  if (!fd) return FailSystem(errno, "socket");
+  if (!fd) return FailSystem(errno, Concat("socket for ", path));
   unlink(temporary.c_str());
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0)
     return FailSystem(errno, Concat("bind ", temporary));

@@ -143,12 +143,14 @@ Result<void> Barrier::MayWaitOnStream(CUstream stream) {
     return Fail(Code::kBusy, "another stream of this process has not arrived yet",
                 "use a single stream, or synchronise the other stream first");
   }
-  for (uint32_t i = 0; i < page_.page().cells(); ++i) {
+  const uint32_t participants = page_.page().cells();
+  for (uint32_t i = 0; i < participants; ++i) {
     if (i == participant_.cell()) continue;
     const signal::Cell& other = page_.cell(i);
     // Nothing would end the wait for a participant that never joins.
     if (signal::Read(other).state == CellState::kFree) {
-      return Fail(Code::kBusy, "not all participants have joined",
+      return Fail(Code::kBusy,
+                  Concat("only ", Joined(), " of ", participants, " participants have joined"),
                   "pass the first point on the host with gpushm_barrier_wait");
     }
     if (page_.IsOwn(other)) {
@@ -212,12 +214,17 @@ Barrier::Facts Barrier::facts() const {
   Facts facts{.generation = page_.generation(),
               .point = participant_.arrived(),
               .participants = page_.page().cells(),
-              .joined = 0,
+              .joined = Joined(),
               .cell = participant_.cell()};
-  for (uint32_t i = 0; i < page_.page().cells(); ++i) {
-    if (signal::Read(page_.cell(i)).state != CellState::kFree) ++facts.joined;
-  }
   return facts;
+}
+
+uint32_t Barrier::Joined() const {
+  uint32_t joined = 0;
+  for (uint32_t i = 0; i < page_.page().cells(); ++i) {
+    if (signal::Read(page_.cell(i)).state != CellState::kFree) ++joined;
+  }
+  return joined;
 }
 
 }  // namespace gpushm::client

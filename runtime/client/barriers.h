@@ -64,6 +64,7 @@ class Barrier {
                                                        uint32_t participants, const Wait& wait);
 
   std::string WhoIsMissing(uint64_t point) const;
+  uint32_t Joined() const;  // Number of cells that a participant has taken so far.
   // All of these require mutex_.
   signal::Cell& own() const { return page_.cell(participant_.cell()); }
   bool StreamIsToArrive() const;

@@ -19,12 +19,17 @@ Result<AttachOptions> ToOptions(const gpushm_attach_options& given) {
                 "use GPUSHM_READ or GPUSHM_READ_WRITE");
   }
   if ((given.reserved | given.reserved1) != 0) {
-    return Fail(Code::kInvalidArgument, "attach_options.reserved and reserved1 must be 0");
+    return Fail(Code::kInvalidArgument,
+                Concat("attach_options.reserved is ", given.reserved, " and reserved1 is ",
+                       given.reserved1, ": both must be 0"),
+                "initialise the options with GPUSHM_INIT, and leave these fields 0");
   }
   if (given.stage > 1 || (given.stage == 1 && (given.access == GPUSHM_READ_WRITE ||
                                                std::popcount(given.peer_devices) != 1))) {
     return Fail(Code::kInvalidArgument,
-                "attach_options.stage needs read access and exactly one peer GPU",
+                Concat("attach_options.stage is ", given.stage, ", access is ", given.access,
+                       " and peer_devices is 0x", std::hex, given.peer_devices,
+                       ": a staged copy needs read access and exactly one peer GPU"),
                 "set stage = 1, access = GPUSHM_READ and peer_devices = 1 << ordinal");
   }
   return AttachOptions{.access = ToAccess(given.access),
@@ -74,27 +79,30 @@ gpushm_status gpushm_current(const gpushm_attachment* attachment) {
   const gc::Attachment* const a = gc::FromHandle(attachment);
   if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
   if (a->IsKnownCurrent()) return GPUSHM_OK;
-  std::optional<Code> code;
-  const gpushm_status entered = gc::Enter([&]() -> Result<void> {
-    code = a->Current();
-    return {};
+  return gc::Enter([&]() -> Result<void> {
+    const std::optional<Code> code = a->Current();
+    if (!code) return {};
+    const gc::Attachment::Facts& facts = a->facts();
+    const std::string which =
+        Concat("buffer \"", facts.name, "\", generation ", facts.generation, ": ");
+    switch (*code) {
+      case Code::kStale:
+        return Fail(*code,
+                    which +
+                        "it was replaced or deleted: "
+                        "its name no longer refers to this generation",
+                    "attach again, then detach this attachment");
+      case Code::kOrphaned:
+        return Fail(*code,
+                    which +
+                        "the broker restarted without these bytes: the mapping "
+                        "stays valid, but no other process can attach to them",
+                    "attach again, then detach this attachment");
+      default:
+        return Fail(*code, which + "the registry of the pod's buffers could not be read",
+                    "try again");
+    }
   });
-  if (entered != GPUSHM_OK || !code) return entered;
-  switch (*code) {
-    case Code::kStale:
-      return gc::RememberStatic(
-          GPUSHM_STALE,
-          "the buffer was replaced or deleted: its name no longer refers to this generation",
-          "attach again, then detach this attachment");
-    case Code::kOrphaned:
-      return gc::RememberStatic(GPUSHM_ORPHANED,
-                                "the broker restarted without these bytes: the mapping "
-                                "stays valid, but no other process can attach to them",
-                                "attach again, then detach this attachment");
-    default:
-      return gc::RememberStatic(static_cast<gpushm_status>(*code),
-                                "the registry of the pod's buffers could not be read", "try again");
-  }
 }
 
 gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
@@ -139,9 +147,13 @@ gpushm_status gpushm_detach(gpushm_attachment* attachment, const gpushm_detach_o
     if (!given) return std::unexpected(given.error());
     if (given->defer > 1 || given->reserved != 0 ||
         (given->streams == nullptr && given->stream_count != 0)) {
-      return Fail(Code::kInvalidArgument,
-                  "detach_options: defer must be 0 or 1, reserved must be 0, "
-                  "and streams must not be NULL unless stream_count is 0");
+      return Fail(
+          Code::kInvalidArgument,
+          Concat("detach_options: defer is ", given->defer, ", reserved is ", given->reserved,
+                 ", streams is ", given->streams == nullptr ? "NULL" : "not NULL",
+                 " and stream_count is ", given->stream_count),
+          "set defer to 0 or 1 and reserved to 0; "
+          "streams must not be NULL unless stream_count is 0");
     }
     std::vector<CUstream> streams;
     for (size_t i = 0; i < given->stream_count; ++i) {

@@ -5,6 +5,7 @@
 
 namespace gc = gpushm::client;
 using gpushm::Code;
+using gpushm::Concat;
 using gpushm::Fail;
 using gpushm::Result;
 
@@ -23,8 +24,11 @@ gpushm_status gpushm_barrier_open(gpushm_client* client, const char* name,
                                   const gpushm_barrier_options* options, gpushm_barrier** barrier) {
   const auto open = [](gc::Client* of, std::string_view text, const gpushm_barrier_options& given,
                        const gc::Wait& wait) -> Result<std::unique_ptr<gc::Barrier>> {
-    if (given.reserved != 0)
-      return Fail(Code::kInvalidArgument, "barrier_options.reserved must be 0");
+    if (given.reserved != 0) {
+      return Fail(Code::kInvalidArgument,
+                  Concat("barrier_options.reserved is ", given.reserved, ": it must be 0"),
+                  "initialise the options with GPUSHM_INIT, and leave this field 0");
+    }
     return gc::Barrier::Open(of, text, given.participants, wait);
   };
   return gc::OpenNamed(client, name, options, gc::HandleKind::kBarrier, "barrier", barrier, open);

@@ -36,7 +36,10 @@ Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_
   if (!given) return std::unexpected(given.error());
   auto making = ToMakeOptions(*given);
   if (!making) return std::unexpected(making.error());
-  if (given->unpublished > 1) return CheckArgument(false, "unpublished must be 0 or 1");
+  if (given->unpublished > 1) {
+    return Fail(Code::kInvalidArgument,
+                Concat("create_options.unpublished is ", given->unpublished), "set it to 0 or 1");
+  }
   making->unpublished = given->unpublished != 0;
   const auto wait = Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
@@ -56,7 +59,8 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
                       const gpushm_transfer_options* options, gpushm_transfer_result* result) {
   if (name == nullptr) return CheckArgument(false, "name is NULL");
   if (path == nullptr && options == nullptr) {
-    return CheckArgument(false, "path is NULL, and transfer_options name no descriptor");
+    return Fail(Code::kInvalidArgument, "path is NULL and transfer_options is NULL",
+                "pass the path of a file, or transfer_options with a descriptor");
   }
   if (result != nullptr) {
     if (auto valid = CheckStructSize(result->struct_size, "result"); !valid) return valid;
@@ -65,20 +69,23 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
   if (!given) return std::unexpected(given.error());
   if (given->way > GPUSHM_WAY_BROKER || given->reserved != 0 || given->reserved1 != 0 ||
       given->whole > 1) {
-    return CheckArgument(false,
-                         "transfer_options: way must be a known value, "
-                         "whole must be 0 or 1, and reserved must be 0");
+    return Fail(Code::kInvalidArgument,
+                Concat("transfer_options: way is ", given->way, ", whole is ", given->whole,
+                       ", reserved is ", given->reserved, " and reserved1 is ", given->reserved1),
+                "use a value of gpushm_transfer_way; whole is 0 or 1, and reserved fields are 0");
   }
   if (given->file_way > GPUSHM_FILE_AUTO_GDS || given->file_way == GPUSHM_FILE_STREAM) {
-    return CheckArgument(
-        false, "transfer_options.file_way must be a known value other than GPUSHM_FILE_STREAM");
+    return Fail(Code::kInvalidArgument, Concat("transfer_options.file_way is ", given->file_way),
+                "use a value of gpushm_file_way other than GPUSHM_FILE_STREAM");
   }
   const bool alone = given->threads == GPUSHM_NO_THREADS;
   if (given->chunks == 1 || given->chunks > kMaxTransferChunks ||
       (given->threads > kMaxTransferThreads && !alone)) {
-    return CheckArgument(false,
-                         "transfer_options: chunks must be 0 or 2 to 16, "
-                         "and threads at most 64 or GPUSHM_NO_THREADS");
+    return Fail(
+        Code::kInvalidArgument,
+        Concat("transfer_options: chunks is ", given->chunks, " and threads is ", given->threads),
+        Concat("use 0 or 2 to ", kMaxTransferChunks, " chunks, and at most ", kMaxTransferThreads,
+               " threads or GPUSHM_NO_THREADS"));
   }
   const auto wait = Wait::ForTransfer(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
@@ -175,7 +182,9 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
     const auto making = gc::ToMakeOptions(*given);
     if (!making) return std::unexpected(making.error());
     if (given->allow_copy > 1) {
-      return gc::CheckArgument(false, "offer_options.allow_copy must be 0 or 1");
+      return gpushm::Fail(gpushm::Code::kInvalidArgument,
+                          Concat("offer_options.allow_copy is ", given->allow_copy),
+                          "set it to 0 or 1");
     }
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());

@@ -33,11 +33,18 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
                 "use the values of gpushm_ring_role and gpushm_ring_policy; "
                 "from_oldest and keep are 0 or 1");
   }
-  const bool makes = (given.frames | given.readers | given.policy | given.need_readers |
-                      given.start_readers | given.keep) != 0 ||
-                     given.frame_bytes != 0;
-  if (given.role == GPUSHM_RING_READER && makes) {
-    return Fail(Code::kInvalidArgument, "a reader set options that only a writer can set",
+  const std::pair<const char*, uint64_t> for_writers[] = {{"frames", given.frames},
+                                                          {"frame_bytes", given.frame_bytes},
+                                                          {"readers", given.readers},
+                                                          {"policy", given.policy},
+                                                          {"need_readers", given.need_readers},
+                                                          {"start_readers", given.start_readers},
+                                                          {"keep", given.keep}};
+  for (const auto& [option, value] : for_writers) {
+    if (given.role != GPUSHM_RING_READER || value == 0) continue;
+    return Fail(Code::kInvalidArgument,
+                Concat("a reader set ring_options.", option, " to ", value,
+                       ", which only a writer can set"),
                 "a reader sets only role, from_oldest and timeout_ms; "
                 "leave the other options zero");
   }

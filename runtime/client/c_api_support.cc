@@ -39,6 +39,18 @@ gpushm_status Remember(const Status& status) noexcept {
   }
 }
 
+gpushm_status RememberException(const char* text) noexcept {
+  constexpr const char* kRemedy = "this is a bug of gpushm: please report it";
+  constexpr size_t kMaxTextBytes = 256;
+  try {
+    const std::string_view shown(text, strnlen(text, kMaxTextBytes));
+    return Remember(
+        Status(Code::kInternal, Concat("an exception was thrown inside gpushm: ", shown), kRemedy));
+  } catch (...) {
+    return RememberStatic(GPUSHM_INTERNAL, "an exception was thrown inside gpushm", kRemedy);
+  }
+}
+
 gpushm_status RememberWhyNot(HandleKind kind, const void* handle) noexcept {
   return Enter([&]() -> Result<void> { return std::unexpected(Handle::WhyNot(kind, handle)); });
 }

@@ -25,6 +25,8 @@ inline constexpr size_t kMaxStructBytes = 4096;
 gpushm_status Remember(const Status& status) noexcept;
 // With texts that are never freed.
 gpushm_status RememberStatic(gpushm_status code, const char* what, const char* remedy) noexcept;
+// For an exception that should have been caught earlier; `text` is its what().
+gpushm_status RememberException(const char* text) noexcept;
 
 // The object behind a handle; null if the handle is not valid (any more).
 inline Client* FromHandle(const gpushm_client* handle) noexcept {
@@ -48,8 +50,7 @@ gpushm_status Enter(Client* client, Body body) noexcept {
     return RememberStatic(GPUSHM_EXHAUSTED, "out of host memory",
                           "free host memory, or raise the container's memory limit");
   } catch (const std::exception& error) {
-    return RememberStatic(GPUSHM_INTERNAL, "an exception was thrown inside gpushm",
-                          "this is a bug of gpushm: please report it");
+    return RememberException(error.what());
   } catch (...) {
     return RememberStatic(GPUSHM_INTERNAL, "an exception was thrown inside gpushm",
                           "this is a bug of gpushm: please report it");

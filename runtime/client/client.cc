@@ -19,6 +19,11 @@ namespace {
 // The last detach must not hang on an unhealthy broker.
 constexpr int64_t kCloseMs = 1000;
 
+std::unexpected<Status> BrokeProtocol(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule),
+              "use a library and a sidecar of the same release; see the sidecar's log");
+}
+
 }  // namespace
 
 Client::Client(ClientOptions options)
@@ -234,7 +239,8 @@ Result<std::set<uint64_t>> Client::AskLeases(const SessionLock& lock, const Dead
     for (uint32_t i = 0; i < reply->count; ++i) {
       const protocol::HolderEntry& entry = reply->entries[i];
       if (entry.lease_id <= request.after_lease_id) {
-        return Fail(Code::kCorrupt, "a peer broke the protocol: holders are out of order");
+        return BrokeProtocol(Concat("holders are out of order: lease ", entry.lease_id,
+                                    " follows lease ", request.after_lease_id));
       }
       request.after_lease_id = entry.lease_id;
       if (entry.client_id == session_.peer(lock).client_id) leases.insert(entry.lease_id);
@@ -304,8 +310,8 @@ Status NoSuchName(const Status& not_found, std::string_view name,
     if (names.back() != name) continue;  // For example, the name of a ring that does not exist.
     const bool is_page = (record.flags & registry::kRecordPage) != 0;
     return {not_found.code(),
-            Concat(not_found.what(), "; there is only a ", is_page ? "signal or barrier" : "buffer",
-                   " of that name"),
+            Concat(not_found.what(), "; there is only a ",
+                   is_page ? "signal, barrier, ring or queue" : "buffer", " of that name"),
             "start its writer, or open the existing object with the call for its kind"};
   }
   std::string meant;
@@ -454,7 +460,9 @@ Result<std::vector<protocol::HolderEntry>> Client::Holders(std::string_view name
       const protocol::HolderEntry& entry = reply->entries[i];
       if (entry.lease_id <= request.after_lease_id || holders.size() >= limits::kLeases) {
         session_.Drop(*lock);
-        return Fail(Code::kCorrupt, "a peer broke the protocol: holders are out of order");
+        return BrokeProtocol(Concat("holders are out of order or too many: lease ", entry.lease_id,
+                                    " follows lease ", request.after_lease_id, " after ",
+                                    holders.size(), " of at most ", limits::kLeases, " holders"));
       }
       request.after_lease_id = entry.lease_id;
       holders.push_back(entry);
@@ -479,11 +487,6 @@ namespace {
 // How long the last detach waits for other threads and the broker before it leaves the rest for
 // later.
 constexpr int64_t kDetachMs = 1000;
-
-std::unexpected<Status> BadGrant(std::string_view rule) {
-  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule),
-              "use a library and a sidecar of the same release; see the sidecar's log");
-}
 
 // Whether an attachment with the right name and access satisfies `options`.
 bool Serves(const Attachment& held, const AttachOptions& options) {
@@ -582,7 +585,9 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
                                       const Wait& wait) {
   const BufferRecord& record = seen.found.record;
   if (seen.reader->device_lost()) {
-    return Fail(Code::kDeviceLost, "the buffer's GPU is lost", "reset the GPU, or drain the node");
+    return Fail(Code::kDeviceLost,
+                Concat("the buffer's GPU ", GpuUuid{record.gpu}.ToString(), " is lost"),
+                "reset the GPU, or drain the node");
   }
   // A process that only waits and signals needs no GPU.
   const bool is_page = (record.flags & registry::kRecordPage) != 0;
@@ -615,7 +620,13 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
                                    : static_cast<uint32_t>(record.transport));
   if (!as_recorded) {
     session_.Drop(lock);
-    return BadGrant("a grant that differs from the registry");
+    return BrokeProtocol(
+        Concat("the grant differs from the registry: generation ", reply->generation, ", ",
+               reply->size_bytes, " bytes, ", reply->mapped_bytes, " mapped, transport ",
+               reply->transport, "; the registry has generation ", record.generation, ", ",
+               record.size_bytes, " bytes, ", record.mapped_bytes, " mapped, transport ",
+               is_page ? static_cast<uint32_t>(protocol::Transport::kHost)
+                       : static_cast<uint32_t>(record.transport)));
   }
   return Enter(lock, name, options.access, *device, /*unpublished=*/false, std::move(grant), &seen,
                wait, peers);
@@ -683,17 +694,25 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
                                   const Seen* seen, const Wait& wait, const PeerPlan& peers) {
   const protocol::AttachReply& reply = grant.reply;
   const bool is_cuipc = reply.transport == static_cast<uint32_t>(protocol::Transport::kCuIpc);
-  const char* broken = nullptr;
+  const size_t expected_descriptors = is_cuipc ? 0 : 1;
+  std::string broken;
   if (reply.lease_id == 0) broken = "a grant without a lease";
   if (reply.generation == 0) broken = "a grant without a generation";
-  if (reply.access != static_cast<uint32_t>(access)) broken = "a grant with another access";
-  if (grant.descriptors.size() != (is_cuipc ? 0u : 1u)) broken = "a grant with wrong descriptors";
-  if (is_cuipc && reply.cuipc_offset > reply.mapped_bytes - reply.size_bytes) {
-    broken = "a grant that reaches beyond its allocation";
+  if (reply.access != static_cast<uint32_t>(access)) {
+    broken =
+        Concat("a grant with access ", reply.access, " instead of ", static_cast<uint32_t>(access));
   }
-  if (broken != nullptr) {
+  if (grant.descriptors.size() != expected_descriptors) {
+    broken = Concat("a grant with ", grant.descriptors.size(), " descriptors instead of ",
+                    expected_descriptors);
+  }
+  if (is_cuipc && reply.cuipc_offset > reply.mapped_bytes - reply.size_bytes) {
+    broken = Concat("a grant that reaches beyond its allocation: ", reply.size_bytes,
+                    " bytes at offset ", reply.cuipc_offset, " of ", reply.mapped_bytes, " bytes");
+  }
+  if (!broken.empty()) {
     session_.Drop(lock);
-    return BadGrant(broken);
+    return BrokeProtocol(broken);
   }
   const Lease lease{session_.peer(lock).serial, reply.lease_id};
   CUdeviceptr address = 0;
@@ -748,7 +767,9 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
       if (!pending) return std::unexpected(pending.error());
       if (!*pending) continue;
       if (!defer) {
-        return Fail(Code::kBusy, "work that uses the buffer is pending on a stream",
+        return Fail(Code::kBusy,
+                    Concat("work that uses buffer \"", attachment->facts().name,
+                           "\" is pending on stream ", static_cast<const void*>(stream)),
                     "synchronise the stream, or detach with defer set to 1");
       }
       Result<StreamFence> fence = StreamFence::Record(**api, stream);
@@ -776,7 +797,12 @@ Result<void> Client::Detach(Attachment* attachment, std::span<const CUstream> st
     const auto entry = current_.find(KeyView{attachment->facts().name, attachment->facts().access});
     if (entry != current_.end() && entry->second == attachment) current_.erase(entry);
     auto node = all_.extract(attachment);
-    if (node.empty()) return Fail(Code::kInvalidArgument, "this is not an open attachment");
+    if (node.empty()) {
+      return Fail(Code::kInvalidArgument,
+                  Concat("this attachment of buffer \"", attachment->facts().name,
+                         "\", generation ", attachment->facts().generation, ", is not open"),
+                  "do not use an attachment after its last detach");
+    }
     last = std::move(node.mapped());
     last->RetireHandle();
     if (last->page() == nullptr) counters_.Add(protocol::Counter::kDetaches);
@@ -893,7 +919,10 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
   if ((size_bytes != 0 && reply->size_bytes != size_bytes) ||
       (!attach && !grant.descriptors.empty())) {
     session_.Drop(*lock);
-    return Fail(Code::kCorrupt, "a peer broke the protocol: the grant differs from the request");
+    return BrokeProtocol(Concat("the grant differs from the request: ", reply->size_bytes,
+                                " bytes and ", grant.descriptors.size(), " descriptors for ",
+                                size_bytes, " bytes ", attach ? "with" : "without",
+                                " an attachment"));
   }
   if (!attach) return nullptr;
   Result<Attachment*> entered = Enter(*lock, name, Access::kReadWrite, device, options.unpublished,
@@ -911,7 +940,9 @@ Result<void> Client::Publish(Attachment* attachment, const Wait& wait) {
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   if (!attachment->unpublished()) {
-    return Fail(Code::kInvalidArgument, "this generation is already published");
+    return Fail(Code::kInvalidArgument,
+                Concat("generation ", attachment->facts().generation, " is already published"),
+                "publish each generation only once");
   }
   for (bool again = false;; again = true) {
     // This call notices a dead broker. If its successor was not told of this generation, it is
@@ -988,7 +1019,10 @@ Result<Attachment*> Client::MakePage(std::string_view name, uint64_t size_bytes,
   if (reply->size_bytes != size_bytes ||
       reply->transport != static_cast<uint32_t>(protocol::Transport::kHost)) {
     session_.Drop(*lock);
-    return Fail(Code::kCorrupt, "a peer broke the protocol: the grant differs from the request");
+    return BrokeProtocol(Concat("the grant differs from the request: ", reply->size_bytes,
+                                " bytes by transport ", reply->transport, " for ", size_bytes,
+                                " bytes by transport ",
+                                static_cast<uint32_t>(protocol::Transport::kHost)));
   }
   return Enter(*lock, name, Access::kReadWrite, DeviceInfo(), /*unpublished=*/true,
                std::move(grant), /*seen=*/nullptr, wait);

@@ -125,22 +125,27 @@ TEST_F(ClientTest, BelievesNoGrantThatDiffersFromTheRegistry) {
   broker_->Add("weights", 5, kMiB, api_);
   Open();
   using Grant = protocol::AttachReply;
-  const std::vector<std::function<void(FakeReply*)>> lies = {
-      [](FakeReply* r) { r->body<Grant>()->size_bytes -= 1; },
-      [](FakeReply* r) { r->body<Grant>()->mapped_bytes *= 2; },
-      [](FakeReply* r) { r->body<Grant>()->generation += 1; },
-      [](FakeReply* r) { r->body<Grant>()->access = 2; },
-      [](FakeReply* r) { r->body<Grant>()->lease_id = 0; },
-      [](FakeReply* r) { r->body<Grant>()->transport = 2; },
-      [](FakeReply* r) { r->descriptors.clear(); },
-      [](FakeReply* r) { r->descriptors.push_back(r->descriptors.front()); },
+  struct Lie {
+    std::function<void(FakeReply*)> tell;
+    const char* shown;  // By the error's text.
   };
-  for (const auto& lie : lies) {
+  const std::vector<Lie> lies = {
+      {[](FakeReply* r) { r->body<Grant>()->size_bytes -= 1; }, "1048575 bytes"},
+      {[](FakeReply* r) { r->body<Grant>()->mapped_bytes *= 2; }, "4194304 mapped"},
+      {[](FakeReply* r) { r->body<Grant>()->generation += 1; }, "generation 6"},
+      {[](FakeReply* r) { r->body<Grant>()->access = 2; }, "access 2 instead of 1"},
+      {[](FakeReply* r) { r->body<Grant>()->lease_id = 0; }, ""},
+      {[](FakeReply* r) { r->body<Grant>()->transport = 2; }, "transport 2"},
+      {[](FakeReply* r) { r->descriptors.clear(); }, "0 descriptors instead of 1"},
+      {[](FakeReply* r) { r->descriptors.push_back(r->descriptors.front()); }, ""},
+  };
+  for (const auto& [lie, shown] : lies) {
     broker_->SetTwist([&](const FakeRequest& request, FakeReply* reply) {
       if (request.kind == Kind::kAttach) lie(reply);
     });
     EXPECT_EQ(Attach("weights"), nullptr);
     EXPECT_EQ(status_, GPUSHM_CORRUPT) << gpushm_last_error()->text;
+    EXPECT_THAT(gpushm_last_error()->text, HasSubstr(shown));
   }
   broker_->SetTwist(nullptr);
   EXPECT_NE(Attach("weights"), nullptr) << gpushm_last_error()->text;
@@ -349,6 +354,7 @@ TEST_F(ClientTest, OffersAndSaysWhyNot) {
   Open();
   EXPECT_EQ(gpushm_offer(client_.get(), "mine", 0x1234, 4096, nullptr, nullptr),
             GPUSHM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpushm_last_error()->what, HasSubstr("address 0x1234"));
   auto result = Sized<gpushm_offer_result>();
   {
     const PrimaryContext context = MakeContext();
@@ -365,6 +371,7 @@ TEST_F(ClientTest, OffersAndSaysWhyNot) {
         gpushm_offer(client_.get(), "inside", mapping->address() + kMiB, kMiB, nullptr, nullptr),
         GPUSHM_UNSUPPORTED)
         << "not the start";
+    EXPECT_THAT(gpushm_last_error()->what, HasSubstr("1048576 bytes after the start"));
     CUdeviceptr plain = 0;
     ASSERT_EQ(api_->cuMemAlloc(&plain, 4 * kMiB), CUDA_SUCCESS);
     ASSERT_EQ(gpushm_offer(client_.get(), "plain", plain + 4096, kMiB, nullptr, &result), GPUSHM_OK)

@@ -188,7 +188,9 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const OpenFile& 
   const auto load = [&]() -> Result<TransferReport> {
     if (file.size_bytes > facts.size_bytes) {
       return Fail(Code::kStale,
-                  "the buffer was replaced by a smaller one, into which the file does not fit");
+                  Concat("the buffer was replaced by one of ", facts.size_bytes,
+                         " bytes, into which the file's ", file.size_bytes, " bytes do not fit"),
+                  "load a smaller file, or replace the buffer by a larger one");
     }
     job.address = facts.address;
     job.size_bytes = file.is_stream() ? facts.size_bytes : file.size_bytes;

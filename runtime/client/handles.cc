@@ -116,7 +116,7 @@ void* Handle::Find(HandleKind kind, const void* handle) noexcept {
 }
 
 Status Handle::WhyNot(HandleKind kind, const void* handle) {
-  constexpr std::array kNames = {"", "client", "attachment", "signal", "barrier", "ring"};
+  constexpr std::array kNames = {"", "client", "attachment", "signal", "barrier", "ring or queue"};
   const char* const what = kNames[static_cast<size_t>(kind)];
   if (handle == nullptr) return Status(Code::kInvalidArgument, Concat(what, " is NULL"));
   if (!IsOfKind(NumberOf(handle), kind)) {
@@ -125,15 +125,16 @@ Status Handle::WhyNot(HandleKind kind, const void* handle) {
                   Concat("pass a handle that gpushm returned for a ", what));
   }
   if (!IsOfThisProcess(NumberOf(handle))) {
-    return Status(
-        Code::kForked,
-        Concat("this ", what, " belongs to the parent process: it was opened before fork()"),
-        "open a client in this process with gpushm_open, and use its handles");
+    return Status(Code::kForked,
+                  Concat("this ", what,
+                         " belongs to the parent process: it was opened before fork(): ", handle),
+                  "open a client in this process with gpushm_open, and use its handles");
   }
-  return Status(Code::kInvalidArgument,
-                Concat("this ", what,
-                       " is no longer open: it was closed or detached, or its client was closed"),
-                "do not use a handle after its close or detach, and close the client last");
+  return Status(
+      Code::kInvalidArgument,
+      Concat("this ", what,
+             " is no longer open: it was closed or detached, or its client was closed: ", handle),
+      "do not use a handle after its close or detach, and close the client last");
 }
 
 }  // namespace gpushm::client

@@ -1,6 +1,8 @@
 // Goal: no order of close and detach crashes, and a handle that is used too late does no harm.
 #include "gpushm/gpushm.hpp"
 
+#include <gmock/gmock-matchers.h>
+
 #include <atomic>
 #include <fstream>
 #include <string>
@@ -87,6 +89,8 @@ TEST_F(LifetimeTest, AClosedClientIsNone) {
   gpushm_close(closed);
   gpushm_close(closed);
   EXPECT_EQ(gpushm_last_error()->status, GPUSHM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpushm_last_error()->what,
+              testing::HasSubstr(Concat(static_cast<const void*>(closed))));
   auto info = Sized<gpushm_info>();
   EXPECT_EQ(gpushm_lookup(closed, "weights", &info), GPUSHM_INVALID_ARGUMENT);
   gpushm_attachment* attachment = nullptr;

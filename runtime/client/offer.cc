@@ -36,7 +36,8 @@ Result<Allocation> Describe(const CudaApi& api, CUdeviceptr address) {
                             "cuMemGetAddressRange");
       !done) {
     return Fail(Code::kInvalidArgument,
-                Concat("the address is not device memory of this process: ", done.error().what()),
+                Concat("address 0x", std::hex, address,
+                       " is not device memory of this process: ", done.error().what()),
                 "pass an address from cuMemMap, cuMemAlloc or cudaMalloc, "
                 "and make the context current in which it was allocated");
   }
@@ -111,8 +112,10 @@ Result<void> AwaitStream(const CudaApi& api, CUstream stream, const Wait& wait) 
     return done;
   }
   if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
-    return Fail(Code::kUnsupported, "the stream is being captured into a graph",
-                "offer the memory after the graph has run");
+    return Fail(
+        Code::kUnsupported,
+        Concat("stream ", static_cast<const void*>(stream), " is being captured into a graph"),
+        "offer the memory after the graph has run");
   }
   const Result<StreamFence> fence = StreamFence::Record(api, stream);
   if (!fence) return std::unexpected(fence.error());
@@ -183,7 +186,9 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
   protocol::OfferRequest request = RequestFor(name, size_bytes, options.make, *gpu);
   request.mapped_bytes = allocation->size_bytes;
   if (allocation->is_vmm && offset != 0) {
-    reason = Status(Code::kUnsupported, "the address is not the start of its allocation",
+    reason = Status(Code::kUnsupported,
+                    Concat("address 0x", std::hex, address, std::dec, " is ", offset,
+                           " bytes after the start of its allocation"),
                     "offer the whole allocation, or set allow_copy");
   } else if (allocation->is_vmm && allocation->allows_descriptor) {
     const Result<DeviceMemory> memory = DeviceMemory::Retain(api, address);

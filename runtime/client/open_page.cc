@@ -115,8 +115,8 @@ Result<void> OpenPage::CheckStream(CUstream stream) const {
   }
   if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
     return Fail(Code::kUnsupported,
-                "the stream is being captured, "
-                "and each launch of the graph would use the same value",
+                Concat("stream ", static_cast<const void*>(stream),
+                       " is being captured, and each launch of the graph would use the same value"),
                 "signal from a kernel of the graph (gpushm/device.cuh), or outside of the graph");
   }
   const Result<CUdeviceptr> there = OnGpu(cell(0).value);

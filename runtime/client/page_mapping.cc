@@ -11,7 +11,10 @@ Result<std::unique_ptr<PageMapping>> PageMapping::Map(const UniqueFd& fd, uint64
                                       Writers::kAll, /*read_only=*/!writable);
   if (!mapping) return std::unexpected(mapping.error());
   if (mapping->bytes() != mapped_bytes) {
-    return Fail(Code::kCorrupt, "the received page differs in size from what the broker reported");
+    return Fail(Code::kCorrupt,
+                Concat("the received sync page has ", mapping->bytes(),
+                       " bytes, but the broker reported ", mapped_bytes),
+                "use a library and a sidecar of the same release; see the sidecar's log");
   }
   return std::unique_ptr<PageMapping>(new PageMapping(std::move(*mapping), writable));
 }

@@ -25,8 +25,9 @@ Result<void> CheckRingName(std::string_view name) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) return valid;
   if (name.size() + kPageSuffix.size() <= limits::kNameBytes) return {};
   return Fail(Code::kInvalidArgument,
-              Concat("the ring's name is too long: it has ", name.size(), " characters"),
-              Concat("use at most ", limits::kNameBytes - kPageSuffix.size()));
+              Concat("the ring's name has ", name.size(), " characters; the limit is ",
+                     limits::kNameBytes - kPageSuffix.size()),
+              "use a shorter name");
 }
 
 Result<OpenPage> AttachPage(Client* client, std::string_view name, AttachOptions options,
@@ -164,7 +165,10 @@ Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& o
   if (!attached) return std::unexpected(attached.error());
   Held frames(page.client(), *attached);
   if (frames->facts().size_bytes < BufferBytes(table->settings())) {
-    return Fail(Code::kCorrupt, "the ring's frames need more bytes than its buffer has");
+    return Fail(Code::kCorrupt,
+                Concat("the ring's frames need ", BufferBytes(table->settings()),
+                       " bytes, but its buffer has ", frames->facts().size_bytes),
+                "close the ring and open it again; if this happens again, restart its writer");
   }
   Participant participant;
   if (page.page().kind() == Kind::kQueue) {
@@ -193,11 +197,14 @@ Result<void> Ring::Close() {
                 "synchronise the streams, then close the ring");
   }
   if (!open_reads_.empty()) {
-    return Fail(Code::kBusy, Concat(open_reads_.size(), " frames are being read"),
+    return Fail(Code::kBusy,
+                Concat(open_reads_.size(), " frames are being read; the oldest is frame ",
+                       *open_reads_.begin()),
                 "end these reads first");
   }
   if (writing_) {
-    return Fail(Code::kBusy, "a frame is being written", "end this write, or abandon it");
+    return Fail(Code::kBusy, Concat("frame ", *writing_, " is being written"),
+                "end this write, or abandon it");
   }
   signal::EndCell(page_.cell(cell()), page_.lease(), CellState::kLeft);
   if (role_ == Role::kWriter) signal::KeepPoison(page_.cell(0));
@@ -279,7 +286,7 @@ Result<signal::FrameWriter::Opened> Ring::TryOpen() {
   } else if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) {
     opened = queue->OpenFrame(Deadline::AfterMs(0));
   }
-  writing_ = writing_ || opened;
+  if (opened) writing_ = opened->seq;
   return opened;
 }
 
@@ -320,7 +327,7 @@ Result<void> Ring::EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
   // Before readers know of the frame: if the driver refuses the store, the frame stays open, and no
   // reader waits for it.
   if (auto stored = Store(complete, stream); !stored) return stored;
-  writing_ = false;
+  writing_.reset();
   return writer->Announce(seq, bytes, metadata);
 }
 
@@ -331,7 +338,7 @@ signal::FrameWriter* Ring::Writer() {
 
 Result<void> Ring::AbandonWrite() {
   const std::lock_guard lock(mutex_);
-  writing_ = false;
+  writing_.reset();
   if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) ring->AbandonFrame();
   if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) queue->AbandonFrame();
   return {};

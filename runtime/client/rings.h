@@ -147,7 +147,7 @@ class Ring {
   // being read, and no other worker can get such an item: the next read returns them.
   std::map<uint64_t, signal::Frame> unready_;
   uint64_t passed_over_ = 0;  // Under mutex_: how many of these a read of a newer frame skipped.
-  bool writing_ = false;      // Under mutex_: a frame is open.
+  std::optional<uint64_t> writing_;  // Under mutex_: number of the open frame.
 };
 
 }  // namespace gpushm::client

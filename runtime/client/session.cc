@@ -52,10 +52,12 @@ Session::Session(Place place, SessionObserver* observer, Counters* counters)
 
 Result<SessionLock> Session::Lock(const Deadline& deadline) {
   SessionLock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock() || lock.try_lock_for(std::chrono::nanoseconds(deadline.RemainingNs()))) {
-    return lock;
-  }
-  return Fail(Code::kTimeout, "other threads of this process keep the connection busy",
+  if (lock.owns_lock()) return lock;
+  const int64_t wait_ns = deadline.RemainingNs();
+  if (lock.try_lock_for(std::chrono::nanoseconds(wait_ns))) return lock;
+  return Fail(Code::kTimeout,
+              Concat("other threads of this process keep the connection busy: waited ",
+                     wait_ns / 1'000'000, " ms for it"),
               "use a longer timeout, or check the sidecar's log");
 }
 
@@ -162,7 +164,10 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
   }
   const Result<protocol::HelloReply> reply = protocol::Parse<protocol::HelloReply>(reply_.span());
   if (!reply) return std::unexpected(reply.error());
-  if (reply_.descriptors.size() != 1) return WrongReply("a hello reply without a registry");
+  if (reply_.descriptors.size() != 1) {
+    return WrongReply(Concat("a hello reply needs 1 descriptor, the registry's, but has ",
+                             reply_.descriptors.size()));
+  }
   if (reply->version < protocol::kMinVersion || reply->version > protocol::kMaxVersion) {
     return Fail(
         Code::kIncompatible,
@@ -171,7 +176,8 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
         "use the library that the plugin of this node mounts");
   }
   if (reply->resumed == 1 && (!resumes || reply->client_id != peer_.client_id)) {
-    return WrongReply("a hello reply that resumes an unknown connection");
+    return WrongReply(
+        Concat("a hello reply that resumes the unknown connection of client ", reply->client_id));
   }
   *hello = *reply;
   return connection;
@@ -234,7 +240,10 @@ Result<void> Session::AskForPage(int socket, const Deadline& deadline) {
   }
   const auto reply = protocol::Parse<protocol::CountersReply>(reply_.span());
   if (!reply) return std::unexpected(reply.error());
-  if (descriptors.size() != 1) return WrongReply("a counters reply without a page");
+  if (descriptors.size() != 1) {
+    return WrongReply(
+        Concat("a counters reply needs 1 descriptor, the page's, but has ", descriptors.size()));
+  }
   if (reply->version != protocol::kCountersVersion) return {};
   constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
   Result<Mapping> page = MapSealed(descriptors[0], "counters", kBytes, kBytes, Writers::kAll);
@@ -261,17 +270,22 @@ Result<void> Session::Exchange(int socket, Kind kind, std::span<std::byte> reque
     if (auto done = protocol::Receive(socket, &reply_, deadline); !done) return done;
     const Result<protocol::Header> header = protocol::ParseHeader(reply_.span());
     if (!header) return std::unexpected(header.error());
-    if ((header->kind & protocol::kReplyBit) == 0) return WrongReply("a request from the broker");
+    if ((header->kind & protocol::kReplyBit) == 0) {
+      return WrongReply(Concat("a request, kind ", header->kind, ", from the broker"));
+    }
     // A broker that cannot read a request answers without its number, then closes the connection.
     const bool is_for_any = header->request_id == 0 && header->status != 0;
-    if (header->request_id > request_id)
-      return WrongReply("a reply to a request that was not sent");
+    if (header->request_id > request_id) {
+      return WrongReply(Concat("a reply to request ", header->request_id,
+                               ", which was not sent; the last request was ", request_id));
+    }
     if (header->request_id < request_id && !is_for_any) {  // To a request that was given up.
       if (deadline.Passed()) return Fail(Code::kTimeout, "receive: the deadline passed");
       continue;
     }
     if (header->kind != (static_cast<uint16_t>(kind) | protocol::kReplyBit) && !is_for_any) {
-      return WrongReply("a reply of another kind");
+      return WrongReply(Concat("a reply of kind ", header->kind & ~protocol::kReplyBit,
+                               " to a request of kind ", static_cast<uint16_t>(kind)));
     }
     if (header->status == 0) return {};
     reply_.descriptors.clear();

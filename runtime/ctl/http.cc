@@ -12,11 +12,18 @@
 #include <memory>
 
 #include "platform/base/unique_fd.h"
+#include "runtime/ctl/format.h"
 
 namespace gpushm::ctl {
 namespace {
 
+// The longest part of a foreign text that a message repeats: a host name has at most 253.
+constexpr size_t kExcerptBytes = 255;
+
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// Text of a server or a user, as part of a message.
+std::string Excerpt(std::string_view text) { return Printable(text.substr(0, kExcerptBytes)); }
 
 // Waits until `fd` is ready for `events`. A signal does not end the wait.
 Result<void> Await(int fd, short events, const Deadline& deadline) {
@@ -65,8 +72,12 @@ Result<std::string> ReceiveAll(int fd, const Deadline& deadline) {
     if (received < 0 && errno != EAGAIN && errno != EINTR) return FailSystem(errno, "recv");
     if (received == 0) return answer;
     if (received > 0) answer.append(part.data(), static_cast<size_t>(received));
-    if (answer.size() > kMaxAnswerBytes)
-      return Fail(Code::kCorrupt, "the server's answer is too long");
+    if (answer.size() > kMaxAnswerBytes) {
+      return Fail(Code::kCorrupt,
+                  Concat("the server's answer is too long: ", answer.size(),
+                         " bytes so far; the limit is ", kMaxAnswerBytes),
+                  "check that this is the plugin's port");
+    }
   }
 }
 
@@ -126,13 +137,17 @@ Result<std::string> BodyOf(std::string_view answer) {
   const std::string_view body = answer.substr(end + 4);
   const std::string_view line = head.substr(0, head.find("\r\n"));
   if (line.substr(std::min(line.find(' '), line.size())).substr(0, 5) != " 200 ") {
-    return Fail(Code::kUnavailable, Concat("the server answered: ", line),
+    return Fail(Code::kUnavailable, Concat("the server answered: ", Excerpt(line)),
                 "check that this is the plugin's port, and that the plugin is ready");
   }
   const std::string_view length = Header(head, "Content-Length");
   size_t expected = body.size();
   std::from_chars(length.data(), length.data() + length.size(), expected);
-  if (expected != body.size()) return Fail(Code::kCorrupt, "the answer was cut off", "try again");
+  if (expected != body.size()) {
+    return Fail(Code::kCorrupt,
+                Concat("the answer was cut off: it has ", body.size(), " of ", expected, " bytes"),
+                "try again");
+  }
   return std::string(body);
 }
 
@@ -143,7 +158,10 @@ Result<std::string> HttpGet(const Address& address, std::string_view path,
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (getaddrinfo(address.host.c_str(), address.port.c_str(), &hints, &found) != 0) {
-    return Fail(Code::kInvalidArgument, "the host is not a numeric address");
+    return Fail(Code::kInvalidArgument,
+                Concat("\"", Excerpt(address.host), "\" port \"", Excerpt(address.port),
+                       "\" is not a numeric address"),
+                "use a form such as 127.0.0.1:9401 or [::1]:9401");
   }
   const Addresses addresses(found, &freeaddrinfo);
   // In the form that URLs use. The plugin accepts only loopback's name as Host.

@@ -133,8 +133,9 @@ TEST(ParseAddress, TakesNumbersOnly) {
 TEST(BodyOf, TakesWhatIsWhole) {
   EXPECT_EQ(BodyOf("HTTP/1.1 200 OK\r\n\r\nhello").value(), "hello");
   EXPECT_EQ(BodyOf("HTTP/1.0 200 OK\r\ncontent-length:  5\r\nX: y\r\n\r\nhello").value(), "hello");
-  EXPECT_EQ(BodyOf("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello").error().code(),
-            Code::kCorrupt);
+  const auto cut_off = BodyOf("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello");
+  EXPECT_EQ(cut_off.error().code(), Code::kCorrupt);
+  EXPECT_THAT(cut_off.error().what(), testing::HasSubstr("5 of 6 bytes"));
   EXPECT_EQ(BodyOf("HTTP/1.1 503 Service Unavailable\r\n\r\n").error().code(), Code::kUnavailable);
   for (const char* bad : {"", "SSH-2.0-x\r\n\r\n", "HTTP/1.1", "HTTP/1.1 200 OK\r\nhello"}) {
     EXPECT_EQ(BodyOf(bad).error().code(), Code::kCorrupt) << bad;

@@ -41,10 +41,11 @@ Result<void> Ledger::HasRoomForGeneration() const {
   const auto under_way = std::count_if(buffers_.begin(), buffers_.end(),
                                        [](const auto& item) { return item.second.allocating; });
   if (generations_.size() + static_cast<size_t>(under_way) < limits::kLinkGenerations) return {};
-  return Fail(Code::kExhausted,
-              Concat("the pod already has ", generations_.size(),
-                     " generations of buffers, and the plugin cannot keep more"),
-              "detach old ones; see docs/reference/limits.md");
+  return Fail(
+      Code::kExhausted,
+      Concat("the pod already has ", generations_.size(), " generations of buffers, ", under_way,
+             " more are being made, and the plugin keeps at most ", limits::kLinkGenerations),
+      "detach old ones; see docs/reference/limits.md");
 }
 
 uint64_t Ledger::MappedBytes(uint64_t size_bytes, bool page) const {

@@ -376,7 +376,7 @@ class Ledger {
   static protocol::LinkGeneration Describe(uint64_t number, const Generation& generation);
   static protocol::LinkLease Describe(const Lease& lease);
 
-  const char* GenerationProblem(const Kept::Generation& generation,
+  std::string GenerationProblem(const Kept::Generation& generation,
                                 const std::set<std::string>& names) const;
   void RestoreGenerations(Kept* kept, Restored* restored);
   void RestoreLeases(const Kept& kept, Restored* restored);

@@ -81,27 +81,39 @@ Ledger::Restored Ledger::Restore(Kept kept, const config::PodSpec& declared) {
   return restored;
 }
 
-const char* Ledger::GenerationProblem(const Kept::Generation& generation,
+std::string Ledger::GenerationProblem(const Kept::Generation& generation,
                                       const std::set<std::string>& names) const {
   const protocol::LinkGeneration& stated = generation.stated;
   const bool by_descriptor = stated.transport != static_cast<uint32_t>(protocol::Transport::kCuIpc);
   if (stated.generation >= kMaxNumber) return "invalid number (never issued by a broker)";
   if (generations_.contains(stated.generation)) return "duplicate number";
   if (!names.contains(NameOf(stated.name))) return "its buffer was not stated";
-  if (by_descriptor && !generation.memory) return "its memory was not received";
+  if (by_descriptor && !generation.memory) {
+    return Concat("its memory was not received, though its transport is ", stated.transport);
+  }
   if (stated.pooled == 0) {
     const auto transport = static_cast<protocol::Transport>(stated.transport);
-    if (transport == protocol::Transport::kHost) return nullptr;
-    if (stated.mapped_bytes > limits_.gpu_bytes) return "it is larger than the GPU";
-    const bool fits = protocol::OfferedBytes(transport, stated.size_bytes, stated.mapped_bytes) <=
-                      limits_.gpu_bytes - offered_bytes_;
-    return fits ? nullptr : "more memory is offered than the GPU has";
+    if (transport == protocol::Transport::kHost) return {};
+    if (stated.mapped_bytes > limits_.gpu_bytes) {
+      return Concat("it is larger than the GPU: ", stated.mapped_bytes, " of ", limits_.gpu_bytes,
+                    " bytes");
+    }
+    const uint64_t offered =
+        protocol::OfferedBytes(transport, stated.size_bytes, stated.mapped_bytes);
+    if (offered <= limits_.gpu_bytes - offered_bytes_) return {};
+    return Concat("more memory is offered than the GPU has: ", offered, " bytes in addition to ",
+                  offered_bytes_, " of ", limits_.gpu_bytes);
   }
-  if (stated.mapped_bytes != RoundUp(stated.size_bytes, limits_.granularity)) {
-    return "this broker never makes memory of this size";
+  const uint64_t wanted = RoundUp(stated.size_bytes, limits_.granularity);
+  if (stated.mapped_bytes != wanted) {
+    return Concat("this broker never makes memory of this size: ", stated.mapped_bytes,
+                  " bytes instead of ", wanted, " for ", stated.size_bytes);
   }
-  if (stated.mapped_bytes > limits_.pool_bytes - used_bytes_) return "the pool has no room for it";
-  return nullptr;
+  if (stated.mapped_bytes > limits_.pool_bytes - used_bytes_) {
+    return Concat("the pool has no room for it: it needs ", stated.mapped_bytes, " bytes, and ",
+                  limits_.pool_bytes - used_bytes_, " of ", limits_.pool_bytes, " are free");
+  }
+  return {};
 }
 
 void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
@@ -112,7 +124,7 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
     if (stated.generation < kMaxNumber) {
       next_generation_ = std::max(next_generation_, stated.generation + 1);
     }
-    if (const char* problem = GenerationProblem(given, names); problem != nullptr) {
+    if (const std::string problem = GenerationProblem(given, names); !problem.empty()) {
       restored->dropped.push_back(
           Concat("generation ", stated.generation, " of ", NameOf(stated.name), ": ", problem));
       Memory refused;
@@ -151,14 +163,19 @@ void Ledger::RestoreLeases(const Kept& kept, Restored* restored) {
     if (stated.lease_id < kMaxNumber) next_lease_ = std::max(next_lease_, stated.lease_id + 1);
     const auto client = kept.clients.find(stated.client_id);
     const auto generation = generations_.find(stated.generation);
-    const char* const problem = stated.lease_id >= kMaxNumber
-                                    ? "invalid number (never issued by a broker)"
-                                : client == kept.clients.end()     ? "its client was not stated"
-                                : generation == generations_.end() ? "its generation does not exist"
-                                : leases_.contains(stated.lease_id) ? "duplicate number"
-                                : leases_.size() >= limits_.leases  ? "too many leases"
-                                                                    : nullptr;
-    if (problem != nullptr) {
+    std::string problem;
+    if (stated.lease_id >= kMaxNumber) {
+      problem = "invalid number (never issued by a broker)";
+    } else if (client == kept.clients.end()) {
+      problem = Concat("its client was not stated: client ", stated.client_id);
+    } else if (generation == generations_.end()) {
+      problem = Concat("its generation does not exist: generation ", stated.generation);
+    } else if (leases_.contains(stated.lease_id)) {
+      problem = "duplicate number";
+    } else if (leases_.size() >= limits_.leases) {
+      problem = Concat("too many leases: the limit is ", limits_.leases);
+    }
+    if (!problem.empty()) {
       restored->dropped.push_back(Concat("lease ", stated.lease_id, ": ", problem));
       continue;
     }

@@ -154,7 +154,9 @@ TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
   for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
   ledger_.emplace(LedgerLimits{.pool_bytes = 0, .gpu_bytes = 7 * kPage}, kGpu, 2000);
   const auto restored = ledger_->Restore(keeper_.Dump(), pod_);
-  EXPECT_THAT(restored.dropped, Contains(HasSubstr("giant: it is larger than the GPU")));
+  EXPECT_THAT(restored.dropped,
+              Contains(HasSubstr(Concat("giant: it is larger than the GPU: ", 99 * kPage, " of ",
+                                        7 * kPage, " bytes"))));
   EXPECT_THAT(restored.dropped,
               Contains(HasSubstr("small: more memory is offered than the GPU has")));
   EXPECT_TRUE(ledger_->StateOf("offered"));
@@ -352,9 +354,10 @@ TEST_F(LedgerRestoreTest, WhatDoesNotHoldTogetherIsDroppedAndNamed) {
       {"of c: nothing refers to it", [](auto* k) { k->leases.pop_back(); }},
       {"buffer c: its memory does not exist",
        [](auto* k) { k->generations[2].stated.publisher_client = 0; }},
-      {"lease 1: its client was not stated", [](auto* k) { k->leases[0].client_id = 9; }},
+      {"lease 1: its client was not stated: client 9", [](auto* k) { k->leases[0].client_id = 9; }},
       {"lease 1: its client was not stated", [](auto* k) { k->clients.erase(1); }},
-      {"lease 2: its generation", [](auto* k) { k->leases[1].generation = 9; }},
+      {"lease 2: its generation does not exist: generation 9",
+       [](auto* k) { k->leases[1].generation = 9; }},
       {"lease 1: duplicate number", [](auto* k) { k->leases[1].lease_id = 1; }},
       {"lease 18446744073709551615: invalid number",
        [](auto* k) { k->leases[1].lease_id = ~uint64_t{0}; }},

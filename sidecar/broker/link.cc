@@ -11,6 +11,8 @@
 #include "contract/protocol/counters.h"
 #include "platform/base/version.h"
 #include "platform/daemon/log.h"
+#include "platform/driver/device.h"
+#include "platform/yaml/config_error.h"
 
 namespace gpushm::broker {
 namespace {
@@ -54,6 +56,16 @@ bool IsTooMuch(const Link::Greeting& greeting) {
          greeting.kept.generations.size() > greeting.welcome.generations ||
          greeting.kept.contents.size() > greeting.welcome.generations ||
          greeting.kept.leases.size() > greeting.welcome.leases;
+}
+
+std::string Amounts(const Link::Greeting& greeting) {
+  const protocol::LinkWelcome& welcome = greeting.welcome;
+  const Ledger::Kept& kept = greeting.kept;
+  return Concat(greeting.clients.size(), " of ", welcome.clients, " clients, ", kept.buffers.size(),
+                " of ", welcome.buffers, " buffers, ", kept.generations.size(), " of ",
+                welcome.generations, " generations, ", kept.contents.size(), " of ",
+                welcome.generations, " contents, ", kept.leases.size(), " of ", welcome.leases,
+                " leases");
 }
 
 }  // namespace
@@ -122,8 +134,10 @@ Result<Link::Greeting> Link::TryGreet(const Deadline& deadline) {
   }
   const auto header = protocol::ParseLinkHeader(message.span());
   if (!header) return std::unexpected(header.error());
-  if (header->kind != static_cast<uint16_t>(LinkKind::kWelcome))
-    return Broken("no welcome message");
+  if (header->kind != static_cast<uint16_t>(LinkKind::kWelcome)) {
+    return Broken(Concat("its first message has kind ", header->kind, ", not that of a welcome, ",
+                         static_cast<uint16_t>(LinkKind::kWelcome)));
+  }
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
   if (auto agreed = Agree(*welcome); !agreed) return std::unexpected(agreed.error());
@@ -154,7 +168,10 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
   const auto header = protocol::ParseLinkHeader(message.span());
   if (!header) return std::unexpected(header.error());
   UniqueFd descriptor;
-  if (message.descriptors.size() > 1) return Broken("several descriptors in one message");
+  if (message.descriptors.size() > 1) {
+    return Broken(Concat(message.descriptors.size(), " descriptors in a message of kind ",
+                         header->kind, "; at most 1 is allowed"));
+  }
   if (!message.descriptors.empty()) descriptor = std::move(message.descriptors[0]);
   const auto take = [&]<typename T>(T* body) -> Result<bool> {
     const auto parsed = protocol::ParseLink<T>(message.span());
@@ -196,9 +213,11 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
     case LinkKind::kEnd:
       return false;
     default:
-      return Broken("a message out of order");
+      return Broken(Concat("a message out of order: kind ", header->kind));
   }
-  if (taken && IsTooMuch(*greeting)) return Broken("more messages than the welcome announced");
+  if (taken && IsTooMuch(*greeting)) {
+    return Broken(Concat("more messages than the welcome announced: ", Amounts(*greeting)));
+  }
   return taken;
 }
 
@@ -273,13 +292,18 @@ Result<bool> Link::OnMessage() {
   if (!received || !*received) return received;
   const auto header = protocol::ParseLinkHeader(message.span());
   if (!header) return std::unexpected(header.error());
-  if (!message.descriptors.empty()) return Broken("an unexpected descriptor");
+  if (!message.descriptors.empty()) {
+    return Broken(Concat("a message of kind ", header->kind, " with ", message.descriptors.size(),
+                         " descriptors; it has none"));
+  }
   const auto kind = static_cast<LinkKind>(header->kind);
   if (phase_ == Phase::kGreeting && kind == LinkKind::kWelcome) {
     if (auto welcomed = OnWelcome(message); !welcomed) return std::unexpected(welcomed.error());
     return true;
   }
-  if (phase_ != Phase::kUp || kind != LinkKind::kDevice) return Broken("a message out of order");
+  if (phase_ != Phase::kUp || kind != LinkKind::kDevice) {
+    return Broken(Concat("a message out of order: kind ", header->kind));
+  }
   const auto device = protocol::ParseLink<protocol::LinkDevice>(message.span());
   if (!device) return std::unexpected(device.error());
   events_.on_device(device->lost == 1, device->reason.data());
@@ -291,7 +315,14 @@ Result<void> Link::OnWelcome(const protocol::Message& message) {
   if (!welcome) return std::unexpected(welcome.error());
   if (auto agreed = Agree(*welcome); !agreed) return agreed;
   if (welcome->gpu_uuid != welcome_.gpu_uuid || welcome->allocation != welcome_.allocation) {
-    return Fail(Code::kIncompatible, "the plugin names a different GPU or allocation than before");
+    const auto named = [](const protocol::LinkWelcome& by) {
+      return Concat("GPU ", GpuUuid{by.gpu_uuid}.ToString(), ", allocation ",
+                    config::Quote(protocol::FromNameField(by.allocation)));
+    };
+    return Fail(Code::kIncompatible,
+                Concat("the plugin names a different GPU or allocation than before: ",
+                       named(*welcome), " instead of ", named(welcome_)),
+                "restart the pod, so that its sidecar gets the GPU that the plugin names");
   }
   loop_->Cancel(std::exchange(timer_, 0));
   phase_ = Phase::kUp;

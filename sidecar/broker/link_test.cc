@@ -88,7 +88,9 @@ TEST(Link, AtStartAPluginThatTalksNonsenseIsAnError) {
       Plugin::Say(socket, LinkKind::kHello, protocol::LinkHello{1, 1, 0, 0, {}});
     }
   });
-  for (const char* said : {"more messages than the welcome announced", "a message out of order"}) {
+  for (const std::string& said :
+       {std::string("0 of 0 contents, 1 of 0 leases"),
+        Concat("a message out of order: kind ", static_cast<uint16_t>(LinkKind::kHello))}) {
     const TempFolder folder;
     BrokerProcess broker(folder.path(), LinkedTo(link.path()));
     EXPECT_EQ(broker.WaitForEnd(), 1);

@@ -16,6 +16,7 @@
 #include "platform/base/version.h"
 #include "platform/daemon/process.h"
 #include "platform/driver/cuda_api.h"
+#include "platform/yaml/keyed_reader.h"
 #include "platform/yaml/quantity.h"
 
 namespace gpushm::broker {
@@ -100,17 +101,12 @@ Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
   }
   if (!flags.link.empty()) config->link = flags.link;
   if (!flags.gpu.empty()) {
-    config::GpuChoice choice;
-    if (flags.gpu.find_first_not_of("0123456789") == std::string::npos && flags.gpu.size() < 5) {
-      choice.index = static_cast<uint32_t>(std::stoul(flags.gpu));
-    } else if (flags.gpu.starts_with("GPU-") || flags.gpu.starts_with("MIG-")) {
-      choice.uuid = flags.gpu;
-    } else {
-      return Fail(Code::kInvalidArgument,
-                  Concat("--gpu \"", flags.gpu, "\" is neither an index nor a UUID"),
+    const auto choice = config::ParseGpu(flags.gpu);
+    if (!choice) {
+      return Fail(Code::kInvalidArgument, Concat("--gpu: ", choice.error()),
                   "write an index or a UUID: --gpu 0, --gpu GPU-1b2c...");
     }
-    config->gpu = choice;
+    config->gpu = *choice;
   }
   if (!flags.log_format.empty()) {
     config->log.format = flags.log_format == "json" ? LogFormat::kJson : LogFormat::kText;

@@ -76,7 +76,8 @@ Result<void> Broker::OnRequest(Request& request) {
     case Kind::kAnnounceDescriptor:
       break;  // Handled by the server.
   }
-  return Fail(Code::kCorrupt, "a request of unknown kind");
+  return Fail(Code::kCorrupt,
+              Concat("a request of unknown kind ", static_cast<uint16_t>(request.to.kind)));
 }
 
 Result<void> Broker::OnHello(Request& request) {

@@ -121,10 +121,15 @@ Result<void> Server::Restore(const Client& client, const protocol::ResumeToken& 
     return Fail(Code::kNotFound,
                 Concat("this broker does not serve container \"", client.container, '"'));
   }
-  if (!pidfd || !IsPidfd(pidfd.get())) return Fail(Code::kCorrupt, "a client without a pidfd");
-  if (connections_.contains(client.id) || client.id >= kMaxNumber) {
+  if (!pidfd || !IsPidfd(pidfd.get())) {
+    return Fail(Code::kCorrupt, Concat("client ", client.id, " was stated without a pidfd"));
+  }
+  if (connections_.contains(client.id)) {
+    return Fail(Code::kCorrupt, Concat("duplicate client id ", client.id));
+  }
+  if (client.id >= kMaxNumber) {
     return Fail(Code::kCorrupt,
-                "duplicate client id, or invalid client id (never issued by a broker)");
+                Concat("invalid client id ", client.id, " (never issued by a broker)"));
   }
   next_client_ = std::max(next_client_, client.id + 1);
   Connection& connection = connections_[client.id];
@@ -323,8 +328,10 @@ void Server::RefuseRequest(Connection& connection, const protocol::Message& mess
 
 void Server::OnRequest(Connection& connection, protocol::Message& message) {
   const uint64_t id = connection.client.id;
-  if (message.descriptors.size() > (connection.announced ? 1u : 0u)) {
-    Disconnect(connection, "the client sent a descriptor that it had not announced");
+  const size_t announced = connection.announced ? 1 : 0;
+  if (message.descriptors.size() > announced) {
+    Disconnect(connection, Concat("the client sent ", message.descriptors.size(),
+                                  " descriptors, but had announced ", announced));
     return;
   }
   if (connection.announced) {
@@ -342,11 +349,15 @@ void Server::OnRequest(Connection& connection, protocol::Message& message) {
   const auto kind = static_cast<protocol::Kind>(header->kind);
   if ((header->kind & protocol::kReplyBit) != 0 || header->status != 0 ||
       (kind == protocol::Kind::kHello) == connection.said_hello) {
-    Disconnect(connection, "the client sent a request out of order");
+    Disconnect(
+        connection,
+        Concat("the client sent a request out of order: kind ", header->kind, ", status ",
+               header->status, connection.said_hello ? ", after its hello" : ", before its hello"));
     return;
   }
   if (header->version > connection.version) {
-    Disconnect(connection, "the client sent a request of a later version than agreed on");
+    Disconnect(connection, Concat("the client sent a request of version ", header->version,
+                                  ", but version ", connection.version, " was agreed on"));
     return;
   }
   connection.busy = true;

@@ -95,7 +95,8 @@ int SpawnerMain(int /*argc*/, char** /*argv*/) {
 Result<bool> SendDescriptors(int socket, std::string_view bytes, std::span<const int> descriptors) {
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control{};
   if (descriptors.size() > kMaxDescriptors) {
-    return Fail(Code::kInternal, "too many descriptors to send");
+    return Fail(Code::kInternal, Concat("cannot send ", descriptors.size(),
+                                        " descriptors; the limit is ", kMaxDescriptors));
   }
   iovec vector{const_cast<char*>(bytes.data()), bytes.size()};
   msghdr header{};
@@ -125,7 +126,10 @@ Result<Order> ReceiveOrder(size_t descriptors) {
   const auto size = static_cast<size_t>(std::max<ssize_t>(received.bytes, 0));
   const std::string_view text(bytes.data(), size);
   if (!text.ends_with('\n') || received.descriptors.size() != descriptors) {
-    return Fail(Code::kInternal, "the broker sent an unexpected order");
+    return Fail(Code::kInternal,
+                Concat("the broker sent an unexpected order: ", size, " bytes and ",
+                       received.descriptors.size(), " descriptors instead of a line and ",
+                       descriptors, " descriptors"));
   }
   return Order{std::string(text.substr(0, text.size() - 1)), std::move(received.descriptors)};
 }

@@ -1,5 +1,6 @@
 // Goal: a broker that is told to end during its start ends at once. It then waits for the plugin
 // and for the driver, for up to a minute each.
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -45,6 +46,17 @@ TEST(BrokerStart, TermWhileThePluginDoesNotAnswer) {
   ASSERT_EQ(poll(&connected, 1, static_cast<int>(kSoonMs)), 1);
   broker.Signal(SIGTERM);
   EXPECT_EQ(broker.WaitForEnd(), 0);
+}
+
+// Goal: a mistyped UUID is reported at once, not as a GPU that does not exist.
+TEST(BrokerStart, AMalformedGpuUuidIsAnErrorOfTheFlag) {
+  const TempFolder folder;
+  BrokerSettings settings = NotWaitedFor();
+  settings.arguments.insert(settings.arguments.end(), {"--gpu", "GPU-12"});
+  BrokerProcess broker(folder.path(), settings);
+  EXPECT_NE(broker.WaitForEnd(), 0);
+  EXPECT_THAT(broker.log(), ::testing::AllOf(::testing::HasSubstr("GPU-12"),
+                                             ::testing::HasSubstr("is not a valid GPU UUID")));
 }
 
 // Whether a thread with that name exists. The broker's threads start once it handles signals.

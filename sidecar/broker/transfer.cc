@@ -36,6 +36,14 @@ Result<void> FitsIntoBuffer(const TransferJob& job, uint64_t file_bytes) {
               Concat("declare buffers.gpushm.io/", job.buffer, " with at least this size"));
 }
 
+std::string_view NameOfType(mode_t mode) {
+  if (S_ISDIR(mode)) return "folder";
+  if (S_ISSOCK(mode)) return "socket";
+  if (S_ISCHR(mode)) return "character device";
+  if (S_ISBLK(mode)) return "block device";
+  return "file of another type";  // Such as an anonymous inode: an eventfd, an epoll descriptor.
+}
+
 // The bytes to move: the whole file when loading, the whole buffer when saving. For a pipe, whose
 // size is unknown, at most the buffer.
 Result<uint64_t> TotalBytes(const TransferJob& job) {
@@ -49,7 +57,9 @@ Result<uint64_t> TotalBytes(const TransferJob& job) {
   }
   if (S_ISFIFO(file.stx_mode)) return job.size_bytes;
   if (!S_ISREG(file.stx_mode)) {
-    return Fail(Code::kInvalidArgument, "only files and pipes can be loaded through the broker",
+    return Fail(Code::kInvalidArgument,
+                Concat("only files and pipes can be loaded through the broker, not a ",
+                       NameOfType(file.stx_mode)),
                 "write it to a file first");
   }
   if (auto fits = FitsIntoBuffer(job, file.stx_size); !fits) return std::unexpected(fits.error());
@@ -77,7 +87,11 @@ Result<void> CheckFileMode(const TransferJob& job) {
   const bool fits =
       mode == O_RDWR || mode == (job.direction == protocol::Direction::kLoad ? O_RDONLY : O_WRONLY);
   if (fits) return {};
-  return Fail(Code::kInvalidArgument, "the file's descriptor has the wrong access mode",
+  const char* const opened = mode == O_RDONLY   ? "only for reading"
+                             : mode == O_WRONLY ? "only for writing"
+                                                : "neither for reading nor for writing";
+  return Fail(Code::kInvalidArgument,
+              Concat("the file is open ", opened, ", so its descriptor has the wrong access mode"),
               "open the file for reading to load, for writing to save");
 }
 

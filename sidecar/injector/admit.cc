@@ -129,9 +129,10 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   }
   if (plan.stale)
     return "its sidecar was made for other annotations: another webhook changed the annotations";
-  if (!IsNumber(sidecar->Resource("limits", kMemoryResource), plan.units)) {
+  const Json* const units = sidecar->Resource("limits", kMemoryResource);
+  if (!IsNumber(units, plan.units)) {
     return Concat("its sidecar must request ", plan.units, " ", kMemoryResource,
-                  ", but another webhook changed that");
+                  ", but another webhook changed that to ", Shown(units));
   }
   if (!sidecar->Mounts({{"name", kVolumeName}, {"mountPath", kSocketFolder}})) {
     return "its sidecar must mount the volume gpushm, but another webhook removed the mount";
@@ -139,8 +140,10 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   for (const std::string& name : plan.done.containers) {
     const Container* const container = pod.Find(name);
     if (container == nullptr) continue;
-    if (!IsNumber(container->Resource("limits", kAttachResource), 1)) {
-      return Concat("container ", name, " must request 1 ", kAttachResource);
+    const Json* const attaches = container->Resource("limits", kAttachResource);
+    if (!IsNumber(attaches, 1)) {
+      return Concat("container ", name, " must request 1 ", kAttachResource,
+                    ", but another webhook changed that to ", Shown(attaches));
     }
   }
   for (const auto* const names : {&plan.done.containers, &plan.done.init_containers}) {

@@ -157,7 +157,7 @@ std::vector<Denial> PodDenials() {
       {"Windows",
        kWeights,
        [](Json& pod) { pod["spec"]["os"] = {{"name", "windows"}}; },
-       {"spec.os.name", "linux"}},
+       {"spec.os.name", "\"windows\"", "linux"}},
   };
 }
 

@@ -116,6 +116,10 @@ TEST(Mutate, WhatOthersTookAwayComesBack) {
     const Verdict verdict = TestAdmission().Validate(pod);
     EXPECT_FALSE(verdict.allowed);
     EXPECT_EQ(verdict.outcome, "changed-by-others");
+    if (i == 1) {
+      EXPECT_THAT(verdict.message, HasSubstr("gpushm.io/memory, but another webhook changed that "
+                                             "to nothing"));
+    }
     pod = Injected(TestAdmission(), pod);
     EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
     EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");

@@ -7,6 +7,7 @@
 
 #include "contract/annotations/sizing.h"
 #include "platform/base/version.h"
+#include "platform/yaml/config_error.h"
 #include "platform/yaml/quantity.h"
 
 namespace gpushm::injector {
@@ -22,7 +23,10 @@ void AddQuantity(CLI::App& app, const std::string& name, Parse parse, uint64_t* 
       [=](const std::string& text) {
         const auto parsed = parse(text);
         if (!parsed) throw CLI::ValidationError(name, parsed.error());
-        if (*parsed == 0) throw CLI::ValidationError(name, "is zero; must be greater than zero");
+        if (*parsed == 0) {
+          throw CLI::ValidationError(
+              name, Concat(config::Quote(text), " is zero; must be greater than zero"));
+        }
         *value = *parsed;
       },
       help);
@@ -119,7 +123,9 @@ Result<std::optional<Options>> ParseOptions(int argc, char** argv, int* exit_cod
                 "run gpushm-injector --help for a list of the flags");
   }
   if (options.settings.unit_bytes % config::kGranularityBytes != 0) {
-    return Fail(Code::kInvalidArgument, "--unit is not a multiple of 2Mi",
+    return Fail(Code::kInvalidArgument,
+                Concat("--unit ", config::FormatBytes(options.settings.unit_bytes),
+                       " is not a multiple of 2Mi"),
                 "use, for example, --unit 1Gi");
   }
   const uint64_t most = options.settings.max_pod_bytes;

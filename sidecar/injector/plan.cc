@@ -207,7 +207,9 @@ void CheckPod(const PodView& pod, const Plan& plan, ErrorList* errors) {
                          "hostIPC: true"));
   }
   if (const Json* const os = Find(pod.json(), Pointer("/spec/os/name"))) {
-    if (*os != "linux") errors->Add(PodError("spec.os.name", "gpushm needs Linux", "linux"));
+    if (*os != "linux") {
+      errors->Add(PodError("spec.os.name", Concat(Shown(os), ": gpushm needs Linux"), "linux"));
+    }
   }
 }
 

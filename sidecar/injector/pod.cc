@@ -60,21 +60,37 @@ bool IsNumber(const Json* quantity, uint64_t number) {
   return config::ParseBytes(quantity->get_ref<const std::string&>()) == number;
 }
 
+std::string Shown(const Json* value) {
+  if (value == nullptr) return "nothing";
+  if (value->is_string()) return config::Quote(value->get_ref<const std::string&>());
+  if (value->is_object()) return "a map";
+  if (value->is_array()) return "a list";
+  return value->dump();  // A number, a boolean or null: short.
+}
+
 Result<PodView> PodView::Of(const Json& pod) {
   PodView view;
   view.json_ = &pod;
   const Json* const spec = injector::Find(pod, Pointer(kSpec));
   if (spec == nullptr || !spec->is_object()) {
-    return Fail(Code::kInvalidArgument, "the object has no spec: it is not a Pod");
+    return Fail(
+        Code::kInvalidArgument,
+        Concat("the object is not a Pod: its kind is ",
+               Shown(injector::Find(pod, Pointer("/kind"))), " and its spec is ", Shown(spec)),
+        "send a Pod with a spec");
   }
   if (const Json* const annotations = injector::Find(pod, Pointer("/metadata/annotations"))) {
     if (!annotations->is_object()) {
-      return Fail(Code::kInvalidArgument, "metadata.annotations is not a map");
+      return Fail(Code::kInvalidArgument,
+                  Concat("metadata.annotations is ", Shown(annotations), ", not a map"),
+                  "write key: value for each annotation");
     }
     for (const auto& [key, value] : annotations->items()) {
       if (!value.is_string()) {
         return Fail(Code::kInvalidArgument,
-                    Concat("metadata.annotations: ", config::Quote(key), " is not text"));
+                    Concat("metadata.annotations: ", config::Quote(key), " is ", Shown(&value),
+                           ", not text"),
+                    "put the value in quotes");
       }
       view.annotations_.emplace(key, value.get<std::string>());
     }
@@ -90,7 +106,8 @@ Result<void> PodView::ReadContainers(const char* list) {
   const Json* const items = injector::Find(*json_, at);
   if (items == nullptr) return {};
   if (!items->is_array())
-    return Fail(Code::kInvalidArgument, Concat("spec.", list, " is not a list"));
+    return Fail(Code::kInvalidArgument,
+                Concat("spec.", list, " is ", Shown(items), ", not a list"));
   const bool init = std::string_view(list) == "initContainers";
   for (size_t i = 0; i < items->size(); ++i) {
     const Json& item = (*items)[i];

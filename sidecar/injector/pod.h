@@ -53,6 +53,8 @@ struct Container {
 // Whether `quantity` is this whole number, however it is written. The API server turns 2000 into
 // 2k.
 bool IsNumber(const Json* quantity, uint64_t number);
+// A value of the pod's manifest for a message: quoted and bounded. Null is "nothing".
+std::string Shown(const Json* value);
 
 class PodView {
  public:

@@ -51,7 +51,10 @@ Handled CheckReview(const httplib::Request& request, httplib::Response& response
   } else if (request.has_header("Content-Encoding")) {
     Refuse(415, "send the body without Content-Encoding", response);
   } else if (LengthOf(request) > kMaxBodyBytes) {
-    Refuse(413, Concat("the body may have at most ", kMaxBodyBytes, " bytes"), response);
+    Refuse(
+        413,
+        Concat("the body has ", LengthOf(request), " bytes; it may have at most ", kMaxBodyBytes),
+        response);
   } else {
     // TLS adds its own bytes to a body: as much again if the records are small.
     AllowReads(request.ssl, kMaxHeadBytes + 2 * LengthOf(request));
@@ -224,7 +227,10 @@ void Server::ReadAndHandle(Endpoint endpoint, const httplib::Request& request,
   Places::Place place;
   if (LengthOf(request) > kLargeBodyBytes) {
     place = large_bodies_.Take(kReadTimeoutS);
-    if (!place) return refuse(503, "too many large requests at the same time; try again");
+    if (!place) {
+      return refuse(503, Concat(kLargeBodies, " requests of more than ", kLargeBodyBytes,
+                                " bytes are being read, the most at the same time; try again"));
+    }
   }
   std::string body;
   if (!ReadBody(request, read, &body))

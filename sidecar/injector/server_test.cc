@@ -107,6 +107,9 @@ TEST_F(ServerTest, RefusesWhatIsNoReview) {
   EXPECT_EQ(client->Get("/mutate")->status, 404);
   const auto large = injector.Https()->Post("/mutate", std::string(kMaxBodyBytes + 1, ' '), kJson);
   EXPECT_TRUE(!large || large->status == 413);
+  if (large) {
+    EXPECT_THAT(large->body, HasSubstr(Concat("has ", kMaxBodyBytes + 1, " bytes")));
+  }
   const auto deep =
       client->Post("/mutate", std::string(100'000, '[') + std::string(100'000, ']'), kJson);
   EXPECT_EQ(deep->status, 400);

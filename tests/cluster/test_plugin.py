@@ -93,7 +93,8 @@ class DiskTest(PluginCase):
             self.run_pod(pod("plain", container("a")))
             rejected = self.wait_phase("rejected", "Failed")
             self.assertRegex(rejected["status"]["message"],
-                             "no decision within 5000 ms: the plugin is still deciding .* disk")
+                             "no decision within 5000 ms about .*: "
+                             "the plugin is still deciding .* disk")
         finally:
             self.node("fsfreeze", "--unfreeze", "/var/lib/gpushm")
         self.wait_ready("hangs")
