@@ -7,7 +7,7 @@ import sys
 import threading
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "plugin" / "page"))
+sys.path.insert(0, str(ROOT / "plugin" / "status_page"))
 import join  # noqa: E402
 
 
