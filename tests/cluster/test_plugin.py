@@ -73,6 +73,7 @@ class DiskTest(PluginCase):
         """Method: a separate file system is frozen, as by a snapshot. A pod's start then hangs in
         the plugin. The next pod that requests memory is rejected after five seconds, during which
         the kubelet admits no other pod."""
+        self.plugin.wait_released()  # What earlier cases left would be released onto the frozen disk.
         folder = self.cluster.on_node("/var/lib/gpushm")
         disk = self.cluster.state / "frozen.img"
         with open(disk, "wb") as file:
