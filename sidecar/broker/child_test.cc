@@ -76,7 +76,11 @@ class ChildTest : public ::testing::Test {
     const std::vector<Descendant> children = ChildrenOf(broker_.pid());
     return children.size() == 1 && children.front().name == kSpawner;
   }
-  void WriteLateFile() const { std::ofstream(files_ / "volume/file") << "content"; }
+  // It appears whole: a broker that saw it empty would load it.
+  void WriteLateFile() const {
+    std::ofstream(files_ / "part") << "content";
+    std::filesystem::rename(files_ / "part", files_ / "volume/file");
+  }
   bool LoadsLateFile() const {
     WriteLateFile();
     return broker_.WaitForLog("buffer-loaded buffer=late");

@@ -159,7 +159,9 @@ TEST_F(HungVolumeTest, ALoadThatStandsStillGivesWayToOnesThatStart) {
         "buffers.gpushm.io/small: {size: 2Mi, file: good/large}");
   if (IsSkipped() || HasFatalFailure()) return;
   ASSERT_TRUE(fuse_->WaitUntilHung());
-  std::ofstream(files_ / "good/large") << std::string(5 << 20, 'l');
+  // It appears whole: a broker that saw it empty would load it.
+  std::ofstream(files_ / "good/part") << std::string(5 << 20, 'l');
+  std::filesystem::rename(files_ / "good/part", files_ / "good/large");
   EXPECT_TRUE(broker_->WaitForLog("load-failed buffer=small"));
   RawClient client(broker_->Socket("app"));
   ASSERT_TRUE(client.Hello());
