@@ -44,6 +44,10 @@ inline constexpr uint32_t kFrames = 1024;
 // Bytes of one sync page, and of all sync pages of a pod: host memory of its sidecar.
 inline constexpr uint64_t kPageBytes = 1 << 20;
 inline constexpr uint64_t kAllPagesBytes = 8 << 20;
+// Bytes of the description of one generation, and of all descriptions of a pod: host memory of the
+// containers that wrote them, each rounded up to 4 KiB.
+inline constexpr uint64_t kDescriptionBytes = 64 << 20;
+inline constexpr uint64_t kAllDescriptionsBytes = 256 << 20;
 // Attempts of a registry reader before Code::kContended.
 inline constexpr int kReadAttempts = 8;
 // Requests of one connection that the broker queues before it stops reading from it.
