@@ -37,8 +37,9 @@ static void Print(const char* name, gpushm_attachment* attachment, const char* h
 }
 
 static void Write(gpushm_attachment* attachment, const char* text) {
-  if (strlen(text) >= gpushm_size(attachment)) Fail("the text is longer than the buffer");
-  CALL(cuMemcpyHtoD, gpushm_address(attachment), text, strlen(text) + 1);
+  if (strlen(text) >= gpushm_attachment_size(attachment))
+    Fail("the text is longer than the buffer");
+  CALL(cuMemcpyHtoD, gpushm_attachment_address(attachment), text, strlen(text) + 1);
   CALL(cuCtxSynchronize); /* A copy of so few bytes may return before it has finished. */
 }
 
@@ -46,7 +47,7 @@ static gpushm_attachment* Attach(gpushm_client* client, const char* name, const 
   gpushm_attachment* attachment = NULL;
   gpushm_attach_options options;
   GPUSHM_INIT(&options);
-  options.access = text != NULL ? GPUSHM_READ_WRITE : GPUSHM_READ;
+  options.access = text != NULL ? GPUSHM_ACCESS_READ_WRITE : GPUSHM_ACCESS_READ;
   options.timeout_ms = kOpenMs;
   Check(gpushm_attach(client, name, &options, &attachment));
   if (text != NULL) Write(attachment, text);
@@ -67,7 +68,7 @@ static gpushm_signal* OpenSignal(gpushm_client* client, const char* name, gpushm
  * one. */
 static void AwaitReady(gpushm_client* client, const char* name) {
   for (gpushm_status status = GPUSHM_ENDED; status != GPUSHM_OK && !ended;) {
-    gpushm_signal* signal = OpenSignal(client, name, GPUSHM_WAITER);
+    gpushm_signal* signal = OpenSignal(client, name, GPUSHM_SIGNAL_WAITER);
     do {
       status = gpushm_signal_wait(signal, 1, kLookMs);
     } while (status == GPUSHM_TIMEOUT && !ended);
@@ -100,20 +101,21 @@ int main(int count, char** words) {
 
   gpushm_client* client = OpenClient();
   gpushm_signal* said = NULL;
-  if (ready != NULL && text != NULL) said = OpenSignal(client, ready, GPUSHM_WRITER);
+  if (ready != NULL && text != NULL) said = OpenSignal(client, ready, GPUSHM_SIGNAL_WRITER);
   if (ready != NULL && text == NULL) AwaitReady(client, ready);
   gpushm_attachment* attachment = Attach(client, name, text);
   if (said != NULL) Check(gpushm_signal_set(said, 1));
   char seen[kHeadBytes + 1] = "";
   for (int printed = 0; !ended && !(once && printed); poll(NULL, 0, printed ? kLookEveryMs : 0)) {
     char head[kHeadBytes + 1] = "";
-    if (gpushm_current(attachment) != GPUSHM_OK) { /* The name refers to another generation now. */
-      Check(gpushm_detach(attachment, NULL));
+    if (gpushm_attachment_check(attachment) !=
+        GPUSHM_OK) { /* The name refers to another generation now. */
+      Check(gpushm_attachment_detach(attachment, NULL));
       attachment = Attach(client, name, NULL);
       printed = 0;
     }
-    const uint64_t size_bytes = gpushm_size(attachment);
-    CALL(cuMemcpyDtoH, head, gpushm_address(attachment),
+    const uint64_t size_bytes = gpushm_attachment_size(attachment);
+    CALL(cuMemcpyDtoH, head, gpushm_attachment_address(attachment),
          size_bytes < kHeadBytes ? size_bytes : kHeadBytes);
     if (printed && memcmp(head, seen, sizeof head) == 0) continue;
     memcpy(seen, head, sizeof head);

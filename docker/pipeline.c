@@ -73,7 +73,7 @@ static gpushm_ring* OpenWriter(const char* name) {
   gpushm_ring_options options;
   GPUSHM_INIT(&options);
   options.role = GPUSHM_RING_WRITER;
-  options.policy = keep_all ? GPUSHM_BACK_PRESSURE : GPUSHM_OVERWRITE_OLDEST;
+  options.policy = keep_all ? GPUSHM_RING_BACK_PRESSURE : GPUSHM_RING_OVERWRITE_OLDEST;
   options.need_readers = keep_all ? 1 : 0;
   options.frames = kSlots;
   options.frame_bytes = frame_bytes;

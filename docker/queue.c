@@ -44,7 +44,7 @@ static gpushm_ring* OpenWriter(const char* name, gpushm_ring_policy policy) {
   options.frames = kSlots;
   options.frame_bytes = kItemBytes;
   /* Answers wait for the gateway, also for one that is restarted. */
-  options.need_readers = policy == GPUSHM_BACK_PRESSURE;
+  options.need_readers = policy == GPUSHM_RING_BACK_PRESSURE;
   options.timeout_ms = kOpenMs;
   Check(gpushm_ring_open(client, name, &options, &ring));
   return ring;
@@ -115,7 +115,7 @@ static void RunGateway(const char* name, char** answers_names, int workers, uint
                        int64_t period_ns) {
   Reader answers[kMostWorkers];
   for (int i = 0; i < workers; ++i) answers[i] = (Reader){client, answers_names[i], stream, NULL};
-  gpushm_ring* queue = OpenWriter(name, GPUSHM_QUEUE);
+  gpushm_ring* queue = OpenWriter(name, GPUSHM_RING_QUEUE);
   gpushm_ring_info info;
   GPUSHM_INIT(&info);
   Check(gpushm_ring_get_info(queue, &info));
@@ -168,7 +168,7 @@ static void Answer(Reader* queue, gpushm_ring* answers, const gpushm_frame* requ
 }
 
 static void RunWorker(const char* name, const char* answers_name, int busy_ms) {
-  gpushm_ring* answers = OpenWriter(answers_name, GPUSHM_BACK_PRESSURE);
+  gpushm_ring* answers = OpenWriter(answers_name, GPUSHM_RING_BACK_PRESSURE);
   Reader queue = {client, name, stream, NULL};
   while (!ended) {
     gpushm_frame request;

@@ -21,17 +21,17 @@ static CUstream stream;
 /* The first word; every word of a step's weights is the step's number. */
 static uint32_t StepOf(gpushm_attachment* weights) {
   uint32_t step;
-  CALL(cuMemcpyDtoH, &step, gpushm_address(weights), sizeof step);
+  CALL(cuMemcpyDtoH, &step, gpushm_attachment_address(weights), sizeof step);
   return step;
 }
 
 static int AreWhole(gpushm_attachment* weights, uint32_t step) {
   static uint32_t chunk[kChunkBytes / sizeof(uint32_t)];
   int whole = 1;
-  for (uint64_t at = 0; at < gpushm_size(weights); at += kChunkBytes) {
-    const uint64_t left = gpushm_size(weights) - at;
+  for (uint64_t at = 0; at < gpushm_attachment_size(weights); at += kChunkBytes) {
+    const uint64_t left = gpushm_attachment_size(weights) - at;
     const size_t bytes = left < kChunkBytes ? left : kChunkBytes;
-    CALL(cuMemcpyDtoH, chunk, gpushm_address(weights) + at, bytes);
+    CALL(cuMemcpyDtoH, chunk, gpushm_attachment_address(weights) + at, bytes);
     for (size_t i = 0; i < bytes / sizeof *chunk; ++i) whole &= chunk[i] == step;
   }
   return whole;
@@ -54,7 +54,7 @@ static uint32_t LastStep(const char* name) {
   options.timeout_ms = kOpenMs;
   Check(gpushm_attach(client, name, &options, &weights));
   const uint32_t step = StepOf(weights);
-  Check(gpushm_detach(weights, NULL));
+  Check(gpushm_attachment_detach(weights, NULL));
   return step;
 }
 
@@ -82,13 +82,13 @@ static void Train(const char* name, int64_t steps, int every_ms, int64_t patienc
   for (int64_t done = 0; !ended && done < steps; ++done) {
     gpushm_attachment* weights = Replace(name, ++step, patience_ms);
     if (weights == NULL) return;
-    CALL(cuMemsetD32Async, gpushm_address(weights), step, gpushm_size(weights) / sizeof step,
-         stream);
+    CALL(cuMemsetD32Async, gpushm_attachment_address(weights), step,
+         gpushm_attachment_size(weights) / sizeof step, stream);
     CALL(cuStreamSynchronize, stream);
-    Check(gpushm_publish(weights));
+    Check(gpushm_attachment_publish(weights));
     printf("%s: step %" PRIu32 " is generation %" PRIu64 "\n", name, step, GenerationOf(weights));
     fflush(stdout);
-    Check(gpushm_detach(weights, NULL));
+    Check(gpushm_attachment_detach(weights, NULL));
     poll(NULL, 0, every_ms);
   }
 }
@@ -128,7 +128,7 @@ static void RollOut(const char* name, int busy_ms) {
       const uint32_t last = step;
       step = StepOf(next);
       if (weights != NULL && step > last + 1) skipped += step - last - 1;
-      if (weights != NULL) Check(gpushm_detach(weights, NULL));
+      if (weights != NULL) Check(gpushm_attachment_detach(weights, NULL));
       weights = next;
       generation = GenerationOf(weights);
       ++taken;
@@ -142,7 +142,7 @@ static void RollOut(const char* name, int busy_ms) {
            name, step, generation, taken, skipped, wrong);
     fflush(stdout);
   }
-  if (weights != NULL) Check(gpushm_detach(weights, NULL));
+  if (weights != NULL) Check(gpushm_attachment_detach(weights, NULL));
 }
 
 int main(int count, char** words) {

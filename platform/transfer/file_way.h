@@ -11,7 +11,7 @@
 
 namespace gpushm {
 
-// Same numbers as gpushm_file_way.
+// Same numbers as gpushm_file_method.
 enum class FileWay : uint32_t {
   kAuto = 0,     // Only as a request.
   kCached = 1,   // Through the page cache.

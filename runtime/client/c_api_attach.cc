@@ -14,9 +14,9 @@ namespace gpushm::client {
 namespace {
 
 Result<AttachOptions> ToOptions(const gpushm_attach_options& given) {
-  if (given.access > GPUSHM_READ_WRITE) {
+  if (given.access > GPUSHM_ACCESS_READ_WRITE) {
     return Fail(Code::kInvalidArgument, Concat("invalid attach_options.access ", given.access),
-                "use GPUSHM_READ or GPUSHM_READ_WRITE");
+                "use GPUSHM_ACCESS_READ or GPUSHM_ACCESS_READ_WRITE");
   }
   if ((given.reserved | given.reserved1) != 0) {
     return Fail(Code::kInvalidArgument,
@@ -24,13 +24,13 @@ Result<AttachOptions> ToOptions(const gpushm_attach_options& given) {
                        given.reserved1, ": both must be 0"),
                 "initialise the options with GPUSHM_INIT, and leave these fields 0");
   }
-  if (given.stage > 1 || (given.stage == 1 && (given.access == GPUSHM_READ_WRITE ||
+  if (given.stage > 1 || (given.stage == 1 && (given.access == GPUSHM_ACCESS_READ_WRITE ||
                                                std::popcount(given.peer_devices) != 1))) {
     return Fail(Code::kInvalidArgument,
                 Concat("attach_options.stage is ", given.stage, ", access is ", given.access,
                        " and peer_devices is 0x", std::hex, given.peer_devices,
                        ": a staged copy needs read access and exactly one peer GPU"),
-                "set stage = 1, access = GPUSHM_READ and peer_devices = 1 << ordinal");
+                "set stage = 1, access = GPUSHM_ACCESS_READ and peer_devices = 1 << ordinal");
   }
   return AttachOptions{.access = ToAccess(given.access),
                        .generation = given.generation,
@@ -65,17 +65,17 @@ gpushm_status gpushm_attach(gpushm_client* client, const char* name,
   });
 }
 
-uint64_t gpushm_address(const gpushm_attachment* attachment) {
+uint64_t gpushm_attachment_address(const gpushm_attachment* attachment) {
   const gc::Attachment* const a = gc::FromHandle(attachment);
   return a == nullptr ? 0 : a->facts().address;
 }
 
-uint64_t gpushm_size(const gpushm_attachment* attachment) {
+uint64_t gpushm_attachment_size(const gpushm_attachment* attachment) {
   const gc::Attachment* const a = gc::FromHandle(attachment);
   return a == nullptr ? 0 : a->facts().size_bytes;
 }
 
-gpushm_status gpushm_current(const gpushm_attachment* attachment) {
+gpushm_status gpushm_attachment_check(const gpushm_attachment* attachment) {
   const gc::Attachment* const a = gc::FromHandle(attachment);
   if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
   if (a->IsKnownCurrent()) return GPUSHM_OK;
@@ -130,7 +130,7 @@ gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
     filled.state = a.State();
     filled.device = facts.device;
     filled.peer_devices = facts.peer_devices;
-    filled.peer_way = static_cast<uint32_t>(facts.peer_way);
+    filled.peer_method = static_cast<uint32_t>(facts.peer_way);
     filled.count = facts.client->CountOf(a);
     filled.content_bytes = a.ContentBytes();
     gc::WriteInfo(filled, info, info->struct_size);
@@ -138,7 +138,8 @@ gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
   });
 }
 
-gpushm_status gpushm_detach(gpushm_attachment* attachment, const gpushm_detach_options* options) {
+gpushm_status gpushm_attachment_detach(gpushm_attachment* attachment,
+                                       const gpushm_detach_options* options) {
   if (attachment == nullptr) return GPUSHM_OK;
   gc::Attachment* const a = gc::FromHandle(attachment);
   if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);

@@ -15,7 +15,7 @@ namespace {
 template <typename Options>
 Result<MakeOptions> ToMakeOptions(const Options& given) {
   if (given.writers > GPUSHM_WRITERS_ALL || given.one_writer > 1 ||
-      given.on_writer_exit > GPUSHM_DROP) {
+      given.on_writer_exit > GPUSHM_WRITER_EXIT_DROP) {
     return Fail(Code::kInvalidArgument,
                 Concat("unknown value: writers ", given.writers, ", one_writer ", given.one_writer,
                        ", on_writer_exit ", given.on_writer_exit),
@@ -67,16 +67,18 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
   }
   const auto given = ReadOptions(options, "transfer_options");
   if (!given) return std::unexpected(given.error());
-  if (given->way > GPUSHM_WAY_BROKER || given->reserved != 0 || given->reserved1 != 0 ||
+  if (given->method > GPUSHM_TRANSFER_BROKER || given->reserved != 0 || given->reserved1 != 0 ||
       given->whole > 1) {
-    return Fail(Code::kInvalidArgument,
-                Concat("transfer_options: way is ", given->way, ", whole is ", given->whole,
-                       ", reserved is ", given->reserved, " and reserved1 is ", given->reserved1),
-                "use a value of gpushm_transfer_way; whole is 0 or 1, and reserved fields are 0");
+    return Fail(
+        Code::kInvalidArgument,
+        Concat("transfer_options: method is ", given->method, ", whole is ", given->whole,
+               ", reserved is ", given->reserved, " and reserved1 is ", given->reserved1),
+        "use a value of gpushm_transfer_method; whole is 0 or 1, and reserved fields are 0");
   }
-  if (given->file_way > GPUSHM_FILE_AUTO_GDS || given->file_way == GPUSHM_FILE_STREAM) {
-    return Fail(Code::kInvalidArgument, Concat("transfer_options.file_way is ", given->file_way),
-                "use a value of gpushm_file_way other than GPUSHM_FILE_STREAM");
+  if (given->file_method > GPUSHM_FILE_AUTO_GDS || given->file_method == GPUSHM_FILE_STREAM) {
+    return Fail(Code::kInvalidArgument,
+                Concat("transfer_options.file_method is ", given->file_method),
+                "use a value of gpushm_file_method other than GPUSHM_FILE_STREAM");
   }
   const bool alone = given->threads == GPUSHM_NO_THREADS;
   if (given->chunks == 1 || given->chunks > kMaxTransferChunks ||
@@ -91,9 +93,9 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
   if (!wait) return std::unexpected(wait.error());
   const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
   if (auto valid = protocol::CheckName(text, "name"); !valid) return valid;
-  TransferOptions transfer{.way = static_cast<TransferWay>(given->way),
+  TransferOptions transfer{.way = static_cast<TransferWay>(given->method),
                            .chunk_bytes = given->chunk_bytes,
-                           .file_way = static_cast<FileWay>(given->file_way),
+                           .file_way = static_cast<FileWay>(given->file_method),
                            .chunks = given->chunks,
                            .threads = alone                 ? 0
                                       : given->threads == 0 ? UsefulHelpers()
@@ -116,10 +118,10 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
   }
   if (result != nullptr) {
     gpushm_transfer_result filled{};
-    filled.way = static_cast<uint32_t>(moved->way);
+    filled.method = static_cast<uint32_t>(moved->way);
     filled.bytes = moved->bytes;
     filled.elapsed_ns = moved->elapsed_ns;
-    filled.file_way = static_cast<uint32_t>(moved->file.way);
+    filled.file_method = static_cast<uint32_t>(moved->file.way);
     filled.file_reason = static_cast<uint32_t>(moved->file.reason);
     filled.moving_ns = moved->moving_ns;
     filled.link_bytes_per_second = moved->link_bytes_per_second;
@@ -147,7 +149,7 @@ gpushm_status gpushm_replace(gpushm_client* client, const char* name, uint64_t s
   });
 }
 
-gpushm_status gpushm_publish(gpushm_attachment* attachment) {
+gpushm_status gpushm_attachment_publish(gpushm_attachment* attachment) {
   gc::Attachment* const a = gc::FromHandle(attachment);
   if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
   return gc::Enter(a->facts().client, [&]() -> Result<void> {
@@ -157,7 +159,7 @@ gpushm_status gpushm_publish(gpushm_attachment* attachment) {
   });
 }
 
-gpushm_status gpushm_set_content(gpushm_attachment* attachment, uint64_t content_bytes) {
+gpushm_status gpushm_attachment_set_content(gpushm_attachment* attachment, uint64_t content_bytes) {
   gc::Attachment* const a = gc::FromHandle(attachment);
   if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
   return gc::Enter(a->facts().client, [&]() -> Result<void> {
@@ -209,10 +211,10 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
 }
 
 gpushm_status gpushm_delete(gpushm_client* client, const char* name,
-                            const gpushm_wait_options* options) {
+                            const gpushm_delete_options* options) {
   return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     if (name == nullptr) return gc::CheckArgument(false, "name is NULL");
-    const auto given = gc::ReadOptions(options, "wait_options");
+    const auto given = gc::ReadOptions(options, "delete_options");
     if (!given) return std::unexpected(given.error());
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());

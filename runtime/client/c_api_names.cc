@@ -63,7 +63,7 @@ gpushm_holder ToHolder(const protocol::HolderEntry& entry) {
   holder.lease_id = entry.lease_id;
   holder.access = entry.access;
   holder.since_unix_ns = entry.since_unix_ns;
-  holder.peer_way = entry.peer_way;
+  holder.peer_method = entry.peer_way;
   return holder;
 }
 
@@ -183,8 +183,8 @@ gpushm_status gpushm_wait(gpushm_client* client, const char* name, uint64_t min_
   });
 }
 
-gpushm_status gpushm_holders(gpushm_client* client, const char* name, gpushm_holder* holders,
-                             size_t capacity, size_t* count) {
+gpushm_status gpushm_list_holders(gpushm_client* client, const char* name, gpushm_holder* holders,
+                                  size_t capacity, size_t* count) {
   return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     const Result<size_t> stride = gc::Stride(holders, capacity, count, "holders[0]");
     if (!stride) return std::unexpected(stride.error());
@@ -196,7 +196,7 @@ gpushm_status gpushm_holders(gpushm_client* client, const char* name, gpushm_hol
   });
 }
 
-gpushm_status gpushm_broker(gpushm_client* client, gpushm_broker_info* info) {
+gpushm_status gpushm_broker_get_info(gpushm_client* client, gpushm_broker_info* info) {
   return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     if (info == nullptr) return gc::CheckArgument(false, "info is NULL");
     if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;

@@ -25,8 +25,8 @@ gpushm_status With(const gpushm_ring* handle, Body body) {
 }
 
 Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
-  if (given.role > GPUSHM_RING_WRITER || given.policy > GPUSHM_QUEUE || given.from_oldest > 1 ||
-      given.keep > 1) {
+  if (given.role > GPUSHM_RING_WRITER || given.policy > GPUSHM_RING_QUEUE ||
+      given.from_oldest > 1 || given.keep > 1) {
     return Fail(Code::kInvalidArgument,
                 Concat("unknown value: role ", given.role, ", policy ", given.policy,
                        ", from_oldest ", given.from_oldest, ", keep ", given.keep),
@@ -50,19 +50,19 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
   }
   gc::Ring::Options options;
   options.role = static_cast<gc::Ring::Role>(given.role);
-  options.kind =
-      given.policy == GPUSHM_QUEUE ? gpushm::signal::Kind::kQueue : gpushm::signal::Kind::kRing;
+  options.kind = given.policy == GPUSHM_RING_QUEUE ? gpushm::signal::Kind::kQueue
+                                                   : gpushm::signal::Kind::kRing;
   options.settings = {.frames = given.frames == 0 ? kDefaultFrames : given.frames,
                       .frame_bytes = given.frame_bytes,
                       .readers = given.readers == 0 ? kDefaultReaders : given.readers,
-                      .policy = given.policy == GPUSHM_BACK_PRESSURE
+                      .policy = given.policy == GPUSHM_RING_BACK_PRESSURE
                                     ? gpushm::signal::Policy::kBackPressure
                                     : gpushm::signal::Policy::kOverwriteOldest,
                       .generation = 0};
   options.need = {.to_start = given.start_readers, .always = given.need_readers};
   const uint32_t needed = std::max(given.start_readers, given.need_readers);
   // With fewer places than needed readers, no frame would ever be written.
-  if (given.policy == GPUSHM_BACK_PRESSURE && needed > options.settings.readers) {
+  if (given.policy == GPUSHM_RING_BACK_PRESSURE && needed > options.settings.readers) {
     return Fail(Code::kInvalidArgument,
                 Concat("frames would wait for ", needed, " readers, but at most ",
                        options.settings.readers, " can open the ring"),
@@ -207,7 +207,7 @@ gpushm_status gpushm_ring_get_info(const gpushm_ring* ring, gpushm_ring_info* in
       filled->generation = facts.generation;
       filled->role = static_cast<uint32_t>(facts.role);
       filled->policy = facts.kind == gpushm::signal::Kind::kQueue
-                           ? uint32_t{GPUSHM_QUEUE}
+                           ? uint32_t{GPUSHM_RING_QUEUE}
                            : static_cast<uint32_t>(facts.settings.policy);
       filled->frames = facts.settings.frames;
       filled->readers = facts.settings.readers;

@@ -24,8 +24,8 @@ gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
                                  const gpushm_signal_options* options, gpushm_signal** signal) {
   const auto open = [](gc::Client* of, std::string_view text, const gpushm_signal_options& given,
                        const gc::Wait& wait) -> Result<std::unique_ptr<gc::Signal>> {
-    if (given.role > GPUSHM_WRITER || given.writers > GPUSHM_WRITERS_ALL ||
-        given.memory > GPUSHM_DEVICE_MEMORY || given.reserved != 0) {
+    if (given.role > GPUSHM_SIGNAL_WRITER || given.writers > GPUSHM_WRITERS_ALL ||
+        given.memory > GPUSHM_SIGNAL_DEVICE_MEMORY || given.reserved != 0) {
       return Fail(Code::kInvalidArgument,
                   Concat("unknown value: role ", given.role, ", writers ", given.writers,
                          ", memory ", given.memory, ", reserved ", given.reserved),
@@ -35,7 +35,7 @@ gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
     return gc::Signal::Open(of, text,
                             {.role = static_cast<gc::Signal::Role>(given.role),
                              .writers_all = given.writers == GPUSHM_WRITERS_ALL,
-                             .device_memory = given.memory == GPUSHM_DEVICE_MEMORY},
+                             .device_memory = given.memory == GPUSHM_SIGNAL_DEVICE_MEMORY},
                             wait);
   };
   return gc::OpenNamed(client, name, options, gc::HandleKind::kSignal, "signal", signal, open);
@@ -71,7 +71,7 @@ gpushm_status gpushm_signal_check(gpushm_signal* signal, uint64_t value) {
   return With(signal, [&](const gc::Signal& s) { return s.Check(value); });
 }
 
-gpushm_status gpushm_signal_read(const gpushm_signal* signal, gpushm_signal_info* info) {
+gpushm_status gpushm_signal_get_info(const gpushm_signal* signal, gpushm_signal_info* info) {
   return With(signal, [&](const gc::Signal& s) {
     return gc::FillInfo(info, "info", [&](gpushm_signal_info* filled) -> Result<void> {
       const gpushm::signal::Reading reading = s.Read();
@@ -81,7 +81,7 @@ gpushm_status gpushm_signal_read(const gpushm_signal* signal, gpushm_signal_info
       filled->state = static_cast<uint32_t>(reading.state);
       filled->role = static_cast<uint32_t>(s.role());
       filled->recorded = s.recorded();
-      filled->memory = s.in_device_memory() ? GPUSHM_DEVICE_MEMORY : GPUSHM_HOST_PAGE;
+      filled->memory = s.in_device_memory() ? GPUSHM_SIGNAL_DEVICE_MEMORY : GPUSHM_SIGNAL_HOST_PAGE;
       return {};
     });
   });

@@ -184,7 +184,7 @@ Result<void> FillInfo(Info* info, const char* name, Fill fill) {
 }
 
 inline Access ToAccess(uint32_t access) {
-  return access == GPUSHM_READ_WRITE ? Access::kReadWrite : Access::kRead;
+  return access == GPUSHM_ACCESS_READ_WRITE ? Access::kReadWrite : Access::kRead;
 }
 
 inline gpushm_attachment* ToHandle(const Attachment* attachment) {

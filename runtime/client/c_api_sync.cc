@@ -40,7 +40,7 @@ void LookAtBarrier(const gpushm::signal::Page& page, gpushm_sync_info* info) {
 
 extern "C" {
 
-gpushm_status gpushm_sync_look(gpushm_client* client, const char* name, gpushm_sync_info* info) {
+gpushm_status gpushm_sync_lookup(gpushm_client* client, const char* name, gpushm_sync_info* info) {
   return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     if (name == nullptr) return gc::CheckArgument(false, "name is NULL");
     return gc::FillInfo(info, "info", [&](gpushm_sync_info* filled) -> Result<void> {

@@ -26,7 +26,7 @@ int main(void) {
   CHECK(strstr(gpushm_last_error()->text, "Remedy: ") != NULL);
   CHECK(strcmp(gpushm_status_name(GPUSHM_NOT_FOUND), "NOT_FOUND") == 0);
   CHECK(gpushm_version() == 100);
-  CHECK(gpushm_detach(NULL, NULL) == GPUSHM_OK);
+  CHECK(gpushm_attachment_detach(NULL, NULL) == GPUSHM_OK);
   gpushm_close(NULL);
   options.pod_uid = "../etc";
   CHECK(gpushm_open(&options, &client) == GPUSHM_INVALID_ARGUMENT);

@@ -21,14 +21,14 @@ TEST_F(ClientTest, AttachesOncePerNameAndAccess) {
   Open();
   gpushm_attachment* const first = Attach("weights");
   ASSERT_NE(first, nullptr) << gpushm_last_error()->text;
-  EXPECT_NE(gpushm_address(first), 0u);
-  EXPECT_EQ(gpushm_size(first), 3 * kMiB);
-  EXPECT_EQ(gpushm_current(first), GPUSHM_OK);
+  EXPECT_NE(gpushm_attachment_address(first), 0u);
+  EXPECT_EQ(gpushm_attachment_size(first), 3 * kMiB);
+  EXPECT_EQ(gpushm_attachment_check(first), GPUSHM_OK);
   EXPECT_EQ(Attach("weights"), first);
-  gpushm_attachment* const writer = Attach("weights", GPUSHM_READ_WRITE);
+  gpushm_attachment* const writer = Attach("weights", GPUSHM_ACCESS_READ_WRITE);
   ASSERT_NE(writer, nullptr);
   EXPECT_NE(writer, first);
-  EXPECT_NE(gpushm_address(writer), gpushm_address(first));
+  EXPECT_NE(gpushm_attachment_address(writer), gpushm_attachment_address(first));
   EXPECT_EQ(broker_->leases().size(), 2u);
 
   auto info = Sized<gpushm_attachment_info>();
@@ -37,15 +37,15 @@ TEST_F(ClientTest, AttachesOncePerNameAndAccess) {
   EXPECT_EQ(info.count, 2u);
   EXPECT_EQ(info.generation, 5u);
   EXPECT_EQ(info.mapped_bytes, 4 * kMiB);
-  EXPECT_EQ(info.state, GPUSHM_STATE_READY);
+  EXPECT_EQ(info.state, GPUSHM_BUFFER_READY);
   EXPECT_EQ(info.status, GPUSHM_OK);
 
   CUcontext current = nullptr;
   api_->cuCtxGetCurrent(&current);
   EXPECT_EQ(current, nullptr) << "attaching makes no context";
-  EXPECT_EQ(gpushm_detach(first, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(first, nullptr), GPUSHM_OK);
   EXPECT_EQ(broker_->leases().size(), 2u);
-  EXPECT_EQ(gpushm_detach(first, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(first, nullptr), GPUSHM_OK);
   EXPECT_EQ(broker_->leases().size(), 1u);
   client_.reset();
   EXPECT_EQ(broker_->leases().size(), 0u) << "closing ends leases: the process lives on";
@@ -54,20 +54,21 @@ TEST_F(ClientTest, AttachesOncePerNameAndAccess) {
 TEST_F(ClientTest, LeavesNoDescriptorsBehind) {
   broker_->Add("weights", 5, kMiB, api_);
   Open();
-  ASSERT_EQ(gpushm_detach(Attach("weights"), nullptr), GPUSHM_OK);
+  ASSERT_EQ(gpushm_attachment_detach(Attach("weights"), nullptr), GPUSHM_OK);
   const size_t before = CountDescriptors();
-  for (int i = 0; i < 20; ++i) ASSERT_EQ(gpushm_detach(Attach("weights"), nullptr), GPUSHM_OK);
+  for (int i = 0; i < 20; ++i)
+    ASSERT_EQ(gpushm_attachment_detach(Attach("weights"), nullptr), GPUSHM_OK);
   EXPECT_EQ(CountDescriptors(), before);
 }
 
 TEST_F(ClientTest, WaitsUntilThereIsContent) {
   Open();
-  EXPECT_EQ(Attach("weights", GPUSHM_READ, GPUSHM_DONT_WAIT), nullptr);
+  EXPECT_EQ(Attach("weights", GPUSHM_ACCESS_READ, GPUSHM_DONT_WAIT), nullptr);
   EXPECT_EQ(status_, GPUSHM_NOT_FOUND);
   broker_->Add("weights", 5, kMiB, api_, registry::BufferState::kLoading);
-  EXPECT_EQ(Attach("weights", GPUSHM_READ, GPUSHM_DONT_WAIT), nullptr);
+  EXPECT_EQ(Attach("weights", GPUSHM_ACCESS_READ, GPUSHM_DONT_WAIT), nullptr);
   EXPECT_EQ(status_, GPUSHM_LOADING);
-  EXPECT_EQ(Attach("weights", GPUSHM_READ, 20), nullptr);
+  EXPECT_EQ(Attach("weights", GPUSHM_ACCESS_READ, 20), nullptr);
   EXPECT_EQ(status_, GPUSHM_TIMEOUT);
   std::thread loader([&] { broker_->SetState("weights", registry::BufferState::kReady); });
   EXPECT_NE(Attach("weights"), nullptr) << gpushm_last_error()->text;
@@ -80,20 +81,20 @@ TEST_F(ClientTest, NewGenerationMakesOldAttachmentsStale) {
   gpushm_attachment* const old = Attach("weights");
   ASSERT_NE(old, nullptr);
   broker_->SetState("weights", registry::BufferState::kWriterDied);
-  EXPECT_EQ(gpushm_current(old), GPUSHM_OK) << "another state is no other generation";
+  EXPECT_EQ(gpushm_attachment_check(old), GPUSHM_OK) << "another state is no other generation";
   EXPECT_EQ(Attach("weights"), old);
   broker_->Add("weights", 6, kMiB, api_);
-  EXPECT_EQ(gpushm_current(old), GPUSHM_STALE);
+  EXPECT_EQ(gpushm_attachment_check(old), GPUSHM_STALE);
   gpushm_attachment* const now = Attach("weights");
   ASSERT_NE(now, nullptr);
   EXPECT_NE(now, old);
-  EXPECT_EQ(gpushm_current(now), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_check(now), GPUSHM_OK);
   auto options = Sized<gpushm_attach_options>();
   options.generation = 5;
   gpushm_attachment* exact = nullptr;
   EXPECT_EQ(gpushm_attach(client_.get(), "weights", &options, &exact), GPUSHM_STALE);
   broker_->Remove("weights");
-  EXPECT_EQ(gpushm_current(now), GPUSHM_STALE);
+  EXPECT_EQ(gpushm_attachment_check(now), GPUSHM_STALE);
 }
 
 // A name that moves between the look-up and the request is looked up again.
@@ -184,21 +185,21 @@ TEST_F(ClientTest, OrphansWhatASuccessorDoesNotHave) {
   gpushm_attachment* const kept = Attach("kept");
   ASSERT_TRUE(weights != nullptr && kept != nullptr);
   broker_.reset();
-  EXPECT_EQ(gpushm_current(weights), GPUSHM_OK) << "nobody has noticed yet";
+  EXPECT_EQ(gpushm_attachment_check(weights), GPUSHM_OK) << "nobody has noticed yet";
   EXPECT_EQ(Attach("weights"), weights) << "a mapping needs no broker";
-  EXPECT_EQ(gpushm_detach(weights, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(weights, nullptr), GPUSHM_OK);
   Start(2);
   broker_->Add("weights", 50, kMiB, api_);
   broker_->Add("kept", 6, kMiB, api_);
   gpushm_attachment* const now = Attach("weights");
   ASSERT_NE(now, nullptr) << gpushm_last_error()->text;
   EXPECT_NE(now, weights);
-  EXPECT_EQ(gpushm_current(weights), GPUSHM_ORPHANED);
-  EXPECT_EQ(gpushm_current(kept), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_check(weights), GPUSHM_ORPHANED);
+  EXPECT_EQ(gpushm_attachment_check(kept), GPUSHM_OK);
   EXPECT_EQ(broker_->leases().size(), 2u) << "of `kept`, taken again silently, and of the new one";
   EXPECT_EQ(Attach("kept"), kept);
-  EXPECT_EQ(gpushm_detach(weights, nullptr), GPUSHM_OK);
-  EXPECT_EQ(gpushm_current(now), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(weights, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_check(now), GPUSHM_OK);
 }
 
 // ---- resumed connections
@@ -216,19 +217,19 @@ TEST_F(ClientTest, ResumesWithTheLeasesItHad) {
   const auto leases = broker_->leases();
   ASSERT_EQ(leases.size(), 2u);
   broker_.reset();
-  EXPECT_EQ(gpushm_detach(given_up, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(given_up, nullptr), GPUSHM_OK);
   Start(2, leases);
   broker_->Add("weights", 5, kMiB, api_);
   broker_->Add("given-up", 6, kMiB, api_);
   EXPECT_EQ(Attach("weights"), weights);
-  EXPECT_EQ(gpushm_current(weights), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_check(weights), GPUSHM_OK);
   EXPECT_EQ(broker_->requests(Kind::kAttach), 0u);
   EXPECT_EQ(broker_->requests(Kind::kHolders), 0u);
   auto info = Sized<gpushm_attachment_info>();
   ASSERT_EQ(gpushm_attachment_get_info(weights, &info), GPUSHM_OK);
   EXPECT_TRUE(leases.contains(info.lease_id));
   size_t count = 0;
-  ASSERT_EQ(gpushm_holders(client_.get(), "", nullptr, 0, &count), GPUSHM_OK);
+  ASSERT_EQ(gpushm_list_holders(client_.get(), "", nullptr, 0, &count), GPUSHM_OK);
   EXPECT_EQ(broker_->leases().size(), 1u) << "the detach came through in the end";
 }
 
@@ -249,12 +250,12 @@ TEST_F(ClientTest, AgreesOnLeasesWithABrokerThatLostSome) {
   broker_->Add("lost", 5, kMiB, api_);
   broker_->Add("kept", 6, kMiB, api_);
   EXPECT_EQ(Attach("kept"), kept);
-  EXPECT_EQ(gpushm_current(lost), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_check(lost), GPUSHM_OK);
   EXPECT_EQ(broker_->requests(Kind::kAttach), 1u) << "only what was lost";
   EXPECT_EQ(broker_->leases().size(), 2u);
   EXPECT_FALSE(broker_->leases().contains(99)) << "nobody would ever have ended it";
-  EXPECT_EQ(gpushm_detach(lost, nullptr), GPUSHM_OK);
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(gpushm_detach(kept, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(lost, nullptr), GPUSHM_OK);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(gpushm_attachment_detach(kept, nullptr), GPUSHM_OK);
   EXPECT_EQ(broker_->leases().size(), 0u);
 }
 
@@ -276,10 +277,10 @@ TEST_F(ClientTest, PublishesOverALostConnection) {
       reply->hang_up = true;
       if (!done) broker_->Remove("made");  // The fake broker lists it from the start.
     });
-    EXPECT_EQ(gpushm_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
+    EXPECT_EQ(gpushm_attachment_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
     EXPECT_EQ(broker_->requests(Kind::kPublish), done ? 1u : 2u);
     broker_->SetTwist(nullptr);
-    EXPECT_EQ(gpushm_detach(made, nullptr), GPUSHM_OK);
+    EXPECT_EQ(gpushm_attachment_detach(made, nullptr), GPUSHM_OK);
     client_.reset();
   }
 }
@@ -303,18 +304,18 @@ TEST_F(ClientTest, MakesAndPublishes) {
   gpushm_attachment* made = nullptr;
   ASSERT_EQ(gpushm_create(client_.get(), "new", 3 * kMiB, nullptr, &made), GPUSHM_OK)
       << gpushm_last_error()->text;
-  EXPECT_EQ(gpushm_size(made), 3 * kMiB);
-  EXPECT_EQ(gpushm_current(made), GPUSHM_OK);
-  EXPECT_EQ(Attach("new", GPUSHM_READ_WRITE), made);
+  EXPECT_EQ(gpushm_attachment_size(made), 3 * kMiB);
+  EXPECT_EQ(gpushm_attachment_check(made), GPUSHM_OK);
+  EXPECT_EQ(Attach("new", GPUSHM_ACCESS_READ_WRITE), made);
   ASSERT_EQ(gpushm_create(client_.get(), "other", kMiB, nullptr, nullptr), GPUSHM_OK);
   EXPECT_EQ(gpushm_create(client_.get(), "zero", 0, nullptr, nullptr), GPUSHM_INVALID_ARGUMENT);
   auto options = Sized<gpushm_create_options>();
   options.unpublished = 1;
   EXPECT_EQ(gpushm_create(client_.get(), "x", kMiB, &options, nullptr), GPUSHM_INVALID_ARGUMENT);
   ASSERT_EQ(gpushm_create(client_.get(), "x", kMiB, &options, &made), GPUSHM_OK);
-  EXPECT_EQ(gpushm_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
-  EXPECT_EQ(gpushm_publish(made), GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(Attach("x", GPUSHM_READ_WRITE), made);
+  EXPECT_EQ(gpushm_attachment_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_attachment_publish(made), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(Attach("x", GPUSHM_ACCESS_READ_WRITE), made);
 }
 
 TEST_F(ClientTest, DetachKnowsPendingWork) {
@@ -338,10 +339,10 @@ TEST_F(ClientTest, DetachKnowsPendingWork) {
   auto options = Sized<gpushm_detach_options>();
   options.streams = streams;
   options.stream_count = 1;
-  EXPECT_EQ(gpushm_detach(attachment, &options), GPUSHM_BUSY);
+  EXPECT_EQ(gpushm_attachment_detach(attachment, &options), GPUSHM_BUSY);
   EXPECT_EQ(broker_->leases().size(), 1u);
   options.defer = 1;
-  EXPECT_EQ(gpushm_detach(attachment, &options), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_attachment_detach(attachment, &options), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_EQ(broker_->leases().size(), 1u) << "work is pending";
   flag.store(1);
   ASSERT_EQ(api_->cuStreamSynchronize(stream->get()), CUDA_SUCCESS);
@@ -365,7 +366,7 @@ TEST_F(ClientTest, OffersAndSaysWhyNot) {
     ASSERT_EQ(gpushm_offer(client_.get(), "vmm", mapping->address(), kMiB, nullptr, &result),
               GPUSHM_OK)
         << gpushm_last_error()->text;
-    EXPECT_EQ(result.transport, GPUSHM_VMM);
+    EXPECT_EQ(result.transport, GPUSHM_TRANSPORT_VMM);
     EXPECT_EQ(broker_->requests(Kind::kAnnounceDescriptor), 1u);
     EXPECT_EQ(
         gpushm_offer(client_.get(), "inside", mapping->address() + kMiB, kMiB, nullptr, nullptr),
@@ -376,7 +377,7 @@ TEST_F(ClientTest, OffersAndSaysWhyNot) {
     ASSERT_EQ(api_->cuMemAlloc(&plain, 4 * kMiB), CUDA_SUCCESS);
     ASSERT_EQ(gpushm_offer(client_.get(), "plain", plain + 4096, kMiB, nullptr, &result), GPUSHM_OK)
         << gpushm_last_error()->text;
-    EXPECT_EQ(result.transport, GPUSHM_CUIPC);
+    EXPECT_EQ(result.transport, GPUSHM_TRANSPORT_CUIPC);
     EXPECT_EQ(gpushm_offer(client_.get(), "large", plain, 5 * kMiB, nullptr, nullptr),
               GPUSHM_INVALID_ARGUMENT);
     api_->cuMemFree(plain);
@@ -402,10 +403,10 @@ TEST_F(ClientTest, ManyThreads) {
           ++failures;
           continue;
         }
-        (void)gpushm_current(a);
+        (void)gpushm_attachment_check(a);
         auto details = Sized<gpushm_attachment_info>();
         if (gpushm_attachment_get_info(a, &details) != GPUSHM_OK) ++failures;
-        if (gpushm_detach(a, nullptr) != GPUSHM_OK) ++failures;
+        if (gpushm_attachment_detach(a, nullptr) != GPUSHM_OK) ++failures;
       }
     });
   }

@@ -83,7 +83,7 @@ class ConnectionTest : public ::testing::Test {
 
   gpushm_status BrokerInfo() {
     auto info = Sized<gpushm_broker_info>();
-    return gpushm_broker(client_.get(), &info);
+    return gpushm_broker_get_info(client_.get(), &info);
   }
 
   TemporaryFolder folder_;
@@ -110,7 +110,7 @@ class ClientTest : public ::testing::Test {
   }
   void Open() { client_.reset(OpenClient(folder_.path())); }
 
-  gpushm_attachment* Attach(const char* name, uint32_t access = GPUSHM_READ,
+  gpushm_attachment* Attach(const char* name, uint32_t access = GPUSHM_ACCESS_READ,
                             int64_t timeout_ms = kPatienceMs) {
     auto options = Sized<gpushm_attach_options>();
     options.access = access;

@@ -172,7 +172,7 @@ TEST_F(CountersTest, GoesOnOverBrokersOfBothVersions) {
   Miss();
   EXPECT_EQ(Counted(WordOf(Code::kNotFound)), 1u) << "a new page begins at 0";
   broker_.reset();
-  auto soon = Sized<gpushm_wait_options>();
+  auto soon = Sized<gpushm_delete_options>();
   soon.timeout_ms = GPUSHM_DONT_WAIT;
   EXPECT_EQ(gpushm_delete(client_.get(), "nothing", &soon), GPUSHM_UNAVAILABLE);
   Start(kNew, 4);

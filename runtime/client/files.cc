@@ -284,9 +284,10 @@ Result<void> Client::SetContent(const Attachment& attachment, uint64_t content_b
     const Result<SessionLock> lock = session_.Lock(wait.answer);
     if (!lock) return std::unexpected(lock.error());
     if (session_.peer(*lock).version < protocol::kContentVersion) {
-      return Fail(Code::kUnsupported,
-                  "the pod's sidecar is too old to record the content of an unpublished buffer",
-                  "call gpushm_set_content after gpushm_publish, or update gpushm's images");
+      return Fail(
+          Code::kUnsupported,
+          "the pod's sidecar is too old to record the content of an unpublished buffer",
+          "call gpushm_attachment_set_content after gpushm_attachment_publish, or update gpushm's images");
     }
   }
   if (auto said = ReportContent(attachment, content_bytes, true, wait); !said) return said;

@@ -44,7 +44,7 @@ TEST_F(ClientTest, LoadsAndSavesHere) {
   auto result = Sized<gpushm_transfer_result>();
   ASSERT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, &result), GPUSHM_OK)
       << gpushm_last_error()->text;
-  EXPECT_EQ(result.way, GPUSHM_WAY_HERE);
+  EXPECT_EQ(result.method, GPUSHM_TRANSFER_HERE);
   EXPECT_EQ(result.bytes, content.size());
   EXPECT_EQ(seen_bytes, content.size());
   EXPECT_GT(broker_->requests(Kind::kContent), 2u);
@@ -80,15 +80,15 @@ TEST_F(ClientTest, LoadsFromDescriptors) {
   ASSERT_EQ(gpushm_load(client_.get(), "weights", nullptr, &options, &result), GPUSHM_OK)
       << gpushm_last_error()->text;
   EXPECT_EQ(result.bytes, kMiB + 100);
-  EXPECT_EQ(result.file_way, GPUSHM_FILE_CACHED);
-  EXPECT_EQ(result.file_reason, GPUSHM_REASON_SMALL);
+  EXPECT_EQ(result.file_method, GPUSHM_FILE_CACHED);
+  EXPECT_EQ(result.file_reason, GPUSHM_FILE_REASON_SMALL);
   EXPECT_GT(result.moving_ns, 0);
   EXPECT_LE(result.moving_ns, result.elapsed_ns);
   ASSERT_EQ(lseek(file.get(), kMiB, SEEK_SET), static_cast<off_t>(kMiB));
   ASSERT_EQ(gpushm_load(client_.get(), "weights", nullptr, &options, &result), GPUSHM_OK);
   EXPECT_EQ(result.bytes, 100u);
-  EXPECT_EQ(result.file_way, GPUSHM_FILE_STREAM);
-  EXPECT_EQ(result.file_reason, GPUSHM_REASON_IN_ORDER);
+  EXPECT_EQ(result.file_method, GPUSHM_FILE_STREAM);
+  EXPECT_EQ(result.file_reason, GPUSHM_FILE_REASON_IN_ORDER);
 
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
@@ -202,7 +202,7 @@ TEST_F(ClientTest, LoadsWithTheThreadsThatWereAskedFor) {
   const auto threads_of = [&](uint32_t threads) {
     Seen seen{.before = CountThreads(), .most = 0};
     auto options = Sized<gpushm_transfer_options>();
-    options.way = GPUSHM_WAY_HERE;
+    options.method = GPUSHM_TRANSFER_HERE;
     options.threads = threads;
     options.user = &seen;
     options.progress = [](void* user, uint64_t, uint64_t) {
@@ -234,25 +234,25 @@ TEST_F(ClientTest, LoadsByGpuDirectStorage) {
   std::ofstream(path, std::ios::binary) << std::string(kMiB, 'a') << std::string(100, 'b');
   auto options = Sized<gpushm_transfer_options>();
   auto result = Sized<gpushm_transfer_result>();
-  options.file_way = GPUSHM_FILE_GDS;
+  options.file_method = GPUSHM_FILE_GDS;
   setenv("GPUSHM_FAKE_CUFILE", "", 1);
   const UniqueFd probe(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!PlanRead(probe.get(), kMiB, FileWay::kGds)) GTEST_SKIP() << "no O_DIRECT here";
   ASSERT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, &result), GPUSHM_OK)
       << gpushm_last_error()->text;
   EXPECT_EQ(result.bytes, kMiB + 100);
-  EXPECT_EQ(result.file_way, GPUSHM_FILE_GDS);
-  EXPECT_EQ(result.file_reason, GPUSHM_REASON_ASKED);
+  EXPECT_EQ(result.file_method, GPUSHM_FILE_GDS);
+  EXPECT_EQ(result.file_reason, GPUSHM_FILE_REASON_ASKED);
   EXPECT_EQ(result.link_bytes_per_second, 0u) << "it is not on the way";
   const std::string copy = folder_.path() + "/out.bin";
   ASSERT_EQ(gpushm_save(client_.get(), "weights", copy.c_str(), &options, &result), GPUSHM_OK)
       << gpushm_last_error()->text;
-  EXPECT_EQ(result.file_way, GPUSHM_FILE_GDS);
-  options.file_way = GPUSHM_FILE_AUTO_GDS;
+  EXPECT_EQ(result.file_method, GPUSHM_FILE_GDS);
+  options.file_method = GPUSHM_FILE_AUTO_GDS;
   ASSERT_EQ(gpushm_load(client_.get(), "weights", copy.c_str(), &options, &result), GPUSHM_OK);
-  EXPECT_EQ(result.file_way, GPUSHM_FILE_CACHED) << "small";
+  EXPECT_EQ(result.file_method, GPUSHM_FILE_CACHED) << "small";
 
-  options.file_way = GPUSHM_FILE_GDS;
+  options.file_method = GPUSHM_FILE_GDS;
   options.chunk_bytes = 64 << 10;
   options.timeout_ms = 100;
   options.progress = [](void*, uint64_t, uint64_t) {
@@ -280,12 +280,12 @@ TEST_F(ClientTest, AnOldBrokerKnowsNoContentOfWhatIsNotPublished) {
   gpushm_attachment* made = nullptr;
   ASSERT_EQ(gpushm_create(client_.get(), "new", kMiB, &making, &made), GPUSHM_OK)
       << gpushm_last_error()->text;
-  EXPECT_EQ(gpushm_set_content(made, 5), GPUSHM_UNSUPPORTED);
+  EXPECT_EQ(gpushm_attachment_set_content(made, 5), GPUSHM_UNSUPPORTED);
   EXPECT_THAT(gpushm_last_error()->text, HasSubstr("too old"));
   EXPECT_EQ(broker_->requests(Kind::kContent), 0u);
-  ASSERT_EQ(gpushm_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
-  EXPECT_EQ(gpushm_set_content(made, 5), GPUSHM_OK) << gpushm_last_error()->text;
-  EXPECT_EQ(gpushm_set_content(made, kMiB + 1), GPUSHM_INVALID_ARGUMENT);
+  ASSERT_EQ(gpushm_attachment_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_attachment_set_content(made, 5), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_attachment_set_content(made, kMiB + 1), GPUSHM_INVALID_ARGUMENT);
 }
 
 TEST_F(ClientTest, TransferOptionsAreChecked) {
@@ -300,16 +300,16 @@ TEST_F(ClientTest, TransferOptionsAreChecked) {
   const std::string path = folder_.path() + "/in.bin";
   std::ofstream(path) << "x";
   using Options = gpushm_transfer_options;
-  EXPECT_EQ(load(path.c_str(), [](Options* o) { o->file_way = GPUSHM_FILE_STREAM; }),
+  EXPECT_EQ(load(path.c_str(), [](Options* o) { o->file_method = GPUSHM_FILE_STREAM; }),
             GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(load(path.c_str(), [](Options* o) { o->file_way = GPUSHM_FILE_AUTO_GDS + 1; }),
+  EXPECT_EQ(load(path.c_str(), [](Options* o) { o->file_method = GPUSHM_FILE_AUTO_GDS + 1; }),
             GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->chunks = 1; }), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->threads = 65; }), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->threads = 2, o->chunks = 2; }), GPUSHM_OK);
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->threads = GPUSHM_NO_THREADS; }), GPUSHM_OK);
   EXPECT_EQ(load("", [](Options*) {}), GPUSHM_NOT_FOUND) << "no path is not standard input";
-  EXPECT_EQ(load("/proc/self/maps", [](Options* o) { o->file_way = GPUSHM_FILE_DIRECT; }),
+  EXPECT_EQ(load("/proc/self/maps", [](Options* o) { o->file_method = GPUSHM_FILE_DIRECT; }),
             GPUSHM_UNSUPPORTED);
   EXPECT_EQ(load(folder_.path().c_str(), [](Options*) {}), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(gpushm_load(client_.get(), "weights", nullptr, nullptr, nullptr),

@@ -1,6 +1,7 @@
 /* How the structs of the public headers lay in memory in version 0.1, on 64-bit Linux. Programs
  * that were compiled then are still in use, so nothing here ever changes. A later version appends
- * fields to a struct; it adds no line here.
+ * fields to a struct; it adds no line here. Names are those of today, because version 0.2 renamed
+ * some fields, and gave gpushm_delete a struct of its own in place of gpushm_wait_options.
  *
  *   STRUCT(name, bytes)
  *   FIELD(struct, name, offset, bytes) */
@@ -35,6 +36,9 @@
   STRUCT(gpushm_wait_options, 16) \
     FIELD(gpushm_wait_options, struct_size, 0, 8) \
     FIELD(gpushm_wait_options, timeout_ms, 8, 8) \
+  STRUCT(gpushm_delete_options, 16) \
+    FIELD(gpushm_delete_options, struct_size, 0, 8) \
+    FIELD(gpushm_delete_options, timeout_ms, 8, 8) \
   STRUCT(gpushm_holder, 184) \
     FIELD(gpushm_holder, struct_size, 0, 8) \
     FIELD(gpushm_holder, buffer, 8, 64) \
@@ -45,7 +49,7 @@
     FIELD(gpushm_holder, access, 160, 4) \
     FIELD(gpushm_holder, reserved, 164, 4) \
     FIELD(gpushm_holder, since_unix_ns, 168, 8) \
-    FIELD(gpushm_holder, peer_way, 176, 4) \
+    FIELD(gpushm_holder, peer_method, 176, 4) \
     FIELD(gpushm_holder, reserved1, 180, 4) \
   STRUCT(gpushm_broker_info, 128) \
     FIELD(gpushm_broker_info, struct_size, 0, 8) \
@@ -82,7 +86,7 @@
     FIELD(gpushm_attachment_info, device, 128, 4) \
     FIELD(gpushm_attachment_info, count, 132, 4) \
     FIELD(gpushm_attachment_info, peer_devices, 136, 8) \
-    FIELD(gpushm_attachment_info, peer_way, 144, 4) \
+    FIELD(gpushm_attachment_info, peer_method, 144, 4) \
     FIELD(gpushm_attachment_info, reserved, 148, 4) \
   STRUCT(gpushm_detach_options, 32) \
     FIELD(gpushm_detach_options, struct_size, 0, 8) \
@@ -112,23 +116,23 @@
     FIELD(gpushm_offer_result, copy_ns, 24, 8) \
   STRUCT(gpushm_transfer_options, 64) \
     FIELD(gpushm_transfer_options, struct_size, 0, 8) \
-    FIELD(gpushm_transfer_options, way, 8, 4) \
+    FIELD(gpushm_transfer_options, method, 8, 4) \
     FIELD(gpushm_transfer_options, reserved, 12, 4) \
     FIELD(gpushm_transfer_options, chunk_bytes, 16, 8) \
     FIELD(gpushm_transfer_options, progress, 24, 8) \
     FIELD(gpushm_transfer_options, user, 32, 8) \
     FIELD(gpushm_transfer_options, timeout_ms, 40, 8) \
-    FIELD(gpushm_transfer_options, file_way, 48, 4) \
+    FIELD(gpushm_transfer_options, file_method, 48, 4) \
     FIELD(gpushm_transfer_options, chunks, 52, 4) \
     FIELD(gpushm_transfer_options, threads, 56, 4) \
     FIELD(gpushm_transfer_options, descriptor, 60, 4) \
   STRUCT(gpushm_transfer_result, 56) \
     FIELD(gpushm_transfer_result, struct_size, 0, 8) \
-    FIELD(gpushm_transfer_result, way, 8, 4) \
+    FIELD(gpushm_transfer_result, method, 8, 4) \
     FIELD(gpushm_transfer_result, reserved, 12, 4) \
     FIELD(gpushm_transfer_result, bytes, 16, 8) \
     FIELD(gpushm_transfer_result, elapsed_ns, 24, 8) \
-    FIELD(gpushm_transfer_result, file_way, 32, 4) \
+    FIELD(gpushm_transfer_result, file_method, 32, 4) \
     FIELD(gpushm_transfer_result, file_reason, 36, 4) \
     FIELD(gpushm_transfer_result, moving_ns, 40, 8) \
     FIELD(gpushm_transfer_result, link_bytes_per_second, 48, 8) \

@@ -23,20 +23,20 @@ class LifetimeTest : public ClientTest {
   }
   static void ExpectNothing(gpushm_attachment* attachment) {
     auto info = Sized<gpushm_attachment_info>();
-    EXPECT_EQ(gpushm_address(attachment), 0u);
-    EXPECT_EQ(gpushm_size(attachment), 0u);
-    EXPECT_EQ(gpushm_current(attachment), GPUSHM_INVALID_ARGUMENT);
+    EXPECT_EQ(gpushm_attachment_address(attachment), 0u);
+    EXPECT_EQ(gpushm_attachment_size(attachment), 0u);
+    EXPECT_EQ(gpushm_attachment_check(attachment), GPUSHM_INVALID_ARGUMENT);
     EXPECT_EQ(gpushm_attachment_get_info(attachment, &info), GPUSHM_INVALID_ARGUMENT);
-    EXPECT_EQ(gpushm_publish(attachment), GPUSHM_INVALID_ARGUMENT);
-    EXPECT_EQ(gpushm_detach(attachment, nullptr), GPUSHM_INVALID_ARGUMENT);
+    EXPECT_EQ(gpushm_attachment_publish(attachment), GPUSHM_INVALID_ARGUMENT);
+    EXPECT_EQ(gpushm_attachment_detach(attachment, nullptr), GPUSHM_INVALID_ARGUMENT);
     EXPECT_STRNE(gpushm_last_error()->remedy, "");
   }
 };
 
 TEST_F(LifetimeTest, CloseDetachesAndALaterDetachDoesNothing) {
   gpushm_attachment* const once = Attach("weights");
-  gpushm_attachment* const twice = Attach("weights", GPUSHM_READ_WRITE);
-  ASSERT_EQ(Attach("weights", GPUSHM_READ_WRITE), twice);
+  gpushm_attachment* const twice = Attach("weights", GPUSHM_ACCESS_READ_WRITE);
+  ASSERT_EQ(Attach("weights", GPUSHM_ACCESS_READ_WRITE), twice);
   client_.reset();
   EXPECT_TRUE(broker_->leases().empty());
   ExpectNothing(once);
@@ -46,14 +46,14 @@ TEST_F(LifetimeTest, CloseDetachesAndALaterDetachDoesNothing) {
 
 TEST_F(LifetimeTest, ASecondDetachDoesNothing) {
   gpushm_attachment* const first = Attach("weights");
-  ASSERT_EQ(gpushm_detach(first, nullptr), GPUSHM_OK);
+  ASSERT_EQ(gpushm_attachment_detach(first, nullptr), GPUSHM_OK);
   ExpectNothing(first);
   // The next attachment gets the same memory, but a different handle.
   gpushm_attachment* const next = Attach("weights");
   ASSERT_NE(next, nullptr);
   EXPECT_NE(next, first);
   ExpectNothing(first);
-  EXPECT_EQ(gpushm_current(next), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_check(next), GPUSHM_OK);
 }
 
 // The same while the mapping still waits for work: another thread's call may end it at any moment.
@@ -74,10 +74,10 @@ TEST_F(LifetimeTest, ADeferredDetachIsOne) {
   options.streams = streams;
   options.stream_count = 1;
   options.defer = 1;
-  ASSERT_EQ(gpushm_detach(weights, &options), GPUSHM_OK) << gpushm_last_error()->text;
+  ASSERT_EQ(gpushm_attachment_detach(weights, &options), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_EQ(broker_->leases().size(), 1u) << "work is pending";
   ExpectNothing(weights);
-  EXPECT_EQ(gpushm_detach(weights, &options), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpushm_attachment_detach(weights, &options), GPUSHM_INVALID_ARGUMENT);
   flag.store(1);
   ASSERT_EQ(api_->cuStreamSynchronize(stream->get()), CUDA_SUCCESS);
   ASSERT_NE(Attach("weights"), nullptr);
@@ -114,8 +114,8 @@ TEST_F(LifetimeTest, OtherClientsStay) {
   gpushm_attachment* const own = Attach("weights");
   client_.reset();
   ExpectNothing(own);
-  EXPECT_EQ(gpushm_current(others), GPUSHM_OK);
-  EXPECT_EQ(gpushm_detach(others, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_check(others), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(others, nullptr), GPUSHM_OK);
 }
 
 // Counts the brokers' registries that this process has mapped read-only.
@@ -138,12 +138,12 @@ TEST_F(LifetimeTest, AnAttachmentKeepsNoFormerBrokersRegistry) {
     Start(epoch, broker_->leases());
     broker_->Add("weights", 5, kMiB, api_);
     ASSERT_EQ(Attach("weights"), weights) << gpushm_last_error()->text;
-    ASSERT_EQ(gpushm_current(weights), GPUSHM_OK);
-    ASSERT_EQ(gpushm_current(weights), GPUSHM_OK) << "and by the short way";
+    ASSERT_EQ(gpushm_attachment_check(weights), GPUSHM_OK);
+    ASSERT_EQ(gpushm_attachment_check(weights), GPUSHM_OK) << "and by the short way";
     EXPECT_EQ(CountRegistries(), 1u) << "after " << epoch << " brokers";
   }
   broker_->Add("weights", 6, kMiB, api_);
-  EXPECT_EQ(gpushm_current(weights), GPUSHM_STALE);
+  EXPECT_EQ(gpushm_attachment_check(weights), GPUSHM_STALE);
 }
 
 TEST_F(LifetimeTest, AnAttachmentMayOutliveItsClientInCpp) {

@@ -90,9 +90,9 @@ class OfferTest : public ClientTest {
     gpushm_attachment* const copy = Attach("mine");
     EXPECT_NE(copy, nullptr) << gpushm_last_error()->text;
     uint32_t word = 0;
-    EXPECT_EQ(api_->cuMemcpyDtoH(&word, gpushm_address(copy) + kBytes - 4, sizeof word),
+    EXPECT_EQ(api_->cuMemcpyDtoH(&word, gpushm_attachment_address(copy) + kBytes - 4, sizeof word),
               CUDA_SUCCESS);
-    EXPECT_EQ(gpushm_detach(copy, nullptr), GPUSHM_OK);
+    EXPECT_EQ(gpushm_attachment_detach(copy, nullptr), GPUSHM_OK);
     return word;
   }
 

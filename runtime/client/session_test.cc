@@ -34,8 +34,8 @@ TEST_F(SessionTest, LooksUpAndLists) {
   EXPECT_EQ(info.generation, 5u);
   EXPECT_EQ(info.size_bytes, 3 * kMiB);
   EXPECT_EQ(info.mapped_bytes, 4 * kMiB);
-  EXPECT_EQ(info.transport, GPUSHM_VMM);
-  EXPECT_EQ(info.state, GPUSHM_STATE_READY);
+  EXPECT_EQ(info.transport, GPUSHM_TRANSPORT_VMM);
+  EXPECT_EQ(info.state, GPUSHM_BUFFER_READY);
   EXPECT_EQ(gpushm_lookup(client_.get(), "nothing", &info), GPUSHM_NOT_FOUND);
   EXPECT_EQ(gpushm_lookup(client_.get(), "Not A Label", &info), GPUSHM_INVALID_ARGUMENT);
 
@@ -45,7 +45,7 @@ TEST_F(SessionTest, LooksUpAndLists) {
   ASSERT_EQ(gpushm_list(client_.get(), infos, 2, &count), GPUSHM_OK);
   ASSERT_EQ(count, 2u);
   EXPECT_STREQ(infos[0].name, "activations");
-  EXPECT_EQ(infos[0].state, GPUSHM_STATE_LOADING);
+  EXPECT_EQ(infos[0].state, GPUSHM_BUFFER_LOADING);
   EXPECT_STREQ(infos[1].name, "weights");
   ASSERT_EQ(gpushm_list(client_.get(), nullptr, 0, &count), GPUSHM_OK);
   EXPECT_EQ(count, 2u);
@@ -129,7 +129,7 @@ TEST_F(SessionTest, TimesOutAndSkipsTheLateReply) {
   Start();
   Open();
   broker_->SetTwist([](const FakeRequest&, FakeReply* reply) { reply->silent = true; });
-  auto options = Sized<gpushm_wait_options>();
+  auto options = Sized<gpushm_delete_options>();
   options.timeout_ms = 30;
   EXPECT_EQ(gpushm_delete(client_.get(), "weights", &options), GPUSHM_TIMEOUT);
   broker_->SetTwist(nullptr);
@@ -219,7 +219,7 @@ TEST_F(SessionTest, ReconnectsToASuccessor) {
   Start(2);
   broker_->Add("weights", 7, kMiB, nullptr);
   auto info = Sized<gpushm_broker_info>();
-  ASSERT_EQ(gpushm_broker(client_.get(), &info), GPUSHM_OK) << gpushm_last_error()->text;
+  ASSERT_EQ(gpushm_broker_get_info(client_.get(), &info), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_EQ(info.broker_epoch, 2u);
   auto buffer = Sized<gpushm_info>();
   ASSERT_EQ(gpushm_lookup(client_.get(), "weights", &buffer), GPUSHM_OK);
@@ -263,7 +263,7 @@ TEST_F(SessionTest, WaitsForNamesStatesAndGenerations) {
   broker_->SetState("weights", registry::BufferState::kReady);
   waiter.join();
   EXPECT_EQ(info.generation, 6u);
-  EXPECT_EQ(info.state, GPUSHM_STATE_READY);
+  EXPECT_EQ(info.state, GPUSHM_BUFFER_READY);
   broker_->SetState("weights", registry::BufferState::kFailed);
   EXPECT_EQ(gpushm_wait(client_.get(), "weights", 0, &options, nullptr), GPUSHM_SYSTEM);
 }
@@ -293,7 +293,7 @@ TEST_F(SessionTest, TransfersByTheBrokerWithAnAnnouncedDescriptor) {
   const UniqueFd file(open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
   ASSERT_TRUE(file.valid());
   auto options = Sized<gpushm_transfer_options>();
-  options.way = GPUSHM_WAY_BROKER;
+  options.method = GPUSHM_TRANSFER_BROKER;
   auto result = Sized<gpushm_transfer_result>();
   ASSERT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, &result), GPUSHM_OK)
       << gpushm_last_error()->text;
@@ -358,7 +358,7 @@ TEST_F(SessionTest, RefusesChildrenOfFork) {
     auto info = Sized<gpushm_info>();
     const bool refused = gpushm_lookup(client_.get(), "weights", &info) == GPUSHM_FORKED &&
                          gpushm_last_error()->status == GPUSHM_FORKED &&
-                         gpushm_broker(client_.get(), nullptr) == GPUSHM_FORKED;
+                         gpushm_broker_get_info(client_.get(), nullptr) == GPUSHM_FORKED;
     gpushm_close(client_.get());  // Leaves everything to the parent process.
     _exit(refused ? 0 : 1);
   }

@@ -52,7 +52,7 @@ Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_vie
       signal::Read(looked->cell(0)).state == CellState::kFree) {
     return Fail(Code::kUnsupported,
                 Concat("the pod declares \"", name, "\" as a signal whose value is in host memory"),
-                "open it without GPUSHM_DEVICE_MEMORY, or use another name");
+                "open it without GPUSHM_SIGNAL_DEVICE_MEMORY, or use another name");
   }
   attach.access = Access::kReadWrite;
   attach.generation = looked->generation();
@@ -132,7 +132,7 @@ Result<void> Signal::CheckNext(uint64_t value) const {
   if (role_ != Role::kWriter) {
     return Fail(Code::kInvalidArgument,
                 "this process opened the signal as a waiter, so it cannot write",
-                "open it with the role GPUSHM_WRITER");
+                "open it with the role GPUSHM_SIGNAL_WRITER");
   }
   const signal::Reading reading = Read();
   // Kernels and graph nodes store values as well.
@@ -173,7 +173,7 @@ Result<void> Signal::Set(uint64_t value) {
   if (auto next = CheckNext(value); !next) return next;
   if (in_device_memory()) {
     return Fail(Code::kUnsupported, "the signal is in device memory, where the host cannot store",
-                "use gpushm_signal_record, or open the signal without GPUSHM_DEVICE_MEMORY");
+                "use gpushm_signal_record, or open the signal without GPUSHM_SIGNAL_DEVICE_MEMORY");
   }
   const uint64_t now = Read().value;
   if (now < recorded_) {

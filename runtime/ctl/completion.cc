@@ -48,7 +48,7 @@ Words WordsOf(const CLI::App& app) {
     }
     std::string pattern;
     for (const std::string& name : names) {
-      words.options += " " + name;
+      if (!option->get_group().empty()) words.options += " " + name;
       pattern += (pattern.empty() ? "" : "|") + name;
     }
     if (option->get_expected_max() == 0) continue;  // A flag.
@@ -88,7 +88,7 @@ _gpushmctl() {
   COMPREPLY=()
   for ((i = 1; i < COMP_CWORD; i++)); do
     word=${COMP_WORDS[i]}
-    # "--way=here" is three words here: bash splits at "=".
+    # "--method=here" is three words here: bash splits at "=".
     if [[ $word == '=' ]]; then continue; fi
     if [[ -n $previous ]]; then
       case $previous in --folder | --pod-uid) where+=("$previous" "$word") ;; esac

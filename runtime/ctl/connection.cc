@@ -51,9 +51,9 @@ Result<gpushm_transfer_result> Transfer(TransferCall call, int standard, gpushm_
                                         const TransferSettings& settings) {
   gpushm_transfer_options options;
   GPUSHM_INIT(&options);
-  options.way = settings.way;
+  options.method = settings.method;
   options.chunk_bytes = settings.chunk_bytes;
-  options.file_way = settings.file_way;
+  options.file_method = settings.file_method;
   options.chunks = settings.chunks;
   options.threads = settings.threads;
   options.whole = settings.whole ? 1 : 0;
@@ -105,10 +105,10 @@ Result<gpushm_info> Connection::Lookup(const std::string& name) {
 std::vector<gpushm_sync_info> Connection::Look(const std::vector<gpushm_info>& infos) {
   std::vector<gpushm_sync_info> looks;
   for (const gpushm_info& info : infos) {
-    if (info.transport != GPUSHM_HOST) continue;
+    if (info.transport != GPUSHM_TRANSPORT_HOST) continue;
     gpushm_sync_info look;
     GPUSHM_INIT(&look);
-    if (gpushm_sync_look(client_.get(), info.name, &look) == GPUSHM_OK) looks.push_back(look);
+    if (gpushm_sync_lookup(client_.get(), info.name, &look) == GPUSHM_OK) looks.push_back(look);
   }
   return looks;
 }
@@ -130,14 +130,14 @@ Result<gpushm_info> Connection::WaitFor(const std::string& name, uint64_t min_ge
 Result<std::vector<gpushm_holder>> Connection::Holders(const std::string& name) {
   const char* const which = name.empty() ? nullptr : name.c_str();
   return FillAll<gpushm_holder>([&](gpushm_holder* holders, size_t capacity, size_t* count) {
-    return gpushm_holders(client_.get(), which, holders, capacity, count);
+    return gpushm_list_holders(client_.get(), which, holders, capacity, count);
   });
 }
 
 Result<gpushm_broker_info> Connection::Broker() {
   gpushm_broker_info info;
   GPUSHM_INIT(&info);
-  if (auto done = Check(gpushm_broker(client_.get(), &info)); !done) {
+  if (auto done = Check(gpushm_broker_get_info(client_.get(), &info)); !done) {
     return std::unexpected(done.error());
   }
   return info;
@@ -149,7 +149,7 @@ Result<void> Connection::Create(const std::string& name, uint64_t size_bytes,
 }
 
 Result<void> Connection::Delete(const std::string& name, int64_t timeout_ms) {
-  gpushm_wait_options options;
+  gpushm_delete_options options;
   GPUSHM_INIT(&options);
   options.timeout_ms = timeout_ms;
   return Check(gpushm_delete(client_.get(), name.c_str(), &options));

@@ -23,8 +23,8 @@ struct ConnectOptions {
 };
 
 struct TransferSettings {
-  uint32_t way = GPUSHM_WAY_AUTO;
-  uint32_t file_way = GPUSHM_FILE_AUTO;
+  uint32_t method = GPUSHM_TRANSFER_AUTO;
+  uint32_t file_method = GPUSHM_FILE_AUTO;
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
   uint32_t threads = 0;  // See gpushm.h.

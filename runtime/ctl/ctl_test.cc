@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-gpushm_info Info(const char* name, uint64_t size_bytes, uint32_t state = GPUSHM_STATE_READY) {
+gpushm_info Info(const char* name, uint64_t size_bytes, uint32_t state = GPUSHM_BUFFER_READY) {
   gpushm_info info;
   GPUSHM_INIT(&info);
   std::strncpy(info.name, name, sizeof info.name - 1);
@@ -35,7 +35,7 @@ gpushm_info Info(const char* name, uint64_t size_bytes, uint32_t state = GPUSHM_
   info.mapped_bytes = size_bytes;
   info.created_unix_ns = 1'763'724'513 * kSecond;
   info.gpu_uuid[0] = 0x1b;
-  info.transport = GPUSHM_VMM;
+  info.transport = GPUSHM_TRANSPORT_VMM;
   info.state = state;
   return info;
 }
@@ -163,14 +163,14 @@ TEST(Progress, FitsItsWidth) {
 TEST(Transfers, TellTheWayAndThePartOfTheLink) {
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);
-  result.way = GPUSHM_WAY_HERE;
+  result.method = GPUSHM_TRANSFER_HERE;
   result.bytes = uint64_t{8} << 30;
   result.elapsed_ns = kSecond / 2;
   EXPECT_EQ(TransferLine("loaded", "f", "w", result),
             "loaded f to w: 8Gi in 500ms, 16.0 GiB/s, in this process, auto\n")
       << "by an older broker nothing more is known";
-  result.file_way = GPUSHM_FILE_DIRECT;
-  result.file_reason = GPUSHM_REASON_NOT_IN_CACHE;
+  result.file_method = GPUSHM_FILE_DIRECT;
+  result.file_reason = GPUSHM_FILE_REASON_NOT_IN_CACHE;
   result.moving_ns = kSecond / 4;
   result.link_bytes_per_second = uint64_t{40} << 30;
   EXPECT_EQ(TransferLine("loaded", "f", "w", result),
@@ -222,15 +222,15 @@ TEST(ExitCode, CoversEveryStatus) {
 
 TEST(Views, ListCountsHolders) {
   const gpushm_info loading = [] {
-    gpushm_info info = Info("weights", 1000, GPUSHM_STATE_LOADING);
+    gpushm_info info = Info("weights", 1000, GPUSHM_BUFFER_LOADING);
     info.loaded_bytes = 350;
     return info;
   }();
   const Snapshot snapshot{
       {loading},
-      {Holder("weights", "a", GPUSHM_READ, loading.generation),
-       Holder("weights", "b", GPUSHM_READ_WRITE, loading.generation),
-       Holder("weights", "b", GPUSHM_READ, 3), Holder("other", "b", GPUSHM_READ, 3)}};
+      {Holder("weights", "a", GPUSHM_ACCESS_READ, loading.generation),
+       Holder("weights", "b", GPUSHM_ACCESS_READ_WRITE, loading.generation),
+       Holder("weights", "b", GPUSHM_ACCESS_READ, 3), Holder("other", "b", GPUSHM_ACCESS_READ, 3)}};
   EXPECT_THAT(ListTable(snapshot, kStyle), HasSubstr("loading 35%"));
   EXPECT_THAT(ListTable(snapshot, kStyle), HasSubstr("        3  1m27s\n"));
   EXPECT_THAT(ListJson(snapshot), HasSubstr("\"generation\": \"1763700000000000001\""));
@@ -240,9 +240,9 @@ TEST(Views, ListCountsHolders) {
 }
 
 TEST(Views, StatShowsHoldersOfOldGenerations) {
-  const gpushm_info info = Info("weights", uint64_t{1} << 30, GPUSHM_STATE_WRITER_DIED);
+  const gpushm_info info = Info("weights", uint64_t{1} << 30, GPUSHM_BUFFER_WRITER_DIED);
   const std::string text =
-      StatText(info, {Holder("weights", "model", GPUSHM_READ, 3)}, nullptr, kStyle);
+      StatText(info, {Holder("weights", "model", GPUSHM_ACCESS_READ, 3)}, nullptr, kStyle);
   EXPECT_THAT(text, HasSubstr("size:        1Gi (1073741824 bytes)\n"));
   EXPECT_THAT(text, HasSubstr("state:       writer-died\n"));
   EXPECT_THAT(text, HasSubstr("creator:     declared by annotation\n"));
@@ -251,9 +251,9 @@ TEST(Views, StatShowsHoldersOfOldGenerations) {
 
 TEST(Views, SignalsAreAPartOfTheirOwn) {
   gpushm_info page = Info("frame", 4096);
-  page.transport = GPUSHM_HOST;
+  page.transport = GPUSHM_TRANSPORT_HOST;
   gpushm_info hidden = Info("hidden", 4096);
-  hidden.transport = GPUSHM_HOST;
+  hidden.transport = GPUSHM_TRANSPORT_HOST;
   gpushm_sync_info look{};
   GPUSHM_INIT(&look);
   std::strcpy(look.name, "frame");
@@ -262,7 +262,7 @@ TEST(Views, SignalsAreAPartOfTheirOwn) {
   look.state = GPUSHM_SIGNAL_LIVE;
   look.writer_lease = 7;
   look.joined = look.places = 1;
-  gpushm_holder writer = Holder("frame", "decoder", GPUSHM_READ_WRITE, page.generation);
+  gpushm_holder writer = Holder("frame", "decoder", GPUSHM_ACCESS_READ_WRITE, page.generation);
   writer.lease_id = 7;
   const Snapshot snapshot{{page, hidden, Info("weights", 100)}, {writer}, {look}};
   EXPECT_EQ(ListTable(snapshot, kStyle).find("NAME"), 0U);
@@ -286,7 +286,7 @@ TEST(Views, TopSortsCutsAndRates) {
   GPUSHM_INIT(&sample.broker);
   sample.broker.pool_bytes = 100;
   sample.broker.used_bytes = 25;
-  sample.snapshot.buffers = {Info("a", 100), Info("b", 300, GPUSHM_STATE_LOADING), Info("c", 200)};
+  sample.snapshot.buffers = {Info("a", 100), Info("b", 300, GPUSHM_BUFFER_LOADING), Info("c", 200)};
   before = sample;
   sample.snapshot.buffers[1].loaded_bytes = uint64_t{1} << 20;
   const std::string text = TopText(sample, &before, kSecond, TopOrder::kSize, 2, kStyle);

@@ -23,9 +23,9 @@ BrokerView AskBroker(const Context& context) {
   if (!connection) return {std::unexpected(connection.error())};
   BrokerView view{connection->Broker()};
   if (const auto buffers = connection->List()) {
-    view.cuipc_buffers = static_cast<size_t>(
-        std::count_if(buffers->begin(), buffers->end(),
-                      [](const gpushm_info& info) { return info.transport == GPUSHM_CUIPC; }));
+    view.cuipc_buffers = static_cast<size_t>(std::count_if(
+        buffers->begin(), buffers->end(),
+        [](const gpushm_info& info) { return info.transport == GPUSHM_TRANSPORT_CUIPC; }));
   }
   return view;
 }

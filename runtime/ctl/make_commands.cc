@@ -24,9 +24,9 @@ Result<ExitCode> RunCreate(const Context& context, const CreateArguments& argume
   GPUSHM_INIT(&options);
   options.writers = arguments.writers == "all" ? GPUSHM_WRITERS_ALL : GPUSHM_WRITERS_CREATOR;
   options.one_writer = arguments.one_writer ? 1 : 0;
-  options.on_writer_exit = arguments.on_writer_exit == "keep"   ? GPUSHM_KEEP
-                           : arguments.on_writer_exit == "drop" ? GPUSHM_DROP
-                                                                : GPUSHM_MARK;
+  options.on_writer_exit = arguments.on_writer_exit == "keep"   ? GPUSHM_WRITER_EXIT_KEEP
+                           : arguments.on_writer_exit == "drop" ? GPUSHM_WRITER_EXIT_DROP
+                                                                : GPUSHM_WRITER_EXIT_MARK;
   options.timeout_ms = context.globals.TimeoutMs();
   if (auto done = connection->Create(arguments.name, arguments.size_bytes, options); !done) {
     return std::unexpected(done.error());

@@ -21,8 +21,8 @@ constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
 struct Arguments {
   std::string name;
   std::string path;
-  std::string way = "auto";
-  std::string file_way = "auto";
+  std::string method = "auto";
+  std::string file_method = "auto";
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
   std::optional<uint32_t> threads;  // 0: none. Empty: the library chooses.
@@ -50,7 +50,7 @@ class Watchdog {
     static constexpr std::string_view kText =
         "\ngpushmctl: the transfer stalled: neither the GPU's driver nor the file answers\n"
         "remedy: gpushmctl doctor shows which; --stall-timeout allows more time, "
-        "and --way broker uses the broker instead of this process\n";
+        "and --method broker uses the broker instead of this process\n";
     // The process is about to end, so a failed write is ignored.
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText.data(), kText.size());
     _exit(static_cast<int>(ExitCode::kTimeout));
@@ -88,16 +88,18 @@ class ProgressBar {
   bool drawn_ = false;
 };
 
-uint32_t WayOf(std::string_view way) {
-  return way == "here" ? GPUSHM_WAY_HERE : way == "broker" ? GPUSHM_WAY_BROKER : GPUSHM_WAY_AUTO;
+uint32_t MethodOf(std::string_view method) {
+  return method == "here"     ? GPUSHM_TRANSFER_HERE
+         : method == "broker" ? GPUSHM_TRANSFER_BROKER
+                              : GPUSHM_TRANSFER_AUTO;
 }
 
 // gpushmctl is a process of gpushm, so cuFile may start threads in it.
-uint32_t FileWayOf(std::string_view way) {
-  return way == "page-cache" ? GPUSHM_FILE_CACHED
-         : way == "direct"   ? GPUSHM_FILE_DIRECT
-         : way == "gds"      ? GPUSHM_FILE_GDS
-                             : GPUSHM_FILE_AUTO_GDS;
+uint32_t FileMethodOf(std::string_view method) {
+  return method == "page-cache" ? GPUSHM_FILE_CACHED
+         : method == "direct"   ? GPUSHM_FILE_DIRECT
+         : method == "gds"      ? GPUSHM_FILE_GDS
+                                : GPUSHM_FILE_AUTO_GDS;
 }
 
 Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool load) {
@@ -105,8 +107,8 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
   if (!connection) return std::unexpected(connection.error());
   const Watchdog watchdog(arguments.stall_ms);
   TransferSettings settings;
-  settings.way = WayOf(arguments.way);
-  settings.file_way = FileWayOf(arguments.file_way);
+  settings.method = MethodOf(arguments.method);
+  settings.file_method = FileMethodOf(arguments.file_method);
   settings.chunk_bytes = arguments.chunk_bytes;
   settings.chunks = arguments.chunks;
   settings.whole = arguments.whole;
@@ -149,18 +151,23 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
 }
 
 void AddOptions(CLI::App* command, Arguments* arguments) {
+  const CLI::IsMember methods({"auto", "here", "broker"});
+  const CLI::IsMember file_methods({"auto", "page-cache", "direct", "gds"});
   command
-      ->add_option("--way", arguments->way,
+      ->add_option("--method", arguments->method,
                    "Who moves the bytes: here (this process, "
                    "which needs the GPU), broker (a child of the broker), or auto")
-      ->check(CLI::IsMember({"auto", "here", "broker"}))
+      ->check(methods)
       ->capture_default_str();
   command
-      ->add_option("--file-way", arguments->file_way,
+      ->add_option("--file-method", arguments->file_method,
                    "How the file is read or written: page-cache, direct (O_DIRECT), gds (GPUDirect "
                    "Storage), or auto")
-      ->check(CLI::IsMember({"auto", "page-cache", "direct", "gds"}))
+      ->check(file_methods)
       ->capture_default_str();
+  // The names of version 0.1, for scripts. No group: neither help nor completion shows them.
+  command->add_option("--way", arguments->method)->check(methods)->group("");
+  command->add_option("--file-way", arguments->file_method)->check(file_methods)->group("");
   AddBytesOption(command, "--chunk", &arguments->chunk_bytes,
                  "Size of each pinned chunk, 1Mi to 1Gi (default 16Mi, less for small files)");
   command->add_option("--chunks", arguments->chunks, "Number of pinned chunks, 2 to 16 (default 3)")

@@ -16,12 +16,13 @@ TEST_F(CtlTest, MovesFilesEitherWay) {
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
   const std::string file = WriteFile("model", 8 << 20);
   for (const std::string way : {"here", "broker"}) {
+    // "--way" is the option's name in version 0.1.
     const Output loaded = Ctl({"load", file, "weights", "--way", way, "--chunk", "1Mi"});
     EXPECT_EQ(loaded.code, 0) << loaded.err;
     EXPECT_THAT(loaded.out, HasSubstr(way == "here" ? "in this process" : "by the broker"));
     EXPECT_EQ(loaded.err, "") << "no progress bar without a terminal";
     const std::string copy = (dir_ / ("copy-" + way)).string();
-    const Output saved = Ctl({"save", "weights", copy, "--way", way, "-o", "json"});
+    const Output saved = Ctl({"save", "weights", copy, "--method", way, "-o", "json"});
     EXPECT_EQ(saved.code, 0) << saved.err;
     EXPECT_TRUE(IsJson(saved.out));
     EXPECT_THAT(saved.out, HasSubstr("\"way\": \"" + way + "\""));
@@ -32,7 +33,7 @@ TEST_F(CtlTest, MovesFilesEitherWay) {
   EXPECT_EQ(blind.code, 0) << blind.err;
   EXPECT_THAT(blind.out, HasSubstr("by the broker"));
   EXPECT_NE(
-      Ctl({"load", file, "weights", "--way", "here"}, {.environment = {"CUDA_VISIBLE_DEVICES="}})
+      Ctl({"load", file, "weights", "--method", "here"}, {.environment = {"CUDA_VISIBLE_DEVICES="}})
           .code,
       0);
 }
@@ -48,7 +49,7 @@ TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
        {std::vector<std::string>{"load", file, "weigths"}, {"save", "weigths", copy}}) {
     for (const std::string way : {"auto", "here", "broker"}) {
       std::vector<std::string> at_once = words;
-      at_once.insert(at_once.end(), {"--way", way});
+      at_once.insert(at_once.end(), {"--method", way});
       const Output missing = Ctl(at_once);
       EXPECT_EQ(missing.code, 3) << way << missing.err;
       EXPECT_THAT(missing.err, AllOf(HasSubstr("no buffer \"weigths\""),
@@ -82,16 +83,16 @@ TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {
   EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 8388608"));
   const std::string file = WriteFile("model", (3 << 20) - 5);
   for (const std::string way : {"here", "broker"}) {
-    ASSERT_EQ(Ctl({"load", file, "weights", "--way", way}).code, 0);
+    ASSERT_EQ(Ctl({"load", file, "weights", "--method", way}).code, 0);
     EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 3145723"));
     EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("(3145723 bytes)"));
     const std::string copy = (dir_ / ("copy-" + way)).string();
     for (const std::string other : {"here", "broker"}) {
-      const Output saved = Ctl({"save", "weights", copy, "--way", other, "-o", "json"});
+      const Output saved = Ctl({"save", "weights", copy, "--method", other, "-o", "json"});
       EXPECT_EQ(saved.code, 0) << saved.err;
       EXPECT_THAT(saved.out, HasSubstr("\"bytes\": 3145723"));
       EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way << other;
-      ASSERT_EQ(Ctl({"save", "weights", copy, "--way", other, "--whole"}).code, 0);
+      ASSERT_EQ(Ctl({"save", "weights", copy, "--method", other, "--whole"}).code, 0);
       EXPECT_EQ(fs::file_size(copy), 8u << 20) << way << other;
     }
   }
@@ -116,13 +117,13 @@ TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {
     return info.content_bytes;
   };
   EXPECT_EQ(content(), 8u << 20);
-  EXPECT_EQ(gpushm_set_content(next, (8 << 20) + 1), GPUSHM_INVALID_ARGUMENT);
-  ASSERT_EQ(gpushm_set_content(next, 1000), GPUSHM_OK) << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_attachment_set_content(next, (8 << 20) + 1), GPUSHM_INVALID_ARGUMENT);
+  ASSERT_EQ(gpushm_attachment_set_content(next, 1000), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_EQ(content(), 1000u);
   EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 0,"));
-  ASSERT_EQ(gpushm_publish(next), GPUSHM_OK);
+  ASSERT_EQ(gpushm_attachment_publish(next), GPUSHM_OK);
   EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 1000,"));
-  ASSERT_EQ(gpushm_set_content(next, 2000), GPUSHM_OK) << gpushm_last_error()->text;
+  ASSERT_EQ(gpushm_attachment_set_content(next, 2000), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_THAT(Ctl({"ls"}).out, HasSubstr("2000"));
   gpushm_close(client);
 }
@@ -136,17 +137,17 @@ TEST_F(CtlTest, MovesStreams) {
   const std::string ctl = build_ + "/bin/gpushmctl ";
   const auto shell = [&](const std::string& command) { return Run({"/bin/sh", "-c", command}); };
   for (const std::string way : {"here", "broker"}) {
-    const Output loaded = shell("cat " + file + " | " + ctl + "load - weights --way " + way);
+    const Output loaded = shell("cat " + file + " | " + ctl + "load - weights --method " + way);
     EXPECT_EQ(loaded.code, 0) << loaded.err;
     EXPECT_THAT(loaded.out, HasSubstr("stream (read or written in order)"));
     const std::string copy = (dir_ / ("copy-" + way)).string();
     const Output saved =
-        shell(ctl + "save weights - -o json --way " + way + " | head -c 8388603 > " + copy);
+        shell(ctl + "save weights - -o json --method " + way + " | head -c 8388603 > " + copy);
     EXPECT_EQ(saved.code, 0) << saved.err;
     EXPECT_THAT(saved.err, HasSubstr("\"file_way\": \"stream\""));
     EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
     const Output long_one =
-        shell("cat " + file + " " + file + " | " + ctl + "load - weights --way " + way);
+        shell("cat " + file + " " + file + " | " + ctl + "load - weights --method " + way);
     EXPECT_EQ(long_one.code, 2) << long_one.err;
     EXPECT_THAT(long_one.err, HasSubstr("load \"weights\": the stream has more than the 8388608"));
     EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("failed"));
@@ -160,7 +161,7 @@ TEST_F(CtlTest, MovesStreams) {
   const Output turned = Ctl({"load", "weights", "-"});
   EXPECT_EQ(turned.code, 2);
   EXPECT_THAT(turned.err, HasSubstr("load - NAME"));
-  const Output both = Ctl({"load", file, "weights", "--file-way", "direct", "-o", "json"});
+  const Output both = Ctl({"load", file, "weights", "--file-method", "direct", "-o", "json"});
   if (both.code == 0) {
     EXPECT_THAT(both.out, HasSubstr("\"file_way\": \"direct\""));
   } else {
@@ -178,17 +179,17 @@ TEST_F(CtlTest, MovesByGpuDirectStorage) {
   const std::string file = WriteFile("model", (8 << 20) - 5);
   const UniqueFd probe(open(file.c_str(), O_RDONLY | O_CLOEXEC));
   if (!PlanRead(probe.get(), 8 << 20, FileWay::kGds)) GTEST_SKIP() << "no O_DIRECT here";
-  const std::vector<std::string> load = {"load", file, "weights", "--file-way",
+  const std::vector<std::string> load = {"load", file, "weights", "--file-method",
                                          "gds",  "-o", "json"};
   for (const std::string way : {"here", "broker"}) {
     std::vector<std::string> words = load;
-    words.insert(words.end(), {"--way", way});
+    words.insert(words.end(), {"--method", way});
     const Output loaded = Ctl(words);
     ASSERT_EQ(loaded.code, 0) << loaded.err;
     EXPECT_THAT(loaded.out, HasSubstr("\"file_way\": \"gds\""));
     EXPECT_THAT(loaded.out, HasSubstr("\"file_way_reason\": \"asked for\""));
     const std::string copy = (dir_ / ("copy-" + way)).string();
-    const Output saved = Ctl({"save", "weights", copy, "--file-way", "gds", "--way", way});
+    const Output saved = Ctl({"save", "weights", copy, "--file-method", "gds", "--method", way});
     ASSERT_EQ(saved.code, 0) << saved.err;
     EXPECT_THAT(saved.out, HasSubstr(", gds (asked for)"));
     EXPECT_TRUE(Slurp(copy).substr(0, (8 << 20) - 5) == Slurp(file)) << way;
@@ -208,7 +209,7 @@ TEST_F(CtlTest, MovesByGpuDirectStorage) {
   fs::resize_file(large, 256 << 20);
   ASSERT_EQ(Ctl({"create", "more", "256Mi"}).code, 0);
   for (const std::string way : {"here", "broker"}) {
-    const Output chosen = Ctl({"load", large, "more", "--way", way});
+    const Output chosen = Ctl({"load", large, "more", "--method", way});
     ASSERT_EQ(chosen.code, 0) << chosen.err;
     EXPECT_THAT(chosen.out, AnyOf(HasSubstr(", gds (not in the page cache)"),
                                   HasSubstr(", page-cache (in the page cache)")));
@@ -224,7 +225,8 @@ TEST_F(CtlTest, BrokerWithoutGpuDirectStorageSaysWhatIsMissing) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
   const std::string file = WriteFile("model", 8 << 20);
-  const Output refused = Ctl({"load", file, "weights", "--file-way", "gds", "--way", "broker"});
+  const Output refused =
+      Ctl({"load", file, "weights", "--file-method", "gds", "--method", "broker"});
   EXPECT_NE(refused.code, 0);
   EXPECT_THAT(refused.err, AnyOf(HasSubstr("compatibility mode is on"), HasSubstr("O_DIRECT")));
 }
@@ -239,16 +241,16 @@ TEST_F(CtlTest, StalledOrKilledInTheMiddle) {
   ASSERT_GE(held, 0);
   ASSERT_EQ(write(held, "few", 3), 3);
   for (const std::string way : {"here", "broker"}) {
-    const Output late = Ctl({"load", pipe, "weights", "--way", way, "--timeout", "300ms"});
+    const Output late = Ctl({"load", pipe, "weights", "--method", way, "--timeout", "300ms"});
     EXPECT_EQ(late.code, 6) << late.err;
     EXPECT_THAT(Eventually("failed"), HasSubstr("failed")) << way;
-    const Output still = Ctl({"load", pipe, "weights", "--way", way, "--stall-timeout", "1s"});
+    const Output still = Ctl({"load", pipe, "weights", "--method", way, "--stall-timeout", "1s"});
     EXPECT_EQ(still.code, 6) << still.err;
     EXPECT_THAT(Eventually("failed"), HasSubstr("failed")) << way;
     const pid_t loader = fork();
     if (loader == 0) {
       RedirectTo(STDERR_FILENO, "killed.err");
-      Exec({build_ + "/bin/gpushmctl", "load", pipe, "weights", "--way", way});
+      Exec({build_ + "/bin/gpushmctl", "load", pipe, "weights", "--method", way});
     }
     EXPECT_THAT(Eventually("loading"), HasSubstr("loading")) << way;
     kill(loader, SIGKILL);

@@ -19,9 +19,9 @@ std::string_view NameOf(const char (&text)[GPUSHM_NAME_BYTES]) {
 
 Color StateColor(uint32_t state) {
   switch (state) {
-    case GPUSHM_STATE_READY:
+    case GPUSHM_BUFFER_READY:
       return Color::kGreen;
-    case GPUSHM_STATE_LOADING:
+    case GPUSHM_BUFFER_LOADING:
       return Color::kYellow;
     default:
       return Color::kRed;
@@ -41,7 +41,7 @@ Count CountHolders(const gpushm_info& info, const std::vector<gpushm_holder>& ho
     if (NameOf(holder.buffer) != NameOf(info.name)) continue;
     if (holder.generation != info.generation) {
       ++count.old;
-    } else if (holder.access == GPUSHM_READ_WRITE) {
+    } else if (holder.access == GPUSHM_ACCESS_READ_WRITE) {
       ++count.writers;
     } else {
       ++count.readers;
@@ -78,7 +78,8 @@ std::string Percent(uint64_t part, uint64_t whole) {
 // "loading 35%"
 std::string StateText(const gpushm_info& info) {
   std::string text = StateName(info.state);
-  if (info.state == GPUSHM_STATE_LOADING) text += " " + Percent(info.loaded_bytes, info.size_bytes);
+  if (info.state == GPUSHM_BUFFER_LOADING)
+    text += " " + Percent(info.loaded_bytes, info.size_bytes);
   return text;
 }
 
@@ -160,13 +161,13 @@ std::string ContainerText(std::string_view name) { return name.empty() ? "-" : P
 
 std::string StateName(uint32_t state) {
   switch (state) {
-    case GPUSHM_STATE_LOADING:
+    case GPUSHM_BUFFER_LOADING:
       return "loading";
-    case GPUSHM_STATE_READY:
+    case GPUSHM_BUFFER_READY:
       return "ready";
-    case GPUSHM_STATE_WRITER_DIED:
+    case GPUSHM_BUFFER_WRITER_DIED:
       return "writer-died";
-    case GPUSHM_STATE_FAILED:
+    case GPUSHM_BUFFER_FAILED:
       return "failed";
     default:
       return Unknown(state);
@@ -190,14 +191,14 @@ std::string SyncStateName(uint32_t state) {
 }
 
 std::string TransportName(uint32_t transport) {
-  return transport == GPUSHM_VMM     ? "vmm"
-         : transport == GPUSHM_CUIPC ? "cuipc"
-         : transport == GPUSHM_HOST  ? "host"
-                                     : Unknown(transport);
+  return transport == GPUSHM_TRANSPORT_VMM     ? "vmm"
+         : transport == GPUSHM_TRANSPORT_CUIPC ? "cuipc"
+         : transport == GPUSHM_TRANSPORT_HOST  ? "host"
+                                               : Unknown(transport);
 }
 
-std::string PeerWayName(uint32_t way) {
-  switch (way) {
+std::string PeerMethodName(uint32_t method) {
+  switch (method) {
     case GPUSHM_PEER_NONE:
       return "-";
     case GPUSHM_PEER_NVLINK:
@@ -207,23 +208,25 @@ std::string PeerWayName(uint32_t way) {
     case GPUSHM_PEER_STAGED:
       return "staged";
     default:
-      return Unknown(way);
+      return Unknown(method);
   }
 }
 
 std::string AccessName(uint32_t access) {
-  return access == GPUSHM_READ ? "read" : access == GPUSHM_READ_WRITE ? "write" : Unknown(access);
+  return access == GPUSHM_ACCESS_READ         ? "read"
+         : access == GPUSHM_ACCESS_READ_WRITE ? "write"
+                                              : Unknown(access);
 }
 
-std::string WayName(uint32_t way) {
-  return way == GPUSHM_WAY_HERE     ? "here"
-         : way == GPUSHM_WAY_BROKER ? "broker"
-         : way == GPUSHM_WAY_AUTO   ? "auto"
-                                    : Unknown(way);
+std::string MethodName(uint32_t method) {
+  return method == GPUSHM_TRANSFER_HERE     ? "here"
+         : method == GPUSHM_TRANSFER_BROKER ? "broker"
+         : method == GPUSHM_TRANSFER_AUTO   ? "auto"
+                                            : Unknown(method);
 }
 
-std::string FileWayName(uint32_t way) {
-  switch (way) {
+std::string FileMethodName(uint32_t method) {
+  switch (method) {
     case GPUSHM_FILE_AUTO:
     case GPUSHM_FILE_AUTO_GDS:
       return "auto";
@@ -236,27 +239,27 @@ std::string FileWayName(uint32_t way) {
     case GPUSHM_FILE_GDS:
       return "gds";
     default:
-      return Unknown(way);
+      return Unknown(method);
   }
 }
 
 std::string FileReasonName(uint32_t reason) {
   switch (reason) {
-    case GPUSHM_REASON_UNKNOWN:
+    case GPUSHM_FILE_REASON_UNKNOWN:
       return "";
-    case GPUSHM_REASON_ASKED:
+    case GPUSHM_FILE_REASON_ASKED:
       return "asked for";
-    case GPUSHM_REASON_SMALL:
+    case GPUSHM_FILE_REASON_SMALL:
       return "small";
-    case GPUSHM_REASON_IN_CACHE:
+    case GPUSHM_FILE_REASON_IN_CACHE:
       return "in the page cache";
-    case GPUSHM_REASON_NOT_IN_CACHE:
+    case GPUSHM_FILE_REASON_NOT_IN_CACHE:
       return "not in the page cache";
-    case GPUSHM_REASON_LARGE:
+    case GPUSHM_FILE_REASON_LARGE:
       return "large";
-    case GPUSHM_REASON_REFUSED:
+    case GPUSHM_FILE_REASON_REFUSED:
       return "O_DIRECT was refused";
-    case GPUSHM_REASON_IN_ORDER:
+    case GPUSHM_FILE_REASON_IN_ORDER:
       return "read or written in order";
     default:
       return Unknown(reason);
@@ -283,7 +286,7 @@ std::string SyncTable(const Snapshot& snapshot, const Style& style) {
                {"AGE", true}});
   bool any = false;
   for (const gpushm_info& info : snapshot.buffers) {
-    if (info.transport != GPUSHM_HOST) continue;
+    if (info.transport != GPUSHM_TRANSPORT_HOST) continue;
     any = true;
     const gpushm_sync_info* const look = LookOf(info, snapshot);
     std::vector<Cell> row = {{Printable(NameOf(info.name))}, {"-"}, {"-"}, {"-"}, {"-"}, {"-"}};
@@ -315,7 +318,7 @@ std::string ListTable(const Snapshot& snapshot, const Style& style) {
                {"HOLDERS", true},
                {"AGE", true}});
   for (const gpushm_info& info : snapshot.buffers) {
-    if (info.transport == GPUSHM_HOST) continue;
+    if (info.transport == GPUSHM_TRANSPORT_HOST) continue;
     table.Add({{Printable(NameOf(info.name))},
                {std::to_string(info.generation)},
                {FormatBytes(info.size_bytes)},
@@ -378,7 +381,7 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
     const bool old = holder.generation != info.generation;
     table.Add({{ContainerText(NameOf(holder.container))},
                {AccessName(holder.access)},
-               {PeerWayName(holder.peer_way)},
+               {PeerMethodName(holder.peer_method)},
                {old ? Concat(holder.generation, " (old)") : std::to_string(holder.generation),
                 old ? Color::kYellow : Color::kNone},
                {std::to_string(holder.client_id)},
@@ -399,7 +402,7 @@ std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& 
     json.BeginObject();
     json.Key("container").Text(NameOf(holder.container));
     json.Key("access").Text(AccessName(holder.access));
-    json.Key("peer_way").Text(PeerWayName(holder.peer_way));
+    json.Key("peer_way").Text(PeerMethodName(holder.peer_method));
     json.Key("generation").Id(holder.generation);
     json.Key("client_id").Id(holder.client_id);
     json.Key("lease_id").Id(holder.lease_id);
@@ -471,7 +474,7 @@ std::string TopText(const TopSample& sample, const TopSample* previous, int64_t 
   };
   std::vector<Row> sorted;
   for (const gpushm_info& info : sample.snapshot.buffers) {
-    if (info.transport == GPUSHM_HOST) continue;  // Not GPU memory: ls shows these.
+    if (info.transport == GPUSHM_TRANSPORT_HOST) continue;  // Not GPU memory: ls shows these.
     sorted.push_back({&info, CountHolders(info, sample.snapshot.holders)});
   }
   std::sort(sorted.begin(), sorted.end(), [&](const Row& a, const Row& b) {
@@ -563,11 +566,12 @@ std::string LinkText(const gpushm_transfer_result& result) {
 std::string TransferLine(std::string_view verb, std::string_view from, std::string_view to,
                          const gpushm_transfer_result& result) {
   const std::string reason = FileReasonName(result.file_reason);
-  return Concat(
-      verb, " ", Printable(from), " to ", Printable(to), ": ", FormatBytes(result.bytes), " in ",
-      FormatAge(result.elapsed_ns), ", ", FormatRate(result.bytes, MovingNs(result)),
-      LinkText(result), ", ", result.way == GPUSHM_WAY_BROKER ? "by the broker" : "in this process",
-      ", ", FileWayName(result.file_way), reason.empty() ? "" : Concat(" (", reason, ")"), "\n");
+  return Concat(verb, " ", Printable(from), " to ", Printable(to), ": ", FormatBytes(result.bytes),
+                " in ", FormatAge(result.elapsed_ns), ", ",
+                FormatRate(result.bytes, MovingNs(result)), LinkText(result), ", ",
+                result.method == GPUSHM_TRANSFER_BROKER ? "by the broker" : "in this process", ", ",
+                FileMethodName(result.file_method), reason.empty() ? "" : Concat(" (", reason, ")"),
+                "\n");
 }
 
 std::string TransferJson(std::string_view buffer, std::string_view file,
@@ -577,8 +581,8 @@ std::string TransferJson(std::string_view buffer, std::string_view file,
   json.BeginObject();
   json.Key("buffer").Text(buffer);
   json.Key("file").Text(file);
-  json.Key("way").Text(WayName(result.way));
-  json.Key("file_way").Text(FileWayName(result.file_way));
+  json.Key("way").Text(MethodName(result.method));
+  json.Key("file_way").Text(FileMethodName(result.file_method));
   json.Key("file_way_reason").Text(FileReasonName(result.file_reason));
   json.Key("bytes").Number(result.bytes);
   json.Key("elapsed_seconds").Number(seconds);

@@ -24,8 +24,8 @@ struct Style {
 std::string StateName(uint32_t state);
 std::string TransportName(uint32_t transport);
 std::string AccessName(uint32_t access);
-std::string WayName(uint32_t way);
-std::string FileWayName(uint32_t way);
+std::string MethodName(uint32_t method);
+std::string FileMethodName(uint32_t method);
 std::string FileReasonName(uint32_t reason);
 
 std::string KindName(uint32_t kind);        // Of gpushm_sync_kind.
@@ -33,7 +33,7 @@ std::string SyncStateName(uint32_t state);  // Of gpushm_signal_state.
 
 struct Snapshot {
   std::vector<gpushm_info>
-      buffers;  // Includes signals, barriers and rings: those have transport GPUSHM_HOST.
+      buffers;  // Includes signals, barriers and rings: those have transport GPUSHM_TRANSPORT_HOST.
   std::vector<gpushm_holder> holders;
   std::vector<gpushm_sync_info> looks{};  // For signals, barriers and rings, where known.
 };

@@ -73,11 +73,11 @@ Result<Timed> TimeOurs(gpushm_client* client, const std::string& name) {
   const gpushm_status attached = gpushm_attach(client, name.c_str(), nullptr, &attachment);
   const int64_t made = MonotonicNs();
   if (auto r = Check(attached, "gpushm_attach"); !r) return std::unexpected(r.error());
-  benchmark::DoNotOptimize(gpushm_address(attachment));
+  benchmark::DoNotOptimize(gpushm_attachment_address(attachment));
   const int64_t undo = MonotonicNs();
-  const gpushm_status detached = gpushm_detach(attachment, nullptr);
+  const gpushm_status detached = gpushm_attachment_detach(attachment, nullptr);
   const int64_t end = MonotonicNs();
-  if (auto r = Check(detached, "gpushm_detach"); !r) return std::unexpected(r.error());
+  if (auto r = Check(detached, "gpushm_attachment_detach"); !r) return std::unexpected(r.error());
   return Timed{made - start, end - undo};
 }
 
@@ -222,7 +222,7 @@ Result<void> AttachBesideAnother(benchmark::State& state) {
     return r;
   }
   Result<void> done = AttachWithoutContext(state, 64 * kMiB);
-  gpushm_detach(other, nullptr);
+  gpushm_attachment_detach(other, nullptr);
   return done;
 }
 
@@ -255,11 +255,11 @@ Result<void> SecondAttach(benchmark::State& state) {
       failed += gpushm_attach(client, name.c_str(), nullptr, &again) == GPUSHM_OK ? 0 : 1;
     }
     const int64_t end = MonotonicNs();
-    for (int i = 0; i < kBatch; ++i) gpushm_detach(again, nullptr);
+    for (int i = 0; i < kBatch; ++i) gpushm_attachment_detach(again, nullptr);
     samples.Add(static_cast<double>(end - start) / kBatch);
     state.SetIterationTime(static_cast<double>(end - start) / kBatch / 1e9);
   }
-  gpushm_detach(attachment, nullptr);
+  gpushm_attachment_detach(attachment, nullptr);
   if (failed > 0) return Fail(Code::kInternal, "a second attach failed");
   Show(state, Ours{samples});
   state.counters["budget_p50_ns"] = kBudgetSecondNs;
@@ -304,7 +304,7 @@ Result<void> OpenAndAttach(benchmark::State& state) {
         gpushm_attach(connection->get(), name.c_str(), nullptr, &attachment);
     const int64_t took = MonotonicNs() - start;
     if (auto r = Check(status, "gpushm_attach"); !r) return r;
-    gpushm_detach(attachment, nullptr);
+    gpushm_attachment_detach(attachment, nullptr);
     samples.Add(took);
     state.SetIterationTime(static_cast<double>(took) / 1e9);
   }

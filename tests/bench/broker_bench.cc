@@ -158,7 +158,7 @@ Result<void> EndOneLease(const Broker& broker, const Connection& watcher, LeaseE
   if (!holder) return std::unexpected(holder.error());
   if (auto r = holder->Expect(kHeld, Deadline::AfterMs(kStepMs)); !r) return r;
   size_t count = 0;
-  if (auto r = Check(gpushm_holders(watcher.get(), "buffer-0", nullptr, 0, &count), "holders");
+  if (auto r = Check(gpushm_list_holders(watcher.get(), "buffer-0", nullptr, 0, &count), "holders");
       !r) {
     return r;
   }
@@ -170,7 +170,8 @@ Result<void> EndOneLease(const Broker& broker, const Connection& watcher, LeaseE
     return Fail(Code::kTimeout, "a killed process did not end in time");
   const int64_t gone = MonotonicNs();
   for (const Deadline deadline = Deadline::AfterMs(kStepMs); count > 0;) {
-    if (auto r = Check(gpushm_holders(watcher.get(), "buffer-0", nullptr, 0, &count), "holders");
+    if (auto r =
+            Check(gpushm_list_holders(watcher.get(), "buffer-0", nullptr, 0, &count), "holders");
         !r) {
       return r;
     }
@@ -253,9 +254,9 @@ Result<void> RoundTrip(benchmark::State& state) {
     gpushm_broker_info info;
     GPUSHM_INIT(&info);
     const int64_t start = MonotonicNs();
-    const gpushm_status status = gpushm_broker(connection->get(), &info);
+    const gpushm_status status = gpushm_broker_get_info(connection->get(), &info);
     const int64_t took = MonotonicNs() - start;
-    if (auto r = Check(status, "gpushm_broker"); !r) return r;
+    if (auto r = Check(status, "gpushm_broker_get_info"); !r) return r;
     samples.Add(took);
     state.SetIterationTime(static_cast<double>(took) / 1e9);
   }

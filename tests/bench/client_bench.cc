@@ -185,12 +185,12 @@ Result<void> Current(benchmark::State& state) {
   Samples samples;
   for (auto _ : state) {
     const int64_t start = MonotonicNs();
-    for (int i = 0; i < kMany; ++i) benchmark::DoNotOptimize(gpushm_current(attachment));
+    for (int i = 0; i < kMany; ++i) benchmark::DoNotOptimize(gpushm_attachment_check(attachment));
     const int64_t took = MonotonicNs() - start;
     samples.Add((static_cast<double>(took) - clock_ns) / kMany);
     state.SetIterationTime(static_cast<double>(took) / kMany / 1e9);
   }
-  gpushm_detach(attachment, nullptr);
+  gpushm_attachment_detach(attachment, nullptr);
   Show(state, Ours{samples});
   state.counters["budget_p50_ns"] = kBudgetCurrentNs;
   return {};
@@ -209,13 +209,13 @@ Result<void> CachedAttachDetach(benchmark::State& state) {
     for (int i = 0; i < kBatch; ++i) {
       gpushm_attachment* again = nullptr;
       benchmark::DoNotOptimize(gpushm_attach(client, name, nullptr, &again));
-      gpushm_detach(again, nullptr);
+      gpushm_attachment_detach(again, nullptr);
     }
     const int64_t took = MonotonicNs() - start;
     samples.Add(static_cast<double>(took) / kBatch);
     state.SetIterationTime(static_cast<double>(took) / kBatch / 1e9);
   }
-  gpushm_detach(held, nullptr);
+  gpushm_attachment_detach(held, nullptr);
   Show(state, Ours{samples});
   return {};
 }

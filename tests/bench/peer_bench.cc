@@ -108,7 +108,7 @@ Result<int64_t> TimeOurs(gpushm_client* client, uint64_t size) {
   const auto attachment = AttachOnPeer(client, size);
   const int64_t took_ns = MonotonicNs() - start_ns;
   if (!attachment) return std::unexpected(attachment.error());
-  gpushm_detach(*attachment, nullptr);
+  gpushm_attachment_detach(*attachment, nullptr);
   return took_ns;
 }
 
@@ -207,7 +207,7 @@ Result<void> PeerRead(benchmark::State& state) {
   if (auto done = (*setup)->peer.MakeCurrent(); !done) return done;
   const auto attachment = AttachOnPeer((*setup)->connection.get(), kGiB);
   if (!attachment) return std::unexpected(attachment.error());
-  const CUdeviceptr there = gpushm_address(*attachment);
+  const CUdeviceptr there = gpushm_attachment_address(*attachment);
   const auto memory = DeviceMemory::Create(api, kPeer, kGiB);
   if (!memory) return std::unexpected(memory.error());
   const auto here = DeviceMapping::Map(api, *memory, kGiB, kPeer, Access::kReadWrite);
@@ -229,7 +229,7 @@ Result<void> PeerRead(benchmark::State& state) {
       if (in_place) state.SetIterationTime(took_ns / 1e9);
     }
   }
-  gpushm_detach(*attachment, nullptr);
+  gpushm_attachment_detach(*attachment, nullptr);
   Show(state, Ours{ours}, Baseline{copied});
   state.counters["budget_ratio"] = kReadBudgetRatio;
   state.counters["bytes"] = static_cast<double>(kGiB);

@@ -154,11 +154,11 @@ Result<Words> Side::InDeviceMemory(bool make) {
   gpushm_attachment* words = nullptr;
   gpushm_attach_options attach;
   GPUSHM_INIT(&attach);
-  attach.access = GPUSHM_READ_WRITE;
+  attach.access = GPUSHM_ACCESS_READ_WRITE;
   const gpushm_status status = make ? gpushm_create(client(), kWords, 2 * kMiB, nullptr, &words)
                                     : gpushm_attach(client(), kWords, &attach, &words);
   if (auto r = Check(status, "device memory"); !r) return std::unexpected(r.error());
-  const CUdeviceptr at = gpushm_address(words);  // Valid until the connection is closed.
+  const CUdeviceptr at = gpushm_attachment_address(words);  // Valid until the connection is closed.
   device_words_ = {at, at + kApart};
   return device_words_;
 }
@@ -220,7 +220,7 @@ Result<Ring> OpenRing(const Side& side, gpushm_ring_role role) {
   GPUSHM_INIT(&options);
   options.role = role;
   if (role == GPUSHM_RING_WRITER) {
-    options.policy = GPUSHM_BACK_PRESSURE;
+    options.policy = GPUSHM_RING_BACK_PRESSURE;
     options.frame_bytes = 2 * kMiB;
     options.need_readers = 1;
   }
@@ -255,11 +255,11 @@ Result<void> EchoBy(Channel& parent, const std::string& folder, gpushm_signal_me
   const Result<std::unique_ptr<Side>> side = ChildSide(parent, folder);
   if (!side) return std::unexpected(side.error());
   const Result<Words> words =
-      memory == GPUSHM_DEVICE_MEMORY ? (*side)->InDeviceMemory(false) : (*side)->on_page();
+      memory == GPUSHM_SIGNAL_DEVICE_MEMORY ? (*side)->InDeviceMemory(false) : (*side)->on_page();
   if (!words) return std::unexpected(words.error());
-  const Result<Signal> pong = OpenSignal(**side, kPong, GPUSHM_WRITER, memory);
+  const Result<Signal> pong = OpenSignal(**side, kPong, GPUSHM_SIGNAL_WRITER, memory);
   if (!pong) return std::unexpected(pong.error());
-  const Result<Signal> ping = OpenSignal(**side, kPing, GPUSHM_WAITER, memory);
+  const Result<Signal> ping = OpenSignal(**side, kPing, GPUSHM_SIGNAL_WAITER, memory);
   if (!ping) return std::unexpected(ping.error());
   const CUstream stream = (*side)->stream();
   Page& page = (*side)->page();
@@ -281,11 +281,11 @@ Result<void> EchoBy(Channel& parent, const std::string& folder, gpushm_signal_me
 }
 
 Result<void> Echo(Channel& parent, const std::vector<std::string>& arguments) {
-  return EchoBy(parent, arguments.at(0), GPUSHM_HOST_PAGE);
+  return EchoBy(parent, arguments.at(0), GPUSHM_SIGNAL_HOST_PAGE);
 }
 
 Result<void> DeviceEcho(Channel& parent, const std::vector<std::string>& arguments) {
-  return EchoBy(parent, arguments.at(0), GPUSHM_DEVICE_MEMORY);
+  return EchoBy(parent, arguments.at(0), GPUSHM_SIGNAL_DEVICE_MEMORY);
 }
 
 Result<void> ReadByHand(const Side& side, uint64_t step) {
@@ -390,11 +390,11 @@ Result<void> MeasureSteps(benchmark::State& state, const Step& one) {
 Result<void> RoundTrips(benchmark::State& state, Meeting& meeting, gpushm_signal_memory memory) {
   Side& side = meeting.side();
   const Result<Words> words =
-      memory == GPUSHM_DEVICE_MEMORY ? side.InDeviceMemory(true) : side.on_page();
+      memory == GPUSHM_SIGNAL_DEVICE_MEMORY ? side.InDeviceMemory(true) : side.on_page();
   if (!words) return std::unexpected(words.error());
-  const Result<Signal> ping = OpenSignal(side, kPing, GPUSHM_WRITER, memory);
+  const Result<Signal> ping = OpenSignal(side, kPing, GPUSHM_SIGNAL_WRITER, memory);
   if (!ping) return std::unexpected(ping.error());
-  const Result<Signal> pong = OpenSignal(side, kPong, GPUSHM_WAITER, memory);
+  const Result<Signal> pong = OpenSignal(side, kPong, GPUSHM_SIGNAL_WAITER, memory);
   if (!pong) return std::unexpected(pong.error());
   if (auto r = meeting.AwaitReady(); !r) return r;
   Page& page = side.page();
@@ -456,7 +456,7 @@ Result<void> Frames(benchmark::State& state, Meeting& meeting, std::chrono::mill
 }
 
 Result<void> SignalRoundTrip(benchmark::State& state, gpushm_signal_memory memory) {
-  const bool device = memory == GPUSHM_DEVICE_MEMORY;
+  const bool device = memory == GPUSHM_SIGNAL_DEVICE_MEMORY;
   Result<Meeting> meeting = Meeting::With(device ? kDeviceEcho : kEcho);
   if (!meeting) return std::unexpected(meeting.error());
   state.counters["budget_ratio"] = 1.15;
@@ -475,9 +475,9 @@ Result<void> RingFrame(benchmark::State& state, std::chrono::milliseconds pause)
 
 void RegisterRows() {
   Row("sync/SignalRoundTrip", kSteps,
-      [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_HOST_PAGE); });
+      [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_SIGNAL_HOST_PAGE); });
   Row("sync/DeviceSignalRoundTrip", kSteps,
-      [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_DEVICE_MEMORY); });
+      [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_SIGNAL_DEVICE_MEMORY); });
   Row("sync/RingFrame/waiting", kSteps,
       [](benchmark::State& state) { return RingFrame(state, std::chrono::milliseconds::zero()); });
   Row("sync/RingFrame/asleep", kAsleepSteps,

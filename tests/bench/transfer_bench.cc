@@ -175,12 +175,12 @@ Result<gpushm_transfer_result> MoveOurs(const Setup& setup, const Case& c) {
   gpushm_transfer_result result;
   GPUSHM_INIT(&options);
   GPUSHM_INIT(&result);
-  options.way = GPUSHM_WAY_HERE;
+  options.method = GPUSHM_TRANSFER_HERE;
   options.chunk_bytes = c.chunk_bytes;
   options.chunks = c.chunks;
   options.threads = c.threads;
   const bool pipe = c.file_way == GPUSHM_FILE_STREAM;
-  options.file_way = pipe ? static_cast<uint32_t>(GPUSHM_FILE_AUTO) : c.file_way;
+  options.file_method = pipe ? static_cast<uint32_t>(GPUSHM_FILE_AUTO) : c.file_way;
   std::optional<OtherEnd> other;
   if (pipe) {
     Result<OtherEnd> started = OtherEnd::Start(c.load, SizeHere());

@@ -94,13 +94,13 @@ Result<void> WaitForPublish(benchmark::State& state) {
       return r;
     }
     const int64_t start = MonotonicNs();
-    const gpushm_status status = gpushm_publish(next);
+    const gpushm_status status = gpushm_attachment_publish(next);
     const int64_t published = MonotonicNs();
-    if (auto r = Check(status, "gpushm_publish"); !r) return r;
+    if (auto r = Check(status, "gpushm_attachment_publish"); !r) return r;
     const Result<Heard> heard = waiter->channel().Hear(Deadline::AfterMs(kStepMs));
     if (!heard) return std::unexpected(heard.error());
     if (heard->text.starts_with("failed")) return Fail(Code::kInternal, heard->text);
-    gpushm_detach(next, nullptr);
+    gpushm_attachment_detach(next, nullptr);
     const int64_t known = std::stoll(heard->text);
     samples.Add(known - start);
     publishing.Add(published - start);
@@ -162,7 +162,7 @@ bool AttachOnce(gpushm_client* client, std::atomic<int64_t>* finished_ns) {
   gpushm_attachment* attachment = nullptr;
   const gpushm_status status = gpushm_attach(client, kBuffer, nullptr, &attachment);
   finished_ns->store(MonotonicNs(), std::memory_order_release);
-  gpushm_detach(attachment, nullptr);
+  gpushm_attachment_detach(attachment, nullptr);
   return status == GPUSHM_OK;
 }
 

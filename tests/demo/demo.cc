@@ -277,7 +277,7 @@ class Demo {
   void ShowCosts() const {
     gpushm_broker_info broker;
     GPUSHM_INIT(&broker);
-    gpushm_broker(client_, &broker);
+    gpushm_broker_get_info(client_, &broker);
     uint64_t mapped = 0;
     for (const Member& member : members_) mapped += member.report["mapped_bytes"].get<uint64_t>();
     const uint64_t saved = mapped - std::min(mapped, broker.used_bytes);
@@ -313,7 +313,8 @@ class Demo {
     std::array<gpushm_holder, 64> holders{};
     for (gpushm_holder& holder : holders) GPUSHM_INIT(&holder);
     size_t count = 0;
-    if (gpushm_holders(client_, kWeights, holders.data(), holders.size(), &count) != GPUSHM_OK) {
+    if (gpushm_list_holders(client_, kWeights, holders.data(), holders.size(), &count) !=
+        GPUSHM_OK) {
       return Failed();
     }
     std::vector<Lease> leases;
@@ -385,7 +386,7 @@ class Demo {
     for (;;) {
       gpushm_broker_info info;
       GPUSHM_INIT(&info);
-      const gpushm_status status = gpushm_broker(client_, &info);
+      const gpushm_status status = gpushm_broker_get_info(client_, &info);
       if (status == GPUSHM_OK && info.broker_epoch != former_epoch) break;
       if (!broker_->Running()) return Fail(Code::kPeerDied, "the new broker ended");
       if (deadline.Passed()) return Fail(Code::kTimeout, "the new broker does not answer");
@@ -400,7 +401,7 @@ class Demo {
   Result<void> KillBroker() {
     gpushm_broker_info former;
     GPUSHM_INIT(&former);
-    if (gpushm_broker(client_, &former) != GPUSHM_OK) return Failed();
+    if (gpushm_broker_get_info(client_, &former) != GPUSHM_OK) return Failed();
     const Result<std::vector<Lease>> before = Leases();
     if (!before) return std::unexpected(before.error());
     if (before->empty()) return Fail(Code::kInternal, "no process holds a lease");

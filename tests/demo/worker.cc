@@ -77,15 +77,16 @@ Result<json> Standing(const Held& held) {
     return std::unexpected(LastError());
   }
   return json{{"generation", info.generation},
-              {"current", gpushm_current(held.attachment) == GPUSHM_OK}};
+              {"current", gpushm_attachment_check(held.attachment) == GPUSHM_OK}};
 }
 
 // The same as Standing, with a hash of the bytes that the GPU has now.
 Result<json> LookAgain(const Held& held) {
-  std::vector<std::byte> seen(gpushm_size(held.attachment));
-  if (auto r = held.api->Check(
-          held.api->cuMemcpyDtoH(seen.data(), gpushm_address(held.attachment), seen.size()),
-          "read back");
+  std::vector<std::byte> seen(gpushm_attachment_size(held.attachment));
+  if (auto r =
+          held.api->Check(held.api->cuMemcpyDtoH(
+                              seen.data(), gpushm_attachment_address(held.attachment), seen.size()),
+                          "read back");
       !r) {
     return std::unexpected(r.error());
   }
@@ -129,7 +130,7 @@ Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
   // The first attach of a process includes the driver's first use, so several are measured.
   std::vector<double> attach_us;
   for (int round = 0; round < kAttachRounds; ++round) {
-    if (held->attachment != nullptr) gpushm_detach(held->attachment, nullptr);
+    if (held->attachment != nullptr) gpushm_attachment_detach(held->attachment, nullptr);
     const int64_t start_ns = MonotonicNs();
     if (gpushm_attach(held->client, kBuffer, &attach, &held->attachment) != GPUSHM_OK) {
       return std::unexpected(LastError());
@@ -144,9 +145,9 @@ Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
     return std::unexpected(LastError());
   }
   const double cached_us = MicrosecondsSince(start_ns);
-  gpushm_detach(again, nullptr);
+  gpushm_attachment_detach(again, nullptr);
 
-  const uint64_t address = gpushm_address(held->attachment);
+  const uint64_t address = gpushm_attachment_address(held->attachment);
   Result<json> report = CheckTensors(*held->api, address, model);
   if (!report) return report;
   const Result<double> staged_us = StagedCopyUs(*held->api, address, model.bytes().size());
@@ -161,7 +162,7 @@ Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
 Result<json> Load(const WorkerOptions& options, const Model& model, Held* held) {
   gpushm_transfer_options transfer;
   GPUSHM_INIT(&transfer);
-  transfer.way = GPUSHM_WAY_HERE;
+  transfer.method = GPUSHM_TRANSFER_HERE;
   transfer.timeout_ms = options.timeout_ms;
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);
@@ -171,7 +172,8 @@ Result<json> Load(const WorkerOptions& options, const Model& model, Held* held) 
   if (gpushm_attach(held->client, kBuffer, nullptr, &held->attachment) != GPUSHM_OK) {
     return std::unexpected(LastError());
   }
-  Result<json> report = CheckTensors(*held->api, gpushm_address(held->attachment), model);
+  Result<json> report =
+      CheckTensors(*held->api, gpushm_attachment_address(held->attachment), model);
   if (!report) return report;
   (*report)["load_us"] = static_cast<double>(result.elapsed_ns) / 1000.0;
   return report;
@@ -194,7 +196,8 @@ Result<json> Work(const WorkerOptions& options, Held* held) {
   if (gpushm_open(&open, &held->client) != GPUSHM_OK) return std::unexpected(LastError());
   gpushm_broker_info broker;
   GPUSHM_INIT(&broker);
-  if (gpushm_broker(held->client, &broker) != GPUSHM_OK) return std::unexpected(LastError());
+  if (gpushm_broker_get_info(held->client, &broker) != GPUSHM_OK)
+    return std::unexpected(LastError());
   for (const DeviceInfo& device : *devices) {
     if (std::memcmp(device.uuid.bytes.data(), broker.gpu_uuid, GPUSHM_UUID_BYTES) != 0) continue;
     // An application has a context; gpushm itself needs none.
@@ -206,7 +209,7 @@ Result<json> Work(const WorkerOptions& options, Held* held) {
     const Result<json> standing = Standing(*held);
     if (!standing) return standing;
     report->update(*standing);
-    (*report)["mapped_bytes"] = gpushm_size(held->attachment);
+    (*report)["mapped_bytes"] = gpushm_attachment_size(held->attachment);
     return report;
   }
   return Fail(Code::kNotFound, "the broker's GPU is not visible here");

@@ -28,7 +28,7 @@ TEST(ContextTest, ASignalOutlivesItsContext) {
     ASSERT_TRUE(api && (*api)->Init());
     auto client = Client::Open({.folder = folder + "/run"});
     ASSERT_TRUE(client) << client.error().text();
-    auto signal = Signal::Open(*client, "ready", {.role = GPUSHM_WRITER});
+    auto signal = Signal::Open(*client, "ready", {.role = GPUSHM_SIGNAL_WRITER});
     ASSERT_TRUE(signal) << signal.error().text();
     CUcontext first = nullptr;
     for (uint64_t value = 1; value <= 3; ++value) {

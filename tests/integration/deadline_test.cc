@@ -60,7 +60,7 @@ class DeadlineTest : public SharedBrokerTest {
     options.timeout_ms = timeout_ms;
     gpushm_attachment* attached = nullptr;
     const gpushm_status status = gpushm_attach(client_, name, &options, &attached);
-    if (status == GPUSHM_OK) gpushm_detach(attached, nullptr);
+    if (status == GPUSHM_OK) gpushm_attachment_detach(attached, nullptr);
     return status;
   }
   gpushm_status Create(int64_t timeout_ms) {
@@ -71,7 +71,7 @@ class DeadlineTest : public SharedBrokerTest {
     return gpushm_create(client_, "other", 4096, &options, &made);
   }
   gpushm_status Delete(int64_t timeout_ms) {
-    auto options = Sized<gpushm_wait_options>();
+    auto options = Sized<gpushm_delete_options>();
     options.timeout_ms = timeout_ms;
     return gpushm_delete(client_, "weights", &options);
   }
@@ -110,7 +110,7 @@ TEST_F(DeadlineTest, Wait) {
 // If the end of a lease could not be sent, the next call sends it, within that call's time.
 TEST_F(DeadlineTest, CreateAfterADetach) {
   StopBroker();
-  EXPECT_EQ(gpushm_detach(made_, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(made_, nullptr), GPUSHM_OK);
   EXPECT_LT(TakesMs([&] { return Create(kShortMs); }), kLateMs);
 }
 
@@ -151,12 +151,12 @@ TEST_F(DeadlineTest, ABarrierThatManyMiss) {
 
 TEST_F(DeadlineTest, SignalsAndRings) {
   auto writing = Sized<gpushm_signal_options>();
-  writing.role = GPUSHM_WRITER;
+  writing.role = GPUSHM_SIGNAL_WRITER;
   gpushm_signal* signal = nullptr;
   ASSERT_EQ(gpushm_signal_open(client_, "ready", &writing, &signal), GPUSHM_OK);
   auto making = Sized<gpushm_ring_options>();
   making.role = GPUSHM_RING_WRITER;
-  making.policy = GPUSHM_BACK_PRESSURE;
+  making.policy = GPUSHM_RING_BACK_PRESSURE;
   making.frame_bytes = 512;
   making.frames = 2;
   gpushm_ring* writer = nullptr;
@@ -178,12 +178,12 @@ TEST_F(DeadlineTest, SignalsAndRings) {
       TakesMs([&] { return gpushm_ring_begin_read(reader, GPUSHM_NO_STREAM, &frame, kShortMs); }),
       kLateMs);
   auto info = Sized<gpushm_sync_info>();
-  EXPECT_LT(TakesMs([&] { return gpushm_sync_look(client_, "ready", &info); }), 1500);
+  EXPECT_LT(TakesMs([&] { return gpushm_sync_lookup(client_, "ready", &info); }), 1500);
 }
 
 TEST_F(DeadlineTest, Opening) {
   StopBroker();
-  for (const uint32_t role : {GPUSHM_WAITER, GPUSHM_WRITER}) {
+  for (const uint32_t role : {GPUSHM_SIGNAL_WAITER, GPUSHM_SIGNAL_WRITER}) {
     auto options = Sized<gpushm_signal_options>();
     options.role = role;
     options.timeout_ms = kShortMs;
@@ -219,7 +219,7 @@ TEST_F(DeadlineTest, OpeningWhatIsThere) {
   gpushm_barrier* barrier = nullptr;
   ASSERT_EQ(gpushm_barrier_open(other, "there", &options, &barrier), GPUSHM_OK);
   auto signals = Sized<gpushm_signal_options>();
-  signals.role = GPUSHM_WRITER;
+  signals.role = GPUSHM_SIGNAL_WRITER;
   gpushm_signal* signal = nullptr;
   ASSERT_EQ(gpushm_signal_open(other, "moves", &signals, &signal), GPUSHM_OK);
   auto rings = Sized<gpushm_ring_options>();

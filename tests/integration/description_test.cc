@@ -90,7 +90,7 @@ TEST_F(DescriptionTest, ComesWithItsGeneration) {
   ASSERT_EQ(Set(first, "not yet"), GPUSHM_OK) << gpushm_last_error()->text;
   ASSERT_EQ(Set(first, "one"), GPUSHM_OK) << "nobody has seen it";
   EXPECT_THAT(Read(reader), HasSubstr("NOT_FOUND"));
-  ASSERT_EQ(gpushm_publish(first), GPUSHM_OK);
+  ASSERT_EQ(gpushm_attachment_publish(first), GPUSHM_OK);
   EXPECT_EQ(Read(reader), "one");
   const gpushm_info info = Look(reader);
   EXPECT_EQ(info.description_bytes, 3U);
@@ -100,12 +100,12 @@ TEST_F(DescriptionTest, ComesWithItsGeneration) {
   gpushm_attachment* const second = Make(writer, /*replace=*/true);
   ASSERT_EQ(Set(second, "two"), GPUSHM_OK);
   EXPECT_EQ(Read(reader), "one");
-  ASSERT_EQ(gpushm_publish(second), GPUSHM_OK);
+  ASSERT_EQ(gpushm_attachment_publish(second), GPUSHM_OK);
   EXPECT_EQ(Read(reader), "two");
   EXPECT_EQ(Read(reader, info.generation), "one") << "it is still attached";
-  ASSERT_EQ(gpushm_detach(first, nullptr), GPUSHM_OK);
+  ASSERT_EQ(gpushm_attachment_detach(first, nullptr), GPUSHM_OK);
   EXPECT_THAT(Read(reader, info.generation), HasSubstr("STALE"));
-  ASSERT_EQ(gpushm_publish(Make(writer, /*replace=*/true)), GPUSHM_OK);
+  ASSERT_EQ(gpushm_attachment_publish(Make(writer, /*replace=*/true)), GPUSHM_OK);
   EXPECT_EQ(Read(reader), "-");
   EXPECT_EQ(Look(reader).description_bytes, 0U);
 }
@@ -119,7 +119,7 @@ TEST_F(DescriptionTest, OutlivesBrokerPluginAndClient) {
     gpushm_client* const writer = Connect();
     gpushm_attachment* const made = Make(writer);
     ASSERT_EQ(Set(made, "one"), GPUSHM_OK) << gpushm_last_error()->text;
-    ASSERT_EQ(gpushm_publish(made), GPUSHM_OK);
+    ASSERT_EQ(gpushm_attachment_publish(made), GPUSHM_OK);
     reader = Connect();
     EXPECT_EQ(Read(reader), "one");
     ASSERT_EQ(gpushm_description_open(writer, "weights", nullptr, &kept), GPUSHM_OK);
@@ -153,7 +153,7 @@ TEST_F(DescriptionTest, WrongCallsSayWhy) {
             GPUSHM_INVALID_ARGUMENT);
   EXPECT_THAT(gpushm_last_error()->text, HasSubstr("not 67108865"));
   EXPECT_EQ(gpushm_attachment_set_description(nullptr, "x", 1), GPUSHM_INVALID_ARGUMENT);
-  ASSERT_EQ(gpushm_publish(made), GPUSHM_OK);
+  ASSERT_EQ(gpushm_attachment_publish(made), GPUSHM_OK);
   gpushm_description* description = nullptr;
   EXPECT_EQ(gpushm_description_open(client, "Weights", nullptr, &description),
             GPUSHM_INVALID_ARGUMENT);

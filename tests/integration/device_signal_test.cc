@@ -31,7 +31,7 @@ TEST_F(DeviceSignalTest, WorkFollowsThatOfAnotherContainer) {
   const Answer made = writer.Do("signal open ready d 0");
   ASSERT_EQ(made.status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal open ready r 0").value, made.value);
-  EXPECT_EQ(waiter.Do("signal memory").value, GPUSHM_DEVICE_MEMORY);
+  EXPECT_EQ(waiter.Do("signal memory").value, GPUSHM_SIGNAL_DEVICE_MEMORY);
   for (int i = 1; i <= 20; ++i) {
     ASSERT_EQ(waiter.Do(Concat("signal await 0 ", i)).status, GPUSHM_OK);
     ASSERT_EQ(waiter.Do("signal get 0").status, 0);
@@ -83,7 +83,7 @@ TEST_F(DeviceSignalTest, AKilledWriterReleasesStreamsAndHosts) {
   ASSERT_EQ(second.status, GPUSHM_OK);
   EXPECT_GT(second.value, first.value);
   EXPECT_EQ(stream.Do("signal open ready r 0").value, second.value);
-  EXPECT_EQ(stream.Do("signal memory").value, GPUSHM_HOST_PAGE);
+  EXPECT_EQ(stream.Do("signal memory").value, GPUSHM_SIGNAL_HOST_PAGE);
 }
 
 // The writer's stream waits for a third process, so the record is never carried out.

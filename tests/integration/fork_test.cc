@@ -81,7 +81,7 @@ void UseBroker(const std::string& run) {
   gpushm_client* const client = Open(run);
   gpushm_broker_info info;
   GPUSHM_INIT(&info);
-  REQUIRE(gpushm_broker(client, &info) == GPUSHM_OK);
+  REQUIRE(gpushm_broker_get_info(client, &info) == GPUSHM_OK);
   size_t count = 0;
   REQUIRE(gpushm_list(client, nullptr, 0, &count) == GPUSHM_OK);
   gpushm_close(client);
@@ -94,8 +94,9 @@ void UseGpu(const std::string& run) {
   REQUIRE(gpushm_create(client, name.c_str(), kBytes, nullptr, &made) == GPUSHM_OK);
   gpushm_attachment* attached = nullptr;
   REQUIRE(gpushm_attach(client, name.c_str(), nullptr, &attached) == GPUSHM_OK);
-  REQUIRE(gpushm_address(attached) != 0 && gpushm_current(attached) == GPUSHM_OK);
-  REQUIRE(gpushm_detach(attached, nullptr) == GPUSHM_OK);
+  REQUIRE(gpushm_attachment_address(attached) != 0 &&
+          gpushm_attachment_check(attached) == GPUSHM_OK);
+  REQUIRE(gpushm_attachment_detach(attached, nullptr) == GPUSHM_OK);
   REQUIRE(gpushm_delete(client, name.c_str(), nullptr) == GPUSHM_OK);
   gpushm_close(client);
 }
@@ -153,7 +154,7 @@ TEST_F(ForkTest, WhatTheParentOpenedIsTheParents) {
     gpushm_client* const client = Open(run());
     gpushm_signal_options writing;
     GPUSHM_INIT(&writing);
-    writing.role = GPUSHM_WRITER;
+    writing.role = GPUSHM_SIGNAL_WRITER;
     gpushm_signal* signal = nullptr;
     REQUIRE(gpushm_signal_open(client, "ready", &writing, &signal) == GPUSHM_OK);
     REQUIRE(EndsWell(Fork([&] {
@@ -182,14 +183,14 @@ TEST_F(ForkTest, AChildHasNoCudaAfterTheParentsAttach) {
     gpushm_attachment* made = nullptr;
     REQUIRE(gpushm_create(client, "weights", kBytes, nullptr, &made) == GPUSHM_OK);
     REQUIRE(EndsWell(Fork([&] {
-      REQUIRE(gpushm_address(made) == 0 && gpushm_size(made) == 0);
-      REQUIRE(gpushm_current(made) == GPUSHM_FORKED);
-      REQUIRE(gpushm_detach(made, nullptr) == GPUSHM_FORKED);
+      REQUIRE(gpushm_attachment_address(made) == 0 && gpushm_attachment_size(made) == 0);
+      REQUIRE(gpushm_attachment_check(made) == GPUSHM_FORKED);
+      REQUIRE(gpushm_attachment_detach(made, nullptr) == GPUSHM_FORKED);
       gpushm_close(client);
       UseBrokerAndFindNoGpu(run());
     })));
-    REQUIRE(gpushm_current(made) == GPUSHM_OK);
-    REQUIRE(gpushm_detach(made, nullptr) == GPUSHM_OK);
+    REQUIRE(gpushm_attachment_check(made) == GPUSHM_OK);
+    REQUIRE(gpushm_attachment_detach(made, nullptr) == GPUSHM_OK);
     gpushm_close(client);
   }));
 }
@@ -215,7 +216,7 @@ TEST_F(ForkTest, AForkWhileOtherThreadsWork) {
         while (on) {
           gpushm_attachment* attached = nullptr;
           REQUIRE(gpushm_attach(client, name.c_str(), nullptr, &attached) == GPUSHM_OK);
-          REQUIRE(gpushm_detach(attached, nullptr) == GPUSHM_OK);
+          REQUIRE(gpushm_attachment_detach(attached, nullptr) == GPUSHM_OK);
           gpushm_close(Open(run()));
         }
         REQUIRE(gpushm_delete(client, name.c_str(), nullptr) == GPUSHM_OK);
@@ -238,7 +239,7 @@ TEST_F(ForkTest, AParentThatClosesIsGoneThoughItsChildLives) {
     gpushm_broker_info info;
     GPUSHM_INIT(&info);
     const bool gone = Eventually([&] {
-      REQUIRE(gpushm_broker(other, &info) == GPUSHM_OK);
+      REQUIRE(gpushm_broker_get_info(other, &info) == GPUSHM_OK);
       return info.clients == 1;
     });
     kill(child, SIGKILL);

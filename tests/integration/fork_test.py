@@ -35,7 +35,7 @@ def use_gpu(number):
     status = library.gpushm_create(client, name, ctypes.c_uint64(4096), None,
                                    ctypes.byref(attachment))
     assert status == OK, status
-    assert library.gpushm_detach(attachment, None) == OK
+    assert library.gpushm_attachment_detach(attachment, None) == OK
     assert library.gpushm_delete(client, name, None) == OK
     library.gpushm_close(client)
     return number

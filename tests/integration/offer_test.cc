@@ -14,7 +14,7 @@ TEST_F(OfferTest, CudaMallocGoesByCuIpcBetweenPidNumbersThatDiffer) {
   Worker reader(run());
   const Answer offered = owner.Do("offer mine 2097152 99 malloc");
   ASSERT_EQ(offered.status, GPUSHM_OK);
-  EXPECT_EQ(offered.value, GPUSHM_CUIPC);
+  EXPECT_EQ(offered.value, GPUSHM_TRANSPORT_CUIPC);
   EXPECT_EQ(reader.Do("attach mine r 0").status, GPUSHM_UNSUPPORTED) << "no context yet";
   ASSERT_EQ(reader.Do("context").status, 0);
   ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);

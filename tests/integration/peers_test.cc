@@ -44,7 +44,7 @@ class PeersTest : public IntegrationTest {
     ASSERT_EQ(owner_.Do("write 4711").status, 0);
   }
 
-  // The latest holder's way, as gpushm_holders reports it.
+  // The latest holder's way, as gpushm_list_holders reports it.
   static int64_t WayOf(Worker& worker) { return worker.Do("holder-way weights").value; }
 
   bool simulated_ = false;

@@ -40,7 +40,7 @@ class RestoreTest : public LinkedTest {
     std::vector<gpushm_holder> found(64);
     GPUSHM_INIT(&found[0]);
     size_t count = 0;
-    EXPECT_EQ(gpushm_holders(client, nullptr, found.data(), found.size(), &count), GPUSHM_OK);
+    EXPECT_EQ(gpushm_list_holders(client, nullptr, found.data(), found.size(), &count), GPUSHM_OK);
     for (size_t i = 0; i < count; ++i) {
       holders.emplace_back(found[i].buffer, found[i].container, found[i].generation,
                            found[i].client_id, found[i].lease_id, found[i].access);
@@ -156,8 +156,8 @@ TEST_F(RestoreTest, WhoDiedWhileNoBrokerRanIsTreatedAsDeclared) {
   maker.Kill();
   owner.Kill();
   broker.Start();
-  EXPECT_EQ(StateOf("marked"), GPUSHM_STATE_WRITER_DIED);
-  EXPECT_EQ(StateOf("kept"), GPUSHM_STATE_READY);
+  EXPECT_EQ(StateOf("marked"), GPUSHM_BUFFER_WRITER_DIED);
+  EXPECT_EQ(StateOf("kept"), GPUSHM_BUFFER_READY);
   EXPECT_EQ(StateOf("dropped"), 0u);
   EXPECT_EQ(StateOf("mine"), 0u);
   EXPECT_TRUE(Holders().empty());

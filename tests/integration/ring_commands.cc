@@ -32,9 +32,9 @@ Answer RingCommands::Open(bool writes, std::istringstream& in) {
     std::string policy;
     in >> policy >> options.frames >> options.frame_bytes;
     options.role = GPUSHM_RING_WRITER;
-    options.policy = policy == "queue"      ? GPUSHM_QUEUE
-                     : policy == "pressure" ? GPUSHM_BACK_PRESSURE
-                                            : GPUSHM_OVERWRITE_OLDEST;
+    options.policy = policy == "queue"      ? GPUSHM_RING_QUEUE
+                     : policy == "pressure" ? GPUSHM_RING_BACK_PRESSURE
+                                            : GPUSHM_RING_OVERWRITE_OLDEST;
   }
   in >> options.timeout_ms;
   const gpushm_status status = gpushm_ring_open(client_, name.c_str(), &options, &ring_);

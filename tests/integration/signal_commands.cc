@@ -33,12 +33,12 @@ Answer SignalCommands::Open(std::istringstream& in) {
   gpushm_signal_options options;
   GPUSHM_INIT(&options);
   in >> name >> role >> options.timeout_ms;
-  options.role = role == "r" ? GPUSHM_WAITER : GPUSHM_WRITER;
-  options.memory = role == "d" ? GPUSHM_DEVICE_MEMORY : GPUSHM_HOST_PAGE;
+  options.role = role == "r" ? GPUSHM_SIGNAL_WAITER : GPUSHM_SIGNAL_WRITER;
+  options.memory = role == "d" ? GPUSHM_SIGNAL_DEVICE_MEMORY : GPUSHM_SIGNAL_HOST_PAGE;
   const gpushm_status status = gpushm_signal_open(client_, name.c_str(), &options, &signal_);
   gpushm_signal_info info;
   GPUSHM_INIT(&info);
-  if (status == GPUSHM_OK) gpushm_signal_read(signal_, &info);
+  if (status == GPUSHM_OK) gpushm_signal_get_info(signal_, &info);
   return Told(status, static_cast<int64_t>(info.generation));
 }
 
@@ -64,14 +64,15 @@ Answer SignalCommands::OnStream(const std::string& verb, std::istringstream& in,
 }
 
 Answer SignalCommands::Put(CUstream stream, uint32_t word, gpushm_attachment* latest) {
-  return {api_.cuMemsetD32Async(gpushm_address(latest), word, 1, stream), 0};
+  return {api_.cuMemsetD32Async(gpushm_attachment_address(latest), word, 1, stream), 0};
 }
 
 Answer SignalCommands::Get(CUstream stream, gpushm_attachment* latest) {
   void* pinned = word_;
   if (pinned == nullptr) api_.cuMemHostAlloc(&pinned, sizeof *word_, 0);
   word_ = static_cast<uint32_t*>(pinned);
-  return {api_.cuMemcpyDtoHAsync(word_, gpushm_address(latest), sizeof *word_, stream), 0};
+  return {api_.cuMemcpyDtoHAsync(word_, gpushm_attachment_address(latest), sizeof *word_, stream),
+          0};
 }
 
 Answer SignalCommands::Sync(CUstream stream, int64_t timeout_ms) {
@@ -136,7 +137,7 @@ Answer SignalCommands::Do(std::istringstream& in, gpushm_attachment* latest) {
   }
   gpushm_signal_info info;
   GPUSHM_INIT(&info);
-  const gpushm_status status = gpushm_signal_read(signal_, &info);
+  const gpushm_status status = gpushm_signal_get_info(signal_, &info);
   const uint64_t told = verb == "state" ? info.state : verb == "memory" ? info.memory : info.value;
   return Told(status, static_cast<int64_t>(told));
 }

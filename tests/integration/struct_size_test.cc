@@ -109,11 +109,11 @@ class StructSizeTest : public SharedBrokerTest, public testing::WithParamInterfa
     gpushm_attachment* made = nullptr;
     EXPECT_EQ(gpushm_create(client_, "weights", kMiB, options.get(), &made), GPUSHM_OK)
         << gpushm_last_error()->text;
-    EXPECT_EQ(gpushm_publish(made), GPUSHM_OK);
+    EXPECT_EQ(gpushm_attachment_publish(made), GPUSHM_OK);
     return made;
   }
   void Delete(const char* name) {
-    Struct<gpushm_wait_options> options(GetParam());
+    Struct<gpushm_delete_options> options(GetParam());
     options->timeout_ms = kPatienceMs;
     ASSERT_OK(gpushm_delete(client_, name, options.get()));
   }
@@ -141,29 +141,29 @@ TEST_P(StructSizeTest, Names) {
   EXPECT_STREQ(infos->name, "weights");
 
   Struct<gpushm_attach_options> reading(GetParam());
-  reading->access = GPUSHM_READ;
+  reading->access = GPUSHM_ACCESS_READ;
   gpushm_attachment* attached = nullptr;
   ASSERT_OK(gpushm_attach(client_, "weights", reading.get(), &attached));
   Struct<gpushm_holder> holders(GetParam(), kRoom);
-  ASSERT_OK(gpushm_holders(client_, "weights", holders.get(), kRoom, &count));
+  ASSERT_OK(gpushm_list_holders(client_, "weights", holders.get(), kRoom, &count));
   ASSERT_EQ(count, 2u);
-  EXPECT_EQ(holders.at(0)->access, uint32_t{GPUSHM_READ_WRITE});
-  EXPECT_EQ(holders.at(1)->access, uint32_t{GPUSHM_READ});
+  EXPECT_EQ(holders.at(0)->access, uint32_t{GPUSHM_ACCESS_READ_WRITE});
+  EXPECT_EQ(holders.at(1)->access, uint32_t{GPUSHM_ACCESS_READ});
   EXPECT_STREQ(holders.at(1)->buffer, "weights");
 
   Struct<gpushm_broker_info> broker(GetParam());
-  ASSERT_OK(gpushm_broker(client_, broker.get()));
+  ASSERT_OK(gpushm_broker_get_info(client_, broker.get()));
   EXPECT_EQ(broker->leases, 2u);
 
   Struct<gpushm_attachment_info> info(GetParam());
   ASSERT_OK(gpushm_attachment_get_info(attached, info.get()));
-  EXPECT_EQ(info->address, gpushm_address(attached));
+  EXPECT_EQ(info->address, gpushm_attachment_address(attached));
   EXPECT_EQ(info->count, 1u);
 
   Struct<gpushm_detach_options> detach(GetParam());
   detach->defer = 1;
-  EXPECT_EQ(gpushm_detach(attached, detach.get()), GPUSHM_OK);
-  EXPECT_EQ(gpushm_detach(made, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(attached, detach.get()), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(made, nullptr), GPUSHM_OK);
   Delete("weights");
 }
 
@@ -172,9 +172,9 @@ TEST_P(StructSizeTest, Making) {
   Struct<gpushm_create_options> options(GetParam());
   gpushm_attachment* next = nullptr;
   ASSERT_OK(gpushm_replace(client_, "weights", 0, options.get(), &next));
-  EXPECT_EQ(gpushm_current(made), GPUSHM_STALE);
-  EXPECT_EQ(gpushm_detach(made, nullptr), GPUSHM_OK);
-  EXPECT_EQ(gpushm_detach(next, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_check(made), GPUSHM_STALE);
+  EXPECT_EQ(gpushm_attachment_detach(made, nullptr), GPUSHM_OK);
+  EXPECT_EQ(gpushm_attachment_detach(next, nullptr), GPUSHM_OK);
 
   const std::string path = folder_ + "/bytes";
   std::ofstream(path) << "0123456789";
@@ -191,22 +191,22 @@ TEST_P(StructSizeTest, Making) {
   Struct<gpushm_offer_options> offer(GetParam());
   Struct<gpushm_offer_result> offered(GetParam());
   ASSERT_OK(gpushm_offer(client_, "own", own, 2 * kMiB, offer.get(), offered.get()));
-  EXPECT_EQ(offered->transport, uint32_t{GPUSHM_CUIPC});
+  EXPECT_EQ(offered->transport, uint32_t{GPUSHM_TRANSPORT_CUIPC});
   Delete("own");
   api.cuMemFree(own);
 }
 
 TEST_P(StructSizeTest, SignalsAndBarriers) {
   Struct<gpushm_signal_options> writing(GetParam());
-  writing->role = GPUSHM_WRITER;
+  writing->role = GPUSHM_SIGNAL_WRITER;
   gpushm_signal* signal = nullptr;
   ASSERT_OK(gpushm_signal_open(client_, "ready", writing.get(), &signal));
   ASSERT_OK(gpushm_signal_set(signal, 7));
   Struct<gpushm_signal_info> read(GetParam());
-  ASSERT_OK(gpushm_signal_read(signal, read.get()));
+  ASSERT_OK(gpushm_signal_get_info(signal, read.get()));
   EXPECT_EQ(read->value, 7u);
   Struct<gpushm_sync_info> looked(GetParam());
-  ASSERT_OK(gpushm_sync_look(client_, "ready", looked.get()));
+  ASSERT_OK(gpushm_sync_lookup(client_, "ready", looked.get()));
   EXPECT_EQ(looked->value, 7u);
   EXPECT_EQ(gpushm_signal_close(signal), GPUSHM_OK);
 

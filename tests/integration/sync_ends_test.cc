@@ -8,11 +8,11 @@ namespace {
 using namespace std::chrono_literals;
 
 TEST_F(SyncHppTest, AFrameEndsOnce) {
-  for (const auto policy : {GPUSHM_QUEUE, GPUSHM_BACK_PRESSURE}) {
+  for (const auto policy : {GPUSHM_RING_QUEUE, GPUSHM_RING_BACK_PRESSURE}) {
     SCOPED_TRACE(policy);
     Ring writer = Writer(policy);
     auto reader = Ring::Read(*client_, "video");
-    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
     ASSERT_TRUE(reader && gate);
     Put(writer, 1);
     Put(writer, 2);
@@ -39,7 +39,7 @@ TEST_F(SyncHppTest, AFrameEndsOnce) {
 
 TEST_F(SyncHppTest, AReadWhoseStoreTheDriverRefusesIsStillOpen) {
   if (!api_->simulated()) GTEST_SKIP() << "a real driver refuses no store on request";
-  for (const auto policy : {GPUSHM_QUEUE, GPUSHM_BACK_PRESSURE}) {
+  for (const auto policy : {GPUSHM_RING_QUEUE, GPUSHM_RING_BACK_PRESSURE}) {
     SCOPED_TRACE(policy);
     Ring writer = Writer(policy);
     auto reader = Ring::Read(*client_, "video");
@@ -68,7 +68,7 @@ TEST_F(SyncHppTest, AReadWhoseStoreTheDriverRefusesIsStillOpen) {
 TEST_F(SyncHppTest, AReadThatIsOrphanedIsOver) {
   auto process = Client::Open({.folder = run()});  // Acts as another process: it has other leases.
   ASSERT_TRUE(process) << process.error().text();
-  for (const auto policy : {GPUSHM_QUEUE, GPUSHM_BACK_PRESSURE}) {
+  for (const auto policy : {GPUSHM_RING_QUEUE, GPUSHM_RING_BACK_PRESSURE}) {
     SCOPED_TRACE(policy);
     Ring writer = Writer(policy);
     auto reader = Ring::Read(*client_, "video");
@@ -79,10 +79,11 @@ TEST_F(SyncHppTest, AReadThatIsOrphanedIsOver) {
       auto frame = reader->BeginRead(stream_);
       auto dropped = reader->BeginRead(stream_);
       ASSERT_TRUE(frame && dropped);
-      const auto page = PageOf(policy == GPUSHM_QUEUE ? signal::Kind::kQueue : signal::Kind::kRing);
+      const auto page =
+          PageOf(policy == GPUSHM_RING_QUEUE ? signal::Kind::kQueue : signal::Kind::kRing);
       ASSERT_TRUE(page);
       EndAsBroker(page->cell(1));
-      auto other = Ring::Read(*process, "video", {.from_oldest = policy != GPUSHM_QUEUE});
+      auto other = Ring::Read(*process, "video", {.from_oldest = policy != GPUSHM_RING_QUEUE});
       ASSERT_TRUE(other) << other.error().text();
       auto again = other->BeginRead(stream_);
       ASSERT_TRUE(again) << again.error().text();
@@ -111,7 +112,7 @@ TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
   ASSERT_TRUE(process) << process.error().text();
   for (const bool by_check : {true, false}) {
     SCOPED_TRACE(by_check);
-    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
     auto ended = Barrier::Open(*client_, "step", 2);
     auto other = Barrier::Open(*process, "step", 2);
     ASSERT_TRUE(gate && ended && other);
@@ -146,8 +147,8 @@ TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
 TEST_F(SyncHppTest, ASignalsCloseWaitsForALateStoreAndReleasesItsWaiters) {
   auto process = Client::Open({.folder = run()});
   ASSERT_TRUE(process) << process.error().text();
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
-  auto writer = Signal::Open(*client_, "late", {.role = GPUSHM_WRITER});
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
+  auto writer = Signal::Open(*client_, "late", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(gate && writer);
   auto waiter = Signal::Open(*process, "late");
   ASSERT_TRUE(waiter);
@@ -174,8 +175,8 @@ TEST_F(SyncHppTest, ASignalsCloseWaitsForALateStoreAndReleasesItsWaiters) {
 TEST_F(SyncHppTest, ARingsReaderIsReleasedAgainAfterALateStore) {
   auto process = Client::Open({.folder = run()});
   ASSERT_TRUE(process) << process.error().text();
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
-  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
+  Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
   auto reader = Ring::Read(*process, "video");
   ASSERT_TRUE(gate && reader);
   const CUstream first = StreamBehind(*gate, 1);

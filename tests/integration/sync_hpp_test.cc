@@ -18,7 +18,7 @@ TEST_F(SyncHppTest, ASignalEndsWithItsOwner) {
   ASSERT_FALSE(waiter);
   EXPECT_EQ(waiter.error().status(), GPUSHM_NOT_FOUND);
   {
-    auto writer = Signal::Open(*client_, "ready", {.role = GPUSHM_WRITER});
+    auto writer = Signal::Open(*client_, "ready", {.role = GPUSHM_SIGNAL_WRITER});
     ASSERT_TRUE(writer) << writer.error().text();
     waiter = Signal::Open(*client_, "ready");
     ASSERT_TRUE(waiter) << waiter.error().text();
@@ -36,12 +36,12 @@ TEST_F(SyncHppTest, ASignalEndsWithItsOwner) {
 }
 
 TEST_F(SyncHppTest, ASignalInDeviceMemoryIsMovedByStreams) {
-  auto writer =
-      Signal::Open(*client_, "fast", {.role = GPUSHM_WRITER, .memory = GPUSHM_DEVICE_MEMORY});
+  auto writer = Signal::Open(*client_, "fast",
+                             {.role = GPUSHM_SIGNAL_WRITER, .memory = GPUSHM_SIGNAL_DEVICE_MEMORY});
   ASSERT_TRUE(writer) << writer.error().text();
   auto waiter = Signal::Open(*client_, "fast");
   ASSERT_TRUE(waiter) << waiter.error().text();
-  EXPECT_EQ(waiter->Read()->memory, GPUSHM_DEVICE_MEMORY);
+  EXPECT_EQ(waiter->Read()->memory, GPUSHM_SIGNAL_DEVICE_MEMORY);
   EXPECT_EQ(writer->Set(1).error().status(), GPUSHM_UNSUPPORTED);
   ASSERT_TRUE(writer->Record(stream_, 1));
   EXPECT_TRUE(waiter->Wait(1));
@@ -66,10 +66,10 @@ TEST_F(SyncHppTest, ABarrierIsPassedByTwo) {
   EXPECT_EQ(first->Wait().error().status(), GPUSHM_ENDED);
 }
 
-// Goal: gpushm_sync_look reports kind and value of each object without joining the barrier.
+// Goal: gpushm_sync_lookup reports kind and value of each object without joining the barrier.
 TEST_F(SyncHppTest, ALookTakesNoPart) {
   EXPECT_EQ(LookAt(*client_, "none").error().status(), GPUSHM_NOT_FOUND);
-  auto signal = Signal::Open(*client_, "looked", {.role = GPUSHM_WRITER});
+  auto signal = Signal::Open(*client_, "looked", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(signal && signal->Set(5));
   const auto live = LookAt(*client_, "looked");
   ASSERT_TRUE(live) << live.error().text();
@@ -88,7 +88,7 @@ TEST_F(SyncHppTest, ALookTakesNoPart) {
   EXPECT_EQ(LookAt(*client_, "looked-step")->places, 2);
   EXPECT_EQ(LookAt(*client_, "looked-step")->state, GPUSHM_SIGNAL_LIVE);
 
-  Ring writer = Writer(GPUSHM_OVERWRITE_OLDEST);
+  Ring writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
   Put(writer, 1);
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
   EXPECT_EQ(LookAt(*client_, "video").error().status(), GPUSHM_INVALID_ARGUMENT) << "its buffer";
@@ -100,7 +100,7 @@ TEST_F(SyncHppTest, ALookTakesNoPart) {
 }
 
 TEST_F(SyncHppTest, AFrameGoesFromGuardToGuard) {
-  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
   ASSERT_TRUE(reader) << reader.error().text();
   for (unsigned char i = 1; i <= 5; ++i) {
@@ -121,7 +121,7 @@ TEST_F(SyncHppTest, AFrameGoesFromGuardToGuard) {
 
 // One thread may wait for a frame that can only come after another thread has ended its read.
 TEST_F(SyncHppTest, AReadEndsWhileAnotherThreadWaitsForTheNextFrame) {
-  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
   ASSERT_TRUE(reader) << reader.error().text();
   Put(writer, 1);
@@ -150,11 +150,11 @@ TEST_F(SyncHppTest, AReadEndsWhileAnotherThreadWaitsForTheNextFrame) {
 
 // An item of a queue does not count as done either: only the wait for it timed out, not the work.
 TEST_F(SyncHppTest, AReadThatTimesOutLosesNoFrame) {
-  for (const gpushm_ring_policy policy : {GPUSHM_BACK_PRESSURE, GPUSHM_QUEUE}) {
+  for (const gpushm_ring_policy policy : {GPUSHM_RING_BACK_PRESSURE, GPUSHM_RING_QUEUE}) {
     Ring writer = Writer(policy);
     auto reader = Ring::Read(*client_, "video");
     ASSERT_TRUE(reader) << reader.error().text();
-    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
     ASSERT_TRUE(gate);
     const auto address = gate->DeviceAddress();
     ASSERT_TRUE(address);
@@ -178,10 +178,10 @@ TEST_F(SyncHppTest, AReadThatTimesOutLosesNoFrame) {
 }
 
 TEST_F(SyncHppTest, AReadOfTheNewestPassesOverWhatTimedOut) {
-  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
   ASSERT_TRUE(reader) << reader.error().text();
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(gate);
   const auto address = gate->DeviceAddress();
   ASSERT_TRUE(address);
@@ -205,10 +205,10 @@ TEST_F(SyncHppTest, AReadOfTheNewestPassesOverWhatTimedOut) {
 }
 
 TEST_F(SyncHppTest, AWorkerThatLeavesAfterATimeoutLeavesTheItemToOthers) {
-  Ring writer = Writer(GPUSHM_QUEUE);
+  Ring writer = Writer(GPUSHM_RING_QUEUE);
   auto leaves = Ring::Read(*client_, "video");
   ASSERT_TRUE(leaves) << leaves.error().text();
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(gate);
   const auto address = gate->DeviceAddress();
   ASSERT_TRUE(address);
@@ -228,7 +228,7 @@ TEST_F(SyncHppTest, AWorkerThatLeavesAfterATimeoutLeavesTheItemToOthers) {
 }
 
 TEST_F(SyncHppTest, AWriteThatIsNotEndedIsGivenUp) {
-  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
   ASSERT_TRUE(reader) << reader.error().text();
   {
@@ -251,14 +251,14 @@ TEST_F(SyncHppTest, AWriteThatIsNotEndedIsGivenUp) {
 // If a guard is just destroyed, its frame returns to the writer when the stream has read it, not
 // before.
 TEST_F(SyncHppTest, AReadThatIsNotEndedEndsWithItsStream) {
-  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
   ASSERT_TRUE(reader) << reader.error().text();
   Put(writer, 1);
   Put(writer, 2);
   CUstream held = nullptr;
   ASSERT_EQ(api_->cuStreamCreate(&held, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(gate);
   {
     auto frame = reader->BeginRead(held);
@@ -281,7 +281,7 @@ TEST_F(SyncHppTest, AReadThatIsNotEndedEndsWithItsStream) {
 // A worker fails with an exception: another worker gets its item again, and can tell that it is a
 // repeat.
 TEST_F(SyncHppTest, AnItemWhoseGuardGoesIsDeliveredAgain) {
-  Ring writer = Writer(GPUSHM_QUEUE);
+  Ring writer = Writer(GPUSHM_RING_QUEUE);
   auto worker = Ring::Read(*client_, "video");
   auto other = Ring::Read(*client_, "video");
   ASSERT_TRUE(worker && other);
@@ -315,9 +315,9 @@ TEST_F(SyncHppTest, AnItemWhoseGuardGoesIsDeliveredAgain) {
 // end the ring nor leave a frame that is never completed.
 TEST_F(SyncHppTest, AFrameWhoseStoreTheDriverRefusesIsStillOpen) {
   if (!api_->simulated()) GTEST_SKIP() << "a real driver refuses no store on request";
-  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_WRITER});
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(reader && gate);
   CUstream held = nullptr;
   ASSERT_EQ(api_->cuStreamCreate(&held, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
@@ -351,7 +351,7 @@ TEST_F(SyncHppTest, AFrameWhoseStoreTheDriverRefusesIsStillOpen) {
 TEST_F(SyncHppTest, RingsThatAllHaveClosedGiveTheirMemoryBack) {
   for (int i = 0; i < 1000; ++i) {
     const std::string name = "ring" + std::to_string(i);
-    const auto policy = i % 2 == 0 ? GPUSHM_QUEUE : GPUSHM_OVERWRITE_OLDEST;
+    const auto policy = i % 2 == 0 ? GPUSHM_RING_QUEUE : GPUSHM_RING_OVERWRITE_OLDEST;
     auto writer =
         Ring::Write(*client_, name, {.policy = policy, .frames = 2, .frame_bytes = kFrameBytes});
     ASSERT_TRUE(writer) << i << writer.error().text();
@@ -383,7 +383,7 @@ TEST_F(SyncHppTest, ARingIsKeptOnRequestAndWhereItsBufferIsTheUsers) {
 
 // Errors name other processes by container and kind, which people know, not by a place in a page.
 TEST_F(SyncHppTest, ErrorsNameContainerAndKind) {
-  Ring writer = Writer(GPUSHM_BACK_PRESSURE);
+  Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
   ASSERT_TRUE(reader);
   Put(writer, 1);
@@ -418,13 +418,14 @@ TEST_F(SyncHppTest, ErrorsNameContainerAndKind) {
 }
 
 TEST_F(SyncHppTest, AWriterStartsWithReadersAndGoesOnWithThoseThatAreLeft) {
-  WriteRingOptions options{.policy = GPUSHM_BACK_PRESSURE, .frames = 2, .frame_bytes = kFrameBytes};
+  WriteRingOptions options{
+      .policy = GPUSHM_RING_BACK_PRESSURE, .frames = 2, .frame_bytes = kFrameBytes};
   options.start_readers = 16;
   EXPECT_EQ(Ring::Write(*client_, "video", options).error().status(), GPUSHM_INVALID_ARGUMENT);
-  options.policy = GPUSHM_OVERWRITE_OLDEST;  // Its frames wait for no reader, as in 0.1.
+  options.policy = GPUSHM_RING_OVERWRITE_OLDEST;  // Its frames wait for no reader, as in 0.1.
   options.need_readers = 16;
   EXPECT_TRUE(Ring::Write(*client_, "video", options));
-  options = {.policy = GPUSHM_BACK_PRESSURE, .frames = 2, .frame_bytes = kFrameBytes};
+  options = {.policy = GPUSHM_RING_BACK_PRESSURE, .frames = 2, .frame_bytes = kFrameBytes};
   options.start_readers = 2;
   auto writer = Ring::Write(*client_, "video", options);
   ASSERT_TRUE(writer) << writer.error().text();
@@ -442,14 +443,14 @@ TEST_F(SyncHppTest, AWriterStartsWithReadersAndGoesOnWithThoseThatAreLeft) {
 }
 
 TEST_F(SyncHppTest, OwnersMayOutliveTheirClient) {
-  auto signal = Signal::Open(*client_, "late", {.role = GPUSHM_WRITER});
+  auto signal = Signal::Open(*client_, "late", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(signal) << signal.error().text();
-  auto device =
-      Signal::Open(*client_, "fast", {.role = GPUSHM_WRITER, .memory = GPUSHM_DEVICE_MEMORY});
+  auto device = Signal::Open(*client_, "fast",
+                             {.role = GPUSHM_SIGNAL_WRITER, .memory = GPUSHM_SIGNAL_DEVICE_MEMORY});
   ASSERT_TRUE(device) << device.error().text();
   auto barrier = Barrier::Open(*client_, "point", 1);
   ASSERT_TRUE(barrier) << barrier.error().text();
-  Ring writer = Writer(GPUSHM_OVERWRITE_OLDEST);
+  Ring writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
   auto reader = Ring::Read(*client_, "video");
   ASSERT_TRUE(reader) << reader.error().text();
   Put(writer, 1);

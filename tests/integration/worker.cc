@@ -55,10 +55,11 @@ class Application {
     if (verb == "read-on") return ReadOn(in);
     if (verb == "peer-way") return PeerWay();
     if (verb == "context") return NeedContext();
-    if (verb == "publish") return {gpushm_publish(latest_), 0};
-    if (verb == "current") return {gpushm_current(latest_), 0};
+    if (verb == "publish") return {gpushm_attachment_publish(latest_), 0};
+    if (verb == "current") return {gpushm_attachment_check(latest_), 0};
     if (verb == "lease") return Lease();
-    if (verb == "detach") return {gpushm_detach(std::exchange(latest_, nullptr), nullptr), 0};
+    if (verb == "detach")
+      return {gpushm_attachment_detach(std::exchange(latest_, nullptr), nullptr), 0};
     if (verb == "cut") return Cut();
     if (verb == "barrier") {
       NeedContext();
@@ -89,13 +90,14 @@ class Application {
     if (verb == "holder-way") {
       auto last = std::vector<gpushm_holder>(16, Sized<gpushm_holder>());
       size_t count = 0;
-      const int status = gpushm_holders(client_, name.c_str(), last.data(), last.size(), &count);
+      const int status =
+          gpushm_list_holders(client_, name.c_str(), last.data(), last.size(), &count);
       if (status != GPUSHM_OK || count == 0) return {status, -1};
-      return {status, last[count - 1].peer_way};
+      return {status, last[count - 1].peer_method};
     }
     if (verb == "holders") {
       size_t count = 0;
-      const int status = gpushm_holders(client_, name.c_str(), nullptr, 0, &count);
+      const int status = gpushm_list_holders(client_, name.c_str(), nullptr, 0, &count);
       return {status, static_cast<int64_t>(count)};
     }
     if (verb == "load" || verb == "save") {
@@ -103,7 +105,7 @@ class Application {
       std::string way;
       in >> path >> way;
       auto options = Sized<gpushm_transfer_options>();
-      options.way = way == "broker" ? GPUSHM_WAY_BROKER : GPUSHM_WAY_HERE;
+      options.method = way == "broker" ? GPUSHM_TRANSFER_BROKER : GPUSHM_TRANSFER_HERE;
       auto result = Sized<gpushm_transfer_result>();
       const auto move = verb == "load" ? gpushm_load : gpushm_save;
       const int status = move(client_, name.c_str(), path.c_str(), &options, &result);
@@ -133,7 +135,7 @@ class Application {
     std::string access;
     auto options = Sized<gpushm_attach_options>();
     in >> name >> access >> options.timeout_ms >> options.peer_devices >> options.stage;
-    options.access = access == "w" ? GPUSHM_READ_WRITE : GPUSHM_READ;
+    options.access = access == "w" ? GPUSHM_ACCESS_READ_WRITE : GPUSHM_ACCESS_READ;
     return Attached(gpushm_attach(client_, name.c_str(), &options, &latest_));
   }
 
@@ -170,14 +172,14 @@ class Application {
     NeedContext();
     uint32_t word = 0;
     in >> word;
-    const CUresult set = api_->cuMemsetD32(gpushm_address(latest_), word, 1);
+    const CUresult set = api_->cuMemsetD32(gpushm_attachment_address(latest_), word, 1);
     return {set == CUDA_SUCCESS && api_->cuCtxSynchronize() == CUDA_SUCCESS ? 0 : 1, 0};
   }
 
   Answer Read() {
     NeedContext();
     uint32_t word = 0;
-    const CUresult got = api_->cuMemcpyDtoH(&word, gpushm_address(latest_), sizeof word);
+    const CUresult got = api_->cuMemcpyDtoH(&word, gpushm_attachment_address(latest_), sizeof word);
     return {got == CUDA_SUCCESS ? 0 : 1, word};
   }
 
@@ -188,7 +190,7 @@ class Application {
     const auto context = PrimaryContext::Retain(*api_, device);
     if (!context || !context->MakeCurrent()) return {1, 0};
     uint32_t word = 0;
-    const CUresult got = api_->cuMemcpyDtoH(&word, gpushm_address(latest_), sizeof word);
+    const CUresult got = api_->cuMemcpyDtoH(&word, gpushm_attachment_address(latest_), sizeof word);
     api_->cuCtxSetCurrent(nullptr);
     return {got == CUDA_SUCCESS ? 0 : 1, word};
   }
@@ -196,7 +198,7 @@ class Application {
   Answer PeerWay() {
     auto info = Sized<gpushm_attachment_info>();
     const int status = gpushm_attachment_get_info(latest_, &info);
-    return {status, info.peer_way};
+    return {status, info.peer_method};
   }
 
   Answer Offer(const std::string& name, std::istringstream& in) {

@@ -4,8 +4,8 @@
  *   gpushm_attachment* weights;
  *   if (gpushm_open(NULL, &client) || gpushm_attach(client, "weights", NULL, &weights))
  *     return fprintf(stderr, "%s\n", gpushm_last_error()->text), 1;
- *   CUdeviceptr p = gpushm_address(weights);        // use it on the GPU
- *   gpushm_detach(weights, NULL);
+ *   CUdeviceptr p = gpushm_attachment_address(weights);        // use it on the GPU
+ *   gpushm_attachment_detach(weights, NULL);
  *   gpushm_close(client);
  *
  * Rules
@@ -122,22 +122,24 @@ typedef struct gpushm_client gpushm_client;
 typedef struct gpushm_attachment gpushm_attachment;
 
 typedef enum gpushm_access {
-  GPUSHM_READ = 1,      /* Mapped PROT_READ: a store by a kernel faults (in this process only).
-                           Transport cuipc cannot enforce it: see gpushm_info.transport. */
-  GPUSHM_READ_WRITE = 2 /* Granted only to writers, see docs/reference/annotations.md. */
+  GPUSHM_ACCESS_READ = 1, /* Mapped PROT_READ: a store by a kernel faults (in this process only).
+                      Transport cuipc cannot enforce it: see gpushm_info.transport. */
+  GPUSHM_ACCESS_READ_WRITE = 2 /* Granted only to writers, see docs/reference/annotations.md. */
 } gpushm_access;
 
 typedef enum gpushm_transport {
-  GPUSHM_VMM = 1,   /* A file descriptor of cuMemCreate memory: works in every container. */
-  GPUSHM_CUIPC = 2, /* A 64-byte cuIpc handle: only between processes whose PID numbers differ. */
-  GPUSHM_HOST = 3   /* No buffer: the page of a signal, barrier or ring (sync.h), host memory. */
+  GPUSHM_TRANSPORT_VMM = 1, /* A file descriptor of cuMemCreate memory: works in every container. */
+  GPUSHM_TRANSPORT_CUIPC =
+      2, /* A 64-byte cuIpc handle: only between processes whose PID numbers differ. */
+  GPUSHM_TRANSPORT_HOST =
+      3 /* No buffer: the page of a signal, barrier or ring (sync.h), host memory. */
 } gpushm_transport;
 
 typedef enum gpushm_buffer_state {
-  GPUSHM_STATE_LOADING = 1, /* Content is still being loaded or written; attach waits. */
-  GPUSHM_STATE_READY = 2,
-  GPUSHM_STATE_WRITER_DIED = 3, /* A writer died: content may be half-written; attach works. */
-  GPUSHM_STATE_FAILED = 4       /* Loading failed; attach says why. */
+  GPUSHM_BUFFER_LOADING = 1, /* Content is still being loaded or written; attach waits. */
+  GPUSHM_BUFFER_READY = 2,
+  GPUSHM_BUFFER_WRITER_DIED = 3, /* A writer died: content may be half-written; attach works. */
+  GPUSHM_BUFFER_FAILED = 4       /* Loading failed; attach says why. */
 } gpushm_buffer_state;
 
 /* ------------------------------------------------------------------ connecting */
@@ -181,9 +183,9 @@ typedef struct gpushm_info {
   uint32_t state;                  /* gpushm_buffer_state */
   char creator[GPUSHM_NAME_BYTES]; /* Container that made it; "" if declared by annotation. */
   /* So many bytes from the start are content: what the last load brought, or what
-   * gpushm_set_content said; all of size_bytes where nobody said it, as in each new generation and
-   * in what was offered. While LOADING, and FAILED: as loaded_bytes. A library of version 0.1
-   * leaves it 0. */
+   * gpushm_attachment_set_content said; all of size_bytes where nobody said it, as in each new
+   * generation and in what was offered. While LOADING, and FAILED: as loaded_bytes. A library of
+   * version 0.1 leaves it 0. */
   uint64_t content_bytes;
   /* Of the generation's description (gpushm_description_open). 0: it has none, or its content is
    * LOADING or FAILED, or the library or the broker is older than version 0.2. */
@@ -226,14 +228,15 @@ typedef struct gpushm_holder {
   uint32_t access; /* gpushm_access */
   uint32_t reserved;
   int64_t since_unix_ns;
-  uint32_t peer_way; /* gpushm_peer_way */
+  uint32_t peer_method; /* gpushm_peer_method */
   uint32_t reserved1;
 } gpushm_holder;
 
 /* Who holds which buffer. `name` NULL: of all buffers. `capacity`, `count` and the first entry's
  * struct_size as in gpushm_list. */
-GPUSHM_API gpushm_status gpushm_holders(gpushm_client* client, const char* name,
-                                        gpushm_holder* holders, size_t capacity, size_t* count);
+GPUSHM_API gpushm_status gpushm_list_holders(gpushm_client* client, const char* name,
+                                             gpushm_holder* holders, size_t capacity,
+                                             size_t* count);
 
 /* What the broker can tell about itself. */
 typedef struct gpushm_broker_info {
@@ -250,30 +253,30 @@ typedef struct gpushm_broker_info {
 } gpushm_broker_info;
 /* Asks the broker about itself; waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
  * Errors: UNAVAILABLE, TIMEOUT. */
-GPUSHM_API gpushm_status gpushm_broker(gpushm_client* client, gpushm_broker_info* info);
+GPUSHM_API gpushm_status gpushm_broker_get_info(gpushm_client* client, gpushm_broker_info* info);
 
 /* ------------------------------------------------------------------ attaching */
 
 /* How the GPUs of an attachment get to the buffer's bytes; the slowest of them.
  * docs/guides/peers.md */
-typedef enum gpushm_peer_way {
+typedef enum gpushm_peer_method {
   GPUSHM_PEER_NONE = 0,   /* Only the buffer's own GPU uses it. */
   GPUSHM_PEER_NVLINK = 1, /* A GPU beside it reads and writes them in place, over NVLink. */
   GPUSHM_PEER_PCIE = 2,   /* The same over PCIe. */
   GPUSHM_PEER_STAGED = 3  /* A copy in that GPU's memory, made at the attach over the host. */
-} gpushm_peer_way;
+} gpushm_peer_method;
 
 typedef struct gpushm_attach_options {
   size_t struct_size;
-  uint32_t access;     /* gpushm_access; 0: GPUSHM_READ. */
+  uint32_t access;     /* gpushm_access; 0: GPUSHM_ACCESS_READ. */
   uint32_t reserved;   /* 0. */
   uint64_t generation; /* 0: the current one; else exactly this one, or STALE. */
   int64_t timeout_ms;  /* Also waits for a buffer that does not exist yet or is LOADING. */
   /* Bit i: the GPU with ordinal i of this process uses the buffer as well. 0: its own GPU alone. */
   uint64_t peer_devices;
   /* 1: where the one GPU of peer_devices cannot get to the bytes, give it a copy of them (access
-   * GPUSHM_READ), which costs their size of that GPU's memory and shows later writes never. 0: that
-   * is UNSUPPORTED. */
+   * GPUSHM_ACCESS_READ), which costs their size of that GPU's memory and shows later writes never.
+   * 0: that is UNSUPPORTED. */
   uint32_t stage;
   uint32_t reserved1; /* 0. */
 } gpushm_attach_options;
@@ -290,15 +293,15 @@ GPUSHM_API gpushm_status gpushm_attach(gpushm_client* client, const char* name,
                                        gpushm_attachment** attachment);
 
 /* Device address (a CUdeviceptr); valid until the last detach. 0: it is not attached (any more). */
-GPUSHM_API uint64_t gpushm_address(const gpushm_attachment* attachment);
+GPUSHM_API uint64_t gpushm_attachment_address(const gpushm_attachment* attachment);
 /* Bytes, as the buffer was asked for. 0: it is not attached (any more). */
-GPUSHM_API uint64_t gpushm_size(const gpushm_attachment* attachment);
+GPUSHM_API uint64_t gpushm_attachment_size(const gpushm_attachment* attachment);
 
-/* GPUSHM_OK while this attachment is what stands behind its name, or waits for gpushm_publish;
- * STALE once another generation does (or the name was deleted); ORPHANED once the broker that gave
- * it is known to be gone without its bytes being taken over. One load; no system call. The mapping
- * stays valid in every case. */
-GPUSHM_API gpushm_status gpushm_current(const gpushm_attachment* attachment);
+/* GPUSHM_OK while this attachment is what stands behind its name, or waits for
+ * gpushm_attachment_publish; STALE once another generation does (or the name was deleted); ORPHANED
+ * once the broker that gave it is known to be gone without its bytes being taken over. One load; no
+ * system call. The mapping stays valid in every case. */
+GPUSHM_API gpushm_status gpushm_attachment_check(const gpushm_attachment* attachment);
 
 typedef struct gpushm_attachment_info {
   size_t struct_size;
@@ -310,12 +313,12 @@ typedef struct gpushm_attachment_info {
   uint64_t lease_id;
   uint32_t access;       /* gpushm_access */
   uint32_t transport;    /* gpushm_transport */
-  uint32_t status;       /* What gpushm_current says, or DEVICE_LOST. */
+  uint32_t status;       /* What gpushm_attachment_check says, or DEVICE_LOST. */
   uint32_t state;        /* gpushm_buffer_state of the name now; 0 if it is gone. */
   int32_t device;        /* Ordinal in this process of the GPU that has these bytes. */
   uint32_t count;        /* Attaches not yet detached. */
   uint64_t peer_devices; /* Others that use them: bit i is ordinal i. */
-  uint32_t peer_way;     /* gpushm_peer_way */
+  uint32_t peer_method;  /* gpushm_peer_method */
   uint32_t reserved;
   uint64_t content_bytes; /* As in gpushm_info, of this generation, as far as is known here. */
 } gpushm_attachment_info;
@@ -337,8 +340,8 @@ typedef struct gpushm_detach_options {
 
 /* Undoes one attach; the last one unmaps. Never synchronises: options say which streams used the
  * buffer. With NULL the caller vouches that all work has ended. NULL attachment is allowed. */
-GPUSHM_API gpushm_status gpushm_detach(gpushm_attachment* attachment,
-                                       const gpushm_detach_options* options);
+GPUSHM_API gpushm_status gpushm_attachment_detach(gpushm_attachment* attachment,
+                                                  const gpushm_detach_options* options);
 
 /* ------------------------------------------------------------------ making buffers */
 
@@ -348,9 +351,9 @@ typedef enum gpushm_writers {
 } gpushm_writers;
 
 typedef enum gpushm_on_writer_exit {
-  GPUSHM_MARK = 0, /* Keep the bytes, state WRITER_DIED. */
-  GPUSHM_KEEP = 1, /* Keep the bytes, say nothing. */
-  GPUSHM_DROP = 2  /* Delete the buffer. */
+  GPUSHM_WRITER_EXIT_MARK = 0, /* Keep the bytes, state WRITER_DIED. */
+  GPUSHM_WRITER_EXIT_KEEP = 1, /* Keep the bytes, say nothing. */
+  GPUSHM_WRITER_EXIT_DROP = 2  /* Delete the buffer. */
 } gpushm_on_writer_exit;
 
 typedef struct gpushm_create_options {
@@ -358,8 +361,8 @@ typedef struct gpushm_create_options {
   uint32_t writers;        /* gpushm_writers */
   uint32_t one_writer;     /* 1: at most one process may hold it for writing. */
   uint32_t on_writer_exit; /* gpushm_on_writer_exit, when a writer ends without detaching. */
-  /* 1: others see the buffer (or its new generation) only after gpushm_publish; if this process
-   * ends before, it is dropped. 0: at once, zeroed. */
+  /* 1: others see the buffer (or its new generation) only after gpushm_attachment_publish; if this
+   * process ends before, it is dropped. 0: at once, zeroed. */
   uint32_t unpublished;
   int64_t timeout_ms;
 } gpushm_create_options;
@@ -381,16 +384,17 @@ GPUSHM_API gpushm_status gpushm_replace(gpushm_client* client, const char* name,
                                         gpushm_attachment** attachment);
 
 /* Shows an `unpublished` buffer or generation to everybody. Work that writes it must have ended. */
-GPUSHM_API gpushm_status gpushm_publish(gpushm_attachment* attachment);
+GPUSHM_API gpushm_status gpushm_attachment_publish(gpushm_attachment* attachment);
 
 /* Says how many bytes from the start of the buffer are content, for a writer that fills it by
- * itself: what others see in gpushm_info, and what gpushm_save writes. Before gpushm_publish, or at
- * any time later; the buffer is READY after it, whatever it was. Work that writes the content must
- * have ended. Waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
- * Errors: INVALID_ARGUMENT (more than its size), DENIED (attached for reading), BUSY (somebody else
- * loads it), STALE, ORPHANED, TIMEOUT, UNAVAILABLE; UNSUPPORTED for what is not published where the
+ * itself: what others see in gpushm_info, and what gpushm_save writes. Before
+ * gpushm_attachment_publish, or at any time later; the buffer is READY after it, whatever it was.
+ * Work that writes the content must have ended. Waits GPUSHM_DEFAULT_TIMEOUT_MS at most. Errors:
+ * INVALID_ARGUMENT (more than its size), DENIED (attached for reading), BUSY (somebody else loads
+ * it), STALE, ORPHANED, TIMEOUT, UNAVAILABLE; UNSUPPORTED for what is not published where the
  * broker is older than version 0.2. */
-GPUSHM_API gpushm_status gpushm_set_content(gpushm_attachment* attachment, uint64_t content_bytes);
+GPUSHM_API gpushm_status gpushm_attachment_set_content(gpushm_attachment* attachment,
+                                                       uint64_t content_bytes);
 
 /* ------------------------------------------------------------------ descriptions */
 
@@ -482,10 +486,15 @@ GPUSHM_API gpushm_status gpushm_offer(gpushm_client* client, const char* name, u
                                       uint64_t size_bytes, const gpushm_offer_options* options,
                                       gpushm_offer_result* result);
 
+typedef struct gpushm_delete_options {
+  size_t struct_size;
+  int64_t timeout_ms;
+} gpushm_delete_options;
+
 /* Takes a name away. Attachments stay valid and report STALE; the memory is freed with the last of
  * them. Errors: NOT_FOUND, DENIED (not a writer of it). */
 GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
-                                       const gpushm_wait_options* options);
+                                       const gpushm_delete_options* options);
 
 /* ------------------------------------------------------------------ files */
 
@@ -494,14 +503,15 @@ GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
  * (GPUSHM_BUSY). `total_bytes` is 0 while it is unknown: a stream. */
 typedef int (*gpushm_progress)(void* user, uint64_t done_bytes, uint64_t total_bytes);
 
-typedef enum gpushm_transfer_way {
-  GPUSHM_WAY_AUTO = 0,  /* Here if this process sees the GPU, else by the broker. */
-  GPUSHM_WAY_HERE = 1,  /* In this process: takes (or makes) the primary context for the time. */
-  GPUSHM_WAY_BROKER = 2 /* In a short-lived child of the broker. */
-} gpushm_transfer_way;
+typedef enum gpushm_transfer_method {
+  GPUSHM_TRANSFER_AUTO = 0, /* Here if this process sees the GPU, else by the broker. */
+  GPUSHM_TRANSFER_HERE =
+      1, /* In this process: takes (or makes) the primary context for the time. */
+  GPUSHM_TRANSFER_BROKER = 2 /* In a short-lived child of the broker. */
+} gpushm_transfer_method;
 
 /* How the file's bytes are read or written: docs/guides/transfers.md tells which is fast where. */
-typedef enum gpushm_file_way {
+typedef enum gpushm_file_method {
   GPUSHM_FILE_AUTO = 0,   /* Options: what suits the file. */
   GPUSHM_FILE_CACHED = 1, /* Through the page cache. */
   GPUSHM_FILE_DIRECT = 2, /* O_DIRECT, past the page cache; UNSUPPORTED where that cannot be. */
@@ -510,18 +520,18 @@ typedef enum gpushm_file_way {
    * that cannot be. cuFile starts threads of its own in the process that does it. */
   GPUSHM_FILE_GDS = 4,
   GPUSHM_FILE_AUTO_GDS = 5 /* Options: as AUTO, and GDS instead of DIRECT where it can be had. */
-} gpushm_file_way;
+} gpushm_file_method;
 
-/* Why it was that way. */
+/* Why the library or the broker chose that method. */
 typedef enum gpushm_file_reason {
-  GPUSHM_REASON_UNKNOWN = 0,      /* A broker of an older version. */
-  GPUSHM_REASON_ASKED = 1,        /* The options said so. */
-  GPUSHM_REASON_SMALL = 2,        /* Below 256 MiB. */
-  GPUSHM_REASON_IN_CACHE = 3,     /* At least half of it was in the page cache. */
-  GPUSHM_REASON_NOT_IN_CACHE = 4, /* Less than half of it was. */
-  GPUSHM_REASON_LARGE = 5,        /* Saved: 256 MiB or more. */
-  GPUSHM_REASON_REFUSED = 6,      /* O_DIRECT would have been better; the file system refused it. */
-  GPUSHM_REASON_IN_ORDER = 7      /* No file, or one that is open behind its start. */
+  GPUSHM_FILE_REASON_UNKNOWN = 0,      /* A broker of an older version. */
+  GPUSHM_FILE_REASON_ASKED = 1,        /* The options said so. */
+  GPUSHM_FILE_REASON_SMALL = 2,        /* Below 256 MiB. */
+  GPUSHM_FILE_REASON_IN_CACHE = 3,     /* At least half of it was in the page cache. */
+  GPUSHM_FILE_REASON_NOT_IN_CACHE = 4, /* Less than half of it was. */
+  GPUSHM_FILE_REASON_LARGE = 5,        /* Saved: 256 MiB or more. */
+  GPUSHM_FILE_REASON_REFUSED = 6, /* O_DIRECT would have been better; the file system refused it. */
+  GPUSHM_FILE_REASON_IN_ORDER = 7 /* No file, or one that is open behind its start. */
 } gpushm_file_reason;
 
 /* For gpushm_transfer_options.threads: the calling thread alone. Libraries of version 0.1 start
@@ -530,7 +540,7 @@ typedef enum gpushm_file_reason {
 
 typedef struct gpushm_transfer_options {
   size_t struct_size;
-  uint32_t way;             /* gpushm_transfer_way */
+  uint32_t method;          /* gpushm_transfer_method */
   uint32_t reserved;        /* 0. */
   uint64_t chunk_bytes;     /* Of pinned host memory. 0: 16 MiB, less for what is small. */
   gpushm_progress progress; /* May be NULL. */
@@ -539,8 +549,8 @@ typedef struct gpushm_transfer_options {
    * GPUSHM_DEFAULT_TIMEOUT_MS for the wait. GPUSHM_DONT_WAIT: no wait (NOT_FOUND; to save, also
    * LOADING), and ten minutes for the transfer. */
   int64_t timeout_ms;
-  uint32_t file_way; /* gpushm_file_way, but STREAM. */
-  uint32_t chunks;   /* 2 to 16; 0: 3. Each has a stream of its own. */
+  uint32_t file_method; /* gpushm_file_method, but STREAM. */
+  uint32_t chunks;      /* 2 to 16; 0: 3. Each has a stream of its own. */
   /* To load: threads that read the file beside the calling one, 1 to 64, while the call lasts; they
    * take no signals, and where the system gives fewer, those are used. A core reads the page cache
    * at 5 to 7 GiB/s, PCIe 5 takes 51. 0: one for each further processor that the container may use
@@ -556,11 +566,11 @@ typedef struct gpushm_transfer_options {
 
 typedef struct gpushm_transfer_result {
   size_t struct_size;
-  uint32_t way; /* The way taken. */
+  uint32_t method; /* gpushm_transfer_method: the one that was used. */
   uint32_t reserved;
   uint64_t bytes;
   int64_t elapsed_ns;   /* Of the whole call. */
-  uint32_t file_way;    /* gpushm_file_way: CACHED, DIRECT, STREAM or GDS. */
+  uint32_t file_method; /* gpushm_file_method: CACHED, DIRECT, STREAM or GDS. */
   uint32_t file_reason; /* gpushm_file_reason */
   /* Of it, from the first byte to the last: without connecting, making a context, pinning memory,
    * measuring the link and fsync. 0: a broker of an older version. */
@@ -581,13 +591,18 @@ GPUSHM_API gpushm_status gpushm_load(gpushm_client* client, const char* name, co
 
 /* Writes a buffer's content to a file, which is replaced as a whole when it is complete. `path`
  * NULL: to options->descriptor, in order. A broker older than version 0.2, where it moves the bytes
- * (GPUSHM_WAY_BROKER), writes all of the buffer. */
+ * (GPUSHM_TRANSFER_BROKER), writes all of the buffer. */
 GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result);
 
 #ifdef __cplusplus
 } /* extern "C" */
+#endif
+
+/* The names of version 0.1, marked as deprecated. Define GPUSHM_NO_DEPRECATED to leave them out. */
+#ifndef GPUSHM_NO_DEPRECATED
+#include "deprecated.h"
 #endif
 
 #endif /* GPUSHM_GPUSHM_H_ */

@@ -114,7 +114,7 @@ struct OpenOptions {
 };
 
 struct AttachOptions {
-  gpushm_access access = GPUSHM_READ;
+  gpushm_access access = GPUSHM_ACCESS_READ;
   uint64_t generation = 0;  ///< 0: the current one; else exactly this one, or GPUSHM_STALE.
   Timeout timeout{};
   uint64_t peer_devices = 0;  ///< Bit i: the GPU with ordinal i of this process uses it as well.
@@ -124,7 +124,7 @@ struct AttachOptions {
 struct CreateOptions {
   gpushm_writers writers = GPUSHM_WRITERS_CREATOR;
   bool one_writer = false;
-  gpushm_on_writer_exit on_writer_exit = GPUSHM_MARK;
+  gpushm_on_writer_exit on_writer_exit = GPUSHM_WRITER_EXIT_MARK;
   bool unpublished = false;  ///< Others see it only after Attachment::Publish.
   Timeout timeout{};
 };
@@ -132,7 +132,7 @@ struct CreateOptions {
 struct OfferOptions {
   gpushm_writers writers = GPUSHM_WRITERS_CREATOR;
   bool one_writer = false;
-  gpushm_on_writer_exit on_writer_exit = GPUSHM_MARK;
+  gpushm_on_writer_exit on_writer_exit = GPUSHM_WRITER_EXIT_MARK;
   bool allow_copy = false;  ///< Copy once if the memory cannot be shared as it is.
   Timeout timeout{};
   /// CUstream whose work fills the memory: done before peers see it. nullptr: see gpushm.h.
@@ -140,9 +140,9 @@ struct OfferOptions {
 };
 
 struct TransferOptions {
-  gpushm_transfer_way way = GPUSHM_WAY_AUTO;
+  gpushm_transfer_method method = GPUSHM_TRANSFER_AUTO;
   uint64_t chunk_bytes = 0;
-  gpushm_file_way file_way = GPUSHM_FILE_AUTO;
+  gpushm_file_method file_method = GPUSHM_FILE_AUTO;
   uint32_t chunks = 0;
   uint32_t threads = 0;  ///< That read beside the calling one; 0: up to 8, or GPUSHM_NO_THREADS.
   bool whole = false;    ///< To save: all of the buffer, not only its content.
@@ -186,16 +186,16 @@ class Attachment {
   explicit operator bool() const { return handle_ != nullptr; }
 
   /// Device address (a CUdeviceptr).
-  uint64_t address() const { return gpushm_address(handle_); }
+  uint64_t address() const { return gpushm_attachment_address(handle_); }
   /// The address as a pointer, for kernels; not for the host.
   template <typename T>
   T* As() const {
     return reinterpret_cast<T*>(static_cast<uintptr_t>(address()));
   }
-  uint64_t size_bytes() const { return gpushm_size(handle_); }
+  uint64_t size_bytes() const { return gpushm_attachment_size(handle_); }
 
   /// GPUSHM_OK, GPUSHM_STALE or GPUSHM_ORPHANED: one load.
-  gpushm_status Current() const { return gpushm_current(handle_); }
+  gpushm_status Current() const { return gpushm_attachment_check(handle_); }
   Expected<AttachmentInfo> GetInfo() const {
     auto info = internal::Sized<AttachmentInfo>();
     if (gpushm_attachment_get_info(handle_, &info) != GPUSHM_OK) {
@@ -205,10 +205,10 @@ class Attachment {
   }
 
   /// Shows an unpublished buffer or generation to everybody.
-  Expected<void> Publish() { return internal::Check(gpushm_publish(handle_)); }
+  Expected<void> Publish() { return internal::Check(gpushm_attachment_publish(handle_)); }
   /// Says how many bytes from the start are content, where the writer fills it by itself.
   Expected<void> SetContent(uint64_t content_bytes) {
-    return internal::Check(gpushm_set_content(handle_, content_bytes));
+    return internal::Check(gpushm_attachment_set_content(handle_, content_bytes));
   }
 
   /// Detaches if no work is pending on `streams` (CUstream); GPUSHM_BUSY, and nothing is detached,
@@ -218,7 +218,7 @@ class Attachment {
     options.streams = streams.data();
     options.stream_count = streams.size();
     options.defer = defer ? 1 : 0;
-    auto done = internal::Check(gpushm_detach(handle_, &options));
+    auto done = internal::Check(gpushm_attachment_detach(handle_, &options));
     if (done) handle_ = nullptr;
     return done;
   }
@@ -229,7 +229,7 @@ class Attachment {
 
  private:
   void Reset() {
-    if (handle_ != nullptr) (void)gpushm_detach(handle_, nullptr);
+    if (handle_ != nullptr) (void)gpushm_attachment_detach(handle_, nullptr);
     handle_ = nullptr;
   }
   gpushm_attachment* handle_ = nullptr;
@@ -295,13 +295,13 @@ class Client {
   /// Who holds the buffer; empty name: who holds any.
   Expected<std::vector<Holder>> Holders(const std::string& name = {}) const {
     return Collect<Holder>([&](Holder* holders, size_t capacity, size_t* count) {
-      return gpushm_holders(handle_, internal::OrNull(name), holders, capacity, count);
+      return gpushm_list_holders(handle_, internal::OrNull(name), holders, capacity, count);
     });
   }
 
   Expected<BrokerInfo> Broker() const {
     auto info = internal::Sized<BrokerInfo>();
-    if (gpushm_broker(handle_, &info) != GPUSHM_OK) return std::unexpected(Error::Last());
+    if (gpushm_broker_get_info(handle_, &info) != GPUSHM_OK) return std::unexpected(Error::Last());
     return info;
   }
 
@@ -361,7 +361,7 @@ class Client {
   }
 
   Expected<void> Delete(const std::string& name, Timeout timeout = {}) const {
-    auto options = internal::Sized<gpushm_wait_options>();
+    auto options = internal::Sized<gpushm_delete_options>();
     options.timeout_ms = timeout.ms();
     return internal::Check(gpushm_delete(handle_, name.c_str(), &options));
   }
@@ -421,9 +421,9 @@ class Client {
   Expected<TransferResult> Transfer(Function function, const std::string& name, const char* path,
                                     int descriptor, const TransferOptions& options) const {
     auto raw = internal::Sized<gpushm_transfer_options>();
-    raw.way = options.way;
+    raw.method = options.method;
     raw.chunk_bytes = options.chunk_bytes;
-    raw.file_way = options.file_way;
+    raw.file_method = options.file_method;
     raw.chunks = options.chunks;
     raw.threads = options.threads;
     raw.descriptor = descriptor;

@@ -4,7 +4,7 @@
  *   gpushm_signal* ready;                              // Producer
  *   gpushm_signal_options options;
  *   GPUSHM_INIT(&options);
- *   options.role = GPUSHM_WRITER;
+ *   options.role = GPUSHM_SIGNAL_WRITER;
  *   gpushm_signal_open(client, "frame-ready", &options, &ready);
  *   Launch(stream);                                    // writes the buffer
  *   gpushm_signal_record(ready, stream, 1);            // when that is done, the signal is at 1
@@ -49,21 +49,23 @@ extern "C" {
 typedef struct gpushm_signal gpushm_signal;
 
 typedef enum gpushm_signal_role {
-  GPUSHM_WAITER = 0, /* Reads and waits: the page is mapped read-only. */
-  GPUSHM_WRITER = 1  /* Moves it. One process at a time. */
+  GPUSHM_SIGNAL_WAITER = 0, /* Reads and waits: the page is mapped read-only. */
+  GPUSHM_SIGNAL_WRITER = 1  /* Moves it. One process at a time. */
 } gpushm_signal_role;
 
 /* Where streams wait for the counter. Hosts wait on the page, whichever it is.
  *
- * GPUSHM_HOST_PAGE is right for streams and hosts: both move it, it needs no GPU memory, and a
- * writer's end releases whoever waits at once.
- * GPUSHM_DEVICE_MEMORY is for kernels that look at the counter themselves (gpushm/device.cuh) and
- * stay off PCIe so; from stream to stream it is no faster. Only streams move it (_record), it takes
- * 2 MiB of the pool, and a writer's end releases streams as soon as a process that the sidecar
- * starts for it has made a context, which takes about 0.2 s. */
+ * GPUSHM_SIGNAL_HOST_PAGE is right for streams and hosts: both move it, it needs no GPU memory, and
+ * a writer's end releases whoever waits at once.
+ *
+ * GPUSHM_SIGNAL_DEVICE_MEMORY is for kernels that
+ * look at the counter themselves (gpushm/device.cuh) and stay off PCIe so; from stream to stream it
+ * is no faster. Only streams move it (_record), it takes 2 MiB of the pool, and a writer's end
+ * releases streams as soon as a process that the sidecar starts for it has made a context, which
+ * takes about 0.2 s. */
 typedef enum gpushm_signal_memory {
-  GPUSHM_HOST_PAGE = 0,
-  GPUSHM_DEVICE_MEMORY = 1
+  GPUSHM_SIGNAL_HOST_PAGE = 0,
+  GPUSHM_SIGNAL_DEVICE_MEMORY = 1
 } gpushm_signal_memory;
 
 typedef struct gpushm_signal_options {
@@ -146,7 +148,8 @@ typedef struct gpushm_signal_info {
 } gpushm_signal_info;
 
 /* One look, no system call. */
-GPUSHM_API gpushm_status gpushm_signal_read(const gpushm_signal* signal, gpushm_signal_info* info);
+GPUSHM_API gpushm_status gpushm_signal_get_info(const gpushm_signal* signal,
+                                                gpushm_signal_info* info);
 
 /* Where kernels find the counter (gpushm/device.cuh): an address of the current context, valid
  * until the signal is closed. A waiter's may only be read. In device memory, hosts do not see what
@@ -226,11 +229,12 @@ GPUSHM_API gpushm_status gpushm_barrier_get_info(const gpushm_barrier* barrier,
  * A ring hands frames on: one writer, any number of readers, no copy. Its frames lie in slots of a
  * buffer; a frame of up to `frame_bytes` has a number (1, 2, 3 ...), 64 bytes of the writer's own,
  * and is complete when the writer's stream gets there. Three policies:
- *   GPUSHM_OVERWRITE_OLDEST  the writer never waits: each reader gets what it is in time for, and
- *                            is told how many frames it lost
- *   GPUSHM_BACK_PRESSURE     nobody loses a frame: the writer waits for the slowest reader
- *   GPUSHM_QUEUE             each frame goes to one reader, a worker; that of a worker that died or
- *                            gave it back (gpushm_ring_abandon_read) goes to another one
+ *   - GPUSHM_RING_OVERWRITE_OLDEST: the writer never waits. Each reader gets the frames that it is
+ *     in time for, and each frame says how many were lost before it.
+ *   - GPUSHM_RING_BACK_PRESSURE: no reader loses a frame. The writer waits for the slowest reader.
+ *   - GPUSHM_RING_QUEUE: each frame goes to one reader, a worker. If that worker dies or gives the
+ *     frame back (gpushm_ring_abandon_read), another worker gets it.
+ *
  * Reading and writing go between a begin and an end, which take the stream that does the work:
  *
  *   gpushm_frame frame;                                       // Writer
@@ -260,9 +264,9 @@ typedef enum gpushm_ring_role {
 } gpushm_ring_role;
 
 typedef enum gpushm_ring_policy {
-  GPUSHM_OVERWRITE_OLDEST = 0,
-  GPUSHM_BACK_PRESSURE = 1,
-  GPUSHM_QUEUE = 2
+  GPUSHM_RING_OVERWRITE_OLDEST = 0,
+  GPUSHM_RING_BACK_PRESSURE = 1,
+  GPUSHM_RING_QUEUE = 2
 } gpushm_ring_policy;
 
 typedef struct gpushm_ring_options {
@@ -306,9 +310,9 @@ GPUSHM_API gpushm_status gpushm_ring_open(gpushm_client* client, const char* nam
 GPUSHM_API gpushm_status gpushm_ring_close(gpushm_ring* ring);
 
 typedef enum gpushm_frame_ready {
-  GPUSHM_READY_ALREADY = 0, /* It was complete when the read began. */
-  GPUSHM_READY_STREAM = 1,  /* The stream waits for it. */
-  GPUSHM_READY_HOST = 2     /* The host waited for it: no stream, or too many wait already. */
+  GPUSHM_FRAME_READY_ALREADY = 0, /* It was complete when the read began. */
+  GPUSHM_FRAME_READY_STREAM = 1,  /* The stream waits for it. */
+  GPUSHM_FRAME_READY_HOST = 2     /* The host waited for it: no stream, or too many wait already. */
 } gpushm_frame_ready;
 
 typedef struct gpushm_frame {
@@ -393,7 +397,7 @@ GPUSHM_API gpushm_status gpushm_ring_get_info(const gpushm_ring* ring, gpushm_ri
 /* ------------------------------------------------------------------ looking
  *
  * What a name stands for and where it is, for whoever takes no part in it: gpushm_info of such a
- * name says GPUSHM_HOST. */
+ * name says GPUSHM_TRANSPORT_HOST. */
 
 typedef enum gpushm_sync_kind {
   GPUSHM_SYNC_SIGNAL = 1,
@@ -418,11 +422,16 @@ typedef struct gpushm_sync_info {
 
 /* Attaches its page for reading, looks, and detaches again: messages to the broker.
  * Errors: NOT_FOUND, DENIED, INVALID_ARGUMENT (it is a buffer), UNAVAILABLE. */
-GPUSHM_API gpushm_status gpushm_sync_look(gpushm_client* client, const char* name,
-                                          gpushm_sync_info* info);
+GPUSHM_API gpushm_status gpushm_sync_lookup(gpushm_client* client, const char* name,
+                                            gpushm_sync_info* info);
 
 #ifdef __cplusplus
 } /* extern "C" */
+#endif
+
+/* The names of version 0.1, as in gpushm.h. */
+#ifndef GPUSHM_NO_DEPRECATED
+#include "deprecated_sync.h"
 #endif
 
 #endif /* GPUSHM_SYNC_H_ */

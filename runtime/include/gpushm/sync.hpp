@@ -35,14 +35,14 @@ using RingInfo = gpushm_ring_info;
 using Frame = gpushm_frame;
 
 struct SignalOptions {
-  gpushm_signal_role role = GPUSHM_WAITER;
+  gpushm_signal_role role = GPUSHM_SIGNAL_WAITER;
   gpushm_writers writers = GPUSHM_WRITERS_CREATOR;
   Timeout timeout{};
-  gpushm_signal_memory memory = GPUSHM_HOST_PAGE;  ///< Of one that is made.
+  gpushm_signal_memory memory = GPUSHM_SIGNAL_HOST_PAGE;  ///< Of one that is made.
 };
 
 struct WriteRingOptions {
-  gpushm_ring_policy policy = GPUSHM_OVERWRITE_OLDEST;
+  gpushm_ring_policy policy = GPUSHM_RING_OVERWRITE_OLDEST;
   uint32_t frames = 0;   ///< Slots; 0: 8.
   uint32_t readers = 0;  ///< At most so many at a time; 0: 15.
   uint64_t frame_bytes = 0;
@@ -133,7 +133,7 @@ class Signal : public internal::Owner<gpushm_signal, gpushm_signal_close> {
     return internal::Check(gpushm_signal_check(get(), value));
   }
 
-  Expected<SignalInfo> Read() const { return internal::InfoOf(gpushm_signal_read, get()); }
+  Expected<SignalInfo> Read() const { return internal::InfoOf(gpushm_signal_get_info, get()); }
   /// Where kernels find the counter.
   Expected<uint64_t> DeviceAddress() {
     uint64_t address = 0;
@@ -362,7 +362,7 @@ class Ring : public internal::Owner<gpushm_ring, gpushm_ring_close> {
 /// What a name stands for and where it is, for whoever takes no part in it.
 inline Expected<gpushm_sync_info> LookAt(const Client& client, const std::string& name) {
   auto info = internal::Sized<gpushm_sync_info>();
-  if (gpushm_sync_look(client.get(), name.c_str(), &info) != GPUSHM_OK) {
+  if (gpushm_sync_lookup(client.get(), name.c_str(), &info) != GPUSHM_OK) {
     return std::unexpected(Error::Last());
   }
   return info;

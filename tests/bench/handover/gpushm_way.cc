@@ -32,7 +32,7 @@ class Attachment {
     }
     return Attachment(made);
   }
-  CUdeviceptr address() const { return gpushm_address(attachment_); }
+  CUdeviceptr address() const { return gpushm_attachment_address(attachment_); }
 
   Attachment(Attachment&& other) noexcept
       : attachment_(std::exchange(other.attachment_, nullptr)) {}
@@ -42,7 +42,7 @@ class Attachment {
   }
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
-  ~Attachment() { gpushm_detach(attachment_, nullptr); }
+  ~Attachment() { gpushm_attachment_detach(attachment_, nullptr); }
 
  private:
   explicit Attachment(gpushm_attachment* attachment) : attachment_(attachment) {}
@@ -250,7 +250,7 @@ Result<std::unique_ptr<Taker>> TakeGpushmHeld(const Stage& stage) {
 Result<std::unique_ptr<Giver>> GiveGpushmSignal(const Stage& stage) {
   Result<Attachment> attachment = Attachment::Create(stage, HeldName(stage));
   if (!attachment) return std::unexpected(attachment.error());
-  Result<Signal> signal = Signal::Open(stage, GPUSHM_WRITER);
+  Result<Signal> signal = Signal::Open(stage, GPUSHM_SIGNAL_WRITER);
   if (!signal) return std::unexpected(signal.error());
   return std::make_unique<SignalGiver>(stage, std::move(*attachment), std::move(*signal));
 }
@@ -258,7 +258,7 @@ Result<std::unique_ptr<Giver>> GiveGpushmSignal(const Stage& stage) {
 Result<std::unique_ptr<Taker>> TakeGpushmSignal(const Stage& stage) {
   Result<Attachment> attachment = Attachment::Attach(stage, HeldName(stage));
   if (!attachment) return std::unexpected(attachment.error());
-  Result<Signal> signal = Signal::Open(stage, GPUSHM_WAITER);
+  Result<Signal> signal = Signal::Open(stage, GPUSHM_SIGNAL_WAITER);
   if (!signal) return std::unexpected(signal.error());
   return std::make_unique<SignalTaker>(stage, std::move(*attachment), std::move(*signal));
 }

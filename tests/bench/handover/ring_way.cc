@@ -98,7 +98,7 @@ Result<std::unique_ptr<Giver>> GiveGpushmRing(const Stage& stage) {
   gpushm_ring_options options;
   GPUSHM_INIT(&options);
   options.role = GPUSHM_RING_WRITER;
-  options.policy = GPUSHM_BACK_PRESSURE;
+  options.policy = GPUSHM_RING_BACK_PRESSURE;
   options.frames = 4 * stage.size_bytes <= PoolBytes() ? 4 : 2;
   options.frame_bytes = stage.size_bytes;
   options.readers = static_cast<uint32_t>(stage.links.size());
