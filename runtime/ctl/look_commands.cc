@@ -3,6 +3,8 @@
 
 #include "platform/base/clock.h"
 #include "runtime/ctl/commands.h"
+#include "runtime/ctl/format.h"
+#include "runtime/ctl/json.h"
 #include "runtime/ctl/terminal.h"
 
 namespace gpushm::ctl {
@@ -27,6 +29,44 @@ Result<ExitCode> RunList(const Context& context, bool names_only) {
   snapshot.looks = connection->Look(snapshot.buffers);
   return PrintDone(context.globals.json ? ListJson(snapshot)
                                         : ListTable(snapshot, context.StdoutStyle()));
+}
+
+std::string ShapeText(const std::vector<uint64_t>& shape) {
+  std::string text = "[";
+  for (const uint64_t size : shape) text += Concat(text.size() > 1 ? ", " : "", size);
+  return text + "]";
+}
+
+Result<ExitCode> RunListTensors(const Context& context, const std::string& name) {
+  Result<Connection> connection = context.Connect();
+  if (!connection) return std::unexpected(connection.error());
+  const int64_t timeout_ms =
+      context.globals.timeout_ms ? context.globals.TimeoutMs() : GPUSHM_DONT_WAIT;
+  const auto tensors = connection->Tensors(name, timeout_ms);
+  if (!tensors) return std::unexpected(tensors.error());
+  if (context.globals.json) {
+    JsonWriter json;
+    json.BeginObject().Key("tensors").BeginArray();
+    for (const Connection::Tensor& tensor : *tensors) {
+      json.BeginObject().Key("name").Text(tensor.name);
+      json.Key("dtype").Text(gpushm_dtype_name(tensor.dtype));
+      json.Key("shape").BeginArray();
+      for (const uint64_t size : tensor.shape) json.Number(size);
+      json.EndArray().Key("offset").Number(tensor.offset);
+      json.Key("size_bytes").Number(tensor.size_bytes).EndObject();
+    }
+    json.EndArray().EndObject();
+    return PrintDone(json.Take());
+  }
+  Table table({{"TENSOR"}, {"TYPE"}, {"SHAPE"}, {"OFFSET", true}, {"SIZE", true}});
+  for (const Connection::Tensor& tensor : *tensors) {
+    table.Add({{Printable(tensor.name)},
+               {gpushm_dtype_name(tensor.dtype)},
+               {ShapeText(tensor.shape)},
+               {std::to_string(tensor.offset)},
+               {FormatBytes(tensor.size_bytes)}});
+  }
+  return PrintDone(table.Render(context.StdoutStyle().color));
 }
 
 Result<ExitCode> RunStat(const Context& context, const std::string& name) {
@@ -77,7 +117,14 @@ void AddLookCommands(CLI::App* app, Context* context) {
       "ls", "List buffers, signals, barriers and rings, and how many processes hold each");
   const auto names_only = std::make_shared<bool>(false);
   list->add_flag("--names", *names_only, "Print only names, one on each line");
-  list->callback([=] { context->action = [=] { return RunList(*context, *names_only); }; });
+  const auto tensors = std::make_shared<std::string>();
+  list->add_option("--tensors", *tensors, "List the tensors of this buffer instead")
+      ->type_name("NAME");
+  list->callback([=] {
+    context->action = [=] {
+      return tensors->empty() ? RunList(*context, *names_only) : RunListTensors(*context, *tensors);
+    };
+  });
 
   CLI::App* stat =
       app->add_subcommand("stat",

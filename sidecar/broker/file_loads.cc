@@ -2,9 +2,11 @@
 
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
 #include "sidecar/broker/loader.h"
@@ -110,8 +112,12 @@ void FileLoads::OnLine(Load& load, const std::string& line) {
   if (line.starts_with("error ")) {
     load.failure = ErrorOfLoader(line);
   } else if (line.starts_with(kOpened) && !load.opened) {
-    const auto [bytes, is_pipe] = Numbers<2>(line.substr(kOpened.size()));
-    load.opened = OpenedFile{.loader = nullptr, .bytes = bytes, .is_pipe = is_pipe == 1};
+    const auto [bytes, is_pipe, description_bytes] = Numbers<3>(line.substr(kOpened.size()));
+    load.opened = OpenedFile{
+        .loader = nullptr,
+        .bytes = bytes,
+        .is_pipe = is_pipe == 1,
+        .description_bytes = std::min(description_bytes, limits::kDescriptionBytes)};
     TryLoad(load);
   }
   StartLoaders();

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "platform/base/clock.h"
+#include "platform/base/sealed_memory.h"
 #include "sidecar/broker/loader.h"
 
 namespace gpushm::broker {
@@ -151,6 +152,13 @@ Result<uint64_t> Transfers::Start(const TransferJob& job, OpenedFile* file) {
 Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
   std::vector<int> descriptors = {job.memory};
   if (job.file >= 0) descriptors.push_back(job.file);
+  std::shared_ptr<LoadDescription> description = job.description;
+  if (file->description_bytes > 0) {
+    Result<UniqueFd> memory = MakeEmpty("description");
+    if (!memory) return std::unexpected(memory.error());
+    descriptors.push_back(memory->get());
+    description = std::make_shared<LoadDescription>(std::move(*memory), file->description_bytes);
+  }
   const std::string order = Concat(file->bytes, ' ', job.mapped_bytes);
   if (auto sent = file->loader->Send(order, descriptors); !sent) {
     return std::unexpected(sent.error());
@@ -163,6 +171,7 @@ Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
   Transfer& transfer = transfers_[id];
   transfer.state.client_id = job.client_id;
   transfer.state.total_bytes = file->bytes;
+  transfer.state.description = std::move(description);
   transfer.forget = job.client_id == 0;
   transfer.container = job.container;
   transfer.buffer = job.buffer;
