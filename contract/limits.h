@@ -44,9 +44,28 @@ inline constexpr uint32_t kFrames = 1024;
 // Bytes of one sync page, and of all sync pages of a pod: host memory of its sidecar.
 inline constexpr uint64_t kPageBytes = 1 << 20;
 inline constexpr uint64_t kAllPagesBytes = 8 << 20;
+// Bytes of the description of one generation, and of all descriptions of a pod: host memory of the
+// containers that wrote them, each rounded up to 4 KiB.
+inline constexpr uint64_t kDescriptionBytes = 64 << 20;
+inline constexpr uint64_t kAllDescriptionsBytes = 256 << 20;
 // Attempts of a registry reader before Code::kContended.
 inline constexpr int kReadAttempts = 8;
 // Requests of one connection that the broker queues before it stops reading from it.
 inline constexpr int kQueuedRequests = 16;
+// Bytes of one description, and of the descriptions of all generations of a pod: memory of the
+// containers that wrote them.
+inline constexpr uint64_t kDescriptionBytes = uint64_t{64} << 20;
+inline constexpr uint64_t kPodDescriptionBytes = uint64_t{256} << 20;
+// Tensors of one description, and of all files of one load. Large models have below 10^5.
+inline constexpr uint32_t kTensors = 1'000'000;
+// Dimensions of a tensor. NumPy allowed 32 up to its version 1.
+inline constexpr uint32_t kTensorRank = 32;
+// Pairs of metadata in one description or tensor file.
+inline constexpr uint32_t kMetadataPairs = 65536;
+// Bytes of a safetensors file's header, as in the format's reference implementation, and of an
+// index of shards.
+inline constexpr uint64_t kSafetensorsHeaderBytes = 100'000'000;
+// Files that one index of shards may name; each is open during the load.
+inline constexpr uint32_t kTensorFiles = 4096;
 
 }  // namespace gpushm::limits

@@ -102,6 +102,12 @@ Result<void> ValidateLink(const LinkContent& m) {
        {m.content_bytes <= limits::kBufferBytes, "link content: content_bytes is out of range"}});
 }
 template <>
+Result<void> ValidateLink(const LinkDescription& m) {
+  return Require({{m.generation != 0, "link description: generation is 0"},
+                  {m.size_bytes <= limits::kDescriptionBytes,
+                   "link description: size_bytes is out of range"}});
+}
+template <>
 Result<void> ValidateLink(const LinkLease& m) {
   return Require({{IsPeerWay(m.peer_way), "link lease: unknown peer_way"},
                   {m.lease_id != 0, "link lease: lease_id is 0"},

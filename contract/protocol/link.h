@@ -36,7 +36,8 @@
 //   (2) The broker states a change before it answers the client that requested it. What a client
 //       knows, the keeper knows, unless the link was down.
 //   (3) Descriptors: Registry and Counters (a memfd), Client (its pidfd), Generation with transport
-//       vmm. Each carries one; any other message with one breaks the protocol. A generation that
+//       vmm or host, Description of more than 0 bytes (a sealed memfd). Each carries one; any other
+//       message with one breaks the protocol. A generation that
 //       was stated before may come without, because what its number refers to (sizes, transport,
 //       handle) never changes. If the descriptor is certainly not GPU memory, the plugin keeps
 //       neither the generation nor leases on it. That is allowed, because containers make such
@@ -54,6 +55,7 @@
 //   3  Generation with Transport::kHost, and leases on it; an older plugin does not receive them
 //   4  Content, after its Generation; kFlagUntilUnused of Buffer; the next broker of an older
 //      plugin keeps such a name
+//   5  Description, after its Generation; the next broker of an older plugin has none
 #pragma once
 
 #include <array>
@@ -68,11 +70,13 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kLinkMagic = 0x4b4c5347;  // "GSLK"
 inline constexpr uint16_t kLinkMinVersion = 1;
-inline constexpr uint16_t kLinkMaxVersion = 4;
+inline constexpr uint16_t kLinkMaxVersion = 5;
 // Introduced Transport::kHost.
 inline constexpr uint16_t kLinkPagesVersion = 3;
 // Introduced kContent.
 inline constexpr uint16_t kLinkContentVersion = 4;
+// Introduced kDescription.
+inline constexpr uint16_t kLinkDescriptionVersion = 5;
 // Introduced kFlagUntilUnused.
 inline constexpr uint16_t kLinkUntilUnusedVersion = 4;
 
@@ -93,12 +97,22 @@ enum class LinkKind : uint16_t {
   kDevice = 10,
   kCounters = 11,  // + memfd
   kContent = 12,
+  kDescription = 13,  // + memfd, sealed, unless it is taken away
 };
-inline constexpr uint16_t kMaxLinkKind = 12;
+inline constexpr uint16_t kMaxLinkKind = 13;
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(LinkKind kind) {
-  return kind == LinkKind::kContent ? kLinkContentVersion : kind == LinkKind::kCounters ? 2 : 1;
+  switch (kind) {
+    case LinkKind::kDescription:
+      return kLinkDescriptionVersion;
+    case LinkKind::kContent:
+      return kLinkContentVersion;
+    case LinkKind::kCounters:
+      return 2;
+    default:
+      return 1;
+  }
 }
 
 struct LinkHeader {
@@ -187,6 +201,13 @@ struct LinkContent {
   uint64_t content_bytes;
 };
 static_assert(sizeof(LinkContent) == 16);
+
+// The description of a generation. 0 bytes: it has none any more.
+struct LinkDescription {
+  uint64_t generation;
+  uint64_t size_bytes;
+};
+static_assert(sizeof(LinkDescription) == 16);
 
 struct LinkLease {
   uint64_t lease_id;

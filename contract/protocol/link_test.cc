@@ -33,9 +33,7 @@ TEST(Link, EveryMessageComesBackAsItWas) {
     const auto header = ParseLinkHeader(Bytes(buffer, size));
     ASSERT_TRUE(header) << header.error().ToString();
     EXPECT_EQ(header->kind, static_cast<uint16_t>(kind));
-    EXPECT_EQ(header->version, kind == LinkKind::kContent    ? kLinkContentVersion
-                               : kind == LinkKind::kCounters ? 2
-                                                             : 1);
+    EXPECT_EQ(header->version, VersionOf(kind));
     const auto received = ParseLink<Body>(Bytes(buffer, size));
     ASSERT_TRUE(received) << static_cast<int>(kind) << ": " << received.error().ToString();
     EXPECT_EQ(std::memcmp(&*received, &sent, sizeof sent), 0);
@@ -216,6 +214,13 @@ TEST(Link, ContentRules) {
   ExpectBroken<B>("generation is 0", [](B* b) { b->generation = 0; });
   ExpectBroken<B>("out of range", [](B* b) { b->content_bytes = limits::kBufferBytes + 1; });
   ExpectFine<B>([](B* b) { b->content_bytes = 0; });
+}
+
+TEST(Link, DescriptionRules) {
+  using B = LinkDescription;
+  ExpectBroken<B>("generation is 0", [](B* b) { b->generation = 0; });
+  ExpectBroken<B>("out of range", [](B* b) { b->size_bytes = limits::kDescriptionBytes + 1; });
+  ExpectFine<B>([](B* b) { b->size_bytes = 0; });
 }
 
 TEST(Link, DropRules) {

@@ -69,6 +69,10 @@ inline LinkContent ValidLink() {
   return {.generation = 7, .content_bytes = 100};
 }
 template <>
+inline LinkDescription ValidLink() {
+  return {.generation = 7, .size_bytes = 100};
+}
+template <>
 inline LinkLease ValidLink() {
   return {.lease_id = 1,
           .client_id = 1,
@@ -105,6 +109,7 @@ void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkDevice>(LinkKind::kDevice);
   visit.template operator()<LinkCounters>(LinkKind::kCounters);
   visit.template operator()<LinkContent>(LinkKind::kContent);
+  visit.template operator()<LinkDescription>(LinkKind::kDescription);
 }
 
 }  // namespace gpushm::protocol::testing

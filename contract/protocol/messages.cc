@@ -223,6 +223,22 @@ Result<void> Validate(const ContentRequest& m) {
                   {m.complete <= 1, "content: complete is not 0 or 1"}});
 }
 template <>
+Result<void> Validate(const DescribeRequest& m) {
+  return Require({{m.lease_id != 0, "describe: lease_id is 0"},
+                  {m.size_bytes >= 1 && m.size_bytes <= limits::kDescriptionBytes,
+                   "describe: size_bytes is out of range"}});
+}
+template <>
+Result<void> Validate(const DescriptionRequest& m) {
+  return Require({{IsName(m.name), "description: name is not a DNS label"}});
+}
+template <>
+Result<void> Validate(const DescriptionReply& m) {
+  return Require(
+      {{m.generation != 0, "description: generation is 0"},
+       {m.size_bytes <= limits::kDescriptionBytes, "description: size_bytes is out of range"}});
+}
+template <>
 Result<void> Validate(const AnnounceDescriptorRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"}});
 }

@@ -23,6 +23,7 @@
 //   2  kCounters
 //   3  kMakePage, Transport::kHost in replies, TransferReportReply, file_way of TransferRequest
 //   4  kContent of unpublished generations, Direction::kSaveWhole, kFlagUntilUnused
+//   5  kDescribe, kDescription
 #pragma once
 
 #include <array>
@@ -41,7 +42,7 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
 inline constexpr uint16_t kMinVersion = 1;
-inline constexpr uint16_t kMaxVersion = 4;
+inline constexpr uint16_t kMaxVersion = 5;
 inline constexpr uint16_t kReplyBit = 0x8000;
 
 // The name of the socket in each container's folder, and the default folder.
@@ -65,15 +66,28 @@ enum class Kind : uint16_t {
   kAnnounceDescriptor = 14,  // The next request carries a descriptor.
   kCounters = 15,            // Reply + memfd of a CounterPage (counters.h), the client's own.
   kMakePage = 16,            // Reply + memfd, zeroed, unpublished.
+  kDescribe = 17,            // + memfd, sealed: sets the description of a generation.
+  kDescription = 18,         // Reply + that memfd, if there is one.
 };
-inline constexpr uint16_t kMaxKind = 16;
+inline constexpr uint16_t kMaxKind = 18;
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(Kind kind) {
-  return kind == Kind::kMakePage ? 3 : kind == Kind::kCounters ? 2 : 1;
+  switch (kind) {
+    case Kind::kDescribe:
+    case Kind::kDescription:
+      return 5;
+    case Kind::kMakePage:
+      return 3;
+    case Kind::kCounters:
+      return 2;
+    default:
+      return 1;
+  }
 }
 inline constexpr uint16_t kPeerWaysVersion = 3;
 inline constexpr uint16_t kContentVersion = 4;
+inline constexpr uint16_t kDescriptionVersion = 5;
 
 struct Header {
   uint32_t magic;
@@ -331,6 +345,25 @@ struct ContentRequest {
 };
 static_assert(sizeof(ContentRequest) == 24);
 
+// Sets what the bytes of a generation are (docs/design/descriptions.md).
+struct DescribeRequest {
+  uint64_t lease_id;  // A write lease.
+  uint64_t size_bytes;
+};
+static_assert(sizeof(DescribeRequest) == 16);
+
+struct DescriptionRequest {
+  NameField name;
+  uint64_t generation;  // 0: the current one. Otherwise any that exists.
+};
+static_assert(sizeof(DescriptionRequest) == 72);
+
+struct DescriptionReply {
+  uint64_t generation;
+  uint64_t size_bytes;  // 0: it has no description, and no descriptor comes.
+};
+static_assert(sizeof(DescriptionReply) == 16);
+
 struct AnnounceDescriptorRequest {
   uint64_t reserved;
 };
@@ -348,7 +381,7 @@ struct CountersReply {
 };
 static_assert(sizeof(CountersReply) == 8);
 
-// Reply to kDetach, kPublish, kDelete, kContent, kAnnounceDescriptor.
+// Reply to kDetach, kPublish, kDelete, kContent, kDescribe, kAnnounceDescriptor.
 struct EmptyReply {
   uint64_t reserved;
 };

@@ -145,6 +145,18 @@ inline ContentRequest Valid() {
   return {.lease_id = 1, .loaded_bytes = 2, .complete = 1, .reserved = 0};
 }
 template <>
+inline DescribeRequest Valid() {
+  return {.lease_id = 1, .size_bytes = 2};
+}
+template <>
+inline DescriptionRequest Valid() {
+  return {.name = ToNameField("weights"), .generation = 3};
+}
+template <>
+inline DescriptionReply Valid() {
+  return {.generation = 3, .size_bytes = 2};
+}
+template <>
 inline CountersReply Valid() {
   return {.version = 1, .size_bytes = 4096};
 }
@@ -178,6 +190,9 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<CountersRequest>(Kind::kCounters, false);
   visit.template operator()<CountersReply>(Kind::kCounters, true);
   visit.template operator()<MakePageRequest>(Kind::kMakePage, false);
+  visit.template operator()<DescribeRequest>(Kind::kDescribe, false);
+  visit.template operator()<DescriptionRequest>(Kind::kDescription, false);
+  visit.template operator()<DescriptionReply>(Kind::kDescription, true);
   visit.template operator()<ErrorBody>(Kind::kAttach, true);
 }
 

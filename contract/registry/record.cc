@@ -93,6 +93,9 @@ const char* FieldsProblem(const BufferRecord& record) {
   if (record.mapped_bytes > limits::kBufferBytes) return "it is larger than limits::kBufferBytes";
   if (record.size_bytes > record.mapped_bytes) return "it is larger than its mapping";
   if (record.loaded_bytes > record.mapped_bytes) return "its loaded_bytes exceed its mapping";
+  if (record.description_bytes > limits::kDescriptionBytes) {
+    return "its description is larger than limits::kDescriptionBytes";
+  }
   if (record.transport != Transport::kVmm && record.transport != Transport::kCuIpc) {
     return "its transport is unknown";
   }

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -14,6 +15,7 @@ namespace {
 constexpr int kSealSeal = 0x0001;
 constexpr int kSealShrink = 0x0002;
 constexpr int kSealGrow = 0x0004;
+constexpr int kSealWrite = 0x0008;
 constexpr int kSealFutureWrite = 0x0010;  // Linux 5.1
 constexpr int kSizeSeals = kSealSeal | kSealShrink | kSealGrow;
 constexpr unsigned kMemfdNoexecSeal = 0x0008;  // Linux 6.3
@@ -24,7 +26,15 @@ constexpr char kForeign[] =
     "version is compatible";
 
 int SealsFor(Writers writers) {
-  return writers == Writers::kMaker ? kSizeSeals | kSealFutureWrite : kSizeSeals;
+  switch (writers) {
+    case Writers::kMaker:
+      return kSizeSeals | kSealFutureWrite;
+    case Writers::kAll:
+      return kSizeSeals;
+    case Writers::kNobody:
+      return kSizeSeals | kSealWrite;
+  }
+  return kSizeSeals | kSealWrite;
 }
 
 UniqueFd CreateMemfd(const std::string& name) {
@@ -71,18 +81,39 @@ Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writer
   return segment;
 }
 
-Result<Mapping> MapSealed(const UniqueFd& fd, std::string_view what, uint64_t min_bytes,
-                          uint64_t max_bytes, Writers writers, bool read_only) {
+Result<UniqueFd> SealBytes(std::string_view what, std::span<const std::byte> bytes) {
+  UniqueFd fd = CreateMemfd(Concat("gpushm-", what));
+  if (!fd) return FailSystem(errno, Concat("memfd_create for the ", what));
+  if (fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0)
+    return FailSystem(errno, Concat("chmod the ", what));
+  for (std::span<const std::byte> rest = bytes; !rest.empty();) {
+    const ssize_t written = write(fd.get(), rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      return FailSystem(
+          errno, Concat("write the ", what),
+          Concat("raise the container's memory limit; this needs ", bytes.size(), " bytes"));
+    }
+    rest = rest.subspan(static_cast<size_t>(written));
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, SealsFor(Writers::kNobody)) != 0) {
+    return FailSystem(errno, Concat("seal the ", what), "gpushm needs Linux 5.1 or later");
+  }
+  return fd;
+}
+
+Result<uint64_t> CheckSealed(int fd, std::string_view what, uint64_t min_bytes, uint64_t max_bytes,
+                             Writers writers) {
   const auto broken = [&](const std::string& rule) {
     return Fail(Code::kCorrupt, Concat("the ", what, " from the peer ", rule), kForeign);
   };
-  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0)
     return FailSystem(errno, Concat("the ", what, " from the peer is not a memfd"), kForeign);
   if ((seals & SealsFor(writers)) != SealsFor(writers)) return broken("is not sealed as required");
   struct statfs file_system{};
   struct stat file{};
-  if (fstatfs(fd.get(), &file_system) != 0 || fstat(fd.get(), &file) != 0) {
+  if (fstatfs(fd, &file_system) != 0 || fstat(fd, &file) != 0) {
     return FailSystem(errno, Concat("stat the ", what, " from the peer"));
   }
   const auto bytes = static_cast<uint64_t>(file.st_size);
@@ -91,9 +122,20 @@ Result<Mapping> MapSealed(const UniqueFd& fd, std::string_view what, uint64_t mi
   if (file_system.f_type != kTmpfsMagic || file.st_blocks * 512 < file.st_size) {
     return broken("has unallocated pages, or is not on tmpfs");
   }
+  return bytes;
+}
+
+Result<Mapping> MapSealed(const UniqueFd& fd, std::string_view what, uint64_t min_bytes,
+                          uint64_t max_bytes, Writers writers, bool read_only) {
+  const Result<uint64_t> checked = CheckSealed(fd.get(), what, min_bytes, max_bytes, writers);
+  if (!checked) return std::unexpected(checked.error());
+  const auto bytes = static_cast<size_t>(*checked);
   const bool writes = writers == Writers::kAll && !read_only;
   const int rights = writes ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* address = mmap(nullptr, bytes, rights, MAP_SHARED, fd.get(), 0);
+  // Before Linux 6.7, memory that is sealed against writing cannot be mapped shared, not even for
+  // reading. A private mapping for reading has the same pages.
+  const int kind = writers == Writers::kNobody ? MAP_PRIVATE : MAP_SHARED;
+  void* address = mmap(nullptr, bytes, rights, kind, fd.get(), 0);
   if (address == MAP_FAILED) return FailSystem(errno, Concat("map the ", what, " from the peer"));
   return Mapping(address, bytes);
 }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -44,18 +45,26 @@ struct WritableSegment {
   Mapping mapping;
 };
 
-// Who may write: only the maker, or everybody who receives the descriptor.
-enum class Writers { kMaker, kAll };
+// Who may write: only the maker, everybody who receives the descriptor, or nobody any more.
+enum class Writers { kMaker, kAll, kNobody };
 
 // Makes a memfd of that size, allocates its pages (so that no SIGBUS can follow), maps it for
 // writing and seals it. Afterwards nobody, not even root, can resize it. With kMaker, nobody else
 // can write it or map it for writing either. `what` names it in errors, for example "registry".
 Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writers writers);
 
+// Makes a memfd with these bytes, which nobody can change any more.
+Result<UniqueFd> SealBytes(std::string_view what, std::span<const std::byte> bytes);
+
+// What MapSealed accepts, without mapping it: the number of its bytes.
+Result<uint64_t> CheckSealed(int fd, std::string_view what, uint64_t min_bytes, uint64_t max_bytes,
+                             Writers writers);
+
 // Maps a received descriptor: for writing with kAll (unless `read_only`), otherwise for reading.
 // Accepts only a memfd on tmpfs with all seals, allocated pages, and a size of `min_bytes` to
-// `max_bytes`. Anything else could kill the process that touches it or, with kMaker, change under
-// its reader.
+// `max_bytes`. Anything else could kill the process that touches it or, with kMaker and kNobody,
+// change under its reader. The seals are read first: on any other descriptor, also on one of a file
+// system that does not respond, that fails at once, whereas fstat could block.
 Result<Mapping> MapSealed(const UniqueFd& fd, std::string_view what, uint64_t min_bytes,
                           uint64_t max_bytes, Writers writers, bool read_only = false);
 

@@ -42,19 +42,22 @@ class Lane {
   Result<void> Wait() const {
     return api_->Check(api_->cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
   }
-  Result<void> ToDevice(CUdeviceptr to) const {
-    return api_->Check(
-        api_->cuMemcpyHtoDAsync(to + offset, memory_.data(), size_bytes, stream_.get()),
-        "cuMemcpyHtoDAsync");
+  // `piece` is within the chunk.
+  Result<void> ToDevice(CUdeviceptr to, const TransferSegment& piece) const {
+    return api_->Check(api_->cuMemcpyHtoDAsync(to + piece.buffer_offset,
+                                               memory_.data() + (piece.file_offset - offset),
+                                               piece.bytes, stream_.get()),
+                       "cuMemcpyHtoDAsync");
   }
-  Result<void> FromDevice(CUdeviceptr from) const {
+  Result<void> FromDevice(CUdeviceptr from, const TransferSegment& piece) const {
     return api_->Check(
-        api_->cuMemcpyDtoHAsync(memory_.data(), from + offset, size_bytes, stream_.get()),
+        api_->cuMemcpyDtoHAsync(memory_.data() + (piece.file_offset - offset),
+                                from + piece.buffer_offset, piece.bytes, stream_.get()),
         "cuMemcpyDtoHAsync");
   }
   std::byte* data() const { return memory_.data(); }
 
-  // Position in the buffer of the chunk in progress; 0 bytes: none.
+  // Position in the file of the chunk in progress; 0 bytes: none.
   uint64_t offset = 0;
   uint64_t size_bytes = 0;
 
@@ -89,6 +92,28 @@ Result<std::vector<Lane>> CreateLanes(const CudaApi& api, const TransferJob& job
     lanes.push_back(std::move(*lane));
   }
   return lanes;
+}
+
+// Calls `copy` for each piece of the chunk that belongs into the buffer, or comes from there.
+template <typename Copy>
+Result<void> ForEachPiece(const TransferJob& job, const Lane& lane, Copy copy) {
+  const uint64_t end = lane.offset + lane.size_bytes;
+  if (job.segments.empty()) {
+    return copy(TransferSegment{lane.offset, lane.offset, lane.size_bytes});
+  }
+  const auto ends_after = [](uint64_t offset, const TransferSegment& segment) {
+    return offset < segment.file_offset + segment.bytes;
+  };
+  auto at = std::upper_bound(job.segments.begin(), job.segments.end(), lane.offset, ends_after);
+  for (; at != job.segments.end() && at->file_offset < end; ++at) {
+    const uint64_t skipped = lane.offset - std::min(lane.offset, at->file_offset);
+    const uint64_t from = at->file_offset + skipped;
+    const uint64_t bytes = std::min(at->file_offset + at->bytes, end) - from;
+    if (auto done = copy(TransferSegment{from, at->buffer_offset + skipped, bytes}); !done) {
+      return done;
+    }
+  }
+  return {};
 }
 
 // Measures what `copy` starts on the lane while nothing else is in progress. The bytes go to their
@@ -155,6 +180,7 @@ Result<void> Transfer::Arrive(Lane& lane) {
 template <typename Copy>
 Result<void> Transfer::Measure(const Lane& lane, Copy copy) {
   if (report_.link_bytes_per_second != 0 || lane.size_bytes < kMeasuredBytes) return {};
+  if (!job_.segments.empty()) return {};  // Pieces can be small.
   const int64_t start_ns = MonotonicNs();
   const Result<uint64_t> measured = MeasureLink(lane, copy);
   if (!measured) return std::unexpected(measured.error());
@@ -194,7 +220,11 @@ Result<TransferReport> Transfer::Load() {
     at_end = *part < wanted;
     if (*part == 0) break;
     lane.size_bytes = *part;
-    const auto copy = [&] { return lane.ToDevice(job_.address); };
+    const auto copy = [&] {
+      return ForEachPiece(job_, lane, [&](const TransferSegment& piece) {
+        return lane.ToDevice(job_.address, piece);
+      });
+    };
     if (auto done = Measure(lane, copy); !done) return std::unexpected(done.error());
     if (auto done = copy(); !done) return std::unexpected(done.error());
     offset += *part;
@@ -240,7 +270,15 @@ Result<TransferReport> Transfer::Save() {
     if (auto done = Drain(lane, writer); !done) return std::unexpected(done.error());
     lane.offset = offset;
     lane.size_bytes = std::min(chunk_, job_.size_bytes - offset);
-    const auto copy = [&] { return lane.FromDevice(job_.address); };
+    const auto copy = [&] {
+      if (offset < job_.head.size()) {
+        const auto head = job_.head.subspan(offset);
+        std::copy_n(head.begin(), std::min<uint64_t>(head.size(), lane.size_bytes), lane.data());
+      }
+      return ForEachPiece(job_, lane, [&](const TransferSegment& piece) {
+        return lane.FromDevice(job_.address, piece);
+      });
+    };
     if (auto done = Measure(lane, copy); !done) return std::unexpected(done.error());
     if (auto done = copy(); !done) return std::unexpected(done.error());
   }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "platform/base/status.h"
 #include "platform/driver/cuda_api.h"
@@ -39,6 +40,13 @@ inline constexpr uint64_t kMeasuredBytes = uint64_t{16} << 20;
 // data. False stops the transfer: kBusy.
 using TransferProgress = std::function<bool(uint64_t done_bytes)>;
 
+// A range of the file and its place in the buffer.
+struct TransferSegment {
+  uint64_t file_offset = 0;
+  uint64_t buffer_offset = 0;
+  uint64_t bytes = 0;
+};
+
 struct TransferJob {
   int file = -1;
   FileWay way = FileWay::kCached;  // With kDirect and kGds, the descriptor has O_DIRECT.
@@ -46,8 +54,15 @@ struct TransferJob {
   // ended.
   std::shared_ptr<const GdsFile> gds{};
   CUdeviceptr address = 0;
-  // To load: the file's size, or the room for a stream. To save: the buffer's size.
+  // To load: the file's size, or the room for a stream. To save: the buffer's size, or with
+  // segments the file's.
   uint64_t size_bytes = 0;
+  // Empty: each byte of the file belongs at the same offset of the buffer. Otherwise only these
+  // ranges are moved. They are sorted by file_offset, do not overlap, and are within the file and
+  // the buffer. Neither with kGds nor with kStream to load.
+  std::span<const TransferSegment> segments{};
+  // To save with segments: the first bytes of the file, which do not come from the buffer.
+  std::span<const std::byte> head{};
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
   // Helpers that read a file in addition to the calling thread, as far as there is work for them. A
@@ -69,10 +84,11 @@ struct TransferReport {
 
 // Copies the first `size_bytes` of the file, or all of a shorter file, from offset 0 whatever its
 // position. Copies a stream from its position to its end; more than `size_bytes` is
-// kInvalidArgument.
+// kInvalidArgument. The report counts the bytes of the file, also those outside of all segments.
 Result<TransferReport> CopyFileToDevice(const CudaApi& api, const TransferJob& job);
 
-// Writes the buffer to the file from offset 0, or to the stream.
+// Writes the buffer to the file from offset 0, or to the stream. With segments, head and segments
+// cover the file.
 Result<TransferReport> CopyDeviceToFile(const CudaApi& api, const TransferJob& job);
 
 // What every method does between chunks.

@@ -158,6 +158,32 @@ Result<void> Kept::Apply(const protocol::LinkContent& content) {
   return {};
 }
 
+Result<void> Kept::Apply(const protocol::LinkDescription& description, UniqueFd memory) {
+  const auto found = generations_.find(description.generation);
+  Result<void> valid;
+  if (found == generations_.end()) {
+    valid = Broken(Concat("description of the unknown generation ", description.generation));
+  } else if (static_cast<bool>(memory) != (description.size_bytes > 0)) {
+    valid = Broken(Concat("description of generation ", description.generation, " has ",
+                          description.size_bytes, " bytes, but came ", memory ? "with" : "without",
+                          " a descriptor"));
+  } else if (description.size_bytes >
+             limits::kAllDescriptionsBytes + found->second.description_bytes - description_bytes_) {
+    valid = Full("bytes of descriptions", limits::kAllDescriptionsBytes);
+  }
+  if (!valid) {
+    Refuse(std::move(memory));
+    return valid;
+  }
+  Generation& generation = found->second;
+  ForgetDescription(&generation);
+  generation.description = std::move(memory);
+  generation.description_bytes = description.size_bytes;
+  generation.description_round = round_;
+  description_bytes_ += description.size_bytes;
+  return {};
+}
+
 Result<void> Kept::Apply(const protocol::LinkLease& lease) {
   const auto client = clients_.find(lease.client_id);
   if (client == clients_.end()) {
@@ -200,6 +226,11 @@ void Kept::Apply(const protocol::LinkDrop& drop) {
 
 // ---- what ends, and what ends with it
 
+void Kept::ForgetDescription(Generation* generation) {
+  description_bytes_ -= std::exchange(generation->description_bytes, 0);
+  Refuse(std::move(generation->description));
+}
+
 Kept::LeaseAt Kept::Forget(LeaseAt lease) {
   const protocol::LinkLease& stated = lease->second.stated;
   Unlink<&Lease::of_client>(&lease->second, &clients_.find(stated.client_id)->second.leases);
@@ -224,6 +255,7 @@ Kept::GenerationAt Kept::Forget(GenerationAt generation) {
   (stated.pooled != 0 ? pooled_bytes_ : offered_bytes_) -= PhysicalBytes(stated);
   buffers_.find(std::string(FromNameField(stated.name)))
       ->second.generations.erase(stated.generation);
+  ForgetDescription(&generation->second);
   Refuse(std::move(generation->second.memory));
   return generations_.erase(generation);
 }
@@ -246,13 +278,19 @@ void Kept::EndAll() {
   Sweep(&generations_);
   Sweep(&buffers_);
   Sweep(&clients_);
+  for (auto& [number, generation] : generations_) {
+    if (generation.description_round != round_) ForgetDescription(&generation);
+  }
 }
 
 void Kept::Clear() {
   leases_.clear();
   for (auto& [id, client] : clients_) Refuse(std::move(client.pidfd));
   clients_.clear();
-  for (auto& [number, generation] : generations_) Refuse(std::move(generation.memory));
+  for (auto& [number, generation] : generations_) {
+    ForgetDescription(&generation);
+    Refuse(std::move(generation.memory));
+  }
   generations_.clear();
   buffers_.clear();
   pooled_bytes_ = 0;
@@ -305,10 +343,21 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   }
   if (cursor->stage == Stage::kContents) {
     decltype(generations_)::const_iterator generation;
-    while (advance(generations_, Stage::kLeases, &generation)) {
+    while (advance(generations_, Stage::kDescriptions, &generation)) {
       const std::optional<uint64_t> bytes = generation->second.content_bytes;
       if (!bytes || version < protocol::kLinkContentVersion) continue;
       Encode(LinkKind::kContent, protocol::LinkContent{generation->first, *bytes}, -1, statement);
+      return true;
+    }
+  }
+  if (cursor->stage == Stage::kDescriptions) {
+    decltype(generations_)::const_iterator generation;
+    while (advance(generations_, Stage::kLeases, &generation)) {
+      const Generation& kept = generation->second;
+      if (!kept.description || version < protocol::kLinkDescriptionVersion) continue;
+      Encode(LinkKind::kDescription,
+             protocol::LinkDescription{generation->first, kept.description_bytes},
+             kept.description.get(), statement);
       return true;
     }
   }

@@ -77,6 +77,9 @@ class Kept {
     protocol::LinkGeneration stated{};
     UniqueFd memory;  // vmm
     std::optional<uint64_t> content_bytes;
+    UniqueFd description;
+    uint64_t description_bytes = 0;
+    uint64_t description_round = 0;
     Lease* leases = nullptr;  // As above.
     uint64_t round = 0;
   };
@@ -100,6 +103,7 @@ class Kept {
   Result<void> Apply(const protocol::LinkBuffer& buffer);
   Result<void> Apply(const protocol::LinkGeneration& generation, UniqueFd memory);
   Result<void> Apply(const protocol::LinkContent& content);
+  Result<void> Apply(const protocol::LinkDescription& description, UniqueFd memory);
   Result<void> Apply(const protocol::LinkLease& lease);
   // Dropping what is not kept has no effect.
   void Apply(const protocol::LinkDrop& drop);
@@ -115,7 +119,7 @@ class Kept {
   // cursor; false at the end. It may or may not show what changes meanwhile. It leaves out what its
   // reader, who speaks `version` of the link, does not know.
   struct Cursor {
-    enum class Stage { kClients, kBuffers, kGenerations, kContents, kLeases, kDone };
+    enum class Stage { kClients, kBuffers, kGenerations, kContents, kDescriptions, kLeases, kDone };
     Stage stage = Stage::kClients;
     uint64_t id = 0;
     std::string name;
@@ -151,6 +155,7 @@ class Kept {
   template <typename Map>
   void Sweep(Map* map);
   void Refuse(UniqueFd fd);
+  void ForgetDescription(Generation* generation);
 
   std::map<uint64_t, Client> clients_;
   std::map<std::string, Buffer> buffers_;
@@ -159,6 +164,7 @@ class Kept {
   uint64_t round_ = 0;
   uint64_t pooled_bytes_ = 0;
   uint64_t offered_bytes_ = 0;
+  uint64_t description_bytes_ = 0;
   std::vector<UniqueFd> refuse_;
 };
 

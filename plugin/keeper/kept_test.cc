@@ -138,11 +138,65 @@ Result<void> ApplyStatement(const Kept::Statement& statement, Kept* kept) {
       return kept->Apply(*protocol::ParseLink<LinkGeneration>(bytes), std::move(descriptor));
     case LinkKind::kContent:
       return kept->Apply(*protocol::ParseLink<protocol::LinkContent>(bytes));
+    case LinkKind::kDescription:
+      return kept->Apply(*protocol::ParseLink<protocol::LinkDescription>(bytes),
+                         std::move(descriptor));
     case LinkKind::kLease:
       return kept->Apply(*protocol::ParseLink<LinkLease>(bytes));
     default:
       return Fail(Code::kInternal, "no statement of a dump");
   }
+}
+
+// A description is kept with its generation, replaced and taken away, and forgotten if a broker
+// that states everything no longer states it.
+TEST(Kept, DescriptionGoesWithItsGeneration) {
+  using protocol::LinkDescription;
+  Kept kept = Pod();
+  const std::vector<std::string> before = Dump(kept);
+  EXPECT_FALSE(kept.Apply(LinkDescription{99, 1}, Descriptor())) << "of an unknown generation";
+  EXPECT_FALSE(kept.Apply(LinkDescription{10, 1}, UniqueFd())) << "without its memfd";
+  EXPECT_FALSE(kept.Apply(LinkDescription{10, 0}, Descriptor())) << "none, with a memfd";
+  EXPECT_EQ(Dump(kept), before);
+  EXPECT_EQ(kept.TakeRefuse().size(), 2U) << "what was not taken is closed";
+  ASSERT_TRUE(kept.Apply(LinkDescription{10, 5}, Descriptor()));
+  ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd())) << "published, with the same";
+  EXPECT_EQ(kept.generations().at(10).description_bytes, 5U);
+  EXPECT_EQ(Dump(kept).size(), before.size() + 1);
+  EXPECT_EQ(Dump(kept, protocol::kLinkDescriptionVersion - 1), before);
+  ASSERT_TRUE(kept.Apply(LinkDescription{10, 6}, Descriptor())) << "another one";
+  EXPECT_EQ(kept.TakeRefuse().size(), 1U);
+  Kept copy;
+  Kept::Cursor cursor;
+  Kept::Statement statement;
+  while (kept.Next(&cursor, protocol::kLinkMaxVersion, &statement)) {
+    ASSERT_TRUE(ApplyStatement(statement, &copy));
+  }
+  EXPECT_EQ(Dump(copy).size(), before.size() + 1);
+  ASSERT_TRUE(copy.Apply(LinkDescription{10, 0}, UniqueFd()));
+  EXPECT_EQ(Dump(copy).size(), before.size()) << "taken away";
+
+  kept.BeginAll();
+  kept.EndAll();
+  EXPECT_TRUE(Dump(kept).empty());
+  kept = Pod();
+  ASSERT_TRUE(kept.Apply(LinkDescription{10, 5}, Descriptor()));
+  kept.BeginAll();
+  ASSERT_TRUE(kept.Apply(ClientOf(1), Descriptor()));
+  ASSERT_TRUE(kept.Apply(BufferOf("a", 11)));
+  ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd()));
+  kept.EndAll();
+  EXPECT_EQ(kept.generations().at(10).description_bytes, 0U);
+
+  constexpr uint64_t kLargest = limits::kDescriptionBytes;
+  for (uint64_t i = 0; i < limits::kAllDescriptionsBytes / kLargest; ++i) {
+    ASSERT_TRUE(kept.Apply(GenerationOf("a", 100 + i), Descriptor()));
+    ASSERT_TRUE(kept.Apply(LinkDescription{100 + i, kLargest}, Descriptor()));
+  }
+  EXPECT_THAT(Said(kept.Apply(LinkDescription{10, 1}, Descriptor())),
+              HasSubstr("bytes of descriptions"));
+  ASSERT_TRUE(kept.Apply(LinkDescription{100, 0}, UniqueFd()));
+  EXPECT_TRUE(kept.Apply(LinkDescription{10, 1}, Descriptor()));
 }
 
 // Content is kept with its generation and stated after it, except to a reader that does not know

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "platform/base/sealed_memory.h"
 #include "platform/daemon/descriptor.h"
 #include "platform/daemon/fuse.h"
 #include "platform/daemon/log.h"
@@ -33,7 +34,7 @@ constexpr int kReadsPerWake = 64;
 // and more.
 constexpr int kReadsAtEnd = 65'536;
 // With more descriptors of one link waiting to be closed than this, it may not send more.
-constexpr size_t kMaxClosing = limits::kLinkGenerations + limits::kLinkClients;
+constexpr size_t kMaxClosing = 2 * limits::kLinkGenerations + limits::kLinkClients;
 // With more sockets and foreign descriptors of one link waiting to be closed than this, nobody is
 // accepted on it: each connection adds one.
 constexpr size_t kMaxForeign = 64;
@@ -408,7 +409,8 @@ Result<void> LinkServer::OnMessage(Connection& connection, protocol::Message& me
   }
   const bool may_have_descriptor =
       kind == protocol::LinkKind::kRegistry || kind == protocol::LinkKind::kCounters ||
-      kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kGeneration;
+      kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kGeneration ||
+      kind == protocol::LinkKind::kDescription;
   if (message.descriptors.size() > (may_have_descriptor ? 1u : 0u)) {
     return Broken(Concat("unexpected descriptor in a link message: kind ", header->kind, " has ",
                          message.descriptors.size()));
@@ -564,6 +566,16 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
     case protocol::LinkKind::kContent: {
       const auto body = protocol::ParseLink<protocol::LinkContent>(message.span());
       return body ? kept_.Apply(*body) : std::unexpected(body.error());
+    }
+    case protocol::LinkKind::kDescription: {
+      const auto body = protocol::ParseLink<protocol::LinkDescription>(message.span());
+      if (!body) return std::unexpected(body.error());
+      if (descriptor >= 0) {
+        const auto sealed = CheckSealed(descriptor, "description", body->size_bytes,
+                                        body->size_bytes, Writers::kNobody);
+        if (!sealed) return std::unexpected(sealed.error());
+      }
+      return kept_.Apply(*body, take());
     }
     case protocol::LinkKind::kLease: {
       const auto body = protocol::ParseLink<protocol::LinkLease>(message.span());

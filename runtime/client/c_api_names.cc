@@ -50,6 +50,7 @@ gpushm_info ToInfo(const registry::BufferRecord& record) {
   info.state = static_cast<uint32_t>(record.state);
   std::memcpy(info.creator, &record.creator, sizeof info.creator);
   info.content_bytes = registry::ContentBytes(record);
+  info.description_bytes = record.description_bytes;
   return info;
 }
 

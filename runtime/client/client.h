@@ -32,6 +32,7 @@
 #include "platform/transfer/file_way.h"
 #include "runtime/client/attachment.h"
 #include "runtime/client/counters.h"
+#include "runtime/client/description.h"
 #include "runtime/client/handles.h"
 #include "runtime/client/peers.h"
 #include "runtime/client/session.h"
@@ -159,6 +160,14 @@ class Client final : private SessionObserver {
   Result<void> Publish(Attachment* attachment, const Wait& wait);
   Result<void> SetContent(const Attachment& attachment, uint64_t content_bytes, const Wait& wait);
   Result<void> Delete(std::string_view name, const Wait& wait);
+
+  // ---- descriptions (descriptions.cc)
+  Result<void> SetDescription(const Attachment& attachment, std::span<const std::byte> bytes,
+                              const Wait& wait);
+  // `generation` 0: the current one, which is waited for. Otherwise exactly that one.
+  Result<std::unique_ptr<Description>> Describe(std::string_view name, uint64_t generation,
+                                                const Wait& wait);
+
   Result<OfferOutcome> Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
                              const OfferOptions& options, const Wait& wait);
 
@@ -266,6 +275,9 @@ class Client final : private SessionObserver {
                                  const OfferOptions& options, const Wait& wait);
   Result<void> SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
                          const Wait& wait);
+
+  Result<void> SendDescription(const Attachment& attachment, const UniqueFd& memory,
+                               uint64_t size_bytes, const Wait& wait);
 
   Result<TransferOutcome> WithContext(const GpuUuid& gpu,
                                       const std::function<Result<TransferOutcome>()>& transfer);

@@ -320,6 +320,7 @@ TEST_F(ClientTest, MakesAndPublishes) {
 }
 
 TEST_F(ClientTest, CreateReplacesWhatExists) {
+  broker_->Add("weights", 5, kMiB, api_);
   Open();
   auto options = Sized<gpushm_create_options>();
   options.exist = GPUSHM_EXIST_REPLACE;

@@ -11,7 +11,14 @@
 
 namespace gpushm::client {
 
-enum class HandleKind : uint8_t { kClient = 1, kAttachment, kSignal, kBarrier, kRing };
+enum class HandleKind : uint8_t {
+  kClient = 1,
+  kAttachment,
+  kSignal,
+  kBarrier,
+  kRing,
+  kDescription
+};
 
 // Owns a handle. It refers to `object` from the constructor to Retire or the destructor.
 class Handle {

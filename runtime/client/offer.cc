@@ -29,7 +29,7 @@ bool Ask(const CudaApi& api, CUpointer_attribute attribute, CUdeviceptr address,
   return api.cuPointerGetAttribute(value, attribute, address) == CUDA_SUCCESS;
 }
 
-Result<Allocation> Describe(const CudaApi& api, CUdeviceptr address) {
+Result<Allocation> LookAt(const CudaApi& api, CUdeviceptr address) {
   Allocation allocation;
   size_t size_bytes = 0;
   if (auto done = api.Check(api.cuMemGetAddressRange(&allocation.base, &size_bytes, address),
@@ -162,7 +162,7 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
   if (!loaded) return std::unexpected(loaded.error());
   const CudaApi& api = **loaded;
   if (auto ready = api.Init(); !ready) return std::unexpected(ready.error());
-  const Result<Allocation> allocation = Describe(api, address);
+  const Result<Allocation> allocation = LookAt(api, address);
   if (!allocation) return std::unexpected(allocation.error());
   const uint64_t offset = address - allocation->base;
   if (size_bytes == 0 || size_bytes > allocation->size_bytes - offset) {

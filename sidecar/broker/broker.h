@@ -129,6 +129,8 @@ class Broker : private Handler {
   Result<void> OnTransfer(Request& request);
   Result<void> OnTransferStatus(Request& request);
   Result<void> OnContent(Request& request);
+  Result<void> OnDescribe(Request& request);
+  Result<void> OnDescription(Request& request);
   Result<void> OnCounters(Request& request);
   Result<void> OnMakePage(Request& request);
 

@@ -18,6 +18,9 @@ std::string Quoted(const std::string& name) { return Concat('"', name, '"'); }
 
 constexpr char kListRemedy[] = "gpushmctl ls shows the names";
 
+// Host memory comes in pages of this size.
+uint64_t DescriptionPages(uint64_t bytes) { return RoundUp(bytes, uint64_t{4096}); }
+
 }  // namespace
 
 Ledger::Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t first_generation)
@@ -511,6 +514,7 @@ void Ledger::ReleaseIfUnused(uint64_t number) {
   if (generation->second.memory.is_page()) page_bytes_ -= generation->second.memory.mapped_bytes;
   if (generation->second.memory.pooled) used_bytes_ -= generation->second.memory.mapped_bytes;
   offered_bytes_ -= OfferedBytes(generation->second.memory);
+  description_bytes_ -= DescriptionPages(generation->second.description_bytes);
   freed_.push_back(std::move(generation->second.memory));
   const std::string name = std::move(generation->second.buffer);
   generations_.erase(generation);
@@ -572,6 +576,9 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   record.created_unix_ns = static_cast<uint64_t>(generation.created_unix_ns);
   record.loaded_bytes = LoadedBytes(buffer);
   record.creator = registry::Name(buffer.policy.creator);
+  const bool there =
+      buffer.state == BufferState::kReady || buffer.state == BufferState::kWriterDied;
+  record.description_bytes = there ? generation.description_bytes : 0;
   return record;
 }
 
@@ -810,6 +817,9 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
     return Fail(Code::kBusy, Concat(Quoted(found->first), " is being loaded by another process"),
                 "wait until it is ready");
   }
+  // New content begins, which the former description does not describe.
+  const bool begins = !complete && buffer.loading_client == 0 && !buffer.one_writer_loads;
+  if (begins) PutDescription(number, UniqueFd(), 0);
   buffer.state = complete ? BufferState::kReady : BufferState::kLoading;
   buffer.loading_client = complete ? 0 : client.id;
   buffer.one_writer_loads = false;
@@ -897,6 +907,7 @@ void Ledger::TransferEnded(const std::string& name, const Result<void>& result) 
   if (found == buffers_.end() || !found->second.transferring) return;
   Buffer& buffer = found->second;
   buffer.transferring = false;
+  PutDescription(buffer.current, UniqueFd(), 0);  // It described the former content.
   buffer.state = result ? BufferState::kReady : BufferState::kFailed;
   if (result) {
     SetContentOf(buffer.current, buffer.loaded_bytes);
@@ -916,6 +927,100 @@ void Ledger::TransferRefused(const std::string& name) {
   buffer.failure = std::move(buffer.failure_before);
   Show(name);
   RemoveIfUnused(name);
+}
+
+// Descriptions of what the bytes of a generation are (Ledger's members; see ledger.h).
+
+Result<void> Ledger::HasRoomForDescription(const Generation& generation, uint64_t bytes) const {
+  const uint64_t others = description_bytes_ - DescriptionPages(generation.description_bytes);
+  if (DescriptionPages(bytes) <= limits::kAllDescriptionsBytes - others) return {};
+  return Fail(Code::kExhausted,
+              Concat("the other descriptions of the pod have ", others, " of ",
+                     limits::kAllDescriptionsBytes, " bytes, so one of ", bytes, " does not fit"),
+              "detach or delete old generations; see docs/reference/limits.md");
+}
+
+void Ledger::PutDescription(uint64_t number, UniqueFd memory, uint64_t bytes) {
+  Generation& generation = generations_.at(number);
+  if (!memory && !generation.description) return;
+  description_bytes_ += DescriptionPages(bytes) - DescriptionPages(generation.description_bytes);
+  generation.description = std::move(memory);
+  generation.description_bytes = bytes;
+  NoteDescription(number);
+}
+
+Result<void> Ledger::SetDescription(const Client& client, uint64_t lease_id, UniqueFd* memory,
+                                    uint64_t bytes) {
+  const Result<Lease*> lease = FindLease(client, lease_id);
+  if (!lease) return std::unexpected(lease.error());
+  const std::string& name = (*lease)->buffer;
+  const uint64_t number = (*lease)->generation;
+  if ((*lease)->access != Access::kReadWrite) {
+    return Denied("only a writer can set the description", "attach for writing");
+  }
+  const auto found = buffers_.find(name);
+  const bool unpublished = found != buffers_.end() && found->second.pending == number;
+  if (found == buffers_.end() || (found->second.current != number && !unpublished)) {
+    return Fail(Code::kStale, Concat(Quoted(name), " has a newer generation now"));
+  }
+  const Buffer& buffer = found->second;
+  const Generation& generation = generations_.at(number);
+  if (generation.memory.is_page()) {
+    return Fail(Code::kInvalidArgument, Concat(Quoted(name), " is a signal, barrier or ring"),
+                "only buffers have descriptions");
+  }
+  const bool loads = buffer.state == BufferState::kLoading && buffer.loading_client == client.id;
+  if (!unpublished && !loads) {
+    if (buffer.transferring || buffer.loading_client != 0) {
+      return Fail(Code::kBusy, Concat(Quoted(name), " is being loaded by another process"),
+                  "wait until it is ready");
+    }
+    if (generation.description) {
+      return Fail(Code::kAlreadyExists,
+                  Concat("generation ", number, " of ", Quoted(name),
+                         " is published and has its description"),
+                  "replace the buffer, and describe the new generation before it is published");
+    }
+  }
+  if (auto room = HasRoomForDescription(generation, bytes); !room) return room;
+  PutDescription(number, std::move(*memory), bytes);
+  if (!unpublished) Show(name);
+  return {};
+}
+
+Result<Ledger::Description> Ledger::FindDescription(const Client& client, const std::string& name,
+                                                    uint64_t generation) const {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || (found->second.current | found->second.pending) == 0) {
+    return Fail(Code::kNotFound, Concat("no buffer ", Quoted(name)), kListRemedy);
+  }
+  const Buffer& buffer = found->second;
+  if (!buffer.policy.MayAttach(client.container)) {
+    return Denied(Concat("container ", Quoted(client.container), " may not attach ", Quoted(name)),
+                  Concat("add it to ", buffer.policy.Annotation(name), ": containers"));
+  }
+  const uint64_t wanted = generation != 0 ? generation : buffer.current;
+  const auto there = generations_.find(wanted);
+  const uint64_t publisher = there == generations_.end() ? 0 : there->second.publisher_client;
+  if (wanted != 0 && (there == generations_.end() || there->second.buffer != name ||
+                      (publisher != 0 && publisher != client.id))) {
+    return Fail(Code::kStale,
+                Concat("generation ", wanted, " of ", Quoted(name),
+                       " does not exist; the current one is ", buffer.current),
+                "look the name up again");
+  }
+  const bool current = wanted == buffer.current;
+  if (wanted == 0 || (current && buffer.state == BufferState::kLoading)) {
+    return Fail(Code::kLoading, Concat("the content of ", Quoted(name), " is not loaded yet"),
+                "wait for it: use gpushm_wait, or a timeout in the options");
+  }
+  if (current && buffer.state == BufferState::kFailed) {
+    return Fail(Code::kSystem, Concat("loading ", Quoted(name), " failed: ", buffer.failure),
+                "load it again: gpushmctl load");
+  }
+  return Description{.generation = wanted,
+                     .bytes = there->second.description_bytes,
+                     .descriptor = there->second.description.get()};
 }
 
 // Queries that do not change the ledger (Ledger's members; see ledger.h).

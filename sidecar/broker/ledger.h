@@ -226,6 +226,19 @@ class Ledger {
   // The load that BeginTransfer allowed did not start, so the content is unchanged.
   void TransferRefused(const std::string& name);
 
+  // ---- descriptions (docs/design/descriptions.md)
+  // The caller has checked that `memory` is sealed and has that many bytes. It is taken on success.
+  Result<void> SetDescription(const Client& client, uint64_t lease_id, UniqueFd* memory,
+                              uint64_t bytes);
+  struct Description {
+    uint64_t generation = 0;
+    uint64_t bytes = 0;   // 0: it has none.
+    int descriptor = -1;  // Owned by the ledger.
+  };
+  // `generation` 0: the current one.
+  Result<Description> FindDescription(const Client& client, const std::string& name,
+                                      uint64_t generation) const;
+
   // ---- looking
   std::vector<const Lease*> Holders(const std::string& name, uint64_t after_lease_id,
                                     size_t at_most) const;
@@ -258,9 +271,10 @@ class Ledger {
   struct Cursor {
     enum class Part { kBuffers, kGenerations, kLeases, kEnd };
     Part part = Part::kBuffers;
-    std::string name = {};     // The last buffer stated; empty for none yet.
-    uint64_t number = 0;       // The last generation or lease stated.
-    bool content_due = false;  // Whether that generation's content is still to be stated.
+    std::string name = {};  // The last buffer stated; empty for none yet.
+    uint64_t number = 0;    // The last generation or lease stated.
+    // What of that generation is stated next, if it has it.
+    enum class Due { kNothing, kContent, kDescription } due = Due::kNothing;
   };
   // The first statement after *cursor, which moves to the place before it; nullopt at the end.
   std::optional<Statement> Next(Cursor* cursor) const;
@@ -278,6 +292,11 @@ class Ledger {
     std::vector<protocol::LinkBuffer> buffers;
     std::vector<Generation> generations;
     std::vector<protocol::LinkContent> contents;
+    struct Description {
+      protocol::LinkDescription stated;
+      UniqueFd memory;
+    };
+    std::vector<Description> descriptions;
     std::vector<protocol::LinkLease> leases;
   };
   struct Restored {
@@ -305,6 +324,8 @@ class Ledger {
     uint64_t offerer_client = 0;    // For kCuIpc: removed with this client.
     int64_t created_unix_ns = 0;
     std::optional<uint64_t> content_bytes;  // If not set: all of the generation.
+    UniqueFd description;                   // Sealed host memory; invalid if there is none.
+    uint64_t description_bytes = 0;
   };
   struct Buffer {
     uint64_t id = 0;  // Unique to this buffer; a name can be used again.
@@ -369,6 +390,7 @@ class Ledger {
   void NoteBuffer(const std::string& name);
   void NoteGeneration(uint64_t generation);
   void NoteContent(uint64_t generation);
+  void NoteDescription(uint64_t generation);
   void NoteLease(const Lease& lease);
   void NoteDrop(protocol::LinkDropped what, uint64_t id, const std::string& name = {});
   void NoteReleased(uint64_t generation, const std::string& name);
@@ -388,6 +410,9 @@ class Ledger {
 
   uint64_t LoadedBytes(const Buffer& buffer) const;
   void SetContentOf(uint64_t generation, uint64_t content_bytes);
+  Result<void> HasRoomForDescription(const Generation& generation, uint64_t bytes) const;
+  // Takes the place of the former one. An invalid `memory`: there is none from now on.
+  void PutDescription(uint64_t generation, UniqueFd memory, uint64_t bytes);
   bool MayLoadFirst(const Buffer& buffer, const Client& client) const;
 
   LedgerLimits limits_;
@@ -403,8 +428,9 @@ class Ledger {
   std::map<std::string, Policy> declared_;
   std::map<uint64_t, Generation> generations_;
   std::map<uint64_t, Lease> leases_;
-  Holdings holdings_;        // An index of the two maps above.
-  uint64_t page_bytes_ = 0;  // Bytes of the pages among the generations.
+  Holdings holdings_;               // An index of the two maps above.
+  uint64_t page_bytes_ = 0;         // Bytes of the pages among the generations.
+  uint64_t description_bytes_ = 0;  // Bytes of all descriptions, each in whole memory pages.
   std::vector<Change> changes_;
   std::vector<Memory> freed_;
   std::vector<EndedParticipant> parted_;

@@ -41,6 +41,13 @@ void Ledger::NoteContent(uint64_t generation) {
       {protocol::LinkContent{generation, *generations_.at(generation).content_bytes}});
 }
 
+void Ledger::NoteDescription(uint64_t generation) {
+  if (!journaling_) return;
+  const Generation& known = generations_.at(generation);
+  statements_.push_back(
+      {protocol::LinkDescription{generation, known.description_bytes}, known.description.get()});
+}
+
 void Ledger::NoteLease(const Lease& lease) {
   if (!journaling_) return;
   statements_.push_back({Describe(lease), -1, generations_.at(lease.generation).memory.is_page()});
@@ -145,9 +152,17 @@ std::optional<Statement> Ledger::Next(Cursor* cursor) const {
     *cursor = {.part = Part::kGenerations};
   }
   if (cursor->part == Part::kGenerations) {
-    const auto last = cursor->content_due ? generations_.find(cursor->number) : generations_.end();
-    if (last != generations_.end() && last->second.content_bytes) {
-      return Statement{protocol::LinkContent{last->first, *last->second.content_bytes}};
+    const auto last = generations_.find(cursor->number);
+    if (last == generations_.end()) cursor->due = Cursor::Due::kNothing;
+    if (cursor->due == Cursor::Due::kContent) {
+      if (last->second.content_bytes) {
+        return Statement{protocol::LinkContent{last->first, *last->second.content_bytes}};
+      }
+      cursor->due = Cursor::Due::kDescription;
+    }
+    if (cursor->due == Cursor::Due::kDescription && last->second.description) {
+      return Statement{protocol::LinkDescription{last->first, last->second.description_bytes},
+                       last->second.description.get()};
     }
     const auto next = generations_.upper_bound(cursor->number);
     if (next != generations_.end()) {
@@ -173,9 +188,11 @@ void Ledger::Advance(Cursor* cursor, const Statement& stated) {
     cursor->name = protocol::FromNameField(b->name);
   } else if (const auto* g = std::get_if<protocol::LinkGeneration>(&stated.body)) {
     cursor->number = g->generation;
-    cursor->content_due = true;
+    cursor->due = Cursor::Due::kContent;
   } else if (std::holds_alternative<protocol::LinkContent>(stated.body)) {
-    cursor->content_due = false;
+    cursor->due = Cursor::Due::kDescription;
+  } else if (std::holds_alternative<protocol::LinkDescription>(stated.body)) {
+    cursor->due = Cursor::Due::kNothing;
   } else if (const auto* l = std::get_if<protocol::LinkLease>(&stated.body)) {
     cursor->number = l->lease_id;
   }
@@ -192,9 +209,15 @@ bool Ledger::IsAhead(const Cursor& cursor, const Statement& statement) {
   if (const auto* g = std::get_if<protocol::LinkGeneration>(&statement.body)) {
     return is_ahead(g->name);
   }
-  if (const auto* c = std::get_if<protocol::LinkContent>(&statement.body)) {
+  const auto is_ahead_of = [&cursor](uint64_t generation) {
     return cursor.part == Part::kBuffers ||
-           (cursor.part == Part::kGenerations && c->generation > cursor.number);
+           (cursor.part == Part::kGenerations && generation > cursor.number);
+  };
+  if (const auto* c = std::get_if<protocol::LinkContent>(&statement.body)) {
+    return is_ahead_of(c->generation);
+  }
+  if (const auto* d = std::get_if<protocol::LinkDescription>(&statement.body)) {
+    return is_ahead_of(d->generation);
   }
   if (const auto* l = std::get_if<protocol::LinkLease>(&statement.body)) {
     return cursor.part < Part::kLeases ||

@@ -4,6 +4,7 @@
 // when nobody holds it, and the replayed changes give the records. The statements for the plugin,
 // replayed into another ledger, give an equal one after each call. Wherever the statements of a
 // call are cut off, a buffer that has content before and after the call also has it in that ledger.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -276,6 +277,14 @@ class Player {
   }
   void Content() {
     const std::string name = PickName();
+    if (Pick(4) == 0) {
+      const auto lease = PickLease();
+      if (!lease) return;
+      UniqueFd memory(open("/dev/null", O_RDONLY | O_CLOEXEC));
+      [[maybe_unused]] const auto r =
+          ledger_.SetDescription(lease->second.client, lease->first, &memory, 1 + Pick(1000));
+      return;
+    }
     if (Pick(2) == 0) {
       if (const auto lease = PickLease()) {
         [[maybe_unused]] const auto r =

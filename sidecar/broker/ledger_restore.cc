@@ -156,6 +156,17 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
     generation->second.content_bytes =
         std::min(stated.content_bytes, generation->second.memory.size_bytes);
   }
+  for (Kept::Description& given : kept->descriptions) {
+    const auto generation = generations_.find(given.stated.generation);
+    if (generation == generations_.end() || !given.memory) continue;
+    if (auto room = HasRoomForDescription(generation->second, given.stated.size_bytes); !room) {
+      restored->dropped.push_back(Concat("the description of generation ", generation->first,
+                                         " of ", generation->second.buffer, ": ",
+                                         room.error().what()));
+      continue;
+    }
+    PutDescription(generation->first, std::move(given.memory), given.stated.size_bytes);
+  }
 }
 
 void Ledger::RestoreLeases(const Kept& kept, Restored* restored) {

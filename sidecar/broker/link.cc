@@ -40,6 +40,8 @@ constexpr LinkKind kKindOf<protocol::LinkGeneration> = LinkKind::kGeneration;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkContent> = LinkKind::kContent;
 template <>
+constexpr LinkKind kKindOf<protocol::LinkDescription> = LinkKind::kDescription;
+template <>
 constexpr LinkKind kKindOf<protocol::LinkLease> = LinkKind::kLease;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkDrop> = LinkKind::kDrop;
@@ -55,6 +57,7 @@ bool IsTooMuch(const Link::Greeting& greeting) {
          greeting.kept.buffers.size() > greeting.welcome.buffers ||
          greeting.kept.generations.size() > greeting.welcome.generations ||
          greeting.kept.contents.size() > greeting.welcome.generations ||
+         greeting.kept.descriptions.size() > greeting.welcome.generations ||
          greeting.kept.leases.size() > greeting.welcome.leases;
 }
 
@@ -201,6 +204,12 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
     case LinkKind::kContent:
       taken = take(&greeting->kept.contents.emplace_back());
       break;
+    case LinkKind::kDescription: {
+      Ledger::Kept::Description& description = greeting->kept.descriptions.emplace_back();
+      taken = take(&description.stated);
+      description.memory = std::move(descriptor);
+      break;
+    }
     case LinkKind::kLease:
       taken = take(&greeting->kept.leases.emplace_back());
       break;

@@ -85,7 +85,8 @@ class Link {
   enum class Phase { kDown, kGreeting, kUp };
   using Body = std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkClient,
                             protocol::LinkBuffer, protocol::LinkGeneration, protocol::LinkContent,
-                            protocol::LinkLease, protocol::LinkDrop, protocol::LinkEnd>;
+                            protocol::LinkDescription, protocol::LinkLease, protocol::LinkDrop,
+                            protocol::LinkEnd>;
   struct Queued {
     Body body;
     UniqueFd descriptor;
@@ -95,6 +96,9 @@ class Link {
   bool IsKnown(const Statement& statement) const {
     if (std::holds_alternative<protocol::LinkContent>(statement.body)) {
       return version_ >= protocol::kLinkContentVersion;
+    }
+    if (std::holds_alternative<protocol::LinkDescription>(statement.body)) {
+      return version_ >= protocol::kLinkDescriptionVersion;
     }
     return !statement.page || version_ >= protocol::kLinkPagesVersion;
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "platform/base/clock.h"
+#include "platform/base/sealed_memory.h"
 #include "platform/daemon/descriptor.h"
 #include "platform/daemon/log.h"
 #include "sidecar/broker/broker.h"
@@ -69,6 +70,10 @@ Result<void> Broker::OnRequest(Request& request) {
       return OnTransferStatus(request);
     case Kind::kContent:
       return OnContent(request);
+    case Kind::kDescribe:
+      return OnDescribe(request);
+    case Kind::kDescription:
+      return OnDescription(request);
     case Kind::kCounters:
       return OnCounters(request);
     case Kind::kMakePage:
@@ -431,6 +436,39 @@ Result<void> Broker::OnContent(Request& request) {
   }
   Apply();
   server_->Reply(request.to, protocol::EmptyReply{});
+  return {};
+}
+
+Result<void> Broker::OnDescribe(Request& request) {
+  const auto body = protocol::Parse<protocol::DescribeRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (request.message->descriptors.size() != 1) {
+    return Fail(Code::kCorrupt,
+                Concat("a description came with ", request.message->descriptors.size(),
+                       " descriptors; it needs 1"));
+  }
+  UniqueFd& memory = request.message->descriptors[0];
+  const auto sealed = CheckSealed(memory.get(), "description", body->size_bytes, body->size_bytes,
+                                  Writers::kNobody);
+  if (!sealed) return std::unexpected(sealed.error());
+  if (auto r = ledger_->SetDescription(request.client, body->lease_id, &memory, body->size_bytes);
+      !r) {
+    return r;
+  }
+  Apply();
+  server_->Reply(request.to, protocol::EmptyReply{});
+  return {};
+}
+
+Result<void> Broker::OnDescription(Request& request) {
+  const auto body = protocol::Parse<protocol::DescriptionRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  const auto found = ledger_->FindDescription(request.client, NameOf(body->name), body->generation);
+  if (!found) return std::unexpected(found.error());
+  server_->Reply(
+      request.to,
+      protocol::DescriptionReply{.generation = found->generation, .size_bytes = found->bytes},
+      found->descriptor);
   return {};
 }
 

@@ -10,7 +10,8 @@ namespace gpushm::broker {
 
 struct Statement {
   std::variant<protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
-               protocol::LinkContent, protocol::LinkLease, protocol::LinkDrop>
+               protocol::LinkContent, protocol::LinkDescription, protocol::LinkLease,
+               protocol::LinkDrop>
       body;
   int descriptor = -1;  // Not owned: the server's pidfd or the ledger's memory (see there).
   bool page = false;    // Concerns a page; plugins know pages from protocol::kLinkPagesVersion on.

@@ -189,6 +189,9 @@ typedef struct gpushm_info {
    * generation and in what was offered. While LOADING, and FAILED: as loaded_bytes. A library of
    * version 0.1 leaves it 0. */
   uint64_t content_bytes;
+  /* Of the generation's description (gpushm_description_open). 0: it has none, or its content is
+   * LOADING or FAILED, or the library or the broker is older than version 0.2. */
+  uint64_t description_bytes;
   uint32_t gpu;      /* Index of the GPU, among those of the pod, that holds the bytes: 0. */
   uint32_t reserved; /* 0. */
 } gpushm_info;
@@ -411,6 +414,56 @@ GPUSHM_API gpushm_status gpushm_attachment_publish(gpushm_attachment* attachment
  * broker is older than version 0.2. */
 GPUSHM_API gpushm_status gpushm_attachment_set_content(gpushm_attachment* attachment,
                                                        uint64_t content_bytes);
+
+/* ------------------------------------------------------------------ descriptions */
+
+/* Bytes of a description at most. */
+#define GPUSHM_DESCRIPTION_BYTES (64u << 20)
+
+/* Says what the bytes of the attached generation are: 1 to GPUSHM_DESCRIPTION_BYTES bytes of host
+ * memory that belong to it. Everybody who may attach the buffer can read them, without a CUDA
+ * context (gpushm_description_open). The bytes are copied, and charged to this container's memory.
+ *
+ * Call it for what is not published yet, or while this process loads the buffer; then readers see
+ * content and description together. A published generation that has no description can be given
+ * one; after that it never changes. The format is yours. Begin it with a type and a version, as
+ * gpushm does with tensors (gpushm/tensors.h).
+ * Waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
+ * Errors: INVALID_ARGUMENT (size_bytes is 0 or too large), DENIED (attached for reading),
+ * ALREADY_EXISTS (published, and has its description: replace the buffer), BUSY (another process
+ * loads it), EXHAUSTED (256 MiB of descriptions in the pod), STALE, ORPHANED, UNSUPPORTED (the
+ * broker is older than version 0.2), TIMEOUT, UNAVAILABLE. */
+GPUSHM_API gpushm_status gpushm_attachment_set_description(gpushm_attachment* attachment,
+                                                           const void* data, uint64_t size_bytes);
+
+typedef struct gpushm_description gpushm_description;
+
+typedef struct gpushm_description_options {
+  size_t struct_size;
+  /* 0: the current generation; the call waits until it exists and is not LOADING. Otherwise exactly
+   * this one, which may be an older one that is still attached somewhere. */
+  uint64_t generation;
+  int64_t timeout_ms;
+} gpushm_description_options;
+
+/* Opens the description of a buffer. It needs the right to attach the buffer for reading, but no
+ * GPU. The bytes never change, and stay readable until gpushm_description_close, also after the
+ * generation or the client is gone.
+ * A generation without a description is no error: gpushm_description_size is 0 then.
+ * Errors: NOT_FOUND or LOADING (with GPUSHM_DONT_WAIT), TIMEOUT, DENIED, STALE (no such
+ * generation any more), CORRUPT, UNSUPPORTED (the broker is older than version 0.2), UNAVAILABLE,
+ * and the buffer's own failure to load. */
+GPUSHM_API gpushm_status gpushm_description_open(gpushm_client* client, const char* name,
+                                                 const gpushm_description_options* options,
+                                                 gpushm_description** description);
+/* Its bytes, aligned to 4096; NULL if there is none. Valid until gpushm_description_close. */
+GPUSHM_API const void* gpushm_description_data(const gpushm_description* description);
+/* Number of its bytes; 0 if the generation has no description. */
+GPUSHM_API uint64_t gpushm_description_size(const gpushm_description* description);
+/* The generation that it describes: attach exactly that one (gpushm_attach_options.generation). */
+GPUSHM_API uint64_t gpushm_description_generation(const gpushm_description* description);
+/* NULL is allowed. No other thread may use it at that moment. */
+GPUSHM_API void gpushm_description_close(gpushm_description* description);
 
 typedef struct gpushm_offer_options {
   size_t struct_size;

@@ -43,6 +43,9 @@ class KeeperModel {
       kept.generations.push_back({generation, UniqueFd(handle ? -1 : dup(null))});
     }
     for (const auto& [number, content] : contents_) kept.contents.push_back(content);
+    for (const auto& [number, description] : descriptions_) {
+      kept.descriptions.push_back({description, UniqueFd(dup(null))});
+    }
     for (const auto& [id, lease] : leases_) kept.leases.push_back(lease);
     return kept;
   }
@@ -63,6 +66,15 @@ class KeeperModel {
     EXPECT_TRUE(protocol::ValidateLink(c));
     EXPECT_TRUE(generations_.contains(c.generation)) << "content before its generation";
     contents_[c.generation] = c;
+  }
+  void Take(const protocol::LinkDescription& d) {
+    EXPECT_TRUE(protocol::ValidateLink(d));
+    EXPECT_TRUE(generations_.contains(d.generation)) << "a description before its generation";
+    if (d.size_bytes == 0) {
+      descriptions_.erase(d.generation);
+    } else {
+      descriptions_[d.generation] = d;
+    }
   }
   void Take(const protocol::LinkLease& l) {
     EXPECT_TRUE(protocol::ValidateLink(l));
@@ -95,6 +107,7 @@ class KeeperModel {
   GenerationAt DropGeneration(GenerationAt g) {
     std::erase_if(leases_, [&](const auto& l) { return l.second.generation == g->first; });
     contents_.erase(g->first);
+    descriptions_.erase(g->first);
     return generations_.erase(g);
   }
   static std::string Name(const protocol::NameField& field) {
@@ -105,6 +118,7 @@ class KeeperModel {
   std::map<std::string, protocol::LinkBuffer> buffers_;
   std::map<uint64_t, protocol::LinkGeneration> generations_;
   std::map<uint64_t, protocol::LinkContent> contents_;
+  std::map<uint64_t, protocol::LinkDescription> descriptions_;
   std::map<uint64_t, protocol::LinkLease> leases_;
 };
 
@@ -135,6 +149,8 @@ inline std::vector<Line> LinesOf(const Ledger& ledger) {
                   g->offerer_pid, " at ", g->created_unix_ns, " tag ", tag)});
     } else if (const auto* c = std::get_if<protocol::LinkContent>(&statement.body)) {
       lines.push_back({Concat("content of ", c->generation, ' ', c->content_bytes)});
+    } else if (const auto* d = std::get_if<protocol::LinkDescription>(&statement.body)) {
+      lines.push_back({Concat("description of ", d->generation, ' ', d->size_bytes)});
     } else if (const auto* l = std::get_if<protocol::LinkLease>(&statement.body)) {
       lines.push_back({Concat("lease ", l->lease_id, " of ", l->client_id, " on ", l->generation,
                               " access ", l->access, " since ", l->since_unix_ns)});

@@ -1,0 +1,102 @@
+// Describing what the bytes of a buffer are, and reading it (Client's members; see client.h).
+#include "contract/limits.h"
+#include "platform/base/sealed_memory.h"
+#include "runtime/client/client.h"
+
+namespace gpushm::client {
+namespace {
+
+using protocol::Kind;
+
+Result<void> CheckVersion(uint16_t version) {
+  if (version >= protocol::kDescriptionVersion) return {};
+  return Fail(Code::kUnsupported,
+              Concat("the pod's sidecar is too old for descriptions: it speaks version ", version,
+                     " of the protocol; they need ", protocol::kDescriptionVersion),
+              "update gpushm's images, then restart the pod");
+}
+
+}  // namespace
+
+Result<void> Client::SetDescription(const Attachment& attachment, std::span<const std::byte> bytes,
+                                    const Wait& wait) {
+  if (bytes.empty() || bytes.size() > limits::kDescriptionBytes) {
+    return Fail(Code::kInvalidArgument,
+                Concat("size_bytes: a description has 1 to ", limits::kDescriptionBytes,
+                       " bytes, not ", bytes.size()),
+                "put what is larger into a file or a buffer, and its name into the description");
+  }
+  const Result<UniqueFd> memory = SealBytes("description", bytes);
+  if (!memory) return std::unexpected(memory.error());
+  return SendDescription(attachment, *memory, bytes.size(), wait);
+}
+
+Result<void> Client::SendDescription(const Attachment& attachment, const UniqueFd& memory,
+                                     uint64_t size_bytes, const Wait& wait) {
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) return done;
+  if (attachment.orphaned()) {
+    return Fail(Code::kOrphaned, "the broker restarted and does not have this buffer",
+                "create the buffer again");
+  }
+  if (auto known = CheckVersion(session_.peer(*lock).version); !known) return known;
+  const Lease lease = attachment.lease();
+  const protocol::DescribeRequest request{.lease_id = lease.id, .size_bytes = size_bytes};
+  const std::array descriptors{memory.get()};
+  const auto reply =
+      session_.Ask<protocol::EmptyReply>(*lock, Kind::kDescribe, request, wait.answer,
+                                         {.serial = lease.serial, .descriptors = descriptors});
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+Result<std::unique_ptr<Description>> Client::Describe(std::string_view name, uint64_t generation,
+                                                      const Wait& wait) {
+  if (auto valid = protocol::CheckName(name, "name"); !valid) {
+    return std::unexpected(valid.error());
+  }
+  DoChores(wait.answer);
+  if (generation == 0) {
+    if (const auto seen = Await(name, HasContent, wait); !seen) {
+      return std::unexpected(seen.error());
+    }
+  }
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
+    return std::unexpected(done.error());
+  }
+  if (auto known = CheckVersion(session_.peer(*lock).version); !known) {
+    return std::unexpected(known.error());
+  }
+  const protocol::DescriptionRequest request{.name = protocol::ToNameField(name),
+                                             .generation = generation};
+  std::vector<UniqueFd> received;
+  const auto reply = session_.Ask<protocol::DescriptionReply>(
+      *lock, Kind::kDescription, request, wait.answer,
+      {.loss = Call::Loss::kRepeatable, .received = &received});
+  if (!reply) return std::unexpected(reply.error());
+  Mapping mapping;
+  Result<void> valid;
+  if (received.size() != (reply->size_bytes == 0 ? 0u : 1u)) {
+    valid = Fail(Code::kCorrupt,
+                 Concat("the broker broke the protocol: a description of ", reply->size_bytes,
+                        " bytes came with ", received.size(), " descriptors"));
+  } else if (!received.empty()) {
+    Result<Mapping> mapped = MapSealed(received[0], "description", reply->size_bytes,
+                                       reply->size_bytes, Writers::kNobody);
+    if (mapped) {
+      mapping = std::move(*mapped);
+    } else {
+      valid = std::unexpected(mapped.error());
+    }
+  }
+  if (!valid) {
+    session_.Drop(*lock);
+    return std::unexpected(valid.error());
+  }
+  return std::make_unique<Description>(std::string(name), reply->generation, std::move(mapping));
+}
+
+}  // namespace gpushm::client
