@@ -9,11 +9,10 @@ namespace gpushm {
 
 std::string_view CodeName(Code code) {
   static constexpr std::array<std::string_view, kMaxCode + 1> kNames = {
-      "OK",          "INVALID_ARGUMENT", "NOT_FOUND",    "ALREADY_EXISTS", "DENIED",
-      "EXHAUSTED",   "CONTENDED",        "TIMEOUT",      "INCOMPATIBLE",   "CORRUPT",
-      "UNAVAILABLE", "ORPHANED",         "STALE",        "PEER_DIED",      "DEVICE_LOST",
-      "BUSY",        "UNSUPPORTED",      "DRIVER_ERROR", "SYSTEM_ERROR",   "FORKED",
-      "LOADING",     "INTERNAL",         "ENDED"};
+      "OK",        "INVALID_ARGUMENT", "NOT_FOUND",    "ALREADY_EXISTS", "DENIED",      "EXHAUSTED",
+      "CONTENDED", "TIMEOUT",          "INCOMPATIBLE", "CORRUPT",        "UNAVAILABLE", "ORPHANED",
+      "STALE",     "PEER_DIED",        "DEVICE_LOST",  "BUSY",           "UNSUPPORTED", "DRIVER",
+      "SYSTEM",    "FORKED",           "LOADING",      "INTERNAL",       "ENDED"};
   const int index = static_cast<int>(code);
   if (index < 0 || index > kMaxCode) return "UNKNOWN";
   return kNames[static_cast<size_t>(index)];

@@ -22,10 +22,29 @@ Result<MakeOptions> ToMakeOptions(const Options& given) {
                 "use the values of gpushm_writers and gpushm_on_writer_exit; "
                 "one_writer is 0 or 1");
   }
+  if (auto valid = CheckReservedValue("gpu", given.gpu); !valid) {
+    return std::unexpected(valid.error());
+  }
   return MakeOptions{.writers_all = given.writers == GPUSHM_WRITERS_ALL,
                      .one_writer = given.one_writer != 0,
                      .on_writer_exit = static_cast<protocol::OnWriterExit>(given.on_writer_exit),
                      .unpublished = false};
+}
+
+// Makes the buffer, or a new generation of it if it exists. Other processes may make or delete the
+// name between the two requests, so this goes on until one of them succeeds.
+Result<Attachment*> CreateOrReplace(Client& client, std::string_view name, uint64_t size_bytes,
+                                    const MakeOptions& making, bool attach, const Wait& wait) {
+  while (true) {
+    Result<Attachment*> made = client.Create(name, size_bytes, making, attach, wait);
+    if (made || made.error().code() != Code::kAlreadyExists) return made;
+    made = client.Replace(name, size_bytes, making, attach, wait);
+    if (made || made.error().code() != Code::kNotFound) return made;
+    if (wait.answer.Passed()) {
+      return Fail(Code::kTimeout, "other processes made and deleted it until the deadline",
+                  "agree on one process that makes the buffer, or use a larger timeout_ms");
+    }
+  }
 }
 
 Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_bytes,
@@ -41,12 +60,23 @@ Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_
                 Concat("create_options.unpublished is ", given->unpublished), "set it to 0 or 1");
   }
   making->unpublished = given->unpublished != 0;
+  if (auto valid = CheckReservedType("create_options.type", given->type); !valid) return valid;
+  if (given->exist > GPUSHM_EXIST_REPLACE) {
+    return Fail(Code::kUnsupported, Concat("create_options.exist is ", given->exist),
+                "use GPUSHM_EXIST_FAIL or GPUSHM_EXIST_REPLACE, or update libgpushm");
+  }
   const auto wait = Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
   const bool attach = attachment != nullptr;
   const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
-  const auto made = replace ? client.Replace(text, size_bytes, *making, attach, *wait)
-                            : client.Create(text, size_bytes, *making, attach, *wait);
+  const auto make = [&] {
+    if (replace) return client.Replace(text, size_bytes, *making, attach, *wait);
+    if (given->exist == GPUSHM_EXIST_FAIL) {
+      return client.Create(text, size_bytes, *making, attach, *wait);
+    }
+    return CreateOrReplace(client, text, size_bytes, *making, attach, *wait);
+  };
+  const auto made = make();
   if (!made) {
     return std::unexpected(
         made.error().WithContext(Concat(replace ? "replace \"" : "create \"", text, "\"")));
@@ -191,10 +221,11 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
     if (!given) return std::unexpected(given.error());
     const auto making = gc::ToMakeOptions(*given);
     if (!making) return std::unexpected(making.error());
-    if (given->allow_copy > 1) {
+    if (given->allow_copy > 1 || given->reserved != 0) {
       return gpushm::Fail(gpushm::Code::kInvalidArgument,
-                          Concat("offer_options.allow_copy is ", given->allow_copy),
-                          "set it to 0 or 1");
+                          Concat("offer_options: allow_copy is ", given->allow_copy,
+                                 " and reserved is ", given->reserved),
+                          "set allow_copy to 0 or 1, and reserved to 0");
     }
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());

@@ -33,6 +33,9 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
                 "use the values of gpushm_ring_role and gpushm_ring_policy; "
                 "from_oldest and keep are 0 or 1");
   }
+  if (auto valid = gc::CheckReservedType("ring_options.type", given.type); !valid) {
+    return std::unexpected(valid.error());
+  }
   const std::pair<const char*, uint64_t> for_writers[] = {{"frames", given.frames},
                                                           {"frame_bytes", given.frame_bytes},
                                                           {"readers", given.readers},

@@ -61,6 +61,22 @@ Result<void> CheckStructSize(size_t struct_size, const char* name) {
               "set it to the size of the struct, as GPUSHM_INIT does");
 }
 
+Result<void> CheckReservedValue(const char* field, uint64_t value) {
+  if (value == 0) return {};
+  return Fail(Code::kUnsupported,
+              Concat(field, " is ", value, ": this library (version ", gpushm_version(),
+                     ") supports only 0"),
+              "leave it 0, or update libgpushm to a version that supports it");
+}
+
+Result<void> CheckReservedType(const char* field, std::span<const unsigned char> type) {
+  if (std::ranges::all_of(type, [](unsigned char byte) { return byte == 0; })) return {};
+  return Fail(
+      Code::kUnsupported,
+      Concat(field, " is set: this library (version ", gpushm_version(), ") cannot compare types"),
+      "leave all its bytes 0, or update libgpushm to a version that supports it");
+}
+
 Result<void> CheckUnknownTail(const void* options, size_t known, size_t struct_size,
                               const char* name) {
   const auto* bytes = static_cast<const unsigned char*>(options);

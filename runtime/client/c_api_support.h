@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <new>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -79,6 +80,10 @@ Result<void> CheckStructSize(size_t struct_size, const char* name);
 // For options of a newer header: every field that this library does not know must be zero.
 Result<void> CheckUnknownTail(const void* options, size_t known, size_t struct_size,
                               const char* name);
+
+// For fields that only a later version gives a meaning to. They must be zero until then.
+Result<void> CheckReservedValue(const char* field, uint64_t value);
+Result<void> CheckReservedType(const char* field, std::span<const unsigned char> type);
 
 // The caller's options in this library's layout. NULL gives the defaults; missing fields are zero.
 template <typename Options>

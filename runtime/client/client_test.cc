@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "runtime/client/client_testing.h"
+#include "runtime/include/gpushm/sync.h"
 
 namespace gpushm::client {
 namespace {
@@ -316,6 +317,60 @@ TEST_F(ClientTest, MakesAndPublishes) {
   EXPECT_EQ(gpushm_attachment_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_EQ(gpushm_attachment_publish(made), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(Attach("x", GPUSHM_ACCESS_READ_WRITE), made);
+}
+
+TEST_F(ClientTest, CreateReplacesWhatExists) {
+  broker_->Add("weights", 5, kMiB, api_);
+  Open();
+  auto options = Sized<gpushm_create_options>();
+  options.exist = GPUSHM_EXIST_REPLACE;
+  gpushm_attachment* first = nullptr;
+  gpushm_attachment* second = nullptr;
+  ASSERT_EQ(gpushm_create(client_.get(), "new", kMiB, &options, &first), GPUSHM_OK);
+  EXPECT_EQ(broker_->requests(protocol::Kind::kReplace), 0u) << "nothing to replace yet";
+  // The real broker refuses a name that exists.
+  std::atomic<int> refusals = 1;
+  broker_->SetTwist([&](const FakeRequest& request, FakeReply* reply) {
+    if (request.kind == protocol::Kind::kCreate) {
+      reply->descriptors.clear();
+      reply->Set(Status(Code::kAlreadyExists, "exists"));
+    } else if (request.kind == protocol::Kind::kReplace && refusals-- > 0) {
+      reply->descriptors.clear();
+      reply->Set(Status(Code::kNotFound, "deleted since"));
+    }
+  });
+  ASSERT_EQ(gpushm_create(client_.get(), "new", 2 * kMiB, &options, &second), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  EXPECT_EQ(gpushm_attachment_size(second), 2 * kMiB);
+  EXPECT_EQ(broker_->requests(protocol::Kind::kReplace), 2u) << "it was deleted in between once";
+
+  refusals = 1'000'000;  // Somebody always deletes it first.
+  options.timeout_ms = 50;
+  EXPECT_EQ(gpushm_create(client_.get(), "new", kMiB, &options, &second), GPUSHM_TIMEOUT);
+  options.exist = GPUSHM_EXIST_FAIL;
+  EXPECT_EQ(gpushm_create(client_.get(), "new", kMiB, &options, &second), GPUSHM_ALREADY_EXISTS);
+  broker_->SetTwist(nullptr);
+}
+
+TEST_F(ClientTest, RefusesWhatALaterVersionMaySupport) {
+  Open();
+  using Options = gpushm_create_options;
+  const auto create = [this](const std::function<void(Options*)>& set) {
+    auto options = Sized<Options>();
+    set(&options);
+    return gpushm_create(client_.get(), "new", kMiB, &options, nullptr);
+  };
+  EXPECT_EQ(create([](Options* o) { o->gpu = 1; }), GPUSHM_UNSUPPORTED);
+  EXPECT_THAT(gpushm_last_error()->what, HasSubstr("gpu is 1"));
+  EXPECT_EQ(create([](Options* o) { o->exist = 2; }), GPUSHM_UNSUPPORTED);
+  EXPECT_EQ(create([](Options* o) { o->type[GPUSHM_TYPE_BYTES - 1] = 1; }), GPUSHM_UNSUPPORTED);
+  auto offer = Sized<gpushm_offer_options>();
+  offer.gpu = 1;
+  EXPECT_EQ(gpushm_offer(client_.get(), "own", kMiB, kMiB, &offer, nullptr), GPUSHM_UNSUPPORTED);
+  auto ring = Sized<gpushm_ring_options>();
+  ring.type[0] = 1;
+  gpushm_ring* opened = nullptr;
+  EXPECT_EQ(gpushm_ring_open(client_.get(), "video", &ring, &opened), GPUSHM_UNSUPPORTED);
 }
 
 TEST_F(ClientTest, DetachKnowsPendingWork) {

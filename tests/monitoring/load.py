@@ -10,7 +10,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 BUCKETS = (2.5e-05, 0.0001, 0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 1)
 WEBHOOK_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 5)
-CODES = ("NOT_FOUND", "TIMEOUT", "DRIVER_ERROR")
+CODES = ("NOT_FOUND", "TIMEOUT", "DRIVER")
 SIDECAR = "gpushm"
 
 
@@ -71,7 +71,7 @@ def plugin(load, rng, target, gpus):
     for name in ("attaches", "cached_attaches", "loaded_bytes", "saved_bytes"):
         load.add(target, f"gpushm_{name}_total", whole(rng, 1, 9999), whole(rng, 10, 99))
     for code in CODES:
-        load.add(target, "gpushm_errors_total", 10.0, 0.125 if code == "DRIVER_ERROR" else 2.0,
+        load.add(target, "gpushm_errors_total", 10.0, 0.125 if code == "DRIVER" else 2.0,
                  code=code)
     for name in ("attach_duration_seconds", "broker_ready_duration_seconds"):
         load.histogram(target, f"gpushm_{name}", BUCKETS, spread(rng, BUCKETS))
@@ -294,7 +294,7 @@ def sicken(load):
     for sample in load.find("gpushm_plugin_prestart_errors_total", code="UNAVAILABLE", **a):
         sample.labels["code"] = "EXHAUSTED"
         sample.rate = 2.0
-    change("gpushm_errors_total", 10.0, 50.0, code="DRIVER_ERROR")
+    change("gpushm_errors_total", 10.0, 50.0, code="DRIVER")
     for sample in load.find("gpushm_buffer_info", **second):
         sample.labels["transport"] = "cuipc"
     for sample in load.find("gpushm_webhook_requests_total", outcome="unchanged"):

@@ -56,6 +56,8 @@ extern "C" {
 /* Bytes of a name with its terminating NUL. */
 #define GPUSHM_NAME_BYTES 64
 #define GPUSHM_UUID_BYTES 16
+/* Bytes of a type, see gpushm_create_options. */
+#define GPUSHM_TYPE_BYTES 16
 
 /* Milliseconds that a call waits when its options do not say otherwise. */
 #define GPUSHM_DEFAULT_TIMEOUT_MS 10000
@@ -190,6 +192,8 @@ typedef struct gpushm_info {
   /* Of the generation's description (gpushm_description_open). 0: it has none, or its content is
    * LOADING or FAILED, or the library or the broker is older than version 0.2. */
   uint64_t description_bytes;
+  uint32_t gpu;      /* Index of the GPU, among those of the pod, that holds the bytes: 0. */
+  uint32_t reserved; /* 0. */
 } gpushm_info;
 
 /* Finds a buffer by name: no system call, tens of nanoseconds. While no broker answers, what the
@@ -356,6 +360,12 @@ typedef enum gpushm_on_writer_exit {
   GPUSHM_WRITER_EXIT_DROP = 2  /* Delete the buffer. */
 } gpushm_on_writer_exit;
 
+/* What gpushm_create does if a buffer of the name exists. */
+typedef enum gpushm_exist {
+  GPUSHM_EXIST_FAIL = 0,   /* It returns ALREADY_EXISTS. */
+  GPUSHM_EXIST_REPLACE = 1 /* It makes a new generation of that buffer, as gpushm_replace does. */
+} gpushm_exist;
+
 typedef struct gpushm_create_options {
   size_t struct_size;
   uint32_t writers;        /* gpushm_writers */
@@ -365,11 +375,20 @@ typedef struct gpushm_create_options {
    * process ends before, it is dropped. 0: at once, zeroed. */
   uint32_t unpublished;
   int64_t timeout_ms;
+  uint32_t gpu;   /* Index of the GPU, among those of the pod. Others than 0 are UNSUPPORTED. */
+  uint32_t exist; /* gpushm_exist, for gpushm_create. */
+  /* What the content is, for a later version that compares it when a buffer is attached. All 0: not
+   * said. Anything else is UNSUPPORTED. */
+  unsigned char type[GPUSHM_TYPE_BYTES];
 } gpushm_create_options;
 
 /* Makes a buffer of `size_bytes` in the pod's pool and attaches it for writing. `attachment` may be
- * NULL: then it is only made (not with `unpublished`).
- * Errors: ALREADY_EXISTS, EXHAUSTED (pool or card: what is free is in the text), INVALID_ARGUMENT.
+ * NULL: then it is only made (not with `unpublished`). With GPUSHM_EXIST_REPLACE an existing buffer
+ * gets a new generation of `size_bytes` instead, and keeps its own `writers`, `one_writer` and
+ * `on_writer_exit`.
+ * Errors: ALREADY_EXISTS, UNSUPPORTED (`gpu`, `exist` or `type`: see there), TIMEOUT (also: other
+ * processes made and deleted the name again and again), those of gpushm_replace, EXHAUSTED (pool or
+ * card: what is free is in the text), INVALID_ARGUMENT.
  */
 GPUSHM_API gpushm_status gpushm_create(gpushm_client* client, const char* name, uint64_t size_bytes,
                                        const gpushm_create_options* options,
@@ -378,7 +397,7 @@ GPUSHM_API gpushm_status gpushm_create(gpushm_client* client, const char* name, 
 /* Puts new memory of `size_bytes` (0: the size it has) behind an existing name: a new generation.
  * Attachments of the old one stay valid and report STALE; its memory is freed with the last of
  * them. `writers`, `one_writer` and `on_writer_exit` of the options are ignored: the buffer keeps
- * its own. Errors: NOT_FOUND, DENIED, EXHAUSTED. */
+ * its own. So is `exist`. Errors: NOT_FOUND, DENIED, EXHAUSTED. */
 GPUSHM_API gpushm_status gpushm_replace(gpushm_client* client, const char* name,
                                         uint64_t size_bytes, const gpushm_create_options* options,
                                         gpushm_attachment** attachment);
@@ -460,6 +479,8 @@ typedef struct gpushm_offer_options {
    * for all work of the context, and that wait has no deadline, for CUDA has none for it; memory
    * that is shared as it is is offered at once. */
   void* stream;
+  uint32_t gpu;      /* As in gpushm_create_options. */
+  uint32_t reserved; /* 0. */
 } gpushm_offer_options;
 
 typedef struct gpushm_offer_result {

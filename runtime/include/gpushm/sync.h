@@ -292,6 +292,9 @@ typedef struct gpushm_ring_options {
   /* 1: the ring's memory stays when nobody has the ring open any more, until both its names are
    * deleted. 0: it goes back to the pool then. */
   uint32_t keep;
+  /* What the frames are, for a later version that compares it when a ring is opened. All 0: not
+   * said. Anything else is UNSUPPORTED. */
+  unsigned char type[GPUSHM_TYPE_BYTES];
 } gpushm_ring_options;
 
 /* Takes part in a ring. A writer makes it if it is not there, or if its former writer has ended:
