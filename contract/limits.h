@@ -52,7 +52,6 @@ inline constexpr uint64_t kAllDescriptionsBytes = 256 << 20;
 inline constexpr int kReadAttempts = 8;
 // Requests of one connection that the broker queues before it stops reading from it.
 inline constexpr int kQueuedRequests = 16;
-inline constexpr uint64_t kPodDescriptionBytes = uint64_t{256} << 20;
 // Tensors of one description, and of all files of one load. Large models have below 10^5.
 inline constexpr uint32_t kTensors = 1'000'000;
 // Dimensions of a tensor. NumPy allowed 32 up to its version 1.
