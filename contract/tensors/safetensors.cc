@@ -122,7 +122,6 @@ class HeaderHandler : public JsonHandler {
   enum class In { kNothing, kFile, kMetadata, kEntry, kShape, kOffsets };
   // Bits of seen_.
   enum class Field : uint8_t { kNone = 0, kDType = 1, kShape = 2, kOffsets = 4 };
-  static constexpr uint8_t kAllFields = 7;
 
   static constexpr std::string_view FieldName(Field field) {
     switch (field) {

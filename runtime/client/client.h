@@ -30,6 +30,7 @@
 #include "platform/base/status.h"
 #include "platform/driver/device.h"
 #include "platform/transfer/file_way.h"
+#include "platform/transfer/transfer_engine.h"
 #include "runtime/client/attachment.h"
 #include "runtime/client/counters.h"
 #include "runtime/client/description.h"
@@ -90,6 +91,8 @@ struct OfferOutcome {
 };
 
 enum class TransferWay : uint32_t { kAuto = 0, kHere = 1, kBroker = 2 };
+// Same numbers as gpushm_format.
+enum class Format : uint32_t { kAuto = 0, kRaw = 1, kTensors = 2 };
 
 // Where bytes come from or go to: a path, or a descriptor, which the caller keeps.
 struct TransferFile {
@@ -104,6 +107,7 @@ struct TransferOptions {
   uint32_t chunks = 0;
   uint32_t threads = 0;  // See TransferJob; 0 means none.
   bool whole = false;    // For a save: the whole buffer, not only its content.
+  Format format = Format::kAuto;
   // Returning false stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
@@ -123,8 +127,9 @@ class ClientObject {
   virtual ~ClientObject() = default;
 };
 
-// A file that is open for a transfer (files.cc).
+// The files of a transfer (open_file.h).
 struct OpenFile;
+struct LoadSource;
 
 class Client final : private SessionObserver {
  public:
@@ -276,18 +281,27 @@ class Client final : private SessionObserver {
   Result<void> SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
                          const Wait& wait);
 
+  // kUnsupported: the broker is too old for descriptions.
+  Result<void> CheckDescriptions(const Wait& wait);
   Result<void> SendDescription(const Attachment& attachment, const UniqueFd& memory,
                                uint64_t size_bytes, const Wait& wait);
 
   Result<TransferOutcome> WithContext(const GpuUuid& gpu,
                                       const std::function<Result<TransferOutcome>()>& transfer);
-  Result<TransferOutcome> LoadHere(std::string_view name, const OpenFile& file,
+  Result<TransferOutcome> LoadHere(std::string_view name, const LoadSource& source,
                                    const TransferOptions& options, const Wait& wait);
+  // Moves the files of `source` one after the other.
+  Result<TransferReport> CopyParts(const LoadSource& source, TransferJob job,
+                                   const TransferProgress& progress);
+  // The broker cannot lay tensors out, so a thread of this process writes the buffer's bytes into a
+  // pipe, which the broker loads.
+  Result<TransferOutcome> LoadTensorsByBroker(std::string_view name, const LoadSource& source,
+                                              const TransferOptions& options, const Wait& wait);
   Result<TransferOutcome> SaveHere(std::string_view name, const OpenFile& file,
                                    const TransferOptions& options, const Wait& wait);
   Result<TransferOutcome> TransferByBroker(std::string_view name, protocol::Direction direction,
                                            const OpenFile& file, const TransferOptions& options,
-                                           const Wait& wait);
+                                           const Wait& wait, int description = -1);
   // LinkOf returns the speed measured before on that GPU in that direction, or 0. KeepLink stores
   // it.
   uint64_t LinkOf(const GpuUuid& gpu, protocol::Direction direction);

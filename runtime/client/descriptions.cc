@@ -18,6 +18,13 @@ Result<void> CheckVersion(uint16_t version) {
 
 }  // namespace
 
+Result<void> Client::CheckDescriptions(const Wait& wait) {
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) return done;
+  return CheckVersion(session_.peer(*lock).version);
+}
+
 Result<void> Client::SetDescription(const Attachment& attachment, std::span<const std::byte> bytes,
                                     const Wait& wait) {
   if (bytes.empty() || bytes.size() > limits::kDescriptionBytes) {

@@ -2,13 +2,16 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
+#include "platform/base/sealed_memory.h"
 #include "platform/transfer/gds_file.h"
 #include "platform/transfer/transfer_engine.h"
 #include "runtime/client/borrowed_context.h"
 #include "runtime/client/client.h"
 #include "runtime/client/open_file.h"
+#include "runtime/client/tensor_stream.h"
 
 namespace gpushm::client {
 
@@ -36,6 +39,15 @@ Result<void> CallProgress(const TransferOptions& options, const Wait& wait, uint
         "use a longer timeout");
   }
   return {};
+}
+
+Result<void> CheckFits(const LoadSource& source, uint64_t size_bytes) {
+  if (source.buffer_bytes <= size_bytes) return {};
+  return Fail(Code::kInvalidArgument,
+              Concat(source.name, source.has_tensors() ? ": its tensors need " : " has ",
+                     source.buffer_bytes, " bytes, but the buffer has ", size_bytes),
+              source.has_tensors() ? "load into a larger buffer: gpushmctl create --from"
+                                   : "load into a larger buffer");
 }
 
 TransferJob JobFor(const OpenFile& file, const TransferOptions& options) {
@@ -94,29 +106,28 @@ TransferOutcome OutcomeOf(const TransferReport& report, FileWay way) {
 Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& from,
                                      const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
-  const Result<OpenFile> file = OpenToLoad(from, options.file_way);
-  if (!file) return std::unexpected(file.error());
+  const Result<LoadSource> source = LoadSource::Open(from, options);
+  if (!source) return std::unexpected(source.error());
   const Result<Seen> seen = Await(name, [](const auto&) { return Verdict{}; }, wait);
   if (!seen) return std::unexpected(seen.error());
   const registry::BufferRecord& record = seen->found.record;
-  if (file->size_bytes > record.size_bytes) {
-    return Fail(Code::kInvalidArgument,
-                Concat(file->name, " has ", file->size_bytes, " bytes, but the buffer has ",
-                       record.size_bytes),
-                "load into a larger buffer");
+  if (auto fits = CheckFits(*source, record.size_bytes); !fits) {
+    return std::unexpected(fits.error());
   }
-  if (auto begun = CallProgress(options, wait, 0, file->size_bytes); !begun) {
+  if (auto begun = CallProgress(options, wait, 0, source->file_bytes); !begun) {
     return std::unexpected(begun.error());
   }
   const GpuUuid gpu{record.gpu};
   const bool here =
       options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
   Result<TransferOutcome> outcome =
-      here ? WithContext(gpu, [&] { return LoadHere(name, *file, options, wait); })
-           : TransferByBroker(name, Direction::kLoad, *file, options, wait);
+      here ? WithContext(gpu, [&] { return LoadHere(name, *source, options, wait); })
+      : source->has_tensors()
+          ? LoadTensorsByBroker(name, *source, options, wait)
+          : TransferByBroker(name, Direction::kLoad, source->parts.front().file, options, wait);
   if (!outcome) return outcome;
   outcome->elapsed_ns = MonotonicNs() - start_ns;
-  outcome->file.reason = file->plan.reason;
+  outcome->file.reason = source->parts.front().file.plan.reason;
   counters_.Add(protocol::Counter::kLoads);
   counters_.Add(protocol::Counter::kLoadedBytes, outcome->bytes);
   return outcome;
@@ -176,47 +187,56 @@ Result<TransferOutcome> Client::WithContext(
   return transfer();
 }
 
-Result<TransferOutcome> Client::LoadHere(std::string_view name, const OpenFile& file,
+Result<TransferOutcome> Client::LoadHere(std::string_view name, const LoadSource& source,
                                          const TransferOptions& options, const Wait& wait) {
   const AttachOptions attaching{.access = Access::kReadWrite, .any_state = true};
   const Result<Attachment*> attachment = Attach(name, attaching, wait);
   if (!attachment) return std::unexpected(attachment.error());
   const Attachment::Facts& facts = (*attachment)->facts();
-  const CudaApi& api = **Driver();  // Attach loaded it.
-  TransferJob job = JobFor(file, options);
+  const OpenFile& first = source.parts.front().file;
+  TransferJob job = JobFor(first, options);
   bool touched = false;
   const auto load = [&]() -> Result<TransferReport> {
-    if (file.size_bytes > facts.size_bytes) {
-      return Fail(Code::kStale,
-                  Concat("the buffer was replaced by one of ", facts.size_bytes,
-                         " bytes, into which the file's ", file.size_bytes, " bytes do not fit"),
+    if (auto fits = CheckFits(source, facts.size_bytes); !fits) {
+      return Fail(Code::kStale, Concat("the buffer was replaced: ", fits.error().what()),
                   "load a smaller file, or replace the buffer by a larger one");
     }
+    // Made before anything is overwritten, because it may not fit into the container's memory.
+    Result<UniqueFd> description;
+    if (source.has_tensors()) {
+      description = SealBytes("description", source.table);
+      if (!description) return std::unexpected(description.error());
+      if (auto known = CheckDescriptions(wait); !known) return std::unexpected(known.error());
+    }
     job.address = facts.address;
-    job.size_bytes = file.is_stream() ? facts.size_bytes : file.size_bytes;
+    job.size_bytes = source.is_stream() ? facts.size_bytes : first.size_bytes;
     job.link_bytes_per_second = LinkOf(facts.gpu, Direction::kLoad);
-    if (auto done = OpenGds(job, file.plan.try_gds); !done) return std::unexpected(done.error());
+    if (!source.has_tensors()) {
+      if (auto done = OpenGds(job, first.plan.try_gds); !done) return std::unexpected(done.error());
+    }
     touched = true;
     if (auto done = ReportContent(**attachment, 0, false, wait); !done) {
       return std::unexpected(done.error());
     }
     Result<void> going;
+    const uint64_t end_bytes = source.is_stream() ? facts.size_bytes : source.buffer_bytes;
     uint64_t said_bytes = 0;
-    job.progress = [&](uint64_t done_bytes) {
-      going = CallProgress(options, wait, done_bytes, file.size_bytes);
-      if (going && done_bytes > said_bytes && done_bytes < job.size_bytes) {
+    const auto progress = [&](uint64_t done_bytes) {
+      going = CallProgress(options, wait, done_bytes, source.file_bytes);
+      if (going && done_bytes > said_bytes && done_bytes < end_bytes) {
         going = ReportContent(**attachment, done_bytes, false, wait);
         said_bytes = done_bytes;
       }
       return going.has_value();
     };
-    const Result<TransferReport> copied = CopyFileToDevice(api, job);
+    const Result<TransferReport> copied = CopyParts(source, job, progress);
     if (!going) return std::unexpected(going.error());
     if (!copied) return copied;
-    if (!file.is_stream() && copied->bytes != file.size_bytes) {
-      return Fail(Code::kCorrupt,
-                  Concat("the file ended after ", copied->bytes, " of ", file.size_bytes, " bytes"),
-                  "the file was shortened during the load: load it again");
+    if (source.has_tensors()) {
+      if (auto done = SendDescription(**attachment, *description, source.table.size(), wait);
+          !done) {
+        return std::unexpected(done.error());
+      }
     }
     if (auto done = ReportContent(**attachment, copied->bytes, true, wait); !done) {
       return std::unexpected(done.error());
@@ -230,6 +250,53 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const OpenFile& 
   (void)Detach(*attachment, {}, /*defer=*/false);
   if (!loaded) return std::unexpected(loaded.error());
   return OutcomeOf(*loaded, job.way);
+}
+
+Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob job,
+                                         const TransferProgress& progress) {
+  const CudaApi& api = **Driver();  // Attach loaded it.
+  TransferReport whole;
+  uint64_t before_bytes = 0;  // Of the files that are done.
+  for (const LoadSource::Part& part : source.parts) {
+    job.file = part.file.fd;
+    if (source.has_tensors()) {
+      job.way = part.file.plan.way;
+      job.size_bytes = part.file.size_bytes;
+      job.segments = part.segments;
+    }
+    job.progress = [&](uint64_t done_bytes) { return progress(before_bytes + done_bytes); };
+    const Result<TransferReport> copied = CopyFileToDevice(api, job);
+    if (!copied) return std::unexpected(copied.error().WithContext(part.file.name));
+    if (!source.is_stream() && copied->bytes != part.file.size_bytes) {
+      return Fail(Code::kCorrupt,
+                  Concat(part.file.name, " ended after ", copied->bytes, " of ",
+                         part.file.size_bytes, " bytes"),
+                  "the file was shortened during the load: load it again");
+    }
+    before_bytes += copied->bytes;
+    whole.moving_ns += copied->moving_ns;
+    whole.link_bytes_per_second = copied->link_bytes_per_second;
+  }
+  whole.bytes = source.has_tensors() ? source.buffer_bytes : before_bytes;
+  return whole;
+}
+
+Result<TransferOutcome> Client::LoadTensorsByBroker(std::string_view name,
+                                                    const LoadSource& source,
+                                                    const TransferOptions& options,
+                                                    const Wait& wait) {
+  const Result<UniqueFd> description = SealBytes("description", source.table);
+  if (!description) return std::unexpected(description.error());
+  if (auto known = CheckDescriptions(wait); !known) return std::unexpected(known.error());
+  Result<TensorStream> stream = TensorStream::Start(source);
+  if (!stream) return std::unexpected(stream.error());
+  Result<TransferOutcome> outcome = TransferByBroker(name, Direction::kLoad, stream->reader(),
+                                                     options, wait, description->get());
+  // The broker has the pipe's other end. Without this one, the writer notices the broker's end.
+  if (auto written = stream->Finish(/*abort=*/!outcome.has_value()); outcome && !written) {
+    return std::unexpected(written.error());
+  }
+  return outcome;
 }
 
 void Client::GiveContentUp(Attachment* attachment) {
@@ -316,7 +383,8 @@ Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded
 
 Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Direction direction,
                                                  const OpenFile& file,
-                                                 const TransferOptions& options, const Wait& wait) {
+                                                 const TransferOptions& options, const Wait& wait,
+                                                 int description) {
   if (!file.for_broker) {
     return Fail(Code::kUnsupported,
                 Concat(file.name,
@@ -336,8 +404,10 @@ Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Directio
     if (!lock) return std::unexpected(lock.error());
     version = session_.peer(*lock).version;
     if (auto known = FitToBroker(version, request); !known) return std::unexpected(known.error());
+    const std::array descriptors{file.fd, description};
     const auto started = session_.Ask<protocol::TransferReply>(
-        *lock, Kind::kTransfer, request, wait.answer, {.descriptors = {&file.fd, 1}});
+        *lock, Kind::kTransfer, request, wait.answer,
+        {.descriptors = std::span(descriptors).first(description < 0 ? 1 : 2)});
     if (!started) return std::unexpected(started.error());
     question.transfer_id = started->transfer_id;
     serial = session_.peer(*lock).serial;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "contract/tensors/model.h"
 #include "platform/base/clock.h"
 
 namespace gpushm::client {
@@ -20,6 +21,16 @@ Status NoSuchWay(const std::string& name) {
   return {Code::kUnsupported,
           Concat(name, " is a stream, which can only be read or written in order"),
           "leave file_way at GPUSHM_FILE_AUTO, or name a file"};
+}
+
+UniqueFd OpenPath(const std::string& path) {
+  // Does not wait for a process that will write into a named pipe: poll does that, with a deadline.
+  return UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+}
+
+std::unexpected<Status> NotOpened(const std::string& path, int error) {
+  if (error == ENOENT) return Fail(Code::kNotFound, Concat("no such file: ", path));
+  return FailSystem(error, Concat("open ", path));
 }
 
 // Opens the same file again, with an open file description of its own whose flags no other process
@@ -73,15 +84,78 @@ Result<OpenFile> OpenToLoad(const TransferFile& from, FileWay asked) {
     return Use(std::move(file), asked);
   }
   file.name = *from.path;
-  // Does not wait for a process that will write into a named pipe: poll does that, with a deadline.
-  file.own.Reset(open(file.name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.own) {
-    const int error = errno;
-    if (error == ENOENT) return Fail(Code::kNotFound, Concat("no such file: ", file.name));
-    return FailSystem(error, Concat("open ", file.name));
-  }
+  file.own = OpenPath(file.name);
+  if (!file.own) return NotOpened(file.name, errno);
   file.fd = file.own.get();
   return Use(std::move(file), asked);
+}
+
+namespace {
+
+Result<LoadSource> OpenTensors(const std::string& path, FileWay asked) {
+  // The disk's blocks are not aligned to the tensors' places, so GPUDirect Storage cannot move them.
+  if (asked == FileWay::kGds) {
+    return Fail(Code::kUnsupported,
+                Concat("GPUDirect Storage cannot lay out the tensors of ", path),
+                "leave file_method at GPUSHM_FILE_AUTO, or set format to GPUSHM_FORMAT_RAW");
+  }
+  if (asked == FileWay::kAutoGds) asked = FileWay::kAuto;
+  Result<tensors::Model> model =
+      tensors::OpenModel(path, [](const std::string& file) -> Result<UniqueFd> {
+        UniqueFd fd = OpenPath(file);
+        if (!fd) return NotOpened(file, errno);
+        return fd;
+      });
+  if (!model) return std::unexpected(model.error());
+  LoadSource source{.parts = {},
+                    .file_bytes = 0,
+                    .buffer_bytes = model->buffer_bytes,
+                    .table = std::move(model->table),
+                    .name = path};
+  for (tensors::ModelFile& from : model->files) {
+    if (from.segments.empty()) continue;
+    LoadSource::Part& part = source.parts.emplace_back();
+    part.file.own = std::move(from.fd);
+    part.file.fd = part.file.own.get();
+    part.file.name = std::move(from.path);
+    part.file.size_bytes = from.size_bytes;
+    const Result<FilePlan> plan = PlanRead(part.file.fd, from.size_bytes, asked);
+    if (!plan) return std::unexpected(plan.error().WithContext(part.file.name));
+    part.file.plan = *plan;
+    source.file_bytes += from.size_bytes;
+    for (const tensors::Segment& segment : from.segments) {
+      part.segments.push_back({segment.file_offset, segment.buffer_offset, segment.bytes});
+    }
+  }
+  return source;
+}
+
+}  // namespace
+
+Result<LoadSource> LoadSource::Open(const TransferFile& from, const TransferOptions& options) {
+  const bool named = from.path && tensors::IsModelName(*from.path);
+  struct stat info{};
+  // A folder can only be a model. A pipe can have any name.
+  const bool found = from.path && stat(from.path->c_str(), &info) == 0;
+  const bool folder = found && S_ISDIR(info.st_mode);
+  const bool file = found && S_ISREG(info.st_mode);
+  const bool tensors = options.format == Format::kTensors ||
+                       (options.format == Format::kAuto && (folder || (named && file)));
+  if (tensors && !from.path) {
+    return Fail(Code::kInvalidArgument,
+                "format is GPUSHM_FORMAT_TENSORS, but a descriptor has no name for its shards",
+                "pass the path of the safetensors file, index or folder");
+  }
+  if (tensors) return OpenTensors(*from.path, options.file_way);
+  Result<OpenFile> opened = OpenToLoad(from, options.file_way);
+  if (!opened) return std::unexpected(opened.error());
+  LoadSource source{.parts = {},
+                    .file_bytes = opened->size_bytes,
+                    .buffer_bytes = opened->size_bytes,
+                    .table = {},
+                    .name = opened->name};
+  source.parts.push_back({std::move(*opened), {}});
+  return source;
 }
 
 Result<SaveTarget> SaveTarget::Open(const TransferFile& to, uint64_t size_bytes, FileWay asked) {

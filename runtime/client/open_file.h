@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/transfer/file_way.h"
+#include "platform/transfer/transfer_engine.h"
 #include "runtime/client/client.h"
 
 namespace gpushm::client {
@@ -26,6 +28,25 @@ struct OpenFile {
 };
 
 Result<OpenFile> OpenToLoad(const TransferFile& from, FileWay asked);
+
+// What a load brings: one file as it is, or the files of a model, whose tensors have places of
+// their own in the buffer.
+struct LoadSource {
+  struct Part {
+    OpenFile file;
+    std::vector<TransferSegment> segments;  // Empty: the file as it is.
+  };
+  static Result<LoadSource> Open(const TransferFile& from, const TransferOptions& options);
+
+  bool is_stream() const { return parts.front().file.is_stream(); }
+  bool has_tensors() const { return !table.empty(); }
+
+  std::vector<Part> parts;         // At least one.
+  uint64_t file_bytes = 0;         // Of all files; 0 for a stream.
+  uint64_t buffer_bytes = 0;       // What the buffer must have room for; 0 for a stream.
+  std::vector<std::byte> table{};  // The description; empty for a file as it is.
+  std::string name;                // For messages.
+};
 
 // Where a save goes. With a path: a temporary file next to the final name, which Commit renames and
 // the destructor removes otherwise. Or the caller's descriptor, which Commit leaves alone.

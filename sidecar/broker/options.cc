@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -47,9 +48,14 @@ struct Flags {
 
 // The whole content of a small file.
 Result<std::string> ReadFile(const std::string& path) {
+  errno = 0;
   std::ifstream in(path, std::ios::binary);
+  if (!in && errno != 0 && errno != ENOENT) {
+    return FailSystem(errno, Concat("--config ", path),
+                      Concat("name a file that user ", getuid(), " can read"));
+  }
   if (!in) {
-    return Fail(Code::kNotFound, Concat("--config ", path, " cannot be read"),
+    return Fail(Code::kNotFound, Concat("--config ", path, " does not exist"),
                 "name a file that exists, for example --config /etc/gpushm/broker.yaml");
   }
   std::string text;

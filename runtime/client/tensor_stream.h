@@ -1,0 +1,49 @@
+// The bytes of a model as they will be in the buffer, written into a pipe by a helper thread: for a
+// broker, which loads a pipe as it is.
+//
+// Threads: one uses it, which is not the helper.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "platform/base/status.h"
+#include "platform/base/unique_fd.h"
+#include "platform/transfer/crew.h"
+#include "runtime/client/open_file.h"
+
+namespace gpushm::client {
+
+class TensorStream {
+ public:
+  // `source` must outlive it. kExhausted: the system allows no further thread.
+  static Result<TensorStream> Start(const LoadSource& source);
+  TensorStream(TensorStream&&) noexcept = default;
+  TensorStream& operator=(TensorStream&&) = delete;
+  ~TensorStream();
+
+  // The pipe's end for the broker.
+  const OpenFile& reader() const { return state_->reader; }
+  // Waits until all is written. With `abort`, the writer stops soon instead, and no error follows.
+  Result<void> Finish(bool abort);
+
+ private:
+  struct State {
+    explicit State(const LoadSource& of) : source(of) {}
+    void Write();
+    Result<void> TryWrite();
+
+    const LoadSource& source;
+    OpenFile reader;
+    UniqueFd writer;
+    std::atomic<bool> stop{false};
+    Result<void> result;
+    Crew::Batch batch;
+    std::unique_ptr<Crew> crew;  // Declared last: its helper works on the rest.
+  };
+  explicit TensorStream(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace gpushm::client
