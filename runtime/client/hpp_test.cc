@@ -1,4 +1,5 @@
-// gpushm.hpp and sync.hpp compile in a user's code, and their owners can be moved.
+// gpushm.hpp and sync.hpp compile in a user's code, as C++17 and as C++23, and their owners can be
+// moved.
 // tests/integration/sync_hpp_test.cc tests what sync.hpp does.
 #include "gpushm/gpushm.hpp"
 
@@ -6,7 +7,11 @@
 
 #include "gpushm/sync.hpp"
 
+#include <string>
 #include <type_traits>
+#include <vector>
+
+#include "runtime/client/hpp_17.h"
 
 namespace {
 
@@ -35,11 +40,63 @@ static_assert(gpushm::Timeout(0.0015s).ms() == 2);
 static_assert(gpushm::Timeout(1ns).ms() == 1);
 static_assert(gpushm::Timeout::DontWait().ms() == GPUSHM_DONT_WAIT);
 
+gpushm::Result<gpushm::Client> OpenNothing() {
+  gpushm::OpenOptions options;
+  options.folder = "/nonexistent";
+  options.timeout = 0s;
+  return gpushm::Client::Open(options);
+}
+
 TEST(Hpp, CarriesTheError) {
-  const auto client = gpushm::Client::Open({.folder = "/nonexistent", .timeout = 0s});
+  const auto client = OpenNothing();
   ASSERT_FALSE(client);
   EXPECT_EQ(client.error().status(), GPUSHM_UNAVAILABLE);
   EXPECT_FALSE(client.error().remedy().empty());
+}
+
+TEST(Hpp, AResultIsAValueOrAnError) {
+  gpushm::Result<std::string> text = std::string("value");
+  ASSERT_TRUE(text.has_value());
+  EXPECT_EQ(*text, "value");
+  EXPECT_EQ(text->size(), 5u);
+  EXPECT_EQ(text.value_or("other"), "value");
+  const std::string moved = std::move(text).value();
+  EXPECT_EQ(moved, "value");
+  text = gpushm::Error(GPUSHM_TIMEOUT, "TIMEOUT: late", "late", "");
+  EXPECT_FALSE(text);
+  EXPECT_EQ(text.error().status(), GPUSHM_TIMEOUT);
+  EXPECT_EQ(text.value_or("other"), "other");
+  gpushm::Result<void> done;
+  EXPECT_TRUE(done);
+  done = std::move(text).error();
+  EXPECT_FALSE(done);
+  EXPECT_EQ(done.error().text(), "TIMEOUT: late");
+}
+
+TEST(HppDeathTest, AnErrorHasNoValue) {
+  const auto client = OpenNothing();
+  EXPECT_DEATH((void)client.value(), "a result without a value was used: UNAVAILABLE");
+  EXPECT_DEATH((void)client->get(), "a result without a value was used: UNAVAILABLE");
+}
+
+TEST(Hpp, SpansViewRows) {
+  std::vector<void*> streams(3);
+  const gpushm::Span<void* const> view = streams;
+  EXPECT_EQ(view.size(), 3u);
+  EXPECT_EQ(view.data(), streams.data());
+  unsigned char bytes[] = {1, 2};
+  gpushm::Span<unsigned char> row = bytes;
+  row[1] = 5;
+  EXPECT_EQ(bytes[1], 5);
+  static_assert(!std::is_convertible_v<std::vector<gpushm::Client>, gpushm::Span<void* const>>);
+}
+
+// hpp_17.cc is the same header compiled as C++17, by another object file of this program.
+TEST(Hpp, ObjectsOfBothStandardsLink) {
+  const gpushm::Result<gpushm::Client> client = OpenNothingInCpp17();
+  ASSERT_FALSE(client);
+  EXPECT_EQ(client.error().status(), GPUSHM_UNAVAILABLE);
+  EXPECT_EQ(StatusInCpp17(OpenNothing()), GPUSHM_UNAVAILABLE);
 }
 
 TEST(Hpp, EmptyAttachmentIsHarmless) {

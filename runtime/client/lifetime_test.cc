@@ -1,6 +1,4 @@
 // Goal: no order of close and detach crashes, and a handle that is used too late does no harm.
-#include "gpushm/gpushm.hpp"
-
 #include <gmock/gmock-matchers.h>
 
 #include <atomic>
@@ -8,6 +6,9 @@
 #include <string>
 
 #include "runtime/client/client_testing.h"
+
+// After the internal headers, which have a gpushm::Result of their own.
+#include "gpushm/gpushm.hpp"
 
 namespace gpushm::client {
 namespace {

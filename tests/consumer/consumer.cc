@@ -3,8 +3,10 @@
 #include <iostream>
 
 int main() {
-  const auto client = gpushm::Client::Open(
-      {.folder = "/nonexistent/gpushm", .timeout = gpushm::Timeout::DontWait()});
+  gpushm::OpenOptions options;
+  options.folder = "/nonexistent/gpushm";
+  options.timeout = gpushm::Timeout::DontWait();
+  const auto client = gpushm::Client::Open(options);
   if (client || client.error().status() != GPUSHM_UNAVAILABLE || client.error().remedy().empty()) {
     std::cerr << "expected UNAVAILABLE with a remedy, got "
               << (client ? "a client" : client.error().text()) << "\n";

@@ -9,10 +9,12 @@
 #include <string>
 #include <utility>
 
-#include "gpushm/sync.hpp"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
 #include "tests/integration/processes.h"
+
+// After the internal headers, which have a gpushm::Result of their own.
+#include "gpushm/sync.hpp"
 
 namespace gpushm::integration {
 namespace {
@@ -41,7 +43,7 @@ TEST(ContextTest, ASignalOutlivesItsContext) {
       const auto recorded = signal->Record(stream->get(), value);
       ASSERT_TRUE(recorded) << recorded.error().text();
       ASSERT_EQ((*api)->cuStreamSynchronize(stream->get()), CUDA_SUCCESS);
-      ASSERT_EQ(signal->Read()->value, value);
+      ASSERT_EQ(signal->GetInfo()->value, value);
     }
   }
   std::error_code ignored;

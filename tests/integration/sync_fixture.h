@@ -14,10 +14,12 @@
 #include <utility>
 
 #include "contract/sync/page.h"
-#include "gpushm/sync.hpp"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
 #include "tests/integration/shared_broker.h"
+
+// After the internal headers, which have a gpushm::Result of their own.
+#include "gpushm/sync.hpp"
 
 namespace gpushm::integration {
 

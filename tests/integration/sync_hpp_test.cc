@@ -26,7 +26,7 @@ TEST_F(SyncHppTest, ASignalEndsWithItsOwner) {
     ASSERT_TRUE(writer->Record(stream_, 1));
     EXPECT_TRUE(waiter->Wait(1));
     ASSERT_TRUE(writer->Set(2));
-    EXPECT_EQ(waiter->Read()->value, 2);
+    EXPECT_EQ(waiter->GetInfo()->value, 2);
     EXPECT_TRUE(writer->DeviceAddress());
   }
   EXPECT_TRUE(waiter->Check(2));
@@ -41,7 +41,7 @@ TEST_F(SyncHppTest, ASignalInDeviceMemoryIsMovedByStreams) {
   ASSERT_TRUE(writer) << writer.error().text();
   auto waiter = Signal::Open(*client_, "fast");
   ASSERT_TRUE(waiter) << waiter.error().text();
-  EXPECT_EQ(waiter->Read()->memory, GPUSHM_SIGNAL_DEVICE_MEMORY);
+  EXPECT_EQ(waiter->GetInfo()->memory, GPUSHM_SIGNAL_DEVICE_MEMORY);
   EXPECT_EQ(writer->Set(1).error().status(), GPUSHM_UNSUPPORTED);
   ASSERT_TRUE(writer->Record(stream_, 1));
   EXPECT_TRUE(waiter->Wait(1));
@@ -68,31 +68,31 @@ TEST_F(SyncHppTest, ABarrierIsPassedByTwo) {
 
 // Goal: gpushm_sync_lookup reports kind and value of each object without joining the barrier.
 TEST_F(SyncHppTest, ALookTakesNoPart) {
-  EXPECT_EQ(LookAt(*client_, "none").error().status(), GPUSHM_NOT_FOUND);
+  EXPECT_EQ(LookupSync(*client_, "none").error().status(), GPUSHM_NOT_FOUND);
   auto signal = Signal::Open(*client_, "looked", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(signal && signal->Set(5));
-  const auto live = LookAt(*client_, "looked");
+  const auto live = LookupSync(*client_, "looked");
   ASSERT_TRUE(live) << live.error().text();
   EXPECT_EQ(live->kind, GPUSHM_SYNC_SIGNAL);
   EXPECT_EQ(live->value, 5);
   EXPECT_EQ(live->state, GPUSHM_SIGNAL_LIVE);
   EXPECT_NE(live->writer_lease, 0);
   ASSERT_TRUE(signal->Close());
-  EXPECT_EQ(LookAt(*client_, "looked")->state, GPUSHM_SIGNAL_LEFT);
-  EXPECT_EQ(LookAt(*client_, "looked")->value, 5);
+  EXPECT_EQ(LookupSync(*client_, "looked")->state, GPUSHM_SIGNAL_LEFT);
+  EXPECT_EQ(LookupSync(*client_, "looked")->value, 5);
 
   auto step = Barrier::Open(*client_, "looked-step", 2);
   ASSERT_TRUE(step);
-  EXPECT_EQ(LookAt(*client_, "looked-step")->kind, GPUSHM_SYNC_BARRIER);
-  EXPECT_EQ(LookAt(*client_, "looked-step")->joined, 1);
-  EXPECT_EQ(LookAt(*client_, "looked-step")->places, 2);
-  EXPECT_EQ(LookAt(*client_, "looked-step")->state, GPUSHM_SIGNAL_LIVE);
+  EXPECT_EQ(LookupSync(*client_, "looked-step")->kind, GPUSHM_SYNC_BARRIER);
+  EXPECT_EQ(LookupSync(*client_, "looked-step")->joined, 1);
+  EXPECT_EQ(LookupSync(*client_, "looked-step")->places, 2);
+  EXPECT_EQ(LookupSync(*client_, "looked-step")->state, GPUSHM_SIGNAL_LIVE);
 
   Ring writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
   Put(writer, 1);
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
-  EXPECT_EQ(LookAt(*client_, "video").error().status(), GPUSHM_INVALID_ARGUMENT) << "its buffer";
-  const auto ring = LookAt(*client_, "video-ring");
+  EXPECT_EQ(LookupSync(*client_, "video").error().status(), GPUSHM_INVALID_ARGUMENT) << "its buffer";
+  const auto ring = LookupSync(*client_, "video-ring");
   ASSERT_TRUE(ring) << ring.error().text();
   EXPECT_EQ(ring->kind, GPUSHM_SYNC_RING);
   EXPECT_EQ(ring->value, 1);

@@ -33,6 +33,7 @@
 #include <cuda/atomic>
 
 namespace gpushm {
+inline namespace v0 {
 namespace device {
 
 /// What a counter is once its writer has ended; values of a signal are below 2^62.
@@ -128,6 +129,7 @@ __global__ void AwaitNext(uint64_t address, uint64_t* turn, uint64_t timeout_ns,
 }
 
 }  // namespace device
+}  // namespace v0
 }  // namespace gpushm
 
 #endif /* GPUSHM_DEVICE_CUH */

@@ -1,79 +1,83 @@
-/// gpushm for C++: owners, std::expected and std::chrono over the C functions of gpushm.h, whose
-/// comments are the contract. Header-only; link with libgpushm (gpushm::gpushm in CMake).
+/// gpushm for C++: owners, results and std::chrono over the C functions of gpushm.h. The comments
+/// in gpushm.h are the contract. The header is all; link with libgpushm (gpushm::gpushm in CMake).
 ///
 ///     auto client = gpushm::Client::Open();
 ///     if (!client) return Report(client.error());
-///     auto weights = client->Attach("weights", {.timeout = 30s});
+///     auto weights = client->Attach("weights");
 ///     if (!weights) return Report(weights.error());   // error().text(): cause and remedy
 ///     Launch(weights->As<const float>(), weights->size_bytes() / sizeof(float));
 ///
-/// Needs C++23: std::expected (GCC 12, clang 16 with libstdc++ 12, or newer).
+/// It needs C++17, and compiles with GCC, clang and nvcc. No function throws an exception of its
+/// own. Everything is in `inline namespace v0`, so that two versions of these headers can be in one
+/// process.
 ///
-/// Threads: a Client's functions from any thread. An Attachment is used by one thread at a time, as
-/// a std::unique_ptr is; take as many as needed, they are counted.
+/// Threads: any thread may call any function of a Client, except that no other thread may use it
+/// while it is moved or destroyed. One thread at a time may use an Attachment, as with
+/// std::unique_ptr; attach once for each thread, because attachments are counted.
 #ifndef GPUSHM_GPUSHM_HPP_
 #define GPUSHM_GPUSHM_HPP_
 
-#if !defined(__cplusplus) || (defined(__has_include) && !__has_include(<expected>))
-#error "gpushm.hpp needs C++23 with <expected> (GCC 12 -std=c++23 or newer); use gpushm.h instead"
-#else
-#include <expected>
-#ifndef __cpp_lib_expected
-#error "gpushm.hpp needs C++23: compile with -std=c++23 (std::expected), or use gpushm.h instead"
-#endif
-#endif
-
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
-#include <span>
 #include <string>
-#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "gpushm.h"
+#include "result.hpp"
 
 namespace gpushm {
+inline namespace v0 {
 
-/// Why a call failed: a copy of gpushm_last_error().
-class Error {
+#ifndef GPUSHM_NO_DEPRECATED
+template <typename T>
+using Expected [[deprecated("use gpushm::Result")]] = Result<T>;
+#endif
+
+/// A view of values that lie in a row: what std::span is, which C++17 does not have. It converts
+/// from arrays, std::vector, std::array and std::span.
+template <typename T>
+class Span {
  public:
-  /// What the calling thread's last failing call said.
-  static Error Last() {
-    const gpushm_error* last = gpushm_last_error();
-    return Error(last->status, last->text, last->what, last->remedy);
-  }
+  constexpr Span() = default;
+  constexpr Span(T* data, size_t size) : data_(data), size_(size) {}
+  template <size_t kSize>
+  constexpr Span(T (&array)[kSize]) : data_(array), size_(kSize) {}  // NOLINT: implicit.
+  template <typename Container,
+            typename = std::enable_if_t<std::is_convertible_v<
+                std::remove_pointer_t<decltype(std::declval<Container&>().data())> (*)[],
+                T (*)[]>>>
+  constexpr Span(Container&& container)  // NOLINT: implicit.
+      : data_(container.data()), size_(container.size()) {}
 
-  Error(gpushm_status status, std::string text, std::string what, std::string remedy)
-      : status_(status),
-        text_(std::move(text)),
-        what_(std::move(what)),
-        remedy_(std::move(remedy)) {}
-
-  /// For branching: GPUSHM_TIMEOUT, GPUSHM_NOT_FOUND ...
-  gpushm_status status() const { return status_; }
-  /// One line for humans: status, cause and remedy.
-  const std::string& text() const { return text_; }
-  const std::string& what() const { return what_; }
-  /// What to do about it; empty if there is nothing to say.
-  const std::string& remedy() const { return remedy_; }
+  constexpr T* data() const { return data_; }
+  constexpr size_t size() const { return size_; }
+  constexpr T* begin() const { return data_; }
+  constexpr T* end() const { return data_ + size_; }
+  constexpr T& operator[](size_t index) const { return data_[index]; }
 
  private:
-  gpushm_status status_;
-  std::string text_;
-  std::string what_;
-  std::string remedy_;
+  T* data_ = nullptr;
+  size_t size_ = 0;
 };
-
-template <typename T>
-using Expected = std::expected<T, Error>;
 
 /// How long a call may wait. Default: ten seconds (a transfer: ten minutes).
 class Timeout {
+  // Before its callers: clang 19 needs that for constant expressions.
+  template <typename Duration>
+  static constexpr int64_t ToMs(Duration wait) {
+    constexpr int64_t kLongestMs = int64_t{366} * 24 * 3600 * 1000;
+    // In floating point, where no duration overflows; close enough to tell the two ends.
+    const double about_ms =
+        std::chrono::duration_cast<std::chrono::duration<double, std::milli>>(wait).count();
+    if (!(about_ms > 0)) return GPUSHM_DONT_WAIT;
+    if (about_ms >= static_cast<double>(kLongestMs)) return kLongestMs;
+    return std::chrono::ceil<std::chrono::milliseconds>(wait).count();
+  }
+
  public:
   constexpr Timeout() = default;
   /// A wait of 0 or less is "answer at once". Rounded up to whole milliseconds. However long it is,
@@ -85,16 +89,6 @@ class Timeout {
   constexpr int64_t ms() const { return ms_; }
 
  private:
-  template <typename Duration>
-  static constexpr int64_t ToMs(Duration wait) {
-    constexpr int64_t kLongestMs = int64_t{366} * 24 * 3600 * 1000;
-    // In floating point, where no duration overflows; close enough to tell the two ends.
-    const double about_ms =
-        std::chrono::duration_cast<std::chrono::duration<double, std::milli>>(wait).count();
-    if (!(about_ms > 0)) return GPUSHM_DONT_WAIT;
-    if (about_ms >= static_cast<double>(kLongestMs)) return kLongestMs;
-    return std::chrono::ceil<std::chrono::milliseconds>(wait).count();
-  }
   int64_t ms_ = 0;
 };
 
@@ -127,6 +121,7 @@ struct CreateOptions {
   gpushm_on_writer_exit on_writer_exit = GPUSHM_WRITER_EXIT_MARK;
   bool unpublished = false;  ///< Others see it only after Attachment::Publish.
   Timeout timeout{};
+  gpushm_exist exist = GPUSHM_EXIST_FAIL;  ///< Of Create: what to do if the name exists.
 };
 
 struct OfferOptions {
@@ -151,22 +146,23 @@ struct TransferOptions {
   Timeout timeout{};
 };
 
-namespace internal {
+namespace detail {
 template <typename T>
 T Sized() {
   T value{};
   value.struct_size = sizeof value;
   return value;
 }
-inline Expected<void> Check(gpushm_status status) {
+inline Result<void> ToResult(gpushm_status status) {
   if (status == GPUSHM_OK) return {};
-  return std::unexpected(Error::Last());
+  return Error::Last();
 }
 inline const char* OrNull(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
-}  // namespace internal
+}  // namespace detail
 
-/// One use of a buffer by this process; detaches when it goes out of scope. Work on the GPU that
-/// uses the buffer must have ended by then: Detach(streams) checks it.
+/// One use of a buffer by this process. The destructor detaches it at once and does not check
+/// whether work on the GPU still uses the buffer, so that work must have ended. Detach(streams)
+/// checks it, and returns GPUSHM_BUSY while work is pending.
 class Attachment {
  public:
   Attachment() = default;
@@ -194,31 +190,34 @@ class Attachment {
   }
   uint64_t size_bytes() const { return gpushm_attachment_size(handle_); }
 
-  /// GPUSHM_OK, GPUSHM_STALE or GPUSHM_ORPHANED: one load.
-  gpushm_status Current() const { return gpushm_attachment_check(handle_); }
-  Expected<AttachmentInfo> GetInfo() const {
-    auto info = internal::Sized<AttachmentInfo>();
+  /// GPUSHM_OK, GPUSHM_STALE or GPUSHM_ORPHANED. One load, no system call.
+  gpushm_status Check() const { return gpushm_attachment_check(handle_); }
+#ifndef GPUSHM_NO_DEPRECATED
+  [[deprecated("use Check")]] gpushm_status Current() const { return Check(); }
+#endif
+  Result<AttachmentInfo> GetInfo() const {
+    auto info = detail::Sized<AttachmentInfo>();
     if (gpushm_attachment_get_info(handle_, &info) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return info;
   }
 
   /// Shows an unpublished buffer or generation to everybody.
-  Expected<void> Publish() { return internal::Check(gpushm_attachment_publish(handle_)); }
+  Result<void> Publish() { return detail::ToResult(gpushm_attachment_publish(handle_)); }
   /// Says how many bytes from the start are content, where the writer fills it by itself.
-  Expected<void> SetContent(uint64_t content_bytes) {
-    return internal::Check(gpushm_attachment_set_content(handle_, content_bytes));
+  Result<void> SetContent(uint64_t content_bytes) {
+    return detail::ToResult(gpushm_attachment_set_content(handle_, content_bytes));
   }
 
   /// Detaches if no work is pending on `streams` (CUstream); GPUSHM_BUSY, and nothing is detached,
   /// otherwise. With `defer` the buffer is detached once that work has ended.
-  Expected<void> Detach(std::span<void* const> streams = {}, bool defer = false) {
-    auto options = internal::Sized<gpushm_detach_options>();
+  Result<void> Detach(Span<void* const> streams = {}, bool defer = false) {
+    auto options = detail::Sized<gpushm_detach_options>();
     options.streams = streams.data();
     options.stream_count = streams.size();
     options.defer = defer ? 1 : 0;
-    auto done = internal::Check(gpushm_attachment_detach(handle_, &options));
+    auto done = detail::ToResult(gpushm_attachment_detach(handle_, &options));
     if (done) handle_ = nullptr;
     return done;
   }
@@ -235,18 +234,20 @@ class Attachment {
   gpushm_attachment* handle_ = nullptr;
 };
 
-/// A connection to the broker of this pod. Its end detaches what is still attached: an Attachment
-/// that outlives it has the address 0, and its calls return GPUSHM_INVALID_ARGUMENT.
+/// A connection to the broker of this pod. The destructor detaches what is still attached, and
+/// closes signals, barriers and rings that are still open, whether work uses them or not: that work
+/// must have ended. An Attachment that outlives its Client has the address 0, and its calls return
+/// GPUSHM_INVALID_ARGUMENT.
 class Client {
  public:
-  static Expected<Client> Open(const OpenOptions& options = {}) {
-    auto raw = internal::Sized<gpushm_open_options>();
-    raw.folder = internal::OrNull(options.folder);
-    raw.pod_uid = internal::OrNull(options.pod_uid);
-    raw.driver = internal::OrNull(options.driver);
+  static Result<Client> Open(const OpenOptions& options = {}) {
+    auto raw = detail::Sized<gpushm_open_options>();
+    raw.folder = detail::OrNull(options.folder);
+    raw.pod_uid = detail::OrNull(options.pod_uid);
+    raw.driver = detail::OrNull(options.driver);
     raw.timeout_ms = options.timeout.ms();
     gpushm_client* handle = nullptr;
-    if (gpushm_open(&raw, &handle) != GPUSHM_OK) return std::unexpected(Error::Last());
+    if (gpushm_open(&raw, &handle) != GPUSHM_OK) return Error::Last();
     return Client(handle);
   }
 
@@ -265,50 +266,58 @@ class Client {
   // ---- looking up
 
   /// No system call, tens of nanoseconds.
-  Expected<Info> Lookup(const std::string& name) const {
-    auto info = internal::Sized<Info>();
+  Result<Info> Lookup(const std::string& name) const {
+    auto info = detail::Sized<Info>();
     if (gpushm_lookup(handle_, name.c_str(), &info) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return info;
   }
 
   /// All buffers, ordered by name.
-  Expected<std::vector<Info>> List() const {
+  Result<std::vector<Info>> List() const {
     return Collect<Info>([&](Info* infos, size_t capacity, size_t* count) {
       return gpushm_list(handle_, infos, capacity, count);
     });
   }
 
   /// Waits until the buffer exists with at least this generation and has its content.
-  Expected<Info> Wait(const std::string& name, uint64_t min_generation = 0,
-                      Timeout timeout = {}) const {
-    auto options = internal::Sized<gpushm_wait_options>();
+  Result<Info> Wait(const std::string& name, uint64_t min_generation = 0,
+                    Timeout timeout = {}) const {
+    auto options = detail::Sized<gpushm_wait_options>();
     options.timeout_ms = timeout.ms();
-    auto info = internal::Sized<Info>();
+    auto info = detail::Sized<Info>();
     if (gpushm_wait(handle_, name.c_str(), min_generation, &options, &info) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return info;
   }
 
   /// Who holds the buffer; empty name: who holds any.
-  Expected<std::vector<Holder>> Holders(const std::string& name = {}) const {
+  Result<std::vector<Holder>> ListHolders(const std::string& name = {}) const {
     return Collect<Holder>([&](Holder* holders, size_t capacity, size_t* count) {
-      return gpushm_list_holders(handle_, internal::OrNull(name), holders, capacity, count);
+      return gpushm_list_holders(handle_, detail::OrNull(name), holders, capacity, count);
     });
   }
 
-  Expected<BrokerInfo> Broker() const {
-    auto info = internal::Sized<BrokerInfo>();
-    if (gpushm_broker_get_info(handle_, &info) != GPUSHM_OK) return std::unexpected(Error::Last());
+  Result<BrokerInfo> GetBrokerInfo() const {
+    auto info = detail::Sized<BrokerInfo>();
+    if (gpushm_broker_get_info(handle_, &info) != GPUSHM_OK) return Error::Last();
     return info;
   }
 
+#ifndef GPUSHM_NO_DEPRECATED
+  [[deprecated("use ListHolders")]] Result<std::vector<Holder>> Holders(
+      const std::string& name = {}) const {
+    return ListHolders(name);
+  }
+  [[deprecated("use GetBrokerInfo")]] Result<BrokerInfo> Broker() const { return GetBrokerInfo(); }
+#endif
+
   // ---- attaching and making
 
-  Expected<Attachment> Attach(const std::string& name, const AttachOptions& options = {}) const {
-    auto raw = internal::Sized<gpushm_attach_options>();
+  Result<Attachment> Attach(const std::string& name, const AttachOptions& options = {}) const {
+    auto raw = detail::Sized<gpushm_attach_options>();
     raw.access = options.access;
     raw.generation = options.generation;
     raw.timeout_ms = options.timeout.ms();
@@ -316,74 +325,74 @@ class Client {
     raw.stage = options.stage ? 1 : 0;
     gpushm_attachment* handle = nullptr;
     if (gpushm_attach(handle_, name.c_str(), &raw, &handle) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return Attachment(handle);
   }
 
   /// Makes a buffer in the pod's pool and attaches it for writing.
-  Expected<Attachment> Create(const std::string& name, uint64_t size_bytes,
-                              const CreateOptions& options = {}) const {
+  Result<Attachment> Create(const std::string& name, uint64_t size_bytes,
+                            const CreateOptions& options = {}) const {
     const gpushm_create_options raw = Raw(options);
     gpushm_attachment* handle = nullptr;
     if (gpushm_create(handle_, name.c_str(), size_bytes, &raw, &handle) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return Attachment(handle);
   }
 
   /// Puts new memory behind a name; 0 bytes: as many as it has.
-  Expected<Attachment> Replace(const std::string& name, uint64_t size_bytes = 0,
-                               const CreateOptions& options = {}) const {
+  Result<Attachment> Replace(const std::string& name, uint64_t size_bytes = 0,
+                             const CreateOptions& options = {}) const {
     const gpushm_create_options raw = Raw(options);
     gpushm_attachment* handle = nullptr;
     if (gpushm_replace(handle_, name.c_str(), size_bytes, &raw, &handle) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return Attachment(handle);
   }
 
   /// Offers memory that the application has; `address` is a CUdeviceptr.
-  Expected<OfferResult> Offer(const std::string& name, uint64_t address, uint64_t size_bytes,
-                              const OfferOptions& options = {}) const {
-    auto raw = internal::Sized<gpushm_offer_options>();
+  Result<OfferResult> Offer(const std::string& name, uint64_t address, uint64_t size_bytes,
+                            const OfferOptions& options = {}) const {
+    auto raw = detail::Sized<gpushm_offer_options>();
     raw.writers = options.writers;
     raw.one_writer = options.one_writer ? 1 : 0;
     raw.on_writer_exit = options.on_writer_exit;
     raw.allow_copy = options.allow_copy ? 1 : 0;
     raw.timeout_ms = options.timeout.ms();
     raw.stream = options.stream;
-    auto result = internal::Sized<OfferResult>();
+    auto result = detail::Sized<OfferResult>();
     if (gpushm_offer(handle_, name.c_str(), address, size_bytes, &raw, &result) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return result;
   }
 
-  Expected<void> Delete(const std::string& name, Timeout timeout = {}) const {
-    auto options = internal::Sized<gpushm_delete_options>();
+  Result<void> Delete(const std::string& name, Timeout timeout = {}) const {
+    auto options = detail::Sized<gpushm_delete_options>();
     options.timeout_ms = timeout.ms();
-    return internal::Check(gpushm_delete(handle_, name.c_str(), &options));
+    return detail::ToResult(gpushm_delete(handle_, name.c_str(), &options));
   }
 
   // ---- files
 
-  Expected<TransferResult> Load(const std::string& name, const std::string& path,
-                                const TransferOptions& options = {}) const {
+  Result<TransferResult> Load(const std::string& name, const std::string& path,
+                              const TransferOptions& options = {}) const {
     return Transfer(gpushm_load, name, path.c_str(), -1, options);
   }
   /// From a descriptor, which stays open: a pipe to its end, or a file from where it stands.
-  Expected<TransferResult> Load(const std::string& name, int descriptor,
-                                const TransferOptions& options = {}) const {
+  Result<TransferResult> Load(const std::string& name, int descriptor,
+                              const TransferOptions& options = {}) const {
     return Transfer(gpushm_load, name, nullptr, descriptor, options);
   }
-  Expected<TransferResult> Save(const std::string& name, const std::string& path,
-                                const TransferOptions& options = {}) const {
+  Result<TransferResult> Save(const std::string& name, const std::string& path,
+                              const TransferOptions& options = {}) const {
     return Transfer(gpushm_save, name, path.c_str(), -1, options);
   }
   /// To a descriptor, in order; it stays open.
-  Expected<TransferResult> Save(const std::string& name, int descriptor,
-                                const TransferOptions& options = {}) const {
+  Result<TransferResult> Save(const std::string& name, int descriptor,
+                              const TransferOptions& options = {}) const {
     return Transfer(gpushm_save, name, nullptr, descriptor, options);
   }
 
@@ -393,24 +402,25 @@ class Client {
   explicit Client(gpushm_client* handle) : handle_(handle) {}
 
   static gpushm_create_options Raw(const CreateOptions& options) {
-    auto raw = internal::Sized<gpushm_create_options>();
+    auto raw = detail::Sized<gpushm_create_options>();
     raw.writers = options.writers;
     raw.one_writer = options.one_writer ? 1 : 0;
     raw.on_writer_exit = options.on_writer_exit;
     raw.unpublished = options.unpublished ? 1 : 0;
+    raw.exist = options.exist;
     raw.timeout_ms = options.timeout.ms();
     return raw;
   }
 
   // Asks with more room until everything fits.
   template <typename T, typename Ask>
-  static Expected<std::vector<T>> Collect(Ask ask) {
+  static Result<std::vector<T>> Collect(Ask ask) {
     std::vector<T> entries;
     size_t count = 0;
     do {
-      entries.assign(count == 0 ? 64 : count + count / 4, internal::Sized<T>());
+      entries.assign(count == 0 ? 64 : count + count / 4, detail::Sized<T>());
       if (ask(entries.data(), entries.size(), &count) != GPUSHM_OK) {
-        return std::unexpected(Error::Last());
+        return Error::Last();
       }
     } while (count > entries.size());
     entries.resize(count);
@@ -418,9 +428,9 @@ class Client {
   }
 
   template <typename Function>
-  Expected<TransferResult> Transfer(Function function, const std::string& name, const char* path,
-                                    int descriptor, const TransferOptions& options) const {
-    auto raw = internal::Sized<gpushm_transfer_options>();
+  Result<TransferResult> Transfer(Function function, const std::string& name, const char* path,
+                                  int descriptor, const TransferOptions& options) const {
+    auto raw = detail::Sized<gpushm_transfer_options>();
     raw.method = options.method;
     raw.chunk_bytes = options.chunk_bytes;
     raw.file_method = options.file_method;
@@ -435,9 +445,9 @@ class Client {
         return static_cast<TransferOptions*>(user)->progress(done_bytes, total_bytes) ? 0 : 1;
       };
     }
-    auto result = internal::Sized<TransferResult>();
+    auto result = detail::Sized<TransferResult>();
     if (function(handle_, name.c_str(), path, &raw, &result) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return result;
   }
@@ -445,6 +455,7 @@ class Client {
   gpushm_client* handle_;
 };
 
+}  // namespace v0
 }  // namespace gpushm
 
 #endif  // GPUSHM_GPUSHM_HPP_

@@ -14,12 +14,10 @@
 ///
 /// Streams are CUstream or cudaStream_t; GPUSHM_NO_STREAM where the host does the work.
 ///
-/// Owners close what they own when they go out of scope. While streams of the process still use it
-/// that is refused (BUSY), and it stays open until the Client ends: synchronise before, or call
-/// Close(), which says so. The end of the Client closes what is still open, and the calls of owners
-/// and guards that outlive it return GPUSHM_INVALID_ARGUMENT.
+/// It needs C++17, as gpushm.hpp does. An owner or guard that outlives its Client is closed: its
+/// calls return GPUSHM_INVALID_ARGUMENT.
 ///
-/// Threads: as std::unique_ptr, the objects by one thread at a time.
+/// Threads: one thread at a time may use an object, as with std::unique_ptr.
 #ifndef GPUSHM_SYNC_HPP_
 #define GPUSHM_SYNC_HPP_
 
@@ -27,12 +25,14 @@
 #include "sync.h"
 
 namespace gpushm {
+inline namespace v0 {
 
 /// The C structs under their C++ names; sync.h explains the fields.
 using SignalInfo = gpushm_signal_info;
 using BarrierInfo = gpushm_barrier_info;
 using RingInfo = gpushm_ring_info;
 using Frame = gpushm_frame;
+using SyncInfo = gpushm_sync_info;
 
 struct SignalOptions {
   gpushm_signal_role role = GPUSHM_SIGNAL_WAITER;
@@ -57,8 +57,8 @@ struct ReadRingOptions {
   Timeout timeout{};
 };
 
-namespace internal {
-/// Owns a handle that `kClose` closes, if it may.
+namespace detail {
+/// Owns a handle that `kClose` closes. If the library refuses that, the handle stays open.
 template <typename Handle, gpushm_status (*kClose)(Handle*)>
 class Owner {
  public:
@@ -79,8 +79,8 @@ class Owner {
   explicit operator bool() const { return handle_ != nullptr; }
   Handle* get() const { return handle_; }
   /// GPUSHM_BUSY: streams of this process still use it; it stays open, call again.
-  Expected<void> Close() {
-    auto done = Check(kClose(handle_));
+  Result<void> Close() {
+    auto done = ToResult(kClose(handle_));
     if (done) handle_ = nullptr;
     return done;
   }
@@ -90,91 +90,101 @@ class Owner {
 };
 
 template <typename Info, typename Handle>
-Expected<Info> InfoOf(gpushm_status (*get)(const Handle*, Info*), const Handle* handle) {
+Result<Info> InfoOf(gpushm_status (*get)(const Handle*, Info*), const Handle* handle) {
   auto info = Sized<Info>();
-  if (get(handle, &info) != GPUSHM_OK) return std::unexpected(Error::Last());
+  if (get(handle, &info) != GPUSHM_OK) return Error::Last();
   return info;
 }
-}  // namespace internal
+}  // namespace detail
 
-/// A 64-bit counter with a name that one process moves and others wait for.
-class Signal : public internal::Owner<gpushm_signal, gpushm_signal_close> {
+/// A 64-bit value with a name. One process increases it, and others wait for it.
+///
+/// The destructor closes the signal. While streams of this process still record it or wait for it,
+/// the library refuses that (GPUSHM_BUSY), and the signal stays open until the Client is destroyed:
+/// synchronise first, or call Close(), which returns the error.
+class Signal : public detail::Owner<gpushm_signal, gpushm_signal_close> {
  public:
   using Owner::Owner;
-  static Expected<Signal> Open(const Client& client, const std::string& name,
-                               const SignalOptions& options = {}) {
-    auto raw = internal::Sized<gpushm_signal_options>();
+  static Result<Signal> Open(const Client& client, const std::string& name,
+                             const SignalOptions& options = {}) {
+    auto raw = detail::Sized<gpushm_signal_options>();
     raw.role = options.role;
     raw.writers = options.writers;
     raw.timeout_ms = options.timeout.ms();
     raw.memory = options.memory;
     gpushm_signal* handle = nullptr;
     if (gpushm_signal_open(client.get(), name.c_str(), &raw, &handle) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return Signal(handle);
   }
 
   /// The signal gets `value` when the stream gets there.
-  Expected<void> Record(void* stream, uint64_t value) {
-    return internal::Check(gpushm_signal_record(get(), stream, value));
+  Result<void> Record(void* stream, uint64_t value) {
+    return detail::ToResult(gpushm_signal_record(get(), stream, value));
   }
-  Expected<void> Set(uint64_t value) { return internal::Check(gpushm_signal_set(get(), value)); }
+  Result<void> Set(uint64_t value) { return detail::ToResult(gpushm_signal_set(get(), value)); }
 
-  Expected<void> Wait(uint64_t value, Timeout timeout = {}) {
-    return internal::Check(gpushm_signal_wait(get(), value, timeout.ms()));
+  Result<void> Wait(uint64_t value, Timeout timeout = {}) {
+    return detail::ToResult(gpushm_signal_wait(get(), value, timeout.ms()));
   }
   /// What follows on the stream counts if Check says so afterwards.
-  Expected<void> WaitOnStream(void* stream, uint64_t value) {
-    return internal::Check(gpushm_signal_wait_on_stream(get(), stream, value));
+  Result<void> WaitOnStream(void* stream, uint64_t value) {
+    return detail::ToResult(gpushm_signal_wait_on_stream(get(), stream, value));
   }
   /// GPUSHM_BUSY: not yet. GPUSHM_ENDED, GPUSHM_PEER_DIED: never.
-  Expected<void> Check(uint64_t value) {
-    return internal::Check(gpushm_signal_check(get(), value));
-  }
+  Result<void> Check(uint64_t value) { return detail::ToResult(gpushm_signal_check(get(), value)); }
 
-  Expected<SignalInfo> Read() const { return internal::InfoOf(gpushm_signal_get_info, get()); }
+  Result<SignalInfo> GetInfo() const { return detail::InfoOf(gpushm_signal_get_info, get()); }
+#ifndef GPUSHM_NO_DEPRECATED
+  [[deprecated("use GetInfo")]] Result<SignalInfo> Read() const { return GetInfo(); }
+#endif
   /// Where kernels find the counter.
-  Expected<uint64_t> DeviceAddress() {
+  Result<uint64_t> DeviceAddress() {
     uint64_t address = 0;
     if (gpushm_signal_device_address(get(), &address) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return address;
   }
 };
 
 /// A point that `participants` processes pass together, again and again.
-class Barrier : public internal::Owner<gpushm_barrier, gpushm_barrier_close> {
+///
+/// The destructor leaves the barrier, which breaks it for the others. While a stream of this
+/// process is still to arrive or waits, the library refuses that (GPUSHM_BUSY), and the barrier
+/// stays open until the Client is destroyed: synchronise first, or call Close(), which returns the
+/// error.
+class Barrier : public detail::Owner<gpushm_barrier, gpushm_barrier_close> {
  public:
   using Owner::Owner;
-  static Expected<Barrier> Open(const Client& client, const std::string& name,
-                                uint32_t participants, Timeout timeout = {}) {
-    auto raw = internal::Sized<gpushm_barrier_options>();
+  static Result<Barrier> Open(const Client& client, const std::string& name, uint32_t participants,
+                              Timeout timeout = {}) {
+    auto raw = detail::Sized<gpushm_barrier_options>();
     raw.participants = participants;
     raw.timeout_ms = timeout.ms();
     gpushm_barrier* handle = nullptr;
     if (gpushm_barrier_open(client.get(), name.c_str(), &raw, &handle) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return Barrier(handle);
   }
 
   /// After GPUSHM_TIMEOUT a further call waits for the same point.
-  Expected<void> Wait(Timeout timeout = {}) {
-    return internal::Check(gpushm_barrier_wait(get(), timeout.ms()));
+  Result<void> Wait(Timeout timeout = {}) {
+    return detail::ToResult(gpushm_barrier_wait(get(), timeout.ms()));
   }
   /// What follows on the stream counts if Check says so afterwards.
-  Expected<void> WaitOnStream(void* stream) {
-    return internal::Check(gpushm_barrier_wait_on_stream(get(), stream));
+  Result<void> WaitOnStream(void* stream) {
+    return detail::ToResult(gpushm_barrier_wait_on_stream(get(), stream));
   }
   /// Of the last point. GPUSHM_BUSY: not yet. GPUSHM_ENDED, GPUSHM_PEER_DIED: never.
-  Expected<void> Check() { return internal::Check(gpushm_barrier_check(get())); }
+  Result<void> Check() { return detail::ToResult(gpushm_barrier_check(get())); }
 
-  Expected<BarrierInfo> GetInfo() const { return internal::InfoOf(gpushm_barrier_get_info, get()); }
+  Result<BarrierInfo> GetInfo() const { return detail::InfoOf(gpushm_barrier_get_info, get()); }
 };
 
-namespace internal {
+namespace detail {
 /// What the guards of a frame have in common.
 class FrameGuard {
  public:
@@ -205,12 +215,12 @@ class FrameGuard {
   gpushm_ring* ring_;
   Frame frame_;
 };
-}  // namespace internal
+}  // namespace detail
 
 /// A frame that is being written. One that goes out of scope without End is given up: nobody sees
 /// it. Its memory is the next frame's, so work on the GPU that still writes to it belongs on the
 /// next frame's stream, or must have ended.
-class WriteGuard : public internal::FrameGuard {
+class WriteGuard : public detail::FrameGuard {
  public:
   WriteGuard(gpushm_ring* ring, const Frame& frame) : FrameGuard(ring, frame) {}
   WriteGuard(WriteGuard&& other) noexcept = default;
@@ -226,13 +236,11 @@ class WriteGuard : public internal::FrameGuard {
   uint64_t capacity_bytes() const { return frame_.capacity_bytes; }
   void set_bytes(uint64_t bytes) { frame_.bytes = bytes; }
   /// Travels with the frame; zeroes at first.
-  std::span<unsigned char, GPUSHM_METADATA_BYTES> metadata() {
-    return std::span<unsigned char, GPUSHM_METADATA_BYTES>(frame_.metadata);
-  }
+  Span<unsigned char> metadata() { return frame_.metadata; }
 
   /// Complete when the stream gets there. After a failure the frame is still open.
-  Expected<void> End(void* stream) {
-    auto done = internal::Check(gpushm_ring_end_write(ring_, &frame_, stream));
+  Result<void> End(void* stream) {
+    auto done = detail::ToResult(gpushm_ring_end_write(ring_, &frame_, stream));
     if (done) ring_ = nullptr;
     return done;
   }
@@ -249,7 +257,7 @@ class WriteGuard : public internal::FrameGuard {
 /// ring's frame is released for the stream that it was begun with, never before work on that stream
 /// has read it. Work on other streams must have ended, or be joined to that one by events. If the
 /// stream is being captured, the frame of a ring stays held until the Client ends.
-class ReadGuard : public internal::FrameGuard {
+class ReadGuard : public detail::FrameGuard {
  public:
   ReadGuard(gpushm_ring* ring, const Frame& frame, void* stream)
       : FrameGuard(ring, frame), stream_(stream) {}
@@ -268,15 +276,13 @@ class ReadGuard : public internal::FrameGuard {
   /// Of a queue's item: 1, or how often it was given to a worker, this time too. Items come back
   /// when a worker dies or abandons them: end one that has failed too often.
   uint32_t delivery() const { return frame_.delivery; }
-  std::span<const unsigned char, GPUSHM_METADATA_BYTES> metadata() const {
-    return std::span<const unsigned char, GPUSHM_METADATA_BYTES>(frame_.metadata);
-  }
+  Span<const unsigned char> metadata() const { return frame_.metadata; }
 
   /// Gives the frame back when the stream gets there. GPUSHM_ENDED, GPUSHM_PEER_DIED,
   /// GPUSHM_ORPHANED: it is over, and what was read is worth nothing. After any other failure the
   /// frame is still open.
-  Expected<void> End(void* stream, Timeout timeout = {}) {
-    auto done = internal::Check(gpushm_ring_end_read(ring_, stream, &frame_, timeout.ms()));
+  Result<void> End(void* stream, Timeout timeout = {}) {
+    auto done = detail::ToResult(gpushm_ring_end_read(ring_, stream, &frame_, timeout.ms()));
     if (done || done.error().status() == GPUSHM_ENDED ||
         done.error().status() == GPUSHM_PEER_DIED || done.error().status() == GPUSHM_ORPHANED) {
       ring_ = nullptr;
@@ -294,13 +300,17 @@ class ReadGuard : public internal::FrameGuard {
 };
 
 /// Takes part in a ring or queue.
-class Ring : public internal::Owner<gpushm_ring, gpushm_ring_close> {
+///
+/// The destructor closes the ring. While frames are open, or streams of this process still work on
+/// some, the library refuses that (GPUSHM_BUSY), and the ring stays open until the Client is
+/// destroyed: synchronise first, or call Close(), which returns the error.
+class Ring : public detail::Owner<gpushm_ring, gpushm_ring_close> {
  public:
   using Owner::Owner;
   /// As its writer, which makes it.
-  static Expected<Ring> Write(const Client& client, const std::string& name,
-                              const WriteRingOptions& options) {
-    auto raw = internal::Sized<gpushm_ring_options>();
+  static Result<Ring> Write(const Client& client, const std::string& name,
+                            const WriteRingOptions& options) {
+    auto raw = detail::Sized<gpushm_ring_options>();
     raw.role = GPUSHM_RING_WRITER;
     raw.policy = options.policy;
     raw.frames = options.frames;
@@ -313,61 +323,68 @@ class Ring : public internal::Owner<gpushm_ring, gpushm_ring_close> {
     return Open(client, name, raw);
   }
   /// As a reader, or a queue's worker.
-  static Expected<Ring> Read(const Client& client, const std::string& name,
-                             const ReadRingOptions& options = {}) {
-    auto raw = internal::Sized<gpushm_ring_options>();
+  static Result<Ring> Read(const Client& client, const std::string& name,
+                           const ReadRingOptions& options = {}) {
+    auto raw = detail::Sized<gpushm_ring_options>();
     raw.role = GPUSHM_RING_READER;
     raw.from_oldest = options.from_oldest ? 1 : 0;
     raw.timeout_ms = options.timeout.ms();
     return Open(client, name, raw);
   }
 
-  Expected<WriteGuard> BeginWrite(Timeout timeout = {}) {
-    auto frame = internal::Sized<Frame>();
+  Result<WriteGuard> BeginWrite(Timeout timeout = {}) {
+    auto frame = detail::Sized<Frame>();
     if (gpushm_ring_begin_write(get(), &frame, timeout.ms()) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return WriteGuard(get(), frame);
   }
   /// What is put on the stream from now on runs when the frame is complete.
-  Expected<ReadGuard> BeginRead(void* stream, Timeout timeout = {}) {
+  Result<ReadGuard> BeginRead(void* stream, Timeout timeout = {}) {
     return BeginRead(gpushm_ring_begin_read, stream, timeout);
   }
   /// The newest frame; those before it are lost. Not of a queue.
-  Expected<ReadGuard> BeginReadNewest(void* stream, Timeout timeout = {}) {
+  Result<ReadGuard> BeginReadNewest(void* stream, Timeout timeout = {}) {
     return BeginRead(gpushm_ring_begin_read_newest, stream, timeout);
   }
 
-  Expected<RingInfo> GetInfo() const { return internal::InfoOf(gpushm_ring_get_info, get()); }
+  Result<RingInfo> GetInfo() const { return detail::InfoOf(gpushm_ring_get_info, get()); }
 
  private:
-  static Expected<Ring> Open(const Client& client, const std::string& name,
-                             const gpushm_ring_options& raw) {
+  static Result<Ring> Open(const Client& client, const std::string& name,
+                           const gpushm_ring_options& raw) {
     gpushm_ring* handle = nullptr;
     if (gpushm_ring_open(client.get(), name.c_str(), &raw, &handle) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return Ring(handle);
   }
   template <typename Begin>
-  Expected<ReadGuard> BeginRead(Begin begin, void* stream, Timeout timeout) {
-    auto frame = internal::Sized<Frame>();
+  Result<ReadGuard> BeginRead(Begin begin, void* stream, Timeout timeout) {
+    auto frame = detail::Sized<Frame>();
     if (begin(get(), stream, &frame, timeout.ms()) != GPUSHM_OK) {
-      return std::unexpected(Error::Last());
+      return Error::Last();
     }
     return ReadGuard(get(), frame, stream);
   }
 };
 
-/// What a name stands for and where it is, for whoever takes no part in it.
-inline Expected<gpushm_sync_info> LookAt(const Client& client, const std::string& name) {
-  auto info = internal::Sized<gpushm_sync_info>();
+/// What kind of object has this name, and its state, for a process that does not take part in it.
+inline Result<SyncInfo> LookupSync(const Client& client, const std::string& name) {
+  auto info = detail::Sized<SyncInfo>();
   if (gpushm_sync_lookup(client.get(), name.c_str(), &info) != GPUSHM_OK) {
-    return std::unexpected(Error::Last());
+    return Error::Last();
   }
   return info;
 }
+#ifndef GPUSHM_NO_DEPRECATED
+[[deprecated("use LookupSync")]] inline Result<SyncInfo> LookAt(const Client& client,
+                                                                const std::string& name) {
+  return LookupSync(client, name);
+}
+#endif
 
+}  // namespace v0
 }  // namespace gpushm
 
 #endif  // GPUSHM_SYNC_HPP_
