@@ -10,11 +10,6 @@
 namespace gpushm::ctl {
 namespace {
 
-Result<ExitCode> PrintDone(std::string_view text) {
-  if (auto done = Print(text); !done) return std::unexpected(done.error());
-  return ExitCode::kOk;
-}
-
 Result<ExitCode> RunList(const Context& context, bool names_only) {
   Result<Connection> connection = context.Connect();
   if (!connection) return std::unexpected(connection.error());

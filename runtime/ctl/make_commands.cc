@@ -7,6 +7,7 @@
 
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/format.h"
+#include "runtime/ctl/json.h"
 #include "runtime/ctl/terminal.h"
 
 namespace gpushm::ctl {
@@ -55,11 +56,7 @@ Result<ExitCode> RunCreate(const Context& context, const CreateArguments& argume
   }
   const auto info = connection->Lookup(arguments.name);
   if (!info) return std::unexpected(info.error());
-  if (auto done = Print(context.globals.json ? InfoJson(*info) : InfoLine("created", *info));
-      !done) {
-    return std::unexpected(done.error());
-  }
-  return ExitCode::kOk;
+  return PrintDone(context.globals.json ? InfoJson(*info) : InfoLine("created", *info));
 }
 
 Result<ExitCode> RunRemove(const Context& context, const std::vector<std::string>& names,
@@ -80,11 +77,7 @@ Result<ExitCode> RunRemove(const Context& context, const std::vector<std::string
   }
   std::string text;
   if (context.globals.json) {
-    JsonWriter json;
-    json.BeginObject().Key("removed").BeginArray();
-    for (const std::string& name : removed) json.Text(name);
-    json.EndArray().EndObject();
-    text = json.Take();
+    text = JsonText({{"removed", removed}});
   } else {
     for (const std::string& name : removed) text += Concat("removed ", Printable(name), "\n");
   }

@@ -1,7 +1,5 @@
 #include "sidecar/broker/file_loads.h"
 
-#include <sys/wait.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -137,11 +135,9 @@ void FileLoads::TryLoad(Load& load) {
 
 void FileLoads::OnLoaderEnded(Load& load, int status) {
   loop_->Cancel(load.timer);
-  const Status why = load.failure.value_or(
-      Status(Code::kPeerDied,
-             WIFSIGNALED(status) ? Concat("the loader was ended by signal ", WTERMSIG(status))
-                                 : Concat("the loader ended with exit code ", WEXITSTATUS(status)),
-             "check the sidecar's log and memory limit"));
+  const Status why =
+      load.failure.value_or(Status(Code::kPeerDied, Concat("the loader ", HowItEnded(status)),
+                                   "check the sidecar's log and memory limit"));
   if (why.code() != Code::kNotFound && why.code() != Code::kContended) return GiveUp(load, why);
   if (!std::exchange(load.said_waiting, true)) {
     LogInfo("file-waiting",

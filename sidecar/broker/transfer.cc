@@ -96,11 +96,6 @@ Result<void> CheckFileMode(const TransferJob& job) {
               "open the file for reading to load, for writing to save");
 }
 
-std::string HowItEnded(int status) {
-  return WIFSIGNALED(status) ? Concat("the loader was ended by signal ", WTERMSIG(status))
-                             : Concat("the loader ended with exit code ", WEXITSTATUS(status));
-}
-
 }  // namespace
 
 Transfers::Transfers(EventLoop* loop, Children* children, Settings settings, Events events)
@@ -243,8 +238,8 @@ void Transfers::SetResult(Transfer& transfer, int status) const {
   } else if (!transfer.failure) {
     transfer.state.result = transfer.failure;
   } else {
-    transfer.state.result =
-        Fail(Code::kPeerDied, HowItEnded(status), "check the sidecar's log and memory limit");
+    transfer.state.result = Fail(Code::kPeerDied, Concat("the loader ", HowItEnded(status)),
+                                 "check the sidecar's log and memory limit");
   }
 }
 
