@@ -40,18 +40,15 @@ Result<ExitCode> RunListTensors(const Context& context, const std::string& name)
   const auto tensors = connection->Tensors(name, timeout_ms);
   if (!tensors) return std::unexpected(tensors.error());
   if (context.globals.json) {
-    JsonWriter json;
-    json.BeginObject().Key("tensors").BeginArray();
+    Json list = Json::array();
     for (const Connection::Tensor& tensor : *tensors) {
-      json.BeginObject().Key("name").Text(tensor.name);
-      json.Key("dtype").Text(gpushm_dtype_name(tensor.dtype));
-      json.Key("shape").BeginArray();
-      for (const uint64_t size : tensor.shape) json.Number(size);
-      json.EndArray().Key("offset").Number(tensor.offset);
-      json.Key("size_bytes").Number(tensor.size_bytes).EndObject();
+      list.push_back({{"name", tensor.name},
+                      {"dtype", gpushm_dtype_name(tensor.dtype)},
+                      {"shape", tensor.shape},
+                      {"offset", tensor.offset},
+                      {"size_bytes", tensor.size_bytes}});
     }
-    json.EndArray().EndObject();
-    return PrintDone(json.Take());
+    return PrintDone(JsonText({{"tensors", list}}));
   }
   Table table({{"TENSOR"}, {"TYPE"}, {"SHAPE"}, {"OFFSET", true}, {"SIZE", true}});
   for (const Connection::Tensor& tensor : *tensors) {
