@@ -90,9 +90,8 @@ typedef enum gpushm_status {
   GPUSHM_INCOMPATIBLE = 8, /* The library and the broker have no protocol version in common. */
   GPUSHM_CORRUPT = 9,      /* Shared or received bytes are invalid. */
   GPUSHM_UNAVAILABLE = 10, /* No broker answers. */
-  GPUSHM_ORPHANED =
-      11,            /* The broker restarted without this buffer; nobody else can attach to it. */
-  GPUSHM_STALE = 12, /* The name refers to another generation now, or was deleted. */
+  GPUSHM_ORPHANED = 11,    /* The broker restarted without this buffer. */
+  GPUSHM_STALE = 12,       /* The name refers to another generation now, or was deleted. */
   GPUSHM_PEER_DIED = 13,   /* The process at the other end died. */
   GPUSHM_DEVICE_LOST = 14, /* The GPU must be reset. */
   GPUSHM_BUSY = 15,        /* Work still uses it, or another process writes it. */
