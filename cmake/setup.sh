@@ -13,7 +13,7 @@ nvcc_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-cccl==
 zig_package=ziglang==0.17.1
 
 build_packages=(cmake ninja-build pkg-config g++ python3 python3-venv libgtest-dev libgmock-dev
-  libbenchmark-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
+  libbenchmark-dev libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libcpp-httplib-dev libssl-dev prometheus-cpp-dev)
 

@@ -23,8 +23,6 @@ inline constexpr size_t kMessageDescriptors = 4;
 inline constexpr uint32_t kContainers = 128;
 // Length of a buffer's name: a DNS label (RFC 1123), so that it is valid in an annotation's key.
 inline constexpr size_t kNameBytes = kDnsLabelBytes;
-// Length of a pod's name: a DNS subdomain. Kubernetes sets this limit.
-inline constexpr size_t kPodNameBytes = kDnsSubdomainBytes;
 // Bytes of one buffer. 2^46 is the virtual address space into which a mapping must fit.
 inline constexpr uint64_t kBufferBytes = uint64_t{1} << 46;
 // Generations of one buffer that may exist at the same time (old ones stay while attached).
@@ -50,8 +48,6 @@ inline constexpr uint64_t kDescriptionBytes = 64 << 20;
 inline constexpr uint64_t kAllDescriptionsBytes = 256 << 20;
 // Attempts of a registry reader before Code::kContended.
 inline constexpr int kReadAttempts = 8;
-// Requests of one connection that the broker queues before it stops reading from it.
-inline constexpr int kQueuedRequests = 16;
 // Tensors of one description, and of all files of one load. Large models have below 10^5.
 inline constexpr uint32_t kTensors = 1'000'000;
 // Dimensions of a tensor. NumPy allowed 32 up to its version 1.

@@ -65,9 +65,8 @@ Result<std::unique_ptr<Monitoring>> Monitoring::Start(const MonitoringConfig& co
 Result<std::unique_ptr<http::Server>> Monitoring::ServeMetrics(const std::string& address) {
   http::Server::Paths paths;
   paths["/"] = [](const http::Request&) { return Front(); };
-  paths["/metrics"] = [this](const http::Request& request) {
-    const Format format = FormatFor(request.accept);
-    return Paged(ContentType(format), collector_.Metrics(format));
+  paths["/metrics"] = [this](const http::Request&) {
+    return Paged(kExpositionType, collector_.Metrics());
   };
   return ServeOn(address, std::move(paths));
 }

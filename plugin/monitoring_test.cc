@@ -201,14 +201,8 @@ TEST_F(MonitoringTest, APageHasEveryMetricOfTheCatalogueAndNothingElse) {
   const std::set<std::string> expected = NamesInTheCatalogue();
   WaitUntil(kLongMs, [&] { return Look().Names() == expected; });
   EXPECT_THAT(Look().Names(), ContainerEq(expected)) << Log();
-  const testing::HttpReply open =
-      testing::HttpGet(port_, "/metrics", "application/openmetrics-text; version=1.0.0");
-  EXPECT_THAT(Scrape(open.body).Names(), ContainerEq(expected));
-  EXPECT_THAT(open.content_type, StartsWith("application/openmetrics-text; version=1.0.0"));
-  EXPECT_THAT(open.body, EndsWith("\n# EOF\n"));
   const testing::HttpReply text = testing::HttpGet(port_, "/metrics");
   EXPECT_THAT(text.content_type, StartsWith("text/plain; version=0.0.4"));
-  EXPECT_THAT(text.body, Not(HasSubstr("# EOF")));
 }
 
 TEST_F(MonitoringTest, XidsAndSickGpusAreTold) {

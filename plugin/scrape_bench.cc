@@ -146,7 +146,7 @@ constexpr int kSamples = 2000;
 void SerializeOurs(benchmark::State& state) {
   for (auto _ : state) {
     bench::Measure(state, 100, [&](int) {
-      Exposition out(Format::kText);
+      Exposition out;
       for (int i = 0; i < kSamples; ++i) {
         out.Add(Metric::kAttachmentMapped,
                 {"default", "pod-0", Concat("container-", i), "buffer-0", GpuName(0), "ro"},

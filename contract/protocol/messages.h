@@ -23,7 +23,7 @@
 //   2  kCounters
 //   3  kMakePage, Transport::kHost in replies, TransferReportReply, file_way of TransferRequest
 //   4  kContent of unpublished generations, Direction::kSaveWhole, kFlagUntilUnused
-//   5  kDescribe, kDescription
+//   5  kDescribe, kDescription, the description of a load in kTransfer
 #pragma once
 
 #include <array>
@@ -60,7 +60,7 @@ enum class Kind : uint16_t {
   kDelete = 8,
   kHolders = 9,
   kBrokerInfo = 10,
-  kTransfer = 11,  // + descriptor of the file.
+  kTransfer = 11,  // + descriptor of the file; to load, also + memfd of the description, sealed.
   kTransferStatus = 12,
   kContent = 13,             // A writer says how far its load is, or how many bytes are content.
   kAnnounceDescriptor = 14,  // The next request carries a descriptor.

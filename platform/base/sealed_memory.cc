@@ -82,12 +82,24 @@ Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writer
 }
 
 Result<UniqueFd> SealBytes(std::string_view what, std::span<const std::byte> bytes) {
+  Result<UniqueFd> fd = MakeEmpty(what);
+  if (!fd) return fd;
+  if (auto filled = FillAndSeal(*fd, what, bytes); !filled) return std::unexpected(filled.error());
+  return fd;
+}
+
+Result<UniqueFd> MakeEmpty(std::string_view what) {
   UniqueFd fd = CreateMemfd(Concat("gpushm-", what));
   if (!fd) return FailSystem(errno, Concat("memfd_create for the ", what));
   if (fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0)
     return FailSystem(errno, Concat("chmod the ", what));
+  return fd;
+}
+
+Result<void> FillAndSeal(const UniqueFd& empty, std::string_view what,
+                         std::span<const std::byte> bytes) {
   for (std::span<const std::byte> rest = bytes; !rest.empty();) {
-    const ssize_t written = write(fd.get(), rest.data(), rest.size());
+    const ssize_t written = write(empty.get(), rest.data(), rest.size());
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) {
       return FailSystem(
@@ -96,10 +108,10 @@ Result<UniqueFd> SealBytes(std::string_view what, std::span<const std::byte> byt
     }
     rest = rest.subspan(static_cast<size_t>(written));
   }
-  if (fcntl(fd.get(), F_ADD_SEALS, SealsFor(Writers::kNobody)) != 0) {
+  if (fcntl(empty.get(), F_ADD_SEALS, SealsFor(Writers::kNobody)) != 0) {
     return FailSystem(errno, Concat("seal the ", what), "gpushm needs Linux 5.1 or later");
   }
-  return fd;
+  return {};
 }
 
 Result<uint64_t> CheckSealed(int fd, std::string_view what, uint64_t min_bytes, uint64_t max_bytes,

@@ -55,6 +55,10 @@ Result<WritableSegment> MakeSealed(std::string_view what, uint64_t bytes, Writer
 
 // Makes a memfd with these bytes, which nobody can change any more.
 Result<UniqueFd> SealBytes(std::string_view what, std::span<const std::byte> bytes);
+// The same in two steps, for two processes: the second one fills the memory, and pays for it.
+Result<UniqueFd> MakeEmpty(std::string_view what);
+Result<void> FillAndSeal(const UniqueFd& empty, std::string_view what,
+                         std::span<const std::byte> bytes);
 
 // What MapSealed accepts, without mapping it: the number of its bytes.
 Result<uint64_t> CheckSealed(int fd, std::string_view what, uint64_t min_bytes, uint64_t max_bytes,

@@ -231,8 +231,7 @@ class Server::Impl : private httplib::Server {
     }
     const auto found = paths_.find(request.path);
     if (found == paths_.end()) return {.status = 404, .body = "not found\n", .headers = {}};
-    return found->second(
-        {.accept = request.get_header_value("Accept"), .host = request.get_header_value("Host")});
+    return found->second({.host = request.get_header_value("Host")});
   }
 
   void Route(const httplib::Request& request, httplib::Response& response) {

@@ -38,8 +38,7 @@ inline constexpr int kHeadMs = 5000;
 inline constexpr int kAnswerMs = 10'000;
 
 struct Request {
-  std::string accept;  // Request headers; empty if absent.
-  std::string host;
+  std::string host;  // The header; empty if absent.
 };
 
 // A text that answers may share; it lives until the last of them is sent.
@@ -59,7 +58,7 @@ struct Answer {
   int status = 200;
   std::string_view content_type = "text/plain; charset=utf-8";
   Body body;
-  std::vector<std::pair<std::string, std::string>> headers;  // Additional headers.
+  std::vector<std::pair<std::string, std::string>> headers{};  // Additional headers.
 };
 
 class Server {

@@ -2,17 +2,15 @@
 
 #include <limits.h>
 #include <poll.h>
-#include <spdlog/details/null_mutex.h>
-#include <spdlog/sinks/base_sink.h>
-#include <spdlog/spdlog.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdio>
 #include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
 
 #include "platform/base/clock.h"
@@ -25,33 +23,8 @@ constexpr size_t kMaxLineBytes = PIPE_BUF;
 // Of these, the share of the time, the level, the counts at the end and the braces.
 constexpr size_t kFrameBytes = 256;
 
-// Standard error, without ever waiting for its reader. A pipe that poll() reports as writable has
-// room for PIPE_BUF bytes, so it takes each line whole. A file or a terminal may take a part of a
-// line; then the next line starts with a line feed.
-class StderrSink : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
- public:
-  // Whether the last line was written whole.
-  bool written() const { return written_; }
-
- protected:
-  void sink_it_(const spdlog::details::log_msg& message) override {
-    spdlog::memory_buf_t line;
-    if (inside_line_) line.push_back('\n');
-    formatter_->format(message, line);
-    written_ = false;
-    pollfd ready{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
-    if (poll(&ready, 1, 0) != 1 || (ready.revents & POLLOUT) == 0) return;
-    const ssize_t wrote = write(STDERR_FILENO, line.data(), line.size());
-    if (wrote <= 0) return;
-    written_ = static_cast<size_t>(wrote) == line.size();
-    inside_line_ = line[static_cast<size_t>(wrote) - 1] != '\n';
-  }
-  void flush_() override {}
-
- private:
-  bool written_ = false;
-  bool inside_line_ = false;  // A part of a line was written last.
-};
+// By LogLevel.
+constexpr std::array<std::string_view, 4> kLevels = {"debug", "info", "warning", "error"};
 
 // Lines of one event within a window: enough to see what goes on, too few to fill a disk.
 constexpr int kLinesPerWindow = 20;
@@ -65,22 +38,15 @@ struct Window {
 
 struct State {
   std::mutex mutex;  // Guards the members below.
-  bool json = false;
+  LogConfig config;
+  bool inside_line = false;                            // A part of a line was written last.
   uint64_t lost_lines = 0;                             // Since the last line that was written.
   std::map<std::string, Window, std::less<>> windows;  // By event, which are a few literals.
-  std::shared_ptr<StderrSink> sink;
-  std::shared_ptr<spdlog::logger> logger;
 };
-
-void Configure(const LogConfig& config, State* state);
 
 State& TheState() {
   // Never destroyed, because threads may log until the end.
-  static State* const state = [] {
-    auto* const made = new State();
-    Configure({}, made);
-    return made;
-  }();
+  static State* const state = new State();
   return *state;
 }
 
@@ -99,18 +65,30 @@ bool Admit(Window* window) {
   return true;
 }
 
-spdlog::level::level_enum ToSpdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarning:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-  }
-  return spdlog::level::info;
+// "2026-11-21T11:28:33.123Z"
+std::string TimeText() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  tm parts{};
+  gmtime_r(&now.tv_sec, &parts);
+  char text[64];
+  const size_t length = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
+  std::snprintf(text + length, sizeof text - length, ".%03dZ",
+                static_cast<int>(now.tv_nsec / 1'000'000));
+  return text;
+}
+
+// Writes to standard error, without ever waiting for its reader. A pipe that poll() reports as
+// writable has room for PIPE_BUF bytes, so it takes each line whole. A file or a terminal may take
+// a part of a line; then the next line starts with a line feed. False: not written as a whole.
+bool Write(std::string line, bool* inside_line) {
+  if (*inside_line) line.insert(0, "\n");
+  pollfd ready{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (poll(&ready, 1, 0) != 1 || (ready.revents & POLLOUT) == 0) return false;
+  const ssize_t wrote = write(STDERR_FILENO, line.data(), line.size());
+  if (wrote <= 0) return false;
+  *inside_line = line[static_cast<size_t>(wrote) - 1] != '\n';
+  return static_cast<size_t>(wrote) == line.size();
 }
 
 // Escapes as in JSON, so that control characters cannot forge a line.
@@ -173,24 +151,12 @@ std::string Shown(const Field& field, bool json, size_t room) {
   return !json && IsPlain(value) ? value : Quote(value);
 }
 
-void Configure(const LogConfig& config, State* state) {
-  state->json = config.format == LogFormat::kJson;
-  if (!state->sink) {
-    state->sink = std::make_shared<StderrSink>();
-    state->logger = std::make_shared<spdlog::logger>("gpushm", state->sink);
-  }
-  state->logger->set_level(ToSpdlog(config.level));
-  state->logger->set_pattern(state->json ? R"({"time":"%Y-%m-%dT%H:%M:%S.%eZ","level":"%l",%v})"
-                                         : "%Y-%m-%dT%H:%M:%S.%eZ %l %v",
-                             spdlog::pattern_time_type::utc);
-}
-
 }  // namespace
 
 void ConfigureLog(const LogConfig& config) {
   State& state = TheState();
   const std::lock_guard lock(state.mutex);
-  Configure(config, &state);
+  state.config = config;
 }
 
 // A line below the level takes no place in its event's window and resets no count: only a line that
@@ -198,15 +164,16 @@ void ConfigureLog(const LogConfig& config) {
 void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fields) {
   State& state = TheState();
   const std::lock_guard lock(state.mutex);
-  if (!state.logger->should_log(ToSpdlog(level))) return;
+  if (level < state.config.level) return;
+  const bool json = state.config.format == LogFormat::kJson;
   Window& window = state.windows.try_emplace(std::string(event)).first->second;
   if (!Admit(&window)) return;
-  std::string line = state.json ? "\"event\":" + Quote(event) : std::string(event);
+  std::string line = json ? "\"event\":" + Quote(event) : std::string(event);
   const auto add = [&](const Field& field, size_t limit) {
-    const std::string key = state.json ? "," + Quote(field.key()) + ":" : " " + field.key() + "=";
+    const std::string key = json ? "," + Quote(field.key()) + ":" : " " + field.key() + "=";
     constexpr size_t kQuotes = 2;
     const size_t used = line.size() + key.size() + kQuotes;
-    line += key + Shown(field, state.json, used < limit ? limit - used : 0);
+    line += key + Shown(field, json, used < limit ? limit - used : 0);
   };
   size_t limit = kMaxLineBytes - kFrameBytes;
   for (const Field& field : fields) limit -= LeastBytes(field);
@@ -216,8 +183,11 @@ void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fi
   }
   if (window.suppressed > 0) add({"suppressed", window.suppressed}, kMaxLineBytes);
   if (state.lost_lines > 0) add({"lost_lines", state.lost_lines}, kMaxLineBytes);
-  state.logger->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
-  if (state.sink->written()) {
+  const std::string_view name = kLevels[static_cast<size_t>(level)];
+  const std::string whole =
+      json ? Concat(R"({"time":")", TimeText(), R"(","level":")", name, R"(",)", line, "}\n")
+           : Concat(TimeText(), " ", name, " ", line, "\n");
+  if (Write(whole, &state.inside_line)) {
     window.suppressed = 0;
     state.lost_lines = 0;
   } else {

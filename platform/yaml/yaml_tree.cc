@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "platform/base/status.h"
+#include "platform/base/utf8.h"
 #include "platform/yaml/config_error.h"
 
 namespace gpushm::config {
@@ -143,24 +144,6 @@ class TreeBuilder final : public YAML::EventHandler {
   std::vector<Level> levels_;
   std::vector<YamlError> errors_;
 };
-
-// Length of the UTF-8 sequence at the start of `text`; 0 if it is invalid.
-size_t Utf8Length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t first = byte(0);
-  if (first < 0x80) return 1;
-  const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  }
-  // Overlong forms, surrogates, beyond U+10FFFF.
-  if (first == 0xE0 && byte(1) < 0xA0) return 0;
-  if (first == 0xED && byte(1) >= 0xA0) return 0;
-  if (first == 0xF0 && byte(1) < 0x90) return 0;
-  if (first == 0xF4 && byte(1) >= 0x90) return 0;
-  return length;
-}
 
 // What is wrong with the byte at text[at], regardless of grammar; null if nothing is. yaml-cpp
 // treats 0x04 as the end of the text and does not count a lone carriage return as a line.

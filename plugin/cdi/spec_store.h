@@ -31,9 +31,6 @@
 
 namespace gpushm::plugin {
 
-// Where containerd and CRI-O look for temporary specs by default.
-inline constexpr char kSpecFolder[] = "/var/run/cdi";
-
 class SpecStore {
  public:
   // A file of the plugin's that is not a valid binding, and why: kCorrupt, kIncompatible or

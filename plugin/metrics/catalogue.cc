@@ -19,7 +19,8 @@ constexpr std::string_view kContainer = "namespace pod container gpu_uuid";
 constexpr std::string_view kResource = "resource";
 
 constexpr MetricInfo kMetrics[] = {
-    {kGpuInfo, "gpushm_gpu_info", kInfo, "gpu_uuid gpu model pci_bus_id driver_version mig_profile",
+    {kGpuInfo, "gpushm_gpu_info", kGauge,
+     "gpu_uuid gpu model pci_bus_id driver_version mig_profile",
      "1 for each GPU or MIG instance that the plugin advertises; join it on gpu_uuid. gpu is the "
      "index that nvidia-smi shows, mig_profile is empty for a whole GPU."},
     {kGpuHealthy, "gpushm_gpu_healthy", kGauge, kGpu,
@@ -99,7 +100,7 @@ constexpr MetricInfo kMetrics[] = {
      "(nobody has written yet), live or ended (a successor makes the next generation). A barrier "
      "is ended once a participant has ended. All states of each kind that the pod has "
      "are exported."},
-    {kBufferInfo, "gpushm_buffer_info", kInfo,
+    {kBufferInfo, "gpushm_buffer_info", kGauge,
      "namespace pod buffer gpu_uuid transport creator state",
      "1 for each buffer. transport is vmm or cuipc. creator is the container that made it at run "
      "time, or empty if an annotation declares it. state is unpublished, loading, ready, "
@@ -226,7 +227,7 @@ constexpr MetricInfo kMetrics[] = {
      "device IDs) or links (what brokers state)."},
     {kCollectorDuration, "gpushm_scrape_collector_duration_seconds", kGauge, "collector",
      "How long this source took."},
-    {kBuildInfo, "gpushm_build_info", kInfo, "version compiler",
+    {kBuildInfo, "gpushm_build_info", kGauge, "version compiler",
      "1; the labels are the plugin's version and compiler."},
 
     {kProcessCpu, "process_cpu_seconds_total", kCounter, kNone, "CPU time of the plugin."},
@@ -260,8 +261,6 @@ std::string_view TypeName(MetricType type) {
       return "counter";
     case kHistogram:
       return "histogram";
-    case kInfo:
-      return "info";
   }
   return "";
 }

@@ -16,8 +16,7 @@
 
 namespace gpushm::plugin {
 
-// kInfo: a gauge of 1 with the information in its labels; OpenMetrics has a type for it.
-enum class MetricType : uint8_t { kGauge, kCounter, kHistogram, kInfo };
+enum class MetricType : uint8_t { kGauge, kCounter, kHistogram };
 std::string_view TypeName(MetricType type);
 
 // In the order of the exposition and of the documentation.

@@ -21,7 +21,6 @@ TEST(Catalogue, NamesFollowTheRules) {
     EXPECT_TRUE(info.name.starts_with("gpushm_") || info.name.starts_with("process_"));
     EXPECT_EQ(info.name.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"), std::string_view::npos);
     EXPECT_EQ(info.name.ends_with("_total"), info.type == MetricType::kCounter);
-    EXPECT_EQ(info.name.ends_with("_info"), info.type == MetricType::kInfo);
     EXPECT_FALSE(info.name.ends_with("_count") || info.name.ends_with("_sum") ||
                  info.name.ends_with("_bucket") || info.name.ends_with("_created"));
     EXPECT_FALSE(abbreviated.contains(info.name.substr(info.name.rfind('_') + 1)));

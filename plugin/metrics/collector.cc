@@ -84,16 +84,12 @@ void Collector::WritePlugin(const Offer& offer, Exposition* out) {
   sources_.counters->Write(out);
 }
 
-Pages::Page Collector::Metrics(Format format) {
-  return (format == Format::kText ? text_ : open_metrics_).Get(Deadline::AfterMs(kPatienceMs));
-}
-
-std::string Collector::MakeMetrics(Format format) {
+std::string Collector::MakeMetrics() {
   const std::lock_guard lock(mutex_);
   std::vector<Collected> collected;
   const Offer offer = sources_.offer();
   const NodeView node = Gather(offer, &collected);
-  Exposition out(format, last_bytes_ + last_bytes_ / 8);
+  Exposition out(last_bytes_ + last_bytes_ / 8);
   WriteGpus(node, sources_.sampler != nullptr ? sources_.sampler->driver_version() : "",
             sources_.health != nullptr ? sources_.health->xids() : std::vector<XidCount>(), &out);
   WritePools(node, &out);

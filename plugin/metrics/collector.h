@@ -64,7 +64,7 @@ class Collector {
 
   // The answers for /metrics and for status.json (one JSON object: docs/reference/status.md).
   // Simultaneous callers share one (pages.h). Null: it took longer than kPatienceMs.
-  Pages::Page Metrics(Format format);
+  Pages::Page Metrics() { return metrics_.Get(Deadline::AfterMs(kPatienceMs)); }
   Pages::Page StatusJson() { return status_.Get(Deadline::AfterMs(kPatienceMs)); }
 
  private:
@@ -73,7 +73,7 @@ class Collector {
     bool success = true;
     double seconds = 0;
   };
-  std::string MakeMetrics(Format format);
+  std::string MakeMetrics();
   std::string MakeStatusJson();
   NodeView Gather(const Offer& offer, std::vector<Collected>* collected);
   std::map<Resource, uint64_t> Bound() const;
@@ -85,8 +85,7 @@ class Collector {
   std::optional<BookView> book_;       // As last read.
   protocol::CounterValues counted_{};  // As last read.
   size_t last_bytes_ = 0;
-  Pages text_{[this] { return MakeMetrics(Format::kText); }};
-  Pages open_metrics_{[this] { return MakeMetrics(Format::kOpenMetrics); }};
+  Pages metrics_{[this] { return MakeMetrics(); }};
   Pages status_{[this] { return MakeStatusJson(); }};
 };
 

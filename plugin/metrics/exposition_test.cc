@@ -1,4 +1,4 @@
-// Goal: Prometheus can read the output in both formats, whatever is in a label.
+// Goal: Prometheus can read the output whatever is in a label.
 #include "plugin/metrics/exposition.h"
 
 #include <gmock/gmock-matchers.h>
@@ -14,28 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(FormatFor, TakesWhatTheScraperPrefers) {
-  EXPECT_EQ(FormatFor(""), Format::kText);
-  EXPECT_EQ(FormatFor("*/*"), Format::kText);
-  EXPECT_EQ(FormatFor("text/html"), Format::kText);
-  EXPECT_EQ(FormatFor("application/openmetrics-text"), Format::kOpenMetrics);
-  // The headers of Prometheus 2.42 and of Prometheus 3.
-  EXPECT_EQ(FormatFor("application/openmetrics-text;version=1.0.0,application/openmetrics-text;"
-                      "version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"),
-            Format::kOpenMetrics);
-  EXPECT_EQ(FormatFor("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
-                      "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;"
-                      "escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,/;q=0.1"),
-            Format::kOpenMetrics);
-  EXPECT_EQ(FormatFor("text/plain; version=0.0.4, application/openmetrics-text; q=0.1"),
-            Format::kText);
-  EXPECT_EQ(FormatFor("application/openmetrics-text; version=2.0.0"), Format::kText);
-  EXPECT_EQ(FormatFor("application/openmetrics-text; q=0"), Format::kText);
-  EXPECT_EQ(FormatFor(" , ;;=,application/openmetrics-text ;q = 1"), Format::kOpenMetrics);
-}
-
 TEST(Exposition, TextHasOneHeadForEachFamily) {
-  Exposition out(Format::kText);
+  Exposition out;
   out.Add(Metric::kGpuHealthy, {"GPU-a"}, uint64_t{1});
   out.Add(Metric::kGpuHealthy, {"GPU-b"}, uint64_t{0});
   out.Add(Metric::kGpuEnergy, {"GPU-a"}, 1.5);
@@ -51,24 +31,12 @@ TEST(Exposition, TextHasOneHeadForEachFamily) {
                               "gpushm_gpu_energy_joules_total{gpu_uuid=\"GPU-a\"} 1.5\n");
 }
 
-TEST(Exposition, OpenMetricsNamesFamiliesWithoutTheirSuffixAndEnds) {
-  Exposition out(Format::kOpenMetrics);
-  out.Add(Metric::kGpuEnergy, {"GPU-a"}, 2.0);
-  out.Add(Metric::kBuildInfo, {"0.1.0", "gcc"}, uint64_t{1});
-  const std::string page = out.Finish();
-  EXPECT_THAT(page, HasSubstr("# TYPE gpushm_gpu_energy_joules counter\n"
-                              "gpushm_gpu_energy_joules_total{gpu_uuid=\"GPU-a\"} 2\n"));
-  EXPECT_THAT(page, HasSubstr("# TYPE gpushm_build info\n"
-                              "gpushm_build_info{version=\"0.1.0\",compiler=\"gcc\"} 1\n"));
-  EXPECT_TRUE(page.ends_with("\n# EOF\n"));
-}
-
 TEST(Exposition, HistogramsAreCumulativeAndTheirBoundsFloats) {
   prometheus::Histogram histogram({0.25, 1, 10});
   histogram.Observe(0.1);
   histogram.Observe(0.5);
   histogram.Observe(100);
-  Exposition out(Format::kText);
+  Exposition out;
   out.Add(Metric::kPluginAllocationDuration, {"gpushm.io/memory"}, histogram.Collect().histogram);
   const std::string name = "gpushm_plugin_allocation_duration_seconds";
   const std::string label = "resource=\"gpushm.io/memory\"";
@@ -80,7 +48,7 @@ TEST(Exposition, HistogramsAreCumulativeAndTheirBoundsFloats) {
 }
 
 TEST(Exposition, HistogramsMayHaveNoLabelOfTheirOwn) {
-  Exposition out(Format::kText);
+  Exposition out;
   out.Add(Metric::kBrokerReadyDuration, {}, prometheus::Histogram({1}).Collect().histogram);
   const std::string page = out.Finish();
   EXPECT_THAT(page, HasSubstr("gpushm_broker_ready_duration_seconds_bucket{le=\"1.0\"} 0\n"));
@@ -88,13 +56,13 @@ TEST(Exposition, HistogramsMayHaveNoLabelOfTheirOwn) {
 }
 
 TEST(Exposition, AnyBytesOfALabelStayInTheirLine) {
-  Exposition out(Format::kText);
+  Exposition out;
   out.Add(Metric::kGpuHealthy, {"a\"b\\c\nd\xff\x01 e\r"}, uint64_t{1});
   EXPECT_THAT(out.Finish(), HasSubstr("{gpu_uuid=\"a\\\"b\\\\c\\nd?? e?\"} 1\n"));
 }
 
 TEST(Exposition, NumbersAreExact) {
-  Exposition out(Format::kText);
+  Exposition out;
   out.Add(Metric::kGpuMemoryTotal, {"a"}, uint64_t{150'754'820'096});
   out.Add(Metric::kGpuMemoryTotal, {"b"}, std::numeric_limits<uint64_t>::max());
   out.Add(Metric::kGpuUtilization, {"a"}, 0.93);
@@ -110,13 +78,13 @@ TEST(Exposition, NumbersAreExact) {
 TEST(ExpositionDeathTest, WhatTheCatalogueDoesNotHaveIsABug) {
   EXPECT_DEATH(
       {
-        Exposition out(Format::kText);
+        Exposition out;
         out.Add(Metric::kGpuHealthy, {"a", "b"}, uint64_t{1});
       },
       "");
   EXPECT_DEATH(
       {
-        Exposition out(Format::kText);
+        Exposition out;
         out.Add(Metric::kGpuUtilization, {"a"}, 1.0);
         out.Add(Metric::kGpuHealthy, {"a"}, uint64_t{1});
       },

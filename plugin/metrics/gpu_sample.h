@@ -23,11 +23,6 @@ inline constexpr ClockReason kClockReasons[] = {
     {"sw_thermal", 0x20}, {"hw_thermal", 0x40}, {"hw_power_brake", 0x80},
 };
 
-struct ProcessMemory {
-  uint32_t pid = 0;
-  uint64_t used_bytes = 0;
-};
-
 struct GpuSample {
   int64_t unix_ns = 0;
   std::string pci_bus_id;

@@ -9,7 +9,7 @@
 namespace gpushm::plugin {
 namespace {
 
-using AttachmentKey = std::pair<std::string, protocol::WireAccess>;  // Container and access.
+using AttachmentKey = std::pair<std::string, std::string>;  // Container and access.
 
 // `bytes` x `part` / `whole`, without overflow.
 uint64_t ShareOf(uint64_t bytes, uint64_t part, uint64_t whole) {
@@ -94,16 +94,13 @@ class PoolBuilder {
   PoolContainer& Container(const std::string& name) { return containers_[Shown(name)]; }
 
   void AddBuffer(const BufferView& buffer) {
-    PoolBuffer shown{
-        .name = buffer.name,
-        .creator = buffer.creator,
-        .state = buffer.current == 0 ? "unpublished" : registry::BufferStateName(buffer.state),
-        .transport = {},
-        .generations = buffer.generations.size(),
-        .loaded_bytes = {},
-        .attachments = {}};
+    PoolBuffer shown;
+    shown.name = buffer.name;
+    shown.creator = buffer.creator;
+    shown.state = buffer.current == 0 ? "unpublished" : registry::BufferStateName(buffer.state);
+    shown.generations = buffer.generations.size();
     if (buffer.state == registry::BufferState::kLoading) shown.loaded_bytes = buffer.loaded_bytes;
-    std::map<AttachmentKey, AttachmentsView> attachments;
+    std::map<AttachmentKey, status::Attachment> attachments;
     for (const GenerationView& generation : buffer.generations) {
       shown.allocated_bytes += generation.mapped_bytes;
       physical_bytes_ += generation.mapped_bytes;
@@ -111,6 +108,7 @@ class PoolBuilder {
         shown.size_bytes = generation.size_bytes;
         shown.content_bytes = ContentOf(buffer, generation);
         shown.created_unix_ns = generation.created_unix_ns;
+        shown.created_unix_ms = generation.created_unix_ns / 1'000'000;
         shown.transport = generation.transport == protocol::Transport::kVmm ? "vmm" : "cuipc";
       }
       AddGeneration(buffer, generation, &attachments);
@@ -120,7 +118,7 @@ class PoolBuilder {
   }
 
   void AddGeneration(const BufferView& buffer, const GenerationView& generation,
-                     std::map<AttachmentKey, AttachmentsView>* attachments) {
+                     std::map<AttachmentKey, status::Attachment>* attachments) {
     const auto found = leases_.find(generation.generation);
     if (found == leases_.end()) {
       const bool offered = !generation.pooled && !buffer.creator.empty();
@@ -131,7 +129,7 @@ class PoolBuilder {
     const std::vector<const LeaseView*>& leases = found->second;
     std::map<AttachmentKey, uint64_t> counts;
     for (const LeaseView* const lease : leases) {
-      ++counts[{Shown(link_.clients[lease->client].container), lease->access}];
+      ++counts[{Shown(link_.clients[lease->client].container), AccessName(lease->access)}];
     }
     saved_bytes_ += generation.mapped_bytes * (leases.size() - 1);
     // The remainder of the division goes to the first container, so that the sum is exact.
@@ -154,7 +152,7 @@ class PoolBuilder {
     }
   }
 
-  static void Merge(const AttachmentsView& more, AttachmentsView* into) {
+  static void Merge(const status::Attachment& more, status::Attachment* into) {
     into->container = more.container;
     into->access = more.access;
     into->count += more.count;
@@ -171,19 +169,15 @@ class PoolBuilder {
     std::ranges::partial_sort(all, end, [](const PoolBuffer& a, const PoolBuffer& b) {
       return std::tie(b.allocated_bytes, a.name) < std::tie(a.allocated_bytes, b.name);
     });
-    PoolBuffer others{.name = std::string(kOthers),
-                      .creator = {},
-                      .state = {},
-                      .transport = {},
-                      .loaded_bytes = {},
-                      .attachments = {}};
-    std::map<AttachmentKey, AttachmentsView> attachments;
+    PoolBuffer others;
+    others.name = kOthers;
+    std::map<AttachmentKey, status::Attachment> attachments;
     for (auto buffer = end; buffer != all.end(); ++buffer) {
       others.size_bytes += buffer->size_bytes;
       others.content_bytes += buffer->content_bytes;
       others.allocated_bytes += buffer->allocated_bytes;
       others.generations += buffer->generations;
-      for (const AttachmentsView& view : buffer->attachments) {
+      for (const status::Attachment& view : buffer->attachments) {
         Merge(view, &attachments[{view.container, view.access}]);
       }
     }
@@ -200,8 +194,8 @@ class PoolBuilder {
     for (const PoolBuffer& buffer : pool_.buffers) all += buffer.attachments.size();
     if (all <= kShownAttachments) return;
     for (PoolBuffer& buffer : pool_.buffers) {
-      std::map<protocol::WireAccess, AttachmentsView> summed;
-      for (AttachmentsView& view : buffer.attachments) {
+      std::map<std::string, status::Attachment> summed;
+      for (status::Attachment& view : buffer.attachments) {
         view.container = kOthers;
         Merge(view, &summed[view.access]);
       }

@@ -30,6 +30,7 @@
 #include <string_view>
 #include <vector>
 
+#include "contract/status/status.h"
 #include "plugin/binding/book.h"
 #include "plugin/inventory/health_book.h"
 #include "plugin/inventory/inventory.h"
@@ -48,40 +49,18 @@ inline constexpr size_t kShownAttachments = 256;  // Of one container on one buf
 inline constexpr std::string_view kOthers = "(others)";
 
 // The names in labels and on the status page.
-inline std::string_view AccessName(protocol::WireAccess access) {
+inline std::string AccessName(protocol::WireAccess access) {
   return access == protocol::WireAccess::kRead ? "ro" : "rw";
 }
 
-struct AttachmentsView {  // Of one container on one buffer, with one access.
-  std::string container;
-  protocol::WireAccess access{};
-  uint64_t count = 0;               // Number of attachments.
-  uint64_t mapped_bytes = 0;        // Each attachment is a mapping.
-  uint64_t proportional_bytes = 0;  // The container's share for these attachments.
-};
-
-struct PoolBuffer {
-  std::string name;
-  std::string creator;
-  // As registry::BufferStateName, or "unpublished" if no container sees it yet.
-  std::string_view state;
-  std::string_view transport;
-  uint64_t size_bytes = 0;       // Of the current generation.
-  uint64_t content_bytes = 0;    // Of that generation; while it loads, what was loaded so far.
-  uint64_t allocated_bytes = 0;  // Of all generations.
-  uint64_t generations = 0;
+// What the status document has of a buffer, and more. `state` is as registry::BufferStateName, or
+// "unpublished" if no container sees it yet.
+struct PoolBuffer : status::Buffer {
   int64_t created_unix_ns = 0;  // Of the current generation.
-  std::optional<uint64_t> loaded_bytes;
-  std::vector<AttachmentsView> attachments;  // Sorted by container and access.
 };
 
-struct PoolContainer {
-  std::string name;
-  uint64_t clients = 0;
-  uint64_t mapped_bytes = 0;
-  uint64_t proportional_bytes = 0;
-  std::optional<uint64_t> private_bytes;
-  std::optional<protocol::CounterValues> counters;  // Absent: it counted nothing.
+struct PoolContainer : status::Container {
+  std::optional<protocol::CounterValues> counters{};  // Absent: it counted nothing.
 };
 
 struct PoolView {

@@ -144,7 +144,7 @@ TEST(NodeView, SharesAreByAttachmentAndLoseNothing) {
   EXPECT_EQ(node.gpus[0].saved_bytes, 20U);
   ASSERT_EQ(pool.buffers[0].attachments.size(), 2U);
   EXPECT_EQ(pool.buffers[0].attachments[0].count, 2U);
-  EXPECT_EQ(pool.buffers[0].attachments[1].access, WireAccess::kReadWrite);
+  EXPECT_EQ(pool.buffers[0].attachments[1].access, "rw");
 }
 
 TEST(NodeView, OldGenerationsCountUntilTheirLastHolderGoes) {
@@ -286,7 +286,7 @@ TEST(NodeView, WhatIsBeyondTheBoundsIsSummedUp) {
   for (const PoolBuffer& buffer : pool.buffers) {
     allocated += buffer.allocated_bytes;
     rows += buffer.attachments.size();
-    for (const AttachmentsView& view : buffer.attachments) attachments += view.count;
+    for (const status::Attachment& view : buffer.attachments) attachments += view.count;
   }
   EXPECT_EQ(allocated, physical);
   EXPECT_EQ(attachments, link.leases.size());
@@ -338,7 +338,7 @@ TEST(NodeViewProperty, ProportionalBytesSumUpToPhysicalOnes) {
         proportional += container.proportional_bytes;
       }
       for (const PoolBuffer& buffer : pool.buffers) {
-        for (const AttachmentsView& view : buffer.attachments) {
+        for (const status::Attachment& view : buffer.attachments) {
           of_attachments += view.proportional_bytes;
           mapped += view.mapped_bytes;
           ASSERT_LE(view.proportional_bytes, view.mapped_bytes);

@@ -8,28 +8,6 @@ namespace {
 
 constexpr int64_t kNsPerMs = 1'000'000;
 
-status::Buffer Told(const PoolBuffer& buffer) {
-  status::Buffer told{.name = buffer.name,
-                      .state = std::string(buffer.state),
-                      .transport = std::string(buffer.transport),
-                      .creator = buffer.creator,
-                      .size_bytes = buffer.size_bytes,
-                      .allocated_bytes = buffer.allocated_bytes,
-                      .generations = buffer.generations,
-                      .created_unix_ms = buffer.created_unix_ns / kNsPerMs,
-                      .content_bytes = buffer.content_bytes,
-                      .loaded_bytes = buffer.loaded_bytes,
-                      .attachments = {}};
-  for (const AttachmentsView& view : buffer.attachments) {
-    told.attachments.push_back({.container = view.container,
-                                .access = std::string(AccessName(view.access)),
-                                .count = view.count,
-                                .mapped_bytes = view.mapped_bytes,
-                                .proportional_bytes = view.proportional_bytes});
-  }
-  return told;
-}
-
 status::Pool Told(const PoolView& pool) {
   status::Pool told{.allocation = pool.allocation,
                     .name_space = pool.pod.name_space,
@@ -38,17 +16,9 @@ status::Pool Told(const PoolView& pool) {
                     .pod = pool.pod.name_space.empty() ? "" : pool.pod.name,
                     .size_bytes = pool.size_bytes,
                     .allocated_bytes = pool.allocated_bytes,
-                    .broker = std::string(pool.broker),
-                    .buffers = {},
-                    .containers = {}};
-  for (const PoolBuffer& buffer : pool.buffers) told.buffers.push_back(Told(buffer));
-  for (const PoolContainer& container : pool.containers) {
-    told.containers.push_back({.name = container.name,
-                               .clients = container.clients,
-                               .mapped_bytes = container.mapped_bytes,
-                               .proportional_bytes = container.proportional_bytes,
-                               .private_bytes = container.private_bytes});
-  }
+                    .broker = std::string(pool.broker)};
+  told.buffers.assign(pool.buffers.begin(), pool.buffers.end());
+  told.containers.assign(pool.containers.begin(), pool.containers.end());
   return told;
 }
 
@@ -61,18 +31,11 @@ status::Gpu Told(const GpuView& gpu, const NodeView& node) {
                    .reason = gpu.reason,
                    .taken_by = gpu.taken_by,
                    .total_bytes = gpu.device.total_bytes,
-                   .used_bytes = {},
                    .allocatable_bytes = gpu.allocatable_bytes,
                    .bound_bytes = gpu.bound_bytes,
                    .buffers_bytes = gpu.buffers_bytes,
-                   .other_bytes = {},
                    .saved_bytes = gpu.saved_bytes,
-                   .kept_bytes = gpu.kept_bytes,
-                   .utilization = {},
-                   .temperature_celsius = {},
-                   .power_watts = {},
-                   .sampled_unix_ms = {},
-                   .pools = {}};
+                   .kept_bytes = gpu.kept_bytes};
   if (gpu.sample) {
     told.used_bytes = gpu.sample->used_bytes;
     told.other_bytes = gpu.sample->other_bytes;
@@ -94,7 +57,6 @@ std::string StatusJson(const NodeView& node, const StatusFacts& facts) {
                     .node = facts.node_name,
                     .time_unix_ms = UnixNs() / kNsPerMs,
                     .started_unix_ms = facts.started_unix_ns / kNsPerMs,
-                    .gpus = {},
                     .resources = facts.resources};
   for (const GpuView& gpu : node.gpus) told.gpus.push_back(Told(gpu, node));
   return ToJson(told);

@@ -188,23 +188,21 @@ void WriteBuffers(PoolWriter* each, Exposition* out) {
              static_cast<double>(buffer.created_unix_ns) * kNano);
   });
   each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
-    for (const protocol::WireAccess access :
-         {protocol::WireAccess::kRead, protocol::WireAccess::kReadWrite}) {
+    for (const char* const access : {"ro", "rw"}) {
       uint64_t count = 0;
-      for (const AttachmentsView& view : buffer.attachments) {
+      for (const status::Attachment& view : buffer.attachments) {
         if (view.access == access) count += view.count;
       }
       out->Add(Metric::kBufferAttachments,
-               {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu, AccessName(access)},
-               count);
+               {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu, access}, count);
     }
   });
   each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
-    for (const AttachmentsView& view : buffer.attachments) {
-      out->Add(Metric::kAttachmentMapped,
-               {pool.pod.name_space, pool.pod.name, view.container, buffer.name, pool.gpu,
-                AccessName(view.access)},
-               view.mapped_bytes);
+    for (const status::Attachment& view : buffer.attachments) {
+      out->Add(
+          Metric::kAttachmentMapped,
+          {pool.pod.name_space, pool.pod.name, view.container, buffer.name, pool.gpu, view.access},
+          view.mapped_bytes);
     }
   });
 }

@@ -30,15 +30,14 @@ std::string HeaderOf(const std::string& head, const std::string& name) {
 
 }  // namespace
 
-HttpReply HttpGet(int port, const std::string& path, const std::string& accept) {
+HttpReply HttpGet(int port, const std::string& path) {
   const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &kTimeout, sizeof kTimeout);
-  const std::string request =
-      "GET " + path + " HTTP/1.0\r\nHost: localhost\r\nAccept: " + accept + "\r\n\r\n";
+  const std::string request = "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n\r\n";
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       write(fd.get(), request.data(), request.size()) != static_cast<ssize_t>(request.size())) {
     return {};
@@ -56,8 +55,8 @@ HttpReply HttpGet(int port, const std::string& path, const std::string& accept) 
           .body = answer.substr(body + 4)};
 }
 
-std::string Scrape::Get(int port, const std::string& path, const std::string& accept) {
-  HttpReply reply = HttpGet(port, path, accept);
+std::string Scrape::Get(int port, const std::string& path) {
+  HttpReply reply = HttpGet(port, path);
   return reply.status == 200 ? std::move(reply.body) : std::string();
 }
 

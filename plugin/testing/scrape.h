@@ -17,7 +17,7 @@ struct HttpReply {
   std::string body;
 };
 // GET http://127.0.0.1:port/path
-HttpReply HttpGet(int port, const std::string& path, const std::string& accept = "");
+HttpReply HttpGet(int port, const std::string& path);
 
 // From label name to value.
 using Labels = std::map<std::string, std::string>;
@@ -25,7 +25,7 @@ using Labels = std::map<std::string, std::string>;
 class Scrape {
  public:
   // The body; empty unless the answer is 200.
-  static std::string Get(int port, const std::string& path, const std::string& accept = "");
+  static std::string Get(int port, const std::string& path);
   explicit Scrape(const std::string& page);
 
   // The sum of all samples of that name with these labels; nothing if there is none.

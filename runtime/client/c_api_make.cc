@@ -85,7 +85,8 @@ Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_
   return {};
 }
 
-Result<void> Transfer(bool save, Client& client, const char* name, const char* path,
+// `raw`: for a program of version 0.1, which knows no formats.
+Result<void> Transfer(bool save, bool raw, Client& client, const char* name, const char* path,
                       const gpushm_transfer_options* options, gpushm_transfer_result* result) {
   if (name == nullptr) return CheckArgument(false, "name is NULL");
   if (path == nullptr && options == nullptr) {
@@ -110,6 +111,12 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
                 Concat("transfer_options.file_method is ", given->file_method),
                 "use a value of gpushm_file_method other than GPUSHM_FILE_STREAM");
   }
+  if (given->format > GPUSHM_FORMAT_TENSORS || given->reserved2 != 0) {
+    return Fail(Code::kInvalidArgument,
+                Concat("transfer_options: format is ", given->format, " and reserved2 is ",
+                       given->reserved2),
+                "use a value of gpushm_format; reserved fields are 0");
+  }
   const bool alone = given->threads == GPUSHM_NO_THREADS;
   if (given->chunks == 1 || given->chunks > kMaxTransferChunks ||
       (given->threads > kMaxTransferThreads && !alone)) {
@@ -131,6 +138,7 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
                                       : given->threads == 0 ? UsefulHelpers()
                                                             : given->threads,
                            .whole = given->whole != 0,
+                           .format = raw ? Format::kRaw : static_cast<Format>(given->format),
                            .progress = {}};
   if (given->progress != nullptr) {
     transfer.progress = [progress = given->progress, user = given->user](uint64_t done_bytes,
@@ -259,13 +267,37 @@ gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
   return gc::EnterClient(
-      client, [&](gc::Client& c) { return gc::Transfer(false, c, name, path, options, result); });
+      client,
+      [&](gc::Client& c) { return gc::Transfer(false, false, c, name, path, options, result); });
 }
 
 gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
   return gc::EnterClient(
-      client, [&](gc::Client& c) { return gc::Transfer(true, c, name, path, options, result); });
+      client,
+      [&](gc::Client& c) { return gc::Transfer(true, false, c, name, path, options, result); });
+}
+
+// Version 0.1 of the two above (shared_library.cc): each file is a sequence of bytes.
+gpushm_status gpushm_load_0_1(gpushm_client* client, const char* name, const char* path,
+                              const gpushm_transfer_options* options,
+                              gpushm_transfer_result* result);
+gpushm_status gpushm_save_0_1(gpushm_client* client, const char* name, const char* path,
+                              const gpushm_transfer_options* options,
+                              gpushm_transfer_result* result);
+gpushm_status gpushm_load_0_1(gpushm_client* client, const char* name, const char* path,
+                              const gpushm_transfer_options* options,
+                              gpushm_transfer_result* result) {
+  return gc::EnterClient(client, [&](gc::Client& c) {
+    return gc::Transfer(false, true, c, name, path, options, result);
+  });
+}
+gpushm_status gpushm_save_0_1(gpushm_client* client, const char* name, const char* path,
+                              const gpushm_transfer_options* options,
+                              gpushm_transfer_result* result) {
+  return gc::EnterClient(client, [&](gc::Client& c) {
+    return gc::Transfer(true, true, c, name, path, options, result);
+  });
 }
 
 }  // extern "C"

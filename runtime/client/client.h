@@ -130,6 +130,7 @@ class ClientObject {
 // The files of a transfer (open_file.h).
 struct OpenFile;
 struct LoadSource;
+struct TensorsToSave;
 
 class Client final : private SessionObserver {
  public:
@@ -297,8 +298,16 @@ class Client final : private SessionObserver {
   // pipe, which the broker loads.
   Result<TransferOutcome> LoadTensorsByBroker(std::string_view name, const LoadSource& source,
                                               const TransferOptions& options, const Wait& wait);
+  // `tensors` may be null: then the bytes of the buffer are saved as they are.
   Result<TransferOutcome> SaveHere(std::string_view name, const OpenFile& file,
-                                   const TransferOptions& options, const Wait& wait);
+                                   const TensorsToSave* tensors, const TransferOptions& options,
+                                   const Wait& wait);
+  // The tensors of the buffer, if it is to be saved as a safetensors file; otherwise null.
+  Result<std::unique_ptr<TensorsToSave>> FindTensors(std::string_view name,
+                                                     const registry::BufferRecord& record,
+                                                     const TransferFile& to,
+                                                     const TransferOptions& options,
+                                                     const Wait& wait);
   Result<TransferOutcome> TransferByBroker(std::string_view name, protocol::Direction direction,
                                            const OpenFile& file, const TransferOptions& options,
                                            const Wait& wait, int description = -1);

@@ -5,6 +5,8 @@
 #include <array>
 #include <utility>
 
+#include "contract/tensors/plan.h"
+#include "contract/tensors/table.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/transfer/gds_file.h"
 #include "platform/transfer/transfer_engine.h"
@@ -133,23 +135,70 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
   return outcome;
 }
 
+Result<std::unique_ptr<TensorsToSave>> Client::FindTensors(std::string_view name,
+                                                           const registry::BufferRecord& record,
+                                                           const TransferFile& to,
+                                                           const TransferOptions& options,
+                                                           const Wait& wait) {
+  const bool wanted = options.format == Format::kTensors;
+  if (options.format == Format::kRaw || (!wanted && (options.whole || !to.path))) return nullptr;
+  if (record.description_bytes == 0 && !wanted) return nullptr;
+  const auto description = Describe(name, record.generation, wait);
+  if (!description) return std::unexpected(description.error());
+  if (!tensors::TensorTable::IsTable((*description)->bytes())) {
+    if (!wanted) return nullptr;
+    return Fail(Code::kNotFound, "format is GPUSHM_FORMAT_TENSORS, but the buffer has no tensors",
+                "leave format at GPUSHM_FORMAT_AUTO, or load a safetensors file first");
+  }
+  const auto table = tensors::TensorTable::Open((*description)->bytes(), record.size_bytes);
+  if (!table) return std::unexpected(table.error());
+  auto plan = tensors::PlanSave(*table);
+  if (!plan) return std::unexpected(plan.error());
+  auto saved = std::make_unique<TensorsToSave>(TensorsToSave{.generation = record.generation,
+                                                             .head = std::move(plan->head),
+                                                             .segments = {},
+                                                             .file_bytes = plan->file_bytes});
+  for (const tensors::Segment& segment : plan->segments) {
+    saved->segments.push_back({segment.file_offset, segment.buffer_offset, segment.bytes});
+  }
+  return saved;
+}
+
 Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& to,
                                      const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
   const Result<Seen> seen = Await(name, HasContent, wait);
   if (!seen) return std::unexpected(seen.error());
   const registry::BufferRecord& record = seen->found.record;
-  const uint64_t size_bytes = options.whole ? record.size_bytes : registry::ContentBytes(record);
-  Result<SaveTarget> target = SaveTarget::Open(to, size_bytes, options.file_way);
+  const GpuUuid gpu{record.gpu};
+  const bool here =
+      options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
+  const auto tensors = FindTensors(name, record, to, options, wait);
+  if (!tensors) return std::unexpected(tensors.error());
+  FileWay asked = options.file_way;
+  if (*tensors) {
+    if (!here || asked == FileWay::kGds) {
+      return Fail(Code::kUnsupported,
+                  here ? "GPUDirect Storage cannot write a safetensors file"
+                       : "the broker cannot write a safetensors file",
+                  here ? "leave file_method at GPUSHM_FILE_AUTO"
+                       : "save in a container that sees the GPU, or set format to "
+                         "GPUSHM_FORMAT_RAW (gpushmctl save --format raw)");
+    }
+    if (asked == FileWay::kAutoGds) asked = FileWay::kAuto;
+  }
+  const uint64_t size_bytes = *tensors        ? (*tensors)->file_bytes
+                              : options.whole ? record.size_bytes
+                                              : registry::ContentBytes(record);
+  Result<SaveTarget> target = SaveTarget::Open(to, size_bytes, asked);
   if (!target) return std::unexpected(target.error());
   if (auto begun = CallProgress(options, wait, 0, size_bytes); !begun) {
     return std::unexpected(begun.error());
   }
-  const GpuUuid gpu{record.gpu};
-  const bool here =
-      options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
   Result<TransferOutcome> outcome =
-      here ? WithContext(gpu, [&] { return SaveHere(name, target->file(), options, wait); })
+      here ? WithContext(
+                 gpu,
+                 [&] { return SaveHere(name, target->file(), tensors->get(), options, wait); })
            : TransferByBroker(name, options.whole ? Direction::kSaveWhole : Direction::kSave,
                               target->file(), options, wait);
   if (!outcome) return outcome;
@@ -313,14 +362,22 @@ void Client::GiveContentUp(Attachment* attachment) {
 }
 
 Result<TransferOutcome> Client::SaveHere(std::string_view name, const OpenFile& file,
+                                         const TensorsToSave* tensors,
                                          const TransferOptions& options, const Wait& wait) {
-  const Result<Attachment*> attachment = Attach(name, AttachOptions{}, wait);
+  AttachOptions attaching;
+  if (tensors != nullptr) attaching.generation = tensors->generation;
+  const Result<Attachment*> attachment = Attach(name, attaching, wait);
   if (!attachment) return std::unexpected(attachment.error());
   const Attachment::Facts& facts = (*attachment)->facts();
   Result<void> going;
   TransferJob job = JobFor(file, options);
   job.address = facts.address;
   job.size_bytes = options.whole ? facts.size_bytes : (*attachment)->ContentBytes();
+  if (tensors != nullptr) {
+    job.size_bytes = tensors->file_bytes;
+    job.head = std::as_bytes(std::span(tensors->head));
+    job.segments = tensors->segments;
+  }
   job.link_bytes_per_second = LinkOf(facts.gpu, Direction::kSave);
   job.progress = [&](uint64_t done_bytes) {
     going = CallProgress(options, wait, done_bytes, job.size_bytes);

@@ -17,7 +17,8 @@ enum class HandleKind : uint8_t {
   kSignal,
   kBarrier,
   kRing,
-  kDescription
+  kDescription,
+  kTensors
 };
 
 // Owns a handle. It refers to `object` from the constructor to Retire or the destructor.

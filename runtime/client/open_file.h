@@ -48,6 +48,14 @@ struct LoadSource {
   std::string name;                // For messages.
 };
 
+// A safetensors file of a buffer's tensors.
+struct TensorsToSave {
+  uint64_t generation = 0;
+  std::string head;                       // What the file begins with.
+  std::vector<TransferSegment> segments;  // In the order of the file.
+  uint64_t file_bytes = 0;
+};
+
 // Where a save goes. With a path: a temporary file next to the final name, which Commit renames and
 // the destructor removes otherwise. Or the caller's descriptor, which Commit leaves alone.
 class SaveTarget {

@@ -64,6 +64,11 @@ Style Context::StdoutStyle() const {
   return {.color = WantsColor(STDOUT_FILENO, globals.no_color), .now_unix_ns = UnixNs()};
 }
 
+Result<ExitCode> PrintDone(std::string_view text) {
+  if (auto done = Print(text); !done) return std::unexpected(done.error());
+  return ExitCode::kOk;
+}
+
 CLI::Option* AddBytesOption(CLI::App* app, const std::string& names, uint64_t* bytes,
                             const std::string& help) {
   return app

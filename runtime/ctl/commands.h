@@ -46,6 +46,9 @@ void AddTransferCommands(CLI::App* app, Context* context);   // load, save
 void AddDoctorCommand(CLI::App* app, Context* context);      // doctor
 void AddCompletionCommand(CLI::App* app, Context* context);  // completion
 
+// What a command that prints `text` and has then succeeded returns.
+Result<ExitCode> PrintDone(std::string_view text);
+
 // Option values of this project's own types. Parsing refuses bad ones with a reason.
 CLI::Option* AddBytesOption(CLI::App* app, const std::string& names, uint64_t* bytes,
                             const std::string& help);

@@ -186,10 +186,7 @@ void AddCompletionCommand(CLI::App* app, Context* context) {
   const auto shell = std::make_shared<std::string>();
   completion->add_option("SHELL", *shell, "bash")->required()->check(CLI::IsMember({"bash"}));
   completion->callback([app, context, shell] {  // The option that fills `shell` owns it, too.
-    context->action = [app]() -> Result<ExitCode> {
-      if (auto done = Print(BashCompletion(*app)); !done) return std::unexpected(done.error());
-      return ExitCode::kOk;
-    };
+    context->action = [app] { return PrintDone(BashCompletion(*app)); };
   });
 }
 

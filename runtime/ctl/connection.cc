@@ -57,6 +57,7 @@ Result<gpushm_transfer_result> Transfer(TransferCall call, int standard, gpushm_
   options.chunks = settings.chunks;
   options.threads = settings.threads;
   options.whole = settings.whole ? 1 : 0;
+  options.format = settings.format;
   options.descriptor = standard;
   options.timeout_ms = settings.timeout_ms;
   if (settings.progress) {
@@ -100,6 +101,42 @@ Result<gpushm_info> Connection::Lookup(const std::string& name) {
     return std::unexpected(done.error());
   }
   return info;
+}
+
+Result<std::vector<Connection::Tensor>> Connection::Tensors(const std::string& name,
+                                                            int64_t timeout_ms) {
+  gpushm_description_options options;
+  GPUSHM_INIT(&options);
+  options.timeout_ms = timeout_ms;
+  gpushm_tensors* opened = nullptr;
+  if (auto done = Check(gpushm_tensors_open(client_.get(), name.c_str(), &options, &opened));
+      !done) {
+    return std::unexpected(done.error());
+  }
+  const std::unique_ptr<gpushm_tensors, decltype(&gpushm_tensors_close)> close(
+      opened, gpushm_tensors_close);
+  std::vector<Tensor> tensors(gpushm_tensors_count(opened));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    gpushm_tensor tensor;
+    GPUSHM_INIT(&tensor);
+    if (auto done = Check(gpushm_tensors_get(opened, i, &tensor)); !done) {
+      return std::unexpected(done.error());
+    }
+    tensors[i] = {.name = tensor.name,
+                  .dtype = tensor.dtype,
+                  .shape = {tensor.shape, tensor.shape + tensor.rank},
+                  .offset = tensor.offset,
+                  .size_bytes = tensor.size_bytes};
+  }
+  return tensors;
+}
+
+Result<uint64_t> Connection::MeasureTensors(const std::string& path) {
+  uint64_t size_bytes = 0;
+  if (auto done = Check(gpushm_tensors_measure(path.c_str(), &size_bytes, nullptr)); !done) {
+    return std::unexpected(done.error());
+  }
+  return size_bytes;
 }
 
 std::vector<gpushm_sync_info> Connection::Look(const std::vector<gpushm_info>& infos) {

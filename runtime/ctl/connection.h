@@ -13,6 +13,7 @@
 #include "platform/base/status.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "runtime/include/gpushm/sync.h"
+#include "runtime/include/gpushm/tensors.h"
 
 namespace gpushm::ctl {
 
@@ -29,6 +30,7 @@ struct TransferSettings {
   uint32_t chunks = 0;
   uint32_t threads = 0;  // See gpushm.h.
   bool whole = false;
+  uint32_t format = GPUSHM_FORMAT_AUTO;
   int64_t timeout_ms = 0;
   // Returning false stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
@@ -44,6 +46,17 @@ class Connection {
   // that this container may not use, are left out.
   std::vector<gpushm_sync_info> Look(const std::vector<gpushm_info>& infos);
   Result<gpushm_info> WaitFor(const std::string& name, uint64_t min_generation, int64_t timeout_ms);
+  struct Tensor {
+    std::string name;
+    uint32_t dtype = 0;
+    std::vector<uint64_t> shape;
+    uint64_t offset = 0;
+    uint64_t size_bytes = 0;
+  };
+  // Of the buffer's current generation, in the order of their names.
+  Result<std::vector<Tensor>> Tensors(const std::string& name, int64_t timeout_ms);
+  // The bytes that the tensors of a file, an index or a folder need.
+  static Result<uint64_t> MeasureTensors(const std::string& path);
   // The holders of one buffer, or of all ("").
   Result<std::vector<gpushm_holder>> Holders(const std::string& name);
   Result<gpushm_broker_info> Broker();

@@ -184,18 +184,11 @@ TEST(Transfers, TellTheWayAndThePartOfTheLink) {
   }
 }
 
-TEST(Json, Escapes) {
-  EXPECT_EQ(JsonQuote("a\"b\\c\n\t\x01\x7f"), "\"a\\\"b\\\\c\\n\\t\\u0001\\u007f\"");
-  EXPECT_EQ(JsonQuote("\xff"), "\"\xef\xbf\xbd\"");
-  JsonWriter json(0);
-  json.BeginObject().Key("a").BeginArray().Number(uint64_t{1}).Number(int64_t{-2});
-  json.Number(0.5).Bool(true).Null().Id(UINT64_MAX).EndArray();
-  json.Key("b").BeginObject().EndObject().EndObject();
-  EXPECT_EQ(json.Take(),
-            "{\"a\": [1, -2, 0.500, true, null, \"18446744073709551615\"], \"b\": {}}\n");
-  JsonWriter indented;
-  indented.BeginObject().Key("a").BeginArray().Text("x").EndArray().EndObject();
-  EXPECT_EQ(indented.Take(), "{\n  \"a\": [\n    \"x\"\n  ]\n}\n");
+TEST(Json, EscapesReplacesAndKeepsTheOrder) {
+  EXPECT_EQ(JsonText({{"b", "a\"b\\c\n\t\x01"}}, -1), "{\"b\":\"a\\\"b\\\\c\\n\\t\\u0001\"}\n");
+  EXPECT_EQ(JsonText("\xff"), "\"\xef\xbf\xbd\"\n");
+  EXPECT_EQ(JsonText({{"b", {1, -2}}, {"a", Json::array()}}),
+            "{\n  \"b\": [\n    1,\n    -2\n  ],\n  \"a\": []\n}\n");
 }
 
 // Goal: every status has an exit code of its class, and every code is documented.

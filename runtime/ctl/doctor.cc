@@ -37,13 +37,12 @@ Check CheckDeathWatch(const SystemFacts& facts) {
   const std::string kernel = Concat("Linux ", facts.kernel);
   if (facts.peer_pidfd_error == 0) {
     return {Level::kOk, "death watch",
-            Concat(kernel, ": the broker itself gets a pidfd of each client"), ""};
+            Concat(kernel, ": the broker itself gets a pidfd of each client")};
   }
   if (facts.pidfd_open_error == 0) {
     return {Level::kOk, "death watch",
             Concat(kernel,
-                   ": there is no SO_PEERPIDFD (Linux 6.5), so clients send a pidfd; that works"),
-            ""};
+                   ": there is no SO_PEERPIDFD (Linux 6.5), so clients send a pidfd; that works")};
   }
   return {Level::kFail, "death watch",
           Concat(kernel, ": neither SO_PEERPIDFD nor pidfd_open works (",
@@ -70,7 +69,7 @@ Check CheckCuipc(const SystemFacts& facts, size_t cuipc_buffers) {
             Concat("PID ", facts.pid, "; /proc does not show the PID namespace", use),
             "mount /proc to check further; vmm buffers work in any case"};
   }
-  return {Level::kOk, "cuipc", Concat("PID ", facts.pid, " in the host's PID namespace", use), ""};
+  return {Level::kOk, "cuipc", Concat("PID ", facts.pid, " in the host's PID namespace", use)};
 }
 
 Check CheckVisible(const SystemFacts& facts) {
@@ -89,11 +88,11 @@ Check CheckVisible(const SystemFacts& facts) {
     text +=
         Concat(text.empty() ? "" : ", ", "NVIDIA_VISIBLE_DEVICES=", *facts.nvidia_visible_devices);
   }
-  return {Level::kOk, name, text.empty() ? "no variable hides GPUs" : text, ""};
+  return {Level::kOk, name, text.empty() ? "no variable hides GPUs" : text};
 }
 
 Check CheckLibc(const SystemFacts& facts) {
-  if (facts.musl_loader.empty()) return {Level::kOk, "libc", "glibc", ""};
+  if (facts.musl_loader.empty()) return {Level::kOk, "libc", "glibc"};
   if (facts.glibc_loader) {
     return {Level::kWarn, "libc",
             Concat("both musl (", facts.musl_loader, ") and glibc are installed"),
@@ -133,7 +132,7 @@ Check CheckSocket(const SocketFacts& facts) {
     return {Level::kFail, name, Concat(facts.path, " is not a socket"),
             "remove that file, then restart the broker"};
   }
-  return {Level::kOk, name, Concat(facts.path, ", mode ", Octal(facts.mode)), ""};
+  return {Level::kOk, name, Concat(facts.path, ", mode ", Octal(facts.mode))};
 }
 
 Check CheckBroker(const Result<gpushm_broker_info>& broker) {
@@ -142,8 +141,7 @@ Check CheckBroker(const Result<gpushm_broker_info>& broker) {
   return {Level::kOk, "broker",
           Concat("answers, protocol ", broker->protocol, ", container ",
                  container.empty() ? "-" : container, ", pool ", FormatBytes(broker->used_bytes),
-                 " of ", FormatBytes(broker->pool_bytes), " used, ", broker->clients, " clients"),
-          ""};
+                 " of ", FormatBytes(broker->pool_bytes), " used, ", broker->clients, " clients")};
 }
 
 std::vector<Check> CheckSystem(const SystemFacts& facts, size_t cuipc_buffers) {
@@ -153,14 +151,13 @@ std::vector<Check> CheckSystem(const SystemFacts& facts, size_t cuipc_buffers) {
     checks.push_back({Level::kWarn, "open files", Concat("at most ", facts.open_files),
                       "raise the limit: ulimit -n 1024"});
   } else {
-    checks.push_back({Level::kOk, "open files", Concat("at most ", facts.open_files), ""});
+    checks.push_back({Level::kOk, "open files", Concat("at most ", facts.open_files)});
   }
   checks.push_back({Level::kOk, "locked memory",
                     facts.locked_bytes == UINT64_MAX
                         ? std::string("no limit")
                         : Concat("at most ", FormatBytes(facts.locked_bytes),
-                                 "; attaching needs no locked memory"),
-                    ""});
+                                 "; attaching needs no locked memory")});
   return checks;
 }
 
@@ -185,12 +182,11 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
   std::vector<Check> checks;
   checks.push_back({Level::kOk, "driver",
                     Concat(facts->path, ", CUDA ", facts->version / 1000, ".",
-                           facts->version % 1000 / 10, facts->simulated ? ", simulated" : ""),
-                    ""});
+                           facts->version % 1000 / 10, facts->simulated ? ", simulated" : "")});
   for (const GpuFacts::Device& device : facts->devices) {
-    checks.push_back({Level::kOk, "gpu",
-                      Concat(device.uuid, ", ", device.name, ", ", FormatBytes(device.total_bytes)),
-                      ""});
+    checks.push_back(
+        {Level::kOk, "gpu",
+         Concat(device.uuid, ", ", device.name, ", ", FormatBytes(device.total_bytes))});
   }
   if (facts->devices.empty()) {
     checks.push_back({Level::kFail, "gpu", "the driver sees no GPU",
@@ -207,7 +203,7 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
   }
   const std::string wanted = FormatUuid(broker->gpu_uuid);
   if (ChooseDevice(*facts, broker) == wanted) {
-    checks.push_back({Level::kOk, "broker's gpu", Concat(wanted, " is visible here"), ""});
+    checks.push_back({Level::kOk, "broker's gpu", Concat(wanted, " is visible here")});
   } else {
     checks.push_back({Level::kFail, "broker's gpu", Concat(wanted, " is not visible here"),
                       "add gpushm.io/attach for this container, so that it gets its "
@@ -230,12 +226,12 @@ Check CheckMps(bool mps, const std::optional<std::string>& pipe_folder) {
             "start nvidia-cuda-mps-control -d with that folder, and mount the folder here"};
   }
   return {Level::kOk, "mps",
-          "off: processes take turns on the GPU; next to a busy one, a signal takes 2.3 ms", ""};
+          "off: processes take turns on the GPU; next to a busy one, a signal takes 2.3 ms"};
 }
 
 Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good) {
   if (!result) return FromStatus(name, result.error());
-  return {Level::kOk, name, good, ""};
+  return {Level::kOk, name, good};
 }
 
 bool AnyFailed(const std::vector<Check>& checks) { return CountOf(checks, Level::kFail) > 0; }
@@ -258,22 +254,17 @@ std::string DoctorText(const std::vector<Check>& checks, bool color) {
 }
 
 std::string DoctorJson(const std::vector<Check>& checks) {
-  JsonWriter json;
-  json.BeginObject().Key("checks").BeginArray();
+  Json list = Json::array();
   for (const Check& check : checks) {
-    json.BeginObject();
-    json.Key("level").Text(LevelName(check.level));
-    json.Key("name").Text(check.name);
-    json.Key("detail").Text(check.detail);
-    json.Key("remedy").Text(check.remedy);
-    json.EndObject();
+    list.push_back({{"level", LevelName(check.level)},
+                    {"name", check.name},
+                    {"detail", check.detail},
+                    {"remedy", check.remedy}});
   }
-  json.EndArray();
-  json.Key("ok").Number(uint64_t{CountOf(checks, Level::kOk)});
-  json.Key("warnings").Number(uint64_t{CountOf(checks, Level::kWarn)});
-  json.Key("failed").Number(uint64_t{CountOf(checks, Level::kFail)});
-  json.EndObject();
-  return json.Take();
+  return JsonText({{"checks", list},
+                   {"ok", CountOf(checks, Level::kOk)},
+                   {"warnings", CountOf(checks, Level::kWarn)},
+                   {"failed", CountOf(checks, Level::kFail)}});
 }
 
 }  // namespace gpushm::ctl

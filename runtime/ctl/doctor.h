@@ -18,7 +18,7 @@ struct Check {
   Level level = Level::kOk;
   std::string name;
   std::string detail;
-  std::string remedy;
+  std::string remedy{};
 };
 
 struct SocketFacts {

@@ -190,7 +190,7 @@ Result<GpuFacts> ProbeGpus(const std::string& driver, int64_t wait_ms) {
         if (!api) return std::unexpected(api.error());
         const auto devices = ListDevices(**api);
         if (!devices) return std::unexpected(devices.error());
-        return ProbeOutput{Encode(**api, *devices), UniqueFd()};
+        return ProbeOutput{.text = Encode(**api, *devices)};
       },
       wait_ms);
   if (!output) return std::unexpected(output.error());

@@ -6,6 +6,9 @@
 #include <array>
 #include <cstdio>
 
+#include "platform/base/utf8.h"
+#include "platform/driver/device.h"
+
 namespace gpushm::ctl {
 namespace {
 
@@ -43,37 +46,6 @@ size_t Width(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
   }));
-}
-
-// Length in bytes of the UTF-8 sequence at the start of `text`; 0 if there is none.
-size_t SequenceLength(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char head = byte(0);
-  if (head < 0x80) return 1;
-  const size_t length = head >= 0xc2 && head <= 0xdf   ? 2
-                        : (head & 0xf0) == 0xe0        ? 3
-                        : head >= 0xf0 && head <= 0xf4 ? 4
-                                                       : 0;
-  if (length == 0 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  // Overlong forms, surrogates, and values beyond U+10FFFF (RFC 3629).
-  if (head == 0xe0 && byte(1) < 0xa0) return 0;
-  if (head == 0xed && byte(1) > 0x9f) return 0;
-  if (head == 0xf0 && byte(1) < 0x90) return 0;
-  if (head == 0xf4 && byte(1) > 0x8f) return 0;
-  return length;
-}
-
-std::string HexOf(std::span<const uint8_t> bytes) {
-  std::string text;
-  for (const uint8_t byte : bytes) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", byte);
-    text += digits;
-  }
-  return text;
 }
 
 bool IsZero(std::span<const uint8_t> bytes) {
@@ -142,19 +114,19 @@ std::string FormatTime(int64_t unix_ns) {
 
 std::string FormatUuid(std::span<const uint8_t, 16> bytes) {
   if (IsZero(bytes)) return "";
-  return "GPU-" + HexOf(bytes.subspan(0, 4)) + '-' + HexOf(bytes.subspan(4, 2)) + '-' +
-         HexOf(bytes.subspan(6, 2)) + '-' + HexOf(bytes.subspan(8, 2)) + '-' +
-         HexOf(bytes.subspan(10, 6));
+  GpuUuid uuid;
+  std::ranges::copy(bytes, uuid.bytes.begin());
+  return uuid.ToString();
 }
 
 std::string FormatShortUuid(std::span<const uint8_t, 16> bytes) {
-  return IsZero(bytes) ? "" : "GPU-" + HexOf(bytes.subspan(0, 4));
+  return FormatUuid(bytes).substr(0, std::string_view("GPU-1b2c3d4e").size());
 }
 
 std::string ValidUtf8(std::string_view text) {
   std::string out;
   while (!text.empty()) {
-    const size_t length = SequenceLength(text);
+    const size_t length = Utf8Length(text);
     if (length == 0) {
       out += "\xef\xbf\xbd";
       text.remove_prefix(1);

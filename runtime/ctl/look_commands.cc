@@ -3,15 +3,12 @@
 
 #include "platform/base/clock.h"
 #include "runtime/ctl/commands.h"
+#include "runtime/ctl/format.h"
+#include "runtime/ctl/json.h"
 #include "runtime/ctl/terminal.h"
 
 namespace gpushm::ctl {
 namespace {
-
-Result<ExitCode> PrintDone(std::string_view text) {
-  if (auto done = Print(text); !done) return std::unexpected(done.error());
-  return ExitCode::kOk;
-}
 
 Result<ExitCode> RunList(const Context& context, bool names_only) {
   Result<Connection> connection = context.Connect();
@@ -27,6 +24,41 @@ Result<ExitCode> RunList(const Context& context, bool names_only) {
   snapshot.looks = connection->Look(snapshot.buffers);
   return PrintDone(context.globals.json ? ListJson(snapshot)
                                         : ListTable(snapshot, context.StdoutStyle()));
+}
+
+std::string ShapeText(const std::vector<uint64_t>& shape) {
+  std::string text = "[";
+  for (const uint64_t size : shape) text += Concat(text.size() > 1 ? ", " : "", size);
+  return text + "]";
+}
+
+Result<ExitCode> RunListTensors(const Context& context, const std::string& name) {
+  Result<Connection> connection = context.Connect();
+  if (!connection) return std::unexpected(connection.error());
+  const int64_t timeout_ms =
+      context.globals.timeout_ms ? context.globals.TimeoutMs() : GPUSHM_DONT_WAIT;
+  const auto tensors = connection->Tensors(name, timeout_ms);
+  if (!tensors) return std::unexpected(tensors.error());
+  if (context.globals.json) {
+    Json list = Json::array();
+    for (const Connection::Tensor& tensor : *tensors) {
+      list.push_back({{"name", tensor.name},
+                      {"dtype", gpushm_dtype_name(tensor.dtype)},
+                      {"shape", tensor.shape},
+                      {"offset", tensor.offset},
+                      {"size_bytes", tensor.size_bytes}});
+    }
+    return PrintDone(JsonText({{"tensors", list}}));
+  }
+  Table table({{"TENSOR"}, {"TYPE"}, {"SHAPE"}, {"OFFSET", true}, {"SIZE", true}});
+  for (const Connection::Tensor& tensor : *tensors) {
+    table.Add({{Printable(tensor.name)},
+               {gpushm_dtype_name(tensor.dtype)},
+               {ShapeText(tensor.shape)},
+               {std::to_string(tensor.offset)},
+               {FormatBytes(tensor.size_bytes)}});
+  }
+  return PrintDone(table.Render(context.StdoutStyle().color));
 }
 
 Result<ExitCode> RunStat(const Context& context, const std::string& name) {
@@ -77,7 +109,14 @@ void AddLookCommands(CLI::App* app, Context* context) {
       "ls", "List buffers, signals, barriers and rings, and how many processes hold each");
   const auto names_only = std::make_shared<bool>(false);
   list->add_flag("--names", *names_only, "Print only names, one on each line");
-  list->callback([=] { context->action = [=] { return RunList(*context, *names_only); }; });
+  const auto tensors = std::make_shared<std::string>();
+  list->add_option("--tensors", *tensors, "List the tensors of this buffer instead")
+      ->type_name("NAME");
+  list->callback([=] {
+    context->action = [=] {
+      return tensors->empty() ? RunList(*context, *names_only) : RunListTensors(*context, *tensors);
+    };
+  });
 
   CLI::App* stat =
       app->add_subcommand("stat",

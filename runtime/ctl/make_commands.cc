@@ -1,9 +1,13 @@
 // gpushmctl create, rm.
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <optional>
 #include <vector>
 
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/format.h"
+#include "runtime/ctl/json.h"
 #include "runtime/ctl/terminal.h"
 
 namespace gpushm::ctl {
@@ -12,10 +16,23 @@ namespace {
 struct CreateArguments {
   std::string name;
   uint64_t size_bytes = 0;
+  std::string from;
   std::string writers = "creator";
   std::string on_writer_exit = "mark";
   bool one_writer = false;
 };
+
+// The bytes that `gpushmctl load` of that path needs.
+Result<uint64_t> Measure(const std::string& path) {
+  struct stat info{};
+  if (stat(path.c_str(), &info) != 0) return FailSystem(errno, Concat("--from ", path));
+  const bool model = S_ISDIR(info.st_mode) || path.ends_with(".safetensors") ||
+                     path.ends_with(".safetensors.index.json");
+  if (model) return Connection::MeasureTensors(path);
+  if (S_ISREG(info.st_mode) && info.st_size > 0) return static_cast<uint64_t>(info.st_size);
+  return Fail(Code::kInvalidArgument, Concat("--from ", path, " is empty or not a file"),
+              "name a file, or give a size: gpushmctl create NAME 512Mi");
+}
 
 Result<ExitCode> RunCreate(const Context& context, const CreateArguments& arguments) {
   Result<Connection> connection = context.Connect();
@@ -28,16 +45,18 @@ Result<ExitCode> RunCreate(const Context& context, const CreateArguments& argume
                            : arguments.on_writer_exit == "drop" ? GPUSHM_WRITER_EXIT_DROP
                                                                 : GPUSHM_WRITER_EXIT_MARK;
   options.timeout_ms = context.globals.TimeoutMs();
-  if (auto done = connection->Create(arguments.name, arguments.size_bytes, options); !done) {
+  uint64_t size_bytes = arguments.size_bytes;
+  if (!arguments.from.empty()) {
+    const Result<uint64_t> measured = Measure(arguments.from);
+    if (!measured) return std::unexpected(measured.error());
+    size_bytes = *measured;
+  }
+  if (auto done = connection->Create(arguments.name, size_bytes, options); !done) {
     return std::unexpected(done.error());
   }
   const auto info = connection->Lookup(arguments.name);
   if (!info) return std::unexpected(info.error());
-  if (auto done = Print(context.globals.json ? InfoJson(*info) : InfoLine("created", *info));
-      !done) {
-    return std::unexpected(done.error());
-  }
-  return ExitCode::kOk;
+  return PrintDone(context.globals.json ? InfoJson(*info) : InfoLine("created", *info));
 }
 
 Result<ExitCode> RunRemove(const Context& context, const std::vector<std::string>& names,
@@ -58,11 +77,7 @@ Result<ExitCode> RunRemove(const Context& context, const std::vector<std::string
   }
   std::string text;
   if (context.globals.json) {
-    JsonWriter json;
-    json.BeginObject().Key("removed").BeginArray();
-    for (const std::string& name : removed) json.Text(name);
-    json.EndArray().EndObject();
-    text = json.Take();
+    text = JsonText({{"removed", removed}});
   } else {
     for (const std::string& name : removed) text += Concat("removed ", Printable(name), "\n");
   }
@@ -80,8 +95,12 @@ void AddMakeCommands(CLI::App* app, Context* context) {
       "Only rm, a writer's exit with --on-writer-exit drop, or the end of the pod removes it");
   const auto arguments = std::make_shared<CreateArguments>();
   create->add_option("NAME", arguments->name, "The buffer's name, a DNS label")->required();
-  AddBytesOption(create, "SIZE", &arguments->size_bytes, "Its size, for example 8Gi, 512Mi or 4096")
-      ->required();
+  CLI::Option* const size = AddBytesOption(create, "SIZE", &arguments->size_bytes,
+                                           "Its size, for example 8Gi, 512Mi or 4096");
+  create
+      ->add_option("--from", arguments->from,
+                   "Instead of SIZE: as large as load needs for this file, index or folder")
+      ->excludes(size);
   create->add_option("--writers", arguments->writers, "Which containers may write: creator or all")
       ->check(CLI::IsMember({"creator", "all"}))
       ->capture_default_str();
@@ -92,7 +111,12 @@ void AddMakeCommands(CLI::App* app, Context* context) {
                    "When a writer dies: mark the buffer, keep it unmarked, or drop it")
       ->check(CLI::IsMember({"mark", "keep", "drop"}))
       ->capture_default_str();
-  create->callback([=] { context->action = [=] { return RunCreate(*context, *arguments); }; });
+  create->callback([=] {
+    if (arguments->size_bytes == 0 && arguments->from.empty()) {
+      throw CLI::RequiredError("SIZE or --from");
+    }
+    context->action = [=] { return RunCreate(*context, *arguments); };
+  });
 
   CLI::App* remove = app->add_subcommand(
       "rm", "Remove buffers' names; the memory is freed when no process holds it any more");

@@ -10,8 +10,11 @@
 
 #include <array>
 #include <cerrno>
+#include <span>
+#include <string_view>
 #include <vector>
 
+#include "contract/protocol/channel.h"
 #include "platform/base/clock.h"
 
 namespace gpushm::ctl {
@@ -33,9 +36,13 @@ std::string Encode(const Result<ProbeOutput>& result) {
   return text;
 }
 
-Result<ProbeOutput> Decode(std::string_view text, UniqueFd descriptor) {
+Result<ProbeOutput> Decode(protocol::Message message) {
+  const std::string_view text(reinterpret_cast<const char*>(message.bytes.data()),
+                              message.size_bytes);
   if (text.starts_with('K')) {
-    return ProbeOutput{std::string(text.substr(1)), std::move(descriptor)};
+    ProbeOutput output{.text = std::string(text.substr(1))};
+    if (!message.descriptors.empty()) output.descriptor = std::move(message.descriptors.front());
+    return output;
   }
   const size_t end = text.find('\0', 2);
   if (!text.starts_with('F') || end == std::string_view::npos) {
@@ -46,49 +53,12 @@ Result<ProbeOutput> Decode(std::string_view text, UniqueFd descriptor) {
 }
 
 void SendResult(int socket, const Result<ProbeOutput>& result) {
-  std::string text = Encode(result);
-  iovec data{text.data(), text.size()};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  if (result && result->descriptor.valid()) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    const int fd = result->descriptor.get();
-    memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  }
-  sendmsg(socket, &message, MSG_NOSIGNAL);
-}
-
-// kTimeout: nothing came in time. kUnavailable: the child ended first.
-Result<ProbeOutput> ReceiveResult(int socket, const Deadline& deadline) {
-  pollfd poller{.fd = socket, .events = POLLIN, .revents = 0};
-  while (poll(&poller, 1, deadline.RemainingMs()) <= 0) {
-    if (deadline.Passed()) return Fail(Code::kTimeout, "no answer");
-  }
-  std::vector<char> bytes(kProbeTextBytes + 16);
-  iovec data{bytes.data(), bytes.size()};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t length = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  if (length <= 0) return Fail(Code::kUnavailable, "ended");
-  UniqueFd descriptor;
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
-    int fd = -1;
-    memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    descriptor.Reset(fd);
-  }
-  return Decode({bytes.data(), static_cast<size_t>(length)}, std::move(descriptor));
+  const std::string text = Encode(result);
+  std::vector<int> descriptors;
+  if (result && result->descriptor.valid()) descriptors.push_back(result->descriptor.get());
+  // A failure looks to the parent like a child that ended, which it is about to.
+  (void)protocol::Send(socket, std::as_bytes(std::span(text)), descriptors,
+                       Deadline::AfterMs(kReapMs));
 }
 
 // Describes in words how the child ended; empty: it has not ended yet.
@@ -128,22 +98,24 @@ Result<ProbeOutput> Probe(const std::function<Result<ProbeOutput>()>& body, int6
     _exit(0);
   }
   theirs.Reset();
-  Result<ProbeOutput> result = ReceiveResult(ours.get(), Deadline::AfterMs(wait_ms));
-  const bool ended = !result && result.error().code() == Code::kUnavailable;
+  protocol::Message message;
+  const auto received = protocol::Receive(ours.get(), &message, Deadline::AfterMs(wait_ms));
+  const bool ended = !received && received.error().code() == Code::kUnavailable;
   if (!ended) kill(child, SIGKILL);
   const std::string how = Reap(child);
   if (ended) {
     return Fail(Code::kDriver, Concat("the process that tried it ended with ", how),
                 "this is a fault of the driver: check dmesg, and reset the GPU");
   }
-  if (!result && result.error().code() == Code::kTimeout && result.error().what() == "no answer") {
+  if (!received && received.error().code() == Code::kTimeout) {
     return Fail(Code::kTimeout,
                 Concat("no answer within ", wait_ms, " ms",
                        how.empty() ? ", and the process that tried it cannot be killed" : ""),
                 "the GPU or its driver hangs: "
                 "check dmesg for XIDs, and reset the GPU or drain the node");
   }
-  return result;
+  if (!received) return std::unexpected(received.error());
+  return Decode(std::move(message));
 }
 
 }  // namespace gpushm::ctl

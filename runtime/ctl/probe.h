@@ -9,16 +9,17 @@
 #include <functional>
 #include <string>
 
+#include "contract/limits.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 
 namespace gpushm::ctl {
 
 struct ProbeOutput {
-  std::string text;     // At most kProbeTextBytes.
-  UniqueFd descriptor;  // May be empty.
+  std::string text;       // At most kProbeTextBytes.
+  UniqueFd descriptor{};  // May be empty.
 };
-inline constexpr size_t kProbeTextBytes = 32 * 1024;
+inline constexpr size_t kProbeTextBytes = limits::kMessageBytes - 1;
 
 // Returns the result of `body` in the child. kTimeout: it did not return in time. The child was
 // killed, unless a driver call holds it in the kernel. kDriver: it ended without an answer.

@@ -29,6 +29,7 @@ struct Arguments {
   int64_t stall_ms = 60'000;
   bool no_progress = false;
   bool whole = false;
+  std::string format = "auto";
 };
 
 // Ends the process when a transfer in this process stalls. A call into the driver of an unhealthy
@@ -112,6 +113,9 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
   settings.chunk_bytes = arguments.chunk_bytes;
   settings.chunks = arguments.chunks;
   settings.whole = arguments.whole;
+  settings.format = arguments.format == "raw"       ? GPUSHM_FORMAT_RAW
+                    : arguments.format == "tensors" ? GPUSHM_FORMAT_TENSORS
+                                                    : GPUSHM_FORMAT_AUTO;
   settings.threads = arguments.threads == 0U ? GPUSHM_NO_THREADS : arguments.threads.value_or(0);
   // Without --timeout a missing buffer is an immediate error: most often its name is misspelt.
   settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : GPUSHM_DONT_WAIT;
@@ -192,7 +196,9 @@ void AddOptions(CLI::App* command, Arguments* arguments) {
 void AddCommand(CLI::App* app, Context* context, bool load) {
   CLI::App* command =
       load
-          ? app->add_subcommand("load", "Fill a buffer from a file (-: standard input)")
+          ? app->add_subcommand("load",
+                                "Fill a buffer from a file (-: standard input), or with the tensors "
+                                "of a safetensors file, an index of shards or a folder")
           : app->add_subcommand(
                 "save",
                 "Write a buffer's content to a file, replacing it as a whole (-: standard output)");
@@ -202,6 +208,15 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
   command->add_option("NAME", arguments->name, "The buffer")->required();
   if (!load) file();
   AddOptions(command, arguments.get());
+  command
+      ->add_option("--format", arguments->format,
+                   load ? "What the file holds: tensors (safetensors: each tensor is placed at a "
+                          "multiple of 256 bytes and described), raw (bytes as they are), or auto: "
+                          "tensors for *.safetensors, its index and folders"
+                        : "What to write: tensors (a safetensors file), raw (the buffer's bytes as "
+                          "they are), or auto: tensors if the buffer has a description of them")
+      ->check(CLI::IsMember({"auto", "raw", "tensors"}))
+      ->capture_default_str();
   if (!load) {
     command->add_flag("--whole", arguments->whole,
                       "Save all bytes of the buffer, not only its content");

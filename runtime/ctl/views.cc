@@ -1,17 +1,25 @@
 #include "runtime/ctl/views.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
 
 #include "platform/base/status.h"
 #include "runtime/ctl/format.h"
+#include "runtime/ctl/json.h"
 
 namespace gpushm::ctl {
 namespace {
 
-std::string Unknown(uint32_t value) { return Concat("unknown-", value); }
+std::string NameIn(std::initializer_list<std::pair<uint32_t, std::string_view>> names,
+                   uint32_t value) {
+  for (const auto& [known, name] : names) {
+    if (known == value) return std::string(name);
+  }
+  return Concat("unknown-", value);
+}
 
 std::string_view NameOf(const char (&text)[GPUSHM_NAME_BYTES]) {
   return {text, strnlen(text, sizeof text)};
@@ -83,63 +91,52 @@ std::string StateText(const gpushm_info& info) {
   return text;
 }
 
-void WriteInfo(const gpushm_info& info, JsonWriter* json) {
-  json->Key("name").Text(NameOf(info.name));
-  json->Key("generation").Id(info.generation);
-  json->Key("size_bytes").Number(info.size_bytes);
-  json->Key("mapped_bytes").Number(info.mapped_bytes);
-  json->Key("content_bytes").Number(info.content_bytes);
-  json->Key("loaded_bytes").Number(info.loaded_bytes);
-  json->Key("state").Text(StateName(info.state));
-  json->Key("transport").Text(TransportName(info.transport));
-  json->Key("gpu").Text(FormatUuid(info.gpu_uuid));
-  json->Key("creator").Text(NameOf(info.creator));
-  json->Key("created").Text(FormatTime(info.created_unix_ns));
+Json InfoOf(const gpushm_info& info) {
+  return {{"name", NameOf(info.name)},
+          {"generation", std::to_string(info.generation)},
+          {"size_bytes", info.size_bytes},
+          {"mapped_bytes", info.mapped_bytes},
+          {"content_bytes", info.content_bytes},
+          {"loaded_bytes", info.loaded_bytes},
+          {"state", StateName(info.state)},
+          {"transport", TransportName(info.transport)},
+          {"gpu", FormatUuid(info.gpu_uuid)},
+          {"creator", NameOf(info.creator)},
+          {"created", FormatTime(info.created_unix_ns)}};
 }
 
-void WriteCount(const Count& count, JsonWriter* json) {
-  json->Key("holders").BeginObject();
-  json->Key("readers").Number(uint64_t{count.readers});
-  json->Key("writers").Number(uint64_t{count.writers});
-  json->Key("old_generations").Number(uint64_t{count.old});
-  json->EndObject();
-}
-
-void WriteLook(const gpushm_sync_info* look, const std::vector<gpushm_holder>& holders,
-               JsonWriter* json) {
+void AddLook(const gpushm_sync_info* look, const std::vector<gpushm_holder>& holders, Json* json) {
   if (look == nullptr) return;
-  json->Key("sync").BeginObject();
-  json->Key("kind").Text(KindName(look->kind));
-  json->Key("value").Number(look->value);
-  json->Key("state").Text(SyncStateName(look->state));
-  json->Key("writer").Text(WriterOf(*look, holders));
-  json->Key("joined").Number(uint64_t{look->joined});
-  json->Key("places").Number(uint64_t{look->places});
-  json->EndObject();
+  (*json)["sync"] = {{"kind", KindName(look->kind)},
+                     {"value", look->value},
+                     {"state", SyncStateName(look->state)},
+                     {"writer", WriterOf(*look, holders)},
+                     {"joined", look->joined},
+                     {"places", look->places}};
 }
 
-void WriteBuffers(const Snapshot& snapshot, JsonWriter* json) {
-  json->Key("buffers").BeginArray();
+Json BuffersOf(const Snapshot& snapshot) {
+  Json buffers = Json::array();
   for (const gpushm_info& info : snapshot.buffers) {
-    json->BeginObject();
-    WriteInfo(info, json);
-    WriteCount(CountHolders(info, snapshot.holders), json);
-    WriteLook(LookOf(info, snapshot), snapshot.holders, json);
-    json->EndObject();
+    Json& buffer = buffers.emplace_back(InfoOf(info));
+    const Count count = CountHolders(info, snapshot.holders);
+    buffer["holders"] = {
+        {"readers", count.readers}, {"writers", count.writers}, {"old_generations", count.old}};
+    AddLook(LookOf(info, snapshot), snapshot.holders, &buffer);
   }
-  json->EndArray();
+  return buffers;
 }
 
-void WriteBroker(const gpushm_broker_info& broker, JsonWriter* json) {
-  json->Key("container").Text(NameOf(broker.container));
-  json->Key("gpu").Text(FormatUuid(broker.gpu_uuid));
-  json->Key("pool_bytes").Number(broker.pool_bytes);
-  json->Key("used_bytes").Number(broker.used_bytes);
-  json->Key("clients").Number(uint64_t{broker.clients});
-  json->Key("leases").Number(uint64_t{broker.leases});
-  json->Key("epoch").Id(broker.broker_epoch);
-  json->Key("protocol").Number(uint64_t{broker.protocol});
-  json->Key("simulated").Bool(broker.simulated != 0);
+Json BrokerOf(const gpushm_broker_info& broker) {
+  return {{"container", NameOf(broker.container)},
+          {"gpu", FormatUuid(broker.gpu_uuid)},
+          {"pool_bytes", broker.pool_bytes},
+          {"used_bytes", broker.used_bytes},
+          {"clients", broker.clients},
+          {"leases", broker.leases},
+          {"epoch", std::to_string(broker.broker_epoch)},
+          {"protocol", broker.protocol},
+          {"simulated", broker.simulated != 0}};
 }
 
 // A line such as "name:        weights", with the values in one column.
@@ -160,110 +157,70 @@ std::string ContainerText(std::string_view name) { return name.empty() ? "-" : P
 }  // namespace
 
 std::string StateName(uint32_t state) {
-  switch (state) {
-    case GPUSHM_BUFFER_LOADING:
-      return "loading";
-    case GPUSHM_BUFFER_READY:
-      return "ready";
-    case GPUSHM_BUFFER_WRITER_DIED:
-      return "writer-died";
-    case GPUSHM_BUFFER_FAILED:
-      return "failed";
-    default:
-      return Unknown(state);
-  }
+  return NameIn({{GPUSHM_BUFFER_LOADING, "loading"},
+                 {GPUSHM_BUFFER_READY, "ready"},
+                 {GPUSHM_BUFFER_WRITER_DIED, "writer-died"},
+                 {GPUSHM_BUFFER_FAILED, "failed"}},
+                state);
 }
 
 std::string KindName(uint32_t kind) {
-  return kind == GPUSHM_SYNC_SIGNAL    ? "signal"
-         : kind == GPUSHM_SYNC_BARRIER ? "barrier"
-         : kind == GPUSHM_SYNC_RING    ? "ring"
-         : kind == GPUSHM_SYNC_QUEUE   ? "queue"
-                                       : Unknown(kind);
+  return NameIn({{GPUSHM_SYNC_SIGNAL, "signal"},
+                 {GPUSHM_SYNC_BARRIER, "barrier"},
+                 {GPUSHM_SYNC_RING, "ring"},
+                 {GPUSHM_SYNC_QUEUE, "queue"}},
+                kind);
 }
 
 std::string SyncStateName(uint32_t state) {
-  return state == GPUSHM_SIGNAL_UNUSED ? "unused"
-         : state == GPUSHM_SIGNAL_LIVE ? "live"
-         : state == GPUSHM_SIGNAL_DIED ? "died"
-         : state == GPUSHM_SIGNAL_LEFT ? "left"
-                                       : Unknown(state);
+  return NameIn({{GPUSHM_SIGNAL_UNUSED, "unused"},
+                 {GPUSHM_SIGNAL_LIVE, "live"},
+                 {GPUSHM_SIGNAL_DIED, "died"},
+                 {GPUSHM_SIGNAL_LEFT, "left"}},
+                state);
 }
 
 std::string TransportName(uint32_t transport) {
-  return transport == GPUSHM_TRANSPORT_VMM     ? "vmm"
-         : transport == GPUSHM_TRANSPORT_CUIPC ? "cuipc"
-         : transport == GPUSHM_TRANSPORT_HOST  ? "host"
-                                               : Unknown(transport);
+  return NameIn({{GPUSHM_TRANSPORT_VMM, "vmm"}, {GPUSHM_TRANSPORT_CUIPC, "cuipc"}, {GPUSHM_TRANSPORT_HOST, "host"}}, transport);
 }
 
 std::string PeerMethodName(uint32_t method) {
-  switch (method) {
-    case GPUSHM_PEER_NONE:
-      return "-";
-    case GPUSHM_PEER_NVLINK:
-      return "nvlink";
-    case GPUSHM_PEER_PCIE:
-      return "pcie";
-    case GPUSHM_PEER_STAGED:
-      return "staged";
-    default:
-      return Unknown(method);
-  }
+  return NameIn({{GPUSHM_PEER_NONE, "-"},
+                 {GPUSHM_PEER_NVLINK, "nvlink"},
+                 {GPUSHM_PEER_PCIE, "pcie"},
+                 {GPUSHM_PEER_STAGED, "staged"}},
+                method);
 }
 
 std::string AccessName(uint32_t access) {
-  return access == GPUSHM_ACCESS_READ         ? "read"
-         : access == GPUSHM_ACCESS_READ_WRITE ? "write"
-                                              : Unknown(access);
+  return NameIn({{GPUSHM_ACCESS_READ, "read"}, {GPUSHM_ACCESS_READ_WRITE, "write"}}, access);
 }
 
 std::string MethodName(uint32_t method) {
-  return method == GPUSHM_TRANSFER_HERE     ? "here"
-         : method == GPUSHM_TRANSFER_BROKER ? "broker"
-         : method == GPUSHM_TRANSFER_AUTO   ? "auto"
-                                            : Unknown(method);
+  return NameIn(
+      {{GPUSHM_TRANSFER_HERE, "here"}, {GPUSHM_TRANSFER_BROKER, "broker"}, {GPUSHM_TRANSFER_AUTO, "auto"}}, method);
 }
 
 std::string FileMethodName(uint32_t method) {
-  switch (method) {
-    case GPUSHM_FILE_AUTO:
-    case GPUSHM_FILE_AUTO_GDS:
-      return "auto";
-    case GPUSHM_FILE_CACHED:
-      return "page-cache";
-    case GPUSHM_FILE_DIRECT:
-      return "direct";
-    case GPUSHM_FILE_STREAM:
-      return "stream";
-    case GPUSHM_FILE_GDS:
-      return "gds";
-    default:
-      return Unknown(method);
-  }
+  return NameIn({{GPUSHM_FILE_AUTO, "auto"},
+                 {GPUSHM_FILE_AUTO_GDS, "auto"},
+                 {GPUSHM_FILE_CACHED, "page-cache"},
+                 {GPUSHM_FILE_DIRECT, "direct"},
+                 {GPUSHM_FILE_STREAM, "stream"},
+                 {GPUSHM_FILE_GDS, "gds"}},
+                method);
 }
 
 std::string FileReasonName(uint32_t reason) {
-  switch (reason) {
-    case GPUSHM_FILE_REASON_UNKNOWN:
-      return "";
-    case GPUSHM_FILE_REASON_ASKED:
-      return "asked for";
-    case GPUSHM_FILE_REASON_SMALL:
-      return "small";
-    case GPUSHM_FILE_REASON_IN_CACHE:
-      return "in the page cache";
-    case GPUSHM_FILE_REASON_NOT_IN_CACHE:
-      return "not in the page cache";
-    case GPUSHM_FILE_REASON_LARGE:
-      return "large";
-    case GPUSHM_FILE_REASON_REFUSED:
-      return "O_DIRECT was refused";
-    case GPUSHM_FILE_REASON_IN_ORDER:
-      return "read or written in order";
-    default:
-      return Unknown(reason);
-  }
+  return NameIn({{GPUSHM_FILE_REASON_UNKNOWN, ""},
+                 {GPUSHM_FILE_REASON_ASKED, "asked for"},
+                 {GPUSHM_FILE_REASON_SMALL, "small"},
+                 {GPUSHM_FILE_REASON_IN_CACHE, "in the page cache"},
+                 {GPUSHM_FILE_REASON_NOT_IN_CACHE, "not in the page cache"},
+                 {GPUSHM_FILE_REASON_LARGE, "large"},
+                 {GPUSHM_FILE_REASON_REFUSED, "O_DIRECT was refused"},
+                 {GPUSHM_FILE_REASON_IN_ORDER, "read or written in order"}},
+                reason);
 }
 
 namespace {
@@ -339,11 +296,7 @@ std::string ListNames(const Snapshot& snapshot) {
 }
 
 std::string ListJson(const Snapshot& snapshot) {
-  JsonWriter json;
-  json.BeginObject();
-  WriteBuffers(snapshot, &json);
-  json.EndObject();
-  return json.Take();
+  return JsonText({{"buffers", BuffersOf(snapshot)}});
 }
 
 std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
@@ -393,24 +346,19 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
 
 std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
                      const gpushm_sync_info* look) {
-  JsonWriter json;
-  json.BeginObject();
-  WriteInfo(info, &json);
-  WriteLook(look, holders, &json);
-  json.Key("holders").BeginArray();
+  Json json = InfoOf(info);
+  AddLook(look, holders, &json);
+  Json& list = json["holders"] = Json::array();
   for (const gpushm_holder& holder : holders) {
-    json.BeginObject();
-    json.Key("container").Text(NameOf(holder.container));
-    json.Key("access").Text(AccessName(holder.access));
-    json.Key("peer_way").Text(PeerMethodName(holder.peer_method));
-    json.Key("generation").Id(holder.generation);
-    json.Key("client_id").Id(holder.client_id);
-    json.Key("lease_id").Id(holder.lease_id);
-    json.Key("since").Text(FormatTime(holder.since_unix_ns));
-    json.EndObject();
+    list.push_back({{"container", NameOf(holder.container)},
+                    {"access", AccessName(holder.access)},
+                    {"peer_way", PeerMethodName(holder.peer_method)},
+                    {"generation", std::to_string(holder.generation)},
+                    {"client_id", std::to_string(holder.client_id)},
+                    {"lease_id", std::to_string(holder.lease_id)},
+                    {"since", FormatTime(holder.since_unix_ns)}});
   }
-  json.EndArray().EndObject();
-  return json.Take();
+  return JsonText(json);
 }
 
 std::string BrokerText(const gpushm_broker_info& broker) {
@@ -427,13 +375,7 @@ std::string BrokerText(const gpushm_broker_info& broker) {
   return text;
 }
 
-std::string BrokerJson(const gpushm_broker_info& broker) {
-  JsonWriter json;
-  json.BeginObject();
-  WriteBroker(broker, &json);
-  json.EndObject();
-  return json.Take();
-}
+std::string BrokerJson(const gpushm_broker_info& broker) { return JsonText(BrokerOf(broker)); }
 
 namespace {
 
@@ -513,15 +455,10 @@ std::string TopText(const TopSample& sample, const TopSample* previous, int64_t 
 }
 
 std::string TopJson(const TopSample& sample, int64_t now_unix_ns) {
-  JsonWriter json(0);
-  json.BeginObject();
-  json.Key("time").Text(FormatTime(now_unix_ns));
-  json.Key("broker").BeginObject();
-  WriteBroker(sample.broker, &json);
-  json.EndObject();
-  WriteBuffers(sample.snapshot, &json);
-  json.EndObject();
-  return json.Take();
+  return JsonText({{"time", FormatTime(now_unix_ns)},
+                   {"broker", BrokerOf(sample.broker)},
+                   {"buffers", BuffersOf(sample.snapshot)}},
+                  -1);
 }
 
 std::string InfoLine(std::string_view verb, const gpushm_info& info) {
@@ -529,13 +466,7 @@ std::string InfoLine(std::string_view verb, const gpushm_info& info) {
                 StateText(info), ", generation ", info.generation, "\n");
 }
 
-std::string InfoJson(const gpushm_info& info) {
-  JsonWriter json;
-  json.BeginObject();
-  WriteInfo(info, &json);
-  json.EndObject();
-  return json.Take();
-}
+std::string InfoJson(const gpushm_info& info) { return JsonText(InfoOf(info)); }
 
 namespace {
 
@@ -551,6 +482,9 @@ double LinkPart(const gpushm_transfer_result& result) {
   return static_cast<double>(result.bytes) * 1e9 / static_cast<double>(moving_ns) /
          static_cast<double>(result.link_bytes_per_second);
 }
+
+// To three decimals.
+double Rounded(double value) { return std::round(value * 1000) / 1000; }
 
 std::string LinkText(const gpushm_transfer_result& result) {
   const double part = LinkPart(result);
@@ -577,22 +511,19 @@ std::string TransferLine(std::string_view verb, std::string_view from, std::stri
 std::string TransferJson(std::string_view buffer, std::string_view file,
                          const gpushm_transfer_result& result) {
   const double seconds = static_cast<double>(result.elapsed_ns) / 1e9;
-  JsonWriter json;
-  json.BeginObject();
-  json.Key("buffer").Text(buffer);
-  json.Key("file").Text(file);
-  json.Key("way").Text(MethodName(result.method));
-  json.Key("file_way").Text(FileMethodName(result.file_method));
-  json.Key("file_way_reason").Text(FileReasonName(result.file_reason));
-  json.Key("bytes").Number(result.bytes);
-  json.Key("elapsed_seconds").Number(seconds);
-  json.Key("bytes_per_second")
-      .Number(seconds > 0 ? static_cast<double>(result.bytes) / seconds : 0);
-  json.Key("moving_seconds").Number(static_cast<double>(result.moving_ns) / 1e9);
-  json.Key("link_bytes_per_second").Number(result.link_bytes_per_second);
-  json.Key("link_fraction").Number(LinkPart(result));
-  json.EndObject();
-  return json.Take();
+  const double moving_seconds = static_cast<double>(result.moving_ns) / 1e9;
+  const double rate = seconds > 0 ? static_cast<double>(result.bytes) / seconds : 0;
+  return JsonText({{"buffer", buffer},
+                   {"file", file},
+                   {"way", MethodName(result.method)},
+                   {"file_way", FileMethodName(result.file_method)},
+                   {"file_way_reason", FileReasonName(result.file_reason)},
+                   {"bytes", result.bytes},
+                   {"elapsed_seconds", Rounded(seconds)},
+                   {"bytes_per_second", Rounded(rate)},
+                   {"moving_seconds", Rounded(moving_seconds)},
+                   {"link_bytes_per_second", result.link_bytes_per_second},
+                   {"link_fraction", Rounded(LinkPart(result))}});
 }
 
 }  // namespace gpushm::ctl

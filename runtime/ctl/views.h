@@ -9,7 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/ctl/json.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "runtime/include/gpushm/sync.h"
 

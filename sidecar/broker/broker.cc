@@ -15,6 +15,7 @@
 #include "contract/limits.h"
 #include "contract/registry/host_list.h"
 #include "platform/base/clock.h"
+#include "platform/base/sealed_memory.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
 
@@ -201,9 +202,24 @@ void Broker::OnTransferEnded(const std::string& name, protocol::Direction direct
     return Apply();
   }
   if (load && state.result) ledger_->TransferProgress(name, state.done_bytes);
-  if (load) ledger_->TransferEnded(name, state.result);
+  Result<void> result = state.result;
+  if (load) {
+    UniqueFd description;
+    const uint64_t bytes = state.description ? state.description->bytes : 0;
+    if (result && state.description) {
+      const auto sealed =
+          CheckSealed(state.description->memory.get(), "description", bytes, bytes,
+                      Writers::kNobody);
+      if (sealed) {
+        description = std::move(state.description->memory);
+      } else {
+        result = std::unexpected(sealed.error());
+      }
+    }
+    ledger_->TransferEnded(name, result, std::move(description), bytes);
+  }
   Apply();
-  if (state.result) {
+  if (result) {
     LogInfo(load ? "buffer-loaded" : "buffer-saved",
             {{"buffer", name},
              {"bytes", state.done_bytes},
@@ -212,7 +228,7 @@ void Broker::OnTransferEnded(const std::string& name, protocol::Direction direct
              {"link_bytes_per_s", state.link_bytes_per_second}});
   } else {
     LogError(load ? "load-failed" : "save-failed",
-             {{"buffer", name}, {"reason", state.result.error().ToString()}});
+             {{"buffer", name}, {"reason", result.error().ToString()}});
   }
 }
 

@@ -36,11 +36,6 @@ Result<std::array<UniqueFd, 2>> SocketPair(int type) {
   return std::array{UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-std::string HowItEnded(int status) {
-  return WIFSIGNALED(status) ? Concat("by signal ", WTERMSIG(status))
-                             : Concat("with exit code ", WEXITSTATUS(status));
-}
-
 // Ends a child that has no Child object. No descriptor here reports its end, and it may take a
 // while.
 void EndUnknown(EventLoop* loop, pid_t pid) {
@@ -50,6 +45,11 @@ void EndUnknown(EventLoop* loop, pid_t pid) {
 }
 
 }  // namespace
+
+std::string HowItEnded(int status) {
+  return WIFSIGNALED(status) ? Concat("ended by signal ", WTERMSIG(status))
+                             : Concat("ended with exit code ", WEXITSTATUS(status));
+}
 
 struct Child::Process {
   EventLoop* loop = nullptr;
@@ -194,8 +194,7 @@ void Children::OnControl() {
   loop_->Unwatch(control_.get());
   int status = 0;
   waitpid(spawner_, &status, 0);  // It has closed its end, so it is about to end.
-  on_spawner_ended_(Status(Code::kPeerDied,
-                           Concat("the broker's spawner ended ", HowItEnded(status)),
+  on_spawner_ended_(Status(Code::kPeerDied, Concat("the broker's spawner ", HowItEnded(status)),
                            "check the sidecar's memory limit and the node's kernel log"));
 }
 

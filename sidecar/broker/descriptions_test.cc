@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "contract/limits.h"
+#include "contract/tensors/table.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/testing.h"
 #include "platform/daemon/testing/hung_fuse.h"
@@ -149,6 +151,47 @@ TEST_F(DescriptionsTest, AFileThatHangsIsRefusedAtOnce) {
   EXPECT_THAT(DescribeAs(hung, 4096), HasSubstr("not a memfd"));
   EXPECT_EQ(Describe(&client_, lease_, Sealed(kText), kText.size()), "") << "others go on";
   fuse->Abort();
+}
+
+// Goal: a model that the pod declares is laid out and described, from whatever files it consists of,
+// and one that lies is not loaded.
+TEST_F(DescriptionsTest, AModelOfTheBrokersOwnIsDescribed) {
+  const gpushm::testing::TempFolder files;
+  std::filesystem::create_directories(files / "disk/llama");
+  const auto write = [&](const std::string& name, const std::string& tensor, uint64_t bytes) {
+    const std::string header = Concat("{\"", tensor, "\":{\"dtype\":\"U8\",\"shape\":[", bytes,
+                                      "],\"data_offsets\":[0,", bytes, "]}}");
+    const uint64_t size = header.size();
+    std::ofstream file(files / Concat("disk/llama/", name), std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&size), sizeof size);
+    file << header << std::string(bytes, 'x');
+  };
+  write("1.safetensors", "a", 1000);
+  write("2.safetensors", "b", 3000);
+  std::ofstream(files / "disk/lies.safetensors") << "lies, and more lies";
+  const gpushm::testing::TempFolder folder;
+  const BrokerProcess broker(
+      folder.path(),
+      {.arguments = {"--container", "app", "--pool", "64Mi", "--test-files", files.path()},
+       .buffers = "buffers.gpushm.io/weights: {size: 2Mi, file: disk/llama/}\n"
+                  "buffers.gpushm.io/one: {size: 2Mi, file: disk/llama/2.safetensors}\n"
+                  "buffers.gpushm.io/lies: {size: 2Mi, file: disk/lies.safetensors}"});
+  ASSERT_TRUE(broker.WaitForLog("buffer-loaded buffer=weights bytes=4024")) << broker.log();
+  ASSERT_TRUE(broker.WaitForLog("buffer-loaded buffer=one bytes=3000")) << broker.log();
+  EXPECT_TRUE(broker.WaitForLog("load-failed buffer=lies")) << broker.log();
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  const auto read = Read(&client, "weights");
+  ASSERT_TRUE(read) << read.error().ToString();
+  ASSERT_EQ(client.descriptors().size(), 1U);
+  const auto mapping = MapSealed(client.descriptors()[0], "description", 1,
+                                 limits::kDescriptionBytes, Writers::kNobody);
+  ASSERT_TRUE(mapping) << mapping.error().ToString();
+  const auto table = tensors::TensorTable::Open(
+      {static_cast<const std::byte*>(mapping->address()), mapping->bytes()}, 4024);
+  ASSERT_TRUE(table) << table.error().ToString();
+  ASSERT_TRUE(table->Find("b"));
+  EXPECT_EQ(table->Find("b")->offset, 1024U);
 }
 
 TEST_F(DescriptionsTest, AnOlderLibraryIsNotOfferedThem) {

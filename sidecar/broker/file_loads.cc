@@ -1,10 +1,10 @@
 #include "sidecar/broker/file_loads.h"
 
-#include <sys/wait.h>
-
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
 #include "sidecar/broker/loader.h"
@@ -110,8 +110,12 @@ void FileLoads::OnLine(Load& load, const std::string& line) {
   if (line.starts_with("error ")) {
     load.failure = ErrorOfLoader(line);
   } else if (line.starts_with(kOpened) && !load.opened) {
-    const auto [bytes, is_pipe] = Numbers<2>(line.substr(kOpened.size()));
-    load.opened = OpenedFile{.loader = nullptr, .bytes = bytes, .is_pipe = is_pipe == 1};
+    const auto [bytes, is_pipe, description_bytes] = Numbers<3>(line.substr(kOpened.size()));
+    load.opened = OpenedFile{
+        .loader = nullptr,
+        .bytes = bytes,
+        .is_pipe = is_pipe == 1,
+        .description_bytes = std::min(description_bytes, limits::kDescriptionBytes)};
     TryLoad(load);
   }
   StartLoaders();
@@ -131,11 +135,9 @@ void FileLoads::TryLoad(Load& load) {
 
 void FileLoads::OnLoaderEnded(Load& load, int status) {
   loop_->Cancel(load.timer);
-  const Status why = load.failure.value_or(
-      Status(Code::kPeerDied,
-             WIFSIGNALED(status) ? Concat("the loader was ended by signal ", WTERMSIG(status))
-                                 : Concat("the loader ended with exit code ", WEXITSTATUS(status)),
-             "check the sidecar's log and memory limit"));
+  const Status why =
+      load.failure.value_or(Status(Code::kPeerDied, Concat("the loader ", HowItEnded(status)),
+                                   "check the sidecar's log and memory limit"));
   if (why.code() != Code::kNotFound && why.code() != Code::kContended) return GiveUp(load, why);
   if (!std::exchange(load.said_waiting, true)) {
     LogInfo("file-waiting",

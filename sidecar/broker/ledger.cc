@@ -902,12 +902,17 @@ void Ledger::TransferProgress(const std::string& name, uint64_t loaded_bytes) {
   Show(name);
 }
 
-void Ledger::TransferEnded(const std::string& name, const Result<void>& result) {
+void Ledger::TransferEnded(const std::string& name, Result<void> result, UniqueFd description,
+                           uint64_t description_bytes) {
   const auto found = buffers_.find(name);
   if (found == buffers_.end() || !found->second.transferring) return;
   Buffer& buffer = found->second;
   buffer.transferring = false;
   PutDescription(buffer.current, UniqueFd(), 0);  // It described the former content.
+  if (result && description) {
+    result = HasRoomForDescription(generations_.at(buffer.current), description_bytes);
+    if (result) PutDescription(buffer.current, std::move(description), description_bytes);
+  }
   buffer.state = result ? BufferState::kReady : BufferState::kFailed;
   if (result) {
     SetContentOf(buffer.current, buffer.loaded_bytes);

@@ -222,7 +222,9 @@ class Ledger {
   Result<const Memory*> BeginTransfer(const Client& client, const std::string& name,
                                       protocol::Direction direction);
   void TransferProgress(const std::string& name, uint64_t loaded_bytes);
-  void TransferEnded(const std::string& name, const Result<void>& result);
+  // A load that succeeded may bring a description, which is taken; see SetDescription.
+  void TransferEnded(const std::string& name, Result<void> result, UniqueFd description = {},
+                     uint64_t description_bytes = 0);
   // The load that BeginTransfer allowed did not start, so the content is unchanged.
   void TransferRefused(const std::string& name);
 

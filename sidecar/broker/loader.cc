@@ -8,13 +8,17 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "contract/tensors/model.h"
 #include "platform/base/clock.h"
+#include "platform/base/sealed_memory.h"
 #include "platform/base/unique_fd.h"
-
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
 #include "platform/transfer/crew.h"
@@ -48,6 +52,9 @@ struct Arguments {
 struct Job {
   UniqueFd memory;
   UniqueFd file;
+  // A model of the loader's own, instead of the file; and empty memory for its description.
+  std::optional<tensors::Model> model;
+  UniqueFd description;
   uint64_t size_bytes = 0;
   uint64_t mapped_bytes = 0;
 };
@@ -80,21 +87,37 @@ Result<FilePlan> ChooseWay(const Arguments& arguments, const Job& job) {
 }
 
 // A pod's volume may be slow, or hang. Only this process waits for it.
-Result<UniqueFd> AwaitFile(const Arguments& arguments) {
+template <typename Open>
+auto Await(Open open) -> decltype(open()) {
   const Deadline deadline = Deadline::AfterMs(kAwaitFileMs);
   for (bool first = true;; first = false) {
-    Result<UniqueFd> file = OpenFileOf(arguments.folder, arguments.path);
-    if (file || deadline.Passed()) return file;
-    const Code code = file.error().code();
-    if (code != Code::kNotFound && code != Code::kContended) return file;
+    auto opened = open();
+    if (opened || deadline.Passed()) return opened;
+    const Code code = opened.error().code();
+    if (code != Code::kNotFound && code != Code::kContended) return opened;
     if (first) Report("waiting");
     poll(nullptr, 0, kLookMs);
   }
 }
 
+Result<Job> OpenOwnModel(const Arguments& arguments) {
+  auto model = Await([&] {
+    return tensors::OpenModel(arguments.path, [&](const std::string& path) {
+      return OpenFileOf(arguments.folder, path);
+    });
+  });
+  if (!model) return std::unexpected(model.error());
+  Report(Concat("opened ", model->buffer_bytes, " 0 ", model->table.size()));
+  Job job;
+  job.model = std::move(*model);
+  return job;
+}
+
 // Opens its own file, reports the size, and waits for its turn.
 Result<Job> OpenOwn(const Arguments& arguments) {
-  Result<UniqueFd> file = AwaitFile(arguments);
+  if (tensors::IsModelName(arguments.path)) return OpenOwnModel(arguments);
+  Result<UniqueFd> file =
+      Await([&] { return OpenFileOf(arguments.folder, arguments.path); });
   if (!file) return std::unexpected(file.error());
   struct stat info{};
   if (fstat(file->get(), &info) != 0) return FailSystem(errno, Concat("stat ", arguments.path));
@@ -116,14 +139,57 @@ Result<Job> TakeJob(const Arguments& arguments) {
     if (!own) return own;
     job = std::move(*own);
   }
-  Result<Order> order = ReceiveOrder(arguments.own_file() ? 1 : 2);
+  Result<Order> order = ReceiveOrder(arguments.own_file() && !job.model ? 1 : 2);
   if (!order) return std::unexpected(order.error());
   job.memory = std::move(order->descriptors[0]);
   if (!arguments.own_file()) job.file = std::move(order->descriptors[1]);
+  if (job.model) job.description = std::move(order->descriptors[1]);
   const auto [size_bytes, mapped_bytes] = Numbers<2>(order->line);
   job.size_bytes = size_bytes;
   job.mapped_bytes = mapped_bytes;
   return job;
+}
+
+Result<std::string> MoveModel(const Arguments& arguments, const CudaApi& api, const Job& job,
+                              CUdeviceptr address) {
+  const tensors::Model& model = *job.model;
+  uint64_t before_bytes = 0;  // Of the files that are done.
+  int64_t moving_ns = 0;
+  FileWay way = FileWay::kCached;
+  const auto progress = [&](uint64_t done_bytes) {
+    Report(std::to_string(std::min(before_bytes + done_bytes, model.buffer_bytes)));
+    return true;
+  };
+  for (const tensors::ModelFile& file : model.files) {
+    if (file.segments.empty()) continue;
+    const Result<FilePlan> plan = PlanRead(file.fd.get(), file.size_bytes, FileWay::kAuto);
+    if (!plan) return std::unexpected(plan.error());
+    std::vector<TransferSegment> segments;
+    for (const tensors::Segment& segment : file.segments) {
+      segments.push_back({segment.file_offset, segment.buffer_offset, segment.bytes});
+    }
+    way = plan->way;
+    const Result<TransferReport> moved =
+        CopyFileToDevice(api, {.file = file.fd.get(),
+                               .way = way,
+                               .address = address,
+                               .size_bytes = file.size_bytes,
+                               .segments = segments,
+                               .chunk_bytes = arguments.chunk_bytes,
+                               .threads = UsefulHelpers(),
+                               .progress = progress});
+    if (!moved) return std::unexpected(moved.error().WithContext(file.path));
+    if (moved->bytes != file.size_bytes) {
+      return Fail(Code::kSystem, Concat(file.path, " ended after ", moved->bytes, " of ",
+                                        file.size_bytes, " bytes"));
+    }
+    before_bytes += moved->bytes;
+    moving_ns += moved->moving_ns;
+  }
+  if (auto done = FillAndSeal(job.description, "description", model.table); !done) {
+    return std::unexpected(done.error());
+  }
+  return Concat("ok ", model.buffer_bytes, " ", static_cast<uint32_t>(way), " ", moving_ns, " 0");
 }
 
 Result<std::string> Move(const Arguments& arguments) {
@@ -142,6 +208,7 @@ Result<std::string> Move(const Arguments& arguments) {
       DeviceMapping::Map(**api, *memory, job->mapped_bytes, arguments.device,
                          load ? Access::kReadWrite : Access::kRead);
   if (!mapping) return std::unexpected(mapping.error());
+  if (job->model) return MoveModel(arguments, **api, *job, mapping->address());
   uint64_t said_bytes = 0;
   const auto progress = [&](uint64_t done_bytes) {
     if (done_bytes != said_bytes) Report(std::to_string(done_bytes));

@@ -61,6 +61,10 @@ Result<std::string> ReadFile(const std::string& path) {
   std::string text;
   text.resize(config::kConfigBytes + 1);
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (in.bad()) {  // Docker makes a folder where a mounted file is missing.
+    return FailSystem(errno != 0 ? errno : EIO, Concat("--config ", path),
+                      "name a file; if a container mounts it, check that it exists on the host");
+  }
   text.resize(static_cast<size_t>(in.gcount()));
   if (text.size() > config::kConfigBytes) {
     return Fail(Code::kExhausted,

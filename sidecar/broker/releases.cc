@@ -92,10 +92,7 @@ Result<void> Releases::ResultOf(int status) const {
     return Fail(Code::kTimeout, Concat("the releaser did not end within ", kChildMs, " ms"),
                 "check nvidia-smi and the node's kernel log for a hanging GPU");
   }
-  return Fail(Code::kPeerDied,
-              WIFSIGNALED(status)
-                  ? Concat("the releaser was ended by signal ", WTERMSIG(status))
-                  : Concat("the releaser ended with exit code ", WEXITSTATUS(status)),
+  return Fail(Code::kPeerDied, Concat("the releaser ", HowItEnded(status)),
               "check the sidecar's memory limit");
 }
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/daemon/descriptor.h"
@@ -374,11 +375,22 @@ Result<uint64_t> Broker::StartTransfer(const Client& client, TransferJob job, Op
 Result<void> Broker::OnTransfer(Request& request) {
   const auto body = protocol::Parse<protocol::TransferRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
-  if (request.message->descriptors.size() != 1) {
-    return Fail(Code::kCorrupt, "a transfer request without a file descriptor");
+  auto direction = static_cast<protocol::Direction>(body->direction);
+  std::vector<UniqueFd>& descriptors = request.message->descriptors;
+  const bool may_describe = direction == protocol::Direction::kLoad &&
+                            request.version >= protocol::kDescriptionVersion;
+  if (descriptors.empty() || descriptors.size() > (may_describe ? 2u : 1u)) {
+    return Fail(Code::kCorrupt, Concat("a transfer request came with ", descriptors.size(),
+                                       " descriptors; it needs that of a file"));
+  }
+  std::shared_ptr<LoadDescription> description;
+  if (descriptors.size() == 2) {
+    const auto bytes = CheckSealed(descriptors[1].get(), "description", 1,
+                                   limits::kDescriptionBytes, Writers::kNobody);
+    if (!bytes) return std::unexpected(bytes.error());
+    description = std::make_shared<LoadDescription>(std::move(descriptors[1]), *bytes);
   }
   const std::string name = NameOf(body->name);
-  auto direction = static_cast<protocol::Direction>(body->direction);
   // From an older library it means all of the buffer.
   if (request.version < protocol::kContentVersion && direction == protocol::Direction::kSave) {
     direction = protocol::Direction::kSaveWhole;
@@ -386,9 +398,10 @@ Result<void> Broker::OnTransfer(Request& request) {
   const Result<uint64_t> started = StartTransfer(request.client,
                                                  {.buffer = name,
                                                   .direction = direction,
-                                                  .file = request.message->descriptors[0].get(),
+                                                  .file = descriptors[0].get(),
                                                   .chunk_bytes = body->chunk_bytes,
-                                                  .file_way = static_cast<FileWay>(body->file_way)},
+                                                  .file_way = static_cast<FileWay>(body->file_way),
+                                                  .description = std::move(description)},
                                                  nullptr);
   if (!started) return std::unexpected(started.error());
   LogInfo("transfer-started",

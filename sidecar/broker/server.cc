@@ -41,6 +41,8 @@ constexpr size_t kCloserBacklog = 512;
 // A close that takes longer than this delays the container's next descriptor. The close of a file
 // that was only read takes a round trip to its file system's server.
 constexpr int64_t kCloseMs = 1000;
+// A load may come with a file and a description. The handlers of requests check how many came.
+constexpr size_t kAnnouncedDescriptors = 2;
 // Pause of a listener if descriptors or memory run out, or while kCloserBacklog is reached.
 constexpr int64_t kAcceptPauseMs = 100;
 
@@ -328,10 +330,10 @@ void Server::RefuseRequest(Connection& connection, const protocol::Message& mess
 
 void Server::OnRequest(Connection& connection, protocol::Message& message) {
   const uint64_t id = connection.client.id;
-  const size_t announced = connection.announced ? 1 : 0;
+  const size_t announced = connection.announced ? kAnnouncedDescriptors : 0;
   if (message.descriptors.size() > announced) {
     Disconnect(connection, Concat("the client sent ", message.descriptors.size(),
-                                  " descriptors, but had announced ", announced));
+                                  " descriptors, but may send ", announced, " now"));
     return;
   }
   if (connection.announced) {

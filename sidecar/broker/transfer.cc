@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "platform/base/clock.h"
+#include "platform/base/sealed_memory.h"
 #include "sidecar/broker/loader.h"
 
 namespace gpushm::broker {
@@ -95,11 +96,6 @@ Result<void> CheckFileMode(const TransferJob& job) {
               "open the file for reading to load, for writing to save");
 }
 
-std::string HowItEnded(int status) {
-  return WIFSIGNALED(status) ? Concat("the loader was ended by signal ", WTERMSIG(status))
-                             : Concat("the loader ended with exit code ", WEXITSTATUS(status));
-}
-
 }  // namespace
 
 Transfers::Transfers(EventLoop* loop, Children* children, Settings settings, Events events)
@@ -151,6 +147,13 @@ Result<uint64_t> Transfers::Start(const TransferJob& job, OpenedFile* file) {
 Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
   std::vector<int> descriptors = {job.memory};
   if (job.file >= 0) descriptors.push_back(job.file);
+  std::shared_ptr<LoadDescription> description = job.description;
+  if (file->description_bytes > 0) {
+    Result<UniqueFd> memory = MakeEmpty("description");
+    if (!memory) return std::unexpected(memory.error());
+    descriptors.push_back(memory->get());
+    description = std::make_shared<LoadDescription>(std::move(*memory), file->description_bytes);
+  }
   const std::string order = Concat(file->bytes, ' ', job.mapped_bytes);
   if (auto sent = file->loader->Send(order, descriptors); !sent) {
     return std::unexpected(sent.error());
@@ -163,6 +166,7 @@ Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
   Transfer& transfer = transfers_[id];
   transfer.state.client_id = job.client_id;
   transfer.state.total_bytes = file->bytes;
+  transfer.state.description = std::move(description);
   transfer.forget = job.client_id == 0;
   transfer.container = job.container;
   transfer.buffer = job.buffer;
@@ -234,8 +238,8 @@ void Transfers::SetResult(Transfer& transfer, int status) const {
   } else if (!transfer.failure) {
     transfer.state.result = transfer.failure;
   } else {
-    transfer.state.result =
-        Fail(Code::kPeerDied, HowItEnded(status), "check the sidecar's log and memory limit");
+    transfer.state.result = Fail(Code::kPeerDied, Concat("the loader ", HowItEnded(status)),
+                                 "check the sidecar's log and memory limit");
   }
 }
 

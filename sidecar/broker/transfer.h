@@ -3,7 +3,8 @@
 // threads and faults end with it.
 //
 // The child's contract (loader.h): it gets its memory, and for a client's transfer also the file,
-// with an order on its channel (child.h). It writes one line "<done>" after each chunk, and at the
+// with an order on its channel (child.h). A loader of a model gets an empty memfd, too, into which
+// it writes the description, and which it seals. It writes one line "<done>" after each chunk, and at the
 // end "ok <bytes> <FileWay> <moving_ns> <link_bytes_per_second>" or "error <code> <text>". The
 // broker parses its output as untrusted input. If it ends without "ok", the transfer failed.
 //
@@ -40,6 +41,13 @@ struct OpenedFile {
   std::unique_ptr<Child> loader;
   uint64_t bytes = 0;
   bool is_pipe = false;
+  uint64_t description_bytes = 0;  // Of what the loader will say of the content; 0: nothing.
+};
+
+// What a load says of the content it brings: sealed memory, once the load has succeeded.
+struct LoadDescription {
+  UniqueFd memory;
+  uint64_t bytes = 0;
 };
 
 struct TransferJob {
@@ -53,6 +61,8 @@ struct TransferJob {
   uint64_t mapped_bytes = 0;
   uint64_t chunk_bytes = 0;
   FileWay file_way = FileWay::kAuto;  // As in protocol::TransferRequest.
+  // The client's; null if it sent none. A loader of the broker's own brings it itself.
+  std::shared_ptr<LoadDescription> description = {};
 };
 
 struct TransferState {
@@ -68,6 +78,7 @@ struct TransferState {
   // Set when finished, for the broker's own load: it made no progress and gave its place up.
   bool gave_way = false;
   std::shared_ptr<const bool> loader_ended;
+  std::shared_ptr<LoadDescription> description;  // Null if there is none.
 };
 
 class Transfers {

@@ -166,6 +166,7 @@ Result<json> Load(const WorkerOptions& options, const Model& model, Held* held) 
   transfer.timeout_ms = options.timeout_ms;
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);
+  transfer.format = GPUSHM_FORMAT_RAW;  // The demo compares the file as a whole.
   if (gpushm_load(held->client, kBuffer, options.file.c_str(), &transfer, &result) != GPUSHM_OK) {
     return std::unexpected(LastError());
   }

@@ -567,6 +567,20 @@ typedef enum gpushm_file_reason {
   GPUSHM_FILE_REASON_IN_ORDER = 7 /* No regular file, or one that is not at its start. */
 } gpushm_file_reason;
 
+/* What the bytes of a file are. */
+typedef enum gpushm_format {
+  /* To load: TENSORS for a path that ends in ".safetensors" or ".safetensors.index.json", and for a
+   * folder; RAW for every other path and for a descriptor. To save: TENSORS if the buffer has
+   * tensors and a path is given. Programs built for 0.1 always get RAW. */
+  GPUSHM_FORMAT_AUTO = 0,
+  GPUSHM_FORMAT_RAW = 1, /* The file as it is. */
+  /* The tensors of a safetensors file, of the shards that an index names, or of a folder with
+   * either. Each begins at a multiple of 256 bytes of the buffer. Names, types, shapes and offsets
+   * become the buffer's description (gpushm/tensors.h). gpushm_tensors_measure tells the size that
+   * the buffer needs. */
+  GPUSHM_FORMAT_TENSORS = 2
+} gpushm_format;
+
 /* For gpushm_transfer_options.threads: the calling thread alone. Libraries of version 0.1 start
  * none with 0, and refuse this. */
 #define GPUSHM_NO_THREADS 0xffffffffu
@@ -595,6 +609,8 @@ typedef struct gpushm_transfer_options {
   /* To save. 0: the content (gpushm_info.content_bytes). 1: all of size_bytes. */
   uint32_t whole;
   uint32_t reserved1; /* 0. */
+  uint32_t format;    /* gpushm_format */
+  uint32_t reserved2; /* 0. */
 } gpushm_transfer_options;
 
 typedef struct gpushm_transfer_result {

@@ -1,0 +1,175 @@
+// The C ABI: buffers that hold tensors.
+#include "runtime/include/gpushm/tensors.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "contract/limits.h"
+#include "contract/tensors/model.h"
+#include "contract/tensors/table.h"
+#include "runtime/client/c_api_support.h"
+#include "runtime/client/description.h"
+
+namespace gpushm::client {
+namespace {
+
+// Checked once, when it is opened.
+class Tensors {
+ public:
+  Tensors(std::unique_ptr<Description> description, const tensors::TensorTable& of)
+      : table(of), description_(std::move(description)) {}
+
+  uint64_t generation() const { return description_->generation(); }
+  const std::string& buffer() const { return description_->buffer(); }
+  const Handle& handle() const { return handle_; }
+
+  const tensors::TensorTable table;
+
+ private:
+  const std::unique_ptr<Description> description_;  // Keeps the table mapped.
+  const Handle handle_{HandleKind::kTensors, this};
+};
+
+const Tensors* TensorsOf(const gpushm_tensors* handle) noexcept {
+  return static_cast<const Tensors*>(Handle::Find(HandleKind::kTensors, handle));
+}
+
+Result<void> Fill(const tensors::TensorView& view, gpushm_tensor* tensor) {
+  return FillInfo(tensor, "tensor", [&](gpushm_tensor* filled) -> Result<void> {
+    filled->name = view.name.data();
+    filled->shape = view.shape.data();
+    filled->offset = view.offset;
+    filled->size_bytes = view.bytes;
+    filled->rank = static_cast<uint32_t>(view.shape.size());
+    filled->dtype = static_cast<uint32_t>(view.dtype);
+    return {};
+  });
+}
+
+Result<std::unique_ptr<Tensors>> Open(Client& client, std::string_view name, uint64_t generation,
+                                      const Wait& wait) {
+  auto description = client.Describe(name, generation, wait);
+  if (!description) return std::unexpected(description.error());
+  const std::span<const std::byte> bytes = (*description)->bytes();
+  if (!tensors::TensorTable::IsTable(bytes)) {
+    return Fail(Code::kNotFound,
+                Concat("generation ", (*description)->generation(), " of \"", name, "\" has ",
+                       bytes.empty() ? "no description" : "a description, but not of tensors"),
+                "load a safetensors file into it: gpushmctl load model.safetensors NAME");
+  }
+  // What a tensor occupies is compared with the buffer by who attaches it, whose size may be known
+  // to nobody here: an older generation has no record.
+  auto table = tensors::TensorTable::Open(bytes, limits::kBufferBytes);
+  if (!table) return std::unexpected(table.error());
+  return std::make_unique<Tensors>(std::move(*description), *table);
+}
+
+}  // namespace
+}  // namespace gpushm::client
+
+namespace gc = gpushm::client;
+using gpushm::Code;
+using gpushm::Concat;
+using gpushm::Fail;
+using gpushm::Result;
+using gpushm::UniqueFd;
+namespace gt = gpushm::tensors;
+
+extern "C" {
+
+const char* gpushm_dtype_name(uint32_t dtype) {
+  return gt::DTypeName(static_cast<gt::DType>(dtype > gt::kMaxDType ? 0 : dtype)).data();
+}
+
+uint32_t gpushm_dtype_bits(uint32_t dtype) {
+  return gt::DTypeBits(static_cast<gt::DType>(dtype > gt::kMaxDType ? 0 : dtype));
+}
+
+gpushm_status gpushm_tensors_open(gpushm_client* client, const char* name,
+                                  const gpushm_description_options* options,
+                                  gpushm_tensors** tensors) {
+  return gc::EnterClient(client, [&](gc::Client& of) -> Result<void> {
+    if (name == nullptr || tensors == nullptr) {
+      return Fail(Code::kInvalidArgument, "name or tensors is NULL");
+    }
+    *tensors = nullptr;
+    const auto given = gc::ReadOptions(options, "description_options");
+    if (!given) return std::unexpected(given.error());
+    const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
+    auto opened = gc::Open(of, text, given->generation, *wait);
+    if (!opened) return std::unexpected(opened.error());
+    *tensors = opened->release()->handle().As<gpushm_tensors>();
+    return {};
+  });
+}
+
+uint64_t gpushm_tensors_generation(const gpushm_tensors* tensors) {
+  const gc::Tensors* const t = gc::TensorsOf(tensors);
+  return t == nullptr ? 0 : t->generation();
+}
+
+uint64_t gpushm_tensors_count(const gpushm_tensors* tensors) {
+  const gc::Tensors* const t = gc::TensorsOf(tensors);
+  return t == nullptr ? 0 : t->table.count();
+}
+
+gpushm_status gpushm_tensors_get(const gpushm_tensors* tensors, uint64_t index,
+                                 gpushm_tensor* tensor) {
+  const gc::Tensors* const t = gc::TensorsOf(tensors);
+  if (t == nullptr) return gc::RememberWhyNot(gc::HandleKind::kTensors, tensors);
+  return gc::Enter([&]() -> Result<void> {
+    if (index >= t->table.count()) {
+      return Fail(Code::kNotFound, Concat("index ", index, ": \"", t->buffer(), "\" has ",
+                                          t->table.count(), " tensors"));
+    }
+    return gc::Fill(t->table.at(static_cast<uint32_t>(index)), tensor);
+  });
+}
+
+gpushm_status gpushm_tensors_find(const gpushm_tensors* tensors, const char* name,
+                                  gpushm_tensor* tensor) {
+  const gc::Tensors* const t = gc::TensorsOf(tensors);
+  if (t == nullptr) return gc::RememberWhyNot(gc::HandleKind::kTensors, tensors);
+  return gc::Enter([&]() -> Result<void> {
+    if (auto valid = gc::CheckArgument(name != nullptr, "name is NULL"); !valid) return valid;
+    const auto found = t->table.Find(name);
+    if (found) return gc::Fill(*found, tensor);
+    return Fail(Code::kNotFound, Concat("no tensor ", gt::Quote(name), " in \"", t->buffer(), '"'),
+                Concat("gpushmctl ls --tensors ", t->buffer(), " shows the names"));
+  });
+}
+
+const char* gpushm_tensors_metadata(const gpushm_tensors* tensors, const char* key) {
+  const gc::Tensors* const t = gc::TensorsOf(tensors);
+  if (t == nullptr || key == nullptr) return nullptr;
+  const auto value = t->table.FindMetadata(key);
+  return value ? value->data() : nullptr;
+}
+
+void gpushm_tensors_close(gpushm_tensors* tensors) { delete gc::TensorsOf(tensors); }
+
+gpushm_status gpushm_tensors_measure(const char* path, uint64_t* size_bytes,
+                                     uint64_t* tensor_count) {
+  return gc::Enter([&]() -> Result<void> {
+    if (path == nullptr || size_bytes == nullptr) {
+      return Fail(Code::kInvalidArgument, "path or size_bytes is NULL");
+    }
+    *size_bytes = 0;
+    const auto model = gt::OpenModel(path, [](const std::string& file) -> Result<UniqueFd> {
+      UniqueFd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+      if (fd) return fd;
+      if (errno == ENOENT) return Fail(Code::kNotFound, Concat("no such file: ", file));
+      return gpushm::FailSystem(errno, Concat("open ", file));
+    });
+    if (!model) return std::unexpected(model.error());
+    *size_bytes = model->buffer_bytes;
+    if (tensor_count != nullptr) *tensor_count = model->tensors;
+    return {};
+  });
+}
+
+}  // extern "C"
