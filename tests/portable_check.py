@@ -11,6 +11,9 @@ import re
 import subprocess
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "abi"))
+import symbols
+
 ALLOWED_NEEDED = re.compile(r"(libc|libm|libpthread|libdl|librt|ld-linux-x86-64)\.so\.\d+$")
 
 
@@ -39,14 +42,10 @@ def check_needed(path):
 
 
 def check_exports(path):
-    names = [line.split()[-1] for line in
-             output_of("nm", "-D", "--defined-only", str(path)).splitlines()]
-    functions = {name.split("@")[0] for name in names if " A " not in name}
-    functions -= {name for name in functions if name.startswith("GPUSHM_")}  # Version nodes.
-    print(f"{path.name}: exports {len(functions)} symbols")
-    for name in sorted(functions):
-        if not name.startswith("gpushm_"):
-            yield f"{path.name} exports {name}; only gpushm_* may be visible"
+    exported = symbols.exported(path)
+    print(f"{path.name}: exports {len(exported)} symbols")
+    for breach in symbols.breaches(exported):
+        yield f"{path.name}: {breach}"
 
 
 def main():

@@ -170,8 +170,12 @@ void AddOptions(CLI::App* command, Arguments* arguments) {
       ->check(file_methods)
       ->capture_default_str();
   // The names of version 0.1, for scripts. No group: neither help nor completion shows them.
-  command->add_option("--way", arguments->method)->check(methods)->group("");
-  command->add_option("--file-way", arguments->file_method)->check(file_methods)->group("");
+  command->add_option("--way", arguments->method, "Former name of --method")
+      ->check(methods)
+      ->group("");
+  command->add_option("--file-way", arguments->file_method, "Former name of --file-method")
+      ->check(file_methods)
+      ->group("");
   AddBytesOption(command, "--chunk", &arguments->chunk_bytes,
                  "Size of each pinned chunk, 1Mi to 1Gi (default 16Mi, less for small files)");
   command->add_option("--chunks", arguments->chunks, "Number of pinned chunks, 2 to 16 (default 3)")

@@ -1,6 +1,9 @@
 // Kernels of device_header_test.cc, under names that cuModuleGetFunction finds.
 #include "gpushm/device.cuh"
 
+// Only to see that CUDA's compiler accepts the C++ headers.
+#include "gpushm/sync.hpp"
+
 using namespace gpushm::device;
 
 extern "C" __global__ void set_signal(uint64_t address, uint64_t value) {

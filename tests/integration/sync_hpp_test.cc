@@ -91,7 +91,8 @@ TEST_F(SyncHppTest, ALookTakesNoPart) {
   Ring writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
   Put(writer, 1);
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
-  EXPECT_EQ(LookupSync(*client_, "video").error().status(), GPUSHM_INVALID_ARGUMENT) << "its buffer";
+  EXPECT_EQ(LookupSync(*client_, "video").error().status(), GPUSHM_INVALID_ARGUMENT)
+      << "its buffer";
   const auto ring = LookupSync(*client_, "video-ring");
   ASSERT_TRUE(ring) << ring.error().text();
   EXPECT_EQ(ring->kind, GPUSHM_SYNC_RING);

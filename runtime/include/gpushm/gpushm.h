@@ -1,37 +1,39 @@
-/* gpushm: named GPU memory that the containers of a node share, as POSIX shm does for host memory.
+/* gpushm: named GPU memory that the containers of a pod share, as POSIX shm does for host memory.
  *
  *   gpushm_client* client;
  *   gpushm_attachment* weights;
  *   if (gpushm_open(NULL, &client) || gpushm_attach(client, "weights", NULL, &weights))
  *     return fprintf(stderr, "%s\n", gpushm_last_error()->text), 1;
- *   CUdeviceptr p = gpushm_attachment_address(weights);        // use it on the GPU
+ *   CUdeviceptr p = gpushm_attachment_address(weights);  // use it on the GPU
  *   gpushm_attachment_detach(weights, NULL);
  *   gpushm_close(client);
  *
  * Rules
- *   - Every function that can fail returns a gpushm_status; 0 is success. gpushm_last_error() then
- *     holds the cause and the remedy for the calling thread.
- *   - Options are structs whose first member is their size: set `struct_size = sizeof options`,
- *     zero the rest (GPUSHM_INIT does both), fill in what you need. NULL means all defaults. A
- *     program compiled against an older header keeps working with a newer library: fields are only
- *     ever appended, and the library reads and writes `struct_size` bytes of a struct at most.
- *   - Every call that can wait takes `timeout_ms`: 0 (the default) stands for
- *     GPUSHM_DEFAULT_TIMEOUT_MS, GPUSHM_DONT_WAIT for "answer at once". There is no "forever", but
- *     for a copy by gpushm_offer that is given no stream.
- *   - Thread-safe: any thread may call anything, also on the same client, except that no other
- *     thread may be using an attachment at its last detach, or a client and what was opened with it
- *     at its close. A call that comes after that returns GPUSHM_INVALID_ARGUMENT.
- *   - The library never exits, aborts or throws, installs no signal handlers and makes no CUDA
- *     context that outlives a call. Only gpushm_load starts threads, to read the file
- *     (gpushm_transfer_options.threads); it blocks their signals and joins them. The library
- *     depends on libc and loads libcuda.so.1 at the first attach.
- *   - After fork(), what the parent opened is the parent's: calls with it return GPUSHM_FORKED in
- *     the child, gpushm_close included, and change nothing. The child may open a client of its own.
- *     CUDA itself does not work in a child if it was initialised before the fork, by the
- *     application or by the first attach: then attaching returns GPUSHM_FORKED, too. Start such a
- *     child with exec (Python: the start method "spawn"), or fork before CUDA is used.
+ *   - Every function that can fail returns a gpushm_status; 0 is success. After a failure,
+ *     gpushm_last_error() has the cause and the remedy for the calling thread.
+ *   - Options are structs whose first member is their size. GPUSHM_INIT sets it and zeroes the
+ * rest; then set what you need. NULL means all defaults. Reserved fields stay 0. A program that was
+ *     compiled with an older header keeps working with a newer library: structs only grow at their
+ *     end, and the library reads and writes at most `struct_size` bytes
+ *     (docs/reference/compatibility.md).
+ *   - Every call that can wait has a `timeout_ms`, in milliseconds, in its options or as its last
+ *     parameter. 0, the default, is GPUSHM_DEFAULT_TIMEOUT_MS. GPUSHM_DONT_WAIT does not wait. No
+ *     wait is without a limit, except for a copy by gpushm_offer without a stream.
+ *   - Any thread may call any function at any time, also on the same client, with two exceptions.
+ * At its last detach, no other thread may use an attachment. At its close, no other thread may use
+ *     a client or anything that was opened with it. Later calls return GPUSHM_INVALID_ARGUMENT.
+ *   - The library never exits, aborts or throws, installs no signal handlers, and keeps no CUDA
+ *     context after a call. Only gpushm_load starts threads, to read the file
+ *     (gpushm_transfer_options.threads). They block all signals and end with the call. The library
+ *     needs libc, and loads libcuda.so.1 at the first attach.
+ *   - After fork(), the child cannot use what the parent opened: calls with it, gpushm_close
+ *     included, return GPUSHM_FORKED and change nothing. The child may open a client of its own. If
+ *     CUDA was initialised before the fork, by the application or by the first attach, it does not
+ *     work in the child, and attaching returns GPUSHM_FORKED as well. Fork before CUDA is used, or
+ *     start the child with exec (in Python, the start method "spawn").
  *
- * Names are DNS labels (RFC 1123): 1 to 63 of a-z, 0-9 and '-', neither first nor last a '-'.
+ * Names are DNS labels (RFC 1123): 1 to 63 characters of a-z, 0-9 and '-', without a '-' at either
+ * end.
  */
 #ifndef GPUSHM_GPUSHM_H_
 #define GPUSHM_GPUSHM_H_
@@ -53,16 +55,16 @@ extern "C" {
 #define GPUSHM_VERSION_MINOR 1
 #define GPUSHM_VERSION_PATCH 0
 
-/* Bytes of a name with its terminating NUL. */
+/* Size of a name in bytes, with its terminating NUL. */
 #define GPUSHM_NAME_BYTES 64
 #define GPUSHM_UUID_BYTES 16
 /* Bytes of a type, see gpushm_create_options. */
 #define GPUSHM_TYPE_BYTES 16
 
-/* Milliseconds that a call waits when its options do not say otherwise. */
+/* Milliseconds that a call waits if `timeout_ms` is 0. */
 #define GPUSHM_DEFAULT_TIMEOUT_MS 10000
-/* For `timeout_ms`: fail with the reason (NOT_FOUND, LOADING, UNAVAILABLE ...) instead of waiting.
- * A broker that is there gets one second to answer. */
+/* A value of `timeout_ms`: the call does not wait, and fails with the reason instead (NOT_FOUND,
+ * LOADING, UNAVAILABLE ...). A broker that runs still has one second to answer. */
 #define GPUSHM_DONT_WAIT (-1)
 
 /* Zeroes an options or info struct and sets its size:
@@ -75,36 +77,34 @@ extern "C" {
     (pointer)->struct_size = sizeof *(pointer);                                                   \
   } while (0)
 
-/* What a call came to. Numbers are fixed for ever; new ones may be appended. */
+/* The result of a call. The numbers never change, and later versions may add some. */
 typedef enum gpushm_status {
   GPUSHM_OK = 0,
-  GPUSHM_INVALID_ARGUMENT = 1, /* The request makes no sense as given. */
+  GPUSHM_INVALID_ARGUMENT = 1, /* An argument is invalid; the text names it. */
   GPUSHM_NOT_FOUND = 2,        /* No buffer, file or GPU of that name. */
   GPUSHM_ALREADY_EXISTS = 3,   /* The name is taken. */
-  GPUSHM_DENIED = 4,           /* The pod's annotations do not allow it to this container. */
-  GPUSHM_EXHAUSTED =
-      5, /* A limit (docs/reference/limits.md), the pod's pool or the card is used up. */
-  GPUSHM_CONTENDED = 6,    /* Bounded retries ran out; try again. */
-  GPUSHM_TIMEOUT = 7,      /* The deadline passed. */
-  GPUSHM_INCOMPATIBLE = 8, /* Library and broker have no protocol version in common. */
-  GPUSHM_CORRUPT = 9,      /* Shared or received bytes fail validation. */
+  GPUSHM_DENIED = 4,           /* The pod's annotations do not allow this container to do it. */
+  GPUSHM_EXHAUSTED = 5, /* A limit (docs/reference/limits.md), the pod's pool or the GPU is full. */
+  GPUSHM_CONTENDED = 6, /* Bounded retries ran out; try again. */
+  GPUSHM_TIMEOUT = 7,   /* The deadline passed. */
+  GPUSHM_INCOMPATIBLE = 8, /* The library and the broker have no protocol version in common. */
+  GPUSHM_CORRUPT = 9,      /* Shared or received bytes are invalid. */
   GPUSHM_UNAVAILABLE = 10, /* No broker answers. */
-  GPUSHM_ORPHANED = 11,    /* The broker that gave this attachment is gone: bytes are history. */
-  GPUSHM_STALE = 12,       /* Another generation is behind the name now. */
+  GPUSHM_ORPHANED = 11,    /* The broker restarted without this buffer. */
+  GPUSHM_STALE = 12,       /* The name refers to another generation now, or was deleted. */
   GPUSHM_PEER_DIED = 13,   /* The process at the other end died. */
   GPUSHM_DEVICE_LOST = 14, /* The GPU must be reset. */
-  GPUSHM_BUSY = 15,        /* Work is pending on it, or another writer holds it. */
+  GPUSHM_BUSY = 15,        /* Work still uses it, or another process writes it. */
   GPUSHM_UNSUPPORTED = 16, /* This driver, GPU, kernel or memory cannot do it. */
   GPUSHM_DRIVER = 17,      /* A CUDA call failed; the text says which and how. */
   GPUSHM_SYSTEM = 18,      /* A system call failed; the text says which and how. */
-  GPUSHM_FORKED = 19,      /* Of the parent, in a child of fork(): see the rules above. */
-  GPUSHM_LOADING = 20,     /* The buffer's content is not there yet. */
-  GPUSHM_INTERNAL = 21,    /* A bug of gpushm: please report it. */
-  GPUSHM_ENDED =
-      22 /* Its writer closed it (a barrier: a participant): there is no more (sync.h). */
+  GPUSHM_FORKED = 19,      /* A child of fork() used what its parent opened: see the rules above. */
+  GPUSHM_LOADING = 20,     /* The buffer's content is still being loaded. */
+  GPUSHM_INTERNAL = 21,    /* A bug in gpushm; please report it. */
+  GPUSHM_ENDED = 22        /* Its writer, or a participant of a barrier, closed it (sync.h). */
 } gpushm_status;
 
-/* Why the last failing call of this thread failed. */
+/* Why the last call of this thread that failed did so. */
 typedef struct gpushm_error {
   gpushm_status status;
   const char* text;   /* "NOT_FOUND: no buffer "weigths". Remedy: ..." one line, for humans. */
@@ -112,12 +112,13 @@ typedef struct gpushm_error {
   const char* remedy; /* What to do about it; "" if there is nothing to say. */
 } gpushm_error;
 
-/* Never NULL; status GPUSHM_OK before the first failure. Valid until the thread's next gpushm call.
- */
+/* Never NULL. The status is GPUSHM_OK before the first failure. The texts are valid until the next
+ * gpushm call of this thread. */
 GPUSHM_API const gpushm_error* gpushm_last_error(void);
-/* "NOT_FOUND" ...; never NULL. */
+/* The name of a status without its prefix, such as "NOT_FOUND". "UNKNOWN" for a number that this
+ * library does not know. Never NULL. */
 GPUSHM_API const char* gpushm_status_name(gpushm_status status);
-/* Version of the library in use: major * 10000 + minor * 100 + patch. */
+/* The version of the library in use: major * 10000 + minor * 100 + patch. */
 GPUSHM_API int gpushm_version(void);
 
 typedef struct gpushm_client gpushm_client;
@@ -131,10 +132,8 @@ typedef enum gpushm_access {
 
 typedef enum gpushm_transport {
   GPUSHM_TRANSPORT_VMM = 1, /* A file descriptor of cuMemCreate memory: works in every container. */
-  GPUSHM_TRANSPORT_CUIPC =
-      2, /* A 64-byte cuIpc handle: only between processes whose PID numbers differ. */
-  GPUSHM_TRANSPORT_HOST =
-      3 /* No buffer: the page of a signal, barrier or ring (sync.h), host memory. */
+  GPUSHM_TRANSPORT_CUIPC = 2, /* A 64-byte cuIpc handle, for processes with other PID numbers. */
+  GPUSHM_TRANSPORT_HOST = 3   /* The sync page of a signal, barrier or ring (sync.h). */
 } gpushm_transport;
 
 typedef enum gpushm_buffer_state {
@@ -148,25 +147,25 @@ typedef enum gpushm_buffer_state {
 
 typedef struct gpushm_open_options {
   size_t struct_size;
-  /* Folder with the broker's socket. NULL: $GPUSHM_DIR, else /run/gpushm. */
+  /* Folder of the broker's socket. NULL: $GPUSHM_DIR, or else /run/gpushm. */
   const char* folder;
-  /* hostIPC pods: UID of the pod whose buffers are meant; looked up in /dev/shm (`folder` replaces
-   * /dev/shm). Whoever listens there must be the user whose the pod's list is, or the call says
-   * DENIED. NULL: the own pod's broker. */
+  /* For hostIPC pods: the UID of the pod whose buffers are meant. It is looked up in /dev/shm, or
+   * in `folder` if that is set. The process that listens there must run as the user who owns that
+   * pod's list, or else the call returns DENIED. NULL: the broker of the own pod. */
   const char* pod_uid;
-  /* Folder with libcuda.so.1. NULL: $GPUSHM_DRIVER, else where the loader finds it. */
+  /* Folder of libcuda.so.1. NULL: $GPUSHM_DRIVER, or else where the dynamic loader finds it. */
   const char* driver;
   /* How long to wait for the broker to come up. */
   int64_t timeout_ms;
 } gpushm_open_options;
 
-/* Connects to the broker. Needs no GPU: listing works anywhere.
- * Errors: UNAVAILABLE (no socket, or nobody listens), DENIED (socket not accessible),
- * INCOMPATIBLE, EXHAUSTED (256 clients), TIMEOUT. */
+/* Connects to the broker. It needs no GPU, so a process without one can look up and list buffers.
+ * Errors: UNAVAILABLE (there is no socket, or no process listens on it), DENIED (the socket is not
+ * accessible), INCOMPATIBLE, EXHAUSTED (256 clients), TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_open(const gpushm_open_options* options, gpushm_client** client);
 
-/* Detaches what is still attached and closes signals, barriers and rings that are still open (work
- * that uses them must have ended), then disconnects. A later detach or close of one of them returns
+/* Detaches what is still attached, closes signals, barriers and rings that are still open, and
+ * disconnects. Work that uses them must have ended. A later detach or close of one of them returns
  * GPUSHM_INVALID_ARGUMENT and does nothing. NULL is allowed. */
 GPUSHM_API void gpushm_close(gpushm_client* client);
 
@@ -175,19 +174,19 @@ GPUSHM_API void gpushm_close(gpushm_client* client);
 typedef struct gpushm_info {
   size_t struct_size;
   char name[GPUSHM_NAME_BYTES];
-  uint64_t generation;   /* Moves when other memory comes to stand behind the name. */
-  uint64_t size_bytes;   /* As asked for. */
+  uint64_t generation;   /* Increases when the name gets other memory. */
+  uint64_t size_bytes;   /* As requested. */
   uint64_t mapped_bytes; /* Rounded up to the GPU's granularity (2 MiB). */
-  uint64_t loaded_bytes; /* While LOADING: how far it is. Afterwards see content_bytes. */
+  uint64_t loaded_bytes; /* While LOADING: bytes so far. Afterwards see content_bytes. */
   int64_t created_unix_ns;
   uint8_t gpu_uuid[GPUSHM_UUID_BYTES];
   uint32_t transport;              /* gpushm_transport */
   uint32_t state;                  /* gpushm_buffer_state */
-  char creator[GPUSHM_NAME_BYTES]; /* Container that made it; "" if declared by annotation. */
-  /* So many bytes from the start are content: what the last load brought, or what
-   * gpushm_attachment_set_content said; all of size_bytes where nobody said it, as in each new
-   * generation and in what was offered. While LOADING, and FAILED: as loaded_bytes. A library of
-   * version 0.1 leaves it 0. */
+  char creator[GPUSHM_NAME_BYTES]; /* The container that made it; "" if an annotation did. */
+  /* Number of bytes, from the start, that are content. The last load sets it, or
+   * gpushm_attachment_set_content. If nothing set it, as in each new generation and in offered
+   * memory, it is size_bytes. While LOADING and if FAILED, it is loaded_bytes. A library of version
+   * 0.1 leaves it 0. */
   uint64_t content_bytes;
   /* Of the generation's description (gpushm_description_open). 0: it has none, or its content is
    * LOADING or FAILED, or the library or the broker is older than version 0.2. */
@@ -196,15 +195,16 @@ typedef struct gpushm_info {
   uint32_t reserved; /* 0. */
 } gpushm_info;
 
-/* Finds a buffer by name: no system call, tens of nanoseconds. While no broker answers, what the
- * last one said stands; a call that talks to the broker (or gpushm_wait, gpushm_list,
- * gpushm_attach) finds its successor.
- * Errors: NOT_FOUND, INVALID_ARGUMENT (no DNS label), CONTENDED, CORRUPT. */
+/* Finds a buffer by name, without a system call, in tens of nanoseconds. While no broker runs, it
+ * gives what the last one said. It does not notice a new broker by itself: a call that talks to the
+ * broker does (gpushm_wait, gpushm_list, gpushm_attach ...).
+ * Errors: NOT_FOUND, INVALID_ARGUMENT (not a DNS label), CONTENDED, CORRUPT. */
 GPUSHM_API gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info* info);
 
-/* All buffers, ordered by name. Fills at most `capacity` entries and stores the number of buffers
- * in *count: call again with more room if it is larger. Set `infos[0].struct_size` (GPUSHM_INIT
- * does): it is the distance between the entries; that of the others is set by the call. */
+/* Lists all buffers, ordered by name. It fills at most `capacity` entries, and stores the number of
+ * buffers in *count. If *count is larger, call again with more room. `infos[0].struct_size`
+ * (GPUSHM_INIT sets it) is the distance between the entries; the call sets that of the others.
+ * Errors: as gpushm_lookup. */
 GPUSHM_API gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capacity,
                                      size_t* count);
 
@@ -213,21 +213,22 @@ typedef struct gpushm_wait_options {
   int64_t timeout_ms;
 } gpushm_wait_options;
 
-/* Waits until a buffer of that name exists, is not LOADING and has a generation of at least
- * `min_generation` (0: any); then fills `info` (may be NULL). "New weights are there":
+/* Waits until a buffer of that name exists, is not LOADING, and has a generation of at least
+ * `min_generation` (0: any). Then it fills `info`, which may be NULL. To wait for new weights, call
  * gpushm_wait(client, "weights", seen.generation + 1, ...).
- * Errors: TIMEOUT, UNAVAILABLE (the broker went away), and the buffer's own failure. */
+ * Errors: TIMEOUT, UNAVAILABLE (the broker ended), and the error with which the buffer's load
+ * failed. */
 GPUSHM_API gpushm_status gpushm_wait(gpushm_client* client, const char* name,
                                      uint64_t min_generation, const gpushm_wait_options* options,
                                      gpushm_info* info);
 
-/* One process that uses a buffer. */
+/* One use of a buffer by a process. */
 typedef struct gpushm_holder {
   size_t struct_size;
   char buffer[GPUSHM_NAME_BYTES];
   char container[GPUSHM_NAME_BYTES];
   uint64_t generation;
-  uint64_t client_id; /* Number of the connection, unique in the broker's life. */
+  uint64_t client_id; /* Number of the process's connection, unique while the broker runs. */
   uint64_t lease_id;
   uint32_t access; /* gpushm_access */
   uint32_t reserved;
@@ -236,75 +237,77 @@ typedef struct gpushm_holder {
   uint32_t reserved1;
 } gpushm_holder;
 
-/* Who holds which buffer. `name` NULL: of all buffers. `capacity`, `count` and the first entry's
- * struct_size as in gpushm_list. */
+/* Lists which processes use a buffer. `name` NULL: those of all buffers. `capacity`, `count` and
+ * the struct_size of the first entry are as in gpushm_list.
+ * Errors: UNAVAILABLE, TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_list_holders(gpushm_client* client, const char* name,
                                              gpushm_holder* holders, size_t capacity,
                                              size_t* count);
 
-/* What the broker can tell about itself. */
+/* What the broker knows about itself. */
 typedef struct gpushm_broker_info {
   size_t struct_size;
-  char container[GPUSHM_NAME_BYTES]; /* Who the broker says that we are. */
+  char container[GPUSHM_NAME_BYTES]; /* The container of this process, as the broker sees it. */
   uint8_t gpu_uuid[GPUSHM_UUID_BYTES];
-  uint64_t pool_bytes;   /* Granted to the pod's buffers. */
-  uint64_t used_bytes;   /* Of them, allocated now (rounded sizes, all generations). */
-  uint64_t broker_epoch; /* Moves with every restart of the broker. */
-  uint32_t protocol;     /* Version in use. */
+  uint64_t pool_bytes;   /* Memory for the pod's buffers. */
+  uint64_t used_bytes;   /* Allocated now: rounded sizes of all generations. */
+  uint64_t broker_epoch; /* Increases with each restart of the broker. */
+  uint32_t protocol;     /* Version of the protocol in use. */
   uint32_t clients;      /* Connected now. */
   uint32_t leases;
   uint32_t simulated; /* 1: the simulated driver. */
 } gpushm_broker_info;
-/* Asks the broker about itself; waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
+/* Requests the broker's state. It waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
  * Errors: UNAVAILABLE, TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_broker_get_info(gpushm_client* client, gpushm_broker_info* info);
 
 /* ------------------------------------------------------------------ attaching */
 
-/* How the GPUs of an attachment get to the buffer's bytes; the slowest of them.
+/* How the GPUs of an attachment reach the buffer's bytes. With several GPUs, the slowest method.
  * docs/guides/peers.md */
 typedef enum gpushm_peer_method {
   GPUSHM_PEER_NONE = 0,   /* Only the buffer's own GPU uses it. */
-  GPUSHM_PEER_NVLINK = 1, /* A GPU beside it reads and writes them in place, over NVLink. */
+  GPUSHM_PEER_NVLINK = 1, /* Another GPU uses them in place, over NVLink. */
   GPUSHM_PEER_PCIE = 2,   /* The same over PCIe. */
-  GPUSHM_PEER_STAGED = 3  /* A copy in that GPU's memory, made at the attach over the host. */
+  GPUSHM_PEER_STAGED = 3  /* Another GPU uses a copy in its memory, made at the attach. */
 } gpushm_peer_method;
 
 typedef struct gpushm_attach_options {
   size_t struct_size;
   uint32_t access;     /* gpushm_access; 0: GPUSHM_ACCESS_READ. */
   uint32_t reserved;   /* 0. */
-  uint64_t generation; /* 0: the current one; else exactly this one, or STALE. */
+  uint64_t generation; /* 0: the current one. Otherwise exactly this one, or STALE. */
   int64_t timeout_ms;  /* Also waits for a buffer that does not exist yet or is LOADING. */
-  /* Bit i: the GPU with ordinal i of this process uses the buffer as well. 0: its own GPU alone. */
+  /* Bit i: the GPU with ordinal i in this process uses the buffer as well. 0: only its own GPU. */
   uint64_t peer_devices;
-  /* 1: where the one GPU of peer_devices cannot get to the bytes, give it a copy of them (access
-   * GPUSHM_ACCESS_READ), which costs their size of that GPU's memory and shows later writes never.
-   * 0: that is UNSUPPORTED. */
+  /* 1: if the one GPU of peer_devices cannot reach the bytes, it gets a copy (only with
+   * GPUSHM_ACCESS_READ). The copy takes as much memory of that GPU, and later writes never appear
+   * in it. 0: that is UNSUPPORTED. */
   uint32_t stage;
   uint32_t reserved1; /* 0. */
 } gpushm_attach_options;
 
-/* Maps a buffer. While the process holds the same buffer with the same access, a further attach
- * gives the same attachment, counted, in under a microsecond; one for more GPUs is another one.
- * Needs no CUDA context; a buffer of transport cuipc needs a current one.
- * Errors: NOT_FOUND or LOADING (with GPUSHM_DONT_WAIT), TIMEOUT, DENIED, BUSY (one-writer buffer
+/* Maps a buffer into this process. While the process holds the buffer with the same access, a
+ * further attach returns the same attachment and counts it, in less than a microsecond. An attach
+ * for more GPUs is another attachment. It needs no CUDA context, except that a buffer of transport
+ * cuipc needs a current one.
+ * Errors: NOT_FOUND or LOADING (with GPUSHM_DONT_WAIT), TIMEOUT, DENIED, BUSY (a one-writer buffer
  * that has its writer), STALE, UNSUPPORTED (cuipc between equal PID numbers: offer with a copy; a
- * GPU of peer_devices that cannot get to it), EXHAUSTED, DRIVER, DEVICE_LOST, UNAVAILABLE, FORKED
+ * GPU of peer_devices that cannot reach it), EXHAUSTED, DRIVER, DEVICE_LOST, UNAVAILABLE, FORKED
  * (CUDA was initialised before fork()). */
 GPUSHM_API gpushm_status gpushm_attach(gpushm_client* client, const char* name,
                                        const gpushm_attach_options* options,
                                        gpushm_attachment** attachment);
 
-/* Device address (a CUdeviceptr); valid until the last detach. 0: it is not attached (any more). */
+/* Device address (a CUdeviceptr), valid until the last detach. 0 if it is not attached. */
 GPUSHM_API uint64_t gpushm_attachment_address(const gpushm_attachment* attachment);
-/* Bytes, as the buffer was asked for. 0: it is not attached (any more). */
+/* Size in bytes, as requested when the buffer was made. 0 if it is not attached. */
 GPUSHM_API uint64_t gpushm_attachment_size(const gpushm_attachment* attachment);
 
-/* GPUSHM_OK while this attachment is what stands behind its name, or waits for
- * gpushm_attachment_publish; STALE once another generation does (or the name was deleted); ORPHANED
- * once the broker that gave it is known to be gone without its bytes being taken over. One load; no
- * system call. The mapping stays valid in every case. */
+/* Whether the attachment is still what its name refers to: one load, no system call. OK also while
+ * it waits for gpushm_attachment_publish. The mapping stays valid in every case.
+ * Errors: STALE (the name has another generation, or was deleted), ORPHANED (the broker restarted
+ * without these bytes; the library knows it once a call has reached the new broker). */
 GPUSHM_API gpushm_status gpushm_attachment_check(const gpushm_attachment* attachment);
 
 typedef struct gpushm_attachment_info {
@@ -317,16 +320,16 @@ typedef struct gpushm_attachment_info {
   uint64_t lease_id;
   uint32_t access;       /* gpushm_access */
   uint32_t transport;    /* gpushm_transport */
-  uint32_t status;       /* What gpushm_attachment_check says, or DEVICE_LOST. */
-  uint32_t state;        /* gpushm_buffer_state of the name now; 0 if it is gone. */
-  int32_t device;        /* Ordinal in this process of the GPU that has these bytes. */
+  uint32_t status;       /* The result of gpushm_attachment_check, or DEVICE_LOST. */
+  uint32_t state;        /* gpushm_buffer_state of the name now; 0 if it was deleted. */
+  int32_t device;        /* Ordinal, in this process, of the GPU that holds the bytes. */
   uint32_t count;        /* Attaches not yet detached. */
-  uint64_t peer_devices; /* Others that use them: bit i is ordinal i. */
+  uint64_t peer_devices; /* Other GPUs that use them: bit i is ordinal i. */
   uint32_t peer_method;  /* gpushm_peer_method */
   uint32_t reserved;
   uint64_t content_bytes; /* As in gpushm_info, of this generation, as far as is known here. */
 } gpushm_attachment_info;
-/* All that is known of an attachment. No message, no system call.
+/* Fills in everything known about an attachment, without a message or a system call.
  * Errors: INVALID_ARGUMENT. */
 GPUSHM_API gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
                                                     gpushm_attachment_info* info);
@@ -336,14 +339,17 @@ typedef struct gpushm_detach_options {
   /* Streams (CUstream) with work that may still use the buffer. The library cannot see others. */
   void* const* streams;
   size_t stream_count;
-  /* 0: pending work on them is GPUSHM_BUSY and nothing is detached. 1: detach once it has ended;
-   * the mapping is undone by a later call on the client, or by gpushm_close. */
+  /* 0: if work on them is pending, the call returns BUSY and detaches nothing. 1: the buffer is
+   * detached once that work has ended; a later call on the client, or gpushm_close, then undoes the
+   * mapping. */
   uint32_t defer;
   uint32_t reserved; /* 0. */
 } gpushm_detach_options;
 
-/* Undoes one attach; the last one unmaps. Never synchronises: options say which streams used the
- * buffer. With NULL the caller vouches that all work has ended. NULL attachment is allowed. */
+/* Undoes one attach; the last detach unmaps the buffer. It never synchronises: the options say
+ * which streams used the buffer. With NULL, the caller guarantees that all work has ended. NULL as
+ * the attachment is allowed.
+ * Errors: BUSY (work on the streams is pending, and `defer` is 0), INVALID_ARGUMENT, DRIVER. */
 GPUSHM_API gpushm_status gpushm_attachment_detach(gpushm_attachment* attachment,
                                                   const gpushm_detach_options* options);
 
@@ -355,8 +361,8 @@ typedef enum gpushm_writers {
 } gpushm_writers;
 
 typedef enum gpushm_on_writer_exit {
-  GPUSHM_WRITER_EXIT_MARK = 0, /* Keep the bytes, state WRITER_DIED. */
-  GPUSHM_WRITER_EXIT_KEEP = 1, /* Keep the bytes, say nothing. */
+  GPUSHM_WRITER_EXIT_MARK = 0, /* Keep the bytes; the state becomes WRITER_DIED. */
+  GPUSHM_WRITER_EXIT_KEEP = 1, /* Keep the bytes and the state. */
   GPUSHM_WRITER_EXIT_DROP = 2  /* Delete the buffer. */
 } gpushm_on_writer_exit;
 
@@ -370,9 +376,9 @@ typedef struct gpushm_create_options {
   size_t struct_size;
   uint32_t writers;        /* gpushm_writers */
   uint32_t one_writer;     /* 1: at most one process may hold it for writing. */
-  uint32_t on_writer_exit; /* gpushm_on_writer_exit, when a writer ends without detaching. */
-  /* 1: others see the buffer (or its new generation) only after gpushm_attachment_publish; if this
-   * process ends before, it is dropped. 0: at once, zeroed. */
+  uint32_t on_writer_exit; /* gpushm_on_writer_exit: if a writer ends without detaching. */
+  /* 1: other processes see the buffer, or its new generation, only after gpushm_attachment_publish.
+   * If this process ends before that, it is deleted. 0: they see it at once, zeroed. */
   uint32_t unpublished;
   int64_t timeout_ms;
   uint32_t gpu;   /* Index of the GPU, among those of the pod. Others than 0 are UNSUPPORTED. */
@@ -382,36 +388,39 @@ typedef struct gpushm_create_options {
   unsigned char type[GPUSHM_TYPE_BYTES];
 } gpushm_create_options;
 
-/* Makes a buffer of `size_bytes` in the pod's pool and attaches it for writing. `attachment` may be
- * NULL: then it is only made (not with `unpublished`). With GPUSHM_EXIST_REPLACE an existing buffer
- * gets a new generation of `size_bytes` instead, and keeps its own `writers`, `one_writer` and
- * `on_writer_exit`.
- * Errors: ALREADY_EXISTS, UNSUPPORTED (`gpu`, `exist` or `type`: see there), TIMEOUT (also: other
- * processes made and deleted the name again and again), those of gpushm_replace, EXHAUSTED (pool or
- * card: what is free is in the text), INVALID_ARGUMENT.
- */
+/* Makes a buffer of `size_bytes` in the pod's pool and attaches it for writing. If `attachment` is
+ * NULL, the buffer is made but not attached, which is not possible with `unpublished`. With
+ * GPUSHM_EXIST_REPLACE, a buffer that exists gets a new generation of `size_bytes`, and keeps its
+ * own `writers`, `one_writer` and `on_writer_exit`.
+ * Errors: ALREADY_EXISTS, EXHAUSTED (the pool or the GPU is full; the text says how much is free),
+ * INVALID_ARGUMENT, UNSUPPORTED (`gpu`, `exist` or `type`), TIMEOUT (also if other processes made
+ * and deleted the name until then); with GPUSHM_EXIST_REPLACE also those of gpushm_replace. */
 GPUSHM_API gpushm_status gpushm_create(gpushm_client* client, const char* name, uint64_t size_bytes,
                                        const gpushm_create_options* options,
                                        gpushm_attachment** attachment);
 
-/* Puts new memory of `size_bytes` (0: the size it has) behind an existing name: a new generation.
- * Attachments of the old one stay valid and report STALE; its memory is freed with the last of
- * them. `writers`, `one_writer` and `on_writer_exit` of the options are ignored: the buffer keeps
- * its own. So is `exist`. Errors: NOT_FOUND, DENIED, EXHAUSTED. */
+/* Gives an existing name new memory of `size_bytes` (0: its present size): a new generation.
+ * Attachments of the old one stay valid and report STALE. Its memory is freed with the last of
+ * them. The buffer keeps its own `writers`, `one_writer` and `on_writer_exit`, so the call ignores
+ * these options, and `exist`.
+ * Errors: NOT_FOUND, DENIED, EXHAUSTED, UNSUPPORTED (`gpu` or `type`). */
 GPUSHM_API gpushm_status gpushm_replace(gpushm_client* client, const char* name,
                                         uint64_t size_bytes, const gpushm_create_options* options,
                                         gpushm_attachment** attachment);
 
-/* Shows an `unpublished` buffer or generation to everybody. Work that writes it must have ended. */
+/* Shows an `unpublished` buffer or generation to the other processes. Work that writes it must have
+ * ended.
+ * Errors: INVALID_ARGUMENT (it is published), STALE, ORPHANED, UNAVAILABLE, TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_attachment_publish(gpushm_attachment* attachment);
 
-/* Says how many bytes from the start of the buffer are content, for a writer that fills it by
- * itself: what others see in gpushm_info, and what gpushm_save writes. Before
- * gpushm_attachment_publish, or at any time later; the buffer is READY after it, whatever it was.
- * Work that writes the content must have ended. Waits GPUSHM_DEFAULT_TIMEOUT_MS at most. Errors:
- * INVALID_ARGUMENT (more than its size), DENIED (attached for reading), BUSY (somebody else loads
- * it), STALE, ORPHANED, TIMEOUT, UNAVAILABLE; UNSUPPORTED for what is not published where the
- * broker is older than version 0.2. */
+/* For a writer that fills the buffer itself: sets how many bytes, from the start, are content.
+ * Other processes see the number in gpushm_info, and gpushm_save writes as many bytes. Call it
+ * before gpushm_attachment_publish or at any later time, when work that writes the content has
+ * ended. The buffer is READY afterwards, whatever its state was. The call waits
+ * GPUSHM_DEFAULT_TIMEOUT_MS at most.
+ * Errors: INVALID_ARGUMENT (more than the buffer's size), DENIED (attached for reading), BUSY
+ * (another process loads it), STALE, ORPHANED, TIMEOUT, UNAVAILABLE, UNSUPPORTED (not published,
+ * and the broker is older than version 0.2). */
 GPUSHM_API gpushm_status gpushm_attachment_set_content(gpushm_attachment* attachment,
                                                        uint64_t content_bytes);
 
@@ -470,14 +479,14 @@ typedef struct gpushm_offer_options {
   uint32_t writers; /* As in gpushm_create_options. */
   uint32_t one_writer;
   uint32_t on_writer_exit;
-  /* 1: if the memory cannot be shared as it is, copy it into a new buffer of the pool (device to
-   * device, once). 0: say UNSUPPORTED with the reason instead. */
+  /* 1: if the memory cannot be shared as it is, the call copies it once, on the GPU, into a new
+   * buffer of the pool. 0: the call returns UNSUPPORTED with the reason. */
   uint32_t allow_copy;
   int64_t timeout_ms; /* Also for the work on `stream`, and for a copy. */
-  /* A stream (CUstream) whose work fills the memory: what is on it now is done before peers see the
-   * buffer. Its context must be current; CU_STREAM_LEGACY is the default stream. NULL: a copy waits
-   * for all work of the context, and that wait has no deadline, for CUDA has none for it; memory
-   * that is shared as it is is offered at once. */
+  /* A stream (CUstream) whose work fills the memory: work that is on it now is done before other
+   * processes see the buffer. Its context must be current; CU_STREAM_LEGACY is the default stream.
+   * NULL: a copy waits for all work of the context, without a limit, because CUDA has no such wait
+   * with one. Memory that is shared as it is is offered at once. */
   void* stream;
   uint32_t gpu;      /* As in gpushm_create_options. */
   uint32_t reserved; /* 0. */
@@ -486,23 +495,25 @@ typedef struct gpushm_offer_options {
 typedef struct gpushm_offer_result {
   size_t struct_size;
   uint32_t transport;    /* gpushm_transport */
-  uint32_t copied;       /* 1: what the peers see is a copy. */
+  uint32_t copied;       /* 1: other processes see a copy. */
   uint64_t copied_bytes; /* 0 unless copied. */
-  int64_t copy_ns;       /* What the copy cost. */
+  int64_t copy_ns;       /* Time of the copy. */
 } gpushm_offer_result;
 
-/* Offers memory that the application already has under a name. `address` must be the start of an
- * allocation of a GPU that the broker serves.
- *   cuMemCreate memory that allows POSIX descriptors: transport vmm, lives on if this process ends.
- *   cuMemAlloc/cudaMalloc memory: transport cuipc; peers need another PID number than this process,
- *   the buffer goes when this process ends, and the memory must not be freed before gpushm_delete.
- *   other memory: UNSUPPORTED, or a copy.
- * `result` may be NULL. Needs a current context for cuipc and for a copy.
- * Errors: TIMEOUT (work on the stream, or the copy, was not done in time: nothing is offered; a
+/* Offers, under a name, memory that the application already has. `address` must be the start of an
+ * allocation on a GPU that the broker serves. `result` may be NULL. The call needs a current
+ * context for transport cuipc and for a copy.
+ * - Memory of cuMemCreate that allows POSIX descriptors has transport vmm. It stays if this process
+ *   ends.
+ * - Memory of cuMemAlloc or cudaMalloc has transport cuipc. Other processes need another PID number
+ *   than this one. The buffer ends with this process, and the memory must not be freed before
+ *   gpushm_delete.
+ * - Other memory is UNSUPPORTED, or copied with `allow_copy`.
+ * Errors: TIMEOUT (work on the stream, or the copy, was not done in time; nothing is offered, but a
  * copy may still read the memory, and holds the name, until the context's work is done), BUSY (the
- * same with GPUSHM_DONT_WAIT, which gives a copy one second; or a copy without a stream, while a
- * stream of this process waits for a peer), UNSUPPORTED (also: the stream is being captured),
- * ALREADY_EXISTS, INVALID_ARGUMENT, EXHAUSTED, DENIED, DRIVER. */
+ * same with GPUSHM_DONT_WAIT, which gives a copy one second; or a copy without a stream while a
+ * stream of this process waits for another process), UNSUPPORTED (also: the stream is being
+ * captured, or `gpu` is not 0), ALREADY_EXISTS, INVALID_ARGUMENT, EXHAUSTED, DENIED, DRIVER. */
 GPUSHM_API gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t address,
                                       uint64_t size_bytes, const gpushm_offer_options* options,
                                       gpushm_offer_result* result);
@@ -512,47 +523,48 @@ typedef struct gpushm_delete_options {
   int64_t timeout_ms;
 } gpushm_delete_options;
 
-/* Takes a name away. Attachments stay valid and report STALE; the memory is freed with the last of
- * them. Errors: NOT_FOUND, DENIED (not a writer of it). */
+/* Deletes a name. Attachments stay valid and report STALE. The memory is freed with the last of
+ * them.
+ * Errors: NOT_FOUND, DENIED (this container may not write it), UNAVAILABLE, TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
                                        const gpushm_delete_options* options);
 
 /* ------------------------------------------------------------------ files */
 
-/* Called with 0 bytes when the buffer is there and the transfer begins, then between chunks, and
- * every 50 ms while a stream stands still, with the bytes moved so far; a return of non-zero stops
- * (GPUSHM_BUSY). `total_bytes` is 0 while it is unknown: a stream. */
+/* Reports the bytes moved so far. It is called with 0 bytes when the transfer begins, then between
+ * chunks, and every 50 ms while a stream gives no bytes. `total_bytes` is 0 while it is unknown, as
+ * with a stream. If it returns non-zero, the transfer stops with GPUSHM_BUSY. */
 typedef int (*gpushm_progress)(void* user, uint64_t done_bytes, uint64_t total_bytes);
 
 typedef enum gpushm_transfer_method {
-  GPUSHM_TRANSFER_AUTO = 0, /* Here if this process sees the GPU, else by the broker. */
-  GPUSHM_TRANSFER_HERE =
-      1, /* In this process: takes (or makes) the primary context for the time. */
-  GPUSHM_TRANSFER_BROKER = 2 /* In a short-lived child of the broker. */
+  GPUSHM_TRANSFER_AUTO = 0,  /* HERE if this process sees the GPU, otherwise BROKER. */
+  GPUSHM_TRANSFER_HERE = 1,  /* This process, with the primary context for that time. */
+  GPUSHM_TRANSFER_BROKER = 2 /* A short-lived child process of the broker. */
 } gpushm_transfer_method;
 
-/* How the file's bytes are read or written: docs/guides/transfers.md tells which is fast where. */
+/* How the bytes of the file are read or written. docs/guides/transfers.md says which method is fast
+ * where. */
 typedef enum gpushm_file_method {
-  GPUSHM_FILE_AUTO = 0,   /* Options: what suits the file. */
+  GPUSHM_FILE_AUTO = 0,   /* Options only: gpushm chooses for the file. */
   GPUSHM_FILE_CACHED = 1, /* Through the page cache. */
-  GPUSHM_FILE_DIRECT = 2, /* O_DIRECT, past the page cache; UNSUPPORTED where that cannot be. */
-  GPUSHM_FILE_STREAM = 3, /* Result: in order to its end, as a pipe. */
-  /* GPUDirect Storage: from the disk to the GPU, with no copy in host memory. UNSUPPORTED where
-   * that cannot be. cuFile starts threads of its own in the process that does it. */
+  GPUSHM_FILE_DIRECT = 2, /* O_DIRECT, without the page cache; UNSUPPORTED if impossible. */
+  GPUSHM_FILE_STREAM = 3, /* Results only: in order to the end, as a pipe. */
+  /* GPUDirect Storage: from the disk to the GPU, without a copy in host memory. UNSUPPORTED if that
+   * is impossible. cuFile starts threads of its own in the process that does it. */
   GPUSHM_FILE_GDS = 4,
-  GPUSHM_FILE_AUTO_GDS = 5 /* Options: as AUTO, and GDS instead of DIRECT where it can be had. */
+  GPUSHM_FILE_AUTO_GDS = 5 /* Options only: as AUTO, with GDS for DIRECT if possible. */
 } gpushm_file_method;
 
 /* Why the library or the broker chose that method. */
 typedef enum gpushm_file_reason {
-  GPUSHM_FILE_REASON_UNKNOWN = 0,      /* A broker of an older version. */
-  GPUSHM_FILE_REASON_ASKED = 1,        /* The options said so. */
+  GPUSHM_FILE_REASON_UNKNOWN = 0,      /* The broker is older. */
+  GPUSHM_FILE_REASON_ASKED = 1,        /* The options requested it. */
   GPUSHM_FILE_REASON_SMALL = 2,        /* Below 256 MiB. */
   GPUSHM_FILE_REASON_IN_CACHE = 3,     /* At least half of it was in the page cache. */
   GPUSHM_FILE_REASON_NOT_IN_CACHE = 4, /* Less than half of it was. */
   GPUSHM_FILE_REASON_LARGE = 5,        /* Saved: 256 MiB or more. */
   GPUSHM_FILE_REASON_REFUSED = 6, /* O_DIRECT would have been better; the file system refused it. */
-  GPUSHM_FILE_REASON_IN_ORDER = 7 /* No file, or one that is open behind its start. */
+  GPUSHM_FILE_REASON_IN_ORDER = 7 /* No regular file, or one that is not at its start. */
 } gpushm_file_reason;
 
 /* What the bytes of a file are. */

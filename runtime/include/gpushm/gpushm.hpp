@@ -64,7 +64,7 @@ class Span {
   size_t size_ = 0;
 };
 
-/// How long a call may wait. Default: ten seconds (a transfer: ten minutes).
+/// How long a call may wait. The default is ten seconds, and ten minutes for a transfer.
 class Timeout {
   // Before its callers: clang 19 needs that for constant expressions.
   template <typename Duration>
@@ -80,8 +80,8 @@ class Timeout {
 
  public:
   constexpr Timeout() = default;
-  /// A wait of 0 or less is "answer at once". Rounded up to whole milliseconds. However long it is,
-  /// std::chrono::hours::max() for one: the library waits a year at most.
+  /// 0 or less does not wait. Other durations are rounded up to whole milliseconds. Any duration is
+  /// allowed, for example std::chrono::hours::max(): the library waits a year at most.
   template <typename Rep, typename Period>
   constexpr Timeout(std::chrono::duration<Rep, Period> wait)  // NOLINT: `5s` is a timeout.
       : ms_(ToMs(wait)) {}
@@ -102,7 +102,7 @@ using TransferResult = gpushm_transfer_result;
 
 struct OpenOptions {
   std::string folder{};   ///< Folder of the socket; empty: $GPUSHM_DIR, else /run/gpushm.
-  std::string pod_uid{};  ///< hostIPC pods: whose buffers are meant.
+  std::string pod_uid{};  ///< For hostIPC pods: the pod whose buffers are meant.
   std::string driver{};   ///< Folder of libcuda.so.1; empty: $GPUSHM_DRIVER, else the loader's.
   Timeout timeout{};
 };
@@ -112,7 +112,7 @@ struct AttachOptions {
   uint64_t generation = 0;  ///< 0: the current one; else exactly this one, or GPUSHM_STALE.
   Timeout timeout{};
   uint64_t peer_devices = 0;  ///< Bit i: the GPU with ordinal i of this process uses it as well.
-  bool stage = false;         ///< A copy for a GPU that cannot get to it, see gpushm.h.
+  bool stage = false;         ///< A copy for a GPU that cannot reach it, see gpushm.h.
 };
 
 struct CreateOptions {
@@ -130,7 +130,7 @@ struct OfferOptions {
   gpushm_on_writer_exit on_writer_exit = GPUSHM_WRITER_EXIT_MARK;
   bool allow_copy = false;  ///< Copy once if the memory cannot be shared as it is.
   Timeout timeout{};
-  /// CUstream whose work fills the memory: done before peers see it. nullptr: see gpushm.h.
+  /// CUstream whose work fills the memory and is done before others see it. nullptr: see gpushm.h.
   void* stream = nullptr;
 };
 
@@ -139,7 +139,7 @@ struct TransferOptions {
   uint64_t chunk_bytes = 0;
   gpushm_file_method file_method = GPUSHM_FILE_AUTO;
   uint32_t chunks = 0;
-  uint32_t threads = 0;  ///< That read beside the calling one; 0: up to 8, or GPUSHM_NO_THREADS.
+  uint32_t threads = 0;  ///< Besides the calling one; 0: up to 8, or GPUSHM_NO_THREADS.
   bool whole = false;    ///< To save: all of the buffer, not only its content.
   /// Called between chunks with (done, total); false stops. Must not throw.
   std::function<bool(uint64_t, uint64_t)> progress{};
@@ -203,9 +203,9 @@ class Attachment {
     return info;
   }
 
-  /// Shows an unpublished buffer or generation to everybody.
+  /// Shows an unpublished buffer or generation to the other processes.
   Result<void> Publish() { return detail::ToResult(gpushm_attachment_publish(handle_)); }
-  /// Says how many bytes from the start are content, where the writer fills it by itself.
+  /// Sets how many bytes, from the start, are content, if the writer fills the buffer itself.
   Result<void> SetContent(uint64_t content_bytes) {
     return detail::ToResult(gpushm_attachment_set_content(handle_, content_bytes));
   }
@@ -223,7 +223,7 @@ class Attachment {
   }
 
   gpushm_attachment* get() const { return handle_; }
-  /// Gives the handle away; the caller detaches it.
+  /// Passes the handle to the caller, who detaches it.
   [[nodiscard]] gpushm_attachment* Release() { return std::exchange(handle_, nullptr); }
 
  private:
@@ -293,7 +293,7 @@ class Client {
     return info;
   }
 
-  /// Who holds the buffer; empty name: who holds any.
+  /// The processes that use the buffer; with an empty name, those that use any buffer.
   Result<std::vector<Holder>> ListHolders(const std::string& name = {}) const {
     return Collect<Holder>([&](Holder* holders, size_t capacity, size_t* count) {
       return gpushm_list_holders(handle_, detail::OrNull(name), holders, capacity, count);
@@ -341,7 +341,7 @@ class Client {
     return Attachment(handle);
   }
 
-  /// Puts new memory behind a name; 0 bytes: as many as it has.
+  /// Gives a name new memory; 0 bytes: the size that it has.
   Result<Attachment> Replace(const std::string& name, uint64_t size_bytes = 0,
                              const CreateOptions& options = {}) const {
     const gpushm_create_options raw = Raw(options);
@@ -381,7 +381,7 @@ class Client {
                               const TransferOptions& options = {}) const {
     return Transfer(gpushm_load, name, path.c_str(), -1, options);
   }
-  /// From a descriptor, which stays open: a pipe to its end, or a file from where it stands.
+  /// From a descriptor, which stays open: a pipe to its end, or a file from its position.
   Result<TransferResult> Load(const std::string& name, int descriptor,
                               const TransferOptions& options = {}) const {
     return Transfer(gpushm_load, name, nullptr, descriptor, options);

@@ -1,18 +1,18 @@
-/// gpushm for C++, handing over in time: owners of signals, barriers, rings and their frames over
-/// the C functions of sync.h, whose comments are the contract.
+/// gpushm for C++, synchronisation: owners of signals, barriers, rings and their frames over the C
+/// functions of sync.h. The comments in sync.h are the contract.
 ///
 ///     auto ring = gpushm::Ring::Write(*client, "video", {.frames = 8, .frame_bytes = bytes});
 ///     auto frame = ring->BeginWrite();
 ///     if (!frame) return Report(frame.error());
 ///     Launch(stream, frame->As<uint8_t>());
 ///     frame->set_bytes(bytes);
-///     frame->End(stream);                            // complete when the stream gets there
+///     frame->End(stream);                            // complete when the stream reaches this
 ///
 ///     auto frame = ring->BeginRead(stream);          // elsewhere: gpushm::Ring::Read
 ///     Launch(stream, frame->As<const uint8_t>());    // runs when the frame is complete
-///     if (!frame->End(stream)) ...                   // what was read does not count
+///     if (!frame->End(stream)) ...                   // what was read is not valid
 ///
-/// Streams are CUstream or cudaStream_t; GPUSHM_NO_STREAM where the host does the work.
+/// Streams are CUstream or cudaStream_t; GPUSHM_NO_STREAM if the host does the work.
 ///
 /// It needs C++17, as gpushm.hpp does. An owner or guard that outlives its Client is closed: its
 /// calls return GPUSHM_INVALID_ARGUMENT.
@@ -38,18 +38,18 @@ struct SignalOptions {
   gpushm_signal_role role = GPUSHM_SIGNAL_WAITER;
   gpushm_writers writers = GPUSHM_WRITERS_CREATOR;
   Timeout timeout{};
-  gpushm_signal_memory memory = GPUSHM_SIGNAL_HOST_PAGE;  ///< Of one that is made.
+  gpushm_signal_memory memory = GPUSHM_SIGNAL_HOST_PAGE;  ///< If this call makes the signal.
 };
 
 struct WriteRingOptions {
   gpushm_ring_policy policy = GPUSHM_RING_OVERWRITE_OLDEST;
   uint32_t frames = 0;   ///< Slots; 0: 8.
-  uint32_t readers = 0;  ///< At most so many at a time; 0: 15.
+  uint32_t readers = 0;  ///< Maximum at a time; 0: 15.
   uint64_t frame_bytes = 0;
   uint32_t need_readers = 0;  ///< Back-pressure: every frame waits while there are fewer.
   Timeout timeout{};
-  uint32_t start_readers = 0;  ///< Back-pressure: the first frame waits until so many are there.
-  bool keep = false;           ///< The memory stays when all have closed it.
+  uint32_t start_readers = 0;  ///< Back-pressure: the first frame waits for this many.
+  bool keep = false;           ///< The memory stays after the last process has closed it.
 };
 
 struct ReadRingOptions {
@@ -78,7 +78,8 @@ class Owner {
 
   explicit operator bool() const { return handle_ != nullptr; }
   Handle* get() const { return handle_; }
-  /// GPUSHM_BUSY: streams of this process still use it; it stays open, call again.
+  /// GPUSHM_BUSY: streams of this process still use it. It stays open, so synchronise and call
+  /// again.
   Result<void> Close() {
     auto done = ToResult(kClose(handle_));
     if (done) handle_ = nullptr;
@@ -119,7 +120,7 @@ class Signal : public detail::Owner<gpushm_signal, gpushm_signal_close> {
     return Signal(handle);
   }
 
-  /// The signal gets `value` when the stream gets there.
+  /// Sets the signal to `value` when the stream reaches this.
   Result<void> Record(void* stream, uint64_t value) {
     return detail::ToResult(gpushm_signal_record(get(), stream, value));
   }
@@ -128,18 +129,18 @@ class Signal : public detail::Owner<gpushm_signal, gpushm_signal_close> {
   Result<void> Wait(uint64_t value, Timeout timeout = {}) {
     return detail::ToResult(gpushm_signal_wait(get(), value, timeout.ms()));
   }
-  /// What follows on the stream counts if Check says so afterwards.
+  /// Later work on the stream is valid only if Check returns OK afterwards.
   Result<void> WaitOnStream(void* stream, uint64_t value) {
     return detail::ToResult(gpushm_signal_wait_on_stream(get(), stream, value));
   }
-  /// GPUSHM_BUSY: not yet. GPUSHM_ENDED, GPUSHM_PEER_DIED: never.
+  /// GPUSHM_BUSY: the value is not reached yet. GPUSHM_ENDED, GPUSHM_PEER_DIED: it never will be.
   Result<void> Check(uint64_t value) { return detail::ToResult(gpushm_signal_check(get(), value)); }
 
   Result<SignalInfo> GetInfo() const { return detail::InfoOf(gpushm_signal_get_info, get()); }
 #ifndef GPUSHM_NO_DEPRECATED
   [[deprecated("use GetInfo")]] Result<SignalInfo> Read() const { return GetInfo(); }
 #endif
-  /// Where kernels find the counter.
+  /// Where kernels find the value.
   Result<uint64_t> DeviceAddress() {
     uint64_t address = 0;
     if (gpushm_signal_device_address(get(), &address) != GPUSHM_OK) {
@@ -174,7 +175,7 @@ class Barrier : public detail::Owner<gpushm_barrier, gpushm_barrier_close> {
   Result<void> Wait(Timeout timeout = {}) {
     return detail::ToResult(gpushm_barrier_wait(get(), timeout.ms()));
   }
-  /// What follows on the stream counts if Check says so afterwards.
+  /// Later work on the stream is valid only if Check returns OK afterwards.
   Result<void> WaitOnStream(void* stream) {
     return detail::ToResult(gpushm_barrier_wait_on_stream(get(), stream));
   }
@@ -217,9 +218,9 @@ class FrameGuard {
 };
 }  // namespace detail
 
-/// A frame that is being written. One that goes out of scope without End is given up: nobody sees
-/// it. Its memory is the next frame's, so work on the GPU that still writes to it belongs on the
-/// next frame's stream, or must have ended.
+/// A frame that is being written. The destructor of one without End gives the frame up, and no
+/// reader sees it. The next frame gets its memory. So work on the GPU that still writes to it must
+/// have ended, or be on the stream of the next frame.
 class WriteGuard : public detail::FrameGuard {
  public:
   WriteGuard(gpushm_ring* ring, const Frame& frame) : FrameGuard(ring, frame) {}
@@ -235,10 +236,10 @@ class WriteGuard : public detail::FrameGuard {
 
   uint64_t capacity_bytes() const { return frame_.capacity_bytes; }
   void set_bytes(uint64_t bytes) { frame_.bytes = bytes; }
-  /// Travels with the frame; zeroes at first.
+  /// GPUSHM_METADATA_BYTES bytes that travel with the frame, zero at first.
   Span<unsigned char> metadata() { return frame_.metadata; }
 
-  /// Complete when the stream gets there. After a failure the frame is still open.
+  /// The frame is complete when the stream reaches this. After a failure it is still open.
   Result<void> End(void* stream) {
     auto done = detail::ToResult(gpushm_ring_end_write(ring_, &frame_, stream));
     if (done) ring_ = nullptr;
@@ -249,14 +250,14 @@ class WriteGuard : public detail::FrameGuard {
   }
 };
 
-/// A frame that is being read, and stays as it is so long. End completes it, and says whether what
-/// was read counts.
+/// A frame that is being read, and does not change meanwhile. End gives it back, and says whether
+/// what was read is valid.
 ///
-/// One that goes out of scope without End, by an exception or an early return, is abandoned: a
-/// queue's item is delivered again, to this worker or another one, with a higher delivery(); a
-/// ring's frame is released for the stream that it was begun with, never before work on that stream
-/// has read it. Work on other streams must have ended, or be joined to that one by events. If the
-/// stream is being captured, the frame of a ring stays held until the Client ends.
+/// The destructor of one without End, after an exception or an early return, abandons the frame. It
+/// does not wait. An item of a queue is delivered again, to this worker or another one, with a
+/// higher delivery(). A frame of a ring is released after the present work of the stream with which
+/// it was begun. Work on other streams must have ended, or that stream must wait for it by events.
+/// If the stream is being captured, a frame of a ring stays held until the Client is destroyed.
 class ReadGuard : public detail::FrameGuard {
  public:
   ReadGuard(gpushm_ring* ring, const Frame& frame, void* stream)
@@ -273,14 +274,14 @@ class ReadGuard : public detail::FrameGuard {
   ~ReadGuard() { Abandon(); }
 
   uint64_t size_bytes() const { return frame_.bytes; }
-  /// Of a queue's item: 1, or how often it was given to a worker, this time too. Items come back
-  /// when a worker dies or abandons them: end one that has failed too often.
+  /// Of an item of a queue: how often a worker got it, including this time. Items come back if a
+  /// worker dies or abandons them, so end one that has failed too often.
   uint32_t delivery() const { return frame_.delivery; }
   Span<const unsigned char> metadata() const { return frame_.metadata; }
 
-  /// Gives the frame back when the stream gets there. GPUSHM_ENDED, GPUSHM_PEER_DIED,
-  /// GPUSHM_ORPHANED: it is over, and what was read is worth nothing. After any other failure the
-  /// frame is still open.
+  /// Gives the frame back when the stream reaches this. GPUSHM_ENDED, GPUSHM_PEER_DIED,
+  /// GPUSHM_ORPHANED: the frame has ended, and what was read is not valid. After any other failure
+  /// the frame is still open.
   Result<void> End(void* stream, Timeout timeout = {}) {
     auto done = detail::ToResult(gpushm_ring_end_read(ring_, stream, &frame_, timeout.ms()));
     if (done || done.error().status() == GPUSHM_ENDED ||
@@ -289,7 +290,7 @@ class ReadGuard : public detail::FrameGuard {
     }
     return done;
   }
-  /// Gives the frame back without an answer, see above.
+  /// Gives the frame back, as the destructor does.
   void Abandon() {
     if (ring_ == nullptr) return;
     (void)gpushm_ring_abandon_read(std::exchange(ring_, nullptr), stream_, &frame_);
@@ -339,11 +340,11 @@ class Ring : public detail::Owner<gpushm_ring, gpushm_ring_close> {
     }
     return WriteGuard(get(), frame);
   }
-  /// What is put on the stream from now on runs when the frame is complete.
+  /// Later work on the stream runs when the frame is complete.
   Result<ReadGuard> BeginRead(void* stream, Timeout timeout = {}) {
     return BeginRead(gpushm_ring_begin_read, stream, timeout);
   }
-  /// The newest frame; those before it are lost. Not of a queue.
+  /// The newest frame; those before it are lost. Not for queues.
   Result<ReadGuard> BeginReadNewest(void* stream, Timeout timeout = {}) {
     return BeginRead(gpushm_ring_begin_read_newest, stream, timeout);
   }
