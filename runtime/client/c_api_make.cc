@@ -266,16 +266,16 @@ gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 
 gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  return gc::EnterClient(
-      client,
-      [&](gc::Client& c) { return gc::Transfer(false, false, c, name, path, options, result); });
+  return gc::EnterClient(client, [&](gc::Client& c) {
+    return gc::Transfer(false, false, c, name, path, options, result);
+  });
 }
 
 gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  return gc::EnterClient(
-      client,
-      [&](gc::Client& c) { return gc::Transfer(true, false, c, name, path, options, result); });
+  return gc::EnterClient(client, [&](gc::Client& c) {
+    return gc::Transfer(true, false, c, name, path, options, result);
+  });
 }
 
 // Version 0.1 of the two above (shared_library.cc): each file is a sequence of bytes.

@@ -197,8 +197,7 @@ Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& 
   }
   Result<TransferOutcome> outcome =
       here ? WithContext(
-                 gpu,
-                 [&] { return SaveHere(name, target->file(), tensors->get(), options, wait); })
+                 gpu, [&] { return SaveHere(name, target->file(), tensors->get(), options, wait); })
            : TransferByBroker(name, options.whole ? Direction::kSaveWhole : Direction::kSave,
                               target->file(), options, wait);
   if (!outcome) return outcome;
@@ -330,8 +329,7 @@ Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob j
   return whole;
 }
 
-Result<TransferOutcome> Client::LoadTensorsByBroker(std::string_view name,
-                                                    const LoadSource& source,
+Result<TransferOutcome> Client::LoadTensorsByBroker(std::string_view name, const LoadSource& source,
                                                     const TransferOptions& options,
                                                     const Wait& wait) {
   const Result<UniqueFd> description = SealBytes("description", source.table);
@@ -339,8 +337,8 @@ Result<TransferOutcome> Client::LoadTensorsByBroker(std::string_view name,
   if (auto known = CheckDescriptions(wait); !known) return std::unexpected(known.error());
   Result<TensorStream> stream = TensorStream::Start(source);
   if (!stream) return std::unexpected(stream.error());
-  Result<TransferOutcome> outcome = TransferByBroker(name, Direction::kLoad, stream->reader(),
-                                                     options, wait, description->get());
+  Result<TransferOutcome> outcome =
+      TransferByBroker(name, Direction::kLoad, stream->reader(), options, wait, description->get());
   // The broker has the pipe's other end. Without this one, the writer notices the broker's end.
   if (auto written = stream->Finish(/*abort=*/!outcome.has_value()); outcome && !written) {
     return std::unexpected(written.error());

@@ -116,7 +116,7 @@ void* Handle::Find(HandleKind kind, const void* handle) noexcept {
 }
 
 Status Handle::WhyNot(HandleKind kind, const void* handle) {
-  constexpr std::array kNames = {"",        "client",        "attachment", "signal",
+  constexpr std::array kNames = {"",        "client",        "attachment",  "signal",
                                  "barrier", "ring or queue", "description", "set of tensors"};
   const char* const what = kNames[static_cast<size_t>(kind)];
   if (handle == nullptr) return Status(Code::kInvalidArgument, Concat(what, " is NULL"));

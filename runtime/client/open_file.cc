@@ -93,7 +93,8 @@ Result<OpenFile> OpenToLoad(const TransferFile& from, FileWay asked) {
 namespace {
 
 Result<LoadSource> OpenTensors(const std::string& path, FileWay asked) {
-  // The disk's blocks are not aligned to the tensors' places, so GPUDirect Storage cannot move them.
+  // The disk's blocks are not aligned to the tensors' places, so GPUDirect Storage cannot move
+  // them.
   if (asked == FileWay::kGds) {
     return Fail(Code::kUnsupported,
                 Concat("GPUDirect Storage cannot lay out the tensors of ", path),

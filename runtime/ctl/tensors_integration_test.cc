@@ -27,9 +27,9 @@ std::string Safetensors(const std::vector<Piece>& pieces) {
   std::string header = R"({"__metadata__":{"format":"pt"})";
   std::string data;
   for (const Piece& piece : pieces) {
-    header += Concat(",\"", piece.name, R"(":{"dtype":"U8","shape":[)", piece.bytes.size(),
-                     R"(],"data_offsets":[)", data.size(), ',', data.size() + piece.bytes.size(),
-                     "]}");
+    header +=
+        Concat(",\"", piece.name, R"(":{"dtype":"U8","shape":[)", piece.bytes.size(),
+               R"(],"data_offsets":[)", data.size(), ',', data.size() + piece.bytes.size(), "]}");
     data += piece.bytes;
   }
   header += "}";
@@ -91,8 +91,9 @@ TEST_F(CtlTensorsTest, AModelIsLaidOutListedAndSavedAgain) {
     const std::string all = b_.bytes + c_.bytes + a_.bytes;
     ASSERT_GT(file.size(), all.size());
     EXPECT_TRUE(file.ends_with(all)) << "without gaps";
-    EXPECT_THAT(file.substr(0, file.size() - all.size()),
-                AllOf(HasSubstr(R"("__metadata__":{"format":"pt"})"), HasSubstr(R"("shape":[77])")));
+    EXPECT_THAT(
+        file.substr(0, file.size() - all.size()),
+        AllOf(HasSubstr(R"("__metadata__":{"format":"pt"})"), HasSubstr(R"("shape":[77])")));
   }
 }
 
@@ -123,8 +124,8 @@ TEST_F(CtlTensorsTest, WhatCannotBeLoadedLeavesTheBufferAsItIs) {
   for (const std::string method : {"here", "broker"}) {
     const Output small = Ctl({"load", model(), "small", "--method", method});
     EXPECT_NE(small.code, 0);
-    EXPECT_THAT(small.err, AllOf(HasSubstr("its tensors need 3150984 bytes"),
-                                 HasSubstr("create --from")));
+    EXPECT_THAT(small.err,
+                AllOf(HasSubstr("its tensors need 3150984 bytes"), HasSubstr("create --from")));
   }
   std::ofstream(model() + "/model-2.safetensors", std::ios::binary) << "lies";
   const Output lies = Ctl({"load", model(), "weights"});

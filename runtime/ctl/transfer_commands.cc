@@ -196,9 +196,10 @@ void AddOptions(CLI::App* command, Arguments* arguments) {
 void AddCommand(CLI::App* app, Context* context, bool load) {
   CLI::App* command =
       load
-          ? app->add_subcommand("load",
-                                "Fill a buffer from a file (-: standard input), or with the tensors "
-                                "of a safetensors file, an index of shards or a folder")
+          ? app->add_subcommand(
+                "load",
+                "Fill a buffer from a file (-: standard input), or with the tensors "
+                "of a safetensors file, an index of shards or a folder")
           : app->add_subcommand(
                 "save",
                 "Write a buffer's content to a file, replacing it as a whole (-: standard output)");

@@ -181,7 +181,10 @@ std::string SyncStateName(uint32_t state) {
 }
 
 std::string TransportName(uint32_t transport) {
-  return NameIn({{GPUSHM_TRANSPORT_VMM, "vmm"}, {GPUSHM_TRANSPORT_CUIPC, "cuipc"}, {GPUSHM_TRANSPORT_HOST, "host"}}, transport);
+  return NameIn({{GPUSHM_TRANSPORT_VMM, "vmm"},
+                 {GPUSHM_TRANSPORT_CUIPC, "cuipc"},
+                 {GPUSHM_TRANSPORT_HOST, "host"}},
+                transport);
 }
 
 std::string PeerMethodName(uint32_t method) {
@@ -197,8 +200,10 @@ std::string AccessName(uint32_t access) {
 }
 
 std::string MethodName(uint32_t method) {
-  return NameIn(
-      {{GPUSHM_TRANSFER_HERE, "here"}, {GPUSHM_TRANSFER_BROKER, "broker"}, {GPUSHM_TRANSFER_AUTO, "auto"}}, method);
+  return NameIn({{GPUSHM_TRANSFER_HERE, "here"},
+                 {GPUSHM_TRANSFER_BROKER, "broker"},
+                 {GPUSHM_TRANSFER_AUTO, "auto"}},
+                method);
 }
 
 std::string FileMethodName(uint32_t method) {

@@ -207,9 +207,8 @@ void Broker::OnTransferEnded(const std::string& name, protocol::Direction direct
     UniqueFd description;
     const uint64_t bytes = state.description ? state.description->bytes : 0;
     if (result && state.description) {
-      const auto sealed =
-          CheckSealed(state.description->memory.get(), "description", bytes, bytes,
-                      Writers::kNobody);
+      const auto sealed = CheckSealed(state.description->memory.get(), "description", bytes, bytes,
+                                      Writers::kNobody);
       if (sealed) {
         description = std::move(state.description->memory);
       } else {

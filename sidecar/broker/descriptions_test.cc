@@ -153,8 +153,8 @@ TEST_F(DescriptionsTest, AFileThatHangsIsRefusedAtOnce) {
   fuse->Abort();
 }
 
-// Goal: a model that the pod declares is laid out and described, from whatever files it consists of,
-// and one that lies is not loaded.
+// Goal: a model that the pod declares is laid out and described, from whatever files it consists
+// of, and one that lies is not loaded.
 TEST_F(DescriptionsTest, AModelOfTheBrokersOwnIsDescribed) {
   const gpushm::testing::TempFolder files;
   std::filesystem::create_directories(files / "disk/llama");

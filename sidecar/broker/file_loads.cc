@@ -111,11 +111,11 @@ void FileLoads::OnLine(Load& load, const std::string& line) {
     load.failure = ErrorOfLoader(line);
   } else if (line.starts_with(kOpened) && !load.opened) {
     const auto [bytes, is_pipe, description_bytes] = Numbers<3>(line.substr(kOpened.size()));
-    load.opened = OpenedFile{
-        .loader = nullptr,
-        .bytes = bytes,
-        .is_pipe = is_pipe == 1,
-        .description_bytes = std::min(description_bytes, limits::kDescriptionBytes)};
+    load.opened =
+        OpenedFile{.loader = nullptr,
+                   .bytes = bytes,
+                   .is_pipe = is_pipe == 1,
+                   .description_bytes = std::min(description_bytes, limits::kDescriptionBytes)};
     TryLoad(load);
   }
   StartLoaders();

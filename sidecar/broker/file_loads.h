@@ -2,10 +2,10 @@
 //
 // The broker never touches a path of a pod's volume, because a hung volume (NFS, FUSE) blocks every
 // process that does. A loader opens the file, writes "opened <bytes> <1: a pipe> <bytes of the
-// description, for a model>" and waits for its turn, so a hung file holds up only its own load. If the file does not exist (an init container
-// may still write it) or a process has a lease on it, the loader waits for a while and writes
-// "waiting". It then ends with NOT_FOUND or CONTENDED, and another loader is started after the
-// loads that wait for other files have had their turn.
+// description, for a model>" and waits for its turn, so a hung file holds up only its own load. If
+// the file does not exist (an init container may still write it) or a process has a lease on it,
+// the loader waits for a while and writes "waiting". It then ends with NOT_FOUND or CONTENDED, and
+// another loader is started after the loads that wait for other files have had their turn.
 //
 // At most kLoaders are about to open files, and at most two for a volume that has not answered any
 // of them yet, so a hung volume leaves loaders for the others. Loaders that have hung for

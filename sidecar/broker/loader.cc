@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -116,8 +116,7 @@ Result<Job> OpenOwnModel(const Arguments& arguments) {
 // Opens its own file, reports the size, and waits for its turn.
 Result<Job> OpenOwn(const Arguments& arguments) {
   if (tensors::IsModelName(arguments.path)) return OpenOwnModel(arguments);
-  Result<UniqueFd> file =
-      Await([&] { return OpenFileOf(arguments.folder, arguments.path); });
+  Result<UniqueFd> file = Await([&] { return OpenFileOf(arguments.folder, arguments.path); });
   if (!file) return std::unexpected(file.error());
   struct stat info{};
   if (fstat(file->get(), &info) != 0) return FailSystem(errno, Concat("stat ", arguments.path));

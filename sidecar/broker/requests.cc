@@ -377,8 +377,8 @@ Result<void> Broker::OnTransfer(Request& request) {
   if (!body) return std::unexpected(body.error());
   auto direction = static_cast<protocol::Direction>(body->direction);
   std::vector<UniqueFd>& descriptors = request.message->descriptors;
-  const bool may_describe = direction == protocol::Direction::kLoad &&
-                            request.version >= protocol::kDescriptionVersion;
+  const bool may_describe =
+      direction == protocol::Direction::kLoad && request.version >= protocol::kDescriptionVersion;
   if (descriptors.empty() || descriptors.size() > (may_describe ? 2u : 1u)) {
     return Fail(Code::kCorrupt, Concat("a transfer request came with ", descriptors.size(),
                                        " descriptors; it needs that of a file"));

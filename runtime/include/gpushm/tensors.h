@@ -64,7 +64,7 @@ typedef struct gpushm_tensor {
   size_t struct_size;
   const char* name;      /* UTF-8, without control characters. */
   const uint64_t* shape; /* `rank` dimensions, the slowest first; elements are contiguous. */
-  uint64_t offset;       /* Bytes from the start of the buffer: a multiple of 256 after gpushm_load. */
+  uint64_t offset; /* Bytes from the start of the buffer: a multiple of 256 after gpushm_load. */
   uint64_t size_bytes;
   uint32_t rank;  /* 0: one element. */
   uint32_t dtype; /* gpushm_dtype */
