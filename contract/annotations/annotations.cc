@@ -280,11 +280,14 @@ void EntryReader::File(const YamlNode& value, BufferSpec& buffer) {
   if (!absolute && (slash == std::string::npos || !IsDnsLabel(text->substr(0, slash)))) {
     return Fail(value, "file", Concat(shown, " does not begin with the name of a volume and '/'"));
   }
-  const std::string_view path = std::string_view(*text).substr(slash + 1);
-  if (path.empty() || path.ends_with('/')) {
+  std::string_view path = std::string_view(*text).substr(slash + 1);
+  // A folder ends with a slash: the model in it is loaded. It may be the volume's root.
+  const bool is_root = !absolute && path.empty();
+  if (path.ends_with('/')) path.remove_suffix(1);
+  if (path.empty() && !is_root) {
     return Fail(value, "file", Concat(shown, " does not name a file"));
   }
-  if (HasPartOf(path, "..") || HasPartOf(path, ".") || HasPartOf(path, "")) {
+  if (!is_root && (HasPartOf(path, "..") || HasPartOf(path, ".") || HasPartOf(path, ""))) {
     return Fail(value, "file", Concat(shown, " has an empty part, '.' or '..' in its path"));
   }
   if (path.find('\n') != std::string_view::npos) {
@@ -415,7 +418,8 @@ std::string_view BufferSpec::FileVolume() const {
 
 std::string_view BufferSpec::FilePath() const {
   if (file.empty() || file[0] == '/') return file;
-  return std::string_view(file).substr(file.find('/') + 1);
+  const std::string_view path = std::string_view(file).substr(file.find('/') + 1);
+  return path.empty() ? "./" : path;  // The volume's root.
 }
 
 const BufferSpec* PodSpec::Find(std::string_view name) const {

@@ -45,6 +45,11 @@ TEST(AnnotationsTest, ReadsAWholePod) {
   EXPECT_EQ(pod->buffers[1].file, "models/a/b.bin");
   EXPECT_EQ(pod->buffers[1].FileVolume(), "models");
   EXPECT_EQ(pod->buffers[1].FilePath(), "a/b.bin");
+  const auto folder = ParseAnnotations({{"buffers.gpushm.io/a", "{size: 1Gi, file: models/llama/}"},
+                                        {"buffers.gpushm.io/b", "{size: 1Gi, file: models/}"}});
+  ASSERT_TRUE(folder);
+  EXPECT_EQ(folder->buffers[0].FilePath(), "llama/");
+  EXPECT_EQ(folder->buffers[1].FilePath(), "./") << "the volume's root";
   EXPECT_TRUE(pod->buffers[1].StartsLoading());
   EXPECT_EQ(pod->Find("weights"), &pod->buffers[2]);
   EXPECT_EQ(pod->Find("nothing"), nullptr);

@@ -69,10 +69,12 @@ constexpr std::array<KeyInfo, 8> kBufferKeys = {{
      "keep", R"("enum": ["mark", "keep", "drop"])"},
     {"file", "", "`<volume>/<path>`", "none",
      "The file, in one of the pod's volumes, from which the buffer is loaded. "
-     "Attaching waits for the load. A symbolic link in the path is resolved within that volume.",
+     "Attaching waits for the load. A symbolic link in the path is resolved within that volume. "
+     "The tensors of a safetensors file, of an index of shards, and of a folder (with a slash at "
+     "its end) are laid out and described.",
      "models/weights.bin",
      R"("type": "string", "maxLength": 1024, "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)"
-     R"((/([^./\\n]|[.][^./\\n]|[.][.][^/\\n])[^/\\n]*)+$")"},
+     R"((/|(/([^./\\n]|[.][^./\\n]|[.][.][^/\\n])[^/\\n]*)+/?)$")"},
     {"loads", "", "`true` or `false`", "false",
      "A client will load it through the broker (`gpushmctl load`). Attaching waits for the load.",
      "true", R"("type": "boolean")"},

@@ -337,12 +337,17 @@ Result<TransferOutcome> Client::LoadTensorsByBroker(std::string_view name, const
   if (auto known = CheckDescriptions(wait); !known) return std::unexpected(known.error());
   Result<TensorStream> stream = TensorStream::Start(source);
   if (!stream) return std::unexpected(stream.error());
-  Result<TransferOutcome> outcome =
-      TransferByBroker(name, Direction::kLoad, stream->reader(), options, wait, description->get());
-  // The broker has the pipe's other end. Without this one, the writer notices the broker's end.
-  if (auto written = stream->Finish(/*abort=*/!outcome.has_value()); outcome && !written) {
-    return std::unexpected(written.error());
-  }
+  bool source_failed = false;
+  TransferOptions watched = options;
+  watched.progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
+    source_failed = stream->failed();
+    if (source_failed) return false;
+    return !options.progress || options.progress(done_bytes, total_bytes);
+  };
+  const Result<TransferOutcome> outcome =
+      TransferByBroker(name, Direction::kLoad, stream->reader(), watched, wait, description->get());
+  const Result<void> written = stream->Finish();
+  if (source_failed && !written) return std::unexpected(written.error());
   return outcome;
 }
 

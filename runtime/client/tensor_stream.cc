@@ -40,23 +40,30 @@ Result<TensorStream> TensorStream::Start(const LoadSource& source) {
 }
 
 TensorStream::~TensorStream() {
-  if (state_) (void)Finish(/*abort=*/true);
+  if (state_) (void)Finish();
 }
 
-Result<void> TensorStream::Finish(bool abort) {
-  if (abort) state_->stop.store(true, std::memory_order_relaxed);
+Result<void> TensorStream::Finish() {
+  state_->stop.store(true, std::memory_order_relaxed);
   state_->reader.own.Reset();
   if (state_->crew) {
     state_->crew->Finish(&state_->batch);
     state_->crew.reset();
   }
-  if (state_->stop.load(std::memory_order_relaxed)) return {};
-  return state_->result;
+  state_->writer.Reset();
+  return failed() ? state_->result : Result<void>();
 }
 
 void TensorStream::State::Write() {
   result = TryWrite();
-  writer.Reset();  // The broker sees the end of the pipe.
+  if (result) {
+    writer.Reset();  // The broker sees the end of the pipe.
+    return;
+  }
+  // Without a reader, the load has ended, and the broker knows why.
+  const bool reader_gone =
+      stop.load(std::memory_order_relaxed) || result.error().sys_errno() == EPIPE;
+  if (!reader_gone) failed.store(true, std::memory_order_release);
 }
 
 Result<void> TensorStream::State::TryWrite() {

@@ -24,8 +24,11 @@ class TensorStream {
 
   // The pipe's end for the broker.
   const OpenFile& reader() const { return state_->reader; }
-  // Waits until all is written. With `abort`, the writer stops soon instead, and no error follows.
-  Result<void> Finish(bool abort);
+  // The writer cannot go on; Finish says why. The pipe stays open, so that the broker does not take
+  // its end for that of the model.
+  bool failed() const { return state_->failed.load(std::memory_order_acquire); }
+  // Stops the writer, if it still writes, and waits for it. Returns why it failed.
+  Result<void> Finish();
 
  private:
   struct State {
@@ -37,6 +40,7 @@ class TensorStream {
     OpenFile reader;
     UniqueFd writer;
     std::atomic<bool> stop{false};
+    std::atomic<bool> failed{false};
     Result<void> result;
     Crew::Batch batch;
     std::unique_ptr<Crew> crew;  // Declared last: its helper works on the rest.

@@ -7,11 +7,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "contract/limits.h"
+#include "contract/tensors/encode.h"
 #include "contract/tensors/table.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/testing.h"
@@ -166,6 +168,7 @@ TEST_F(DescriptionsTest, AModelOfTheBrokersOwnIsDescribed) {
     file.write(reinterpret_cast<const char*>(&size), sizeof size);
     file << header << std::string(bytes, 'x');
   };
+  std::filesystem::create_directory_symlink("disk/llama", files / "root");
   write("1.safetensors", "a", 1000);
   write("2.safetensors", "b", 3000);
   std::ofstream(files / "disk/lies.safetensors") << "lies, and more lies";
@@ -174,9 +177,11 @@ TEST_F(DescriptionsTest, AModelOfTheBrokersOwnIsDescribed) {
       folder.path(),
       {.arguments = {"--container", "app", "--pool", "64Mi", "--test-files", files.path()},
        .buffers = "buffers.gpushm.io/weights: {size: 2Mi, file: disk/llama/}\n"
+                  "buffers.gpushm.io/root: {size: 2Mi, file: root/}\n"
                   "buffers.gpushm.io/one: {size: 2Mi, file: disk/llama/2.safetensors}\n"
                   "buffers.gpushm.io/lies: {size: 2Mi, file: disk/lies.safetensors}"});
   ASSERT_TRUE(broker.WaitForLog("buffer-loaded buffer=weights bytes=4024")) << broker.log();
+  ASSERT_TRUE(broker.WaitForLog("buffer-loaded buffer=root bytes=4024")) << broker.log();
   ASSERT_TRUE(broker.WaitForLog("buffer-loaded buffer=one bytes=3000")) << broker.log();
   EXPECT_TRUE(broker.WaitForLog("load-failed buffer=lies")) << broker.log();
   RawClient client(broker.Socket("app"));
@@ -192,6 +197,45 @@ TEST_F(DescriptionsTest, AModelOfTheBrokersOwnIsDescribed) {
   ASSERT_TRUE(table) << table.error().ToString();
   ASSERT_TRUE(table->Find("b"));
   EXPECT_EQ(table->Find("b")->offset, 1024U);
+}
+
+// Goal: tensors that are not all there are never shown as content. Method: a client's stream ends
+// before the last tensor does, as when the client is killed.
+TEST_F(DescriptionsTest, AStreamThatEndsEarlyIsNoContent) {
+  const tensors::Tensor tensor{
+      .name = "a", .dtype = tensors::DType::kU8, .shape = {1000}, .offset = 0, .bytes = 1000};
+  const auto table = tensors::EncodeTable({&tensor, 1}, {}, 1000);
+  ASSERT_TRUE(table) << table.error().ToString();
+  for (const size_t sent : {size_t{1000}, size_t{999}}) {
+    auto sealed = SealBytes("test", *table);
+    ASSERT_TRUE(sealed);
+    std::array<int, 2> ends{};
+    ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
+    const UniqueFd reader(ends[0]);
+    UniqueFd writer(ends[1]);
+    const std::string bytes(sent, 'x');
+    ASSERT_EQ(write(writer.get(), bytes.data(), sent), static_cast<ssize_t>(sent));
+    writer.Reset();
+    ASSERT_TRUE(client_.Announce());
+    const std::array descriptors{reader.get(), sealed->get()};
+    const auto started = client_.Call<protocol::TransferReply>(
+        Kind::kTransfer,
+        protocol::TransferRequest{
+            .name = protocol::ToNameField("a"), .direction = 1, .file_way = 0, .chunk_bytes = 0},
+        descriptors);
+    ASSERT_TRUE(started) << started.error().ToString();
+    const auto finished = client_.FinishTransfer(started->transfer_id);
+    const auto read = Read(&client_, "a");
+    if (sent == 1000) {
+      EXPECT_TRUE(finished) << finished.error().ToString();
+      ASSERT_TRUE(read) << read.error().ToString();
+      EXPECT_EQ(read->size_bytes, table->size());
+    } else {
+      ASSERT_FALSE(finished);
+      EXPECT_THAT(finished.error().what(), HasSubstr("does not fit the 999 bytes"));
+      EXPECT_FALSE(read) << "the load has failed";
+    }
+  }
 }
 
 TEST_F(DescriptionsTest, AnOlderLibraryIsNotOfferedThem) {

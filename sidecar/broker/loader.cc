@@ -11,11 +11,14 @@
 #include <cerrno>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "contract/limits.h"
 #include "contract/tensors/model.h"
+#include "contract/tensors/table.h"
 #include "platform/base/clock.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/unique_fd.h"
@@ -44,6 +47,8 @@ struct Arguments {
   // For a loader that opens its file itself; see OpenFileOf.
   std::string folder;
   std::string path;
+  // A client's load comes with a description.
+  bool described = false;
 
   bool own_file() const { return !path.empty(); }
 };
@@ -103,7 +108,8 @@ auto Await(Open open) -> decltype(open()) {
 Result<Job> OpenOwnModel(const Arguments& arguments) {
   auto model = Await([&] {
     return tensors::OpenModel(arguments.path, [&](const std::string& path) {
-      return OpenFileOf(arguments.folder, path);
+      const bool is_folder = path.size() > 1 && path.ends_with('/');
+      return OpenFileOf(arguments.folder, is_folder ? path.substr(0, path.size() - 1) : path);
     });
   });
   if (!model) return std::unexpected(model.error());
@@ -138,15 +144,33 @@ Result<Job> TakeJob(const Arguments& arguments) {
     if (!own) return own;
     job = std::move(*own);
   }
-  Result<Order> order = ReceiveOrder(arguments.own_file() && !job.model ? 1 : 2);
+  const bool has_file = !arguments.own_file();
+  const bool has_description = job.model || arguments.described;
+  Result<Order> order = ReceiveOrder(size_t{1} + has_file + has_description);
   if (!order) return std::unexpected(order.error());
   job.memory = std::move(order->descriptors[0]);
-  if (!arguments.own_file()) job.file = std::move(order->descriptors[1]);
-  if (job.model) job.description = std::move(order->descriptors[1]);
+  if (has_file) job.file = std::move(order->descriptors[1]);
+  if (has_description) job.description = std::move(order->descriptors.back());
   const auto [size_bytes, mapped_bytes] = Numbers<2>(order->line);
   job.size_bytes = size_bytes;
   job.mapped_bytes = mapped_bytes;
   return job;
+}
+
+// A client that is killed ends its stream early. Then its tensors are not all there.
+Result<void> CheckTable(const UniqueFd& description, uint64_t content_bytes) {
+  const Result<Mapping> mapping =
+      MapSealed(description, "description", 1, limits::kDescriptionBytes, Writers::kNobody);
+  if (!mapping) return std::unexpected(mapping.error());
+  const std::span<const std::byte> bytes(static_cast<const std::byte*>(mapping->address()),
+                                         mapping->bytes());
+  if (!tensors::TensorTable::IsTable(bytes)) return {};
+  const auto table = tensors::TensorTable::Open(bytes, content_bytes);
+  if (table) return {};
+  return Fail(Code::kInvalidArgument,
+              Concat("the description does not fit the ", content_bytes,
+                     " bytes that were loaded: ", table.error().what()),
+              "load it again");
 }
 
 Result<std::string> MoveModel(const Arguments& arguments, const CudaApi& api, const Job& job,
@@ -231,6 +255,11 @@ Result<std::string> Move(const Arguments& arguments) {
     return Fail(Code::kSystem,
                 Concat("the file ended after ", moved->bytes, " of ", job->size_bytes, " bytes"));
   }
+  if (arguments.described) {
+    if (auto valid = CheckTable(job->description, moved->bytes); !valid) {
+      return std::unexpected(valid.error());
+    }
+  }
   return Concat("ok ", moved->bytes, " ", static_cast<uint32_t>(transfer.way), " ",
                 moved->moving_ns, " ", moved->link_bytes_per_second);
 }
@@ -249,6 +278,7 @@ int LoaderMain(int argc, char** argv) {
   app.add_option("--driver", arguments.driver_folder);
   app.add_option("--folder", arguments.folder);
   app.add_option("--path", arguments.path);
+  app.add_flag("--described", arguments.described);
   CLI11_PARSE(app, argc, argv);
   const Result<std::string> moved = Move(arguments);
   if (!moved) {

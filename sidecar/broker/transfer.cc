@@ -128,10 +128,10 @@ Result<uint64_t> Transfers::Start(const TransferJob& job) {
   if (auto fits = CheckFileMode(job); !fits) return std::unexpected(fits.error());
   const Result<uint64_t> total = TotalBytes(job);
   if (!total) return std::unexpected(total.error());
-  auto loader =
-      children_->Start(LoaderArguments(job.direction, settings_.device, settings_.driver_folder,
-                                       job.chunk_bytes, job.file_way),
-                       {});
+  std::vector<std::string> arguments = LoaderArguments(
+      job.direction, settings_.device, settings_.driver_folder, job.chunk_bytes, job.file_way);
+  if (job.description) arguments.emplace_back("--described");
+  auto loader = children_->Start(arguments, {});
   if (!loader) return std::unexpected(loader.error());
   OpenedFile file{.loader = std::move(*loader), .bytes = *total, .is_pipe = false};
   return Run(job, &file);
@@ -151,9 +151,9 @@ Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
   if (file->description_bytes > 0) {
     Result<UniqueFd> memory = MakeEmpty("description");
     if (!memory) return std::unexpected(memory.error());
-    descriptors.push_back(memory->get());
     description = std::make_shared<LoadDescription>(std::move(*memory), file->description_bytes);
   }
+  if (description) descriptors.push_back(description->memory.get());
   const std::string order = Concat(file->bytes, ' ', job.mapped_bytes);
   if (auto sent = file->loader->Send(order, descriptors); !sent) {
     return std::unexpected(sent.error());

@@ -4,7 +4,8 @@
 //
 // The child's contract (loader.h): it gets its memory, and for a client's transfer also the file,
 // with an order on its channel (child.h). A loader of a model gets an empty memfd, too, into which
-// it writes the description, and which it seals. It writes one line "<done>" after each chunk, and
+// it writes the description, and which it seals; a client's description comes with the order, and
+// must fit what was loaded. It writes one line "<done>" after each chunk, and
 // at the end "ok <bytes> <FileWay> <moving_ns> <link_bytes_per_second>" or "error <code> <text>".
 // The broker parses its output as untrusted input. If it ends without "ok", the transfer failed.
 //
