@@ -287,7 +287,8 @@ void EntryReader::File(const YamlNode& value, BufferSpec& buffer) {
   if (path.empty() && !is_root) {
     return Fail(value, "file", Concat(shown, " does not name a file"));
   }
-  if (!is_root && (HasPartOf(path, "..") || HasPartOf(path, ".") || HasPartOf(path, ""))) {
+  if (!is_root && (path.ends_with('/') || HasPartOf(path, "..") || HasPartOf(path, ".") ||
+                   HasPartOf(path, ""))) {
     return Fail(value, "file", Concat(shown, " has an empty part, '.' or '..' in its path"));
   }
   if (path.find('\n') != std::string_view::npos) {

@@ -125,7 +125,7 @@ std::vector<Case> MapCases() {
        "not listed in containers"},
       {kB, "{size: 1Gi, file: weights.bin}", 1, 19, "file", "begin with the name of a volume"},
       {kB, "{size: 1Gi, file: /models/weights.bin}", 1, 19, "file", "is an absolute path"},
-      {kB, "{size: 1Gi, file: models//}", 1, 19, "file", "has an empty part"},
+      {kB, "{size: 1Gi, file: models//}", 1, 19, "file", "does not name a file"},
       {kB, "{size: 1Gi, file: models/a//}", 1, 19, "file", "has an empty part"},
       {kB, "{size: 1Gi, file: models/../etc/shadow}", 1, 19, "file", "'..'"},
       {kB, "{size: 1Gi, file: models/./a}", 1, 19, "file", "'.'"},

@@ -314,7 +314,10 @@ Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob j
     }
     job.progress = [&](uint64_t done_bytes) { return progress(before_bytes + done_bytes); };
     const Result<TransferReport> copied = CopyFileToDevice(api, job);
-    if (!copied) return std::unexpected(copied.error().WithContext(part.file.name));
+    if (!copied && source.has_tensors()) {
+      return std::unexpected(copied.error().WithContext(part.file.name));
+    }
+    if (!copied) return copied;
     if (!source.is_stream() && copied->bytes != part.file.size_bytes) {
       return Fail(Code::kCorrupt,
                   Concat(part.file.name, " ended after ", copied->bytes, " of ",

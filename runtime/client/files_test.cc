@@ -311,7 +311,7 @@ TEST_F(ClientTest, TransferOptionsAreChecked) {
   EXPECT_EQ(load("", [](Options*) {}), GPUSHM_NOT_FOUND) << "no path is not standard input";
   EXPECT_EQ(load("/proc/self/maps", [](Options* o) { o->file_method = GPUSHM_FILE_DIRECT; }),
             GPUSHM_UNSUPPORTED);
-  EXPECT_EQ(load(folder_.path().c_str(), [](Options*) {}), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(load(folder_.path().c_str(), [](Options*) {}), GPUSHM_NOT_FOUND);
   EXPECT_EQ(gpushm_load(client_.get(), "weights", nullptr, nullptr, nullptr),
             GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(gpushm_save(client_.get(), "weights", "/dev/null", nullptr, nullptr),

@@ -17,10 +17,13 @@
 #include <map>
 #include <random>
 #include <set>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "contract/limits.h"
 #include "platform/base/clock.h"
+#include "platform/base/sealed_memory.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 
@@ -38,6 +41,8 @@ struct Recorded {
   std::vector<std::byte> bytes;
   bool with_descriptor = false;
 };
+
+constexpr std::string_view kDescriptionText = "what the bytes are";
 
 // One request of each kind as a correct client would send it, and requests that must fail.
 class Recorder {
@@ -92,6 +97,13 @@ class Recorder {
     Add(Kind::kTransfer, TransferRequest{ToNameField("offered"), 2, 0, 0}, true);
     Add(Kind::kAnnounceDescriptor, AnnounceDescriptorRequest{0});
     Add(Kind::kCounters, CountersRequest{0});
+    for (uint64_t lease = 1; lease < 4; ++lease) {
+      Add(Kind::kDescribe, DescribeRequest{lease, kDescriptionText.size()}, true);
+    }
+    for (const char* name : {"weights", "made", "ready", "none"}) {
+      Add(Kind::kDescription, DescriptionRequest{ToNameField(name), 0});
+    }
+    Add(Kind::kDescription, DescriptionRequest{ToNameField("weights"), 5});
     for (const char* name : {"made", "ready", "weights"}) {
       Add(Kind::kMakePage, MakePageRequest{ToNameField(name), 4096, 8, 0, 0});
       Add(Kind::kDelete, DeleteRequest{ToNameField(name)});
@@ -141,6 +153,9 @@ class Mutator {
         file_(open("/dev/zero", O_RDWR)),
         regular_(memfd_create("file", MFD_CLOEXEC)) {
     if (ftruncate(regular_.get(), 1 << 16) != 0) std::abort();
+    auto sealed = SealBytes("test", std::as_bytes(std::span(kDescriptionText)));
+    if (!sealed) std::abort();
+    sealed_ = std::move(*sealed);
   }
 
   // Sends valid requests, which keep the session going, until a mutated one was sent.
@@ -179,7 +194,8 @@ class Mutator {
       Lost();
       return mutated;
     }
-    const int fd = Pick(4) == 0 ? file_.get() : regular_.get();
+    const bool describes = KindOf(recorded.bytes) == Kind::kDescribe;
+    const int fd = Pick(4) == 0 ? file_.get() : describes ? sealed_.get() : regular_.get();
     const int error =
         SendRaw(client_->socket(), bytes, descriptor ? std::span(&fd, 1) : std::span<const int>());
     if (error != 0) {
@@ -209,7 +225,8 @@ class Mutator {
   }
   static bool IsOfLease(const std::vector<std::byte>& bytes) {
     const Kind kind = KindOf(bytes);
-    return kind == Kind::kDetach || kind == Kind::kPublish || kind == Kind::kContent;
+    return kind == Kind::kDetach || kind == Kind::kPublish || kind == Kind::kContent ||
+           kind == Kind::kDescribe;
   }
 
   void Mutate(std::vector<std::byte>* bytes) {
@@ -272,6 +289,7 @@ class Mutator {
   std::mt19937_64 random_;
   UniqueFd file_;
   UniqueFd regular_;
+  UniqueFd sealed_;
   std::optional<RawClient> client_;
   std::vector<uint64_t> leases_;  // The client's own, some of which have ended.
   uint64_t transfer_ = 0;         // Its last one.

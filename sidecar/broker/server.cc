@@ -41,8 +41,6 @@ constexpr size_t kCloserBacklog = 512;
 // A close that takes longer than this delays the container's next descriptor. The close of a file
 // that was only read takes a round trip to its file system's server.
 constexpr int64_t kCloseMs = 1000;
-// A load may come with a file and a description. The handlers of requests check how many came.
-constexpr size_t kAnnouncedDescriptors = 2;
 // Pause of a listener if descriptors or memory run out, or while kCloserBacklog is reached.
 constexpr int64_t kAcceptPauseMs = 100;
 
@@ -330,7 +328,11 @@ void Server::RefuseRequest(Connection& connection, const protocol::Message& mess
 
 void Server::OnRequest(Connection& connection, protocol::Message& message) {
   const uint64_t id = connection.client.id;
-  const size_t announced = connection.announced ? kAnnouncedDescriptors : 0;
+  const Result<protocol::Header> header = protocol::ParseHeader(message.span());
+  // A load may come with a file and a description.
+  const bool may_have_two =
+      header && header->kind == static_cast<uint16_t>(protocol::Kind::kTransfer);
+  const size_t announced = !connection.announced ? 0 : may_have_two ? 2 : 1;
   if (message.descriptors.size() > announced) {
     Disconnect(connection, Concat("the client sent ", message.descriptors.size(),
                                   " descriptors, but may send ", announced, " now"));
@@ -340,7 +342,6 @@ void Server::OnRequest(Connection& connection, protocol::Message& message) {
     connection.announced = false;
     SetPassDescriptors(connection, false);
   }
-  const Result<protocol::Header> header = protocol::ParseHeader(message.span());
   if (!header) {
     if (header.error().code() == Code::kIncompatible) {
       ReplyError({id, connection.number, protocol::Kind::kHello, 0}, header.error());

@@ -53,11 +53,11 @@ TEST(SchemaTest, ItsPatternsAreTheParsers) {
   const auto file_parses = [&](const std::string& file) {
     return parses("buffers.gpushm.io/a", Concat("{size: 1Gi, file: \"", file, "\"}"));
   };
-  for (const char* file : {"m/w", "m/a b/w.bin", "m/.a/..b/...", "m-0/w."}) {
+  for (const char* file : {"m/w", "m/a b/w.bin", "m/.a/..b/...", "m-0/w.", "m/", "m/w/"}) {
     EXPECT_TRUE(matches(path, file) && file_parses(file)) << file;
   }
   for (const char* file :
-       {"m", "m/", "/m/w", "M/w", "../w", "m/../w", "m/a/..", "m/./w", "m/.", "m//w", "m/w/"}) {
+       {"m", "/m/w", "M/w", "../w", "m/../w", "m/a/..", "m/./w", "m/.", "m//w", "m//", "m/w//"}) {
     EXPECT_FALSE(matches(path, file) || file_parses(file)) << file;
   }
 }
