@@ -94,11 +94,12 @@ TEST(ForeignPaths, OfFiles) {
       {"a:b", true, true},
       {"\xC3\xA4/b", true, true},
       {std::string(1000, 'a'), true, true},
-      {"", true, false},
+      {"", true, true},    // The volume's root: the model that it holds.
+      {"a/", true, true},  // A folder.
       {".", true, false},
       {"./a", true, false},
       {"a//b", true, false},
-      {"a/", true, false},
+      {"a//", true, false},
       {"a\\nb", true, false},
       {std::string(1024, 'a'), true, false},
       {"..", false, false},
