@@ -26,8 +26,7 @@
 //       that it knows and skips the others. It accepts every version whose incompatible flags and
 //       types of elements it knows.
 //   (7) A change that an older reader would misinterpret sets a bit of incompat_flags. A new type
-//   of
-//       elements needs no bit, because older readers refuse its number.
+//       of elements needs no bit, because older readers refuse its number.
 #pragma once
 
 #include <array>

@@ -20,7 +20,7 @@ constexpr int kTemporaryAttempts = 16;
 Status NoSuchWay(const std::string& name) {
   return {Code::kUnsupported,
           Concat(name, " is a stream, which can only be read or written in order"),
-          "leave file_way at GPUSHM_FILE_AUTO, or name a file"};
+          "leave file_method at GPUSHM_FILE_AUTO, or name a file"};
 }
 
 UniqueFd OpenPath(const std::string& path) {
