@@ -239,6 +239,17 @@ Result<void> Validate(const DescriptionReply& m) {
        {m.size_bytes <= limits::kDescriptionBytes, "description: size_bytes is out of range"}});
 }
 template <>
+Result<void> Validate(const AlarmRequest& m) {
+  const bool names = m.use == static_cast<uint32_t>(AlarmUse::kNames);
+  return Require({{m.use >= 1 && m.use <= 3, "alarm: unknown use"},
+                  {m.news <= (names ? 0u : 1u), "alarm: unknown news"},
+                  {names == (m.lease_id == 0), "alarm: lease_id does not fit the use"}});
+}
+template <>
+Result<void> Validate(const AlarmReply&) {
+  return {};
+}
+template <>
 Result<void> Validate(const AnnounceDescriptorRequest& m) {
   return Require({{m.reserved == 0, "reserved bytes are not zero"}});
 }

@@ -24,6 +24,7 @@
 //   3  kMakePage, Transport::kHost in replies, TransferReportReply, file_way of TransferRequest
 //   4  kContent of unpublished generations, Direction::kSaveWhole, kFlagUntilUnused
 //   5  kDescribe, kDescription, the description of a load in kTransfer
+//   6  kAlarm
 #pragma once
 
 #include <array>
@@ -42,7 +43,7 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
 inline constexpr uint16_t kMinVersion = 1;
-inline constexpr uint16_t kMaxVersion = 5;
+inline constexpr uint16_t kMaxVersion = 6;
 inline constexpr uint16_t kReplyBit = 0x8000;
 
 // The name of the socket in each container's folder, and the default folder.
@@ -68,12 +69,15 @@ enum class Kind : uint16_t {
   kMakePage = 16,            // Reply + memfd, zeroed, unpublished.
   kDescribe = 17,            // + memfd, sealed: sets the description of a generation.
   kDescription = 18,         // Reply + that memfd, if there is one.
+  kAlarm = 19,               // Reply + timerfd (docs/design/waiting.md).
 };
-inline constexpr uint16_t kMaxKind = 18;
+inline constexpr uint16_t kMaxKind = 19;
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(Kind kind) {
   switch (kind) {
+    case Kind::kAlarm:
+      return 6;
     case Kind::kDescribe:
     case Kind::kDescription:
       return 5;
@@ -363,6 +367,23 @@ struct DescriptionReply {
   uint64_t size_bytes;  // 0: it has no description, and no descriptor comes.
 };
 static_assert(sizeof(DescriptionReply) == 16);
+
+enum class AlarmUse : uint32_t {
+  kNames = 1,   // Rings when the registry has changed.
+  kListen = 2,  // Rings when a participant of the sync page has news. Until the lease ends.
+  kRing = 3,    // For a participant that has news. kNotFound: nobody listens.
+};
+struct AlarmRequest {
+  uint64_t lease_id;  // Of a sync page; 0 for kNames.
+  uint32_t use;       // AlarmUse
+  uint32_t news;      // signal::News (contract/sync/page.h); 0 for kNames.
+};
+static_assert(sizeof(AlarmRequest) == 16);
+
+struct AlarmReply {
+  uint64_t number;  // As in the page's header; 0 for kNames.
+};
+static_assert(sizeof(AlarmReply) == 8);
 
 struct AnnounceDescriptorRequest {
   uint64_t reserved;

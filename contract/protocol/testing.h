@@ -157,6 +157,14 @@ inline DescriptionReply Valid() {
   return {.generation = 3, .size_bytes = 2};
 }
 template <>
+inline AlarmRequest Valid() {
+  return {.lease_id = 7, .use = static_cast<uint32_t>(AlarmUse::kListen), .news = 1};
+}
+template <>
+inline AlarmReply Valid() {
+  return {.number = 9};
+}
+template <>
 inline CountersReply Valid() {
   return {.version = 1, .size_bytes = 4096};
 }
@@ -193,6 +201,8 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<DescribeRequest>(Kind::kDescribe, false);
   visit.template operator()<DescriptionRequest>(Kind::kDescription, false);
   visit.template operator()<DescriptionReply>(Kind::kDescription, true);
+  visit.template operator()<AlarmRequest>(Kind::kAlarm, false);
+  visit.template operator()<AlarmReply>(Kind::kAlarm, true);
   visit.template operator()<ErrorBody>(Kind::kAttach, true);
 }
 

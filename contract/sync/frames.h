@@ -50,6 +50,14 @@ struct Point {
   uint64_t value;
 };
 
+// When a participant that cannot sleep in a call should try again.
+enum class Outlook {
+  kNow,        // The call would not wait.
+  kEnded,      // The same, because it would fail: the writer or this participant has ended.
+  kAfterNews,  // After another participant's host has done something, or has ended.
+  kAfterGpu,   // When a stream has done something, which no host announces.
+};
+
 enum class Policy : uint64_t { kOverwriteOldest = 0, kBackPressure = 1 };
 
 // Settings of a ring or queue; stored in the header of its sync page.

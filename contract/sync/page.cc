@@ -66,6 +66,7 @@ Page::Page(void* address, uint64_t mapped_bytes, const Header& header)
       mapped_bytes_(mapped_bytes),
       kind_(static_cast<Kind>(header.kind)),
       cells_(header.cells),
+      alarms_(reinterpret_cast<Word*>(static_cast<std::byte*>(address) + offsetof(Header, alarms))),
       cell_(reinterpret_cast<Cell*>(static_cast<std::byte*>(address) + sizeof(Header))),
       body_(reinterpret_cast<std::byte*>(cell_ + header.cells), header.body_bytes),
       settings_(header.settings) {}
@@ -78,6 +79,7 @@ Page Page::Make(void* address, uint64_t mapped_bytes, Kind kind, uint32_t cells,
                       .cells = cells,
                       .body_bytes = static_cast<uint32_t>(body_bytes),
                       .settings = settings,
+                      .alarms = {},
                       .reserved = {}};
   std::memcpy(address, &header, sizeof header);
   return Page(address, mapped_bytes, header);
@@ -121,6 +123,7 @@ bool Claim(Cell& cell, uint64_t lease, bool again) {
   for (Word& word : cell.words) word.store(0, std::memory_order_relaxed);
   cell.last.store(0, std::memory_order_relaxed);
   cell.value.store(0, std::memory_order_relaxed);
+  cell.told.store(static_cast<uint64_t>(Told::kAlways), std::memory_order_relaxed);
   cell.state.store(StateWord(CellState::kLive, tenure), std::memory_order_release);
   return true;
 }

@@ -56,6 +56,16 @@ enum class CellState : uint32_t {
 using Word = std::atomic<uint64_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 
+// What somebody waits for: what the owner of cell 0 does, or what the owners of the others do.
+enum class News : uint32_t { kOfFirst = 0, kOfOthers = 1 };
+
+// Whether listeners can rely on the page's alarm for news of this cell (docs/design/waiting.md).
+enum class Told : uint64_t {
+  kNever = 0,      // The owner's library does not know alarms.
+  kAlways = 1,     // Of everything that its host does.
+  kNotByGpus = 2,  // The same, but kernels and graphs also store values.
+};
+
 struct alignas(256) Cell {
   Word value;     // The value, on which GPUs wait.
   Word owner;     // Lease of the owner; 0: none.
@@ -64,7 +74,7 @@ struct alignas(256) Cell {
   Word owners;    // Number of owners so far; changes with each new owner.
   Word bell;      // Rung when the owner has done what others sleep for (Bell).
   Word sleepers;  // Number of sleepers on the bell.
-  uint64_t reserved;
+  Word told;      // Told: what the owner does for those who listen to the page's alarm.
   std::array<Word, 24> words;  // For the owner's use, by the kind of the sync page.
 };
 static_assert(sizeof(Cell) == 256);
@@ -76,7 +86,10 @@ struct Header {
   uint32_t cells;
   uint32_t body_bytes;
   std::array<uint64_t, 8> settings;  // By the kind; constant once published.
-  std::array<uint64_t, 21> reserved;
+  // By News: number of the alarm to ring for those who wait for it in an event loop. 0: nobody
+  // does. Only the broker stores them.
+  std::array<uint64_t, 2> alarms;
+  std::array<uint64_t, 19> reserved;
 };
 static_assert(sizeof(Header) == 256);
 
@@ -84,6 +97,8 @@ static_assert(sizeof(Header) == 256);
 // of the buffer "<name>-signal", in the generation given by settings[0]. 0: it is only here.
 inline constexpr size_t kWordGeneration = 0;
 inline constexpr std::string_view kWordSuffix = "-signal";
+// Signals: the word of the writer's cell with the highest value that a stream is to store.
+inline constexpr size_t kPendingWord = 0;
 
 // The necessary size of a sync page, in multiples of 4 KiB.
 uint64_t BytesFor(uint32_t cells, uint64_t body_bytes);
@@ -106,6 +121,7 @@ class Page {
   uint64_t word_generation() const {
     return kind_ == Kind::kSignal ? settings_[kWordGeneration] : 0;
   }
+  Word& alarm(News news) const { return alarms_[static_cast<uint32_t>(news)]; }
   void* address() const { return address_; }
   uint64_t mapped_bytes() const { return mapped_bytes_; }
 
@@ -116,6 +132,7 @@ class Page {
   uint64_t mapped_bytes_;
   Kind kind_;
   uint32_t cells_;
+  Word* alarms_;
   Cell* cell_;
   std::span<std::byte> body_;
   std::array<uint64_t, 8> settings_;
@@ -147,6 +164,10 @@ void KeepPoison(Cell& cell);
 
 inline CellState StateOf(const Cell& cell) {
   return static_cast<CellState>(static_cast<uint32_t>(cell.state.load(std::memory_order_acquire)));
+}
+
+inline Told ToldOf(const Cell& cell) {
+  return static_cast<Told>(cell.told.load(std::memory_order_relaxed));
 }
 
 // ---- waiting on the host

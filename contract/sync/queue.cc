@@ -61,6 +61,16 @@ Result<QueueWriter::Opened> QueueWriter::OpenFrame(const Deadline& deadline) {
   }
 }
 
+Outlook QueueWriter::Look() const {
+  if (!MayOpen()) return Outlook::kEnded;
+  bool taken = false;
+  for (uint32_t slot = 0; slot < settings().frames; ++slot) {
+    if (Free(slot)) return Outlook::kNow;
+    taken |= IsHeld(table().entry(slot).claim.load(std::memory_order_relaxed), seq_of(slot));
+  }
+  return taken ? Outlook::kAfterGpu : Outlook::kAfterNews;
+}
+
 Status QueueWriter::WhyNotYet(uint32_t slot) {
   const uint64_t claim = table().entry(slot).claim.load(std::memory_order_relaxed);
   const Holder holder = Unpack(claim);
@@ -143,52 +153,79 @@ std::optional<Frame> QueueWorker::Take(uint32_t slot, uint64_t claim) {
   return item;
 }
 
-// Items that nobody has had yet, in order.
-std::optional<Frame> QueueWorker::TakeNew(uint64_t newest) {
-  if (newest < cursor_) return std::nullopt;
+// The first item from *cursor on that nobody has had yet; *cursor moves there.
+std::optional<QueueWorker::Candidate> QueueWorker::FindNew(uint64_t newest,
+                                                           uint64_t* cursor) const {
+  if (newest < *cursor) return std::nullopt;
   // The table has no place for older ones any more. They are taken: workers take in order, and an
   // item that nobody has taken leaves room for at most frames - 1 newer ones.
-  if (newest - cursor_ >= settings().frames) cursor_ = newest - settings().frames + 1;
-  for (; cursor_ <= newest; ++cursor_) {
-    const auto slot = table_.Find(cursor_);
+  if (newest - *cursor >= settings().frames) *cursor = newest - settings().frames + 1;
+  for (; *cursor <= newest; ++*cursor) {
+    const auto slot = table_.Find(*cursor);
     if (!slot) continue;
-    const uint64_t offer = Offer(cursor_);
+    const uint64_t offer = Offer(*cursor);
     if (table_.entry(*slot).claim.load(std::memory_order_relaxed) != offer) continue;
-    if (auto item = Take(*slot, offer)) return item;  // Checks it again.
+    return Candidate{*slot, offer};  // Take checks it again.
   }
   return std::nullopt;
 }
 
-// Items that were given back, or whose workers have ended, oldest first. `endings` was read before
-// `newest`. So a worker counted in it has claimed no newer item, and the next poll handles a worker
-// that ends meanwhile.
+std::optional<Frame> QueueWorker::TakeNew(uint64_t newest) {
+  for (; const auto found = FindNew(newest, &cursor_); ++cursor_) {
+    if (auto item = Take(found->slot, found->claim)) return item;
+  }
+  return std::nullopt;
+}
+
+// The oldest item that was given back, or whose worker has ended.
+std::optional<QueueWorker::Candidate> QueueWorker::FindLost(uint64_t newest) const {
+  std::optional<Candidate> oldest;
+  uint64_t least = UINT64_MAX;
+  for (uint32_t slot = 0; slot < settings().frames; ++slot) {
+    const FrameEntry& entry = table_.entry(slot);
+    const uint64_t claim = entry.claim.load(std::memory_order_acquire);  // Read before the others.
+    const uint64_t seq = entry.seq.load(std::memory_order_acquire);
+    if (!IsHeld(claim, seq) || seq == 0 || seq >= least || seq > newest || !HasEnded(claim))
+      continue;
+    // Final, because the holder has ended. If the slot has moved on since, the claim has changed,
+    // too.
+    if (entry.done.load(std::memory_order_acquire) == seq) continue;
+    oldest = Candidate{slot, claim};
+    least = seq;
+  }
+  return oldest;
+}
+
+// `endings` was read before `newest`. So a worker counted in it has claimed no newer item, and the
+// next poll handles a worker that ends meanwhile.
 std::optional<Frame> QueueWorker::TakeAny(uint64_t newest, uint64_t endings) {
   if (endings == endings_) return std::nullopt;
   for (uint32_t tries = 0; tries < settings().frames; ++tries) {
-    uint32_t oldest = 0;
-    uint64_t its_claim = 0;
-    uint64_t least = UINT64_MAX;
-    for (uint32_t slot = 0; slot < settings().frames; ++slot) {
-      const FrameEntry& entry = table_.entry(slot);
-      const uint64_t claim =
-          entry.claim.load(std::memory_order_acquire);  // Read before the others.
-      const uint64_t seq = entry.seq.load(std::memory_order_acquire);
-      if (!IsHeld(claim, seq) || seq == 0 || seq >= least || seq > newest || !HasEnded(claim))
-        continue;
-      // Final, because the holder has ended. If the slot has moved on since, the claim has changed,
-      // too.
-      if (entry.done.load(std::memory_order_acquire) == seq) continue;
-      oldest = slot;
-      its_claim = claim;
-      least = seq;
-    }
-    if (its_claim == 0) {
+    const auto found = FindLost(newest);
+    if (!found) {
       endings_ = endings;
       return std::nullopt;
     }
-    if (auto item = Take(oldest, its_claim)) return item;  // Otherwise another worker was faster.
+    // Otherwise another worker was faster.
+    if (auto item = Take(found->slot, found->claim)) return item;
   }
   return std::nullopt;
+}
+
+// What the writer announced before its end is visible, because `writer` was read before the number.
+uint64_t QueueWorker::NewestBefore(const Reading& writer) const {
+  const uint64_t newest = table_.Newest();
+  return writer.ended() ? std::min(newest, writer.value) : newest;
+}
+
+Outlook QueueWorker::Look() const {
+  if (!StillOwned(own(), lease_)) return Outlook::kEnded;
+  const Reading writer = Read(table_.writer());
+  const uint64_t newest = NewestBefore(writer);
+  uint64_t cursor = cursor_;
+  if (FindNew(newest, &cursor) || FindLost(newest)) return Outlook::kNow;
+  if (!writer.ended()) return Outlook::kAfterNews;
+  return OthersAreDone(newest) ? Outlook::kEnded : Outlook::kAfterGpu;
 }
 
 bool QueueWorker::OthersAreDone(uint64_t newest) const {
@@ -210,12 +247,10 @@ Result<Frame> QueueWorker::Next(const Deadline& deadline) {
     if (const auto owned = StillOwned(own(), lease_); !owned) {
       return std::unexpected(owned.error());
     }
-    // Both are read before the number, so that the claims of ended workers are visible, and what
-    // the writer announced before its end.
+    // Read before the number, so that the claims of ended workers are visible.
     const uint64_t endings = Endings();
     const Reading writer = Read(table_.writer());
-    uint64_t newest = table_.Newest();
-    if (writer.ended()) newest = std::min(newest, writer.value);
+    const uint64_t newest = NewestBefore(writer);
     if (auto item = TakeAny(newest, endings)) return *std::move(item);
     if (auto item = TakeNew(newest)) return *std::move(item);
     if (writer.ended() && OthersAreDone(newest)) {

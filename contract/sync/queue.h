@@ -32,6 +32,8 @@ class QueueWriter : public FrameWriter {
   // A free slot for the next item. kTimeout: the text says which item is the oldest and where it
   // is. kOrphaned: the broker has ended this writer. kInvalidArgument: an item is open.
   Result<Opened> OpenFrame(const Deadline& deadline);
+  // Whether OpenFrame would wait.
+  Outlook Look() const;
 
  private:
   using FrameWriter::FrameWriter;
@@ -57,6 +59,8 @@ class QueueWorker {
   // closed the queue or died, and everything that it completed is done, or belongs to this worker.
   // kOrphaned: the broker has ended this worker.
   Result<Frame> Next(const Deadline& deadline);
+  // Whether Next would wait. kNow can be wrong if another worker is faster.
+  Outlook Look() const;
 
   Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }
   // Whether the work on item `seq` counts; call this before Done. kTimeout: the item is not
@@ -83,6 +87,14 @@ class QueueWorker {
   QueueWorker(const FrameTable& table, uint64_t lease, uint32_t cell);
 
   Cell& own() const { return table_.reader(cell_); }
+  // An item that nobody has: its slot, and the claim that Take must find there.
+  struct Candidate {
+    uint32_t slot = 0;
+    uint64_t claim = 0;
+  };
+  std::optional<Candidate> FindNew(uint64_t newest, uint64_t* cursor) const;
+  std::optional<Candidate> FindLost(uint64_t newest) const;
+  uint64_t NewestBefore(const Reading& writer) const;
   std::optional<Frame> TakeNew(uint64_t newest);
   std::optional<Frame> TakeAny(uint64_t newest, uint64_t endings);
   std::optional<Frame> Take(uint32_t slot, uint64_t claim);

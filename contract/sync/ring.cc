@@ -169,6 +169,21 @@ std::optional<Status> RingWriter::WhyNotYet(uint32_t slot) {
       Concat("start readers, or use a smaller ", starts ? "start_readers" : "need_readers"));
 }
 
+Outlook RingWriter::Look() {
+  if (!MayOpen()) return Outlook::kEnded;
+  if (settings().policy == Policy::kOverwriteOldest) return Outlook::kNow;
+  const uint32_t oldest = slots().front();
+  if (!WhyNotYet(oldest)) return Outlook::kNow;
+  const uint64_t seq = seq_of(oldest);
+  if (!CompleteHere(seq)) return Outlook::kAfterGpu;
+  // A reader that has moved on gives the frame back from a stream.
+  for (uint32_t cell = 1; seq != 0 && cell < table().cells(); ++cell) {
+    const Cell& reader = table().reader(cell);
+    if (CursorOf(reader) > seq && Holds(reader, seq) && Alive(reader)) return Outlook::kAfterGpu;
+  }
+  return Outlook::kAfterNews;
+}
+
 // ---- readers
 
 RingReader::RingReader(const FrameTable& table, uint64_t lease, uint32_t cell)
@@ -256,16 +271,29 @@ std::optional<Frame> RingReader::TryTake(Order order, uint64_t newest, uint32_t 
   return std::nullopt;
 }
 
+// What the writer announced before its end is visible, because `writer` was read before the number.
+uint64_t RingReader::NewestBefore(const Reading& writer) const {
+  const uint64_t newest = table_.Newest();
+  return writer.ended() ? std::min(newest, writer.value) : newest;
+}
+
+Outlook RingReader::Look() {
+  if (!StillOwned(own(), lease_)) return Outlook::kEnded;
+  const Reading writer = Read(table_.writer());
+  if (NewestBefore(writer) < cursor_) {
+    return writer.ended() ? Outlook::kEnded : Outlook::kAfterNews;
+  }
+  return FreeHold() ? Outlook::kNow : Outlook::kAfterGpu;
+}
+
 Result<Frame> RingReader::Next(const Deadline& deadline, Order order) {
   for (Poll poll(deadline, Bell(table_.writer()));;) {
     if (const auto owned = StillOwned(own(), lease_); !owned) {
       return std::unexpected(owned.error());
     }
     if (const auto may = SomeHoldMayEnd(); !may) return std::unexpected(may.error());
-    // Read before the number, so that what the writer announced before its end is visible.
     const Reading writer = Read(table_.writer());
-    uint64_t newest = table_.Newest();
-    if (writer.ended()) newest = std::min(newest, writer.value);
+    const uint64_t newest = NewestBefore(writer);
     const auto hold = FreeHold();
     auto frame = hold ? TryTake(order, newest, *hold) : std::nullopt;
     if (frame) return *std::move(frame);

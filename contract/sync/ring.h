@@ -36,6 +36,8 @@ class RingWriter : public FrameWriter {
   // the writer continues. Back-pressure: kTimeout names the slowest reader and its position.
   // kOrphaned: the broker has ended this writer. kInvalidArgument: a frame is open.
   Result<Opened> OpenFrame(const Deadline& deadline);
+  // Whether OpenFrame would wait.
+  Outlook Look();
 
   uint64_t dropped() const { return dropped_; }
 
@@ -76,6 +78,8 @@ class RingReader {
   // completed was delivered or lost. kExhausted: kHolds frames are open. kOrphaned: the broker has
   // ended this reader.
   Result<Frame> Next(const Deadline& deadline, Order order = Order::kInOrder);
+  // Whether Next would wait.
+  Outlook Look();
 
   // The stream that reads the bytes waits for this first.
   Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }
@@ -113,6 +117,7 @@ class RingReader {
   Cell& own() const { return table_.reader(cell_); }
   void Begin(Start start);
   uint64_t OldestOf(uint64_t newest) const;
+  uint64_t NewestBefore(const Reading& writer) const;
   std::optional<uint32_t> FreeHold();
   Result<void> SomeHoldMayEnd() const;
   std::optional<Frame> TryTake(Order order, uint64_t newest, uint32_t hold);

@@ -29,6 +29,20 @@ constexpr uint64_t kWriter = 1000;  // Leases.
 constexpr uint64_t kReader = 2000;
 
 const Deadline kNow = Deadline::AfterMs(0);
+
+// What Look says of an attempt that was made right afterwards.
+template <typename Attempt>
+void ExpectForeseen(Outlook outlook, const Attempt& attempt) {
+  if (attempt) {
+    EXPECT_EQ(outlook, Outlook::kNow);
+  } else if (IsEnd(attempt.error().code()) || attempt.error().code() == Code::kOrphaned) {
+    EXPECT_EQ(outlook, Outlook::kEnded);
+  } else {
+    EXPECT_TRUE(outlook == Outlook::kAfterNews || outlook == Outlook::kAfterGpu ||
+                attempt.error().code() == Code::kBusy)
+        << attempt.error().ToString();
+  }
+}
 Deadline Long() { return Deadline::AfterMs(kLongMs); }
 
 struct Ring {
@@ -42,7 +56,9 @@ struct Ring {
 
   // Takes a frame through all its steps; returns its number.
   uint64_t Write(bool complete = true) {
+    const Outlook outlook = writer.Look();
     const auto opened = writer.OpenFrame(kNow);
+    ExpectForeseen(outlook, opened);
     if (!opened) return 0;
     shared.Fill(opened->slot, opened->seq);
     EXPECT_TRUE(writer.Announce(opened->seq, 8, MetadataOf(opened->seq)));
@@ -60,7 +76,9 @@ struct Ring {
 
 // Takes the next frame, checks it and releases it; returns its number.
 uint64_t ReadOne(const Ring& ring, RingReader& reader, Order order = Order::kInOrder) {
+  const Outlook outlook = reader.Look();
   const auto frame = reader.Next(Deadline::AfterMs(0), order);
+  ExpectForeseen(outlook, frame);
   if (!frame) return 0;
   EXPECT_TRUE(ring.shared.Has(frame->slot, frame->seq));
   EXPECT_EQ(frame->metadata, MetadataOf(frame->seq));
@@ -219,6 +237,28 @@ TEST(RingTest, SoManyReadersJoin) {
   for (int i = 0; i < 4; ++i) ring.Write();
   EXPECT_FALSE(ring.shared.Has(held->slot, 1)) << "a dead reader must hold nothing";
   EXPECT_TRUE(RingReader::Join(ring.shared.page, 3));
+}
+
+// Method: which of both a participant must expect decides whether it sleeps or looks again soon.
+TEST(RingTest, AStreamsWorkIsNoNews) {
+  Ring ring(2, Policy::kBackPressure);
+  RingReader reader = ring.Join();
+  EXPECT_EQ(reader.Look(), Outlook::kAfterNews);
+  ASSERT_EQ(ring.Write(), 1U);
+  ASSERT_EQ(ring.Write(), 2U);
+  EXPECT_EQ(ring.writer.Look(), Outlook::kAfterNews) << "the reader has not begun to read";
+  const auto frame = reader.Next(kNow);
+  ASSERT_TRUE(frame);
+  EXPECT_EQ(ring.writer.Look(), Outlook::kAfterGpu) << "the reader's stream gives it back";
+  const auto end = reader.Release(*frame);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(ring.writer.Look(), Outlook::kAfterGpu);
+  Store(*end);
+  EXPECT_EQ(ring.writer.Look(), Outlook::kNow);
+  ring.End(kWriter);
+  EXPECT_EQ(ring.writer.Look(), Outlook::kEnded);
+  ASSERT_EQ(ReadOne(ring, reader), 2U);
+  EXPECT_EQ(reader.Look(), Outlook::kEnded);
 }
 
 TEST(RingTest, ALateJoinerMayBeginWithTheOldest) {

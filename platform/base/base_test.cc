@@ -1,11 +1,15 @@
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include <chrono>
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
+#include "platform/base/alarm.h"
 #include "platform/base/clock.h"
 #include "platform/base/nearest.h"
 #include "platform/base/status.h"
@@ -94,6 +98,36 @@ TEST(CodeOf, AFailureShowsTheText) {
   EXPECT_NONFATAL_FAILURE(
       EXPECT_EQ(testing::CodeOf(Result<void>(Fail(Code::kNotFound, "no buffer \"x\""))), 0),
       "no buffer \"x\"");
+}
+
+// ---- alarm
+
+TEST(Alarm, WakesEachEpollInstanceOnceForEachRing) {
+  const auto alarm = MakeAlarm();
+  ASSERT_TRUE(alarm) << alarm.error().ToString();
+  std::vector<UniqueFd> listeners;
+  for (int i = 0; i < 3; ++i) {
+    listeners.emplace_back(epoll_create1(EPOLL_CLOEXEC));
+    epoll_event event{.events = EPOLLIN | EPOLLET, .data = {}};
+    ASSERT_EQ(epoll_ctl(listeners.back().get(), EPOLL_CTL_ADD, alarm->get(), &event), 0);
+  }
+  for (int ring = 0; ring < 3; ++ring) {
+    ASSERT_TRUE(RingAlarm(alarm->get()));
+    for (const UniqueFd& listener : listeners) {
+      // The instance itself can be polled, as an event loop does.
+      pollfd outer{.fd = listener.get(), .events = POLLIN, .revents = 0};
+      EXPECT_EQ(poll(&outer, 1, 10'000), 1);
+      epoll_event event{};
+      EXPECT_EQ(epoll_wait(listener.get(), &event, 1, 0), 1);
+      EXPECT_EQ(poll(&outer, 1, 0), 0);
+    }
+  }
+}
+
+TEST(Alarm, OnlyAnAlarmRings) {
+  const UniqueFd other(eventfd(0, EFD_CLOEXEC));
+  EXPECT_FALSE(RingAlarm(other.get()));
+  EXPECT_FALSE(RingAlarm(-1));
 }
 
 }  // namespace

@@ -139,6 +139,19 @@ void DeviceMemory::Reset() {
   handle_ = 0;
 }
 
+static Result<void> SetAccess(const CudaApi& api, CUdeviceptr address, uint64_t size_bytes,
+                              CUdevice device, Access access, std::span<const CUdevice> peers) {
+  std::vector<CUmemAccessDesc> rights(1 + peers.size());
+  for (size_t i = 0; i < rights.size(); ++i) {
+    rights[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    rights[i].location.id = i == 0 ? device : peers[i - 1];
+    rights[i].flags = access == Access::kReadWrite ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                   : CU_MEM_ACCESS_FLAGS_PROT_READ;
+  }
+  return api.Check(api.cuMemSetAccess(address, size_bytes, rights.data(), rights.size()),
+                   "cuMemSetAccess");
+}
+
 Result<DeviceMapping> DeviceMapping::Map(const CudaApi& api, const DeviceMemory& memory,
                                          uint64_t size_bytes, CUdevice device, Access access,
                                          std::span<const CUdevice> peers) {
@@ -154,19 +167,36 @@ Result<DeviceMapping> DeviceMapping::Map(const CudaApi& api, const DeviceMemory&
     return std::unexpected(r.error());
   }
   DeviceMapping mapping(api, address, size_bytes);
-  std::vector<CUmemAccessDesc> rights(1 + peers.size());
-  for (size_t i = 0; i < rights.size(); ++i) {
-    rights[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    rights[i].location.id = i == 0 ? device : peers[i - 1];
-    rights[i].flags = access == Access::kReadWrite ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                                                   : CU_MEM_ACCESS_FLAGS_PROT_READ;
-  }
-  if (auto r = api.Check(api.cuMemSetAccess(address, size_bytes, rights.data(), rights.size()),
-                         "cuMemSetAccess");
-      !r) {
+  if (auto r = SetAccess(api, address, size_bytes, device, access, peers); !r) {
     return std::unexpected(r.error());
   }
   return mapping;
+}
+
+Result<void> DeviceMapping::Exchange(const DeviceMemory& memory, CUdevice device, Access access) {
+  // The mapping alone keeps the former memory alive.
+  const Result<DeviceMemory> former = DeviceMemory::Retain(*api_, address_);
+  if (!former) return std::unexpected(former.error());
+  if (auto r = api_->Check(api_->cuMemUnmap(address_, size_bytes_), "cuMemUnmap"); !r) return r;
+  const auto map = [&](const DeviceMemory& what) -> Result<void> {
+    if (auto r =
+            api_->Check(api_->cuMemMap(address_, size_bytes_, 0, what.handle(), 0), "cuMemMap");
+        !r) {
+      return r;
+    }
+    auto r = SetAccess(*api_, address_, size_bytes_, device, access, {});
+    if (!r) api_->cuMemUnmap(address_, size_bytes_);
+    return r;
+  };
+  const Result<void> mapped = map(memory);
+  if (mapped) return mapped;
+  if (const auto back = map(*former); !back) {
+    return Fail(Code::kDeviceLost,
+                Concat("nothing is mapped at the address any more: ", mapped.error().what(),
+                       "; to map the former memory again: ", back.error().what()),
+                "end the work that uses the buffer, detach it, then attach it again");
+  }
+  return mapped;
 }
 
 DeviceMapping& DeviceMapping::operator=(DeviceMapping&& other) noexcept {

@@ -92,6 +92,10 @@ class DeviceMapping {
                                    uint64_t size_bytes, CUdevice device, Access access,
                                    std::span<const CUdevice> peers = {});
 
+  // Maps `memory`, of the same size, in place of what is mapped. After a failure, the former memory
+  // is mapped again; after kDeviceLost, nothing is.
+  Result<void> Exchange(const DeviceMemory& memory, CUdevice device, Access access);
+
   CUdeviceptr address() const { return address_; }
   uint64_t size_bytes() const { return size_bytes_; }
 

@@ -37,6 +37,12 @@ void Attachment::See(const RegistryHandle::Reader& reader, uint32_t slot, uint64
   sighting_.store(latest, std::memory_order_release);
 }
 
+void Attachment::Replace(Attachment* other) {
+  count = other->count;
+  fences = std::move(other->fences);
+  Handle::Exchange(&handle_, this, &other->handle_, other);
+}
+
 std::optional<Code> Attachment::CurrentSlow() const {
   if (orphaned()) return Code::kOrphaned;
   const RegistryHandle::Reader reader = LatestReader();

@@ -66,6 +66,11 @@ class Attachment {
   const Handle& handle() const { return handle_; }
   // Called at the last detach. The object may live on until pending work ends.
   void RetireHandle() { handle_.Retire(); }
+  // Of a buffer with transport vmm; otherwise null.
+  DeviceMapping* device_mapping() { return std::get_if<DeviceMapping>(&memory_); }
+  // This attachment takes the place of `other`, which the caller then destroys: its handle and its
+  // count. Its mapping was given to the constructor.
+  void Replace(Attachment* other);
   // Null for a buffer.
   PageMapping* page() const {
     const auto* const page = std::get_if<std::unique_ptr<PageMapping>>(&memory_);
@@ -132,7 +137,7 @@ class Attachment {
 
   const Facts facts_;
   Handle handle_{HandleKind::kAttachment, this};
-  const Memory memory_;
+  Memory memory_;
   std::atomic<bool> unpublished_;
   std::atomic<bool> orphaned_{false};
   mutable std::atomic<uint64_t> content_bytes_;

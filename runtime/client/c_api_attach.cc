@@ -156,11 +156,32 @@ gpushm_status gpushm_attachment_detach(gpushm_attachment* attachment,
           "set defer to 0 or 1 and reserved to 0; "
           "streams must not be NULL unless stream_count is 0");
     }
-    std::vector<CUstream> streams;
-    for (size_t i = 0; i < given->stream_count; ++i) {
-      streams.push_back(static_cast<CUstream>(given->streams[i]));
-    }
+    const std::vector<CUstream> streams = gc::ToStreams(given->streams, given->stream_count);
     return a->facts().client->Detach(a, streams, given->defer != 0);
+  });
+}
+
+gpushm_status gpushm_attachment_advance(gpushm_attachment* attachment,
+                                        const gpushm_advance_options* options) {
+  gc::Attachment* const a = gc::FromHandle(attachment);
+  if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
+  gc::Client* const client = a->facts().client;
+  return gc::Enter(client, [&]() -> Result<void> {
+    const auto given = gc::ReadOptions(options, "advance_options");
+    if (!given) return std::unexpected(given.error());
+    if (given->streams == nullptr && given->stream_count != 0) {
+      return Fail(
+          Code::kInvalidArgument,
+          Concat("advance_options: streams is NULL, but stream_count is ", given->stream_count),
+          "streams must not be NULL unless stream_count is 0");
+    }
+    const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
+    if (!wait) return std::unexpected(wait.error());
+    const std::string name = a->facts().name;
+    auto done = client->Advance(a, gc::ToStreams(given->streams, given->stream_count),
+                                given->generation, *wait);
+    if (done) return done;
+    return std::unexpected(done.error().WithContext(Concat("advance \"", name, '"')));
   });
 }
 

@@ -67,36 +67,6 @@ gpushm_holder ToHolder(const protocol::HolderEntry& entry) {
   return holder;
 }
 
-Result<std::string_view> ReadName(const char* name) {
-  if (name == nullptr) return Fail(Code::kInvalidArgument, "name is NULL");
-  return std::string_view(name, strnlen(name, limits::kNameBytes + 2));
-}
-
-// Entries are `struct_size` of the first entry apart.
-template <typename Info, typename Entries, typename Convert>
-Result<void> WriteArray(const Entries& entries, Info* given, size_t capacity, size_t* count,
-                        size_t stride, Convert convert) {
-  size_t filled = 0;
-  for (const auto& entry : entries) {
-    if (filled == capacity) break;
-    WriteInfo(convert(entry), reinterpret_cast<char*>(given) + filled * stride, stride);
-    ++filled;
-  }
-  *count = entries.size();
-  return {};
-}
-
-template <typename Info>
-Result<size_t> Stride(const Info* given, size_t capacity, const size_t* count, const char* name) {
-  if (count == nullptr) return Fail(Code::kInvalidArgument, "count is NULL");
-  if (capacity == 0) return sizeof(Info);
-  if (given == nullptr) return Fail(Code::kInvalidArgument, Concat(name, " is NULL"));
-  if (auto valid = CheckStructSize(given->struct_size, name); !valid) {
-    return std::unexpected(valid.error());
-  }
-  return given->struct_size;
-}
-
 }  // namespace
 }  // namespace gpushm::client
 

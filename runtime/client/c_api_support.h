@@ -8,6 +8,7 @@
 #include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "contract/limits.h"
 #include "platform/base/status.h"
@@ -122,7 +123,7 @@ class Opened final : public ClientObject {
  public:
   Opened(HandleKind kind, std::unique_ptr<Object> opened)
       : object(std::move(opened)), handle(kind, this) {}
-  const std::unique_ptr<Object> object;
+  const std::shared_ptr<Object> object;  // Waiters share it.
   const Handle handle;
 };
 
@@ -186,6 +187,42 @@ Result<void> FillInfo(Info* info, const char* name, Fill fill) {
   if (Result<void> done = fill(&filled); !done) return done;
   WriteInfo(filled, info, info->struct_size);
   return {};
+}
+
+inline Result<std::string_view> ReadName(const char* name) {
+  if (name == nullptr) return Fail(Code::kInvalidArgument, "name is NULL");
+  return std::string_view(name, strnlen(name, limits::kNameBytes + 2));
+}
+
+// Entries are `struct_size` of the first entry apart.
+template <typename Info, typename Entries, typename Convert>
+Result<void> WriteArray(const Entries& entries, Info* given, size_t capacity, size_t* count,
+                        size_t stride, Convert convert) {
+  size_t filled = 0;
+  for (const auto& entry : entries) {
+    if (filled == capacity) break;
+    WriteInfo(convert(entry), reinterpret_cast<char*>(given) + filled * stride, stride);
+    ++filled;
+  }
+  *count = entries.size();
+  return {};
+}
+
+template <typename Info>
+Result<size_t> Stride(const Info* given, size_t capacity, const size_t* count, const char* name) {
+  if (count == nullptr) return Fail(Code::kInvalidArgument, "count is NULL");
+  if (capacity == 0) return sizeof(Info);
+  if (given == nullptr) return Fail(Code::kInvalidArgument, Concat(name, " is NULL"));
+  if (auto valid = CheckStructSize(given->struct_size, name); !valid) {
+    return std::unexpected(valid.error());
+  }
+  return given->struct_size;
+}
+
+inline std::vector<CUstream> ToStreams(void* const* streams, size_t count) {
+  std::vector<CUstream> all;
+  for (size_t i = 0; i < count; ++i) all.push_back(static_cast<CUstream>(streams[i]));
+  return all;
 }
 
 inline Access ToAccess(uint32_t access) {

@@ -599,11 +599,21 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
     if (!planned) return std::unexpected(planned.error());
     peers = std::move(*planned);
   }
+  auto grant = RequestLease(lock, name, record, options.access, peers.way, wait);
+  if (!grant) return std::unexpected(grant.error());
+  return Enter(lock, name, options.access, *device, /*unpublished=*/false, std::move(*grant), &seen,
+               wait, peers);
+}
+
+Result<Client::Grant> Client::RequestLease(const SessionLock& lock, std::string_view name,
+                                           const BufferRecord& record, Access access,
+                                           protocol::PeerWay way, const Wait& wait) {
+  const bool is_page = (record.flags & registry::kRecordPage) != 0;
   protocol::AttachRequest request{};
   request.name = protocol::ToNameField(name);
-  request.access = static_cast<uint32_t>(options.access);
+  request.access = static_cast<uint32_t>(access);
   if (session_.peer(lock).version >= protocol::kPeerWaysVersion) {
-    request.peer_way = static_cast<uint32_t>(peers.way);
+    request.peer_way = static_cast<uint32_t>(way);
   }
   request.generation = record.generation;
   request.gpu_uuid = record.gpu;
@@ -613,23 +623,18 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
       {.loss = Call::Loss::kRepeatable, .received = &grant.descriptors});
   if (!reply) return std::unexpected(reply.error());
   grant.reply = *reply;
+  const auto transport = is_page ? static_cast<uint32_t>(protocol::Transport::kHost)
+                                 : static_cast<uint32_t>(record.transport);
   const bool as_recorded =
       reply->generation == record.generation && reply->size_bytes == record.size_bytes &&
-      reply->mapped_bytes == record.mapped_bytes &&
-      reply->transport == (is_page ? static_cast<uint32_t>(protocol::Transport::kHost)
-                                   : static_cast<uint32_t>(record.transport));
-  if (!as_recorded) {
-    session_.Drop(lock);
-    return BrokeProtocol(
-        Concat("the grant differs from the registry: generation ", reply->generation, ", ",
-               reply->size_bytes, " bytes, ", reply->mapped_bytes, " mapped, transport ",
-               reply->transport, "; the registry has generation ", record.generation, ", ",
-               record.size_bytes, " bytes, ", record.mapped_bytes, " mapped, transport ",
-               is_page ? static_cast<uint32_t>(protocol::Transport::kHost)
-                       : static_cast<uint32_t>(record.transport)));
-  }
-  return Enter(lock, name, options.access, *device, /*unpublished=*/false, std::move(grant), &seen,
-               wait, peers);
+      reply->mapped_bytes == record.mapped_bytes && reply->transport == transport;
+  if (as_recorded) return grant;
+  session_.Drop(lock);
+  return BrokeProtocol(
+      Concat("the grant differs from the registry: generation ", reply->generation, ", ",
+             reply->size_bytes, " bytes, ", reply->mapped_bytes, " mapped, transport ",
+             reply->transport, "; the registry has generation ", record.generation, ", ",
+             record.size_bytes, " bytes, ", record.mapped_bytes, " mapped, transport ", transport));
 }
 
 Result<PeerPlan> Client::Plan(const BufferRecord& record, const DeviceInfo& device,

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "contract/registry/reader.h"
+#include "contract/sync/page.h"
 #include "platform/base/status.h"
 #include "platform/driver/device.h"
 #include "platform/transfer/file_way.h"
@@ -156,6 +157,10 @@ class Client final : private SessionObserver {
   Result<Attachment*> Attach(std::string_view name, const AttachOptions& options, const Wait& wait);
   Result<void> Detach(Attachment* attachment, std::span<const CUstream> streams, bool defer);
   uint32_t CountOf(const Attachment& attachment) const;
+  // Puts a newer generation in place of the attached one (advance.cc). The pointer is invalid after
+  // success.
+  Result<void> Advance(Attachment* attachment, std::span<const CUstream> streams,
+                       uint64_t generation, const Wait& wait);
 
   // ---- making buffers (also offer.cc)
   // If `attach` is false, nullptr is returned. With Replace, `size_bytes` 0 keeps the size.
@@ -181,6 +186,22 @@ class Client final : private SessionObserver {
   // The page is zeroed and unpublished. kAlreadyExists, kStale, kBusy: another process was first.
   Result<Attachment*> MakePage(std::string_view name, uint64_t size_bytes,
                                const PageOptions& options, const Wait& wait);
+  // ---- waiting in an event loop (alarms.cc)
+  struct Alarm {
+    UniqueFd descriptor;
+    uint64_t number = 0;
+  };
+  // `page` null: that of the names. kUnsupported: the broker is too old. kNotFound: nobody listens.
+  Result<Alarm> GetAlarm(const Attachment* page, protocol::AlarmUse use, signal::News news,
+                         const Deadline& deadline);
+  struct Connection {
+    uint64_t number = 0;  // As connections().
+    int socket = -1;      // Valid until the next connection.
+  };
+  // Connects if the broker has gone, with one attempt.
+  Result<Connection> Connect(const Deadline& deadline);
+  uint64_t connections() const { return session_.connections(); }
+
   // Whether the lease belongs to one of this client's attachments.
   bool HoldsLease(uint64_t lease_id) const;
   // The driver, for the streams of this process.
@@ -249,6 +270,13 @@ class Client final : private SessionObserver {
   Attachment* Cached(std::string_view name, const AttachOptions& options);
   Result<Attachment*> AttachNew(const SessionLock& lock, std::string_view name,
                                 const AttachOptions& options, const Seen& seen, const Wait& wait);
+  // Requests a lease on what the registry shows, and checks what comes.
+  Result<Grant> RequestLease(const SessionLock& lock, std::string_view name,
+                             const registry::BufferRecord& record, Access access,
+                             protocol::PeerWay way, const Wait& wait);
+  // Puts the memory of `grant` in place of that of `attachment`.
+  Result<void> Exchange(const SessionLock& lock, Attachment* attachment, const Seen& seen,
+                        const Grant& grant);
   Result<PeerPlan> Plan(const registry::BufferRecord& record, const DeviceInfo& device,
                         const PeerOptions& options);
   // Checks a grant, maps it and enters it in the table. Ends its lease if that fails.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "platform/base/per_process.h"
 
@@ -72,6 +73,10 @@ class Table {
     first_free_ = index;
   }
 
+  void Move(uint64_t number, void* object) {
+    At(number % (1U << kIndexBits)).object.store(object, std::memory_order_relaxed);
+  }
+
   void* Find(uint64_t number) const {
     const uint32_t index = number % (1U << kIndexBits);
     const Chunk* const chunk = chunks_[index / kChunkSlots].load(std::memory_order_acquire);
@@ -108,6 +113,12 @@ void Handle::Retire() {
 
 Handle::~Handle() { Retire(); }
 
+void Handle::Exchange(Handle* a, void* a_object, Handle* b, void* b_object) {
+  std::swap(a->number_, b->number_);
+  table.Get().Move(a->number_, a_object);
+  table.Get().Move(b->number_, b_object);
+}
+
 void* Handle::Find(HandleKind kind, const void* handle) noexcept {
   const uint64_t number = NumberOf(handle);
   if (!IsOfKind(number, kind)) return nullptr;
@@ -117,7 +128,8 @@ void* Handle::Find(HandleKind kind, const void* handle) noexcept {
 
 Status Handle::WhyNot(HandleKind kind, const void* handle) {
   constexpr std::array kNames = {"",        "client",        "attachment",  "signal",
-                                 "barrier", "ring or queue", "description", "set of tensors"};
+                                 "barrier", "ring or queue", "description", "set of tensors",
+                                 "waiter"};
   const char* const what = kNames[static_cast<size_t>(kind)];
   if (handle == nullptr) return Status(Code::kInvalidArgument, Concat(what, " is NULL"));
   if (!IsOfKind(NumberOf(handle), kind)) {

@@ -18,7 +18,8 @@ enum class HandleKind : uint8_t {
   kBarrier,
   kRing,
   kDescription,
-  kTensors
+  kTensors,
+  kWaiter
 };
 
 // Owns a handle. It refers to `object` from the constructor to Retire or the destructor.
@@ -37,6 +38,10 @@ class Handle {
   Opaque* As() const {
     return reinterpret_cast<Opaque*>(static_cast<uintptr_t>(number_));
   }
+
+  // Exchanges what two handles refer to: `a` then refers to b's object, and `b` to a's. Not while
+  // another thread uses one of them.
+  static void Exchange(Handle* a, void* a_object, Handle* b, void* b_object);
 
   // Null if the handle refers to no living object of that kind in this process.
   static void* Find(HandleKind kind, const void* handle) noexcept;

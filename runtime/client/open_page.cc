@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "contract/limits.h"
+#include "platform/base/alarm.h"
 #include "platform/driver/stream_waits.h"
 #include "runtime/client/device_word.h"
 
@@ -17,6 +18,9 @@ namespace {
 
 constexpr int64_t kLongestStepNs = 50'000'000;
 constexpr int64_t kWhoIsMs = 50;
+// A listener whose alarm was not rung looks by itself after a second.
+constexpr int64_t kAlarmMs = 100;
+constexpr int64_t kAlarmRetryNs = 1'000'000'000;
 
 }  // namespace
 
@@ -55,6 +59,22 @@ Result<OpenPage> OpenPage::Make(Client* client, std::string_view name, const Lay
 void OpenPage::SetSettings(const std::array<uint64_t, 8>& settings) {
   page_ = Page::Make(page_.address(), page_.mapped_bytes(), page_.kind(), page_.cells(),
                      page_.body().size(), settings);
+}
+
+void OpenPage::RingAlarm(signal::News news) const {
+  // In one order with a listener, who gets its alarm first and looks at the page afterwards.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const uint64_t number = page_.alarm(news).load(std::memory_order_acquire);
+  if (number == 0) return;
+  AlarmToRing& own = (*alarms_)[static_cast<uint32_t>(news)];
+  const std::lock_guard lock(own.mutex);
+  if (own.alarm.number != number && MonotonicNs() >= own.retry_ns) {
+    auto got = client()->GetAlarm(&attachment(), protocol::AlarmUse::kRing, news,
+                                  Deadline::AfterMs(kAlarmMs));
+    if (got) own.alarm = std::move(*got);
+    if (!got) own.retry_ns = MonotonicNs() + kAlarmRetryNs;
+  }
+  gpushm::RingAlarm(own.alarm.descriptor.get());
 }
 
 Result<void> OpenPage::CheckKnown() const {

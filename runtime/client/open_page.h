@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,20 @@
 #include "runtime/client/wait.h"
 
 namespace gpushm::client {
+
+// When a waiter must look again at something that has not happened yet.
+enum class Pace {
+  kAlarm,  // When the alarm rings.
+  kFast,   // Often: a stream is about to do it.
+  kSlow,   // From time to time: nobody announces it.
+};
+// What a waiter sees of a signal or ring.
+struct Sight {
+  bool closed = false;  // By this process.
+  bool ready = false;
+  std::optional<Code> failure{};  // If ready: why a call would fail.
+  Pace pace = Pace::kAlarm;
+};
 
 class OpenPage {
  public:
@@ -65,6 +80,9 @@ class OpenPage {
   bool IsOwn(const signal::Cell& cell) const {
     return client()->HoldsLease(cell.owner.load(std::memory_order_relaxed));
   }
+  // Wakes those who wait for such news of this page in event loops. Call it after what they shall
+  // see. If nobody waits, it costs one load.
+  void RingAlarm(signal::News news) const;
   // kOrphaned: the pod's broker restarted and does not know the page.
   Result<void> CheckKnown() const;
   // kBusy: a stream of this process waits for a cell.
@@ -99,6 +117,11 @@ class OpenPage {
     std::mutex mutex;
     std::map<CUstream, StreamFence> fences;  // Under mutex: behind each stream's last store.
   };
+  struct AlarmToRing {
+    std::mutex mutex;
+    Client::Alarm alarm;   // Under mutex.
+    int64_t retry_ns = 0;  // Under mutex: not before this, because the broker did not give it.
+  };
   static constexpr size_t kFences = 16;  // Beyond this number, fences that have passed are removed.
 
   Held held_;
@@ -106,6 +129,8 @@ class OpenPage {
   uint64_t lease_;
   std::unique_ptr<Names> names_ = std::make_unique<Names>();
   std::unique_ptr<Stores> stores_ = std::make_unique<Stores>();
+  std::unique_ptr<std::array<AlarmToRing, 2>> alarms_ =
+      std::make_unique<std::array<AlarmToRing, 2>>();  // By signal::News.
 };
 
 // Sleeps between attempts to open, each of which costs the broker a few requests. The sleep is 100

@@ -10,6 +10,7 @@ namespace {
 using signal::CellState;
 using signal::FrameSettings;
 using signal::Kind;
+using signal::News;
 
 // Slots are aligned for kernels.
 constexpr uint64_t kSlotAlignment = 512;
@@ -182,6 +183,7 @@ Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& o
     if (!reader) return std::unexpected(reader.error());
     participant.emplace<signal::RingReader>(std::move(*reader));
   }
+  page.RingAlarm(News::kOfOthers);  // A writer may wait for readers.
   return std::unique_ptr<Ring>(
       new Ring(name, Role::kReader, std::move(page), std::move(frames), std::move(participant)));
 }
@@ -208,6 +210,8 @@ Result<void> Ring::Close() {
   }
   signal::EndCell(page_.cell(cell()), page_.lease(), CellState::kLeft);
   if (role_ == Role::kWriter) signal::KeepPoison(page_.cell(0));
+  page_.RingAlarm(role_ == Role::kWriter ? News::kOfFirst : News::kOfOthers);
+  closed_ = true;
   const auto frames_gone = frames_held_.Detach();
   const auto page_gone = page_.Detach();
   return frames_gone ? page_gone : frames_gone;
@@ -328,7 +332,9 @@ Result<void> Ring::EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
   // reader waits for it.
   if (auto stored = Store(complete, stream); !stored) return stored;
   writing_.reset();
-  return writer->Announce(seq, bytes, metadata);
+  auto announced = writer->Announce(seq, bytes, metadata);
+  page_.RingAlarm(News::kOfFirst);
+  return announced;
 }
 
 signal::FrameWriter* Ring::Writer() {
@@ -383,6 +389,8 @@ Result<Ring::Frame> Ring::BeginRead(CUstream stream, bool newest, const Deadline
   if (auto known = page_.CheckKnown(); !known) return std::unexpected(known.error());
   const auto next = Until(deadline, signal::Bell(page_.cell(0)), [&] { return TryNext(newest); });
   if (!next) return std::unexpected(next.error());
+  page_.RingAlarm(
+      News::kOfOthers);  // A writer may wait until this reader has passed an older frame.
   Frame frame;
   frame.facts = *next;
   frame.address = AddressOf(next->slot);
@@ -457,6 +465,7 @@ Result<void> Ring::EndRead(const Frame& frame, CUstream stream, const Deadline& 
   const Result<void> counts = CheckRead(frame.facts.seq);
   if (auto released = Release(frame.facts, stream); !released) return released;
   open_reads_.erase(frame.facts.seq);
+  page_.RingAlarm(News::kOfOthers);
   return counts;
 }
 
@@ -472,10 +481,50 @@ Result<void> Ring::AbandonRead(const Frame& frame, CUstream stream) {
     if (auto released = Release(frame.facts, stream); !released) return released;
   }
   open_reads_.erase(frame.facts.seq);
+  page_.RingAlarm(News::kOfOthers);
+  page_.RingAlarm(News::kOfFirst);  // Another worker can have a queue's item.
   return {};
 }
 
 // ---- looking
+
+bool Ring::Listen(const std::function<bool(const Attachment&, signal::News)>& listen) {
+  const std::lock_guard lock(mutex_);
+  return closed_ ||
+         listen(page_.attachment(), role_ == Role::kWriter ? News::kOfOthers : News::kOfFirst);
+}
+
+Sight Ring::Look() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return {.closed = true};
+  if (page_.attachment().orphaned()) return {.ready = true, .failure = Code::kOrphaned};
+  auto outlook = signal::Outlook::kNow;
+  std::visit(
+      [&](auto& participant) {
+        if constexpr (requires { participant.Look(); }) outlook = participant.Look();
+      },
+      participant_);
+  using enum signal::Outlook;
+  const signal::Reading writer = signal::Read(page_.cell(0));
+  // Frames that a stream could not wait for are read first.
+  if (!unready_.empty()) outlook = writer.value >= unready_.begin()->first ? kNow : kAfterGpu;
+  if (outlook == kNow) return {.ready = true};
+  if (outlook == kEnded) {
+    const bool owned = signal::StillOwned(page_.cell(cell()), page_.lease()).has_value();
+    return {.ready = true, .failure = owned && writer.ended() ? writer.end() : Code::kOrphaned};
+  }
+  if (outlook == kAfterGpu) return {.pace = Pace::kFast};
+  // A participant with an older library rings no alarm.
+  for (uint32_t i = 0; i < page_.page().cells(); ++i) {
+    const signal::Cell& other = page_.cell(i);
+    const bool waited_for = (i == 0) == (role_ == Role::kReader);
+    if (waited_for && signal::StateOf(other) == signal::CellState::kLive &&
+        signal::ToldOf(other) == signal::Told::kNever) {
+      return {.pace = Pace::kSlow};
+    }
+  }
+  return {};
+}
 
 uint32_t Ring::cell() const {
   if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {

@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -93,6 +94,11 @@ class Ring {
     signal::CellState writer;
   };
   Facts facts() const;
+  // Whether beginning a read or write would wait.
+  Sight Look();
+  // Calls `listen` with the page and the news for which this participant waits, unless the ring is
+  // closed. Returns its result, or true.
+  bool Listen(const std::function<bool(const Attachment& page, signal::News news)>& listen);
   Client* client() const { return page_.client(); }
   const std::string& name() const { return name_; }
 
@@ -148,6 +154,7 @@ class Ring {
   std::map<uint64_t, signal::Frame> unready_;
   uint64_t passed_over_ = 0;  // Under mutex_: how many of these a read of a newer frame skipped.
   std::optional<uint64_t> writing_;  // Under mutex_: number of the open frame.
+  bool closed_ = false;              // Under mutex_.
 };
 
 }  // namespace gpushm::client

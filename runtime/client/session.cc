@@ -216,6 +216,7 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
                .simulated = hello.simulated != 0};
   socket_ = std::move(*connection);
   registry_.Replace(RegistryHandle::Reader(std::move(*reader)));
+  connections_.fetch_add(1, std::memory_order_release);
   if (!first && observer_ != nullptr) {
     observer_->Reconnected(lock, how, deadline);
     request_ = pending;

@@ -21,6 +21,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -130,6 +131,9 @@ class Session {
 
   bool connected(const SessionLock&) const { return socket_.valid(); }
   const Peer& peer(const SessionLock&) const { return peer_; }
+  int socket(const SessionLock&) const { return socket_.get(); }
+  // How many connections there have been.
+  uint64_t connections() const { return connections_.load(std::memory_order_acquire); }
   const RegistryHandle& registry() const { return registry_; }
   const std::string& socket_path() const { return place_.socket_path; }
 
@@ -175,7 +179,7 @@ class Session {
   SessionObserver* const observer_;
   Counters* const counters_;
   std::timed_mutex mutex_;
-  // All of these are guarded by mutex_, except for registry_.
+  // All of these are guarded by mutex_, except for registry_ and connections_.
   UniqueFd socket_;
   Peer peer_;
   uint64_t last_request_id_ = 0;
@@ -183,6 +187,7 @@ class Session {
   protocol::Buffer request_;
   protocol::Message reply_;
   RegistryHandle registry_;
+  std::atomic<uint64_t> connections_{0};
 };
 
 }  // namespace gpushm::client

@@ -62,6 +62,7 @@ Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_vie
     return Fail(Code::kBusy, Concat('"', name, "\" already has a writer"),
                 "only one process writes a signal: wait until the other writer ends");
   }
+  page->RingAlarm(signal::News::kOfFirst);
   return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWriter));
 }
 
@@ -103,8 +104,8 @@ Result<void> Signal::Close() {
     return Fail(Code::kBusy, "a stream of this process still waits for the signal",
                 "synchronise the stream, then close the signal");
   }
+  const std::lock_guard lock(mutex_);
   if (role_ == Role::kWriter) {
-    const std::lock_guard lock(mutex_);
     const signal::Reading reading = Read();
     if (reading.ended() ? page_.HasPendingStores() : reading.value < recorded_) {
       return Fail(Code::kBusy,
@@ -114,7 +115,9 @@ Result<void> Signal::Close() {
     }
     signal::EndCell(cell(), page_.lease(), CellState::kLeft);
     signal::KeepPoison(cell());
+    page_.RingAlarm(signal::News::kOfFirst);
   }
+  closed_ = true;
   if (word != nullptr) {
     if (role_ == Role::kWriter) (void)word->Delete();  // Otherwise the successor deletes it.
     (void)word->Detach();
@@ -157,8 +160,11 @@ Result<void> Signal::Record(CUstream stream, uint64_t value) {
   if (auto next = CheckNext(value); !next) return next;
   auto done =
       in_device_memory() ? StoreBoth(stream, value) : page_.Store(stream, {&cell().value, value});
-  if (done) recorded_ = value;
-  return done;
+  if (!done) return done;
+  recorded_ = value;
+  cell().words[signal::kPendingWord].store(value, std::memory_order_release);
+  page_.RingAlarm(signal::News::kOfFirst);
+  return {};
 }
 
 // The word is stored first, because streams wait for it. So the page's value shows what is done,
@@ -184,7 +190,26 @@ Result<void> Signal::Set(uint64_t value) {
   }
   cell().value.store(value, std::memory_order_release);
   recorded_ = value;
+  page_.RingAlarm(signal::News::kOfFirst);
   return {};
+}
+
+bool Signal::Listen(const std::function<bool(const Attachment&)>& listen) const {
+  const std::lock_guard lock(mutex_);
+  return closed_ || listen(page_.attachment());
+}
+
+Sight Signal::Look(uint64_t value) const {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return {.closed = true};
+  const signal::Reading reading = Read();
+  if (reading.value >= value) return {.ready = true};
+  if (reading.ended()) return {.ready = true, .failure = reading.end()};
+  if (page_.attachment().orphaned()) return {.ready = true, .failure = Code::kOrphaned};
+  if (reading.state == CellState::kFree) return {};
+  const bool pending = cell().words[signal::kPendingWord].load(std::memory_order_acquire) >= value;
+  if (pending) return {.pace = Pace::kFast};
+  return {.pace = signal::ToldOf(cell()) == signal::Told::kAlways ? Pace::kAlarm : Pace::kSlow};
 }
 
 Result<void> Signal::WaitOnStream(CUstream stream, uint64_t value) {
@@ -229,6 +254,10 @@ Result<void> Signal::Check(uint64_t value) const {
 
 Result<CUdeviceptr> Signal::DeviceAddress() {
   if (!word_) return std::unexpected(word_.error());
+  if (role_ == Role::kWriter) {  // From now on, kernels can store values that no host announces.
+    cell().told.store(static_cast<uint64_t>(signal::Told::kNotByGpus), std::memory_order_relaxed);
+    page_.RingAlarm(signal::News::kOfFirst);
+  }
   if (*word_ != nullptr) return (*word_)->address();
   return page_.OnGpu(cell().value);
 }

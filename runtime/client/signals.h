@@ -14,6 +14,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -50,6 +51,10 @@ class Signal {
   Result<void> Check(uint64_t value) const;
   signal::Reading Read() const { return signal::Read(cell()); }
   Result<CUdeviceptr> DeviceAddress();
+  // Whether a wait for `value` would end at once.
+  Sight Look(uint64_t value) const;
+  // As Ring::Listen.
+  bool Listen(const std::function<bool(const Attachment& page)>& listen) const;
 
   Client* client() const { return page_.client(); }
   const std::string& name() const { return page_.name(); }
@@ -80,6 +85,7 @@ class Signal {
   Result<std::unique_ptr<DeviceWord>> word_;
   mutable std::mutex mutex_;
   uint64_t recorded_ = 0;  // Under mutex_.
+  bool closed_ = false;    // Under mutex_.
 };
 
 }  // namespace gpushm::client

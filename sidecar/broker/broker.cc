@@ -422,6 +422,7 @@ void Broker::Apply() {
   StateChanges();
   const std::vector<Change> changes = ledger_->TakeChanges();
   for (const Change& change : changes) ShowChange(change);
+  if (!changes.empty()) alarms_.RingNames();
   for (Memory& memory : ledger_->TakeFreed()) {
     // Pooled memory is GPU memory that others wait for, so it must not queue behind what clients
     // made.

@@ -30,6 +30,7 @@
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/worker.h"
+#include "sidecar/broker/alarms.h"
 #include "sidecar/broker/broker_config.h"
 #include "sidecar/broker/child.h"
 #include "sidecar/broker/counters.h"
@@ -133,6 +134,7 @@ class Broker : private Handler {
   Result<void> OnDescription(Request& request);
   Result<void> OnCounters(Request& request);
   Result<void> OnMakePage(Request& request);
+  Result<void> OnAlarm(Request& request);
 
   // Allocates on the driver's thread, then commits and replies.
   void Allocate(const Ledger::Ticket& ticket, const ReplyTo& to);
@@ -185,6 +187,7 @@ class Broker : private Handler {
   std::optional<Server> server_;
   std::optional<CounterBook> counters_;
   std::optional<Link> link_;
+  Alarms alarms_;
   std::set<uint64_t> announced_;  // Clients that the plugin knows.
   Ledger::Cursor stated_;         // Position in the full state while link_ is stating it.
   bool device_lost_ = false;

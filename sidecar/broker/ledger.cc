@@ -639,8 +639,12 @@ uint64_t Ledger::AddLease(const Client& client, const std::string& name, uint64_
 void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
   const uint64_t generation = lease->second.generation;
   const Memory& memory = generations_.at(generation).memory;
-  if (memory.is_page() && lease->second.access == Access::kReadWrite) {
-    parted_.push_back({lease->first, lease->second.buffer, died, memory.descriptor.get()});
+  if (memory.is_page()) {
+    parted_.push_back({.lease_id = lease->first,
+                       .generation = generation,
+                       .name = lease->second.buffer,
+                       .died = died,
+                       .page = memory.descriptor.get()});
   }
   // Otherwise it is dropped with its client.
   if (!died) NoteDrop(protocol::LinkDropped::kLease, lease->first);
@@ -763,11 +767,13 @@ std::vector<Ledger::PageLeases> Ledger::Pages() const {
   return all;
 }
 
-const Memory* Ledger::FindPage(const Client& client, uint64_t lease_id) const {
+std::optional<Ledger::LeasedPage> Ledger::FindPage(const Client& client, uint64_t lease_id) const {
   const auto lease = leases_.find(lease_id);
-  if (lease == leases_.end() || lease->second.client.id != client.id) return nullptr;
-  const Memory& memory = generations_.at(lease->second.generation).memory;
-  return memory.is_page() ? &memory : nullptr;
+  if (lease == leases_.end() || lease->second.client.id != client.id) return std::nullopt;
+  const uint64_t generation = lease->second.generation;
+  const Memory& memory = generations_.at(generation).memory;
+  if (!memory.is_page()) return std::nullopt;
+  return LeasedPage{.generation = generation, .page = memory.descriptor.get()};
 }
 
 const Memory* Ledger::FindWord(const std::string& signal, uint64_t generation) const {

@@ -185,10 +185,11 @@ class Ledger {
   // number of its leases. The caller then states that the client has ended, which drops the leases.
   Ended EndClient(uint64_t client_id);
   bool IsPage(const std::string& name) const;
-  // Write leases on pages that ended since the last call; their cells must be ended too. Call it
+  // Leases on pages that ended since the last call; their cells must be ended too. Call it
   // before TakeStatements(), because a successor must not miss one.
   struct EndedParticipant {
     uint64_t lease_id = 0;
+    uint64_t generation = 0;
     std::string name;
     bool died = false;
     int page = -1;  // Descriptor, owned by the ledger. Valid as long as that of a statement.
@@ -202,8 +203,12 @@ class Ledger {
     std::set<uint64_t> leases;
   };
   std::vector<PageLeases> Pages() const;
-  // The page of a lease; null if the lease is not on a page.
-  const Memory* FindPage(const Client& client, uint64_t lease_id) const;
+  // The page of one of the client's leases; nothing if the lease is not on a page.
+  struct LeasedPage {
+    uint64_t generation = 0;
+    int page = -1;  // Descriptor, owned by the ledger.
+  };
+  std::optional<LeasedPage> FindPage(const Client& client, uint64_t lease_id) const;
   // The word in device memory of the signal of that name, if it is one and somebody holds it. A
   // page's writer controls what the page says about the word. So memory of a different name, or
   // memory that the pod declares, is never touched because of it.

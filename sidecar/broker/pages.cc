@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -18,6 +19,7 @@ namespace {
 // Host memory for a child that makes a context. The injector adds the same amount to pods that load
 // something. If the kernel kills such a child for memory, it may kill the broker too.
 constexpr uint64_t kReleaserBytes = uint64_t{512} << 20;
+constexpr std::array kAllNews{signal::News::kOfFirst, signal::News::kOfOthers};
 
 struct MappedPage {
   Mapping mapping;
@@ -109,6 +111,33 @@ Result<void> Broker::OnMakePage(Request& request) {
   return {};
 }
 
+// The number is stored before the listener gets the alarm and looks at the page.
+Result<void> Broker::OnAlarm(Request& request) {
+  const auto body = protocol::Parse<protocol::AlarmRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  const auto news = static_cast<signal::News>(body->news);
+  Result<Alarms::Given> alarm = alarms_.OfNames(request.client.container);
+  if (body->lease_id != 0) {
+    const auto found = ledger_->FindPage(request.client, body->lease_id);
+    if (!found) {
+      return Fail(Code::kNotFound, Concat("lease ", body->lease_id,
+                                          " is not one of this client's on a signal, barrier or "
+                                          "ring"));
+    }
+    if (body->use == static_cast<uint32_t>(protocol::AlarmUse::kRing)) {
+      alarm = alarms_.Find(found->generation, news);
+    } else {
+      const auto mapped = MapPage(found->page);
+      if (!mapped) return Fail(Code::kInvalidArgument, mapped.error().what());
+      alarm = alarms_.Listen(found->generation, news, body->lease_id);
+      if (alarm) mapped->page.alarm(news).store(alarm->number);
+    }
+  }
+  if (!alarm) return std::unexpected(alarm.error());
+  server_->Reply(request.to, protocol::AlarmReply{.number = alarm->number}, alarm->descriptor);
+  return {};
+}
+
 // Runs before the plugin is told, because a successor of this broker must not miss one.
 void Broker::EndParticipants() {
   for (const Ledger::EndedParticipant& ended : ledger_->TakeEndedParticipants()) {
@@ -119,6 +148,12 @@ void Broker::EndParticipants() {
     }
     signal::EndCellsOf(mapped->page, ended.lease_id,
                        ended.died ? signal::CellState::kDied : signal::CellState::kLeft);
+    for (const signal::News news : kAllNews) {
+      if (alarms_.ForgetLease(ended.generation, news, ended.lease_id)) {
+        mapped->page.alarm(news).store(0);
+      }
+    }
+    alarms_.Ring(ended.generation);
     ReleaseStreams(ended.name, mapped->page);
   }
 }
@@ -130,6 +165,8 @@ void Broker::EndForgottenParticipants() {
     const auto mapped = MapPage(kept.page);
     if (!mapped) continue;  // Its maker was killed before it wrote the page's header.
     signal::EndCellsOfOthers(mapped->page, kept.leases);
+    // The earlier broker's alarms. Those who waited for them will come here.
+    for (const signal::News news : kAllNews) mapped->page.alarm(news).store(0);
     // The earlier broker may have been killed before its releaser had finished.
     ReleaseStreams(kept.name, mapped->page);
   }
@@ -137,9 +174,9 @@ void Broker::EndForgottenParticipants() {
 
 Result<void> Broker::CheckReleasable(const Client& client, uint64_t lease_id) const {
   if (options_.memory_limit_bytes >= kReleaserBytes) return {};
-  const Memory* const page = ledger_->FindPage(client, lease_id);
-  if (page == nullptr) return {};
-  const auto mapped = MapPage(page->descriptor.get());
+  const auto found = ledger_->FindPage(client, lease_id);
+  if (!found) return {};
+  const auto mapped = MapPage(found->page);
   if (!mapped || mapped->page.word_generation() == 0) return {};
   return Fail(Code::kUnsupported,
               Concat("signals in device memory need ", kReleaserBytes >> 20,

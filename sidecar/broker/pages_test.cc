@@ -3,6 +3,7 @@
 // process ends its cells. Method: the real broker, and clients that speak the protocol by hand.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,9 +11,12 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "contract/limits.h"
 #include "contract/sync/page.h"
+#include "platform/base/alarm.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/testing.h"
 #include "sidecar/broker/testing/raw_client.h"
@@ -190,6 +194,145 @@ TEST_F(PagesTest, APageOfRubbishEndsLikeAnyOther) {
   ASSERT_TRUE(Publish(&client_, made->lease_id));
   std::memset(mapping->address(), 0xff, 4096);
   ASSERT_TRUE(client_.Detach(made->lease_id));
+  EXPECT_TRUE(client_.Info());
+}
+
+// ---- alarms
+
+Result<protocol::AlarmReply> GetAlarm(RawClient* client, uint64_t lease, protocol::AlarmUse use,
+                                      signal::News news = signal::News::kOfFirst) {
+  return client->Call<protocol::AlarmReply>(
+      Kind::kAlarm, protocol::AlarmRequest{.lease_id = lease,
+                                           .use = static_cast<uint32_t>(use),
+                                           .news = static_cast<uint32_t>(news)});
+}
+
+// An epoll instance with the alarm of the client's last reply, as a listener has it.
+class Listener {
+ public:
+  explicit Listener(RawClient* client)
+      : alarm_(std::move(client->descriptors().at(0))), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    epoll_event event{.events = EPOLLIN | EPOLLET, .data = {}};
+    EXPECT_EQ(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, alarm_.get(), &event), 0);
+    Rings(0);  // It may have rung before.
+  }
+  bool Rings(int wait_ms) const {
+    epoll_event event{};
+    return epoll_wait(epoll_.get(), &event, 1, wait_ms) == 1;
+  }
+  int alarm() const { return alarm_.get(); }
+
+ private:
+  UniqueFd alarm_;
+  UniqueFd epoll_;
+};
+
+class AlarmsTest : public PagesTest {
+ protected:
+  AlarmsTest() {
+    const auto made = Make(&client_, "ring", signal::BytesFor(4, 0), protocol::kFlagWritersAll);
+    EXPECT_TRUE(made) << made.error().ToString();
+    lease_ = made->lease_id;
+    auto mapping =
+        MapSealed(client_.descriptors()[0], "page", 4096, limits::kPageBytes, Writers::kAll);
+    EXPECT_TRUE(mapping);
+    mapping_ = std::move(*mapping);
+    page_ =
+        signal::Page::Make(mapping_.address(), mapping_.bytes(), signal::Kind::kBarrier, 4, 0, {});
+    EXPECT_TRUE(Publish(&client_, lease_));
+    EXPECT_TRUE(other_.Hello());
+    const auto attached = other_.Attach("ring", 1);
+    EXPECT_TRUE(attached);
+    listener_lease_ = attached->lease_id;
+  }
+  uint64_t Number(signal::News news) const { return page_->alarm(news).load(); }
+
+  uint64_t lease_ = 0;
+  uint64_t listener_lease_ = 0;
+  Mapping mapping_;
+  std::optional<signal::Page> page_;
+  RawClient other_{broker_.Socket("app")};
+};
+
+TEST_F(AlarmsTest, AListenerHearsWhoHasTheNumber) {
+  EXPECT_EQ(Number(signal::News::kOfFirst), 0U);
+  EXPECT_EQ(GetAlarm(&client_, lease_, protocol::AlarmUse::kRing).error().code(), Code::kNotFound);
+  const auto listens = GetAlarm(&other_, listener_lease_, protocol::AlarmUse::kListen);
+  ASSERT_TRUE(listens) << listens.error().ToString();
+  ASSERT_NE(listens->number, 0U);
+  EXPECT_EQ(Number(signal::News::kOfFirst), listens->number);
+  EXPECT_EQ(Number(signal::News::kOfOthers), 0U);
+  const Listener listener(&other_);
+  const auto rings = GetAlarm(&client_, lease_, protocol::AlarmUse::kRing);
+  ASSERT_TRUE(rings) << rings.error().ToString();
+  EXPECT_EQ(rings->number, listens->number);
+  EXPECT_FALSE(listener.Rings(50));
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(RingAlarm(client_.descriptors().at(0).get()));
+    EXPECT_TRUE(listener.Rings(kLongMs));
+    EXPECT_FALSE(listener.Rings(20)) << "once for each ring";
+  }
+}
+
+// A listener can neither fill the alarm nor make it block.
+TEST_F(AlarmsTest, AListenerCannotHoldUpWhoRings) {
+  ASSERT_TRUE(GetAlarm(&other_, listener_lease_, protocol::AlarmUse::kListen));
+  const Listener listener(&other_);
+  ASSERT_EQ(fcntl(listener.alarm(), F_SETFL, 0), 0) << "clears O_NONBLOCK for all";
+  ASSERT_TRUE(GetAlarm(&client_, lease_, protocol::AlarmUse::kRing));
+  const int alarm = client_.descriptors().at(0).get();
+  for (int i = 0; i < 100'000; ++i) ASSERT_TRUE(RingAlarm(alarm));
+  EXPECT_TRUE(listener.Rings(kLongMs));
+}
+
+TEST_F(AlarmsTest, TheEndOfAParticipantRings) {
+  const std::string socket = broker_.Socket("app");
+  ClientProcess writer([&] {
+    RawClient client(socket);
+    if (!client.Hello()) return 1;
+    const auto attached = client.Attach("ring", 2);
+    return attached && signal::Claim(page_->cell(0), attached->lease_id, false) ? 0 : 2;
+  });
+  ASSERT_EQ(writer.result(), 0);
+  ASSERT_TRUE(GetAlarm(&other_, listener_lease_, protocol::AlarmUse::kListen));
+  const Listener listener(&other_);
+  writer.Kill();
+  EXPECT_TRUE(listener.Rings(kLongMs));
+  EXPECT_EQ(signal::Read(page_->cell(0)).state, signal::CellState::kDied);
+}
+
+TEST_F(AlarmsTest, TheNumberGoesWithTheLastListener) {
+  for (RawClient* const client : {&client_, &other_}) {
+    const uint64_t lease = client == &client_ ? lease_ : listener_lease_;
+    ASSERT_TRUE(GetAlarm(client, lease, protocol::AlarmUse::kListen, signal::News::kOfOthers));
+  }
+  const uint64_t number = Number(signal::News::kOfOthers);
+  ASSERT_NE(number, 0U);
+  ASSERT_TRUE(other_.Detach(listener_lease_));
+  EXPECT_EQ(Number(signal::News::kOfOthers), number);
+  ASSERT_TRUE(client_.Detach(lease_));
+  EXPECT_EQ(Number(signal::News::kOfOthers), 0U);
+}
+
+TEST_F(AlarmsTest, ChangedNamesRing) {
+  ASSERT_TRUE(GetAlarm(&other_, 0, protocol::AlarmUse::kNames));
+  const Listener listener(&other_);
+  EXPECT_FALSE(listener.Rings(50));
+  ASSERT_TRUE(client_.Create("made", 1, protocol::kFlagAttach));
+  EXPECT_TRUE(listener.Rings(kLongMs));
+}
+
+TEST_F(AlarmsTest, ALeaseOfAnotherOrOnABufferIsRefused) {
+  const auto buffer = client_.Create("made", 1, protocol::kFlagAttach);
+  ASSERT_TRUE(buffer);
+  for (const uint64_t lease : {buffer->lease_id, listener_lease_, uint64_t{12345}}) {
+    const auto refused = GetAlarm(&client_, lease, protocol::AlarmUse::kListen);
+    ASSERT_FALSE(refused) << lease;
+    EXPECT_EQ(refused.error().code(), Code::kNotFound) << refused.error().ToString();
+  }
+  std::memset(mapping_.address(), 0xff, 4096);
+  EXPECT_EQ(GetAlarm(&client_, lease_, protocol::AlarmUse::kListen).error().code(),
+            Code::kInvalidArgument);
   EXPECT_TRUE(client_.Info());
 }
 

@@ -79,6 +79,8 @@ Result<void> Broker::OnRequest(Request& request) {
       return OnCounters(request);
     case Kind::kMakePage:
       return OnMakePage(request);
+    case Kind::kAlarm:
+      return OnAlarm(request);
     case Kind::kAnnounceDescriptor:
       break;  // Handled by the server.
   }

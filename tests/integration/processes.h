@@ -8,6 +8,10 @@
 //   create NAME BYTES             VALUE: generation   (replace, create-unpublished,
 //   replace NAME BYTES             replace-unpublished likewise)
 //   publish | current | detach    of the latest attachment
+//   address                       VALUE: its address
+//   advance GENERATION STREAM     VALUE: its generation afterwards; STREAM: as of signals, or -1
+//   graph capture | graph run     a graph that fetches its first word, captured once; VALUE of run:
+//                                 the word
 //   lease                         VALUE: number of its lease
 //   wait NAME GENERATION          VALUE: generation
 //   context                       makes a CUDA context; write, read and offer do so too
@@ -19,6 +23,7 @@
 //                                 if the peers see a copy
 //   holders NAME                  VALUE: how many
 //   signal ..., barrier ..., ring ...   see signal_commands.h, barrier_commands.h, ring_commands.h
+//   waiter ...                    see waiter_commands.h
 //   cut                           shuts the connection to the broker down without telling the
 //                                 library
 #pragma once

@@ -30,6 +30,7 @@ class RingCommands {
  public:
   RingCommands(gpushm_client* client, const CudaApi& api) : client_(client), api_(api) {}
   Answer Do(std::istringstream& in);
+  gpushm_ring* ring() const { return ring_; }
 
  private:
   static constexpr int kTorn = 99;

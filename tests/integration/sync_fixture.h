@@ -19,7 +19,7 @@
 #include "tests/integration/shared_broker.h"
 
 // After the internal headers, which have a gpushm::Result of their own.
-#include "gpushm/sync.hpp"
+#include "gpushm/wait.hpp"
 
 namespace gpushm::integration {
 

@@ -472,5 +472,63 @@ TEST_F(SyncHppTest, OwnersMayOutliveTheirClient) {
   EXPECT_EQ(reader->Close().error().status(), GPUSHM_INVALID_ARGUMENT);
 }
 
+TEST_F(SyncHppTest, AWaiterReportsWhatWasAdded) {
+  auto writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
+  auto reader = Ring::Read(*client_, "video");
+  ASSERT_TRUE(reader) << reader.error().text();
+  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
+  auto opened = Signal::Open(*client_, "gate");
+  ASSERT_TRUE(gate && opened);
+  auto made = Waiter::Open(*client_);
+  ASSERT_TRUE(made) << made.error().text();
+  Waiter waiter = std::move(*made);
+  EXPECT_FALSE(*made);
+  EXPECT_EQ(made->Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
+  ASSERT_TRUE(waiter.AddRing(*reader, 1));
+  ASSERT_TRUE(waiter.AddSignal(*opened, 5, 2));
+  ASSERT_TRUE(waiter.AddName("waited-for", 0, 3));
+  EXPECT_EQ(waiter.AddName("Not a name", 0, 4).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(waiter.AddSignal(*opened, UINT64_MAX, 4).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(waiter.Wait(Timeout(1s), 0).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_TRUE(waiter.Wait(50ms)->empty());
+  Put(writer, 1);
+  ASSERT_TRUE(gate->Set(7));
+  ASSERT_TRUE(client_->Create("waited-for", 4096));
+  std::array<bool, 4> seen{};
+  for (int i = 0; i < 100 && !(seen[1] && seen[2] && seen[3]); ++i) {
+    const auto events = waiter.Wait(10s);
+    ASSERT_TRUE(events) << events.error().text();
+    for (const Event& event : *events) {
+      EXPECT_EQ(event.status, uint32_t{GPUSHM_OK});
+      EXPECT_EQ(event.struct_size, sizeof event);
+      seen.at(event.tag) = true;
+    }
+  }
+  EXPECT_TRUE(seen[1] && seen[2] && seen[3]);
+  ASSERT_TRUE(reader->Close());
+  EXPECT_EQ(waiter.AddRing(*reader, 1).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_TRUE(waiter.Wait(50ms)->empty()) << "the signal is reported once, a closed ring is gone";
+  EXPECT_TRUE(waiter.Remove(3));
+  EXPECT_EQ(waiter.Remove(3).error().status(), GPUSHM_NOT_FOUND);
+  EXPECT_TRUE(client_->Delete("waited-for"));
+}
+
+// A waiter of one client cannot wait for what another one has open, and closes with its client.
+TEST_F(SyncHppTest, AWaiterBelongsToItsClient) {
+  auto writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
+  auto other = Client::Open({.folder = run()});
+  ASSERT_TRUE(other) << other.error().text();
+  auto waiter = Waiter::Open(*other);
+  ASSERT_TRUE(waiter) << waiter.error().text();
+  EXPECT_EQ(waiter->AddRing(writer, 1).error().status(), GPUSHM_INVALID_ARGUMENT);
+  auto reader = Ring::Read(*other, "video");
+  ASSERT_TRUE(reader) << reader.error().text();
+  ASSERT_TRUE(waiter->AddRing(*reader, 1));
+  EXPECT_TRUE(waiter->Wait(20ms)->empty());
+  other = Client::Open({.folder = run()});
+  EXPECT_EQ(waiter->Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(waiter->descriptor(), -1);
+}
+
 }  // namespace
 }  // namespace gpushm::integration

@@ -15,6 +15,7 @@
 #include "tests/integration/processes.h"
 #include "tests/integration/ring_commands.h"
 #include "tests/integration/signal_commands.h"
+#include "tests/integration/waiter_commands.h"
 
 namespace gpushm::integration {
 namespace {
@@ -41,6 +42,7 @@ class Application {
     barriers_.emplace(client_, *signals_);
     rings_.emplace(client_, *api_);
     kernels_.emplace(*signals_, *api_);
+    waiter_.emplace(client_, &*rings_, &*signals_);
   }
 
   Answer Do(const std::string& line) {
@@ -58,6 +60,11 @@ class Application {
     if (verb == "publish") return {gpushm_attachment_publish(latest_), 0};
     if (verb == "current") return {gpushm_attachment_check(latest_), 0};
     if (verb == "lease") return Lease();
+    if (verb == "address") {
+      return {0, static_cast<int64_t>(gpushm_attachment_address(latest_))};
+    }
+    if (verb == "advance") return Advance(in);
+    if (verb == "graph") return Graph(in);
     if (verb == "detach")
       return {gpushm_attachment_detach(std::exchange(latest_, nullptr), nullptr), 0};
     if (verb == "cut") return Cut();
@@ -69,6 +76,7 @@ class Application {
       NeedContext();
       return rings_->Do(in);
     }
+    if (verb == "waiter") return waiter_->Do(in);
     if (verb == "kernel") {
       NeedContext();
       return kernels_->Do(in);
@@ -119,6 +127,43 @@ class Application {
     auto info = Sized<gpushm_attachment_info>();
     const int status = gpushm_attachment_get_info(latest_, &info);
     return {status, static_cast<int64_t>(info.lease_id)};
+  }
+  Answer Advance(std::istringstream& in) {
+    auto options = Sized<gpushm_advance_options>();
+    int number = -1;
+    in >> options.generation >> number >> options.timeout_ms;
+    if (number >= 0) NeedContext();
+    void* const stream = number < 0 ? nullptr : signals_->StreamOf(number);
+    options.streams = &stream;
+    options.stream_count = number < 0 ? 0 : 1;
+    const int status = gpushm_attachment_advance(latest_, &options);
+    if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
+    auto info = Sized<gpushm_attachment_info>();
+    gpushm_attachment_get_info(latest_, &info);
+    return {status, static_cast<int64_t>(info.generation)};
+  }
+  Answer Graph(std::istringstream& in) {
+    NeedContext();
+    std::string verb;
+    in >> verb;
+    const CUstream stream = signals_->StreamOf(63);
+    if (verb == "capture") {
+      if (word_ == nullptr)
+        api_->cuMemHostAlloc(reinterpret_cast<void**>(&word_), sizeof *word_, 0);
+      CUgraph graph = nullptr;
+      CUresult done = api_->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+      if (done == CUDA_SUCCESS) {
+        done = api_->cuMemcpyDtoHAsync(word_, gpushm_attachment_address(latest_), sizeof *word_,
+                                       stream);
+      }
+      const CUresult ended = api_->cuStreamEndCapture(stream, &graph);
+      if (done != CUDA_SUCCESS || ended != CUDA_SUCCESS) return {1, 0};
+      return {api_->cuGraphInstantiateWithFlags(&graph_, graph, 0) == CUDA_SUCCESS ? 0 : 1, 0};
+    }
+    *word_ = 0;
+    CUresult done = api_->cuGraphLaunch(graph_, stream);
+    if (done == CUDA_SUCCESS) done = api_->cuStreamSynchronize(stream);
+    return {done == CUDA_SUCCESS ? 0 : 1, *word_};
   }
   Answer Attached(int status) {
     if (status != GPUSHM_OK) {
@@ -251,10 +296,13 @@ class Application {
   std::optional<DeviceMemory> memory_;
   std::optional<DeviceMapping> mapping_;
   gpushm_attachment* latest_ = nullptr;
+  CUgraphExec graph_ = nullptr;
+  uint32_t* word_ = nullptr;  // Pinned.
   std::optional<SignalCommands> signals_;
   std::optional<BarrierCommands> barriers_;
   std::optional<RingCommands> rings_;
   std::optional<KernelCommands> kernels_;
+  std::optional<WaiterCommands> waiter_;
 };
 
 }  // namespace

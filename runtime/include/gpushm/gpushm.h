@@ -353,6 +353,32 @@ typedef struct gpushm_detach_options {
 GPUSHM_API gpushm_status gpushm_attachment_detach(gpushm_attachment* attachment,
                                                   const gpushm_detach_options* options);
 
+typedef struct gpushm_advance_options {
+  size_t struct_size;
+  /* Streams (CUstream) with work that uses the buffer. The call waits until it has ended. The
+   * library cannot see others. */
+  void* const* streams;
+  size_t stream_count;
+  uint64_t generation; /* 0: the newest, if it is not LOADING. Otherwise that one. */
+  int64_t timeout_ms;  /* For the streams, and for a generation that does not exist yet. */
+} gpushm_advance_options;
+
+/* New content at the same address: puts a newer generation of the buffer in place of the attached
+ * one. Pointers, and CUDA graphs that were captured with them, then use the new bytes. All attaches
+ * of this process with that name and access share the attachment, and see them, too. It costs 0.1
+ * to 0.6 ms for 64 MiB to 16 GiB (../docs/benchmarks/README.md). If no newer generation exists, the
+ * call changes nothing and returns OK; gpushm_attachment_get_info tells the generation.
+ *
+ * No work may use the buffer during the call, on any stream, and no other thread may be in a call
+ * with this attachment. After an error, the attachment is as it was before, except after
+ * DEVICE_LOST: then nothing is mapped at the address any more, and the attachment can only be
+ * detached.
+ * Errors: INVALID_ARGUMENT (the new generation has another size; an unpublished attachment),
+ * UNSUPPORTED (transport cuipc, or peer GPUs), TIMEOUT, STALE (`generation` was replaced), DENIED,
+ * DEVICE_LOST, DRIVER, UNAVAILABLE, and the buffer's own failure to load. */
+GPUSHM_API gpushm_status gpushm_attachment_advance(gpushm_attachment* attachment,
+                                                   const gpushm_advance_options* options);
+
 /* ------------------------------------------------------------------ making buffers */
 
 typedef enum gpushm_writers {

@@ -222,6 +222,16 @@ class Attachment {
     return done;
   }
 
+  /// Puts the newest generation at this address, once the work on `streams` has ended; see
+  /// gpushm_attachment_advance. No other work may use the buffer.
+  Result<void> Advance(Span<void* const> streams = {}, Timeout timeout = {}) {
+    auto options = detail::Sized<gpushm_advance_options>();
+    options.streams = streams.data();
+    options.stream_count = streams.size();
+    options.timeout_ms = timeout.ms();
+    return detail::ToResult(gpushm_attachment_advance(handle_, &options));
+  }
+
   gpushm_attachment* get() const { return handle_; }
   /// Passes the handle to the caller, who detaches it.
   [[nodiscard]] gpushm_attachment* Release() { return std::exchange(handle_, nullptr); }

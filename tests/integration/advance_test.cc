@@ -1,0 +1,142 @@
+// Goal: new weights come to the address of the old ones, under graphs that were captured before,
+// and a failure leaves the old ones there. Method: processes on the driver, whose calls are made to
+// fail.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/integration/fixture.h"
+
+namespace gpushm::integration {
+namespace {
+
+class AdvanceTest : public LinkedTest {
+ protected:
+  // Faults that the simulated driver injects from now on.
+  void Inject(const std::string& faults) const {
+    const std::string path = folder_ + "/sim/faults.yaml";
+    std::ofstream(path + ".new") << faults << '\n';
+    std::filesystem::rename(path + ".new", path);
+  }
+  static Answer Make(Worker* writer, const char* verb, int word, const char* bytes = "4096") {
+    const Answer made = writer->Do(Concat(verb, "-unpublished weights ", bytes));
+    EXPECT_EQ(made.status, GPUSHM_OK);
+    EXPECT_EQ(writer->Do(Concat("write ", word)).status, 0);
+    EXPECT_EQ(writer->Do("publish").status, GPUSHM_OK);
+    EXPECT_EQ(writer->Do("detach").status, GPUSHM_OK);
+    return made;
+  }
+  bool simulated() const { return std::filesystem::exists(folder_ + "/sim"); }
+};
+
+TEST_F(AdvanceTest, TheAddressAndItsGraphGetEachNewGeneration) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker reader(run());
+  const Answer first = Make(&writer, "create", 1);
+  ASSERT_EQ(reader.Do("attach weights r 0").value, first.value);
+  const int64_t address = reader.Do("address").value;
+  ASSERT_EQ(reader.Do("graph capture").status, 0);
+  ASSERT_EQ(reader.Do("graph run").value, 1);
+  EXPECT_EQ(reader.Do("advance 0 -1 0").value, first.value) << "there is no newer one";
+  for (int i = 2; i <= 6; ++i) {
+    const Answer next = Make(&writer, "replace", i);
+    EXPECT_EQ(reader.Do("current").status, GPUSHM_STALE);
+    EXPECT_EQ(reader.Do("graph run").value, i - 1);
+    const Answer advanced = reader.Do("advance 0 63 0");
+    ASSERT_EQ(advanced.status, GPUSHM_OK);
+    EXPECT_EQ(advanced.value, next.value);
+    EXPECT_EQ(reader.Do("address").value, address);
+    EXPECT_EQ(reader.Do("current").status, GPUSHM_OK);
+    EXPECT_EQ(reader.Do("graph run").value, i);
+    EXPECT_EQ(reader.Do("holders weights").value, 1) << "the old generation's lease has ended";
+  }
+  EXPECT_EQ(reader.Do("detach").status, GPUSHM_OK);
+  EXPECT_EQ(writer.Do("holders weights").value, 0);
+}
+
+TEST_F(AdvanceTest, AnotherSizeAndAnUnpublishedOneAreRefused) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker reader(run());
+  const Answer first = Make(&writer, "create", 7);
+  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  const Answer larger = Make(&writer, "replace", 8, "8000000");
+  const Answer refused = reader.Do("advance 0 -1 0");
+  EXPECT_EQ(refused.status, GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(refused.value, first.value);
+  EXPECT_EQ(reader.Do("read").value, 7);
+  EXPECT_EQ(reader.Do(Concat("advance ", larger.value + 1, " -1 50")).status, GPUSHM_TIMEOUT);
+  EXPECT_EQ(reader.Do(Concat("advance ", larger.value - 1, " -1 50")).status, GPUSHM_STALE);
+  ASSERT_EQ(writer.Do("replace-unpublished weights 4096").status, GPUSHM_OK);
+  EXPECT_EQ(writer.Do("advance 0 -1 0").status, GPUSHM_INVALID_ARGUMENT);
+}
+
+// The stream works until the signal is set.
+TEST_F(AdvanceTest, WorkOnTheStreamsIsWaitedFor) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker reader(run());
+  Make(&writer, "create", 1);
+  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal open go w 0").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("signal open go r 0").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("signal await 5 1").status, GPUSHM_OK);
+  const Answer next = Make(&writer, "replace", 2);
+  EXPECT_EQ(reader.Do("advance 0 5 100").status, GPUSHM_TIMEOUT);
+  EXPECT_EQ(reader.Do("read").value, 1);
+  ASSERT_TRUE(reader.Begin("advance 0 5 20000"));
+  ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Await("advance").value, next.value);
+  EXPECT_EQ(reader.Do("read").value, 2);
+}
+
+TEST_F(AdvanceTest, AFailureLeavesTheOldBytes) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker reader(run());
+  const Answer first = Make(&writer, "create", 1);
+  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("read").value, 1);
+  if (!simulated()) GTEST_SKIP() << "only the simulated driver fails on request";
+  const Answer next = Make(&writer, "replace", 2);
+  for (const char* call :
+       {"cuMemImportFromShareableHandle", "cuMemRetainAllocationHandle", "cuMemUnmap"}) {
+    Inject(Concat("results: {", call, ": 999}"));
+    const Answer failed = reader.Do("advance 0 -1 0");
+    EXPECT_EQ(failed.status, GPUSHM_DRIVER) << call;
+    EXPECT_EQ(failed.value, first.value) << call;
+    Inject("{}");
+    EXPECT_EQ(reader.Do("read").value, 1) << call;
+    EXPECT_EQ(reader.Do("holders weights").value, 1) << call;
+  }
+  EXPECT_EQ(reader.Do("advance 0 -1 0").value, next.value);
+  EXPECT_EQ(reader.Do("read").value, 2);
+  // The driver maps neither the new memory nor the old one.
+  Make(&writer, "replace", 3);
+  Inject("results: {cuMemMap: 2}");
+  EXPECT_EQ(reader.Do("advance 0 -1 0").status, GPUSHM_DEVICE_LOST);
+  Inject("{}");
+  EXPECT_EQ(reader.Do("detach").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("read").value, 3);
+}
+
+TEST_F(AdvanceTest, AnOrphanAdvancesToTheNewBrokersBuffer) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker reader(run());
+  Make(&writer, "create", 1);
+  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
+  broker.Kill();
+  broker.Start();
+  const Answer next = Make(&writer, "create", 2);
+  const Answer advanced = reader.Do("advance 0 -1 0");
+  EXPECT_EQ(advanced.status, GPUSHM_OK);
+  EXPECT_EQ(advanced.value, next.value);
+  EXPECT_EQ(reader.Do("read").value, 2);
+}
+
+}  // namespace
+}  // namespace gpushm::integration
