@@ -89,6 +89,7 @@ struct OfferOutcome {
   bool copied = false;
   uint64_t copied_bytes = 0;
   int64_t copy_ns = 0;
+  uint64_t generation = 0;
 };
 
 enum class TransferWay : uint32_t { kAuto = 0, kHere = 1, kBroker = 2 };
@@ -307,7 +308,8 @@ class Client final : private SessionObserver {
 
   Result<OfferOutcome> OfferCopy(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
                                  const OfferOptions& options, const Wait& wait);
-  Result<void> SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
+  // Returns the generation.
+  Result<uint64_t> SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
                          const Wait& wait);
 
   // kUnsupported: the broker is too old for descriptions.

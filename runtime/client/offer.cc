@@ -196,10 +196,9 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
     const Result<UniqueFd> descriptor = memory->Export();
     if (descriptor) {
       request.transport = static_cast<uint32_t>(protocol::Transport::kVmm);
-      if (auto sent = SendOffer(request, *descriptor, wait); !sent) {
-        return std::unexpected(sent.error());
-      }
-      return OfferOutcome{.transport = protocol::Transport::kVmm};
+      const auto sent = SendOffer(request, *descriptor, wait);
+      if (!sent) return std::unexpected(sent.error());
+      return OfferOutcome{.transport = protocol::Transport::kVmm, .generation = *sent};
     }
     reason = Status(Code::kUnsupported,
                     Concat("the driver cannot export this memory, "
@@ -213,10 +212,9 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
       request.pid = getpid();
       request.cuipc_offset = offset;
       std::memcpy(request.cuipc_handle.data(), handle.reserved, sizeof handle.reserved);
-      if (auto sent = SendOffer(request, UniqueFd(), wait); !sent) {
-        return std::unexpected(sent.error());
-      }
-      return OfferOutcome{.transport = protocol::Transport::kCuIpc};
+      const auto sent = SendOffer(request, UniqueFd(), wait);
+      if (!sent) return std::unexpected(sent.error());
+      return OfferOutcome{.transport = protocol::Transport::kCuIpc, .generation = *sent};
     } else {
       reason = Status(Code::kUnsupported, done.error().what(), "set allow_copy");
     }
@@ -225,8 +223,8 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
   return OfferCopy(name, address, size_bytes, options, wait);
 }
 
-Result<void> Client::SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
-                               const Wait& wait) {
+Result<uint64_t> Client::SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
+                                   const Wait& wait) {
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   const int raw = descriptor.get();
@@ -236,7 +234,7 @@ Result<void> Client::SendOffer(protocol::OfferRequest request, const UniqueFd& d
       session_.Ask<protocol::OfferReply>(*lock, Kind::kOffer, request, wait.answer, call);
   if (!reply) return std::unexpected(reply.error());
   counters_.Add(protocol::Counter::kOffers);
-  return {};
+  return reply->generation;
 }
 
 Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr address,
@@ -278,7 +276,8 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
     return OfferOutcome{.transport = protocol::Transport::kVmm,
                         .copied = true,
                         .copied_bytes = size_bytes,
-                        .copy_ns = copy_ns};
+                        .copy_ns = copy_ns,
+                        .generation = (*made)->facts().generation};
   };
   Result<OfferOutcome> outcome = copy();
   // If something failed, the buffer is still unpublished, and its end drops it. The memory must

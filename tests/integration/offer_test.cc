@@ -1,4 +1,6 @@
 // Offers of memory that an application already had, and pods that share through /dev/shm.
+#include <optional>
+
 #include "tests/integration/fixture.h"
 
 namespace gpushm::integration {
@@ -43,6 +45,28 @@ TEST_F(OfferTest, CudaMallocIsRefusedBetweenEqualPidNumbersAndPoisonsNothing) {
   const Answer read = reader.Do("read");
   EXPECT_EQ(read.status, 0) << "the context is poisoned";
   EXPECT_EQ(read.value, 7);
+}
+
+// An owner gets its memory back when the last process has let it go, also by dying.
+TEST_F(OfferTest, AnOwnerSeesWhoUsesItsMemory) {
+  Broker broker(run(), "64Mi");
+  Worker owner(run());
+  std::optional<Worker> first(run());
+  std::optional<Worker> second(run());
+  ASSERT_EQ(owner.Do("offer mine 2097152 99 vmm").value, GPUSHM_TRANSPORT_VMM);
+  EXPECT_EQ(owner.Do("offer-state mine").value, 0) << "nobody, but the name is there";
+  ASSERT_EQ(first->Do("attach mine r 0").status, GPUSHM_OK);
+  ASSERT_EQ(second->Do("attach mine r 0").status, GPUSHM_OK);
+  EXPECT_EQ(owner.Do("offer-state mine").value, 2);
+  ASSERT_EQ(owner.Do("delete mine").status, GPUSHM_OK);
+  EXPECT_EQ(owner.Do("offer-state mine").value, 2);
+  // The next memory of that name is other memory.
+  ASSERT_EQ(second->Do("create mine 4096").status, GPUSHM_OK);
+  EXPECT_EQ(owner.Do("offer-state mine").value, 2);
+  first->Kill();
+  EXPECT_TRUE(Eventually([&] { return owner.Do("offer-state mine").value == 1; }));
+  second->Kill();
+  EXPECT_TRUE(Eventually([&] { return owner.Do("offer-state mine").value == 100; }));
 }
 
 TEST_F(OfferTest, WhatCannotBeSharedIsCopiedOnlyIfAllowed) {

@@ -22,6 +22,7 @@
 //                                 copy (the same, and a copy is allowed); VALUE: transport, or 100
 //                                 if the peers see a copy
 //   holders NAME                  VALUE: how many
+//   offer-state NAME              of the worker's last offer; VALUE: users, or 100 if unused
 //   signal ..., barrier ..., ring ...   see signal_commands.h, barrier_commands.h, ring_commands.h
 //   waiter ...                    see waiter_commands.h
 //   cut                           shuts the connection to the broker down without telling the

@@ -88,6 +88,11 @@ class Application {
     in >> name;
     if (verb == "delete") return {gpushm_delete(client_, name.c_str(), nullptr), 0};
     if (verb == "offer") return Offer(name, in);
+    if (verb == "offer-state") {
+      auto info = Sized<gpushm_offer_info>();
+      const int status = gpushm_offer_state(client_, name.c_str(), offered_, &info);
+      return {status, info.unused == 1 ? 100 : static_cast<int64_t>(info.users)};
+    }
     if (verb == "wait") {
       uint64_t generation = 0;
       in >> generation;
@@ -259,6 +264,7 @@ class Application {
     options.allow_copy = kind == "copy" ? 1 : 0;
     auto result = Sized<gpushm_offer_result>();
     const int status = gpushm_offer(client_, name.c_str(), address, size_bytes, &options, &result);
+    offered_ = result.generation;
     if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
     return {status, result.copied != 0 ? 100 : static_cast<int64_t>(result.transport)};
   }
@@ -295,6 +301,7 @@ class Application {
   std::optional<PrimaryContext> context_;
   std::optional<DeviceMemory> memory_;
   std::optional<DeviceMapping> mapping_;
+  uint64_t offered_ = 0;  // Generation of the last offer.
   gpushm_attachment* latest_ = nullptr;
   CUgraphExec graph_ = nullptr;
   uint32_t* word_ = nullptr;  // Pinned.

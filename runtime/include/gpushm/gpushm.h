@@ -524,6 +524,7 @@ typedef struct gpushm_offer_result {
   uint32_t copied;       /* 1: other processes see a copy. */
   uint64_t copied_bytes; /* 0 unless copied. */
   int64_t copy_ns;       /* Time of the copy. */
+  uint64_t generation;   /* For gpushm_offer_state. A library of version 0.1 leaves it 0. */
 } gpushm_offer_result;
 
 /* Offers, under a name, memory that the application already has. `address` must be the start of an
@@ -543,6 +544,23 @@ typedef struct gpushm_offer_result {
 GPUSHM_API gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t address,
                                       uint64_t size_bytes, const gpushm_offer_options* options,
                                       gpushm_offer_result* result);
+
+typedef struct gpushm_offer_info {
+  size_t struct_size;
+  uint32_t published; /* 1: the name still refers to this memory, so others can attach it. */
+  uint32_t users;     /* Attaches by processes, this one included, that have not ended. */
+  uint32_t unused;    /* 1: neither. The memory is its owner's alone, and stays so. */
+  uint32_t reserved;
+} gpushm_offer_info;
+
+/* Says who uses offered memory still, so that its owner knows when it may be used again or freed:
+ * delete the name, then call this until `unused` is 1. `generation` is that of gpushm_offer_result.
+ * A process that is killed counts until the kernel has ended it, and with it its work on the GPU.
+ * A process that detached before its work on the GPU was done does not count.
+ * Errors: INVALID_ARGUMENT (generation 0), UNAVAILABLE, TIMEOUT (after
+ * GPUSHM_DEFAULT_TIMEOUT_MS). */
+GPUSHM_API gpushm_status gpushm_offer_state(gpushm_client* client, const char* name,
+                                            uint64_t generation, gpushm_offer_info* info);
 
 typedef struct gpushm_delete_options {
   size_t struct_size;

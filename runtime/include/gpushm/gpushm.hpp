@@ -98,6 +98,7 @@ using Holder = gpushm_holder;
 using BrokerInfo = gpushm_broker_info;
 using AttachmentInfo = gpushm_attachment_info;
 using OfferResult = gpushm_offer_result;
+using OfferInfo = gpushm_offer_info;
 using TransferResult = gpushm_transfer_result;
 
 struct OpenOptions {
@@ -377,6 +378,15 @@ class Client {
       return Error::Last();
     }
     return result;
+  }
+
+  /// Who uses offered memory still. `generation` is that of OfferResult.
+  Result<OfferInfo> OfferState(const std::string& name, uint64_t generation) const {
+    auto info = detail::Sized<OfferInfo>();
+    if (gpushm_offer_state(handle_, name.c_str(), generation, &info) != GPUSHM_OK) {
+      return Error::Last();
+    }
+    return info;
   }
 
   Result<void> Delete(const std::string& name, Timeout timeout = {}) const {
