@@ -98,6 +98,32 @@ def check_public_header(name, lines):
             yield f"{name}:{number}: a public function lacks a comment: write its contract"
 
 
+C_HEADER = re.compile(r"runtime/include/gpushm/\w+\.h")
+# Members of options that can only be 0 so far, and the size, which detail::Sized sets.
+RESERVED = re.compile(r"struct_size|reserved\d*|gpu|type")
+
+
+def lacking_in_cpp(c_header, cpp_headers):
+    """Functions and members of options of a C header that the C++ headers do not use."""
+    text = re.sub(r"/\*.*?\*/", "", c_header, flags=re.DOTALL)
+    for function in re.findall(r"^GPUSHM_API\b[^;(]*\b(gpushm_\w+)\(", text, re.MULTILINE):
+        if not re.search(rf"\b{function}\b", cpp_headers):
+            yield function
+    for members, options in re.findall(r"^typedef struct \w+ \{([^}]*)\} (\w+_options);", text,
+                                       re.MULTILINE):
+        for member in re.findall(r"(\w+)(?:\[\w+\])?;", members):
+            if not RESERVED.fullmatch(member) and not re.search(rf"\.{member} = ", cpp_headers):
+                yield f"{options}.{member}"
+
+
+def check_cpp_headers(name, lines):
+    if not C_HEADER.fullmatch(name):
+        return
+    cpp = "\n".join(path.read_text() for path in (ROOT / name).parent.glob("*.hpp"))
+    for lacking in lacking_in_cpp("\n".join(lines), cpp):
+        yield f"{name}: the C++ headers lack {lacking}: add it there"
+
+
 def check_sleep(name, lines):
     if not name.endswith("_test.cc") and not re.match(r"tests/(?!demo/|bench/).*\.(cc|c|h)$", name):
         return
@@ -117,8 +143,8 @@ def check_tree_in_program(name, lines):
                "COMMAND, where a pack finds it, or label the test `tree`")
 
 
-CHECKS = [check_text, check_header, check_includes, check_public_header, check_sleep,
-          check_tree_in_program]
+CHECKS = [check_text, check_header, check_includes, check_public_header, check_cpp_headers,
+          check_sleep, check_tree_in_program]
 
 
 def check_file(name):

@@ -1,4 +1,5 @@
-"""Goal: repo_check's rule for includes finds what a room of the tree may not use, and nothing else."""
+"""Goal: repo_check finds what a room of the tree may not include, and what the C++ headers lack, and
+nothing else."""
 
 import unittest
 
@@ -37,6 +38,33 @@ class IncludesTest(unittest.TestCase):
                 ("tests/hostile/main.cc", "sidecar/broker/ledger.h")]:
             with self.subTest(name=name, include=include):
                 self.assertEqual(breaches(name, include), [])
+
+
+class CppHeadersTest(unittest.TestCase):
+    C_HEADER = """
+/* GPUSHM_API int gpushm_in_a_comment(void); */
+GPUSHM_API gpushm_status gpushm_load(gpushm_client* client,
+                                     const gpushm_load_options* options);
+GPUSHM_API const char* gpushm_name(void);
+typedef struct gpushm_load_options {
+  size_t struct_size;
+  uint32_t format; /* gpushm_format; */
+  uint32_t gpu;
+  void* const* streams;
+  unsigned char type[16];
+} gpushm_load_options;
+"""
+
+    def lacking(self, cpp_headers):
+        return list(repo_check.lacking_in_cpp(self.C_HEADER, cpp_headers))
+
+    def test_what_is_lacking_is_found(self):
+        self.assertEqual(self.lacking("gpushm_load(); gpushm_names(); raw.streams = streams;"),
+                         ["gpushm_name", "gpushm_load_options.format"])
+
+    def test_what_is_there_is_not(self):
+        self.assertEqual(self.lacking("gpushm_load(); gpushm_name(); options.streams = streams; "
+                                      "raw.format = options.format;"), [])
 
 
 if __name__ == "__main__":

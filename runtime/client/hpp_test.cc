@@ -1,11 +1,11 @@
-// gpushm.hpp and sync.hpp compile in a user's code, as C++17 and as C++23, and their owners can be
-// moved.
-// tests/integration/sync_hpp_test.cc tests what sync.hpp does.
+// The C++ headers compile in a user's code, as C++17 and as C++23, and their owners can be moved.
+// tests/integration/sync_hpp_test.cc and tensors_hpp_test.cc test what they do.
 #include "gpushm/gpushm.hpp"
 
 #include <gtest/gtest.h>
 
 #include "gpushm/sync.hpp"
+#include "gpushm/tensors.hpp"
 
 #include <string>
 #include <type_traits>
@@ -26,6 +26,7 @@ constexpr bool kMovesOnly =
 static_assert(kMovesOnly<gpushm::Signal> && kMovesOnly<gpushm::Barrier> &&
               kMovesOnly<gpushm::Ring>);
 static_assert(kMovesOnly<gpushm::WriteGuard> && kMovesOnly<gpushm::ReadGuard>);
+static_assert(kMovesOnly<gpushm::Description> && kMovesOnly<gpushm::Tensors>);
 static_assert(gpushm::Timeout(1500us).ms() == 2);
 static_assert(gpushm::Timeout().ms() == 0);
 // A long wait stays long in any unit, and no number overflows.
@@ -122,6 +123,19 @@ TEST(Hpp, EmptyOwnersAreHarmless) {
   gpushm::Ring ring;
   EXPECT_FALSE(ring.BeginWrite(0s));
   EXPECT_FALSE(ring.BeginRead(GPUSHM_NO_STREAM, 0s));
+  const gpushm::Description description;
+  EXPECT_EQ(description.text(), "");
+  const gpushm::Tensors tensors;
+  EXPECT_EQ(tensors.begin(), tensors.end());
+  EXPECT_FALSE(tensors[0]);
+}
+
+TEST(Hpp, NumbersHaveNames) {
+  EXPECT_STREQ(gpushm::StatusName(GPUSHM_NOT_FOUND), "NOT_FOUND");
+  EXPECT_STREQ(gpushm::DtypeName(GPUSHM_DTYPE_F8_E4M3), "F8_E4M3");
+  EXPECT_STREQ(gpushm::DtypeName(gpushm_dtype{}), "?");
+  EXPECT_EQ(gpushm::DtypeBits(GPUSHM_DTYPE_F4), 4U);
+  EXPECT_EQ(gpushm::LibraryVersion(), gpushm_version());
 }
 
 }  // namespace

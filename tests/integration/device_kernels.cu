@@ -3,6 +3,7 @@
 
 // Only to see that CUDA's compiler accepts the C++ headers.
 #include "gpushm/sync.hpp"
+#include "gpushm/tensors.hpp"
 
 using namespace gpushm::device;
 

@@ -12,8 +12,12 @@
 /// process.
 ///
 /// Threads: any thread may call any function of a Client, except that no other thread may use it
-/// while it is moved or destroyed. One thread at a time may use an Attachment, as with
-/// std::unique_ptr; attach once for each thread, because attachments are counted.
+/// while it is moved or destroyed. The same holds for a Description. One thread at a time may use
+/// an Attachment, as with std::unique_ptr; attach once for each thread, because attachments are
+/// counted.
+///
+/// fork(): what the parent opened is not open in the child. There, destructors change nothing, and
+/// calls return GPUSHM_FORKED.
 #ifndef GPUSHM_GPUSHM_HPP_
 #define GPUSHM_GPUSHM_HPP_
 
@@ -21,7 +25,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -125,6 +131,12 @@ struct CreateOptions {
   gpushm_exist exist = GPUSHM_EXIST_FAIL;  ///< Of Create: what to do if the name exists.
 };
 
+struct DescriptionOptions {
+  /// 0: the current one, once it exists and is not LOADING; else exactly this one, or GPUSHM_STALE.
+  uint64_t generation = 0;
+  Timeout timeout{};
+};
+
 struct OfferOptions {
   gpushm_writers writers = GPUSHM_WRITERS_CREATOR;
   bool one_writer = false;
@@ -145,6 +157,7 @@ struct TransferOptions {
   /// Called between chunks with (done, total); false stops. Must not throw.
   std::function<bool(uint64_t, uint64_t)> progress{};
   Timeout timeout{};
+  gpushm_format format = GPUSHM_FORMAT_AUTO;  ///< What the bytes of the file are.
 };
 
 namespace detail {
@@ -159,11 +172,26 @@ inline Result<void> ToResult(gpushm_status status) {
   return Error::Last();
 }
 inline const char* OrNull(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
+inline gpushm_description_options Raw(const DescriptionOptions& options) {
+  auto raw = Sized<gpushm_description_options>();
+  raw.generation = options.generation;
+  raw.timeout_ms = options.timeout.ms();
+  return raw;
+}
+/// For std::unique_ptr of a handle whose close always succeeds.
+template <auto kClose>
+struct Closer {
+  template <typename Handle>
+  void operator()(Handle* handle) const {
+    kClose(handle);
+  }
+};
 }  // namespace detail
 
 /// One use of a buffer by this process. The destructor detaches it at once and does not check
 /// whether work on the GPU still uses the buffer, so that work must have ended. Detach(streams)
-/// checks it, and returns GPUSHM_BUSY while work is pending.
+/// checks it, and returns GPUSHM_BUSY while work is pending. With the last attachment the lease
+/// ends, and a generation that is not published yet is deleted.
 class Attachment {
  public:
   Attachment() = default;
@@ -209,6 +237,16 @@ class Attachment {
   /// Sets how many bytes, from the start, are content, if the writer fills the buffer itself.
   Result<void> SetContent(uint64_t content_bytes) {
     return detail::ToResult(gpushm_attachment_set_content(handle_, content_bytes));
+  }
+
+  /// Says what the bytes of this generation are: 1 to GPUSHM_DESCRIPTION_BYTES bytes, which are
+  /// copied and which everybody who may attach the buffer can read (Description). Call it before
+  /// Publish; what is published and has a description keeps it (GPUSHM_ALREADY_EXISTS).
+  Result<void> SetDescription(const void* data, uint64_t size_bytes) {
+    return detail::ToResult(gpushm_attachment_set_description(handle_, data, size_bytes));
+  }
+  Result<void> SetDescription(std::string_view bytes) {
+    return SetDescription(bytes.data(), bytes.size());
   }
 
   /// Detaches if no work is pending on `streams` (CUstream); GPUSHM_BUSY, and nothing is detached,
@@ -352,6 +390,14 @@ class Client {
     return Attachment(handle);
   }
 
+  /// Makes a buffer and does not attach it, which needs no GPU in this process, for example before
+  /// Load. `unpublished` is not possible.
+  Result<void> CreateUnattached(const std::string& name, uint64_t size_bytes,
+                                const CreateOptions& options = {}) const {
+    const gpushm_create_options raw = Raw(options);
+    return detail::ToResult(gpushm_create(handle_, name.c_str(), size_bytes, &raw, nullptr));
+  }
+
   /// Gives a name new memory; 0 bytes: the size that it has.
   Result<Attachment> Replace(const std::string& name, uint64_t size_bytes = 0,
                              const CreateOptions& options = {}) const {
@@ -458,6 +504,7 @@ class Client {
     raw.threads = options.threads;
     raw.descriptor = descriptor;
     raw.whole = options.whole ? 1 : 0;
+    raw.format = options.format;
     raw.timeout_ms = options.timeout.ms();
     if (options.progress) {
       raw.user = const_cast<TransferOptions*>(&options);
@@ -474,6 +521,49 @@ class Client {
 
   gpushm_client* handle_;
 };
+
+/// What a writer said about the bytes of one generation of a buffer (Attachment::SetDescription):
+/// bytes in host memory that never change.
+///
+/// The destructor unmaps them, so that data() and text() are invalid afterwards; a move keeps them
+/// valid. A Description holds no lease: the GPU memory and the work that uses it do not depend on
+/// it, and its bytes stay readable when the generation or the Client is gone.
+class Description {
+ public:
+  Description() = default;
+  explicit Description(gpushm_description* handle) : handle_(handle) {}
+
+  /// Needs the right to attach the buffer for reading, but no GPU. A generation without a
+  /// description is no error: size() is 0 then.
+  static Result<Description> Open(const Client& client, const std::string& name,
+                                  const DescriptionOptions& options = {}) {
+    const gpushm_description_options raw = detail::Raw(options);
+    gpushm_description* handle = nullptr;
+    if (gpushm_description_open(client.get(), name.c_str(), &raw, &handle) != GPUSHM_OK) {
+      return Error::Last();
+    }
+    return Description(handle);
+  }
+
+  explicit operator bool() const { return handle_ != nullptr; }
+  /// Aligned to 4096; nullptr if there are none.
+  const unsigned char* data() const {
+    return static_cast<const unsigned char*>(gpushm_description_data(get()));
+  }
+  size_t size() const { return gpushm_description_size(get()); }
+  /// All bytes as characters. No NUL ends them, unless the writer set one.
+  std::string_view text() const { return {reinterpret_cast<const char*>(data()), size()}; }
+  /// The generation that it describes: attach exactly that one (AttachOptions::generation).
+  uint64_t generation() const { return gpushm_description_generation(get()); }
+
+  gpushm_description* get() const { return handle_.get(); }
+
+ private:
+  std::unique_ptr<gpushm_description, detail::Closer<gpushm_description_close>> handle_;
+};
+
+/// The version of the library in use: major * 10000 + minor * 100 + patch.
+inline int LibraryVersion() { return gpushm_version(); }
 
 }  // namespace v0
 }  // namespace gpushm

@@ -1,5 +1,5 @@
-/// What the calls of gpushm.hpp and sync.hpp return: a value, or the error that says why there is
-/// none. C++17.
+/// What the calls of gpushm.hpp, sync.hpp and tensors.hpp return: a value, or the error that says
+/// why there is none. C++17.
 ///
 /// gpushm::Result has the members of std::expected that callers use, in every standard of C++:
 /// with std::expected itself, which exists from C++23 on only, an object file that was compiled as
@@ -22,6 +22,10 @@
 
 namespace gpushm {
 inline namespace v0 {
+
+/// The name of a status without its prefix, such as "NOT_FOUND"; "UNKNOWN" for a number that the
+/// library does not know.
+inline const char* StatusName(gpushm_status status) { return gpushm_status_name(status); }
 
 /// Why a call failed: a copy of gpushm_last_error().
 class Error {

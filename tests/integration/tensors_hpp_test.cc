@@ -1,0 +1,261 @@
+// Goal: in C++17 and in C++23, a reader finds the tensors that another client loaded, and the
+// description that another client set, and their bytes are where they say. Method: two clients of a
+// real broker on a simulated card; the driver reads what is on the GPU.
+#include "gpushm/tensors.hpp"
+
+#include <gmock/gmock-matchers.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tests/integration/hpp_fixture.h"
+
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A file of the safetensors format. `tensors`: its JSON, without braces.
+void WriteShard(const std::string& path, const std::string& tensors, const std::string& data) {
+  const std::string header = R"({"__metadata__":{"format":"pt"},)" + tensors + "}";
+  const uint64_t header_bytes = header.size();
+  std::string file(sizeof header_bytes, '\0');
+  std::memcpy(&file[0], &header_bytes, sizeof header_bytes);
+  std::ofstream(path, std::ios::binary) << file << header << data;
+}
+
+std::vector<uint64_t> ShapeOf(const gpushm::Tensor& tensor) {
+  return {tensor.shape.begin(), tensor.shape.end()};
+}
+
+class TensorsHppTest : public gpushm::integration::HppTest {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directory(model_);
+    WriteShard(model_ + "/model-1.safetensors",
+               R"("matrix":{"dtype":"U8","shape":[3,1000],"data_offsets":[0,3000]},)"
+               R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[3000,3004]})",
+               bytes_["matrix"] + bytes_["scalar"]);
+    WriteShard(model_ + "/model-2.safetensors",
+               R"("bias":{"dtype":"BF16","shape":[77],"data_offsets":[0,154]})", bytes_["bias"]);
+    std::ofstream(model_ + "/model.safetensors.index.json")
+        << R"({"weight_map":{"matrix":"model-1.safetensors","scalar":"model-1.safetensors",)"
+        << R"("bias":"model-2.safetensors"}})";
+  }
+  void TearDown() override { (void)writer_.Delete("model"); }
+
+  static gpushm::Client Connect() {
+    gpushm::OpenOptions options;
+    options.folder = run();
+    return std::move(gpushm::Client::Open(options).value());
+  }
+  // Makes the buffer as large as the model, and loads it.
+  void Load() {
+    const auto size = gpushm::Tensors::Measure(model_);
+    ASSERT_TRUE(size) << size.error().text();
+    EXPECT_EQ(size->count, 3U);
+    const auto made = writer_.CreateUnattached("model", size->size_bytes);
+    ASSERT_TRUE(made) << made.error().text();
+    const auto loaded = writer_.Load("model", model_);
+    ASSERT_TRUE(loaded) << loaded.error().text();
+  }
+  // An unpublished generation of "model": the first one, or the next one.
+  gpushm::Attachment Make() {
+    gpushm::CreateOptions options;
+    options.unpublished = true;
+    options.exist = GPUSHM_EXIST_REPLACE;
+    return std::move(writer_.Create("model", 4096, options).value());
+  }
+  // The description of "model", or the error's text.
+  std::string Read(uint64_t generation = 0) {
+    gpushm::DescriptionOptions options;
+    options.generation = generation;
+    options.timeout = gpushm::Timeout::DontWait();
+    const auto description = gpushm::Description::Open(reader_, "model", options);
+    if (!description) return description.error().text();
+    return std::string(description->text());
+  }
+  gpushm_status OpenTensors(const std::string& name, uint64_t generation = 0) {
+    gpushm::DescriptionOptions options;
+    options.generation = generation;
+    options.timeout = gpushm::Timeout::DontWait();
+    const auto tensors = gpushm::Tensors::Open(reader_, name, options);
+    return tensors ? GPUSHM_OK : tensors.error().status();
+  }
+
+  const std::string model_ = folder() + "/model";
+  std::map<std::string, std::string> bytes_{
+      {"matrix", std::string(3000, 'm')}, {"scalar", "1234"}, {"bias", std::string(154, 'b')}};
+  gpushm::Client writer_ = Connect();
+  gpushm::Client reader_ = Connect();
+};
+
+TEST_F(TensorsHppTest, ALoadedModelIsFoundByNameAndItsBytesAreThere) {
+  Load();
+  const auto tensors = gpushm::Tensors::Open(reader_, "model");
+  ASSERT_TRUE(tensors) << tensors.error().text();
+  gpushm::AttachOptions exactly;
+  exactly.generation = tensors->generation();
+  const auto attached = reader_.Attach("model", exactly);
+  ASSERT_TRUE(attached) << attached.error().text();
+
+  std::vector<std::string> names;
+  for (const gpushm::Tensor& tensor : *tensors) {
+    names.emplace_back(tensor.name);
+    EXPECT_EQ(tensor.offset % 256, 0U) << tensor.name;
+    EXPECT_EQ(ReadDevice(attached->address() + tensor.offset, tensor.size_bytes),
+              bytes_[names.back()])
+        << tensor.name;
+  }
+  EXPECT_THAT(names, ElementsAre("bias", "matrix", "scalar"));
+  EXPECT_EQ(tensors->size(), 3U);
+  EXPECT_EQ((*tensors)[1]->name, "matrix");
+
+  const auto matrix = tensors->Find("matrix");
+  ASSERT_TRUE(matrix) << matrix.error().text();
+  EXPECT_THAT(ShapeOf(*matrix), ElementsAre(3, 1000));
+  EXPECT_EQ(matrix->dtype, GPUSHM_DTYPE_U8);
+  EXPECT_EQ(tensors->Find("scalar")->shape.size(), 0U) << "one element";
+  const auto bias = tensors->Find("bias");
+  EXPECT_STREQ(gpushm::DtypeName(bias->dtype), "BF16");
+  EXPECT_EQ(gpushm::DtypeBits(bias->dtype), 16U);
+  EXPECT_EQ(tensors->Metadata("format"), "pt");
+  EXPECT_EQ(tensors->Metadata("author"), std::nullopt);
+}
+
+TEST_F(TensorsHppTest, AlgorithmsTakeTheIterators) {
+  Load();
+  const auto tensors = gpushm::Tensors::Open(reader_, "model");
+  ASSERT_TRUE(tensors) << tensors.error().text();
+  const auto large = std::find_if(tensors->begin(), tensors->end(),
+                                  [](const auto& tensor) { return tensor.size_bytes > 1000; });
+  ASSERT_NE(large, tensors->end());
+  EXPECT_EQ((*large).name, "matrix");
+  auto next = large;
+  EXPECT_EQ((*next++).name, "matrix");
+  EXPECT_EQ((*next).name, "scalar");
+  EXPECT_EQ(++next, tensors->end());
+  const std::vector<gpushm::Tensor> all(tensors->begin(), tensors->end());
+  EXPECT_EQ(all.size(), 3U);
+}
+
+TEST_F(TensorsHppTest, WhatIsNotThereIsAnError) {
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "no buffer";
+  EXPECT_EQ(OpenTensors("Model"), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpushm::Tensors::Measure(model_ + "/none").error().status(), GPUSHM_NOT_FOUND);
+  Load();
+  const auto tensors = gpushm::Tensors::Open(reader_, "model");
+  ASSERT_TRUE(tensors) << tensors.error().text();
+  const auto nothing = tensors->Find("model.weight");
+  ASSERT_FALSE(nothing);
+  EXPECT_EQ(nothing.error().status(), GPUSHM_NOT_FOUND);
+  EXPECT_THAT(nothing.error().text(), HasSubstr("model.weight"));
+  EXPECT_EQ((*tensors)[3].error().status(), GPUSHM_NOT_FOUND);
+
+  ASSERT_TRUE(writer_.Replace("model"));
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "the new generation has no description";
+  EXPECT_EQ(OpenTensors("model", tensors->generation()), GPUSHM_STALE);
+  EXPECT_EQ(tensors->Find("bias")->size_bytes, 154U) << "what is open stays";
+}
+
+TEST_F(TensorsHppTest, TensorsMoveAndOutliveTheirClient) {
+  Load();
+  gpushm::Client client = Connect();
+  auto opened = gpushm::Tensors::Open(client, "model");
+  ASSERT_TRUE(opened) << opened.error().text();
+  const gpushm::Tensor bias = *opened->Find("bias");
+  const auto first = opened->begin();
+  gpushm::Tensors tensors;
+  EXPECT_FALSE(tensors);
+  tensors = std::move(*opened);
+  EXPECT_TRUE(tensors);
+  EXPECT_FALSE(*opened);
+  EXPECT_EQ(opened->size(), 0U);
+  EXPECT_EQ(opened->begin(), opened->end());
+  EXPECT_EQ(opened->Find("bias").error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(opened->Metadata("format"), std::nullopt);
+
+  {
+    const gpushm::Client closed = std::move(client);
+  }
+  EXPECT_EQ(bias.name, "bias");
+  EXPECT_THAT(ShapeOf(bias), ElementsAre(77));
+  EXPECT_EQ((*first).name, "bias") << "an iterator follows the move";
+  EXPECT_EQ(tensors.Find("matrix")->size_bytes, 3000U);
+}
+
+TEST_F(TensorsHppTest, AFileIsLoadedAsItIs) {
+  gpushm::TransferOptions raw;
+  raw.format = GPUSHM_FORMAT_RAW;
+  const std::string file = model_ + "/model-2.safetensors";
+  const uint64_t size_bytes = std::filesystem::file_size(file);
+  ASSERT_TRUE(writer_.CreateUnattached("model", size_bytes));
+  const auto loaded = writer_.Load("model", file, raw);
+  ASSERT_TRUE(loaded) << loaded.error().text();
+  EXPECT_EQ(loaded->bytes, size_bytes);
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND);
+}
+
+TEST_F(TensorsHppTest, ADescriptionComesWithItsGeneration) {
+  gpushm::Attachment first = Make();
+  const uint64_t generation = first.GetInfo()->generation;
+  ASSERT_TRUE(first.SetDescription("mycodec 1: nv12"));
+  EXPECT_THAT(Read(), HasSubstr("NOT_FOUND"));
+  ASSERT_TRUE(first.Publish());
+  const auto opened = gpushm::Description::Open(reader_, "model");
+  ASSERT_TRUE(opened) << opened.error().text();
+  EXPECT_EQ(opened->text(), "mycodec 1: nv12");
+  EXPECT_EQ(opened->size(), 15U);
+  EXPECT_EQ(opened->data()[0], 'm');
+  EXPECT_EQ(opened->generation(), generation);
+  EXPECT_EQ(reader_.Lookup("model")->description_bytes, 15U);
+  EXPECT_EQ(first.SetDescription("changed").error().status(), GPUSHM_ALREADY_EXISTS);
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "a description, but not of tensors";
+
+  // The second one is a struct, as an application's own format may begin with.
+  const struct {
+    char type[8];
+    uint32_t version;
+  } header{{'m', 'y', 'c', 'o', 'd', 'e', 'c', '\0'}, 2};
+  gpushm::Attachment second = Make();
+  ASSERT_TRUE(second.SetDescription(&header, sizeof header));
+  ASSERT_TRUE(second.Publish());
+  EXPECT_EQ(Read(), std::string(reinterpret_cast<const char*>(&header), sizeof header));
+  EXPECT_EQ(Read(generation), "mycodec 1: nv12") << "it is still attached";
+  first = gpushm::Attachment();
+  EXPECT_THAT(Read(generation), HasSubstr("STALE"));
+  EXPECT_EQ(opened->text(), "mycodec 1: nv12") << "it is still open";
+}
+
+TEST_F(TensorsHppTest, NoDescriptionIsEmptyAndNoError) {
+  ASSERT_TRUE(Make().Publish());
+  auto opened = gpushm::Description::Open(reader_, "model");
+  ASSERT_TRUE(opened) << opened.error().text();
+  EXPECT_TRUE(*opened);
+  EXPECT_EQ(opened->size(), 0U);
+  EXPECT_EQ(opened->data(), nullptr);
+  EXPECT_EQ(opened->text(), "");
+  const gpushm::Description moved = std::move(*opened);
+  EXPECT_FALSE(*opened);
+  EXPECT_EQ(opened->generation(), 0U);
+  EXPECT_NE(moved.generation(), 0U);
+}
+
+TEST_F(TensorsHppTest, WhatIsNotPublishedEndsWithItsAttachment) {
+  {
+    const gpushm::Attachment unpublished = Make();
+  }
+  EXPECT_THAT(Read(), HasSubstr("NOT_FOUND"));
+  EXPECT_TRUE(writer_.Create("model", 4096)) << "the name is free again";
+}
+
+}  // namespace
