@@ -1,12 +1,14 @@
-# Functions for every folder's CMakeLists.txt: one target for each folder, warnings as errors, tests
-# and fuzzers in the folder of their module.
+# Functions for every folder's CMakeLists.txt: one target for each folder, tests and fuzzers in the
+# folder of their module.
 
 find_package(Threads REQUIRED)
 
 add_library(gpushm_options INTERFACE)
 target_include_directories(gpushm_options INTERFACE ${PROJECT_SOURCE_DIR})
-target_compile_options(gpushm_options INTERFACE
-  -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Werror)
+if(GPUSHM_WERROR)
+  target_compile_options(gpushm_options INTERFACE
+    -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Werror)
+endif()
 target_link_libraries(gpushm_options INTERFACE Threads::Threads)
 if(GPUSHM_SANITIZER)
   target_compile_options(gpushm_options INTERFACE -fsanitize=${GPUSHM_SANITIZER}
