@@ -1,5 +1,5 @@
 # Functions for every folder's CMakeLists.txt: one target for each folder, tests and fuzzers in the
-# folder of their module.
+# folder of their module, components of an installation.
 
 find_package(Threads REQUIRED)
 
@@ -8,6 +8,13 @@ target_include_directories(gpushm_options INTERFACE ${PROJECT_SOURCE_DIR})
 if(GPUSHM_WERROR)
   target_compile_options(gpushm_options INTERFACE
     -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Werror)
+endif()
+if(NOT PROJECT_IS_TOP_LEVEL)
+  # The flags of the project around this one come first on the command line.
+  target_compile_options(gpushm_options INTERFACE -fexceptions)
+  if(NOT GPUSHM_WERROR)
+    target_compile_options(gpushm_options INTERFACE -w)
+  endif()
 endif()
 target_link_libraries(gpushm_options INTERFACE Threads::Threads)
 if(GPUSHM_SANITIZER)
@@ -64,6 +71,14 @@ function(gpushm_binary name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+endfunction()
+
+# gpushm_install(NAME COMPONENT name): `cmake --install` puts this program into bin/.
+function(gpushm_install name)
+  cmake_parse_arguments(ARG "" "COMPONENT" "" ${ARGN})
+  if(GPUSHM_INSTALL)
+    install(TARGETS ${name} COMPONENT ${ARG_COMPONENT} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
 endfunction()
 
 # gpushm_test(NAME SOURCES ... DEPS ... [LABELS ...] [TIMEOUT seconds] [ENV K=V ...] [OPTIMISED]): a
