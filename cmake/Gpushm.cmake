@@ -1,12 +1,21 @@
-# Functions for every folder's CMakeLists.txt: one target for each folder, warnings as errors, tests
-# and fuzzers in the folder of their module.
+# Functions for every folder's CMakeLists.txt: one target for each folder, tests and fuzzers in the
+# folder of their module, components of an installation.
 
 find_package(Threads REQUIRED)
 
 add_library(gpushm_options INTERFACE)
-target_include_directories(gpushm_options INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(gpushm_options INTERFACE
-  -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Werror)
+target_include_directories(gpushm_options INTERFACE ${PROJECT_SOURCE_DIR})
+if(GPUSHM_WERROR)
+  target_compile_options(gpushm_options INTERFACE
+    -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Werror)
+endif()
+if(NOT PROJECT_IS_TOP_LEVEL)
+  # The flags of the project around this one come first on the command line.
+  target_compile_options(gpushm_options INTERFACE -fexceptions)
+  if(NOT GPUSHM_WERROR)
+    target_compile_options(gpushm_options INTERFACE -w)
+  endif()
+endif()
 target_link_libraries(gpushm_options INTERFACE Threads::Threads)
 if(GPUSHM_SANITIZER)
   target_compile_options(gpushm_options INTERFACE -fsanitize=${GPUSHM_SANITIZER}
@@ -33,7 +42,7 @@ endif()
 set(GPUSHM_CUDA_ROOT "" CACHE PATH "Folder whose include/ holds cuda.h and nvml.h")
 find_path(GPUSHM_CUDA_INCLUDE_DIR NAMES cuda.h
   HINTS ${GPUSHM_CUDA_ROOT}/include ENV CUDA_HOME ENV CUDA_PATH
-  PATHS /usr/local/cuda/include ${CMAKE_SOURCE_DIR}/build/cuda/include)
+  PATHS /usr/local/cuda/include ${PROJECT_SOURCE_DIR}/build/cuda/include)
 if(NOT GPUSHM_CUDA_INCLUDE_DIR)
   message(FATAL_ERROR "cuda.h was not found. Run ./run setup, which fetches NVIDIA's headers into "
     "build/cuda, or give -DGPUSHM_CUDA_ROOT=/usr/local/cuda.")
@@ -61,7 +70,15 @@ function(gpushm_binary name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+endfunction()
+
+# gpushm_install(NAME COMPONENT name): `cmake --install` puts this program into bin/.
+function(gpushm_install name)
+  cmake_parse_arguments(ARG "" "COMPONENT" "" ${ARGN})
+  if(GPUSHM_INSTALL)
+    install(TARGETS ${name} COMPONENT ${ARG_COMPONENT} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
 endfunction()
 
 # gpushm_test(NAME SOURCES ... DEPS ... [LABELS ...] [TIMEOUT seconds] [ENV K=V ...] [OPTIMISED]): a
@@ -83,7 +100,7 @@ function(gpushm_test name)
   if(NOT ARG_OPTIMISED)
     target_compile_options(${name} PRIVATE -O0)
   endif()
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     ENVIRONMENT "${ARG_ENV}")
@@ -99,7 +116,7 @@ function(gpushm_fuzz name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS})
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
   add_test(NAME ${name} COMMAND ${name} -runs=0 ${ARG_CORPUS})
   set_tests_properties(${name} PROPERTIES LABELS fuzz TIMEOUT 120)
 endfunction()
@@ -112,5 +129,5 @@ function(gpushm_bench name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS} benchmark::benchmark)
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()

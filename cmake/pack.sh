@@ -44,7 +44,8 @@ pack_all() {  # FOLDER
     mkdir -p "$folder/$file"
     find "$dev/$file" -maxdepth 1 -type f ! -name '*.cmake' -exec cp -t "$folder/$file" {} +
   done
-  find "$dev" -name 'libgpushm*.so*' -exec cp -a {} "$folder/lib/" \;
+  # Programs can be compiled against a pack, too: it is a prefix.
+  cmake --install "$dev" --component library --prefix "$folder" --strip >/dev/null
   python3 tests/ctest_tools.py gpu "$dev" >"$folder/gpu-tests"
   python3 tests/ctest_tools.py files "$dev" | xargs -r cp -a --parents -t "$folder/source"
   cp "$build/models/silero-vad.safetensors" "$folder/models/"
