@@ -310,7 +310,7 @@ class Client final : private SessionObserver {
                                  const OfferOptions& options, const Wait& wait);
   // Returns the generation.
   Result<uint64_t> SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
-                         const Wait& wait);
+                             const Wait& wait);
 
   // kUnsupported: the broker is too old for descriptions.
   Result<void> CheckDescriptions(const Wait& wait);

@@ -9,6 +9,7 @@
 //
 // "passed" is a store on the stream behind the wait, which a processor polls. Every wait has a
 // deadline.
+#include <poll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -22,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/include/gpushm/sync.h"
+#include "runtime/include/gpushm/wait.h"
 #include "tests/bench/harness.h"
 #include "tests/bench/poll.h"
 
@@ -32,6 +33,7 @@ namespace {
 constexpr char kEcho[] = "echo";
 constexpr char kDeviceEcho[] = "device-echo";
 constexpr char kReader[] = "reader";
+constexpr char kPoller[] = "poller";
 constexpr char kPing[] = "ping";
 constexpr char kPong[] = "pong";
 constexpr char kFrames[] = "frames";
@@ -294,17 +296,41 @@ Result<void> ReadByHand(const Side& side, uint64_t step) {
   return side.Pass(step);
 }
 
-Result<void> ReadFrames(Channel& parent, const std::vector<std::string>& arguments) {
+// Sleeps in poll(), as a server does, until a read would not wait.
+Result<void> AwaitEvent(gpushm_waiter* waiter) {
+  const Deadline deadline = Deadline::AfterMs(kPassMs);
+  gpushm_event event;
+  GPUSHM_INIT(&event);
+  for (size_t count = 0; count == 0;) {
+    pollfd sleeper{.fd = gpushm_waiter_descriptor(waiter), .events = POLLIN, .revents = 0};
+    if (poll(&sleeper, 1, deadline.RemainingMs()) == 0) return Fail(Code::kTimeout, "no event");
+    if (auto r = Check(gpushm_waiter_wait(waiter, &event, 1, &count, GPUSHM_DONT_WAIT), "wait");
+        !r) {
+      return r;
+    }
+  }
+  return {};
+}
+
+Result<void> ReadFramesBy(Channel& parent, const std::vector<std::string>& arguments, bool polls) {
   const Result<std::unique_ptr<Side>> side = ChildSide(parent, arguments.at(0));
   if (!side) return std::unexpected(side.error());
   const Result<Ring> ring = OpenRing(**side, GPUSHM_RING_READER);
   if (!ring) return std::unexpected(ring.error());
+  gpushm_waiter* waiter = nullptr;  // Closed with the client.
+  if (polls) {
+    if (auto r = Check(gpushm_waiter_open((*side)->client(), &waiter), "waiter"); !r) return r;
+    if (auto r = Check(gpushm_waiter_add_ring(waiter, ring->get(), 1), "add"); !r) return r;
+  }
   const CUstream stream = (*side)->stream();
   Page& page = (*side)->page();
   gpushm_frame frame;
   GPUSHM_INIT(&frame);
   const auto begin = [&](uint64_t step) -> Result<void> {
     page.armed.store(step, std::memory_order_release);
+    if (polls) {
+      if (auto r = AwaitEvent(waiter); !r) return r;
+    }
     if (auto r = Check(gpushm_ring_begin_read(ring->get(), stream, &frame, kPassMs), "begin_read");
         !r) {
       return r;
@@ -323,6 +349,14 @@ Result<void> ReadFrames(Channel& parent, const std::vector<std::string>& argumen
     page.done.store(step, std::memory_order_release);
     return {};
   });
+}
+
+Result<void> ReadFrames(Channel& parent, const std::vector<std::string>& arguments) {
+  return ReadFramesBy(parent, arguments, /*polls=*/false);
+}
+
+Result<void> PollForFrames(Channel& parent, const std::vector<std::string>& arguments) {
+  return ReadFramesBy(parent, arguments, /*polls=*/true);
 }
 
 // ---------------------------------------------------------------- the parent
@@ -465,8 +499,9 @@ Result<void> SignalRoundTrip(benchmark::State& state, gpushm_signal_memory memor
   return meeting->Explained(RoundTrips(state, *meeting, memory));
 }
 
-Result<void> RingFrame(benchmark::State& state, std::chrono::milliseconds pause) {
-  Result<Meeting> meeting = Meeting::With(kReader);
+Result<void> RingFrame(benchmark::State& state, const char* reader,
+                       std::chrono::milliseconds pause) {
+  Result<Meeting> meeting = Meeting::With(reader);
   if (!meeting) return std::unexpected(meeting.error());
   if (pause.count() == 0) state.counters["budget_p50_ns"] = 15'000;
   state.SetLabel("baseline: as above; its stream waits before the frame comes");
@@ -478,10 +513,13 @@ void RegisterRows() {
       [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_SIGNAL_HOST_PAGE); });
   Row("sync/DeviceSignalRoundTrip", kSteps,
       [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_SIGNAL_DEVICE_MEMORY); });
-  Row("sync/RingFrame/waiting", kSteps,
-      [](benchmark::State& state) { return RingFrame(state, std::chrono::milliseconds::zero()); });
+  Row("sync/RingFrame/waiting", kSteps, [](benchmark::State& state) {
+    return RingFrame(state, kReader, std::chrono::milliseconds::zero());
+  });
   Row("sync/RingFrame/asleep", kAsleepSteps,
-      [](benchmark::State& state) { return RingFrame(state, kUntilAsleep); });
+      [](benchmark::State& state) { return RingFrame(state, kReader, kUntilAsleep); });
+  Row("sync/RingFrame/poll", kAsleepSteps,
+      [](benchmark::State& state) { return RingFrame(state, kPoller, kUntilAsleep); });
 }
 
 }  // namespace
@@ -489,6 +527,8 @@ void RegisterRows() {
 
 int main(int argc, char** argv) {
   using namespace gpushm::bench;
-  return Main(argc, argv, {{kEcho, Echo}, {kDeviceEcho, DeviceEcho}, {kReader, ReadFrames}},
-              RegisterRows);
+  return Main(
+      argc, argv,
+      {{kEcho, Echo}, {kDeviceEcho, DeviceEcho}, {kReader, ReadFrames}, {kPoller, PollForFrames}},
+      RegisterRows);
 }

@@ -1,5 +1,6 @@
 // The time from a change in one process until another learns of it, and many concurrent attaches.
 // at once.
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/include/gpushm/wait.h"
 #include "tests/bench/harness.h"
 #include "tests/bench/raw.h"
 
@@ -20,6 +22,7 @@ namespace gpushm::bench {
 namespace {
 
 constexpr char kWaiter[] = "waiter";
+constexpr char kPoller[] = "poller";
 constexpr char kListener[] = "listener";
 constexpr char kPeer[] = "peer";
 constexpr char kBuffer[] = "weights";
@@ -48,6 +51,37 @@ Result<void> WaitForNext(Channel& parent, const std::vector<std::string>& argume
   }
 }
 
+// The same in poll(), as a server does.
+Result<void> PollForNext(Channel& parent, const std::vector<std::string>& arguments) {
+  const Result<Connection> connection = Connection::Open(arguments.at(0));
+  if (!connection) return std::unexpected(connection.error());
+  gpushm_info seen;
+  GPUSHM_INIT(&seen);
+  if (auto r = Check(gpushm_lookup(connection->get(), kBuffer, &seen), "gpushm_lookup"); !r) {
+    return r;
+  }
+  gpushm_waiter* waiter = nullptr;  // Closed with the client.
+  if (auto r = Check(gpushm_waiter_open(connection->get(), &waiter), "gpushm_waiter_open"); !r) {
+    return r;
+  }
+  if (auto r = Check(gpushm_waiter_add_name(waiter, kBuffer, seen.generation, 1), "add"); !r) {
+    return r;
+  }
+  gpushm_event event;
+  GPUSHM_INIT(&event);
+  if (auto r = parent.Say("waiting"); !r) return r;
+  for (;;) {
+    pollfd sleeper{.fd = gpushm_waiter_descriptor(waiter), .events = POLLIN, .revents = 0};
+    if (poll(&sleeper, 1, kStepMs) == 0) return Fail(Code::kTimeout, "no event");
+    size_t count = 0;
+    const gpushm_status status = gpushm_waiter_wait(waiter, &event, 1, &count, GPUSHM_DONT_WAIT);
+    const int64_t known = MonotonicNs();
+    if (auto r = Check(status, "gpushm_waiter_wait"); !r) return r;
+    if (count == 0) continue;
+    if (auto r = parent.Say(std::to_string(known)); !r) return r;
+  }
+}
+
 // Reports when a message arrived: the cost of waking an idle process on this machine.
 Result<void> Listen(Channel& parent, const std::vector<std::string>&) {
   for (;;) {
@@ -66,7 +100,7 @@ Result<int64_t> WakeListener(Child& listener) {
   return std::stoll(heard->text) - start;
 }
 
-Result<void> WaitForPublish(benchmark::State& state) {
+Result<void> WaitForPublish(benchmark::State& state, const char* role) {
   const Result<Broker> broker = Broker::Start({.buffers = {}, .extra_bytes = 8 * 2 * kMiB});
   if (!broker) return std::unexpected(broker.error());
   const Result<Connection> connection = Connection::To(*broker);
@@ -76,7 +110,7 @@ Result<void> WaitForPublish(benchmark::State& state) {
       !r) {
     return r;
   }
-  Result<Child> waiter = Child::Start(kWaiter, {broker->folder().string()});
+  Result<Child> waiter = Child::Start(role, {broker->folder().string()});
   if (!waiter) return std::unexpected(waiter.error());
   if (auto r = waiter->Expect("waiting", Deadline::AfterMs(kStepMs)); !r) return r;
   Result<Child> listener = Child::Start(kListener, {});
@@ -289,7 +323,10 @@ Result<void> AttachAtOnce(benchmark::State& state, size_t count) {
 }
 
 void RegisterRows() {
-  Row("WaitForPublish", 500, WaitForPublish);
+  Row("WaitForPublish", 500,
+      [](benchmark::State& state) { return WaitForPublish(state, kWaiter); });
+  Row("WaitForPublish/poll", 500,
+      [](benchmark::State& state) { return WaitForPublish(state, kPoller); });
   for (const size_t peers : {1, 4, 16, 64}) {
     Row(Concat("AttachAtOnce/", peers), 50,
         [peers](benchmark::State& state) { return AttachAtOnce(state, peers); });
@@ -301,6 +338,10 @@ void RegisterRows() {
 
 int main(int argc, char** argv) {
   using namespace gpushm::bench;
-  return Main(argc, argv, {{kWaiter, WaitForNext}, {kListener, Listen}, {kPeer, AttachInRounds}},
+  return Main(argc, argv,
+              {{kWaiter, WaitForNext},
+               {kPoller, PollForNext},
+               {kListener, Listen},
+               {kPeer, AttachInRounds}},
               RegisterRows);
 }
