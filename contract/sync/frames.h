@@ -185,6 +185,7 @@ class FrameWriter {
   static Result<FrameTable> ClaimWriter(const Page& page, Kind kind, uint64_t lease);
 
   Result<void> MayOpen() const;
+  bool frame_is_open() const { return opened_.has_value(); }
   // The next frame must wait for the owner of this cell; 0: for none.
   void WaitFor(uint32_t cell) {
     waited_for_ = cell == 0 ? 0 : table_.reader(cell).owner.load(std::memory_order_relaxed);

@@ -62,6 +62,7 @@ Result<QueueWriter::Opened> QueueWriter::OpenFrame(const Deadline& deadline) {
 }
 
 Outlook QueueWriter::Look() const {
+  if (frame_is_open()) return Outlook::kAfterNews;
   if (!MayOpen()) return Outlook::kEnded;
   bool taken = false;
   for (uint32_t slot = 0; slot < settings().frames; ++slot) {
@@ -220,10 +221,12 @@ uint64_t QueueWorker::NewestBefore(const Reading& writer) const {
 
 Outlook QueueWorker::Look() const {
   if (!StillOwned(own(), lease_)) return Outlook::kEnded;
+  const uint64_t endings = Endings();  // As in Next.
   const Reading writer = Read(table_.writer());
   const uint64_t newest = NewestBefore(writer);
   uint64_t cursor = cursor_;
-  if (FindNew(newest, &cursor) || FindLost(newest)) return Outlook::kNow;
+  if (FindNew(newest, &cursor)) return Outlook::kNow;
+  if (endings != endings_ && FindLost(newest)) return Outlook::kNow;
   if (!writer.ended()) return Outlook::kAfterNews;
   return OthersAreDone(newest) ? Outlook::kEnded : Outlook::kAfterGpu;
 }

@@ -170,6 +170,7 @@ std::optional<Status> RingWriter::WhyNotYet(uint32_t slot) {
 }
 
 Outlook RingWriter::Look() {
+  if (frame_is_open()) return Outlook::kAfterNews;
   if (!MayOpen()) return Outlook::kEnded;
   if (settings().policy == Policy::kOverwriteOldest) return Outlook::kNow;
   const uint32_t oldest = slots().front();
@@ -280,10 +281,15 @@ uint64_t RingReader::NewestBefore(const Reading& writer) const {
 Outlook RingReader::Look() {
   if (!StillOwned(own(), lease_)) return Outlook::kEnded;
   const Reading writer = Read(table_.writer());
-  if (NewestBefore(writer) < cursor_) {
-    return writer.ended() ? Outlook::kEnded : Outlook::kAfterNews;
+  const uint64_t newest = NewestBefore(writer);
+  // Of the frames since the last one, the writer may have taken the place of some or all.
+  bool found = false;
+  for (uint64_t seq = std::max(cursor_, OldestOf(newest)); seq <= newest && !found; ++seq) {
+    found = table_.Find(seq).has_value();
   }
-  return FreeHold() ? Outlook::kNow : Outlook::kAfterGpu;
+  if (!found) return writer.ended() ? Outlook::kEnded : Outlook::kAfterNews;
+  if (FreeHold()) return Outlook::kNow;
+  return SomeHoldMayEnd() ? Outlook::kAfterGpu : Outlook::kAfterNews;
 }
 
 Result<Frame> RingReader::Next(const Deadline& deadline, Order order) {

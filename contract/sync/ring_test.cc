@@ -261,6 +261,37 @@ TEST(RingTest, AStreamsWorkIsNoNews) {
   EXPECT_EQ(reader.Look(), Outlook::kEnded);
 }
 
+// The writer has taken the place of the only frame that the reader could get.
+TEST(RingTest, AFrameWhosePlaceIsTakenIsNotThere) {
+  Ring ring(2);
+  RingReader holder = ring.Join(kReader);
+  RingReader reader = ring.Join(kReader + 1);
+  ASSERT_EQ(ring.Write(), 1U);
+  const auto held = holder.Next(kNow);
+  ASSERT_TRUE(held);
+  ASSERT_EQ(ReadOne(ring, reader), 1U);
+  ASSERT_EQ(ring.Write(), 2U);
+  const auto opened = ring.writer.OpenFrame(kNow);
+  ASSERT_TRUE(opened);
+  EXPECT_EQ(ring.writer.Look(), Outlook::kAfterNews) << "its own frame is open";
+  EXPECT_EQ(reader.Look(), Outlook::kAfterNews);
+  EXPECT_FALSE(reader.Next(kNow));
+  ring.writer.AbandonFrame();
+  EXPECT_EQ(ring.writer.Look(), Outlook::kNow);
+  EXPECT_TRUE(holder.ReleaseNow(*held));
+}
+
+TEST(RingTest, AReaderWithoutAFreeHoldMustEndARead) {
+  Ring ring(16);
+  RingReader reader = ring.Join();
+  for (uint32_t i = 0; i < kHolds; ++i) {
+    ASSERT_NE(ring.Write(), 0U);
+    ASSERT_TRUE(reader.Next(kNow));
+  }
+  ASSERT_NE(ring.Write(), 0U);
+  EXPECT_EQ(reader.Look(), Outlook::kAfterNews);
+}
+
 TEST(RingTest, ALateJoinerMayBeginWithTheOldest) {
   Ring ring(4);
   for (int i = 0; i < 10; ++i) ring.Write();

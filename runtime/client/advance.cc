@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "contract/limits.h"
 #include "runtime/client/client.h"
 
 namespace gpushm::client {
@@ -37,6 +38,7 @@ Result<void> WaitForStreams(const CudaApi& api, std::span<const CUstream> stream
 
 }  // namespace
 
+// A name can move on between the look-up and the request, as in Attach.
 Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> streams,
                              uint64_t generation, const Wait& wait) {
   const Attachment::Facts& facts = attachment->facts();
@@ -51,81 +53,74 @@ Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> s
                 "only memory with transport vmm, and without peer GPUs, can be exchanged",
                 "attach the new generation, then detach this one");
   }
-  const auto seen = Await(
-      facts.name,
-      [&](const registry::BufferRecord& record) -> Verdict {
-        if (record.generation < generation) {
-          return {Verdict::Kind::kNotYet,
-                  Status(Code::kNotFound, Concat("its generation is ", record.generation,
-                                                 ", not yet ", generation))};
-        }
-        if (generation != 0 && record.generation > generation) {
-          return {Verdict::Kind::kFinal,
-                  Status(Code::kStale,
-                         Concat("its generation is ", record.generation, ", not ", generation),
-                         "advance to the newest generation: set `generation` to 0")};
-        }
-        return HasContent(record);
-      },
-      wait);
-  if (!seen) return std::unexpected(seen.error());
-  const registry::BufferRecord& record = seen->found.record;
-  if (record.generation == facts.generation && !attachment->orphaned()) return {};
-  if (record.size_bytes != facts.size_bytes || record.mapped_bytes != facts.mapped_bytes ||
-      record.transport != registry::Transport::kVmm || record.gpu != facts.gpu.bytes) {
-    return Fail(Code::kInvalidArgument,
-                Concat("generation ", record.generation, " has ", record.size_bytes,
-                       " bytes and transport ", registry::TransportName(record.transport),
-                       ", but the attached one has ", facts.size_bytes, " bytes, transport vmm"),
-                "attach the new generation, then detach this one");
-  }
   const Result<const CudaApi*> api = Driver();
   if (!api) return std::unexpected(api.error());
-  if (auto done = WaitForStreams(**api, streams, wait.answer); !done) return done;
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
-  if (!lock) return std::unexpected(lock.error());
-  const auto grant =
-      RequestLease(*lock, facts.name, record, facts.access, protocol::PeerWay::kNone, wait);
-  if (!grant) return std::unexpected(grant.error());
-  const Lease lease{session_.peer(*lock).serial, grant->reply.lease_id};
-  const Lease former = attachment->lease();
-  auto done = Exchange(*lock, attachment, *seen, *grant);
-  if (!done) EndLease(*lock, lease, wait.answer);
-  if (done && former.id != 0) EndLease(*lock, former, wait.answer);
-  return done;
+  const Judge judge = [&](const registry::BufferRecord& record) -> Verdict {
+    if (record.generation < generation) {
+      return {Verdict::Kind::kNotYet,
+              Status(Code::kNotFound,
+                     Concat("its generation is ", record.generation, ", not yet ", generation))};
+    }
+    if (generation != 0 && record.generation > generation) {
+      return {Verdict::Kind::kFinal,
+              Status(Code::kStale,
+                     Concat("its generation is ", record.generation, ", not ", generation),
+                     "advance to the newest generation: set `generation` to 0")};
+    }
+    return HasContent(record);
+  };
+  for (int attempt = 1;; ++attempt) {
+    const auto seen = Await(facts.name, judge, wait);
+    if (!seen) return std::unexpected(seen.error());
+    const registry::BufferRecord& record = seen->found.record;
+    if (record.generation == facts.generation && !attachment->orphaned()) return {};
+    if (record.size_bytes != facts.size_bytes || record.mapped_bytes != facts.mapped_bytes ||
+        record.transport != registry::Transport::kVmm || record.gpu != facts.gpu.bytes) {
+      return Fail(Code::kInvalidArgument,
+                  Concat("generation ", record.generation, " has ", record.size_bytes,
+                         " bytes and transport ", registry::TransportName(record.transport),
+                         ", but the attached one has ", facts.size_bytes, " bytes, transport vmm"),
+                  "attach the new generation, then detach this one");
+    }
+    if (auto done = WaitForStreams(**api, streams, wait.condition); !done) return done;
+    const Result<SessionLock> lock = session_.Lock(wait.answer);
+    if (!lock) return std::unexpected(lock.error());
+    const auto grant =
+        RequestLease(*lock, facts.name, record, facts.access, protocol::PeerWay::kNone, wait);
+    if (grant) return Exchange(*lock, attachment, *seen, *grant, wait.answer);
+    const bool moved = grant.error().code() == Code::kStale && generation == 0;
+    if (!moved || attempt == limits::kReadAttempts) return std::unexpected(grant.error());
+  }
 }
 
 Result<void> Client::Exchange(const SessionLock& lock, Attachment* attachment, const Seen& seen,
-                              const Grant& grant) {
+                              const Grant& grant, const Deadline& deadline) {
   if (grant.descriptors.size() != 1 || grant.reply.lease_id == 0) {
     session_.Drop(lock);
     return Fail(Code::kCorrupt,
                 Concat("the broker broke the protocol: lease ", grant.reply.lease_id, " came with ",
                        grant.descriptors.size(), " descriptors"));
   }
-  const Result<const CudaApi*> api = Driver();
-  if (!api) return std::unexpected(api.error());
-  const auto memory = DeviceMemory::Import(**api, grant.descriptors[0].get());
-  if (!memory) return std::unexpected(memory.error());
-  Attachment::Facts facts = attachment->facts();
-  auto exchanged = attachment->device_mapping()->Exchange(*memory, facts.device, facts.access);
-  if (!exchanged) return exchanged;
-  facts.generation = grant.reply.generation;
   const Lease lease{session_.peer(lock).serial, grant.reply.lease_id};
-  const Key key{facts.name, facts.access};
-  auto next = std::make_shared<Attachment>(
-      std::move(facts), Attachment::Memory(std::move(*attachment->device_mapping())), lease,
-      seen.reader);
-  next->NoteSeen(seen.reader, seen.found);
-  std::shared_ptr<Attachment> last;
-  const std::lock_guard table(table_mutex_);
-  last = std::move(all_.extract(attachment).mapped());
-  next->Replace(last.get());
-  const auto entry = current_.find(key);
-  if (entry == current_.end() || entry->second == attachment) {
-    current_.insert_or_assign(key, next.get());
+  const Attachment::Facts& facts = attachment->facts();
+  const auto memory = DeviceMemory::Import(**Driver(), grant.descriptors[0].get());
+  Result<void> done;
+  if (!memory) done = std::unexpected(memory.error());
+  if (done) {
+    done = attachment->device_mapping()->Exchange(*memory, facts.device, facts.access);
   }
-  all_.emplace(next.get(), std::move(next));
+  if (!done) {
+    EndLease(lock, lease, deadline);
+    return done;
+  }
+  const Lease former = attachment->lease();
+  {
+    const std::lock_guard table(table_mutex_);
+    attachment->Advance(grant.reply.generation, session_.registry().Share(), lease);
+    current_.try_emplace(Key{facts.name, facts.access}, attachment);
+  }
+  attachment->NoteSeen(seen.reader, seen.found);
+  if (former.id != 0) EndLease(lock, former, deadline);
   return {};
 }
 

@@ -37,12 +37,6 @@ void Attachment::See(const RegistryHandle::Reader& reader, uint32_t slot, uint64
   sighting_.store(latest, std::memory_order_release);
 }
 
-void Attachment::Replace(Attachment* other) {
-  count = other->count;
-  fences = std::move(other->fences);
-  Handle::Exchange(&handle_, this, &other->handle_, other);
-}
-
 std::optional<Code> Attachment::CurrentSlow() const {
   if (orphaned()) return Code::kOrphaned;
   const RegistryHandle::Reader reader = LatestReader();
@@ -105,6 +99,14 @@ void Attachment::Adopt(RegistryHandle::Reader reader, Lease lease) {
     lease_ = lease;
   }
   See(reader, 0, kNever, false);
+}
+
+void Attachment::Advance(uint64_t generation, RegistryHandle::Reader reader, Lease lease) {
+  facts_.generation = generation;
+  facts_.unpublished = false;
+  NoteContent(facts_.size_bytes);
+  orphaned_.store(false, std::memory_order_release);
+  Adopt(std::move(reader), lease);
 }
 
 void Attachment::Orphan() {

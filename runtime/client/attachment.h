@@ -8,7 +8,9 @@
 //   (2) sighting_ is never null. A replaced Sighting stays until the attachment ends, so that
 //       Current() needs no lock. Each broker restart that the bytes survive adds one. A Sighting
 //       costs a few bytes and addresses; the memory of the former broker's registry is freed.
-//   (3) An orphaned attachment stays orphaned.
+//   (3) An orphaned attachment stays orphaned, unless it advances to another generation.
+//   (4) Facts change in Advance only, under the locks of session and table. The caller of
+//       gpushm_attachment_advance guarantees that nobody else uses the attachment then.
 #pragma once
 
 #include <cuda.h>
@@ -68,9 +70,8 @@ class Attachment {
   void RetireHandle() { handle_.Retire(); }
   // Of a buffer with transport vmm; otherwise null.
   DeviceMapping* device_mapping() { return std::get_if<DeviceMapping>(&memory_); }
-  // This attachment takes the place of `other`, which the caller then destroys: its handle and its
-  // count. Its mapping was given to the constructor.
-  void Replace(Attachment* other);
+  // The mapping has the memory of another generation now. Under the client's table lock.
+  void Advance(uint64_t generation, RegistryHandle::Reader reader, Lease lease);
   // Null for a buffer.
   PageMapping* page() const {
     const auto* const page = std::get_if<std::unique_ptr<PageMapping>>(&memory_);
@@ -135,7 +136,7 @@ class Attachment {
   void See(const RegistryHandle::Reader& reader, uint32_t slot, uint64_t version, bool ready) const;
   std::optional<Code> CurrentSlow() const;
 
-  const Facts facts_;
+  Facts facts_;  // Only Advance changes it.
   Handle handle_{HandleKind::kAttachment, this};
   Memory memory_;
   std::atomic<bool> unpublished_;

@@ -257,15 +257,10 @@ gpushm_status gpushm_offer_state(gpushm_client* client, const char* name, uint64
     if (!text) return std::unexpected(text.error());
     if (auto valid = gc::CheckArgument(generation != 0, "generation is 0"); !valid) return valid;
     return gc::FillInfo(info, "info", [&](gpushm_offer_info* filled) -> Result<void> {
-      // In this order: nobody can attach what the name does not refer to any more.
-      const auto found = c.Lookup(*text);
-      if (!found && found.error().code() != gpushm::Code::kNotFound) {
-        return std::unexpected(found.error());
-      }
-      const auto holders = c.Holders(*text, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
-      if (!holders) return std::unexpected(holders.error());
-      filled->published = found && found->record.generation == generation ? 1 : 0;
-      for (const auto& holder : *holders) filled->users += holder.generation == generation ? 1 : 0;
+      const auto use = c.UseOfOffer(*text, generation, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+      if (!use) return std::unexpected(use.error());
+      filled->published = use->published ? 1 : 0;
+      filled->users = use->users;
       filled->unused = filled->published == 0 && filled->users == 0 ? 1 : 0;
       return {};
     });

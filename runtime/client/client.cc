@@ -497,6 +497,7 @@ bool Serves(const Attachment& held, const AttachOptions& options) {
 }  // namespace
 
 Attachment* Client::Cached(std::string_view name, const AttachOptions& options) {
+  if (options.own) return nullptr;
   const std::lock_guard table(table_mutex_);
   const auto entry = current_.find(KeyView{name, options.access});
   if (entry == current_.end()) return nullptr;
@@ -558,7 +559,7 @@ Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& o
       // meanwhile.
       const std::lock_guard table(table_mutex_);
       const auto entry = current_.find(KeyView{name, options.access});
-      if (entry != current_.end() && !entry->second->orphaned() &&
+      if (entry != current_.end() && !options.own && !entry->second->orphaned() &&
           entry->second->facts().generation == seen->found.record.generation &&
           Serves(*entry->second, options)) {
         entry->second->NoteSeen(seen->reader, seen->found);
@@ -602,7 +603,7 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
   auto grant = RequestLease(lock, name, record, options.access, peers.way, wait);
   if (!grant) return std::unexpected(grant.error());
   return Enter(lock, name, options.access, *device, /*unpublished=*/false, std::move(*grant), &seen,
-               wait, peers);
+               wait, peers, !options.own);
 }
 
 Result<Client::Grant> Client::RequestLease(const SessionLock& lock, std::string_view name,
@@ -696,7 +697,8 @@ Result<Attachment::Memory> Client::MapDevice(const DeviceInfo& device, Access ac
 
 Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name, Access access,
                                   const DeviceInfo& device, bool unpublished, Grant grant,
-                                  const Seen* seen, const Wait& wait, const PeerPlan& peers) {
+                                  const Seen* seen, const Wait& wait, const PeerPlan& peers,
+                                  bool share) {
   const protocol::AttachReply& reply = grant.reply;
   const bool is_cuipc = reply.transport == static_cast<uint32_t>(protocol::Transport::kCuIpc);
   const size_t expected_descriptors = is_cuipc ? 0 : 1;
@@ -749,7 +751,7 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
   const std::lock_guard table(table_mutex_);
   all_.emplace(attachment.get(), attachment);
   // A staged copy belongs to the caller alone.
-  if (!unpublished && !peers.staged) {
+  if (!unpublished && !peers.staged && share) {
     current_.insert_or_assign(Key{std::string(name), access}, attachment.get());
   }
   CountPeers(peers.way);

@@ -54,6 +54,9 @@ struct AttachOptions {
   bool any_state = false;
   // Attaches the page of a signal, barrier or ring, not a buffer.
   bool page = false;
+  // Not shared with other attaches of this process: for what the library itself holds, so that the
+  // application cannot advance it.
+  bool own = false;
   // Also waits until the generation is at least this.
   uint64_t min_generation = 0;
   PeerOptions peers{};
@@ -90,6 +93,11 @@ struct OfferOutcome {
   uint64_t copied_bytes = 0;
   int64_t copy_ns = 0;
   uint64_t generation = 0;
+};
+
+struct OfferUse {
+  bool published = false;
+  uint32_t users = 0;
 };
 
 enum class TransferWay : uint32_t { kAuto = 0, kHere = 1, kBroker = 2 };
@@ -158,8 +166,7 @@ class Client final : private SessionObserver {
   Result<Attachment*> Attach(std::string_view name, const AttachOptions& options, const Wait& wait);
   Result<void> Detach(Attachment* attachment, std::span<const CUstream> streams, bool defer);
   uint32_t CountOf(const Attachment& attachment) const;
-  // Puts a newer generation in place of the attached one (advance.cc). The pointer is invalid after
-  // success.
+  // Puts a newer generation in place of the attached one (advance.cc).
   Result<void> Advance(Attachment* attachment, std::span<const CUstream> streams,
                        uint64_t generation, const Wait& wait);
 
@@ -183,6 +190,10 @@ class Client final : private SessionObserver {
   Result<OfferOutcome> Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
                              const OfferOptions& options, const Wait& wait);
 
+  // Who uses what this client offered. kNotFound: it did not offer that. kOrphaned: a broker
+  // restarted without it, so nobody knows.
+  Result<OfferUse> UseOfOffer(std::string_view name, uint64_t generation, const Wait& wait);
+
   // ---- pages of signals, barriers and rings
   // The page is zeroed and unpublished. kAlreadyExists, kStale, kBusy: another process was first.
   Result<Attachment*> MakePage(std::string_view name, uint64_t size_bytes,
@@ -192,16 +203,17 @@ class Client final : private SessionObserver {
     UniqueFd descriptor;
     uint64_t number = 0;
   };
-  // `page` null: that of the names. kUnsupported: the broker is too old. kNotFound: nobody listens.
-  Result<Alarm> GetAlarm(const Attachment* page, protocol::AlarmUse use, signal::News news,
+  // `page` 0: that of the names. kUnsupported: the broker is too old. kNotFound: nobody listens, or
+  // the lease has ended.
+  Result<Alarm> GetAlarm(const Lease& page, protocol::AlarmUse use, signal::News news,
                          const Deadline& deadline);
-  struct Connection {
-    uint64_t number = 0;  // As connections().
-    int socket = -1;      // Valid until the next connection.
-  };
-  // Connects if the broker has gone, with one attempt.
-  Result<Connection> Connect(const Deadline& deadline);
+  // Connects if the broker has gone, with one attempt. `watch` gets the number of the connection
+  // and its socket, which stays open during that call. Returns the number.
+  Result<uint64_t> Connect(const std::function<bool(uint64_t number, int socket)>& watch,
+                           const Deadline& deadline);
   uint64_t connections() const { return session_.connections(); }
+  // Rings when a connection begins or ends.
+  Result<int> ConnectionAlarm();
 
   // Whether the lease belongs to one of this client's attachments.
   bool HoldsLease(uint64_t lease_id) const;
@@ -277,13 +289,14 @@ class Client final : private SessionObserver {
                              protocol::PeerWay way, const Wait& wait);
   // Puts the memory of `grant` in place of that of `attachment`.
   Result<void> Exchange(const SessionLock& lock, Attachment* attachment, const Seen& seen,
-                        const Grant& grant);
+                        const Grant& grant, const Deadline& deadline);
   Result<PeerPlan> Plan(const registry::BufferRecord& record, const DeviceInfo& device,
                         const PeerOptions& options);
   // Checks a grant, maps it and enters it in the table. Ends its lease if that fails.
   Result<Attachment*> Enter(const SessionLock& lock, std::string_view name, Access access,
                             const DeviceInfo& device, bool unpublished, Grant grant,
-                            const Seen* seen, const Wait& wait, const PeerPlan& peers = {});
+                            const Seen* seen, const Wait& wait, const PeerPlan& peers = {},
+                            bool share = true);
   Result<Attachment::Memory> Map(const DeviceInfo& device, Access access, const Grant& grant,
                                  const PeerPlan& peers, const Deadline& deadline,
                                  CUdeviceptr* address);
@@ -332,6 +345,11 @@ class Client final : private SessionObserver {
   Result<TransferOutcome> SaveHere(std::string_view name, const OpenFile& file,
                                    const TensorsToSave* tensors, const TransferOptions& options,
                                    const Wait& wait);
+  // The broker saves the buffer's bytes into a pipe, from which a thread of this process writes the
+  // file.
+  Result<TransferOutcome> SaveTensorsByBroker(std::string_view name, const TensorsToSave& tensors,
+                                              const OpenFile& to, const TransferOptions& options,
+                                              const Wait& wait);
   // The tensors of the buffer, if it is to be saved as a safetensors file; otherwise null.
   Result<std::unique_ptr<TensorsToSave>> FindTensors(std::string_view name,
                                                      const registry::BufferRecord& record,
@@ -352,6 +370,7 @@ class Client final : private SessionObserver {
 
   const ClientOptions options_;
   const Handle handle_{HandleKind::kClient, this};
+  UniqueFd connection_alarm_;  // Under table_mutex_; set once.
   Counters counters_;
   Session session_;
 
@@ -372,6 +391,7 @@ class Client final : private SessionObserver {
   std::vector<std::shared_ptr<Attachment>> deferred_;
   std::vector<Lease> ended_;
   std::unordered_map<const ClientObject*, std::unique_ptr<ClientObject>> objects_;
+  std::map<uint64_t, uint64_t> offers_;  // Generation -> serial of the connection (Peer).
   bool closing_ = false;                 // All attachments end together.
   std::atomic<bool> has_chores_{false};  // A hint: deferred_ or ended_ is not empty.
 };

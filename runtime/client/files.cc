@@ -13,6 +13,7 @@
 #include "runtime/client/borrowed_context.h"
 #include "runtime/client/client.h"
 #include "runtime/client/open_file.h"
+#include "runtime/client/tensor_sink.h"
 #include "runtime/client/tensor_stream.h"
 
 namespace gpushm::client {
@@ -177,13 +178,9 @@ Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& 
   if (!tensors) return std::unexpected(tensors.error());
   FileWay asked = options.file_way;
   if (*tensors) {
-    if (!here || asked == FileWay::kGds) {
-      return Fail(Code::kUnsupported,
-                  here ? "GPUDirect Storage cannot write a safetensors file"
-                       : "the broker cannot write a safetensors file",
-                  here ? "leave file_method at GPUSHM_FILE_AUTO"
-                       : "save in a container that sees the GPU, or set format to "
-                         "GPUSHM_FORMAT_RAW (gpushmctl save --format raw)");
+    if (asked == FileWay::kGds) {
+      return Fail(Code::kUnsupported, "GPUDirect Storage cannot write a safetensors file",
+                  "leave file_method at GPUSHM_FILE_AUTO");
     }
     if (asked == FileWay::kAutoGds) asked = FileWay::kAuto;
   }
@@ -195,11 +192,15 @@ Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& 
   if (auto begun = CallProgress(options, wait, 0, size_bytes); !begun) {
     return std::unexpected(begun.error());
   }
-  Result<TransferOutcome> outcome =
-      here ? WithContext(
-                 gpu, [&] { return SaveHere(name, target->file(), tensors->get(), options, wait); })
-           : TransferByBroker(name, options.whole ? Direction::kSaveWhole : Direction::kSave,
-                              target->file(), options, wait);
+  Result<TransferOutcome> outcome = [&] {
+    if (here) {
+      return WithContext(
+          gpu, [&] { return SaveHere(name, target->file(), tensors->get(), options, wait); });
+    }
+    if (*tensors) return SaveTensorsByBroker(name, **tensors, target->file(), options, wait);
+    return TransferByBroker(name, options.whole ? Direction::kSaveWhole : Direction::kSave,
+                            target->file(), options, wait);
+  }();
   if (!outcome) return outcome;
   if (auto done = target->Commit(); !done) return std::unexpected(done.error());
   outcome->elapsed_ns = MonotonicNs() - start_ns;
@@ -351,6 +352,36 @@ Result<TransferOutcome> Client::LoadTensorsByBroker(std::string_view name, const
       TransferByBroker(name, Direction::kLoad, stream->reader(), watched, wait, description->get());
   const Result<void> written = stream->Finish();
   if (source_failed && !written) return std::unexpected(written.error());
+  return outcome;
+}
+
+Result<TransferOutcome> Client::SaveTensorsByBroker(std::string_view name,
+                                                    const TensorsToSave& tensors,
+                                                    const OpenFile& to,
+                                                    const TransferOptions& options,
+                                                    const Wait& wait) {
+  Result<TensorSink> sink = TensorSink::Start(tensors, to);
+  if (!sink) return std::unexpected(sink.error());
+  TransferOptions watched = options;
+  watched.progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
+    if (sink->failed()) return false;
+    return !options.progress || options.progress(done_bytes, total_bytes);
+  };
+  Result<TransferOutcome> outcome =
+      TransferByBroker(name, Direction::kSaveWhole, sink->writer(), watched, wait);
+  const bool file_failed = sink->failed();
+  const Result<void> written = sink->Finish(/*stop=*/!outcome);
+  if (!written && (outcome || file_failed)) return std::unexpected(written.error());
+  if (!outcome) return outcome;
+  const auto now = Lookup(name);
+  if (!now || now->record.generation != tensors.generation) {
+    return Fail(Code::kStale,
+                Concat("the buffer was replaced or deleted during the save: "
+                       "generation ",
+                       tensors.generation, " is gone"),
+                "save it again");
+  }
+  outcome->bytes = tensors.file_bytes;
   return outcome;
 }
 

@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <utility>
 
 #include "platform/base/per_process.h"
 
@@ -73,10 +72,6 @@ class Table {
     first_free_ = index;
   }
 
-  void Move(uint64_t number, void* object) {
-    At(number % (1U << kIndexBits)).object.store(object, std::memory_order_relaxed);
-  }
-
   void* Find(uint64_t number) const {
     const uint32_t index = number % (1U << kIndexBits);
     const Chunk* const chunk = chunks_[index / kChunkSlots].load(std::memory_order_acquire);
@@ -112,12 +107,6 @@ void Handle::Retire() {
 }
 
 Handle::~Handle() { Retire(); }
-
-void Handle::Exchange(Handle* a, void* a_object, Handle* b, void* b_object) {
-  std::swap(a->number_, b->number_);
-  table.Get().Move(a->number_, a_object);
-  table.Get().Move(b->number_, b_object);
-}
 
 void* Handle::Find(HandleKind kind, const void* handle) noexcept {
   const uint64_t number = NumberOf(handle);

@@ -39,10 +39,6 @@ class Handle {
     return reinterpret_cast<Opaque*>(static_cast<uintptr_t>(number_));
   }
 
-  // Exchanges what two handles refer to: `a` then refers to b's object, and `b` to a's. Not while
-  // another thread uses one of them.
-  static void Exchange(Handle* a, void* a_object, Handle* b, void* b_object);
-
   // Null if the handle refers to no living object of that kind in this process.
   static void* Find(HandleKind kind, const void* handle) noexcept;
   // The reason why Find returns null.

@@ -234,7 +234,37 @@ Result<uint64_t> Client::SendOffer(protocol::OfferRequest request, const UniqueF
       session_.Ask<protocol::OfferReply>(*lock, Kind::kOffer, request, wait.answer, call);
   if (!reply) return std::unexpected(reply.error());
   counters_.Add(protocol::Counter::kOffers);
+  const std::lock_guard table(table_mutex_);
+  offers_.emplace(reply->generation, session_.peer(*lock).serial);
   return reply->generation;
+}
+
+// A broker that restarted without its state knows nobody, though processes have the memory mapped.
+Result<OfferUse> Client::UseOfOffer(std::string_view name, uint64_t generation, const Wait& wait) {
+  // In this order: nobody can attach what the name does not refer to any more.
+  const auto found = Lookup(name);
+  if (!found && found.error().code() != Code::kNotFound) return std::unexpected(found.error());
+  const auto holders = Holders(name, wait);
+  if (!holders) return std::unexpected(holders.error());
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  const uint64_t serial = session_.peer(*lock).serial;
+  const std::lock_guard table(table_mutex_);
+  const auto offered = offers_.find(generation);
+  if (offered == offers_.end()) {
+    return Fail(Code::kNotFound,
+                Concat("this client has not offered generation ", generation, " of \"", name, "\""),
+                "pass the generation of gpushm_offer_result, to the client that offered it");
+  }
+  if (offered->second != serial) {
+    return Fail(Code::kOrphaned,
+                "the broker restarted without this buffer, so nobody knows who has it mapped",
+                "use the memory again when the processes that attached it have ended");
+  }
+  OfferUse use;
+  use.published = found && found->record.generation == generation;
+  for (const auto& holder : *holders) use.users += holder.generation == generation ? 1 : 0;
+  return use;
 }
 
 Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr address,
@@ -273,11 +303,16 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
     }
     const int64_t copy_ns = MonotonicNs() - start_ns;
     if (auto done = Publish(*made, wait); !done) return std::unexpected(done.error());
+    const uint64_t generation = (*made)->facts().generation;
+    {
+      const std::lock_guard table(table_mutex_);
+      offers_.emplace(generation, (*made)->lease().serial);
+    }
     return OfferOutcome{.transport = protocol::Transport::kVmm,
                         .copied = true,
                         .copied_bytes = size_bytes,
                         .copy_ns = copy_ns,
-                        .generation = (*made)->facts().generation};
+                        .generation = generation};
   };
   Result<OfferOutcome> outcome = copy();
   // If something failed, the buffer is still unpublished, and its end drops it. The memory must

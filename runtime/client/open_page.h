@@ -83,6 +83,10 @@ class OpenPage {
   // Wakes those who wait for such news of this page in event loops. Call it after what they shall
   // see. If nobody waits, it costs one load.
   void RingAlarm(signal::News news) const;
+  // The alarm for such news, of that connection, for a waiter: a descriptor of the caller's own.
+  // May be called after Detach; then `lease` has ended, and it fails with kNotFound or kOrphaned.
+  Result<UniqueFd> AlarmOf(const Lease& lease, signal::News news, uint64_t connection,
+                           const Deadline& deadline) const;
   // kOrphaned: the pod's broker restarted and does not know the page.
   Result<void> CheckKnown() const;
   // kBusy: a stream of this process waits for a cell.
@@ -117,10 +121,20 @@ class OpenPage {
     std::mutex mutex;
     std::map<CUstream, StreamFence> fences;  // Under mutex: behind each stream's last store.
   };
-  struct AlarmToRing {
+  // By signal::News.
+  struct Alarms {
+    struct ToRing {
+      Client::Alarm alarm;
+      uint64_t asked_number = 0;  // The last one for which the broker was asked,
+      int64_t asked_ns = 0;       // and when.
+    };
+    struct ToHear {
+      UniqueFd descriptor;
+      uint64_t connection = 0;
+    };
     std::mutex mutex;
-    Client::Alarm alarm;   // Under mutex.
-    int64_t retry_ns = 0;  // Under mutex: not before this, because the broker did not give it.
+    std::array<ToRing, 2> to_ring;  // Under mutex.
+    std::array<ToHear, 2> to_hear;  // Under mutex.
   };
   static constexpr size_t kFences = 16;  // Beyond this number, fences that have passed are removed.
 
@@ -129,8 +143,7 @@ class OpenPage {
   uint64_t lease_;
   std::unique_ptr<Names> names_ = std::make_unique<Names>();
   std::unique_ptr<Stores> stores_ = std::make_unique<Stores>();
-  std::unique_ptr<std::array<AlarmToRing, 2>> alarms_ =
-      std::make_unique<std::array<AlarmToRing, 2>>();  // By signal::News.
+  std::unique_ptr<Alarms> alarms_ = std::make_unique<Alarms>();
 };
 
 // Sleeps between attempts to open, each of which costs the broker a few requests. The sleep is 100

@@ -161,8 +161,8 @@ Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& o
                                          OpenPage page, const Wait& wait) {
   const auto table = signal::FrameTable::Of(page.page(), page.page().kind());
   if (!table) return std::unexpected(table.error());
-  const auto attached =
-      page.client()->Attach(name, {.generation = table->settings().generation}, wait.Once());
+  const auto attached = page.client()->Attach(
+      name, {.generation = table->settings().generation, .own = true}, wait.Once());
   if (!attached) return std::unexpected(attached.error());
   Held frames(page.client(), *attached);
   if (frames->facts().size_bytes < BufferBytes(table->settings())) {
@@ -318,23 +318,26 @@ Result<Ring::Frame> Ring::BeginWrite(const Deadline& deadline) {
 
 Result<void> Ring::EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
                             const signal::Metadata& metadata) {
-  const std::lock_guard lock(mutex_);
-  signal::FrameWriter* const writer = Writer();
-  if (writer == nullptr) {
-    return Fail(Code::kInvalidArgument, "this process opened the ring as a reader",
-                "open it with the role GPUSHM_RING_WRITER");
+  {
+    const std::lock_guard lock(mutex_);
+    signal::FrameWriter* const writer = Writer();
+    if (writer == nullptr) {
+      return Fail(Code::kInvalidArgument, "this process opened the ring as a reader",
+                  "open it with the role GPUSHM_RING_WRITER");
+    }
+    const signal::Point complete = writer->Ready(frame.facts.seq);
+    if (auto may = MayStore(stream); !may) return may;
+    const uint64_t seq = frame.facts.seq;
+    if (auto may = writer->MayAnnounce(seq, bytes, metadata.size()); !may) return may;
+    // Before readers know of the frame: if the driver refuses the store, the frame stays open, and
+    // no reader waits for it.
+    if (auto stored = Store(complete, stream); !stored) return stored;
+    writing_.reset();
+    if (auto announced = writer->Announce(seq, bytes, metadata); !announced) return announced;
   }
-  const signal::Point complete = writer->Ready(frame.facts.seq);
-  if (auto may = MayStore(stream); !may) return may;
-  const uint64_t seq = frame.facts.seq;
-  if (auto may = writer->MayAnnounce(seq, bytes, metadata.size()); !may) return may;
-  // Before readers know of the frame: if the driver refuses the store, the frame stays open, and no
-  // reader waits for it.
-  if (auto stored = Store(complete, stream); !stored) return stored;
-  writing_.reset();
-  auto announced = writer->Announce(seq, bytes, metadata);
   page_.RingAlarm(News::kOfFirst);
-  return announced;
+  page_.RingAlarm(News::kOfOthers);  // For this writer: it may open the next frame.
+  return {};
 }
 
 signal::FrameWriter* Ring::Writer() {
@@ -343,10 +346,13 @@ signal::FrameWriter* Ring::Writer() {
 }
 
 Result<void> Ring::AbandonWrite() {
-  const std::lock_guard lock(mutex_);
-  writing_.reset();
-  if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) ring->AbandonFrame();
-  if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) queue->AbandonFrame();
+  {
+    const std::lock_guard lock(mutex_);
+    writing_.reset();
+    if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) ring->AbandonFrame();
+    if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) queue->AbandonFrame();
+  }
+  page_.RingAlarm(News::kOfOthers);
   return {};
 }
 
@@ -459,39 +465,60 @@ Result<void> Ring::EndRead(const Frame& frame, CUstream stream, const Deadline& 
     return std::unexpected(reached.error());
   }
   if (!reached) signal::KeepPoison(page_.cell(0));  // A stream may be waiting for it.
-  const std::lock_guard lock(mutex_);
-  if (auto may = MayStore(stream); !may) return may;
-  if (auto open = CheckOpen(frame.facts.seq); !open) return open;
-  const Result<void> counts = CheckRead(frame.facts.seq);
-  if (auto released = Release(frame.facts, stream); !released) return released;
-  open_reads_.erase(frame.facts.seq);
+  Result<void> counts;
+  bool had_no_hold = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto may = MayStore(stream); !may) return may;
+    if (auto open = CheckOpen(frame.facts.seq); !open) return open;
+    counts = CheckRead(frame.facts.seq);
+    if (auto released = Release(frame.facts, stream); !released) return released;
+    had_no_hold = CloseRead(frame.facts.seq);
+  }
   page_.RingAlarm(News::kOfOthers);
+  if (had_no_hold) page_.RingAlarm(News::kOfFirst);
   return counts;
 }
 
+// True: all holds were open, so this reader may have waited for this.
+bool Ring::CloseRead(uint64_t seq) {
+  const bool had_no_hold = open_reads_.size() >= signal::kHolds;
+  open_reads_.erase(seq);
+  return had_no_hold;
+}
+
 Result<void> Ring::AbandonRead(const Frame& frame, CUstream stream) {
-  const std::lock_guard lock(mutex_);
-  if (auto open = CheckOpen(frame.facts.seq); !open) return open;
-  if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
-    auto given_back = worker->GiveBack(frame.facts);
-    // If this participant has ended for the others, an item goes to the next worker anyway.
-    if (!given_back && signal::StillOwned(page_.cell(cell()), page_.lease())) return given_back;
-  } else {
-    if (auto may = MayStore(stream); !may) return may;
-    if (auto released = Release(frame.facts, stream); !released) return released;
+  bool is_news = false;  // For others who read.
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto open = CheckOpen(frame.facts.seq); !open) return open;
+    if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+      auto given_back = worker->GiveBack(frame.facts);
+      // If this participant has ended for the others, an item goes to the next worker anyway.
+      if (!given_back && signal::StillOwned(page_.cell(cell()), page_.lease())) return given_back;
+      is_news = true;
+    } else {
+      if (auto may = MayStore(stream); !may) return may;
+      if (auto released = Release(frame.facts, stream); !released) return released;
+    }
+    is_news |= CloseRead(frame.facts.seq);
   }
-  open_reads_.erase(frame.facts.seq);
   page_.RingAlarm(News::kOfOthers);
-  page_.RingAlarm(News::kOfFirst);  // Another worker can have a queue's item.
+  if (is_news) page_.RingAlarm(News::kOfFirst);
   return {};
 }
 
 // ---- looking
 
-bool Ring::Listen(const std::function<bool(const Attachment&, signal::News)>& listen) {
-  const std::lock_guard lock(mutex_);
-  return closed_ ||
-         listen(page_.attachment(), role_ == Role::kWriter ? News::kOfOthers : News::kOfFirst);
+Result<UniqueFd> Ring::AlarmOf(uint64_t connection, const Deadline& deadline) {
+  Lease lease;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return Fail(Code::kNotFound, "it is closed");
+    lease = page_.attachment().lease();
+  }
+  const News news = role_ == Role::kWriter ? News::kOfOthers : News::kOfFirst;
+  return page_.AlarmOf(lease, news, connection, deadline);
 }
 
 Sight Ring::Look() {
@@ -507,7 +534,10 @@ Sight Ring::Look() {
   using enum signal::Outlook;
   const signal::Reading writer = signal::Read(page_.cell(0));
   // Frames that a stream could not wait for are read first.
-  if (!unready_.empty()) outlook = writer.value >= unready_.begin()->first ? kNow : kAfterGpu;
+  if (!unready_.empty()) {
+    const bool known = writer.value >= unready_.begin()->first || writer.ended();
+    outlook = known ? kNow : kAfterGpu;
+  }
   if (outlook == kNow) return {.ready = true};
   if (outlook == kEnded) {
     const bool owned = signal::StillOwned(page_.cell(cell()), page_.lease()).has_value();

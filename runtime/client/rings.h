@@ -11,7 +11,6 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -96,9 +95,8 @@ class Ring {
   Facts facts() const;
   // Whether beginning a read or write would wait.
   Sight Look();
-  // Calls `listen` with the page and the news for which this participant waits, unless the ring is
-  // closed. Returns its result, or true.
-  bool Listen(const std::function<bool(const Attachment& page, signal::News news)>& listen);
+  // The alarm that rings when Look may say something else (OpenPage::AlarmOf). kNotFound: closed.
+  Result<UniqueFd> AlarmOf(uint64_t connection, const Deadline& deadline);
   Client* client() const { return page_.client(); }
   const std::string& name() const { return name_; }
 
@@ -136,6 +134,7 @@ class Ring {
   Result<Ready> AwaitReady(const signal::Point& point, CUstream stream, const Deadline& deadline);
   Result<void> CheckRead(uint64_t seq) const;
   Result<void> CheckOpen(uint64_t seq) const;
+  bool CloseRead(uint64_t seq);
   Result<signal::Point> EndOf(const signal::Frame& frame) const;
   // The frame is given back when the stream gets there. After a failure it is unchanged.
   Result<void> Release(const signal::Frame& frame, CUstream stream);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "platform/base/alarm.h"
 #include "platform/base/version.h"
 
 namespace gpushm::client {
@@ -62,8 +63,15 @@ Result<SessionLock> Session::Lock(const Deadline& deadline) {
 }
 
 void Session::HangUp() {
-  if (socket_.valid()) shutdown(socket_.get(), SHUT_RDWR);
+  if (!socket_.valid()) return;
+  shutdown(socket_.get(), SHUT_RDWR);
   socket_.Reset();
+  Changed();
+}
+
+void Session::Changed() const {
+  const int alarm = notify_.load(std::memory_order_acquire);
+  if (alarm >= 0) RingAlarm(alarm);
 }
 
 void Session::Drop(const SessionLock&) { HangUp(); }
@@ -72,7 +80,7 @@ bool Session::StillConnected(const SessionLock&) {
   if (!socket_.valid()) return false;
   pollfd poller{.fd = socket_.get(), .events = 0, .revents = 0};
   if (poll(&poller, 1, 0) > 0 && (poller.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0) {
-    socket_.Reset();
+    HangUp();
   }
   return socket_.valid();
 }
@@ -217,6 +225,7 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
   socket_ = std::move(*connection);
   registry_.Replace(RegistryHandle::Reader(std::move(*reader)));
   connections_.fetch_add(1, std::memory_order_release);
+  Changed();
   if (!first && observer_ != nullptr) {
     observer_->Reconnected(lock, how, deadline);
     request_ = pending;
@@ -345,7 +354,8 @@ Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t siz
     }
     // Otherwise a lease that may yet be granted would belong to no object. The next connection
     // reports it.
-    const bool leaves_lease = code == Code::kTimeout && sent && call.received != nullptr;
+    const bool leaves_lease =
+        code == Code::kTimeout && sent && call.received != nullptr && call.grants_lease;
     // The same holds for a lease whose memory arrived when this process had no free descriptor.
     const bool lost_descriptor = code == Code::kExhausted;
     if (EndsConnection(code) || leaves_lease || lost_descriptor) HangUp();

@@ -155,14 +155,16 @@ Result<void> Signal::CheckNext(uint64_t value) const {
 
 Result<void> Signal::Record(CUstream stream, uint64_t value) {
   if (auto usable = page_.CheckStream(stream); !usable) return usable;
-  // Held over the call, so that values recorded by several threads enter the streams in order.
-  const std::lock_guard lock(mutex_);
-  if (auto next = CheckNext(value); !next) return next;
-  auto done =
-      in_device_memory() ? StoreBoth(stream, value) : page_.Store(stream, {&cell().value, value});
-  if (!done) return done;
-  recorded_ = value;
-  cell().words[signal::kPendingWord].store(value, std::memory_order_release);
+  {
+    // Held over the call, so that values recorded by several threads enter the streams in order.
+    const std::lock_guard lock(mutex_);
+    if (auto next = CheckNext(value); !next) return next;
+    auto done =
+        in_device_memory() ? StoreBoth(stream, value) : page_.Store(stream, {&cell().value, value});
+    if (!done) return done;
+    recorded_ = value;
+    cell().words[signal::kPendingWord].store(value, std::memory_order_release);
+  }
   page_.RingAlarm(signal::News::kOfFirst);
   return {};
 }
@@ -175,28 +177,36 @@ Result<void> Signal::StoreBoth(CUstream stream, uint64_t value) {
 }
 
 Result<void> Signal::Set(uint64_t value) {
-  const std::lock_guard lock(mutex_);
-  if (auto next = CheckNext(value); !next) return next;
-  if (in_device_memory()) {
-    return Fail(Code::kUnsupported, "the signal is in device memory, where the host cannot store",
-                "use gpushm_signal_record, or open the signal without GPUSHM_SIGNAL_DEVICE_MEMORY");
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto next = CheckNext(value); !next) return next;
+    if (in_device_memory()) {
+      return Fail(
+          Code::kUnsupported, "the signal is in device memory, where the host cannot store",
+          "use gpushm_signal_record, or open the signal without GPUSHM_SIGNAL_DEVICE_MEMORY");
+    }
+    const uint64_t now = Read().value;
+    if (now < recorded_) {
+      return Fail(
+          Code::kBusy,
+          Concat("a stream has not recorded value ", recorded_, " yet: the signal is at ", now),
+          "synchronise the stream first, or record this value on the stream, too");
+    }
+    cell().value.store(value, std::memory_order_release);
+    recorded_ = value;
   }
-  const uint64_t now = Read().value;
-  if (now < recorded_) {
-    return Fail(
-        Code::kBusy,
-        Concat("a stream has not recorded value ", recorded_, " yet: the signal is at ", now),
-        "synchronise the stream first, or record this value on the stream, too");
-  }
-  cell().value.store(value, std::memory_order_release);
-  recorded_ = value;
   page_.RingAlarm(signal::News::kOfFirst);
   return {};
 }
 
-bool Signal::Listen(const std::function<bool(const Attachment&)>& listen) const {
-  const std::lock_guard lock(mutex_);
-  return closed_ || listen(page_.attachment());
+Result<UniqueFd> Signal::AlarmOf(uint64_t connection, const Deadline& deadline) const {
+  Lease lease;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return Fail(Code::kNotFound, "it is closed");
+    lease = page_.attachment().lease();
+  }
+  return page_.AlarmOf(lease, signal::News::kOfFirst, connection, deadline);
 }
 
 Sight Signal::Look(uint64_t value) const {

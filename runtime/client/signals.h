@@ -14,7 +14,6 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -53,8 +52,8 @@ class Signal {
   Result<CUdeviceptr> DeviceAddress();
   // Whether a wait for `value` would end at once.
   Sight Look(uint64_t value) const;
-  // As Ring::Listen.
-  bool Listen(const std::function<bool(const Attachment& page)>& listen) const;
+  // As Ring::AlarmOf.
+  Result<UniqueFd> AlarmOf(uint64_t connection, const Deadline& deadline) const;
 
   Client* client() const { return page_.client(); }
   const std::string& name() const { return page_.name(); }

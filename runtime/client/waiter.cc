@@ -38,6 +38,11 @@ Result<std::unique_ptr<Waiter>> Waiter::Make(Client* client) {
   if (!waiter->timer_) return FailSystem(errno, "timerfd_create");
   waiter->readable_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!waiter->readable_) return FailSystem(errno, "eventfd");
+  const Result<int> connection = client->ConnectionAlarm();
+  if (!connection) return std::unexpected(connection.error());
+  if (auto done = waiter->Watch(*connection, EPOLLIN | EPOLLET, kConnection); !done) {
+    return std::unexpected(done.error());
+  }
   for (const UniqueFd* own : {&waiter->timer_, &waiter->readable_}) {
     if (auto done = waiter->Watch(own->get(), EPOLLIN, kOther); !done) {
       return std::unexpected(done.error());
@@ -127,58 +132,61 @@ void Waiter::TakeEdges() {
   int count = 0;
   do {
     count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
-    for (int i = 0; i < count; ++i) lost_ |= events[i].data.u64 == kConnection;
+    for (int i = 0; i < count; ++i) changed_ |= events[i].data.u64 == kConnection;
   } while (count == static_cast<int>(events.size()));
 }
 
+// One deadline for everything: a broker that does not answer holds nobody up for long.
 void Waiter::KeepConnected(int64_t now_ns) {
-  if (lost_ || connection_ != client_->connections()) {
-    if (now_ns < retry_ns_) return;
-    const auto connected = client_->Connect(Deadline::AfterMs(kBrokerMs));
-    // Without events, so that only the end is reported.
-    const bool watched = connected && (connected->number == connection_ ||
-                                       Watch(connected->socket, EPOLLET, kConnection).has_value());
-    if (!watched) {
-      retry_ns_ = now_ns + kRetryNs;
-      return;
-    }
-    lost_ = false;
-    connection_ = connected->number;
-  }
   if (now_ns < retry_ns_) return;
-  for (Item& item : items_) Enlist(&item);
+  const Deadline deadline = Deadline::AfterMs(kBrokerMs);
+  bool done = true;
+  if (changed_ || connection_ != client_->connections()) {
+    // Whoever ends or begins a connection rings, but nobody notices that the broker has died.
+    const auto connected = client_->Connect(
+        [&](uint64_t number, int socket) {
+          return number == connection_ || Watch(socket, EPOLLET, kConnection).has_value();
+        },
+        deadline);
+    done = connected.has_value();
+    if (connected) connection_ = *connected;
+    changed_ = !done;
+  }
+  for (auto item = items_.begin(); done && item != items_.end(); ++item) {
+    done = Enlist(&*item, deadline);
+  }
+  if (!done) retry_ns_ = MonotonicNs() + kRetryNs;
 }
 
-bool Waiter::GetAlarm(const Attachment* page, protocol::AlarmUse use, signal::News news,
-                      UniqueFd* alarm) {
-  auto got = client_->GetAlarm(page, use, news, Deadline::AfterMs(kBrokerMs));
+bool Waiter::Hear(Result<UniqueFd> got, UniqueFd* alarm) {
   Unwatch(*alarm);
   alarm->Reset();
-  // An older broker has none, and an orphan gets none: the timer is enough.
-  if (!got)
-    return got.error().code() == Code::kUnsupported || got.error().code() == Code::kOrphaned;
-  if (!Watch(got->descriptor.get(), EPOLLIN | EPOLLET, kOther)) return false;
-  *alarm = std::move(got->descriptor);
+  if (!got) {
+    // An older broker has none, and what is closed or unknown gets none: the timer is enough.
+    const Code code = got.error().code();
+    return code == Code::kUnsupported || code == Code::kOrphaned || code == Code::kNotFound;
+  }
+  if (!Watch(got->get(), EPOLLIN | EPOLLET, kOther)) return false;
+  *alarm = std::move(*got);
   return true;
 }
 
-void Waiter::Enlist(Item* item) {
+bool Waiter::Enlist(Item* item, const Deadline& deadline) {
   uint64_t* const on = item->kind == Kind::kName ? &names_connection_ : &item->connection;
-  if (*on == connection_) return;
+  if (*on == connection_) return true;
   bool done = false;
   if (item->kind == Kind::kName) {
-    done = GetAlarm(nullptr, protocol::AlarmUse::kNames, signal::News::kOfFirst, &names_alarm_);
-  } else if (item->kind == Kind::kRing) {
-    done = item->ring->Listen([&](const Attachment& page, signal::News news) {
-      return GetAlarm(&page, protocol::AlarmUse::kListen, news, &item->alarm);
-    });
+    auto got =
+        client_->GetAlarm(Lease(), protocol::AlarmUse::kNames, signal::News::kOfFirst, deadline);
+    done = got ? Hear(std::move(got->descriptor), &names_alarm_)
+               : Hear(std::unexpected(got.error()), &names_alarm_);
   } else {
-    done = item->signal->Listen([&](const Attachment& page) {
-      return GetAlarm(&page, protocol::AlarmUse::kListen, signal::News::kOfFirst, &item->alarm);
-    });
+    done = Hear(item->ring ? item->ring->AlarmOf(connection_, deadline)
+                           : item->signal->AlarmOf(connection_, deadline),
+                &item->alarm);
   }
   if (done) *on = connection_;
-  if (!done) retry_ns_ = MonotonicNs() + kRetryNs;
+  return done;
 }
 
 // ---- looking
@@ -221,8 +229,8 @@ Waiter::After Waiter::Look(Item* item, int64_t now_ns, std::vector<Event>* event
   if (sight.closed) return After::kRemove;
   if (sight.ready && !(item->end_reported && sight.failure)) {
     item->end_reported = item->ring && sight.failure;
-    item->step_ns = 0;
-    item->next_ns = kNever;
+    item->pace = Pace::kAlarm;  // The next look decides anew.
+    item->next_ns = kNever;     // The descriptor stays readable.
     events->push_back({.kind = item->kind,
                        .tag = item->tag,
                        .failure = sight.failure,
@@ -230,13 +238,14 @@ Waiter::After Waiter::Look(Item* item, int64_t now_ns, std::vector<Event>* event
                        .state = item->state});
     return item->kind == Kind::kSignal ? After::kRemove : After::kKeep;
   }
-  const bool listens = !lost_ && (is_name ? names_connection_ == connection_ && names_alarm_
-                                          : item->connection == connection_ && item->alarm);
+  const bool listens = !changed_ && (is_name ? names_connection_ == connection_ && names_alarm_
+                                             : item->connection == connection_ && item->alarm);
   if (!listens && sight.pace == Pace::kAlarm) sight.pace = Pace::kSlow;
   if (sight.ready) {  // The end of a ring, which was reported.
     item->next_ns = kNever;
+    sight.pace = Pace::kAlarm;
   } else if (sight.pace == Pace::kAlarm) {
-    item->next_ns = is_name ? kNever : now_ns + kSafetyNs;
+    item->next_ns = now_ns + kSafetyNs;
   } else if (sight.pace != item->pace || now_ns >= item->next_ns) {
     const int64_t longest_ns = sight.pace == Pace::kFast ? kLongestFastStepNs : kLongestSlowStepNs;
     const int64_t step_ns = sight.pace != item->pace ? 0 : item->step_ns * 3 / 2;

@@ -87,8 +87,8 @@ class Waiter final : public ClientObject {
   // All of these require mutex_.
   void TakeEdges();
   void KeepConnected(int64_t now_ns);
-  void Enlist(Item* item);
-  bool GetAlarm(const Attachment* page, protocol::AlarmUse use, signal::News news, UniqueFd* alarm);
+  bool Enlist(Item* item, const Deadline& deadline);
+  bool Hear(Result<UniqueFd> got, UniqueFd* alarm);
   std::vector<Event> Collect(size_t capacity, int64_t now_ns);
   After Look(Item* item, int64_t now_ns, std::vector<Event>* events);
   Sight LookAtName(Item* item) const;
@@ -103,7 +103,7 @@ class Waiter final : public ClientObject {
   std::mutex mutex_;
   // All of these are guarded by mutex_.
   std::list<Item> items_;
-  bool lost_ = false;        // The connection has ended.
+  bool changed_ = true;      // The connection may have ended.
   uint64_t connection_ = 0;  // The one that is watched; 0: none.
   int64_t retry_ns_ = 0;     // When to try again to reach the broker.
   UniqueFd names_alarm_;

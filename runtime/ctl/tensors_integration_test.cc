@@ -84,7 +84,7 @@ TEST_F(CtlTensorsTest, AModelIsLaidOutListedAndSavedAgain) {
     EXPECT_TRUE(bytes.substr(kA) == a_.bytes);
 
     const std::string saved = (dir_ / "saved.safetensors").string();
-    const Output save = Ctl({"save", "weights", saved});
+    const Output save = Ctl({"save", "weights", saved, "--method", method});
     ASSERT_EQ(save.code, 0) << save.err;
     const std::string file = Slurp(saved);
     const std::string all = b_.bytes + c_.bytes + a_.bytes;

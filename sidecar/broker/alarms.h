@@ -1,6 +1,5 @@
 // The alarms with which clients wait in event loops: one for the names that a container sees, and
-// one for each sync page and kind of
-// news for which somebody waits (docs/design/waiting.md).
+// one for each sync page and kind of news for which somebody waits (docs/design/waiting.md).
 //
 // Threads: the loop's.
 #pragma once

@@ -644,6 +644,7 @@ void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
                        .generation = generation,
                        .name = lease->second.buffer,
                        .died = died,
+                       .writes = lease->second.access == Access::kReadWrite,
                        .page = memory.descriptor.get()});
   }
   // Otherwise it is dropped with its client.

@@ -192,7 +192,8 @@ class Ledger {
     uint64_t generation = 0;
     std::string name;
     bool died = false;
-    int page = -1;  // Descriptor, owned by the ledger. Valid as long as that of a statement.
+    bool writes = false;  // It may own cells.
+    int page = -1;        // Descriptor, owned by the ledger. Valid as long as that of a statement.
   };
   std::vector<EndedParticipant> TakeEndedParticipants() { return std::exchange(parted_, {}); }
   // All pages with the leases on each, for the successor of a broker that was killed before it

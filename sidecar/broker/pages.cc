@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "contract/sync/page.h"
 #include "platform/base/clock.h"
@@ -141,18 +142,20 @@ Result<void> Broker::OnAlarm(Request& request) {
 // Runs before the plugin is told, because a successor of this broker must not miss one.
 void Broker::EndParticipants() {
   for (const Ledger::EndedParticipant& ended : ledger_->TakeEndedParticipants()) {
+    std::vector<signal::News> unheard;  // Nobody waits for these any more.
+    for (const signal::News news : kAllNews) {
+      if (alarms_.ForgetLease(ended.generation, news, ended.lease_id)) unheard.push_back(news);
+    }
+    if (!ended.writes && unheard.empty()) continue;
     const auto mapped = MapPage(ended.page);
     if (!mapped) {
       LogError("page-not-mapped", {{"reason", mapped.error().ToString()}});
       continue;
     }
+    for (const signal::News news : unheard) mapped->page.alarm(news).store(0);
+    if (!ended.writes) continue;
     signal::EndCellsOf(mapped->page, ended.lease_id,
                        ended.died ? signal::CellState::kDied : signal::CellState::kLeft);
-    for (const signal::News news : kAllNews) {
-      if (alarms_.ForgetLease(ended.generation, news, ended.lease_id)) {
-        mapped->page.alarm(news).store(0);
-      }
-    }
     alarms_.Ring(ended.generation);
     ReleaseStreams(ended.name, mapped->page);
   }

@@ -314,6 +314,26 @@ TEST_F(AlarmsTest, TheNumberGoesWithTheLastListener) {
   EXPECT_EQ(Number(signal::News::kOfOthers), 0U);
 }
 
+// A page whose header was overwritten has no number to clear.
+TEST_F(AlarmsTest, APageOfRubbishLeavesNoAlarmBehind) {
+  const auto listen = [&](const std::string& name) {
+    const auto made = Make(&client_, name, 4096);
+    ASSERT_TRUE(made) << made.error().ToString();
+    const auto mapping = MapSealed(client_.descriptors()[0], "page", 4096, 4096, Writers::kAll);
+    ASSERT_TRUE(mapping);
+    signal::Page::Make(mapping->address(), 4096, signal::Kind::kSignal, 1, 0, {});
+    for (const auto news : {signal::News::kOfFirst, signal::News::kOfOthers}) {
+      ASSERT_TRUE(GetAlarm(&client_, made->lease_id, protocol::AlarmUse::kListen, news));
+    }
+    std::memset(mapping->address(), 0xff, 4096);
+    ASSERT_TRUE(client_.Detach(made->lease_id));
+  };
+  listen("first");
+  const size_t before = broker_.Descriptors();
+  for (int i = 0; i < 10; ++i) listen(Concat("page-", i));
+  EXPECT_LE(broker_.Descriptors(), before + 2);
+}
+
 TEST_F(AlarmsTest, ChangedNamesRing) {
   ASSERT_TRUE(GetAlarm(&other_, 0, protocol::AlarmUse::kNames));
   const Listener listener(&other_);

@@ -123,6 +123,37 @@ TEST_F(AdvanceTest, AFailureLeavesTheOldBytes) {
   EXPECT_EQ(reader.Do("read").value, 3);
 }
 
+// What a process published it may advance, too, and what its ring holds stays where it is.
+TEST_F(AdvanceTest, AMakerAdvancesAndItsRingKeepsItsFrames) {
+  Broker broker(run(), "64Mi");
+  Worker maker(run());
+  Worker other(run());
+  ASSERT_EQ(maker.Do("create-unpublished weights 4096").status, GPUSHM_OK);
+  ASSERT_EQ(maker.Do("publish").status, GPUSHM_OK);
+  for (int i = 2; i <= 3; ++i) {
+    const Answer next = Make(&other, "replace", i);
+    EXPECT_EQ(maker.Do("current").status, GPUSHM_STALE);
+    EXPECT_EQ(maker.Do("advance 0 -1 0").value, next.value);
+    EXPECT_EQ(maker.Do("current").status, GPUSHM_OK);
+    EXPECT_EQ(maker.Do("read").value, i);
+  }
+  Worker writer(run());
+  Worker reader(run());
+  ASSERT_EQ(writer.Do("ring write video oldest 4 65536 0").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("ring read video 0").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("attach video r 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("ring put 7").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("ring begin 0").value, 1);
+  writer.Kill();
+  Worker successor(run());
+  ASSERT_EQ(successor.Do("ring write video oldest 4 65536 20000").status, GPUSHM_OK);
+  ASSERT_EQ(successor.Do("ring pump 8").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("advance 0 -1 0").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("ring look").value, 7) << "the former writer's frame";
+  EXPECT_EQ(reader.Do("ring end").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("ring close").status, GPUSHM_OK);
+}
+
 TEST_F(AdvanceTest, AnOrphanAdvancesToTheNewBrokersBuffer) {
   Broker broker(run(), "64Mi");
   Worker writer(run());

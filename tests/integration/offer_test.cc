@@ -69,6 +69,19 @@ TEST_F(OfferTest, AnOwnerSeesWhoUsesItsMemory) {
   EXPECT_TRUE(Eventually([&] { return owner.Do("offer-state mine").value == 100; }));
 }
 
+// A broker without a plugin loses what it knew, and others may still use the memory.
+TEST_F(OfferTest, AfterABrokersDeathNobodyKnowsWhoUsesIt) {
+  Broker broker(run(), "64Mi");
+  Worker owner(run());
+  Worker reader(run());
+  ASSERT_EQ(owner.Do("offer mine 2097152 99 vmm").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);
+  EXPECT_EQ(reader.Do("offer-state mine").status, GPUSHM_INVALID_ARGUMENT) << "it offered nothing";
+  broker.Kill();
+  broker.Start();
+  EXPECT_EQ(owner.Do("offer-state mine").status, GPUSHM_ORPHANED);
+}
+
 TEST_F(OfferTest, WhatCannotBeSharedIsCopiedOnlyIfAllowed) {
   Broker broker(run(), "64Mi");
   Worker owner(run());

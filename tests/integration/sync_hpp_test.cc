@@ -513,6 +513,43 @@ TEST_F(SyncHppTest, AWaiterReportsWhatWasAdded) {
   EXPECT_TRUE(client_->Delete("waited-for"));
 }
 
+// Regression: after the first frame that came late from the GPU, the waiter's timer stayed off.
+TEST_F(SyncHppTest, AWaiterReportsEachFrameThatTheGpuCompletesLate) {
+  auto gate = Signal::Open(*client_, "late", {.role = GPUSHM_SIGNAL_WRITER});
+  ASSERT_TRUE(gate) << gate.error().text();
+  auto writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
+  auto reader = Ring::Read(*client_, "video");
+  ASSERT_TRUE(reader) << reader.error().text();
+  auto waiter = Waiter::Open(*client_);
+  ASSERT_TRUE(waiter && waiter->AddRing(*reader, 1));
+  const CUstream stream = StreamBehind(*gate, 1);
+  for (uint64_t value = 1; value <= 2; ++value) {
+    if (value > 1) {
+      ASSERT_EQ(api_->cuStreamWaitValue64(stream, *gate->DeviceAddress(), value,
+                                          CU_STREAM_WAIT_VALUE_GEQ),
+                CUDA_SUCCESS);
+    }
+    auto frame = writer.BeginWrite();
+    ASSERT_TRUE(frame) << frame.error().text();
+    frame->set_bytes(kFrameBytes);
+    ASSERT_TRUE(frame->End(stream));
+  }
+  const auto read = [&] { return reader->BeginRead(GPUSHM_NO_STREAM, Timeout::DontWait()); };
+  for (uint64_t value = 1; value <= 2; ++value) {
+    EXPECT_EQ(waiter->Wait(10s)->size(), 1) << "it is announced";
+    auto early = read();
+    ASSERT_FALSE(early);
+    EXPECT_EQ(early.error().status(), GPUSHM_TIMEOUT);
+    EXPECT_TRUE(waiter->Wait(50ms)->empty());
+    ASSERT_TRUE(gate->Set(value));
+    EXPECT_EQ(waiter->Wait(10s)->size(), 1) << "it is complete";
+    auto frame = read();
+    ASSERT_TRUE(frame) << frame.error().text();
+    ASSERT_TRUE(frame->End(GPUSHM_NO_STREAM));
+  }
+  End(stream);
+}
+
 // A waiter of one client cannot wait for what another one has open, and closes with its client.
 TEST_F(SyncHppTest, AWaiterBelongsToItsClient) {
   auto writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);

@@ -136,6 +136,17 @@ TEST_F(WaiterTest, AWriterThatWaitsForReadersWakes) {
   EXPECT_EQ(writer.Await(kSoon).value, 1) << "a dead reader holds nobody up";
 }
 
+TEST_F(WaiterTest, AWriterWithAnOpenFrameWaitsForItself) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  ASSERT_EQ(writer.Do(kPressure).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("waiter ring 1").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("ring open").status, GPUSHM_OK);
+  EXPECT_EQ(writer.Do(kQuiet).status, GPUSHM_TIMEOUT);
+  ASSERT_EQ(writer.Do("ring abandon").status, GPUSHM_OK);
+  EXPECT_EQ(writer.Do(kSoon).value, 1);
+}
+
 TEST_F(WaiterTest, AWorkerWakesForItemsAndForThoseOfTheDead) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
@@ -207,6 +218,25 @@ TEST_F(WaiterTest, ABrokersDeathLosesNothing) {
   ASSERT_TRUE(server.Begin(kSoon));
   ASSERT_EQ(writer.Do("create weights 4096").status, GPUSHM_OK);
   EXPECT_EQ(server.Await(kSoon).value, 2);
+}
+
+// The waiter does not see the end of a connection that another call has replaced meanwhile.
+TEST_F(WaiterTest, ABrokersDeathThatAnotherCallNoticesLosesNothing) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  Worker writer(run());
+  Worker server(run());
+  ASSERT_EQ(server.Do("waiter name weights 0 1").status, GPUSHM_OK);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(server.Do("waiter next 50").status, GPUSHM_TIMEOUT);
+    broker.Kill();
+    broker.Start();
+    ASSERT_EQ(server.Do("holders weights").status, GPUSHM_OK);
+    EXPECT_EQ(server.Do("waiter readable").value, 1);
+    ASSERT_TRUE(server.Begin(kSoon));
+    ASSERT_EQ(writer.Do(i == 0 ? "create weights 4096" : "replace weights 4096").status, GPUSHM_OK);
+    EXPECT_EQ(server.Await(kSoon).value, 1);
+  }
 }
 
 // The timer that covers a lost alarm expires once in a second, and nothing else wakes.

@@ -556,9 +556,11 @@ typedef struct gpushm_offer_info {
 /* Says who uses offered memory still, so that its owner knows when it may be used again or freed:
  * delete the name, then call this until `unused` is 1. `generation` is that of gpushm_offer_result.
  * A process that is killed counts until the kernel has ended it, and with it its work on the GPU.
- * A process that detached before its work on the GPU was done does not count.
- * Errors: INVALID_ARGUMENT (generation 0), UNAVAILABLE, TIMEOUT (after
- * GPUSHM_DEFAULT_TIMEOUT_MS). */
+ * A process that detached before its work on the GPU was done does not count, nor does a save by
+ * the broker that still runs.
+ * Errors: NOT_FOUND (this client did not offer it), ORPHANED (the broker restarted and lost what it
+ * knew), INVALID_ARGUMENT (generation 0), UNAVAILABLE, TIMEOUT (after GPUSHM_DEFAULT_TIMEOUT_MS).
+ */
 GPUSHM_API gpushm_status gpushm_offer_state(gpushm_client* client, const char* name,
                                             uint64_t generation, gpushm_offer_info* info);
 

@@ -59,26 +59,27 @@ typedef struct gpushm_event {
   uint32_t reserved;
 } gpushm_event;
 
-/* Opens a waiter, with nothing to wait for yet. It uses three descriptors, and one more for each
- * ring and signal. gpushm_close closes it.
- * Errors: EXHAUSTED (descriptors), SYSTEM. */
+/* Opens a waiter, with nothing to wait for yet. It uses three descriptors, one for names, and two
+ * for each ring and signal. If the process has none left for those, the waiter works, but it looks
+ * with a timer. gpushm_close closes it.
+ * Errors: SYSTEM (no descriptor is left). */
 GPUSHM_API gpushm_status gpushm_waiter_open(gpushm_client* client, gpushm_waiter** waiter);
 
 /* The descriptor, for poll, select, epoll or an event loop. It is readable from an event on, until
  * a call of gpushm_waiter_wait returns none. It may also be readable without an event. It belongs
- * to the waiter: do not read or close it. -1 for NULL. */
+ * to the waiter: do not read or close it. In a child of fork(), do not wait for it. -1 for NULL. */
 GPUSHM_API int gpushm_waiter_descriptor(const gpushm_waiter* waiter);
 
 /* Waits for changes of a buffer. `generation` is the one that the program knows; a newer one is
  * reported, also if it exists already. 0: any. The name need not exist yet. `tag` identifies the
  * events, and is otherwise not interpreted.
- * Errors: INVALID_ARGUMENT (not a DNS label), EXHAUSTED. */
+ * Errors: INVALID_ARGUMENT (not a DNS label). */
 GPUSHM_API gpushm_status gpushm_waiter_add_name(gpushm_waiter* waiter, const char* name,
                                                 uint64_t generation, uint64_t tag);
 
 /* Waits for a ring or queue that the same client has open, to read or to write it. A ring that is
  * closed is removed.
- * Errors: INVALID_ARGUMENT (of another client), EXHAUSTED. */
+ * Errors: INVALID_ARGUMENT (of another client). */
 GPUSHM_API gpushm_status gpushm_waiter_add_ring(gpushm_waiter* waiter, gpushm_ring* ring,
                                                 uint64_t tag);
 
@@ -89,7 +90,7 @@ GPUSHM_API gpushm_status gpushm_waiter_add_ring(gpushm_waiter* waiter, gpushm_ri
  * stores. For a value of gpushm_signal_record, the descriptor becomes readable by a timer: up to
  * half as late again as the stream took, at most 2 ms. For a value that kernels store
  * (gpushm/device.cuh), it is at most 10 ms. The streams do nothing more for it.
- * Errors: INVALID_ARGUMENT (of another client, value above GPUSHM_SIGNAL_MAX), EXHAUSTED. */
+ * Errors: INVALID_ARGUMENT (of another client, value above GPUSHM_SIGNAL_MAX). */
 GPUSHM_API gpushm_status gpushm_waiter_add_signal(gpushm_waiter* waiter, gpushm_signal* signal,
                                                   uint64_t value, uint64_t tag);
 
@@ -100,8 +101,8 @@ GPUSHM_API gpushm_status gpushm_waiter_remove(gpushm_waiter* waiter, uint64_t ta
 /* Waits until there is an event, then stores up to `capacity` of them and their number in *count.
  * After the timeout it returns GPUSHM_OK, and *count is 0. With GPUSHM_DONT_WAIT it only returns
  * what there is. `events[0].struct_size` (GPUSHM_INIT sets it) is the distance between the entries;
- * the call sets that of the others. If the broker was replaced, the call connects to the new one;
- * it uses at most 0.1 s for that, also with GPUSHM_DONT_WAIT.
+ * the call sets that of the others. After something was added, and after the broker was replaced,
+ * the call talks to the broker, for at most 0.1 s, also with GPUSHM_DONT_WAIT.
  * Errors: INVALID_ARGUMENT (capacity 0), SYSTEM. */
 GPUSHM_API gpushm_status gpushm_waiter_wait(gpushm_waiter* waiter, gpushm_event* events,
                                             size_t capacity, size_t* count, int64_t timeout_ms);
