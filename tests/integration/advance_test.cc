@@ -144,6 +144,7 @@ TEST_F(AdvanceTest, AMakerAdvancesAndItsRingKeepsItsFrames) {
   ASSERT_EQ(reader.Do("attach video r 0").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("ring put 7").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("ring begin 0").value, 1);
+  ASSERT_EQ(reader.Do("ring look").value, 7) << "it is complete";
   writer.Kill();
   Worker successor(run());
   ASSERT_EQ(successor.Do("ring write video oldest 4 65536 20000").status, GPUSHM_OK);
