@@ -50,7 +50,7 @@ Result<void> Fill(const tensors::TensorView& view, gpushm_tensor* tensor) {
 
 Result<std::unique_ptr<Tensors>> Open(Client& client, std::string_view name, uint64_t generation,
                                       const Wait& wait) {
-  auto description = client.Describe(name, generation, wait);
+  auto description = client.Describe(name, generation, wait, /*required=*/true);
   if (!description) return std::unexpected(description.error());
   const std::span<const std::byte> bytes = (*description)->bytes();
   if (!tensors::TensorTable::IsTable(bytes)) {

@@ -183,9 +183,10 @@ class Client final : private SessionObserver {
   // ---- descriptions (descriptions.cc)
   Result<void> SetDescription(const Attachment& attachment, std::span<const std::byte> bytes,
                               const Wait& wait);
-  // `generation` 0: the current one, which is waited for. Otherwise exactly that one.
+  // `generation` 0: the current one, which is waited for. Otherwise exactly that one. `required`:
+  // also waits until it has a description.
   Result<std::unique_ptr<Description>> Describe(std::string_view name, uint64_t generation,
-                                                const Wait& wait);
+                                                const Wait& wait, bool required = false);
 
   Result<OfferOutcome> Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
                              const OfferOptions& options, const Wait& wait);

@@ -59,15 +59,31 @@ Result<void> Client::SendDescription(const Attachment& attachment, const UniqueF
 }
 
 Result<std::unique_ptr<Description>> Client::Describe(std::string_view name, uint64_t generation,
-                                                      const Wait& wait) {
+                                                      const Wait& wait, bool required) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
     return std::unexpected(valid.error());
   }
   DoChores(wait.answer);
-  if (generation == 0) {
-    if (const auto seen = Await(name, HasContent, wait); !seen) {
-      return std::unexpected(seen.error());
+  if (required) {
+    if (auto known = CheckDescriptions(wait); !known) return std::unexpected(known.error());
+  }
+  const Judge judge = [&](const registry::BufferRecord& record) -> Verdict {
+    if (generation != 0 && record.generation != generation) return {};  // The broker knows.
+    const bool has_any =
+        record.description_bytes != 0 || record.state == registry::BufferState::kFailed;
+    if (record.state == registry::BufferState::kLoading || !required || has_any) {
+      return HasContent(record);
     }
+    return {
+        Verdict::Kind::kNotYet,
+        Status(Code::kNotFound,
+               Concat("generation ", record.generation, " of \"", name, "\" has no description"),
+               "load a safetensors file into it: gpushmctl load model.safetensors NAME")};
+  };
+  // An exact generation may be an older one, also of a name that is gone.
+  const auto found = Lookup(name);
+  if (generation == 0 || (found && found->record.generation == generation)) {
+    if (const auto seen = Await(name, judge, wait); !seen) return std::unexpected(seen.error());
   }
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());

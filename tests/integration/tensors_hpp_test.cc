@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -165,6 +167,24 @@ TEST_F(TensorsHppTest, WhatIsNotThereIsAnError) {
   EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "the new generation has no description";
   EXPECT_EQ(OpenTensors("model", tensors->generation()), GPUSHM_STALE);
   EXPECT_EQ(tensors->Find("bias")->size_bytes, 154U) << "what is open stays";
+}
+
+// A reader that starts first waits for the loader, also while the buffer exists and is still empty.
+TEST_F(TensorsHppTest, AReaderThatComesFirstWaitsForTheLoad) {
+  gpushm_status status = GPUSHM_INTERNAL;
+  std::thread early([&] {
+    gpushm::DescriptionOptions options;
+    options.timeout = std::chrono::seconds(20);
+    const auto tensors = gpushm::Tensors::Open(reader_, "model", options);
+    status = tensors ? GPUSHM_OK : tensors.error().status();
+  });
+  const auto size = gpushm::Tensors::Measure(model_);
+  ASSERT_TRUE(size);
+  ASSERT_TRUE(writer_.Create("model", size->size_bytes));
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "without a wait";
+  ASSERT_TRUE(writer_.Load("model", model_));
+  early.join();
+  EXPECT_EQ(status, GPUSHM_OK);
 }
 
 TEST_F(TensorsHppTest, TensorsMoveAndOutliveTheirClient) {

@@ -359,8 +359,8 @@ typedef struct gpushm_advance_options {
    * library cannot see others. */
   void* const* streams;
   size_t stream_count;
-  uint64_t generation; /* 0: the newest, if it is not LOADING. Otherwise that one. */
-  int64_t timeout_ms;  /* For the streams, and for a generation that does not exist yet. */
+  uint64_t generation; /* 0: the newest. Otherwise that one. */
+  int64_t timeout_ms; /* For the streams, and for a generation that does not exist or is LOADING. */
 } gpushm_advance_options;
 
 /* New content at the same address: puts a newer generation of the buffer in place of the attached
@@ -461,7 +461,8 @@ GPUSHM_API gpushm_status gpushm_attachment_set_content(gpushm_attachment* attach
  *
  * Call it for what is not published yet, or while this process loads the buffer; then readers see
  * content and description together. A published generation that has no description can be given
- * one; after that it never changes. The format is yours. Begin it with a type and a version, as
+ * one; after that this call never changes it. Only a load into the same generation does: it removes
+ * the description when it begins. The format is yours. Begin it with a type and a version, as
  * gpushm does with tensors (gpushm/tensors.h).
  * Waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
  * Errors: INVALID_ARGUMENT (size_bytes is 0 or too large), DENIED (attached for reading),

@@ -261,10 +261,13 @@ class Attachment {
     return done;
   }
 
-  /// Puts the newest generation at this address, once the work on `streams` has ended; see
+  /// Puts a newer generation at this address, once the work on `streams` has ended; see
   /// gpushm_attachment_advance. No other work may use the buffer.
-  Result<void> Advance(Span<void* const> streams = {}, Timeout timeout = {}) {
+  /// `generation` 0: the newest.
+  Result<void> Advance(Span<void* const> streams = {}, Timeout timeout = {},
+                       uint64_t generation = 0) {
     auto options = detail::Sized<gpushm_advance_options>();
+    options.generation = generation;
     options.streams = streams.data();
     options.stream_count = streams.size();
     options.timeout_ms = timeout.ms();

@@ -70,9 +70,10 @@ typedef struct gpushm_tensor {
   uint32_t dtype; /* gpushm_dtype */
 } gpushm_tensor;
 
-/* Opens the tensors of a buffer. Options and errors as for gpushm_description_open; NOT_FOUND also
- * if the buffer has no description of tensors, CORRUPT if the description breaks a rule of its
- * format, INCOMPATIBLE if a later version of gpushm wrote it. */
+/* Opens the tensors of a buffer. Waits until the buffer exists and its tensors are loaded. Options
+ * and errors as for gpushm_description_open; NOT_FOUND also if the buffer has no description of
+ * tensors (without a description: only with GPUSHM_DONT_WAIT, otherwise TIMEOUT), CORRUPT if the
+ * description breaks a rule of its format, INCOMPATIBLE if a later version of gpushm wrote it. */
 GPUSHM_API gpushm_status gpushm_tensors_open(gpushm_client* client, const char* name,
                                              const gpushm_description_options* options,
                                              gpushm_tensors** tensors);

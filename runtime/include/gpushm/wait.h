@@ -87,9 +87,9 @@ GPUSHM_API gpushm_status gpushm_waiter_add_ring(gpushm_waiter* waiter, gpushm_ri
  * is removed.
  *
  * A value that a host sets (gpushm_signal_set) is reported at once. Nobody announces what a GPU
- * stores. For a value of gpushm_signal_record, the descriptor becomes readable by a timer: up to
- * half as late again as the stream took, at most 2 ms. For a value that kernels store
- * (gpushm/device.cuh), it is at most 10 ms. The streams do nothing more for it.
+ * stores, so a timer looks. For a value of gpushm_signal_record, the descriptor becomes readable
+ * late by at most half of the time that the stream took, and by at most 2 ms. For a value that
+ * kernels store (gpushm/device.cuh), it is at most 10 ms. The streams do nothing more for it.
  * Errors: INVALID_ARGUMENT (of another client, value above GPUSHM_SIGNAL_MAX). */
 GPUSHM_API gpushm_status gpushm_waiter_add_signal(gpushm_waiter* waiter, gpushm_signal* signal,
                                                   uint64_t value, uint64_t tag);
