@@ -129,11 +129,12 @@ Result<std::vector<Waiter::Event>> Waiter::Wait(size_t capacity, const Deadline&
 // Afterwards, the epoll instance reports only what happens from here on.
 void Waiter::TakeEdges() {
   std::array<epoll_event, 64> events;
-  int count = 0;
+  size_t count = 0;
   do {
-    count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
-    for (int i = 0; i < count; ++i) changed_ |= events[i].data.u64 == kConnection;
-  } while (count == static_cast<int>(events.size()));
+    const int taken = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
+    count = static_cast<size_t>(std::max(taken, 0));
+    for (size_t i = 0; i < count; ++i) changed_ |= events[i].data.u64 == kConnection;
+  } while (count == events.size());
 }
 
 // One deadline for everything: a broker that does not answer holds nobody up for long.

@@ -331,7 +331,8 @@ TEST_F(AlarmsTest, APageOfRubbishLeavesNoAlarmBehind) {
   listen("first");
   const size_t before = broker_.Descriptors();
   for (int i = 0; i < 10; ++i) listen(Concat("page-", i));
-  EXPECT_LE(broker_.Descriptors(), before + 2);
+  // Memory is closed by another thread.
+  EXPECT_TRUE(testing::Eventually([&] { return broker_.Descriptors() <= before + 2; }));
 }
 
 TEST_F(AlarmsTest, ChangedNamesRing) {
