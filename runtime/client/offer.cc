@@ -26,7 +26,7 @@ struct Allocation {
 
 template <typename T>
 bool Ask(const CudaApi& api, CUpointer_attribute attribute, CUdeviceptr address, T* value) {
-  return api.cuPointerGetAttribute(value, attribute, address) == CUDA_SUCCESS;
+  return api.cuPointerGetAttribute(static_cast<void*>(value), attribute, address) == CUDA_SUCCESS;
 }
 
 Result<Allocation> LookAt(const CudaApi& api, CUdeviceptr address) {
