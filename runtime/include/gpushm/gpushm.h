@@ -23,7 +23,7 @@
  * At its last detach, no other thread may use an attachment. At its close, no other thread may use
  *     a client or anything that was opened with it. Later calls return GPUSHM_INVALID_ARGUMENT.
  *   - The library never exits, aborts or throws, installs no signal handlers, and keeps no CUDA
- *     context after a call. Only gpushm_load starts threads, to read the file
+ *     context after a call. Only gpushm_load and gpushm_save start threads, for the file
  *     (gpushm_transfer_options.threads). They block all signals and end with the call. The library
  *     needs libc, and loads libcuda.so.1 at the first attach.
  *   - After fork(), the child cannot use what the parent opened: calls with it, gpushm_close
