@@ -77,6 +77,11 @@ uint64_t FrameTable::Newest() const {
   return std::min(writer().words[kNewestWord].load(std::memory_order_seq_cst), kMaxValue);
 }
 
+uint64_t FrameTable::NewestBefore(const Reading& writer) const {
+  const uint64_t newest = Newest();
+  return writer.ended() ? std::min(newest, writer.value) : newest;
+}
+
 std::optional<uint32_t> FrameTable::Find(uint64_t seq) const {
   const uint64_t slot = entry(static_cast<uint32_t>(seq % settings_.frames))
                             .place.load(std::memory_order_acquire);  // Pairs with Publish.

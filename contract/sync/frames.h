@@ -123,6 +123,8 @@ class FrameTable {
 
   // Number of the newest announced frame. Pairs with Publish: everything that it stored is visible.
   uint64_t Newest() const;
+  // The same, without what came after the end of `writer`, which was read before this call.
+  uint64_t NewestBefore(const Reading& writer) const;
   // Slot of the frame, if it is among the newest `frames` and its entry still has it. Its bytes may
   // be overwritten at any time, so a reader takes a hold first and then calls this.
   std::optional<uint32_t> Find(uint64_t seq) const;

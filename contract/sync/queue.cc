@@ -213,17 +213,11 @@ std::optional<Frame> QueueWorker::TakeAny(uint64_t newest, uint64_t endings) {
   return std::nullopt;
 }
 
-// What the writer announced before its end is visible, because `writer` was read before the number.
-uint64_t QueueWorker::NewestBefore(const Reading& writer) const {
-  const uint64_t newest = table_.Newest();
-  return writer.ended() ? std::min(newest, writer.value) : newest;
-}
-
 Outlook QueueWorker::Look() const {
   if (!StillOwned(own(), lease_)) return Outlook::kEnded;
   const uint64_t endings = Endings();  // As in Next.
   const Reading writer = Read(table_.writer());
-  const uint64_t newest = NewestBefore(writer);
+  const uint64_t newest = table_.NewestBefore(writer);
   uint64_t cursor = cursor_;
   if (FindNew(newest, &cursor)) return Outlook::kNow;
   if (endings != endings_ && FindLost(newest)) return Outlook::kNow;
@@ -253,7 +247,7 @@ Result<Frame> QueueWorker::Next(const Deadline& deadline) {
     // Read before the number, so that the claims of ended workers are visible.
     const uint64_t endings = Endings();
     const Reading writer = Read(table_.writer());
-    const uint64_t newest = NewestBefore(writer);
+    const uint64_t newest = table_.NewestBefore(writer);
     if (auto item = TakeAny(newest, endings)) return *std::move(item);
     if (auto item = TakeNew(newest)) return *std::move(item);
     if (writer.ended() && OthersAreDone(newest)) {

@@ -94,7 +94,6 @@ class QueueWorker {
   };
   std::optional<Candidate> FindNew(uint64_t newest, uint64_t* cursor) const;
   std::optional<Candidate> FindLost(uint64_t newest) const;
-  uint64_t NewestBefore(const Reading& writer) const;
   std::optional<Frame> TakeNew(uint64_t newest);
   std::optional<Frame> TakeAny(uint64_t newest, uint64_t endings);
   std::optional<Frame> Take(uint32_t slot, uint64_t claim);

@@ -272,16 +272,10 @@ std::optional<Frame> RingReader::TryTake(Order order, uint64_t newest, uint32_t 
   return std::nullopt;
 }
 
-// What the writer announced before its end is visible, because `writer` was read before the number.
-uint64_t RingReader::NewestBefore(const Reading& writer) const {
-  const uint64_t newest = table_.Newest();
-  return writer.ended() ? std::min(newest, writer.value) : newest;
-}
-
 Outlook RingReader::Look() {
   if (!StillOwned(own(), lease_)) return Outlook::kEnded;
   const Reading writer = Read(table_.writer());
-  const uint64_t newest = NewestBefore(writer);
+  const uint64_t newest = table_.NewestBefore(writer);
   // Of the frames since the last one, the writer may have taken the place of some or all.
   bool found = false;
   for (uint64_t seq = std::max(cursor_, OldestOf(newest)); seq <= newest && !found; ++seq) {
@@ -299,7 +293,7 @@ Result<Frame> RingReader::Next(const Deadline& deadline, Order order) {
     }
     if (const auto may = SomeHoldMayEnd(); !may) return std::unexpected(may.error());
     const Reading writer = Read(table_.writer());
-    const uint64_t newest = NewestBefore(writer);
+    const uint64_t newest = table_.NewestBefore(writer);
     const auto hold = FreeHold();
     auto frame = hold ? TryTake(order, newest, *hold) : std::nullopt;
     if (frame) return *std::move(frame);

@@ -117,7 +117,6 @@ class RingReader {
   Cell& own() const { return table_.reader(cell_); }
   void Begin(Start start);
   uint64_t OldestOf(uint64_t newest) const;
-  uint64_t NewestBefore(const Reading& writer) const;
   std::optional<uint32_t> FreeHold();
   Result<void> SomeHoldMayEnd() const;
   std::optional<Frame> TryTake(Order order, uint64_t newest, uint32_t hold);

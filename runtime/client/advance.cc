@@ -1,7 +1,4 @@
 // Newer content at the address of an attachment (Client's members; see client.h).
-#include <time.h>
-
-#include <algorithm>
 #include <utility>
 
 #include "contract/limits.h"
@@ -10,27 +7,19 @@
 namespace gpushm::client {
 namespace {
 
-constexpr int64_t kFirstStepNs = 20'000;
-constexpr int64_t kLongestStepNs = 1'000'000;
-
 Result<void> WaitForStreams(const CudaApi& api, std::span<const CUstream> streams,
                             const Deadline& deadline) {
-  int64_t step_ns = kFirstStepNs;
+  signal::Poll poll(deadline);
   for (const CUstream stream : streams) {
     for (;;) {
       const Result<bool> pending = IsPending(api, stream);
       if (!pending) return std::unexpected(pending.error());
       if (!*pending) break;
-      const int64_t left_ns = deadline.RemainingNs();
-      if (left_ns == 0) {
-        return Fail(Code::kTimeout,
-                    Concat("work that uses the buffer is pending on stream ",
-                           static_cast<const void*>(stream)),
-                    "synchronise the stream, or use a larger timeout_ms");
-      }
-      const timespec step{.tv_sec = 0, .tv_nsec = std::min(step_ns, left_ns)};
-      nanosleep(&step, nullptr);
-      step_ns = std::min(step_ns * 2, kLongestStepNs);
+      if (poll.Again()) continue;
+      return Fail(Code::kTimeout,
+                  Concat("work that uses the buffer is pending on stream ",
+                         static_cast<const void*>(stream)),
+                  "synchronise the stream, or use a larger timeout_ms");
     }
   }
   return {};
