@@ -46,6 +46,10 @@ inline constexpr uint64_t kAllPagesBytes = 8 << 20;
 // containers that wrote them, each rounded up to 4 KiB.
 inline constexpr uint64_t kDescriptionBytes = 64 << 20;
 inline constexpr uint64_t kAllDescriptionsBytes = 256 << 20;
+// Allocations in which the memory of one offer lies, and those of all offers of a broker together.
+// Each needs a descriptor, also in the plugin. The first is 5 GiB in torch's blocks of 20 MiB.
+inline constexpr uint32_t kBlocks = 256;
+inline constexpr uint32_t kAllBlocks = 2048;
 // Attempts of a registry reader before Code::kContended.
 inline constexpr int kReadAttempts = 8;
 // Tensors of one description, and of all files of one load. Large models have below 10^5.

@@ -79,7 +79,8 @@ Result<void> ValidateLink(const LinkGeneration& m) {
   const bool cuipc = m.transport == static_cast<uint32_t>(Transport::kCuIpc);
   const bool host = m.transport == static_cast<uint32_t>(Transport::kHost);
   return Require(
-      {{m.reserved == 0, "reserved bytes are not zero"},
+      {{IsBlockCount(m.transport, m.blocks),
+        "link generation: the number of blocks is out of range"},
        {IsName(m.name), "link generation: name is not a DNS label"},
        {m.generation != 0, "link generation: generation is 0"},
        {IsSize(m.size_bytes), "link generation: size_bytes is out of range"},
@@ -92,8 +93,15 @@ Result<void> ValidateLink(const LinkGeneration& m) {
        {cuipc || m.offerer_client == 0, "link generation: offerer_client without transport cuipc"},
        {!host || (m.pooled == 0 && m.mapped_bytes <= limits::kPageBytes),
         "link generation: invalid sync page (pooled, or over the size limit)"},
-       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes,
-        "link generation: cuipc_offset is out of range"}});
+       {!IsBlocks(m.transport) || m.pooled == 0, "link generation: pooled blocks"},
+       {m.offset <= m.mapped_bytes - m.size_bytes, "link generation: offset is out of range"}});
+}
+template <>
+Result<void> ValidateLink(const LinkBlock& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.generation != 0, "link block: generation is 0"},
+                  {IsSize(m.mapped_bytes), "link block: mapped_bytes is out of range"},
+                  {m.index < limits::kBlocks, "link block: index is out of range"}});
 }
 template <>
 Result<void> ValidateLink(const LinkContent& m) {

@@ -36,12 +36,11 @@
 //   (2) The broker states a change before it answers the client that requested it. What a client
 //       knows, the keeper knows, unless the link was down.
 //   (3) Descriptors: Registry and Counters (a memfd), Client (its pidfd), Generation with transport
-//       vmm or host, Description of more than 0 bytes (a sealed memfd). Each carries one; any other
-//       message with one breaks the protocol. A generation that
-//       was stated before may come without, because what its number refers to (sizes, transport,
-//       handle) never changes. If the descriptor is certainly not GPU memory, the plugin keeps
-//       neither the generation nor leases on it. That is allowed, because containers make such
-//       descriptors.
+//       vmm or host, Description of more than 0 bytes (a sealed memfd), Block. Each carries one;
+//       any other message with one breaks the protocol. A generation or block that was stated
+//       before may come without, because what its number refers to (sizes, transport, handle) never
+//       changes. If the descriptor is certainly not GPU memory, the plugin keeps neither the
+//       generation nor leases on it. That is allowed, because containers make such descriptors.
 //   (4) Neither side waits for the other after the greeting: what does not fit into the socket is
 //       queued up to a bound. Beyond it, the link is closed and opened again.
 //   (5) A link is bounded by limits.h. If a broker states more, the plugin logs it, disconnects the
@@ -56,6 +55,8 @@
 //   4  Content, after its Generation; kFlagUntilUnused of Buffer; the next broker of an older
 //      plugin keeps such a name
 //   5  Description, after its Generation; the next broker of an older plugin has none
+//   6  Generation with Transport::kBlocks, its Blocks after it, and leases on it; an older plugin
+//      does not receive them
 #pragma once
 
 #include <array>
@@ -70,13 +71,15 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kLinkMagic = 0x4b4c5347;  // "GSLK"
 inline constexpr uint16_t kLinkMinVersion = 1;
-inline constexpr uint16_t kLinkMaxVersion = 5;
+inline constexpr uint16_t kLinkMaxVersion = 6;
 // Introduced Transport::kHost.
 inline constexpr uint16_t kLinkPagesVersion = 3;
 // Introduced kContent.
 inline constexpr uint16_t kLinkContentVersion = 4;
 // Introduced kDescription.
 inline constexpr uint16_t kLinkDescriptionVersion = 5;
+// Introduced kBlock.
+inline constexpr uint16_t kLinkBlocksVersion = 6;
 // Introduced kFlagUntilUnused.
 inline constexpr uint16_t kLinkUntilUnusedVersion = 4;
 
@@ -98,12 +101,15 @@ enum class LinkKind : uint16_t {
   kCounters = 11,  // + memfd
   kContent = 12,
   kDescription = 13,  // + memfd, sealed, unless it is taken away
+  kBlock = 14,        // + descriptor
 };
-inline constexpr uint16_t kMaxLinkKind = 13;
+inline constexpr uint16_t kMaxLinkKind = 14;
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(LinkKind kind) {
   switch (kind) {
+    case LinkKind::kBlock:
+      return kLinkBlocksVersion;
     case LinkKind::kDescription:
       return kLinkDescriptionVersion;
     case LinkKind::kContent:
@@ -183,17 +189,26 @@ struct LinkGeneration {
   uint64_t generation;
   uint64_t size_bytes;
   uint64_t mapped_bytes;
-  uint32_t transport;  // Transport; except with kCuIpc, this message carries the descriptor.
+  uint32_t transport;  // Transport; with kVmm and kHost, this message carries the descriptor.
   uint32_t pooled;     // 1: the broker allocated it. 0: it was offered.
   int32_t offerer_pid;
-  uint32_t reserved;
+  uint32_t blocks;            // kBlocks: how many follow. Otherwise 0.
   uint64_t publisher_client;  // If unpublished, the client that may publish it. 0: published.
   uint64_t offerer_client;    // kCuIpc: it ends with this client. Otherwise 0.
   int64_t created_unix_ns;
-  uint64_t cuipc_offset;
+  uint64_t offset;  // Of the first byte in the memory (kCuIpc, kBlocks).
   std::array<uint8_t, 64> cuipc_handle;
 };
 static_assert(sizeof(LinkGeneration) == 200);
+
+// One allocation of a generation with Transport::kBlocks, after its generation, in order.
+struct LinkBlock {
+  uint64_t generation;
+  uint64_t mapped_bytes;
+  uint32_t index;
+  uint32_t reserved;
+};
+static_assert(sizeof(LinkBlock) == 24);
 
 // How many bytes of a generation are content, if somebody said it; otherwise all are.
 struct LinkContent {

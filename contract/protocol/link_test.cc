@@ -166,7 +166,6 @@ TEST(Link, GenerationRules) {
     b->transport = 1;
     b->offerer_client = 0;
   };
-  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
   ExpectNameRules<B>("name", &B::name);
   ExpectBroken<B>("name", [](B* b) { b->name = {}; });
   ExpectBroken<B>("generation is 0", [](B* b) { b->generation = 0; });
@@ -174,13 +173,29 @@ TEST(Link, GenerationRules) {
   ExpectBroken<B>("size", [](B* b) { b->size_bytes = limits::kBufferBytes + 1; });
   ExpectBroken<B>("mapped_bytes", [](B* b) { b->mapped_bytes = b->size_bytes - 1; });
   ExpectBroken<B>("mapped_bytes", [](B* b) { b->mapped_bytes = limits::kBufferBytes + 1; });
-  ExpectBroken<B>("transport", [](B* b) { b->transport = 4; });
+  ExpectBroken<B>("transport", [](B* b) { b->transport = 5; });
+  const auto blocks = [](B* b) {
+    b->transport = 4;
+    b->blocks = 2;
+    b->pooled = 0;
+    b->offerer_client = 0;
+  };
+  ExpectFine<B>(blocks);
+  ExpectBroken<B>("number of blocks", [](B* b) { b->blocks = 1; });
+  ExpectBroken<B>("number of blocks", [&](B* b) { (blocks(b), b->blocks = 0); });
+  ExpectBroken<B>("number of blocks", [&](B* b) { (blocks(b), b->blocks = limits::kBlocks + 1); });
+  ExpectBroken<B>("pooled blocks", [&](B* b) { (blocks(b), b->pooled = 1); });
+  using K = LinkBlock;
+  ExpectBroken<K>("reserved", [](K* b) { b->reserved = 1; });
+  ExpectBroken<K>("generation is 0", [](K* b) { b->generation = 0; });
+  ExpectBroken<K>("mapped_bytes", [](K* b) { b->mapped_bytes = 0; });
+  ExpectBroken<K>("index", [](K* b) { b->index = limits::kBlocks; });
   ExpectFine<B>([](B* b) {
     b->transport = 3;
     b->pooled = 0;
     b->offerer_client = 0;
     b->size_bytes = b->mapped_bytes = 4096;
-    b->cuipc_offset = 0;
+    b->offset = 0;
   });
   ExpectBroken<B>("invalid sync page", [](B* b) {
     b->transport = 3;
@@ -192,15 +207,15 @@ TEST(Link, GenerationRules) {
     b->pooled = 0;
     b->offerer_client = 0;
     b->size_bytes = b->mapped_bytes = (1 << 20) + 4096;
-    b->cuipc_offset = 0;
+    b->offset = 0;
   });
   ExpectBroken<B>("pooled", [](B* b) { b->pooled = 2; });
   ExpectBroken<B>("without a valid offerer", [](B* b) { b->offerer_pid = 0; });
   ExpectBroken<B>("without a valid offerer", [](B* b) { b->offerer_client = 0; });
   ExpectBroken<B>("without a valid offerer", [](B* b) { b->pooled = 1; });
   ExpectBroken<B>("offerer_client without", [](B* b) { b->transport = 1; });
-  ExpectBroken<B>("offset", [](B* b) { b->cuipc_offset = b->mapped_bytes - b->size_bytes + 1; });
-  ExpectBroken<B>("offset", [](B* b) { b->cuipc_offset = ~uint64_t{0}; });
+  ExpectBroken<B>("offset", [](B* b) { b->offset = b->mapped_bytes - b->size_bytes + 1; });
+  ExpectBroken<B>("offset", [](B* b) { b->offset = ~uint64_t{0}; });
   ExpectFine<B>(vmm);
   ExpectFine<B>([&](B* b) {
     vmm(b);

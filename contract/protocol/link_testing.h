@@ -57,12 +57,16 @@ inline LinkGeneration ValidLink() {
           .transport = 2,
           .pooled = 0,
           .offerer_pid = 1,
-          .reserved = 0,
+          .blocks = 0,
           .publisher_client = 0,
           .offerer_client = 1,
           .created_unix_ns = 1,
-          .cuipc_offset = 100,
+          .offset = 100,
           .cuipc_handle = {3}};
+}
+template <>
+inline LinkBlock ValidLink() {
+  return {.generation = 7, .mapped_bytes = 2 << 20, .index = 1, .reserved = 0};
 }
 template <>
 inline LinkContent ValidLink() {
@@ -110,6 +114,7 @@ void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkCounters>(LinkKind::kCounters);
   visit.template operator()<LinkContent>(LinkKind::kContent);
   visit.template operator()<LinkDescription>(LinkKind::kDescription);
+  visit.template operator()<LinkBlock>(LinkKind::kBlock);
 }
 
 }  // namespace gpushm::protocol::testing

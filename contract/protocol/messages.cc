@@ -92,13 +92,13 @@ Result<void> Validate(const AttachRequest& m) {
 template <>
 Result<void> Validate(const AttachReply& m) {
   return Require(
-      {{m.reserved == 0, "reserved bytes are not zero"},
-       {IsAccess(m.access), "attach: unknown access"},
+      {{IsAccess(m.access), "attach: unknown access"},
        {IsTransport(m.transport), "attach: unknown transport"},
+       {IsBlockCount(m.transport, m.blocks), "attach: the number of blocks is out of range"},
        {IsSize(m.size_bytes), "attach: size_bytes is out of range"},
        {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
         "attach: mapped_bytes is out of range"},
-       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "attach: cuipc_offset is out of range"}});
+       {m.offset <= m.mapped_bytes - m.size_bytes, "attach: offset is out of range"}});
 }
 template <>
 Result<void> Validate(const DetachRequest& m) {
@@ -142,7 +142,7 @@ Result<void> Validate(const OfferRequest& m) {
        {IsSize(m.size_bytes), "offer: size_bytes is out of range"},
        {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
         "offer: mapped_bytes is out of range"},
-       {m.cuipc_offset <= m.mapped_bytes - m.size_bytes, "offer: cuipc_offset is out of range"},
+       {m.offset <= m.mapped_bytes - m.size_bytes, "offer: offset is out of range"},
        {(m.flags & ~(kFlagWritersAll | kFlagOneWriter)) == 0, "offer: unknown flags"},
        {IsWriterExit(m.on_writer_exit), "offer: unknown on_writer_exit"},
        {IsTransport(m.transport) && m.transport != static_cast<uint32_t>(Transport::kHost),
@@ -153,6 +153,22 @@ Result<void> Validate(const OfferRequest& m) {
 template <>
 Result<void> Validate(const OfferReply& m) {
   return Require({{m.generation != 0, "offer: generation is 0"}});
+}
+template <>
+Result<void> Validate(const StageBlockRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {IsSize(m.mapped_bytes), "stage block: mapped_bytes is out of range"},
+                  {m.index < limits::kBlocks, "stage block: index is out of range"}});
+}
+template <>
+Result<void> Validate(const BlockRequest& m) {
+  return Require({{m.reserved == 0, "reserved bytes are not zero"},
+                  {m.lease_id != 0, "block: lease_id is 0"},
+                  {m.index < limits::kBlocks, "block: index is out of range"}});
+}
+template <>
+Result<void> Validate(const BlockReply& m) {
+  return Require({{IsSize(m.mapped_bytes), "block: mapped_bytes is out of range"}});
 }
 template <>
 Result<void> Validate(const DeleteRequest& m) {

@@ -24,7 +24,7 @@
 //   3  kMakePage, Transport::kHost in replies, TransferReportReply, file_way of TransferRequest
 //   4  kContent of unpublished generations, Direction::kSaveWhole, kFlagUntilUnused
 //   5  kDescribe, kDescription, the description of a load in kTransfer
-//   6  kAlarm
+//   6  kAlarm, kStageBlock, kBlock, Transport::kBlocks
 #pragma once
 
 #include <array>
@@ -70,13 +70,17 @@ enum class Kind : uint16_t {
   kDescribe = 17,            // + memfd, sealed: sets the description of a generation.
   kDescription = 18,         // Reply + that memfd, if there is one.
   kAlarm = 19,               // Reply + timerfd (docs/design/waiting.md).
+  kStageBlock = 20,          // + descriptor. For a kOffer to come, with Transport::kBlocks.
+  kBlock = 21,               // Reply + descriptor.
 };
-inline constexpr uint16_t kMaxKind = 19;
+inline constexpr uint16_t kMaxKind = 21;
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(Kind kind) {
   switch (kind) {
     case Kind::kAlarm:
+    case Kind::kStageBlock:
+    case Kind::kBlock:
       return 6;
     case Kind::kDescribe:
     case Kind::kDescription:
@@ -92,6 +96,7 @@ constexpr uint16_t VersionOf(Kind kind) {
 inline constexpr uint16_t kPeerWaysVersion = 3;
 inline constexpr uint16_t kContentVersion = 4;
 inline constexpr uint16_t kDescriptionVersion = 5;
+inline constexpr uint16_t kBlocksVersion = 6;
 
 struct Header {
   uint32_t magic;
@@ -120,7 +125,9 @@ enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
 enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
 // kHost: not GPU memory, but the sync page of a signal, barrier or ring (contract/sync/page.h), a
 // memfd. It is read-only if read access was requested.
-enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2, kHost = 3 };
+// kBlocks: a range of several allocations with descriptors, which are mapped side by side, or of
+// one from another byte than its first.
+enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2, kHost = 3, kBlocks = 4 };
 // How a client's GPUs reach a buffer. kNone: all of them are the buffer's own GPU. kNvLink, kPcie:
 // another GPU maps it. kStaged: a copy in the other GPU's memory. From version 3 on; 0 in the
 // messages of older versions.
@@ -173,10 +180,10 @@ struct AttachReply {
   uint64_t size_bytes;
   uint64_t mapped_bytes;
   uint32_t access;      // WireAccess
-  uint32_t transport;   // Transport; except with kCuIpc, this message carries the descriptor.
+  uint32_t transport;   // Transport; with kVmm and kHost, this message carries the descriptor.
   int32_t offerer_pid;  // kCuIpc: getpid() of the process that offered it.
-  uint32_t reserved;
-  uint64_t cuipc_offset;
+  uint32_t blocks;      // kBlocks: how many they are, for kBlock. Otherwise 0.
+  uint64_t offset;      // Of the first byte in the memory (kCuIpc, kBlocks).
   std::array<uint8_t, 64> cuipc_handle;
 };
 static_assert(sizeof(AttachReply) == 120);
@@ -226,7 +233,7 @@ struct OfferRequest {
   uint32_t on_writer_exit;  // OnWriterExit
   uint32_t transport;       // Transport
   int32_t pid;              // kCuIpc: getpid() of the offerer, for the equal-PID check only.
-  uint64_t cuipc_offset;
+  uint64_t offset;          // Of the first byte in the memory (kCuIpc, kBlocks).
   std::array<uint8_t, 64> cuipc_handle;
   std::array<uint8_t, 16> gpu_uuid;
 };
@@ -237,11 +244,32 @@ struct OfferReply {
 };
 static_assert(sizeof(OfferReply) == 8);
 
-// The bytes for which an offer counts. By descriptor it is the allocation. By cuIpc it is the
-// offered range, because an allocator offers many ranges of one allocation.
+// The bytes for which an offer counts. For a whole allocation, they are its size. Otherwise they
+// are the offered range, because an allocator offers many ranges of one allocation.
 constexpr uint64_t OfferedBytes(Transport transport, uint64_t size_bytes, uint64_t mapped_bytes) {
-  return transport == Transport::kCuIpc ? size_bytes : mapped_bytes;
+  return transport == Transport::kVmm ? mapped_bytes : size_bytes;
 }
+
+// One allocation of the client's next offer, in the order of their addresses. Index 0 begins anew.
+// The broker closes what is not offered when the client's connection ends.
+struct StageBlockRequest {
+  uint64_t mapped_bytes;  // The whole allocation.
+  uint32_t index;
+  uint32_t reserved;
+};
+static_assert(sizeof(StageBlockRequest) == 16);
+
+struct BlockRequest {
+  uint64_t lease_id;
+  uint32_t index;
+  uint32_t reserved;
+};
+static_assert(sizeof(BlockRequest) == 16);
+
+struct BlockReply {
+  uint64_t mapped_bytes;
+};
+static_assert(sizeof(BlockReply) == 8);
 
 struct DeleteRequest {
   NameField name;
@@ -402,7 +430,7 @@ struct CountersReply {
 };
 static_assert(sizeof(CountersReply) == 8);
 
-// Reply to kDetach, kPublish, kDelete, kContent, kDescribe, kAnnounceDescriptor.
+// Reply to kDetach, kPublish, kDelete, kContent, kDescribe, kAnnounceDescriptor, kStageBlock.
 struct EmptyReply {
   uint64_t reserved;
 };

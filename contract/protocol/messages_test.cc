@@ -127,14 +127,17 @@ TEST(Messages, AttachAndDetachRules) {
   ExpectBroken<B>("unknown access", [](B* b) { b->access = 0; });
   ExpectBroken<B>("unknown access", [](B* b) { b->access = 3; });
   using R = AttachReply;
-  ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
+  ExpectBroken<R>("number of blocks", [](R* b) { b->blocks = 1; });
+  ExpectBroken<R>("number of blocks", [](R* b) { (b->transport = 4, b->blocks = 0); });
+  ExpectBroken<R>("number of blocks",
+                  [](R* b) { (b->transport = 4, b->blocks = limits::kBlocks + 1); });
   ExpectBroken<R>("unknown access", [](R* b) { b->access = 3; });
   ExpectBroken<R>("unknown transport", [](R* b) { b->transport = 0; });
   ExpectBroken<R>("attach: size", [](R* b) { b->size_bytes = 0; });
   ExpectBroken<R>("attach: size", [](R* b) { b->size_bytes = limits::kBufferBytes + 1; });
   ExpectBroken<R>("mapped_bytes", [](R* b) { b->mapped_bytes = b->size_bytes - 1; });
   ExpectBroken<R>("mapped_bytes", [](R* b) { b->mapped_bytes = ~uint64_t{0}; });
-  ExpectBroken<R>("offset", [](R* b) { b->cuipc_offset = b->mapped_bytes + 1; });
+  ExpectBroken<R>("offset", [](R* b) { b->offset = b->mapped_bytes + 1; });
   ExpectBroken<DetachRequest>("lease_id is 0", [](DetachRequest* b) { b->lease_id = 0; });
 }
 
@@ -142,7 +145,7 @@ TEST(Messages, AttachAndDetachRules) {
 // allocation that it opened.
 TEST(Messages, AnAttachReplyStaysInsideItsAllocation) {
   ExpectBroken<AttachReply>(
-      "offset", [](AttachReply* b) { b->cuipc_offset = b->mapped_bytes - b->size_bytes + 1; });
+      "offset", [](AttachReply* b) { b->offset = b->mapped_bytes - b->size_bytes + 1; });
 }
 
 TEST(Messages, MakingRules) {
@@ -170,13 +173,22 @@ TEST(Messages, OfferRules) {
   ExpectNameRules<B>("offer: name", &B::name);
   ExpectBroken<B>("offer: size", [](B* b) { b->size_bytes = 0; });
   ExpectBroken<B>("mapped_bytes", [](B* b) { b->mapped_bytes = b->size_bytes - 1; });
-  ExpectBroken<B>("offset", [](B* b) { b->cuipc_offset = b->mapped_bytes - b->size_bytes + 1; });
+  ExpectBroken<B>("offset", [](B* b) { b->offset = b->mapped_bytes - b->size_bytes + 1; });
   ExpectBroken<B>("unknown flags", [](B* b) { b->flags = kFlagAttach; });
   ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
   ExpectBroken<B>("unknown transport", [](B* b) { b->transport = 3; });
   ExpectBroken<B>("without a PID", [](B* b) { b->pid = 0; });
   ExpectBroken<B>("without a PID", [](B* b) { b->pid = -1; });
   ExpectBroken<OfferReply>("generation is 0", [](OfferReply* b) { b->generation = 0; });
+  using S = StageBlockRequest;
+  ExpectBroken<S>("reserved", [](S* b) { b->reserved = 1; });
+  ExpectBroken<S>("mapped_bytes", [](S* b) { b->mapped_bytes = 0; });
+  ExpectBroken<S>("index", [](S* b) { b->index = limits::kBlocks; });
+  using K = BlockRequest;
+  ExpectBroken<K>("reserved", [](K* b) { b->reserved = 1; });
+  ExpectBroken<K>("lease_id is 0", [](K* b) { b->lease_id = 0; });
+  ExpectBroken<K>("index", [](K* b) { b->index = limits::kBlocks; });
+  ExpectBroken<BlockReply>("mapped_bytes", [](BlockReply* b) { b->mapped_bytes = 0; });
 }
 
 TEST(Messages, LookingRules) {

@@ -33,7 +33,14 @@ inline bool IsNameOrEmpty(const NameField& field) {
   return IsPadded(field) && (field[0] == '\0' || IsDnsLabel(FromNameField(field)));
 }
 inline bool IsAccess(uint32_t value) { return value == 1 || value == 2; }
-inline bool IsTransport(uint32_t value) { return value >= 1 && value <= 3; }
+inline bool IsTransport(uint32_t value) { return value >= 1 && value <= 4; }
+inline bool IsBlocks(uint32_t transport) {
+  return transport == static_cast<uint32_t>(Transport::kBlocks);
+}
+// The number of blocks that goes with a transport.
+inline bool IsBlockCount(uint32_t transport, uint32_t blocks) {
+  return IsBlocks(transport) ? blocks >= 1 && blocks <= limits::kBlocks : blocks == 0;
+}
 inline bool IsPeerWay(uint32_t value) { return value <= 3; }
 inline bool IsPageSize(uint64_t bytes) { return bytes > 0 && bytes <= limits::kPageBytes; }
 inline bool IsWriterExit(uint32_t value) { return value <= 2; }

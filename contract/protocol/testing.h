@@ -80,7 +80,7 @@ inline OfferRequest Valid() {
   body.flags = kFlagWritersAll;
   body.transport = 2;
   body.pid = 1;
-  body.cuipc_offset = 100;
+  body.offset = 100;
   body.gpu_uuid = {1};
   return body;
 }
@@ -165,6 +165,18 @@ inline AlarmReply Valid() {
   return {.number = 9};
 }
 template <>
+inline StageBlockRequest Valid() {
+  return {.mapped_bytes = 2 << 20, .index = 1, .reserved = 0};
+}
+template <>
+inline BlockRequest Valid() {
+  return {.lease_id = 7, .index = 1, .reserved = 0};
+}
+template <>
+inline BlockReply Valid() {
+  return {.mapped_bytes = 2 << 20};
+}
+template <>
 inline CountersReply Valid() {
   return {.version = 1, .size_bytes = 4096};
 }
@@ -203,6 +215,9 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<DescriptionReply>(Kind::kDescription, true);
   visit.template operator()<AlarmRequest>(Kind::kAlarm, false);
   visit.template operator()<AlarmReply>(Kind::kAlarm, true);
+  visit.template operator()<StageBlockRequest>(Kind::kStageBlock, false);
+  visit.template operator()<BlockRequest>(Kind::kBlock, false);
+  visit.template operator()<BlockReply>(Kind::kBlock, true);
   visit.template operator()<ErrorBody>(Kind::kAttach, true);
 }
 

@@ -155,16 +155,42 @@ static Result<void> SetAccess(const CudaApi& api, CUdeviceptr address, uint64_t 
 Result<DeviceMapping> DeviceMapping::Map(const CudaApi& api, const DeviceMemory& memory,
                                          uint64_t size_bytes, CUdevice device, Access access,
                                          std::span<const CUdevice> peers) {
+  const Piece piece{memory.handle(), size_bytes};
+  return MapPieces(api, {&piece, 1}, device, access, peers);
+}
+
+Result<DeviceMapping> DeviceMapping::Map(const CudaApi& api, std::span<const Block> blocks,
+                                         CUdevice device, Access access,
+                                         std::span<const CUdevice> peers) {
+  std::vector<Piece> pieces;
+  pieces.reserve(blocks.size());
+  for (const Block& block : blocks) pieces.push_back({block.memory.handle(), block.size_bytes});
+  return MapPieces(api, pieces, device, access, peers);
+}
+
+// One call sets the access of all pieces, and one unmaps them (conformance case
+// MappingsSideBySideAreUsedAsOne).
+Result<DeviceMapping> DeviceMapping::MapPieces(const CudaApi& api, std::span<const Piece> pieces,
+                                               CUdevice device, Access access,
+                                               std::span<const CUdevice> peers) {
+  uint64_t size_bytes = 0;
+  for (const Piece& piece : pieces) size_bytes += piece.size_bytes;
   CUdeviceptr address = 0;
   if (auto r =
           api.Check(api.cuMemAddressReserve(&address, size_bytes, 0, 0, 0), "cuMemAddressReserve");
       !r) {
     return std::unexpected(r.error());
   }
-  if (auto r = api.Check(api.cuMemMap(address, size_bytes, 0, memory.handle(), 0), "cuMemMap");
-      !r) {
-    api.cuMemAddressFree(address, size_bytes);
-    return std::unexpected(r.error());
+  uint64_t mapped = 0;
+  for (const Piece& piece : pieces) {
+    auto r =
+        api.Check(api.cuMemMap(address + mapped, piece.size_bytes, 0, piece.handle, 0), "cuMemMap");
+    if (!r) {
+      if (mapped > 0) api.cuMemUnmap(address, mapped);
+      api.cuMemAddressFree(address, size_bytes);
+      return std::unexpected(r.error());
+    }
+    mapped += piece.size_bytes;
   }
   DeviceMapping mapping(api, address, size_bytes);
   if (auto r = SetAccess(api, address, size_bytes, device, access, peers); !r) {

@@ -91,6 +91,14 @@ class DeviceMapping {
   static Result<DeviceMapping> Map(const CudaApi& api, const DeviceMemory& memory,
                                    uint64_t size_bytes, CUdevice device, Access access,
                                    std::span<const CUdevice> peers = {});
+  // The same for several allocations side by side.
+  struct Block {
+    DeviceMemory memory;
+    uint64_t size_bytes;
+  };
+  static Result<DeviceMapping> Map(const CudaApi& api, std::span<const Block> blocks,
+                                   CUdevice device, Access access,
+                                   std::span<const CUdevice> peers = {});
 
   // Maps `memory`, of the same size, in place of what is mapped. After a failure, the former memory
   // is mapped again; after kDeviceLost, nothing is.
@@ -112,6 +120,13 @@ class DeviceMapping {
  private:
   DeviceMapping(const CudaApi& api, CUdeviceptr address, uint64_t size_bytes)
       : api_(&api), address_(address), size_bytes_(size_bytes) {}
+  struct Piece {
+    CUmemGenericAllocationHandle handle;
+    uint64_t size_bytes;
+  };
+  static Result<DeviceMapping> MapPieces(const CudaApi& api, std::span<const Piece> pieces,
+                                         CUdevice device, Access access,
+                                         std::span<const CUdevice> peers);
   void Reset();
 
   const CudaApi* api_;

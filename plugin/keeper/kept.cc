@@ -20,14 +20,21 @@ std::unexpected<Status> Full(std::string_view what, uint64_t limit) {
 }
 
 bool HasDescriptor(const protocol::LinkGeneration& generation) {
-  return generation.transport != static_cast<uint32_t>(protocol::Transport::kCuIpc);
+  return generation.transport == static_cast<uint32_t>(protocol::Transport::kVmm) ||
+         IsPage(generation);
+}
+
+// From which version on a broker knows what concerns that generation.
+uint16_t VersionOf(const protocol::LinkGeneration& generation) {
+  if (IsPage(generation)) return protocol::kLinkPagesVersion;
+  return generation.blocks == 0 ? protocol::kLinkMinVersion : protocol::kLinkBlocksVersion;
 }
 
 // The memory behind a generation number never changes.
 bool IsSameMemory(const protocol::LinkGeneration& a, const protocol::LinkGeneration& b) {
   return a.name == b.name && a.size_bytes == b.size_bytes && a.mapped_bytes == b.mapped_bytes &&
-         a.transport == b.transport && a.pooled == b.pooled && a.cuipc_offset == b.cuipc_offset &&
-         a.cuipc_handle == b.cuipc_handle;
+         a.transport == b.transport && a.pooled == b.pooled && a.blocks == b.blocks &&
+         a.offset == b.offset && a.cuipc_handle == b.cuipc_handle;
 }
 
 // Heap bytes of a node of a map or set: its three pointers and colour, the allocator's header,
@@ -125,6 +132,8 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
     valid = Broken(Concat("generation ", generation.generation, " without its descriptor"));
   } else if (known == generations_.end() && generations_.size() >= limits::kLinkGenerations) {
     valid = Full("generations", limits::kLinkGenerations);
+  } else if (known == generations_.end() && block_count_ + generation.blocks > limits::kAllBlocks) {
+    valid = Full("blocks of offers", limits::kAllBlocks);
   }
   if (!valid) {
     Refuse(std::move(memory));
@@ -139,9 +148,42 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   Generation& kept = generations_[generation.generation];
   kept.stated = generation;
   kept.memory = std::move(memory);
+  kept.blocks.reserve(generation.blocks);
+  block_count_ += generation.blocks;
   kept.round = round_;
   buffer->second.generations.insert(generation.generation);
   (generation.pooled != 0 ? pooled_bytes_ : offered_bytes_) += PhysicalBytes(generation);
+  return {};
+}
+
+Result<void> Kept::Apply(const protocol::LinkBlock& block, UniqueFd memory) {
+  const auto found = generations_.find(block.generation);
+  Result<void> valid;
+  if (found == generations_.end()) {
+    valid = Broken(Concat("block of the unknown generation ", block.generation));
+  } else if (block.index >= found->second.stated.blocks ||
+             block.index > found->second.blocks.size()) {
+    valid = Broken(Concat("block ", block.index, " of generation ", block.generation, ", of which ",
+                          found->second.blocks.size(), " of ", found->second.stated.blocks,
+                          " were stated"));
+  } else if (block.index < found->second.blocks.size()) {
+    const uint64_t known = found->second.blocks[block.index].mapped_bytes;
+    if (known != block.mapped_bytes) {
+      valid = Broken(Concat("block ", block.index, " of generation ", block.generation, " has ",
+                            known, " bytes; stated now: ", block.mapped_bytes));
+    } else {
+      Refuse(std::move(memory));
+      return {};
+    }
+  } else if (!memory) {
+    valid = Broken(Concat("block ", block.index, " of generation ", block.generation,
+                          " without its descriptor"));
+  }
+  if (!valid) {
+    Refuse(std::move(memory));
+    return valid;
+  }
+  found->second.blocks.push_back({std::move(memory), block.mapped_bytes});
   return {};
 }
 
@@ -226,6 +268,12 @@ void Kept::Apply(const protocol::LinkDrop& drop) {
 
 // ---- what ends, and what ends with it
 
+void Kept::ForgetMemory(Generation* generation) {
+  block_count_ -= generation->stated.blocks;
+  for (Block& block : generation->blocks) Refuse(std::move(block.memory));
+  Refuse(std::move(generation->memory));
+}
+
 void Kept::ForgetDescription(Generation* generation) {
   description_bytes_ -= std::exchange(generation->description_bytes, 0);
   Refuse(std::move(generation->description));
@@ -256,7 +304,7 @@ Kept::GenerationAt Kept::Forget(GenerationAt generation) {
   buffers_.find(std::string(FromNameField(stated.name)))
       ->second.generations.erase(stated.generation);
   ForgetDescription(&generation->second);
-  Refuse(std::move(generation->second.memory));
+  ForgetMemory(&generation->second);
   return generations_.erase(generation);
 }
 
@@ -289,7 +337,7 @@ void Kept::Clear() {
   clients_.clear();
   for (auto& [number, generation] : generations_) {
     ForgetDescription(&generation);
-    Refuse(std::move(generation.memory));
+    ForgetMemory(&generation);
   }
   generations_.clear();
   buffers_.clear();
@@ -301,7 +349,7 @@ void Kept::Clear() {
 
 bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   using Stage = Cursor::Stage;
-  const bool with_pages = version >= protocol::kLinkPagesVersion;
+  const bool with_peers = version >= protocol::kLinkPagesVersion;
   // Moves to the entry after the cursor; false when this stage is done.
   const auto advance = [cursor](const auto& map, Stage next, auto* found) {
     *found = map.upper_bound(cursor->id);
@@ -309,7 +357,7 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
       cursor->id = (*found)->first;
       return true;
     }
-    *cursor = {.stage = next, .id = 0, .name = {}};
+    *cursor = {.stage = next, .id = 0, .block = 0, .name = {}};
     return false;
   };
   if (cursor->stage == Stage::kClients) {
@@ -330,16 +378,33 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
       Encode(LinkKind::kBuffer, stated, -1, statement);
       return true;
     }
-    *cursor = {.stage = Stage::kGenerations, .id = 0, .name = {}};
+    *cursor = {.stage = Stage::kGenerations, .id = 0, .block = 0, .name = {}};
   }
   if (cursor->stage == Stage::kGenerations) {
     decltype(generations_)::const_iterator generation;
-    while (advance(generations_, Stage::kContents, &generation)) {
-      if (!with_pages && IsPage(generation->second.stated)) continue;
+    while (advance(generations_, Stage::kBlocks, &generation)) {
+      if (version < VersionOf(generation->second.stated)) continue;
       Encode(LinkKind::kGeneration, generation->second.stated, generation->second.memory.get(),
              statement);
       return true;
     }
+  }
+  if (cursor->stage == Stage::kBlocks) {
+    auto generation = generations_.find(cursor->id);
+    do {
+      if (generation != generations_.end() && version >= protocol::kLinkBlocksVersion &&
+          cursor->block < generation->second.blocks.size()) {
+        const Block& block = generation->second.blocks[cursor->block];
+        Encode(LinkKind::kBlock,
+               protocol::LinkBlock{.generation = generation->first,
+                                   .mapped_bytes = block.mapped_bytes,
+                                   .index = cursor->block++,
+                                   .reserved = 0},
+               block.memory.get(), statement);
+        return true;
+      }
+      cursor->block = 0;
+    } while (advance(generations_, Stage::kContents, &generation));
   }
   if (cursor->stage == Stage::kContents) {
     decltype(generations_)::const_iterator generation;
@@ -364,9 +429,9 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   if (cursor->stage == Stage::kLeases) {
     decltype(leases_)::const_iterator lease;
     while (advance(leases_, Stage::kDone, &lease)) {
-      if (!with_pages && IsPage(generations_.at(lease->second.stated.generation).stated)) continue;
+      if (version < VersionOf(generations_.at(lease->second.stated.generation).stated)) continue;
       protocol::LinkLease stated = lease->second.stated;
-      if (!with_pages) stated.peer_way = 0;  // That version has no peer paths either.
+      if (!with_peers) stated.peer_way = 0;  // That version has no peer paths either.
       Encode(LinkKind::kLease, stated, -1, statement);
       return true;
     }
@@ -376,7 +441,8 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
 
 uint64_t Kept::bytes() const {
   return clients_.size() * kClientBytes + buffers_.size() * kBufferBytes +
-         generations_.size() * kGenerationBytes + leases_.size() * kLeaseBytes;
+         generations_.size() * kGenerationBytes + leases_.size() * kLeaseBytes +
+         block_count_ * sizeof(Block);
 }
 
 KeptCounts Kept::counts() const {

@@ -10,6 +10,7 @@
 //   (2) No more clients, buffers, generations and leases are kept than limits.h allows.
 //   (3) A client has its pidfd even if the process is dead, because the next broker must learn of
 //       it. A generation of transport vmm or host has its descriptor, the first that was sent.
+//       Its blocks have theirs, in order.
 //   (4) Only the destructor closes anything here. What is no longer kept appears in TakeRefuse()
 //       once, for a caller that may block, because closing what a broker sent can block.
 //   (5) bytes() is the heap memory of all of it, without descriptors. It grows and shrinks with
@@ -73,9 +74,14 @@ class Kept {
     Lease* leases = nullptr;  // First of the list; null if there is none.
     uint64_t round = 0;
   };
+  struct Block {
+    UniqueFd memory;
+    uint64_t mapped_bytes = 0;
+  };
   struct Generation {
     protocol::LinkGeneration stated{};
-    UniqueFd memory;  // vmm
+    UniqueFd memory;            // vmm
+    std::vector<Block> blocks;  // As many as were stated so far; see stated.blocks.
     std::optional<uint64_t> content_bytes;
     UniqueFd description;
     uint64_t description_bytes = 0;
@@ -102,6 +108,7 @@ class Kept {
   Result<void> Apply(const protocol::LinkClient& client, UniqueFd pidfd);
   Result<void> Apply(const protocol::LinkBuffer& buffer);
   Result<void> Apply(const protocol::LinkGeneration& generation, UniqueFd memory);
+  Result<void> Apply(const protocol::LinkBlock& block, UniqueFd memory);
   Result<void> Apply(const protocol::LinkContent& content);
   Result<void> Apply(const protocol::LinkDescription& description, UniqueFd memory);
   Result<void> Apply(const protocol::LinkLease& lease);
@@ -119,9 +126,19 @@ class Kept {
   // cursor; false at the end. It may or may not show what changes meanwhile. It leaves out what its
   // reader, who speaks `version` of the link, does not know.
   struct Cursor {
-    enum class Stage { kClients, kBuffers, kGenerations, kContents, kDescriptions, kLeases, kDone };
+    enum class Stage {
+      kClients,
+      kBuffers,
+      kGenerations,
+      kBlocks,
+      kContents,
+      kDescriptions,
+      kLeases,
+      kDone
+    };
     Stage stage = Stage::kClients;
     uint64_t id = 0;
+    uint32_t block = 0;  // Of generation `id`, in kBlocks.
     std::string name;
   };
   struct Statement {
@@ -156,6 +173,7 @@ class Kept {
   void Sweep(Map* map);
   void Refuse(UniqueFd fd);
   void ForgetDescription(Generation* generation);
+  void ForgetMemory(Generation* generation);
 
   std::map<uint64_t, Client> clients_;
   std::map<std::string, Buffer> buffers_;
@@ -165,6 +183,7 @@ class Kept {
   uint64_t pooled_bytes_ = 0;
   uint64_t offered_bytes_ = 0;
   uint64_t description_bytes_ = 0;
+  size_t block_count_ = 0;  // Blocks that the generations have, or will have.
   std::vector<UniqueFd> refuse_;
 };
 

@@ -136,6 +136,8 @@ Result<void> ApplyStatement(const Kept::Statement& statement, Kept* kept) {
       return kept->Apply(*protocol::ParseLink<LinkBuffer>(bytes));
     case LinkKind::kGeneration:
       return kept->Apply(*protocol::ParseLink<LinkGeneration>(bytes), std::move(descriptor));
+    case LinkKind::kBlock:
+      return kept->Apply(*protocol::ParseLink<protocol::LinkBlock>(bytes), std::move(descriptor));
     case LinkKind::kContent:
       return kept->Apply(*protocol::ParseLink<protocol::LinkContent>(bytes));
     case LinkKind::kDescription:
@@ -146,6 +148,61 @@ Result<void> ApplyStatement(const Kept::Statement& statement, Kept* kept) {
     default:
       return Fail(Code::kInternal, "no statement of a dump");
   }
+}
+
+constexpr uint64_t kMiB = 1 << 20;
+
+LinkGeneration BlocksOf(const std::string& name, uint64_t number, uint32_t blocks) {
+  LinkGeneration generation = GenerationOf(name, number);
+  generation.size_bytes = generation.mapped_bytes = 2 * kMiB * blocks;
+  generation.transport = 4;
+  generation.pooled = 0;
+  generation.blocks = blocks;
+  return generation;
+}
+
+// An offer's blocks are kept in order and with their generation, and a broker that does not know
+// them gets neither.
+TEST(Kept, BlocksGoWithTheirGeneration) {
+  using protocol::LinkBlock;
+  const auto block = [](uint64_t generation, uint32_t index, uint64_t bytes = 2 * kMiB) {
+    return LinkBlock{
+        .generation = generation, .mapped_bytes = bytes, .index = index, .reserved = 0};
+  };
+  Kept kept = Pod();
+  const std::vector<std::string> before = Dump(kept);
+  const uint64_t bytes_before = kept.bytes();
+  EXPECT_THAT(Said(kept.Apply(BlocksOf("a", 30, 3), Descriptor())), HasSubstr("which has none"));
+  ASSERT_TRUE(kept.Apply(BlocksOf("a", 30, 3), UniqueFd()));
+  EXPECT_FALSE(kept.Apply(block(99, 0), Descriptor())) << "of an unknown generation";
+  EXPECT_FALSE(kept.Apply(block(10, 0), Descriptor())) << "of a generation without blocks";
+  EXPECT_FALSE(kept.Apply(block(30, 1), Descriptor())) << "out of order";
+  EXPECT_FALSE(kept.Apply(block(30, 0), UniqueFd())) << "without its descriptor";
+  EXPECT_EQ(kept.TakeRefuse().size(), 4U) << "what was not taken is closed";
+  for (uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(kept.Apply(block(30, i), Descriptor()));
+  EXPECT_FALSE(kept.Apply(block(30, 3), Descriptor())) << "one too many";
+  EXPECT_FALSE(kept.Apply(block(30, 1, kMiB), Descriptor())) << "other memory";
+  EXPECT_TRUE(kept.Apply(block(30, 1), UniqueFd())) << "stated again";
+  kept.TakeRefuse();
+  ASSERT_TRUE(kept.Apply(LeaseOf(50, 1, 30)));
+  EXPECT_EQ(Dump(kept).size(), before.size() + 5) << "the generation, its blocks and a lease";
+  EXPECT_EQ(Dump(kept, protocol::kLinkBlocksVersion - 1), before);
+  Kept copy;
+  Kept::Cursor cursor;
+  Kept::Statement statement;
+  while (kept.Next(&cursor, protocol::kLinkMaxVersion, &statement)) {
+    ASSERT_TRUE(ApplyStatement(statement, &copy));
+  }
+  EXPECT_EQ(copy.generations().at(30).blocks.size(), 3U);
+  kept.Apply(protocol::LinkDrop{.what = 3, .reserved = 0, .id = 30, .name = {}});
+  EXPECT_EQ(kept.TakeRefuse().size(), 3U);
+  EXPECT_EQ(Dump(kept), before);
+  EXPECT_EQ(kept.bytes(), bytes_before);
+
+  for (uint64_t i = 0; i < limits::kAllBlocks / limits::kBlocks; ++i) {
+    ASSERT_TRUE(kept.Apply(BlocksOf("a", 100 + i, limits::kBlocks), UniqueFd()));
+  }
+  EXPECT_THAT(Said(kept.Apply(BlocksOf("a", 200, 1), UniqueFd())), HasSubstr("2048 blocks"));
 }
 
 // A description is kept with its generation, replaced and taken away, and forgotten if a broker

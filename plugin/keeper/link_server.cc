@@ -34,7 +34,8 @@ constexpr int kReadsPerWake = 64;
 // and more.
 constexpr int kReadsAtEnd = 65'536;
 // With more descriptors of one link waiting to be closed than this, it may not send more.
-constexpr size_t kMaxClosing = 2 * limits::kLinkGenerations + limits::kLinkClients;
+constexpr size_t kMaxClosing =
+    2 * limits::kLinkGenerations + limits::kLinkClients + limits::kAllBlocks;
 // With more sockets and foreign descriptors of one link waiting to be closed than this, nobody is
 // accepted on it: each connection adds one.
 constexpr size_t kMaxForeign = 64;
@@ -410,7 +411,7 @@ Result<void> LinkServer::OnMessage(Connection& connection, protocol::Message& me
   const bool may_have_descriptor =
       kind == protocol::LinkKind::kRegistry || kind == protocol::LinkKind::kCounters ||
       kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kGeneration ||
-      kind == protocol::LinkKind::kDescription;
+      kind == protocol::LinkKind::kDescription || kind == protocol::LinkKind::kBlock;
   if (message.descriptors.size() > (may_have_descriptor ? 1u : 0u)) {
     return Broken(Concat("unexpected descriptor in a link message: kind ", header->kind, " has ",
                          message.descriptors.size()));
@@ -560,6 +561,17 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
       if (!body) return std::unexpected(body.error());
       if (descriptor >= 0) {
         if (auto known = CheckGeneration(*body, descriptor); !known) return known;  // (7)
+      }
+      return kept_.Apply(*body, take());
+    }
+    case protocol::LinkKind::kBlock: {
+      const auto body = protocol::ParseLink<protocol::LinkBlock>(message.span());
+      if (!body) return std::unexpected(body.error());
+      if (descriptor >= 0) {
+        if (auto known = CheckMemory(descriptor, settings_.memory); !known) {
+          return std::unexpected(known.error().WithContext(
+              Concat("block ", body->index, " of generation ", body->generation)));
+        }
       }
       return kept_.Apply(*body, take());
     }

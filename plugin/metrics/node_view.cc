@@ -109,7 +109,7 @@ class PoolBuilder {
         shown.content_bytes = ContentOf(buffer, generation);
         shown.created_unix_ns = generation.created_unix_ns;
         shown.created_unix_ms = generation.created_unix_ns / 1'000'000;
-        shown.transport = generation.transport == protocol::Transport::kVmm ? "vmm" : "cuipc";
+        shown.transport = generation.transport == protocol::Transport::kCuIpc ? "cuipc" : "vmm";
       }
       AddGeneration(buffer, generation, &attachments);
     }

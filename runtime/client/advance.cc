@@ -37,9 +37,11 @@ Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> s
     return Fail(Code::kInvalidArgument, "this attachment's generation is not published yet",
                 "publish it first: gpushm_attachment_publish");
   }
-  if (attachment->device_mapping() == nullptr || facts.peer_way != protocol::PeerWay::kNone) {
+  if (attachment->device_mapping() == nullptr || facts.blocks != 0 ||
+      facts.peer_way != protocol::PeerWay::kNone) {
     return Fail(Code::kUnsupported,
-                "only memory with transport vmm, and without peer GPUs, can be exchanged",
+                "only a whole allocation with transport vmm, and without peer GPUs, can be "
+                "exchanged",
                 "attach the new generation, then detach this one");
   }
   const Result<const CudaApi*> api = Driver();
@@ -84,13 +86,20 @@ Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> s
 
 Result<void> Client::Exchange(const SessionLock& lock, Attachment* attachment, const Seen& seen,
                               const Grant& grant, const Deadline& deadline) {
+  const Lease lease{session_.peer(lock).serial, grant.reply.lease_id};
+  if (grant.reply.blocks != 0) {
+    EndLease(lock, lease, deadline);
+    return Fail(Code::kUnsupported,
+                Concat("generation ", grant.reply.generation,
+                       " was offered from within, or across, allocations"),
+                "attach the new generation, then detach this one");
+  }
   if (grant.descriptors.size() != 1 || grant.reply.lease_id == 0) {
     session_.Drop(lock);
     return Fail(Code::kCorrupt,
                 Concat("the broker broke the protocol: lease ", grant.reply.lease_id, " came with ",
                        grant.descriptors.size(), " descriptors"));
   }
-  const Lease lease{session_.peer(lock).serial, grant.reply.lease_id};
   const Attachment::Facts& facts = attachment->facts();
   const auto memory = DeviceMemory::Import(**Driver(), grant.descriptors[0].get());
   Result<void> done;

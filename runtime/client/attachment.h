@@ -52,7 +52,8 @@ class Attachment {
     uint64_t generation;
     uint64_t size_bytes;
     uint64_t mapped_bytes;
-    protocol::Transport transport;
+    protocol::Transport transport;  // kVmm also for blocks.
+    uint32_t blocks = 0;            // Allocations, if it is not one whole allocation.
     CUdevice device;
     GpuUuid gpu;
     CUdeviceptr address;

@@ -244,6 +244,8 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
       filled.copied_bytes = offered->copied_bytes;
       filled.copy_ns = offered->copy_ns;
       filled.generation = offered->generation;
+      filled.mapped_bytes = offered->mapped_bytes;
+      filled.allocations = offered->allocations;
       gc::WriteInfo(filled, result, result->struct_size);
     }
     return {};

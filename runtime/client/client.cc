@@ -624,18 +624,58 @@ Result<Client::Grant> Client::RequestLease(const SessionLock& lock, std::string_
       {.loss = Call::Loss::kRepeatable, .received = &grant.descriptors});
   if (!reply) return std::unexpected(reply.error());
   grant.reply = *reply;
-  const auto transport = is_page ? static_cast<uint32_t>(protocol::Transport::kHost)
-                                 : static_cast<uint32_t>(record.transport);
+  // The registry shows blocks as transport vmm.
+  const bool is_blocks = reply->transport == static_cast<uint32_t>(protocol::Transport::kBlocks) &&
+                         record.transport == registry::Transport::kVmm;
+  const auto transport = is_page     ? static_cast<uint32_t>(protocol::Transport::kHost)
+                         : is_blocks ? reply->transport
+                                     : static_cast<uint32_t>(record.transport);
   const bool as_recorded =
       reply->generation == record.generation && reply->size_bytes == record.size_bytes &&
       reply->mapped_bytes == record.mapped_bytes && reply->transport == transport;
-  if (as_recorded) return grant;
+  if (as_recorded) {
+    if (auto fetched = FetchBlocks(lock, &grant, wait); !fetched) {
+      EndLease(lock, {session_.peer(lock).serial, reply->lease_id}, wait.answer);
+      return std::unexpected(fetched.error());
+    }
+    return grant;
+  }
   session_.Drop(lock);
   return BrokeProtocol(
       Concat("the grant differs from the registry: generation ", reply->generation, ", ",
              reply->size_bytes, " bytes, ", reply->mapped_bytes, " mapped, transport ",
              reply->transport, "; the registry has generation ", record.generation, ", ",
              record.size_bytes, " bytes, ", record.mapped_bytes, " mapped, transport ", transport));
+}
+
+Result<void> Client::FetchBlocks(const SessionLock& lock, Grant* grant, const Wait& wait) {
+  const uint64_t serial = session_.peer(lock).serial;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < grant->reply.blocks; ++i) {
+    const protocol::BlockRequest request{
+        .lease_id = grant->reply.lease_id, .index = i, .reserved = 0};
+    std::vector<UniqueFd> received;
+    const auto block = session_.Ask<protocol::BlockReply>(lock, Kind::kBlock, request, wait.answer,
+                                                          {.loss = Call::Loss::kRepeatable,
+                                                           .serial = serial,
+                                                           .received = &received,
+                                                           .grants_lease = false});
+    if (!block) return std::unexpected(block.error());
+    if (received.size() != 1 || block->mapped_bytes > grant->reply.mapped_bytes - bytes) {
+      session_.Drop(lock);
+      return BrokeProtocol(Concat("block ", i, " of ", grant->reply.blocks, " has ",
+                                  block->mapped_bytes, " bytes and ", received.size(),
+                                  " descriptors, after ", bytes, " of ", grant->reply.mapped_bytes,
+                                  " bytes"));
+    }
+    bytes += block->mapped_bytes;
+    grant->descriptors.push_back(std::move(received[0]));
+    grant->block_bytes.push_back(block->mapped_bytes);
+  }
+  if (grant->reply.blocks == 0 || bytes == grant->reply.mapped_bytes) return {};
+  session_.Drop(lock);
+  return BrokeProtocol(Concat(grant->reply.blocks, " blocks have ", bytes, " bytes instead of ",
+                              grant->reply.mapped_bytes));
 }
 
 Result<PeerPlan> Client::Plan(const BufferRecord& record, const DeviceInfo& device,
@@ -669,16 +709,21 @@ Result<Attachment::Memory> Client::MapDevice(const DeviceInfo& device, Access ac
                                              const Deadline& deadline, CUdeviceptr* address) {
   const Result<const CudaApi*> api = Driver();
   if (!api) return std::unexpected(api.error());
-  if (grant.reply.transport == static_cast<uint32_t>(protocol::Transport::kVmm)) {
-    const Result<DeviceMemory> memory = DeviceMemory::Import(**api, grant.descriptors[0].get());
-    if (!memory) return std::unexpected(memory.error());
-    Result<DeviceMapping> mapping = DeviceMapping::Map(**api, *memory, grant.reply.mapped_bytes,
-                                                       device.device, access, peers.mapped);
+  if (grant.reply.transport != static_cast<uint32_t>(protocol::Transport::kCuIpc)) {
+    std::vector<DeviceMapping::Block> blocks;
+    for (size_t i = 0; i < grant.descriptors.size(); ++i) {
+      Result<DeviceMemory> memory = DeviceMemory::Import(**api, grant.descriptors[i].get());
+      if (!memory) return std::unexpected(memory.error());
+      blocks.push_back({std::move(*memory), grant.block_bytes.empty() ? grant.reply.mapped_bytes
+                                                                      : grant.block_bytes[i]});
+    }
+    Result<DeviceMapping> mapping =
+        DeviceMapping::Map(**api, blocks, device.device, access, peers.mapped);
     if (mapping && peers.staged) {
       mapping = StageCopy(**api, *mapping, device.device, *peers.staged, deadline);
     }
     if (!mapping) return std::unexpected(mapping.error());
-    *address = mapping->address();
+    *address = mapping->address() + grant.reply.offset;
     return Attachment::Memory(std::move(*mapping));
   }
   if (grant.reply.offerer_pid == getpid()) {
@@ -691,7 +736,7 @@ Result<Attachment::Memory> Client::MapDevice(const DeviceInfo& device, Access ac
   }
   Result<IpcMapping> mapping = IpcMapping::Open(**api, grant.reply.cuipc_handle);
   if (!mapping) return std::unexpected(mapping.error());
-  *address = mapping->base() + grant.reply.cuipc_offset;
+  *address = mapping->base() + grant.reply.offset;
   return Attachment::Memory(std::move(*mapping));
 }
 
@@ -701,7 +746,8 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
                                   bool share) {
   const protocol::AttachReply& reply = grant.reply;
   const bool is_cuipc = reply.transport == static_cast<uint32_t>(protocol::Transport::kCuIpc);
-  const size_t expected_descriptors = is_cuipc ? 0 : 1;
+  const bool is_blocks = reply.transport == static_cast<uint32_t>(protocol::Transport::kBlocks);
+  const size_t expected_descriptors = is_blocks ? reply.blocks : is_cuipc ? 0 : 1;
   std::string broken;
   if (reply.lease_id == 0) broken = "a grant without a lease";
   if (reply.generation == 0) broken = "a grant without a generation";
@@ -713,9 +759,10 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
     broken = Concat("a grant with ", grant.descriptors.size(), " descriptors instead of ",
                     expected_descriptors);
   }
-  if (is_cuipc && reply.cuipc_offset > reply.mapped_bytes - reply.size_bytes) {
+  const uint64_t spare = is_cuipc || is_blocks ? reply.mapped_bytes - reply.size_bytes : 0;
+  if (reply.offset > spare) {
     broken = Concat("a grant that reaches beyond its allocation: ", reply.size_bytes,
-                    " bytes at offset ", reply.cuipc_offset, " of ", reply.mapped_bytes, " bytes");
+                    " bytes at offset ", reply.offset, " of ", reply.mapped_bytes, " bytes");
   }
   if (!broken.empty()) {
     session_.Drop(lock);
@@ -735,7 +782,9 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
                         .generation = reply.generation,
                         .size_bytes = reply.size_bytes,
                         .mapped_bytes = reply.mapped_bytes,
-                        .transport = static_cast<protocol::Transport>(reply.transport),
+                        .transport = is_blocks ? protocol::Transport::kVmm
+                                               : static_cast<protocol::Transport>(reply.transport),
+                        .blocks = reply.blocks,
                         .device = peers.staged.value_or(device.device),
                         .gpu = device.uuid,
                         .address = address,

@@ -93,6 +93,18 @@ struct OfferOutcome {
   uint64_t copied_bytes = 0;
   int64_t copy_ns = 0;
   uint64_t generation = 0;
+  uint64_t mapped_bytes = 0;  // Of the allocations that others map.
+  uint32_t allocations = 1;
+};
+
+// What the driver reports about an address.
+struct OfferedAllocation {
+  CUdeviceptr base = 0;
+  uint64_t size_bytes = 0;
+  CUdevice device = 0;
+  bool is_vmm = false;
+  bool allows_descriptor = false;  // For VMM memory.
+  bool allows_cuipc = false;       // For cuMemAlloc memory.
 };
 
 struct OfferUse {
@@ -259,6 +271,7 @@ class Client final : private SessionObserver {
   struct Grant {
     protocol::AttachReply reply;
     std::vector<UniqueFd> descriptors;
+    std::vector<uint64_t> block_bytes{};  // With transport kBlocks: one for each descriptor.
   };
 
   explicit Client(ClientOptions options);
@@ -288,6 +301,7 @@ class Client final : private SessionObserver {
   Result<Grant> RequestLease(const SessionLock& lock, std::string_view name,
                              const registry::BufferRecord& record, Access access,
                              protocol::PeerWay way, const Wait& wait);
+  Result<void> FetchBlocks(const SessionLock& lock, Grant* grant, const Wait& wait);
   // Puts the memory of `grant` in place of that of `attachment`.
   Result<void> Exchange(const SessionLock& lock, Attachment* attachment, const Seen& seen,
                         const Grant& grant, const Deadline& deadline);
@@ -322,9 +336,19 @@ class Client final : private SessionObserver {
 
   Result<OfferOutcome> OfferCopy(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
                                  const OfferOptions& options, const Wait& wait);
-  // Returns the generation.
-  Result<uint64_t> SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
-                             const Wait& wait);
+  // An allocation in which offered memory lies.
+  struct OfferedBlock {
+    UniqueFd descriptor;
+    uint64_t mapped_bytes = 0;
+  };
+  // `blocks`: none for cuIpc, one for vmm. Returns the generation.
+  Result<uint64_t> SendOffer(const protocol::OfferRequest& request,
+                             std::span<const OfferedBlock> blocks, const Wait& wait);
+  // Returns the serial of the connection that has them.
+  Result<uint64_t> StageBlocks(const SessionLock& lock, std::span<const OfferedBlock> blocks,
+                               const Wait& wait);
+  static Result<std::vector<OfferedBlock>> ExportAll(
+      const CudaApi& api, std::span<const OfferedAllocation> allocations);
 
   // kUnsupported: the broker is too old for descriptions.
   Result<void> CheckDescriptions(const Wait& wait);

@@ -426,8 +426,8 @@ TEST_F(ClientTest, OffersAndSaysWhyNot) {
     EXPECT_EQ(
         gpushm_offer(client_.get(), "inside", mapping->address() + kMiB, kMiB, nullptr, nullptr),
         GPUSHM_UNSUPPORTED)
-        << "not the start";
-    EXPECT_THAT(gpushm_last_error()->what, HasSubstr("1048576 bytes after the start"));
+        << "an older sidecar";
+    EXPECT_THAT(gpushm_last_error()->what, HasSubstr("shares whole allocations only"));
     CUdeviceptr plain = 0;
     ASSERT_EQ(api_->cuMemAlloc(&plain, 4 * kMiB), CUDA_SUCCESS);
     ASSERT_EQ(gpushm_offer(client_.get(), "plain", plain + 4096, kMiB, nullptr, &result), GPUSHM_OK)

@@ -14,23 +14,13 @@ using protocol::Kind;
 
 namespace {
 
-// What the driver reports about an address.
-struct Allocation {
-  CUdeviceptr base = 0;
-  uint64_t size_bytes = 0;
-  CUdevice device = 0;
-  bool is_vmm = false;
-  bool allows_descriptor = false;  // For VMM memory.
-  bool allows_cuipc = false;       // For cuMemAlloc memory.
-};
-
 template <typename T>
 bool Ask(const CudaApi& api, CUpointer_attribute attribute, CUdeviceptr address, T* value) {
   return api.cuPointerGetAttribute(static_cast<void*>(value), attribute, address) == CUDA_SUCCESS;
 }
 
-Result<Allocation> LookAt(const CudaApi& api, CUdeviceptr address) {
-  Allocation allocation;
+Result<OfferedAllocation> AllocationAt(const CudaApi& api, CUdeviceptr address) {
+  OfferedAllocation allocation;
   size_t size_bytes = 0;
   if (auto done = api.Check(api.cuMemGetAddressRange(&allocation.base, &size_bytes, address),
                             "cuMemGetAddressRange");
@@ -68,6 +58,26 @@ Result<Allocation> LookAt(const CudaApi& api, CUdeviceptr address) {
   Ask(api, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address, &capable);
   allocation.allows_cuipc = capable != 0 && managed == 0;
   return allocation;
+}
+
+// The allocations in which the range lies, by address. An allocator may have mapped several side by
+// side, as torch does with expandable segments.
+Result<std::vector<OfferedAllocation>> LookAt(const CudaApi& api, CUdeviceptr address,
+                                              uint64_t size_bytes) {
+  std::vector<OfferedAllocation> found;
+  for (uint64_t covered = 0; found.empty() || covered < size_bytes;) {
+    const Result<OfferedAllocation> next = AllocationAt(api, address + covered);
+    if (!next && found.empty()) return std::unexpected(next.error());
+    if (!next || size_bytes == 0 || !(found.empty() || next->is_vmm)) {
+      return Fail(Code::kInvalidArgument,
+                  Concat("size_bytes: ", size_bytes, " bytes at address 0x", std::hex, address,
+                         std::dec, ", but there is device memory for ", covered, " bytes"),
+                  "pass the size of the range in bytes, at least 1 and not beyond its memory");
+    }
+    covered = next->base + next->size_bytes - address;
+    found.push_back(*next);
+  }
+  return found;
 }
 
 Result<GpuUuid> UuidOf(const CudaApi& api, CUdevice device) {
@@ -152,6 +162,47 @@ Result<void> AwaitContexts(const CudaApi& api, CUdeviceptr address) {
 
 }  // namespace
 
+// A descriptor of each. kUnsupported: one of them cannot be shared in this way.
+Result<std::vector<Client::OfferedBlock>> Client::ExportAll(
+    const CudaApi& api, std::span<const OfferedAllocation> allocations) {
+  constexpr char kRemedy[] =
+      "offer smaller ranges, allocate it with gpushm_create, or set allow_copy";
+  if (allocations.size() > limits::kBlocks) {
+    return Fail(Code::kUnsupported,
+                Concat("the range lies in ", allocations.size(), " allocations; the limit is ",
+                       limits::kBlocks),
+                kRemedy);
+  }
+  std::vector<OfferedBlock> blocks;
+  for (const OfferedAllocation& allocation : allocations) {
+    if (allocation.device != allocations.front().device) {
+      return Fail(Code::kUnsupported,
+                  Concat("the range lies on GPU ", allocations.front().device, " and on GPU ",
+                         allocation.device),
+                  kRemedy);
+    }
+    if (!allocation.allows_descriptor) {
+      return Fail(Code::kUnsupported,
+                  Concat("the allocation at 0x", std::hex, allocation.base,
+                         " was made without a handle type, so it has no descriptor"),
+                  "allocate it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, create it with "
+                  "gpushm_create, or set allow_copy");
+    }
+    const Result<DeviceMemory> memory = DeviceMemory::Retain(api, allocation.base);
+    if (!memory) return std::unexpected(memory.error());
+    Result<UniqueFd> descriptor = memory->Export();
+    if (!descriptor) {
+      return Fail(Code::kUnsupported,
+                  Concat("the driver cannot export this memory, "
+                         "for example because it came from another process: ",
+                         descriptor.error().what()),
+                  "offer it in the process that allocated it, or set allow_copy");
+    }
+    blocks.push_back({std::move(*descriptor), allocation.size_bytes});
+  }
+  return blocks;
+}
+
 Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
                                    const OfferOptions& options, const Wait& wait) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
@@ -162,16 +213,10 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
   if (!loaded) return std::unexpected(loaded.error());
   const CudaApi& api = **loaded;
   if (auto ready = api.Init(); !ready) return std::unexpected(ready.error());
-  const Result<Allocation> allocation = LookAt(api, address);
-  if (!allocation) return std::unexpected(allocation.error());
-  const uint64_t offset = address - allocation->base;
-  if (size_bytes == 0 || size_bytes > allocation->size_bytes - offset) {
-    return Fail(Code::kInvalidArgument,
-                Concat(size_bytes, " bytes at offset ", offset, " of an allocation of ",
-                       allocation->size_bytes, " bytes"),
-                "offer a range within one allocation");
-  }
-  const Result<GpuUuid> gpu = UuidOf(api, allocation->device);
+  const Result<std::vector<OfferedAllocation>> allocations = LookAt(api, address, size_bytes);
+  if (!allocations) return std::unexpected(allocations.error());
+  const OfferedAllocation& first = allocations->front();
+  const Result<GpuUuid> gpu = UuidOf(api, first.device);
   if (!gpu) return std::unexpected(gpu.error());
 
   if (options.stream != nullptr) {
@@ -184,37 +229,37 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
                 "allocate it with cuMemCreate and CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, create "
                 "it with gpushm_create, or set allow_copy");
   protocol::OfferRequest request = RequestFor(name, size_bytes, options.make, *gpu);
-  request.mapped_bytes = allocation->size_bytes;
-  if (allocation->is_vmm && offset != 0) {
-    reason = Status(Code::kUnsupported,
-                    Concat("address 0x", std::hex, address, std::dec, " is ", offset,
-                           " bytes after the start of its allocation"),
-                    "offer the whole allocation, or set allow_copy");
-  } else if (allocation->is_vmm && allocation->allows_descriptor) {
-    const Result<DeviceMemory> memory = DeviceMemory::Retain(api, address);
-    if (!memory) return std::unexpected(memory.error());
-    const Result<UniqueFd> descriptor = memory->Export();
-    if (descriptor) {
-      request.transport = static_cast<uint32_t>(protocol::Transport::kVmm);
-      const auto sent = SendOffer(request, *descriptor, wait);
-      if (!sent) return std::unexpected(sent.error());
-      return OfferOutcome{.transport = protocol::Transport::kVmm, .generation = *sent};
+  request.offset = address - first.base;
+  for (const OfferedAllocation& allocation : *allocations)
+    request.mapped_bytes += allocation.size_bytes;
+  const auto as_it_is = [&](std::span<const OfferedBlock> blocks) -> Result<OfferOutcome> {
+    const auto sent = SendOffer(request, blocks, wait);
+    if (!sent) return std::unexpected(sent.error());
+    return OfferOutcome{
+        .transport = blocks.empty() ? protocol::Transport::kCuIpc : protocol::Transport::kVmm,
+        .generation = *sent,
+        .mapped_bytes = request.mapped_bytes,
+        .allocations = static_cast<uint32_t>(allocations->size())};
+  };
+  if (first.is_vmm) {
+    const Result<std::vector<OfferedBlock>> blocks = ExportAll(api, *allocations);
+    if (blocks) {
+      const bool whole = blocks->size() == 1 && request.offset == 0;
+      request.transport =
+          static_cast<uint32_t>(whole ? protocol::Transport::kVmm : protocol::Transport::kBlocks);
+      Result<OfferOutcome> outcome = as_it_is(*blocks);
+      if (outcome || outcome.error().code() != Code::kUnsupported) return outcome;
+      reason = outcome.error();
+    } else {
+      reason = blocks.error();
     }
-    reason = Status(Code::kUnsupported,
-                    Concat("the driver cannot export this memory, "
-                           "for example because it came from another process: ",
-                           descriptor.error().what()),
-                    "offer it in the process that allocated it, or set allow_copy");
-  } else if (allocation->allows_cuipc) {
+  } else if (first.allows_cuipc) {
     CUipcMemHandle handle{};
     if (auto done = api.Check(api.cuIpcGetMemHandle(&handle, address), "cuIpcGetMemHandle"); done) {
       request.transport = static_cast<uint32_t>(protocol::Transport::kCuIpc);
       request.pid = getpid();
-      request.cuipc_offset = offset;
       std::memcpy(request.cuipc_handle.data(), handle.reserved, sizeof handle.reserved);
-      const auto sent = SendOffer(request, UniqueFd(), wait);
-      if (!sent) return std::unexpected(sent.error());
-      return OfferOutcome{.transport = protocol::Transport::kCuIpc, .generation = *sent};
+      return as_it_is({});
     } else {
       reason = Status(Code::kUnsupported, done.error().what(), "set allow_copy");
     }
@@ -223,13 +268,21 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
   return OfferCopy(name, address, size_bytes, options, wait);
 }
 
-Result<uint64_t> Client::SendOffer(protocol::OfferRequest request, const UniqueFd& descriptor,
-                                   const Wait& wait) {
+Result<uint64_t> Client::SendOffer(const protocol::OfferRequest& request,
+                                   std::span<const OfferedBlock> blocks, const Wait& wait) {
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
-  const int raw = descriptor.get();
   Call call;
-  if (descriptor) call.descriptors = {&raw, 1};
+  int raw = -1;
+  if (request.transport == static_cast<uint32_t>(protocol::Transport::kVmm)) {
+    raw = blocks.front().descriptor.get();
+    call.descriptors = {&raw, 1};
+  }
+  if (request.transport == static_cast<uint32_t>(protocol::Transport::kBlocks)) {
+    const Result<uint64_t> serial = StageBlocks(*lock, blocks, wait);
+    if (!serial) return std::unexpected(serial.error());
+    call.serial = *serial;
+  }
   const auto reply =
       session_.Ask<protocol::OfferReply>(*lock, Kind::kOffer, request, wait.answer, call);
   if (!reply) return std::unexpected(reply.error());
@@ -237,6 +290,30 @@ Result<uint64_t> Client::SendOffer(protocol::OfferRequest request, const UniqueF
   const std::lock_guard table(table_mutex_);
   offers_.emplace(reply->generation, session_.peer(*lock).serial);
   return reply->generation;
+}
+
+// The broker forgets them with the connection, so the offer must go over the same one.
+Result<uint64_t> Client::StageBlocks(const SessionLock& lock, std::span<const OfferedBlock> blocks,
+                                     const Wait& wait) {
+  uint64_t serial = 0;
+  for (uint32_t i = 0; i < blocks.size(); ++i) {
+    const int raw = blocks[i].descriptor.get();
+    const protocol::StageBlockRequest request{
+        .mapped_bytes = blocks[i].mapped_bytes, .index = i, .reserved = 0};
+    if (auto ready = session_.EnsureConnected(lock, !wait.dont_wait, wait.answer); !ready) {
+      return std::unexpected(ready.error());
+    }
+    if (session_.peer(lock).version < protocol::kBlocksVersion) {
+      return Fail(Code::kUnsupported, "the sidecar is older and shares whole allocations only",
+                  "offer a whole allocation, update the sidecar's image, or set allow_copy");
+    }
+    if (i == 0) serial = session_.peer(lock).serial;
+    const auto staged =
+        session_.Ask<protocol::EmptyReply>(lock, Kind::kStageBlock, request, wait.answer,
+                                           {.serial = serial, .descriptors = {&raw, 1}});
+    if (!staged) return std::unexpected(staged.error());
+  }
+  return serial;
 }
 
 // A broker that restarted without its state knows nobody, though processes have the memory mapped.
@@ -312,7 +389,8 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
                         .copied = true,
                         .copied_bytes = size_bytes,
                         .copy_ns = copy_ns,
-                        .generation = generation};
+                        .generation = generation,
+                        .mapped_bytes = (*made)->facts().mapped_bytes};
   };
   Result<OfferOutcome> outcome = copy();
   // If something failed, the buffer is still unpublished, and its end drops it. The memory must

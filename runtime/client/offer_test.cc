@@ -28,6 +28,7 @@ class OfferTest : public ClientTest {
     ClientTest::SetUp();
     context_.emplace(MakeContext());
     broker_->Add("some", 1, kBytes, api_);  // Gives the broker the driver.
+    broker_->Speak(protocol::kBlocksVersion - 1);
     Open();
     auto memory = DeviceMemory::Create(*api_, 0, 2 * kBytes);
     ASSERT_TRUE(memory) << memory.error().ToString();
@@ -47,7 +48,7 @@ class OfferTest : public ClientTest {
     streams_.push_back(stream);
     return stream;
   }
-  // The second half of an allocation can only be copied.
+  // The second half of an allocation, which an older sidecar does not share.
   CUdeviceptr address() const { return memory_->address() + kBytes; }
   // Simulates a kernel that takes 50 ms and then writes.
   void Produce(CUstream stream) {

@@ -69,7 +69,9 @@ Broker::~Broker() {
   closer_.Abandon();
   if (ledger_) {
     for (Memory& memory : ledger_->LetGo()) {
-      [[maybe_unused]] const int left_open = memory.descriptor.Release();
+      for (UniqueFd& descriptor : memory.TakeDescriptors()) {
+        [[maybe_unused]] const int left_open = descriptor.Release();
+      }
     }
   }
   if (!options_.config.pod_uid.empty() && options_.config.host_ipc) {
@@ -426,7 +428,9 @@ void Broker::Apply() {
   for (Memory& memory : ledger_->TakeFreed()) {
     // Pooled memory is GPU memory that others wait for, so it must not queue behind what clients
     // made.
-    (memory.pooled ? driver_worker_ : closer_).Close(std::move(memory.descriptor));
+    for (UniqueFd& descriptor : memory.TakeDescriptors()) {
+      (memory.pooled ? driver_worker_ : closer_).Close(std::move(descriptor));
+    }
   }
   if (!changes.empty() && options_.config.host_ipc) WriteHostListSoon();
   if (draining_ && Drained()) loop_->Stop();
@@ -477,6 +481,7 @@ void Broker::PublishCountersSoon() {
 
 void Broker::OnEnded(const Client& client) {
   transfers_->EndClient(client.id);
+  DropStaged(client.id);
   const Ledger::Ended ended = ledger_->EndClient(client.id);
   for (const std::string& name : ended.marked) {
     LogWarning("writer-died", {{"buffer", name}, {"container", client.container}});

@@ -123,7 +123,12 @@ class Broker : private Handler {
   Result<void> OnCreate(Request& request);
   Result<void> OnReplace(Request& request);
   Result<void> OnPublish(Request& request);
+  Result<void> OnStageBlock(Request& request);
+  Result<void> OnBlock(Request& request);
   Result<void> OnOffer(Request& request);
+  void DropStaged(uint64_t client_id);
+  // Puts what the client staged into `memory`, also if it does not fit there.
+  Result<void> TakeStaged(uint64_t client_id, Memory* memory);
   Result<void> OnDelete(Request& request);
   Result<void> OnHolders(Request& request);
   Result<void> OnBrokerInfo(Request& request);
@@ -188,8 +193,9 @@ class Broker : private Handler {
   std::optional<CounterBook> counters_;
   std::optional<Link> link_;
   Alarms alarms_;
-  std::set<uint64_t> announced_;  // Clients that the plugin knows.
-  Ledger::Cursor stated_;         // Position in the full state while link_ is stating it.
+  std::set<uint64_t> announced_;                   // Clients that the plugin knows.
+  std::map<uint64_t, std::vector<Block>> staged_;  // By client, for its next offer.
+  Ledger::Cursor stated_;  // Position in the full state while link_ is stating it.
   bool device_lost_ = false;
   int driver_calls_ = 0;  // Number of calls in progress.
   bool host_list_due_ = false;

@@ -500,6 +500,7 @@ void Ledger::AddGeneration(uint64_t number) {
   const Generation& generation = generations_.at(number);
   holdings_.AddGeneration(number, generation.buffer, generation.offerer_client);
   if (generation.memory.is_page()) page_bytes_ += generation.memory.mapped_bytes;
+  block_count_ += generation.memory.blocks.size();
 }
 
 void Ledger::ReleaseIfUnused(uint64_t number) {
@@ -513,6 +514,7 @@ void Ledger::ReleaseIfUnused(uint64_t number) {
   holdings_.EndGeneration(number, generation->second.buffer, generation->second.offerer_client);
   if (generation->second.memory.is_page()) page_bytes_ -= generation->second.memory.mapped_bytes;
   if (generation->second.memory.pooled) used_bytes_ -= generation->second.memory.mapped_bytes;
+  block_count_ -= generation->second.memory.blocks.size();
   offered_bytes_ -= OfferedBytes(generation->second.memory);
   description_bytes_ -= DescriptionPages(generation->second.description_bytes);
   freed_.push_back(std::move(generation->second.memory));
@@ -566,11 +568,11 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   record.size_bytes = generation.memory.size_bytes;
   record.mapped_bytes = generation.memory.mapped_bytes;
   record.gpu = gpu_.bytes;
-  record.transport = static_cast<registry::Transport>(generation.memory.transport);
-  if (generation.memory.is_page()) {
-    record.transport = registry::Transport::kVmm;
-    record.flags |= registry::kRecordPage;
-  }
+  // Also for pages and blocks, so that older readers can list them.
+  record.transport = generation.memory.transport == protocol::Transport::kCuIpc
+                         ? registry::Transport::kCuIpc
+                         : registry::Transport::kVmm;
+  if (generation.memory.is_page()) record.flags |= registry::kRecordPage;
   if (generation.content_bytes) record.flags |= registry::kRecordContent;
   record.state = buffer.state;
   record.created_unix_ns = static_cast<uint64_t>(generation.created_unix_ns);
@@ -655,6 +657,30 @@ void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
   leases_.erase(lease);
   --generations_.at(generation).leases;
   ReleaseIfUnused(generation);
+}
+
+std::vector<UniqueFd> Memory::TakeDescriptors() {
+  std::vector<UniqueFd> all;
+  if (descriptor) all.push_back(std::move(descriptor));
+  for (Block& block : blocks) all.push_back(std::move(block.descriptor));
+  blocks.clear();
+  return all;
+}
+
+bool Ledger::HasBlocks(const std::string& name) const {
+  const auto buffer = buffers_.find(name);
+  return buffer != buffers_.end() && buffer->second.current != 0 &&
+         !generations_.at(buffer->second.current).memory.blocks.empty();
+}
+
+Result<const Block*> Ledger::FindBlock(const Client& client, uint64_t lease_id, uint32_t index) {
+  const Result<Lease*> lease = FindLease(client, lease_id);
+  if (!lease) return std::unexpected(lease.error());
+  const Memory& memory = generations_.at((*lease)->generation).memory;
+  if (index < memory.blocks.size()) return &memory.blocks[index];
+  return Fail(Code::kInvalidArgument,
+              Concat(Quoted((*lease)->buffer), " has ", memory.blocks.size(), " blocks, but block ",
+                     index, " was requested"));
 }
 
 // Memory that applications offer (Ledger's members; see ledger.h). Whoever counts a GPU's memory
@@ -879,7 +905,10 @@ Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::str
                 "only buffers can be loaded and saved");
   }
   if (memory.transport != protocol::Transport::kVmm) {
-    return Fail(Code::kUnsupported, Concat(Quoted(name), " was offered with a cuIpc handle"),
+    return Fail(Code::kUnsupported,
+                Concat(Quoted(name), memory.blocks.empty()
+                                         ? " was offered with a cuIpc handle"
+                                         : " was offered from within, or across, allocations"),
                 "load or save it in a container that sees the GPU");
   }
   if (direction != protocol::Direction::kLoad) return &memory;

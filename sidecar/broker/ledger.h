@@ -47,16 +47,25 @@ using registry::BufferState;
 // Numbers of generations, leases and clients stay below this.
 inline constexpr uint64_t kMaxNumber = uint64_t{1} << 63;
 
-// The memory behind a name: GPU memory, given by its descriptor or a cuIpc handle, or the page of a
-// signal, barrier or ring, given by its memfd.
+// One of several allocations in which offered memory lies.
+struct Block {
+  UniqueFd descriptor;
+  uint64_t mapped_bytes = 0;
+};
+
+// The memory behind a name: GPU memory, given by its descriptor, a cuIpc handle or the descriptors
+// of its blocks, or the page of a signal, barrier or ring, given by its memfd.
 struct Memory {
   bool is_page() const { return transport == protocol::Transport::kHost; }
+  // All descriptors, which it then lacks.
+  std::vector<UniqueFd> TakeDescriptors();
   protocol::Transport transport = protocol::Transport::kVmm;
   uint64_t size_bytes = 0;    // As requested.
-  uint64_t mapped_bytes = 0;  // Size of the whole allocation.
+  uint64_t mapped_bytes = 0;  // Size of the whole allocation, or of all blocks.
   UniqueFd descriptor;        // For kVmm and kHost.
+  std::vector<Block> blocks;  // For kBlocks, in the order of their addresses.
   std::array<uint8_t, 64> cuipc_handle{};
-  uint64_t cuipc_offset = 0;
+  uint64_t offset = 0;
   int32_t offerer_pid = 0;
   bool pooled = true;  // Allocated by the broker, so it counts against the pool.
 };
@@ -185,6 +194,12 @@ class Ledger {
   // number of its leases. The caller then states that the client has ended, which drops the leases.
   Ended EndClient(uint64_t client_id);
   bool IsPage(const std::string& name) const;
+  // Whether its current generation consists of blocks.
+  bool HasBlocks(const std::string& name) const;
+  // A block of the memory of one of the client's leases. Owned by the ledger.
+  Result<const Block*> FindBlock(const Client& client, uint64_t lease_id, uint32_t index);
+  // Blocks of all generations.
+  size_t block_count() const { return block_count_; }
   // Leases on pages that ended since the last call; their cells must be ended too. Call it
   // before TakeStatements(), because a successor must not miss one.
   struct EndedParticipant {
@@ -282,19 +297,21 @@ class Ledger {
     std::string name = {};  // The last buffer stated; empty for none yet.
     uint64_t number = 0;    // The last generation or lease stated.
     // What of that generation is stated next, if it has it.
-    enum class Due { kNothing, kContent, kDescription } due = Due::kNothing;
+    enum class Due { kNothing, kBlocks, kContent, kDescription } due = Due::kNothing;
+    uint32_t block = 0;  // With kBlocks.
   };
   // The first statement after *cursor, which moves to the place before it; nullopt at the end.
   std::optional<Statement> Next(Cursor* cursor) const;
   // Moves the cursor past that statement.
   static void Advance(Cursor* cursor, const Statement& stated);
-  static bool IsAhead(const Cursor& cursor, const Statement& statement);
+  bool IsAhead(const Cursor& cursor, const Statement& statement) const;
 
   // ---- being that successor (ledger_restore.cc)
   struct Kept {
     struct Generation {
       protocol::LinkGeneration stated;
-      UniqueFd memory;  // For kVmm.
+      UniqueFd memory;            // For kVmm.
+      std::vector<Block> blocks;  // For kBlocks.
     };
     std::map<uint64_t, std::string> clients;  // Their containers.
     std::vector<protocol::LinkBuffer> buffers;
@@ -397,6 +414,9 @@ class Ledger {
   const std::string* NextName(const std::string& after) const;
   void NoteBuffer(const std::string& name);
   void NoteGeneration(uint64_t generation);
+  Statement BlockStatement(uint64_t generation, uint32_t index) const;
+  // From which version on plugins know what concerns that memory.
+  static uint16_t LinkVersionOf(const Memory& memory);
   void NoteContent(uint64_t generation);
   void NoteDescription(uint64_t generation);
   void NoteLease(const Lease& lease);
@@ -438,6 +458,7 @@ class Ledger {
   std::map<uint64_t, Lease> leases_;
   Holdings holdings_;               // An index of the two maps above.
   uint64_t page_bytes_ = 0;         // Bytes of the pages among the generations.
+  size_t block_count_ = 0;          // Blocks of all generations.
   uint64_t description_bytes_ = 0;  // Bytes of all descriptions, each in whole memory pages.
   std::vector<Change> changes_;
   std::vector<Memory> freed_;

@@ -32,7 +32,24 @@ void Ledger::NoteGeneration(uint64_t generation) {
   if (!journaling_) return;
   const Generation& known = generations_.at(generation);
   statements_.push_back(
-      {Describe(generation, known), known.memory.descriptor.get(), known.memory.is_page()});
+      {Describe(generation, known), known.memory.descriptor.get(), LinkVersionOf(known.memory)});
+  for (uint32_t i = 0; i < known.memory.blocks.size(); ++i) {
+    statements_.push_back(BlockStatement(generation, i));
+  }
+}
+
+Statement Ledger::BlockStatement(uint64_t generation, uint32_t index) const {
+  const Block& block = generations_.at(generation).memory.blocks.at(index);
+  return {protocol::LinkBlock{.generation = generation,
+                              .mapped_bytes = block.mapped_bytes,
+                              .index = index,
+                              .reserved = 0},
+          block.descriptor.get(), protocol::kLinkBlocksVersion};
+}
+
+uint16_t Ledger::LinkVersionOf(const Memory& memory) {
+  if (memory.is_page()) return protocol::kLinkPagesVersion;
+  return memory.blocks.empty() ? protocol::kLinkMinVersion : protocol::kLinkBlocksVersion;
 }
 
 void Ledger::NoteContent(uint64_t generation) {
@@ -50,7 +67,8 @@ void Ledger::NoteDescription(uint64_t generation) {
 
 void Ledger::NoteLease(const Lease& lease) {
   if (!journaling_) return;
-  statements_.push_back({Describe(lease), -1, generations_.at(lease.generation).memory.is_page()});
+  statements_.push_back(
+      {Describe(lease), -1, LinkVersionOf(generations_.at(lease.generation).memory)});
 }
 
 void Ledger::NoteDrop(LinkDropped what, uint64_t id, const std::string& name) {
@@ -109,11 +127,11 @@ protocol::LinkGeneration Ledger::Describe(uint64_t number, const Generation& gen
           .transport = static_cast<uint32_t>(memory.transport),
           .pooled = memory.pooled ? 1u : 0u,
           .offerer_pid = memory.offerer_pid,
-          .reserved = 0,
+          .blocks = static_cast<uint32_t>(memory.blocks.size()),
           .publisher_client = generation.publisher_client,
           .offerer_client = generation.offerer_client,
           .created_unix_ns = generation.created_unix_ns,
-          .cuipc_offset = memory.cuipc_offset,
+          .offset = memory.offset,
           .cuipc_handle = memory.cuipc_handle};
 }
 
@@ -154,6 +172,12 @@ std::optional<Statement> Ledger::Next(Cursor* cursor) const {
   if (cursor->part == Part::kGenerations) {
     const auto last = generations_.find(cursor->number);
     if (last == generations_.end()) cursor->due = Cursor::Due::kNothing;
+    if (cursor->due == Cursor::Due::kBlocks) {
+      if (cursor->block < last->second.memory.blocks.size()) {
+        return BlockStatement(last->first, cursor->block);
+      }
+      cursor->due = Cursor::Due::kContent;
+    }
     if (cursor->due == Cursor::Due::kContent) {
       if (last->second.content_bytes) {
         return Statement{protocol::LinkContent{last->first, *last->second.content_bytes}};
@@ -168,15 +192,15 @@ std::optional<Statement> Ledger::Next(Cursor* cursor) const {
     if (next != generations_.end()) {
       const Memory& memory = next->second.memory;
       return Statement{Describe(next->first, next->second), memory.descriptor.get(),
-                       memory.is_page()};
+                       LinkVersionOf(memory)};
     }
     *cursor = {.part = Part::kLeases};
   }
   if (cursor->part == Part::kLeases) {
     const auto next = leases_.upper_bound(cursor->number);
     if (next != leases_.end()) {
-      const bool page = generations_.at(next->second.generation).memory.is_page();
-      return Statement{Describe(next->second), -1, page};
+      const Memory& memory = generations_.at(next->second.generation).memory;
+      return Statement{Describe(next->second), -1, LinkVersionOf(memory)};
     }
     *cursor = {.part = Part::kEnd};
   }
@@ -188,7 +212,10 @@ void Ledger::Advance(Cursor* cursor, const Statement& stated) {
     cursor->name = protocol::FromNameField(b->name);
   } else if (const auto* g = std::get_if<protocol::LinkGeneration>(&stated.body)) {
     cursor->number = g->generation;
-    cursor->due = Cursor::Due::kContent;
+    cursor->due = Cursor::Due::kBlocks;
+    cursor->block = 0;
+  } else if (const auto* k = std::get_if<protocol::LinkBlock>(&stated.body)) {
+    cursor->block = k->index + 1;
   } else if (std::holds_alternative<protocol::LinkContent>(stated.body)) {
     cursor->due = Cursor::Due::kDescription;
   } else if (std::holds_alternative<protocol::LinkDescription>(stated.body)) {
@@ -198,7 +225,7 @@ void Ledger::Advance(Cursor* cursor, const Statement& stated) {
   }
 }
 
-bool Ledger::IsAhead(const Cursor& cursor, const Statement& statement) {
+bool Ledger::IsAhead(const Cursor& cursor, const Statement& statement) const {
   using Part = Cursor::Part;
   const auto is_ahead = [&cursor](const protocol::NameField& name) {
     return cursor.part == Part::kBuffers && protocol::FromNameField(name) > cursor.name;
@@ -208,6 +235,12 @@ bool Ledger::IsAhead(const Cursor& cursor, const Statement& statement) {
   // lost.
   if (const auto* g = std::get_if<protocol::LinkGeneration>(&statement.body)) {
     return is_ahead(g->name);
+  }
+  // With its generation.
+  if (const auto* k = std::get_if<protocol::LinkBlock>(&statement.body)) {
+    const auto generation = generations_.find(k->generation);
+    return generation == generations_.end() ||
+           is_ahead(protocol::ToNameField(generation->second.buffer));
   }
   const auto is_ahead_of = [&cursor](uint64_t generation) {
     return cursor.part == Part::kBuffers ||

@@ -115,7 +115,15 @@ TEST(LedgerLeases, WhatChangesWhileAllIsStatedIsKnownAtTheEnd) {
     const auto change = [&] {
       const std::string name(1, static_cast<char>('a' + pick(12)));
       const Client& client = clients[pick(clients.size())];
-      switch (pick(6)) {
+      switch (pick(7)) {
+        case 6: {
+          Memory memory;
+          memory.transport = protocol::Transport::kBlocks;
+          memory.size_bytes = memory.mapped_bytes = 2 * kPage;
+          for (int i = 0; i < 2; ++i) memory.blocks.push_back({UniqueFd(), kPage});
+          [[maybe_unused]] const auto offered = ledger.Offer(client, name, ForAll(), &memory, 1);
+          break;
+        }
         case 0:
         case 1: {
           const auto ticket = ledger.BeginCreate(client, name, 1, ForAll(), 0);
@@ -159,7 +167,7 @@ TEST(LedgerLeases, WhatChangesWhileAllIsStatedIsKnownAtTheEnd) {
       for (size_t changes = pick(3); changes > 0; --changes) {
         change();
         for (const Statement& statement : ledger.TakeStatements()) {
-          if (!Ledger::IsAhead(cursor, statement)) keeper.Apply(statement);
+          if (!ledger.IsAhead(cursor, statement)) keeper.Apply(statement);
         }
       }
       const auto next = ledger.Next(&cursor);

@@ -270,6 +270,12 @@ class Player {
     Memory memory = NewMemory();
     memory.transport = Pick(2) == 0 ? protocol::Transport::kVmm : protocol::Transport::kCuIpc;
     memory.size_bytes = memory.mapped_bytes = kPage;
+    if (Pick(3) == 0) {
+      memory.transport = protocol::Transport::kBlocks;
+      memory.mapped_bytes = 3 * kPage;
+      memory.offset = 17;
+      for (int i = 0; i < 3; ++i) memory.blocks.push_back({std::move(memory.descriptor), kPage});
+    }
     memory.offerer_pid = 1;
     const uint64_t tag = TagOf(memory);
     if (!ledger_.Offer(client, PickName(), PickPolicy(client), &memory, 1)) return;

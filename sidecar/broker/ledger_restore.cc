@@ -84,15 +84,19 @@ Ledger::Restored Ledger::Restore(Kept kept, const config::PodSpec& declared) {
 std::string Ledger::GenerationProblem(const Kept::Generation& generation,
                                       const std::set<std::string>& names) const {
   const protocol::LinkGeneration& stated = generation.stated;
-  const bool by_descriptor = stated.transport != static_cast<uint32_t>(protocol::Transport::kCuIpc);
+  const auto transport = static_cast<protocol::Transport>(stated.transport);
+  const bool by_descriptor =
+      transport == protocol::Transport::kVmm || transport == protocol::Transport::kHost;
   if (stated.generation >= kMaxNumber) return "invalid number (never issued by a broker)";
   if (generations_.contains(stated.generation)) return "duplicate number";
   if (!names.contains(NameOf(stated.name))) return "its buffer was not stated";
   if (by_descriptor && !generation.memory) {
     return Concat("its memory was not received, though its transport is ", stated.transport);
   }
+  if (generation.blocks.size() != stated.blocks) {
+    return Concat(generation.blocks.size(), " of its ", stated.blocks, " blocks were received");
+  }
   if (stated.pooled == 0) {
-    const auto transport = static_cast<protocol::Transport>(stated.transport);
     if (transport == protocol::Transport::kHost) return {};
     if (stated.mapped_bytes > limits_.gpu_bytes) {
       return Concat("it is larger than the GPU: ", stated.mapped_bytes, " of ", limits_.gpu_bytes,
@@ -129,7 +133,8 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
           Concat("generation ", stated.generation, " of ", NameOf(stated.name), ": ", problem));
       Memory refused;
       refused.descriptor = std::move(given.memory);
-      if (refused.descriptor) freed_.push_back(std::move(refused));
+      refused.blocks = std::move(given.blocks);
+      freed_.push_back(std::move(refused));
       continue;
     }
     Generation& generation = generations_[stated.generation];
@@ -141,8 +146,9 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
     generation.memory.size_bytes = stated.size_bytes;
     generation.memory.mapped_bytes = stated.mapped_bytes;
     generation.memory.descriptor = std::move(given.memory);
+    generation.memory.blocks = std::move(given.blocks);
     generation.memory.cuipc_handle = stated.cuipc_handle;
-    generation.memory.cuipc_offset = stated.cuipc_offset;
+    generation.memory.offset = stated.offset;
     generation.memory.offerer_pid = stated.offerer_pid;
     generation.memory.pooled = stated.pooled == 1;
     if (stated.pooled == 1) used_bytes_ += stated.mapped_bytes;

@@ -141,6 +141,45 @@ TEST_F(LedgerRestoreTest, AWriterOfManyLeasesEndsInFewWords) {
   EXPECT_TRUE(ledger_->Detach(kApp, held.lease_id));
 }
 
+// Goal: an offer across allocations is restored with all of them, or not at all. Method: a broker
+// that is killed after each of its statements.
+TEST_F(LedgerRestoreTest, AnOfferOfSeveralBlocksIsRestoredWholeOrNotAtAll) {
+  Memory memory;
+  memory.transport = protocol::Transport::kBlocks;
+  memory.size_bytes = kPage;
+  memory.mapped_bytes = 3 * kPage;
+  memory.offset = kPage + 512;
+  for (int i = 0; i < 3; ++i) {
+    memory.blocks.push_back({UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC)), kPage});
+  }
+  Policy policy;
+  policy.creator = kApp.container;
+  ASSERT_TRUE(ledger_->Offer(kApp, "offered", policy, &memory, kNow));
+  EXPECT_EQ(ledger_->block_count(), 3u);
+  const std::vector<Statement> statements = ledger_->TakeStatements();
+  ASSERT_EQ(statements.size(), 5u) << "the buffer, its generation, its blocks";
+  for (size_t stated = 0; stated <= statements.size(); ++stated) {
+    testing::KeeperModel keeper;
+    for (size_t i = 0; i < stated; ++i) keeper.Apply(statements[i]);
+    Ledger successor(LedgerLimits{}, kGpu, 2000);
+    const auto restored = successor.Restore(keeper.Dump(), pod_);
+    const bool whole = stated == statements.size();
+    EXPECT_EQ(successor.StateOf("offered").has_value(), whole) << stated;
+    EXPECT_EQ(successor.block_count(), whole ? 3u : 0u);
+    if (stated > 1 && !whole) {
+      EXPECT_THAT(restored.dropped,
+                  Contains(HasSubstr(Concat(stated - 2, " of its 3 blocks were received"))));
+    }
+    if (!whole) continue;
+    EXPECT_EQ(testing::LinesDiffer(*ledger_, successor), "");
+    const auto grant = successor.Attach(kApp, "offered", Access::kRead, 0, kGpu, kNow);
+    ASSERT_TRUE(grant);
+    ASSERT_TRUE(successor.FindBlock(kApp, grant->lease_id, 2));
+    EXPECT_FALSE(successor.FindBlock(kApp, grant->lease_id, 3)) << "one more than there are";
+    EXPECT_FALSE(successor.FindBlock(kOther, grant->lease_id, 0)) << "another client's lease";
+  }
+}
+
 TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
   for (const char* name : {"giant", "offered", "small"}) {
     Memory memory;

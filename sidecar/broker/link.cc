@@ -38,6 +38,8 @@ constexpr LinkKind kKindOf<protocol::LinkBuffer> = LinkKind::kBuffer;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkGeneration> = LinkKind::kGeneration;
 template <>
+constexpr LinkKind kKindOf<protocol::LinkBlock> = LinkKind::kBlock;
+template <>
 constexpr LinkKind kKindOf<protocol::LinkContent> = LinkKind::kContent;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkDescription> = LinkKind::kDescription;
@@ -199,6 +201,23 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
       Ledger::Kept::Generation& generation = greeting->kept.generations.emplace_back();
       taken = take(&generation.stated);
       generation.memory = std::move(descriptor);
+      break;
+    }
+    case LinkKind::kBlock: {
+      protocol::LinkBlock block{};
+      taken = take(&block);
+      if (!taken) break;
+      // The plugin sends a generation's blocks at once, after all generations.
+      auto& generations = greeting->kept.generations;
+      const auto of = std::ranges::lower_bound(
+          generations, block.generation, {},
+          [](const Ledger::Kept::Generation& g) { return g.stated.generation; });
+      if (of == generations.end() || of->stated.generation != block.generation ||
+          of->blocks.size() != block.index || block.index >= of->stated.blocks || !descriptor) {
+        return Broken(Concat("block ", block.index, " of generation ", block.generation,
+                             " is out of order, or came without its descriptor"));
+      }
+      of->blocks.push_back({std::move(descriptor), block.mapped_bytes});
       break;
     }
     case LinkKind::kContent:

@@ -84,9 +84,9 @@ class Link {
  private:
   enum class Phase { kDown, kGreeting, kUp };
   using Body = std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkClient,
-                            protocol::LinkBuffer, protocol::LinkGeneration, protocol::LinkContent,
-                            protocol::LinkDescription, protocol::LinkLease, protocol::LinkDrop,
-                            protocol::LinkEnd>;
+                            protocol::LinkBuffer, protocol::LinkGeneration, protocol::LinkBlock,
+                            protocol::LinkContent, protocol::LinkDescription, protocol::LinkLease,
+                            protocol::LinkDrop, protocol::LinkEnd>;
   struct Queued {
     Body body;
     UniqueFd descriptor;
@@ -100,7 +100,7 @@ class Link {
     if (std::holds_alternative<protocol::LinkDescription>(statement.body)) {
       return version_ >= protocol::kLinkDescriptionVersion;
     }
-    return !statement.page || version_ >= protocol::kLinkPagesVersion;
+    return version_ >= statement.version;
   }
   Result<Greeting> TryGreet(const Deadline& deadline);
   Result<bool> TakeKept(protocol::Message& message, Greeting* greeting);

@@ -89,6 +89,12 @@ class Recorder {
     offer.gpu_uuid = gpu_uuid_;
     offer.transport = 1;
     Add(Kind::kOffer, offer, true);
+    for (uint32_t index = 0; index < 3; ++index) {
+      Add(Kind::kStageBlock, StageBlockRequest{2 << 20, index % 2, 0}, true);
+      Add(Kind::kBlock, BlockRequest{index + 1, index, 0});
+    }
+    offer.transport = 4;
+    Add(Kind::kOffer, offer);
     offer.transport = 2;
     offer.pid = 1;
     Add(Kind::kOffer, offer);

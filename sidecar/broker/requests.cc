@@ -24,7 +24,8 @@ std::string NameOf(const protocol::NameField& field) {
 
 bool NeedsTheGpu(Kind kind) {
   return kind == Kind::kAttach || kind == Kind::kCreate || kind == Kind::kReplace ||
-         kind == Kind::kOffer || kind == Kind::kTransfer || kind == Kind::kMakePage;
+         kind == Kind::kOffer || kind == Kind::kStageBlock || kind == Kind::kTransfer ||
+         kind == Kind::kMakePage;
 }
 
 Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) {
@@ -59,6 +60,10 @@ Result<void> Broker::OnRequest(Request& request) {
       return OnPublish(request);
     case Kind::kOffer:
       return OnOffer(request);
+    case Kind::kStageBlock:
+      return OnStageBlock(request);
+    case Kind::kBlock:
+      return OnBlock(request);
     case Kind::kDelete:
       return OnDelete(request);
     case Kind::kHolders:
@@ -119,6 +124,13 @@ Result<void> Broker::OnAttach(Request& request) {
             "\" is a signal, barrier or ring, which this version of the library does not support"),
         "use the library that this node's plugin mounts");
   }
+  if (request.version < protocol::kBlocksVersion && ledger_->HasBlocks(NameOf(body->name))) {
+    return Fail(Code::kUnsupported,
+                Concat('"', NameOf(body->name),
+                       "\" was offered from within, or across, allocations, which this version of "
+                       "the library does not support"),
+                "use the library that this node's plugin mounts");
+  }
   const auto grant = ledger_->Attach(
       request.client, NameOf(body->name), static_cast<Access>(body->access), body->generation,
       GpuUuid{body->gpu_uuid}, UnixNs(), static_cast<protocol::PeerWay>(body->peer_way));
@@ -160,8 +172,11 @@ void Broker::ReplyGrant(const Client& client, const ReplyTo& to, const Grant& gr
     descriptor = read_only.get();
   } else if (grant.memory->transport == protocol::Transport::kCuIpc) {
     reply.offerer_pid = grant.memory->offerer_pid;
-    reply.cuipc_offset = grant.memory->cuipc_offset;
+    reply.offset = grant.memory->offset;
     reply.cuipc_handle = grant.memory->cuipc_handle;
+  } else if (!grant.memory->blocks.empty()) {
+    reply.blocks = static_cast<uint32_t>(grant.memory->blocks.size());
+    reply.offset = grant.memory->offset;
   } else if (grant.lease_id != 0) {
     descriptor = grant.memory->descriptor.get();
   }
@@ -253,14 +268,81 @@ Result<void> Broker::OnPublish(Request& request) {
   return {};
 }
 
+void Broker::DropStaged(uint64_t client_id) {
+  const auto staged = staged_.extract(client_id);
+  if (staged.empty()) return;
+  for (Block& block : staged.mapped()) closer_.Close(std::move(block.descriptor));
+}
+
+Result<void> Broker::OnStageBlock(Request& request) {
+  const auto body = protocol::Parse<protocol::StageBlockRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  if (request.message->descriptors.size() != 1) {
+    return Fail(Code::kCorrupt,
+                Concat("block ", body->index, " of an offer came with ",
+                       request.message->descriptors.size(), " descriptors; it needs 1"));
+  }
+  const int descriptor = request.message->descriptors[0].get();
+  if (auto r = CheckMemory(descriptor, gpu_->memory_kind()); !r) {
+    LogWarning("offer-refused",
+               {{"container", request.client.container}, {"reason", r.error().what()}});
+    return r;
+  }
+  if (body->index == 0) DropStaged(request.client.id);
+  std::vector<Block>& staged = staged_[request.client.id];
+  if (body->index != staged.size()) {
+    return Fail(
+        Code::kInvalidArgument,
+        Concat("block ", body->index, " of an offer was sent after ", staged.size(), " others"),
+        "offer the memory again");
+  }
+  size_t blocks = ledger_->block_count();
+  for (const auto& [client, of_client] : staged_) blocks += of_client.size();
+  if (blocks >= limits::kAllBlocks) {
+    return Fail(Code::kExhausted,
+                Concat("the pod's offers already consist of ", blocks,
+                       " allocations; the limit is ", limits::kAllBlocks),
+                "delete offers that are not used; see docs/reference/limits.md");
+  }
+  staged.push_back({std::move(request.message->descriptors[0]), body->mapped_bytes});
+  server_->Reply(request.to, protocol::EmptyReply{});
+  return {};
+}
+
+Result<void> Broker::TakeStaged(uint64_t client_id, Memory* memory) {
+  auto staged = staged_.extract(client_id);
+  if (!staged.empty()) memory->blocks = std::move(staged.mapped());
+  uint64_t bytes = 0;
+  for (const Block& block : memory->blocks) bytes += block.mapped_bytes;
+  const uint64_t first = memory->blocks.empty() ? 0 : memory->blocks.front().mapped_bytes;
+  const uint64_t last = memory->blocks.empty() ? 0 : memory->blocks.back().mapped_bytes;
+  const uint64_t end = memory->offset + memory->size_bytes;
+  if (bytes == memory->mapped_bytes && memory->offset < first && end > bytes - last) return {};
+  return Fail(Code::kInvalidArgument,
+              Concat(memory->size_bytes, " bytes at offset ", memory->offset, " of ",
+                     memory->mapped_bytes, " do not lie in the ", memory->blocks.size(),
+                     " blocks of ", bytes, " bytes that were sent before"),
+              "offer the memory again");
+}
+
+Result<void> Broker::OnBlock(Request& request) {
+  const auto body = protocol::Parse<protocol::BlockRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  const auto block = ledger_->FindBlock(request.client, body->lease_id, body->index);
+  if (!block) return std::unexpected(block.error());
+  server_->Reply(request.to, protocol::BlockReply{(*block)->mapped_bytes},
+                 (*block)->descriptor.get());
+  return {};
+}
+
 Result<void> Broker::OnOffer(Request& request) {
   const auto body = protocol::Parse<protocol::OfferRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   const auto transport = static_cast<protocol::Transport>(body->transport);
   const bool vmm = transport == protocol::Transport::kVmm;
   if (request.message->descriptors.size() != (vmm ? 1u : 0u)) {
-    return Fail(Code::kCorrupt, vmm ? "an offer of VMM memory without a descriptor"
-                                    : "an offer of a cuIpc handle with a descriptor");
+    return Fail(Code::kCorrupt, Concat("an offer with transport ", body->transport, " came with ",
+                                       request.message->descriptors.size(), " descriptors"));
   }
   if (body->gpu_uuid != gpu_->info().uuid.bytes) {
     return Fail(Code::kInvalidArgument,
@@ -282,23 +364,31 @@ Result<void> Broker::OnOffer(Request& request) {
   memory.size_bytes = body->size_bytes;
   memory.mapped_bytes = body->mapped_bytes;
   memory.cuipc_handle = body->cuipc_handle;
-  memory.cuipc_offset = body->cuipc_offset;
+  memory.offset = body->offset;
   memory.offerer_pid = body->pid;
   if (vmm) memory.descriptor = std::move(request.message->descriptors[0]);
   const std::string name = NameOf(body->name);
-  auto generation = ledger_->Offer(request.client, name,
-                                   PolicyFor(request.client, body->flags, body->on_writer_exit),
-                                   &memory, UnixNs());
+  Result<uint64_t> generation = 0;
+  if (transport == protocol::Transport::kBlocks) {
+    if (auto r = TakeStaged(request.client.id, &memory); !r)
+      generation = std::unexpected(r.error());
+  }
+  if (generation) {
+    generation = ledger_->Offer(request.client, name,
+                                PolicyFor(request.client, body->flags, body->on_writer_exit),
+                                &memory, UnixNs());
+  }
   if (!generation) {
-    closer_.Close(std::move(memory.descriptor));
+    for (UniqueFd& descriptor : memory.TakeDescriptors()) closer_.Close(std::move(descriptor));
     return std::unexpected(generation.error());
   }
   Apply();
-  LogInfo("buffer-offered", {{"buffer", name},
-                             {"generation", *generation},
-                             {"bytes", body->size_bytes},
-                             {"transport", vmm ? "vmm" : "cuipc"},
-                             {"container", request.client.container}});
+  LogInfo("buffer-offered",
+          {{"buffer", name},
+           {"generation", *generation},
+           {"bytes", body->size_bytes},
+           {"transport", transport == protocol::Transport::kCuIpc ? "cuipc" : "vmm"},
+           {"container", request.client.container}});
   server_->Reply(request.to, protocol::OfferReply{*generation});
   return {};
 }

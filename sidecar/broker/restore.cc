@@ -138,7 +138,7 @@ bool Broker::Announce(uint64_t client_id) {
 void Broker::StateChanges() {
   EndParticipants();
   for (const Statement& statement : ledger_->TakeStatements()) {
-    if (link_->is_stating() && Ledger::IsAhead(stated_, statement)) continue;
+    if (link_->is_stating() && ledger_->IsAhead(stated_, statement)) continue;
     bool sayable = true;
     for (const uint64_t id : MentionedClients(statement)) {
       if (id != 0 && !Announce(id)) sayable = NamedClient(statement) == 0;

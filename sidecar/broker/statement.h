@@ -10,11 +10,11 @@ namespace gpushm::broker {
 
 struct Statement {
   std::variant<protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
-               protocol::LinkContent, protocol::LinkDescription, protocol::LinkLease,
-               protocol::LinkDrop>
+               protocol::LinkBlock, protocol::LinkContent, protocol::LinkDescription,
+               protocol::LinkLease, protocol::LinkDrop>
       body;
   int descriptor = -1;  // Not owned: the server's pidfd or the ledger's memory (see there).
-  bool page = false;    // Concerns a page; plugins know pages from protocol::kLinkPagesVersion on.
+  uint16_t version = protocol::kLinkMinVersion;  // Older plugins do not know what it concerns.
 };
 
 }  // namespace gpushm::broker

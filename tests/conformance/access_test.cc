@@ -55,6 +55,52 @@ CONFORMANCE_CASE(AnExportedDescriptorIsRecognised, 20) {
   }).Join();
 }
 
+// Goal: allocations that are mapped side by side are found one by one, and their access is set and
+// ended in one call each, also by a process that imported them. An allocation is mapped whole.
+CONFORMANCE_CASE(MappingsSideBySideAreUsedAsOne, 20) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    const uint64_t sizes[] = {kChunkBytes, 10 * kChunkBytes, kChunkBytes};
+    std::vector<DeviceMapping::Block> blocks;
+    std::vector<UniqueFd> descriptors;
+    for (const uint64_t size : sizes) {
+      blocks.push_back({Take(DeviceMemory::Create(api, 0, size)), size});
+      descriptors.push_back(Take(blocks.back().memory.Export()));
+    }
+    const DeviceMapping own = Take(DeviceMapping::Map(api, blocks, 0, Access::kReadWrite));
+    uint64_t at = 0;
+    for (const uint64_t size : sizes) {
+      CUdeviceptr base = 0;
+      size_t bytes = 0;
+      Must(api.cuMemGetAddressRange(&base, &bytes, own.address() + at + size / 2),
+           "cuMemGetAddressRange");
+      Expect(base == own.address() + at && bytes == size, "an allocation of its own is found");
+      at += size;
+    }
+    CUdeviceptr base = 0;
+    size_t bytes = 0;
+    ExpectAnswer(api.cuMemGetAddressRange(&base, &bytes, own.address() + at), CUDA_ERROR_NOT_FOUND,
+                 "the range behind the last one");
+    const CUdeviceptr border = own.address() + kChunkBytes - 4;
+    Must(api.cuMemsetD32(border, 7, 2), "a store across the border");
+
+    std::vector<DeviceMapping::Block> imported;
+    for (size_t i = 0; i < descriptors.size(); ++i) {
+      imported.push_back({Take(DeviceMemory::Import(api, descriptors[i].get())), sizes[i]});
+    }
+    {
+      const DeviceMapping other = Take(DeviceMapping::Map(api, imported, 0, Access::kRead));
+      Expect(ReadWord(other.address() + kChunkBytes - 4) == (uint64_t{7} << 32 | 7),
+             "a load across the border");
+      Expect(other.size_bytes() == 12 * kChunkBytes, "one range");
+    }
+    CUdeviceptr alone = 0;
+    Must(api.cuMemAddressReserve(&alone, 10 * kChunkBytes, 0, 0, 0), "cuMemAddressReserve");
+    ExpectAnswer(api.cuMemMap(alone, kChunkBytes, 0, imported[1].memory.handle(), 0),
+                 CUDA_ERROR_NOT_SUPPORTED, "a map of the first part of an allocation");
+  }).Join();
+}
+
 // Goal: memory that other hardware may register can be shared like any other.
 CONFORMANCE_CASE(MemoryForOtherHardwareIsSharedAsAny, 20) {
   Child maker = Start([](Channel& channel) {

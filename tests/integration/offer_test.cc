@@ -69,6 +69,41 @@ TEST_F(OfferTest, AnOwnerSeesWhoUsesItsMemory) {
   EXPECT_TRUE(Eventually([&] { return owner.Do("offer-state mine").value == 100; }));
 }
 
+// Goal: what an allocator gave out is shared without a copy, wherever it lies in its allocations.
+TEST_F(OfferTest, ARangeWithinOrAcrossAllocationsIsSharedAsItIs) {
+  Broker broker(run(), "64Mi");
+  Worker owner(run());
+  Worker reader(run());
+  struct Case {
+    const char* name;
+    const char* bytes;
+    int blocks;
+  };
+  for (const auto& [name, bytes, blocks] :
+       {Case{"within", "8192", 1}, Case{"edge", "2092800", 1}, Case{"two", "2097152", 2},
+        Case{"many", "9000000", 5}}) {
+    const std::string offer = Concat("offer ", name, " ", bytes, " 98 blocks");
+    ASSERT_EQ(owner.Do(offer).value, GPUSHM_TRANSPORT_VMM) << name;
+    EXPECT_EQ(owner.Do("offered-blocks").value, blocks) << name;
+    EXPECT_EQ(owner.Do("offered-bytes").value, blocks * (2 << 20)) << name;
+    ASSERT_EQ(reader.Do(Concat("attach ", name, " r 0")).status, GPUSHM_OK) << name;
+    EXPECT_EQ(reader.Do("read").value, 98) << name;
+    EXPECT_EQ(reader.Do("read-last").value, 99) << name;
+    EXPECT_EQ(reader.Do("advance 0").status, GPUSHM_UNSUPPORTED);
+    EXPECT_EQ(owner.Do(Concat("offer-state ", name)).value, 1) << name;
+  }
+  // 257 blocks of 2 MiB.
+  EXPECT_EQ(owner.Do("offer giant 536880000 98 blocks").status, GPUSHM_UNSUPPORTED);
+  // What is stored is seen, and the memory outlives its owner.
+  ASSERT_EQ(owner.Do("attach many w 0").status, GPUSHM_OK);
+  ASSERT_EQ(owner.Do("write 4711").status, 0);
+  EXPECT_EQ(reader.Do("read").value, 4711);
+  owner.Kill();
+  Worker late(run());
+  ASSERT_EQ(late.Do("attach many r 0").status, GPUSHM_OK);
+  EXPECT_EQ(late.Do("read-last").value, 99);
+}
+
 // A broker without a plugin loses what it knew, and others may still use the memory.
 TEST_F(OfferTest, AfterABrokersDeathNobodyKnowsWhoUsesIt) {
   Broker broker(run(), "64Mi");

@@ -112,6 +112,26 @@ TEST_F(RestoreTest, NobodyNoticesThatTheBrokerWasKilled) {
   EXPECT_EQ(waiter.Await("attach later").status, GPUSHM_OK);
 }
 
+TEST_F(RestoreTest, ARangeAcrossAllocationsIsRestoredWithAllOfThem) {
+  StartKeeper();
+  Broker broker(run(), "64Mi", Linked());
+  Worker owner(run());
+  Worker reader(run());
+  ASSERT_EQ(owner.Do("offer wide 9000000 98 blocks").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("attach wide r 0").status, GPUSHM_OK);
+  const std::vector<Holder> before = Holders();
+  ASSERT_EQ(before.size(), 1u);
+  broker.Kill();
+  broker.Start();
+  EXPECT_THAT(Holders(), UnorderedElementsAreArray(before));
+  EXPECT_EQ(reader.Do("current").status, GPUSHM_OK);
+  EXPECT_EQ(owner.Do("offer-state wide").value, 1);
+  Worker late(run());
+  ASSERT_EQ(late.Do("attach wide r 0").status, GPUSHM_OK);
+  EXPECT_EQ(late.Do("read").value, 98);
+  EXPECT_EQ(late.Do("read-last").value, 99);
+}
+
 // Goal: a broker that ends because it can start no more children leaves everything to its
 // successor.
 TEST_F(RestoreTest, NobodyNoticesThatTheBrokersSpawnerWasKilled) {

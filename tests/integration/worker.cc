@@ -53,7 +53,10 @@ class Application {
     in >> verb;
     if (verb == "attach") return Attach(in);
     if (verb == "write") return Write(in);
-    if (verb == "read") return Read();
+    if (verb == "read") return Read(0);
+    if (verb == "read-last") return Read(gpushm_attachment_size(latest_) - sizeof(uint32_t));
+    if (verb == "offered-blocks") return {0, blocks_offered_};
+    if (verb == "offered-bytes") return {0, static_cast<int64_t>(bytes_offered_)};
     if (verb == "read-on") return ReadOn(in);
     if (verb == "peer-way") return PeerWay();
     if (verb == "context") return NeedContext();
@@ -226,10 +229,11 @@ class Application {
     return {set == CUDA_SUCCESS && api_->cuCtxSynchronize() == CUDA_SUCCESS ? 0 : 1, 0};
   }
 
-  Answer Read() {
+  Answer Read(uint64_t offset) {
     NeedContext();
     uint32_t word = 0;
-    const CUresult got = api_->cuMemcpyDtoH(&word, gpushm_attachment_address(latest_), sizeof word);
+    const CUresult got =
+        api_->cuMemcpyDtoH(&word, gpushm_attachment_address(latest_) + offset, sizeof word);
     return {got == CUDA_SUCCESS ? 0 : 1, word};
   }
 
@@ -259,12 +263,15 @@ class Application {
     in >> size_bytes >> word >> kind;
     const CUdeviceptr address = Allocate(kind, size_bytes);
     api_->cuMemsetD32(address, word, 1);
+    api_->cuMemsetD32(address + size_bytes - sizeof word, word + 1, 1);
     api_->cuCtxSynchronize();
     auto options = Sized<gpushm_offer_options>();
     options.allow_copy = kind == "copy" ? 1 : 0;
     auto result = Sized<gpushm_offer_result>();
     const int status = gpushm_offer(client_, name.c_str(), address, size_bytes, &options, &result);
     offered_ = result.generation;
+    blocks_offered_ = result.allocations;
+    bytes_offered_ = result.mapped_bytes;
     if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
     return {status, result.copied != 0 ? 100 : static_cast<int64_t>(result.transport)};
   }
@@ -279,6 +286,16 @@ class Application {
       memory_.emplace(*DeviceMemory::Create(*api_, 0, size_bytes));
       mapping_.emplace(*DeviceMapping::Map(*api_, *memory_, size_bytes, 0, Access::kReadWrite));
       return mapping_->address();
+    }
+    // As torch does with expandable segments: blocks side by side, and ranges anywhere in them.
+    if (kind == "blocks") {
+      std::vector<DeviceMapping::Block> blocks;
+      constexpr uint64_t kBytes = 2 << 20;
+      for (uint64_t covered = 0; covered < kBlockOffset + size_bytes; covered += kBytes) {
+        blocks.push_back({*DeviceMemory::Create(*api_, 0, kBytes), kBytes});
+      }
+      mapping_.emplace(*DeviceMapping::Map(*api_, blocks, 0, Access::kReadWrite));
+      return mapping_->address() + kBlockOffset;
     }
     // Memory of a kind that no other process can map.
     CUmemAllocationProp properties{};
@@ -301,7 +318,11 @@ class Application {
   std::optional<PrimaryContext> context_;
   std::optional<DeviceMemory> memory_;
   std::optional<DeviceMapping> mapping_;
-  uint64_t offered_ = 0;  // Generation of the last offer.
+  static constexpr uint64_t kBlockOffset = 4096 + 256;
+  // Of the last offer.
+  uint64_t offered_ = 0;  // Its generation.
+  uint32_t blocks_offered_ = 0;
+  uint64_t bytes_offered_ = 0;
   gpushm_attachment* latest_ = nullptr;
   CUgraphExec graph_ = nullptr;
   uint32_t* word_ = nullptr;  // Pinned.

@@ -525,18 +525,30 @@ typedef struct gpushm_offer_result {
   uint32_t copied;       /* 1: other processes see a copy. */
   uint64_t copied_bytes; /* 0 unless copied. */
   int64_t copy_ns;       /* Time of the copy. */
-  uint64_t generation;   /* For gpushm_offer_state. A library of version 0.1 leaves it 0. */
+  /* The others are 0 with a library of version 0.1. */
+  uint64_t generation; /* For gpushm_offer_state. */
+  /* Bytes that processes which attach it map: the whole allocations in which the range lies, or
+   * the copy. What else lies in them is within their reach, see gpushm_offer. */
+  uint64_t mapped_bytes;
+  uint32_t allocations; /* How many they are. */
+  uint32_t reserved;    /* 0. */
 } gpushm_offer_result;
 
-/* Offers, under a name, memory that the application already has. `address` must be the start of an
- * allocation on a GPU that the broker serves. `result` may be NULL. The call needs a current
- * context for transport cuipc and for a copy.
+/* Offers, under a name, memory that the application already has: `size_bytes` from `address` on, on
+ * a GPU that the broker serves. `result` may be NULL. The call needs a current context for
+ * transport cuipc and for a copy.
  * - Memory of cuMemCreate that allows POSIX descriptors has transport vmm. It stays if this process
- *   ends.
+ *   ends. The range may lie within an allocation, or in up to 256 that are mapped side by side, as
+ *   torch's expandable segments are; other processes map all of them, also side by side. A sidecar
+ *   of version 0.1 shares whole allocations only.
  * - Memory of cuMemAlloc or cudaMalloc has transport cuipc. Other processes need another PID number
  *   than this one. The buffer ends with this process, and the memory must not be freed before
  *   gpushm_delete.
  * - Other memory is UNSUPPORTED, or copied with `allow_copy`.
+ * A GPU shares whole allocations. An allocator puts other data into them, which a process that
+ * attaches can read, and with write access change. `mapped_bytes` of the result says how much is
+ * shared. To share nothing else, allocate the memory with gpushm_create, or set `allow_copy` and
+ * offer memory that cannot be shared.
  * Errors: TIMEOUT (work on the stream, or the copy, was not done in time; nothing is offered, but a
  * copy may still read the memory, and holds the name, until the context's work is done), BUSY (the
  * same with GPUSHM_DONT_WAIT, which gives a copy one second; or a copy without a stream while a

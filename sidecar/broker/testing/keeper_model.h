@@ -38,9 +38,15 @@ class KeeperModel {
       if (!generations_.contains(buffer.pending)) kept.buffers.back().pending = 0;
     }
     for (const auto& [number, generation] : generations_) {
-      const bool handle =
-          generation.transport == static_cast<uint32_t>(protocol::Transport::kCuIpc);
-      kept.generations.push_back({generation, UniqueFd(handle ? -1 : dup(null))});
+      const bool by_descriptor =
+          generation.transport == static_cast<uint32_t>(protocol::Transport::kVmm) ||
+          generation.transport == static_cast<uint32_t>(protocol::Transport::kHost);
+      kept.generations.push_back({generation, UniqueFd(by_descriptor ? dup(null) : -1), {}});
+      const auto blocks = blocks_.find(number);
+      if (blocks == blocks_.end()) continue;
+      for (const protocol::LinkBlock& block : blocks->second) {
+        kept.generations.back().blocks.push_back({UniqueFd(dup(null)), block.mapped_bytes});
+      }
     }
     for (const auto& [number, content] : contents_) kept.contents.push_back(content);
     for (const auto& [number, description] : descriptions_) {
@@ -61,6 +67,14 @@ class KeeperModel {
     EXPECT_TRUE(valid) << valid.error().ToString();
     EXPECT_TRUE(buffers_.contains(Name(g.name))) << "a generation before its buffer";
     generations_[g.generation] = g;
+  }
+  void Take(const protocol::LinkBlock& b) {
+    EXPECT_TRUE(protocol::ValidateLink(b));
+    ASSERT_TRUE(generations_.contains(b.generation)) << "a block before its generation";
+    EXPECT_LT(b.index, generations_.at(b.generation).blocks);
+    std::vector<protocol::LinkBlock>& blocks = blocks_[b.generation];
+    EXPECT_LE(b.index, blocks.size()) << "a block before the one before it";
+    if (b.index == blocks.size()) blocks.push_back(b);
   }
   void Take(const protocol::LinkContent& c) {
     EXPECT_TRUE(protocol::ValidateLink(c));
@@ -107,6 +121,7 @@ class KeeperModel {
   GenerationAt DropGeneration(GenerationAt g) {
     std::erase_if(leases_, [&](const auto& l) { return l.second.generation == g->first; });
     contents_.erase(g->first);
+    blocks_.erase(g->first);
     descriptions_.erase(g->first);
     return generations_.erase(g);
   }
@@ -117,6 +132,7 @@ class KeeperModel {
   std::map<uint64_t, std::string> clients_;
   std::map<std::string, protocol::LinkBuffer> buffers_;
   std::map<uint64_t, protocol::LinkGeneration> generations_;
+  std::map<uint64_t, std::vector<protocol::LinkBlock>> blocks_;
   std::map<uint64_t, protocol::LinkContent> contents_;
   std::map<uint64_t, protocol::LinkDescription> descriptions_;
   std::map<uint64_t, protocol::LinkLease> leases_;
@@ -142,11 +158,13 @@ inline std::vector<Line> LinesOf(const Ledger& ledger) {
     } else if (const auto* g = std::get_if<protocol::LinkGeneration>(&statement.body)) {
       uint64_t tag = 0;
       std::memcpy(&tag, g->cuipc_handle.data(), sizeof tag);
-      lines.push_back(
-          {Concat("generation ", g->generation, " of ", g->name.data(), " bytes ", g->size_bytes,
-                  '/', g->mapped_bytes, " transport ", g->transport, " pooled ", g->pooled,
-                  " publisher ", g->publisher_client, " offerer ", g->offerer_client, " pid ",
-                  g->offerer_pid, " at ", g->created_unix_ns, " tag ", tag)});
+      lines.push_back({Concat(
+          "generation ", g->generation, " of ", g->name.data(), " bytes ", g->size_bytes, '/',
+          g->mapped_bytes, " transport ", g->transport, " pooled ", g->pooled, " publisher ",
+          g->publisher_client, " offerer ", g->offerer_client, " pid ", g->offerer_pid, " at ",
+          g->created_unix_ns, " tag ", tag, " blocks ", g->blocks, " from ", g->offset)});
+    } else if (const auto* k = std::get_if<protocol::LinkBlock>(&statement.body)) {
+      lines.push_back({Concat("block ", k->index, " of ", k->generation, ' ', k->mapped_bytes)});
     } else if (const auto* c = std::get_if<protocol::LinkContent>(&statement.body)) {
       lines.push_back({Concat("content of ", c->generation, ' ', c->content_bytes)});
     } else if (const auto* d = std::get_if<protocol::LinkDescription>(&statement.body)) {
