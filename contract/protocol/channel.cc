@@ -23,6 +23,7 @@ constexpr size_t kMaxFds = limits::kMessageDescriptors;
 // with SO_LINGER would block it there.
 constexpr size_t kKernelMaxFds = 253;
 constexpr int kRetryMs = 1;
+constexpr char kOtherPeer[] = "check that both ends are gpushm's, from releases that fit together";
 
 // A path longer than sun_path (108 bytes) is reached through /proc/self/fd/<folder>.
 struct Address {
@@ -175,13 +176,16 @@ Result<bool> TryReceive(int socket, Message* message) {
   // An empty datagram looks like end-of-file and breaks the protocol anyway.
   if (received == 0) return PeerGone();
   if ((header.msg_flags & MSG_TRUNC) != 0) {
-    return Fail(Code::kCorrupt, Concat("a peer broke the protocol: a message is longer than ",
-                                       message->bytes.size(), " bytes"));
+    return Fail(Code::kCorrupt,
+                Concat("a peer broke the protocol: a message is longer than ",
+                       message->bytes.size(), " bytes"),
+                kOtherPeer);
   }
   if (message->descriptors.size() > kMaxFds) {
     return Fail(Code::kCorrupt,
                 Concat("a peer broke the protocol: a message has ", message->descriptors.size(),
-                       " descriptors, but may have ", kMaxFds));
+                       " descriptors, but may have ", kMaxFds),
+                kOtherPeer);
   }
   message->size_bytes = static_cast<size_t>(received);
   // There is room for all that the kernel carries, so a peer cannot cause this.

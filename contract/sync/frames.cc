@@ -175,7 +175,9 @@ Result<FrameTable> FrameWriter::ClaimWriter(const Page& page, Kind kind, uint64_
     return Fail(Code::kStale, Concat("the writer of this ", KindName(kind), " has ended"),
                 "make a new generation of it");
   }
-  return Fail(Code::kAlreadyExists, Concat("this ", KindName(kind), " already has a writer"),
+  return Fail(Code::kAlreadyExists,
+              Concat("this ", KindName(kind), " already has a writer, lease ",
+                     table->writer().owner.load(std::memory_order_relaxed)),
               "a ring or queue can have only one writer");
 }
 
