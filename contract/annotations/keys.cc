@@ -28,8 +28,10 @@ constexpr std::array<KeyInfo, 8> kAnnotationKeys = {{
      "GPU memory reserved for the container's own contexts and allocations, "
      "so that the scheduler does not allocate it twice. It is not enforced. \"0\" is allowed.",
      "1Gi", R"("type": "string", "$ref": "#/$defs/quantity")"},
-    {kPoolExtraKey, "", "quantity", "0", "Space for buffers that are created at run time.", "2Gi",
-     R"("type": "string", "$ref": "#/$defs/quantity")"},
+    {kPoolExtraKey, "", "quantity", "0",
+     "Space in the pool for buffers that are created at run time, "
+     "and for more generations than are declared.",
+     "2Gi", R"("type": "string", "$ref": "#/$defs/quantity")"},
     {kHostIpcKey, "", "\"true\" or \"false\"", "\"false\"",
      "Share memory with other such pods on the node through the host's /dev/shm. "
      "It is allowed only in a pod that itself sets hostIPC: true.",
@@ -52,7 +54,7 @@ constexpr std::array<KeyInfo, 8> kBufferKeys = {{
      "Bytes of one generation. The driver rounds them up to a multiple of 2Mi.", "8Gi",
      R"("$ref": "#/$defs/positive")"},
     {"generations", "", "number from 1 to 16", "1",
-     "How many generations may exist at the same time. "
+     "How many generations the pool has room for at the same time. "
      "With 2, a new one can be written while the old one is in use. Each takes the full size.",
      "2", R"("type": "integer", "minimum": 1, "maximum": 16)"},
     {"access", "", "`many-writers`, `one-writer` or `read-only`", "many-writers",

@@ -23,6 +23,7 @@ constexpr size_t kMaxFds = limits::kMessageDescriptors;
 // with SO_LINGER would block it there.
 constexpr size_t kKernelMaxFds = 253;
 constexpr int kRetryMs = 1;
+constexpr char kOtherPeer[] = "check that both ends are gpushm's, from releases that fit together";
 
 // A path longer than sun_path (108 bytes) is reached through /proc/self/fd/<folder>.
 struct Address {
@@ -39,9 +40,14 @@ Result<Address> AddressFor(const std::string& path) {
     const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
     result.folder.Reset(open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!result.folder) return FailSystem(errno, Concat("open ", folder));
-    shorter = Concat("/proc/self/fd/", result.folder.get(), "/", path.substr(slash + 1));
+    const std::string name = path.substr(slash + 1);
+    shorter = Concat("/proc/self/fd/", result.folder.get(), "/", name);
     if (shorter.size() >= sizeof result.address.sun_path) {
-      return Fail(Code::kInvalidArgument, Concat("the socket's name in ", path, " is too long"));
+      return Fail(Code::kInvalidArgument,
+                  Concat("invalid socket path ", path, ": the name after the last \"/\" has ",
+                         name.size(), " bytes, but may have ",
+                         sizeof result.address.sun_path - 1 - (shorter.size() - name.size())),
+                  "use a shorter name");
     }
   }
   shorter.copy(result.address.sun_path, sizeof result.address.sun_path - 1);
@@ -88,7 +94,10 @@ Result<bool> TrySend(int socket, std::span<const std::byte> bytes,
   header.msg_iov = &vector;
   header.msg_iovlen = 1;
   if (!descriptors.empty()) {
-    if (descriptors.size() > kMaxFds) return Fail(Code::kInternal, "too many descriptors to send");
+    if (descriptors.size() > kMaxFds) {
+      return Fail(Code::kInternal, Concat("a message to send has ", descriptors.size(),
+                                          " descriptors, but may have ", kMaxFds));
+    }
     header.msg_control = control.data();
     header.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
     cmsghdr* const ancillary = CMSG_FIRSTHDR(&header);
@@ -167,10 +176,16 @@ Result<bool> TryReceive(int socket, Message* message) {
   // An empty datagram looks like end-of-file and breaks the protocol anyway.
   if (received == 0) return PeerGone();
   if ((header.msg_flags & MSG_TRUNC) != 0) {
-    return Fail(Code::kCorrupt, "a peer broke the protocol: a message is too long");
+    return Fail(Code::kCorrupt,
+                Concat("a peer broke the protocol: a message is longer than ",
+                       message->bytes.size(), " bytes"),
+                kOtherPeer);
   }
   if (message->descriptors.size() > kMaxFds) {
-    return Fail(Code::kCorrupt, "a peer broke the protocol: a message has too many descriptors");
+    return Fail(Code::kCorrupt,
+                Concat("a peer broke the protocol: a message has ", message->descriptors.size(),
+                       " descriptors, but may have ", kMaxFds),
+                kOtherPeer);
   }
   message->size_bytes = static_cast<size_t>(received);
   // There is room for all that the kernel carries, so a peer cannot cause this.

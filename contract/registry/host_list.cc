@@ -71,6 +71,18 @@ std::unexpected<Status> Corrupt(std::string_view pod_uid, std::string_view probl
               "restart that pod");
 }
 
+// The UID in a list that is not that of `pod_uid`. Every hostIPC pod can write the file, so its
+// bytes are shown only if they are a UID.
+std::string OtherPod(const Name& found) {
+  return IsPodUid(found.view()) ? Concat("it belongs to pod ", found.view())
+                                : std::string("the UID in it is not a pod's UID");
+}
+
+std::string WrongSize(int64_t bytes) {
+  return Concat("it has ", bytes, " bytes, but must have a multiple of 8, from ",
+                sizeof(ListHeader), " to ", kMaxBytes);
+}
+
 Result<void> WriteAll(const UniqueFd& fd, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t written = write(fd.get(), bytes.data(), bytes.size());
@@ -121,8 +133,10 @@ std::string HostSocketFile(std::string_view pod_uid) { return Concat(kPrefix, po
 
 Result<std::vector<uint64_t>> EncodeHostList(std::string_view pod_uid, const HostList& list) {
   if (list.buffers.size() > kMaxSlots) {
-    return Fail(Code::kExhausted, Concat("the list has ", list.buffers.size(),
-                                         " buffers, more than the registry's limit"));
+    return Fail(Code::kExhausted,
+                Concat("the list of pod ", pod_uid, " has ", list.buffers.size(),
+                       " buffers, but may have ", kMaxSlots),
+                "delete unused buffers");
   }
   ListHeader header{
       .magic = kListMagic,
@@ -152,27 +166,36 @@ Result<std::vector<uint64_t>> EncodeHostList(std::string_view pod_uid, const Hos
 
 Result<HostList> DecodeHostList(std::string_view pod_uid, std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(ListHeader) || bytes.size() > kMaxBytes || bytes.size() % 8 != 0) {
-    return Corrupt(pod_uid, Concat("it has ", bytes.size(), " bytes"));
+    return Corrupt(pod_uid, WrongSize(static_cast<int64_t>(bytes.size())));
   }
   std::vector<uint64_t> words(bytes.size() / 8);
   std::memcpy(words.data(), bytes.data(), bytes.size());
   ListHeader header;
   std::memcpy(static_cast<void*>(&header), words.data(), sizeof(header));
-  if (header.magic != kListMagic) return Corrupt(pod_uid, "bad magic number");
+  if (header.magic != kListMagic) {
+    return Corrupt(
+        pod_uid, Concat("bad magic number 0x", std::hex, header.magic, ", must be 0x", kListMagic));
+  }
   if (header.incompat_flags != 0) {
-    return Fail(Code::kIncompatible,
-                Concat("the list of pod ", pod_uid, " has version ", header.version,
-                       ", with features that this version does not support"),
-                "restart the container, so that it gets the library of the node's gpushm");
+    return Fail(
+        Code::kIncompatible,
+        Concat("the list of pod ", pod_uid, " has version ", header.version, ", with features 0x",
+               std::hex, header.incompat_flags, " that this version does not support"),
+        "restart the container, so that it gets the library of the node's gpushm");
   }
   if (header.header_words < kHeaderWords || header.header_words > kMaxHeaderWords ||
       header.record_words < kMinRecordWords || header.record_words > kMaxRecordWords ||
       header.count > kMaxSlots ||
       words.size() != header.header_words + size_t{header.record_words} * header.count) {
-    return Corrupt(pod_uid, "its sizes contradict each other");
+    return Corrupt(pod_uid, Concat("its sizes contradict each other: ", words.size(),
+                                   " words in all, ", header.header_words, " of the header, ",
+                                   header.count, " records of ", header.record_words));
   }
-  if (ListChecksum(words) != header.checksum) return Corrupt(pod_uid, "its checksum is wrong");
-  if (header.pod_uid != Name(pod_uid)) return Corrupt(pod_uid, "it belongs to another pod");
+  if (const uint64_t checksum = ListChecksum(words); checksum != header.checksum) {
+    return Corrupt(pod_uid, Concat("its checksum is 0x", std::hex, checksum, ", but it says 0x",
+                                   header.checksum));
+  }
+  if (header.pod_uid != Name(pod_uid)) return Corrupt(pod_uid, OtherPod(header.pod_uid));
 
   HostList list{.segment_id = header.segment_id,
                 .table_version = header.table_version,
@@ -228,9 +251,12 @@ Result<HostList> ReadHostList(const std::string& dir, std::string_view pod_uid) 
   if (!file) return FailSystem(errno, Concat("open ", path));
   struct stat status{};
   if (fstat(file.get(), &status) != 0) return FailSystem(errno, Concat("stat ", path));
-  if (!S_ISREG(status.st_mode)) return Corrupt(pod_uid, "it is not a regular file");
+  if (!S_ISREG(status.st_mode)) {
+    return Corrupt(pod_uid,
+                   Concat("it is not a regular file, but has mode 0", std::oct, status.st_mode));
+  }
   if (status.st_size < 0 || static_cast<uint64_t>(status.st_size) > kMaxBytes) {
-    return Corrupt(pod_uid, Concat("it has ", status.st_size, " bytes"));
+    return Corrupt(pod_uid, WrongSize(status.st_size));
   }
   std::vector<std::byte> bytes(static_cast<size_t>(status.st_size));
   const Result<size_t> got = ReadUpTo(file, bytes);
@@ -256,7 +282,8 @@ Result<std::vector<std::string>> ListHostPods(const std::string& dir) {
     if (!IsPodUid(name)) continue;  // A socket or a half-written list: a UID has no dot.
     if (pods.size() == kHostPods) {
       return Fail(Code::kExhausted,
-                  Concat("more than ", kHostPods, " pods in ", dir, " (limit kHostPods)"));
+                  Concat("more than ", kHostPods, " pods in ", dir, " (limit kHostPods)"),
+                  Concat("remove the files ", kPrefix, "UID of pods that have ended"));
     }
     pods.emplace_back(name);
   }

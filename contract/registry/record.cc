@@ -7,6 +7,28 @@
 #include "contract/registry/checksum.h"
 
 namespace gpushm::registry {
+namespace {
+
+// The numbers of a record, for the texts of errors: a problem alone does not show the value.
+std::string Numbers(const BufferRecord& record) {
+  return Concat("generation ", record.generation, ", size ", record.size_bytes, ", mapping ",
+                record.mapped_bytes, ", loaded ", record.loaded_bytes, ", description ",
+                record.description_bytes, ", transport ", static_cast<uint32_t>(record.transport),
+                ", state ", static_cast<uint32_t>(record.state));
+}
+
+// The same of words that may be no record.
+std::string Numbers(std::span<const uint64_t> words) {
+  if (words.size() < kMinRecordWords) {
+    return Concat(words.size(), " words, at least ", kMinRecordWords);
+  }
+  BufferRecord record;
+  std::memcpy(static_cast<void*>(&record), words.data(),
+              std::min((words.size() - 1) * sizeof(uint64_t), sizeof record));
+  return Numbers(record);
+}
+
+}  // namespace
 
 std::string_view Name::view() const {
   return std::string_view(bytes_.data(), strnlen(bytes_.data(), kBytes));
@@ -111,7 +133,8 @@ const char* FieldsProblem(const BufferRecord& record) {
 Result<RecordWords> EncodeRecord(const BufferRecord& record) {
   if (const char* problem = RecordProblem(record)) {
     return Fail(Code::kInvalidArgument,
-                Concat("buffer \"", record.name.view(), "\" cannot be published: ", problem));
+                Concat("buffer \"", record.name.view(), "\" cannot be published: ", problem, " (",
+                       Numbers(record), ")"));
   }
   RecordWords words{};
   std::memcpy(words.data(), &record, sizeof(record));
@@ -140,7 +163,8 @@ const char* DecodeFields(std::span<const uint64_t> words, BufferRecord* record) 
 Result<BufferRecord> DecodeRecord(std::span<const uint64_t> words) {
   Result<BufferRecord> record(std::in_place);
   if (const char* problem = DecodeRecord(words, &*record)) {
-    return Fail(Code::kCorrupt, Concat("a record is broken: ", problem));
+    return Fail(Code::kCorrupt, Concat("a record is broken: ", problem, " (", Numbers(words), ")"),
+                "restart the pod that made it and report this as a bug");
   }
   return record;
 }

@@ -135,6 +135,17 @@ TEST(Registry, WhatIsNoRecordIsNotPublished) {
   EXPECT_EQ(RegistryWriter::Create(kMaxSlots + 1).error().code(), Code::kInvalidArgument);
 }
 
+TEST(Registry, ARefusalShowsTheNumbersOfTheRecord) {
+  BufferRecord record = SomeRecord("weights", 1);
+  record.transport = static_cast<Transport>(9);
+  EXPECT_THAT(EncodeRecord(record).error().ToString(),
+              testing::HasSubstr("its transport is unknown (generation 1, size 1001,"));
+  const auto words = FrameOf(record, kRecordWords);
+  EXPECT_THAT(DecodeRecord(words).error().ToString(), testing::HasSubstr("transport 9"));
+  EXPECT_THAT(DecodeRecord(std::span(words).first(3)).error().ToString(),
+              testing::HasSubstr("3 words"));
+}
+
 // Goal: readers agree with a std::map after every change: readers that read often (and follow the
 // change log), readers that read seldom (and scan), and new ones.
 TEST(Registry, BehavesLikeAMap) {

@@ -15,28 +15,36 @@ namespace {
 
 constexpr char kForeignSegment[] =
     "check that the socket belongs to a gpushm broker and that its version is compatible";
+constexpr char kBrokenHeader[] = "restart the pod and report this as a bug";
 
-const char* HeaderProblem(const HeaderConstants& header, uint64_t bytes) {
+// Empty if there is none.
+std::string HeaderProblem(const HeaderConstants& header, uint64_t bytes) {
   if (header.header_size < kHeaderSize || header.header_size > kMaxHeaderSize ||
       header.header_size % 64 != 0) {
-    return "header_size";
+    return Concat("header_size is ", header.header_size);
   }
   if (header.record_words < kMinRecordWords || header.record_words > kMaxRecordWords) {
-    return "record_words";
+    return Concat("record_words is ", header.record_words);
   }
   if (header.slot_stride < SlotStride(header.record_words) || header.slot_stride > kMaxSlotStride ||
       header.slot_stride % 64 != 0) {
-    return "slot_stride";
+    return Concat("slot_stride is ", header.slot_stride, " with record_words ",
+                  header.record_words);
   }
-  if (header.slot_count == 0 || header.slot_count > kMaxSlots) return "slot_count";
+  if (header.slot_count == 0 || header.slot_count > kMaxSlots) {
+    return Concat("slot_count is ", header.slot_count);
+  }
   if (header.change_log_entries != 0 &&
       (!std::has_single_bit(header.change_log_entries) ||
        header.change_log_entries >
            (header.header_size - offsetof(SegmentHeader, change_log)) / sizeof(uint32_t))) {
-    return "change_log_entries";
+    return Concat("change_log_entries is ", header.change_log_entries, " with header_size ",
+                  header.header_size);
   }
-  if (SegmentBytes(header) != bytes) return "its file has another size";
-  return nullptr;
+  if (const uint64_t expected = SegmentBytes(header); expected != bytes) {
+    return Concat("its file has ", bytes, " bytes instead of ", expected);
+  }
+  return {};
 }
 
 }  // namespace
@@ -78,11 +86,19 @@ Result<HeaderConstants> NewHeaderConstants(uint32_t slot_count, uint64_t generat
 }
 
 Result<HeaderConstants> ValidateHeader(const void* address, uint64_t bytes) {
-  if (bytes < kHeaderSize) return Fail(Code::kCorrupt, "the registry is shorter than its header");
+  if (bytes < kHeaderSize) {
+    return Fail(
+        Code::kCorrupt,
+        Concat("the registry has ", bytes, " bytes, but its header alone has ", kHeaderSize),
+        kForeignSegment);
+  }
   HeaderConstants header;
   std::memcpy(&header, address, sizeof(header));
   if (header.magic != kMagic) {
-    return Fail(Code::kCorrupt, "not a gpushm registry: bad magic number", kForeignSegment);
+    return Fail(Code::kCorrupt,
+                Concat("not a gpushm registry: bad magic number 0x", std::hex, header.magic,
+                       ", must be 0x", kMagic),
+                kForeignSegment);
   }
   if ((header.incompat_flags & ~kKnownIncompatFlags) != 0) {
     return Fail(Code::kIncompatible,
@@ -92,11 +108,16 @@ Result<HeaderConstants> ValidateHeader(const void* address, uint64_t bytes) {
   }
   std::array<uint64_t, sizeof(HeaderConstants) / 8> words;
   std::memcpy(words.data(), &header, sizeof(header));
-  if (Checksum(std::span(words).first(words.size() - 1)) != header.checksum) {
-    return Fail(Code::kCorrupt, "the registry's header has a wrong checksum");
+  const uint64_t checksum = Checksum(std::span(words).first(words.size() - 1));
+  if (checksum != header.checksum) {
+    return Fail(Code::kCorrupt,
+                Concat("the checksum of the registry's header is 0x", std::hex, checksum,
+                       ", but the header says 0x", header.checksum),
+                kBrokenHeader);
   }
-  if (const char* problem = HeaderProblem(header, bytes)) {
-    return Fail(Code::kCorrupt, Concat("the registry's header contradicts itself: ", problem));
+  if (const std::string problem = HeaderProblem(header, bytes); !problem.empty()) {
+    return Fail(Code::kCorrupt, Concat("the registry's header contradicts itself: ", problem),
+                kBrokenHeader);
   }
   return header;
 }

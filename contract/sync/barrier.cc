@@ -14,8 +14,10 @@ std::unexpected<Status> Broken(const Page& page, uint32_t cell) {
   for (uint32_t i = 0; i < page.cells(); ++i) {
     if (Read(page.cell(i)).state == CellState::kDied) cell = i;
   }
-  const Code end = Read(page.cell(cell)).end();
-  return Fail(end, end == Code::kEnded ? "a participant has left" : "a participant died",
+  const Reading gone = Read(page.cell(cell));
+  return Fail(gone.end(),
+              Concat(gone.end() == Code::kEnded ? "a participant has left" : "a participant died",
+                     " after point ", gone.value, " (place ", cell + 1, " of ", page.cells(), ")"),
               "open the barrier again, which makes a new generation");
 }
 

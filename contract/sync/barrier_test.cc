@@ -79,7 +79,8 @@ TEST(BarrierTest, AnEndBreaksItForAll) {
   EXPECT_EQ(CodeOf(a.Wait(1, kNow)), Code::kPeerDied) << "nobody can take the third cell any more";
   const auto broken = a.Wait(2, Deadline::AfterMs(kLongMs));
   ASSERT_EQ(CodeOf(broken), Code::kPeerDied);
-  EXPECT_THAT(broken.error().ToString(), HasSubstr("a participant died"));
+  EXPECT_THAT(broken.error().ToString(),
+              HasSubstr("a participant died after point 1 (place 2 of 3)"));
   EXPECT_EQ(CodeOf(Barrier::Join(shared.page, 3)), Code::kStale);
   EXPECT_EQ(CodeOf(b.Arrive()), Code::kOrphaned);
 }

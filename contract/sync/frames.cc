@@ -29,13 +29,15 @@ Result<void> FrameSettings::Check() const {
                 "set frame_bytes to the size of the largest frame");
   }
   if (frame_bytes > limits::kBufferBytes / frames) {
-    return Wrong(Concat("frames of ", frame_bytes, " bytes are too large"));
+    return Wrong(Concat(frames, " frames of ", frame_bytes, " bytes: may have ",
+                        limits::kBufferBytes / frames, " bytes each"));
   }
   if (readers == 0 || readers >= limits::kCells) {
     return Wrong(Concat(readers, " readers: must be 1 to ", limits::kCells - 1));
   }
   if (policy != Policy::kOverwriteOldest && policy != Policy::kBackPressure) {
-    return Wrong("unknown policy");
+    return Wrong(Concat("unknown policy ", std::to_underlying(policy),
+                        ": must be 0 (overwrite-oldest) or 1 (back-pressure)"));
   }
   return {};
 }
@@ -57,8 +59,10 @@ Result<FrameTable> FrameTable::Of(const Page& page, Kind kind) {
                 Concat("this is a ", KindName(page.kind()), ", not a ", KindName(kind)));
   }
   const auto& header = page.settings();
-  if (header[0] > limits::kFrames || header[2] > limits::kCells)
-    return Wrong("the number of frames or readers in the sync page is over the limit");
+  if (header[0] > limits::kFrames || header[2] > limits::kCells) {
+    return Wrong(Concat("the sync page says ", header[0], " frames and ", header[2],
+                        " readers: at most ", limits::kFrames, " and ", limits::kCells));
+  }
   const FrameSettings settings{.frames = static_cast<uint32_t>(header[0]),
                                .frame_bytes = header[1],
                                .readers = static_cast<uint32_t>(header[2]),
@@ -66,7 +70,10 @@ Result<FrameTable> FrameTable::Of(const Page& page, Kind kind) {
                                .generation = header[4]};
   if (const auto good = settings.Check(); !good) return std::unexpected(good.error());
   if (settings.cells() > page.cells() || settings.body_bytes() > page.body().size()) {
-    return Fail(Code::kCorrupt, "a sync page is too small for its frames or readers",
+    return Fail(Code::kCorrupt,
+                Concat("a sync page is too small for its frames or readers: it has ", page.cells(),
+                       " cells and ", page.body().size(), " bytes, but needs ", settings.cells(),
+                       " and ", settings.body_bytes()),
                 "use the library and the sidecar of the same release");
   }
   return FrameTable(page, settings);
@@ -145,8 +152,8 @@ Result<uint32_t> FrameTable::ClaimReader(uint64_t lease) const {
 Result<void> StillOwned(const Cell& cell, uint64_t lease) {
   // Pairs with the broker's stores in EndCellsOf.
   if (cell.owner.load(std::memory_order_acquire) == lease) return {};
-  return Fail(Code::kOrphaned, "the lease of this participant has ended",
-              "open the ring or queue again");
+  return Fail(Code::kOrphaned, Concat("lease ", lease, " of this participant has ended"),
+              "close it and open it again");
 }
 
 Status NoMore(const Reading& writer, uint64_t last) {
@@ -168,7 +175,9 @@ Result<FrameTable> FrameWriter::ClaimWriter(const Page& page, Kind kind, uint64_
     return Fail(Code::kStale, Concat("the writer of this ", KindName(kind), " has ended"),
                 "make a new generation of it");
   }
-  return Fail(Code::kAlreadyExists, Concat("this ", KindName(kind), " already has a writer"),
+  return Fail(Code::kAlreadyExists,
+              Concat("this ", KindName(kind), " already has a writer, lease ",
+                     table->writer().owner.load(std::memory_order_relaxed)),
               "a ring or queue can have only one writer");
 }
 
@@ -189,12 +198,14 @@ FrameWriter::Opened FrameWriter::Open(std::list<uint32_t>::iterator slot) {
 
 Result<void> FrameWriter::MayAnnounce(uint64_t seq, uint64_t bytes, size_t metadata_bytes) const {
   if (!opened_ || opened_->seq != seq) {
-    return Fail(Code::kInvalidArgument, Concat("frame ", seq, " is not open"));
+    return Fail(Code::kInvalidArgument, Concat("frame ", seq, " is not open"),
+                "begin a frame first, and end or abandon it once");
   }
   if (bytes > settings().frame_bytes || metadata_bytes > kMetadataBytes) {
     return Fail(Code::kInvalidArgument,
                 Concat(bytes, " bytes and ", metadata_bytes, " of metadata do not fit into ",
-                       settings().frame_bytes, " and ", kMetadataBytes));
+                       settings().frame_bytes, " and ", kMetadataBytes),
+                "write less, or make the ring or queue with a larger frame_bytes");
   }
   return StillOwned(table_.writer(), lease_);
 }

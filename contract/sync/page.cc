@@ -86,21 +86,30 @@ Page Page::Make(void* address, uint64_t mapped_bytes, Kind kind, uint32_t cells,
 }
 
 Result<Page> Page::Look(void* address, uint64_t mapped_bytes) {
-  if (mapped_bytes < kPageBytes) return NoPage("it is too small");
+  if (mapped_bytes < kPageBytes) {
+    return NoPage(Concat("it has ", mapped_bytes, " bytes, at least ", kPageBytes, " are needed"));
+  }
   Header header;
   std::memcpy(&header, address, sizeof header);
-  if (header.magic != kPageMagic) return NoPage("bad magic number");
+  if (header.magic != kPageMagic) {
+    return NoPage(
+        Concat("bad magic number 0x", std::hex, header.magic, ", must be 0x", kPageMagic));
+  }
   if (header.version != kPageVersion) {
     return Fail(Code::kIncompatible,
                 Concat("the sync page has layout ", header.version, ", but this library supports ",
                        kPageVersion),
                 "use the library of the participants' release");
   }
-  if (header.kind < 1 || header.kind > 4) return NoPage("its kind is unknown");
-  if (header.cells < 1 || header.cells > limits::kCells)
-    return NoPage("its number of cells is out of range");
-  if (BytesFor(header.cells, header.body_bytes) > mapped_bytes)
-    return NoPage("it is shorter than its header says");
+  if (header.kind < 1 || header.kind > 4) {
+    return NoPage(Concat("its kind ", header.kind, " is unknown, must be 1 to 4"));
+  }
+  if (header.cells < 1 || header.cells > limits::kCells) {
+    return NoPage(Concat("it has ", header.cells, " cells, must be 1 to ", limits::kCells));
+  }
+  if (const uint64_t needed = BytesFor(header.cells, header.body_bytes); needed > mapped_bytes) {
+    return NoPage(Concat("it has ", mapped_bytes, " bytes, but its header says ", needed));
+  }
   return Page(address, mapped_bytes, header);
 }
 

@@ -188,6 +188,13 @@ TEST_F(PageTest, WhatIsNoPageIsRefused) {
   }
 }
 
+TEST_F(PageTest, ARefusalShowsTheValue) {
+  static_cast<Header*>(memory_.address())->kind = 5;
+  const auto page = Page::Look(memory_.address(), memory_.bytes());
+  ASSERT_FALSE(page);
+  EXPECT_THAT(page.error().ToString(), HasSubstr("its kind 5 is unknown"));
+}
+
 // Without the wake-up, the thread sleeps for an hour and the test fails at its time limit.
 TEST_F(PageTest, ABellWakesOtherProcesses) {
   Cell& cell = page_.cell(0);

@@ -19,6 +19,11 @@ constexpr uint32_t kMostDeliveries = 0xffff;
 // do not know about giving back see a holder that has ended.
 constexpr uint32_t kNobody = 0xffff;
 
+std::unexpected<Status> NotMine(const Frame& item) {
+  return Fail(Code::kInvalidArgument, Concat("item ", item.seq, " does not belong to this worker"),
+              "end or give back each item once; another worker may have it now");
+}
+
 uint64_t Pack(const Holder& holder) {
   return (holder.incarnation & 0xffffffff) << 32 |
          uint64_t{std::min(holder.delivery, kMostDeliveries)} << 16 | holder.cell;
@@ -254,10 +259,12 @@ Result<Frame> QueueWorker::Next(const Deadline& deadline) {
       return std::unexpected(NoMore(writer, newest));
     }
     if (!poll.Again()) {
-      return Fail(Code::kTimeout,
-                  writer.ended() ? "the writer has ended, and other workers have its last items"
-                                 : "no item is available for this worker",
-                  "use a larger timeout_ms");
+      return Fail(
+          Code::kTimeout,
+          Concat(writer.ended() ? "the writer has ended, and other workers have its last items"
+                                : "no item is available for this worker",
+                 ": the newest is ", newest),
+          "use a larger timeout_ms");
     }
   }
 }
@@ -276,7 +283,7 @@ Result<Point> QueueWorker::Done(const Frame& item) const {
       return Point{&entry.done, item.seq};
     }
   }
-  return Fail(Code::kInvalidArgument, Concat("item ", item.seq, " does not belong to this worker"));
+  return NotMine(item);
 }
 
 Result<void> QueueWorker::GiveBack(const Frame& item) const {
@@ -287,8 +294,7 @@ Result<void> QueueWorker::GiveBack(const Frame& item) const {
   nobody.cell = kNobody;
   // Fails if the broker has ended this worker and another one has the item.
   if (!entry.claim.compare_exchange_strong(claim, Pack(nobody), std::memory_order_acq_rel)) {
-    return Fail(Code::kInvalidArgument,
-                Concat("item ", item.seq, " does not belong to this worker"));
+    return NotMine(item);
   }
   table_.writer().words[kReturnsWord].fetch_add(1, std::memory_order_release);
   Bell(table_.writer()).Ring();

@@ -75,7 +75,9 @@ Result<RingWriter::Opened> RingWriter::OpenFrame(const Deadline& deadline) {
     if (!obstacle && TakePlace(*oldest)) return FrameWriter::Open(oldest);
     if (!poll.Again()) {
       if (obstacle) return std::unexpected(*obstacle);
-      return Fail(Code::kTimeout, "a joining reader holds the oldest frame", "try again");
+      return Fail(Code::kTimeout,
+                  Concat("a joining reader holds the oldest frame, number ", seq_of(*oldest)),
+                  "try again");
     }
   }
 }
@@ -319,7 +321,8 @@ Result<Point> RingReader::EndOf(const Frame& frame) const {
   // The hold may have another frame now.
   if (frame.hold >= kHolds || holds_[frame.hold].state != HoldState::kOpen ||
       holds_[frame.hold].seq != frame.seq) {
-    return Fail(Code::kInvalidArgument, Concat("frame ", frame.seq, " is not open"));
+    return Fail(Code::kInvalidArgument, Concat("frame ", frame.seq, " is not open"),
+                "begin to read it first, and end or abandon it once");
   }
   return Point{&hold_word(frame.hold), 0};
 }

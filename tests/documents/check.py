@@ -26,6 +26,8 @@ UNCHECKED = {"", "text", "console", "diff", "cmake", "dockerfile", "go", "ini", 
              "toml"}
 COMPILERS = {"c": (os.environ.get("CC", "gcc"), "c11"),
              "cpp": (os.environ.get("CXX", "g++"), "c++23")}
+# In the first line of a program, in the command that a reader types to compile it.
+STANDARD = re.compile(r"-std=([a-z0-9+]+)")
 ITEM = re.compile(r" *([-*+]|\d+[.)])\s")
 LIMIT_S = 30  # For one block; a program that includes <cuda.h> takes one second.
 
@@ -116,13 +118,17 @@ def check_shell(name, block, _):
 def check_program(name, block, includes):
     """Only complete programs; the compiler's messages name the document's lines.
 
-    Variables may be unused: an example ends where the reader's own code begins.
+    The first line of a program may choose the standard. Variables may be unused: an example ends
+    where the reader's own code begins.
     """
     if not re.search(r"\bint main\b", block.text):
         return
     compiler, standard = COMPILERS[block.language]
+    chosen = STANDARD.search(block.text.split("\n", 1)[0])
+    standard = chosen[1] if chosen else standard
     command = [compiler, "-x", "c++" if block.language == "cpp" else "c", f"-std={standard}",
-               "-fsyntax-only", "-Wall", "-Werror", "-Wno-unused-variable",
+               "-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror",
+               "-Wno-unused-variable",
                "-fdiagnostics-color=never",
                *(f"-I{folder}" for folder in includes), "-"]
     source = f"#line {block.line + 1} \"{name}\"\n{block.text}"

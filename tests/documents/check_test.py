@@ -65,6 +65,13 @@ class CheckBlockTest(unittest.TestCase):
             self.assertTrue(found and found[0].startswith(words), (language, found))
 
 
+    def test_a_program_may_choose_its_standard(self):
+        designators = "struct A { int a; };\nint main() { A a{.a = 1}; return a.a - 1; }\n"
+        for first, expected in (("", 0), ("// a.cc: g++ -std=c++20 a.cc -o a\n", 0),
+                                ("// a.cc: g++ -std=c++17 a.cc -o a\n", 1)):
+            self.assertEqual(len(self.breaches("cpp", first + designators)), expected, first)
+
+
 class CheckListTest(unittest.TestCase):
     def lines(self, text):
         return [int(breach.split(":")[1])

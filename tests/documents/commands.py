@@ -4,6 +4,10 @@ usage: commands.py [--deadline SECONDS] [FILE ...]     `./run test documents` do
 A block of shell commands takes part if the line directly above it is `<!-- run -->`. All such
 blocks of a file run in order in one bash, in the root of this clone, with `set -e`. What they start
 and leave running is killed at the end of the file. They may write into build/ and outside the tree.
+
+`<!-- not run: REASON -->` above a block says why it does not run. In a document with such a mark,
+every block of shell commands needs one of the two. A script of STAND_INS comes before the blocks of
+its document, and gives them what this machine lacks.
 """
 
 import argparse
@@ -17,13 +21,18 @@ import sys
 import tempfile
 import time
 
-from markdown_file import MarkdownFile, Unclosed
+from markdown_file import Block, MarkdownFile, Unclosed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # A first-time reader types what these print: each must have at least one block that runs.
-REQUIRED = ("README.md", "docs/start/without-gpu.md")
+# In this order, because each needs what the ones before have built.
+REQUIRED = ("README.md", "docs/start/without-gpu.md", "docs/start/docker.md",
+            "docs/guides/install-library.md")
+# Documents for machines with something that is missing where tests run. Their stand-ins need root.
+STAND_INS = {"docs/start/docker.md": "tests/documents/stand_ins/docker.sh"}
 MARK = "<!-- run -->"
-LIKE_MARK = re.compile(r"^\s*<!--\s*run\b.*-->\s*$", re.IGNORECASE)
+NOT_RUN = re.compile(r"<!-- not run: (\S.*) -->")
+LIKE_MARK = re.compile(r"^\s*<!--\s*(not\s+)?run\b.*-->\s*$", re.IGNORECASE)
 SHELL = {"sh", "bash"}
 DEADLINE_S = 1200  # A first build and all tests take up to 10 minutes on 2 idle cores.
 GRACE_S = 5       # For what is left running, from SIGTERM to SIGKILL.
@@ -31,30 +40,45 @@ SHOWN_LINES = 200
 
 
 def errors(document):
-    """Lines and reasons of marks in a document that lead to no block."""
+    """Lines and reasons of marks in a document that lead to no block, and of blocks without one."""
     starts = {block.line: block for block in document.blocks}
-    for number in _marks(document):
-        line, block = document.lines[number - 1], starts.get(number + 1)
-        if line.strip() != MARK:
-            yield number, f"unknown mark \"{line.strip()}\": write it as \"{MARK}\""
+    marks = _marks(document)
+    for number, mark in marks.items():
+        block = starts.get(number + 1)
+        if mark != MARK and not NOT_RUN.fullmatch(mark):
+            yield number, (f"unknown mark \"{mark}\": write it as \"{MARK}\" or "
+                           "\"<!-- not run: REASON -->\"")
         elif block is None:
-            yield number, f"no block of code follows \"{MARK}\": write it directly above the block"
+            yield number, f"no block of code follows \"{mark}\": write it directly above the block"
         elif block.language not in SHELL:
-            yield number, (f"\"{MARK}\" is above a block of language \"{block.language}\": mark a "
+            yield number, (f"\"{mark}\" is above a block of language \"{block.language}\": mark a "
                            "block of commands, and begin it with ```sh")
+    if not any(NOT_RUN.fullmatch(mark) for mark in marks.values()):
+        return
+    for block in document.blocks:
+        if block.language in SHELL and block.line - 1 not in marks:
+            yield block.line, (f"a block of commands without a mark: write \"{MARK}\" above it, or "
+                               "\"<!-- not run: REASON -->\" as above others of this document")
 
 
 def extract(document):
     """The blocks that are to run, in order."""
     marks = _marks(document)
     return [block for block in document.blocks
-            if block.line - 1 in marks and block.language in SHELL]
+            if marks.get(block.line - 1) == MARK and block.language in SHELL]
+
+
+def left_out(document):
+    """Line and reason of each block that is not to run."""
+    return [(number, found[1]) for number, mark in _marks(document).items()
+            if (found := NOT_RUN.fullmatch(mark))]
 
 
 def _marks(document):
+    """Marks by line, also those that are spelled wrong."""
     inside = {number for block in document.blocks
               for number in range(block.line, block.line + block.text.count("\n") + 2)}
-    return {number for number, line in enumerate(document.lines, 1)
+    return {number: line.strip() for number, line in enumerate(document.lines, 1)
             if LIKE_MARK.match(line) and number not in inside}
 
 
@@ -183,6 +207,13 @@ def test_file(name, deadline_s):
                  "```sh block that a reader can run without a GPU"]
     if wrong:
         return 0, wrong
+    if name in STAND_INS and os.geteuid() != 0:
+        print(f"{name}: SKIPPED: {STAND_INS[name]} needs root")
+        return 0, []
+    for line, reason in left_out(document):
+        print(f"{name}:{line + 1}: not run: {reason}")
+    if name in STAND_INS:
+        blocks.insert(0, Block("sh", f". {STAND_INS[name]}\n", 0))
     before = tree_state()
     try:
         passed = run_file(name, blocks, deadline_s)

@@ -37,10 +37,22 @@ class ExtractTest(unittest.TestCase):
                 "<!-- run -->\n```yaml\na: 1\n```\n": "begin it with ```sh",
                 "<!-- run -->\n```\na\n```\n": "begin it with ```sh",
                 "<!--run 5-->\n```sh\na\n```\n": "unknown mark \"<!--run 5-->\"",
+                "<!-- not run -->\n```sh\na\n```\n": "unknown mark \"<!-- not run -->\"",
+                "<!-- not run: b -->\n": "directly above",
         }.items():
             found = list(commands.errors(MarkdownFile(text)))
             self.assertEqual([line for line, _ in found], [1], text)
             self.assertIn(words, found[0][1])
+
+    def test_a_reason_leaves_a_block_out(self):
+        text = "<!-- not run: no GPU -->\n```sh\na\n```\n<!-- run -->\n```sh\nb\n```\n"
+        self.assertEqual(blocks_of(text), [(6, "b\n")])
+        self.assertEqual(commands.left_out(MarkdownFile(text)), [(1, "no GPU")])
+        self.assertEqual(list(commands.errors(MarkdownFile(text))), [])
+
+    def test_beside_a_reason_every_block_of_commands_needs_a_mark(self):
+        text = "<!-- not run: no GPU -->\n```sh\na\n```\n```sh\nb\n```\n```text\nc\n```\n"
+        self.assertEqual([line for line, _ in commands.errors(MarkdownFile(text))], [5])
 
     def test_a_block_without_an_end_is_an_error(self):
         with self.assertRaises(Unclosed) as caught:
