@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "contract/limits.h"
 #include "platform/driver/stream_fence.h"
 #include "platform/driver/stream_waits.h"
 #include "runtime/client/client.h"
@@ -317,30 +318,47 @@ Result<uint64_t> Client::StageBlocks(const SessionLock& lock, std::span<const Of
 }
 
 // A broker that restarted without its state knows nobody, though processes have the memory mapped.
+// One that got its state back still has the generation, whose number no other one has.
 Result<OfferUse> Client::UseOfOffer(std::string_view name, uint64_t generation, const Wait& wait) {
-  // In this order: nobody can attach what the name does not refer to any more.
-  const auto found = Lookup(name);
-  if (!found && found.error().code() != Code::kNotFound) return std::unexpected(found.error());
-  const auto holders = Holders(name, wait);
-  if (!holders) return std::unexpected(holders.error());
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
-  if (!lock) return std::unexpected(lock.error());
-  const uint64_t serial = session_.peer(*lock).serial;
-  const std::lock_guard table(table_mutex_);
-  const auto offered = offers_.find(generation);
-  if (offered == offers_.end()) {
-    return Fail(Code::kNotFound,
-                Concat("this client has not offered generation ", generation, " of \"", name, "\""),
-                "pass the generation of gpushm_offer_result, to the client that offered it");
+  const auto offered = [&]() -> uint64_t* {
+    const auto found = offers_.find(generation);
+    return found == offers_.end() ? nullptr : &found->second;
+  };
+  uint64_t serial = 0;
+  {
+    const std::lock_guard table(table_mutex_);
+    if (offered() == nullptr) {
+      return Fail(
+          Code::kNotFound,
+          Concat("this client has not offered generation ", generation, " of \"", name, "\""),
+          "pass the generation of gpushm_offer_result, to the client that offered it");
+    }
+    serial = *offered();
   }
-  if (offered->second != serial) {
+  OfferUse use;
+  uint64_t before = 0;  // All that `use` says must come from one broker.
+  for (int attempt = 0; before != serial && attempt < limits::kReadAttempts; ++attempt) {
+    before = serial;
+    // In this order: nobody can attach what the name does not refer to any more.
+    const auto found = Lookup(name);
+    if (!found && found.error().code() != Code::kNotFound) return std::unexpected(found.error());
+    const auto holders = Holders(name, wait);
+    if (!holders) return std::unexpected(holders.error());
+    use = {.published = found && found->record.generation == generation};
+    for (const auto& holder : *holders) use.users += holder.generation == generation ? 1 : 0;
+    const Result<SessionLock> lock = session_.Lock(wait.answer);
+    if (!lock) return std::unexpected(lock.error());
+    serial = session_.peer(*lock).serial;
+  }
+  const std::lock_guard table(table_mutex_);
+  uint64_t* const known = offered();
+  const bool restored = before == serial && (use.published || use.users > 0);
+  if (known == nullptr || (*known != serial && !restored)) {
     return Fail(Code::kOrphaned,
                 "the broker restarted without this buffer, so nobody knows who has it mapped",
                 "use the memory again when the processes that attached it have ended");
   }
-  OfferUse use;
-  use.published = found && found->record.generation == generation;
-  for (const auto& holder : *holders) use.users += holder.generation == generation ? 1 : 0;
+  *known = serial;
   return use;
 }
 

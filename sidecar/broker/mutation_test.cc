@@ -89,12 +89,15 @@ class Recorder {
     offer.gpu_uuid = gpu_uuid_;
     offer.transport = 1;
     Add(Kind::kOffer, offer, true);
-    for (uint32_t index = 0; index < 3; ++index) {
-      Add(Kind::kStageBlock, StageBlockRequest{2 << 20, index % 2, 0}, true);
-      Add(Kind::kBlock, BlockRequest{index + 1, index, 0});
-    }
     offer.transport = 4;
-    Add(Kind::kOffer, offer);
+    offer.name = ToNameField("blocks");
+    for (uint32_t i = 0; i < 4; ++i) {
+      Add(Kind::kStageBlock, StageBlockRequest{2 << 20, i == 3 ? 1u : 0u, 0}, true);
+      Add(Kind::kOffer, offer);
+      Add(Kind::kAttach, AttachRequest{offer.name, 1, 0, 0, gpu_uuid_});
+      Add(Kind::kBlock, BlockRequest{i + 1, i == 3 ? 1u : 0u, 0});
+    }
+    offer.name = ToNameField("offered");
     offer.transport = 2;
     offer.pid = 1;
     Add(Kind::kOffer, offer);
@@ -162,7 +165,8 @@ class Mutator {
         recorder_(recorder),
         random_(seed),
         file_(open("/dev/zero", O_RDWR)),
-        regular_(memfd_create("file", MFD_CLOEXEC)) {
+        regular_(memfd_create("file", MFD_CLOEXEC)),
+        memory_(SimulatedMemory()) {
     if (ftruncate(regular_.get(), 1 << 16) != 0) std::abort();
     auto sealed = SealBytes("test", std::as_bytes(std::span(kDescriptionText)));
     if (!sealed) std::abort();
@@ -178,6 +182,7 @@ class Mutator {
   void Reconnect() {
     leases_.clear();
     transfer_ = 0;
+    blocks_lease_ = 0;
     client_.emplace(broker_.Socket("app"));
     if (Pick(16) != 0 && !client_->Hello()) ++coverage_.disconnected;
   }
@@ -198,6 +203,9 @@ class Mutator {
     if (transfer_ != 0 && KindOf(bytes) == Kind::kTransferStatus && Pick(4) != 0) {
       std::memcpy(bytes.data() + sizeof(protocol::Header), &transfer_, sizeof transfer_);
     }
+    if (blocks_lease_ != 0 && KindOf(bytes) == Kind::kBlock) {
+      std::memcpy(bytes.data() + sizeof(protocol::Header), &blocks_lease_, sizeof blocks_lease_);
+    }
     const bool mutated = Pick(2) == 0;
     if (mutated) Mutate(&bytes);
     const bool descriptor = recorded.with_descriptor ? Pick(8) != 0 : mutated && Pick(32) == 0;
@@ -206,7 +214,11 @@ class Mutator {
       return mutated;
     }
     const bool describes = KindOf(recorded.bytes) == Kind::kDescribe;
-    const int fd = Pick(4) == 0 ? file_.get() : describes ? sealed_.get() : regular_.get();
+    const bool stages = KindOf(recorded.bytes) == Kind::kStageBlock;
+    const int fd = Pick(4) == 0 ? file_.get()
+                   : describes  ? sealed_.get()
+                   : stages     ? memory_.get()
+                                : regular_.get();
     const int error =
         SendRaw(client_->socket(), bytes, descriptor ? std::span(&fd, 1) : std::span<const int>());
     if (error != 0) {
@@ -220,6 +232,12 @@ class Mutator {
   }
 
   uint64_t Pick(uint64_t below) { return random_() % below; }
+
+  static UniqueFd SimulatedMemory() {
+    const char* const folder = std::getenv("GPUSHM_SIM_DIR");
+    return UniqueFd(open(folder != nullptr ? folder : "/var/tmp/gpushm-sim",
+                         O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  }
 
   // A transfer starts a process, so few of them are sent.
   const Recorded& PickRecorded() {
@@ -286,6 +304,7 @@ class Mutator {
       const auto reply = protocol::Parse<protocol::AttachReply>(message.span());
       ASSERT_TRUE(reply) << reply.error().ToString();
       if (reply->lease_id != 0) leases_.push_back(reply->lease_id);
+      if (reply->blocks != 0) blocks_lease_ = reply->lease_id;
       if (leases_.size() > 8) leases_.erase(leases_.begin());
     }
   }
@@ -300,9 +319,11 @@ class Mutator {
   std::mt19937_64 random_;
   UniqueFd file_;
   UniqueFd regular_;
+  UniqueFd memory_;
   UniqueFd sealed_;
   std::optional<RawClient> client_;
   std::vector<uint64_t> leases_;  // The client's own, some of which have ended.
+  uint64_t blocks_lease_ = 0;     // The last one on an offer of blocks.
   uint64_t transfer_ = 0;         // Its last one.
   Coverage coverage_;
 };
@@ -366,7 +387,7 @@ void Merge(const Coverage& part, Coverage* all) { Add(Flatten(part), all); }
 void CleanUp(const BrokerProcess& broker) {
   RawClient cleaner(broker.Socket("app"));
   ASSERT_TRUE(cleaner.Hello());
-  for (const char* name : {"made", "more", "offered"}) {
+  for (const char* name : {"made", "more", "offered", "blocks"}) {
     Eventually([&] {
       const auto deleted = cleaner.Delete(name);
       return deleted || deleted.error().code() != Code::kBusy;
