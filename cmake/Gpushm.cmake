@@ -106,18 +106,26 @@ function(gpushm_test name)
     ENVIRONMENT "${ARG_ENV}")
 endfunction()
 
-# gpushm_fuzz(NAME SOURCES ... DEPS ... CORPUS dir): a libFuzzer program. ctest replays the kept
-# corpus (presets asan and fuzz); `./run fuzz` starts its search from it.
+# gpushm_fuzz(NAME SOURCES ... DEPS ... CORPUS dir [RUNS n]): a libFuzzer program. ctest replays the
+# kept corpus and then tries mutations of it, always the same ones, RUNS inputs in all (presets asan
+# and fuzz). All programs together try more than 10^6. `./run fuzz` searches on from the kept corpus.
 function(gpushm_fuzz name)
   if(NOT GPUSHM_FUZZ)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "CORPUS" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "CORPUS;RUNS" "SOURCES;DEPS" ${ARGN})
+  if(NOT ARG_RUNS)
+    set(ARG_RUNS 120000)
+  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS})
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
-  add_test(NAME ${name} COMMAND ${name} -runs=0 ${ARG_CORPUS})
+  set(new ${PROJECT_BINARY_DIR}/fuzz/new/${name})  # libFuzzer adds inputs to the first folder.
+  file(MAKE_DIRECTORY ${new})
+  # keep_seed: this build does not measure coverage, so no input would seem worth keeping.
+  add_test(NAME ${name} COMMAND ${name} -runs=${ARG_RUNS} -seed=1 -keep_seed=1 -timeout=10
+    -rss_limit_mb=2048 ${new} ${ARG_CORPUS})
   set_tests_properties(${name} PROPERTIES LABELS fuzz TIMEOUT 120)
 endfunction()
 
