@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <optional>
@@ -54,6 +55,7 @@ class Application {
     if (verb == "attach") return Attach(in);
     if (verb == "write") return Write(in);
     if (verb == "read") return Read();
+    if (verb == "same") return Same();
     if (verb == "read-on") return ReadOn(in);
     if (verb == "peer-way") return PeerWay();
     if (verb == "context") return NeedContext();
@@ -86,6 +88,11 @@ class Application {
       return signals_->Do(in, latest_);
     }
     in >> name;
+    if (verb == "load-attached") {
+      auto result = Sized<gpushm_transfer_result>();
+      const int status = gpushm_attachment_load(latest_, name.c_str(), nullptr, &result);
+      return {status, static_cast<int64_t>(result.bytes)};
+    }
     if (verb == "delete") return {gpushm_delete(client_, name.c_str(), nullptr), 0};
     if (verb == "offer") return Offer(name, in);
     if (verb == "offer-state") {
@@ -231,6 +238,17 @@ class Application {
     uint32_t word = 0;
     const CUresult got = api_->cuMemcpyDtoH(&word, gpushm_attachment_address(latest_), sizeof word);
     return {got == CUDA_SUCCESS ? 0 : 1, word};
+  }
+
+  Answer Same() {
+    NeedContext();
+    std::vector<unsigned char> bytes(gpushm_attachment_size(latest_));
+    const CUresult got =
+        api_->cuMemcpyDtoH(bytes.data(), gpushm_attachment_address(latest_), bytes.size());
+    if (got != CUDA_SUCCESS || bytes.empty()) return {1, 0};
+    const bool same =
+        std::all_of(bytes.begin(), bytes.end(), [&](auto byte) { return byte == bytes[0]; });
+    return {0, same ? bytes[0] : -1};
   }
 
   // Reads on another GPU than the first.
