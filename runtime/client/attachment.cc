@@ -109,6 +109,19 @@ void Attachment::Advance(uint64_t generation, RegistryHandle::Reader reader, Lea
   Adopt(std::move(reader), lease);
 }
 
+bool Attachment::BeginFill() {
+  Fill former = fill();
+  while (former != Fill::kRunning) {
+    if (fill_.compare_exchange_weak(former, Fill::kRunning, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
+void Attachment::AcceptFill() {
+  Fill failed = Fill::kFailed;
+  fill_.compare_exchange_strong(failed, Fill::kNone, std::memory_order_acq_rel);
+}
+
 void Attachment::Orphan() {
   orphaned_.store(true, std::memory_order_release);
   const std::lock_guard lock(mutex_);

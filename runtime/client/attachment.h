@@ -112,6 +112,16 @@ class Attachment {
 
   Lease lease() const;
 
+  // The last load into this attachment. While the generation is unpublished, only this process
+  // knows of it, and a generation that is half filled must not be published.
+  enum class Fill : uint8_t { kNone, kRunning, kFailed };
+  Fill fill() const { return fill_.load(std::memory_order_acquire); }
+  // Returns false if another load is running.
+  bool BeginFill();
+  void EndFill(Fill how) { fill_.store(how, std::memory_order_release); }
+  // The caller takes the bytes that a failed load left.
+  void AcceptFill();
+
   // Guarded by the client's table lock.
   uint32_t count = 1;
   std::vector<StreamFence> fences;
@@ -142,6 +152,7 @@ class Attachment {
   Memory memory_;
   std::atomic<bool> unpublished_;
   std::atomic<bool> orphaned_{false};
+  std::atomic<Fill> fill_{Fill::kNone};
   mutable std::atomic<uint64_t> content_bytes_;
   mutable std::atomic<Sighting*> sighting_;
   mutable std::mutex mutex_;

@@ -85,16 +85,24 @@ Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_
   return {};
 }
 
+struct TransferRequest {
+  TransferFile file;
+  TransferOptions options;
+  Wait wait;
+};
+
 // `raw`: for a program of version 0.1, which knows no formats.
-Result<void> Transfer(bool save, bool raw, Client& client, const char* name, const char* path,
-                      const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  if (name == nullptr) return CheckArgument(false, "name is NULL");
+Result<TransferRequest> ReadTransfer(bool raw, const char* path,
+                                     const gpushm_transfer_options* options,
+                                     const gpushm_transfer_result* result) {
   if (path == nullptr && options == nullptr) {
     return Fail(Code::kInvalidArgument, "path is NULL and transfer_options is NULL",
                 "pass the path of a file, or transfer_options with a descriptor");
   }
   if (result != nullptr) {
-    if (auto valid = CheckStructSize(result->struct_size, "result"); !valid) return valid;
+    if (auto valid = CheckStructSize(result->struct_size, "result"); !valid) {
+      return std::unexpected(valid.error());
+    }
   }
   const auto given = ReadOptions(options, "transfer_options");
   if (!given) return std::unexpected(given.error());
@@ -128,8 +136,6 @@ Result<void> Transfer(bool save, bool raw, Client& client, const char* name, con
   }
   const auto wait = Wait::ForTransfer(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
-  const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
-  if (auto valid = protocol::CheckName(text, "name"); !valid) return valid;
   TransferOptions transfer{.way = static_cast<TransferWay>(given->method),
                            .chunk_bytes = given->chunk_bytes,
                            .file_way = static_cast<FileWay>(given->file_method),
@@ -148,24 +154,57 @@ Result<void> Transfer(bool save, bool raw, Client& client, const char* name, con
   }
   TransferFile file{.path = {}, .descriptor = given->descriptor};
   if (path != nullptr) file.path = path;
-  const auto moved =
-      save ? client.Save(text, file, transfer, *wait) : client.Load(text, file, transfer, *wait);
+  return TransferRequest{std::move(file), std::move(transfer), *wait};
+}
+
+void WriteResult(const TransferOutcome& moved, gpushm_transfer_result* result) {
+  if (result == nullptr) return;
+  gpushm_transfer_result filled{};
+  filled.method = static_cast<uint32_t>(moved.way);
+  filled.bytes = moved.bytes;
+  filled.elapsed_ns = moved.elapsed_ns;
+  filled.file_method = static_cast<uint32_t>(moved.file.way);
+  filled.file_reason = static_cast<uint32_t>(moved.file.reason);
+  filled.moving_ns = moved.moving_ns;
+  filled.link_bytes_per_second = moved.link_bytes_per_second;
+  WriteInfo(filled, result, result->struct_size);
+}
+
+Result<void> Transfer(bool save, bool raw, Client& client, const char* name, const char* path,
+                      const gpushm_transfer_options* options, gpushm_transfer_result* result) {
+  if (name == nullptr) return CheckArgument(false, "name is NULL");
+  const auto request = ReadTransfer(raw, path, options, result);
+  if (!request) return std::unexpected(request.error());
+  const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
+  if (auto valid = protocol::CheckName(text, "name"); !valid) return valid;
+  const auto moved = save ? client.Save(text, request->file, request->options, request->wait)
+                          : client.Load(text, request->file, request->options, request->wait);
   if (!moved) {
     return std::unexpected(
         moved.error().WithContext(Concat(save ? "save \"" : "load \"", text, "\"")));
   }
-  if (result != nullptr) {
-    gpushm_transfer_result filled{};
-    filled.method = static_cast<uint32_t>(moved->way);
-    filled.bytes = moved->bytes;
-    filled.elapsed_ns = moved->elapsed_ns;
-    filled.file_method = static_cast<uint32_t>(moved->file.way);
-    filled.file_reason = static_cast<uint32_t>(moved->file.reason);
-    filled.moving_ns = moved->moving_ns;
-    filled.link_bytes_per_second = moved->link_bytes_per_second;
-    WriteInfo(filled, result, result->struct_size);
-  }
+  WriteResult(*moved, result);
   return {};
+}
+
+gpushm_status TransferAttached(bool save, gpushm_attachment* attachment, const char* path,
+                               const gpushm_transfer_options* options,
+                               gpushm_transfer_result* result) {
+  Attachment* const a = FromHandle(attachment);
+  if (a == nullptr) return RememberWhyNot(HandleKind::kAttachment, attachment);
+  Client& client = *a->facts().client;
+  return Enter(&client, [&]() -> Result<void> {
+    const auto request = ReadTransfer(/*raw=*/false, path, options, result);
+    if (!request) return std::unexpected(request.error());
+    const auto moved = save ? client.Save(a, request->file, request->options, request->wait)
+                            : client.Load(a, request->file, request->options, request->wait);
+    if (!moved) {
+      return std::unexpected(
+          moved.error().WithContext(Concat(save ? "save \"" : "load \"", a->facts().name, "\"")));
+    }
+    WriteResult(*moved, result);
+    return {};
+  });
 }
 
 }  // namespace
@@ -202,7 +241,7 @@ gpushm_status gpushm_attachment_set_content(gpushm_attachment* attachment, uint6
   if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
   return gc::Enter(a->facts().client, [&]() -> Result<void> {
     const auto wait = gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS);
-    auto done = a->facts().client->SetContent(*a, content_bytes, wait);
+    auto done = a->facts().client->SetContent(a, content_bytes, wait);
     if (done) return done;
     return std::unexpected(
         done.error().WithContext(Concat("set the content of \"", a->facts().name, "\"")));
@@ -298,7 +337,19 @@ gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* p
   });
 }
 
-// Version 0.1 of the two above (shared_library.cc): each file is a sequence of bytes.
+gpushm_status gpushm_attachment_load(gpushm_attachment* attachment, const char* path,
+                                     const gpushm_transfer_options* options,
+                                     gpushm_transfer_result* result) {
+  return gc::TransferAttached(false, attachment, path, options, result);
+}
+
+gpushm_status gpushm_attachment_save(gpushm_attachment* attachment, const char* path,
+                                     const gpushm_transfer_options* options,
+                                     gpushm_transfer_result* result) {
+  return gc::TransferAttached(true, attachment, path, options, result);
+}
+
+// Version 0.1 of gpushm_load and gpushm_save (shared_library.cc): each file is a sequence of bytes.
 gpushm_status gpushm_load_0_1(gpushm_client* client, const char* name, const char* path,
                               const gpushm_transfer_options* options,
                               gpushm_transfer_result* result);

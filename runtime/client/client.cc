@@ -1000,6 +1000,17 @@ Result<void> Client::Publish(Attachment* attachment, const Wait& wait) {
                 Concat("generation ", attachment->facts().generation, " is already published"),
                 "publish each generation only once");
   }
+  if (attachment->fill() == Attachment::Fill::kRunning) {
+    return Fail(Code::kBusy, "a load into this generation is running",
+                "publish it after gpushm_attachment_load has returned");
+  }
+  if (attachment->fill() == Attachment::Fill::kFailed) {
+    return Fail(Code::kInvalidArgument,
+                Concat("the last load into generation ", attachment->facts().generation,
+                       " failed, so its content is not complete"),
+                "load it again, or detach it; gpushm_attachment_set_content declares the bytes "
+                "valid as they are");
+  }
   for (bool again = false;; again = true) {
     // This call notices a dead broker. If its successor was not told of this generation, it is
     // lost.

@@ -182,14 +182,14 @@ class Client final : private SessionObserver {
   Result<void> Advance(Attachment* attachment, std::span<const CUstream> streams,
                        uint64_t generation, const Wait& wait);
 
-  // ---- making buffers (also offer.cc)
+  // ---- making buffers (also content.cc, offer.cc)
   // If `attach` is false, nullptr is returned. With Replace, `size_bytes` 0 keeps the size.
   Result<Attachment*> Create(std::string_view name, uint64_t size_bytes, const MakeOptions& options,
                              bool attach, const Wait& wait);
   Result<Attachment*> Replace(std::string_view name, uint64_t size_bytes,
                               const MakeOptions& options, bool attach, const Wait& wait);
   Result<void> Publish(Attachment* attachment, const Wait& wait);
-  Result<void> SetContent(const Attachment& attachment, uint64_t content_bytes, const Wait& wait);
+  Result<void> SetContent(Attachment* attachment, uint64_t content_bytes, const Wait& wait);
   Result<void> Delete(std::string_view name, const Wait& wait);
 
   // ---- descriptions (descriptions.cc)
@@ -237,6 +237,11 @@ class Client final : private SessionObserver {
   Result<TransferOutcome> Load(std::string_view name, const TransferFile& from,
                                const TransferOptions& options, const Wait& wait);
   Result<TransferOutcome> Save(std::string_view name, const TransferFile& to,
+                               const TransferOptions& options, const Wait& wait);
+  // Into and from the attached generation, published or not, always in this process.
+  Result<TransferOutcome> Load(Attachment* attachment, const TransferFile& from,
+                               const TransferOptions& options, const Wait& wait);
+  Result<TransferOutcome> Save(Attachment* attachment, const TransferFile& to,
                                const TransferOptions& options, const Wait& wait);
 
  private:
@@ -359,6 +364,13 @@ class Client final : private SessionObserver {
                                       const std::function<Result<TransferOutcome>()>& transfer);
   Result<TransferOutcome> LoadHere(std::string_view name, const LoadSource& source,
                                    const TransferOptions& options, const Wait& wait);
+  // Under a context of the GPU. `detaches`: the caller detaches next, whatever the result is.
+  Result<TransferOutcome> Fill(Attachment* attachment, const LoadSource& source, bool detaches,
+                               const TransferOptions& options, const Wait& wait);
+  // The part of Load for which the attachment says that a load is running.
+  Result<TransferOutcome> LoadAttached(Attachment* attachment, const TransferFile& from,
+                                       const TransferOptions& options, const Wait& wait);
+  void CountLoad(TransferOutcome* outcome, const LoadSource& source);
   // Moves the files of `source` one after the other.
   Result<TransferReport> CopyParts(const LoadSource& source, TransferJob job,
                                    const TransferProgress& progress);
@@ -370,14 +382,29 @@ class Client final : private SessionObserver {
   Result<TransferOutcome> SaveHere(std::string_view name, const OpenFile& file,
                                    const TensorsToSave* tensors, const TransferOptions& options,
                                    const Wait& wait);
+  // Under a context of the GPU.
+  Result<TransferOutcome> Write(Attachment* attachment, const OpenFile& file,
+                                const TensorsToSave* tensors, const TransferOptions& options,
+                                const Wait& wait);
+  // Opens the file, lets `move` write it, and puts it in its place. `start_ns`: of the call.
+  Result<TransferOutcome> SaveTo(
+      int64_t start_ns, const TransferFile& to, const TensorsToSave* tensors, uint64_t raw_bytes,
+      const TransferOptions& options, const Wait& wait,
+      const std::function<Result<TransferOutcome>(const OpenFile& file)>& move);
   // The broker saves the buffer's bytes into a pipe, from which a thread of this process writes the
   // file.
   Result<TransferOutcome> SaveTensorsByBroker(std::string_view name, const TensorsToSave& tensors,
                                               const OpenFile& to, const TransferOptions& options,
                                               const Wait& wait);
-  // The tensors of the buffer, if it is to be saved as a safetensors file; otherwise null.
+  // The tensors of the generation, if it is to be saved as a safetensors file; otherwise null.
+  // `described`: it may have a description.
+  struct Generation {
+    uint64_t number = 0;
+    uint64_t size_bytes = 0;
+    bool described = false;
+  };
   Result<std::unique_ptr<TensorsToSave>> FindTensors(std::string_view name,
-                                                     const registry::BufferRecord& record,
+                                                     const Generation& generation,
                                                      const TransferFile& to,
                                                      const TransferOptions& options,
                                                      const Wait& wait);
@@ -388,10 +415,13 @@ class Client final : private SessionObserver {
   // it.
   uint64_t LinkOf(const GpuUuid& gpu, protocol::Direction direction);
   void KeepLink(const GpuUuid& gpu, protocol::Direction direction, uint64_t bytes_per_second);
-  // Tells the broker that a load has failed.
-  void GiveContentUp(Attachment* attachment);
+  // Tells the broker that a load into a published generation has failed. `detaches`: the caller
+  // detaches next.
+  void GiveContentUp(Attachment* attachment, bool detaches);
   Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
                              const Wait& wait);
+  // kUnsupported: the broker is too old for it.
+  Result<void> CheckUnpublishedContent(const Wait& wait, std::string_view remedy);
 
   const ClientOptions options_;
   const Handle handle_{HandleKind::kClient, this};

@@ -53,6 +53,48 @@ Result<void> CheckFits(const LoadSource& source, uint64_t size_bytes) {
                                    : "load into a larger buffer");
 }
 
+// What a transfer of an attachment needs, whichever direction it has.
+Result<void> CheckMovable(Attachment* attachment, const TransferOptions& options) {
+  if (options.way == TransferWay::kBroker) {
+    return Fail(Code::kUnsupported,
+                "method is GPUSHM_TRANSFER_BROKER, but the broker moves the bytes of a name, not "
+                "those of an attachment",
+                "leave method at GPUSHM_TRANSFER_AUTO, or load and save by name");
+  }
+  if (attachment->device_mapping() == nullptr ||
+      attachment->facts().peer_way == protocol::PeerWay::kStaged) {
+    return Fail(Code::kUnsupported,
+                "only an attachment with transport vmm that is not a staged copy can be loaded "
+                "and saved",
+                "load and save by name");
+  }
+  return {};
+}
+
+Result<void> FailRunning() {
+  return Fail(Code::kBusy, "a load into this attachment is running", "wait until it has returned");
+}
+
+// Whether all bytes of the generation are there, to save them.
+Result<void> CheckWhole(const Client& client, const Attachment& attachment) {
+  const Attachment::Facts& facts = attachment.facts();
+  if (attachment.fill() == Attachment::Fill::kRunning) return FailRunning();
+  const auto found = client.Lookup(facts.name);
+  const bool shown = found && found->record.generation == facts.generation;
+  if (shown && found->record.state == registry::BufferState::kLoading) {
+    return Fail(Code::kLoading,
+                Concat(found->record.loaded_bytes, " of ", facts.size_bytes, " bytes are loaded"),
+                "wait for it: gpushm_wait");
+  }
+  if (attachment.fill() == Attachment::Fill::kFailed ||
+      (shown && found->record.state == registry::BufferState::kFailed)) {
+    return Fail(Code::kSystem,
+                Concat("the last load into generation ", facts.generation, " failed"),
+                "load it again");
+  }
+  return {};
+}
+
 TransferJob JobFor(const OpenFile& file, const TransferOptions& options) {
   TransferJob job;
   job.file = file.fd;
@@ -130,32 +172,99 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
           : TransferByBroker(name, Direction::kLoad, source->parts.front().file, options, wait);
   if (!outcome) return outcome;
   outcome->elapsed_ns = MonotonicNs() - start_ns;
-  outcome->file.reason = source->parts.front().file.plan.reason;
-  counters_.Add(protocol::Counter::kLoads);
-  counters_.Add(protocol::Counter::kLoadedBytes, outcome->bytes);
+  CountLoad(&*outcome, *source);
   return outcome;
 }
 
+Result<TransferOutcome> Client::Load(Attachment* attachment, const TransferFile& from,
+                                     const TransferOptions& options, const Wait& wait) {
+  const int64_t start_ns = MonotonicNs();
+  const Attachment::Facts& facts = attachment->facts();
+  if (facts.access != Access::kReadWrite) {
+    return Fail(Code::kDenied, "the buffer is attached for reading",
+                "attach it with GPUSHM_ACCESS_READ_WRITE, or load into a new generation: "
+                "gpushm_replace");
+  }
+  if (auto can = CheckMovable(attachment, options); !can) return std::unexpected(can.error());
+  const bool unpublished = attachment->unpublished();
+  if (unpublished) {
+    if (auto known = CheckUnpublishedContent(wait, "update gpushm's images, then restart the pod");
+        !known) {
+      return std::unexpected(known.error());
+    }
+  }
+  // From here on, a failure means that the content is not what the caller wanted.
+  if (!attachment->BeginFill()) return std::unexpected(FailRunning().error());
+  using Fill = Attachment::Fill;
+  struct End {  // Also after an exception: host memory may be used up.
+    ~End() { attachment->EndFill(how); }
+    Attachment* attachment;
+    Fill how;
+  } end{attachment, unpublished ? Fill::kFailed : Fill::kNone};
+  Result<TransferOutcome> outcome = LoadAttached(attachment, from, options, wait);
+  if (!outcome) return outcome;
+  attachment->NoteContent(outcome->bytes);
+  end.how = Fill::kNone;
+  outcome->elapsed_ns = MonotonicNs() - start_ns;
+  return outcome;
+}
+
+Result<TransferOutcome> Client::LoadAttached(Attachment* attachment, const TransferFile& from,
+                                             const TransferOptions& options, const Wait& wait) {
+  const Attachment::Facts& facts = attachment->facts();
+  // If a new broker has started, the attachment must know whether that one has the generation.
+  session_.NoticeLoss(wait.answer);
+  const std::optional<Code> code = attachment->Current();
+  if (code == Code::kOrphaned || code == Code::kStale) {
+    return Fail(*code,
+                code == Code::kOrphaned
+                    ? Concat("the broker restarted without generation ", facts.generation)
+                    : Concat("generation ", facts.generation, " is no longer the current one"),
+                "load into a new generation: gpushm_replace");
+  }
+  const Result<LoadSource> source = LoadSource::Open(from, options);
+  if (!source) return std::unexpected(source.error());
+  if (auto fits = CheckFits(*source, facts.size_bytes); !fits) {
+    return std::unexpected(fits.error());
+  }
+  if (auto begun = CallProgress(options, wait, 0, source->file_bytes); !begun) {
+    return std::unexpected(begun.error());
+  }
+  Result<TransferOutcome> outcome = WithContext(
+      facts.gpu, [&] { return Fill(attachment, *source, /*detaches=*/false, options, wait); });
+  if (outcome) CountLoad(&*outcome, *source);
+  return outcome;
+}
+
+void Client::CountLoad(TransferOutcome* outcome, const LoadSource& source) {
+  outcome->file.reason = source.parts.front().file.plan.reason;
+  counters_.Add(protocol::Counter::kLoads);
+  counters_.Add(protocol::Counter::kLoadedBytes, outcome->bytes);
+}
+
 Result<std::unique_ptr<TensorsToSave>> Client::FindTensors(std::string_view name,
-                                                           const registry::BufferRecord& record,
+                                                           const Generation& generation,
                                                            const TransferFile& to,
                                                            const TransferOptions& options,
                                                            const Wait& wait) {
   const bool wanted = options.format == Format::kTensors;
   if (options.format == Format::kRaw || (!wanted && (options.whole || !to.path))) return nullptr;
-  if (record.description_bytes == 0 && !wanted) return nullptr;
-  const auto description = Describe(name, record.generation, wait);
+  if (!generation.described && !wanted) return nullptr;
+  const auto description = Describe(name, generation.number, wait);
+  if (!description && description.error().code() == Code::kUnsupported && !wanted) {
+    return nullptr;  // The broker is older than descriptions.
+  }
   if (!description) return std::unexpected(description.error());
   if (!tensors::TensorTable::IsTable((*description)->bytes())) {
     if (!wanted) return nullptr;
     return Fail(Code::kNotFound, "format is GPUSHM_FORMAT_TENSORS, but the buffer has no tensors",
                 "leave format at GPUSHM_FORMAT_AUTO, or load a safetensors file first");
   }
-  const auto table = tensors::TensorTable::Open((*description)->bytes(), record.size_bytes);
+  const auto table = tensors::TensorTable::Open((*description)->bytes(), generation.size_bytes);
   if (!table) return std::unexpected(table.error());
   auto plan = tensors::PlanSave(*table);
   if (!plan) return std::unexpected(plan.error());
-  auto saved = std::make_unique<TensorsToSave>(TensorsToSave{.generation = record.generation,
+  auto saved = std::make_unique<TensorsToSave>(TensorsToSave{.generation = generation.number,
                                                              .head = std::move(plan->head),
                                                              .segments = {},
                                                              .file_bytes = plan->file_bytes});
@@ -174,33 +283,68 @@ Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& 
   const GpuUuid gpu{record.gpu};
   const bool here =
       options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
-  const auto tensors = FindTensors(name, record, to, options, wait);
+  const auto tensors = FindTensors(name,
+                                   {.number = record.generation,
+                                    .size_bytes = record.size_bytes,
+                                    .described = record.description_bytes != 0},
+                                   to, options, wait);
   if (!tensors) return std::unexpected(tensors.error());
+  const uint64_t raw_bytes = options.whole ? record.size_bytes : registry::ContentBytes(record);
+  return SaveTo(start_ns, to, tensors->get(), raw_bytes, options, wait,
+                [&](const OpenFile& file) -> Result<TransferOutcome> {
+                  if (here) {
+                    return WithContext(
+                        gpu, [&] { return SaveHere(name, file, tensors->get(), options, wait); });
+                  }
+                  if (*tensors) return SaveTensorsByBroker(name, **tensors, file, options, wait);
+                  return TransferByBroker(name,
+                                          options.whole ? Direction::kSaveWhole : Direction::kSave,
+                                          file, options, wait);
+                });
+}
+
+Result<TransferOutcome> Client::Save(Attachment* attachment, const TransferFile& to,
+                                     const TransferOptions& options, const Wait& wait) {
+  const int64_t start_ns = MonotonicNs();
+  const Attachment::Facts& facts = attachment->facts();
+  if (auto can = CheckMovable(attachment, options); !can) return std::unexpected(can.error());
+  if (auto whole = CheckWhole(*this, *attachment); !whole) return std::unexpected(whole.error());
+  // The registry knows only of the current generation's description, so the broker must answer.
+  const auto tensors = FindTensors(
+      facts.name, {.number = facts.generation, .size_bytes = facts.size_bytes, .described = true},
+      to, options, wait);
+  if (!tensors && attachment->orphaned()) {
+    return Fail(Code::kOrphaned,
+                "the broker restarted without this buffer, and its description is gone with it",
+                "save the bytes as they are: GPUSHM_FORMAT_RAW");
+  }
+  if (!tensors) return std::unexpected(tensors.error());
+  const uint64_t raw_bytes = options.whole ? facts.size_bytes : attachment->ContentBytes();
+  return SaveTo(start_ns, to, tensors->get(), raw_bytes, options, wait, [&](const OpenFile& file) {
+    return WithContext(facts.gpu,
+                       [&] { return Write(attachment, file, tensors->get(), options, wait); });
+  });
+}
+
+Result<TransferOutcome> Client::SaveTo(
+    int64_t start_ns, const TransferFile& to, const TensorsToSave* tensors, uint64_t raw_bytes,
+    const TransferOptions& options, const Wait& wait,
+    const std::function<Result<TransferOutcome>(const OpenFile& file)>& move) {
   FileWay asked = options.file_way;
-  if (*tensors) {
+  if (tensors != nullptr) {
     if (asked == FileWay::kGds) {
       return Fail(Code::kUnsupported, "GPUDirect Storage cannot write a safetensors file",
                   "leave file_method at GPUSHM_FILE_AUTO");
     }
     if (asked == FileWay::kAutoGds) asked = FileWay::kAuto;
   }
-  const uint64_t size_bytes = *tensors        ? (*tensors)->file_bytes
-                              : options.whole ? record.size_bytes
-                                              : registry::ContentBytes(record);
+  const uint64_t size_bytes = tensors != nullptr ? tensors->file_bytes : raw_bytes;
   Result<SaveTarget> target = SaveTarget::Open(to, size_bytes, asked);
   if (!target) return std::unexpected(target.error());
   if (auto begun = CallProgress(options, wait, 0, size_bytes); !begun) {
     return std::unexpected(begun.error());
   }
-  Result<TransferOutcome> outcome = [&] {
-    if (here) {
-      return WithContext(
-          gpu, [&] { return SaveHere(name, target->file(), tensors->get(), options, wait); });
-    }
-    if (*tensors) return SaveTensorsByBroker(name, **tensors, target->file(), options, wait);
-    return TransferByBroker(name, options.whole ? Direction::kSaveWhole : Direction::kSave,
-                            target->file(), options, wait);
-  }();
+  Result<TransferOutcome> outcome = move(target->file());
   if (!outcome) return outcome;
   if (auto done = target->Commit(); !done) return std::unexpected(done.error());
   outcome->elapsed_ns = MonotonicNs() - start_ns;
@@ -241,15 +385,27 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const LoadSource
   const AttachOptions attaching{.access = Access::kReadWrite, .any_state = true};
   const Result<Attachment*> attachment = Attach(name, attaching, wait);
   if (!attachment) return std::unexpected(attachment.error());
-  const Attachment::Facts& facts = (*attachment)->facts();
-  const OpenFile& first = source.parts.front().file;
-  TransferJob job = JobFor(first, options);
-  bool touched = false;
-  const auto load = [&]() -> Result<TransferReport> {
-    if (auto fits = CheckFits(source, facts.size_bytes); !fits) {
+  const auto load = [&]() -> Result<TransferOutcome> {
+    if (auto fits = CheckFits(source, (*attachment)->facts().size_bytes); !fits) {
       return Fail(Code::kStale, Concat("the buffer was replaced: ", fits.error().what()),
                   "load a smaller file, or replace the buffer by a larger one");
     }
+    return Fill(*attachment, source, /*detaches=*/true, options, wait);
+  };
+  Result<TransferOutcome> loaded = load();
+  (void)Detach(*attachment, {}, /*defer=*/false);
+  return loaded;
+}
+
+Result<TransferOutcome> Client::Fill(Attachment* attachment, const LoadSource& source,
+                                     bool detaches, const TransferOptions& options,
+                                     const Wait& wait) {
+  const Attachment::Facts& facts = attachment->facts();
+  const bool published = !attachment->unpublished();
+  const OpenFile& first = source.parts.front().file;
+  TransferJob job = JobFor(first, options);
+  bool begun = false;  // As far as the broker knows, or may know.
+  const auto load = [&]() -> Result<TransferReport> {
     // Made before anything is overwritten, because it may not fit into the container's memory.
     Result<UniqueFd> description;
     if (source.has_tensors()) {
@@ -263,17 +419,19 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const LoadSource
     if (!source.has_tensors()) {
       if (auto done = OpenGds(job, first.plan.try_gds); !done) return std::unexpected(done.error());
     }
-    touched = true;
-    if (auto done = ReportContent(**attachment, 0, false, wait); !done) {
-      return std::unexpected(done.error());
-    }
+    // New content begins, which the former description does not describe.
+    const auto said = ReportContent(*attachment, 0, /*complete=*/false, wait);
+    begun =
+        said || said.error().code() == Code::kTimeout || said.error().code() == Code::kUnavailable;
+    if (!said) return std::unexpected(said.error());
     Result<void> going;
     const uint64_t end_bytes = source.is_stream() ? facts.size_bytes : source.buffer_bytes;
     uint64_t said_bytes = 0;
     const auto progress = [&](uint64_t done_bytes) {
       going = CallProgress(options, wait, done_bytes, source.file_bytes);
-      if (going && done_bytes > said_bytes && done_bytes < end_bytes) {
-        going = ReportContent(**attachment, done_bytes, false, wait);
+      // Nobody sees how far it is before it is published.
+      if (published && going && done_bytes > said_bytes && done_bytes < end_bytes) {
+        going = ReportContent(*attachment, done_bytes, false, wait);
         said_bytes = done_bytes;
       }
       return going.has_value();
@@ -282,12 +440,12 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const LoadSource
     if (!going) return std::unexpected(going.error());
     if (!copied) return copied;
     if (source.has_tensors()) {
-      if (auto done = SendDescription(**attachment, *description, source.table.size(), wait);
+      if (auto done = SendDescription(*attachment, *description, source.table.size(), wait);
           !done) {
         return std::unexpected(done.error());
       }
     }
-    if (auto done = ReportContent(**attachment, copied->bytes, true, wait); !done) {
+    if (auto done = ReportContent(*attachment, copied->bytes, true, wait); !done) {
       return std::unexpected(done.error());
     }
     KeepLink(facts.gpu, Direction::kLoad, copied->link_bytes_per_second);
@@ -295,8 +453,8 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const LoadSource
   };
   const Result<TransferReport> loaded = load();
   job.gds.reset();
-  if (!loaded && touched) GiveContentUp(*attachment);
-  (void)Detach(*attachment, {}, /*defer=*/false);
+  // An unpublished generation ends with its lease, and its holder may load it again.
+  if (!loaded && begun && published) GiveContentUp(attachment, detaches);
   if (!loaded) return std::unexpected(loaded.error());
   return OutcomeOf(*loaded, job.way);
 }
@@ -385,19 +543,6 @@ Result<TransferOutcome> Client::SaveTensorsByBroker(std::string_view name,
   return outcome;
 }
 
-void Client::GiveContentUp(Attachment* attachment) {
-  // The end of the lease tells the broker that nobody completes the content. A detach ends it,
-  // unless this process holds the buffer elsewhere, too. Then the lease is ended and renewed here.
-  if (CountOf(*attachment) == 1) return;
-  const Deadline deadline = Deadline::AfterMs(kAnswerMs);
-  const Result<SessionLock> lock = session_.Lock(deadline);
-  if (!lock || !session_.connected(*lock) || attachment->orphaned()) return;
-  const Lease lease = attachment->lease();
-  if (lease.serial != session_.peer(*lock).serial) return;
-  EndLease(*lock, lease, deadline);
-  Renew(*lock, attachment, /*same_broker=*/true, deadline);
-}
-
 Result<TransferOutcome> Client::SaveHere(std::string_view name, const OpenFile& file,
                                          const TensorsToSave* tensors,
                                          const TransferOptions& options, const Wait& wait) {
@@ -405,11 +550,19 @@ Result<TransferOutcome> Client::SaveHere(std::string_view name, const OpenFile& 
   if (tensors != nullptr) attaching.generation = tensors->generation;
   const Result<Attachment*> attachment = Attach(name, attaching, wait);
   if (!attachment) return std::unexpected(attachment.error());
-  const Attachment::Facts& facts = (*attachment)->facts();
+  Result<TransferOutcome> saved = Write(*attachment, file, tensors, options, wait);
+  (void)Detach(*attachment, {}, /*defer=*/false);
+  return saved;
+}
+
+Result<TransferOutcome> Client::Write(Attachment* attachment, const OpenFile& file,
+                                      const TensorsToSave* tensors, const TransferOptions& options,
+                                      const Wait& wait) {
+  const Attachment::Facts& facts = attachment->facts();
   Result<void> going;
   TransferJob job = JobFor(file, options);
   job.address = facts.address;
-  job.size_bytes = options.whole ? facts.size_bytes : (*attachment)->ContentBytes();
+  job.size_bytes = options.whole ? facts.size_bytes : attachment->ContentBytes();
   if (tensors != nullptr) {
     job.size_bytes = tensors->file_bytes;
     job.head = std::as_bytes(std::span(tensors->head));
@@ -427,52 +580,9 @@ Result<TransferOutcome> Client::SaveHere(std::string_view name, const OpenFile& 
   const Result<TransferReport> saved = save();
   job.gds.reset();
   if (saved) KeepLink(facts.gpu, Direction::kSave, saved->link_bytes_per_second);
-  (void)Detach(*attachment, {}, /*defer=*/false);
   if (!going) return std::unexpected(going.error());
   if (!saved) return std::unexpected(saved.error());
   return OutcomeOf(*saved, job.way);
-}
-
-Result<void> Client::SetContent(const Attachment& attachment, uint64_t content_bytes,
-                                const Wait& wait) {
-  const uint64_t size_bytes = attachment.facts().size_bytes;
-  if (content_bytes > size_bytes) {
-    return Fail(
-        Code::kInvalidArgument,
-        Concat(content_bytes, " bytes of content do not fit into a buffer of size ", size_bytes));
-  }
-  if (attachment.unpublished()) {
-    const Result<SessionLock> lock = session_.Lock(wait.answer);
-    if (!lock) return std::unexpected(lock.error());
-    if (session_.peer(*lock).version < protocol::kContentVersion) {
-      return Fail(
-          Code::kUnsupported,
-          "the pod's sidecar is too old to record the content of an unpublished buffer",
-          "call gpushm_attachment_set_content after gpushm_attachment_publish, or update gpushm's images");
-    }
-  }
-  if (auto said = ReportContent(attachment, content_bytes, true, wait); !said) return said;
-  attachment.NoteContent(content_bytes);
-  return {};
-}
-
-Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded_bytes,
-                                   bool complete, const Wait& wait) {
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
-  if (!lock) return std::unexpected(lock.error());
-  if (attachment.orphaned())
-    return Fail(Code::kOrphaned, "the broker restarted and does not have this buffer",
-                "load the file again");
-  const Lease lease = attachment.lease();
-  const protocol::ContentRequest request{.lease_id = lease.id,
-                                         .loaded_bytes = loaded_bytes,
-                                         .complete = complete ? 1u : 0u,
-                                         .reserved = 0};
-  const auto reply =
-      session_.Ask<protocol::EmptyReply>(*lock, Kind::kContent, request, wait.answer,
-                                         {.loss = Call::Loss::kRepeatable, .serial = lease.serial});
-  if (!reply) return std::unexpected(reply.error());
-  return {};
 }
 
 Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Direction direction,

@@ -282,6 +282,10 @@ TEST_F(ClientTest, AnOldBrokerKnowsNoContentOfWhatIsNotPublished) {
       << gpushm_last_error()->text;
   EXPECT_EQ(gpushm_attachment_set_content(made, 5), GPUSHM_UNSUPPORTED);
   EXPECT_THAT(gpushm_last_error()->text, HasSubstr("too old"));
+  const std::string path = folder_.path() + "/in.bin";
+  std::ofstream(path) << "x";
+  EXPECT_EQ(gpushm_attachment_load(made, path.c_str(), nullptr, nullptr), GPUSHM_UNSUPPORTED);
+  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("too old"));
   EXPECT_EQ(broker_->requests(Kind::kContent), 0u);
   ASSERT_EQ(gpushm_attachment_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_EQ(gpushm_attachment_set_content(made, 5), GPUSHM_OK) << gpushm_last_error()->text;

@@ -1,8 +1,10 @@
 #include "runtime/ctl/connection.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 namespace gpushm::ctl {
 namespace {
@@ -43,12 +45,10 @@ int CallProgress(void* user, uint64_t done_bytes, uint64_t total_bytes) {
   return settings.progress(done_bytes, total_bytes) ? 0 : 1;
 }
 
-using TransferCall = gpushm_status (*)(gpushm_client*, const char*, const char*,
-                                       const gpushm_transfer_options*, gpushm_transfer_result*);
-
-Result<gpushm_transfer_result> Transfer(TransferCall call, int standard, gpushm_client* client,
-                                        const std::string& name, const std::string& path,
-                                        const TransferSettings& settings) {
+// `call` gets the path, or null for standard input and output, the options and the result.
+template <typename Call>
+Result<gpushm_transfer_result> Transfer(int standard, const std::string& path,
+                                        const TransferSettings& settings, Call call) {
   gpushm_transfer_options options;
   GPUSHM_INIT(&options);
   options.method = settings.method;
@@ -67,7 +67,7 @@ Result<gpushm_transfer_result> Transfer(TransferCall call, int standard, gpushm_
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);
   const char* const file = path == "-" ? nullptr : path.c_str();
-  if (auto done = Check(call(client, name.c_str(), file, &options, &result)); !done) {
+  if (auto done = Check(call(file, &options, &result)); !done) {
     return std::unexpected(done.error());
   }
   return result;
@@ -131,12 +131,24 @@ Result<std::vector<Connection::Tensor>> Connection::Tensors(const std::string& n
   return tensors;
 }
 
-Result<uint64_t> Connection::MeasureTensors(const std::string& path) {
-  uint64_t size_bytes = 0;
-  if (auto done = Check(gpushm_tensors_measure(path.c_str(), &size_bytes, nullptr)); !done) {
-    return std::unexpected(done.error());
+Result<uint64_t> Connection::Measure(const std::string& path, uint32_t format) {
+  struct stat info{};
+  if (stat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return Fail(Code::kNotFound, Concat("no such file: ", path));
+    return FailSystem(errno, path);
   }
-  return size_bytes;
+  const bool model = S_ISDIR(info.st_mode) || path.ends_with(".safetensors") ||
+                     path.ends_with(".safetensors.index.json");
+  if (format == GPUSHM_FORMAT_TENSORS || (format == GPUSHM_FORMAT_AUTO && model)) {
+    uint64_t size_bytes = 0;
+    if (auto done = Check(gpushm_tensors_measure(path.c_str(), &size_bytes, nullptr)); !done) {
+      return std::unexpected(done.error());
+    }
+    return size_bytes;
+  }
+  if (S_ISREG(info.st_mode) && info.st_size > 0) return static_cast<uint64_t>(info.st_size);
+  return Fail(Code::kInvalidArgument, Concat(path, " is empty or not a file"),
+              "name a file that has content");
 }
 
 std::vector<gpushm_sync_info> Connection::Look(const std::vector<gpushm_info>& infos) {
@@ -194,12 +206,48 @@ Result<void> Connection::Delete(const std::string& name, int64_t timeout_ms) {
 
 Result<gpushm_transfer_result> Connection::Load(const std::string& name, const std::string& path,
                                                 const TransferSettings& settings) {
-  return Transfer(gpushm_load, STDIN_FILENO, client_.get(), name, path, settings);
+  return Transfer(STDIN_FILENO, path, settings,
+                  [&](const char* file, const auto* options, auto* result) {
+                    return gpushm_load(client_.get(), name.c_str(), file, options, result);
+                  });
+}
+
+Result<gpushm_transfer_result> Connection::LoadNext(const std::string& name,
+                                                    const std::string& path, uint64_t size_bytes,
+                                                    const TransferSettings& settings,
+                                                    uint64_t* generation) {
+  gpushm_create_options making;
+  GPUSHM_INIT(&making);
+  making.unpublished = 1;
+  making.timeout_ms = settings.timeout_ms;
+  gpushm_attachment* made = nullptr;
+  if (auto done = Check(gpushm_replace(client_.get(), name.c_str(), size_bytes, &making, &made));
+      !done) {
+    return std::unexpected(done.error());
+  }
+  // Before the publish, the detach deletes it.
+  const auto detach = [](gpushm_attachment* held) { gpushm_attachment_detach(held, nullptr); };
+  const std::unique_ptr<gpushm_attachment, decltype(detach)> next(made, detach);
+  auto moved = Transfer(STDIN_FILENO, path, settings,
+                        [&](const char* file, const auto* options, auto* result) {
+                          return gpushm_attachment_load(next.get(), file, options, result);
+                        });
+  if (!moved) return moved;
+  gpushm_attachment_info info;
+  GPUSHM_INIT(&info);
+  auto done = Check(gpushm_attachment_get_info(next.get(), &info));
+  if (done) done = Check(gpushm_attachment_publish(next.get()));
+  if (!done) return std::unexpected(done.error());
+  *generation = info.generation;
+  return moved;
 }
 
 Result<gpushm_transfer_result> Connection::Save(const std::string& name, const std::string& path,
                                                 const TransferSettings& settings) {
-  return Transfer(gpushm_save, STDOUT_FILENO, client_.get(), name, path, settings);
+  return Transfer(STDOUT_FILENO, path, settings,
+                  [&](const char* file, const auto* options, auto* result) {
+                    return gpushm_save(client_.get(), name.c_str(), file, options, result);
+                  });
 }
 
 }  // namespace gpushm::ctl

@@ -55,8 +55,8 @@ class Connection {
   };
   // Of the buffer's current generation, in the order of their names.
   Result<std::vector<Tensor>> Tensors(const std::string& name, int64_t timeout_ms);
-  // The bytes that the tensors of a file, an index or a folder need.
-  static Result<uint64_t> MeasureTensors(const std::string& path);
+  // The bytes that a load of that path needs. kInvalidArgument: a stream, whose size nobody knows.
+  static Result<uint64_t> Measure(const std::string& path, uint32_t format = GPUSHM_FORMAT_AUTO);
   // The holders of one buffer, or of all ("").
   Result<std::vector<gpushm_holder>> Holders(const std::string& name);
   Result<gpushm_broker_info> Broker();
@@ -67,6 +67,11 @@ class Connection {
   // `path` "-" means standard input or output.
   Result<gpushm_transfer_result> Load(const std::string& name, const std::string& path,
                                       const TransferSettings& settings);
+  // Loads into a new generation of a buffer that exists, and publishes it. `size_bytes` 0: of the
+  // present size. Whatever fails, the former generation stays. `generation` gets the new one.
+  Result<gpushm_transfer_result> LoadNext(const std::string& name, const std::string& path,
+                                          uint64_t size_bytes, const TransferSettings& settings,
+                                          uint64_t* generation);
   Result<gpushm_transfer_result> Save(const std::string& name, const std::string& path,
                                       const TransferSettings& settings);
 

@@ -176,7 +176,11 @@ TEST(Transfers, TellTheWayAndThePartOfTheLink) {
   EXPECT_EQ(TransferLine("loaded", "f", "w", result),
             "loaded f to w: 8Gi in 500ms, 32.0 GiB/s, 0.80 of the PCIe link's 40.0 GiB/s, in this "
             "process, direct (not in the page cache)\n");
+  EXPECT_THAT(TransferLine("loaded", "f", "w", result, 7),
+              HasSubstr("(not in the page cache), generation 7\n"));
+  EXPECT_THAT(TransferJson("w", "f", result, 7), HasSubstr("\"generation\": \"7\""));
   const std::string json = TransferJson("w", "f", result);
+  EXPECT_THAT(json, ::testing::Not(HasSubstr("generation")));
   for (const char* part :
        {"\"file_way\": \"direct\"", "\"file_way_reason\": \"not in the page cache\"",
         "\"moving_seconds\": 0.25", "\"link_fraction\": 0.8"}) {

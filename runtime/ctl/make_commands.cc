@@ -1,7 +1,4 @@
 // gpushmctl create, rm.
-#include <sys/stat.h>
-
-#include <cerrno>
 #include <optional>
 #include <vector>
 
@@ -22,18 +19,6 @@ struct CreateArguments {
   bool one_writer = false;
 };
 
-// The bytes that `gpushmctl load` of that path needs.
-Result<uint64_t> Measure(const std::string& path) {
-  struct stat info{};
-  if (stat(path.c_str(), &info) != 0) return FailSystem(errno, Concat("--from ", path));
-  const bool model = S_ISDIR(info.st_mode) || path.ends_with(".safetensors") ||
-                     path.ends_with(".safetensors.index.json");
-  if (model) return Connection::MeasureTensors(path);
-  if (S_ISREG(info.st_mode) && info.st_size > 0) return static_cast<uint64_t>(info.st_size);
-  return Fail(Code::kInvalidArgument, Concat("--from ", path, " is empty or not a file"),
-              "name a file, or give a size: gpushmctl create NAME 512Mi");
-}
-
 Result<ExitCode> RunCreate(const Context& context, const CreateArguments& arguments) {
   Result<Connection> connection = context.Connect();
   if (!connection) return std::unexpected(connection.error());
@@ -47,8 +32,8 @@ Result<ExitCode> RunCreate(const Context& context, const CreateArguments& argume
   options.timeout_ms = context.globals.TimeoutMs();
   uint64_t size_bytes = arguments.size_bytes;
   if (!arguments.from.empty()) {
-    const Result<uint64_t> measured = Measure(arguments.from);
-    if (!measured) return std::unexpected(measured.error());
+    const Result<uint64_t> measured = Connection::Measure(arguments.from);
+    if (!measured) return std::unexpected(measured.error().WithContext("--from"));
     size_bytes = *measured;
   }
   if (auto done = connection->Create(arguments.name, size_bytes, options); !done) {

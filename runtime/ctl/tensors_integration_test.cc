@@ -50,6 +50,14 @@ class CtlTensorsTest : public CtlTest {
         << R"("c":"model-1.safetensors"}})";
   }
   std::string model() const { return (dir_ / "llama").string(); }
+  // The pool, as soon as that many of its bytes are used.
+  std::string EventuallyUsed(uint64_t bytes) {
+    const std::string text = Concat("\"used_bytes\": ", bytes, ',');
+    for (const Deadline deadline = Deadline::AfterMs(kRunMs);;) {
+      const std::string found = Ctl({"stat", "-o", "json"}).out;
+      if (found.find(text) != std::string::npos || deadline.Passed()) return found;
+    }
+  }
 
   const Piece a_{"a", Bytes(5000, 'a')};
   const Piece b_{"b", Bytes(3 << 20, 'b')};  // 12288 times 256: "c" follows at once.
@@ -134,6 +142,119 @@ TEST_F(CtlTensorsTest, WhatCannotBeLoadedLeavesTheBufferAsItIs) {
   EXPECT_NE(Ctl({"create", "more", "--from", model()}).code, 0);
   EXPECT_NE(Ctl({"create", "more"}).code, 0) << "neither SIZE nor --from";
   EXPECT_NE(Ctl({"create", "more", "1Mi", "--from", model()}).code, 0) << "both";
+}
+
+// Goal: --next makes a generation of the size that the files need and shows it when it is whole; a
+// program that holds the former one keeps it. Method: a client in this process is the reader.
+TEST_F(CtlTensorsTest, TheNextGenerationComesWhole) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "2Mi"}).code, 0);
+  const std::string plain = WriteFile("plain", 1 << 20);
+  ASSERT_EQ(Ctl({"load", plain, "weights"}).code, 0);
+  gpushm_open_options opening;
+  GPUSHM_INIT(&opening);
+  gpushm_client* client = nullptr;
+  ASSERT_EQ(gpushm_open(&opening, &client), GPUSHM_OK) << gpushm_last_error()->text;
+  gpushm_attachment* held = nullptr;
+  ASSERT_EQ(gpushm_attach(client, "weights", nullptr, &held), GPUSHM_OK);
+  const auto look = [&] {
+    gpushm_info info;
+    GPUSHM_INIT(&info);
+    EXPECT_EQ(gpushm_lookup(client, "weights", &info), GPUSHM_OK) << gpushm_last_error()->text;
+    return info;
+  };
+  const uint64_t first = look().generation;
+
+  const Output loaded = Ctl({"load", "--next", model(), "weights"});
+  ASSERT_EQ(loaded.code, 0) << loaded.err;
+  const gpushm_info model_info = look();
+  EXPECT_GT(model_info.generation, first);
+  EXPECT_THAT(loaded.out, AllOf(HasSubstr("in this process"),
+                                HasSubstr(Concat(", generation ", model_info.generation, "\n"))));
+  EXPECT_EQ(model_info.size_bytes, kA + a_.bytes.size());
+  EXPECT_THAT(Ctl({"ls", "--tensors", "weights"}).out, HasSubstr("[5000]"));
+  EXPECT_EQ(gpushm_attachment_check(held), GPUSHM_STALE);
+  ASSERT_EQ(gpushm_attachment_detach(held, nullptr), GPUSHM_OK);
+
+  // A plain file, a file of tensors as it is, and a stream, which gets the present size.
+  const Output json = Ctl({"load", "--next", plain, "weights", "-o", "json"});
+  ASSERT_EQ(json.code, 0) << json.err;
+  EXPECT_TRUE(IsJson(json.out));
+  EXPECT_THAT(json.out, HasSubstr(Concat("\"generation\": \"", look().generation, '"')));
+  EXPECT_EQ(look().size_bytes, 1u << 20);
+  EXPECT_EQ(look().description_bytes, 0u);
+  const std::string copy = (dir_ / "copy").string();
+  ASSERT_EQ(Ctl({"save", "weights", copy}).code, 0);
+  EXPECT_TRUE(Slurp(copy) == Slurp(plain));
+  const std::string shard = model() + "/model-1.safetensors";
+  ASSERT_EQ(Ctl({"load", "--next", shard, "weights", "--format", "raw"}).code, 0);
+  EXPECT_EQ(look().size_bytes, fs::file_size(shard));
+  const Output piped =
+      Run({"/bin/sh", "-c",
+           "head -c 1000 " + shard + " | " + build_ + "/bin/gpushmctl load --next - weights"});
+  ASSERT_EQ(piped.code, 0) << piped.err;
+  EXPECT_EQ(look().size_bytes, fs::file_size(shard));
+  EXPECT_EQ(look().content_bytes, 1000u);
+  gpushm_close(client);
+}
+
+TEST_F(CtlTensorsTest, WithoutANextGenerationTheFormerOneStays) {
+  StartBroker("16Mi");
+  ASSERT_EQ(Ctl({"create", "weights", "--from", model()}).code, 0);
+  ASSERT_EQ(Ctl({"load", model(), "weights"}).code, 0);
+  const std::string generation = Ctl({"stat", "weights", "-o", "json"}).out;
+  const auto expect_same = [&] {
+    const std::string now = Ctl({"stat", "weights", "-o", "json"}).out;
+    const auto of = [](const std::string& text) {
+      const size_t at = text.find("\"generation\"");
+      return text.substr(at, text.find('\n', at) - at);
+    };
+    EXPECT_EQ(of(now), of(generation));
+    EXPECT_THAT(now, HasSubstr("\"state\": \"ready\""));
+  };
+
+  // Rights are those of a replace.
+  const Output denied = Ctl({"load", "--next", model(), "weights"},
+                            {.environment = {"GPUSHM_DIR=" + (dir_ / "run/other").string()}});
+  EXPECT_EQ(denied.code, 4) << denied.err;
+  EXPECT_THAT(denied.err, HasSubstr("may not write"));
+  expect_same();
+  const Output missing = Ctl({"load", "--next", model(), "weigths"});
+  EXPECT_EQ(missing.code, 3) << missing.err;
+  EXPECT_THAT(missing.err, HasSubstr("did you mean \"weights\"?"));
+  const Output broker = Ctl({"load", "--next", model(), "weights", "--method", "broker"});
+  EXPECT_EQ(broker.code, 2) << broker.err;
+  EXPECT_THAT(broker.err, HasSubstr("--next: this process moves the bytes"));
+  const Output blind =
+      Ctl({"load", "--next", model(), "weights"}, {.environment = {"CUDA_VISIBLE_DEVICES="}});
+  EXPECT_NE(blind.code, 0);
+  EXPECT_THAT(blind.err, HasSubstr("gpushm.io/attach"));
+  EXPECT_EQ(Ctl({"load", "--next", (dir_ / "nowhere").string(), "weights"}).code, 3);
+  const std::string large = WriteFile("large", 0);
+  fs::resize_file(large, 32 << 20);
+  EXPECT_EQ(Ctl({"load", "--next", large, "weights"}).code, 5) << "the pool is too small";
+  expect_same();
+
+  // A pipe that stalls, and a process that is killed.
+  const std::string pipe = (dir_ / "pipe").string();
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const UniqueFd held(open(pipe.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(write(held.get(), "few", 3), 3);
+  const Output late = Ctl({"load", "--next", pipe, "weights", "--timeout", "300ms"});
+  EXPECT_EQ(late.code, 6) << late.err;
+  expect_same();
+  const pid_t loader = fork();
+  if (loader == 0) {
+    RedirectTo(STDERR_FILENO, "killed.err");
+    Exec({build_ + "/bin/gpushmctl", "load", "--next", pipe, "weights"});
+  }
+  // Two generations of 4 MiB are there as long as it loads.
+  EXPECT_THAT(EventuallyUsed(8 << 20), HasSubstr(Concat(8 << 20)));
+  kill(loader, SIGKILL);
+  waitpid(loader, nullptr, 0);
+  EXPECT_THAT(EventuallyUsed(4 << 20), HasSubstr(Concat(4 << 20)));
+  expect_same();
+  EXPECT_EQ(Ctl({"load", "--next", model(), "weights"}).code, 0);
 }
 
 }  // namespace

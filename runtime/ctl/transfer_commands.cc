@@ -1,5 +1,6 @@
 // gpushmctl load, save: copying files into buffers and back.
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +30,7 @@ struct Arguments {
   int64_t stall_ms = 60'000;
   bool no_progress = false;
   bool whole = false;
+  bool next = false;
   std::string format = "auto";
 };
 
@@ -103,6 +105,27 @@ uint32_t FileMethodOf(std::string_view method) {
                                 : GPUSHM_FILE_AUTO_GDS;
 }
 
+// Waits until there is a buffer to get a next generation. Returns the size of that one: as large as
+// the load needs, or, for a stream, 0, which is the present size.
+Result<uint64_t> PrepareNext(Connection* connection, const Arguments& arguments,
+                             TransferSettings* settings) {
+  struct stat info{};
+  const bool stream =
+      arguments.path == "-" || (stat(arguments.path.c_str(), &info) == 0 && S_ISFIFO(info.st_mode));
+  const Result<uint64_t> bytes =
+      stream ? Result<uint64_t>(0) : Connection::Measure(arguments.path, settings->format);
+  if (!bytes) return bytes;
+  const int64_t start_ns = MonotonicNs();
+  const auto found = connection->WaitFor(arguments.name, 0, settings->timeout_ms);
+  // A buffer whose load failed gets a new generation, too.
+  if (!found && found.error().code() != Code::kSystem) return std::unexpected(found.error());
+  if (settings->timeout_ms > 0) {  // It limits the whole command.
+    const int64_t waited_ms = (MonotonicNs() - start_ns) / 1'000'000;
+    settings->timeout_ms = std::max<int64_t>(settings->timeout_ms - waited_ms, 1);
+  }
+  return bytes;
+}
+
 Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool load) {
   Result<Connection> connection = context.Connect();
   if (!connection) return std::unexpected(connection.error());
@@ -119,6 +142,13 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
   settings.threads = arguments.threads == 0U ? GPUSHM_NO_THREADS : arguments.threads.value_or(0);
   // Without --timeout a missing buffer is an immediate error: most often its name is misspelt.
   settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : GPUSHM_DONT_WAIT;
+  uint64_t next_bytes = 0;
+  uint64_t generation = 0;
+  if (arguments.next) {
+    const Result<uint64_t> prepared = PrepareNext(&*connection, arguments, &settings);
+    if (!prepared) return std::unexpected(prepared.error());
+    next_bytes = *prepared;
+  }
   const auto transfer = [&] {
     ProgressBar bar(arguments.name, !arguments.no_progress && IsTerminal(STDERR_FILENO));
     std::optional<uint64_t> last_bytes;
@@ -132,20 +162,26 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
       bar.Update(done_bytes, total_bytes);
       return !Interrupted();
     };
+    if (arguments.next) {
+      return connection->LoadNext(arguments.name, arguments.path, next_bytes, settings,
+                                  &generation);
+    }
     return load ? connection->Load(arguments.name, arguments.path, settings)
                 : connection->Save(arguments.name, arguments.path, settings);
   };
   const auto result = transfer();
   if (!result && Interrupted()) {
-    PrintError(Concat("gpushmctl: interrupted: ", load ? "the buffer's content is not complete\n"
-                                                       : "the file was not changed\n"));
+    PrintError(Concat("gpushmctl: interrupted: ",
+                      arguments.next ? "the buffer keeps the generation that it has\n"
+                      : load         ? "the buffer's content is not complete\n"
+                                     : "the file was not changed\n"));
     return ExitCode::kInterrupted;
   }
   if (!result) return std::unexpected(result.error());
-  const std::string text = context.globals.json
-                               ? TransferJson(arguments.name, arguments.path, *result)
-                           : load ? TransferLine("loaded", arguments.path, arguments.name, *result)
-                                  : TransferLine("saved", arguments.name, arguments.path, *result);
+  const std::string text =
+      context.globals.json ? TransferJson(arguments.name, arguments.path, *result, generation)
+      : load ? TransferLine("loaded", arguments.path, arguments.name, *result, generation)
+             : TransferLine("saved", arguments.name, arguments.path, *result);
   if (!load && arguments.path == "-") {
     PrintError(text);  // Standard output carries the bytes.
   } else if (auto done = Print(text); !done) {
@@ -218,7 +254,13 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
                           "they are), or auto: tensors if the buffer has a description of them")
       ->check(CLI::IsMember({"auto", "raw", "tensors"}))
       ->capture_default_str();
-  if (!load) {
+  if (load) {
+    command->add_flag(
+        "--next", arguments->next,
+        "Load into a new generation, as large as FILE needs (a stream: of the present "
+        "size), and publish it when it is complete. Until then, and after a failure, "
+        "readers have the former generation");
+  } else {
     command->add_flag("--whole", arguments->whole,
                       "Save all bytes of the buffer, not only its content");
   }
@@ -226,6 +268,10 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
     const uint64_t chunk_bytes = arguments->chunk_bytes;
     if (chunk_bytes != 0 && (chunk_bytes < kMinChunkBytes || chunk_bytes > kMaxChunkBytes)) {
       throw CLI::ValidationError("--chunk", "must be between 1Mi and 1Gi; 16Mi to 32Mi works best");
+    }
+    if (arguments->next && arguments->method == "broker") {
+      throw CLI::ValidationError("--method",
+                                 "must not be broker with --next: this process moves the bytes");
     }
     if (arguments->name == "-") {
       throw CLI::ValidationError("NAME", load ? "comes last: gpushmctl load - NAME"

@@ -503,32 +503,34 @@ std::string LinkText(const gpushm_transfer_result& result) {
 }  // namespace
 
 std::string TransferLine(std::string_view verb, std::string_view from, std::string_view to,
-                         const gpushm_transfer_result& result) {
+                         const gpushm_transfer_result& result, uint64_t generation) {
   const std::string reason = FileReasonName(result.file_reason);
   return Concat(verb, " ", Printable(from), " to ", Printable(to), ": ", FormatBytes(result.bytes),
                 " in ", FormatAge(result.elapsed_ns), ", ",
                 FormatRate(result.bytes, MovingNs(result)), LinkText(result), ", ",
                 result.method == GPUSHM_TRANSFER_BROKER ? "by the broker" : "in this process", ", ",
                 FileMethodName(result.file_method), reason.empty() ? "" : Concat(" (", reason, ")"),
-                "\n");
+                generation == 0 ? "" : Concat(", generation ", generation), "\n");
 }
 
 std::string TransferJson(std::string_view buffer, std::string_view file,
-                         const gpushm_transfer_result& result) {
+                         const gpushm_transfer_result& result, uint64_t generation) {
   const double seconds = static_cast<double>(result.elapsed_ns) / 1e9;
   const double moving_seconds = static_cast<double>(result.moving_ns) / 1e9;
   const double rate = seconds > 0 ? static_cast<double>(result.bytes) / seconds : 0;
-  return JsonText({{"buffer", buffer},
-                   {"file", file},
-                   {"way", MethodName(result.method)},
-                   {"file_way", FileMethodName(result.file_method)},
-                   {"file_way_reason", FileReasonName(result.file_reason)},
-                   {"bytes", result.bytes},
-                   {"elapsed_seconds", Rounded(seconds)},
-                   {"bytes_per_second", Rounded(rate)},
-                   {"moving_seconds", Rounded(moving_seconds)},
-                   {"link_bytes_per_second", result.link_bytes_per_second},
-                   {"link_fraction", Rounded(LinkPart(result))}});
+  Json object({{"buffer", buffer},
+               {"file", file},
+               {"way", MethodName(result.method)},
+               {"file_way", FileMethodName(result.file_method)},
+               {"file_way_reason", FileReasonName(result.file_reason)},
+               {"bytes", result.bytes},
+               {"elapsed_seconds", Rounded(seconds)},
+               {"bytes_per_second", Rounded(rate)},
+               {"moving_seconds", Rounded(moving_seconds)},
+               {"link_bytes_per_second", result.link_bytes_per_second},
+               {"link_fraction", Rounded(LinkPart(result))}});
+  if (generation != 0) object["generation"] = std::to_string(generation);
+  return JsonText(object);
 }
 
 }  // namespace gpushm::ctl

@@ -63,9 +63,10 @@ std::string TopJson(const TopSample& sample, int64_t now_unix_ns);
 
 std::string InfoLine(std::string_view verb, const gpushm_info& info);
 std::string InfoJson(const gpushm_info& info);
+// `generation`: the one that the load made; 0: none.
 std::string TransferLine(std::string_view verb, std::string_view from, std::string_view to,
-                         const gpushm_transfer_result& result);
+                         const gpushm_transfer_result& result, uint64_t generation = 0);
 std::string TransferJson(std::string_view buffer, std::string_view file,
-                         const gpushm_transfer_result& result);
+                         const gpushm_transfer_result& result, uint64_t generation = 0);
 
 }  // namespace gpushm::ctl

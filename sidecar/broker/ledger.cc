@@ -839,10 +839,9 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
         Concat(loaded_bytes, " bytes of content do not fit into a buffer of ", memory.size_bytes));
   }
   if (unpublished) {
-    if (!complete) {
-      return Fail(Code::kInvalidArgument, Concat(Quoted(found->first), " is not published"),
-                  "set the size of its content once the content is complete");
-    }
+    // Nobody sees it, so it has no state. New content begins, which the former description does not
+    // describe.
+    if (!complete) PutDescription(number, UniqueFd(), 0);
     SetContentOf(number, loaded_bytes);
     return {};
   }

@@ -63,7 +63,8 @@ TEST_F(LedgerContentTest, ALoadThroughTheBrokerBringsIt) {
 TEST_F(LedgerContentTest, EachGenerationHasItsOwn) {
   ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true));
   const uint64_t next = Replace(kFlagAttach | kFlagUnpublished).lease_id;
-  EXPECT_FALSE(ledger_.SetContent(kApp, next, 6, false)) << "nobody waits for it";
+  EXPECT_TRUE(ledger_.SetContent(kApp, next, 0, false)) << "a load begins";
+  EXPECT_EQ(ledger_.StateOf("a"), BufferState::kReady) << "nobody sees it";
   ASSERT_TRUE(ledger_.SetContent(kApp, next, 6, true));
   EXPECT_EQ(ledger_.ContentBytes("a"), 5u) << "it is not published";
   ASSERT_TRUE(ledger_.Publish(kApp, next));

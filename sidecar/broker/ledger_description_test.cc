@@ -106,6 +106,17 @@ TEST_F(LedgerDescriptionTest, OfALoadIsSeenWithItsContent) {
   EXPECT_EQ(Size(), 0u) << "that load brought none";
 }
 
+TEST_F(LedgerDescriptionTest, IsGoneWhenALoadOfWhatIsNotPublishedBegins) {
+  const Grant next = Replace(kFlagAttach | kFlagUnpublished);
+  EXPECT_EQ(Set(next.lease_id, 5), "");
+  ASSERT_TRUE(ledger_.SetContent(kApp, next.lease_id, 0, false));
+  EXPECT_EQ(Size(next.generation, kApp), 0u);
+  EXPECT_EQ(Set(next.lease_id, 6), "");
+  ASSERT_TRUE(ledger_.SetContent(kApp, next.lease_id, 2, true));
+  ASSERT_TRUE(ledger_.Publish(kApp, next.lease_id));
+  EXPECT_EQ(Size(), 6u);
+}
+
 TEST_F(LedgerDescriptionTest, IsGoneAfterALoadByTheBroker) {
   EXPECT_EQ(Set(lease_, 5), "");
   ASSERT_TRUE(ledger_.BeginTransfer(kOther, "a", Direction::kLoad));

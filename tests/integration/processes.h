@@ -16,6 +16,9 @@
 //   wait NAME GENERATION          VALUE: generation
 //   context                       makes a CUDA context; write, read and offer do so too
 //   write WORD | read             VALUE: first 32-bit word of the latest attachment
+//   same                          VALUE: the value that all bytes of the latest attachment have, or
+//                                 -1 if they differ
+//   load-attached PATH            a load into the latest attachment; VALUE: bytes
 //   load NAME PATH | save NAME PATH | delete NAME
 //   offer NAME BYTES WORD KIND    own memory, its first word set; KIND: vmm (cuMemCreate with a
 //                                 descriptor), malloc (cuMemAlloc), private (cuMemCreate without),

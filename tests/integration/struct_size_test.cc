@@ -183,6 +183,12 @@ TEST_P(StructSizeTest, Making) {
   ASSERT_OK(gpushm_load(client_, "weights", path.c_str(), transfer.get(), moved.get()));
   EXPECT_EQ(moved->bytes, 10u);
   ASSERT_OK(gpushm_save(client_, "weights", path.c_str(), transfer.get(), moved.get()));
+  ASSERT_OK(gpushm_replace(client_, "weights", 0, options.get(), &next));
+  ASSERT_OK(gpushm_attachment_load(next, path.c_str(), transfer.get(), moved.get()));
+  EXPECT_EQ(moved->bytes, 10u);
+  ASSERT_OK(gpushm_attachment_save(next, path.c_str(), transfer.get(), moved.get()));
+  EXPECT_EQ(moved->bytes, 10u);
+  EXPECT_EQ(gpushm_attachment_detach(next, nullptr), GPUSHM_OK);
   Delete("weights");
 
   const CudaApi& api = **CudaApi::Load(DriverFolderFromEnvironment());

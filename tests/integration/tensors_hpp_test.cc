@@ -3,8 +3,10 @@
 // real broker on a simulated card; the driver reads what is on the GPU.
 #include "gpushm/tensors.hpp"
 
+#include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -254,6 +256,48 @@ TEST_F(TensorsHppTest, ADescriptionComesWithItsGeneration) {
   first = gpushm::Attachment();
   EXPECT_THAT(Read(generation), HasSubstr("STALE"));
   EXPECT_EQ(opened->text(), "mycodec 1: nv12") << "it is still open";
+}
+
+// New weights as the next generation: measured, loaded where nobody sees them, published.
+TEST_F(TensorsHppTest, AModelBecomesTheNextGeneration) {
+  gpushm::Attachment first = Make();
+  ASSERT_TRUE(first.Publish());
+  const auto held = reader_.Attach("model");
+  ASSERT_TRUE(held) << held.error().text();
+
+  gpushm::CreateOptions unpublished;
+  unpublished.unpublished = true;
+  auto next = writer_.Replace("model", gpushm::Tensors::Measure(model_)->size_bytes, unpublished);
+  ASSERT_TRUE(next) << next.error().text();
+  gpushm::TransferOptions stopped;
+  stopped.progress = [](uint64_t, uint64_t) { return false; };
+  EXPECT_EQ(next->Load(model_, stopped).error().status(), GPUSHM_BUSY);
+  EXPECT_EQ(next->Publish().error().status(), GPUSHM_INVALID_ARGUMENT) << "it is not whole";
+  const auto loaded = next->Load(model_);
+  ASSERT_TRUE(loaded) << loaded.error().text();
+  EXPECT_EQ(loaded->method, GPUSHM_TRANSFER_HERE);
+  EXPECT_EQ(held->Check(), GPUSHM_OK);
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "it is not published";
+  const std::string copy = folder() + "/copy.safetensors";
+  ASSERT_TRUE(next->Save(copy));
+  EXPECT_EQ(gpushm::Tensors::Measure(copy)->count, 3U);
+  ASSERT_TRUE(next->Publish());
+  EXPECT_EQ(held->Check(), GPUSHM_STALE);
+  const auto tensors = gpushm::Tensors::Open(reader_, "model");
+  ASSERT_TRUE(tensors) << tensors.error().text();
+  EXPECT_EQ(tensors->generation(), next->GetInfo()->generation);
+  EXPECT_EQ(ReadDevice(next->address() + tensors->Find("bias")->offset, 154), bytes_["bias"]);
+
+  // A descriptor of a plain file, into another generation and back.
+  gpushm::Attachment plain = Make();
+  const int in = open((model_ + "/model.safetensors.index.json").c_str(), O_RDONLY | O_CLOEXEC);
+  const auto bytes = plain.Load(in);
+  ASSERT_TRUE(bytes) << bytes.error().text();
+  const int out = open(copy.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
+  EXPECT_EQ(plain.Save(out)->bytes, bytes->bytes);
+  close(in);
+  close(out);
+  EXPECT_EQ(std::filesystem::file_size(copy), bytes->bytes);
 }
 
 TEST_F(TensorsHppTest, NoDescriptionIsEmptyAndNoError) {

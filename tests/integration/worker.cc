@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <optional>
@@ -57,6 +58,7 @@ class Application {
     if (verb == "read-last") return Read(gpushm_attachment_size(latest_) - sizeof(uint32_t));
     if (verb == "offered-blocks") return {0, blocks_offered_};
     if (verb == "offered-bytes") return {0, static_cast<int64_t>(bytes_offered_)};
+    if (verb == "same") return Same();
     if (verb == "read-on") return ReadOn(in);
     if (verb == "peer-way") return PeerWay();
     if (verb == "context") return NeedContext();
@@ -89,6 +91,11 @@ class Application {
       return signals_->Do(in, latest_);
     }
     in >> name;
+    if (verb == "load-attached") {
+      auto result = Sized<gpushm_transfer_result>();
+      const int status = gpushm_attachment_load(latest_, name.c_str(), nullptr, &result);
+      return {status, static_cast<int64_t>(result.bytes)};
+    }
     if (verb == "delete") return {gpushm_delete(client_, name.c_str(), nullptr), 0};
     if (verb == "offer") return Offer(name, in);
     if (verb == "offer-state") {
@@ -235,6 +242,17 @@ class Application {
     const CUresult got =
         api_->cuMemcpyDtoH(&word, gpushm_attachment_address(latest_) + offset, sizeof word);
     return {got == CUDA_SUCCESS ? 0 : 1, word};
+  }
+
+  Answer Same() {
+    NeedContext();
+    std::vector<unsigned char> bytes(gpushm_attachment_size(latest_));
+    const CUresult got =
+        api_->cuMemcpyDtoH(bytes.data(), gpushm_attachment_address(latest_), bytes.size());
+    if (got != CUDA_SUCCESS || bytes.empty()) return {1, 0};
+    const bool same =
+        std::all_of(bytes.begin(), bytes.end(), [&](auto byte) { return byte == bytes[0]; });
+    return {0, same ? bytes[0] : -1};
   }
 
   // Reads on another GPU than the first.

@@ -23,7 +23,7 @@
  * At its last detach, no other thread may use an attachment. At its close, no other thread may use
  *     a client or anything that was opened with it. Later calls return GPUSHM_INVALID_ARGUMENT.
  *   - The library never exits, aborts or throws, installs no signal handlers, and keeps no CUDA
- *     context after a call. Only gpushm_load and gpushm_save start threads, for the file
+ *     context after a call. Only loads and saves start threads, for the file
  *     (gpushm_transfer_options.threads). They block all signals and end with the call. The library
  *     needs libc, and loads libcuda.so.1 at the first attach.
  *   - After fork(), the child cannot use what the parent opened: calls with it, gpushm_close
@@ -436,7 +436,8 @@ GPUSHM_API gpushm_status gpushm_replace(gpushm_client* client, const char* name,
 
 /* Shows an `unpublished` buffer or generation to the other processes. Work that writes it must have
  * ended.
- * Errors: INVALID_ARGUMENT (it is published), STALE, ORPHANED, UNAVAILABLE, TIMEOUT. */
+ * Errors: INVALID_ARGUMENT (it is published, or the last gpushm_attachment_load into it failed),
+ * BUSY (gpushm_attachment_load is running on it), STALE, ORPHANED, UNAVAILABLE, TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_attachment_publish(gpushm_attachment* attachment);
 
 /* For a writer that fills the buffer itself: sets how many bytes, from the start, are content.
@@ -703,6 +704,46 @@ GPUSHM_API gpushm_status gpushm_load(gpushm_client* client, const char* name, co
 GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result);
+
+/* Fills the attached generation from a file, as gpushm_load does for a name. It is meant for a
+ * generation that is not published yet: new weights reach readers whole, or not at all.
+ *
+ *   gpushm_create_options next;
+ *   GPUSHM_INIT(&next);
+ *   next.unpublished = 1;
+ *   gpushm_tensors_measure(folder, &bytes, NULL);  // tensors.h; or the size of a plain file
+ *   gpushm_replace(client, "weights", bytes, &next, &made);
+ *   gpushm_attachment_load(made, folder, NULL, NULL);
+ *   gpushm_attachment_publish(made);  // readers have the former generation until now
+ *
+ * Until the publish, no other process sees the bytes, their number (content_bytes) or the
+ * description of tensors. If the load fails, or this process ends, nothing changes for readers. A
+ * generation whose load failed cannot be published: load again, or detach it, which frees its
+ * memory. gpushm_attachment_set_content declares its bytes valid nevertheless.
+ *
+ * A published generation is filled as by gpushm_load: it is LOADING meanwhile, and FAILED if the
+ * load fails. The load begins by removing the generation's description.
+ *
+ * This process moves the bytes, because the broker moves those of a name. No other thread may
+ * detach or advance the attachment during the call. `options` and `result` are as for gpushm_load;
+ * no time is spent on waiting for a buffer.
+ * Errors: INVALID_ARGUMENT (also: the content does not fit), NOT_FOUND (no such file), DENIED
+ * (attached for reading), UNSUPPORTED (GPUSHM_TRANSFER_BROKER; transport cuipc; not published, and
+ * the broker is older than version 0.2), BUSY (another load of it is running, or `progress` stopped
+ * it), CORRUPT, STALE (published, and replaced since), ORPHANED, EXHAUSTED, TIMEOUT, DRIVER,
+ * SYSTEM, UNAVAILABLE. */
+GPUSHM_API gpushm_status gpushm_attachment_load(gpushm_attachment* attachment, const char* path,
+                                                const gpushm_transfer_options* options,
+                                                gpushm_transfer_result* result);
+
+/* Writes the content of the attached generation to a file, as gpushm_save does for a name. The
+ * generation may be unpublished, or an older one. This process moves the bytes.
+ * Errors: as gpushm_attachment_load, but reading suffices; LOADING or SYSTEM (its content is being
+ * loaded, or failed to load), NOT_FOUND (GPUSHM_FORMAT_TENSORS, and it has no tensors), ORPHANED
+ * (with the broker its description is gone: use GPUSHM_FORMAT_RAW). */
+GPUSHM_API gpushm_status gpushm_attachment_save(gpushm_attachment* attachment, const char* path,
+                                                const gpushm_transfer_options* options,
+                                                gpushm_transfer_result* result);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -178,6 +178,29 @@ inline gpushm_description_options Raw(const DescriptionOptions& options) {
   raw.timeout_ms = options.timeout.ms();
   return raw;
 }
+/// `call` gets the options and the result as the C functions take them.
+template <typename Call>
+Result<TransferResult> Transfer(const TransferOptions& options, int descriptor, Call call) {
+  auto raw = Sized<gpushm_transfer_options>();
+  raw.method = options.method;
+  raw.chunk_bytes = options.chunk_bytes;
+  raw.file_method = options.file_method;
+  raw.chunks = options.chunks;
+  raw.threads = options.threads;
+  raw.descriptor = descriptor;
+  raw.whole = options.whole ? 1 : 0;
+  raw.format = options.format;
+  raw.timeout_ms = options.timeout.ms();
+  if (options.progress) {
+    raw.user = const_cast<TransferOptions*>(&options);
+    raw.progress = [](void* user, uint64_t done_bytes, uint64_t total_bytes) {
+      return static_cast<TransferOptions*>(user)->progress(done_bytes, total_bytes) ? 0 : 1;
+    };
+  }
+  auto result = Sized<TransferResult>();
+  if (call(&raw, &result) != GPUSHM_OK) return Error::Last();
+  return result;
+}
 /// For std::unique_ptr of a handle whose close always succeeds.
 template <auto kClose>
 struct Closer {
@@ -249,6 +272,24 @@ class Attachment {
     return SetDescription(bytes.data(), bytes.size());
   }
 
+  /// Fills this generation from a file. Meant for one that is not published: then readers have the
+  /// former generation until Publish, and after a failure, too. See gpushm_attachment_load.
+  Result<TransferResult> Load(const std::string& path, const TransferOptions& options = {}) {
+    return Transfer(gpushm_attachment_load, path.c_str(), -1, options);
+  }
+  /// From a descriptor, which stays open: a pipe to its end, or a file from its position.
+  Result<TransferResult> Load(int descriptor, const TransferOptions& options = {}) {
+    return Transfer(gpushm_attachment_load, nullptr, descriptor, options);
+  }
+  /// Writes this generation's content to a file, also that of an older or unpublished generation.
+  Result<TransferResult> Save(const std::string& path, const TransferOptions& options = {}) const {
+    return Transfer(gpushm_attachment_save, path.c_str(), -1, options);
+  }
+  /// To a descriptor, in order; it stays open.
+  Result<TransferResult> Save(int descriptor, const TransferOptions& options = {}) const {
+    return Transfer(gpushm_attachment_save, nullptr, descriptor, options);
+  }
+
   /// Detaches if no work is pending on `streams` (CUstream); GPUSHM_BUSY, and nothing is detached,
   /// otherwise. With `defer` the buffer is detached once that work has ended.
   Result<void> Detach(Span<void* const> streams = {}, bool defer = false) {
@@ -279,6 +320,13 @@ class Attachment {
   [[nodiscard]] gpushm_attachment* Release() { return std::exchange(handle_, nullptr); }
 
  private:
+  template <typename Function>
+  Result<TransferResult> Transfer(Function function, const char* path, int descriptor,
+                                  const TransferOptions& options) const {
+    return detail::Transfer(options, descriptor, [&](const auto* raw, auto* result) {
+      return function(handle_, path, raw, result);
+    });
+  }
   void Reset() {
     if (handle_ != nullptr) (void)gpushm_attachment_detach(handle_, nullptr);
     handle_ = nullptr;
@@ -499,27 +547,9 @@ class Client {
   template <typename Function>
   Result<TransferResult> Transfer(Function function, const std::string& name, const char* path,
                                   int descriptor, const TransferOptions& options) const {
-    auto raw = detail::Sized<gpushm_transfer_options>();
-    raw.method = options.method;
-    raw.chunk_bytes = options.chunk_bytes;
-    raw.file_method = options.file_method;
-    raw.chunks = options.chunks;
-    raw.threads = options.threads;
-    raw.descriptor = descriptor;
-    raw.whole = options.whole ? 1 : 0;
-    raw.format = options.format;
-    raw.timeout_ms = options.timeout.ms();
-    if (options.progress) {
-      raw.user = const_cast<TransferOptions*>(&options);
-      raw.progress = [](void* user, uint64_t done_bytes, uint64_t total_bytes) {
-        return static_cast<TransferOptions*>(user)->progress(done_bytes, total_bytes) ? 0 : 1;
-      };
-    }
-    auto result = detail::Sized<TransferResult>();
-    if (function(handle_, name.c_str(), path, &raw, &result) != GPUSHM_OK) {
-      return Error::Last();
-    }
-    return result;
+    return detail::Transfer(options, descriptor, [&](const auto* raw, auto* result) {
+      return function(handle_, name.c_str(), path, raw, result);
+    });
   }
 
   gpushm_client* handle_;

@@ -96,8 +96,8 @@ GPUSHM_API const char* gpushm_tensors_metadata(const gpushm_tensors* tensors, co
 GPUSHM_API void gpushm_tensors_close(gpushm_tensors* tensors);
 
 /* Bytes that a buffer needs for the tensors of a safetensors file, an index or a folder: for
- * gpushm_create before gpushm_load. Reads the files' headers. `tensor_count` may be NULL.
- * Errors: NOT_FOUND, CORRUPT (a file breaks a rule of the format; the text says which),
+ * gpushm_create or gpushm_replace before a load. Reads the files' headers. `tensor_count` may be
+ * NULL. Errors: NOT_FOUND, CORRUPT (a file breaks a rule of the format; the text says which),
  * EXHAUSTED (docs/reference/limits.md), INVALID_ARGUMENT, SYSTEM. */
 GPUSHM_API gpushm_status gpushm_tensors_measure(const char* path, uint64_t* size_bytes,
                                                 uint64_t* tensor_count);

@@ -108,7 +108,7 @@ class Tensors {
   }
 
   /// The buffer that a safetensors file, an index of shards or a folder needs, to create it before
-  /// Client::Load. It reads the files' headers.
+  /// Client::Load, or to replace it before Attachment::Load. It reads the files' headers.
   /// Errors: GPUSHM_NOT_FOUND, GPUSHM_CORRUPT (a file breaks a rule of the format),
   /// GPUSHM_EXHAUSTED (docs/reference/limits.md), GPUSHM_SYSTEM.
   static Result<TensorsSize> Measure(const std::string& path) {

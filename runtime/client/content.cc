@@ -1,0 +1,71 @@
+// The content of attached generations: how many bytes it has, and who fills it (Client's members;
+// see client.h).
+#include "runtime/client/client.h"
+
+namespace gpushm::client {
+
+using protocol::Kind;
+
+Result<void> Client::SetContent(Attachment* attachment, uint64_t content_bytes, const Wait& wait) {
+  const uint64_t size_bytes = attachment->facts().size_bytes;
+  if (content_bytes > size_bytes) {
+    return Fail(
+        Code::kInvalidArgument,
+        Concat(content_bytes, " bytes of content do not fit into a buffer of size ", size_bytes));
+  }
+  if (attachment->unpublished()) {
+    if (auto known = CheckUnpublishedContent(
+            wait,
+            "call gpushm_attachment_set_content after gpushm_attachment_publish, or update gpushm's images");
+        !known) {
+      return known;
+    }
+  }
+  if (auto said = ReportContent(*attachment, content_bytes, true, wait); !said) return said;
+  attachment->NoteContent(content_bytes);
+  attachment->AcceptFill();
+  return {};
+}
+
+Result<void> Client::CheckUnpublishedContent(const Wait& wait, std::string_view remedy) {
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (session_.peer(*lock).version >= protocol::kContentVersion) return {};
+  return Fail(Code::kUnsupported,
+              "the pod's sidecar is too old to record the content of an unpublished buffer",
+              std::string(remedy));
+}
+
+Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded_bytes,
+                                   bool complete, const Wait& wait) {
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (attachment.orphaned())
+    return Fail(Code::kOrphaned, "the broker restarted and does not have this buffer",
+                "load the file again");
+  const Lease lease = attachment.lease();
+  const protocol::ContentRequest request{.lease_id = lease.id,
+                                         .loaded_bytes = loaded_bytes,
+                                         .complete = complete ? 1u : 0u,
+                                         .reserved = 0};
+  const auto reply =
+      session_.Ask<protocol::EmptyReply>(*lock, Kind::kContent, request, wait.answer,
+                                         {.loss = Call::Loss::kRepeatable, .serial = lease.serial});
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+void Client::GiveContentUp(Attachment* attachment, bool detaches) {
+  // The end of the lease tells the broker that nobody completes the content. A detach ends it,
+  // unless this process holds the buffer elsewhere, too. Then the lease is ended and renewed here.
+  if (detaches && CountOf(*attachment) == 1) return;
+  const Deadline deadline = Deadline::AfterMs(kAnswerMs);
+  const Result<SessionLock> lock = session_.Lock(deadline);
+  if (!lock || !session_.connected(*lock) || attachment->orphaned()) return;
+  const Lease lease = attachment->lease();
+  if (lease.serial != session_.peer(*lock).serial) return;
+  EndLease(*lock, lease, deadline);
+  Renew(*lock, attachment, /*same_broker=*/true, deadline);
+}
+
+}  // namespace gpushm::client
