@@ -3,10 +3,13 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "contract/limits.h"
+#include "contract/tensors/encode.h"
 #include "contract/tensors/model.h"
 #include "contract/tensors/table.h"
 #include "runtime/client/c_api_support.h"
@@ -64,6 +67,71 @@ Result<std::unique_ptr<Tensors>> Open(Client& client, std::string_view name, uin
   auto table = tensors::TensorTable::Open(bytes, limits::kBufferBytes);
   if (!table) return std::unexpected(table.error());
   return std::make_unique<Tensors>(std::move(*description), *table);
+}
+
+// `at` has `stride` bytes, as many as the program's version of the struct.
+Result<tensors::Tensor> ReadTensor(const void* at, size_t stride) {
+  gpushm_tensor given{};
+  std::memcpy(&given, at, std::min(stride, sizeof given));
+  if (given.name == nullptr) return Fail(Code::kInvalidArgument, "its name is NULL");
+  if (given.rank > limits::kTensorRank || (given.rank > 0 && given.shape == nullptr)) {
+    return Fail(Code::kInvalidArgument, Concat(tensors::Quote(given.name), " has rank ", given.rank,
+                                               given.shape == nullptr ? " without a shape" : "",
+                                               "; the limit is ", limits::kTensorRank));
+  }
+  if (given.dtype > tensors::kMaxDType) {
+    return Fail(Code::kInvalidArgument,
+                Concat(tensors::Quote(given.name), " has the unknown type ", given.dtype),
+                "use a number of gpushm_dtype");
+  }
+  tensors::Tensor tensor{.name = given.name,
+                         .dtype = static_cast<tensors::DType>(given.dtype),
+                         .shape = {given.shape, given.shape + given.rank},
+                         .offset = given.offset,
+                         .bytes = given.size_bytes};
+  if (tensor.bytes == 0) {
+    tensor.bytes = tensors::TensorBytes(tensor.dtype, tensor.shape).value_or(0);
+  }
+  return tensor;
+}
+
+Result<void> SetTensors(const Attachment& attachment, const gpushm_tensor* tensors, uint64_t count,
+                        const char* const* metadata, uint64_t pairs) {
+  if ((tensors == nullptr && count > 0) || (metadata == nullptr && pairs > 0)) {
+    return Fail(Code::kInvalidArgument, Concat("tensors or metadata is NULL, but ", count,
+                                               " tensors and ", pairs, " pairs are given"));
+  }
+  if (count > limits::kTensors || pairs > limits::kMetadataPairs) {
+    return Fail(Code::kExhausted,
+                Concat(count, " tensors and ", pairs, " pairs of metadata; the limits are ",
+                       limits::kTensors, " and ", limits::kMetadataPairs));
+  }
+  const size_t stride = count > 0 ? tensors->struct_size : 0;
+  if (count > 0) {
+    if (auto valid = CheckStructSize(stride, "tensors[0]"); !valid) return valid;
+  }
+  std::vector<tensors::Tensor> all;
+  all.reserve(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    auto tensor = ReadTensor(reinterpret_cast<const std::byte*>(tensors) + i * stride, stride);
+    if (!tensor) return std::unexpected(tensor.error().WithContext(Concat("tensors[", i, "]")));
+    all.push_back(std::move(*tensor));
+  }
+  tensors::Metadata texts;
+  for (uint64_t i = 0; i < pairs; ++i) {
+    const char* const key = metadata[2 * i];
+    const char* const value = metadata[2 * i + 1];
+    if (key == nullptr || value == nullptr || !texts.emplace(key, value).second) {
+      return Fail(Code::kInvalidArgument,
+                  key == nullptr || value == nullptr
+                      ? Concat("metadata: the key or the value of pair ", i, " is NULL")
+                      : Concat("metadata: the key ", tensors::Quote(key), " is given twice"));
+    }
+  }
+  const auto table = tensors::EncodeTable(all, texts, attachment.facts().size_bytes);
+  if (!table) return std::unexpected(table.error());
+  return attachment.facts().client->SetDescription(attachment, *table,
+                                                   Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
 }
 
 }  // namespace
@@ -148,6 +216,38 @@ const char* gpushm_tensors_metadata(const gpushm_tensors* tensors, const char* k
   if (t == nullptr || key == nullptr) return nullptr;
   const auto value = t->table.FindMetadata(key);
   return value ? value->data() : nullptr;
+}
+
+gpushm_status gpushm_tensors_metadata_get(const gpushm_tensors* tensors, uint64_t index,
+                                          const char** key, const char** value) {
+  const gc::Tensors* const t = gc::TensorsOf(tensors);
+  if (t == nullptr) return gc::RememberWhyNot(gc::HandleKind::kTensors, tensors);
+  return gc::Enter([&]() -> Result<void> {
+    if (key == nullptr || value == nullptr) {
+      return Fail(Code::kInvalidArgument, "key or value is NULL");
+    }
+    if (index >= t->table.metadata_count()) {
+      return Fail(Code::kNotFound, Concat("index ", index, ": \"", t->buffer(), "\" has ",
+                                          t->table.metadata_count(), " pairs of metadata"));
+    }
+    const auto pair = t->table.metadata(static_cast<uint32_t>(index));
+    *key = pair.first.data();
+    *value = pair.second.data();
+    return {};
+  });
+}
+
+gpushm_status gpushm_attachment_set_tensors(gpushm_attachment* attachment,
+                                            const gpushm_tensor* tensors, uint64_t tensor_count,
+                                            const char* const* metadata, uint64_t metadata_count) {
+  gc::Attachment* const a = gc::FromHandle(attachment);
+  if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
+  return gc::Enter(a->facts().client, [&]() -> Result<void> {
+    auto done = gc::SetTensors(*a, tensors, tensor_count, metadata, metadata_count);
+    if (done) return done;
+    return std::unexpected(
+        done.error().WithContext(Concat("set the tensors of \"", a->facts().name, "\"")));
+  });
 }
 
 void gpushm_tensors_close(gpushm_tensors* tensors) { delete gc::TensorsOf(tensors); }

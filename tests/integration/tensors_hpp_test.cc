@@ -227,6 +227,70 @@ TEST_F(TensorsHppTest, AFileIsLoadedAsItIs) {
   EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND);
 }
 
+// Goal: a program that writes tensors by itself describes them as a load would, for readers and for
+// files. Method: describe, publish, find, save as a safetensors file and load that again.
+TEST_F(TensorsHppTest, AProgramDescribesTheTensorsThatItWrites) {
+  gpushm::Attachment made = Make();
+  const uint64_t matrix[] = {4, 8};
+  const std::vector<gpushm::Tensor> tensors = {
+      {"w", gpushm::Span<const uint64_t>(matrix), 256, 0, GPUSHM_DTYPE_F16},
+      {"scale", {}, 0, 4, GPUSHM_DTYPE_F32},
+  };
+  const std::vector<std::pair<std::string, std::string>> metadata = {{"step", "7"}, {"by", "test"}};
+  ASSERT_TRUE(gpushm::Tensors::Describe(made, tensors, metadata));
+  ASSERT_TRUE(made.Publish());
+  const auto opened = gpushm::Tensors::Open(reader_, "model");
+  ASSERT_TRUE(opened) << opened.error().text();
+  ASSERT_EQ(opened->size(), 2U);
+  const auto weight = opened->Find("w");
+  ASSERT_TRUE(weight);
+  EXPECT_EQ(weight->offset, 256U);
+  EXPECT_EQ(weight->size_bytes, 64U) << "as type and shape give";
+  EXPECT_EQ(weight->shape[1], 8U);
+  EXPECT_EQ(opened->Find("scale")->shape.size(), 0U);
+  EXPECT_EQ(opened->MetadataAt(0)->first, "by");
+  EXPECT_EQ(opened->MetadataAt(1)->second, "7");
+  EXPECT_EQ(opened->MetadataAt(2).error().status(), GPUSHM_NOT_FOUND);
+  const std::string path = folder() + "/made.safetensors";
+  ASSERT_TRUE(reader_.Save("model", path));
+  const auto size = gpushm::Tensors::Measure(path);
+  ASSERT_TRUE(size) << size.error().text();
+  EXPECT_EQ(size->count, 2U);
+
+  gpushm::Attachment other = Make();
+  const auto refused = [&](const gpushm::Tensor& tensor) {
+    const auto done =
+        gpushm::Tensors::Describe(other, gpushm::Span<const gpushm::Tensor>(&tensor, 1));
+    return done ? std::string() : done.error().text();
+  };
+  EXPECT_THAT(refused({"w", matrix, 256, 63, GPUSHM_DTYPE_F16}),
+              HasSubstr("\"w\" has 63 bytes, which is not the size of F16 [4, 8]"));
+  EXPECT_THAT(refused({"w", matrix, uint64_t{1} << 40, 0, GPUSHM_DTYPE_F16}),
+              HasSubstr("ends outside of the buffer"));
+  EXPECT_THAT(refused({"w", matrix, 0, 0, gpushm_dtype{}}), HasSubstr("has the unknown type 0"));
+  EXPECT_THAT(refused({"a\nb", matrix, 0, 0, GPUSHM_DTYPE_F16}), HasSubstr("control character"));
+  const std::vector<gpushm::Tensor> twice(2, {"w", matrix, 0, 0, GPUSHM_DTYPE_F16});
+  EXPECT_THAT(gpushm::Tensors::Describe(other, twice).error().text(),
+              HasSubstr("two tensors have the name \"w\""));
+  const std::vector<std::pair<std::string, std::string>> keys(2, {"step", "7"});
+  EXPECT_THAT(gpushm::Tensors::Describe(other, tensors, keys).error().text(),
+              HasSubstr("\"step\" is given twice"));
+  EXPECT_EQ(gpushm_attachment_set_tensors(other.get(), nullptr, 1, nullptr, 0),
+            GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpushm_attachment_set_tensors(nullptr, nullptr, 0, nullptr, 0),
+            GPUSHM_INVALID_ARGUMENT);
+  gpushm_tensor raw{};
+  EXPECT_EQ(gpushm_attachment_set_tensors(other.get(), &raw, 1, nullptr, 0),
+            GPUSHM_INVALID_ARGUMENT)
+      << "struct_size is 0";
+  GPUSHM_INIT(&raw);
+  raw.name = "w";
+  raw.dtype = 99;
+  EXPECT_EQ(gpushm_attachment_set_tensors(other.get(), &raw, 1, nullptr, 0),
+            GPUSHM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("tensors[0]: \"w\" has the unknown type 99"));
+}
+
 TEST_F(TensorsHppTest, ADescriptionComesWithItsGeneration) {
   gpushm::Attachment first = Make();
   const uint64_t generation = first.GetInfo()->generation;

@@ -1,5 +1,6 @@
 /* gpushm/tensors.h: buffers that hold tensors. gpushm_load of a safetensors file describes the
- * tensors that it brings (gpushm_format), and these functions read such a description:
+ * tensors that it brings (gpushm_format), and gpushm_attachment_set_tensors those that a program
+ * writes by itself. The other functions read such a description:
  *
  *   gpushm_tensors* tensors;
  *   gpushm_tensor weight;
@@ -92,8 +93,29 @@ GPUSHM_API gpushm_status gpushm_tensors_find(const gpushm_tensors* tensors, cons
 /* The value that the file's metadata has for `key` ("format": "pt"); NULL if it has none. Valid
  * until gpushm_tensors_close. */
 GPUSHM_API const char* gpushm_tensors_metadata(const gpushm_tensors* tensors, const char* key);
+/* All of the metadata, pair by pair, in the order of the keys' bytes. Errors: NOT_FOUND (`index` is
+ * not below the number of pairs), INVALID_ARGUMENT. */
+GPUSHM_API gpushm_status gpushm_tensors_metadata_get(const gpushm_tensors* tensors, uint64_t index,
+                                                     const char** key, const char** value);
 /* NULL is allowed. */
 GPUSHM_API void gpushm_tensors_close(gpushm_tensors* tensors);
+
+/* Describes the tensors that this program writes into a generation: what gpushm_tensors_open then
+ * reads, and gpushm_save makes a safetensors file from. It sets the generation's description
+ * (gpushm_attachment_set_description), so do it before you publish.
+ * - `tensors`: `tensor_count` of them, in any order, in an array whose first element has its
+ *   struct_size set; the size of each element is that. Offsets are the program's choice. Choose
+ *   multiples of 256: many kernels need 16, and other programs expect what gpushm_load does.
+ *   `size_bytes` is 0, or the size that type and shape give.
+ * - `metadata`: `metadata_count` pairs, each a key and a value: {"format", "pt", ...}. May be NULL
+ * if the count is 0. Errors: INVALID_ARGUMENT (the text names the tensor and the reason; also: the
+ * attachment is for reading), EXHAUSTED (docs/reference/limits.md), and those of
+ * gpushm_attachment_set_description. */
+GPUSHM_API gpushm_status gpushm_attachment_set_tensors(gpushm_attachment* attachment,
+                                                       const gpushm_tensor* tensors,
+                                                       uint64_t tensor_count,
+                                                       const char* const* metadata,
+                                                       uint64_t metadata_count);
 
 /* Bytes that a buffer needs for the tensors of a safetensors file, an index or a folder: for
  * gpushm_create or gpushm_replace before a load. Reads the files' headers. `tensor_count` may be

@@ -25,6 +25,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "gpushm.hpp"
 #include "tensors.h"
@@ -119,6 +121,37 @@ class Tensors {
     return size;
   }
 
+  /// Describes the tensors that the program writes into a generation, before it publishes. Offsets
+  /// are the program's choice: multiples of 256. A size of 0 is the one of type and shape.
+  /// Errors: GPUSHM_INVALID_ARGUMENT (the text names the tensor), GPUSHM_EXHAUSTED, and those of
+  /// Attachment::SetDescription.
+  static gpushm::Result<void> Describe(
+      const Attachment& attachment, Span<const Tensor> tensors,
+      Span<const std::pair<std::string, std::string>> metadata = {}) {
+    std::vector<std::string> names;
+    std::vector<gpushm_tensor> raw;
+    names.reserve(tensors.size());
+    raw.reserve(tensors.size());
+    for (const Tensor& tensor : tensors) {
+      names.emplace_back(tensor.name);
+      auto& each = raw.emplace_back(detail::Sized<gpushm_tensor>());
+      each.name = names.back().c_str();
+      each.shape = tensor.shape.data();
+      each.rank = static_cast<uint32_t>(tensor.shape.size());
+      each.offset = tensor.offset;
+      each.size_bytes = tensor.size_bytes;
+      each.dtype = static_cast<uint32_t>(tensor.dtype);
+    }
+    std::vector<const char*> texts;
+    texts.reserve(2 * metadata.size());
+    for (const auto& [key, value] : metadata) {
+      texts.push_back(key.c_str());
+      texts.push_back(value.c_str());
+    }
+    return detail::ToResult(gpushm_attachment_set_tensors(attachment.get(), raw.data(), raw.size(),
+                                                          texts.data(), metadata.size()));
+  }
+
   explicit operator bool() const { return handle_ != nullptr; }
   /// The generation to which the offsets apply: attach exactly that one.
   uint64_t generation() const { return gpushm_tensors_generation(get()); }
@@ -140,6 +173,14 @@ class Tensors {
     const char* const value = gpushm_tensors_metadata(get(), key.c_str());
     if (value == nullptr) return std::nullopt;
     return value;
+  }
+
+  /// A pair of the metadata, in the order of the keys' bytes. GPUSHM_NOT_FOUND: there are fewer.
+  Result<std::pair<std::string_view, std::string_view>> MetadataAt(uint64_t index) const {
+    const char* key = nullptr;
+    const char* value = nullptr;
+    if (gpushm_tensors_metadata_get(get(), index, &key, &value) != GPUSHM_OK) return Error::Last();
+    return std::pair<std::string_view, std::string_view>(key, value);
   }
 
   gpushm_tensors* get() const { return handle_.get(); }
