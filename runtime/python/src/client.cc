@@ -410,13 +410,13 @@ void BindBuffer(nb::module_& module) {
       .def("write", &WriteBytes, "data"_a, "offset"_a = 0,
            "Copies contiguous host memory (bytes, a NumPy array) into the buffer, and waits for the "
            "copy.\n\nRaises Denied if the buffer is attached for reading.")
-      .def("_copy_from", &CopyFromDevice, "address"_a, "nbytes"_a, "offset"_a, "stream"_a,
+      .def("_copy_from", &CopyFromDevice, "address"_a, "nbytes"_a, "offset"_a, "stream"_a.none(),
            "Copies device memory into the buffer on `stream`, without waiting (HOST: waits).")
       .def("_synchronize", [](const Buffer& b, const nb::object& stream) {
             const Stream parsed = ParseStream(stream);
             const int device = b.info().device;
             if (parsed != GPUSHM_NO_STREAM) Released([&] { Synchronize(device, parsed); });
-          }, "stream"_a, "Waits for the work on a stream.")
+          }, "stream"_a.none(), "Waits for the work on a stream.")
       .def("publish", [](const Buffer& b) {
             const std::shared_ptr<Mapping> mapping = b.mapping();
             gpushm_attachment* const attachment = b.get();
@@ -479,7 +479,7 @@ void BindBuffer(nb::module_& module) {
           "The buffer as uint8: see Array.__dlpack__.")
       .def("__dlpack_device__", [](const Buffer& b) { return nb::make_tuple(2, b.info().device); },
            nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
-      .def_prop_ro("__cuda_array_interface__", [](const Buffer& b) {
+      .def_prop_ro("__cuda_array_interface__", [](const Buffer& b) -> nb::object {
             return nb::cast(b.Bytes()).attr("__cuda_array_interface__");
           }, nb::sig("def __cuda_array_interface__(self) -> dict"), "The buffer as uint8.")
       .def("__enter__", [](nb::object self) { return self; })
@@ -724,7 +724,7 @@ void BindClient(nb::module_& module) {
            "Gives an existing name new memory, a new generation, which other processes see after "
            "Buffer.publish().\n\nRaises NotFound, Denied, Exhausted.")
       .def("_offer", &Offer, "name"_a, "address"_a, "nbytes"_a, nb::kw_only(), "writers"_a,
-           "one_writer"_a, "on_writer_exit"_a, "allow_copy"_a, "stream"_a, "device"_a, "timeout"_a,
+           "one_writer"_a, "on_writer_exit"_a, "allow_copy"_a, "stream"_a.none(), "device"_a, "timeout"_a,
            "Offers device memory by address.")
       .def("offer", [](nb::object self, const std::string& name, nb::object array, nb::kwargs more) {
             return nb::module_::import_("gpushm._offer").attr("offer")(self, name, array, **more);

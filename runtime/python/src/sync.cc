@@ -47,6 +47,7 @@ class Handle {
   }
   bool is_open() const { return shared_ != nullptr; }
   void Close() {
+    Collect();  // Frames that were dropped.
     if (shared_ == nullptr) return;
     if (shared_.use_count() > 1) {
       throw nb::buffer_error("frames or arrays of it are alive: drop them first, or leave it to "
@@ -582,7 +583,7 @@ void BindFrame(nb::module_& module) {
           "See Array.__dlpack__. Work of `stream` runs when the frame is complete.")
       .def("__dlpack_device__", [](const Frame& f) { return nb::make_tuple(2, f.device); },
            nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
-      .def_prop_ro("__cuda_array_interface__", [](const Frame& f) {
+      .def_prop_ro("__cuda_array_interface__", [](const Frame& f) -> nb::object {
             return nb::cast(f.View()).attr("__cuda_array_interface__");
           }, nb::sig("def __cuda_array_interface__(self) -> dict"), "See Array.")
       .def("_copy_from", [](const Frame& f, uint64_t address, uint64_t bytes, const nb::object& stream) {
@@ -594,7 +595,7 @@ void BindFrame(nb::module_& module) {
               CopyOnDevice(f.device, f.frame().address, address, bytes, host ? kLegacyStream : parsed);
               if (host) Synchronize(f.device, kLegacyStream);
             });
-          }, "address"_a, "nbytes"_a, "stream"_a, "Copies device memory into the frame.")
+          }, "address"_a, "nbytes"_a, "stream"_a.none(), "Copies device memory into the frame.")
       .def("write", [](const Frame& f, nb::object source) {
             f.MustBeOpen();
             if (!f.writes) Raise(GPUSHM_DENIED, "this frame is open for reading", "only the writer of the ring writes");

@@ -40,26 +40,32 @@ class Peer:
     def __init__(self, broker, code, container="other"):
         self._process = subprocess.Popen(
             [sys.executable, "-X", "dev", "-c", textwrap.dedent(code)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, env=broker.environment(container), text=True, bufsize=1)
+            stdout=subprocess.PIPE, env=broker.environment(container), bufsize=0)
+        self._heard = b""
 
     @property
     def pid(self):
         return self._process.pid
 
     def hear(self):
-        """The next line that the peer prints."""
-        ready, _, _ = select.select([self._process.stdout], [], [], STEP_S)
-        assert ready, "the peer says nothing"
-        return self._process.stdout.readline().strip()
+        """The next line that the peer prints; "" at its end."""
+        while b"\n" not in self._heard:
+            ready, _, _ = select.select([self._process.stdout], [], [], STEP_S)
+            assert ready, "the peer says nothing"
+            if not (read := self._process.stdout.read(1 << 16)):
+                break
+            self._heard += read
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
 
     def say(self, line=""):
-        self._process.stdin.write(line + "\n")
+        self._process.stdin.write(f"{line}\n".encode())
 
     def end(self):
         """Waits for its end, and returns the rest of its output. It must succeed."""
         out, _ = self._process.communicate(timeout=STEP_S)
         assert self._process.returncode == 0, out
-        return out.strip()
+        return (self._heard + out).decode().strip()
 
     def kill(self):
         self._process.kill()
