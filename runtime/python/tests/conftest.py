@@ -14,6 +14,8 @@ import gpushm
 import gpushm.testing
 
 STEP_S = 30
+# A stream that waits holds up those that share its hardware queue: give each stream of a test its own.
+os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
 
 
 @pytest.fixture
