@@ -23,7 +23,7 @@ struct DType {
   const char* typestr;  // Of __cuda_array_interface__; null: it has none.
   uint8_t code;         // Of DLPack.
   uint8_t bits;
-  uint32_t minor;       // DLPack 1.minor introduced the code.
+  uint32_t minor;  // DLPack 1.minor introduced the code.
 };
 
 // dlpack.h: DLDataTypeCode.
@@ -104,8 +104,8 @@ constexpr uint32_t kMajor = 1, kMinor = 1;
 template <typename Managed>
 struct Exported {
   Managed managed{};
-  std::vector<int64_t> numbers{};        // Shape, then strides.
-  std::shared_ptr<Memory> memory{};      // Of the device; or else
+  std::vector<int64_t> numbers{};    // Shape, then strides.
+  std::shared_ptr<Memory> memory{};  // Of the device; or else
   std::unique_ptr<void, void (*)(void*)> host{nullptr, std::free};
 
   static void Delete(Managed* managed) { delete static_cast<Exported*>(managed->context); }
@@ -119,8 +119,7 @@ template <typename Managed>
 void DestroyCapsule(PyObject* capsule) {
   // A consumer renames the capsule that it takes, and then calls the deleter itself.
   if (PyCapsule_IsValid(capsule, kCapsuleName<Managed>) == 0) return;
-  auto* const managed =
-      static_cast<Managed*>(PyCapsule_GetPointer(capsule, kCapsuleName<Managed>));
+  auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, kCapsuleName<Managed>));
   managed->deleter(managed);
 }
 
@@ -165,8 +164,8 @@ nb::object MakeCapsule(const Array& array, const DType& dtype, bool to_host) {
                                    .shape = owned->numbers.data(),
                                    .strides = owned->numbers.data() + rank,
                                    .byte_offset = 0};
-  PyObject* const capsule = PyCapsule_New(&owned->managed, kCapsuleName<Managed>,
-                                          DestroyCapsule<Managed>);
+  PyObject* const capsule =
+      PyCapsule_New(&owned->managed, kCapsuleName<Managed>, DestroyCapsule<Managed>);
   if (capsule == nullptr) throw nb::python_error();
   owned.release();
   return nb::steal(capsule);
@@ -178,8 +177,9 @@ void PrepareFor(const Array& array, const nb::object& stream) {
   const int64_t number = stream.is_none() ? 1 : nb::cast<int64_t>(stream);
   if (number == kNoSynchronisation) return;
   if (number == 0) {
-    throw nb::value_error("invalid stream 0: DLPack's number of the default stream is 1, or 2 for "
-                          "the default stream of each thread");
+    throw nb::value_error(
+        "invalid stream 0: DLPack's number of the default stream is 1, or 2 for "
+        "the default stream of each thread");
   }
   const auto consumer = reinterpret_cast<Stream>(number);
   if (array.producer != nullptr && array.producer != consumer) {
@@ -190,18 +190,17 @@ void PrepareFor(const Array& array, const nb::object& stream) {
 }
 
 bool WantsHost(const Array& array, const nb::object& dl_device, const nb::object& copy) {
-  const bool to_host =
-      !dl_device.is_none() && nb::cast<int>(dl_device[nb::int_(0)]) == kCpu;
-  const bool same = dl_device.is_none() ||
-                    (nb::cast<int>(dl_device[nb::int_(0)]) == kCuda &&
-                     nb::cast<int>(dl_device[nb::int_(1)]) == array.device);
+  const bool to_host = !dl_device.is_none() && nb::cast<int>(dl_device[nb::int_(0)]) == kCpu;
+  const bool same = dl_device.is_none() || (nb::cast<int>(dl_device[nb::int_(0)]) == kCuda &&
+                                            nb::cast<int>(dl_device[nb::int_(1)]) == array.device);
   if (!to_host && !same) {
     throw nb::buffer_error("cannot export to that device: only to the array's own, or to the host");
   }
   if (!copy.is_none() && nb::cast<bool>(copy) != to_host) {
-    throw nb::buffer_error(to_host ? "an array in GPU memory reaches the host only by a copy: leave "
-                                     "out copy=False"
-                                   : "an array is exported without a copy: copy it in your framework");
+    throw nb::buffer_error(to_host
+                               ? "an array in GPU memory reaches the host only by a copy: leave "
+                                 "out copy=False"
+                               : "an array is exported without a copy: copy it in your framework");
   }
   return to_host;
 }
@@ -244,7 +243,8 @@ uint32_t ParseDType(const std::string& name) {
   for (const DType& dtype : kDTypes) {
     if (name == dtype.name || name == Api().dtype_name_(dtype.number)) return dtype.number;
   }
-  throw nb::value_error(("unknown dtype \"" + name + "\": for example \"float16\" or \"F16\"").c_str());
+  throw nb::value_error(
+      ("unknown dtype \"" + name + "\": for example \"float16\" or \"F16\"").c_str());
 }
 
 const char* DTypeName(uint32_t dtype) { return Known(dtype).name; }
@@ -252,7 +252,8 @@ const char* DTypeName(uint32_t dtype) { return Known(dtype).name; }
 uint64_t DTypeBytes(uint32_t dtype, const std::vector<uint64_t>& shape) {
   uint64_t bits = Known(dtype).bits;
   for (const uint64_t dimension : shape) {
-    if (__builtin_mul_overflow(bits, dimension, &bits)) throw nb::value_error("the shape is too large");
+    if (__builtin_mul_overflow(bits, dimension, &bits))
+      throw nb::value_error("the shape is too large");
   }
   if (bits % 8 != 0) throw nb::value_error("the elements do not fill whole bytes");
   return bits / 8;
@@ -268,7 +269,8 @@ nb::object ToDlpack(const Array& array, nb::object stream, nb::object max_versio
                     nb::object dl_device, nb::object copy) {
   const DType& dtype = Known(array.dtype);
   const bool to_host = WantsHost(array, dl_device, copy);
-  const bool versioned = !max_version.is_none() && nb::cast<uint32_t>(max_version[nb::int_(0)]) >= 1;
+  const bool versioned =
+      !max_version.is_none() && nb::cast<uint32_t>(max_version[nb::int_(0)]) >= 1;
   const uint32_t minor = versioned ? nb::cast<uint32_t>(max_version[nb::int_(1)]) : 0;
   if (dtype.code == kPacked || dtype.minor > minor) {
     throw nb::buffer_error((std::string("this consumer's DLPack has no type for ") + dtype.name +
@@ -288,29 +290,40 @@ nb::object ToDlpack(const Array& array, nb::object stream, nb::object max_versio
 }
 
 void BindArray(nb::module_& module) {
-  nb::class_<Array>(module, "Array",
-                    "A typed view of GPU memory: contiguous, without a copy.\n\n"
-                    "Frameworks take it by DLPack (`torch.from_dlpack`, `cupy.from_dlpack`, "
-                    "`jax.dlpack.from_dlpack`) or by `__cuda_array_interface__`. While an array, or "
-                    "what a framework made of it, lives, its memory stays mapped. Any thread may "
-                    "use it.")
-      .def_prop_ro("shape", [](const Array& a) {
+  nb::class_<Array>(
+      module, "Array",
+      "A typed view of GPU memory: contiguous, without a copy.\n\n"
+      "Frameworks take it by DLPack (`torch.from_dlpack`, `cupy.from_dlpack`, "
+      "`jax.dlpack.from_dlpack`) or by `__cuda_array_interface__`. While an array, or "
+      "what a framework made of it, lives, its memory stays mapped. Any thread may "
+      "use it.")
+      .def_prop_ro(
+          "shape",
+          [](const Array& a) {
             nb::list shape;
             for (const uint64_t dimension : a.shape) shape.append(dimension);
             return nb::tuple(shape);
-          }, nb::sig("def shape(self) -> tuple[int, ...]"),
+          },
+          nb::sig("def shape(self) -> tuple[int, ...]"),
           "Number of elements in each dimension, the slowest first.")
-      .def_prop_ro("dtype", [](const Array& a) { return DTypeName(a.dtype); },
-                   "Type of the elements, as NumPy and PyTorch name it: \"float16\".")
-      .def_prop_ro("ndim", [](const Array& a) { return a.shape.size(); }, "Number of dimensions.")
+      .def_prop_ro(
+          "dtype", [](const Array& a) { return DTypeName(a.dtype); },
+          "Type of the elements, as NumPy and PyTorch name it: \"float16\".")
+      .def_prop_ro(
+          "ndim", [](const Array& a) { return a.shape.size(); }, "Number of dimensions.")
       .def_prop_ro("nbytes", &Array::bytes, "Size in bytes.")
-      .def_prop_ro("ptr", [](const Array& a) { return a.address; },
-                   "Device address of the first byte, valid while the array lives.")
-      .def_prop_ro("device", [](const Array& a) { return a.device; },
-                   "Ordinal, in this process, of the GPU that holds the bytes.")
-      .def_prop_ro("readonly", [](const Array& a) { return a.readonly; },
-                   "Whether a store by a kernel would be an illegal access.")
-      .def("bytes", [](const Array& a) {
+      .def_prop_ro(
+          "ptr", [](const Array& a) { return a.address; },
+          "Device address of the first byte, valid while the array lives.")
+      .def_prop_ro(
+          "device", [](const Array& a) { return a.device; },
+          "Ordinal, in this process, of the GPU that holds the bytes.")
+      .def_prop_ro(
+          "readonly", [](const Array& a) { return a.readonly; },
+          "Whether a store by a kernel would be an illegal access.")
+      .def(
+          "bytes",
+          [](const Array& a) {
             Array bytes = a;
             bytes.shape = ByteShape(a);
             bytes.dtype = GPUSHM_DTYPE_U8;
@@ -318,7 +331,9 @@ void BindArray(nb::module_& module) {
           },
           "The same memory as uint8, the last dimension in bytes. For types that a framework's "
           "DLPack does not know, such as FP8 and FP4.")
-      .def("unsafe_writable", [](const Array& a) {
+      .def(
+          "unsafe_writable",
+          [](const Array& a) {
             Array writable = a;
             writable.readonly = false;
             return writable;
@@ -326,7 +341,9 @@ void BindArray(nb::module_& module) {
           "The same memory, without the mark that it is read-only, for consumers whose DLPack is "
           "older than 1.0. A kernel that then writes to it ends with an illegal access, and the "
           "process loses its CUDA context.")
-      .def("view", [](const Array& a, const std::string& dtype, std::vector<uint64_t> shape) {
+      .def(
+          "view",
+          [](const Array& a, const std::string& dtype, std::vector<uint64_t> shape) {
             Array view = a;
             view.dtype = ParseDType(dtype);
             view.shape = std::move(shape);
@@ -336,36 +353,43 @@ void BindArray(nb::module_& module) {
                                         .c_str());
             }
             return view;
-          }, "dtype"_a, "shape"_a,
+          },
+          "dtype"_a, "shape"_a,
           "The same memory with another type and shape.\n\n"
           "Raises ValueError if that needs more bytes than the array has.")
-      .def("numpy", [](nb::object self) {
-            return nb::module_::import_("gpushm._numpy").attr("copy")(self);
-          }, nb::sig("def numpy(self) -> numpy.ndarray"),
+      .def(
+          "numpy",
+          [](nb::object self) { return nb::module_::import_("gpushm._numpy").attr("copy")(self); },
+          nb::sig("def numpy(self) -> numpy.ndarray"),
           "Copies the array to the host, as a NumPy array, and waits for the copy. Types that NumPy "
           "lacks need the package ml_dtypes; without it, it raises Unsupported.")
-      .def("__dlpack__", &ToDlpack, nb::kw_only(), "stream"_a = nb::none(),
-           "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
-           nb::sig("def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
-                   "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "
-                   "-> object"),
-           "A DLPack capsule. Work on `stream` that uses it holds up the end of the mapping. "
-           "`dl_device=(1, 0)` copies to the host.\n\n"
-           "Raises BufferError: the array is read-only or of a type that the consumer's DLPack does "
-           "not know, or the device is another one.")
-      .def("__dlpack_device__", [](const Array& a) { return nb::make_tuple(kCuda, a.device); },
-           nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
+      .def(
+          "__dlpack__", &ToDlpack, nb::kw_only(), "stream"_a = nb::none(),
+          "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
+          nb::sig(
+              "def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
+              "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "
+              "-> object"),
+          "A DLPack capsule. Work on `stream` that uses it holds up the end of the mapping. "
+          "`dl_device=(1, 0)` copies to the host.\n\n"
+          "Raises BufferError: the array is read-only or of a type that the consumer's DLPack does "
+          "not know, or the device is another one.")
+      .def(
+          "__dlpack_device__", [](const Array& a) { return nb::make_tuple(kCuda, a.device); },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
       .def_prop_ro("__cuda_array_interface__", &CudaArrayInterface,
                    "Version 3. AttributeError for types that it lacks, such as bfloat16. It cannot "
                    "say when a consumer's work ends: DLPack can.")
-      .def("__len__", [](const Array& a) {
-            if (a.shape.empty()) throw nb::type_error("an array without dimensions has no length");
-            return a.shape[0];
-          })
+      .def("__len__",
+           [](const Array& a) {
+             if (a.shape.empty()) throw nb::type_error("an array without dimensions has no length");
+             return a.shape[0];
+           })
       .def("__repr__", [](nb::object self) {
-            return nb::str("<gpushm.Array {} {}{}>").format(self.attr("dtype"), self.attr("shape"),
-                nb::cast<bool>(self.attr("readonly")) ? " read-only" : "");
-          });
+        return nb::str("<gpushm.Array {} {}{}>")
+            .format(self.attr("dtype"), self.attr("shape"),
+                    nb::cast<bool>(self.attr("readonly")) ? " read-only" : "");
+      });
 }
 
 }  // namespace gpushm::python

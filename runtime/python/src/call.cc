@@ -6,8 +6,8 @@ namespace gpushm::python {
 namespace {
 
 [[noreturn]] void Throw(gpushm_status status, const char* what, const char* remedy) {
-  const nb::object error =
-      nb::module_::import_("gpushm.errors").attr("from_status")(static_cast<int>(status), what, remedy);
+  const nb::object error = nb::module_::import_("gpushm.errors")
+                               .attr("from_status")(static_cast<int>(status), what, remedy);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
 }

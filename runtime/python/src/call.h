@@ -65,10 +65,11 @@ gpushm_status Wait(Timeout timeout, Call&& call) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(limit_ms);
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        end - std::chrono::steady_clock::now()).count();
+                          end - std::chrono::steady_clock::now())
+                          .count();
     const bool last = left <= kStepMs;
-    const gpushm_status status = Released(
-        [&] { return call(std::max<int64_t>(1, last ? left : kStepMs)); });
+    const gpushm_status status =
+        Released([&] { return call(std::max<int64_t>(1, last ? left : kStepMs)); });
     if (status != GPUSHM_TIMEOUT || last) return status;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     Collect();

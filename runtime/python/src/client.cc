@@ -31,7 +31,8 @@ const char* AccessName(uint32_t access) {
 class Text {
  public:
   explicit Text(const nb::object& object) {
-    if (!object.is_none()) text_ = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(object));
+    if (!object.is_none())
+      text_ = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(object));
     given_ = !object.is_none();
   }
   const char* get() const { return given_ ? text_.c_str() : nullptr; }
@@ -49,7 +50,8 @@ nb::bytes ReadBytes(const Buffer& buffer, uint64_t offset, std::optional<uint64_
     throw nb::index_error("the range ends outside of the buffer");
   }
   const uint64_t bytes = size ? *size : info.size_bytes - offset;
-  nb::bytes result = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
+  nb::bytes result =
+      nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
   if (!result.is_valid()) throw nb::python_error();
   if (bytes == 0) return result;
   char* const target = PyBytes_AsString(result.ptr());
@@ -74,8 +76,7 @@ void WriteBytes(const Buffer& buffer, const nb::object& source, uint64_t offset)
   const auto bytes = static_cast<uint64_t>(view.len);
   if (offset > info.size_bytes || bytes > info.size_bytes - offset) {
     throw nb::index_error(("offset " + std::to_string(offset) + " and " + std::to_string(bytes) +
-                           " bytes end outside of the buffer of " +
-                           std::to_string(info.size_bytes))
+                           " bytes end outside of the buffer of " + std::to_string(info.size_bytes))
                               .c_str());
   }
   if (bytes == 0) return;
@@ -102,11 +103,16 @@ void CopyFromDevice(const Buffer& buffer, uint64_t address, uint64_t bytes, uint
 std::string CheckBuffer(const Buffer& buffer) {
   const gpushm_status status = Api().attachment_check_(buffer.get());
   switch (status) {
-    case GPUSHM_OK: return "current";
-    case GPUSHM_STALE: return "stale";
-    case GPUSHM_ORPHANED: return "orphaned";
-    case GPUSHM_DEVICE_LOST: return "lost";
-    default: RaiseLast(status);
+    case GPUSHM_OK:
+      return "current";
+    case GPUSHM_STALE:
+      return "stale";
+    case GPUSHM_ORPHANED:
+      return "orphaned";
+    case GPUSHM_DEVICE_LOST:
+      return "lost";
+    default:
+      RaiseLast(status);
   }
 }
 
@@ -148,7 +154,8 @@ gpushm_create_options CreateOptions(const Making& making, Timeout timeout) {
   auto options = Sized<gpushm_create_options>();
   options.writers = Choice("writers", making.writers, {"creator", "all"});
   options.one_writer = making.one_writer ? 1 : 0;
-  options.on_writer_exit = Choice("on_writer_exit", making.on_writer_exit, {"mark", "keep", "drop"});
+  options.on_writer_exit =
+      Choice("on_writer_exit", making.on_writer_exit, {"mark", "keep", "drop"});
   options.unpublished = making.publish ? 0 : 1;
   options.exist = making.replace ? GPUSHM_EXIST_REPLACE : GPUSHM_EXIST_FAIL;
   options.timeout_ms = Milliseconds(timeout);
@@ -161,9 +168,8 @@ nb::object Create(const Client& client, const std::string& name, uint64_t nbytes
   const gpushm_create_options options = CreateOptions(making, timeout);
   gpushm_attachment* attachment = nullptr;
   const std::shared_ptr<Session> session = client.session();
-  Check(Released([&] {
-    return Api().create_(session->get(), name.c_str(), nbytes, &options, &attachment);
-  }));
+  Check(Released(
+      [&] { return Api().create_(session->get(), name.c_str(), nbytes, &options, &attachment); }));
   return Finish(attachment, client, true);
 }
 
@@ -267,8 +273,8 @@ gpushm_transfer_result Transfer(decltype(&::gpushm_load) call, const Client& cli
   if (is_descriptor) options.descriptor = nb::cast<int>(file);
   const Text path(is_descriptor ? nb::object(nb::none()) : file);
   const std::shared_ptr<Session> session = client.session();
-  const gpushm_status status = Released(
-      [&] { return call(session->get(), name.c_str(), path.get(), &options, &result); });
+  const gpushm_status status =
+      Released([&] { return call(session->get(), name.c_str(), path.get(), &options, &result); });
   if (state.raised) throw nb::python_error();
   Check(status);
   return result;
@@ -298,9 +304,9 @@ gpushm_offer_result Offer(const Client& client, const std::string& name, uint64_
 
 void BindInfos(nb::module_& module) {
   nb::class_<gpushm_info>(module, "Info", "What is known about a buffer by its name.")
-      .def_prop_ro("name", [](const gpushm_info& i) { return i.name; }, "Its name.")
-      .def_ro("generation", &gpushm_info::generation,
-              "Increases when the name gets other memory.")
+      .def_prop_ro(
+          "name", [](const gpushm_info& i) { return i.name; }, "Its name.")
+      .def_ro("generation", &gpushm_info::generation, "Increases when the name gets other memory.")
       .def_ro("nbytes", &gpushm_info::size_bytes, "Size in bytes, as requested.")
       .def_ro("mapped_nbytes", &gpushm_info::mapped_bytes,
               "The size, rounded up to the GPU's granularity (2 MiB).")
@@ -310,33 +316,42 @@ void BindInfos(nb::module_& module) {
       .def_ro("description_nbytes", &gpushm_info::description_bytes,
               "Size of the generation's description; 0: it has none.")
       .def_ro("created_unix_ns", &gpushm_info::created_unix_ns, "Time of its creation.")
-      .def_prop_ro("gpu_uuid", [](const gpushm_info& i) { return UuidText(i.gpu_uuid); },
-                   "The GPU that holds it.")
-      .def_prop_ro("transport", [](const gpushm_info& i) { return TransportName(i.transport); },
-                   "\"vmm\", \"cuipc\", or \"host\" for signals, barriers and rings.")
-      .def_prop_ro("state", [](const gpushm_info& i) { return StateName(i.state); },
-                   "\"loading\", \"ready\", \"writer-died\" or \"failed\".")
-      .def_prop_ro("creator", [](const gpushm_info& i) { return i.creator; },
-                   "The container that made it; empty if an annotation did.")
+      .def_prop_ro(
+          "gpu_uuid", [](const gpushm_info& i) { return UuidText(i.gpu_uuid); },
+          "The GPU that holds it.")
+      .def_prop_ro(
+          "transport", [](const gpushm_info& i) { return TransportName(i.transport); },
+          "\"vmm\", \"cuipc\", or \"host\" for signals, barriers and rings.")
+      .def_prop_ro(
+          "state", [](const gpushm_info& i) { return StateName(i.state); },
+          "\"loading\", \"ready\", \"writer-died\" or \"failed\".")
+      .def_prop_ro(
+          "creator", [](const gpushm_info& i) { return i.creator; },
+          "The container that made it; empty if an annotation did.")
       .def("__repr__", [](const gpushm_info& i) {
         return nb::str("<gpushm.Info {!r} generation {} of {} bytes, {}>")
             .format(i.name, i.generation, i.size_bytes, StateName(i.state));
       });
   nb::class_<gpushm_holder>(module, "Holder", "One use of a buffer by a process.")
-      .def_prop_ro("buffer", [](const gpushm_holder& h) { return h.buffer; }, "Name of the buffer.")
-      .def_prop_ro("container", [](const gpushm_holder& h) { return h.container; },
-                   "The container of the process.")
+      .def_prop_ro(
+          "buffer", [](const gpushm_holder& h) { return h.buffer; }, "Name of the buffer.")
+      .def_prop_ro(
+          "container", [](const gpushm_holder& h) { return h.container; },
+          "The container of the process.")
       .def_ro("generation", &gpushm_holder::generation, "The generation that it holds.")
       .def_ro("client_id", &gpushm_holder::client_id,
               "Number of the process's connection, unique while the broker runs.")
-      .def_prop_ro("access", [](const gpushm_holder& h) { return AccessName(h.access); },
-                   "\"read\" or \"read-write\".")
+      .def_prop_ro(
+          "access", [](const gpushm_holder& h) { return AccessName(h.access); },
+          "\"read\" or \"read-write\".")
       .def_ro("since_unix_ns", &gpushm_holder::since_unix_ns, "Time of the attach.");
   nb::class_<gpushm_broker_info>(module, "BrokerInfo", "What the broker knows about itself.")
-      .def_prop_ro("container", [](const gpushm_broker_info& b) { return b.container; },
-                   "The container of this process, as the broker sees it.")
-      .def_prop_ro("gpu_uuid", [](const gpushm_broker_info& b) { return UuidText(b.gpu_uuid); },
-                   "The pod's GPU.")
+      .def_prop_ro(
+          "container", [](const gpushm_broker_info& b) { return b.container; },
+          "The container of this process, as the broker sees it.")
+      .def_prop_ro(
+          "gpu_uuid", [](const gpushm_broker_info& b) { return UuidText(b.gpu_uuid); },
+          "The pod's GPU.")
       .def_ro("pool_nbytes", &gpushm_broker_info::pool_bytes, "Memory for the pod's buffers.")
       .def_ro("used_nbytes", &gpushm_broker_info::used_bytes, "Allocated now, all generations.")
       .def_ro("epoch", &gpushm_broker_info::broker_epoch,
@@ -344,30 +359,38 @@ void BindInfos(nb::module_& module) {
       .def_ro("protocol", &gpushm_broker_info::protocol, "Version of the protocol in use.")
       .def_ro("clients", &gpushm_broker_info::clients, "Connected now.")
       .def_ro("leases", &gpushm_broker_info::leases, "Uses of buffers now.")
-      .def_prop_ro("simulated", [](const gpushm_broker_info& b) { return b.simulated != 0; },
-                   "Whether the driver is the simulated one.");
+      .def_prop_ro(
+          "simulated", [](const gpushm_broker_info& b) { return b.simulated != 0; },
+          "Whether the driver is the simulated one.");
   nb::class_<gpushm_offer_result>(module, "OfferResult", "How memory is shared that was offered.")
-      .def_prop_ro("transport",
-                   [](const gpushm_offer_result& r) { return TransportName(r.transport); },
-                   "\"vmm\" or \"cuipc\".")
-      .def_prop_ro("copied", [](const gpushm_offer_result& r) { return r.copied != 0; },
-                   "Whether other processes see a copy.")
+      .def_prop_ro(
+          "transport", [](const gpushm_offer_result& r) { return TransportName(r.transport); },
+          "\"vmm\" or \"cuipc\".")
+      .def_prop_ro(
+          "copied", [](const gpushm_offer_result& r) { return r.copied != 0; },
+          "Whether other processes see a copy.")
       .def_ro("copied_nbytes", &gpushm_offer_result::copied_bytes, "Size of the copy.")
       .def_ro("generation", &gpushm_offer_result::generation, "For Client.offer_state.");
   nb::class_<gpushm_offer_info>(module, "OfferState", "Who uses offered memory still.")
-      .def_prop_ro("published", [](const gpushm_offer_info& o) { return o.published != 0; },
-                   "Whether the name still refers to this memory.")
+      .def_prop_ro(
+          "published", [](const gpushm_offer_info& o) { return o.published != 0; },
+          "Whether the name still refers to this memory.")
       .def_ro("users", &gpushm_offer_info::users, "Attaches that have not ended.")
-      .def_prop_ro("unused", [](const gpushm_offer_info& o) { return o.unused != 0; },
-                   "Neither published nor used: its owner may free it.");
+      .def_prop_ro(
+          "unused", [](const gpushm_offer_info& o) { return o.unused != 0; },
+          "Neither published nor used: its owner may free it.");
   nb::class_<gpushm_transfer_result>(module, "TransferResult", "What a load or a save did.")
       .def_ro("nbytes", &gpushm_transfer_result::bytes, "Bytes moved.")
-      .def_prop_ro("seconds",
-                   [](const gpushm_transfer_result& r) { return 1e-9 * static_cast<double>(r.elapsed_ns); },
-                   "Time of the whole call.")
-      .def_prop_ro("method", [](const gpushm_transfer_result& r) {
+      .def_prop_ro(
+          "seconds",
+          [](const gpushm_transfer_result& r) { return 1e-9 * static_cast<double>(r.elapsed_ns); },
+          "Time of the whole call.")
+      .def_prop_ro(
+          "method",
+          [](const gpushm_transfer_result& r) {
             return r.method == GPUSHM_TRANSFER_BROKER ? "broker" : "here";
-          }, "Who moved the bytes: \"here\" or \"broker\".");
+          },
+          "Who moved the bytes: \"here\" or \"broker\".");
 }
 
 void BindBuffer(nb::module_& module) {
@@ -377,47 +400,62 @@ void BindBuffer(nb::module_& module) {
                      "`view` gives other types. As a context manager it detaches at the end of the "
                      "block. In every case the memory stays mapped until the last array has died, "
                      "and the work that its streams had is done. Any thread may use it.")
-      .def_prop_ro("name", [](const Buffer& b) { return b.name(); }, "Its name.")
-      .def_prop_ro("nbytes", [](const Buffer& b) { return b.info().size_bytes; },
-                   "Size in bytes, as requested when it was made.")
-      .def_prop_ro("content_nbytes", [](const Buffer& b) { return b.info().content_bytes; },
-                   "Number of bytes, from the start, that are content.")
-      .def_prop_ro("ptr", [](const Buffer& b) { return b.info().address; },
-                   "Device address of the first byte.")
-      .def_prop_ro("device", [](const Buffer& b) { return b.info().device; },
-                   "Ordinal, in this process, of the GPU that holds the bytes.")
-      .def_prop_ro("generation", [](const Buffer& b) { return b.info().generation; },
-                   "The generation that is mapped.")
-      .def_prop_ro("readonly",
-                   [](const Buffer& b) { return b.info().access == GPUSHM_ACCESS_READ; },
-                   "Whether it is mapped for reading only.")
-      .def_prop_ro("transport", [](const Buffer& b) { return TransportName(b.info().transport); },
-                   "\"vmm\" or \"cuipc\".")
-      .def_prop_ro("state", [](const Buffer& b) { return StateName(b.info().state); },
-                   "State of the name now: \"loading\", \"ready\", \"writer-died\", \"failed\" or "
-                   "\"deleted\".")
+      .def_prop_ro(
+          "name", [](const Buffer& b) { return b.name(); }, "Its name.")
+      .def_prop_ro(
+          "nbytes", [](const Buffer& b) { return b.info().size_bytes; },
+          "Size in bytes, as requested when it was made.")
+      .def_prop_ro(
+          "content_nbytes", [](const Buffer& b) { return b.info().content_bytes; },
+          "Number of bytes, from the start, that are content.")
+      .def_prop_ro(
+          "ptr", [](const Buffer& b) { return b.info().address; },
+          "Device address of the first byte.")
+      .def_prop_ro(
+          "device", [](const Buffer& b) { return b.info().device; },
+          "Ordinal, in this process, of the GPU that holds the bytes.")
+      .def_prop_ro(
+          "generation", [](const Buffer& b) { return b.info().generation; },
+          "The generation that is mapped.")
+      .def_prop_ro(
+          "readonly", [](const Buffer& b) { return b.info().access == GPUSHM_ACCESS_READ; },
+          "Whether it is mapped for reading only.")
+      .def_prop_ro(
+          "transport", [](const Buffer& b) { return TransportName(b.info().transport); },
+          "\"vmm\" or \"cuipc\".")
+      .def_prop_ro(
+          "state", [](const Buffer& b) { return StateName(b.info().state); },
+          "State of the name now: \"loading\", \"ready\", \"writer-died\", \"failed\" or "
+          "\"deleted\".")
       .def_prop_ro("attached", &Buffer::is_open, "False after detach().")
       .def("check", &CheckBuffer,
            "Whether it is still what its name refers to, without a system call: \"current\"; "
            "\"stale\" (the name has another generation, or was deleted); \"orphaned\" (the broker "
            "restarted without these bytes); \"lost\" (the GPU must be reset).")
-      .def("view", &Buffer::View, "dtype"_a, "shape"_a, "offset"_a = 0,
-           "An array of `shape` elements of type `dtype` (\"float16\", \"bfloat16\" ...), from byte "
-           "`offset` on, without a copy.\n\n"
-           "Raises ValueError for an unknown type, IndexError if it ends outside of the buffer.")
+      .def(
+          "view", &Buffer::View, "dtype"_a, "shape"_a, "offset"_a = 0,
+          "An array of `shape` elements of type `dtype` (\"float16\", \"bfloat16\" ...), from byte "
+          "`offset` on, without a copy.\n\n"
+          "Raises ValueError for an unknown type, IndexError if it ends outside of the buffer.")
       .def("read", &ReadBytes, "offset"_a = 0, "nbytes"_a = nb::none(),
            "Copies bytes to the host, and waits for the copy. It uses the GPU's primary context.")
-      .def("write", &WriteBytes, "data"_a, "offset"_a = 0,
-           "Copies contiguous host memory (bytes, a NumPy array) into the buffer, and waits for the "
-           "copy.\n\nRaises Denied if the buffer is attached for reading.")
+      .def(
+          "write", &WriteBytes, "data"_a, "offset"_a = 0,
+          "Copies contiguous host memory (bytes, a NumPy array) into the buffer, and waits for the "
+          "copy.\n\nRaises Denied if the buffer is attached for reading.")
       .def("_copy_from", &CopyFromDevice, "address"_a, "nbytes"_a, "offset"_a, "stream"_a.none(),
            "Copies device memory into the buffer on `stream`, without waiting (HOST: waits).")
-      .def("_synchronize", [](const Buffer& b, const nb::object& stream) {
+      .def(
+          "_synchronize",
+          [](const Buffer& b, const nb::object& stream) {
             const Stream parsed = ParseStream(stream);
             const int device = b.info().device;
             if (parsed != GPUSHM_NO_STREAM) Released([&] { Synchronize(device, parsed); });
-          }, "stream"_a.none(), "Waits for the work on a stream.")
-      .def("publish", [](const Buffer& b) {
+          },
+          "stream"_a.none(), "Waits for the work on a stream.")
+      .def(
+          "publish",
+          [](const Buffer& b) {
             const std::shared_ptr<Mapping> mapping = b.mapping();
             gpushm_attachment* const attachment = b.get();
             Check(Released([&] { return Api().attachment_publish_(attachment); }));
@@ -425,23 +463,30 @@ void BindBuffer(nb::module_& module) {
           "Shows a buffer or generation that was made with publish=False to the other processes. "
           "Work that writes it must have ended.\n\n"
           "Raises InvalidArgument if it is published already.")
-      .def("set_content", [](const Buffer& b, uint64_t nbytes) {
+      .def(
+          "set_content",
+          [](const Buffer& b, uint64_t nbytes) {
             const std::shared_ptr<Mapping> mapping = b.mapping();
             gpushm_attachment* const attachment = b.get();
             Check(Released([&] { return Api().attachment_set_content_(attachment, nbytes); }));
-          }, "nbytes"_a, "Sets how many bytes, from the start, are content.")
-      .def("set_description", [](const Buffer& b, nb::bytes description) {
+          },
+          "nbytes"_a, "Sets how many bytes, from the start, are content.")
+      .def(
+          "set_description",
+          [](const Buffer& b, nb::bytes description) {
             const std::shared_ptr<Mapping> mapping = b.mapping();
             gpushm_attachment* const attachment = b.get();
             Check(Released([&] {
               return Api().attachment_set_description_(attachment, description.data(),
                                                        description.size());
             }));
-          }, "description"_a,
+          },
+          "description"_a,
           "Says what the bytes of this generation are, in up to 64 MiB of host memory that "
           "everybody can read (Client.description). Set it before publish().")
-      .def("advance", [](const Buffer& b, const nb::object& streams, uint64_t generation,
-                         Timeout timeout) {
+      .def(
+          "advance",
+          [](const Buffer& b, const nb::object& streams, uint64_t generation, Timeout timeout) {
             auto options = Sized<gpushm_advance_options>();
             std::vector<void*> parsed = ParseStreams(streams);
             for (void* const used : b.mapping() ? b.mapping()->streams() : std::vector<void*>()) {
@@ -459,40 +504,49 @@ void BindBuffer(nb::module_& module) {
               return Api().attachment_advance_(attachment, &options);
             }));
             return b.info().generation;
-          }, "streams"_a = nb::tuple(), "generation"_a = 0, "timeout"_a = 10.0,
+          },
+          "streams"_a = nb::tuple(), "generation"_a = 0, "timeout"_a = 10.0,
           "Puts a newer generation in place, at the same address: arrays and captured CUDA graphs "
           "then use the new bytes. Returns the generation; without a newer one, nothing changes. "
           "Waits for the work of `streams` and of the streams that took arrays. No other work may "
           "use the buffer meanwhile.")
-      .def("detach", &Buffer::Detach, "streams"_a = nb::tuple(), "defer"_a = false,
-           "Unmaps the buffer.\n\n"
-           "Raises BufferError while arrays of it live; Busy while work on `streams`, or on streams "
-           "that took arrays, is pending. With `defer` it is unmapped after that work.")
-      .def("__dlpack__", [](const Buffer& b, nb::object stream, nb::object max_version,
-                            nb::object dl_device, nb::object copy) {
-            return ToDlpack(b.Bytes(), stream, max_version, dl_device, copy);
-          }, nb::kw_only(), "stream"_a = nb::none(), "max_version"_a = nb::none(),
+      .def(
+          "detach", &Buffer::Detach, "streams"_a = nb::tuple(), "defer"_a = false,
+          "Unmaps the buffer.\n\n"
+          "Raises BufferError while arrays of it live; Busy while work on `streams`, or on streams "
+          "that took arrays, is pending. With `defer` it is unmapped after that work.")
+      .def(
+          "__dlpack__",
+          [](const Buffer& b, nb::object stream, nb::object max_version, nb::object dl_device,
+             nb::object copy) { return ToDlpack(b.Bytes(), stream, max_version, dl_device, copy); },
+          nb::kw_only(), "stream"_a = nb::none(), "max_version"_a = nb::none(),
           "dl_device"_a = nb::none(), "copy"_a = nb::none(),
-          nb::sig("def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
-                  "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "
-                  "-> object"),
+          nb::sig(
+              "def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
+              "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "
+              "-> object"),
           "The buffer as uint8: see Array.__dlpack__.")
-      .def("__dlpack_device__", [](const Buffer& b) { return nb::make_tuple(2, b.info().device); },
-           nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
-      .def_prop_ro("__cuda_array_interface__", [](const Buffer& b) -> nb::object {
+      .def(
+          "__dlpack_device__", [](const Buffer& b) { return nb::make_tuple(2, b.info().device); },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
+      .def_prop_ro(
+          "__cuda_array_interface__",
+          [](const Buffer& b) -> nb::object {
             return nb::cast(b.Bytes()).attr("__cuda_array_interface__");
-          }, nb::sig("def __cuda_array_interface__(self) -> dict"), "The buffer as uint8.")
+          },
+          nb::sig("def __cuda_array_interface__(self) -> dict"), "The buffer as uint8.")
       .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](Buffer& b, nb::args) {
-            b.Drop();
-            Collect();
-          })
+      .def("__exit__",
+           [](Buffer& b, nb::args) {
+             b.Drop();
+             Collect();
+           })
       .def("__repr__", [](const Buffer& b) {
-            if (!b.is_open()) return nb::str("<gpushm.Buffer {!r} detached>").format(b.name());
-            const gpushm_attachment_info info = b.info();
-            return nb::str("<gpushm.Buffer {!r} generation {} of {} bytes, {}>")
-                .format(b.name(), info.generation, info.size_bytes, AccessName(info.access));
-          });
+        if (!b.is_open()) return nb::str("<gpushm.Buffer {!r} detached>").format(b.name());
+        const gpushm_attachment_info info = b.info();
+        return nb::str("<gpushm.Buffer {!r} generation {} of {} bytes, {}>")
+            .format(b.name(), info.generation, info.size_bytes, AccessName(info.access));
+      });
 }
 
 }  // namespace
@@ -562,7 +616,8 @@ Array Buffer::Bytes() const { return View("uint8", {info().size_bytes}, 0); }
 void Buffer::Detach(const nb::object& streams, bool defer) {
   if (mapping_ == nullptr) return;
   if (mapping_.use_count() > 1) {
-    throw nb::buffer_error(("arrays of buffer \"" + name_ + "\" are alive: drop them first, or leave "
+    throw nb::buffer_error(("arrays of buffer \"" + name_ +
+                            "\" are alive: drop them first, or leave "
                             "it to them: the buffer is detached after the last one")
                                .c_str());
   }
@@ -627,7 +682,8 @@ std::string UuidText(const uint8_t (&uuid)[GPUSHM_UUID_BYTES]) {
   return text;
 }
 
-uint32_t Choice(const char* what, const std::string& name, std::initializer_list<const char*> names) {
+uint32_t Choice(const char* what, const std::string& name,
+                std::initializer_list<const char*> names) {
   uint32_t number = 0;
   std::string choices;
   for (const char* each : names) {
@@ -667,50 +723,61 @@ void BindClient(nb::module_& module) {
       .def("close", &Client::Close,
            "Ends the use of this object. The connection ends with the last buffer, ring or array "
            "that came from it.")
-      .def_prop_ro("closed", [](const Client& c) { return !c.is_open(); }, "True after close().")
+      .def_prop_ro(
+          "closed", [](const Client& c) { return !c.is_open(); }, "True after close().")
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](Client& c, nb::args) { c.Close(); })
       .def("list", &List, "All buffers, ordered by name.")
-      .def("lookup", [](const Client& c, const std::string& name) {
+      .def(
+          "lookup",
+          [](const Client& c, const std::string& name) {
             auto info = Sized<gpushm_info>();
             Check(Api().lookup_(c.get(), name.c_str(), &info));
             return info;
-          }, "name"_a,
-          "What is known about a buffer, without a system call.\n\nRaises NotFound.")
+          },
+          "name"_a, "What is known about a buffer, without a system call.\n\nRaises NotFound.")
       .def("holders", &Holders, "name"_a = nb::none(),
            nb::sig("def holders(self, name: str | None = None) -> list[Holder]"),
            "Which processes use a buffer, or any buffer.")
       .def("wait", &WaitFor, "name"_a, "newer_than"_a = 0, "timeout"_a = 10.0,
            "Waits until a buffer of that name exists, is not loading, and has a generation above "
            "`newer_than`.\n\nRaises Timeout, Unavailable, or the error of a failed load.")
-      .def("broker", [](const Client& c) {
+      .def(
+          "broker",
+          [](const Client& c) {
             Collect();
             auto info = Sized<gpushm_broker_info>();
             const std::shared_ptr<Session> session = c.session();
             Check(Released([&] { return Api().broker_get_info_(session->get(), &info); }));
             return info;
-          }, "Requests the broker's state.")
-      .def("attach", &Attach, "name"_a, nb::kw_only(), "write"_a = false, "generation"_a = 0,
-           "timeout"_a = 10.0, "peers"_a = nb::tuple(), "stage"_a = false,
-           nb::sig("def attach(self, name: str, *, write: bool = False, generation: int = 0, "
-                   "timeout: float | None = 10.0, peers: Iterable[int] = (), stage: bool = False) "
-                   "-> Buffer"),
-           "Maps a buffer into this process, without a copy. Waits until it exists and is loaded.\n\n"
-           "`generation`: exactly that one; 0: the current one. `peers`: ordinals of further GPUs "
-           "that use it; with `stage` such a GPU may get a copy.\n\n"
-           "Raises Timeout, NotFound or Loading (timeout=0), Denied, Stale, Busy, Unsupported, "
-           "Exhausted.")
-      .def("create", [](const Client& c, const std::string& name, uint64_t nbytes, bool replace,
-                        const std::string& writers, bool one_writer,
-                        const std::string& on_writer_exit, bool publish, Timeout timeout) {
+          },
+          "Requests the broker's state.")
+      .def(
+          "attach", &Attach, "name"_a, nb::kw_only(), "write"_a = false, "generation"_a = 0,
+          "timeout"_a = 10.0, "peers"_a = nb::tuple(), "stage"_a = false,
+          nb::sig("def attach(self, name: str, *, write: bool = False, generation: int = 0, "
+                  "timeout: float | None = 10.0, peers: Iterable[int] = (), stage: bool = False) "
+                  "-> Buffer"),
+          "Maps a buffer into this process, without a copy. Waits until it exists and is loaded.\n\n"
+          "`generation`: exactly that one; 0: the current one. `peers`: ordinals of further GPUs "
+          "that use it; with `stage` such a GPU may get a copy.\n\n"
+          "Raises Timeout, NotFound or Loading (timeout=0), Denied, Stale, Busy, Unsupported, "
+          "Exhausted.")
+      .def(
+          "create",
+          [](const Client& c, const std::string& name, uint64_t nbytes, bool replace,
+             const std::string& writers, bool one_writer, const std::string& on_writer_exit,
+             bool publish, Timeout timeout) {
             return Create(c, name, nbytes, {writers, one_writer, on_writer_exit, publish, replace},
                           timeout);
-          }, "name"_a, "nbytes"_a, nb::kw_only(), "replace"_a = false, "writers"_a = "creator",
+          },
+          "name"_a, "nbytes"_a, nb::kw_only(), "replace"_a = false, "writers"_a = "creator",
           "one_writer"_a = false, "on_writer_exit"_a = "mark", "publish"_a = true,
           "timeout"_a = 10.0,
-          nb::sig("def create(self, name: str, nbytes: int, *, replace: bool = False, writers: str = "
-                  "'creator', one_writer: bool = False, on_writer_exit: str = 'mark', publish: bool "
-                  "= True, timeout: float | None = 10.0) -> Buffer"),
+          nb::sig(
+              "def create(self, name: str, nbytes: int, *, replace: bool = False, writers: str = "
+              "'creator', one_writer: bool = False, on_writer_exit: str = 'mark', publish: bool "
+              "= True, timeout: float | None = 10.0) -> Buffer"),
           "Makes a buffer in the pod's pool, and attaches it for writing.\n\n"
           "`replace`: one that exists gets a new generation. `writers`: which containers may write, "
           "\"creator\" or \"all\". `one_writer`: at most one process may hold it for writing. "
@@ -724,21 +791,27 @@ void BindClient(nb::module_& module) {
            "Gives an existing name new memory, a new generation, which other processes see after "
            "Buffer.publish().\n\nRaises NotFound, Denied, Exhausted.")
       .def("_offer", &Offer, "name"_a, "address"_a, "nbytes"_a, nb::kw_only(), "writers"_a,
-           "one_writer"_a, "on_writer_exit"_a, "allow_copy"_a, "stream"_a.none(), "device"_a, "timeout"_a,
-           "Offers device memory by address.")
-      .def("offer", [](nb::object self, const std::string& name, nb::object array, nb::kwargs more) {
+           "one_writer"_a, "on_writer_exit"_a, "allow_copy"_a, "stream"_a.none(), "device"_a,
+           "timeout"_a, "Offers device memory by address.")
+      .def(
+          "offer",
+          [](nb::object self, const std::string& name, nb::object array, nb::kwargs more) {
             return nb::module_::import_("gpushm._offer").attr("offer")(self, name, array, **more);
-          }, "name"_a, "array"_a, "options"_a,
-          nb::sig("def offer(self, name: str, array: object, *, writers: str = 'creator', "
-                  "one_writer: bool = False, on_writer_exit: str = 'mark', allow_copy: bool = False, "
-                  "stream: object = None, timeout: float | None = 10.0) -> OfferResult"),
+          },
+          "name"_a, "array"_a, "options"_a,
+          nb::sig(
+              "def offer(self, name: str, array: object, *, writers: str = 'creator', "
+              "one_writer: bool = False, on_writer_exit: str = 'mark', allow_copy: bool = False, "
+              "stream: object = None, timeout: float | None = 10.0) -> OfferResult"),
           "Offers, under a name, GPU memory that the application already has: a tensor of PyTorch, "
           "or anything with __cuda_array_interface__, that begins at the start of its allocation. "
           "What is on `stream` now is done before other processes see the buffer. Do not free the "
           "memory before offer_state() says `unused`. `allow_copy`: memory that cannot be shared is "
           "copied once.\n\n"
           "Raises Unsupported (with the reason), AlreadyExists, Timeout, Exhausted, Denied.")
-      .def("offer_state", [](const Client& c, const std::string& name, uint64_t generation) {
+      .def(
+          "offer_state",
+          [](const Client& c, const std::string& name, uint64_t generation) {
             Collect();
             auto info = Sized<gpushm_offer_info>();
             const std::shared_ptr<Session> session = c.session();
@@ -746,41 +819,54 @@ void BindClient(nb::module_& module) {
               return Api().offer_state_(session->get(), name.c_str(), generation, &info);
             }));
             return info;
-          }, "name"_a, "generation"_a,
+          },
+          "name"_a, "generation"_a,
           "Who uses offered memory still.\n\nRaises NotFound (this client did not offer it).")
-      .def("delete", [](const Client& c, const std::string& name, Timeout timeout) {
+      .def(
+          "delete",
+          [](const Client& c, const std::string& name, Timeout timeout) {
             Collect();
             auto options = Sized<gpushm_delete_options>();
             options.timeout_ms = Milliseconds(timeout);
             const std::shared_ptr<Session> session = c.session();
             Check(Released([&] { return Api().delete_(session->get(), name.c_str(), &options); }));
-          }, "name"_a, nb::kw_only(), "timeout"_a = 10.0,
+          },
+          "name"_a, nb::kw_only(), "timeout"_a = 10.0,
           "Deletes a name. Attachments stay valid; the memory is freed with the last of them.\n\n"
           "Raises NotFound, Denied.")
-      .def("load", [](const Client& c, const std::string& name, const nb::object& file,
-                      const std::string& format, const std::string& method, uint32_t threads,
-                      const nb::object& progress, Timeout timeout) {
+      .def(
+          "load",
+          [](const Client& c, const std::string& name, const nb::object& file,
+             const std::string& format, const std::string& method, uint32_t threads,
+             const nb::object& progress, Timeout timeout) {
             return Transfer(Api().load_, c, name, file, format, method, threads, false, progress,
                             timeout);
-          }, "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
+          },
+          "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
           "threads"_a = 0, "progress"_a = nb::none(), "timeout"_a = 600.0,
-          nb::sig("def load(self, name: str, file: str | os.PathLike | int, *, format: str = 'auto', "
-                  "method: str = 'auto', threads: int = 0, progress: Callable[[int, int], object] | "
-                  "None = None, timeout: float | None = 600.0) -> TransferResult"),
+          nb::sig(
+              "def load(self, name: str, file: str | os.PathLike | int, *, format: str = 'auto', "
+              "method: str = 'auto', threads: int = 0, progress: Callable[[int, int], object] | "
+              "None = None, timeout: float | None = 600.0) -> TransferResult"),
           "Fills a buffer from a path, or from a descriptor.\n\n"
           "`format`: \"raw\", \"tensors\" (safetensors), or \"auto\" by the name. `method`: who "
           "reads: \"here\", \"broker\" or \"auto\". `threads`: readers in addition to this one; 0: "
           "as many as processors help. `progress(done, total)` is called with bytes.\n\n"
           "Raises NotFound, InvalidArgument, Corrupt, Denied, Busy, Timeout.")
-      .def("save", [](const Client& c, const std::string& name, const nb::object& file,
-                      const std::string& format, const std::string& method, bool whole,
-                      const nb::object& progress, Timeout timeout) {
-            return Transfer(Api().save_, c, name, file, format, method, 0, whole, progress, timeout);
-          }, "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
+      .def(
+          "save",
+          [](const Client& c, const std::string& name, const nb::object& file,
+             const std::string& format, const std::string& method, bool whole,
+             const nb::object& progress, Timeout timeout) {
+            return Transfer(Api().save_, c, name, file, format, method, 0, whole, progress,
+                            timeout);
+          },
+          "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
           "whole"_a = false, "progress"_a = nb::none(), "timeout"_a = 600.0,
-          nb::sig("def save(self, name: str, file: str | os.PathLike | int, *, format: str = 'auto', "
-                  "method: str = 'auto', whole: bool = False, progress: Callable[[int, int], object] "
-                  "| None = None, timeout: float | None = 600.0) -> TransferResult"),
+          nb::sig(
+              "def save(self, name: str, file: str | os.PathLike | int, *, format: str = 'auto', "
+              "method: str = 'auto', whole: bool = False, progress: Callable[[int, int], object] "
+              "| None = None, timeout: float | None = 600.0) -> TransferResult"),
           "Writes a buffer's content to a path, which is replaced as a whole, or to a descriptor. "
           "`whole`: all of the buffer.");
   BindSync(module, client);

@@ -88,7 +88,8 @@ std::vector<void*> ParseStreams(const nb::object& streams);
 std::string UuidText(const uint8_t (&uuid)[GPUSHM_UUID_BYTES]);
 
 // The number of `name` among `names`; ValueError with the choices otherwise.
-uint32_t Choice(const char* what, const std::string& name, std::initializer_list<const char*> names);
+uint32_t Choice(const char* what, const std::string& name,
+                std::initializer_list<const char*> names);
 
 // Remembers an object whose end other processes are told: it ends when the interpreter exits.
 nb::object EndsAtExit(nb::object object);

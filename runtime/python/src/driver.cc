@@ -15,9 +15,9 @@ using Device = int;
 using Context = void*;
 using Event = void*;
 constexpr int kSuccess = 0;
-constexpr unsigned kNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
-constexpr unsigned kDisableTiming = 2;   // CU_EVENT_DISABLE_TIMING
-constexpr int kDeviceOrdinal = 9;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
+constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
+constexpr int kDeviceOrdinal = 9;       // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 constexpr size_t kNameBytes = 256;
 
 struct Driver {

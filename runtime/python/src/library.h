@@ -97,9 +97,9 @@ struct Functions {
 #undef GPUSHM_PYTHON_MEMBER
 };
 
-// Opens the library `file`, a path or a name that the dynamic loader finds, and takes its functions.
-// Returns why it cannot be used: the loader's text, or the functions that it lacks. An empty text:
-// it is in use now.
+// Opens the library `file`, a path or a name that the dynamic loader finds, and takes its
+// functions. Returns why it cannot be used: the loader's text, or the functions that it lacks. An
+// empty text: it is in use now.
 std::string Load(const std::string& file);
 
 // The file of the library in use, as the dynamic loader found it.

@@ -24,19 +24,25 @@ NB_MODULE(_native, module) {
   module.def("load_library", &Load, "file"_a,
              "Uses this libgpushm. Returns why it cannot be used; empty if it is in use now.");
   module.def("library_file", &LoadedFile, "The file of the libgpushm in use.");
-  module.def("library_version", [] { return Api().version_(); },
-             "Version of the libgpushm in use: major * 10000 + minor * 100 + patch.");
-  module.def("collect", &Collect, "Gives back what arrays gave up, if the GPU has finished with it.");
+  module.def(
+      "library_version", [] { return Api().version_(); },
+      "Version of the libgpushm in use: major * 10000 + minor * 100 + patch.");
+  module.def("collect", &Collect,
+             "Gives back what arrays gave up, if the GPU has finished with it.");
   module.def("live_resources", &LiveResources,
              "Number of clients, attachments and the like that are not given back yet.");
-  module.def("driver_version", [] { return Released([] { return DriverVersion(); }); },
-             "Version of the CUDA driver: 1000 * major + 10 * minor.");
-  module.def("devices", [] {
-    nb::list names;
-    const int count = Released([] { return DeviceCount(); });
-    for (int i = 0; i < count; ++i) names.append(DeviceName(i));
-    return names;
-  }, nb::sig("def devices() -> list[str]"), "Names of the GPUs that this process sees.");
+  module.def(
+      "driver_version", [] { return Released([] { return DriverVersion(); }); },
+      "Version of the CUDA driver: 1000 * major + 10 * minor.");
+  module.def(
+      "devices",
+      [] {
+        nb::list names;
+        const int count = Released([] { return DeviceCount(); });
+        for (int i = 0; i < count; ++i) names.append(DeviceName(i));
+        return names;
+      },
+      nb::sig("def devices() -> list[str]"), "Names of the GPUs that this process sees.");
   BindArray(module);
   BindClient(module);
 }

@@ -39,8 +39,7 @@ template <typename Object, auto kClose>
 class Handle {
  public:
   using Shared = Synced<Object, kClose>;
-  Handle(const Client& client, Object* object)
-      : shared_(Share<Shared>(client.session(), object)) {}
+  Handle(const Client& client, Object* object) : shared_(Share<Shared>(client.session(), object)) {}
   const std::shared_ptr<Shared>& shared() const {
     if (shared_ == nullptr) Raise(GPUSHM_INVALID_ARGUMENT, "it is closed", "open it again");
     return shared_;
@@ -50,8 +49,9 @@ class Handle {
     Collect();  // Frames that were dropped.
     if (shared_ == nullptr) return;
     if (shared_.use_count() > 1) {
-      throw nb::buffer_error("frames or arrays of it are alive: drop them first, or leave it to "
-                             "them: it is closed after the last one");
+      throw nb::buffer_error(
+          "frames or arrays of it are alive: drop them first, or leave it to "
+          "them: it is closed after the last one");
     }
     const std::shared_ptr<Shared> kept = shared_;
     Check(Released([&] { return kept->Close(); }));
@@ -123,9 +123,11 @@ class Waiter {
 template <typename T, typename Class>
 void BindLife(Class& bound, const char* close) {
   bound.def("close", &T::Close, close)
-      .def_prop_ro("closed", [](const T& t) { return !t.is_open(); }, "True after close().")
-      .def("_waiter", [](const T& t) { return Waiter(t.shared()->session()); },
-           "A waiter of the client that opened it.")
+      .def_prop_ro(
+          "closed", [](const T& t) { return !t.is_open(); }, "True after close().")
+      .def(
+          "_waiter", [](const T& t) { return Waiter(t.shared()->session()); },
+          "A waiter of the client that opened it.")
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](T& t, nb::args) { t.Drop(); });
 }
@@ -160,22 +162,32 @@ void BindSignal(nb::module_& module) {
       "A 64-bit value with a name, which only increases. One process writes it, and any number "
       "wait for it: on the host, in a stream, or with asyncio. Any thread may use it.");
   signal
-      .def_prop_ro("name", [](const Signal& s) { return std::string(SignalInfo(s).name); }, "Its name.")
-      .def_prop_ro("value", [](const Signal& s) { return SignalInfo(s).value; },
-                   "The value now; after its writer's end, the last one before.")
-      .def_prop_ro("generation", [](const Signal& s) { return SignalInfo(s).generation; },
-                   "Each writer makes a new generation.")
-      .def_prop_ro("recorded", [](const Signal& s) { return SignalInfo(s).recorded; },
-                   "Writer: the last value of record() or set().")
-      .def_prop_ro("state", [](const Signal& s) { return WriterState(SignalInfo(s).state); },
-                   "Of the writer: \"unused\" (none yet), \"live\", \"died\" or \"ended\".")
-      .def("set", [](const Signal& s, uint64_t value) {
+      .def_prop_ro(
+          "name", [](const Signal& s) { return std::string(SignalInfo(s).name); }, "Its name.")
+      .def_prop_ro(
+          "value", [](const Signal& s) { return SignalInfo(s).value; },
+          "The value now; after its writer's end, the last one before.")
+      .def_prop_ro(
+          "generation", [](const Signal& s) { return SignalInfo(s).generation; },
+          "Each writer makes a new generation.")
+      .def_prop_ro(
+          "recorded", [](const Signal& s) { return SignalInfo(s).recorded; },
+          "Writer: the last value of record() or set().")
+      .def_prop_ro(
+          "state", [](const Signal& s) { return WriterState(SignalInfo(s).state); },
+          "Of the writer: \"unused\" (none yet), \"live\", \"died\" or \"ended\".")
+      .def(
+          "set",
+          [](const Signal& s, uint64_t value) {
             Check(Api().signal_set_(s.shared()->get(), value));
-          }, "value"_a,
+          },
+          "value"_a,
           "Sets the value from the host, at once.\n\n"
           "Raises InvalidArgument (not the writer, or not larger), Busy (a recorded value has not "
           "arrived yet).")
-      .def("record", [](const Signal& s, uint64_t value, const nb::object& stream) {
+      .def(
+          "record",
+          [](const Signal& s, uint64_t value, const nb::object& stream) {
             const Stream parsed = ParseStream(stream);
             const auto shared = s.shared();
             if (parsed == GPUSHM_NO_STREAM) return Check(Api().signal_set_(shared->get(), value));
@@ -183,39 +195,53 @@ void BindSignal(nb::module_& module) {
               const CurrentContext context(0);
               return Api().signal_record_(shared->get(), parsed, value);
             }));
-          }, "value"_a, "stream"_a = nb::none(),
+          },
+          "value"_a, "stream"_a = nb::none(),
           "Sets the value when all work that is on `stream` now is done. It does not wait.\n\n"
           "Raises InvalidArgument, Unsupported (the stream is being captured).")
-      .def("wait", [](const Signal& s, uint64_t value, Timeout timeout) {
+      .def(
+          "wait",
+          [](const Signal& s, uint64_t value, Timeout timeout) {
             const auto shared = s.shared();
             Check(Wait(timeout, [&](int64_t timeout_ms) {
               return Api().signal_wait_(shared->get(), value, timeout_ms);
             }));
-          }, "value"_a, "timeout"_a = 10.0,
+          },
+          "value"_a, "timeout"_a = 10.0,
           "Waits on the host until the signal is at least `value`.\n\n"
           "Raises Timeout, Ended, PeerDied.")
-      .def("wait_on_stream", [](const Signal& s, uint64_t value, const nb::object& stream) {
+      .def(
+          "wait_on_stream",
+          [](const Signal& s, uint64_t value, const nb::object& stream) {
             const Stream parsed = ParseStream(stream);
             const auto shared = s.shared();
             Check(Released([&] {
               const CurrentContext context(0);
               return Api().signal_wait_on_stream_(shared->get(), parsed, value);
             }));
-          }, "value"_a, "stream"_a = nb::none(),
+          },
+          "value"_a, "stream"_a = nb::none(),
           "Later work on `stream` runs once the signal is at least `value`; the call does not wait. "
           "That work is valid only if check() returns True afterwards.\n\n"
           "Raises Exhausted (too many streams wait), Busy (no process writes it yet), Ended, "
           "PeerDied.")
-      .def("check", [](const Signal& s, uint64_t value) {
+      .def(
+          "check",
+          [](const Signal& s, uint64_t value) {
             return IsDone(Api().signal_check_(s.shared()->get(), value));
-          }, "value"_a,
+          },
+          "value"_a,
           "Whether the signal reached `value`.\n\nRaises Ended, PeerDied: it never will.")
-      .def("reached", [](nb::object self, uint64_t value) {
+      .def(
+          "reached",
+          [](nb::object self, uint64_t value) {
             return nb::module_::import_("gpushm._aio").attr("reached")(self, value);
-          }, "value"_a,
-          nb::sig("def reached(self, value: int) -> Awaitable[None]"),
+          },
+          "value"_a, nb::sig("def reached(self, value: int) -> Awaitable[None]"),
           "For asyncio: `await signal.reached(5)`.\n\nRaises Ended, PeerDied.")
-      .def_prop_ro("device_address", [](const Signal& s) {
+      .def_prop_ro(
+          "device_address",
+          [](const Signal& s) {
             uint64_t address = 0;
             const auto shared = s.shared();
             Check(Released([&] {
@@ -223,9 +249,11 @@ void BindSignal(nb::module_& module) {
               return Api().signal_device_address_(shared->get(), &address);
             }));
             return address;
-          }, "Where kernels find the value (gpushm/device.cuh).");
-  BindLife<Signal>(signal, "Closes it. If the writer does, waits that are not satisfied raise "
-                           "Ended.\n\nRaises Busy: streams of this process still use it.");
+          },
+          "Where kernels find the value (gpushm/device.cuh).");
+  BindLife<Signal>(signal,
+                   "Closes it. If the writer does, waits that are not satisfied raise "
+                   "Ended.\n\nRaises Busy: streams of this process still use it.");
 }
 
 // ---- barriers
@@ -256,39 +284,53 @@ void BindBarrier(nb::module_& module) {
       "A fixed number of processes that pass points together. One that ends in any way breaks the "
       "barrier for all; then all of them close it and open it again.");
   barrier
-      .def_prop_ro("name", [](const Barrier& b) { return std::string(BarrierInfo(b).name); }, "Its name.")
-      .def_prop_ro("generation", [](const Barrier& b) { return BarrierInfo(b).generation; },
-                   "Each barrier after a broken one has a new generation.")
-      .def_prop_ro("point", [](const Barrier& b) { return BarrierInfo(b).point; },
-                   "Number of the last point of this participant; 0: none.")
-      .def_prop_ro("participants", [](const Barrier& b) { return BarrierInfo(b).participants; },
-                   "Number of processes that pass together.")
-      .def_prop_ro("joined", [](const Barrier& b) { return BarrierInfo(b).joined; },
-                   "Participants so far, also those that have ended.")
-      .def_prop_ro("rank", [](const Barrier& b) { return BarrierInfo(b).cell; },
-                   "The place of this participant, from 0.")
-      .def("wait", [](const Barrier& b, Timeout timeout) {
+      .def_prop_ro(
+          "name", [](const Barrier& b) { return std::string(BarrierInfo(b).name); }, "Its name.")
+      .def_prop_ro(
+          "generation", [](const Barrier& b) { return BarrierInfo(b).generation; },
+          "Each barrier after a broken one has a new generation.")
+      .def_prop_ro(
+          "point", [](const Barrier& b) { return BarrierInfo(b).point; },
+          "Number of the last point of this participant; 0: none.")
+      .def_prop_ro(
+          "participants", [](const Barrier& b) { return BarrierInfo(b).participants; },
+          "Number of processes that pass together.")
+      .def_prop_ro(
+          "joined", [](const Barrier& b) { return BarrierInfo(b).joined; },
+          "Participants so far, also those that have ended.")
+      .def_prop_ro(
+          "rank", [](const Barrier& b) { return BarrierInfo(b).cell; },
+          "The place of this participant, from 0.")
+      .def(
+          "wait",
+          [](const Barrier& b, Timeout timeout) {
             const auto shared = b.shared();
             Check(Wait(timeout, [&](int64_t timeout_ms) {
               return Api().barrier_wait_(shared->get(), timeout_ms);
             }));
-          }, "timeout"_a = 10.0,
+          },
+          "timeout"_a = 10.0,
           "Arrives at the next point, and waits until all have arrived. After Timeout, another call "
           "waits for the same point.\n\nRaises Timeout (with who is missing), Ended, PeerDied.")
-      .def("wait_on_stream", [](const Barrier& b, const nb::object& stream) {
+      .def(
+          "wait_on_stream",
+          [](const Barrier& b, const nb::object& stream) {
             const Stream parsed = ParseStream(stream);
             const auto shared = b.shared();
             Check(Released([&] {
               const CurrentContext context(0);
               return Api().barrier_wait_on_stream_(shared->get(), parsed);
             }));
-          }, "stream"_a = nb::none(),
+          },
+          "stream"_a = nb::none(),
           "`stream` arrives at the next point when its present work is done, and its later work "
           "runs when all have arrived. That work is valid only if check() returns True afterwards.")
-      .def("check", [](const Barrier& b) { return IsDone(Api().barrier_check_(b.shared()->get())); },
-           "Whether all passed the last point of this participant.\n\nRaises Ended, PeerDied.");
-  BindLife<Barrier>(barrier, "Leaves the barrier, which breaks it for the others.\n\n"
-                             "Raises Busy: a stream of this process still waits.");
+      .def(
+          "check", [](const Barrier& b) { return IsDone(Api().barrier_check_(b.shared()->get())); },
+          "Whether all passed the last point of this participant.\n\nRaises Ended, PeerDied.");
+  BindLife<Barrier>(barrier,
+                    "Leaves the barrier, which breaks it for the others.\n\n"
+                    "Raises Busy: a stream of this process still waits.");
 }
 
 // ---- rings and queues
@@ -361,8 +403,8 @@ class Frame {
   gpushm_frame& frame() const { return open->frame; }
   void MustBeOpen() const {
     if (open->is_open) return;
-    Raise(GPUSHM_INVALID_ARGUMENT,
-          "frame " + std::to_string(frame().number) + " has ended", "take the next one");
+    Raise(GPUSHM_INVALID_ARGUMENT, "frame " + std::to_string(frame().number) + " has ended",
+          "take the next one");
   }
   Array View() const {
     MustBeOpen();
@@ -378,9 +420,10 @@ class Frame {
     array.dtype = type->dtype;
     array.shape = type->shape;
     if (array.bytes() <= capacity) return array;
-    Raise(GPUSHM_CORRUPT, "frame " + std::to_string(frame().number) + " has " +
-          std::to_string(capacity) + " bytes, and its type and shape need " +
-          std::to_string(array.bytes()), "check the dtype and shape that the writer uses");
+    Raise(GPUSHM_CORRUPT,
+          "frame " + std::to_string(frame().number) + " has " + std::to_string(capacity) +
+              " bytes, and its type and shape need " + std::to_string(array.bytes()),
+          "check the dtype and shape that the writer uses");
   }
 };
 
@@ -394,7 +437,8 @@ std::optional<Type> ReadType(const gpushm_frame& frame) {
 Frame Begin(const Ring& ring, Stream stream, Timeout timeout, bool newest) {
   Collect();
   const auto shared = ring.shared();
-  Frame frame{.open = Share<OpenFrame>(shared, ring.writes), .type = ring.type, .writes = ring.writes};
+  Frame frame{
+      .open = Share<OpenFrame>(shared, ring.writes), .type = ring.type, .writes = ring.writes};
   frame.open->stream = stream;
   Check(Wait(timeout, [&](int64_t timeout_ms) {
     gpushm_frame* const out = &frame.open->frame;
@@ -406,7 +450,8 @@ Frame Begin(const Ring& ring, Stream stream, Timeout timeout, bool newest) {
   frame.open->is_open = true;
   frame.device = DeviceOf(frame.frame().address);
   if (!ring.writes && !frame.type) frame.type = ReadType(frame.frame());
-  if (ring.writes) frame.frame().bytes = frame.type ? frame.View().bytes() : frame.frame().capacity_bytes;
+  if (ring.writes)
+    frame.frame().bytes = frame.type ? frame.View().bytes() : frame.frame().capacity_bytes;
   return frame;
 }
 
@@ -458,7 +503,8 @@ void ExitFrame(const Frame& frame, const nb::object& type) {
 void Describe(Frame& frame, const std::string& dtype, std::vector<uint64_t> shape) {
   frame.MustBeOpen();
   if (shape.size() > TypedFrame::kRank) {
-    throw nb::value_error("a described frame has at most 7 dimensions: flatten some, or pass metadata");
+    throw nb::value_error(
+        "a described frame has at most 7 dimensions: flatten some, or pass metadata");
   }
   TypedFrame typed{.magic = TypedFrame::kMagic,
                    .dtype = static_cast<uint16_t>(ParseDType(dtype)),
@@ -467,8 +513,11 @@ void Describe(Frame& frame, const std::string& dtype, std::vector<uint64_t> shap
   std::copy(shape.begin(), shape.end(), typed.shape.begin());
   const uint64_t bytes = DTypeBytes(typed.dtype, shape);
   if (bytes > frame.frame().capacity_bytes) {
-    throw nb::value_error(("the array has " + std::to_string(bytes) + " bytes, and a frame of this "
-                           "ring has " + std::to_string(frame.frame().capacity_bytes)).c_str());
+    throw nb::value_error(("the array has " + std::to_string(bytes) +
+                           " bytes, and a frame of this "
+                           "ring has " +
+                           std::to_string(frame.frame().capacity_bytes))
+                              .c_str());
   }
   std::memcpy(frame.frame().metadata, &typed, sizeof typed);
   frame.type = Type{typed.dtype, std::move(shape)};
@@ -495,7 +544,8 @@ nb::object OpenRing(const Client& client, const std::string& name, gpushm_ring_o
   Collect();
   std::optional<Type> type;
   if (!dtype.is_none() || !shape.is_none()) {
-    if (dtype.is_none() || shape.is_none()) throw nb::value_error("give both dtype and shape, or none");
+    if (dtype.is_none() || shape.is_none())
+      throw nb::value_error("give both dtype and shape, or none");
     type = Type{ParseDType(nb::cast<std::string>(dtype)), nb::cast<std::vector<uint64_t>>(shape)};
     if (options.role == GPUSHM_RING_WRITER && options.frame_bytes == 0) {
       options.frame_bytes = DTypeBytes(type->dtype, type->shape);
@@ -527,37 +577,52 @@ gpushm_ring_options RingOptions(bool write, uint32_t policy, uint32_t frames, ui
 }
 
 void BindFrame(nb::module_& module) {
-  nb::class_<Frame>(module, "Frame",
-                    "A frame of a ring or an item of a queue, between its begin and its end.\n\n"
-                    "Frameworks take it as an array, of the type and shape that its writer put, or "
-                    "that the ring was opened with. At the end of a `with` block it is ended; if "
-                    "the block raises, it is given back instead. After its end the bytes may change.")
-      .def_prop_ro("number", [](const Frame& f) { return f.frame().number; },
-                   "From 1, in each generation of the ring.")
-      .def_prop_ro("lost", [](const Frame& f) { return f.frame().lost; },
-                   "Frames between the last one of this reader and this one.")
-      .def_prop_ro("delivery", [](const Frame& f) { return f.frame().delivery; },
-                   "Queue: how often a worker got it, including this time.")
-      .def_prop_ro("time_ns", [](const Frame& f) { return f.frame().time_ns; },
-                   "time.monotonic_ns() when its write ended.")
-      .def_prop_rw("metadata", [](const Frame& f) {
-            return nb::bytes(reinterpret_cast<const char*>(f.frame().metadata), GPUSHM_METADATA_BYTES);
-          }, &SetMetadata,
+  nb::class_<Frame>(
+      module, "Frame",
+      "A frame of a ring or an item of a queue, between its begin and its end.\n\n"
+      "Frameworks take it as an array, of the type and shape that its writer put, or "
+      "that the ring was opened with. At the end of a `with` block it is ended; if "
+      "the block raises, it is given back instead. After its end the bytes may change.")
+      .def_prop_ro(
+          "number", [](const Frame& f) { return f.frame().number; },
+          "From 1, in each generation of the ring.")
+      .def_prop_ro(
+          "lost", [](const Frame& f) { return f.frame().lost; },
+          "Frames between the last one of this reader and this one.")
+      .def_prop_ro(
+          "delivery", [](const Frame& f) { return f.frame().delivery; },
+          "Queue: how often a worker got it, including this time.")
+      .def_prop_ro(
+          "time_ns", [](const Frame& f) { return f.frame().time_ns; },
+          "time.monotonic_ns() when its write ended.")
+      .def_prop_rw(
+          "metadata",
+          [](const Frame& f) {
+            return nb::bytes(reinterpret_cast<const char*>(f.frame().metadata),
+                             GPUSHM_METADATA_BYTES);
+          },
+          &SetMetadata,
           "64 bytes from the writer, who sets it before end(). describe() and put() use them for "
           "the type and shape.")
-      .def_prop_rw("nbytes", [](const Frame& f) { return f.frame().bytes; },
-                   [](Frame& f, uint64_t bytes) { f.frame().bytes = bytes; },
-                   "Bytes in use; a writer may set it before end().")
-      .def_prop_ro("capacity_nbytes", [](const Frame& f) { return f.frame().capacity_bytes; },
-                   "Bytes available.")
-      .def_prop_ro("ptr", [](const Frame& f) { return f.frame().address; }, "Device address.")
-      .def_prop_ro("device", [](const Frame& f) { return f.device; },
-                   "Ordinal, in this process, of its GPU.")
-      .def_prop_ro("open", [](const Frame& f) { return f.open->is_open; },
-                   "False after end() or give_back().")
-      .def_prop_ro("array", &Frame::View,
-                   "The frame as an array.\n\nRaises InvalidArgument after its end, Corrupt if it is "
-                   "smaller than its type and shape say.")
+      .def_prop_rw(
+          "nbytes", [](const Frame& f) { return f.frame().bytes; },
+          [](Frame& f, uint64_t bytes) { f.frame().bytes = bytes; },
+          "Bytes in use; a writer may set it before end().")
+      .def_prop_ro(
+          "capacity_nbytes", [](const Frame& f) { return f.frame().capacity_bytes; },
+          "Bytes available.")
+      .def_prop_ro(
+          "ptr", [](const Frame& f) { return f.frame().address; }, "Device address.")
+      .def_prop_ro(
+          "device", [](const Frame& f) { return f.device; },
+          "Ordinal, in this process, of its GPU.")
+      .def_prop_ro(
+          "open", [](const Frame& f) { return f.open->is_open; },
+          "False after end() or give_back().")
+      .def_prop_ro(
+          "array", &Frame::View,
+          "The frame as an array.\n\nRaises InvalidArgument after its end, Corrupt if it is "
+          "smaller than its type and shape say.")
       .def("describe", &Describe, "dtype"_a, "shape"_a,
            "Writer: says what the frame is. Readers then get an array of that type and shape.")
       .def("end", &End, "stream"_a = nb::none(), "timeout"_a = 10.0,
@@ -570,37 +635,53 @@ void BindFrame(nb::module_& module) {
            nb::sig("def give_back(self, stream: object = None) -> None"),
            "Gives up the frame. No reader sees a writer's. An item of a queue goes to the next "
            "worker, with a higher `delivery`.")
-      .def("numpy", [](const Frame& f) { return nb::cast(f.View()).attr("numpy")(); },
-           nb::sig("def numpy(self) -> numpy.ndarray"), "Copies the frame to the host.")
-      .def("__dlpack__", [](const Frame& f, nb::object stream, nb::object max_version,
-                            nb::object dl_device, nb::object copy) {
-            return ToDlpack(f.View(), stream, max_version, dl_device, copy);
-          }, nb::kw_only(), "stream"_a = nb::none(), "max_version"_a = nb::none(),
+      .def(
+          "numpy", [](const Frame& f) { return nb::cast(f.View()).attr("numpy")(); },
+          nb::sig("def numpy(self) -> numpy.ndarray"), "Copies the frame to the host.")
+      .def(
+          "__dlpack__",
+          [](const Frame& f, nb::object stream, nb::object max_version, nb::object dl_device,
+             nb::object copy) { return ToDlpack(f.View(), stream, max_version, dl_device, copy); },
+          nb::kw_only(), "stream"_a = nb::none(), "max_version"_a = nb::none(),
           "dl_device"_a = nb::none(), "copy"_a = nb::none(),
-          nb::sig("def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
-                  "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "
-                  "-> object"),
+          nb::sig(
+              "def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
+              "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "
+              "-> object"),
           "See Array.__dlpack__. Work of `stream` runs when the frame is complete.")
-      .def("__dlpack_device__", [](const Frame& f) { return nb::make_tuple(2, f.device); },
-           nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
-      .def_prop_ro("__cuda_array_interface__", [](const Frame& f) -> nb::object {
+      .def(
+          "__dlpack_device__", [](const Frame& f) { return nb::make_tuple(2, f.device); },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
+      .def_prop_ro(
+          "__cuda_array_interface__",
+          [](const Frame& f) -> nb::object {
             return nb::cast(f.View()).attr("__cuda_array_interface__");
-          }, nb::sig("def __cuda_array_interface__(self) -> dict"), "See Array.")
-      .def("_copy_from", [](const Frame& f, uint64_t address, uint64_t bytes, const nb::object& stream) {
+          },
+          nb::sig("def __cuda_array_interface__(self) -> dict"), "See Array.")
+      .def(
+          "_copy_from",
+          [](const Frame& f, uint64_t address, uint64_t bytes, const nb::object& stream) {
             const Stream parsed = ParseStream(stream);
             if (bytes > f.frame().capacity_bytes) throw nb::index_error("the frame is smaller");
             const std::shared_ptr<OpenFrame> kept = f.open;
             Released([&] {
               const bool host = parsed == GPUSHM_NO_STREAM;
-              CopyOnDevice(f.device, f.frame().address, address, bytes, host ? kLegacyStream : parsed);
+              CopyOnDevice(f.device, f.frame().address, address, bytes,
+                           host ? kLegacyStream : parsed);
               if (host) Synchronize(f.device, kLegacyStream);
             });
-          }, "address"_a, "nbytes"_a, "stream"_a.none(), "Copies device memory into the frame.")
-      .def("write", [](const Frame& f, nb::object source) {
+          },
+          "address"_a, "nbytes"_a, "stream"_a.none(), "Copies device memory into the frame.")
+      .def(
+          "write",
+          [](const Frame& f, nb::object source) {
             f.MustBeOpen();
-            if (!f.writes) Raise(GPUSHM_DENIED, "this frame is open for reading", "only the writer of the ring writes");
+            if (!f.writes)
+              Raise(GPUSHM_DENIED, "this frame is open for reading",
+                    "only the writer of the ring writes");
             Py_buffer view;
-            if (PyObject_GetBuffer(source.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
+            if (PyObject_GetBuffer(source.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0)
+              throw nb::python_error();
             const struct Guard {
               Py_buffer* view;
               ~Guard() { PyBuffer_Release(view); }
@@ -608,23 +689,27 @@ void BindFrame(nb::module_& module) {
             const auto bytes = static_cast<uint64_t>(view.len);
             if (bytes > f.frame().capacity_bytes) {
               throw nb::value_error((std::to_string(bytes) + " bytes do not fit in a frame of " +
-                                     std::to_string(f.frame().capacity_bytes)).c_str());
+                                     std::to_string(f.frame().capacity_bytes))
+                                        .c_str());
             }
             const std::shared_ptr<OpenFrame> kept = f.open;
             if (bytes != 0) {
-              Released([&] { CopyToDevice(f.device, f.frame().address, view.buf, bytes, nullptr); });
+              Released(
+                  [&] { CopyToDevice(f.device, f.frame().address, view.buf, bytes, nullptr); });
             }
             f.frame().bytes = bytes;
-          }, "data"_a,
+          },
+          "data"_a,
           "Copies contiguous host memory into the frame, waits for the copy, and sets nbytes.")
       .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](const Frame& f, nb::object type, nb::object, nb::object) {
-            ExitFrame(f, type);
-          }, "type"_a.none(), "value"_a.none(), "traceback"_a.none())
+      .def(
+          "__exit__",
+          [](const Frame& f, nb::object type, nb::object, nb::object) { ExitFrame(f, type); },
+          "type"_a.none(), "value"_a.none(), "traceback"_a.none())
       .def("__repr__", [](const Frame& f) {
-            return nb::str("<gpushm.Frame {} of {} bytes{}>")
-                .format(f.frame().number, f.frame().bytes, f.open->is_open ? "" : ", ended");
-          });
+        return nb::str("<gpushm.Frame {} of {} bytes{}>")
+            .format(f.frame().number, f.frame().bytes, f.open->is_open ? "" : ", ended");
+      });
 }
 
 void BindRing(nb::module_& module) {
@@ -634,65 +719,95 @@ void BindRing(nb::module_& module) {
       "`for frame in ring` and `async for frame in ring` yield frames until the writer ends, and end "
       "each one when the next is taken; if the body raises, the frame is given back. Any thread may "
       "use it.");
-  ring.def_prop_ro("name", [](const Ring& r) { return std::string(RingInfo(r).name); }, "Its name.")
-      .def_prop_ro("generation", [](const Ring& r) { return RingInfo(r).generation; },
-                   "Each writer makes a new generation.")
-      .def_prop_ro("frames", [](const Ring& r) { return RingInfo(r).frames; }, "Number of slots.")
-      .def_prop_ro("frame_nbytes", [](const Ring& r) { return RingInfo(r).frame_bytes; },
-                   "Maximum size of a frame in bytes.")
-      .def_prop_ro("policy", [](const Ring& r) {
+  ring.def_prop_ro(
+          "name", [](const Ring& r) { return std::string(RingInfo(r).name); }, "Its name.")
+      .def_prop_ro(
+          "generation", [](const Ring& r) { return RingInfo(r).generation; },
+          "Each writer makes a new generation.")
+      .def_prop_ro(
+          "frames", [](const Ring& r) { return RingInfo(r).frames; }, "Number of slots.")
+      .def_prop_ro(
+          "frame_nbytes", [](const Ring& r) { return RingInfo(r).frame_bytes; },
+          "Maximum size of a frame in bytes.")
+      .def_prop_ro(
+          "policy",
+          [](const Ring& r) {
             constexpr std::array<const char*, 3> kNames = {"latest", "block", "queue"};
             const uint32_t policy = RingInfo(r).policy;
             return policy < kNames.size() ? kNames[policy] : "unknown";
-          }, "\"latest\", \"block\" or \"queue\".")
-      .def_prop_ro("newest", [](const Ring& r) { return RingInfo(r).newest; },
-                   "Number of the newest frame; 0: none yet.")
-      .def_prop_ro("dropped", [](const Ring& r) { return RingInfo(r).dropped; },
-                   "Frames that the writer dropped.")
-      .def_prop_ro("taken", [](const Ring& r) { return RingInfo(r).taken; },
-                   "Frames that this reader got.")
-      .def_prop_ro("lost", [](const Ring& r) { return RingInfo(r).lost; },
-                   "Frames that this reader lost.")
-      .def_prop_ro("writer_state", [](const Ring& r) { return WriterState(RingInfo(r).writer_state); },
-                   "\"unused\" (none yet), \"live\", \"died\" or \"ended\".")
-      .def("begin", [](const Ring& r, Timeout timeout) {
-            if (!r.writes) Raise(GPUSHM_INVALID_ARGUMENT, "this ring is open for reading", "open it with write=True");
+          },
+          "\"latest\", \"block\" or \"queue\".")
+      .def_prop_ro(
+          "newest", [](const Ring& r) { return RingInfo(r).newest; },
+          "Number of the newest frame; 0: none yet.")
+      .def_prop_ro(
+          "dropped", [](const Ring& r) { return RingInfo(r).dropped; },
+          "Frames that the writer dropped.")
+      .def_prop_ro(
+          "taken", [](const Ring& r) { return RingInfo(r).taken; }, "Frames that this reader got.")
+      .def_prop_ro(
+          "lost", [](const Ring& r) { return RingInfo(r).lost; }, "Frames that this reader lost.")
+      .def_prop_ro(
+          "writer_state", [](const Ring& r) { return WriterState(RingInfo(r).writer_state); },
+          "\"unused\" (none yet), \"live\", \"died\" or \"ended\".")
+      .def(
+          "begin",
+          [](const Ring& r, Timeout timeout) {
+            if (!r.writes)
+              Raise(GPUSHM_INVALID_ARGUMENT, "this ring is open for reading",
+                    "open it with write=True");
             return Begin(r, GPUSHM_NO_STREAM, timeout, false);
-          }, "timeout"_a = 10.0,
+          },
+          "timeout"_a = 10.0,
           "Writer: a slot for the next frame.\n\n"
           "Raises Busy (policy \"latest\": readers hold all slots; the frame is dropped), Timeout "
           "(otherwise, with the slowest reader), Orphaned.")
-      .def("put", [](nb::object self, nb::object array, nb::object metadata, nb::object stream,
-                     nb::object timeout) {
-            nb::module_::import_("gpushm._ring").attr("put")(self, array, metadata, stream, timeout);
-          }, "array"_a, "metadata"_a = nb::none(), "stream"_a = nb::none(), "timeout"_a = 10.0,
-          nb::sig("def put(self, array: object, metadata: bytes | None = None, stream: object = None, "
-                  "timeout: float | None = 10.0) -> None"),
+      .def(
+          "put",
+          [](nb::object self, nb::object array, nb::object metadata, nb::object stream,
+             nb::object timeout) {
+            nb::module_::import_("gpushm._ring")
+                .attr("put")(self, array, metadata, stream, timeout);
+          },
+          "array"_a, "metadata"_a = nb::none(), "stream"_a = nb::none(), "timeout"_a = 10.0,
+          nb::sig(
+              "def put(self, array: object, metadata: bytes | None = None, stream: object = None, "
+              "timeout: float | None = 10.0) -> None"),
           "Writer: copies an array into the next frame, with its type and shape. A tensor of the "
           "GPU is copied on `stream` (None: PyTorch's or CuPy's present one), without waiting. With "
           "`metadata` (64 bytes), the type and shape are not sent.\n\nRaises as begin().")
-      .def("read", [](const Ring& r, const nb::object& stream, Timeout timeout, bool newest) {
-            if (r.writes) Raise(GPUSHM_INVALID_ARGUMENT, "this ring is open for writing", "use begin() or put()");
+      .def(
+          "read",
+          [](const Ring& r, const nb::object& stream, Timeout timeout, bool newest) {
+            if (r.writes)
+              Raise(GPUSHM_INVALID_ARGUMENT, "this ring is open for writing",
+                    "use begin() or put()");
             return Begin(r, ParseStream(stream), timeout, newest);
-          }, "stream"_a = nb::none(), "timeout"_a = 10.0, "newest"_a = false,
-          nb::sig("def read(self, stream: object = None, timeout: float | None = 10.0, newest: bool = "
-                  "False) -> Frame"),
+          },
+          "stream"_a = nb::none(), "timeout"_a = 10.0, "newest"_a = false,
+          nb::sig(
+              "def read(self, stream: object = None, timeout: float | None = 10.0, newest: bool = "
+              "False) -> Frame"),
           "Reader: the next frame, or the newest. Later work on `stream` runs when it is complete; "
           "with gpushm.HOST the call waits for that. A reader may have eight frames open.\n\n"
           "Raises Timeout, Ended and PeerDied (nothing more comes), Exhausted, Orphaned.")
-      .def("__iter__", [](nb::object self) {
-            return nb::module_::import_("gpushm._ring").attr("frames")(self);
-          }, nb::sig("def __iter__(self) -> Iterator[Frame]"))
-      .def("__aiter__", [](nb::object self) {
-            return nb::module_::import_("gpushm._aio").attr("frames")(self);
-          }, nb::sig("def __aiter__(self) -> AsyncIterator[Frame]"));
-  BindLife<Ring>(ring, "Leaves the ring. If the writer does, readers get the complete frames, then "
-                       "Ended.\n\nRaises BufferError while frames or arrays of it live, Busy while "
-                       "streams of this process work on it.");
-  nb::class_<Queue, Ring>(module, "Queue",
-                          "A ring whose frames each go to one reader, a worker. If that worker dies, "
-                          "raises in a `with` block or calls Frame.give_back(), another one gets the "
-                          "item.");
+      .def(
+          "__iter__",
+          [](nb::object self) { return nb::module_::import_("gpushm._ring").attr("frames")(self); },
+          nb::sig("def __iter__(self) -> Iterator[Frame]"))
+      .def(
+          "__aiter__",
+          [](nb::object self) { return nb::module_::import_("gpushm._aio").attr("frames")(self); },
+          nb::sig("def __aiter__(self) -> AsyncIterator[Frame]"));
+  BindLife<Ring>(ring,
+                 "Leaves the ring. If the writer does, readers get the complete frames, then "
+                 "Ended.\n\nRaises BufferError while frames or arrays of it live, Busy while "
+                 "streams of this process work on it.");
+  nb::class_<Queue, Ring>(
+      module, "Queue",
+      "A ring whose frames each go to one reader, a worker. If that worker dies, "
+      "raises in a `with` block or calls Frame.give_back(), another one gets the "
+      "item.");
 }
 
 // ---- waiters
@@ -703,8 +818,8 @@ std::vector<gpushm_event> WaitForEvents(const Waiter& waiter, Timeout timeout, s
   size_t count = 0;
   const std::shared_ptr<Waiting> waiting = waiter.waiting();
   const gpushm_status status = Wait(timeout, [&](int64_t timeout_ms) {
-    const gpushm_status result = Api().waiter_wait_(waiting->get(), events.data(), events.size(),
-                                                    &count, timeout_ms);
+    const gpushm_status result =
+        Api().waiter_wait_(waiting->get(), events.data(), events.size(), &count, timeout_ms);
     return result == GPUSHM_OK && count == 0 ? GPUSHM_TIMEOUT : result;
   });
   if (status != GPUSHM_TIMEOUT) Check(status);
@@ -717,73 +832,101 @@ void BindWaiter(nb::module_& module) {
       .def_ro("tag", &gpushm_event::tag, "As it was added.")
       .def_ro("generation", &gpushm_event::generation,
               "Of a name: its newest; after NOT_FOUND, its last.")
-      .def_prop_ro("kind", [](const gpushm_event& e) {
+      .def_prop_ro(
+          "kind",
+          [](const gpushm_event& e) {
             constexpr std::array<const char*, 4> kNames = {"unknown", "name", "ring", "signal"};
             return e.kind < kNames.size() ? kNames[e.kind] : kNames[0];
-          }, "\"name\", \"ring\" or \"signal\".")
-      .def_prop_ro("status", [](const gpushm_event& e) {
+          },
+          "\"name\", \"ring\" or \"signal\".")
+      .def_prop_ro(
+          "status",
+          [](const gpushm_event& e) {
             return nb::module_::import_("gpushm.errors").attr("Status")(e.status);
-          }, nb::sig("def status(self) -> gpushm.errors.Status"), "OK, or why a call would fail.");
-  nb::class_<Waiter>(module, "Waiter",
-                     "Waits for several names, rings and signals at once. `fileno()` is for an event "
-                     "loop: selectors, asyncio's add_reader. Any thread may use it.")
-      .def("fileno", [](const Waiter& w) { return Api().waiter_descriptor_(w.get()); },
-           "Readable from an event on, until wait(0) returns nothing. Do not read or close it.")
-      .def("add_name", [](const Waiter& w, const std::string& name, uint64_t newer_than, uint64_t tag) {
+          },
+          nb::sig("def status(self) -> gpushm.errors.Status"), "OK, or why a call would fail.");
+  nb::class_<Waiter>(
+      module, "Waiter",
+      "Waits for several names, rings and signals at once. `fileno()` is for an event "
+      "loop: selectors, asyncio's add_reader. Any thread may use it.")
+      .def(
+          "fileno", [](const Waiter& w) { return Api().waiter_descriptor_(w.get()); },
+          "Readable from an event on, until wait(0) returns nothing. Do not read or close it.")
+      .def(
+          "add_name",
+          [](const Waiter& w, const std::string& name, uint64_t newer_than, uint64_t tag) {
             Check(Api().waiter_add_name_(w.get(), name.c_str(), newer_than, tag));
-          }, "name"_a, "newer_than"_a = 0, "tag"_a = 0,
+          },
+          "name"_a, "newer_than"_a = 0, "tag"_a = 0,
           "Waits for changes of a buffer: a generation above `newer_than`, another state, its end.")
-      .def("add_ring", [](const Waiter& w, const Ring& ring, uint64_t tag) {
+      .def(
+          "add_ring",
+          [](const Waiter& w, const Ring& ring, uint64_t tag) {
             Check(Api().waiter_add_ring_(w.get(), ring.shared()->get(), tag));
-          }, "ring"_a, "tag"_a = 0,
+          },
+          "ring"_a, "tag"_a = 0,
           "Waits until a read, or a write of a writer, would not wait. The same client must have "
           "opened the ring.")
-      .def("add_signal", [](const Waiter& w, const Signal& signal, uint64_t value, uint64_t tag) {
+      .def(
+          "add_signal",
+          [](const Waiter& w, const Signal& signal, uint64_t value, uint64_t tag) {
             Check(Api().waiter_add_signal_(w.get(), signal.shared()->get(), value, tag));
-          }, "signal"_a, "value"_a, "tag"_a = 0,
+          },
+          "signal"_a, "value"_a, "tag"_a = 0,
           "Waits until a signal has reached `value`. Reported once, and then removed.")
-      .def("remove", [](const Waiter& w, uint64_t tag) { Check(Api().waiter_remove_(w.get(), tag)); },
-           "tag"_a, "Removes everything that was added with that tag.\n\nRaises NotFound.")
-      .def("wait", &WaitForEvents, "timeout"_a = 10.0, "capacity"_a = 16,
-           "Waits until there is an event. Returns up to `capacity` of them; none after the timeout.")
+      .def(
+          "remove",
+          [](const Waiter& w, uint64_t tag) { Check(Api().waiter_remove_(w.get(), tag)); }, "tag"_a,
+          "Removes everything that was added with that tag.\n\nRaises NotFound.")
+      .def(
+          "wait", &WaitForEvents, "timeout"_a = 10.0, "capacity"_a = 16,
+          "Waits until there is an event. Returns up to `capacity` of them; none after the timeout.")
       .def("close", &Waiter::Close, "Closes it and its descriptor.")
-      .def_prop_ro("closed", [](const Waiter& w) { return !w.is_open(); }, "True after close().")
+      .def_prop_ro(
+          "closed", [](const Waiter& w) { return !w.is_open(); }, "True after close().")
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](Waiter& w, nb::args) { w.Close(); });
 }
 
 void BindClientPart(nb::class_<Client>& client) {
   client
-      .def("signal", &OpenSignal, "name"_a, nb::kw_only(), "write"_a = false,
-           "writers"_a = "creator", "device_memory"_a = false, "timeout"_a = 10.0,
-           nb::sig("def signal(self, name: str, *, write: bool = False, writers: str = 'creator', "
-                   "device_memory: bool = False, timeout: float | None = 10.0) -> Signal"),
-           "Opens a signal. A waiter waits until it has a writer. `device_memory`: for kernels that "
-           "read the value themselves.\n\nRaises Timeout, NotFound and Busy (timeout=0), Denied.")
+      .def(
+          "signal", &OpenSignal, "name"_a, nb::kw_only(), "write"_a = false,
+          "writers"_a = "creator", "device_memory"_a = false, "timeout"_a = 10.0,
+          nb::sig("def signal(self, name: str, *, write: bool = False, writers: str = 'creator', "
+                  "device_memory: bool = False, timeout: float | None = 10.0) -> Signal"),
+          "Opens a signal. A waiter waits until it has a writer. `device_memory`: for kernels that "
+          "read the value themselves.\n\nRaises Timeout, NotFound and Busy (timeout=0), Denied.")
       .def("barrier", &OpenBarrier, "name"_a, "participants"_a, nb::kw_only(), "timeout"_a = 10.0,
-           nb::sig("def barrier(self, name: str, participants: int, *, timeout: float | None = 10.0) "
-                   "-> Barrier"),
+           nb::sig(
+               "def barrier(self, name: str, participants: int, *, timeout: float | None = 10.0) "
+               "-> Barrier"),
            "Takes part in a barrier of 1 to 128 processes.\n\nRaises Timeout, InvalidArgument.")
-      .def("ring", [](const Client& c, const std::string& name, bool write, uint32_t frames,
-                      uint64_t nbytes, const std::string& policy, uint32_t readers,
-                      uint32_t start_readers, uint32_t need_readers, bool from_oldest, bool keep,
-                      const nb::object& dtype, const nb::object& shape, Timeout timeout) {
-            gpushm_ring_options options = RingOptions(
-                write, Choice("policy", policy, {"latest", "block"}), frames, nbytes, readers, keep);
+      .def(
+          "ring",
+          [](const Client& c, const std::string& name, bool write, uint32_t frames, uint64_t nbytes,
+             const std::string& policy, uint32_t readers, uint32_t start_readers,
+             uint32_t need_readers, bool from_oldest, bool keep, const nb::object& dtype,
+             const nb::object& shape, Timeout timeout) {
+            gpushm_ring_options options =
+                RingOptions(write, Choice("policy", policy, {"latest", "block"}), frames, nbytes,
+                            readers, keep);
             if (write) {
               options.start_readers = start_readers;
               options.need_readers = need_readers;
             }
             options.from_oldest = from_oldest ? 1 : 0;
             return OpenRing<Ring>(c, name, options, dtype, shape, timeout);
-          }, "name"_a, nb::kw_only(), "write"_a = false, "frames"_a = 8, "nbytes"_a = 0,
+          },
+          "name"_a, nb::kw_only(), "write"_a = false, "frames"_a = 8, "nbytes"_a = 0,
           "policy"_a = "latest", "readers"_a = 0, "start_readers"_a = 0, "need_readers"_a = 0,
-          "from_oldest"_a = false, "keep"_a = false, "dtype"_a = nb::none(),
-          "shape"_a = nb::none(), "timeout"_a = 10.0,
-          nb::sig("def ring(self, name: str, *, write: bool = False, frames: int = 8, nbytes: int = 0, "
-                  "policy: str = 'latest', readers: int = 0, start_readers: int = 0, need_readers: "
-                  "int = 0, from_oldest: bool = False, keep: bool = False, dtype: str | None = None, "
-                  "shape: Sequence[int] | None = None, timeout: float | None = 10.0) -> Ring"),
+          "from_oldest"_a = false, "keep"_a = false, "dtype"_a = nb::none(), "shape"_a = nb::none(),
+          "timeout"_a = 10.0,
+          nb::sig(
+              "def ring(self, name: str, *, write: bool = False, frames: int = 8, nbytes: int = 0, "
+              "policy: str = 'latest', readers: int = 0, start_readers: int = 0, need_readers: "
+              "int = 0, from_oldest: bool = False, keep: bool = False, dtype: str | None = None, "
+              "shape: Sequence[int] | None = None, timeout: float | None = 10.0) -> Ring"),
           "Takes part in a ring; a reader waits until it has a writer.\n\n"
           "A writer makes it: `frames` slots of `nbytes` bytes (or as many as `dtype` and `shape` "
           "need). `policy`: \"latest\" overwrites the oldest frame, \"block\" waits for the slowest "
@@ -792,28 +935,37 @@ void BindClientPart(nb::class_<Client>& client) {
           "has the ring open. A reader: `from_oldest` begins with the oldest frame; `dtype` and "
           "`shape` say what frames are, if the writer does not.\n\n"
           "Raises Timeout, Exhausted, Denied, InvalidArgument.")
-      .def("queue", [](const Client& c, const std::string& name, bool write, uint32_t frames,
-                       uint64_t nbytes, uint32_t workers, bool keep, const nb::object& dtype,
-                       const nb::object& shape, Timeout timeout) {
+      .def(
+          "queue",
+          [](const Client& c, const std::string& name, bool write, uint32_t frames, uint64_t nbytes,
+             uint32_t workers, bool keep, const nb::object& dtype, const nb::object& shape,
+             Timeout timeout) {
             return OpenRing<Queue>(
-                c, name, RingOptions(write, GPUSHM_RING_QUEUE, frames, nbytes, workers, keep), dtype,
-                shape, timeout);
-          }, "name"_a, nb::kw_only(), "write"_a = false, "frames"_a = 8, "nbytes"_a = 0,
+                c, name, RingOptions(write, GPUSHM_RING_QUEUE, frames, nbytes, workers, keep),
+                dtype, shape, timeout);
+          },
+          "name"_a, nb::kw_only(), "write"_a = false, "frames"_a = 8, "nbytes"_a = 0,
           "workers"_a = 0, "keep"_a = false, "dtype"_a = nb::none(), "shape"_a = nb::none(),
           "timeout"_a = 10.0,
-          nb::sig("def queue(self, name: str, *, write: bool = False, frames: int = 8, nbytes: int = "
-                  "0, workers: int = 0, keep: bool = False, dtype: str | None = None, shape: "
-                  "Sequence[int] | None = None, timeout: float | None = 10.0) -> Queue"),
+          nb::sig(
+              "def queue(self, name: str, *, write: bool = False, frames: int = 8, nbytes: int = "
+              "0, workers: int = 0, keep: bool = False, dtype: str | None = None, shape: "
+              "Sequence[int] | None = None, timeout: float | None = 10.0) -> Queue"),
           "Takes part in a queue: as ring(), and each item goes to one worker.")
-      .def("waiter", [](const Client& c) { return Waiter(c.session()); },
-           "Opens a waiter for names, rings and signals.")
-      .def("sync_lookup", [](const Client& c, const std::string& name) {
+      .def(
+          "waiter", [](const Client& c) { return Waiter(c.session()); },
+          "Opens a waiter for names, rings and signals.")
+      .def(
+          "sync_lookup",
+          [](const Client& c, const std::string& name) {
             Collect();
             auto info = Sized<gpushm_sync_info>();
             const std::shared_ptr<Session> session = c.session();
-            Check(Released([&] { return Api().sync_lookup_(session->get(), name.c_str(), &info); }));
+            Check(
+                Released([&] { return Api().sync_lookup_(session->get(), name.c_str(), &info); }));
             return info;
-          }, "name"_a,
+          },
+          "name"_a,
           "What kind of object a name refers to, for a process that does not take part.\n\n"
           "Raises NotFound, InvalidArgument (it is a buffer).");
 }
@@ -827,17 +979,22 @@ void BindSync(nb::module_& module, nb::class_<Client>& client) {
   BindRing(module);
   BindWaiter(module);
   nb::class_<gpushm_sync_info>(module, "SyncInfo", "State of a signal, barrier, ring or queue.")
-      .def_prop_ro("name", [](const gpushm_sync_info& s) { return s.name; }, "Its name.")
+      .def_prop_ro(
+          "name", [](const gpushm_sync_info& s) { return s.name; }, "Its name.")
       .def_ro("generation", &gpushm_sync_info::generation, "Its generation.")
       .def_ro("value", &gpushm_sync_info::value,
               "Signal: its value. Ring, queue: the newest complete frame. Barrier: the last point.")
-      .def_prop_ro("kind", [](const gpushm_sync_info& s) {
+      .def_prop_ro(
+          "kind",
+          [](const gpushm_sync_info& s) {
             constexpr std::array<const char*, 5> kNames = {"unknown", "signal", "barrier", "ring",
                                                            "queue"};
             return s.kind < kNames.size() ? kNames[s.kind] : kNames[0];
-          }, "\"signal\", \"barrier\", \"ring\" or \"queue\".")
-      .def_prop_ro("state", [](const gpushm_sync_info& s) { return WriterState(s.state); },
-                   "Of the writer, or of who broke a barrier.")
+          },
+          "\"signal\", \"barrier\", \"ring\" or \"queue\".")
+      .def_prop_ro(
+          "state", [](const gpushm_sync_info& s) { return WriterState(s.state); },
+          "Of the writer, or of who broke a barrier.")
       .def_ro("joined", &gpushm_sync_info::joined, "Participants that live.")
       .def_ro("places", &gpushm_sync_info::places, "Places for participants.");
   BindClientPart(client);

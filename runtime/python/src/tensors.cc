@@ -72,25 +72,32 @@ void BindTensors(nb::module_& module, nb::class_<Client>& client) {
   client
       .def("description", &Description, "name"_a, nb::kw_only(), "generation"_a = 0,
            "timeout"_a = 10.0,
-           nb::sig("def description(self, name: str, *, generation: int = 0, timeout: float | None = "
-                   "10.0) -> tuple[bytes, int]"),
+           nb::sig(
+               "def description(self, name: str, *, generation: int = 0, timeout: float | None = "
+               "10.0) -> tuple[bytes, int]"),
            "The description of a buffer, and the generation that it describes. Empty: it has none. "
            "It needs no GPU.\n\nRaises Timeout, Denied, Stale, NotFound and Loading (timeout=0).")
       .def("_tensors", &Table, "name"_a, nb::kw_only(), "generation"_a = 0, "timeout"_a = 10.0,
            "The generation and the tensors of a buffer; see gpushm.tensors.");
-  module.def("measure", [](const nb::object& path) {
-    const auto text = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(path));
-    uint64_t bytes = 0;
-    uint64_t count = 0;
-    Check(Released([&] { return Api().tensors_measure_(text.c_str(), &bytes, &count); }));
-    return std::make_pair(bytes, count);
-  }, "path"_a, nb::sig("def measure(path: str | os.PathLike) -> tuple[int, int]"),
-  "Bytes that a buffer needs for the tensors of a safetensors file, an index of shards or a folder, "
-  "and the number of tensors.\n\nRaises NotFound, Corrupt, Exhausted, InvalidArgument.");
+  module.def(
+      "measure",
+      [](const nb::object& path) {
+        const auto text = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(path));
+        uint64_t bytes = 0;
+        uint64_t count = 0;
+        Check(Released([&] { return Api().tensors_measure_(text.c_str(), &bytes, &count); }));
+        return std::make_pair(bytes, count);
+      },
+      "path"_a, nb::sig("def measure(path: str | os.PathLike) -> tuple[int, int]"),
+      "Bytes that a buffer needs for the tensors of a safetensors file, an index of shards or a folder, "
+      "and the number of tensors.\n\nRaises NotFound, Corrupt, Exhausted, InvalidArgument.");
   module.def("dtype_number", &ParseDType, "name"_a, "gpushm's number of a type of elements.");
-  module.def("dtype_nbytes", [](const std::string& name, std::vector<uint64_t> shape) {
-    return DTypeBytes(ParseDType(name), shape);
-  }, "name"_a, "shape"_a, "Bytes of `shape` elements of a type.");
+  module.def(
+      "dtype_nbytes",
+      [](const std::string& name, std::vector<uint64_t> shape) {
+        return DTypeBytes(ParseDType(name), shape);
+      },
+      "name"_a, "shape"_a, "Bytes of `shape` elements of a type.");
 }
 
 }  // namespace gpushm::python
