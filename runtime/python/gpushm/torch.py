@@ -14,8 +14,6 @@ exception with the tensor's name instead, for operations of PyTorch; kernels of 
 escape it.
 """
 
-import weakref
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,8 +23,8 @@ from gpushm.errors import Status, from_status
 _AS_BYTES = {"float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"}
 _FP4 = "float4_e2m1fn"
 
-# The names of tensors that load_file made, by the address of their memory, for guard.
-_shared = {}
+# load_file puts a tensor's name onto its storage, for guard: views share it, clones do not.
+_NAME = "_gpushm_name"
 
 
 def _from_dlpack(array, stream):
@@ -91,15 +89,8 @@ def tensors_of(opened):
     loaded = {}
     for name, array in opened.items():
         loaded[name] = tensor = as_tensor(array, stream)
-        _remember(name, tensor)
+        setattr(tensor.untyped_storage(), _NAME, name)
     return loaded
-
-
-def _remember(name, tensor):
-    storage = tensor.untyped_storage()
-    address = storage.data_ptr()
-    _shared[address] = name
-    weakref.finalize(storage, _shared.pop, address, None).atexit = False
 
 
 def save_file(tensors, name, metadata=None, *, client=None, timeout=600.0):
@@ -199,13 +190,13 @@ class guard(TorchDispatchMode):
                 continue
             given = arguments[index] if index < len(arguments) else options.get(argument.name)
             for tensor in given if isinstance(given, (list, tuple)) else [given]:
-                if isinstance(tensor, torch.Tensor) and _shared:
+                if isinstance(tensor, torch.Tensor):
                     self._check(function, tensor)
         return function(*arguments, **options)
 
     @staticmethod
     def _check(function, tensor):
-        name = _shared.get(tensor.untyped_storage().data_ptr())
+        name = getattr(tensor.untyped_storage(), _NAME, None)
         if name is not None and tensor.numel():
             raise from_status(
                 Status.DENIED, f"{function} would write to the shared tensor \"{name}\", which is mapped "

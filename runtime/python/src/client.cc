@@ -116,8 +116,9 @@ std::string CheckBuffer(const Buffer& buffer) {
   }
 }
 
-nb::object Finish(gpushm_attachment* attachment, const Client& client, bool ends_at_exit) {
-  nb::object buffer = nb::cast(Buffer(Share<Mapping>(client.session(), attachment)));
+nb::object Finish(gpushm_attachment* attachment, const Client& client, const std::string& name,
+                  bool ends_at_exit) {
+  nb::object buffer = nb::cast(Buffer(Share<Mapping>(client.session(), attachment), name));
   return ends_at_exit ? EndsAtExit(buffer) : buffer;
 }
 
@@ -139,7 +140,7 @@ nb::object Attach(const Client& client, const std::string& name, bool write, uin
     options.timeout_ms = timeout_ms;
     return Api().attach_(session->get(), name.c_str(), &options, &attachment);
   }));
-  return Finish(attachment, client, write);
+  return Finish(attachment, client, name, write);
 }
 
 struct Making {
@@ -170,7 +171,7 @@ nb::object Create(const Client& client, const std::string& name, uint64_t nbytes
   const std::shared_ptr<Session> session = client.session();
   Check(Released(
       [&] { return Api().create_(session->get(), name.c_str(), nbytes, &options, &attachment); }));
-  return Finish(attachment, client, true);
+  return Finish(attachment, client, name, true);
 }
 
 nb::object Replace(const Client& client, const std::string& name, std::optional<uint64_t> nbytes,
@@ -184,7 +185,7 @@ nb::object Replace(const Client& client, const std::string& name, std::optional<
   Check(Released([&] {
     return Api().replace_(session->get(), name.c_str(), nbytes.value_or(0), &options, &attachment);
   }));
-  return Finish(attachment, client, true);
+  return Finish(attachment, client, name, true);
 }
 
 // ---- names
@@ -574,10 +575,6 @@ bool Mapping::Release() {
   } catch (const DriverError&) {
     return false;
   }
-}
-
-Buffer::Buffer(std::shared_ptr<Mapping> mapping) : mapping_(std::move(mapping)) {
-  name_ = info().name;
 }
 
 gpushm_attachment* Buffer::get() const {

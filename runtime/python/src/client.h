@@ -48,7 +48,8 @@ class Mapping final : public Memory {
 
 class Buffer {
  public:
-  explicit Buffer(std::shared_ptr<Mapping> mapping);
+  Buffer(std::shared_ptr<Mapping> mapping, std::string name)
+      : name_(std::move(name)), mapping_(std::move(mapping)) {}
   gpushm_attachment* get() const;
   gpushm_attachment_info info() const;
   const std::string& name() const { return name_; }

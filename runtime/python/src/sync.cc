@@ -844,7 +844,7 @@ void BindWaiter(nb::module_& module) {
           [](const gpushm_event& e) {
             return nb::module_::import_("gpushm.errors").attr("Status")(e.status);
           },
-          nb::sig("def status(self) -> gpushm.errors.Status"), "OK, or why a call would fail.");
+          nb::sig("def status(self) -> enum.IntEnum"), "OK, or why a call would fail.");
   nb::class_<Waiter>(
       module, "Waiter",
       "Waits for several names, rings and signals at once. `fileno()` is for an event "
