@@ -535,7 +535,8 @@ void BindBuffer(nb::module_& module) {
           [](const Buffer& b) -> nb::object {
             return nb::cast(b.Bytes()).attr("__cuda_array_interface__");
           },
-          nb::sig("def __cuda_array_interface__(self) -> dict"), "The buffer as uint8.")
+          nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"),
+          "The buffer as uint8.")
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__",
            [](Buffer& b, nb::args) {
@@ -713,9 +714,10 @@ void BindClient(nb::module_& module) {
       .def(nb::init<const nb::object&, const nb::object&, const nb::object&, Timeout>(),
            "folder"_a = nb::none(), nb::kw_only(), "pod_uid"_a = nb::none(),
            "driver"_a = nb::none(), "timeout"_a = 10.0,
-           nb::sig("def __init__(self, folder: str | os.PathLike | None = None, *, pod_uid: str | "
-                   "None = None, driver: str | os.PathLike | None = None, timeout: float | None = "
-                   "10.0) -> None"),
+           nb::sig(
+               "def __init__(self, folder: str | os.PathLike[str] | None = None, *, pod_uid: str | "
+               "None = None, driver: str | os.PathLike[str] | None = None, timeout: float | None = "
+               "10.0) -> None"),
            "Connects; see gpushm.connect.")
       .def("close", &Client::Close,
            "Ends the use of this object. The connection ends with the last buffer, ring or array "
@@ -733,9 +735,10 @@ void BindClient(nb::module_& module) {
             return info;
           },
           "name"_a, "What is known about a buffer, without a system call.\n\nRaises NotFound.")
-      .def("holders", &Holders, "name"_a = nb::none(),
-           nb::sig("def holders(self, name: str | None = None) -> list[Holder]"),
-           "Which processes use a buffer, or any buffer.")
+      .def(
+          "holders", &Holders, "name"_a = nb::none(),
+          nb::sig("def holders(self, name: str | None = None) -> collections.abc.Sequence[Holder]"),
+          "Which processes use a buffer, or any buffer.")
       .def("wait", &WaitFor, "name"_a, "newer_than"_a = 0, "timeout"_a = 10.0,
            "Waits until a buffer of that name exists, is not loading, and has a generation above "
            "`newer_than`.\n\nRaises Timeout, Unavailable, or the error of a failed load.")
@@ -752,9 +755,10 @@ void BindClient(nb::module_& module) {
       .def(
           "attach", &Attach, "name"_a, nb::kw_only(), "write"_a = false, "generation"_a = 0,
           "timeout"_a = 10.0, "peers"_a = nb::tuple(), "stage"_a = false,
-          nb::sig("def attach(self, name: str, *, write: bool = False, generation: int = 0, "
-                  "timeout: float | None = 10.0, peers: Iterable[int] = (), stage: bool = False) "
-                  "-> Buffer"),
+          nb::sig(
+              "def attach(self, name: str, *, write: bool = False, generation: int = 0, "
+              "timeout: float | None = 10.0, peers: collections.abc.Iterable[int] = (), stage: bool = False) "
+              "-> Buffer"),
           "Maps a buffer into this process, without a copy. Waits until it exists and is loaded.\n\n"
           "`generation`: exactly that one; 0: the current one. `peers`: ordinals of further GPUs "
           "that use it; with `stage` such a GPU may get a copy.\n\n"
@@ -842,8 +846,8 @@ void BindClient(nb::module_& module) {
           "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
           "threads"_a = 0, "progress"_a = nb::none(), "timeout"_a = 600.0,
           nb::sig(
-              "def load(self, name: str, file: str | os.PathLike | int, *, format: str = 'auto', "
-              "method: str = 'auto', threads: int = 0, progress: Callable[[int, int], object] | "
+              "def load(self, name: str, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
+              "method: str = 'auto', threads: int = 0, progress: collections.abc.Callable[[int, int], object] | "
               "None = None, timeout: float | None = 600.0) -> TransferResult"),
           "Fills a buffer from a path, or from a descriptor.\n\n"
           "`format`: \"raw\", \"tensors\" (safetensors), or \"auto\" by the name. `method`: who "
@@ -861,8 +865,8 @@ void BindClient(nb::module_& module) {
           "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
           "whole"_a = false, "progress"_a = nb::none(), "timeout"_a = 600.0,
           nb::sig(
-              "def save(self, name: str, file: str | os.PathLike | int, *, format: str = 'auto', "
-              "method: str = 'auto', whole: bool = False, progress: Callable[[int, int], object] "
+              "def save(self, name: str, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
+              "method: str = 'auto', whole: bool = False, progress: collections.abc.Callable[[int, int], object] "
               "| None = None, timeout: float | None = 600.0) -> TransferResult"),
           "Writes a buffer's content to a path, which is replaced as a whole, or to a descriptor. "
           "`whole`: all of the buffer.");

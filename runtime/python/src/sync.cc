@@ -237,7 +237,7 @@ void BindSignal(nb::module_& module) {
           [](nb::object self, uint64_t value) {
             return nb::module_::import_("gpushm._aio").attr("reached")(self, value);
           },
-          "value"_a, nb::sig("def reached(self, value: int) -> Awaitable[None]"),
+          "value"_a, nb::sig("def reached(self, value: int) -> collections.abc.Awaitable[None]"),
           "For asyncio: `await signal.reached(5)`.\n\nRaises Ended, PeerDied.")
       .def_prop_ro(
           "device_address",
@@ -657,7 +657,7 @@ void BindFrame(nb::module_& module) {
           [](const Frame& f) -> nb::object {
             return nb::cast(f.View()).attr("__cuda_array_interface__");
           },
-          nb::sig("def __cuda_array_interface__(self) -> dict"), "See Array.")
+          nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"), "See Array.")
       .def(
           "_copy_from",
           [](const Frame& f, uint64_t address, uint64_t bytes, const nb::object& stream) {
@@ -794,11 +794,11 @@ void BindRing(nb::module_& module) {
       .def(
           "__iter__",
           [](nb::object self) { return nb::module_::import_("gpushm._ring").attr("frames")(self); },
-          nb::sig("def __iter__(self) -> Iterator[Frame]"))
+          nb::sig("def __iter__(self) -> collections.abc.Iterator[Frame]"))
       .def(
           "__aiter__",
           [](nb::object self) { return nb::module_::import_("gpushm._aio").attr("frames")(self); },
-          nb::sig("def __aiter__(self) -> AsyncIterator[Frame]"));
+          nb::sig("def __aiter__(self) -> collections.abc.AsyncIterator[Frame]"));
   BindLife<Ring>(ring,
                  "Leaves the ring. If the writer does, readers get the complete frames, then "
                  "Ended.\n\nRaises BufferError while frames or arrays of it live, Busy while "
@@ -926,7 +926,7 @@ void BindClientPart(nb::class_<Client>& client) {
               "def ring(self, name: str, *, write: bool = False, frames: int = 8, nbytes: int = 0, "
               "policy: str = 'latest', readers: int = 0, start_readers: int = 0, need_readers: "
               "int = 0, from_oldest: bool = False, keep: bool = False, dtype: str | None = None, "
-              "shape: Sequence[int] | None = None, timeout: float | None = 10.0) -> Ring"),
+              "shape: collections.abc.Sequence[int] | None = None, timeout: float | None = 10.0) -> Ring"),
           "Takes part in a ring; a reader waits until it has a writer.\n\n"
           "A writer makes it: `frames` slots of `nbytes` bytes (or as many as `dtype` and `shape` "
           "need). `policy`: \"latest\" overwrites the oldest frame, \"block\" waits for the slowest "
@@ -950,7 +950,7 @@ void BindClientPart(nb::class_<Client>& client) {
           nb::sig(
               "def queue(self, name: str, *, write: bool = False, frames: int = 8, nbytes: int = "
               "0, workers: int = 0, keep: bool = False, dtype: str | None = None, shape: "
-              "Sequence[int] | None = None, timeout: float | None = 10.0) -> Queue"),
+              "collections.abc.Sequence[int] | None = None, timeout: float | None = 10.0) -> Queue"),
           "Takes part in a queue: as ring(), and each item goes to one worker.")
       .def(
           "waiter", [](const Client& c) { return Waiter(c.session()); },

@@ -88,7 +88,7 @@ void BindTensors(nb::module_& module, nb::class_<Client>& client) {
         Check(Released([&] { return Api().tensors_measure_(text.c_str(), &bytes, &count); }));
         return std::make_pair(bytes, count);
       },
-      "path"_a, nb::sig("def measure(path: str | os.PathLike) -> tuple[int, int]"),
+      "path"_a, nb::sig("def measure(path: str | os.PathLike[str]) -> tuple[int, int]"),
       "Bytes that a buffer needs for the tensors of a safetensors file, an index of shards or a folder, "
       "and the number of tensors.\n\nRaises NotFound, Corrupt, Exhausted, InvalidArgument.");
   module.def("dtype_number", &ParseDType, "name"_a, "gpushm's number of a type of elements.");

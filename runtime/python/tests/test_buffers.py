@@ -196,6 +196,8 @@ def test_a_wait_ends_with_a_signal(broker, peer):
     waiting = peer("""
         import gpushm, os, signal, threading
         client = gpushm.client()
+        # A process that a shell started in the background ignores it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             gpushm.attach("never", timeout=None)
