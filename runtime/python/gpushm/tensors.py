@@ -1,0 +1,341 @@
+"""Sets of tensors by name: weights that several processes use in place.
+
+    gpushm.tensors.publish("weights", "models/llama/")      # one process, or: a dict of arrays
+    weights = gpushm.tensors.open("weights")                # the others
+    torch.from_dlpack(weights["model.embed_tokens.weight"])
+
+A set is one buffer. Each tensor begins at a multiple of 256 bytes; names, types, shapes and offsets
+are the buffer's description, in host memory, so opening a set reads no GPU memory. Each publish is a
+new generation: who has an older one open keeps it, and its memory is freed with its last user.
+"""
+
+import collections.abc
+import os
+import struct
+
+from gpushm import _default, _native, _source, _streams
+from gpushm.errors import NotFound, Stale, Status, from_status
+
+ALIGNMENT = 256
+
+
+class TensorSet(collections.abc.Mapping):
+    """The tensors of one generation: a Mapping of names to `gpushm.Array`, which are views.
+
+    Making an array costs about a microsecond, and nothing is copied. The memory stays mapped while
+    the set, or an array of it, lives. Any thread may use it.
+    """
+
+    def __init__(self, client, name, generation=0, timeout=10.0, unsafe_writable=False):
+        found, table = client._tensors(name, generation=generation, timeout=timeout)
+        self._client = client
+        self._buffer = client.attach(name, generation=found, timeout=timeout)
+        self._table = {entry[0]: entry for entry in table}
+        self._unsafe_writable = unsafe_writable
+        self._metadata = None
+
+    @property
+    def name(self):
+        """The buffer's name."""
+        return self._buffer.name
+
+    @property
+    def generation(self):
+        """The generation that is open."""
+        return self._buffer.generation
+
+    @property
+    def buffer(self):
+        """The gpushm.Buffer that holds all of them."""
+        return self._buffer
+
+    @property
+    def stale(self):
+        """Whether the name has other content now. One load, no system call."""
+        return self._buffer.check() != "current"
+
+    @property
+    def nbytes(self):
+        """Size of all tensors in bytes."""
+        return sum(entry[4] for entry in self._table.values())
+
+    @property
+    def metadata(self):
+        """The metadata of the set, str to str: that of the safetensors file, or of publish()."""
+        if self._metadata is None:
+            description, _ = self._client.description(self.name, generation=self.generation)
+            self._metadata = decode_metadata(description)
+        return dict(self._metadata)
+
+    def spec(self, name):
+        """Type and shape of a tensor: ("bfloat16", (4096, 4096))."""
+        return self._entry(name)[1:3]
+
+    def offset(self, name):
+        """Where a tensor begins, in bytes from the start of the buffer."""
+        return self._entry(name)[3]
+
+    def _entry(self, name):
+        try:
+            return self._table[name]
+        except KeyError:
+            raise MissingTensor(name, self.name, list(self._table)) from None
+
+    def __getitem__(self, name):
+        _, dtype, shape, offset, _ = self._entry(name)
+        array = self._buffer.view(dtype, shape, offset)
+        return array.unsafe_writable() if self._unsafe_writable else array
+
+    def __iter__(self):
+        return iter(self._table)
+
+    def __len__(self):
+        return len(self._table)
+
+    def __contains__(self, name):
+        return name in self._table
+
+    def numpy(self):
+        """Copies all tensors to the host: a dict of NumPy arrays."""
+        return {name: array.numpy() for name, array in self.items()}
+
+    def _advance(self, generation, streams):
+        found, table = self._client._tensors(self.name, generation=generation)
+        if table != list(self._table.values()):
+            raise from_status(
+                Status.INVALID_ARGUMENT, f"generation {found} of \"{self.name}\" has other tensors",
+                "open it as a new set, or publish the same names, types and shapes in the same order")
+        self._buffer.advance(streams, found)
+        self._metadata = None
+
+    def close(self):
+        """Ends the use of this object. The memory is unmapped after the last array of it."""
+        self._buffer.__exit__(None, None, None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __repr__(self):
+        return f"<gpushm.TensorSet {self.name!r} generation {self.generation}, {len(self)} tensors>"
+
+
+class MissingTensor(NotFound, KeyError):
+    """A set has no tensor of that name."""
+
+    def __init__(self, name, of, names):
+        import difflib
+
+        near = difflib.get_close_matches(str(name), names, 1)
+        self.what = f"\"{of}\" has no tensor \"{name}\""
+        self.remedy = f"did you mean \"{near[0]}\"?" if near else "list(set) gives the names"
+        super().__init__(name, of, names)
+
+    def __str__(self):
+        return f"{self.what} ({self.remedy})"
+
+
+def open(name, *, generation=0, timeout=10.0, client=None, unsafe_writable=False):
+    """Opens the tensors of a buffer. Waits until it exists and is loaded.
+
+    `generation`: exactly that one; 0: the current one. `unsafe_writable`: arrays do not carry the
+    mark that they are read-only, for frameworks whose DLPack is older than 1.0; a kernel that then
+    writes to one ends with an illegal access.
+
+    Raises Timeout, NotFound (the buffer holds no tensors), Denied, Stale, Corrupt, Incompatible.
+    """
+    return TensorSet(client or _default.client(), name, generation, timeout, unsafe_writable)
+
+
+def publish(name, tensors, *, metadata=None, stream=None, client=None, timeout=600.0,
+            progress=None, writers="creator"):
+    """Gives `name` new content, and returns its generation.
+
+    `tensors`: a dict of arrays (PyTorch, CuPy, JAX, NumPy; on the GPU or on the host), or the path of
+    a safetensors file, of an index of shards, or of a folder with either. A buffer that does not
+    exist is made; `writers` says which containers may write it then, "creator" or "all". Other
+    processes see the new content as a whole, when all of it is there.
+
+    Arrays on the GPU are copied on `stream` (None: PyTorch's or CuPy's present one, on which their
+    values must be complete). The call waits for that stream before it publishes. `metadata`: str to
+    str. `progress(done, total)` is called with bytes.
+
+    Raises Exhausted (no room in the pool for one more generation), Denied, InvalidArgument, Timeout;
+    for a file NotFound and Corrupt.
+    """
+    client = client or _default.client()
+    if isinstance(tensors, (str, os.PathLike)):
+        return _publish_path(client, name, tensors, metadata, timeout, progress, writers)
+    sources = {key: _source.of(value) for key, value in tensors.items()}
+    offsets, size = _layout(sources)
+    description = encode(sources, offsets, metadata or {})
+    buffer = client.create(name, max(size, 1), replace=True, publish=False, writers=writers,
+                           on_writer_exit="keep", timeout=timeout)
+    with buffer:
+        _fill(buffer, sources, offsets, size, stream, progress)
+        buffer.set_description(description)
+        buffer.publish()
+        return buffer.generation
+
+
+def _publish_path(client, name, path, metadata, timeout, progress, writers):
+    if metadata is not None:
+        raise from_status(Status.INVALID_ARGUMENT, "metadata is given for a file",
+                          "leave it out: a set from a file has the file's metadata")
+    size, _ = _native.measure(path)
+    if not _awaits_content(client, name, size):
+        # A load fills what the name refers to. Who opens the set meanwhile waits for its tensors.
+        client.create(name, size, replace=True, writers=writers, on_writer_exit="keep",
+                      timeout=timeout).detach()
+    client.load(name, path, format="tensors", progress=progress, timeout=timeout)
+    return client.lookup(name).generation
+
+
+def _awaits_content(client, name, size):
+    """Whether the name is declared, waits for its first load, and has room for it."""
+    try:
+        info = client.lookup(name)
+    except NotFound:
+        return False
+    return info.state == "loading" and info.loaded_nbytes == 0 and info.nbytes >= size
+
+
+def watch(name, *, since=0, timeout=None, client=None, in_place=False, streams=()):
+    """Yields the TensorSet of each new generation, beginning with the present one if it is newer
+    than `since`. Generations that pass while the caller is busy are skipped.
+
+    `timeout`: seconds to wait for each; None: without a limit. Drop the tensors of a set before you
+    take the next one: otherwise the pool needs room for one more generation.
+
+    `in_place`: new content comes at the same addresses, so that tensors and captured CUDA graphs go
+    on; it yields the same set again. Each generation must have the same tensors, in types and shapes.
+    The exchange waits for `streams`, and for the streams that took arrays. No other work may use the
+    tensors when the next set is taken.
+
+    Raises Timeout; with `in_place` InvalidArgument if the tensors differ; and the errors of open().
+    """
+    client = client or _default.client()
+    kept = None
+    while True:
+        info = client.wait(name, since, timeout)
+        if kept is not None:
+            kept._advance(info.generation, streams)
+            since = kept.generation
+            yield kept
+            continue
+        try:
+            opened = TensorSet(client, name, info.generation, timeout)
+        except Stale:
+            continue  # A newer one came.
+        since = opened.generation
+        if in_place:
+            kept = opened
+        # The generator must not hold what it yields: the caller decides when the memory goes.
+        handed_over = [opened]
+        del opened
+        yield handed_over.pop()
+
+
+async def awatch(name, *, since=0, client=None):
+    """As watch(), for asyncio: `async for weights in gpushm.tensors.awatch("policy")`."""
+    from gpushm import _aio
+
+    client = client or _default.client()
+    async for handed_over in _aio.opened(client, name, since, TensorSet):
+        yield handed_over.pop()
+
+
+def _layout(sources):
+    offsets, end = {}, 0
+    for name, source in sources.items():
+        offsets[name] = end
+        end += -(-source.nbytes // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def _fill(buffer, sources, offsets, size, stream, progress):
+    stream = _streams.current() if stream is None else stream
+    done, on_gpu = 0, False
+    for name, source in sources.items():
+        if source.host is not None:
+            buffer.write(source.host, offsets[name])
+        elif source.nbytes:
+            buffer._copy_from(source.address, source.nbytes, offsets[name], stream)
+            on_gpu = True
+        done += source.nbytes
+        if progress is not None:
+            progress(done, size)
+    if on_gpu:
+        buffer._synchronize(stream)
+
+
+# ---- the description of tensors: contract/tensors/layout.h has its rules
+
+_HEADER = struct.Struct("<8s10I")
+_TENSOR = struct.Struct("<QQIIIHH")
+_PAIR = struct.Struct("<IIII")
+_TYPE = b"GSHTENS\0"
+_VERSION = 1
+_MAX_RANK = 32
+
+
+def _name_problem(name):
+    if not isinstance(name, str):
+        return "it is not a str"
+    if not name:
+        return "it is empty"
+    return "it has a control character" if any(ord(c) < 32 or ord(c) == 127 for c in name) else None
+
+
+def encode(sources, offsets, metadata):
+    """The description of tensors, from their sources and offsets."""
+    for name, source in sources.items():
+        if problem := _name_problem(name):
+            raise from_status(Status.INVALID_ARGUMENT, f"invalid tensor name {name!r}: {problem}", "")
+        if len(source.shape) > _MAX_RANK:
+            raise from_status(Status.INVALID_ARGUMENT, f"tensor \"{name}\" has {len(source.shape)} "
+                              f"dimensions, and {_MAX_RANK} are the most", "reshape it")
+    pairs = sorted((_text(key, "key"), _text(value, f"value of {key!r}"))
+                   for key, value in metadata.items())
+    names = sorted((name.encode(), name) for name in sources)
+    at_pairs = _HEADER.size + len(names) * _TENSOR.size
+    shape_at = at_pairs + len(pairs) * _PAIR.size
+    text_at = shape_at + 8 * sum(len(source.shape) for source in sources.values())
+    entries, shapes, texts = [], [], []
+    for encoded, name in names:
+        source = sources[name]
+        entries.append(_TENSOR.pack(offsets[name], source.nbytes, text_at, len(encoded), shape_at,
+                                    len(source.shape), _native.dtype_number(source.dtype)))
+        shapes.append(struct.pack(f"<{len(source.shape)}Q", *source.shape))
+        shape_at += len(shapes[-1])
+        texts.append(encoded + b"\0")
+        text_at += len(texts[-1])
+    for key, value in pairs:
+        entries.append(_PAIR.pack(text_at, len(key), text_at + len(key) + 1, len(value)))
+        texts.append(key + b"\0" + value + b"\0")
+        text_at += len(texts[-1])
+    header = _HEADER.pack(_TYPE, _VERSION, 0, _HEADER.size, _TENSOR.size, _PAIR.size, text_at,
+                          len(names), _HEADER.size, len(pairs), at_pairs)
+    return b"".join([header, *entries, *shapes, *texts])
+
+
+def _text(value, what):
+    if not isinstance(value, str) or "\0" in value:
+        raise from_status(Status.INVALID_ARGUMENT, f"invalid metadata: {what} is {value!r}",
+                          "metadata is a dict of str to str, without NUL")
+    return value.encode()
+
+
+def decode_metadata(description):
+    """The metadata of a description that libgpushm has checked."""
+    header = _HEADER.unpack_from(description)
+    pair_bytes, count, at = header[5], header[9], header[10]
+
+    def text(offset, size):
+        return description[offset:offset + size].decode()
+
+    pairs = (_PAIR.unpack_from(description, at + i * pair_bytes) for i in range(count))
+    return {text(key, key_bytes): text(value, value_bytes)
+            for key, key_bytes, value, value_bytes in pairs}

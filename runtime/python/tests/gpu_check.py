@@ -1,0 +1,169 @@
+"""What needs a real GPU: run it where PyTorch has one, with the wheel installed and a broker's folder in
+GPUSHM_DIR. `python gpu_check.py` prints a line for each check, and ends with 1 if one failed. It makes
+buffers named "gpu-check..." in the pool, of up to 3 GiB.
+"""
+
+import gc
+import subprocess
+import sys
+import time
+
+import torch
+
+import gpushm
+import gpushm.tensors
+import gpushm.torch
+
+MIB = 1 << 20
+
+
+def microseconds(call, times):
+    call()
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times * 1e6
+
+
+def peer(code):
+    """Runs code in another process, and returns its output."""
+    done = subprocess.run([sys.executable, "-c", "import torch, gpushm, gpushm.tensors, gpushm.torch\n" + code],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def state(count=50, seed=1):
+    torch.manual_seed(seed)
+    made = {f"layer.{i}": torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for i in range(count)}
+    made["fp8"] = torch.randn(8, 8, device="cuda").to(torch.float8_e4m3fn)
+    made["scalar"] = torch.tensor(3.0, device="cuda")
+    return made
+
+
+def same_bytes():
+    tensors = state()
+    gpushm.torch.save_file(tensors, "gpu-check")
+    loaded = gpushm.torch.load_file("gpu-check")
+    for name, tensor in tensors.items():
+        assert loaded[name].is_cuda and loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
+    total = sum(t.float().sum() for t in tensors.values()).item()
+    assert peer("print(sum(t.float().sum() for t in gpushm.torch.load_file('gpu-check').values()).item())"
+                ) == str(total)
+
+
+def from_dlpack_of_everything():
+    with gpushm.create("gpu-check-raw", MIB, replace=True) as buffer:
+        tensor = torch.from_dlpack(buffer)
+        tensor.fill_(7)
+        torch.cuda.synchronize()
+        assert set(buffer.read(0, 100)) == {7} and tensor.data_ptr() == buffer.ptr
+        array = buffer.view("float32", (4, 4))
+        assert torch.from_dlpack(array).shape == (4, 4)
+        assert torch.as_tensor(array.view("uint8", (4,)), device="cuda").tolist() == [7] * 4
+
+
+def writes_are_illegal_and_guarded():
+    tensor = gpushm.torch.load_file("gpu-check")["layer.0"]
+    with gpushm.torch.guard():
+        try:
+            tensor.add_(1)
+            raise AssertionError("the guard is silent")
+        except gpushm.Denied as error:
+            assert "layer.0" in str(error)
+
+
+def deleters_do_not_break_a_capture():
+    loaded = gpushm.torch.load_file("gpu-check")
+    result = torch.zeros(256, 256, device="cuda", dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        result.copy_(loaded["layer.0"]).mul_(2)
+        loaded = {"layer.0": loaded["layer.0"]}  # All others die during the capture.
+        gc.collect()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(result, loaded["layer.0"] * 2)
+
+
+def old_generations_are_freed(count=200, size=256 * MIB):
+    source = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    watching = gpushm.tensors.watch("gpu-check-w")
+    for step in range(count):
+        source[0] = step % 251
+        gpushm.tensors.publish("gpu-check-w", {"x": source})
+        weights = next(watching)
+        tensor = gpushm.torch.tensors_of(weights)["x"]
+        result = tensor[:1].clone()  # Queued work; the tensor dies right after its launch.
+        del weights, tensor
+        assert result.item() == step % 251
+    assert gpushm.broker().used_nbytes <= 3 * size + 512 * MIB
+
+
+def in_place_under_a_graph():
+    gpushm.torch.save_file({"x": torch.full((MIB,), 1.0, device="cuda")}, "gpu-check-p")
+    watching = gpushm.tensors.watch("gpu-check-p", in_place=True)
+    tensor = gpushm.torch.tensors_of(next(watching))["x"]
+    result, graph = torch.zeros(MIB, device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        torch.add(tensor, 1, out=result)
+    for value in (2.0, 3.0):
+        gpushm.torch.save_file({"x": torch.full((MIB,), value, device="cuda")}, "gpu-check-p")
+        torch.cuda.synchronize()
+        next(watching)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert result[0].item() == value + 1
+
+
+def rings_and_queues():
+    ring = gpushm.ring("gpu-check-r", write=True, nbytes=MIB, policy="block", start_readers=1)
+    reader = subprocess.Popen([sys.executable, "-c", """
+import torch, gpushm
+total = 0
+for frame in gpushm.ring("gpu-check-r"):
+    total += torch.from_dlpack(frame).sum().item()
+print(total)
+"""], stdout=subprocess.PIPE, text=True)
+    for number in range(50):
+        ring.put(torch.full((256, 256), float(number), device="cuda"))
+    torch.cuda.synchronize()
+    with ring:
+        pass
+    out, _ = reader.communicate(timeout=120)
+    assert float(out) == sum(range(50)) * 256 * 256
+
+
+def times():
+    client = gpushm.client()
+    tensors = {f"t{i}": torch.zeros(4096, device="cuda") for i in range(1000)}
+    gpushm.torch.save_file(tensors, "gpu-check-t")
+    kept = client.attach("gpu-check-t")
+    print(f"  attach again: {microseconds(lambda: client.attach('gpu-check-t'), 1000):.2f} us (at most 1.5)")
+    print(f"  load_file of 1,000 tensors: "
+          f"{microseconds(lambda: gpushm.torch.load_file('gpu-check-t'), 10) / 1000:.2f} ms (at most 5)")
+    kept.detach()
+
+
+def main():
+    failed = 0
+    print(gpushm.about())
+    for check in (same_bytes, from_dlpack_of_everything, writes_are_illegal_and_guarded,
+                  deleters_do_not_break_a_capture, old_generations_are_freed, in_place_under_a_graph,
+                  rings_and_queues, times):
+        try:
+            check()
+            print(f"ok      {check.__name__}", flush=True)
+        except Exception as error:
+            failed += 1
+            print(f"FAILED  {check.__name__}: {type(error).__name__}: {error}", flush=True)
+    for name in [info.name for info in gpushm.list_buffers() if info.name.startswith("gpu-check")]:
+        gpushm.delete(name)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
