@@ -75,9 +75,10 @@ Result<tensors::Tensor> ReadTensor(const void* at, size_t stride) {
   std::memcpy(&given, at, std::min(stride, sizeof given));
   if (given.name == nullptr) return Fail(Code::kInvalidArgument, "its name is NULL");
   if (given.rank > limits::kTensorRank || (given.rank > 0 && given.shape == nullptr)) {
-    return Fail(Code::kInvalidArgument, Concat(tensors::Quote(given.name), " has rank ", given.rank,
-                                               given.shape == nullptr ? " without a shape" : "",
-                                               "; the limit is ", limits::kTensorRank));
+    return Fail(Code::kInvalidArgument,
+                Concat(tensors::Quote(given.name), " has ", given.rank, " dimensions",
+                       given.shape == nullptr ? " without a shape" : "", "; the limit is ",
+                       limits::kTensorRank));
   }
   if (given.dtype > tensors::kMaxDType) {
     return Fail(Code::kInvalidArgument,

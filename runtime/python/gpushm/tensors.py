@@ -11,7 +11,6 @@ new generation: who has an older one open keeps it, and its memory is freed with
 
 import collections.abc
 import os
-import struct
 
 from gpushm import _default, _native, _source, _streams
 from gpushm.errors import NotFound, Stale, Status, from_status
@@ -27,12 +26,12 @@ class TensorSet(collections.abc.Mapping):
     """
 
     def __init__(self, client, name, generation=0, timeout=10.0, unsafe_writable=False):
-        found, table = client._tensors(name, generation=generation, timeout=timeout)
+        found, table, metadata = client._tensors(name, generation=generation, timeout=timeout)
         self._client = client
         self._buffer = client.attach(name, generation=found, timeout=timeout)
         self._table = {entry[0]: entry for entry in table}
         self._unsafe_writable = unsafe_writable
-        self._metadata = None
+        self._metadata = metadata
 
     @property
     def name(self):
@@ -62,9 +61,6 @@ class TensorSet(collections.abc.Mapping):
     @property
     def metadata(self):
         """The metadata of the set, str to str: that of the safetensors file, or of publish()."""
-        if self._metadata is None:
-            description, _ = self._client.description(self.name, generation=self.generation)
-            self._metadata = decode_metadata(description)
         return dict(self._metadata)
 
     def spec(self, name):
@@ -100,13 +96,13 @@ class TensorSet(collections.abc.Mapping):
         return {name: array.numpy() for name, array in self.items()}
 
     def _advance(self, generation, streams):
-        found, table = self._client._tensors(self.name, generation=generation)
+        found, table, metadata = self._client._tensors(self.name, generation=generation)
         if table != list(self._table.values()):
             raise from_status(
                 Status.INVALID_ARGUMENT, f"generation {found} of \"{self.name}\" has other tensors",
                 "open it as a new set, or publish the same names, types and shapes in the same order")
         self._buffer.advance(streams, found)
-        self._metadata = None
+        self._metadata = metadata
 
     def close(self):
         """Ends the use of this object. The memory is unmapped after the last array of it."""
@@ -168,14 +164,19 @@ def publish(name, tensors, *, metadata=None, stream=None, client=None, timeout=6
     client = client or _default.client()
     if isinstance(tensors, (str, os.PathLike)):
         return _publish_path(client, name, tensors, metadata, timeout, progress, writers)
+    for key in tensors:
+        if not isinstance(key, str) or "\0" in key:
+            raise from_status(Status.INVALID_ARGUMENT, f"invalid tensor name {key!r}: it must be a "
+                              "str without NUL", "")
     sources = {key: _source.of(value) for key, value in tensors.items()}
     offsets, size = _layout(sources)
-    description = encode(sources, offsets, metadata or {})
+    pairs = _pairs(metadata or {})
     buffer = client.create(name, max(size, 1), replace=True, publish=False, writers=writers,
                            on_writer_exit="keep", timeout=timeout)
     with buffer:
+        buffer._set_tensors([(key, source.dtype, source.shape, offsets[key], source.nbytes)
+                             for key, source in sources.items()], pairs)
         _fill(buffer, sources, offsets, size, stream, progress)
-        buffer.set_description(description)
         buffer.publish()
         return buffer.generation
 
@@ -185,12 +186,15 @@ def _publish_path(client, name, path, metadata, timeout, progress, writers):
         raise from_status(Status.INVALID_ARGUMENT, "metadata is given for a file",
                           "leave it out: a set from a file has the file's metadata")
     size, _ = _native.measure(path)
-    if not _awaits_content(client, name, size):
-        # A load fills what the name refers to. Who opens the set meanwhile waits for its tensors.
-        client.create(name, size, replace=True, writers=writers, on_writer_exit="keep",
-                      timeout=timeout).detach()
-    client.load(name, path, format="tensors", progress=progress, timeout=timeout)
-    return client.lookup(name).generation
+    if _awaits_content(client, name, size):
+        client.load(name, path, format="tensors", progress=progress, timeout=timeout)
+        return client.lookup(name).generation
+    buffer = client.create(name, size, replace=True, publish=False, writers=writers,
+                           on_writer_exit="keep", timeout=timeout)
+    with buffer:
+        buffer.load(path, format="tensors", progress=progress, timeout=timeout)
+        buffer.publish()
+        return buffer.generation
 
 
 def _awaits_content(client, name, size):
@@ -271,71 +275,9 @@ def _fill(buffer, sources, offsets, size, stream, progress):
         buffer._synchronize(stream)
 
 
-# ---- the description of tensors: contract/tensors/layout.h has its rules
-
-_HEADER = struct.Struct("<8s10I")
-_TENSOR = struct.Struct("<QQIIIHH")
-_PAIR = struct.Struct("<IIII")
-_TYPE = b"GSHTENS\0"
-_VERSION = 1
-_MAX_RANK = 32
-
-
-def _name_problem(name):
-    if not isinstance(name, str):
-        return "it is not a str"
-    if not name:
-        return "it is empty"
-    return "it has a control character" if any(ord(c) < 32 or ord(c) == 127 for c in name) else None
-
-
-def encode(sources, offsets, metadata):
-    """The description of tensors, from their sources and offsets."""
-    for name, source in sources.items():
-        if problem := _name_problem(name):
-            raise from_status(Status.INVALID_ARGUMENT, f"invalid tensor name {name!r}: {problem}", "")
-        if len(source.shape) > _MAX_RANK:
-            raise from_status(Status.INVALID_ARGUMENT, f"tensor \"{name}\" has {len(source.shape)} "
-                              f"dimensions, and {_MAX_RANK} are the most", "reshape it")
-    pairs = sorted((_text(key, "key"), _text(value, f"value of {key!r}"))
-                   for key, value in metadata.items())
-    names = sorted((name.encode(), name) for name in sources)
-    at_pairs = _HEADER.size + len(names) * _TENSOR.size
-    shape_at = at_pairs + len(pairs) * _PAIR.size
-    text_at = shape_at + 8 * sum(len(source.shape) for source in sources.values())
-    entries, shapes, texts = [], [], []
-    for encoded, name in names:
-        source = sources[name]
-        entries.append(_TENSOR.pack(offsets[name], source.nbytes, text_at, len(encoded), shape_at,
-                                    len(source.shape), _native.dtype_number(source.dtype)))
-        shapes.append(struct.pack(f"<{len(source.shape)}Q", *source.shape))
-        shape_at += len(shapes[-1])
-        texts.append(encoded + b"\0")
-        text_at += len(texts[-1])
-    for key, value in pairs:
-        entries.append(_PAIR.pack(text_at, len(key), text_at + len(key) + 1, len(value)))
-        texts.append(key + b"\0" + value + b"\0")
-        text_at += len(texts[-1])
-    header = _HEADER.pack(_TYPE, _VERSION, 0, _HEADER.size, _TENSOR.size, _PAIR.size, text_at,
-                          len(names), _HEADER.size, len(pairs), at_pairs)
-    return b"".join([header, *entries, *shapes, *texts])
-
-
-def _text(value, what):
-    if not isinstance(value, str) or "\0" in value:
-        raise from_status(Status.INVALID_ARGUMENT, f"invalid metadata: {what} is {value!r}",
-                          "metadata is a dict of str to str, without NUL")
-    return value.encode()
-
-
-def decode_metadata(description):
-    """The metadata of a description that libgpushm has checked."""
-    header = _HEADER.unpack_from(description)
-    pair_bytes, count, at = header[5], header[9], header[10]
-
-    def text(offset, size):
-        return description[offset:offset + size].decode()
-
-    pairs = (_PAIR.unpack_from(description, at + i * pair_bytes) for i in range(count))
-    return {text(key, key_bytes): text(value, value_bytes)
-            for key, key_bytes, value, value_bytes in pairs}
+def _pairs(metadata):
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str) or "\0" in key + value:
+            raise from_status(Status.INVALID_ARGUMENT, f"invalid metadata: {key!r}: {value!r}",
+                              "metadata is a dict of str to str, without NUL")
+    return list(metadata.items())

@@ -254,11 +254,11 @@ int ReportProgress(void* user, uint64_t done_bytes, uint64_t total_bytes) {
   }
 }
 
-gpushm_transfer_result Transfer(decltype(&::gpushm_load) call, const Client& client,
-                                const std::string& name, const nb::object& file,
-                                const std::string& format, const std::string& method,
-                                uint32_t threads, bool whole, const nb::object& progress,
-                                Timeout timeout) {
+// `call(path, options, result)`: without the GIL.
+template <typename Call>
+gpushm_transfer_result Transfer(const nb::object& file, const std::string& format,
+                                const std::string& method, uint32_t threads, bool whole,
+                                const nb::object& progress, Timeout timeout, Call&& call) {
   Collect();
   auto options = Sized<gpushm_transfer_options>();
   auto result = Sized<gpushm_transfer_result>();
@@ -273,12 +273,35 @@ gpushm_transfer_result Transfer(decltype(&::gpushm_load) call, const Client& cli
   const bool is_descriptor = nb::isinstance<nb::int_>(file);
   if (is_descriptor) options.descriptor = nb::cast<int>(file);
   const Text path(is_descriptor ? nb::object(nb::none()) : file);
-  const std::shared_ptr<Session> session = client.session();
-  const gpushm_status status =
-      Released([&] { return call(session->get(), name.c_str(), path.get(), &options, &result); });
+  const gpushm_status status = Released([&] { return call(path.get(), &options, &result); });
   if (state.raised) throw nb::python_error();
   Check(status);
   return result;
+}
+
+gpushm_transfer_result TransferNamed(decltype(&::gpushm_load) call, const Client& client,
+                                     const std::string& name, const nb::object& file,
+                                     const std::string& format, const std::string& method,
+                                     uint32_t threads, bool whole, const nb::object& progress,
+                                     Timeout timeout) {
+  const std::shared_ptr<Session> session = client.session();
+  return Transfer(file, format, method, threads, whole, progress, timeout,
+                  [&](const char* path, const gpushm_transfer_options* options,
+                      gpushm_transfer_result* result) {
+                    return call(session->get(), name.c_str(), path, options, result);
+                  });
+}
+
+gpushm_transfer_result TransferAttached(decltype(&::gpushm_attachment_load) call,
+                                        const Buffer& buffer, const nb::object& file,
+                                        const std::string& format, uint32_t threads, bool whole,
+                                        const nb::object& progress, Timeout timeout) {
+  const std::shared_ptr<Mapping> mapping = buffer.mapping();
+  gpushm_attachment* const attachment = buffer.get();
+  return Transfer(
+      file, format, "auto", threads, whole, progress, timeout,
+      [&](const char* path, const gpushm_transfer_options* options,
+          gpushm_transfer_result* result) { return call(attachment, path, options, result); });
 }
 
 gpushm_offer_result Offer(const Client& client, const std::string& name, uint64_t address,
@@ -485,6 +508,38 @@ void BindBuffer(nb::module_& module) {
           "description"_a,
           "Says what the bytes of this generation are, in up to 64 MiB of host memory that "
           "everybody can read (Client.description). Set it before publish().")
+      .def(
+          "load",
+          [](const Buffer& b, const nb::object& file, const std::string& format, uint32_t threads,
+             const nb::object& progress, Timeout timeout) {
+            return TransferAttached(Api().attachment_load_, b, file, format, threads, false,
+                                    progress, timeout);
+          },
+          "file"_a, nb::kw_only(), "format"_a = "auto", "threads"_a = 0, "progress"_a = nb::none(),
+          "timeout"_a = 600.0,
+          nb::sig(
+              "def load(self, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
+              "threads: int = 0, progress: collections.abc.Callable[[int, int], object] | None = "
+              "None, timeout: float | None = 600.0) -> TransferResult"),
+          "Fills this generation, which may be unpublished: others then see it as a whole. As "
+          "Client.load. After a failure, publish() is refused until a load succeeds.")
+      .def(
+          "save",
+          [](const Buffer& b, const nb::object& file, const std::string& format, bool whole,
+             const nb::object& progress, Timeout timeout) {
+            return TransferAttached(Api().attachment_save_, b, file, format, 0, whole, progress,
+                                    timeout);
+          },
+          "file"_a, nb::kw_only(), "format"_a = "auto", "whole"_a = false,
+          "progress"_a = nb::none(), "timeout"_a = 600.0,
+          nb::sig(
+              "def save(self, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
+              "whole: bool = False, progress: collections.abc.Callable[[int, int], object] | None "
+              "= None, timeout: float | None = 600.0) -> TransferResult"),
+          "Writes this generation to a file, also if the name has another one by now. As "
+          "Client.save.")
+      .def("_set_tensors", &SetTensors, "tensors"_a, "metadata"_a,
+           "Describes the tensors of this generation: (name, dtype, shape, offset, nbytes) each.")
       .def(
           "advance",
           [](const Buffer& b, const nb::object& streams, uint64_t generation, Timeout timeout) {
@@ -840,8 +895,8 @@ void BindClient(nb::module_& module) {
           [](const Client& c, const std::string& name, const nb::object& file,
              const std::string& format, const std::string& method, uint32_t threads,
              const nb::object& progress, Timeout timeout) {
-            return Transfer(Api().load_, c, name, file, format, method, threads, false, progress,
-                            timeout);
+            return TransferNamed(Api().load_, c, name, file, format, method, threads, false,
+                                 progress, timeout);
           },
           "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
           "threads"_a = 0, "progress"_a = nb::none(), "timeout"_a = 600.0,
@@ -859,8 +914,8 @@ void BindClient(nb::module_& module) {
           [](const Client& c, const std::string& name, const nb::object& file,
              const std::string& format, const std::string& method, bool whole,
              const nb::object& progress, Timeout timeout) {
-            return Transfer(Api().save_, c, name, file, format, method, 0, whole, progress,
-                            timeout);
+            return TransferNamed(Api().save_, c, name, file, format, method, 0, whole, progress,
+                                 timeout);
           },
           "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
           "whole"_a = false, "progress"_a = nb::none(), "timeout"_a = 600.0,

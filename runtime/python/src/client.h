@@ -92,6 +92,10 @@ std::string UuidText(const uint8_t (&uuid)[GPUSHM_UUID_BYTES]);
 uint32_t Choice(const char* what, const std::string& name,
                 std::initializer_list<const char*> names);
 
+// (name, dtype, shape, offset, nbytes) of each tensor, and pairs of metadata (tensors.cc).
+void SetTensors(const Buffer& buffer, const nb::list& tensors,
+                const std::vector<std::pair<std::string, std::string>>& metadata);
+
 // Remembers an object whose end other processes are told: it ends when the interpreter exits.
 nb::object EndsAtExit(nb::object object);
 

@@ -22,9 +22,12 @@ namespace gpushm::python {
   X(attachment_check)              \
   X(attachment_detach)             \
   X(attachment_get_info)           \
+  X(attachment_load)               \
   X(attachment_publish)            \
+  X(attachment_save)               \
   X(attachment_set_content)        \
   X(attachment_set_description)    \
+  X(attachment_set_tensors)        \
   X(attachment_size)               \
   X(barrier_check)                 \
   X(barrier_close)                 \
@@ -79,6 +82,7 @@ namespace gpushm::python {
   X(tensors_generation)            \
   X(tensors_get)                   \
   X(tensors_measure)               \
+  X(tensors_metadata_get)          \
   X(tensors_open)                  \
   X(version)                       \
   X(wait)                          \

@@ -38,9 +38,9 @@ std::pair<nb::bytes, uint64_t> Description(const Client& client, const std::stri
 }
 
 // Names, types, shapes and offsets of a buffer's tensors: (generation, [(name, dtype, shape,
-// offset, nbytes)]), in the order of their names.
-std::pair<uint64_t, nb::list> Table(const Client& client, const std::string& name,
-                                    uint64_t generation, Timeout timeout) {
+// offset, nbytes)], metadata), in the order of their names.
+nb::tuple Table(const Client& client, const std::string& name, uint64_t generation,
+                Timeout timeout) {
   Collect();
   auto options = DescriptionOptions(generation);
   gpushm_tensors* tensors = nullptr;
@@ -63,10 +63,50 @@ std::pair<uint64_t, nb::list> Table(const Client& client, const std::string& nam
     table.append(nb::make_tuple(tensor.name, DTypeName(tensor.dtype), nb::tuple(shape),
                                 tensor.offset, tensor.size_bytes));
   }
-  return {Api().tensors_generation_(tensors), table};
+  nb::dict metadata;
+  const char* key = nullptr;
+  const char* value = nullptr;
+  while (Api().tensors_metadata_get_(tensors, metadata.size(), &key, &value) == GPUSHM_OK) {
+    metadata[key] = value;
+  }
+  return nb::make_tuple(Api().tensors_generation_(tensors), table, metadata);
 }
 
 }  // namespace
+
+void SetTensors(const Buffer& buffer, const nb::list& tensors,
+                const std::vector<std::pair<std::string, std::string>>& metadata) {
+  struct Text {
+    std::string name;
+    std::vector<uint64_t> shape;
+  };
+  std::vector<Text> texts;  // What the structs point to.
+  std::vector<gpushm_tensor> raw;
+  texts.reserve(tensors.size());
+  raw.reserve(tensors.size());
+  for (const nb::handle entry : tensors) {
+    const auto given = nb::cast<nb::tuple>(entry);
+    texts.push_back({nb::cast<std::string>(given[0]), nb::cast<std::vector<uint64_t>>(given[2])});
+    auto& tensor = raw.emplace_back(Sized<gpushm_tensor>());
+    tensor.name = texts.back().name.c_str();
+    tensor.dtype = ParseDType(nb::cast<std::string>(given[1]));
+    tensor.shape = texts.back().shape.data();
+    tensor.rank = static_cast<uint32_t>(texts.back().shape.size());
+    tensor.offset = nb::cast<uint64_t>(given[3]);
+    tensor.size_bytes = nb::cast<uint64_t>(given[4]);
+  }
+  std::vector<const char*> pairs;
+  for (const auto& [key, value] : metadata) {
+    pairs.push_back(key.c_str());
+    pairs.push_back(value.c_str());
+  }
+  const std::shared_ptr<Mapping> mapping = buffer.mapping();
+  gpushm_attachment* const attachment = buffer.get();
+  Check(Released([&] {
+    return Api().attachment_set_tensors_(attachment, raw.data(), raw.size(), pairs.data(),
+                                         metadata.size());
+  }));
+}
 
 void BindTensors(nb::module_& module, nb::class_<Client>& client) {
   client
