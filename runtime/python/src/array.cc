@@ -378,6 +378,7 @@ void BindArray(nb::module_& module) {
           "__dlpack_device__", [](const Array& a) { return nb::make_tuple(kCuda, a.device); },
           nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
       .def_prop_ro("__cuda_array_interface__", &CudaArrayInterface,
+                   nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"),
                    "Version 3. AttributeError for types that it lacks, such as bfloat16. It cannot "
                    "say when a consumer's work ends: DLPack can.")
       .def("__len__",

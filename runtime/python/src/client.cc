@@ -592,12 +592,16 @@ void BindBuffer(nb::module_& module) {
           },
           nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"),
           "The buffer as uint8.")
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__",
-           [](Buffer& b, nb::args) {
-             b.Drop();
-             Collect();
-           })
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> Buffer"))
+      .def(
+          "__exit__",
+          [](Buffer& b, nb::args) {
+            b.Drop();
+            Collect();
+          },
+          nb::sig("def __exit__(self, *args: object) -> None"))
       .def("__repr__", [](const Buffer& b) {
         if (!b.is_open()) return nb::str("<gpushm.Buffer {!r} detached>").format(b.name());
         const gpushm_attachment_info info = b.info();
@@ -779,8 +783,12 @@ void BindClient(nb::module_& module) {
            "that came from it.")
       .def_prop_ro(
           "closed", [](const Client& c) { return !c.is_open(); }, "True after close().")
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](Client& c, nb::args) { c.Close(); })
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> Client"))
+      .def(
+          "__exit__", [](Client& c, nb::args) { c.Close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"))
       .def("list", &List, "All buffers, ordered by name.")
       .def(
           "lookup",

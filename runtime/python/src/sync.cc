@@ -121,15 +121,18 @@ class Waiter {
 };
 
 template <typename T, typename Class>
-void BindLife(Class& bound, const char* close) {
+void BindLife(Class& bound, const char* enter, const char* close) {
   bound.def("close", &T::Close, close)
       .def_prop_ro(
           "closed", [](const T& t) { return !t.is_open(); }, "True after close().")
       .def(
           "_waiter", [](const T& t) { return Waiter(t.shared()->session()); },
           "A waiter of the client that opened it.")
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](T& t, nb::args) { t.Drop(); });
+      .def(
+          "__enter__", [](nb::object self) { return self; }, nb::sig(enter))
+      .def(
+          "__exit__", [](T& t, nb::args) { t.Drop(); },
+          nb::sig("def __exit__(self, *args: object) -> None"));
 }
 
 // ---- signals
@@ -251,7 +254,7 @@ void BindSignal(nb::module_& module) {
             return address;
           },
           "Where kernels find the value (gpushm/device.cuh).");
-  BindLife<Signal>(signal,
+  BindLife<Signal>(signal, "def __enter__(self) -> Signal",
                    "Closes it. If the writer does, waits that are not satisfied raise "
                    "Ended.\n\nRaises Busy: streams of this process still use it.");
 }
@@ -328,7 +331,7 @@ void BindBarrier(nb::module_& module) {
       .def(
           "check", [](const Barrier& b) { return IsDone(Api().barrier_check_(b.shared()->get())); },
           "Whether all passed the last point of this participant.\n\nRaises Ended, PeerDied.");
-  BindLife<Barrier>(barrier,
+  BindLife<Barrier>(barrier, "def __enter__(self) -> Barrier",
                     "Leaves the barrier, which breaks it for the others.\n\n"
                     "Raises Busy: a stream of this process still waits.");
 }
@@ -701,7 +704,9 @@ void BindFrame(nb::module_& module) {
           },
           "data"_a,
           "Copies contiguous host memory into the frame, waits for the copy, and sets nbytes.")
-      .def("__enter__", [](nb::object self) { return self; })
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> Frame"))
       .def(
           "__exit__",
           [](const Frame& f, nb::object type, nb::object, nb::object) { ExitFrame(f, type); },
@@ -799,7 +804,7 @@ void BindRing(nb::module_& module) {
           "__aiter__",
           [](nb::object self) { return nb::module_::import_("gpushm._aio").attr("frames")(self); },
           nb::sig("def __aiter__(self) -> collections.abc.AsyncIterator[Frame]"));
-  BindLife<Ring>(ring,
+  BindLife<Ring>(ring, "def __enter__(self) -> Ring",
                  "Leaves the ring. If the writer does, readers get the complete frames, then "
                  "Ended.\n\nRaises BufferError while frames or arrays of it live, Busy while "
                  "streams of this process work on it.");
@@ -884,8 +889,12 @@ void BindWaiter(nb::module_& module) {
       .def("close", &Waiter::Close, "Closes it and its descriptor.")
       .def_prop_ro(
           "closed", [](const Waiter& w) { return !w.is_open(); }, "True after close().")
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](Waiter& w, nb::args) { w.Close(); });
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> Waiter"))
+      .def(
+          "__exit__", [](Waiter& w, nb::args) { w.Close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"));
 }
 
 void BindClientPart(nb::class_<Client>& client) {
