@@ -395,7 +395,11 @@ void BindInfos(nb::module_& module) {
           "copied", [](const gpushm_offer_result& r) { return r.copied != 0; },
           "Whether other processes see a copy.")
       .def_ro("copied_nbytes", &gpushm_offer_result::copied_bytes, "Size of the copy.")
-      .def_ro("generation", &gpushm_offer_result::generation, "For Client.offer_state.");
+      .def_ro("generation", &gpushm_offer_result::generation, "For Client.offer_state.")
+      .def_ro("mapped_nbytes", &gpushm_offer_result::mapped_bytes,
+              "Bytes that processes which attach it can reach: the whole allocations in which it "
+              "lies, or the copy.")
+      .def_ro("allocations", &gpushm_offer_result::allocations, "How many they are.");
   nb::class_<gpushm_offer_info>(module, "OfferState", "Who uses offered memory still.")
       .def_prop_ro(
           "published", [](const gpushm_offer_info& o) { return o.published != 0; },
@@ -869,7 +873,10 @@ void BindClient(nb::module_& module) {
               "one_writer: bool = False, on_writer_exit: str = 'mark', allow_copy: bool = False, "
               "stream: object = None, timeout: float | None = 10.0) -> OfferResult"),
           "Offers, under a name, GPU memory that the application already has: a tensor of PyTorch, "
-          "or anything with __cuda_array_interface__, that begins at the start of its allocation. "
+          "or anything with __cuda_array_interface__. The driver shares whole allocations, so the "
+          "others can reach what else lies in them (OfferResult.mapped_nbytes). With PyTorch, set "
+          "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: other memory of its allocator is "
+          "shared by CUDA IPC, which fails between two entrypoints of containers. "
           "What is on `stream` now is done before other processes see the buffer. Do not free the "
           "memory before offer_state() says `unused`. `allow_copy`: memory that cannot be shared is "
           "copied once.\n\n"

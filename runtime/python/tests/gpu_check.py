@@ -137,6 +137,25 @@ print(total)
     assert float(out) == sum(range(50)) * 256 * 256
 
 
+def a_tensor_is_offered_where_it_lies():
+    """With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, across its blocks."""
+    pieces = [torch.empty(3 * MIB, dtype=torch.uint8, device="cuda") for _ in range(3)]
+    tensor = torch.randint(0, 255, (100 * MIB,), dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    for name, offered in (("gpu-check-o1", pieces[1].fill_(7)), ("gpu-check-o2", tensor)):
+        torch.cuda.synchronize()
+        result = gpushm.client().offer(name, offered, writers="all")
+        print(f"  {offered.numel()} bytes: {result.transport}, {result.allocations} allocations, "
+              f"{result.mapped_nbytes} bytes in reach", flush=True)
+        read = peer(f"""
+with gpushm.attach("{name}") as buffer:
+    print(torch.from_dlpack(buffer).to(torch.int64).sum().item())
+""")
+        assert read == str(offered.to(torch.int64).sum().item()), read
+        gpushm.delete(name)
+        assert gpushm.client().offer_state(name, result.generation).unused
+
+
 def times():
     client = gpushm.client()
     tensors = {f"t{i}": torch.zeros(4096, device="cuda") for i in range(1000)}
@@ -153,7 +172,7 @@ def main():
     print(gpushm.about())
     for check in (same_bytes, from_dlpack_of_everything, writes_are_illegal_and_guarded,
                   deleters_do_not_break_a_capture, old_generations_are_freed, in_place_under_a_graph,
-                  rings_and_queues, times):
+                  rings_and_queues, a_tensor_is_offered_where_it_lies, times):
         try:
             check()
             print(f"ok      {check.__name__}", flush=True)
