@@ -137,10 +137,21 @@ nb::object Attach(const Client& client, const std::string& name, bool write, uin
   }
   gpushm_attachment* attachment = nullptr;
   const std::shared_ptr<Session> session = client.session();
-  Check(Wait(timeout, [&](int64_t timeout_ms) {
+  const auto attach = [&](int64_t timeout_ms) {
     options.timeout_ms = timeout_ms;
     return Api().attach_(session->get(), name.c_str(), &options, &attachment);
-  }));
+  };
+  gpushm_status status = Wait(timeout, attach);
+  auto info = Sized<gpushm_info>();
+  if (status == GPUSHM_UNSUPPORTED &&
+      Api().lookup_(session->get(), name.c_str(), &info) == GPUSHM_OK &&
+      info.transport == GPUSHM_TRANSPORT_CUIPC) {  // It needs a context, and no other memory does.
+    status = Wait(timeout, [&](int64_t timeout_ms) {
+      const CurrentContext context(DeviceWithUuid(info.gpu_uuid));
+      return attach(timeout_ms);
+    });
+  }
+  Check(status);
   return Finish(attachment, client, name, write);
 }
 

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <map>
@@ -27,6 +28,7 @@ struct Driver {
   int (*device_count)(int*);
   int (*device_name)(char*, int, Device);
   int (*device_get)(Device*, int);
+  int (*device_uuid)(void*, Device);
   int (*context_current)(Context*);
   int (*context_push)(Context);
   int (*context_pop)(Context*);
@@ -75,6 +77,7 @@ Driver Open() {
   find("cuDeviceGetCount", &driver.device_count);
   find("cuDeviceGetName", &driver.device_name);
   find("cuDeviceGet", &driver.device_get);
+  find("cuDeviceGetUuid_v2", &driver.device_uuid);
   find("cuCtxGetCurrent", &driver.context_current);
   find("cuCtxPushCurrent_v2", &driver.context_push);
   find("cuCtxPopCurrent_v2", &driver.context_pop);
@@ -165,6 +168,17 @@ int DeviceCount() {
   int count = 0;
   Must(Cuda(), Cuda().device_count(&count), "cuDeviceGetCount");
   return count;
+}
+
+int DeviceWithUuid(const uint8_t (&uuid)[kUuidBytes]) {
+  for (int device = 0; device < DeviceCount(); ++device) {
+    Device handle = 0;
+    uint8_t found[kUuidBytes];
+    Must(Cuda(), Cuda().device_get(&handle, device), "cuDeviceGet");
+    Must(Cuda(), Cuda().device_uuid(found, handle), "cuDeviceGetUuid");
+    if (std::equal(std::begin(found), std::end(found), std::begin(uuid))) return device;
+  }
+  return -1;
 }
 
 std::string DeviceName(int device) {

@@ -33,6 +33,9 @@ std::string DeviceName(int device);
 // Ordinal of the GPU that has the device memory at `address`; 0 if the driver does not know.
 int DeviceOf(uint64_t address);
 int DeviceCount();
+// Ordinal of the GPU with that UUID; -1 if this process does not see it.
+inline constexpr size_t kUuidBytes = 16;
+int DeviceWithUuid(const uint8_t (&uuid)[kUuidBytes]);
 
 // Makes the device's primary context current where no context is, while it lives. Does nothing for
 // a device that is not there (-1).

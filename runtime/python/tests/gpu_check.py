@@ -48,9 +48,11 @@ def same_bytes():
     for name, tensor in tensors.items():
         assert loaded[name].is_cuda and loaded[name].dtype == tensor.dtype
         assert torch.equal(loaded[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
-    total = sum(t.float().sum() for t in tensors.values()).item()
-    assert peer("print(sum(t.float().sum() for t in gpushm.torch.load_file('gpu-check').values()).item())"
-                ) == str(total)
+    total = sum(t.reshape(-1).view(torch.uint8).to(torch.int64).sum().item() for t in tensors.values())
+    assert peer("""
+print(sum(t.reshape(-1).view(torch.uint8).to(torch.int64).sum().item()
+          for t in gpushm.torch.load_file("gpu-check").values()))
+""") == str(total)
 
 
 def from_dlpack_of_everything():
