@@ -77,25 +77,38 @@ def test_memory_is_held_until_somebody_takes_it(installed):
     until(lambda: mp.collect() == 0)
 
 
+SENDER = """
+    import mp_standin, torch
+    from multiprocessing.reduction import ForkingPickler
+    import gpushm.torch.multiprocessing as mp
+    mp_standin.replace(setattr)
+    mp.install()
+    print(bytes(ForkingPickler.dumps(torch.ones(10))).hex(), flush=True)
+    input()
+"""
+
+
 def test_what_nobody_takes_goes_with_the_sender(broker, peer, other):
-    sender = peer("""
-        import mp_standin, torch, os
-        from multiprocessing.reduction import ForkingPickler
-        import gpushm.torch.multiprocessing as mp
-        mp_standin.replace(setattr)
-        mp.install()
-        print(bytes(ForkingPickler.dumps(torch.ones(10))).hex(), flush=True)
-        input()
-        os._exit(0)
-    """)
+    sender = peer(SENDER)
     message = bytes.fromhex(sender.hear())
     assert len(other.list()) == 1
     sender.say()
     sender.end()
-    until(lambda: not other.list())
+    assert not other.list()
     with pytest.raises(gpushm.NotFound, match="keep the sender running"):
-        gpushm.torch.multiprocessing._rebuild.__globals__["_default"].client
         _loads(message, broker)
+
+
+def test_what_a_killed_sender_leaves_behind(broker, peer, other):
+    killed, foreign = peer(SENDER), peer(SENDER, "app")
+    killed.hear(), foreign.hear()
+    killed.kill()
+    foreign.kill()
+    assert len(other.list()) == 2
+    sender = peer(SENDER)
+    sender.hear()
+    creators = [info.creator for info in other.list()]
+    assert sorted(creators) == ["app", "other"]  # Its own, and that of another container.
 
 
 def _loads(message, broker):

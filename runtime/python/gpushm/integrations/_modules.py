@@ -9,6 +9,7 @@ gave it.
 import json
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gpushm import tensors as _tensors, torch as _torch
 from gpushm.errors import Status, from_status
@@ -33,6 +34,10 @@ def publish(module, name, *, metadata=None, client=None, timeout=600.0, writers=
     """Publishes all tensors of a module, and returns the generation. `metadata`: str to str."""
     sent, entries, ties, seen = {}, {}, {}, {}
     for key, kind, tensor in members(module):
+        if is_traceable_wrapper_subclass(tensor):
+            raise from_status(
+                Status.UNSUPPORTED, f"cannot publish \"{name}\": {key} is a {type(tensor).__name__}, which "
+                "wraps other tensors", "publish a model with plain tensors, such as one rank's own")
         tensor = tensor.detach()
         if tensor.device.type == "meta":
             raise from_status(Status.INVALID_ARGUMENT, f"cannot publish \"{name}\": {key} is on the device meta",
@@ -93,6 +98,19 @@ def adopt(module, opened, *, extend=False):
     return sorted(set(own) - set(entries) - set(ties))
 
 
+def exchange(module, opened):
+    """Replaces the memory of a module's parameters by that of the set which was published from it. The
+    Parameter objects stay, so what refers to them goes on. Returns how many they are."""
+    entries = json.loads(opened.metadata[_KEY])["entries"]
+    own = {key: tensor for key, _, tensor in members(module)}
+    loaded = _torch.tensors_of(opened)
+    shared = [key for key, entry in entries.items() if entry["kind"] == _PARAMETER]
+    for key in shared:
+        tensor, entry = loaded[key], entries[key]
+        own[key].data = tensor.as_strided(entry["shape"], entry["stride"]) if "stride" in entry else tensor
+    return len(shared)
+
+
 def _compare(own, opened, entries, ties):
     published = set(entries) | set(ties)
     problems = [f"{key} is missing" for key in sorted(set(own) - published)]
@@ -100,7 +118,7 @@ def _compare(own, opened, entries, ties):
     for key in sorted(set(own) & published):
         of = ties.get(key, key)
         dtype, shape = opened.spec(of)[0], tuple(entries[of].get("shape", opened.spec(of)[1]))
-        mine = str(own[key].dtype).removeprefix("torch."), tuple(own[key].shape)
+        mine = _torch.spec(own[key])
         if (dtype, shape) != mine:
             problems.append(f"{key} is {dtype} {list(shape)}, here {mine[0]} {list(mine[1])}")
     if problems:

@@ -14,8 +14,10 @@ PyTorch refuses, go on as before.
 """
 
 import os
+import re
 import secrets
 import threading
+from multiprocessing import util
 from multiprocessing.reduction import ForkingPickler
 
 import torch
@@ -25,6 +27,11 @@ from gpushm import _default, torch as _torch
 from gpushm.errors import Error, NotFound, Orphaned, Status, Unsupported, from_status
 
 __all__ = ["collect", "held", "install", "uninstall"]
+
+# A buffer's name says which process offers it, so that another one can clean up after its death.
+_NAME = re.compile(r"torch-mp-(\d+)-[0-9a-f]{12}-\d+")
+# After the feeder threads of queues have been joined, whose priority is -5.
+_LAST = -100
 
 
 class _Sent:
@@ -54,25 +61,28 @@ class _Sender:
         self.replaced = replaced
         self._lock = threading.Lock()
         self._sent = []
-        self._renew()
-
-    def _renew(self):
-        self._prefix, self._count = f"torch-mp-{secrets.token_hex(8)}", 0
+        self._prefix, self._count = None, 0
 
     def forget(self):
         """In a child of fork(): its parent's storages are its parent's."""
-        self._lock, self._sent = threading.Lock(), []
-        self._renew()
+        self._lock, self._sent, self._prefix = threading.Lock(), [], None
+
+    def _begin(self, client):
+        self._prefix = f"torch-mp-{os.getpid()}-{secrets.token_hex(6)}"
+        util.Finalize(None, self.withdraw, exitpriority=_LAST)
+        _delete_of_the_dead(client)
 
     def hand_over(self, storage):
         """Offers a storage, and returns the name that its one receiver attaches and deletes."""
         client = self._client or _default.client()
         self.collect()
         with self._lock:
+            if self._prefix is None:
+                self._begin(client)
             self._count += 1
             name = f"{self._prefix}-{self._count}"
         try:
-            result = client.offer(name, _bytes_of(storage), on_writer_exit="drop",
+            result = client.offer(name, _bytes_of(storage), on_writer_exit="keep",
                                   allow_copy=self._allow_copy, timeout=self._timeout)
         except Unsupported as error:
             raise from_status(
@@ -99,6 +109,18 @@ class _Sender:
             each.withdraw()
 
 
+def _delete_of_the_dead(client):
+    """Deletes what senders of this container offered that were killed before it was taken."""
+    own = client.broker().container
+    for info in client.list():
+        found = _NAME.fullmatch(info.name)
+        if found and info.creator == own and not os.path.exists(f"/proc/{found[1]}"):
+            try:
+                client.delete(info.name)
+            except NotFound:
+                pass
+
+
 _sender = None
 # After uninstall(), storages whose receivers still read them.
 _retired = []
@@ -114,7 +136,8 @@ def install(*, allow_copy=False, client=None, timeout=10.0):
 
     The sender's memory is held until the receiver's last tensor of it is gone; `collect` frees it, and so
     does the next tensor that is sent. Each hand-over has one receiver. If the sender ends, what no
-    receiver has taken is lost; memory that was taken stays valid, except for that of cudaMalloc.
+    receiver has taken is lost. Memory that was taken stays valid, except for that of cudaMalloc. What a
+    sender that was killed leaves behind is deleted by the next process that sends.
 
     The receiver maps whole allocations: other tensors of PyTorch's allocator that lie in them are within
     its reach. `allow_copy`: memory that cannot be shared is copied into the pod's pool; the receiver then
