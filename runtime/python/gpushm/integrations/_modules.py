@@ -33,6 +33,7 @@ def members(module):
 def publish(module, name, *, metadata=None, client=None, timeout=600.0, writers="creator"):
     """Publishes all tensors of a module, and returns the generation. `metadata`: str to str."""
     sent, entries, ties, seen = {}, {}, {}, {}
+    on_gpu = any(tensor.is_cuda for _, _, tensor in members(module))
     for key, kind, tensor in members(module):
         if is_traceable_wrapper_subclass(tensor):
             raise from_status(
@@ -47,7 +48,7 @@ def publish(module, name, *, metadata=None, client=None, timeout=600.0, writers=
             ties[key] = seen[same]
             continue
         seen[same] = key
-        entries[key] = {"kind": kind, "host": tensor.device.type == "cpu"}
+        entries[key] = {"kind": kind, "host": on_gpu and not tensor.is_cuda}
         if not tensor.is_contiguous():
             entries[key] |= {"shape": list(tensor.shape), "stride": list(tensor.stride())}
             tensor = _flat(tensor)
@@ -68,11 +69,12 @@ def holds_module(opened):
     return _KEY in opened.metadata
 
 
-def adopt(module, opened, *, extend=False):
+def adopt(module, opened, *, extend=False, types=True):
     """Gives a module the tensors of a set that `publish` published. Returns the names of tensors that
     the module has and the set lacks; they stay as they are.
 
     `extend`: the published module may have tensors that this one lacks, which post-processing made.
+    `types`: whether the module's types must be those of the set already; else it gets them.
 
     Raises Incompatible if names, types or shapes differ.
     """
@@ -80,7 +82,7 @@ def adopt(module, opened, *, extend=False):
     entries, ties = described["entries"], described["ties"]
     own = {key: tensor for key, _, tensor in members(module)}
     if not extend:
-        _compare(own, opened, entries, ties)
+        _compare(own, opened, entries, ties, types)
     loaded = _torch.tensors_of(opened)
     done = {}
     for key, entry in entries.items():
@@ -111,7 +113,7 @@ def exchange(module, opened):
     return len(shared)
 
 
-def _compare(own, opened, entries, ties):
+def _compare(own, opened, entries, ties, types):
     published = set(entries) | set(ties)
     problems = [f"{key} is missing" for key in sorted(set(own) - published)]
     problems += [f"{key} is unknown here" for key in sorted(published - set(own))]
@@ -119,7 +121,7 @@ def _compare(own, opened, entries, ties):
         of = ties.get(key, key)
         dtype, shape = opened.spec(of)[0], tuple(entries[of].get("shape", opened.spec(of)[1]))
         mine = _torch.spec(own[key])
-        if (dtype, shape) != mine:
+        if shape != mine[1] or (types and dtype != mine[0]):
             problems.append(f"{key} is {dtype} {list(shape)}, here {mine[0]} {list(mine[1])}")
     if problems:
         more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
