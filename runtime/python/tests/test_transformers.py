@@ -3,6 +3,9 @@ a GPU: `on_host` replaces the access to the GPU's memory by a copy, and nothing 
 """
 
 import inspect
+import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -72,7 +75,7 @@ def test_what_is_shared_and_what_is_copied(app, other, on_host, monkeypatch):  #
 
     def remember(opened):
         mapped.update(tensors_of(opened))
-        return mapped
+        return dict(mapped)
 
     tensors_of = gpushm.torch.tensors_of
     monkeypatch.setattr(_modules._torch, "tensors_of", remember)
@@ -82,6 +85,7 @@ def test_what_is_shared_and_what_is_copied(app, other, on_host, monkeypatch):  #
         name for name, _ in taken.named_buffers()}
     assert "lm_head.weight" not in gpushm.tensors.open("m", client=other)
     assert taken.lm_head.weight is taken.model.embed_tokens.weight
+    assert memory >= {parameter.data_ptr() for parameter in taken.parameters()}
     assert not any(buffer.data_ptr() in memory for buffer in taken.buffers())
     assert "model.rotary_emb.inv_freq" not in taken.state_dict()
 
@@ -193,3 +197,11 @@ def test_what_we_rely_on_in_transformers():
     assert transformers.AutoModelForCausalLM._model_mapping.get(
         transformers.LlamaConfig, None) is transformers.LlamaForCausalLM
     assert transformers.LlamaForCausalLM.config_class is transformers.LlamaConfig
+
+
+def test_the_example_says_what_it_needs():
+    example = pathlib.Path(__file__).parent.parent / "examples/transformers_servers.py"
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: run the example")
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "needs a GPU" in done.stderr
