@@ -23,7 +23,7 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 from torch.multiprocessing import reductions as _reductions
 
-from gpushm import _default, torch as _torch
+from gpushm import _default, _native, torch as _torch
 from gpushm.errors import Error, NotFound, Orphaned, Status, Unsupported, from_status
 
 __all__ = ["collect", "held", "install", "uninstall"]
@@ -134,8 +134,8 @@ def install(*, allow_copy=False, client=None, timeout=10.0):
     before the receiver gets the tensor. A queue pickles in a thread of its own, whose stream is the
     default stream: if another stream computes the tensor, synchronise it before `put`.
 
-    The sender's memory is held until the receiver's last tensor of it is gone; `collect` frees it, and so
-    does the next tensor that is sent. Each hand-over has one receiver. If the sender ends, what no
+    The sender's memory is held until the receiver's last tensor of it is gone and unmapped, see `collect`.
+    The next tensor that is sent frees it, and so does `collect`. Each hand-over has one receiver. If the sender ends, what no
     receiver has taken is lost. Memory that was taken stays valid, except for that of cudaMalloc. What a
     sender that was killed leaves behind is deleted by the next process that sends.
 
@@ -172,9 +172,11 @@ def uninstall():
 
 
 def collect():
-    """Lets go of memory whose receivers have let go of it, and returns how many hand-overs are still
-    held. The counterpart of torch.cuda.ipc_collect().
+    """In a sender, lets go of memory whose receivers have let go of it, and returns how many hand-overs are
+    still held. In a receiver, unmaps memory whose tensors are gone, which otherwise the next tensor that is
+    received does. The counterpart of torch.cuda.ipc_collect().
     """
+    _native.collect()
     _retired[:] = [each for each in _retired if each.collect()]
     return held() if _sender is None else _sender.collect() + sum(len(each._sent) for each in _retired)
 
