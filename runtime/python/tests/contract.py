@@ -81,16 +81,16 @@ class Sources:
         return {each.name for each in self.find(path, name).body if isinstance(each, ast.FunctionDef)
                 and any("abstractmethod" in ast.dump(decorator) for decorator in each.decorator_list)}
 
-    def imports(self, path):
-        """Pairs of module and name that a file imports from that package, also within functions."""
-        return {(node.module, alias.name) for node in ast.walk(self.tree(path))
-                if isinstance(node, ast.ImportFrom) for alias in node.names}
+    def path(self, module):
+        """The file of a module."""
+        base = module.replace(".", "/")
+        found = [each for each in (f"{base}.py", f"{base}/__init__.py") if each in self._zip.namelist()]
+        assert found, f"there is no module {module}"
+        return found[0]
 
     def exports(self, module, name):
         """Whether `from module import name` works, by definition or by import."""
-        base = module.replace(".", "/")
-        path = next((each for each in (f"{base}.py", f"{base}/__init__.py") if each in self._zip.namelist()), None)
-        assert path, f"there is no module {module}"
+        base, path = module.replace(".", "/"), self.path(module)
         if any(name in _defines(each) for each in _statements(self.tree(path))):
             return True
         return f"{base}/{name}.py" in self._zip.namelist() or f"{base}/{name}/__init__.py" in self._zip.namelist()

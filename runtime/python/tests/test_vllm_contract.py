@@ -7,7 +7,6 @@ import contract
 import pytest
 
 PACKAGE = "vllm"
-OURS = pathlib.Path(__file__).parent.parent / "gpushm/integrations/vllm"
 BASE = "vllm/distributed/weight_transfer/base.py"
 FACTORY = "vllm/distributed/weight_transfer/factory.py"
 LOADERS = "vllm/model_executor/model_loader"

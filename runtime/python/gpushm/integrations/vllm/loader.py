@@ -21,8 +21,8 @@ import pathlib
 import time
 
 import torch
-from vllm.distributed import (get_dp_group, get_pp_group, get_tensor_model_parallel_rank,
-                              get_tensor_model_parallel_world_size)
+from vllm.distributed.parallel_state import (get_dp_group, get_pp_group, get_tensor_model_parallel_rank,
+                                             get_tensor_model_parallel_world_size)
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
