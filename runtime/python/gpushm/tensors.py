@@ -164,18 +164,60 @@ def publish(name, tensors, *, metadata=None, stream=None, client=None, timeout=6
     client = client or _default.client()
     if isinstance(tensors, (str, os.PathLike)):
         return _publish_path(client, name, tensors, metadata, timeout, progress, writers)
-    for key in tensors:
+    sources = {key: _source.of(value) for key, value in tensors.items()}
+    return _publish_sources(client, name, sources, sources.items(), metadata, stream, timeout, progress,
+                            writers)
+
+
+def publish_each(name, specs, tensors, *, metadata=None, stream=None, client=None, timeout=600.0,
+                 progress=None, writers="creator"):
+    """As publish(), for tensors that are made one after the other and need not exist at once, such as
+    those that a trainer gathers from its shards.
+
+    `specs`: names, in the order of the buffer, with type and shape: {"w": ("bfloat16", (8, 8))}.
+    `tensors`: an iterable of (name, array), each name once, in any order.
+
+    Raises InvalidArgument if a tensor is missing, comes twice, or is another than its spec says; nothing is
+    published then. Further errors are those of publish().
+    """
+    client = client or _default.client()
+    declared = {key: _source.Source(dtype, tuple(shape), _native.dtype_nbytes(dtype, tuple(shape)))
+                for key, (dtype, shape) in specs.items()}
+    return _publish_sources(client, name, declared, _checked(name, declared, tensors), metadata, stream,
+                            timeout, progress, writers)
+
+
+def _checked(name, declared, tensors):
+    missing = set(declared)
+    for key, array in tensors:
+        source = _source.of(array)
+        if key not in missing:
+            raise from_status(Status.INVALID_ARGUMENT, f"cannot publish \"{name}\": the tensor \"{key}\" "
+                              + ("comes twice" if key in declared else "is not in specs"), "")
+        wanted = declared[key]
+        if (source.dtype, tuple(source.shape)) != (wanted.dtype, wanted.shape):
+            raise from_status(
+                Status.INVALID_ARGUMENT, f"cannot publish \"{name}\": the tensor \"{key}\" is {source.dtype} "
+                f"{list(source.shape)}, and specs say {wanted.dtype} {list(wanted.shape)}", "")
+        missing.discard(key)
+        yield key, source
+    if missing:
+        raise from_status(Status.INVALID_ARGUMENT, f"cannot publish \"{name}\": {len(missing)} tensors are "
+                          f"missing, such as \"{min(missing)}\"", "yield each tensor of specs")
+
+
+def _publish_sources(client, name, declared, sources, metadata, stream, timeout, progress, writers):
+    for key in declared:
         if not isinstance(key, str) or "\0" in key:
             raise from_status(Status.INVALID_ARGUMENT, f"invalid tensor name {key!r}: it must be a "
                               "str without NUL", "")
-    sources = {key: _source.of(value) for key, value in tensors.items()}
-    offsets, size = _layout(sources)
+    offsets, size = _layout(declared)
     pairs = _pairs(metadata or {})
     buffer = client.create(name, max(size, 1), replace=True, publish=False, writers=writers,
                            on_writer_exit="keep", timeout=timeout)
     with buffer:
         buffer._set_tensors([(key, source.dtype, source.shape, offsets[key], source.nbytes)
-                             for key, source in sources.items()], pairs)
+                             for key, source in declared.items()], pairs)
         _fill(buffer, sources, offsets, size, stream, progress)
         buffer.publish()
         return buffer.generation
@@ -262,7 +304,7 @@ def _layout(sources):
 def _fill(buffer, sources, offsets, size, stream, progress):
     stream = _streams.current() if stream is None else stream
     done, on_gpu = 0, False
-    for name, source in sources.items():
+    for name, source in sources:
         if source.host is not None:
             buffer.write(source.host, offsets[name])
         elif source.nbytes:

@@ -128,15 +128,17 @@ class Broker:
 
 
 @contextlib.contextmanager
-def broker(buffers=None, *, containers=("app", "other"), pool="256Mi"):
+def broker(buffers=None, *, containers=("app", "other"), pool="256Mi", simulated=True):
     """Starts a broker, and yields a Broker. It is killed at the end.
 
     `buffers`: annotations without their prefix, such as {"weights": "{size: 8Mi, writers: [app]}"}.
     `containers`: names of the pod's containers. `pool`: memory for buffers that programs make.
+    `simulated`: False: on the machine's first GPU and its driver, with PyTorch for example.
 
     Raises FileNotFoundError (no broker is installed), RuntimeError (it refuses the settings).
     """
-    use_simulator()
+    if simulated:
+        use_simulator()
     with tempfile.TemporaryDirectory(prefix="gpushm-") as folder:
         config = pathlib.Path(folder, "broker.yaml")
         lines = [f"folder: {folder}", f"pool: {pool}", f"containers: [{', '.join(containers)}]"]

@@ -9,10 +9,12 @@ import sys
 import time
 
 import torch
+import torch.multiprocessing
 
 import gpushm
 import gpushm.tensors
 import gpushm.torch
+import gpushm.torch.multiprocessing
 
 MIB = 1 << 20
 
@@ -158,6 +160,105 @@ with gpushm.attach("{name}") as buffer:
         assert gpushm.client().offer_state(name, result.generation).unused
 
 
+def add_one(tensors, answers):
+    """In another process: writes to what it gets, and answers with the sum that it read before."""
+    while (tensor := tensors.get()) is not None:
+        answers.put(tensor.double().sum().item())
+        if tensor.dtype.is_floating_point and not tensor.requires_grad:
+            tensor.add_(1)
+        torch.cuda.synchronize()
+        del tensor
+        gpushm.torch.multiprocessing.collect()
+        answers.put("gone")
+
+
+def exchange(sent, warm=0, times=0):
+    """Sends tensors to add_one, and returns its answers and the time of one exchange in microseconds."""
+    context = torch.multiprocessing.get_context("spawn")
+    tensors, answers = context.SimpleQueue(), context.SimpleQueue()
+    process = context.Process(target=add_one, args=(tensors, answers))
+    process.start()
+
+    def one(tensor):
+        tensors.put(tensor)
+        answer = answers.get()
+        assert answers.get() == "gone"
+        return answer
+
+    told = [one(tensor) for tensor in sent]
+    taken = [one(sent[0]) for _ in range(warm)]
+    start = time.perf_counter()
+    taken += [one(sent[0]) for _ in range(times)]
+    took = (time.perf_counter() - start) / max(times, 1) * 1e6
+    tensors.put(None)
+    process.join(60)
+    assert process.exitcode == 0
+    return told, took
+
+
+def torchs_queues(settings="expandable_segments:False"):
+    torch.cuda.empty_cache()
+    torch.cuda.memory._set_allocator_settings(settings)
+    gpushm.torch.multiprocessing.install()
+    try:
+        whole = torch.arange(3 * MIB, dtype=torch.float32, device="cuda").reshape(3, MIB)
+        sent = [whole, whole[1, 5:50:7], whole.T[:10].double(), torch.ones(5, dtype=torch.bfloat16, device="cuda"),
+                torch.nn.Parameter(torch.full((4,), 2.0, device="cuda")), torch.arange(9, device="cuda")]
+        torch.cuda.synchronize()
+        wanted = [each.double().sum().item() for each in sent]
+        wanted[1] += sent[1].numel()  # A part of the first one, which the receiver has added 1 to.
+        told, _ = exchange(sent)
+        assert told == wanted, (told, wanted)
+        assert whole[0, 0].item() == 1 and whole[1, 5].item() == MIB + 5 + 2
+        assert gpushm.torch.multiprocessing.collect() == 0
+        assert not [info.name for info in gpushm.list_buffers() if info.name.startswith("torch-mp-")]
+    finally:
+        gpushm.torch.multiprocessing.uninstall()
+        torch.cuda.empty_cache()
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+
+
+def torchs_queues_on_expandable_segments():
+    torchs_queues("expandable_segments:True")
+
+
+def torchs_queues_are_not_slower():
+    tensor = torch.zeros(MIB, device="cuda")
+    _, over_cuda_ipc = exchange([tensor], 20, 200)
+    gpushm.torch.multiprocessing.install()
+    try:
+        _, over_gpushm = exchange([tensor], 20, 200)
+    finally:
+        gpushm.torch.multiprocessing.uninstall()
+    print(f"  one exchange: CUDA IPC {over_cuda_ipc:.0f} us, gpushm {over_gpushm:.0f} us")
+
+
+def modules_in_place():
+    from gpushm.integrations import _modules
+
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(64, 32, device="cuda").T, requires_grad=False)
+            self.again = self.weight
+            self.fp8 = torch.nn.Parameter(torch.randn(16, 8, device="cuda").to(torch.float8_e4m3fn).t(),
+                                          requires_grad=False)
+            self.register_buffer("scale", torch.ones(4, device="cuda"), persistent=False)
+
+    first, second = Odd(), Odd()
+    _modules.publish(first, "gpu-check-m")
+    with gpushm.tensors.open("gpu-check-m") as opened:
+        assert _modules.adopt(second, opened) == []
+        base = opened.buffer.ptr
+        assert base <= second.weight.data_ptr() < base + opened.buffer.nbytes
+        assert not base <= second.scale.data_ptr() < base + opened.buffer.nbytes
+        assert _modules.exchange(first, opened) == 2
+    for module in (first, second):
+        assert module.again is module.weight and module.weight.stride() == (1, 32)
+    assert torch.equal(first.weight, second.weight)
+    assert torch.equal(first.fp8.view(torch.uint8), second.fp8.view(torch.uint8))
+
+
 def times():
     client = gpushm.client()
     tensors = {f"t{i}": torch.zeros(4096, device="cuda") for i in range(1000)}
@@ -174,7 +275,8 @@ def main():
     print(gpushm.about())
     for check in (same_bytes, from_dlpack_of_everything, writes_are_illegal_and_guarded,
                   deleters_do_not_break_a_capture, old_generations_are_freed, in_place_under_a_graph,
-                  rings_and_queues, a_tensor_is_offered_where_it_lies, times):
+                  rings_and_queues, a_tensor_is_offered_where_it_lies, modules_in_place, torchs_queues,
+                  torchs_queues_on_expandable_segments, torchs_queues_are_not_slower, times):
         try:
             check()
             print(f"ok      {check.__name__}", flush=True)

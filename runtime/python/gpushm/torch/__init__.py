@@ -69,6 +69,14 @@ def _lacks(name):
                        "take the array's .bytes(), or use a newer PyTorch")
 
 
+def spec(tensor):
+    """Type and shape of a tensor, as a set has them: ("bfloat16", (4096, 4096)). Its memory is not read."""
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if dtype == "float4_e2m1fn_x2":  # Two elements in each.
+        return _FP4, (*shape[:-1], shape[-1] * 2)
+    return dtype, shape
+
+
 def load_file(name, *, generation=0, timeout=60.0, client=None):
     """The tensors of a buffer, as a dict of names to tensors on the GPU that holds them: no copy, and
     for reading only. Their memory stays mapped while one of them lives, or a view of it, and until work

@@ -1,0 +1,5 @@
+"""gpushm in other people's programs: `transformers`, `vllm` and further modules of this package.
+
+Each is imported only where its framework is installed, and none is needed for gpushm itself.
+docs/guides/python-integrations.md says what each does.
+"""
