@@ -14,14 +14,16 @@ import pytest
 import gpushm
 import gpushm.testing
 
-STEP_S = 30
-# What needs PyTorch, and for the second group also transformers (requirements-torch.txt).
+STEP_S = 120  # A peer that imports PyTorch takes long on a busy machine.
+# What needs PyTorch, and two of them also transformers or Ray (requirements-torch.txt).
 NEED_TORCH = ["test_torch.py", "test_torch_multiprocessing.py", "test_vllm.py"]
 collect_ignore = [] if importlib.util.find_spec("torch") else list(NEED_TORCH)
 if collect_ignore or not importlib.util.find_spec("transformers"):
     collect_ignore.append("test_transformers.py")
 if os.environ.get("GPUSHM_INTEGRATIONS") != "1":  # It downloads the sources of vLLM.
     collect_ignore.append("test_vllm_contract.py")
+if "test_torch.py" in collect_ignore or not importlib.util.find_spec("ray"):
+    collect_ignore.append("test_ray.py")
 # A stream that waits holds up those that share its hardware queue: give each stream of a test its own.
 os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
 

@@ -14,7 +14,7 @@ import zipfile
 
 import pytest
 
-PINNED = {"vllm": "0.33.0", "sglang": "0.5.23", "lmcache": "0.5.6"}
+PINNED = {"vllm": "0.33.0"}
 
 
 def wheel(package):

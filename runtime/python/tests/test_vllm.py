@@ -308,6 +308,10 @@ def test_a_name_of_ones_own(engine, app):
     gpushm.tensors.publish("other", {"x": torch.ones(1)}, client=app)
     with pytest.raises(gpushm.Incompatible, match="not published by this loader"):
         load(engine, {"name": "other"})
+    app.create("raw", 8).detach()
+    with pytest.raises(gpushm.Incompatible, match="holds no tensors"):
+        load(engine, {"name": "raw"})
+    assert not [info.name for info in app.list() if info.name.endswith("-loading")]
 
 
 def test_what_is_refused(engine, app):

@@ -1,4 +1,4 @@
-"""gpushm in other people's programs: `transformers`, `vllm` and further modules of this package.
+"""gpushm in other people's programs: `transformers`, `vllm` and `ray`.
 
 Each is imported only where its framework is installed, and none is needed for gpushm itself.
 docs/guides/python-integrations.md says what each does.

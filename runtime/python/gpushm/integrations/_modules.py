@@ -103,13 +103,17 @@ def adopt(module, opened, *, extend=False, types=True):
 def exchange(module, opened):
     """Replaces the memory of a module's parameters by that of the set which was published from it. The
     Parameter objects stay, so what refers to them goes on. Returns how many they are."""
-    entries = json.loads(opened.metadata[_KEY])["entries"]
+    described = json.loads(opened.metadata[_KEY])
+    entries = described["entries"]
     own = {key: tensor for key, _, tensor in members(module)}
     loaded = _torch.tensors_of(opened)
     shared = [key for key, entry in entries.items() if entry["kind"] == _PARAMETER]
     for key in shared:
         tensor, entry = loaded[key], entries[key]
         own[key].data = tensor.as_strided(entry["shape"], entry["stride"]) if "stride" in entry else tensor
+    for key, of in described["ties"].items():
+        if entries[of]["kind"] == _PARAMETER:
+            own[key].data = own[of].data
     return len(shared)
 
 

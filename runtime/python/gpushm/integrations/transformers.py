@@ -23,6 +23,10 @@ from gpushm.integrations import _modules
 
 __all__ = ["from_shared", "publish"]
 
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(f"gpushm.integrations.transformers needs transformers 5 or newer, and {transformers.__version__} "
+                      "is installed: install a newer one, or use gpushm.torch.publish_module and adopt_module")
+
 _CLASS, _CONFIG, _GENERATION = "transformers.class", "transformers.config", "transformers.generation"
 
 

@@ -30,6 +30,8 @@ __all__ = ["collect", "held", "install", "uninstall"]
 
 # A buffer's name says which process offers it, so that another one can clean up after its death.
 _NAME = re.compile(r"torch-mp-(\d+)-[0-9a-f]{12}-\d+")
+# How many earlier hand-overs each new one looks at, so that a long queue does not slow the sender down.
+_LOOKS = 8
 # After the feeder threads of queues have been joined, whose priority is -5.
 _LAST = -100
 
@@ -75,7 +77,7 @@ class _Sender:
     def hand_over(self, storage):
         """Offers a storage, and returns the name that its one receiver attaches and deletes."""
         client = self._client or _default.client()
-        self.collect()
+        self.collect(_LOOKS)
         with self._lock:
             if self._prefix is None:
                 self._begin(client)
@@ -94,10 +96,11 @@ class _Sender:
                 self._sent.append(_Sent(client, name, result.generation, storage))
         return name
 
-    def collect(self):
+    def collect(self, looks=None):
+        """Looks at the oldest ones. Those that are used still go to the end, so each gets its turn."""
         with self._lock:
-            sent, self._sent = self._sent, []
-        kept = [each for each in sent if not each.unused()]
+            taken, self._sent = self._sent[:looks], self._sent[len(self._sent[:looks]):]
+        kept = [each for each in taken if not each.unused()]
         with self._lock:
             self._sent += kept
             return len(self._sent)
@@ -105,6 +108,13 @@ class _Sender:
     def withdraw(self):
         with self._lock:
             sent = list(self._sent)
+        for each in sent:
+            each.withdraw()
+
+    def withdraw_one(self, name):
+        """Takes a name back. The memory is held until its users have let go of it."""
+        with self._lock:
+            sent = [each for each in self._sent if each.name == name]
         for each in sent:
             each.withdraw()
 
@@ -220,14 +230,22 @@ def _bytes_of(storage):
 
 def _rebuild(name, dtype, shape, stride, offset, parameter, requires_grad, conj, neg):
     client = _default.client()
+    raw = _attach(client, name, "keep the sender running until its tensors are received, and unpickle each once")
+    client.delete(name)  # It has one receiver. The sender learns from the attachment's end.
+    return _view(raw, dtype, shape, stride, offset, parameter, requires_grad, conj, neg)
+
+
+def _attach(client, name, remedy):
+    """The bytes of a storage that was handed over."""
     try:
         buffer = client.attach(name, write=True, timeout=0)
     except NotFound as error:
-        raise from_status(
-            Status.NOT_FOUND, f"the memory of a tensor that was sent is gone: {error.what}",
-            "keep the sender running until its tensors are received, and unpickle each once") from error
-    client.delete(name)  # It has one receiver. The sender learns from the attachment's end.
-    raw = _torch.as_tensor(buffer.view("uint8", (buffer.nbytes,)))
+        raise from_status(Status.NOT_FOUND, f"the memory of a tensor that was sent is gone: {error.what}",
+                          remedy) from error
+    return _torch.as_tensor(buffer.view("uint8", (buffer.nbytes,)))
+
+
+def _view(raw, dtype, shape, stride, offset, parameter=False, requires_grad=False, conj=False, neg=False):
     tensor = torch.empty(0, dtype=dtype, device=raw.device).set_(raw.untyped_storage(), offset, shape, stride)
     tensor = torch.conj(tensor) if conj else tensor
     tensor = torch._neg_view(tensor) if neg else tensor

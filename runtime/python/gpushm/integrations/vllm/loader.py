@@ -34,7 +34,7 @@ from vllm.model_executor.utils import weights_already_processed
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from gpushm import _default, tensors as _tensors
-from gpushm.errors import AlreadyExists, NotFound, Status, Timeout, from_status
+from gpushm.errors import AlreadyExists, Loading, NotFound, Status, Timeout, from_status
 from gpushm.integrations import _modules
 
 # In vLLM's hierarchy of loggers, so that its settings apply.
@@ -79,9 +79,12 @@ class GpushmModelLoader(BaseModelLoader):
         client = _default.client()
         name, key = self._identify(vllm_config, model_config)
         opened = self._wait_or_lead(client, name, lead=True)
+        target = torch.device(self.load_config.device or vllm_config.device_config.device)
         if opened is not None:
-            return self._adopt(opened, key, vllm_config, model_config, prefix)
+            _check_device(opened.buffer, target)
+            return self._adopt(opened, key, vllm_config, model_config, prefix, target)
         try:
+            _check_device(self._held, target)
             return self._lead(client, name, key, vllm_config, model_config, prefix)
         finally:
             self._end_lead(client, name)
@@ -94,15 +97,13 @@ class GpushmModelLoader(BaseModelLoader):
         end = time.monotonic() + self._timeout
         told = False
         while True:
-            with contextlib.suppress(NotFound, Timeout):
-                return _tensors.open(name, timeout=0)
+            if (opened := _look(client, name)) is not None:
+                return opened
             if lead and self._try_to_lead(client, name):
                 # Another server may have published, and ended its lead, since the first look.
-                with contextlib.suppress(NotFound, Timeout):
-                    opened = _tensors.open(name, timeout=0)
+                if (opened := _look(client, name)) is not None:
                     self._end_lead(client, name)
-                    return opened
-                return None
+                return opened
             if not lead and not _is_led(client, name):
                 return None
             if not told:
@@ -113,7 +114,7 @@ class GpushmModelLoader(BaseModelLoader):
                     Status.TIMEOUT, f"another server has been loading \"{name}\" for {self._timeout:g} s",
                     "check that server's log, or raise \"timeout\" in --model-loader-extra-config")
             with contextlib.suppress(Timeout):
-                client.wait(name, 0, _WAIT_STEP_S)
+                client.wait(name, 0, min(self._timeout, _WAIT_STEP_S))
 
     def _try_to_lead(self, client, name):
         """Makes the buffer that says who loads. It goes with this process, also if that is killed."""
@@ -175,9 +176,8 @@ class GpushmModelLoader(BaseModelLoader):
 
     # ---- the others
 
-    def _adopt(self, opened, key, vllm_config, model_config, prefix):
+    def _adopt(self, opened, key, vllm_config, model_config, prefix, target):
         _check_key(opened, key)
-        target = torch.device(self.load_config.device or vllm_config.device_config.device)
         with set_default_torch_dtype(model_config.dtype):
             with torch.device("meta"):
                 model = initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
@@ -192,6 +192,32 @@ class GpushmModelLoader(BaseModelLoader):
         logger.info("took the weights \"%s\", generation %d: %d tensors, %.2f GiB shared", opened.name,
                     opened.generation, len(opened), opened.nbytes / 2**30)
         return model.eval()
+
+
+def _look(client, name):
+    """The set of that name; None if nobody has published it yet."""
+    for _ in range(2):  # It may be published between the two calls.
+        with contextlib.suppress(NotFound, Loading, Timeout):
+            return _tensors.open(name, timeout=0)
+        try:
+            info = client.lookup(name)
+        except NotFound:
+            return None
+        if info.state == "loading":
+            return None  # The pod declares it, and nobody has filled it.
+    raise from_status(Status.INCOMPATIBLE, f"the buffer \"{name}\" exists, and holds no tensors",
+                      "give \"name\" in --model-loader-extra-config another value, or delete the buffer")
+
+
+def _check_device(buffer, target):
+    """One broker serves one GPU."""
+    if target.type != "cuda":
+        return
+    index = torch.cuda.current_device() if target.index is None else target.index
+    if buffer.device != index:
+        raise from_status(
+            Status.UNSUPPORTED, f"the broker's memory is on GPU {buffer.device}, and this worker on GPU {index}",
+            "use --load-format gpushm with one GPU for each server")
 
 
 def _leader_name(name):
@@ -251,15 +277,15 @@ def _refuse(vllm_config, model_config):
 
 
 def _fill_rest(model, device):
-    """Tensors that the publisher's post-processing removed. Nothing reads them; zeros rather than what is
-    left in memory."""
-    for name in (rest := _modules.on_meta(model)):
-        path, _, leaf = name.rpartition(".")
-        owner = model.get_submodule(path)
-        tensor = torch.zeros_like(getattr(owner, leaf), device=device)
-        if leaf in owner._parameters:
-            tensor = torch.nn.Parameter(tensor, requires_grad=False)
-        setattr(owner, leaf, tensor)
+    """Parameters and buffers that the publisher's post-processing removed. Nothing reads them; zeros rather
+    than what is left in memory. Plain attributes stay on the device meta, where reading them is an error."""
+    rest = []
+    for owner_name, owner in model.named_modules():
+        for kept, wrap in ((owner._parameters, lambda t: torch.nn.Parameter(t, requires_grad=False)),
+                           (owner._buffers, lambda t: t)):
+            for leaf in [leaf for leaf, tensor in kept.items() if tensor is not None and tensor.is_meta]:
+                kept[leaf] = wrap(torch.zeros_like(kept[leaf], device=device))
+                rest.append(f"{owner_name}.{leaf}".removeprefix("."))
     if rest:
         logger.warning("%d tensors are not among the shared ones and are zeros now: %s", len(rest),
                        ", ".join(rest[:5]))
