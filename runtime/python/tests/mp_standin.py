@@ -40,7 +40,9 @@ class OnGpu:
 
 
 def _from_dlpack(array, stream):
-    return torch.from_dlpack(array.__dlpack__(dl_device=(1, 0), max_version=(1, 0)))
+    tensor = torch.from_dlpack(array.__dlpack__(dl_device=(1, 0), max_version=(1, 0)))
+    tensor.untyped_storage().keeps = array  # A tensor on a GPU keeps the memory mapped; the copy must, too.
+    return tensor
 
 
 def replace(patch):

@@ -193,3 +193,19 @@ def test_awatch(app, other):
 
     gpushm.tensors.publish("w", weights(1), client=app)
     assert asyncio.run(asyncio.wait_for(follow(), 30)) == [1, 2, 3]
+
+
+def test_publish_tensors_one_after_the_other(app, other):
+    specs = {"a": ("float32", (2, 3)), "b": ("int8", (5,))}
+    arrays = {"a": numpy.arange(6, dtype="float32").reshape(2, 3), "b": numpy.arange(5, dtype="int8")}
+    first = gpushm.tensors.publish_each("w", specs, reversed(arrays.items()), metadata={"step": "1"}, client=app)
+    opened = gpushm.tensors.open("w", client=other)
+    assert list(opened) == ["a", "b"] and opened.metadata == {"step": "1"}
+    for name, array in arrays.items():
+        assert (opened[name].numpy() == array).all()
+    for wrong, text in (([("a", arrays["a"])], "1 tensors are missing"),
+                        ([("a", arrays["a"])] * 2, "comes twice"), ([("c", arrays["a"])], "not in specs"),
+                        ([("a", arrays["b"])], r"int8 \[5\], and specs say float32 \[2, 3\]")):
+        with pytest.raises(gpushm.InvalidArgument, match=text):
+            gpushm.tensors.publish_each("w", specs, wrong, client=app)
+    assert app.lookup("w").generation == first
