@@ -57,4 +57,32 @@ nb::object ToDlpack(const Array& array, nb::object stream, nb::object max_versio
 
 void BindArray(nb::module_& module);
 
+// Lets frameworks take a `T` as the array `view(t)`.
+template <typename T, typename View, typename Device>
+void BindAsArray(nb::class_<T>* type, View view, Device device, const char* dlpack_text,
+                 const char* interface_text) {
+  type->def(
+          "__dlpack__",
+          [view](const T& t, nb::object stream, nb::object max_version, nb::object dl_device,
+                 nb::object copy) {
+            return ToDlpack(view(t), stream, max_version, dl_device, copy);
+          },
+          nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
+          nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none(),
+          nb::sig(
+              "def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
+              "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "
+              "-> object"),
+          dlpack_text)
+      .def(
+          "__dlpack_device__", [device](const T& t) { return nb::make_tuple(2, device(t)); },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
+      .def_prop_ro(
+          "__cuda_array_interface__",
+          [view](const T& t) -> nb::object {
+            return nb::cast(view(t)).attr("__cuda_array_interface__");
+          },
+          nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"), interface_text);
+}
+
 }  // namespace gpushm::python

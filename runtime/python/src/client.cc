@@ -434,13 +434,14 @@ void BindInfos(nb::module_& module) {
 }
 
 void BindBuffer(nb::module_& module) {
-  nb::class_<Buffer>(module, "Buffer", nb::is_weak_referenceable(),
-                     "A buffer of the pod, mapped into this process.\n\n"
-                     "It is also an array of uint8 for frameworks (`torch.from_dlpack(buffer)`); "
-                     "`view` gives other types. As a context manager it detaches at the end of the "
-                     "block. In every case the memory stays mapped until the last array has died, "
-                     "and the work that its streams had is done. Any thread may use it.")
-      .def_prop_ro(
+  nb::class_<Buffer> type(
+      module, "Buffer", nb::is_weak_referenceable(),
+      "A buffer of the pod, mapped into this process.\n\n"
+      "It is also an array of uint8 for frameworks (`torch.from_dlpack(buffer)`); "
+      "`view` gives other types. As a context manager it detaches at the end of the "
+      "block. In every case the memory stays mapped until the last array has died, "
+      "and the work that its streams had is done. Any thread may use it.");
+  type.def_prop_ro(
           "name", [](const Buffer& b) { return b.name(); }, "Its name.")
       .def_prop_ro(
           "nbytes", [](const Buffer& b) { return b.info().size_bytes; },
@@ -588,27 +589,6 @@ void BindBuffer(nb::module_& module) {
           "Raises BufferError while arrays of it live; Busy while work on `streams`, or on streams "
           "that took arrays, is pending. With `defer` it is unmapped after that work.")
       .def(
-          "__dlpack__",
-          [](const Buffer& b, nb::object stream, nb::object max_version, nb::object dl_device,
-             nb::object copy) { return ToDlpack(b.Bytes(), stream, max_version, dl_device, copy); },
-          nb::kw_only(), "stream"_a = nb::none(), "max_version"_a = nb::none(),
-          "dl_device"_a = nb::none(), "copy"_a = nb::none(),
-          nb::sig(
-              "def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
-              "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "
-              "-> object"),
-          "The buffer as uint8: see Array.__dlpack__.")
-      .def(
-          "__dlpack_device__", [](const Buffer& b) { return nb::make_tuple(2, b.info().device); },
-          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
-      .def_prop_ro(
-          "__cuda_array_interface__",
-          [](const Buffer& b) -> nb::object {
-            return nb::cast(b.Bytes()).attr("__cuda_array_interface__");
-          },
-          nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"),
-          "The buffer as uint8.")
-      .def(
           "__enter__", [](nb::object self) { return self; },
           nb::sig("def __enter__(self) -> Buffer"))
       .def(
@@ -624,6 +604,10 @@ void BindBuffer(nb::module_& module) {
         return nb::str("<gpushm.Buffer {!r} generation {} of {} bytes, {}>")
             .format(b.name(), info.generation, info.size_bytes, AccessName(info.access));
       });
+  BindAsArray(
+      &type, [](const Buffer& b) { return b.Bytes(); },
+      [](const Buffer& b) { return b.info().device; }, "The buffer as uint8: see Array.__dlpack__.",
+      "The buffer as uint8.");
 }
 
 }  // namespace

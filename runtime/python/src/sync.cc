@@ -580,13 +580,13 @@ gpushm_ring_options RingOptions(bool write, uint32_t policy, uint32_t frames, ui
 }
 
 void BindFrame(nb::module_& module) {
-  nb::class_<Frame>(
+  nb::class_<Frame> type(
       module, "Frame",
       "A frame of a ring or an item of a queue, between its begin and its end.\n\n"
       "Frameworks take it as an array, of the type and shape that its writer put, or "
       "that the ring was opened with. At the end of a `with` block it is ended; if "
-      "the block raises, it is given back instead. After its end the bytes may change.")
-      .def_prop_ro(
+      "the block raises, it is given back instead. After its end the bytes may change.");
+  type.def_prop_ro(
           "number", [](const Frame& f) { return f.frame().number; },
           "From 1, in each generation of the ring.")
       .def_prop_ro(
@@ -642,26 +642,6 @@ void BindFrame(nb::module_& module) {
           "numpy", [](const Frame& f) { return nb::cast(f.View()).attr("numpy")(); },
           nb::sig("def numpy(self) -> numpy.ndarray"), "Copies the frame to the host.")
       .def(
-          "__dlpack__",
-          [](const Frame& f, nb::object stream, nb::object max_version, nb::object dl_device,
-             nb::object copy) { return ToDlpack(f.View(), stream, max_version, dl_device, copy); },
-          nb::kw_only(), "stream"_a = nb::none(), "max_version"_a = nb::none(),
-          "dl_device"_a = nb::none(), "copy"_a = nb::none(),
-          nb::sig(
-              "def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
-              "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "
-              "-> object"),
-          "See Array.__dlpack__. Work of `stream` runs when the frame is complete.")
-      .def(
-          "__dlpack_device__", [](const Frame& f) { return nb::make_tuple(2, f.device); },
-          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"), "(2, device): a CUDA GPU.")
-      .def_prop_ro(
-          "__cuda_array_interface__",
-          [](const Frame& f) -> nb::object {
-            return nb::cast(f.View()).attr("__cuda_array_interface__");
-          },
-          nb::sig("def __cuda_array_interface__(self) -> dict[str, object]"), "See Array.")
-      .def(
           "_copy_from",
           [](const Frame& f, uint64_t address, uint64_t bytes, const nb::object& stream) {
             const Stream parsed = ParseStream(stream);
@@ -715,6 +695,9 @@ void BindFrame(nb::module_& module) {
         return nb::str("<gpushm.Frame {} of {} bytes{}>")
             .format(f.frame().number, f.frame().bytes, f.open->is_open ? "" : ", ended");
       });
+  BindAsArray(
+      &type, [](const Frame& f) { return f.View(); }, [](const Frame& f) { return f.device; },
+      "See Array.__dlpack__. Work of `stream` runs when the frame is complete.", "See Array.");
 }
 
 void BindRing(nb::module_& module) {
