@@ -151,7 +151,7 @@ TEST_F(SimTest, ForeignFilesAreLeftAlone) {
   const std::string card = folder_ + "/" + kCardFolder;
   std::ofstream(card + "/README") << "not ours";
   std::filesystem::create_directory(card + "/ffffffffffffffffffffffffffffffff");
-  std::ofstream(card + "/lock") << "garbage in the ledger";
+  std::ofstream(card + "/ledger") << "garbage in the ledger";
   Run([&] {
     EXPECT_EQ(UsedBytes(), 0U);
     ASSERT_TRUE(Cuda().Init());

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -28,47 +29,113 @@ struct Ledger {
   uint64_t check = 0;
 };
 
-// The card's lock, held from construction to destruction. It unlocks explicitly, not by closing the
-// file, because a child forked meanwhile also has the file open.
+template <typename T>
+T Random() {
+  T value{};
+  while (getrandom(&value, sizeof value, 0) != static_cast<ssize_t>(sizeof value)) {
+  }
+  return value;
+}
+
+// Opens the file in `card_folder`, which every user of the simulated card may write.
+int OpenShared(const std::string& card_folder, const char* name, int flags) {
+  const std::string path = card_folder + name;
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0666);
+  if (fd >= 0 && (flags & O_CREAT) != 0) fchmod(fd, 0666);  // Fails if another user made it.
+  return fd;
+}
+
+using MappedMutex = pthread_mutex_t*;
+
+MappedMutex MapMutex(int fd) {
+  void* const base =
+      mmap(nullptr, sizeof(pthread_mutex_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return base == MAP_FAILED ? nullptr : static_cast<MappedMutex>(base);
+}
+
+// The file appears whole, with an initialised mutex.
+bool MakeMutex(const std::string& card_folder) {
+  char name[48];
+  std::snprintf(name, sizeof name, "/mutex.%016llx",
+                static_cast<unsigned long long>(Random<uint64_t>()));
+  const int fd = OpenShared(card_folder, name, O_CREAT | O_EXCL);
+  if (fd < 0) return false;
+  bool made = ftruncate(fd, sizeof(pthread_mutex_t)) == 0;
+  if (const MappedMutex mutex = made ? MapMutex(fd) : nullptr; mutex != nullptr) {
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    made = pthread_mutex_init(mutex, &attributes) == 0;
+    pthread_mutexattr_destroy(&attributes);
+    munmap(mutex, sizeof *mutex);
+  } else {
+    made = false;
+  }
+  close(fd);
+  const std::string path = card_folder + name;
+  if (made) made = link(path.c_str(), (card_folder + "/mutex").c_str()) == 0 || errno == EEXIST;
+  unlink(path.c_str());
+  return made;
+}
+
+MappedMutex OpenMutex(const std::string& card_folder) {
+  int fd = OpenShared(card_folder, "/mutex", 0);
+  if (fd < 0 && errno == ENOENT) {
+    if (mkdir(card_folder.c_str(), 0777) == 0) chmod(card_folder.c_str(), 0777);
+    if (MakeMutex(card_folder)) fd = OpenShared(card_folder, "/mutex", 0);
+  }
+  if (fd < 0) return nullptr;
+  const MappedMutex mutex = MapMutex(fd);
+  close(fd);
+  return mutex;
+}
+
+// The card's lock, held from construction to destruction, and the file with its ledger.
+//
+// It is a robust mutex because that ends with its thread. A file lock ends when the process closes
+// the file, and a killed process keeps its later files while the close of an earlier one blocks.
 class CardLock {
  public:
-  explicit CardLock(const std::string& card_folder) {
-    fd_ = open((card_folder + "/lock").c_str(), O_RDWR | O_CLOEXEC);
-    if (fd_ < 0 && errno == ENOENT) {
-      if (mkdir(card_folder.c_str(), 0777) == 0) chmod(card_folder.c_str(), 0777);
-      fd_ = open((card_folder + "/lock").c_str(), O_RDWR | O_CLOEXEC | O_CREAT, 0666);
-      if (fd_ >= 0) fchmod(fd_, 0666);  // Fails if another user made the file and did the same.
-    }
-    if (fd_ < 0) return;
+  explicit CardLock(const std::string& card_folder) : mutex_(OpenMutex(card_folder)) {
+    if (mutex_ == nullptr) return;
+    // Not pthread_mutex_lock: the kernel frees a mutex that a killed thread waited for if the
+    // owner, in another PID namespace, has the same thread ID.
     int locked = 0;
-    do {
-      locked = flock(fd_, LOCK_EX);
-    } while (locked != 0 && errno == EINTR);
+    while ((locked = pthread_mutex_trylock(mutex_)) == EBUSY) usleep(20);
+    if (locked == EOWNERDEAD) pthread_mutex_consistent(mutex_);
+    ledger_ = OpenShared(card_folder, "/ledger", O_CREAT);
+    // The dead owner may not have got as far as its ledger.
+    if (locked == EOWNERDEAD && ledger_ >= 0) [[maybe_unused]]
+      const int lost = ftruncate(ledger_, 0);
   }
   CardLock(const CardLock&) = delete;
   CardLock& operator=(const CardLock&) = delete;
   ~CardLock() {
-    if (fd_ < 0) return;
-    flock(fd_, LOCK_UN);
-    close(fd_);
+    if (ledger_ >= 0) close(ledger_);
+    if (mutex_ == nullptr) return;
+    pthread_mutex_unlock(mutex_);
+    munmap(mutex_, sizeof *mutex_);
   }
-  int fd() const { return fd_; }
+  // Negative if there is no lock.
+  int ledger() const { return ledger_; }
 
  private:
-  int fd_ = -1;
+  MappedMutex mutex_;
+  int ledger_ = -1;
 };
 
-bool ReadLedger(int lock_fd, uint64_t* bytes) {
+bool ReadLedger(int ledger_fd, uint64_t* bytes) {
   Ledger ledger;
-  if (pread(lock_fd, &ledger, sizeof ledger, 0) != static_cast<ssize_t>(sizeof ledger))
+  if (pread(ledger_fd, &ledger, sizeof ledger, 0) != static_cast<ssize_t>(sizeof ledger))
     return false;
   *bytes = ledger.bytes;
   return (ledger.bytes ^ kLedgerCheck) == ledger.check;
 }
 
-bool WriteLedger(int lock_fd, uint64_t bytes) {
+bool WriteLedger(int ledger_fd, uint64_t bytes) {
   const Ledger ledger{bytes, bytes ^ kLedgerCheck};
-  return pwrite(lock_fd, &ledger, sizeof ledger, 0) == static_cast<ssize_t>(sizeof ledger);
+  return pwrite(ledger_fd, &ledger, sizeof ledger, 0) == static_cast<ssize_t>(sizeof ledger);
 }
 
 // True if `fd` is an allocation of a simulated driver.
@@ -113,14 +180,6 @@ bool MakeFolder(const std::string& path) {
     }
     if (slash == std::string::npos) return true;
   }
-}
-
-template <typename T>
-T Random() {
-  T value{};
-  while (getrandom(&value, sizeof value, 0) != static_cast<ssize_t>(sizeof value)) {
-  }
-  return value;
 }
 
 }  // namespace
@@ -212,14 +271,14 @@ Outcome State::Create(const Card& card, Kind kind, uint64_t size_bytes, uint32_t
                       std::shared_ptr<Backing>* backing) const {
   const std::string card_folder = CardFolder(card.uuid);
   const CardLock lock(card_folder);
-  if (lock.fd() < 0) return Outcome::kSystem;
+  if (lock.ledger() < 0) return Outcome::kSystem;
   const uint64_t room = card.memory_bytes - card.reserve_bytes;
   uint64_t bound = 0;
-  if (!ReadLedger(lock.fd(), &bound) || bound > room || size_bytes > room - bound) {
-    bound = ProbeLocked(card_folder, lock.fd()).used_bytes;
+  if (!ReadLedger(lock.ledger(), &bound) || bound > room || size_bytes > room - bound) {
+    bound = ProbeLocked(card_folder, lock.ledger()).used_bytes;
     if (bound > room || size_bytes > room - bound) return Outcome::kOutOfMemory;
   }
-  if (!WriteLedger(lock.fd(), bound + size_bytes)) return Outcome::kSystem;
+  if (!WriteLedger(lock.ledger(), bound + size_bytes)) return Outcome::kSystem;
 
   Record record;
   record.magic = kMagic;
@@ -287,7 +346,7 @@ Outcome State::OpenById(const UuidBytes& card, const UuidBytes& id,
                         std::shared_ptr<Backing>* backing) const {
   const std::string card_folder = CardFolder(card);
   const CardLock lock(card_folder);
-  if (lock.fd() < 0) return Outcome::kSystem;
+  if (lock.ledger() < 0) return Outcome::kSystem;
   Record wanted;
   wanted.card = card;
   wanted.id = id;
@@ -305,12 +364,12 @@ Usage State::Probe(const Card& card) const {
   const std::string card_folder = CardFolder(card.uuid);
   Usage usage;
   const CardLock lock(card_folder);
-  if (lock.fd() >= 0) usage = ProbeLocked(card_folder, lock.fd());
+  if (lock.ledger() >= 0) usage = ProbeLocked(card_folder, lock.ledger());
   usage.used_bytes += card.reserve_bytes;
   return usage;
 }
 
-Usage State::ProbeLocked(const std::string& card_folder, int lock_fd) const {
+Usage State::ProbeLocked(const std::string& card_folder, int ledger_fd) const {
   Usage usage;
   DIR* folder = opendir(card_folder.c_str());
   if (folder == nullptr) return usage;
@@ -328,21 +387,21 @@ Usage State::ProbeLocked(const std::string& card_folder, int lock_fd) const {
     close(fd);
   }
   closedir(folder);
-  WriteLedger(lock_fd, usage.used_bytes);
+  WriteLedger(ledger_fd, usage.used_bytes);
   return usage;
 }
 
 void State::Reap(const Record& record) const {
   const std::string card_folder = CardFolder(record.card);
   const CardLock lock(card_folder);
-  if (lock.fd() < 0) return;
+  if (lock.ledger() < 0) return;
   const std::string path = card_folder + "/" + Hex(record.id.data(), record.id.size());
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return;
   uint64_t bound = 0;
   if (flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path.c_str()) == 0 &&
-      ReadLedger(lock.fd(), &bound) && bound >= record.size_bytes) {
-    WriteLedger(lock.fd(), bound - record.size_bytes);
+      ReadLedger(lock.ledger(), &bound) && bound >= record.size_bytes) {
+    WriteLedger(lock.ledger(), bound - record.size_bytes);
   }
   close(fd);
 }

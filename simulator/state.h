@@ -1,7 +1,8 @@
 // The state folder, which represents the cards' memory. All processes that see it share it.
 //
 //   <folder>/cards.yaml, faults.yaml      optional, written by people and tests
-//   <folder>/<card uuid>/lock             taken (flock) around creation, probing and cuIpc opens
+//   <folder>/<card uuid>/mutex            held around creation, probing and cuIpc opens
+//   <folder>/<card uuid>/ledger           an upper bound of the bytes in use
 //   <folder>/<card uuid>/<32 hex digits>  one allocation or one context: its bytes, then a Record
 //   <folder>/processes/<16 hex digits>    one process that uses the driver
 //
@@ -12,9 +13,9 @@
 //       unlinks it. Killing a process at any instruction leaves nothing that counts.
 //   (3) A file is created, sized and marked under the card's lock, so that probing never finds a
 //       live file half made.
-//   (4) The card's lock file has an upper bound of the bytes in use. It is raised before a file
-//       appears and lowered only by the process that unlinks one. So creation probes all files only
-//       when the card looks full.
+//   (4) The card's ledger is raised before a file appears and lowered only by the process that
+//       unlinks one. So creation probes all files only when the card looks full, or when the ledger
+//       is not valid, as after the death of a process that held the mutex.
 //   (5) A process lock is a POSIX lock: it ends with the process, and its children do not inherit
 //       it.
 //
@@ -118,7 +119,7 @@ class State {
  private:
   std::string CardFolder(const UuidBytes& card) const;
   Outcome Map(int fd, const Record& record, std::shared_ptr<Backing>* backing) const;
-  Usage ProbeLocked(const std::string& card_folder, int lock_fd) const;
+  Usage ProbeLocked(const std::string& card_folder, int ledger_fd) const;
   void SweepProcesses() const;
 
   std::string folder_;
