@@ -21,6 +21,26 @@ constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr int kDeviceOrdinal = 9;       // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 constexpr size_t kNameBytes = 256;
 
+struct Location {
+  int type = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
+  int device;
+};
+
+// CUmemAllocationProp.
+struct AllocationProperties {
+  int type = 1;          // CU_MEM_ALLOCATION_TYPE_PINNED
+  int handle_types = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+  Location location;
+  void* win32 = nullptr;
+  uint64_t flags = 0;
+};
+
+// CUmemAccessDesc.
+struct AccessTo {
+  Location location;
+  int access = 3;  // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+};
+
 struct Driver {
   int (*init)(unsigned);
   int (*version)(int*);
@@ -40,6 +60,15 @@ struct Driver {
   int (*event_create)(Event*, unsigned);
   int (*event_record)(Event, Stream);
   int (*event_destroy)(Event);
+  int (*context_synchronize)();
+  int (*memory_granularity)(size_t*, const AllocationProperties*, int);
+  int (*memory_create)(uint64_t*, size_t, const AllocationProperties*, uint64_t);
+  int (*memory_release)(uint64_t);
+  int (*address_reserve)(uint64_t*, size_t, size_t, uint64_t, uint64_t);
+  int (*address_free)(uint64_t, size_t);
+  int (*memory_map)(uint64_t, size_t, size_t, uint64_t, uint64_t);
+  int (*memory_unmap)(uint64_t, size_t);
+  int (*memory_set_access)(uint64_t, size_t, const AccessTo*, size_t);
   int (*copy_to_host)(void*, uint64_t, size_t, Stream);
   int (*copy_to_device)(uint64_t, const void*, size_t, Stream);
   int (*copy_on_device)(uint64_t, uint64_t, size_t, Stream);
@@ -89,6 +118,15 @@ Driver Open() {
   find("cuEventCreate", &driver.event_create);
   find("cuEventRecord", &driver.event_record);
   find("cuEventDestroy_v2", &driver.event_destroy);
+  find("cuCtxSynchronize", &driver.context_synchronize);
+  find("cuMemGetAllocationGranularity", &driver.memory_granularity);
+  find("cuMemCreate", &driver.memory_create);
+  find("cuMemRelease", &driver.memory_release);
+  find("cuMemAddressReserve", &driver.address_reserve);
+  find("cuMemAddressFree", &driver.address_free);
+  find("cuMemMap", &driver.memory_map);
+  find("cuMemUnmap", &driver.memory_unmap);
+  find("cuMemSetAccess", &driver.memory_set_access);
   find("cuMemcpyDtoHAsync_v2", &driver.copy_to_host);
   find("cuMemcpyHtoDAsync_v2", &driver.copy_to_device);
   find("cuMemcpyDtoDAsync_v2", &driver.copy_on_device);
@@ -205,6 +243,48 @@ CurrentContext::CurrentContext(int device) {
 CurrentContext::~CurrentContext() {
   Context popped = nullptr;
   if (pushed_) Cuda().context_pop(&popped);
+}
+
+namespace {
+
+size_t RoundUp(const AllocationProperties& properties, size_t bytes) {
+  size_t unit = 0;
+  Must(Cuda(), Cuda().memory_granularity(&unit, &properties, 0), "cuMemGetAllocationGranularity");
+  return (bytes + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+uint64_t CreateShareable(int device, size_t bytes) {
+  const PrimaryContext context(device);
+  const Driver& cuda = Cuda();
+  const AllocationProperties properties{.location = {.device = device}};
+  const size_t size = RoundUp(properties, bytes);
+  uint64_t address = 0;
+  uint64_t memory = 0;
+  Must(cuda, cuda.memory_create(&memory, size, &properties, 0), "cuMemCreate");
+  int result = cuda.address_reserve(&address, size, 0, 0, 0);
+  if (result == kSuccess) {
+    result = cuda.memory_map(address, size, 0, memory, 0);
+    if (result == kSuccess) {
+      const AccessTo access{.location = properties.location};
+      result = cuda.memory_set_access(address, size, &access, 1);
+      if (result != kSuccess) cuda.memory_unmap(address, size);
+    }
+    if (result != kSuccess) cuda.address_free(address, size);
+  }
+  cuda.memory_release(memory);  // The mapping keeps it.
+  Must(cuda, result, "map new memory");
+  return address;
+}
+
+void FreeShareable(int device, uint64_t address, size_t bytes) {
+  const PrimaryContext context(device);
+  const Driver& cuda = Cuda();
+  const size_t size = RoundUp({.location = {.device = device}}, bytes);
+  cuda.context_synchronize();
+  Must(cuda, cuda.memory_unmap(address, size), "cuMemUnmap");
+  Must(cuda, cuda.address_free(address, size), "cuMemAddressFree");
 }
 
 void CopyToHost(int device, void* target, uint64_t source, size_t bytes, Stream after) {

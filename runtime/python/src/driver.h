@@ -50,6 +50,12 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
+// Device memory that other processes can map: an allocation of its own, of `bytes` rounded up to
+// the granularity of the device.
+uint64_t CreateShareable(int device, size_t bytes);
+// Waits for all work of the device first, as cudaFree does.
+void FreeShareable(int device, uint64_t address, size_t bytes);
+
 // Copies between host memory and the device, on a stream of the package's own, and waits for the
 // copy. `after`: a stream whose present work is done before the copy starts; null: none.
 void CopyToHost(int device, void* target, uint64_t source, size_t bytes, Stream after);

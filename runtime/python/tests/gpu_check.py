@@ -160,6 +160,34 @@ with gpushm.attach("{name}") as buffer:
         assert gpushm.client().offer_state(name, result.generation).unused
 
 
+def tensors_are_born_shareable():
+    """In a pool of gpushm.torch, whatever allocator the process has else."""
+    for options in ({}, {"no_split": True}):
+        pool = gpushm.torch.pool(**options)
+        with torch.cuda.use_mem_pool(pool):
+            small = [torch.full((1000,), i, device="cuda") for i in range(10)]
+            large = torch.randint(0, 255, (300 * MIB,), dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        for name, offered in (("gpu-check-p1", small[3]), ("gpu-check-p2", large)):
+            result = gpushm.client().offer(name, offered, writers="all")
+            print(f"  {options} {offered.nbytes} bytes: {result.transport}, {result.allocations} allocations, "
+                  f"{result.mapped_nbytes} bytes in reach", flush=True)
+            assert result.transport == "vmm" and not result.copied
+            code = f"""
+with gpushm.attach("{name}") as buffer:
+    print(torch.from_dlpack(buffer).to(torch.int64).sum().item())
+"""
+            assert peer(code) == str(offered.view(torch.uint8).to(torch.int64).sum().item())
+            gpushm.delete(name)
+            assert gpushm.client().offer_state(name, result.generation).unused
+        before = torch.cuda.mem_get_info()[0]
+        del small, large, offered, pool
+        gc.collect()
+        torch.cuda.empty_cache()
+        print(f"  given back: {(torch.cuda.mem_get_info()[0] - before) // MIB} MiB", flush=True)
+        assert torch.cuda.mem_get_info()[0] - before >= 300 * MIB
+
+
 def add_one(tensors, answers):
     """In another process: writes to what it gets, and answers with the sum that it read before."""
     while (tensor := tensors.get()) is not None:
@@ -275,7 +303,7 @@ def main():
     print(gpushm.about())
     for check in (same_bytes, from_dlpack_of_everything, writes_are_illegal_and_guarded,
                   deleters_do_not_break_a_capture, old_generations_are_freed, in_place_under_a_graph,
-                  rings_and_queues, a_tensor_is_offered_where_it_lies, modules_in_place, torchs_queues,
+                  rings_and_queues, a_tensor_is_offered_where_it_lies, tensors_are_born_shareable, modules_in_place, torchs_queues,
                   torchs_queues_on_expandable_segments, torchs_queues_are_not_slower, times):
         try:
             check()

@@ -1,5 +1,6 @@
 """Arrays: types, DLPack, __cuda_array_interface__, and how long memory stays mapped."""
 
+import ctypes
 import gc
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 import driver
 import gpushm
+import gpushm.testing
 from conftest import until
 from dlpack import IS_COPIED, READ_ONLY, Consumed
 from gpushm import _native
@@ -202,17 +204,15 @@ def test_detach_says_that_work_is_pending(app, other):
     stream.wait()
 
 
-def test_offer(app, other):
-    import ctypes
+class Allocated:
+    def __init__(self, address, shape):
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "version": 3,
+                                         "data": (address, False), "strides": None}
 
+
+def test_offer(app, other):
     address = ctypes.c_uint64()
     size = 1 << 21
-
-    class Allocated:
-        def __init__(self, address, shape):
-            self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "version": 3,
-                                             "data": (address, False), "strides": None}
-
     with driver.context() as library:
         driver.must(library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)))
         driver.must(library.cuMemsetD32_v2(address, 5, ctypes.c_size_t(size // 4)))
@@ -228,3 +228,35 @@ def test_offer(app, other):
     until(lambda: app.offer_state("x", result.generation).unused)
     with pytest.raises(gpushm.NotFound):
         other.offer_state("x", result.generation)
+
+
+def test_pool_allocator(app, other):
+    """What gpushm.torch.pool gives to PyTorch: memory that is offered from where it lies."""
+    library = ctypes.CDLL(_native.__file__)
+    allocate, free = library.gpushm_torch_allocate, library.gpushm_torch_free
+    allocate.restype = ctypes.c_void_p
+    allocate.argtypes = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+    free.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+    gpushm.testing.use_simulator()
+    used = used_bytes()
+    size, part = 20 << 20, 1 << 20
+    address = allocate(size, 0, None)
+    assert used_bytes() - used >= size
+    with driver.context() as cuda:
+        driver.must(cuda.cuMemsetD32_v2(ctypes.c_uint64(address + part), 5, ctypes.c_size_t(part // 4)))
+    result = app.offer("x", Allocated(address + part, (part // 4,)))
+    assert result.transport == "vmm" and not result.copied and result.mapped_nbytes == size
+    with other.attach("x") as buffer:
+        assert set(buffer.read(0, 4096)) == {0, 5} and buffer.nbytes == part
+    app.delete("x")
+    until(lambda: app.offer_state("x", result.generation).unused)
+    free(address, size, 0, None)
+    until(lambda: used_bytes() <= used + part)  # The broker closes its descriptor later.
+    assert allocate(1 << 50, 0, None) is None
+
+
+def used_bytes():
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    with driver.context() as cuda:
+        driver.must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    return total.value - free.value

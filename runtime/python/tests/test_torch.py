@@ -127,6 +127,11 @@ def test_guard(app, other, on_host):
     assert torch.equal(tensor, torch.ones(4, 4))
 
 
+def test_no_pool_without_a_gpu():
+    with pytest.raises(gpushm.Unsupported, match="GPU"):
+        gpushm.torch.pool()
+
+
 def test_queue(app, other, on_host):
     with gpushm.torch.Queue("q", write=True, nbytes=1024, client=app) as putting:
         with gpushm.torch.Queue("q", client=other) as getting:

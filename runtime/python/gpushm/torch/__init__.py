@@ -14,10 +14,12 @@ exception with the tensor's name instead, for operations of PyTorch; kernels of 
 escape it.
 """
 
+import functools
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpushm import _default, tensors as _tensors
+from gpushm import _default, _native, tensors as _tensors
 from gpushm.errors import Status, from_status
 
 _AS_BYTES = {"float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"}
@@ -108,6 +110,33 @@ def save_file(tensors, name, metadata=None, *, client=None, timeout=600.0):
     share memory are copied once each. See gpushm.tensors.publish for `metadata` and the errors.
     """
     return _tensors.publish(name, tensors, metadata=metadata, client=client, timeout=timeout)
+
+
+def pool(**options):
+    """A torch.cuda.MemPool whose tensors other processes can map: gpushm.offer shares them without a copy.
+
+        with torch.cuda.use_mem_pool(gpushm.torch.pool()):
+            frame = torch.empty(1080, 1920, 3, dtype=torch.uint8, device="cuda")
+        gpushm.offer("frame", frame)
+
+    PyTorch puts small tensors side by side into allocations of 2 and 20 MiB, and a process that attaches
+    one of them can reach its neighbours. `options` are those of MemPool: with `no_split=True`, each tensor
+    has allocations of its own. Keep the tensor until gpushm.offer_state says that it is unused: PyTorch
+    uses its memory again when it dies. The memory belongs to this process, and counts in no pool of gpushm.
+
+    Raises Unsupported if this PyTorch has no GPU, or no pools.
+    """
+    if not torch.cuda.is_available() or not hasattr(torch.cuda, "MemPool"):
+        raise from_status(Status.UNSUPPORTED, f"PyTorch {torch.__version__} has no pools of GPU memory here",
+                          "use PyTorch 2.5 or newer, with CUDA, where it sees a GPU")
+    return torch.cuda.MemPool(_allocator().allocator(), **options)
+
+
+@functools.cache
+def _allocator():
+    """Lives as long as the process: PyTorch calls it for the last tensor, too."""
+    return torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, "gpushm_torch_allocate",
+                                                    "gpushm_torch_free")
 
 
 def publish_module(module, name, *, metadata=None, client=None, timeout=600.0):
