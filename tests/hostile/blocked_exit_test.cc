@@ -71,7 +71,9 @@ TEST(BlockedExitTest, LeavesTheCardUsable) {
   ASSERT_EQ(write(go[1], "x", 1), 1);
   int status = -1;
   const Deadline deadline = Deadline::AfterMs(20'000);
-  while (waitpid(other, &status, WNOHANG) == 0 && !deadline.Passed()) usleep(1'000);
+  while (waitpid(other, &status, WNOHANG) == 0 && !deadline.Passed()) {
+    usleep(1'000);  // sleep: between two looks.
+  }
   EXPECT_EQ(status, 0) << "-1: it waits for a lock that a victim holds";
   kill(other, SIGKILL);
   fuse->Abort();
