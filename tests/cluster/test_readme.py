@@ -18,7 +18,7 @@ def commands():
     """The first block under the heading, a command a line, as it reads without a GPU; images come from
     nowhere, and are here."""
     part = (ROOT / "docs/start/kubernetes.md").read_text().partition("\n## Install\n")[2]
-    lines = re.search(r"\n```\n(.*?)\n```\n", part, re.DOTALL)[1].splitlines()
+    lines = re.search(r"\n```sh\n(.*?)\n```\n", part, re.DOTALL)[1].splitlines()
     option = re.search(r"leave out the third command and add `([^`]+)` to the fourth", part)[1]
     lines[3] = lines[3].replace("registry.example/team", "registry.invalid") + f" {option}"
     return lines
