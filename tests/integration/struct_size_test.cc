@@ -31,7 +31,7 @@ template <typename T>
 constexpr size_t kBytesIn01 = 0;
 #define GPUSHM_BYTES_IN_0_1(name, bytes) \
   template <>                            \
-  constexpr size_t kBytesIn01<name> = bytes;
+  [[maybe_unused]] constexpr size_t kBytesIn01<name> = bytes;
 #define GPUSHM_NO_FIELD(type, field, offset, bytes)
 GPUSHM_LAYOUT_0_1(GPUSHM_BYTES_IN_0_1, GPUSHM_NO_FIELD)
 #undef GPUSHM_NO_FIELD
