@@ -37,63 +37,61 @@ T Random() {
   return value;
 }
 
-// Opens the file in `card_folder`, which every user of the simulated card may write.
-int OpenShared(const std::string& card_folder, const char* name, int flags) {
-  const std::string path = card_folder + name;
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0666);
-  if (fd >= 0 && (flags & O_CREAT) != 0) fchmod(fd, 0666);  // Fails if another user made it.
+// Opens a file, and makes it for every user if it does not exist.
+int OpenShared(const std::string& path) {
+  int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd >= 0 || errno != ENOENT) return fd;
+  fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_CREAT, 0666);
+  if (fd >= 0) fchmod(fd, 0666);  // Fails if another user made the file and did the same.
   return fd;
 }
 
-using MappedMutex = pthread_mutex_t*;
-
-MappedMutex MapMutex(int fd) {
+pthread_mutex_t* MapMutex(int fd) {
   void* const base =
       mmap(nullptr, sizeof(pthread_mutex_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  return base == MAP_FAILED ? nullptr : static_cast<MappedMutex>(base);
+  return base == MAP_FAILED ? nullptr : static_cast<pthread_mutex_t*>(base);
 }
 
-// The file appears whole, with an initialised mutex.
+// Puts an initialised mutex under its name, unless another process has done so.
 bool MakeMutex(const std::string& card_folder) {
-  char name[48];
-  std::snprintf(name, sizeof name, "/mutex.%016llx",
-                static_cast<unsigned long long>(Random<uint64_t>()));
-  const int fd = OpenShared(card_folder, name, O_CREAT | O_EXCL);
+  const auto id = Random<UuidBytes>();
+  const std::string draft = card_folder + "/mutex." + Hex(id.data(), id.size());
+  const int fd = OpenShared(draft);
   if (fd < 0) return false;
-  bool made = ftruncate(fd, sizeof(pthread_mutex_t)) == 0;
-  if (const MappedMutex mutex = made ? MapMutex(fd) : nullptr; mutex != nullptr) {
+  pthread_mutex_t* const mutex =
+      ftruncate(fd, sizeof(pthread_mutex_t)) == 0 ? MapMutex(fd) : nullptr;
+  close(fd);
+  bool made = mutex != nullptr;
+  if (made) {
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-    made = pthread_mutex_init(mutex, &attributes) == 0;
+    made = pthread_mutex_init(mutex, &attributes) == 0 &&
+           (link(draft.c_str(), (card_folder + "/mutex").c_str()) == 0 || errno == EEXIST);
     pthread_mutexattr_destroy(&attributes);
     munmap(mutex, sizeof *mutex);
-  } else {
-    made = false;
   }
-  close(fd);
-  const std::string path = card_folder + name;
-  if (made) made = link(path.c_str(), (card_folder + "/mutex").c_str()) == 0 || errno == EEXIST;
-  unlink(path.c_str());
+  unlink(draft.c_str());
   return made;
 }
 
-MappedMutex OpenMutex(const std::string& card_folder) {
-  int fd = OpenShared(card_folder, "/mutex", 0);
+pthread_mutex_t* OpenMutex(const std::string& card_folder) {
+  const std::string path = card_folder + "/mutex";
+  int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0 && errno == ENOENT) {
     if (mkdir(card_folder.c_str(), 0777) == 0) chmod(card_folder.c_str(), 0777);
-    if (MakeMutex(card_folder)) fd = OpenShared(card_folder, "/mutex", 0);
+    if (MakeMutex(card_folder)) fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   }
   if (fd < 0) return nullptr;
-  const MappedMutex mutex = MapMutex(fd);
+  pthread_mutex_t* const mutex = MapMutex(fd);
   close(fd);
   return mutex;
 }
 
-// The card's lock, held from construction to destruction, and the file with its ledger.
+// The card's mutex, locked from construction to destruction, and the file of its ledger.
 //
-// It is a robust mutex because that ends with its thread. A file lock ends when the process closes
+// The mutex is robust because that ends with its thread. A file lock ends when the process closes
 // the file, and a killed process keeps its later files while the close of an earlier one blocks.
 class CardLock {
  public:
@@ -103,11 +101,13 @@ class CardLock {
     // owner, in another PID namespace, has the same thread ID.
     int locked = 0;
     while ((locked = pthread_mutex_trylock(mutex_)) == EBUSY) usleep(20);
-    if (locked == EOWNERDEAD) pthread_mutex_consistent(mutex_);
-    ledger_ = OpenShared(card_folder, "/ledger", O_CREAT);
-    // The dead owner may not have got as far as its ledger.
-    if (locked == EOWNERDEAD && ledger_ >= 0) [[maybe_unused]]
-      const int lost = ftruncate(ledger_, 0);
+    if (locked == EOWNERDEAD) locked = pthread_mutex_consistent(mutex_);  // See invariant 4.
+    if (locked != 0) {
+      munmap(mutex_, sizeof *mutex_);
+      mutex_ = nullptr;
+      return;
+    }
+    ledger_ = OpenShared(card_folder + "/ledger");
   }
   CardLock(const CardLock&) = delete;
   CardLock& operator=(const CardLock&) = delete;
@@ -117,11 +117,11 @@ class CardLock {
     pthread_mutex_unlock(mutex_);
     munmap(mutex_, sizeof *mutex_);
   }
-  // Negative if there is no lock.
+  // Negative if the mutex could not be locked, or the ledger not be opened.
   int ledger() const { return ledger_; }
 
  private:
-  MappedMutex mutex_;
+  pthread_mutex_t* mutex_;
   int ledger_ = -1;
 };
 

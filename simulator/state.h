@@ -9,13 +9,13 @@
 // Invariants
 //   (1) An allocation's file carries a shared flock exactly as long as any descriptor or mapping of
 //       it exists in any process: the lock belongs to the open file, and both keep the file open.
-//   (2) So a process that gets LOCK_EX on it, under the card's lock, knows that it is free, and
+//   (2) So a process that gets LOCK_EX on it, under the card's mutex, knows that it is free, and
 //       unlinks it. Killing a process at any instruction leaves nothing that counts.
-//   (3) A file is created, sized and marked under the card's lock, so that probing never finds a
+//   (3) A file is created, sized and marked under the card's mutex, so that probing never finds a
 //       live file half made.
 //   (4) The card's ledger is raised before a file appears and lowered only by the process that
-//       unlinks one. So creation probes all files only when the card looks full, or when the ledger
-//       is not valid, as after the death of a process that held the mutex.
+//       unlinks one. So it is an upper bound also after the death of a process that held the mutex,
+//       and creation probes all files only when the card looks full.
 //   (5) A process lock is a POSIX lock: it ends with the process, and its children do not inherit
 //       it.
 //

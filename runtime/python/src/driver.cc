@@ -264,16 +264,14 @@ uint64_t CreateShareable(int device, size_t bytes) {
   uint64_t memory = 0;
   Must(cuda, cuda.memory_create(&memory, size, &properties, 0), "cuMemCreate");
   int result = cuda.address_reserve(&address, size, 0, 0, 0);
-  if (result == kSuccess) {
-    result = cuda.memory_map(address, size, 0, memory, 0);
-    if (result == kSuccess) {
-      const AccessTo access{.location = properties.location};
-      result = cuda.memory_set_access(address, size, &access, 1);
-      if (result != kSuccess) cuda.memory_unmap(address, size);
-    }
-    if (result != kSuccess) cuda.address_free(address, size);
-  }
+  if (result == kSuccess) result = cuda.memory_map(address, size, 0, memory, 0);
+  const AccessTo access{.location = properties.location};
+  if (result == kSuccess) result = cuda.memory_set_access(address, size, &access, 1);
   cuda.memory_release(memory);  // The mapping keeps it.
+  if (result != kSuccess && address != 0) {
+    cuda.memory_unmap(address, size);  // Fails if it is not mapped.
+    cuda.address_free(address, size);
+  }
   Must(cuda, result, "map new memory");
   return address;
 }

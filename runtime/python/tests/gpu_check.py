@@ -303,8 +303,9 @@ def main():
     print(gpushm.about())
     for check in (same_bytes, from_dlpack_of_everything, writes_are_illegal_and_guarded,
                   deleters_do_not_break_a_capture, old_generations_are_freed, in_place_under_a_graph,
-                  rings_and_queues, a_tensor_is_offered_where_it_lies, tensors_are_born_shareable, modules_in_place, torchs_queues,
-                  torchs_queues_on_expandable_segments, torchs_queues_are_not_slower, times):
+                  rings_and_queues, a_tensor_is_offered_where_it_lies, tensors_are_born_shareable,
+                  modules_in_place, torchs_queues, torchs_queues_on_expandable_segments,
+                  torchs_queues_are_not_slower, times):
         try:
             check()
             print(f"ok      {check.__name__}", flush=True)

@@ -117,7 +117,7 @@ def pool(**options):
 
         with torch.cuda.use_mem_pool(gpushm.torch.pool()):
             frame = torch.empty(1080, 1920, 3, dtype=torch.uint8, device="cuda")
-        gpushm.offer("frame", frame)
+        offered = gpushm.offer("frame", frame)
 
     PyTorch puts small tensors side by side into allocations of 2 and 20 MiB, and a process that attaches
     one of them can reach its neighbours. `options` are those of MemPool: with `no_split=True`, each tensor
