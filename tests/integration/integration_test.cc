@@ -152,6 +152,32 @@ TEST_F(IntegrationTest, FilesBothWays) {
   }
 }
 
+// Goal: the first load fills a buffer that nobody may map writable, also in a process that sees the
+// GPU and would otherwise copy by itself. Method: raw bytes and a safetensors file.
+TEST_F(IntegrationTest, ALoaderThatSeesTheGpuFillsAReadOnlyBuffer) {
+  const std::string raw = folder_ + "/raw.bin";
+  std::ofstream(raw, std::ios::binary) << std::string(1 << 20, 'g');
+  const std::string tensors = folder_ + "/t.safetensors";
+  const std::string header = R"({"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})";
+  std::ofstream(tensors, std::ios::binary)
+      << static_cast<char>(header.size()) << std::string(7, '\0') << header << "gggggggg";
+  setenv("GPUSHM_BUFFERS",
+         "buffers.gpushm.io/raw: {size: 1Mi, access: read-only, loads: true}\n"
+         "buffers.gpushm.io/tensors: {size: 1Mi, access: read-only, loads: true}\n",
+         1);
+  Broker broker(run(), "64Mi");
+  unsetenv("GPUSHM_BUFFERS");
+  Worker loader(run());
+  for (const auto& [name, path] : {std::pair("raw", raw), std::pair("tensors", tensors)}) {
+    const std::string load = std::string("load ") + name + " " + path;
+    EXPECT_EQ(loader.Do(load + " here").status, GPUSHM_DENIED) << name;
+    ASSERT_EQ(loader.Do(load + " auto").status, GPUSHM_OK) << name;
+    ASSERT_EQ(loader.Do(std::string("attach ") + name + " r 0").status, GPUSHM_OK);
+    EXPECT_EQ(loader.Do("read").value, 0x67676767) << name;
+    EXPECT_EQ(loader.Do(load + " auto").status, GPUSHM_DENIED) << "it has its content";
+  }
+}
+
 TEST_F(IntegrationTest, WaitsForAMakerThatComesLater) {
   Broker broker(run(), "64Mi");
   Worker reader(run());

@@ -128,7 +128,9 @@ class Application {
       std::string way;
       in >> path >> way;
       auto options = Sized<gpushm_transfer_options>();
-      options.method = way == "broker" ? GPUSHM_TRANSFER_BROKER : GPUSHM_TRANSFER_HERE;
+      options.method = way == "broker" ? GPUSHM_TRANSFER_BROKER
+                       : way == "auto" ? GPUSHM_TRANSFER_AUTO
+                                       : GPUSHM_TRANSFER_HERE;
       auto result = Sized<gpushm_transfer_result>();
       const auto move = verb == "load" ? gpushm_load : gpushm_save;
       const int status = move(client_, name.c_str(), path.c_str(), &options, &result);

@@ -597,7 +597,8 @@ GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 typedef int (*gpushm_progress)(void* user, uint64_t done_bytes, uint64_t total_bytes);
 
 typedef enum gpushm_transfer_method {
-  GPUSHM_TRANSFER_AUTO = 0,  /* HERE if this process sees the GPU, otherwise BROKER. */
+  /* HERE if this process sees the GPU and may write the buffer, otherwise BROKER. */
+  GPUSHM_TRANSFER_AUTO = 0,
   GPUSHM_TRANSFER_HERE = 1,  /* This process, with the primary context for that time. */
   GPUSHM_TRANSFER_BROKER = 2 /* A short-lived child process of the broker. */
 } gpushm_transfer_method;
