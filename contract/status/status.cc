@@ -1,6 +1,10 @@
 #include "contract/status/status.h"
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
 
 namespace gpushm::status {
 namespace {
@@ -135,7 +139,14 @@ class Reader {
 
   template <typename Value>
   static void Read(const Json& json, Value& value) {
-    if constexpr (std::is_arithmetic_v<Value> || std::is_same_v<Value, std::string>) {
+    if constexpr (std::is_integral_v<Value> && !std::is_same_v<Value, bool>) {
+      // The library would convert any number, also one that the type cannot hold.
+      const bool fits = json.is_number_unsigned()
+                            ? std::in_range<Value>(json.get<uint64_t>())
+                            : json.is_number_integer() && std::in_range<Value>(json.get<int64_t>());
+      if (!fits) throw std::out_of_range("no number for this field: " + json.dump().substr(0, 40));
+      value = json.get<Value>();
+    } else if constexpr (std::is_arithmetic_v<Value> || std::is_same_v<Value, std::string>) {
       json.get_to(value);
     } else {
       Reader inner(json);
@@ -144,7 +155,7 @@ class Reader {
   }
   template <typename Value>
   static void Read(const Json& json, std::optional<Value>& value) {
-    if (!json.is_null()) value = json.get<Value>();
+    if (!json.is_null()) Read(json, value.emplace());
   }
   template <typename Value>
   static void Read(const Json& json, std::vector<Value>& values) {
@@ -166,7 +177,7 @@ Result<Node> FromJson(std::string_view json) {
     Node node;
     Reader::Read(Json::parse(json), node);
     return node;
-  } catch (const Json::exception& error) {
+  } catch (const std::exception& error) {  // Of the JSON library, or of Reader.
     return Fail(Code::kCorrupt, Concat("not a node's status document: ", error.what()),
                 "check that the address is the plugin's status port, "
                 "and that gpushmctl is as new as the plugin");

@@ -68,9 +68,11 @@ TEST(StatusTest, RefusesOtherDocuments) {
     ASSERT_FALSE(node) << bad;
     EXPECT_EQ(node.error().code(), Code::kCorrupt);
   }
-  std::string wrong = json;
-  wrong.replace(wrong.find("\"count\":2"), 9, "\"count\":\"2\"");
-  EXPECT_FALSE(FromJson(wrong));
+  for (const std::string bad : {R"("2")", "2.5", "-1", "17895700000000000000000000000", "4e99"}) {
+    std::string wrong = json;
+    wrong.replace(wrong.find("\"count\":2"), 9, "\"count\":" + bad);
+    EXPECT_FALSE(FromJson(wrong)) << bad;
+  }
 }
 
 TEST(StatusTest, BytesThatAreNoTextAreReplaced) {
