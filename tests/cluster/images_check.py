@@ -11,7 +11,7 @@ import tarfile
 
 # The plugin's device nodes and folders belong to root.
 USERS = {"plugin": "0:0", "sidecar": "65532:65532", "injector": "65532:65532",
-         "demo": "65532:65532"}
+         "demo": "65532:65532", "python": "65532:65532"}
 LABELS = ("title", "description", "version", "revision", "source", "licenses")
 
 

@@ -563,6 +563,13 @@ class ExamplesTest(ChartCase):
         "request-queue": [("", "gateway", r"requests: [1-9]\d* asked, [1-9]\d* answered, .* "
                                            r"0 wrong, 0 lost")],
         "job": [("", "reader", 'begins "42"')],
+        "python-decoder-to-model": [("", "model", r"model: frame [1-9]\d*0, .* 0 wrong")],
+        "python-trainer-to-rollout": [("", rollout, r"rollout: step [2-9]\d*, generation \d+, error")
+                                      for rollout in ("rollout-a", "rollout-b")],
+        # The digest of the published model's tensors, in the order of their names.
+        "python-servers": [("app=python-servers", server,
+                            r'"tensors": 104, "nbytes": 90856960, "digest": "6feed19bc1a8f3af"')
+                           for server in ("server-a", "server-b", "server-c")],
     }
 
     def test_each_runs_and_prints_what_it_says(self):
