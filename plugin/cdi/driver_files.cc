@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -155,12 +156,17 @@ Result<void> AddLibraries(const Root& root, const std::string& folder, DriverFil
   return {};
 }
 
-void AddPrograms(const Root& root, DriverFiles* driver) {
-  for (const char* const path : {"/usr/bin/nvidia-smi", "/bin/nvidia-smi"}) {
-    if (const auto file = root.Find(path)) {
+// nvidia-smi, and those that share a GPU's time between processes (MPS).
+void AddPrograms(const Root& root, std::initializer_list<const char*> folders,
+                 DriverFiles* driver) {
+  for (const char* const name :
+       {"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}) {
+    for (const char* const folder : folders) {
+      const auto file = root.Find(Concat(folder, "/", name));
+      if (!file) continue;
       driver->common.mounts.push_back(
-          {.host_path = file->host, .container_path = "/usr/bin/nvidia-smi"});
-      return;
+          {.host_path = file->host, .container_path = Concat("/usr/bin/", name)});
+      break;
     }
   }
 }
@@ -202,6 +208,7 @@ DriverFiles Simulated(const Root& root, const DriverOptions& options) {
       MountLibrary(file->host, name, &driver.common);
     }
   }
+  AddPrograms(root, {""}, &driver);
   driver.common.mounts.push_back({.host_path = options.simulated_state,
                                   .container_path = options.simulated_state,
                                   .read_only = false});
@@ -225,7 +232,7 @@ Result<DriverFiles> FromFolder(const Root& root, const std::string& folder,
   if (auto added = AddLibraries(root, folder, &driver); !added) {
     return std::unexpected(added.error());
   }
-  AddPrograms(root, &driver);
+  AddPrograms(root, {"/usr/bin", "/bin"}, &driver);
   driver.common.env["TRITON_LIBCUDA_PATH"] = kLoaderFolders[1];
   if (auto found = FindDeviceNodes(root, &driver); !found) return std::unexpected(found.error());
   return driver;

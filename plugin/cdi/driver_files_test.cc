@@ -111,7 +111,10 @@ TEST_F(DriverFilesTest, LibrariesUnderTheirSonamesInBothFolders) {
   PutLibraries("/usr/lib/x86_64-linux-gnu");
   if (kMultiarch != "/usr/lib/x86_64-linux-gnu") PutLibraries(kMultiarch);
   PutNodes();
-  Put("/usr/bin/nvidia-smi");
+  for (const char* const name :
+       {"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}) {
+    Put(Concat("/usr/bin/", name));
+  }
   const DriverFiles driver = Found();
   EXPECT_EQ(driver.kind, DriverKind::kInstalled);
   EXPECT_EQ(driver.root, "/");
@@ -127,7 +130,10 @@ TEST_F(DriverFilesTest, LibrariesUnderTheirSonamesInBothFolders) {
     EXPECT_EQ(Mounted(edits, folder + "/libnvidia-gpucomp.so.580.65.06"),
               kMultiarch + "/libnvidia-gpucomp.so.580.65.06");
   }
-  EXPECT_EQ(Mounted(edits, "/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi");
+  for (const std::string path : {"/usr/bin/nvidia-smi", "/usr/bin/nvidia-cuda-mps-control",
+                                 "/usr/bin/nvidia-cuda-mps-server"}) {
+    EXPECT_EQ(Mounted(edits, path), path);
+  }
   EXPECT_THAT(edits.mounts, ::testing::Each(Field(&Mount::read_only, true)));
   EXPECT_EQ(edits.env.at("NVIDIA_VISIBLE_DEVICES"), "void");
   EXPECT_EQ(edits.env.at("TRITON_LIBCUDA_PATH"), "/usr/lib64");
@@ -292,12 +298,14 @@ TEST_F(DriverFilesTest, TheSimulatedDriver) {
   Put("/opt/sim/libcuda.so.1",
       std::string((size_t{1} << 20) - 7, 'x') + "gpushm_sim_version" + "more");
   Put("/opt/sim/libnvidia-ml.so.1");
+  Put("/opt/sim/nvidia-cuda-mps-control");
   const DriverFiles driver = Found("/opt/sim");
   EXPECT_EQ(driver.kind, DriverKind::kSimulated);
   EXPECT_EQ(driver.library_folder, Host("/opt/sim"));
   const Edits edits = For(driver, Instance());
   EXPECT_EQ(Mounted(edits, kMultiarch + "/libcuda.so.1"), "/opt/sim/libcuda.so.1");
   EXPECT_EQ(Mounted(edits, "/usr/lib64/libnvidia-ml.so.1"), "/opt/sim/libnvidia-ml.so.1");
+  EXPECT_EQ(Mounted(edits, "/usr/bin/nvidia-cuda-mps-control"), "/opt/sim/nvidia-cuda-mps-control");
   EXPECT_THAT(edits.mounts, Contains(Mount{.host_path = "/var/tmp/sim",
                                            .container_path = "/var/tmp/sim",
                                            .read_only = false}));
