@@ -16,7 +16,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/reference/events.md"
 DAEMONS = {"plugin/": ["plugin"], "sidecar/broker/": ["broker"], "sidecar/injector/": ["injector"],
-           "platform/daemon/http_": ["plugin", "injector"]}
+           "sidecar/mps/": ["mps"], "platform/daemon/http_": ["plugin", "injector"]}
 NO_DAEMON = re.compile(r"_(test|bench|fuzz)\.cc$|/testing/|^platform/daemon/log\.")
 CALL = re.compile(r"\bLog(Info|Warning|Error)?\(")
 EVENT = re.compile(r"[a-z]+(-[a-z]+)*")

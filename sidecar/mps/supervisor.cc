@@ -1,0 +1,321 @@
+#include "sidecar/mps/supervisor.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "platform/daemon/log.h"
+
+namespace gpushm::mps {
+namespace {
+
+constexpr int64_t kStartMs = 10'000;    // For the daemon to open its socket.
+constexpr int64_t kAnswerMs = 3'000;    // For the daemon to answer.
+constexpr int64_t kLookMs = 2'000;      // Between two looks at the server.
+constexpr int64_t kStopMs = 2'000;      // For the daemon to end in order.
+constexpr int64_t kSettledMs = 10'000;  // A daemon that lived as long is restarted without delay.
+constexpr int64_t kLongestRestartMs = 5'000;
+constexpr int kUnanswered = 3;  // As many questions in a row: the daemon hangs.
+constexpr size_t kAnswerBytes = 64 * 1024;
+
+std::string HowItEnded(int status) {
+  return WIFSIGNALED(status) ? Concat("signal ", WTERMSIG(status))
+                             : Concat("exit code ", WEXITSTATUS(status));
+}
+
+// Whether somebody accepts connections at this socket.
+bool Listens(const std::string& path) {
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  if (path.size() >= sizeof address.sun_path) return false;
+  path.copy(address.sun_path, path.size());
+  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  return fd && connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
+std::vector<pid_t> Numbers(std::string_view text) {
+  std::vector<pid_t> numbers;
+  while (!text.empty()) {
+    pid_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error == std::errc() && number > 0) numbers.push_back(number);
+    const auto used = static_cast<size_t>(end - text.data());
+    text.remove_prefix(std::min(text.size(), std::max<size_t>(used, 1)));
+  }
+  return numbers;
+}
+
+// Starts the program with these words. `in` and `out`: descriptors for its standard input and
+// output, or -1 for ours.
+Result<pid_t> Spawn(std::vector<std::string> words, int in, int out) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  if (in >= 0) posix_spawn_file_actions_adddup2(&actions, in, STDIN_FILENO);
+  if (out >= 0) posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t pid = -1;
+  const int error =
+      posix_spawnp(&pid, words.front().c_str(), &actions, &attributes, arguments.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error == 0) return pid;
+  return Fail(error == ENOENT ? Code::kNotFound : Code::kSystem,
+              Concat("cannot start ", words.front(), ": ", strerror(error)),
+              "the node's driver must have NVIDIA's MPS programs; the device plugin puts them into "
+              "/usr/bin of this container");
+}
+
+}  // namespace
+
+// A command to the daemon, and its answer: NVIDIA's program passes both on.
+struct Supervisor::Question {
+  std::string command;
+  Answered answered;
+  pid_t pid = 0;
+  UniqueFd answers;
+  uint64_t timer = 0;
+  std::string text;
+};
+
+Supervisor::Supervisor(EventLoop* loop, Options options)
+    : loop_(loop), options_(std::move(options)) {
+  setenv("CUDA_MPS_PIPE_DIRECTORY", options_.folder.c_str(), 1);
+}
+
+Result<void> Supervisor::Start() {
+  if (access(options_.folder.c_str(), W_OK | X_OK) != 0) {
+    return Fail(
+        Code::kNotFound,
+        Concat("cannot write to the pipe folder ", options_.folder, ": ", strerror(errno)),
+        "mount a folder there that this container's uid can write, and that the pod's other "
+        "containers can read");
+  }
+  WriteState("starting");
+  if (auto started = StartDaemon(); !started) return started;
+  LookAgain();
+  return {};
+}
+
+Result<void> Supervisor::StartDaemon() {
+  const Result<pid_t> pid = Spawn({options_.program, "-f"}, -1, STDERR_FILENO);
+  if (!pid) return std::unexpected(pid.error());
+  daemon_ = *pid;
+  started_ns_ = MonotonicNs();
+  AwaitDaemon(++starts_, started_ns_ + kStartMs * 1'000'000);
+  return {};
+}
+
+void Supervisor::AwaitDaemon(uint64_t start, int64_t end_ns) {
+  if (start != starts_ || daemon_ == 0 || stopping_) return;
+  if (Listens(options_.folder + "/control")) {
+    const auto serve = [this](const Result<std::string>& answer) {
+      if (!answer) return NoAnswer(answer.error());
+      ready_ = true;
+      WriteState("ready");
+      LogInfo("mps-ready", {{"folder", options_.folder}, {"restarts", starts_ - 1}});
+      Look();
+    };
+    if (!options_.server_uid) return serve(std::string());
+    return Ask(Concat("start_server -uid ", *options_.server_uid), serve);
+  }
+  if (MonotonicNs() > end_ns) {
+    LogError("mps-daemon-hangs", {{"waited_ms", kStartMs}, {"reason", "it opens no socket"}});
+    return KillDaemon();
+  }
+  loop_->After(5, [=, this] { AwaitDaemon(start, end_ns); });
+}
+
+void Supervisor::KillDaemon() {
+  if (daemon_ != 0) kill(daemon_, SIGKILL);
+}
+
+void Supervisor::OnChildren() {
+  int status = 0;
+  // Also takes servers, which belong to this process when their daemon has ended.
+  for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+    if (pid == daemon_) OnDaemonEnded(status);
+  }
+}
+
+void Supervisor::OnDaemonEnded(int status) {
+  daemon_ = 0;
+  ready_ = false;
+  server_ = 0;
+  if (stopping_) {
+    if (ended_) std::exchange(ended_, {})();
+    return;
+  }
+  const int64_t lived_ms = (MonotonicNs() - started_ns_) / 1'000'000;
+  restart_ms_ =
+      lived_ms >= kSettledMs ? 0 : std::clamp<int64_t>(restart_ms_ * 2, 50, kLongestRestartMs);
+  LogError("mps-daemon-ended",
+           {{"how", HowItEnded(status)}, {"lived_ms", lived_ms}, {"restart_in_ms", restart_ms_}});
+  WriteState("starting");
+  loop_->After(restart_ms_, [this] {
+    if (stopping_) return;
+    if (auto started = StartDaemon(); !started) {
+      LogError("mps-start-failed", {{"reason", started.error().ToString()}});
+      OnDaemonEnded(0);
+    }
+  });
+}
+
+// One question at a time. A second one is answered with kBusy.
+void Supervisor::Ask(const std::string& command, Answered answered) {
+  std::array<int, 2> in{};
+  std::array<int, 2> out{};
+  if (question_ != nullptr || pipe2(in.data(), O_CLOEXEC) != 0) {
+    return answered(Fail(Code::kBusy, "another question is asked"));
+  }
+  const UniqueFd in_read(in[0]);
+  UniqueFd in_write(in[1]);
+  if (pipe2(out.data(), O_CLOEXEC) != 0) return answered(FailSystem(errno, "pipe"));
+  UniqueFd out_read(out[0]);
+  const UniqueFd out_write(out[1]);
+  fcntl(out_read.get(), F_SETFL, O_NONBLOCK);
+  const std::string line = command + "\n";
+  if (write(in_write.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    return answered(FailSystem(errno, "write"));
+  }
+  in_write.Reset();
+  const Result<pid_t> pid = Spawn({options_.program}, in_read.get(), out_write.get());
+  if (!pid) return answered(std::unexpected(pid.error()));
+  question_ = std::make_shared<Question>();
+  question_->command = command;
+  question_->answered = std::move(answered);
+  question_->pid = *pid;
+  question_->answers = std::move(out_read);
+  question_->timer = loop_->After(kAnswerMs, [this] {
+    question_->timer = 0;
+    kill(question_->pid, SIGKILL);
+    EndQuestion(Fail(Code::kTimeout, Concat("the MPS daemon does not answer ", question_->command,
+                                            " within ", kAnswerMs, " ms")));
+  });
+  const auto watched = loop_->Watch(question_->answers.get(), EPOLLIN, [this](uint32_t) {
+    std::array<char, 4096> bytes{};
+    const ssize_t count = read(question_->answers.get(), bytes.data(), bytes.size());
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (count > 0 && question_->text.size() < kAnswerBytes) {
+      question_->text.append(bytes.data(), static_cast<size_t>(count));
+      return;
+    }
+    EndQuestion(std::string(question_->text));
+  });
+  if (!watched) EndQuestion(std::unexpected(watched.error()));
+}
+
+void Supervisor::EndQuestion(const Result<std::string>& answer) {
+  const auto question = std::exchange(question_, nullptr);
+  loop_->Unwatch(question->answers.get());
+  if (question->timer != 0) loop_->Cancel(question->timer);
+  question->answered(answer);
+}
+
+void Supervisor::LookAgain() {
+  loop_->After(kLookMs, [this] {
+    Look();
+    LookAgain();
+  });
+}
+
+void Supervisor::Look() {
+  if (!ready_ || stopping_) return;
+  Ask("get_server_list", [this](const Result<std::string>& answer) {
+    if (!answer) return NoAnswer(answer.error());
+    unanswered_ = 0;
+    const std::vector<pid_t> servers = Numbers(*answer);
+    NoteServer(servers.empty() ? 0 : servers.front());
+    if (servers.empty()) {
+      // It ended. The next one is here before the next client comes.
+      if (options_.server_uid) {
+        Ask(Concat("start_server -uid ", *options_.server_uid), [](const auto&) {});
+      }
+      return WriteState("ready");
+    }
+    LookAtServer(servers.front());
+  });
+}
+
+void Supervisor::LookAtServer(pid_t server) {
+  Ask(Concat("get_server_status ", server), [=, this](const Result<std::string>& answer) {
+    if (!answer) return NoAnswer(answer.error());
+    server_state_ = answer->substr(0, answer->find('\n')).substr(0, 64);
+    Ask(Concat("get_client_list ", server), [this](const Result<std::string>& listed) {
+      if (!listed) return NoAnswer(listed.error());
+      clients_ = Numbers(*listed).size();
+      WriteState("ready");
+    });
+  });
+}
+
+void Supervisor::NoteServer(pid_t server) {
+  const pid_t before = std::exchange(server_, server);
+  if (before == 0 || before == server) return;
+  ++server_restarts_;
+  server_state_.clear();
+  clients_ = 0;
+  LogWarning("mps-server-ended", {{"pid", before}, {"restarts", server_restarts_}});
+}
+
+void Supervisor::NoAnswer(const Status& why) {
+  if (stopping_ || why.code() == Code::kBusy) return;
+  ++unanswered_;
+  LogWarning("mps-no-answer", {{"reason", why.ToString()}, {"times", unanswered_}});
+  if (unanswered_ < kUnanswered) return;
+  unanswered_ = 0;
+  LogError("mps-daemon-hangs",
+           {{"waited_ms", kUnanswered * kAnswerMs}, {"reason", why.ToString()}});
+  KillDaemon();
+}
+
+void Supervisor::Stop(std::function<void()> ended) {
+  stopping_ = true;
+  WriteState("stopping");
+  if (daemon_ == 0) return ended();
+  ended_ = std::move(ended);
+  if (question_ != nullptr) {
+    kill(question_->pid, SIGKILL);
+    EndQuestion(Fail(Code::kBusy, "this process ends"));
+  }
+  Ask("quit -t 1", [](const auto&) {});
+  loop_->After(kStopMs, [this] { KillDaemon(); });
+}
+
+// Written next to the file and renamed, so that a reader sees it whole.
+void Supervisor::WriteState(const char* state) {
+  const std::string path = Concat(options_.folder, "/", kStateFile);
+  const std::string fresh = path + ".new";
+  const std::string text =
+      Concat("{\"state\":\"", state, "\",\"daemon_restarts\":", starts_ > 0 ? starts_ - 1 : 0,
+             ",\"server_restarts\":", server_restarts_, ",\"server_pid\":", server_,
+             ",\"server_active\":", server_state_ == "ACTIVE" ? "true" : "false",
+             ",\"clients\":", clients_, ",\"time_unix_ms\":", UnixNs() / 1'000'000, "}\n");
+  const UniqueFd fd(
+      open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
+  const bool written =
+      fd && write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+      rename(fresh.c_str(), path.c_str()) == 0;
+  if (!written) LogWarning("mps-state-not-written", {{"path", path}, {"reason", strerror(errno)}});
+}
+
+}  // namespace gpushm::mps

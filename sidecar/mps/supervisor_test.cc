@@ -1,0 +1,198 @@
+// Goal: containers have an MPS daemon whatever happens to it, and others can read how it is.
+// Method: the real gpushm-mps with the simulator's stand-ins for NVIDIA's programs; daemon and
+// server are killed, and the daemon is made deaf.
+#include <gmock/gmock-matchers.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "platform/base/clock.h"
+#include "platform/base/status.h"
+
+namespace gpushm::mps {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr int64_t kStepMs = 60'000;
+
+bool Eventually(const std::function<bool()>& condition) {
+  const Deadline end = Deadline::AfterMs(kStepMs);
+  while (!condition()) {
+    if (end.Passed()) return false;
+    usleep(5'000);
+  }
+  return true;
+}
+
+class SupervisorTest : public ::testing::Test {
+ protected:
+  SupervisorTest() {
+    const fs::path build = fs::read_symlink("/proc/self/exe").parent_path().parent_path();
+    program_ = build / "bin/gpushm-mps";
+    folder_ = fs::temp_directory_path() / Concat("gpushm-mps-", getpid());
+    fs::create_directory(folder_);
+    driver_ = std::getenv("GPUSHM_DRIVER");
+  }
+  ~SupervisorTest() override {
+    for (const pid_t pid : started_) {
+      kill(-pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+    for (const pid_t group : ended_) kill(-group, SIGKILL);
+    fs::remove_all(folder_);
+  }
+
+  pid_t Start(std::vector<std::string> words) {
+    words.insert(words.begin(), program_);
+    words.insert(words.end(), {"--pipe-folder", folder_});
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    // A group of its own, which ends as a whole. In a pod, the PID namespace does that.
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    pid_t pid = 0;
+    EXPECT_EQ(posix_spawn(&pid, program_.c_str(), nullptr, &attributes, arguments.data(), environ),
+              0);
+    posix_spawnattr_destroy(&attributes);
+    started_.push_back(pid);
+    return pid;
+  }
+  pid_t StartServing() {
+    return Start({"--program", driver_ + "/nvidia-cuda-mps-control", "--server-uid", "1000"});
+  }
+  int EndOf(pid_t pid) {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    std::erase(started_, pid);
+    ended_.push_back(pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  int WaitUntilReady() { return EndOf(Start({"wait", "--timeout", "60"})); }
+
+  std::string State() const {
+    std::ifstream file(folder_ + "/state.json");
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  uint64_t Number(const std::string& key) const {
+    const std::string state = State();
+    const size_t at = state.find(Concat("\"", key, "\":"));
+    return at == std::string::npos
+               ? 0
+               : std::strtoull(state.c_str() + at + key.size() + 3, nullptr, 10);
+  }
+  // The children of a process. The daemon is one of gpushm-mps, and the server is one of the
+  // daemon.
+  static std::vector<pid_t> ChildrenOf(pid_t pid) {
+    std::ifstream file(Concat("/proc/", pid, "/task/", pid, "/children"));
+    return {std::istream_iterator<pid_t>(file), {}};
+  }
+  pid_t DaemonOf(pid_t supervisor) const {
+    for (const pid_t child : ChildrenOf(supervisor)) {
+      std::ifstream file(Concat("/proc/", child, "/cmdline"));
+      const std::string words((std::istreambuf_iterator<char>(file)), {});
+      if (words.find(std::string("\0-f", 3)) != std::string::npos) return child;
+    }
+    return 0;
+  }
+
+  std::string program_;
+  std::string driver_;
+  std::string folder_;
+  std::vector<pid_t> started_;
+  std::vector<pid_t> ended_;  // What they started may still live.
+};
+
+TEST_F(SupervisorTest, ServesAndEndsInOrder) {
+  const pid_t supervisor = StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  ASSERT_TRUE(Eventually([&] { return Number("server_pid") != 0; })) << State();
+  EXPECT_TRUE(
+      Eventually([&] { return State().find("\"server_active\":true") != std::string::npos; }));
+  EXPECT_EQ(Number("daemon_restarts"), 0u);
+  const pid_t daemon = DaemonOf(supervisor);
+  ASSERT_NE(daemon, 0);
+  const auto server = static_cast<pid_t>(Number("server_pid"));
+  kill(supervisor, SIGTERM);
+  EXPECT_EQ(EndOf(supervisor), 0);
+  EXPECT_NE(kill(daemon, 0), 0);
+  EXPECT_TRUE(Eventually([&] { return kill(server, 0) != 0; }));
+  EXPECT_THAT(State(), HasSubstr("\"stopping\""));
+}
+
+TEST_F(SupervisorTest, AKilledDaemonIsReplaced) {
+  const pid_t supervisor = StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  for (uint64_t restarts = 1; restarts <= 3; ++restarts) {
+    const pid_t daemon = DaemonOf(supervisor);
+    ASSERT_NE(daemon, 0);
+    kill(daemon, SIGKILL);
+    ASSERT_TRUE(Eventually([&] {
+      return Number("daemon_restarts") == restarts && DaemonOf(supervisor) != 0 &&
+             State().find("\"ready\"") != std::string::npos;
+    })) << State();
+  }
+  ASSERT_TRUE(Eventually([&] { return Number("server_pid") != 0; })) << "it has a server again";
+}
+
+TEST_F(SupervisorTest, AKilledServerIsReplacedAndCounted) {
+  StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  ASSERT_TRUE(Eventually([&] { return Number("server_pid") != 0; }));
+  const auto server = static_cast<pid_t>(Number("server_pid"));
+  kill(server, SIGKILL);
+  ASSERT_TRUE(Eventually([&] {
+    const uint64_t now = Number("server_pid");
+    return Number("server_restarts") == 1 && now != 0 && now != static_cast<uint64_t>(server);
+  })) << State();
+  EXPECT_EQ(Number("daemon_restarts"), 0u);
+}
+
+TEST_F(SupervisorTest, ADaemonThatDoesNotAnswerIsReplaced) {
+  const pid_t supervisor = StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  const pid_t daemon = DaemonOf(supervisor);
+  std::ofstream(folder_ + "/deaf") << "";
+  ASSERT_TRUE(Eventually([&] { return DaemonOf(supervisor) != daemon && kill(daemon, 0) != 0; }));
+  fs::remove(folder_ + "/deaf");
+  EXPECT_TRUE(Eventually([&] {
+    return Number("daemon_restarts") >= 1 && State().find("\"ready\"") != std::string::npos;
+  })) << State();
+}
+
+// Goal: the container's own restart finds what the former one left. Method: all of them are killed.
+TEST_F(SupervisorTest, ANewContainerTakesOverTheFolder) {
+  const pid_t first = StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  const pid_t daemon = DaemonOf(first);
+  kill(-first, SIGKILL);  // As the end of the container's PID namespace does.
+  EndOf(first);
+  ASSERT_TRUE(Eventually([&] { return kill(daemon, 0) != 0; }));
+  const pid_t second = StartServing();
+  ASSERT_TRUE(Eventually([&] { return DaemonOf(second) != 0; }));
+  EXPECT_EQ(WaitUntilReady(), 0);
+}
+
+TEST_F(SupervisorTest, SaysWhatIsMissing) {
+  EXPECT_EQ(EndOf(Start({"--program", "/nowhere/nvidia-cuda-mps-control"})), 1);
+  EXPECT_EQ(EndOf(Start({"--server-uid", "none"})), 2);
+  EXPECT_EQ(EndOf(Start({"wait", "--timeout", "0"})), 1) << "nobody serves this folder";
+  fs::remove_all(folder_);
+  EXPECT_EQ(EndOf(StartServing()), 1);
+}
+
+}  // namespace
+}  // namespace gpushm::mps
