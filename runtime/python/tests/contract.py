@@ -1,10 +1,14 @@
 """Sources of the pinned releases that the integrations are written for, read without importing them.
 
-The tests that need them run with GPUSHM_INTEGRATIONS=1, which downloads a wheel once, vLLM's of 340 MB, into
-the folder that GPUSHM_CONTRACTS names (`./run test python` sets it).
+The tests that need them run with GPUSHM_INTEGRATIONS=1, which downloads each wheel once, vLLM's of 340 MB,
+into the folder that GPUSHM_CONTRACTS names (`./run test python` sets it).
 """
 
 import ast
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
 import os
 import pathlib
@@ -14,7 +18,7 @@ import zipfile
 
 import pytest
 
-PINNED = {"vllm": "0.33.0"}
+PINNED = {"vllm": "0.33.0", "sglang": "0.5.23", "lmcache": "0.5.6"}
 
 
 def wheel(package):
@@ -37,6 +41,10 @@ class Sources:
     def __init__(self, package):
         self._zip = zipfile.ZipFile(wheel(package))
         self._trees = {}
+
+    def files(self):
+        """The paths of all Python files."""
+        return [each for each in self._zip.namelist() if each.endswith(".py")]
 
     def text(self, path):
         return self._zip.read(path).decode()
@@ -81,6 +89,11 @@ class Sources:
         return {each.name for each in self.find(path, name).body if isinstance(each, ast.FunctionDef)
                 and any("abstractmethod" in ast.dump(decorator) for decorator in each.decorator_list)}
 
+    def has(self, module):
+        """Whether there is such a module or package."""
+        base = module.replace(".", "/")
+        return any(each.startswith((f"{base}.py", f"{base}/")) for each in self._zip.namelist())
+
     def path(self, module):
         """The file of a module."""
         base = module.replace(".", "/")
@@ -124,3 +137,63 @@ def what_we_import(module_file, package):
 
 def entry_points(group):
     return {each.name: each.value for each in importlib.metadata.entry_points(group=group)}
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules of a package: from a Sources, or empty; and modules that only `given` has."""
+
+    def __init__(self, sources, package, real, given):
+        self._sources, self._package, self._real, self._given = sources, package, real, given
+        self._others = {name for name in given if name.split(".")[0] != package}
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self._given or (name.split(".")[0] == self._package and self._sources.has(name)):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        name = module.__name__
+        vars(module).update(self._given.get(name, {}))
+        if name in self._real:
+            path = self._sources.path(name)
+            exec(compile(self._sources.text(path), path, "exec"), vars(module))
+            return
+        if name in self._others:
+            return
+
+        def missing(attribute):
+            if attribute.startswith("__"):
+                raise AttributeError(attribute)
+            if any(f"{each}.".startswith(f"{name}.{attribute}.") for each in [*self._real, *self._given]):
+                return importlib.import_module(f"{name}.{attribute}")
+            made = type(attribute, (), {})  # For annotations and isinstance: nothing is one.
+            setattr(module, attribute, made)
+            return made
+
+        module.__getattr__ = missing
+
+
+@contextlib.contextmanager
+def standin(sources, package, real, given):
+    """While it is active, `import package` gives the pinned release without its dependencies: the modules
+    `real` as its wheel has them, and others that are empty, but for what `given` names. `given` may also
+    name modules of other packages, which it then replaces.
+    """
+    ours = f"gpushm.integrations.{package}"
+    finder = _Finder(sources, package, real, given)
+
+    def take_out():
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package
+                or name == ours or name.startswith(f"{ours}.") or name in given}
+
+    kept = take_out()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        take_out()
+        sys.modules.update(kept)

@@ -4,12 +4,10 @@ as they are, and the rest of vLLM is empty.
 
 import contextlib
 import hashlib
-import importlib
-import importlib.abc
-import importlib.machinery
 import logging
-import sys
 import types
+
+import contract
 
 LOADER = "vllm.model_executor.model_loader"
 # From the wheel, as they are.
@@ -63,52 +61,6 @@ GIVEN = {
 }
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of vLLM: from a contract.Sources, or empty."""
-
-    def __init__(self, sources):
-        self._sources = sources
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] != "vllm":
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        name = module.__name__
-        vars(module).update(GIVEN.get(name, {}))
-        if name in REAL:
-            path = self._sources.path(name)
-            exec(compile(self._sources.text(path), path, "exec"), vars(module))
-            return
-
-        def missing(attribute):
-            if attribute.startswith("__"):
-                raise AttributeError(attribute)
-            if any(f"{each}.".startswith(f"{name}.{attribute}.") for each in [*REAL, *GIVEN]):
-                return importlib.import_module(f"{name}.{attribute}")
-            made = type(attribute, (), {})  # For annotations and isinstance: nothing is one.
-            setattr(module, attribute, made)
-            return made
-
-        module.__getattr__ = missing
-
-
-@contextlib.contextmanager
 def installed(sources):
     """While it is active, `import vllm` gives the stand-in."""
-    ours = [name for name in sys.modules if name.startswith("gpushm.integrations.vllm")]
-    kept = {name: sys.modules.pop(name) for name in ours}
-    finder = Finder(sources)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.split(".")[0] == "vllm"
-                     or name.startswith("gpushm.integrations.vllm")]:
-            del sys.modules[name]
-        sys.modules.update(kept)
+    return contract.standin(sources, "vllm", REAL, GIVEN)

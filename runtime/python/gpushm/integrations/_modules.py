@@ -6,6 +6,9 @@ module gets copies of those. A tensor keeps its strides: kernels rely on the lay
 gave it.
 """
 
+import ast
+import enum
+import functools
 import json
 
 import torch
@@ -146,6 +149,8 @@ def _place(module, key, kind, tensor, name):
         setattr(owner, leaf, tensor)
         return
     persistent = leaf not in owner._non_persistent_buffers_set
+    if kind == _PARAMETER and owner._parameters.get(leaf) is not None:
+        vars(tensor).update(vars(owner._parameters[leaf]))  # Kernels look at what engines note there.
     owner._parameters.pop(leaf, None)
     owner._buffers.pop(leaf, None)
     vars(owner).pop(leaf, None)
@@ -158,3 +163,113 @@ def _place(module, key, kind, tensor, name):
 def on_meta(module):
     """Names of the tensors of a module that have no memory."""
     return [key for key, _, tensor in members(module) if tensor.device.type == "meta"]
+
+
+# ---- what a module has besides tensors
+
+# Attributes of every module, which are not its own.
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+_TEXTS = (type(None), bool, int, float, str, bytes, tuple, list, dict, set)
+
+
+def state(module):
+    """What a module has besides tensors, for `changes` in another process; JSON can carry it. Returns it, and
+    what nobody could rebuild, as text: tensors out of sight of `members`."""
+    texts, objects, cannot = {}, {}, []
+    for name, value in _plain(module):
+        text = _text(value)
+        if _holds_tensor(value):
+            cannot.append(f"{name} holds tensors")
+        elif text is None:
+            objects[name] = _kind(value)
+        else:
+            texts[name] = text
+    return {"texts": texts, "objects": objects, "tensors": [key for key, _, _ in members(module)],
+            "modules": {path: type(each).__qualname__ for path, each in module.named_modules()}}, cannot
+
+
+def changes(made, loaded):
+    """What loading changed in a module besides its tensors. `made`: the same module before that; `loaded`:
+    its `state` after that.
+
+    Returns names to values as text, for `apply`; names of attributes that are gone; and what differs but
+    cannot be expressed so, as text: modules and objects that only loading makes.
+    """
+    before = dict(_plain(made))
+    cannot = [f"{name} is a {kind}" for name, kind in loaded["objects"].items()
+              if name not in before or _kind(before[name]) != kind]
+    modules = dict(made.named_modules())
+    cannot += [f"{path} is a {kind}" for path, kind in loaded["modules"].items()
+               if kind != type(modules.get(path)).__qualname__]
+    changed = {name: text for name, text in loaded["texts"].items()
+               if name not in before or _text(before[name]) != text}
+    gone = set(before) - set(loaded["texts"]) - set(loaded["objects"]) | {key for key, _, _ in members(made)}
+    gone -= set(loaded["tensors"])
+    return changed, sorted(name for name in gone if name.rpartition(".")[0] not in gone), cannot
+
+
+def apply(module, changed, removed):
+    """Gives a module that was made anew what `changes` found. After `adopt`."""
+    for name in removed:
+        path, _, leaf = name.rpartition(".")
+        owner = _resolve(module, path)
+        if hasattr(owner, leaf):
+            delattr(owner, leaf)
+    for name, text in changed.items():
+        path, _, leaf = name.rpartition(".")
+        setattr(_resolve(module, path), leaf, _value(text))
+
+
+def _resolve(module, path):
+    return functools.reduce(getattr, filter(None, path.split(".")), module)
+
+
+def _plain(module):
+    """Yields (name, value) of what modules, their parameters and their quantisation methods have besides
+    tensors and modules."""
+    for path, each in module.named_modules():
+        prefix = f"{path}." if path else ""
+        own = {name: value for name, value in vars(each).items() if name not in _OF_MODULES}
+        own |= {name: None for kept in (each._parameters, each._buffers)
+                for name, tensor in kept.items() if tensor is None}
+        for name, value in own.items():
+            if not isinstance(value, torch.Tensor):
+                yield prefix + name, value
+        owners = {name: tensor for name, tensor in each._parameters.items() if tensor is not None}
+        if "quant_method" in vars(each):
+            owners["quant_method"] = each.quant_method
+        for leaf, owner in owners.items():
+            for name, value in getattr(owner, "__dict__", {}).items():
+                yield f"{prefix}{leaf}.{name}", value
+
+
+def _kind(value):
+    name = type(value).__qualname__
+    return f"{name}.{value.name}" if isinstance(value, enum.Enum) else name
+
+
+def _holds_tensor(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set)):
+        return any(_holds_tensor(each) for each in value)
+    return isinstance(value, torch.Tensor)
+
+
+def _text(value):
+    """A value as text; None if another process could not make it from that."""
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if not isinstance(value, _TEXTS):
+        return None
+    text = repr(tuple(value) if isinstance(value, torch.Size) else value)
+    try:
+        return text if ast.literal_eval(text) == value else None
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+
+
+def _value(text):
+    if text.startswith("torch."):
+        return getattr(torch, text.removeprefix("torch."))
+    return ast.literal_eval(text)
