@@ -2,20 +2,27 @@
 safetensors. The broker of GPUSHM_DIR needs a pool of 10 GiB. Prints JSON: medians in microseconds, and
 ratios.
 
-    python rivals.py [GIB] [FOLDER]     size of the model (8), and a folder for its file (/dev/shm)
+    python rivals.py [GIB] [FOLDER]     size of the model (8; 0: only the hand-overs), and a folder for
+                                        its file (/dev/shm)
 
 Goal: what a server waits for. Method: a model of 1,000 tensors, whose file is in the page cache; each
-way in turn in one process that has its CUDA context already; and tensors handed from one process to
-another, the value of each read by the peer.
+way in turn in one process that has its CUDA context already. Tensors are handed from one process to
+another. All processes of a host have one clock, so the peer says when it had read the value, and no way
+back is in that time. "floor": one such copy in each of two processes that poll a word of shared memory
+and wait for their copies. It shows what a GPU without MPS takes to go from one process's work to the
+other's.
 """
 
 import datetime
+import functools
 import json
-import multiprocessing
+import mmap
 import os
 import pathlib
 import statistics
+import struct
 import sys
+import tempfile
 import time
 
 import safetensors.torch
@@ -24,11 +31,14 @@ import torch
 import gpushm
 import gpushm.tensors
 import gpushm.torch
+import gpushm.torch.multiprocessing
 
 TENSORS = 1000
 NAME = "bench-model"
 MIB = 1 << 20
 ITEMS = 200
+WARM = 20
+KINDS = ("torch.multiprocessing", "gpushm.torch.Queue", "gpushm.torch.Queue, copy=False", "install()")
 
 
 def median(call, times):
@@ -58,11 +68,11 @@ def weights(gib, folder):
     finally:
         pathlib.Path(path).unlink(missing_ok=True)
     client = gpushm.client()
-    load_us = median(lambda: gpushm.torch.load_file(NAME), 20)
-    attach_us = median(lambda: client.attach(NAME).detach(), 20)
-    open_us = median(lambda: gpushm.tensors.open(NAME).close(), 20)
+    load_us = median(lambda: gpushm.torch.load_file(NAME), 30)
+    attach_us = median(lambda: client.attach(NAME).detach(), 30)
+    open_us = median(lambda: gpushm.tensors.open(NAME).close(), 30)
     with client.attach(NAME):
-        again_us = median(lambda: [client.attach(NAME) for _ in range(100)], 20) / 100
+        again_us = median(lambda: [client.attach(NAME) for _ in range(100)], 50) / 100
     shared = gpushm.torch.load_file(NAME)
     assert all(shared[f"layer.{i:04}"][-1].item() == i % 7 for i in range(0, TENSORS, 97))
     return {"model_gib": gib, "tensors": TENSORS, "publish_of_the_file_us": publish_us,
@@ -73,55 +83,93 @@ def weights(gib, folder):
 
 
 def serve(kind, requests, answers):
-    """The peer: reads each tensor's value and answers with it."""
+    """The peer: reads each tensor's value, and answers with it and the time."""
     torch.zeros(1, device="cuda")
     answers.put("ready")
-    queue = gpushm.torch.Queue("bench-queue") if kind == "gpushm" else requests
+    get = requests.get
+    if kind.startswith("gpushm.torch.Queue"):
+        get = functools.partial(gpushm.torch.Queue("bench-queue").get, copy="copy=False" not in kind)
     for _ in range(ITEMS):
-        answers.put(queue.get()[0].item())
+        value = get()[0].item()
+        answers.put((value, time.perf_counter()))
 
 
-def hand_over(kind):
-    """Median time from put to the answer of the peer, less the time of the answer alone."""
+def hand_over(kind, same):
+    """Median times from put until the peer has the value, and until its answer is here."""
     context = torch.multiprocessing.get_context("spawn")
-    requests, answers = context.Queue(), context.Queue()
+    requests, answers = context.Queue(), context.SimpleQueue()
+    if kind == "install()":
+        gpushm.torch.multiprocessing.install()
     peer = context.Process(target=serve, args=(kind, requests, answers), daemon=True)
     peer.start()
-    assert answers.get(timeout=120) == "ready"
-    queue = gpushm.torch.Queue("bench-queue", write=True, nbytes=4 * MIB) if kind == "gpushm" else requests
-    took = []
+    assert answers.get() == "ready"
+    queue = (gpushm.torch.Queue("bench-queue", write=True, nbytes=4 * MIB)
+             if kind.startswith("gpushm.torch.Queue") else requests)
+    there, back, tensor = [], [], torch.empty(MIB, device="cuda")
     for number in range(ITEMS):
-        tensor = torch.full((MIB,), float(number), device="cuda")
+        tensor = tensor.fill_(number) if same else torch.full((MIB,), float(number), device="cuda")
         torch.cuda.synchronize()
         start = time.perf_counter()
         queue.put(tensor)
-        assert answers.get(timeout=60) == number
-        took.append((time.perf_counter() - start) * 1e6)
+        value, read = answers.get()
+        back.append((time.perf_counter() - start) * 1e6)
+        there.append((read - start) * 1e6)
+        assert value == number
     peer.join(60)
-    if kind == "gpushm":
+    gpushm.torch.multiprocessing.uninstall()
+    if queue is not requests:
         queue.close()
-    return statistics.median(took[10:])
+    return {"value_on_the_peer_us": statistics.median(there[WARM:]),
+            "and_the_answer_us": statistics.median(back[WARM:])}
 
 
-def answer(connection, answers):
-    for _ in range(ITEMS):
-        answers.put(connection.get())
+class Word:
+    """A number in memory that two processes share."""
+
+    def __init__(self, path, index):
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        self._offset = 64 * index
+
+    def set(self, number):
+        struct.pack_into("q", self._memory, self._offset, number)
+
+    def wait(self, number):
+        while struct.unpack_from("q", self._memory, self._offset)[0] < number:
+            pass
 
 
-def round_trip():
-    """What the two queues of host objects take, which both ways of hand_over have in part."""
-    context = multiprocessing.get_context("spawn")
-    there, back = context.Queue(), context.Queue()
-    peer = context.Process(target=answer, args=(there, back), daemon=True)
-    peer.start()
-    took = []
-    for number in range(ITEMS):
-        start = time.perf_counter()
-        there.put(float(number))
-        back.get(timeout=60)
-        took.append((time.perf_counter() - start) * 1e6)
-    peer.join(60)
-    return statistics.median(took[10:])
+def copy_and_read(path, answers):
+    asked, done = Word(path, 0), Word(path, 1)
+    source = torch.zeros(MIB, device="cuda")
+    answers.put("ready")
+    for number in range(1, ITEMS + 1):
+        asked.wait(number)
+        source.clone()[0].item()
+        answers.put(time.perf_counter())
+        done.set(number)
+
+
+def floor():
+    context = torch.multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(mmap.PAGESIZE)
+        peer = context.Process(target=copy_and_read, args=(file.name, answers), daemon=True)
+        peer.start()
+        assert answers.get() == "ready"
+        asked, done = Word(file.name, 0), Word(file.name, 1)
+        source, target, took = torch.zeros(MIB, device="cuda"), torch.zeros(MIB, device="cuda"), []
+        for number in range(1, ITEMS + 1):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            target.copy_(source)
+            torch.cuda.current_stream().synchronize()
+            asked.set(number)
+            done.wait(number)
+            took.append((answers.get() - start) * 1e6)
+        peer.join(60)
+    return statistics.median(took[WARM:])
 
 
 def main():
@@ -132,11 +180,14 @@ def main():
              "processors": os.cpu_count(), "torch": torch.__version__,
              "safetensors": safetensors.__version__, "driver": gpushm.about()["driver"],
              "library_version": gpushm.about()["library_version"]}
-    found["weights"] = weights(gib, folder)
-    found["hand_over_of_4_mib"] = {"round_trip_of_host_queues_us": round_trip(),
-                                   "torch_multiprocessing_us": hand_over("torch"),
-                                   "gpushm_torch_queue_us": hand_over("gpushm")}
-    gpushm.delete(NAME)
+    if gib:
+        found["weights"] = weights(gib, folder)
+    found["hand_over_of_4_mib"] = {
+        f"{kind}, {'the same tensor' if same else 'a new tensor each time'}": hand_over(kind, same)
+        for same in (False, True) for kind in KINDS}
+    found["hand_over_of_4_mib"]["floor"] = {"value_on_the_peer_us": floor()}
+    if gib:
+        gpushm.delete(NAME)
     print(json.dumps(found, indent=1, default=str))
 
 

@@ -16,7 +16,7 @@ def put(ring, array, metadata, stream, timeout):
             frame.write(source.host)
             stream = _streams.HOST
         else:
-            stream = _streams.current() if stream is None else stream
+            stream = _streams.handle(stream)
             frame._copy_from(source.address, source.nbytes, stream)
             frame.nbytes = source.nbytes
         frame.end(stream)

@@ -27,19 +27,20 @@ def _bad(what, remedy):
 
 
 def _of_torch(tensor):
-    tensor = tensor.detach()
-    if tensor.is_sparse or tensor.layout.__repr__() != "torch.strided":
+    if tensor.layout is not sys.modules["torch"].strided:
         raise _bad("a sparse tensor has no single memory", "pass tensor.to_dense()")
+    if tensor.is_conj() or tensor.is_neg():  # Its memory has other values than the tensor.
+        tensor = tensor.detach().resolve_conj().resolve_neg()
     if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
+        tensor = tensor.detach().contiguous()
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(tensor.shape)
     if dtype == "float4_e2m1fn_x2":  # Two elements in each.
         shape = (*shape[:-1], shape[-1] * 2)
     dtype = _TORCH_NAMES.get(dtype, dtype)
-    nbytes = tensor.numel() * tensor.element_size()
-    if tensor.device.type == "cuda":
-        return Source(dtype, shape, nbytes, tensor.data_ptr(), tensor.device.index or 0, keep=tensor)
+    nbytes = tensor.nbytes
+    if tensor.is_cuda:
+        return Source(dtype, shape, nbytes, tensor.data_ptr(), tensor.get_device(), keep=tensor)
     if tensor.device.type != "cpu":
         raise _bad(f"a tensor on {tensor.device} is neither in GPU nor in host memory",
                    "move it to the CPU or to a CUDA device")

@@ -21,7 +21,7 @@ HOST = _Host()
 def current():
     """The stream that PyTorch or CuPy launches on now; HOST if the process uses neither on a GPU."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch is not None and torch.cuda.is_initialized():
         return torch.cuda.current_stream()
     if (cupy := sys.modules.get("cupy")) is not None:
         return cupy.cuda.get_current_stream()

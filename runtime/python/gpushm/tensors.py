@@ -78,8 +78,8 @@ class TensorSet(collections.abc.Mapping):
             raise MissingTensor(name, self.name, list(self._table)) from None
 
     def __getitem__(self, name):
-        _, dtype, shape, offset, _ = self._entry(name)
-        array = self._buffer.view(dtype, shape, offset)
+        entry = self._table.get(name) or self._entry(name)
+        array = self._buffer.view(entry[1], entry[2], entry[3])
         return array.unsafe_writable() if self._unsafe_writable else array
 
     def __iter__(self):

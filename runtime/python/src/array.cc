@@ -241,7 +241,10 @@ nb::dict CudaArrayInterface(const Array& array) {
 
 uint32_t ParseDType(const std::string& name) {
   for (const DType& dtype : kDTypes) {
-    if (name == dtype.name || name == Api().dtype_name_(dtype.number)) return dtype.number;
+    if (name == dtype.name) return dtype.number;
+  }
+  for (const DType& dtype : kDTypes) {
+    if (name == Api().dtype_name_(dtype.number)) return dtype.number;
   }
   throw nb::value_error(
       ("unknown dtype \"" + name + "\": for example \"float16\" or \"F16\"").c_str());
@@ -265,6 +268,25 @@ void Memory::UsedOn(Stream stream) {
   }
 }
 
+namespace {
+
+// Throws BufferError if a consumer of DLPack 1.`minor` has no such type.
+void CheckType(const DType& dtype, uint32_t minor) {
+  if (dtype.code != kPacked && dtype.minor <= minor) return;
+  throw nb::buffer_error((std::string("this consumer's DLPack has no type for ") + dtype.name +
+                          ": take .bytes(), and view it there")
+                             .c_str());
+}
+
+}  // namespace
+
+nb::object ToDlpack(const Array& array, const nb::object& stream) {
+  const DType& dtype = Known(array.dtype);
+  CheckType(dtype, 0);
+  PrepareFor(array, stream);
+  return MakeCapsule<DLManagedTensorVersioned>(array, dtype, /*to_host=*/false);
+}
+
 nb::object ToDlpack(const Array& array, nb::object stream, nb::object max_version,
                     nb::object dl_device, nb::object copy) {
   const DType& dtype = Known(array.dtype);
@@ -272,11 +294,7 @@ nb::object ToDlpack(const Array& array, nb::object stream, nb::object max_versio
   const bool versioned =
       !max_version.is_none() && nb::cast<uint32_t>(max_version[nb::int_(0)]) >= 1;
   const uint32_t minor = versioned ? nb::cast<uint32_t>(max_version[nb::int_(1)]) : 0;
-  if (dtype.code == kPacked || dtype.minor > minor) {
-    throw nb::buffer_error((std::string("this consumer's DLPack has no type for ") + dtype.name +
-                            ": take .bytes(), and view it there")
-                               .c_str());
-  }
+  CheckType(dtype, minor);
   if (!to_host) {
     if (!versioned && array.readonly) {
       throw nb::buffer_error(
@@ -364,8 +382,11 @@ void BindArray(nb::module_& module) {
           "Copies the array to the host, as a NumPy array, and waits for the copy. Types that NumPy "
           "lacks need the package ml_dtypes; without it, it raises Unsupported.")
       .def(
-          "__dlpack__", &ToDlpack, nb::kw_only(), "stream"_a = nb::none(),
-          "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
+          "__dlpack__",
+          nb::overload_cast<const Array&, nb::object, nb::object, nb::object, nb::object>(
+              &ToDlpack),
+          nb::kw_only(), "stream"_a = nb::none(), "max_version"_a = nb::none(),
+          "dl_device"_a = nb::none(), "copy"_a = nb::none(),
           nb::sig(
               "def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | "
               "None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) "

@@ -51,6 +51,8 @@ struct Array {
   uint64_t bytes() const { return DTypeBytes(dtype, shape); }
 };
 
+// The capsule of DLPack 1.0 for a consumer that works on `stream`.
+nb::object ToDlpack(const Array& array, const nb::object& stream);
 // The capsule of `__dlpack__`; its parameters are those of the Python array API standard.
 nb::object ToDlpack(const Array& array, nb::object stream, nb::object max_version,
                     nb::object dl_device, nb::object copy);

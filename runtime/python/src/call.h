@@ -13,6 +13,7 @@
 #include <optional>
 #include <utility>
 
+#include "driver.h"
 #include "library.h"
 #include "resource.h"
 
@@ -40,6 +41,7 @@ inline void Check(gpushm_status status) {
 template <typename Call>
 auto Released(Call&& call) {
   const nb::gil_scoped_release released;
+  const BesideCaptures beside;
   return call();
 }
 
@@ -62,17 +64,17 @@ gpushm_status Wait(Timeout timeout, Call&& call) {
   constexpr int64_t kStepMs = 200;
   const int64_t limit_ms = Milliseconds(timeout);
   if (limit_ms == GPUSHM_DONT_WAIT) return Released([&] { return call(int64_t{-1}); });
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(limit_ms);
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-                          end - std::chrono::steady_clock::now())
-                          .count();
-    const bool last = left <= kStepMs;
-    const gpushm_status status =
-        Released([&] { return call(std::max<int64_t>(1, last ? left : kStepMs)); });
-    if (status != GPUSHM_TIMEOUT || last) return status;
+  // Most calls need no second step, and the first one reads no clock.
+  std::optional<std::chrono::steady_clock::time_point> end;
+  for (int64_t left = limit_ms;;) {
+    const int64_t step = std::clamp<int64_t>(left, 1, kStepMs);
+    const gpushm_status status = Released([&] { return call(step); });
+    if (status != GPUSHM_TIMEOUT || left <= kStepMs) return status;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     Collect();
+    const auto now = std::chrono::steady_clock::now();
+    if (!end) end = now + std::chrono::milliseconds(limit_ms - step);
+    left = std::chrono::duration_cast<std::chrono::milliseconds>(*end - now).count();
   }
 }
 

@@ -125,7 +125,6 @@ nb::object Finish(gpushm_attachment* attachment, const Client& client, const std
 
 nb::object Attach(const Client& client, const std::string& name, bool write, uint64_t generation,
                   Timeout timeout, const nb::object& peers, bool stage) {
-  Collect();
   auto options = Sized<gpushm_attach_options>();
   options.access = write ? GPUSHM_ACCESS_READ_WRITE : GPUSHM_ACCESS_READ;
   options.generation = generation;
@@ -138,6 +137,7 @@ nb::object Attach(const Client& client, const std::string& name, bool write, uin
   gpushm_attachment* attachment = nullptr;
   const std::shared_ptr<Session> session = client.session();
   const auto attach = [&](int64_t timeout_ms) {
+    CollectReleased();
     options.timeout_ms = timeout_ms;
     return Api().attach_(session->get(), name.c_str(), &options, &attachment);
   };
@@ -478,6 +478,14 @@ void BindBuffer(nb::module_& module) {
           "An array of `shape` elements of type `dtype` (\"float16\", \"bfloat16\" ...), from byte "
           "`offset` on, without a copy.\n\n"
           "Raises ValueError for an unknown type, IndexError if it ends outside of the buffer.")
+      .def(
+          "_dlpack",
+          [](const Buffer& b, const std::string& dtype, std::vector<uint64_t> shape,
+             uint64_t offset, const nb::object& stream) {
+            return ToDlpack(b.View(dtype, std::move(shape), offset), stream);
+          },
+          "dtype"_a, "shape"_a, "offset"_a, "stream"_a,
+          "The capsule of a view: __dlpack__ of view(), for a consumer that knows DLPack 1.0.")
       .def("read", &ReadBytes, "offset"_a = 0, "nbytes"_a = nb::none(),
            "Copies bytes to the host, and waits for the copy. It uses the GPU's primary context.")
       .def(
@@ -623,15 +631,27 @@ gpushm_status Mapping::Detach(std::vector<void*> streams, bool defer) {
   return status;
 }
 
+const gpushm_attachment_info& Mapping::lasting() {
+  // The address is 0 if the handle is not usable any more, for example after fork().
+  if (!lasting_ || Api().attachment_address_(attachment_) == 0) {
+    auto info = Sized<gpushm_attachment_info>();
+    Check(Api().attachment_get_info_(attachment_, &info));
+    lasting_ = info;
+  }
+  return *lasting_;
+}
+
 bool Mapping::Release() {
   if (attachment_ == nullptr) return true;
   auto info = Sized<gpushm_attachment_info>();
-  const bool known = Api().attachment_get_info_(attachment_, &info) == GPUSHM_OK;
+  const bool needs_context =
+      !streams().empty() && Api().attachment_get_info_(attachment_, &info) == GPUSHM_OK;
   try {
-    const CurrentContext context(known && !streams().empty() ? info.device : -1);
+    const CurrentContext context(needs_context ? info.device : -1);
     const gpushm_status status = Detach({}, false);
     // INVALID_ARGUMENT: a stream is being captured, so work that uses the memory is still to come.
-    return status != GPUSHM_BUSY && status != GPUSHM_INVALID_ARGUMENT;
+    // DRIVER: it does not say whether a stream's work is done.
+    return status != GPUSHM_BUSY && status != GPUSHM_INVALID_ARGUMENT && status != GPUSHM_DRIVER;
   } catch (const DriverError&) {
     return false;
   }
@@ -651,7 +671,8 @@ gpushm_attachment_info Buffer::info() const {
 }
 
 Array Buffer::View(const std::string& dtype, std::vector<uint64_t> shape, uint64_t offset) const {
-  const gpushm_attachment_info attached = info();
+  get();  // Raises if it is detached.
+  const gpushm_attachment_info& attached = mapping_->lasting();
   Array array{.memory = mapping_,
               .address = attached.address + offset,
               .dtype = ParseDType(dtype),
@@ -718,8 +739,11 @@ void Client::Close() {
 }
 
 Stream ParseStream(const nb::object& stream) {
-  return reinterpret_cast<Stream>(
-      nb::cast<uintptr_t>(nb::module_::import_("gpushm._streams").attr("handle")(stream)));
+  uintptr_t number = 0;
+  if (!nb::isinstance<nb::int_>(stream) || !nb::try_cast(stream, number) || number == 0) {
+    number = nb::cast<uintptr_t>(nb::module_::import_("gpushm._streams").attr("handle")(stream));
+  }
+  return reinterpret_cast<Stream>(number);
 }
 
 std::vector<void*> ParseStreams(const nb::object& streams) {

@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ class Mapping final : public Memory {
       : session_(std::move(session)), attachment_(attachment) {}
   gpushm_attachment* get() const { return attachment_; }
   const std::shared_ptr<Session>& session() const { return session_; }
+  // With address, size, device and access, which stay as they are while it is attached. Its other
+  // members are of the first call. With the GIL.
+  const gpushm_attachment_info& lasting();
   // Detaches, unless work on the streams of its users is pending.
   bool Release() override;
   // With further streams. Without the GIL.
@@ -44,6 +48,7 @@ class Mapping final : public Memory {
  private:
   const std::shared_ptr<Session> session_;
   gpushm_attachment* attachment_;
+  std::optional<gpushm_attachment_info> lasting_{};
 };
 
 class Buffer {

@@ -1,9 +1,11 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -19,6 +21,7 @@ constexpr int kSuccess = 0;
 constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
 constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr int kDeviceOrdinal = 9;       // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr int kCaptureModeRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr size_t kNameBytes = 256;
 
 struct Location {
@@ -232,6 +235,51 @@ int DeviceOf(uint64_t address) {
   int device = 0;
   return Cuda().pointer_attribute(&device, kDeviceOrdinal, address) == kSuccess ? device : 0;
 }
+
+namespace {
+
+using ExchangeMode = int (*)(int*);
+
+int HasNoModes(int* /*mode*/) { return kSuccess; }
+
+// How many objects the process has loaded so far.
+uint64_t Loads() {
+  uint64_t loads = 0;
+  const auto read = [](dl_phdr_info* info, size_t, void* user) {
+    *static_cast<uint64_t*>(user) = info->dlpi_adds;
+    return 1;
+  };
+  dl_iterate_phdr(read, &loads);
+  return loads;
+}
+
+// cuThreadExchangeStreamCaptureMode. A process that has not loaded the driver captures nothing, and
+// this does not load it.
+ExchangeMode ExchangeCaptureMode() {
+  static std::atomic<ExchangeMode> found{nullptr};
+  static std::atomic<uint64_t> looked_at{0};
+  if (const ExchangeMode known = found.load(std::memory_order_relaxed)) return known;
+  const uint64_t loads = Loads();
+  if (looked_at.load(std::memory_order_relaxed) == loads) return &HasNoModes;
+  void* const handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (handle == nullptr) {
+    looked_at.store(loads, std::memory_order_relaxed);
+    return &HasNoModes;
+  }
+  void* const symbol = dlsym(handle, "cuThreadExchangeStreamCaptureMode");
+  const ExchangeMode exchange =  // The simulated driver has none.
+      symbol == nullptr ? &HasNoModes : reinterpret_cast<ExchangeMode>(symbol);
+  found.store(exchange, std::memory_order_relaxed);
+  return exchange;
+}
+
+}  // namespace
+
+BesideCaptures::BesideCaptures() noexcept : mode_(kCaptureModeRelaxed) {
+  ExchangeCaptureMode()(&mode_);
+}
+
+BesideCaptures::~BesideCaptures() { ExchangeCaptureMode()(&mode_); }
 
 CurrentContext::CurrentContext(int device) {
   Context current = nullptr;

@@ -50,6 +50,20 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
+// While it lives, calls that this thread makes may run beside the capture of a CUDA graph in
+// another thread. Without it, a capture in the default mode forbids the driver's calls that
+// allocate, map or ask for an event in every thread: the call fails, and so does the capture.
+class BesideCaptures {
+ public:
+  BesideCaptures() noexcept;
+  ~BesideCaptures();
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  int mode_;  // Of the thread: the other one than it has now.
+};
+
 // Device memory that other processes can map: an allocation of its own, of `bytes` rounded up to
 // the granularity of the device.
 uint64_t CreateShareable(int device, size_t bytes);

@@ -13,6 +13,7 @@
 // OutOfMemoryError.
 GPUSHM_EXPORTED void* gpushm_torch_allocate(ssize_t bytes, int device, void* /*stream*/) {
   using namespace gpushm::python;
+  const BesideCaptures beside;
   try {
     return reinterpret_cast<void*>(CreateShareable(device, static_cast<size_t>(bytes)));
   } catch (const DriverError&) {
@@ -22,6 +23,7 @@ GPUSHM_EXPORTED void* gpushm_torch_allocate(ssize_t bytes, int device, void* /*s
 
 GPUSHM_EXPORTED void gpushm_torch_free(void* address, ssize_t bytes, int device, void* /*stream*/) {
   using namespace gpushm::python;
+  const BesideCaptures beside;
   try {
     FreeShareable(device, reinterpret_cast<uint64_t>(address), static_cast<size_t>(bytes));
   } catch (const DriverError& error) {

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <utility>
 
+#include "driver.h"
+
 namespace gpushm::python {
 namespace {
 
@@ -28,6 +30,12 @@ void Retire(Resource* resource) noexcept {
 void Collect() noexcept {
   if (retired.load(std::memory_order_relaxed) == nullptr) return;
   const nanobind::gil_scoped_release released;
+  const BesideCaptures beside;
+  CollectReleased();
+}
+
+void CollectReleased() noexcept {
+  if (retired.load(std::memory_order_relaxed) == nullptr) return;
   Resource* busy = nullptr;
   // A released resource may be the last owner of another one, such as its client: hence the loop.
   while (Resource* resource = retired.exchange(nullptr, std::memory_order_acquire)) {

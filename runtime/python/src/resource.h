@@ -28,7 +28,7 @@ class Resource {
 
  private:
   friend void Retire(Resource* resource) noexcept;
-  friend void Collect() noexcept;
+  friend void CollectReleased() noexcept;
   Resource* next_ = nullptr;
 };
 
@@ -37,6 +37,8 @@ void Retire(Resource* resource) noexcept;
 
 // Gives back what is on the list, as far as the GPU has finished with it.
 void Collect() noexcept;
+// The same for a caller without the GIL, beside captures (BesideCaptures).
+void CollectReleased() noexcept;
 
 // Number of resources that are not given back yet, with and without owners.
 size_t LiveResources();

@@ -395,6 +395,35 @@ class OpenFrame final : public Resource {
   const bool writes_;
 };
 
+// A reader's frame that ends with its last array, after the work that the streams of its users had.
+class LentFrame final : public Memory {
+ public:
+  LentFrame(std::shared_ptr<OpenFrame> open, int device)
+      : open_(std::move(open)), device_(device) {}
+  bool Release() override {
+    if (!open_->is_open) return true;
+    const Stream end = streams().empty() ? open_->stream : streams().front();
+    try {
+      const CurrentContext context(end == GPUSHM_NO_STREAM ? -1 : device_);
+      for (const Stream other : streams()) {
+        if (other != end) OrderAfter(device_, end, other);
+      }
+      const gpushm_status status =
+          Api().ring_end_read_(open_->ring()->get(), end, &open_->frame, GPUSHM_DONT_WAIT);
+      // UNSUPPORTED: the stream is being captured.
+      if (status == GPUSHM_UNSUPPORTED || status == GPUSHM_TIMEOUT) return false;
+      open_->is_open = status == GPUSHM_DRIVER;  // Then the frame is given back instead.
+      return true;
+    } catch (const DriverError&) {
+      return false;
+    }
+  }
+
+ private:
+  const std::shared_ptr<OpenFrame> open_;
+  const int device_;
+};
+
 class Frame {
  public:
   std::shared_ptr<OpenFrame> open;
@@ -641,6 +670,14 @@ void BindFrame(nb::module_& module) {
       .def(
           "numpy", [](const Frame& f) { return nb::cast(f.View()).attr("numpy")(); },
           nb::sig("def numpy(self) -> numpy.ndarray"), "Copies the frame to the host.")
+      .def(
+          "_lend",
+          [](const Frame& f) {
+            Array array = f.View();
+            array.memory = Share<LentFrame>(f.open, f.device);
+            return array;
+          },
+          "Reader: the frame as an array, with whose end it ends. Do not end it otherwise.")
       .def(
           "_copy_from",
           [](const Frame& f, uint64_t address, uint64_t bytes, const nb::object& stream) {

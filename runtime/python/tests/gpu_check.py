@@ -1,11 +1,16 @@
 """What needs a real GPU: run it where PyTorch has one, with the wheel installed and a broker's folder in
-GPUSHM_DIR. `python gpu_check.py` prints a line for each check, and ends with 1 if one failed. It makes
-buffers named "gpu-check..." in the pool, of up to 3 GiB.
+GPUSHM_DIR, whose pool has 3 GiB. `python gpu_check.py [NAME ...]` prints a line for each check, or for
+those of the names, and ends with 1 if one failed. Checks of CuPy and JAX are left out where they are not.
+It makes buffers named "gpu-check...".
 """
 
 import gc
+import importlib.util
+import os
 import subprocess
 import sys
+import textwrap
+import threading
 import time
 
 import torch
@@ -27,10 +32,11 @@ def microseconds(call, times):
     return (time.perf_counter() - start) / times * 1e6
 
 
-def peer(code):
+def peer(code, imports="import torch, gpushm, gpushm.tensors, gpushm.torch"):
     """Runs code in another process, and returns its output."""
-    done = subprocess.run([sys.executable, "-c", "import torch, gpushm, gpushm.tensors, gpushm.torch\n" + code],
-                          capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", f"{imports}\n{textwrap.dedent(code)}"], capture_output=True,
+                          text=True, timeout=120,
+                          env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -92,35 +98,247 @@ def deleters_do_not_break_a_capture():
     assert torch.equal(result, loaded["layer.0"] * 2)
 
 
-def old_generations_are_freed(count=200, size=256 * MIB):
+class Capturing(threading.Thread):
+    """Captures CUDA graphs, one after the other, in PyTorch's default mode, and runs each of them."""
+
+    def __init__(self):
+        super().__init__()
+        self._end = threading.Event()
+        self.failure, self.captured = None, 0
+
+    def run(self):
+        stream, one = torch.cuda.Stream(), torch.ones(MIB, device="cuda")
+        try:
+            while not self._end.is_set():
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    two = one + 1
+                    self._end.wait(0.01)  # Meanwhile the other thread attaches and unmaps.
+                    three = two + one
+                with torch.cuda.stream(stream):
+                    graph.replay()
+                    assert three[0].item() == 3
+                self.captured += 1
+        except Exception as error:
+            self.failure = error
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        self.join()
+        assert self.failure is None, self.failure
+        assert self.captured
+
+
+def generations(count=1000, **options):
+    """`count` generations of 1 GiB go through a pool of 3 GiB. Each tensor dies right after the launch of
+    a kernel that reads it, and the value that the kernel read is checked.
+    """
+    name, size = "gpu-check-w", 1 << 30
     source = torch.zeros(size, dtype=torch.uint8, device="cuda")
-    watching = gpushm.tensors.watch("gpu-check-w")
+    torch.cuda.synchronize()
+    watching = gpushm.tensors.watch(name, **options)
+    start = time.perf_counter()
     for step in range(count):
-        source[0] = step % 251
-        gpushm.tensors.publish("gpu-check-w", {"x": source})
+        source[::size - 1] = step % 251
+        gpushm.tensors.publish(name, {"x": source})
         weights = next(watching)
         tensor = gpushm.torch.tensors_of(weights)["x"]
-        result = tensor[:1].clone()  # Queued work; the tensor dies right after its launch.
+        ends = tensor[::size - 1].clone()
         del weights, tensor
-        assert result.item() == step % 251
-    assert gpushm.broker().used_nbytes <= 3 * size + 512 * MIB
+        assert ends.tolist() == [step % 251] * 2, step
+    assert gpushm.broker().used_nbytes <= 3 * size
+    print(f"  {count} generations in {time.perf_counter() - start:.1f} s", flush=True)
+    watching.close()
+    del source
+    gpushm.delete(name)
+    torch.cuda.empty_cache()
+
+
+def a_thousand_generations():
+    generations()
+
+
+def a_thousand_generations_in_place():
+    generations(in_place=True)
+
+
+def generations_while_another_thread_captures():
+    with Capturing() as capturing:
+        generations()
+    print(f"  {capturing.captured} graphs", flush=True)
+
+
+def generations_in_place_while_another_thread_captures():
+    with Capturing() as capturing:
+        generations(in_place=True)
+    print(f"  {capturing.captured} graphs", flush=True)
+
+
+PUBLISHER = """
+for step in range(1, 101):
+    gpushm.torch.save_file({"x": torch.full((64 << 20,), float(step), device="cuda")}, "gpu-check-p")
+    print(step, flush=True)
+    input()
+"""
 
 
 def in_place_under_a_graph():
-    gpushm.torch.save_file({"x": torch.full((MIB,), 1.0, device="cuda")}, "gpu-check-p")
-    watching = gpushm.tensors.watch("gpu-check-p", in_place=True)
-    tensor = gpushm.torch.tensors_of(next(watching))["x"]
-    result, graph = torch.zeros(MIB, device="cuda"), torch.cuda.CUDAGraph()
+    """A graph is captured once, and runs with each of 100 generations that another process publishes."""
+    publisher = subprocess.Popen([sys.executable, "-c", "import torch, gpushm, gpushm.torch" + PUBLISHER],
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    watching = gpushm.tensors.watch("gpu-check-p", in_place=True, timeout=60)
+    weights = next(watching)
+    tensor = gpushm.torch.tensors_of(weights)["x"]
+    result, graph = torch.zeros_like(tensor), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         torch.add(tensor, 1, out=result)
-    for value in (2.0, 3.0):
-        gpushm.torch.save_file({"x": torch.full((MIB,), value, device="cuda")}, "gpu-check-p")
-        torch.cuda.synchronize()
-        next(watching)
+    for step in range(1, 101):
+        assert publisher.stdout.readline().strip() == str(step)
+        if step > 1:
+            weights = next(watching)
         graph.replay()
-        torch.cuda.synchronize()
-        assert result[0].item() == value + 1
+        assert result[::tensor.numel() - 1].tolist() == [step + 1] * 2
+        publisher.stdin.write("\n")
+        publisher.stdin.flush()
+    assert publisher.wait(60) == 0
+
+
+def has(*modules):
+    return all(importlib.util.find_spec(module) for module in modules)
+
+
+NUMBERS = "numpy.arange(1 << 20, dtype='float32').reshape(1024, 1024)"
+# A kernel that runs for a tenth of a second or longer.
+SLEEP = """
+sleep = cupy.RawKernel("extern \\"C\\" __global__ void sleep() { long long end = clock64() + 200000000LL; "
+                       "while (clock64() < end); }", "sleep")
+"""
+
+
+def cupy_takes_arrays():
+    """Buffers that are writable, and tensors that are not, by versioned DLPack and by the interface."""
+    print(" ", peer(f"""
+        gpushm.tensors.publish("gpu-check-n", {{"x": {NUMBERS}}})
+        array = gpushm.tensors.open("gpu-check-n")["x"]
+        assert array.readonly
+        try:
+            taken = cupy.from_dlpack(array)
+            print("CuPy", cupy.__version__, "takes read-only arrays")
+        except BufferError as error:
+            taken = cupy.from_dlpack(array.unsafe_writable())
+            print("CuPy", cupy.__version__, "refuses read-only arrays:", error)
+        for each in (taken, cupy.from_dlpack(array.unsafe_writable()), cupy.asarray(array)):
+            assert each.data.ptr == array.ptr and each.shape == array.shape
+            assert bool((each == cupy.asarray({NUMBERS})).all())
+        with gpushm.create("gpu-check-raw", 1 << 22, replace=True) as buffer:
+            written = cupy.from_dlpack(buffer.view("float32", (1024, 1024)))
+            written[:] = cupy.asarray({NUMBERS})
+            cupy.cuda.get_current_stream().synchronize()
+            assert written.data.ptr == buffer.ptr
+            assert buffer.read() == {NUMBERS}.tobytes()
+            assert cupy.from_dlpack(buffer).dtype == "uint8"
+    """, "import cupy, numpy, gpushm, gpushm.tensors"))
+
+
+def cupy_waits_for_frames_on_its_stream():
+    """The stream of a frame is CuPy's present one, or one that is named by __cuda_stream__."""
+    assert peer(SLEEP + """
+class Named:
+    def __init__(self, stream):
+        self._stream = stream
+    def __cuda_stream__(self):
+        return (0, self._stream.ptr)
+
+stream = cupy.cuda.Stream(non_blocking=True)
+writer = gpushm.ring("gpu-check-c", write=True, nbytes=1 << 20, policy="block")
+reader = gpushm.ring("gpu-check-c", from_oldest=True)
+results = []
+for number in range(1, 6):
+    sleep((1,), (1,), ())  # On the default stream, before the frame is written there.
+    writer.put(cupy.full((512, 512), number, dtype="float32"), stream=cupy.cuda.Stream.null)
+    with stream, reader.read(stream=Named(stream) if number % 2 else None) as frame:
+        results.append(cupy.from_dlpack(frame).sum())
+stream.synchronize()
+print([int(result) // 512 ** 2 for result in results])
+signal = gpushm.signal("gpu-check-cs", write=True)
+with stream:
+    sleep((1,), (1,), ())
+signal.record(1, stream=Named(stream))
+assert not signal.check(1)
+stream.synchronize()
+signal.wait(1)
+del frame
+reader.close()
+writer.close()
+""", "import cupy, gpushm") == "[1, 2, 3, 4, 5]"
+
+
+def nothing_is_unmapped_under_work_of_cupy():
+    """The work is queued before the last array dies, and what could unmap the memory runs meanwhile."""
+    assert peer(SLEEP + f"""
+def held():
+    gpushm._native.collect()
+    return len(gpushm.holders("gpu-check-n"))
+
+gpushm.tensors.publish("gpu-check-n", {{"x": {NUMBERS}}})
+for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null, cupy.cuda.Stream.ptds):
+    with stream:
+        result = cupy.zeros((1024, 1024), dtype="float32")
+        cupy.multiply(result, 2, out=result)  # Compiles the kernel.
+        array = cupy.from_dlpack(gpushm.tensors.open("gpu-check-n")["x"].unsafe_writable())
+        sleep((1,), (1,), ())
+        cupy.multiply(array, 2, out=result)
+        del array
+        holders = held()
+        assert not stream.done, "the work was over too early for this check"
+        assert holders == 1, holders
+        stream.synchronize()
+    assert held() == 0
+    assert bool((result == 2 * cupy.asarray({NUMBERS})).all())
+print("right")
+""", "import cupy, numpy, gpushm, gpushm.tensors") == "right"
+
+
+def jax_takes_arrays():
+    """By DLPack, without a copy, read-only ones as well; work that is queued keeps the memory."""
+    print(" ", peer(f"""
+        gpushm.tensors.publish("gpu-check-n", {{"x": {NUMBERS}}})
+        array = gpushm.tensors.open("gpu-check-n")["x"]
+        assert array.readonly
+        try:
+            taken = jax.dlpack.from_dlpack(array)
+            print("JAX", jax.__version__, "takes read-only arrays")
+        except BufferError as error:
+            taken = jax.dlpack.from_dlpack(array.unsafe_writable())
+            print("JAX", jax.__version__, "refuses read-only arrays:", error)
+        assert taken.unsafe_buffer_pointer() == array.ptr and taken.shape == array.shape
+        assert (numpy.asarray(taken) == {NUMBERS}).all()
+        assert jax.dlpack.from_dlpack(array.unsafe_writable()).unsafe_buffer_pointer() == array.ptr
+
+        @jax.jit
+        def late(x, large):
+            for _ in range(20):
+                large = large @ large / 8192
+            return x + large[0, 0]
+
+        large = jax.numpy.ones((8192, 8192))
+        late(taken, large).block_until_ready()
+        del array
+        for _ in range(20):
+            result = late(taken, large)
+            del taken
+            gpushm._native.collect()
+            assert (numpy.asarray(result) == {NUMBERS} + 1).all()
+            taken = jax.dlpack.from_dlpack(gpushm.tensors.open("gpu-check-n")["x"].unsafe_writable())
+        del taken, result
+        gpushm._native.collect()
+        assert not gpushm.holders("gpu-check-n")
+    """, "import jax, jax.dlpack, jax.numpy, numpy, gpushm, gpushm.tensors"))
 
 
 def rings_and_queues():
@@ -139,6 +357,21 @@ print(total)
         pass
     out, _ = reader.communicate(timeout=120)
     assert float(out) == sum(range(50)) * 256 * 256
+
+
+def items_that_are_not_copied():
+    """A queue of two items: each ends when its tensor has died, after the work that reads it."""
+    with gpushm.torch.Queue("gpu-check-q", write=True, frames=2, nbytes=64 * MIB) as putting:
+        getting = gpushm.torch.Queue("gpu-check-q")
+        sums = []
+        for number in range(50):
+            putting.put(torch.full((16 * MIB,), float(number), device="cuda"))
+            torch.cuda._sleep(1_000_000)
+            tensor = getting.get(copy=False)
+            sums.append(tensor.double().sum())
+            del tensor
+        assert [each.item() for each in sums] == [number * 16.0 * MIB for number in range(50)]
+        getting.close()
 
 
 def a_tensor_is_offered_where_it_lies():
@@ -196,7 +429,6 @@ def add_one(tensors, answers):
             tensor.add_(1)
         torch.cuda.synchronize()
         del tensor
-        gpushm.torch.multiprocessing.collect()
         answers.put("gone")
 
 
@@ -301,11 +533,19 @@ def times():
 def main():
     failed = 0
     print(gpushm.about())
-    for check in (same_bytes, from_dlpack_of_everything, writes_are_illegal_and_guarded,
-                  deleters_do_not_break_a_capture, old_generations_are_freed, in_place_under_a_graph,
-                  rings_and_queues, a_tensor_is_offered_where_it_lies, tensors_are_born_shareable,
-                  modules_in_place, torchs_queues, torchs_queues_on_expandable_segments,
-                  torchs_queues_are_not_slower, times):
+    checks = [same_bytes, from_dlpack_of_everything, writes_are_illegal_and_guarded,
+              deleters_do_not_break_a_capture, in_place_under_a_graph, a_thousand_generations,
+              a_thousand_generations_in_place, generations_while_another_thread_captures,
+              generations_in_place_while_another_thread_captures, rings_and_queues,
+              items_that_are_not_copied, a_tensor_is_offered_where_it_lies, tensors_are_born_shareable,
+              modules_in_place,
+              torchs_queues, torchs_queues_on_expandable_segments, torchs_queues_are_not_slower, times]
+    if has("cupy"):
+        checks += [cupy_takes_arrays, cupy_waits_for_frames_on_its_stream,
+                   nothing_is_unmapped_under_work_of_cupy]
+    if has("jax"):
+        checks.append(jax_takes_arrays)
+    for check in [check for check in checks if not sys.argv[1:] or check.__name__ in sys.argv[1:]]:
         try:
             check()
             print(f"ok      {check.__name__}", flush=True)

@@ -315,6 +315,30 @@ def test_a_queue_gives_each_item_to_one_worker(app, peer):
     assert taken == list(range(40))
 
 
+def test_a_lent_item_ends_with_its_last_array(app, other):
+    """And after the work on the stream that took it."""
+    stream = driver.Stream()
+    writer = app.queue("work", write=True, frames=2, nbytes=64)
+    reader = other.queue("work")
+    for number in range(2):
+        writer.put(bytes([number]))
+    array = reader.read(gpushm.HOST)._lend()
+    taken = Consumed(array.__dlpack__(stream=stream.cuda_stream, max_version=(1, 0)))
+    assert array.readonly and array.numpy()[0] == 0
+    del array
+    stream.block()
+    with pytest.raises(TimeoutError):
+        writer.begin(timeout=0.05)  # A tensor of it lives.
+    taken.drop()
+    with pytest.raises(TimeoutError):
+        writer.begin(timeout=0.05)  # Work that uses it is queued.
+    stream.go()
+    writer.begin().give_back()
+    reader.read(gpushm.HOST)._lend()
+    reader.close()
+    writer.close()
+
+
 def test_an_item_returns_if_its_worker_fails_or_dies(app, other, peer):
     queue = app.queue("work", write=True, nbytes=64)
     queue.put(b"precious")

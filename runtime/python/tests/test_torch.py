@@ -54,6 +54,14 @@ def test_save_and_load(app, other, on_host):
         gpushm.torch.load_file("none", client=other, timeout=0.01)
 
 
+def test_tensors_whose_memory_has_other_values(app, other, on_host):
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    saved = {"conj": numbers.conj(), "neg": numbers.conj().imag, "grad": torch.ones(2, requires_grad=True)}
+    gpushm.torch.save_file(saved, "w", client=app)
+    loaded = gpushm.torch.load_file("w", client=other)
+    assert all(torch.equal(loaded[name], tensor.detach()) for name, tensor in saved.items())
+
+
 def test_what_cannot_be_saved(app):
     with pytest.raises(gpushm.InvalidArgument, match="to_dense"):
         gpushm.torch.save_file({"x": torch.eye(3).to_sparse()}, "w", client=app)
@@ -138,6 +146,8 @@ def test_queue(app, other, on_host):
             for tensor in (torch.arange(6).reshape(2, 3), torch.ones(3, dtype=torch.bfloat16)):
                 putting.put(tensor)
                 assert equal(getting.get(), tensor)
+                putting.put(tensor)
+                assert equal(getting.get(copy=False), tensor)
             with pytest.raises(ValueError):
                 putting.put(torch.zeros(1000))
             putting.close()

@@ -2,7 +2,9 @@
 says what stands in for the GPU; gpu_check.py has the rest.
 """
 
+import pathlib
 import pickle
+import tempfile
 from multiprocessing.reduction import ForkingPickler
 
 import mp_standin
@@ -12,6 +14,7 @@ import torch.multiprocessing
 from conftest import until
 
 import gpushm
+import gpushm._default
 import gpushm.torch.multiprocessing as mp
 
 
@@ -67,15 +70,54 @@ def test_a_receiver_that_is_killed_lets_go(installed, receiver):
     until(lambda: mp.collect() == 0)
 
 
-def test_memory_is_held_until_somebody_takes_it(installed):
-    ForkingPickler.dumps(torch.ones(1000))
+def test_memory_is_held_until_somebody_takes_it(installed, broker):
+    message = ForkingPickler.dumps(torch.ones(1000))
     assert mp.collect() == 1 and mp.held() == 1
     name, = [info.name for info in installed.list()]
     assert name.startswith("torch-mp-")
     mp.uninstall()
     assert mp.collect() == 1
-    installed.delete(name)
+    assert _loads(message, broker).sum() == 1000
     until(lambda: mp.collect() == 0)
+
+
+def test_the_same_memory_again(installed, broker, monkeypatch):
+    """A storage that the program holds keeps its name: only the first message costs an offer. Views of it are
+    the same storage."""
+    offers = []
+    monkeypatch.setattr(mp, "_bytes_of", lambda storage: offers.append(storage) or mp_standin.OnGpu(storage))
+    tensor = torch.arange(8)
+    for _ in range(3):
+        messages = [ForkingPickler.dumps(tensor), ForkingPickler.dumps(tensor[2:4])]
+        assert [_loads(message, broker).tolist() for message in messages] == [list(range(8)), [2, 3]]
+    assert len(offers) == 1 and len(installed.list()) == 1
+    waiting = ForkingPickler.dumps(tensor)
+    assert mp.collect() == 1 and len(installed.list()) == 1  # It is on its way.
+    del tensor, messages
+    assert _loads(waiting, broker).tolist() == list(range(8))
+    ForkingPickler.dumps(torch.ones(3))  # The program has dropped it: now the name goes.
+    assert len(installed.list()) == 1
+    until(lambda: mp.collect() == 1)
+
+
+def test_a_receiver_keeps_the_last_memory_mapped(installed, broker, monkeypatch):
+    with broker.connect() as client:
+        monkeypatch.setattr(gpushm._default, "_client", client)
+        tensors = [torch.ones(3), torch.ones(3)]
+        for tensor in (tensors[0], tensors[0], tensors[1]):
+            pickle.loads(ForkingPickler.dumps(tensor))
+            gpushm._native.collect()
+            assert len(client.holders()) == 1
+        mp.collect()
+        assert not client.holders()
+
+
+def test_many_storages_keep_no_names(installed, broker, monkeypatch):
+    monkeypatch.setattr(mp, "_NAMED", 3)
+    held = [torch.full((3,), i) for i in range(12)]
+    for tensor in held:
+        _loads(ForkingPickler.dumps(tensor), broker)
+    assert len(installed.list()) <= 5
 
 
 SENDER = """
@@ -110,17 +152,21 @@ def test_what_a_killed_sender_leaves_behind(broker, peer, other):
     sender.hear()
     creators = [info.creator for info in other.list()]
     assert sorted(creators) == ["app", "other"]  # Its own, and that of another container.
+    folder = pathlib.Path(mp._folder() or tempfile.gettempdir())
+    assert not list(folder.glob(f"gpushm-other-torch-mp-{killed.pid}-*"))
+    assert len(list(folder.glob(f"gpushm-app-torch-mp-{foreign.pid}-*"))) == 1
 
 
 def _loads(message, broker):
-    import gpushm._default
+    """As another process would, with a client of its own."""
+    former, gpushm._default._client = gpushm._default._client, broker.connect()
+    try:
+        return pickle.loads(message)
+    finally:
+        gpushm._default._client = former
 
-    gpushm._default._client = broker.connect()
-    return pickle.loads(message)
 
-
-def test_a_message_has_one_receiver(installed, broker, monkeypatch):
-    monkeypatch.setattr(gpushm._default, "_client", None)
+def test_a_message_has_one_receiver(installed, broker):
     message = ForkingPickler.dumps(torch.arange(4))
     assert _loads(message, broker).tolist() == [0, 1, 2, 3]
     with pytest.raises(gpushm.NotFound, match="unpickle each once"):
