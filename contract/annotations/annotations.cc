@@ -60,6 +60,10 @@ class EntryReader : public FieldReader {
                     const std::vector<std::string>& writers);
   const YamlNode* Value(std::string_view field) const { return Find(entry_.value, field); }
   void Private(PodSpec& pod);
+  void Compute(PodSpec& pod);
+  // The container that follows the prefix of the key; empty, after reporting an error, if there is
+  // none of this name that may attach.
+  std::string ContainerOfKey(std::string_view prefix);
   void Cpu(PodSpec& pod);
 
   const AnnotationEntry& entry_;
@@ -119,10 +123,19 @@ void EntryReader::ReadInto(PodSpec& pod) {
   if (key.starts_with(kBuffersPrefix)) return Buffer(pod);
   if (key.starts_with(kSignalsPrefix)) return Signal(pod);
   if (key.starts_with(kPrivatePrefix)) return Private(pod);
+  if (key.starts_with(kComputePrefix)) return Compute(pod);
   if (key == kPoolExtraKey) {
     pod.pool_extra_bytes = Bytes(entry_.value, "").value_or(0);
   } else if (key == kHostIpcKey) {
     pod.host_ipc = Bool(entry_.value, "").value_or(false);
+  } else if (key == kMpsKey) {
+    pod.mps.wanted = Bool(entry_.value, "");
+  } else if (key == kMpsUidKey) {
+    const std::string* const text = Text(entry_.value, "");
+    pod.mps.any_uid = text != nullptr && *text == "any";
+    if (text != nullptr && !pod.mps.any_uid) pod.mps.uid = Number(entry_.value, "", 0, INT32_MAX);
+  } else if (key == kEnforcePrivateKey) {
+    pod.mps.enforce_private = Bool(entry_.value, "").value_or(false);
   } else if (key == kInjectKey) {
     pod.inject = Bool(entry_.value, "").value_or(true);
   } else if (key == kSidecarMemoryKey) {
@@ -138,18 +151,31 @@ void EntryReader::ReadInto(PodSpec& pod) {
   }
 }
 
+std::string EntryReader::ContainerOfKey(std::string_view prefix) {
+  const std::string container = entry_.key.substr(prefix.size());
+  const std::string why =
+      IsDnsLabel(container)
+          ? WhyNot(container)
+          : Concat(Quote(container),
+                   " is not a valid container name (lower case letters, digits and '-', at most ",
+                   limits::kNameBytes, ")");
+  if (why.empty()) return container;
+  FailKey(why, Concat(prefix, Container(container)));
+  return {};
+}
+
 void EntryReader::Private(PodSpec& pod) {
-  const std::string container = entry_.key.substr(kPrivatePrefix.size());
-  const auto nearest = [&] { return Concat(kPrivatePrefix, Container(container)); };
-  if (!IsDnsLabel(container)) {
-    return FailKey(
-        Concat(Quote(container),
-               " is not a valid container name (lower case letters, digits and '-', at most ",
-               limits::kNameBytes, ")"),
-        nearest());
-  }
-  if (const std::string why = WhyNot(container); !why.empty()) return FailKey(why, nearest());
+  const std::string container = ContainerOfKey(kPrivatePrefix);
+  if (container.empty()) return;
   if (const auto bytes = Bytes(entry_.value, "")) pod.private_bytes[container] = *bytes;
+}
+
+void EntryReader::Compute(PodSpec& pod) {
+  const std::string container = ContainerOfKey(kComputePrefix);
+  if (container.empty()) return;
+  if (const auto percent = Number(entry_.value, "", 1, 100)) {
+    pod.mps.compute_percent[container] = *percent;
+  }
 }
 
 void EntryReader::Cpu(PodSpec& pod) {

@@ -91,6 +91,17 @@ static_assert(limits::kBufferBytes == kMostBytes,
 // while the old one is held.
 inline constexpr size_t kMostSignals = limits::kAllPagesBytes / 2 / 4096;
 
+// How the containers of a pod share their GPU's time: by an MPS server of the pod, or in turns.
+struct MpsSpec {
+  std::optional<bool> wanted{};   // Empty: what the cluster's operator decided.
+  std::optional<uint32_t> uid{};  // Of the containers, if their images decide it.
+  bool any_uid = false;           // They may have different ones.
+  bool enforce_private = false;   // Each process is limited to its container's memory.
+  std::map<std::string, uint32_t> compute_percent{};  // Of the multiprocessors, by container.
+
+  friend bool operator==(const MpsSpec&, const MpsSpec&) = default;
+};
+
 struct SidecarResources {
   std::optional<uint64_t> cpu_millis;
   std::optional<uint64_t> memory_bytes;
@@ -109,6 +120,7 @@ struct PodSpec {
   uint64_t pool_extra_bytes = 0;  // For buffers created at run time.
   bool host_ipc = false;
   bool inject = true;  // False: the pod opts out of the webhook.
+  MpsSpec mps;
   SidecarResources sidecar;
 
   const BufferSpec* Find(std::string_view name) const;

@@ -14,6 +14,32 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 const ParseOptions kPod{.containers = std::vector<std::string>{"decoder", "model", "sink"}};
 
+TEST(AnnotationsTest, HowContainersShareTheTimeOfTheirGpu) {
+  const auto mps = [](const Annotations& annotations) {
+    const auto pod = ParseAnnotations(annotations, kPod);
+    EXPECT_TRUE(pod) << pod.error().ToString();
+    return pod ? pod->mps : MpsSpec{};
+  };
+  EXPECT_EQ(mps({}), MpsSpec{});
+  EXPECT_EQ(mps({{"gpushm.io/mps", "true"},
+                 {"gpushm.io/mps-uid", "1000"},
+                 {"gpushm.io/enforce-private", "true"},
+                 {"compute.gpushm.io/model", "50"}}),
+            (MpsSpec{.wanted = true,
+                     .uid = 1000,
+                     .enforce_private = true,
+                     .compute_percent = {{"model", 50}}}));
+  EXPECT_EQ(mps({{"gpushm.io/mps", "false"}}), MpsSpec{.wanted = false});
+  EXPECT_TRUE(mps({{"gpushm.io/mps-uid", "any"}}).any_uid);
+  for (const auto& [key, value] : Annotations{{"gpushm.io/mps", "maybe"},
+                                              {"gpushm.io/mps-uid", "nobody"},
+                                              {"gpushm.io/enforce-private", "2Gi"},
+                                              {"compute.gpushm.io/model", "101"},
+                                              {"compute.gpushm.io/", "50"}}) {
+    EXPECT_FALSE(ParseAnnotations({{key, value}}, kPod)) << key << ": " << value;
+  }
+}
+
 TEST(AnnotationsTest, ReadsAWholePod) {
   const auto pod =
       ParseAnnotations({{"buffers.gpushm.io/weights", "8Gi"},

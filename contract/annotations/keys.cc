@@ -10,7 +10,7 @@
 namespace gpushm::config {
 namespace {
 
-constexpr std::array<KeyInfo, 8> kAnnotationKeys = {{
+constexpr std::array<KeyInfo, 12> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer with this name (a DNS label of at most 63 characters), made when the pod starts.",
      "8Gi",
@@ -36,6 +36,23 @@ constexpr std::array<KeyInfo, 8> kAnnotationKeys = {{
      "Share memory with other such pods on the node through the host's /dev/shm. "
      "It is allowed only in a pod that itself sets hostIPC: true.",
      "\"true\"", R"("enum": ["true", "false"])"},
+    {kMpsKey, "", "\"true\" or \"false\"", "the chart's value",
+     "Run the containers that attach under an MPS server of the pod's own, so that their kernels run "
+     "at the same time. Without it, the GPU takes turns of about 2 ms between busy containers. "
+     "All of them must run as one uid.",
+     "\"true\"", R"("enum": ["true", "false"])"},
+    {kMpsUidKey, "", "number or `any`", "runAsUser of the containers, or of the pod",
+     "With MPS: the uid as which the containers that attach run, if only their images say so. "
+     "With `any` they may have different uids; the MPS daemon is then root with the capabilities "
+     "SETUID and SETGID, which a restricted namespace refuses.",
+     "\"1000\"", R"("type": "string", "pattern": "^([0-9]{1,10}|any)$")"},
+    {kEnforcePrivateKey, "", "\"true\" or \"false\"", "\"false\"",
+     "With MPS: each process of a container can use at most the container's private memory and "
+     "what the container may attach. It stops mistakes, not malice: a process can remove the limit.",
+     "\"true\"", R"("enum": ["true", "false"])"},
+    {kComputePrefix, "<container>", "number from 1 to 100", "100",
+     "With MPS: how many percent of the GPU's multiprocessors each process of the container can use.",
+     "\"50\"", R"("type": "string", "pattern": "^([1-9][0-9]?|100)$")"},
     {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
      "With \"false\" the webhook ignores this pod, whatever its other annotations say.",
      "\"false\"", R"("enum": ["true", "false"])"},

@@ -34,8 +34,20 @@ uint64_t NodeBytes(const PodSpec& pod, uint64_t granularity) {
   for (const auto& [container, bytes] : pod.private_bytes) {
     sum = Add(sum, RoundUp(bytes, granularity));
   }
+  if (pod.mps.wanted.value_or(false)) sum = Add(sum, kMpsBytes);
   const bool loads = std::ranges::any_of(pod.buffers, &BufferSpec::StartsLoading);
   return loads ? Add(sum, kLoaderBytes) : sum;
+}
+
+uint64_t ContainerBytes(const PodSpec& pod, std::string_view container, uint64_t granularity) {
+  const auto own = pod.private_bytes.find(std::string(container));
+  uint64_t sum = own == pod.private_bytes.end() ? 0 : RoundUp(own->second, granularity);
+  sum = Add(sum, RoundUp(pod.pool_extra_bytes, granularity));
+  for (const BufferSpec& buffer : pod.buffers) {
+    if (!buffer.MayAttach(container)) continue;
+    sum = Add(sum, Times(RoundUp(buffer.size_bytes, granularity), buffer.generations));
+  }
+  return sum;
 }
 
 uint64_t Units(uint64_t bytes, uint64_t unit_bytes) {

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <utility>
 
 #include "contract/protocol/link.h"
 #include "platform/base/name.h"
@@ -96,9 +97,12 @@ Result<bool> HostFiles::InstallSimulatedDriver(const std::string& folder) {
     return std::unexpected(made.error());
   }
   bool any = false;
-  for (const char* const name : {"libcuda.so.1", "libnvidia-ml.so.1"}) {
+  for (const auto& [name, mode] :
+       {std::pair{"libcuda.so.1", kLibraryMode}, std::pair{"libnvidia-ml.so.1", kLibraryMode},
+        std::pair{"nvidia-cuda-mps-control", kProgramMode},
+        std::pair{"nvidia-cuda-mps-server", kProgramMode}}) {
     const auto installed =
-        InstallFile(Concat(folder, "/", name), Concat("/driver-sim/", name), kLibraryMode);
+        InstallFile(Concat(folder, "/", name), Concat("/driver-sim/", name), mode);
     if (!installed) return installed;
     any = any || *installed;
   }

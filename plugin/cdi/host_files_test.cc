@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -120,10 +121,14 @@ TEST_F(HostFilesTest, AnIncompleteImageIsNamed) {
 TEST_F(HostFilesTest, InstallsTheSimulatedDriver) {
   WriteText(folder_ / "sim/libcuda.so.1", "cuda");
   WriteText(folder_ / "sim/libnvidia-ml.so.1", "nvml");
+  WriteText(folder_ / "sim/nvidia-cuda-mps-control", "control");
+  WriteText(folder_ / "sim/nvidia-cuda-mps-server", "server");
   HostFiles host = Open();
   EXPECT_TRUE(*host.InstallSimulatedDriver(folder_ / "sim"));
   EXPECT_FALSE(*host.InstallSimulatedDriver(folder_ / "sim"));
   EXPECT_EQ(ReadText(folder_ / "state/driver-sim/libcuda.so.1"), "cuda");
+  EXPECT_EQ(ReadText(folder_ / "state/driver-sim/nvidia-cuda-mps-control"), "control");
+  EXPECT_EQ(access((folder_ / "state/driver-sim/nvidia-cuda-mps-control").c_str(), X_OK), 0);
   EXPECT_EQ(host.simulated_driver(), "/var/lib/gpushm/driver-sim");
 }
 

@@ -122,6 +122,7 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   if (!children) return std::unexpected(children.error());
   broker->children_ = std::move(*children);
   if (auto r = broker->PutTools(); !r) return std::unexpected(r.error());
+  if (auto r = broker->MakeMpsFolder(); !r) return std::unexpected(r.error());
   Link::Greeting greeting;
   if (auto r = broker->MeetPlugin(&greeting); !r) return std::unexpected(r.error());
   if (auto r = broker->OpenGpu(); !r) return std::unexpected(r.error());
@@ -275,6 +276,16 @@ Result<void> Broker::PutTools() const {
                       "check that the volume of /run/gpushm is not full");
   }
   return {};
+}
+
+// gpushm-mps runs as the uid of the pod's containers, and writes there. As in /tmp, nobody removes
+// another uid's files.
+Result<void> Broker::MakeMpsFolder() const {
+  const std::string& folder = options_.mps_folder;
+  if (folder.empty()) return {};
+  if (auto made = MakeFolder(folder); !made) return made;
+  if (chmod(folder.c_str(), 01777) == 0) return {};
+  return FailSystem(errno, Concat("chmod ", folder));
 }
 
 // Generation numbers never repeat, even over restarts and after the clock was set back. Each start

@@ -58,6 +58,7 @@ struct BrokerOptions {
   uint32_t first_releasers_die = 0;          // For tests; see Releases::Settings.
   // Folder of the pod's volumes that `file:` names.
   std::string files_folder = "/run/gpushm-files";
+  std::string mps_folder;    // Folder to make for gpushm-mps; empty for none.
   std::string tools_folder;  // Folder into which gpushmctl is copied; empty for none.
   std::string pod;           // NAMESPACE/NAME, for the log; empty if unknown.
   // Served in addition to config.containers; see Ledger::SetLoaders.
@@ -90,6 +91,7 @@ class Broker : private Handler {
   Result<void> LockFolder();
   Result<void> TakeGenerations();
   Result<void> PutTools() const;
+  Result<void> MakeMpsFolder() const;
   template <typename Answer>
   Answer OnDriver(std::string_view what, std::function<Answer()> call);
   Result<void> MeetPlugin(Link::Greeting* greeting);

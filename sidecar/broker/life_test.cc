@@ -74,6 +74,21 @@ TEST(BrokerLife, PutsAToolThatEveryUserMayRun) {
   }
 }
 
+// For gpushm-mps, which runs as another uid. The folder outlives the broker, with what is in it.
+TEST(BrokerLife, MakesAFolderForTheMpsDaemon) {
+  const TempFolder folder;
+  const std::string mps = folder / ".mps";
+  for (int run = 0; run < 2; ++run) {
+    const BrokerProcess broker(folder.path(), With("", {"--mps-folder", mps}));
+    ASSERT_TRUE(broker.ready()) << broker.log();
+    struct stat info{};
+    ASSERT_EQ(stat(mps.c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07777u, 01777u);
+    if (run == 0) std::ofstream(mps + "/control_lock") << "kept";
+  }
+  EXPECT_TRUE(std::filesystem::exists(mps + "/control_lock"));
+}
+
 // Goal: an init container, which no list can name, makes the first load.
 TEST(BrokerLife, ALoaderLoadsWithTheToolWhatOthersMayAttach) {
   const TempFolder folder;

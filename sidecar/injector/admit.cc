@@ -98,6 +98,20 @@ void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
   patch->Prepend(Pointer("/spec/initContainers"), std::move(container));
 }
 
+// After PutSidecar: the daemon's container follows the sidecar, which makes its folder.
+void PutMps(const Plan& plan, const Settings& settings, Patch* patch) {
+  if (!plan.mps) return;
+  const Result<PodView> now = PodView::Of(patch->document());
+  if (!now) return;
+  const Container* const there = now->Find(kMpsName);
+  const Container* const sidecar = now->Find(kSidecarName);
+  if (there != nullptr && !plan.redo) return patch->Set(there->at / "restartPolicy", "Always");
+  Json container = MpsContainer(*now, plan, settings);
+  if (there != nullptr) return patch->Set(there->at, std::move(container));
+  const auto index = static_cast<size_t>(std::stoul(sidecar->at.back())) + 1;
+  patch->Insert(Pointer("/spec/initContainers"), index, std::move(container));
+}
+
 // Called before PutSidecar, because adding the sidecar moves the places of the init containers.
 void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
   for (const std::string& name : plan.done.containers) {
@@ -107,6 +121,13 @@ void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
       patch->Set(container->at / "resources" / "limits" / kAttachResource, "1");
     }
     Mount(*container, SocketMount(name), patch);
+    if (!plan.mps) continue;
+    Mount(*container, MpsMount(/*writable=*/false), patch);
+    std::vector<Json> variables;
+    for (const auto& [variable, value] : MpsVariables(plan, name)) {
+      variables.push_back({{"name", variable}, {"value", value}});
+    }
+    PutEntries(container->at / "env", variables, patch);
   }
   for (const std::string& name : plan.done.init_containers) {
     const Container* const container = pod.Find(name);
@@ -136,6 +157,11 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   }
   if (!sidecar->Mounts({{"name", kVolumeName}, {"mountPath", kSocketFolder}})) {
     return "its sidecar must mount the volume gpushm, but another webhook removed the mount";
+  }
+  const Container* const mps = pod.Find(kMpsName);
+  if (plan.mps && (mps == nullptr || mps->kind != Kind::kNativeSidecar)) {
+    return "it asks for MPS, but another webhook removed the container gpushm-mps or its "
+           "restartPolicy";
   }
   for (const std::string& name : plan.done.containers) {
     const Container* const container = pod.Find(name);
@@ -181,9 +207,11 @@ Verdict Admission::Mutate(const Json& pod) const {
   PutMounts(*view, **plan, &patch);
   PutIntoPod(*view, **plan, settings_, &patch);
   PutSidecar(*view, **plan, settings_, random_, &patch);
+  PutMps(**plan, settings_, &patch);
   patch.Set(Pointer("/metadata/annotations") / std::string(config::kStatusKey), (*plan)->Status());
   Verdict verdict = Admit(patch.operations().empty() ? "unchanged" : "injected");
   verdict.patch = std::move(patch).operations();
+  verdict.warnings = (*plan)->warnings;
   return verdict;
 }
 

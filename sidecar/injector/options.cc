@@ -75,6 +75,10 @@ void Declare(CLI::App& app, Options* options) {
   app.add_flag(
       "--coexist", settings.coexist,
       "Allow nvidia.com/gpu in containers that have gpushm.io/attach; must match the plugin's");
+  app.add_flag(
+      "--mps", settings.mps,
+      "Run pods under MPS that do not say gpushm.io/mps, if the uid of their containers is "
+      "known");
   app.add_option_function<std::string>(
          "--uid", [&settings](const std::string& who) { settings.assign_uid = who == "random"; },
          "Who assigns the uid of sidecars: random (the injector) or platform (random)")

@@ -44,11 +44,11 @@ void Patch::Append(const Pointer& list, Json value) {
   document_[list].push_back(std::move(value));
 }
 
-void Patch::Prepend(const Pointer& list, Json value) {
+void Patch::Insert(const Pointer& list, size_t index, Json value) {
   if (Find(document_, list) == nullptr) return Set(list, Json::array({std::move(value)}));
-  Record("add", list / 0, value);
+  Record("add", list / index, value);
   Json& items = document_[list];
-  items.insert(items.begin(), std::move(value));
+  items.insert(items.begin() + static_cast<ptrdiff_t>(index), std::move(value));
 }
 
 }  // namespace gpushm::injector

@@ -81,6 +81,10 @@ void CheckFree(const PodView& pod, const std::optional<Done>& done, ErrorList* e
             : PodError(FieldOf(*taken), "this name is reserved for the sidecar that gpushm adds",
                        "name: my-gpushm"));
   }
+  if (const Container* const mps = pod.Find(kMpsName); mps != nullptr && !done) {
+    errors->Add(PodError(FieldOf(*mps), "this name is reserved for the MPS daemon that gpushm adds",
+                         "name: my-mps"));
+  }
   const Json* const volume = pod.Volume(kVolumeName);
   if (volume != nullptr && *volume != SocketVolume()) {
     errors->Add(PodError("spec.volumes",
@@ -93,17 +97,20 @@ void CheckFree(const PodView& pod, const std::optional<Done>& done, ErrorList* e
 // volume could reach every socket.
 void CheckMounts(const PodView& pod, const Plan& plan, ErrorList* errors) {
   for (const Container& container : pod.containers()) {
-    if (container.name == kSidecarName) continue;
+    if (IsOurContainer(container.name)) continue;
     const bool served = std::ranges::count(plan.done.containers, container.name) > 0 ||
                         std::ranges::count(plan.done.init_containers, container.name) > 0;
     for (const Container::Mount& mount : container.Mounts()) {
       const std::string field = Concat(FieldOf(container), ".volumeMounts");
       if (mount.volume == kVolumeName) {
-        if (mount.Is(SocketMount(container.name)) || mount.Is(ToolMount())) continue;
+        if (mount.Is(SocketMount(container.name)) || mount.Is(ToolMount()) ||
+            (served && mount.Is(MpsMount(/*writable=*/false)))) {
+          continue;
+        }
         errors->Add(
             PodError(field, "only gpushm may mount the volume gpushm", "remove this mount"));
-      } else if (served && mount.path == kSocketFolder) {
-        errors->Add(PodError(field, Concat(kSocketFolder, " is reserved for gpushm's socket"),
+      } else if (served && (mount.path == kSocketFolder || mount.path == kMpsFolder)) {
+        errors->Add(PodError(field, Concat(mount.path, " is reserved for gpushm's sockets"),
                              "mountPath: /run/my-gpushm"));
       }
     }
@@ -122,7 +129,7 @@ bool IsOtherGpu(std::string_view resource) {
 void CheckResources(const PodView& pod, const Plan& plan, const Settings& settings,
                     ErrorList* errors) {
   for (const Container& container : pod.containers()) {
-    if (container.name == kSidecarName) continue;
+    if (IsOurContainer(container.name)) continue;
     const bool attaches = std::ranges::count(plan.done.containers, container.name) > 0;
     for (const char* const list : {"limits", "requests"}) {
       const Json* const resources = Find(*container.json, Pointer("/resources") / list);
@@ -191,6 +198,105 @@ void CheckRuntimeClass(const PodView& pod, const Settings& settings, ErrorList* 
                               "so a descriptor of a GPU buffer cannot be passed to them"),
                        "leave runtimeClassName out, or name one that uses the node's kernel, "
                        "such as runtimeClassName: nvidia"));
+}
+
+// The uid as which the container runs; nullptr if its image decides.
+const Json* UidOf(const PodView& pod, const Container& container) {
+  const Json* const own = Find(*container.json, Pointer("/securityContext/runAsUser"));
+  return own != nullptr ? own : Find(pod.json(), Pointer("/spec/securityContext/runAsUser"));
+}
+
+// The uid as which the MPS daemon must run: that of all containers that attach. On failure, why
+// there is none.
+std::expected<int64_t, ConfigError> MpsUid(const PodView& pod, const Plan& plan) {
+  std::optional<int64_t> common;
+  if (plan.spec.mps.uid) common = *plan.spec.mps.uid;
+  for (const std::string& name : plan.done.containers) {
+    const Container* const container = pod.Find(name);
+    if (container == nullptr) continue;
+    const Json* const uid = UidOf(pod, *container);
+    const std::string field = Concat(FieldOf(*container), ".securityContext.runAsUser");
+    if (uid == nullptr && common) continue;
+    if (uid == nullptr || !uid->is_number_integer()) {
+      return std::unexpected(PodError(
+          field, "is not set, and an MPS daemon serves only containers that run as its own uid",
+          "runAsUser: 1000 in the pod's securityContext, or gpushm.io/mps-uid: \"1000\" if the images "
+          "run as that uid"));
+    }
+    if (common && *common != uid->get<int64_t>()) {
+      return std::unexpected(
+          PodError(field,
+                   Concat("is ", uid->dump(),
+                          ", and another container of the pod or gpushm.io/mps-uid says ", *common,
+                          ": an MPS daemon serves only containers that run as its own uid"),
+                   Concat("runAsUser: ", *common,
+                          ", or gpushm.io/mps-uid: any in a namespace that allows the "
+                          "capabilities SETUID and SETGID")));
+    }
+    common = uid->get<int64_t>();
+  }
+  return common.value_or(0);
+}
+
+// A variable of MPS that the container sets itself would win over gpushm's.
+void CheckVariables(const PodView& pod, const Plan& plan, ErrorList* errors) {
+  for (const std::string& name : plan.done.containers) {
+    const Container* const container = pod.Find(name);
+    if (container == nullptr) continue;
+    for (const auto& [variable, value] : MpsVariables(plan, name)) {
+      for (const Json& there : Items(*container->json, Pointer("/env"))) {
+        if (!there.is_object() || there.value("name", "") != variable) continue;
+        if (there.value("value", "") == value) continue;
+        errors->Add(PodError(Concat(FieldOf(*container), ".env.", variable),
+                             "gpushm sets this variable, because the pod asks for MPS",
+                             "remove it"));
+      }
+    }
+  }
+}
+
+void PlanMps(const PodView& pod, const Settings& settings, Plan* plan, ErrorList* errors) {
+  config::MpsSpec& mps = plan->spec.mps;
+  const bool wanted = mps.wanted.value_or(settings.mps);
+  const auto needs = [&](std::string key) {
+    errors->Add(PodError(Concat("metadata.annotations.", key),
+                         "needs MPS, and the pod does not run under it",
+                         Concat(config::kMpsKey, ": \"true\"")));
+  };
+  for (const auto& [container, percent] : mps.compute_percent) {
+    const std::string key = Concat(config::kComputePrefix, container);
+    if (!wanted) needs(key);
+    if (std::ranges::count(plan->done.containers, container) > 0) continue;
+    errors->Add(PodError(Concat("metadata.annotations.", key),
+                         Concat("the container ", config::Quote(container), " does not attach"),
+                         Concat(config::kPrivatePrefix, container, ": 1Gi makes it attach")));
+  }
+  if (!wanted && mps.enforce_private) needs(std::string(config::kEnforcePrivateKey));
+  if (wanted && mps.enforce_private && plan->spec.host_ipc) {
+    errors->Add(
+        PodError(std::string(config::kEnforcePrivateKey),
+                 "memory of other pods counts against the limit, and how much there will be "
+                 "is not known",
+                 Concat("remove it, or ", config::kHostIpcKey)));
+  }
+  if (!wanted && (mps.uid || mps.any_uid)) needs(std::string(config::kMpsUidKey));
+  if (!wanted) return;
+  const auto uid = MpsUid(pod, *plan);
+  if (mps.any_uid) {
+    plan->mps = MpsPlan{};
+  } else if (uid) {
+    plan->mps = MpsPlan{*uid};
+  } else if (mps.wanted) {
+    errors->Add(uid.error());
+    return;
+  } else {
+    plan->warnings.push_back(
+        Concat("gpushm: the pod runs without MPS, so its busy containers take "
+               "turns on the GPU: ",
+               uid.error().field, " ", uid.error().reason));
+    return;
+  }
+  CheckVariables(pod, *plan, errors);
 }
 
 // Checks the annotations against the rest of the pod.
@@ -289,7 +395,9 @@ config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& d
   for (const std::string& name : pod.Names(Kind::kInit)) {
     options.unfit_containers.emplace(name, kEndsTooEarly);
   }
-  options.unfit_containers.emplace(kSidecarName, "is gpushm's own container");
+  for (const char* const name : {kSidecarName, kMpsName}) {
+    options.unfit_containers.emplace(name, "is gpushm's own container");
+  }
   if (!done) return options;
   // Containers that were added later may be named, but they are not included by default.
   std::erase_if(*options.containers, [&](const std::string& name) {
@@ -309,6 +417,14 @@ std::vector<std::string> Loaders(const PodView& pod) {
     return sidecar != nullptr && pod.Find(name) < sidecar;
   });
   return names;
+}
+
+// The MPS daemon of a pod that was copied, or whose annotations were changed by another webhook.
+void CheckMps(const PodView& pod, const Plan& plan, ErrorList* errors) {
+  const Container* const there = pod.Find(kMpsName);
+  if (there == nullptr || plan.mps) return;
+  errors->Add(PodError(FieldOf(*there), "the pod does not ask for MPS any more",
+                       Concat("remove this container, or set ", config::kMpsKey, ": \"true\"")));
 }
 
 // A container before the sidecar would wait for it indefinitely.
@@ -408,14 +524,17 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
     plan.done.init_containers = same ? earlier->init_containers : Loaders(pod);
   }
   plan.loads = std::ranges::any_of(spec->buffers, &config::BufferSpec::StartsLoading);
-  plan.memory_bytes = config::NodeBytes(*spec);
+  plan.spec = std::move(*spec);
+  ErrorList errors;
+  PlanMps(pod, settings, &plan, &errors);
+  plan.spec.mps.wanted = plan.mps.has_value();
+  plan.memory_bytes = config::NodeBytes(plan.spec);
   // A sidecar always has a GPU, even if only signals are shared.
   plan.units = std::max<uint64_t>(1, config::Units(plan.memory_bytes, settings.unit_bytes));
-  plan.spec = std::move(*spec);
 
-  ErrorList errors;
   CheckFree(pod, earlier, &errors);
   CheckOrder(pod, plan, &errors);
+  CheckMps(pod, plan, &errors);
   CheckMounts(pod, plan, &errors);
   CheckVolumes(pod, &plan, &errors);
   CheckPod(pod, plan, &errors);

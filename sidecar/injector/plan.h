@@ -32,6 +32,11 @@ struct Done {
   static std::optional<Done> Of(const PodView& pod);
 };
 
+// The MPS daemon of the pod.
+struct MpsPlan {
+  std::optional<int64_t> uid;  // Empty: it serves every uid.
+};
+
 struct Plan {
   config::PodSpec spec;
   Done done;
@@ -39,7 +44,9 @@ struct Plan {
   uint64_t memory_bytes = 0;         // GPU memory in total.
   uint64_t units = 0;
   bool loads = false;
-  bool stale = true;  // An earlier call, if any, was for other annotations.
+  std::optional<MpsPlan> mps;
+  std::vector<std::string> warnings;  // For the user.
+  bool stale = true;                  // An earlier call, if any, was for other annotations.
   // Also true if the injector was upgraded in between: the pod is a copy of one from before that.
   bool redo = true;
 

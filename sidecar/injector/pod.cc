@@ -133,7 +133,7 @@ const Container* PodView::Find(std::string_view name) const {
 std::vector<std::string> PodView::Names(Kind kind) const {
   std::vector<std::string> names;
   for (const Container& container : containers_) {
-    if (container.kind == kind && container.name != kSidecarName) names.push_back(container.name);
+    if (container.kind == kind && !IsOurContainer(container.name)) names.push_back(container.name);
   }
   return names;
 }

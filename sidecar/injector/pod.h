@@ -17,9 +17,16 @@ namespace gpushm::injector {
 
 // Names that the injector gives. Nothing else in a pod may have them.
 inline constexpr char kSidecarName[] = "gpushm";
+inline constexpr char kMpsName[] = "gpushm-mps";  // The container with the MPS daemon.
 inline constexpr char kVolumeName[] = "gpushm";
 // The folder in which each container finds its socket.
 inline constexpr char kSocketFolder[] = "/run/gpushm";
+inline constexpr char kMpsFolder[] = "/run/gpushm-mps";
+
+// Whether gpushm adds the container of this name.
+inline bool IsOurContainer(std::string_view name) {
+  return name == kSidecarName || name == kMpsName;
+}
 
 enum class Kind {
   kApplication,

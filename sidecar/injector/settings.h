@@ -29,6 +29,7 @@ struct Settings {
 
   uint64_t unit_bytes = uint64_t{1} << 30;  // Must match the plugin's.
   bool coexist = false;                     // Must match the plugin's.
+  bool mps = false;                         // Of pods that do not say gpushm.io/mps.
   // The memory that the cluster's largest GPU can give to one pod, at least one unit; 0 for no
   // limit. A pod that requests more would stay Pending indefinitely.
   uint64_t max_pod_bytes = 0;

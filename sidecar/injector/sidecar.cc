@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "contract/annotations/keys.h"
+#include "contract/annotations/sizing.h"
 #include "platform/yaml/quantity.h"
 
 namespace gpushm::injector {
@@ -12,7 +13,12 @@ namespace {
 constexpr char kFiles[] = "/run/gpushm-files";
 constexpr char kLink[] = "/run/gpushm-link";
 constexpr char kTools[] = ".tools";  // No container's name begins with a dot.
+constexpr char kMpsPart[] = ".mps";
 constexpr char kReadyTimeout[] = "60s";
+constexpr uint64_t kMpsCpuMillis = 500;
+constexpr uint64_t kMpsCpuRequestMillis = 10;
+constexpr uint64_t kMpsMemoryBytes = uint64_t{256} << 20;
+constexpr uint64_t kMpsMemoryRequestBytes = uint64_t{96} << 20;
 
 std::string Cpus(uint64_t millis) { return Concat(millis, "m"); }
 
@@ -34,7 +40,7 @@ bool IsGuaranteed(const PodView& pod) {
            (request == nullptr || config::IsSameQuantity(Written(*request), Written(*limit)));
   };
   return std::ranges::all_of(pod.containers(), [&](const Container& container) {
-    return container.name == kSidecarName ||
+    return IsOurContainer(container.name) ||
            (fixed(container, "cpu") && fixed(container, "memory"));
   });
 }
@@ -70,14 +76,19 @@ Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   return resources;
 }
 
+// What Pod Security "restricted" asks for.
+Json Restricted() {
+  return {{"allowPrivilegeEscalation", false},
+          {"capabilities", {{"drop", Json::array({"ALL"})}}},
+          {"privileged", false},
+          {"readOnlyRootFilesystem", true},
+          {"runAsNonRoot", true},
+          {"seccompProfile", {{"type", "RuntimeDefault"}}}};
+}
+
 Json SecurityContext(const PodView& pod, const Plan& plan, const Settings& settings,
                      std::optional<int64_t> uid) {
-  Json context = {{"allowPrivilegeEscalation", false},
-                  {"capabilities", {{"drop", Json::array({"ALL"})}}},
-                  {"privileged", false},
-                  {"readOnlyRootFilesystem", true},
-                  {"runAsNonRoot", true},
-                  {"seccompProfile", {{"type", "RuntimeDefault"}}}};
+  Json context = Restricted();
   if (uid) {
     context["runAsUser"] = *uid;
     // If the pod sets a group of its own, that group lets the sidecar read the files in the pod's
@@ -106,6 +117,10 @@ Json Arguments(const Plan& plan) {
     words.push_back(Concat(kSocketFolder, "/", kTools));
   }
   if (plan.spec.host_ipc) words.push_back("--pod-uid=$(GPUSHM_POD_UID)");
+  if (plan.mps) {
+    words.push_back("--mps-folder");
+    words.push_back(Concat(kSocketFolder, "/", kMpsPart));
+  }
   return words;
 }
 
@@ -169,6 +184,69 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
       // The broker's last log lines say why it could not start.
       {"terminationMessagePolicy", "FallbackToLogsOnError"},
       {"securityContext", SecurityContext(pod, plan, settings, uid)}};
+}
+
+// The limits leave room for the server: 64 MiB of the host on an H100.
+Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings) {
+  const bool guaranteed = IsGuaranteed(pod);
+  Json resources = {{"limits", {{kAttachResource, "1"}}}, {"requests", {{kAttachResource, "1"}}}};
+  if (!PodHas(pod, "cpu")) {
+    resources["limits"]["cpu"] = Cpus(kMpsCpuMillis);
+    resources["requests"]["cpu"] = Cpus(guaranteed ? kMpsCpuMillis : kMpsCpuRequestMillis);
+  }
+  if (!PodHas(pod, "memory")) {
+    resources["limits"]["memory"] = config::FormatBytes(kMpsMemoryBytes);
+    resources["requests"]["memory"] =
+        config::FormatBytes(guaranteed ? kMpsMemoryBytes : kMpsMemoryRequestBytes);
+  }
+  Json context = Restricted();
+  Json words = Json::array({"/usr/bin/gpushm-mps", "--pipe-folder", kMpsFolder});
+  context["runAsUser"] = plan.mps->uid.value_or(0);
+  context["runAsNonRoot"] = plan.mps->uid.value_or(0) != 0;
+  if (plan.mps->uid) {
+    words.push_back("--server-uid");
+    words.push_back(std::to_string(*plan.mps->uid));
+  } else {
+    // A daemon that serves several uids starts the server of each as that uid.
+    context["capabilities"]["add"] = Json::array({"SETUID", "SETGID"});
+  }
+  return {{"name", kMpsName},
+          {"image", settings.sidecar_image},
+          {"imagePullPolicy", settings.pull_policy},
+          {"restartPolicy", "Always"},
+          {"command", words},
+          {"resources", resources},
+          {"volumeMounts", Json::array({MpsMount(/*writable=*/true)})},
+          {"lifecycle",
+           {{"postStart",
+             {{"exec",
+               {{"command", Json::array({"/usr/bin/gpushm-mps", "wait", "--pipe-folder", kMpsFolder,
+                                         "--timeout", "60"})}}}}}}},
+          {"terminationMessagePolicy", "FallbackToLogsOnError"},
+          {"securityContext", context}};
+}
+
+std::vector<std::pair<std::string, std::string>> MpsVariables(const Plan& plan,
+                                                              const std::string& container) {
+  if (!plan.mps) return {};
+  std::vector<std::pair<std::string, std::string>> variables = {
+      {"CUDA_MPS_PIPE_DIRECTORY", kMpsFolder}};
+  if (plan.spec.mps.enforce_private) {
+    const uint64_t mebibytes = config::ContainerBytes(plan.spec, container) >> 20;
+    // The container sees one GPU, whose index is 0.
+    variables.emplace_back("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", Concat("0=", mebibytes, "M"));
+  }
+  if (const auto percent = plan.spec.mps.compute_percent.find(container);
+      percent != plan.spec.mps.compute_percent.end()) {
+    variables.emplace_back("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", std::to_string(percent->second));
+  }
+  return variables;
+}
+
+Json MpsMount(bool writable) {
+  Json mount = {{"name", kVolumeName}, {"mountPath", kMpsFolder}, {"subPath", kMpsPart}};
+  if (!writable) mount["readOnly"] = true;
+  return mount;
 }
 
 Json SocketVolume() {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "sidecar/injector/plan.h"
 
@@ -21,6 +23,15 @@ Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar);
 // The container passes Pod Security "restricted". `uid` is empty if the platform assigns it.
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
                       std::optional<int64_t> uid);
+
+// The container with the MPS daemon, for a plan with `mps`. It passes Pod Security "restricted" if
+// the uid is known, and "baseline" otherwise.
+Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings);
+// What the environment of a container must say to use it; empty without MPS.
+std::vector<std::pair<std::string, std::string>> MpsVariables(const Plan& plan,
+                                                              const std::string& container);
+// Clients see the folder read-only, which is enough to connect.
+Json MpsMount(bool writable);
 
 // A few MiB for sockets, in memory so that none survive a reboot of the node.
 Json SocketVolume();
