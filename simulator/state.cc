@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -286,7 +287,8 @@ Outcome State::Create(const Card& card, Kind kind, uint64_t size_bytes, uint32_t
   record.kind = kind;
   record.size_bytes = size_bytes;
   record.process = process_;
-  record.pid = getpid();
+  // Not getpid(), which may be told to answer otherwise: NVML lists real PIDs.
+  record.pid = static_cast<int32_t>(syscall(SYS_getpid));
   record.handle_types = handle_types;
   record.card = card.uuid;
   record.id = Random<UuidBytes>();

@@ -726,11 +726,11 @@ Result<Attachment::Memory> Client::MapDevice(const DeviceInfo& device, Access ac
     *address = mapping->address() + grant.reply.offset;
     return Attachment::Memory(std::move(*mapping));
   }
-  if (grant.reply.offerer_pid == getpid()) {
+  if (grant.reply.offerer_pid == CudaPid()) {
     return Fail(Code::kUnsupported,
                 Concat("CUDA cannot open this buffer: "
                        "the process that offered it and this process both have PID ",
-                       getpid(), " in their containers"),
+                       CudaPid(), " in their containers"),
                 "offer it with allow_copy, allocate it with cuMemCreate, "
                 "or start one of the two programs from a shell, so that it gets another PID");
   }

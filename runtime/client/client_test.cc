@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "runtime/client/client_testing.h"
+#include "runtime/client/ipc_mapping.h"
 #include "runtime/include/gpushm/sync.h"
 
 namespace gpushm::client {
@@ -166,8 +167,9 @@ TEST_F(ClientTest, NamesTheGpuThatItDoesNotSee) {
 }
 
 TEST_F(ClientTest, RefusesEqualPidsWithoutTrying) {
-  broker_->AddCuIpc("tensor", 5, getpid());
-  broker_->AddCuIpc("other", 6, getpid() + 1);
+  // What the driver takes for the PID counts: see offer_test.cc.
+  broker_->AddCuIpc("tensor", 5, CudaPid());
+  broker_->AddCuIpc("other", 6, getpid());
   Open();
   EXPECT_EQ(Attach("tensor"), nullptr);
   EXPECT_EQ(status_, GPUSHM_UNSUPPORTED);

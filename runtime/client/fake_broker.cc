@@ -273,6 +273,7 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
     case Kind::kCounters:
       return AnswerCounters(request, connection, reply);
     case Kind::kOffer:
+      offered_pid_ = protocol::Parse<protocol::OfferRequest>(request.message->span())->pid;
       return Fill(request, protocol::OfferReply{++next_generation_}, reply);
     case Kind::kTransfer:
       return Fill(request, protocol::TransferReply{7, 100}, reply);

@@ -75,6 +75,8 @@ class FakeBroker {
   void Speak(uint16_t version);
   // The sum of the values in its pages.
   protocol::CounterValues counted() const;
+  // The PID in the last offer.
+  int32_t offered_pid() const { return offered_pid_; }
   // Clients that lost their connection may resume it. Until then, the broker keeps what they hold.
   void KeepClients();
   std::map<uint64_t, FakeLease> leases() const;
@@ -124,6 +126,7 @@ class FakeBroker {
   std::map<protocol::Kind, size_t> requests_;
   uint64_t next_lease_ = 1;
   uint64_t next_generation_ = 1'000'000;
+  std::atomic<int32_t> offered_pid_ = 0;
   size_t connections_ = 0;
   const CudaApi* api_ = nullptr;
   std::thread thread_;

@@ -1,11 +1,16 @@
 #include "runtime/client/ipc_mapping.h"
 
+#include <unistd.h>
+
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include "platform/base/per_process.h"
+
+// Of libgpushm-cudaipc.so; null without it.
+extern "C" pid_t gpushm_cudaipc_pid() __attribute__((weak));
 
 namespace gpushm::client {
 namespace {
@@ -31,6 +36,8 @@ Table& GlobalTable() {
 }
 
 }  // namespace
+
+pid_t CudaPid() { return gpushm_cudaipc_pid != nullptr ? gpushm_cudaipc_pid() : getpid(); }
 
 Result<IpcMapping> IpcMapping::Open(const CudaApi& api, const Handle& handle) {
   CUcontext context = nullptr;

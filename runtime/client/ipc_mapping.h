@@ -9,10 +9,10 @@
 //   (2) A mapping is closed in the context in which it was opened.
 //
 // Threads: any thread may call Open and the destructor.
-// Threads: Open and the destructor from any thread.
 #pragma once
 
 #include <cuda.h>
+#include <sys/types.h>
 
 #include <array>
 #include <cstdint>
@@ -22,6 +22,10 @@
 #include "platform/driver/cuda_api.h"
 
 namespace gpushm::client {
+
+// The number that the driver takes for this process's PID: the PID, unless libgpushm-cudaipc.so is
+// loaded. The driver writes it into handles, and compares it.
+pid_t CudaPid();
 
 class IpcMapping {
  public:

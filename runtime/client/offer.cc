@@ -1,6 +1,4 @@
 // Offering memory that the application already has.
-#include <unistd.h>
-
 #include <cstring>
 #include <utility>
 
@@ -8,6 +6,7 @@
 #include "platform/driver/stream_fence.h"
 #include "platform/driver/stream_waits.h"
 #include "runtime/client/client.h"
+#include "runtime/client/ipc_mapping.h"
 
 namespace gpushm::client {
 
@@ -258,7 +257,7 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
     CUipcMemHandle handle{};
     if (auto done = api.Check(api.cuIpcGetMemHandle(&handle, address), "cuIpcGetMemHandle"); done) {
       request.transport = static_cast<uint32_t>(protocol::Transport::kCuIpc);
-      request.pid = getpid();
+      request.pid = CudaPid();
       std::memcpy(request.cuipc_handle.data(), handle.reserved, sizeof handle.reserved);
       return as_it_is({});
     } else {

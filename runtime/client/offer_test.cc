@@ -15,6 +15,10 @@
 #include "contract/sync/page.h"
 #include "platform/driver/stream_waits.h"
 #include "runtime/client/client_testing.h"
+#include "runtime/client/ipc_mapping.h"
+
+// As if libgpushm-cudaipc.so were loaded.
+extern "C" pid_t gpushm_cudaipc_pid() { return getpid() + 1; }
 
 namespace gpushm::client {
 namespace {
@@ -190,6 +194,19 @@ TEST_F(OfferTest, AStreamThatIsBeingCapturedIsRefused) {
   CUgraph graph = nullptr;
   ASSERT_EQ(api_->cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
   api_->cuGraphDestroy(graph);
+}
+
+// Goal: importers compare the number that is in the handle. Method: the number that the driver is
+// told is not this process's PID.
+TEST_F(OfferTest, CuIpcCarriesTheNumberThatTheDriverIsTold) {
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(api_->cuMemAlloc(&memory, kBytes), CUDA_SUCCESS);
+  auto result = Sized<gpushm_offer_result>();
+  ASSERT_EQ(gpushm_offer(client_.get(), "mine", memory, kBytes, nullptr, &result), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  EXPECT_EQ(result.transport, GPUSHM_TRANSPORT_CUIPC);
+  EXPECT_EQ(broker_->offered_pid(), getpid() + 1);
+  EXPECT_EQ(api_->cuMemFree(memory), CUDA_SUCCESS);
 }
 
 }  // namespace

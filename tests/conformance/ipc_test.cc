@@ -1,8 +1,18 @@
 // Legacy interprocess handles, and the same through descriptors, between kinds of containers.
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "tests/conformance/harness.h"
+
+namespace {
+pid_t told_pid = 0;  // Of this process; 0: the real one.
+}
+
+// Stands before libc's, for the driver too (docs/design/cuda-ipc.md).
+extern "C" __attribute__((visibility("default"))) pid_t getpid() noexcept {
+  return told_pid != 0 ? told_pid : static_cast<pid_t>(syscall(SYS_getpid));
+}
 
 namespace gpushm::conformance {
 namespace {
@@ -14,9 +24,11 @@ struct Handles {
 
 // A process with memory from cuMemAlloc (which contains the word 0x5151), an interprocess event and
 // a VMM descriptor. On the message "record", it records the event after a wait that never ends.
-Child StartExporter(const ChildOptions& options = {}) {
+// The driver is told the PID `told`, unless that is 0.
+Child StartExporter(const ChildOptions& options = {}, pid_t told = 0) {
   return Start(
-      [](Channel& channel) {
+      [told](Channel& channel) {
+        told_pid = told;
         const CudaApi& api = UseContext();
         CUdeviceptr address = 0;
         Must(api.cuMemAlloc(&address, kChunkBytes), "cuMemAlloc");
@@ -63,12 +75,17 @@ CUresult OpenMemory(const Exported& exported, CUdeviceptr* address) {
                                    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 }
 
+struct ToldPids {
+  pid_t exporter = 0, importer = 0;
+};
+
 void OpenAllAndExpect(const ChildOptions& exporter_options, const ChildOptions& importer_options,
-                      CUresult memory_answer, CUresult event_answer) {
-  Child exporter = StartExporter(exporter_options);
+                      CUresult memory_answer, CUresult event_answer, ToldPids told = {}) {
+  Child exporter = StartExporter(exporter_options, told.exporter);
   const Exported exported = ReceiveHandles(exporter);
   Start(
       [&](Channel&) {
+        told_pid = told.importer;
         const CudaApi& api = UseContext();
         ExpectDescriptorWorks(exported);
         CUevent event = nullptr;
@@ -79,6 +96,11 @@ void OpenAllAndExpect(const ChildOptions& exporter_options, const ChildOptions& 
         }
         ExpectAnswer(api.cuIpcOpenEventHandle(&event, exported.handles.event), event_answer,
                      "cuIpcOpenEventHandle");
+        if (event_answer == CUDA_SUCCESS) {
+          Must(api.cuStreamWaitEvent(nullptr, event, 0), "cuStreamWaitEvent");
+          Must(api.cuCtxSynchronize(),
+               "cuCtxSynchronize after a wait for an event of the exporter");
+        }
         if (memory_answer != CUDA_SUCCESS) {
           const CUresult result = OpenMemory(exported, &address);
           Note("cuIpcOpenMemHandle after the event's: " + NameOf(result));
@@ -101,6 +123,18 @@ CONFORMANCE_CASE(IpcBetweenIpcNamespaces, 30) {
 
 CONFORMANCE_CASE(IpcWithDifferingPidsAcrossPidNamespaces, 30) {
   OpenAllAndExpect({}, {.own_pid_namespace = true}, CUDA_SUCCESS, CUDA_SUCCESS);
+}
+
+// libgpushm-cudaipc.so relies on these two: the driver compares what libc's getpid answers, and
+// nothing else.
+CONFORMANCE_CASE(IpcBetweenEqualPidsWhenTheDriverIsToldOthers, 30) {
+  OpenAllAndExpect({.own_pid_namespace = true}, {.own_pid_namespace = true}, CUDA_SUCCESS,
+                   CUDA_SUCCESS, {.exporter = 1'234'567'890, .importer = 2'034'567'890});
+}
+
+CONFORMANCE_CASE(IpcBetweenOtherPidsWhenTheDriverIsToldOne, 30) {
+  OpenAllAndExpect({}, {}, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_CONTEXT,
+                   {.exporter = 1'234'567'890, .importer = 1'234'567'890});
 }
 
 CONFORMANCE_CASE(IpcEventWithEqualPids, 30) {

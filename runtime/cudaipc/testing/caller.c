@@ -1,0 +1,47 @@
+// Who asks for its PID, for the tests: an ordinary module, one that has a CUDA runtime inside
+// (RUNTIME), or a program (PROGRAM) that has one.
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define EXPORTED __attribute__((visibility("default"), noinline))
+#ifdef RUNTIME
+#define FIRST 0xd4
+#else
+#define FIRST 0xd5  // Nobody's key. All else is the same in both modules.
+#endif
+static const unsigned char key[16] = {FIRST, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b,
+                                      0x8d,  0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2};
+
+#ifdef __x86_64__
+#define GO "jmp"
+#else
+#define GO "b"
+#endif
+
+// As the runtime's integrity check does.
+EXPORTED pid_t Ask(void) {
+  __asm__ volatile("" : : "r"(key));
+  const pid_t pid = getpid();
+  __asm__ volatile("");  // Not a jump to getpid: the return address would be the caller's.
+  return pid;
+}
+
+// As everything else in the module does. The runtime is one object file of half a megabyte, so this
+// is far from it.
+EXPORTED pid_t AskElsewhere(void) {
+  __asm__ volatile(GO " 1f\n.skip 4096, 0\n1:");
+  const pid_t pid = getpid();
+  __asm__ volatile("");
+  return pid;
+}
+
+#ifdef PROGRAM
+// Prints whether the two saw the real PID (1) or a number above all PIDs (2).
+static int Kind(pid_t pid) { return pid == syscall(SYS_getpid) ? 1 : pid > 1 << 22 ? 2 : 0; }
+int main(void) {
+  printf("%d%d\n", Kind(Ask()), Kind(AskElsewhere()));
+  return 0;
+}
+#endif
