@@ -1,8 +1,8 @@
-# Toolchain of `./run portable`: zig's clang, through wrappers that `run` writes into the build
-# folder. It has its own glibc headers and C++ library, so /usr must not be searched, except for
-# what was linked into <build>/include: headers whose packages would name /usr/include.
+# Toolchain of `./run portable`: zig's clang, through wrappers that portable.sh writes into the build
+# folder, and which know the target. It has its own glibc headers and C++ library, so /usr must not be
+# searched, except for what was linked into <build>/include: headers whose packages would name
+# /usr/include.
 set(CMAKE_SYSTEM_NAME Linux)
-set(CMAKE_SYSTEM_PROCESSOR x86_64)
 set(CMAKE_C_COMPILER ${CMAKE_BINARY_DIR}/bin/cc)
 set(CMAKE_CXX_COMPILER ${CMAKE_BINARY_DIR}/bin/c++)
 set(CMAKE_AR ${CMAKE_BINARY_DIR}/bin/ar)

@@ -48,19 +48,31 @@ def check_exports(path):
         yield f"{path.name}: {breach}"
 
 
+def check_preloaded(path):
+    """It is loaded into programs that know nothing of gpushm, and may replace nothing but getpid."""
+    exported = {line.split()[-1] for line in output_of("nm", "-D", "--defined-only", str(path)).splitlines()}
+    print(f"{path.name}: exports {' '.join(sorted(exported))}")
+    if exported != {"getpid", "gpushm_cudaipc_pid"}:
+        yield f"{path.name} exports {sorted(exported)}, not getpid and gpushm_cudaipc_pid alone"
+
+
+NAMES = ("libgpushm.so", "libgpushm-cudaipc.so", "gpushmctl")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--glibc", required=True)
     parser.add_argument("build", type=pathlib.Path)
     arguments = parser.parse_args()
     files = {path.name: path for path in sorted(arguments.build.rglob("*"))
-             if path.name in ("libgpushm.so", "gpushmctl") and path.is_file()}
-    breaches = [f"{name} was not built" for name in ("libgpushm.so", "gpushmctl")
-                if name not in files]
+             if path.name in NAMES and path.is_file()}
+    breaches = [f"{name} was not built" for name in NAMES if name not in files]
     for path in files.values():
         breaches += [*check_glibc(path, arguments.glibc), *check_needed(path)]
     if "libgpushm.so" in files:
         breaches += check_exports(files["libgpushm.so"])
+    if "libgpushm-cudaipc.so" in files:
+        breaches += check_preloaded(files["libgpushm-cudaipc.so"])
     if "gpushmctl" in files:
         print(output_of(str(files["gpushmctl"]), "--version").strip())
     print("\n".join(breaches) or "portable_check: ok")

@@ -244,6 +244,7 @@ def test_pool_allocator(app, other):
     assert used_bytes() - used >= size
     with driver.context() as cuda:
         driver.must(cuda.cuMemsetD32_v2(ctypes.c_uint64(address + part), 5, ctypes.c_size_t(part // 4)))
+        driver.must(cuda.cuCtxSynchronize())  # The fill may go on after its call.
     result = app.offer("x", Allocated(address + part, (part // 4,)))
     assert result.transport == "vmm" and not result.copied and result.mapped_nbytes == size
     with other.attach("x") as buffer:

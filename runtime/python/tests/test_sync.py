@@ -85,14 +85,15 @@ def test_a_writer_that_dies(peer, other):
 
 
 def test_an_uncaught_exception_is_a_death(peer, other):
-    peer("""
+    writer = peer("""
         import gpushm, sys
         ring = gpushm.ring("r", write=True, nbytes=64, keep=True)
         sys.stdin.readline()
         sys.excepthook = lambda *_: None
         raise RuntimeError
-    """, "app").say()
+    """, "app")
     ring = other.ring("r")
+    writer.say()
     with pytest.raises(gpushm.PeerDied):
         ring.read()
 
@@ -302,13 +303,16 @@ def test_a_queue_gives_each_item_to_one_worker(app, peer):
     worker = """
         import gpushm
         taken = []
-        for item in gpushm.queue("work"):
+        queue = gpushm.queue("work")
+        print("ready", flush=True)
+        for item in queue:
             taken.append(int(item.numpy()[0]))
         print(*taken)
     """
     workers = [peer(worker) for _ in range(3)]
     with app.queue("work", write=True, frames=4, nbytes=64) as queue:
         assert queue.policy == "queue" and isinstance(queue, gpushm.Ring)
+        assert [each.hear() for each in workers] == ["ready"] * 3
         for number in range(40):
             queue.put(bytes([number]))
     taken = sorted(int(n) for each in workers for n in each.end().split())

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# libgpushm.so, libgpushm-cudaipc.so and gpushmctl for old systems, and the compilers that make them:
+# zig's clang, with glibc's symbols of the oldest supported version and with its own C++ library,
+# which it links in.
+# `run` and runtime/python/build source this file, after setup.sh.
+# shellcheck disable=SC2154 # From setup.sh: root, build, cuda, zig_package.
+set -euo pipefail
+
+glibc_floor=2.28
+
+# portable [MACHINE]: builds them for x86_64 (the default), into build/portable, or for another
+# machine, such as aarch64, into build/portable-MACHINE. The folder bin/ there has the compilers.
+portable() {
+  prepare
+  venv "$zig_package"
+  local machine=${1:-x86_64} tool
+  local folder=$build/portable
+  [ "$machine" = x86_64 ] || folder+=-$machine
+  mkdir -p "$folder/bin" "$folder/include"
+  ln -sfn -t "$folder/include" /usr/include/{CLI,nlohmann}  # Only these: zig has its own libc.
+  for tool in cc c++ ar ranlib; do
+    local target=''
+    case $tool in c*) target="-target $machine-linux-gnu.$glibc_floor" ;; esac
+    # ccache identifies the compiler by this text, so it must not depend on the place of this tree.
+    # shellcheck disable=SC2016 # Expanded when the script runs.
+    printf '#!/bin/sh\n# %s\nexec "${0%%/*}/../../venv/bin/python" -m ziglang %s %s "$@"\n' \
+      "$zig_package" "$tool" "$target" >"$folder/bin/$tool"
+    chmod +x "$folder/bin/$tool"
+  done
+  export CCACHE_COMPILERTYPE=clang CCACHE_COMPILERCHECK=content
+  export ZIG_GLOBAL_CACHE_DIR=${ZIG_GLOBAL_CACHE_DIR:-$build/zig-cache}
+  export ZIG_LOCAL_CACHE_DIR=$ZIG_GLOBAL_CACHE_DIR
+  say "building for $machine with glibc >= $glibc_floor (the first time zig compiles its C++ library)"
+  env -u CC -u CXX cmake -S "$root" -B "$folder" -G Ninja \
+    -DCMAKE_TOOLCHAIN_FILE="$root/cmake/portable.cmake" -DCMAKE_BUILD_TYPE=Release \
+    -DGPUSHM_CUDA_ROOT="$cuda" -DGPUSHM_LIBRARY_ONLY=ON -DGPUSHM_WERROR=ON \
+    >"$build/configure-portable.log" 2>&1 ||
+    { cat "$build/configure-portable.log" >&2; die "configuring the portable build failed"; }
+  cmake --build "$folder" --target gpushm gpushm_cudaipc gpushmctl -- --quiet >&2
+}
