@@ -128,6 +128,8 @@ void EntryReader::ReadInto(PodSpec& pod) {
     pod.pool_extra_bytes = Bytes(entry_.value, "").value_or(0);
   } else if (key == kHostIpcKey) {
     pod.host_ipc = Bool(entry_.value, "").value_or(false);
+  } else if (key == kCudaIpcKey) {
+    pod.cuda_ipc = Bool(entry_.value, "").value_or(false);
   } else if (key == kMpsKey) {
     pod.mps.wanted = Bool(entry_.value, "");
   } else if (key == kMpsUidKey) {

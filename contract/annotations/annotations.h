@@ -119,7 +119,8 @@ struct PodSpec {
   std::map<std::string, uint64_t> private_bytes;
   uint64_t pool_extra_bytes = 0;  // For buffers created at run time.
   bool host_ipc = false;
-  bool inject = true;  // False: the pod opts out of the webhook.
+  bool inject = true;     // False: the pod opts out of the webhook.
+  bool cuda_ipc = false;  // Whether CUDA IPC is to work between the containers.
   MpsSpec mps;
   SidecarResources sidecar;
 

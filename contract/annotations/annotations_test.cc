@@ -51,6 +51,7 @@ TEST(AnnotationsTest, ReadsAWholePod) {
                         {"private.gpushm.io/decoder", "2Gi"},
                         {"gpushm.io/pool-extra", "1G"},
                         {"gpushm.io/host-ipc", "true"},
+                        {"gpushm.io/cuda-ipc", "true"},
                         {"gpushm.io/inject", "false"},
                         {"gpushm.io/status", "{not looked at"},
                         {"sidecar.gpushm.io/cpu", "0.1"},
@@ -81,6 +82,7 @@ TEST(AnnotationsTest, ReadsAWholePod) {
   EXPECT_EQ(pod->Find("nothing"), nullptr);
   EXPECT_EQ(pod->pool_extra_bytes, 1'000'000'000U);
   EXPECT_TRUE(pod->host_ipc);
+  EXPECT_TRUE(pod->cuda_ipc);
   EXPECT_FALSE(pod->inject);
   EXPECT_EQ(pod->sidecar, (SidecarResources{100, 64 * kMiB}));
   EXPECT_EQ(pod->private_bytes, (std::map<std::string, uint64_t>{

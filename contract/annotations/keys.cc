@@ -10,7 +10,7 @@
 namespace gpushm::config {
 namespace {
 
-constexpr std::array<KeyInfo, 12> kAnnotationKeys = {{
+constexpr std::array<KeyInfo, 13> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer with this name (a DNS label of at most 63 characters), made when the pod starts.",
      "8Gi",
@@ -35,6 +35,10 @@ constexpr std::array<KeyInfo, 12> kAnnotationKeys = {{
     {kHostIpcKey, "", "\"true\" or \"false\"", "\"false\"",
      "Share memory with other such pods on the node through the host's /dev/shm. "
      "It is allowed only in a pod that itself sets hostIPC: true.",
+     "\"true\"", R"("enum": ["true", "false"])"},
+    {kCudaIpcKey, "", "\"true\" or \"false\"", "\"false\"",
+     "Programs that use CUDA IPC work unchanged between the containers that attach. A library is "
+     "loaded into each of their programs, by a file /etc/ld.so.preload that gpushm mounts.",
      "\"true\"", R"("enum": ["true", "false"])"},
     {kMpsKey, "", "\"true\" or \"false\"", "the chart's value",
      "Run the containers that attach under an MPS server of the pod's own, so that their kernels run "

@@ -25,6 +25,7 @@ inline constexpr std::string_view kSignalsPrefix = "signals.gpushm.io/";
 inline constexpr std::string_view kPrivatePrefix = "private.gpushm.io/";
 inline constexpr std::string_view kPoolExtraKey = "gpushm.io/pool-extra";
 inline constexpr std::string_view kHostIpcKey = "gpushm.io/host-ipc";
+inline constexpr std::string_view kCudaIpcKey = "gpushm.io/cuda-ipc";
 inline constexpr std::string_view kMpsKey = "gpushm.io/mps";
 inline constexpr std::string_view kMpsUidKey = "gpushm.io/mps-uid";
 inline constexpr std::string_view kEnforcePrivateKey = "gpushm.io/enforce-private";
@@ -33,6 +34,11 @@ inline constexpr std::string_view kInjectKey = "gpushm.io/inject";
 inline constexpr std::string_view kSidecarCpuKey = "sidecar.gpushm.io/cpu";
 inline constexpr std::string_view kSidecarMemoryKey = "sidecar.gpushm.io/memory";
 inline constexpr std::string_view kStatusKey = "gpushm.io/status";
+
+// What gpushm.io/cuda-ipc brings: the broker puts it there, and the injector mounts it into
+// containers.
+inline constexpr char kCudaIpcFolder[] = "/run/gpushm-cuda-ipc";
+inline constexpr char kCudaIpcLibrary[] = "libgpushm-cudaipc.so";
 
 // Whether the domain of an annotation's key ends in gpushm.io, in upper or lower case. This
 // includes buffers-gpushm.io, which is a typing mistake and nobody's real domain.

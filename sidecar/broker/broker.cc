@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "contract/annotations/keys.h"
 #include "contract/limits.h"
 #include "contract/registry/host_list.h"
 #include "platform/base/clock.h"
@@ -123,6 +124,7 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   broker->children_ = std::move(*children);
   if (auto r = broker->PutTools(); !r) return std::unexpected(r.error());
   if (auto r = broker->MakeMpsFolder(); !r) return std::unexpected(r.error());
+  if (auto r = broker->PutCudaIpc(); !r) return std::unexpected(r.error());
   Link::Greeting greeting;
   if (auto r = broker->MeetPlugin(&greeting); !r) return std::unexpected(r.error());
   if (auto r = broker->OpenGpu(); !r) return std::unexpected(r.error());
@@ -257,22 +259,46 @@ Result<void> Broker::LockFolder() {
   return {};
 }
 
-// Copies gpushmctl from this program's folder, for containers that get nothing from the plugin. It
-// is replaced by rename, because a container may be running the existing one.
-Result<void> Broker::PutTools() const {
-  const std::string& folder = options_.tools_folder;
-  if (folder.empty()) return {};
+// Makes the folder, and puts a copy of the file there that every uid can use. It is replaced by
+// rename, because a container may be using the existing one.
+Result<void> Broker::PutFile(const std::filesystem::path& from, const std::string& folder) {
   if (auto made = MakeFolder(folder); !made) return made;
   namespace fs = std::filesystem;
-  const fs::path from = fs::path(options_.program).replace_filename("gpushmctl");
-  const std::string part = folder + "/gpushmctl.part";
+  const std::string to = Concat(folder, "/", from.filename().string());
+  const std::string part = to + ".part";
   std::error_code error;
   fs::copy_file(from, part, fs::copy_options::overwrite_existing, error);
   if (!error) fs::permissions(part, fs::perms(0755), error);
   if (!error) fs::permissions(folder, fs::perms(0755), error);
-  if (!error) fs::rename(part, folder + "/gpushmctl", error);
+  if (!error) fs::rename(part, to, error);
   if (error) {
     return FailSystem(error.value(), Concat("copy ", from.string(), " to ", folder),
+                      "check that the volume of /run/gpushm is not full");
+  }
+  return {};
+}
+
+// gpushmctl, for containers that get nothing from the plugin.
+Result<void> Broker::PutTools() const {
+  if (options_.tools_folder.empty()) return {};
+  return PutFile(std::filesystem::path(options_.program).replace_filename("gpushmctl"),
+                 options_.tools_folder);
+}
+
+// The library for programs that use CUDA IPC, and the file that makes the dynamic linker load it.
+Result<void> Broker::PutCudaIpc() const {
+  const std::string& folder = options_.cuda_ipc_folder;
+  if (folder.empty()) return {};
+  const std::filesystem::path program(options_.program);
+  const auto library = program.parent_path().parent_path() / "lib" / config::kCudaIpcLibrary;
+  if (auto put = PutFile(library, folder); !put) return put;
+  const std::string path = folder + "/ld.so.preload";
+  const std::string line = Concat(config::kCudaIpcFolder, "/", config::kCudaIpcLibrary, "\n");
+  const std::string part = path + ".part";
+  const UniqueFd file(open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!file || write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()) ||
+      fchmod(file.get(), 0644) != 0 || rename(part.c_str(), path.c_str()) != 0) {
+    return FailSystem(errno, Concat("write ", path),
                       "check that the volume of /run/gpushm is not full");
   }
   return {};

@@ -14,6 +14,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -58,9 +59,10 @@ struct BrokerOptions {
   uint32_t first_releasers_die = 0;          // For tests; see Releases::Settings.
   // Folder of the pod's volumes that `file:` names.
   std::string files_folder = "/run/gpushm-files";
-  std::string mps_folder;    // Folder to make for gpushm-mps; empty for none.
-  std::string tools_folder;  // Folder into which gpushmctl is copied; empty for none.
-  std::string pod;           // NAMESPACE/NAME, for the log; empty if unknown.
+  std::string cuda_ipc_folder;  // Folder for libgpushm-cudaipc.so; empty for none.
+  std::string mps_folder;       // Folder to make for gpushm-mps; empty for none.
+  std::string tools_folder;     // Folder into which gpushmctl is copied; empty for none.
+  std::string pod;              // NAMESPACE/NAME, for the log; empty if unknown.
   // Served in addition to config.containers; see Ledger::SetLoaders.
   std::vector<std::string> loaders;
   int64_t start_timeout_ms = 60'000;  // How long the GPU may take to make the declared buffers.
@@ -92,6 +94,8 @@ class Broker : private Handler {
   Result<void> TakeGenerations();
   Result<void> PutTools() const;
   Result<void> MakeMpsFolder() const;
+  Result<void> PutCudaIpc() const;
+  static Result<void> PutFile(const std::filesystem::path& from, const std::string& folder);
   template <typename Answer>
   Answer OnDriver(std::string_view what, std::function<Answer()> call);
   Result<void> MeetPlugin(Link::Greeting* greeting);

@@ -89,6 +89,24 @@ TEST(BrokerLife, MakesAFolderForTheMpsDaemon) {
   EXPECT_TRUE(std::filesystem::exists(mps + "/control_lock"));
 }
 
+TEST(BrokerLife, PutsTheLibraryForCudaIpc) {
+  const TempFolder folder;
+  const std::string place = folder / ".cuda-ipc";
+  for (int run = 0; run < 2; ++run) {
+    const BrokerProcess broker(folder.path(), With("", {"--cuda-ipc", place}));
+    ASSERT_TRUE(broker.ready()) << broker.log();
+    std::ifstream file(place + "/ld.so.preload");
+    std::string line;
+    std::getline(file, line);
+    EXPECT_EQ(line, "/run/gpushm-cuda-ipc/libgpushm-cudaipc.so");
+    struct stat info{};
+    ASSERT_EQ(stat((place + "/libgpushm-cudaipc.so").c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07777u, 0755u);
+    const std::string program = Concat("LD_PRELOAD=", place, "/libgpushm-cudaipc.so /bin/true");
+    EXPECT_EQ(std::system(program.c_str()), 0);
+  }
+}
+
 // Goal: an init container, which no list can name, makes the first load.
 TEST(BrokerLife, ALoaderLoadsWithTheToolWhatOthersMayAttach) {
   const TempFolder folder;

@@ -33,6 +33,7 @@ struct Flags {
   std::string pod_uid;
   std::string link;
   std::string tools;
+  std::string cuda_ipc;
   std::string mps_folder;
   uint64_t link_die_after = 0;
   uint32_t first_releasers_die = 0;
@@ -170,6 +171,10 @@ void Declare(CLI::App& app, Flags* flags) {
                  "The GPU: index or UUID. It is needed only if several are visible");
   app.add_option("--link", flags->link,
                  "Folder of the plugin's socket (default /run/gpushm-link, if it exists), or none");
+  app.add_option(
+      "--cuda-ipc", flags->cuda_ipc,
+      "Folder into which libgpushm-cudaipc.so is copied, with an ld.so.preload that names "
+      "it; other containers see it at /run/gpushm-cuda-ipc (none)");
   app.add_option("--mps-folder", flags->mps_folder,
                  "Folder to make for gpushm-mps of the same pod; every uid may write there (none)");
   app.add_option("--tools", flags->tools,
@@ -229,6 +234,7 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.memory_limit_bytes = flags.memory_limit_bytes;
   options.program = OwnProgram();
   options.tools_folder = flags.tools;
+  options.cuda_ipc_folder = flags.cuda_ipc;
   options.mps_folder = flags.mps_folder;
   if (!flags.files.empty()) options.files_folder = flags.files;
   options.loaders = flags.loaders;

@@ -121,6 +121,9 @@ void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
       patch->Set(container->at / "resources" / "limits" / kAttachResource, "1");
     }
     Mount(*container, SocketMount(name), patch);
+    if (plan.spec.cuda_ipc) {
+      for (const Json& mount : CudaIpcMounts()) Mount(*container, mount, patch);
+    }
     if (!plan.mps) continue;
     Mount(*container, MpsMount(/*writable=*/false), patch);
     std::vector<Json> variables;

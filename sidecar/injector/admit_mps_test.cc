@@ -180,5 +180,29 @@ TEST(Mps, WhatAnotherWebhookRemovedComesBackOrIsDenied) {
   EXPECT_THAT(admission.Mutate(off).message, HasSubstr("does not ask for MPS any more"));
 }
 
+TEST(CudaIpc, ALibraryThatTheLinkerLoadsInEachContainerThatAttaches) {
+  const Admission admission = TestAdmission();
+  const Json pod = Injected(admission, PodOf({{"gpushm.io/cuda-ipc", "true"}}, std::nullopt));
+  for (const std::string name : {"model", "decoder"}) {
+    EXPECT_EQ(ContainerOf(pod, name)["volumeMounts"][1], Json::parse(R"({
+        "name": "gpushm", "mountPath": "/run/gpushm-cuda-ipc", "subPath": ".cuda-ipc",
+        "readOnly": true})"));
+    EXPECT_EQ(ContainerOf(pod, name)["volumeMounts"][2], Json::parse(R"({
+        "name": "gpushm", "mountPath": "/etc/ld.so.preload",
+        "subPath": ".cuda-ipc/ld.so.preload", "readOnly": true})"));
+  }
+  EXPECT_THAT(ContainerOf(pod, "gpushm")["args"].dump(),
+              HasSubstr(R"("--cuda-ipc","/run/gpushm/.cuda-ipc")"));
+  EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
+  EXPECT_EQ(admission.Mutate(pod).outcome, "unchanged");
+  EXPECT_EQ(Injected(admission, PodOf({})).dump().find("ld.so.preload"), std::string::npos);
+
+  Json taken = PodOf({{"gpushm.io/cuda-ipc", "true"}});
+  taken["spec"]["volumes"] = Json::parse(R"([{"name": "own", "emptyDir": {}}])");
+  taken["spec"]["containers"][0]["volumeMounts"] =
+      Json::parse(R"([{"name": "own", "mountPath": "/etc/ld.so.preload", "subPath": "x"}])");
+  EXPECT_THAT(admission.Mutate(taken).message, HasSubstr("LD_PRELOAD"));
+}
+
 }  // namespace
 }  // namespace gpushm::injector

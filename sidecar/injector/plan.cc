@@ -93,6 +93,10 @@ void CheckFree(const PodView& pod, const std::optional<Done>& done, ErrorList* e
   }
 }
 
+bool IsCudaIpc(const Container::Mount& mount) {
+  return std::ranges::any_of(CudaIpcMounts(), [&](const Json& ours) { return mount.Is(ours); });
+}
+
 // Each container may mount only its own part of the volume. A container that mounted the whole
 // volume could reach every socket.
 void CheckMounts(const PodView& pod, const Plan& plan, ErrorList* errors) {
@@ -104,12 +108,17 @@ void CheckMounts(const PodView& pod, const Plan& plan, ErrorList* errors) {
       const std::string field = Concat(FieldOf(container), ".volumeMounts");
       if (mount.volume == kVolumeName) {
         if (mount.Is(SocketMount(container.name)) || mount.Is(ToolMount()) ||
-            (served && mount.Is(MpsMount(/*writable=*/false)))) {
+            (served && (mount.Is(MpsMount(/*writable=*/false)) || IsCudaIpc(mount)))) {
           continue;
         }
         errors->Add(
             PodError(field, "only gpushm may mount the volume gpushm", "remove this mount"));
-      } else if (served && (mount.path == kSocketFolder || mount.path == kMpsFolder)) {
+      } else if (served && plan.spec.cuda_ipc && mount.path == kPreloadFile) {
+        errors->Add(PodError(
+            field, Concat(kPreloadFile, " is where gpushm.io/cuda-ipc mounts its own file"),
+            "name the library in the container's LD_PRELOAD instead"));
+      } else if (served && (mount.path == kSocketFolder || mount.path == kMpsFolder ||
+                            mount.path == config::kCudaIpcFolder)) {
         errors->Add(PodError(field, Concat(mount.path, " is reserved for gpushm's sockets"),
                              "mountPath: /run/my-gpushm"));
       }

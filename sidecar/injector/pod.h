@@ -22,6 +22,7 @@ inline constexpr char kVolumeName[] = "gpushm";
 // The folder in which each container finds its socket.
 inline constexpr char kSocketFolder[] = "/run/gpushm";
 inline constexpr char kMpsFolder[] = "/run/gpushm-mps";
+inline constexpr char kPreloadFile[] = "/etc/ld.so.preload";
 
 // Whether gpushm adds the container of this name.
 inline bool IsOurContainer(std::string_view name) {

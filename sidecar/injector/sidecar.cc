@@ -14,6 +14,7 @@ constexpr char kFiles[] = "/run/gpushm-files";
 constexpr char kLink[] = "/run/gpushm-link";
 constexpr char kTools[] = ".tools";  // No container's name begins with a dot.
 constexpr char kMpsPart[] = ".mps";
+constexpr char kCudaIpcPart[] = ".cuda-ipc";
 constexpr char kReadyTimeout[] = "60s";
 constexpr uint64_t kMpsCpuMillis = 500;
 constexpr uint64_t kMpsCpuRequestMillis = 10;
@@ -117,6 +118,10 @@ Json Arguments(const Plan& plan) {
     words.push_back(Concat(kSocketFolder, "/", kTools));
   }
   if (plan.spec.host_ipc) words.push_back("--pod-uid=$(GPUSHM_POD_UID)");
+  if (plan.spec.cuda_ipc) {
+    words.push_back("--cuda-ipc");
+    words.push_back(Concat(kSocketFolder, "/", kCudaIpcPart));
+  }
   if (plan.mps) {
     words.push_back("--mps-folder");
     words.push_back(Concat(kSocketFolder, "/", kMpsPart));
@@ -247,6 +252,17 @@ Json MpsMount(bool writable) {
   Json mount = {{"name", kVolumeName}, {"mountPath", kMpsFolder}, {"subPath", kMpsPart}};
   if (!writable) mount["readOnly"] = true;
   return mount;
+}
+
+std::vector<Json> CudaIpcMounts() {
+  return {{{"name", kVolumeName},
+           {"mountPath", config::kCudaIpcFolder},
+           {"subPath", kCudaIpcPart},
+           {"readOnly", true}},
+          {{"name", kVolumeName},
+           {"mountPath", kPreloadFile},
+           {"subPath", Concat(kCudaIpcPart, "/ld.so.preload")},
+           {"readOnly", true}}};
 }
 
 Json SocketVolume() {

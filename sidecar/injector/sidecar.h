@@ -33,6 +33,10 @@ std::vector<std::pair<std::string, std::string>> MpsVariables(const Plan& plan,
 // Clients see the folder read-only, which is enough to connect.
 Json MpsMount(bool writable);
 
+// The library for programs that use CUDA IPC, and the file that makes the dynamic linker load it
+// into every program of the container.
+std::vector<Json> CudaIpcMounts();
+
 // A few MiB for sockets, in memory so that none survive a reboot of the node.
 Json SocketVolume();
 // Mounts a container's own subfolder, read-only, which is enough to connect.

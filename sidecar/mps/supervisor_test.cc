@@ -3,6 +3,7 @@
 // server are killed, and the daemon is made deaf.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -31,7 +32,7 @@ bool Eventually(const std::function<bool()>& condition) {
   const Deadline end = Deadline::AfterMs(kStepMs);
   while (!condition()) {
     if (end.Passed()) return false;
-    usleep(5'000);
+    poll(nullptr, 0, 5);
   }
   return true;
 }

@@ -1,4 +1,5 @@
-"""gpushm.io/mps in a restricted namespace, with stand-ins for NVIDIA's programs."""
+"""What containers of a pod share beside memory: gpushm.io/mps, with stand-ins for NVIDIA's programs, and
+gpushm.io/cuda-ipc. Both in a restricted namespace."""
 
 import json
 
@@ -68,3 +69,25 @@ class MpsTest(ChartCase):
         self.allow_everything()
         self.run_pod(two)
         self.assertEqual(self.state("x")["state"], "ready")
+
+
+class CudaIpcTest(ChartCase):
+
+    def test_programs_get_the_library_and_their_own_pid(self):
+        """Goal: every program of the containers loads the library, and still sees its own PID. Method: the
+        maps of a shell, and what it says of itself."""
+        self.run_pod(annotated(pod("ipc", container("a"), container("b")),
+                               {**SMALL, "gpushm.io/cuda-ipc": "true"}))
+        self.share("ipc")
+        for name in ("a", "b"):
+            maps = self.execute("ipc", name, "cat", "/proc/self/maps")
+            self.assertIn("/run/gpushm-cuda-ipc/libgpushm-cudaipc.so", maps)
+            told, kernels = self.execute("ipc", name, "sh", "-c",
+                                         "echo $$; read pid rest </proc/self/stat; echo $pid").split()
+            self.assertEqual(told, kernels)
+        # The init process of each container has PID 1, which is why CUDA IPC needs the library.
+        self.assertIn("libgpushm-cudaipc.so", self.execute("ipc", "a", "cat", "/proc/1/maps"))
+
+    def test_pods_without_it_have_nothing_of_it(self):
+        self.run_pod(annotated(pod("plain", container("a"), container("b")), SMALL))
+        self.assertNotIn("cudaipc", self.execute("plain", "a", "cat", "/proc/self/maps"))
