@@ -8,12 +8,12 @@ set -euo pipefail
 
 glibc_floor=2.28
 
-# portable [MACHINE]: builds them for x86_64 (the default), into build/portable, or for another
+# portable MACHINE: builds them for x86_64, into build/portable, or for another
 # machine, such as aarch64, into build/portable-MACHINE. The folder bin/ there has the compilers.
 portable() {
   prepare
   venv "$zig_package"
-  local machine=${1:-x86_64} tool
+  local machine=$1 tool
   local folder=$build/portable
   [ "$machine" = x86_64 ] || folder+=-$machine
   mkdir -p "$folder/bin" "$folder/include"

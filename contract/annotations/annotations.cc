@@ -154,7 +154,7 @@ void EntryReader::ReadInto(PodSpec& pod) {
 }
 
 std::string EntryReader::ContainerOfKey(std::string_view prefix) {
-  const std::string container = entry_.key.substr(prefix.size());
+  std::string container = entry_.key.substr(prefix.size());
   const std::string why =
       IsDnsLabel(container)
           ? WhyNot(container)

@@ -365,6 +365,16 @@ TEST(Doctor, GpuFaults) {
               HasSubstr("get one; without the driver, ls"));
 }
 
+TEST(Doctor, CudaIpcWorksWithTheLibrary) {
+  SystemFacts facts;
+  facts.pid = 1;
+  EXPECT_EQ(CheckSystem(facts, 0)[1].level, Level::kWarn);
+  EXPECT_THAT(CheckSystem(facts, 0)[1].remedy, HasSubstr("gpushm.io/cuda-ipc"));
+  facts.cuda_ipc_library = true;
+  EXPECT_EQ(CheckSystem(facts, 0)[1].level, Level::kOk);
+  EXPECT_THAT(CheckSystem(facts, 0)[1].detail, HasSubstr("libgpushm-cudaipc.so"));
+}
+
 TEST(Doctor, MpsIsToldWithWhatItCosts) {
   EXPECT_EQ(CheckMps(false, std::nullopt).level, Level::kOk);
   EXPECT_THAT(CheckMps(false, std::nullopt).detail, HasSubstr("2.3 ms"));

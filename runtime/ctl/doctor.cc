@@ -55,6 +55,10 @@ Check CheckDeathWatch(const SystemFacts& facts) {
 Check CheckCuipc(const SystemFacts& facts, size_t cuipc_buffers) {
   const std::string use =
       cuipc_buffers == 0 ? "" : Concat("; ", cuipc_buffers, " buffers have transport cuipc");
+  if (facts.cuda_ipc_library) {
+    return {Level::kOk, "cuipc",
+            Concat("libgpushm-cudaipc.so gives CUDA another number than PID ", facts.pid, use)};
+  }
   if (facts.pid == 1 || facts.own_pid_namespace.value_or(false)) {
     return {Level::kWarn, "cuipc",
             Concat(facts.pid == 1 ? "this process is PID 1"
@@ -62,7 +66,8 @@ Check CheckCuipc(const SystemFacts& facts, size_t cuipc_buffers) {
                    ": the entrypoints of two containers are both PID 1, "
                    "and CUDA IPC fails between equal PID numbers",
                    use),
-            "vmm buffers need no action; offer cudaMalloc memory with allow_copy"};
+            "vmm buffers need no action; offer cudaMalloc memory with allow_copy, or set "
+            "gpushm.io/cuda-ipc: \"true\" in the pod's annotations"};
   }
   if (!facts.own_pid_namespace) {
     return {Level::kWarn, "cuipc",
@@ -214,19 +219,22 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
 
 Check CheckMps(bool mps, const std::optional<std::string>& pipe_folder) {
   if (mps) {
-    return {Level::kWarn, "mps",
-            "on: next to a busy process a signal takes 10 us, instead of 2.3 ms when "
-            "processes take turns. But a fault in one process ends the work of all",
-            "use MPS only for processes whose code you trust; see docs/guides/synchronisation.md"};
+    return {
+        Level::kWarn, "mps",
+        "on: next to a busy process a signal takes 10 us, instead of 2.3 ms when "
+        "processes take turns. But a fault in one process ends the work of all",
+        "use MPS only for processes whose code you trust; see docs/guides/several-containers.md"};
   }
   if (pipe_folder && !pipe_folder->empty()) {
     return {Level::kWarn, "mps",
             Concat("off, although CUDA_MPS_PIPE_DIRECTORY=", *pipe_folder,
                    ": no MPS daemon answers there"),
-            "start nvidia-cuda-mps-control -d with that folder, and mount the folder here"};
+            "with gpushm.io/mps, see the log of the container gpushm-mps; otherwise start "
+            "nvidia-cuda-mps-control -d with that folder, and mount the folder here"};
   }
   return {Level::kOk, "mps",
-          "off: processes take turns on the GPU; next to a busy one, a signal takes 2.3 ms"};
+          "off: processes take turns on the GPU; next to a busy one, a signal takes 2.3 ms "
+          "(gpushm.io/mps: \"true\" changes that)"};
 }
 
 Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good) {

@@ -50,8 +50,9 @@ struct SystemFacts {
   std::optional<std::string> cuda_visible_devices;
   std::optional<std::string> nvidia_visible_devices;
   std::optional<std::string> mps_pipe_folder;
-  std::string musl_loader;   // Its path; empty if there is none.
-  bool glibc_loader = true;  // Whether a loader exists that can load libgpushm.so.
+  bool cuda_ipc_library = false;  // libgpushm-cudaipc.so is loaded.
+  std::string musl_loader;        // Its path; empty if there is none.
+  bool glibc_loader = true;       // Whether a loader exists that can load libgpushm.so.
 };
 // `cuipc_buffers`: the number of the pod's buffers with that transport.
 std::vector<Check> CheckSystem(const SystemFacts& facts, size_t cuipc_buffers);

@@ -1,5 +1,6 @@
 #include "runtime/ctl/doctor_facts.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/resource.h>
@@ -177,6 +178,7 @@ SystemFacts GatherSystem() {
   facts.cuda_visible_devices = Variable("CUDA_VISIBLE_DEVICES");
   facts.nvidia_visible_devices = Variable("NVIDIA_VISIBLE_DEVICES");
   facts.mps_pipe_folder = Variable("CUDA_MPS_PIPE_DIRECTORY");
+  facts.cuda_ipc_library = dlsym(RTLD_DEFAULT, "gpushm_cudaipc_pid") != nullptr;
   facts.musl_loader = FirstMatch("/lib/ld-musl-*.so.1");
   facts.glibc_loader =
       !FirstMatch("/lib64/ld-linux-*.so.*").empty() || !FirstMatch("/lib/ld-linux-*.so.*").empty();
