@@ -86,7 +86,7 @@ int Serve() {
     return 1;
   }
   chmod(address.sun_path, 0666);
-  std::cout << "Starting control daemon using socket " << address.sun_path << std::endl;
+  std::cout << "Starting control daemon using socket " << address.sun_path << '\n' << std::flush;
   while (true) {
     const int asker = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (asker < 0) continue;
