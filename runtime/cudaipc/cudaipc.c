@@ -278,5 +278,7 @@ __attribute__((constructor)) static void Prepare(void) {
   (void)Told();
   if (__register_atfork != NULL) __register_atfork(NULL, NULL, AfterFork, NULL);
   if (FindObject == NULL) dl_iterate_phdr(AddStarted, NULL);
-  next_getpid = (pid_t(*)(void))dlsym(RTLD_NEXT, "getpid");
+  /* ISO C has no conversion of one to the other. */
+  void* const next = dlsym(RTLD_NEXT, "getpid");
+  memcpy(&next_getpid, &next, sizeof next);
 }
