@@ -171,12 +171,17 @@ void Supervisor::OnDaemonEnded(int status) {
   LogError("mps-daemon-ended",
            {{"how", HowItEnded(status)}, {"lived_ms", lived_ms}, {"restart_in_ms", restart_ms_}});
   WriteState("starting");
+  Restart();
+}
+
+void Supervisor::Restart() {
   loop_->After(restart_ms_, [this] {
     if (stopping_) return;
-    if (auto started = StartDaemon(); !started) {
-      LogError("mps-start-failed", {{"reason", started.error().ToString()}});
-      OnDaemonEnded(0);
-    }
+    const Result<void> started = StartDaemon();
+    if (started) return;
+    LogError("mps-start-failed", {{"reason", started.error().ToString()}});
+    restart_ms_ = kLongestRestartMs;
+    Restart();
   });
 }
 

@@ -53,6 +53,7 @@ class Supervisor {
   Result<void> StartDaemon();
   void AwaitDaemon(uint64_t start, int64_t end_ns);
   void OnDaemonEnded(int status);
+  void Restart();
   void KillDaemon();
   void Ask(const std::string& command, Answered answered);
   void EndQuestion(const Result<std::string>& answer);
