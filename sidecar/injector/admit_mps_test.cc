@@ -130,6 +130,12 @@ TEST(Mps, WhatItCannotServeIsDeniedWithTheRemedy) {
   two["spec"]["containers"][1]["securityContext"]["runAsUser"] = 1001;
   EXPECT_THAT(denied(two), AllOf(HasSubstr("is 1001"), HasSubstr("says 1000"),
                                  HasSubstr("gpushm.io/mps-uid: any")));
+  // Whichever of them comes first.
+  for (const size_t known : {0, 1}) {
+    Json one = PodOf(mps, std::nullopt);
+    one["spec"]["containers"][known]["securityContext"]["runAsUser"] = 1000;
+    EXPECT_THAT(denied(one), HasSubstr("runAsUser: is not set")) << known;
+  }
   Json other = mps;
   other["gpushm.io/mps-uid"] = "5";
   EXPECT_THAT(denied(PodOf(other)), HasSubstr("says 5"));

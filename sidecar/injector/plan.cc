@@ -225,7 +225,7 @@ std::expected<int64_t, ConfigError> MpsUid(const PodView& pod, const Plan& plan)
     if (container == nullptr) continue;
     const Json* const uid = UidOf(pod, *container);
     const std::string field = Concat(FieldOf(*container), ".securityContext.runAsUser");
-    if (uid == nullptr && common) continue;
+    if (uid == nullptr && plan.spec.mps.uid) continue;
     if (uid == nullptr || !uid->is_number_integer()) {
       return std::unexpected(PodError(
           field, "is not set, and an MPS daemon serves only containers that run as its own uid",
