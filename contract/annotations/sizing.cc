@@ -14,6 +14,17 @@ uint64_t Add(uint64_t a, uint64_t b) { return a > kMax - b ? kMax : a + b; }
 
 uint64_t Times(uint64_t a, uint64_t b) { return b != 0 && a > kMax / b ? kMax : a * b; }
 
+// pool-extra, and all generations of the buffers that `counts` accepts.
+template <typename Counts>
+uint64_t PoolBytesOf(const PodSpec& pod, const Counts& counts, uint64_t granularity) {
+  uint64_t sum = RoundUp(pod.pool_extra_bytes, granularity);
+  for (const BufferSpec& buffer : pod.buffers) {
+    if (!counts(buffer)) continue;
+    sum = Add(sum, Times(RoundUp(buffer.size_bytes, granularity), buffer.generations));
+  }
+  return sum;
+}
+
 }  // namespace
 
 uint64_t RoundUp(uint64_t bytes, uint64_t granularity) {
@@ -22,11 +33,7 @@ uint64_t RoundUp(uint64_t bytes, uint64_t granularity) {
 }
 
 uint64_t PoolBytes(const PodSpec& pod, uint64_t granularity) {
-  uint64_t sum = RoundUp(pod.pool_extra_bytes, granularity);
-  for (const BufferSpec& buffer : pod.buffers) {
-    sum = Add(sum, Times(RoundUp(buffer.size_bytes, granularity), buffer.generations));
-  }
-  return sum;
+  return PoolBytesOf(pod, [](const BufferSpec&) { return true; }, granularity);
 }
 
 uint64_t NodeBytes(const PodSpec& pod, uint64_t granularity) {
@@ -41,13 +48,9 @@ uint64_t NodeBytes(const PodSpec& pod, uint64_t granularity) {
 
 uint64_t ContainerBytes(const PodSpec& pod, std::string_view container, uint64_t granularity) {
   const auto own = pod.private_bytes.find(std::string(container));
-  uint64_t sum = own == pod.private_bytes.end() ? 0 : RoundUp(own->second, granularity);
-  sum = Add(sum, RoundUp(pod.pool_extra_bytes, granularity));
-  for (const BufferSpec& buffer : pod.buffers) {
-    if (!buffer.MayAttach(container)) continue;
-    sum = Add(sum, Times(RoundUp(buffer.size_bytes, granularity), buffer.generations));
-  }
-  return sum;
+  const auto may_attach = [&](const BufferSpec& buffer) { return buffer.MayAttach(container); };
+  return Add(own == pod.private_bytes.end() ? 0 : RoundUp(own->second, granularity),
+             PoolBytesOf(pod, may_attach, granularity));
 }
 
 uint64_t Units(uint64_t bytes, uint64_t unit_bytes) {

@@ -72,6 +72,8 @@ std::string_view BufferStateName(BufferState state);  // "loading", "ready", ...
 inline constexpr uint32_t kRecordPage = 1;
 // Flag: once the content is loaded, loaded_bytes still says how many bytes it has.
 inline constexpr uint32_t kRecordContent = 2;
+// Nobody may map it writable: the broker alone fills it. Older brokers do not say so.
+inline constexpr uint32_t kRecordReadOnly = 4;
 
 using GpuUuid = std::array<uint8_t, 16>;
 

@@ -163,20 +163,14 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
     return std::unexpected(begun.error());
   }
   const GpuUuid gpu{record.gpu};
-  const bool here =
-      options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
-  const auto by_broker = [&] {
-    return source->has_tensors() ? LoadTensorsByBroker(name, *source, options, wait)
-                                 : TransferByBroker(name, Direction::kLoad,
-                                                    source->parts.front().file, options, wait);
-  };
+  const bool writable = (record.flags & registry::kRecordReadOnly) == 0;
+  const bool here = options.way == TransferWay::kHere ||
+                    (options.way == TransferWay::kAuto && writable && SeesDevice(gpu));
   Result<TransferOutcome> outcome =
-      here ? WithContext(gpu, [&] { return LoadHere(name, *source, options, wait); }) : by_broker();
-  // No process may map a read-only buffer writable, but the broker fills it for whoever asks first.
-  if (!outcome && options.way == TransferWay::kAuto && here &&
-      outcome.error().code() == Code::kDenied) {
-    outcome = by_broker();
-  }
+      here ? WithContext(gpu, [&] { return LoadHere(name, *source, options, wait); })
+      : source->has_tensors()
+          ? LoadTensorsByBroker(name, *source, options, wait)
+          : TransferByBroker(name, Direction::kLoad, source->parts.front().file, options, wait);
   if (!outcome) return outcome;
   outcome->elapsed_ns = MonotonicNs() - start_ns;
   CountLoad(&*outcome, *source);

@@ -574,6 +574,7 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
                          : registry::Transport::kVmm;
   if (generation.memory.is_page()) record.flags |= registry::kRecordPage;
   if (generation.content_bytes) record.flags |= registry::kRecordContent;
+  if (buffer.policy.read_only) record.flags |= registry::kRecordReadOnly;
   record.state = buffer.state;
   record.created_unix_ns = static_cast<uint64_t>(generation.created_unix_ns);
   record.loaded_bytes = LoadedBytes(buffer);

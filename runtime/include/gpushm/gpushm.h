@@ -597,7 +597,7 @@ GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 typedef int (*gpushm_progress)(void* user, uint64_t done_bytes, uint64_t total_bytes);
 
 typedef enum gpushm_transfer_method {
-  /* HERE if this process sees the GPU and may write the buffer, otherwise BROKER. */
+  /* HERE if this process sees the GPU and the buffer is not read-only, otherwise BROKER. */
   GPUSHM_TRANSFER_AUTO = 0,
   GPUSHM_TRANSFER_HERE = 1,  /* This process, with the primary context for that time. */
   GPUSHM_TRANSFER_BROKER = 2 /* A short-lived child process of the broker. */
