@@ -144,7 +144,9 @@ class Reader {
       const bool fits = json.is_number_unsigned()
                             ? std::in_range<Value>(json.get<uint64_t>())
                             : json.is_number_integer() && std::in_range<Value>(json.get<int64_t>());
-      if (!fits) throw std::out_of_range("expected a whole number in range, found " + json.dump().substr(0, 40));
+      if (!fits)
+        throw std::out_of_range("expected a whole number in range, found " +
+                                json.dump().substr(0, 40));
       value = json.get<Value>();
     } else if constexpr (std::is_arithmetic_v<Value> || std::is_same_v<Value, std::string>) {
       json.get_to(value);

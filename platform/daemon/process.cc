@@ -4,10 +4,12 @@
 #include <malloc.h>
 #include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -180,6 +182,37 @@ Result<UniqueFd> LockFile(const std::string& path, const Status& taken) {
     if (deadline.Passed()) return std::unexpected(taken);
     poll(nullptr, 0, 5);
   }
+}
+
+std::expected<pid_t, int> StartProgram(std::vector<std::string> words,
+                                       std::initializer_list<std::pair<int, int>> descriptors) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  // For the same number, dup2 also clears close-on-exec (glibc 2.29).
+  for (const auto& [ours, theirs] : descriptors) {
+    posix_spawn_file_actions_adddup2(&actions, ours, theirs);
+  }
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t pid = -1;
+  const int error =
+      posix_spawnp(&pid, arguments.front(), &actions, &attributes, arguments.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return std::unexpected(error);
+  return pid;
+}
+
+std::string HowItEnded(int status) {
+  return WIFSIGNALED(status) ? Concat("ended by signal ", WTERMSIG(status))
+                             : Concat("ended with exit code ", WEXITSTATUS(status));
 }
 
 }  // namespace gpushm

@@ -4,8 +4,10 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <expected>
 #include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -39,6 +41,15 @@ bool IsLocked(const std::string& path);
 // that ends (flock). `taken`: the error if another process still has the lock after half a second.
 // kSystem.
 Result<UniqueFd> LockFile(const std::string& path, const Status& taken);
+
+// Starts the program `words.front()`, looked up in PATH unless it has a slash, with these words and
+// no signal blocked. `descriptors`: pairs of a descriptor of this process and the number that it
+// has there. On failure, the error number.
+std::expected<pid_t, int> StartProgram(std::vector<std::string> words,
+                                       std::initializer_list<std::pair<int, int>> descriptors);
+
+// "ended by signal 9" or "ended with exit code 1", of the status from waitpid().
+std::string HowItEnded(int status);
 
 // A thread that is blocked in the kernel.
 struct HeldThread {

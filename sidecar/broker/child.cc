@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -45,11 +44,6 @@ void EndUnknown(EventLoop* loop, pid_t pid) {
 }
 
 }  // namespace
-
-std::string HowItEnded(int status) {
-  return WIFSIGNALED(status) ? Concat("ended by signal ", WTERMSIG(status))
-                             : Concat("ended with exit code ", WEXITSTATUS(status));
-}
 
 struct Child::Process {
   EventLoop* loop = nullptr;
@@ -157,27 +151,10 @@ Result<std::unique_ptr<Children>> Children::Create(EventLoop* loop, const std::s
                                                    SpawnerEnded on_spawner_ended) {
   Result<std::array<UniqueFd, 2>> ends = SocketPair(SOCK_SEQPACKET);
   if (!ends) return std::unexpected(ends.error());
-  std::string path = program;
-  std::string name = kSpawnerName;
-  std::array<char*, 3> words = {path.data(), name.data(), nullptr};
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  // For the same number, dup2 also clears close-on-exec (glibc 2.29).
-  posix_spawn_file_actions_adddup2(&actions, (*ends)[1].get(), kChannel);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  pid_t spawner = -1;
-  const int error =
-      posix_spawn(&spawner, path.c_str(), &actions, &attributes, words.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return FailSystem(error, Concat("start of ", path));
+  const auto spawner = StartProgram({program, kSpawnerName}, {{(*ends)[1].get(), kChannel}});
+  if (!spawner) return FailSystem(spawner.error(), Concat("start of ", program));
   std::unique_ptr<Children> children(
-      new Children(loop, std::move((*ends)[0]), spawner, std::move(on_spawner_ended)));
+      new Children(loop, std::move((*ends)[0]), *spawner, std::move(on_spawner_ended)));
   const auto watched = loop->Watch(children->control_.get(), EPOLLIN,
                                    [self = children.get()](uint32_t) { self->OnControl(); });
   if (!watched) return std::unexpected(watched.error());

@@ -35,9 +35,6 @@
 
 namespace gpushm::broker {
 
-// "ended by signal 9" or "ended with exit code 1", of the status from waitpid().
-std::string HowItEnded(int status);
-
 class Child {
  public:
   struct Events {

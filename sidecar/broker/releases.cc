@@ -7,6 +7,7 @@
 
 #include "platform/base/clock.h"
 #include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 
 namespace gpushm::broker {
 namespace {

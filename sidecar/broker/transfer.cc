@@ -13,6 +13,7 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/sealed_memory.h"
+#include "platform/daemon/process.h"
 #include "sidecar/broker/loader.h"
 
 namespace gpushm::broker {

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -18,6 +17,7 @@
 #include <utility>
 
 #include "platform/daemon/log.h"
+#include "platform/daemon/process.h"
 
 namespace gpushm::mps {
 namespace {
@@ -30,11 +30,6 @@ constexpr int64_t kSettledMs = 10'000;  // A daemon that lived as long is restar
 constexpr int64_t kLongestRestartMs = 5'000;
 constexpr int kUnanswered = 3;  // As many questions in a row: the daemon hangs.
 constexpr size_t kAnswerBytes = 64 * 1024;
-
-std::string HowItEnded(int status) {
-  return WIFSIGNALED(status) ? Concat("signal ", WTERMSIG(status))
-                             : Concat("exit code ", WEXITSTATUS(status));
-}
 
 // Whether somebody accepts connections at this socket.
 bool Listens(const std::string& path) {
@@ -57,30 +52,9 @@ std::vector<pid_t> Numbers(std::string_view text) {
   return numbers;
 }
 
-// Starts the program with these words. `in` and `out`: descriptors for its standard input and
-// output, or -1 for ours.
-Result<pid_t> Spawn(std::vector<std::string> words, int in, int out) {
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  if (in >= 0) posix_spawn_file_actions_adddup2(&actions, in, STDIN_FILENO);
-  if (out >= 0) posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  pid_t pid = -1;
-  const int error =
-      posix_spawnp(&pid, words.front().c_str(), &actions, &attributes, arguments.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error == 0) return pid;
+std::unexpected<Status> CannotStart(const std::string& program, int error) {
   return Fail(error == ENOENT ? Code::kNotFound : Code::kSystem,
-              Concat("cannot start ", words.front(), ": ", strerror(error)),
+              Concat("cannot start ", program, ": ", strerror(error)),
               "the node's driver must have NVIDIA's MPS programs; the device plugin puts them into "
               "/usr/bin of this container");
 }
@@ -117,8 +91,8 @@ Result<void> Supervisor::Start() {
 }
 
 Result<void> Supervisor::StartDaemon() {
-  const Result<pid_t> pid = Spawn({options_.program, "-f"}, -1, STDERR_FILENO);
-  if (!pid) return std::unexpected(pid.error());
+  const auto pid = StartProgram({options_.program, "-f"}, {{STDERR_FILENO, STDOUT_FILENO}});
+  if (!pid) return CannotStart(options_.program, pid.error());
   daemon_ = *pid;
   started_ns_ = MonotonicNs();
   AwaitDaemon(++starts_, started_ns_ + kStartMs * 1'000'000);
@@ -203,8 +177,9 @@ void Supervisor::Ask(const std::string& command, Answered answered) {
     return answered(FailSystem(errno, "write"));
   }
   in_write.Reset();
-  const Result<pid_t> pid = Spawn({options_.program}, in_read.get(), out_write.get());
-  if (!pid) return answered(std::unexpected(pid.error()));
+  const auto pid = StartProgram({options_.program},
+                                {{in_read.get(), STDIN_FILENO}, {out_write.get(), STDOUT_FILENO}});
+  if (!pid) return answered(CannotStart(options_.program, pid.error()));
   question_ = std::make_shared<Question>();
   question_->command = command;
   question_->answered = std::move(answered);
