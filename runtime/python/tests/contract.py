@@ -135,6 +135,21 @@ def what_we_import(module_file, package):
                    and (node.module or "").split(".")[0] == package for alias in node.names})
 
 
+def installed(file):
+    """A file of our integrations, as it is installed."""
+    import gpushm
+
+    return pathlib.Path(gpushm.__file__).parent / "integrations" / file
+
+
+def check_imports(sources, file, package, at_least=1):
+    """Each name that this file of our integrations imports from `package` is there."""
+    imported = what_we_import(installed(file), package)
+    assert len(imported) >= at_least
+    for module, name in imported:
+        assert sources.exports(module, name), f"{module} has no {name}"
+
+
 def entry_points(group):
     return {each.name: each.value for each in importlib.metadata.entry_points(group=group)}
 

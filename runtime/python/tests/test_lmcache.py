@@ -4,12 +4,10 @@ from the pinned wheel (lmcache_standin.py). Engine and server are two processes 
 in for the GPU is in mp_standin.py.
 """
 
-import pathlib
-import subprocess
-import sys
 
 import contract
 import driver
+import engine_standin
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -194,39 +192,29 @@ def test_memory_that_cannot_be_shared(lmcache, monkeypatch):
 
 # ---- the example
 
-CACHE = """#!{python}
-import os, socket, sys
+CACHE = """
 assert sys.argv[1] == "server" and os.environ["LMCACHE_DEVICE_BACKEND"] == "gpushm"
 listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
 while True:
     listening.accept()[0].close()
 """
-ENGINE = """#!{python}
-import http.server, json, os, sys
+ENGINE = """
 assert sys.argv[1:3] == ["serve", "model"] and os.environ["LMCACHE_DEVICE_BACKEND"] == "gpushm"
 assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 assert json.loads(given["--kv-transfer-config"])["kv_connector"] == "LMCacheMPConnector"
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def answer(self, body):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
+class Handler(Answering):
     def do_GET(self):
         counted = b'vllm:external_prefix_cache_hits_total{{engine="0"}} {hits}'
         self.answer({{"/health": b"", "/metrics": counted}}[self.path])
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = self.asked()
         assert self.path == "/v1/completions" and asked["temperature"] == 0
         self.answer(json.dumps({{"choices": [{{"text": asked["prompt"][-9:]}}]}}).encode())
 
-http.server.HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
+serve(given["--port"], Handler)
 """
 
 
@@ -234,14 +222,8 @@ http.server.HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forev
 def test_the_example(broker, tmp_path, hits, code):
     """Goal: the example says whether the second engine used the cache. Method: programs named lmcache and
     vllm that answer, in place of both; in the second case the engine counts no hits."""
-    for name, text in (("lmcache", CACHE), ("vllm", ENGINE)):
-        (tmp_path / name).write_text(text.format(python=sys.executable, hits=hits))
-        (tmp_path / name).chmod(0o755)
-    environment = broker.environment("app")
-    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
-    example = pathlib.Path(__file__).parent.parent / "examples/lmcache_engines.py"
-    done = subprocess.run([sys.executable, str(example), "model", "--wait-s", "0"], env=environment,
-                          timeout=120, capture_output=True, text=True)
+    programs = {"lmcache": CACHE, "vllm": ENGINE.format(hits=hits)}
+    done = engine_standin.run_example(broker, tmp_path, programs, "lmcache_engines.py", "model", "--wait-s", "0")
     assert done.returncode == code, done.stderr
     assert done.stdout.endswith(
         f"answers equal: True; tokens that engine 1 got from the cache: {float(hits):.0f}\n")

@@ -1,7 +1,6 @@
 """The pinned release of LMCache has what gpushm.integrations.lmcache relies on."""
 
 import ast
-import pathlib
 
 import contract
 import pytest
@@ -19,12 +18,6 @@ def lmcache():
     return contract.Sources("lmcache")
 
 
-def _installed():
-    import gpushm
-
-    return pathlib.Path(gpushm.__file__).parent / "integrations/lmcache.py"
-
-
 def test_the_entry_point(lmcache):
     group = "lmcache.device_plugins"
     assert contract.entry_points(group)["gpushm"] == "gpushm.integrations.lmcache:GpushmDeviceSpec"
@@ -33,10 +26,7 @@ def test_the_entry_point(lmcache):
 
 
 def test_what_we_import_is_there(lmcache):
-    imported = contract.what_we_import(_installed(), "lmcache")
-    assert len(imported) > 4
-    for module, name in imported:
-        assert lmcache.exports(module, name), f"{module} has no {name}"
+    contract.check_imports(lmcache, "lmcache.py", "lmcache", at_least=5)
 
 
 def test_the_device(lmcache):
@@ -83,7 +73,7 @@ def test_the_events(lmcache):
                 if isinstance(each, ast.FunctionDef)}
 
     protocol = methods(lmcache.find(EVENTS, "EventIPCBackend"))
-    ours = methods(next(each for each in ast.parse(_installed().read_text()).body
+    ours = methods(next(each for each in ast.parse(contract.installed("lmcache.py").read_text()).body
                         if getattr(each, "name", None) == "SignalEvents"))
     assert len(protocol) == 8 and {name: ours.get(name) for name in protocol} == protocol
     path = "lmcache/v1/multiprocess/transfer_context/worker_transfer.py"
@@ -100,4 +90,4 @@ def test_a_wait_comes_before_anything_is_kept(lmcache):
 
 
 def test_it_is_small():
-    assert len(_installed().read_text().splitlines()) < 300
+    assert len(contract.installed("lmcache.py").read_text().splitlines()) < 300

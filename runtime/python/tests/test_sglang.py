@@ -7,13 +7,11 @@ the host (`on_host`).
 import enum
 import json
 import logging
-import pathlib
-import subprocess
-import sys
 import threading
 import types
 
 import contract
+import engine_standin
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -353,31 +351,22 @@ def test_what_loading_changes():
 
 # ---- the example
 
-SERVE = """#!{python}
-import http.server, json, sys
+SERVE = """
 given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 assert sys.argv[1] == "serve" and given["--load-format"] == "gpushm" and given["--model-path"] == "model"
 assert given["--dtype"] == "half"
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def answer(self, body):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
+class Handler(Answering):
     def do_GET(self):
         assert self.path == "/health_generate"
         self.answer(b"")
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = self.asked()
         assert self.path == "/generate" and asked["sampling_params"]["temperature"] == 0
         self.answer(json.dumps({{"text": asked["text"].upper() + {end}}}).encode())
 
-http.server.HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
+serve(given["--port"], Handler)
 """
 
 
@@ -385,13 +374,7 @@ http.server.HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forev
 def test_the_example(broker, tmp_path, end, code):
     """Goal: the example compares what its servers say. Method: a program named sglang that answers, in place
     of SGLang; in the second case each says something else."""
-    program = tmp_path / "sglang"
-    program.write_text(SERVE.format(python=sys.executable, end=end))
-    program.chmod(0o755)
-    environment = broker.environment("app")
-    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
-    example = pathlib.Path(__file__).parent.parent / "examples/sglang_servers.py"
-    done = subprocess.run([sys.executable, str(example), "model", "--dtype", "half"], env=environment,
-                          timeout=120, capture_output=True, text=True)
+    done = engine_standin.run_example(broker, tmp_path, {"sglang": SERVE.format(end=end)}, "sglang_servers.py",
+                                      "model", "--dtype", "half")
     assert done.returncode == code, done.stderr
     assert done.stdout.endswith(f"answers equal: {[not code] * 2}\n")

@@ -1,7 +1,6 @@
 """The pinned release of SGLang has what gpushm.integrations.sglang relies on."""
 
 import ast
-import pathlib
 
 import contract
 import pytest
@@ -18,12 +17,6 @@ def sglang():
     return contract.Sources("sglang")
 
 
-def _installed():
-    import gpushm
-
-    return pathlib.Path(gpushm.__file__).parent / "integrations/sglang"
-
-
 def test_the_entry_point(sglang):
     assert contract.entry_points("sglang.srt.plugins")["gpushm"] == "gpushm.integrations.sglang:register"
     group = sglang.find(f"{SRT}/plugins/__init__.py", "GENERAL_PLUGINS_GROUP")
@@ -35,10 +28,7 @@ def test_the_entry_point(sglang):
 
 @pytest.mark.parametrize("file", ["__init__.py", "loader.py"])
 def test_what_we_import_is_there(sglang, file):
-    imported = contract.what_we_import(_installed() / file, "sglang")
-    assert imported
-    for module, name in imported:
-        assert sglang.exports(module, name), f"{module} has no {name}"
+    contract.check_imports(sglang, f"sglang/{file}", "sglang")
 
 
 def test_the_choice_and_the_hook(sglang):
@@ -80,7 +70,7 @@ def test_the_loader(sglang):
 
 
 def test_the_fingerprint_and_the_allow_list(sglang):
-    ours = next(node for node in ast.walk(ast.parse((_installed() / "loader.py").read_text()))
+    ours = next(node for node in ast.walk(ast.parse((contract.installed("sglang") / "loader.py").read_text()))
                 if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "CacheConfig")
     stamp = ast.unparse(sglang.find(PROTOCOL, "compute_env_stamp"))
     stamped = {"device_capability", "torch_version"}
@@ -147,5 +137,5 @@ def test_how_memory_is_counted(sglang):
 
 
 def test_it_is_small():
-    lines = sum(len(each.read_text().splitlines()) for each in _installed().glob("*.py"))
+    lines = sum(len(each.read_text().splitlines()) for each in contract.installed("sglang").glob("*.py"))
     assert lines < 400

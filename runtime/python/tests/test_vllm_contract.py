@@ -1,7 +1,6 @@
 """The pinned release of vLLM has what gpushm.integrations.vllm relies on."""
 
 import ast
-import pathlib
 
 import contract
 import pytest
@@ -23,16 +22,7 @@ def test_the_entry_point():
 
 @pytest.mark.parametrize("file", ["__init__.py", "loader.py", "transfer.py"])
 def test_what_we_import_is_there(vllm, file):
-    imported = contract.what_we_import(_installed() / file, PACKAGE)
-    assert imported
-    for module, name in imported:
-        assert vllm.exports(module, name), f"{module} has no {name}"
-
-
-def _installed():
-    import gpushm
-
-    return pathlib.Path(gpushm.__file__).parent / "integrations/vllm"
+    contract.check_imports(vllm, f"vllm/{file}", "vllm")
 
 
 def test_plugins_are_loaded_in_the_processes_that_need_them(vllm):
@@ -135,5 +125,5 @@ def test_the_configuration(vllm):
 
 
 def test_it_is_small():
-    lines = sum(len(each.read_text().splitlines()) for each in _installed().glob("*.py"))
+    lines = sum(len(each.read_text().splitlines()) for each in contract.installed("vllm").glob("*.py"))
     assert lines < 1000
