@@ -101,22 +101,21 @@ Result<void> Supervisor::StartDaemon() {
 
 void Supervisor::AwaitDaemon(uint64_t start, int64_t end_ns) {
   if (start != starts_ || daemon_ == 0 || stopping_) return;
-  if (Listens(options_.folder + "/control")) {
-    const auto serve = [this](const Result<std::string>& answer) {
-      if (!answer) return NoAnswer(answer.error());
-      ready_ = true;
-      WriteState("ready");
-      LogInfo("mps-ready", {{"folder", options_.folder}, {"restarts", starts_ - 1}});
-      Look();
-    };
-    if (!options_.server_uid) return serve(std::string());
-    return Ask(Concat("start_server -uid ", *options_.server_uid), serve);
-  }
   if (MonotonicNs() > end_ns) {
-    LogError("mps-daemon-hangs", {{"waited_ms", kStartMs}, {"reason", "it opens no socket"}});
+    LogError("mps-daemon-hangs", {{"waited_ms", kStartMs}, {"reason", "it serves nobody"}});
     return KillDaemon();
   }
-  loop_->After(5, [=, this] { AwaitDaemon(start, end_ns); });
+  const auto again = [=, this] { loop_->After(5, [=, this] { AwaitDaemon(start, end_ns); }); };
+  if (!Listens(options_.folder + "/control")) return again();
+  const auto serve = [=, this](const Result<std::string>& answer) {
+    if (!answer) return again();  // Perhaps a question to the former daemon is still asked.
+    ready_ = true;
+    WriteState("ready");
+    LogInfo("mps-ready", {{"folder", options_.folder}, {"restarts", starts_ - 1}});
+    Look();
+  };
+  if (!options_.server_uid) return serve(std::string());
+  Ask(Concat("start_server -uid ", *options_.server_uid), serve);
 }
 
 void Supervisor::KillDaemon() {

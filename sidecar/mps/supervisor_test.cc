@@ -174,6 +174,26 @@ TEST_F(SupervisorTest, ADaemonThatDoesNotAnswerIsReplaced) {
   })) << State();
 }
 
+// Goal: the next daemon is used although a question to the former one is still asked. Method: the
+// program that asks is stopped while the daemon is killed.
+TEST_F(SupervisorTest, AQuestionToAFormerDaemonHoldsNothingUp) {
+  const pid_t supervisor = StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  const pid_t daemon = DaemonOf(supervisor);
+  std::ofstream(folder_ + "/deaf") << "";
+  pid_t asker = 0;
+  ASSERT_TRUE(Eventually([&] {
+    for (const pid_t child : ChildrenOf(supervisor)) asker = child == daemon ? asker : child;
+    return asker != 0;
+  }));
+  kill(asker, SIGSTOP);
+  fs::remove(folder_ + "/deaf");
+  kill(daemon, SIGKILL);
+  EXPECT_TRUE(Eventually([&] {
+    return Number("daemon_restarts") >= 1 && State().find("\"ready\"") != std::string::npos;
+  })) << State();
+}
+
 // Goal: the container's own restart finds what the former one left. Method: all of them are killed.
 TEST_F(SupervisorTest, ANewContainerTakesOverTheFolder) {
   const pid_t first = StartServing();
