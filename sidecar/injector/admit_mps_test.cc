@@ -131,7 +131,7 @@ TEST(Mps, WhatItCannotServeIsDeniedWithTheRemedy) {
   EXPECT_THAT(denied(two), AllOf(HasSubstr("is 1001"), HasSubstr("says 1000"),
                                  HasSubstr("gpushm.io/mps-uid: any")));
   // Whichever of them comes first.
-  for (const size_t known : {0, 1}) {
+  for (const size_t known : {size_t{0}, size_t{1}}) {
     Json one = PodOf(mps, std::nullopt);
     one["spec"]["containers"][known]["securityContext"]["runAsUser"] = 1000;
     EXPECT_THAT(denied(one), HasSubstr("runAsUser: is not set")) << known;

@@ -15,17 +15,37 @@ import gpushm
 import gpushm.testing
 
 STEP_S = 120  # A peer that imports PyTorch takes long on a busy machine.
-# What needs PyTorch, and two of them also transformers or Ray (requirements-torch.txt).
-NEED_TORCH = ["test_torch.py", "test_torch_multiprocessing.py", "test_vllm.py"]
-collect_ignore = [] if importlib.util.find_spec("torch") else list(NEED_TORCH)
-if collect_ignore or not importlib.util.find_spec("transformers"):
-    collect_ignore.append("test_transformers.py")
-if os.environ.get("GPUSHM_INTEGRATIONS") != "1":  # It downloads the sources of vLLM.
-    collect_ignore.append("test_vllm_contract.py")
-if "test_torch.py" in collect_ignore or not importlib.util.find_spec("ray"):
-    collect_ignore.append("test_ray.py")
+# The modules that need more than requirements.txt: packages of requirements-torch.txt, or "contracts", the
+# wheels that GPUSHM_INTEGRATIONS=1 downloads. What is left out is told at the end.
+NEEDS = {
+    "test_lmcache.py": ["torch", "contracts"],
+    "test_lmcache_contract.py": ["contracts"],
+    "test_ray.py": ["torch", "ray"],
+    "test_sglang.py": ["torch", "contracts"],
+    "test_sglang_contract.py": ["contracts"],
+    "test_torch.py": ["torch"],
+    "test_torch_multiprocessing.py": ["torch"],
+    "test_transformers.py": ["torch", "transformers"],
+    "test_vllm.py": ["torch", "contracts"],
+    "test_vllm_contract.py": ["contracts"],
+}
+
+
+def _absent(need):
+    if need == "contracts":
+        return os.environ.get("GPUSHM_INTEGRATIONS") != "1"
+    return importlib.util.find_spec(need) is None
+
+
+LEFT_OUT = {file: absent for file, needs in NEEDS.items() if (absent := [each for each in needs if _absent(each)])}
+collect_ignore = list(LEFT_OUT)
 # A stream that waits holds up those that share its hardware queue: give each stream of a test its own.
 os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+
+
+def pytest_terminal_summary(terminalreporter):
+    for file, absent in LEFT_OUT.items():
+        terminalreporter.write_line(f"left out: {file} needs {' and '.join(absent)}; run with GPUSHM_INTEGRATIONS=1")
 
 
 @pytest.fixture

@@ -4,19 +4,16 @@ from the pinned wheel (lmcache_standin.py). Engine and server are two processes 
 in for the GPU is in mp_standin.py.
 """
 
-
 import contract
 import driver
 import engine_standin
+import lmcache_standin
 import pytest
+import torch
+from conftest import until
 
-torch = pytest.importorskip("torch")
-
-import lmcache_standin  # noqa: E402
-from conftest import until  # noqa: E402
-
-import gpushm  # noqa: E402
-import gpushm._default  # noqa: E402
+import gpushm
+import gpushm._default
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,14 @@ import types
 import contract
 import engine_standin
 import pytest
+import sglang_standin
+import torch
 
-torch = pytest.importorskip("torch")
-
-import sglang_standin  # noqa: E402
-
-import gpushm  # noqa: E402
-import gpushm._default  # noqa: E402
-import gpushm.tensors  # noqa: E402
-from gpushm.integrations import _modules  # noqa: E402
-from test_torch import on_host  # noqa: E402, F401  A fixture.
+import gpushm
+import gpushm._default
+import gpushm.tensors
+from gpushm.integrations import _modules
+from test_torch import on_host  # noqa: F401  A fixture.
 
 
 @pytest.fixture(scope="module")
