@@ -7,12 +7,11 @@
 
 #include <CLI/CLI.hpp>
 #include <exception>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <string>
 
+#include "contract/status/mps_state.h"
 #include "platform/base/clock.h"
 #include "platform/base/version.h"
 #include "platform/daemon/event_loop.h"
@@ -56,12 +55,10 @@ void Declare(CLI::App& app, Given* given) {
 }
 
 int WaitUntilReady(const Given& given) {
-  const std::string path = Concat(given.options.folder, "/", kStateFile);
   const int64_t end_ns = MonotonicNs() + given.timeout_s * 1'000'000'000;
   do {
-    std::ifstream file(path);
-    const std::string text((std::istreambuf_iterator<char>(file)), {});
-    if (text.find("\"state\":\"ready\"") != std::string::npos) return 0;
+    const auto state = status::ReadMpsState(given.options.folder);
+    if (state && state->IsReady()) return 0;
     poll(nullptr, 0, 20);
   } while (MonotonicNs() < end_ns);
   std::cerr << "gpushm-mps: the MPS daemon is not ready after " << given.timeout_s

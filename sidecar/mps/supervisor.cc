@@ -84,6 +84,11 @@ Result<void> Supervisor::Start() {
         "mount a folder there that this container's uid can write, and that the pod's other "
         "containers can read");
   }
+  // The container was restarted, and its daemon with it.
+  if (const auto former = status::ReadMpsState(options_.folder)) {
+    shown_.daemon_restarts = former->daemon_restarts + 1;
+    shown_.server_restarts = former->server_restarts;
+  }
   WriteState("starting");
   if (auto started = StartDaemon(); !started) return started;
   LookAgain();
@@ -110,8 +115,8 @@ void Supervisor::AwaitDaemon(uint64_t start, int64_t end_ns) {
   const auto serve = [=, this](const Result<std::string>& answer) {
     if (!answer) return again();  // Perhaps a question to the former daemon is still asked.
     ready_ = true;
-    WriteState("ready");
-    LogInfo("mps-ready", {{"folder", options_.folder}, {"restarts", starts_ - 1}});
+    WriteState(status::kMpsReady);
+    LogInfo("mps-ready", {{"folder", options_.folder}, {"restarts", shown_.daemon_restarts}});
     Look();
   };
   if (!options_.server_uid) return serve(std::string());
@@ -133,7 +138,9 @@ void Supervisor::OnChildren() {
 void Supervisor::OnDaemonEnded(int status) {
   daemon_ = 0;
   ready_ = false;
-  server_ = 0;
+  shown_.server_pid = 0;
+  shown_.server_active = false;
+  shown_.clients = 0;
   if (stopping_) {
     if (ended_) std::exchange(ended_, {})();
     return;
@@ -143,6 +150,7 @@ void Supervisor::OnDaemonEnded(int status) {
       lived_ms >= kSettledMs ? 0 : std::clamp<int64_t>(restart_ms_ * 2, 50, kLongestRestartMs);
   LogError("mps-daemon-ended",
            {{"how", HowItEnded(status)}, {"lived_ms", lived_ms}, {"restart_in_ms", restart_ms_}});
+  ++shown_.daemon_restarts;
   WriteState("starting");
   Restart();
 }
@@ -229,7 +237,7 @@ void Supervisor::Look() {
       if (options_.server_uid) {
         Ask(Concat("start_server -uid ", *options_.server_uid), [](const auto&) {});
       }
-      return WriteState("ready");
+      return WriteState(status::kMpsReady);
     }
     LookAtServer(servers.front());
   });
@@ -238,22 +246,22 @@ void Supervisor::Look() {
 void Supervisor::LookAtServer(pid_t server) {
   Ask(Concat("get_server_status ", server), [=, this](const Result<std::string>& answer) {
     if (!answer) return NoAnswer(answer.error());
-    server_state_ = answer->substr(0, answer->find('\n')).substr(0, 64);
+    shown_.server_active = answer->substr(0, answer->find('\n')) == "ACTIVE";
     Ask(Concat("get_client_list ", server), [this](const Result<std::string>& listed) {
       if (!listed) return NoAnswer(listed.error());
-      clients_ = Numbers(*listed).size();
-      WriteState("ready");
+      shown_.clients = Numbers(*listed).size();
+      WriteState(status::kMpsReady);
     });
   });
 }
 
 void Supervisor::NoteServer(pid_t server) {
-  const pid_t before = std::exchange(server_, server);
+  const int64_t before = std::exchange(shown_.server_pid, server);
   if (before == 0 || before == server) return;
-  ++server_restarts_;
-  server_state_.clear();
-  clients_ = 0;
-  LogWarning("mps-server-ended", {{"pid", before}, {"restarts", server_restarts_}});
+  ++shown_.server_restarts;
+  shown_.server_active = false;
+  shown_.clients = 0;
+  LogWarning("mps-server-ended", {{"pid", before}, {"restarts", shown_.server_restarts}});
 }
 
 void Supervisor::NoAnswer(const Status& why) {
@@ -281,14 +289,12 @@ void Supervisor::Stop(std::function<void()> ended) {
 }
 
 // Written next to the file and renamed, so that a reader sees it whole.
-void Supervisor::WriteState(const char* state) {
-  const std::string path = Concat(options_.folder, "/", kStateFile);
+void Supervisor::WriteState(std::string_view state) {
+  const std::string path = Concat(options_.folder, "/", status::kMpsStateFile);
   const std::string fresh = path + ".new";
-  const std::string text =
-      Concat("{\"state\":\"", state, "\",\"daemon_restarts\":", starts_ > 0 ? starts_ - 1 : 0,
-             ",\"server_restarts\":", server_restarts_, ",\"server_pid\":", server_,
-             ",\"server_active\":", server_state_ == "ACTIVE" ? "true" : "false",
-             ",\"clients\":", clients_, ",\"time_unix_ms\":", UnixNs() / 1'000'000, "}\n");
+  shown_.state = state;
+  shown_.time_unix_ms = UnixNs() / 1'000'000;
+  const std::string text = ToJson(shown_);
   const UniqueFd fd(
       open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
   const bool written =

@@ -11,11 +11,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "contract/status/mps_state.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
@@ -24,8 +26,6 @@ namespace gpushm::mps {
 
 // The daemon's program, which the device plugin puts into the container.
 inline constexpr char kControlProgram[] = "nvidia-cuda-mps-control";
-// In the pipe folder; for readers in other containers.
-inline constexpr char kStateFile[] = "state.json";
 
 struct Options {
   // CUDA_MPS_PIPE_DIRECTORY. Clients need only read it.
@@ -62,7 +62,7 @@ class Supervisor {
   void NoteServer(pid_t server);
   void NoAnswer(const Status& why);
   void LookAgain();
-  void WriteState(const char* state);
+  void WriteState(std::string_view state);
 
   EventLoop* const loop_;
   const Options options_;
@@ -74,10 +74,7 @@ class Supervisor {
   bool stopping_ = false;
   std::function<void()> ended_;
 
-  pid_t server_ = 0;
-  std::string server_state_;
-  uint64_t clients_ = 0;
-  uint64_t server_restarts_ = 0;
+  status::MpsState shown_;
   int unanswered_ = 0;
   std::shared_ptr<Question> question_;
 };

@@ -1,7 +1,6 @@
 // Goal: containers have an MPS daemon whatever happens to it, and others can read how it is.
 // Method: the real gpushm-mps with the simulator's stand-ins for NVIDIA's programs; daemon and
 // server are killed, and the daemon is made deaf.
-#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/status/mps_state.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 
@@ -24,7 +24,6 @@ namespace gpushm::mps {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
 
 constexpr int64_t kStepMs = 60'000;
 
@@ -84,16 +83,8 @@ class SupervisorTest : public ::testing::Test {
   }
   int WaitUntilReady() { return EndOf(Start({"wait", "--timeout", "60"})); }
 
-  std::string State() const {
-    std::ifstream file(folder_ + "/state.json");
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  uint64_t Number(const std::string& key) const {
-    const std::string state = State();
-    const size_t at = state.find(Concat("\"", key, "\":"));
-    return at == std::string::npos
-               ? 0
-               : std::strtoull(state.c_str() + at + key.size() + 3, nullptr, 10);
+  status::MpsState State() const {
+    return status::ReadMpsState(folder_).value_or(status::MpsState{});
   }
   // The children of a process. The daemon is one of gpushm-mps, and the server is one of the
   // daemon.
@@ -120,18 +111,17 @@ class SupervisorTest : public ::testing::Test {
 TEST_F(SupervisorTest, ServesAndEndsInOrder) {
   const pid_t supervisor = StartServing();
   ASSERT_EQ(WaitUntilReady(), 0);
-  ASSERT_TRUE(Eventually([&] { return Number("server_pid") != 0; })) << State();
-  EXPECT_TRUE(
-      Eventually([&] { return State().find("\"server_active\":true") != std::string::npos; }));
-  EXPECT_EQ(Number("daemon_restarts"), 0u);
+  ASSERT_TRUE(Eventually([&] { return State().server_pid != 0; })) << ToJson(State());
+  EXPECT_TRUE(Eventually([&] { return State().server_active; }));
+  EXPECT_EQ(State().daemon_restarts, 0u);
   const pid_t daemon = DaemonOf(supervisor);
   ASSERT_NE(daemon, 0);
-  const auto server = static_cast<pid_t>(Number("server_pid"));
+  const auto server = static_cast<pid_t>(State().server_pid);
   kill(supervisor, SIGTERM);
   EXPECT_EQ(EndOf(supervisor), 0);
   EXPECT_NE(kill(daemon, 0), 0);
   EXPECT_TRUE(Eventually([&] { return kill(server, 0) != 0; }));
-  EXPECT_THAT(State(), HasSubstr("\"stopping\""));
+  EXPECT_EQ(State().state, "stopping");
 }
 
 TEST_F(SupervisorTest, AKilledDaemonIsReplaced) {
@@ -142,24 +132,24 @@ TEST_F(SupervisorTest, AKilledDaemonIsReplaced) {
     ASSERT_NE(daemon, 0);
     kill(daemon, SIGKILL);
     ASSERT_TRUE(Eventually([&] {
-      return Number("daemon_restarts") == restarts && DaemonOf(supervisor) != 0 &&
-             State().find("\"ready\"") != std::string::npos;
-    })) << State();
+      return State().daemon_restarts == restarts && DaemonOf(supervisor) != 0 &&
+             State().IsReady();
+    })) << ToJson(State());
   }
-  ASSERT_TRUE(Eventually([&] { return Number("server_pid") != 0; })) << "it has a server again";
+  ASSERT_TRUE(Eventually([&] { return State().server_pid != 0; })) << "it has a server again";
 }
 
 TEST_F(SupervisorTest, AKilledServerIsReplacedAndCounted) {
   StartServing();
   ASSERT_EQ(WaitUntilReady(), 0);
-  ASSERT_TRUE(Eventually([&] { return Number("server_pid") != 0; }));
-  const auto server = static_cast<pid_t>(Number("server_pid"));
+  ASSERT_TRUE(Eventually([&] { return State().server_pid != 0; }));
+  const auto server = static_cast<pid_t>(State().server_pid);
   kill(server, SIGKILL);
   ASSERT_TRUE(Eventually([&] {
-    const uint64_t now = Number("server_pid");
-    return Number("server_restarts") == 1 && now != 0 && now != static_cast<uint64_t>(server);
-  })) << State();
-  EXPECT_EQ(Number("daemon_restarts"), 0u);
+    const status::MpsState now = State();
+    return now.server_restarts == 1 && now.server_pid != 0 && now.server_pid != server;
+  })) << ToJson(State());
+  EXPECT_EQ(State().daemon_restarts, 0u);
 }
 
 TEST_F(SupervisorTest, ADaemonThatDoesNotAnswerIsReplaced) {
@@ -170,8 +160,8 @@ TEST_F(SupervisorTest, ADaemonThatDoesNotAnswerIsReplaced) {
   ASSERT_TRUE(Eventually([&] { return DaemonOf(supervisor) != daemon && kill(daemon, 0) != 0; }));
   fs::remove(folder_ + "/deaf");
   EXPECT_TRUE(Eventually([&] {
-    return Number("daemon_restarts") >= 1 && State().find("\"ready\"") != std::string::npos;
-  })) << State();
+    return State().daemon_restarts >= 1 && State().IsReady();
+  })) << ToJson(State());
 }
 
 // Goal: the next daemon is used although a question to the former one is still asked. Method: the
@@ -190,8 +180,8 @@ TEST_F(SupervisorTest, AQuestionToAFormerDaemonHoldsNothingUp) {
   fs::remove(folder_ + "/deaf");
   kill(daemon, SIGKILL);
   EXPECT_TRUE(Eventually([&] {
-    return Number("daemon_restarts") >= 1 && State().find("\"ready\"") != std::string::npos;
-  })) << State();
+    return State().daemon_restarts >= 1 && State().IsReady();
+  })) << ToJson(State());
 }
 
 // Goal: the container's own restart finds what the former one left. Method: all of them are killed.
@@ -205,6 +195,7 @@ TEST_F(SupervisorTest, ANewContainerTakesOverTheFolder) {
   const pid_t second = StartServing();
   ASSERT_TRUE(Eventually([&] { return DaemonOf(second) != 0; }));
   EXPECT_EQ(WaitUntilReady(), 0);
+  EXPECT_EQ(State().daemon_restarts, 1u) << "it ended with its container";
 }
 
 TEST_F(SupervisorTest, SaysWhatIsMissing) {
