@@ -33,8 +33,8 @@ Monitoring::Monitoring(const MonitoringConfig& config, const Parts& parts,
       sampler_(
           *parts.nvml, advertisement.devices, config.sample_ms,
           {.buffers = [keeper = parts.keeper] { return keeper->BufferBytes(); },
-           .clients = config.host_pids ? [keeper = parts.keeper] { return keeper->Processes(); }
-                                       : std::function<std::vector<ClientProcess>()>()}),
+           .processes = config.host_pids ? [keeper = parts.keeper] { return keeper->Processes(); }
+                                         : std::function<NodeProcesses()>()}),
       collector_({.offer = [this] { return LastOffer(); },
                   .unit_bytes = parts.unit_bytes,
                   .book = [allocator = parts.allocator] { return allocator->TryLook(); },

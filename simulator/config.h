@@ -16,6 +16,7 @@ inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 inline constexpr uint64_t kGranularityBytes = 2 * kMiB;  // As on Hopper.
 // Card memory that a primary context takes: measured on H200, driver 580.
 inline constexpr uint64_t kContextBytes = 523 * kMiB;
+inline constexpr uint64_t kMpsContextBytes = 18 * kMiB;  // Of a client of MPS.
 
 using UuidBytes = std::array<uint8_t, 16>;
 

@@ -2,10 +2,13 @@
 // tests/conformance.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -17,6 +20,7 @@
 #include <string>
 #include <thread>
 
+#include "platform/base/unique_fd.h"
 #include "platform/driver/device.h"
 #include "platform/driver/nvml_api.h"
 #include "simulator/config.h"
@@ -361,6 +365,43 @@ TEST_F(SimTest, NvmlTellsTheSensorsThatAreGivenAndNoOthers) {
 }
 
 // Goal: a hang blocks only the caller until faults.yaml changes.
+// Goal: a process counts as a client of MPS if a daemon is there when it initialises CUDA, and is
+// not told if none is.
+TEST_F(SimTest, ClientsOfMpsAreThoseThatFindADaemon) {
+  const auto list = [](decltype(NvmlApi::nvmlDeviceGetComputeRunningProcesses_v3) function) {
+    nvmlDevice_t device = nullptr;
+    EXPECT_EQ(
+        (*NvmlApi::Load(DriverFolderFromEnvironment()))->nvmlDeviceGetHandleByIndex_v2(0, &device),
+        NVML_SUCCESS);
+    unsigned count = 8;
+    std::array<nvmlProcessInfo_t, 8> found{};
+    EXPECT_EQ(function(device, &count, found.data()), NVML_SUCCESS);
+    return count;
+  };
+  const auto use = [&](int is_client) {
+    const NvmlApi& nvml = **NvmlApi::Load(DriverFolderFromEnvironment());
+    setenv("CUDA_MPS_PIPE_DIRECTORY", folder_.c_str(), 1);
+    EXPECT_TRUE(Cuda().Init());
+    int enabled = -1;
+    EXPECT_EQ(Cuda().cuDeviceGetAttribute(&enabled, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, 0),
+              CUDA_SUCCESS);
+    EXPECT_EQ(enabled, is_client);
+    const auto context = PrimaryContext::Retain(Cuda(), 0);
+    EXPECT_TRUE(context);
+    EXPECT_EQ(UsedBytes(), is_client != 0 ? kMpsContextBytes : kContextBytes);
+    EXPECT_EQ(list(nvml.nvmlDeviceGetComputeRunningProcesses_v3), 1U);
+    EXPECT_EQ(list(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+              static_cast<unsigned>(is_client));
+  };
+  Run([&] { use(0); });
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  (folder_ + "/control").copy(address.sun_path, sizeof address.sun_path - 1);
+  const UniqueFd daemon(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(bind(daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(daemon.get(), 8), 0);
+  Run([&] { use(1); });
+}
+
 TEST_F(SimTest, AnNvmlCallHangsUntilTheFaultGoes) {
   Write("faults.yaml", "hang: {nvmlDeviceGetPowerUsage: 600000}");
   Run([&] {

@@ -163,11 +163,12 @@ void AddHolder(const Record& record, Usage* usage) {
     if (known.process == record.process) holder = &known;
   }
   if (holder == nullptr) {
-    usage->holders.push_back({record.pid, record.process, 0, false});
+    usage->holders.push_back({.pid = record.pid, .process = record.process});
     holder = &usage->holders.back();
   }
   holder->bytes += record.size_bytes;
-  holder->has_context = holder->has_context || record.kind == Kind::kContext;
+  holder->mps = holder->mps || record.kind == Kind::kMpsContext;
+  holder->has_context = holder->has_context || holder->mps || record.kind == Kind::kContext;
 }
 
 bool MakeFolder(const std::string& path) {
@@ -307,7 +308,7 @@ Outcome State::Create(const Card& card, Kind kind, uint64_t size_bytes, uint32_t
 
 // Takes ownership of `fd`.
 Outcome State::Map(int fd, const Record& record, std::shared_ptr<Backing>* backing) const {
-  const bool bytes_used = record.kind != Kind::kContext;
+  const bool bytes_used = record.kind == Kind::kVmm || record.kind == Kind::kLegacy;
   const size_t size = bytes_used ? record.size_bytes : kRecordBytes;
   void* const base = mmap(nullptr, size, bytes_used ? PROT_READ | PROT_WRITE : PROT_NONE,
                           MAP_SHARED | MAP_NORESERVE, fd, 0);

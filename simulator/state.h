@@ -34,7 +34,7 @@
 
 namespace gpushm::sim {
 
-enum class Kind : uint32_t { kVmm = 1, kLegacy = 2, kContext = 3 };
+enum class Kind : uint32_t { kVmm = 1, kLegacy = 2, kContext = 3, kMpsContext = 4 };
 
 // The last page of an allocation's file, so that a descriptor describes itself, whatever its path
 // is here.
@@ -80,6 +80,7 @@ struct Holder {
   uint64_t process = 0;
   uint64_t bytes = 0;
   bool has_context = false;
+  bool mps = false;  // It is a client of MPS.
 };
 
 struct Usage {

@@ -5,8 +5,12 @@
 //           the
 //               plugin
 //
+// The segment also has what the broker alone knows of the pod: its MPS, and the private memory of
+// each container. The plugin shows that as it is.
+//
 // Invariants
-//   (1) Every number only grows, and readers enforce it. If a value goes back or is absurd, because
+//   (1) Every counter only grows, and readers enforce it. If a value goes back or is absurd,
+//   because
 //       its writer is broken or lies, the reader uses the former value or kMaxCount.
 //   (2) Each word is written atomically; several words need not belong to the same moment.
 //   (3) A number keeps its place permanently. New ones take words that were 0 until then, so that
@@ -65,7 +69,7 @@ inline constexpr size_t kFirstAttachBuckets = kFirstAttachBoundsNs.size() + 1;
 inline constexpr size_t kErrorWords = 32;  // One for each Code.
 inline constexpr size_t kErrorsAt = 32;
 inline constexpr size_t kFirstAttachBucketsAt = 64;
-inline constexpr size_t kCounterWords = 96;
+inline constexpr size_t kCounterWords = 88;
 static_assert(static_cast<size_t>(Counter::kStagedAttaches) < kErrorsAt);
 static_assert(kMaxCode < kErrorWords && kErrorsAt + kErrorWords <= kFirstAttachBucketsAt);
 static_assert(kFirstAttachBucketsAt + kFirstAttachBuckets <= kCounterWords);
@@ -115,22 +119,33 @@ inline void ReadCounters(const CounterWords& words, CounterValues* seen) {
   }
 }
 
-// One broker's segment: this header, then its records. Only `ready_ns` and the words change.
+// One broker's segment: this header, then its records. Only words change.
 struct CounterSegmentConstants {
   uint64_t magic;
   uint32_t version;
   uint32_t containers;  // Number of records.
 };
+// How the pod's MPS is. A program that does not know these words leaves them 0.
+enum class MpsWord : uint64_t { kNone = 0, kNotReady = 1, kReady = 2 };
+struct MpsWords {
+  CounterWord state;  // MpsWord
+  CounterWord clients;
+  CounterWord daemon_restarts;
+  CounterWord server_restarts;
+};
 struct CounterSegmentHeader {
   CounterSegmentConstants constants;
   CounterWord ready_ns;  // From the broker's start until containers could connect; 0: not yet.
-  std::array<uint64_t, 5> reserved;
+  MpsWords mps;
+  uint64_t reserved;
 };
 static_assert(sizeof(CounterSegmentHeader) == 64);
 
 struct CounterRecord {
   NameField container;
   CounterWords words;
+  CounterWord private_bytes;  // Reserved for the container's own allocations; 0: not known.
+  std::array<uint64_t, 7> reserved;
 };
 static_assert(sizeof(CounterRecord) == 832);
 

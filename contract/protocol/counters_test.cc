@@ -16,7 +16,9 @@ TEST(Counters, LieWhereTheyAlwaysLay) {
   EXPECT_EQ(WordOf(Code::kInvalidArgument), 33u);
   EXPECT_EQ(WordOf(Code::kInternal), 53u);
   EXPECT_EQ(offsetof(CounterSegmentHeader, ready_ns), 16u);
+  EXPECT_EQ(offsetof(CounterSegmentHeader, mps), 24u);
   EXPECT_EQ(offsetof(CounterRecord, words), 64u);
+  EXPECT_EQ(offsetof(CounterRecord, private_bytes), 768u);
   EXPECT_EQ(CounterSegmentBytes(0), 4096u);
   EXPECT_EQ(CounterSegmentBytes(4), 4096u);
   EXPECT_EQ(CounterSegmentBytes(5), 8192u);

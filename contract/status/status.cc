@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // The members of each struct, once for both directions. `io` is a Writer or a Reader. New() is for
-// members that documents of version 0.1 lack.
+// members that older documents lack.
 template <typename Io, typename Value>
 void Members(Io& io, Value& value) {
   using Type = std::remove_const_t<Value>;
@@ -40,6 +40,13 @@ void Members(Io& io, Value& value) {
     io("mapped_bytes", value.mapped_bytes);
     io("proportional_bytes", value.proportional_bytes);
     io("private_bytes", value.private_bytes);
+    io.New("private_limit_bytes", value.private_limit_bytes);
+  } else if constexpr (std::is_same_v<Type, Mps>) {
+    io("ready", value.ready);
+    io("clients", value.clients);
+    io("daemon_restarts", value.daemon_restarts);
+    io("server_restarts", value.server_restarts);
+    io("outside_processes", value.outside_processes);
   } else if constexpr (std::is_same_v<Type, Pool>) {
     io("allocation", value.allocation);
     io("namespace", value.name_space);
@@ -49,6 +56,7 @@ void Members(Io& io, Value& value) {
     io("broker", value.broker);
     io("buffers", value.buffers);
     io("containers", value.containers);
+    io.New("mps", value.mps);
   } else if constexpr (std::is_same_v<Type, Gpu>) {
     io("uuid", value.uuid);
     io("index", value.index);
@@ -110,7 +118,7 @@ class Writer {
   }
   template <typename Value>
   static Json Of(const std::optional<Value>& value) {
-    return value ? Json(*value) : Json(nullptr);
+    return value ? Of(*value) : Json(nullptr);
   }
   template <typename Value>
   static Json Of(const std::vector<Value>& values) {

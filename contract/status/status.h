@@ -46,6 +46,16 @@ struct Container {
   uint64_t mapped_bytes = 0;
   uint64_t proportional_bytes = 0;
   std::optional<uint64_t> private_bytes{};
+  std::optional<uint64_t> private_limit_bytes{};  // What its pod reserved for that.
+};
+
+// The MPS of a pod that asked for it.
+struct Mps {
+  bool ready = false;
+  uint64_t clients = 0;
+  uint64_t daemon_restarts = 0;  // In the life of the pod, as server_restarts.
+  uint64_t server_restarts = 0;
+  std::optional<uint64_t> outside_processes{};  // Of its containers that use the GPU without it.
 };
 
 struct Pool {
@@ -57,6 +67,7 @@ struct Pool {
   std::string broker{};  // "connected", "away" or "none".
   std::vector<Buffer> buffers{};
   std::vector<Container> containers{};
+  std::optional<Mps> mps{};
 };
 
 struct Gpu {

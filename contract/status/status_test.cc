@@ -13,7 +13,9 @@ Node Full() {
   Pool pool{.allocation = "m1", .name_space = "n", .pod = "p"};
   pool.broker = "away";
   pool.buffers = {buffer, {}};
-  pool.containers = {{.name = "server", .private_bytes = 7}, {.name = "gpushm"}};
+  pool.containers = {{.name = "server", .private_bytes = 7, .private_limit_bytes = 9},
+                     {.name = "gpushm"}};
+  pool.mps = {.ready = true, .clients = 2, .daemon_restarts = 1, .outside_processes = 3};
   Gpu gpu{.uuid = "GPU-1", .index = 3, .model = "NVIDIA H200"};
   gpu.healthy = true;
   gpu.taken_by = "nvidia.com/gpu";

@@ -36,6 +36,8 @@ def workload():
                        "proportional", "bytes", None),
                       (f"{of_container} (gpushm_container_memory_private_bytes{{$}})", "private",
                        "bytes", None),
+                      (f"{of_container} (gpushm_container_memory_private_limit_bytes{{$}})",
+                       "private reserved", "bytes", None),
                       (f"{of_container} (gpushm_container_clients{{$}})", "processes", "none",
                        None)]),
             series("Proportional bytes", "They add up to the physical bytes of all buffers.",
@@ -52,6 +54,16 @@ def workload():
             timeline("Brokers", "While a broker is gone, its buffers are kept and attaches wait.",
                      "sum by (namespace, pod) (gpushm_broker_connected{$})",
                      "{{namespace}}/{{pod}}", {0: ("gone", BAD), 1: ("connected", GOOD)}, height=8),
+            timeline("MPS", "While a pod's MPS daemon is gone, processes start without MPS. Pods "
+                            "without gpushm.io/mps have no line.",
+                     "sum by (namespace, pod) (gpushm_mps_ready{$})",
+                     "{{namespace}}/{{pod}}", {0: ("gone", BAD), 1: ("ready", GOOD)}, height=8),
+            series("MPS clients", "Processes that a pod's MPS server serves, and those that use "
+                                  "the GPU outside of it (with metrics.hostPids).", "none",
+                   ("sum by (namespace, pod) (gpushm_mps_clients{$})",
+                    "{{namespace}}/{{pod}} served"),
+                   ("sum by (namespace, pod) (gpushm_mps_outside_processes{$})",
+                    "{{namespace}}/{{pod}} outside"), min=0),
             "Buffers",
             table("Buffers by name", "State, transport, size and age of the current generation.", [
                 ("sum by (namespace, pod, buffer, transport, creator, state)"

@@ -32,7 +32,7 @@ namespace gpushm {
   X(nvmlDeviceGetRetiredPagesPendingStatus) X(nvmlDeviceGetTotalEccErrors)                        \
   X(nvmlDeviceGetFieldValues) X(nvmlDeviceGetTemperature) X(nvmlDeviceGetEnforcedPowerLimit)      \
   X(nvmlDeviceGetClockInfo) X(nvmlDeviceGetPcieThroughput)                                        \
-  X(nvmlDeviceGetCurrentClocksEventReasons)
+  X(nvmlDeviceGetCurrentClocksEventReasons) X(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 // clang-format on
 
 class NvmlApi {

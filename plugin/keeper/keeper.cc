@@ -248,9 +248,9 @@ std::map<std::string, uint64_t> Keeper::BufferBytes() {
   });
 }
 
-std::vector<ClientProcess> Keeper::Processes() {
+NodeProcesses Keeper::Processes() {
   return OnLoop([&] {
-    std::vector<ClientProcess> processes;
+    NodeProcesses processes;
     for (const auto& [name, link] : links_) link->AddProcesses(&processes);
     return processes;
   });

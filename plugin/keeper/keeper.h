@@ -109,7 +109,7 @@ class Keeper {
 
   // The clients of all brokers that are visible in this process's PID namespace. Takes 8 us for
   // each.
-  std::vector<ClientProcess> Processes();
+  NodeProcesses Processes();
 
  private:
   Keeper(Options options, std::unique_ptr<EventLoop> loop);

@@ -56,6 +56,10 @@ Result<std::vector<std::string>> ReadNames(const Mapping& segment) {
   return names;
 }
 
+uint64_t Value(const protocol::CounterWord& word) {
+  return std::min(word.load(std::memory_order_relaxed), protocol::kMaxCount);
+}
+
 }  // namespace
 
 Result<void> KeptCounters::Take(const UniqueFd& fd) {
@@ -81,21 +85,22 @@ Result<void> KeptCounters::Take(const UniqueFd& fd) {
   segment_ = std::move(*segment);
   inode_ = inode;
   for (size_t i = 0; i < names->size(); ++i) {
-    records_.emplace_back(&Records(segment_)[i].words, &rows_[(*names)[i]]);
+    rows_[(*names)[i]].record = &Records(segment_)[i];
   }
   return {};
 }
 
 void KeptCounters::EndSegment() {
   Look();
-  for (auto& [name, row] : rows_) protocol::AddCounters(std::exchange(row.seen, {}), &row.ended);
-  records_.clear();
+  for (auto& [name, row] : rows_) {
+    protocol::AddCounters(std::exchange(row.seen, {}), &row.ended);
+    row.record = nullptr;
+  }
   segment_ = {};
 }
 
 protocol::CounterValues KeptCounters::Clear() {
   const protocol::CounterValues sum = Sum();
-  records_.clear();
   rows_.clear();
   segment_ = {};
   return sum;
@@ -112,7 +117,9 @@ protocol::CounterValues KeptCounters::Sum() {
 }
 
 void KeptCounters::Look() {
-  for (const auto& [words, row] : records_) protocol::ReadCounters(*words, &row->seen);
+  for (auto& [name, row] : rows_) {
+    if (row.record != nullptr) protocol::ReadCounters(row.record->words, &row.seen);
+  }
 }
 
 std::vector<ContainerCounters> KeptCounters::Read() {
@@ -120,17 +127,34 @@ std::vector<ContainerCounters> KeptCounters::Read() {
   std::vector<ContainerCounters> all;
   all.reserve(rows_.size());
   for (const auto& [name, row] : rows_) {
-    protocol::AddCounters(row.seen, &all.emplace_back(name, row.ended).values);
+    ContainerCounters& counters = all.emplace_back(name, row.ended);
+    protocol::AddCounters(row.seen, &counters.values);
+    if (row.record == nullptr) continue;
+    const uint64_t bytes = Value(row.record->private_bytes);
+    if (bytes != 0) counters.private_bytes = bytes;
   }
   return all;
 }
 
+const CounterSegmentHeader* KeptCounters::header() const {
+  return static_cast<const CounterSegmentHeader*>(segment_.address());
+}
+
 std::optional<double> KeptCounters::ready_seconds() const {
-  if (segment_.address() == nullptr) return std::nullopt;
-  const uint64_t ready_ns = static_cast<const CounterSegmentHeader*>(segment_.address())
-                                ->ready_ns.load(std::memory_order_relaxed);
+  const uint64_t ready_ns = header() == nullptr ? 0 : Value(header()->ready_ns);
   if (ready_ns == 0) return std::nullopt;
   return static_cast<double>(ready_ns) / 1e9;
+}
+
+std::optional<status::Mps> KeptCounters::mps() const {
+  if (header() == nullptr) return std::nullopt;
+  const protocol::MpsWords& words = header()->mps;
+  const auto state = static_cast<protocol::MpsWord>(Value(words.state));
+  if (state == protocol::MpsWord::kNone) return std::nullopt;
+  return status::Mps{.ready = state == protocol::MpsWord::kReady,
+                     .clients = Value(words.clients),
+                     .daemon_restarts = Value(words.daemon_restarts),
+                     .server_restarts = Value(words.server_restarts)};
 }
 
 }  // namespace gpushm::plugin

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "contract/protocol/counters.h"
+#include "contract/status/status.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
@@ -32,6 +33,7 @@ namespace gpushm::plugin {
 struct ContainerCounters {
   std::string container;
   protocol::CounterValues values{};
+  std::optional<uint64_t> private_bytes{};  // Reserved for its own allocations; absent: not known.
 };
 
 class KeptCounters {
@@ -50,20 +52,23 @@ class KeptCounters {
   protocol::CounterValues Sum();
   // Time from the current broker's start until containers could connect, as it states it.
   std::optional<double> ready_seconds() const;
+  // The pod's MPS, as the current broker states it. Absent: the pod has none.
+  std::optional<status::Mps> mps() const;
 
  private:
   struct Row {
-    protocol::CounterValues ended{};  // From former segments.
-    protocol::CounterValues seen{};   // From this one.
+    protocol::CounterValues ended{};                  // From former segments.
+    protocol::CounterValues seen{};                   // From this one.
+    const protocol::CounterRecord* record = nullptr;  // In segment_; null: it is not in this one.
   };
   using Inode = std::pair<dev_t, ino_t>;
 
   void Look();
+  const protocol::CounterSegmentHeader* header() const;
 
   std::map<std::string, Row> rows_;
   Mapping segment_;
   Inode inode_{};
-  std::vector<std::pair<const protocol::CounterWords*, Row*>> records_;  // In segment_.
 };
 
 }  // namespace gpushm::plugin

@@ -69,6 +69,34 @@ TEST(KeptCountersTest, ASuccessorTakesNothingBack) {
   EXPECT_EQ(Offers(counters, "app"), 9u);
 }
 
+// Goal: what a broker states of its pod is that broker's: none of it outlives the segment.
+TEST(KeptCountersTest, MpsAndPrivateMemoryAreTheCurrentBrokers) {
+  KeptCounters counters;
+  EXPECT_FALSE(counters.mps());
+  CounterSegment segment({"app", "other"});
+  ASSERT_EQ(CodeOf(counters.Take(segment.fd())), 0);
+  EXPECT_FALSE(counters.mps()) << "an older broker, or a pod without MPS";
+  EXPECT_EQ(counters.Read()[0].private_bytes, std::nullopt);
+  segment.record(0).private_bytes = 5;
+  segment.record(1).private_bytes = ~uint64_t{0};
+  protocol::MpsWords& words = segment.header().mps;
+  words.state = static_cast<uint64_t>(protocol::MpsWord::kReady);
+  words.clients = 3;
+  words.server_restarts = 2;
+  EXPECT_EQ(counters.Read()[0].private_bytes, 5u);
+  EXPECT_EQ(counters.Read()[1].private_bytes, protocol::kMaxCount);
+  ASSERT_TRUE(counters.mps());
+  EXPECT_TRUE(counters.mps()->ready);
+  EXPECT_EQ(counters.mps()->clients, 3u);
+  EXPECT_EQ(counters.mps()->server_restarts, 2u);
+  words.state = 77;
+  ASSERT_TRUE(counters.mps());
+  EXPECT_FALSE(counters.mps()->ready) << "a state of a later version";
+  counters.EndSegment();
+  EXPECT_FALSE(counters.mps());
+  EXPECT_EQ(counters.Read()[0].private_bytes, std::nullopt);
+}
+
 TEST(KeptCountersTest, RefusesWhatIsNone) {
   KeptCounters counters;
   CounterSegment good({"app"});

@@ -852,6 +852,7 @@ LinkView LinkServer::Look() {
                 .syncs = {},
                 .counters = counters_.Read(),
                 .broker_ready_seconds = broker_ ? counters_.ready_seconds() : std::nullopt,
+                .mps = counters_.mps(),
                 .registry = registry_};
   std::map<uint64_t, uint32_t> places;  // Of clients in the view.
   view.clients.reserve(kept_.clients().size());
@@ -892,7 +893,7 @@ void LinkServer::Count(protocol::CounterValues* sum, protocol::CounterValues* en
   protocol::AddCounters(std::exchange(ended_counters_, {}), ended);
 }
 
-void LinkServer::AddProcesses(std::vector<ClientProcess>* out) const {
+void LinkServer::AddProcesses(NodeProcesses* out) const {
   std::map<std::string, uint64_t> offered;  // By container.
   for (const auto& [number, generation] : kept_.generations()) {
     if (generation.stated.pooled != 0 || IsPage(generation.stated)) continue;
@@ -906,11 +907,14 @@ void LinkServer::AddProcesses(std::vector<ClientProcess>* out) const {
     if (pid <= 0) continue;
     std::string container(protocol::FromNameField(client.stated.container));
     const uint64_t offered_bytes = offered[container];
-    out->push_back({.pid = static_cast<uint32_t>(pid),
-                    .allocation = name_,
-                    .container = std::move(container),
-                    .offered_bytes = offered_bytes});
+    out->clients.push_back({.pid = static_cast<uint32_t>(pid),
+                            .allocation = name_,
+                            .container = std::move(container),
+                            .offered_bytes = offered_bytes});
   }
+  if (!broker_ || !broker_->pidfd || !counters_.mps()) return;
+  const int pid = PidOf(broker_->pidfd.get());
+  if (pid > 0) out->mps_pods.push_back({name_, static_cast<uint32_t>(pid)});
 }
 
 }  // namespace gpushm::plugin

@@ -143,7 +143,7 @@ class LinkServer {
   // Adds the current counters to `sum`, and those of holders that ended since the last call to
   // `ended`, so that the node's sums lose nothing. Also reports a broker that became ready.
   void Count(protocol::CounterValues* sum, protocol::CounterValues* ended);
-  void AddProcesses(std::vector<ClientProcess>* out) const;
+  void AddProcesses(NodeProcesses* out) const;
 
  private:
   struct Connection {

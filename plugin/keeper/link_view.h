@@ -11,6 +11,7 @@
 #include "contract/protocol/messages.h"
 #include "contract/registry/reader.h"
 #include "contract/registry/record.h"
+#include "contract/status/status.h"
 #include "plugin/keeper/kept.h"
 #include "plugin/keeper/kept_counters.h"
 #include "plugin/keeper/sync_look.h"
@@ -62,6 +63,18 @@ struct ClientProcess {
   uint64_t offered_bytes = 0;
 };
 
+// A pod with MPS whose broker's process is visible to this process.
+struct MpsPod {
+  std::string allocation;
+  uint32_t broker_pid = 0;
+};
+
+// Those of the node that are visible to this process.
+struct NodeProcesses {
+  std::vector<ClientProcess> clients;
+  std::vector<MpsPod> mps_pods;
+};
+
 struct LinkView {
   std::string name;  // Name of the allocation.
   std::string gpu;   // UUID
@@ -84,6 +97,7 @@ struct LinkView {
   // From the broker's start until containers could connect. Absent: no broker, or it does not state
   // it.
   std::optional<double> broker_ready_seconds;
+  std::optional<status::Mps> mps;  // Of its pod, if it asked for MPS.
   // Registry of the running broker. Null if there is none or its layout is unknown. Any thread.
   std::shared_ptr<const registry::RegistryReader> registry;
 };

@@ -95,6 +95,19 @@ constexpr MetricInfo kMetrics[] = {
     {kLinkExhausted, "gpushm_link_exhausted_total", kCounter, kPod,
      "Times that the plugin dropped all kept state of the pod, because it exceeded its share of "
      "the plugin's memory or a pod's limits. The plugin's log says which (link-broken)."},
+    {kMpsReady, "gpushm_mps_ready", kGauge, kPod,
+     "1 while the MPS daemon of a pod with gpushm.io/mps serves clients. While it is 0, a process "
+     "that initialises CUDA runs without MPS."},
+    {kMpsClients, "gpushm_mps_clients", kGauge, kPod,
+     "Processes that the pod's MPS server serves. It takes 48 at most on each GPU."},
+    {kMpsDaemonRestarts, "gpushm_mps_daemon_restarts_total", kCounter, kPod,
+     "Times that the pod's MPS daemon ended or hung, and was started again. Its clients failed."},
+    {kMpsServerRestarts, "gpushm_mps_server_restarts_total", kCounter, kPod,
+     "Times that the MPS server ended alone and was started again. Its clients failed."},
+    {kMpsOutside, "gpushm_mps_outside_processes", kGauge, kPod,
+     "Processes of the pod's containers, without the sidecar's, that use the GPU without its MPS. "
+     "They take turns with the others. Only if NVML shows these processes to the "
+     "plugin (metrics.host-pids)."},
     {kSyncObjects, "gpushm_sync_objects", kGauge, "namespace pod gpu_uuid kind state",
      "Signals, barriers, rings and queues of the pod, by kind. state is that of the writer: unused "
      "(nobody has written yet), live or ended (a successor makes the next generation). A barrier "
@@ -139,6 +152,10 @@ constexpr MetricInfo kMetrics[] = {
      "GPU memory of the container's processes that is not a buffer, including contexts: the "
      "equivalent of USS for host memory. Only if NVML shows these processes to the "
      "plugin (metrics.host-pids)."},
+    {kContainerPrivateLimit, "gpushm_container_memory_private_limit_bytes", kGauge, kContainer,
+     "Memory that the pod reserved for the container's own contexts and allocations, by "
+     "private.gpushm.io/<container> or by default. With gpushm.io/enforce-private, each process may "
+     "use this and what the container may attach."},
     {kContainerClients, "gpushm_container_clients", kGauge, kContainer,
      "Processes of the container that are connected through the library."},
     {kContainerAttaches, "gpushm_container_attaches_total", kCounter, kContainer,

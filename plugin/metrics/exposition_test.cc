@@ -9,10 +9,13 @@
 #include <limits>
 #include <string>
 
+#include "plugin/metrics/collector.h"
+
 namespace gpushm::plugin {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(Exposition, TextHasOneHeadForEachFamily) {
   Exposition out;
@@ -89,6 +92,28 @@ TEST(ExpositionDeathTest, WhatTheCatalogueDoesNotHaveIsABug) {
         out.Add(Metric::kGpuHealthy, {"a"}, uint64_t{1});
       },
       "");
+}
+
+// Goal: pods without MPS, and what nobody measured, have no series.
+TEST(WriteMps, OnlyWhatIsKnown) {
+  NodeView node;
+  node.pools.resize(3);
+  const char* const names[] = {"plain", "served", "avoided"};
+  for (size_t i = 0; i < 3; ++i) node.pools[i].pod = {"n", names[i]};
+  node.pools[1].mps = {.ready = true, .clients = 3};
+  node.pools[2].mps = {.daemon_restarts = 2, .outside_processes = 5};
+  Exposition out;
+  WritePools(node, &out);
+  const std::string text = out.Finish();
+  EXPECT_THAT(text, Not(HasSubstr("gpushm_mps_ready{namespace=\"n\",pod=\"plain\"")));
+  EXPECT_THAT(text,
+              HasSubstr("gpushm_mps_ready{namespace=\"n\",pod=\"served\",gpu_uuid=\"\"} 1\n"));
+  EXPECT_THAT(text,
+              HasSubstr("gpushm_mps_ready{namespace=\"n\",pod=\"avoided\",gpu_uuid=\"\"} 0\n"));
+  EXPECT_THAT(text, Not(HasSubstr("gpushm_mps_outside_processes{namespace=\"n\",pod=\"served\"")));
+  EXPECT_THAT(
+      text,
+      HasSubstr("gpushm_mps_outside_processes{namespace=\"n\",pod=\"avoided\",gpu_uuid=\"\"} 5\n"));
 }
 
 }  // namespace

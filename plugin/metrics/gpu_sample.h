@@ -47,6 +47,8 @@ struct GpuSample {
   std::optional<uint64_t> ecc_uncorrected;
   // GPU memory of processes that is not a buffer, by allocation and container.
   std::map<std::pair<std::string, std::string>, uint64_t> private_bytes;
+  // By allocation of a pod with MPS: processes of its containers that use the GPU without it.
+  std::map<std::string, uint64_t> outside_mps;
 };
 
 }  // namespace gpushm::plugin

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "platform/base/clock.h"
+#include "plugin/metrics/mps_processes.h"
 
 namespace gpushm::plugin {
 namespace {
@@ -111,6 +112,49 @@ uint64_t BytesOf(const std::map<std::string, uint64_t>& buffers, const std::stri
   return found == buffers.end() ? 0 : found->second;
 }
 
+// What NVML's list of processes has; nothing if it cannot be read.
+template <typename Function>
+std::optional<std::vector<nvmlProcessInfo_t>> ListProcesses(Function function,
+                                                            nvmlDevice_t handle) {
+  std::vector<nvmlProcessInfo_t> processes(256);
+  for (int i = 0; i < kTries; ++i) {
+    auto count = static_cast<unsigned>(processes.size());
+    const nvmlReturn_t result = function(handle, &count, processes.data());
+    if (result == NVML_ERROR_INSUFFICIENT_SIZE) {
+      processes.resize(size_t{count} * 2);
+      continue;
+    }
+    if (result != NVML_SUCCESS) return std::nullopt;
+    processes.resize(count);
+    return processes;
+  }
+  return std::nullopt;
+}
+
+void ReadPrivate(const std::vector<nvmlProcessInfo_t>& processes,
+                 const std::vector<ClientProcess>& clients, GpuSample* sample) {
+  struct Sum {
+    uint64_t used_bytes = 0;
+    uint64_t offered_bytes = 0;
+  };
+  std::map<std::pair<std::string, std::string>, Sum> sums;  // Keyed by allocation and container.
+  std::set<uint32_t> counted;                               // A process can be several clients.
+  for (const ClientProcess& client : clients) {
+    const auto found = std::ranges::find(processes, client.pid, &nvmlProcessInfo_t::pid);
+    // All bits set means that the driver does not know (vGPU, WDDM).
+    if (found == processes.end() || found->usedGpuMemory == ~uint64_t{0}) continue;
+    if (!counted.insert(client.pid).second) continue;
+    Sum& sum = sums[{client.allocation, client.container}];
+    sum.used_bytes += found->usedGpuMemory;
+    sum.offered_bytes = client.offered_bytes;
+  }
+  for (const auto& [container, sum] : sums) {
+    // NVML counts what a process allocated itself, not what it imported
+    // (docs/design/conformance.md).
+    sample->private_bytes[container] = sum.used_bytes - std::min(sum.used_bytes, sum.offered_bytes);
+  }
+}
+
 }  // namespace
 
 GpuSampler::GpuSampler(const NvmlApi& nvml, std::vector<Device> devices, int64_t period_ms,
@@ -182,7 +226,7 @@ std::optional<GpuSample> GpuSampler::Sample(const Device& device, nvmlDevice_t h
   nvmlPciInfo_t pci{};
   if (nvml_.nvmlDeviceGetPciInfo_v3(handle, &pci) == NVML_SUCCESS) sample.pci_bus_id = pci.busId;
   ReadSensors(nvml_, handle, &sample);
-  if (sources_.clients) ReadProcesses(handle, &sample);
+  if (sources_.processes) ReadProcesses(handle, &sample);
   return sample;
 }
 
@@ -204,39 +248,15 @@ bool GpuSampler::ReadMemory(const Device& device, nvmlDevice_t handle, GpuSample
 }
 
 void GpuSampler::ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const {
-  std::vector<nvmlProcessInfo_t> processes(256);
-  for (int i = 0; i < kTries; ++i) {
-    auto count = static_cast<unsigned>(processes.size());
-    const nvmlReturn_t result =
-        nvml_.nvmlDeviceGetComputeRunningProcesses_v3(handle, &count, processes.data());
-    if (result == NVML_ERROR_INSUFFICIENT_SIZE) {
-      processes.resize(count * 2);
-      continue;
-    }
-    if (result != NVML_SUCCESS) return;
-    processes.resize(count);
-    break;
-  }
-  struct Sum {
-    uint64_t used_bytes = 0;
-    uint64_t offered_bytes = 0;
-  };
-  std::map<std::pair<std::string, std::string>, Sum> sums;  // Keyed by allocation and container.
-  std::set<uint32_t> counted;                               // A process can be several clients.
-  for (const ClientProcess& client : sources_.clients()) {
-    const auto found = std::ranges::find(processes, client.pid, &nvmlProcessInfo_t::pid);
-    // All bits set means that the driver does not know (vGPU, WDDM).
-    if (found == processes.end() || found->usedGpuMemory == ~uint64_t{0}) continue;
-    if (!counted.insert(client.pid).second) continue;
-    Sum& sum = sums[{client.allocation, client.container}];
-    sum.used_bytes += found->usedGpuMemory;
-    sum.offered_bytes = client.offered_bytes;
-  }
-  for (const auto& [container, sum] : sums) {
-    // NVML counts what a process allocated itself, not what it imported
-    // (docs/design/conformance.md).
-    sample->private_bytes[container] = sum.used_bytes - std::min(sum.used_bytes, sum.offered_bytes);
-  }
+  const auto processes = ListProcesses(nvml_.nvmlDeviceGetComputeRunningProcesses_v3, handle);
+  if (!processes) return;
+  const NodeProcesses node = sources_.processes();
+  ReadPrivate(*processes, node.clients, sample);
+  if (node.mps_pods.empty()) return;
+  // Drivers from before 2021 lack it.
+  if (nvml_.nvmlDeviceGetMPSComputeRunningProcesses_v3 == nullptr) return;
+  const auto served = ListProcesses(nvml_.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle);
+  if (served) sample->outside_mps = OutsideMps(*processes, *served, node.mps_pods, sources_.proc);
 }
 
 std::map<std::string, GpuSample> GpuSampler::Look() const {

@@ -35,8 +35,9 @@ class GpuSampler {
   struct Sources {
     // Physical bytes of the buffers on each GPU, by UUID.
     std::function<std::map<std::string, uint64_t>()> buffers;
-    // Clients whose PIDs are visible to the plugin. Empty function: none are.
-    std::function<std::vector<ClientProcess>()> clients;
+    // Processes of pods whose PIDs are visible to the plugin. Empty function: none are.
+    std::function<NodeProcesses()> processes;
+    std::string proc = "/proc";
   };
   static constexpr int kStaleRounds = 3;
 

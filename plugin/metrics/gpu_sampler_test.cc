@@ -108,7 +108,7 @@ TEST_F(GpuSamplerTest, EveryFieldIsInBaseUnitsAndOfItsGpu) {
       "- {gpu: " +
       std::string(kGpuB) + ", temperature: 45}\nhealth: [{gpu: 0, ecc: 3}]\n");
   const GpuSampler sampler(Nvml(), Devices({kGpuA, kGpuB}), kPeriodMs,
-                           {.buffers = Buffers(0), .clients = {}});
+                           {.buffers = Buffers(0), .processes = {}});
   EXPECT_EQ(sampler.driver_version(), "580.0-gpushm-sim");
   const GpuSample sample = Fresh(sampler, kGpuA);
   EXPECT_EQ(sample.pci_bus_id, "00000000:01:00.0");
@@ -140,7 +140,7 @@ TEST_F(GpuSamplerTest, EveryFieldIsInBaseUnitsAndOfItsGpu) {
 TEST_F(GpuSamplerTest, WhatTheDriverDoesNotGiveIsAbsent) {
   Faults("unsupported: [nvmlDeviceGetUtilizationRates]\n");
   const GpuSampler sampler(Nvml(), Devices({kGpuA, kInstance}), kPeriodMs,
-                           {.buffers = Buffers(0), .clients = {}});
+                           {.buffers = Buffers(0), .processes = {}});
   for (const std::string uuid : {kGpuA, kInstance}) {
     const GpuSample sample = Fresh(sampler, uuid);
     EXPECT_TRUE(sample.used_bytes);
@@ -166,7 +166,7 @@ TEST_F(GpuSamplerTest, WhatTheDriverDoesNotGiveIsAbsent) {
 
 TEST_F(GpuSamplerTest, ALostGpuHasNoSampleUntilItIsBack) {
   const GpuSampler sampler(Nvml(), Devices({kGpuA, kGpuB}), kPeriodMs,
-                           {.buffers = Buffers(0), .clients = {}});
+                           {.buffers = Buffers(0), .processes = {}});
   Fresh(sampler, kGpuA);
   Faults(Concat("lost: [", kGpuA, "]\n"));
   EXPECT_TRUE(Eventually([&] { return !sampler.Look().contains(kGpuA); }));
@@ -179,7 +179,7 @@ TEST_F(GpuSamplerTest, ALostGpuHasNoSampleUntilItIsBack) {
 TEST_F(GpuSamplerTest, ALookAnswersWhileNvmlHangsAndTheSampleGoesStale) {
   constexpr int64_t kSlowMs = 200;
   const GpuSampler sampler(Nvml(), Devices({kGpuA}), kSlowMs,
-                           {.buffers = Buffers(0), .clients = {}});
+                           {.buffers = Buffers(0), .processes = {}});
   Fresh(sampler, kGpuA);
   // Longer than the test may take.
   Faults("hang: {nvmlDeviceGetPowerUsage: 600000}\n");
@@ -197,7 +197,7 @@ TEST_F(GpuSamplerTest, ALookAnswersWhileNvmlHangsAndTheSampleGoesStale) {
 TEST_F(GpuSamplerTest, OtherBytesAreWhatIsUsedLessTheLedger) {
   const auto other = [](std::function<std::map<std::string, uint64_t>()> buffers) {
     const GpuSampler sampler(Nvml(), Devices({kGpuA}), kPeriodMs,
-                             {.buffers = std::move(buffers), .clients = {}});
+                             {.buffers = std::move(buffers), .processes = {}});
     const GpuSample sample = Fresh(sampler, kGpuA);
     EXPECT_EQ(sample.used_bytes, kReserveBytes);
     return sample.other_bytes;
@@ -223,10 +223,11 @@ TEST_F(GpuSamplerTest, PrivateBytesAreOfTheProcessesThatNvmlShows) {
   std::atomic<uint64_t> offered = 0;
   const auto self = static_cast<uint32_t>(getpid());
   const auto clients = [&] {
-    return std::vector<ClientProcess>{{self, "m0000", "app", offered}, {1, "m0001", "app", 0}};
+    return NodeProcesses{.clients = {{self, "m0000", "app", offered}, {1, "m0001", "app", 0}},
+                         .mps_pods = {}};
   };
   const GpuSampler sampler(Nvml(), Devices({kGpuA, kGpuB}), kPeriodMs,
-                           {.buffers = Buffers(0), .clients = clients});
+                           {.buffers = Buffers(0), .processes = clients});
   EXPECT_THAT(Fresh(sampler, kGpuA).private_bytes, IsEmpty())
       << "without a context NVML does not see the process";
   const auto context = PrimaryContext::Retain(**api, 0);
@@ -244,6 +245,31 @@ TEST_F(GpuSamplerTest, PrivateBytesAreOfTheProcessesThatNvmlShows) {
               UnorderedElementsAre(Pair(Pair("m0000", "app"), 0)));
 }
 
+// Goal: a process that uses the GPU beside its pod's MPS is counted. Method: the process is this
+// one, which is no client; a folder says in which pod it is.
+TEST_F(GpuSamplerTest, CountsProcessesOutsideTheirPodsMps) {
+  const auto api = CudaApi::Load(DriverFolderFromEnvironment());
+  ASSERT_TRUE(api && (*api)->Init());
+  const auto self = static_cast<uint32_t>(getpid());
+  const auto write = [&](uint32_t pid, const std::string& cgroup) {
+    std::filesystem::create_directories(Concat(folder_->path(), "/proc/", pid));
+    std::ofstream(Concat(folder_->path(), "/proc/", pid, "/cgroup")) << "0::" << cgroup << "\n";
+  };
+  write(1, "/pods/pod-a/broker");
+  write(2, "/pods/pod-b/broker");
+  write(self, "/pods/pod-a/app");
+  const auto processes = [&] {
+    return NodeProcesses{.clients = {}, .mps_pods = {{"m0000", 1}, {"m0001", 2}}};
+  };
+  const GpuSampler sampler(
+      Nvml(), Devices({kGpuA}), kPeriodMs,
+      {.buffers = Buffers(0), .processes = processes, .proc = folder_->path() + "/proc"});
+  const auto context = PrimaryContext::Retain(**api, 0);
+  ASSERT_TRUE(context);
+  EXPECT_THAT(Fresh(sampler, kGpuA).outside_mps,
+              UnorderedElementsAre(Pair("m0000", 1), Pair("m0001", 0)));
+}
+
 // Goal: what a container offered does not count as private for any of its processes. Method: its
 // first process is a launcher without CUDA, and the second one is connected twice.
 TEST_F(GpuSamplerTest, OfferedBytesAreOfTheWholeContainer) {
@@ -253,11 +279,13 @@ TEST_F(GpuSamplerTest, OfferedBytesAreOfTheWholeContainer) {
   const auto self = static_cast<uint32_t>(getpid());
   const auto clients = [&] {
     const uint64_t bytes = offered;
-    return std::vector<ClientProcess>{
-        {1, "m0000", "app", bytes}, {self, "m0000", "app", bytes}, {self, "m0000", "app", bytes}};
+    return NodeProcesses{.clients = {{1, "m0000", "app", bytes},
+                                     {self, "m0000", "app", bytes},
+                                     {self, "m0000", "app", bytes}},
+                         .mps_pods = {}};
   };
   const GpuSampler sampler(Nvml(), Devices({kGpuA}), kPeriodMs,
-                           {.buffers = Buffers(0), .clients = clients});
+                           {.buffers = Buffers(0), .processes = clients});
   const auto context = PrimaryContext::Retain(**api, 0);
   ASSERT_TRUE(context);
   const uint64_t bytes = *Fresh(sampler, kGpuA).other_bytes - kReserveBytes;
@@ -269,7 +297,7 @@ TEST_F(GpuSamplerTest, OfferedBytesAreOfTheWholeContainer) {
 }
 
 TEST_F(GpuSamplerTest, DevicesComeAndGo) {
-  GpuSampler sampler(Nvml(), Devices({kGpuA}), kPeriodMs, {.buffers = Buffers(0), .clients = {}});
+  GpuSampler sampler(Nvml(), Devices({kGpuA}), kPeriodMs, {.buffers = Buffers(0), .processes = {}});
   Fresh(sampler, kGpuA);
   EXPECT_FALSE(sampler.Look().contains(kGpuB));
   sampler.SetDevices(Devices({kGpuB}));
@@ -282,7 +310,7 @@ TEST_F(GpuSamplerTest, DevicesComeAndGo) {
 
 TEST_F(GpuSamplerTest, AShorterPeriodIsTakenAtOnce) {
   constexpr int64_t kHourMs = 3'600'000;
-  GpuSampler sampler(Nvml(), Devices({kGpuA}), kHourMs, {.buffers = Buffers(0), .clients = {}});
+  GpuSampler sampler(Nvml(), Devices({kGpuA}), kHourMs, {.buffers = Buffers(0), .processes = {}});
   ASSERT_TRUE(Eventually([&] { return sampler.Look().contains(kGpuA); }));
   sampler.SetPeriod(kPeriodMs);
   Fresh(sampler, kGpuA);

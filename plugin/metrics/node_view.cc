@@ -39,6 +39,7 @@ class PoolBuilder {
     pool_.allocated_bytes = link.kept.pooled_bytes;
     pool_.kept_heap_bytes = link.kept_heap_bytes;
     pool_.exhausted = link.exhausted;
+    pool_.mps = link.mps;
     pool_.broker = link.connected ? "connected" : link.open ? "away" : "none";
   }
 
@@ -53,9 +54,10 @@ class PoolBuilder {
       if (client.alive) ++Container(client.container).clients;
     }
     for (const ContainerCounters& counted : link_.counters) {
-      auto& counters = Container(counted.container).counters;
-      if (!counters) counters.emplace();
-      protocol::AddCounters(counted.values, &*counters);
+      PoolContainer& container = Container(counted.container);
+      if (!container.counters) container.counters.emplace();
+      protocol::AddCounters(counted.values, &*container.counters);
+      if (shown_.contains(counted.container)) container.private_limit_bytes = counted.private_bytes;
     }
     for (const SyncView& sync : link_.syncs) {
       ++pool_.syncs[sync.kind][static_cast<size_t>(sync.state)];
@@ -271,6 +273,10 @@ void NodeViewBuilder::Add(const LinkView& link) {
       for (PoolContainer& container : pool.containers) {
         const auto found = gpu->sample->private_bytes.find({link.name, container.name});
         if (found != gpu->sample->private_bytes.end()) container.private_bytes = found->second;
+      }
+      const auto outside = gpu->sample->outside_mps.find(link.name);
+      if (pool.mps && outside != gpu->sample->outside_mps.end()) {
+        pool.mps->outside_processes = outside->second;
       }
     }
   }

@@ -77,6 +77,7 @@ struct PoolView {
   // Number of signals, barriers and rings, by kind, then by SyncState. Contains the kinds that
   // exist.
   std::map<signal::Kind, std::array<uint64_t, kSyncStateNames.size()>> syncs;
+  std::optional<status::Mps> mps;  // If the pod asked for it.
 };
 
 struct GpuView {

@@ -227,6 +227,25 @@ TEST(NodeView, WhatTheDriverDoesNotSayIsAbsent) {
   EXPECT_EQ(ContainerOf(node.pools[0], "a").private_bytes, 5U);
 }
 
+TEST(NodeView, ShowsMpsAndWhatContainersReserved) {
+  Node facts = Facts();
+  LinkView link = Link();
+  link.counters.push_back({.container = "a", .values = {}, .private_bytes = 7});
+  link.mps = {.ready = true, .clients = 2};
+  facts.links.push_back(link);
+  GpuSample sample;
+  sample.outside_mps = {{"m0000", 3}, {"m0001", 4}};
+  NodeView node = BuildNodeView(facts);
+  EXPECT_EQ(ContainerOf(node.pools[0], "a").private_limit_bytes, 7U);
+  ASSERT_TRUE(node.pools[0].mps);
+  EXPECT_EQ(node.pools[0].mps->clients, 2U);
+  EXPECT_FALSE(node.pools[0].mps->outside_processes) << "NVML does not show them";
+  facts.samples[kGpu] = sample;
+  EXPECT_EQ(BuildNodeView(facts).pools[0].mps->outside_processes, 3U);
+  facts.links[0].mps.reset();
+  EXPECT_FALSE(BuildNodeView(facts).pools[0].mps);
+}
+
 TEST(NodeView, KeptBytesAreThoseWithoutABroker) {
   Node facts = Facts();
   LinkView link = Link();

@@ -16,7 +16,8 @@ status::Pool Told(const PoolView& pool) {
                     .pod = pool.pod.name_space.empty() ? "" : pool.pod.name,
                     .size_bytes = pool.size_bytes,
                     .allocated_bytes = pool.allocated_bytes,
-                    .broker = std::string(pool.broker)};
+                    .broker = std::string(pool.broker),
+                    .mps = pool.mps};
   told.buffers.assign(pool.buffers.begin(), pool.buffers.end());
   told.containers.assign(pool.containers.begin(), pool.containers.end());
   return told;

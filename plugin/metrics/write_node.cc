@@ -107,6 +107,16 @@ class PoolWriter {
       }
     }
   }
+  // Containers of which the value is known.
+  void EachKnown(Metric metric, std::optional<uint64_t> PoolContainer::* member) {
+    for (const PoolView& pool : node_.pools) {
+      for (const PoolContainer& container : pool.containers) {
+        if (!(container.*member)) continue;
+        out_.Add(metric, {pool.pod.name_space, pool.pod.name, container.name, pool.gpu},
+                 *(container.*member));
+      }
+    }
+  }
   // Containers that have counters.
   template <typename Value>
   void EachCounted(Metric metric, Value value) {
@@ -142,6 +152,22 @@ class PoolWriter {
   const NodeView& node_;
   Exposition& out_;
 };
+
+void WriteMps(const NodeView& node, Exposition* out) {
+  const auto each = [&](Metric metric, auto value) {
+    for (const PoolView& pool : node.pools) {
+      if (!pool.mps) continue;
+      if (const std::optional<uint64_t> number = value(*pool.mps)) {
+        out->Add(metric, {pool.pod.name_space, pool.pod.name, pool.gpu}, *number);
+      }
+    }
+  };
+  each(Metric::kMpsReady, [](const status::Mps& mps) { return uint64_t{mps.ready}; });
+  each(Metric::kMpsClients, [](const status::Mps& mps) { return mps.clients; });
+  each(Metric::kMpsDaemonRestarts, [](const status::Mps& mps) { return mps.daemon_restarts; });
+  each(Metric::kMpsServerRestarts, [](const status::Mps& mps) { return mps.server_restarts; });
+  each(Metric::kMpsOutside, [](const status::Mps& mps) { return mps.outside_processes; });
+}
 
 void WriteSyncs(const NodeView& node, Exposition* out) {
   for (const PoolView& pool : node.pools) {
@@ -285,20 +311,15 @@ void WritePools(const NodeView& node, Exposition* out) {
                 [](const PoolView& pool) { return uint64_t{pool.broker == "connected"}; });
   each.EachPool(Metric::kLinkMemory, [](const PoolView& pool) { return pool.kept_heap_bytes; });
   each.EachPool(Metric::kLinkExhausted, [](const PoolView& pool) { return pool.exhausted; });
+  WriteMps(node, out);
   WriteSyncs(node, out);
   WriteBuffers(&each, out);
   each.EachContainer(Metric::kContainerMapped,
                      [](const auto& container) { return container.mapped_bytes; });
   each.EachContainer(Metric::kContainerProportional,
                      [](const auto& container) { return container.proportional_bytes; });
-  for (const PoolView& pool : node.pools) {
-    for (const PoolContainer& container : pool.containers) {
-      if (!container.private_bytes) continue;
-      out->Add(Metric::kContainerPrivate,
-               {pool.pod.name_space, pool.pod.name, container.name, pool.gpu},
-               *container.private_bytes);
-    }
-  }
+  each.EachKnown(Metric::kContainerPrivate, &PoolContainer::private_bytes);
+  each.EachKnown(Metric::kContainerPrivateLimit, &PoolContainer::private_limit_bytes);
   each.EachContainer(Metric::kContainerClients,
                      [](const auto& container) { return container.clients; });
   WriteCounters(&each);

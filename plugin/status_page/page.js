@@ -350,7 +350,9 @@ function drawContainers(table, containers) {
     return el('tbody', { role: 'rowgroup' }, el('tr', { role: 'row' }, name, ...cells));
   }, (body, c) => {
     const texts = [c.name === 'gpushm' ? 'gpushm (sidecar)' : c.name, String(c.clients),
-      bytes(c.mapped_bytes), bytes(c.proportional_bytes), bytes(c.private_bytes)];
+      bytes(c.mapped_bytes), bytes(c.proportional_bytes),
+      c.private_limit_bytes ? `${bytes(c.private_bytes)} of ${bytes(c.private_limit_bytes)}`
+        : bytes(c.private_bytes)];
     texts.forEach((text, i) => setText(body.firstChild.children[i], text));
   });
 }
@@ -380,6 +382,17 @@ function drawFold(box, items, limit, word, draw) {
 let names = 0;
 const newId = () => `n${(names += 1)}`;
 
+// Undefined in the documents of older plugins.
+function mpsLine(mps) {
+  if (!mps) return ['', 'quiet'];
+  const outside = mps.outside_processes > 0
+    ? `, ${count(mps.outside_processes, 'process', 'processes')} outside of it` : '';
+  const restarts = mps.daemon_restarts + mps.server_restarts;
+  const restarted = restarts > 0 ? `, restarted ${count(restarts, 'time')}` : '';
+  return [`${mps.ready ? `MPS serves ${count(mps.clients, 'process', 'processes')}` : 'MPS serves nobody'}${
+    restarted}${outside}`, mps.ready && outside === '' ? 'quiet' : 'warn'];
+}
+
 function makePool() {
   const box = el('section', { class: 'pool' });
   const id = newId();
@@ -388,10 +401,12 @@ function makePool() {
   box.name = el('span');
   box.sizes = el('span', { class: 'quiet' });
   box.broker = el('span');
+  box.mps = el('span');
   box.buffers = makeFold(makeBuffers);
   box.containers = makeContainers();
   box.append(
-    el('div', { class: 'head' }, el('h3', { id }, box.swatch, box.name), box.sizes, box.broker),
+    el('div', { class: 'head' }, el('h3', { id }, box.swatch, box.name), box.sizes, box.broker,
+      box.mps),
     el('div', { class: 'tables' }, box.buffers, box.containers));
   return box;
 }
@@ -403,6 +418,9 @@ function drawPool(box, pool) {
     `of ${bytes(pool.size_bytes)} granted`);
   setText(box.broker, BROKERS[pool.broker] ?? pool.broker);
   setClass(box.broker, pool.broker === 'connected' ? 'quiet' : 'warn');
+  const [mps, look] = mpsLine(pool.mps);
+  setText(box.mps, mps);
+  setClass(box.mps, look);
   const largest = [...pool.buffers].sort((a, b) => b.allocated_bytes - a.allocated_bytes);
   drawFold(box.buffers, largest, BUFFERS_SHOWN, 'buffer', drawBuffers);
   drawContainers(box.containers, pool.containers);

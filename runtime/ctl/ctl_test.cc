@@ -376,12 +376,33 @@ TEST(Doctor, CudaIpcWorksWithTheLibrary) {
 }
 
 TEST(Doctor, MpsIsToldWithWhatItCosts) {
-  EXPECT_EQ(CheckMps(false, std::nullopt).level, Level::kOk);
-  EXPECT_THAT(CheckMps(false, std::nullopt).detail, HasSubstr("2.3 ms"));
-  EXPECT_EQ(CheckMps(true, "/tmp/mps").level, Level::kWarn);
-  EXPECT_THAT(CheckMps(true, std::nullopt).detail, HasSubstr("a fault in one process"));
-  EXPECT_EQ(CheckMps(false, "/tmp/mps").level, Level::kWarn);
-  EXPECT_THAT(CheckMps(false, "/tmp/mps").detail, HasSubstr("/tmp/mps: no MPS daemon answers"));
+  EXPECT_EQ(CheckMps(false, {})[0].level, Level::kOk);
+  EXPECT_THAT(CheckMps(false, {})[0].detail, HasSubstr("2.3 ms"));
+  EXPECT_THAT(CheckMps(true, {})[0].detail, HasSubstr("a fault in one process"));
+  SystemFacts facts;
+  facts.mps_pipe_folder = "/tmp/mps";
+  EXPECT_EQ(CheckMps(true, facts)[0].level, Level::kWarn);
+  EXPECT_EQ(CheckMps(false, facts)[0].level, Level::kWarn);
+  EXPECT_THAT(CheckMps(false, facts)[0].detail, HasSubstr("/tmp/mps: no MPS daemon answers"));
+  facts.mps_state = {.state = "starting", .daemon_restarts = 2, .clients = 3};
+  EXPECT_THAT(CheckMps(false, facts)[0].detail, HasSubstr("gpushm-mps says: starting"));
+  EXPECT_THAT(CheckMps(true, facts)[0].detail, HasSubstr("has 3 clients"));
+  EXPECT_THAT(CheckMps(true, facts)[1].detail, HasSubstr("daemon was restarted 2 times"));
+}
+
+// Goal: doctor names the limits that hold, and those that are set and do not.
+TEST(Doctor, LimitsOfMpsAreThoseInForce) {
+  SystemFacts facts;
+  facts.mps_memory_limit = "0=8G";
+  facts.mps_compute = "50";
+  const auto with = CheckMps(true, facts);
+  ASSERT_EQ(with.size(), 3u);
+  EXPECT_EQ(with[1].level, Level::kOk);
+  EXPECT_THAT(with[1].detail, HasSubstr("0=8G for each process"));
+  EXPECT_THAT(with[2].detail, HasSubstr("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE = 50"));
+  const auto without = CheckMps(false, facts);
+  EXPECT_EQ(without[1].level, Level::kWarn);
+  EXPECT_THAT(without[1].detail, HasSubstr("has no effect without MPS"));
 }
 
 TEST(Doctor, SocketFaults) {

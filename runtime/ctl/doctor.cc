@@ -217,24 +217,53 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
   return checks;
 }
 
-Check CheckMps(bool mps, const std::optional<std::string>& pipe_folder) {
+std::vector<Check> CheckMps(bool mps, const SystemFacts& facts) {
+  std::vector<Check> checks;
+  const auto& folder = facts.mps_pipe_folder;
+  const auto& state = facts.mps_state;
   if (mps) {
-    return {
-        Level::kWarn, "mps",
-        "on: next to a busy process a signal takes 10 us, instead of 2.3 ms when "
-        "processes take turns. But a fault in one process ends the work of all",
-        "use MPS only for processes whose code you trust; see docs/guides/several-containers.md"};
+    checks.push_back(
+        {Level::kWarn, "mps",
+         Concat("on", state ? Concat(": the pod's server has ", state->clients, " clients") : "",
+                "; next to a busy process a signal takes 10 us, instead of 2.3 ms when processes "
+                "take turns. But a fault in one process ends the work of all"),
+         "use MPS only for processes whose code you trust; see "
+         "docs/guides/several-containers.md"});
+  } else if (folder && !folder->empty()) {
+    checks.push_back(
+        {Level::kWarn, "mps",
+         Concat("off, although CUDA_MPS_PIPE_DIRECTORY=", *folder, ": no MPS daemon answers there",
+                state ? Concat(" (gpushm-mps says: ", state->state, ")") : ""),
+         "with gpushm.io/mps, see the log of the container gpushm-mps; otherwise "
+         "start nvidia-cuda-mps-control -d with that folder, and mount the folder "
+         "here"});
+  } else {
+    checks.push_back({Level::kOk, "mps",
+                      "off: processes take turns on the GPU; next to a busy one, a signal takes "
+                      "2.3 ms (gpushm.io/mps: \"true\" changes that)"});
   }
-  if (pipe_folder && !pipe_folder->empty()) {
-    return {Level::kWarn, "mps",
-            Concat("off, although CUDA_MPS_PIPE_DIRECTORY=", *pipe_folder,
-                   ": no MPS daemon answers there"),
-            "with gpushm.io/mps, see the log of the container gpushm-mps; otherwise start "
-            "nvidia-cuda-mps-control -d with that folder, and mount the folder here"};
+  if (state && state->daemon_restarts + state->server_restarts > 0) {
+    checks.push_back({Level::kWarn, "mps restarts",
+                      Concat("the daemon was restarted ", state->daemon_restarts,
+                             " times, and the server alone ", state->server_restarts, " times"),
+                      "all clients failed each time: see the log of the container gpushm-mps"});
   }
-  return {Level::kOk, "mps",
-          "off: processes take turns on the GPU; next to a busy one, a signal takes 2.3 ms "
-          "(gpushm.io/mps: \"true\" changes that)"};
+  const auto limit = [&](const char* name, const char* what,
+                         const std::optional<std::string>& value) {
+    if (!value || value->empty()) return;
+    if (mps) {
+      checks.push_back({Level::kOk, name,
+                        Concat(what, " = ", *value,
+                               " for each process; it stops mistakes, not "
+                               "malice")});
+    } else {
+      checks.push_back({Level::kWarn, name, Concat(what, "=", *value, " has no effect without MPS"),
+                        "see the line mps above"});
+    }
+  };
+  limit("memory limit", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", facts.mps_memory_limit);
+  limit("compute limit", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", facts.mps_compute);
+  return checks;
 }
 
 Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/status/mps_state.h"
 #include "platform/base/status.h"
 #include "runtime/include/gpushm/gpushm.h"
 
@@ -50,9 +51,12 @@ struct SystemFacts {
   std::optional<std::string> cuda_visible_devices;
   std::optional<std::string> nvidia_visible_devices;
   std::optional<std::string> mps_pipe_folder;
-  bool cuda_ipc_library = false;  // libgpushm-cudaipc.so is loaded.
-  std::string musl_loader;        // Its path; empty if there is none.
-  bool glibc_loader = true;       // Whether a loader exists that can load libgpushm.so.
+  std::optional<std::string> mps_memory_limit;  // CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
+  std::optional<std::string> mps_compute;       // CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
+  std::optional<status::MpsState> mps_state;    // What gpushm-mps wrote into the pipe folder.
+  bool cuda_ipc_library = false;                // libgpushm-cudaipc.so is loaded.
+  std::string musl_loader;                      // Its path; empty if there is none.
+  bool glibc_loader = true;  // Whether a loader exists that can load libgpushm.so.
 };
 // `cuipc_buffers`: the number of the pod's buffers with that transport.
 std::vector<Check> CheckSystem(const SystemFacts& facts, size_t cuipc_buffers);
@@ -74,8 +78,8 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
 // The UUID of the GPU on which to try memory; empty if there is none.
 std::string ChooseDevice(const GpuFacts& facts, const gpushm_broker_info* broker);
 
-// Whether processes share the GPU by MPS. `pipe_folder`: CUDA_MPS_PIPE_DIRECTORY, if it is set.
-Check CheckMps(bool mps, const std::optional<std::string>& pipe_folder);
+// Whether processes share the GPU by MPS, and within which limits.
+std::vector<Check> CheckMps(bool mps, const SystemFacts& facts);
 
 // `name`: what was tried; `good`: what its success means.
 Check CheckTry(const std::string& name, const Result<void>& result, const std::string& good);

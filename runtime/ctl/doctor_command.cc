@@ -60,7 +60,8 @@ Result<ExitCode> Run(const Context& context) {
     if (const std::string uuid = ChooseDevice(*gpus, info); !uuid.empty()) {
       TryMemory(driver, uuid, wait_ms, &checks);
       const auto chosen = std::ranges::find(gpus->devices, uuid, &GpuFacts::Device::uuid);
-      if (chosen->mps) checks.push_back(CheckMps(*chosen->mps, system.mps_pipe_folder));
+      if (chosen->mps)
+        std::ranges::move(CheckMps(*chosen->mps, system), std::back_inserter(checks));
     }
   }
   std::ranges::move(CheckSystem(system, broker.cuipc_buffers), std::back_inserter(checks));

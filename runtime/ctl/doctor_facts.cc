@@ -178,6 +178,11 @@ SystemFacts GatherSystem() {
   facts.cuda_visible_devices = Variable("CUDA_VISIBLE_DEVICES");
   facts.nvidia_visible_devices = Variable("NVIDIA_VISIBLE_DEVICES");
   facts.mps_pipe_folder = Variable("CUDA_MPS_PIPE_DIRECTORY");
+  facts.mps_memory_limit = Variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
+  facts.mps_compute = Variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+  if (facts.mps_pipe_folder) {
+    if (auto state = status::ReadMpsState(*facts.mps_pipe_folder)) facts.mps_state = *state;
+  }
   facts.cuda_ipc_library = dlsym(RTLD_DEFAULT, "gpushm_cudaipc_pid") != nullptr;
   facts.musl_loader = FirstMatch("/lib/ld-musl-*.so.1");
   facts.glibc_loader =

@@ -130,9 +130,11 @@ void AddBuffer(const Gpu& gpu, const Pool& pool, const Buffer& buffer, bool firs
   std::vector<Cell> row;
   if (first) {
     const bool away = pool.broker != "connected";
+    const bool no_mps = pool.mps && !pool.mps->ready;
     row = {{std::to_string(gpu.index)},
-           {PodOf(pool) + (away ? " (broker " + Printable(pool.broker) + ")" : ""),
-            away ? Color::kYellow : Color::kNone}};
+           {PodOf(pool) + (away ? " (broker " + Printable(pool.broker) + ")" : "") +
+                (no_mps ? " (MPS not ready)" : ""),
+            away || no_mps ? Color::kYellow : Color::kNone}};
   } else {
     row = {{}, {}};
   }

@@ -31,6 +31,8 @@ constexpr int64_t kHostListDelayMs = 20;
 constexpr int64_t kHostSocketRetryMs = 1000;
 // Time between two reads of the clients' counters. Prometheus scrapes every 15 to 30 s.
 constexpr int64_t kCountersPeriodMs = 1000;
+// gpushm-mps writes its state as often.
+constexpr int64_t kMpsPeriodMs = 2000;
 // Time for killed children to end when the broker ends. A driver takes 0.2 s to destroy a context.
 constexpr int64_t kChildrenEndMs = 1'000;
 // The container names for a pod whose containers the broker was not told, and for hostIPC peers.
@@ -413,7 +415,22 @@ Result<void> Broker::MakeCounters() {
   Result<CounterBook> counters = CounterBook::Create(server_->containers());
   if (!counters) return std::unexpected(counters.error());
   counters_.emplace(std::move(*counters));
+  counters_->SetPrivate(options_.config.pod.private_bytes);
+  if (!options_.mps_folder.empty()) LookAtMps();
   return {};
+}
+
+void Broker::LookAtMps() {
+  if (const auto state = status::ReadMpsState(options_.mps_folder)) {
+    mps_state_ = *state;
+  } else if (mps_error_ != state.error().code()) {
+    mps_error_ = state.error().code();
+    if (mps_error_ != Code::kNotFound) {
+      LogWarning("mps-state-not-read", {{"reason", state.error().ToString()}});
+    }
+  }
+  counters_->SetMps(mps_state_);
+  loop_->After(kMpsPeriodMs, [this] { LookAtMps(); });
 }
 
 void Broker::StartFileLoads() {

@@ -112,6 +112,7 @@ class Broker : private Handler {
   Result<void> ListenFor(const std::string& container);
   void ListenForHostIpc(bool first = true);
   Result<void> MakeCounters();
+  void LookAtMps();
   void StartFileLoads();
   Result<void> LoadFile(const std::string& buffer, OpenedFile* file);
   void FileLoadFailed(const std::string& buffer, const Status& why);
@@ -206,6 +207,8 @@ class Broker : private Handler {
   int driver_calls_ = 0;  // Number of calls in progress.
   bool host_list_due_ = false;
   bool counters_due_ = false;
+  status::MpsState mps_state_;  // The last that gpushm-mps wrote.
+  Code mps_error_ = Code::kNotFound;
   bool draining_ = false;
   bool failed_ = false;
 };

@@ -86,4 +86,21 @@ void CounterBook::SetReady(int64_t took_ns) {
   header().ready_ns.store(static_cast<uint64_t>(took_ns), std::memory_order_relaxed);
 }
 
+void CounterBook::SetPrivate(const std::map<std::string, uint64_t>& bytes) {
+  for (size_t i = 0; i < containers_.size(); ++i) {
+    const auto found = bytes.find(containers_[i]);
+    if (found != bytes.end()) record(i).private_bytes.store(found->second);
+  }
+}
+
+void CounterBook::SetMps(const status::MpsState& state) {
+  const bool ready = state.IsReady();
+  protocol::MpsWords& words = header().mps;
+  words.clients.store(ready ? state.clients : 0);
+  words.daemon_restarts.store(state.daemon_restarts);
+  words.server_restarts.store(state.server_restarts);
+  using enum protocol::MpsWord;
+  words.state.store(static_cast<uint64_t>(ready ? kReady : kNotReady));
+}
+
 }  // namespace gpushm::broker

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "contract/protocol/counters.h"
+#include "contract/status/mps_state.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/base/status.h"
 #include "sidecar/broker/ledger.h"
@@ -36,6 +37,10 @@ class CounterBook {
   // Reads the pages and shows the sums.
   void Publish();
   void SetReady(int64_t took_ns);
+  // What the pod reserved for each container's own allocations.
+  void SetPrivate(const std::map<std::string, uint64_t>& bytes);
+  // How the pod's MPS is.
+  void SetMps(const status::MpsState& state);
 
   // The segment.
   int fd() const { return segment_.fd.get(); }

@@ -9,6 +9,7 @@
 
 #include <random>
 
+#include "platform/base/clock.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 
@@ -42,12 +43,12 @@ class CounterBookTest : public ::testing::Test {
   Mapping PageOf(uint64_t client, const char* container = "app") {
     return MapPage(*book_.PageOf(Client{client, container}));
   }
-  uint64_t Offers(size_t container) const {
+  const protocol::CounterRecord& RecordOf(size_t container) const {
     const auto* const bytes = static_cast<const std::byte*>(segment_.address());
     return reinterpret_cast<const protocol::CounterRecord*>(
-               bytes + sizeof(protocol::CounterSegmentHeader))[container]
-        .words[kOffers];
+        bytes + sizeof(protocol::CounterSegmentHeader))[container];
   }
+  uint64_t Offers(size_t container) const { return RecordOf(container).words[kOffers]; }
 
   CounterBook book_;
   Mapping segment_;
@@ -77,6 +78,25 @@ TEST_F(CounterBookTest, AddsUpByContainerAndKeepsWhatEnded) {
   book_.End(2);
   book_.End(3);
   EXPECT_FALSE(book_.has_pages());
+}
+
+// Goal: the segment has what only the broker knows of the pod. Method: it is read as the plugin
+// reads it.
+TEST_F(CounterBookTest, StatesMpsAndPrivateMemory) {
+  const auto& header = *static_cast<const protocol::CounterSegmentHeader*>(segment_.address());
+  EXPECT_EQ(header.mps.state, static_cast<uint64_t>(protocol::MpsWord::kNone));
+  status::MpsState state{.state = status::kMpsReady, .daemon_restarts = 1, .clients = 3};
+  book_.SetMps(state);
+  EXPECT_EQ(header.mps.state, static_cast<uint64_t>(protocol::MpsWord::kNotReady)) << "it is old";
+  EXPECT_EQ(header.mps.clients, 0u);
+  state.time_unix_ms = UnixNs() / 1'000'000;
+  book_.SetMps(state);
+  EXPECT_EQ(header.mps.state, static_cast<uint64_t>(protocol::MpsWord::kReady));
+  EXPECT_EQ(header.mps.clients, 3u);
+  EXPECT_EQ(header.mps.daemon_restarts, 1u);
+  book_.SetPrivate({{"other", 5}, {"stranger", 6}});
+  EXPECT_EQ(RecordOf(0).private_bytes, 0u);
+  EXPECT_EQ(RecordOf(1).private_bytes, 5u);
 }
 
 TEST_F(CounterBookTest, NoPageCanTakeAnythingBack) {

@@ -132,8 +132,7 @@ TEST_F(SupervisorTest, AKilledDaemonIsReplaced) {
     ASSERT_NE(daemon, 0);
     kill(daemon, SIGKILL);
     ASSERT_TRUE(Eventually([&] {
-      return State().daemon_restarts == restarts && DaemonOf(supervisor) != 0 &&
-             State().IsReady();
+      return State().daemon_restarts == restarts && DaemonOf(supervisor) != 0 && State().IsReady();
     })) << ToJson(State());
   }
   ASSERT_TRUE(Eventually([&] { return State().server_pid != 0; })) << "it has a server again";
@@ -159,9 +158,8 @@ TEST_F(SupervisorTest, ADaemonThatDoesNotAnswerIsReplaced) {
   std::ofstream(folder_ + "/deaf") << "";
   ASSERT_TRUE(Eventually([&] { return DaemonOf(supervisor) != daemon && kill(daemon, 0) != 0; }));
   fs::remove(folder_ + "/deaf");
-  EXPECT_TRUE(Eventually([&] {
-    return State().daemon_restarts >= 1 && State().IsReady();
-  })) << ToJson(State());
+  EXPECT_TRUE(Eventually([&] { return State().daemon_restarts >= 1 && State().IsReady(); }))
+      << ToJson(State());
 }
 
 // Goal: the next daemon is used although a question to the former one is still asked. Method: the
@@ -179,9 +177,8 @@ TEST_F(SupervisorTest, AQuestionToAFormerDaemonHoldsNothingUp) {
   kill(asker, SIGSTOP);
   fs::remove(folder_ + "/deaf");
   kill(daemon, SIGKILL);
-  EXPECT_TRUE(Eventually([&] {
-    return State().daemon_restarts >= 1 && State().IsReady();
-  })) << ToJson(State());
+  EXPECT_TRUE(Eventually([&] { return State().daemon_restarts >= 1 && State().IsReady(); }))
+      << ToJson(State());
 }
 
 // Goal: the container's own restart finds what the former one left. Method: all of them are killed.

@@ -138,6 +138,9 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevi
       case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         *pi = 132;
         break;
+      case CU_DEVICE_ATTRIBUTE_MPS_ENABLED:
+        *pi = driver.mps() ? 1 : 0;
+        break;
       case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
         *pi = static_cast<int>(card->gpu_index) + 1;
         break;

@@ -1,6 +1,9 @@
 #include "simulator/cuda/driver.h"
 
 #include <pthread.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -18,6 +21,20 @@ size_t ConnectionsFromEnvironment() {
   const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   const long wanted = text == nullptr ? kDefault : std::strtol(text, nullptr, 10);
   return static_cast<size_t>(wanted >= 1 && wanted <= kMost ? wanted : kDefault);
+}
+
+// As on the real driver: without a daemon, a process runs without MPS and is not told.
+bool MpsDaemonListens() {
+  const char* const folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  const std::string path = std::string(folder == nullptr ? "/tmp/nvidia-mps" : folder) + "/control";
+  if (path.size() >= sizeof address.sun_path) return false;
+  path.copy(address.sun_path, path.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  const bool listens =
+      fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  close(fd);
+  return listens;
 }
 
 CUresult Complain(const std::string& error) {
@@ -65,6 +82,7 @@ CUresult Driver::InitLocked() {
   if (!state->Prepare(&error) || !state->RegisterProcess(&error)) return Complain(error);
   machine_ = std::move(machine);
   for (const size_t index : visible) devices_.push_back(&machine_.cards[index]);
+  mps_ = MpsDaemonListens();
   state_ = state.release();
   {
     const std::lock_guard lock(mutex);
@@ -179,8 +197,10 @@ void Deactivate(Driver& driver, Context& context) {
 CUresult Activate(Driver& driver, Context& context) {
   driver.Delay("context");
   std::shared_ptr<Backing> reserve;
-  const Outcome outcome = driver.state().Create(*driver.card(context.device), Kind::kContext,
-                                                kContextBytes, 0, &reserve);
+  const bool mps = driver.mps();
+  const Outcome outcome =
+      driver.state().Create(*driver.card(context.device), mps ? Kind::kMpsContext : Kind::kContext,
+                            mps ? kMpsContextBytes : kContextBytes, 0, &reserve);
   if (outcome != Outcome::kOk) return ToResult(outcome);
   auto engine = std::make_shared<Engine>(context.device, ConnectionsFromEnvironment());
   engine->MakeNullStream();

@@ -77,6 +77,7 @@ class Driver {
   int OrdinalOf(const UuidBytes& uuid) const;
   const Machine& machine() const { return machine_; }
   State& state() { return *state_; }
+  bool mps() const { return mps_; }  // Whether this process is a client of MPS.
   AddressSpace& space() { return space_; }
 
   // The calling thread's context. INVALID_CONTEXT: none; CONTEXT_IS_DESTROYED: released.
@@ -110,6 +111,7 @@ class Driver {
 
   std::mutex init_mutex_;
   std::atomic<Phase> phase_ = Phase::kBefore;
+  bool mps_ = false;
   Machine machine_;
   std::vector<const Card*> devices_;
   State* state_ = nullptr;

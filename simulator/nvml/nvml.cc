@@ -107,6 +107,28 @@ Usage UsageOf(const Nvml& nvml, const Card& card) {
   return usage;
 }
 
+// Only processes with a context: a holder without one is invisible, as on the real driver. The PIDs
+// are those in the processes' own namespaces.
+nvmlReturn_t ListProcesses(const Nvml& nvml, const Card& card, bool mps_only, unsigned* count,
+                           nvmlProcessInfo_t* infos) {
+  if (count == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+  const gpushm::sim::Usage usage = nvml.state->Probe(card);
+  const unsigned room = infos == nullptr ? 0 : *count;
+  unsigned found = 0;
+  for (const gpushm::sim::Holder& holder : usage.holders) {
+    if (!holder.has_context || (mps_only && !holder.mps)) continue;
+    if (found < room) {
+      infos[found] = {};
+      infos[found].pid = static_cast<unsigned>(holder.pid);
+      infos[found].usedGpuMemory = holder.bytes;
+      infos[found].gpuInstanceId = infos[found].computeInstanceId = ~0U;
+    }
+    ++found;
+  }
+  *count = found;
+  return found <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
 }  // namespace
 }  // namespace gpushm::sim
 
@@ -281,28 +303,20 @@ nvmlReturn_t DECLDIR nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, un
                         });
 }
 
-// Only processes with a context: a holder without one is invisible, as on the real driver. The PIDs
-// are those in the processes' own namespaces.
 nvmlReturn_t DECLDIR nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
                                                              unsigned int* infoCount,
                                                              nvmlProcessInfo_t* infos) {
   return CallNvmlDevice("nvmlDeviceGetComputeRunningProcesses_v3", device,
                         [&](Nvml& nvml, const Card& card) {
-                          if (infoCount == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
-                          const gpushm::sim::Usage usage = nvml.state->Probe(card);
-                          const unsigned room = infos == nullptr ? 0 : *infoCount;
-                          unsigned count = 0;
-                          for (const gpushm::sim::Holder& holder : usage.holders) {
-                            if (!holder.has_context) continue;
-                            if (count < room) {
-                              infos[count] = {};
-                              infos[count].pid = static_cast<unsigned>(holder.pid);
-                              infos[count].usedGpuMemory = holder.bytes;
-                              infos[count].gpuInstanceId = infos[count].computeInstanceId = ~0U;
-                            }
-                            ++count;
-                          }
-                          *infoCount = count;
-                          return count <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+                          return gpushm::sim::ListProcesses(nvml, card, false, infoCount, infos);
+                        });
+}
+
+nvmlReturn_t DECLDIR nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device,
+                                                                unsigned int* infoCount,
+                                                                nvmlProcessInfo_t* infos) {
+  return CallNvmlDevice("nvmlDeviceGetMPSComputeRunningProcesses_v3", device,
+                        [&](Nvml& nvml, const Card& card) {
+                          return gpushm::sim::ListProcesses(nvml, card, true, infoCount, infos);
                         });
 }

@@ -31,8 +31,10 @@ MAY_BE_SILENT = {
     "gpushm-gpu: Power C", "gpushm-gpu: Clocks A", "gpushm-gpu: Clocks B", "gpushm-gpu: PCIe A",
     "gpushm-gpu: PCIe B", "gpushm-gpu: NVLink A", "gpushm-gpu: NVLink B",
     "gpushm-gpu: Clocks reduced A", "gpushm-gpu: ECC errors A",
-    # Private memory is told with metrics.hostPids alone.
-    "gpushm-gpu: Outside buffers B", "gpushm-workload: Containers C",
+    # Private memory is told with metrics.hostPids alone, and the load reserves none.
+    "gpushm-gpu: Outside buffers B", "gpushm-workload: Containers C", "gpushm-workload: Containers D",
+    # The load has no MPS.
+    "gpushm-workload: MPS A", "gpushm-workload: MPS clients A", "gpushm-workload: MPS clients B",
     # Series that begin with the first XID, failed call or denied pod.
     "gpushm-gpu: XIDs A", "gpushm-gpu: Last XIDs A", "gpushm-workload: Errors A",
     "gpushm-control-plane: Failed library calls A", "gpushm-control-plane: Denied A",

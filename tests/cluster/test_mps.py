@@ -6,6 +6,7 @@ import json
 from case import container, pod
 from chart_case import SMALL, ChartCase, annotated
 from processes import Process, wait_until
+from scrape import Page
 
 MPS = {**SMALL, "gpushm.io/mps": "true", "gpushm.io/enforce-private": "true", "compute.gpushm.io/b": "50"}
 FOLDER = "/run/gpushm-mps"
@@ -22,6 +23,13 @@ class MpsTest(ChartCase):
 
     def state(self, name):
         return json.loads(self.execute(name, "a", "cat", f"{FOLDER}/state.json"))
+
+    def metric(self, name, **labels):
+        return Page(self.api, "plugin").sum(name, **labels)
+
+    def page(self, prefix):
+        return {str(key): value for key, value in Page(self.api, "plugin").samples.items()
+                if key[0].startswith(prefix)}
 
     def daemon(self, name):
         """The daemon's process: the child of gpushm-mps that has a child."""
@@ -57,6 +65,12 @@ class MpsTest(ChartCase):
         wait_until(lambda: f"no daemon after the container's restart: {self.state('together')}", 30,
                    lambda: self.state("together")["state"] == "ready")
         self.share("together", "after")
+        mine = {"namespace": self.namespace, "pod": "together"}
+        wait_until(lambda: f"metrics of MPS: {self.page('gpushm_mps')}", 30, lambda: self.metric(
+            "gpushm_mps_ready", **mine) == 1 and self.metric("gpushm_mps_daemon_restarts_total", **mine) == 2)
+        self.assertEqual(self.metric("gpushm_container_memory_private_limit_bytes", container="b", **mine), 1 << 30)
+        self.assertIn("the daemon was restarted 2 times",
+                      self.execute("together", "a", "sh", "-c", "gpushmctl doctor || true"))
 
     def test_what_a_daemon_could_not_serve_is_denied(self):
         self.assertIn('gpushm.io/mps-uid: \\"1000\\"', json.dumps(self.deny(sharing("x", uid=None))))

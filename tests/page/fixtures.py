@@ -33,7 +33,13 @@ def buffer(name, size, holders=(), state="ready", generations=1, loaded=None):
             "attachments": attachments}
 
 
-def pool(allocation, namespace, pod, size, buffers, broker="connected", private=None):
+def mps(clients, **more):
+    return {"ready": True, "clients": clients, "daemon_restarts": 0, "server_restarts": 0,
+            "outside_processes": None} | more
+
+
+def pool(allocation, namespace, pod, size, buffers, broker="connected", private=None,
+         mps=None):
     names = sorted({a["container"] for b in buffers for a in b["attachments"]})
     containers = []
     for name in names:
@@ -41,14 +47,15 @@ def pool(allocation, namespace, pod, size, buffers, broker="connected", private=
         containers.append({"name": name, "clients": max(a["count"] for a in mine),
                            "mapped_bytes": sum(a["mapped_bytes"] for a in mine),
                            "proportional_bytes": sum(a["proportional_bytes"] for a in mine),
-                           "private_bytes": private})
+                           "private_bytes": private,
+                           "private_limit_bytes": private and 2 * GIB})
     allocated = sum(b["allocated_bytes"] for b in buffers)
     shared_out = sum(c["proportional_bytes"] for c in containers)
     containers.append({"name": "gpushm", "clients": 0, "mapped_bytes": 0,
                        "proportional_bytes": allocated - shared_out, "private_bytes": None})
     return {"allocation": allocation, "namespace": namespace, "pod": pod, "size_bytes": size,
             "allocated_bytes": allocated, "broker": broker, "buffers": buffers,
-            "containers": containers}
+            "containers": containers, "mps": mps}
 
 
 def gpu(index, pools, model="NVIDIA H200", total=H200, other=612 * MIB, **more):
@@ -86,17 +93,19 @@ def busy():
     chat = pool("m0000", "chat", "server-0", 48 * GIB, [
         buffer("weights", 32 * GIB, [("engine", "ro", 2), ("reranker", "ro", 1)]),
         buffer("adapters", 4 * GIB, [("engine", "rw", 1)]),
-        buffer("kv-spill", 6 * GIB)], private=900 * MIB)
+        buffer("kv-spill", 6 * GIB)], private=900 * MIB, mps=mps(3))
     video = pool("m0048", "video", "decode-7f6d9", 24 * GIB, [
         buffer("frames", 8 * GIB, [("decoder", "rw", 1), ("model", "ro", 1)]),
         buffer("masks", 3 * GIB, [("model", "rw", 1)]),
         buffer("labels", 64 * MIB, [("model", "rw", 1), ("writer", "ro", 1)])])
     train = pool("m0072", "rl", "trainer-0", 96 * GIB, [
         buffer("policy", 30 * GIB, [("trainer", "rw", 1), ("rollout", "ro", 3)], generations=2),
-        buffer("replay", 20 * GIB, [("trainer", "rw", 1)])], private=2 * GIB)
+        buffer("replay", 20 * GIB, [("trainer", "rw", 1)])], private=2 * GIB,
+        mps=mps(1, server_restarts=2, outside_processes=1))
     loading = pool("m0168", "chat", "server-1", 40 * GIB, [
         buffer("weights", 32 * GIB, state="loading", loaded=21 * GIB),
-        buffer("scratch", 2 * GIB, [("engine", "rw", 1)], state="writer-died")], broker="away")
+        buffer("scratch", 2 * GIB, [("engine", "rw", 1)], state="writer-died")], broker="away",
+        mps=mps(0, ready=False, daemon_restarts=1))
     return document([
         gpu(0, [chat, video]), gpu(1, [train], other=5 * GIB, temperature_celsius=72),
         gpu(2, [loading], other=None, utilization=None, power_watts=None),

@@ -80,7 +80,25 @@ def buffer_rows(pool):
 def container_rows(pool):
     return [[c["name"] if c["name"] != "gpushm" else "gpushm (sidecar)", str(c["clients"]),
              in_bytes(c["mapped_bytes"]), in_bytes(c["proportional_bytes"]),
-             in_bytes(c["private_bytes"])] for c in pool["containers"]]
+             in_bytes(c["private_bytes"]) + (
+                 f" of {in_bytes(c['private_limit_bytes'])}" if c.get("private_limit_bytes") else "")]
+            for c in pool["containers"]]
+
+
+def counted(number, one, several=None):
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def mps_line(mps):
+    if not mps:
+        return ""
+    line = f"MPS serves {counted(mps['clients'], 'process', 'processes')}" if mps["ready"] else "MPS serves nobody"
+    restarts = mps["daemon_restarts"] + mps["server_restarts"]
+    if restarts:
+        line += f", restarted {counted(restarts, 'time')}"
+    if mps["outside_processes"]:
+        line += f", {counted(mps['outside_processes'], 'process', 'processes')} outside of it"
+    return line
 
 
 def resource_lines(doc):
@@ -108,6 +126,7 @@ READ = """() => {
         {kind: b.className.split(' ')[0], share: Number(b.parentNode.style.flexGrow) / 1000})),
       pools: [...card.querySelectorAll('.pool')].map((pool) => ({
         name: pool.querySelector('h3').textContent,
+        mps: pool.querySelector('.head').lastChild.textContent,
         buffers: rows(pool.querySelectorAll('table.buffers')),
         containers: rows(pool.querySelectorAll('table.containers'))})),
     })),
@@ -133,6 +152,7 @@ def check(case, doc, page):
         case.assertEqual(len(card["pools"]), len(gpu["pools"]))
         for box, pool in zip(card["pools"], gpu["pools"]):
             case.assertEqual(box["name"], pod_name(pool))
+            case.assertEqual(box["mps"], mps_line(pool.get("mps")))
             case.assertEqual(box["buffers"], buffer_rows(pool), json.dumps(pool)[:400])
             case.assertEqual(box["containers"], container_rows(pool))
 
