@@ -7,12 +7,16 @@
 
 #include <exception>
 #include <iostream>
+#include <iterator>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "platform/base/version.h"
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
+#include "sidecar/injector/inject.h"
 #include "sidecar/injector/options.h"
 
 namespace gpushm::injector {
@@ -91,12 +95,26 @@ class Injector {
   bool draining_ = false;
 };
 
+int PrintInjected(const Settings& settings) {
+  const std::string manifest((std::istreambuf_iterator<char>(std::cin)), {});
+  std::vector<std::string> warnings;
+  const auto injected = Inject(Admission(settings, Random), manifest, &warnings);
+  for (const std::string& warning : warnings) std::cerr << "warning: " << warning << "\n";
+  if (!injected) {
+    std::cerr << "gpushm-injector: " << injected.error().ToString() << "\n";
+    return 1;
+  }
+  std::cout << *injected << std::flush;
+  return std::cout ? 0 : 1;
+}
+
 int Main(int argc, char** argv) {
   ConfigureLog({});
   int exit_code = 0;
   const Result<std::optional<Options>> options = ParseOptions(argc, argv, &exit_code);
   if (!options) return Refuse(options.error());
   if (!*options) return exit_code;
+  if ((*options)->inject) return PrintInjected((*options)->settings);
   ConfigureLog((*options)->log);
   KeepHeapSmall();
   RaiseDescriptorLimit();

@@ -106,6 +106,12 @@ void Declare(CLI::App& app, Options* options) {
          },
          "Log format: text or json (text)")
       ->check(CLI::IsMember({"text", "json"}));
+  CLI::App* const inject = app.add_subcommand(
+      "inject",
+      "Read a Pod or an object with a pod template as JSON from standard input, and print it as the "
+      "webhook would make it");
+  inject->fallthrough();
+  inject->callback([options] { options->inject = true; });
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ struct Options {
   std::string certificates = "/etc/gpushm/tls";
   int64_t drain_ms = 5000;
   LogConfig log;
+  bool inject = false;  // Read a manifest instead of serving.
 };
 
 // Fails with kInvalidArgument; the error names the flag and a correct value. Returns nullopt if

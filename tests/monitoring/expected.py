@@ -154,11 +154,13 @@ WORKLOAD = {
     "Buffers not ready": [number_of_zeros("gpushm_buffer_ready")],
     "Brokers gone": [number_of_zeros("gpushm_broker_connected")],
     "Containers": of_container("memory_mapped_bytes", "memory_proportional_bytes",
-                               "memory_private_bytes", "clients"),
+                               "memory_private_bytes", "memory_private_limit_bytes", "clients"),
     "Proportional bytes": of_container("memory_proportional_bytes"),
     "Mapped bytes": of_container("memory_mapped_bytes"),
     "Pools": [summed("gpushm_pool_size_bytes", *POD), summed("gpushm_pool_allocated_bytes", *POD)],
     "Brokers": [summed("gpushm_broker_connected", *POD)],
+    "MPS": [summed("gpushm_mps_ready", *POD)],
+    "MPS clients": [summed("gpushm_mps_clients", *POD), summed("gpushm_mps_outside_processes", *POD)],
     "Buffers by name": [
         summed("gpushm_buffer_info", *BUFFER, "transport", "creator", "state"),
         *(summed(f"gpushm_buffer_{name}", *BUFFER) for name in (

@@ -185,6 +185,11 @@ class Pod:
         self.add("pool_size_bytes", float(self.size))
         self.add("pool_allocated_bytes", float(self.allocated))
         self.add("broker_connected", 1.0)
+        self.add("mps_ready", 1.0)
+        self.add("mps_clients", float(rng.randint(0, 40)))
+        for counter in ("daemon", "server"):
+            self.add(f"mps_{counter}_restarts_total", float(rng.randint(0, 3)))
+        self.add("mps_outside_processes", 0.0)
         self.add("link_memory_bytes", float(rng.randint(1, 900) * 1024))
         self.add("link_exhausted_total", 0.0)
         for container in self.mapped:
@@ -233,6 +238,7 @@ class Pod:
         if name == SIDECAR:
             return
         self.add("container_memory_private_bytes", whole(rng, 1, 600) * MIB, **of)
+        self.add("container_memory_private_limit_bytes", float(GIB), **of)
         for counter in ("attaches", "cached_attaches", "detaches", "waits", "wait_seconds",
                         "wait_timeouts", "loaded_bytes", "saved_bytes"):
             self.add(f"container_{counter}_total", whole(rng, 1, 9999), whole(rng, 1, 99), **of)
@@ -287,6 +293,11 @@ def sicken(load):
     change("gpushm_gpu_memory_used_bytes", 79.0 * GIB, **second)
     change("gpushm_gpu_memory_other_bytes", 2.0 * GIB, 1.0 * MIB, **second)
     change("gpushm_broker_connected", 0.0, **first)
+    change("gpushm_mps_ready", 0.0, **first)
+    change("gpushm_mps_clients", 47.0, **second)
+    change("gpushm_mps_daemon_restarts_total", 1.0, 1.0, **first)
+    change("gpushm_mps_outside_processes", 2.0, **second)
+    change("gpushm_container_memory_private_limit_bytes", float(MIB), **second)
     change("gpushm_link_exhausted_total", 1.0, 1.0, **first)
     change("gpushm_kept_bytes", 5.0 * GIB, **first)
     change("gpushm_buffer_ready", 0.0, **first)
