@@ -1,5 +1,5 @@
-// What the webhook would make of a manifest, without a cluster: for clusters without the webhook, and
-// to see what it adds.
+// What the webhook would make of a manifest, without a cluster: for clusters without the webhook,
+// and to see what it adds.
 //
 // Threads: any.
 #pragma once
@@ -13,8 +13,9 @@
 
 namespace gpushm::injector {
 
-// `manifest`: a Pod as JSON, or an object with a pod template such as a Deployment. Returns it with the
-// sidecars, and adds warnings. kInvalidArgument: it is neither, or the pod is denied, with the reason.
+// `manifest`: a Pod as JSON, or an object with a pod template such as a Deployment. Returns it with
+// the sidecars, and adds warnings. kInvalidArgument: it is neither, or the pod is denied, with the
+// reason.
 Result<std::string> Inject(const Admission& admission, std::string_view manifest,
                            std::vector<std::string>* warnings);
 

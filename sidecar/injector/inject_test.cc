@@ -8,8 +8,8 @@
 namespace gpushm::injector {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::ContainerOf;
+using ::testing::HasSubstr;
 using testing::Injected;
 using testing::PodWith;
 using testing::TestAdmission;

@@ -22,6 +22,7 @@ sys.path.insert(1, str(HERE.parent / "cluster"))
 # pylint: disable=wrong-import-position
 from cgroups import remove_cgroups
 from gpus import Gpus, real_driver
+from mps_story import MpsStory
 from node import CGROUP, Node
 from plugin_pod import NAME
 from processes import Failure
@@ -29,7 +30,7 @@ from report import Report
 import settings
 from story import Story
 
-TIMEOUT_S = 240  # For everything; a minute and a half is usual.
+TIMEOUT_S = 480  # For everything; four minutes are usual.
 HIDDEN = ("/run/", "/dev/", "/proc/", "/sys/")  # Folders that are the node's own.
 SIMULATED_GPU_GIB = 16
 # The kubelet sets these for the whole computer, because they belong to no namespace.
@@ -148,7 +149,7 @@ def tell(arguments):
         report.describe_machine(node, gpus, simulated)
         report.say(f"node ready after {time.monotonic() - start:.1f} s")
         story = Story(node, gpus, report, simulated)
-        for step in story.steps():
+        for step in [*story.steps(), *MpsStory(node, gpus, report, simulated).steps()]:
             ok = report.step(step)
             if not ok:
                 report.say(f"errors of the kubelet:\n{node.kubelet_errors()}")

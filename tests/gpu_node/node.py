@@ -208,12 +208,15 @@ class Node:
     def container_id(self, pod, container):
         return statuses(self.pods()[pod])[container]["containerID"].rpartition("/")[2]
 
+    def exec_words(self, pod, container, *words):
+        """The command that runs a program in a container."""
+        self._execs += 1
+        return ["ctr", "--namespace", "k8s.io", "tasks", "exec", "--exec-id", f"exec{self._execs}",
+                self.container_id(pod, container), *words]
+
     def execute(self, pod, container, *words, timeout=COMMAND_TIMEOUT_S):
         """Output of a program in a container; it must succeed."""
-        self._execs += 1
-        return self.run("ctr", "--namespace", "k8s.io", "tasks", "exec", "--exec-id",
-                        f"exec{self._execs}", self.container_id(pod, container), *words,
-                        timeout=timeout)
+        return self.run(*self.exec_words(pod, container, *words), timeout=timeout)
 
     def pid(self, pod, container):
         name = self.container_id(pod, container)

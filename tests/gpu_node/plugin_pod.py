@@ -18,7 +18,9 @@ def plugin_pod(manifest, config_folder, simulated=None):
     spec = template["spec"]
     for key in ("serviceAccountName", "affinity", "nodeSelector"):  # For clusters only.
         spec.pop(key, None)
-    config = things["ConfigMap"]["data"]["plugin.yaml"]
+    # As with metrics.hostPids of the chart: processes outside of their pod's MPS are shown.
+    spec["hostPID"] = True
+    config = things["ConfigMap"]["data"]["plugin.yaml"].replace("host-pids: false", "host-pids: true")
     for volume in spec["volumes"]:
         if volume.pop("configMap", None):
             volume["hostPath"] = {"path": str(config_folder), "type": "Directory"}

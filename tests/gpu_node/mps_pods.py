@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""The pods of mps_story.py as the webhook would make them, by `gpushm-injector inject`.
+
+usage: mps_pods.py INJECTOR FOLDER     writes FOLDER/NAME.json for each pod
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "cluster"))
+
+# pylint: disable=wrong-import-position
+from case import container, pod
+from settings import image
+
+PROBES = "/probes"  # In the containers.
+PROBE = f"{PROBES}/gpushm-gpu-probe"
+LIMIT_MIB = 1024    # private.gpushm.io of container a.
+SHARED_MIB = 64
+BUFFERS = {"buffers.gpushm.io/frames": f"{SHARED_MIB}Mi", "private.gpushm.io/a": f"{LIMIT_MIB}Mi",
+           "private.gpushm.io/b": "2Gi"}
+MPS = {"gpushm.io/mps": "true"}
+LIMITS = {"gpushm.io/enforce-private": "true", "compute.gpushm.io/b": "50"}
+CUDA_IPC = {"gpushm.io/cuda-ipc": "true"}
+ANNOTATIONS = {
+    "turns": BUFFERS,
+    "mps": BUFFERS | MPS,
+    "together": BUFFERS | MPS | LIMITS | CUDA_IPC,
+    # One CUDA IPC exchange, between the first processes of both containers, which have PID 1.
+    "ipc-without": BUFFERS,
+    "ipc-with": BUFFERS | CUDA_IPC,
+    "ipc-together": BUFFERS | MPS | LIMITS | CUDA_IPC,
+}
+
+
+def bare(name):
+    """A pod before the webhook: two containers that run programs of the folder PROBES."""
+    probes = [{"name": "probes", "mountPath": PROBES, "readOnly": True}]
+    is_ipc = name.startswith("ipc-")
+    commands = {"a": "export", "b": "import"} if is_ipc else {}
+    made = pod(name, *(container(each, *([PROBE, commands[each], "/dev/shm/ipc"] if is_ipc else []),
+                                 volumeMounts=probes) for each in "ab"),
+               volumes=[{"name": "probes", "hostPath": {"path": PROBES}}])
+    if is_ipc:
+        made["spec"]["restartPolicy"] = "Never"
+    made["metadata"]["annotations"] = ANNOTATIONS[name]
+    made["spec"]["securityContext"]["runAsUser"] = 1000
+    return made
+
+
+def main():
+    injector, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    folder.mkdir()
+    for name in ANNOTATIONS:
+        made = subprocess.run(
+            [injector, "inject", "--sidecar-image", image("sidecar"), "--sidecar-pull-policy", "Never"],
+            input=json.dumps(bare(name)), capture_output=True, text=True, check=False)
+        if made.returncode:
+            sys.exit(f"{name}: {made.stderr}")
+        (folder / f"{name}.json").write_text(made.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+// What a container does on its GPU, for the node's test: it computes, measures, takes memory,
+// faults, and opens another one's memory. One line of JSON on standard output; "error" names what
+// the driver said.
+//
+// usage: gpushm-gpu-probe serve SECONDS    an empty kernel after the other: "n", "p50_us", "p99_us"
+//                         spin SECONDS     keeps the GPU busy; says {"busy": true} once it does
+//                         limit HOW        takes 64 MiB at a time, by "malloc" or "create", until
+//                         it
+//                                          cannot: "mib"
+//                         fault            a kernel writes to address 0
+//                         export SOCKET    offers memory and an event by CUDA IPC to one "import
+//                         SOCKET", import SOCKET    which reads 7, writes 8 and records the event
+// The simulated driver runs no kernels: there, serve and spin fill memory, and fault does nothing.
+#include <cuda.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "platform/base/clock.h"
+#include "platform/base/unique_fd.h"
+#include "platform/driver/cuda_api.h"
+#include "platform/driver/device.h"
+
+namespace gpushm {
+namespace {
+
+constexpr char kProgram[] = R"ptx(
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry spin(.param .u64 duration_ns) {
+  .reg .b64 %rd<5>;
+  .reg .pred %p<2>;
+  ld.param.u64 %rd1, [duration_ns];
+  mov.u64 %rd2, %globaltimer;
+again:
+  mov.u64 %rd3, %globaltimer;
+  sub.u64 %rd4, %rd3, %rd2;
+  setp.lt.u64 %p1, %rd4, %rd1;
+  @%p1 bra again;
+  ret;
+}
+.visible .entry store(.param .u64 address) {
+  .reg .b64 %rd<2>;
+  .reg .b32 %r<2>;
+  ld.param.u64 %rd1, [address];
+  mov.u32 %r1, 1;
+  st.global.u32 [%rd1], %r1;
+  ret;
+}
+)ptx";
+
+constexpr uint64_t kPieceBytes = uint64_t{64} << 20;
+constexpr uint64_t kSpinNs = 200'000;
+constexpr int kSpinsAtOnce = 50;
+constexpr uint64_t kMostPieces = 64;
+constexpr int kIpcTimeoutS = 20;
+
+[[noreturn]] void End(const std::string& line, int status = 0) {
+  std::cout << line << std::endl;
+  _exit(status);  // A context after a fault need not end in order.
+}
+
+class Gpu {
+ public:
+  Gpu() : api_(*CudaApi::Load(DriverFolderFromEnvironment()).value()) {
+    Must(api_.cuInit(0), "cuInit");
+    Must(api_.cuDevicePrimaryCtxRetain(&context_, 0), "cuDevicePrimaryCtxRetain");
+    Must(api_.cuCtxSetCurrent(context_), "cuCtxSetCurrent");
+    Must(api_.cuMemAlloc(&scratch_, 4096), "cuMemAlloc");
+    kernels_ = !api_.simulated();
+    if (!kernels_) return;
+    CUmodule module = nullptr;
+    Must(api_.cuModuleLoadData(&module, kProgram), "cuModuleLoadData");
+    Must(api_.cuModuleGetFunction(&spin_, module, "spin"), "cuModuleGetFunction");
+    Must(api_.cuModuleGetFunction(&store_, module, "store"), "cuModuleGetFunction");
+    Must(api_.cuDeviceGetAttribute(&processors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0),
+         "cuDeviceGetAttribute");
+  }
+
+  void Must(CUresult result, std::string_view call) const {
+    if (result == CUDA_SUCCESS) return;
+    End(Concat(R"({"error": ")", NameOf(result), R"(", "call": ")", call, "\"}"), 1);
+  }
+  std::string NameOf(CUresult result) const {
+    const char* name = nullptr;
+    return api_.cuGetErrorName(result, &name) == CUDA_SUCCESS ? name
+                                                              : Concat(static_cast<int>(result));
+  }
+
+  void Spin(uint64_t duration_ns, unsigned blocks) const {
+    void* arguments[] = {&duration_ns};
+    if (kernels_) {
+      return Must(
+          api_.cuLaunchKernel(spin_, blocks, 1, 1, 64, 1, 1, 0, nullptr, arguments, nullptr),
+          "cuLaunchKernel");
+    }
+    Must(api_.cuMemsetD32Async(scratch_, 1, 1, nullptr), "cuMemsetD32Async");
+  }
+  void Synchronize() const { Must(api_.cuCtxSynchronize(), "cuCtxSynchronize"); }
+
+  void Serve(int64_t seconds) const {
+    std::vector<int64_t> took_ns;
+    const int64_t end_ns = MonotonicNs() + seconds * 1'000'000'000;
+    while (MonotonicNs() < end_ns) {
+      const int64_t start_ns = MonotonicNs();
+      Spin(0, 1);
+      Synchronize();
+      took_ns.push_back(MonotonicNs() - start_ns);
+      usleep(200);
+    }
+    std::ranges::sort(took_ns);
+    const auto us = [&](size_t part) {
+      return static_cast<double>(took_ns[took_ns.size() * part / 100]) / 1000;
+    };
+    End(Concat(R"({"n": )", took_ns.size(), R"(, "p50_us": )", us(50), R"(, "p99_us": )", us(99),
+               "}"));
+  }
+
+  void KeepBusy(int64_t seconds) const {
+    const int64_t end_ns = MonotonicNs() + seconds * 1'000'000'000;
+    for (bool first = true; MonotonicNs() < end_ns; first = false) {
+      for (int i = 0; i < kSpinsAtOnce; ++i) Spin(kSpinNs, static_cast<unsigned>(processors_));
+      Synchronize();
+      if (first) std::cout << R"({"busy": true})" << std::endl;
+    }
+    End("{}");
+  }
+
+  void Limit(std::string_view how) const {
+    CUresult result = CUDA_SUCCESS;
+    uint64_t pieces = 0;
+    while (result == CUDA_SUCCESS && pieces < kMostPieces) {
+      CUdeviceptr address = 0;
+      CUmemGenericAllocationHandle handle = 0;
+      CUmemAllocationProp properties{};
+      properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+      properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+      result = how == "malloc" ? api_.cuMemAlloc(&address, kPieceBytes)
+                               : api_.cuMemCreate(&handle, kPieceBytes, &properties, 0);
+      if (result == CUDA_SUCCESS) ++pieces;
+    }
+    End(Concat(R"({"mib": )", pieces * (kPieceBytes >> 20), R"(, "refusal": ")", NameOf(result),
+               "\"}"));
+  }
+
+  void Fault() const {
+    if (!kernels_) End(R"({"simulated": true})");
+    uint64_t nowhere = 0;
+    void* arguments[] = {&nowhere};
+    Must(api_.cuLaunchKernel(store_, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments, nullptr),
+         "cuLaunchKernel");
+    Synchronize();
+    End("{}");
+  }
+
+  struct Handles {
+    CUipcMemHandle memory;
+    CUipcEventHandle event;
+  };
+
+  void Export(int peer) const {
+    CUevent event = nullptr;
+    Handles handles{};
+    uint32_t value = 0;
+    Must(api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS),
+         "cuEventCreate");
+    Must(api_.cuMemsetD32(scratch_, 7, 1), "cuMemsetD32");
+    Synchronize();
+    Must(api_.cuIpcGetMemHandle(&handles.memory, scratch_), "cuIpcGetMemHandle");
+    Must(api_.cuIpcGetEventHandle(&handles.event, event), "cuIpcGetEventHandle");
+    char done = 0;
+    if (write(peer, &handles, sizeof handles) != sizeof handles || read(peer, &done, 1) != 1) {
+      End(R"({"error": "the other process ended"})", 1);
+    }
+    Must(api_.cuEventSynchronize(event), "cuEventSynchronize");
+    Must(api_.cuMemcpyDtoH(&value, scratch_, sizeof value), "cuMemcpyDtoH");
+    End(Concat(R"({"read": )", value, "}"), value == 8 ? 0 : 1);
+  }
+
+  void Import(int peer) const {
+    CUevent event = nullptr;
+    CUdeviceptr address = 0;
+    Handles handles{};
+    uint32_t value = 0;
+    if (read(peer, &handles, sizeof handles) != sizeof handles) {
+      End(R"({"error": "the other process ended"})", 1);
+    }
+    Must(api_.cuIpcOpenMemHandle(&address, handles.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+         "cuIpcOpenMemHandle");
+    Must(api_.cuIpcOpenEventHandle(&event, handles.event), "cuIpcOpenEventHandle");
+    Must(api_.cuMemcpyDtoH(&value, address, sizeof value), "cuMemcpyDtoH");
+    Must(api_.cuMemsetD32Async(address, 8, 1, nullptr), "cuMemsetD32Async");
+    Must(api_.cuEventRecord(event, nullptr), "cuEventRecord");
+    Synchronize();
+    if (write(peer, "x", 1) != 1) End(R"({"error": "the other process ended"})", 1);
+    End(Concat(R"({"read": )", value, "}"), value == 7 ? 0 : 1);
+  }
+
+ private:
+  const CudaApi& api_;
+  CUcontext context_ = nullptr;
+  CUdeviceptr scratch_ = 0;
+  CUfunction spin_ = nullptr;
+  CUfunction store_ = nullptr;
+  int processors_ = 1;
+  bool kernels_ = false;
+};
+
+// A connection to the other process, whichever comes first.
+UniqueFd Meet(const char* path, bool listens) {
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  std::string(path).copy(address.sun_path, sizeof address.sun_path - 1);
+  const auto* const to = reinterpret_cast<const sockaddr*>(&address);
+  const Deadline end = Deadline::AfterMs(kIpcTimeoutS * 1000);
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const timeval limit{.tv_sec = kIpcTimeoutS, .tv_usec = 0};
+  for (const int which : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    setsockopt(fd.get(), SOL_SOCKET, which, &limit, sizeof limit);
+  }
+  if (listens) {
+    unlink(path);
+    if (bind(fd.get(), to, sizeof address) != 0 || listen(fd.get(), 1) != 0) return {};
+    return UniqueFd(accept4(fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+  while (connect(fd.get(), to, sizeof address) != 0) {
+    if (end.Passed()) return {};
+    usleep(10'000);
+  }
+  return fd;
+}
+
+int Run(std::string_view what, const char* argument) {
+  UniqueFd peer;
+  if (what == "export" || what == "import") {
+    peer = Meet(argument, what == "export");
+    if (!peer) End(R"({"error": "the other process did not come"})", 1);
+  }
+  const Gpu gpu;
+  if (what == "serve") gpu.Serve(std::atol(argument));
+  if (what == "spin") gpu.KeepBusy(std::atol(argument));
+  if (what == "limit") gpu.Limit(argument);
+  if (what == "fault") gpu.Fault();
+  if (what == "export") gpu.Export(peer.get());
+  if (what == "import") gpu.Import(peer.get());
+  std::cerr << "gpushm-gpu-probe: see the head of tests/gpu_node/probe.cc\n";
+  return 2;
+}
+
+}  // namespace
+}  // namespace gpushm
+
+int main(int argc, char** argv) {
+  return argc < 2 ? 2 : gpushm::Run(argv[1], argc > 2 ? argv[2] : "");
+}
