@@ -90,6 +90,17 @@ class ChartCase(ClusterCase):
         """Objects in the case's namespace of kinds that Pod Security restricts."""
         self.api.patch("Namespace", self.namespace, {"metadata": {"labels": {
             key: "privileged" for key in RESTRICTED}}})
+        # The API server's admission sees the change a moment later.
+        privileged = pod("tried", container("a"), hostNetwork=True)
+        path = f"/api/v1/namespaces/{self.namespace}/pods?dryRun=All"
+
+        def admits():
+            try:
+                return self.api.call("POST", path, privileged)
+            except Refused:
+                return False
+
+        wait_until(f"Pod Security still restricts {self.namespace}", 30, admits, 0.05)
 
     def scale_injector(self, replicas):
         self.api.patch("Deployment", "gpushm-injector", {"spec": {"replicas": replicas}}, NAMESPACE)
