@@ -132,6 +132,7 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   if (auto r = broker->OpenGpu(); !r) return std::unexpected(r.error());
   const DeviceInfo& device = broker->gpu_->info();
   broker->ledger_.emplace(LedgerLimits{.pool_bytes = config.pool_bytes,
+                                       .granted_bytes = greeting.welcome.pool_bytes,
                                        .gpu_bytes = device.total_bytes,
                                        .granularity = device.granularity,
                                        .containers = broker->CountContainers()},

@@ -59,7 +59,7 @@ Result<void> Ledger::Reserve(const Ticket& ticket) {
   if (ticket.page) return HasRoomForPage(ticket.mapped_bytes);
   const uint64_t mapped_bytes = ticket.mapped_bytes;
   const std::string& name = ticket.name;
-  const uint64_t free_bytes = limits_.pool_bytes - used_bytes_;
+  const uint64_t free_bytes = limits_.pool_bytes - std::min(used_bytes_, limits_.pool_bytes);
   if (mapped_bytes > free_bytes) {
     const std::set<uint64_t>& old = holdings_.Name(name).generations;
     const bool has_old = std::any_of(old.begin(), old.end(), [this](uint64_t number) {
@@ -70,7 +70,8 @@ Result<void> Ledger::Reserve(const Ticket& ticket) {
         Concat(Quoted(name), " needs ", mapped_bytes, " bytes, but the pool has ", free_bytes,
                " of ", limits_.pool_bytes, " left"),
         !has_old ? "raise gpushm.io/pool-extra, or delete buffers that are not needed"
-                 : "allow the buffer another generation (generations: 2), or detach the old one");
+                 : "allow the buffer another generation (generations: 2, or room in "
+                   "gpushm.io/pool-extra), or detach the old one");
   }
   used_bytes_ += mapped_bytes;
   return {};

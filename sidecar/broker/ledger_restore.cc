@@ -113,9 +113,10 @@ std::string Ledger::GenerationProblem(const Kept::Generation& generation,
     return Concat("this broker never makes memory of this size: ", stated.mapped_bytes,
                   " bytes instead of ", wanted, " for ", stated.size_bytes);
   }
-  if (stated.mapped_bytes > limits_.pool_bytes - used_bytes_) {
+  const uint64_t most_bytes = std::max(limits_.pool_bytes, limits_.granted_bytes);
+  if (stated.mapped_bytes > most_bytes - used_bytes_) {
     return Concat("the pool has no room for it: it needs ", stated.mapped_bytes, " bytes, and ",
-                  limits_.pool_bytes - used_bytes_, " of ", limits_.pool_bytes, " are free");
+                  most_bytes - used_bytes_, " of ", most_bytes, " are free");
   }
   return {};
 }

@@ -117,6 +117,30 @@ TEST(Link, BuffersThatDoNotFitWhatThePodWasGivenAreItsLastWords) {
                         "gpushm.io/memory, or use smaller buffers\"\n"));
 }
 
+// Goal: memory that the pod reserved for its containers is not the pool's; what rounding up to units
+// left over is. Method: the plugin gives 256 MiB to a pod with 64 MiB of buffers and 128 MiB of private
+// memory.
+TEST(Link, ThePoolLeavesOutWhatContainersReserved) {
+  const auto gpu = SomeGpu();
+  const TempFolder link;
+  const TempFolder folder;
+  const Plugin plugin(link.path(), [&](int socket, int) {
+    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
+    Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+    protocol::Message message;  // Until the broker ends.
+    while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
+    }
+  });
+  BrokerSettings settings;
+  settings.arguments = {"--link", link.path(), "--container", "app"};
+  settings.buffers = "buffers.gpushm.io/weights: 64Mi\nprivate.gpushm.io/app: 128Mi";
+  const BrokerProcess broker(folder.path(), settings);
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  EXPECT_EQ(client.Info()->pool_bytes, uint64_t{128} << 20);
+}
+
 TEST(Link, LaterItCostsTheLinkAlone) {
   const auto gpu = SomeGpu();
   const TempFolder link;

@@ -1,6 +1,7 @@
 // The broker and the plugin: being a successor, and having one (Broker's members; see broker.h).
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "contract/annotations/sizing.h"
@@ -67,7 +68,12 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
                        welcome.pool_bytes),
                 "request more gpushm.io/memory, or use smaller buffers");
   }
-  if (!config.pool_given) config.pool_bytes = welcome.pool_bytes;
+  if (config.pool_given) return {};
+  // What the pod reserved for its containers, for loading and for MPS is not the pool's, so no buffer
+  // takes it. What rounding up to whole units left over is.
+  const uint64_t reserved = config::NodeBytes(config.pod) - config::PoolBytes(config.pod);
+  config.pool_bytes =
+      std::max(wanted, welcome.pool_bytes - std::min(reserved, welcome.pool_bytes));
   return {};
 }
 
