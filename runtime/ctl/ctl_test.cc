@@ -400,7 +400,9 @@ TEST(Doctor, LimitsOfMpsAreThoseInForce) {
   EXPECT_EQ(with[1].level, Level::kOk);
   EXPECT_THAT(with[1].detail, HasSubstr("0=8G for each process"));
   EXPECT_THAT(with[2].detail, HasSubstr("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE = 50"));
+  facts.memory_cgroups = {"nvidia/0000:01:00.0/vidmem 1073741824"};
   const auto without = CheckMps(false, facts);
+  EXPECT_THAT(without.back().detail, HasSubstr("vidmem 1073741824 bytes for all processes"));
   EXPECT_EQ(without[1].level, Level::kWarn);
   EXPECT_THAT(without[1].detail, HasSubstr("has no effect without MPS"));
 }

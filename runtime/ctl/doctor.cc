@@ -263,6 +263,10 @@ std::vector<Check> CheckMps(bool mps, const SystemFacts& facts) {
   };
   limit("memory limit", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", facts.mps_memory_limit);
   limit("compute limit", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", facts.mps_compute);
+  for (const std::string& line : facts.memory_cgroups) {
+    checks.push_back({Level::kOk, "cgroup limit",
+                      Concat("dmem.max = ", line, " bytes for all processes of this container")});
+  }
   return checks;
 }
 

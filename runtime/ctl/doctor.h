@@ -53,6 +53,7 @@ struct SystemFacts {
   std::optional<std::string> mps_pipe_folder;
   std::optional<std::string> mps_memory_limit;  // CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
   std::optional<std::string> mps_compute;       // CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
+  std::vector<std::string> memory_cgroups;      // Lines of dmem.max that limit: "REGION BYTES".
   std::optional<status::MpsState> mps_state;    // What gpushm-mps wrote into the pipe folder.
   bool cuda_ipc_library = false;                // libgpushm-cudaipc.so is loaded.
   std::string musl_loader;                      // Its path; empty if there is none.

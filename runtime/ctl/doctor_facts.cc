@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
 #include <sstream>
 
 #include "contract/protocol/messages.h"
@@ -180,6 +181,10 @@ SystemFacts GatherSystem() {
   facts.mps_pipe_folder = Variable("CUDA_MPS_PIPE_DIRECTORY");
   facts.mps_memory_limit = Variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
   facts.mps_compute = Variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+  std::ifstream limits("/sys/fs/cgroup/dmem.max");
+  for (std::string line; std::getline(limits, line);) {
+    if (!line.ends_with(" max")) facts.memory_cgroups.push_back(line);
+  }
   if (facts.mps_pipe_folder) {
     if (auto state = status::ReadMpsState(*facts.mps_pipe_folder)) facts.mps_state = *state;
   }

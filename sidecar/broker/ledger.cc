@@ -65,13 +65,12 @@ Result<void> Ledger::Reserve(const Ticket& ticket) {
     const bool has_old = std::any_of(old.begin(), old.end(), [this](uint64_t number) {
       return generations_.at(number).memory.pooled;
     });
-    return Fail(
-        Code::kExhausted,
-        Concat(Quoted(name), " needs ", mapped_bytes, " bytes, but the pool has ", free_bytes,
-               " of ", limits_.pool_bytes, " left"),
-        !has_old ? "raise gpushm.io/pool-extra, or delete buffers that are not needed"
-                 : "allow the buffer another generation (generations: 2, or room in "
-                   "gpushm.io/pool-extra), or detach the old one");
+    return Fail(Code::kExhausted,
+                Concat(Quoted(name), " needs ", mapped_bytes, " bytes, but the pool has ",
+                       free_bytes, " of ", limits_.pool_bytes, " left"),
+                !has_old ? "raise gpushm.io/pool-extra, or delete buffers that are not needed"
+                         : "allow the buffer another generation (generations: 2, or room in "
+                           "gpushm.io/pool-extra), or detach the old one");
   }
   used_bytes_ += mapped_bytes;
   return {};

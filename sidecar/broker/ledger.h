@@ -123,8 +123,8 @@ struct Change {
 
 struct LedgerLimits {
   uint64_t pool_bytes = 0;
-  // What the pod was given. A former broker, of a version that let the pool have all of it, may have
-  // allocated more than pool_bytes; that stays. 0: the same as pool_bytes.
+  // What the pod was given. A former broker, of a version that let the pool have all of it, may
+  // have allocated more than pool_bytes; that stays. 0: the same as pool_bytes.
   uint64_t granted_bytes = 0;
   uint64_t gpu_bytes = limits::kBufferBytes;  // The GPU's total memory.
   uint64_t granularity = 2 << 20;

@@ -202,13 +202,14 @@ TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
   EXPECT_EQ(restored.buffers, 1u);
 }
 
-// Goal: what a broker of an older version allocated of the pod's private memory stays, and nothing is added
-// to it.
+// Goal: what a broker of an older version allocated of the pod's private memory stays, and nothing
+// is added to it.
 TEST_F(LedgerRestoreTest, WhatNoLongerFitsThePoolStaysIfThePodWasGivenIt) {
   for (const char* const name : {"a", "b", "c"}) Create(kApp, name);
   for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
-  ledger_.emplace(LedgerLimits{.pool_bytes = kPage, .granted_bytes = 3 * kPage, .granularity = kPage},
-                  kGpu, 2000);
+  ledger_.emplace(
+      LedgerLimits{.pool_bytes = kPage, .granted_bytes = 3 * kPage, .granularity = kPage}, kGpu,
+      2000);
   EXPECT_THAT(ledger_->Restore(keeper_.Dump(), pod_).dropped, IsEmpty());
   EXPECT_EQ(ledger_->used_bytes(), 3 * kPage);
   Policy policy;

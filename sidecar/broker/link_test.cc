@@ -117,9 +117,9 @@ TEST(Link, BuffersThatDoNotFitWhatThePodWasGivenAreItsLastWords) {
                         "gpushm.io/memory, or use smaller buffers\"\n"));
 }
 
-// Goal: memory that the pod reserved for its containers is not the pool's; what rounding up to units
-// left over is. Method: the plugin gives 256 MiB to a pod with 64 MiB of buffers and 128 MiB of private
-// memory.
+// Goal: memory that the pod reserved for its containers is not the pool's; what rounding up to
+// units left over is. Method: the plugin gives 256 MiB to a pod with 64 MiB of buffers and 128 MiB
+// of private memory.
 TEST(Link, ThePoolLeavesOutWhatContainersReserved) {
   const auto gpu = SomeGpu();
   const TempFolder link;

@@ -69,11 +69,10 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
                 "request more gpushm.io/memory, or use smaller buffers");
   }
   if (config.pool_given) return {};
-  // What the pod reserved for its containers, for loading and for MPS is not the pool's, so no buffer
-  // takes it. What rounding up to whole units left over is.
+  // What the pod reserved for its containers, for loading and for MPS is not the pool's, so no
+  // buffer takes it. What rounding up to whole units left over is.
   const uint64_t reserved = config::NodeBytes(config.pod) - config::PoolBytes(config.pod);
-  config.pool_bytes =
-      std::max(wanted, welcome.pool_bytes - std::min(reserved, welcome.pool_bytes));
+  config.pool_bytes = std::max(wanted, welcome.pool_bytes - std::min(reserved, welcome.pool_bytes));
   return {};
 }
 
