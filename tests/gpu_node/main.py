@@ -46,6 +46,8 @@ def parse():
         parser.add_argument(f"--{name}", required=True, type=lambda p: pathlib.Path(p).resolve())
     parser.add_argument("--driver", choices=["auto", "nvidia", "simulated"], default="auto")
     parser.add_argument("--gpus", type=int, default=2, help="GPUs of the simulated driver")
+    parser.add_argument("--programs", type=lambda p: pathlib.Path(p).resolve(),
+                        help="folder of programs that use CUDA IPC (programs.py)")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.driver == "auto":
@@ -149,7 +151,8 @@ def tell(arguments):
         report.describe_machine(node, gpus, simulated)
         report.say(f"node ready after {time.monotonic() - start:.1f} s")
         story = Story(node, gpus, report, simulated)
-        for step in [*story.steps(), *MpsStory(node, gpus, report, simulated).steps()]:
+        for step in [*story.steps(), *MpsStory(
+                node, gpus, report, simulated, arguments.programs).steps()]:
             ok = report.step(step)
             if not ok:
                 report.say(f"errors of the kubelet:\n{node.kubelet_errors()}")

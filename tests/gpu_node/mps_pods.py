@@ -32,6 +32,10 @@ ANNOTATIONS = {
     "ipc-without": BUFFERS,
     "ipc-with": BUFFERS | CUDA_IPC,
     "ipc-together": BUFFERS | MPS | LIMITS | CUDA_IPC,
+    # Programs of others; the story writes their commands into it.
+    "pair-without": BUFFERS,
+    "pair-with": BUFFERS | CUDA_IPC,
+    "pair-together": BUFFERS | MPS | CUDA_IPC,
 }
 
 
@@ -43,7 +47,7 @@ def bare(name):
     made = pod(name, *(container(each, *([PROBE, commands[each], "/dev/shm/ipc"] if is_ipc else []),
                                  volumeMounts=probes) for each in "ab"),
                volumes=[{"name": "probes", "hostPath": {"path": PROBES}}])
-    if is_ipc:
+    if is_ipc or name.startswith("pair-"):
         made["spec"]["restartPolicy"] = "Never"
     made["metadata"]["annotations"] = ANNOTATIONS[name]
     made["spec"]["securityContext"]["runAsUser"] = 1000

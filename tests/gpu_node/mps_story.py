@@ -15,6 +15,7 @@ import urllib.request
 from case import statuses
 from mps_pods import LIMIT_MIB, PROBE, SHARED_MIB
 from processes import Failure, wait_until
+import programs
 import settings
 from story import expect
 
@@ -27,7 +28,9 @@ METRICS_S = 20
 
 class MpsStory:
 
-    def __init__(self, node, gpus, report, simulated):
+    def __init__(self, node, gpus, report, simulated, others):
+        """`others`: a folder of programs that are not the project's (programs.py), or None."""
+        self._others = others
         self._node = node
         self._gpus = gpus
         self._report = report
@@ -38,7 +41,8 @@ class MpsStory:
                 self.killed_and_stopped_clients_disturb_nobody, self.a_fault_ends_all_clients,
                 self.a_killed_server_is_replaced, self.a_killed_daemon_is_replaced,
                 self.the_sidecar_container_is_restarted, self.more_clients_than_a_server_takes,
-                self.limits_hold, self.cuda_ipc_works_between_containers, self.a_lost_gpu]
+                self.limits_hold, self.cuda_ipc_works_between_containers,
+                self.programs_of_others_work_unchanged, self.a_lost_gpu]
 
     # ------------------------------------------------------------ steps
 
@@ -141,9 +145,7 @@ class MpsStory:
         self._node.delete("together")
         for name in ("ipc-without", "ipc-with", "ipc-together"):
             self._create(name)
-            self._node.wait_pods(lambda pods, name=name: all(
-                "terminated" in statuses(pods.get(name, {})).get(each, {}).get("state", {})
-                for each in "ab"), f"{name} does not end")
+            self._wait_ended(name)
             told = {each: self._said(name, each) for each in "ab"}
             self._report.fact(f"CUDA IPC in the pod {name}", told)
             if name == "ipc-without":
@@ -151,6 +153,60 @@ class MpsStory:
             else:
                 expect([told["a"].get("read"), told["b"].get("read")] == [8, 7], f"{name}: {told}")
             self._node.delete(name)
+
+    def programs_of_others_work_unchanged(self):
+        """Goal: programs that use CUDA IPC work between two containers with the annotation, also under MPS,
+        and not without it."""
+        if self._others is None:
+            self._report.fact("left out", "--programs names no folder")
+            return
+        for name, pair in programs.PAIRS.items():
+            if not programs.is_there(pair, self._others):
+                self._report.fact(name, f"left out: there is no {pair.needs}")
+                continue
+            for kind in ("pair-without", "pair-with", "pair-together"):
+                codes, said = self._run_pair(kind, pair)
+                worked = not any(codes) and pair.proof in said
+                self._report.fact(f"{name}, {kind}", {"exit codes": codes, "said": said[-1500:]})
+                expect(worked == (kind != "pair-without"), f"{name} in {kind}: {said[-2000:]}")
+
+    def _run_pair(self, kind, pair):
+        """(exit codes, output of both containers)"""
+        made = self._read(kind)
+        mounts = {"usr": ("/usr", self._usr()), "programs": (programs.HERE, self._others),
+                  "pairs": (programs.OURS, pathlib.Path(__file__).parent / "pairs")}
+        made["spec"]["volumes"] += [{"name": volume, "hostPath": {"path": str(path)}}
+                                    for volume, (_, path) in mounts.items()]
+        for container, command in zip(made["spec"]["containers"], (pair.a, pair.b)):
+            container["command"] = command
+            container["volumeMounts"] += [{"name": volume, "mountPath": at}
+                                          for volume, (at, _) in mounts.items()]
+        self._node.create(made)
+        self._wait_ended(kind, 90)
+        states = statuses(self._node.pods()[kind])
+        codes = [states[each]["state"]["terminated"]["exitCode"] for each in "ab"]
+        said = "".join(f"{each}: {self._log(kind, each)}\n" for each in "ab")
+        self._node.delete(kind)
+        return codes, said
+
+    def _usr(self):
+        """The node's /usr, on which the runtime can put the driver's files without changing it."""
+        folder = self._node.state / "usr"
+        if not folder.exists():
+            folder.mkdir()
+            layers = self._node.state / "usr-layers"
+            layers.mkdir()
+            self._node.run("mount", "-t", "tmpfs", "tmpfs", str(layers))
+            for layer in ("upper", "work"):
+                (layers / layer).mkdir()
+            self._node.run("mount", "-t", "overlay", "overlay", "-o",
+                           f"lowerdir=/usr,upperdir={layers}/upper,workdir={layers}/work", str(folder))
+        return folder
+
+    def _wait_ended(self, name, seconds=60):
+        self._node.wait_pods(lambda pods: all(
+            "terminated" in statuses(pods.get(name, {})).get(each, {}).get("state", {})
+            for each in "ab"), f"{name} does not end", seconds)
 
     def a_lost_gpu(self):
         """Goal: with the GPU off the bus, a client fails at once. Only simulated GPUs can be lost."""
@@ -200,10 +256,14 @@ class MpsStory:
 
     # ------------------------------------------------------------ looking into it
 
+    def _log(self, name, container, stream=""):
+        """What the container's first process wrote."""
+        log = max(self._node.logs.glob(f"pods/*_{name}-*/{container}/0.log"), key=lambda p: p.stat().st_mtime)
+        return "\n".join(line.split(" ", 3)[3] for line in log.read_text().splitlines() if stream in line)
+
     def _said(self, name, container):
-        """The last line that the container's first process wrote to standard output."""
-        log = max(self._node.logs.glob(f"pods/*_{name}-*/{container}/0.log"))
-        lines = [line.split(" ", 3)[3] for line in log.read_text().splitlines() if " stdout " in line]
+        """The last line that it wrote to standard output."""
+        lines = self._log(name, container, " stdout ").splitlines()
         return json.loads(lines[-1]) if lines else {"error": "it said nothing"}
 
     def _start(self, name):
@@ -211,11 +271,14 @@ class MpsStory:
         self._node.wait_ready(name)
 
     def _create(self, name):
+        self._node.create(self._read(name))
+
+    def _read(self, name):
         made = json.loads((self._node.files / "pods" / f"{name}.json").read_text())
         for volume in made["spec"]["volumes"]:
             if volume["name"] == "probes":
                 volume["hostPath"]["path"] = str(self._node.files / "probes")
-        self._node.create(made)
+        return made
 
     def _command(self, name, container, words, env=None):
         variables = [word for key, value in (env or {}).items()
