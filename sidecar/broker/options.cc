@@ -236,6 +236,8 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.tools_folder = flags.tools;
   options.cuda_ipc_folder = flags.cuda_ipc;
   options.mps_folder = flags.mps_folder;
+  // The chart may have decided it, which no annotation says.
+  if (!options.mps_folder.empty()) options.config.pod.mps.wanted = true;
   if (!flags.files.empty()) options.files_folder = flags.files;
   options.loaders = flags.loaders;
   options.pod = PodOfEnvironment();

@@ -1,7 +1,7 @@
 """Cases with the chart installed, and the annotated pods and workloads that they make."""
 
 from api import Refused
-from case import RESTRICTED, ClusterCase, container, is_ready
+from case import RESTRICTED, ClusterCase, container, is_ready, pod
 from chart import Chart
 from plugin import NAMESPACE
 from processes import wait_until
