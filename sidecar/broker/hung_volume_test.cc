@@ -10,6 +10,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -178,6 +179,15 @@ TEST_F(HungVolumeTest, ALoadThatStandsStillGivesWayToOnesThatStart) {
   EXPECT_THAT(broker_->log(), HasSubstr("load-gave-way buffer=hung"));
 }
 
+bool AnyThreadSleepsIn(pid_t pid, const std::string& function) {
+  std::error_code error;
+  for (const auto& thread : std::filesystem::directory_iterator(Concat("/proc/", pid, "/task"), error)) {
+    std::ifstream file(thread.path() / "wchan");
+    if (std::string((std::istreambuf_iterator<char>(file)), {}) == function) return true;
+  }
+  return false;
+}
+
 // Goal: the log names the driver's thread if the kernel holds it, whether the broker is told to end
 // during its start or gives up. Method: the simulated GPUs are on a file system that hangs.
 TEST_F(HungVolumeTest, ACallOfTheDriverThatTheKernelHoldsIsNamed) {
@@ -192,6 +202,8 @@ TEST_F(HungVolumeTest, ACallOfTheDriverThatTheKernelHoldsIsNamed) {
     settings.wait = false;
     BrokerProcess broker(folder_.path(), settings);
     ASSERT_TRUE(fuse->WaitUntilHung());
+    // The file system has the request a moment before the thread that made it sleeps.
+    EXPECT_TRUE(Eventually([&] { return AnyThreadSleepsIn(broker.pid(), "request_wait_answer"); }));
     if (told) broker.Signal(SIGTERM);
     EXPECT_TRUE(broker.WaitForLog(told ? "stopped" : "start-failed"));
     EXPECT_TRUE(broker.WaitForLog("name=gpushm-driver"));

@@ -58,7 +58,8 @@ int WaitUntilReady(const Given& given) {
   const int64_t end_ns = MonotonicNs() + given.timeout_s * 1'000'000'000;
   do {
     const auto state = status::ReadMpsState(given.options.folder);
-    if (state && state->IsReady()) return 0;
+    // The file alone may be a killed container's.
+    if (state && state->IsReady() && DaemonListens(given.options.folder)) return 0;
     poll(nullptr, 0, 20);
   } while (MonotonicNs() < end_ns);
   std::cerr << "gpushm-mps: the MPS daemon is not ready after " << given.timeout_s

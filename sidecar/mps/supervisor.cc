@@ -31,15 +31,6 @@ constexpr int64_t kLongestRestartMs = 5'000;
 constexpr int kUnanswered = 3;  // As many questions in a row: the daemon hangs.
 constexpr size_t kAnswerBytes = 64 * 1024;
 
-// Whether somebody accepts connections at this socket.
-bool Listens(const std::string& path) {
-  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
-  if (path.size() >= sizeof address.sun_path) return false;
-  path.copy(address.sun_path, path.size());
-  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  return fd && connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-}
-
 std::vector<pid_t> Numbers(std::string_view text) {
   std::vector<pid_t> numbers;
   while (!text.empty()) {
@@ -61,9 +52,19 @@ std::unexpected<Status> CannotStart(const std::string& program, int error) {
 
 }  // namespace
 
+bool DaemonListens(const std::string& folder) {
+  const std::string path = folder + "/control";
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  if (path.size() >= sizeof address.sun_path) return false;
+  path.copy(address.sun_path, path.size());
+  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  return fd && connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
 // A command to the daemon, and its answer: NVIDIA's program passes both on.
 struct Supervisor::Question {
   std::string command;
+  uint64_t start = 0;  // Of the daemon that is asked.
   Answered answered;
   pid_t pid = 0;
   UniqueFd answers;
@@ -84,9 +85,10 @@ Result<void> Supervisor::Start() {
         "mount a folder there that this container's uid can write, and that the pod's other "
         "containers can read");
   }
-  // The container was restarted, and its daemon with it.
+  // The container was restarted, and its daemon with it, if there was one.
   if (const auto former = status::ReadMpsState(options_.folder)) {
-    shown_.daemon_restarts = former->daemon_restarts + 1;
+    shown_.daemon_restarts =
+        former->daemon_restarts + (former->state == status::kMpsReady ? 1 : 0);
     shown_.server_restarts = former->server_restarts;
   }
   WriteState("starting");
@@ -111,8 +113,9 @@ void Supervisor::AwaitDaemon(uint64_t start, int64_t end_ns) {
     return KillDaemon();
   }
   const auto again = [=, this] { loop_->After(5, [=, this] { AwaitDaemon(start, end_ns); }); };
-  if (!Listens(options_.folder + "/control")) return again();
+  if (!DaemonListens(options_.folder)) return again();
   const auto serve = [=, this](const Result<std::string>& answer) {
+    if (start != starts_ || daemon_ == 0) return;  // It has ended meanwhile.
     if (!answer) return again();  // Perhaps a question to the former daemon is still asked.
     ready_ = true;
     WriteState(status::kMpsReady);
@@ -189,6 +192,7 @@ void Supervisor::Ask(const std::string& command, Answered answered) {
   if (!pid) return answered(CannotStart(options_.program, pid.error()));
   question_ = std::make_shared<Question>();
   question_->command = command;
+  question_->start = starts_;
   question_->answered = std::move(answered);
   question_->pid = *pid;
   question_->answers = std::move(out_read);
@@ -215,7 +219,11 @@ void Supervisor::EndQuestion(const Result<std::string>& answer) {
   const auto question = std::exchange(question_, nullptr);
   loop_->Unwatch(question->answers.get());
   if (question->timer != 0) loop_->Cancel(question->timer);
-  question->answered(answer);
+  // The program also says something, and ends well, if it finds no daemon.
+  const bool same_daemon = daemon_ != 0 && question->start == starts_;
+  question->answered(same_daemon || !answer
+                         ? answer
+                         : Fail(Code::kBusy, "the daemon that was asked has ended"));
 }
 
 void Supervisor::LookAgain() {
@@ -258,9 +266,12 @@ void Supervisor::LookAtServer(pid_t server) {
 void Supervisor::NoteServer(pid_t server) {
   const int64_t before = std::exchange(shown_.server_pid, server);
   if (before == 0 || before == server) return;
-  ++shown_.server_restarts;
+  // A daemon of several uids ends a server without clients when another uid comes.
+  const bool in_order = !options_.server_uid && shown_.clients == 0;
+  if (!in_order) ++shown_.server_restarts;
   shown_.server_active = false;
   shown_.clients = 0;
+  if (in_order) return;
   LogWarning("mps-server-ended", {{"pid", before}, {"restarts", shown_.server_restarts}});
 }
 

@@ -27,6 +27,9 @@ namespace gpushm::mps {
 // The daemon's program, which the device plugin puts into the container.
 inline constexpr char kControlProgram[] = "nvidia-cuda-mps-control";
 
+// Whether somebody accepts connections at the daemon's socket in this folder.
+bool DaemonListens(const std::string& folder);
+
 struct Options {
   // CUDA_MPS_PIPE_DIRECTORY. Clients need only read it.
   std::string folder = "/run/gpushm-mps";

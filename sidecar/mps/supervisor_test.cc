@@ -181,6 +181,59 @@ TEST_F(SupervisorTest, AQuestionToAFormerDaemonHoldsNothingUp) {
       << ToJson(State());
 }
 
+// Goal: an answer that comes when its daemon has ended says nothing of the next one, which is not there
+// yet. Method: daemons are killed until the next one starts after more than a second. The program that asks
+// the last one is stopped before that one is killed, and goes on then.
+TEST_F(SupervisorTest, ALateAnswerIsNotTheNextDaemons) {
+  const pid_t supervisor = StartServing();
+  pid_t daemon = 0;
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(Eventually([&] { return (daemon = DaemonOf(supervisor)) != 0; }));
+    kill(daemon, SIGKILL);
+    ASSERT_TRUE(Eventually([&] { return DaemonOf(supervisor) != daemon; }));
+  }
+  ASSERT_TRUE(Eventually([&] { return (daemon = DaemonOf(supervisor)) != 0; }));
+  ASSERT_EQ(WaitUntilReady(), 0);
+  std::ofstream(folder_ + "/deaf") << "";
+  pid_t asker = 0;
+  ASSERT_TRUE(Eventually([&] {
+    for (const pid_t child : ChildrenOf(supervisor)) asker = child == daemon ? asker : child;
+    return asker != 0;
+  }));
+  kill(asker, SIGSTOP);
+  kill(daemon, SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return State().state == "starting"; }));
+  kill(asker, SIGCONT);
+  ASSERT_TRUE(Eventually([&] { return kill(asker, 0) != 0; })) << "it has answered";
+  fs::remove(folder_ + "/deaf");
+  bool ready = false;
+  while (DaemonOf(supervisor) == 0) {
+    ready = ready || State().IsReady();
+    poll(nullptr, 0, 2);
+  }
+  EXPECT_FALSE(ready);
+}
+
+// Goal: waiting does not end by what a killed container left. Method: all of them are killed.
+TEST_F(SupervisorTest, NobodyBelievesAKilledContainersFile) {
+  const pid_t first = StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  const pid_t daemon = DaemonOf(first);
+  kill(-first, SIGKILL);
+  EndOf(first);
+  ASSERT_TRUE(Eventually([&] { return kill(daemon, 0) != 0; }));
+  EXPECT_EQ(State().state, status::kMpsReady);
+  EXPECT_EQ(EndOf(Start({"wait", "--timeout", "0"})), 1);
+}
+
+// Goal: only a daemon that ended counts. Method: one that cannot be started, three times.
+TEST_F(SupervisorTest, ADaemonThatNeverRanIsNotCounted) {
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(EndOf(Start({"--program", "/nowhere/nvidia-cuda-mps-control"})), 1);
+  }
+  EXPECT_EQ(State().daemon_restarts, 0u);
+}
+
 // Goal: the container's own restart finds what the former one left. Method: all of them are killed.
 TEST_F(SupervisorTest, ANewContainerTakesOverTheFolder) {
   const pid_t first = StartServing();
