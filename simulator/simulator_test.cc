@@ -364,7 +364,6 @@ TEST_F(SimTest, NvmlTellsTheSensorsThatAreGivenAndNoOthers) {
   });
 }
 
-// Goal: a hang blocks only the caller until faults.yaml changes.
 // Goal: a process counts as a client of MPS if a daemon is there when it initialises CUDA, and is
 // not told if none is.
 TEST_F(SimTest, ClientsOfMpsAreThoseThatFindADaemon) {
@@ -402,6 +401,7 @@ TEST_F(SimTest, ClientsOfMpsAreThoseThatFindADaemon) {
   Run([&] { use(1); });
 }
 
+// Goal: a hang blocks only the caller until faults.yaml changes.
 TEST_F(SimTest, AnNvmlCallHangsUntilTheFaultGoes) {
   Write("faults.yaml", "hang: {nvmlDeviceGetPowerUsage: 600000}");
   Run([&] {

@@ -1,17 +1,14 @@
 // The counters of the library, and their layout in memory on the way to the node's plugin
 // (docs/design/counters.md has the path and the reasons):
-//   library --> its process's page, writable      made by the broker, one for each client
-//   broker  --> its segment, one record for each container: the sums over the pages; read-only for
-//           the
-//               plugin
-//
+//   library --> its process's page, writable. The broker makes one for each client.
+//   broker --> its segment, with the sums over the pages, one record for each container. The plugin
+//       maps it read-only.
 // The segment also has what the broker alone knows of the pod: its MPS, and the private memory of
 // each container. The plugin shows that as it is.
 //
 // Invariants
-//   (1) Every counter only grows, and readers enforce it. If a value goes back or is absurd,
-//   because
-//       its writer is broken or lies, the reader uses the former value or kMaxCount.
+//   (1) Every counter only grows, and readers enforce it. If a value goes back or is absurd, the
+//       reader uses the former value or kMaxCount: its writer is broken or lies.
 //   (2) Each word is written atomically; several words need not belong to the same moment.
 //   (3) A number keeps its place permanently. New ones take words that were 0 until then, so that
 //       pages and segments of other versions can be read.

@@ -46,7 +46,8 @@ def workload():
             series("Mapped bytes", "Shared buffers count for each container.", "bytes",
                    (f"{of_container} (gpushm_container_memory_mapped_bytes{{$}})", container),
                    min=0),
-            series("Pools", "What pods were granted, and how much of it is allocated.", "bytes",
+            series("Pools", "What pods were granted, and how much of it is allocated. Buffers "
+                            "cannot take what pods reserved for their containers.", "bytes",
                    ("sum by (namespace, pod) (gpushm_pool_size_bytes{$})",
                     "{{namespace}}/{{pod}} granted"),
                    ("sum by (namespace, pod) (gpushm_pool_allocated_bytes{$})",

@@ -81,7 +81,7 @@ constexpr KeyInfo kKeys[] = {
      "Time between two reads of a GPU's metrics from NVML. A scrape never calls NVML.", "15000"},
     {"metrics.host-pids", "", "`true` or `false`", "false",
      "The plugin runs in the host's PID namespace (`hostPID: true`), so it can report the private "
-     "GPU memory of containers.",
+     "GPU memory of containers, and processes outside of their pod's MPS.",
      "true"},
     {"status.address", "", "`host:port`, or empty", "127.0.0.1:9401",
      "Where the status page is served. It shows all pods of the node to anyone who can reach it; "

@@ -51,9 +51,10 @@ std::map<std::string, uint64_t> OutsideMps(const std::vector<nvmlProcessInfo_t>&
   std::map<std::string, uint64_t> counts;
   for (const MpsPod& pod : pods) {
     const std::string broker = CgroupOf(pod.broker_pid, proc);
-    const size_t name = broker.rfind('/');
-    if (name == std::string::npos || name == 0) continue;  // It is in no pod's cgroup.
-    const std::string whole = broker.substr(0, name);
+    const std::string whole = broker.substr(0, std::min(broker.rfind('/'), broker.size()));
+    // Kubelets name it .../podUID or ...-podUID.slice. Without one, the parent has other services
+    // too.
+    if (whole.find("pod", whole.rfind('/') + 1) == std::string::npos) continue;
     counts[pod.allocation] =
         static_cast<uint64_t>(std::ranges::count_if(unserved, [&](const auto& cgroup) {
           return IsIn(cgroup, whole) && !IsIn(cgroup, broker);

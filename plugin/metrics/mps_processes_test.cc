@@ -70,10 +70,12 @@ TEST_F(MpsProcessesTest, CgroupsOfVersionOneAndOfAnotherNamespace) {
 
 TEST_F(MpsProcessesTest, WhatEndedOrIsInNoPodIsNotCounted) {
   const uint32_t outside = Add("0::/");
+  const uint32_t service = Add("0::/system.slice/docker-a.scope");
+  Add("0::/system.slice/docker-b.scope");
   Add("0::/");
   Add("no cgroup at all");
   on_gpu_.push_back(Process(9'999'999));
-  EXPECT_THAT(Count({{"m0000", outside}, {"m0001", 8'888'888}}), IsEmpty());
+  EXPECT_THAT(Count({{"m0000", outside}, {"m0001", 8'888'888}, {"m0002", service}}), IsEmpty());
 }
 
 }  // namespace

@@ -233,7 +233,10 @@ std::vector<Check> CheckMps(bool mps, const SystemFacts& facts) {
     checks.push_back(
         {Level::kWarn, "mps",
          Concat("off, although CUDA_MPS_PIPE_DIRECTORY=", *folder, ": no MPS daemon answers there",
-                state ? Concat(" (gpushm-mps says: ", state->state, ")") : ""),
+                !state ? ""
+                : state->state == status::kMpsReady && !state->IsReady()
+                    ? " (gpushm-mps has not written its state for long)"
+                    : Concat(" (gpushm-mps says: ", state->state, ")")),
          "with gpushm.io/mps, see the log of the container gpushm-mps; otherwise "
          "start nvidia-cuda-mps-control -d with that folder, and mount the folder "
          "here"});

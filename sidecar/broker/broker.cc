@@ -424,6 +424,7 @@ Result<void> Broker::MakeCounters() {
 void Broker::LookAtMps() {
   if (const auto state = status::ReadMpsState(options_.mps_folder)) {
     mps_state_ = *state;
+    mps_error_ = Code::kNotFound;
   } else if (mps_error_ != state.error().code()) {
     mps_error_ = state.error().code();
     if (mps_error_ != Code::kNotFound) {

@@ -181,7 +181,8 @@ TEST_F(HungVolumeTest, ALoadThatStandsStillGivesWayToOnesThatStart) {
 
 bool AnyThreadSleepsIn(pid_t pid, const std::string& function) {
   std::error_code error;
-  for (const auto& thread : std::filesystem::directory_iterator(Concat("/proc/", pid, "/task"), error)) {
+  for (const auto& thread :
+       std::filesystem::directory_iterator(Concat("/proc/", pid, "/task"), error)) {
     std::ifstream file(thread.path() / "wchan");
     if (std::string((std::istreambuf_iterator<char>(file)), {}) == function) return true;
   }

@@ -4,10 +4,18 @@ namespace gpushm::injector {
 namespace {
 
 constexpr char kHowTo[] =
-    "pass a manifest as JSON, for example from `kubectl create -f pod.yaml --dry-run=client -o json`";
+    "pass one object as JSON, for example from `kubectl create -f pod.yaml --dry-run=client -o json` "
+    "if pod.yaml has one object";
 
 std::unexpected<Status> NotTaken(std::string_view why) {
   return Fail(Code::kInvalidArgument, std::string(why), kHowTo);
+}
+
+// FNV-1a.
+uint64_t NumberOf(std::string_view text) {
+  uint64_t hash = 14695981039346656037U;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+  return hash;
 }
 
 // The place of the pod: of a Pod, a Deployment and its like, and a CronJob.
@@ -21,7 +29,7 @@ const char* PlaceOfPod(const Json& manifest) {
 
 }  // namespace
 
-Result<std::string> Inject(const Admission& admission, std::string_view manifest,
+Result<std::string> Inject(const Settings& settings, std::string_view manifest,
                            std::vector<std::string>* warnings) {
   Json object = Json::parse(manifest, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return NotTaken("the manifest is not a JSON object");
@@ -29,6 +37,7 @@ Result<std::string> Inject(const Admission& admission, std::string_view manifest
   if (place == nullptr) return NotTaken("the manifest is neither a Pod nor has a pod template");
   Json& pod = object.at(Pointer(place));
   if (!pod.is_object()) return NotTaken(Concat(place, " is not an object"));
+  const Admission admission(settings, [&] { return NumberOf(manifest); });
   const Verdict verdict = admission.Mutate(pod);
   warnings->insert(warnings->end(), verdict.warnings.begin(), verdict.warnings.end());
   if (!verdict.allowed) return Fail(Code::kInvalidArgument, verdict.message);

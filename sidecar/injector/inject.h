@@ -14,9 +14,10 @@
 namespace gpushm::injector {
 
 // `manifest`: a Pod as JSON, or an object with a pod template such as a Deployment. Returns it with
-// the sidecars, and adds warnings. kInvalidArgument: it is neither, or the pod is denied, with the
+// the sidecars, and adds warnings. The same manifest gives the same result, so the sidecars of a
+// template's replicas share a uid. kInvalidArgument: it is neither, or the pod is denied, with the
 // reason.
-Result<std::string> Inject(const Admission& admission, std::string_view manifest,
+Result<std::string> Inject(const Settings& settings, std::string_view manifest,
                            std::vector<std::string>* warnings);
 
 }  // namespace gpushm::injector

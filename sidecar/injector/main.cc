@@ -98,7 +98,7 @@ class Injector {
 int PrintInjected(const Settings& settings) {
   const std::string manifest((std::istreambuf_iterator<char>(std::cin)), {});
   std::vector<std::string> warnings;
-  const auto injected = Inject(Admission(settings, Random), manifest, &warnings);
+  const auto injected = Inject(settings, manifest, &warnings);
   for (const std::string& warning : warnings) std::cerr << "warning: " << warning << "\n";
   if (!injected) {
     std::cerr << "gpushm-injector: " << injected.error().ToString() << "\n";

@@ -87,8 +87,7 @@ Result<void> Supervisor::Start() {
   }
   // The container was restarted, and its daemon with it, if there was one.
   if (const auto former = status::ReadMpsState(options_.folder)) {
-    shown_.daemon_restarts =
-        former->daemon_restarts + (former->state == status::kMpsReady ? 1 : 0);
+    shown_.daemon_restarts = former->daemon_restarts + (former->state == status::kMpsReady ? 1 : 0);
     shown_.server_restarts = former->server_restarts;
   }
   WriteState("starting");
@@ -221,9 +220,8 @@ void Supervisor::EndQuestion(const Result<std::string>& answer) {
   if (question->timer != 0) loop_->Cancel(question->timer);
   // The program also says something, and ends well, if it finds no daemon.
   const bool same_daemon = daemon_ != 0 && question->start == starts_;
-  question->answered(same_daemon || !answer
-                         ? answer
-                         : Fail(Code::kBusy, "the daemon that was asked has ended"));
+  question->answered(
+      same_daemon || !answer ? answer : Fail(Code::kBusy, "the daemon that was asked has ended"));
 }
 
 void Supervisor::LookAgain() {

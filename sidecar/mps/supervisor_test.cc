@@ -181,9 +181,9 @@ TEST_F(SupervisorTest, AQuestionToAFormerDaemonHoldsNothingUp) {
       << ToJson(State());
 }
 
-// Goal: an answer that comes when its daemon has ended says nothing of the next one, which is not there
-// yet. Method: daemons are killed until the next one starts after more than a second. The program that asks
-// the last one is stopped before that one is killed, and goes on then.
+// Goal: an answer that comes when its daemon has ended says nothing of the next one, which is not
+// there yet. Method: daemons are killed until the next one starts after more than a second. The
+// program that asks the last one is stopped before that one is killed, and goes on then.
 TEST_F(SupervisorTest, ALateAnswerIsNotTheNextDaemons) {
   const pid_t supervisor = StartServing();
   pid_t daemon = 0;

@@ -23,6 +23,7 @@ import os
 import pathlib
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -81,18 +82,20 @@ class Bench:
     @contextlib.contextmanager
     def process(self, words, environment):
         """A neighbour that runs once it has said "busy"; yields what it said until then and after."""
-        log = self._folder / "neighbour.log"
-        with open(log, "w") as file:
-            process = subprocess.Popen(words, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        log, errors = self._folder / "neighbour.log", self._folder / "neighbour.errors"
+        with open(log, "w") as file, open(errors, "w") as said:
+            process = subprocess.Popen(words, env=environment, stdout=file, stderr=said, start_new_session=True)
         try:
             deadline = time.monotonic() + READY_S
             while "busy" not in log.read_text():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{words}: {log.read_text()[-2000:]}")
+                    raise RuntimeError(f"{words}: {errors.read_text()[-2000:]}")
                 time.sleep(0.02)
             yield log
+            if process.poll() is not None:
+                raise RuntimeError(f"{words} ended while it was measured: {errors.read_text()[-2000:]}")
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def spin(self, environment):

@@ -63,7 +63,8 @@ class MpsTest(ChartCase):
         self.assertEqual(self.container_ids("together"), before)
         self.restart("together", "gpushm-mps")
         wait_until(lambda: f"no daemon after the container's restart: {self.state('together')}", 30,
-                   lambda: self.state("together")["state"] == "ready")
+                   lambda: self.state("together")["state"] == "ready"
+                   and self.state("together")["daemon_restarts"] == 2)
         self.share("together", "after")
         mine = {"namespace": self.namespace, "pod": "together"}
         wait_until(lambda: f"metrics of MPS: {self.page('gpushm_mps')}", 30, lambda: self.metric(

@@ -1,16 +1,16 @@
 // What a container does on its GPU, for the node's test: it computes, measures, takes memory,
-// faults, and opens another one's memory. One line of JSON on standard output; "error" names what
-// the driver said.
+// faults, and opens another one's memory.
 //
-// usage: gpushm-gpu-probe serve SECONDS    an empty kernel after the other: "n", "p50_us", "p99_us"
-//                         spin SECONDS     keeps the GPU busy; says {"busy": true} once it does
-//                         limit HOW        takes 64 MiB at a time, by "malloc" or "create", until
-//                         it
-//                                          cannot: "mib"
-//                         fault            a kernel writes to address 0
-//                         export SOCKET    offers memory and an event by CUDA IPC to one "import
-//                         SOCKET", import SOCKET    which reads 7, writes 8 and records the event
-// The simulated driver runs no kernels: there, serve and spin fill memory, and fault does nothing.
+// usage: gpushm-gpu-probe COMMAND ARGUMENT
+//   serve SECONDS   launches an empty kernel after the other: "n", "p50_us", "p99_us"
+//   spin SECONDS    keeps the GPU busy; says {"busy": true} once it does
+//   limit HOW       takes 64 MiB at a time, by "malloc" or "create", until it cannot: "mib"
+//   fault           lets a kernel write to address 0
+//   export SOCKET   gives memory with 7 in it, and an event, to one import by CUDA IPC: reads 8
+//   import SOCKET   reads 7 there, writes 8, and records the event
+//
+// Each says one line of JSON on standard output; "error" names what the driver said. The simulated
+// driver runs no kernels: there, serve and spin fill memory, and fault does nothing.
 #include <cuda.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -111,13 +111,13 @@ class Gpu {
   void Serve(int64_t seconds) const {
     std::vector<int64_t> took_ns;
     const int64_t end_ns = MonotonicNs() + seconds * 1'000'000'000;
-    while (MonotonicNs() < end_ns) {
+    do {
       const int64_t start_ns = MonotonicNs();
       Spin(0, 1);
       Synchronize();
       took_ns.push_back(MonotonicNs() - start_ns);
       usleep(200);
-    }
+    } while (MonotonicNs() < end_ns);
     std::ranges::sort(took_ns);
     const auto us = [&](size_t part) {
       return static_cast<double>(took_ns[took_ns.size() * part / 100]) / 1000;
