@@ -20,6 +20,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <iostream>
 #include <string>
 #include <string_view>
@@ -66,7 +67,7 @@ constexpr uint64_t kMostPieces = 64;
 constexpr int kIpcTimeoutS = 20;
 
 [[noreturn]] void End(const std::string& line, int status = 0) {
-  std::cout << line << std::endl;
+  std::cout << line << "\n" << std::flush;
   _exit(status);  // A context after a fault need not end in order.
 }
 
@@ -116,7 +117,7 @@ class Gpu {
       Spin(0, 1);
       Synchronize();
       took_ns.push_back(MonotonicNs() - start_ns);
-      usleep(200);
+      usleep(200);  // sleep: the rhythm of a process that is not always busy.
     } while (MonotonicNs() < end_ns);
     std::ranges::sort(took_ns);
     const auto us = [&](size_t part) {
@@ -131,7 +132,7 @@ class Gpu {
     for (bool first = true; MonotonicNs() < end_ns; first = false) {
       for (int i = 0; i < kSpinsAtOnce; ++i) Spin(kSpinNs, static_cast<unsigned>(processors_));
       Synchronize();
-      if (first) std::cout << R"({"busy": true})" << std::endl;
+      if (first) std::cout << "{\"busy\": true}\n" << std::flush;
     }
     End("{}");
   }
@@ -234,7 +235,7 @@ UniqueFd Meet(const char* path, bool listens) {
   }
   while (connect(fd.get(), to, sizeof address) != 0) {
     if (end.Passed()) return {};
-    usleep(10'000);
+    usleep(10'000);  // sleep: until the next try.
   }
   return fd;
 }
@@ -259,6 +260,9 @@ int Run(std::string_view what, const char* argument) {
 }  // namespace
 }  // namespace gpushm
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   return argc < 2 ? 2 : gpushm::Run(argv[1], argc > 2 ? argv[2] : "");
+} catch (const std::exception& error) {
+  std::cerr << "gpushm-gpu-probe: " << error.what() << "\n";
+  return 1;
 }
