@@ -54,7 +54,8 @@ std::map<std::string, uint64_t> OutsideMps(const std::vector<nvmlProcessInfo_t>&
     const std::string whole = broker.substr(0, std::min(broker.rfind('/'), broker.size()));
     // Kubelets name it .../podUID or ...-podUID.slice. Without one, the parent has other services
     // too.
-    if (whole.find("pod", whole.rfind('/') + 1) == std::string::npos) continue;
+    const std::string_view name = std::string_view(whole).substr(whole.rfind('/') + 1);
+    if (!name.starts_with("pod") && !name.contains("-pod")) continue;
     counts[pod.allocation] =
         static_cast<uint64_t>(std::ranges::count_if(unserved, [&](const auto& cgroup) {
           return IsIn(cgroup, whole) && !IsIn(cgroup, broker);

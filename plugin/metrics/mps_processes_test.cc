@@ -72,10 +72,14 @@ TEST_F(MpsProcessesTest, WhatEndedOrIsInNoPodIsNotCounted) {
   const uint32_t outside = Add("0::/");
   const uint32_t service = Add("0::/system.slice/docker-a.scope");
   Add("0::/system.slice/docker-b.scope");
+  const uint32_t podman = Add("0::/libpod_parent/libpod-a");
+  Add("0::/libpod_parent/libpod-b");
   Add("0::/");
   Add("no cgroup at all");
   on_gpu_.push_back(Process(9'999'999));
-  EXPECT_THAT(Count({{"m0000", outside}, {"m0001", 8'888'888}, {"m0002", service}}), IsEmpty());
+  EXPECT_THAT(
+      Count({{"m0000", outside}, {"m0001", 8'888'888}, {"m0002", service}, {"m0003", podman}}),
+      IsEmpty());
 }
 
 }  // namespace

@@ -108,6 +108,14 @@ Check CheckLibc(const SystemFacts& facts) {
           "use an image with glibc 2.28 or newer"};
 }
 
+// What gpushm-mps says, for a process that found no daemon.
+std::string NoteOf(const status::MpsState& state) {
+  if (state.state != status::kMpsReady || state.IsReady()) {
+    return Concat(" (gpushm-mps says: ", state.state, ")");
+  }
+  return " (gpushm-mps has not written its state for more than 15 s)";
+}
+
 }  // namespace
 
 Check CheckSocket(const SocketFacts& facts) {
@@ -230,16 +238,12 @@ std::vector<Check> CheckMps(bool mps, const SystemFacts& facts) {
          "use MPS only for processes whose code you trust; see "
          "docs/guides/several-containers.md"});
   } else if (folder && !folder->empty()) {
-    checks.push_back(
-        {Level::kWarn, "mps",
-         Concat("off, although CUDA_MPS_PIPE_DIRECTORY=", *folder, ": no MPS daemon answers there",
-                !state ? ""
-                : state->state == status::kMpsReady && !state->IsReady()
-                    ? " (gpushm-mps has not written its state for long)"
-                    : Concat(" (gpushm-mps says: ", state->state, ")")),
-         "with gpushm.io/mps, see the log of the container gpushm-mps; otherwise "
-         "start nvidia-cuda-mps-control -d with that folder, and mount the folder "
-         "here"});
+    checks.push_back({Level::kWarn, "mps",
+                      Concat("off, although CUDA_MPS_PIPE_DIRECTORY=", *folder,
+                             ": no MPS daemon answers there", state ? NoteOf(*state) : ""),
+                      "with gpushm.io/mps, see the log of the container gpushm-mps; otherwise "
+                      "start nvidia-cuda-mps-control -d with that folder, and mount the folder "
+                      "here"});
   } else {
     checks.push_back({Level::kOk, "mps",
                       "off: processes take turns on the GPU; next to a busy one, a signal takes "

@@ -68,6 +68,17 @@ std::array<uint8_t, 16> SomeGpu() {
   return RawClient(broker.Socket("app")).Hello()->gpu_uuid;
 }
 
+// A plugin that welcomes the broker, which has nothing to restore, and stays until it ends.
+Plugin::Talk Welcomes(const std::array<uint8_t, 16>& gpu) {
+  return [gpu](int socket, int) {
+    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
+    Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+    protocol::Message message;
+    while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
+    }
+  };
+}
+
 BrokerSettings LinkedTo(const std::string& folder) {
   BrokerSettings settings = TwoContainers();
   settings.arguments.insert(settings.arguments.end(),
@@ -99,13 +110,9 @@ TEST(Link, AtStartAPluginThatTalksNonsenseIsAnError) {
 }
 
 TEST(Link, BuffersThatDoNotFitWhatThePodWasGivenAreItsLastWords) {
-  const auto gpu = SomeGpu();
   const TempFolder link;
   const TempFolder folder;
-  const Plugin plugin(link.path(), [&](int socket, int) {
-    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
-    Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
-  });
+  const Plugin plugin(link.path(), Welcomes(SomeGpu()));
   BrokerSettings settings;
   settings.arguments = {"--link", link.path(), "--container", "app"};
   settings.buffers = "buffers.gpushm.io/weights: 1Gi";
@@ -121,16 +128,9 @@ TEST(Link, BuffersThatDoNotFitWhatThePodWasGivenAreItsLastWords) {
 // units left over is. Method: the plugin gives 256 MiB to a pod with 64 MiB of buffers and 128 MiB
 // of private memory.
 TEST(Link, ThePoolLeavesOutWhatContainersReserved) {
-  const auto gpu = SomeGpu();
   const TempFolder link;
   const TempFolder folder;
-  const Plugin plugin(link.path(), [&](int socket, int) {
-    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
-    Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
-    protocol::Message message;  // Until the broker ends.
-    while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
-    }
-  });
+  const Plugin plugin(link.path(), Welcomes(SomeGpu()));
   BrokerSettings settings;
   settings.arguments = {"--link", link.path(), "--container", "app"};
   settings.buffers = "buffers.gpushm.io/weights: 64Mi\nprivate.gpushm.io/app: 128Mi";

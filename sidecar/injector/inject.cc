@@ -1,5 +1,7 @@
 #include "sidecar/injector/inject.h"
 
+#include "sidecar/injector/digest.h"
+
 namespace gpushm::injector {
 namespace {
 
@@ -9,13 +11,6 @@ constexpr char kHowTo[] =
 
 std::unexpected<Status> NotTaken(std::string_view why) {
   return Fail(Code::kInvalidArgument, std::string(why), kHowTo);
-}
-
-// FNV-1a.
-uint64_t NumberOf(std::string_view text) {
-  uint64_t hash = 14695981039346656037U;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-  return hash;
 }
 
 // The place of the pod: of a Pod, a Deployment and its like, and a CronJob.
@@ -37,7 +32,7 @@ Result<std::string> Inject(const Settings& settings, std::string_view manifest,
   if (place == nullptr) return NotTaken("the manifest is neither a Pod nor has a pod template");
   Json& pod = object.at(Pointer(place));
   if (!pod.is_object()) return NotTaken(Concat(place, " is not an object"));
-  const Admission admission(settings, [&] { return NumberOf(manifest); });
+  const Admission admission(settings, [&] { return AddToDigest(kEmptyDigest, manifest); });
   const Verdict verdict = admission.Mutate(pod);
   warnings->insert(warnings->end(), verdict.warnings.begin(), verdict.warnings.end());
   if (!verdict.allowed) return Fail(Code::kInvalidArgument, verdict.message);

@@ -12,6 +12,7 @@
 #include "contract/limits.h"
 #include "platform/base/version.h"
 #include "platform/yaml/quantity.h"
+#include "sidecar/injector/digest.h"
 #include "sidecar/injector/sidecar.h"
 
 namespace gpushm::injector {
@@ -33,12 +34,10 @@ constexpr size_t kMostListed = 1024;
 constexpr size_t kStatusBytes = 64 * 1024;
 constexpr ptrdiff_t kStatusBrackets = 8;
 
-// FNV-1a. It distinguishes texts, but it does not resist deliberate collisions.
 std::string DigestOf(const config::Annotations& annotations) {
-  uint64_t hash = 14695981039346656037U;
+  uint64_t hash = kEmptyDigest;
   const auto add = [&hash](std::string_view text) {
-    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-    hash = (hash ^ 0xFFU) * 1099511628211U;
+    hash = AddToDigest(AddToDigest(hash, text), "\xFF");
   };
   for (const auto& [key, value] : annotations) {
     if (!config::IsOurKey(key) || key == config::kStatusKey) continue;

@@ -101,6 +101,17 @@ class SupervisorTest : public ::testing::Test {
     return 0;
   }
 
+  // Waits for the program that asks the daemon, and stops it; 0 if none comes.
+  pid_t StopAsker(pid_t supervisor, pid_t daemon) const {
+    pid_t asker = 0;
+    Eventually([&] {
+      for (const pid_t child : ChildrenOf(supervisor)) asker = child == daemon ? asker : child;
+      return asker != 0;
+    });
+    if (asker != 0) kill(asker, SIGSTOP);
+    return asker;
+  }
+
   std::string program_;
   std::string driver_;
   std::string folder_;
@@ -169,12 +180,8 @@ TEST_F(SupervisorTest, AQuestionToAFormerDaemonHoldsNothingUp) {
   ASSERT_EQ(WaitUntilReady(), 0);
   const pid_t daemon = DaemonOf(supervisor);
   std::ofstream(folder_ + "/deaf") << "";
-  pid_t asker = 0;
-  ASSERT_TRUE(Eventually([&] {
-    for (const pid_t child : ChildrenOf(supervisor)) asker = child == daemon ? asker : child;
-    return asker != 0;
-  }));
-  kill(asker, SIGSTOP);
+  const pid_t asker = StopAsker(supervisor, daemon);
+  ASSERT_NE(asker, 0);
   fs::remove(folder_ + "/deaf");
   kill(daemon, SIGKILL);
   EXPECT_TRUE(Eventually([&] { return State().daemon_restarts >= 1 && State().IsReady(); }))
@@ -195,12 +202,8 @@ TEST_F(SupervisorTest, ALateAnswerIsNotTheNextDaemons) {
   ASSERT_TRUE(Eventually([&] { return (daemon = DaemonOf(supervisor)) != 0; }));
   ASSERT_EQ(WaitUntilReady(), 0);
   std::ofstream(folder_ + "/deaf") << "";
-  pid_t asker = 0;
-  ASSERT_TRUE(Eventually([&] {
-    for (const pid_t child : ChildrenOf(supervisor)) asker = child == daemon ? asker : child;
-    return asker != 0;
-  }));
-  kill(asker, SIGSTOP);
+  const pid_t asker = StopAsker(supervisor, daemon);
+  ASSERT_NE(asker, 0);
   kill(daemon, SIGKILL);
   ASSERT_TRUE(Eventually([&] { return State().state == "starting"; }));
   kill(asker, SIGCONT);

@@ -30,26 +30,15 @@
 #include "platform/base/unique_fd.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
+#include "tests/bench/spin_kernel.h"
 
 namespace gpushm {
 namespace {
 
-constexpr char kProgram[] = R"ptx(
+constexpr char kStoreModule[] = R"ptx(
 .version 6.0
 .target sm_50
 .address_size 64
-.visible .entry spin(.param .u64 duration_ns) {
-  .reg .b64 %rd<5>;
-  .reg .pred %p<2>;
-  ld.param.u64 %rd1, [duration_ns];
-  mov.u64 %rd2, %globaltimer;
-again:
-  mov.u64 %rd3, %globaltimer;
-  sub.u64 %rd4, %rd3, %rd2;
-  setp.lt.u64 %p1, %rd4, %rd1;
-  @%p1 bra again;
-  ret;
-}
 .visible .entry store(.param .u64 address) {
   .reg .b64 %rd<2>;
   .reg .b32 %r<2>;
@@ -80,10 +69,8 @@ class Gpu {
     Must(api_.cuMemAlloc(&scratch_, 4096), "cuMemAlloc");
     kernels_ = !api_.simulated();
     if (!kernels_) return;
-    CUmodule module = nullptr;
-    Must(api_.cuModuleLoadData(&module, kProgram), "cuModuleLoadData");
-    Must(api_.cuModuleGetFunction(&spin_, module, "spin"), "cuModuleGetFunction");
-    Must(api_.cuModuleGetFunction(&store_, module, "store"), "cuModuleGetFunction");
+    spin_ = Kernel(bench::kSpinModule, "spin");
+    store_ = Kernel(kStoreModule, "store");
     Must(api_.cuDeviceGetAttribute(&processors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0),
          "cuDeviceGetAttribute");
   }
@@ -96,6 +83,14 @@ class Gpu {
     const char* name = nullptr;
     return api_.cuGetErrorName(result, &name) == CUDA_SUCCESS ? name
                                                               : Concat(static_cast<int>(result));
+  }
+
+  CUfunction Kernel(const char* text, const char* name) const {
+    CUmodule module = nullptr;
+    CUfunction kernel = nullptr;
+    Must(api_.cuModuleLoadData(&module, text), "cuModuleLoadData");
+    Must(api_.cuModuleGetFunction(&kernel, module, name), "cuModuleGetFunction");
+    return kernel;
   }
 
   void Spin(uint64_t duration_ns, unsigned blocks) const {

@@ -1,5 +1,6 @@
 // A process that keeps the GPU busy with kernels of 200 us, like a third tenant of the card.
 #include "tests/bench/handover/endpoint.h"
+#include "tests/bench/spin_kernel.h"
 
 namespace gpushm::bench::handover {
 namespace {
@@ -7,24 +8,6 @@ namespace {
 constexpr uint64_t kKernelNs = 200'000;
 constexpr int kKernelsAtOnce = 50;
 constexpr unsigned kThreads = 64;
-
-constexpr char kProgram[] = R"ptx(
-.version 6.0
-.target sm_50
-.address_size 64
-.visible .entry spin(.param .u64 duration_ns) {
-  .reg .b64 %rd<5>;
-  .reg .pred %p<2>;
-  ld.param.u64 %rd1, [duration_ns];
-  mov.u64 %rd2, %globaltimer;
-again:
-  mov.u64 %rd3, %globaltimer;
-  sub.u64 %rd4, %rd3, %rd2;
-  setp.lt.u64 %p1, %rd4, %rd1;
-  @%p1 bra again;
-  ret;
-}
-)ptx";
 
 }  // namespace
 
@@ -37,7 +20,8 @@ Result<void> KeepBusy(Channel& parent, const std::vector<std::string>&) {
   CUmodule module = nullptr;
   CUfunction spin = nullptr;
   int processors = 0;
-  if (auto r = api.Check(api.cuModuleLoadData(&module, kProgram), "cuModuleLoadData"); !r) return r;
+  if (auto r = api.Check(api.cuModuleLoadData(&module, kSpinModule), "cuModuleLoadData"); !r)
+    return r;
   if (auto r = api.Check(api.cuModuleGetFunction(&spin, module, "spin"), "cuModuleGetFunction");
       !r) {
     return r;
