@@ -6,7 +6,7 @@ namespace gpushm::injector {
 namespace {
 
 constexpr char kHowTo[] =
-    "pass one object as JSON, for example from `kubectl create -f pod.yaml --dry-run=client -o json` "
+    "pass one object as JSON, for example from `kubectl patch --local -f pod.yaml -p '{}' -o json` "
     "if pod.yaml has one object";
 
 std::unexpected<Status> NotTaken(std::string_view why) {

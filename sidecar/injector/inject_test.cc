@@ -63,7 +63,7 @@ TEST(Inject, TheTemplateOfAControllerGetsTheSidecar) {
 
 TEST(Inject, SaysWhatIsWrong) {
   EXPECT_THAT(Refusal("kind: Pod"), HasSubstr("is not a JSON object"));
-  EXPECT_THAT(Refusal("kind: Pod"), HasSubstr("--dry-run=client -o json"));
+  EXPECT_THAT(Refusal("kind: Pod"), HasSubstr("kubectl patch --local -f pod.yaml -p '{}' -o json"));
   EXPECT_THAT(Refusal(R"({"kind":"Service"})"), HasSubstr("neither a Pod nor has a pod template"));
   EXPECT_THAT(Refusal(R"({"spec":{"template":[]}})"), HasSubstr("/spec/template is not an object"));
   EXPECT_THAT(Refusal(PodWith({"a"}, {{"buffers.gpushm.io/weights", "8 cats"}}).dump()),
