@@ -156,6 +156,16 @@ Result<void> AddLibraries(const Root& root, const std::string& folder, DriverFil
   return {};
 }
 
+// A script in a program's place starts the program from elsewhere, by a shell: neither is in the
+// containers.
+bool IsElf(const std::string& path) {
+  constexpr std::string_view kMagic = "\177ELF";
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, kMagic.size()> start{};
+  return file && read(file.get(), start.data(), start.size()) == ssize_t{start.size()} &&
+         std::string_view(start.data(), start.size()) == kMagic;
+}
+
 // nvidia-smi, and those that share a GPU's time between processes (MPS).
 void AddPrograms(const Root& root, std::initializer_list<const char*> folders,
                  DriverFiles* driver) {
@@ -163,7 +173,7 @@ void AddPrograms(const Root& root, std::initializer_list<const char*> folders,
        {"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}) {
     for (const char* const folder : folders) {
       const auto file = root.Find(Concat(folder, "/", name));
-      if (!file) continue;
+      if (!file || !IsElf(file->seen)) continue;
       driver->common.mounts.push_back(
           {.host_path = file->host, .container_path = Concat("/usr/bin/", name)});
       break;
@@ -232,7 +242,7 @@ Result<DriverFiles> FromFolder(const Root& root, const std::string& folder,
   if (auto added = AddLibraries(root, folder, &driver); !added) {
     return std::unexpected(added.error());
   }
-  AddPrograms(root, {"/usr/bin", "/bin"}, &driver);
+  AddPrograms(root, {"/usr/bin", "/bin", "/usr/local/nvidia/bin"}, &driver);
   driver.common.env["TRITON_LIBCUDA_PATH"] = kLoaderFolders[1];
   if (auto found = FindDeviceNodes(root, &driver); !found) return std::unexpected(found.error());
   return driver;

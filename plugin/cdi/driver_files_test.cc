@@ -25,6 +25,7 @@ using testing::TempFolder;
 using testing::WriteText;
 
 constexpr char kVersion[] = "580.65.06";
+constexpr char kProgram[] = "\177ELF, and more";
 const std::string kMultiarch = GPUSHM_MULTIARCH;
 
 Device Gpu(uint32_t minor = 0) {
@@ -113,7 +114,7 @@ TEST_F(DriverFilesTest, LibrariesUnderTheirSonamesInBothFolders) {
   PutNodes();
   for (const char* const name :
        {"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}) {
-    Put(Concat("/usr/bin/", name));
+    Put(Concat("/usr/bin/", name), kProgram);
   }
   const DriverFiles driver = Found();
   EXPECT_EQ(driver.kind, DriverKind::kInstalled);
@@ -137,6 +138,19 @@ TEST_F(DriverFilesTest, LibrariesUnderTheirSonamesInBothFolders) {
   EXPECT_THAT(edits.mounts, ::testing::Each(Field(&Mount::read_only, true)));
   EXPECT_EQ(edits.env.at("NVIDIA_VISIBLE_DEVICES"), "void");
   EXPECT_EQ(edits.env.at("TRITON_LIBCUDA_PATH"), "/usr/lib64");
+}
+
+TEST_F(DriverFilesTest, AProgramAndNotTheScriptThatStartsIt) {
+  PutLibraries("/usr/lib64");
+  PutNodes();
+  Put("/usr/bin/nvidia-cuda-mps-control",
+      "#!/bin/sh\nexec /usr/local/nvidia/bin/nvidia-cuda-mps-control\n");
+  Put("/usr/bin/nvidia-smi", "#!/bin/sh\n");
+  Put("/usr/local/nvidia/bin/nvidia-cuda-mps-control", kProgram);
+  const Edits edits = For(Found());
+  EXPECT_EQ(Mounted(edits, "/usr/bin/nvidia-cuda-mps-control"),
+            "/usr/local/nvidia/bin/nvidia-cuda-mps-control");
+  EXPECT_EQ(Mounted(edits, "/usr/bin/nvidia-smi"), "");
 }
 
 TEST_F(DriverFilesTest, NodesOfTheOneGpu) {
@@ -244,7 +258,7 @@ TEST_F(DriverFilesTest, TheRootOfADriverContainer) {
 TEST_F(DriverFilesTest, TheFolderOfAnInstallerSuchAsGkes) {
   const std::string root = "/usr/local/nvidia";
   PutLibraries(root + "/lib64");
-  Put(root + "/bin/nvidia-smi");
+  Put(root + "/bin/nvidia-smi", kProgram);
   PutNodes();
   const DriverFiles driver = Found();
   EXPECT_EQ(driver.root, root);
@@ -298,7 +312,7 @@ TEST_F(DriverFilesTest, TheSimulatedDriver) {
   Put("/opt/sim/libcuda.so.1",
       std::string((size_t{1} << 20) - 7, 'x') + "gpushm_sim_version" + "more");
   Put("/opt/sim/libnvidia-ml.so.1");
-  Put("/opt/sim/nvidia-cuda-mps-control");
+  Put("/opt/sim/nvidia-cuda-mps-control", kProgram);
   const DriverFiles driver = Found("/opt/sim");
   EXPECT_EQ(driver.kind, DriverKind::kSimulated);
   EXPECT_EQ(driver.library_folder, Host("/opt/sim"));

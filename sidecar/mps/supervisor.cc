@@ -57,8 +57,13 @@ bool DaemonListens(const std::string& folder) {
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
   if (path.size() >= sizeof address.sun_path) return false;
   path.copy(address.sun_path, path.size());
-  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  return fd && connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  for (const int type : {SOCK_SEQPACKET, SOCK_STREAM}) {
+    const UniqueFd fd(socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (fd && connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // A command to the daemon, and its answer: NVIDIA's program passes both on.

@@ -175,6 +175,8 @@ class MpsStory:
         made = self._read(kind)
         mounts = {"usr": ("/usr", self._usr()), "programs": (programs.HERE, self._others),
                   "pairs": (programs.OURS, pathlib.Path(__file__).parent / "pairs")}
+        for number, folder in enumerate(programs.folders_of_python()):
+            mounts[f"python{number}"] = (folder, folder)
         made["spec"]["volumes"] += [{"name": volume, "hostPath": {"path": str(path)}}
                                     for volume, (_, path) in mounts.items()]
         for container, command in zip(made["spec"]["containers"], (pair.a, pair.b)):
