@@ -2,12 +2,12 @@
 //
 // The driver writes getpid() into its handles, and refuses a handle with its own number. This
 // library is loaded before libc. Its getpid gives CUDA another number in each process, and
-// everybody else the real PID. docs/design/cuda-ipc.md says who counts as CUDA, and why it is found
-// out in this way.
+// everybody else the real PID. Its sendmsg gives the kernel, which checks it, the real PID again.
+// docs/design/cuda-ipc.md says who counts as CUDA, and why it is found out in this way.
 //
 // Invariants
-//   (1) getpid takes no lock, allocates nothing and keeps errno, so signal handlers and children of
-//       vfork() may call it.
+//   (1) getpid and sendmsg take no lock and allocate nothing, and getpid keeps errno, so signal
+//       handlers and children of vfork() may call them.
 //   (2) getpid stores one word, once in a process: the number, in any case before main(). Children
 //       of vfork() find it there.
 //   (3) What getpid finds out about a caller is not kept, so a dlclose() makes nothing stale.
@@ -25,6 +25,7 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,6 +36,7 @@ enum {
   kLargestPage = 64 * 1024,
   kCodeBytes = 1024,  // Twice the largest distance that was found in a CUDA runtime.
   kStartedModules = 512,
+  kControlBytes = 256,  // CUDA's messages with credentials have 32.
 };
 
 // ---- The number that CUDA is told.
@@ -257,8 +259,9 @@ static int IsIntegrityCheck(const struct Module* module, uintptr_t site) {
 
 // ---- What is exported.
 
-static pid_t (*next_getpid)(
-    void);  // libc's, or that of a library that was preloaded after this one.
+// libc's, or those of a library that was preloaded after this one.
+static pid_t (*next_getpid)(void);
+static ssize_t (*next_sendmsg)(int, const struct msghdr*, int);
 
 __attribute__((visibility("default"))) pid_t getpid(void) {
   const uintptr_t site = (uintptr_t)__builtin_return_address(0);
@@ -266,6 +269,38 @@ __attribute__((visibility("default"))) pid_t getpid(void) {
   // The call itself: the instruction after it may belong to nobody.
   if (Find(site - 1, &module) && (module.listed || IsIntegrityCheck(&module, site))) return Told();
   return next_getpid != NULL ? next_getpid() : (pid_t)syscall(SYS_getpid);
+}
+
+// A client of MPS sends its credentials to the daemon. The kernel refuses another PID than the real
+// one, and so does the daemon.
+__attribute__((visibility("default"))) ssize_t sendmsg(int fd, const struct msghdr* message,
+                                                       int flags) {
+  union {
+    struct cmsghdr aligned;
+    char bytes[kControlBytes];
+  } control;
+  struct msghdr corrected;
+  if (message != NULL && message->msg_control != NULL &&
+      message->msg_controllen <= sizeof control.bytes) {
+    corrected = *message;
+    corrected.msg_control =
+        memcpy(control.bytes, message->msg_control, (size_t)message->msg_controllen);
+    for (struct cmsghdr* part = CMSG_FIRSTHDR(&corrected); part != NULL;
+         part = CMSG_NXTHDR(&corrected, part)) {
+      struct ucred sender;
+      if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_CREDENTIALS ||
+          part->cmsg_len < CMSG_LEN(sizeof sender)) {
+        continue;
+      }
+      memcpy(&sender, CMSG_DATA(part), sizeof sender);
+      if (sender.pid != atomic_load(Number())) continue;
+      sender.pid = (pid_t)syscall(SYS_getpid);
+      memcpy(CMSG_DATA(part), &sender, sizeof sender);
+      message = &corrected;
+    }
+  }
+  return next_sendmsg != NULL ? next_sendmsg(fd, message, flags)
+                              : (ssize_t)syscall(SYS_sendmsg, fd, message, flags);
 }
 
 // For libgpushm: the number in the handles of this process.
@@ -279,6 +314,8 @@ __attribute__((constructor)) static void Prepare(void) {
   if (__register_atfork != NULL) __register_atfork(NULL, NULL, AfterFork, NULL);
   if (FindObject == NULL) dl_iterate_phdr(AddStarted, NULL);
   /* ISO C has no conversion of one to the other. */
-  void* const next = dlsym(RTLD_NEXT, "getpid");
+  void* next = dlsym(RTLD_NEXT, "getpid");
   memcpy(&next_getpid, &next, sizeof next);
+  next = dlsym(RTLD_NEXT, "sendmsg");
+  memcpy(&next_sendmsg, &next, sizeof next);
 }

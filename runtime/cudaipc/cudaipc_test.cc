@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,8 +45,9 @@ class Caller {
   Caller& operator=(const Caller&) = delete;
 
   using Function = pid_t (*)();
-  Function function(const char* name) const {
-    return reinterpret_cast<Function>(dlsym(handle_, name));
+  template <typename F = Function>
+  F function(const char* name) const {
+    return reinterpret_cast<F>(dlsym(handle_, name));
   }
   pid_t Ask() const { return function("Ask")(); }
   pid_t AskElsewhere() const { return function("AskElsewhere")(); }
@@ -112,6 +114,59 @@ TEST_F(CudaIpcTest, ARuntimeInsideAnyModuleIsToldTheDriversNumber) {
 
 TEST_F(CudaIpcTest, UcxIsToldTheDriversNumber) {
   EXPECT_EQ(Caller("libuct_cuda.so.0").Ask(), gpushm_cudaipc_pid());
+}
+
+TEST_F(CudaIpcTest, TheKernelIsGivenTheRealPid) {
+  for (const Caller* caller : {&plain_, &driver_}) {
+    std::array<int, 2> ends{};
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends.data()), 0);
+    const int on = 1;
+    setsockopt(ends[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
+    const auto send = caller->function<int (*)(int)>("SendCredentials");
+    ASSERT_EQ(send(ends[0]), 0) << strerror(errno);
+    char byte = 0;
+    iovec data{&byte, 1};
+    alignas(cmsghdr) std::array<char, 256> control{};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    ASSERT_EQ(recvmsg(ends[1], &message, 0), 1);
+    ucred sender{};
+    ASSERT_NE(CMSG_FIRSTHDR(&message), nullptr);
+    memcpy(&sender, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof sender);
+    EXPECT_EQ(sender.pid, RealPid());
+    for (const int end : ends) close(end);
+  }
+}
+
+TEST_F(CudaIpcTest, OtherMessagesPassUnchanged) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends.data()), 0);
+  std::string text = "text";
+  iovec data{text.data(), text.size()};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  // Descriptors as many as the kernel takes: larger than what the library copies.
+  constexpr size_t kDescriptors = 253;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kDescriptors * sizeof(int))> control{};
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* const part = CMSG_FIRSTHDR(&message);
+  part->cmsg_level = SOL_SOCKET;
+  part->cmsg_type = SCM_RIGHTS;
+  part->cmsg_len = CMSG_LEN(kDescriptors * sizeof(int));
+  const std::vector<int> descriptors(kDescriptors, ends[1]);
+  memcpy(CMSG_DATA(part), descriptors.data(), kDescriptors * sizeof(int));
+  EXPECT_EQ(sendmsg(ends[0], &message, 0), 4) << strerror(errno);
+  message.msg_control = nullptr;
+  message.msg_controllen = 0;
+  EXPECT_EQ(sendmsg(ends[0], &message, 0), 4) << strerror(errno);
+  EXPECT_EQ(sendmsg(-1, &message, 0), -1);
+  EXPECT_EQ(errno, EBADF);
+  for (const int end : ends) close(end);
 }
 
 // An address says nothing about a module that was there before.

@@ -57,6 +57,7 @@ bool DaemonListens(const std::string& folder) {
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
   if (path.size() >= sizeof address.sun_path) return false;
   path.copy(address.sun_path, path.size());
+  // The first is what driver 580 has. NVIDIA documents neither.
   for (const int type : {SOCK_SEQPACKET, SOCK_STREAM}) {
     const UniqueFd fd(socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (fd && connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {

@@ -79,7 +79,7 @@ int Serve() {
   }
   const sockaddr_un address = Address();
   unlink(address.sun_path);
-  const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       listen(listener, 16) != 0) {
     std::perror("bind");
@@ -91,9 +91,10 @@ int Serve() {
     const int asker = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (asker < 0) continue;
     if (access((folder + "/deaf").c_str(), F_OK) == 0) continue;  // Kept open, without an answer.
-    std::string line;
-    for (char c = 0; read(asker, &c, 1) == 1 && c != '\n';) line += c;
-    const std::string answer = line.empty() ? "" : AnswerTo(line);
+    char bytes[256];
+    const ssize_t size = read(asker, bytes, sizeof bytes);
+    const std::string command(bytes, size > 0 ? static_cast<size_t>(size) : 0);
+    const std::string answer = command.empty() ? "" : AnswerTo(command);
     [[maybe_unused]] const ssize_t sent = send(asker, answer.data(), answer.size(), MSG_NOSIGNAL);
     close(asker);
   }
@@ -102,12 +103,11 @@ int Serve() {
 int AskAll() {
   const sockaddr_un address = Address();
   for (std::string line; std::getline(std::cin, line);) {
-    const int daemon = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int daemon = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (connect(daemon, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
       std::cout << "Cannot find MPS control daemon process\n";
       return 1;
     }
-    line += '\n';
     [[maybe_unused]] const ssize_t sent = send(daemon, line.data(), line.size(), MSG_NOSIGNAL);
     char bytes[4096];
     for (ssize_t count = 0; (count = read(daemon, bytes, sizeof bytes)) > 0;) {

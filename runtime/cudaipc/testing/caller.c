@@ -2,6 +2,8 @@
 // (RUNTIME), or a program (PROGRAM) that has one.
 #define _GNU_SOURCE
 #include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -35,6 +37,22 @@ EXPORTED pid_t AskElsewhere(void) {
   const pid_t pid = getpid();
   __asm__ volatile("");
   return pid;
+}
+
+// As a client of MPS does: a byte with its credentials. 0, or -1 and errno.
+EXPORTED int SendCredentials(int fd) {
+  char byte = 7;
+  struct iovec data = {&byte, 1};
+  _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(struct ucred))] = {0};
+  struct msghdr message = {
+      .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+  struct cmsghdr* const part = CMSG_FIRSTHDR(&message);
+  part->cmsg_level = SOL_SOCKET;
+  part->cmsg_type = SCM_CREDENTIALS;
+  part->cmsg_len = CMSG_LEN(sizeof(struct ucred));
+  const struct ucred sender = {getpid(), geteuid(), getegid()};
+  memcpy(CMSG_DATA(part), &sender, sizeof sender);
+  return sendmsg(fd, &message, 0) == 1 ? 0 : -1;
 }
 
 #ifdef PROGRAM
