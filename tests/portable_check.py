@@ -52,8 +52,9 @@ def check_preloaded(path):
     """It is loaded into programs that know nothing of gpushm, and may replace nothing but getpid."""
     exported = {line.split()[-1] for line in output_of("nm", "-D", "--defined-only", str(path)).splitlines()}
     print(f"{path.name}: exports {' '.join(sorted(exported))}")
-    if exported != {"getpid", "gpushm_cudaipc_pid"}:
-        yield f"{path.name} exports {sorted(exported)}, not getpid and gpushm_cudaipc_pid alone"
+    wanted = {"getpid", "gpushm_cudaipc_pid", "sendmsg"}
+    if exported != wanted:
+        yield f"{path.name} exports {sorted(exported)}, not {sorted(wanted)}"
 
 
 NAMES = ("libgpushm.so", "libgpushm-cudaipc.so", "gpushmctl")

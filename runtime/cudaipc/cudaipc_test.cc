@@ -133,9 +133,10 @@ TEST_F(CudaIpcTest, TheKernelIsGivenTheRealPid) {
     message.msg_control = control.data();
     message.msg_controllen = control.size();
     ASSERT_EQ(recvmsg(ends[1], &message, 0), 1);
+    const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    if (header == nullptr) FAIL() << "no credentials came";
     ucred sender{};
-    ASSERT_NE(CMSG_FIRSTHDR(&message), nullptr);
-    memcpy(&sender, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof sender);
+    memcpy(&sender, CMSG_DATA(header), sizeof sender);
     EXPECT_EQ(sender.pid, RealPid());
     for (const int end : ends) close(end);
   }
