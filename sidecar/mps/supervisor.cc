@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ranges>
 #include <utility>
 
 #include "platform/daemon/log.h"
@@ -41,6 +42,15 @@ std::vector<pid_t> Numbers(std::string_view text) {
     text.remove_prefix(std::min(text.size(), std::max<size_t>(used, 1)));
   }
   return numbers;
+}
+
+// The daemon names each client by its PID on a line of its own. A client whose PID namespace the
+// daemon does not see, as of another container, has the PID 0.
+size_t NumberOfClients(std::string_view answer) {
+  const auto names_client = [](const auto line) {
+    return !line.empty() && std::ranges::all_of(line, [](char c) { return c >= '0' && c <= '9'; });
+  };
+  return static_cast<size_t>(std::ranges::count_if(answer | std::views::split('\n'), names_client));
 }
 
 std::unexpected<Status> CannotStart(const std::string& program, int error) {
@@ -261,7 +271,7 @@ void Supervisor::LookAtServer(pid_t server) {
     shown_.server_active = answer->substr(0, answer->find('\n')) == "ACTIVE";
     Ask(Concat("get_client_list ", server), [this](const Result<std::string>& listed) {
       if (!listed) return NoAnswer(listed.error());
-      shown_.clients = Numbers(*listed).size();
+      shown_.clients = NumberOfClients(*listed);
       WriteState(status::kMpsReady);
     });
   });

@@ -145,6 +145,16 @@ TEST_F(SupervisorTest, ServesAndEndsInOrder) {
   EXPECT_EQ(State().state, "stopping");
 }
 
+// Goal: clients of other containers count, whose PIDs the daemon does not know.
+TEST_F(SupervisorTest, ClientsOfOtherContainersCount) {
+  std::ofstream(folder_ + "/clients") << "0\n0\n4711\n";
+  StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  EXPECT_TRUE(Eventually([&] { return State().clients == 3; })) << ToJson(State());
+  std::ofstream(folder_ + "/clients") << "";
+  EXPECT_TRUE(Eventually([&] { return State().clients == 0; })) << ToJson(State());
+}
+
 TEST_F(SupervisorTest, AKilledDaemonIsReplaced) {
   const pid_t supervisor = StartServing();
   ASSERT_EQ(WaitUntilReady(), 0);

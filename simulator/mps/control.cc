@@ -3,7 +3,8 @@
 // driver 580: the socket `control` in CUDA_MPS_PIPE_DIRECTORY, a log on standard output, one daemon
 // for each folder, and what a killed daemon left there is taken over.
 //
-// For tests: a daemon whose folder has the file `deaf` accepts questions and does not answer.
+// For tests: a daemon whose folder has the file `deaf` accepts questions and does not answer. The
+// file `clients` there is what it answers to get_client_list.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -18,7 +19,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <string>
 
 namespace {
@@ -62,7 +65,10 @@ std::string AnswerTo(const std::string& command) {
   }
   if (command == "get_server_list") return lives ? std::to_string(server) + "\n" : "";
   if (command.starts_with("get_server_status")) return lives ? "ACTIVE\n" : "Server not found\n";
-  if (command.starts_with("get_client_list")) return "";
+  if (command.starts_with("get_client_list")) {
+    std::ifstream clients(Folder() + "/clients");
+    return {std::istreambuf_iterator<char>(clients), {}};
+  }
   if (command.starts_with("quit")) {
     if (lives) kill(server, SIGKILL);
     std::exit(0);
