@@ -74,6 +74,7 @@ bool WaitFor(pid_t pid, int wait_ms, int* status) {
 void EnterNamespaces(const ChildOptions& options) {
   int flags = 0;
   if (options.own_ipc_namespace) flags |= CLONE_NEWIPC;
+  if (options.own_network_namespace) flags |= CLONE_NEWNET;
   if (options.own_pid_namespace) flags |= CLONE_NEWPID;
   if (options.private_dev_shm || options.own_pid_namespace) flags |= CLONE_NEWNS;
   if (flags != 0 && unshare(flags) != 0) {

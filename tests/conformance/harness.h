@@ -60,6 +60,7 @@ class Channel {
 struct ChildOptions {
   bool own_pid_namespace = false;  // It sees itself as PID 1.
   bool own_ipc_namespace = false;
+  bool own_network_namespace = false;
   bool private_dev_shm = false;
   int uid = -1;
   std::vector<std::string> environment = {};  // "NAME=value"
