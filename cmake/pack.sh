@@ -45,7 +45,9 @@ pack_all() {  # FOLDER
     find "$dev/$file" -maxdepth 1 -type f ! -name '*.cmake' -exec cp -t "$folder/$file" {} +
   done
   # Programs can be compiled against a pack, too: it is a prefix.
-  cmake --install "$dev" --component library --prefix "$folder" --strip >/dev/null
+  for file in library cudaipc; do
+    cmake --install "$dev" --component $file --prefix "$folder" --strip >/dev/null
+  done
   python3 tests/ctest_tools.py gpu "$dev" >"$folder/gpu-tests"
   python3 tests/ctest_tools.py files "$dev" | xargs -r cp -a --parents -t "$folder/source"
   cp "$build/models/silero-vad.safetensors" "$folder/models/"

@@ -166,6 +166,11 @@ void FailCase(const std::string& why) {
   _exit(1);
 }
 
+bool UnderMps() {
+  const char* const folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  return folder != nullptr && access((std::string(folder) + "/control").c_str(), F_OK) == 0;
+}
+
 void SkipCase(const std::string& what_is_missing) {
   Note(what_is_missing);
   Decide(kSkipped);

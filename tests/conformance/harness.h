@@ -28,6 +28,9 @@ inline constexpr uint64_t kChunkBytes = 2 * kMiB;
 // --- Verdicts, from any process of the case. ---
 void Note(const std::string& text);
 [[noreturn]] void FailCase(const std::string& why);
+// Whether this process and its children are clients of an MPS daemon.
+bool UnderMps();
+
 [[noreturn]] void SkipCase(const std::string& what_is_missing);
 void Expect(bool condition, const std::string& what);
 // Notes the answer; the case fails unless it is `want`.

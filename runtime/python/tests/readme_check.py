@@ -2,8 +2,8 @@
 
     python readme_check.py [README.md]
 
-Goal: a user who copies a block gets what README promises. Method: of each block of Python, the part before the empty
-line runs in one process, and the rest in another, as two containers of a pod. The names that README takes for granted,
+Goal: a user who copies a block gets what README promises. Method: in the block of Python, empty lines separate
+what the first process of each use runs from what the second one does, as two containers of a pod. The names that README takes for granted,
 such as `model`, exist. It needs PyTorch and gpushm-sim, or GPUSHM_BUILD, for the broker. It prints "README: ok".
 """
 
@@ -21,10 +21,11 @@ README = pathlib.Path(__file__).resolve().parents[3] / "README.md"
 VALUE = 7.0
 
 
-def blocks(path):
-    """Each block of Python: the part of the writer, and that of the reader."""
-    found = re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
-    return [tuple(block.split("\n\n")) for block in found]
+def uses(path):
+    """Of each use, the part of the writer, and that of the reader."""
+    [block] = re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
+    parts = block.split("\n\n")
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 class Names(dict):
@@ -98,13 +99,13 @@ def run(number, parts, broker):
     for process in processes:
         process.join(STEP_S)
         process.kill()
-    print(f"README, block {number}: {heard}", flush=True)
+    print(f"README, use {number}: {heard}", flush=True)
     return heard == ["written", VALUE] and all(process.exitcode == 0 for process in processes)
 
 
 def main():
-    found = blocks(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else README)
-    assert len(found) == 3 and all(len(parts) == 2 for parts in found), found
+    found = uses(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else README)
+    assert len(found) == 3, found
     with gpushm.testing.broker(pool="1Gi", simulated=False) as broker:
         results = [run(number, parts, broker) for number, parts in enumerate(found, 1)]
     print("README: ok" if all(results) else f"README: FAILED {results}")
