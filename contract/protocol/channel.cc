@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "contract/limits.h"
+#include "contract/protocol/messages.h"
 
 namespace gpushm::protocol {
 namespace {
@@ -23,7 +24,6 @@ constexpr size_t kMaxFds = limits::kMessageDescriptors;
 // with SO_LINGER would block it there.
 constexpr size_t kKernelMaxFds = 253;
 constexpr int kRetryMs = 1;
-constexpr char kOtherPeer[] = "check that both ends are gpushm's, from releases that fit together";
 
 // A path longer than sun_path (108 bytes) is reached through /proc/self/fd/<folder>.
 struct Address {

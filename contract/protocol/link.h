@@ -291,7 +291,8 @@ Result<Body> ParseLink(std::span<const std::byte> message) {
   if (message.size() != sizeof(LinkHeader) + sizeof(Body)) {
     return Fail(Code::kCorrupt,
                 Concat("a link message has ", message.size(), " bytes, but must have ",
-                       sizeof(LinkHeader) + sizeof(Body), " bytes"));
+                       sizeof(LinkHeader) + sizeof(Body), " bytes"),
+                kOtherPeer);
   }
   Body body;
   std::memcpy(&body, message.data() + sizeof(LinkHeader), sizeof body);

@@ -110,21 +110,22 @@ void ExpectNameRules(const char* rule, NameField Body::* field) {
 
 TEST(Link, GreetingRules) {
   using B = LinkHello;
-  ExpectBroken<B>("min_version is above", [](B* b) { b->min_version = 3; });
-  ExpectBroken<B>("is not 0 or 1", [](B* b) { b->want_kept = 2; });
+  ExpectBroken<B>("min_version 3 is above max_version", [](B* b) { b->min_version = 3; });
+  ExpectBroken<B>("must be 0 or 1", [](B* b) { b->want_kept = 2; });
   ExpectBroken<B>("not NUL-terminated", [](B* b) { b->program.fill('x'); });
   ExpectFine<B>([](B* b) { b->max_version = 9; });
   using W = LinkWelcome;
   ExpectBroken<W>("version is 0", [](W* b) { b->version = 0; });
   ExpectBroken<W>("reserved", [](W* b) { b->reserved = 1; });
-  ExpectBroken<W>("is not 0 or 1", [](W* b) { b->device_lost = 2; });
+  ExpectBroken<W>("must be 0 or 1", [](W* b) { b->device_lost = 2; });
   ExpectNameRules<W>("allocation", &W::allocation);
   ExpectBroken<W>("allocation", [](W* b) { b->allocation = {}; });
   ExpectBroken<W>("pool", [](W* b) { b->pool_bytes = limits::kBufferBytes + 1; });
-  ExpectBroken<W>("many clients", [](W* b) { b->clients = limits::kLinkClients + 1; });
-  ExpectBroken<W>("many buffers", [](W* b) { b->buffers = limits::kLinkBuffers + 1; });
-  ExpectBroken<W>("many generations", [](W* b) { b->generations = limits::kLinkGenerations + 1; });
-  ExpectBroken<W>("many leases", [](W* b) { b->leases = limits::kLeases + 1; });
+  ExpectBroken<W>("number of clients", [](W* b) { b->clients = limits::kLinkClients + 1; });
+  ExpectBroken<W>("number of buffers", [](W* b) { b->buffers = limits::kLinkBuffers + 1; });
+  ExpectBroken<W>("number of generations",
+                  [](W* b) { b->generations = limits::kLinkGenerations + 1; });
+  ExpectBroken<W>("number of leases", [](W* b) { b->leases = limits::kLeases + 1; });
   ExpectBroken<LinkEnd>("reserved", [](LinkEnd* b) { b->reserved = 1; });
 }
 
@@ -134,7 +135,7 @@ TEST(Link, ClientAndLeaseRules) {
   ExpectNameRules<C>("container", &C::container);
   ExpectBroken<C>("container", [](C* b) { b->container = {}; });
   using L = LinkLease;
-  ExpectBroken<L>("unknown peer_way", [](L* b) { b->peer_way = 4; });
+  ExpectBroken<L>("peer_way is 4", [](L* b) { b->peer_way = 4; });
   ExpectBroken<L>("lease_id is 0", [](L* b) { b->lease_id = 0; });
   ExpectBroken<L>("client_id is 0", [](L* b) { b->client_id = 0; });
   ExpectBroken<L>("generation is 0", [](L* b) { b->generation = 0; });
@@ -184,7 +185,8 @@ TEST(Link, GenerationRules) {
   ExpectBroken<B>("number of blocks", [](B* b) { b->blocks = 1; });
   ExpectBroken<B>("number of blocks", [&](B* b) { (blocks(b), b->blocks = 0); });
   ExpectBroken<B>("number of blocks", [&](B* b) { (blocks(b), b->blocks = limits::kBlocks + 1); });
-  ExpectBroken<B>("pooled blocks", [&](B* b) { (blocks(b), b->pooled = 1); });
+  ExpectBroken<B>("pooled is 1, must be 0 with transport 4",
+                  [&](B* b) { (blocks(b), b->pooled = 1); });
   using K = LinkBlock;
   ExpectBroken<K>("reserved", [](K* b) { b->reserved = 1; });
   ExpectBroken<K>("generation is 0", [](K* b) { b->generation = 0; });
@@ -213,7 +215,7 @@ TEST(Link, GenerationRules) {
   ExpectBroken<B>("without a valid offerer", [](B* b) { b->offerer_pid = 0; });
   ExpectBroken<B>("without a valid offerer", [](B* b) { b->offerer_client = 0; });
   ExpectBroken<B>("without a valid offerer", [](B* b) { b->pooled = 1; });
-  ExpectBroken<B>("offerer_client without", [](B* b) { b->transport = 1; });
+  ExpectBroken<B>("must be 0 with transport 1", [](B* b) { b->transport = 1; });
   ExpectBroken<B>("offset", [](B* b) { b->offset = b->mapped_bytes - b->size_bytes + 1; });
   ExpectBroken<B>("offset", [](B* b) { b->offset = ~uint64_t{0}; });
   ExpectFine<B>(vmm);
@@ -227,14 +229,16 @@ TEST(Link, GenerationRules) {
 TEST(Link, ContentRules) {
   using B = LinkContent;
   ExpectBroken<B>("generation is 0", [](B* b) { b->generation = 0; });
-  ExpectBroken<B>("out of range", [](B* b) { b->content_bytes = limits::kBufferBytes + 1; });
+  ExpectBroken<B>("content_bytes is 70368744177665, must be 0 to",
+                  [](B* b) { b->content_bytes = limits::kBufferBytes + 1; });
   ExpectFine<B>([](B* b) { b->content_bytes = 0; });
 }
 
 TEST(Link, DescriptionRules) {
   using B = LinkDescription;
   ExpectBroken<B>("generation is 0", [](B* b) { b->generation = 0; });
-  ExpectBroken<B>("out of range", [](B* b) { b->size_bytes = limits::kDescriptionBytes + 1; });
+  ExpectBroken<B>("size_bytes is 67108865, must be 0 to 67108864",
+                  [](B* b) { b->size_bytes = limits::kDescriptionBytes + 1; });
   ExpectFine<B>([](B* b) { b->size_bytes = 0; });
 }
 
@@ -247,16 +251,17 @@ TEST(Link, DropRules) {
   };
   ExpectFine<B>(buffer);
   ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
-  ExpectBroken<B>("unknown kind", [](B* b) { b->what = 0; });
-  ExpectBroken<B>("unknown kind", [](B* b) { b->what = 5; });
-  ExpectBroken<B>("invalid id", [](B* b) { b->id = 0; });
-  ExpectBroken<B>("invalid name", [](B* b) { b->name = ToNameField("weights"); });
-  ExpectBroken<B>("invalid name", [](B* b) { b->name.back() = 'x'; });
-  ExpectBroken<B>("invalid id", [&](B* b) {
+  ExpectBroken<B>("what is 0, must be 1 to 4", [](B* b) { b->what = 0; });
+  ExpectBroken<B>("what is 5", [](B* b) { b->what = 5; });
+  ExpectBroken<B>("id is 0, must not be 0", [](B* b) { b->id = 0; });
+  ExpectBroken<B>("name is \"weights\", must be empty",
+                  [](B* b) { b->name = ToNameField("weights"); });
+  ExpectBroken<B>("must be empty", [](B* b) { b->name.back() = 'x'; });
+  ExpectBroken<B>("id is 1, must be 0", [&](B* b) {
     buffer(b);
     b->id = 1;
   });
-  ExpectBroken<B>("invalid name", [&](B* b) {
+  ExpectBroken<B>("name \"\" is not a DNS label", [&](B* b) {
     buffer(b);
     b->name = {};
   });
@@ -265,7 +270,7 @@ TEST(Link, DropRules) {
 TEST(Link, DeviceRules) {
   using B = LinkDevice;
   ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
-  ExpectBroken<B>("is not 0 or 1", [](B* b) { b->lost = 2; });
+  ExpectBroken<B>("must be 0 or 1", [](B* b) { b->lost = 2; });
   ExpectBroken<B>("terminated", [](B* b) { b->reason.fill('x'); });
 }
 

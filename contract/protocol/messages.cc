@@ -25,6 +25,22 @@ std::string_view FromNameField(const NameField& field) {
   return {field.data(), strnlen(field.data(), field.size())};
 }
 
+std::string Quoted(const NameField& field) {
+  static constexpr std::string_view kHex = "0123456789abcdef";
+  size_t size = field.size();
+  while (size > 0 && field[size - 1] == '\0') --size;
+  std::string out = "\"";
+  for (const char c : std::string_view(field.data(), size)) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      out += c;
+    } else {
+      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  return out + '"';
+}
+
 size_t EncodeError(Kind kind, uint64_t request_id, const Status& status, Buffer* out) {
   ErrorBody body{};
   body.sys_errno = status.sys_errno();
@@ -34,22 +50,34 @@ size_t EncodeError(Kind kind, uint64_t request_id, const Status& status, Buffer*
 }
 
 Result<Header> ParseHeader(std::span<const std::byte> message) {
-  if (message.size() < sizeof(Header)) return Broken("a message is shorter than its header");
+  if (message.size() < sizeof(Header)) {
+    return Broken(
+        Concat("a message has ", message.size(), " bytes, its header alone has ", sizeof(Header)));
+  }
   Header header;
   std::memcpy(&header, message.data(), sizeof header);
-  if (header.magic != kMagic) return Broken("a message has a bad magic number (must be GSHM)");
+  if (header.magic != kMagic) {
+    return Broken(Concat("a message has the bad magic number 0x", std::hex, header.magic,
+                         ", must be 0x", kMagic, " (GSHM)"));
+  }
   if (header.version < kMinVersion || header.version > kMaxVersion) {
     return Fail(Code::kIncompatible,
                 Concat("the peer uses protocol version ", header.version,
                        ", but this side supports ", kMinVersion, " to ", kMaxVersion),
                 "use the library that this node's plugin mounts");
   }
-  if (header.size_bytes != message.size())
-    return Broken("a message's size differs from its header");
+  if (header.size_bytes != message.size()) {
+    return Broken(Concat("a message has ", message.size(), " bytes, but its header says ",
+                         header.size_bytes));
+  }
   const uint16_t kind = header.kind & static_cast<uint16_t>(~kReplyBit);
-  if (kind == 0 || kind > kMaxKind) return Broken("a message has an unknown kind");
-  if (header.status > static_cast<uint32_t>(kMaxCode))
-    return Broken("a message has an unknown status");
+  if (kind == 0 || kind > kMaxKind) {
+    return Broken(Concat("a message has the unknown kind ", kind, ", must be 1 to ", kMaxKind));
+  }
+  if (header.status > static_cast<uint32_t>(kMaxCode)) {
+    return Broken(
+        Concat("a message has the unknown status ", header.status, ", must be 0 to ", kMaxCode));
+  }
   return header;
 }
 
@@ -58,208 +86,237 @@ Result<Status> ParseError(std::span<const std::byte> message) {
   if (!header) return std::unexpected(header.error());
   const Result<ErrorBody> body = Parse<ErrorBody>(message);
   if (!body) return std::unexpected(body.error());
-  if (header->status == 0) return Broken("an error reply has status 0");
+  if (header->status == 0)
+    return Broken(Concat("an error reply has status 0, must be 1 to ", kMaxCode));
   return Status(static_cast<Code>(header->status), body->what.data(), body->remedy.data(),
                 body->sys_errno);
 }
 
 template <>
 Result<void> Validate(const HelloRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.min_version <= m.max_version, "hello: min_version is above max_version"},
-                  {IsTerminated(m.library), "hello: library is not NUL-terminated"},
-                  {(m.resume_client_id == 0) == (m.resume_token == ResumeToken{}),
-                   "hello: resume_client_id and resume_token must both be set or both be zero"}});
+  const bool has_token = m.resume_token != ResumeToken{};
+  return Rules("hello")
+      .Reserved(m.reserved)
+      .That(m.min_version <= m.max_version, "min_version ", m.min_version, " is above max_version ",
+            m.max_version)
+      .Terminated("library", m.library)
+      .That((m.resume_client_id != 0) == has_token, "resume_client_id is ", m.resume_client_id,
+            ", but resume_token is ", has_token ? "set" : "zero",
+            ": they must both be set or both be zero")
+      .result();
 }
 template <>
 Result<void> Validate(const HelloReply& m) {
-  return Require({{m.reserved0 == 0, "reserved bytes are not zero"},
-                  {m.client_id != 0, "hello: client_id is 0"},
-                  {m.token != ResumeToken{}, "hello: token is zero"},
-                  {m.resumed <= 1, "hello: resumed is not 0 or 1"},
-                  {m.leases <= limits::kLeases, "hello: too many leases"},
-                  {m.resumed == 1 || (m.leases == 0 && m.lease_sum == 0),
-                   "hello: a new client cannot have leases"},
-                  {m.simulated <= 1, "hello: simulated is not 0 or 1"},
-                  {IsName(m.container), "hello: container is not a DNS label"}});
+  return Rules("hello")
+      .Reserved(m.reserved0)
+      .NotZero("client_id", m.client_id)
+      .That(m.token != ResumeToken{}, "token is zero, must not be zero")
+      .Range("resumed", m.resumed, 0, 1)
+      .Range("leases", m.leases, 0, limits::kLeases)
+      .That(m.resumed == 1 || (m.leases == 0 && m.lease_sum == 0),
+            "a new client cannot have leases, but has ", m.leases, " with the sum ", m.lease_sum)
+      .Range("simulated", m.simulated, 0, 1)
+      .Name("container", m.container)
+      .result();
 }
 template <>
 Result<void> Validate(const AttachRequest& m) {
-  return Require({{IsName(m.name), "attach: name is not a DNS label"},
-                  {IsAccess(m.access), "attach: unknown access"},
-                  {IsPeerWay(m.peer_way), "attach: unknown peer_way"}});
+  return Rules("attach").Name("name", m.name).Access(m.access).AnyPeerWay(m.peer_way).result();
 }
 template <>
 Result<void> Validate(const AttachReply& m) {
-  return Require(
-      {{IsAccess(m.access), "attach: unknown access"},
-       {IsTransport(m.transport), "attach: unknown transport"},
-       {IsBlockCount(m.transport, m.blocks), "attach: the number of blocks is out of range"},
-       {IsSize(m.size_bytes), "attach: size_bytes is out of range"},
-       {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
-        "attach: mapped_bytes is out of range"},
-       {m.offset <= m.mapped_bytes - m.size_bytes, "attach: offset is out of range"}});
+  return Rules("attach")
+      .Access(m.access)
+      .AnyTransport(m.transport)
+      .Blocks(m.transport, m.blocks)
+      .Sizes(m.size_bytes, m.mapped_bytes)
+      .Range("offset", m.offset, 0, m.mapped_bytes - m.size_bytes)
+      .result();
 }
 template <>
 Result<void> Validate(const DetachRequest& m) {
-  return Require({{m.lease_id != 0, "detach: lease_id is 0"}});
+  return Rules("detach").NotZero("lease_id", m.lease_id).result();
 }
 template <>
 Result<void> Validate(const CreateRequest& m) {
-  return Require({{IsName(m.name), "create: name is not a DNS label"},
-                  {IsSize(m.size_bytes), "create: size_bytes is out of range"},
-                  {(m.flags & ~kFlagsAll) == 0, "create: unknown flags"},
-                  {(m.flags & kFlagUnpublished) == 0 || (m.flags & kFlagAttach) != 0,
-                   "create: kFlagUnpublished without kFlagAttach"},
-                  {IsWriterExit(m.on_writer_exit), "create: unknown on_writer_exit"}});
+  return Rules("create")
+      .Name("name", m.name)
+      .Size("size_bytes", m.size_bytes)
+      .Flags(m.flags, kFlagsAll)
+      .UnpublishedIsAttached(m.flags)
+      .WriterExit(m.on_writer_exit)
+      .result();
 }
 template <>
 Result<void> Validate(const ReplaceRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {IsName(m.name), "replace: name is not a DNS label"},
-                  {m.size_bytes <= limits::kBufferBytes, "replace: size_bytes is out of range"},
-                  {(m.flags & ~(kFlagAttach | kFlagUnpublished | kFlagUntilUnused)) == 0,
-                   "replace: unknown flags"},
-                  {(m.flags & kFlagUnpublished) == 0 || (m.flags & kFlagAttach) != 0,
-                   "replace: kFlagUnpublished without kFlagAttach"}});
+  return Rules("replace")
+      .Reserved(m.reserved)
+      .Name("name", m.name)
+      .Range("size_bytes", m.size_bytes, 0, limits::kBufferBytes)
+      .Flags(m.flags, kFlagAttach | kFlagUnpublished | kFlagUntilUnused)
+      .UnpublishedIsAttached(m.flags)
+      .result();
 }
 template <>
 Result<void> Validate(const MakePageRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {IsName(m.name), "make page: name is not a DNS label"},
-                  {IsPageSize(m.size_bytes), "make page: size_bytes is out of range"},
-                  {(m.flags & ~(kFlagWritersAll | kFlagOneWriter | kFlagUntilUnused)) == 0,
-                   "make page: unknown flags"}});
+  return Rules("make page")
+      .Reserved(m.reserved)
+      .Name("name", m.name)
+      .Range("size_bytes", m.size_bytes, 1, limits::kPageBytes)
+      .Flags(m.flags, kFlagWritersAll | kFlagOneWriter | kFlagUntilUnused)
+      .result();
 }
 template <>
 Result<void> Validate(const PublishRequest& m) {
-  return Require({{m.lease_id != 0, "publish: lease_id is 0"}});
+  return Rules("publish").NotZero("lease_id", m.lease_id).result();
 }
 template <>
 Result<void> Validate(const OfferRequest& m) {
-  return Require(
-      {{IsName(m.name), "offer: name is not a DNS label"},
-       {IsSize(m.size_bytes), "offer: size_bytes is out of range"},
-       {IsSize(m.mapped_bytes) && m.size_bytes <= m.mapped_bytes,
-        "offer: mapped_bytes is out of range"},
-       {m.offset <= m.mapped_bytes - m.size_bytes, "offer: offset is out of range"},
-       {(m.flags & ~(kFlagWritersAll | kFlagOneWriter)) == 0, "offer: unknown flags"},
-       {IsWriterExit(m.on_writer_exit), "offer: unknown on_writer_exit"},
-       {IsTransport(m.transport) && m.transport != static_cast<uint32_t>(Transport::kHost),
-        "offer: unknown transport"},
-       {m.transport != static_cast<uint32_t>(Transport::kCuIpc) || m.pid > 0,
-        "offer: transport cuipc without a PID"}});
+  constexpr auto kCuIpc = static_cast<uint32_t>(Transport::kCuIpc);
+  constexpr auto kHost = static_cast<uint32_t>(Transport::kHost);
+  return Rules("offer")
+      .Name("name", m.name)
+      .Sizes(m.size_bytes, m.mapped_bytes)
+      .Range("offset", m.offset, 0, m.mapped_bytes - m.size_bytes)
+      .Flags(m.flags, kFlagWritersAll | kFlagOneWriter)
+      .WriterExit(m.on_writer_exit)
+      .AnyTransport(m.transport)
+      .That(m.transport != kHost, "transport is ", m.transport, " (host), must be 1, 2 or 4")
+      .That(m.transport != kCuIpc || m.pid > 0, "pid is ", m.pid,
+            ", must be above 0 with transport ", m.transport, " (cuipc)")
+      .result();
 }
 template <>
 Result<void> Validate(const OfferReply& m) {
-  return Require({{m.generation != 0, "offer: generation is 0"}});
+  return Rules("offer").NotZero("generation", m.generation).result();
 }
 template <>
 Result<void> Validate(const StageBlockRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {IsSize(m.mapped_bytes), "stage block: mapped_bytes is out of range"},
-                  {m.index < limits::kBlocks, "stage block: index is out of range"}});
+  return Rules("stage block")
+      .Reserved(m.reserved)
+      .Size("mapped_bytes", m.mapped_bytes)
+      .Range("index", m.index, 0, limits::kBlocks - 1)
+      .result();
 }
 template <>
 Result<void> Validate(const BlockRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.lease_id != 0, "block: lease_id is 0"},
-                  {m.index < limits::kBlocks, "block: index is out of range"}});
+  return Rules("block")
+      .Reserved(m.reserved)
+      .NotZero("lease_id", m.lease_id)
+      .Range("index", m.index, 0, limits::kBlocks - 1)
+      .result();
 }
 template <>
 Result<void> Validate(const BlockReply& m) {
-  return Require({{IsSize(m.mapped_bytes), "block: mapped_bytes is out of range"}});
+  return Rules("block").Size("mapped_bytes", m.mapped_bytes).result();
 }
 template <>
 Result<void> Validate(const DeleteRequest& m) {
-  return Require({{IsName(m.name), "delete: name is not a DNS label"}});
+  return Rules("delete").Name("name", m.name).result();
 }
 template <>
 Result<void> Validate(const HoldersRequest& m) {
-  return Require({{IsNameOrEmpty(m.name), "holders: name is not a DNS label"}});
+  return Rules("holders").NameOrEmpty("name", m.name).result();
 }
 template <>
 Result<void> Validate(const HoldersReply& m) {
-  if (m.reserved != 0) return Broken("reserved bytes are not zero");
-  if (m.count > kHoldersPerReply) return Broken("holders: more entries than fit");
-  for (uint32_t i = 0; i < m.count; ++i) {
+  Rules rules("holders");
+  rules.Reserved(m.reserved).Range("count", m.count, 0, kHoldersPerReply);
+  for (uint32_t i = 0; rules.result() && i < m.count; ++i) {
     const HolderEntry& e = m.entries[i];
-    if (!IsName(e.buffer) || !IsName(e.container))
-      return Broken("holders: a name is not a DNS label");
-    if (!IsAccess(e.access) || !IsPeerWay(e.peer_way))
-      return Broken("holders: an entry has an unknown access or peer_way");
+    rules.Name("buffer", e.buffer)
+        .Name("container", e.container)
+        .Access(e.access)
+        .AnyPeerWay(e.peer_way);
   }
-  return {};
+  return rules.result();
 }
 template <>
 Result<void> Validate(const BrokerInfoRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"}});
+  return Rules("broker info").Reserved(m.reserved).result();
 }
 template <>
 Result<void> Validate(const BrokerInfoReply& m) {
-  return Require({{IsName(m.container), "broker info: container is not a DNS label"},
-                  {m.simulated <= 1, "broker info: simulated is not 0 or 1"}});
+  return Rules("broker info")
+      .Name("container", m.container)
+      .Range("simulated", m.simulated, 0, 1)
+      .result();
 }
 template <>
 Result<void> Validate(const TransferRequest& m) {
-  return Require({{m.file_way == 0 || m.file_way == 4 || m.file_way == 5,
-                   "transfer: file_way is not 0, kGds or kAutoGds"},
-                  {IsName(m.name), "transfer: name is not a DNS label"},
-                  {m.direction >= 1 && m.direction <= 3, "transfer: unknown direction"},
-                  {m.chunk_bytes <= (uint64_t{1} << 30), "transfer: chunk_bytes is above 1 GiB"}});
+  return Rules("transfer")
+      .That(m.file_way == 0 || m.file_way == 4 || m.file_way == 5, "file_way is ", m.file_way,
+            ", must be 0, 4 (kGds) or 5 (kAutoGds)")
+      .Name("name", m.name)
+      .Range("direction", m.direction, 1, 3)
+      .Range("chunk_bytes", m.chunk_bytes, 0, uint64_t{1} << 30)
+      .result();
 }
 template <>
 Result<void> Validate(const TransferReply& m) {
-  return Require({{m.transfer_id != 0, "transfer: transfer_id is 0"}});
+  return Rules("transfer").NotZero("transfer_id", m.transfer_id).result();
 }
 template <>
 Result<void> Validate(const TransferStatusRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.transfer_id != 0, "transfer status: transfer_id is 0"},
-                  {m.cancel <= 1, "transfer status: cancel is not 0 or 1"}});
+  return Rules("transfer status")
+      .Reserved(m.reserved)
+      .NotZero("transfer_id", m.transfer_id)
+      .Range("cancel", m.cancel, 0, 1)
+      .result();
 }
 template <>
 Result<void> Validate(const TransferStatusReply& m) {
-  return Require(
-      {{m.reserved == 0, "reserved bytes are not zero"},
-       {m.finished <= 1, "transfer status: finished is not 0 or 1"},
-       {m.done_bytes <= m.total_bytes, "transfer status: done_bytes is above total_bytes"}});
+  return Rules("transfer status")
+      .Reserved(m.reserved)
+      .Range("finished", m.finished, 0, 1)
+      .That(m.done_bytes <= m.total_bytes, "done_bytes ", m.done_bytes, " is above total_bytes ",
+            m.total_bytes)
+      .result();
 }
 template <>
 Result<void> Validate(const TransferReportReply& m) {
   if (auto valid = Validate(m.status); !valid) return valid;
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.moving_ns <= INT64_MAX, "transfer report: moving_ns is out of range"},
-                  {m.file_way <= 4, "transfer report: unknown file_way"}});
+  return Rules("transfer report")
+      .Reserved(m.reserved)
+      .Range("moving_ns", m.moving_ns, 0, INT64_MAX)
+      .Range("file_way", m.file_way, 0, 4)
+      .result();
 }
 template <>
 Result<void> Validate(const ContentRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {m.lease_id != 0, "content: lease_id is 0"},
-                  {m.complete <= 1, "content: complete is not 0 or 1"}});
+  return Rules("content")
+      .Reserved(m.reserved)
+      .NotZero("lease_id", m.lease_id)
+      .Range("complete", m.complete, 0, 1)
+      .result();
 }
 template <>
 Result<void> Validate(const DescribeRequest& m) {
-  return Require({{m.lease_id != 0, "describe: lease_id is 0"},
-                  {m.size_bytes >= 1 && m.size_bytes <= limits::kDescriptionBytes,
-                   "describe: size_bytes is out of range"}});
+  return Rules("describe")
+      .NotZero("lease_id", m.lease_id)
+      .Range("size_bytes", m.size_bytes, 1, limits::kDescriptionBytes)
+      .result();
 }
 template <>
 Result<void> Validate(const DescriptionRequest& m) {
-  return Require({{IsName(m.name), "description: name is not a DNS label"}});
+  return Rules("description").Name("name", m.name).result();
 }
 template <>
 Result<void> Validate(const DescriptionReply& m) {
-  return Require(
-      {{m.generation != 0, "description: generation is 0"},
-       {m.size_bytes <= limits::kDescriptionBytes, "description: size_bytes is out of range"}});
+  return Rules("description")
+      .NotZero("generation", m.generation)
+      .Range("size_bytes", m.size_bytes, 0, limits::kDescriptionBytes)
+      .result();
 }
 template <>
 Result<void> Validate(const AlarmRequest& m) {
   const bool names = m.use == static_cast<uint32_t>(AlarmUse::kNames);
-  return Require({{m.use >= 1 && m.use <= 3, "alarm: unknown use"},
-                  {m.news <= (names ? 0u : 1u), "alarm: unknown news"},
-                  {names == (m.lease_id == 0), "alarm: lease_id does not fit the use"}});
+  return Rules("alarm")
+      .Range("use", m.use, 1, 3)
+      .Range("news", m.news, 0, names ? 0 : 1)
+      .That(names == (m.lease_id == 0), "lease_id is ", m.lease_id,
+            names ? ", must be 0 with use " : ", must not be 0 with use ", m.use)
+      .result();
 }
 template <>
 Result<void> Validate(const AlarmReply&) {
@@ -267,27 +324,30 @@ Result<void> Validate(const AlarmReply&) {
 }
 template <>
 Result<void> Validate(const AnnounceDescriptorRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"}});
+  return Rules("announce descriptor").Reserved(m.reserved).result();
 }
 template <>
 Result<void> Validate(const CountersRequest& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"}});
+  return Rules("counters").Reserved(m.reserved).result();
 }
 template <>
 Result<void> Validate(const CountersReply& m) {
-  return Require(
-      {{m.version != 0, "counters: version is 0"},
-       {m.size_bytes == sizeof(CounterPage), "counters: size_bytes is not the size of a page"}});
+  return Rules("counters")
+      .NotZero("version", m.version)
+      .Range("size_bytes", m.size_bytes, sizeof(CounterPage), sizeof(CounterPage))
+      .result();
 }
 template <>
 Result<void> Validate(const EmptyReply& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"}});
+  return Rules("an empty reply").Reserved(m.reserved).result();
 }
 template <>
 Result<void> Validate(const ErrorBody& m) {
-  return Require({{m.reserved == 0, "reserved bytes are not zero"},
-                  {IsTerminated(m.what), "an error's text is not NUL-terminated"},
-                  {IsTerminated(m.remedy), "an error's remedy is not NUL-terminated"}});
+  return Rules("an error reply")
+      .Reserved(m.reserved)
+      .Terminated("its text", m.what)
+      .Terminated("its remedy", m.remedy)
+      .result();
 }
 
 }  // namespace gpushm::protocol

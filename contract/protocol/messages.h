@@ -485,6 +485,10 @@ size_t EncodeError(Kind kind, uint64_t request_id, const Status& status, Buffer*
 
 // ---- decoding: every function returns kCorrupt if a rule is broken
 
+// What to do about a peer that broke a rule.
+inline constexpr char kOtherPeer[] =
+    "check that both ends are gpushm's, from releases that fit together";
+
 // Checks magic, version, size and kind.
 Result<Header> ParseHeader(std::span<const std::byte> message);
 
@@ -502,8 +506,10 @@ Result<void> Validate(const Body& body);
 template <typename Body>
 Result<Body> Parse(std::span<const std::byte> message) {
   if (message.size() != sizeof(Header) + sizeof(Body)) {
-    return Fail(Code::kCorrupt, Concat("a message has ", message.size(), " bytes, but must have ",
-                                       sizeof(Header) + sizeof(Body), " bytes"));
+    return Fail(Code::kCorrupt,
+                Concat("a message has ", message.size(), " bytes, but must have ",
+                       sizeof(Header) + sizeof(Body), " bytes"),
+                kOtherPeer);
   }
   Body body;
   std::memcpy(&body, message.data() + sizeof(Header), sizeof body);

@@ -105,34 +105,43 @@ void ExpectNameRules(const char* rule, NameField Body::* field) {
 TEST(Messages, HelloRules) {
   using B = HelloRequest;
   ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
-  ExpectBroken<B>("min_version is above", [](B* b) { b->min_version = 3; });
-  ExpectBroken<B>("not NUL-terminated", [](B* b) { b->library.fill('x'); });
+  ExpectBroken<B>("min_version 3 is above max_version 2", [](B* b) { b->min_version = 3; });
+  ExpectBroken<B>("library is not NUL-terminated", [](B* b) { b->library.fill('x'); });
   ExpectBroken<B>("must both be set", [](B* b) { b->resume_client_id = 0; });
   ExpectBroken<B>("must both be set", [](B* b) { b->resume_token = {}; });
   using R = HelloReply;
   ExpectBroken<R>("reserved", [](R* b) { b->reserved0 = 1; });
   ExpectBroken<R>("client_id is 0", [](R* b) { b->client_id = 0; });
   ExpectBroken<R>("token is zero", [](R* b) { b->token = {}; });
-  ExpectBroken<R>("is not 0 or 1", [](R* b) { b->resumed = 2; });
-  ExpectBroken<R>("too many leases", [](R* b) { b->leases = limits::kLeases + 1; });
+  ExpectBroken<R>("must be 0 or 1", [](R* b) { b->resumed = 2; });
+  ExpectBroken<R>("leases is 65537, must be 0 to 65536",
+                  [](R* b) { b->leases = limits::kLeases + 1; });
   ExpectBroken<R>("new client cannot have leases", [](R* b) { b->resumed = 0; });
-  ExpectBroken<R>("is not 0 or 1", [](R* b) { b->simulated = 2; });
+  ExpectBroken<R>("must be 0 or 1", [](R* b) { b->simulated = 2; });
   ExpectNameRules<R>("hello: container", &R::container);
+}
+
+// Goal: a hostile peer's bytes do not reach a terminal, and none of them are hidden.
+TEST(Messages, ARefusedNameIsShownWithAllOfItsBytes) {
+  DeleteRequest body{.name = ToNameField("a\x1b[m")};
+  body.name[6] = 'x';
+  EXPECT_THAT(Validate(body).error().what(),
+              HasSubstr(R"(delete: name "a\x1b[m\x00\x00x" is not a DNS label)"));
 }
 
 TEST(Messages, AttachAndDetachRules) {
   using B = AttachRequest;
-  ExpectBroken<B>("unknown peer_way", [](B* b) { b->peer_way = 4; });
+  ExpectBroken<B>("peer_way is 4, must be 0 to 3", [](B* b) { b->peer_way = 4; });
   ExpectNameRules<B>("attach: name", &B::name);
-  ExpectBroken<B>("unknown access", [](B* b) { b->access = 0; });
-  ExpectBroken<B>("unknown access", [](B* b) { b->access = 3; });
+  ExpectBroken<B>("access is 0, must be 1 or 2", [](B* b) { b->access = 0; });
+  ExpectBroken<B>("access is 3, must be 1 or 2", [](B* b) { b->access = 3; });
   using R = AttachReply;
   ExpectBroken<R>("number of blocks", [](R* b) { b->blocks = 1; });
   ExpectBroken<R>("number of blocks", [](R* b) { (b->transport = 4, b->blocks = 0); });
   ExpectBroken<R>("number of blocks",
                   [](R* b) { (b->transport = 4, b->blocks = limits::kBlocks + 1); });
-  ExpectBroken<R>("unknown access", [](R* b) { b->access = 3; });
-  ExpectBroken<R>("unknown transport", [](R* b) { b->transport = 0; });
+  ExpectBroken<R>("access is 3", [](R* b) { b->access = 3; });
+  ExpectBroken<R>("transport is 0, must be 1 to 4", [](R* b) { b->transport = 0; });
   ExpectBroken<R>("attach: size", [](R* b) { b->size_bytes = 0; });
   ExpectBroken<R>("attach: size", [](R* b) { b->size_bytes = limits::kBufferBytes + 1; });
   ExpectBroken<R>("mapped_bytes", [](R* b) { b->mapped_bytes = b->size_bytes - 1; });
@@ -153,7 +162,8 @@ TEST(Messages, MakingRules) {
   ExpectNameRules<B>("create: name", &B::name);
   ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = 0; });
   ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = limits::kBufferBytes + 1; });
-  ExpectBroken<B>("unknown flags", [](B* b) { b->flags |= kFlagsAll + 1; });
+  ExpectBroken<B>("unknown flags 0x20, the known ones are 0x1f",
+                  [](B* b) { b->flags |= kFlagsAll + 1; });
   ExpectBroken<B>("kFlagUnpublished without kFlagAttach",
                   [](B* b) { b->flags = kFlagUnpublished; });
   ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
@@ -176,9 +186,9 @@ TEST(Messages, OfferRules) {
   ExpectBroken<B>("offset", [](B* b) { b->offset = b->mapped_bytes - b->size_bytes + 1; });
   ExpectBroken<B>("unknown flags", [](B* b) { b->flags = kFlagAttach; });
   ExpectBroken<B>("on_writer_exit", [](B* b) { b->on_writer_exit = 3; });
-  ExpectBroken<B>("unknown transport", [](B* b) { b->transport = 3; });
-  ExpectBroken<B>("without a PID", [](B* b) { b->pid = 0; });
-  ExpectBroken<B>("without a PID", [](B* b) { b->pid = -1; });
+  ExpectBroken<B>("transport is 3", [](B* b) { b->transport = 3; });
+  ExpectBroken<B>("pid is 0", [](B* b) { b->pid = 0; });
+  ExpectBroken<B>("pid is -1, must be above 0", [](B* b) { b->pid = -1; });
   ExpectBroken<OfferReply>("generation is 0", [](OfferReply* b) { b->generation = 0; });
   using S = StageBlockRequest;
   ExpectBroken<S>("reserved", [](S* b) { b->reserved = 1; });
@@ -197,44 +207,45 @@ TEST(Messages, LookingRules) {
   ExpectBroken<B>("holders: name", [](B* b) { b->name[5] = 'x'; });
   using R = HoldersReply;
   ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
-  ExpectBroken<R>("more entries", [](R* b) { b->count = kHoldersPerReply + 1; });
-  ExpectBroken<R>("not a DNS label", [](R* b) { b->count = 2; });
-  ExpectBroken<R>("not a DNS label", [](R* b) { b->entries[0].container[0] = '-'; });
-  ExpectBroken<R>("unknown access or peer_way", [](R* b) { b->entries[0].access = 3; });
-  ExpectBroken<R>("unknown access or peer_way", [](R* b) { b->entries[0].peer_way = 4; });
+  ExpectBroken<R>("count is 21, must be 0 to 20", [](R* b) { b->count = kHoldersPerReply + 1; });
+  ExpectBroken<R>("buffer \"\" is not a DNS label", [](R* b) { b->count = 2; });
+  ExpectBroken<R>("container \"-pp\" is not a DNS label",
+                  [](R* b) { b->entries[0].container[0] = '-'; });
+  ExpectBroken<R>("access is 3", [](R* b) { b->entries[0].access = 3; });
+  ExpectBroken<R>("peer_way is 4", [](R* b) { b->entries[0].peer_way = 4; });
   using I = BrokerInfoRequest;
   ExpectBroken<I>("reserved", [](I* b) { b->reserved = 1; });
-  ExpectBroken<BrokerInfoReply>("is not 0 or 1", [](BrokerInfoReply* b) { b->simulated = 2; });
+  ExpectBroken<BrokerInfoReply>("must be 0 or 1", [](BrokerInfoReply* b) { b->simulated = 2; });
   ExpectNameRules<BrokerInfoReply>("broker info: container", &BrokerInfoReply::container);
 }
 
 TEST(Messages, TransferAndContentRules) {
   using B = TransferRequest;
-  ExpectBroken<B>("is not 0, kGds or kAutoGds", [](B* b) { b->file_way = 2; });
-  ExpectBroken<B>("is not 0, kGds or kAutoGds", [](B* b) { b->file_way = 6; });
+  ExpectBroken<B>("file_way is 2, must be 0, 4", [](B* b) { b->file_way = 2; });
+  ExpectBroken<B>("file_way is 6", [](B* b) { b->file_way = 6; });
   ExpectNameRules<B>("transfer: name", &B::name);
-  ExpectBroken<B>("unknown direction", [](B* b) { b->direction = 4; });
+  ExpectBroken<B>("direction is 4, must be 1 to 3", [](B* b) { b->direction = 4; });
   ExpectBroken<B>("chunk", [](B* b) { b->chunk_bytes = (uint64_t{1} << 30) + 1; });
   ExpectBroken<TransferReply>("transfer_id is 0", [](TransferReply* b) { b->transfer_id = 0; });
   using S = TransferStatusRequest;
   ExpectBroken<S>("reserved", [](S* b) { b->reserved = 1; });
   ExpectBroken<S>("transfer_id is 0", [](S* b) { b->transfer_id = 0; });
-  ExpectBroken<S>("is not 0 or 1", [](S* b) { b->cancel = 2; });
+  ExpectBroken<S>("must be 0 or 1", [](S* b) { b->cancel = 2; });
   ExpectBroken<TransferReportReply>("moving_ns",
                                     [](TransferReportReply* b) { b->moving_ns = UINT64_MAX; });
   ExpectBroken<TransferReportReply>("finished",
                                     [](TransferReportReply* b) { b->status.finished = 2; });
-  ExpectBroken<TransferReportReply>("unknown file_way",
+  ExpectBroken<TransferReportReply>("file_way is 5",
                                     [](TransferReportReply* b) { b->file_way = 5; });
   ExpectBroken<TransferReportReply>("reserved", [](TransferReportReply* b) { b->reserved = 1; });
   using R = TransferStatusReply;
   ExpectBroken<R>("reserved", [](R* b) { b->reserved = 1; });
-  ExpectBroken<R>("is not 0 or 1", [](R* b) { b->finished = 2; });
-  ExpectBroken<R>("done_bytes is above", [](R* b) { b->done_bytes = 3; });
+  ExpectBroken<R>("must be 0 or 1", [](R* b) { b->finished = 2; });
+  ExpectBroken<R>("done_bytes 3 is above total_bytes 2", [](R* b) { b->done_bytes = 3; });
   using C = ContentRequest;
   ExpectBroken<C>("reserved", [](C* b) { b->reserved = 1; });
   ExpectBroken<C>("lease_id is 0", [](C* b) { b->lease_id = 0; });
-  ExpectBroken<C>("is not 0 or 1", [](C* b) { b->complete = 2; });
+  ExpectBroken<C>("must be 0 or 1", [](C* b) { b->complete = 2; });
   using A = AnnounceDescriptorRequest;
   ExpectBroken<A>("reserved", [](A* b) { b->reserved = 1; });
   ExpectBroken<EmptyReply>("reserved", [](EmptyReply* b) { b->reserved = 1; });

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <initializer_list>
 #include <span>
+#include <string>
 #include <string_view>
-#include <utility>
 
 #include "contract/limits.h"
 #include "contract/protocol/messages.h"
@@ -13,7 +12,7 @@
 namespace gpushm::protocol {
 
 inline std::unexpected<Status> Broken(std::string_view rule) {
-  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule));
+  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule), kOtherPeer);
 }
 
 inline bool IsTerminated(std::span<const char> text) {
@@ -29,29 +28,82 @@ inline bool IsPadded(const NameField& field) {
 inline bool IsName(const NameField& field) {
   return IsPadded(field) && IsDnsLabel(FromNameField(field));
 }
-inline bool IsNameOrEmpty(const NameField& field) {
-  return IsPadded(field) && (field[0] == '\0' || IsDnsLabel(FromNameField(field)));
-}
-inline bool IsAccess(uint32_t value) { return value == 1 || value == 2; }
-inline bool IsTransport(uint32_t value) { return value >= 1 && value <= 4; }
+inline bool IsEmpty(const NameField& field) { return IsPadded(field) && field[0] == '\0'; }
 inline bool IsBlocks(uint32_t transport) {
   return transport == static_cast<uint32_t>(Transport::kBlocks);
 }
-// The number of blocks that goes with a transport.
-inline bool IsBlockCount(uint32_t transport, uint32_t blocks) {
-  return IsBlocks(transport) ? blocks >= 1 && blocks <= limits::kBlocks : blocks == 0;
-}
-inline bool IsPeerWay(uint32_t value) { return value <= 3; }
-inline bool IsPageSize(uint64_t bytes) { return bytes > 0 && bytes <= limits::kPageBytes; }
-inline bool IsWriterExit(uint32_t value) { return value <= 2; }
-inline bool IsSize(uint64_t bytes) { return bytes > 0 && bytes <= limits::kBufferBytes; }
 
-// Lets a Validate list its rules, one on each line.
-inline Result<void> Require(std::initializer_list<std::pair<bool, std::string_view>> rules) {
-  for (const auto& [holds, rule] : rules) {
-    if (!holds) return Broken(rule);
+// A peer's field in quotes, with all of its bytes before the padding, and safe for a terminal.
+std::string Quoted(const NameField& field);
+
+// The rules of one kind of message, for a Validate that lists them, one on each line. The first one
+// that does not hold is the result. Its text is made only then, and has the value and the rule.
+class Rules {
+ public:
+  // `message` must outlive this.
+  explicit Rules(std::string_view message) : message_(message) {}
+
+  template <typename... Text>
+  Rules& That(bool holds, const Text&... text) {
+    if (!holds && result_) result_ = Broken(Concat(message_, ": ", text...));
+    return *this;
   }
-  return {};
-}
+  Rules& Range(std::string_view field, uint64_t value, uint64_t least, uint64_t most) {
+    if (least == most) return That(value == least, field, " is ", value, ", must be ", least);
+    return That(least <= value && value <= most, field, " is ", value, ", must be ", least,
+                most - least == 1 ? " or " : " to ", most);
+  }
+  Rules& Zero(std::string_view field, uint64_t value) { return Range(field, value, 0, 0); }
+  Rules& NotZero(std::string_view field, uint64_t value) {
+    return That(value != 0, field, " is 0, must not be 0");
+  }
+  Rules& Flags(uint32_t flags, uint32_t known) {
+    return That((flags & ~known) == 0, "unknown flags 0x", std::hex, flags & ~known,
+                ", the known ones are 0x", known);
+  }
+  Rules& UnpublishedIsAttached(uint32_t flags) {
+    return That((flags & kFlagUnpublished) == 0 || (flags & kFlagAttach) != 0, "flags 0x", std::hex,
+                flags, " have kFlagUnpublished without kFlagAttach, 0x", kFlagAttach);
+  }
+  Rules& Name(std::string_view field, const NameField& name) {
+    return IsName(name) ? *this : That(false, field, ' ', Quoted(name), " is not a DNS label");
+  }
+  Rules& NameOrEmpty(std::string_view field, const NameField& name) {
+    return IsEmpty(name) ? *this : Name(field, name);
+  }
+  Rules& Empty(std::string_view field, const NameField& name) {
+    return IsEmpty(name) ? *this : That(false, field, " is ", Quoted(name), ", must be empty");
+  }
+  Rules& Terminated(std::string_view field, std::span<const char> text) {
+    return That(IsTerminated(text), field, " is not NUL-terminated: it has ", text.size(),
+                " bytes without a NUL");
+  }
+
+  Rules& Reserved(uint64_t value) { return Zero("reserved", value); }
+  Rules& Access(uint32_t value) { return Range("access", value, 1, 2); }
+  Rules& AnyTransport(uint32_t value) { return Range("transport", value, 1, 4); }
+  // The number of blocks that goes with a transport.
+  Rules& Blocks(uint32_t transport, uint32_t blocks) {
+    if (IsBlocks(transport)) return Range("number of blocks", blocks, 1, limits::kBlocks);
+    return That(blocks == 0, "number of blocks is ", blocks, ", must be 0 with transport ",
+                transport);
+  }
+  Rules& AnyPeerWay(uint32_t value) { return Range("peer_way", value, 0, 3); }
+  Rules& WriterExit(uint32_t value) { return Range("on_writer_exit", value, 0, 2); }
+  Rules& Size(std::string_view field, uint64_t bytes) {
+    return Range(field, bytes, 1, limits::kBufferBytes);
+  }
+  // A buffer inside its allocation.
+  Rules& Sizes(uint64_t size_bytes, uint64_t mapped_bytes) {
+    return Size("size_bytes", size_bytes)
+        .Range("mapped_bytes", mapped_bytes, size_bytes, limits::kBufferBytes);
+  }
+
+  Result<void> result() const { return result_; }
+
+ private:
+  std::string_view message_;
+  Result<void> result_;
+};
 
 }  // namespace gpushm::protocol

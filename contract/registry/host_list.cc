@@ -57,7 +57,7 @@ std::string TemporaryFile(std::string_view pod_uid) { return HostListFile(pod_ui
 Result<void> CheckPodUid(std::string_view pod_uid) {
   if (IsPodUid(pod_uid)) return {};
   return Fail(Code::kInvalidArgument, Concat("\"", pod_uid, "\" is not a pod's UID"),
-              "use the value of metadata.uid");
+              "use the value of metadata.uid: 1 to 63 of a-z, 0-9 and -");
 }
 
 Result<UniqueFd> OpenDir(const std::string& dir) {
@@ -187,9 +187,11 @@ Result<HostList> DecodeHostList(std::string_view pod_uid, std::span<const std::b
       header.record_words < kMinRecordWords || header.record_words > kMaxRecordWords ||
       header.count > kMaxSlots ||
       words.size() != header.header_words + size_t{header.record_words} * header.count) {
-    return Corrupt(pod_uid, Concat("its sizes contradict each other: ", words.size(),
-                                   " words in all, ", header.header_words, " of the header, ",
-                                   header.count, " records of ", header.record_words));
+    return Corrupt(pod_uid, Concat("its sizes contradict each other or the limits: ", words.size(),
+                                   " words in all, ", header.header_words, " of the header (",
+                                   kHeaderWords, " to ", kMaxHeaderWords, "), ", header.count,
+                                   " records (at most ", kMaxSlots, ") of ", header.record_words,
+                                   " (", kMinRecordWords, " to ", kMaxRecordWords, ")"));
   }
   if (const uint64_t checksum = ListChecksum(words); checksum != header.checksum) {
     return Corrupt(pod_uid, Concat("its checksum is 0x", std::hex, checksum, ", but it says 0x",

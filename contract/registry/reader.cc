@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -117,6 +118,7 @@ RegistryReader::Probe RegistryReader::ProbeFor(const Name& name, uint64_t hash, 
         break;
     }
     if (problem != nullptr) {
+      found->ref.slot = slot;  // For the text of the error.
       result = Probe::kCorrupt;
       return false;
     }
@@ -155,7 +157,10 @@ Result<Found> RegistryReader::FindSlow(const Name& name, uint64_t hash) const {
   CatchUp();
   Probe probe = ProbeFor(name, hash, map_.capacity(), &*found);
   if (probe == Probe::kNone && !complete_) probe = Probe::kContended;
-  if (probe == Probe::kNone && corrupt_count_ != 0) probe = Probe::kCorrupt;
+  if (probe == Probe::kNone && corrupt_count_ != 0) {
+    probe = Probe::kCorrupt;
+    found->ref.slot = static_cast<uint32_t>(std::ranges::find(corrupt_, true) - corrupt_.begin());
+  }
   switch (probe) {
     case Probe::kFound:
       return found;
@@ -166,13 +171,23 @@ Result<Found> RegistryReader::FindSlow(const Name& name, uint64_t hash) const {
     case Probe::kCorrupt:
       return Fail(Code::kCorrupt,
                   Concat("the registry is broken at the record of buffer \"", name.view(),
-                         "\" or one that may be it"),
+                         "\" or one that may be it: ", ProblemOf(found->ref.slot)),
                   "restart the pod and report this as a bug");
     case Probe::kNone:
       break;
   }
   return Fail(Code::kNotFound, Concat("no buffer \"", name.view(), "\""),
               "run gpushmctl ls to see the names");
+}
+
+std::string RegistryReader::ProblemOf(uint32_t slot) const {
+  std::array<uint64_t, kMaxRecordWords> words;
+  uint64_t version = 0;
+  if (ReadWords(slot, words.data(), &version) == SlotRead::kLive) {
+    const auto record = DecodeRecord(std::span(words).first(record_words_));
+    if (!record) return Concat("slot ", slot, ": ", record.error().what());
+  }
+  return Concat("slot ", slot, ", which has changed since");
 }
 
 void RegistryReader::CatchUp() const {

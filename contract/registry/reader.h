@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -105,9 +106,10 @@ class RegistryReader {
   enum class Probe { kFound, kNone, kContended, kCorrupt };
   Probe ProbeFor(const Name& name, uint64_t hash, size_t max_probes, Found* found) const;
   Result<Found> FindSlow(const Name& name, uint64_t hash) const;
-  void CatchUp() const;                    // With mutex_ held.
-  bool CatchUpFromLog(uint64_t to) const;  // With mutex_ held. False: the log is too short.
-  void Refresh(uint32_t slot) const;       // With mutex_ held.
+  std::string ProblemOf(uint32_t slot) const;  // Of a slot whose record was broken.
+  void CatchUp() const;                        // With mutex_ held.
+  bool CatchUpFromLog(uint64_t to) const;      // With mutex_ held. False: the log is too short.
+  void Refresh(uint32_t slot) const;           // With mutex_ held.
 
   const std::shared_ptr<Mapping> mapping_;
   const SegmentHeader* header_;

@@ -1,7 +1,10 @@
 #include "contract/registry/record.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
+#include <string>
 
 #include "contract/limits.h"
 #include "contract/registry/checksum.h"
@@ -9,23 +12,42 @@
 namespace gpushm::registry {
 namespace {
 
-// The numbers of a record, for the texts of errors: a problem alone does not show the value.
-std::string Numbers(const BufferRecord& record) {
+// A name that may come from a hostile pod: all bytes before the padding, safe for a terminal.
+std::string Quoted(const Name& name) {
+  const auto bytes = std::bit_cast<std::array<char, Name::kBytes>>(name);
+  std::string_view text(bytes.data(), bytes.size());
+  text = text.substr(0, text.find_last_not_of('\0') + 1);
+  std::string out(text);
+  std::ranges::replace_if(out, [](char c) { return c < ' ' || c > '~'; }, '?');
+  return Concat('"', out, '"');
+}
+
+// The values of a record, for the texts of errors: a problem alone does not show the value.
+std::string Values(const BufferRecord& record) {
   return Concat("generation ", record.generation, ", size ", record.size_bytes, ", mapping ",
                 record.mapped_bytes, ", loaded ", record.loaded_bytes, ", description ",
                 record.description_bytes, ", transport ", static_cast<uint32_t>(record.transport),
-                ", state ", static_cast<uint32_t>(record.state));
+                ", state ", static_cast<uint32_t>(record.state), ", creator ",
+                Quoted(record.creator));
+}
+
+// The usual size is a constant, because look-ups compute it.
+uint64_t ChecksumOf(std::span<const uint64_t> content) {
+  constexpr size_t kContent = kRecordWords - 1;
+  return content.size() == kContent ? Checksum(content.first<kContent>()) : Checksum(content);
 }
 
 // The same of words that may be no record.
-std::string Numbers(std::span<const uint64_t> words) {
+std::string Values(std::span<const uint64_t> words) {
   if (words.size() < kMinRecordWords) {
     return Concat(words.size(), " words, at least ", kMinRecordWords);
   }
+  const std::span<const uint64_t> content = words.first(words.size() - 1);
   BufferRecord record;
-  std::memcpy(static_cast<void*>(&record), words.data(),
-              std::min((words.size() - 1) * sizeof(uint64_t), sizeof record));
-  return Numbers(record);
+  std::memcpy(static_cast<void*>(&record), content.data(),
+              std::min(content.size_bytes(), sizeof record));
+  return Concat("name ", Quoted(record.name), ", ", Values(record), ", checksum 0x", std::hex,
+                words.back(), ", computed 0x", ChecksumOf(content));
 }
 
 }  // namespace
@@ -112,17 +134,21 @@ const char* RecordProblem(const BufferRecord& record) {
 const char* FieldsProblem(const BufferRecord& record) {
   if (record.generation == 0) return "its generation is 0";
   if (record.size_bytes == 0) return "its size is 0";
-  if (record.mapped_bytes > limits::kBufferBytes) return "it is larger than limits::kBufferBytes";
-  if (record.size_bytes > record.mapped_bytes) return "it is larger than its mapping";
+  if (record.mapped_bytes > limits::kBufferBytes) {
+    static_assert(limits::kBufferBytes == uint64_t{1} << 46);
+    return "its mapping is larger than 2^46 bytes (limit kBufferBytes)";
+  }
+  if (record.size_bytes > record.mapped_bytes) return "its size is larger than its mapping";
   if (record.loaded_bytes > record.mapped_bytes) return "its loaded_bytes exceed its mapping";
   if (record.description_bytes > limits::kDescriptionBytes) {
-    return "its description is larger than limits::kDescriptionBytes";
+    static_assert(limits::kDescriptionBytes == uint64_t{64} << 20);
+    return "its description is larger than 64 MiB (limit kDescriptionBytes)";
   }
   if (record.transport != Transport::kVmm && record.transport != Transport::kCuIpc) {
-    return "its transport is unknown";
+    return "its transport is neither 1 (vmm) nor 2 (cuipc)";
   }
   if (record.state < BufferState::kLoading || record.state > BufferState::kFailed) {
-    return "its state is unknown";
+    return "its state is not 1 to 4";
   }
   if (!record.creator.empty() ? !record.creator.IsLabel() : record.creator != Name()) {
     return "its creator is neither empty nor a DNS label";
@@ -133,8 +159,8 @@ const char* FieldsProblem(const BufferRecord& record) {
 Result<RecordWords> EncodeRecord(const BufferRecord& record) {
   if (const char* problem = RecordProblem(record)) {
     return Fail(Code::kInvalidArgument,
-                Concat("buffer \"", record.name.view(), "\" cannot be published: ", problem, " (",
-                       Numbers(record), ")"));
+                Concat("buffer ", Quoted(record.name), " cannot be published: ", problem, " (",
+                       Values(record), ")"));
   }
   RecordWords words{};
   std::memcpy(words.data(), &record, sizeof(record));
@@ -148,12 +174,9 @@ const char* DecodeRecord(std::span<const uint64_t> words, BufferRecord* record) 
 }
 
 const char* DecodeFields(std::span<const uint64_t> words, BufferRecord* record) {
-  constexpr size_t kContent = kRecordWords - 1;
   if (words.size() < kMinRecordWords) return "it has too few words";
   const std::span<const uint64_t> content = words.first(words.size() - 1);
-  const uint64_t checksum =
-      content.size() == kContent ? Checksum(content.first<kContent>()) : Checksum(content);
-  if (checksum != words.back()) return "its checksum is wrong";
+  if (ChecksumOf(content) != words.back()) return "its checksum is wrong";
   *record = BufferRecord();
   std::memcpy(static_cast<void*>(record), content.data(),
               std::min(content.size_bytes(), sizeof *record));
@@ -163,7 +186,7 @@ const char* DecodeFields(std::span<const uint64_t> words, BufferRecord* record) 
 Result<BufferRecord> DecodeRecord(std::span<const uint64_t> words) {
   Result<BufferRecord> record(std::in_place);
   if (const char* problem = DecodeRecord(words, &*record)) {
-    return Fail(Code::kCorrupt, Concat("a record is broken: ", problem, " (", Numbers(words), ")"),
+    return Fail(Code::kCorrupt, Concat("a record is broken: ", problem, " (", Values(words), ")"),
                 "restart the pod that made it and report this as a bug");
   }
   return record;

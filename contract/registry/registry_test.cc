@@ -139,7 +139,8 @@ TEST(Registry, ARefusalShowsTheNumbersOfTheRecord) {
   BufferRecord record = SomeRecord("weights", 1);
   record.transport = static_cast<Transport>(9);
   EXPECT_THAT(EncodeRecord(record).error().ToString(),
-              testing::HasSubstr("its transport is unknown (generation 1, size 1001,"));
+              testing::HasSubstr(
+                  "its transport is neither 1 (vmm) nor 2 (cuipc) (generation 1, size 1001,"));
   const auto words = FrameOf(record, kRecordWords);
   EXPECT_THAT(DecodeRecord(words).error().ToString(), testing::HasSubstr("transport 9"));
   EXPECT_THAT(DecodeRecord(std::span(words).first(3)).error().ToString(),

@@ -21,25 +21,29 @@ constexpr char kBrokenHeader[] = "restart the pod and report this as a bug";
 std::string HeaderProblem(const HeaderConstants& header, uint64_t bytes) {
   if (header.header_size < kHeaderSize || header.header_size > kMaxHeaderSize ||
       header.header_size % 64 != 0) {
-    return Concat("header_size is ", header.header_size);
+    return Concat("header_size is ", header.header_size, ", must be a multiple of 64 from ",
+                  kHeaderSize, " to ", kMaxHeaderSize);
   }
   if (header.record_words < kMinRecordWords || header.record_words > kMaxRecordWords) {
-    return Concat("record_words is ", header.record_words);
+    return Concat("record_words is ", header.record_words, ", must be ", kMinRecordWords, " to ",
+                  kMaxRecordWords);
   }
   if (header.slot_stride < SlotStride(header.record_words) || header.slot_stride > kMaxSlotStride ||
       header.slot_stride % 64 != 0) {
-    return Concat("slot_stride is ", header.slot_stride, " with record_words ",
-                  header.record_words);
+    return Concat("slot_stride is ", header.slot_stride, ", must be a multiple of 64 from ",
+                  SlotStride(header.record_words), " (for record_words ", header.record_words,
+                  ") to ", kMaxSlotStride);
   }
   if (header.slot_count == 0 || header.slot_count > kMaxSlots) {
-    return Concat("slot_count is ", header.slot_count);
+    return Concat("slot_count is ", header.slot_count, ", must be 1 to ", kMaxSlots);
   }
+  const uint64_t log_fits =
+      (header.header_size - offsetof(SegmentHeader, change_log)) / sizeof(uint32_t);
   if (header.change_log_entries != 0 &&
-      (!std::has_single_bit(header.change_log_entries) ||
-       header.change_log_entries >
-           (header.header_size - offsetof(SegmentHeader, change_log)) / sizeof(uint32_t))) {
-    return Concat("change_log_entries is ", header.change_log_entries, " with header_size ",
-                  header.header_size);
+      (!std::has_single_bit(header.change_log_entries) || header.change_log_entries > log_fits)) {
+    return Concat("change_log_entries is ", header.change_log_entries,
+                  ", must be 0 or a power of two of at most ", log_fits, " (for header_size ",
+                  header.header_size, ")");
   }
   if (const uint64_t expected = SegmentBytes(header); expected != bytes) {
     return Concat("its file has ", bytes, " bytes instead of ", expected);

@@ -133,7 +133,8 @@ TEST_F(DescriptionsTest, WhatCouldChangeOrIsNotPaidForIsRefused) {
   refused(Memfd(1 << 20, false, kAllSeals), 1 << 20, "unallocated");
   refused(Memfd(8192, true, kAllSeals), 4096, "has 8192 bytes");
   refused(Sealed(kText), kText.size() + 1, "has 18 bytes");
-  refused(Sealed(kText), limits::kDescriptionBytes + 1, "out of range");
+  refused(Sealed(kText), limits::kDescriptionBytes + 1,
+          "size_bytes is 67108865, must be 1 to 67108864");
   const UniqueFd file(open(folder_.path().c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
   EXPECT_THAT(DescribeAs(file, 4096), HasSubstr("not a memfd"));
   EXPECT_THAT(DescribeAs(UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC)), 4096),

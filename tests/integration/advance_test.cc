@@ -39,7 +39,8 @@ TEST_F(AdvanceTest, TheAddressAndItsGraphGetEachNewGeneration) {
   const int64_t address = reader.Do("address").value;
   ASSERT_EQ(reader.Do("graph capture").status, 0);
   ASSERT_EQ(reader.Do("graph run").value, 1);
-  EXPECT_EQ(reader.Do("advance 0 -1 0").value, first.value) << "there is no newer one";
+  EXPECT_EQ(reader.Do("advance 0 -1 0").value, first.value)
+      << "without a newer generation, advance must keep the current one";
   for (int i = 2; i <= 6; ++i) {
     const Answer next = Make(&writer, "replace", i);
     EXPECT_EQ(reader.Do("current").status, GPUSHM_STALE);
@@ -50,7 +51,8 @@ TEST_F(AdvanceTest, TheAddressAndItsGraphGetEachNewGeneration) {
     EXPECT_EQ(reader.Do("address").value, address);
     EXPECT_EQ(reader.Do("current").status, GPUSHM_OK);
     EXPECT_EQ(reader.Do("graph run").value, i);
-    EXPECT_EQ(reader.Do("holders weights").value, 1) << "the old generation's lease has ended";
+    EXPECT_EQ(reader.Do("holders weights").value, 1)
+        << "the lease on the old generation must have ended";
   }
   EXPECT_EQ(reader.Do("detach").status, GPUSHM_OK);
   EXPECT_EQ(writer.Do("holders weights").value, 0);
@@ -105,11 +107,11 @@ TEST_F(AdvanceTest, AFailureLeavesTheOldBytes) {
        {"cuMemImportFromShareableHandle", "cuMemRetainAllocationHandle", "cuMemUnmap"}) {
     Inject(Concat("results: {", call, ": 999}"));
     const Answer failed = reader.Do("advance 0 -1 0");
-    EXPECT_EQ(failed.status, GPUSHM_DRIVER) << call;
-    EXPECT_EQ(failed.value, first.value) << call;
+    EXPECT_EQ(failed.status, GPUSHM_DRIVER) << "while " << call << " fails";
+    EXPECT_EQ(failed.value, first.value) << "while " << call << " fails";
     Inject("{}");
-    EXPECT_EQ(reader.Do("read").value, 1) << call;
-    EXPECT_EQ(reader.Do("holders weights").value, 1) << call;
+    EXPECT_EQ(reader.Do("read").value, 1) << "after " << call << " failed";
+    EXPECT_EQ(reader.Do("holders weights").value, 1) << "after " << call << " failed";
   }
   EXPECT_EQ(reader.Do("advance 0 -1 0").value, next.value);
   EXPECT_EQ(reader.Do("read").value, 2);
@@ -144,13 +146,15 @@ TEST_F(AdvanceTest, AMakerAdvancesAndItsRingKeepsItsFrames) {
   ASSERT_EQ(reader.Do("attach video r 0").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("ring put 7").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("ring begin 0").value, 1);
-  ASSERT_EQ(reader.Do("ring look").value, 7) << "it is complete";
+  ASSERT_EQ(reader.Do("ring look").value, 7)
+      << "the reader must see the value of the complete frame";
   writer.Kill();
   Worker successor(run());
   ASSERT_EQ(successor.Do("ring write video oldest 4 65536 20000").status, GPUSHM_OK);
   ASSERT_EQ(successor.Do("ring pump 8").status, GPUSHM_OK);
   EXPECT_EQ(reader.Do("advance 0 -1 0").status, GPUSHM_OK);
-  EXPECT_EQ(reader.Do("ring look").value, 7) << "the former writer's frame";
+  EXPECT_EQ(reader.Do("ring look").value, 7)
+      << "advance must not change the frame that the reader holds";
   EXPECT_EQ(reader.Do("ring end").status, GPUSHM_OK);
   EXPECT_EQ(reader.Do("ring close").status, GPUSHM_OK);
 }

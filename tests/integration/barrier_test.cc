@@ -36,7 +36,8 @@ TEST_F(BarrierTest, ThreeContainersPassFiftyPointsInStep) {
     IsolatedWorker& last = workers[(point + 2) % 3];
     ASSERT_EQ(first.Do("barrier wait -1").status, GPUSHM_TIMEOUT);
     ASSERT_EQ(second.Do("barrier wait -1").status, GPUSHM_TIMEOUT);
-    ASSERT_EQ(first.Do("barrier wait -1").status, GPUSHM_TIMEOUT) << "it arrives once";
+    ASSERT_EQ(first.Do("barrier wait -1").status, GPUSHM_TIMEOUT)
+        << "a repeated wait must not count as another arrival";
     for (IsolatedWorker* const worker : {&last, &first, &second}) {
       const Answer passed = worker->Do("barrier wait 0");
       ASSERT_EQ(passed.status, GPUSHM_OK);
@@ -51,7 +52,7 @@ TEST_F(BarrierTest, AKilledParticipantIsToldOfAndAllGoOnInANewGeneration) {
   Worker second(run());
   std::optional<Worker> doomed(run());
   for (Worker* const worker : {&first, &second, &*doomed}) {
-    ASSERT_TRUE(worker->Begin(kOpenThree)) << "all at once";
+    ASSERT_TRUE(worker->Begin(kOpenThree)) << "the command could not be sent to the worker";
   }
   const Answer old = first.Await("barrier open");
   ASSERT_EQ(old.status, GPUSHM_OK);
@@ -62,7 +63,8 @@ TEST_F(BarrierTest, AKilledParticipantIsToldOfAndAllGoOnInANewGeneration) {
   doomed->Kill();
   EXPECT_EQ(first.Await("barrier wait").status, GPUSHM_PEER_DIED);
   EXPECT_EQ(second.Await("barrier wait").status, GPUSHM_PEER_DIED);
-  EXPECT_EQ(first.Do("barrier wait 0").status, GPUSHM_PEER_DIED) << "for good";
+  EXPECT_EQ(first.Do("barrier wait 0").status, GPUSHM_PEER_DIED)
+      << "a broken barrier must stay broken";
   ASSERT_EQ(first.Do("barrier close").status, GPUSHM_OK);
   ASSERT_EQ(second.Do("barrier close").status, GPUSHM_OK);
   doomed.emplace(run());
@@ -85,12 +87,12 @@ TEST_F(BarrierTest, ATimeoutNamesWhoIsMissing) {
   ASSERT_EQ(first.Do(kOpenTwo).status, GPUSHM_OK);
   Answer missing = first.Do("barrier wait 50");
   EXPECT_EQ(missing.status, GPUSHM_TIMEOUT);
-  EXPECT_EQ(missing.value, -1) << "nobody who has a name: it has not joined";
+  EXPECT_EQ(missing.value, -1) << "the missing one has not joined, so the error can name no client";
   ASSERT_EQ(second.Do(kOpenTwo).status, GPUSHM_OK);
   EXPECT_EQ(second.Do("barrier wait 0").value, 1);
   missing = second.Do("barrier wait 50");
   EXPECT_EQ(missing.status, GPUSHM_TIMEOUT);
-  EXPECT_GT(missing.value, 0) << "a client of the broker";
+  EXPECT_GT(missing.value, 0) << "the error must name the client that is missing";
   EXPECT_EQ(first.Do("barrier wait 0").status, GPUSHM_OK);
 }
 
@@ -121,7 +123,8 @@ TEST_F(BarrierTest, StreamsPassTogether) {
   ASSERT_EQ(writer.Do("create frame 1048576").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("attach frame r 0").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do(kOpenTwo).status, GPUSHM_OK);
-  EXPECT_EQ(reader.Do("barrier await 0").status, GPUSHM_BUSY) << "not all have joined";
+  EXPECT_EQ(reader.Do("barrier await 0").status, GPUSHM_BUSY)
+      << "a stream must not wait before all participants have joined";
   ASSERT_EQ(writer.Do(kOpenTwo).status, GPUSHM_OK);
   for (int i = 1; i <= 20; ++i) {
     ASSERT_EQ(reader.Do("barrier await 0").status, GPUSHM_OK);
@@ -149,7 +152,8 @@ TEST_F(BarrierTest, OneStreamArrivesAtATime) {
   ASSERT_EQ(first.Do(kOpenTwo).status, GPUSHM_OK);
   ASSERT_EQ(second.Do(kOpenTwo).status, GPUSHM_OK);
   ASSERT_EQ(first.Do("barrier await 0").status, GPUSHM_OK);
-  ASSERT_EQ(first.Do("barrier await 0").status, GPUSHM_OK) << "it arrives behind the first wait";
+  ASSERT_EQ(first.Do("barrier await 0").status, GPUSHM_OK)
+      << "the same stream may arrive again behind its first wait";
   EXPECT_EQ(first.Do("barrier await 1").status, GPUSHM_BUSY);
   EXPECT_EQ(first.Do("barrier wait 0").status, GPUSHM_BUSY);
   EXPECT_EQ(first.Do("barrier close").status, GPUSHM_BUSY);
@@ -158,7 +162,8 @@ TEST_F(BarrierTest, OneStreamArrivesAtATime) {
   ASSERT_EQ(first.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(first.Do("barrier check").status, GPUSHM_OK);
   EXPECT_EQ(first.Do("barrier close").status, GPUSHM_OK);
-  EXPECT_EQ(second.Do("barrier wait 0").status, GPUSHM_ENDED) << "it has left";
+  EXPECT_EQ(second.Do("barrier wait 0").status, GPUSHM_ENDED)
+      << "the barrier must end when a participant leaves";
 }
 
 TEST_F(BarrierTest, TheStreamsOfAProcessWaitForEventsOfTheirOwn) {
@@ -180,7 +185,8 @@ TEST_F(BarrierTest, AStreamThatWaitsGoesOnWhenOneIsKilled) {
   }
   ASSERT_EQ(first.Do("barrier await 0").status, GPUSHM_OK);
   doomed->Kill();
-  EXPECT_EQ(first.Do("signal sync 0 20").status, GPUSHM_TIMEOUT) << "the second one may come";
+  EXPECT_EQ(first.Do("signal sync 0 20").status, GPUSHM_TIMEOUT)
+      << "the stream must wait while the second participant may still arrive";
   // The second one does not arrive but learns of the death, so the first one need not wait for it.
   EXPECT_EQ(second.Do("barrier wait 20000").status, GPUSHM_PEER_DIED);
   EXPECT_EQ(first.Do("signal sync 0 20000").status, 0);
@@ -206,7 +212,8 @@ TEST_F(BarrierTest, NobodyNoticesThatTheBrokerWasKilled) {
   }
   broker.Kill();
   second->Kill();
-  EXPECT_EQ(first.Do("barrier wait 50").status, GPUSHM_TIMEOUT) << "who should have told it";
+  EXPECT_EQ(first.Do("barrier wait 50").status, GPUSHM_TIMEOUT)
+      << "without a broker, nobody can report the death";
   broker.Start();
   EXPECT_EQ(first.Do("barrier wait 20000").status, GPUSHM_PEER_DIED);
   ASSERT_EQ(first.Do("barrier close").status, GPUSHM_OK);
@@ -230,7 +237,7 @@ TEST_F(BarrierTest, WhoeverIsKilledTheOthersAgree) {
     const std::array<Worker*, 3> all{&first, &second, &*doomed};
     for (Worker* const worker : all) ASSERT_TRUE(worker->Begin(kOpenThree));
     for (Worker* const worker : all) {
-      ASSERT_EQ(worker->Await("barrier open").status, GPUSHM_OK) << round;
+      ASSERT_EQ(worker->Await("barrier open").status, GPUSHM_OK) << "in round " << round;
     }
     for (Worker* const worker : all) ASSERT_TRUE(worker->Begin("barrier pump"));
     later();
@@ -241,14 +248,14 @@ TEST_F(BarrierTest, WhoeverIsKilledTheOthersAgree) {
     broker.Start();
     const Answer one = first.Await("barrier pump");
     const Answer other = second.Await("barrier pump");
-    EXPECT_EQ(one.status, GPUSHM_PEER_DIED) << round;
-    EXPECT_EQ(other.status, GPUSHM_PEER_DIED) << round;
-    EXPECT_EQ(one.value, other.value) << round;
+    EXPECT_EQ(one.status, GPUSHM_PEER_DIED) << "in round " << round;
+    EXPECT_EQ(other.status, GPUSHM_PEER_DIED) << "in round " << round;
+    EXPECT_EQ(one.value, other.value) << "in round " << round;
     points += one.value;
     ASSERT_EQ(first.Do("barrier close").status, GPUSHM_OK);
     ASSERT_EQ(second.Do("barrier close").status, GPUSHM_OK);
   }
-  EXPECT_GT(points, 100) << "they did meet";
+  EXPECT_GT(points, 100) << "the participants must pass points before they are killed";
 }
 
 }  // namespace

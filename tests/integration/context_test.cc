@@ -37,7 +37,8 @@ TEST(ContextTest, ASignalOutlivesItsContext) {
       const auto context = PrimaryContext::Retain(**api, 0);
       ASSERT_TRUE(context && context->MakeCurrent());
       if (first == nullptr) first = context->context();
-      ASSERT_EQ(context->context(), first) << "otherwise the test proves nothing";
+      ASSERT_EQ(context->context(), first)
+          << "the new context must have the old one's address, or the test proves nothing";
       const auto stream = Stream::Create(**api);
       ASSERT_TRUE(stream);
       const auto recorded = signal->Record(stream->get(), value);

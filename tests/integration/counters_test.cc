@@ -67,12 +67,12 @@ TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
   ASSERT_EQ(view.counters.size(), 1u);
   EXPECT_EQ(view.counters[0].container, "main");
   const auto at = [&](auto what) { return view.counters[0].values[protocol::WordOf(what)]; };
-  EXPECT_EQ(at(Counter::kCreates), 2u) << "a copied offer is not a create";
+  EXPECT_EQ(at(Counter::kCreates), 2u) << "an offer that was copied must not count as a create";
   EXPECT_EQ(at(Counter::kFirstAttaches), 2u);
-  EXPECT_EQ(at(Counter::kCachedAttaches), 6u) << "five, and the load's";
+  EXPECT_EQ(at(Counter::kCachedAttaches), 6u) << "expected five by the reader and one by the load";
   EXPECT_GT(at(Counter::kFirstAttachNs), 0u);
   EXPECT_EQ(at(Counter::kDetaches), 2u)
-      << "of the other buffer, and the copied offer's; the first and the load's ended no mapping";
+      << "only \"other\" and the copied offer were unmapped; the other detaches must not count";
   EXPECT_EQ(at(Counter::kWaits), 0u);
   EXPECT_EQ(at(Counter::kWaitsTimedOut), 1u);
   EXPECT_GE(at(Counter::kWaitNs), 29'000'000u);
@@ -128,7 +128,9 @@ TEST_F(CountersTest, AKilledBrokerLeavesNoWrongTotals) {
   protocol::CounterValues shown{};
   const auto expect_sane = [&] {
     const protocol::CounterValues now = Values();
-    for (size_t i = 0; i < now.size(); ++i) ASSERT_GE(now[i], shown[i]) << "word " << i;
+    for (size_t i = 0; i < now.size(); ++i) {
+      ASSERT_GE(now[i], shown[i]) << "counter word " << i << " must not go back";
+    }
     shown = now;
     ASSERT_LE(shown[protocol::WordOf(Counter::kFirstAttaches)], done);
   };

@@ -145,7 +145,8 @@ TEST_F(DeadlineTest, ABarrierThatManyMiss) {
     told = std::string_view(gpushm_last_error()->text).find("container \"main\"") !=
            std::string_view::npos;
   }
-  EXPECT_TRUE(told) << gpushm_last_error()->text;
+  EXPECT_TRUE(told) << "the error must name the container that is missing: "
+                    << gpushm_last_error()->text;
   for (gpushm_client* const other : others) gpushm_close(other);
 }
 

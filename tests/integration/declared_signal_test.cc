@@ -40,11 +40,13 @@ TEST_F(DeclaredSignalTest, WhoWaitsOpensItBeforeItsWriterComes) {
   EXPECT_EQ(model.Do("signal state").value, GPUSHM_SIGNAL_UNUSED);
   EXPECT_EQ(model.Do("signal check 1").status, GPUSHM_BUSY);
   EXPECT_EQ(model.Do("signal wait 1 50").status, GPUSHM_TIMEOUT);
-  EXPECT_EQ(model.Do("signal await 0 1").status, GPUSHM_BUSY) << "nobody would end this wait";
+  EXPECT_EQ(model.Do("signal await 0 1").status, GPUSHM_BUSY)
+      << "a stream must not wait for a signal that has no writer";
   IsolatedWorker decoder(In("decoder"));
   const Answer writes = decoder.Do("signal open frame w -1");
   ASSERT_EQ(writes.status, GPUSHM_OK);
-  EXPECT_EQ(writes.value, opened.value) << "it takes what is there";
+  EXPECT_EQ(writes.value, opened.value)
+      << "the writer must open the existing signal, not make a new one";
   EXPECT_EQ(model.Do("signal await 0 1").status, GPUSHM_OK);
   ASSERT_EQ(decoder.Do("signal record 0 1").status, GPUSHM_OK);
   EXPECT_EQ(model.Do("signal wait 1 20000").status, GPUSHM_OK);
@@ -80,7 +82,8 @@ TEST_F(DeclaredSignalTest, RightsOutliveTheWriter) {
   EXPECT_EQ(model.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(model.Do("signal check 3").status, GPUSHM_OK);
   Worker usurper(In("model"));
-  EXPECT_EQ(usurper.Do("signal open frame w -1").status, GPUSHM_DENIED) << "nor what follows it";
+  EXPECT_EQ(usurper.Do("signal open frame w -1").status, GPUSHM_DENIED)
+      << "the next generation must have the same writers";
   decoder.emplace(In("decoder"));
   const Answer second = decoder->Do("signal open frame w 0");
   ASSERT_EQ(second.status, GPUSHM_OK);
@@ -99,17 +102,20 @@ TEST_F(DeclaredSignalTest, ABrokersRestartChangesNothing) {
   ASSERT_TRUE(waiter.Begin("signal wait 1 20000"));
   broker.Start();
   std::optional<Worker> decoder(In("decoder"));
-  EXPECT_EQ(decoder->Do("signal open frame w -1").value, frame.value) << "nobody had written it";
+  EXPECT_EQ(decoder->Do("signal open frame w -1").value, frame.value)
+      << "nobody had written the signal, so its generation must not change";
   ASSERT_EQ(decoder->Do("signal set 1").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Await("signal wait").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal await 0 2").status, GPUSHM_OK);
   broker.Kill();
   decoder->Kill();
   broker.Start();
-  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0) << "the successor finds the death out";
+  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0)
+      << "the new broker must notice the writer's death and release the stream";
   EXPECT_EQ(waiter.Do("signal check 2").status, GPUSHM_PEER_DIED);
   Worker usurper(In("model"));
-  EXPECT_EQ(usurper.Do("signal open frame w -1").status, GPUSHM_DENIED) << "it has the rules again";
+  EXPECT_EQ(usurper.Do("signal open frame w -1").status, GPUSHM_DENIED)
+      << "the new broker must apply the pod's rules, too";
   decoder.emplace(In("decoder"));
   EXPECT_GT(decoder->Do("signal open frame w 20000").value, frame.value);
 }
@@ -127,7 +133,8 @@ TEST_F(DeclaredSignalTest, WithoutAPluginASuccessorDeclaresItAnew) {
   ASSERT_EQ(second.status, GPUSHM_OK);
   EXPECT_GT(second.value, first.value);
   EXPECT_EQ(model.Do("signal state").value, GPUSHM_SIGNAL_UNUSED);
-  EXPECT_EQ(decoder.Do("holders none").status, GPUSHM_OK) << "a call that finds the successor";
+  EXPECT_EQ(decoder.Do("holders none").status, GPUSHM_OK)
+      << "this call must connect to the new broker";
   EXPECT_EQ(decoder.Do("signal set 1").status, GPUSHM_ORPHANED);
   ASSERT_EQ(decoder.Do("signal close").status, GPUSHM_OK);
   EXPECT_EQ(decoder.Do("signal open frame w -1").value, second.value);

@@ -88,7 +88,8 @@ TEST_F(DescriptionTest, ComesWithItsGeneration) {
   gpushm_client* const reader = Connect();
   gpushm_attachment* const first = Make(writer);
   ASSERT_EQ(Set(first, "not yet"), GPUSHM_OK) << gpushm_last_error()->text;
-  ASSERT_EQ(Set(first, "one"), GPUSHM_OK) << "nobody has seen it";
+  ASSERT_EQ(Set(first, "one"), GPUSHM_OK)
+      << "a description may change until its generation is published";
   EXPECT_THAT(Read(reader), HasSubstr("NOT_FOUND"));
   ASSERT_EQ(gpushm_attachment_publish(first), GPUSHM_OK);
   EXPECT_EQ(Read(reader), "one");
@@ -102,7 +103,8 @@ TEST_F(DescriptionTest, ComesWithItsGeneration) {
   EXPECT_EQ(Read(reader), "one");
   ASSERT_EQ(gpushm_attachment_publish(second), GPUSHM_OK);
   EXPECT_EQ(Read(reader), "two");
-  EXPECT_EQ(Read(reader, info.generation), "one") << "it is still attached";
+  EXPECT_EQ(Read(reader, info.generation), "one")
+      << "the old generation is still attached, so its description must be there";
   ASSERT_EQ(gpushm_attachment_detach(first, nullptr), GPUSHM_OK);
   EXPECT_THAT(Read(reader, info.generation), HasSubstr("STALE"));
   ASSERT_EQ(gpushm_attachment_publish(Make(writer, /*replace=*/true)), GPUSHM_OK);
@@ -139,7 +141,8 @@ TEST_F(DescriptionTest, OutlivesBrokerPluginAndClient) {
   EXPECT_EQ(Read(reader, 0, 10'000), "one");
   while (!clients_.empty()) Close(clients_.back());
   ASSERT_EQ(gpushm_description_size(kept), 3U);
-  EXPECT_EQ(std::memcmp(gpushm_description_data(kept), "one", 3), 0) << "its client is closed";
+  EXPECT_EQ(std::memcmp(gpushm_description_data(kept), "one", 3), 0)
+      << "a description must outlive its client";
   gpushm_description_close(kept);
 }
 
@@ -164,7 +167,8 @@ TEST_F(DescriptionTest, WrongCallsSayWhy) {
   ASSERT_EQ(gpushm_description_open(client, "weights", nullptr, &description), GPUSHM_OK);
   gpushm_description_close(description);
   gpushm_description_close(description);
-  EXPECT_EQ(gpushm_description_data(description), nullptr) << "closed";
+  EXPECT_EQ(gpushm_description_data(description), nullptr)
+      << "a closed description must have no data";
 }
 
 }  // namespace

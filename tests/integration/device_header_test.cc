@@ -25,7 +25,7 @@ class DeviceHeaderTest : public IntegrationTest {
     if ((*api)->simulated()) GTEST_SKIP() << "kernels run on GPUs only";
     const auto own = std::filesystem::canonical("/proc/self/exe");
     if (!std::filesystem::exists(own.parent_path() / kKernelsFile)) {
-      GTEST_SKIP() << "needs kernels: ./run setup --nvcc, then build again";
+      GTEST_SKIP() << "the test kernels are missing: use ./run setup --nvcc, then build again";
     }
     ASSERT_EQ(writer_->Do("signal open ready w 0").status, GPUSHM_OK);
     ASSERT_EQ(waiter_.Do("signal open ready r 0").status, GPUSHM_OK);
@@ -42,14 +42,16 @@ TEST_F(DeviceHeaderTest, AKernelWaitsForAnotherContainersKernel) {
   for (int i = 1; i <= 50; ++i) {
     ASSERT_EQ(waiter_.Do(Concat("kernel wait 0 ", i, " 20000")).status, 0);
     ASSERT_EQ(waiter_.Do("signal get 0").status, 0);
-    EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT) << "nothing is there yet";
+    EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT)
+        << "the stream must wait until the other kernel sets the value";
     ASSERT_EQ(writer_->Do(Concat("signal put 0 ", 1000 + i)).status, 0);
     ASSERT_EQ(writer_->Do(Concat("kernel set 0 ", i)).status, 0);
     ASSERT_EQ(waiter_.Do("signal sync 0 20000").status, 0);
     EXPECT_EQ(waiter_.Do("signal word").value, 1000 + i);
     EXPECT_EQ(waiter_.Do("kernel outcome").value, kReached);
   }
-  EXPECT_EQ(waiter_.Do("signal value").value, 50) << "the host sees the same counter";
+  EXPECT_EQ(waiter_.Do("signal value").value, 50)
+      << "the host must see the value that the kernels stored";
 }
 
 TEST_F(DeviceHeaderTest, AGraphGoesOnByOneAtEachLaunch) {
@@ -59,7 +61,8 @@ TEST_F(DeviceHeaderTest, AGraphGoesOnByOneAtEachLaunch) {
   EXPECT_EQ(waiter_.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(waiter_.Do("kernel outcome").value, kReached);
   EXPECT_EQ(waiter_.Do("signal value").value, 10);
-  EXPECT_EQ(writer_->Do("signal set 10").status, GPUSHM_INVALID_ARGUMENT) << "kernels count, too";
+  EXPECT_EQ(writer_->Do("signal set 10").status, GPUSHM_INVALID_ARGUMENT)
+      << "the value must be above the one that kernels stored";
   EXPECT_EQ(writer_->Do("signal set 11").status, GPUSHM_OK);
 }
 
@@ -70,7 +73,8 @@ TEST_F(DeviceHeaderTest, AMemoryOperationNodeStoresAndWaits) {
   EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT);
   ASSERT_EQ(writer_->Do("kernel store 0 1 4").status, 0);
   ASSERT_EQ(writer_->Do("signal sync 0 20000").status, 0);
-  EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT) << "the fifth launch waits for 5";
+  EXPECT_EQ(waiter_.Do("signal sync 0 2").status, GPUSHM_TIMEOUT)
+      << "the value is 4, and the fifth launch must wait for 5";
   ASSERT_EQ(writer_->Do("kernel store 0 5 1").status, 0);
   EXPECT_EQ(waiter_.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(waiter_.Do("signal check 5").status, GPUSHM_OK);

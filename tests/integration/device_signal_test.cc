@@ -35,7 +35,8 @@ TEST_F(DeviceSignalTest, WorkFollowsThatOfAnotherContainer) {
   for (int i = 1; i <= 20; ++i) {
     ASSERT_EQ(waiter.Do(Concat("signal await 0 ", i)).status, GPUSHM_OK);
     ASSERT_EQ(waiter.Do("signal get 0").status, 0);
-    EXPECT_EQ(waiter.Do("signal sync 0 2").status, GPUSHM_TIMEOUT) << "nothing is there yet";
+    EXPECT_EQ(waiter.Do("signal sync 0 2").status, GPUSHM_TIMEOUT)
+        << "the stream must wait until the value is recorded";
     ASSERT_EQ(writer.Do(Concat("signal put 0 ", 1000 + i)).status, 0);
     ASSERT_EQ(writer.Do(Concat("signal record 0 ", i)).status, GPUSHM_OK);
     ASSERT_EQ(waiter.Do("signal sync 0 20000").status, 0);
@@ -55,7 +56,8 @@ TEST_F(DeviceSignalTest, HostsWaitForItAndDoNotSetIt) {
   ASSERT_EQ(writer.Do("signal record 0 3").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Await("signal wait").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal value").value, 3);
-  EXPECT_EQ(writer.Do("signal await 0 9").status, GPUSHM_INVALID_ARGUMENT) << "it writes itself";
+  EXPECT_EQ(writer.Do("signal await 0 9").status, GPUSHM_INVALID_ARGUMENT)
+      << "a process must not wait for a signal that it writes itself";
 }
 
 TEST_F(DeviceSignalTest, AKilledWriterReleasesStreamsAndHosts) {
@@ -73,9 +75,12 @@ TEST_F(DeviceSignalTest, AKilledWriterReleasesStreamsAndHosts) {
   ASSERT_EQ(writer->Do("signal sync 0 20000").status, 0);
   writer->Kill();
   EXPECT_EQ(host.Await("signal wait").status, GPUSHM_PEER_DIED);
-  EXPECT_EQ(stream.Do("signal sync 7 20000").status, 0) << "the stream goes on";
-  EXPECT_EQ(stream.Do("signal check 4").status, GPUSHM_PEER_DIED) << "and what it did is void";
-  EXPECT_EQ(stream.Do("signal check 3").status, GPUSHM_OK) << "what was done before counts";
+  EXPECT_EQ(stream.Do("signal sync 7 20000").status, 0)
+      << "the stream must go on after the writer's death";
+  EXPECT_EQ(stream.Do("signal check 4").status, GPUSHM_PEER_DIED)
+      << "4 was never recorded, so work that waited for it must not count";
+  EXPECT_EQ(stream.Do("signal check 3").status, GPUSHM_OK)
+      << "3 was recorded before the writer died, so it must count";
   EXPECT_EQ(stream.Do("signal close").status, GPUSHM_OK);
   // A successor makes a new generation, here on a host page.
   Worker successor(run());
@@ -113,7 +118,7 @@ TEST_F(DeviceSignalTest, AWriterThatClosesReleasesStreamsAndLeavesNoMemory) {
   Worker waiter(run());
   ASSERT_EQ(writer.Do(kFrame).status, GPUSHM_OK);
   for (int round = 0; round < 3; ++round) {
-    ASSERT_EQ(writer.Do("signal open ready d 0").status, GPUSHM_OK) << round;
+    ASSERT_EQ(writer.Do("signal open ready d 0").status, GPUSHM_OK) << "in round " << round;
     ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
     ASSERT_EQ(waiter.Do("signal await 0 3").status, GPUSHM_OK);
     ASSERT_EQ(writer.Do("signal record 0 2").status, GPUSHM_OK);
@@ -143,7 +148,8 @@ TEST_F(DeviceSignalTest, ASidecarThatCouldNotReleaseStreamsRefusesIt) {
   Worker worker(run());
   ASSERT_EQ(worker.Do(kFrame).status, GPUSHM_OK);
   EXPECT_EQ(worker.Do("signal open ready d 0").status, GPUSHM_UNSUPPORTED);
-  EXPECT_EQ(worker.Do("signal open ready d 0").status, GPUSHM_UNSUPPORTED) << "no memory stays";
+  EXPECT_EQ(worker.Do("signal open ready d 0").status, GPUSHM_UNSUPPORTED)
+      << "the first refused open must leave no memory behind";
   EXPECT_EQ(worker.Do("signal open ready w 0").status, GPUSHM_OK);
 }
 
@@ -157,12 +163,13 @@ TEST_F(DeviceSignalTest, StreamsThatWaitAreCountedUntilTheyArePast) {
   for (int round = 1; round <= 3; ++round) {
     for (int i = 0; i < 10; ++i) {
       const int expected = i < 7 ? GPUSHM_OK : GPUSHM_EXHAUSTED;
-      ASSERT_EQ(waiter.Do(Concat("signal await ", i, ' ', round)).status, expected) << i;
+      ASSERT_EQ(waiter.Do(Concat("signal await ", i, ' ', round)).status, expected)
+          << "stream " << i;
     }
     EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_BUSY);
     ASSERT_EQ(writer.Do(Concat("signal record 0 ", round)).status, GPUSHM_OK);
     for (int i = 0; i < 10; ++i) {
-      ASSERT_EQ(waiter.Do(Concat("signal sync ", i, " 20000")).status, 0) << i;
+      ASSERT_EQ(waiter.Do(Concat("signal sync ", i, " 20000")).status, 0) << "stream " << i;
     }
   }
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
@@ -178,7 +185,8 @@ TEST_F(DeviceSignalTest, ABrokersRestartChangesNothing) {
   ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
   broker.Kill();
   ASSERT_EQ(writer->Do("signal record 0 1").status, GPUSHM_OK);
-  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0) << "nobody needs the broker for it";
+  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0)
+      << "the value must reach the stream without a broker";
   broker.Start();
   ASSERT_EQ(waiter.Do("signal await 0 2").status, GPUSHM_OK);
   writer->Kill();
@@ -196,7 +204,8 @@ TEST_F(DeviceSignalTest, AWriterThatDiesWhileNoBrokerLivesIsFoundOut) {
   ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
   broker.Kill();
   writer->Kill();
-  EXPECT_EQ(waiter.Do("signal sync 0 50").status, GPUSHM_TIMEOUT) << "who should have stored it";
+  EXPECT_EQ(waiter.Do("signal sync 0 50").status, GPUSHM_TIMEOUT)
+      << "without a broker, nobody can release the stream";
   broker.Start();
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(waiter.Do("signal check 1").status, GPUSHM_PEER_DIED);
@@ -210,8 +219,10 @@ TEST_F(DeviceSignalTest, AKilledReleaserHasASuccessor) {
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
   writer->Kill();
-  EXPECT_EQ(waiter.Do("signal wait 1 20000").status, GPUSHM_PEER_DIED) << "hosts know at once";
-  EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_BUSY) << "the stream still waits";
+  EXPECT_EQ(waiter.Do("signal wait 1 20000").status, GPUSHM_PEER_DIED)
+      << "a wait on the host must end without the releaser";
+  EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_BUSY)
+      << "the signal must not close while a stream waits";
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
 }
@@ -251,19 +262,19 @@ TEST_F(DeviceSignalTest, WhoeverIsKilledStreamsEndAndNoMemoryStays) {
   for (int round = 0; round < 100; ++round) {
     std::optional<Worker> writer(run());
     std::optional<Worker> doomed(run());
-    ASSERT_EQ(writer->Do("attach frame w 0").status, GPUSHM_OK) << round;
-    ASSERT_EQ(writer->Do("write 0").status, 0) << round;
-    ASSERT_EQ(doomed->Do("attach frame r 0").status, GPUSHM_OK) << round;
-    ASSERT_EQ(writer->Do("signal open ready d 20000").status, GPUSHM_OK) << round;
+    ASSERT_EQ(writer->Do("attach frame w 0").status, GPUSHM_OK) << "in round " << round;
+    ASSERT_EQ(writer->Do("write 0").status, 0) << "in round " << round;
+    ASSERT_EQ(doomed->Do("attach frame r 0").status, GPUSHM_OK) << "in round " << round;
+    ASSERT_EQ(writer->Do("signal open ready d 20000").status, GPUSHM_OK) << "in round " << round;
     for (Worker* const reader : {&*doomed, &waiter}) {
-      ASSERT_EQ(reader->Do("signal open ready r 20000").status, GPUSHM_OK) << round;
+      ASSERT_EQ(reader->Do("signal open ready r 20000").status, GPUSHM_OK) << "in round " << round;
     }
     ASSERT_TRUE(doomed->Begin("signal follow 0 0"));
     ASSERT_TRUE(waiter.Begin("signal follow 0 1"));
     ASSERT_TRUE(writer->Begin("signal run 0"));
     const Answer first = waiter.Await("signal follow");
-    ASSERT_EQ(first.status, 0) << round;
-    ASSERT_EQ(first.value, 1) << round;
+    ASSERT_EQ(first.status, 0) << "in round " << round;
+    ASSERT_EQ(first.value, 1) << "in round " << round;
     ASSERT_TRUE(waiter.Begin("signal follow 0 0"));
     const auto later = [&] {
       const std::chrono::microseconds moment(random() % 20'000);
@@ -283,9 +294,9 @@ TEST_F(DeviceSignalTest, WhoeverIsKilledStreamsEndAndNoMemoryStays) {
       broker.Start();
     }
     const Answer followed = waiter.Await("signal follow");
-    EXPECT_EQ(followed.status, 0) << round;
+    EXPECT_EQ(followed.status, 0) << "in round " << round;
     values += followed.value;
-    EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK) << round;
+    EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK) << "in round " << round;
   }
   EXPECT_GT(values, 200) << "values must come while others are killed";
 }

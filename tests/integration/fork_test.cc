@@ -49,7 +49,7 @@ bool EndsWell(pid_t child) {
   int status = 0;
   while (waitpid(child, &status, WNOHANG) == 0) {
     if (deadline.Passed()) {
-      std::fprintf(stderr, "process %d hangs\n", child);
+      std::fprintf(stderr, "process %d has not ended before the deadline\n", child);
       kill(child, SIGKILL);
       waitpid(child, &status, 0);
       return false;
@@ -143,7 +143,7 @@ TEST_F(ForkTest, ADaemonWorks) {
   }));
   close(answer[1]);
   pollfd poller{.fd = answer[0], .events = POLLIN, .revents = 0};
-  ASSERT_EQ(poll(&poller, 1, kPatienceMs), 1) << "the daemon hangs";
+  ASSERT_EQ(poll(&poller, 1, kPatienceMs), 1) << "the daemon has not answered before the deadline";
   char byte = 0;
   EXPECT_EQ(read(answer[0], &byte, 1), 1) << "the daemon ended before it was done";
   close(answer[0]);

@@ -56,7 +56,7 @@ TEST_F(IntegrationTest, ValuesAreSeenAcrossProcesses) {
   EXPECT_EQ(writer.Do("holders weights").value, 5);
   ASSERT_EQ(writer.Do("write 4712").status, 0);
   EXPECT_EQ(readers[0].Do("read").value, 4712);
-  EXPECT_NE(readers[1].Do("write 1").status, 0) << "read-only";
+  EXPECT_NE(readers[1].Do("write 1").status, 0) << "a write to a read-only mapping must fail";
   EXPECT_EQ(readers[0].Do("read").value, 4712);
   readers[2].Kill();
   EXPECT_TRUE(Eventually([&] { return writer.Do("holders weights").value == 4; }));
@@ -75,12 +75,13 @@ TEST_F(IntegrationTest, GenerationsReplaceEachOther) {
   const Answer second = writer.Do("replace-unpublished weights 0");
   ASSERT_EQ(second.status, GPUSHM_OK);
   EXPECT_GT(second.value, first.value);
-  EXPECT_EQ(reader.Do("current").status, GPUSHM_OK) << "nothing is published yet";
+  EXPECT_EQ(reader.Do("current").status, GPUSHM_OK)
+      << "the old generation must be current until the new one is published";
   ASSERT_EQ(writer.Do("write 2").status, 0);
   EXPECT_EQ(writer.Do("current").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("publish").status, GPUSHM_OK);
   EXPECT_EQ(reader.Do("current").status, GPUSHM_STALE);
-  EXPECT_EQ(reader.Do("read").value, 1) << "the old bytes stay";
+  EXPECT_EQ(reader.Do("read").value, 1) << "the bytes of the old generation must not change";
   EXPECT_EQ(reader.Do("wait weights " + std::to_string(second.value)).value, second.value);
   ASSERT_EQ(reader.Do("attach weights r 0").value, second.value);
   EXPECT_EQ(reader.Do("read").value, 2);
@@ -109,7 +110,7 @@ TEST_F(IntegrationTest, AnotherBrokerMakesOrphans) {
   ASSERT_EQ(writer.Do("write 7").status, 0);
   ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
   broker.Kill();
-  EXPECT_EQ(reader.Do("read").value, 7) << "a mapping needs no broker";
+  EXPECT_EQ(reader.Do("read").value, 7) << "a mapping must work without a broker";
   EXPECT_EQ(reader.Do("current").status, GPUSHM_OK);
   broker.Start();
   EXPECT_EQ(reader.Do("attach weights r -1").status, GPUSHM_NOT_FOUND);
@@ -142,13 +143,15 @@ TEST_F(IntegrationTest, FilesBothWays) {
   for (const std::string way : {"here", "broker"}) {
     ASSERT_EQ(writer.Do("write 0").status, 0);
     const Answer loaded = writer.Do("load weights " + in + " " + way);
-    ASSERT_EQ(loaded.status, GPUSHM_OK) << way;
+    ASSERT_EQ(loaded.status, GPUSHM_OK) << "by method " << way;
     EXPECT_EQ(loaded.value, 1 << 20);
-    EXPECT_EQ(writer.Do("read").value, 0x67676767) << way;
+    EXPECT_EQ(writer.Do("read").value, 0x67676767) << "by method " << way;
     const std::string out = folder_ + "/" + way + ".bin";
-    ASSERT_EQ(writer.Do("save weights " + out + " " + way).status, GPUSHM_OK) << way;
+    ASSERT_EQ(writer.Do("save weights " + out + " " + way).status, GPUSHM_OK)
+        << "by method " << way;
     std::ifstream file(out, std::ios::binary);
-    EXPECT_EQ(std::string((std::istreambuf_iterator<char>(file)), {}), content) << way;
+    EXPECT_EQ(std::string((std::istreambuf_iterator<char>(file)), {}), content)
+        << "by method " << way;
   }
 }
 
@@ -170,11 +173,12 @@ TEST_F(IntegrationTest, ALoaderThatSeesTheGpuFillsAReadOnlyBuffer) {
   Worker loader(run());
   for (const auto& [name, path] : {std::pair("raw", raw), std::pair("tensors", tensors)}) {
     const std::string load = std::string("load ") + name + " " + path;
-    EXPECT_EQ(loader.Do(load + " here").status, GPUSHM_DENIED) << name;
-    ASSERT_EQ(loader.Do(load + " auto").status, GPUSHM_OK) << name;
+    EXPECT_EQ(loader.Do(load + " here").status, GPUSHM_DENIED) << "buffer " << name;
+    ASSERT_EQ(loader.Do(load + " auto").status, GPUSHM_OK) << "buffer " << name;
     ASSERT_EQ(loader.Do(std::string("attach ") + name + " r 0").status, GPUSHM_OK);
-    EXPECT_EQ(loader.Do("read").value, 0x67676767) << name;
-    EXPECT_EQ(loader.Do(load + " auto").status, GPUSHM_DENIED) << "it has its content";
+    EXPECT_EQ(loader.Do("read").value, 0x67676767) << "buffer " << name;
+    EXPECT_EQ(loader.Do(load + " auto").status, GPUSHM_DENIED)
+        << "a buffer that has its content must not be loaded again";
   }
 }
 
@@ -226,7 +230,7 @@ TEST_F(IntegrationTest, KilledClientsLeaveNothing) {
   std::vector<Life> living;
   for (int born = 1; born <= kClients; ++born) {
     Worker worker(run());
-    ASSERT_TRUE(life(worker)) << born;
+    ASSERT_TRUE(life(worker)) << "process " << born << " does not take commands";
     const int64_t age_ns = std::uniform_int_distribution<int64_t>(0, longest_ns)(random);
     living.push_back({std::move(worker), Deadline::AfterMs(age_ns / 1'000'000)});
     while (living.size() >= kAtOnce) {

@@ -141,7 +141,8 @@ TEST_F(MetricsTest, BuffersAndANamedOverheadAreWhatTheGpuUses) {
     const uint64_t explained = physical + contexts;
     const uint64_t off = rise > explained ? rise - explained : explained - rise;
     record << name << ',' << physical << ',' << contexts << ',' << rise << ',' << off << '\n';
-    EXPECT_LE(off, std::max(rise / 100, kHolderBytes)) << rise << " more than before";
+    EXPECT_LE(off, std::max(rise / 100, kHolderBytes))
+        << rise << " bytes more in use than at the start, but " << explained << " expected";
   };
   step("nothing", 0);
   Worker first(run());
@@ -191,7 +192,7 @@ TEST_F(MetricsTest, SignalsAreCountedByWhatBecameOfTheirWriters) {
   const auto signals = [&](const char* state) {
     return Look().Sum("gpushm_sync_objects", {{"kind", "signal"}, {"state", state}});
   };
-  EXPECT_FALSE(signals("live")) << "no series of what the pod has not";
+  EXPECT_FALSE(signals("live")) << "there must be no series before the pod has a signal";
   std::optional<Worker> first(run());
   Worker second(run());
   ASSERT_EQ(first->Do("signal open ready w 0").status, GPUSHM_OK);
@@ -241,7 +242,8 @@ TEST_F(MetricsTest, SumsHoldOverRandomSequences) {
       std::advance(any, below(static_cast<unsigned>(buffers.size())));
       // A worker died while writing: the bytes still exist.
       const int status = worker.Do("attach " + any->first + " r 0").status;
-      EXPECT_TRUE(status == GPUSHM_OK || status == GPUSHM_PEER_DIED) << status;
+      EXPECT_TRUE(status == GPUSHM_OK || status == GPUSHM_PEER_DIED)
+          << "attach returned status " << status;
       if (status == GPUSHM_OK) attached.insert(who);
     } else if (what < 8 && attached.contains(who)) {
       worker.Do("detach");

@@ -33,7 +33,8 @@ class MigTest : public LinkedTest {
     const auto nvml = NvmlApi::Load(DriverFolderFromEnvironment());
     ASSERT_TRUE(nvml);
     nvml_ = *nvml;
-    ASSERT_EQ(nvml_->Restart(), NVML_SUCCESS) << "the driver may still have another test's card";
+    ASSERT_EQ(nvml_->Restart(), NVML_SUCCESS)
+        << "NVML could not be restarted, so it may still have another test's cards";
     Show(kFirst);
   }
   ~MigTest() override { unsetenv("GPUSHM_SIM_DEVICES"); }
@@ -63,7 +64,7 @@ TEST_F(MigTest, TwoContainersShareABufferOnAnInstance) {
   const Answer made = writer.Do("create weights " + std::to_string(8 * kMi));
   ASSERT_EQ(made.status, GPUSHM_OK);
   EXPECT_EQ(Used(kFirst) - before, 8 * kMi);
-  EXPECT_EQ(Used(kSecond), 0U) << "the other instance has its own memory";
+  EXPECT_EQ(Used(kSecond), 0U) << "a buffer must not use memory of the other instance";
   ASSERT_EQ(writer.Do("write 4711").status, 0);
   const Answer attached = reader.Do("attach weights r 0");
   ASSERT_EQ(attached.status, GPUSHM_OK);
@@ -98,13 +99,15 @@ TEST_F(MigTest, WhoSeesAnotherInstanceIsRefused) {
        {kSecond, "0"}) {  // Another instance of the same card, and a whole card.
     Show(other);
     Worker stranger(run());
-    EXPECT_EQ(stranger.Do("attach weights r -1").status, GPUSHM_NOT_FOUND) << other;
+    EXPECT_EQ(stranger.Do("attach weights r -1").status, GPUSHM_NOT_FOUND)
+        << "a process that sees device " << other << " must be refused";
   }
 }
 
 TEST_F(MigTest, AnInstanceGivesNoMoreThanItHas) {
   const std::string log = LogOfBroker(run(), {"--pool", "11Gi"});
-  EXPECT_NE(log.find("is more than"), std::string::npos) << log;
+  EXPECT_NE(log.find("is more than"), std::string::npos)
+      << "the broker must say that the pool is too large, but logged: " << log;
 }
 
 }  // namespace

@@ -189,7 +189,7 @@ TEST_F(NextGenerationTest, ReadersHaveTheFormerOneUntilThePublish) {
                  }),
             GPUSHM_OK)
       << gpushm_last_error()->text;
-  EXPECT_GE(looks, 4) << "otherwise nobody looked in the middle";
+  EXPECT_GE(looks, 4) << "readers must be checked several times during the load";
   ExpectFormer(first, &held, &fresh);
   auto loaded = Sized<gpushm_attachment_info>();
   ASSERT_EQ(gpushm_attachment_get_info(next, &loaded), GPUSHM_OK);
@@ -210,12 +210,12 @@ TEST_F(NextGenerationTest, ReadersHaveTheFormerOneUntilThePublish) {
   const Answer waited = fresh.Do(Concat("wait weights ", first + 1));
   EXPECT_EQ(waited.status, GPUSHM_OK);
   EXPECT_EQ(held.Do("current").status, GPUSHM_STALE);
-  EXPECT_EQ(held.Do("same").value, 1) << "what it holds stays";
+  EXPECT_EQ(held.Do("same").value, 1) << "the bytes of a held generation must not change";
   EXPECT_EQ(GenerationOfTensors(), static_cast<uint64_t>(waited.value));
   EXPECT_EQ(held.Do("advance 0 -1 0").value, waited.value);
   EXPECT_EQ(held.Do("same").value, 2);
   ASSERT_EQ(gpushm_attachment_save(old, copy.c_str(), nullptr, nullptr), GPUSHM_OK)
-      << "an older generation: " << gpushm_last_error()->text;
+      << "an older generation that is held must be saved: " << gpushm_last_error()->text;
 }
 
 TEST_F(NextGenerationTest, AFailedLoadLeavesTheFormerOne) {
@@ -244,7 +244,7 @@ TEST_F(NextGenerationTest, AFailedLoadLeavesTheFormerOne) {
             GPUSHM_SYSTEM);
   EXPECT_GT(UsedBytes(), used_bytes);
   ASSERT_EQ(gpushm_attachment_detach(next, nullptr), GPUSHM_OK);
-  EXPECT_EQ(UsedBytes(), used_bytes) << "its memory is freed";
+  EXPECT_EQ(UsedBytes(), used_bytes) << "the detach must free the memory of the failed generation";
   ExpectFormer(first, &held, &fresh);
 
   // It can be loaded again, too.
@@ -333,7 +333,7 @@ TEST_F(NextGenerationTest, TheLastLoadCounts) {
   ASSERT_EQ(gpushm_attachment_publish(next), GPUSHM_OK) << gpushm_last_error()->text;
   const gpushm_info info = Look();
   EXPECT_EQ(info.content_bytes, 1000u);
-  EXPECT_EQ(info.description_bytes, 0u) << "the model's tensors are gone";
+  EXPECT_EQ(info.description_bytes, 0u) << "the second load must remove the model's tensors";
   const std::string copy = folder_ + "/copy";
   auto saved = Sized<gpushm_transfer_result>();
   ASSERT_EQ(gpushm_attachment_save(next, copy.c_str(), nullptr, &saved), GPUSHM_OK)
@@ -406,7 +406,8 @@ TEST_F(NextGenerationTest, WrongCallsSayWhy) {
   cut.struct_size = 1;
   EXPECT_EQ(gpushm_attachment_load(small, model.c_str(), nullptr, &cut), GPUSHM_INVALID_ARGUMENT);
   ASSERT_EQ(gpushm_attachment_detach(small, nullptr), GPUSHM_OK);
-  EXPECT_EQ(Load(small, model), GPUSHM_INVALID_ARGUMENT) << "detached";
+  EXPECT_EQ(Load(small, model), GPUSHM_INVALID_ARGUMENT)
+      << "a load into a detached attachment must be refused";
 
   gpushm_attachment* const next = Make();
   const auto meanwhile = [&](uint64_t) {
@@ -425,10 +426,11 @@ TEST_F(NextGenerationTest, WrongCallsSayWhy) {
   tensors.format = GPUSHM_FORMAT_TENSORS;
   EXPECT_EQ(gpushm_attachment_save(later, (folder_ + "/copy").c_str(), &tensors, nullptr),
             GPUSHM_NOT_FOUND)
-      << "it has no tensors";
+      << "a generation without tensors must not be saved as tensors";
   gpushm_close(client_);
   client_ = nullptr;
-  EXPECT_EQ(Load(later, model), GPUSHM_INVALID_ARGUMENT) << "its client is closed";
+  EXPECT_EQ(Load(later, model), GPUSHM_INVALID_ARGUMENT)
+      << "a load must be refused after its client is closed";
 }
 
 TEST_F(NextGenerationTest, ABrokerWithoutTheGenerationIsNoticed) {

@@ -17,14 +17,15 @@ TEST_F(OfferTest, CudaMallocGoesByCuIpcBetweenPidNumbersThatDiffer) {
   const Answer offered = owner.Do("offer mine 2097152 99 malloc");
   ASSERT_EQ(offered.status, GPUSHM_OK);
   EXPECT_EQ(offered.value, GPUSHM_TRANSPORT_CUIPC);
-  EXPECT_EQ(reader.Do("attach mine r 0").status, GPUSHM_UNSUPPORTED) << "no context yet";
+  EXPECT_EQ(reader.Do("attach mine r 0").status, GPUSHM_UNSUPPORTED)
+      << "CUDA IPC memory needs a context in the process that attaches it";
   ASSERT_EQ(reader.Do("context").status, 0);
   ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);
   EXPECT_EQ(reader.Do("read").value, 99);
   owner.Kill();
   Worker late(run());
   EXPECT_TRUE(Eventually([&] { return late.Do("attach mine r -1").status == GPUSHM_NOT_FOUND; }))
-      << "it goes with its owner";
+      << "the buffer must disappear when its owner dies";
 }
 
 // Goal: two entrypoints that are both PID 1 get an error before the driver poisons the reader's
@@ -39,11 +40,12 @@ TEST_F(OfferTest, CudaMallocIsRefusedBetweenEqualPidNumbersAndPoisonsNothing) {
   if (!owner.started() || !reader.started()) GTEST_SKIP() << "this system forbids namespaces";
   ASSERT_EQ(owner.Do("offer mine 2097152 99 malloc").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
-  EXPECT_EQ(reader.Do("read").value, 7) << "the reader has a context";
+  EXPECT_EQ(reader.Do("read").value, 7)
+      << "the reader must see the buffer; this also makes its context";
   EXPECT_EQ(reader.Do("attach mine r 0").status, GPUSHM_UNSUPPORTED);
   ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
   const Answer read = reader.Do("read");
-  EXPECT_EQ(read.status, 0) << "the context is poisoned";
+  EXPECT_EQ(read.status, 0) << "the refused attach must not spoil the reader's context";
   EXPECT_EQ(read.value, 7);
 }
 
@@ -54,7 +56,8 @@ TEST_F(OfferTest, AnOwnerSeesWhoUsesItsMemory) {
   std::optional<Worker> first(run());
   std::optional<Worker> second(run());
   ASSERT_EQ(owner.Do("offer mine 2097152 99 vmm").value, GPUSHM_TRANSPORT_VMM);
-  EXPECT_EQ(owner.Do("offer-state mine").value, 0) << "nobody, but the name is there";
+  EXPECT_EQ(owner.Do("offer-state mine").value, 0)
+      << "the name must exist, and no process may use the offer yet";
   ASSERT_EQ(first->Do("attach mine r 0").status, GPUSHM_OK);
   ASSERT_EQ(second->Do("attach mine r 0").status, GPUSHM_OK);
   EXPECT_EQ(owner.Do("offer-state mine").value, 2);
@@ -83,14 +86,14 @@ TEST_F(OfferTest, ARangeWithinOrAcrossAllocationsIsSharedAsItIs) {
        {Case{"within", "8192", 1}, Case{"edge", "2092800", 1}, Case{"two", "2097152", 2},
         Case{"many", "9000000", 5}}) {
     const std::string offer = Concat("offer ", name, " ", bytes, " 98 blocks");
-    ASSERT_EQ(owner.Do(offer).value, GPUSHM_TRANSPORT_VMM) << name;
-    EXPECT_EQ(owner.Do("offered-blocks").value, blocks) << name;
-    EXPECT_EQ(owner.Do("offered-bytes").value, blocks * (2 << 20)) << name;
-    ASSERT_EQ(reader.Do(Concat("attach ", name, " r 0")).status, GPUSHM_OK) << name;
-    EXPECT_EQ(reader.Do("read").value, 98) << name;
-    EXPECT_EQ(reader.Do("read-last").value, 99) << name;
+    ASSERT_EQ(owner.Do(offer).value, GPUSHM_TRANSPORT_VMM) << "offer " << name;
+    EXPECT_EQ(owner.Do("offered-blocks").value, blocks) << "offer " << name;
+    EXPECT_EQ(owner.Do("offered-bytes").value, blocks * (2 << 20)) << "offer " << name;
+    ASSERT_EQ(reader.Do(Concat("attach ", name, " r 0")).status, GPUSHM_OK) << "offer " << name;
+    EXPECT_EQ(reader.Do("read").value, 98) << "offer " << name;
+    EXPECT_EQ(reader.Do("read-last").value, 99) << "offer " << name;
     EXPECT_EQ(reader.Do("advance 0").status, GPUSHM_UNSUPPORTED);
-    EXPECT_EQ(owner.Do(Concat("offer-state ", name)).value, 1) << name;
+    EXPECT_EQ(owner.Do(Concat("offer-state ", name)).value, 1) << "offer " << name;
   }
   // 257 blocks of 2 MiB.
   EXPECT_EQ(owner.Do("offer giant 536880000 98 blocks").status, GPUSHM_UNSUPPORTED);
@@ -111,7 +114,8 @@ TEST_F(OfferTest, AfterABrokersDeathNobodyKnowsWhoUsesIt) {
   Worker reader(run());
   ASSERT_EQ(owner.Do("offer mine 2097152 99 vmm").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);
-  EXPECT_EQ(reader.Do("offer-state mine").status, GPUSHM_INVALID_ARGUMENT) << "it offered nothing";
+  EXPECT_EQ(reader.Do("offer-state mine").status, GPUSHM_INVALID_ARGUMENT)
+      << "a process that offered nothing must get no state of an offer";
   broker.Kill();
   broker.Start();
   EXPECT_EQ(owner.Do("offer-state mine").status, GPUSHM_ORPHANED);

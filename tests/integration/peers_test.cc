@@ -35,9 +35,9 @@ class PeersTest : public IntegrationTest {
     ASSERT_TRUE(devices) << devices.error().ToString();
     simulated_ = (*api)->simulated();
     if (simulated_) {
-      ASSERT_EQ(devices->size(), 4U) << "the driver read another cards.yaml";
+      ASSERT_EQ(devices->size(), 4U) << "the driver must have read the cards.yaml of this test";
     } else if (devices->size() < 2) {
-      GTEST_SKIP() << "needs two GPUs";
+      GTEST_SKIP() << "this test needs two GPUs";
     }
     const Answer made = owner_.Do(kMake);
     ASSERT_EQ(made.status, GPUSHM_OK);
@@ -57,15 +57,17 @@ TEST_F(PeersTest, AGpuThatIsReachedUsesTheBytesInPlace) {
   ASSERT_EQ(user_.Do("attach weights r 0 2").status, GPUSHM_OK);
   EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NVLINK);
   EXPECT_EQ(user_.Do("read-on 1").value, 4711);
-  EXPECT_EQ(user_.Do("read-on 0").value, 4711) << "its own GPU as well";
-  EXPECT_NE(user_.Do("read-on 2").status, 0) << "nobody asked for that one";
+  EXPECT_EQ(user_.Do("read-on 0").value, 4711)
+      << "the buffer's own GPU must be able to read it, too";
+  EXPECT_NE(user_.Do("read-on 2").status, 0) << "a GPU that was not requested must have no access";
   ASSERT_EQ(owner_.Do("write 4712").status, 0);
-  EXPECT_EQ(user_.Do("read-on 1").value, 4712) << "no copy";
+  EXPECT_EQ(user_.Do("read-on 1").value, 4712)
+      << "the other GPU must see the new value, not a copy of the old one";
   EXPECT_EQ(WayOf(owner_), GPUSHM_PEER_NVLINK);
 }
 
 TEST_F(PeersTest, TheSlowestWayIsSaid) {
-  if (!simulated_) GTEST_SKIP() << "needs the simulated machine";
+  if (!simulated_) GTEST_SKIP() << "this test needs the simulated machine";
   ASSERT_EQ(user_.Do("attach weights r 0 6").status, GPUSHM_OK);
   EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_PCIE);
   EXPECT_EQ(user_.Do("read-on 1").value, 4711);
@@ -76,37 +78,43 @@ TEST_F(PeersTest, AnAttachmentServesTheGpusThatItWasMadeFor) {
   ASSERT_EQ(user_.Do("attach weights r 0").status, GPUSHM_OK);
   EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE);
   ASSERT_EQ(user_.Do("attach weights r 0 1").status, GPUSHM_OK);
-  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE) << "its own GPU does not count";
-  EXPECT_EQ(owner_.Do("holders weights").value, 2) << "the owner, and one attachment of the user";
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE)
+      << "the buffer's own GPU must not count as a peer";
+  EXPECT_EQ(owner_.Do("holders weights").value, 2)
+      << "expected the owner and one attachment of the user";
   ASSERT_EQ(user_.Do("attach weights r 0 2").status, GPUSHM_OK);
   EXPECT_EQ(user_.Do("read-on 1").value, 4711);
   EXPECT_EQ(owner_.Do("holders weights").value, 3);
   ASSERT_EQ(user_.Do("attach weights r 0").status, GPUSHM_OK);
-  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NVLINK) << "it serves that as well";
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NVLINK)
+      << "the attachment for more GPUs must be used again";
   EXPECT_EQ(owner_.Do("holders weights").value, 3);
 }
 
 TEST_F(PeersTest, WhereThereIsNoWayItIsRefused) {
-  if (!simulated_) GTEST_SKIP() << "needs the simulated machine";
+  if (!simulated_) GTEST_SKIP() << "this test needs the simulated machine";
   EXPECT_EQ(user_.Do("attach weights r 0 8").status, GPUSHM_UNSUPPORTED);
-  EXPECT_EQ(user_.Do("attach weights r 0 16").status, GPUSHM_INVALID_ARGUMENT) << "no such GPU";
-  EXPECT_EQ(owner_.Do("holders weights").value, 1) << "nothing is left behind";
+  EXPECT_EQ(user_.Do("attach weights r 0 16").status, GPUSHM_INVALID_ARGUMENT)
+      << "a GPU that does not exist must be refused";
+  EXPECT_EQ(owner_.Do("holders weights").value, 1) << "a refused attach must leave no lease behind";
 }
 
 TEST_F(PeersTest, ACopyIsMadeWhereItWasAskedFor) {
-  if (!simulated_) GTEST_SKIP() << "needs the simulated machine";
+  if (!simulated_) GTEST_SKIP() << "this test needs the simulated machine";
   ASSERT_EQ(user_.Do("attach weights r 0 8 1").status, GPUSHM_OK);
   EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_STAGED);
   EXPECT_EQ(user_.Do("read-on 3").value, 4711);
   EXPECT_EQ(WayOf(owner_), GPUSHM_PEER_STAGED);
   ASSERT_EQ(owner_.Do("write 4712").status, 0);
-  EXPECT_EQ(user_.Do("read-on 3").value, 4711) << "as it was";
+  EXPECT_EQ(user_.Do("read-on 3").value, 4711) << "a copy must keep the value of when it was made";
   ASSERT_EQ(user_.Do("attach weights r 0 8 1").status, GPUSHM_OK);
-  EXPECT_EQ(user_.Do("read-on 3").value, 4712) << "each copy is a new one";
+  EXPECT_EQ(user_.Do("read-on 3").value, 4712) << "each attach with a copy must make a new copy";
   ASSERT_EQ(user_.Do("attach weights r 0").status, GPUSHM_OK);
-  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE) << "a copy is for who asked for it";
+  EXPECT_EQ(user_.Do("peer-way").value, GPUSHM_PEER_NONE)
+      << "an attach that did not ask for a copy must not get one";
   EXPECT_EQ(user_.Do("attach weights w 0 8 1").status, GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(user_.Do("attach weights r 0 12 1").status, GPUSHM_INVALID_ARGUMENT) << "one GPU";
+  EXPECT_EQ(user_.Do("attach weights r 0 12 1").status, GPUSHM_INVALID_ARGUMENT)
+      << "a copy for two GPUs must be refused";
 }
 
 TEST_F(PeersTest, StagingIsNotUsedWhereThereIsAWay) {

@@ -87,7 +87,8 @@ void Broker::Start() {
   process_ = Process(command_, -1);
   const Deadline deadline = Deadline::AfterMs(kPatienceMs);
   while (!protocol::Connect(socket_)) {
-    ASSERT_FALSE(deadline.Passed()) << "the broker does not listen at " << socket_;
+    ASSERT_FALSE(deadline.Passed())
+        << "the broker did not listen at " << socket_ << " before the deadline";
     poll(nullptr, 0, 1);
   }
 }
@@ -121,7 +122,8 @@ void Broker::StartToDie(const std::vector<std::string>& arguments) {
   });
   const Deadline deadline = Deadline::AfterMs(kPatienceMs);
   while (!protocol::Connect(socket_)) {
-    ASSERT_FALSE(deadline.Passed());
+    ASSERT_FALSE(deadline.Passed())
+        << "the broker did not listen at " << socket_ << " before the deadline";
     poll(nullptr, 0, 1);
   }
 }
@@ -164,7 +166,7 @@ Answer Worker::Await(const std::string& command) {
   char text[128] = {};
   if (poll(&poller, 1, 2 * kPatienceMs) <= 0 ||
       recv(channel_.get(), text, sizeof text - 1, 0) <= 0) {
-    ADD_FAILURE() << "a worker does not answer the command: " << command;
+    ADD_FAILURE() << "a worker did not answer the command: " << command;
     return answer;
   }
   return ParseAnswer(text);
@@ -185,7 +187,7 @@ Answer IsolatedWorker::Do(const std::string& command) {
   const auto said = process_->Say(command);
   const auto heard = process_->Hear(Deadline::AfterMs(2 * kPatienceMs));
   if (!said || !heard) {
-    ADD_FAILURE() << "an isolated worker does not answer the command: " << command;
+    ADD_FAILURE() << "an isolated worker did not answer the command: " << command;
     return {};
   }
   return ParseAnswer(heard->c_str());

@@ -88,7 +88,7 @@ TEST_F(RestoreTest, NobodyNoticesThatTheBrokerWasKilled) {
 
   for (int round = 0; round < 3; ++round) {
     broker.Kill();
-    EXPECT_EQ(reader.Do("read").value, 4711 + round) << "a mapping needs no broker";
+    EXPECT_EQ(reader.Do("read").value, 4711 + round) << "a mapping must work without a broker";
     broker.Start();
     EXPECT_THAT(Holders(), UnorderedElementsAreArray(before));
     EXPECT_EQ(writer.Do("current").status, GPUSHM_OK);
@@ -185,7 +185,7 @@ TEST_F(RestoreTest, WhoDiedWhileNoBrokerRanIsTreatedAsDeclared) {
   Worker other(run());
   EXPECT_EQ(other.Do(std::string("create next ") + kMiB).status, GPUSHM_OK);
   EXPECT_EQ(other.Do(std::string("create dropped ") + kMiB).status, GPUSHM_OK)
-      << "it must not be made again either";
+      << "the new broker must not make the dropped buffer again";
   unsetenv("GPUSHM_BUFFERS");
 }
 
@@ -209,7 +209,7 @@ TEST_F(RestoreTest, KilledAfterEachStatement) {
       // An error may leave open whether the request was carried out, but it must be clear and must
       // not crash.
       EXPECT_TRUE(answer.status == GPUSHM_OK || answer.status == GPUSHM_UNAVAILABLE)
-          << answer.status;
+          << "the worker's call returned status " << answer.status;
       return answer.status == GPUSHM_OK;
     };
     {
@@ -221,7 +221,7 @@ TEST_F(RestoreTest, KilledAfterEachStatement) {
       if (made) {
         EXPECT_EQ(worker.Do("write 1").status, 0);
         const bool published = done(worker.Do("publish"));
-        EXPECT_TRUE(published) << "a publish finds out what became of it";
+        EXPECT_TRUE(published) << "publish must succeed although the broker was killed";
         EXPECT_EQ(worker.Do("current").status, GPUSHM_OK);
       }
       if (made && done(worker.Do(Concat("replace-unpublished ", name, ' ', kMiB)))) {
@@ -234,7 +234,8 @@ TEST_F(RestoreTest, KilledAfterEachStatement) {
       EXPECT_EQ(steady.Do("attach weights w 0").value, weights.value);
     }
     // The worker is gone. What remains is what `steady` holds, and names that no process deleted.
-    EXPECT_TRUE(Eventually([&] { return Holders().size() == 1; })) << Holders().size();
+    EXPECT_TRUE(Eventually([&] { return Holders().size() == 1; }))
+        << "one holder must remain, but there are " << Holders().size();
     broker.WaitForSuccessor();
     EXPECT_EQ(Holders().size(), 1u);
     steady.Do(Concat("delete made-", n));
@@ -251,7 +252,7 @@ TEST_F(RestoreTest, APluginThatRestartsIsToldAgain) {
   ASSERT_TRUE(Eventually([&] { return Kept().leases == 1; }));
   keeper_.reset();
   ASSERT_EQ(writer.Do(std::string("create unseen ") + kMiB).status, GPUSHM_OK)
-      << "nobody may wait for a plugin";
+      << "a create must not wait for the plugin";
   StartKeeper();
   EXPECT_TRUE(Eventually([&] { return Kept().leases == 2 && Kept().generations == 2; }));
   broker.Kill();
@@ -279,7 +280,7 @@ TEST_F(RestoreTest, APluginThatIsStoppedHoldsNobodyUp) {
     size_t leases = 0;
     std::ifstream(links() + "/kept") >> generations >> leases;
     return generations == 2 && leases == before.size();
-  })) << "what was queued arrives";
+  })) << "the plugin must receive what was queued while it was stopped";
   broker.Kill();
   broker.Start();
   EXPECT_EQ(writer.Do("current").status, GPUSHM_OK);
@@ -348,7 +349,8 @@ TEST_F(RestoreTest, AConnectionThatBreaksCostsNothing) {
     ASSERT_EQ(writer.Do("cut").status, 0);
     ASSERT_EQ(writer.Do("detach").status, GPUSHM_OK);
     const Answer again = writer.Do("attach ring w 0");
-    EXPECT_EQ(again.status, GPUSHM_OK) << "BUSY by itself";
+    EXPECT_EQ(again.status, GPUSHM_OK)
+        << "a process must not be refused because of its own lost connection";
     EXPECT_EQ(again.value, ring.value);
   }
   EXPECT_EQ(Holders().size(), 1u);

@@ -83,7 +83,8 @@ TEST_F(RingTest, ASlowReaderIsToldWhatItLost) {
   ASSERT_EQ(reader.Do("ring begin 0").value, 1);
   // The reader holds the first frame, and later frames use the other slots.
   ASSERT_EQ(writer.Do("ring pump 30").status, GPUSHM_OK);
-  EXPECT_EQ(reader.Do("ring look").value, 1) << "what is held stays";
+  EXPECT_EQ(reader.Do("ring look").value, 1)
+      << "the writer must not change a frame that a reader holds";
   ASSERT_EQ(reader.Do("ring end").status, GPUSHM_OK);
   const Answer next = reader.Do("ring begin 0");
   ASSERT_EQ(next.status, GPUSHM_OK);
@@ -120,7 +121,7 @@ TEST_F(RingTest, AQueuesItemOfADeadWorkerGoesToAnother) {
   ASSERT_EQ(writer.Do("ring put 11").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("ring put 12").status, GPUSHM_OK);
   ASSERT_EQ(first->Do("ring begin 0").value, 1);
-  ASSERT_EQ(second.Do("ring begin 0").value, 2) << "each goes to one";
+  ASSERT_EQ(second.Do("ring begin 0").value, 2) << "each item must go to one worker only";
   ASSERT_EQ(second.Do("ring end").status, GPUSHM_OK);
   ASSERT_TRUE(second.Begin("ring begin 20000"));
   first->Kill();
@@ -146,7 +147,8 @@ TEST_F(RingTest, AWritersSuccessorLeavesReadersOfTheFormerOneInPeace) {
   EXPECT_GT(second.value, first.value);
   ASSERT_EQ(successor.Do("ring pump 9").status, GPUSHM_OK);
   EXPECT_EQ(reader.Do("ring look").value, 3);
-  EXPECT_EQ(reader.Do("ring end").status, GPUSHM_OK) << "it was complete before";
+  EXPECT_EQ(reader.Do("ring end").status, GPUSHM_OK)
+      << "the frame was complete before its writer died, so it must count";
   EXPECT_EQ(reader.Do("ring begin 0").status, GPUSHM_PEER_DIED);
   ASSERT_EQ(reader.Do("ring close").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("ring read video 0").value, second.value);
@@ -166,9 +168,10 @@ TEST_F(RingTest, OfTwoSuccessorsOneWrites) {
     writer->Kill();
     const Answer first = successors[0]->Await("ring write");
     const Answer second = successors[1]->Await("ring write");
-    ASSERT_TRUE((first.status == GPUSHM_OK) != (second.status == GPUSHM_OK)) << round;
+    ASSERT_TRUE((first.status == GPUSHM_OK) != (second.status == GPUSHM_OK))
+        << "in round " << round;
     const Answer& made = first.status == GPUSHM_OK ? first : second;
-    ASSERT_EQ(Worker(run()).Do("ring read video 0").value, made.value) << round;
+    ASSERT_EQ(Worker(run()).Do("ring read video 0").value, made.value) << "in round " << round;
     writer = std::move(successors[first.status == GPUSHM_OK ? 0 : 1]);
   }
 }
@@ -203,14 +206,14 @@ TEST_F(RingTest, WhoeverIsKilledNoFrameIsTornAndAllEnd) {
     std::optional<Worker> doomed(run());
     Worker reader(run());
     ASSERT_EQ(writer->Do(Concat("ring write video ", policy, " 4 1048576 20000")).status, GPUSHM_OK)
-        << round;
+        << "in round " << round;
     ASSERT_EQ(reader.Do("ring read video 0").status, GPUSHM_OK);
     ASSERT_EQ(doomed->Do("ring read video 0").status, GPUSHM_OK);
     ASSERT_TRUE(writer->Begin("ring pump 0"));
     ASSERT_TRUE(doomed->Begin("ring drain 0"));
     const Answer first = reader.Do("ring drain 1");
-    ASSERT_EQ(first.status, 0) << round;
-    ASSERT_EQ(first.value, 1) << round;
+    ASSERT_EQ(first.status, 0) << "in round " << round;
+    ASSERT_EQ(first.value, 1) << "in round " << round;
     ASSERT_TRUE(reader.Begin("ring drain 0"));
     const auto later = [&] {
       const std::chrono::microseconds moment(random() % 20'000);
@@ -224,7 +227,7 @@ TEST_F(RingTest, WhoeverIsKilledNoFrameIsTornAndAllEnd) {
     writer->Kill();
     broker.Start();
     const Answer drained = reader.Await("ring drain");
-    EXPECT_EQ(drained.status, 0) << round;
+    EXPECT_EQ(drained.status, 0) << "in round " << round;
     frames += drained.value;
   }
   EXPECT_GT(frames, 100) << "frames must be read while others are killed";

@@ -36,8 +36,10 @@ TEST_F(SignalTest, AHostSignalReachesAnotherContainer) {
   EXPECT_EQ(writer.Do("signal set 5").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal wait 5 0").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal value").value, 5);
-  EXPECT_EQ(writer.Do("signal set 5").status, GPUSHM_INVALID_ARGUMENT) << "it only goes up";
-  EXPECT_EQ(waiter.Do("signal set 9").status, GPUSHM_INVALID_ARGUMENT) << "it only waits";
+  EXPECT_EQ(writer.Do("signal set 5").status, GPUSHM_INVALID_ARGUMENT)
+      << "the value of a signal must only go up";
+  EXPECT_EQ(waiter.Do("signal set 9").status, GPUSHM_INVALID_ARGUMENT)
+      << "a waiter must not set the signal";
 }
 
 TEST_F(SignalTest, WorkOnAStreamFollowsWorkOfAnotherContainer) {
@@ -51,7 +53,8 @@ TEST_F(SignalTest, WorkOnAStreamFollowsWorkOfAnotherContainer) {
   for (int i = 1; i <= 50; ++i) {
     ASSERT_EQ(waiter.Do(Concat("signal await 0 ", i)).status, GPUSHM_OK);
     ASSERT_EQ(waiter.Do("signal get 0").status, 0);
-    EXPECT_EQ(waiter.Do("signal sync 0 2").status, GPUSHM_TIMEOUT) << "nothing is there yet";
+    EXPECT_EQ(waiter.Do("signal sync 0 2").status, GPUSHM_TIMEOUT)
+        << "the stream must wait until the value is recorded";
     ASSERT_EQ(writer.Do(Concat("signal put 0 ", 1000 + i)).status, 0);
     ASSERT_EQ(writer.Do(Concat("signal record 0 ", i)).status, GPUSHM_OK);
     ASSERT_EQ(waiter.Do("signal sync 0 20000").status, 0);
@@ -74,9 +77,12 @@ TEST_F(SignalTest, WhoWaitsForAKilledWriterIsReleasedAndTold) {
   ASSERT_EQ(writer->Do("signal sync 0 20000").status, 0);
   writer->Kill();
   EXPECT_EQ(host.Await("signal wait").status, GPUSHM_PEER_DIED);
-  EXPECT_EQ(stream.Do("signal sync 7 20000").status, 0) << "the stream goes on";
-  EXPECT_EQ(stream.Do("signal check 4").status, GPUSHM_PEER_DIED) << "and what it did is void";
-  EXPECT_EQ(stream.Do("signal check 3").status, GPUSHM_OK) << "what was done before counts";
+  EXPECT_EQ(stream.Do("signal sync 7 20000").status, 0)
+      << "the stream must go on after the writer's death";
+  EXPECT_EQ(stream.Do("signal check 4").status, GPUSHM_PEER_DIED)
+      << "4 was never recorded, so work that waited for it must not count";
+  EXPECT_EQ(stream.Do("signal check 3").status, GPUSHM_OK)
+      << "3 was recorded before the writer died, so it must count";
   EXPECT_EQ(stream.Do("signal state").value, kDied);
   // A successor makes a new generation, which processes find when they open the signal again.
   ASSERT_TRUE(host.Begin("signal open ready r 20000"));
@@ -130,7 +136,8 @@ TEST_F(SignalTest, WhoWaitsToWriteAsksSeldom) {
   ASSERT_EQ(writer.Do("create after 4096").status, GPUSHM_OK);
   const int64_t attempts = writer.Do("lease").value - before - 1;
   EXPECT_GE(attempts, 5);
-  EXPECT_LE(attempts, 60) << "28 until a step is 50 ms, then 20 a second";
+  EXPECT_LE(attempts, 60)
+      << "a standby must make about 28 attempts in growing steps, then 20 a second";
 }
 
 // The broker makes a page for which no process waits any more. That page must not block the process
@@ -138,7 +145,8 @@ TEST_F(SignalTest, WhoWaitsToWriteAsksSeldom) {
 TEST_F(SignalTest, AnOpenThatWasGivenUpLeavesNothing) {
   Broker broker(run(), "64Mi");
   Worker worker(run());
-  ASSERT_EQ(worker.Do("signal open other w 0").status, GPUSHM_OK) << "and connected";
+  ASSERT_EQ(worker.Do("signal open other w 0").status, GPUSHM_OK)
+      << "the worker must be connected before the broker is stopped";
   kill(broker.pid(), SIGSTOP);
   EXPECT_EQ(worker.Do("signal open ready w 50").status, GPUSHM_TIMEOUT);
   kill(broker.pid(), SIGCONT);
@@ -171,17 +179,19 @@ TEST_F(SignalTest, StreamsThatWaitAreCounted) {
   for (int i = 0; i < 40; ++i) ASSERT_EQ(waiter.Do(Concat("signal sync ", i, " 0")).status, 0);
   for (int i = 0; i < 40; ++i) {
     const int expected = i < 7 ? GPUSHM_OK : GPUSHM_EXHAUSTED;
-    ASSERT_EQ(waiter.Do(Concat("signal await ", i, " 1")).status, expected) << i;
+    ASSERT_EQ(waiter.Do(Concat("signal await ", i, " 1")).status, expected) << "stream " << i;
   }
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_BUSY);
-  EXPECT_EQ(waiter.Do("signal await 3 1").status, GPUSHM_OK) << "it waits already";
+  EXPECT_EQ(waiter.Do("signal await 3 1").status, GPUSHM_OK)
+      << "a stream that already waits must be accepted again";
   ASSERT_EQ(writer.Do("signal record 0 1").status, GPUSHM_OK);
   for (int i = 0; i < 40; ++i) {
-    ASSERT_EQ(waiter.Do(Concat("signal sync ", i, " 20000")).status, 0) << i;
+    ASSERT_EQ(waiter.Do(Concat("signal sync ", i, " 20000")).status, 0) << "stream " << i;
     ASSERT_EQ(waiter.Do(Concat("signal await ", i, " 1")).status, GPUSHM_OK)
-        << "nothing to wait for";
+        << "the value is reached, so a wait for it must be accepted";
   }
-  EXPECT_EQ(writer.Do("signal await 0 9").status, GPUSHM_INVALID_ARGUMENT) << "it writes itself";
+  EXPECT_EQ(writer.Do("signal await 0 9").status, GPUSHM_INVALID_ARGUMENT)
+      << "a process must not wait for a signal that it writes itself";
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
 }
 
@@ -198,7 +208,8 @@ TEST_F(SignalTest, WhileAStreamWaitsOthersAreClosed) {
   ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("ring close").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("ring write video oldest 4 65536 0").status, GPUSHM_OK);
-  EXPECT_EQ(waiter.Do("signal sync 0 0").status, GPUSHM_TIMEOUT) << "it waits to the end";
+  EXPECT_EQ(waiter.Do("signal sync 0 0").status, GPUSHM_TIMEOUT)
+      << "the stream must still wait here, or the test proves nothing";
   ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(waiter.Do("ring close").status, GPUSHM_OK);
@@ -220,7 +231,8 @@ TEST_F(SignalTest, WhileAStreamWaitsContentIsLoaded) {
     ASSERT_EQ(waiter.Do(Concat("load weights ", path, " here")).status, GPUSHM_OK);
     ASSERT_EQ(waiter.Do(Concat("save weights ", path, ".copy here")).status, GPUSHM_OK);
   }
-  EXPECT_EQ(waiter.Do("signal sync 0 0").status, GPUSHM_TIMEOUT) << "it waits to the end";
+  EXPECT_EQ(waiter.Do("signal sync 0 0").status, GPUSHM_TIMEOUT)
+      << "the stream must still wait here, or the test proves nothing";
   ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(waiter.Do(Concat("load weights ", path, " here")).status, GPUSHM_OK);
@@ -234,7 +246,7 @@ TEST_F(SignalTest, AThreadWithoutAContextClosesIt) {
   ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
   for (int i = 1; i <= 3; ++i) {
     ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
-    ASSERT_EQ(waiter.Do(Concat("signal await 0 ", i)).status, GPUSHM_OK) << i;
+    ASSERT_EQ(waiter.Do(Concat("signal await 0 ", i)).status, GPUSHM_OK) << "in round " << i;
     ASSERT_EQ(writer.Do(Concat("signal set ", i)).status, GPUSHM_OK);
     ASSERT_EQ(waiter.Do("signal sync 0 20000").status, 0);
     ASSERT_EQ(waiter.Do("signal close-bare").status, GPUSHM_OK);
@@ -250,7 +262,8 @@ TEST_F(SignalTest, WhatGraphsAndKernelsStoreCounts) {
   ASSERT_EQ(waiter.Do("signal await 0 7").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("signal store 0 7").status, 0);
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
-  EXPECT_EQ(writer.Do("signal set 5").status, GPUSHM_INVALID_ARGUMENT) << "it would go down";
+  EXPECT_EQ(writer.Do("signal set 5").status, GPUSHM_INVALID_ARGUMENT)
+      << "the value must not go down from 7 to 5";
   EXPECT_EQ(writer.Do("signal record 0 7").status, GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(writer.Do("signal set 8").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal wait 8 0").status, GPUSHM_OK);
@@ -282,7 +295,8 @@ TEST_F(LinkedSignalTest, ABrokersRestartChangesNothing) {
   ASSERT_EQ(waiter.Do("signal await 0 2").status, GPUSHM_OK);
   ASSERT_EQ(writer->Do("signal set 1").status, GPUSHM_OK);
   broker.Kill();
-  EXPECT_EQ(waiter.Do("signal wait 1 0").status, GPUSHM_OK) << "nobody needs the broker for it";
+  EXPECT_EQ(waiter.Do("signal wait 1 0").status, GPUSHM_OK)
+      << "a wait on the host must not need the broker";
   broker.Start();
   ASSERT_EQ(writer->Do("signal record 0 2").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
@@ -291,7 +305,8 @@ TEST_F(LinkedSignalTest, ABrokersRestartChangesNothing) {
   EXPECT_EQ(late.Do("signal value").value, 2);
   ASSERT_TRUE(late.Begin("signal wait 3 20000"));
   writer->Kill();
-  EXPECT_EQ(late.Await("signal wait").status, GPUSHM_PEER_DIED) << "its lease came back, too";
+  EXPECT_EQ(late.Await("signal wait").status, GPUSHM_PEER_DIED)
+      << "the new broker must know the writer's lease and report its death";
 }
 
 TEST_F(LinkedSignalTest, AWriterThatDiesWhileNoBrokerLivesIsFoundOut) {
@@ -304,7 +319,8 @@ TEST_F(LinkedSignalTest, AWriterThatDiesWhileNoBrokerLivesIsFoundOut) {
   ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
   broker.Kill();
   writer->Kill();
-  EXPECT_EQ(waiter.Do("signal wait 1 50").status, GPUSHM_TIMEOUT) << "who should have told it";
+  EXPECT_EQ(waiter.Do("signal wait 1 50").status, GPUSHM_TIMEOUT)
+      << "without a broker, nobody can report the death";
   broker.Start();
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(waiter.Do("signal check 1").status, GPUSHM_PEER_DIED);
@@ -320,10 +336,12 @@ TEST_F(SignalTest, WithoutAPluginASuccessorDoesNotKnowThem) {
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
   broker.Kill();
   broker.Start();
-  EXPECT_EQ(writer.Do("holders none").status, GPUSHM_OK) << "a call that finds the successor";
+  EXPECT_EQ(writer.Do("holders none").status, GPUSHM_OK)
+      << "this call must connect to the new broker";
   EXPECT_EQ(writer.Do("signal set 1").status, GPUSHM_ORPHANED);
   ASSERT_EQ(writer.Do("signal close").status, GPUSHM_OK);
-  EXPECT_EQ(waiter.Do("signal wait 1 20000").status, GPUSHM_ENDED) << "it closed the old one";
+  EXPECT_EQ(waiter.Do("signal wait 1 20000").status, GPUSHM_ENDED)
+      << "the writer closed the old signal, so waits for it must end";
   const Answer second = writer.Do("signal open ready w 0");
   ASSERT_EQ(second.status, GPUSHM_OK);
   EXPECT_THAT(second.value, Ne(first.value));

@@ -55,7 +55,8 @@ class Struct {
   ~Struct() {
     EXPECT_TRUE(std::all_of(storage_.end() - kOthers, storage_.end(),
                             [](std::byte byte) { return byte == kOther; }))
-        << "the library wrote behind a struct of " << bytes_ << " bytes, " << sizeof(T) << " today";
+        << "the library wrote past the end of a struct of " << bytes_ << " bytes (today's has "
+        << sizeof(T) << ")";
     EXPECT_EQ((*this)->struct_size, bytes_);
   }
   Struct(const Struct&) = delete;

@@ -27,7 +27,7 @@ TEST_F(SyncHppTest, AFrameEndsOnce) {
     End(held);
     auto next = reader->BeginRead(stream_);
     ASSERT_TRUE(next) << next.error().text();
-    EXPECT_EQ(next->frame().number, 2U) << "the first was not given back";
+    EXPECT_EQ(next->frame().number, 2U) << "the first frame has ended, so it must not come again";
     EXPECT_TRUE(next->End(stream_));
     api_->cuStreamSynchronize(stream_);
     const auto closed = reader->Close();
@@ -38,7 +38,7 @@ TEST_F(SyncHppTest, AFrameEndsOnce) {
 }
 
 TEST_F(SyncHppTest, AReadWhoseStoreTheDriverRefusesIsStillOpen) {
-  if (!api_->simulated()) GTEST_SKIP() << "a real driver refuses no store on request";
+  if (!api_->simulated()) GTEST_SKIP() << "only the simulated driver fails on request";
   for (const auto policy : {GPUSHM_RING_QUEUE, GPUSHM_RING_BACK_PRESSURE}) {
     SCOPED_TRACE(policy);
     Ring writer = Writer(policy);
@@ -58,7 +58,7 @@ TEST_F(SyncHppTest, AReadWhoseStoreTheDriverRefusesIsStillOpen) {
     EXPECT_TRUE(ended) << ended.error().text();
     api_->cuStreamSynchronize(stream_);
     const auto opened = writer.BeginWrite();
-    EXPECT_TRUE(opened) << "its slot is free: " << opened.error().text();
+    EXPECT_TRUE(opened) << "the end of the read must free the slot: " << opened.error().text();
     EXPECT_TRUE(reader->Close());
   }
 }
@@ -92,7 +92,8 @@ TEST_F(SyncHppTest, AReadThatIsOrphanedIsOver) {
       EXPECT_FALSE(frame->open());
       dropped->Abandon();
       api_->cuStreamSynchronize(stream_);
-      EXPECT_EQ(writer.BeginWrite(0s).error().status(), GPUSHM_TIMEOUT) << "it is being read";
+      EXPECT_EQ(writer.BeginWrite(0s).error().status(), GPUSHM_TIMEOUT)
+          << "the writer must not get a slot that another reader uses";
       EXPECT_TRUE(again->End(stream_));
       api_->cuStreamSynchronize(stream_);
       EXPECT_TRUE(other->Close());
@@ -125,12 +126,14 @@ TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
     ASSERT_TRUE(other->WaitOnStream(stream_));
     const auto page = PageOf(signal::Kind::kBarrier);
     ASSERT_TRUE(page);
-    ASSERT_TRUE(Reaches(page->cell(1), 1)) << "what the late stream waits for";
+    ASSERT_TRUE(Reaches(page->cell(1), 1)) << "the other participant's stream must arrive";
     EndAsBroker(page->cell(0));
-    EXPECT_EQ(ended->Close().error().status(), GPUSHM_BUSY) << "its stream is still to arrive";
+    EXPECT_EQ(ended->Close().error().status(), GPUSHM_BUSY)
+        << "a barrier must not close while its stream has yet to arrive";
     ASSERT_TRUE(gate->Set(1));
     ASSERT_TRUE(Passes(late));
-    ASSERT_EQ(page->cell(0).value.load(), 1U) << "otherwise the test proves nothing";
+    ASSERT_EQ(page->cell(0).value.load(), 1U)
+        << "the late store must replace the poison, or the test proves nothing";
     ASSERT_TRUE(gate->Set(2));
     const auto said = by_check ? other->Check() : other->Wait();
     EXPECT_EQ(said.error().status(), GPUSHM_PEER_DIED);
@@ -160,10 +163,12 @@ TEST_F(SyncHppTest, ASignalsCloseWaitsForALateStoreAndReleasesItsWaiters) {
   const auto page = PageOf(signal::Kind::kSignal, /*value=*/7);
   ASSERT_TRUE(page);
   EndAsBroker(page->cell(0));
-  EXPECT_EQ(writer->Close().error().status(), GPUSHM_BUSY) << "a stream is still to record";
+  EXPECT_EQ(writer->Close().error().status(), GPUSHM_BUSY)
+      << "a signal must not close while a stream has yet to record";
   ASSERT_TRUE(gate->Set(1));
   ASSERT_TRUE(Passes(late));
-  ASSERT_EQ(page->cell(0).value.load(), 8U) << "otherwise the test proves nothing";
+  ASSERT_EQ(page->cell(0).value.load(), 8U)
+      << "the late store must replace the poison, or the test proves nothing";
   ASSERT_TRUE(gate->Set(2));
   const auto closed = writer->Close();
   EXPECT_TRUE(closed) << closed.error().text();
@@ -195,12 +200,14 @@ TEST_F(SyncHppTest, ARingsReaderIsReleasedAgainAfterALateStore) {
   EndAsBroker(cell);
   ASSERT_TRUE(gate->Set(1));
   ASSERT_TRUE(Passes(first));
-  ASSERT_EQ(cell.value.load(), 1U) << "otherwise the test proves nothing";
+  ASSERT_EQ(cell.value.load(), 1U)
+      << "the late store must replace the poison, or the test proves nothing";
   ASSERT_TRUE(gate->Set(2));
   EXPECT_EQ(two->End(reads).error().status(), GPUSHM_PEER_DIED);
   EXPECT_TRUE(Passes(reads));
   EXPECT_EQ(one->End(reads).error().status(), GPUSHM_PEER_DIED);
-  EXPECT_EQ(writer.Close().error().status(), GPUSHM_BUSY) << "a stream is still to store";
+  EXPECT_EQ(writer.Close().error().status(), GPUSHM_BUSY)
+      << "a ring must not close while a stream has yet to store";
   ASSERT_TRUE(gate->Set(3));
   ASSERT_TRUE(Passes(second));
   ASSERT_EQ(PageOf(signal::Kind::kRing)->cell(0).value.load(), 2U);

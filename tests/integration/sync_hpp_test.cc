@@ -48,7 +48,7 @@ TEST_F(SyncHppTest, ASignalInDeviceMemoryIsMovedByStreams) {
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
   uint64_t word = 0;
   api_->cuMemcpyDtoH(&word, *waiter->DeviceAddress(), sizeof word);
-  EXPECT_EQ(word, 1U) << "kernels find it there, too";
+  EXPECT_EQ(word, 1U) << "kernels must find the value in device memory";
 }
 
 TEST_F(SyncHppTest, ABarrierIsPassedByTwo) {
@@ -92,7 +92,7 @@ TEST_F(SyncHppTest, ALookTakesNoPart) {
   Put(writer, 1);
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
   EXPECT_EQ(LookupSync(*client_, "video").error().status(), GPUSHM_INVALID_ARGUMENT)
-      << "its buffer";
+      << "the ring's buffer must not pass for the ring";
   const auto ring = LookupSync(*client_, "video-ring");
   ASSERT_TRUE(ring) << ring.error().text();
   EXPECT_EQ(ring->kind, GPUSHM_SYNC_RING);
@@ -244,7 +244,7 @@ TEST_F(SyncHppTest, AWriteThatIsNotEndedIsGivenUp) {
   Put(writer, 7);
   auto frame = reader->BeginRead(stream_);
   ASSERT_TRUE(frame);
-  EXPECT_EQ(frame->frame().number, 1) << "its number is the next one's";
+  EXPECT_EQ(frame->frame().number, 1) << "the next frame must get the number of the abandoned one";
   EXPECT_TRUE(frame->End(stream_));
   api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
 }
@@ -269,7 +269,8 @@ TEST_F(SyncHppTest, AReadThatIsNotEndedEndsWithItsStream) {
     // Work that takes as long as the test wants.
     ASSERT_EQ(api_->cuStreamWaitValue64(held, *address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
   }
-  EXPECT_EQ(writer.BeginWrite(50ms).error().status(), GPUSHM_TIMEOUT) << "it is being read";
+  EXPECT_EQ(writer.BeginWrite(50ms).error().status(), GPUSHM_TIMEOUT)
+      << "the writer must not get a slot that a stream still reads";
   EXPECT_EQ(reader->Close().error().status(), GPUSHM_BUSY);
   ASSERT_TRUE(gate->Set(1));
   EXPECT_TRUE(writer.BeginWrite());
@@ -305,7 +306,7 @@ TEST_F(SyncHppTest, AnItemWhoseGuardGoesIsDeliveredAgain) {
   auto item = worker->BeginRead(stream_);
   ASSERT_TRUE(item) << item.error().text();
   EXPECT_EQ(item->delivery(), 3U);
-  EXPECT_TRUE(item->End(stream_)) << "once it fails too often, say";
+  EXPECT_TRUE(item->End(stream_)) << "a worker must be able to end an item that has failed before";
   EXPECT_EQ(other->BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT);
   api_->cuStreamSynchronize(stream_);
   EXPECT_TRUE(worker->Close());
@@ -315,7 +316,7 @@ TEST_F(SyncHppTest, AnItemWhoseGuardGoesIsDeliveredAgain) {
 // An earlier frame's store is still pending when the driver refuses the next one. It must neither
 // end the ring nor leave a frame that is never completed.
 TEST_F(SyncHppTest, AFrameWhoseStoreTheDriverRefusesIsStillOpen) {
-  if (!api_->simulated()) GTEST_SKIP() << "a real driver refuses no store on request";
+  if (!api_->simulated()) GTEST_SKIP() << "only the simulated driver fails on request";
   Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
   auto reader = Ring::Read(*client_, "video");
   auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
@@ -337,8 +338,9 @@ TEST_F(SyncHppTest, AFrameWhoseStoreTheDriverRefusesIsStillOpen) {
   auto frame = reader->BeginRead(stream_);
   ASSERT_TRUE(frame) << frame.error().text();
   EXPECT_TRUE(frame->End(stream_));
-  EXPECT_EQ(reader->BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT) << "nobody saw it";
-  EXPECT_TRUE(second->End(held)) << "once the driver does it";
+  EXPECT_EQ(reader->BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT)
+      << "a frame whose end failed must not reach the reader";
+  EXPECT_TRUE(second->End(held)) << "the frame must end once the driver accepts the store";
   frame = reader->BeginRead(stream_);
   ASSERT_TRUE(frame) << frame.error().text();
   EXPECT_EQ(frame->frame().number, 2U);
@@ -355,11 +357,11 @@ TEST_F(SyncHppTest, RingsThatAllHaveClosedGiveTheirMemoryBack) {
     const auto policy = i % 2 == 0 ? GPUSHM_RING_QUEUE : GPUSHM_RING_OVERWRITE_OLDEST;
     auto writer =
         Ring::Write(*client_, name, {.policy = policy, .frames = 2, .frame_bytes = kFrameBytes});
-    ASSERT_TRUE(writer) << i << writer.error().text();
+    ASSERT_TRUE(writer) << "ring " << i << ": " << writer.error().text();
     auto reader = Ring::Read(*client_, name);
     ASSERT_TRUE(reader) << reader.error().text();
     ASSERT_TRUE(writer->Close());
-    ASSERT_TRUE(client_->Lookup(name)) << "its reader has it still";
+    ASSERT_TRUE(client_->Lookup(name)) << "the ring must stay while its reader has it open";
     ASSERT_TRUE(reader->Close());
     ASSERT_EQ(client_->Lookup(name).error().status(), GPUSHM_NOT_FOUND);
     ASSERT_EQ(client_->Lookup(name + "-ring").error().status(), GPUSHM_NOT_FOUND);
@@ -379,7 +381,9 @@ TEST_F(SyncHppTest, ARingIsKeptOnRequestAndWhereItsBufferIsTheUsers) {
   EXPECT_TRUE(client_->Lookup("kept") && client_->Lookup("kept-ring"));
   EXPECT_TRUE(client_->Lookup("own"));
   EXPECT_FALSE(client_->Lookup("own-ring"));
-  for (const char* name : {"kept", "kept-ring", "own"}) EXPECT_TRUE(client_->Delete(name)) << name;
+  for (const char* name : {"kept", "kept-ring", "own"}) {
+    EXPECT_TRUE(client_->Delete(name)) << name << " must still exist";
+  }
 }
 
 // Errors name other processes by container and kind, which people know, not by a place in a page.
@@ -393,14 +397,14 @@ TEST_F(SyncHppTest, ErrorsNameContainerAndKind) {
   const std::string slow = writer.BeginWrite(1ms).error().text();
   EXPECT_NE(slow.find("the slowest reader is at frame 1, 2 behind: container \"main\" (client "),
             std::string::npos)
-      << slow;
+      << "the error must name the slowest reader: " << slow;
   auto one = Barrier::Open(*client_, "step", 3);
   auto two = Barrier::Open(*client_, "step", 3);
   ASSERT_TRUE(one && two);
   const std::string missing = one->Wait(1ms).error().text();
   EXPECT_NE(missing.find("1 of 3 are at point 1, 1 have yet to join; missing: container \"main\""),
             std::string::npos)
-      << missing;
+      << "the error must name who is missing: " << missing;
   for (const std::string& text : {slow, missing}) EXPECT_EQ(text.find("cell"), std::string::npos);
   const auto read = [&](const char* name) {
     return Ring::Read(*client_, name, {.timeout = 0s}).error().what();
@@ -463,7 +467,8 @@ TEST_F(SyncHppTest, OwnersMayOutliveTheirClient) {
   client_.reset();  // This ends them all, also the open frames.
   const auto later = Client::Open({.folder = run()});
   ASSERT_TRUE(later) << later.error().text();
-  EXPECT_FALSE(later->Lookup("fast-signal")) << "its memory goes with it";
+  EXPECT_FALSE(later->Lookup("fast-signal"))
+      << "the signal's device memory must be gone with its client";
   EXPECT_EQ(signal->Set(1).error().status(), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(barrier->Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(write->End(stream_).error().status(), GPUSHM_INVALID_ARGUMENT);
@@ -507,7 +512,8 @@ TEST_F(SyncHppTest, AWaiterReportsWhatWasAdded) {
   EXPECT_TRUE(seen[1] && seen[2] && seen[3]);
   ASSERT_TRUE(reader->Close());
   EXPECT_EQ(waiter.AddRing(*reader, 1).error().status(), GPUSHM_INVALID_ARGUMENT);
-  EXPECT_TRUE(waiter.Wait(50ms)->empty()) << "the signal is reported once, a closed ring is gone";
+  EXPECT_TRUE(waiter.Wait(50ms)->empty())
+      << "neither a reported signal nor a closed ring may cause an event";
   EXPECT_TRUE(waiter.Remove(3));
   EXPECT_EQ(waiter.Remove(3).error().status(), GPUSHM_NOT_FOUND);
   EXPECT_TRUE(client_->Delete("waited-for"));
@@ -536,13 +542,13 @@ TEST_F(SyncHppTest, AWaiterReportsEachFrameThatTheGpuCompletesLate) {
   }
   const auto read = [&] { return reader->BeginRead(GPUSHM_NO_STREAM, Timeout::DontWait()); };
   for (uint64_t value = 1; value <= 2; ++value) {
-    EXPECT_EQ(waiter->Wait(10s)->size(), 1) << "it is announced";
+    EXPECT_EQ(waiter->Wait(10s)->size(), 1) << "the waiter must report a frame that is announced";
     auto early = read();
     ASSERT_FALSE(early);
     EXPECT_EQ(early.error().status(), GPUSHM_TIMEOUT);
     EXPECT_TRUE(waiter->Wait(50ms)->empty());
     ASSERT_TRUE(gate->Set(value));
-    EXPECT_EQ(waiter->Wait(10s)->size(), 1) << "it is complete";
+    EXPECT_EQ(waiter->Wait(10s)->size(), 1) << "the waiter must report a frame that is complete";
     auto frame = read();
     ASSERT_TRUE(frame) << frame.error().text();
     ASSERT_TRUE(frame->End(GPUSHM_NO_STREAM));

@@ -115,10 +115,10 @@ TEST_F(TensorsHppTest, ALoadedModelIsFoundByNameAndItsBytesAreThere) {
   std::vector<std::string> names;
   for (const gpushm::Tensor& tensor : *tensors) {
     names.emplace_back(tensor.name);
-    EXPECT_EQ(tensor.offset % 256, 0U) << tensor.name;
+    EXPECT_EQ(tensor.offset % 256, 0U) << "tensor " << tensor.name;
     EXPECT_EQ(ReadDevice(attached->address() + tensor.offset, tensor.size_bytes),
               bytes_[names.back()])
-        << tensor.name;
+        << "tensor " << tensor.name;
   }
   EXPECT_THAT(names, ElementsAre("bias", "matrix", "scalar"));
   EXPECT_EQ(tensors->size(), 3U);
@@ -128,7 +128,7 @@ TEST_F(TensorsHppTest, ALoadedModelIsFoundByNameAndItsBytesAreThere) {
   ASSERT_TRUE(matrix) << matrix.error().text();
   EXPECT_THAT(ShapeOf(*matrix), ElementsAre(3, 1000));
   EXPECT_EQ(matrix->dtype, GPUSHM_DTYPE_U8);
-  EXPECT_EQ(tensors->Find("scalar")->shape.size(), 0U) << "one element";
+  EXPECT_EQ(tensors->Find("scalar")->shape.size(), 0U) << "a scalar must have no dimensions";
   const auto bias = tensors->Find("bias");
   EXPECT_STREQ(gpushm::DtypeName(bias->dtype), "BF16");
   EXPECT_EQ(gpushm::DtypeBits(bias->dtype), 16U);
@@ -153,7 +153,7 @@ TEST_F(TensorsHppTest, AlgorithmsTakeTheIterators) {
 }
 
 TEST_F(TensorsHppTest, WhatIsNotThereIsAnError) {
-  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "no buffer";
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "there is no buffer yet";
   EXPECT_EQ(OpenTensors("Model"), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(gpushm::Tensors::Measure(model_ + "/none").error().status(), GPUSHM_NOT_FOUND);
   Load();
@@ -166,9 +166,11 @@ TEST_F(TensorsHppTest, WhatIsNotThereIsAnError) {
   EXPECT_EQ((*tensors)[3].error().status(), GPUSHM_NOT_FOUND);
 
   ASSERT_TRUE(writer_.Replace("model"));
-  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "the new generation has no description";
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND)
+      << "the new generation must have no description";
   EXPECT_EQ(OpenTensors("model", tensors->generation()), GPUSHM_STALE);
-  EXPECT_EQ(tensors->Find("bias")->size_bytes, 154U) << "what is open stays";
+  EXPECT_EQ(tensors->Find("bias")->size_bytes, 154U)
+      << "open tensors must stay valid when their buffer is replaced";
 }
 
 // A reader that starts first waits for the loader, also while the buffer exists and is still empty.
@@ -183,7 +185,8 @@ TEST_F(TensorsHppTest, AReaderThatComesFirstWaitsForTheLoad) {
   const auto size = gpushm::Tensors::Measure(model_);
   ASSERT_TRUE(size);
   ASSERT_TRUE(writer_.Create("model", size->size_bytes));
-  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "without a wait";
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND)
+      << "without a wait, tensors must not be found before the load";
   ASSERT_TRUE(writer_.Load("model", model_));
   early.join();
   EXPECT_EQ(status, GPUSHM_OK);
@@ -211,7 +214,7 @@ TEST_F(TensorsHppTest, TensorsMoveAndOutliveTheirClient) {
   }
   EXPECT_EQ(bias.name, "bias");
   EXPECT_THAT(ShapeOf(bias), ElementsAre(77));
-  EXPECT_EQ((*first).name, "bias") << "an iterator follows the move";
+  EXPECT_EQ((*first).name, "bias") << "an iterator must stay valid when its tensors are moved";
   EXPECT_EQ(tensors.Find("matrix")->size_bytes, 3000U);
 }
 
@@ -245,7 +248,7 @@ TEST_F(TensorsHppTest, AProgramDescribesTheTensorsThatItWrites) {
   const auto weight = opened->Find("w");
   ASSERT_TRUE(weight);
   EXPECT_EQ(weight->offset, 256U);
-  EXPECT_EQ(weight->size_bytes, 64U) << "as type and shape give";
+  EXPECT_EQ(weight->size_bytes, 64U) << "the size must follow from type and shape";
   EXPECT_EQ(weight->shape[1], 8U);
   EXPECT_EQ(opened->Find("scale")->shape.size(), 0U);
   EXPECT_EQ(opened->MetadataAt(0)->first, "by");
@@ -282,7 +285,7 @@ TEST_F(TensorsHppTest, AProgramDescribesTheTensorsThatItWrites) {
   gpushm_tensor raw{};
   EXPECT_EQ(gpushm_attachment_set_tensors(other.get(), &raw, 1, nullptr, 0),
             GPUSHM_INVALID_ARGUMENT)
-      << "struct_size is 0";
+      << "a tensor whose struct_size is 0 must be refused";
   GPUSHM_INIT(&raw);
   raw.name = "w";
   raw.dtype = 99;
@@ -305,7 +308,8 @@ TEST_F(TensorsHppTest, ADescriptionComesWithItsGeneration) {
   EXPECT_EQ(opened->generation(), generation);
   EXPECT_EQ(reader_.Lookup("model")->description_bytes, 15U);
   EXPECT_EQ(first.SetDescription("changed").error().status(), GPUSHM_ALREADY_EXISTS);
-  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "a description, but not of tensors";
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND)
+      << "a description of another format must not pass for tensors";
 
   // The second one is a struct, as an application's own format may begin with.
   const struct {
@@ -316,10 +320,11 @@ TEST_F(TensorsHppTest, ADescriptionComesWithItsGeneration) {
   ASSERT_TRUE(second.SetDescription(&header, sizeof header));
   ASSERT_TRUE(second.Publish());
   EXPECT_EQ(Read(), std::string(reinterpret_cast<const char*>(&header), sizeof header));
-  EXPECT_EQ(Read(generation), "mycodec 1: nv12") << "it is still attached";
+  EXPECT_EQ(Read(generation), "mycodec 1: nv12")
+      << "the old generation is still attached, so its description must be there";
   first = gpushm::Attachment();
   EXPECT_THAT(Read(generation), HasSubstr("STALE"));
-  EXPECT_EQ(opened->text(), "mycodec 1: nv12") << "it is still open";
+  EXPECT_EQ(opened->text(), "mycodec 1: nv12") << "an open description must keep its text";
 }
 
 // New weights as the next generation: measured, loaded where nobody sees them, published.
@@ -336,12 +341,14 @@ TEST_F(TensorsHppTest, AModelBecomesTheNextGeneration) {
   gpushm::TransferOptions stopped;
   stopped.progress = [](uint64_t, uint64_t) { return false; };
   EXPECT_EQ(next->Load(model_, stopped).error().status(), GPUSHM_BUSY);
-  EXPECT_EQ(next->Publish().error().status(), GPUSHM_INVALID_ARGUMENT) << "it is not whole";
+  EXPECT_EQ(next->Publish().error().status(), GPUSHM_INVALID_ARGUMENT)
+      << "a generation whose load was stopped must not be published";
   const auto loaded = next->Load(model_);
   ASSERT_TRUE(loaded) << loaded.error().text();
   EXPECT_EQ(loaded->method, GPUSHM_TRANSFER_HERE);
   EXPECT_EQ(held->Check(), GPUSHM_OK);
-  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND) << "it is not published";
+  EXPECT_EQ(OpenTensors("model"), GPUSHM_NOT_FOUND)
+      << "tensors must not be found before their generation is published";
   const std::string copy = folder() + "/copy.safetensors";
   ASSERT_TRUE(next->Save(copy));
   EXPECT_EQ(gpushm::Tensors::Measure(copy)->count, 3U);
@@ -383,7 +390,7 @@ TEST_F(TensorsHppTest, WhatIsNotPublishedEndsWithItsAttachment) {
     const gpushm::Attachment unpublished = Make();
   }
   EXPECT_THAT(Read(), HasSubstr("NOT_FOUND"));
-  EXPECT_TRUE(writer_.Create("model", 4096)) << "the name is free again";
+  EXPECT_TRUE(writer_.Create("model", 4096)) << "the name must be free again";
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ TEST_F(WaiterTest, AKnownGenerationIsNoNews) {
   ASSERT_EQ(server.Do(Concat("waiter name weights ", made.value, " 1")).status, GPUSHM_OK);
   EXPECT_EQ(server.Do(kQuiet).status, GPUSHM_TIMEOUT);
   ASSERT_EQ(server.Do(Concat("waiter name weights ", made.value - 1, " 2")).status, GPUSHM_OK);
-  EXPECT_EQ(server.Do(kSoon).value, 2) << "a newer one exists already";
+  EXPECT_EQ(server.Do(kSoon).value, 2) << "a newer generation that exists already must be reported";
 }
 
 TEST_F(WaiterTest, AWriterOfABufferThatDiesIsReported) {
@@ -84,7 +84,8 @@ TEST_F(WaiterTest, AFrameOfAnotherContainerWakesUntilItIsTaken) {
   for (int i = 1; i <= 20; ++i) {
     ASSERT_EQ(writer.Do(Concat("ring put ", i)).value, i);
     ASSERT_EQ(server.Do(kSoon).value, 3);
-    EXPECT_EQ(server.Do("waiter readable").value, 1) << "the frame is still there";
+    EXPECT_EQ(server.Do("waiter readable").value, 1)
+        << "the descriptor must be readable until the frame is taken";
     EXPECT_EQ(server.Do(kSoon).value, 3);
     ASSERT_EQ(server.Do("ring begin 0").value, i);
     ASSERT_EQ(server.Do("ring end").status, GPUSHM_OK);
@@ -124,7 +125,8 @@ TEST_F(WaiterTest, AWriterThatWaitsForReadersWakes) {
   ASSERT_EQ(reader->Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("waiter ring 1").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("ring pump 4").status, GPUSHM_OK);
-  EXPECT_EQ(writer.Do(kQuiet).status, GPUSHM_TIMEOUT) << "the ring is full";
+  EXPECT_EQ(writer.Do(kQuiet).status, GPUSHM_TIMEOUT)
+      << "a writer must not wake while its ring is full";
   ASSERT_TRUE(writer.Begin(kSoon));
   ASSERT_EQ(reader->Do("ring begin 0").value, 1);
   ASSERT_EQ(reader->Do("ring end").status, GPUSHM_OK);
@@ -133,7 +135,7 @@ TEST_F(WaiterTest, AWriterThatWaitsForReadersWakes) {
   EXPECT_EQ(writer.Do(kQuiet).status, GPUSHM_TIMEOUT);
   ASSERT_TRUE(writer.Begin(kSoon));
   reader->Kill();
-  EXPECT_EQ(writer.Await(kSoon).value, 1) << "a dead reader holds nobody up";
+  EXPECT_EQ(writer.Await(kSoon).value, 1) << "a dead reader must not hold up the writer";
 }
 
 TEST_F(WaiterTest, AWriterWithAnOpenFrameWaitsForItself) {
@@ -159,7 +161,8 @@ TEST_F(WaiterTest, AWorkerWakesForItemsAndForThoseOfTheDead) {
   ASSERT_EQ(writer.Do("ring put 11").status, GPUSHM_OK);
   ASSERT_EQ(second.Do(kSoon).status, GPUSHM_OK);
   ASSERT_EQ(first->Do("ring begin 0").value, 1);
-  EXPECT_EQ(second.Do(kQuiet).status, GPUSHM_TIMEOUT) << "another worker has it";
+  EXPECT_EQ(second.Do(kQuiet).status, GPUSHM_TIMEOUT)
+      << "an item that another worker has must not wake this one";
   ASSERT_TRUE(second.Begin(kSoon));
   first->Kill();
   EXPECT_EQ(second.Await(kSoon).status, GPUSHM_OK);
@@ -209,7 +212,7 @@ TEST_F(WaiterTest, ABrokersDeathLosesNothing) {
     if (i % 2 == 0) broker.Start();
     ASSERT_TRUE(server.Begin(kSoon));
     ASSERT_EQ(writer.Do(Concat("ring put ", i)).status, GPUSHM_OK);
-    ASSERT_EQ(server.Await(kSoon).value, 1) << i;
+    ASSERT_EQ(server.Await(kSoon).value, 1) << "in round " << i;
     if (i % 2 != 0) broker.Start();
     ASSERT_EQ(server.Do("ring begin 0").value, i);
     ASSERT_EQ(server.Do("ring end").status, GPUSHM_OK);
@@ -280,7 +283,8 @@ TEST_F(WaiterTest, WhatIsRemovedOrClosedIsNotReported) {
   ASSERT_EQ(server.Do("ring close").status, GPUSHM_OK);
   EXPECT_EQ(server.Do(kQuiet).status, GPUSHM_TIMEOUT);
   for (int i = 0; i < 20; ++i) ASSERT_EQ(server.Do("waiter reopen").status, GPUSHM_OK);
-  EXPECT_LE(server.Do("waiter descriptors").value, descriptors + 1) << "that of the names' alarm";
+  EXPECT_LE(server.Do("waiter descriptors").value, descriptors + 1)
+      << "only the descriptor of the names' alarm may remain";
 }
 
 }  // namespace
