@@ -21,6 +21,7 @@ bool Passes(Code code) {
 Allocator::Allocator(AllocatorOptions options, Effects* effects)
     : options_(std::move(options)), effects_(effects), book_(options_.unit_bytes) {
   book_.SetCoexist(options_.coexist);
+  book_.SetTenancy(options_.tenancy);
 }
 
 void Allocator::Restore(const std::vector<Binding>& bindings) {
@@ -47,10 +48,12 @@ void Allocator::SetGpus(std::vector<Gpu> gpus) {
   for (Gpu& gpu : gpus) {
     const auto known = std::find_if(gpus_.begin(), gpus_.end(),
                                     [&gpu](const Gpu& other) { return other.uuid == gpu.uuid; });
-    if (known != gpus_.end()) gpu.healthy = known->healthy;
+    if (known == gpus_.end()) continue;
+    gpu.healthy = known->healthy;
+    gpu.drained = known->drained;
   }
   gpus_ = std::move(gpus);
-  ApplyTaken();
+  ApplyClosed();
 }
 
 std::vector<Gpu> Allocator::gpus() const {
@@ -58,11 +61,27 @@ std::vector<Gpu> Allocator::gpus() const {
   return gpus_;
 }
 
-void Allocator::ApplyTaken() {
+void Allocator::LookAtClosed() {
+  const std::lock_guard lock(mutex_);
+  ApplyClosed();
+}
+
+void Allocator::ApplyClosed() {
   const std::map<std::string, std::string> taken = effects_->Taken();
+  const std::map<std::string, std::string> drained = effects_->Drained();
+  const auto reason_in = [](const std::map<std::string, std::string>& closed, const Gpu& gpu) {
+    const auto found = closed.find(gpu.uuid);
+    return found == closed.end() ? std::string() : found->second;
+  };
   for (Gpu& gpu : gpus_) {
-    const auto found = taken.find(gpu.uuid);
-    gpu.taken_by = found == taken.end() ? std::string() : found->second;
+    gpu.taken_by = reason_in(taken, gpu);
+    const std::string before = std::exchange(gpu.drained, reason_in(drained, gpu));
+    if (gpu.drained == before) continue;
+    if (gpu.drained.empty()) {
+      LogInfo("gpu-undrained", {{"gpu", gpu.uuid}});
+    } else {
+      LogWarning("gpu-drained", {{"gpu", gpu.uuid}, {"reason", gpu.drained}});
+    }
   }
   book_.SetGpus(gpus_);
 }
@@ -192,7 +211,7 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
     std::unique_lock lock(mutex_);
     if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
     ApplyLinks();
-    ApplyTaken();
+    ApplyClosed();
     const Result<Binding> binding = options_.early ? book_.Prove(resource, ids, pods->snapshot)
                                                    : book_.Bind(resource, ids, pods->snapshot);
     if (binding) {
@@ -244,7 +263,7 @@ Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
   const std::lock_guard lock(mutex_);
   if (closed_) return std::vector<Binding>();
   ApplyLinks();
-  ApplyTaken();
+  ApplyClosed();
   if (!whole) return std::vector<Binding>();
   std::vector<Binding> released = book_.Observe(pods->snapshot, now_ms);
   const std::vector<Binding> current = book_.bindings();

@@ -48,6 +48,8 @@ class Effects {
   virtual Result<void> LookAtOthers(const kubelet::PodList& pods, const Deadline& deadline) = 0;
   // The result: for each UUID of a GPU that somebody else hands out, who does.
   virtual std::map<std::string, std::string> Taken() const = 0;
+  // The same for GPUs that an operator drained: why.
+  virtual std::map<std::string, std::string> Drained() const = 0;
   // The CDI names under which the runtime finds what Publish wrote.
   virtual std::vector<std::string> CdiNames(Resource resource, const std::string& name) const = 0;
   // The same for runtimes without CDI: what Publish made, as the kubelet's own lists.
@@ -62,6 +64,7 @@ struct AllocatorOptions {
   uint64_t unit_bytes = uint64_t{1} << 30;
   bool early = false;    // Strategy "devices".
   bool coexist = false;  // See Book::SetCoexist.
+  Tenancy tenancy = Tenancy::kShared;
   // The pod that this plugin runs in; a list without it is too young to prove anything. Empty if it
   // does not run in a pod.
   std::optional<Pod> own_pod = std::nullopt;
@@ -89,6 +92,8 @@ class Allocator final : public kubelet::Handler {
   // The GPUs as the book has them now.
   std::vector<Gpu> gpus() const;
   void SetHealth(const std::string& gpu, bool healthy);
+  // Looks which GPUs are drained, and at what LookAtOthers saw last.
+  void LookAtClosed();
   // Whether the broker of the memory allocation of that name is connected. Never waits.
   void NoteLink(const std::string& name, bool open);
 
@@ -114,7 +119,7 @@ class Allocator final : public kubelet::Handler {
   // Needs mutex_.
   Result<kubelet::Grant> Admit(Resource resource, const DeviceIds& ids);
   void ApplyLinks();
-  void ApplyTaken();
+  void ApplyClosed();
 
   const AllocatorOptions options_;
   Effects* const effects_;

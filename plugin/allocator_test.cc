@@ -36,6 +36,7 @@ class FakeNode : public Effects {
   }
   Result<void> LookAtOthers(const kubelet::PodList&, const Deadline&) override { return {}; }
   std::map<std::string, std::string> Taken() const override { return taken; }
+  std::map<std::string, std::string> Drained() const override { return drained; }
   std::vector<std::string> CdiNames(Resource resource, const std::string& name) const override {
     return {CdiName(resource, name)};
   }
@@ -68,6 +69,7 @@ class FakeNode : public Effects {
   kubelet::PodList pods;
   std::map<std::string, std::string> specs;  // From CDI name to GPU.
   std::map<std::string, std::string> taken;
+  std::map<std::string, std::string> drained;
   std::optional<Status> list_error;
   std::optional<Status> publish_error;
   std::function<void()> on_list;

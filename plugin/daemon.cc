@@ -1,5 +1,6 @@
 #include "plugin/daemon.h"
 
+#include <sys/epoll.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "contract/status/drained.h"
 #include "platform/base/clock.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
@@ -87,7 +89,10 @@ Daemon::~Daemon() {
     const std::lock_guard lock(tell_mutex_);
     monitoring = std::move(monitoring_);
   }
-  if (loop_ != nullptr) loop_->Cancel(reconcile_timer_);
+  if (loop_ != nullptr) {
+    loop_->Cancel(reconcile_timer_);
+    if (drained_watch_) loop_->Unwatch(drained_watch_->fd());
+  }
   // NVML hangs with an unhealthy GPU, and these wait for its calls.
   std::promise<void> ended;
   std::thread ending([&] {
@@ -135,9 +140,9 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   const int64_t started_ns = MonotonicNs();
   std::unique_ptr<Daemon> daemon(new Daemon(loop, std::move(options)));
   daemon->locks_ = std::move(locks);
-  for (const auto step :
-       {&Daemon::LockState, &Daemon::ReadNode, &Daemon::OpenFiles, &Daemon::TakeOver,
-        &Daemon::StartHealth, &Daemon::StartMonitoring, &Daemon::Serve, &Daemon::WatchConfig}) {
+  for (const auto step : {&Daemon::LockState, &Daemon::ReadNode, &Daemon::OpenFiles,
+                          &Daemon::TakeOver, &Daemon::StartHealth, &Daemon::StartMonitoring,
+                          &Daemon::WatchDrained, &Daemon::Serve, &Daemon::WatchConfig}) {
     if (auto done = (daemon.get()->*step)(); !done) return std::unexpected(done.error());
   }
   if (daemon->locks_.standby && daemon->registration_) {
@@ -260,6 +265,7 @@ Result<void> Daemon::OpenFiles() {
   allocator_.emplace(AllocatorOptions{.unit_bytes = config.rules.unit_bytes,
                                       .early = config.strategy == Strategy::kDevices,
                                       .coexist = config.coexist,
+                                      .tenancy = config.tenancy,
                                       .own_pod = options_.own_pod},
                      &*node_);
   allocator_->SetGpus(advertisement_.gpus);
@@ -284,7 +290,8 @@ void Daemon::MakeNode(const OwnFiles& own, bool cdi) {
                             .keeper = keeper_.get(),
                             .taken = taken_ ? &*taken_ : nullptr,
                             .not_gpus = config.not_gpus,
-                            .plugins_registry_folder = config.plugins_registry_folder},
+                            .plugins_registry_folder = config.plugins_registry_folder,
+                            .state_folder = config.state_folder},
                 *driver_, own, config.rules.unit_bytes);
   node_->SetDevices(advertisement_.on_node);
 }
@@ -500,6 +507,23 @@ Result<void> Daemon::WatchConfig() {
       [this](const TakenOver& taken) { TakeConfig(taken); },
       [this](const Status& status) { RefuseConfig(status); });
   return {};
+}
+
+// Without inotify, Reconcile and each PreStart look anyway.
+Result<void> Daemon::WatchDrained() {
+  const std::string folder = Concat(options_.config.state_folder, "/", status::kDrainedFolder);
+  if (auto made = MakeStateFolder(folder); !made) return made;
+  drained_watch_.emplace(folder);
+  drained_watch_->Refresh({});
+  if (drained_watch_->fd() < 0) return {};
+  return loop_->Watch(drained_watch_->fd(), EPOLLIN, [this](uint32_t) {
+    drained_watch_->Drain();
+    drained_watch_->Refresh({});
+    reconciler_.Run([this] {
+      allocator_->LookAtClosed();
+      TellDevices();
+    });
+  });
 }
 
 void Daemon::ReconcileSoon(int64_t wait_ms) {

@@ -32,6 +32,7 @@
 #include "plugin/inventory/health.h"
 #include "plugin/inventory/inventory.h"
 #include "plugin/keeper/keeper.h"
+#include "plugin/kubelet/folder_watch.h"
 #include "plugin/kubelet/pod_resources.h"
 #include "plugin/kubelet/registration.h"
 #include "plugin/metrics/counters.h"
@@ -92,6 +93,7 @@ class Daemon {
   Result<void> StartMonitoring();
   Result<void> Serve();
   Result<void> WatchConfig();
+  Result<void> WatchDrained();
 
   Result<void> OpenDeclared();
   void OfferGpus(const PluginConfig& config, std::function<void()> then);
@@ -129,6 +131,7 @@ class Daemon {
   std::optional<HealthMonitor> health_;
   std::unique_ptr<Monitoring> monitoring_;  // The destructor ends it first.
   std::optional<ConfigWatcher> watcher_;
+  std::optional<kubelet::FolderWatch> drained_watch_;
   uint64_t reconcile_timer_ = 0;
   bool reconciling_ = false;
   int64_t look_often_until_ms_ = 0;

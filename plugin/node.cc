@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "contract/status/drained.h"
 #include "platform/base/clock.h"
 #include "platform/daemon/log.h"
 
@@ -72,6 +73,10 @@ std::map<std::string, std::string> Node::Taken() const {
     if (!by.empty()) taken[uuid] = by;
   }
   return taken;
+}
+
+std::map<std::string, std::string> Node::Drained() const {
+  return status::ReadDrained(parts_.state_folder);
 }
 
 std::string Node::AllTakenBy() const {

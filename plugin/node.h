@@ -36,6 +36,7 @@ class Node final : public Effects {
     TakenBook* taken = nullptr;
     std::vector<std::string> not_gpus;
     std::string plugins_registry_folder;
+    std::string state_folder;
   };
   // `own`: the library and tools on the host, without a link folder.
   Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes);
@@ -47,6 +48,7 @@ class Node final : public Effects {
   Result<kubelet::PodList> ListPods(const Deadline& deadline) override;
   Result<void> LookAtOthers(const kubelet::PodList& pods, const Deadline& deadline) override;
   std::map<std::string, std::string> Taken() const override;
+  std::map<std::string, std::string> Drained() const override;
   std::vector<std::string> CdiNames(Resource resource, const std::string& name) const override;
   Result<Edits> EditsOf(const Binding& binding) const override;
   Result<void> Publish(const Binding& binding) override;

@@ -16,6 +16,7 @@
 #include <set>
 #include <thread>
 
+#include "contract/status/drained.h"
 #include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/keeper/testing/statements.h"
 #include "plugin/kubelet/testing/other_plugin.h"
@@ -520,6 +521,55 @@ TEST_F(ProcessTest, AGpuThatAnotherPluginBeginsToOfferTakesNobodyNew) {
   EXPECT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits - 7, Soon())) << Log();
   ASSERT_TRUE(kubelet_.RestartContainer(there, "one"));
   EXPECT_TRUE(kubelet_.WaitRunning(there, Soon())) << Log();
+}
+
+// Goal: a drained GPU is left alone until an operator puts it back, also by a plugin that starts
+// meanwhile. Method: files, as gpushmctl writes them.
+TEST_F(ProcessTest, ADrainedGpuTakesNobodyNewUntilItIsPutBack) {
+  StartPlugin();
+  ASSERT_TRUE(WaitUsable()) << Log();
+  const std::string there = kubelet_.AddPod(SharingPod("there", 8));
+  ASSERT_TRUE(kubelet_.WaitRunning(there, Soon())) << Log();
+  ASSERT_THAT(GpusOf(there), ::testing::Each(kGpuA));
+  ASSERT_TRUE(status::Drain(node_ / "state", kGpuA, "a fan is loud"));
+  // The 7 free ones of A's 15 units are no longer available.
+  EXPECT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits - 7, Soon())) << Log();
+  EXPECT_THAT(Log(), HasSubstr(Concat("gpu-drained gpu=", kGpuA, " reason=\"a fan is loud\"")));
+  // By best fit it would join the other one.
+  const std::string next = kubelet_.AddPod(SharingPod("next", 2));
+  ASSERT_TRUE(kubelet_.WaitRunning(next, Soon())) << Log();
+  EXPECT_THAT(GpusOf(next), ::testing::Each(kGpuB));
+  ASSERT_TRUE(kubelet_.RestartContainer(there, "one"));
+  EXPECT_TRUE(kubelet_.WaitRunning(there, Soon())) << Log();
+
+  plugin_->Signal(SIGKILL);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
+  StartPlugin();
+  EXPECT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits - 7, Soon())) << Log();
+  kubelet_.DeletePod(there);
+  EXPECT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
+  ASSERT_TRUE(status::Undrain(node_ / "state", kGpuA));
+  EXPECT_TRUE(WaitUsable()) << Log();
+  EXPECT_THAT(Log(), HasSubstr(Concat("gpu-undrained gpu=", kGpuA)));
+}
+
+TEST_F(ProcessTest, NamespacesHaveGpusOfTheirOwnIfToldSo) {
+  StartPlugin("binding: {tenancy: namespace}\n");
+  ASSERT_TRUE(WaitUsable()) << Log();
+  std::vector<std::string> pods;
+  for (const char* name_space : {"red", "blue", "green"}) {
+    auto pod = SharingPod("pod", 2);
+    pod.pod.name_space = name_space;
+    pods.push_back(kubelet_.AddPod(pod));
+  }
+  ASSERT_TRUE(kubelet_.WaitRunning(pods[0], Soon())) << Log();
+  ASSERT_TRUE(kubelet_.WaitRunning(pods[1], Soon())) << Log();
+  EXPECT_NE(GpusOf(pods[0]), GpusOf(pods[1]));
+  EXPECT_FALSE(kubelet_.StartPod(pods[2]));
+  EXPECT_THAT(kubelet_.StatusOf(pods[2]).containers.at("gpushm").message,
+              HasSubstr("(binding.tenancy: namespace)"));
+  kubelet_.DeletePod(pods[0]);
+  EXPECT_TRUE(kubelet_.WaitRunning(pods[2], Soon())) << Log();
 }
 
 TEST_F(ProcessTest, WithCoexistBothOfferIt) {

@@ -65,6 +65,7 @@ void Members(Io& io, Value& value) {
     io("healthy", value.healthy);
     io("reason", value.reason);
     io.New("taken_by", value.taken_by);
+    io.New("drained", value.drained);
     io("total_bytes", value.total_bytes);
     io("used_bytes", value.used_bytes);
     io("allocatable_bytes", value.allocatable_bytes);

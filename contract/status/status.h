@@ -78,6 +78,7 @@ struct Gpu {
   bool healthy = false;
   std::string reason{};    // Empty while it is healthy.
   std::string taken_by{};  // Who else hands it out; empty: nobody.
+  std::string drained{};   // Why an operator drained it; empty: it is in service.
   uint64_t total_bytes = 0;
   std::optional<uint64_t> used_bytes{};
   uint64_t allocatable_bytes = 0;

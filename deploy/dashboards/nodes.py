@@ -64,10 +64,12 @@ def fleet():
                                            "headroom.", "percentunit",
                    ("avg by (instance) (gpushm_gpu_utilization_ratio{$})", "{{instance}}"),
                    min=0, max=1, thresholds=steps(WARN, (0.8, GOOD), (0.95, WARN))),
-            series("Left to other plugins", "GPUs that another plugin allocates, such as NVIDIA's "
-                                            "device plugin; gpushm binds no new pods to them.",
+            series("Closed to new pods", "GPUs that another plugin allocates, such as NVIDIA's device "
+                                         "plugin, and GPUs that an operator drained; gpushm binds "
+                                         "no new pods to them.",
                    "none",
-                   ("sum by (instance, by) (gpushm_gpu_taken{$})", "{{instance}} {{by}}"), min=0),
+                   ("sum by (instance, by) (gpushm_gpu_taken{$})", "{{instance}} {{by}}"),
+                   ("sum by (instance) (gpushm_gpu_drained{$})", "{{instance}} drained"), min=0),
             series("Attaches", "A first attach needs a message and a mapping, a cached one needs "
                                "neither.",
                    "ops", ("sum(rate(gpushm_attaches_total{$}[$__rate_interval]))", "first"),

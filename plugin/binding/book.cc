@@ -103,7 +103,8 @@ Result<Binding> Book::BindMemory(const DeviceIds& ids, const Owner& owner, const
   }
   if (auto released = Release(ids, owner.ToString()); !released)
     return std::unexpected(released.error());
-  const Result<std::string> gpu = Choose(static_cast<uint32_t>(ids.size()), owner.ToString());
+  const Result<std::string> gpu =
+      Choose(static_cast<uint32_t>(ids.size()), owner.ToString(), owner.pod.name_space);
   if (!gpu) return std::unexpected(gpu.error());
   return Binding{Resource::kMemory, ids, *gpu, owner};
 }
@@ -149,7 +150,7 @@ Result<Binding> Book::BindEarly(Resource resource, const DeviceIds& ids) {
     ForgetAttach(ids);
   } else {
     if (auto released = Release(ids, who); !released) return std::unexpected(released.error());
-    Result<std::string> gpu = Choose(static_cast<uint32_t>(ids.size()), who);
+    Result<std::string> gpu = Choose(static_cast<uint32_t>(ids.size()), who, "");
     if (!gpu) return std::unexpected(gpu.error());
     early_gpu_ = std::move(*gpu);
   }
@@ -171,10 +172,11 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
   Binding& binding = found->binding;
   const bool starts_first = binding.owner == Owner{};
   const Gpu* const gpu = FindGpu(binding.gpu);
-  if (starts_first && gpu != nullptr && !gpu->taken_by.empty()) {
+  if (starts_first && gpu != nullptr && gpu->closed()) {
     return Fail(Code::kExhausted,
-                Concat(owner->ToString(), " was given GPU ", gpu->uuid, ", which ", gpu->taken_by,
-                       " hands out"),
+                Concat(owner->ToString(), " was given GPU ", gpu->uuid,
+                       gpu->taken_by.empty() ? Concat(", which was drained since: ", gpu->drained)
+                                             : Concat(", which ", gpu->taken_by, " hands out")),
                 "delete the pod; its successor gets another GPU");
   }
   binding.owner = *owner;
@@ -190,16 +192,47 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
   return binding;
 }
 
-Result<std::string> Book::Choose(uint32_t units, const std::string& who) const {
+std::optional<Book::Obstacle> Book::ObstacleOn(const Gpu& gpu,
+                                               const std::string& name_space) const {
+  if (!gpu.taken_by.empty()) {
+    return Obstacle{
+        Concat("GPU ", gpu.uuid, " is handed out by ", gpu.taken_by),
+        "let only one plugin hand out the GPU (docs/guides/operations.md, other device plugins), "
+        "or wait until there is room"};
+  }
+  if (!gpu.drained.empty()) {
+    return Obstacle{Concat("GPU ", gpu.uuid, " is drained: ", gpu.drained),
+                    Concat("the container starts when another GPU has room, or after `gpushmctl "
+                           "gpu undrain ",
+                           gpu.uuid, "` in the plugin's pod")};
+  }
+  if (tenancy_ == Tenancy::kShared) return std::nullopt;
+  for (const Entry& entry : entries_) {
+    const Binding& binding = entry.binding;
+    if (binding.resource != Resource::kMemory || binding.gpu != gpu.uuid) continue;
+    const std::string& other = binding.owner.pod.name_space;
+    if (other == name_space) continue;
+    return Obstacle{
+        Concat("GPU ", gpu.uuid, " has pods of namespace ", other, " (binding.tenancy: namespace)"),
+        Concat("the container starts when a GPU has room and only pods of namespace ", name_space)};
+  }
+  return std::nullopt;
+}
+
+Result<std::string> Book::Choose(uint32_t units, const std::string& who,
+                                 const std::string& name_space) const {
   const Gpu* chosen = nullptr;
   uint32_t chosen_free = 0;
   uint32_t largest = 0;
   uint32_t largest_free = 0;
-  const Gpu* taken = nullptr;
+  std::optional<Obstacle> obstacle;
   for (const Gpu& gpu : gpus_) {
     largest = std::max(largest, gpu.units);
-    if (!gpu.taken_by.empty() && gpu.units >= units) taken = &gpu;
-    if (!gpu.healthy || !gpu.taken_by.empty()) continue;
+    if (auto found = ObstacleOn(gpu, name_space)) {
+      if (gpu.units >= units) obstacle = std::move(found);
+      continue;
+    }
+    if (!gpu.healthy) continue;
     const uint32_t free = FreeUnits(gpu.uuid);
     largest_free = std::max(largest_free, free);
     if (free < units) continue;
@@ -217,17 +250,11 @@ Result<std::string> Book::Choose(uint32_t units, const std::string& who) const {
                        " in all: it never starts here"),
                 "request less memory, or delete the pod and select a node with larger GPUs");
   }
-  if (taken != nullptr) {
-    return Fail(
-        Code::kExhausted,
-        Concat(need, ", but the largest free block is ", Amount(largest_free), "; GPU ",
-               taken->uuid, " is handed out by ", taken->taken_by),
-        "let only one plugin hand out the GPU (docs/guides/operations.md, other device plugins), "
-        "or wait until there is room");
+  const std::string lacks = Concat(need, ", but the largest free block is ", Amount(largest_free));
+  if (obstacle) {
+    return Fail(Code::kExhausted, Concat(lacks, "; ", obstacle->reason), obstacle->remedy);
   }
-  return Fail(Code::kExhausted,
-              Concat(need, ", but the largest free block is ", Amount(largest_free)),
-              "the container starts when there is room");
+  return Fail(Code::kExhausted, lacks, "the container starts when there is room");
 }
 
 void Book::NoteLink(const std::string& name, bool open) {
@@ -299,8 +326,7 @@ DeviceIds Book::Unhealthy(Resource resource, const DeviceIds& all) const {
   for (const Gpu& gpu : gpus_) {
     const size_t stands_for = resource == Resource::kMemory ? gpu.units : gpu.tokens;
     if (!gpu.healthy) count += stands_for;
-    if (gpu.healthy && !gpu.taken_by.empty())
-      count += stands_for - std::min(stands_for, bound[gpu.uuid]);
+    if (gpu.healthy && gpu.closed()) count += stands_for - std::min(stands_for, bound[gpu.uuid]);
   }
   for (const std::string& id : all) {
     if (sick.size() >= count) break;

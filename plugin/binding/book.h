@@ -15,6 +15,8 @@
 //       listings must lack it. The two are kSeenProofMs apart if this run of the kubelet had listed
 //       it before. Otherwise they are kProofMs apart, because the list may still be incomplete.
 //   (4) All containers of a pod are bound to one GPU.
+//   (5) With Tenancy::kNamespace, no memory binding is made on a GPU that has one of another
+//       namespace.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +39,14 @@ struct Gpu {
   // Who else hands it out, such as "nvidia.com/gpu". Bindings stay, but no new one is made. Empty:
   // nobody else.
   std::string taken_by = {};
+  std::string drained = {};  // Why an operator took it out of service, with the same effect.
+  bool closed() const { return !taken_by.empty() || !drained.empty(); }
+};
+
+// Which pods may have a GPU together.
+enum class Tenancy {
+  kShared,     // All.
+  kNamespace,  // Those of one namespace.
 };
 
 // Which GPU to choose among those with room. kBest leaves the largest blocks whole; binding_bench
@@ -76,6 +86,8 @@ class Book {
   // would see two or more GPUs, and its pod's buffers are on only one of them.
   void SetCoexist(bool coexist) { coexist_ = coexist; }
 
+  void SetTenancy(Tenancy tenancy) { tenancy_ = tenancy; }
+
   // Takes over a binding that an earlier run of the plugin wrote down.
   void Restore(Binding binding);
 
@@ -113,7 +125,7 @@ class Book {
   bool WaitsForProof() const;
 
   // The IDs to report unhealthy: as many of `all` as the unhealthy GPUs have, starting with those
-  // bound there, plus as many as are free on GPUs that somebody else hands out.
+  // bound there, plus as many as are free on GPUs that somebody else hands out or that are drained.
   DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
 
   std::vector<Binding> bindings() const;  // Without superseded ones.
@@ -136,7 +148,15 @@ class Book {
   Result<void> Release(const DeviceIds& ids, const std::string& who);
   Result<Binding> BindMemory(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
   Result<Binding> BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
-  Result<std::string> Choose(uint32_t units, const std::string& who) const;
+  // `name_space`: of the pod; empty if it is unknown.
+  Result<std::string> Choose(uint32_t units, const std::string& who,
+                             const std::string& name_space) const;
+  // Why no new pod of this namespace may be bound there, and the remedy; nothing if it may be.
+  struct Obstacle {
+    std::string reason;
+    std::string remedy;
+  };
+  std::optional<Obstacle> ObstacleOn(const Gpu& gpu, const std::string& name_space) const;
   void ForgetAttach(const DeviceIds& ids);
   static bool SeenBy(const Entry& entry, const Snapshot& now);
   const Entry* Find(Resource resource, const DeviceIds& ids, const Owner& owner) const;
@@ -147,6 +167,7 @@ class Book {
   uint64_t unit_bytes_;
   Fit fit_;
   bool coexist_ = false;
+  Tenancy tenancy_ = Tenancy::kShared;
   std::vector<Gpu> gpus_;
   std::vector<Entry> entries_;
   std::string early_gpu_;  // Of the last memory allocation of BindEarly.

@@ -1,10 +1,14 @@
-// Goal: invariants (1), (2) and (4) of book.h hold, and nothing leaks, whatever happens in whatever
-// order. Method: random pods come, restart, end and are replaced under the same IDs; brokers
-// linger; GPUs become unhealthy. After each step the book is compared with a model of who uses
-// what.
+// Goal: invariants (1), (2), (4) and (5) of book.h hold, and nothing leaks, whatever happens in
+// whatever order. Method: random pods come, restart, end and are replaced under the same IDs;
+// brokers linger; GPUs become unhealthy or are drained. After each step the book is compared with a
+// model of who uses what.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <random>
+#include <set>
+#include <string>
 
 #include "platform/base/testing.h"
 #include "plugin/binding/book.h"
@@ -17,17 +21,18 @@ constexpr uint32_t kUnits = 20;
 
 class World {
  public:
-  explicit World(uint32_t seed) : random_(seed) {
+  explicit World(uint32_t seed) : random_(seed), apart_(seed % 2 == 1) {
     for (int i = 0; i < kGpus; ++i) {
       gpus_.push_back({.uuid = Concat("GPU-", i), .units = kUnits, .tokens = 8});
     }
     book_.SetGpus(gpus_);
+    if (apart_) book_.SetTenancy(Tenancy::kNamespace);
     for (uint32_t i = 0; i < kGpus * kUnits; ++i) free_.insert(Concat("m", 1000 + i));
     for (int i = 0; i < kGpus * 8; ++i) free_tokens_.insert(Concat("a", 1000 + i));
   }
 
   void Step() {
-    switch (Pick(10)) {
+    switch (Pick(11)) {
       case 0:
       case 1:
       case 2:
@@ -42,6 +47,8 @@ class World {
         return BrokerEnds();
       case 8:
         return Sicken();
+      case 9:
+        return Drain();
       default:
         now_ms_ += static_cast<int64_t>(Pick(20'000));
         book_.Observe(List(), now_ms_);
@@ -51,9 +58,11 @@ class World {
   void Check() const {
     std::map<std::string, uint32_t> used;
     DeviceIds seen;
+    std::map<std::string, std::set<std::string>> name_spaces;  // Keyed by GPU.
     for (const Binding& binding : book_.bindings()) {
       if (binding.resource == Resource::kMemory) {
         used[binding.gpu] += static_cast<uint32_t>(binding.ids.size());
+        name_spaces[binding.gpu].insert(binding.owner.pod.name_space);
       }
       for (const std::string& id : binding.ids) {
         ASSERT_TRUE(seen.insert(id).second) << id << " is bound twice";
@@ -62,7 +71,13 @@ class World {
     for (const auto& [gpu, units] : used) ASSERT_LE(units, kUnits) << gpu;
     // A broker that still runs keeps its room, whoever has its IDs now.
     std::map<std::string, uint32_t> lingering;
-    for (const auto& [name, broker] : brokers_) lingering[broker.gpu] += broker.units;
+    for (const auto& [name, broker] : brokers_) {
+      lingering[broker.gpu] += broker.units;
+      name_spaces[broker.gpu].insert(broker.name_space);
+    }
+    for (const auto& [gpu, names] : name_spaces) {
+      ASSERT_TRUE(!apart_ || names.size() == 1) << gpu << " has pods of several namespaces";
+    }
     for (const auto& [gpu, units] : lingering) {
       ASSERT_LE(units + book_.FreeUnits(gpu), kUnits) << gpu << " is allocated twice";
     }
@@ -90,6 +105,7 @@ class World {
   struct Running {
     std::string gpu;
     uint32_t units;
+    std::string name_space;
   };
 
   uint32_t Pick(uint32_t below) { return static_cast<uint32_t>(random_() % below); }
@@ -115,7 +131,7 @@ class World {
 
   // The kubelet admits a pod under one of a few names.
   void Come() {
-    const Pod pod{"default", Concat("pod-", Pick(30))};
+    const Pod pod{Concat("team-", Pick(3)), Concat("pod-", Pick(10))};
     const size_t units = 1 + Pick(12);
     if (pods_.contains(pod) || free_.size() < units || free_tokens_.empty()) return;
     State state{.ids = Take(&free_, units), .token = Take(&free_tokens_, 1), .gpu = ""};
@@ -126,15 +142,20 @@ class World {
 
   void Start(const Pod& pod) {
     State& state = pods_[pod];
+    const bool is_new = state.gpu.empty();
     const auto sidecar = book_.Bind(Resource::kMemory, state.ids, List());
     if (!sidecar) {
       ++refused_;
       return;
     }
     ++bound_;
-    ASSERT_TRUE(state.gpu.empty() || sidecar->gpu == state.gpu) << "it moved";
+    ASSERT_TRUE(is_new || sidecar->gpu == state.gpu) << "it moved";
+    for (const Gpu& gpu : gpus_) {
+      ASSERT_FALSE(is_new && gpu.uuid == sidecar->gpu && gpu.closed()) << "it is drained";
+    }
     state.gpu = sidecar->gpu;
-    brokers_[sidecar->name()] = {sidecar->gpu, static_cast<uint32_t>(state.ids.size())};
+    brokers_[sidecar->name()] = {sidecar->gpu, static_cast<uint32_t>(state.ids.size()),
+                                 pod.name_space};
     book_.NoteLink(sidecar->name(), true);
     const auto app = book_.Bind(Resource::kAttach, state.token, List());
     ASSERT_TRUE(app) << app.error().ToString();
@@ -171,10 +192,17 @@ class World {
     brokers_.erase(broker);
   }
 
+  void Drain() {
+    Gpu& gpu = gpus_[Pick(kGpus)];
+    gpu.drained = gpu.drained.empty() ? "a reason" : "";
+    book_.SetGpus(gpus_);
+  }
+
   void Sicken() {
     Gpu& gpu = gpus_[Pick(kGpus)];
     gpu.healthy = !gpu.healthy;
     book_.SetGpus(gpus_);
+    if (std::ranges::any_of(gpus_, &Gpu::closed)) return;
     DeviceIds all;
     for (uint32_t i = 0; i < kGpus * kUnits; ++i) all.insert(Concat("m", 1000 + i));
     size_t sick = 0;
@@ -183,6 +211,7 @@ class World {
   }
 
   std::mt19937 random_;
+  const bool apart_;  // Tenancy by namespace.
   Book book_{uint64_t{1} << 30};
   std::vector<Gpu> gpus_;
   DeviceIds free_;

@@ -251,6 +251,63 @@ TEST_F(BookTest, AGpuThatSomebodyElseHandsOutTakesNobodyNew) {
   EXPECT_THAT(none.error().what(), HasSubstr("is handed out by nvidia.com/gpu"));
 }
 
+TEST_F(BookTest, ADrainedGpuTakesNobodyNewAndKeepsItsPods) {
+  ASSERT_EQ(Start("there", 3, 2)->gpu, "GPU-b");
+  const Gpu other{.uuid = "GPU-a", .units = 10, .tokens = 4};
+  Gpu drained{.uuid = "GPU-b", .units = 6, .tokens = 4, .drained = "a fan is loud"};
+  book_.SetGpus({other, drained});
+  EXPECT_EQ(Start("new", 10, 1)->gpu, "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 3, 2), now_)) << "the container may restart";
+  EXPECT_EQ(Attach("there", "app", 1)->gpu, "GPU-b");
+  EXPECT_THAT(book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16)), SizeIs(4));
+  ASSERT_TRUE(Start("full", 20, 9));
+  const Result<Binding> none = Start("late", 30, 3);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), Code::kExhausted);
+  EXPECT_THAT(none.error().ToString(), HasSubstr("GPU GPU-b is drained: a fan is loud"));
+  EXPECT_THAT(none.error().ToString(), HasSubstr("gpushmctl gpu undrain GPU-b"));
+  drained.drained.clear();
+  book_.SetGpus({other, drained});
+  EXPECT_EQ(book_.Bind(Resource::kMemory, Ids('m', 30, 3), now_)->gpu, "GPU-b");
+}
+
+TEST_F(BookTest, APodThatWasPlacedEarlyOnAGpuThatIsDrainedNowDoesNotStartThere) {
+  book_.Supersede(Ids('m', 0, 2));
+  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 2))->gpu, "GPU-b");
+  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
+                 {.uuid = "GPU-b", .units = 6, .tokens = 4, .drained = "a fan is loud"}});
+  now_.Add(OwnerNamed("pod", "gpushm"), Resource::kMemory, Ids('m', 0, 2));
+  const Result<Binding> refused = book_.Prove(Resource::kMemory, Ids('m', 0, 2), now_);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().ToString(), HasSubstr("which was drained since: a fan is loud"));
+}
+
+TEST_F(BookTest, NamespacesDoNotShareAGpuUnlessTheyMay) {
+  const auto start = [&](const std::string& name_space, int first, int count) {
+    const DeviceIds ids = Ids('m', first, count);
+    book_.Supersede(ids);
+    now_.Add({{name_space, "pod"}, "gpushm"}, Resource::kMemory, ids);
+    return book_.Bind(Resource::kMemory, ids, now_);
+  };
+  book_.SetTenancy(Tenancy::kNamespace);
+  EXPECT_EQ(start("red", 0, 2)->gpu, "GPU-b");
+  EXPECT_EQ(start("blue", 10, 2)->gpu, "GPU-a") << "best fit would choose the other GPU";
+  const Result<Binding> third = start("green", 20, 2);
+  ASSERT_FALSE(third);
+  EXPECT_EQ(third.error().code(), Code::kExhausted);
+  EXPECT_THAT(third.error().ToString(),
+              HasSubstr("GPU GPU-b has pods of namespace red (binding.tenancy: namespace)"));
+  // What has ended counts until its end is proven.
+  now_ = Snapshot();
+  now_.Add({{"green", "pod"}, "gpushm"}, Resource::kMemory, Ids('m', 20, 2));
+  EXPECT_FALSE(book_.Bind(Resource::kMemory, Ids('m', 20, 2), now_));
+  book_.Observe(now_, 0);
+  book_.Observe(now_, Book::kProofMs);
+  EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 20, 2), now_));
+  book_.SetTenancy(Tenancy::kShared);
+  EXPECT_EQ(start("yellow", 30, 4)->gpu, "GPU-b") << "best fit, beside the pod of green";
+}
+
 // Strategy "devices" chooses at admission, by the last check.
 TEST_F(BookTest, APodThatWasPlacedEarlyOnAGpuThatIsTakenNowDoesNotStartThere) {
   book_.Supersede(Ids('m', 0, 2));

@@ -24,6 +24,7 @@ using config::Quote;
 using config::YamlNode;
 
 constexpr std::array<std::string_view, 2> kStrategies = {"cdi", "devices"};
+constexpr std::array<std::string_view, 2> kTenancies = {"shared", "namespace"};
 constexpr std::array<std::string_view, 2> kKubelets = {"auto", "none"};
 constexpr uint64_t kGranularity = uint64_t{2} << 20;  // Of GPU memory.
 constexpr size_t kMaxGpus = 256;
@@ -74,6 +75,7 @@ class FileReader {
   void NotGpus(const YamlNode& value);
   void DriverRoot(const YamlNode& value);
   void HostRoot(const YamlNode& value);
+  void BindingRules(const YamlNode& value);
   void Allocations(const YamlNode& value);
   void Allocation(const YamlNode& item, const std::string& path);
   void Health(const YamlNode& value);
@@ -94,6 +96,7 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
   if (name == "not-gpus") return NotGpus(value);
   if (name == "driver-root") return DriverRoot(value);
   if (name == "host-root") return HostRoot(value);
+  if (name == "binding") return BindingRules(value);
   if (name == "allocations") return Allocations(value);
   if (name == "health") return Health(value);
   if (name == "metrics") return Metrics(value);
@@ -198,6 +201,18 @@ void FileReader::DriverRoot(const YamlNode& value) {
 void FileReader::HostRoot(const YamlNode& value) {
   if (value.kind == YamlNode::Kind::kScalar && value.text.empty()) return;
   config_.host_root = file_.Path(value, "host-root", kPathBytes).value_or("");
+}
+
+void FileReader::BindingRules(const YamlNode& value) {
+  const std::vector<config::YamlEntry>* const entries = file_.Map(value, "binding");
+  if (entries == nullptr) return;
+  for (const auto& [key, inner] : *entries) {
+    if (key.text == "tenancy") {
+      file_.Choice(inner, "binding.tenancy", kTenancies, config_.tenancy);
+    } else {
+      file_.Unknown(key, "binding.");
+    }
+  }
 }
 
 void FileReader::Allocations(const YamlNode& value) {
@@ -334,6 +349,12 @@ void FileReader::CheckTogether(const YamlNode& root) {
     file_.Fail(*Find(root, "allocations"), "allocations",
                "is only for machines without a kubelet; with one, pods request memory",
                "kubelet: none");
+  }
+  if (config_.tenancy != Tenancy::kShared && config_.strategy == Strategy::kDevices) {
+    file_.Fail(*Find(*Find(root, "binding"), "tenancy"), "binding.tenancy",
+               "needs strategy: cdi, because with strategy: devices the GPU is chosen before the "
+               "plugin knows whose pod it is",
+               "strategy: cdi");
   }
   for (const uint32_t xid : config_.health.fatal_xids) {
     if (std::ranges::find(config_.health.ignore_xids, xid) == config_.health.ignore_xids.end()) {

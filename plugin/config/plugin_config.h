@@ -18,6 +18,7 @@
 #include "platform/base/log_config.h"
 #include "platform/base/status.h"
 #include "platform/yaml/keyed_reader.h"
+#include "plugin/binding/book.h"
 #include "plugin/inventory/health_book.h"
 #include "plugin/inventory/inventory.h"
 
@@ -57,6 +58,7 @@ struct MonitoringConfig {
 struct PluginConfig {
   Rules rules;  // gpus, unit, reserve, attach-tokens
   Strategy strategy = Strategy::kCdi;
+  Tenancy tenancy = Tenancy::kShared;
   std::string driver_root;  // Empty: search for it.
   std::string host_root;    // Where this process sees the node's root. Empty: not in a container.
   bool coexist = false;     // Containers may also request nvidia.com/gpu.

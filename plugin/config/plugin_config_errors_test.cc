@@ -40,6 +40,11 @@ std::vector<Case> YamlCases() {
       {"attach_tokens: 4\n", 1, 1, "attach_tokens", "nearest is attach-tokens"},
       {"Kubelet: none\n", 1, 1, "Kubelet", "nearest is kubelet"},
       {"heath: {}\n", 1, 1, "heath", "nearest is health"},
+      {"binding: namespace\n", 1, 10, "binding", "is text, not a map"},
+      {"binding: {tenancy: pod}\n", 1, 20, "binding.tenancy", "shared"},
+      {"binding: {tenancies: shared}\n", 1, 11, "binding.tenancies", "nearest is"},
+      {"strategy: devices\nbinding: {tenancy: namespace}\n", 2, 20, "binding.tenancy",
+       "needs strategy: cdi"},
       {"log.level: debug\n", 1, 1, "log.level", "unknown key"},
   };
 }

@@ -62,7 +62,7 @@ TEST(PluginConfig, EveryKeyIsRead) {
       "gpus: [GPU-aaaaaaaa-0000-0000-0000-000000000001, 3, 1g.18gb, 1c.2g.35gb, 1g.18gb+me,\n"
       "       MIG-aaaaaaaa-0000-0000-0000-000000000002]\n"
       "unit: 512Mi\nreserve: 0\nattach-tokens: 8\nstrategy: devices\ndriver-root: /\n"
-      "host-root: /host\ncoexist: true\nkubelet: none\nkubelet-folder: /a\n"
+      "host-root: /host\ncoexist: true\nbinding: {tenancy: shared}\nkubelet: none\nkubelet-folder: /a\n"
       "pod-resources-socket: /b/c.sock\ncdi-folder: /etc/cdi\nstate-folder: /d\n"
       "allocations:\n- {name: demo, memory: 8Gi, gpu: 1}\n- {name: more, memory: 1Gi}\n"
       "health:\n  ignore-xids: [74]\n  fatal-xids: [63, 13]\n  recheck-ms: 100\n"

@@ -79,6 +79,9 @@ constexpr MetricInfo kMetrics[] = {
     {kGpuTaken, "gpushm_gpu_taken", kGauge, "gpu_uuid by",
      "1 for each GPU that somebody else hands out; by says who, such as nvidia.com/gpu. This "
      "plugin binds no new pod to it (docs/guides/operations.md)."},
+    {kGpuDrained, "gpushm_gpu_drained", kGauge, kGpu,
+     "1 while an operator has the GPU drained (gpushmctl gpu drain), else 0. The plugin binds no new "
+     "pod to a drained GPU."},
     {kGpuSampled, "gpushm_gpu_sampled_timestamp_seconds", kGauge, kGpu,
      "When NVML last answered for the GPU. The plugin reads NVML every metrics.sample-ms; a scrape "
      "never does, because an unhealthy GPU would hold it up."},

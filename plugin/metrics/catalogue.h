@@ -49,6 +49,7 @@ enum class Metric : uint8_t {
   kGpuXidErrors,
   kGpuXidLast,
   kGpuTaken,
+  kGpuDrained,
   kGpuSampled,
   // A pod's pool and buffers.
   kPoolSize,

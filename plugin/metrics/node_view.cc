@@ -227,10 +227,12 @@ std::vector<GpuView> GpusOf(const NodeFacts& facts) {
   std::vector<GpuView> gpus;
   gpus.reserve(facts.devices.size());
   for (size_t i = 0; i < facts.devices.size(); ++i) {
-    GpuView gpu{.device = facts.devices[i], .reason = {}, .taken_by = {}, .sample = {}};
+    GpuView gpu{
+        .device = facts.devices[i], .reason = {}, .taken_by = {}, .drained = {}, .sample = {}};
     if (i < facts.gpus.size()) {
       gpu.allocatable_bytes = facts.gpus[i].units * facts.unit_bytes;
       gpu.taken_by = facts.gpus[i].taken_by;
+      gpu.drained = facts.gpus[i].drained;
     }
     const auto health = std::ranges::find(facts.health, gpu.device.uuid, &DeviceHealth::uuid);
     if (health != facts.health.end()) {
@@ -285,7 +287,7 @@ void NodeViewBuilder::Add(const LinkView& link) {
 
 NodeView NodeViewBuilder::Finish() {
   for (GpuView& gpu : node_.gpus) {
-    if (!gpu.taken_by.empty()) gpu.allocatable_bytes = gpu.bound_bytes;
+    if (!gpu.taken_by.empty() || !gpu.drained.empty()) gpu.allocatable_bytes = gpu.bound_bytes;
   }
   return std::move(node_);
 }

@@ -85,6 +85,7 @@ struct GpuView {
   bool healthy = true;
   std::string reason;
   std::string taken_by;  // As in Gpu.
+  std::string drained;   // Why an operator drained it; empty: it is in service.
   uint64_t allocatable_bytes = 0;
   uint64_t bound_bytes = 0;
   uint64_t buffers_bytes = 0;

@@ -31,6 +31,7 @@ status::Gpu Told(const GpuView& gpu, const NodeView& node) {
                    .healthy = gpu.healthy,
                    .reason = gpu.reason,
                    .taken_by = gpu.taken_by,
+                   .drained = gpu.drained,
                    .total_bytes = gpu.device.total_bytes,
                    .allocatable_bytes = gpu.allocatable_bytes,
                    .bound_bytes = gpu.bound_bytes,

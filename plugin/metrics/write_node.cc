@@ -297,6 +297,9 @@ void WriteGpus(const NodeView& node, const std::string& driver_version,
       out->Add(Metric::kGpuTaken, {gpu.device.uuid, gpu.taken_by}, uint64_t{1});
   }
   for (const GpuView& gpu : node.gpus) {
+    out->Add(Metric::kGpuDrained, {gpu.device.uuid}, uint64_t{gpu.drained.empty() ? 0u : 1u});
+  }
+  for (const GpuView& gpu : node.gpus) {
     if (!gpu.sample) continue;
     out->Add(Metric::kGpuSampled, {gpu.device.uuid},
              static_cast<double>(gpu.sample->unix_ns) * kNano);

@@ -467,6 +467,13 @@ function loadText(gpu) {
   return parts.join(', ');
 }
 
+// Why no new pod is bound to this GPU; empty if one may be.
+function reasonOf(gpu) {
+  if (!gpu.healthy || gpu.reason) return gpu.reason || 'Unknown reason.';
+  if (gpu.drained) return `Drained: ${gpu.drained}. No new pod is bound here.`;
+  return gpu.taken_by && `${gpu.taken_by} also hands out this GPU: no new pod is bound here.`;
+}
+
 function drawGpu(card, gpu) {
   setText(card.name, gpuName(gpu));
   setText(card.model, gpu.model + (gpu.mig_profile ? ` · MIG ${gpu.mig_profile}` : ''));
@@ -474,9 +481,9 @@ function drawGpu(card, gpu) {
   setClass(card.health, gpu.healthy ? 'good' : 'bad');
   setText(card.load, loadText(gpu));
   setText(card.uuid, gpu.uuid);
-  card.reason.hidden = gpu.healthy && !gpu.reason && !gpu.taken_by;
-  setText(card.reason, gpu.reason || (gpu.healthy && gpu.taken_by
-    ? `${gpu.taken_by} also hands out this GPU: no new pod is bound here.` : 'Unknown reason.'));
+  const why = reasonOf(gpu);
+  card.reason.hidden = !why;
+  setText(card.reason, why);
   drawBar(card, gpu);
   figures(card.figures, [
     ['Memory', bytes(gpu.total_bytes)],

@@ -43,6 +43,7 @@ void AddWaitCommand(CLI::App* app, Context* context);        // wait
 void AddTopCommand(CLI::App* app, Context* context);         // top
 void AddMakeCommands(CLI::App* app, Context* context);       // create, rm
 void AddTransferCommands(CLI::App* app, Context* context);   // load, save
+void AddGpuCommands(CLI::App* app, Context* context);        // gpu ls, gpu drain, gpu undrain
 void AddDoctorCommand(CLI::App* app, Context* context);      // doctor
 void AddCompletionCommand(CLI::App* app, Context* context);  // completion
 

@@ -96,6 +96,9 @@ std::string GpuText(const Gpu& gpu, const NodeStyle& style) {
   text += "  ";
   text += gpu.healthy ? Paint("healthy", Color::kGreen, color)
                       : Paint("unhealthy: " + Printable(gpu.reason), Color::kRed, color);
+  if (!gpu.drained.empty()) {
+    text += Paint("  drained: " + Printable(gpu.drained), Color::kYellow, color);
+  }
   text += Load(gpu, style.unicode) + '\n' + Bar(gpu, style) + '\n';
   return text + Concat("used ", Known(gpu.used_bytes), " of ", FormatBytes(gpu.total_bytes),
                        ", buffers ", FormatBytes(gpu.buffers_bytes), ", other ",

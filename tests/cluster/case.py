@@ -153,10 +153,10 @@ class ClusterCase(unittest.TestCase):
 
     # ------------------------------------------------------------ looking into them
 
-    def execute(self, pod_name, container_name, *words, timeout=60):
+    def execute(self, pod_name, container_name, *words, namespace=None, timeout=60):
         """Output of a program in a container. The program must succeed."""
         try:
-            return self.cluster.kubectl("exec", "-n", self.namespace, pod_name, "-c",
+            return self.cluster.kubectl("exec", "-n", namespace or self.namespace, pod_name, "-c",
                                         container_name, "--", *words, timeout=timeout)
         except subprocess.CalledProcessError as error:
             raise Failure(f"in {pod_name}/{container_name}: {' '.join(words)}: exit status "

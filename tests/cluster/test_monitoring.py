@@ -23,7 +23,7 @@ LOAD = {"buffers.gpushm.io/weights": "64Mi", "buffers.gpushm.io/frames": "16Mi",
 # Queries that may have no answer with this load, with the names of real.py; all others have one.
 MAY_BE_SILENT = {
     # No other plugin allocates GPUs.
-    "gpushm-fleet: Left to other plugins A",
+    "gpushm-fleet: Closed to new pods A",
     # Simulated GPUs have no sensors except utilisation and uncorrected errors, and no NVLink.
     "gpushm-fleet: Power A", "gpushm-fleet: Hottest GPU A", "gpushm-fleet: GPUs of the fleet H",
     "gpushm-gpu: Temperature A", "gpushm-gpu: Temperature over time A",

@@ -5,9 +5,11 @@ import re
 import subprocess
 import time
 
-from case import ClusterCase, container, describe_all, is_ready, pod, replica_set, statuses
+from case import (ClusterCase, RESTRICTED, container, describe_all, is_ready, pod, replica_set,
+                  statuses)
 from gpu_pods import gpu_pod, user
-from plugin import ATTACH, MEMORY, TOKENS, UNITS, UNITS_OF_GPU, Plugin
+from plugin import ATTACH, MEMORY, NAMESPACE, TOKENS, UNITS, UNITS_OF_GPU, Plugin
+from processes import wait_until
 from settings import GPUS, NODE_NAME, gpu_uuid
 
 NO_SIDECAR = (r"no container of pod \S+/alone requests gpushm\.io/memory: "
@@ -160,6 +162,55 @@ class ConfigurationTest(PluginCase):
         self.assertIn("gpu-not-here gpu=GPU-00000000-0000-4000-8000-000000000000",
                       self.plugin.log())
         self.run_pod(gpu_pod("runs"))
+
+
+class WhoseGpuTest(PluginCase):
+
+    def gpus(self, *words):
+        """What `gpushmctl gpu` says in the plugin's pod: {UUID: GPU}."""
+        said = self.execute(self.plugin.pod()["metadata"]["name"], "plugin", "gpushmctl", "-o", "json",
+                            "gpu", *words, namespace=NAMESPACE)
+        return {gpu["gpu"]: gpu for gpu in json.loads(said)}
+
+    def test_a_drained_gpu_takes_nobody_new_until_it_is_put_back(self):
+        """Goal: its pods stay, others go elsewhere, and a plugin that starts meanwhile knows."""
+        self.run_pod(gpu_pod("there", units=2))
+        drained = self.gpu_of("there", "a")
+        self.addCleanup(self.gpus, "undrain", drained)
+        said = self.gpus("drain", drained, "--reason", "a fan is loud")[drained]
+        self.assertEqual([holder["pod"] for holder in said["holders"]], ["there"])
+        left = {"units": UNITS - UNITS_OF_GPU + 2, "tokens": TOKENS - TOKENS // GPUS + 1}
+        self.plugin.wait_serving(**left)
+        self.run_pod(gpu_pod("new"))
+        self.assertNotEqual(self.gpu_of("new", "a"), drained)
+        self.plugin.kill()
+        self.plugin.wait_serving(**left)
+        self.assertEqual({uuid: gpu["drained"] for uuid, gpu in self.gpus("ls").items() if gpu["drained"]},
+                         {drained: "a fan is loud"})
+        self.gpus("undrain", drained)
+        self.plugin.wait_serving()
+
+    def test_namespaces_have_gpus_of_their_own_if_told_so(self):
+        """Method: a pod of one namespace, and another namespace that fills the other GPUs."""
+        self.addCleanup(self.plugin.configure, "")
+        self.plugin.configure("binding: {tenancy: namespace}\n")
+        other = self.make_namespace(f"{self.namespace}-other", RESTRICTED)
+
+        def wait_ready(*names):
+            self.api.wait("Pod", other, lambda pods: all(is_ready(pods.get(n, {})) for n in names), 90,
+                          lambda pods: f"{names}: {describe_all(pods)}")
+
+        self.run_pod(gpu_pod("one"))
+        names = [f"tenant{number}" for number in range(GPUS - 1)]
+        for name in names:
+            self.api.create(gpu_pod(name, units=UNITS_OF_GPU), other)
+        wait_ready(*names)
+        self.api.create(gpu_pod("late"), other)
+        wait_until(lambda: self.events_text(other), 60, lambda: (
+            f"has pods of namespace {self.namespace} (binding.tenancy: namespace)"
+            in self.events_text(other)))
+        self.delete_pods("one")
+        wait_ready("late")
 
 
 class AdvertisingTest(PluginCase):

@@ -134,6 +134,15 @@ READ = """() => {
 }"""
 
 
+def reason(gpu):
+    if gpu["reason"] or not gpu["healthy"]:
+        return gpu["reason"]
+    if gpu["drained"]:
+        return f"Drained: {gpu['drained']}. No new pod is bound here."
+    taken = gpu["taken_by"]
+    return f"{taken} also hands out this GPU: no new pod is bound here." if taken else ""
+
+
 def check(case, doc, page):
     """`page` has every list expanded."""
     shown = page.evaluate(READ)
@@ -143,10 +152,7 @@ def check(case, doc, page):
     for card, gpu in zip(shown["gpus"], doc["gpus"]):
         case.assertEqual(card["name"], f"GPU {gpu['index']}")
         case.assertEqual(card["healthy"], gpu["healthy"])
-        taken = gpu["healthy"] and gpu["taken_by"]
-        case.assertEqual(card["reason"], gpu["reason"] or (
-            f"{gpu['taken_by']} also hands out this GPU: no new pod is bound here."
-            if taken else ""))
+        case.assertEqual(card["reason"], reason(gpu))
         case.assertEqual(card["figures"], figures(gpu))
         check_bar(case, card["parts"], gpu)
         case.assertEqual(len(card["pools"]), len(gpu["pools"]))
