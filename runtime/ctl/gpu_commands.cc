@@ -18,6 +18,7 @@
 #include "runtime/ctl/format.h"
 #include "runtime/ctl/http.h"
 #include "runtime/ctl/json.h"
+#include "runtime/ctl/node_view.h"
 
 namespace gpushm::ctl {
 namespace {
@@ -25,7 +26,6 @@ namespace {
 using status::Gpu;
 using status::Pool;
 
-constexpr std::string_view kNodeAddress = "127.0.0.1:9401";
 constexpr int64_t kTimeoutMs = 15'000;  // The plugin looks at least every ten seconds.
 constexpr int kStepMs = 100;
 
@@ -63,10 +63,6 @@ std::string StateOf(const Gpu& gpu) {
   if (!gpu.drained.empty()) state += ", drained: " + Printable(gpu.drained);
   if (!gpu.taken_by.empty()) state += ", handed out by " + Printable(gpu.taken_by);
   return state;
-}
-
-std::string NameOf(const Pool& pool) {
-  return Printable(pool.pod.empty() ? pool.allocation : Concat(pool.name_space, "/", pool.pod));
 }
 
 Json HoldersJson(const Gpu& gpu) {
@@ -124,7 +120,7 @@ std::string HoldersText(const Gpu& gpu, bool color) {
       if (container.clients == 0) continue;
       containers += (containers.empty() ? "" : ", ") + Printable(container.name);
     }
-    table.Add({{NameOf(pool)},
+    table.Add({{PodOf(pool)},
                {FormatBytes(pool.size_bytes)},
                {FormatBytes(pool.allocated_bytes)},
                {containers.empty() ? "-" : containers}});

@@ -14,6 +14,9 @@ namespace gpushm::ctl {
 // A node of 16 GPUs with 500 buffers each sends 3 MiB.
 inline constexpr size_t kMaxAnswerBytes = size_t{64} << 20;
 
+// Where the plugin serves its status document, unless its configuration says otherwise.
+inline constexpr std::string_view kNodeAddress = "127.0.0.1:9401";
+
 struct Address {
   std::string host;  // Numeric, IPv4 or IPv6.
   std::string port;

@@ -32,11 +32,6 @@ Kind KindOf(const Buffer& buffer) {
   return users == 0 ? kIdle : users == 1 ? kOne : kShared;
 }
 
-// "namespace/pod"; without Kubernetes, the allocation.
-std::string PodOf(const Pool& pool) {
-  return Printable(pool.pod.empty() ? pool.allocation : Concat(pool.name_space, "/", pool.pod));
-}
-
 uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
 // As docs/reference/status.md describes. Known private bytes are subtracted from the grant, and no
@@ -188,6 +183,10 @@ std::string HoldersText(const status::Node& node, const Style& style) {
 }
 
 }  // namespace
+
+std::string PodOf(const Pool& pool) {
+  return Printable(pool.pod.empty() ? pool.allocation : Concat(pool.name_space, "/", pool.pod));
+}
 
 std::string NodeText(const status::Node& node, const NodeStyle& style) {
   std::string text = Head(node, style);

@@ -14,6 +14,9 @@ struct NodeStyle {
   int columns = 80;
   int rows = 0;  // The largest number of lines; 0: no limit.
 };
+// "namespace/pod"; without Kubernetes, the allocation.
+std::string PodOf(const status::Pool& pool);
+
 // A bar for each GPU, then a line for each holder of each buffer.
 std::string NodeText(const status::Node& node, const NodeStyle& style);
 

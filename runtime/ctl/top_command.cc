@@ -21,7 +21,6 @@ constexpr int64_t kMinIntervalMs = 50;
 // Lines of the screen that are not rows of the table: heading, titles, "... and more", the cursor.
 constexpr int kOtherLines = 6;
 
-constexpr std::string_view kNodeAddress = "127.0.0.1:9401";
 constexpr int64_t kNodeTimeoutMs = 10'000;
 
 struct Arguments {
