@@ -134,7 +134,7 @@ Result<std::vector<Gpu>> WaitUntil(const Arguments& arguments, bool drained,
   for (;;) {
     const Result<status::Node> node = Ask(arguments, deadline);
     if (!node) return std::unexpected(node.error());
-    const std::vector<Gpu> gpus = Chosen(*node, arguments.gpu);
+    std::vector<Gpu> gpus = Chosen(*node, arguments.gpu);
     const auto is_so = [&](const Gpu& gpu) { return gpu.drained.empty() != drained; };
     if (!gpus.empty() && std::ranges::all_of(gpus, is_so)) return gpus;
     if (deadline.Passed()) {
