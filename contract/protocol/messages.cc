@@ -25,22 +25,6 @@ std::string_view FromNameField(const NameField& field) {
   return {field.data(), strnlen(field.data(), field.size())};
 }
 
-std::string Quoted(const NameField& field) {
-  static constexpr std::string_view kHex = "0123456789abcdef";
-  size_t size = field.size();
-  while (size > 0 && field[size - 1] == '\0') --size;
-  std::string out = "\"";
-  for (const char c : std::string_view(field.data(), size)) {
-    const auto byte = static_cast<uint8_t>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      out += c;
-    } else {
-      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
-    }
-  }
-  return out + '"';
-}
-
 size_t EncodeError(Kind kind, uint64_t request_id, const Status& status, Buffer* out) {
   ErrorBody body{};
   body.sys_errno = status.sys_errno();

@@ -8,6 +8,7 @@
 
 #include "contract/limits.h"
 #include "contract/protocol/messages.h"
+#include "platform/base/quote.h"
 
 namespace gpushm::protocol {
 
@@ -33,8 +34,11 @@ inline bool IsBlocks(uint32_t transport) {
   return transport == static_cast<uint32_t>(Transport::kBlocks);
 }
 
-// A peer's field in quotes, with all of its bytes before the padding, and safe for a terminal.
-std::string Quoted(const NameField& field);
+// All bytes before the padding, also those that a name may not have.
+inline std::string_view Unpadded(const NameField& field) {
+  const std::string_view bytes(field.data(), field.size());
+  return bytes.substr(0, bytes.find_last_not_of('\0') + 1);
+}
 
 // The rules of one kind of message, for a Validate that lists them, one on each line. The first one
 // that does not hold is the result. Its text is made only then, and has the value and the rule.
@@ -66,13 +70,15 @@ class Rules {
                 flags, " have kFlagUnpublished without kFlagAttach, 0x", kFlagAttach);
   }
   Rules& Name(std::string_view field, const NameField& name) {
-    return IsName(name) ? *this : That(false, field, ' ', Quoted(name), " is not a DNS label");
+    return IsName(name) ? *this
+                        : That(false, field, ' ', Quote(Unpadded(name)), " is not a DNS label");
   }
   Rules& NameOrEmpty(std::string_view field, const NameField& name) {
     return IsEmpty(name) ? *this : Name(field, name);
   }
   Rules& Empty(std::string_view field, const NameField& name) {
-    return IsEmpty(name) ? *this : That(false, field, " is ", Quoted(name), ", must be empty");
+    return IsEmpty(name) ? *this
+                         : That(false, field, " is ", Quote(Unpadded(name)), ", must be empty");
   }
   Rules& Terminated(std::string_view field, std::span<const char> text) {
     return That(IsTerminated(text), field, " is not NUL-terminated: it has ", text.size(),

@@ -8,18 +8,16 @@
 
 #include "contract/limits.h"
 #include "contract/registry/checksum.h"
+#include "platform/base/quote.h"
 
 namespace gpushm::registry {
 namespace {
 
-// A name that may come from a hostile pod: all bytes before the padding, safe for a terminal.
+// A name that may come from a hostile pod: all bytes before the padding.
 std::string Quoted(const Name& name) {
   const auto bytes = std::bit_cast<std::array<char, Name::kBytes>>(name);
-  std::string_view text(bytes.data(), bytes.size());
-  text = text.substr(0, text.find_last_not_of('\0') + 1);
-  std::string out(text);
-  std::ranges::replace_if(out, [](char c) { return c < ' ' || c > '~'; }, '?');
-  return Concat('"', out, '"');
+  const std::string_view text(bytes.data(), bytes.size());
+  return Quote(text.substr(0, text.find_last_not_of('\0') + 1));
 }
 
 // The values of a record, for the texts of errors: a problem alone does not show the value.

@@ -7,6 +7,7 @@
 
 #include "contract/limits.h"
 #include "contract/tensors/layout.h"
+#include "platform/base/quote.h"
 
 namespace gpushm::tensors {
 namespace {

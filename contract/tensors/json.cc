@@ -1,5 +1,7 @@
 #include "contract/tensors/json.h"
 
+#include "platform/base/quote.h"
+
 #include <sys/types.h>
 #include <unistd.h>
 

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "contract/tensors/tensor.h"
+#include "platform/base/quote.h"
 #include "platform/base/status.h"
 
 namespace gpushm::tensors {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "contract/limits.h"
+#include "platform/base/quote.h"
 
 namespace gpushm::tensors {
 namespace {

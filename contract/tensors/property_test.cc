@@ -17,6 +17,7 @@
 #include "contract/tensors/safetensors.h"
 #include "contract/tensors/table.h"
 #include "contract/tensors/testing.h"
+#include "platform/base/quote.h"
 #include "platform/base/testing.h"
 
 namespace gpushm::tensors {

@@ -7,6 +7,7 @@
 
 #include "contract/limits.h"
 #include "contract/tensors/json.h"
+#include "platform/base/quote.h"
 
 namespace gpushm::tensors {
 namespace {

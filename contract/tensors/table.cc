@@ -5,6 +5,7 @@
 
 #include "contract/limits.h"
 #include "contract/tensors/tensor.h"
+#include "platform/base/quote.h"
 
 namespace gpushm::tensors {
 namespace {

@@ -10,6 +10,7 @@
 #include "contract/limits.h"
 #include "contract/tensors/encode.h"
 #include "contract/tensors/testing.h"
+#include "platform/base/quote.h"
 #include "platform/base/testing_code.h"
 
 namespace gpushm::tensors {

@@ -7,8 +7,6 @@
 namespace gpushm::tensors {
 namespace {
 
-constexpr size_t kQuotedBytes = 96;
-
 bool IsControl(char c) { return (c >= 0 && c < 0x20) || c == 0x7f; }
 
 bool IsUtf8(std::string_view text) {
@@ -31,21 +29,6 @@ const char* NameProblem(std::string_view name) {
 const char* TextProblem(std::string_view text) {
   if (text.find('\0') != std::string_view::npos) return "it has a NUL character";
   return IsUtf8(text) ? nullptr : "it is not UTF-8";
-}
-
-std::string Quote(std::string_view text) {
-  static constexpr std::string_view kHex = "0123456789abcdef";
-  std::string out = "\"";
-  for (const char c : text) {
-    if (out.size() > kQuotedBytes) return out + "...\"";
-    const auto byte = static_cast<uint8_t>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      out += c;
-    } else {
-      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
-    }
-  }
-  return out + "\"";
 }
 
 }  // namespace gpushm::tensors

@@ -35,8 +35,4 @@ const char* NameProblem(std::string_view name);
 // The same for keys and values of metadata: UTF-8 without NUL.
 const char* TextProblem(std::string_view text);
 
-// `text` in quotes for a message, as one line of printable ASCII in which other bytes are \xNN.
-// Longer text than 96 bytes is cut off and ends in "...".
-std::string Quote(std::string_view text);
-
 }  // namespace gpushm::tensors

@@ -12,6 +12,7 @@
 #include "contract/tensors/encode.h"
 #include "contract/tensors/model.h"
 #include "contract/tensors/table.h"
+#include "platform/base/quote.h"
 #include "runtime/client/c_api_support.h"
 #include "runtime/client/description.h"
 
@@ -76,13 +77,13 @@ Result<tensors::Tensor> ReadTensor(const void* at, size_t stride) {
   if (given.name == nullptr) return Fail(Code::kInvalidArgument, "its name is NULL");
   if (given.rank > limits::kTensorRank || (given.rank > 0 && given.shape == nullptr)) {
     return Fail(Code::kInvalidArgument,
-                Concat(tensors::Quote(given.name), " has ", given.rank, " dimensions",
+                Concat(Quote(given.name), " has ", given.rank, " dimensions",
                        given.shape == nullptr ? " without a shape" : "", "; the limit is ",
                        limits::kTensorRank));
   }
   if (given.dtype > tensors::kMaxDType) {
     return Fail(Code::kInvalidArgument,
-                Concat(tensors::Quote(given.name), " has the unknown type ", given.dtype),
+                Concat(Quote(given.name), " has the unknown type ", given.dtype),
                 "use a number of gpushm_dtype");
   }
   tensors::Tensor tensor{.name = given.name,
@@ -126,7 +127,7 @@ Result<void> SetTensors(const Attachment& attachment, const gpushm_tensor* tenso
       return Fail(Code::kInvalidArgument,
                   key == nullptr || value == nullptr
                       ? Concat("metadata: the key or the value of pair ", i, " is NULL")
-                      : Concat("metadata: the key ", tensors::Quote(key), " is given twice"));
+                      : Concat("metadata: the key ", Quote(key), " is given twice"));
     }
   }
   const auto table = tensors::EncodeTable(all, texts, attachment.facts().size_bytes);
@@ -142,6 +143,7 @@ namespace gc = gpushm::client;
 using gpushm::Code;
 using gpushm::Concat;
 using gpushm::Fail;
+using gpushm::Quote;
 using gpushm::Result;
 using gpushm::UniqueFd;
 namespace gt = gpushm::tensors;
@@ -207,7 +209,7 @@ gpushm_status gpushm_tensors_find(const gpushm_tensors* tensors, const char* nam
     if (auto valid = gc::CheckArgument(name != nullptr, "name is NULL"); !valid) return valid;
     const auto found = t->table.Find(name);
     if (found) return gc::Fill(*found, tensor);
-    return Fail(Code::kNotFound, Concat("no tensor ", gt::Quote(name), " in \"", t->buffer(), '"'),
+    return Fail(Code::kNotFound, Concat("no tensor ", Quote(name), " in \"", t->buffer(), '"'),
                 Concat("gpushmctl ls --tensors ", t->buffer(), " shows the names"));
   });
 }
