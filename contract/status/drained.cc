@@ -73,7 +73,8 @@ Result<void> Drain(const std::string& state_folder, std::string_view gpu, std::s
   if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
     return FailSystem(errno, Concat("create ", folder));
   }
-  // Beside it and renamed, so that the plugin sees it whole.
+  // Beside it and renamed, so that the plugin sees it whole, and synchronised, so that a loss of
+  // power does not put the GPU back into service.
   const std::string path = Concat(folder, "/", gpu);
   const std::string fresh = Concat(folder, "/.", gpu);
   const UniqueFd fd(
@@ -82,6 +83,8 @@ Result<void> Drain(const std::string& state_folder, std::string_view gpu, std::s
       fd && write(fd.get(), reason.data(), reason.size()) == static_cast<ssize_t>(reason.size()) &&
       fsync(fd.get()) == 0 && rename(fresh.c_str(), path.c_str()) == 0;
   if (!written) return FailSystem(errno, Concat("write ", path));
+  const UniqueFd parent(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!parent || fsync(parent.get()) != 0) return FailSystem(errno, Concat("sync ", folder));
   return {};
 }
 
