@@ -17,8 +17,9 @@ inline constexpr char kMpsStateFile[] = "state.json";
 inline constexpr char kMpsReady[] = "ready";
 
 struct MpsState {
-  std::string state{"starting"};  // "starting", "ready" (the daemon serves) or "stopping".
-  uint64_t daemon_restarts = 0;   // In the life of the pod, as server_restarts.
+  // "starting", "ready" (the daemon serves) or "stopping" (it served until now).
+  std::string state{"starting"};
+  uint64_t daemon_restarts = 0;  // In the life of the pod, as server_restarts.
   uint64_t server_restarts = 0;
   int64_t server_pid = 0;  // In the PID namespace of gpushm-mps; 0: none runs.
   bool server_active = false;

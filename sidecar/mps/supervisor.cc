@@ -31,6 +31,7 @@ constexpr int64_t kSettledMs = 10'000;  // A daemon that lived as long is restar
 constexpr int64_t kLongestRestartMs = 5'000;
 constexpr int kUnanswered = 3;  // As many questions in a row: the daemon hangs.
 constexpr size_t kAnswerBytes = 64 * 1024;
+constexpr std::string_view kStopping = "stopping";  // See MpsState::state.
 
 std::vector<pid_t> Numbers(std::string_view text) {
   std::vector<pid_t> numbers;
@@ -101,9 +102,10 @@ Result<void> Supervisor::Start() {
         "mount a folder there that this container's uid can write, and that the pod's other "
         "containers can read");
   }
-  // The container was restarted, and its daemon with it, if there was one.
+  // The container was restarted, and its daemon with it, if one had served.
   if (const auto former = status::ReadMpsState(options_.folder)) {
-    shown_.daemon_restarts = former->daemon_restarts + (former->state == status::kMpsReady ? 1 : 0);
+    const bool served = former->state == status::kMpsReady || former->state == kStopping;
+    shown_.daemon_restarts = former->daemon_restarts + (served ? 1 : 0);
     shown_.server_restarts = former->server_restarts;
   }
   WriteState("starting");
@@ -302,7 +304,7 @@ void Supervisor::NoAnswer(const Status& why) {
 
 void Supervisor::Stop(std::function<void()> ended) {
   stopping_ = true;
-  WriteState("stopping");
+  if (ready_) WriteState(kStopping);
   if (daemon_ == 0) return ended();
   ended_ = std::move(ended);
   if (question_ != nullptr) {

@@ -82,7 +82,7 @@ class ChartCase(ClusterCase):
     def restart(self, name, container_name):
         """Kills a container of the pod; returns when its successor runs and the pod is ready."""
         before = self.container_ids(name)[container_name]
-        self.cluster.process_of_container(before[0]).end(0)
+        self.cluster.process_of_container(before[0]).kill()
         self.wait_pod(name, lambda p: is_ready(p) and self.container_ids(name)[container_name][1]
                       > before[1], f"{container_name} is not restarted")
 
