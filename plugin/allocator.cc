@@ -165,6 +165,7 @@ Result<kubelet::Grant> Allocator::Admit(Resource resource, const DeviceIds& ids)
       if (former != name) effects_->Retract(resource, former);
     }
   }
+  if (resource == Resource::kExclusive) return kubelet::Grant{};  // See PreStart.
   effects_->Retract(resource, name);
   if (options_.early) {
     const Result<Binding> binding = book_.BindEarly(resource, ids);
@@ -210,6 +211,13 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
     }
     std::unique_lock lock(mutex_);
     if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
+    // Binds nothing: that a pod has its GPU alone is part of its memory binding.
+    if (resource == Resource::kExclusive) {
+      const Result<void> checked = book_.CheckExclusive(ids, pods->snapshot);
+      if (checked || !Passes(checked.error().code()) || settled.Passed()) return checked;
+      changed_.wait_for(lock, kSettleStep);
+      continue;
+    }
     ApplyLinks();
     ApplyClosed();
     const Result<Binding> binding = options_.early ? book_.Prove(resource, ids, pods->snapshot)

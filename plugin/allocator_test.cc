@@ -112,6 +112,22 @@ TEST_F(AllocatorTest, ContainersOfAPodGetOneGpuThroughTheirSpecs) {
                                        testing::Pair("memory=m1000", "GPU-b")));
 }
 
+// What the kubelet lists of gpushm.io/exclusive is all that the plugin needs of it.
+TEST_F(AllocatorTest, AGpuOfItsOwnNeedsNoSpecOfItsOwn) {
+  const auto grant = allocator_->Allocate(Resource::kExclusive, Ids('x', 0, 1));
+  ASSERT_TRUE(grant) << grant.error().ToString();
+  EXPECT_THAT(grant->cdi_names, IsEmpty());
+  EXPECT_FALSE(allocator_->PreStart(Resource::kExclusive, Ids('x', 0, 1))) << "not listed yet";
+  node_.Run("pod", "gpushm", Resource::kExclusive, Ids('x', 0, 1));
+  ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
+  EXPECT_TRUE(allocator_->PreStart(Resource::kExclusive, Ids('x', 0, 1)));
+  EXPECT_THAT(node_.specs, ElementsAre(testing::Pair("memory=m1000", "GPU-b")));
+  EXPECT_EQ(allocator_->bindings().at(0).exclusive, Ids('x', 0, 1));
+  const auto other = Start("other", "app", Resource::kExclusive, Ids('x', 1, 1));
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error().code(), Code::kInvalidArgument);
+}
+
 // The kubelet waits for Allocate without a deadline and admits no other pod meanwhile.
 TEST_F(AllocatorTest, AllocateDoesNotWaitForADecisionThatHangs) {
   Reset({.allocate_timeout_ms = 50});

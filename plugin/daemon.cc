@@ -154,6 +154,7 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   LogInfo("ready", {{"gpus", daemon->advertisement_.gpus.size()},
                     {"memory_ids", daemon->advertisement_.memory_ids.size()},
                     {"attach_ids", daemon->advertisement_.attach_ids.size()},
+                    {"exclusive_ids", daemon->advertisement_.exclusive_ids.size()},
                     {"driver", daemon->driver_->version},
                     {"driver_root", daemon->driver_->root},
                     {"bindings", daemon->allocator_->bindings().size()},
@@ -458,7 +459,13 @@ Result<void> Daemon::Register() {
   kubelet::Registration::Options options;
   options.folder = options_.config.kubelet_folder;
   options.beside = locks_.standby.valid();
-  options.on_call = [this](const kubelet::CallRecord& record) { counters_.Note(record); };
+  options.on_call = [this](const kubelet::CallRecord& record) {
+    counters_.Note(record);
+    // A binding can close a GPU to others, or to pods that want it alone.
+    const bool bound = record.kind == kubelet::CallRecord::Kind::kPreStart &&
+                       record.resource == Resource::kMemory && !record.error;
+    if (bound) reconciler_.Run([this] { TellDevices(); });
+  };
   Result<std::unique_ptr<kubelet::Registration>> registration =
       kubelet::Registration::Start(std::move(options), &*allocator_);
   if (!registration) return std::unexpected(registration.error());
@@ -577,7 +584,8 @@ void Daemon::TakeConfig(TakenOver taken) {
     LogInfo("reloaded", {{"file", options_.config_path},
                          {"gpus", advertisement_.gpus.size()},
                          {"memory_ids", advertisement_.memory_ids.size()},
-                         {"attach_ids", advertisement_.attach_ids.size()}});
+                         {"attach_ids", advertisement_.attach_ids.size()},
+                         {"exclusive_ids", advertisement_.exclusive_ids.size()}});
   });
 }
 

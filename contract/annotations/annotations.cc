@@ -130,6 +130,8 @@ void EntryReader::ReadInto(PodSpec& pod) {
     pod.host_ipc = Bool(entry_.value, "").value_or(false);
   } else if (key == kCudaIpcKey) {
     pod.cuda_ipc = Bool(entry_.value, "").value_or(false);
+  } else if (key == kExclusiveKey) {
+    pod.exclusive = Bool(entry_.value, "").value_or(false);
   } else if (key == kMpsKey) {
     pod.mps.wanted = Bool(entry_.value, "");
   } else if (key == kMpsUidKey) {

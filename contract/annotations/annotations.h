@@ -119,8 +119,9 @@ struct PodSpec {
   std::map<std::string, uint64_t> private_bytes;
   uint64_t pool_extra_bytes = 0;  // For buffers created at run time.
   bool host_ipc = false;
-  bool inject = true;     // False: the pod opts out of the webhook.
-  bool cuda_ipc = false;  // Whether CUDA IPC is to work between the containers.
+  bool inject = true;      // False: the pod opts out of the webhook.
+  bool cuda_ipc = false;   // Whether CUDA IPC is to work between the containers.
+  bool exclusive = false;  // Whether the pod has its GPU alone.
   MpsSpec mps;
   SidecarResources sidecar;
 

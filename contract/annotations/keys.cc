@@ -10,7 +10,7 @@
 namespace gpushm::config {
 namespace {
 
-constexpr std::array<KeyInfo, 13> kAnnotationKeys = {{
+constexpr std::array<KeyInfo, 14> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer with this name (a DNS label of at most 63 characters), made when the pod starts.",
      "8Gi",
@@ -57,6 +57,10 @@ constexpr std::array<KeyInfo, 13> kAnnotationKeys = {{
     {kComputePrefix, "<container>", "number from 1 to 100", "100",
      "With MPS: how many percent of the GPU's multiprocessors each process of the container can use.",
      "\"50\"", R"("type": "string", "pattern": "^([1-9][0-9]?|100)$")"},
+    {kExclusiveKey, "", "\"true\" or \"false\"", "\"false\"",
+     "The pod has its GPU alone: gpushm gives no memory of that GPU to another pod. "
+     "The pod starts when a GPU has no other pod.",
+     "\"true\"", R"("enum": ["true", "false"])"},
     {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
      "With \"false\" the webhook ignores this pod, whatever its other annotations say.",
      "\"false\"", R"("enum": ["true", "false"])"},

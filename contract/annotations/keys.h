@@ -30,6 +30,7 @@ inline constexpr std::string_view kMpsKey = "gpushm.io/mps";
 inline constexpr std::string_view kMpsUidKey = "gpushm.io/mps-uid";
 inline constexpr std::string_view kEnforcePrivateKey = "gpushm.io/enforce-private";
 inline constexpr std::string_view kComputePrefix = "compute.gpushm.io/";
+inline constexpr std::string_view kExclusiveKey = "gpushm.io/exclusive";
 inline constexpr std::string_view kInjectKey = "gpushm.io/inject";
 inline constexpr std::string_view kSidecarCpuKey = "sidecar.gpushm.io/cpu";
 inline constexpr std::string_view kSidecarMemoryKey = "sidecar.gpushm.io/memory";

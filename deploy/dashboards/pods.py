@@ -184,7 +184,8 @@ def control_plane():
                           ("gpushm_cached_attaches_total", "cached")),
                    *rates(("gpushm_peer_attaches_total", ""), by="way")),
             "Device plugin",
-            series("Devices", "IDs that are advertised, bound, and reported unhealthy.", "none",
+            series("Devices", "IDs that are advertised, bound, and reported unhealthy "
+                   "because their GPU is sick or takes no new pod.", "none",
                    ("sum by (resource) (gpushm_plugin_devices{$})", "{{resource}} advertised"),
                    ("sum by (resource) (gpushm_plugin_bound_devices{$})", "{{resource}} bound"),
                    ("sum by (resource) (gpushm_plugin_unhealthy_devices{$})",

@@ -103,10 +103,13 @@ Result<Binding> Book::BindMemory(const DeviceIds& ids, const Owner& owner, const
   }
   if (auto released = Release(ids, owner.ToString()); !released)
     return std::unexpected(released.error());
-  const Result<std::string> gpu =
-      Choose(static_cast<uint32_t>(ids.size()), owner.ToString(), owner.pod.name_space);
+  const DeviceIds& exclusive = now.IdsOf(owner, Resource::kExclusive);
+  const Result<std::string> gpu = Choose({.units = static_cast<uint32_t>(ids.size()),
+                                          .who = owner.ToString(),
+                                          .name_space = owner.pod.name_space,
+                                          .exclusive = !exclusive.empty()});
   if (!gpu) return std::unexpected(gpu.error());
-  return Binding{Resource::kMemory, ids, *gpu, owner};
+  return Binding{Resource::kMemory, ids, *gpu, owner, exclusive};
 }
 
 Result<Binding> Book::BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now) {
@@ -130,6 +133,17 @@ Result<Binding> Book::BindAttach(const DeviceIds& ids, const Owner& owner, const
   return binding;
 }
 
+Result<void> Book::CheckExclusive(const DeviceIds& ids, const Snapshot& now) const {
+  const Result<Owner> owner = OwnerOf(Resource::kExclusive, ids, now);
+  if (!owner) return std::unexpected(owner.error());
+  if (!now.IdsOf(*owner, Resource::kMemory).empty()) return {};
+  return Fail(
+      Code::kInvalidArgument,
+      Concat(owner->ToString(), " requests gpushm.io/exclusive without gpushm.io/memory"),
+      "request both for the sidecar only; the annotation gpushm.io/exclusive: \"true\" does "
+      "that");
+}
+
 void Book::ForgetAttach(const DeviceIds& ids) {
   std::erase_if(entries_, [&ids](const Entry& entry) {
     return entry.binding.resource == Resource::kAttach && Overlap(entry.binding.ids, ids);
@@ -150,7 +164,8 @@ Result<Binding> Book::BindEarly(Resource resource, const DeviceIds& ids) {
     ForgetAttach(ids);
   } else {
     if (auto released = Release(ids, who); !released) return std::unexpected(released.error());
-    Result<std::string> gpu = Choose(static_cast<uint32_t>(ids.size()), who, "");
+    Result<std::string> gpu =
+        Choose({.units = static_cast<uint32_t>(ids.size()), .who = who, .name_space = {}});
     if (!gpu) return std::unexpected(gpu.error());
     early_gpu_ = std::move(*gpu);
   }
@@ -192,8 +207,7 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
   return binding;
 }
 
-std::optional<Book::Obstacle> Book::ObstacleOn(const Gpu& gpu,
-                                               const std::string& name_space) const {
+std::optional<Book::Obstacle> Book::ObstacleOn(const Gpu& gpu, const Need& need) const {
   if (!gpu.taken_by.empty()) {
     return Obstacle{
         Concat("GPU ", gpu.uuid, " is handed out by ", gpu.taken_by),
@@ -206,21 +220,30 @@ std::optional<Book::Obstacle> Book::ObstacleOn(const Gpu& gpu,
                            "gpu undrain ",
                            gpu.uuid, "` in the plugin's pod")};
   }
-  if (tenancy_ == Tenancy::kShared) return std::nullopt;
   for (const Entry& entry : entries_) {
     const Binding& binding = entry.binding;
     if (binding.resource != Resource::kMemory || binding.gpu != gpu.uuid) continue;
-    const std::string& other = binding.owner.pod.name_space;
-    if (other == name_space) continue;
-    return Obstacle{
-        Concat("GPU ", gpu.uuid, " has pods of namespace ", other, " (binding.tenancy: namespace)"),
-        Concat("the container starts when a GPU has room and only pods of namespace ", name_space)};
+    const Pod& pod = binding.owner.pod;
+    if (!binding.exclusive.empty()) {
+      return Obstacle{
+          Concat("pod ", pod.ToString(), " has GPU ", gpu.uuid, " alone (gpushm.io/exclusive)"),
+          "the container starts when another GPU has room, or when that pod has ended"};
+    }
+    if (need.exclusive) {
+      return Obstacle{Concat("pod ", pod.ToString(), " is on GPU ", gpu.uuid),
+                      "the container starts when a GPU has no pod (gpushm.io/exclusive)"};
+    }
+    if (tenancy_ == Tenancy::kShared || pod.name_space == need.name_space) continue;
+    return Obstacle{Concat("GPU ", gpu.uuid, " has pods of namespace ", pod.name_space,
+                           " (binding.tenancy: namespace)"),
+                    Concat("the container starts when a GPU has room and only pods of namespace ",
+                           need.name_space)};
   }
   return std::nullopt;
 }
 
-Result<std::string> Book::Choose(uint32_t units, const std::string& who,
-                                 const std::string& name_space) const {
+Result<std::string> Book::Choose(const Need& need) const {
+  const uint32_t units = need.units;
   const Gpu* chosen = nullptr;
   uint32_t chosen_free = 0;
   uint32_t largest = 0;
@@ -228,7 +251,7 @@ Result<std::string> Book::Choose(uint32_t units, const std::string& who,
   std::optional<Obstacle> obstacle;
   for (const Gpu& gpu : gpus_) {
     largest = std::max(largest, gpu.units);
-    if (auto found = ObstacleOn(gpu, name_space)) {
+    if (auto found = ObstacleOn(gpu, need)) {
       if (gpu.units >= units) obstacle = std::move(found);
       continue;
     }
@@ -243,14 +266,14 @@ Result<std::string> Book::Choose(uint32_t units, const std::string& who,
     chosen_free = free;
   }
   if (chosen != nullptr) return chosen->uuid;
-  const std::string need = Concat(who, " needs ", Amount(units), " on one GPU");
+  const std::string needs = Concat(need.who, " needs ", Amount(units), " on one GPU");
   if (units > largest) {
     return Fail(Code::kUnsupported,
-                Concat(need, ", but the largest GPU of this node has ", Amount(largest),
+                Concat(needs, ", but the largest GPU of this node has ", Amount(largest),
                        " in all: it never starts here"),
                 "request less memory, or delete the pod and select a node with larger GPUs");
   }
-  const std::string lacks = Concat(need, ", but the largest free block is ", Amount(largest_free));
+  const std::string lacks = Concat(needs, ", but the largest free block is ", Amount(largest_free));
   if (obstacle) {
     return Fail(Code::kExhausted, Concat(lacks, "; ", obstacle->reason), obstacle->remedy);
   }
@@ -313,11 +336,14 @@ bool Book::WaitsForProof() const {
 }
 
 DeviceIds Book::Unhealthy(Resource resource, const DeviceIds& all) const {
+  if (resource == Resource::kExclusive) return UnhealthyExclusive(all);
   size_t count = 0;
   DeviceIds sick;
   DeviceIds bound_elsewhere;
   std::map<std::string, size_t> bound;  // By GPU.
+  std::set<std::string> alone;          // GPUs that a pod has alone.
   for (const Entry& entry : entries_) {
+    if (!entry.binding.exclusive.empty()) alone.insert(entry.binding.gpu);
     if (entry.binding.resource != resource) continue;
     DeviceIds& to = CheckHealth(entry.binding.gpu) ? bound_elsewhere : sick;
     to.insert(entry.binding.ids.begin(), entry.binding.ids.end());
@@ -326,11 +352,35 @@ DeviceIds Book::Unhealthy(Resource resource, const DeviceIds& all) const {
   for (const Gpu& gpu : gpus_) {
     const size_t stands_for = resource == Resource::kMemory ? gpu.units : gpu.tokens;
     if (!gpu.healthy) count += stands_for;
-    if (gpu.healthy && gpu.closed()) count += stands_for - std::min(stands_for, bound[gpu.uuid]);
+    const bool full = gpu.closed() || alone.contains(gpu.uuid);
+    if (gpu.healthy && full) count += stands_for - std::min(stands_for, bound[gpu.uuid]);
   }
   for (const std::string& id : all) {
     if (sick.size() >= count) break;
     if (!bound_elsewhere.contains(id)) sick.insert(id);
+  }
+  return sick;
+}
+
+DeviceIds Book::UnhealthyExclusive(const DeviceIds& all) const {
+  DeviceIds sick;
+  DeviceIds held;
+  std::set<std::string> shared;
+  std::set<std::string> alone;
+  for (const Entry& entry : entries_) {
+    const Binding& binding = entry.binding;
+    if (binding.resource != Resource::kMemory) continue;
+    (binding.exclusive.empty() ? shared : alone).insert(binding.gpu);
+    DeviceIds& to = CheckHealth(binding.gpu) ? held : sick;
+    to.insert(binding.exclusive.begin(), binding.exclusive.end());
+  }
+  const auto count = static_cast<size_t>(std::ranges::count_if(gpus_, [&](const Gpu& gpu) {
+    if (!gpu.healthy) return true;
+    return !alone.contains(gpu.uuid) && (gpu.closed() || shared.contains(gpu.uuid));
+  }));
+  for (const std::string& id : all) {
+    if (sick.size() >= count) break;
+    if (!held.contains(id)) sick.insert(id);
   }
   return sick;
 }

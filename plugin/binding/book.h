@@ -17,6 +17,8 @@
 //   (4) All containers of a pod are bound to one GPU.
 //   (5) With Tenancy::kNamespace, no memory binding is made on a GPU that has one of another
 //       namespace.
+//   (6) No memory binding is made on a GPU that a pod has alone, nor one that is exclusive on a GPU
+//       that has another.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +60,8 @@ struct Binding {
   DeviceIds ids;
   std::string gpu;  // UUID
   Owner owner;
+  // Of memory: the container's IDs of kExclusive. If it has any, no other pod gets the GPU.
+  DeviceIds exclusive = {};
   const std::string& name() const { return *ids.begin(); }
   friend bool operator==(const Binding&, const Binding&) = default;
 };
@@ -100,6 +104,7 @@ class Book {
   // proven. kExhausted: no GPU has room now. kUnsupported: no GPU of this node can ever have room.
   // kUnavailable: the pod's sidecar has no GPU yet. kDeviceLost: its GPU is unhealthy or gone.
   // kInvalidArgument: the pod is invalid, and a retry does not help.
+  // `resource` is kMemory or kAttach. That a pod has its GPU alone is part of its memory binding.
   Result<Binding> Bind(Resource resource, const DeviceIds& ids, const Snapshot& now);
 
   // ---- strategy "devices": the GPU is chosen in Allocate, when the owner of the IDs is unknown.
@@ -124,8 +129,14 @@ class Book {
   // Whether another listing may prove an end: a binding was missing and is still in the book.
   bool WaitsForProof() const;
 
+  // For PreStartContainer of kExclusive: checks that the container is a sidecar.
+  // kInvalidArgument: it is not. kNotFound, kContended: as for Bind.
+  Result<void> CheckExclusive(const DeviceIds& ids, const Snapshot& now) const;
+
   // The IDs to report unhealthy: as many of `all` as the unhealthy GPUs have, starting with those
-  // bound there, plus as many as are free on GPUs that somebody else hands out or that are drained.
+  // bound there, plus as many as are free on GPUs that take no new pod: somebody else hands them
+  // out, they are drained, or a pod has them alone. Of kExclusive also those of GPUs with pods that
+  // share them, because no pod can have them alone now.
   DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
 
   std::vector<Binding> bindings() const;  // Without superseded ones.
@@ -148,15 +159,20 @@ class Book {
   Result<void> Release(const DeviceIds& ids, const std::string& who);
   Result<Binding> BindMemory(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
   Result<Binding> BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
-  // `name_space`: of the pod; empty if it is unknown.
-  Result<std::string> Choose(uint32_t units, const std::string& who,
-                             const std::string& name_space) const;
-  // Why no new pod of this namespace may be bound there, and the remedy; nothing if it may be.
+  struct Need {
+    uint32_t units = 0;
+    std::string who;         // For errors.
+    std::string name_space;  // Of the pod; empty if it is unknown.
+    bool exclusive = false;
+  };
+  Result<std::string> Choose(const Need& need) const;
+  // Why no pod with that need may be bound there, and the remedy; nothing if it may be.
   struct Obstacle {
     std::string reason;
     std::string remedy;
   };
-  std::optional<Obstacle> ObstacleOn(const Gpu& gpu, const std::string& name_space) const;
+  std::optional<Obstacle> ObstacleOn(const Gpu& gpu, const Need& need) const;
+  DeviceIds UnhealthyExclusive(const DeviceIds& all) const;
   void ForgetAttach(const DeviceIds& ids);
   static bool SeenBy(const Entry& entry, const Snapshot& now);
   const Entry* Find(Resource resource, const DeviceIds& ids, const Owner& owner) const;

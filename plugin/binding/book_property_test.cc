@@ -21,7 +21,7 @@ constexpr uint32_t kUnits = 20;
 
 class World {
  public:
-  explicit World(uint32_t seed) : random_(seed), apart_(seed % 2 == 1) {
+  explicit World(uint32_t seed) : random_(seed), apart_(seed % 2 == 1), some_alone_(seed % 3 == 0) {
     for (int i = 0; i < kGpus; ++i) {
       gpus_.push_back({.uuid = Concat("GPU-", i), .units = kUnits, .tokens = 8});
     }
@@ -29,6 +29,7 @@ class World {
     if (apart_) book_.SetTenancy(Tenancy::kNamespace);
     for (uint32_t i = 0; i < kGpus * kUnits; ++i) free_.insert(Concat("m", 1000 + i));
     for (int i = 0; i < kGpus * 8; ++i) free_tokens_.insert(Concat("a", 1000 + i));
+    for (int i = 0; i < kGpus; ++i) free_exclusive_.insert(Concat("x", 1000 + i));
   }
 
   void Step() {
@@ -74,6 +75,10 @@ class World {
     for (const auto& [name, broker] : brokers_) {
       lingering[broker.gpu] += broker.units;
       name_spaces[broker.gpu].insert(broker.name_space);
+      for (const auto& [other_name, other] : brokers_) {
+        ASSERT_TRUE(!broker.exclusive || other.gpu != broker.gpu || other_name == name)
+            << other_name << " joins " << name << " on " << broker.gpu;
+      }
     }
     for (const auto& [gpu, names] : name_spaces) {
       ASSERT_TRUE(!apart_ || names.size() == 1) << gpu << " has pods of several namespaces";
@@ -94,18 +99,21 @@ class World {
   }
 
   int bound() const { return bound_; }
+  int bound_exclusive() const { return bound_exclusive_; }
   int refused() const { return refused_; }
 
  private:
   struct State {
     DeviceIds ids;
     DeviceIds token;
+    DeviceIds exclusive;
     std::string gpu;
   };
   struct Running {
     std::string gpu;
     uint32_t units;
     std::string name_space;
+    bool exclusive;
   };
 
   uint32_t Pick(uint32_t below) { return static_cast<uint32_t>(random_() % below); }
@@ -125,6 +133,7 @@ class World {
     for (const auto& [pod, state] : pods_) {
       now.Add({pod, "gpushm"}, Resource::kMemory, state.ids);
       now.Add({pod, "app"}, Resource::kAttach, state.token);
+      now.Add({pod, "gpushm"}, Resource::kExclusive, state.exclusive);
     }
     return now;
   }
@@ -134,7 +143,10 @@ class World {
     const Pod pod{Concat("team-", Pick(3)), Concat("pod-", Pick(10))};
     const size_t units = 1 + Pick(12);
     if (pods_.contains(pod) || free_.size() < units || free_tokens_.empty()) return;
-    State state{.ids = Take(&free_, units), .token = Take(&free_tokens_, 1), .gpu = ""};
+    State state{
+        .ids = Take(&free_, units), .token = Take(&free_tokens_, 1), .exclusive = {}, .gpu = ""};
+    if (some_alone_ && Pick(4) == 0 && !free_exclusive_.empty())
+      state.exclusive = Take(&free_exclusive_, 1);
     book_.Supersede(state.ids);
     pods_[pod] = state;
     Start(pod);
@@ -155,7 +167,8 @@ class World {
     }
     state.gpu = sidecar->gpu;
     brokers_[sidecar->name()] = {sidecar->gpu, static_cast<uint32_t>(state.ids.size()),
-                                 pod.name_space};
+                                 pod.name_space, !state.exclusive.empty()};
+    if (is_new && !state.exclusive.empty()) ++bound_exclusive_;
     book_.NoteLink(sidecar->name(), true);
     const auto app = book_.Bind(Resource::kAttach, state.token, List());
     ASSERT_TRUE(app) << app.error().ToString();
@@ -181,6 +194,7 @@ class World {
     }
     free_.merge(pod->second.ids);
     free_tokens_.merge(pod->second.token);
+    free_exclusive_.merge(pod->second.exclusive);
     pods_.erase(pod);
   }
 
@@ -202,7 +216,8 @@ class World {
     Gpu& gpu = gpus_[Pick(kGpus)];
     gpu.healthy = !gpu.healthy;
     book_.SetGpus(gpus_);
-    if (std::ranges::any_of(gpus_, &Gpu::closed)) return;
+    // GPUs that take nobody new have more such IDs.
+    if (some_alone_ || std::ranges::any_of(gpus_, &Gpu::closed)) return;
     DeviceIds all;
     for (uint32_t i = 0; i < kGpus * kUnits; ++i) all.insert(Concat("m", 1000 + i));
     size_t sick = 0;
@@ -211,21 +226,25 @@ class World {
   }
 
   std::mt19937 random_;
-  const bool apart_;  // Tenancy by namespace.
+  const bool apart_;       // Tenancy by namespace.
+  const bool some_alone_;  // Some pods want their GPU alone.
   Book book_{uint64_t{1} << 30};
   std::vector<Gpu> gpus_;
   DeviceIds free_;
   DeviceIds free_tokens_;
+  DeviceIds free_exclusive_;
   std::map<Pod, State> pods_;
   std::map<std::string, Running> brokers_;  // Keyed by allocation name.
   int64_t now_ms_ = 0;
   int bound_ = 0;
+  int bound_exclusive_ = 0;
   int refused_ = 0;
 };
 
 TEST(BookProperty, HoldsWhateverHappens) {
   int bound = 0;
   int refused = 0;
+  int exclusive = 0;
   const uint32_t first = gpushm::testing::TestSeed(1);
   for (uint32_t seed = first; seed < first + 50; ++seed) {
     SCOPED_TRACE(Concat("seed ", seed));
@@ -239,9 +258,11 @@ TEST(BookProperty, HoldsWhateverHappens) {
     world.Finish();
     bound += world.bound();
     refused += world.refused();
+    exclusive += world.bound_exclusive();
   }
   EXPECT_GT(bound, 1000) << "the test must produce both results";
   EXPECT_GT(refused, 1000);
+  EXPECT_GT(exclusive, 30) << "pods that have their GPU alone";
 }
 
 }  // namespace

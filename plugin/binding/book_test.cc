@@ -308,6 +308,76 @@ TEST_F(BookTest, NamespacesDoNotShareAGpuUnlessTheyMay) {
   EXPECT_EQ(start("yellow", 30, 4)->gpu, "GPU-b") << "best fit, beside the pod of green";
 }
 
+// A pod that wants its GPU alone gets an empty one, and nobody joins it there.
+TEST_F(BookTest, APodCanHaveItsGpuAlone) {
+  const auto start = [&](const std::string& pod, int first, int count, int exclusive) {
+    const Owner owner = OwnerNamed(pod, "gpushm");
+    book_.Supersede(Ids('m', first, count));
+    now_.Add(owner, Resource::kMemory, Ids('m', first, count));
+    now_.Add(owner, Resource::kExclusive, Ids('x', exclusive, 1));
+    EXPECT_TRUE(book_.CheckExclusive(Ids('x', exclusive, 1), now_));
+    return book_.Bind(Resource::kMemory, Ids('m', first, count), now_);
+  };
+  const DeviceIds all = Ids('x', 0, 2);
+  EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, all), IsEmpty());
+  ASSERT_EQ(Start("shares", 0, 2)->gpu, "GPU-b");
+  EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, all), SizeIs(1)) << "GPU-b has a pod";
+  const Result<Binding> alone = start("alone", 10, 1, 0);
+  ASSERT_TRUE(alone) << alone.error().ToString();
+  EXPECT_EQ(alone->gpu, "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_EQ(alone->exclusive, Ids('x', 0, 1));
+  EXPECT_EQ(book_.Unhealthy(Resource::kExclusive, all), Ids('x', 1, 1)) << "the other is in use";
+  // What is free on its GPU is nobody's: 9 of 10 units.
+  EXPECT_THAT(book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16)), SizeIs(9));
+  EXPECT_EQ(start("alone", 10, 1, 0)->gpu, "GPU-a") << "the container may restart";
+  EXPECT_EQ(Attach("alone", "app", 1)->gpu, "GPU-a");
+
+  const Result<Binding> joins = Start("joins", 20, 5);
+  ASSERT_FALSE(joins);
+  EXPECT_EQ(joins.error().code(), Code::kExhausted);
+  EXPECT_THAT(joins.error().ToString(),
+              HasSubstr("pod default/alone has GPU GPU-a alone (gpushm.io/exclusive)"));
+  const Result<Binding> second = start("second", 30, 1, 1);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), Code::kExhausted);
+  EXPECT_THAT(second.error().ToString(), HasSubstr("pod default/shares is on GPU GPU-b"));
+
+  // It stays its own over a restart of the plugin, and until its end is proven.
+  Book later(kGiB);
+  later.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4}});
+  for (const Binding& binding : book_.bindings()) later.Restore(binding);
+  EXPECT_FALSE(later.Bind(Resource::kMemory, Ids('m', 20, 5), now_));
+  ForgetAll();
+  now_.Add(OwnerNamed("joins", "gpushm"), Resource::kMemory, Ids('m', 20, 5));
+  EXPECT_FALSE(later.Bind(Resource::kMemory, Ids('m', 20, 5), now_));
+  later.Observe(now_, 0);
+  later.Observe(now_, Book::kProofMs);
+  EXPECT_TRUE(later.Bind(Resource::kMemory, Ids('m', 20, 5), now_));
+}
+
+TEST_F(BookTest, OnlyASidecarCanAskForAGpuOfItsOwn) {
+  now_.Add(OwnerNamed("pod", "app"), Resource::kExclusive, Ids('x', 0, 1));
+  const auto refused = book_.CheckExclusive(Ids('x', 0, 1), now_);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.error().what(),
+              HasSubstr("container app requests gpushm.io/exclusive without gpushm.io/memory"));
+  EXPECT_EQ(book_.CheckExclusive(Ids('x', 5, 1), now_).error().code(), Code::kNotFound);
+}
+
+// A sick or drained GPU is no pod's own. The IDs of a pod that has one are sick with it.
+TEST_F(BookTest, SickAndDrainedGpusAreNobodysOwn) {
+  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
+                 {.uuid = "GPU-b", .units = 6, .tokens = 4, .drained = "a fan is loud"}});
+  EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 2)), SizeIs(1));
+  now_.Add(OwnerNamed("alone", "gpushm"), Resource::kExclusive, Ids('x', 1, 1));
+  ASSERT_EQ(Start("alone", 0, 2)->gpu, "GPU-a");
+  EXPECT_EQ(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 2)), Ids('x', 0, 1));
+  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4, .healthy = false},
+                 {.uuid = "GPU-b", .units = 6, .tokens = 4}});
+  EXPECT_EQ(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 2)), Ids('x', 1, 1));
+}
+
 // Strategy "devices" chooses at admission, by the last check.
 TEST_F(BookTest, APodThatWasPlacedEarlyOnAGpuThatIsTakenNowDoesNotStartThere) {
   book_.Supersede(Ids('m', 0, 2));

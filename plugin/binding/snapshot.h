@@ -14,13 +14,26 @@
 
 namespace gpushm::plugin {
 
-// Two extended resources: units of GPU memory, and permission to use the pod's GPU.
-enum class Resource { kMemory, kAttach };
-inline constexpr std::array kResources = {Resource::kMemory, Resource::kAttach};
+// Three extended resources. Their order is that of kResources.
+enum class Resource {
+  kMemory,     // Units of GPU memory.
+  kAttach,     // Permission to use the pod's GPU.
+  kExclusive,  // GPUs that no other pod gets.
+};
+inline constexpr std::array kResources = {Resource::kMemory, Resource::kAttach,
+                                          Resource::kExclusive};
 
 // The name in pod specs and for the kubelet.
 inline std::string ResourceName(Resource resource) {
-  return resource == Resource::kMemory ? "gpushm.io/memory" : "gpushm.io/attach";
+  switch (resource) {
+    case Resource::kMemory:
+      return "gpushm.io/memory";
+    case Resource::kAttach:
+      return "gpushm.io/attach";
+    case Resource::kExclusive:
+      return "gpushm.io/exclusive";
+  }
+  return {};
 }
 
 using DeviceIds = std::set<std::string>;

@@ -279,6 +279,22 @@ TEST(SpecStore, EveryValueIsChecked) {
 
 // Goal: an ID is in one binding only, that of the file written last. Method: files that the test
 // writes.
+TEST(SpecStore, APodsOwnGpuIsInItsSpec) {
+  Binding alone = Sidecar();
+  alone.exclusive = {"x0001"};
+  const std::string good = SpecText(alone, {}).value();
+  ASSERT_TRUE(ParseSpec(kFile, good)) << ParseSpec(kFile, good).error().ToString();
+  EXPECT_EQ(*ParseSpec(kFile, good), alone);
+  EXPECT_EQ(SpecText(Sidecar(), {})->find("exclusive"), std::string::npos);
+  for (const std::string wrong : {"m0001", "x0001,x0001", "x1", ","}) {
+    std::string text = good;
+    text.replace(text.find("x0001"), 5, wrong);
+    const auto read = ParseSpec(kFile, text);
+    ASSERT_FALSE(read) << wrong;
+    EXPECT_EQ(read.error().code(), Code::kCorrupt);
+  }
+}
+
 TEST(SpecStore, OfTwoBindingsWithOneIdTheLaterCounts) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());

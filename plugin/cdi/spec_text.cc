@@ -24,6 +24,8 @@ constexpr std::string_view kGpuKey = "gpushm.io/gpu";
 constexpr std::string_view kNamespaceKey = "gpushm.io/namespace";
 constexpr std::string_view kPodKey = "gpushm.io/pod";
 constexpr std::string_view kContainerKey = "gpushm.io/container";
+// Only if the pod has its GPU alone. A plugin that does not know it takes the binding as shared.
+constexpr std::string_view kExclusiveKey = "gpushm.io/exclusive";
 
 constexpr size_t kMaxUuidBytes = 80;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE is 96.
 
@@ -36,7 +38,8 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 // The form that inventory.cc makes: a letter and four digits.
 bool IsDeviceId(Resource resource, std::string_view id) {
   constexpr size_t kIdBytes = 5;
-  if (id.size() != kIdBytes || id[0] != (resource == Resource::kMemory ? 'm' : 'a')) return false;
+  constexpr std::string_view kLetters = "max";  // In the order of kResources.
+  if (id.size() != kIdBytes || id[0] != kLetters.at(static_cast<size_t>(resource))) return false;
   const std::string_view digits = id.substr(1);
   if (!std::all_of(digits.begin(), digits.end(), IsDigit)) return false;
   unsigned number = 0;
@@ -57,6 +60,9 @@ std::string WrongWith(const Binding& binding) {
   if (binding.ids.empty()) return "the binding has no device IDs";
   for (const std::string& id : binding.ids) {
     if (!IsDeviceId(binding.resource, id)) return Concat("invalid device ID ", Quote(id));
+  }
+  for (const std::string& id : binding.exclusive) {
+    if (!IsDeviceId(Resource::kExclusive, id)) return Concat("invalid device ID ", Quote(id));
   }
   if (!IsUuid(binding.gpu)) return Concat("invalid GPU UUID ", Quote(binding.gpu));
   if (binding.owner == Owner{}) return {};  // Allocated early, not started yet.
@@ -244,12 +250,13 @@ Result<void> CheckEdits(const Edits& edits) {
 
 Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
-  const Json annotations = {{kVersionKey, std::to_string(kBindingVersion)},
-                            {kIdsKey, JoinIds(binding.ids)},
-                            {kGpuKey, binding.gpu},
-                            {kNamespaceKey, binding.owner.pod.name_space},
-                            {kPodKey, binding.owner.pod.name},
-                            {kContainerKey, binding.owner.container}};
+  Json annotations = {{kVersionKey, std::to_string(kBindingVersion)},
+                      {kIdsKey, JoinIds(binding.ids)},
+                      {kGpuKey, binding.gpu},
+                      {kNamespaceKey, binding.owner.pod.name_space},
+                      {kPodKey, binding.owner.pod.name},
+                      {kContainerKey, binding.owner.container}};
+  if (!binding.exclusive.empty()) annotations[kExclusiveKey] = JoinIds(binding.exclusive);
   return Encode(CdiKind(binding.resource), annotations, binding.name(), edits);
 }
 
@@ -298,6 +305,14 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
                    Concat("invalid or unsorted list of device IDs: ", Quote(get(kIdsKey))));
   }
   binding.ids = *ids;
+  if (const std::string exclusive = get(kExclusiveKey); !exclusive.empty()) {
+    const auto alone = SplitIds(exclusive);
+    if (!alone || !memory) {
+      return Damaged(file_name, Concat("invalid list of device IDs of gpushm.io/exclusive: ",
+                                       Quote(exclusive)));
+    }
+    binding.exclusive = *alone;
+  }
   binding.gpu = get(kGpuKey);
   binding.owner = {.pod = {.name_space = get(kNamespaceKey), .name = get(kPodKey)},
                    .container = get(kContainerKey)};

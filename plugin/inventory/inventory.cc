@@ -246,6 +246,7 @@ Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules&
          .units = static_cast<uint32_t>(Units(device, rules.reserve_bytes, rules.unit_bytes)),
          .tokens = rules.tokens});
   }
+  if (rules.exclusive) advertisement.exclusive_ids = Numbered('x', chosen->size());
   advertisement.devices = std::move(*chosen);
   advertisement.on_node = devices;
   advertisement.missing = std::move(selection->missing);

@@ -49,6 +49,9 @@ struct Rules {
   uint64_t reserve_bytes = uint64_t{1} << 30;
   // IDs of gpushm.io/attach for each device: the number of containers that can use it.
   uint32_t tokens = 64;
+  // Whether pods can have GPUs alone. With strategy "devices" the GPU is chosen before it is known
+  // that a pod wants that.
+  bool exclusive = true;
 
   friend bool operator==(const Rules&, const Rules&) = default;
 };
@@ -62,11 +65,20 @@ struct Advertisement {
   std::vector<Device> on_node;       // All devices of the node.
   std::vector<std::string> missing;  // Named in Rules::select, but not on this node.
   std::vector<Gpu> gpus;             // The same for the book, in that order; all healthy.
-  DeviceIds memory_ids;  // "m0000", ...: without place or topology, and the same at each start.
-  DeviceIds attach_ids;  // "a0000", ...
+  DeviceIds memory_ids;     // "m0000", ...: without place or topology, and the same at each start.
+  DeviceIds attach_ids;     // "a0000", ...
+  DeviceIds exclusive_ids;  // "x0000", ...: one for each device.
 
   const DeviceIds& IdsOf(Resource resource) const {
-    return resource == Resource::kMemory ? memory_ids : attach_ids;
+    switch (resource) {
+      case Resource::kMemory:
+        return memory_ids;
+      case Resource::kAttach:
+        return attach_ids;
+      case Resource::kExclusive:
+        break;
+    }
+    return exclusive_ids;
   }
 };
 

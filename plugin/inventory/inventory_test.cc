@@ -137,7 +137,8 @@ TEST(Inventory, PrintsWhatItWouldAdvertise) {
             "    1  Test GPU  GPU-1     81920Mi     79\n"
             "\n"
             "gpushm.io/memory: 158 (units of 1024Mi, 1024Mi of each device reserved)\n"
-            "gpushm.io/attach: 128 (64 for each device)\n");
+            "gpushm.io/attach: 128 (64 for each device)\n"
+            "gpushm.io/exclusive: 2 (one for each device)\n");
   const auto json = nlohmann::json::parse(Json(*all, rules));
   EXPECT_EQ(json["devices"][1]["uuid"], "GPU-1");
   EXPECT_EQ(json["devices"][1]["units"], 79);

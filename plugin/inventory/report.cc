@@ -39,7 +39,9 @@ std::string Table(const Advertisement& advertisement, const Rules& rules) {
   out << "\ngpushm.io/memory: " << advertisement.memory_ids.size() << " (units of "
       << MiB(rules.unit_bytes) << ", " << MiB(rules.reserve_bytes)
       << " of each device reserved)\ngpushm.io/attach: " << advertisement.attach_ids.size() << " ("
-      << rules.tokens << " for each device)\n";
+      << rules.tokens
+      << " for each device)\ngpushm.io/exclusive: " << advertisement.exclusive_ids.size()
+      << " (one for each device)\n";
   return std::move(out).str();
 }
 
@@ -63,7 +65,8 @@ std::string Json(const Advertisement& advertisement, const Rules& rules) {
       {"attach_tokens", rules.tokens},
       {"resources",
        {{ResourceName(Resource::kMemory), advertisement.memory_ids.size()},
-        {ResourceName(Resource::kAttach), advertisement.attach_ids.size()}}}};
+        {ResourceName(Resource::kAttach), advertisement.attach_ids.size()},
+        {ResourceName(Resource::kExclusive), advertisement.exclusive_ids.size()}}}};
   return all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

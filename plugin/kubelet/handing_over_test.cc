@@ -89,6 +89,7 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
   ASSERT_TRUE(second) << second.error().ToString();
   (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
   (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
+  (*second)->SetDevices(Resource::kExclusive, Devices("x", 1));
   ASSERT_TRUE((*second)->WaitFor([](const State& state) { return state.usable(); }, Soon()));
   ASSERT_TRUE(pods.Wait(3));
   EXPECT_EQ(pods.failed, 0) << pods.message;
@@ -97,7 +98,10 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
   if (GetParam()) {
     // Its streams end together with the first plugin's.
     EXPECT_TRUE(plugin->WaitFor(
-        [](const State& state) { return state.memory.failures > 0 && state.attach.failures > 0; },
+        [](const State& state) {
+          return std::ranges::all_of(state.resources,
+                                     [](const ResourceState& one) { return one.failures > 0; });
+        },
         Soon()));
   }
   ASSERT_TRUE(Usable());
@@ -131,6 +135,7 @@ TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
   ASSERT_TRUE(second) << second.error().ToString();
   (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
   (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
+  (*second)->SetDevices(Resource::kExclusive, Devices("x", 1));
   admits.join();
   EXPECT_FALSE(kubelet->StatusOf(uid).failed) << kubelet->StatusOf(uid).message;
   EXPECT_EQ(second_handler.Count("allocate"), 2U);
@@ -160,6 +165,7 @@ TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
   if (second) {
     (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
     (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
+    (*second)->SetDevices(Resource::kExclusive, Devices("x", 1));
     EXPECT_TRUE((*second)->WaitFor([](const State& state) { return state.usable(); }, Soon()));
     const Deadline asked = Soon();
     while (second_handler.Count("allocate") == 0 && !asked.Passed()) std::this_thread::yield();

@@ -61,7 +61,8 @@ TEST_F(KubeletRestart, RegistersAgainAndKeepsWhatRuns) {
   const size_t allocated = handler.Count("allocate");
   const State before = plugin->state();
   kubelet->Stop();
-  EXPECT_TRUE(plugin->WaitFor([](const State& state) { return !state.memory.usable(); }, Soon()));
+  EXPECT_TRUE(plugin->WaitFor(
+      [](const State& state) { return !state.Of(Resource::kMemory).usable(); }, Soon()));
   ASSERT_TRUE(kubelet->Start());
   kubelet->Readmit();
   ASSERT_TRUE(UsableAgain(before));
@@ -109,8 +110,8 @@ TEST_F(KubeletRestart, KeepsNoFilesInTheKubeletsFolder) {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(options.folder))
     names.insert(entry.path().filename());
-  EXPECT_EQ(names,
-            (std::set<std::string>{"gpushm-attach.sock", "gpushm-memory.sock", "kubelet.sock"}));
+  EXPECT_EQ(names, (std::set<std::string>{"gpushm-attach.sock", "gpushm-exclusive.sock",
+                                          "gpushm-memory.sock", "kubelet.sock"}));
 }
 
 // Goal: none of many restarts leaves a resource at allocatable 0. Method: all kinds of death;
@@ -208,9 +209,9 @@ TEST_F(KubeletNotYetListening, IsTriedUntilItDoes) {
     const ListeningSocket gone = std::move(*dead);
   }
   StartPlugin();
-  ASSERT_TRUE(
-      plugin->WaitFor([](const State& state) { return state.memory.failures >= 3; }, Soon()));
-  EXPECT_THAT(plugin->state().memory.last_error, HasSubstr("gpushm.io/memory"));
+  ASSERT_TRUE(plugin->WaitFor(
+      [](const State& state) { return state.Of(Resource::kMemory).failures >= 3; }, Soon()));
+  EXPECT_THAT(plugin->state().Of(Resource::kMemory).last_error, HasSubstr("gpushm.io/memory"));
   StartKubelet();
   EXPECT_TRUE(Usable());
 }
@@ -267,7 +268,7 @@ TEST_P(ReRegisterWhileOldStreamIsOpen, EndsItFirst) {
   // Even after the end of the old stream must have been noticed, everything works.
   AddRunningPod(SharingPod("after"));
   EXPECT_EQ(kubelet->Allocatable(kMemory), 8U);
-  EXPECT_EQ(plugin->state().memory.failures, 0U);
+  EXPECT_EQ(plugin->state().Of(Resource::kMemory).failures, 0U);
 }
 
 // The same with a kubelet that notices later than the plugin's grace: the registration that it
@@ -278,8 +279,8 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedIfItWasTooEarly) {
   options.times.grace_ms = 1;
   StartBoth();
   ASSERT_TRUE(kubelet->ListenAgain());
-  ASSERT_TRUE(
-      plugin->WaitFor([](const State& state) { return state.memory.failures > 0; }, Soon()));
+  ASSERT_TRUE(plugin->WaitFor(
+      [](const State& state) { return state.Of(Resource::kMemory).failures > 0; }, Soon()));
   EXPECT_TRUE(Usable());
 }
 
@@ -289,9 +290,9 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedOnAnotherSocketIfItWasTooEarly)
   options.times.grace_ms = 1;
   StartBoth();
   ASSERT_TRUE(kubelet->ListenAgain());
-  ASSERT_TRUE(
-      plugin->WaitFor([](const State& state) { return state.memory.failures > 0; }, Soon()));
-  EXPECT_THAT(plugin->state().memory.last_error, HasSubstr("already connected"));
+  ASSERT_TRUE(plugin->WaitFor(
+      [](const State& state) { return state.Of(Resource::kMemory).failures > 0; }, Soon()));
+  EXPECT_THAT(plugin->state().Of(Resource::kMemory).last_error, HasSubstr("already connected"));
   EXPECT_TRUE(Usable());
   EXPECT_TRUE(std::filesystem::exists(folder / "device-plugins/gpushm-memory-2.sock"));
   EXPECT_FALSE(std::filesystem::exists(folder / "device-plugins/gpushm-memory.sock"));
@@ -316,7 +317,7 @@ TEST_F(Forgotten, IsSeenInPodResourcesAndRenewed) {
   plugin->Renew(Resource::kMemory);
   ASSERT_TRUE(plugin->WaitFor(
       [&](const State& state) {
-        return state.memory.usable() && kubelet->streams(kMemory) > before;
+        return state.Of(Resource::kMemory).usable() && kubelet->streams(kMemory) > before;
       },
       Soon()));
   EXPECT_TRUE(Usable());

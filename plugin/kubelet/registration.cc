@@ -36,6 +36,18 @@ struct SocketFiles {
   std::string other;
 };
 
+const std::string& SocketOf(Resource resource, const Registration::Options& options) {
+  switch (resource) {
+    case Resource::kMemory:
+      return options.memory_socket;
+    case Resource::kAttach:
+      return options.attach_socket;
+    case Resource::kExclusive:
+      break;
+  }
+  return options.exclusive_socket;
+}
+
 // Which of the two names this plugin takes first.
 SocketFiles FilesOf(const std::string& name, const Registration::Options& options) {
   SocketFiles files{.mine = name + kSuffix, .other = name + kOtherSuffix};
@@ -79,8 +91,7 @@ class Registration::Registrar {
         kubelet_path_(Concat(options_.folder, "/", options_.kubelet_socket)),
         watch_(options_.folder),
         loop_(std::move(loop)) {
-    Add(&lines_[0], Resource::kMemory, options_.memory_socket, handler);
-    Add(&lines_[1], Resource::kAttach, options_.attach_socket, handler);
+    for (const Resource resource : kResources) Add(resource, handler);
     loop_->Post([this] { Begin(); });
     thread_ = std::thread([this] { loop_->Run(); });
   }
@@ -88,7 +99,7 @@ class Registration::Registrar {
 
   // Any thread.
   void SetDevices(Resource resource, std::vector<Advertised> devices) {
-    Line* const line = &lines_[resource == Resource::kMemory ? 0 : 1];
+    Line* const line = &LineOf(resource);
     line->server->SetDevices(std::move(devices));
     loop_->Post([this, line] {
       if (std::exchange(line->advertised, true)) return;
@@ -99,7 +110,7 @@ class Registration::Registrar {
 
   // Any thread.
   void Renew(Resource resource) {
-    Line* const line = &lines_[resource == Resource::kMemory ? 0 : 1];
+    Line* const line = &LineOf(resource);
     loop_->Post([this, line] {
       LogWarning("registration-renewed", {{"resource", line->name}});
       line->grace_ms = std::min(2 * line->grace_ms, options_.times.backoff_max_ms);
@@ -193,8 +204,11 @@ class Registration::Registrar {
 
   std::string PathOf(const std::string& file) const { return Concat(options_.folder, "/", file); }
 
-  void Add(Line* line, Resource resource, const std::string& socket, Handler* handler) {
-    const SocketFiles files = FilesOf(socket, options_);
+  Line& LineOf(Resource resource) { return lines_.at(static_cast<size_t>(resource)); }
+
+  void Add(Resource resource, Handler* handler) {
+    Line* const line = &LineOf(resource);
+    const SocketFiles files = FilesOf(SocketOf(resource, options_), options_);
     line->resource = resource;
     line->name = options_.names.Of(resource);
     line->file = files.mine;
@@ -219,7 +233,7 @@ class Registration::Registrar {
   void Update(Line* line, Change change) {
     {
       const std::lock_guard lock(mutex_);
-      change(line->resource == Resource::kMemory ? &state_.memory : &state_.attach);
+      change(&state_.Of(line->resource));
     }
     changed_.notify_all();
   }
@@ -250,7 +264,9 @@ class Registration::Registrar {
 
   // Compares the folder with its last state.
   void Look() {
-    watch_.Refresh({kubelet_path_, lines_[0].path, lines_[1].path});
+    std::vector<std::string> paths = {kubelet_path_};
+    for (const Line& line : lines_) paths.push_back(line.path);
+    watch_.Refresh(paths);
     const std::optional<FileId> kubelet = Identify(kubelet_path_);
     const bool changed = kubelet != kubelet_;
     if (changed && !kubelet) LogInfo("kubelet-gone", {{"socket", kubelet_path_}});
@@ -451,7 +467,7 @@ class Registration::Registrar {
   const std::string kubelet_path_;
   FolderWatch watch_;
   const std::unique_ptr<EventLoop> loop_;
-  std::array<Line, 2> lines_;
+  std::array<Line, kResources.size()> lines_;
   std::optional<FileId> kubelet_;  // Its socket at the last check.
   bool seen_kubelet_ = false;
   bool blind_ = false;
@@ -479,9 +495,9 @@ Result<std::unique_ptr<Registration>> Registration::Start(Options options, Handl
 }
 
 Result<void> Registration::CheckAlone(const Options& options) {
-  for (const std::string& name : {options.memory_socket, options.attach_socket}) {
+  for (const Resource resource : kResources) {
     for (const char* const suffix : {kSuffix, kOtherSuffix}) {
-      const std::string path = Concat(options.folder, "/", name, suffix);
+      const std::string path = Concat(options.folder, "/", SocketOf(resource, options), suffix);
       if (SomeoneAccepts(path)) {
         return Fail(Code::kAlreadyExists, Concat("another process serves ", path),
                     "run one plugin per node; a standby plugin needs the same state-folder");

@@ -1,4 +1,4 @@
-// Serves both resources to the kubelet and keeps them registered, whatever happens to the kubelet,
+// Serves the resources to the kubelet and keeps them registered, whatever happens to the kubelet,
 // its folder and its sockets.
 //
 // The kubelet does not announce a restart: it empties its folder and creates a new kubelet.sock. So
@@ -37,6 +37,8 @@
 // Register, which blocks, has a thread for each resource. Calls run on gRPC's threads.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -65,14 +67,14 @@ struct ResourceState {
 
 struct State {
   std::string withheld;  // Why the plugin deliberately does not register; empty: it does.
-  ResourceState memory;
-  ResourceState attach;
+  std::array<ResourceState, kResources.size()> resources;
 
   const ResourceState& Of(Resource resource) const {
-    return resource == Resource::kMemory ? memory : attach;
+    return resources.at(static_cast<size_t>(resource));
   }
-  // Whether the kubelet knows both.
-  bool usable() const { return memory.usable() && attach.usable(); }
+  ResourceState& Of(Resource resource) { return resources.at(static_cast<size_t>(resource)); }
+  // Whether the kubelet knows all of them.
+  bool usable() const { return std::ranges::all_of(resources, &ResourceState::usable); }
 };
 
 class Registration {
@@ -97,6 +99,7 @@ class Registration {
     std::string kubelet_socket = "kubelet.sock";
     std::string memory_socket = "gpushm-memory";  // Without ".sock", see "Names" above.
     std::string attach_socket = "gpushm-attach";
+    std::string exclusive_socket = "gpushm-exclusive";
     bool beside = false;  // Whether another plugin hands over to this one.
     ResourceNames names = {};
     bool prefers = false;  // Whether the Handler's Prefer is offered to the kubelet.

@@ -80,24 +80,25 @@ class NoHandler final : public Handler {
   DeviceIds Prefer(Resource, const DeviceIds&, const DeviceIds&, size_t) override { return {}; }
 };
 
-TEST_F(RegistrationTest, RegistersBothResources) {
+TEST_F(RegistrationTest, RegistersAllResources) {
   StartKubelet();
   StartPlugin();
   ASSERT_TRUE(Usable());
   EXPECT_EQ(kubelet->registrations(kMemory), 1U);
   EXPECT_EQ(kubelet->registrations(kAttach), 1U);
   const State state = plugin->state();
-  EXPECT_EQ(state.memory.registrations, 1U);
-  EXPECT_EQ(state.memory.last_error, "");
+  EXPECT_EQ(state.Of(Resource::kMemory).registrations, 1U);
+  EXPECT_EQ(state.Of(Resource::kMemory).last_error, "");
 }
 
 TEST_F(RegistrationTest, RegistersNothingThatWasNotAdvertised) {
   StartKubelet();
   plugin = *Registration::Start(options, &handler);
   plugin->SetDevices(Resource::kAttach, Devices("a", 4));
+  plugin->SetDevices(Resource::kExclusive, Devices("x", 1));
   ASSERT_TRUE(kubelet->WaitAllocatable(kAttach, 4, Soon()));
   EXPECT_EQ(kubelet->registrations(kMemory), 0U);
-  EXPECT_FALSE(plugin->state().memory.advertised);
+  EXPECT_FALSE(plugin->state().Of(Resource::kMemory).advertised);
 }
 
 TEST_F(RegistrationTest, SaysInOptionsWhatItWants) {
@@ -115,7 +116,10 @@ TEST_F(RegistrationTest, SaysInOptionsWhatItWants) {
 TEST_F(RegistrationTest, WaitsForAFolderThatIsNotThereYet) {
   StartPlugin();
   EXPECT_TRUE(plugin->WaitFor(
-      [](const State& state) { return state.memory.failures > 0 && state.attach.failures > 0; },
+      [](const State& state) {
+        return std::ranges::all_of(state.resources,
+                                   [](const ResourceState& one) { return one.failures > 0; });
+      },
       Soon()));
   StartKubelet();
   EXPECT_TRUE(Usable());
@@ -149,7 +153,7 @@ TEST_F(RegistrationTest, ListensAgainWhenItsSocketIsRemoved) {
     ASSERT_EQ(kubelet->Allocatable(kMemory), 8U);
   }
   EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(SharingPod("after"))).failed);
-  EXPECT_EQ(plugin->state().memory.registrations, 1U);
+  EXPECT_EQ(plugin->state().Of(Resource::kMemory).registrations, 1U);
   // The new socket works as well as the first.
   const State before = plugin->state();
   ASSERT_TRUE(kubelet->Restart());
@@ -161,10 +165,10 @@ TEST_F(RegistrationTest, RegistersAgainWhenTheStreamEnds) {
   StartPlugin();
   ASSERT_TRUE(Usable());
   kubelet->DropStream(kMemory);
-  EXPECT_TRUE(
-      plugin->WaitFor([](const State& state) { return state.memory.registrations == 2; }, Soon()));
+  EXPECT_TRUE(plugin->WaitFor(
+      [](const State& state) { return state.Of(Resource::kMemory).registrations == 2; }, Soon()));
   EXPECT_TRUE(Usable());
-  EXPECT_EQ(plugin->state().attach.registrations, 1U);
+  EXPECT_EQ(plugin->state().Of(Resource::kAttach).registrations, 1U);
 }
 
 TEST_F(RegistrationTest, RegistersAgainWhenNoStreamOpens) {
@@ -173,7 +177,9 @@ TEST_F(RegistrationTest, RegistersAgainWhenNoStreamOpens) {
   kubelet->LoseStreams(3);
   StartPlugin();
   ASSERT_TRUE(Usable());
-  EXPECT_EQ(kubelet->registrations(kMemory) + kubelet->registrations(kAttach), 5U);
+  EXPECT_EQ(kubelet->registrations(kMemory) + kubelet->registrations(kAttach) +
+                kubelet->registrations(kExclusive),
+            6U);
 }
 
 TEST_F(RegistrationTest, KeepsTryingWhileRefused) {
@@ -181,7 +187,9 @@ TEST_F(RegistrationTest, KeepsTryingWhileRefused) {
   kubelet->RefuseRegistrations(9);
   StartPlugin();
   ASSERT_TRUE(Usable());
-  EXPECT_EQ(plugin->state().memory.failures + plugin->state().attach.failures, 9U);
+  uint64_t failures = 0;
+  for (const ResourceState& resource : plugin->state().resources) failures += resource.failures;
+  EXPECT_EQ(failures, 9U);
 }
 
 TEST_F(RegistrationTest, RegistersAtOnceWithANewSocketOfTheSameKubelet) {
@@ -217,7 +225,10 @@ TEST_F(RegistrationTest, EndsABackOffWhenTheKubeletAppears) {
   }
   StartPlugin();
   ASSERT_TRUE(plugin->WaitFor(
-      [](const State& state) { return state.memory.failures > 0 && state.attach.failures > 0; },
+      [](const State& state) {
+        return std::ranges::all_of(state.resources,
+                                   [](const ResourceState& one) { return one.failures > 0; });
+      },
       Soon()));
   options.times.backoff_first_ms = 5;
   StartKubelet();
@@ -243,7 +254,7 @@ TEST_F(RegistrationTest, NeverPushesATwinAside) {
   ASSERT_TRUE(twin);
   ASSERT_TRUE(plugin->WaitFor(
       [](const State& state) {
-        return state.memory.last_error.find("another process") != std::string::npos;
+        return state.Of(Resource::kMemory).last_error.find("another process") != std::string::npos;
       },
       Soon()));
   EXPECT_TRUE(twin->InPlace());
@@ -311,7 +322,7 @@ TEST_F(RegistrationTest, TellsEveryChangeOfHealth) {
   EXPECT_EQ(kubelet->Capacity(kMemory), 8U);
   plugin->SetDevices(Resource::kMemory, Devices("m", 8));
   EXPECT_TRUE(kubelet->WaitAllocatable(kMemory, 8, Soon()));
-  EXPECT_EQ(plugin->state().memory.registrations, 1U);
+  EXPECT_EQ(plugin->state().Of(Resource::kMemory).registrations, 1U);
 }
 
 // Goal: a slow reader misses only outdated lists. Method: a client reads nothing while far more

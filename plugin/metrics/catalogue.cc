@@ -210,7 +210,9 @@ constexpr MetricInfo kMetrics[] = {
     {kPluginDevices, "gpushm_plugin_devices", kGauge, kResource,
      "Advertised device IDs: units of memory, or permissions to attach."},
     {kPluginUnhealthyDevices, "gpushm_plugin_unhealthy_devices", kGauge, kResource,
-     "Advertised device IDs that are reported unhealthy."},
+     "Advertised device IDs that are reported unhealthy, so that the scheduler does not count with "
+     "them: their GPU is unhealthy or takes no new pod. Of gpushm.io/exclusive also those of GPUs "
+     "that pods share."},
     {kPluginBoundDevices, "gpushm_plugin_bound_devices", kGauge, kResource,
      "Advertised device IDs that are bound to containers."},
     {kMissingGpus, "gpushm_plugin_missing_gpus", kGauge, "gpu",

@@ -53,7 +53,10 @@ std::map<Resource, uint64_t> Collector::Bound() const {
   std::map<Resource, uint64_t> bound;
   for (const Resource resource : kResources) bound[resource] = 0;
   if (!book_) return bound;
-  for (const Binding& binding : book_->bindings) bound[binding.resource] += binding.ids.size();
+  for (const Binding& binding : book_->bindings) {
+    bound[binding.resource] += binding.ids.size();
+    bound[Resource::kExclusive] += binding.exclusive.size();
+  }
   return bound;
 }
 

@@ -522,8 +522,10 @@ function drawResources(resources) {
   sync(byId('resources'), resources, (r) => r.name, () => el('li'), (item, r) => {
     const state = r.registered ? 'registered' : 'not registered with the kubelet';
     const bound = `${r.bound} of ${r.devices} bound`;
-    setText(item, `${r.name}: ${state}, ${bound}, ${r.unhealthy} unhealthy`);
-    setClass(item, r.registered && r.unhealthy === 0 ? '' : 'warn');
+    // Of gpushm.io/exclusive, GPUs with pods that share them are not free, which is no fault.
+    const alone = r.name === 'gpushm.io/exclusive';
+    setText(item, `${r.name}: ${state}, ${bound}, ${r.unhealthy} ${alone ? 'not free' : 'unhealthy'}`);
+    setClass(item, r.registered && (alone || r.unhealthy === 0) ? '' : 'warn');
   });
 }
 

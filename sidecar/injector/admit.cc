@@ -86,8 +86,10 @@ void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
   if (there != nullptr && !plan.redo) {
     patch->Set(there->at / "restartPolicy", "Always");
     for (const char* const list : {"limits", "requests"}) {
-      if (IsNumber(there->Resource(list, kMemoryResource), plan.units)) continue;
-      patch->Set(there->at / "resources" / list / kMemoryResource, std::to_string(plan.units));
+      for (const auto& [resource, count] : GpuRequests(plan)) {
+        if (IsNumber(there->Resource(list, resource), count)) continue;
+        patch->Set(there->at / "resources" / list / resource, std::to_string(count));
+      }
     }
     return;
   }
@@ -153,10 +155,11 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   }
   if (plan.stale)
     return "its sidecar was made for other annotations: another webhook changed the annotations";
-  const Json* const units = sidecar->Resource("limits", kMemoryResource);
-  if (!IsNumber(units, plan.units)) {
-    return Concat("its sidecar must request ", plan.units, " ", kMemoryResource,
-                  ", but another webhook changed that to ", Shown(units));
+  for (const auto& [resource, count] : GpuRequests(plan)) {
+    const Json* const there = sidecar->Resource("limits", resource);
+    if (IsNumber(there, count)) continue;
+    return Concat("its sidecar must request ", count, " ", resource,
+                  ", but another webhook changed that to ", Shown(there));
   }
   if (!sidecar->Mounts({{"name", kVolumeName}, {"mountPath", kSocketFolder}})) {
     return "its sidecar must mount the volume gpushm, but another webhook removed the mount";

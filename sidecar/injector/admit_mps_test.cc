@@ -186,6 +186,38 @@ TEST(Mps, WhatAnotherWebhookRemovedComesBackOrIsDenied) {
   EXPECT_THAT(admission.Mutate(off).message, HasSubstr("does not ask for MPS any more"));
 }
 
+TEST(Exclusive, TheSidecarRequestsTheGpuAlone) {
+  const Admission admission = TestAdmission();
+  Json pod = Injected(admission, PodOf({{"gpushm.io/exclusive", "true"}}, std::nullopt));
+  for (const std::string list : {"limits", "requests"}) {
+    EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"][list]["gpushm.io/exclusive"], "1");
+    EXPECT_FALSE(ContainerOf(pod, "model")["resources"]
+                     .value(list, Json::object())
+                     .contains("gpushm.io/exclusive"));
+  }
+  EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
+  for (const char* const value : {"false", ""}) {
+    const Json shares = value[0] == 0 ? PodOf({}, std::nullopt)
+                                      : PodOf({{"gpushm.io/exclusive", value}}, std::nullopt);
+    EXPECT_EQ(
+        ContainerOf(Injected(admission, shares), "gpushm").dump().find("gpushm.io/exclusive\":"),
+        std::string::npos);
+  }
+  // Another webhook removed the request.
+  Json changed = pod;
+  for (Json& container : changed["spec"]["initContainers"]) {
+    if (container["name"] == "gpushm")
+      container["resources"]["limits"].erase("gpushm.io/exclusive");
+  }
+  EXPECT_THAT(admission.Validate(changed).message,
+              HasSubstr("its sidecar must request 1 gpushm.io/exclusive"));
+  EXPECT_EQ(ContainerOf(Injected(admission, changed), "gpushm")["resources"],
+            ContainerOf(pod, "gpushm")["resources"]);
+  Json own = PodOf({}, std::nullopt);
+  own["spec"]["containers"][0]["resources"]["limits"]["gpushm.io/exclusive"] = "1";
+  EXPECT_THAT(admission.Mutate(own).message, HasSubstr("only gpushm may request this resource"));
+}
+
 TEST(CudaIpc, ALibraryThatTheLinkerLoadsInEachContainerThatAttaches) {
   const Admission admission = TestAdmission();
   const Json pod = Injected(admission, PodOf({{"gpushm.io/cuda-ipc", "true"}}, std::nullopt));

@@ -150,7 +150,7 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
                                "remove it; gpushm adds a request for 1"));
         } else if (IsNumber(&value, 0)) {
           continue;  // Requests none.
-        } else if (key == kMemoryResource || key == kAttachResource) {
+        } else if (key == kMemoryResource || key == kAttachResource || key == kExclusiveResource) {
           errors->Add(PodError(
               field,
               "only gpushm may request this resource, for the containers that the annotations name",

@@ -64,9 +64,10 @@ Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   if (IsGuaranteed(pod)) request = limit;
   const std::string memory = config::FormatBytes(asked.memory_bytes.value_or(
       settings.memory_bytes + (plan.loads ? settings.loader_memory_bytes : 0)));
-  const std::string units = std::to_string(plan.units);
-  Json resources = {{"requests", {{kMemoryResource, units}}},
-                    {"limits", {{kMemoryResource, units}}}};
+  Json resources;
+  for (const auto& [resource, count] : GpuRequests(plan)) {
+    resources["requests"][resource] = resources["limits"][resource] = std::to_string(count);
+  }
   if (asked.cpu_millis || !PodHas(pod, "cpu")) {
     resources["requests"]["cpu"] = Cpus(request);
     resources["limits"]["cpu"] = Cpus(limit);
@@ -133,6 +134,12 @@ Json Arguments(const Plan& plan) {
 
 // YAML in which each value is a JSON string, which is also a valid YAML string. The kubelet expands
 // $(NAME) and turns $$ into $.
+std::vector<std::pair<std::string, uint64_t>> GpuRequests(const Plan& plan) {
+  std::vector<std::pair<std::string, uint64_t>> requests = {{kMemoryResource, plan.units}};
+  if (plan.spec.exclusive) requests.emplace_back(kExclusiveResource, 1);
+  return requests;
+}
+
 std::string BuffersVariable(const PodView& pod) {
   std::string text;
   for (const auto& [key, value] : pod.annotations()) {

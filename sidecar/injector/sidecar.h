@@ -13,6 +13,10 @@ namespace gpushm::injector {
 
 inline constexpr char kMemoryResource[] = "gpushm.io/memory";
 inline constexpr char kAttachResource[] = "gpushm.io/attach";
+inline constexpr char kExclusiveResource[] = "gpushm.io/exclusive";
+
+// What the sidecar requests of the device plugin: resources and their numbers.
+std::vector<std::pair<std::string, uint64_t>> GpuRequests(const Plan& plan);
 
 // The annotations in the form in which the broker reads them from its environment.
 std::string BuffersVariable(const PodView& pod);

@@ -1,7 +1,7 @@
 """Pods that share GPU memory, written by hand as the webhook would write them."""
 
 from case import container, pod
-from plugin import ATTACH, MEMORY
+from plugin import ATTACH, EXCLUSIVE, MEMORY
 from settings import image
 
 _SOCKETS = {"name": "gpushm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}}
@@ -32,8 +32,12 @@ def sidecar(units, buffers, names):
                             "capabilities": {"drop": ["ALL"]}}}
 
 
-def gpu_pod(name, units=1, buffers=None, users=("a",), **spec):
-    """A sidecar with `units` units, and containers that use its buffers."""
+def gpu_pod(name, units=1, buffers=None, users=("a",), exclusive=0, **spec):
+    """A sidecar with `units` units, and containers that use its buffers. `exclusive`: GPUs that it
+    wants alone."""
+    broker = sidecar(units, buffers or {"data": "4Mi"},
+                     [u["name"] if isinstance(u, dict) else u for u in users])
+    if exclusive:
+        broker["resources"]["limits"][EXCLUSIVE] = str(exclusive)
     return pod(name, *(u if isinstance(u, dict) else user(u) for u in users), volumes=[_SOCKETS],
-               initContainers=[sidecar(units, buffers or {"data": "4Mi"}, [
-                   u["name"] if isinstance(u, dict) else u for u in users])], **spec)
+               initContainers=[broker], **spec)

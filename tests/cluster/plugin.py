@@ -11,7 +11,7 @@ import settings
 
 NAMESPACE = "gpushm-system"
 NAME = "gpushm-plugin"
-MEMORY, ATTACH = "gpushm.io/memory", "gpushm.io/attach"
+MEMORY, ATTACH, EXCLUSIVE = "gpushm.io/memory", "gpushm.io/attach", "gpushm.io/exclusive"
 TOKENS = 64 * settings.GPUS
 UNITS_OF_GPU = settings.GPU_GIB - 1  # A unit is 1 GiB, and the same amount is kept back.
 UNITS = UNITS_OF_GPU * settings.GPUS
@@ -122,14 +122,15 @@ class Plugin:
         return self._cluster.process("kubelet"), self._registrations()
 
     def wait_registered(self, mark):
-        """Waits until the kubelet has both resources again since `mark`. Allocatable is not enough:
+        """Waits until the kubelet has all resources again since `mark`. Allocatable is not enough:
         it lags by a second, and may never show a short absence."""
         kubelet, counts = mark
 
         def again():
             now = self._registrations()
             before = counts if self._cluster.process("kubelet") == kubelet else {}
-            return all(now.get(name, 0) > before.get(name, 0) for name in (MEMORY, ATTACH))
+            return all(now.get(name, 0) > before.get(name, 0)
+                       for name in (MEMORY, ATTACH, EXCLUSIVE))
 
         wait_until(lambda: f"not registered again: {self._registrations()}, before {counts}: "
                    + self._state(self._api.list("Pod", NAMESPACE)), TIMEOUT_S, again, 0.1)
@@ -142,11 +143,15 @@ class Plugin:
             r'^kubelet_device_plugin_registration_total\{resource_name="([^"]+)"\} (\S+)$', metrics,
             re.MULTILINE)}
 
-    def wait_serving(self, units=UNITS, tokens=TOKENS):
-        """Waits until it runs and the node has this number of units and tokens."""
+    def wait_serving(self, units=UNITS, tokens=TOKENS, exclusive=None):
+        """Waits until it runs and the node has this number of units, of tokens, and if it is given, of
+        GPUs that a pod could have alone."""
+        wanted = {MEMORY: str(units), ATTACH: str(tokens)}
+        if exclusive is not None:
+            wanted[EXCLUSIVE] = str(exclusive)
+
         def serves(nodes):
-            have = nodes[settings.NODE_NAME]["status"]["allocatable"]
-            return have.get(MEMORY) == str(units) and have.get(ATTACH) == str(tokens)
+            return wanted.items() <= nodes[settings.NODE_NAME]["status"]["allocatable"].items()
 
         self._api.wait("Node", None, serves, TIMEOUT_S, self._why_not)
         self._api.wait(

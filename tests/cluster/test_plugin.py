@@ -8,7 +8,7 @@ import time
 from case import (ClusterCase, RESTRICTED, container, describe_all, is_ready, pod, replica_set,
                   statuses)
 from gpu_pods import gpu_pod, user
-from plugin import ATTACH, MEMORY, NAMESPACE, TOKENS, UNITS, UNITS_OF_GPU, Plugin
+from plugin import ATTACH, EXCLUSIVE, MEMORY, NAMESPACE, TOKENS, UNITS, UNITS_OF_GPU, Plugin
 from processes import wait_until
 from settings import GPUS, NODE_NAME, gpu_uuid
 
@@ -213,11 +213,39 @@ class WhoseGpuTest(PluginCase):
         wait_ready("late")
 
 
+    def test_a_pod_can_have_its_gpu_alone(self):
+        """Goal: nobody joins it, also over the plugin's end, and the scheduler counts with that."""
+        self.create(gpu_pod("shares"))
+        self.wait_ready("shares")
+        self.plugin.wait_serving(exclusive=GPUS - 1)
+        self.run_pod(gpu_pod("alone", exclusive=1))
+        taken = self.gpu_of("alone", "a")
+        self.assertNotEqual(self.gpu_of("shares", "a"), taken)
+        left = {"units": UNITS - UNITS_OF_GPU + 1, "tokens": TOKENS - TOKENS // GPUS + 1,
+                "exclusive": GPUS - 1}
+        self.plugin.wait_serving(**left)
+        self.plugin.kill()
+        self.plugin.wait_serving(**left)
+        self.create(gpu_pod("joins", units=UNITS_OF_GPU))
+        self.wait_ready("joins")
+        self.assertNotEqual(self.gpu_of("joins", "a"), taken)
+        self.delete_pods("alone", "shares", "joins")
+        self.plugin.wait_released()
+        self.plugin.wait_serving(exclusive=GPUS)
+
+    def test_only_a_sidecar_can_ask_for_a_gpu_of_its_own(self):
+        wrong = gpu_pod("wrong")
+        wrong["spec"]["containers"][0]["resources"]["limits"][EXCLUSIVE] = "1"
+        self.create(wrong)
+        self.wait_event("wrong", "requests gpushm.io/exclusive without gpushm.io/memory")
+
+
 class AdvertisingTest(PluginCase):
 
     def test_allocatable_is_what_the_gpus_have(self):
         have = self.api.get("Node", NODE_NAME)["status"]["allocatable"]
-        self.assertEqual((have[MEMORY], have[ATTACH]), (str(UNITS), str(TOKENS)))
+        self.assertEqual((have[MEMORY], have[ATTACH], have[EXCLUSIVE]),
+                         (str(UNITS), str(TOKENS), str(GPUS)))
 
 
 class SharingTest(PluginCase):

@@ -23,6 +23,7 @@ namespace gpushm::plugin::kubelet::testing {
 
 inline constexpr char kMemory[] = "gpushm.io/memory";
 inline constexpr char kAttach[] = "gpushm.io/attach";
+inline constexpr char kExclusive[] = "gpushm.io/exclusive";
 // Long enough for a busy machine under a sanitizer; only failing tests reach it.
 inline constexpr int64_t kLongMs = 30'000;
 inline Deadline Soon() { return Deadline::AfterMs(kLongMs); }
@@ -128,12 +129,12 @@ class KubeletTest : public ::testing::Test {
     plugin = std::move(*started);
     plugin->SetDevices(Resource::kMemory, Devices("m", units));
     plugin->SetDevices(Resource::kAttach, Devices("a", tokens));
+    plugin->SetDevices(Resource::kExclusive, Devices("x", 1));
   }
   // Whether both sides agree that the resources are usable.
   [[nodiscard]] ::testing::AssertionResult Usable(size_t units = 8, size_t tokens = 4) {
     if (!plugin->WaitFor([](const State& state) { return state.usable(); }, Soon()))
-      return ::testing::AssertionFailure() << "memory: " << plugin->state().memory.last_error
-                                           << ", attach: " << plugin->state().attach.last_error;
+      return ::testing::AssertionFailure() << Errors();
     if (!kubelet->WaitAllocatable(kMemory, units, Soon()) ||
         !kubelet->WaitAllocatable(kAttach, tokens, Soon()))
       return ::testing::AssertionFailure() << "allocatable " << kubelet->Allocatable(kMemory);
@@ -143,12 +144,22 @@ class KubeletTest : public ::testing::Test {
   [[nodiscard]] ::testing::AssertionResult UsableAgain(const State& before) {
     const bool again = plugin->WaitFor(
         [&](const State& state) {
-          return state.memory.registrations > before.memory.registrations &&
-                 state.attach.registrations > before.attach.registrations;
+          return std::ranges::all_of(kResources, [&](Resource resource) {
+            return state.Of(resource).registrations > before.Of(resource).registrations;
+          });
         },
         Soon());
     if (!again) return ::testing::AssertionFailure() << "not registered again";
     return Usable();
+  }
+
+  // The last error of each resource.
+  std::string Errors() const {
+    std::string text;
+    for (const Resource resource : kResources) {
+      text += Concat(ResourceName(resource), ": ", plugin->state().Of(resource).last_error, "\n");
+    }
+    return text;
   }
 
   TempFolder folder;

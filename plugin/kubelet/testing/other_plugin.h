@@ -18,7 +18,10 @@ class OtherPlugin : public Handler {
     options.folder = folder;
     options.memory_socket = "other";
     options.attach_socket = "other-unused";
-    options.names = {.memory = resource, .attach = "unused.example.com/unused"};
+    options.exclusive_socket = "other-unused-too";
+    options.names = {.memory = resource,
+                     .attach = "unused.example.com/unused",
+                     .exclusive = "unused.example.com/unused-too"};
     auto started = Registration::Start(std::move(options), this);
     if (!started) return;
     registration_ = std::move(*started);
