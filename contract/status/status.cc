@@ -66,6 +66,7 @@ void Members(Io& io, Value& value) {
     io("reason", value.reason);
     io.New("taken_by", value.taken_by);
     io.New("drained", value.drained);
+    io.New("exclusive_to", value.exclusive_to);
     io("total_bytes", value.total_bytes);
     io("used_bytes", value.used_bytes);
     io("allocatable_bytes", value.allocatable_bytes);

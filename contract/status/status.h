@@ -79,6 +79,8 @@ struct Gpu {
   std::string reason{};    // Empty while it is healthy.
   std::string taken_by{};  // Who else hands it out; empty: nobody.
   std::string drained{};   // Why an operator drained it; empty: it is in service.
+  // The pod that has it alone, as NAMESPACE/POD; empty: pods can share it.
+  std::string exclusive_to{};
   uint64_t total_bytes = 0;
   std::optional<uint64_t> used_bytes{};
   uint64_t allocatable_bytes = 0;

@@ -227,8 +227,16 @@ std::vector<GpuView> GpusOf(const NodeFacts& facts) {
   std::vector<GpuView> gpus;
   gpus.reserve(facts.devices.size());
   for (size_t i = 0; i < facts.devices.size(); ++i) {
-    GpuView gpu{
-        .device = facts.devices[i], .reason = {}, .taken_by = {}, .drained = {}, .sample = {}};
+    GpuView gpu{.device = facts.devices[i],
+                .reason = {},
+                .taken_by = {},
+                .drained = {},
+                .exclusive_to = {},
+                .sample = {}};
+    const auto alone = std::ranges::find_if(facts.bindings, [&](const Binding& binding) {
+      return binding.gpu == gpu.device.uuid && !binding.exclusive.empty();
+    });
+    if (alone != facts.bindings.end()) gpu.exclusive_to = alone->owner.pod.ToString();
     if (i < facts.gpus.size()) {
       gpu.allocatable_bytes = facts.gpus[i].units * facts.unit_bytes;
       gpu.taken_by = facts.gpus[i].taken_by;
@@ -287,7 +295,8 @@ void NodeViewBuilder::Add(const LinkView& link) {
 
 NodeView NodeViewBuilder::Finish() {
   for (GpuView& gpu : node_.gpus) {
-    if (!gpu.taken_by.empty() || !gpu.drained.empty()) gpu.allocatable_bytes = gpu.bound_bytes;
+    const bool full = !gpu.taken_by.empty() || !gpu.drained.empty() || !gpu.exclusive_to.empty();
+    if (full) gpu.allocatable_bytes = gpu.bound_bytes;
   }
   return std::move(node_);
 }

@@ -84,8 +84,9 @@ struct GpuView {
   Device device;
   bool healthy = true;
   std::string reason;
-  std::string taken_by;  // As in Gpu.
-  std::string drained;   // Why an operator drained it; empty: it is in service.
+  std::string taken_by;      // As in Gpu.
+  std::string drained;       // Why an operator drained it; empty: it is in service.
+  std::string exclusive_to;  // The pod that has it alone; empty: pods can share it.
   uint64_t allocatable_bytes = 0;
   uint64_t bound_bytes = 0;
   uint64_t buffers_bytes = 0;

@@ -209,6 +209,20 @@ TEST(NodeView, APoolIsNamedAfterItsPodOrItsAllocation) {
   EXPECT_EQ(node.pools[1].pod, (Pod{"", "m0001"}));
 }
 
+TEST(NodeView, ShowsWhichPodHasAGpuAlone) {
+  Node facts = Facts();
+  facts.links.push_back(Link("m0000"));
+  EXPECT_EQ(BuildNodeView(facts).gpus[0].exclusive_to, "");
+  facts.bindings.push_back({.resource = Resource::kMemory,
+                            .ids = {"m0000"},
+                            .gpu = kGpu,
+                            .owner = {{"chat", "server-0"}, "gpushm"},
+                            .exclusive = {"x0000"}});
+  const NodeView node = BuildNodeView(facts);
+  EXPECT_EQ(node.gpus[0].exclusive_to, "chat/server-0");
+  EXPECT_EQ(node.gpus[0].allocatable_bytes, 100 * kMi) << "the rest is nobody's";
+}
+
 TEST(NodeView, WhatTheDriverDoesNotSayIsAbsent) {
   Node facts = Facts();
   LinkView link = Link();

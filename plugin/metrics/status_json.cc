@@ -32,6 +32,7 @@ status::Gpu Told(const GpuView& gpu, const NodeView& node) {
                    .reason = gpu.reason,
                    .taken_by = gpu.taken_by,
                    .drained = gpu.drained,
+                   .exclusive_to = gpu.exclusive_to,
                    .total_bytes = gpu.device.total_bytes,
                    .allocatable_bytes = gpu.allocatable_bytes,
                    .bound_bytes = gpu.bound_bytes,

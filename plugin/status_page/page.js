@@ -471,7 +471,8 @@ function loadText(gpu) {
 function reasonOf(gpu) {
   if (!gpu.healthy || gpu.reason) return gpu.reason || 'Unknown reason.';
   if (gpu.drained) return `Drained: ${gpu.drained}. No new pod is bound here.`;
-  return gpu.taken_by && `${gpu.taken_by} also hands out this GPU: no new pod is bound here.`;
+  if (gpu.taken_by) return `${gpu.taken_by} also hands out this GPU: no new pod is bound here.`;
+  return gpu.exclusive_to && `Only for pod ${gpu.exclusive_to} (gpushm.io/exclusive).`;
 }
 
 function drawGpu(card, gpu) {

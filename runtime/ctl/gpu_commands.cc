@@ -61,6 +61,7 @@ std::vector<Gpu> Chosen(const status::Node& node, const std::string& gpu) {
 std::string StateOf(const Gpu& gpu) {
   std::string state = gpu.healthy ? "healthy" : "unhealthy: " + Printable(gpu.reason);
   if (!gpu.drained.empty()) state += ", drained: " + Printable(gpu.drained);
+  if (!gpu.exclusive_to.empty()) state += ", only for " + Printable(gpu.exclusive_to);
   if (!gpu.taken_by.empty()) state += ", handed out by " + Printable(gpu.taken_by);
   return state;
 }
@@ -81,6 +82,7 @@ Json GpuJson(const Gpu& gpu) {
           {"index", gpu.index},
           {"healthy", gpu.healthy},
           {"drained", gpu.drained},
+          {"exclusive_to", gpu.exclusive_to},
           {"taken_by", gpu.taken_by},
           {"total_bytes", gpu.total_bytes},
           {"bound_bytes", gpu.bound_bytes},

@@ -111,6 +111,9 @@ TEST(NodeText, SaysWhatIsNotKnownAndWhatIsSick) {
                                       "\"healthy\": false,\n    \"reason\": \"XID 79\\u001b]0;\""));
   EXPECT_THAT(sick, HasSubstr("unhealthy: XID 79?]0;"));
   EXPECT_THAT(sick, Not(HasSubstr("\033")));
+  EXPECT_THAT(Shown(With("\"total_bytes\": 100",
+                         "\"exclusive_to\": \"chat/server-0\", \"total_bytes\": 100")),
+              HasSubstr("healthy  only for chat/server-0"));
   EXPECT_THAT(Shown(With(std::string(kDocument.substr(kDocument.find("{\n    \"uuid"),
                                                       kDocument.find("],\n  \"resources") -
                                                           kDocument.find("{\n    \"uuid"))),

@@ -94,6 +94,7 @@ std::string GpuText(const Gpu& gpu, const NodeStyle& style) {
   if (!gpu.drained.empty()) {
     text += Paint("  drained: " + Printable(gpu.drained), Color::kYellow, color);
   }
+  if (!gpu.exclusive_to.empty()) text += "  only for " + Printable(gpu.exclusive_to);
   text += Load(gpu, style.unicode) + '\n' + Bar(gpu, style) + '\n';
   return text + Concat("used ", Known(gpu.used_bytes), " of ", FormatBytes(gpu.total_bytes),
                        ", buffers ", FormatBytes(gpu.buffers_bytes), ", other ",

@@ -221,6 +221,8 @@ class WhoseGpuTest(PluginCase):
         self.run_pod(gpu_pod("alone", exclusive=1))
         taken = self.gpu_of("alone", "a")
         self.assertNotEqual(self.gpu_of("shares", "a"), taken)
+        self.assertEqual({uuid: gpu["exclusive_to"] for uuid, gpu in self.gpus("ls").items()
+                          if gpu["exclusive_to"]}, {taken: f"{self.namespace}/alone"})
         left = {"units": UNITS - UNITS_OF_GPU + 1, "tokens": TOKENS - TOKENS // GPUS + 1,
                 "exclusive": GPUS - 1}
         self.plugin.wait_serving(**left)

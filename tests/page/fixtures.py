@@ -64,7 +64,7 @@ def gpu(index, pools, model="NVIDIA H200", total=H200, other=612 * MIB, **more):
     saved = sum(a["mapped_bytes"] - a["proportional_bytes"] for a in attachments)
     return {"uuid": f"GPU-{index:08x}-5eed-4000-8000-00000000{index:04x}", "index": index,
             "model": model, "mig_profile": "", "healthy": True, "reason": "",
-            "taken_by": "", "drained": "",
+            "taken_by": "", "drained": "", "exclusive_to": "",
             "total_bytes": total, "used_bytes": None if other is None else buffers + other,
             "allocatable_bytes": (total - GIB) // GIB * GIB,
             "bound_bytes": sum(p["size_bytes"] for p in pools), "buffers_bytes": buffers,
@@ -153,7 +153,8 @@ def changing(seed=2):
             for b in range(20) if rng.random() < 0.6])
                  for p in range(6) if rng.random() < 0.7]
         yield document([gpu(0, pools), gpu(1, [], taken_by="nvidia.com/gpu"),
-                        gpu(2, [], drained="a fan is loud")])
+                        gpu(2, [], drained="a fan is loud"),
+                        gpu(3, [], exclusive_to="chat/server-0")])
 
 
 def empty():

@@ -140,7 +140,10 @@ def reason(gpu):
     if gpu["drained"]:
         return f"Drained: {gpu['drained']}. No new pod is bound here."
     taken = gpu["taken_by"]
-    return f"{taken} also hands out this GPU: no new pod is bound here." if taken else ""
+    if taken:
+        return f"{taken} also hands out this GPU: no new pod is bound here."
+    alone = gpu["exclusive_to"]
+    return f"Only for pod {alone} (gpushm.io/exclusive)." if alone else ""
 
 
 def check(case, doc, page):
