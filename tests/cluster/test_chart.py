@@ -15,6 +15,7 @@ from chart import IN_GIT, RELEASE, ROOT, no_history
 from chart_case import INJECTORS, SMALL, WEIGHTS, ChartCase, annotated, workload
 from plugin import NAMESPACE, UNITS_OF_GPU, documents
 from processes import wait_until
+from scrape import Page
 from settings import GPUS, NODE_NAME
 
 
@@ -225,6 +226,17 @@ def make_certificate(folder):
 class WebhookTest(ChartCase):
 
     HELMS = "gpushm-injector-tls"  # The Secret that the chart makes by default.
+
+    def test_a_pod_gets_a_gpu_alone_by_its_annotation(self):
+        """Goal: the annotation is all that a user writes. Method: what the sidecar requests, what the
+        API server took, and what the plugin says of the GPU."""
+        made = self.run_pod(annotated(pod("alone", container("a"), container("b")),
+                                      {**SMALL, "gpushm.io/exclusive": "true"}))
+        self.assertEqual(made["spec"]["initContainers"][0]["resources"]["limits"]["gpushm.io/exclusive"],
+                         "1")
+        self.share("alone")
+        wait_until(lambda: "the plugin binds no GPU alone", 30, lambda: Page(self.api, "plugin").sum(
+            "gpushm_plugin_bound_devices", resource="gpushm.io/exclusive") == 1)
 
     def test_without_the_injector_other_pods_start(self):
         self.scale_injector(0)
