@@ -395,7 +395,7 @@ TEST_F(SimTest, ClientsOfMpsAreThoseThatFindADaemon) {
   Run([&] { use(0); });
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
   (folder_ + "/control").copy(address.sun_path, sizeof address.sun_path - 1);
-  const UniqueFd daemon(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const UniqueFd daemon(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   ASSERT_EQ(bind(daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   ASSERT_EQ(listen(daemon.get(), 8), 0);
   Run([&] { use(1); });

@@ -14,29 +14,47 @@
 namespace gpushm {
 namespace {
 
-// From the CUDA programming guide: 8 unless set, 32 at most.
+// From the CUDA programming guide: 8 unless set, 32 at most. From NVIDIA's documentation of MPS: a
+// client has 2 unless set.
 constexpr uint32_t kDefaultConnections = 8;
+constexpr uint32_t kDefaultConnectionsUnderMps = 2;
 constexpr uint32_t kMostConnections = 32;
 constexpr int kRunsWithinMs = 20;
 
-uint32_t ConnectionsOfEnvironment() {
+uint32_t ConnectionsUnlessSet(const CudaApi& api) {
+  CUdevice device = 0;
+  int under_mps = 0;
+  if (api.cuDeviceGet(&device, 0) != CUDA_SUCCESS ||
+      api.cuDeviceGetAttribute(&under_mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) !=
+          CUDA_SUCCESS) {
+    // A driver before CUDA 12 does not know the question.
+    under_mps = getenv("CUDA_MPS_PIPE_DIRECTORY") != nullptr ? 1 : 0;
+  }
+  return under_mps == 0 ? kDefaultConnections : kDefaultConnectionsUnderMps;
+}
+
+uint32_t Connections(const CudaApi& api) {
   const char* const text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  if (text == nullptr) return kDefaultConnections;
-  const std::string_view view(text);
+  const std::string_view view(text == nullptr ? "" : text);
   uint32_t number = 0;
   const auto parsed = std::from_chars(view.data(), view.data() + view.size(), number);
-  if (parsed.ec != std::errc() || number < 1) return kDefaultConnections;
+  if (parsed.ec != std::errc() || number < 1) return ConnectionsUnlessSet(api);
   return std::min(number, kMostConnections);
 }
 
 }  // namespace
 
 StreamWaits& StreamWaits::Instance() {
-  struct OfProcess : StreamWaits {
-    OfProcess() : StreamWaits(ConnectionsOfEnvironment()) {}
-  };
-  static constinit PerProcess<OfProcess> waits;
+  static constinit PerProcess<StreamWaits> waits;
   return waits.Get();
+}
+
+StreamWaits& StreamWaits::Instance(const CudaApi& api) {
+  StreamWaits& waits = Instance();
+  if (waits.connections_.load(std::memory_order_relaxed) == 0) {
+    waits.connections_.store(Connections(api), std::memory_order_relaxed);
+  }
+  return waits;
 }
 
 void StreamWaits::DropReached() {
@@ -52,13 +70,13 @@ Result<void> StreamWaits::Add(CUstream stream, const Word& word, uint64_t value)
   const std::lock_guard lock(mutex_);
   DropReached();
   const auto known = waiting_.find(stream);
-  if (known == waiting_.end() && waiting_.size() >= limit_) {
-    return Fail(
-        Code::kExhausted,
-        Concat(waiting_.size(), " streams of this process are waiting already, with ", limit_ + 1,
-               " connections to the GPU; one more could block work that must continue"),
-        "wait on the host, use fewer streams, or set "
-        "CUDA_DEVICE_MAX_CONNECTIONS (up to 32) before the process starts");
+  if (known == waiting_.end() && waiting_.size() >= limit()) {
+    return Fail(Code::kExhausted,
+                Concat("streams of this process that wait already: ", waiting_.size(),
+                       "; its connections to the GPU: ", limit() + 1,
+                       "; one more that waits could block work that must continue"),
+                "wait on the host, use fewer streams, or set "
+                "CUDA_DEVICE_MAX_CONNECTIONS (up to 32) before the process starts");
   }
   waiting_[stream].emplace_back(&word, value);
   return {};
@@ -105,7 +123,7 @@ bool StreamWaits::HasPending(const void* begin, uint64_t bytes) {
 }
 
 Result<Stream> MakeRunningStream(const CudaApi& api) {
-  StreamWaits& waits = StreamWaits::Instance();
+  StreamWaits& waits = StreamWaits::Instance(api);
   std::vector<Stream> held_up;  // Kept meanwhile, so that the next stream gets another connection.
   for (;;) {
     Result<Stream> stream = Stream::Create(api);

@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -25,11 +26,14 @@ class StreamWaits {
  public:
   using Word = std::atomic<uint64_t>;
 
-  // The instance of this process.
+  // The instance of this process. Whoever calls Add or limit() passes the driver, which is asked
+  // once whether the process is a client of MPS, and must be initialised.
   static StreamWaits& Instance();
+  static StreamWaits& Instance(const CudaApi& api);
 
-  // `connections`: CUDA_DEVICE_MAX_CONNECTIONS, 1 to 32.
-  explicit StreamWaits(uint32_t connections) : limit_(connections - 1) {}
+  // `connections`: what CUDA_DEVICE_MAX_CONNECTIONS is or would be, 1 to 32.
+  explicit StreamWaits(uint32_t connections) : connections_(connections) {}
+  StreamWaits() : StreamWaits(0) {}
 
   // Call it before a wait for `value` enters `stream`. kExhausted: too many streams wait. `word`
   // must stay mapped until it has that value; see HasPending.
@@ -44,12 +48,13 @@ class StreamWaits {
   // Removes the waits on memory that will be unmapped, even if streams still wait there: a client
   // that is closed with work under way.
   void Forget(const void* begin, uint64_t bytes);
-  uint32_t limit() const { return limit_; }
+  // Streams that may wait at a time.
+  uint32_t limit() const { return std::max(connections_.load(std::memory_order_relaxed), 1U) - 1; }
 
  private:
   void DropReached();
 
-  const uint32_t limit_;
+  std::atomic<uint32_t> connections_;  // 0: nobody has asked the driver yet.
   std::mutex mutex_;
   std::map<CUstream, std::vector<std::pair<const Word*, uint64_t>>> waiting_;
 };

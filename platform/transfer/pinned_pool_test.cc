@@ -22,7 +22,7 @@ class PinnedPoolTest : public testing::DeviceRoomTest {
   PinnedPoolTest() : DeviceRoomTest(kRoomBytes) {}
   void SetUp() override {
     DeviceRoomTest::SetUp();
-    ASSERT_TRUE(StreamWaits::Instance().Add(nullptr, word_, 1));
+    ASSERT_TRUE(StreamWaits::Instance(*api_).Add(nullptr, word_, 1));
   }
   void TearDown() override {
     EndWait();

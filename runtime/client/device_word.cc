@@ -110,7 +110,7 @@ Result<void> DeviceWord::Await(CUstream stream, uint64_t value) {
   const uint64_t number = waiting.last + 1;
   const Result<CUdeviceptr> at = passed_->OnGpu(**api, word);
   if (!at) return std::unexpected(at.error());
-  StreamWaits& waits = StreamWaits::Instance();
+  StreamWaits& waits = StreamWaits::Instance(**api);
   if (auto room = waits.Add(stream, word, number); !room) return room;
   std::array<CUstreamBatchMemOpParams, 2> both{};
   both[0].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;

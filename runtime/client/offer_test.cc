@@ -161,7 +161,7 @@ TEST_F(OfferTest, ACopyPassesAStreamThatWaitsForAPeer) {
   auto& word = *new (memory->data()) signal::Word(0);
   CUdeviceptr at = 0;
   ASSERT_EQ(api_->cuMemHostGetDevicePointer(&at, memory->data(), 0), CUDA_SUCCESS);
-  ASSERT_TRUE(StreamWaits::Instance().Add(waits, word, 1));
+  ASSERT_TRUE(StreamWaits::Instance(*api_).Add(waits, word, 1));
   ASSERT_EQ(api_->cuStreamWaitValue64(waits, at, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
   ASSERT_EQ(api_->cuMemsetD32Async(address(), kWord, kBytes / 4, named), CUDA_SUCCESS);
   for (int i = 0; i < 8; ++i) {  // One for each connection.

@@ -218,7 +218,7 @@ bool OpenPage::HasPendingStores() const {
 }
 
 Result<void> OpenPage::Await(CUstream stream, const Point& point) const {
-  StreamWaits& waits = StreamWaits::Instance();
+  StreamWaits& waits = StreamWaits::Instance(**client()->Driver());
   if (auto room = waits.Add(stream, *point.word, point.value); !room) return room;
   auto done = AwaitCounted(stream, point);
   if (!done) waits.Remove(stream, *point.word, point.value);

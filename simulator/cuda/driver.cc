@@ -15,12 +15,12 @@ namespace {
 
 thread_local std::vector<Context*> current_contexts;
 
-size_t ConnectionsFromEnvironment() {
-  constexpr long kDefault = 8;
+size_t ConnectionsFromEnvironment(bool mps) {
   constexpr long kMost = 32;
+  const long unless_set = mps ? 2 : 8;
   const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  const long wanted = text == nullptr ? kDefault : std::strtol(text, nullptr, 10);
-  return static_cast<size_t>(wanted >= 1 && wanted <= kMost ? wanted : kDefault);
+  const long wanted = text == nullptr ? unless_set : std::strtol(text, nullptr, 10);
+  return static_cast<size_t>(wanted >= 1 && wanted <= kMost ? wanted : unless_set);
 }
 
 // As on the real driver: without a daemon, a process runs without MPS and is not told.
@@ -30,7 +30,7 @@ bool MpsDaemonListens() {
   const std::string path = std::string(folder == nullptr ? "/tmp/nvidia-mps" : folder) + "/control";
   if (path.size() >= sizeof address.sun_path) return false;
   path.copy(address.sun_path, path.size());
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const bool listens =
       fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   close(fd);
@@ -202,7 +202,7 @@ CUresult Activate(Driver& driver, Context& context) {
       driver.state().Create(*driver.card(context.device), mps ? Kind::kMpsContext : Kind::kContext,
                             mps ? kMpsContextBytes : kContextBytes, 0, &reserve);
   if (outcome != Outcome::kOk) return ToResult(outcome);
-  auto engine = std::make_shared<Engine>(context.device, ConnectionsFromEnvironment());
+  auto engine = std::make_shared<Engine>(context.device, ConnectionsFromEnvironment(driver.mps()));
   engine->MakeNullStream();
   const std::lock_guard lock(driver.mutex);
   context.engine = std::move(engine);

@@ -1,7 +1,7 @@
-// A context's hardware queues: CUDA_DEVICE_MAX_CONNECTIONS of them (8 unless set), each a FIFO with
-// one thread. Streams are spread over them. A pending wait at the head of a queue blocks everything
-// behind it, whatever its stream. This was measured on the real driver: 40 waiting streams block
-// the 41st, and with one connection a wait blocks even a synchronous copy.
+// A context's hardware queues: CUDA_DEVICE_MAX_CONNECTIONS of them (8 unless set, 2 under MPS),
+// each a FIFO with one thread. Streams are spread over them. A pending wait at the head of a queue
+// blocks everything behind it, whatever its stream. This was measured on the real driver: 40
+// waiting streams block the 41st, and with one connection a wait blocks even a synchronous copy.
 //
 // Threads: thread-safe. Worker threads start with a queue's first operation, block all signals, and
 // keep the Engine alive until Stop().

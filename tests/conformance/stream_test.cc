@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -492,6 +493,42 @@ CONFORMANCE_CASE(OneConnectionLetsWaitHoldUpEverything, 30) {
       },
       {.environment = {"CUDA_DEVICE_MAX_CONNECTIONS=1"}})
       .Join();
+}
+
+// Goal: the number of connections that a process has unless it sets one, under MPS and without.
+// Method: as many streams wait, less one, and some of forty further streams run. One more waits,
+// and none runs.
+CONFORMANCE_CASE(ConnectionsUnlessSet, 30) {
+  Start([](Channel&) {
+    UseContext();
+    if (getenv("CUDA_DEVICE_MAX_CONNECTIONS") != nullptr) SkipCase("the environment sets a number");
+    int under_mps = 0;
+    Must(Cuda().cuDeviceGetAttribute(&under_mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, 0),
+         "cuDeviceGetAttribute");
+    const size_t connections = under_mps != 0 ? 2 : 8;
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
+    HostPage page;
+    const auto that_run = [&](size_t waiting, uint64_t value) {
+      // All before the first wait, because a new stream can need what a waiting one holds up.
+      std::vector<Stream> streams;
+      while (streams.size() < waiting + 40) streams.push_back(Take(Stream::Create(Cuda())));
+      for (size_t i = 0; i < waiting; ++i) Wait(streams[i], page.address, value);
+      const std::span<const Stream> others = std::span<const Stream>(streams).subspan(waiting);
+      for (const Stream& stream : others) {
+        Must(Cuda().cuMemsetD8Async(mapped.address(), 1, 64, stream.get()), "cuMemsetD8Async");
+      }
+      usleep(200'000);  // sleep: nothing tells that a stream is held up
+      const auto run = std::ranges::count_if(
+          others, [](const Stream& s) { return Cuda().cuStreamQuery(s.get()) == CUDA_SUCCESS; });
+      page.Store(value);
+      for (const Stream& stream : others) ExpectWoken(stream, "a memset does not end");
+      Note(Concat("with ", waiting, " streams that wait, ", run, " of 40 others run"));
+      return run;
+    };
+    Expect(that_run(connections - 1, 1) > 0, "too few streams that wait hold up all others");
+    Expect(that_run(connections, 2) == 0, "there are more connections than the library counts on");
+  }).Join();
 }
 
 CONFORMANCE_CASE(OneWaitLeavesSynchronousCopiesAlone, 20) {

@@ -27,7 +27,6 @@ class AdvanceTest : public LinkedTest {
     EXPECT_EQ(writer->Do("detach").status, GPUSHM_OK);
     return made;
   }
-  bool simulated() const { return std::filesystem::exists(folder_ + "/sim"); }
 };
 
 TEST_F(AdvanceTest, TheAddressAndItsGraphGetEachNewGeneration) {

@@ -154,6 +154,7 @@ TEST_F(DeviceSignalTest, ASidecarThatCouldNotReleaseStreamsRefusesIt) {
 }
 
 TEST_F(DeviceSignalTest, StreamsThatWaitAreCountedUntilTheyArePast) {
+  const Variable connections("CUDA_DEVICE_MAX_CONNECTIONS", "8");
   Broker broker(run(), "64Mi");
   Worker writer(run());
   Worker waiter(run());

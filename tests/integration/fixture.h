@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,22 @@
 #include "tests/integration/processes.h"
 
 namespace gpushm::integration {
+
+// An environment variable of the processes that start meanwhile.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) {
+    if (const char* const former = getenv(name)) former_ = former;
+    setenv(name, value.c_str(), 1);
+  }
+  ~Variable() { former_ ? setenv(name_, former_->c_str(), 1) : unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> former_;
+};
 
 class IntegrationTest : public testing::Test {
  protected:
@@ -32,6 +49,8 @@ class IntegrationTest : public testing::Test {
   }
 
   std::string run() const { return folder_ + "/run"; }
+  // Once a process has used the driver.
+  bool simulated() const { return std::filesystem::exists(folder_ + "/sim"); }
 
   // Waits until `done` holds. A lease ends shortly after the kernel reports a death.
   template <typename Condition>

@@ -4,6 +4,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <regex>
 
 #include "runtime/include/gpushm/sync.h"
 
@@ -24,15 +26,20 @@ bool KernelCommands::Load() {
   if (module_ != nullptr) return true;
   const auto path = std::filesystem::canonical("/proc/self/exe").replace_filename(kKernelsFile);
   std::ifstream file(path);
-  const std::string program((std::istreambuf_iterator<char>(file)), {});
-  return api_.cuModuleLoadData(&module_, program.c_str()) == CUDA_SUCCESS &&
+  program_.assign(std::istreambuf_iterator<char>(file), {});
+  return api_.cuModuleLoadData(&module_, program_.c_str()) == CUDA_SUCCESS &&
          api_.cuMemAlloc(&words_, 16) == CUDA_SUCCESS &&
          api_.cuMemsetD8(words_, 0, 16) == CUDA_SUCCESS;
 }
 
-CUresult KernelCommands::Launch(const char* name, CUstream stream, std::vector<void*> arguments) {
+CUresult KernelCommands::Launch(const std::string& name, CUstream stream,
+                                std::vector<void*> arguments) {
+  // A kernel of the header is a template in a namespace, so its name in the module is longer.
+  const std::regex entry("\\.entry (\\w*" + name + "\\w*)\\(");
+  std::smatch match;
+  if (!std::regex_search(program_, match, entry)) return CUDA_ERROR_NOT_FOUND;
   CUfunction function = nullptr;
-  const CUresult found = api_.cuModuleGetFunction(&function, module_, name);
+  const CUresult found = api_.cuModuleGetFunction(&function, module_, match[1].str().c_str());
   if (found != CUDA_SUCCESS) return found;
   return api_.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments.data(), nullptr);
 }
@@ -110,18 +117,12 @@ Answer KernelCommands::Do(std::istringstream& in) {
   }
   const auto times = static_cast<int>(value);
   if (verb == "advance") {
-    return {Repeat(stream, times,
-                   [&] {
-                     return Launch("_ZN6gpushm6device13AdvanceSignalILi0EEEvm", stream, {&address});
-                   }),
-            0};
+    return {Repeat(stream, times, [&] { return Launch("AdvanceSignal", stream, {&address}); }), 0};
   }
-  return {Repeat(stream, times,
-                 [&] {
-                   return Launch("_ZN6gpushm6device9AwaitNextILi0EEEvmPmmPj", stream,
-                                 {&address, &turn, &timeout_ns, &outcome});
-                 }),
-          0};
+  return {
+      Repeat(stream, times,
+             [&] { return Launch("AwaitNext", stream, {&address, &turn, &timeout_ns, &outcome}); }),
+      0};
 }
 
 }  // namespace gpushm::integration

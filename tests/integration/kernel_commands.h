@@ -30,7 +30,7 @@ class KernelCommands {
 
  private:
   bool Load();
-  CUresult Launch(const char* name, CUstream stream, std::vector<void*> arguments);
+  CUresult Launch(const std::string& name, CUstream stream, std::vector<void*> arguments);
   // Captures the work of `capture` in a graph that is launched `times` times.
   template <typename Capture>
   CUresult Repeat(CUstream stream, int times, Capture capture);
@@ -38,6 +38,7 @@ class KernelCommands {
 
   SignalCommands& signals_;
   const CudaApi& api_;
+  std::string program_;  // PTX.
   CUmodule module_ = nullptr;
   CUdeviceptr words_ = 0;  // The turn and the outcome.
 };

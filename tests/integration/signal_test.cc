@@ -4,6 +4,8 @@
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include <fstream>
 
@@ -170,6 +172,7 @@ TEST_F(SignalTest, NamesOfBuffersAndSignalsAreKeptApart) {
 
 // A waiting stream can block others, so there is a limit, and its error text helps.
 TEST_F(SignalTest, StreamsThatWaitAreCounted) {
+  const Variable connections("CUDA_DEVICE_MAX_CONNECTIONS", "8");
   Broker broker(run(), "64Mi");
   Worker writer(run());
   Worker waiter(run());
@@ -272,15 +275,42 @@ TEST_F(SignalTest, WhatGraphsAndKernelsStoreCounts) {
 TEST_F(SignalTest, WithOneConnectionNoStreamWaits) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  const Variable connections("CUDA_DEVICE_MAX_CONNECTIONS", "1");
   Worker waiter(run());
   ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
-  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
   EXPECT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_EXHAUSTED);
   ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal wait 1 0").status, GPUSHM_OK);
+}
+
+// A client of MPS has two connections unless it sets a number, so one of its streams may wait.
+// Method: on the simulated driver a socket that listens stands in for the daemon.
+TEST_F(SignalTest, UnderMpsOneStreamWaits) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  if (!simulated()) GTEST_SKIP() << "the conformance case ConnectionsUnlessSet is for real drivers";
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  (run() + "/control").copy(address.sun_path, sizeof address.sun_path - 1);
+  const UniqueFd daemon(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(bind(daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(daemon.get(), 8), 0);
+  const Variable folder("CUDA_MPS_PIPE_DIRECTORY", run());
+  for (const auto& [set, may_wait] : {std::pair("", 1), std::pair("4", 3)}) {
+    const Variable connections("CUDA_DEVICE_MAX_CONNECTIONS", set);
+    Worker waiter(run());
+    ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+    ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+    for (int i = 0; i < 6; ++i) {
+      const int expected = i < may_wait ? GPUSHM_OK : GPUSHM_EXHAUSTED;
+      EXPECT_EQ(waiter.Do(Concat("signal await ", i, " 1")).status, expected)
+          << "stream " << i << ", CUDA_DEVICE_MAX_CONNECTIONS=\"" << set << '"';
+    }
+    ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
+    EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
+    ASSERT_EQ(writer.Do("signal close").status, GPUSHM_OK);
+  }
 }
 
 class LinkedSignalTest : public LinkedTest {};

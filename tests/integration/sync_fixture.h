@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -28,6 +29,8 @@ inline constexpr uint64_t kFrameBytes = 65536;
 class SyncHppTest : public SharedBrokerTest {
  protected:
   void SetUp() override {
+    // Up to three streams wait behind a gate at a time. A client of MPS has two connections else.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8", 0);
     const auto api = CudaApi::Load(DriverFolderFromEnvironment());
     ASSERT_TRUE(api && (*api)->Init());
     api_ = *api;

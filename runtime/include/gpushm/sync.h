@@ -112,8 +112,8 @@ GPUSHM_API gpushm_status gpushm_signal_record(gpushm_signal* signal, void* strea
 GPUSHM_API gpushm_status gpushm_signal_set(gpushm_signal* signal, uint64_t value);
 
 /* Later work on `stream` runs once the signal is at least `value`. The call itself does not wait. A
- * process may have at most CUDA_DEVICE_MAX_CONNECTIONS - 1 streams that wait (7 by default, 31 at
- * most).
+ * process may have at most CUDA_DEVICE_MAX_CONNECTIONS - 1 streams that wait (7 by default, 1 by
+ * default under MPS, 31 at most).
  * Errors: EXHAUSTED (too many streams wait; the text says what to do); INVALID_ARGUMENT (this
  * process is the writer: use a CUDA event); BUSY (no process writes it yet, so nothing would end
  * the wait: wait for its first value on the host); UNSUPPORTED (the stream is being captured);
