@@ -218,14 +218,12 @@ TEST_F(IntegrationTest, KilledClientsLeaveNothing) {
     ASSERT_EQ(first.Do("read").value, 4711);
   }
   const int64_t longest_ns = 2 * (MonotonicNs() - begun_ns);
-  // Measured after as many processes at once as there will be: NVIDIA's driver keeps 64 KiB once a
-  // second process has had a context (H200, 580.159), a server of MPS some for each client that it
-  // had at once, and no more after a thousand.
-  {
-    std::vector<Worker> at_once;
-    for (size_t i = 0; i < kAtOnce; ++i) at_once.emplace_back(run());
-    for (Worker& worker : at_once) ASSERT_EQ(worker.Do("attach weights r 0").status, GPUSHM_OK);
-  }
+  // Measured after the first process: NVIDIA's driver keeps 64 KiB once a second process has had a
+  // context (H200, 580.159), and no more after a thousand. A server of MPS keeps some KiB for
+  // clients that were killed (458,752 bytes after a thousand, H100). Any buffer or context is
+  // larger than that.
+  constexpr uint64_t kOfMpsServer = uint64_t{1} << 20;
+  const uint64_t kept = getenv("CUDA_MPS_PIPE_DIRECTORY") == nullptr ? 0 : kOfMpsServer;
   const uint64_t used_bytes = UsedBytes();
 
   struct Life {
@@ -247,7 +245,7 @@ TEST_F(IntegrationTest, KilledClientsLeaveNothing) {
     living.clear();
     EXPECT_TRUE(Eventually([&] {
       return writer.Do("holders weights").value == 1 &&
-             DescriptorsOf(broker.pid()) <= descriptors && UsedBytes() == used_bytes;
+             DescriptorsOf(broker.pid()) <= descriptors && UsedBytes() <= used_bytes + kept;
     }));
     std::printf("after %4d: %zu descriptors (%zu before), %ld lease, %lu bytes on the card (%lu)\n",
                 born, DescriptorsOf(broker.pid()), descriptors, writer.Do("holders weights").value,

@@ -74,7 +74,10 @@ void Process::Wait() {
 
 Broker::Broker(const std::string& folder, const std::string& pool,
                const std::vector<std::string>& arguments)
-    : command_{BrokerPath(), "--folder", folder, "--pool", pool, "--log-level", "warning"} {
+    : command_{"/usr/bin/env", "-u",       "CUDA_MPS_PIPE_DIRECTORY",
+               BrokerPath(),   "--folder", folder,
+               "--pool",       pool,       "--log-level",
+               "warning"} {
   command_.insert(command_.end(), arguments.begin(), arguments.end());
   // With containers, each of them has a socket; otherwise there is one.
   const auto flag = std::ranges::find(command_, "--container");
@@ -94,7 +97,8 @@ void Broker::Start() {
 }
 
 std::string LogOfBroker(const std::string& folder, const std::vector<std::string>& arguments) {
-  std::string command = Concat(BrokerPath(), " --folder ", folder);
+  std::string command =
+      Concat("env -u CUDA_MPS_PIPE_DIRECTORY ", BrokerPath(), " --folder ", folder);
   for (const std::string& argument : arguments) command += Concat(" '", argument, "'");
   FILE* const output = popen((command + " 2>&1").c_str(), "r");
   std::string log;

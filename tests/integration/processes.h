@@ -67,6 +67,7 @@ class Process {
   pid_t pid_ = -1;
 };
 
+// As in a pod, it is no client of MPS, also where its clients are.
 class Broker {
  public:
   // Serves `folder`. `arguments`: those of gpushm-broker other than folder and pool.
