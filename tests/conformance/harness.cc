@@ -19,7 +19,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <optional>
 #include <thread>
 
 namespace gpushm::conformance {
@@ -409,19 +408,6 @@ void RunCase(const char* name, int deadline_s, void (*body)()) {
   if (verdict == kSkipped) GTEST_SKIP() << note;
 }
 
-// A server of MPS has about 500 MiB of the GPU while it has clients. With one that stays, cases
-// that measure memory see their own.
-Child StartClient() {
-  board = SharedMemory<Board>();
-  Child client = Start([](Channel& channel) {
-    UseContext();
-    channel.Signal();
-    pause();
-  });
-  client.channel.Await();
-  return client;
-}
-
 }  // namespace gpushm::conformance
 
 int main(int argc, char** argv) {
@@ -430,10 +416,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--report") == 0 && i + 1 < argc) report = argv[++i];
   }
-  std::optional<gpushm::conformance::Child> client;
-  if (gpushm::conformance::UnderMps()) client = gpushm::conformance::StartClient();
   const int result = RUN_ALL_TESTS();
-  if (client) client->Kill();
   if (!report.empty()) gpushm::conformance::WriteReport(report);
   return result;
 }

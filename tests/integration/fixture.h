@@ -35,6 +35,12 @@ class Variable {
   std::optional<std::string> former_;
 };
 
+// Whether the processes of the tests are clients of an MPS daemon.
+inline bool UnderMps() {
+  const char* const folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+  return folder != nullptr && folder[0] != '\0';
+}
+
 class IntegrationTest : public testing::Test {
  protected:
   IntegrationTest() {
