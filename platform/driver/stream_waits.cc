@@ -72,9 +72,10 @@ Result<void> StreamWaits::Add(CUstream stream, const Word& word, uint64_t value)
   const auto known = waiting_.find(stream);
   if (known == waiting_.end() && waiting_.size() >= limit()) {
     return Fail(Code::kExhausted,
-                Concat("streams of this process that wait already: ", waiting_.size(),
-                       "; its connections to the GPU: ", limit() + 1,
-                       "; one more that waits could block work that must continue"),
+                Concat(waiting_.size(), waiting_.size() == 1 ? " stream" : " streams",
+                       " of this process can wait at a time, because it has ", limit() + 1,
+                       limit() == 0 ? " connection" : " connections",
+                       " to the GPU; one more could block work that must continue"),
                 "wait on the host, use fewer streams, or set "
                 "CUDA_DEVICE_MAX_CONNECTIONS (up to 32) before the process starts");
   }
