@@ -19,6 +19,8 @@ inline constexpr uint32_t kLeases = 65536;
 inline constexpr size_t kMessageBytes = 4096;
 // Descriptors in one message.
 inline constexpr size_t kMessageDescriptors = 4;
+// GPUs of one pod. Nodes with more than 16 GPUs are not made.
+inline constexpr uint32_t kPodGpus = 16;
 // Containers of a pod that a broker serves.
 inline constexpr uint32_t kContainers = 128;
 // Length of a buffer's name: a DNS label (RFC 1123), so that it is valid in an annotation's key.

@@ -58,6 +58,7 @@ struct BufferSpec {
   // if the buffer has no file.
   std::string file{};
   bool loads = false;  // A client will load it through the broker.
+  uint32_t gpu = 0;    // The number of its GPU among those of the pod.
 
   // Whether its initial state is "loading".
   bool StartsLoading() const { return loads || !file.empty(); }
@@ -113,15 +114,17 @@ struct SidecarResources {
 struct PodSpec {
   std::vector<BufferSpec> buffers;  // Ordered by name.
   std::vector<SignalSpec> signals;  // Ordered by name.
-  // Bytes reserved for a container's own contexts and allocations. If the pod's containers are
+  // Bytes reserved on each GPU for a container's own contexts and allocations. If the pod's containers are
   // known, each one that attaches has an entry (1 GiB unless the pod says otherwise). If not, only
   // the containers that the pod names have one.
   std::map<std::string, uint64_t> private_bytes;
-  uint64_t pool_extra_bytes = 0;  // For buffers created at run time.
+  uint64_t pool_extra_bytes = 0;  // On each GPU, for buffers created at run time.
   bool host_ipc = false;
   bool inject = true;      // False: the pod opts out of the webhook.
   bool cuda_ipc = false;   // Whether CUDA IPC is to work between the containers.
-  bool exclusive = false;  // Whether the pod has its GPU alone.
+  bool exclusive = false;  // Whether the pod has its GPUs alone.
+  uint32_t gpus = 1;       // Number of GPUs.
+  bool nvlink = false;     // Whether there must be NVLink between each two of them.
   MpsSpec mps;
   SidecarResources sidecar;
 

@@ -56,7 +56,7 @@ Result<void> ValidateLink(const LinkHello& m) {
 template <>
 Result<void> ValidateLink(const LinkWelcome& m) {
   return Rules("link welcome")
-      .Reserved(m.reserved)
+      .Range("number of other GPUs", m.other_gpus, 0, limits::kPodGpus - 1)
       .NotZero("version", m.version)
       .Range("device_lost", m.device_lost, 0, 1)
       .Name("allocation", m.allocation)
@@ -65,6 +65,21 @@ Result<void> ValidateLink(const LinkWelcome& m) {
       .Range("number of buffers", m.buffers, 0, limits::kLinkBuffers)
       .Range("number of generations", m.generations, 0, limits::kLinkGenerations)
       .Range("number of leases", m.leases, 0, limits::kLeases)
+      .result();
+}
+template <>
+Result<void> ValidateLink(const LinkGpu& m) {
+  return Rules("link gpu")
+      .Range("number", m.number, 1, limits::kPodGpus - 1)
+      .Range("lost", m.lost, 0, 1)
+      .result();
+}
+template <>
+Result<void> ValidateLink(const LinkPlace& m) {
+  return Rules("link place")
+      .NotZero("generation", m.generation)
+      .Range("gpu", m.gpu, 0, limits::kPodGpus - 1)
+      .Reserved(m.reserved)
       .result();
 }
 template <>
@@ -165,7 +180,7 @@ Result<void> ValidateLink(const LinkEnd& m) {
 template <>
 Result<void> ValidateLink(const LinkDevice& m) {
   return Rules("link device")
-      .Reserved(m.reserved)
+      .Range("gpu", m.gpu, 0, limits::kPodGpus - 1)
       .Range("lost", m.lost, 0, 1)
       .Terminated("reason", m.reason)
       .result();

@@ -10,14 +10,14 @@
 // So a restarted plugin receives the state again, and a restarted broker receives what it stated
 // before it died.
 //
-//   broker: Hello(want_kept)     plugin: Hello(pool, GPU)
+//   broker: Hello(want_kept)     plugin: Welcome(pool, GPU), Gpu* (the pod's other GPUs)
 //   want_kept = 1 (it has nothing):  plugin: Client*, Buffer*, Generation*, Lease*, End
 //   want_kept = 0 (it has state):    plugin drops the kept state of this allocation: that of
 //                                    another epoch at once, that of the same epoch at the broker's
 //                                    End
 //   then, in both cases:  broker: Registry, Counters, Client*, Buffer*, Generation*, Lease*, End,
 //                                 changes ...
-//                         plugin: Device, whenever the GPU's health changes
+//                         plugin: Device, whenever a GPU's health changes
 //
 // The broker sends End once. With it, everything that the broker has not stated since its Hello no
 // longer exists. If the broker is killed before End, both remain: what it stated, and what was kept
@@ -57,6 +57,9 @@
 //   5  Description, after its Generation; the next broker of an older plugin has none
 //   6  Generation with Transport::kBlocks, its Blocks after it, and leases on it; an older plugin
 //      does not receive them
+//   7  Gpu, after Welcome; Place, after its Generation; the GPU's number in Device. The plugin
+//      disconnects an older broker from an allocation of several GPUs, and a broker with an older
+//      plugin has one GPU.
 #pragma once
 
 #include <array>
@@ -71,7 +74,7 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kLinkMagic = 0x4b4c5347;  // "GSLK"
 inline constexpr uint16_t kLinkMinVersion = 1;
-inline constexpr uint16_t kLinkMaxVersion = 6;
+inline constexpr uint16_t kLinkMaxVersion = 7;
 // Introduced Transport::kHost.
 inline constexpr uint16_t kLinkPagesVersion = 3;
 // Introduced kContent.
@@ -80,6 +83,8 @@ inline constexpr uint16_t kLinkContentVersion = 4;
 inline constexpr uint16_t kLinkDescriptionVersion = 5;
 // Introduced kBlock.
 inline constexpr uint16_t kLinkBlocksVersion = 6;
+// Introduced kGpu and kPlace.
+inline constexpr uint16_t kLinkGpusVersion = 7;
 // Introduced kFlagUntilUnused.
 inline constexpr uint16_t kLinkUntilUnusedVersion = 4;
 
@@ -102,12 +107,17 @@ enum class LinkKind : uint16_t {
   kContent = 12,
   kDescription = 13,  // + memfd, sealed, unless it is taken away
   kBlock = 14,        // + descriptor
+  kGpu = 15,
+  kPlace = 16,
 };
-inline constexpr uint16_t kMaxLinkKind = 14;
+inline constexpr uint16_t kMaxLinkKind = 16;
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(LinkKind kind) {
   switch (kind) {
+    case LinkKind::kGpu:
+    case LinkKind::kPlace:
+      return kLinkGpusVersion;
     case LinkKind::kBlock:
       return kLinkBlocksVersion;
     case LinkKind::kDescription:
@@ -141,10 +151,10 @@ static_assert(sizeof(LinkHello) == 80);
 
 struct LinkWelcome {
   uint16_t version;
-  uint16_t reserved;
+  uint16_t other_gpus;               // Number of Gpu messages that follow; 0 before version 7.
   uint32_t device_lost;              // 1: the GPU is unhealthy now.
-  std::array<uint8_t, 16> gpu_uuid;  // The GPU that this allocation is bound to.
-  uint64_t pool_bytes;               // Bytes that the allocation's IDs represent.
+  std::array<uint8_t, 16> gpu_uuid;  // The first GPU that this allocation is bound to.
+  uint64_t pool_bytes;               // Bytes that the allocation's IDs represent, on each GPU.
   NameField allocation;              // "m0000"
   // What follows if it was requested; 0 otherwise.
   uint32_t clients;
@@ -153,6 +163,14 @@ struct LinkWelcome {
   uint32_t leases;
 };
 static_assert(sizeof(LinkWelcome) == 112);
+
+// One of the other GPUs of the allocation, in the order of their numbers.
+struct LinkGpu {
+  uint32_t number;  // 1 for the first that follows.
+  uint32_t lost;    // 1: the GPU is unhealthy now.
+  std::array<uint8_t, 16> gpu_uuid;
+};
+static_assert(sizeof(LinkGpu) == 24);
 
 struct LinkRegistry {
   uint64_t epoch;
@@ -224,6 +242,14 @@ struct LinkDescription {
 };
 static_assert(sizeof(LinkDescription) == 16);
 
+// The number of a generation's GPU among those of the pod; without it, 0.
+struct LinkPlace {
+  uint64_t generation;
+  uint32_t gpu;
+  uint32_t reserved;
+};
+static_assert(sizeof(LinkPlace) == 16);
+
 struct LinkLease {
   uint64_t lease_id;
   uint64_t client_id;
@@ -251,7 +277,7 @@ static_assert(sizeof(LinkEnd) == 8);
 
 struct LinkDevice {
   uint32_t lost;  // 1: unhealthy; clients get DEVICE_LOST. 0: healthy again.
-  uint32_t reserved;
+  uint32_t gpu;   // The number of the GPU; 0 before version 7.
   std::array<char, 256> reason;  // "XID 79: the GPU has fallen off the bus", NUL-terminated.
 };
 static_assert(sizeof(LinkDevice) == 264);

@@ -116,7 +116,7 @@ TEST(Link, GreetingRules) {
   ExpectFine<B>([](B* b) { b->max_version = 9; });
   using W = LinkWelcome;
   ExpectBroken<W>("version is 0", [](W* b) { b->version = 0; });
-  ExpectBroken<W>("reserved", [](W* b) { b->reserved = 1; });
+  ExpectBroken<W>("number of other GPUs", [](W* b) { b->other_gpus = limits::kPodGpus; });
   ExpectBroken<W>("must be 0 or 1", [](W* b) { b->device_lost = 2; });
   ExpectNameRules<W>("allocation", &W::allocation);
   ExpectBroken<W>("allocation", [](W* b) { b->allocation = {}; });
@@ -127,6 +127,17 @@ TEST(Link, GreetingRules) {
                   [](W* b) { b->generations = limits::kLinkGenerations + 1; });
   ExpectBroken<W>("number of leases", [](W* b) { b->leases = limits::kLeases + 1; });
   ExpectBroken<LinkEnd>("reserved", [](LinkEnd* b) { b->reserved = 1; });
+}
+
+TEST(Link, GpuRules) {
+  using G = LinkGpu;
+  ExpectBroken<G>("number is 0, must be 1 to 15", [](G* b) { b->number = 0; });
+  ExpectBroken<G>("number is 16", [](G* b) { b->number = limits::kPodGpus; });
+  ExpectBroken<G>("lost is 2", [](G* b) { b->lost = 2; });
+  using P = LinkPlace;
+  ExpectBroken<P>("generation is 0", [](P* b) { b->generation = 0; });
+  ExpectBroken<P>("gpu is 16, must be 0 to 15", [](P* b) { b->gpu = limits::kPodGpus; });
+  ExpectBroken<P>("reserved", [](P* b) { b->reserved = 1; });
 }
 
 TEST(Link, ClientAndLeaseRules) {
@@ -269,7 +280,7 @@ TEST(Link, DropRules) {
 
 TEST(Link, DeviceRules) {
   using B = LinkDevice;
-  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectBroken<B>("gpu is 16, must be 0 to 15", [](B* b) { b->gpu = limits::kPodGpus; });
   ExpectBroken<B>("must be 0 or 1", [](B* b) { b->lost = 2; });
   ExpectBroken<B>("terminated", [](B* b) { b->reason.fill('x'); });
 }

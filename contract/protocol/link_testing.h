@@ -22,7 +22,7 @@ inline LinkHello ValidLink() {
 template <>
 inline LinkWelcome ValidLink() {
   return {.version = 1,
-          .reserved = 0,
+          .other_gpus = 0,
           .device_lost = 1,
           .gpu_uuid = {1},
           .pool_bytes = 1 << 30,
@@ -77,6 +77,14 @@ inline LinkDescription ValidLink() {
   return {.generation = 7, .size_bytes = 100};
 }
 template <>
+inline LinkGpu ValidLink() {
+  return {.number = 1, .lost = 1, .gpu_uuid = {2}};
+}
+template <>
+inline LinkPlace ValidLink() {
+  return {.generation = 7, .gpu = 1, .reserved = 0};
+}
+template <>
 inline LinkLease ValidLink() {
   return {.lease_id = 1,
           .client_id = 1,
@@ -91,7 +99,7 @@ inline LinkDrop ValidLink() {
 }
 template <>
 inline LinkDevice ValidLink() {
-  return {.lost = 1, .reserved = 0, .reason = {'X', 'I', 'D'}};
+  return {.lost = 1, .gpu = 0, .reason = {'X', 'I', 'D'}};
 }
 template <>
 inline LinkCounters ValidLink() {
@@ -107,6 +115,8 @@ void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkClient>(LinkKind::kClient);
   visit.template operator()<LinkBuffer>(LinkKind::kBuffer);
   visit.template operator()<LinkGeneration>(LinkKind::kGeneration);
+  visit.template operator()<LinkGpu>(LinkKind::kGpu);
+  visit.template operator()<LinkPlace>(LinkKind::kPlace);
   visit.template operator()<LinkLease>(LinkKind::kLease);
   visit.template operator()<LinkDrop>(LinkKind::kDrop);
   visit.template operator()<LinkEnd>(LinkKind::kEnd);

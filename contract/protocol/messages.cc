@@ -126,7 +126,7 @@ Result<void> Validate(const CreateRequest& m) {
   return Rules("create")
       .Name("name", m.name)
       .Size("size_bytes", m.size_bytes)
-      .Flags(m.flags, kFlagsAll)
+      .Flags(m.flags, kFlagsAll | kFlagGpuMask)
       .UnpublishedIsAttached(m.flags)
       .WriterExit(m.on_writer_exit)
       .result();
@@ -225,6 +225,19 @@ Result<void> Validate(const BrokerInfoReply& m) {
       .Name("container", m.container)
       .Range("simulated", m.simulated, 0, 1)
       .result();
+}
+template <>
+Result<void> Validate(const GpusRequest& m) {
+  return Rules("gpus").Reserved(m.reserved).result();
+}
+template <>
+Result<void> Validate(const GpusReply& m) {
+  Rules rules("gpus");
+  rules.Reserved(m.reserved).Range("count", m.count, 1, limits::kPodGpus);
+  for (const GpuEntry& entry : m.entries) {
+    rules.Reserved(entry.reserved).Range("lost", entry.lost, 0, 1);
+  }
+  return rules.result();
 }
 template <>
 Result<void> Validate(const TransferRequest& m) {

@@ -25,6 +25,7 @@
 //   4  kContent of unpublished generations, Direction::kSaveWhole, kFlagUntilUnused
 //   5  kDescribe, kDescription, the description of a load in kTransfer
 //   6  kAlarm, kStageBlock, kBlock, Transport::kBlocks
+//   7  kGpus, the GPU's number in the flags of kCreate
 #pragma once
 
 #include <array>
@@ -43,7 +44,7 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
 inline constexpr uint16_t kMinVersion = 1;
-inline constexpr uint16_t kMaxVersion = 6;
+inline constexpr uint16_t kMaxVersion = 7;
 inline constexpr uint16_t kReplyBit = 0x8000;
 
 // The name of the socket in each container's folder, and the default folder.
@@ -72,12 +73,15 @@ enum class Kind : uint16_t {
   kAlarm = 19,               // Reply + timerfd (docs/design/waiting.md).
   kStageBlock = 20,          // + descriptor. For a kOffer to come, with Transport::kBlocks.
   kBlock = 21,               // Reply + descriptor.
+  kGpus = 22,
 };
-inline constexpr uint16_t kMaxKind = 21;
+inline constexpr uint16_t kMaxKind = 22;
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(Kind kind) {
   switch (kind) {
+    case Kind::kGpus:
+      return 7;
     case Kind::kAlarm:
     case Kind::kStageBlock:
     case Kind::kBlock:
@@ -97,6 +101,7 @@ inline constexpr uint16_t kPeerWaysVersion = 3;
 inline constexpr uint16_t kContentVersion = 4;
 inline constexpr uint16_t kDescriptionVersion = 5;
 inline constexpr uint16_t kBlocksVersion = 6;
+inline constexpr uint16_t kGpusVersion = 7;
 
 struct Header {
   uint32_t magic;
@@ -119,6 +124,10 @@ inline constexpr uint32_t kFlagOneWriter = 8;
 // another one, this applies only if the former generation had the flag, too.
 inline constexpr uint32_t kFlagUntilUnused = 16;
 inline constexpr uint32_t kFlagsAll = 31;
+// kCreate: the number of the GPU among the pod's, in bits 8 to 11. 0 before version 7.
+inline constexpr uint32_t kFlagGpuShift = 8;
+inline constexpr uint32_t kFlagGpuMask = (limits::kPodGpus - 1) << kFlagGpuShift;
+constexpr uint32_t GpuOfFlags(uint32_t flags) { return (flags & kFlagGpuMask) >> kFlagGpuShift; }
 inline constexpr uint16_t kUntilUnusedVersion = 4;
 
 enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
@@ -319,6 +328,28 @@ struct BrokerInfoReply {
   uint32_t version;
 };
 static_assert(sizeof(BrokerInfoReply) == 120);
+
+// The pod's GPUs, in the order of their numbers.
+struct GpusRequest {
+  uint64_t reserved;
+};
+static_assert(sizeof(GpusRequest) == 8);
+
+struct GpuEntry {
+  std::array<uint8_t, 16> gpu_uuid;
+  uint64_t pool_bytes;
+  uint64_t used_bytes;
+  uint32_t lost;  // 1: it is unhealthy.
+  uint32_t reserved;
+};
+static_assert(sizeof(GpuEntry) == 40);
+
+struct GpusReply {
+  uint32_t count;
+  uint32_t reserved;
+  std::array<GpuEntry, limits::kPodGpus> entries;  // The first `count`; the others are zero.
+};
+static_assert(sizeof(GpusReply) == 648);
 
 // kSave writes the content, kSaveWhole the whole buffer. Before version 4, kSave wrote the whole
 // buffer.

@@ -162,7 +162,7 @@ TEST(Messages, MakingRules) {
   ExpectNameRules<B>("create: name", &B::name);
   ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = 0; });
   ExpectBroken<B>("create: size", [](B* b) { b->size_bytes = limits::kBufferBytes + 1; });
-  ExpectBroken<B>("unknown flags 0x20, the known ones are 0x1f",
+  ExpectBroken<B>("unknown flags 0x20, the known ones are 0xf1f",
                   [](B* b) { b->flags |= kFlagsAll + 1; });
   ExpectBroken<B>("kFlagUnpublished without kFlagAttach",
                   [](B* b) { b->flags = kFlagUnpublished; });
@@ -217,6 +217,17 @@ TEST(Messages, LookingRules) {
   ExpectBroken<I>("reserved", [](I* b) { b->reserved = 1; });
   ExpectBroken<BrokerInfoReply>("must be 0 or 1", [](BrokerInfoReply* b) { b->simulated = 2; });
   ExpectNameRules<BrokerInfoReply>("broker info: container", &BrokerInfoReply::container);
+}
+
+TEST(Messages, GpusRules) {
+  using B = GpusReply;
+  ExpectBroken<GpusRequest>("reserved", [](GpusRequest* b) { b->reserved = 1; });
+  ExpectBroken<B>("count is 0, must be 1 to 16", [](B* b) { b->count = 0; });
+  ExpectBroken<B>("count is 17", [](B* b) { b->count = limits::kPodGpus + 1; });
+  ExpectBroken<B>("lost is 2, must be 0 or 1", [](B* b) { b->entries[3].lost = 2; });
+  ExpectBroken<B>("reserved", [](B* b) { b->reserved = 1; });
+  ExpectBroken<B>("reserved", [](B* b) { b->entries[15].reserved = 1; });
+  EXPECT_EQ(GpuOfFlags(kFlagAttach | (3U << kFlagGpuShift)), 3U);
 }
 
 TEST(Messages, TransferAndContentRules) {

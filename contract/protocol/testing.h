@@ -109,6 +109,13 @@ inline BrokerInfoReply Valid() {
   return body;
 }
 template <>
+inline GpusReply Valid() {
+  GpusReply body{};
+  body.count = 1;
+  body.entries[0] = {.gpu_uuid = {1}, .pool_bytes = 2, .used_bytes = 1, .lost = 1, .reserved = 0};
+  return body;
+}
+template <>
 inline TransferRequest Valid() {
   return {.name = ToNameField("weights"), .direction = 1, .file_way = 4, .chunk_bytes = 1 << 20};
 }
@@ -200,6 +207,8 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<HoldersReply>(Kind::kHolders, true);
   visit.template operator()<BrokerInfoRequest>(Kind::kBrokerInfo, false);
   visit.template operator()<BrokerInfoReply>(Kind::kBrokerInfo, true);
+  visit.template operator()<GpusRequest>(Kind::kGpus, false);
+  visit.template operator()<GpusReply>(Kind::kGpus, true);
   visit.template operator()<TransferRequest>(Kind::kTransfer, false);
   visit.template operator()<TransferReply>(Kind::kTransfer, true);
   visit.template operator()<TransferStatusRequest>(Kind::kTransferStatus, false);

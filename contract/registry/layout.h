@@ -68,7 +68,8 @@ static_assert(sizeof(HeaderConstants) == 80 && offsetof(HeaderConstants, segment
 struct SegmentHeader {
   HeaderConstants constants;
   alignas(64) std::atomic<uint32_t> state;
-  std::atomic<uint32_t> device_lost;  // 0 or 1.
+  // Bit i: the pod's GPU number i is unhealthy. Readers that know one GPU only take any bit for it.
+  std::atomic<uint32_t> device_lost;
   // Grows by one after each change of a slot or of the two words above. Written with release.
   alignas(64) std::atomic<uint64_t> table_version;
   // Changes after table_version; waiters sleep on it (FUTEX_WAIT, not private).

@@ -86,7 +86,7 @@ struct BufferRecord {
   Transport transport = Transport::kVmm;
   BufferState state = BufferState::kReady;
   uint32_t flags = 0;  // The flags above; readers ignore unknown ones.
-  uint32_t reserved = 0;
+  uint32_t gpu_number = 0;  // Of `gpu` among the pod's GPUs; 0 from older brokers.
   uint64_t created_unix_ns = 0;
   uint64_t loaded_bytes = 0;  // Bytes of size_bytes that have their content; see ContentBytes.
   Name creator;               // Container that created or offered it; empty: declared by the pod.

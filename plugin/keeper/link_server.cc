@@ -789,7 +789,7 @@ void LinkServer::Sent(Connection& connection, const Kept::Statement& statement,
 protocol::LinkWelcome LinkServer::Welcome(const Connection& connection) const {
   const KeptCounts counts = connection.wants_kept ? kept_.counts() : KeptCounts{};
   return {.version = connection.version,
-          .reserved = 0,
+          .other_gpus = 0,
           .device_lost = health_.lost ? 1u : 0u,
           .gpu_uuid = gpu_uuid_,
           .pool_bytes = grant_.pool_bytes,

@@ -139,6 +139,7 @@ class Broker : private Handler {
   Result<void> OnDelete(Request& request);
   Result<void> OnHolders(Request& request);
   Result<void> OnBrokerInfo(Request& request);
+  Result<void> OnGpus(Request& request);
   Result<void> OnTransfer(Request& request);
   Result<void> OnTransferStatus(Request& request);
   Result<void> OnContent(Request& request);

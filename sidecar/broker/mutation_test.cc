@@ -51,7 +51,7 @@ class Recorder {
     using namespace protocol;
     Add(Kind::kHello, HelloRequest{1, 1, 0, ToNameField("recorded"), 0, {}});
     Add(Kind::kHello, HelloRequest{1, 2, 0, ToNameField("newer"), 0, {}});
-    Add(Kind::kHello, HelloRequest{7, 9, 0, ToNameField("too-new"), 0, {}});
+    Add(Kind::kHello, HelloRequest{kMaxVersion + 1, 9, 0, ToNameField("too-new"), 0, {}});
     Add(Kind::kHello, HelloRequest{1, 1, 0, ToNameField("resuming"), 2, {7}});
     for (const char* name : {"weights", "listed", "ring", "file", "none", "made", "offered"}) {
       for (const uint32_t access : {1u, 2u}) {
@@ -79,6 +79,7 @@ class Recorder {
     Add(Kind::kHolders, HoldersRequest{});
     Add(Kind::kDelete, DeleteRequest{ToNameField("offered")});
     Add(Kind::kBrokerInfo, BrokerInfoRequest{0});
+    Add(Kind::kGpus, GpusRequest{0});
     for (uint64_t id = 1; id < 4; ++id) {
       Add(Kind::kTransferStatus, TransferStatusRequest{id, 0, 0});
       Add(Kind::kTransferStatus, TransferStatusRequest{id, 1, 0});

@@ -70,6 +70,8 @@ Result<void> Broker::OnRequest(Request& request) {
       return OnHolders(request);
     case Kind::kBrokerInfo:
       return OnBrokerInfo(request);
+    case Kind::kGpus:
+      return OnGpus(request);
     case Kind::kTransfer:
       return OnTransfer(request);
     case Kind::kTransferStatus:
@@ -200,6 +202,12 @@ Result<void> Broker::OnCreate(Request& request) {
   const auto body = protocol::Parse<protocol::CreateRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
+  if (const uint32_t gpu = protocol::GpuOfFlags(body->flags); gpu > 0) {
+    return Fail(Code::kInvalidArgument,
+                Concat("buffer \"", NameOf(body->name), "\" is for GPU ", gpu,
+                       ", but the pod has one GPU, number 0"),
+                "use GPU 0, or give the pod more GPUs with gpushm.io/gpus");
+  }
   const auto ticket = ledger_->BeginCreate(
       request.client, NameOf(body->name), body->size_bytes,
       PolicyFor(request.client, body->flags, body->on_writer_exit), body->flags);
@@ -440,6 +448,20 @@ Result<void> Broker::OnBrokerInfo(Request& request) {
   reply.leases = static_cast<uint32_t>(ledger_->lease_count());
   reply.simulated = gpu_->simulated() ? 1 : 0;
   reply.version = request.version;
+  server_->Reply(request.to, reply);
+  return {};
+}
+
+Result<void> Broker::OnGpus(Request& request) {
+  const auto body = protocol::Parse<protocol::GpusRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  protocol::GpusReply reply{};
+  reply.count = 1;
+  reply.entries[0] = {.gpu_uuid = gpu_->info().uuid.bytes,
+                      .pool_bytes = ledger_->pool_bytes(),
+                      .used_bytes = ledger_->used_bytes(),
+                      .lost = device_lost_ ? 1U : 0U,
+                      .reserved = 0};
   server_->Reply(request.to, reply);
   return {};
 }
