@@ -75,14 +75,6 @@ Result<void> ValidateLink(const LinkGpu& m) {
       .result();
 }
 template <>
-Result<void> ValidateLink(const LinkPlace& m) {
-  return Rules("link place")
-      .NotZero("generation", m.generation)
-      .Range("gpu", m.gpu, 0, limits::kPodGpus - 1)
-      .Reserved(m.reserved)
-      .result();
-}
-template <>
 Result<void> ValidateLink(const LinkRegistry&) {
   return {};
 }
@@ -118,6 +110,7 @@ Result<void> ValidateLink(const LinkGeneration& m) {
       .Sizes(m.size_bytes, m.mapped_bytes)
       .AnyTransport(m.transport)
       .Range("pooled", m.pooled, 0, 1)
+      .Range("gpu", m.gpu, 0, limits::kPodGpus - 1)
       .That(!cuipc || (m.offerer_pid > 0 && m.pooled == 0 && m.offerer_client != 0),
             "transport cuipc without a valid offerer: offerer_pid is ", m.offerer_pid,
             " (must be above 0), pooled is ", m.pooled, " (must be 0), offerer_client is ",

@@ -57,7 +57,7 @@
 //   5  Description, after its Generation; the next broker of an older plugin has none
 //   6  Generation with Transport::kBlocks, its Blocks after it, and leases on it; an older plugin
 //      does not receive them
-//   7  Gpu, after Welcome; Place, after its Generation; the GPU's number in Device. The plugin
+//   7  Gpu, after Welcome; the GPU's number in Generation and Device. The plugin
 //      disconnects an older broker from an allocation of several GPUs, and a broker with an older
 //      plugin has one GPU.
 #pragma once
@@ -83,7 +83,7 @@ inline constexpr uint16_t kLinkContentVersion = 4;
 inline constexpr uint16_t kLinkDescriptionVersion = 5;
 // Introduced kBlock.
 inline constexpr uint16_t kLinkBlocksVersion = 6;
-// Introduced kGpu and kPlace.
+// Introduced kGpu.
 inline constexpr uint16_t kLinkGpusVersion = 7;
 // Introduced kFlagUntilUnused.
 inline constexpr uint16_t kLinkUntilUnusedVersion = 4;
@@ -108,15 +108,13 @@ enum class LinkKind : uint16_t {
   kDescription = 13,  // + memfd, sealed, unless it is taken away
   kBlock = 14,        // + descriptor
   kGpu = 15,
-  kPlace = 16,
 };
-inline constexpr uint16_t kMaxLinkKind = 16;
+inline constexpr uint16_t kMaxLinkKind = 15;
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(LinkKind kind) {
   switch (kind) {
     case LinkKind::kGpu:
-    case LinkKind::kPlace:
       return kLinkGpusVersion;
     case LinkKind::kBlock:
       return kLinkBlocksVersion;
@@ -208,7 +206,8 @@ struct LinkGeneration {
   uint64_t size_bytes;
   uint64_t mapped_bytes;
   uint32_t transport;  // Transport; with kVmm and kHost, this message carries the descriptor.
-  uint32_t pooled;     // 1: the broker allocated it. 0: it was offered.
+  uint16_t pooled;     // 1: the broker allocated it. 0: it was offered.
+  uint16_t gpu;        // The number of its GPU among those of the pod; 0 before version 7.
   int32_t offerer_pid;
   uint32_t blocks;            // kBlocks: how many follow. Otherwise 0.
   uint64_t publisher_client;  // If unpublished, the client that may publish it. 0: published.
@@ -241,14 +240,6 @@ struct LinkDescription {
   uint64_t size_bytes;
 };
 static_assert(sizeof(LinkDescription) == 16);
-
-// The number of a generation's GPU among those of the pod; without it, 0.
-struct LinkPlace {
-  uint64_t generation;
-  uint32_t gpu;
-  uint32_t reserved;
-};
-static_assert(sizeof(LinkPlace) == 16);
 
 struct LinkLease {
   uint64_t lease_id;

@@ -134,10 +134,8 @@ TEST(Link, GpuRules) {
   ExpectBroken<G>("number is 0, must be 1 to 15", [](G* b) { b->number = 0; });
   ExpectBroken<G>("number is 16", [](G* b) { b->number = limits::kPodGpus; });
   ExpectBroken<G>("lost is 2", [](G* b) { b->lost = 2; });
-  using P = LinkPlace;
-  ExpectBroken<P>("generation is 0", [](P* b) { b->generation = 0; });
-  ExpectBroken<P>("gpu is 16, must be 0 to 15", [](P* b) { b->gpu = limits::kPodGpus; });
-  ExpectBroken<P>("reserved", [](P* b) { b->reserved = 1; });
+  using L = LinkGeneration;
+  ExpectBroken<L>("gpu is 16, must be 0 to 15", [](L* b) { b->gpu = limits::kPodGpus; });
 }
 
 TEST(Link, ClientAndLeaseRules) {

@@ -56,6 +56,7 @@ inline LinkGeneration ValidLink() {
           .mapped_bytes = 2 << 20,
           .transport = 2,
           .pooled = 0,
+          .gpu = 1,
           .offerer_pid = 1,
           .blocks = 0,
           .publisher_client = 0,
@@ -79,10 +80,6 @@ inline LinkDescription ValidLink() {
 template <>
 inline LinkGpu ValidLink() {
   return {.number = 1, .lost = 1, .gpu_uuid = {2}};
-}
-template <>
-inline LinkPlace ValidLink() {
-  return {.generation = 7, .gpu = 1, .reserved = 0};
 }
 template <>
 inline LinkLease ValidLink() {
@@ -116,7 +113,6 @@ void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkBuffer>(LinkKind::kBuffer);
   visit.template operator()<LinkGeneration>(LinkKind::kGeneration);
   visit.template operator()<LinkGpu>(LinkKind::kGpu);
-  visit.template operator()<LinkPlace>(LinkKind::kPlace);
   visit.template operator()<LinkLease>(LinkKind::kLease);
   visit.template operator()<LinkDrop>(LinkKind::kDrop);
   visit.template operator()<LinkEnd>(LinkKind::kEnd);
